@@ -1,0 +1,13 @@
+// The octile command: one function per verb, each in the file of its name.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace octile::cli {
+
+void add_info(CLI::App& app);
+void add_check(CLI::App& app);
+void add_bench(CLI::App& app);
+void add_demo(CLI::App& app);
+
+}  // namespace octile::cli

@@ -1,0 +1,111 @@
+// Octile: the linear layer Y = X * W^T + bias with quantized operands, and its gradients.
+//
+// X (M, K) = (batch, IN); W (N, K) = (OUT, IN) or (K, N) = (IN, OUT); Y (M, N) = (batch, OUT).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "octile/plan.h"
+#include "octile/tensor.h"
+
+namespace octile {
+
+// W8A8 (activation other than none, weight s8):
+//   acc = sum_k Xq[m, k] * Wq[n, k], exact in s32
+//   Y[m, n] = round_to_y(fma(f32(acc), s_x[m] * s_w[n], bias[n]))
+// the two scales multiplied first in f32 (f64 when y is f64). Without a bias it is the plain product. Bit-identical on
+// every backend; row m of Y depends on row m of X alone unless one dynamic scale serves the whole tensor.
+// W4A16 (activation none, weight s4): Y[m, n] = round_to_y(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]), f32 sums.
+struct LinearDescription {
+  std::int64_t m = 0;  // a maximum: fewer rows may be run
+  std::int64_t n = 0;
+  std::int64_t k = 0;    // W8A8: at most kMaxContraction
+  DType x = DType::f32;  // f16, bf16, f32, f64; or s8: X is handed over quantized
+  DType y = DType::f32;  // f16, bf16, f32; f64 exactly when x is f64, or for s8 x with f64 scales
+  Activation activation = Activation::dynamic_per_token;
+  double static_scale = 0;  // with Activation::static_per_tensor: the scale of X, positive and finite in scale_type(y)
+  WeightFormat weight = WeightFormat::s8_per_channel;
+  WeightLayout weight_layout = WeightLayout::out_in;  // s4: out_in only
+  std::int64_t group = 128;                           // s4: 32, 64 or 128, a divisor of k; 0: a whole row
+  bool weight_zero_point = false;                     // s4: z is given
+  bool bias = false;
+  bool x_multiplier = false;  // X is multiplied per input channel before it is quantized (SmoothQuant's 1 / s)
+  Device device;
+  int threads = 0;     // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  std::string kernel;  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+};
+
+struct LinearArgs {
+  ConstTensor x;                  // (M, K)
+  ConstTensor x_scale;            // only if x is s8: (M) for per_token, (1) for dynamic_per_tensor; absent for static
+  ConstTensor x_multiplier;       // (K), scale_type(y)
+  ConstTensor weight;             // (N, K) or (K, N)
+  ConstTensor weight_scale;       // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y)
+  ConstTensor weight_zero_point;  // (N, K / group), s32, within -8..7
+  ConstTensor bias;               // (N), dtype of y
+  Tensor y;                       // (M, N)
+};
+
+class OCTILE_API LinearPlan : public Plan {
+ public:
+  static LinearPlan select(const LinearDescription& description);
+  Verdict can_implement(const LinearArgs& args) const;
+  void run(const LinearArgs& args, Workspace workspace = {}, Stream stream = {}) const;
+
+ private:
+  using Plan::Plan;
+};
+
+// The gradients of Y = X * W^T + bias from dY and the int8 tensors that the forward used; any subset.
+//   dequantized  dX[m, k] = sum_n dY[m, n] * (Wq[n, k] * s_w[n])         dW[n, k] = sum_m (Xq[m, k] * s_x[m]) * dY[m,
+//   n]
+//                f32 sums (f64 for f64), the same bits on every run on one device
+//   int8         dX: d1 = dY[m, n] * s_w[n], quantized per row to q1, s1:     dX = s1[m] * sum_n q1[m, n] * Wq[n, k]
+//                dW: d2 = dY[m, n] * s_x[m], quantized per column to q2, s2:  dW = s2[n] * sum_m q2[m, n] * Xq[m, k]
+//                exact s32 sums, bit-identical on every backend
+//   dB[n] = sum_m dY[m, n], f32 sums (f64 for f64)
+struct LinearBackwardDescription {
+  std::int64_t m = 0;  // a maximum: fewer rows may be run. At most kMaxContraction for an int8 dW
+  std::int64_t n = 0;  // at most kMaxContraction for an int8 dX
+  std::int64_t k = 0;
+  DType dy = DType::f32;               // float type of dY, dX and dB; scales are scale_type(dy)
+  std::optional<DType> dw_dtype = {};  // of dW: dy's, or f32
+  Product dx = Product::dequantized;
+  Product dw = Product::dequantized;
+  bool db = false;
+  Activation activation = Activation::dynamic_per_token;  // the scale that Xq was quantized with
+  double static_scale = 0;                                // with static_per_tensor
+  bool x_transposed = false;                              // Xq is handed over as (K, M)
+  WeightFormat weight = WeightFormat::s8_per_channel;     // s8 only
+  WeightLayout weight_layout = WeightLayout::out_in;      // of Wq and of dW
+  Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
+  Device device;
+  int threads = 0;     // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  std::string kernel;  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+};
+
+struct LinearBackwardArgs {
+  ConstTensor dy;            // (M, N)
+  ConstTensor weight;        // (N, K) or (K, N), s8; for dX
+  ConstTensor weight_scale;  // (N) or (1); for dX
+  ConstTensor x;             // (M, K) or (K, M), s8; for dW
+  ConstTensor x_scale;       // (M), (1), or absent if static; for dW
+  Tensor dx;                 // (M, K)
+  Tensor dw;                 // (N, K) or (K, N)
+  Tensor db;                 // (N)
+  std::uint64_t seed = 0;    // of stochastic rounding
+};
+
+class OCTILE_API LinearBackwardPlan : public Plan {
+ public:
+  static LinearBackwardPlan select(const LinearBackwardDescription& description);
+  Verdict can_implement(const LinearBackwardArgs& args) const;
+  void run(const LinearBackwardArgs& args, Workspace workspace = {}, Stream stream = {}) const;
+
+ private:
+  using Plan::Plan;
+};
+
+}  // namespace octile

@@ -1,0 +1,403 @@
+/* Octile: the C interface, and the stable boundary of the library. C11, and C++.
+ *
+ * The same plans as in octile.hpp, where the mathematics is written down (octile/quantize.h, octile/linear.h): an
+ * octile_linear_plan is a octile::LinearPlan, and every field means what the field of that name means there.
+ *
+ *   octile_linear_description description;
+ *   octile_linear_description_init(&description, sizeof description);
+ *   description.m = 16, description.n = 256, description.k = 512;
+ *   octile_plan* plan;
+ *   if (octile_linear_plan_create(&description, &plan) != OCTILE_OK) puts(octile_last_error());
+ *   void* workspace = aligned_alloc(64, (octile_plan_workspace_size(plan) + 63) / 64 * 64);
+ *   octile_linear_args args = {.struct_size = sizeof args, .x = &x, .weight = &w, .weight_scale = &s, .y = &y};
+ *   if (octile_linear_run(plan, &args, workspace, octile_plan_workspace_size(plan), NULL) != OCTILE_OK) ...
+ *   octile_plan_destroy(plan);
+ *
+ * Rules for everything below:
+ *   - A function that can fail returns an octile_status and writes its result through its last parameter, which is left
+ *     alone on failure. octile_last_error() then has the text. No C++ exception leaves the library.
+ *   - Structures begin with their size, struct_size = sizeof the structure, so that fields can be added at their end.
+ *     A smaller one (from an older header; a multiple of 8, at least 8) has the defaults in the fields it lacks. A
+ *     larger one (from a newer header; at most 4096) is accepted if all that this library does not know of is zero.
+ *   - Booleans are 0 or 1. Choices are int32_t with the constants below; any other value is OCTILE_INVALID_ARGUMENT.
+ *   - A plan is immutable: several threads may use one plan at once, each with its own workspace. A plan must not be
+ *     destroyed while it is used. The library keeps no pointer that it is given beyond the call (on a GPU: beyond the
+ *     work that the call puts on the stream).
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "octile/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OCTILE_VERSION_MAJOR 0
+#define OCTILE_VERSION_MINOR 1
+#define OCTILE_VERSION_PATCH 0
+
+/* Raised when something here changes its meaning or goes away, not when something is added. */
+#define OCTILE_ABI_VERSION 1
+
+/* Of the library that is loaded: "0.1.0", and its OCTILE_ABI_VERSION. */
+OCTILE_API const char* octile_version(void);
+OCTILE_API int32_t octile_abi_version(void);
+
+/* ---- Errors ---- */
+
+typedef int32_t octile_status;
+enum {
+  OCTILE_OK = 0,
+  OCTILE_INVALID_ARGUMENT = 1,    /* a value that no plan accepts: a negative size, an unknown choice, a NULL plan */
+  OCTILE_SHAPE_MISMATCH = 2,      /* rank, shape, stride, dtype or device of a tensor differ from the description's */
+  OCTILE_UNSUPPORTED = 3,         /* a legal wish that no kernel on this machine fulfils */
+  OCTILE_MISALIGNED = 4,          /* a pointer that is not a multiple of its element's size */
+  OCTILE_WORKSPACE_TOO_SMALL = 5, /* fewer bytes than octile_plan_workspace_size() */
+  OCTILE_CUDA_ERROR = 6,          /* the CUDA runtime refused; the text names the kernel */
+  OCTILE_INTERNAL = 7             /* our own mistake, or no memory left */
+};
+
+/* The text of the last call on this thread that did not return OCTILE_OK: the function, and every value that was
+ * wrong. "" before the first. Valid until the next such call on this thread. Never NULL. */
+OCTILE_API const char* octile_last_error(void);
+
+/* ---- Tensors ---- */
+
+/* DLPack's numbers. */
+enum { OCTILE_DEVICE_CPU = 1, OCTILE_DEVICE_CUDA = 2 };
+enum { OCTILE_CODE_INT = 0, OCTILE_CODE_UINT = 1, OCTILE_CODE_FLOAT = 2, OCTILE_CODE_BFLOAT = 4 };
+
+typedef struct {
+  int32_t type; /* OCTILE_DEVICE_... */
+  int32_t id;   /* which GPU; 0 for the CPU */
+} octile_device;
+
+typedef struct {
+  uint8_t code; /* OCTILE_CODE_... */
+  uint8_t bits;
+  uint16_t lanes; /* 1 */
+} octile_element;
+
+/* A view, laid out as DLPack's DLTensor: a DLTensor* may be cast to an octile_tensor*. It owns nothing.
+ *   dtype    int 4, 8, 32; uint 8; float 16, 32, 64; bfloat 16. int 4 is packed two per byte, the even element in the
+ *            low nibble, every row on a byte of its own; its shape and strides count elements
+ *   ndim     1 or 2
+ *   strides  in elements; NULL is compact row-major (int 4: rows of an even number of elements). In a matrix strides[1]
+ *            is 1 and strides[0] >= shape[1] (int 4: even), or 0 to repeat one row of an input. In a vector it is >= 0,
+ *            0 repeats one value of an input. The stride of a dimension with fewer than two elements is ignored
+ *   data     the first element is at data + byte_offset. NULL only for an empty shape
+ * In the argument structures below, a NULL octile_tensor* is a tensor that is absent. */
+typedef struct {
+  void* data;
+  octile_device device;
+  int32_t ndim;
+  octile_element dtype;
+  const int64_t* shape;
+  const int64_t* strides;
+  uint64_t byte_offset;
+} octile_tensor;
+
+/* ---- Choices, numbered as the C++ enumerations of octile/types.h ---- */
+
+enum {
+  OCTILE_DTYPE_SAME = -1, /* dw_dtype alone: the type of dy */
+  OCTILE_DTYPE_F16 = 0,
+  OCTILE_DTYPE_BF16 = 1,
+  OCTILE_DTYPE_F32 = 2,
+  OCTILE_DTYPE_F64 = 3,
+  OCTILE_DTYPE_S8 = 4,
+  OCTILE_DTYPE_U8 = 5,
+  OCTILE_DTYPE_S4 = 6,
+  OCTILE_DTYPE_S32 = 7
+};
+enum { OCTILE_GRANULARITY_TENSOR = 0, OCTILE_GRANULARITY_ROW, OCTILE_GRANULARITY_COLUMN, OCTILE_GRANULARITY_GROUP };
+enum { OCTILE_SCALE_DYNAMIC = 0, OCTILE_SCALE_GIVEN };
+enum { OCTILE_MAPPING_SYMMETRIC = 0, OCTILE_MAPPING_AFFINE };
+enum { OCTILE_ROUNDING_NEAREST = 0, OCTILE_ROUNDING_STOCHASTIC };
+enum { OCTILE_ORIENTATION_ROW_MAJOR = 0, OCTILE_ORIENTATION_TRANSPOSED, OCTILE_ORIENTATION_BOTH };
+enum { OCTILE_MULTIPLIER_NONE = 0, OCTILE_MULTIPLIER_PER_COLUMN, OCTILE_MULTIPLIER_PER_ROW };
+enum { OCTILE_MASK_INCLUSIVE = 0, OCTILE_MASK_EXCLUSIVE };
+enum {
+  OCTILE_ACTIVATION_NONE = 0,
+  OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN,
+  OCTILE_ACTIVATION_DYNAMIC_PER_TENSOR,
+  OCTILE_ACTIVATION_STATIC_PER_TENSOR
+};
+enum { OCTILE_WEIGHT_S8_PER_CHANNEL = 0, OCTILE_WEIGHT_S8_PER_TENSOR, OCTILE_WEIGHT_S4_GROUP };
+enum { OCTILE_LAYOUT_OUT_IN = 0, OCTILE_LAYOUT_IN_OUT };
+enum { OCTILE_PRODUCT_NONE = 0, OCTILE_PRODUCT_DEQUANTIZED, OCTILE_PRODUCT_INT8 };
+
+/* ---- Plans ---- */
+
+/* A plan of any of the kinds below. Its run and can_implement are those of its own kind; another kind's refuse it. */
+typedef struct octile_plan octile_plan;
+
+/* NULL is fine. */
+OCTILE_API void octile_plan_destroy(octile_plan* plan);
+
+/* Bytes of scratch that each run needs, on the plan's device, aligned to 64 bytes. 0 for NULL. */
+OCTILE_API size_t octile_plan_workspace_size(const octile_plan* plan);
+
+/* The kernels chosen, and for a person: why these and not the others. They live as long as the plan; "" for NULL. */
+OCTILE_API const char* octile_plan_sku(const octile_plan* plan);
+OCTILE_API const char* octile_plan_explain(const octile_plan* plan);
+
+typedef struct {
+  size_t struct_size;      /* set by the caller; fields beyond it are not written */
+  const char* error_bound; /* in words, "exact" where every rounding is in the contract; lives as long as the plan */
+  int32_t deterministic;   /* the same bits on every run on one device */
+  int32_t bit_stable;      /* the same bits on every device, thread count and batch size */
+  int32_t accumulator;     /* OCTILE_DTYPE_... */
+  int32_t reserved;        /* written 0 */
+} octile_precision;
+
+OCTILE_API octile_status octile_plan_precision(const octile_plan* plan, octile_precision* precision);
+
+/* For each kind of plan there are three functions:
+ *   octile_<kind>_plan_create    chooses the kernels; *plan is the caller's to destroy
+ *   octile_<kind>_can_implement  OCTILE_OK, or what the run would return for these arguments, with its text
+ *   octile_<kind>_run            computes. Allocates nothing on success, never waits for a GPU. Nothing has been
+ *                                written when it fails. `stream` is a cudaStream_t, ignored by plans on the CPU
+ * and for each description a function that sets its struct_size and the defaults; `size` is sizeof it. Argument
+ * structures need no such function: {.struct_size = sizeof args} is one with every tensor absent. */
+
+/* ---- Quantize, dequantize, fake quantize, and their straight-through gradients: octile/quantize.h ---- */
+
+typedef struct {
+  size_t struct_size;
+  int64_t rows; /* a maximum: fewer may be run */
+  int64_t cols;
+  int64_t group;       /* with OCTILE_GRANULARITY_GROUP: its length, a divisor of cols */
+  int32_t x;           /* OCTILE_DTYPE_..., float. Default F32 */
+  int32_t q;           /* S8, U8 or S4. Default S8 */
+  int32_t granularity; /* default ROW */
+  int32_t scale;       /* default DYNAMIC */
+  int32_t mapping;     /* default SYMMETRIC */
+  int32_t rounding;    /* default NEAREST */
+  int32_t orientation; /* default ROW_MAJOR */
+  int32_t multiplier;  /* default NONE */
+  int32_t mask;        /* default INCLUSIVE */
+  int32_t q_min;       /* both 0: the type's own range */
+  int32_t q_max;
+  int32_t threads;      /* CPU threads it may use; 0: all */
+  octile_device device; /* default the CPU */
+  const char* kernel;   /* NULL or "": the fastest. A row's name, or an arch ("reference"), restricts the choice */
+} octile_quantize_description;
+
+OCTILE_API octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size);
+
+/* Scales and zero points, wherever they appear below: shape (1) for TENSOR, (rows) for ROW, (cols) for COLUMN,
+ * (rows, cols / group) for GROUP. Zero points are int 32, absent when SYMMETRIC. */
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* x;                /* (rows, cols) */
+  const octile_tensor* multiplier;       /* (cols) or (rows) */
+  const octile_tensor* given_scale;      /* with GIVEN: positive and finite */
+  const octile_tensor* given_zero_point; /* with GIVEN and AFFINE */
+  const octile_tensor* q;                /* out (rows, cols), unless TRANSPOSED */
+  const octile_tensor* q_transposed;     /* out (cols, rows), if TRANSPOSED or BOTH */
+  const octile_tensor* scale;            /* out. DYNAMIC: required. GIVEN: may be absent */
+  const octile_tensor* zero_point;       /* out, with DYNAMIC and AFFINE */
+  uint64_t seed;                         /* of stochastic rounding */
+} octile_quantize_args;
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* q; /* (rows, cols) */
+  const octile_tensor* scale;
+  const octile_tensor* zero_point; /* with AFFINE */
+  const octile_tensor* x;          /* out (rows, cols) */
+} octile_dequantize_args;
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* dy; /* (rows, cols) */
+  const octile_tensor* x;  /* (rows, cols), as it was quantized */
+  const octile_tensor* scale;
+  const octile_tensor* zero_point; /* with AFFINE */
+  const octile_tensor* dx;         /* out (rows, cols) */
+} octile_quantize_backward_args;
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* dy; /* (rows, cols) */
+  const octile_tensor* scale;
+  const octile_tensor* dq; /* out (rows, cols), float */
+} octile_dequantize_backward_args;
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* x;                /* (rows, cols) */
+  const octile_tensor* given_scale;      /* with GIVEN: positive and finite */
+  const octile_tensor* given_zero_point; /* with GIVEN and AFFINE */
+  const octile_tensor* y;                /* out (rows, cols) */
+  const octile_tensor* scale;            /* out, with DYNAMIC */
+  const octile_tensor* zero_point;       /* out, with DYNAMIC and AFFINE */
+  uint64_t seed;                         /* of stochastic rounding */
+} octile_fake_quantize_args;
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* dy; /* (rows, cols) */
+  const octile_tensor* x;  /* (rows, cols) */
+  const octile_tensor* scale;
+  const octile_tensor* zero_point; /* with AFFINE */
+  const octile_tensor* dx;         /* out (rows, cols) */
+} octile_fake_quantize_backward_args;
+
+/* x -> q */
+OCTILE_API octile_status octile_quantize_plan_create(const octile_quantize_description* description,
+                                                     octile_plan** plan);
+OCTILE_API octile_status octile_quantize_can_implement(const octile_plan* plan, const octile_quantize_args* args);
+OCTILE_API octile_status octile_quantize_run(const octile_plan* plan, const octile_quantize_args* args, void* workspace,
+                                             size_t workspace_size, void* stream);
+/* x = (q - z) * s */
+OCTILE_API octile_status octile_dequantize_plan_create(const octile_quantize_description* description,
+                                                       octile_plan** plan);
+OCTILE_API octile_status octile_dequantize_can_implement(const octile_plan* plan, const octile_dequantize_args* args);
+OCTILE_API octile_status octile_dequantize_run(const octile_plan* plan, const octile_dequantize_args* args,
+                                               void* workspace, size_t workspace_size, void* stream);
+/* dx = dy / s where in range, else 0 */
+OCTILE_API octile_status octile_quantize_backward_plan_create(const octile_quantize_description* description,
+                                                              octile_plan** plan);
+OCTILE_API octile_status octile_quantize_backward_can_implement(const octile_plan* plan,
+                                                                const octile_quantize_backward_args* args);
+OCTILE_API octile_status octile_quantize_backward_run(const octile_plan* plan,
+                                                      const octile_quantize_backward_args* args, void* workspace,
+                                                      size_t workspace_size, void* stream);
+/* dq = dy * s */
+OCTILE_API octile_status octile_dequantize_backward_plan_create(const octile_quantize_description* description,
+                                                                octile_plan** plan);
+OCTILE_API octile_status octile_dequantize_backward_can_implement(const octile_plan* plan,
+                                                                  const octile_dequantize_backward_args* args);
+OCTILE_API octile_status octile_dequantize_backward_run(const octile_plan* plan,
+                                                        const octile_dequantize_backward_args* args, void* workspace,
+                                                        size_t workspace_size, void* stream);
+/* y = dequantize(quantize(x)) */
+OCTILE_API octile_status octile_fake_quantize_plan_create(const octile_quantize_description* description,
+                                                          octile_plan** plan);
+OCTILE_API octile_status octile_fake_quantize_can_implement(const octile_plan* plan,
+                                                            const octile_fake_quantize_args* args);
+OCTILE_API octile_status octile_fake_quantize_run(const octile_plan* plan, const octile_fake_quantize_args* args,
+                                                  void* workspace, size_t workspace_size, void* stream);
+/* dx = dy where in range, else 0 */
+OCTILE_API octile_status octile_fake_quantize_backward_plan_create(const octile_quantize_description* description,
+                                                                   octile_plan** plan);
+OCTILE_API octile_status octile_fake_quantize_backward_can_implement(const octile_plan* plan,
+                                                                     const octile_fake_quantize_backward_args* args);
+OCTILE_API octile_status octile_fake_quantize_backward_run(const octile_plan* plan,
+                                                           const octile_fake_quantize_backward_args* args,
+                                                           void* workspace, size_t workspace_size, void* stream);
+
+/* ---- The linear layer, Y = X * W^T + bias: octile/linear.h ---- */
+
+typedef struct {
+  size_t struct_size;
+  int64_t m; /* a maximum: fewer rows may be run */
+  int64_t n;
+  int64_t k;
+  int64_t group;             /* S4_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
+  double static_scale;       /* with STATIC_PER_TENSOR: positive and finite */
+  int32_t x;                 /* F16, BF16, F32 or F64; or S8: X is handed over quantized. Default F32 */
+  int32_t y;                 /* default F32 */
+  int32_t activation;        /* default DYNAMIC_PER_TOKEN */
+  int32_t weight;            /* default S8_PER_CHANNEL */
+  int32_t weight_layout;     /* default OUT_IN */
+  int32_t weight_zero_point; /* boolean, S4_GROUP alone */
+  int32_t bias;              /* boolean */
+  int32_t x_multiplier;      /* boolean: X is multiplied per input channel before it is quantized */
+  int32_t threads;           /* CPU threads it may use; 0: all */
+  int32_t reserved;          /* 0 */
+  octile_device device;      /* default the CPU */
+  const char* kernel;        /* NULL or "": the fastest */
+} octile_linear_description;
+
+OCTILE_API octile_status octile_linear_description_init(octile_linear_description* description, size_t size);
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* x;                 /* (M, K) */
+  const octile_tensor* x_scale;           /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
+  const octile_tensor* x_multiplier;      /* (K) */
+  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT */
+  const octile_tensor* weight_scale;      /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP */
+  const octile_tensor* weight_zero_point; /* (N, K / group), int 32 */
+  const octile_tensor* bias;              /* (N), dtype of y */
+  const octile_tensor* y;                 /* out (M, N) */
+} octile_linear_args;
+
+OCTILE_API octile_status octile_linear_plan_create(const octile_linear_description* description, octile_plan** plan);
+OCTILE_API octile_status octile_linear_can_implement(const octile_plan* plan, const octile_linear_args* args);
+OCTILE_API octile_status octile_linear_run(const octile_plan* plan, const octile_linear_args* args, void* workspace,
+                                           size_t workspace_size, void* stream);
+
+/* ---- Its gradients dX, dW, dB, any subset ---- */
+
+typedef struct {
+  size_t struct_size;
+  int64_t m; /* a maximum: fewer rows may be run */
+  int64_t n;
+  int64_t k;
+  double static_scale;   /* with STATIC_PER_TENSOR: positive and finite */
+  int32_t dy;            /* float type of dY, dX and dB. Default F32 */
+  int32_t dw_dtype;      /* of dW: SAME (the default) as dy, or F32 */
+  int32_t dx;            /* OCTILE_PRODUCT_..., default DEQUANTIZED */
+  int32_t dw;            /* OCTILE_PRODUCT_..., default DEQUANTIZED */
+  int32_t db;            /* boolean */
+  int32_t activation;    /* the scale that Xq was quantized with. Default DYNAMIC_PER_TOKEN */
+  int32_t x_transposed;  /* boolean: Xq is handed over as (K, M) */
+  int32_t weight;        /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
+  int32_t weight_layout; /* of Wq and of dW. Default OUT_IN */
+  int32_t rounding;      /* of dY in the int8 products. Default NEAREST */
+  int32_t threads;       /* CPU threads it may use; 0: all */
+  int32_t reserved;      /* 0 */
+  octile_device device;  /* default the CPU */
+  const char* kernel;    /* NULL or "": the fastest */
+} octile_linear_backward_description;
+
+OCTILE_API octile_status octile_linear_backward_description_init(octile_linear_backward_description* description,
+                                                                 size_t size);
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* dy;           /* (M, N) */
+  const octile_tensor* weight;       /* (N, K), or (K, N) for IN_OUT; for dX */
+  const octile_tensor* weight_scale; /* (N) or (1); for dX */
+  const octile_tensor* x;            /* (M, K), or (K, M) if transposed; for dW */
+  const octile_tensor* x_scale;      /* (M), (1), or absent if static; for dW */
+  const octile_tensor* dx;           /* out (M, K) */
+  const octile_tensor* dw;           /* out (N, K) or (K, N) */
+  const octile_tensor* db;           /* out (N) */
+  uint64_t seed;                     /* of stochastic rounding */
+} octile_linear_backward_args;
+
+OCTILE_API octile_status octile_linear_backward_plan_create(const octile_linear_backward_description* description,
+                                                            octile_plan** plan);
+OCTILE_API octile_status octile_linear_backward_can_implement(const octile_plan* plan,
+                                                              const octile_linear_backward_args* args);
+OCTILE_API octile_status octile_linear_backward_run(const octile_plan* plan, const octile_linear_backward_args* args,
+                                                    void* workspace, size_t workspace_size, void* stream);
+
+/* ---- The kernel table ---- */
+
+typedef struct {
+  size_t struct_size;    /* set by the caller; fields beyond it are not written */
+  const char* name;      /* <format>_<operation>_<arch>. The strings live as long as the library is loaded */
+  const char* operation; /* what it computes, the same for all rows that may stand in for each other */
+  const char* reason;    /* why it cannot run on this machine; "": it can */
+  int32_t device_type;   /* OCTILE_DEVICE_... */
+  int32_t reserved;      /* written 0 */
+} octile_kernel;
+
+OCTILE_API size_t octile_kernel_count(void);
+
+/* Row `index` of the table, index < octile_kernel_count(). */
+OCTILE_API octile_status octile_kernel_info(size_t index, octile_kernel* kernel);
+
+#ifdef __cplusplus
+}
+#endif

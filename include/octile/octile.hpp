@@ -1,0 +1,9 @@
+// Octile: quantized linear layers, forward and backward. Everything of the C++ interface.
+#pragma once
+
+#include "octile/error.h"
+#include "octile/linear.h"
+#include "octile/plan.h"
+#include "octile/quantize.h"
+#include "octile/tensor.h"
+#include "octile/types.h"

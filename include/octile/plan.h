@@ -1,0 +1,49 @@
+// Octile: what every plan can tell about itself.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octile/error.h"
+#include "octile/types.h"
+
+namespace octile {
+
+struct PrecisionGuarantee {
+  bool deterministic = true;       // the same bits on every run on one device
+  bool bit_stable = true;          // the same bits on every device, thread count and batch size
+  DType accumulator = DType::s32;  // s32 sums are exact
+  std::string error_bound;         // in words, for sums in float; "exact" where every rounding is in the contract
+};
+
+// The common part of all plans: immutable, cheap to copy, safe to use from several threads at once.
+class OCTILE_API Plan {
+ public:
+  // Bytes of scratch that `run` needs; the same for every run of the plan.
+  std::size_t workspace_size() const;
+  // The kernels chosen, in the order they run, joined by " + ": "quantize_portable + w8a8_gemm_portable".
+  std::string sku() const;
+  PrecisionGuarantee precision_guarantee() const;
+  // For a person: the problem, the kernels chosen with their expected bytes and time, and why each other one was not.
+  std::string explain() const;
+
+  struct Impl;
+
+ protected:
+  explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<const Impl> impl_;
+};
+
+// A row of the kernel table, and whether it can run on this machine.
+struct KernelInfo {
+  std::string name;       // <format>_<operation>_<arch>
+  std::string operation;  // what it computes, the same for all rows that may stand in for each other
+  DeviceType device = DeviceType::cpu;
+  std::string reason;  // why it cannot run here; empty: it can
+};
+
+OCTILE_API std::vector<KernelInfo> kernels();
+
+}  // namespace octile

@@ -1,0 +1,139 @@
+// Octile: quantize, dequantize, fake quantize, and their straight-through gradients.
+//
+// All six plans share one description of a (rows, cols) matrix and of how it maps to integers. Over a segment (the
+// whole tensor, a row, a column, or a group of neighbours along a row), with IEEE division and ties to even:
+//
+//   symmetric  s = max(max|x| / q_max, 1e-8)                              q = clamp(rint(x / s), q_min, q_max)
+//   affine     s = max((x_max - x_min) / (q_max - q_min), 1e-8), x_min <= 0 <= x_max
+//              z = clamp(q_min - rint(x_min / s), q_min, q_max)           q = clamp(rint(x / s) + z, q_min, q_max)
+//
+// f16 and bf16 are widened to f32, f64 works in f64. Everything here is bit-identical on every backend. A NaN or an
+// infinity in a segment makes its scale NaN and its integers 0 (and its zero point 0), so what is computed from it is
+// NaN.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "octile/plan.h"
+#include "octile/tensor.h"
+
+namespace octile {
+
+struct QuantizeDescription {
+  std::int64_t rows = 0;  // a maximum: fewer may be run
+  std::int64_t cols = 0;
+  DType x = DType::f32;  // float type of x, y and the gradients; scales are scale_type(x)
+  DType q = DType::s8;   // s8, u8 or s4
+  Granularity granularity = Granularity::row;
+  std::int64_t group = 0;  // with Granularity::group: its length, a divisor of cols
+  ScaleSource scale = ScaleSource::dynamic;
+  Mapping mapping = Mapping::symmetric;
+  Rounding rounding = Rounding::nearest;
+  Orientation orientation = Orientation::row_major;  // of QuantizePlan's output
+  Multiplier multiplier = Multiplier::none;          // of QuantizePlan's input: x * multiplier, rounded once
+  Mask mask = Mask::inclusive;                       // of the two straight-through backward plans
+  // The range of q. Both 0 stand for the type's own: symmetric s8 -127..127, u8 0..255, s4 -7..7; affine s8 -128..127,
+  // u8 0..255, s4 -8..7. Symmetric needs q_max > 0.
+  int q_min = 0;
+  int q_max = 0;
+  Device device;
+  int threads = 0;     // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  std::string kernel;  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+};
+
+// Scales and zero points, wherever they appear below: shape (1) for tensor, (rows) for row, (cols) for column,
+// (rows, cols / group) for group. Scales are scale_type(x), zero points s32, absent when symmetric.
+
+// x -> q.
+struct QuantizeArgs {
+  ConstTensor x;                 // (rows, cols)
+  ConstTensor multiplier;        // (cols) or (rows), scale_type(x)
+  ConstTensor given_scale;       // with ScaleSource::given: positive and finite
+  ConstTensor given_zero_point;  // with ScaleSource::given and affine: within q_min..q_max
+  Tensor q;                      // (rows, cols), unless transposed only
+  Tensor q_transposed;           // (cols, rows), if transposed or both
+  Tensor scale;                  // dynamic: written. given: if present, written with the given scale, or with NaN for a
+                                 // segment that holds a NaN or an infinity (its integers are then 0)
+  Tensor zero_point;             // dynamic affine: written
+  std::uint64_t seed = 0;        // of stochastic rounding
+};
+
+// x = (q - z) * s.
+struct DequantizeArgs {
+  ConstTensor q;  // (rows, cols)
+  ConstTensor scale;
+  ConstTensor zero_point;  // affine
+  Tensor x;                // (rows, cols)
+};
+
+// Straight-through gradient of quantize: dx = (dy / s) where rint(x / s) + z is in range, else 0; NaN where x or s is
+// not finite.
+struct QuantizeBackwardArgs {
+  ConstTensor dy;  // (rows, cols)
+  ConstTensor x;   // (rows, cols), as it was quantized
+  ConstTensor scale;
+  ConstTensor zero_point;  // affine
+  Tensor dx;               // (rows, cols)
+};
+
+// Gradient of dequantize: dq = dy * s, in float.
+struct DequantizeBackwardArgs {
+  ConstTensor dy;  // (rows, cols)
+  ConstTensor scale;
+  Tensor dq;  // (rows, cols), float
+};
+
+// y = (clamp(rint(x / s) + z, q_min, q_max) - z) * s; NaN where x is not finite.
+struct FakeQuantizeArgs {
+  ConstTensor x;                 // (rows, cols)
+  ConstTensor given_scale;       // with ScaleSource::given
+  ConstTensor given_zero_point;  // with ScaleSource::given and affine
+  Tensor y;                      // (rows, cols)
+  Tensor scale;                  // dynamic: written
+  Tensor zero_point;             // dynamic affine: written
+  std::uint64_t seed = 0;        // of stochastic rounding
+};
+
+// Straight-through gradient of fake quantize: dx = dy where rint(x / s) + z is in range, else 0; NaN where x or s is
+// not finite.
+struct FakeQuantizeBackwardArgs {
+  ConstTensor dy;  // (rows, cols)
+  ConstTensor x;   // (rows, cols)
+  ConstTensor scale;
+  ConstTensor zero_point;  // affine
+  Tensor dx;               // (rows, cols)
+};
+
+// One of the six plans, told apart by what it is run with.
+//   select         throws Error on a description that no plan accepts, or that no kernel here fulfils
+//   can_implement  whether `run` would take these tensors, or why not
+//   run            writes the outputs; throws Error, and writes nothing, where can_implement says no. An empty matrix
+//   is
+//                  legal and writes nothing
+template <class Args>
+class OCTILE_API QuantizerPlan : public Plan {
+ public:
+  static QuantizerPlan select(const QuantizeDescription& description);
+  Verdict can_implement(const Args& args) const;
+  void run(const Args& args, Workspace workspace = {}, Stream stream = {}) const;
+
+ private:
+  using Plan::Plan;
+};
+
+extern template class OCTILE_API QuantizerPlan<QuantizeArgs>;
+extern template class OCTILE_API QuantizerPlan<DequantizeArgs>;
+extern template class OCTILE_API QuantizerPlan<QuantizeBackwardArgs>;
+extern template class OCTILE_API QuantizerPlan<DequantizeBackwardArgs>;
+extern template class OCTILE_API QuantizerPlan<FakeQuantizeArgs>;
+extern template class OCTILE_API QuantizerPlan<FakeQuantizeBackwardArgs>;
+
+using QuantizePlan = QuantizerPlan<QuantizeArgs>;
+using DequantizePlan = QuantizerPlan<DequantizeArgs>;
+using QuantizeBackwardPlan = QuantizerPlan<QuantizeBackwardArgs>;
+using DequantizeBackwardPlan = QuantizerPlan<DequantizeBackwardArgs>;
+using FakeQuantizePlan = QuantizerPlan<FakeQuantizeArgs>;
+using FakeQuantizeBackwardPlan = QuantizerPlan<FakeQuantizeBackwardArgs>;
+
+}  // namespace octile

@@ -1,0 +1,142 @@
+// Octile: element types, devices and the choices that every description is made of.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "octile/export.h"
+
+namespace octile {
+
+// Element types. s4 is packed two per byte: element 2i in the low nibble of byte i, element 2i + 1 in the high one;
+// every row starts on a byte.
+enum class DType : std::uint8_t { f16, bf16, f32, f64, s8, u8, s4, s32 };
+
+OCTILE_API std::string_view name(DType dtype);
+
+// Bits of one element: 4 for s4, 8 for s8 and u8, 16, 32, 64.
+OCTILE_API int bits(DType dtype);
+
+constexpr bool is_float(DType dtype) { return dtype <= DType::f64; }
+constexpr bool is_quantized(DType dtype) { return dtype == DType::s8 || dtype == DType::u8 || dtype == DType::s4; }
+
+// The type of scales and multipliers, and of all arithmetic, for tensors of this float type: f64 for f64, else f32.
+constexpr DType scale_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+// IEEE 754 binary16, as storage. Conversion from float rounds to nearest, ties to even; overflow gives infinity.
+struct Half {
+  std::uint16_t bits = 0;
+
+  Half() = default;
+  explicit constexpr Half(float value) : bits(from_float(value)) {}
+  constexpr operator float() const { return to_float(bits); }  // exact
+
+  static constexpr std::uint16_t from_float(float value) {
+    std::uint32_t x = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (x >> 16) & 0x8000u;
+    x &= 0x7fffffffu;
+    if (x >= 0x47800000u) {  // 65536 and above, infinity, NaN; 65520..65535 round up in the arithmetic below
+      return static_cast<std::uint16_t>(sign | (x > 0x7f800000u ? 0x7e00u : 0x7c00u));
+    }
+    if (x < 0x38800000u) {  // below 2^-14: the addition aligns the subnormal's last bit with the float's and rounds it
+      const float aligned = std::bit_cast<float>(x) + 0.5f;
+      return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(aligned) - 0x3f000000u));
+    }
+    const std::uint32_t odd = (x >> 13) & 1u;
+    return static_cast<std::uint16_t>(sign | ((x + 0xc8000fffu + odd) >> 13));
+  }
+
+  static constexpr float to_float(std::uint16_t half) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
+    const std::uint32_t magnitude = half & 0x7fffu;
+    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    // Re-biasing the exponent serves normal numbers; a subnormal becomes 2^-14 + its value, and the difference is
+    // exact.
+    const float normal = std::bit_cast<float>((magnitude << 13) + 0x38000000u);
+    const float subnormal = std::bit_cast<float>((magnitude << 13) + 0x38800000u) - 0x1p-14f;
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude < 0x400u ? subnormal : normal));
+  }
+};
+
+// The upper half of an IEEE 754 binary32, as storage. Conversion from float rounds to nearest, ties to even.
+struct BFloat16 {
+  std::uint16_t bits = 0;
+
+  BFloat16() = default;
+  explicit constexpr BFloat16(float value) : bits(from_float(value)) {}
+  constexpr operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }  // exact
+
+  static constexpr std::uint16_t from_float(float value) {
+    const std::uint32_t x = std::bit_cast<std::uint32_t>(value);
+    if ((x & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((x >> 16) | 0x40u);  // NaN stays NaN
+    return static_cast<std::uint16_t>((x + 0x7fffu + ((x >> 16) & 1u)) >> 16);
+  }
+};
+
+enum class DeviceType : std::uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  int index = 0;
+
+  static constexpr Device cpu() { return {}; }
+  static constexpr Device cuda(int index) { return {DeviceType::cuda, index}; }
+  friend constexpr bool operator==(Device, Device) = default;
+};
+
+// A CUDA stream (cudaStream_t) as a plain pointer; ignored by CPU plans.
+struct Stream {
+  void* handle = nullptr;
+};
+
+// Scratch memory for one run, on the plan's device, of any alignment. Two runs at the same time need two of them.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t size = 0;  // bytes
+};
+
+// The part of a matrix that shares one scale. A group is `group` neighbours along a row.
+enum class Granularity : std::uint8_t { tensor, row, column, group };
+// dynamic: computed from the data by the plan. given: handed over by the caller.
+enum class ScaleSource : std::uint8_t { dynamic, given };
+// symmetric: no zero point. affine: q = x / s + z.
+enum class Mapping : std::uint8_t { symmetric, affine };
+// nearest: ties to even. stochastic: floor(x / s + u), u from Philox-4x32-10 keyed by (seed, element index).
+enum class Rounding : std::uint8_t { nearest, stochastic };
+enum class Orientation : std::uint8_t { row_major, transposed, both };
+// An optional factor on the quantizer's input, one per column or one per row of x.
+enum class Multiplier : std::uint8_t { none, per_column, per_row };
+// Which values count as in range for the straight-through gradient: q_min <= v <= q_max, or q_min < v < q_max.
+enum class Mask : std::uint8_t { inclusive, exclusive };
+
+// Where the scale of an activation comes from, and how much of it shares one. none: X is used as it is, in float.
+enum class Activation : std::uint8_t { none, dynamic_per_token, dynamic_per_tensor, static_per_tensor };
+// s8: one scale per output channel, or one for the tensor. s4: one scale per group along IN (`group` in the
+// description).
+enum class WeightFormat : std::uint8_t { s8_per_channel, s8_per_tensor, s4_group };
+// out_in: (OUT, IN) = (N, K), as torch.nn.Linear keeps it. in_out: (IN, OUT) = (K, N).
+enum class WeightLayout : std::uint8_t { out_in, in_out };
+// How one product of the backward pass is computed. none: not at all. dequantized: the int8 operand is dequantized on
+// the fly and multiplied in float (the "16-bit" backward). int8: dY is quantized too, and the sum is exact.
+enum class Product : std::uint8_t { none, dequantized, int8 };
+
+OCTILE_API std::string_view name(DeviceType value);
+OCTILE_API std::string_view name(Granularity value);
+OCTILE_API std::string_view name(ScaleSource value);
+OCTILE_API std::string_view name(Mapping value);
+OCTILE_API std::string_view name(Rounding value);
+OCTILE_API std::string_view name(Orientation value);
+OCTILE_API std::string_view name(Multiplier value);
+OCTILE_API std::string_view name(Mask value);
+OCTILE_API std::string_view name(Activation value);
+OCTILE_API std::string_view name(WeightFormat value);
+OCTILE_API std::string_view name(WeightLayout value);
+OCTILE_API std::string_view name(Product value);
+
+// The longest sum of products of two s8 values that an s32 holds whatever they are: 131071 * (-128) * (-128) is
+// 2^31 - 2^14, one term more is 2^31.
+inline constexpr std::int64_t kMaxContraction = 131071;
+
+}  // namespace octile

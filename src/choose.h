@@ -1,0 +1,89 @@
+// From a problem to a row of the kernel table: every row of the operation is asked, the cheapest that can is taken, and
+// what each other one answered is kept for explain().
+#pragma once
+
+#include <cstdio>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels.h"
+#include "message.h"
+
+namespace octile {
+
+// One step of a plan: a row, the problem it was chosen for, and its scratch within the plan's workspace.
+template <class Problem, class Operands>
+struct Step {
+  Problem problem;
+  const Kernel<Problem, Operands>* kernel = nullptr;
+  Cost cost;
+  std::size_t workspace = 0;
+  std::string refused;  // a line for each row of the operation that was not chosen
+};
+
+// "w8a8_gemm_avx2" matches itself and its arch "avx2".
+inline bool matches(std::string_view kernel, std::string_view wish) {
+  return kernel == wish ||
+         (kernel.size() > wish.size() && kernel.ends_with(wish) && kernel[kernel.size() - wish.size() - 1] == '_');
+}
+
+// Throws unless some row of the table matches the wish, so that a misspelt name is not taken for "no restriction".
+void check_kernel_wish(std::string_view function, std::string_view wish);
+
+// Whether `wish` restricts the rows of this operation: a full name of another operation's row does not.
+template <class Problem, class Operands>
+bool restricts(std::span<const Kernel<Problem, Operands>> table, Operation operation, std::string_view wish) {
+  if (wish.empty()) return false;
+  for (const auto& kernel : table) {
+    if (kernel.operation == operation && matches(kernel.name, wish)) return true;
+  }
+  return false;
+}
+
+inline std::string milliseconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g ms", seconds * 1e3);
+  return text;
+}
+
+template <class Problem, class Operands>
+Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>> table, Operation operation,
+                               const Problem& problem, std::string_view function, std::string_view wish) {
+  Step<Problem, Operands> step{problem, nullptr, {}, 0, {}};
+  const bool restricted = restricts(table, operation, wish);
+  std::string slower;
+  for (const auto& kernel : table) {
+    if (kernel.operation != operation) continue;
+    std::string reason;
+    if (kernel.device != problem.device.type) {
+      reason = message("runs on ", name(kernel.device), ", the plan is for ", problem.device);
+    } else if (restricted && !matches(kernel.name, wish)) {
+      reason = message("the description asks for ", wish);
+    } else {
+      reason = kernel.supports(problem);
+    }
+    if (!reason.empty()) {
+      step.refused += message("  not ", kernel.name, ": ", reason, "\n");
+      continue;
+    }
+    const Cost cost = kernel.cost(problem);
+    if (step.kernel && cost.seconds >= step.cost.seconds) {
+      slower += message("  not ", kernel.name, ": expected ", milliseconds(cost.seconds), "\n");
+      continue;
+    }
+    if (step.kernel)
+      slower += message("  not ", step.kernel->name, ": expected ", milliseconds(step.cost.seconds), "\n");
+    step.kernel = &kernel;
+    step.cost = cost;
+  }
+  if (!step.kernel) {
+    fail(Status::unsupported, function, ": no kernel for ", name(operation), " on ", problem.device, ":\n",
+         step.refused);
+  }
+  step.refused += slower;
+  step.workspace = step.kernel->workspace(problem);
+  return step;
+}
+
+}  // namespace octile

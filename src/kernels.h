@@ -1,0 +1,170 @@
+// The kernel table: what a kernel is asked, what it is given, and one row per kernel. The rows are in kernels.cpp.
+//
+// A plan is a short list of steps, and each step is one row of the table. Two families of rows exist: the quantizer's
+// (one matrix, a scale per segment) and the product's (two matrices, or one to be summed).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "octile/plan.h"
+#include "octile/quantize.h"
+#include "octile/tensor.h"
+
+namespace octile {
+
+enum class Operation : std::uint8_t {
+  quantize,
+  dequantize,
+  quantize_backward,
+  dequantize_backward,
+  fake_quantize,
+  fake_quantize_backward,
+  w8a8_gemm,   // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
+  w8a16_gemm,  // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
+  w4a16_gemm,  // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
+  column_sum,  // y[0, j] = sum_i a[i, j]
+};
+
+std::string_view name(Operation operation);
+
+// What a quantizer kernel is selected for: the public description with q_min and q_max resolved.
+using QuantizeProblem = QuantizeDescription;
+
+// One scale per segment, as strides over the matrix: element (r, c) uses data[r * row_stride + c / group * col_stride].
+// Absent: data is null.
+struct Scales {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 0;
+  std::int64_t group = 1;
+
+  std::int64_t index(std::int64_t r, std::int64_t c) const { return r * row_stride + c / group * col_stride; }
+};
+
+// Scales or zero points of a matrix with `cols` columns, from a tensor of the shape that its granularity asks for.
+// Kernels write through them only where a plan passed an output.
+Scales scales_over(const QuantizeProblem& problem, const ConstTensor& t, std::int64_t cols);
+
+// The integers that a quantized type holds, and those that a description without a range means.
+std::pair<int, int> range_of(DType q);
+std::pair<int, int> default_range(DType q, Mapping mapping);
+
+// What a quantizer kernel is given. A kernel takes its sizes from x (dequantize: from q), not from the problem, whose
+// rows are a maximum. All of it has been checked.
+struct QuantizeOperands {
+  ConstTensor x;            // (rows, cols): quantize, fake quantize, and the straight-through backwards
+  ConstTensor q_in;         // dequantize
+  ConstTensor dy;           // the backwards
+  ConstTensor multiplier;   // (cols) or (rows); its stride may be 0
+  Scales given_scale;       // scale_type(x)
+  Scales given_zero_point;  // s32
+  Scales scale;             // out, may be absent
+  Scales zero_point;        // out, may be absent
+  Tensor q;                 // out, (rows, cols), may be absent
+  Tensor q_transposed;      // out, (cols, rows), may be absent
+  Tensor y;                 // out: x of dequantize, y of fake quantize, dx or dq of the backwards
+  std::uint64_t seed = 0;
+};
+
+// Whether a row of an s8 operand, or a column, is contiguous.
+enum class Major : std::uint8_t { contraction, outer };
+
+// What a product kernel is selected for. m is a maximum.
+struct GemmProblem {
+  Operation operation = Operation::w8a8_gemm;
+  std::int64_t m = 0;  // rows of a and y
+  std::int64_t n = 0;  // rows of b, columns of y
+  std::int64_t k = 0;  // the contraction
+  DType a = DType::s8;
+  DType y = DType::f32;
+  DType scale = DType::f32;  // of all scales, and of the arithmetic
+  Major a_major = Major::contraction;
+  Major b_major = Major::contraction;
+  Major y_major = Major::contraction;  // contraction: rows of y are contiguous
+  std::int64_t group = 0;              // w4a16: never 0
+  bool zero_point = false;             // w4a16
+  bool bias = false;
+  Device device;
+  int threads = 0;
+};
+
+// What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
+// strides is 1. Strides of scales may be 0.
+struct GemmOperands {
+  ConstTensor a;
+  ConstTensor b;
+  ConstTensor a_scale;     // (m)
+  ConstTensor b_scale;     // (n), or (n, k / group)
+  ConstTensor c_scale;     // (k)
+  ConstTensor zero_point;  // (n, k / group), s32
+  ConstTensor bias;        // (n), dtype of y
+  Tensor y;
+};
+
+struct Launch {
+  Workspace workspace;
+  Stream stream;
+};
+
+struct Cost {
+  double operations = 0;  // multiplications and additions
+  double bytes = 0;       // read and written, each operand once
+  double seconds = 0;     // expected
+};
+
+// One row. `supports` returns a reason, empty means yes; `workspace` is in bytes.
+template <class Problem, class Operands>
+struct Kernel {
+  std::string_view name;
+  Operation operation;
+  DeviceType device;
+  std::string (*supports)(const Problem&);
+  Cost (*cost)(const Problem&);
+  std::size_t (*workspace)(const Problem&);
+  void (*launch)(const Problem&, const Operands&, const Launch&);
+};
+
+using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;
+using GemmKernel = Kernel<GemmProblem, GemmOperands>;
+
+std::span<const QuantizeKernel> quantize_kernels();
+std::span<const GemmKernel> gemm_kernels();
+
+// The launchers, one namespace per folder.
+namespace reference {
+void quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void dequantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void quantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void dequantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void fake_quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void fake_quantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void w8a8_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
+void w8a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
+void w4a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
+void column_sum(const GemmProblem&, const GemmOperands&, const Launch&);
+}  // namespace reference
+
+namespace cpu {
+void quantize_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void dequantize_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void quantize_backward_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void dequantize_backward_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void fake_quantize_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void fake_quantize_backward_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+std::size_t quantize_portable_workspace(const QuantizeProblem&);
+std::size_t fake_quantize_portable_workspace(const QuantizeProblem&);
+void w8a8_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_portable_workspace(const GemmProblem&);
+void w8a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a16_gemm_portable_workspace(const GemmProblem&);
+void w4a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w4a16_gemm_portable_workspace(const GemmProblem&);
+void column_sum_portable(const GemmProblem&, const GemmOperands&, const Launch&);
+}  // namespace cpu
+
+}  // namespace octile

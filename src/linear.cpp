@@ -1,0 +1,248 @@
+// LinearPlan: check the description, ask the kernel table for a quantizer (where X is float) and for the product, bind
+// the caller's tensors, launch.
+#include "octile/linear.h"
+
+#include <algorithm>
+
+#include "access.h"
+#include "message.h"
+#include "plan.h"
+#include "validate.h"
+
+namespace octile {
+
+namespace {
+
+constexpr std::string_view kSelect = "LinearPlan::select";
+
+struct LinearImpl : Plan::Impl {
+  LinearDescription description;
+  bool quantizes = false;  // X is float and W8A8: two steps
+  QuantizeStep quantize;
+  GemmStep gemm;
+  StaticScale static_scale;
+  std::size_t xq_at = 0;       // (m, k) s8
+  std::size_t x_scale_at = 0;  // (m), or (1) for dynamic_per_tensor
+};
+
+const LinearImpl& linear(const std::shared_ptr<const Plan::Impl>& impl) {
+  return static_cast<const LinearImpl&>(*impl);
+}
+
+void check_types(const LinearDescription& d) {
+  check_choice(kSelect, "x", d.x, DType::s32);
+  check_choice(kSelect, "y", d.y, DType::s32);
+  check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
+  check_choice(kSelect, "weight", d.weight, WeightFormat::s4_group);
+  check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
+  if (!is_float(d.x) && d.x != DType::s8) {
+    fail(Status::unsupported, kSelect, ": x = ", d.x, ", expected f16, bf16, f32, f64 or s8");
+  }
+  if (!is_float(d.y)) fail(Status::unsupported, kSelect, ": y = ", d.y, ", expected f16, bf16, f32 or f64");
+  if (d.x != DType::s8 && (d.x == DType::f64) != (d.y == DType::f64)) {
+    fail(Status::unsupported, kSelect, ": x = ", d.x, ", y = ", d.y, ": f64 goes in and out together");
+  }
+}
+
+void check_w4a16(const LinearDescription& d) {
+  if (d.activation != Activation::none || d.x == DType::s8) {
+    fail(Status::unsupported, kSelect, ": weight = s4_group with activation = ", name(d.activation), ", x = ", d.x,
+         ", expected activation none and a float x");
+  }
+  if (d.weight_layout != WeightLayout::out_in) {
+    fail(Status::unsupported, kSelect, ": weight = s4_group in layout in_out, expected out_in");
+  }
+  if (d.x_multiplier) fail(Status::unsupported, kSelect, ": x_multiplier with activation = none: nothing is quantized");
+  if (d.group != 0 && d.group != 32 && d.group != 64 && d.group != 128) {
+    fail(Status::unsupported, kSelect, ": group = ", d.group, ", expected 32, 64, 128, or 0 for a whole row");
+  }
+  if (d.group != 0 && d.k % d.group != 0) {
+    fail(Status::invalid_argument, kSelect, ": group = ", d.group, " does not divide k = ", d.k);
+  }
+}
+
+void check_w8a8(const LinearDescription& d) {
+  if (d.activation == Activation::none) {
+    fail(Status::unsupported, kSelect, ": activation = none with weight = ", name(d.weight), ", expected s4_group");
+  }
+  if (d.k > kMaxContraction) {
+    fail(Status::unsupported, kSelect, ": k = ", d.k, ", expected at most ", kMaxContraction,
+         ": a longer sum of s8 products can overflow s32");
+  }
+  if (d.weight_zero_point) {
+    fail(Status::unsupported, kSelect, ": weight_zero_point with weight = ", name(d.weight), ", expected s4_group");
+  }
+  if (d.x == DType::s8 && d.x_multiplier) {
+    fail(Status::unsupported, kSelect, ": x_multiplier with x = s8: X is quantized already");
+  }
+  if (d.activation == Activation::static_per_tensor) check_static_scale(kSelect, d.static_scale, scale_type(d.y));
+}
+
+void check(const LinearDescription& d) {
+  check_size(kSelect, "m", d.m);
+  check_size(kSelect, "n", d.n);
+  check_size(kSelect, "k", d.k);
+  check_bytes(kSelect, "X", d.m, d.k);
+  check_bytes(kSelect, "W", d.n, d.k);
+  check_bytes(kSelect, "Y", d.m, d.n);
+  check_types(d);
+  d.weight == WeightFormat::s4_group ? check_w4a16(d) : check_w8a8(d);
+  check_threads(kSelect, d.threads);
+  check_device(kSelect, d.device);
+  check_kernel_wish(kSelect, d.kernel);
+}
+
+// With a static scale too the quantizer works row by row, so that a NaN in X spoils its own row of Y and no other.
+QuantizeProblem quantize_problem(const LinearDescription& d) {
+  QuantizeProblem p;
+  p.rows = d.m;
+  p.cols = d.k;
+  p.x = d.x;
+  p.granularity = d.activation == Activation::dynamic_per_tensor ? Granularity::tensor : Granularity::row;
+  p.scale = d.activation == Activation::static_per_tensor ? ScaleSource::given : ScaleSource::dynamic;
+  p.multiplier = d.x_multiplier ? Multiplier::per_column : Multiplier::none;
+  p.q_min = -127;
+  p.q_max = 127;
+  p.device = d.device;
+  p.threads = d.threads;
+  return p;
+}
+
+GemmProblem gemm_problem(const LinearDescription& d) {
+  GemmProblem p;
+  const bool w4 = d.weight == WeightFormat::s4_group;
+  p.operation = w4 ? Operation::w4a16_gemm : Operation::w8a8_gemm;
+  p.m = d.m;
+  p.n = d.n;
+  p.k = d.k;
+  p.a = w4 ? d.x : DType::s8;
+  p.y = d.y;
+  p.scale = scale_type(d.y);
+  p.b_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
+  p.group = w4 ? (d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group) : 0;
+  p.zero_point = d.weight_zero_point;
+  p.bias = d.bias;
+  p.device = d.device;
+  p.threads = d.threads;
+  return p;
+}
+
+struct Bound {
+  QuantizeOperands quantize;
+  GemmOperands gemm;
+};
+
+// The caller's tensors, checked; what lies in the workspace is added by run.
+Bound bind(const LinearImpl& impl, const LinearArgs& args) {
+  const LinearDescription& d = impl.description;
+  const GemmProblem& p = impl.gemm.problem;
+  if (args.x.rank != 2 || args.x.rows() < 0 || args.x.rows() > d.m) {
+    fail(Status::shape_mismatch, impl.function, ": x is ", args.x, ", expected at most ", d.m, " rows of ", d.k);
+  }
+  const std::int64_t m = args.x.rows();
+  TensorChecks checks(impl.function, d.device);
+  Bound bound;
+  bound.gemm.a = bound.quantize.x = checks.matrix("x", args.x, d.x, {m, d.k});
+  bound.gemm.y = checks.matrix("y", args.y, d.y, {m, d.n});
+  if (d.x == DType::s8) {
+    bound.gemm.a_scale = bind_x_scale(checks, d.activation, impl.static_scale, args.x_scale, m);
+  } else {
+    checks.absent("x_scale", args.x_scale);
+  }
+  if (d.x_multiplier) {
+    bound.quantize.multiplier = checks.vector("x_multiplier", args.x_multiplier, p.scale, d.k);
+  } else {
+    checks.absent("x_multiplier", args.x_multiplier);
+  }
+
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  if (d.weight == WeightFormat::s4_group) {
+    bound.gemm.b = checks.matrix("weight", args.weight, DType::s4, {d.n, d.k});
+    bound.gemm.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, {d.n, d.k / p.group});
+  } else {
+    const ConstTensor weight =
+        checks.matrix("weight", args.weight, DType::s8, out_in ? std::array{d.n, d.k} : std::array{d.k, d.n});
+    bound.gemm.b = out_in ? weight : transposed(weight);
+    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, p.scale, per_channel ? d.n : 1);
+    bound.gemm.b_scale = per_channel ? scale : repeated(scale, d.n);
+  }
+  if (d.weight_zero_point) {
+    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {d.n, d.k / p.group});
+    if (d.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
+    bound.gemm.zero_point = z;
+  } else {
+    checks.absent("weight_zero_point", args.weight_zero_point);
+  }
+  if (d.bias) {
+    bound.gemm.bias = checks.vector("bias", args.bias, d.y, d.n);
+  } else {
+    checks.absent("bias", args.bias);
+  }
+  checks.no_overlap();
+  return bound;
+}
+
+// The sum over nothing: Y is the bias, or zero.
+void write_empty_sum(const GemmOperands& o) {
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) store(o.y, i, j, o.bias.present() ? load<double>(o.bias, j) : 0.0);
+  }
+}
+
+}  // namespace
+
+LinearPlan LinearPlan::select(const LinearDescription& description) {
+  check(description);
+  auto impl = std::make_shared<LinearImpl>();
+  const LinearDescription& d = impl->description = description;
+  impl->function = "LinearPlan::run";
+  impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
+  impl->quantizes = d.activation != Activation::none && d.x != DType::s8;
+  impl->explanation = message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y,
+                              ", activation ", name(d.activation), ", weight ", name(d.weight), " ",
+                              name(d.weight_layout), d.bias ? ", bias" : "", ", on ", d.device, "\n");
+  if (impl->quantizes) {
+    impl->quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
+    impl->add("quantize X", impl->quantize);
+    impl->xq_at = impl->reserve(d.m, d.k, DType::s8);
+    impl->x_scale_at = impl->reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
+  }
+  const GemmProblem p = gemm_problem(d);
+  impl->gemm = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
+  impl->add("product", impl->gemm);
+  impl->reserve_scratch(std::max(impl->quantize.workspace, impl->gemm.workspace));
+  impl->guarantee = p.operation == Operation::w8a8_gemm
+                        ? PrecisionGuarantee{true, true, DType::s32, "exact"}
+                        : PrecisionGuarantee{true, false, p.scale, float_bound("K", p.scale, d.y)};
+  return LinearPlan(std::move(impl));
+}
+
+Verdict LinearPlan::can_implement(const LinearArgs& args) const {
+  return verdict_of([&] { bind(linear(impl_), args); });
+}
+
+void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream) const {
+  const LinearImpl& impl = linear(impl_);
+  const LinearDescription& d = impl.description;
+  Bound bound = bind(impl, args);
+  std::byte* const memory = checked_workspace(impl, workspace);
+  const std::int64_t m = args.x.rows();
+  if (m == 0 || d.n == 0) return;
+  if (d.k == 0) return write_empty_sum(bound.gemm);
+
+  if (impl.quantizes) {
+    const QuantizeProblem& p = impl.quantize.problem;
+    const bool per_row = p.granularity == Granularity::row;
+    bound.quantize.q = matrix(reinterpret_cast<std::int8_t*>(memory + impl.xq_at), m, d.k);
+    bound.quantize.q.device = d.device;
+    bound.quantize.scale = {memory + impl.x_scale_at, per_row ? 1 : 0, 0, d.k};
+    bound.quantize.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k};  // only read
+    launch(impl, impl.quantize, bound.quantize, memory, stream);
+    bound.gemm.a = bound.quantize.q;
+    bound.gemm.a_scale = scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0);
+  }
+  launch(impl, impl.gemm, bound.gemm, memory, stream);
+}
+
+}  // namespace octile

@@ -1,0 +1,315 @@
+// LinearBackwardPlan: up to three products, each a row of the kernel table or two (quantize dY, then multiply).
+//
+//   dX (M, K)  dequantized: dY * diag(s_w) * Wq         int8: quantize rows of dY * diag(s_w), then q1 * Wq
+//   dW (N, K)  dequantized: dY^T * diag(s_x) * Xq       int8: quantize columns of diag(s_x) * dY, then q2^T * Xq
+//   dB (N)     the column sums of dY
+#include <algorithm>
+#include <optional>
+
+#include "access.h"
+#include "message.h"
+#include "octile/linear.h"
+#include "plan.h"
+#include "validate.h"
+
+namespace octile {
+
+namespace {
+
+constexpr std::string_view kSelect = "LinearBackwardPlan::select";
+
+// One of dX and dW: the product, before it dY's quantizer if the product is int8.
+struct ProductSteps {
+  std::optional<QuantizeStep> quantize;
+  GemmStep gemm;
+  std::size_t q_at = 0;      // dY quantized: (m, n), or transposed (n, m)
+  std::size_t scale_at = 0;  // (m), or (n)
+};
+
+struct LinearBackwardImpl : Plan::Impl {
+  LinearBackwardDescription description;
+  StaticScale static_scale;
+  StaticScale one;
+  std::optional<ProductSteps> dx;
+  std::optional<ProductSteps> dw;
+  std::optional<GemmStep> db;
+};
+
+const LinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl) {
+  return static_cast<const LinearBackwardImpl&>(*impl);
+}
+
+DType dw_dtype(const LinearBackwardDescription& d) { return d.dw_dtype.value_or(d.dy); }
+
+void check_contraction(std::string_view product, std::string_view size_name, std::int64_t size) {
+  if (size <= kMaxContraction) return;
+  fail(Status::unsupported, kSelect, ": ", size_name, " = ", size, " with an int8 ", product, ", expected at most ",
+       kMaxContraction, ": a longer sum of s8 products can overflow s32");
+}
+
+void check(const LinearBackwardDescription& d) {
+  check_size(kSelect, "m", d.m);
+  check_size(kSelect, "n", d.n);
+  check_size(kSelect, "k", d.k);
+  check_bytes(kSelect, "X", d.m, d.k);
+  check_bytes(kSelect, "W", d.n, d.k);
+  check_bytes(kSelect, "dY", d.m, d.n);
+  check_choice(kSelect, "dy", d.dy, DType::s32);
+  check_choice(kSelect, "dw_dtype", dw_dtype(d), DType::s32);
+  check_choice(kSelect, "dx", d.dx, Product::int8);
+  check_choice(kSelect, "dw", d.dw, Product::int8);
+  check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
+  check_choice(kSelect, "weight", d.weight, WeightFormat::s4_group);
+  check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
+  check_choice(kSelect, "rounding", d.rounding, Rounding::stochastic);
+  if (!is_float(d.dy)) fail(Status::unsupported, kSelect, ": dy = ", d.dy, ", expected f16, bf16, f32 or f64");
+  if (dw_dtype(d) != d.dy && (dw_dtype(d) != DType::f32 || d.dy == DType::f64)) {
+    fail(Status::unsupported, kSelect, ": dw_dtype = ", dw_dtype(d), " with dy = ", d.dy,
+         ", expected dy's, or f32 for a 16-bit dy");
+  }
+  if (d.weight == WeightFormat::s4_group) fail(Status::unsupported, kSelect, ": weight = s4_group, expected s8");
+  if (d.dw != Product::none && d.activation == Activation::none) {
+    fail(Status::unsupported, kSelect, ": activation = none: dW needs the int8 X that the forward used");
+  }
+  if (d.dw != Product::none && d.activation == Activation::static_per_tensor) {
+    check_static_scale(kSelect, d.static_scale, scale_type(d.dy));
+  }
+  if (d.dx == Product::int8) check_contraction("dX", "n", d.n);
+  if (d.dw == Product::int8) check_contraction("dW", "m", d.m);
+  check_threads(kSelect, d.threads);
+  check_device(kSelect, d.device);
+  check_kernel_wish(kSelect, d.kernel);
+}
+
+// What all products of this plan have in common.
+GemmProblem product_problem(const LinearBackwardDescription& d, Operation operation) {
+  GemmProblem p;
+  p.operation = operation;
+  p.scale = scale_type(d.dy);
+  p.device = d.device;
+  p.threads = d.threads;
+  return p;
+}
+
+GemmProblem dx_problem(const LinearBackwardDescription& d) {
+  GemmProblem p = product_problem(d, d.dx == Product::int8 ? Operation::w8a8_gemm : Operation::w8a16_gemm);
+  p.m = d.m;
+  p.n = d.k;
+  p.k = d.n;
+  p.a = d.dx == Product::int8 ? DType::s8 : d.dy;
+  p.y = d.dy;
+  p.b_major = d.weight_layout == WeightLayout::in_out ? Major::contraction : Major::outer;
+  return p;
+}
+
+// Rows of the product are output channels, whichever layout dW is written in.
+GemmProblem dw_problem(const LinearBackwardDescription& d) {
+  GemmProblem p = product_problem(d, d.dw == Product::int8 ? Operation::w8a8_gemm : Operation::w8a16_gemm);
+  p.m = d.n;
+  p.n = d.k;
+  p.k = d.m;
+  p.a = d.dw == Product::int8 ? DType::s8 : d.dy;
+  p.y = dw_dtype(d);
+  p.a_major = d.dw == Product::int8 ? Major::contraction : Major::outer;
+  p.b_major = d.x_transposed ? Major::contraction : Major::outer;
+  p.y_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
+  return p;
+}
+
+GemmProblem db_problem(const LinearBackwardDescription& d) {
+  GemmProblem p = product_problem(d, Operation::column_sum);
+  p.m = 1;
+  p.n = d.n;
+  p.k = d.m;
+  p.a = d.dy;
+  p.y = d.dy;
+  return p;
+}
+
+// dY with the scale along the contraction folded in: per row for dX, per column and transposed for dW.
+QuantizeProblem dy_problem(const LinearBackwardDescription& d, bool for_dx) {
+  QuantizeProblem p;
+  p.rows = d.m;
+  p.cols = d.n;
+  p.x = d.dy;
+  p.granularity = for_dx ? Granularity::row : Granularity::column;
+  p.orientation = for_dx ? Orientation::row_major : Orientation::transposed;
+  p.multiplier = for_dx ? Multiplier::per_column : Multiplier::per_row;
+  p.rounding = d.rounding;
+  p.q_min = -127;
+  p.q_max = 127;
+  p.device = d.device;
+  p.threads = d.threads;
+  return p;
+}
+
+ProductSteps select_product(LinearBackwardImpl& impl, std::string_view what, const GemmProblem& problem) {
+  const LinearBackwardDescription& d = impl.description;
+  ProductSteps steps;
+  if (problem.operation == Operation::w8a8_gemm) {
+    steps.quantize = choose(quantize_kernels(), Operation::quantize, dy_problem(d, what == "dX"), kSelect, d.kernel);
+    impl.add(message("quantize dY for ", what), *steps.quantize);
+    steps.q_at = impl.reserve(problem.m, problem.k, DType::s8);
+    steps.scale_at = impl.reserve(1, problem.m, problem.scale);
+  }
+  steps.gemm = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
+  impl.add(what, steps.gemm);
+  return steps;
+}
+
+struct Bound {
+  ConstTensor dy;
+  ConstTensor weight;        // (K, N) view
+  ConstTensor weight_scale;  // (N)
+  ConstTensor x;             // (K, M) view
+  ConstTensor x_scale;       // (M)
+  Tensor dx;                 // (M, K)
+  Tensor dw;                 // (N, K) view
+  Tensor db;                 // (N)
+};
+
+Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
+  const LinearBackwardDescription& d = impl.description;
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  if (args.dy.rank != 2 || args.dy.rows() < 0 || args.dy.rows() > d.m) {
+    fail(Status::shape_mismatch, impl.function, ": dy is ", args.dy, ", expected at most ", d.m, " rows of ", d.n);
+  }
+  const std::int64_t m = args.dy.rows();
+  const auto weight_shape = out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
+  TensorChecks checks(impl.function, d.device);
+  Bound b;
+  b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
+  if (d.dx != Product::none) {
+    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const ConstTensor weight = checks.matrix("weight", args.weight, DType::s8, weight_shape);
+    const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, scale_type(d.dy), per_channel ? d.n : 1);
+    b.weight = out_in ? transposed(weight) : weight;
+    b.weight_scale = per_channel ? scale : repeated(scale, d.n);
+    b.dx = checks.matrix("dx", args.dx, d.dy, {m, d.k});
+  } else {
+    checks.absent("dx", args.dx);
+  }
+  if (d.dw != Product::none) {
+    const ConstTensor x =
+        checks.matrix("x", args.x, DType::s8, d.x_transposed ? std::array{d.k, m} : std::array{m, d.k});
+    b.x = d.x_transposed ? x : transposed(x);
+    b.x_scale = bind_x_scale(checks, d.activation, impl.static_scale, args.x_scale, m);
+    const Tensor dw = checks.matrix("dw", args.dw, dw_dtype(d), weight_shape);
+    b.dw = out_in ? dw : transposed(dw);
+  } else {
+    checks.absent("dw", args.dw);
+  }
+  if (d.db) {
+    b.db = checks.vector("db", args.db, d.dy, d.n);
+  } else {
+    checks.absent("db", args.db);
+  }
+  checks.no_overlap();
+  return b;
+}
+
+// The sum over nothing.
+void write_zero(const Tensor& t) {
+  for (std::int64_t r = 0; r < t.rows(); ++r) {
+    for (std::int64_t c = 0; c < (t.rank == 2 ? t.cols() : 1); ++c) store(t, r, c, 0.0);
+  }
+}
+
+struct Run {
+  const LinearBackwardImpl& impl;
+  const LinearBackwardArgs& args;
+  std::byte* memory;
+  Stream stream;
+};
+
+// y (rows, k) = dY-side (rows, contraction) * b^T, where `scale` lies along the contraction.
+void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& dy, const ConstTensor& scale,
+                 GemmOperands o) {
+  const LinearBackwardImpl& impl = run.impl;
+  const std::int64_t rows = o.y.rows();
+  const std::int64_t contraction = o.b.cols();
+  if (rows == 0 || o.y.cols() == 0) return;
+  if (contraction == 0) return write_zero(o.y);
+  if (!steps.quantize) {
+    o.a = steps.gemm.problem.a_major == Major::contraction ? dy : transposed(dy);
+    o.c_scale = scale;
+  } else {
+    const QuantizeProblem& p = steps.quantize->problem;
+    QuantizeOperands q;
+    q.x = dy;
+    q.multiplier = scale;
+    q.seed = run.args.seed;
+    Tensor quantized = matrix(reinterpret_cast<std::int8_t*>(run.memory + steps.q_at), rows, contraction);
+    quantized.device = p.device;
+    (p.orientation == Orientation::row_major ? q.q : q.q_transposed) = quantized;
+    const bool per_row = p.granularity == Granularity::row;
+    q.scale = {run.memory + steps.scale_at, per_row ? 1 : 0, per_row ? 0 : 1, per_row ? dy.cols() : 1};
+    launch(impl, *steps.quantize, q, run.memory, run.stream);
+    o.a = quantized;
+    o.a_scale = scale_vector(run.memory + steps.scale_at, scale_type(p.x), rows, 1);
+    o.b_scale = scale_vector(impl.one.data(), scale_type(p.x), o.y.cols(), 0);
+  }
+  launch(impl, steps.gemm, o, run.memory, run.stream);
+}
+
+}  // namespace
+
+LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& description) {
+  check(description);
+  auto impl = std::make_shared<LinearBackwardImpl>();
+  const LinearBackwardDescription& d = impl->description = description;
+  impl->function = "LinearBackwardPlan::run";
+  impl->static_scale = StaticScale(d.static_scale, scale_type(d.dy));
+  impl->one = StaticScale(1.0, scale_type(d.dy));
+  impl->explanation = message("linear backward ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), dY ", d.dy, ", dX ",
+                              name(d.dx), ", dW ", name(d.dw), " ", dw_dtype(d), ", dB ", d.db ? "yes" : "no",
+                              ", weight ", name(d.weight), " ", name(d.weight_layout), ", on ", d.device, "\n");
+  if (d.dx != Product::none) impl->dx = select_product(*impl, "dX", dx_problem(d));
+  if (d.dw != Product::none) impl->dw = select_product(*impl, "dW", dw_problem(d));
+  if (d.db) {
+    impl->db = choose(gemm_kernels(), Operation::column_sum, db_problem(d), kSelect, d.kernel);
+    impl->add("dB", *impl->db);
+    impl->reserve_scratch(impl->db->workspace);
+  }
+  for (const auto* product : {&impl->dx, &impl->dw}) {
+    if (!*product) continue;
+    if ((*product)->quantize) impl->reserve_scratch((*product)->quantize->workspace);
+    impl->reserve_scratch((*product)->gemm.workspace);
+  }
+  const DType real = scale_type(d.dy);
+  const bool floats = d.dx == Product::dequantized || d.dw == Product::dequantized || d.db;
+  impl->guarantee = floats ? PrecisionGuarantee{true, false, real, float_bound("N (dX) or M (dW, dB)", real, d.dy)}
+                           : PrecisionGuarantee{true, true, DType::s32, "exact"};
+  return LinearBackwardPlan(std::move(impl));
+}
+
+Verdict LinearBackwardPlan::can_implement(const LinearBackwardArgs& args) const {
+  return verdict_of([&] { bind(backward(impl_), args); });
+}
+
+void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace, Stream stream) const {
+  const LinearBackwardImpl& impl = backward(impl_);
+  const Bound b = bind(impl, args);
+  const Run run{impl, args, checked_workspace(impl, workspace), stream};
+  if (impl.dx) {
+    GemmOperands o;
+    o.b = b.weight;
+    o.y = b.dx;
+    run_product(run, *impl.dx, b.dy, b.weight_scale, o);
+  }
+  if (impl.dw) {
+    GemmOperands o;
+    o.b = b.x;
+    o.y = b.dw;
+    run_product(run, *impl.dw, b.dy, b.x_scale, o);
+  }
+  if (impl.db && b.db.rows() > 0) {
+    if (b.dy.rows() == 0) return write_zero(b.db);
+    GemmOperands o;
+    o.a = b.dy;
+    o.y = b.db;
+    launch(impl, *impl.db, o, run.memory, stream);
+  }
+}
+
+}  // namespace octile

@@ -1,0 +1,88 @@
+#include "plan.h"
+
+#include "message.h"
+
+namespace octile {
+
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+std::size_t Plan::workspace_size() const { return impl_->workspace == 0 ? 0 : impl_->workspace + kAlignment - 1; }
+
+std::string Plan::sku() const { return impl_->sku; }
+
+PrecisionGuarantee Plan::precision_guarantee() const { return impl_->guarantee; }
+
+std::string Plan::explain() const { return message(impl_->explanation, "workspace ", workspace_size(), " bytes\n"); }
+
+void Plan::Impl::add_line(std::string_view what, std::string_view kernel, const Cost& cost) {
+  char text[128];
+  std::snprintf(text, sizeof text, ": expected %s, %.4g MB, %.4g GOP\n", milliseconds(cost.seconds).c_str(),
+                cost.bytes * 1e-6, cost.operations * 1e-9);
+  explanation += message(what, ": ", kernel, text);
+}
+
+std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtype) {
+  const std::size_t begin = workspace;
+  workspace += aligned(static_cast<std::size_t>(rows) * static_cast<std::size_t>((cols * bits(dtype) + 7) / 8));
+  return begin;
+}
+
+void Plan::Impl::reserve_scratch(std::size_t bytes) {
+  if (scratch == 0) scratch = workspace;
+  workspace = std::max(workspace, scratch + aligned(bytes));
+}
+
+std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace) {
+  if (impl.workspace == 0) return nullptr;
+  const std::size_t needed = impl.workspace + kAlignment - 1;
+  if (workspace.data == nullptr || workspace.size < needed) {
+    fail(Status::workspace_too_small, impl.function, ": workspace of ", workspace.data ? workspace.size : 0,
+         " bytes, the plan needs ", needed);
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  return static_cast<std::byte*>(workspace.data) + (aligned(address) - address);
+}
+
+void check_kernel_wish(std::string_view function, std::string_view wish) {
+  if (wish.empty()) return;
+  std::string known;
+  for (const KernelInfo& kernel : kernels()) {
+    if (matches(kernel.name, wish)) return;
+    known += " " + kernel.name;
+  }
+  fail(Status::invalid_argument, function, ": no kernel is named ", wish, ", nor has that arch; there are:", known);
+}
+
+ConstTensor scale_vector(const void* data, DType type, std::int64_t size, std::int64_t stride) {
+  return {data, type, {}, 1, {size, 0}, {stride, 0}};
+}
+
+ConstTensor repeated(ConstTensor one, std::int64_t size) {
+  one.shape[0] = size;
+  one.strides[0] = 0;
+  return one;
+}
+
+ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
+                         const ConstTensor& x_scale, std::int64_t m) {
+  if (activation == Activation::static_per_tensor) {
+    checks.absent("x_scale", x_scale);
+    return scale_vector(static_scale.data(), static_scale.type(), m, 0);
+  }
+  const bool per_token = activation == Activation::dynamic_per_token;
+  const ConstTensor bound = checks.vector("x_scale", x_scale, static_scale.type(), per_token ? m : 1);
+  return per_token ? bound : repeated(bound, m);
+}
+
+std::string float_bound(std::string_view terms, DType scale, DType y) {
+  return message("(", terms, " + 3) * ", scale == DType::f64 ? "2^-53" : "2^-24",
+                 " * the sum of the terms' magnitudes, and one rounding to ", y);
+}
+
+}  // namespace octile

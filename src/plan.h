@@ -1,0 +1,97 @@
+// What the plans share behind the public Plan.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "choose.h"
+#include "kernels.h"
+#include "octile/plan.h"
+#include "validate.h"
+
+namespace octile {
+
+using QuantizeStep = Step<QuantizeProblem, QuantizeOperands>;
+using GemmStep = Step<GemmProblem, GemmOperands>;
+
+// A plan's concrete Impl adds its description and its steps.
+struct Plan::Impl {
+  std::string function;     // "LinearPlan::run"
+  std::string sku;          // the kernels chosen
+  std::string explanation;  // without the workspace line
+  std::size_t workspace = 0;
+  PrecisionGuarantee guarantee;
+
+  // Adds a chosen step to sku and explanation.
+  template <class Problem, class Operands>
+  void add(std::string_view what, const Step<Problem, Operands>& step) {
+    sku += (sku.empty() ? "" : " + ") + std::string(step.kernel->name);
+    add_line(what, step.kernel->name, step.cost);
+    explanation += step.refused;
+  }
+  void add_line(std::string_view what, std::string_view kernel, const Cost& cost);
+
+  // Reserves bytes of the workspace and returns where they begin; the first reservations of a plan.
+  std::size_t reserve(std::int64_t rows, std::int64_t cols, DType dtype);
+  // Reserves scratch that no two steps use at the same time, after everything else.
+  void reserve_scratch(std::size_t bytes);
+  std::size_t scratch = 0;  // where it begins
+};
+
+// The aligned beginning of a caller's workspace; throws when it is absent or too small.
+std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace);
+
+// Runs one step on part of the plan's workspace.
+template <class Problem, class Operands>
+void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const Operands& operands, std::byte* workspace,
+            Stream stream) {
+  const Workspace scratch = {workspace ? workspace + impl.scratch : nullptr, step.workspace};
+  step.kernel->launch(step.problem, operands, {scratch, stream});
+}
+
+// Runs a check that throws, and makes a Verdict of it.
+template <class Check>
+Verdict verdict_of(const Check& check) {
+  try {
+    check();
+    return {};
+  } catch (const Error& error) {
+    return {error.status(), error.what()};
+  }
+}
+
+// A scale that the plan itself keeps, in the type that its kernels read.
+class StaticScale {
+ public:
+  StaticScale() = default;
+  StaticScale(double value, DType type) : type_(type), f32_(static_cast<float>(value)), f64_(value) {}
+  DType type() const { return type_; }
+  const void* data() const { return type_ == DType::f64 ? static_cast<const void*>(&f64_) : &f32_; }
+
+ private:
+  DType type_ = DType::f32;
+  float f32_ = 0;
+  double f64_ = 0;
+};
+
+// A vector of `size` scales at `data`; stride 0 repeats one.
+ConstTensor scale_vector(const void* data, DType type, std::int64_t size, std::int64_t stride);
+
+// A vector of one value as a vector of `size`.
+ConstTensor repeated(ConstTensor one, std::int64_t size);
+
+// The same matrix with its dimensions swapped: a view for kernels, which take either stride as 1.
+template <class Void>
+BasicTensor<Void> transposed(BasicTensor<Void> t) {
+  return {t.data, t.dtype, t.device, t.rank, {t.shape[1], t.shape[0]}, {t.strides[1], t.strides[0]}};
+}
+
+// The scale of an s8 X as a vector of m, from the caller's tensor or from the description's static scale.
+ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
+                         const ConstTensor& x_scale, std::int64_t m);
+
+// The float bound that a product in float type `y` over k terms keeps, in words.
+std::string float_bound(std::string_view terms, DType scale, DType y);
+
+}  // namespace octile

@@ -1,0 +1,81 @@
+// The products, each as the one loop nest that defines it. Sums of integers are exact in s32; sums of floats are taken
+// in f64, so that the result is the central value that a faster kernel's error is measured from.
+#include <cmath>
+
+#include "access.h"
+#include "kernels.h"
+
+namespace octile::reference {
+
+namespace {
+
+template <class Real>
+void w8a8_gemm(const GemmProblem& p, const GemmOperands& o) {
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
+      std::int32_t acc = 0;
+      for (std::int64_t c = 0; c < o.a.cols(); ++c) acc += load_integer(o.a, i, c) * load_integer(o.b, j, c);
+      const Real scale = load<Real>(o.a_scale, i) * load<Real>(o.b_scale, j);
+      store(o.y, i, j,
+            p.bias ? std::fma(static_cast<Real>(acc), scale, load<Real>(o.bias, j)) : static_cast<Real>(acc) * scale);
+    }
+  }
+}
+
+template <class Real>
+void w8a16_gemm(const GemmOperands& o) {
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
+      double sum = 0;
+      for (std::int64_t c = 0; c < o.a.cols(); ++c) {
+        sum += load<double>(o.a, i, c) * (load_integer(o.b, j, c) * load<double>(o.c_scale, c));
+      }
+      store(o.y, i, j, static_cast<Real>(sum));
+    }
+  }
+}
+
+template <class Real>
+void w4a16_gemm(const GemmProblem& p, const GemmOperands& o) {
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
+      double sum = p.bias ? load<double>(o.bias, j) : 0.0;
+      for (std::int64_t c = 0; c < o.a.cols(); ++c) {
+        const std::int32_t z = p.zero_point ? load_integer(o.zero_point, j, c / p.group) : 0;
+        sum += load<double>(o.a, i, c) * ((load_integer(o.b, j, c) - z) * load<double>(o.b_scale, j, c / p.group));
+      }
+      store(o.y, i, j, static_cast<Real>(sum));
+    }
+  }
+}
+
+template <class Real>
+void column_sum(const GemmOperands& o) {
+  for (std::int64_t j = 0; j < o.a.cols(); ++j) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < o.a.rows(); ++i) sum += load<double>(o.a, i, j);
+    store(o.y, j, 0, static_cast<Real>(sum));
+  }
+}
+
+bool is_double(const GemmProblem& p) { return p.scale == DType::f64; }
+
+}  // namespace
+
+void w8a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? w8a8_gemm<double>(p, o) : w8a8_gemm<float>(p, o);
+}
+
+void w8a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? w8a16_gemm<double>(o) : w8a16_gemm<float>(o);
+}
+
+void w4a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? w4a16_gemm<double>(p, o) : w4a16_gemm<float>(p, o);
+}
+
+void column_sum(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? column_sum<double>(o) : column_sum<float>(o);
+}
+
+}  // namespace octile::reference

@@ -1,0 +1,311 @@
+#include "reference/oracle.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "access.h"
+#include "kernels.h"
+
+namespace octile::oracle {
+
+namespace {
+
+QuantizeProblem resolved(QuantizeDescription d) {
+  if (d.q_min == 0 && d.q_max == 0) std::tie(d.q_min, d.q_max) = default_range(d.q, d.mapping);
+  return d;
+}
+
+Scales scales(const QuantizeDescription& d, const ConstTensor& t, std::int64_t cols) {
+  return t.present() ? scales_over(d, t, cols) : Scales{};
+}
+
+// The scale of row m of X, and of output channel n of W: one for all where the tensor has one value.
+template <class Real>
+Real scale_of(const ConstTensor& scale, bool one_for_all, std::int64_t i) {
+  return load<Real>(scale, one_for_all ? 0 : i);
+}
+
+// X as integers and a scale for each row.
+template <class Real>
+struct QuantizedRows {
+  std::vector<std::int8_t> q;
+  std::vector<Real> s;
+};
+
+template <class Real>
+QuantizedRows<Real> quantized_x(const LinearDescription& d, const LinearArgs& args) {
+  const std::int64_t m = args.x.rows();
+  QuantizedRows<Real> x{std::vector<std::int8_t>(static_cast<std::size_t>(m * d.k)),
+                        std::vector<Real>(static_cast<std::size_t>(m))};
+  const bool per_tensor = d.activation == Activation::dynamic_per_tensor;
+  if (d.x == DType::s8) {
+    for (std::int64_t i = 0; i < m; ++i) {
+      x.s[static_cast<std::size_t>(i)] = d.activation == Activation::static_per_tensor
+                                             ? static_cast<Real>(d.static_scale)
+                                             : scale_of<Real>(args.x_scale, per_tensor, i);
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        x.q[static_cast<std::size_t>(i * d.k + k)] = static_cast<std::int8_t>(load_integer(args.x, i, k));
+      }
+    }
+    return x;
+  }
+  Real given = static_cast<Real>(d.static_scale);
+  QuantizeDescription q{.rows = m, .cols = d.k, .x = d.x};
+  q.granularity = per_tensor ? Granularity::tensor : Granularity::row;
+  q.multiplier = d.x_multiplier ? Multiplier::per_column : Multiplier::none;
+  QuantizeArgs a{.x = args.x, .multiplier = args.x_multiplier};
+  a.q = matrix(x.q.data(), m, d.k);
+  a.scale = vector(x.s.data(), per_tensor ? 1 : m);
+  if (d.activation == Activation::static_per_tensor) {
+    q.scale = ScaleSource::given;
+    a.given_scale = vector(&given, m, 0);
+  }
+  quantize(q, a);
+  if (per_tensor) x.s.assign(x.s.size(), x.s.empty() ? Real{} : x.s[0]);
+  return x;
+}
+
+// Y[m, n] = round(fma(f32(sum_k Xq[m, k] * Wq[n, k]), s_x[m] * s_w[n], bias[n])).
+template <class Real>
+void linear_w8a8(const LinearDescription& d, const LinearArgs& args) {
+  const QuantizedRows<Real> x = quantized_x<Real>(d, args);
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      if (d.k == 0) {
+        store(args.y, m, n, d.bias ? load<Real>(args.bias, n) : Real{});
+        continue;
+      }
+      std::int64_t acc = 0;
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        const std::int32_t w = out_in ? load_integer(args.weight, n, k) : load_integer(args.weight, k, n);
+        acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * w;
+      }
+      const Real s_w = scale_of<Real>(args.weight_scale, d.weight == WeightFormat::s8_per_tensor, n);
+      const Real scale = x.s[static_cast<std::size_t>(m)] * s_w;
+      const Real product = static_cast<Real>(acc);
+      store(args.y, m, n, d.bias ? std::fma(product, scale, load<Real>(args.bias, n)) : product * scale);
+    }
+  }
+}
+
+// Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
+template <class Real>
+void linear_w4a16(const LinearDescription& d, const LinearArgs& args) {
+  const std::int64_t group = d.group == 0 ? d.k : d.group;
+  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      double sum = d.bias ? load<double>(args.bias, n) : 0.0;
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        const std::int32_t z = d.weight_zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
+        const double w = (load_integer(args.weight, n, k) - z) * load<double>(args.weight_scale, n, k / group);
+        sum += load<double>(args.x, m, k) * w;
+      }
+      store(args.y, m, n, static_cast<Real>(sum));
+    }
+  }
+}
+
+// The operands of the backward, by their meaning.
+template <class Real>
+struct Backward {
+  const LinearBackwardDescription& d;
+  const LinearBackwardArgs& args;
+
+  std::int64_t m() const { return args.dy.rows(); }
+  std::int32_t w(std::int64_t n, std::int64_t k) const {
+    return d.weight_layout == WeightLayout::out_in ? load_integer(args.weight, n, k) : load_integer(args.weight, k, n);
+  }
+  std::int32_t x(std::int64_t i, std::int64_t k) const {
+    return d.x_transposed ? load_integer(args.x, k, i) : load_integer(args.x, i, k);
+  }
+  Real s_w(std::int64_t n) const {
+    return scale_of<Real>(args.weight_scale, d.weight == WeightFormat::s8_per_tensor, n);
+  }
+  Real s_x(std::int64_t i) const {
+    return d.activation == Activation::static_per_tensor
+               ? static_cast<Real>(d.static_scale)
+               : scale_of<Real>(args.x_scale, d.activation == Activation::dynamic_per_tensor, i);
+  }
+  void store_dw(std::int64_t n, std::int64_t k, Real value) const {
+    d.weight_layout == WeightLayout::out_in ? store(args.dw, n, k, value) : store(args.dw, k, n, value);
+  }
+
+  // dY with a scale folded in, quantized per row or per column.
+  QuantizedRows<Real> quantized_dy(bool rows) const {
+    QuantizedRows<Real> out{std::vector<std::int8_t>(static_cast<std::size_t>(m() * d.n)),
+                            std::vector<Real>(static_cast<std::size_t>(rows ? m() : d.n))};
+    std::vector<Real> fold(static_cast<std::size_t>(rows ? d.n : m()));
+    for (std::size_t i = 0; i < fold.size(); ++i) {
+      fold[i] = rows ? s_w(static_cast<std::int64_t>(i)) : s_x(static_cast<std::int64_t>(i));
+    }
+    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy};
+    q.granularity = rows ? Granularity::row : Granularity::column;
+    q.multiplier = rows ? Multiplier::per_column : Multiplier::per_row;
+    q.rounding = d.rounding;
+    QuantizeArgs a{.x = args.dy};
+    a.multiplier = vector(static_cast<const Real*>(fold.data()), static_cast<std::int64_t>(fold.size()));
+    a.q = matrix(out.q.data(), m(), d.n);
+    a.scale = vector(out.s.data(), static_cast<std::int64_t>(out.s.size()));
+    a.seed = args.seed;
+    quantize(q, a);
+    return out;
+  }
+
+  // d1 = dY * s_w, quantized per row: dX[m, k] = s1[m] * sum_n q1[m, n] * Wq[n, k].
+  void dx_int8() const {
+    const QuantizedRows<Real> q1 = quantized_dy(true);
+    for (std::int64_t i = 0; i < m(); ++i) {
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        std::int64_t acc = 0;
+        for (std::int64_t n = 0; n < d.n; ++n)
+          acc += std::int64_t{q1.q[static_cast<std::size_t>(i * d.n + n)]} * w(n, k);
+        store(args.dx, i, k, d.n == 0 ? Real{} : static_cast<Real>(acc) * q1.s[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+
+  // d2 = dY * s_x, quantized per column: dW[n, k] = s2[n] * sum_m q2[m, n] * Xq[m, k].
+  void dw_int8() const {
+    const QuantizedRows<Real> q2 = quantized_dy(false);
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        std::int64_t acc = 0;
+        for (std::int64_t i = 0; i < m(); ++i)
+          acc += std::int64_t{q2.q[static_cast<std::size_t>(i * d.n + n)]} * x(i, k);
+        store_dw(n, k, m() == 0 ? Real{} : static_cast<Real>(acc) * q2.s[static_cast<std::size_t>(n)]);
+      }
+    }
+  }
+
+  // dX[m, k] = sum_n dY[m, n] * (Wq[n, k] * s_w[n]).
+  void dx_dequantized() const {
+    for (std::int64_t i = 0; i < m(); ++i) {
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        double sum = 0;
+        for (std::int64_t n = 0; n < d.n; ++n) {
+          sum += load<double>(args.dy, i, n) * (w(n, k) * static_cast<double>(s_w(n)));
+        }
+        store(args.dx, i, k, static_cast<Real>(sum));
+      }
+    }
+  }
+
+  // dW[n, k] = sum_m (Xq[m, k] * s_x[m]) * dY[m, n].
+  void dw_dequantized() const {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < m(); ++i) {
+          sum += load<double>(args.dy, i, n) * (x(i, k) * static_cast<double>(s_x(i)));
+        }
+        store_dw(n, k, static_cast<Real>(sum));
+      }
+    }
+  }
+
+  // dB[n] = sum_m dY[m, n].
+  void db() const {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < m(); ++i) sum += load<double>(args.dy, i, n);
+      store(args.db, n, 0, static_cast<Real>(sum));
+    }
+  }
+
+  void run() const {
+    if (d.dx == Product::int8) dx_int8();
+    if (d.dx == Product::dequantized) dx_dequantized();
+    if (d.dw == Product::int8) dw_int8();
+    if (d.dw == Product::dequantized) dw_dequantized();
+    if (d.db) db();
+  }
+};
+
+}  // namespace
+
+void quantize(const QuantizeDescription& d, const QuantizeArgs& args) {
+  const std::int64_t cols = args.x.cols();
+  QuantizeOperands o;
+  o.x = args.x;
+  o.multiplier = args.multiplier;
+  o.given_scale = scales(d, args.given_scale, cols);
+  o.given_zero_point = scales(d, args.given_zero_point, cols);
+  o.q = args.q;
+  o.q_transposed = args.q_transposed;
+  o.scale = scales(d, args.scale, cols);
+  o.zero_point = scales(d, args.zero_point, cols);
+  o.seed = args.seed;
+  if (args.x.rows() > 0 && cols > 0) reference::quantize(resolved(d), o, {});
+}
+
+void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
+  const std::int64_t cols = args.q.cols();
+  QuantizeOperands o;
+  o.q_in = args.q;
+  o.given_scale = scales(d, args.scale, cols);
+  o.given_zero_point = scales(d, args.zero_point, cols);
+  o.y = args.x;
+  reference::dequantize(resolved(d), o, {});
+}
+
+void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs& args) {
+  const std::int64_t cols = args.x.cols();
+  QuantizeOperands o;
+  o.dy = args.dy;
+  o.x = args.x;
+  o.given_scale = scales(d, args.scale, cols);
+  o.given_zero_point = scales(d, args.zero_point, cols);
+  o.y = args.dx;
+  reference::quantize_backward(resolved(d), o, {});
+}
+
+void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardArgs& args) {
+  QuantizeOperands o;
+  o.dy = args.dy;
+  o.given_scale = scales(d, args.scale, args.dy.cols());
+  o.y = args.dq;
+  reference::dequantize_backward(resolved(d), o, {});
+}
+
+void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
+  const std::int64_t cols = args.x.cols();
+  QuantizeOperands o;
+  o.x = args.x;
+  o.given_scale = scales(d, args.given_scale, cols);
+  o.given_zero_point = scales(d, args.given_zero_point, cols);
+  o.y = args.y;
+  o.scale = scales(d, args.scale, cols);
+  o.zero_point = scales(d, args.zero_point, cols);
+  o.seed = args.seed;
+  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize(resolved(d), o, {});
+}
+
+void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBackwardArgs& args) {
+  const std::int64_t cols = args.x.cols();
+  QuantizeOperands o;
+  o.dy = args.dy;
+  o.x = args.x;
+  o.given_scale = scales(d, args.scale, cols);
+  o.given_zero_point = scales(d, args.zero_point, cols);
+  o.y = args.dx;
+  reference::fake_quantize_backward(resolved(d), o, {});
+}
+
+void linear(const LinearDescription& d, const LinearArgs& args) {
+  const bool f64 = d.y == DType::f64;
+  if (d.weight == WeightFormat::s4_group) {
+    f64 ? linear_w4a16<double>(d, args) : linear_w4a16<float>(d, args);
+  } else {
+    f64 ? linear_w8a8<double>(d, args) : linear_w8a8<float>(d, args);
+  }
+}
+
+void linear_backward(const LinearBackwardDescription& d, const LinearBackwardArgs& args) {
+  d.dy == DType::f64 ? Backward<double>{d, args}.run() : Backward<float>{d, args}.run();
+}
+
+}  // namespace octile::oracle

@@ -1,0 +1,219 @@
+// The quantizer family, in the words of the contract: one loop over segments, one over the elements of a segment.
+//
+//   symmetric  s = max(max|x| / q_max, 1e-8)                        q = clamp(rint(x / s), q_min, q_max)
+//   affine     s = max((x_max - x_min) / (q_max - q_min), 1e-8)     q = clamp(rint(x / s) + z, q_min, q_max)
+//              z = clamp(q_min - rint(x_min / s), q_min, q_max)
+//
+// Reference rows of the kernel table, and the oracle that every other row is compared with.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "access.h"
+#include "kernels.h"
+#include "philox.h"
+
+namespace octile::reference {
+
+namespace {
+
+template <class Real>
+Real scale_at(const Scales& scales, std::int64_t r, std::int64_t c) {
+  return static_cast<const Real*>(scales.data)[scales.index(r, c)];
+}
+
+std::int32_t zero_point_at(const Scales& zero_points, std::int64_t r, std::int64_t c) {
+  return zero_points.data ? static_cast<const std::int32_t*>(zero_points.data)[zero_points.index(r, c)] : 0;
+}
+
+// x * multiplier, rounded once.
+template <class Real>
+Real input(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, std::int64_t c) {
+  const Real x = load<Real>(o.x, r, c);
+  if (p.multiplier == Multiplier::none) return x;
+  return x * load<Real>(o.multiplier, p.multiplier == Multiplier::per_column ? c : r);
+}
+
+// rint(x / s) + z, or floor(x / s + u) + z, clamped to the range.
+template <class Real>
+std::int32_t quantized(const QuantizeProblem& p, Real ratio, std::int32_t z, Real u) {
+  const Real rounded = p.rounding == Rounding::nearest ? std::rint(ratio) : std::floor(ratio + u);
+  return static_cast<std::int32_t>(
+      std::clamp(rounded + static_cast<Real>(z), static_cast<Real>(p.q_min), static_cast<Real>(p.q_max)));
+}
+
+template <class Real>
+bool in_range(const QuantizeProblem& p, Real ratio, std::int32_t z) {
+  const Real v = std::rint(ratio) + static_cast<Real>(z);
+  const Real low = static_cast<Real>(p.q_min);
+  const Real high = static_cast<Real>(p.q_max);
+  return p.mask == Mask::inclusive ? low <= v && v <= high : low < v && v < high;
+}
+
+template <class Real>
+struct Segment {
+  std::int64_t row, col, rows, cols;  // where, and how much
+  bool finite;                        // no NaN or infinity among its values
+  Real s;
+  std::int32_t z;
+};
+
+// Measures the segment that begins at (row, col) and writes its scale and zero point.
+template <class Real>
+void measure(const QuantizeProblem& p, const QuantizeOperands& o, Segment<Real>& g) {
+  Real low = 0;
+  Real high = 0;
+  g.finite = true;
+  for (std::int64_t r = g.row; r < g.row + g.rows; ++r) {
+    for (std::int64_t c = g.col; c < g.col + g.cols; ++c) {
+      const Real x = input<Real>(p, o, r, c);
+      g.finite = g.finite && std::isfinite(x);
+      low = std::min(low, x);
+      high = std::max(high, x);
+    }
+  }
+  const Real q_min = static_cast<Real>(p.q_min);
+  const Real q_max = static_cast<Real>(p.q_max);
+  g.z = 0;
+  if (p.scale == ScaleSource::given) {
+    g.s = scale_at<Real>(o.given_scale, g.row, g.col);
+    g.z = zero_point_at(o.given_zero_point, g.row, g.col);
+  } else if (p.mapping == Mapping::symmetric) {
+    g.s = std::max(std::max(-low, high) / q_max, static_cast<Real>(1e-8));
+  } else {
+    g.s = std::max((high - low) / (q_max - q_min), static_cast<Real>(1e-8));
+    if (g.finite && std::isfinite(g.s)) {
+      g.z = static_cast<std::int32_t>(std::clamp(q_min - std::rint(low / g.s), q_min, q_max));
+    }
+  }
+  g.finite = g.finite && std::isfinite(g.s);
+  if (o.scale.data) {
+    static_cast<Real*>(o.scale.data)[o.scale.index(g.row, g.col)] =
+        g.finite ? g.s : std::numeric_limits<Real>::quiet_NaN();
+  }
+  if (o.zero_point.data) {
+    static_cast<std::int32_t*>(o.zero_point.data)[o.zero_point.index(g.row, g.col)] = g.finite ? g.z : 0;
+  }
+}
+
+// Calls visit(segment) for every segment of x, measured.
+template <class Real, class Visit>
+void for_each_segment(const QuantizeProblem& p, const QuantizeOperands& o, const Visit& visit) {
+  const std::int64_t rows = o.x.rows();
+  const std::int64_t cols = o.x.cols();
+  const bool whole_rows = p.granularity == Granularity::tensor || p.granularity == Granularity::row;
+  const bool whole_columns = p.granularity == Granularity::tensor || p.granularity == Granularity::column;
+  const std::int64_t segment_rows = whole_columns ? rows : 1;
+  const std::int64_t segment_cols = whole_rows ? cols : p.granularity == Granularity::group ? p.group : 1;
+  for (std::int64_t r = 0; r < rows; r += segment_rows) {
+    for (std::int64_t c = 0; c < cols; c += segment_cols) {
+      Segment<Real> g{r, c, segment_rows, segment_cols, true, 0, 0};
+      measure(p, o, g);
+      visit(g);
+    }
+  }
+}
+
+template <class Real>
+void quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
+  for_each_segment<Real>(p, o, [&](const Segment<Real>& g) {
+    for (std::int64_t r = g.row; r < g.row + g.rows; ++r) {
+      for (std::int64_t c = g.col; c < g.col + g.cols; ++c) {
+        std::int32_t q = 0;
+        if (g.finite) {
+          const auto index = static_cast<std::uint64_t>(r * o.x.cols() + c);
+          const Real u = p.rounding == Rounding::stochastic ? static_cast<Real>(uniform(index, o.seed)) : Real{};
+          q = quantized(p, input<Real>(p, o, r, c) / g.s, g.z, u);
+        }
+        if (o.q.present()) store_integer(o.q, r, c, q);
+        if (o.q_transposed.present()) store_integer(o.q_transposed, c, r, q);
+      }
+    }
+  });
+}
+
+template <class Real>
+void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
+  for_each_segment<Real>(p, o, [&](const Segment<Real>& g) {
+    for (std::int64_t r = g.row; r < g.row + g.rows; ++r) {
+      for (std::int64_t c = g.col; c < g.col + g.cols; ++c) {
+        const Real x = load<Real>(o.x, r, c);
+        Real y = std::numeric_limits<Real>::quiet_NaN();
+        if (p.scale == ScaleSource::given ? std::isfinite(x) : g.finite) {
+          const auto index = static_cast<std::uint64_t>(r * o.x.cols() + c);
+          const Real u = p.rounding == Rounding::stochastic ? static_cast<Real>(uniform(index, o.seed)) : Real{};
+          y = static_cast<Real>(quantized(p, x / g.s, g.z, u) - g.z) * g.s;
+        }
+        store(o.y, r, c, y);
+      }
+    }
+  });
+}
+
+template <class Real>
+void dequantize(const QuantizeOperands& o) {
+  for (std::int64_t r = 0; r < o.q_in.rows(); ++r) {
+    for (std::int64_t c = 0; c < o.q_in.cols(); ++c) {
+      const std::int32_t difference = load_integer(o.q_in, r, c) - zero_point_at(o.given_zero_point, r, c);
+      store(o.y, r, c, static_cast<Real>(difference) * scale_at<Real>(o.given_scale, r, c));
+    }
+  }
+}
+
+template <class Real>
+void dequantize_backward(const QuantizeOperands& o) {
+  for (std::int64_t r = 0; r < o.dy.rows(); ++r) {
+    for (std::int64_t c = 0; c < o.dy.cols(); ++c) {
+      store(o.y, r, c, load<Real>(o.dy, r, c) * scale_at<Real>(o.given_scale, r, c));
+    }
+  }
+}
+
+// dx = dy / s or dy where in range, 0 elsewhere, NaN where there was nothing to round.
+template <class Real>
+void straight_through(const QuantizeProblem& p, const QuantizeOperands& o, bool divide) {
+  for (std::int64_t r = 0; r < o.x.rows(); ++r) {
+    for (std::int64_t c = 0; c < o.x.cols(); ++c) {
+      const Real x = load<Real>(o.x, r, c);
+      const Real s = scale_at<Real>(o.given_scale, r, c);
+      const Real dy = load<Real>(o.dy, r, c);
+      Real dx = 0;
+      if (!std::isfinite(x) || !std::isfinite(s)) {
+        dx = std::numeric_limits<Real>::quiet_NaN();
+      } else if (in_range(p, x / s, zero_point_at(o.given_zero_point, r, c))) {
+        dx = divide ? dy / s : dy;
+      }
+      store(o.y, r, c, dx);
+    }
+  }
+}
+
+bool is_double(const QuantizeProblem& p) { return p.x == DType::f64; }
+
+}  // namespace
+
+void quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  is_double(p) ? quantize<double>(p, o) : quantize<float>(p, o);
+}
+
+void dequantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  is_double(p) ? dequantize<double>(o) : dequantize<float>(o);
+}
+
+void quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  is_double(p) ? straight_through<double>(p, o, true) : straight_through<float>(p, o, true);
+}
+
+void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  is_double(p) ? dequantize_backward<double>(o) : dequantize_backward<float>(o);
+}
+
+void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  is_double(p) ? fake_quantize<double>(p, o) : fake_quantize<float>(p, o);
+}
+
+void fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  is_double(p) ? straight_through<double>(p, o, false) : straight_through<float>(p, o, false);
+}
+
+}  // namespace octile::reference

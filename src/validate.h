@@ -1,0 +1,92 @@
+// The checks that every plan makes on the caller's values. Each throws octile::Error with the function, the name of the
+// value and everything that was wrong with it; none allocates when all is well.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "octile/tensor.h"
+
+namespace octile {
+
+enum class Access : std::uint8_t { read, write };
+
+// Checks the tensors of one call, and that no output overlaps anything else.
+class TensorChecks {
+ public:
+  TensorChecks(std::string_view function, Device device) : function_(function), device_(device) {}
+
+  // A matrix (rows, cols): dtype, shape, strides, device, null and misaligned pointers. A Tensor is an output, a
+  // ConstTensor an input. Returns it with the strides that one row or one column leaves open made plain.
+  template <class Void>
+  BasicTensor<Void> matrix(std::string_view name, const BasicTensor<Void>& t, DType dtype,
+                           std::array<std::int64_t, 2> shape) {
+    check(name, t, dtype, {2, shape, kAccess<Void>});
+    BasicTensor<Void> plain = t;
+    plain.strides[1] = 1;
+    if (shape[0] <= 1) plain.strides[0] = dtype == DType::s4 ? (shape[1] + 1) / 2 * 2 : shape[1];
+    return plain;
+  }
+  // A vector (size), in the same way.
+  template <class Void>
+  BasicTensor<Void> vector(std::string_view name, const BasicTensor<Void>& t, DType dtype, std::int64_t size) {
+    check(name, t, dtype, {1, {size, 0}, kAccess<Void>});
+    return t;
+  }
+  // A tensor that this plan has no use for.
+  void absent(std::string_view name, const ConstTensor& t);
+  // Every output against every other tensor seen so far. Call it last.
+  void no_overlap() const;
+
+  std::string_view function() const { return function_; }
+
+ private:
+  struct Seen {
+    std::string_view name;
+    ConstTensor tensor;
+    Access access;
+  };
+  struct Wanted {
+    int rank;
+    std::array<std::int64_t, 2> shape;
+    Access access;
+  };
+  template <class Void>
+  static constexpr Access kAccess = std::is_const_v<Void> ? Access::read : Access::write;
+  void check(std::string_view name, const ConstTensor& t, DType dtype, const Wanted& wanted);
+
+  std::string_view function_;
+  Device device_;
+  std::array<Seen, 12> seen_{};
+  std::size_t count_ = 0;
+};
+
+// Calls visit(i, r, c) for every element (r, c) of a view, data[i].
+template <class Visit>
+void for_each_element(const ConstTensor& t, const Visit& visit) {
+  for (std::int64_t r = 0; r < t.shape[0]; ++r) {
+    for (std::int64_t c = 0; c < (t.rank == 2 ? t.shape[1] : 1); ++c) visit(r * t.strides[0] + c * t.strides[1], r, c);
+  }
+}
+
+// Every value of an s32 tensor in host memory lies in low..high.
+void check_values_within(const TensorChecks& checks, std::string_view name, const ConstTensor& t, int low, int high);
+// A size: not negative.
+void check_size(std::string_view function, std::string_view name, std::int64_t size);
+// A matrix that a plan will need: its bytes fit in 63 bits.
+void check_bytes(std::string_view function, std::string_view name, std::int64_t rows, std::int64_t cols);
+// A choice: one of the first `count` values of its enumeration.
+void check_choice(std::string_view function, std::string_view name, int value, int count);
+void check_threads(std::string_view function, int threads);
+void check_device(std::string_view function, Device device);
+// A static scale: positive and finite when converted to the scale type.
+void check_static_scale(std::string_view function, double scale, DType type);
+
+template <class Enum>
+void check_choice(std::string_view function, std::string_view name, Enum value, Enum last) {
+  check_choice(function, name, static_cast<int>(value), static_cast<int>(last) + 1);
+}
+
+}  // namespace octile
