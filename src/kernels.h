@@ -57,17 +57,17 @@ std::pair<int, int> default_range(DType q, Mapping mapping);
 // What a quantizer kernel is given. A kernel takes its sizes from x (dequantize: from q), not from the problem, whose
 // rows are a maximum. All of it has been checked.
 struct QuantizeOperands {
-  ConstTensor x;            // (rows, cols): quantize, fake quantize, and the straight-through backwards
-  ConstTensor q_in;         // dequantize
-  ConstTensor dy;           // the backwards
-  ConstTensor multiplier;   // (cols) or (rows); its stride may be 0
-  Scales given_scale;       // scale_type(x)
-  Scales given_zero_point;  // s32
-  Scales scale;             // out, may be absent
-  Scales zero_point;        // out, may be absent
-  Tensor q;                 // out, (rows, cols), may be absent
-  Tensor q_transposed;      // out, (cols, rows), may be absent
-  Tensor y;                 // out: x of dequantize, y of fake quantize, dx or dq of the backwards
+  ConstTensor x = {};            // (rows, cols): quantize, fake quantize, and the straight-through backwards
+  ConstTensor q_in = {};         // dequantize
+  ConstTensor dy = {};           // the backwards
+  ConstTensor multiplier = {};   // (cols) or (rows); its stride may be 0
+  Scales given_scale = {};       // scale_type(x)
+  Scales given_zero_point = {};  // s32
+  Scales scale = {};             // out, may be absent
+  Scales zero_point = {};        // out, may be absent
+  Tensor q = {};                 // out, (rows, cols), may be absent
+  Tensor q_transposed = {};      // out, (cols, rows), may be absent
+  Tensor y = {};                 // out: x of dequantize, y of fake quantize, dx or dq of the backwards
   std::uint64_t seed = 0;
 };
 
@@ -89,21 +89,21 @@ struct GemmProblem {
   std::int64_t group = 0;              // w4a16: never 0
   bool zero_point = false;             // w4a16
   bool bias = false;
-  Device device;
+  Device device = {};
   int threads = 0;
 };
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
 // strides is 1. Strides of scales may be 0.
 struct GemmOperands {
-  ConstTensor a;
-  ConstTensor b;
-  ConstTensor a_scale;     // (m)
-  ConstTensor b_scale;     // (n), or (n, k / group)
-  ConstTensor c_scale;     // (k)
-  ConstTensor zero_point;  // (n, k / group), s32
-  ConstTensor bias;        // (n), dtype of y
-  Tensor y;
+  ConstTensor a = {};
+  ConstTensor b = {};
+  ConstTensor a_scale = {};     // (m)
+  ConstTensor b_scale = {};     // (n), or (n, k / group)
+  ConstTensor c_scale = {};     // (k)
+  ConstTensor zero_point = {};  // (n, k / group), s32
+  ConstTensor bias = {};        // (n), dtype of y
+  Tensor y = {};
 };
 
 struct Launch {

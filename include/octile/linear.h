@@ -32,20 +32,20 @@ struct LinearDescription {
   bool weight_zero_point = false;                     // s4: z is given
   bool bias = false;
   bool x_multiplier = false;  // X is multiplied per input channel before it is quantized (SmoothQuant's 1 / s)
-  Device device;
-  int threads = 0;     // CPU threads it may use; 0: all of the machine. The bits do not depend on it
-  std::string kernel;  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+  Device device = {};
+  int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
 struct LinearArgs {
-  ConstTensor x;                  // (M, K)
-  ConstTensor x_scale;            // only if x is s8: (M) for per_token, (1) for dynamic_per_tensor; absent for static
-  ConstTensor x_multiplier;       // (K), scale_type(y)
-  ConstTensor weight;             // (N, K) or (K, N)
-  ConstTensor weight_scale;       // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y)
-  ConstTensor weight_zero_point;  // (N, K / group), s32, within -8..7
-  ConstTensor bias;               // (N), dtype of y
-  Tensor y;                       // (M, N)
+  ConstTensor x = {};             // (M, K)
+  ConstTensor x_scale = {};       // only if x is s8: (M) for per_token, (1) for dynamic_per_tensor; absent for static
+  ConstTensor x_multiplier = {};  // (K), scale_type(y)
+  ConstTensor weight = {};        // (N, K) or (K, N)
+  ConstTensor weight_scale = {};  // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y)
+  ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7
+  ConstTensor bias = {};               // (N), dtype of y
+  Tensor y = {};                       // (M, N)
 };
 
 class OCTILE_API LinearPlan : public Plan {
@@ -81,21 +81,21 @@ struct LinearBackwardDescription {
   WeightFormat weight = WeightFormat::s8_per_channel;     // s8 only
   WeightLayout weight_layout = WeightLayout::out_in;      // of Wq and of dW
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
-  Device device;
-  int threads = 0;     // CPU threads it may use; 0: all of the machine. The bits do not depend on it
-  std::string kernel;  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+  Device device = {};
+  int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
 struct LinearBackwardArgs {
-  ConstTensor dy;            // (M, N)
-  ConstTensor weight;        // (N, K) or (K, N), s8; for dX
-  ConstTensor weight_scale;  // (N) or (1); for dX
-  ConstTensor x;             // (M, K) or (K, M), s8; for dW
-  ConstTensor x_scale;       // (M), (1), or absent if static; for dW
-  Tensor dx;                 // (M, K)
-  Tensor dw;                 // (N, K) or (K, N)
-  Tensor db;                 // (N)
-  std::uint64_t seed = 0;    // of stochastic rounding
+  ConstTensor dy = {};            // (M, N)
+  ConstTensor weight = {};        // (N, K) or (K, N), s8; for dX
+  ConstTensor weight_scale = {};  // (N) or (1); for dX
+  ConstTensor x = {};             // (M, K) or (K, M), s8; for dW
+  ConstTensor x_scale = {};       // (M), (1), or absent if static; for dW
+  Tensor dx = {};                 // (M, K)
+  Tensor dw = {};                 // (N, K) or (K, N)
+  Tensor db = {};                 // (N)
+  std::uint64_t seed = 0;         // of stochastic rounding
 };
 
 class OCTILE_API LinearBackwardPlan : public Plan {

@@ -37,9 +37,9 @@ struct QuantizeDescription {
   // u8 0..255, s4 -8..7. Symmetric needs q_max > 0.
   int q_min = 0;
   int q_max = 0;
-  Device device;
-  int threads = 0;     // CPU threads it may use; 0: all of the machine. The bits do not depend on it
-  std::string kernel;  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+  Device device = {};
+  int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
 // Scales and zero points, wherever they appear below: shape (1) for tensor, (rows) for row, (cols) for column,
@@ -47,62 +47,62 @@ struct QuantizeDescription {
 
 // x -> q.
 struct QuantizeArgs {
-  ConstTensor x;                 // (rows, cols)
-  ConstTensor multiplier;        // (cols) or (rows), scale_type(x)
-  ConstTensor given_scale;       // with ScaleSource::given: positive and finite
-  ConstTensor given_zero_point;  // with ScaleSource::given and affine: within q_min..q_max
-  Tensor q;                      // (rows, cols), unless transposed only
-  Tensor q_transposed;           // (cols, rows), if transposed or both
-  Tensor scale;                  // dynamic: written. given: if present, written with the given scale, or with NaN for a
-                                 // segment that holds a NaN or an infinity (its integers are then 0)
-  Tensor zero_point;             // dynamic affine: written
-  std::uint64_t seed = 0;        // of stochastic rounding
+  ConstTensor x = {};                 // (rows, cols)
+  ConstTensor multiplier = {};        // (cols) or (rows), scale_type(x)
+  ConstTensor given_scale = {};       // with ScaleSource::given: positive and finite
+  ConstTensor given_zero_point = {};  // with ScaleSource::given and affine: within q_min..q_max
+  Tensor q = {};                      // (rows, cols), unless transposed only
+  Tensor q_transposed = {};           // (cols, rows), if transposed or both
+  Tensor scale = {};       // dynamic: written. given: if present, written with the given scale, or with NaN for a
+                           // segment that holds a NaN or an infinity (its integers are then 0)
+  Tensor zero_point = {};  // dynamic affine: written
+  std::uint64_t seed = 0;  // of stochastic rounding
 };
 
 // x = (q - z) * s.
 struct DequantizeArgs {
-  ConstTensor q;  // (rows, cols)
-  ConstTensor scale;
-  ConstTensor zero_point;  // affine
-  Tensor x;                // (rows, cols)
+  ConstTensor q = {};  // (rows, cols)
+  ConstTensor scale = {};
+  ConstTensor zero_point = {};  // affine
+  Tensor x = {};                // (rows, cols)
 };
 
 // Straight-through gradient of quantize: dx = (dy / s) where rint(x / s) + z is in range, else 0; NaN where x or s is
 // not finite.
 struct QuantizeBackwardArgs {
-  ConstTensor dy;  // (rows, cols)
-  ConstTensor x;   // (rows, cols), as it was quantized
-  ConstTensor scale;
-  ConstTensor zero_point;  // affine
-  Tensor dx;               // (rows, cols)
+  ConstTensor dy = {};  // (rows, cols)
+  ConstTensor x = {};   // (rows, cols), as it was quantized
+  ConstTensor scale = {};
+  ConstTensor zero_point = {};  // affine
+  Tensor dx = {};               // (rows, cols)
 };
 
 // Gradient of dequantize: dq = dy * s, in float.
 struct DequantizeBackwardArgs {
-  ConstTensor dy;  // (rows, cols)
-  ConstTensor scale;
-  Tensor dq;  // (rows, cols), float
+  ConstTensor dy = {};  // (rows, cols)
+  ConstTensor scale = {};
+  Tensor dq = {};  // (rows, cols), float
 };
 
 // y = (clamp(rint(x / s) + z, q_min, q_max) - z) * s; NaN where x is not finite.
 struct FakeQuantizeArgs {
-  ConstTensor x;                 // (rows, cols)
-  ConstTensor given_scale;       // with ScaleSource::given
-  ConstTensor given_zero_point;  // with ScaleSource::given and affine
-  Tensor y;                      // (rows, cols)
-  Tensor scale;                  // dynamic: written
-  Tensor zero_point;             // dynamic affine: written
-  std::uint64_t seed = 0;        // of stochastic rounding
+  ConstTensor x = {};                 // (rows, cols)
+  ConstTensor given_scale = {};       // with ScaleSource::given
+  ConstTensor given_zero_point = {};  // with ScaleSource::given and affine
+  Tensor y = {};                      // (rows, cols)
+  Tensor scale = {};                  // dynamic: written
+  Tensor zero_point = {};             // dynamic affine: written
+  std::uint64_t seed = 0;             // of stochastic rounding
 };
 
 // Straight-through gradient of fake quantize: dx = dy where rint(x / s) + z is in range, else 0; NaN where x or s is
 // not finite.
 struct FakeQuantizeBackwardArgs {
-  ConstTensor dy;  // (rows, cols)
-  ConstTensor x;   // (rows, cols)
-  ConstTensor scale;
-  ConstTensor zero_point;  // affine
-  Tensor dx;               // (rows, cols)
+  ConstTensor dy = {};  // (rows, cols)
+  ConstTensor x = {};   // (rows, cols)
+  ConstTensor scale = {};
+  ConstTensor zero_point = {};  // affine
+  Tensor dx = {};               // (rows, cols)
 };
 
 // One of the six plans, told apart by what it is run with.

@@ -49,10 +49,10 @@ template <class Void>
 struct BasicTensor {
   Void* data = nullptr;
   DType dtype = DType::f32;
-  Device device;
+  Device device = {};
   int rank = 0;
-  std::array<std::int64_t, 2> shape{};
-  std::array<std::int64_t, 2> strides{};
+  std::array<std::int64_t, 2> shape = {};
+  std::array<std::int64_t, 2> strides = {};
 
   bool present() const { return rank != 0; }
   std::int64_t rows() const { return shape[0]; }
