@@ -44,10 +44,10 @@ Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_
 
 // Rates measured on one core of the build machine (docs/notes/cpu.md); they only have to rank the rows.
 Cost reference_quantize(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); }
-Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
+[[maybe_unused]] Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
 Cost reference_gemm(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
-Cost portable_w8a8(const GemmProblem& p) { return gemm_cost(p, 80e9 * threads(p.threads), 10e9); }
-Cost portable_float(const GemmProblem& p) { return gemm_cost(p, 40e9 * threads(p.threads), 10e9); }
+[[maybe_unused]] Cost portable_w8a8(const GemmProblem& p) { return gemm_cost(p, 80e9 * threads(p.threads), 10e9); }
+[[maybe_unused]] Cost portable_float(const GemmProblem& p) { return gemm_cost(p, 40e9 * threads(p.threads), 10e9); }
 
 constexpr DeviceType kCpu = DeviceType::cpu;
 using Op = Operation;

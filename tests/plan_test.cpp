@@ -1,0 +1,211 @@
+// What every plan promises whatever it computes: run allocates nothing, plans are shared by threads, explain() tells.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "octile/octile.hpp"
+
+namespace {
+std::atomic<long> allocations{0};
+}  // namespace
+
+void* operator new(std::size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size ? size : 1)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace octile {
+namespace {
+
+// One training step's tensors of a layer, and the plans that make them.
+struct TrainingStep {
+  std::int64_t m, n, k;
+  std::vector<float> x, w, dy, y, dx, dw, db, x_scale, w_scale;
+  std::vector<std::int8_t> xq, wq;
+
+  TrainingStep(std::int64_t rows, std::int64_t out, std::int64_t in) : m(rows), n(out), k(in) {
+    const auto filled = [](std::int64_t size, float step) {
+      std::vector<float> v(static_cast<std::size_t>(size));
+      for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>((i * 7919) % 1009) * step - 1.0f;
+      return v;
+    };
+    x = filled(m * k, 0.002f);
+    w = filled(n * k, 0.001f);
+    dy = filled(m * n, 0.0015f);
+    y.resize(static_cast<std::size_t>(m * n));
+    dx.resize(static_cast<std::size_t>(m * k));
+    dw.resize(static_cast<std::size_t>(n * k));
+    db.resize(static_cast<std::size_t>(n));
+    x_scale.resize(static_cast<std::size_t>(m));
+    w_scale.resize(static_cast<std::size_t>(n));
+    xq.resize(static_cast<std::size_t>(m * k));
+    wq.resize(static_cast<std::size_t>(n * k));
+  }
+};
+
+struct StepPlans {
+  QuantizePlan quantize_x, quantize_w;
+  LinearPlan forward;
+  LinearBackwardPlan backward;
+
+  StepPlans(const TrainingStep& s, int threads)
+      : quantize_x(QuantizePlan::select({.rows = s.m, .cols = s.k, .threads = threads})),
+        quantize_w(QuantizePlan::select({.rows = s.n, .cols = s.k, .threads = threads})),
+        forward(LinearPlan::select({.m = s.m, .n = s.n, .k = s.k, .threads = threads})),
+        backward(LinearBackwardPlan::select({.m = s.m,
+                                             .n = s.n,
+                                             .k = s.k,
+                                             .dx = Product::int8,
+                                             .dw = Product::dequantized,
+                                             .db = true,
+                                             .threads = threads})) {}
+
+  std::size_t workspace_size() const {
+    return std::max({quantize_x.workspace_size(), quantize_w.workspace_size(), forward.workspace_size(),
+                     backward.workspace_size()});
+  }
+
+  void run(TrainingStep& s, Workspace workspace) const {
+    quantize_x.run({.x = matrix<const float>(s.x.data(), s.m, s.k),
+                    .q = matrix(s.xq.data(), s.m, s.k),
+                    .scale = vector(s.x_scale.data(), s.m)},
+                   workspace);
+    quantize_w.run({.x = matrix<const float>(s.w.data(), s.n, s.k),
+                    .q = matrix(s.wq.data(), s.n, s.k),
+                    .scale = vector(s.w_scale.data(), s.n)},
+                   workspace);
+    forward.run({.x = matrix<const float>(s.x.data(), s.m, s.k),
+                 .weight = matrix<const std::int8_t>(s.wq.data(), s.n, s.k),
+                 .weight_scale = vector<const float>(s.w_scale.data(), s.n),
+                 .y = matrix(s.y.data(), s.m, s.n)},
+                workspace);
+    backward.run({.dy = matrix<const float>(s.dy.data(), s.m, s.n),
+                  .weight = matrix<const std::int8_t>(s.wq.data(), s.n, s.k),
+                  .weight_scale = vector<const float>(s.w_scale.data(), s.n),
+                  .x = matrix<const std::int8_t>(s.xq.data(), s.m, s.k),
+                  .x_scale = vector<const float>(s.x_scale.data(), s.m),
+                  .dx = matrix(s.dx.data(), s.m, s.k),
+                  .dw = matrix(s.dw.data(), s.n, s.k),
+                  .db = vector(s.db.data(), s.n)},
+                 workspace);
+  }
+};
+
+TEST(Plan, RunAllocatesNothing) {
+  TrainingStep step(65, 70, 130);
+  const StepPlans plans(step, 2);
+  std::vector<std::byte> memory(plans.workspace_size());
+  const Workspace workspace{memory.data(), memory.size()};
+  plans.run(step, workspace);  // the first run makes the threads
+  const long before = allocations;
+  plans.run(step, workspace);
+  EXPECT_EQ(allocations, before);
+  std::vector<int> seen(3);  // the counter counts
+  EXPECT_GT(allocations, before);
+}
+
+TEST(Plan, IsSharedByThreads) {
+  const TrainingStep first(33, 40, 50);
+  const StepPlans plans(first, 2);
+  TrainingStep expected = first;
+  std::vector<std::byte> memory(plans.workspace_size());
+  plans.run(expected, {memory.data(), memory.size()});
+
+  constexpr int kThreads = 4;
+  std::vector<TrainingStep> steps(kThreads, first);
+  std::vector<std::thread> threads;
+  for (TrainingStep& step : steps) {
+    threads.emplace_back([&step, &plans] {
+      std::vector<std::byte> own(plans.workspace_size());
+      for (int i = 0; i < 20; ++i) plans.run(step, {own.data(), own.size()});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const TrainingStep& step : steps) {
+    EXPECT_EQ(step.y, expected.y);
+    EXPECT_EQ(step.dx, expected.dx);
+    EXPECT_EQ(step.dw, expected.dw);
+    EXPECT_EQ(step.db, expected.db);
+  }
+}
+
+TEST(Plan, WorkspaceOfAnyAlignment) {
+  TrainingStep step(5, 6, 7);
+  const StepPlans plans(step, 1);
+  std::vector<std::byte> memory(plans.workspace_size() + 64);
+  plans.run(step, {memory.data(), memory.size()});
+  const std::vector<float> y = step.y;
+  for (std::size_t shift = 1; shift < 64; shift += 9) {
+    step.y.assign(step.y.size(), 0.0f);
+    plans.run(step, {memory.data() + shift, plans.workspace_size()});
+    EXPECT_EQ(step.y, y) << "workspace shifted by " << shift;
+  }
+}
+
+TEST(Plan, ExplainsItsChoice) {
+  const LinearPlan plan = LinearPlan::select({.m = 8, .n = 16, .k = 32, .kernel = "reference"});
+  EXPECT_EQ(plan.sku(), "quantize_reference + w8a8_gemm_reference");
+  const std::string text = plan.explain();
+  EXPECT_NE(text.find("8 x 32 x 16"), std::string::npos) << text;
+  EXPECT_NE(text.find("quantize X: quantize_reference: expected"), std::string::npos) << text;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.operation != "w8a8_gemm" || kernel.name == "w8a8_gemm_reference") continue;
+    EXPECT_NE(text.find("not " + kernel.name + ": "), std::string::npos) << text;
+  }
+  EXPECT_NE(text.find("workspace " + std::to_string(plan.workspace_size())), std::string::npos) << text;
+}
+
+TEST(Plan, TheCheapestRowIsTheDefault) {
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.name != "w8a8_gemm_portable") continue;
+    EXPECT_EQ(LinearPlan::select({.m = 64, .n = 64, .k = 64}).sku().find("reference"), std::string::npos);
+    return;
+  }
+  GTEST_SKIP() << "a scalar build has only reference rows";
+}
+
+TEST(Plan, AWishForOneRowLeavesTheOtherStepsFree) {
+  const LinearPlan plan = LinearPlan::select({.m = 64, .n = 64, .k = 64, .kernel = "w8a8_gemm_reference"});
+  const std::string free_choice = QuantizePlan::select({.rows = 64, .cols = 64}).sku();
+  EXPECT_EQ(plan.sku(), free_choice + " + w8a8_gemm_reference");
+}
+
+TEST(Plan, GuaranteesTellIntegerFromFloat) {
+  const PrecisionGuarantee w8a8 = LinearPlan::select({.m = 1, .n = 1, .k = 1}).precision_guarantee();
+  EXPECT_TRUE(w8a8.deterministic && w8a8.bit_stable);
+  EXPECT_EQ(w8a8.accumulator, DType::s32);
+  EXPECT_EQ(w8a8.error_bound, "exact");
+  LinearDescription w4{.m = 1, .n = 1, .k = 32, .activation = Activation::none, .weight = WeightFormat::s4_group};
+  w4.group = 32;
+  const PrecisionGuarantee w4a16 = LinearPlan::select(w4).precision_guarantee();
+  EXPECT_TRUE(w4a16.deterministic);
+  EXPECT_FALSE(w4a16.bit_stable);
+  EXPECT_EQ(w4a16.accumulator, DType::f32);
+  EXPECT_NE(w4a16.error_bound.find("2^-24"), std::string::npos);
+}
+
+TEST(Plan, RunsFewerRowsThanItWasSelectedFor) {
+  TrainingStep step(9, 6, 7);
+  const StepPlans plans(step, 1);
+  std::vector<std::byte> memory(plans.workspace_size());
+  plans.run(step, {memory.data(), memory.size()});
+  const std::vector<float> y = step.y;
+  step.y.assign(step.y.size(), 77.0f);
+  plans.forward.run({.x = matrix<const float>(step.x.data(), 4, step.k),
+                     .weight = matrix<const std::int8_t>(step.wq.data(), step.n, step.k),
+                     .weight_scale = vector<const float>(step.w_scale.data(), step.n),
+                     .y = matrix(step.y.data(), 4, step.n)},
+                    {memory.data(), memory.size()});
+  for (std::size_t i = 0; i < step.y.size(); ++i) EXPECT_EQ(step.y[i], i < 24 ? y[i] : 77.0f);
+}
+
+}  // namespace
+}  // namespace octile
