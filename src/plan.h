@@ -16,7 +16,7 @@ using QuantizeStep = Step<QuantizeProblem, QuantizeOperands>;
 using GemmStep = Step<GemmProblem, GemmOperands>;
 
 // A plan's concrete Impl adds its description and its steps.
-struct Plan::Impl {
+struct __attribute__((visibility("hidden"))) Plan::Impl {
   std::string function;     // "LinearPlan::run"
   std::string sku;          // the kernels chosen
   std::string explanation;  // without the workspace line

@@ -171,8 +171,12 @@ void bind_quantizer_scales(TensorChecks& checks, const QuantizeProblem& p, std::
                         : check_scale_values<float>(checks, args.given_scale);
     }
   }
-  if (dynamic || args.scale.present()) {
+  // Quantize reports a bad segment of a given scale here. Fake quantize has none: what is bad is NaN in y itself.
+  constexpr bool kReportsGiven = std::is_same_v<Args, QuantizeArgs>;
+  if (dynamic || (kReportsGiven && args.scale.present())) {
     o.scale = bind_segments(checks, "scale", args.scale, scale_type(p.x), {p, shape});
+  } else {
+    checks.absent("scale", args.scale);
   }
   if (dynamic && p.mapping == Mapping::affine) {
     o.zero_point = bind_segments(checks, "zero_point", args.zero_point, DType::s32, {p, shape});

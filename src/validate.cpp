@@ -112,7 +112,10 @@ void check_size(std::string_view function, std::string_view name, std::int64_t s
 void check_bytes(std::string_view function, std::string_view name, std::int64_t rows, std::int64_t cols) {
   // 128 bytes an element: the widest type, and room for its padding and packing.
   std::int64_t bytes = 0;
-  if (__builtin_mul_overflow(rows + 1, cols + 1, &bytes) || __builtin_mul_overflow(bytes, 128, &bytes)) {
+  std::int64_t padded_rows = 0;
+  std::int64_t padded_cols = 0;
+  if (__builtin_add_overflow(rows, 1, &padded_rows) || __builtin_add_overflow(cols, 1, &padded_cols) ||
+      __builtin_mul_overflow(padded_rows, padded_cols, &bytes) || __builtin_mul_overflow(bytes, 128, &bytes)) {
     fail(Status::invalid_argument, function, ": ", name, " of ", rows, " x ", cols, ": its size in bytes overflows");
   }
 }

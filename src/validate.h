@@ -66,8 +66,10 @@ class TensorChecks {
 // Calls visit(i, r, c) for every element (r, c) of a view, data[i].
 template <class Visit>
 void for_each_element(const ConstTensor& t, const Visit& visit) {
+  const std::int64_t cols = t.rank == 2 ? t.shape[1] : 1;
+  if (cols == 0) return;  // however many rows there are
   for (std::int64_t r = 0; r < t.shape[0]; ++r) {
-    for (std::int64_t c = 0; c < (t.rank == 2 ? t.shape[1] : 1); ++c) visit(r * t.strides[0] + c * t.strides[1], r, c);
+    for (std::int64_t c = 0; c < cols; ++c) visit(r * t.strides[0] + c * t.strides[1], r, c);
   }
 }
 

@@ -1,0 +1,81 @@
+#include "bench_cases.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <stdexcept>
+
+namespace octile::cli {
+
+namespace {
+
+enum class Sizes : std::uint8_t { mkn, mk, mn };
+
+struct Case {
+  const char* operation;  // of the table
+  const char* title;      // <format>_<operation>
+  Sizes sizes;            // those that the operation has
+  std::span<const Shape> shapes;
+  Prepared (*prepare)(const Benchmark&, int threads);
+};
+
+// One token, a few, a prompt; a feed-forward block; a square.
+constexpr std::array<Shape, 5> kForward = {
+    {{1, 4096, 4096}, {16, 4096, 4096}, {128, 1024, 4096}, {512, 768, 3072}, {1024, 1024, 1024}}};
+constexpr std::array<Shape, 2> kW4 = {{{1, 4096, 4096}, {128, 1024, 4096}}};
+constexpr std::array<Shape, 1> kTraining = {{{512, 768, 3072}}};
+constexpr std::array<Shape, 1> kMatrix = {{{4096, 4096, 4096}}};
+
+// clang-format off
+constexpr Case kCases[] = {
+    {"w8a8_gemm",              "w8a8_forward",             Sizes::mkn, kForward,  bench::forward_w8a8},
+    {"w8a8_gemm",              "w8a8_backward_dx",         Sizes::mkn, kTraining, bench::backward_dx_int8},
+    {"w8a8_gemm",              "w8a8_backward_dw",         Sizes::mkn, kTraining, bench::backward_dw_int8},
+    {"w8a16_gemm",             "w8a16_backward_dx",        Sizes::mkn, kTraining, bench::backward_dx_dequantized},
+    {"w8a16_gemm",             "w8a16_backward_dw",        Sizes::mkn, kTraining, bench::backward_dw_dequantized},
+    {"w4a16_gemm",             "w4a16_forward",            Sizes::mkn, kW4,       bench::forward_w4a16},
+    {"column_sum",             "f32_backward_db",          Sizes::mn,  kMatrix,   bench::backward_db},
+    {"quantize",               "s8_quantize_rows",         Sizes::mk,  kMatrix,   bench::quantize_rows},
+    {"quantize",               "s8_quantize_columns",      Sizes::mk,  kMatrix,   bench::quantize_columns},
+    {"quantize",               "s8_quantize_tensor",       Sizes::mk,  kMatrix,   bench::quantize_tensor},
+    {"quantize",               "s8_quantize_both",         Sizes::mk,  kMatrix,   bench::quantize_both},
+    {"dequantize",             "s8_dequantize",            Sizes::mk,  kMatrix,   bench::dequantize},
+    {"quantize_backward",      "s8_quantize_backward",     Sizes::mk,  kMatrix,   bench::quantize_backward},
+    {"dequantize_backward",    "s8_dequantize_backward",   Sizes::mk,  kMatrix,   bench::dequantize_backward},
+    {"fake_quantize",          "s8_fake_quantize",         Sizes::mk,  kMatrix,   bench::fake_quantize},
+    {"fake_quantize_backward", "s8_fake_quantize_backward", Sizes::mk, kMatrix,   bench::fake_quantize_backward},
+};
+// clang-format on
+
+Shape kept(const Shape& shape, Sizes sizes) {
+  return {shape.m, sizes == Sizes::mn ? 0 : shape.k, sizes == Sizes::mk ? 0 : shape.n};
+}
+
+std::string text(const Shape& shape) {
+  std::string joined = std::to_string(shape.m);
+  for (const std::int64_t size : {shape.k, shape.n}) {
+    if (size > 0) joined.append("x").append(std::to_string(size));
+  }
+  return joined;
+}
+
+}  // namespace
+
+std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes) {
+  std::vector<Benchmark> benchmarks;
+  bool known = false;
+  for (const Case& c : kCases) {
+    if (row.operation != c.operation) continue;
+    known = true;
+    for (const Shape& wish : shapes.empty() ? std::span(c.shapes) : std::span(shapes)) {
+      const Shape shape = kept(wish, c.sizes);
+      const std::string name = std::string(c.title) + "_" + text(shape);
+      const bool twice = std::any_of(benchmarks.begin(), benchmarks.end(), [&](auto& b) { return b.name == name; });
+      if (!twice) benchmarks.push_back({name, row.name, shape, c.prepare});
+    }
+  }
+  if (!known) throw std::logic_error("no benchmark for the operation " + row.operation + " of " + row.name);
+  return benchmarks;
+}
+
+}  // namespace octile::cli

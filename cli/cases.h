@@ -1,0 +1,62 @@
+// The one list of cases: what every row of the kernel table is run with. `octile check` walks it, row by row.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "kernels.h"
+#include "octile/octile.hpp"
+
+namespace octile::cli {
+
+// How the tensors of a case lie in memory.
+//   compact    no gaps
+//   padded     leading dimensions longer than a row, vectors with a stride of 2
+//   sliced     columns out of the middle of a wider matrix, so that nothing is aligned beyond its element
+//   repeating  inputs whose first stride is 0: one row, one scale for all
+enum class Layout : std::uint8_t { compact, padded, sliced, repeating };
+
+// What the float inputs hold. Integer inputs are uniform over their whole range, -128 included; with `constant` they
+// are all its lowest value.
+//   ties     multiples of 1/2 up to 127, which a scale of 1 leaves halfway between two integers
+//   tiny     subnormal, and on both sides of what the floor of 1e-8 on a scale decides
+//   poisoned normal, with a NaN or an infinity here and there
+enum class Data : std::uint8_t { normal, heavy_tailed, ties, constant, tiny, zero_rows, huge, poisoned };
+
+std::string_view name(Layout value);
+std::string_view name(Data value);
+
+// What all cases have. `rows` is what is run; the description's own may be larger.
+struct CaseBase {
+  std::int64_t rows = 0;
+  Layout layout = Layout::compact;
+  Data data = Data::normal;
+};
+
+struct QuantizerCase : CaseBase {
+  Operation operation = Operation::quantize;  // one of the six of the quantizer family
+  QuantizeDescription description;
+  bool scale_out = true;  // with given scales: `scale` is asked for too
+};
+
+struct LinearCase : CaseBase {
+  LinearDescription description;
+};
+
+struct LinearBackwardCase : CaseBase {
+  LinearBackwardDescription description;
+};
+
+using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase>;
+
+// All cases that exercise rows of this operation, in a fixed order. quick: an eleventh of them, spread evenly, and the
+// special ones. Throws std::runtime_error for an operation that it has no cases for.
+std::vector<Case> cases(Operation operation, bool quick);
+
+// Every parameter of a case, on one line.
+std::string describe(const Case& c);
+
+}  // namespace octile::cli

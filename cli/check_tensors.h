@@ -1,0 +1,107 @@
+// The memory of one case of `octile check`: inputs with random contents, outputs with canaries around and between their
+// elements, and the comparison of what a kernel wrote with what the oracle wrote.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cases.h"
+#include "octile/tensor.h"
+
+namespace octile::cli {
+
+class Tensors {
+ public:
+  Tensors(const CaseBase& base, std::uint64_t seed) : layout_(base.layout), data_(base.data), random_(seed) {}
+
+  // A vector, or a matrix where there are columns.
+  struct Size {
+    std::int64_t rows;
+    std::optional<std::int64_t> cols = {};
+  };
+  // Views of memory that this object owns, in the case's layout. Between the elements of an input lies NaN, or -1.
+  ConstTensor floats(DType dtype, Size size);                              // as the case's Data says
+  ConstTensor integers(DType dtype, Size size, std::array<int, 2> range);  // low..high
+  ConstTensor scales(DType dtype, Size size, double typical);              // positive and finite
+  ConstTensor computed_scales(DType dtype, Size size, double typical);     // the same, and NaN in poisoned data
+  Tensor output(std::string name, DType dtype, Size size);
+
+  // Data::huge stays so small that a float sum of it cannot overflow. Before the inputs are made.
+  void keep_sums_finite() { sums_finite_ = true; }
+  // A scale that makes this case's data fill about a range of -q_max..q_max.
+  double typical_scale(DType dtype, int q_max) const;
+  std::uint64_t random() { return random_(); }
+
+  // Fills all outputs with the canary.
+  void spoil();
+  // What lies in the outputs now is what is expected from now on.
+  void keep_expected();
+  // The error that sums in float may have in element (r, c) of an output, before it is rounded to the output's type.
+  // After keep_expected. An output without it is compared bit for bit (any NaN is NaN).
+  void set_bound(std::string_view output, const std::function<double(std::int64_t, std::int64_t)>& error);
+
+  struct Comparison {
+    std::string difference;  // empty: as expected
+    double worst = 0;        // the largest error as a share of its bound
+  };
+  Comparison compare() const;
+
+  bool has_bounds() const;
+  // The bytes of all outputs.
+  std::vector<std::vector<std::byte>> snapshot() const;
+  // Some input has changed since it was filled.
+  bool inputs_changed() const;
+
+ private:
+  struct Input {
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> before;
+    Tensor view;
+  };
+  struct Output {
+    std::string name;
+    std::vector<std::byte> bytes;
+    std::vector<std::byte> expected;
+    Tensor view;
+    std::vector<double> error;
+
+    ConstTensor expected_view() const;
+    Comparison compare() const;
+    std::string compare_elements(double& worst) const;
+  };
+
+  Input& add_input(DType dtype, const Size& size);
+  double largest(DType dtype) const;
+  double float_value(DType dtype, std::int64_t row, std::int64_t col);
+  double uniform();  // -1..1
+  bool one_in(std::uint64_t n) { return random_() % n == 0; }
+
+  Layout layout_;
+  Data data_;
+  bool sums_finite_ = false;
+  std::mt19937_64 random_;
+  std::vector<std::unique_ptr<Input>> inputs_;
+  std::vector<std::unique_ptr<Output>> outputs_;
+};
+
+// Scratch for a plan: of the very size it asked for, aligned to nothing, with canaries on both sides.
+class GuardedWorkspace {
+ public:
+  explicit GuardedWorkspace(std::size_t size);
+  Workspace get() { return {bytes_.data() + kGuard, bytes_.size() - 2 * kGuard}; }
+  bool intact() const;
+
+ private:
+  static constexpr std::size_t kGuard = 65;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace octile::cli

@@ -1,0 +1,325 @@
+#include "check_trial.h"
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <tuple>
+
+#include "access.h"
+#include "message.h"
+#include "reference/oracle.h"
+
+namespace octile::cli {
+
+namespace {
+
+using Size = Tensors::Size;
+
+template <class Plan, class Description, class Args>
+auto runner(Description description, const Args& args) {
+  return [description, args](const std::string& kernel, int threads) mutable {
+    description.kernel = kernel;
+    description.threads = threads;
+    const Plan plan = Plan::select(description);
+    GuardedWorkspace workspace(plan.workspace_size());
+    plan.run(args, workspace.get());
+    if (!workspace.intact())
+      throw std::runtime_error(message("wrote outside of its workspace of ", plan.workspace_size(), " bytes"));
+    return plan.sku();
+  };
+}
+
+// The quantizer family: everything is bit for bit.
+template <class Args>
+Trial quantizer_trial(const std::shared_ptr<Tensors>& tensors, const QuantizeDescription& d, const Args& args,
+                      void (*oracle)(const QuantizeDescription&, const Args&)) {
+  oracle(d, args);
+  tensors->keep_expected();
+  return {tensors, runner<QuantizerPlan<Args>>(d, args)};
+}
+
+// The shapes of the tensors that come with a case of the quantizer family, and how they are made.
+struct QuantizerTensors {
+  const QuantizerCase& c;
+  const QuantizeDescription& d = c.description;
+  std::shared_ptr<Tensors> tensors;
+  int q_min = d.q_min;
+  int q_max = d.q_max;
+
+  QuantizerTensors(const QuantizerCase& quantizer_case, std::uint64_t seed)
+      : c(quantizer_case), tensors(std::make_shared<Tensors>(quantizer_case, seed)) {
+    if (q_min == 0 && q_max == 0) std::tie(q_min, q_max) = default_range(d.q, d.mapping);
+  }
+
+  Size whole() const { return {c.rows, d.cols}; }
+  Size segments() const {
+    switch (d.granularity) {
+      case Granularity::tensor:
+        return {1};
+      case Granularity::row:
+        return {c.rows};
+      case Granularity::column:
+        return {d.cols};
+      case Granularity::group:
+        break;
+    }
+    return {c.rows, d.cols / d.group};
+  }
+  bool affine() const { return d.mapping == Mapping::affine; }
+  bool dynamic() const { return d.scale == ScaleSource::dynamic; }
+
+  ConstTensor floats() const { return tensors->floats(d.x, whole()); }
+  ConstTensor zero_point() const {
+    return affine() ? tensors->integers(DType::s32, segments(), {q_min, q_max}) : ConstTensor{};
+  }
+  ConstTensor given_scale() const {
+    return tensors->scales(scale_type(d.x), segments(), tensors->typical_scale(d.x, q_max));
+  }
+  ConstTensor computed_scale() const {
+    return tensors->computed_scales(scale_type(d.x), segments(), tensors->typical_scale(d.x, q_max));
+  }
+
+  // What QuantizeArgs and FakeQuantizeArgs have in common.
+  template <class Args>
+  void add_scales(Args& args) const {
+    if (!dynamic()) {
+      args.given_scale = given_scale();
+      args.given_zero_point = zero_point();
+    }
+    if (dynamic() || c.scale_out) args.scale = tensors->output("scale", scale_type(d.x), segments());
+    if (dynamic() && affine()) args.zero_point = tensors->output("zero_point", DType::s32, segments());
+    args.seed = tensors->random();
+  }
+
+  Trial quantize() const {
+    QuantizeArgs args{.x = floats()};
+    if (d.multiplier != Multiplier::none) {
+      const Size size{d.multiplier == Multiplier::per_column ? d.cols : c.rows};
+      args.multiplier = tensors->computed_scales(scale_type(d.x), size, 1.0);
+    }
+    add_scales(args);
+    if (d.orientation != Orientation::transposed) args.q = tensors->output("q", d.q, whole());
+    if (d.orientation != Orientation::row_major) {
+      args.q_transposed = tensors->output("q_transposed", d.q, {d.cols, c.rows});
+    }
+    return quantizer_trial(tensors, d, args, oracle::quantize);
+  }
+
+  Trial dequantize() const {
+    const auto [low, high] = range_of(d.q);
+    DequantizeArgs args{.q = tensors->integers(d.q, whole(), {low, high})};
+    args.scale = computed_scale();
+    args.zero_point = zero_point();
+    args.x = tensors->output("x", d.x, whole());
+    return quantizer_trial(tensors, d, args, oracle::dequantize);
+  }
+
+  Trial dequantize_backward() const {
+    DequantizeBackwardArgs args{.dy = floats()};
+    args.scale = computed_scale();
+    args.dq = tensors->output("dq", d.x, whole());
+    return quantizer_trial(tensors, d, args, oracle::dequantize_backward);
+  }
+
+  Trial fake_quantize() const {
+    FakeQuantizeArgs args{.x = floats()};
+    add_scales(args);
+    args.y = tensors->output("y", d.x, whole());
+    return quantizer_trial(tensors, d, args, oracle::fake_quantize);
+  }
+
+  // QuantizeBackwardArgs and FakeQuantizeBackwardArgs have the same fields.
+  template <class Args>
+  Trial straight_through(void (*oracle)(const QuantizeDescription&, const Args&)) const {
+    Args args;
+    args.dy = floats();
+    args.x = floats();
+    args.scale = computed_scale();
+    args.zero_point = zero_point();
+    args.dx = tensors->output("dx", d.x, whole());
+    return quantizer_trial(tensors, d, args, oracle);
+  }
+};
+
+Trial trial_of(const QuantizerCase& c, std::uint64_t seed) {
+  const QuantizerTensors t(c, seed);
+  switch (c.operation) {
+    case Operation::dequantize:
+      return t.dequantize();
+    case Operation::quantize_backward:
+      return t.straight_through(oracle::quantize_backward);
+    case Operation::dequantize_backward:
+      return t.dequantize_backward();
+    case Operation::fake_quantize:
+      return t.fake_quantize();
+    case Operation::fake_quantize_backward:
+      return t.straight_through(oracle::fake_quantize_backward);
+    default:
+      return t.quantize();
+  }
+}
+
+// A matrix of magnitudes.
+struct Magnitudes {
+  std::int64_t rows;
+  std::int64_t cols;
+  std::vector<double> values;
+
+  template <class Value>
+  Magnitudes(std::int64_t r, std::int64_t c, const Value& value) : rows(r), cols(c) {
+    values.reserve(static_cast<std::size_t>(rows * cols));
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < cols; ++j) values.push_back(std::abs(static_cast<double>(value(i, j))));
+    }
+  }
+  const double* row(std::int64_t i) const { return values.data() + i * cols; }
+  double at(std::int64_t i, std::int64_t j) const { return row(i)[j]; }
+};
+
+// a (M, K) times b (K, N).
+Magnitudes product(const Magnitudes& a, const Magnitudes& b) {
+  Magnitudes y(a.rows, b.cols, [](std::int64_t, std::int64_t) { return 0; });
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    double* const out = y.values.data() + i * y.cols;
+    for (std::int64_t k = 0; k < a.cols; ++k) {
+      const double factor = a.at(i, k);
+      const double* const in = b.row(k);
+      for (std::int64_t j = 0; j < b.cols; ++j) out[j] += factor * in[j];
+    }
+  }
+  return y;
+}
+
+// How far a float sum of `terms` products of three factors (a float, a small integer, a scale) may lie from its exact
+// value, if the sum of their magnitudes is A. Whatever the order of the sum, and wherever the scale is applied:
+//   - a term takes at most two roundings to be formed, terms - 1 to be added to the others and one to take the bias in;
+//     a kernel that keeps the scale out of the sum, or that narrows in two steps, has one more. n = terms + 4 covers
+//     it, and n roundings of unit roundoff u change a term by at most n u / (1 - n u) (Higham, Accuracy and Stability
+//     of Numerical Algorithms, section 3.1).
+//   - the oracle does the same in f64, u = 2^-53.
+//   - a product below the normal numbers loses up to a subnormal unit, and |integer| <= 128 may multiply it afterwards.
+// The rounding to the output's type, by both, is added where the outputs are compared.
+double sum_error(DType real, std::int64_t terms, double magnitude) {
+  const double n = static_cast<double>(terms) + 4;
+  const auto gamma = [n](double u) { return n * u / (1 - n * u); };
+  const bool wide = real == DType::f64;
+  const double subnormal = wide ? std::numeric_limits<double>::denorm_min() : 0x1p-149;
+  return (gamma(wide ? 0x1p-53 : 0x1p-24) + gamma(0x1p-53)) * magnitude + 128 * n * subnormal;
+}
+
+Trial trial_of(const LinearCase& c, std::uint64_t seed) {
+  const LinearDescription& d = c.description;
+  auto tensors = std::make_shared<Tensors>(c, seed);
+  const bool w4 = d.weight == WeightFormat::s4_group;
+  const std::int64_t group = d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group;
+  const DType real = scale_type(d.y);
+  if (w4) tensors->keep_sums_finite();
+
+  LinearArgs args;
+  args.x =
+      d.x == DType::s8 ? tensors->integers(DType::s8, {c.rows, d.k}, {-128, 127}) : tensors->floats(d.x, {c.rows, d.k});
+  if (d.x == DType::s8 && d.activation != Activation::static_per_tensor) {
+    const std::int64_t scales = d.activation == Activation::dynamic_per_token ? c.rows : 1;
+    args.x_scale = tensors->computed_scales(real, {scales}, 0.02);
+  }
+  if (d.x_multiplier) args.x_multiplier = tensors->computed_scales(real, {d.k}, 1.0);
+  if (w4) {
+    args.weight = tensors->integers(DType::s4, {d.n, d.k}, {-8, 7});
+    args.weight_scale = tensors->computed_scales(real, {d.n, d.k / group}, 0.1);
+    if (d.weight_zero_point) {
+      args.weight_zero_point = tensors->integers(DType::s32, {d.n, d.k / group}, {-8, 7});
+    }
+  } else {
+    const bool out_in = d.weight_layout == WeightLayout::out_in;
+    args.weight = tensors->integers(DType::s8, out_in ? Size{d.n, d.k} : Size{d.k, d.n}, {-128, 127});
+    args.weight_scale = tensors->computed_scales(real, {d.weight == WeightFormat::s8_per_channel ? d.n : 1}, 0.01);
+  }
+  if (d.bias) args.bias = tensors->floats(d.y, {d.n});
+  args.y = tensors->output("y", d.y, {c.rows, d.n});
+
+  oracle::linear(d, args);
+  tensors->keep_expected();
+  if (w4 && d.k > 0) {
+    const Magnitudes x(c.rows, d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); });
+    const Magnitudes w(d.k, d.n, [&](std::int64_t k, std::int64_t j) {
+      const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
+      return (load_integer(args.weight, j, k) - z) * load<double>(args.weight_scale, j, k / group);
+    });
+    const Magnitudes sum = product(x, w);
+    tensors->set_bound("y", [&](std::int64_t i, std::int64_t j) {
+      return sum_error(real, d.k, sum.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0));
+    });
+  }
+  return {tensors, runner<LinearPlan>(d, args)};
+}
+
+// The bounds of the products that are summed in float; the others are bit for bit.
+void bound_backward(Tensors& tensors, const LinearBackwardDescription& d, const LinearBackwardArgs& args) {
+  const std::int64_t m = args.dy.rows();
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  const DType real = scale_type(d.dy);
+  if (d.dx == Product::dequantized) {
+    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const Magnitudes dy(m, d.n, [&](std::int64_t i, std::int64_t j) { return load<double>(args.dy, i, j); });
+    const Magnitudes w(d.n, d.k, [&](std::int64_t j, std::int64_t k) {
+      const int q = out_in ? load_integer(args.weight, j, k) : load_integer(args.weight, k, j);
+      return q * load<double>(args.weight_scale, per_channel ? j : 0);
+    });
+    const Magnitudes sum = product(dy, w);
+    tensors.set_bound("dx", [&](std::int64_t i, std::int64_t k) { return sum_error(real, d.n, sum.at(i, k)); });
+  }
+  const Magnitudes dy_t(d.n, m, [&](std::int64_t j, std::int64_t i) { return load<double>(args.dy, i, j); });
+  if (d.dw == Product::dequantized) {
+    const bool per_token = d.activation == Activation::dynamic_per_token;
+    const Magnitudes x(m, d.k, [&](std::int64_t i, std::int64_t k) {
+      const double s = args.x_scale.present() ? load<double>(args.x_scale, per_token ? i : 0) : d.static_scale;
+      return (d.x_transposed ? load_integer(args.x, k, i) : load_integer(args.x, i, k)) * s;
+    });
+    const Magnitudes sum = product(dy_t, x);
+    tensors.set_bound(
+        "dw", [&](std::int64_t r, std::int64_t c) { return sum_error(real, m, out_in ? sum.at(r, c) : sum.at(c, r)); });
+  }
+  if (d.db) {
+    const Magnitudes sum = product(dy_t, Magnitudes(m, 1, [](std::int64_t, std::int64_t) { return 1; }));
+    tensors.set_bound("db", [&](std::int64_t j, std::int64_t) { return sum_error(real, m, sum.at(j, 0)); });
+  }
+}
+
+Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
+  const LinearBackwardDescription& d = c.description;
+  auto tensors = std::make_shared<Tensors>(c, seed);
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  const Size weight_size = out_in ? Size{d.n, d.k} : Size{d.k, d.n};
+  const DType real = scale_type(d.dy);
+  if (d.dx == Product::dequantized || d.dw == Product::dequantized || d.db) tensors->keep_sums_finite();
+
+  LinearBackwardArgs args{.dy = tensors->floats(d.dy, {c.rows, d.n})};
+  args.seed = tensors->random();
+  if (d.dx != Product::none) {
+    args.weight = tensors->integers(DType::s8, weight_size, {-128, 127});
+    args.weight_scale = tensors->computed_scales(real, {d.weight == WeightFormat::s8_per_channel ? d.n : 1}, 0.01);
+    args.dx = tensors->output("dx", d.dy, {c.rows, d.k});
+  }
+  if (d.dw != Product::none) {
+    args.x = tensors->integers(DType::s8, d.x_transposed ? Size{d.k, c.rows} : Size{c.rows, d.k}, {-128, 127});
+    if (d.activation != Activation::static_per_tensor) {
+      const std::int64_t scales = d.activation == Activation::dynamic_per_token ? c.rows : 1;
+      args.x_scale = tensors->computed_scales(real, {scales}, 0.02);
+    }
+    args.dw = tensors->output("dw", d.dw_dtype.value_or(d.dy), weight_size);
+  }
+  if (d.db) args.db = tensors->output("db", d.dy, {d.n});
+
+  oracle::linear_backward(d, args);
+  tensors->keep_expected();
+  bound_backward(*tensors, d, args);
+  return {tensors, runner<LinearBackwardPlan>(d, args)};
+}
+
+}  // namespace
+
+Trial make_trial(const Case& c, std::uint64_t seed) {
+  return std::visit([seed](const auto& one) { return trial_of(one, seed); }, c);
+}
+
+}  // namespace octile::cli

@@ -1,0 +1,32 @@
+// What this machine is: its processor, the instructions that matter to a quantized product, its caches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace octile::cli {
+
+struct Isa {
+  std::string name;
+  bool usable = false;  // the processor has it, and the operating system keeps its registers
+};
+
+struct Cache {
+  std::string name;  // "L1d", "L2", "L3"
+  std::int64_t bytes = 0;
+};
+
+struct Machine {
+  std::string cpu;
+  int threads = 1;            // that this process may use
+  std::vector<Isa> isas;      // all that are asked for, in the order in which they came
+  std::vector<Cache> caches;  // as the first core sees them; empty where the system does not tell
+
+  bool has(const std::string& isa) const;
+  std::int64_t last_cache_bytes() const;  // 0 if not known
+};
+
+Machine this_machine();
+
+}  // namespace octile::cli

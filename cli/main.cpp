@@ -1,0 +1,98 @@
+#include <cerrno>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+#include <system_error>
+
+#include "cli.h"
+#include "octile/octile.h"
+
+namespace {
+
+constexpr int kGood = 0;
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+constexpr const char* kDescription =
+    R"(octile - quantized linear layers, forward and backward, on this machine
+
+The command shows what the Octile library can do here: which kernels run on this
+machine, whether each computes what the contract says, how fast it is, and how a
+network trains with them.)";
+
+constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
+
+Results go to the standard output, progress and errors to the standard error. With
+--json the standard output is one JSON document and nothing else. No output is coloured.
+
+Exit status:
+  0  all went well
+  1  something failed: a check, a file, a kernel that cannot run here
+  2  the command line was wrong: an unknown option or command, or a bad value
+
+Environment:
+  TERM      "dumb": the progress is shown in plain lines, as it is where the standard
+            error is no terminal
+
+Examples:
+  octile info                        what this machine has, and the kernel table
+  octile check                       compare every kernel with the oracle
+  octile bench --filter w8a8_forward time the int8 forward
+  octile demo                        train on handwritten digits in f32 and in int8)";
+
+// "octile", or "octile bench" once the command's name has been read.
+std::string page(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  return commands.empty() ? "octile" : "octile " + commands.front()->get_name();
+}
+
+int report(const std::string& what, int status) {
+  // One line, whatever the message was made of.
+  std::string line = what;
+  while (!line.empty() && line.back() == '\n') line.pop_back();
+  for (std::size_t at = 0; (at = line.find('\n', at)) != std::string::npos;) line.replace(at, 1, "; ");
+  std::cerr << "octile: " << line << std::endl;
+  return status;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(kDescription, "octile");
+  app.footer(kFooter);
+  app.set_help_flag("-h,--help", "Show this page and exit");
+  app.set_version_flag("-V,--version", std::string("octile ") + octile_version(), "Show the version and exit");
+  app.require_subcommand(1);
+  octile::cli::add_info(app);
+  octile::cli::add_check(app);
+  octile::cli::add_bench(app);
+  octile::cli::add_demo(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::RuntimeError& error) {  // a command's way to leave with a status; it has said why
+    return error.get_exit_code();
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::ParseError& error) {
+    return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
+  }
+  return kGood;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int status = kFailed;
+  try {
+    status = run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kFailed);
+  } catch (const std::exception& error) {
+    return report(error.what(), kFailed);
+  }
+  errno = 0;
+  if (!std::cout.flush()) {
+    return report("cannot write to the standard output: " + std::generic_category().message(errno != 0 ? errno : EIO),
+                  kFailed);
+  }
+  return status;
+}

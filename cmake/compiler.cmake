@@ -1,0 +1,49 @@
+# Which compilers we know to work, and how ours are called. Nothing here reaches a project that includes Octile.
+
+if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 11)
+   OR (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14))
+  message(FATAL_ERROR "Octile is C++20: it needs g++ 11 or clang++ 14, or newer; "
+                      "${CMAKE_CXX_COMPILER} is ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}. "
+                      "Choose another with CXX=... or -DCMAKE_CXX_COMPILER=...")
+endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  get_property(octile_many_configurations GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+  if(NOT CMAKE_BUILD_TYPE AND NOT octile_many_configurations)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
+  endif()
+  find_program(OCTILE_CCACHE ccache DOC "Makes a rebuild quick; not needed")
+  if(OCTILE_CCACHE)
+    foreach(language C CXX CUDA)
+      if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+        set(CMAKE_${language}_COMPILER_LAUNCHER ${OCTILE_CCACHE})
+      endif()
+    endforeach()
+  endif()
+endif()
+
+# For all of our own code. No contraction: a * b + c is two roundings unless std::fma is written, on every machine.
+function(octile_compile_options target)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -ffp-contract=off>
+                                           $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Wrong: g++ 12 about "text" + std::string (its bug 105651), and about a test that replaces operator new.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict -Wno-mismatched-new-delete>)
+  endif()
+endfunction()
+
+macro(octile_apply_sanitizers sanitizers)
+  if(NOT "${sanitizers}" STREQUAL "")
+    # The first finding ends the program, so that no test passes over one.
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${sanitizers}>
+                        $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>
+                        $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>)
+    add_link_options(-fsanitize=${sanitizers})
+  endif()
+  if(OCTILE_FUZZ)
+    if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+      message(FATAL_ERROR "OCTILE_FUZZ needs clang++ (libFuzzer); ${CMAKE_CXX_COMPILER} is ${CMAKE_CXX_COMPILER_ID}")
+    endif()
+    add_compile_options(-fsanitize=fuzzer-no-link)
+  endif()
+endmacro()

@@ -1,0 +1,57 @@
+# The installed tree: library, headers, find_package(octile), pkg-config, and what was built of the command.
+
+include(CMakePackageConfigHelpers)
+
+install(TARGETS octile EXPORT octile-targets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY include/octile TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(FILES LICENSE README.md CHANGELOG.md TYPE DOC OPTIONAL)
+
+set(octile_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/octile)
+configure_package_config_file(cmake/octile-config.cmake.in ${PROJECT_BINARY_DIR}/octile-config.cmake
+                              INSTALL_DESTINATION ${octile_cmake_dir} NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a new minor version may break: 0.1 asks for 0.1.x.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/octile-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(EXPORT octile-targets NAMESPACE octile:: DESTINATION ${octile_cmake_dir})
+install(FILES ${PROJECT_BINARY_DIR}/octile-config.cmake ${PROJECT_BINARY_DIR}/octile-config-version.cmake
+        DESTINATION ${octile_cmake_dir})
+
+# Paths in octile.pc are relative to the file, so that the tree can be moved.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  set(octile_pc_prefix ${CMAKE_INSTALL_PREFIX})
+else()
+  file(RELATIVE_PATH octile_pc_up /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+  string(REGEX REPLACE "/$" "" octile_pc_up "${octile_pc_up}")
+  set(octile_pc_prefix "\${pcfiledir}/${octile_pc_up}")
+endif()
+foreach(directory LIBDIR INCLUDEDIR)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${directory}}")
+    set(octile_pc_${directory} ${CMAKE_INSTALL_${directory}})
+  else()
+    set(octile_pc_${directory} "\${prefix}/${CMAKE_INSTALL_${directory}}")
+  endif()
+endforeach()
+if(octile_library_type STREQUAL "STATIC_LIBRARY")
+  set(octile_pc_static "-lstdc++ -lm -pthread")
+  if(OCTILE_CUDA)
+    string(APPEND octile_pc_static " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+  endif()
+  set(octile_pc_cflags " -DOCTILE_STATIC")
+endif()
+configure_file(cmake/octile.pc.in ${PROJECT_BINARY_DIR}/octile.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/octile.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(TARGET octile_cli)
+  install(TARGETS octile_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  find_program(OCTILE_HELP2MAN help2man DOC "Writes the man page; not needed")
+  if(OCTILE_HELP2MAN AND NOT CMAKE_CROSSCOMPILING AND NOT OCTILE_SANITIZE)
+    add_custom_command(OUTPUT ${PROJECT_BINARY_DIR}/octile.1
+                       COMMAND ${OCTILE_HELP2MAN} --no-info --section=1 --name=${PROJECT_DESCRIPTION}
+                               --output=${PROJECT_BINARY_DIR}/octile.1 $<TARGET_FILE:octile_cli>
+                       DEPENDS octile_cli VERBATIM)
+    add_custom_target(octile_man ALL DEPENDS ${PROJECT_BINARY_DIR}/octile.1)
+    install(FILES ${PROJECT_BINARY_DIR}/octile.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  endif()
+endif()

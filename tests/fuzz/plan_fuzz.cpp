@@ -1,0 +1,1160 @@
+// Fuzz target: any bytes become a plan's description and the arguments of one run, mostly legal, sometimes not.
+//
+// What must hold, whatever the bytes:
+//   - nothing but octile::Error is thrown, and never with Status::internal;
+//   - the C++ and the C interface give the same answer;
+//   - legal arguments are accepted; can_implement and run agree;
+//   - nothing is read or written outside the tensors: their memory is exactly as large as they are, for ASan;
+//   - nothing but the outputs' elements changes, and not even those when the run is refused;
+//   - the result is the reference's, bit for bit, where the plan says so, and the same on a second run.
+//
+// With libFuzzer it is a target as usual. Compiled with OCTILE_FUZZ_MAIN it is a program of its own:
+//   plan_fuzz [--runs N] [--seconds S] [--seed S] [FILE...]   random inputs, or the files' bytes
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octile/octile.h"
+#include "octile/octile.hpp"
+
+namespace {
+
+using namespace octile;
+
+constexpr std::int64_t kMostBytes = 1 << 20;            // of one tensor or workspace
+constexpr std::int64_t kMostMultiplications = 1 << 17;  // of one run: milliseconds, even under sanitizers
+
+#define REQUIRE(condition, text)                                                                                   \
+  do {                                                                                                             \
+    if (!(condition)) {                                                                                            \
+      std::fprintf(stderr, "%s:%d: %s is false: %s\n", __FILE__, __LINE__, #condition, std::string(text).c_str()); \
+      std::abort();                                                                                                \
+    }                                                                                                              \
+  } while (0)
+
+// ---- Decisions from bytes. Zeros, and what comes after the end, are the plain and legal choices ----
+
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {
+    for (std::size_t i = 0; i < size; ++i) state_ = (state_ ^ data[i]) * 0x100000001b3u;
+  }
+
+  std::uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
+  std::uint64_t word() {
+    std::uint64_t value = 0;
+    for (int i = 0; i < 8; ++i) value = value << 8 | byte();
+    return value;
+  }
+  int below(int count) { return byte() % count; }
+  // True for one byte value in `count`, never for 0.
+  bool rarely(int count) { return byte() % count == count - 1; }
+
+  template <class T, std::size_t kCount>
+  T pick(const T (&values)[kCount]) {
+    return values[byte() % kCount];
+  }
+  template <class Enum>
+  Enum choice(int count) {
+    const std::uint8_t b = byte();
+    return static_cast<Enum>(b >= 252 ? b : b % count);
+  }
+  std::int64_t size() {
+    const std::uint8_t b = byte();
+    if (b < 160) return b % 20;
+    if (b < 220) return b % 70;
+    if (b < 250) return byte() + 1;
+    constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+    return pick<std::int64_t>({-1, 131071, 131072, 1 << 20, std::int64_t{1} << 31, std::int64_t{1} << 33,
+                               std::int64_t{1} << 55, std::int64_t{1} << 57, std::int64_t{1} << 62, kMax, kMax - 1,
+                               -kMax - 1, static_cast<std::int64_t>(word())});
+  }
+  double real() {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const std::uint8_t b = byte();
+    if (b < 200) return (b + 1) / 64.0;
+    return pick<double>({0.0, -1.0, 1e-300, 1e300, 1e-40, 3.5e38, -0.0, kInfinity, -kInfinity, std::nan("")});
+  }
+  // For contents, of which there would never be bytes enough.
+  std::uint64_t random() {
+    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_;
+  std::size_t at_ = 0;
+  std::uint64_t state_ = 0xcbf29ce484222325u;
+};
+
+void common_choices(Bytes& in, Device& device, int& threads, std::string& kernel) {
+  if (in.rarely(40)) device = {static_cast<DeviceType>(in.byte()), in.below(3) - 1};
+  threads = in.rarely(10) ? in.pick<int>({-1, 1024, 1025, 1 << 30, 0}) : in.below(4);
+  if (!in.rarely(4)) return;
+  const std::vector<KernelInfo> rows = kernels();
+  switch (in.below(4)) {
+    case 0:
+      kernel = "reference";
+      break;
+    case 1:
+      kernel = "portable";
+      break;
+    case 2:
+      kernel = rows[in.byte() % rows.size()].name;
+      break;
+    default:
+      for (int i = in.below(40); i > 0; --i) kernel += static_cast<char>(in.byte());
+  }
+}
+
+QuantizeDescription quantize_description(Bytes& in, bool forward) {
+  QuantizeDescription d;
+  d.rows = in.size();
+  d.cols = in.size();
+  d.x = in.choice<DType>(4);
+  d.q = in.rarely(50) ? in.choice<DType>(9) : in.pick<DType>({DType::s8, DType::u8, DType::s4});
+  d.granularity = in.choice<Granularity>(4);
+  if (d.granularity == Granularity::group || in.rarely(20)) {
+    d.group = in.rarely(10) ? in.size() : in.pick<std::int64_t>({32, 1, 2, 3, 8, 64, 128, 5});
+    if (!in.rarely(10) && d.group > 0 && d.group < 1000) d.cols = d.group * in.below(5);
+  }
+  d.scale = in.choice<ScaleSource>(2);
+  d.mapping = in.choice<Mapping>(2);
+  d.rounding = in.choice<Rounding>(2);
+  if (forward || in.rarely(50)) {
+    d.orientation = in.choice<Orientation>(3);
+    d.multiplier = in.choice<Multiplier>(3);
+  }
+  d.mask = in.choice<Mask>(2);
+  if (in.rarely(4)) {
+    d.q_min = in.rarely(8) ? static_cast<int>(in.word()) : -in.below(129);
+    d.q_max = in.rarely(8) ? static_cast<int>(in.word()) : in.below(128);
+  }
+  common_choices(in, d.device, d.threads, d.kernel);
+  return d;
+}
+
+LinearDescription linear_description(Bytes& in) {
+  LinearDescription d;
+  d.m = in.size();
+  d.n = in.size();
+  d.k = in.size();
+  d.x = in.choice<DType>(5);
+  d.y = d.x;
+  if (d.x == DType::s8 || (d.x != DType::f64 && in.rarely(3))) d.y = in.choice<DType>(d.x == DType::s8 ? 4 : 3);
+  d.weight = in.choice<WeightFormat>(3);
+  d.activation = d.weight == WeightFormat::s4_group ? Activation::none : static_cast<Activation>(1 + in.below(3));
+  d.static_scale = in.real();
+  if (d.weight == WeightFormat::s4_group) {
+    if (d.x == DType::s8) d.x = d.y;
+    d.group = in.pick<std::int64_t>({32, 64, 128, 0});
+    if (d.group != 0 && !in.rarely(10)) d.k = d.group * in.below(4);
+    d.weight_zero_point = in.below(2) == 1;
+  } else {
+    d.weight_layout = in.choice<WeightLayout>(2);
+    d.x_multiplier = d.x != DType::s8 && in.below(2) == 1;
+  }
+  d.bias = in.below(2) == 1;
+  if (in.rarely(20)) {  // anything at all
+    d.activation = in.choice<Activation>(5);
+    d.y = in.choice<DType>(9);
+    d.weight_layout = in.choice<WeightLayout>(3);
+    d.x_multiplier = in.below(2) == 1;
+    d.weight_zero_point = in.below(2) == 1;
+    d.group = in.size();
+  }
+  common_choices(in, d.device, d.threads, d.kernel);
+  return d;
+}
+
+LinearBackwardDescription linear_backward_description(Bytes& in) {
+  LinearBackwardDescription d;
+  d.m = in.size();
+  d.n = in.size();
+  d.k = in.size();
+  d.dy = in.choice<DType>(4);
+  if (in.rarely(3)) d.dw_dtype = in.rarely(10) ? in.choice<DType>(9) : d.dy == DType::f64 ? DType::f64 : DType::f32;
+  d.dx = in.choice<Product>(3);
+  d.dw = in.choice<Product>(3);
+  d.db = in.below(2) == 1;
+  d.activation = static_cast<Activation>(1 + in.below(3));
+  if (in.rarely(40)) d.activation = in.choice<Activation>(5);
+  d.static_scale = in.real();
+  d.x_transposed = in.below(2) == 1;
+  d.weight = in.choice<WeightFormat>(in.rarely(40) ? 3 : 2);
+  d.weight_layout = in.choice<WeightLayout>(2);
+  d.rounding = in.choice<Rounding>(2);
+  common_choices(in, d.device, d.threads, d.kernel);
+  return d;
+}
+
+// ---- Operands: a view each, in the order of the argument structures' fields ----
+
+enum class Content : std::uint8_t { real, integer, scale, zero_point };
+
+struct Operand {
+  Tensor view;
+  bool output = false;
+  bool optional = false;  // may be absent
+  Content content = Content::real;
+  std::array<int, 2> range = {-8, 7};  // of zero points
+  std::size_t block = 0;
+  std::size_t offset = 0;  // of view.data in its block
+};
+
+Operand absent() { return {}; }
+
+Operand matrix_of(Device device, DType dtype, std::array<std::int64_t, 2> shape, Content content) {
+  const std::int64_t row = dtype == DType::s4 ? shape[1] + shape[1] % 2 : shape[1];
+  return {{nullptr, dtype, device, 2, shape, {row, 1}}, false, false, content};
+}
+
+Operand vector_of(Device device, DType dtype, std::int64_t size, Content content) {
+  return {{nullptr, dtype, device, 1, {size, 0}, {1, 0}}, false, false, content};
+}
+
+Operand out(Operand operand) {
+  operand.output = true;
+  return operand;
+}
+
+// An output that the caller may leave out.
+Operand optional_out(Operand operand, bool present) {
+  if (!present) operand.view = {};
+  operand.optional = true;
+  return out(operand);
+}
+
+Content content_of(DType dtype) { return is_float(dtype) ? Content::real : Content::integer; }
+
+// Scales or zero points of a quantizer's matrix.
+Operand segments_of(const QuantizeDescription& d, std::int64_t rows, Content content) {
+  const DType dtype = content == Content::scale ? scale_type(d.x) : DType::s32;
+  Operand operand;
+  switch (d.granularity) {
+    case Granularity::tensor:
+      operand = vector_of(d.device, dtype, 1, content);
+      break;
+    case Granularity::row:
+      operand = vector_of(d.device, dtype, rows, content);
+      break;
+    case Granularity::column:
+      operand = vector_of(d.device, dtype, d.cols, content);
+      break;
+    case Granularity::group:
+      operand = matrix_of(d.device, dtype, {rows, d.cols / d.group}, content);
+      break;
+  }
+  const bool symmetric = d.mapping == Mapping::symmetric;
+  operand.range = {d.q_min, d.q_max};
+  if (d.q_min == 0 && d.q_max == 0) {
+    operand.range = d.q == DType::u8   ? std::array{0, 255}
+                    : d.q == DType::s4 ? std::array{-8, 7}
+                                       : std::array{-128, 127};
+    if (symmetric && d.q != DType::u8) ++operand.range[0];
+  }
+  return operand;
+}
+
+using Operands = std::vector<Operand>;
+
+Operand q_matrix(const QuantizeDescription& d, std::int64_t rows) {
+  return matrix_of(d.device, d.q, {rows, d.cols}, Content::integer);
+}
+Operand x_matrix(const QuantizeDescription& d, std::int64_t rows) {
+  return matrix_of(d.device, d.x, {rows, d.cols}, Content::real);
+}
+Operand zero_points(const QuantizeDescription& d, std::int64_t rows) {
+  return d.mapping == Mapping::affine ? segments_of(d, rows, Content::zero_point) : absent();
+}
+
+// One specialization per plan: its description, its operands, and its C functions.
+template <class Args>
+struct Kind;
+
+#define OCTILE_C_FUNCTIONS(kind, description)                           \
+  using CArgs = octile_##kind##_args;                                   \
+  using CDescription = octile_##description##_description;              \
+  static constexpr auto init = octile_##description##_description_init; \
+  static constexpr auto create = octile_##kind##_plan_create;           \
+  static constexpr auto can_implement = octile_##kind##_can_implement;  \
+  static constexpr auto run = octile_##kind##_run;                      \
+  static constexpr const char* name = #kind
+
+template <>
+struct Kind<QuantizeArgs> {
+  OCTILE_C_FUNCTIONS(quantize, quantize);
+  using Plan = QuantizePlan;
+  static QuantizeDescription description(Bytes& in) { return quantize_description(in, true); }
+  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes& in) {
+    const bool given = d.scale == ScaleSource::given;
+    const std::int64_t multipliers = d.multiplier == Multiplier::per_row ? rows : d.cols;
+    return {
+        x_matrix(d, rows),
+        d.multiplier == Multiplier::none ? absent() : vector_of(d.device, scale_type(d.x), multipliers, Content::real),
+        given ? segments_of(d, rows, Content::scale) : absent(),
+        given ? zero_points(d, rows) : absent(),
+        d.orientation == Orientation::transposed ? absent() : out(q_matrix(d, rows)),
+        d.orientation == Orientation::row_major ? absent()
+                                                : out(matrix_of(d.device, d.q, {d.cols, rows}, Content::integer)),
+        given ? optional_out(segments_of(d, rows, Content::scale), in.below(2) == 1)
+              : out(segments_of(d, rows, Content::scale)),
+        given || d.mapping == Mapping::symmetric ? absent() : out(zero_points(d, rows))};
+  }
+  static QuantizeArgs args(const Operands& o, std::uint64_t seed) {
+    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, o[6].view, o[7].view, seed};
+  }
+};
+
+template <>
+struct Kind<DequantizeArgs> {
+  OCTILE_C_FUNCTIONS(dequantize, quantize);
+  using Plan = DequantizePlan;
+  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
+  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
+    return {q_matrix(d, rows), segments_of(d, rows, Content::scale), zero_points(d, rows), out(x_matrix(d, rows))};
+  }
+  static DequantizeArgs args(const Operands& o, std::uint64_t) { return {o[0].view, o[1].view, o[2].view, o[3].view}; }
+};
+
+template <>
+struct Kind<QuantizeBackwardArgs> {
+  OCTILE_C_FUNCTIONS(quantize_backward, quantize);
+  using Plan = QuantizeBackwardPlan;
+  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
+  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
+    return {x_matrix(d, rows), x_matrix(d, rows), segments_of(d, rows, Content::scale), zero_points(d, rows),
+            out(x_matrix(d, rows))};
+  }
+  static QuantizeBackwardArgs args(const Operands& o, std::uint64_t) {
+    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view};
+  }
+};
+
+template <>
+struct Kind<DequantizeBackwardArgs> {
+  OCTILE_C_FUNCTIONS(dequantize_backward, quantize);
+  using Plan = DequantizeBackwardPlan;
+  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
+  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
+    return {x_matrix(d, rows), segments_of(d, rows, Content::scale), out(x_matrix(d, rows))};
+  }
+  static DequantizeBackwardArgs args(const Operands& o, std::uint64_t) { return {o[0].view, o[1].view, o[2].view}; }
+};
+
+template <>
+struct Kind<FakeQuantizeArgs> {
+  OCTILE_C_FUNCTIONS(fake_quantize, quantize);
+  using Plan = FakeQuantizePlan;
+  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
+  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
+    const bool given = d.scale == ScaleSource::given;
+    return {x_matrix(d, rows),
+            given ? segments_of(d, rows, Content::scale) : absent(),
+            given ? zero_points(d, rows) : absent(),
+            out(x_matrix(d, rows)),
+            given ? absent() : out(segments_of(d, rows, Content::scale)),
+            given || d.mapping == Mapping::symmetric ? absent() : out(zero_points(d, rows))};
+  }
+  static FakeQuantizeArgs args(const Operands& o, std::uint64_t seed) {
+    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, seed};
+  }
+};
+
+template <>
+struct Kind<FakeQuantizeBackwardArgs> {
+  OCTILE_C_FUNCTIONS(fake_quantize_backward, quantize);
+  using Plan = FakeQuantizeBackwardPlan;
+  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
+  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes& in) {
+    return Kind<QuantizeBackwardArgs>::operands(d, rows, in);
+  }
+  static FakeQuantizeBackwardArgs args(const Operands& o, std::uint64_t) {
+    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view};
+  }
+};
+
+Operand weight_scales(Device device, WeightFormat weight, DType dtype, std::int64_t n) {
+  return vector_of(device, dtype, weight == WeightFormat::s8_per_tensor ? 1 : n, Content::scale);
+}
+
+Operand x_scales(Device device, Activation activation, DType dtype, std::int64_t m) {
+  if (activation == Activation::static_per_tensor) return absent();
+  return vector_of(device, dtype, activation == Activation::dynamic_per_token ? m : 1, Content::scale);
+}
+
+std::array<std::int64_t, 2> weight_shape(WeightLayout layout, std::int64_t n, std::int64_t k) {
+  return layout == WeightLayout::out_in ? std::array{n, k} : std::array{k, n};
+}
+
+template <>
+struct Kind<LinearArgs> {
+  OCTILE_C_FUNCTIONS(linear, linear);
+  using Plan = LinearPlan;
+  static LinearDescription description(Bytes& in) { return linear_description(in); }
+  static Operands operands(const LinearDescription& d, std::int64_t m, Bytes&) {
+    const DType scale = scale_type(d.y);
+    const bool w4 = d.weight == WeightFormat::s4_group;
+    const std::int64_t groups = !w4 ? 0 : d.group == 0 ? d.k / std::max<std::int64_t>(d.k, 1) : d.k / d.group;
+    return {
+        matrix_of(d.device, d.x, {m, d.k}, content_of(d.x)),
+        d.x == DType::s8 ? x_scales(d.device, d.activation, scale, m) : absent(),
+        d.x_multiplier ? vector_of(d.device, scale, d.k, Content::real) : absent(),
+        matrix_of(d.device, w4 ? DType::s4 : DType::s8, weight_shape(d.weight_layout, d.n, d.k), Content::integer),
+        w4 ? matrix_of(d.device, scale, {d.n, groups}, Content::scale) : weight_scales(d.device, d.weight, scale, d.n),
+        d.weight_zero_point ? matrix_of(d.device, DType::s32, {d.n, groups}, Content::zero_point) : absent(),
+        d.bias ? vector_of(d.device, d.y, d.n, Content::real) : absent(),
+        out(matrix_of(d.device, d.y, {m, d.n}, Content::real))};
+  }
+  static LinearArgs args(const Operands& o, std::uint64_t) {
+    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, o[6].view, o[7].view};
+  }
+};
+
+template <>
+struct Kind<LinearBackwardArgs> {
+  OCTILE_C_FUNCTIONS(linear_backward, linear_backward);
+  using Plan = LinearBackwardPlan;
+  static LinearBackwardDescription description(Bytes& in) { return linear_backward_description(in); }
+  static Operands operands(const LinearBackwardDescription& d, std::int64_t m, Bytes&) {
+    const DType scale = scale_type(d.dy);
+    const auto w = weight_shape(d.weight_layout, d.n, d.k);
+    const bool dx = d.dx != Product::none;
+    const bool dw = d.dw != Product::none;
+    const auto x = d.x_transposed ? std::array{d.k, m} : std::array{m, d.k};
+    return {matrix_of(d.device, d.dy, {m, d.n}, Content::real),
+            dx ? matrix_of(d.device, DType::s8, w, Content::integer) : absent(),
+            dx ? weight_scales(d.device, d.weight, scale, d.n) : absent(),
+            dw ? matrix_of(d.device, DType::s8, x, Content::integer) : absent(),
+            dw ? x_scales(d.device, d.activation, scale, m) : absent(),
+            dx ? out(matrix_of(d.device, d.dy, {m, d.k}, Content::real)) : absent(),
+            dw ? out(matrix_of(d.device, d.dw_dtype.value_or(d.dy), w, Content::real)) : absent(),
+            d.db ? out(vector_of(d.device, d.dy, d.n, Content::real)) : absent()};
+  }
+  static LinearBackwardArgs args(const Operands& o, std::uint64_t seed) {
+    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, o[6].view, o[7].view, seed};
+  }
+};
+
+std::int64_t rows_of(const QuantizeDescription& d) { return d.rows; }
+std::int64_t rows_of(const LinearDescription& d) { return d.m; }
+std::int64_t rows_of(const LinearBackwardDescription& d) { return d.m; }
+
+// Multiplications of one run, or a number that is too many.
+double work_of(const QuantizeDescription& d, std::int64_t rows) {
+  return static_cast<double>(rows) * static_cast<double>(d.cols);
+}
+double work_of(const LinearDescription& d, std::int64_t rows) {
+  return static_cast<double>(rows) * static_cast<double>(d.n) * static_cast<double>(d.k);
+}
+double work_of(const LinearBackwardDescription& d, std::int64_t rows) {
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(d.n) * static_cast<double>(d.k);
+}
+
+// ---- Memory: each block exactly as large as what lies in it ----
+
+struct Block {
+  std::unique_ptr<std::uint8_t[]> bytes;
+  std::size_t size = 0;
+};
+
+Block block_of(std::size_t size) { return {std::make_unique<std::uint8_t[]>(size), size}; }
+
+Block copy_of(const Block& block) {
+  Block copy = block_of(block.size);
+  std::copy_n(block.bytes.get(), block.size, copy.bytes.get());
+  return copy;
+}
+
+struct Memory {
+  std::vector<Block> blocks;
+
+  Memory copy() const {
+    Memory other;
+    for (const Block& block : blocks) other.blocks.push_back(copy_of(block));
+    return other;
+  }
+  // Points the views at this memory; a view without backing stays null.
+  void bind(Operands& operands) const {
+    for (Operand& o : operands)
+      o.view.data = o.block < blocks.size() ? blocks[o.block].bytes.get() + o.offset : nullptr;
+  }
+};
+
+constexpr std::size_t kNoBlock = ~std::size_t{0};
+
+// Bytes from the first element to the end of the last one; nothing if they, or the elements, are too many.
+std::optional<std::size_t> extent(const Tensor& t) {
+  if ((t.rank != 1 && t.rank != 2) || bits(t.dtype) == 0) return {};
+  const __int128 rows = t.shape[0];
+  const __int128 cols = t.rank == 2 ? t.shape[1] : 1;
+  if (rows < 0 || cols < 0) return {};
+  if (rows == 0 || cols == 0) return 0;
+  const __int128 last_row = (rows - 1) * t.strides[0];
+  const __int128 last_col = (cols - 1) * (t.rank == 2 ? t.strides[1] : 0);
+  const __int128 most = kMostBytes;
+  if (last_row < 0 || last_col < 0 || last_row > most || last_col > most || rows * cols > most) return {};
+  return static_cast<std::size_t>((last_row * bits(t.dtype) + 7) / 8 + ((last_col + 1) * bits(t.dtype) + 7) / 8);
+}
+
+std::size_t element_bytes(DType dtype) { return static_cast<std::size_t>(std::max(1, bits(dtype) / 8)); }
+
+// Calls visit(first byte from view.data) for each element; the bytes of one are element_bytes(dtype).
+template <class Visit>
+void for_each_element(const Tensor& t, const Visit& visit) {
+  if ((t.rank != 1 && t.rank != 2) || (t.rank == 2 && t.shape[1] == 0)) return;
+  for (std::int64_t r = 0; r < t.shape[0]; ++r) {
+    for (std::int64_t c = 0; c < (t.rank == 2 ? t.shape[1] : 1); ++c) {
+      const std::int64_t i = r * t.strides[0] + (t.rank == 2 ? c * t.strides[1] : 0);
+      visit(static_cast<std::size_t>(t.dtype == DType::s4 ? i / 2 : i * bits(t.dtype) / 8));
+    }
+  }
+}
+
+double random_real(Bytes& in, int mode) {
+  const std::uint64_t bits = in.random();
+  const double uniform = static_cast<double>(bits >> 11) * 0x1p-52 - 1;  // -1..1
+  switch (mode) {
+    case 0:
+      return uniform * 4;
+    case 1:
+      return std::ldexp(uniform, static_cast<int>(bits & 63) - 32);
+    case 2:
+      return std::floor(uniform * 200) + 0.5;  // ties
+    case 3:
+      return 0;
+    default:
+      break;
+  }
+  if (bits % 8 != 0) return uniform * 4;
+  constexpr double kSpecial[] = {-0.0,          1e-45, 6e-8,   65504,    65520,     3.4028235e38,
+                                 -3.4028235e38, 1e308, 1e-310, HUGE_VAL, -HUGE_VAL, NAN};
+  return kSpecial[in.random() % std::size(kSpecial)];
+}
+
+double random_scale(Bytes& in, bool wild) {
+  if (wild && in.random() % 4 == 0) {
+    constexpr double kWild[] = {0, -1, -0.0, HUGE_VAL, NAN};
+    return kWild[in.random() % std::size(kWild)];
+  }
+  return std::ldexp(1 + static_cast<double>(in.random() & 0xffffff) * 0x1p-24, static_cast<int>(in.random() % 24) - 16);
+}
+
+void put_real(std::uint8_t* at, DType dtype, double value) {
+  const auto put = [&](auto converted) { std::memcpy(at, &converted, sizeof converted); };
+  // A double beyond f32 becomes an infinity first; the cast alone would be undefined.
+  const float narrow =
+      std::abs(value) > std::numeric_limits<float>::max() && std::isfinite(value)
+          ? std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1))
+          : static_cast<float>(value);
+  switch (dtype) {
+    case DType::f16:
+      put(Half(narrow));
+      break;
+    case DType::bf16:
+      put(BFloat16(narrow));
+      break;
+    case DType::f32:
+      put(narrow);
+      break;
+    case DType::f64:
+      put(value);
+      break;
+    default:
+      break;
+  }
+}
+
+void fill(const Operand& o, Bytes& in, bool wild) {
+  auto* const data = static_cast<std::uint8_t*>(o.view.data);
+  const int mode = in.below(5);
+  for_each_element(o.view, [&](std::size_t at) {
+    std::uint8_t* const element = data + at;
+    if (o.content == Content::zero_point && o.view.dtype == DType::s32) {
+      const auto span = static_cast<std::uint64_t>(std::max(o.range[1] - o.range[0], 0)) + 1;
+      const std::int32_t value = wild && in.random() % 4 == 0
+                                     ? static_cast<std::int32_t>(in.random())
+                                     : o.range[0] + static_cast<std::int32_t>(in.random() % span);
+      std::memcpy(element, &value, sizeof value);
+    } else if (is_float(o.view.dtype)) {
+      put_real(element, o.view.dtype, o.content == Content::scale ? random_scale(in, wild) : random_real(in, mode));
+    } else {
+      for (std::size_t i = 0; i < element_bytes(o.view.dtype); ++i) element[i] = static_cast<std::uint8_t>(in.random());
+    }
+  });
+}
+
+// ---- What may be wrong with the arguments ----
+
+struct Mistakes {
+  bool any = false;          // an operand is not as the description has it
+  bool wild_values = false;  // scales or zero points that may be refused
+  bool short_workspace = false;
+  bool null_workspace = false;
+};
+
+// Legal variety: padded rows, strided vectors, repeated inputs.
+void vary_layout(Operand& o, Bytes& in) {
+  const std::uint8_t b = in.byte();
+  Tensor& t = o.view;
+  if (!t.present() || b < 128) return;
+  if (b >= 240 && !o.output) {
+    t.strides[0] = 0;
+  } else if (t.rank == 2) {
+    t.strides[0] += t.dtype == DType::s4 ? b % 8 / 2 * 2 : b % 8;
+  } else {
+    t.strides[0] = 1 + b % 4;
+  }
+}
+
+void spoil(Operand& o, Bytes& in) {
+  Tensor& t = o.view;
+  const std::size_t axis = in.byte() % 2;
+  switch (in.below(7)) {
+    case 0:
+      t.rank = in.pick<int>({0, 1, 2, 3, -1, 1 << 30});
+      break;
+    case 1:
+      t.shape[axis] = in.size();
+      break;
+    case 2:
+      t.shape[axis] += in.below(3) - 1;
+      break;
+    case 3:
+      t.strides[axis] = in.size();
+      break;
+    case 4:
+      t.strides[axis] += in.below(5) - 2;
+      break;
+    case 5:
+      t.dtype = in.choice<DType>(9);
+      break;
+    case 6:
+      t.device = {static_cast<DeviceType>(in.below(3)), in.below(4) - 1};
+      break;
+  }
+}
+
+// Memory for each view, exactly; none for one that would be large, which stays null and so has to be refused.
+Memory allocate(Operands& operands, Bytes& in, Mistakes& mistakes) {
+  Memory memory;
+  for (Operand& o : operands) {
+    o.block = kNoBlock;
+    const std::optional<std::size_t> size = extent(o.view);
+    if (!size || *size > kMostBytes) {
+      if (o.view.present()) mistakes.any = true;
+      continue;
+    }
+    o.block = memory.blocks.size();
+    o.offset = in.byte() % 4 * element_bytes(o.view.dtype);
+    memory.blocks.push_back(block_of(o.offset + *size));
+  }
+  if (!in.rarely(12)) return memory;
+
+  mistakes.any = true;
+  Operand& o = operands[in.byte() % operands.size()];
+  const Operand& other = operands[in.byte() % operands.size()];
+  const int what = in.below(3);
+  if (o.block == kNoBlock) return memory;
+  if (what == 0) {
+    o.block = kNoBlock;    // null
+  } else if (what == 1) {  // misaligned, where an element has more than one byte
+    memory.blocks[o.block] = block_of(memory.blocks[o.block].size + 1);
+    o.offset += 1;
+  } else if (other.block != kNoBlock) {  // on top of another
+    const std::size_t offset = other.offset + in.byte() % 16 * element_bytes(o.view.dtype);
+    const std::size_t needed = offset + *extent(o.view);
+    Block& shared = memory.blocks[other.block];
+    if (needed > shared.size) shared = block_of(needed);
+    o.block = other.block;
+    o.offset = offset;
+  }
+  return memory;
+}
+
+// What the headers forbid, decided here a second time and one tensor at a time. Wrong shapes are not among it: with
+// other rows in each tensor it may be another legal run.
+bool forbidden(const Operand& o, const Tensor& wanted) {
+  const Tensor& t = o.view;
+  if (!wanted.present() || (o.optional && !t.present())) return false;
+  if (t.rank != wanted.rank || t.dtype != wanted.dtype || t.device != wanted.device) return true;
+  const std::int64_t rows = t.shape[0];
+  const std::int64_t cols = t.rank == 2 ? t.shape[1] : 1;
+  if (rows < 0 || cols < 0) return true;
+  if (rows == 0 || cols == 0) return false;
+  if (t.data == nullptr || reinterpret_cast<std::uintptr_t>(t.data) % element_bytes(t.dtype) != 0) return true;
+  if (t.strides[0] < 0 || (cols > 1 && t.strides[1] != 1)) return true;
+  const bool repeated = t.strides[0] == 0 && !o.output;
+  return rows > 1 && ((t.strides[0] < cols && !repeated) || (t.dtype == DType::s4 && t.strides[0] % 2 != 0));
+}
+
+// Whether an output shares a byte with another tensor.
+bool overlapping(const Operands& operands, const Memory& memory) {
+  constexpr int kNobody = -1;
+  std::vector<std::vector<int>> writer(memory.blocks.size());
+  for (std::size_t b = 0; b < writer.size(); ++b) writer[b].assign(memory.blocks[b].size, kNobody);
+  const auto for_each_byte = [&](const Operand& o, const auto& visit) {
+    if (o.block == kNoBlock) return;
+    for_each_element(o.view, [&](std::size_t at) {
+      for (std::size_t i = 0; i < element_bytes(o.view.dtype); ++i) visit(writer[o.block][o.offset + at + i]);
+    });
+  };
+  bool shared = false;
+  for (std::size_t index = 0; index < operands.size(); ++index) {
+    if (!operands[index].output) continue;
+    for_each_byte(operands[index], [&](int& owner) {
+      shared = shared || (owner != kNobody && owner != static_cast<int>(index));
+      owner = static_cast<int>(index);
+    });
+  }
+  for (const Operand& o : operands) {
+    if (!o.output) for_each_byte(o, [&](const int& owner) { shared = shared || owner != kNobody; });
+  }
+  return shared;
+}
+
+// ---- The C interface ----
+
+octile_device c_device(Device device) {
+  return {device.type == DeviceType::cpu    ? OCTILE_DEVICE_CPU
+          : device.type == DeviceType::cuda ? OCTILE_DEVICE_CUDA
+                                            : static_cast<std::int32_t>(device.type) + 1,
+          device.index};
+}
+
+// A tensor for C; shape and strides on the heap, exactly as long as the rank says, for ASan.
+struct CTensor {
+  octile_tensor tensor{};
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+
+  explicit CTensor(const Tensor& t) {
+    const std::size_t rank = t.rank == 1 || t.rank == 2 ? static_cast<std::size_t>(t.rank) : 0;
+    shape.assign(t.shape.begin(), t.shape.begin() + static_cast<std::ptrdiff_t>(rank));
+    strides.assign(t.strides.begin(), t.strides.begin() + static_cast<std::ptrdiff_t>(rank));
+    shape.shrink_to_fit();
+    strides.shrink_to_fit();
+    const std::uint8_t code = is_float(t.dtype)      ? t.dtype == DType::bf16 ? 4 : 2
+                              : t.dtype == DType::u8 ? 1
+                              : bits(t.dtype) != 0   ? 0
+                                                     : 9;
+    tensor.data = t.data;
+    tensor.device = c_device(t.device);
+    tensor.ndim = t.rank;
+    tensor.dtype = {code, static_cast<std::uint8_t>(bits(t.dtype)), 1};
+    tensor.shape = shape.data();
+    tensor.strides = strides.data();
+  }
+};
+
+template <class Enum>
+std::int32_t number(Enum value) {
+  return static_cast<std::int32_t>(value);
+}
+
+void describe(const QuantizeDescription& d, octile_quantize_description& c) {
+  c.rows = d.rows, c.cols = d.cols, c.group = d.group;
+  c.x = number(d.x), c.q = number(d.q), c.granularity = number(d.granularity), c.scale = number(d.scale);
+  c.mapping = number(d.mapping), c.rounding = number(d.rounding), c.orientation = number(d.orientation);
+  c.multiplier = number(d.multiplier), c.mask = number(d.mask), c.q_min = d.q_min, c.q_max = d.q_max;
+}
+
+void describe(const LinearDescription& d, octile_linear_description& c) {
+  c.m = d.m, c.n = d.n, c.k = d.k, c.group = d.group, c.static_scale = d.static_scale;
+  c.x = number(d.x), c.y = number(d.y), c.activation = number(d.activation), c.weight = number(d.weight);
+  c.weight_layout = number(d.weight_layout), c.weight_zero_point = d.weight_zero_point, c.bias = d.bias;
+  c.x_multiplier = d.x_multiplier;
+}
+
+void describe(const LinearBackwardDescription& d, octile_linear_backward_description& c) {
+  c.m = d.m, c.n = d.n, c.k = d.k, c.static_scale = d.static_scale;
+  c.dy = number(d.dy), c.dw_dtype = d.dw_dtype ? number(*d.dw_dtype) : OCTILE_DTYPE_SAME;
+  c.dx = number(d.dx), c.dw = number(d.dw), c.db = d.db, c.activation = number(d.activation);
+  c.x_transposed = d.x_transposed, c.weight = number(d.weight), c.weight_layout = number(d.weight_layout);
+  c.rounding = number(d.rounding);
+}
+
+struct CPlan {
+  octile_plan* plan = nullptr;
+  ~CPlan() { octile_plan_destroy(plan); }
+};
+
+// The same plan through C, which must be refused with the same status.
+template <class K, class Description>
+void create(const Description& d, Status expected, CPlan& plan) {
+  typename K::CDescription c;
+  REQUIRE(K::init(&c, sizeof c) == OCTILE_OK, octile_last_error());
+  describe(d, c);
+  c.threads = d.threads;
+  c.device = c_device(d.device);
+  c.kernel = d.kernel.c_str();
+  const octile_status status = K::create(&c, &plan.plan);
+  // A NUL ends a C string early, so that may be another wish.
+  if (d.kernel.find('\0') != std::string::npos) return;
+  // With several mistakes each may find another one first: C looks at the device before the plan looks at anything.
+  const bool known_device = d.device.type <= DeviceType::cuda;
+  REQUIRE(known_device ? status == number(expected) : status != OCTILE_OK,
+          std::string(K::name) + ": " + octile_last_error());
+  REQUIRE((status == OCTILE_OK) == (plan.plan != nullptr), K::name);
+}
+
+// A description of any size and content: an answer, and no byte read beyond it.
+template <class K>
+void create_from_bytes(Bytes& in) {
+  typename K::CDescription c;
+  K::init(&c, sizeof c);
+  const std::size_t size = in.rarely(4) ? in.word() : in.byte() % 16 * 8;
+  std::vector<std::uint8_t> bytes(std::clamp<std::size_t>(size, sizeof(std::size_t), 4096));
+  std::copy_n(reinterpret_cast<const std::uint8_t*>(&c), std::min(sizeof c, bytes.size()), bytes.begin());
+  for (int i = in.below(6); i > 0; --i) {
+    const std::size_t at = in.byte() % bytes.size();
+    // Not the pointer: any address would do there, and none but ours may be read.
+    if (at < offsetof(typename K::CDescription, kernel) || at >= sizeof c) bytes[at] = in.byte();
+  }
+  std::memcpy(bytes.data(), &size, sizeof size);
+  const auto given = block_of(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), given.bytes.get());
+  CPlan plan;
+  void* const memory = given.bytes.get();
+  const octile_status status = K::create(static_cast<const typename K::CDescription*>(memory), &plan.plan);
+  REQUIRE((status == OCTILE_OK) == (plan.plan != nullptr), K::name);
+  REQUIRE(status != OCTILE_INTERNAL, octile_last_error());
+}
+
+// ---- One input ----
+
+// How far the inputs came.
+struct Counts {
+  std::uint64_t plans = 0;
+  std::uint64_t refused = 0;
+  std::uint64_t ran = 0;
+  std::uint64_t compared = 0;
+} counts;
+
+template <class Body>
+Status status_of(const Body& body) {
+  try {
+    body();
+    return Status::ok;
+  } catch (const Error& error) {
+    REQUIRE(error.status() != Status::ok && error.status() != Status::internal, error.what());
+    REQUIRE(std::strlen(error.what()) > 0, "an error without a text");
+    return error.status();
+  }
+}
+
+struct Outcome {
+  Status verdict = Status::ok;
+  Status run = Status::ok;
+};
+
+template <class Args>
+Outcome run_cpp(const typename Kind<Args>::Plan& plan, const Operands& operands, Workspace workspace,
+                std::uint64_t seed) {
+  const Args args = Kind<Args>::args(operands, seed);
+  const Verdict verdict = plan.can_implement(args);
+  REQUIRE(static_cast<bool>(verdict) == verdict.reason.empty(), verdict.reason);
+  return {verdict.status, status_of([&] { plan.run(args, workspace); })};
+}
+
+template <class Args>
+Outcome run_c(const octile_plan* plan, const Operands& operands, Workspace workspace, std::uint64_t seed) {
+  std::vector<CTensor> tensors;
+  for (const Operand& o : operands) tensors.emplace_back(o.view);
+  // The structure is a size, one pointer for each operand, and where there is one the seed.
+  typename Kind<Args>::CArgs args{};
+  std::vector<std::uint64_t> words = {sizeof args};
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    words.push_back(operands[i].view.rank == 0 ? 0 : reinterpret_cast<std::uintptr_t>(&tensors[i].tensor));
+  }
+  words.push_back(seed);
+  static_assert(sizeof args % 8 == 0);
+  REQUIRE(sizeof args == words.size() * 8 || sizeof args == words.size() * 8 - 8, Kind<Args>::name);
+  std::memcpy(&args, words.data(), sizeof args);
+  const auto verdict = static_cast<Status>(Kind<Args>::can_implement(plan, &args));
+  const auto run = static_cast<Status>(Kind<Args>::run(plan, &args, workspace.data, workspace.size, nullptr));
+  REQUIRE(verdict != Status::internal && run != Status::internal, octile_last_error());
+  return {verdict, run};
+}
+
+// Which bytes a run may change.
+std::vector<std::vector<bool>> writable(const Operands& operands, const Memory& memory) {
+  std::vector<std::vector<bool>> may(memory.blocks.size());
+  for (std::size_t b = 0; b < may.size(); ++b) may[b].resize(memory.blocks[b].size);
+  for (const Operand& o : operands) {
+    if (!o.output || o.block == kNoBlock) continue;
+    for_each_element(o.view, [&](std::size_t at) {
+      for (std::size_t i = 0; i < element_bytes(o.view.dtype); ++i) may[o.block][o.offset + at + i] = true;
+    });
+  }
+  return may;
+}
+
+void require_untouched(const char* kind, const Operands& operands, const Memory& before, const Memory& after,
+                       bool refused) {
+  const auto may = writable(operands, after);
+  for (std::size_t b = 0; b < may.size(); ++b) {
+    for (std::size_t i = 0; i < may[b].size(); ++i) {
+      if (before.blocks[b].bytes[i] == after.blocks[b].bytes[i]) continue;
+      REQUIRE(!refused, std::string(kind) + ": a refused run wrote");
+      REQUIRE(may[b][i], std::string(kind) + ": wrote outside its outputs");
+    }
+  }
+}
+
+bool is_nan(const std::uint8_t* at, DType dtype) {
+  const auto read = [&]<class T>(T value) {
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  };
+  switch (dtype) {
+    case DType::f16:
+      return std::isnan(static_cast<float>(read(Half{})));
+    case DType::bf16:
+      return std::isnan(static_cast<float>(read(BFloat16{})));
+    case DType::f32:
+      return std::isnan(read(0.0f));
+    case DType::f64:
+      return std::isnan(read(0.0));
+    default:
+      return false;
+  }
+}
+
+// A NaN's payload is not in the contract.
+void require_same(const std::string& what, const Operands& operands, const Memory& a, const Memory& b) {
+  for (std::size_t index = 0; index < operands.size(); ++index) {
+    const Operand& o = operands[index];
+    if (!o.output || o.block == kNoBlock) continue;
+    for_each_element(o.view, [&](std::size_t at) {
+      const std::uint8_t* const x = a.blocks[o.block].bytes.get() + o.offset + at;
+      const std::uint8_t* const y = b.blocks[o.block].bytes.get() + o.offset + at;
+      if (std::memcmp(x, y, element_bytes(o.view.dtype)) == 0) return;
+      if (is_nan(x, o.view.dtype) && is_nan(y, o.view.dtype)) return;
+      char text[96];
+      std::snprintf(text, sizeof text, "operand %zu, byte %zu: %02x.. and %02x..", index, at, x[0], y[0]);
+      REQUIRE(false, what + ": " + text);
+    });
+  }
+}
+
+template <class Args>
+void fuzz(Bytes& in) {
+  using K = Kind<Args>;
+  if (in.rarely(30)) return create_from_bytes<K>(in);
+
+  const auto description = K::description(in);
+  std::optional<typename K::Plan> plan;
+  const Status selected = status_of([&] { plan = K::Plan::select(description); });
+  CPlan c_plan;
+  create<K>(description, selected, c_plan);
+  if (!plan) return;
+  ++counts.plans;
+  const PrecisionGuarantee guarantee = plan->precision_guarantee();
+  REQUIRE(!plan->sku().empty() || std::string(K::name) == "linear_backward", "a plan without kernels");
+  REQUIRE(!plan->explain().empty(), "a plan that explains nothing");
+
+  std::int64_t rows = rows_of(description);
+  if (rows > 64 || in.rarely(4)) rows = std::min<std::int64_t>(rows, in.below(20));
+  if (plan->workspace_size() > kMostBytes || work_of(description, rows) > kMostMultiplications) return;
+  Operands operands = K::operands(description, rows, in);
+  Mistakes mistakes;
+  for (Operand& o : operands) {
+    const std::optional<std::size_t> size = extent(o.view);
+    if (o.view.present() && (!size || *size > kMostBytes / 8)) return;
+    vary_layout(o, in);
+  }
+  const Operands wanted_operands = operands;
+  if (in.rarely(3)) {
+    mistakes.any = true;
+    for (int i = 1 + in.below(2); i > 0; --i) spoil(operands[in.byte() % operands.size()], in);
+  }
+  Memory memory = allocate(operands, in, mistakes);
+  mistakes.wild_values = in.rarely(6);
+  memory.bind(operands);
+  for (const Operand& o : operands) {
+    if (o.block != kNoBlock) fill(o, in, mistakes.wild_values);
+  }
+  const std::uint64_t seed = in.word();
+
+  std::size_t workspace_size = plan->workspace_size();
+  mistakes.short_workspace = workspace_size > 0 && in.rarely(10);
+  if (mistakes.short_workspace) workspace_size -= 1 + in.byte() % workspace_size;
+  mistakes.null_workspace = workspace_size > 0 && in.rarely(30);
+  const std::size_t shift = in.byte() % 4;
+  const Block scratch = block_of(workspace_size + shift);
+  std::memset(scratch.bytes.get(), 0xa5, scratch.size);
+  const Workspace workspace = {mistakes.null_workspace ? nullptr : scratch.bytes.get() + shift, workspace_size};
+
+  const Memory before = memory.copy();
+  const bool through_c = c_plan.plan != nullptr && in.below(2) == 1;
+  const auto run_on = [&](Memory& on) {
+    on.bind(operands);
+    return through_c ? run_c<Args>(c_plan.plan, operands, workspace, seed)
+                     : run_cpp<Args>(*plan, operands, workspace, seed);
+  };
+  const Outcome outcome = run_on(memory);
+  const bool refused = outcome.run != Status::ok;
+  bool illegal = overlapping(operands, memory);
+  for (std::size_t i = 0; i < operands.size(); ++i) illegal |= forbidden(operands[i], wanted_operands[i].view);
+  REQUIRE(!illegal || outcome.verdict != Status::ok, std::string(K::name) + ": forbidden arguments were taken");
+  ++(refused ? counts.refused : counts.ran);
+  require_untouched(K::name, operands, before, memory, refused);
+  if (outcome.verdict != Status::ok) {
+    REQUIRE(outcome.run == outcome.verdict, std::string(K::name) + ": can_implement and run differ");
+    REQUIRE(mistakes.any || mistakes.wild_values,
+            std::string(K::name) + ": legal arguments refused: " + plan->can_implement(K::args(operands, seed)).reason);
+    return;
+  }
+  if (mistakes.short_workspace || mistakes.null_workspace) {
+    REQUIRE(outcome.run == Status::workspace_too_small, std::string(K::name) + ": a short workspace was taken");
+    return;
+  }
+  REQUIRE(!refused, std::string(K::name) + ": can_implement says yes, run says no");
+
+  Memory again = before.copy();
+  REQUIRE(run_on(again).run == Status::ok, K::name);
+  require_same(std::string(K::name) + " twice", operands, memory, again);
+  if (!guarantee.bit_stable) return;
+  auto reference = description;
+  reference.kernel = "reference";
+  const auto oracle = K::Plan::select(reference);
+  Memory wanted = before.copy();
+  wanted.bind(operands);
+  std::vector<std::uint8_t> oracle_scratch(oracle.workspace_size());
+  oracle.run(K::args(operands, seed), {oracle_scratch.data(), oracle_scratch.size()});
+  require_same(plan->sku() + " and " + oracle.sku(), operands, memory, wanted);
+  ++counts.compared;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Bytes in(data, size);
+  switch (in.below(8)) {
+    case 0:
+      fuzz<LinearArgs>(in);
+      break;
+    case 1:
+      fuzz<LinearBackwardArgs>(in);
+      break;
+    case 2:
+      fuzz<QuantizeArgs>(in);
+      break;
+    case 3:
+      fuzz<DequantizeArgs>(in);
+      break;
+    case 4:
+      fuzz<QuantizeBackwardArgs>(in);
+      break;
+    case 5:
+      fuzz<DequantizeBackwardArgs>(in);
+      break;
+    case 6:
+      fuzz<FakeQuantizeArgs>(in);
+      break;
+    default:
+      fuzz<FakeQuantizeBackwardArgs>(in);
+      break;
+  }
+  return 0;
+}
+
+#ifdef OCTILE_FUZZ_MAIN
+
+namespace {
+
+// The input that was running when something aborted.
+std::vector<std::uint8_t> current;
+constexpr const char* kFailureFile = "plan_fuzz_failure.bin";
+
+void save_current(int) {
+  std::FILE* const file = std::fopen(kFailureFile, "wb");
+  if (file != nullptr) {
+    std::fwrite(current.data(), 1, current.size(), file);
+    std::fclose(file);
+    std::fprintf(stderr, "the input is in %s\n", kFailureFile);
+  }
+  std::_Exit(1);
+}
+
+}  // namespace
+
+// Sanitizers then end in SIGABRT too, which saves the input.
+extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
+extern "C" const char* __ubsan_default_options() { return "abort_on_error=1"; }
+extern "C" const char* __tsan_default_options() { return "abort_on_error=1"; }
+
+int main(int argc, char** argv) {
+  std::uint64_t runs = 20000;
+  double seconds = 0;
+  std::uint64_t seed = 1;
+  bool files = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const char* const value = i + 1 < argc ? argv[i + 1] : "0";
+    if (argument == "--runs") {
+      runs = std::strtoull(value, nullptr, 10), ++i;
+    } else if (argument == "--seconds") {
+      seconds = std::strtod(value, nullptr), ++i;
+    } else if (argument == "--seed") {
+      seed = std::strtoull(value, nullptr, 10), ++i;
+    } else {
+      std::ifstream file(argument, std::ios::binary);
+      if (!file) {
+        std::fprintf(stderr, "plan_fuzz: cannot read %s\n", argument.c_str());
+        return 2;
+      }
+      const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
+      files = true;
+    }
+  }
+  if (files) return 0;
+
+  std::signal(SIGABRT, save_current);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  double slowest = 0;
+  std::uint64_t done = 0;
+  for (; seconds > 0 ? elapsed() < seconds : done < runs; ++done) {
+    Bytes random(reinterpret_cast<const std::uint8_t*>(&seed), sizeof seed);
+    for (std::uint64_t skip = 0; skip < 2; ++skip) random.random();
+    current.resize(random.random() % 200);
+    for (std::uint8_t& byte : current) byte = static_cast<std::uint8_t>(random.random());
+    const double start = elapsed();
+    LLVMFuzzerTestOneInput(current.data(), current.size());
+    slowest = std::max(slowest, elapsed() - start);
+    ++seed;
+  }
+  const auto print = [](const char* what, std::uint64_t count) {
+    std::printf("%s %llu", what, static_cast<unsigned long long>(count));
+  };
+  print("inputs", done);
+  print(", plans", counts.plans);
+  print(", runs refused", counts.refused);
+  print(", done", counts.ran);
+  print(", compared with the reference", counts.compared);
+  print(", last seed", seed - 1);
+  std::printf(", slowest %.1f ms\n", slowest * 1e3);
+  return 0;
+}
+
+#endif

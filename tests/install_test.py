@@ -1,0 +1,105 @@
+"""Octile as others use it: installed and moved, found by CMake and by pkg-config, or inside another CMake project."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(os.environ["OCTILE_SOURCE_DIR"])
+BUILD = Path(os.environ["OCTILE_BUILD_DIR"])
+CMAKE = os.environ["OCTILE_CMAKE"]
+CC = os.environ["OCTILE_CC"]
+CXX = os.environ["OCTILE_CXX"]
+CONSUMER = SOURCE / "tests" / "consumer"
+
+
+def run(*command, **environment):
+    """Runs a command and returns what it printed; if it fails, all of it is in the exception."""
+    result = subprocess.run(list(map(str, command)), env={**os.environ, **environment}, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    if result.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}: exit status {result.returncode}\n{result.stdout}")
+    return result.stdout
+
+
+def configure_build_test(source, build, *options):
+    run(CMAKE, "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_C_COMPILER={CC}", f"-DCMAKE_CXX_COMPILER={CXX}",
+        *options)
+    run(CMAKE, "--build", build, "-j", "2")
+    run(os.environ["OCTILE_CTEST"], "--test-dir", build, "--output-on-failure", "--no-tests=error")
+
+
+class InstallTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.scratch = Path(tempfile.mkdtemp(prefix="octile-install-"))
+        cls.addClassCleanup(shutil.rmtree, cls.scratch)
+        run(CMAKE, "--install", BUILD, "--prefix", cls.scratch / "before")
+        cls.prefix = cls.scratch / "after the move"  # a tree that depends on its place, or on quoting, breaks here
+        (cls.scratch / "before").rename(cls.prefix)
+        cls.lib = next(cls.prefix.glob("lib*/**/pkgconfig")).parent
+        cls.shared = (cls.lib / "liboctile.so").exists()
+
+    def test_find_package(self):
+        configure_build_test(CONSUMER, self.scratch / "consumer", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
+    def test_find_package_refuses_another_version(self):
+        source = self.scratch / "wants_9_9"
+        source.mkdir()
+        (source / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES NONE)\n"
+                                               "find_package(octile 9.9 CONFIG REQUIRED)\n")
+        with self.assertRaisesRegex(AssertionError, "octile"):
+            run(CMAKE, "-S", source, "-B", source / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
+    def test_pkg_config(self):
+        if not shutil.which("pkg-config"):
+            self.skipTest("there is no pkg-config")
+        pkg_config = {"PKG_CONFIG_PATH": str(self.lib / "pkgconfig")}
+        version = run("pkg-config", "--modversion", "octile", **pkg_config).strip()
+        self.assertRegex(version, r"^\d+\.\d+\.\d+$")
+        # A shell takes pkg-config's quoting apart, as a makefile would.
+        for compiler, source in ((f"{CXX} -std=c++20", "main.cpp"), (f"{CC} -std=c11", "main.c")):
+            program = self.scratch / f"pc_{source.replace('.', '_')}"
+            run("sh", "-ec", f"""eval "{compiler} '{CONSUMER / source}' -o '{program}' """
+                             """$(pkg-config --cflags --libs octile)" """, **pkg_config)
+            run(program, LD_LIBRARY_PATH=str(self.lib))
+
+    def test_shared_library_is_versioned(self):
+        if not self.shared:
+            self.skipTest("a static library has no soname")
+        library = (self.lib / "liboctile.so").resolve()
+        soname = re.search(r"\(SONAME\).*\[(.*)\]", run("readelf", "-d", library)).group(1)
+        self.assertRegex(soname, r"^liboctile\.so\.\d+$")
+        self.assertTrue((self.lib / soname).exists())
+
+    def test_headers_and_texts_are_there(self):
+        ours = sorted(path.name for path in (SOURCE / "include" / "octile").iterdir())
+        self.assertEqual(sorted(path.name for path in (self.prefix / "include" / "octile").iterdir()), ours)
+        self.assertTrue(list(self.prefix.glob("share/doc/octile/LICENSE")))
+
+    @unittest.skipUnless("OCTILE_COMMAND" in os.environ, "the command was not built")
+    def test_command(self):
+        command = self.prefix / "bin" / "octile"
+        version = run("pkg-config", "--modversion", "octile", PKG_CONFIG_PATH=str(self.lib / "pkgconfig")).strip()
+        self.assertIn(version, run(command, "--version"))
+
+    def test_nothing_points_back_to_the_source_or_build_tree(self):
+        for path in [*self.lib.glob("cmake/octile/*"), *self.lib.glob("pkgconfig/*")]:
+            text = path.read_text()
+            for place in (SOURCE, BUILD, self.scratch):
+                self.assertNotIn(str(place), text, path)
+
+
+class SubprojectTest(unittest.TestCase):
+    def test_add_subdirectory(self):
+        with tempfile.TemporaryDirectory(prefix="octile-subproject-") as scratch:
+            launcher = shutil.which("ccache") or ""
+            configure_build_test(SOURCE / "tests" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
+                                 f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
+
+
+if __name__ == "__main__":
+    unittest.main()

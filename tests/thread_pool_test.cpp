@@ -1,0 +1,113 @@
+#include "cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#if defined(__unix__)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+namespace octile::cpu {
+namespace {
+
+// Each part adds 1 to its own counter: every part must run once, and its writes must be seen by the caller.
+std::vector<int> counts_of(int threads, std::int64_t parts) {
+  std::vector<int> counts(static_cast<std::size_t>(parts));
+  parallel_for(threads, parts, [&](std::int64_t part) { ++counts[static_cast<std::size_t>(part)]; });
+  return counts;
+}
+
+TEST(ThreadPool, RunsEveryPartOnce) {
+  for (int threads : {0, 1, 2, 3, 7, 16}) {
+    for (std::int64_t parts : {0, 1, 2, 3, 7, 100, 10000}) {
+      EXPECT_EQ(counts_of(threads, parts), std::vector<int>(static_cast<std::size_t>(parts), 1))
+          << threads << " threads, " << parts << " parts";
+    }
+  }
+}
+
+TEST(ThreadPool, HasAtLeastOneThread) { EXPECT_GE(hardware_threads(), 1); }
+
+TEST(ThreadPool, UsesSeveralThreads) {
+  // Every part waits until a second thread has come; without one the test would hang, not pass.
+  std::atomic<int> inside = 0;
+  parallel_for(2, 2, [&](std::int64_t) {
+    inside.fetch_add(1);
+    while (inside.load() < 2) std::this_thread::yield();
+  });
+  EXPECT_EQ(inside.load(), 2);
+}
+
+TEST(ThreadPool, NeverUsesMoreThreadsThanAsked) {
+  counts_of(8, 1000);  // the pool has eight now
+  std::atomic<int> inside = 0;
+  std::atomic<int> most = 0;
+  parallel_for(3, 3000, [&](std::int64_t) {
+    const int now = inside.fetch_add(1) + 1;
+    int seen = most.load();
+    while (seen < now && !most.compare_exchange_weak(seen, now)) {
+    }
+    inside.fetch_sub(1);
+  });
+  EXPECT_LE(most.load(), 3);
+  EXPECT_GE(most.load(), 1);
+}
+
+TEST(ThreadPool, ManyShortJobs) {
+  std::atomic<std::int64_t> sum = 0;
+  for (int job = 0; job < 5000; ++job) {
+    parallel_for(1 + job % 5, 4, [&](std::int64_t part) { sum.fetch_add(part, std::memory_order_relaxed); });
+  }
+  EXPECT_EQ(sum.load(), 5000 * 6);
+}
+
+TEST(ThreadPool, NestedCallsRunInTheirThread) {
+  std::vector<int> counts(64);
+  parallel_for(4, 8, [&](std::int64_t outer) {
+    const std::thread::id caller = std::this_thread::get_id();
+    parallel_for(4, 8, [&](std::int64_t inner) {
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+      ++counts[static_cast<std::size_t>(outer * 8 + inner)];
+    });
+  });
+  EXPECT_EQ(counts, std::vector<int>(64, 1));
+}
+
+TEST(ThreadPool, ConcurrentCallers) {
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong = 0;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int job = 0; job < 200; ++job) {
+        for (int count : counts_of(3, 50)) wrong += count != 1;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+#if defined(__unix__) && !defined(__SANITIZE_THREAD__)
+// TSan does not follow a fork of a process with threads.
+TEST(ThreadPool, WorksInAForkedChild) {
+  counts_of(4, 100);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // a child that waits for the parent's threads would wait for ever
+    _exit(counts_of(4, 1000) == std::vector<int>(1000, 1) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(counts_of(4, 100), std::vector<int>(100, 1));
+}
+#endif
+
+}  // namespace
+}  // namespace octile::cpu
