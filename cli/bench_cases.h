@@ -31,9 +31,9 @@ struct Prepared {
 };
 
 struct Benchmark {
-  std::string name;    // <format>_<operation>_<shape>
-  std::string kernel;  // the row of the table that it is about
-  Shape shape;         // what does not matter to the operation is 0
+  std::string name;                                                // <format>_<operation>_<shape>
+  std::string kernel;                                              // the row of the table that it is about
+  Shape shape;                                                     // what does not matter to the operation is 0
   std::function<Prepared(const Benchmark&, int threads)> prepare;  // throws Error if the row cannot do it
 };
 

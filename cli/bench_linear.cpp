@@ -1,4 +1,4 @@
-// The products: forward and backward, compared with the f32 product of the BLAS that the command is linked with.
+// The products, forward and backward, compared with the f32 product of the BLAS that the command is linked with.
 #include <cblas.h>
 
 #include <cstdint>
@@ -19,51 +19,93 @@ namespace {
 
 constexpr std::int64_t kGroup = 128;
 
-std::string baseline_name() { return openblas_set_num_threads ? "openblas_sgemm" : "blas_sgemm"; }
+// What Y = X * W^T + bias or one of its gradients reads and writes.
+struct Operands {
+  std::vector<float> x, w, dy, bias, out;
+  QuantizedMatrix quantized;  // of W or X
+  PackedMatrix packed;        // of W
+  std::vector<float> float_out;
+  std::vector<std::byte> workspace;
+};
+using SharedOperands = std::shared_ptr<Operands>;
 
-int blas_size(std::int64_t size) {
-  if (size > std::numeric_limits<int>::max()) throw std::runtime_error("a size over 2^31 - 1 is none for the BLAS");
-  return static_cast<int>(size);
-}
-
-// c (m, n) = a (m, k) * b, row-major; b is (n, k) if it is transposed, else (k, n), and so on.
+// c (m, n) = a * b, summed over k: a is (m, k), or (k, m) to be transposed; b is (k, n), or (n, k) to be transposed.
 struct FloatProduct {
-  CBLAS_TRANSPOSE a_transpose = CblasNoTrans;
-  CBLAS_TRANSPOSE b_transpose = CblasNoTrans;
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
+  const float* a = nullptr;
+  bool transpose_a = false;
+  const float* b = nullptr;
+  bool transpose_b = false;
 };
 
-void multiply(const FloatProduct& p, const float* a, const float* b, float* c) {
+int blas_size(std::int64_t size) {
+  if (size > std::numeric_limits<int>::max()) {
+    throw std::runtime_error("a size of " + std::to_string(size) + " is too large for the BLAS baseline");
+  }
+  return static_cast<int>(size);
+}
+
+std::function<void()> blas_run(const FloatProduct& p, float* c) {
   const int m = blas_size(p.m), n = blas_size(p.n), k = blas_size(p.k);
-  cblas_sgemm(CblasRowMajor, p.a_transpose, p.b_transpose, m, n, k, 1.0f, a, p.a_transpose == CblasNoTrans ? k : m, b,
-              p.b_transpose == CblasNoTrans ? n : k, 0.0f, c, n);
-}
-
-void set_blas_threads(int threads) {
-  if (openblas_set_num_threads) openblas_set_num_threads(threads);
-}
-
-template <class Plan>
-std::vector<std::byte> workspace_of(const Plan& plan) {
-  return std::vector<std::byte>(plan.workspace_size());
+  return [=] {
+    cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans, p.transpose_b ? CblasTrans : CblasNoTrans, m,
+                n, k, 1.0f, p.a, p.transpose_a ? m : k, p.b, p.transpose_b ? k : n, 0.0f, c, n);
+  };
 }
 
 double product(std::int64_t a, std::int64_t b) { return static_cast<double>(a) * static_cast<double>(b); }
 
-double operations(const Shape& s) { return 2 * product(s.m, s.k) * static_cast<double>(s.n); }
+// Everything but what is counted.
+template <class Plan, class Args>
+Prepared against_blas(const Plan& plan, const Args& args, const SharedOperands& operands, const FloatProduct& twin,
+                      int threads) {
+  operands->workspace.resize(plan.workspace_size());
+  operands->float_out = zeros<float>(twin.m, twin.n);
+  if (openblas_set_num_threads) openblas_set_num_threads(threads);
+  Prepared p;
+  p.sku = plan.sku();
+  p.run = [=] { plan.run(args, {operands->workspace.data(), operands->workspace.size()}); };
+  p.baseline = openblas_set_num_threads ? "openblas_sgemm" : "blas_sgemm";
+  p.run_baseline = blas_run(twin, operands->float_out.data());
+  p.operations = 2 * product(twin.m, twin.n) * static_cast<double>(twin.k);
+  return p;
+}
 
-// The float operands of Y = X * W^T + bias and of its gradients.
-struct Floats {
-  std::vector<float> x, w, dy, bias, out, baseline_out;
-};
+SharedOperands forward_operands(const Shape& s) {
+  auto o = std::make_shared<Operands>();
+  o->x = normal(s.m, s.k, 1);
+  o->w = normal(s.n, s.k, 2);
+  o->bias = normal(1, s.n, 3);
+  o->out = zeros<float>(s.m, s.n);
+  return o;
+}
+
+Prepared forward(const Benchmark& b, const LinearDescription& choices, const SharedOperands& o, LinearArgs args,
+                 int threads) {
+  const Shape s = b.shape;
+  LinearDescription d = choices;
+  d.m = s.m;
+  d.n = s.n;
+  d.k = s.k;
+  d.bias = true;
+  d.threads = threads;
+  d.kernel = b.kernel;
+  args.x = matrix(o->x.data(), s.m, s.k);
+  args.bias = vector(o->bias.data(), s.n);
+  args.y = matrix(o->out.data(), s.m, s.n);
+  const FloatProduct twin = {.m = s.m, .n = s.n, .k = s.k, .a = o->x.data(), .b = o->w.data(), .transpose_b = true};
+  return against_blas(LinearPlan::select(d), args, o, twin, threads);
+}
 
 LinearBackwardDescription backward_description(const Benchmark& b, int threads) {
   LinearBackwardDescription d;
   d.m = b.shape.m;
   d.n = b.shape.n;
   d.k = b.shape.k;
+  d.dx = Product::none;
+  d.dw = Product::none;
   d.threads = threads;
   d.kernel = b.kernel;
   return d;
@@ -73,153 +115,72 @@ Prepared backward_dx(const Benchmark& b, Product arithmetic, int threads) {
   const Shape s = b.shape;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dx = arithmetic;
-  const auto plan = LinearBackwardPlan::select(d);
-
-  struct State {
-    Floats f;
-    QuantizedMatrix w;
-    std::vector<std::byte> workspace;
-  };
-  auto state = std::make_shared<State>();
-  state->f.dy = normal(s.m, s.n, 1);
-  state->f.w = normal(s.n, s.k, 2);
-  state->f.out = state->f.baseline_out = zeros<float>(s.m, s.k);
-  state->w = quantized_rows(state->f.w, s.n, s.k);
-  state->workspace = workspace_of(plan);
-  const LinearBackwardArgs args = {.dy = matrix(state->f.dy.data(), s.m, s.n),
-                                   .weight = matrix(state->w.values.data(), s.n, s.k),
-                                   .weight_scale = vector(state->w.scale.data(), s.n),
-                                   .dx = matrix(state->f.out.data(), s.m, s.k)};
-  set_blas_threads(threads);
-  return {.sku = plan.sku(),
-          .run = [=] { plan.run(args, {state->workspace.data(), state->workspace.size()}); },
-          .baseline = baseline_name(),
-          .run_baseline =
-              [=] {
-                multiply({.m = s.m, .n = s.k, .k = s.n}, state->f.dy.data(), state->f.w.data(),
-                         state->f.baseline_out.data());
-              },
-          .arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::f32,
-          .operations = operations(s),
-          .bytes = 4 * product(s.m, s.n) + product(s.n, s.k) + 4 * product(s.m, s.k)};
+  const auto o = std::make_shared<Operands>();
+  o->dy = normal(s.m, s.n, 1);
+  o->w = normal(s.n, s.k, 2);
+  o->quantized = quantized_rows(o->w, s.n, s.k);
+  o->out = zeros<float>(s.m, s.k);
+  const LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n),
+                                   .weight = matrix(o->quantized.values.data(), s.n, s.k),
+                                   .weight_scale = vector(o->quantized.scale.data(), s.n),
+                                   .dx = matrix(o->out.data(), s.m, s.k)};
+  const FloatProduct twin = {.m = s.m, .n = s.k, .k = s.n, .a = o->dy.data(), .b = o->w.data()};
+  Prepared p = against_blas(LinearBackwardPlan::select(d), args, o, twin, threads);
+  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::f32;
+  p.bytes = 4 * product(s.m, s.n) + product(s.n, s.k) + 4 * product(s.m, s.k);
+  return p;
 }
 
 Prepared backward_dw(const Benchmark& b, Product arithmetic, int threads) {
   const Shape s = b.shape;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dw = arithmetic;
-  const auto plan = LinearBackwardPlan::select(d);
-
-  struct State {
-    Floats f;
-    QuantizedMatrix x;
-    std::vector<std::byte> workspace;
-  };
-  auto state = std::make_shared<State>();
-  state->f.dy = normal(s.m, s.n, 1);
-  state->f.x = normal(s.m, s.k, 2);
-  state->f.out = state->f.baseline_out = zeros<float>(s.n, s.k);
-  state->x = quantized_rows(state->f.x, s.m, s.k);
-  state->workspace = workspace_of(plan);
-  const LinearBackwardArgs args = {.dy = matrix(state->f.dy.data(), s.m, s.n),
-                                   .x = matrix(state->x.values.data(), s.m, s.k),
-                                   .x_scale = vector(state->x.scale.data(), s.m),
-                                   .dw = matrix(state->f.out.data(), s.n, s.k)};
-  set_blas_threads(threads);
-  return {.sku = plan.sku(),
-          .run = [=] { plan.run(args, {state->workspace.data(), state->workspace.size()}); },
-          .baseline = baseline_name(),
-          .run_baseline =
-              [=] {
-                multiply({.a_transpose = CblasTrans, .m = s.n, .n = s.k, .k = s.m}, state->f.dy.data(),
-                         state->f.x.data(), state->f.baseline_out.data());
-              },
-          .arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::f32,
-          .operations = operations(s),
-          .bytes = 4 * product(s.m, s.n) + product(s.m, s.k) + 4 * product(s.n, s.k)};
+  const auto o = std::make_shared<Operands>();
+  o->dy = normal(s.m, s.n, 1);
+  o->x = normal(s.m, s.k, 2);
+  o->quantized = quantized_rows(o->x, s.m, s.k);
+  o->out = zeros<float>(s.n, s.k);
+  const LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n),
+                                   .x = matrix(o->quantized.values.data(), s.m, s.k),
+                                   .x_scale = vector(o->quantized.scale.data(), s.m),
+                                   .dw = matrix(o->out.data(), s.n, s.k)};
+  const FloatProduct twin = {.m = s.n, .n = s.k, .k = s.m, .a = o->dy.data(), .transpose_a = true, .b = o->x.data()};
+  Prepared p = against_blas(LinearBackwardPlan::select(d), args, o, twin, threads);
+  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::f32;
+  p.bytes = 4 * product(s.m, s.n) + product(s.m, s.k) + 4 * product(s.n, s.k);
+  return p;
 }
 
 }  // namespace
 
 Prepared forward_w8a8(const Benchmark& b, int threads) {
   const Shape s = b.shape;
-  const auto plan = LinearPlan::select(
-      {.m = s.m, .n = s.n, .k = s.k, .bias = true, .threads = threads, .kernel = b.kernel});
-
-  struct State {
-    Floats f;
-    QuantizedMatrix w;
-    std::vector<std::byte> workspace;
-  };
-  auto state = std::make_shared<State>();
-  state->f.x = normal(s.m, s.k, 1);
-  state->f.w = normal(s.n, s.k, 2);
-  state->f.bias = normal(1, s.n, 3);
-  state->f.out = state->f.baseline_out = zeros<float>(s.m, s.n);
-  state->w = quantized_rows(state->f.w, s.n, s.k);
-  state->workspace = workspace_of(plan);
-  const LinearArgs args = {.x = matrix(state->f.x.data(), s.m, s.k),
-                           .weight = matrix(state->w.values.data(), s.n, s.k),
-                           .weight_scale = vector(state->w.scale.data(), s.n),
-                           .bias = vector(state->f.bias.data(), s.n),
-                           .y = matrix(state->f.out.data(), s.m, s.n)};
-  set_blas_threads(threads);
-  return {.sku = plan.sku(),
-          .run = [=] { plan.run(args, {state->workspace.data(), state->workspace.size()}); },
-          .baseline = baseline_name(),
-          .run_baseline =
-              [=] {
-                multiply({.b_transpose = CblasTrans, .m = s.m, .n = s.n, .k = s.k}, state->f.x.data(),
-                         state->f.w.data(), state->f.baseline_out.data());
-              },
-          .arithmetic = Arithmetic::s8,
-          .operations = operations(s),
-          .bytes = 4 * product(s.m, s.k) + product(s.n, s.k) + 4 * product(s.m, s.n)};
+  const SharedOperands o = forward_operands(s);
+  o->quantized = quantized_rows(o->w, s.n, s.k);
+  LinearArgs args;
+  args.weight = matrix(o->quantized.values.data(), s.n, s.k);
+  args.weight_scale = vector(o->quantized.scale.data(), s.n);
+  Prepared p = forward(b, {.activation = Activation::dynamic_per_token}, o, args, threads);
+  p.arithmetic = Arithmetic::s8;
+  p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) + 4 * product(s.m, s.n);
+  return p;
 }
 
 Prepared forward_w4a16(const Benchmark& b, int threads) {
   const Shape s = b.shape;
   const std::int64_t group = s.k % kGroup == 0 ? kGroup : s.k;
-  const auto plan = LinearPlan::select({.m = s.m,
-                                        .n = s.n,
-                                        .k = s.k,
-                                        .activation = Activation::none,
-                                        .weight = WeightFormat::s4_group,
-                                        .group = group == kGroup ? kGroup : 0,
-                                        .bias = true,
-                                        .threads = threads,
-                                        .kernel = b.kernel});
-
-  struct State {
-    Floats f;
-    PackedMatrix w;
-    std::vector<std::byte> workspace;
-  };
-  auto state = std::make_shared<State>();
-  state->f.x = normal(s.m, s.k, 1);
-  state->f.w = normal(s.n, s.k, 2);
-  state->f.bias = normal(1, s.n, 3);
-  state->f.out = state->f.baseline_out = zeros<float>(s.m, s.n);
-  state->w = quantized_groups(state->f.w, s.n, s.k, group);
-  state->workspace = workspace_of(plan);
-  const LinearArgs args = {.x = matrix(state->f.x.data(), s.m, s.k),
-                           .weight = matrix_s4<const std::uint8_t>(state->w.values.data(), s.n, s.k),
-                           .weight_scale = matrix(state->w.scale.data(), s.n, s.k / group),
-                           .bias = vector(state->f.bias.data(), s.n),
-                           .y = matrix(state->f.out.data(), s.m, s.n)};
-  set_blas_threads(threads);
-  return {.sku = plan.sku(),
-          .run = [=] { plan.run(args, {state->workspace.data(), state->workspace.size()}); },
-          .baseline = baseline_name(),
-          .run_baseline =
-              [=] {
-                multiply({.b_transpose = CblasTrans, .m = s.m, .n = s.n, .k = s.k}, state->f.x.data(),
-                         state->f.w.data(), state->f.baseline_out.data());
-              },
-          .arithmetic = Arithmetic::f32,
-          .operations = operations(s),
-          .bytes = 4 * product(s.m, s.k) + product(s.n, s.k) * (0.5 + 4.0 / static_cast<double>(group)) +
-                   4 * product(s.m, s.n)};
+  const SharedOperands o = forward_operands(s);
+  o->packed = quantized_groups(o->w, s.n, s.k, group);
+  LinearArgs args;
+  args.weight = matrix_s4(o->packed.values.data(), s.n, s.k);
+  args.weight_scale = matrix(o->packed.scale.data(), s.n, s.k / group);
+  const LinearDescription choices = {.activation = Activation::none,
+                                     .weight = WeightFormat::s4_group,
+                                     .group = group == kGroup ? kGroup : 0};  // 0: a whole row
+  Prepared p = forward(b, choices, o, args, threads);
+  p.arithmetic = Arithmetic::f32;
+  p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);
+  return p;
 }
 
 Prepared backward_dx_int8(const Benchmark& b, int threads) { return backward_dx(b, Product::int8, threads); }

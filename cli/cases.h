@@ -39,7 +39,7 @@ struct CaseBase {
 struct QuantizerCase : CaseBase {
   Operation operation = Operation::quantize;  // one of the six of the quantizer family
   QuantizeDescription description;
-  bool scale_out = true;  // with given scales: `scale` is asked for too
+  bool scale_out = true;  // quantize with given scales: `scale` is asked for too
 };
 
 struct LinearCase : CaseBase {

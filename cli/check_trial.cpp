@@ -86,7 +86,8 @@ struct QuantizerTensors {
       args.given_scale = given_scale();
       args.given_zero_point = zero_point();
     }
-    if (dynamic() || c.scale_out) args.scale = tensors->output("scale", scale_type(d.x), segments());
+    const bool asked_for = c.scale_out && c.operation == Operation::quantize;
+    if (dynamic() || asked_for) args.scale = tensors->output("scale", scale_type(d.x), segments());
     if (dynamic() && affine()) args.zero_point = tensors->output("zero_point", DType::s32, segments());
     args.seed = tensors->random();
   }

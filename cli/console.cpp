@@ -140,7 +140,8 @@ void Progress::draw() {
   std::fflush(stderr);
 }
 
-std::string format_table(const std::vector<std::string>& heading, const std::vector<std::vector<std::string>>& rows) {
+std::string format_table(const std::vector<std::string>& heading, const std::vector<std::vector<std::string>>& rows,
+                         std::size_t left) {
   std::vector<std::size_t> widths;
   const auto measure = [&](const std::vector<std::string>& cells) {
     widths.resize(std::max(widths.size(), cells.size()));
@@ -155,7 +156,7 @@ std::string format_table(const std::vector<std::string>& heading, const std::vec
     for (std::size_t i = 0; i < cells.size(); ++i) {
       const std::string padding(widths[i] - columns(cells[i]), ' ');
       if (i > 0) line += "  ";
-      line += i == 0 ? cells[i] + padding : padding + cells[i];
+      line += i < left ? cells[i] + padding : padding + cells[i];
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + '\n';

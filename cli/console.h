@@ -1,6 +1,7 @@
 // What the octile command shows a person: a progress bar, tables, and files that are written whole or not at all.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -31,13 +32,16 @@ class Progress {
   bool terminal_;
 };
 
-// Columns padded to their widest cell, the first left-aligned, the others right-aligned, a rule under the heading.
-std::string format_table(const std::vector<std::string>& heading, const std::vector<std::vector<std::string>>& rows);
+// Columns padded to their widest cell, the first `left` of them left-aligned, the others right-aligned, a rule under
+// the heading.
+std::string format_table(const std::vector<std::string>& heading, const std::vector<std::vector<std::string>>& rows,
+                         std::size_t left = 1);
 
 // The value with `digits` after the point.
 std::string fixed(double value, int digits);
 
-// Writes to a temporary name beside `path` and renames it. Throws std::runtime_error that names the path and the reason.
+// Writes to a temporary name beside `path` and renames it. Throws std::runtime_error that names the path and the
+// reason.
 void write_file(const std::filesystem::path& path, std::string_view contents);
 
 // The whole file. Throws std::runtime_error that names the path and the reason.

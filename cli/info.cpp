@@ -89,7 +89,7 @@ void print_text(const Machine& machine, const CudaDevices& cuda) {
     rows.push_back({kernel.name, kernel.operation, std::string(name(kernel.device)),
                     kernel.reason.empty() ? "yes" : "no: " + kernel.reason});
   }
-  std::cout << "\n" << format_table({"kernel", "operation", "device", "runs here"}, rows);
+  std::cout << "\n" << format_table({"kernel", "operation", "device", "runs here"}, rows, 4);
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ constexpr const char* kDescription =
 
 The command shows what the Octile library can do here: which kernels run on this
 machine, whether each computes what the contract says, how fast it is, and how a
-network trains with them.)";
+network trains with them.
+)";
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
 
@@ -72,6 +73,10 @@ int run(int argc, char** argv) {
     return error.get_exit_code();
   } catch (const CLI::Success& help_or_version) {
     return app.exit(help_or_version);
+  } catch (const CLI::RequiredError& error) {
+    const std::string unknown = app.remaining().empty() ? "" : app.remaining().front();
+    if (unknown.empty()) return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
+    return report(unknown + " is no command or option of octile (see octile --help)", kUsage);
   } catch (const CLI::ParseError& error) {
     return report(std::string(error.what()) + " (see " + page(app) + " --help)", kUsage);
   }

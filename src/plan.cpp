@@ -34,7 +34,8 @@ std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtyp
 }
 
 void Plan::Impl::reserve_scratch(std::size_t bytes) {
-  if (scratch == 0) scratch = workspace;
+  if (!scratch_begun) scratch = workspace;
+  scratch_begun = true;
   workspace = std::max(workspace, scratch + aligned(bytes));
 }
 

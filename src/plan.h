@@ -37,6 +37,7 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   // Reserves scratch that no two steps use at the same time, after everything else.
   void reserve_scratch(std::size_t bytes);
   std::size_t scratch = 0;  // where it begins
+  bool scratch_begun = false;
 };
 
 // The aligned beginning of a caller's workspace; throws when it is absent or too small.

@@ -25,8 +25,7 @@ void sum_stripe(const GemmOperands& o, std::int64_t c, std::int64_t n) {
   for (std::int64_t first = 0; first < o.a.rows(); first += kBlockRows) {
     Real block[kStripe] = {};
     for (std::int64_t r = first; r < std::min(o.a.rows(), first + kBlockRows); ++r) {
-      multiversion<Add>(widened(o.a.dtype, o.a.data, r * o.a.strides[0] + c, n, buffer), n,
-                        static_cast<Real*>(block));
+      multiversion<Add>(widened(o.a.dtype, o.a.data, r * o.a.strides[0] + c, n, buffer), n, static_cast<Real*>(block));
     }
     multiversion<Add>(static_cast<const Real*>(block), n, static_cast<Real*>(total));
   }
@@ -40,9 +39,8 @@ void column_sum(const GemmProblem& p, const GemmOperands& o) {
   const std::int64_t cols = o.a.cols();
   const int threads = useful_threads(p.threads, static_cast<double>(o.a.rows()) * static_cast<double>(cols));
   const std::int64_t stripe = std::clamp(round_up(ceil_div(cols, threads), 32), std::int64_t{32}, kStripe);
-  parallel_for(threads, ceil_div(cols, stripe), [&](std::int64_t part) {
-    sum_stripe<Real>(o, part * stripe, std::min(stripe, cols - part * stripe));
-  });
+  parallel_for(threads, ceil_div(cols, stripe),
+               [&](std::int64_t part) { sum_stripe<Real>(o, part * stripe, std::min(stripe, cols - part * stripe)); });
 }
 
 }  // namespace

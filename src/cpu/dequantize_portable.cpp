@@ -22,30 +22,30 @@ struct Scale {
 
 template <class Real>
 void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(p, o, o.q_in, [&](std::int64_t r, std::int64_t c, std::int64_t n, const Real* s,
-                                                const std::int32_t* z) {
-    std::int16_t q[kRowChunk];
-    Real buffer[kRowChunk];
-    widen_integers(o.q_in.dtype, o.q_in.data, r * o.q_in.strides[0] + c, n, q);
-    const std::int64_t at = r * o.y.strides[0] + c;
-    Real* y = narrowing_target(o.y.dtype, o.y.data, at, buffer);
-    multiversion<Dequantize>(static_cast<const std::int16_t*>(q), s, z, n, y);
-    narrow<Real>(o.y.dtype, o.y.data, at, n, y);
-  });
+  for_each_scaled_piece<Real>(
+      p, o, o.q_in, [&](std::int64_t r, std::int64_t c, std::int64_t n, const Real* s, const std::int32_t* z) {
+        std::int16_t q[kRowChunk];
+        Real buffer[kRowChunk];
+        widen_integers(o.q_in.dtype, o.q_in.data, r * o.q_in.strides[0] + c, n, q);
+        const std::int64_t at = r * o.y.strides[0] + c;
+        Real* y = narrowing_target(o.y.dtype, o.y.data, at, buffer);
+        multiversion<Dequantize>(static_cast<const std::int16_t*>(q), s, z, n, y);
+        narrow<Real>(o.y.dtype, o.y.data, at, n, y);
+      });
 }
 
 template <class Real>
 void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(p, o, o.dy, [&](std::int64_t r, std::int64_t c, std::int64_t n, const Real* s,
-                                              const std::int32_t*) {
-    Real dy_buffer[kRowChunk];
-    Real buffer[kRowChunk];
-    const Real* dy = widened(o.dy.dtype, o.dy.data, r * o.dy.strides[0] + c, n, dy_buffer);
-    const std::int64_t at = r * o.y.strides[0] + c;
-    Real* y = narrowing_target(o.y.dtype, o.y.data, at, buffer);
-    multiversion<Scale>(dy, s, n, y);
-    narrow<Real>(o.y.dtype, o.y.data, at, n, y);
-  });
+  for_each_scaled_piece<Real>(p, o, o.dy,
+                              [&](std::int64_t r, std::int64_t c, std::int64_t n, const Real* s, const std::int32_t*) {
+                                Real dy_buffer[kRowChunk];
+                                Real buffer[kRowChunk];
+                                const Real* dy = widened(o.dy.dtype, o.dy.data, r * o.dy.strides[0] + c, n, dy_buffer);
+                                const std::int64_t at = r * o.y.strides[0] + c;
+                                Real* y = narrowing_target(o.y.dtype, o.y.data, at, buffer);
+                                multiversion<Scale>(dy, s, n, y);
+                                narrow<Real>(o.y.dtype, o.y.data, at, n, y);
+                              });
 }
 
 }  // namespace

@@ -46,8 +46,8 @@ class WriteFloats {
   void piece(const Piece<Real>& piece, std::int64_t) {
     const std::int64_t at = piece.row * o_.y.strides[0] + piece.col;
     Real* y = narrowing_target(o_.y.dtype, o_.y.data, at, y_);
-    const FakeQuantizeRun<Real> run{piece.x,     piece.s, piece.z, piece.noise, static_cast<Real>(p_.q_min),
-                                    static_cast<Real>(p_.q_max), piece.n, y};
+    const FakeQuantizeRun<Real> run{
+        piece.x, piece.s, piece.z, piece.noise, static_cast<Real>(p_.q_min), static_cast<Real>(p_.q_max), piece.n, y};
     piece.noise ? multiversion<FakeQuantizePiece<true>>(run) : multiversion<FakeQuantizePiece<false>>(run);
     narrow<Real>(o_.y.dtype, o_.y.data, at, piece.n, y);
   }

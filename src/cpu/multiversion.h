@@ -64,7 +64,9 @@ __attribute__((target(OCTILE_TARGET_AVX512 ",avx512vnni" OCTILE_TARGET_WIDE), fl
 }
 
 template <class Kernel>
-concept UsesVnni = requires { typename Kernel::Vnni; };
+concept UsesVnni = requires {
+  typename Kernel::Vnni;
+};
 
 template <class Kernel, class... Args>
 void multiversion(Args... args) {

@@ -1,10 +1,10 @@
 // The float product behind w8a16 and w4a16: y[i, j] = sum_c left[i, c] * right[j, c] (+ bias).
 //
-// Left is packed once into panels of kTileRows rows; right on the fly into panels of two vectors, kDepth terms deep. Each
-// sum goes through its terms in order, and kDepth terms are summed before they are added to the rest, whatever the
-// tile, the thread and the other rows: its bits depend on its own row of left and of right alone. A product may be fused
-// with its addition (the files that include this are compiled with -ffp-contract=fast), so the bits do depend on the
-// instruction set.
+// Left is packed once into panels of kTileRows rows; right on the fly into panels of two vectors, kDepth terms deep.
+// Each sum goes through its terms in order, and kDepth terms are summed before they are added to the rest, whatever the
+// tile, the thread and the other rows: its bits depend on its own row of left and of right alone. A product may be
+// fused with its addition (the files that include this are compiled with -ffp-contract=fast), so the bits do depend on
+// the instruction set.
 #pragma once
 
 #include <cstring>
@@ -16,16 +16,14 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kDepth = 256;        // terms of a panel of right, which then fits in the first-level cache
-inline constexpr std::int64_t kTileRows = 6;       // 6 x 2 vectors of sums leave 4 of 16 registers for operands
-inline constexpr std::int64_t kPartRows = 192;     // rows of left that use a panel of right once it is packed
+inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, which then fits in the first-level cache
+inline constexpr std::int64_t kTileRows = 6;    // 6 x 2 vectors of sums leave 4 of 16 registers for operands
+inline constexpr std::int64_t kPartRows = 192;  // rows of left that use a panel of right once it is packed
 inline constexpr std::int64_t kPackedRows = 1536;  // rows of left packed at a time, which bounds the workspace
 inline constexpr std::int64_t kFetchRows = 96;     // rows fetched at a time, at most: 16 tiles of left
 inline constexpr std::int64_t kFetchTerms = 32;
 
-constexpr std::int64_t vector_bytes(Isa isa) {
-  return isa >= Isa::avx512 ? 64 : isa == Isa::avx2 ? 32 : 16;
-}
+constexpr std::int64_t vector_bytes(Isa isa) { return isa >= Isa::avx512 ? 64 : isa == Isa::avx2 ? 32 : 16; }
 
 // What to fetch of an operand: rows row .. row + rows - 1, terms term .. term + terms - 1.
 struct PanelRange {

@@ -47,8 +47,8 @@ class WriteIntegers {
     // Bytes that need neither packing nor turning go straight to their place.
     const bool direct = o_.q.present() && o_.q.dtype != DType::s4 && !o_.q_transposed.present();
     std::uint8_t* q = direct ? row_of(piece) : tile_ + block_row * kChunk;
-    const QuantizeRun<Real> run{piece.x,     piece.s, piece.z, piece.noise, static_cast<Real>(p_.q_min),
-                                static_cast<Real>(p_.q_max), piece.n, q};
+    const QuantizeRun<Real> run{
+        piece.x, piece.s, piece.z, piece.noise, static_cast<Real>(p_.q_min), static_cast<Real>(p_.q_max), piece.n, q};
     piece.noise ? multiversion<QuantizePiece<true>>(run) : multiversion<QuantizePiece<false>>(run);
     if (direct || !o_.q.present()) return;
     if (o_.q.dtype == DType::s4) {

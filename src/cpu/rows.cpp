@@ -138,8 +138,8 @@ OCTILE_INLINE void transpose_16x16(ConstBytes from, Bytes to) {
 struct Transpose {
   template <Isa>
   OCTILE_INLINE static void run(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols) {
-    for (std::int64_t c = 0; c < cols; c += 16) {
-      for (std::int64_t r = 0; r < rows; r += 16) {
+    for (std::int64_t r = 0; r < rows; r += 16) {
+      for (std::int64_t c = 0; c < cols; c += 16) {
         const ConstBytes block{from.data + r * from.stride + c, from.stride};
         const Bytes turned{to.data + c * to.stride + r, to.stride};
         if (rows - r >= 16 && cols - c >= 16) {

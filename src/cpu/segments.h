@@ -19,8 +19,8 @@ namespace octile::cpu {
 inline constexpr std::int64_t kChunk = 512;    // elements of a row at a time
 inline constexpr std::int64_t kTileRows = 64;  // rows of a tile that will be transposed: a cache line of bytes
 
-// Floats as integers in the same order: both zeros apart by one, infinity and NaN beyond every finite value. The minimum
-// and the maximum of keys vectorize everywhere, and a NaN cannot hide from them.
+// Floats as integers in the same order: both zeros apart by one, infinity and NaN beyond every finite value. The
+// minimum and the maximum of keys vectorize everywhere, and a NaN cannot hide from them.
 template <class Real>
 using Key = std::conditional_t<sizeof(Real) == 4, std::int32_t, std::int64_t>;
 
@@ -139,7 +139,7 @@ template <bool stochastic, class Real>
 OCTILE_INLINE std::int32_t offset_level(Real ratio, Real low, Real high, std::uint16_t noise) {
   if constexpr (!stochastic) return rounded_to_integer(clamped(ratio, low, high));
   const Real shifted = clamped(ratio + static_cast<Real>(noise) * static_cast<Real>(0x1p-16), low, high);
-  const Real nearest = (shifted + kRounder<Real>) - kRounder<Real>;
+  const Real nearest = (shifted + kRounder<Real>)-kRounder<Real>;
   return rounded_to_integer(shifted) - static_cast<std::int32_t>(nearest > shifted);
 }
 
@@ -365,7 +365,8 @@ class SegmentWalk {
 
   // Columns, in stripes narrow enough that the second look at them finds them in the second-level cache.
   void run_columns() const {
-    const std::int64_t in_cache = (std::int64_t{1} << 19) / (std::max<std::int64_t>(rows_, 1) * std::int64_t{sizeof(Real)});
+    const std::int64_t in_cache =
+        (std::int64_t{1} << 19) / (std::max<std::int64_t>(rows_, 1) * std::int64_t{sizeof(Real)});
     const std::int64_t balanced = cols_ / (2 * threads_);
     const std::int64_t stripe = std::clamp(std::min(in_cache, balanced) / 64 * 64, std::int64_t{64}, kChunk);
     parallel_for(threads_, ceil_div(cols_, stripe), [&](std::int64_t part) {

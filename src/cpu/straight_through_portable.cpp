@@ -32,7 +32,7 @@ struct StraightThrough {
       const Real high = p.high - static_cast<Real>(z[i]);
       // Just outside the range is outside enough, and small enough to be rounded by an addition.
       const Real near = clamped(x / s[i], low - 1, high + 1);
-      const Real level = (near + kRounder<Real>) - kRounder<Real>;
+      const Real level = (near + kRounder<Real>)-kRounder<Real>;
       const Real slope = divide ? p.dy[i] / s[i] : p.dy[i];
       // 0 / 0 is in no range.
       const Real not_below = level >= low ? slope : Real{0};

@@ -17,7 +17,8 @@ void parallel_for(int threads, std::int64_t parts, void (*function)(const void*,
 template <class Body>
 void parallel_for(int threads, std::int64_t parts, const Body& body) {
   parallel_for(
-      threads, parts, [](const void* context, std::int64_t part) { (*static_cast<const Body*>(context))(part); }, &body);
+      threads, parts, [](const void* context, std::int64_t part) { (*static_cast<const Body*>(context))(part); },
+      &body);
 }
 
 }  // namespace octile::cpu

@@ -5,10 +5,28 @@ namespace octile::cpu {
 
 namespace {
 
+constexpr std::int64_t kTurnedTerms = 64;  // (kTurnedRows, kTurnedTerms) bytes are turned at a time, a line of each row
+constexpr std::int64_t kTurnedRows = 32;
+
+template <class Real>
+struct ScaleRun {
+  const std::int8_t* q;  // (terms, rows)
+  std::int64_t stride;
+  std::int64_t terms, rows;
+  const Real* scale;  // one per term
+  Real* out;          // (terms, width)
+  std::int64_t width;
+};
+
 struct ScaleTerms {
   template <Isa, class Real>
-  OCTILE_INLINE static void run(const std::int8_t* __restrict q, std::int64_t rows, Real scale, Real* __restrict out) {
-    for (std::int64_t r = 0; r < rows; ++r) out[r] = static_cast<Real>(q[r]) * scale;
+  OCTILE_INLINE static void run(ScaleRun<Real> p) {
+    for (std::int64_t c = 0; c < p.terms; ++c) {
+      const std::int8_t* __restrict q = p.q + c * p.stride;
+      Real* __restrict out = p.out + c * p.width;
+      const Real scale = p.scale[c];
+      for (std::int64_t r = 0; r < p.rows; ++r) out[r] = static_cast<Real>(q[r]) * scale;
+    }
   }
 };
 
@@ -19,29 +37,25 @@ class ScaledBytes final : public PanelSource<Real> {
   explicit ScaledBytes(const GemmOperands& o) : b_(o.b), scale_(o.c_scale) {}
 
   void fetch(const PanelRange& range, Real* out, std::int64_t width) const override {
-    const auto* data = static_cast<const std::uint8_t*>(b_.data);
-    if (b_.strides[1] != 1) {
-      convert({data + range.term * b_.strides[1] + range.row, b_.strides[1]}, range, out, width);
-      return;
-    }
-    std::uint8_t turned[kFetchTerms * kFetchRows];  // (kFetchTerms, kFetchRows)
-    for (std::int64_t c = 0; c < range.terms; c += kFetchTerms) {
-      const PanelRange piece{range.row, range.rows, range.term + c, std::min(kFetchTerms, range.terms - c)};
-      transpose({data + piece.row * b_.strides[0] + piece.term, b_.strides[0]}, {turned, kFetchRows}, piece.rows,
-                piece.terms);
-      convert({turned, kFetchRows}, piece, out + c * width, width);
+    for (std::int64_t c = 0; c < range.terms; c += kTurnedTerms) {
+      const std::int64_t terms = std::min(kTurnedTerms, range.terms - c);
+      Real scale[kTurnedTerms];
+      for (std::int64_t t = 0; t < terms; ++t) scale[t] = load<Real>(scale_, range.term + c + t);
+      for (std::int64_t r = 0; r < range.rows; r += kTurnedRows) {
+        const std::int64_t rows = std::min(kTurnedRows, range.rows - r);
+        const auto* q = static_cast<const std::uint8_t*>(b_.data) + (range.row + r) * b_.strides[0] +
+                        (range.term + c) * b_.strides[1];
+        std::uint8_t turned[kTurnedTerms * kTurnedRows];
+        const bool turn = b_.strides[1] == 1;
+        if (turn) transpose({q, b_.strides[0]}, {turned, kTurnedRows}, rows, terms);
+        multiversion<ScaleTerms>(ScaleRun<Real>{reinterpret_cast<const std::int8_t*>(turn ? turned : q),
+                                                turn ? kTurnedRows : b_.strides[1], terms, rows, scale,
+                                                out + c * width + r, width});
+      }
     }
   }
 
  private:
-  // `bytes` is (terms, rows).
-  void convert(ConstBytes bytes, const PanelRange& range, Real* out, std::int64_t width) const {
-    for (std::int64_t c = 0; c < range.terms; ++c) {
-      multiversion<ScaleTerms>(reinterpret_cast<const std::int8_t*>(bytes.data) + c * bytes.stride, range.rows,
-                               load<Real>(scale_, range.term + c), out + c * width);
-    }
-  }
-
   ConstTensor b_;
   ConstTensor scale_;
 };

@@ -16,12 +16,16 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kBlock = 64;          // rows of left and of right per part: (kBlock, kBlock) sums on the stack
-constexpr std::int64_t kPackedRows = 2048;   // rows of left packed at a time, which bounds the workspace
-constexpr std::int64_t kLine = 64;           // bytes; packed rows begin on one
+constexpr std::int64_t kBlock = 64;         // rows of left and of right per part: (kBlock, kBlock) sums on the stack
+constexpr std::int64_t kPackedRows = 2048;  // rows of left packed at a time, which bounds the workspace
+constexpr std::int64_t kLine = 64;          // bytes; packed rows begin on one
 
 template <Isa isa>
 using PackedFor = std::conditional_t<isa == Isa::avx512_vnni, std::uint8_t, std::int16_t>;
+
+// Elements from one packed row to the next. An odd number of lines: rows a power of two apart share their places in the
+// first-level cache.
+std::int64_t packed_stride(std::int64_t k) { return (ceil_div(k, kLine) | 1) * kLine; }
 
 std::size_t packed_size() { return isa() == Isa::avx512_vnni ? sizeof(std::uint8_t) : sizeof(std::int16_t); }
 
@@ -96,7 +100,7 @@ void turn_right(const Product& p, std::int64_t first, std::int64_t rows, std::ui
 struct SumsRun {
   const void* left;  // packed, (rows, k)
   std::int64_t left_stride;
-  const void* zero;  // a packed row of zeros
+  const void* zero;          // a packed row of zeros
   const std::int8_t* right;  // (cols, k)
   std::int64_t right_stride;
   std::int64_t rows, cols, k;
@@ -109,8 +113,8 @@ struct Sums {
   // (m, n) sums in registers.
   template <int m, int n, class Packed>
   OCTILE_INLINE static void tile(const Packed* __restrict left, std::int64_t left_stride,
-                                 const std::int8_t* __restrict right, std::int64_t right_stride,
-                                 std::int64_t k, std::uint32_t (&sums)[m][n]) {
+                                 const std::int8_t* __restrict right, std::int64_t right_stride, std::int64_t k,
+                                 std::uint32_t (&sums)[m][n]) {
     std::uint32_t sum[m][n] = {};  // unsigned: 128 * sum_c b may wrap, and wraps back when it is subtracted
     for (std::int64_t c = 0; c < k; ++c) {
 #pragma GCC unroll 8
@@ -218,7 +222,7 @@ void finish(const Product& p, std::int64_t first_row, std::int64_t first_col, co
 // Workspace: kLine-aligned packed rows of left, one of zeros, then right turned, if it has to be.
 template <class Real>
 void multiply(const GemmProblem& problem, const Product& p, std::uint8_t* workspace) {
-  const std::int64_t stride = round_up(p.k, kLine);
+  const std::int64_t stride = packed_stride(p.k);
   const auto size = static_cast<std::int64_t>(packed_size());
   const bool turn = p.right.strides[1] != 1;
   std::uint8_t* zero = workspace;
@@ -266,7 +270,7 @@ void w8a8_gemm_portable(const GemmProblem& problem, const GemmOperands& operands
 
 std::size_t w8a8_gemm_portable_workspace(const GemmProblem& p) {
   const bool exchanged = p.y_major == Major::outer;
-  const std::int64_t stride = round_up(p.k, kLine);
+  const std::int64_t stride = packed_stride(p.k);
   const std::int64_t left_rows = std::min(kPackedRows, exchanged ? p.n : p.m);
   const bool turn = (exchanged ? p.a_major : p.b_major) == Major::outer;
   const std::int64_t right_rows = turn ? (exchanged ? p.m : p.n) : 0;

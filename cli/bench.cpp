@@ -1,0 +1,294 @@
+// octile bench: how fast each row of the kernel table is here, how near the roof, and against what.
+#include <algorithm>
+#include <charconv>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench_cases.h"
+#include "bench_timing.h"
+#include "choose.h"
+#include "cli.h"
+#include "console.h"
+#include "octile/octile.h"
+#include "peaks.h"
+
+namespace octile::cli {
+
+namespace {
+
+constexpr const char* kFooter =
+    R"(A benchmark is called <format>_<operation>_<shape>, as in w8a8_forward_16x4096x4096. A
+shape is M x K x N: the batch, IN, OUT; what the operation does not have is left out. All
+of them time a plan's run() on f32 tensors of random normal values, quantized to the full
+range. Without options every kernel is timed that is not a plain reference loop.
+
+Columns:
+  time      the median; the runs are counted in the last column
+  speed     2 M N K / time for products, quantizing X or dY counted in the time; for the
+            rest the bytes read and written, each operand once
+  of peak   the share of what this machine can do, measured in the same run: of its int8
+            or f32 arithmetic, or of its memory (mem), whichever allows less
+  baseline  the time of another program that runs in turns with ours: openblas_sgemm does
+            the product in f32, memcpy reads and writes as many bytes
+  ratio     the baseline's time over ours: above 1 ours is faster
+
+Before each run the caches are emptied, unless --warm is given.
+
+Exit status: 0, or 1 if nothing could be timed, or 2 for a wrong command line.
+
+Examples:
+  octile bench --filter w8a8                  everything int8
+  octile bench --kernel w8a8_gemm_reference --shape 8x512x512
+  octile bench --filter forward --shape 32x4096x11008 --shape 1x4096x11008 --threads 1
+  octile bench --json > bench.json)";
+
+struct Options {
+  std::string filter;
+  std::string kernel;
+  std::vector<std::string> shape_texts;
+  std::vector<Shape> shapes;
+  int threads = 0;
+  int runs = 0;
+  bool warm = false;
+  bool list = false;
+  bool json = false;
+};
+
+struct Result {
+  Benchmark benchmark;
+  std::string sku;
+  std::string baseline;
+  Timing timing;
+  Arithmetic arithmetic = Arithmetic::none;
+  double operations = 0;
+  double bytes = 0;
+  double share = 0;  // of the roof
+  std::string roof;  // "int8", "f32", "mem"
+};
+
+Shape parse_shape(const std::string& text) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  Shape shape;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  for (std::int64_t* size : {&shape.m, &shape.k, &shape.n}) {
+    const auto [next, error] = std::from_chars(at, end, *size);
+    const bool last = size == &shape.n;
+    if (error != std::errc{} || *size < 1 || *size > kMost || (last ? next != end : next == end || *next != 'x')) {
+      throw CLI::ValidationError("--shape", text + " is not MxKxN, three sizes of 1 to " + std::to_string(kMost));
+    }
+    at = last ? next : next + 1;
+  }
+  return shape;
+}
+
+bool is_reference(const std::string& kernel) { return kernel.ends_with("_reference"); }
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The rows that run here, or that --kernel names. Reference rows are slow: they have to be asked for.
+bool row_wanted(const KernelInfo& row, const Options& options) {
+  if (!options.kernel.empty()) return matches(row.name, options.kernel);
+  if (is_reference(row.name) && (options.filter.empty() || !contains(row.name, options.filter))) return false;
+  return row.reason.empty();
+}
+
+std::vector<Benchmark> selected(const Options& options) {
+  bool known = false;
+  std::vector<Benchmark> benchmarks;
+  for (const KernelInfo& row : kernels()) {
+    if (!row_wanted(row, options)) continue;
+    known = true;
+    if (!row.reason.empty()) throw std::runtime_error(row.name + " cannot run here: " + row.reason);
+    // NOTE: the rows of a GPU need their operands there and its own clock; they are timed once there are any.
+    if (row.device != DeviceType::cpu) continue;
+    for (Benchmark& b : benchmarks_of(row, options.shapes)) {
+      if (contains(b.name, options.filter) || contains(b.kernel, options.filter)) benchmarks.push_back(std::move(b));
+    }
+  }
+  if (!known && !options.kernel.empty()) {
+    throw CLI::ValidationError("--kernel",
+                               "no kernel is named " + options.kernel + ", nor has that arch; octile info shows them");
+  }
+  if (benchmarks.empty() && !options.filter.empty()) {
+    throw CLI::ValidationError("--filter",
+                               options.filter + " is part of no benchmark's name; octile bench --list shows them");
+  }
+  if (benchmarks.empty())
+    throw std::runtime_error("this build has reference kernels alone; --kernel reference times them");
+  return benchmarks;
+}
+
+void rate(Result& result, const Peaks& peaks) {
+  const double memory_rate = result.operations > 0 ? peaks.read.rate : peaks.copy.rate;
+  double least = result.bytes / memory_rate;
+  result.roof = "mem";
+  const Peak& arithmetic = result.arithmetic == Arithmetic::s8 ? peaks.int8 : peaks.f32;
+  if (result.operations / arithmetic.rate > least) {
+    least = result.operations / arithmetic.rate;
+    result.roof = result.arithmetic == Arithmetic::s8 ? "int8" : "f32";
+  }
+  result.share = least / result.timing.ours;
+}
+
+Schedule schedule_for(const Options& options, const Machine& machine) {
+  constexpr std::int64_t kLeast = std::int64_t{32} << 20;
+  Schedule schedule;
+  schedule.threads = options.threads;
+  schedule.runs = options.runs;
+  schedule.cold = !options.warm;
+  // Twice the last cache, which need not keep the newest lines alone.
+  if (schedule.cold)
+    schedule.evictor.assign(static_cast<std::size_t>(std::max(kLeast, 2 * machine.last_cache_bytes())), 1);
+  return schedule;
+}
+
+std::vector<Result> run_all(const std::vector<Benchmark>& benchmarks, const Schedule& schedule, const Peaks& peaks) {
+  std::vector<Result> results;
+  std::string refused;
+  {
+    Progress progress("bench", static_cast<std::int64_t>(benchmarks.size()));
+    for (const Benchmark& b : benchmarks) {
+      try {
+        const Prepared p = b.prepare(b, schedule.threads);
+        const Timing timing = time_in_turns(p.run, p.run_baseline, schedule);
+        Result result{b, p.sku, p.baseline, timing, p.arithmetic, p.operations, p.bytes, 0, {}};
+        rate(result, peaks);
+        results.push_back(std::move(result));
+      } catch (const Error& error) {
+        if (error.status() != Status::unsupported) throw;
+        refused.append(b.name).append(" left out: ").append(error.what()).append("\n");
+      }
+      progress.advance(1, b.name);
+    }
+  }
+  std::cerr << refused;
+  if (results.empty()) throw std::runtime_error("no kernel could do what was asked");
+  return results;
+}
+
+std::string duration(double seconds) {
+  if (seconds < 1e-3) return fixed(seconds * 1e6, 1) + " us";
+  if (seconds < 1) return fixed(seconds * 1e3, 2) + " ms";
+  return fixed(seconds, 2) + " s";
+}
+
+std::string speed(const Result& r) {
+  return r.operations > 0 ? fixed(r.operations / r.timing.ours / 1e9, 1) + " GOPS"
+                          : fixed(r.bytes / r.timing.ours / 1e9, 1) + " GB/s";
+}
+
+void print_text(const std::vector<Result>& results, const Machine& machine, const Peaks& peaks,
+                const Options& options) {
+  std::cout << machine.cpu << ", " << options.threads << (options.threads == 1 ? " thread" : " threads") << ", caches "
+            << (options.warm ? "warm" : "emptied") << "\n"
+            << "peaks: int8 " << fixed(peaks.int8.rate / 1e9, 0) << " GOPS (" << peaks.int8.how << "), f32 "
+            << fixed(peaks.f32.rate / 1e9, 0) << " GOPS (" << peaks.f32.how << "), memory "
+            << fixed(peaks.read.rate / 1e9, 1) << " GB/s read, " << fixed(peaks.copy.rate / 1e9, 1)
+            << " GB/s copied\n\n";
+  std::vector<std::vector<std::string>> rows;
+  for (const Result& r : results) {
+    rows.push_back({r.benchmark.name, r.sku, duration(r.timing.ours), speed(r), fixed(100 * r.share, 0) + "% " + r.roof,
+                    r.baseline + " " + duration(r.timing.baseline), fixed(r.timing.baseline / r.timing.ours, 2),
+                    std::to_string(r.timing.runs)});
+  }
+  std::cout << format_table({"benchmark", "kernel", "time", "speed", "of peak", "baseline", "ratio", "runs"}, rows, 2);
+}
+
+nlohmann::json shape_json(const Shape& shape) {
+  nlohmann::json sizes = nlohmann::json::object();
+  if (shape.m > 0) sizes["m"] = shape.m;
+  if (shape.k > 0) sizes["k"] = shape.k;
+  if (shape.n > 0) sizes["n"] = shape.n;
+  return sizes;
+}
+
+void print_json(const std::vector<Result>& results, const Machine& machine, const Peaks& peaks,
+                const Options& options) {
+  using nlohmann::json;
+  const auto peak = [](const Peak& p, const char* unit) {
+    return json{{"rate", p.rate}, {"unit", unit}, {"how", p.how}};
+  };
+  json lines = json::array();
+  for (const Result& r : results) {
+    const bool product = r.operations > 0;
+    lines.push_back({{"name", r.benchmark.name},
+                     {"row", r.benchmark.kernel},
+                     {"kernel", r.sku},
+                     {"shape", shape_json(r.benchmark.shape)},
+                     {"seconds", r.timing.ours},
+                     {"operations", r.operations},
+                     {"bytes", r.bytes},
+                     {"rate", (product ? r.operations : r.bytes) / r.timing.ours},
+                     {"unit", product ? "operations/s" : "bytes/s"},
+                     {"share_of_peak", r.share},
+                     {"peak", r.roof},
+                     {"baseline", {{"name", r.baseline}, {"seconds", r.timing.baseline}}},
+                     {"ratio", r.timing.baseline / r.timing.ours},
+                     {"runs", r.timing.runs}});
+  }
+  const json document = {{"version", octile_version()},
+                         {"cpu", machine.cpu},
+                         {"threads", options.threads},
+                         {"caches", options.warm ? "warm" : "emptied"},
+                         {"peaks",
+                          {{"int8", peak(peaks.int8, "operations/s")},
+                           {"f32", peak(peaks.f32, "operations/s")},
+                           {"read", peak(peaks.read, "bytes/s")},
+                           {"copy", peak(peaks.copy, "bytes/s")}}},
+                         {"benchmarks", lines}};
+  std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
+}
+
+void print_list(const std::vector<Benchmark>& benchmarks, bool as_json) {
+  if (as_json) {
+    nlohmann::json lines = nlohmann::json::array();
+    for (const Benchmark& b : benchmarks) {
+      lines.push_back({{"name", b.name}, {"row", b.kernel}, {"shape", shape_json(b.shape)}});
+    }
+    std::cout << nlohmann::json{{"benchmarks", lines}}.dump(2) << "\n";
+    return;
+  }
+  std::vector<std::vector<std::string>> rows;
+  for (const Benchmark& b : benchmarks) rows.push_back({b.name, b.kernel});
+  std::cout << format_table({"benchmark", "kernel"}, rows, 2);
+}
+
+void time_kernels(Options options) {
+  for (const std::string& text : options.shape_texts) options.shapes.push_back(parse_shape(text));
+  const std::vector<Benchmark> benchmarks = selected(options);
+  if (options.list) return print_list(benchmarks, options.json);
+  const Machine machine = this_machine();
+  if (options.threads == 0) options.threads = machine.threads;
+  const Peaks peaks = measure_peaks(machine, options.threads);
+  const std::vector<Result> results = run_all(benchmarks, schedule_for(options, machine), peaks);
+  options.json ? print_json(results, machine, peaks, options) : print_text(results, machine, peaks, options);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("bench", "Time the kernels, against this machine's peaks and a baseline");
+  command->footer(kFooter);
+  const auto options = std::make_shared<Options>();
+  command->add_option("--filter", options->filter, "Only benchmarks whose name, or whose kernel's, contains this")
+      ->type_name("SUBSTRING");
+  command->add_option("--kernel", options->kernel, "Only this kernel, or those of this arch, as \"reference\"")
+      ->type_name("NAME");
+  command->add_option("--shape", options->shape_texts, "Instead of the usual shapes; may be repeated")
+      ->type_name("MxKxN")
+      ->allow_extra_args(false);
+  command->add_option("--threads", options->threads, "CPU threads (default: all that may be used)")
+      ->type_name("COUNT")
+      ->check(CLI::Range(1, 1024).description(""));
+  command->add_option("--runs", options->runs, "Runs of each (default: 20, fewer where that takes over 3 s)")
+      ->type_name("COUNT")
+      ->check(CLI::Range(1, 1000000).description(""));
+  command->add_flag("--warm", options->warm, "Leave in the caches what the run before left there");
+  command->add_flag("--list", options->list, "Show the names and time nothing");
+  command->add_flag("--json", options->json, "Write one JSON document instead of a table");
+  command->callback([options] { time_kernels(*options); });
+}
+
+}  // namespace octile::cli
