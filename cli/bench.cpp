@@ -87,9 +87,16 @@ bool is_reference(const std::string& kernel) { return kernel.ends_with("_referen
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+// The row of that name, or else those of that arch: quantize_reference is not fake_quantize_reference.
+bool named(const std::string& row, const std::string& wish) {
+  const std::vector<KernelInfo> table = kernels();
+  const bool is_name = std::any_of(table.begin(), table.end(), [&](const KernelInfo& k) { return k.name == wish; });
+  return is_name ? row == wish : matches(row, wish);
+}
+
 // The rows that run here, or that --kernel names. Reference rows are slow: they have to be asked for.
 bool row_wanted(const KernelInfo& row, const Options& options) {
-  if (!options.kernel.empty()) return matches(row.name, options.kernel);
+  if (!options.kernel.empty()) return named(row.name, options.kernel);
   if (is_reference(row.name) && (options.filter.empty() || !contains(row.name, options.filter))) return false;
   return row.reason.empty();
 }

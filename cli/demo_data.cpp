@@ -95,8 +95,8 @@ void Random::shuffle(std::vector<std::int64_t>& v) {
   for (std::int64_t i = static_cast<std::int64_t>(v.size()); i > 1; --i) std::swap(v[i - 1], v[below(i)]);
 }
 
-std::array<std::vector<std::int64_t>, 2> split_in_halves(const Digits& digits, Random& random) {
-  std::array<std::vector<std::int64_t>, 2> halves;
+std::vector<std::vector<std::int64_t>> split(const Digits& digits, std::size_t parts, Random& random) {
+  std::vector<std::vector<std::int64_t>> dealt(parts);
   std::size_t next = 0;
   for (int label = 0; label < kClasses; ++label) {
     std::vector<std::int64_t> images;
@@ -104,9 +104,9 @@ std::array<std::vector<std::int64_t>, 2> split_in_halves(const Digits& digits, R
       if (digits.labels[i] == label) images.push_back(i);
     }
     random.shuffle(images);
-    for (std::int64_t image : images) halves[next++ % 2].push_back(image);
+    for (std::int64_t image : images) dealt[next++ % parts].push_back(image);
   }
-  return halves;
+  return dealt;
 }
 
 }  // namespace octile::cli

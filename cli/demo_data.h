@@ -1,8 +1,7 @@
-// The demo's data: small images of handwritten digits, their split into training and test halves, and a random number
+// The demo's data: small images of handwritten digits, their split for training and testing, and a random number
 // generator whose values are the same on every platform.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -40,7 +39,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// The numbers of the images in two halves, every digit dealt out evenly between them.
-std::array<std::vector<std::int64_t>, 2> split_in_halves(const Digits& digits, Random& random);
+// The numbers of the images in `parts` parts of nearly the same size, every digit dealt out evenly among them.
+std::vector<std::vector<std::int64_t>> split(const Digits& digits, std::size_t parts, Random& random);
 
 }  // namespace octile::cli

@@ -94,7 +94,7 @@ Training train(Network& network, Order order, const Settings& settings, const st
       loss += cross_entropy(scores, batch.labels, dscores);
       network.backward(dscores.data(), end - begin);
       const double done = static_cast<double>(epoch * steps + step) / static_cast<double>(settings.epochs * steps);
-      network.step(static_cast<float>(kLearningRate * (1 - done)));
+      network.step(static_cast<float>(learning_rate(settings) * (1 - done)));
     }
     training.curve.push_back(loss / static_cast<double>(steps));
     training.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -117,7 +117,7 @@ std::int64_t count_correct(Classifier& classifier, const Images& images, std::in
   return correct;
 }
 
-// Sums over the two halves of one seed.
+// Sums over the folds of one seed.
 struct Tally {
   std::int64_t correct = 0;
   double seconds = 0;
@@ -126,9 +126,17 @@ struct Tally {
   void add(const Training& training) {
     seconds += training.seconds;
     curve.resize(training.curve.size());
-    for (std::size_t i = 0; i < curve.size(); ++i) curve[i] += training.curve[i] / kHalves;
+    for (std::size_t i = 0; i < curve.size(); ++i) curve[i] += training.curve[i] / kFolds;
   }
 };
+
+std::vector<std::int64_t> all_but(const std::vector<std::vector<std::int64_t>>& parts, std::int64_t left_out) {
+  std::vector<std::int64_t> images;
+  for (std::int64_t i = 0; i < std::ssize(parts); ++i) {
+    if (i != left_out) images.insert(images.end(), parts[i].begin(), parts[i].end());
+  }
+  return images;
+}
 
 class Experiment {
  public:
@@ -137,9 +145,7 @@ class Experiment {
     result_.settings = settings;
     result_.images = digits.size();
     for (Way way : kWays) result_.ways.push_back({id(way), label(way), {}, {}, {}, 0, {}, {}});
-    result_.formats = {{"f32", "f32, as trained", {}, 0, {}},
-                       {"w8a8", "W8A8, int8 activations per token", {}, 0, {}},
-                       {"w4", "W4, groups of 32, f32 activations", {}, 0, {}}};
+    result_.formats = {{"f32", "f32, as trained", {}, 0, {}}, {"w8a8", "W8A8", {}, 0, {}}, {"w4", "W4", {}, 0, {}}};
   }
 
   Result run() {
@@ -150,14 +156,14 @@ class Experiment {
  private:
   void run_seed(std::int64_t seed) {
     Random random(static_cast<std::uint64_t>(seed));
-    const auto halves = split_in_halves(digits_, random);
+    const auto parts = split(digits_, kFolds, random);
     std::vector<Tally> ways(std::size(kWays)), formats(std::size(kFormats));
-    for (std::int64_t half = 0; half < kHalves; ++half) {
+    for (std::int64_t fold = 0; fold < kFolds; ++fold) {
       const Limits limits{result_.settings.batch, result_.settings.threads};
       const Model initial = initial_model(result_.settings.hidden, random);
       // The order of the minibatches, drawn once: each way begins it anew.
-      const Order order{digits_, halves[half], static_cast<std::uint64_t>(seed * kHalves + half)};
-      const Images unseen(digits_, halves[1 - half].data(), std::ssize(halves[1 - half]));
+      const Order order{digits_, all_but(parts, fold), static_cast<std::uint64_t>(seed * kFolds + fold)};
+      const Images unseen(digits_, parts[fold].data(), std::ssize(parts[fold]));
       result_.steps = result_.settings.epochs * count_steps(std::ssize(order.images), limits.batch);
       for (std::size_t w = 0; w < ways.size(); ++w) {
         const std::string what = "seed " + std::to_string(seed) + ", " + std::string(label(kWays[w]));
@@ -215,8 +221,13 @@ double PerSeed::mean() const {
 double PerSeed::low() const { return *std::min_element(values.begin(), values.end()); }
 double PerSeed::high() const { return *std::max_element(values.begin(), values.end()); }
 
+double learning_rate(const Settings& settings) {
+  constexpr double kFullBatch = 64;
+  return kLearningRate * std::min(1.0, static_cast<double>(settings.batch) / kFullBatch);
+}
+
 std::int64_t experiment_length(const Settings& settings) {
-  return settings.seeds * kHalves * static_cast<std::int64_t>(std::size(kWays)) * settings.epochs;
+  return settings.seeds * kFolds * static_cast<std::int64_t>(std::size(kWays)) * settings.epochs;
 }
 
 Result run_experiment(const Settings& settings, const Digits& digits, const OnProgress& on_progress) {

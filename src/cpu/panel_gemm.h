@@ -131,8 +131,10 @@ class PanelProduct {
   PanelProduct(const PanelSource<Real>& a, const PanelSource<Real>& b, const GemmOperands& o)
       : left_(a), right_(b), y_(o.y), rows_(o.y.rows()), cols_(o.y.cols()), k_(o.a.cols()), bias_(o.bias) {}
 
-  static PanelProduct oriented(const PanelSource<Real>& a, const PanelSource<Real>& b, const GemmOperands& o) {
-    if (o.y.strides[1] == 1) return {a, b, o};
+  static PanelProduct oriented(const PanelSource<Real>& a, const PanelSource<Real>& b, Major y_major,
+                               const GemmOperands& o) {
+    // By the problem, as the workspace is: the strides of a single column would do either way.
+    if (y_major == Major::contraction) return {a, b, o};
     PanelProduct exchanged(b, a, o);
     std::swap(exchanged.y_.strides[0], exchanged.y_.strides[1]);
     std::swap(exchanged.rows_, exchanged.cols_);

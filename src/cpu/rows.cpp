@@ -135,22 +135,29 @@ OCTILE_INLINE void transpose_16x16(ConstBytes from, Bytes to) {
   for (int i = 0; i < 16; ++i) std::memcpy(to.data + i * to.stride, &a[i], 16);
 }
 
+OCTILE_INLINE void transpose_block(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols) {
+  if (rows >= 16 && cols >= 16) return transpose_16x16(from, to);
+  for (std::int64_t c = 0; c < std::min<std::int64_t>(16, cols); ++c) {
+    for (std::int64_t r = 0; r < std::min<std::int64_t>(16, rows); ++r) {
+      to.data[c * to.stride + r] = from.data[r * from.stride + c];
+    }
+  }
+}
+
+// The side whose rows lie further apart is gone through a whole line at a time: its lines may all fall into the same
+// few places of the first-level cache, and would not stay there for a second visit.
 struct Transpose {
   template <Isa>
   OCTILE_INLINE static void run(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols) {
-    for (std::int64_t r = 0; r < rows; r += 16) {
-      for (std::int64_t c = 0; c < cols; c += 16) {
-        const ConstBytes block{from.data + r * from.stride + c, from.stride};
-        const Bytes turned{to.data + c * to.stride + r, to.stride};
-        if (rows - r >= 16 && cols - c >= 16) {
-          transpose_16x16(block, turned);
-          continue;
-        }
-        for (std::int64_t j = 0; j < std::min<std::int64_t>(16, cols - c); ++j) {
-          for (std::int64_t i = 0; i < std::min<std::int64_t>(16, rows - r); ++i) {
-            turned.data[j * turned.stride + i] = block.data[i * block.stride + j];
-          }
-        }
+    const bool along_rows = from.stride > to.stride;
+    const std::int64_t outer = along_rows ? rows : cols;
+    const std::int64_t inner = along_rows ? cols : rows;
+    for (std::int64_t i = 0; i < outer; i += 16) {
+      for (std::int64_t j = 0; j < inner; j += 16) {
+        const std::int64_t r = along_rows ? i : j;
+        const std::int64_t c = along_rows ? j : i;
+        transpose_block({from.data + r * from.stride + c, from.stride}, {to.data + c * to.stride + r, to.stride},
+                        rows - r, cols - c);
       }
     }
   }

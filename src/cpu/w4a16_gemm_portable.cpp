@@ -80,7 +80,7 @@ class Nibbles final : public PanelSource<Real> {
 
 template <class Real>
 void multiply(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  PanelProduct<Real>::oriented(FloatSource<Real>(o.a), Nibbles<Real>(o, p.group), o)
+  PanelProduct<Real>::oriented(FloatSource<Real>(o.a), Nibbles<Real>(o, p.group), p.y_major, o)
       .run(p.threads, launch.workspace.data);
 }
 

@@ -62,7 +62,8 @@ class ScaledBytes final : public PanelSource<Real> {
 
 template <class Real>
 void multiply(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  PanelProduct<Real>::oriented(FloatSource<Real>(o.a), ScaledBytes<Real>(o), o).run(p.threads, launch.workspace.data);
+  PanelProduct<Real>::oriented(FloatSource<Real>(o.a), ScaledBytes<Real>(o), p.y_major, o)
+      .run(p.threads, launch.workspace.data);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // left one, is packed once per run: to s16, or, where there is VNNI, to u8 by adding 128, which is subtracted again as
 // 128 * sum_c b[j, c], the product of a row of zeros packed the same way.
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "access.h"
@@ -39,9 +40,10 @@ struct Product {
   std::int64_t rows = 0, cols = 0, k = 0;
 };
 
-Product oriented(const GemmOperands& o) {
+Product oriented(const GemmProblem& problem, const GemmOperands& o) {
   Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
-  if (o.y.strides[1] == 1) return p;
+  // By the problem, as the workspace is: the strides of a single column would do either way.
+  if (problem.y_major == Major::contraction) return p;
   std::swap(p.left, p.right);
   std::swap(p.left_scale, p.right_scale);
   std::swap(p.rows, p.cols);
@@ -68,32 +70,44 @@ struct PackRow {
   }
 };
 
-// Packs rows `first` .. of left into `packed`, with `stride` elements from row to row.
-void pack_left(const Product& p, std::int64_t first, std::int64_t rows, std::uint8_t* packed, std::int64_t stride) {
-  const auto size = static_cast<std::int64_t>(packed_size());
+struct Range {
+  std::int64_t first, count;
+};
+
+// A block of an operand that is contiguous along its rows' numbers, into `turned` (kBlock, kBlock), contiguous along k.
+void turn(const ConstTensor& t, Range rows, Range terms, std::uint8_t* turned) {
+  transpose({bytes(t) + terms.first * t.strides[1] + rows.first, t.strides[1]}, {turned, kBlock}, terms.count,
+            rows.count);
+}
+
+// Packs rows `first` .. of left.
+void pack_left(const Product& p, std::int64_t first, std::int64_t rows, Bytes packed) {
   if (p.left.strides[1] == 1) {
     for (std::int64_t r = 0; r < rows; ++r) {
       multiversion<PackRow>(bytes(p.left) + (first + r) * p.left.strides[0], p.k,
-                            static_cast<void*>(packed + r * stride * size));
+                            static_cast<void*>(packed.data + r * packed.stride));
     }
     return;
   }
   std::uint8_t turned[kBlock * kBlock];
   for (std::int64_t c = 0; c < p.k; c += kBlock) {
-    const std::int64_t count = std::min(kBlock, p.k - c);
-    transpose({bytes(p.left) + c * p.left.strides[1] + first, p.left.strides[1]}, {turned, kBlock}, count, rows);
+    const std::int64_t terms = std::min(kBlock, p.k - c);
+    turn(p.left, {first, rows}, {c, terms}, turned);
     for (std::int64_t r = 0; r < rows; ++r) {
-      multiversion<PackRow>(static_cast<const std::uint8_t*>(turned + r * kBlock), count,
-                            static_cast<void*>(packed + (r * stride + c) * size));
+      std::uint8_t* out = packed.data + r * packed.stride + c * static_cast<std::int64_t>(packed_size());
+      multiversion<PackRow>(static_cast<const std::uint8_t*>(turned + r * kBlock), terms, static_cast<void*>(out));
     }
   }
 }
 
-// Turns right rows `first` .. into rows along k.
-void turn_right(const Product& p, std::int64_t first, std::int64_t rows, std::uint8_t* turned, std::int64_t stride) {
+// Turns rows `first` .. of right into rows along k.
+void turn_right(const Product& p, std::int64_t first, std::int64_t rows, Bytes out) {
+  std::uint8_t turned[kBlock * kBlock];
   for (std::int64_t c = 0; c < p.k; c += kBlock) {
-    transpose({bytes(p.right) + c * p.right.strides[1] + first, p.right.strides[1]}, {turned + c, stride},
-              std::min(kBlock, p.k - c), rows);
+    const std::int64_t terms = std::min(kBlock, p.k - c);
+    turn(p.right, {first, rows}, {c, terms}, turned);
+    for (std::int64_t r = 0; r < rows; ++r)
+      std::memcpy(out.data + r * out.stride + c, turned + r * kBlock, static_cast<std::size_t>(terms));
   }
 }
 
@@ -224,28 +238,28 @@ template <class Real>
 void multiply(const GemmProblem& problem, const Product& p, std::uint8_t* workspace) {
   const std::int64_t stride = packed_stride(p.k);
   const auto size = static_cast<std::int64_t>(packed_size());
-  const bool turn = p.right.strides[1] != 1;
+  const bool must_turn = p.right.strides[1] != 1;
   std::uint8_t* zero = workspace;
   std::uint8_t* turned = zero + stride * static_cast<std::int64_t>(sizeof(std::int16_t));
-  std::uint8_t* packed = turned + (turn ? p.cols * stride : 0);
+  std::uint8_t* packed = turned + (must_turn ? p.cols * stride : 0);
   const double k = static_cast<double>(p.k);
   const double products = static_cast<double>(p.rows) * static_cast<double>(p.cols) * k;
   const int threads = useful_threads(problem.threads, products / 64);
 
   std::fill_n(zero, stride * size, packed_size() == 1 ? std::uint8_t{0x80} : std::uint8_t{0});
-  if (turn) {
+  if (must_turn) {
     parallel_for(threads, ceil_div(p.cols, kBlock), [&](std::int64_t part) {
       const std::int64_t j = part * kBlock;
-      turn_right(p, j, std::min(kBlock, p.cols - j), turned + j * stride, stride);
+      turn_right(p, j, std::min(kBlock, p.cols - j), {turned + j * stride, stride});
     });
   }
-  const ConstBytes right = turn ? ConstBytes{turned, stride} : ConstBytes{bytes(p.right), p.right.strides[0]};
+  const ConstBytes right = must_turn ? ConstBytes{turned, stride} : ConstBytes{bytes(p.right), p.right.strides[0]};
   for (std::int64_t first = 0; first < p.rows; first += kPackedRows) {
     const std::int64_t rows = std::min(kPackedRows, p.rows - first);
     const std::int64_t row_blocks = ceil_div(rows, kBlock);
     parallel_for(threads, row_blocks, [&](std::int64_t part) {
       const std::int64_t i = part * kBlock;
-      pack_left(p, first + i, std::min(kBlock, rows - i), packed + i * stride * size, stride);
+      pack_left(p, first + i, std::min(kBlock, rows - i), {packed + i * stride * size, stride * size});
     });
     parallel_for(threads, row_blocks * ceil_div(p.cols, kBlock), [&](std::int64_t part) {
       const std::int64_t i = part % row_blocks * kBlock;
@@ -262,7 +276,7 @@ void multiply(const GemmProblem& problem, const Product& p, std::uint8_t* worksp
 }  // namespace
 
 void w8a8_gemm_portable(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  const Product product = oriented(operands);
+  const Product product = oriented(problem, operands);
   auto* workspace = static_cast<std::uint8_t*>(launch.workspace.data);
   problem.scale == DType::f64 ? multiply<double>(problem, product, workspace)
                               : multiply<float>(problem, product, workspace);

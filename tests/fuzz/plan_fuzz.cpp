@@ -8,6 +8,8 @@
 //   - nothing but the outputs' elements changes, and not even those when the run is refused;
 //   - the result is the reference's, bit for bit, where the plan says so, and the same on a second run.
 //
+// The kernels run at each of the instruction sets that this machine has, so the bits are compared across them too.
+//
 // With libFuzzer it is a target as usual. Compiled with OCTILE_FUZZ_MAIN it is a program of its own:
 //   plan_fuzz [--runs N] [--seconds S] [--seed S] [FILE...]   random inputs, or the files' bytes
 #include <algorithm>
@@ -28,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/multiversion.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
 
@@ -1048,6 +1051,8 @@ void fuzz(Bytes& in) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes in(data, size);
+  using cpu::Isa;
+  cpu::isa_ceiling = in.pick<Isa>({Isa::avx512_vnni, Isa::baseline, Isa::avx2, Isa::avx512});
   switch (in.below(8)) {
     case 0:
       fuzz<LinearArgs>(in);

@@ -1,0 +1,233 @@
+"""The octile command as a program or a person meets it: its pages, its exit status, one line for each mistake, JSON that
+is JSON, and output that cannot be written."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+COMMAND = os.environ.get("OCTILE_COMMAND")
+SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parent.parent))
+COMMANDS = ("info", "check", "bench", "demo")
+
+
+def octile(*arguments, **options):
+    return subprocess.run([COMMAND, *arguments], text=True, timeout=300, stdin=subprocess.DEVNULL,
+                          **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
+
+
+def rows(**wish):
+    """The kernel table, or the rows of it that have these values."""
+    table = json.loads(octile("info", "--json").stdout)["kernels"]
+    return [row for row in table if all(row[key] == value for key, value in wish.items())]
+
+
+class Case(unittest.TestCase):
+    def good(self, *arguments, **options):
+        done = octile(*arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def bad(self, status, *arguments, says=(), **options):
+        """The command fails with this status, and one line on the standard error that holds all of `says`."""
+        done = octile(*arguments, **options)
+        self.assertEqual(done.returncode, status, done)
+        self.assertRegex(done.stderr, r"\Aoctile: [^\n]+\n\Z")
+        for words in says:
+            self.assertIn(words, done.stderr)
+        return done
+
+
+class HelpTest(Case):
+    def test_version_is_the_header_s(self):
+        header = (SOURCE / "include/octile/octile.h").read_text()
+        version = ".".join(re.findall(r"#define OCTILE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
+        self.assertEqual(self.good("--version"), f"octile {version}\n")
+
+    def test_the_page_of_the_command(self):
+        page = self.good("--help")
+        for words in ("Usage:", "Exit status:", "Environment:", "Examples:", *COMMANDS):
+            self.assertIn(words, page)
+
+    def test_the_page_of_each_command(self):
+        for command in COMMANDS:
+            with self.subTest(command):
+                page = self.good(command, "--help")
+                self.assertIn(f"Usage: octile {command}", page)
+                self.assertIn("Examples:", page)
+                self.assertIn(f"octile {command}", page.split("Examples:")[1])
+
+    def test_pages_fit_a_terminal(self):
+        for page in ([], *([command] for command in COMMANDS)):
+            for line in self.good(*page, "--help").splitlines():
+                self.assertLessEqual(len(line), 100, f"{page}: {line}")
+
+
+class MistakeTest(Case):
+    def test_no_command(self):
+        self.assertEqual(self.bad(2, says=["octile --help"]).stdout, "")
+
+    def test_unknown_command(self):
+        self.bad(2, "benchmark", says=["benchmark", "octile --help"])
+
+    def test_unknown_option(self):
+        self.bad(2, "--verbos", says=["--verbos"])
+        for command in COMMANDS:
+            with self.subTest(command):
+                done = self.bad(2, command, "--no-such-option", says=["--no-such-option", f"octile {command} --help"])
+                self.assertEqual(done.stdout, "")
+
+    def test_unexpected_word(self):
+        for command in COMMANDS:
+            with self.subTest(command):
+                self.bad(2, command, "surplus", says=["surplus"])
+
+    def test_bad_values(self):
+        for option, value in (("--threads", "0"), ("--threads", "-1"), ("--threads", "two"), ("--threads", "99999999999"),
+                              ("--runs", "0"), ("--runs", "1.5"), ("--shape", "4"), ("--shape", "4x4"),
+                              ("--shape", "0x4x4"), ("--shape", "4x-4x4"), ("--shape", "4x4x4x4"),
+                              ("--shape", "4x4x99999999999999999999"), ("--shape", "axbxc"),
+                              ("--filter", "no_such_benchmark"), ("--kernel", "no_such_kernel")):
+            with self.subTest(option=option, value=value):
+                self.bad(2, "bench", f"{option}={value}", says=[option, value])
+
+    def test_missing_value(self):
+        for option in ("--threads", "--runs", "--shape", "--filter", "--kernel"):
+            with self.subTest(option):
+                self.bad(2, "bench", option, says=[option])
+
+
+class UnwritableTest(Case):
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
+    def test_standard_output_is_full(self):
+        for arguments in (["info"], ["info", "--json"], ["bench", "--list", "--filter", "reference"], ["--help"]):
+            with self.subTest(arguments), open("/dev/full", "w") as full:
+                self.bad(1, *arguments, stdout=full, says=["standard output"])
+
+    def test_page_of_the_demo(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "missing", "page.html")
+            done = self.bad(1, "demo", "--epochs", "1", "--seeds", "1", "--html", path, says=["cannot write", path])
+            self.assertEqual(done.stdout, "")
+
+
+class InfoTest(Case):
+    def test_text_has_every_kernel(self):
+        text = self.good("info")
+        for row in rows():
+            self.assertRegex(text, rf"(?m)^{row['name']} +{row['operation']} +{row['device']} +(yes|no: .+)$")
+
+    def test_json(self):
+        document = json.loads(self.good("info", "--json"))
+        self.assertEqual(set(document), {"version", "cpu", "gpus", "gpus_reason", "kernels"})
+        self.assertGreaterEqual(document["cpu"]["threads"], 1)
+        self.assertTrue(document["cpu"]["name"])
+        self.assertNotEqual(bool(document["gpus"]), bool(document["gpus_reason"]))
+        names = [row["name"] for row in document["kernels"]]
+        self.assertEqual(len(names), len(set(names)))
+        for row in document["kernels"]:
+            self.assertNotEqual(row["available"], bool(row["reason"]), row)
+            self.assertTrue(row["name"].startswith(row["operation"]), row)
+
+    @unittest.skipUnless(hasattr(os, "sched_setaffinity"), "no way to bind a process to one core")
+    def test_threads_are_those_that_the_process_may_use(self):
+        core = min(os.sched_getaffinity(0))
+        text = self.good("info", "--json", preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+        self.assertEqual(json.loads(text)["cpu"]["threads"], 1)
+
+    @unittest.skipUnless(platform.machine() == "x86_64" and os.path.exists("/proc/cpuinfo"), "no x86 Linux")
+    def test_isas_are_those_that_the_kernel_tells(self):
+        flags = re.search(r"(?m)^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text()).group(1).split()
+        for isa, usable in json.loads(self.good("info", "--json"))["cpu"]["isas"].items():
+            if isa == "avx_vnni_int8":  # kernels tell of it only lately
+                continue
+            self.assertEqual(usable, isa.replace("sse4.1", "sse4_1") in flags, isa)
+
+
+class BenchTest(Case):
+    def listed(self, *arguments):
+        return json.loads(self.good("bench", "--list", "--json", *arguments))["benchmarks"]
+
+    def test_every_row_of_the_table_is_timed(self):
+        here = rows(available=True, device="cpu")
+        fast = {row["name"] for row in here if not row["name"].endswith("_reference")}
+        if fast:
+            self.assertEqual({line["row"] for line in self.listed()}, fast)
+        else:
+            self.bad(1, "bench", "--list", says=["--kernel reference"])
+        slow = {row["name"] for row in here if row["name"].endswith("_reference")}
+        self.assertEqual({line["row"] for line in self.listed("--kernel", "reference")}, slow)
+        self.assertEqual({line["row"] for line in self.listed("--filter", "reference")}, slow)
+        for row in here:
+            self.assertEqual({line["row"] for line in self.listed("--kernel", row["name"])}, {row["name"]})
+
+    def test_names(self):
+        lines = self.listed("--kernel", "reference", "--shape", "3x40x24", "--shape", "5x40x8", "--shape", "3x40x24")
+        names = [line["name"] for line in lines]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertIn("w8a8_forward_3x40x24", names)
+        self.assertIn("s8_quantize_rows_5x40", names)
+        self.assertIn("f32_backward_db_5x8", names)
+        for line in lines:
+            shape = "x".join(str(line["shape"][size]) for size in "mkn" if size in line["shape"])
+            self.assertTrue(line["name"].endswith("_" + shape), line)
+            self.assertIn(line["name"].split("_")[0], ("w8a8", "w8a16", "w4a16", "s8", "f32"))
+
+    def test_filter_takes_benchmarks_and_kernels(self):
+        lines = self.listed("--kernel", "reference", "--filter", "backward_dx")
+        self.assertEqual([line["row"] for line in lines], ["w8a8_gemm_reference", "w8a16_gemm_reference"])
+        self.assertTrue(all("_backward_dx_" in line["name"] for line in lines))
+
+    def check_lines(self, lines):
+        for line in lines:
+            with self.subTest(line["name"]):
+                self.assertEqual(line["runs"], 3)
+                self.assertIn(line["row"], line["kernel"].split(" + "))
+                self.assertGreater(line["seconds"], 0)
+                work = line["operations"] if line["unit"] == "operations/s" else line["bytes"]
+                self.assertAlmostEqual(line["rate"] * line["seconds"] / work, 1, places=6)
+                self.assertAlmostEqual(line["ratio"] * line["seconds"] / line["baseline"]["seconds"], 1, places=6)
+                self.assertGreater(line["share_of_peak"], 0)
+                if line["unit"] == "operations/s":
+                    sizes = line["shape"]
+                    self.assertEqual(line["operations"], 2 * sizes["m"] * sizes["k"] * sizes["n"])
+                    self.assertIn(line["baseline"]["name"], ("openblas_sgemm", "blas_sgemm"))
+                else:
+                    self.assertEqual((line["baseline"]["name"], line["peak"]), ("memcpy", "mem"))
+
+    def test_all_rows_at_a_small_ragged_shape(self):
+        small = ["--shape", "9x96x33", "--runs", "3", "--threads", "1", "--warm"]
+        for kernel in ["reference"] + (["portable"] if rows(name="w8a8_gemm_portable") else []):
+            with self.subTest(kernel):
+                document = json.loads(self.good("bench", "--json", "--kernel", kernel, *small))
+                self.assertEqual(document["threads"], 1)
+                for peak in ("int8", "f32", "read", "copy"):
+                    self.assertGreater(document["peaks"][peak]["rate"], 1e8)
+                lines = document["benchmarks"]
+                self.assertEqual([line["name"] for line in lines],
+                                 [line["name"] for line in self.listed("--kernel", kernel, "--shape", "9x96x33")])
+                self.check_lines(lines)
+
+    def test_table(self):
+        done = octile("bench", "--kernel", "w8a8_gemm_reference", "--filter", "forward", "--shape", "2x64x8", "--runs", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^w8a8_forward_2x64x8 +quantize_\w+ \+ w8a8_gemm_reference +[\d.]+ (us|ms|s)"
+                                      r" +[\d.]+ GOPS +\d+% (int8|mem) +\w+_sgemm [\d.]+ (us|ms|s) +[\d.]+ +1$")
+        self.assertRegex(done.stderr, r"\Abench 100%[^\n]*\n\Z")
+
+    def test_a_shape_that_no_kernel_takes(self):
+        # K is over the bound of an exact sum in s32.
+        done = octile("bench", "--kernel", "w8a8_gemm_reference", "--filter", "forward", "--shape", "1x131072x1")
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("131072", done.stderr)
+        self.assertRegex(done.stderr, r"(?m)^octile: no kernel could do what was asked$")
+
+
+if __name__ == "__main__":
+    if not COMMAND:
+        raise SystemExit("OCTILE_COMMAND does not name the octile command")
+    unittest.main()
