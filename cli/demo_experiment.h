@@ -17,7 +17,7 @@
 namespace octile::cli {
 
 struct Settings {
-  std::int64_t epochs = 20;
+  std::int64_t epochs = 10;
   std::int64_t seeds = 3;  // 1, 2, 3, ...
   std::int64_t batch = 64;
   std::int64_t hidden = 512;

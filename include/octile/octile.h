@@ -87,7 +87,7 @@ typedef struct {
  *   ndim     1 or 2
  *   strides  in elements; NULL is compact row-major (int 4: rows of an even number of elements). In a matrix strides[1]
  *            is 1 and strides[0] >= shape[1] (int 4: even), or 0 to repeat one row of an input. In a vector it is >= 0,
- *            0 repeats one value of an input. The stride of a dimension with fewer than two elements is ignored
+ *            0 repeats one value of an input. Of a single row or element it may be anything not negative
  *   data     the first element is at data + byte_offset. NULL only for an empty shape
  * In the argument structures below, a NULL octile_tensor* is a tensor that is absent. */
 typedef struct {
