@@ -33,8 +33,8 @@ same order:
 The parameters and the optimizer are f32 in all three. Then the networks that were trained
 in f32 are quantized to W8A8 (int8 weights and activations) and W4 (4-bit weights).
 
-Each seed deals the images into two halves; each half is tested on by a network that
-learned from the other. Accuracy is the share of all images, tested after the last step.
+Each seed deals the images into five parts; each part is tested on by a network that
+learned from the other four, after its last step. Accuracy is the share of all images.
 The same command gives the same accuracies and losses again on the same machine.
 
 FILE holds one image a line: 64 pixels, each an integer from 0 to 16, and the digit, with
@@ -171,7 +171,7 @@ void add_demo(CLI::App& app) {
   demo->footer(kFooter);
   const auto options = std::make_shared<Options>();
   Settings& s = options->settings;
-  demo->add_option("--epochs", s.epochs, "Passes over the training half")
+  demo->add_option("--epochs", s.epochs, "Passes over the training images")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   demo->add_option("--seeds", s.seeds, "Repeat with seeds 1 to N")->check(CLI::Range(1, 100))->capture_default_str();

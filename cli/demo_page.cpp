@@ -37,8 +37,8 @@ section { background: var(--card); border: 1px solid var(--rule); border-radius:
 .facts > section { margin-top: 0; }
 .facts { margin-top: 1.5rem; }
 .fact { font-size: 1.75rem; font-weight: 650; line-height: 1.2; font-variant-numeric: tabular-nums; }
-.digits { display: flex; flex-wrap: wrap; gap: .45rem; margin: 1.1rem 0 0; }
-.digits svg { width: 2.5rem; height: 2.5rem; border: 1px solid var(--rule); border-radius: .3rem;
+.digits { display: grid; grid-template-columns: repeat(10, minmax(0, 2.5rem)); gap: .45rem; margin: 1.1rem 0 0; }
+.digits svg { width: 100%; aspect-ratio: 1; border: 1px solid var(--rule); border-radius: .3rem;
   background: var(--card); padding: .2rem; fill: var(--ink); }
 figure { margin: 0; }
 figcaption { font-size: .9rem; }
@@ -76,7 +76,7 @@ code { font: .88em/1.5 ui-monospace, "DejaVu Sans Mono", "Liberation Mono", mono
   main { padding: 1.5rem .8rem 3rem; } section { padding: 1rem; }
   h1 { font-size: 1.5rem; }
   .facts { grid-template-columns: 1fr; gap: .7rem; }
-  svg.chart text { font-size: 24px; }
+  svg.chart text { font-size: 22px; }
   thead { display: none; }
   table, tbody, tr, th, td { display: block; }
   tbody th { padding: .8rem 0 .2rem; border: 0; }
@@ -169,7 +169,7 @@ class LossChart {
   }
 
   std::string svg() const {
-    constexpr double kHeight = 380;
+    constexpr double kHeight = 392;
     std::string out = open_chart(kHeight, "Training loss of each epoch, on a logarithmic scale");
     for (double decade = low_; decade <= high_; ++decade) {
       out += line(frame_.left, y(decade), frame_.right, y(decade), "grid");
@@ -182,12 +182,15 @@ class LossChart {
       out += text({x(epoch), frame_.bottom + 26, "middle"}, std::to_string(epoch));
     }
     out += line(frame_.left, frame_.bottom, frame_.right, frame_.bottom, "axis");
-    out += text({frame_.right, kHeight - 4, "end"}, "epoch");
-    out += text({frame_.left, 20, "start"}, "loss");
+    out += text({frame_.right, kHeight - 12, "end"}, "epoch");
+    out += text({frame_.left, 26, "start"}, "loss");
     for (const WayResult& way : result_.ways) {
       for (const auto& curve : way.curves) out += path(curve, "seed " + str(way.id));
     }
-    for (const WayResult& way : result_.ways) out += path(mean_curve(way.curves), "mean " + str(way.id));
+    // The dashed line last, so that the two that share its course are seen through its gaps.
+    for (std::size_t way : {0, 2, 1}) {
+      out += path(mean_curve(result_.ways[way].curves), "mean " + str(result_.ways[way].id));
+    }
     return out + "</svg>\n";
   }
 
@@ -219,7 +222,7 @@ class LossChart {
   }
 
   const Result& result_;
-  const Frame frame_{92, 710, 34, 318};
+  const Frame frame_{92, 700, 42, 322};
   double low_ = 0, high_ = 0;  // decades
 };
 
@@ -233,7 +236,7 @@ struct AccuracyRow {
 std::string accuracy_chart(const std::vector<AccuracyRow>& rows) {
   constexpr double kRow = 44;
   const double height = 60 + kRow * static_cast<double>(rows.size());
-  const Frame frame{300, 690, 8, height - 46};
+  const Frame frame{316, 668, 8, height - 46};
   double low = 100, high = 0;
   for (const AccuracyRow& row : rows) {
     low = std::min(low, row.accuracy.low());
@@ -375,10 +378,9 @@ std::string what_was_run(const Result& result) {
   const std::string hidden = std::to_string(s.hidden);
   std::string out = "<dl>\n";
   out += item("data", escaped(result.source) + ", " + grouped(result.images) + " images of 8 x 8 pixels");
-  out +=
-      item("test",
-           "for each seed the images are dealt into two halves; each half is tested on by a network that learned from "
-           "the other, after its last step, so every image is tested on once per seed");
+  out += item("test", "for each seed the images are dealt into " + std::to_string(kFolds) +
+                          " parts; each part is tested on by a network that learned from the others, after its last "
+                          "step, so every image is tested on once per seed");
   out += item("network", "Linear 64 to " + hidden + ", ReLU, Linear " + hidden + " to " + hidden + ", ReLU, Linear " +
                              hidden + " to 10; softmax and cross-entropy");
   out += item("training", std::to_string(s.epochs) + " epochs, minibatches of at most " + std::to_string(s.batch) +
@@ -387,7 +389,7 @@ std::string what_was_run(const Result& result) {
                               " falling linearly to 0; parameters and optimizer in f32 in all three ways");
   out += item("seeds", s.seeds == 1 ? "1"
                                     : "1 to " + std::to_string(s.seeds) +
-                                          "; each sets the halves, the first weights and the order of minibatches, "
+                                          "; each sets the parts, the first weights and the order of minibatches, "
                                           "the same for all three ways");
   out += item("machine",
               escaped(machine.cpu) + ", " + std::to_string(s.threads > 0 ? s.threads : machine.threads) + " threads");
@@ -440,7 +442,8 @@ std::string demo_page(const Result& result, const Digits& digits) {
       "<p class=\"note\"><b>int8 forward</b> multiplies int8 by int8 in the forward and dequantizes the int8 tensors "
       "on "
       "the fly in the backward. <b>int8 forward and backward</b> computes all three products on integers. Means over "
-      "seeds; time of one seed, both halves. Kept for backward: what the forward of a full minibatch of " +
+      "seeds; time of one seed, all " +
+      std::to_string(kFolds) + " networks. Kept for backward: what the forward of a full minibatch of " +
       std::to_string(result.settings.batch) + " leaves for the backward.</p></section>\n";
   out += "<section><h2>Quantized after training</h2>\n" + formats_table(result);
   out +=

@@ -22,10 +22,9 @@ struct Step {
   std::string refused;  // a line for each row of the operation that was not chosen
 };
 
-// "w8a8_gemm_avx2" matches itself and its arch "avx2".
+// "w8a8_gemm_avx2" matches itself and its arch, what stands behind the last underscore.
 inline bool matches(std::string_view kernel, std::string_view wish) {
-  return kernel == wish ||
-         (kernel.size() > wish.size() && kernel.ends_with(wish) && kernel[kernel.size() - wish.size() - 1] == '_');
+  return kernel == wish || kernel.substr(kernel.rfind('_') + 1) == wish;
 }
 
 // Throws unless some row of the table matches the wish, so that a misspelt name is not taken for "no restriction".

@@ -178,6 +178,12 @@ TEST(Plan, AWishForOneRowLeavesTheOtherStepsFree) {
   EXPECT_EQ(plan.sku(), free_choice + " + w8a8_gemm_reference");
 }
 
+TEST(Plan, AWishIsAWholeNameOrAnArch) {
+  EXPECT_EQ(QuantizePlan::select({.rows = 4, .cols = 4, .kernel = "reference"}).sku(), "quantize_reference");
+  const std::string free_choice = FakeQuantizePlan::select({.rows = 4, .cols = 4}).sku();
+  EXPECT_EQ(FakeQuantizePlan::select({.rows = 4, .cols = 4, .kernel = "quantize_reference"}).sku(), free_choice);
+}
+
 TEST(Plan, GuaranteesTellIntegerFromFloat) {
   const PrecisionGuarantee w8a8 = LinearPlan::select({.m = 1, .n = 1, .k = 1}).precision_guarantee();
   EXPECT_TRUE(w8a8.deterministic && w8a8.bit_stable);
