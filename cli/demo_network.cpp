@@ -172,8 +172,10 @@ class Int8Network : public Network {
       if (l > 0) args.dx = matrix(dx_.data(), m, layer.in);
       q.backward.run(args, scratch_.workspace());
       if (l == 0) break;  // its plan has no dX
-      const std::vector<bool>& passed = layers_[l - 1].passed;
-      for (std::int64_t i = 0; i < m * layer.in; ++i) dy_[i] = passed[i] ? dx_[i] : 0.0f;
+      const std::vector<std::uint8_t>& passed = layers_[l - 1].passed;
+      for (std::int64_t i = 0; i < m * layer.in; i += 8) {
+        for (int bit = 0; bit < 8; ++bit) dy_[i + bit] = passed[i / 8] >> bit & 1 ? dx_[i + bit] : 0.0f;
+      }
       dy = dy_.data();
     }
   }
@@ -200,9 +202,9 @@ class Int8Network : public Network {
     std::vector<float> weight_scale;  // (out)
     std::vector<std::int8_t> x;       // (batch, in)
     std::vector<float> x_scale;       // (batch)
-    // (batch, out), one bit each: where ReLU passed its input on. The next layer's int8 input does not tell, a small
-    // positive value may be 0 in it.
-    std::vector<bool> passed;
+    // (batch, out), a bit each: where ReLU passed its input on. The next layer's int8 input does not tell, a small
+    // positive value may be 0 in it. Empty for the last layer.
+    std::vector<std::uint8_t> passed;
   };
 
   Int8Layer make_layer(const Layer& layer, const Limits& limits, bool first, Product product) {
@@ -223,7 +225,7 @@ class Int8Network : public Network {
         .weight_scale = std::vector<float>(n),
         .x = std::vector<std::int8_t>(m * k),
         .x_scale = std::vector<float>(m),
-        .passed = std::vector<bool>(m * n),
+        .passed = std::vector<std::uint8_t>(n == kClasses ? 0 : m * n / 8),
     };
     for (const Plan* plan :
          std::initializer_list<const Plan*>{&q.quantize_weight, &q.quantize_x, &q.forward, &q.backward}) {
@@ -232,10 +234,14 @@ class Int8Network : public Network {
     return q;
   }
 
-  void relu(Int8Layer& q, std::int64_t size) {
-    for (std::int64_t i = 0; i < size; ++i) {
-      q.passed[i] = y_[i] > 0;
-      y_[i] = std::max(y_[i], 0.0f);
+  void relu(Int8Layer& q, std::int64_t size) {  // hidden layers are a multiple of 8 wide
+    for (std::int64_t i = 0; i < size; i += 8) {
+      unsigned passed = 0;
+      for (int bit = 0; bit < 8; ++bit) {
+        passed |= static_cast<unsigned>(y_[i + bit] > 0) << bit;
+        y_[i + bit] = std::max(y_[i + bit], 0.0f);
+      }
+      q.passed[i / 8] = static_cast<std::uint8_t>(passed);
     }
   }
 

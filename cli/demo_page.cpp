@@ -304,7 +304,7 @@ std::string table(const std::string& id, const std::string& first, const std::ve
 }
 
 std::vector<Cell> accuracy_cells(const PerSeed& accuracy, const PerSeed& f32) {
-  return {{"accuracy", "test accuracy, %", fixed(accuracy.mean(), 2)},
+  return {{"accuracy", "test accuracy,&nbsp;%", fixed(accuracy.mean(), 2)},
           {"range", "lowest to highest seed", fixed(accuracy.low(), 2) + " to " + fixed(accuracy.high(), 2)},
           {"difference", "against f32, points", difference(accuracy.mean(), f32.mean())}};
 }
@@ -314,7 +314,7 @@ std::string ways_table(const Result& result) {
   for (const WayResult& way : result.ways) {
     Row row{way.id, way.label, accuracy_cells(way.accuracy, result.ways.front().accuracy)};
     row.cells.push_back({"loss", "training loss", fixed(way.loss.mean(), 5)});
-    row.cells.push_back({"seconds", "training, s", fixed(way.seconds.mean(), 2)});
+    row.cells.push_back({"seconds", "training time, s", fixed(way.seconds.mean(), 2)});
     row.cells.push_back({"kept_bytes", "kept for backward, bytes", grouped(way.kept_bytes)});
     rows.push_back(std::move(row));
   }
@@ -328,7 +328,7 @@ std::string formats_table(const Result& result) {
     row.cells.push_back({"weight_bytes", "weights, bytes", grouped(format.weight_bytes)});
     const double share =
         static_cast<double>(result.formats.front().weight_bytes) / static_cast<double>(format.weight_bytes);
-    row.cells.push_back({"smaller", "smaller by", fixed(share, 2) + " x"});
+    row.cells.push_back({"smaller", "smaller by", fixed(share, 2) + "&times;"});
     rows.push_back(std::move(row));
   }
   return table("formats", "run in", rows);
@@ -346,7 +346,7 @@ std::string facts(const Result& result) {
   return "<div class=\"facts\">\n" +
          fact(difference(int8.accuracy.mean(), f32.accuracy.mean()) + " points",
               "test accuracy of int8 forward and backward against f32") +
-         fact(fixed(kept, 2) + " x less", "kept by the forward for the backward, in int8") +
+         fact(fixed(kept, 2) + "&times; less", "kept by the forward for the backward, in int8") +
          fact(difference(w8a8.accuracy.mean(), f32.accuracy.mean()) + " points",
               "test accuracy of the f32 network quantized to W8A8 after training") +
          "</div>\n";
@@ -444,7 +444,8 @@ std::string demo_page(const Result& result, const Digits& digits) {
       "the fly in the backward. <b>int8 forward and backward</b> computes all three products on integers. Means over "
       "seeds; time of one seed, all " +
       std::to_string(kFolds) + " networks. Kept for backward: what the forward of a full minibatch of " +
-      std::to_string(result.settings.batch) + " leaves for the backward.</p></section>\n";
+      std::to_string(result.settings.batch) +
+      " leaves for the backward; not the weights, which all ways keep in f32, and int8 also as int8.</p></section>\n";
   out += "<section><h2>Quantized after training</h2>\n" + formats_table(result);
   out +=
       "<p class=\"note\">The f32 networks from above. <b>W8A8</b>: int8 weights with a scale per output channel, "

@@ -63,7 +63,7 @@ class WriteFloats {
 template <class Real>
 void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
   const std::int64_t cols = std::max<std::int64_t>(o.x.cols(), 1);
-  SegmentWalk<Real, WriteFloats<Real>>(p, o, std::clamp<std::int64_t>(16384 / cols, 1, kTileRows)).run();
+  SegmentWalk<Real, WriteFloats<Real>>(p, o, std::clamp<std::int64_t>(16384 / cols, 1, kTurnedBlock)).run();
 }
 
 }  // namespace

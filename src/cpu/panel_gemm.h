@@ -1,6 +1,6 @@
 // The float product behind w8a16 and w4a16: y[i, j] = sum_c left[i, c] * right[j, c] (+ bias).
 //
-// Left is packed once into panels of kTileRows rows; right on the fly into panels of two vectors, kDepth terms deep.
+// Left is packed once into panels of kPanelRows rows; right on the fly into panels of two vectors, kDepth terms deep.
 // Each sum goes through its terms in order, and kDepth terms are summed before they are added to the rest, whatever the
 // tile, the thread and the other rows: its bits depend on its own row of left and of right alone. A product may be
 // fused with its addition (the files that include this are compiled with -ffp-contract=fast), so the bits do depend on
@@ -17,9 +17,9 @@
 namespace octile::cpu {
 
 inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, which then fits in the first-level cache
-inline constexpr std::int64_t kTileRows = 6;    // 6 x 2 vectors of sums leave 4 of 16 registers for operands
+inline constexpr std::int64_t kPanelRows = 6;   // 6 x 2 vectors of sums leave 4 of 16 registers for operands
 inline constexpr std::int64_t kPartRows = 192;  // rows of left that use a panel of right once it is packed
-inline constexpr std::int64_t kPackedRows = 1536;  // rows of left packed at a time, which bounds the workspace
+inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
 inline constexpr std::int64_t kFetchRows = 96;     // rows fetched at a time, at most: 16 tiles of left
 inline constexpr std::int64_t kFetchTerms = 32;
 
@@ -79,11 +79,11 @@ class FloatSource final : public PanelSource<Real> {
 
 template <class Real>
 struct TileRun {
-  const Real* left;          // panels of (depth, kTileRows)
+  const Real* left;          // panels of (depth, kPanelRows)
   std::int64_t left_stride;  // between panels
   const Real* right;         // (depth, two vectors)
   std::int64_t panels, depth;
-  Real* sums;  // (panels * kTileRows, two vectors)
+  Real* sums;  // (panels * kPanelRows, two vectors)
   bool first;  // the sums begin here
 };
 
@@ -95,21 +95,21 @@ struct MultiplyPanels {
     for (std::int64_t panel = 0; panel < p.panels; ++panel) {
       const Real* left = p.left + panel * p.left_stride;
       const Real* right = p.right;
-      Vector sum[kTileRows][2] = {};
+      Vector sum[kPanelRows][2] = {};
       for (std::int64_t c = 0; c < p.depth; ++c) {
         const Vector b0 = *reinterpret_cast<const Vector*>(right);
         const Vector b1 = *reinterpret_cast<const Vector*>(right + kLanes);
 #pragma GCC unroll 8
-        for (int i = 0; i < kTileRows; ++i) {
+        for (int i = 0; i < kPanelRows; ++i) {
           sum[i][0] += left[i] * b0;
           sum[i][1] += left[i] * b1;
         }
-        left += kTileRows;
+        left += kPanelRows;
         right += 2 * kLanes;
       }
-      auto* sums = reinterpret_cast<Vector*>(p.sums) + panel * kTileRows * 2;
+      auto* sums = reinterpret_cast<Vector*>(p.sums) + panel * kPanelRows * 2;
 #pragma GCC unroll 8
-      for (int i = 0; i < kTileRows; ++i) {
+      for (int i = 0; i < kPanelRows; ++i) {
         sums[2 * i] = p.first ? sum[i][0] : sums[2 * i] + sum[i][0];
         sums[2 * i + 1] = p.first ? sum[i][1] : sums[2 * i + 1] + sum[i][1];
       }
@@ -143,8 +143,8 @@ class PanelProduct {
   }
 
   static std::size_t workspace(const GemmProblem& p) {
-    const std::int64_t rows = round_up(p.y_major == Major::outer ? p.n : p.m, kTileRows);
-    return static_cast<std::size_t>(std::min(rows, kPackedRows) * p.k) * sizeof(Real);
+    const std::int64_t rows = round_up(p.y_major == Major::outer ? p.n : p.m, kPanelRows);
+    return static_cast<std::size_t>(std::min(rows, kRowsAtOnce) * p.k) * sizeof(Real);
   }
 
   void run(int threads_wanted, void* workspace) const {
@@ -153,8 +153,8 @@ class PanelProduct {
     const int threads = useful_threads(threads_wanted, products / 16);
     const std::int64_t width = 2 * vector_bytes(isa()) / static_cast<std::int64_t>(sizeof(Real));
     const std::int64_t col_parts = ceil_div(cols_, width);
-    for (std::int64_t first = 0; first < rows_; first += kPackedRows) {
-      const std::int64_t rows = std::min(kPackedRows, rows_ - first);
+    for (std::int64_t first = 0; first < rows_; first += kRowsAtOnce) {
+      const std::int64_t rows = std::min(kRowsAtOnce, rows_ - first);
       parallel_for(threads, ceil_div(rows, kFetchRows), [&](std::int64_t part) {
         const std::int64_t r = part * kFetchRows;
         pack_left(first + r, std::min(kFetchRows, rows - r), packed + r * k_);
@@ -173,16 +173,16 @@ class PanelProduct {
   };
 
   void pack_left(std::int64_t row, std::int64_t rows, Real* packed) const {
-    const std::int64_t tiles = ceil_div(rows, kTileRows);
+    const std::int64_t tiles = ceil_div(rows, kPanelRows);
     Real fetched[kFetchTerms * kFetchRows];  // (kFetchTerms, kFetchRows)
     for (std::int64_t term = 0; term < k_; term += kFetchTerms) {
       const std::int64_t terms = std::min(kFetchTerms, k_ - term);
       if (rows < kFetchRows) std::fill_n(fetched, terms * kFetchRows, Real{0});
       left_.fetch({row, rows, term, terms}, fetched, kFetchRows);
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        Real* out = packed + (tile * k_ + term) * kTileRows;
+        Real* out = packed + (tile * k_ + term) * kPanelRows;
         for (std::int64_t c = 0; c < terms; ++c) {
-          std::memcpy(out + c * kTileRows, fetched + c * kFetchRows + tile * kTileRows, kTileRows * sizeof(Real));
+          std::memcpy(out + c * kPanelRows, fetched + c * kFetchRows + tile * kPanelRows, kPanelRows * sizeof(Real));
         }
       }
     }
@@ -197,8 +197,8 @@ class PanelProduct {
     for (std::int64_t term = 0; term < k_; term += kDepth) {
       const std::int64_t depth = std::min(kDepth, k_ - term);
       right_.fetch({cols.first, cols.count, term, depth}, panel, width);
-      multiversion<MultiplyPanels>(TileRun<Real>{packed + term * kTileRows, k_ * kTileRows, panel,
-                                                 ceil_div(rows.count, kTileRows), depth, sums, term == 0});
+      multiversion<MultiplyPanels>(TileRun<Real>{packed + term * kPanelRows, k_ * kPanelRows, panel,
+                                                 ceil_div(rows.count, kPanelRows), depth, sums, term == 0});
     }
     finish(rows, cols, sums, width);
   }

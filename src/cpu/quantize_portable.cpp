@@ -66,12 +66,12 @@ class WriteIntegers {
       transpose({tile_, kChunk}, {data + col * stride + row, stride}, rows, n);
       return;
     }
-    for (std::int64_t c = 0; c < n; c += kTileRows) {
-      const std::int64_t count = std::min(kTileRows, n - c);
-      std::uint8_t turned[kTileRows * kTileRows];
-      transpose({tile_ + c, kChunk}, {turned, kTileRows}, rows, count);
+    for (std::int64_t c = 0; c < n; c += kTurnedBlock) {
+      const std::int64_t count = std::min(kTurnedBlock, n - c);
+      std::uint8_t turned[kTurnedBlock * kTurnedBlock];
+      transpose({tile_ + c, kChunk}, {turned, kTurnedBlock}, rows, count);
       for (std::int64_t i = 0; i < count; ++i) {
-        pack_s4(turned + i * kTileRows, rows, data, (col + c + i) * stride + row);
+        pack_s4(turned + i * kTurnedBlock, rows, data, (col + c + i) * stride + row);
       }
     }
   }
@@ -83,7 +83,7 @@ class WriteIntegers {
 
   const QuantizeProblem& p_;
   const QuantizeOperands& o_;
-  alignas(64) std::uint8_t tile_[kTileRows * kChunk];  // (kTileRows, kChunk)
+  alignas(64) std::uint8_t tile_[kTurnedBlock * kChunk];  // (kTurnedBlock, kChunk)
 };
 
 template <class Real>
@@ -91,7 +91,7 @@ void quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
   // A transposed row of 64 bytes is a cache line. Otherwise a block is read twice from the first-level cache.
   const std::int64_t cols = std::max<std::int64_t>(o.x.cols(), 1);
   const std::int64_t block_rows =
-      o.q_transposed.present() ? kTileRows : std::clamp<std::int64_t>(16384 / cols, 1, kTileRows);
+      o.q_transposed.present() ? kTurnedBlock : std::clamp<std::int64_t>(16384 / cols, 1, kTurnedBlock);
   SegmentWalk<Real, WriteIntegers<Real>>(p, o, block_rows).run();
 }
 

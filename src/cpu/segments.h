@@ -16,8 +16,8 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kChunk = 512;    // elements of a row at a time
-inline constexpr std::int64_t kTileRows = 64;  // rows of a tile that will be transposed: a cache line of bytes
+inline constexpr std::int64_t kChunk = 512;       // elements of a row at a time
+inline constexpr std::int64_t kTurnedBlock = 64;  // rows of a block at most; transposed, their bytes fill a cache line
 
 // Floats as integers in the same order: both zeros apart by one, infinity and NaN beyond every finite value. The
 // minimum and the maximum of keys vectorize everywhere, and a NaN cannot hide from them.
@@ -327,7 +327,7 @@ class SegmentWalk {
   }
 
   void long_segments(std::int64_t part, std::int64_t length, Buffers& buffers, Emit& out) const {
-    Segment<Real> segments[kTileRows];
+    Segment<Real> segments[kTurnedBlock];
     for (std::int64_t c0 = 0; c0 < cols_; c0 += length) {
       for_each_chunk(part, c0, length, [&](std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t n) {
         for (std::int64_t r = r0; r < r1; ++r) {
