@@ -3,6 +3,7 @@
 // Integer paths bit for bit, sums of floats within a derived bound.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -97,7 +98,9 @@ testing::AssertionResult same(const Buffer& a, const Buffer& b) {
 // Normal values, many exact ties at halves, now and then something extreme or not finite.
 double value(Random& random, bool poison) {
   if (poison && coin(random, 400)) {
-    return coin(random) ? std::numeric_limits<double>::quiet_NaN() : (coin(random) ? 1 : -1) * HUGE_VAL;
+    // A NaN of any payload, an infinity of either sign.
+    const std::uint64_t quiet_nan = 0x7ff8000000000000u | random() >> 13;
+    return coin(random) ? std::bit_cast<double>(quiet_nan) : (coin(random) ? 1 : -1) * HUGE_VAL;
   }
   switch (random() % 8) {
     case 0:
