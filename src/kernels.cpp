@@ -42,7 +42,8 @@ Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_
   return {operations, bytes, std::max(operations / operations_per_second, bytes / bytes_per_second)};
 }
 
-// Rates measured on one core of the build machine (docs/notes/cpu.md); they only have to rank the rows.
+// What one core reaches without vector instructions beyond SSE2 (docs/notes/cpu.md). They have to rank the rows; with
+// wider vectors the portable rows take a fraction of the time that explain() expects.
 Cost reference_quantize(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); }
 [[maybe_unused]] Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
 Cost reference_gemm(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
