@@ -627,6 +627,11 @@ void vary_layout(Operand& o, Bytes& in) {
   }
 }
 
+// A wild size plus a little may be beyond the type.
+std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+
 void spoil(Operand& o, Bytes& in) {
   Tensor& t = o.view;
   const std::size_t axis = in.byte() % 2;
@@ -638,13 +643,13 @@ void spoil(Operand& o, Bytes& in) {
       t.shape[axis] = in.size();
       break;
     case 2:
-      t.shape[axis] += in.below(3) - 1;
+      t.shape[axis] = wrapping_sum(t.shape[axis], in.below(3) - 1);
       break;
     case 3:
       t.strides[axis] = in.size();
       break;
     case 4:
-      t.strides[axis] += in.below(5) - 2;
+      t.strides[axis] = wrapping_sum(t.strides[axis], in.below(5) - 2);
       break;
     case 5:
       t.dtype = in.choice<DType>(9);
