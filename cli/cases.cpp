@@ -140,6 +140,8 @@ std::vector<Case> ordinary_cases(Operation operation) {
     }
     case Operation::w4a16_gemm:
       return w4a16_cases();
+    case Operation::w4a8_gemm:
+      return w4a8_cases();
     case Operation::w8a16_gemm:
     case Operation::column_sum:
       return linear_backward_cases(operation);

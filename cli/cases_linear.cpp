@@ -34,36 +34,32 @@ class LinearCases {
   std::vector<Case> w4a16() {
     for (const DType x : kFloats) {
       for (const DType y : kFloats) {
-        if ((x == DType::f64) != (y == DType::f64)) continue;
-        for (const std::int64_t group : kGroups) {
-          for (const bool zero_point : kBools) {
-            for (const bool bias : kBools) {
-              for (const Sizes sizes : {Sizes{3, 7, 128}, {8, 33, 256}}) {
-                add(w4({.x = x, .y = y, .group = group, .weight_zero_point = zero_point, .bias = bias}), sizes);
-              }
-            }
-          }
+        if ((x == DType::f64) == (y == DType::f64)) w4_options({.x = x, .y = y, .activation = Activation::none});
+      }
+    }
+    w4_sizes(Operation::w4a16_gemm);
+    return std::move(cases_);
+  }
+
+  std::vector<Case> w4a8() {
+    for (const Activation activation : kActivations) {
+      for (const DType x : {DType::f16, DType::f32, DType::f64, DType::s8}) {
+        for (const DType y : kFloats) {
+          if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
+          w4_options({.x = x, .y = y, .activation = activation});
         }
       }
     }
-    for (const std::int64_t m : kRows) {
-      for (const std::int64_t n : kSizes) {
-        for (const std::int64_t k : {0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384})
-          add(rotated_w4(k), {m, n, k});
-      }
-    }
-    for (const Sizes sizes : {Sizes{257, 33, 64}, {4, 300, 1024}, {1, 64, 4096}, {1, 5, 4099}}) {
-      for (int turn = 0; turn < 6; ++turn) add(rotated_w4(sizes.k), sizes);
-    }
+    w4_sizes(Operation::w4a8_gemm);
     return std::move(cases_);
   }
 
   // All of both operands -128 over the longest contraction: the s32 sum is 2^31 - 2^14, one short of overflow.
-  static Case longest_contraction(DType y) {
+  static Case longest_contraction(DType y, bool packed) {
     LinearCase c;
     c.rows = 2;
     c.data = Data::constant;
-    c.description = {.m = 2, .n = 3, .k = kMaxContraction, .x = DType::s8, .y = y};
+    c.description = {.m = 2, .n = 3, .k = kMaxContraction, .x = DType::s8, .y = y, .packed_weight = packed};
     return c;
   }
 
@@ -71,6 +67,36 @@ class LinearCases {
   struct Sizes {
     std::int64_t m, n, k;
   };
+
+  void w4_options(LinearDescription d) {
+    d.weight = WeightFormat::s4_group;
+    for (const std::int64_t group : kGroups) {
+      for (const bool zero_point : kBools) {
+        for (const bool bias : kBools) {
+          for (const Sizes sizes : {Sizes{3, 7, 128}, {8, 33, 256}}) {
+            d.group = group;
+            d.weight_zero_point = zero_point;
+            d.bias = bias;
+            d.packed_weight = turn_.pick(kBools);
+            add(d, sizes);
+          }
+        }
+      }
+    }
+  }
+
+  void w4_sizes(Operation operation) {
+    for (const std::int64_t m : kRows) {
+      for (const std::int64_t n : kSizes) {
+        for (const std::int64_t k : {0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384}) {
+          add(rotated_w4(operation, k), {m, n, k});
+        }
+      }
+    }
+    for (const Sizes sizes : {Sizes{257, 33, 64}, {4, 300, 1024}, {1, 64, 4096}, {1, 5, 4099}}) {
+      for (int turn = 0; turn < 6; ++turn) add(rotated_w4(operation, sizes.k), sizes);
+    }
+  }
 
   void w8a8_types(LinearDescription d) {
     for (const DType x : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8}) {
@@ -81,6 +107,7 @@ class LinearCases {
           d.x = x;
           d.y = y;
           d.x_multiplier = x_multiplier;
+          d.packed_weight = turn_.pick(kBools);
           for (const Sizes sizes : {Sizes{3, 7, 31}, {33, 16, 64}}) add(d, sizes);
         }
       }
@@ -98,25 +125,28 @@ class LinearCases {
     d.weight_layout = turn_.pick(kLayouts);
     d.bias = turn_.pick(kBools);
     d.x_multiplier = d.x != DType::s8 && turn_.pick(kBools);
+    d.packed_weight = turn_.pick(kBools);
     return d;
   }
 
-  static LinearDescription w4(LinearDescription d) {
-    d.activation = Activation::none;
-    d.weight = WeightFormat::s4_group;
-    return d;
-  }
-
-  LinearDescription rotated_w4(std::int64_t k) {
+  LinearDescription rotated_w4(Operation operation, std::int64_t k) {
     LinearDescription d;
-    d.x = turn_.pick(kFloats);
-    d.y = d.x == DType::f64 ? DType::f64 : turn_.pick({DType::f16, DType::bf16, DType::f32});
+    if (operation == Operation::w4a8_gemm) {
+      d = rotated_w8a8();
+      d.weight_layout = WeightLayout::out_in;
+    } else {
+      d.x = turn_.pick(kFloats);
+      d.y = d.x == DType::f64 ? DType::f64 : turn_.pick({DType::f16, DType::bf16, DType::f32});
+      d.activation = Activation::none;
+    }
+    d.weight = WeightFormat::s4_group;
     do {
       d.group = turn_.pick(kGroups);
     } while (d.group != 0 && k % d.group != 0);
     d.weight_zero_point = turn_.pick(kBools);
     d.bias = turn_.pick(kBools);
-    return w4(d);
+    d.packed_weight = turn_.pick(kBools);
+    return d;
   }
 
   void add(LinearDescription d, const Sizes& sizes) {
@@ -250,11 +280,15 @@ std::vector<Case> w8a8_cases() { return LinearCases().w8a8(); }
 
 std::vector<Case> w4a16_cases() { return LinearCases().w4a16(); }
 
+std::vector<Case> w4a8_cases() { return LinearCases().w4a8(); }
+
 std::vector<Case> linear_backward_cases(Operation operation) { return LinearBackwardCases(operation).all(); }
 
 std::vector<Case> longest_sum_cases() {
   std::vector<Case> all = LinearBackwardCases::longest_contractions();
-  for (const DType y : {DType::f32, DType::f64}) all.push_back(LinearCases::longest_contraction(y));
+  for (const DType y : {DType::f32, DType::f64}) {
+    for (const bool packed : kBools) all.push_back(LinearCases::longest_contraction(y, packed));
+  }
   return all;
 }
 

@@ -29,7 +29,7 @@ inline constexpr std::array kLayouts = {WeightLayout::out_in, WeightLayout::in_o
 inline constexpr std::array kWeights = {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor};
 inline constexpr std::array kProducts = {Product::none, Product::dequantized, Product::int8};
 inline constexpr std::array kBools = {false, true};
-// The groups of W4A16; 0 is a whole row.
+// The groups of a 4-bit weight; 0 is a whole row.
 inline constexpr std::array<std::int64_t, 4> kGroups = {0, 32, 64, 128};
 inline constexpr std::array<double, 3> kStaticScales = {0.03, 0.25, 1.7};
 
@@ -70,6 +70,7 @@ class Rotation {
 // Of cases.cpp's list: what exercises products (cases_linear.cpp).
 std::vector<Case> w8a8_cases();
 std::vector<Case> w4a16_cases();
+std::vector<Case> w4a8_cases();
 std::vector<Case> linear_backward_cases(Operation operation);
 std::vector<Case> longest_sum_cases();
 

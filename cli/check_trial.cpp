@@ -15,6 +15,35 @@ namespace {
 
 using Size = Tensors::Size;
 
+void require_intact(const GuardedWorkspace& memory, std::string_view what, std::size_t size) {
+  if (!memory.intact()) throw std::runtime_error(message("wrote outside of its ", what, " of ", size, " bytes"));
+}
+
+// The arguments of a run, where they are the caller's own.
+template <class Description, class Plan, class Args>
+Args prepared(const Description&, const Plan&, const Args& args, std::vector<std::byte>&) {
+  return args;
+}
+
+// A packed weight is packed first, at an address with no alignment.
+LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearArgs args,
+                    std::vector<std::byte>& packed) {
+  if (!d.packed_weight) return args;
+  const std::size_t size = plan.packed_weight_size();
+  GuardedWorkspace memory(size);
+  const auto in = [&](std::byte* data) {
+    return vector(reinterpret_cast<std::uint8_t*>(data), static_cast<std::int64_t>(size));
+  };
+  auto* written = static_cast<std::byte*>(memory.get().data);
+  plan.pack({args.weight, args.weight_scale, args.weight_zero_point, in(written)});
+  require_intact(memory, "packed weight", size);
+  packed.assign(written, written + size);
+  packed.insert(packed.begin(), std::byte{});
+  args.weight = in(packed.data() + 1);
+  args.weight_scale = args.weight_zero_point = {};
+  return args;
+}
+
 template <class Plan, class Description, class Args>
 auto runner(Description description, const Args& args) {
   return [description, args](const std::string& kernel, int threads) mutable {
@@ -22,9 +51,9 @@ auto runner(Description description, const Args& args) {
     description.threads = threads;
     const Plan plan = Plan::select(description);
     GuardedWorkspace workspace(plan.workspace_size());
-    plan.run(args, workspace.get());
-    if (!workspace.intact())
-      throw std::runtime_error(message("wrote outside of its workspace of ", plan.workspace_size(), " bytes"));
+    std::vector<std::byte> packed;
+    plan.run(prepared(description, plan, args, packed), workspace.get());
+    require_intact(workspace, "workspace", plan.workspace_size());
     return plan.sku();
   };
 }
@@ -212,9 +241,10 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   const LinearDescription& d = c.description;
   auto tensors = std::make_shared<Tensors>(c, seed);
   const bool w4 = d.weight == WeightFormat::s4_group;
+  const bool w4a16 = w4 && d.activation == Activation::none;
   const std::int64_t group = d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group;
   const DType real = scale_type(d.y);
-  if (w4) tensors->keep_sums_finite();
+  if (w4a16) tensors->keep_sums_finite();
 
   LinearArgs args;
   args.x =
@@ -240,7 +270,7 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
 
   oracle::linear(d, args);
   tensors->keep_expected();
-  if (w4 && d.k > 0) {
+  if (w4a16 && d.k > 0) {
     const Magnitudes x(c.rows, d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); });
     const Magnitudes w(d.k, d.n, [&](std::int64_t k, std::int64_t j) {
       const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;

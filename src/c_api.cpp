@@ -262,6 +262,21 @@ octile_status octile_linear_plan_create(const octile_linear_description* descrip
   return octile::create<octile::LinearPlan>("octile_linear_plan_create", description, plan);
 }
 
+octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* size) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_linear_packed_weight_size";
+    if (size == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": size is NULL");
+    *size = octile::plan_of<octile::LinearPlan>(kFunction, plan).packed_weight_size();
+  });
+}
+
+octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_linear_pack";
+    octile::plan_of<octile::LinearPlan>(kFunction, plan).pack(octile::convert(kFunction, args));
+  });
+}
+
 octile_status octile_linear_can_implement(const octile_plan* plan, const octile_linear_args* args) {
   return octile::can_implement<octile::LinearPlan>("octile_linear_can_implement", plan, args);
 }

@@ -240,7 +240,7 @@ inline LinearDescription convert(std::string_view function, const octile_linear_
   d.x_multiplier = in.boolean("x_multiplier", c.x_multiplier);
   d.device = in.device("the description", c.device);
   d.threads = c.threads;
-  in.reserved(c.reserved);
+  d.packed_weight = in.boolean("packed_weight", c.packed_weight);
   d.kernel = text(c.kernel);
   return d;
 }
@@ -342,6 +342,15 @@ inline LinearArgs convert(std::string_view function, const octile_linear_args* g
           .weight_zero_point = in.tensor("weight_zero_point", c.weight_zero_point),
           .bias = in.tensor("bias", c.bias),
           .y = in.tensor("y", c.y)};
+}
+
+inline LinearPackArgs convert(std::string_view function, const octile_linear_pack_args* given) {
+  const auto c = read_struct(function, "args", given);
+  const Converter in(function);
+  return {.weight = in.tensor("weight", c.weight),
+          .weight_scale = in.tensor("weight_scale", c.weight_scale),
+          .weight_zero_point = in.tensor("weight_zero_point", c.weight_zero_point),
+          .packed = in.tensor("packed", c.packed)};
 }
 
 inline LinearBackwardArgs convert(std::string_view function, const octile_linear_backward_args* given) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "choose.h"
+#include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 
 namespace octile {
@@ -17,6 +18,9 @@ template <class Problem>
 std::string always(const Problem&) {
   return {};
 }
+
+// The portable products read rows of b.
+[[maybe_unused]] std::string unpacked(const GemmProblem& p) { return p.b_packed ? "takes the weight as it is, not packed" : ""; }
 
 template <class Problem>
 std::size_t none(const Problem&) {
@@ -36,19 +40,55 @@ Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
-  const int b_bits = p.operation == Operation::w4a16_gemm ? 4 : p.operation == Operation::column_sum ? 0 : 8;
+  const int b_bits = p.group > 0 ? 4 : p.operation == Operation::column_sum ? 0 : 8;
   const double bytes = (m * k * bits(p.a) + n * k * b_bits + m * n * bits(p.y)) / 8;
   const double operations = 2 * m * n * k;
   return {operations, bytes, std::max(operations / operations_per_second, bytes / bytes_per_second)};
 }
 
-// What one core reaches without vector instructions beyond SSE2 (docs/notes/cpu.md). They have to rank the rows; with
-// wider vectors the portable rows take a fraction of the time that explain() expects.
+// What one core reaches, on a Zen 5 at 4 GHz where nothing else is said (docs/notes/cpu.md). They have to rank the rows
+// and to give explain() its order of magnitude.
 Cost reference_quantize(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); }
-[[maybe_unused]] Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
 Cost reference_gemm(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
-[[maybe_unused]] Cost portable_w8a8(const GemmProblem& p) { return gemm_cost(p, 80e9 * threads(p.threads), 10e9); }
-[[maybe_unused]] Cost portable_float(const GemmProblem& p) { return gemm_cost(p, 40e9 * threads(p.threads), 10e9); }
+
+#if !OCTILE_SCALAR
+
+using cpu::Isa;
+
+constexpr double kBytesPerSecond = 10e9;
+
+template <Isa isa, class Problem>
+std::string needs(const Problem&) {
+  return cpu::reason_against(isa);
+}
+
+// Of the portable rows, which are compiled for several instruction sets.
+double with_isa(double baseline, double avx2, double avx512) {
+  return cpu::isa() >= Isa::avx512 ? avx512 : cpu::isa() >= Isa::avx2 ? avx2 : baseline;
+}
+
+Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
+Cost portable_w8a8(const GemmProblem& p) {
+  return gemm_cost(p, with_isa(75e9, 140e9, 265e9) * threads(p.threads), kBytesPerSecond);
+}
+Cost portable_float(const GemmProblem& p) {
+  return gemm_cost(p, with_isa(40e9, 90e9, 200e9) * threads(p.threads), kBytesPerSecond);
+}
+
+// Rates in operations per second and core.
+template <int giga>
+Cost at_rate(const GemmProblem& p) {
+  return gemm_cost(p, giga * 1e9 * threads(p.threads), kBytesPerSecond);
+}
+
+// A tile multiplies 16 rows, however many there are (Sapphire Rapids).
+Cost amx_w8a8(const GemmProblem& p) {
+  GemmProblem padded = p;
+  padded.m = (p.m + 15) / 16 * 16;
+  return at_rate<1500>(padded);
+}
+
+#endif
 
 constexpr DeviceType kCpu = DeviceType::cpu;
 using Op = Operation;
@@ -76,11 +116,18 @@ constexpr GemmKernel kGemmKernels[] = {
   {"w8a8_gemm_reference",               Op::w8a8_gemm,              kCpu, always, reference_gemm,     none,                                  reference::w8a8_gemm},
   {"w8a16_gemm_reference",              Op::w8a16_gemm,             kCpu, always, reference_gemm,     none,                                  reference::w8a16_gemm},
   {"w4a16_gemm_reference",              Op::w4a16_gemm,             kCpu, always, reference_gemm,     none,                                  reference::w4a16_gemm},
+  {"w4a8_gemm_reference",               Op::w4a8_gemm,              kCpu, always, reference_gemm,     none,                                  reference::w4a8_gemm},
   {"column_sum_reference",              Op::column_sum,             kCpu, always, reference_gemm,     none,                                  reference::column_sum},
 #if !OCTILE_SCALAR
-  {"w8a8_gemm_portable",                Op::w8a8_gemm,              kCpu, always, portable_w8a8,      cpu::w8a8_gemm_portable_workspace,     cpu::w8a8_gemm_portable},
+  {"w8a8_gemm_portable",                Op::w8a8_gemm,              kCpu, unpacked, portable_w8a8,      cpu::w8a8_gemm_portable_workspace,     cpu::w8a8_gemm_portable},
+#if defined(__x86_64__)
+  {"w8a8_gemm_avx2",                    Op::w8a8_gemm,              kCpu, needs<Isa::avx2>, at_rate<180>, cpu::w8a8_gemm_avx2_workspace,         cpu::w8a8_gemm_avx2},
+  {"w8a8_gemm_avxvnni",                 Op::w8a8_gemm,              kCpu, needs<Isa::avxvnni>, at_rate<350>, cpu::w8a8_gemm_avxvnni_workspace,   cpu::w8a8_gemm_avxvnni},
+  {"w8a8_gemm_avx512vnni",              Op::w8a8_gemm,              kCpu, needs<Isa::avx512vnni>, at_rate<700>, cpu::w8a8_gemm_avx512vnni_workspace, cpu::w8a8_gemm_avx512vnni},
+  {"w8a8_gemm_amx",                     Op::w8a8_gemm,              kCpu, needs<Isa::amx>, amx_w8a8,      cpu::w8a8_gemm_amx_workspace,          cpu::w8a8_gemm_amx},
+#endif
   {"w8a16_gemm_portable",               Op::w8a16_gemm,             kCpu, always, portable_float,     cpu::w8a16_gemm_portable_workspace,    cpu::w8a16_gemm_portable},
-  {"w4a16_gemm_portable",               Op::w4a16_gemm,             kCpu, always, portable_float,     cpu::w4a16_gemm_portable_workspace,    cpu::w4a16_gemm_portable},
+  {"w4a16_gemm_portable",               Op::w4a16_gemm,             kCpu, unpacked, portable_float,     cpu::w4a16_gemm_portable_workspace,    cpu::w4a16_gemm_portable},
   {"column_sum_portable",               Op::column_sum,             kCpu, always, portable_float,     none,                                  cpu::column_sum_portable},
 #endif
 };
@@ -92,9 +139,9 @@ std::span<const QuantizeKernel> quantize_kernels() { return kQuantizeKernels; }
 std::span<const GemmKernel> gemm_kernels() { return kGemmKernels; }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 10> kNames = {
+  static constexpr std::array<std::string_view, 11> kNames = {
       "quantize",  "dequantize", "quantize_backward", "dequantize_backward", "fake_quantize", "fake_quantize_backward",
-      "w8a8_gemm", "w8a16_gemm", "w4a16_gemm",        "column_sum"};
+      "w8a8_gemm", "w8a16_gemm", "w4a16_gemm", "w4a8_gemm",        "column_sum"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -138,11 +185,12 @@ std::pair<int, int> default_range(DType q, Mapping mapping) {
 
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> rows;
-  const auto add = [&](const auto& kernel) {
-    rows.push_back({std::string(kernel.name), std::string(name(kernel.operation)), kernel.device, {}});
+  const auto add = [&](const auto& kernel, const auto& any_problem) {
+    rows.push_back({std::string(kernel.name), std::string(name(kernel.operation)), kernel.device,
+                    kernel.supports(any_problem)});
   };
-  for (const auto& kernel : kQuantizeKernels) add(kernel);
-  for (const auto& kernel : kGemmKernels) add(kernel);
+  for (const auto& kernel : kQuantizeKernels) add(kernel, QuantizeProblem{});
+  for (const auto& kernel : kGemmKernels) add(kernel, GemmProblem{});
   return rows;
 }
 

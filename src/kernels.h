@@ -27,6 +27,8 @@ enum class Operation : std::uint8_t {
   w8a8_gemm,   // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
   w8a16_gemm,  // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
   w4a16_gemm,  // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
+  w4a8_gemm,   // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t) from
+               // t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
   column_sum,  // y[0, j] = sum_i a[i, j]
 };
 
@@ -86,15 +88,16 @@ struct GemmProblem {
   Major a_major = Major::contraction;
   Major b_major = Major::contraction;
   Major y_major = Major::contraction;  // contraction: rows of y are contiguous
-  std::int64_t group = 0;              // w4a16: never 0
-  bool zero_point = false;             // w4a16
+  std::int64_t group = 0;              // w4a16, w4a8: never 0
+  bool zero_point = false;             // w4a16, w4a8
+  bool b_packed = false;               // b is the plan's packed weight: packed_weight.h
   bool bias = false;
   Device device = {};
   int threads = 0;
 };
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
-// strides is 1. Strides of scales may be 0.
+// strides is 1. Strides of scales may be 0. A packed b is bytes that hold its scales and zero points too.
 struct GemmOperands {
   ConstTensor a = {};
   ConstTensor b = {};
@@ -146,6 +149,7 @@ void fake_quantize_backward(const QuantizeProblem&, const QuantizeOperands&, con
 void w8a8_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
 void w8a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
 void w4a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
+void w4a8_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
 void column_sum(const GemmProblem&, const GemmOperands&, const Launch&);
 }  // namespace reference
 
@@ -160,6 +164,14 @@ std::size_t quantize_portable_workspace(const QuantizeProblem&);
 std::size_t fake_quantize_portable_workspace(const QuantizeProblem&);
 void w8a8_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
 std::size_t w8a8_gemm_portable_workspace(const GemmProblem&);
+void w8a8_gemm_avx2(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_avx2_workspace(const GemmProblem&);
+void w8a8_gemm_avxvnni(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_avxvnni_workspace(const GemmProblem&);
+void w8a8_gemm_avx512vnni(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_avx512vnni_workspace(const GemmProblem&);
+void w8a8_gemm_amx(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_amx_workspace(const GemmProblem&);
 void w8a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
 std::size_t w8a16_gemm_portable_workspace(const GemmProblem&);
 void w4a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);

@@ -6,6 +6,7 @@
 
 #include "access.h"
 #include "message.h"
+#include "packed_weight.h"
 #include "plan.h"
 #include "validate.h"
 
@@ -14,6 +15,7 @@ namespace octile {
 namespace {
 
 constexpr std::string_view kSelect = "LinearPlan::select";
+constexpr std::string_view kPack = "LinearPlan::pack";
 
 struct LinearImpl : Plan::Impl {
   LinearDescription description;
@@ -44,15 +46,29 @@ void check_types(const LinearDescription& d) {
   }
 }
 
-void check_w4a16(const LinearDescription& d) {
-  if (d.activation != Activation::none || d.x == DType::s8) {
-    fail(Status::unsupported, kSelect, ": weight = s4_group with activation = ", name(d.activation), ", x = ", d.x,
-         ", expected activation none and a float x");
+// What W8A8 and W4A8 have in common.
+void check_a8(const LinearDescription& d) {
+  if (d.k > kMaxContraction) {
+    fail(Status::unsupported, kSelect, ": k = ", d.k, ", expected at most ", kMaxContraction,
+         ": a longer sum of s8 products can overflow s32");
+  }
+  if (d.x == DType::s8 && d.x_multiplier) {
+    fail(Status::unsupported, kSelect, ": x_multiplier with x = s8: X is quantized already");
+  }
+  if (d.activation == Activation::static_per_tensor) check_static_scale(kSelect, d.static_scale, scale_type(d.y));
+}
+
+void check_w4(const LinearDescription& d) {
+  if (d.activation != Activation::none) {
+    check_a8(d);
+  } else if (d.x == DType::s8) {
+    fail(Status::unsupported, kSelect, ": weight = s4_group with activation = none, x = s8, expected a float x");
+  } else if (d.x_multiplier) {
+    fail(Status::unsupported, kSelect, ": x_multiplier with activation = none: nothing is quantized");
   }
   if (d.weight_layout != WeightLayout::out_in) {
     fail(Status::unsupported, kSelect, ": weight = s4_group in layout in_out, expected out_in");
   }
-  if (d.x_multiplier) fail(Status::unsupported, kSelect, ": x_multiplier with activation = none: nothing is quantized");
   if (d.group != 0 && d.group != 32 && d.group != 64 && d.group != 128) {
     fail(Status::unsupported, kSelect, ": group = ", d.group, ", expected 32, 64, 128, or 0 for a whole row");
   }
@@ -65,17 +81,10 @@ void check_w8a8(const LinearDescription& d) {
   if (d.activation == Activation::none) {
     fail(Status::unsupported, kSelect, ": activation = none with weight = ", name(d.weight), ", expected s4_group");
   }
-  if (d.k > kMaxContraction) {
-    fail(Status::unsupported, kSelect, ": k = ", d.k, ", expected at most ", kMaxContraction,
-         ": a longer sum of s8 products can overflow s32");
-  }
+  check_a8(d);
   if (d.weight_zero_point) {
     fail(Status::unsupported, kSelect, ": weight_zero_point with weight = ", name(d.weight), ", expected s4_group");
   }
-  if (d.x == DType::s8 && d.x_multiplier) {
-    fail(Status::unsupported, kSelect, ": x_multiplier with x = s8: X is quantized already");
-  }
-  if (d.activation == Activation::static_per_tensor) check_static_scale(kSelect, d.static_scale, scale_type(d.y));
 }
 
 void check(const LinearDescription& d) {
@@ -86,7 +95,7 @@ void check(const LinearDescription& d) {
   check_bytes(kSelect, "W", d.n, d.k);
   check_bytes(kSelect, "Y", d.m, d.n);
   check_types(d);
-  d.weight == WeightFormat::s4_group ? check_w4a16(d) : check_w8a8(d);
+  d.weight == WeightFormat::s4_group ? check_w4(d) : check_w8a8(d);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
   check_kernel_wish(kSelect, d.kernel);
@@ -111,20 +120,48 @@ QuantizeProblem quantize_problem(const LinearDescription& d) {
 GemmProblem gemm_problem(const LinearDescription& d) {
   GemmProblem p;
   const bool w4 = d.weight == WeightFormat::s4_group;
-  p.operation = w4 ? Operation::w4a16_gemm : Operation::w8a8_gemm;
+  p.operation = !w4                              ? Operation::w8a8_gemm
+                : d.activation == Activation::none ? Operation::w4a16_gemm
+                                                   : Operation::w4a8_gemm;
   p.m = d.m;
   p.n = d.n;
   p.k = d.k;
-  p.a = w4 ? d.x : DType::s8;
+  p.a = d.activation == Activation::none ? d.x : DType::s8;
   p.y = d.y;
   p.scale = scale_type(d.y);
   p.b_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
   p.group = w4 ? (d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group) : 0;
   p.zero_point = d.weight_zero_point;
+  p.b_packed = d.packed_weight;
   p.bias = d.bias;
   p.device = d.device;
   p.threads = d.threads;
   return p;
+}
+
+// The caller's weight as it is before it is packed, checked: b, b_scale and zero_point.
+void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks, GemmOperands& bound) {
+  const LinearDescription& d = impl.description;
+  const GemmProblem& p = impl.gemm.problem;
+  if (d.weight == WeightFormat::s4_group) {
+    bound.b = checks.matrix("weight", args.weight, DType::s4, {d.n, d.k});
+    bound.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, {d.n, d.k / p.group});
+  } else {
+    const bool out_in = d.weight_layout == WeightLayout::out_in;
+    const ConstTensor weight =
+        checks.matrix("weight", args.weight, DType::s8, out_in ? std::array{d.n, d.k} : std::array{d.k, d.n});
+    bound.b = out_in ? weight : transposed(weight);
+    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, p.scale, per_channel ? d.n : 1);
+    bound.b_scale = per_channel ? scale : repeated(scale, d.n);
+  }
+  if (d.weight_zero_point) {
+    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {d.n, d.k / p.group});
+    if (d.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
+    bound.zero_point = z;
+  } else {
+    checks.absent("weight_zero_point", args.weight_zero_point);
+  }
 }
 
 struct Bound {
@@ -155,24 +192,12 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
     checks.absent("x_multiplier", args.x_multiplier);
   }
 
-  const bool out_in = d.weight_layout == WeightLayout::out_in;
-  if (d.weight == WeightFormat::s4_group) {
-    bound.gemm.b = checks.matrix("weight", args.weight, DType::s4, {d.n, d.k});
-    bound.gemm.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, {d.n, d.k / p.group});
-  } else {
-    const ConstTensor weight =
-        checks.matrix("weight", args.weight, DType::s8, out_in ? std::array{d.n, d.k} : std::array{d.k, d.n});
-    bound.gemm.b = out_in ? weight : transposed(weight);
-    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
-    const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, p.scale, per_channel ? d.n : 1);
-    bound.gemm.b_scale = per_channel ? scale : repeated(scale, d.n);
-  }
-  if (d.weight_zero_point) {
-    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {d.n, d.k / p.group});
-    if (d.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
-    bound.gemm.zero_point = z;
-  } else {
+  if (d.packed_weight) {
+    bound.gemm.b = checks.vector("weight", args.weight, DType::u8, packed_layout(p).size);
+    checks.absent("weight_scale", args.weight_scale);
     checks.absent("weight_zero_point", args.weight_zero_point);
+  } else {
+    bind_weight(impl, {args.weight, args.weight_scale, args.weight_zero_point}, checks, bound.gemm);
   }
   if (d.bias) {
     bound.gemm.bias = checks.vector("bias", args.bias, d.y, d.n);
@@ -201,7 +226,7 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   impl->quantizes = d.activation != Activation::none && d.x != DType::s8;
   impl->explanation = message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y,
                               ", activation ", name(d.activation), ", weight ", name(d.weight), " ",
-                              name(d.weight_layout), d.bias ? ", bias" : "", ", on ", d.device, "\n");
+                              name(d.weight_layout), d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
   if (impl->quantizes) {
     impl->quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
     impl->add("quantize X", impl->quantize);
@@ -212,10 +237,29 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   impl->gemm = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
   impl->add("product", impl->gemm);
   impl->reserve_scratch(std::max(impl->quantize.workspace, impl->gemm.workspace));
-  impl->guarantee = p.operation == Operation::w8a8_gemm
+  impl->guarantee = p.operation != Operation::w4a16_gemm
                         ? PrecisionGuarantee{true, true, DType::s32, "exact"}
                         : PrecisionGuarantee{true, false, p.scale, float_bound("K", p.scale, d.y)};
   return LinearPlan(std::move(impl));
+}
+
+std::size_t LinearPlan::packed_weight_size() const {
+  const LinearImpl& impl = linear(impl_);
+  return impl.description.packed_weight ? static_cast<std::size_t>(packed_layout(impl.gemm.problem).size) : 0;
+}
+
+void LinearPlan::pack(const LinearPackArgs& args) const {
+  const LinearImpl& impl = linear(impl_);
+  if (!impl.description.packed_weight) {
+    fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
+  }
+  TensorChecks checks(kPack, {});
+  GemmOperands bound;
+  bind_weight(impl, args, checks, bound);
+  const Tensor packed =
+      checks.vector("packed", args.packed, DType::u8, static_cast<std::int64_t>(packed_weight_size()));
+  checks.no_overlap();
+  pack_weight(impl.gemm.problem, bound, static_cast<std::byte*>(packed.data));
 }
 
 Verdict LinearPlan::can_implement(const LinearArgs& args) const {

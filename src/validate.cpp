@@ -3,6 +3,7 @@
 #include <cassert>
 #include <cmath>
 
+#include "cpu/isa.h"
 #include "message.h"
 
 namespace octile {
@@ -137,6 +138,7 @@ void check_device(std::string_view function, Device device) {
   if (device.index < 0 || (device.type == DeviceType::cpu && device.index != 0)) {
     fail(Status::invalid_argument, function, ": there is no device ", device, " with index ", device.index);
   }
+  if (device.type == DeviceType::cpu) cpu::check_isa_wish(function);
 }
 
 void check_static_scale(std::string_view function, double scale, DType type) {

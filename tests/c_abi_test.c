@@ -485,7 +485,7 @@ static void test_bad_choices(void) {
   BAD_LINEAR(weight_layout, 2, OCTILE_INVALID_ARGUMENT, "weight_layout = 2");
   BAD_LINEAR(bias, 2, OCTILE_INVALID_ARGUMENT, "bias = 2");
   BAD_LINEAR(x_multiplier, -1, OCTILE_INVALID_ARGUMENT, "x_multiplier = -1");
-  BAD_LINEAR(reserved, 7, OCTILE_INVALID_ARGUMENT, "reserved = 7");
+  BAD_LINEAR(packed_weight, 7, OCTILE_INVALID_ARGUMENT, "packed_weight = 7");
   BAD_LINEAR(device.type, 0, OCTILE_INVALID_ARGUMENT, "device|0|1 (CPU)|2 (CUDA)");
   BAD_LINEAR(device.type, 10, OCTILE_INVALID_ARGUMENT, "10|1 (CPU)|2 (CUDA)");
   BAD_LINEAR(m, -2, OCTILE_INVALID_ARGUMENT, "m = -2");

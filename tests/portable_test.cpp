@@ -142,9 +142,11 @@ void fill_integers(Buffer& b, Random& random, int low, int high) {
 }
 
 std::vector<cpu::Isa> machine_isas() {
-  cpu::isa_ceiling = cpu::Isa::avx512_vnni;
+  cpu::isa_ceiling = cpu::Isa::amx;
   std::vector<cpu::Isa> isas;
-  for (int i = 0; i <= static_cast<int>(cpu::isa()); ++i) isas.push_back(static_cast<cpu::Isa>(i));
+  for (int i = 0; i < cpu::kIsaCount; ++i) {
+    if (cpu::machine_has(static_cast<cpu::Isa>(i))) isas.push_back(static_cast<cpu::Isa>(i));
+  }
   return isas;
 }
 
@@ -154,12 +156,12 @@ void for_each_machine(const Body& body) {
   for (cpu::Isa isa : machine_isas()) {
     cpu::isa_ceiling = isa;
     for (int threads : {1, 2, 7}) {
-      SCOPED_TRACE(testing::Message() << "isa " << static_cast<int>(isa) << ", " << threads << " threads");
+      SCOPED_TRACE(testing::Message() << "isa " << cpu::name(isa) << ", " << threads << " threads");
       body(threads);
       if (testing::Test::HasFailure()) break;
     }
   }
-  cpu::isa_ceiling = cpu::Isa::avx512_vnni;
+  cpu::isa_ceiling = cpu::Isa::amx;
 }
 
 constexpr DType kFloats[] = {DType::f16, DType::bf16, DType::f32, DType::f64};

@@ -17,11 +17,15 @@ namespace octile {
 //   Y[m, n] = round_to_y(fma(f32(acc), s_x[m] * s_w[n], bias[n]))
 // the two scales multiplied first in f32 (f64 when y is f64). Without a bias it is the plain product. Bit-identical on
 // every backend; row m of Y depends on row m of X alone unless one dynamic scale serves the whole tensor.
+// W4A8 (activation other than none, weight s4), over the groups g of k in order, in f32 (f64 when y is f64):
+//   acc_g = sum_{k in g} Xq[m, k] * (q[n, k] - z[n, g]), exact in s32
+//   t = fma(f32(acc_g), s_w[n, g], t), from t = 0; Y[m, n] = round_to_y(fma(t, s_x[m], bias[n]))
+// bit-identical on every backend too.
 // W4A16 (activation none, weight s4): Y[m, n] = round_to_y(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]), f32 sums.
 struct LinearDescription {
   std::int64_t m = 0;  // a maximum: fewer rows may be run
   std::int64_t n = 0;
-  std::int64_t k = 0;    // W8A8: at most kMaxContraction
+  std::int64_t k = 0;    // W8A8, W4A8: at most kMaxContraction
   DType x = DType::f32;  // f16, bf16, f32, f64; or s8: X is handed over quantized
   DType y = DType::f32;  // f16, bf16, f32; f64 exactly when x is f64, or for s8 x with f64 scales
   Activation activation = Activation::dynamic_per_token;
@@ -30,6 +34,7 @@ struct LinearDescription {
   WeightLayout weight_layout = WeightLayout::out_in;  // s4: out_in only
   std::int64_t group = 128;                           // s4: 32, 64 or 128, a divisor of k; 0: a whole row
   bool weight_zero_point = false;                     // s4: z is given
+  bool packed_weight = false;  // run is handed what `pack` wrote; weight_layout is of what `pack` reads. The fastest
   bool bias = false;
   bool x_multiplier = false;  // X is multiplied per input channel before it is quantized (SmoothQuant's 1 / s)
   Device device = {};
@@ -41,16 +46,28 @@ struct LinearArgs {
   ConstTensor x = {};             // (M, K)
   ConstTensor x_scale = {};       // only if x is s8: (M) for per_token, (1) for dynamic_per_tensor; absent for static
   ConstTensor x_multiplier = {};  // (K), scale_type(y)
-  ConstTensor weight = {};        // (N, K) or (K, N)
-  ConstTensor weight_scale = {};  // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y)
-  ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7
+  ConstTensor weight = {};        // (N, K) or (K, N); with packed_weight: (packed_weight_size()), u8
+  ConstTensor weight_scale = {};  // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y); absent if packed
+  ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7; absent if packed
   ConstTensor bias = {};               // (N), dtype of y
   Tensor y = {};                       // (M, N)
+};
+
+struct LinearPackArgs {
+  ConstTensor weight = {};             // (N, K) or (K, N)
+  ConstTensor weight_scale = {};       // as in LinearArgs
+  ConstTensor weight_zero_point = {};  // as in LinearArgs
+  Tensor packed = {};                  // (packed_weight_size()), u8
 };
 
 class OCTILE_API LinearPlan : public Plan {
  public:
   static LinearPlan select(const LinearDescription& description);
+  // Bytes of the packed weight; 0 without packed_weight. The form (docs/packed-weights.md) holds the scales and zero
+  // points too, and depends on n, k and the weight's format alone: not on m, the machine or the kernel.
+  std::size_t packed_weight_size() const;
+  // Packs a weight on the CPU, once for all runs.
+  void pack(const LinearPackArgs& args) const;
   Verdict can_implement(const LinearArgs& args) const;
   void run(const LinearArgs& args, Workspace workspace = {}, Stream stream = {}) const;
 

@@ -311,7 +311,7 @@ typedef struct {
   int32_t bias;              /* boolean */
   int32_t x_multiplier;      /* boolean: X is multiplied per input channel before it is quantized */
   int32_t threads;           /* CPU threads it may use; 0: all */
-  int32_t reserved;          /* 0 */
+  int32_t packed_weight;     /* boolean: run is handed what octile_linear_pack wrote. The fastest */
   octile_device device;      /* default the CPU */
   const char* kernel;        /* NULL or "": the fastest */
 } octile_linear_description;
@@ -323,14 +323,26 @@ typedef struct {
   const octile_tensor* x;                 /* (M, K) */
   const octile_tensor* x_scale;           /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
   const octile_tensor* x_multiplier;      /* (K) */
-  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT */
-  const octile_tensor* weight_scale;      /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP */
-  const octile_tensor* weight_zero_point; /* (N, K / group), int 32 */
+  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT; packed: bytes */
+  const octile_tensor* weight_scale;      /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP; absent if packed */
+  const octile_tensor* weight_zero_point; /* (N, K / group), int 32; absent if packed */
   const octile_tensor* bias;              /* (N), dtype of y */
   const octile_tensor* y;                 /* out (M, N) */
 } octile_linear_args;
 
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT */
+  const octile_tensor* weight_scale;      /* as in octile_linear_args */
+  const octile_tensor* weight_zero_point; /* as in octile_linear_args */
+  const octile_tensor* packed;            /* out, (octile_linear_packed_weight_size) uint 8 */
+} octile_linear_pack_args;
+
 OCTILE_API octile_status octile_linear_plan_create(const octile_linear_description* description, octile_plan** plan);
+/* Bytes of the packed weight, the same for every m and machine; 0 without packed_weight. */
+OCTILE_API octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* size);
+/* Packs a weight on the CPU, once for all runs of this and every other plan of the same n, k and format. */
+OCTILE_API octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args);
 OCTILE_API octile_status octile_linear_can_implement(const octile_plan* plan, const octile_linear_args* args);
 OCTILE_API octile_status octile_linear_run(const octile_plan* plan, const octile_linear_args* args, void* workspace,
                                            size_t workspace_size, void* stream);

@@ -7,18 +7,11 @@
 //   multiversion<Scale>(x, y, n);
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
+#include "cpu/isa.h"
 
 #define OCTILE_INLINE inline __attribute__((always_inline))
 
 namespace octile::cpu {
-
-enum class Isa : std::uint8_t { baseline, avx2, avx512, avx512_vnni };
-
-// Tests lower it, to run every version that a machine has.
-inline constinit std::atomic<Isa> isa_ceiling = Isa::avx512_vnni;
 
 #if defined(__x86_64__)
 
@@ -29,23 +22,6 @@ inline constinit std::atomic<Isa> isa_ceiling = Isa::avx512_vnni;
 #else
 #define OCTILE_TARGET_WIDE ",prefer-vector-width=512"
 #endif
-
-inline Isa detect_isa() {
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")) {
-    return Isa::baseline;
-  }
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
-    return Isa::avx2;
-  }
-  return __builtin_cpu_supports("avx512vnni") ? Isa::avx512_vnni : Isa::avx512;
-}
-
-inline Isa isa() {
-  static const Isa best = detect_isa();
-  return std::min(best, isa_ceiling.load(std::memory_order_relaxed));
-}
 
 template <class Kernel, class... Args>
 __attribute__((target(OCTILE_TARGET_AVX2), flatten)) void run_avx2(Args... args) {
@@ -58,9 +34,9 @@ __attribute__((target(OCTILE_TARGET_AVX512 OCTILE_TARGET_WIDE), flatten)) void r
 }
 
 template <class Kernel, class... Args>
-__attribute__((target(OCTILE_TARGET_AVX512 ",avx512vnni" OCTILE_TARGET_WIDE), flatten)) void run_avx512_vnni(
+__attribute__((target(OCTILE_TARGET_AVX512 ",avx512vnni" OCTILE_TARGET_WIDE), flatten)) void run_avx512vnni(
     Args... args) {
-  Kernel::template run<Isa::avx512_vnni>(args...);
+  Kernel::template run<Isa::avx512vnni>(args...);
 }
 
 template <class Kernel>
@@ -71,11 +47,13 @@ concept UsesVnni = requires {
 template <class Kernel, class... Args>
 void multiversion(Args... args) {
   switch (isa()) {
-    case Isa::avx512_vnni:
-      if constexpr (UsesVnni<Kernel>) return run_avx512_vnni<Kernel>(args...);
+    case Isa::amx:
+    case Isa::avx512vnni:
+      if constexpr (UsesVnni<Kernel>) return run_avx512vnni<Kernel>(args...);
       [[fallthrough]];
     case Isa::avx512:
       return run_avx512<Kernel>(args...);
+    case Isa::avxvnni:
     case Isa::avx2:
       return run_avx2<Kernel>(args...);
     case Isa::baseline:
@@ -85,8 +63,6 @@ void multiversion(Args... args) {
 }
 
 #else
-
-inline Isa isa() { return Isa::baseline; }
 
 template <class Kernel, class... Args>
 void multiversion(Args... args) {

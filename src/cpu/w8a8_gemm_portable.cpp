@@ -22,13 +22,13 @@ constexpr std::int64_t kPackedRows = 2048;  // rows of left packed at a time, wh
 constexpr std::int64_t kLine = 64;          // bytes; packed rows begin on one
 
 template <Isa isa>
-using PackedFor = std::conditional_t<isa == Isa::avx512_vnni, std::uint8_t, std::int16_t>;
+using PackedFor = std::conditional_t<isa == Isa::avx512vnni, std::uint8_t, std::int16_t>;
 
 // Elements from one packed row to the next. An odd number of lines: rows a power of two apart share their places in the
 // first-level cache.
 std::int64_t packed_stride(std::int64_t k) { return (ceil_div(k, kLine) | 1) * kLine; }
 
-std::size_t packed_size() { return isa() == Isa::avx512_vnni ? sizeof(std::uint8_t) : sizeof(std::int16_t); }
+std::size_t packed_size() { return isa() == Isa::avx512vnni ? sizeof(std::uint8_t) : sizeof(std::int16_t); }
 
 // y is written along its contiguous dimension: if that is i, then a and b exchange their parts.
 struct Product {
@@ -61,7 +61,7 @@ struct PackRow {
   OCTILE_INLINE static void run(const std::uint8_t* __restrict in, std::int64_t n, void* out) {
     auto* __restrict packed = static_cast<PackedFor<isa>*>(out);
     for (std::int64_t i = 0; i < n; ++i) {
-      if constexpr (isa == Isa::avx512_vnni) {
+      if constexpr (isa == Isa::avx512vnni) {
         packed[i] = in[i] ^ 0x80;
       } else {
         packed[i] = static_cast<std::int8_t>(in[i]);
@@ -162,7 +162,7 @@ struct Sums {
   OCTILE_INLINE static void columns(const SumsRun& p, std::int64_t j) {
     using Packed = PackedFor<isa>;
     std::uint32_t correction[1][n] = {};
-    if constexpr (isa == Isa::avx512_vnni) {
+    if constexpr (isa == Isa::avx512vnni) {
       tile<1, n>(static_cast<const Packed*>(p.zero), 0, p.right + j * p.right_stride, p.right_stride, p.k, correction);
     }
     std::int64_t i = 0;

@@ -4,18 +4,40 @@
 
 #include "access.h"
 #include "kernels.h"
+#include "packed_weight.h"
 
 namespace octile::reference {
 
 namespace {
 
+// Value (j, c) of b less its zero point, and its scale, packed or not.
+class Weight {
+ public:
+  Weight(const GemmProblem& p, const GemmOperands& o) : p_(p), o_(o) {}
+
+  std::int32_t value(std::int64_t j, std::int64_t c) const {
+    if (p_.b_packed) return packed_value(p_, o_.b.data, j, c);
+    return load_integer(o_.b, j, c) - (p_.zero_point ? load_integer(o_.zero_point, j, c / p_.group) : 0);
+  }
+  template <class Real>
+  Real scale(std::int64_t j, std::int64_t c) const {
+    if (p_.b_packed) return static_cast<Real>(packed_scale(p_, o_.b.data, j, c));
+    return load<Real>(o_.b_scale, j, p_.group > 0 ? c / p_.group : 0);
+  }
+
+ private:
+  const GemmProblem& p_;
+  const GemmOperands& o_;
+};
+
 template <class Real>
 void w8a8_gemm(const GemmProblem& p, const GemmOperands& o) {
+  const Weight b(p, o);
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       std::int32_t acc = 0;
-      for (std::int64_t c = 0; c < o.a.cols(); ++c) acc += load_integer(o.a, i, c) * load_integer(o.b, j, c);
-      const Real scale = load<Real>(o.a_scale, i) * load<Real>(o.b_scale, j);
+      for (std::int64_t c = 0; c < o.a.cols(); ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
+      const Real scale = load<Real>(o.a_scale, i) * b.scale<Real>(j, 0);
       store(o.y, i, j,
             p.bias ? std::fma(static_cast<Real>(acc), scale, load<Real>(o.bias, j)) : static_cast<Real>(acc) * scale);
     }
@@ -37,14 +59,31 @@ void w8a16_gemm(const GemmOperands& o) {
 
 template <class Real>
 void w4a16_gemm(const GemmProblem& p, const GemmOperands& o) {
+  const Weight b(p, o);
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       double sum = p.bias ? load<double>(o.bias, j) : 0.0;
       for (std::int64_t c = 0; c < o.a.cols(); ++c) {
-        const std::int32_t z = p.zero_point ? load_integer(o.zero_point, j, c / p.group) : 0;
-        sum += load<double>(o.a, i, c) * ((load_integer(o.b, j, c) - z) * load<double>(o.b_scale, j, c / p.group));
+        sum += load<double>(o.a, i, c) * (b.value(j, c) * b.scale<double>(j, c));
       }
       store(o.y, i, j, static_cast<Real>(sum));
+    }
+  }
+}
+
+template <class Real>
+void w4a8_gemm(const GemmProblem& p, const GemmOperands& o) {
+  const Weight b(p, o);
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
+      Real total = 0;
+      for (std::int64_t first = 0; first < o.a.cols(); first += p.group) {
+        std::int32_t acc = 0;
+        for (std::int64_t c = first; c < first + p.group; ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
+        total = std::fma(static_cast<Real>(acc), b.scale<Real>(j, first), total);
+      }
+      const Real scale = load<Real>(o.a_scale, i);
+      store(o.y, i, j, p.bias ? std::fma(total, scale, load<Real>(o.bias, j)) : total * scale);
     }
   }
 }
@@ -72,6 +111,10 @@ void w8a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
 
 void w4a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
   is_double(p) ? w4a16_gemm<double>(p, o) : w4a16_gemm<float>(p, o);
+}
+
+void w4a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? w4a8_gemm<double>(p, o) : w4a8_gemm<float>(p, o);
 }
 
 void column_sum(const GemmProblem& p, const GemmOperands& o, const Launch&) {

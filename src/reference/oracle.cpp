@@ -109,6 +109,32 @@ void linear_w4a16(const LinearDescription& d, const LinearArgs& args) {
   }
 }
 
+// Y[m, n] = round(fma(t, s_x[m], bias[n])), t the fold over the groups g of fma(f32(acc_g), s_w[n, g], t) from 0.
+template <class Real>
+void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
+  const QuantizedRows<Real> x = quantized_x<Real>(d, args);
+  const std::int64_t group = d.group == 0 ? d.k : d.group;
+  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      if (d.k == 0) {
+        store(args.y, m, n, d.bias ? load<Real>(args.bias, n) : Real{});
+        continue;
+      }
+      Real total{};
+      for (std::int64_t g = 0; g < d.k / group; ++g) {
+        const std::int32_t z = d.weight_zero_point ? load_integer(args.weight_zero_point, n, g) : 0;
+        std::int64_t acc = 0;
+        for (std::int64_t k = g * group; k < (g + 1) * group; ++k) {
+          acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * (load_integer(args.weight, n, k) - z);
+        }
+        total = std::fma(static_cast<Real>(acc), load<Real>(args.weight_scale, n, g), total);
+      }
+      const Real s_x = x.s[static_cast<std::size_t>(m)];
+      store(args.y, m, n, d.bias ? std::fma(total, s_x, load<Real>(args.bias, n)) : total * s_x);
+    }
+  }
+}
+
 // The operands of the backward, by their meaning.
 template <class Real>
 struct Backward {
@@ -297,7 +323,9 @@ void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBack
 
 void linear(const LinearDescription& d, const LinearArgs& args) {
   const bool f64 = d.y == DType::f64;
-  if (d.weight == WeightFormat::s4_group) {
+  if (d.weight == WeightFormat::s4_group && d.activation != Activation::none) {
+    f64 ? linear_w4a8<double>(d, args) : linear_w4a8<float>(d, args);
+  } else if (d.weight == WeightFormat::s4_group) {
     f64 ? linear_w4a16<double>(d, args) : linear_w4a16<float>(d, args);
   } else {
     f64 ? linear_w8a8<double>(d, args) : linear_w8a8<float>(d, args);

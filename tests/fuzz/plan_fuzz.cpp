@@ -1057,7 +1057,7 @@ void fuzz(Bytes& in) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes in(data, size);
   using cpu::Isa;
-  cpu::isa_ceiling = in.pick<Isa>({Isa::avx512_vnni, Isa::baseline, Isa::avx2, Isa::avx512});
+  cpu::isa_ceiling = in.pick<Isa>({Isa::amx, Isa::baseline, Isa::avx2, Isa::avxvnni, Isa::avx512, Isa::avx512vnni});
   switch (in.below(8)) {
     case 0:
       fuzz<LinearArgs>(in);

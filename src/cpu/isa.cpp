@@ -1,0 +1,121 @@
+#include "cpu/isa.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "message.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
+namespace octile::cpu {
+
+namespace {
+
+constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
+
+#if defined(__x86_64__)
+
+bool avx_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+
+// Linux gives a process the tile registers when it asks for them; they are 8 KiB more to save at each switch.
+bool amx_int8() {
+#if defined(__linux__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & (kTile | kInt8)) != (kTile | kInt8)) return false;
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+// In the order of Isa.
+std::array<bool, kIsaCount> detect() {
+  __builtin_cpu_init();
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx512vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  return {true, avx2, avx2 && avx_vnni(), avx512, avx512vnni, avx512vnni && amx_int8()};
+}
+
+#else
+
+std::array<bool, kIsaCount> detect() { return {true}; }
+
+#endif
+
+const std::array<bool, kIsaCount> machine = detect();
+
+// For each ceiling the widest that the machine has.
+std::array<Isa, kIsaCount> widest_under() {
+  std::array<Isa, kIsaCount> widest{};
+  for (std::size_t i = 1; i < widest.size(); ++i) widest[i] = machine[i] ? static_cast<Isa>(i) : widest[i - 1];
+  return widest;
+}
+
+const char* wish() {
+  const char* text = std::getenv("OCTILE_ISA");
+  return text && *text ? text : nullptr;
+}
+
+Isa wished_ceiling() {
+  const char* text = wish();
+  for (std::size_t i = 0; text && i < kNames.size(); ++i) {
+    if (kNames[i] == text) return static_cast<Isa>(i);
+  }
+  return Isa::amx;
+}
+
+}  // namespace
+
+std::atomic<Isa> isa_ceiling = wished_ceiling();
+const std::array<Isa, kIsaCount> widest_usable = widest_under();
+
+std::string_view name(Isa isa) { return kNames[static_cast<std::size_t>(isa)]; }
+
+bool machine_has(Isa wanted) { return machine[static_cast<std::size_t>(wanted)]; }
+
+bool usable(Isa wanted) { return wanted <= isa_ceiling.load(std::memory_order_relaxed) && machine_has(wanted); }
+
+std::string reason_against(Isa wanted) {
+  if (!machine_has(wanted)) return message("this machine has no ", name(wanted));
+  if (!usable(wanted)) return message("OCTILE_ISA is ", name(isa_ceiling.load(std::memory_order_relaxed)));
+  return {};
+}
+
+std::string explain_isa() {
+  std::string wider;
+  for (int i = static_cast<int>(isa()) + 1; i < kIsaCount; ++i) {
+    wider += message(wider.empty() ? ": " : "; ", name(static_cast<Isa>(i)), " not, ",
+                     reason_against(static_cast<Isa>(i)));
+  }
+  return message(name(isa()), ", the widest that may be used", wider);
+}
+
+void check_isa_wish(std::string_view function) {
+  const char* text = wish();
+  if (!text) return;
+  std::string known;
+  for (const std::string_view isa_name : kNames) {
+    if (isa_name == text) return;
+    known += message(" ", isa_name);
+  }
+  fail(Status::invalid_argument, function, ": the environment variable OCTILE_ISA is ", text, ", expected one of",
+       known);
+}
+
+}  // namespace octile::cpu

@@ -1,0 +1,39 @@
+// The instruction sets that the CPU kernels are written for, which of them this machine has, and which may be used.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace octile::cpu {
+
+// From narrow to wide. Each but avxvnni needs those before it: AVX-VNNI is AVX2 with the dot product of 32 bytes, which
+// processors without AVX-512 have.
+enum class Isa : std::uint8_t { baseline, avx2, avxvnni, avx512, avx512vnni, amx };
+inline constexpr int kIsaCount = 6;
+
+std::string_view name(Isa isa);
+
+// Whether the processor and the operating system can run it.
+bool machine_has(Isa isa);
+
+// The widest that may be used: the environment variable OCTILE_ISA at the start of the process. Tests lower it.
+extern std::atomic<Isa> isa_ceiling;
+
+// Whether a kernel for it may be chosen; if not, why not. Empty: it may.
+bool usable(Isa isa);
+std::string reason_against(Isa isa);
+
+// The widest usable one, for each ceiling.
+extern const std::array<Isa, kIsaCount> widest_usable;
+inline Isa isa() { return widest_usable[static_cast<std::size_t>(isa_ceiling.load(std::memory_order_relaxed))]; }
+
+// One line for a person: which was chosen, and why.
+std::string explain_isa();
+
+// Throws when OCTILE_ISA holds something else than one of the names.
+void check_isa_wish(std::string_view function);
+
+}  // namespace octile::cpu

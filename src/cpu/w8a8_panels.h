@@ -1,0 +1,50 @@
+// The integer product behind the w8a8 rows of one instruction set each: y[i, j] = fma(Real(sum_c a[i, c] * b[j, c]),
+// a_scale[i] * b_scale[j], bias[j]); a (m, k) and b (n, k) s8.
+//
+// b comes in panels of 16 channels, 4 terms to a 32-bit lane: packed once by the caller (packed_weight.h), or here. a is
+// copied once, as the kernel wants it. A kernel is a tile: a few rows of a times up to four panels.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "kernels.h"
+
+namespace octile::cpu {
+
+inline constexpr std::int64_t kGroupPanels = 4;     // panels that a part of the work goes through at a time
+inline constexpr std::int64_t kGroupChannels = 64;  // in them
+
+// sums[r, c] (+)= sum over `depth` terms of a[r] * b[c]: modulo 2^32, which the end result fits.
+struct TileRun {
+  const std::uint8_t* a;  // (rows, depth)
+  std::int64_t a_stride;
+  const std::uint8_t* b;  // panels of (depth / 4, 16, 4)
+  std::int64_t b_stride;
+  std::int64_t depth;  // a multiple of 64; beyond the last term b is 0
+  int rows;            // at most the kernel's
+  int panels;          // at most kGroupPanels
+  std::int32_t* sums;  // (rows, kGroupChannels); rows up to a multiple of the kernel's may be overwritten
+  bool accumulate;
+};
+
+// What a kernel's tile takes as a.
+enum class LeftForm : std::uint8_t {
+  plain,      // s8
+  offset,     // u8, 128 more: 128 * sum(b) is subtracted from the sums
+  symmetric,  // s8 in -127..127: a row that holds -128 is taken as the sum of two halves
+};
+
+struct PanelKernel {
+  LeftForm left;
+  int rows;  // of a tile
+  void (*tile)(const TileRun&);
+  void (*begin)();  // on each thread, before its tiles; may be null
+  void (*end)();
+};
+
+void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,
+                     const Launch& launch);
+std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem);
+
+}  // namespace octile::cpu
