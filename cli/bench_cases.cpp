@@ -20,20 +20,24 @@ struct Case {
 };
 
 // One token, a few, a prompt; a feed-forward block; a square.
-constexpr std::array<Shape, 5> kForward = {
-    {{1, 4096, 4096}, {16, 4096, 4096}, {128, 1024, 4096}, {512, 768, 3072}, {1024, 1024, 1024}}};
-constexpr std::array<Shape, 2> kW4 = {{{1, 4096, 4096}, {128, 1024, 4096}}};
+constexpr std::array<Shape, 6> kForward = {
+    {{1, 4096, 4096}, {16, 4096, 4096}, {128, 1024, 4096}, {512, 768, 3072}, {512, 4096, 4096}, {1024, 1024, 1024}}};
+constexpr std::array<Shape, 3> kUnpacked = {{{1, 4096, 4096}, {128, 1024, 4096}, {512, 768, 3072}}};
+constexpr std::array<Shape, 3> kW4 = {{{1, 4096, 4096}, {16, 4096, 4096}, {512, 4096, 4096}}};
 constexpr std::array<Shape, 1> kTraining = {{{512, 768, 3072}}};
 constexpr std::array<Shape, 1> kMatrix = {{{4096, 4096, 4096}}};
 
 // clang-format off
 constexpr Case kCases[] = {
     {"w8a8_gemm",              "w8a8_forward",             Sizes::mkn, kForward,  bench::forward_w8a8},
+    {"w8a8_gemm",              "w8a8_forward_unpacked",    Sizes::mkn, kUnpacked, bench::forward_w8a8_unpacked},
     {"w8a8_gemm",              "w8a8_backward_dx",         Sizes::mkn, kTraining, bench::backward_dx_int8},
     {"w8a8_gemm",              "w8a8_backward_dw",         Sizes::mkn, kTraining, bench::backward_dw_int8},
     {"w8a16_gemm",             "w8a16_backward_dx",        Sizes::mkn, kTraining, bench::backward_dx_dequantized},
     {"w8a16_gemm",             "w8a16_backward_dw",        Sizes::mkn, kTraining, bench::backward_dw_dequantized},
     {"w4a16_gemm",             "w4a16_forward",            Sizes::mkn, kW4,       bench::forward_w4a16},
+    {"w4a16_gemm",             "w4a16_forward_unpacked",   Sizes::mkn, kW4,       bench::forward_w4a16_unpacked},
+    {"w4a8_gemm",              "w4a8_forward",             Sizes::mkn, kW4,       bench::forward_w4a8},
     {"column_sum",             "f32_backward_db",          Sizes::mn,  kMatrix,   bench::backward_db},
     {"quantize",               "s8_quantize_rows",         Sizes::mk,  kMatrix,   bench::quantize_rows},
     {"quantize",               "s8_quantize_columns",      Sizes::mk,  kMatrix,   bench::quantize_columns},

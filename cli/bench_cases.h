@@ -43,7 +43,10 @@ std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Sh
 // For bench_cases.cpp: the plans, one file per family.
 namespace bench {
 Prepared forward_w8a8(const Benchmark&, int threads);
+Prepared forward_w8a8_unpacked(const Benchmark&, int threads);
+Prepared forward_w4a8(const Benchmark&, int threads);
 Prepared forward_w4a16(const Benchmark&, int threads);
+Prepared forward_w4a16_unpacked(const Benchmark&, int threads);
 Prepared backward_dx_int8(const Benchmark&, int threads);
 Prepared backward_dw_int8(const Benchmark&, int threads);
 Prepared backward_dx_dequantized(const Benchmark&, int threads);

@@ -22,8 +22,9 @@ constexpr std::int64_t kGroup = 128;
 // What Y = X * W^T + bias or one of its gradients reads and writes.
 struct Operands {
   std::vector<float> x, w, dy, bias, out;
-  QuantizedMatrix quantized;  // of W or X
-  PackedMatrix packed;        // of W
+  QuantizedMatrix quantized;                 // of W or X
+  PackedMatrix packed;                       // of W
+  std::vector<std::uint8_t> packed_for_run;  // by the plan
   std::vector<float> float_out;
   std::vector<std::byte> workspace;
 };
@@ -95,8 +96,16 @@ Prepared forward(const Benchmark& b, const LinearDescription& choices, const Sha
   args.x = matrix(o->x.data(), s.m, s.k);
   args.bias = vector(o->bias.data(), s.n);
   args.y = matrix(o->out.data(), s.m, s.n);
+  const LinearPlan plan = LinearPlan::select(d);
+  if (d.packed_weight) {
+    o->packed_for_run.resize(plan.packed_weight_size());
+    const auto size = static_cast<std::int64_t>(o->packed_for_run.size());
+    plan.pack({args.weight, args.weight_scale, args.weight_zero_point, vector(o->packed_for_run.data(), size)});
+    args.weight = vector(o->packed_for_run.data(), size);
+    args.weight_scale = args.weight_zero_point = {};
+  }
   const FloatProduct twin = {.m = s.m, .n = s.n, .k = s.k, .a = o->x.data(), .b = o->w.data(), .transpose_b = true};
-  return against_blas(LinearPlan::select(d), args, o, twin, threads);
+  return against_blas(plan, args, o, twin, threads);
 }
 
 LinearBackwardDescription backward_description(const Benchmark& b, int threads) {
@@ -151,22 +160,20 @@ Prepared backward_dw(const Benchmark& b, Product arithmetic, int threads) {
   return p;
 }
 
-}  // namespace
-
-Prepared forward_w8a8(const Benchmark& b, int threads) {
+Prepared forward_s8(const Benchmark& b, bool packed, int threads) {
   const Shape s = b.shape;
   const SharedOperands o = forward_operands(s);
   o->quantized = quantized_rows(o->w, s.n, s.k);
   LinearArgs args;
   args.weight = matrix(o->quantized.values.data(), s.n, s.k);
   args.weight_scale = vector(o->quantized.scale.data(), s.n);
-  Prepared p = forward(b, {.activation = Activation::dynamic_per_token}, o, args, threads);
+  Prepared p = forward(b, {.packed_weight = packed}, o, args, threads);
   p.arithmetic = Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) + 4 * product(s.m, s.n);
   return p;
 }
 
-Prepared forward_w4a16(const Benchmark& b, int threads) {
+Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) {
   const Shape s = b.shape;
   const std::int64_t group = s.k % kGroup == 0 ? kGroup : s.k;
   const SharedOperands o = forward_operands(s);
@@ -174,13 +181,24 @@ Prepared forward_w4a16(const Benchmark& b, int threads) {
   LinearArgs args;
   args.weight = matrix_s4(o->packed.values.data(), s.n, s.k);
   args.weight_scale = matrix(o->packed.scale.data(), s.n, s.k / group);
-  const LinearDescription choices = {.activation = Activation::none,
-                                     .weight = WeightFormat::s4_group,
-                                     .group = group == kGroup ? kGroup : 0};  // 0: a whole row
+  choices.weight = WeightFormat::s4_group;
+  choices.group = group == kGroup ? kGroup : 0;  // 0: a whole row
   Prepared p = forward(b, choices, o, args, threads);
-  p.arithmetic = Arithmetic::f32;
+  p.arithmetic = choices.activation == Activation::none ? Arithmetic::f32 : Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);
   return p;
+}
+
+}  // namespace
+
+Prepared forward_w8a8(const Benchmark& b, int threads) { return forward_s8(b, true, threads); }
+Prepared forward_w8a8_unpacked(const Benchmark& b, int threads) { return forward_s8(b, false, threads); }
+Prepared forward_w4a8(const Benchmark& b, int threads) { return forward_s4(b, {.packed_weight = true}, threads); }
+Prepared forward_w4a16(const Benchmark& b, int threads) {
+  return forward_s4(b, {.activation = Activation::none, .packed_weight = true}, threads);
+}
+Prepared forward_w4a16_unpacked(const Benchmark& b, int threads) {
+  return forward_s4(b, {.activation = Activation::none}, threads);
 }
 
 Prepared backward_dx_int8(const Benchmark& b, int threads) { return backward_dx(b, Product::int8, threads); }

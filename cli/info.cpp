@@ -5,6 +5,7 @@
 
 #include "cli.h"
 #include "console.h"
+#include "cpu/isa.h"
 #include "cuda_devices.h"
 #include "machine.h"
 #include "octile/octile.h"
@@ -15,7 +16,9 @@ namespace octile::cli {
 namespace {
 
 constexpr const char* kFooter =
-    R"(The kernel table has one row per kernel. "yes" in its last column: a plan can choose the
+    R"("uses" is the widest instruction set that the kernels are written for and that may be used
+here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, amx)
+forces a narrower one. The kernel table has one row per kernel. "yes" in its last column: a plan can choose the
 kernel on this machine; otherwise the column says what is missing. `octile check` compares
 the rows that can run with the oracle, `octile bench` times them.
 
@@ -53,12 +56,17 @@ void print_json(const Machine& machine, const CudaDevices& cuda) {
                     {"available", kernel.reason.empty()},
                     {"reason", kernel.reason}});
   }
-  const json document = {
-      {"version", octile_version()},
-      {"cpu", {{"name", machine.cpu}, {"threads", machine.threads}, {"isas", isas}, {"caches", caches}}},
-      {"gpus", gpus},
-      {"gpus_reason", cuda.reason},
-      {"kernels", rows}};
+  const json document = {{"version", octile_version()},
+                         {"cpu",
+                          {{"name", machine.cpu},
+                           {"threads", machine.threads},
+                           {"isas", isas},
+                           {"isa", cpu::name(cpu::isa())},
+                           {"isa_reason", cpu::explain_isa()},
+                           {"caches", caches}}},
+                         {"gpus", gpus},
+                         {"gpus_reason", cuda.reason},
+                         {"kernels", rows}};
   // What a driver calls a device need not be UTF-8.
   std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
 }
@@ -76,6 +84,7 @@ void print_text(const Machine& machine, const CudaDevices& cuda) {
             << "cpu     " << machine.cpu << ", " << machine.threads << (machine.threads == 1 ? " thread" : " threads")
             << "\n";
   if (!isas.empty()) std::cout << "isas    " << isas << "\n";
+  std::cout << "uses    " << cpu::explain_isa() << "\n";
   if (!caches.empty()) std::cout << "caches  " << caches << "\n";
   for (const CudaDevice& gpu : cuda.devices) {
     std::cout << "gpu     " << gpu.name << ", compute capability " << capability(gpu) << ", "

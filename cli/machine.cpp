@@ -160,10 +160,6 @@ std::vector<Cache> described_caches() {
 
 }  // namespace
 
-bool Machine::has(const std::string& isa) const {
-  return std::any_of(isas.begin(), isas.end(), [&](const Isa& i) { return i.usable && i.name == isa; });
-}
-
 std::int64_t Machine::last_cache_bytes() const {
   std::int64_t bytes = 0;
   for (const Cache& cache : caches) bytes = std::max(bytes, cache.bytes);

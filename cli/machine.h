@@ -23,7 +23,6 @@ struct Machine {
   std::vector<Isa> isas;      // all that are asked for, in the order in which they came
   std::vector<Cache> caches;  // as the first core sees them; empty where the system does not tell
 
-  bool has(const std::string& isa) const;
   std::int64_t last_cache_bytes() const;  // 0 if not known
 };
 

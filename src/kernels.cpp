@@ -62,6 +62,12 @@ std::string needs(const Problem&) {
   return cpu::reason_against(isa);
 }
 
+template <Isa isa>
+std::string needs_f32(const GemmProblem& p) {
+  if (p.scale == DType::f64) return "has no f64";
+  return cpu::reason_against(isa);
+}
+
 // Of the portable rows, which are compiled for several instruction sets.
 double with_isa(double baseline, double avx2, double avx512) {
   return cpu::isa() >= Isa::avx512 ? avx512 : cpu::isa() >= Isa::avx2 ? avx2 : baseline;
@@ -125,9 +131,11 @@ constexpr GemmKernel kGemmKernels[] = {
   {"w8a8_gemm_avxvnni",                 Op::w8a8_gemm,              kCpu, needs<Isa::avxvnni>, at_rate<350>, cpu::w8a8_gemm_avxvnni_workspace,   cpu::w8a8_gemm_avxvnni},
   {"w8a8_gemm_avx512vnni",              Op::w8a8_gemm,              kCpu, needs<Isa::avx512vnni>, at_rate<700>, cpu::w8a8_gemm_avx512vnni_workspace, cpu::w8a8_gemm_avx512vnni},
   {"w8a8_gemm_amx",                     Op::w8a8_gemm,              kCpu, needs<Isa::amx>, amx_w8a8,      cpu::w8a8_gemm_amx_workspace,          cpu::w8a8_gemm_amx},
+  {"w4a8_gemm_avx2",                    Op::w4a8_gemm,              kCpu, needs_f32<Isa::avx2>, at_rate<300>, cpu::w4a8_gemm_workspace,         cpu::w4a8_gemm_avx2},
+  {"w4a8_gemm_avx512vnni",              Op::w4a8_gemm,              kCpu, needs_f32<Isa::avx512vnni>, at_rate<600>, cpu::w4a8_gemm_workspace,   cpu::w4a8_gemm_avx512vnni},
 #endif
   {"w8a16_gemm_portable",               Op::w8a16_gemm,             kCpu, always, portable_float,     cpu::w8a16_gemm_portable_workspace,    cpu::w8a16_gemm_portable},
-  {"w4a16_gemm_portable",               Op::w4a16_gemm,             kCpu, unpacked, portable_float,     cpu::w4a16_gemm_portable_workspace,    cpu::w4a16_gemm_portable},
+  {"w4a16_gemm_portable",               Op::w4a16_gemm,             kCpu, always,  portable_float,     cpu::w4a16_gemm_portable_workspace,    cpu::w4a16_gemm_portable},
   {"column_sum_portable",               Op::column_sum,             kCpu, always, portable_float,     none,                                  cpu::column_sum_portable},
 #endif
 };

@@ -21,7 +21,8 @@ inline constexpr std::int64_t kS4Depth = 8;   // terms of a group of an s4 panel
 // Where things lie. Sections begin at multiples of 64 bytes; padding is 0 (s4: the nibble of 0).
 //   s8  values [panel][depth / 4][16][4] s8      sums [panel][16] s32, of each channel's values
 //       scales [panel][16] f32 or f64
-//   s4  values [panel][group][depth / 8][16][4]: byte b has term b in its low nibble, term 4 + b in its high one, as q + 8
+//   s4  values [panel][group][depth / 8][16][4]: byte b has term b in its low nibble, term 4 + b in its high one, as q
+//   + 8
 //       scales [panel][group][16]                zero_points [panel][group][16] u8, as 8 + z, if there are any
 struct PackedLayout {
   std::int64_t panels = 0;
@@ -29,7 +30,7 @@ struct PackedLayout {
   std::int64_t group_depth = 0;  // terms of a group, padded
   std::int64_t group_bytes = 0;  // of one panel
   std::int64_t panel_bytes = 0;  // of all groups
-  std::int64_t sums_at = 0;         // s8
+  std::int64_t sums_at = 0;      // s8
   std::int64_t scales_at = 0;
   std::int64_t zero_points_at = 0;  // s4
   std::int64_t size = 0;

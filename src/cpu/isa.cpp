@@ -18,7 +18,8 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
+constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "avx2",       "avxvnni",
+                                                            "avx512",   "avx512vnni", "amx"};
 
 #if defined(__x86_64__)
 
@@ -44,8 +45,7 @@ bool amx_int8() {
 // In the order of Isa.
 std::array<bool, kIsaCount> detect() {
   __builtin_cpu_init();
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool avx512vnni = avx512 && __builtin_cpu_supports("avx512vnni");
@@ -100,8 +100,8 @@ std::string reason_against(Isa wanted) {
 std::string explain_isa() {
   std::string wider;
   for (int i = static_cast<int>(isa()) + 1; i < kIsaCount; ++i) {
-    wider += message(wider.empty() ? ": " : "; ", name(static_cast<Isa>(i)), " not, ",
-                     reason_against(static_cast<Isa>(i)));
+    wider +=
+        message(wider.empty() ? ": " : "; ", name(static_cast<Isa>(i)), " not, ", reason_against(static_cast<Isa>(i)));
   }
   return message(name(isa()), ", the widest that may be used", wider);
 }

@@ -99,7 +99,8 @@ void pack_panel(const ConstTensor& b, const ChannelRange& channels, const TermRa
   std::int64_t done = 0;
   if (rows == kPanelChannels) {
     if (b.strides[1] == 1) {
-      for (; done + kTerms <= terms.count; done += kTerms) pack_rows(data + done, b.strides[0], out + done * kPanelChannels);
+      for (; done + kTerms <= terms.count; done += kTerms)
+        pack_rows(data + done, b.strides[0], out + done * kPanelChannels);
     } else {
       done = terms.count / kTerms * kTerms;
       multiversion<PackColumns>(data, b.strides[1], done / kLaneBytes, out);

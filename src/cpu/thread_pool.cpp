@@ -1,6 +1,7 @@
 #include "cpu/thread_pool.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -21,7 +22,7 @@ namespace octile::cpu {
 namespace {
 
 // More workers than this are never useful, and it bounds the bits of Pool::state_.
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 256;
 
 // Some 10 to 20 microseconds: the launches of one layer follow each other faster than a sleeping thread wakes.
 constexpr int kSpins = 400;
@@ -38,9 +39,17 @@ void pause_briefly() {
 }
 
 struct Job {
+  int threads = 1;
   std::int64_t parts = 0;
   void (*function)(const void*, std::int64_t) = nullptr;
   const void* context = nullptr;
+};
+
+// The parts that one thread begins with. Its own, so that from run to run it finds the same part of a weight in its
+// caches; when they are done it takes from the others', so that nobody waits for a thread that was interrupted.
+struct alignas(64) Share {
+  std::atomic<std::int64_t> next = 0;
+  std::int64_t end = 0;
 };
 
 // One job at a time. `state_` is the whole protocol:
@@ -61,7 +70,10 @@ class Pool {
   void run(int threads, const Job& job) {
     grow(threads - 1);
     job_ = job;
-    next_.store(0, std::memory_order_relaxed);
+    for (std::int64_t i = 0; i < threads; ++i) {
+      shares_[i].next.store(job.parts * i / threads, std::memory_order_relaxed);
+      shares_[i].end = job.parts * (i + 1) / threads;
+    }
     const std::uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     const auto limit = static_cast<std::uint64_t>(std::min(threads - 1, workers_));
     state_.store(number << 32 | limit << 17 | kOpen, std::memory_order_seq_cst);
@@ -69,7 +81,7 @@ class Pool {
       const std::lock_guard lock(mutex_);
       wake_.notify_all();
     }
-    work();
+    work(0);
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int spins = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spins) {
       spins < kSpins ? pause_briefly() : std::this_thread::yield();
@@ -82,11 +94,14 @@ class Pool {
   static constexpr std::uint64_t kInside = 0xffff;
   static constexpr std::uint64_t kOpen = 0x10000;
 
-  void work() {
+  void work(int own) {
     const Job job = job_;
     inside_parallel_for = true;
-    for (std::int64_t part; (part = next_.fetch_add(1, std::memory_order_relaxed)) < job.parts;) {
-      job.function(job.context, part);
+    for (int i = 0; i < job.threads; ++i) {
+      Share& share = shares_[(own + i) % job.threads];
+      for (std::int64_t part; (part = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+        job.function(job.context, part);
+      }
     }
     inside_parallel_for = false;
   }
@@ -106,7 +121,7 @@ class Pool {
       std::uint64_t state = wait_for_news(seen);
       seen = state >> 32;
       if (enter(state, index)) {
-        work();
+        work(index + 1);
         state_.fetch_sub(1, std::memory_order_acq_rel);
       }
     }
@@ -161,7 +176,7 @@ class Pool {
   std::atomic<bool> workers_in_excess_ = false;
   int workers_ = 0;
   Job job_;
-  alignas(64) std::atomic<std::int64_t> next_ = 0;
+  std::array<Share, kMaxThreads> shares_;
   alignas(64) std::atomic<std::uint64_t> state_ = 0;
   alignas(64) std::atomic<int> sleepers_ = 0;
   std::mutex mutex_;
@@ -214,7 +229,7 @@ void parallel_for(int threads, std::int64_t parts, void (*function)(const void*,
   if (threads > 1 && !inside_parallel_for) {
     Pool& workers = pool();
     if (workers.try_acquire()) {
-      workers.run(threads, {parts, function, context});
+      workers.run(threads, {threads, parts, function, context});
       workers.release();
       return;
     }

@@ -1,5 +1,5 @@
-// w8a8 on the tile registers: tdpbssd adds the product of 16 rows of a by 64 terms and of 64 terms by a panel. A panel's
-// 64 terms are 1 KiB, rows of 16 channels of 4 terms, as the instruction wants them.
+// w8a8 on the tile registers: tdpbssd adds the product of 16 rows of a by 64 terms and of 64 terms by a panel. A
+// panel's 64 terms are 1 KiB, rows of 16 channels of 4 terms, as the instruction wants them.
 #include <immintrin.h>
 
 #include "cpu/w8a8_panels.h"

@@ -330,8 +330,8 @@ class Multiplication {
                    std::int64_t cols) const {
     const std::int64_t at = (first_row + i) * p_.y.strides[0] + first_col;
     const Real* bias = s.bias + (s.bias_of == BiasOf::row ? i : 0);
-    FinishRun<Real> run{s.sums + i * kGroupChannels, s.correction, s.left_scale + i, s.right_scale, bias, rows, cols,
-                        nullptr, 0};
+    FinishRun<Real> run{
+        s.sums + i * kGroupChannels, s.correction, s.left_scale + i, s.right_scale, bias, rows, cols, nullptr, 0};
     if (p_.y.dtype == DTypeOf<Real>::value) {
       run.y = static_cast<Real*>(p_.y.data) + at;
       run.y_stride = p_.y.strides[0];

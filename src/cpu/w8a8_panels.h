@@ -1,8 +1,8 @@
 // The integer product behind the w8a8 rows of one instruction set each: y[i, j] = fma(Real(sum_c a[i, c] * b[j, c]),
 // a_scale[i] * b_scale[j], bias[j]); a (m, k) and b (n, k) s8.
 //
-// b comes in panels of 16 channels, 4 terms to a 32-bit lane: packed once by the caller (packed_weight.h), or here. a is
-// copied once, as the kernel wants it. A kernel is a tile: a few rows of a times up to four panels.
+// b comes in panels of 16 channels, 4 terms to a 32-bit lane: packed once by the caller (packed_weight.h), or here. a
+// is copied once, as the kernel wants it. A kernel is a tile: a few rows of a times up to four panels.
 #pragma once
 
 #include <cstdint>
