@@ -68,23 +68,29 @@ std::string needs_f32(const GemmProblem& p) {
   return cpu::reason_against(isa);
 }
 
+double weight_bytes(const GemmProblem& p) { return static_cast<double>(p.n) * static_cast<double>(p.k); }
+
 // Of the portable rows, which are compiled for several instruction sets.
-double with_isa(double baseline, double avx2, double avx512) {
-  return cpu::isa() >= Isa::avx512 ? avx512 : cpu::isa() >= Isa::avx2 ? avx2 : baseline;
+double with_isa(double baseline, double avx2, double avx512, double avx512vnni) {
+  return cpu::isa() >= Isa::avx512vnni ? avx512vnni : cpu::isa() >= Isa::avx512 ? avx512 : cpu::isa() >= Isa::avx2 ? avx2 : baseline;
 }
 
 Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
 Cost portable_w8a8(const GemmProblem& p) {
-  return gemm_cost(p, with_isa(75e9, 140e9, 265e9) * threads(p.threads), kBytesPerSecond);
+  Cost cost = gemm_cost(p, with_isa(75e9, 140e9, 265e9, 490e9) * threads(p.threads), kBytesPerSecond);
+  if (p.b_major == Major::outer) cost.seconds += weight_bytes(p) / (0.5e9 * threads(p.threads));  // turned first
+  return cost;
 }
 Cost portable_float(const GemmProblem& p) {
-  return gemm_cost(p, with_isa(40e9, 90e9, 200e9) * threads(p.threads), kBytesPerSecond);
+  return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads(p.threads), kBytesPerSecond);
 }
 
-// Rates in operations per second and core.
+// Rates in operations per second and core. A weight that does not come packed is packed first.
 template <int giga>
 Cost at_rate(const GemmProblem& p) {
-  return gemm_cost(p, giga * 1e9 * threads(p.threads), kBytesPerSecond);
+  Cost cost = gemm_cost(p, giga * 1e9 * threads(p.threads), kBytesPerSecond);
+  if (!p.b_packed) cost.seconds += weight_bytes(p) / (20e9 * threads(p.threads));
+  return cost;
 }
 
 // A tile multiplies 16 rows, however many there are (Sapphire Rapids).

@@ -27,8 +27,8 @@ enum class Operation : std::uint8_t {
   w8a8_gemm,   // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
   w8a16_gemm,  // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
   w4a16_gemm,  // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
-  w4a8_gemm,   // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t) from
-               // t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
+  w4a8_gemm,   // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t)
+               // from t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
   column_sum,  // y[0, j] = sum_i a[i, j]
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/multiversion.h"
+#include "cpu/isa.h"
 #include "packed_weight.h"
 
 #if defined(__x86_64__)
@@ -72,49 +72,69 @@ void pack_rows(const std::uint8_t* in, std::int64_t stride, std::uint8_t* out) {
   }
 }
 
-// Four terms of 16 channels that lie side by side.
-struct PackColumns {
-  template <Isa>
-  OCTILE_INLINE static void run(const std::uint8_t* __restrict in, std::int64_t stride, std::int64_t lanes,
-                                std::uint8_t* __restrict out) {
-    for (std::int64_t q = 0; q < lanes; ++q) {
-      const std::uint8_t* __restrict from = in + q * kLaneBytes * stride;
-      std::uint8_t* __restrict to = out + q * kPanelLine;
-      for (int r = 0; r < 16; ++r) {
-        to[4 * r] = from[r];
-        to[4 * r + 1] = from[stride + r];
-        to[4 * r + 2] = from[2 * stride + r];
-        to[4 * r + 3] = from[3 * stride + r];
-      }
-    }
+// Four rows of 16 channels that lie side by side, `stride` bytes apart.
+void pack_line(const std::uint8_t* in, std::int64_t stride, std::uint8_t* out) {
+#if defined(__SSE2__)
+  __m128i row[4];
+  for (int i = 0; i < 4; ++i) row[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i * stride));
+  const __m128i pairs[4] = {_mm_unpacklo_epi8(row[0], row[1]), _mm_unpackhi_epi8(row[0], row[1]),
+                            _mm_unpacklo_epi8(row[2], row[3]), _mm_unpackhi_epi8(row[2], row[3])};
+  auto* line = reinterpret_cast<__m128i*>(out);
+  _mm_storeu_si128(line, _mm_unpacklo_epi16(pairs[0], pairs[2]));
+  _mm_storeu_si128(line + 1, _mm_unpackhi_epi16(pairs[0], pairs[2]));
+  _mm_storeu_si128(line + 2, _mm_unpacklo_epi16(pairs[1], pairs[3]));
+  _mm_storeu_si128(line + 3, _mm_unpackhi_epi16(pairs[1], pairs[3]));
+#else
+  for (std::int64_t r = 0; r < kPanelChannels; ++r) {
+    for (std::int64_t i = 0; i < kLaneBytes; ++i) out[r * kLaneBytes + i] = in[i * stride + r];
   }
-};
+#endif
+}
 
-}  // namespace
-
-void pack_panel(const ConstTensor& b, const ChannelRange& channels, const TermRange& terms, std::uint8_t* out) {
+// One panel of which a few channels or terms may be missing, by way of 16 full rows.
+void pack_edge(const ConstTensor& b, const Range& channels, const Range& terms, std::uint8_t* out) {
   const auto* data =
       static_cast<const std::uint8_t*>(b.data) + channels.first * b.strides[0] + terms.first * b.strides[1];
-  const std::int64_t rows = std::min(kPanelChannels, channels.end - channels.first);
-  std::int64_t done = 0;
-  if (rows == kPanelChannels) {
-    if (b.strides[1] == 1) {
-      for (; done + kTerms <= terms.count; done += kTerms)
-        pack_rows(data + done, b.strides[0], out + done * kPanelChannels);
-    } else {
-      done = terms.count / kTerms * kTerms;
-      multiversion<PackColumns>(data, b.strides[1], done / kLaneBytes, out);
-    }
-  }
-  // What is left, a few terms or a panel that is not full, by way of 16 full rows.
-  for (; done < terms.count; done += kTerms) {
+  for (std::int64_t done = 0; done < terms.count; done += kTerms) {
     std::uint8_t block[kPanelChannels * kTerms] = {};
     const std::int64_t count = std::min(kTerms, terms.count - done);
-    for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t r = 0; r < channels.count; ++r) {
       const std::uint8_t* from = data + r * b.strides[0] + done * b.strides[1];
       for (std::int64_t c = 0; c < count; ++c) block[r * kTerms + c] = from[c * b.strides[1]];
     }
     pack_rows(block, kTerms, out + done * kPanelChannels);
+  }
+}
+
+}  // namespace
+
+void pack_panels(const ConstTensor& b, const Range& channels, const Range& terms, const Panels& out) {
+  const auto* data =
+      static_cast<const std::uint8_t*>(b.data) + channels.first * b.strides[0] + terms.first * b.strides[1];
+  const std::int64_t panels = channels.count / kPanelChannels;  // full ones
+  const std::int64_t whole = terms.count / kTerms * kTerms;
+  if (b.strides[1] == 1) {
+    for (std::int64_t j = 0; j < panels; ++j) {
+      for (std::int64_t c = 0; c < whole; c += kTerms) {
+        pack_rows(data + j * kPanelChannels * b.strides[0] + c, b.strides[0],
+                  out.data + j * out.stride + c * kPanelChannels);
+      }
+    }
+  } else {
+    // All panels at once, so that a line is read once: rows a power of two apart drive each other out of the cache.
+    for (std::int64_t c = 0; c < whole; c += kLaneBytes) {
+      for (std::int64_t j = 0; j < panels; ++j) {
+        pack_line(data + c * b.strides[1] + j * kPanelChannels, b.strides[1],
+                  out.data + j * out.stride + c * kPanelChannels);
+      }
+    }
+  }
+  for (std::int64_t j = 0; j * kPanelChannels < channels.count; ++j) {
+    const std::int64_t done = j < panels ? whole : 0;
+    if (done == terms.count) continue;
+    const std::int64_t first = j * kPanelChannels;
+    pack_edge(b, {channels.first + first, std::min(kPanelChannels, channels.count - first)},
+              {terms.first + done, terms.count - done}, out.data + j * out.stride + done * kPanelChannels);
   }
 }
 

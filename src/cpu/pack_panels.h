@@ -1,4 +1,4 @@
-// Rows of an s8 matrix into a panel of 16 channels, 4 terms to a lane: packed_weight.h.
+// Rows of an s8 matrix into panels of 16 channels, 4 terms to a lane: packed_weight.h.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,18 @@
 
 namespace octile::cpu {
 
-struct ChannelRange {
-  std::int64_t first;  // the panel's
-  std::int64_t end;    // of the matrix; missing ones are 0
-};
-struct TermRange {
+struct Range {
   std::int64_t first, count;
 };
 
-// out: (count / 4, 16, 4), up to the next multiple of 64 terms, padded with 0. b is contiguous along either dimension.
-void pack_panel(const ConstTensor& b, const ChannelRange& channels, const TermRange& terms, std::uint8_t* out);
+// Panels of (terms / 4, 16, 4), `stride` bytes apart.
+struct Panels {
+  std::uint8_t* data;
+  std::int64_t stride;
+};
+
+// Each panel is padded with 0: to 16 channels, and to the next multiple of 64 terms. b is contiguous along either
+// dimension.
+void pack_panels(const ConstTensor& b, const Range& channels, const Range& terms, const Panels& out);
 
 }  // namespace octile::cpu

@@ -80,7 +80,7 @@ void multiply_rows(const TileRun& run) {
 
 void multiply(const TileRun& run) { run.rows > kTileRows ? multiply_rows<2>(run) : multiply_rows<1>(run); }
 
-constexpr PanelKernel kKernel = {LeftForm::plain, kRows, multiply, begin, end};
+constexpr PanelKernel kKernel = {LeftForm::plain, kRows, kTileRows, multiply, begin, end};
 
 }  // namespace
 

@@ -66,7 +66,7 @@ void multiply(const TileRun& run) {
   kTiles[run.rows - 1](run);
 }
 
-constexpr PanelKernel kKernel = {LeftForm::symmetric, kRows, multiply, nullptr, nullptr};
+constexpr PanelKernel kKernel = {LeftForm::symmetric, kRows, 1, multiply, nullptr, nullptr};
 
 }  // namespace
 

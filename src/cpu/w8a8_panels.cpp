@@ -18,7 +18,9 @@ namespace {
 constexpr std::int64_t kRowBlock = 128;     // rows of a part: (kRowBlock, kGroupChannels) sums lie on the stack
 constexpr std::int64_t kDepthBlock = 1024;  // terms: 64 KiB of b stay in the second-level cache for all rows
 constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself, on the stack
-constexpr std::int64_t kConvertedRows = 32;
+constexpr std::int64_t kConvertedRows = 8;  // at a time, where rows are contiguous
+constexpr std::int64_t kTurnedRows = 32;    // elsewhere
+constexpr std::int64_t kTallestTile = 32;   // rows beyond the last that a tile may read
 constexpr std::int64_t kLine = 64;
 
 // Bytes from one converted row of a to the next. An odd number of lines: rows a power of two apart share their places
@@ -101,7 +103,7 @@ struct Memory {
 
   Memory(const PanelKernel& kernel, const GemmProblem& p, void* workspace) : stride(left_stride(p.k)) {
     const Extent extent(p);
-    const std::int64_t rows = round_up(extent.rows, std::max<std::int64_t>(kernel.rows, kConvertedRows));
+    const std::int64_t rows = round_up(extent.rows, kTallestTile);
     const bool symmetric = kernel.left == LeftForm::symmetric;
     left = static_cast<std::uint8_t*>(workspace);
     rest = left + rows * stride;
@@ -124,8 +126,8 @@ void copy_rows(const ConstTensor& t, std::int64_t k, std::int64_t first, std::in
   }
 }
 
-void convert_left(const PanelKernel& kernel, const Product& p, const Memory& memory, std::int64_t first) {
-  const std::int64_t rows = std::min(kConvertedRows, p.rows - first);
+void convert_left(const PanelKernel& kernel, const Product& p, const Memory& memory, Range range) {
+  const auto [first, rows] = range;
   const std::int64_t depth = round_up(p.k, kS8Depth);
   copy_rows(p.left, p.k, first, rows, {memory.left + first * memory.stride, memory.stride});
   for (std::int64_t r = first; r < first + rows; ++r) {
@@ -217,11 +219,15 @@ class Multiplication {
   void run() const {
     const double products = static_cast<double>(p_.rows) * static_cast<double>(p_.cols) * static_cast<double>(p_.k);
     const int threads = useful_threads(problem_.threads, products / 256);
-    parallel_for(threads, ceil_div(p_.rows, kConvertedRows),
-                 [&](std::int64_t part) { convert_left(kernel_, p_, memory_, part * kConvertedRows); });
+    const std::int64_t at_once = p_.left.strides[1] == 1 ? kConvertedRows : kTurnedRows;
+    parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
+      convert_left(kernel_, p_, memory_, {part * at_once, std::min(at_once, p_.rows - part * at_once)});
+    });
     if (panels_ == memory_.panels) {
-      parallel_for(threads, ceil_div(p_.cols, kPanelChannels), [&](std::int64_t panel) {
-        pack_panel(p_.right, {panel * kPanelChannels, p_.cols}, {0, p_.k}, memory_.panels + panel * panel_bytes_);
+      parallel_for(threads, ceil_div(p_.cols, kGroupChannels), [&](std::int64_t part) {
+        const std::int64_t first = part * kGroupChannels;
+        pack_panels(p_.right, {first, std::min(kGroupChannels, p_.cols - first)}, {0, p_.k},
+                    {memory_.panels + part * kGroupPanels * panel_bytes_, panel_bytes_});
       });
     }
     const std::int64_t row_block = kRowBlock / kernel_.rows * kernel_.rows;
@@ -253,6 +259,9 @@ class Multiplication {
     alignas(64) std::uint8_t packed[kPackedHere * kGroupChannels];
     const std::int64_t depth = round_up(p_.k, kS8Depth);
     const std::int64_t block = packs_here ? kPackedHere : kDepthBlock;
+    // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
+    const std::int64_t tiles = ceil_div(rows, kernel_.rows);
+    const std::int64_t tile_rows = round_up(ceil_div(rows, tiles), kernel_.row_step);
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols, kPanelChannels));
     run.a_stride = memory_.stride;
@@ -262,17 +271,14 @@ class Multiplication {
       if (packs_here) {
         run.b = packed;
         run.b_stride = run.depth * kPanelChannels;
-        for (int i = 0; i < run.panels; ++i) {
-          pack_panel(p_.right, {first_col + i * kPanelChannels, p_.cols}, {term, std::min(p_.k - term, block)},
-                     packed + i * run.b_stride);
-        }
+        pack_panels(p_.right, {first_col, cols}, {term, std::min(p_.k - term, block)}, {packed, run.b_stride});
       } else {
         run.b = panels_ + first_col / kPanelChannels * panel_bytes_ + term * kPanelChannels;
         run.b_stride = panel_bytes_;
       }
       if (kernel_.left == LeftForm::offset && !problem_.b_packed) add_correction(run, s.correction);
-      for (std::int64_t i = 0; i < rows; i += kernel_.rows) {
-        run.rows = static_cast<int>(std::min<std::int64_t>(kernel_.rows, rows - i));
+      for (std::int64_t i = 0; i < rows; i += tile_rows) {
+        run.rows = static_cast<int>(std::min(tile_rows, rows - i));
         run.sums = s.sums + i * kGroupChannels;
         tile(run, first_row + i, term);
         if (term + block >= depth) finish_tile(s, i, run.rows, first_row, first_col, cols);
@@ -337,7 +343,7 @@ class Multiplication {
       run.y_stride = p_.y.strides[0];
       return finish(run, s.bias_of);
     }
-    Real values[kMostRows * kGroupChannels];
+    Real values[kTallestTile * kGroupChannels];
     run.y = values;
     run.y_stride = kGroupChannels;
     finish(run, s.bias_of);
@@ -345,8 +351,6 @@ class Multiplication {
       narrow<Real>(p_.y.dtype, p_.y.data, at + r * p_.y.strides[0], cols, values + r * kGroupChannels);
     }
   }
-
-  static constexpr std::int64_t kMostRows = 32;
 
   const PanelKernel& kernel_;
   const GemmProblem& problem_;

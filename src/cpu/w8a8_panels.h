@@ -37,7 +37,8 @@ enum class LeftForm : std::uint8_t {
 
 struct PanelKernel {
   LeftForm left;
-  int rows;  // of a tile
+  int rows;      // of a tile, at most
+  int row_step;  // its rows cost as much as the next multiple of this
   void (*tile)(const TileRun&);
   void (*begin)();  // on each thread, before its tiles; may be null
   void (*end)();
