@@ -9,25 +9,53 @@ namespace octile::cpu {
 namespace {
 
 constexpr std::int64_t kBlockRows = 256;
-constexpr std::int64_t kStripe = 256;  // columns at a time
+constexpr std::int64_t kStripe = 1024;  // columns at a time: their sums stay in the first-level cache
 
-struct Add {
+// sum[j] = ((sum[j] + x[0][j]) + x[1][j]) + ..., `rows` rows. Four at a time, so that a sum is loaded and stored once
+// for each four.
+struct AddRows {
   template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict x, std::int64_t n, Real* __restrict sum) {
-    for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
+  OCTILE_INLINE static void run(const Real* __restrict x, std::int64_t stride, std::int64_t rows, std::int64_t n,
+                                Real* __restrict sum) {
+    constexpr int kLines = kAheadStep * sizeof(Real) / 64;
+    for (; rows >= 4; rows -= 4, x += 4 * stride) {
+      for (std::int64_t i = 0; i < n; i += kAheadStep) {
+        for (int r = 4; r < 8; ++r) Ahead(x + i, r * stride, kLines).prefetch();
+        for (std::int64_t j = i; j < std::min(n, i + kAheadStep); ++j) {
+          sum[j] = (((sum[j] + x[j]) + x[stride + j]) + x[2 * stride + j]) + x[3 * stride + j];
+        }
+      }
+    }
+    for (; rows > 0; --rows, x += stride) {
+      for (std::int64_t j = 0; j < n; ++j) sum[j] += x[j];
+    }
   }
 };
+
+// A stripe of one block of rows.
+template <class Real>
+void sum_block(const ConstTensor& a, std::int64_t r0, std::int64_t rows, std::int64_t c, std::int64_t n, Real* sum) {
+  const std::int64_t stride = a.strides[0];
+  if (a.dtype == DTypeOf<Real>::value) {
+    return multiversion<AddRows>(static_cast<const Real*>(a.data) + r0 * stride + c, stride, rows, n, sum);
+  }
+  constexpr std::int64_t kFew = 4;
+  Real buffer[kFew * kStripe];
+  for (std::int64_t r = 0; r < rows; r += kFew) {
+    const std::int64_t count = std::min(kFew, rows - r);
+    for (std::int64_t i = 0; i < count; ++i) widen(a.dtype, a.data, (r0 + r + i) * stride + c, n, buffer + i * kStripe);
+    multiversion<AddRows>(static_cast<const Real*>(buffer), kStripe, count, n, sum);
+  }
+}
 
 template <class Real>
 void sum_stripe(const GemmOperands& o, std::int64_t c, std::int64_t n) {
   Real total[kStripe] = {};
-  Real buffer[kStripe];
   for (std::int64_t first = 0; first < o.a.rows(); first += kBlockRows) {
     Real block[kStripe] = {};
-    for (std::int64_t r = first; r < std::min(o.a.rows(), first + kBlockRows); ++r) {
-      multiversion<Add>(widened(o.a.dtype, o.a.data, r * o.a.strides[0] + c, n, buffer), n, static_cast<Real*>(block));
-    }
-    multiversion<Add>(static_cast<const Real*>(block), n, static_cast<Real*>(total));
+    sum_block(o.a, first, std::min(kBlockRows, o.a.rows() - first), c, n, static_cast<Real*>(block));
+    multiversion<AddRows>(static_cast<const Real*>(block), std::int64_t{0}, std::int64_t{1}, n,
+                          static_cast<Real*>(total));
   }
   const std::int64_t stride = o.y.rank == 1 ? o.y.strides[0] : o.y.strides[1];
   if (stride == 1) return narrow<Real>(o.y.dtype, o.y.data, c, n, total);

@@ -6,46 +6,72 @@ namespace octile::cpu {
 namespace {
 
 struct Dequantize {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const std::int16_t* __restrict q, const Real* __restrict s,
-                                const std::int32_t* __restrict z, std::int64_t n, Real* __restrict y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<Real>(q[i] - z[i]) * s[i];
+  template <Isa, class Q, class Real, class Scale>
+  OCTILE_INLINE static void run(const Q* __restrict q, Scale scale, std::int64_t n, Ahead ahead, Real* __restrict y) {
+    std::int64_t i = 0;
+    for (; i + kAheadStep <= n; i += kAheadStep) {
+      ahead.prefetch();
+      dequantize(q + i, scale.from(i), kAheadStep, y + i);
+    }
+    dequantize(q + i, scale.from(i), n - i, y + i);
+  }
+
+  template <class Q, class Real, class Scale>
+  OCTILE_INLINE static void dequantize(const Q* __restrict q, const Scale& scale, std::int64_t n, Real* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<Real>(q[i] - scale.z(i)) * scale.s(i);
   }
 };
 
-struct Scale {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* x, const Real* s, std::int64_t n, Real* y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * s[i];
+struct MultiplyByScale {
+  template <Isa, class Real, class Scale>
+  OCTILE_INLINE static void run(const Real* __restrict x, Scale scale, std::int64_t n, Ahead ahead,
+                                Real* __restrict y) {
+    std::int64_t i = 0;
+    for (; i + kAheadStep <= n; i += kAheadStep) {
+      ahead.prefetch();
+      multiply(x + i, scale.from(i), kAheadStep, y + i);
+    }
+    multiply(x + i, scale.from(i), n - i, y + i);
+  }
+
+  template <class Real, class Scale>
+  OCTILE_INLINE static void multiply(const Real* __restrict x, const Scale& scale, std::int64_t n, Real* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * scale.s(i);
   }
 };
 
 template <class Real>
 void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(
-      p, o, o.q_in, [&](std::int64_t r, std::int64_t c, std::int64_t n, const Real* s, const std::int32_t* z) {
-        std::int16_t q[kRowChunk];
-        Real buffer[kRowChunk];
-        widen_integers(o.q_in.dtype, o.q_in.data, r * o.q_in.strides[0] + c, n, q);
-        const std::int64_t at = r * o.y.strides[0] + c;
-        Real* y = narrowing_target(o.y.dtype, o.y.data, at, buffer);
-        multiversion<Dequantize>(static_cast<const std::int16_t*>(q), s, z, n, y);
-        narrow<Real>(o.y.dtype, o.y.data, at, n, y);
-      });
+  for_each_scaled_piece<Real>(p, o, o.q_in, [&](const RowPiece& piece, auto scale, auto& out) {
+    Real buffer[kRowChunk];
+    const std::int64_t from = piece.at(o.q_in);
+    const std::int64_t at = piece.at(o.y);
+    const Ahead ahead = piece.ahead(o.q_in);
+    Real* const y = out.target(at, buffer);
+    if (o.q_in.dtype == DType::s8) {
+      multiversion<Dequantize>(static_cast<const std::int8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+    } else if (o.q_in.dtype == DType::u8) {
+      multiversion<Dequantize>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+    } else {
+      std::int8_t q[kRowChunk];
+      unpack_s4(static_cast<const std::uint8_t*>(o.q_in.data), from, piece.n, q);
+      multiversion<Dequantize>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
+    }
+    out.put(at, piece.n, y);
+  });
 }
 
 template <class Real>
 void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(p, o, o.dy,
-                              [&](std::int64_t r, std::int64_t c, std::int64_t n, const Real* s, const std::int32_t*) {
-                                Real dy_buffer[kRowChunk];
-                                Real buffer[kRowChunk];
-                                const Real* dy = widened(o.dy.dtype, o.dy.data, r * o.dy.strides[0] + c, n, dy_buffer);
-                                const std::int64_t at = r * o.y.strides[0] + c;
-                                Real* y = narrowing_target(o.y.dtype, o.y.data, at, buffer);
-                                multiversion<Scale>(dy, s, n, y);
-                                narrow<Real>(o.y.dtype, o.y.data, at, n, y);
-                              });
+  for_each_scaled_piece<Real>(p, o, o.dy, [&](const RowPiece& piece, auto scale, auto& out) {
+    Real dy_buffer[kRowChunk];
+    Real buffer[kRowChunk];
+    const Real* dy = widened(o.dy.dtype, o.dy.data, piece.at(o.dy), piece.n, dy_buffer);
+    const std::int64_t at = piece.at(o.y);
+    Real* const y = out.target(at, buffer);
+    multiversion<MultiplyByScale>(dy, scale, piece.n, piece.ahead(o.dy), y);
+    out.put(at, piece.n, y);
+  });
 }
 
 }  // namespace

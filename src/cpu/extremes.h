@@ -78,24 +78,38 @@ struct Measure {
     for (std::int64_t g = 0; g < groups; ++g, x += length) {
       Key<T> low = extremes[g].low;
       Key<T> high = extremes[g].high;
-      std::int64_t i = 0;
-      for (; i + 2 * kAheadStep <= length; i += 2 * kAheadStep) {
-        ahead.prefetch();
-        ahead.prefetch();
-        include_run<2 * kAheadStep>(x + i, low, high);
-      }
+      std::int64_t i = length / kAheadStep > 1 ? long_run(x, length, ahead, low, high) : 0;
       // Each step ends with a maximum across a vector: as few as the usual groups allow.
-      for (; i + 128 <= length; i += 128) include_run<128>(x + i, low, high);
-      for (; i + 64 <= length; i += 64) include_run<64>(x + i, low, high);
-      for (; i + 32 <= length; i += 32) include_run<32>(x + i, low, high);
+      for (; i + 128 <= length; i += 128) step<128>(x + i, low, high);
+      for (; i + 64 <= length; i += 64) step<64>(x + i, low, high);
+      for (; i + 32 <= length; i += 32) step<32>(x + i, low, high);
       for (; i < length; ++i) include<symmetric>(x[i], low, high);
       extremes[g] = {low, high};
     }
   }
 
   template <int n, class T>
-  OCTILE_INLINE static void include_run(const T* x, Key<T>& low, Key<T>& high) {
+  OCTILE_INLINE static void step(const T* x, Key<T>& low, Key<T>& high) {
     for (int j = 0; j < n; ++j) include<symmetric>(x[j], low, high);
+  }
+
+  // Whole steps of kAheadStep elements, with extremes of each lane that meet at the end. Returns where it stopped.
+  template <class T>
+  OCTILE_INLINE static std::int64_t long_run(const T* x, std::int64_t length, Ahead ahead, Key<T>& low, Key<T>& high) {
+    constexpr int kLanes = 64;
+    Key<T> lows[kLanes] = {};
+    Key<T> highs[kLanes] = {};
+    std::int64_t i = 0;
+    for (; i + kAheadStep <= length; i += kAheadStep) {
+      ahead.prefetch();
+      for (int j = 0; j < kLanes; ++j) include<symmetric>(x[i + j], lows[j], highs[j]);
+      for (int j = 0; j < kLanes; ++j) include<symmetric>(x[i + kLanes + j], lows[j], highs[j]);
+    }
+    for (int j = 0; j < kLanes; ++j) {
+      low = std::min(low, lows[j]);
+      high = std::max(high, highs[j]);
+    }
+    return i;
   }
 };
 

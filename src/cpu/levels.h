@@ -9,13 +9,16 @@
 // alone have such an inverse, and a product that underflows rounds to 0 like its quotient.
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "cpu/extremes.h"
 #include "cpu/multiversion.h"
 #include "cpu/rows.h"
+#include "philox.h"
 
 namespace octile::cpu {
 
@@ -53,7 +56,7 @@ OCTILE_INLINE Real inverse(Real s) {
                                                                            : std::numeric_limits<Real>::quiet_NaN();
 }
 
-// The scale and zero point of a run; s is NaN if the segment is bad.
+// One scale and zero point for a run.
 template <class Real>
 struct OneScale {
   Real scale;
@@ -80,6 +83,74 @@ struct ScaleEach {
   OCTILE_INLINE ScaleEach from(std::int64_t i) const { return {scales + i, inverses + i, zeros + i}; }
 };
 
+// The scale and zero point of a segment; s is NaN if the segment is bad.
+template <class Real>
+struct Segment {
+  Real s;
+  std::int32_t z;
+};
+
+// Symmetric scales of `count` segments.
+struct ScalesOfMagnitudes {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Extremes<Real>* __restrict extremes, std::int64_t count, Real q_max,
+                                Segment<Real>* __restrict segments) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      // The bits of a magnitude are its key; one that is not finite leaves a scale that is not.
+      const Real s = std::bit_cast<Real>(extremes[k].high) / q_max;
+      const Real most = s > static_cast<Real>(1e-8) ? s : static_cast<Real>(1e-8);
+      const bool finite = extremes[k].high < kInfinityKey<Real> && most < std::numeric_limits<Real>::infinity();
+      segments[k] = {finite ? most : std::numeric_limits<Real>::quiet_NaN(), 0};
+    }
+  }
+};
+
+// The scales of `count` segments of `length` elements, for each element.
+template <bool affine>
+struct SpreadScales {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Segment<Real>* __restrict segments, std::int64_t count, std::int64_t length,
+                                Real* __restrict s, Real* __restrict inverses, std::int32_t* __restrict z) {
+    if (length == 1) {
+      for (std::int64_t k = 0; k < count; ++k) s[k] = segments[k].s;
+      for (std::int64_t k = 0; k < count; ++k) inverses[k] = inverse(segments[k].s);
+      for (std::int64_t k = 0; affine && k < count; ++k) z[k] = segments[k].z;
+      return;
+    }
+    for (std::int64_t k = 0; k < count; ++k) {
+      const OneScale<Real> one(segments[k].s, segments[k].z);
+      std::int64_t i = 0;
+      for (; i + 32 <= length; i += 32) {
+        for (std::int64_t j = 0; j < 32; ++j) s[i + j] = one.scale;
+        for (std::int64_t j = 0; j < 32; ++j) inverses[i + j] = one.inverted;
+        for (std::int64_t j = 0; affine && j < 32; ++j) z[i + j] = one.zero;
+      }
+      for (; i < length; ++i) {
+        s[i] = one.scale;
+        inverses[i] = one.inverted;
+        if (affine) z[i] = one.zero;
+      }
+      s += length, inverses += length, z += length;
+    }
+  }
+};
+
+// The 16-bit halves that `uniform` takes for elements index .. index + n - 1; the first is noise[index % 8].
+struct FillNoise {
+  template <Isa>
+  OCTILE_INLINE static void run(std::uint64_t first_block, std::int64_t blocks, std::uint64_t seed,
+                                std::uint16_t* __restrict noise) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const std::uint64_t counter = first_block + static_cast<std::uint64_t>(b);
+      const std::array<std::uint32_t, 4> words = philox_4x32_10(counter, seed);
+      for (int w = 0; w < 4; ++w) {
+        noise[8 * b + 2 * w] = static_cast<std::uint16_t>(words[static_cast<std::size_t>(w)]);
+        noise[8 * b + 2 * w + 1] = static_cast<std::uint16_t>(words[static_cast<std::size_t>(w)] >> 16);
+      }
+    }
+  }
+};
+
 // A run to be rounded. `Out` is std::uint8_t for integers as their low bytes, which serve s8, u8 and s4 alike and are 0
 // in a bad segment; or Real for (level - z) * s, which is NaN where x or s is not finite.
 template <class Real, class Out>
@@ -90,6 +161,7 @@ struct LevelRun {
   std::int64_t n;
   Ahead ahead;
   Out* out;
+  bool fits = false;  // nothing rounds to a level beyond q_min and q_max
 };
 
 template <bool stochastic, class Real, class Scale>
@@ -116,43 +188,58 @@ OCTILE_INLINE void divided_levels(const LevelRun<Real, Real>& p, const Scale& sc
   }
 }
 
-// kAheadStep elements by multiplication. False if one of them was near a tie, or not finite: then they have to be done
-// again by division.
-template <class Out, class Scale>
-OCTILE_INLINE bool multiplied_levels(const float* __restrict x, const Scale& scale, float q_min, float q_max,
-                                     Out* __restrict out) {
+// Ratios that round to other levels by product and by quotient differ from a tie by less; see above.
+OCTILE_INLINE std::int32_t tie_key(float q_min, float q_max) {
   const float limit = q_max - q_min;  // of |q - z|, as z is in the range
-  const float near = 0.5f - (limit + 1) * 0x1p-22f;
+  return std::bit_cast<std::int32_t>(0.5f - (limit + 1) * 0x1p-22f);
+}
+
+// a * b + c, rounded once where that is one instruction.
+template <Isa isa>
+OCTILE_INLINE float multiply_add(float a, float b, float c) {
+  if constexpr (isa == Isa::baseline) return a * b + c;
+  return std::fma(a, b, c);
+}
+
+// kAheadStep elements by multiplication. False if one of them was near a tie, beyond 2^22 or not finite: then they have
+// to be done again by division.
+template <Isa isa, bool clamp, class Out, class Scale>
+OCTILE_INLINE bool multiplied_levels(const LevelRun<float, Out>& p, const Scale& scale) {
+  const float* __restrict x = p.x;
+  Out* __restrict out = p.out;
   std::int32_t nearest_tie = 0;
   for (std::int64_t i = 0; i < kAheadStep; ++i) {
-    const float offset = static_cast<float>(scale.z(i));
-    const float ratio = clamped(x[i] * scale.inv(i), q_min - offset, q_max - offset);
-    const float sum = ratio + kRounder<float>;
-    const float level = sum - kRounder<float>;
-    float distance = ratio - level;
-    if constexpr (sizeof(Out) == 1) {
-      out[i] = static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(sum) + scale.z(i));
-    } else {
-      out[i] = level * scale.s(i);
-      distance += x[i] - x[i];
-    }
+    const float rounded = multiply_add<isa>(x[i], scale.inv(i), kRounder<float>);
+    const float distance = multiply_add<isa>(x[i], scale.inv(i), kRounder<float> - rounded);
     nearest_tie = std::max(nearest_tie, magnitude_key(distance));
+    const float low = p.q_min - static_cast<float>(scale.z(i)) + kRounder<float>;
+    const float high = p.q_max - static_cast<float>(scale.z(i)) + kRounder<float>;
+    const float level = clamp ? clamped(rounded, low, high) : rounded;
+    if constexpr (sizeof(Out) == 1) {
+      out[i] = static_cast<std::uint8_t>(std::bit_cast<std::int32_t>(level) + scale.z(i));
+    } else {
+      out[i] = (level - kRounder<float>)*scale.s(i);
+    }
   }
-  return nearest_tie < std::bit_cast<std::int32_t>(near);
+  return nearest_tie < tie_key(p.q_min, p.q_max);
 }
 
 template <bool stochastic>
 struct RoundToLevels {
-  template <Isa, class Real, class Out, class Scale>
+  template <Isa isa, class Real, class Out, class Scale>
   OCTILE_INLINE static void run(LevelRun<Real, Out> p, Scale scale) {
     if constexpr (!stochastic && sizeof(Real) == 4) {
-      for (; p.n >= kAheadStep; advance(p, scale)) {
-        p.ahead.prefetch();
-        if (multiplied_levels(p.x, scale, p.q_min, p.q_max, p.out)) continue;
-        divided_levels<false>(p, scale, kAheadStep);
-      }
+      p.fits ? multiply<isa, false>(p, scale) : multiply<isa, true>(p, scale);
     }
     divided_levels<stochastic>(p, scale, p.n);
+  }
+
+  template <Isa isa, bool clamp, class Out, class Scale>
+  OCTILE_INLINE static void multiply(LevelRun<float, Out>& p, Scale& scale) {
+    for (; p.n >= kAheadStep; advance(p, scale)) {
+      p.ahead.prefetch();
+      if (!multiplied_levels<isa, clamp>(p, scale)) divided_levels<false>(p, scale, kAheadStep);
+    }
   }
 
   template <class Run, class Scale>

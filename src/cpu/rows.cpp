@@ -2,8 +2,14 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "cpu/multiversion.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
 
 namespace octile::cpu {
 
@@ -101,67 +107,89 @@ struct PackNibbles {
   }
 };
 
-using Row16 = std::uint8_t __attribute__((vector_size(16)));
+#if defined(__x86_64__)
 
-OCTILE_INLINE Row16 interleave_low(Row16 a, Row16 b) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+// F16C converts in hardware and rounds to nearest, ties to even, like the loops above, but keeps more of a NaN.
+#define OCTILE_TARGET_F16C __attribute__((target("avx2,f16c")))
+
+bool has_f16c() {
+  static const bool has = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+  }();
+  return has;
+}
+
+OCTILE_TARGET_F16C std::int64_t widen_halves(const Half* in, std::int64_t n, float* out) {
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+  }
+  return i;
+}
+
+__attribute__((target("avx512f"))) std::int64_t widen_halves_512(const Half* in, std::int64_t n, float* out) {
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    _mm512_storeu_ps(out + i, _mm512_maskz_cvtph_ps(0xffff, halves));  // without a mask g++ 12 warns
+  }
+  return i;
+}
+
+OCTILE_TARGET_F16C std::int64_t narrow_to_halves(const float* in, std::int64_t n, Half* out) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  const __m256 quiet = _mm256_set1_ps(std::numeric_limits<float>::quiet_NaN());
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 x = _mm256_loadu_ps(in + i);
+    const __m256 nan = _mm256_or_ps(_mm256_and_ps(x, sign), quiet);
+    const __m256 same_nan = _mm256_blendv_ps(x, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(same_nan, _MM_FROUND_TO_NEAREST_INT));
+  }
+  return i;
+}
+
+__attribute__((target("avx512f"))) std::int64_t narrow_to_halves_512(const float* in, std::int64_t n, Half* out) {
+  const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+  const __m512i quiet = _mm512_set1_epi32(0x7fc00000);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512i x = _mm512_loadu_si512(in + i);
+    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(x), _mm512_castsi512_ps(x), _CMP_UNORD_Q);
+    const __m512i same_nan = _mm512_mask_or_epi32(x, nan, _mm512_and_si512(x, sign), quiet);
+    const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, _mm512_castsi512_ps(same_nan), _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), halves);
+  }
+  return i;
+}
+
+std::int64_t widen_fast(const Half* in, std::int64_t n, float* out) {
+  if (isa() >= Isa::avx512) return widen_halves_512(in, n, out);
+  return isa() >= Isa::avx2 && has_f16c() ? widen_halves(in, n, out) : 0;
+}
+
+std::int64_t narrow_fast(const float* in, std::int64_t n, Half* out) {
+  if (isa() >= Isa::avx512) return narrow_to_halves_512(in, n, out);
+  return isa() >= Isa::avx2 && has_f16c() ? narrow_to_halves(in, n, out) : 0;
+}
+
 #else
-  return __builtin_shuffle(a, b, Row16{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+
+std::int64_t widen_fast(const Half*, std::int64_t, float*) { return 0; }
+std::int64_t narrow_fast(const float*, std::int64_t, Half*) { return 0; }
+
 #endif
+
+void widen_half(const Half* in, std::int64_t n, float* out) {
+  const std::int64_t done = widen_fast(in, n, out);
+  if (done < n) multiversion<Widen>(in + done, n - done, out + done);
 }
 
-OCTILE_INLINE Row16 interleave_high(Row16 a, Row16 b) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#else
-  return __builtin_shuffle(a, b, Row16{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
-#endif
+void narrow_half(const float* in, std::int64_t n, Half* out) {
+  const std::int64_t done = narrow_fast(in, n, out);
+  if (done < n) multiversion<Narrow>(in + done, n - done, out + done);
 }
-
-// Four rounds of interleaving row i with row i + 8 transpose 16 x 16 bytes: each round moves one bit of the row number
-// to the column number.
-OCTILE_INLINE void transpose_16x16(ConstBytes from, Bytes to) {
-  Row16 a[16];
-  Row16 b[16];
-  for (int i = 0; i < 16; ++i) std::memcpy(&a[i], from.data + i * from.stride, 16);
-  for (int round = 0; round < 4; ++round) {
-    for (int i = 0; i < 8; ++i) {
-      b[2 * i] = interleave_low(a[i], a[i + 8]);
-      b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
-    for (int i = 0; i < 16; ++i) a[i] = b[i];
-  }
-  for (int i = 0; i < 16; ++i) std::memcpy(to.data + i * to.stride, &a[i], 16);
-}
-
-OCTILE_INLINE void transpose_block(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols) {
-  if (rows >= 16 && cols >= 16) return transpose_16x16(from, to);
-  for (std::int64_t c = 0; c < std::min<std::int64_t>(16, cols); ++c) {
-    for (std::int64_t r = 0; r < std::min<std::int64_t>(16, rows); ++r) {
-      to.data[c * to.stride + r] = from.data[r * from.stride + c];
-    }
-  }
-}
-
-// The side whose rows lie further apart is gone through a whole line at a time: its lines may all fall into the same
-// few places of the first-level cache, and would not stay there for a second visit.
-struct Transpose {
-  template <Isa>
-  OCTILE_INLINE static void run(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols) {
-    const bool along_rows = from.stride > to.stride;
-    const std::int64_t outer = along_rows ? rows : cols;
-    const std::int64_t inner = along_rows ? cols : rows;
-    for (std::int64_t i = 0; i < outer; i += 16) {
-      for (std::int64_t j = 0; j < inner; j += 16) {
-        const std::int64_t r = along_rows ? i : j;
-        const std::int64_t c = along_rows ? j : i;
-        transpose_block({from.data + r * from.stride + c, from.stride}, {to.data + c * to.stride + r, to.stride},
-                        rows - r, cols - c);
-      }
-    }
-  }
-};
 
 }  // namespace
 
@@ -169,7 +197,7 @@ template <>
 void widen(DType dtype, const void* data, std::int64_t i, std::int64_t n, float* out) {
   switch (dtype) {
     case DType::f16:
-      return multiversion<Widen>(static_cast<const Half*>(data) + i, n, out);
+      return widen_half(static_cast<const Half*>(data) + i, n, out);
     case DType::bf16:
       return multiversion<Widen>(static_cast<const BFloat16*>(data) + i, n, out);
     case DType::f32:
@@ -197,7 +225,7 @@ template <>
 void narrow(DType dtype, void* data, std::int64_t i, std::int64_t n, const float* values) {
   switch (dtype) {
     case DType::f16:
-      return multiversion<Narrow>(values, n, static_cast<Half*>(data) + i);
+      return narrow_half(values, n, static_cast<Half*>(data) + i);
     case DType::bf16:
       return multiversion<Narrow>(values, n, static_cast<BFloat16*>(data) + i);
     case DType::f32:
@@ -249,8 +277,56 @@ void pack_s4(const std::uint8_t* bytes, std::int64_t n, std::uint8_t* data, std:
   if (n % 2) out[n / 2] = static_cast<std::uint8_t>(bytes[n - 1] & 15);
 }
 
-void transpose(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols) {
-  multiversion<Transpose>(from, to, rows, cols);
+#if defined(__x86_64__)
+
+namespace {
+
+void copy_lines(Bytes to, const std::uint8_t* from, std::int64_t lines) {
+  for (std::int64_t i = 0; i < lines; ++i, from += 64) {
+    for (int j = 0; j < 64; j += 16) {  // the processor gathers the parts of a line
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to.data + i * to.stride + j),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+    }
+  }
 }
+
+__attribute__((target("avx512f"))) void copy_lines_512(Bytes to, const std::uint8_t* from, std::int64_t lines) {
+  for (std::int64_t i = 0; i < lines; ++i, from += 64) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to.data + i * to.stride), _mm512_loadu_si512(from));
+  }
+}
+
+}  // namespace
+
+void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines) {
+  isa() >= Isa::avx512 ? copy_lines_512(to, from, lines) : copy_lines(to, from, lines);
+}
+
+void copy_around_caches(void* to, const void* from, std::int64_t bytes) {
+  auto* out = static_cast<std::uint8_t*>(to);
+  const auto* in = static_cast<const std::uint8_t*>(from);
+  const std::int64_t head = std::min(bytes, static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) % 64));
+  const std::int64_t lines = (bytes - head) / 64;
+  const std::int64_t end = head + lines * 64;
+  std::memcpy(out, in, static_cast<std::size_t>(head));
+  copy_lines_around_caches({out + head, 64}, in + head, lines);
+  std::memcpy(out + end, in + end, static_cast<std::size_t>(bytes - end));
+}
+
+void end_copies() { _mm_sfence(); }
+
+#else
+
+void copy_around_caches(void* to, const void* from, std::int64_t bytes) {
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines) {
+  for (std::int64_t i = 0; i < lines; ++i) std::memcpy(to.data + i * to.stride, from + i * 64, 64);
+}
+
+void end_copies() {}
+
+#endif
 
 }  // namespace octile::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -52,7 +53,81 @@ struct ConstBytes {
   std::int64_t stride;
 };
 // `to` (cols, rows) becomes the transpose of `from` (rows, cols).
-void transpose(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols);
+void transpose(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols, bool around_caches = false);
+
+// Copies on the way to memory: past the caches where the machine can do that. What was written so is seen by other
+// threads after `end_copies`.
+void copy_around_caches(void* to, const void* from, std::int64_t bytes);
+// `lines` times 64 bytes, one after another, to aligned places a stride apart.
+void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines);
+void end_copies();
+
+// Whether a kernel that moves so many bytes should write around the caches: by its end they would hold little of what
+// it wrote, and a line that is not written whole is read first. Zen 5, 64 MiB in and 16 MiB out: 1.7 ms, else 1.9.
+// What a program may hope to find of a last cache; the system's own figure is at times that of all sockets. Tests lower
+// it.
+inline constinit std::atomic<double> cache_bytes = 32 << 20;
+inline bool outgrows_caches(double bytes) { return bytes > cache_bytes.load(std::memory_order_relaxed); }
+
+// Floats on their way to a tensor: rounded to its type, and past the caches where the kernel outgrows them. `elements`
+// of the tensor's type is what the kernel moves in all.
+template <class Real>
+class FloatsOut {
+ public:
+  FloatsOut(const Tensor& t, double elements) : t_(t), around_caches_(outgrows_caches(elements * bits(t.dtype) / 8)) {}
+  FloatsOut(const FloatsOut&) = delete;
+  FloatsOut& operator=(const FloatsOut&) = delete;
+  ~FloatsOut() {
+    if (around_caches_) end_copies();
+  }
+
+  // Where to write what goes to element i and those after it: the tensor itself, or `buffer`.
+  Real* target(std::int64_t i, Real* buffer) const {
+    return t_.dtype == DTypeOf<Real>::value && !around_caches_ ? static_cast<Real*>(t_.data) + i : buffer;
+  }
+
+  // Takes n <= kMost values from where `target` said.
+  static constexpr std::int64_t kMost = 1024;
+  void put(std::int64_t i, std::int64_t n, const Real* values) const {
+    const std::int64_t bytes = bits(t_.dtype) / 8;
+    void* to = static_cast<char*>(t_.data) + i * bytes;
+    if (!around_caches_) return narrow<Real>(t_.dtype, t_.data, i, n, values);
+    if (t_.dtype == DTypeOf<Real>::value) return copy_around_caches(to, values, n * bytes);
+    alignas(64) Real narrowed[kMost];
+    narrow<Real>(t_.dtype, narrowed, 0, n, values);
+    copy_around_caches(to, narrowed, n * bytes);
+  }
+
+ private:
+  const Tensor& t_;
+  bool around_caches_;
+};
+
+// Lines of memory to be fetched while something else is computed, some for each step of kAheadStep elements. Hardware
+// prefetchers stop at the end of a page, and do not see the next row while this one is looked at a second time.
+// Zen 5, two threads reading: 38 GB/s without, 48 GB/s with.
+inline constexpr std::int64_t kAheadStep = 128;
+struct Ahead {
+  std::uintptr_t next = 0;
+  int lines = 0;
+
+  Ahead() = default;
+  template <class T>
+  Ahead(const T* x, std::int64_t elements, int lines_per_step)
+      : next(reinterpret_cast<std::uintptr_t>(x) + static_cast<std::uintptr_t>(elements) * sizeof(T)),
+        lines(lines_per_step) {}
+
+  // What is fetched while the elements after the next n are looked at.
+  Ahead after(std::int64_t n) const {
+    Ahead later = *this;
+    later.next += static_cast<std::uintptr_t>(n / kAheadStep * lines) * 64;
+    return later;
+  }
+
+  __attribute__((always_inline)) void prefetch() {
+    for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(reinterpret_cast<const void*>(next), 0, 2);
+  }
+};
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
@@ -60,9 +135,24 @@ constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_di
 // How many of the threads to use so that each has enough to do: waking one costs about as much as `kWorthAThread`
 // units (an element quantized, or 32 products of a matrix multiplication).
 inline constexpr double kWorthAThread = 16384;
+// Of a product with an integer weight (cols, k): 256 products take about as long as reading 16 bytes of it.
+inline double product_units(std::int64_t rows, std::int64_t cols, std::int64_t k) {
+  const double weight = static_cast<double>(cols) * static_cast<double>(k);
+  return weight * std::max(static_cast<double>(rows) / 256, 1.0 / 16);
+}
 inline int useful_threads(int threads, double units) {
   const int most = threads > 0 ? threads : hardware_threads();
   return static_cast<int>(std::clamp(units / kWorthAThread, 1.0, static_cast<double>(most)));
+}
+
+// Calls body(worker, take) on workers 0 .. threads - 1 at most. take() gives each of them a part that nobody else has,
+// until it gives `parts`. What a worker keeps from part to part it keeps in its own call.
+template <class Body>
+void share(int threads, std::int64_t parts, const Body& body) {
+  std::atomic<std::int64_t> next = 0;
+  parallel_for(threads, std::min<std::int64_t>(threads, parts), [&](std::int64_t worker) {
+    body(worker, [&] { return std::min(parts, next.fetch_add(1, std::memory_order_relaxed)); });
+  });
 }
 
 }  // namespace octile::cpu

@@ -1,106 +1,22 @@
 // The walk of the two kernels that find their own scales, quantize and fake quantize: first the extremes of a segment,
-// then its scale, then its elements, in pieces that stay in the first-level cache. Whatever the granularity, the inner
-// loops see one scale and one zero point per element, so there is one of each.
+// then its scale, then its elements. Whatever can be is read from memory once: the second look at a row finds it in the
+// caches while the next row is fetched.
 #pragma once
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
-#include "access.h"
-#include "cpu/multiversion.h"
+#include "cpu/extremes.h"
+#include "cpu/levels.h"
 #include "cpu/rows.h"
 #include "kernels.h"
-#include "philox.h"
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kChunk = 512;       // elements of a row at a time
-inline constexpr std::int64_t kTurnedBlock = 64;  // rows of a block at most; transposed, their bytes fill a cache line
-
-// Floats as integers in the same order: both zeros apart by one, infinity and NaN beyond every finite value. The
-// minimum and the maximum of keys vectorize everywhere, and a NaN cannot hide from them.
-template <class Real>
-using Key = std::conditional_t<sizeof(Real) == 4, std::int32_t, std::int64_t>;
-
-template <class Real>
-inline constexpr Key<Real> kInfinityKey = std::bit_cast<Key<Real>>(std::numeric_limits<Real>::infinity());
-
-template <class Real>
-OCTILE_INLINE Key<Real> magnitude_key(Real x) {
-  return std::bit_cast<Key<Real>>(x) & std::numeric_limits<Key<Real>>::max();
-}
-
-template <class Real>
-OCTILE_INLINE Key<Real> key(Real x) {
-  const auto bits = std::bit_cast<Key<Real>>(x);
-  return bits ^ ((bits >> (8 * sizeof(Real) - 1)) & std::numeric_limits<Key<Real>>::max());
-}
-
-template <class Real>
-Real value_of(Key<Real> key) {
-  return std::bit_cast<Real>(key ^ ((key >> (8 * sizeof(Real) - 1)) & std::numeric_limits<Key<Real>>::max()));
-}
-
-// The smallest and the largest key, 0 included. Symmetric problems keep magnitudes, and `low` stays 0.
-template <class Real>
-struct Extremes {
-  Key<Real> low = 0;
-  Key<Real> high = 0;
-
-  bool finite() const { return high < kInfinityKey<Real> && low > ~kInfinityKey<Real>; }
-  void add(const Extremes& other) {
-    low = std::min(low, other.low);
-    high = std::max(high, other.high);
-  }
-};
-
-struct MeasureSymmetric {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict x, std::int64_t n, Extremes<Real>* __restrict extremes) {
-    Key<Real> high = extremes->high;
-    for (std::int64_t i = 0; i < n; ++i) high = std::max(high, magnitude_key(x[i]));
-    extremes->high = high;
-  }
-};
-
-struct MeasureAffine {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict x, std::int64_t n, Extremes<Real>* __restrict extremes) {
-    Key<Real> low = extremes->low;
-    Key<Real> high = extremes->high;
-    for (std::int64_t i = 0; i < n; ++i) {
-      low = std::min(low, key(x[i]));
-      high = std::max(high, key(x[i]));
-    }
-    *extremes = {low, high};
-  }
-};
-
-// The same down the columns: one pair of extremes for each element of the row.
-template <class Real>
-struct ColumnExtremes {
-  Key<Real> low[kChunk];
-  Key<Real> high[kChunk];
-};
-
-struct MeasureColumnsSymmetric {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict x, std::int64_t n, ColumnExtremes<Real>* __restrict extremes) {
-    for (std::int64_t i = 0; i < n; ++i) extremes->high[i] = std::max(extremes->high[i], magnitude_key(x[i]));
-  }
-};
-
-struct MeasureColumnsAffine {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict x, std::int64_t n, ColumnExtremes<Real>* __restrict extremes) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      extremes->low[i] = std::min(extremes->low[i], key(x[i]));
-      extremes->high[i] = std::max(extremes->high[i], key(x[i]));
-    }
-  }
-};
+inline constexpr std::int64_t kChunk = 1024;        // elements of a row at a time
+inline constexpr std::int64_t kBlockRows = 64;      // rows of a block at most; transposed, a cache line of bytes
+inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
 
 struct Multiply {
   template <Isa, class Real>
@@ -116,73 +32,46 @@ struct MultiplyByOne {
   }
 };
 
-// Rounds |x| < 2^22 (2^51) to an integer, ties to even: the sum has no bits left for a fraction. It vectorizes without
-// SSE4.1's rounding instructions, and the low bits of the sum are the integer.
-template <class Real>
-inline constexpr Real kRounder = sizeof(Real) == 4 ? static_cast<Real>(0x1.8p23) : static_cast<Real>(0x1.8p52);
-
-template <class Real>
-OCTILE_INLINE std::int32_t rounded_to_integer(Real x) {
-  return static_cast<std::int32_t>(std::bit_cast<Key<Real>>(x + kRounder<Real>) -
-                                   std::bit_cast<Key<Real>>(kRounder<Real>));
-}
-
-template <class Real>
-OCTILE_INLINE Real clamped(Real x, Real low, Real high) {
-  const Real above = x < low ? low : x;
-  return above > high ? high : above;
-}
-
-// clamp(rint(x / s) + z, q_min, q_max) - z. Clamping first changes nothing, for the limits are integers, and keeps the
-// ratio small enough to be rounded by an addition.
-template <bool stochastic, class Real>
-OCTILE_INLINE std::int32_t offset_level(Real ratio, Real low, Real high, std::uint16_t noise) {
-  if constexpr (!stochastic) return rounded_to_integer(clamped(ratio, low, high));
-  const Real shifted = clamped(ratio + static_cast<Real>(noise) * static_cast<Real>(0x1p-16), low, high);
-  const Real nearest = (shifted + kRounder<Real>)-kRounder<Real>;
-  return rounded_to_integer(shifted) - static_cast<std::int32_t>(nearest > shifted);
-}
-
-// The 16-bit halves that `uniform` takes for elements index .. index + n - 1; the first is noise[index % 8].
-struct FillNoise {
-  template <Isa>
-  OCTILE_INLINE static void run(std::uint64_t first_block, std::int64_t blocks, std::uint64_t seed,
-                                std::uint16_t* __restrict noise) {
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      const std::uint64_t counter = first_block + static_cast<std::uint64_t>(b);
-      const std::array<std::uint32_t, 4> words = philox_4x32_10(counter, seed);
-      for (int w = 0; w < 4; ++w) {
-        noise[8 * b + 2 * w] = static_cast<std::uint16_t>(words[static_cast<std::size_t>(w)]);
-        noise[8 * b + 2 * w + 1] = static_cast<std::uint16_t>(words[static_cast<std::size_t>(w)] >> 16);
-      }
-    }
-  }
-};
-
-// The scale and zero point of a segment; s is NaN if the segment is bad.
-template <class Real>
-struct Segment {
-  Real s;
-  std::int32_t z;
-};
-
-// A piece of one row with everything that its elements need.
+// A piece of one row, and where it stands in its block.
 template <class Real>
 struct Piece {
   std::int64_t row = 0, col = 0, n = 0;
+  std::int64_t block_row = 0, block_col = 0;
+  Ahead ahead = {};
   const Real* x = nullptr;
-  const Real* s = nullptr;
-  const std::int32_t* z = nullptr;
   const std::uint16_t* noise = nullptr;  // null: nearest
 };
 
-// Emit is made once per part, and is called with every piece of a block of rows, then with the block:
-//   Emit(problem, operands); void piece(const Piece<Real>&, block row); void block(row, col, rows, n)
+// How x is cut into blocks, and `bytes` of memory for each worker.
+struct Blocks {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t first_rows = 0;  // of the first block, at most `rows`
+  std::uint8_t* memory = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// Of rows that need not be transposed together: enough for the threads to share, few enough that one thread does not
+// wait for another.
+inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x) {
+  constexpr std::int64_t kElements = 1 << 18;
+  const std::int64_t cols = std::max<std::int64_t>(x.cols(), 1);
+  const int threads = useful_threads(p.threads, static_cast<double>(x.rows()) * static_cast<double>(cols));
+  const std::int64_t even = ceil_div(x.rows(), 4 * threads);
+  const std::int64_t rows = std::clamp<std::int64_t>(std::min(even, kElements / cols), 1, kBlockRows);
+  return {.rows = rows, .cols = cols, .first_rows = rows};
+}
+
+// Emit is made once per worker and is called with every piece of a block, then with the block:
+//   Emit(problem, operands, worker's memory)
+//   void piece(const Piece<Real>&, const Scale&)   with OneScale<Real> or ScaleEach<affine, Real>
+//   void block(row, col, rows, cols)
+//   void finish()   after the last block
 template <class Real, class Emit>
 class SegmentWalk {
  public:
-  SegmentWalk(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t block_rows)
-      : p_(p), o_(o), rows_(o.x.rows()), cols_(o.x.cols()), block_rows_(block_rows) {
+  SegmentWalk(const QuantizeProblem& p, const QuantizeOperands& o, const Blocks& blocks)
+      : p_(p), o_(o), rows_(o.x.rows()), cols_(o.x.cols()), blocks_(blocks) {
     threads_ = useful_threads(p.threads, static_cast<double>(rows_) * static_cast<double>(cols_));
   }
 
@@ -198,19 +87,49 @@ class SegmentWalk {
   }
 
  private:
-  // The scales of one piece, one per element, and the input where it has to be converted.
-  struct Buffers {
+  // Of a worker: the input where it has to be converted, and the scales of each element of a piece.
+  struct Part {
+    Part(const SegmentWalk& walk, std::int64_t worker)
+        : emit(walk.p_, walk.o_, walk.blocks_.memory + worker * walk.blocks_.bytes) {}
+    Emit emit;
     alignas(64) Real x[kChunk];
     alignas(64) Real s[kChunk];
+    alignas(64) Real inverses[kChunk];
     alignas(64) std::int32_t z[kChunk];
     alignas(64) std::uint16_t noise[kChunk + 16];
+    Segment<Real> segments[kChunk];
+    Extremes<Real> extremes[kChunk];
   };
 
-  std::int64_t blocks() const { return ceil_div(rows_, block_rows_); }
+  template <class Body>
+  void for_each_part(std::int64_t parts, const Body& body) const {
+    share(threads_, parts, [&](std::int64_t worker, auto take) {
+      Part part(*this, worker);
+      for (std::int64_t i; (i = take()) < parts;) body(part, i);
+      part.emit.finish();
+    });
+  }
+
+  std::int64_t row_blocks() const { return ceil_div(rows_ + blocks_.rows - blocks_.first_rows, blocks_.rows); }
+  // Where a block begins; the last one ends at first_row(row_blocks()).
+  std::int64_t first_row(std::int64_t block) const {
+    return std::clamp<std::int64_t>(block * blocks_.rows + blocks_.first_rows - blocks_.rows, 0, rows_);
+  }
   bool symmetric() const { return p_.mapping == Mapping::symmetric; }
 
   // A given scale with nothing to check or to report needs no look at the data.
   bool must_measure() const { return p_.scale == ScaleSource::dynamic || Emit::kPoisonsSegments; }
+
+  Ahead ahead_of(std::int64_t r, std::int64_t c) const {
+    const int bytes = bits(o_.x.dtype) / 8;
+    return {static_cast<const char*>(o_.x.data), (r * o_.x.strides[0] + c) * bytes,
+            static_cast<int>(kAheadStep) * bytes / 64};
+  }
+  // What is looked at after (r, c): in blocks as wide as x the rest of the row, else the next row.
+  Ahead ahead_in_block(std::int64_t r, std::int64_t c) const {
+    return blocks_.cols < cols_ ? ahead_of(r + 1, c) : along_row(r, c);
+  }
+  Ahead along_row(std::int64_t r, std::int64_t c) const { return ahead_of(r, c + kDistance * 8 / bits(o_.x.dtype)); }
 
   // Row r, columns c .. c + n - 1, times the multiplier.
   const Real* input(std::int64_t r, std::int64_t c, std::int64_t n, Real* buffer) const {
@@ -228,25 +147,53 @@ class SegmentWalk {
     return buffer;
   }
 
-  void measure(std::int64_t r, std::int64_t c, std::int64_t n, Extremes<Real>& extremes) const {
-    Real buffer[kChunk];
-    for (std::int64_t done = 0; done < n; done += kChunk) {
-      const std::int64_t count = std::min(kChunk, n - done);
-      const Real* x = input(r, c + done, count, buffer);
-      symmetric() ? multiversion<MeasureSymmetric>(x, count, &extremes)
-                  : multiversion<MeasureAffine>(x, count, &extremes);
+  template <class T>
+  void measure_as(const T* x, std::int64_t count, std::int64_t length, Ahead ahead, Extremes<T>* extremes) const {
+    symmetric() ? multiversion<Measure<true>>(x, count, length, ahead, extremes)
+                : multiversion<Measure<false>>(x, count, length, ahead, extremes);
+  }
+
+  // As many of row r from column c on that are to be seen as one segment.
+  void measure(std::int64_t r, std::int64_t c, std::int64_t n, Ahead ahead, Extremes<Real>& extremes) const {
+    if (p_.multiplier != Multiplier::none) {
+      Real buffer[kChunk];
+      for (std::int64_t i = 0; i < n; i += kChunk) {
+        const std::int64_t count = std::min(kChunk, n - i);
+        measure_as(input(r, c + i, count, buffer), 1, count, ahead_of(r, c + i), &extremes);
+      }
+      return;
+    }
+    with_elements([&](auto* x) {
+      Extremes<std::remove_cvref_t<decltype(*x)>> own;
+      measure_as(x + r * o_.x.strides[0] + c, 1, n, ahead, &own);
+      extremes.add(own);
+    });
+  }
+
+  // Calls body with x as it lies, pointing to its own type.
+  template <class Body>
+  void with_elements(const Body& body) const {
+    if constexpr (sizeof(Real) == 8) {
+      body(static_cast<const double*>(o_.x.data));
+    } else if (o_.x.dtype == DType::f16) {
+      body(static_cast<const Half*>(o_.x.data));
+    } else if (o_.x.dtype == DType::bf16) {
+      body(static_cast<const BFloat16*>(o_.x.data));
+    } else {
+      body(static_cast<const float*>(o_.x.data));
     }
   }
 
-  // The scale and zero point of the segment that begins at (r, c), written where they are wanted.
-  Segment<Real> resolve(const Extremes<Real>& extremes, std::int64_t r, std::int64_t c) const {
+  // The scale and zero point of segment k of row r, written where they are wanted.
+  Segment<Real> resolve(const Extremes<Real>& extremes, std::int64_t r, std::int64_t k) const {
     const Real q_min = static_cast<Real>(p_.q_min);
     const Real q_max = static_cast<Real>(p_.q_max);
+    const auto at = [&](const Scales& scales) { return r * scales.row_stride + k * scales.col_stride; };
     Segment<Real> g{0, 0};
     if (p_.scale == ScaleSource::given) {
-      g.s = static_cast<const Real*>(o_.given_scale.data)[o_.given_scale.index(r, c)];
+      g.s = static_cast<const Real*>(o_.given_scale.data)[at(o_.given_scale)];
       if (o_.given_zero_point.data) {
-        g.z = static_cast<const std::int32_t*>(o_.given_zero_point.data)[o_.given_zero_point.index(r, c)];
+        g.z = static_cast<const std::int32_t*>(o_.given_zero_point.data)[at(o_.given_zero_point)];
       }
     } else if (symmetric()) {
       g.s = std::max(value_of<Real>(extremes.high) / q_max, static_cast<Real>(1e-8));
@@ -256,151 +203,207 @@ class SegmentWalk {
       if (std::isfinite(g.s)) g.z = static_cast<std::int32_t>(std::clamp(q_min - std::rint(low / g.s), q_min, q_max));
     }
     if (!extremes.finite() || !std::isfinite(g.s)) g = {std::numeric_limits<Real>::quiet_NaN(), 0};
-    if (o_.scale.data) static_cast<Real*>(o_.scale.data)[o_.scale.index(r, c)] = g.s;
-    if (o_.zero_point.data) static_cast<std::int32_t*>(o_.zero_point.data)[o_.zero_point.index(r, c)] = g.z;
+    if (o_.scale.data) static_cast<Real*>(o_.scale.data)[at(o_.scale)] = g.s;
+    if (o_.zero_point.data) static_cast<std::int32_t*>(o_.zero_point.data)[at(o_.zero_point)] = g.z;
     return g;
   }
 
-  // Elements (r, c) .. (r, c + n - 1), with the scales in the buffers.
-  void emit(Emit& out, Buffers& buffers, const Piece<Real>& where, std::int64_t block_row) const {
+  // Those of segments k .. k + count - 1 of row r, from part.extremes, and for each of their elements.
+  void resolve_all(Part& part, std::int64_t r, std::int64_t k, std::int64_t count, std::int64_t length) const {
+    Segment<Real>* const segments = part.segments;
+    if (p_.scale == ScaleSource::dynamic && symmetric()) {
+      multiversion<ScalesOfMagnitudes>(static_cast<const Extremes<Real>*>(part.extremes), count,
+                                       static_cast<Real>(p_.q_max), segments);
+      if (o_.scale.data) {
+        auto* s = static_cast<Real*>(o_.scale.data) + r * o_.scale.row_stride + k * o_.scale.col_stride;
+        for (std::int64_t i = 0; i < count; ++i) s[i * o_.scale.col_stride] = segments[i].s;
+      }
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) segments[i] = resolve(part.extremes[i], r, k + i);
+    }
+    const auto spread = [&](auto kernel) {
+      multiversion<decltype(kernel)>(static_cast<const Segment<Real>*>(segments), count, length,
+                                     static_cast<Real*>(part.s), static_cast<Real*>(part.inverses),
+                                     static_cast<std::int32_t*>(part.z));
+    };
+    symmetric() ? spread(SpreadScales<false>()) : spread(SpreadScales<true>());
+  }
+
+  void emit(Part& part, const Piece<Real>& where, const OneScale<Real>* one) const {
     Piece<Real> piece = where;
-    piece.x = input(piece.row, piece.col, piece.n, buffers.x);
-    piece.s = buffers.s;
-    piece.z = buffers.z;
-    piece.noise = nullptr;
+    piece.x = input(piece.row, piece.col, piece.n, part.x);
     if (p_.rounding == Rounding::stochastic) {
       const auto index = static_cast<std::uint64_t>(piece.row * cols_ + piece.col);
       const auto skipped = static_cast<std::int64_t>(index % 8);
-      multiversion<FillNoise>(index / 8, ceil_div(skipped + piece.n, 8), o_.seed, buffers.noise);
-      piece.noise = buffers.noise + skipped;
+      multiversion<FillNoise>(index / 8, ceil_div(skipped + piece.n, 8), o_.seed,
+                              static_cast<std::uint16_t*>(part.noise));
+      piece.noise = part.noise + skipped;
     }
-    out.piece(piece, piece.row - block_row);
+    if (one) return part.emit.piece(piece, *one);
+    if (symmetric()) return part.emit.piece(piece, ScaleEach<false, Real>{part.s, part.inverses, part.z});
+    part.emit.piece(piece, ScaleEach<true, Real>{part.s, part.inverses, part.z});
   }
 
-  static void fill(Buffers& buffers, std::int64_t at, std::int64_t n, Segment<Real> g) {
-    std::fill_n(buffers.s + at, n, g.s);
-    std::fill_n(buffers.z + at, n, g.z);
+  // Columns c .. c + width - 1 of row r, all with one scale.
+  void emit_run(Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row, Ahead ahead,
+                Segment<Real> g) const {
+    const OneScale<Real> one(g.s, g.z);
+    for (std::int64_t i = 0; i < width; i += kChunk) {
+      emit(part,
+           {.row = r,
+            .col = c + i,
+            .n = std::min(kChunk, width - i),
+            .block_row = block_row,
+            .block_col = i,
+            .ahead = ahead.after(i)},
+           &one);
+    }
   }
 
+  // The second look begins with the rows that the first one saw last: some of them are in the last cache still.
   void run_tensor() const {
     constexpr std::int64_t kMeasureParts = 256;
     Extremes<Real> partial[kMeasureParts];
     Extremes<Real> all;
     if (must_measure()) {
-      const std::int64_t step = std::max(ceil_div(rows_, kMeasureParts), std::min(block_rows_, rows_));
+      const std::int64_t step = std::max(ceil_div(rows_, kMeasureParts), std::min(blocks_.rows, rows_));
       const std::int64_t parts = ceil_div(rows_, step);
       parallel_for(threads_, parts, [&](std::int64_t part) {
         for (std::int64_t r = part * step; r < std::min(rows_, (part + 1) * step); ++r) {
-          measure(r, 0, cols_, partial[part]);
+          measure(r, 0, cols_, along_row(r, 0), partial[part]);
         }
       });
       for (std::int64_t part = 0; part < parts; ++part) all.add(partial[part]);
     }
     const Segment<Real> g = resolve(all, 0, 0);
-    parallel_for(threads_, blocks(), [&](std::int64_t part) {
-      Buffers buffers;
-      Emit out(p_, o_);
-      fill(buffers, 0, std::min(kChunk, cols_), g);
-      for_each_chunk(part, 0, cols_, [&](std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t n) {
-        for (std::int64_t r = r0; r < r1; ++r) emit(out, buffers, {.row = r, .col = c, .n = n}, r0);
-        out.block(r0, c, r1 - r0, n);
-      });
+    for_each_part(row_blocks(), [&](Part& part, std::int64_t turn) {
+      const std::int64_t r0 = first_row(row_blocks() - 1 - turn);
+      const std::int64_t r1 = first_row(row_blocks() - turn);
+      for (std::int64_t c = 0; c < cols_; c += blocks_.cols) {
+        const std::int64_t width = std::min(blocks_.cols, cols_ - c);
+        for (std::int64_t r = r0; r < r1; ++r) emit_run(part, r, c, width, r - r0, ahead_in_block(r, c), g);
+        part.emit.block(r0, c, r1 - r0, width);
+      }
     });
   }
 
-  // Calls body(r0, r1, c, n) for the chunks of columns c0 .. c0 + width - 1 of one block of rows.
-  template <class Body>
-  void for_each_chunk(std::int64_t block, std::int64_t c0, std::int64_t width, const Body& body) const {
-    const std::int64_t r0 = block * block_rows_;
-    const std::int64_t r1 = std::min(rows_, r0 + block_rows_);
-    for (std::int64_t c = 0; c < width; c += kChunk) body(r0, r1, c0 + c, std::min(kChunk, width - c));
-  }
-
-  // Rows and groups. A long segment is measured whole and then walked in chunks; short ones share a chunk.
+  // Rows and groups. A long segment is measured whole and then walked in pieces; short ones share a piece.
   void run_rows() const {
     const std::int64_t length = p_.granularity == Granularity::row ? cols_ : p_.group;
-    parallel_for(threads_, blocks(), [&](std::int64_t part) {
-      Buffers buffers;
-      Emit out(p_, o_);
-      length > kChunk ? long_segments(part, length, buffers, out) : short_segments(part, length, buffers, out);
+    for_each_part(row_blocks(), [&](Part& part, std::int64_t block) {
+      const std::int64_t r0 = first_row(block);
+      const std::int64_t r1 = first_row(block + 1);
+      if (length < cols_ && length <= kChunk) return short_segments(part, r0, r1, length);
+      for (std::int64_t c = 0; c < cols_; c += length) long_segments(part, r0, r1, c, length);
     });
   }
 
-  void long_segments(std::int64_t part, std::int64_t length, Buffers& buffers, Emit& out) const {
-    Segment<Real> segments[kTurnedBlock];
-    for (std::int64_t c0 = 0; c0 < cols_; c0 += length) {
-      for_each_chunk(part, c0, length, [&](std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t n) {
-        for (std::int64_t r = r0; r < r1; ++r) {
-          Segment<Real>& g = segments[r - r0];
-          if (c == c0) {
-            Extremes<Real> extremes;
-            if (must_measure()) measure(r, c0, length, extremes);
-            g = resolve(extremes, r, c0);
-          }
-          fill(buffers, 0, n, g);
-          emit(out, buffers, {.row = r, .col = c, .n = n}, r0);
-        }
-        out.block(r0, c, r1 - r0, n);
-      });
-    }
-  }
-
-  void short_segments(std::int64_t part, std::int64_t length, Buffers& buffers, Emit& out) const {
-    const std::int64_t r0 = part * block_rows_;
-    const std::int64_t r1 = std::min(rows_, r0 + block_rows_);
-    const std::int64_t step = kChunk / length * length;
-    for (std::int64_t c = 0; c < cols_; c += step) {
-      const std::int64_t n = std::min(step, cols_ - c);
+  // Columns c .. c + length - 1 are a segment of each row.
+  void long_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t length) const {
+    Segment<Real> segments[kBlockRows];
+    for (std::int64_t done = 0; done < length; done += blocks_.cols) {
+      const std::int64_t width = std::min(blocks_.cols, length - done);
       for (std::int64_t r = r0; r < r1; ++r) {
-        for (std::int64_t i = 0; i < n; i += length) {
+        if (done == 0) {
           Extremes<Real> extremes;
-          if (must_measure()) measure(r, c + i, length, extremes);
-          fill(buffers, i, length, resolve(extremes, r, c + i));
+          if (must_measure()) measure(r, c, length, {}, extremes);
+          segments[r - r0] = resolve(extremes, r, c / length);
         }
-        emit(out, buffers, {.row = r, .col = c, .n = n}, r0);
+        const Ahead ahead = r + 1 < r1 ? ahead_of(r + 1, c + done) : Ahead();
+        emit_run(part, r, c + done, width, r - r0, ahead, segments[r - r0]);
       }
-      out.block(r0, c, r1 - r0, n);
+      part.emit.block(r0, c + done, r1 - r0, width);
     }
   }
 
-  // Columns, in stripes narrow enough that the second look at them finds them in the second-level cache.
+  void short_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t length) const {
+    const std::int64_t window = blocks_.cols / length * length;
+    const std::int64_t step = kChunk / length * length;
+    for (std::int64_t c0 = 0; c0 < cols_; c0 += window) {
+      const std::int64_t width = std::min(window, cols_ - c0);
+      for (std::int64_t r = r0; r < r1; ++r) {
+        for (std::int64_t i = 0; i < width; i += step) {
+          const std::int64_t n = std::min(step, width - i);
+          measure_groups(part, r, c0 + i, n / length, length);
+          resolve_all(part, r, (c0 + i) / length, n / length, length);
+          emit(part,
+               {.row = r,
+                .col = c0 + i,
+                .n = n,
+                .block_row = r - r0,
+                .block_col = i,
+                .ahead = ahead_in_block(r, c0 + i)},
+               nullptr);
+        }
+      }
+      part.emit.block(r0, c0, r1 - r0, width);
+    }
+  }
+
+  void measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count, std::int64_t length) const {
+    std::fill_n(part.extremes, count, Extremes<Real>{});
+    if (!must_measure()) return;
+    const Real* x = input(r, c, count * length, part.x);
+    measure_as(x, count, length, {}, static_cast<Extremes<Real>*>(part.extremes));
+  }
+
+  // Columns, in stripes as wide as their scales fit the first-level cache: two threads' stripes of a few thousand rows
+  // are in the last cache when they are looked at again, from the last row up.
   void run_columns() const {
-    const std::int64_t in_cache =
-        (std::int64_t{1} << 19) / (std::max<std::int64_t>(rows_, 1) * std::int64_t{sizeof(Real)});
-    const std::int64_t balanced = cols_ / (2 * threads_);
-    const std::int64_t stripe = std::clamp(std::min(in_cache, balanced) / 64 * 64, std::int64_t{64}, kChunk);
-    parallel_for(threads_, ceil_div(cols_, stripe), [&](std::int64_t part) {
-      const std::int64_t c = part * stripe;
+    const std::int64_t stripe = std::clamp(cols_ / (2 * threads_) / 64 * 64, std::int64_t{64}, kChunk);
+    for_each_part(ceil_div(cols_, stripe), [&](Part& part, std::int64_t turn) {
+      const std::int64_t c = turn * stripe;
       const std::int64_t n = std::min(stripe, cols_ - c);
-      Buffers buffers;
-      Emit out(p_, o_);
-      column_scales(c, n, buffers);
-      for (std::int64_t block = 0; block < blocks(); ++block) {
-        for_each_chunk(block, c, n, [&](std::int64_t r0, std::int64_t r1, std::int64_t, std::int64_t) {
-          for (std::int64_t r = r0; r < r1; ++r) emit(out, buffers, {.row = r, .col = c, .n = n}, r0);
-          out.block(r0, c, r1 - r0, n);
-        });
+      std::fill_n(part.extremes, n, Extremes<Real>{});
+      if (must_measure()) measure_columns(part, c, n);
+      resolve_all(part, 0, c, n, 1);
+      for (std::int64_t block = row_blocks() - 1; block >= 0; --block) {
+        const std::int64_t r0 = first_row(block);
+        const std::int64_t r1 = first_row(block + 1);
+        for (std::int64_t r = r0; r < r1; ++r) {
+          emit(part, {.row = r, .col = c, .n = n, .block_row = r - r0, .ahead = ahead_of(r + 1, c)}, nullptr);
+        }
+        part.emit.block(r0, c, r1 - r0, n);
       }
     });
   }
 
-  void column_scales(std::int64_t c, std::int64_t n, Buffers& buffers) const {
-    ColumnExtremes<Real> extremes{};
-    for (std::int64_t r = 0; must_measure() && r < rows_; ++r) {
-      const Real* x = input(r, c, n, buffers.x);
-      symmetric() ? multiversion<MeasureColumnsSymmetric>(x, n, &extremes)
-                  : multiversion<MeasureColumnsAffine>(x, n, &extremes);
+  void measure_columns(Part& part, std::int64_t c, std::int64_t n) const {
+    if (p_.multiplier != Multiplier::none) {
+      ColumnExtremes<Real> columns{};
+      for (std::int64_t r = 0; r < rows_; ++r) add_rows(input(r, c, n, part.x), 0, 1, n, columns);
+      return columns.copy_to(part.extremes, n);
     }
-    for (std::int64_t i = 0; i < n; ++i) {
-      fill(buffers, i, 1, resolve({extremes.low[i], extremes.high[i]}, 0, c + i));
+    with_elements([&](auto* x) {
+      ColumnExtremes<std::remove_cvref_t<decltype(*x)>> columns{};
+      add_rows(x + c, o_.x.strides[0], rows_, n, columns);
+      columns.copy_to(part.extremes, n);
+    });
+  }
+
+  template <class T>
+  struct ColumnExtremes {
+    Key<T> low[kChunk];
+    Key<T> high[kChunk];
+
+    void copy_to(Extremes<Real>* extremes, std::int64_t n) const {
+      for (std::int64_t i = 0; i < n; ++i) extremes[i].add(Extremes<T>{low[i], high[i]});
     }
+  };
+
+  template <class T>
+  void add_rows(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t n, ColumnExtremes<T>& columns) const {
+    auto* low = static_cast<Key<T>*>(columns.low);
+    auto* high = static_cast<Key<T>*>(columns.high);
+    symmetric() ? multiversion<MeasureColumns<true>>(x, stride, rows, n, low, high)
+                : multiversion<MeasureColumns<false>>(x, stride, rows, n, low, high);
   }
 
   const QuantizeProblem& p_;
   const QuantizeOperands& o_;
   std::int64_t rows_;
   std::int64_t cols_;
-  std::int64_t block_rows_;
+  Blocks blocks_;
   int threads_;
 };
 

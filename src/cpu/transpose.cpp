@@ -66,22 +66,20 @@ constexpr std::int64_t kLine = 64;  // bytes of a cache line
 // 64 x 64 bytes by way of a buffer, so that lines are written whole.
 template <int width>
 OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches) {
-  alignas(64) std::uint8_t lines[kLine * kLine];
+  alignas(64) std::uint8_t turned[kLine * kLine];
   for (std::int64_t r = 0; r < kLine; r += 16) {
     for (std::int64_t c = 0; c < kLine; c += width) {
       Vector<width> a[16];
       transpose_squares<width>({from.data + r * from.stride + c, from.stride}, a);
       for (int i = 0; i < 16; ++i) {
         for (int j = 0; j < width; j += 16) {
-          std::memcpy(lines + (c + i + j) * kLine + r, reinterpret_cast<const std::uint8_t*>(&a[i]) + j, 16);
+          std::memcpy(turned + (c + i + j) * kLine + r, reinterpret_cast<const std::uint8_t*>(&a[i]) + j, 16);
         }
       }
     }
   }
-  for (std::int64_t c = 0; c < kLine; ++c) {
-    around_caches ? copy_around_caches(to.data + c * to.stride, lines + c * kLine, kLine)
-                  : static_cast<void>(std::memcpy(to.data + c * to.stride, lines + c * kLine, kLine));
-  }
+  if (around_caches) return copy_lines_around_caches(to, turned, kLine);
+  for (std::int64_t c = 0; c < kLine; ++c) std::memcpy(to.data + c * to.stride, turned + c * kLine, kLine);
 }
 
 // The side whose rows lie further apart is gone through a whole line at a time: its lines may all fall into the same
@@ -89,21 +87,20 @@ OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches
 struct Transpose {
   template <Isa isa>
   OCTILE_INLINE static void run(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols, bool around_caches) {
-    constexpr int kWidth = isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16;
+    // Lines that do not begin at one are not written whole.
+    around_caches = around_caches && reinterpret_cast<std::uintptr_t>(to.data) % kLine == 0 && to.stride % kLine == 0;
     const bool along_rows = from.stride > to.stride;
-    const std::int64_t outer = along_rows ? rows : cols;
-    const std::int64_t inner = along_rows ? cols : rows;
-    for (std::int64_t i = 0; i < outer; i += kLine) {
-      for (std::int64_t j = 0; j < inner; j += kLine) {
-        const std::int64_t r = along_rows ? i : j;
-        const std::int64_t c = along_rows ? j : i;
-        const ConstBytes source = {from.data + r * from.stride + c, from.stride};
-        const Bytes target = {to.data + c * to.stride + r, to.stride};
-        if (rows - r >= kLine && cols - c >= kLine) {
-          transpose_lines<kWidth>(source, target, around_caches);
-        } else {
-          transpose_edge(source, target, std::min(kLine, rows - r), std::min(kLine, cols - c));
-        }
+    const std::int64_t down = ceil_div(rows, kLine);
+    const std::int64_t across = ceil_div(cols, kLine);
+    for (std::int64_t i = 0; i < down * across; ++i) {
+      const std::int64_t r = (along_rows ? i / across : i % down) * kLine;
+      const std::int64_t c = (along_rows ? i % across : i / down) * kLine;
+      const ConstBytes source = {from.data + r * from.stride + c, from.stride};
+      const Bytes target = {to.data + c * to.stride + r, to.stride};
+      if (rows - r >= kLine && cols - c >= kLine) {
+        transpose_lines<isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16>(source, target, around_caches);
+      } else {
+        transpose_edge(source, target, std::min(kLine, rows - r), std::min(kLine, cols - c));
       }
     }
   }
