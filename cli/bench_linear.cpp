@@ -2,8 +2,10 @@
 #include <cblas.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <new>
 #include <stdexcept>
 
 #include "bench_cases.h"
@@ -22,9 +24,9 @@ constexpr std::int64_t kGroup = 128;
 // What Y = X * W^T + bias or one of its gradients reads and writes.
 struct Operands {
   std::vector<float> x, w, dy, bias, out;
-  QuantizedMatrix quantized;                 // of W or X
-  PackedMatrix packed;                       // of W
-  std::vector<std::uint8_t> packed_for_run;  // by the plan
+  QuantizedMatrix quantized;                                                                // of W or X
+  PackedMatrix packed;                                                                      // of W
+  std::unique_ptr<std::uint8_t, decltype(&std::free)> packed_for_run{nullptr, &std::free};  // by the plan
   std::vector<float> float_out;
   std::vector<std::byte> workspace;
 };
@@ -98,10 +100,11 @@ Prepared forward(const Benchmark& b, const LinearDescription& choices, const Sha
   args.y = matrix(o->out.data(), s.m, s.n);
   const LinearPlan plan = LinearPlan::select(d);
   if (d.packed_weight) {
-    o->packed_for_run.resize(plan.packed_weight_size());
-    const auto size = static_cast<std::int64_t>(o->packed_for_run.size());
-    plan.pack({args.weight, args.weight_scale, args.weight_zero_point, vector(o->packed_for_run.data(), size)});
-    args.weight = vector(o->packed_for_run.data(), size);
+    const auto size = static_cast<std::int64_t>(plan.packed_weight_size());
+    o->packed_for_run.reset(static_cast<std::uint8_t*>(std::aligned_alloc(64, plan.packed_weight_size())));
+    if (!o->packed_for_run) throw std::bad_alloc();
+    plan.pack({args.weight, args.weight_scale, args.weight_zero_point, vector(o->packed_for_run.get(), size)});
+    args.weight = vector(o->packed_for_run.get(), size);
     args.weight_scale = args.weight_zero_point = {};
   }
   const FloatProduct twin = {.m = s.m, .n = s.n, .k = s.k, .a = o->x.data(), .b = o->w.data(), .transpose_b = true};

@@ -1,7 +1,9 @@
 #include "check_trial.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <tuple>
 
@@ -15,31 +17,30 @@ namespace {
 
 using Size = Tensors::Size;
 
-void require_intact(const GuardedWorkspace& memory, std::string_view what, std::size_t size) {
-  if (!memory.intact()) throw std::runtime_error(message("wrote outside of its ", what, " of ", size, " bytes"));
-}
-
 // The arguments of a run, where they are the caller's own.
 template <class Description, class Plan, class Args>
 Args prepared(const Description&, const Plan&, const Args& args, std::vector<std::byte>&) {
   return args;
 }
 
-// A packed weight is packed first, at an address with no alignment.
+// A packed weight is packed first.
 LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearArgs args,
                     std::vector<std::byte>& packed) {
   if (!d.packed_weight) return args;
   const std::size_t size = plan.packed_weight_size();
-  GuardedWorkspace memory(size);
-  const auto in = [&](std::byte* data) {
-    return vector(reinterpret_cast<std::uint8_t*>(data), static_cast<std::int64_t>(size));
-  };
-  auto* written = static_cast<std::byte*>(memory.get().data);
-  plan.pack({args.weight, args.weight_scale, args.weight_zero_point, in(written)});
-  require_intact(memory, "packed weight", size);
-  packed.assign(written, written + size);
-  packed.insert(packed.begin(), std::byte{});
-  args.weight = in(packed.data() + 1);
+  constexpr std::size_t kAlignment = 64;
+  constexpr std::byte kGuard{0xa5};
+  packed.assign(size + 2 * kAlignment, kGuard);
+  void* begin = packed.data();
+  std::size_t space = packed.size();
+  auto* data = static_cast<std::byte*>(std::align(kAlignment, size, begin, space));
+  const auto bytes = vector(reinterpret_cast<std::uint8_t*>(data), static_cast<std::int64_t>(size));
+  plan.pack({args.weight, args.weight_scale, args.weight_zero_point, bytes});
+  const auto guard = [](std::byte b) { return b == kGuard; };
+  if (!std::all_of(packed.data(), data, guard) || !std::all_of(data + size, packed.data() + packed.size(), guard)) {
+    throw std::runtime_error(message("pack wrote outside of its ", size, " bytes"));
+  }
+  args.weight = bytes;
   args.weight_scale = args.weight_zero_point = {};
   return args;
 }
@@ -53,7 +54,8 @@ auto runner(Description description, const Args& args) {
     GuardedWorkspace workspace(plan.workspace_size());
     std::vector<std::byte> packed;
     plan.run(prepared(description, plan, args, packed), workspace.get());
-    require_intact(workspace, "workspace", plan.workspace_size());
+    if (!workspace.intact())
+      throw std::runtime_error(message("wrote outside of its workspace of ", plan.workspace_size(), " bytes"));
     return plan.sku();
   };
 }

@@ -120,7 +120,7 @@ QuantizeProblem quantize_problem(const LinearDescription& d) {
 GemmProblem gemm_problem(const LinearDescription& d) {
   GemmProblem p;
   const bool w4 = d.weight == WeightFormat::s4_group;
-  p.operation = !w4                              ? Operation::w8a8_gemm
+  p.operation = !w4                                ? Operation::w8a8_gemm
                 : d.activation == Activation::none ? Operation::w4a16_gemm
                                                    : Operation::w4a8_gemm;
   p.m = d.m;
@@ -164,6 +164,13 @@ void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorCheck
   }
 }
 
+// A packed weight must not make every vector of it cross a cache line.
+void check_alignment(std::string_view function, std::string_view name, const void* data) {
+  if (reinterpret_cast<std::uintptr_t>(data) % kPanelLine != 0) {
+    fail(Status::misaligned, function, ": ", name, " lies at ", data, ", expected a multiple of ", kPanelLine);
+  }
+}
+
 struct Bound {
   QuantizeOperands quantize;
   GemmOperands gemm;
@@ -194,6 +201,7 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
 
   if (d.packed_weight) {
     bound.gemm.b = checks.vector("weight", args.weight, DType::u8, packed_layout(p).size);
+    check_alignment(impl.function, "weight", bound.gemm.b.data);
     checks.absent("weight_scale", args.weight_scale);
     checks.absent("weight_zero_point", args.weight_zero_point);
   } else {
@@ -224,9 +232,10 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   impl->function = "LinearPlan::run";
   impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
   impl->quantizes = d.activation != Activation::none && d.x != DType::s8;
-  impl->explanation = message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y,
-                              ", activation ", name(d.activation), ", weight ", name(d.weight), " ",
-                              name(d.weight_layout), d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
+  impl->explanation =
+      message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y, ", activation ",
+              name(d.activation), ", weight ", name(d.weight), " ", name(d.weight_layout),
+              d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
   if (impl->quantizes) {
     impl->quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
     impl->add("quantize X", impl->quantize);
@@ -258,6 +267,7 @@ void LinearPlan::pack(const LinearPackArgs& args) const {
   bind_weight(impl, args, checks, bound);
   const Tensor packed =
       checks.vector("packed", args.packed, DType::u8, static_cast<std::int64_t>(packed_weight_size()));
+  check_alignment(kPack, "packed", packed.data);
   checks.no_overlap();
   pack_weight(impl.gemm.problem, bound, static_cast<std::byte*>(packed.data));
 }

@@ -46,7 +46,7 @@ struct LinearArgs {
   ConstTensor x = {};             // (M, K)
   ConstTensor x_scale = {};       // only if x is s8: (M) for per_token, (1) for dynamic_per_tensor; absent for static
   ConstTensor x_multiplier = {};  // (K), scale_type(y)
-  ConstTensor weight = {};        // (N, K) or (K, N); with packed_weight: (packed_weight_size()), u8
+  ConstTensor weight = {};        // (N, K) or (K, N); with packed_weight: (packed_weight_size()), u8, at a multiple of 64
   ConstTensor weight_scale = {};  // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y); absent if packed
   ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7; absent if packed
   ConstTensor bias = {};               // (N), dtype of y
@@ -66,7 +66,8 @@ class OCTILE_API LinearPlan : public Plan {
   // Bytes of the packed weight; 0 without packed_weight. The form (docs/packed-weights.md) holds the scales and zero
   // points too, and depends on n, k and the weight's format alone: not on m, the machine or the kernel.
   std::size_t packed_weight_size() const;
-  // Packs a weight on the CPU, once for all runs.
+  // Packs a weight on the CPU, once for all runs. The packed bytes must begin at a multiple of 64, here and in run, so
+  // that a vector never crosses a cache line: std::aligned_alloc(64, packed_weight_size()).
   void pack(const LinearPackArgs& args) const;
   Verdict can_implement(const LinearArgs& args) const;
   void run(const LinearArgs& args, Workspace workspace = {}, Stream stream = {}) const;

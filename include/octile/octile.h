@@ -323,7 +323,7 @@ typedef struct {
   const octile_tensor* x;                 /* (M, K) */
   const octile_tensor* x_scale;           /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
   const octile_tensor* x_multiplier;      /* (K) */
-  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT; packed: bytes */
+  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT; packed: uint 8, at a multiple of 64 */
   const octile_tensor* weight_scale;      /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP; absent if packed */
   const octile_tensor* weight_zero_point; /* (N, K / group), int 32; absent if packed */
   const octile_tensor* bias;              /* (N), dtype of y */
@@ -341,7 +341,8 @@ typedef struct {
 OCTILE_API octile_status octile_linear_plan_create(const octile_linear_description* description, octile_plan** plan);
 /* Bytes of the packed weight, the same for every m and machine; 0 without packed_weight. */
 OCTILE_API octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* size);
-/* Packs a weight on the CPU, once for all runs of this and every other plan of the same n, k and format. */
+/* Packs a weight on the CPU, once for all runs of this and every other plan of the same n, k and format. The packed
+ * bytes begin at a multiple of 64, here and in run. */
 OCTILE_API octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args);
 OCTILE_API octile_status octile_linear_can_implement(const octile_plan* plan, const octile_linear_args* args);
 OCTILE_API octile_status octile_linear_run(const octile_plan* plan, const octile_linear_args* args, void* workspace,

@@ -96,7 +96,7 @@ OCTILE_AVX2 void multiply_group(const GroupsRun& run, const GroupRun& group) {
     const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(group.scales) + j * kHalf);
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
-      float* totals = group.totals + i * kGroupChannels + j * kHalf;
+      float* totals = group.totals + i * kTotalsStride + j * kHalf;
       _mm256_storeu_ps(totals, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, _mm256_loadu_ps(totals)));
     }
   }

@@ -70,7 +70,7 @@ OCTILE_AVX512VNNI void multiply_tile(const GroupsRun& run, int first) {
       const __m512 scale = _mm512_loadu_ps(scales);
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
-        float* totals = run.totals + i * kGroupChannels + (first + j) * kPanelChannels;
+        float* totals = run.totals + i * kTotalsStride + (first + j) * kPanelChannels;
         _mm512_storeu_ps(totals,
                          _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum[i][j]), scale, _mm512_loadu_ps(totals)));
       }

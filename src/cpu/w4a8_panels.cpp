@@ -13,8 +13,9 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kRowBlock = 96;  // rows of a part: (kRowBlock, kGroupChannels) totals lie on the stack
+constexpr std::int64_t kRowBlock = 96;  // rows of a part: (kRowBlock, kTotalsStride) totals lie on the stack
 constexpr std::int64_t kLine = 64;
+constexpr std::int64_t kChannels = kMostPanels * kPanelChannels;  // of a part
 
 // Workspace: rows of a, their sums over each group, and b in its packed form unless it comes so.
 struct Memory {
@@ -68,13 +69,11 @@ class Multiplication {
     if (!problem_.b_packed) pack_weight(problem_, o_, memory_.packed);
     const std::int64_t rows = o_.y.rows();
     const std::int64_t cols = o_.y.cols();
-    const double products = static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(problem_.k);
-    const int threads = useful_threads(problem_.threads, products / 256);
+    const int threads = useful_threads(problem_.threads, product_units(rows, cols, problem_.k));
     parallel_for(threads, rows, [&](std::int64_t row) { convert_row(row); });
     const std::int64_t row_blocks = ceil_div(rows, kRowBlock);
-    parallel_for(threads, row_blocks * ceil_div(cols, kGroupChannels), [&](std::int64_t part) {
-      multiply(part % row_blocks * kRowBlock, part / row_blocks * kGroupChannels);
-    });
+    parallel_for(threads, row_blocks * ceil_div(cols, kChannels),
+                 [&](std::int64_t part) { multiply(part % row_blocks * kRowBlock, part / row_blocks * kChannels); });
   }
 
  private:
@@ -91,11 +90,11 @@ class Multiplication {
   }
 
   void multiply(std::int64_t first_row, std::int64_t first_col) const {
-    alignas(64) float totals[kRowBlock * kGroupChannels];
+    alignas(64) float totals[kRowBlock * kTotalsStride];
     const std::int64_t rows = std::min(kRowBlock, o_.y.rows() - first_row);
-    const std::int64_t cols = std::min(kGroupChannels, o_.y.cols() - first_col);
+    const std::int64_t cols = std::min(kChannels, o_.y.cols() - first_col);
     const std::int64_t panel = first_col / kPanelChannels;
-    std::fill_n(totals, rows * kGroupChannels, 0.0f);
+    std::fill_n(totals, rows * kTotalsStride, 0.0f);
     GroupsRun run{};
     run.a_stride = memory_.stride;
     run.a_sums_stride = at_.groups;
@@ -112,7 +111,7 @@ class Multiplication {
       run.a = memory_.a + (first_row + i) * memory_.stride;
       run.a_sums = memory_.sums + (first_row + i) * at_.groups;
       run.rows = static_cast<int>(std::min<std::int64_t>(kernel_.rows, rows - i));
-      run.totals = totals + i * kGroupChannels;
+      run.totals = totals + i * kTotalsStride;
       kernel_.tile(run);
     }
     finish({first_row, rows}, {first_col, cols}, totals);
@@ -123,10 +122,10 @@ class Multiplication {
   };
 
   void finish(Range rows, Range cols, float* totals) const {
-    float bias[kGroupChannels];
+    float bias[kChannels];
     for (std::int64_t j = 0; problem_.bias && j < cols.count; ++j) bias[j] = load<float>(o_.bias, cols.first + j);
     for (std::int64_t i = 0; i < rows.count; ++i) {
-      float* row = totals + i * kGroupChannels;
+      float* row = totals + i * kTotalsStride;
       multiversion<FinishRow>(row, load<float>(o_.a_scale, rows.first + i),
                               problem_.bias ? static_cast<const float*>(bias) : nullptr, cols.count);
       narrow<float>(o_.y.dtype, o_.y.data, (rows.first + i) * o_.y.strides[0] + cols.first, cols.count, row);

@@ -26,9 +26,11 @@ struct GroupsRun {
   std::int64_t groups;
   std::int64_t depth;  // of a group, a multiple of 8
   int rows;            // at most the kernel's
-  int panels;          // at most kGroupPanels
-  float* totals;       // (rows, kGroupChannels)
+  int panels;          // at most kMostPanels
+  float* totals;       // (rows, kTotalsStride)
 };
+
+inline constexpr std::int64_t kTotalsStride = 64;
 
 struct GroupKernel {
   int rows;  // of a tile

@@ -24,6 +24,7 @@ struct alignas(64) TileConfiguration {
   std::uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
 };
 static_assert(sizeof(TileConfiguration) == 64);
+static_assert(kTileRows == kTiledRows && kTileBytes == kS8Depth);
 
 OCTILE_AMX void begin() {
   static constexpr TileConfiguration kConfiguration;
@@ -35,40 +36,36 @@ OCTILE_AMX void end() { _tile_release(); }
 // Tiles 0 to 3 are sums (row of tiles, panel), 4 and 5 hold a, 6 and 7 hold b.
 template <int row_tiles, int panels>
 OCTILE_AMX void multiply_tile(const TileRun& run, int first) {
-  constexpr std::size_t kSumsStride = kGroupChannels * sizeof(std::int32_t);
+  constexpr std::size_t kSumsBytes = kSumsStride * sizeof(std::int32_t);
   std::int32_t* sums = run.sums + first * kPanelChannels;
-  std::int32_t* lower = sums + kTileRows * kGroupChannels;
+  std::int32_t* lower = sums + kTileRows * kSumsStride;
   if (run.accumulate) {
-    _tile_loadd(0, sums, kSumsStride);
-    if constexpr (panels == 2) _tile_loadd(1, sums + kPanelChannels, kSumsStride);
-    if constexpr (row_tiles == 2) _tile_loadd(2, lower, kSumsStride);
-    if constexpr (row_tiles == 2 && panels == 2) _tile_loadd(3, lower + kPanelChannels, kSumsStride);
+    _tile_loadd(0, sums, kSumsBytes);
+    if constexpr (panels == 2) _tile_loadd(1, sums + kPanelChannels, kSumsBytes);
+    if constexpr (row_tiles == 2) _tile_loadd(2, lower, kSumsBytes);
+    if constexpr (row_tiles == 2 && panels == 2) _tile_loadd(3, lower + kPanelChannels, kSumsBytes);
   } else {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
   }
-  const auto a_stride = static_cast<std::size_t>(run.a_stride);
+  const std::uint8_t* lower_a = run.a + kTileRows * run.a_stride;
   const std::uint8_t* b = run.b + first * run.b_stride;
   for (std::int64_t c = 0; c < run.depth; c += kTileBytes) {
+    _tile_loadd(4, run.a + c * kTileRows, kTileBytes);
     _tile_loadd(6, b + c * kPanelChannels, kTileBytes);
-    _tile_loadd(4, run.a + c, a_stride);
+    if constexpr (panels == 2) _tile_loadd(7, b + run.b_stride + c * kPanelChannels, kTileBytes);
+    if constexpr (row_tiles == 2) _tile_loadd(5, lower_a + c * kTileRows, kTileBytes);
     _tile_dpbssd(0, 4, 6);
-    if constexpr (panels == 2) {
-      _tile_loadd(7, b + run.b_stride + c * kPanelChannels, kTileBytes);
-      _tile_dpbssd(1, 4, 7);
-    }
-    if constexpr (row_tiles == 2) {
-      _tile_loadd(5, run.a + kTileRows * run.a_stride + c, a_stride);
-      _tile_dpbssd(2, 5, 6);
-      if constexpr (panels == 2) _tile_dpbssd(3, 5, 7);
-    }
+    if constexpr (panels == 2) _tile_dpbssd(1, 4, 7);
+    if constexpr (row_tiles == 2) _tile_dpbssd(2, 5, 6);
+    if constexpr (row_tiles == 2 && panels == 2) _tile_dpbssd(3, 5, 7);
   }
-  _tile_stored(0, sums, kSumsStride);
-  if constexpr (panels == 2) _tile_stored(1, sums + kPanelChannels, kSumsStride);
-  if constexpr (row_tiles == 2) _tile_stored(2, lower, kSumsStride);
-  if constexpr (row_tiles == 2 && panels == 2) _tile_stored(3, lower + kPanelChannels, kSumsStride);
+  _tile_stored(0, sums, kSumsBytes);
+  if constexpr (panels == 2) _tile_stored(1, sums + kPanelChannels, kSumsBytes);
+  if constexpr (row_tiles == 2) _tile_stored(2, lower, kSumsBytes);
+  if constexpr (row_tiles == 2 && panels == 2) _tile_stored(3, lower + kPanelChannels, kSumsBytes);
 }
 
 template <int row_tiles>
@@ -80,7 +77,7 @@ void multiply_rows(const TileRun& run) {
 
 void multiply(const TileRun& run) { run.rows > kTileRows ? multiply_rows<2>(run) : multiply_rows<1>(run); }
 
-constexpr PanelKernel kKernel = {LeftForm::plain, kRows, kTileRows, multiply, begin, end};
+constexpr PanelKernel kKernel = {LeftForm::tiled, kRows, kTileRows, 4, 512, multiply, begin, end};
 
 }  // namespace
 

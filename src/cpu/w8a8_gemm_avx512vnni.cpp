@@ -22,7 +22,7 @@ OCTILE_AVX512VNNI void multiply_tile(const TileRun& run, int first) {
 #pragma GCC unroll 4
     for (int j = 0; j < panels; ++j) {
       sum[i][j] =
-          run.accumulate ? _mm512_loadu_si512(sums + i * kGroupChannels + j * kPanelChannels) : _mm512_setzero_si512();
+          run.accumulate ? _mm512_loadu_si512(sums + i * kSumsStride + j * kPanelChannels) : _mm512_setzero_si512();
     }
   }
   const std::uint8_t* b = run.b + first * run.b_stride;
@@ -41,7 +41,7 @@ OCTILE_AVX512VNNI void multiply_tile(const TileRun& run, int first) {
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < panels; ++j) {
-      _mm512_storeu_si512(sums + i * kGroupChannels + j * kPanelChannels, sum[i][j]);
+      _mm512_storeu_si512(sums + i * kSumsStride + j * kPanelChannels, sum[i][j]);
     }
   }
 }
@@ -62,7 +62,7 @@ void multiply(const TileRun& run) {
   kTiles[run.rows - 1](run);
 }
 
-constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, multiply, nullptr, nullptr};
+constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, 4, 1024, multiply, nullptr, nullptr};
 
 }  // namespace
 

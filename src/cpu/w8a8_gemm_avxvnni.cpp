@@ -19,7 +19,7 @@ OCTILE_AVXVNNI void multiply_tile(const TileRun& run, int first) {
   constexpr int vectors = 2 * panels;
   __m256i sum[rows][vectors];
   auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kPanelChannels);
-  constexpr int stride = kGroupChannels / kHalf;
+  constexpr int stride = kSumsStride / kHalf;
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
@@ -63,7 +63,7 @@ void multiply(const TileRun& run) {
   kTiles[run.rows - 1](run);
 }
 
-constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, multiply, nullptr, nullptr};
+constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, 4, 1024, multiply, nullptr, nullptr};
 
 }  // namespace
 

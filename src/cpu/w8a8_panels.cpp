@@ -15,8 +15,12 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kRowBlock = 128;     // rows of a part: (kRowBlock, kGroupChannels) sums lie on the stack
-constexpr std::int64_t kDepthBlock = 1024;  // terms: 64 KiB of b stay in the second-level cache for all rows
+constexpr std::int64_t kRowBlock = 64;     // rows of a part
+constexpr std::int64_t kMostSpan = 8;      // groups of kMostPanels panels in it: (64, 512) sums lie on the stack
+constexpr std::int64_t kMostDepth = 1024;  // of any kernel
+constexpr std::int64_t kGroupChannels = kMostPanels * kPanelChannels;
+constexpr std::int64_t kMostChannels = kMostSpan * kGroupChannels;
+static_assert(kSumsStride >= kMostChannels);
 constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself, on the stack
 constexpr std::int64_t kConvertedRows = 8;  // at a time, where rows are contiguous
 constexpr std::int64_t kTurnedRows = 32;    // elsewhere
@@ -126,8 +130,28 @@ void copy_rows(const ConstTensor& t, std::int64_t k, std::int64_t first, std::in
   }
 }
 
+// At most kTiledRows rows, that begin a block.
+void tile_left(const Product& p, const Memory& memory, const Range& range) {
+  const auto [first, rows] = range;
+  std::uint8_t* block = memory.left + first * memory.stride;
+  for (std::int64_t c = 0; c < p.k; c += kS8Depth) {
+    std::uint8_t* tile = block + c * kTiledRows;
+    const std::int64_t terms = std::min(kS8Depth, p.k - c);
+    if (terms < kS8Depth) std::memset(tile, 0, kTiledRows * kS8Depth);
+    const std::uint8_t* from = bytes(p.left) + first * p.left.strides[0] + c * p.left.strides[1];
+    if (p.left.strides[1] != 1) {
+      transpose({from, p.left.strides[1]}, {tile, kS8Depth}, terms, rows);
+      continue;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(tile + r * kS8Depth, from + r * p.left.strides[0], static_cast<std::size_t>(terms));
+    }
+  }
+}
+
 void convert_left(const PanelKernel& kernel, const Product& p, const Memory& memory, Range range) {
   const auto [first, rows] = range;
+  if (kernel.left == LeftForm::tiled) return tile_left(p, memory, range);
   const std::int64_t depth = round_up(p.k, kS8Depth);
   copy_rows(p.left, p.k, first, rows, {memory.left + first * memory.stride, memory.stride});
   for (std::int64_t r = first; r < first + rows; ++r) {
@@ -150,38 +174,34 @@ void convert_left(const PanelKernel& kernel, const Product& p, const Memory& mem
 
 template <class Real>
 struct FinishRun {
-  const std::int32_t* sums;        // (rows, kGroupChannels)
+  const std::int32_t* sums;        // (n)
   const std::int32_t* correction;  // (n), subtracted from the sums
-  const Real* left_scale;          // (rows)
-  const Real* right_scale;         // (n)
-  const Real* bias;                // (n), or (rows)
-  std::int64_t rows, n;
+  Real left_scale;
+  const Real* right_scale;  // (n)
+  const Real* bias;         // (n), or one
+  std::int64_t n;
   Real* y;
-  std::int64_t y_stride;
 };
 
 enum class BiasOf : std::uint8_t { none, column, row };
 
 template <BiasOf bias_of>
-struct FinishTile {
+struct FinishRow {
   template <Isa, class Real>
   OCTILE_INLINE static void run(FinishRun<Real> p) {
-    for (std::int64_t i = 0; i < p.rows; ++i) {
-      const auto* __restrict sums = reinterpret_cast<const std::uint32_t*>(p.sums + i * kGroupChannels);
-      const auto* __restrict correction = reinterpret_cast<const std::uint32_t*>(p.correction);
-      const Real* __restrict right_scale = p.right_scale;
-      const Real* __restrict bias = p.bias;
-      const Real left_scale = p.left_scale[i];
-      Real* __restrict y = p.y + i * p.y_stride;
-      const Real bias_of_row = bias_of == BiasOf::row ? bias[i] : Real{0};
-      for (std::int64_t j = 0; j < p.n; ++j) {
-        const Real scale = left_scale * right_scale[j];
-        const Real sum = static_cast<Real>(static_cast<std::int32_t>(sums[j] - correction[j]));
-        if constexpr (bias_of == BiasOf::none) {
-          y[j] = sum * scale;
-        } else {
-          y[j] = std::fma(sum, scale, bias_of == BiasOf::row ? bias_of_row : bias[j]);
-        }
+    const auto* __restrict sums = reinterpret_cast<const std::uint32_t*>(p.sums);
+    const auto* __restrict correction = reinterpret_cast<const std::uint32_t*>(p.correction);
+    const Real* __restrict right_scale = p.right_scale;
+    const Real* __restrict bias = p.bias;
+    Real* __restrict y = p.y;
+    const Real bias_of_row = bias_of == BiasOf::row ? *bias : Real{0};
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      const Real scale = p.left_scale * right_scale[j];
+      const Real sum = static_cast<Real>(static_cast<std::int32_t>(sums[j] - correction[j]));
+      if constexpr (bias_of == BiasOf::none) {
+        y[j] = sum * scale;
+      } else {
+        y[j] = std::fma(sum, scale, bias_of == BiasOf::row ? bias_of_row : bias[j]);
       }
     }
   }
@@ -191,15 +211,59 @@ template <class Real>
 void finish(const FinishRun<Real>& run, BiasOf bias) {
   switch (bias) {
     case BiasOf::none:
-      return multiversion<FinishTile<BiasOf::none>>(run);
+      return multiversion<FinishRow<BiasOf::none>>(run);
     case BiasOf::column:
-      return multiversion<FinishTile<BiasOf::column>>(run);
+      return multiversion<FinishRow<BiasOf::column>>(run);
     case BiasOf::row:
-      return multiversion<FinishTile<BiasOf::row>>(run);
+      return multiversion<FinishRow<BiasOf::row>>(run);
   }
 }
 
-// ---- Parts of the product: up to kRowBlock rows times up to kGroupPanels panels ----
+// ---- Parts of the product ----
+
+// Parts in the order in which a thread goes through them. Rows of left are taken in bands that fit half a second-level
+// cache, and a band meets all panels before the next begins; within a band, all its rows meet a span of groups.
+//
+// A span is wide because of y: rows of 2 KiB are long enough for the prefetchers, rows of 256 bytes are not, and one
+// thread then writes 7 GB/s (Sapphire Rapids). It is narrow where there would be too few parts for the threads.
+class Order {
+ public:
+  Order(const PanelKernel& kernel, const Product& p, std::int64_t stride, int threads)
+      : rows_(p.rows), cols_(p.cols), row_block_(kRowBlock / kernel.rows * kernel.rows) {
+    band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * stride));
+    constexpr std::int64_t kPartsOfAThread = 3;
+    for (std::int64_t span = kMostSpan; span > 0; span /= 2) {
+      channels_ = span * kGroupChannels;
+      spans_ = ceil_div(cols_, channels_);
+      const bool stays = channels_ * p.k <= second_level_cache() / 4;  // for all rows of the band
+      if (stays && (threads == 1 || parts() >= kPartsOfAThread * threads)) break;
+    }
+  }
+
+  std::int64_t parts() const {
+    const std::int64_t whole = rows_ / band_;
+    return spans_ * (whole * (band_ / row_block_) + ceil_div(rows_ - whole * band_, row_block_));
+  }
+  Range rows(std::int64_t part) const {
+    const std::int64_t row = band_of(part) * band_ + in_band(part) % blocks_in(band_of(part)) * row_block_;
+    return {row, std::min(row_block_, rows_ - row)};
+  }
+  Range cols(std::int64_t part) const {
+    const std::int64_t col = in_band(part) / blocks_in(band_of(part)) * channels_;
+    return {col, std::min(channels_, cols_ - col)};
+  }
+
+ private:
+  std::int64_t band_of(std::int64_t part) const { return part / (spans_ * (band_ / row_block_)); }
+  std::int64_t in_band(std::int64_t part) const { return part % (spans_ * (band_ / row_block_)); }
+  std::int64_t blocks_in(std::int64_t band) const {
+    return ceil_div(std::min(band_, rows_ - band * band_), row_block_);
+  }
+
+  std::int64_t rows_, cols_, row_block_, band_ = 0, channels_ = 0, spans_ = 0;
+};
+
+// A part is computed group by group, and then finished row by row.
 
 template <class Real>
 class Multiplication {
@@ -217,9 +281,10 @@ class Multiplication {
   }
 
   void run() const {
-    const double products = static_cast<double>(p_.rows) * static_cast<double>(p_.cols) * static_cast<double>(p_.k);
-    const int threads = useful_threads(problem_.threads, products / 256);
-    const std::int64_t at_once = p_.left.strides[1] == 1 ? kConvertedRows : kTurnedRows;
+    const int threads = useful_threads(problem_.threads, product_units(p_.rows, p_.cols, p_.k));
+    const std::int64_t at_once = kernel_.left == LeftForm::tiled ? kTiledRows
+                                 : p_.left.strides[1] == 1       ? kConvertedRows
+                                                                 : kTurnedRows;
     parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
       convert_left(kernel_, p_, memory_, {part * at_once, std::min(at_once, p_.rows - part * at_once)});
     });
@@ -227,15 +292,13 @@ class Multiplication {
       parallel_for(threads, ceil_div(p_.cols, kGroupChannels), [&](std::int64_t part) {
         const std::int64_t first = part * kGroupChannels;
         pack_panels(p_.right, {first, std::min(kGroupChannels, p_.cols - first)}, {0, p_.k},
-                    {memory_.panels + part * kGroupPanels * panel_bytes_, panel_bytes_});
+                    {memory_.panels + part * kMostPanels * panel_bytes_, panel_bytes_});
       });
     }
-    const std::int64_t row_block = kRowBlock / kernel_.rows * kernel_.rows;
-    const std::int64_t row_blocks = ceil_div(p_.rows, row_block);
-    parallel_for(threads, row_blocks * ceil_div(p_.cols, kGroupChannels), [&](std::int64_t part) {
+    const Order order(kernel_, p_, memory_.stride, threads);
+    parallel_for(threads, order.parts(), [&](std::int64_t part) {
       if (kernel_.begin) kernel_.begin();
-      const std::int64_t row = part % row_blocks * row_block;
-      multiply(row, std::min(row_block, p_.rows - row), part / row_blocks * kGroupChannels);
+      multiply(order.rows(part), order.cols(part));
       if (kernel_.end) kernel_.end();
     });
   }
@@ -243,27 +306,35 @@ class Multiplication {
  private:
   // What a part keeps on its stack.
   struct Scratch {
-    alignas(64) std::int32_t sums[kRowBlock * kGroupChannels];
-    alignas(64) std::int32_t correction[kGroupChannels] = {};
+    alignas(64) std::int32_t sums[kRowBlock * kSumsStride];
+    alignas(64) std::int32_t correction[kMostChannels] = {};
     Real left_scale[kRowBlock];
-    Real right_scale[kGroupChannels];
-    Real bias[std::max(kRowBlock, kGroupChannels)];
+    Real right_scale[kMostChannels];
+    Real bias[std::max(kRowBlock, kMostChannels)];
     BiasOf bias_of = BiasOf::none;
   };
 
-  void multiply(std::int64_t first_row, std::int64_t rows, std::int64_t first_col) const {
+  void multiply(const Range& rows, const Range& cols) const {
     Scratch s;
-    const std::int64_t cols = std::min(kGroupChannels, p_.cols - first_col);
-    load_scales(first_row, rows, first_col, cols, s);
+    load_scales(rows, cols, s);
+    for (std::int64_t j = 0; j < cols.count; j += kGroupChannels) {
+      multiply_group(rows, {cols.first + j, std::min(kGroupChannels, cols.count - j)}, s.sums + j, s.correction + j);
+    }
+    finish_part(s, rows, cols);
+  }
+
+  void multiply_group(const Range& rows, const Range& cols, std::int32_t* sums, std::int32_t* correction) const {
     const bool packs_here = panels_ == nullptr;
     alignas(64) std::uint8_t packed[kPackedHere * kGroupChannels];
     const std::int64_t depth = round_up(p_.k, kS8Depth);
-    const std::int64_t block = packs_here ? kPackedHere : kDepthBlock;
+    // Blocks of equal depth: 768 terms are 384 and 384, not 512 and 256.
+    const std::int64_t most = packs_here ? std::min(kPackedHere, kernel_.depth) : kernel_.depth;
+    const std::int64_t block = round_up(ceil_div(depth, ceil_div(depth, most)), kS8Depth);
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
-    const std::int64_t tiles = ceil_div(rows, kernel_.rows);
-    const std::int64_t tile_rows = round_up(ceil_div(rows, tiles), kernel_.row_step);
+    const std::int64_t tiles = ceil_div(rows.count, kernel_.rows);
+    const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     TileRun run{};
-    run.panels = static_cast<int>(ceil_div(cols, kPanelChannels));
+    run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
     for (std::int64_t term = 0; term < depth; term += block) {
       run.depth = std::min(block, depth - term);
@@ -271,23 +342,22 @@ class Multiplication {
       if (packs_here) {
         run.b = packed;
         run.b_stride = run.depth * kPanelChannels;
-        pack_panels(p_.right, {first_col, cols}, {term, std::min(p_.k - term, block)}, {packed, run.b_stride});
+        pack_panels(p_.right, cols, {term, std::min(p_.k - term, block)}, {packed, run.b_stride});
       } else {
-        run.b = panels_ + first_col / kPanelChannels * panel_bytes_ + term * kPanelChannels;
+        run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * kPanelChannels;
         run.b_stride = panel_bytes_;
       }
-      if (kernel_.left == LeftForm::offset && !problem_.b_packed) add_correction(run, s.correction);
-      for (std::int64_t i = 0; i < rows; i += tile_rows) {
-        run.rows = static_cast<int>(std::min(tile_rows, rows - i));
-        run.sums = s.sums + i * kGroupChannels;
-        tile(run, first_row + i, term);
-        if (term + block >= depth) finish_tile(s, i, run.rows, first_row, first_col, cols);
+      if (kernel_.left == LeftForm::offset && !problem_.b_packed) add_correction(run, correction);
+      for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
+        run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
+        run.sums = sums + i * kSumsStride;
+        tile(run, rows.first + i, term);
       }
     }
   }
 
   void tile(TileRun run, std::int64_t row, std::int64_t term) const {
-    run.a = memory_.left + row * memory_.stride + term;
+    run.a = memory_.left + row * memory_.stride + (kernel_.left == LeftForm::tiled ? kTiledRows : 1) * term;
     kernel_.tile(run);
     if (kernel_.left != LeftForm::symmetric) return;
     const std::uint8_t* halved = memory_.halved + row;
@@ -300,7 +370,7 @@ class Multiplication {
   // The sums of a row of zeros.
   void add_correction(TileRun run, std::int32_t* correction) const {
     alignas(64) static constexpr auto kZeros = [] {
-      std::array<std::uint8_t, kDepthBlock> zeros{};
+      std::array<std::uint8_t, kMostDepth> zeros{};
       zeros.fill(0x80);
       return zeros;
     }();
@@ -310,8 +380,9 @@ class Multiplication {
     kernel_.tile(run);
   }
 
-  void load_scales(std::int64_t first_row, std::int64_t rows, std::int64_t first_col, std::int64_t cols,
-                   Scratch& s) const {
+  void load_scales(const Range& row_range, const Range& col_range, Scratch& s) const {
+    const auto [first_row, rows] = row_range;
+    const auto [first_col, cols] = col_range;
     for (std::int64_t i = 0; i < rows; ++i) s.left_scale[i] = load<Real>(p_.left_scale, first_row + i);
     if (problem_.b_packed) {
       const std::uint8_t* scales = panels_ + layout_.scales_at;
@@ -332,23 +403,18 @@ class Multiplication {
     for (std::int64_t i = 0; i < (p_.bias_per_row ? rows : cols); ++i) s.bias[i] = load<Real>(p_.bias, first + i);
   }
 
-  void finish_tile(const Scratch& s, std::int64_t i, int rows, std::int64_t first_row, std::int64_t first_col,
-                   std::int64_t cols) const {
-    const std::int64_t at = (first_row + i) * p_.y.strides[0] + first_col;
-    const Real* bias = s.bias + (s.bias_of == BiasOf::row ? i : 0);
-    FinishRun<Real> run{
-        s.sums + i * kGroupChannels, s.correction, s.left_scale + i, s.right_scale, bias, rows, cols, nullptr, 0};
-    if (p_.y.dtype == DTypeOf<Real>::value) {
-      run.y = static_cast<Real*>(p_.y.data) + at;
-      run.y_stride = p_.y.strides[0];
-      return finish(run, s.bias_of);
-    }
-    Real values[kTallestTile * kGroupChannels];
-    run.y = values;
-    run.y_stride = kGroupChannels;
-    finish(run, s.bias_of);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      narrow<Real>(p_.y.dtype, p_.y.data, at + r * p_.y.strides[0], cols, values + r * kGroupChannels);
+  void finish_part(const Scratch& s, const Range& rows, const Range& cols) const {
+    const bool direct = p_.y.dtype == DTypeOf<Real>::value;
+    Real values[kMostChannels];
+    FinishRun<Real> run{s.sums, s.correction, Real{}, s.right_scale, s.bias, cols.count, values};
+    for (std::int64_t i = 0; i < rows.count; ++i) {
+      const std::int64_t at = (rows.first + i) * p_.y.strides[0] + cols.first;
+      if (direct) run.y = static_cast<Real*>(p_.y.data) + at;
+      run.left_scale = s.left_scale[i];
+      finish(run, s.bias_of);
+      if (!direct) narrow<Real>(p_.y.dtype, p_.y.data, at, cols.count, values);
+      run.sums += kSumsStride;
+      if (s.bias_of == BiasOf::row) ++run.bias;
     }
   }
 

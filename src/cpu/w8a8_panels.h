@@ -12,19 +12,20 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kGroupPanels = 4;     // panels that a part of the work goes through at a time
-inline constexpr std::int64_t kGroupChannels = 64;  // in them
+inline constexpr std::int64_t kMostPanels = 4;  // that a tile goes through
+inline constexpr std::int64_t kSumsStride =
+    528;  // from one row of sums to the next: 33 lines, which share no cache set
 
 // sums[r, c] (+)= sum over `depth` terms of a[r] * b[c]: modulo 2^32, which the end result fits.
 struct TileRun {
-  const std::uint8_t* a;  // (rows, depth)
-  std::int64_t a_stride;
+  const std::uint8_t* a;  // (rows, depth); LeftForm::tiled: blocks of (depth / 64, 16, 64)
+  std::int64_t a_stride;  // tiled: a sixteenth of a block's bytes
   const std::uint8_t* b;  // panels of (depth / 4, 16, 4)
   std::int64_t b_stride;
   std::int64_t depth;  // a multiple of 64; beyond the last term b is 0
   int rows;            // at most the kernel's
-  int panels;          // at most kGroupPanels
-  std::int32_t* sums;  // (rows, kGroupChannels); rows up to a multiple of the kernel's may be overwritten
+  int panels;          // at most the kernel's
+  std::int32_t* sums;  // (rows, kSumsStride); rows up to a multiple of the kernel's may be overwritten
   bool accumulate;
 };
 
@@ -33,12 +34,16 @@ enum class LeftForm : std::uint8_t {
   plain,      // s8
   offset,     // u8, 128 more: 128 * sum(b) is subtracted from the sums
   symmetric,  // s8 in -127..127: a row that holds -128 is taken as the sum of two halves
+  tiled,      // s8, 16 rows by 64 terms together
 };
+inline constexpr std::int64_t kTiledRows = 16;
 
 struct PanelKernel {
   LeftForm left;
-  int rows;      // of a tile, at most
-  int row_step;  // its rows cost as much as the next multiple of this
+  int rows;            // of a tile, at most
+  int row_step;        // its rows cost as much as the next multiple of this
+  int panels;          // of a part, at most kMostPanels
+  std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
   void (*tile)(const TileRun&);
   void (*begin)();  // on each thread, before its tiles; may be null
   void (*end)();
