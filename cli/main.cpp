@@ -33,6 +33,8 @@ Exit status:
   2  the command line was wrong: an unknown option or command, or a bad value
 
 Environment:
+  OCTILE_ISA  the widest instruction set that the kernels may use: baseline, avx2, avxvnni,
+            avx512, avx512vnni, amx, or on Arm neon, i8mm. octile info says which is used
   TERM      "dumb": the progress is shown in plain lines, as it is where the standard
             error is no terminal
 
@@ -65,8 +67,10 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   octile::cli::add_info(app);
   octile::cli::add_check(app);
+#if OCTILE_BLAS
   octile::cli::add_bench(app);
   octile::cli::add_demo(app);
+#endif
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {  // a command's way to leave with a status; it has said why

@@ -270,8 +270,6 @@ TEST(BadDescription, Linear) {
                      {invalid, {"weight_layout = 2"}});
   expect_layer_error([](auto& c) { c.description.activation = Activation::none; },
                      {unsupported, {"activation = none", "s4_group"}});
-  expect_layer_error([](auto& c) { c.description.weight = WeightFormat::s4_group; },
-                     {unsupported, {"s4_group", "dynamic_per_token"}});
   expect_layer_error([](auto& c) { c.description.weight_zero_point = true; }, {unsupported, {"weight_zero_point"}});
   expect_layer_error([](auto& c) { c.description.x = DType::s8, c.description.x_multiplier = true; },
                      {unsupported, {"x_multiplier"}});
@@ -297,6 +295,19 @@ TEST(BadDescription, Linear) {
   expect_layer_error([&](auto& c) { w4(c).weight_layout = WeightLayout::in_out; }, {unsupported, {"in_out"}});
   expect_layer_error([&](auto& c) { w4(c).x_multiplier = true; }, {unsupported, {"x_multiplier"}});
   expect_layer_error([&](auto& c) { w4(c).x = DType::s8; }, {unsupported, {"x = s8"}});
+  expect_layer_error(
+      [&](auto& c) {
+        w4(c).activation = Activation::dynamic_per_token;
+        c.description.group = 0;
+        c.description.k = kMaxContraction + 1;
+      },
+      {unsupported, {"k = 131072", "131071"}});
+  expect_layer_error(
+      [&](auto& c) {
+        w4(c).activation = Activation::static_per_tensor;
+        c.description.static_scale = -1;
+      },
+      {invalid, {"static_scale"}});
 }
 
 TEST(BadArguments, Linear) {

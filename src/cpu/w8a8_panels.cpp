@@ -16,11 +16,12 @@ namespace octile::cpu {
 namespace {
 
 constexpr std::int64_t kRowBlock = 64;     // rows of a part
+constexpr std::int64_t kMarkedRows = 16;   // rows from which it pays to look at a panel first
 constexpr std::int64_t kMostSpan = 8;      // groups of kMostPanels panels in it: (64, 512) sums lie on the stack
 constexpr std::int64_t kMostDepth = 1024;  // of any kernel
 constexpr std::int64_t kGroupChannels = kMostPanels * kPanelChannels;
 constexpr std::int64_t kMostChannels = kMostSpan * kGroupChannels;
-static_assert(kSumsStride >= kMostChannels);
+static_assert(kSumsStride >= kMostChannels && kMostDepth <= kMostMarks * kMarkedDepth);
 constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself, on the stack
 constexpr std::int64_t kConvertedRows = 8;  // at a time, where rows are contiguous
 constexpr std::int64_t kTurnedRows = 32;    // elsewhere
@@ -348,6 +349,11 @@ class Multiplication {
         run.b_stride = panel_bytes_;
       }
       if (kernel_.left == LeftForm::offset && !problem_.b_packed) add_correction(run, correction);
+      std::uint8_t marks[kMostPanels * kMostMarks];
+      if (kernel_.mark && rows.count >= kMarkedRows) {
+        run.marks = marks;
+        for (int j = 0; j < run.panels; ++j) kernel_.mark(run.b + j * run.b_stride, run.depth, marks + j * kMostMarks);
+      }
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
         run.sums = sums + i * kSumsStride;

@@ -27,7 +27,10 @@ struct TileRun {
   int panels;          // at most the kernel's
   std::int32_t* sums;  // (rows, kSumsStride); rows up to a multiple of the kernel's may be overwritten
   bool accumulate;
+  const std::uint8_t* marks;  // (panels, kMostMarks): what the kernel's `mark` wrote; null: nothing is known
 };
+inline constexpr std::int64_t kMarkedDepth = 64;  // terms that share a mark
+inline constexpr std::int64_t kMostMarks = 16;    // of one panel's block
 
 // What a kernel's tile takes as a.
 enum class LeftForm : std::uint8_t {
@@ -45,6 +48,8 @@ struct PanelKernel {
   int panels;          // of a part, at most kMostPanels
   std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
   void (*tile)(const TileRun&);
+  // Looks at `depth` terms of a panel before many rows meet it; may be null.
+  void (*mark)(const std::uint8_t* panel, std::int64_t depth, std::uint8_t* marks);
   void (*begin)();  // on each thread, before its tiles; may be null
   void (*end)();
 };
