@@ -17,8 +17,10 @@ namespace {
 
 constexpr const char* kFooter =
     R"("uses" is the widest instruction set that the kernels are written for and that may be used
-here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, amx)
-forces a narrower one. The kernel table has one row per kernel. "yes" in its last column: a plan can choose the
+here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, amx;
+on 64-bit Arm baseline, neon, i8mm) forces a narrower one.
+
+The kernel table has one row per kernel. "yes" in its last column: a plan can choose the
 kernel on this machine; otherwise the column says what is missing. `octile check` compares
 the rows that can run with the oracle, `octile bench` times them.
 

@@ -13,6 +13,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace octile::cli {
@@ -49,9 +51,9 @@ constexpr double per_step(int products) { return 2.0 * products * kSums; }
     }                                                                             \
   }
 
-#if defined(__x86_64__)
-
 #define OCTILE_FOR(isa) __attribute__((target(isa)))
+
+#if defined(__x86_64__)
 
 OCTILE_PEAK_LOOP(dot_512, OCTILE_FOR("avx512f,avx512bw,avx512vnni"), "v", __m512i, _mm512_set1_epi8(93),
                  _mm512_dpbusd_epi32(a[i], x, w))
@@ -114,6 +116,22 @@ constexpr Route kFloatRoutes[] = {
     {"vfmadd231ps ymm", cpu::Isa::avx2, per_step(8), fused_256},
     {"mulps + addps xmm", cpu::Isa::baseline, per_step(4), product_128},
 };
+
+#elif defined(__aarch64__)
+
+OCTILE_PEAK_LOOP(dot_128, OCTILE_FOR("arch=armv8.2-a+dotprod"), "w", int8x16_t, vdupq_n_s8(93),
+                 vreinterpretq_s8_s32(vdotq_s32(vreinterpretq_s32_s8(a[i]), x, w)))
+OCTILE_PEAK_LOOP(rows_128, OCTILE_FOR("arch=armv8.2-a+i8mm"), "w", int8x16_t, vdupq_n_s8(93),
+                 vreinterpretq_s8_s32(vmmlaq_s32(vreinterpretq_s32_s8(a[i]), x, w)))
+OCTILE_PEAK_LOOP(integers_128, , "w", int32x4_t, vdupq_n_s32(93), vmlaq_s32(a[i], x, w))
+OCTILE_PEAK_LOOP(fused_128, , "w", float32x4_t, vdupq_n_f32(0.7f), vfmaq_f32(a[i], x, w))
+
+constexpr Route kInt8Routes[] = {
+    {"smmla", cpu::Isa::i8mm, per_step(32), rows_128},
+    {"sdot", cpu::Isa::neon, per_step(16), dot_128},
+    {"mla, 4 x s32", cpu::Isa::baseline, per_step(4), integers_128},
+};
+constexpr Route kFloatRoutes[] = {{"fmla, 4 x f32", cpu::Isa::baseline, per_step(4), fused_128}};
 
 #else
 

@@ -6,6 +6,11 @@ if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_
                       "${CMAKE_CXX_COMPILER} is ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}. "
                       "Choose another with CXX=... or -DCMAKE_CXX_COMPILER=...")
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16
+   AND CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  message(FATAL_ERROR "On 64-bit Arm Octile needs g++ 11 or clang++ 16, or newer: older clangs have no instruction sets for "
+                      "single functions there; ${CMAKE_CXX_COMPILER} is version ${CMAKE_CXX_COMPILER_VERSION}")
+endif()
 
 if(PROJECT_IS_TOP_LEVEL)
   get_property(octile_many_configurations GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)

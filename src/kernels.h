@@ -172,8 +172,14 @@ void w8a8_gemm_avx512vnni(const GemmProblem&, const GemmOperands&, const Launch&
 std::size_t w8a8_gemm_avx512vnni_workspace(const GemmProblem&);
 void w8a8_gemm_amx(const GemmProblem&, const GemmOperands&, const Launch&);
 std::size_t w8a8_gemm_amx_workspace(const GemmProblem&);
+void w8a8_gemm_neon(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_neon_workspace(const GemmProblem&);
+void w8a8_gemm_i8mm(const GemmProblem&, const GemmOperands&, const Launch&);
+std::size_t w8a8_gemm_i8mm_workspace(const GemmProblem&);
 void w4a8_gemm_avx2(const GemmProblem&, const GemmOperands&, const Launch&);
 void w4a8_gemm_avx512vnni(const GemmProblem&, const GemmOperands&, const Launch&);
+void w4a8_gemm_neon(const GemmProblem&, const GemmOperands&, const Launch&);
+void w4a8_gemm_i8mm(const GemmProblem&, const GemmOperands&, const Launch&);
 std::size_t w4a8_gemm_workspace(const GemmProblem&);
 void w8a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
 std::size_t w8a16_gemm_portable_workspace(const GemmProblem&);

@@ -8,18 +8,31 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
 #endif
 
 namespace octile::cpu {
 
 namespace {
 
-constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "avx2",       "avxvnni",
-                                                            "avx512",   "avx512vnni", "amx"};
+constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "neon",   "i8mm",       "avx2",
+                                                            "avxvnni",  "avx512", "avx512vnni", "amx"};
+
+// Those that a machine of this architecture may have.
+bool of_this_architecture(Isa isa) {
+#if defined(__x86_64__)
+  return isa == Isa::baseline || isa >= Isa::avx2;
+#elif defined(__aarch64__)
+  return isa < Isa::avx2;
+#else
+  return isa == Isa::baseline;
+#endif
+}
 
 #if defined(__x86_64__)
 
@@ -49,7 +62,16 @@ std::array<bool, kIsaCount> detect() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool avx512vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  return {true, avx2, avx2 && avx_vnni(), avx512, avx512vnni, avx512vnni && amx_int8()};
+  return {true, false, false, avx2, avx2 && avx_vnni(), avx512, avx512vnni, avx512vnni && amx_int8()};
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+std::array<bool, kIsaCount> detect() {
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+  constexpr unsigned long kI8mm = 1ul << 13;        // HWCAP2_I8MM
+  const bool neon = (getauxval(AT_HWCAP) & kDotProduct) != 0;
+  return {true, neon, neon && (getauxval(AT_HWCAP2) & kI8mm) != 0};
 }
 
 #else
@@ -91,8 +113,19 @@ bool machine_has(Isa wanted) { return machine[static_cast<std::size_t>(wanted)];
 
 bool usable(Isa wanted) { return wanted <= isa_ceiling.load(std::memory_order_relaxed) && machine_has(wanted); }
 
+std::int64_t second_level_cache() {
+#if defined(__linux__)
+  static const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  constexpr std::int64_t kUsual = 1 << 20;
+  return kUsual;
+}
+
 std::string reason_against(Isa wanted) {
-  if (!machine_has(wanted)) return message("this machine has no ", name(wanted));
+  if (!machine_has(wanted)) {
+    return message("this machine has no ", name(wanted), wanted == Isa::neon ? " dot product" : "");
+  }
   if (!usable(wanted)) return message("OCTILE_ISA is ", name(isa_ceiling.load(std::memory_order_relaxed)));
   return {};
 }
@@ -100,8 +133,9 @@ std::string reason_against(Isa wanted) {
 std::string explain_isa() {
   std::string wider;
   for (int i = static_cast<int>(isa()) + 1; i < kIsaCount; ++i) {
-    wider +=
-        message(wider.empty() ? ": " : "; ", name(static_cast<Isa>(i)), " not, ", reason_against(static_cast<Isa>(i)));
+    const auto other = static_cast<Isa>(i);
+    if (!of_this_architecture(other)) continue;
+    wider += message(wider.empty() ? ": " : "; ", name(other), " not, ", reason_against(other));
   }
   return message(name(isa()), ", the widest that may be used", wider);
 }
@@ -110,9 +144,11 @@ void check_isa_wish(std::string_view function) {
   const char* text = wish();
   if (!text) return;
   std::string known;
-  for (const std::string_view isa_name : kNames) {
-    if (isa_name == text) return;
-    known += message(" ", isa_name);
+  for (int i = 0; i < kIsaCount; ++i) {
+    const auto isa = static_cast<Isa>(i);
+    if (!of_this_architecture(isa)) continue;
+    if (name(isa) == text) return;
+    known += message(" ", name(isa));
   }
   fail(Status::invalid_argument, function, ": the environment variable OCTILE_ISA is ", text, ", expected one of",
        known);

@@ -9,10 +9,11 @@
 
 namespace octile::cpu {
 
-// From narrow to wide. Each but avxvnni needs those before it: AVX-VNNI is AVX2 with the dot product of 32 bytes, which
-// processors without AVX-512 have.
-enum class Isa : std::uint8_t { baseline, avx2, avxvnni, avx512, avx512vnni, amx };
-inline constexpr int kIsaCount = 6;
+// From narrow to wide; a machine has those of its architecture. neon and i8mm are 64-bit Arm's: NEON itself is its
+// baseline, `neon` is the dot product in it, i8mm the product of two rows by two. On x86-64 each but avxvnni needs
+// those before it: AVX-VNNI is AVX2 with the dot product of 32 bytes, which processors without AVX-512 have.
+enum class Isa : std::uint8_t { baseline, neon, i8mm, avx2, avxvnni, avx512, avx512vnni, amx };
+inline constexpr int kIsaCount = 8;
 
 std::string_view name(Isa isa);
 
@@ -29,6 +30,9 @@ std::string reason_against(Isa isa);
 // The widest usable one, for each ceiling.
 extern const std::array<Isa, kIsaCount> widest_usable;
 inline Isa isa() { return widest_usable[static_cast<std::size_t>(isa_ceiling.load(std::memory_order_relaxed))]; }
+
+// Bytes; 1 MiB where the system does not tell.
+std::int64_t second_level_cache();
 
 // One line for a person: which was chosen, and why.
 std::string explain_isa();

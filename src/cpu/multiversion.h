@@ -56,7 +56,7 @@ void multiversion(Args... args) {
     case Isa::avxvnni:
     case Isa::avx2:
       return run_avx2<Kernel>(args...);
-    case Isa::baseline:
+    default:
       break;
   }
   Kernel::template run<Isa::baseline>(args...);

@@ -1,13 +1,15 @@
 // The float product behind w8a16 and w4a16: y[i, j] = sum_c left[i, c] * right[j, c] (+ bias).
 //
-// Left is packed once into panels of kPanelRows rows; right on the fly into panels of two vectors, kDepth terms deep.
-// Each sum goes through its terms in order, and kDepth terms are summed before they are added to the rest, whatever the
-// tile, the thread and the other rows: its bits depend on its own row of left and of right alone. A product may be
-// fused with its addition (the files that include this are compiled with -ffp-contract=fast), so the bits do depend on
-// the instruction set.
+// Left, the float operand, is packed once into panels of a tile's rows; right, the quantized one, becomes float on the
+// fly, in panels of two vectors that stay in the first-level cache. Terms are summed in segments of at most kDepth:
+// each from zero and in order of its terms, then (times the segment's scale, if right has any) added to the segments
+// before. That holds whatever the tile, the thread and the other rows, so the bits of y[i, j] depend on row i of left
+// and row j of right alone. A product is fused with its addition where the machine can (the files that include this are
+// compiled with -ffp-contract=fast), so the bits do depend on the instruction set.
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "access.h"
 #include "cpu/multiversion.h"
@@ -16,215 +18,410 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, which then fits in the first-level cache
-inline constexpr std::int64_t kPanelRows = 6;   // 6 x 2 vectors of sums leave 4 of 16 registers for operands
-inline constexpr std::int64_t kPartRows = 192;  // rows of left that use a panel of right once it is packed
+inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, at most
+inline constexpr std::int64_t kMostRows = 12;   // of a tile, on any machine
+inline constexpr std::int64_t kMostCols = 32;   // of a panel of right
+inline constexpr std::int64_t kPartRows = 264;  // rows of left that use a panel of right once it is float
+inline constexpr std::int64_t kPartCols = 64;   // a line of s8; left comes from far only once for all of them
+inline constexpr std::int64_t kMostPartCols = 128;
 inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
-inline constexpr std::int64_t kFetchRows = 96;     // rows fetched at a time, at most: 16 tiles of left
-inline constexpr std::int64_t kFetchTerms = 32;
+inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a first-level cache
+inline constexpr std::int64_t kPackedTerms = 64;
 
-constexpr std::int64_t vector_bytes(Isa isa) { return isa >= Isa::avx512 ? 64 : isa == Isa::avx2 ? 32 : 16; }
+constexpr std::int64_t vector_bytes(Isa isa) { return isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16; }
 
-// What to fetch of an operand: rows row .. row + rows - 1, terms term .. term + terms - 1.
+// Rows x 2 vectors of sums, 2 of right and 1 of left: 16 registers, or the 32 of AVX-512.
+constexpr std::int64_t tile_rows(Isa isa) { return isa >= Isa::avx512 ? 12 : 6; }
+
+template <class Real>
+constexpr std::int64_t panel_cols(Isa isa) {
+  return std::max<std::int64_t>(16, 2 * vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real)));
+}
+
+// multiversion<Kernel<rows>>(args...), for rows = 1 .. kMostRows.
+template <template <std::int64_t> class Kernel, class... Args>
+void with_rows(std::int64_t rows, Args... args) {
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    ((rows == kIndex + 1 ? multiversion<Kernel<kIndex + 1>>(args...) : void()), ...);
+  }
+  (std::make_index_sequence<kMostRows>());
+}
+
+// ---- Packing left ----
+
+template <class Real>
+struct TurnRun {
+  const Real* rows[kMostRows];
+  std::int64_t terms;
+  Real* out;  // (terms, rows)
+};
+
+// The first two lanes of a and b in turns, or the last two.
+template <int first, class Four>
+OCTILE_INLINE Four in_turns(const Four& a, const Four& b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, first, first + 4, first + 1, first + 5);
+#else
+  typedef std::uint32_t Lanes __attribute__((vector_size(16)));
+  return __builtin_shuffle(a, b, Lanes{first, first + 4, first + 1, first + 5});
+#endif
+}
+
+// 4 x 4 lanes: lane j of v[i] becomes lane i of v[j].
+template <class Four>
+OCTILE_INLINE void turn_lanes(Four (&v)[4]) {
+  const Four low02 = in_turns<0>(v[0], v[2]);
+  const Four high02 = in_turns<2>(v[0], v[2]);
+  const Four low13 = in_turns<0>(v[1], v[3]);
+  const Four high13 = in_turns<2>(v[1], v[3]);
+  v[0] = in_turns<0>(low02, low13);
+  v[1] = in_turns<2>(low02, low13);
+  v[2] = in_turns<0>(high02, high13);
+  v[3] = in_turns<2>(high02, high13);
+}
+
+// out[j * stride + i] = rows[i][c + j], 4 of each.
+OCTILE_INLINE void turn_4x4(const float* const* rows, std::int64_t c, float* out, std::int64_t stride) {
+  typedef float Four __attribute__((vector_size(16)));
+  Four in[4];
+  for (int i = 0; i < 4; ++i) std::memcpy(&in[i], rows[i] + c, sizeof(Four));
+  turn_lanes(in);
+  for (int i = 0; i < 4; ++i) std::memcpy(out + i * stride, &in[i], sizeof(Four));
+}
+
+OCTILE_INLINE void turn_4x4(const double* const* rows, std::int64_t c, double* out, std::int64_t stride) {
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) out[j * stride + i] = rows[i][c + j];
+  }
+}
+
+// Rows that are contiguous along the contraction.
+template <std::int64_t kRows>
+struct TurnRows {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(TurnRun<Real> p) {
+    std::int64_t c = 0;
+    if constexpr (kRows >= 4) {
+      for (; c + 4 <= p.terms; c += 4) {
+        for (std::int64_t r = 0; r + 4 <= kRows; r += 4) turn_4x4(p.rows + r, c, p.out + c * kRows + r, kRows);
+        if (kRows % 4 != 0) turn_4x4(p.rows + kRows - 4, c, p.out + c * kRows + kRows - 4, kRows);
+      }
+    }
+    for (; c < p.terms; ++c) {
+      for (std::int64_t r = 0; r < kRows; ++r) p.out[c * kRows + r] = p.rows[r][c];
+    }
+  }
+};
+
+template <class Real>
+struct SpreadRun {
+  const Real* in;  // (terms, panels * rows)
+  std::int64_t in_stride;
+  std::int64_t terms, panels;
+  Real* out;  // (panels, terms, rows)
+  std::int64_t out_stride;
+};
+
+// Rows that lie side by side.
+template <std::int64_t kRows>
+struct SpreadRows {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(SpreadRun<Real> p) {
+    for (std::int64_t c = 0; c < p.terms; ++c) {
+      const Real* in = p.in + c * p.in_stride;
+      Real* out = p.out + c * kRows;
+      for (std::int64_t panel = 0; panel < p.panels; ++panel) {
+        std::memcpy(out, in, kRows * sizeof(Real));
+        in += kRows;
+        out += p.out_stride;
+      }
+    }
+  }
+};
+
+// The float operand, (rows, k), contiguous along either, packed: for each `step` terms, panels of (step, panel_rows),
+// so that what the tiles of a part read lies in one piece. Zero beyond the last row and the last term.
+template <class Real>
+class LeftPanels {
+ public:
+  struct Shape {
+    std::int64_t panels, panel_rows;
+    std::int64_t depth, step;  // terms, and how many of them lie together
+
+    std::int64_t at(std::int64_t panel, std::int64_t term) const {
+      const std::int64_t begin = term / step * step;
+      return panel_rows * (panels * begin + panel * std::min(step, depth - begin) + term - begin);
+    }
+  };
+
+  LeftPanels(const ConstTensor& t, const Shape& shape, Real* packed) : t_(t), shape_(shape), packed_(packed) {}
+
+  const Real* panel(std::int64_t panel, std::int64_t term) const { return packed_ + shape_.at(panel, term); }
+
+  // Row `row` of the operand becomes the first of panel `first`. At most kPackedPanels panels.
+  void pack(std::int64_t row, std::int64_t first, std::int64_t panels) const {
+    const std::int64_t rows = std::min(panels * shape_.panel_rows, t_.rows() - row);
+    for (std::int64_t term = 0; term < shape_.depth; term += shape_.step) {
+      const std::int64_t end = std::min(term + shape_.step, shape_.depth);
+      for (std::int64_t c = term; c < std::min(end, t_.cols()); c += kPackedTerms) {
+        const Terms terms{c, std::min({kPackedTerms, end - c, t_.cols() - c})};
+        t_.strides[1] == 1 ? turn(row, rows, terms, first) : spread(row, rows, terms, first);
+      }
+      const std::int64_t beyond = std::max(term, t_.cols());
+      for (std::int64_t panel = 0; panel < panels && beyond < end; ++panel) {
+        std::fill_n(packed_ + shape_.at(first + panel, beyond), (end - beyond) * shape_.panel_rows, Real{0});
+      }
+    }
+  }
+
+ private:
+  struct Terms {
+    std::int64_t first, count;
+  };
+
+  void turn(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
+    Real buffer[kMostRows * kPackedTerms];
+    for (; rows > 0; row += shape_.panel_rows, rows -= shape_.panel_rows) {
+      TurnRun<Real> run{{}, terms.count, packed_ + shape_.at(panel++, terms.first)};
+      for (std::int64_t r = 0; r < shape_.panel_rows; ++r) {
+        Real* own = buffer + r * kPackedTerms;
+        run.rows[r] = own;
+        if (r < rows) {
+          run.rows[r] = widened(t_.dtype, t_.data, (row + r) * t_.strides[0] + terms.first, terms.count, own);
+        } else {
+          std::fill_n(own, terms.count, Real{0});
+        }
+      }
+      with_rows<TurnRows>(shape_.panel_rows, run);
+    }
+  }
+
+  void spread(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
+    const std::int64_t panels = ceil_div(rows, shape_.panel_rows);
+    const std::int64_t width = panels * shape_.panel_rows;
+    const std::int64_t at = terms.first * t_.strides[1] + row;
+    const bool direct = t_.dtype == DTypeOf<Real>::value && rows == width;
+    Real buffer[kPackedTerms * kPackedPanels * kMostRows];  // (terms, width)
+    for (std::int64_t c = 0; c < terms.count && !direct; ++c) {
+      widen(t_.dtype, t_.data, at + c * t_.strides[1], rows, buffer + c * width);
+      std::fill_n(buffer + c * width + rows, width - rows, Real{0});
+    }
+    with_rows<SpreadRows>(
+        shape_.panel_rows,
+        SpreadRun<Real>{direct ? static_cast<const Real*>(t_.data) + at : buffer, direct ? t_.strides[1] : width,
+                        terms.count, panels, packed_ + shape_.at(panel, terms.first),
+                        shape_.at(panel + 1, terms.first) - shape_.at(panel, terms.first)});
+  }
+
+  ConstTensor t_;
+  Shape shape_;
+  Real* packed_;
+};
+
+// ---- The tile ----
+
+template <class Real>
+struct FloatTile {
+  const Real* left;  // (panels, depth, rows)
+  std::int64_t panels;
+  const Real* right;  // (depth, panel_cols)
+  std::int64_t depth, segment;
+  const Real* scales;  // (depth / segment, panel_cols), or null
+  Real* sums;          // (panels * rows, kPartCols)
+};
+
+template <std::int64_t kRows>
+struct MultiplyPanels {
+  template <Isa isa, class Real>
+  OCTILE_INLINE static void run(FloatTile<Real> p) {
+    if constexpr (kRows <= tile_rows(isa)) {
+      for (std::int64_t panel = 0; panel < p.panels; ++panel) {
+        constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
+        for (std::int64_t col = 0; col < panel_cols<Real>(isa); col += 2 * kLanes) {
+          for (std::int64_t first = 0; first < p.depth; first += p.segment) {
+            add_segment<isa>(p, panel, col, first);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <Isa isa, class Real>
+  OCTILE_INLINE static void add_segment(const FloatTile<Real>& p, std::int64_t panel, std::int64_t col,
+                                        std::int64_t first) {
+    typedef Real Vector __attribute__((vector_size(vector_bytes(isa))));
+    constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
+    constexpr std::int64_t kCols = panel_cols<Real>(isa);
+    const Real* __restrict left = p.left + (panel * p.depth + first) * kRows;
+    const Real* __restrict right = p.right + first * kCols + col;
+    Vector sum[kRows][2] = {};
+    for (std::int64_t c = std::min(p.segment, p.depth - first); c > 0; --c) {
+      const Vector b0 = *reinterpret_cast<const Vector*>(right);
+      const Vector b1 = *reinterpret_cast<const Vector*>(right + kLanes);
+#pragma GCC unroll 12
+      for (int i = 0; i < kRows; ++i) {
+        const Vector a = left[i] - Vector{};  // broadcast once
+        sum[i][0] += a * b0;
+        sum[i][1] += a * b1;
+      }
+      left += kRows;
+      right += kCols;
+    }
+    const auto* scale =
+        p.scales ? reinterpret_cast<const Vector*>(p.scales + first / p.segment * kCols + col) : nullptr;
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+      auto* sums = reinterpret_cast<Vector*>(p.sums + (panel * kRows + i) * kPartCols + col);
+      sums[0] = scale ? sums[0] + sum[i][0] * scale[0] : sums[0] + sum[i][0];
+      sums[1] = scale ? sums[1] + sum[i][1] * scale[1] : sums[1] + sum[i][1];
+    }
+  }
+};
+
+struct AddRow {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Real* __restrict row, std::int64_t n, Real* __restrict sums) {
+    for (std::int64_t i = 0; i < n; ++i) sums[i] += row[i];
+  }
+};
+
+// Rows and columns of y that a part computes.
+struct PartRange {
+  std::int64_t row, rows;
+  std::int64_t col, cols;
+  std::int64_t stride = kPartCols;  // of its sums
+};
+
+// y = sums (rows, stride) + bias, along the dimension in which y is contiguous.
+template <class Real>
+void write_sums(const GemmOperands& o, const PartRange& part, Real* sums) {
+  if (o.bias.present()) {
+    Real bias[kMostPartCols];
+    for (std::int64_t j = 0; j < part.cols; ++j) bias[j] = load<Real>(o.bias, part.col + j);
+    for (std::int64_t i = 0; i < part.rows; ++i) {
+      multiversion<AddRow>(static_cast<const Real*>(bias), part.cols, sums + i * part.stride);
+    }
+  }
+  if (o.y.strides[1] == 1) {
+    for (std::int64_t i = 0; i < part.rows; ++i) {
+      const std::int64_t at = (part.row + i) * o.y.strides[0] + part.col;
+      narrow<Real>(o.y.dtype, o.y.data, at, part.cols, sums + i * part.stride);
+    }
+    return;
+  }
+  Real turned[4 * kPartRows];  // (4 columns, rows)
+  for (std::int64_t j = 0; j < part.cols; j += 4) {
+    for (std::int64_t i = 0; i < part.rows; i += 4) {
+      const Real* const at = sums + i * part.stride + j;
+      const Real* const rows[4] = {at, at + part.stride, at + 2 * part.stride, at + 3 * part.stride};
+      turn_4x4(rows, 0, turned + i, kPartRows);
+    }
+    for (std::int64_t c = 0; c < std::min<std::int64_t>(4, part.cols - j); ++c) {
+      const std::int64_t at = (part.col + j + c) * o.y.strides[1] + part.row;
+      narrow<Real>(o.y.dtype, o.y.data, at, part.rows, static_cast<const Real*>(turned + c * kPartRows));
+    }
+  }
+}
+
+// ---- The product ----
+
+// Part of right: rows row .. row + rows - 1, and terms term .. term + terms - 1.
 struct PanelRange {
   std::int64_t row, rows;
   std::int64_t term, terms;
 };
 
-// An operand of the product, in float at last.
-template <class Real>
-class PanelSource {
- public:
-  // out[c * width + r] = element (range.row + r, range.term + c). At most kFetchRows rows.
-  virtual void fetch(const PanelRange& range, Real* out, std::int64_t width) const = 0;
-
- protected:
-  ~PanelSource() = default;
-};
-
-struct TurnRows {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict in, std::int64_t terms, Real* __restrict out,
-                                std::int64_t width) {
-    for (std::int64_t c = 0; c < terms; ++c) out[c * width] = in[c];
-  }
-};
-
-// A float matrix, contiguous along either dimension.
-template <class Real>
-class FloatSource final : public PanelSource<Real> {
- public:
-  explicit FloatSource(const ConstTensor& t) : t_(t) {}
-
-  void fetch(const PanelRange& range, Real* out, std::int64_t width) const override {
-    if (t_.strides[1] != 1) {
-      for (std::int64_t c = 0; c < range.terms; ++c) {
-        widen(t_.dtype, t_.data, (range.term + c) * t_.strides[1] + range.row, range.rows, out + c * width);
-      }
-      return;
-    }
-    Real buffer[kFetchTerms];
-    for (std::int64_t c = 0; c < range.terms; c += kFetchTerms) {
-      const std::int64_t terms = std::min(kFetchTerms, range.terms - c);
-      for (std::int64_t r = 0; r < range.rows; ++r) {
-        const std::int64_t at = (range.row + r) * t_.strides[0] + range.term + c;
-        multiversion<TurnRows>(widened(t_.dtype, t_.data, at, terms, buffer), terms, out + c * width + r, width);
-      }
-    }
-  }
-
- private:
-  ConstTensor t_;
-};
-
-template <class Real>
-struct TileRun {
-  const Real* left;          // panels of (depth, kPanelRows)
-  std::int64_t left_stride;  // between panels
-  const Real* right;         // (depth, two vectors)
-  std::int64_t panels, depth;
-  Real* sums;  // (panels * kPanelRows, two vectors)
-  bool first;  // the sums begin here
-};
-
-struct MultiplyPanels {
-  template <Isa isa, class Real>
-  OCTILE_INLINE static void run(TileRun<Real> p) {
-    typedef Real Vector __attribute__((vector_size(vector_bytes(isa))));
-    constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
-    for (std::int64_t panel = 0; panel < p.panels; ++panel) {
-      const Real* left = p.left + panel * p.left_stride;
-      const Real* right = p.right;
-      Vector sum[kPanelRows][2] = {};
-      for (std::int64_t c = 0; c < p.depth; ++c) {
-        const Vector b0 = *reinterpret_cast<const Vector*>(right);
-        const Vector b1 = *reinterpret_cast<const Vector*>(right + kLanes);
-#pragma GCC unroll 8
-        for (int i = 0; i < kPanelRows; ++i) {
-          sum[i][0] += left[i] * b0;
-          sum[i][1] += left[i] * b1;
-        }
-        left += kPanelRows;
-        right += 2 * kLanes;
-      }
-      auto* sums = reinterpret_cast<Vector*>(p.sums) + panel * kPanelRows * 2;
-#pragma GCC unroll 8
-      for (int i = 0; i < kPanelRows; ++i) {
-        sums[2 * i] = p.first ? sum[i][0] : sums[2 * i] + sum[i][0];
-        sums[2 * i + 1] = p.first ? sum[i][1] : sums[2 * i + 1] + sum[i][1];
-      }
-    }
-  }
-};
-
-struct AddBias {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* bias, std::int64_t n, Real* sums) {
-    for (std::int64_t i = 0; i < n; ++i) sums[i] += bias[i];
-  }
-};
-
-// y is written along its contiguous dimension: if that is i, then a and b exchange their parts.
-template <class Real>
+// `Right` is the quantized operand:
+//   std::int64_t depth()    terms of left and right, padding included
+//   std::int64_t segment()  terms of a segment, at most kDepth
+//   std::int64_t step()     terms that are fetched at a time: whole segments, at most kDepth
+//   struct Stage            at most (kPartCols, step) of it, close at hand and still quantized
+//   void stage(const PanelRange&, std::int64_t at, Stage&)   at: the place of the first term in the stage
+//   void prefetch(const PanelRange&)
+//   const Real* fetch(const Stage&, const PanelRange&, Real* out, Real* scales)   out (terms, panel_cols); returns
+//   scales
+//                           (segments, panel_cols), or null if it has none
+template <class Real, class Right>
 class PanelProduct {
  public:
-  PanelProduct(const PanelSource<Real>& a, const PanelSource<Real>& b, const GemmOperands& o)
-      : left_(a), right_(b), y_(o.y), rows_(o.y.rows()), cols_(o.y.cols()), k_(o.a.cols()), bias_(o.bias) {}
-
-  static PanelProduct oriented(const PanelSource<Real>& a, const PanelSource<Real>& b, Major y_major,
-                               const GemmOperands& o) {
-    // By the problem, as the workspace is: the strides of a single column would do either way.
-    if (y_major == Major::contraction) return {a, b, o};
-    PanelProduct exchanged(b, a, o);
-    std::swap(exchanged.y_.strides[0], exchanged.y_.strides[1]);
-    std::swap(exchanged.rows_, exchanged.cols_);
-    exchanged.bias_per_row_ = true;
-    return exchanged;
-  }
-
-  static std::size_t workspace(const GemmProblem& p) {
-    const std::int64_t rows = round_up(p.y_major == Major::outer ? p.n : p.m, kPanelRows);
-    return static_cast<std::size_t>(std::min(rows, kRowsAtOnce) * p.k) * sizeof(Real);
+  PanelProduct(const GemmOperands& o, const Right& right)
+      : o_(o), right_(right), rows_(o.y.rows()), cols_(o.y.cols()), depth_(right.depth()) {
+    panel_rows_ = ceil_div(rows_, ceil_div(rows_, tile_rows(isa())));  // no panel much emptier than the others
+    step_ = right.step();
   }
 
   void run(int threads_wanted, void* workspace) const {
-    auto* packed = static_cast<Real*>(workspace);
-    const double products = static_cast<double>(rows_) * static_cast<double>(cols_) * static_cast<double>(k_);
+    const double products = static_cast<double>(rows_) * static_cast<double>(cols_) * static_cast<double>(depth_);
     const int threads = useful_threads(threads_wanted, products / 16);
-    const std::int64_t width = 2 * vector_bytes(isa()) / static_cast<std::int64_t>(sizeof(Real));
-    const std::int64_t col_parts = ceil_div(cols_, width);
-    for (std::int64_t first = 0; first < rows_; first += kRowsAtOnce) {
-      const std::int64_t rows = std::min(kRowsAtOnce, rows_ - first);
-      parallel_for(threads, ceil_div(rows, kFetchRows), [&](std::int64_t part) {
-        const std::int64_t r = part * kFetchRows;
-        pack_left(first + r, std::min(kFetchRows, rows - r), packed + r * k_);
+    const std::int64_t rows_at_once = kRowsAtOnce / panel_rows_ * panel_rows_;
+    for (std::int64_t first = 0; first < rows_; first += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, rows_ - first);
+      const std::int64_t panels = ceil_div(rows, panel_rows_);
+      const LeftPanels<Real> left(o_.a, {panels, panel_rows_, depth_, step_}, static_cast<Real*>(workspace));
+      parallel_for(threads, ceil_div(panels, kPackedPanels), [&](std::int64_t part) {
+        const std::int64_t panel = part * kPackedPanels;
+        left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel));
       });
-      parallel_for(threads, ceil_div(rows, kPartRows) * col_parts, [&](std::int64_t part) {
-        const std::int64_t r = part / col_parts * kPartRows;
-        const std::int64_t c = part % col_parts * width;
-        multiply({first + r, std::min(kPartRows, rows - r)}, {c, std::min(width, cols_ - c)}, packed + r * k_, width);
+      const std::int64_t part_panels = ceil_div(panels, ceil_div(panels, kPartRows / panel_rows_));
+      const std::int64_t part_rows = part_panels * panel_rows_;
+      const std::int64_t row_parts = ceil_div(panels, part_panels);
+      const bool few = row_parts * ceil_div(cols_, kPartCols) < 4 * threads;
+      const std::int64_t part_cols = few ? panel_cols<Real>(isa()) : kPartCols;
+      const std::int64_t col_parts = ceil_div(cols_, part_cols);
+      parallel_for(threads, row_parts * col_parts, [&](std::int64_t part) {
+        const std::int64_t r = part / col_parts * part_rows;
+        const std::int64_t c = part % col_parts * part_cols;
+        multiply(left, r / panel_rows_, {first + r, std::min(part_rows, rows - r), c, std::min(part_cols, cols_ - c)});
       });
     }
   }
 
  private:
-  struct Range {
-    std::int64_t first, count;
-  };
-
-  void pack_left(std::int64_t row, std::int64_t rows, Real* packed) const {
-    const std::int64_t tiles = ceil_div(rows, kPanelRows);
-    Real fetched[kFetchTerms * kFetchRows];  // (kFetchTerms, kFetchRows)
-    for (std::int64_t term = 0; term < k_; term += kFetchTerms) {
-      const std::int64_t terms = std::min(kFetchTerms, k_ - term);
-      if (rows < kFetchRows) std::fill_n(fetched, terms * kFetchRows, Real{0});
-      left_.fetch({row, rows, term, terms}, fetched, kFetchRows);
-      for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        Real* out = packed + (tile * k_ + term) * kPanelRows;
-        for (std::int64_t c = 0; c < terms; ++c) {
-          std::memcpy(out + c * kPanelRows, fetched + c * kFetchRows + tile * kPanelRows, kPanelRows * sizeof(Real));
-        }
+  void multiply(const LeftPanels<Real>& left, std::int64_t first_panel, const PartRange& part) const {
+    const std::int64_t width = panel_cols<Real>(isa());
+    const std::int64_t panels = ceil_div(part.rows, panel_rows_);
+    alignas(64) Real panel[kDepth * kMostCols];       // (depth, width)
+    alignas(64) Real scales[kDepth / 8 * kMostCols];  // (segments, width)
+    alignas(64) Real sums[kPartRows * kPartCols];     // (rows, kPartCols)
+    std::fill_n(sums, panels * panel_rows_ * kPartCols, Real{0});
+    typename Right::Stage stages[2];
+    const std::int64_t piece = ceil_div(step_, ceil_div(part.cols, width));
+    right_.stage(terms_of(part, 0, step_), 0, stages[0]);
+    for (std::int64_t term = 0; term < depth_; term += step_) {
+      const std::int64_t depth = std::min(step_, depth_ - term);
+      // While a panel is multiplied, a piece of the next stage comes nearer. The lines of a stage often lie a power of
+      // two apart: all of them at once would drive each other out of the cache.
+      std::int64_t next = 0;
+      for (std::int64_t c = 0; c < part.cols; c += width) {
+        const PanelRange range{part.col + c, std::min(width, part.cols - c), term, depth};
+        const Real* scale = right_.fetch(stages[term / step_ % 2], range, panel, scales);
+        const std::int64_t count = std::min(piece, step_ - next);
+        right_.stage(terms_of(part, term + step_ + next, count), next, stages[(term / step_ + 1) % 2]);
+        next += count;
+        right_.prefetch(terms_of(part, term + step_ + next, piece));
+        with_rows<MultiplyPanels>(panel_rows_, FloatTile<Real>{left.panel(first_panel, term), panels, panel, depth,
+                                                               right_.segment(), scale, sums + c});
       }
     }
+    write_sums(o_, part, sums);
   }
 
-  void multiply(Range rows, Range cols, const Real* packed, std::int64_t width) const {
-    constexpr std::int64_t kMaxWidth = 128 / static_cast<std::int64_t>(sizeof(Real));
-    alignas(64) Real panel[kDepth * kMaxWidth];    // (kDepth, width)
-    alignas(64) Real sums[kPartRows * kMaxWidth];  // (kPartRows, width)
-    std::fill_n(sums, rows.count * width, Real{0});
-    if (cols.count < width) std::fill_n(panel, std::min(kDepth, k_) * width, Real{0});
-    for (std::int64_t term = 0; term < k_; term += kDepth) {
-      const std::int64_t depth = std::min(kDepth, k_ - term);
-      right_.fetch({cols.first, cols.count, term, depth}, panel, width);
-      multiversion<MultiplyPanels>(TileRun<Real>{packed + term * kPanelRows, k_ * kPanelRows, panel,
-                                                 ceil_div(rows.count, kPanelRows), depth, sums, term == 0});
-    }
-    finish(rows, cols, sums, width);
+  PanelRange terms_of(const PartRange& part, std::int64_t term, std::int64_t terms) const {
+    return {part.col, part.cols, term, std::clamp<std::int64_t>(depth_ - term, 0, terms)};
   }
 
-  void finish(Range rows, Range cols, Real* sums, std::int64_t width) const {
-    Real bias[64];
-    const bool with_bias = bias_.present();
-    for (std::int64_t j = 0; with_bias && !bias_per_row_ && j < cols.count; ++j) {
-      bias[j] = load<Real>(bias_, cols.first + j);
-    }
-    for (std::int64_t i = 0; i < rows.count; ++i) {
-      Real* row = sums + i * width;
-      if (with_bias) {
-        if (bias_per_row_) std::fill_n(bias, cols.count, load<Real>(bias_, rows.first + i));
-        multiversion<AddBias>(static_cast<const Real*>(bias), cols.count, row);
-      }
-      narrow<Real>(y_.dtype, y_.data, (rows.first + i) * y_.strides[0] + cols.first, cols.count, row);
-    }
-  }
-
-  const PanelSource<Real>& left_;
-  const PanelSource<Real>& right_;
-  Tensor y_;
-  std::int64_t rows_, cols_, k_;
-  ConstTensor bias_;
-  bool bias_per_row_ = false;
+  const GemmOperands& o_;
+  const Right& right_;
+  std::int64_t rows_, cols_, depth_;
+  std::int64_t panel_rows_;
+  std::int64_t step_;  // terms of a panel of right
 };
+
+// Of left, in Real. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
+inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
+  const std::int64_t rows = std::min(p.m + kMostRows, kRowsAtOnce);
+  return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
+}
 
 }  // namespace octile::cpu

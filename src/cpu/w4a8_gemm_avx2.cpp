@@ -66,6 +66,7 @@ OCTILE_AVX2 void multiply_group(const GroupsRun& run, const GroupRun& group) {
     for (int i = 0; i < rows; ++i) pairs[i][0] = pairs[i][1] = _mm256_setzero_si256();
     for (std::int64_t t = c; t < end; t += kS4Depth) {
       const auto* line = reinterpret_cast<const __m256i*>(group.b + t / kS4Depth * kPanelLine);
+      if (rows < kFewRows) _mm_prefetch(line + kAhead / 32, _MM_HINT_T0);
       __m256i lower[2];
       __m256i upper[2];
 #pragma GCC unroll 2

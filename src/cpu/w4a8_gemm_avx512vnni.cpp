@@ -47,7 +47,9 @@ OCTILE_AVX512VNNI void multiply_tile(const GroupsRun& run, int first) {
       __m512i upper[panels];
 #pragma GCC unroll 8
       for (int j = 0; j < panels; ++j) {
-        const __m512i line = _mm512_loadu_si512(b + j * run.b_stride + c / kS4Depth * kPanelLine);
+        const std::uint8_t* at = b + j * run.b_stride + c / kS4Depth * kPanelLine;
+        if (rows <= kFewRows) _mm_prefetch(at + kAhead, _MM_HINT_T0);
+        const __m512i line = _mm512_loadu_si512(at);
         lower[j] = _mm512_and_si512(line, low);
         upper[j] = _mm512_and_si512(line >> 4, low);
       }

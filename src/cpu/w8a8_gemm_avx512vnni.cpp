@@ -29,7 +29,11 @@ OCTILE_AVX512VNNI void multiply_tile(const TileRun& run, int first) {
   for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
     __m512i right[panels];
 #pragma GCC unroll 4
-    for (int j = 0; j < panels; ++j) right[j] = _mm512_loadu_si512(b + j * run.b_stride + c * kPanelChannels);
+    for (int j = 0; j < panels; ++j) {
+      const std::uint8_t* line = b + j * run.b_stride + c * kPanelChannels;
+      if (rows <= kFewRows) _mm_prefetch(line + kAhead, _MM_HINT_T0);
+      right[j] = _mm512_loadu_si512(line);
+    }
 #pragma GCC unroll 12
     for (int i = 0; i < rows; ++i) {
       const __m512i left = _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(run.a + i * run.a_stride + c));

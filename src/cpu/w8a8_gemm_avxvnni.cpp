@@ -33,6 +33,7 @@ OCTILE_AVXVNNI void multiply_tile(const TileRun& run, int first) {
 #pragma GCC unroll 8
     for (int j = 0; j < vectors; ++j) {
       const std::uint8_t* half = b + j / 2 * run.b_stride + c * kPanelChannels + j % 2 * kPanelLine / 2;
+      if (rows <= kFewRows && j % 2 == 0) _mm_prefetch(half + kAhead, _MM_HINT_T0);
       right[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(half));
     }
 #pragma GCC unroll 8

@@ -29,6 +29,10 @@ struct TileRun {
   bool accumulate;
   const std::uint8_t* marks;  // (panels, kMostMarks): what the kernel's `mark` wrote; null: nothing is known
 };
+// How far ahead of its reading a tile of few rows, which waits for memory alone, asks for b: bytes of each panel.
+inline constexpr std::int64_t kAhead = 2048;
+inline constexpr int kFewRows = 4;
+
 inline constexpr std::int64_t kMarkedDepth = 64;  // terms that share a mark
 inline constexpr std::int64_t kMostMarks = 16;    // of one panel's block
 
