@@ -88,7 +88,7 @@ struct GemmProblem {
   Major a_major = Major::contraction;
   Major b_major = Major::contraction;
   Major y_major = Major::contraction;  // contraction: rows of y are contiguous
-  std::int64_t group = 0;              // w4a16, w4a8: never 0
+  std::int64_t group = 0;              // w4a16, w4a8: 32, 64, 128 or k
   bool zero_point = false;             // w4a16, w4a8
   bool b_packed = false;               // b is the plan's packed weight: packed_weight.h
   bool bias = false;

@@ -445,7 +445,7 @@ struct GemmCase {
     p.b_major = w4a16 ? Major::contraction : major();
     p.y_major = w4a16 || operation == Operation::column_sum ? Major::contraction : major();
     p.group = k == 0 ? 1 : k;
-    for (std::int64_t g : {1, 5, 32, 64}) p.group = k > 0 && k % g == 0 && coin(random) ? g : p.group;
+    for (std::int64_t g : {32, 64, 128}) p.group = k > 0 && k % g == 0 && coin(random) ? g : p.group;
     p.zero_point = w4a16 && coin(random);
     p.bias = (w8a8 || w4a16) && coin(random);
     scale_stride = coin(random, 4) ? 0 : 1;
