@@ -36,14 +36,14 @@ OCTILE_AMX void end() { _tile_release(); }
 // Tiles 0 to 3 are sums (row of tiles, panel), 4 and 5 hold a, 6 and 7 hold b.
 template <int row_tiles, int panels>
 OCTILE_AMX void multiply_tile(const TileRun& run, int first) {
-  constexpr std::size_t kSumsBytes = kSumsStride * sizeof(std::int32_t);
+  const auto sums_bytes = static_cast<std::size_t>(run.sums_stride) * sizeof(std::int32_t);
   std::int32_t* sums = run.sums + first * kPanelChannels;
-  std::int32_t* lower = sums + kTileRows * kSumsStride;
+  std::int32_t* lower = sums + kTileRows * run.sums_stride;
   if (run.accumulate) {
-    _tile_loadd(0, sums, kSumsBytes);
-    if constexpr (panels == 2) _tile_loadd(1, sums + kPanelChannels, kSumsBytes);
-    if constexpr (row_tiles == 2) _tile_loadd(2, lower, kSumsBytes);
-    if constexpr (row_tiles == 2 && panels == 2) _tile_loadd(3, lower + kPanelChannels, kSumsBytes);
+    _tile_loadd(0, sums, sums_bytes);
+    if constexpr (panels == 2) _tile_loadd(1, sums + kPanelChannels, sums_bytes);
+    if constexpr (row_tiles == 2) _tile_loadd(2, lower, sums_bytes);
+    if constexpr (row_tiles == 2 && panels == 2) _tile_loadd(3, lower + kPanelChannels, sums_bytes);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -62,10 +62,10 @@ OCTILE_AMX void multiply_tile(const TileRun& run, int first) {
     if constexpr (row_tiles == 2) _tile_dpbssd(2, 5, 6);
     if constexpr (row_tiles == 2 && panels == 2) _tile_dpbssd(3, 5, 7);
   }
-  _tile_stored(0, sums, kSumsBytes);
-  if constexpr (panels == 2) _tile_stored(1, sums + kPanelChannels, kSumsBytes);
-  if constexpr (row_tiles == 2) _tile_stored(2, lower, kSumsBytes);
-  if constexpr (row_tiles == 2 && panels == 2) _tile_stored(3, lower + kPanelChannels, kSumsBytes);
+  _tile_stored(0, sums, sums_bytes);
+  if constexpr (panels == 2) _tile_stored(1, sums + kPanelChannels, sums_bytes);
+  if constexpr (row_tiles == 2) _tile_stored(2, lower, sums_bytes);
+  if constexpr (row_tiles == 2 && panels == 2) _tile_stored(3, lower + kPanelChannels, sums_bytes);
 }
 
 template <int row_tiles>

@@ -22,7 +22,7 @@ OCTILE_AVX512VNNI void multiply_tile(const TileRun& run, int first) {
 #pragma GCC unroll 4
     for (int j = 0; j < panels; ++j) {
       sum[i][j] =
-          run.accumulate ? _mm512_loadu_si512(sums + i * kSumsStride + j * kPanelChannels) : _mm512_setzero_si512();
+          run.accumulate ? _mm512_loadu_si512(sums + i * run.sums_stride + j * kPanelChannels) : _mm512_setzero_si512();
     }
   }
   const std::uint8_t* b = run.b + first * run.b_stride;
@@ -45,7 +45,7 @@ OCTILE_AVX512VNNI void multiply_tile(const TileRun& run, int first) {
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < panels; ++j) {
-      _mm512_storeu_si512(sums + i * kSumsStride + j * kPanelChannels, sum[i][j]);
+      _mm512_storeu_si512(sums + i * run.sums_stride + j * kPanelChannels, sum[i][j]);
     }
   }
 }

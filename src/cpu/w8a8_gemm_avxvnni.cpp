@@ -19,7 +19,7 @@ OCTILE_AVXVNNI void multiply_tile(const TileRun& run, int first) {
   constexpr int vectors = 2 * panels;
   __m256i sum[rows][vectors];
   auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kPanelChannels);
-  constexpr int stride = kSumsStride / kHalf;
+  const std::int64_t stride = run.sums_stride / kHalf;
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8

@@ -32,9 +32,9 @@ OCTILE_I8MM void multiply_tile(const TileRun& run, int first) {
 #pragma GCC unroll 16
     for (int j = 0; j < quarters; ++j) {
       if (run.accumulate) {
-        const std::int32_t* at = sums + 2 * i * kSumsStride + j * kQuarter;
+        const std::int32_t* at = sums + 2 * i * run.sums_stride + j * kQuarter;
         const int64x2_t upper = vreinterpretq_s64_s32(vld1q_s32(at));
-        const int64x2_t lower = vreinterpretq_s64_s32(vld1q_s32(at + kSumsStride));
+        const int64x2_t lower = vreinterpretq_s64_s32(vld1q_s32(at + run.sums_stride));
         sum[i][j][0] = vreinterpretq_s32_s64(vzip1q_s64(upper, lower));
         sum[i][j][1] = vreinterpretq_s32_s64(vzip2q_s64(upper, lower));
       } else {
@@ -68,11 +68,11 @@ OCTILE_I8MM void multiply_tile(const TileRun& run, int first) {
   for (int i = 0; i < pairs; ++i) {
 #pragma GCC unroll 16
     for (int j = 0; j < quarters; ++j) {
-      std::int32_t* at = sums + 2 * i * kSumsStride + j * kQuarter;
+      std::int32_t* at = sums + 2 * i * run.sums_stride + j * kQuarter;
       const int64x2_t left_half = vreinterpretq_s64_s32(sum[i][j][0]);
       const int64x2_t right_half = vreinterpretq_s64_s32(sum[i][j][1]);
       vst1q_s32(at, vreinterpretq_s32_s64(vzip1q_s64(left_half, right_half)));
-      vst1q_s32(at + kSumsStride, vreinterpretq_s32_s64(vzip2q_s64(left_half, right_half)));
+      vst1q_s32(at + run.sums_stride, vreinterpretq_s32_s64(vzip2q_s64(left_half, right_half)));
     }
   }
 }

@@ -39,7 +39,7 @@ OCTILE_NEON void multiply_tile(const TileRun& run, int first) {
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 16
     for (int j = 0; j < vectors; ++j) {
-      sum[i][j] = run.accumulate ? vld1q_s32(sums + i * kSumsStride + j * kQuarter) : vdupq_n_s32(0);
+      sum[i][j] = run.accumulate ? vld1q_s32(sums + i * run.sums_stride + j * kQuarter) : vdupq_n_s32(0);
     }
   }
   const std::uint8_t* b = run.b + first / kQuarters * run.b_stride + first % kQuarters * kVector;
@@ -56,7 +56,7 @@ OCTILE_NEON void multiply_tile(const TileRun& run, int first) {
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 16
-    for (int j = 0; j < vectors; ++j) vst1q_s32(sums + i * kSumsStride + j * kQuarter, sum[i][j]);
+    for (int j = 0; j < vectors; ++j) vst1q_s32(sums + i * run.sums_stride + j * kQuarter, sum[i][j]);
   }
 }
 

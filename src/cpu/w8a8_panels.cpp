@@ -15,13 +15,14 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kRowBlock = 64;     // rows of a part
-constexpr std::int64_t kMarkedRows = 16;   // rows from which it pays to look at a panel first
-constexpr std::int64_t kMostSpan = 8;      // groups of kMostPanels panels in it: (64, 512) sums lie on the stack
+constexpr std::int64_t kMostRows = 128;   // of a part
+constexpr std::int64_t kMarkedRows = 16;  // rows from which it pays to look at a panel first
+constexpr std::int64_t kMostSpan =
+    8;  // groups of kMostPanels panels in it: half as many rows fit beside more than half
 constexpr std::int64_t kMostDepth = 1024;  // of any kernel
 constexpr std::int64_t kGroupChannels = kMostPanels * kPanelChannels;
 constexpr std::int64_t kMostChannels = kMostSpan * kGroupChannels;
-static_assert(kSumsStride >= kMostChannels && kMostDepth <= kMostMarks * kMarkedDepth);
+static_assert(kMostDepth <= kMostMarks * kMarkedDepth);
 constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself, on the stack
 constexpr std::int64_t kConvertedRows = 8;  // at a time, where rows are contiguous
 constexpr std::int64_t kTurnedRows = 32;    // elsewhere
@@ -105,6 +106,7 @@ struct Memory {
   std::uint8_t* halved;
   std::uint8_t* panels;
   std::int64_t size;
+  bool packs_in_parts;
 
   Memory(const PanelKernel& kernel, const GemmProblem& p, void* workspace) : stride(left_stride(p.k)) {
     const Extent extent(p);
@@ -114,7 +116,8 @@ struct Memory {
     rest = left + rows * stride;
     halved = rest + (symmetric ? rows * stride : 0);
     panels = halved + (symmetric ? round_up(rows, kLine) : 0);
-    const bool packs = !p.b_packed && extent.rows > kRowBlock;
+    const bool packs = !p.b_packed && extent.rows > kMostRows;
+    packs_in_parts = !p.b_packed && !packs;
     size = panels - left + (packs ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
   }
 };
@@ -229,12 +232,13 @@ void finish(const FinishRun<Real>& run, BiasOf bias) {
 // thread then writes 7 GB/s (Sapphire Rapids). It is narrow where there would be too few parts for the threads.
 class Order {
  public:
-  Order(const PanelKernel& kernel, const Product& p, std::int64_t stride, int threads)
-      : rows_(p.rows), cols_(p.cols), row_block_(kRowBlock / kernel.rows * kernel.rows) {
-    band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * stride));
+  Order(const PanelKernel& kernel, const Product& p, const Memory& memory, int threads) : rows_(p.rows), cols_(p.cols) {
     constexpr std::int64_t kPartsOfAThread = 3;
-    for (std::int64_t span = kMostSpan; span > 0; span /= 2) {
+    // Where each part packs its own panels, one part has all rows.
+    for (std::int64_t span = memory.packs_in_parts ? kMostSpan / 2 : kMostSpan; span > 0; span /= 2) {
       channels_ = span * kGroupChannels;
+      row_block_ = (span > kMostSpan / 2 ? kMostRows / 2 : kMostRows) / kernel.rows * kernel.rows;
+      band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * memory.stride));
       spans_ = ceil_div(cols_, channels_);
       const bool stays = channels_ * p.k <= second_level_cache() / 4;  // for all rows of the band
       if (stays && (threads == 1 || parts() >= kPartsOfAThread * threads)) break;
@@ -261,7 +265,7 @@ class Order {
     return ceil_div(std::min(band_, rows_ - band * band_), row_block_);
   }
 
-  std::int64_t rows_, cols_, row_block_, band_ = 0, channels_ = 0, spans_ = 0;
+  std::int64_t rows_, cols_, row_block_ = 0, band_ = 0, channels_ = 0, spans_ = 0;
 };
 
 // A part is computed group by group, and then finished row by row.
@@ -275,7 +279,7 @@ class Multiplication {
       layout_ = packed_layout(problem);
       panels_ = bytes(p.right);
       panel_bytes_ = layout_.panel_bytes;
-    } else if (Extent(problem).rows > kRowBlock) {
+    } else if (!memory_.packs_in_parts) {
       panels_ = memory_.panels;
       panel_bytes_ = round_up(p.k, kS8Depth) * kPanelChannels;
     }
@@ -296,7 +300,7 @@ class Multiplication {
                     {memory_.panels + part * kMostPanels * panel_bytes_, panel_bytes_});
       });
     }
-    const Order order(kernel_, p_, memory_.stride, threads);
+    const Order order(kernel_, p_, memory_, threads);
     parallel_for(threads, order.parts(), [&](std::int64_t part) {
       if (kernel_.begin) kernel_.begin();
       multiply(order.rows(part), order.cols(part));
@@ -305,26 +309,40 @@ class Multiplication {
   }
 
  private:
+  struct Sums {
+    std::int32_t* data;
+    std::int64_t stride;
+  };
+  // An odd number of lines, so that rows do not share cache sets.
+  static constexpr std::int64_t sums_stride(std::int64_t channels) {
+    return round_up(channels, 2 * kPanelChannels) + kPanelChannels;
+  }
+  static constexpr std::int64_t kMostSums = kMostRows * (kMostChannels / 2 + kPanelChannels);
+  static_assert(kMostSums >= kMostRows / 2 * (kMostChannels + kPanelChannels));
+
   // What a part keeps on its stack.
   struct Scratch {
-    alignas(64) std::int32_t sums[kRowBlock * kSumsStride];
+    alignas(64) std::int32_t sums[kMostSums];
     alignas(64) std::int32_t correction[kMostChannels] = {};
-    Real left_scale[kRowBlock];
+    Real left_scale[kMostRows];
     Real right_scale[kMostChannels];
-    Real bias[std::max(kRowBlock, kMostChannels)];
+    Real bias[std::max(kMostRows, kMostChannels)];
     BiasOf bias_of = BiasOf::none;
+    std::int64_t sums_stride = 0;
   };
 
   void multiply(const Range& rows, const Range& cols) const {
     Scratch s;
     load_scales(rows, cols, s);
+    s.sums_stride = sums_stride(cols.count);
     for (std::int64_t j = 0; j < cols.count; j += kGroupChannels) {
-      multiply_group(rows, {cols.first + j, std::min(kGroupChannels, cols.count - j)}, s.sums + j, s.correction + j);
+      multiply_group(rows, {cols.first + j, std::min(kGroupChannels, cols.count - j)}, {s.sums + j, s.sums_stride},
+                     s.correction + j);
     }
     finish_part(s, rows, cols);
   }
 
-  void multiply_group(const Range& rows, const Range& cols, std::int32_t* sums, std::int32_t* correction) const {
+  void multiply_group(const Range& rows, const Range& cols, const Sums& sums, std::int32_t* correction) const {
     const bool packs_here = panels_ == nullptr;
     alignas(64) std::uint8_t packed[kPackedHere * kGroupChannels];
     const std::int64_t depth = round_up(p_.k, kS8Depth);
@@ -337,6 +355,7 @@ class Multiplication {
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
+    run.sums_stride = sums.stride;
     for (std::int64_t term = 0; term < depth; term += block) {
       run.depth = std::min(block, depth - term);
       run.accumulate = term > 0;
@@ -356,7 +375,7 @@ class Multiplication {
       }
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
-        run.sums = sums + i * kSumsStride;
+        run.sums = sums.data + i * sums.stride;
         tile(run, rows.first + i, term);
       }
     }
@@ -419,7 +438,7 @@ class Multiplication {
       run.left_scale = s.left_scale[i];
       finish(run, s.bias_of);
       if (!direct) narrow<Real>(p_.y.dtype, p_.y.data, at, cols.count, values);
-      run.sums += kSumsStride;
+      run.sums += s.sums_stride;
       if (s.bias_of == BiasOf::row) ++run.bias;
     }
   }

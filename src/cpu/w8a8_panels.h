@@ -13,8 +13,6 @@
 namespace octile::cpu {
 
 inline constexpr std::int64_t kMostPanels = 4;  // that a tile goes through
-inline constexpr std::int64_t kSumsStride =
-    528;  // from one row of sums to the next: 33 lines, which share no cache set
 
 // sums[r, c] (+)= sum over `depth` terms of a[r] * b[c]: modulo 2^32, which the end result fits.
 struct TileRun {
@@ -22,10 +20,11 @@ struct TileRun {
   std::int64_t a_stride;  // tiled: a sixteenth of a block's bytes
   const std::uint8_t* b;  // panels of (depth / 4, 16, 4)
   std::int64_t b_stride;
-  std::int64_t depth;  // a multiple of 64; beyond the last term b is 0
-  int rows;            // at most the kernel's
-  int panels;          // at most the kernel's
-  std::int32_t* sums;  // (rows, kSumsStride); rows up to a multiple of the kernel's may be overwritten
+  std::int64_t depth;        // a multiple of 64; beyond the last term b is 0
+  int rows;                  // at most the kernel's
+  int panels;                // at most the kernel's
+  std::int32_t* sums;        // (rows, 16 * panels); rows up to a multiple of the kernel's may be overwritten
+  std::int64_t sums_stride;  // a multiple of 16
   bool accumulate;
   const std::uint8_t* marks;  // (panels, kMostMarks): what the kernel's `mark` wrote; null: nothing is known
 };
