@@ -49,31 +49,67 @@ T get(const std::byte* at, std::int64_t i) {
   return value;
 }
 
+// The four low nibbles as the low nibbles of four bytes.
+std::uint32_t spread(std::uint32_t nibbles) {
+  nibbles = (nibbles | nibbles << 8) & 0x00ff00ff;
+  return (nibbles | nibbles << 4) & 0x0f0f0f0f;
+}
+
+struct Terms {
+  std::int64_t first, count;
+};
+// The whole lanes among these terms, all of one group, of channel j, whose row is contiguous. Returns their terms.
+std::int64_t pack_lanes(const GemmProblem& p, const GemmOperands& o, std::uint8_t* out, std::int64_t j,
+                        const Terms& range) {
+  const std::int64_t terms = is_s4(p) ? kTermsOfS4Lane : kTermsOfS8Lane;
+  const auto* in = static_cast<const std::uint8_t*>(o.b.data) + (j * o.b.strides[0] + range.first) * kLaneBytes / terms;
+  const std::int64_t lanes = range.count / terms;
+  for (std::int64_t lane = 0; lane < lanes; ++lane) {
+    std::uint32_t word;
+    std::memcpy(&word, in + lane * kLaneBytes, sizeof word);
+    if (is_s4(p)) word = (spread(word & 0xffff) | spread(word >> 16) << 4) ^ 0x88888888;
+    std::memcpy(out + lane * kPanelLine, &word, sizeof word);
+  }
+  return lanes * terms;
+}
+
+// Value (j, c), into a byte that holds nothing of c yet.
+void pack_value(const GemmProblem& p, std::uint8_t& byte, std::int64_t c, std::int32_t q) {
+  if (!is_s4(p)) {
+    byte = static_cast<std::uint8_t>(q);
+  } else if (in_high_nibble(p, c)) {
+    byte = static_cast<std::uint8_t>((byte & 15) | (q + 8) << 4);
+  } else {
+    byte = static_cast<std::uint8_t>((byte & 0xf0) | (q + 8));
+  }
+}
+
+std::int32_t sum_of_channel(const GemmProblem& p, const ConstTensor& b, std::int64_t j) {
+  std::int32_t sum = 0;
+  const auto* values = static_cast<const std::int8_t*>(b.data) + j * b.strides[0];
+  for (std::int64_t c = 0; c < p.k; ++c) sum += values[c * b.strides[1]];
+  return sum;
+}
+
 void pack_channel(const GemmProblem& p, const GemmOperands& o, const PackedLayout& at, std::int64_t j,
                   std::byte* packed) {
   auto* bytes = reinterpret_cast<std::uint8_t*>(packed);
-  std::int32_t sum = 0;
-  for (std::int64_t c = 0; c < p.k; ++c) {
-    const std::int32_t q = load_integer(o.b, j, c);
-    std::uint8_t& byte = bytes[byte_of(p, at, j, c)];
-    if (!is_s4(p)) {
-      byte = static_cast<std::uint8_t>(q);
-      sum += q;
-    } else if (in_high_nibble(p, c)) {
-      byte = static_cast<std::uint8_t>((byte & 15) | (q + 8) << 4);
-    } else {
-      byte = static_cast<std::uint8_t>((byte & 0xf0) | (q + 8));
-    }
-  }
+  const std::int64_t group = group_of(p);
   for (std::int64_t g = 0; g < at.groups; ++g) {
-    const std::int64_t segment = segment_of(p, at, j, g * group_of(p));
+    const std::int64_t first = g * group;
+    const std::int64_t end = std::min(p.k, first + group);
+    std::int64_t c = first;
+    if (o.b.strides[1] == 1) c += pack_lanes(p, o, bytes + byte_of(p, at, j, first), j, {first, end - first});
+    for (; c < end; ++c) pack_value(p, bytes[byte_of(p, at, j, c)], c, load_integer(o.b, j, c));
+
+    const std::int64_t segment = segment_of(p, at, j, first);
     const std::int64_t col = o.b_scale.rank == 2 ? g : 0;
     if (p.scale == DType::f64) {
       put(packed + at.scales_at, segment, load<double>(o.b_scale, j, col));
     } else {
       put(packed + at.scales_at, segment, load<float>(o.b_scale, j, col));
     }
-    if (!is_s4(p)) put(packed + at.sums_at, segment, sum);
+    if (!is_s4(p)) put(packed + at.sums_at, segment, sum_of_channel(p, o.b, j));
     if (p.zero_point) {
       bytes[at.zero_points_at + segment] = static_cast<std::uint8_t>(8 + load_integer(o.zero_point, j, g));
     }

@@ -28,7 +28,7 @@ using PackedFor = std::conditional_t<isa == Isa::avx512vnni, std::uint8_t, std::
 // first-level cache.
 std::int64_t packed_stride(std::int64_t k) { return (ceil_div(k, kLine) | 1) * kLine; }
 
-std::size_t packed_size() { return isa() == Isa::avx512vnni ? sizeof(std::uint8_t) : sizeof(std::int16_t); }
+std::size_t packed_size() { return isa() >= Isa::avx512vnni ? sizeof(std::uint8_t) : sizeof(std::int16_t); }
 
 // y is written along its contiguous dimension: if that is i, then a and b exchange their parts.
 struct Product {
