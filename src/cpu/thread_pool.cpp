@@ -24,8 +24,9 @@ namespace {
 // More workers than this are never useful, and it bounds the bits of Pool::state_.
 constexpr int kMaxThreads = 256;
 
-// Some 10 to 20 microseconds: the launches of one layer follow each other faster than a sleeping thread wakes.
-constexpr int kSpins = 400;
+// Some 50 to 200 microseconds: the launches of one layer, and the layers of a network, follow each other faster than
+// sleeping threads wake.
+constexpr int kSpins = 4000;
 
 // True while this thread runs parts: a nested call must not wait for the pool that it occupies.
 thread_local bool inside_parallel_for = false;

@@ -233,6 +233,10 @@ void finish(const FinishRun<Real>& run, BiasOf bias) {
 class Order {
  public:
   Order(const PanelKernel& kernel, const Product& p, const Memory& memory, int threads) : rows_(p.rows), cols_(p.cols) {
+    if (!memory.packs_in_parts && cols_ * p.k <= second_level_cache() / 2 && rows_ >= threads * kTiledRows) {
+      by_rows(kernel, threads);
+      return;
+    }
     constexpr std::int64_t kPartsOfAThread = 3;
     // Where each part packs its own panels, one part has all rows.
     for (std::int64_t span = memory.packs_in_parts ? kMostSpan / 2 : kMostSpan; span > 0; span /= 2) {
@@ -259,6 +263,16 @@ class Order {
   }
 
  private:
+  // A right that fits the second-level cache of every thread stays there from run to run, and a thread takes the rows
+  // that it has quantized itself.
+  void by_rows(const PanelKernel& kernel, int threads) {
+    channels_ = kMostChannels;
+    spans_ = ceil_div(cols_, channels_);
+    const std::int64_t share = round_up(ceil_div(rows_, threads), std::max<std::int64_t>(kernel.row_step, 4));
+    row_block_ = std::min(share, kMostRows / 2 / kernel.rows * kernel.rows);
+    band_ = row_block_;
+  }
+
   std::int64_t band_of(std::int64_t part) const { return part / (spans_ * (band_ / row_block_)); }
   std::int64_t in_band(std::int64_t part) const { return part % (spans_ * (band_ / row_block_)); }
   std::int64_t blocks_in(std::int64_t band) const {
