@@ -19,9 +19,9 @@ std::string describe_one(const QuantizerCase& c) {
 std::string describe_one(const LinearCase& c) {
   const LinearDescription& d = c.description;
   return message("linear m=", c.rows, " of ", d.m, " n=", d.n, " k=", d.k, " x=", d.x, " y=", d.y, ' ',
-                 name(d.activation), " static_scale=", d.static_scale, ' ', name(d.weight), ' ', name(d.weight_layout), d.packed_weight ? " packed" : "",
-                 " group=", d.group, " zero_point=", d.weight_zero_point, " bias=", d.bias,
-                 " x_multiplier=", d.x_multiplier);
+                 name(d.activation), " static_scale=", d.static_scale, ' ', name(d.weight), ' ', name(d.weight_layout),
+                 d.packed_weight ? " packed" : "", " group=", d.group, " zero_point=", d.weight_zero_point,
+                 " bias=", d.bias, " x_multiplier=", d.x_multiplier);
 }
 
 std::string describe_one(const LinearBackwardCase& c) {

@@ -58,7 +58,8 @@ static_assert(kNoPadding<octile_quantize_description> && kNoPadding<octile_preci
 static_assert(kNoPadding<octile_quantize_args> && kNoPadding<octile_dequantize_args> &&
               kNoPadding<octile_quantize_backward_args> && kNoPadding<octile_dequantize_backward_args> &&
               kNoPadding<octile_fake_quantize_args> && kNoPadding<octile_fake_quantize_backward_args> &&
-              kNoPadding<octile_linear_args> && kNoPadding<octile_linear_pack_args> && kNoPadding<octile_linear_backward_args>);
+              kNoPadding<octile_linear_args> && kNoPadding<octile_linear_pack_args> &&
+              kNoPadding<octile_linear_backward_args>);
 // These two hold a double, which the trait does not count; their fields are added up instead.
 static_assert(sizeof(octile_linear_description) == 6 * 8 + 12 * 4 + 8);
 static_assert(sizeof(octile_linear_backward_description) == 5 * 8 + 14 * 4 + 8);

@@ -20,7 +20,9 @@ std::string always(const Problem&) {
 }
 
 // The portable products read rows of b.
-[[maybe_unused]] std::string unpacked(const GemmProblem& p) { return p.b_packed ? "takes the weight as it is, not packed" : ""; }
+[[maybe_unused]] std::string unpacked(const GemmProblem& p) {
+  return p.b_packed ? "takes the weight as it is, not packed" : "";
+}
 
 template <class Problem>
 std::size_t none(const Problem&) {
@@ -73,12 +75,16 @@ double weight_bytes(const GemmProblem& p) { return static_cast<double>(p.n) * st
 
 // Of the portable rows, which are compiled for several instruction sets.
 double with_isa(double baseline, double avx2, double avx512, double avx512vnni) {
-  return cpu::isa() >= Isa::avx512vnni ? avx512vnni : cpu::isa() >= Isa::avx512 ? avx512 : cpu::isa() >= Isa::avx2 ? avx2 : baseline;
+  return cpu::isa() >= Isa::avx512vnni ? avx512vnni
+         : cpu::isa() >= Isa::avx512   ? avx512
+         : cpu::isa() >= Isa::avx2     ? avx2
+                                       : baseline;
 }
 
 Cost portable_quantize(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * threads(p.threads)); }
 Cost portable_w8a8(const GemmProblem& p) {
-  Cost cost = gemm_cost(p, with_isa(75e9, 140e9, 265e9, 490e9) * threads(p.threads), kBytesPerSecond * threads(p.threads));
+  Cost cost =
+      gemm_cost(p, with_isa(75e9, 140e9, 265e9, 490e9) * threads(p.threads), kBytesPerSecond * threads(p.threads));
   if (p.b_major == Major::outer) cost.seconds += weight_bytes(p) / (0.5e9 * threads(p.threads));  // turned first
   return cost;
 }
@@ -86,8 +92,8 @@ Cost portable_float(const GemmProblem& p) {
   return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads(p.threads), kBytesPerSecond * threads(p.threads));
 }
 
-// Rates in operations per second and core; those of the Arm rows are not measured: about 70% of two dot products a cycle
-// at 3 GHz. A weight that does not come packed is packed first.
+// Rates in operations per second and core; those of the Arm rows are not measured: about 70% of two dot products a
+// cycle at 3 GHz. A weight that does not come packed is packed first.
 template <int giga>
 Cost at_rate(const GemmProblem& p) {
   Cost cost = gemm_cost(p, giga * 1e9 * threads(p.threads), kBytesPerSecond * threads(p.threads));
@@ -162,7 +168,7 @@ std::span<const GemmKernel> gemm_kernels() { return kGemmKernels; }
 std::string_view name(Operation operation) {
   static constexpr std::array<std::string_view, 11> kNames = {
       "quantize",  "dequantize", "quantize_backward", "dequantize_backward", "fake_quantize", "fake_quantize_backward",
-      "w8a8_gemm", "w8a16_gemm", "w4a16_gemm", "w4a8_gemm",        "column_sum"};
+      "w8a8_gemm", "w8a16_gemm", "w4a16_gemm",        "w4a8_gemm",           "column_sum"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -207,8 +213,8 @@ std::pair<int, int> default_range(DType q, Mapping mapping) {
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> rows;
   const auto add = [&](const auto& kernel, const auto& any_problem) {
-    rows.push_back({std::string(kernel.name), std::string(name(kernel.operation)), kernel.device,
-                    kernel.supports(any_problem)});
+    rows.push_back(
+        {std::string(kernel.name), std::string(name(kernel.operation)), kernel.device, kernel.supports(any_problem)});
   };
   for (const auto& kernel : kQuantizeKernels) add(kernel, QuantizeProblem{});
   for (const auto& kernel : kGemmKernels) add(kernel, GemmProblem{});

@@ -320,11 +320,11 @@ OCTILE_API octile_status octile_linear_description_init(octile_linear_descriptio
 
 typedef struct {
   size_t struct_size;
-  const octile_tensor* x;                 /* (M, K) */
-  const octile_tensor* x_scale;           /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
-  const octile_tensor* x_multiplier;      /* (K) */
-  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT; packed: uint 8, at a multiple of 64 */
-  const octile_tensor* weight_scale;      /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP; absent if packed */
+  const octile_tensor* x;            /* (M, K) */
+  const octile_tensor* x_scale;      /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
+  const octile_tensor* x_multiplier; /* (K) */
+  const octile_tensor* weight;       /* (N, K), or (K, N) for IN_OUT; packed: uint 8, at a multiple of 64 */
+  const octile_tensor* weight_scale; /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP; absent if packed */
   const octile_tensor* weight_zero_point; /* (N, K / group), int 32; absent if packed */
   const octile_tensor* bias;              /* (N), dtype of y */
   const octile_tensor* y;                 /* out (M, N) */

@@ -15,10 +15,9 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kMostRows = 128;   // of a part
-constexpr std::int64_t kMarkedRows = 16;  // rows from which it pays to look at a panel first
-constexpr std::int64_t kMostSpan =
-    8;  // groups of kMostPanels panels in it: half as many rows fit beside more than half
+constexpr std::int64_t kMostRows = 128;    // of a part; half of them where its span is more than half of kMostSpan
+constexpr std::int64_t kMostSpan = 8;      // groups of kMostPanels panels in a part
+constexpr std::int64_t kMarkedRows = 16;   // rows from which it pays to look at a panel first
 constexpr std::int64_t kMostDepth = 1024;  // of any kernel
 constexpr std::int64_t kGroupChannels = kMostPanels * kPanelChannels;
 constexpr std::int64_t kMostChannels = kMostSpan * kGroupChannels;
@@ -46,12 +45,9 @@ struct Product {
 // Rows of left that a plan may be asked for, and channels.
 struct Extent {
   std::int64_t rows, cols;
-  bool exchanged;
 
   explicit Extent(const GemmProblem& p)
-      : rows(p.y_major == Major::outer ? p.n : p.m),
-        cols(p.y_major == Major::outer ? p.m : p.n),
-        exchanged(p.y_major == Major::outer) {}
+      : rows(p.y_major == Major::outer ? p.n : p.m), cols(p.y_major == Major::outer ? p.m : p.n) {}
 };
 
 Product oriented(const GemmProblem& problem, const GemmOperands& o) {
