@@ -320,6 +320,39 @@ static void test_linear(void) {
   octile_plan_destroy(plan);
 }
 
+static void test_packed_weight(void) {
+  octile_linear_description d = linear(2, 2, 3);
+  d.bias = 1;
+  d.packed_weight = 1;
+  octile_plan* plan = NULL;
+  OK(octile_linear_plan_create(&d, &plan));
+  size_t size = 0;
+  OK(octile_linear_packed_weight_size(plan, &size));
+  CHECK(size == 64 * 16 + 2 * 64); /* one panel of 16 channels of 64 terms, their sums, their scales */
+  signed char* packed = aligned_alloc(64, size);
+  octile_linear_pack_args weight = {.struct_size = sizeof weight,
+                                    .weight = MATRIX(kW, kS8, 2, 3),
+                                    .weight_scale = VECTOR(kWScale, kF32, 2),
+                                    .packed = VECTOR(packed, kU8, (int64_t)size)};
+  OK(octile_linear_pack(plan, &weight));
+  BYTES(packed, 1, 2, 3, 0, -4, 5, -128, 0, 0);
+  float y[4];
+  octile_linear_args args = {.struct_size = sizeof args,
+                             .x = MATRIX(kX, kF32, 2, 3),
+                             .weight = VECTOR(packed, kU8, (int64_t)size),
+                             .bias = VECTOR(kBias, kF32, 2),
+                             .y = MATRIX(y, kF32, 2, 2)};
+  RUN(linear, plan, &args);
+  FLOATS(y, 71.5f, -62.75f, 9.75f, -104.5f);
+  ERROR(octile_linear_packed_weight_size(plan, NULL), OCTILE_INVALID_ARGUMENT, "size is NULL");
+  ERROR(octile_linear_packed_weight_size(NULL, &size), OCTILE_INVALID_ARGUMENT, "plan is NULL");
+  ERROR(octile_linear_pack(plan, NULL), OCTILE_INVALID_ARGUMENT, "args is NULL");
+  weight.packed = VECTOR(packed, kU8, 64);
+  ERROR(octile_linear_pack(plan, &weight), OCTILE_SHAPE_MISMATCH, "LinearPlan::pack|packed is u8 (64)");
+  free(packed);
+  octile_plan_destroy(plan);
+}
+
 static void test_linear_s4(void) {
   octile_linear_description d = linear(1, 1, 32);
   d.activation = OCTILE_ACTIVATION_NONE;
@@ -675,6 +708,7 @@ int main(void) {
   test_quantize_s4_both();
   test_dequantize_and_backwards();
   test_linear();
+  test_packed_weight();
   test_linear_s4();
   test_empty();
   test_linear_backward();
