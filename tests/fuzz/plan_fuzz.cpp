@@ -163,17 +163,18 @@ LinearDescription linear_description(Bytes& in) {
   d.y = d.x;
   if (d.x == DType::s8 || (d.x != DType::f64 && in.rarely(3))) d.y = in.choice<DType>(d.x == DType::s8 ? 4 : 3);
   d.weight = in.choice<WeightFormat>(3);
-  d.activation = d.weight == WeightFormat::s4_group ? Activation::none : static_cast<Activation>(1 + in.below(3));
+  const bool w4a16 = d.weight == WeightFormat::s4_group && in.below(2) == 1;
+  d.activation = w4a16 ? Activation::none : static_cast<Activation>(1 + in.below(3));
   d.static_scale = in.real();
   if (d.weight == WeightFormat::s4_group) {
-    if (d.x == DType::s8) d.x = d.y;
+    if (d.x == DType::s8 && w4a16) d.x = d.y;
     d.group = in.pick<std::int64_t>({32, 64, 128, 0});
     if (d.group != 0 && !in.rarely(10)) d.k = d.group * in.below(4);
     d.weight_zero_point = in.below(2) == 1;
   } else {
     d.weight_layout = in.choice<WeightLayout>(2);
-    d.x_multiplier = d.x != DType::s8 && in.below(2) == 1;
   }
+  d.x_multiplier = d.x != DType::s8 && !w4a16 && in.below(2) == 1;
   d.bias = in.below(2) == 1;
   if (in.rarely(20)) {  // anything at all
     d.activation = in.choice<Activation>(5);
