@@ -29,8 +29,6 @@ std::size_t none(const Problem&) {
   return 0;
 }
 
-double threads(int wanted) { return wanted > 0 ? wanted : cpu::hardware_threads(); }
-
 // Bytes of one matrix element read and written, roughly the float in and the integer out.
 Cost quantize_cost(const QuantizeProblem& p, double bytes_per_second) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
@@ -57,6 +55,8 @@ Cost reference_gemm(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
 #if !OCTILE_SCALAR
 
 using cpu::Isa;
+
+double threads(int wanted) { return wanted > 0 ? wanted : cpu::hardware_threads(); }
 
 constexpr double kBytesPerSecond = 15e9;  // and core
 

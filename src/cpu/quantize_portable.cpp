@@ -27,7 +27,7 @@ class Turner {
       : q_(q_transposed),
         stride_(Tile(p).stride()),
         tile_(tiles),
-        other_(tiles + Tile(p).bytes()),
+        other_(tiles ? tiles + Tile(p).bytes() : nullptr),
         around_caches_(around_caches) {}
 
   // Where to write the bytes of the block that comes next.

@@ -135,6 +135,22 @@ constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_di
 // How many of the threads to use so that each has enough to do: waking one costs about as much as `kWorthAThread`
 // units (an element quantized, or 32 products of a matrix multiplication).
 inline constexpr double kWorthAThread = 16384;
+// Hands out a workspace piece by piece; or, without one, only adds up how much is needed.
+class Pieces {
+ public:
+  explicit Pieces(void* workspace) : data_(static_cast<std::uint8_t*>(workspace)) {}
+  std::uint8_t* take(std::int64_t bytes) {
+    std::uint8_t* piece = data_ ? data_ + size_ : nullptr;
+    size_ += bytes;
+    return piece;
+  }
+  std::int64_t size() const { return size_; }
+
+ private:
+  std::uint8_t* data_;
+  std::int64_t size_ = 0;
+};
+
 // Of a product with an integer weight (cols, k): 256 products take about as long as reading 16 bytes of it.
 inline double product_units(std::int64_t rows, std::int64_t cols, std::int64_t k) {
   const double weight = static_cast<double>(cols) * static_cast<double>(k);

@@ -28,12 +28,12 @@ struct Memory {
 
   Memory(const GemmProblem& p, void* workspace)
       : stride((ceil_div(p.k, kLine) | 1) * kLine), groups(p.k / std::max<std::int64_t>(p.group, 1)) {
-    auto* begin = static_cast<std::byte*>(workspace);
-    a = reinterpret_cast<std::int8_t*>(begin);
-    auto* after_a = begin + p.m * stride;
-    sums = reinterpret_cast<std::int32_t*>(after_a);
-    packed = after_a + round_up(p.m * groups * static_cast<std::int64_t>(sizeof(std::int32_t)), kLine);
-    size = packed - begin + (p.b_packed ? 0 : packed_layout(p).size);
+    Pieces pieces(workspace);
+    a = reinterpret_cast<std::int8_t*>(pieces.take(p.m * stride));
+    sums = reinterpret_cast<std::int32_t*>(
+        pieces.take(round_up(p.m * groups * static_cast<std::int64_t>(sizeof(std::int32_t)), kLine)));
+    packed = reinterpret_cast<std::byte*>(pieces.take(p.b_packed ? 0 : packed_layout(p).size));
+    size = pieces.size();
   }
 };
 

@@ -108,13 +108,14 @@ struct Memory {
     const Extent extent(p);
     const std::int64_t rows = round_up(extent.rows, kTallestTile);
     const bool symmetric = kernel.left == LeftForm::symmetric;
-    left = static_cast<std::uint8_t*>(workspace);
-    rest = left + rows * stride;
-    halved = rest + (symmetric ? rows * stride : 0);
-    panels = halved + (symmetric ? round_up(rows, kLine) : 0);
     const bool packs = !p.b_packed && extent.rows > kMostRows;
     packs_in_parts = !p.b_packed && !packs;
-    size = panels - left + (packs ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
+    Pieces pieces(workspace);
+    left = pieces.take(rows * stride);
+    rest = pieces.take(symmetric ? rows * stride : 0);
+    halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
+    panels = pieces.take(packs ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
+    size = pieces.size();
   }
 };
 
