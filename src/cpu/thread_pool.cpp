@@ -71,9 +71,10 @@ class Pool {
   void run(int threads, const Job& job) {
     grow(threads - 1);
     job_ = job;
-    for (std::int64_t i = 0; i < threads; ++i) {
-      shares_[i].next.store(job.parts * i / threads, std::memory_order_relaxed);
-      shares_[i].end = job.parts * (i + 1) / threads;
+    for (int i = 0; i < threads; ++i) {
+      Share& share = shares_[static_cast<std::size_t>(i)];
+      share.next.store(job.parts * i / threads, std::memory_order_relaxed);
+      share.end = job.parts * (i + 1) / threads;
     }
     const std::uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     const auto limit = static_cast<std::uint64_t>(std::min(threads - 1, workers_));
@@ -99,7 +100,7 @@ class Pool {
     const Job job = job_;
     inside_parallel_for = true;
     for (int i = 0; i < job.threads; ++i) {
-      Share& share = shares_[(own + i) % job.threads];
+      Share& share = shares_[static_cast<std::size_t>((own + i) % job.threads)];
       for (std::int64_t part; (part = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
         job.function(job.context, part);
       }
