@@ -77,7 +77,7 @@ void multiply_rows(const TileRun& run) {
 
 void multiply(const TileRun& run) { run.rows > kTileRows ? multiply_rows<2>(run) : multiply_rows<1>(run); }
 
-constexpr PanelKernel kKernel = {LeftForm::tiled, kRows, kTileRows, 4, 512, multiply, nullptr, begin, end};
+constexpr PanelKernel kKernel = {LeftForm::tiled, kRows, kTileRows, 512, multiply, nullptr, begin, end};
 
 }  // namespace
 

@@ -127,7 +127,7 @@ void multiply(const TileRun& run) {
   kTiles[run.rows - 1](run);
 }
 
-constexpr PanelKernel kKernel = {LeftForm::symmetric, kRows, 1, 4, 1024, multiply, mark, nullptr, nullptr};
+constexpr PanelKernel kKernel = {LeftForm::symmetric, kRows, 1, 1024, multiply, mark, nullptr, nullptr};
 
 }  // namespace
 

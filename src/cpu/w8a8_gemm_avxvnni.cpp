@@ -64,7 +64,7 @@ void multiply(const TileRun& run) {
   kTiles[run.rows - 1](run);
 }
 
-constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, 4, 1024, multiply, nullptr, nullptr, nullptr};
+constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, 1024, multiply, nullptr, nullptr, nullptr};
 
 }  // namespace
 

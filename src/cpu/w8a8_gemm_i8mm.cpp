@@ -95,7 +95,7 @@ void multiply(const TileRun& run) {
   kTiles[(run.rows - 1) / 2](run);
 }
 
-constexpr PanelKernel kKernel = {LeftForm::plain, kRows, 2, 4, 1024, multiply, nullptr, nullptr, nullptr};
+constexpr PanelKernel kKernel = {LeftForm::plain, kRows, 2, 1024, multiply, nullptr, nullptr, nullptr};
 
 }  // namespace
 

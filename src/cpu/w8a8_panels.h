@@ -22,7 +22,7 @@ struct TileRun {
   std::int64_t b_stride;
   std::int64_t depth;        // a multiple of 64; beyond the last term b is 0
   int rows;                  // at most the kernel's
-  int panels;                // at most the kernel's
+  int panels;                // at most kMostPanels
   std::int32_t* sums;        // (rows, 16 * panels); rows up to a multiple of the kernel's may be overwritten
   std::int64_t sums_stride;  // a multiple of 16
   bool accumulate;
@@ -48,7 +48,6 @@ struct PanelKernel {
   LeftForm left;
   int rows;            // of a tile, at most
   int row_step;        // its rows cost as much as the next multiple of this
-  int panels;          // of a part, at most kMostPanels
   std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
   void (*tile)(const TileRun&);
   // Looks at `depth` terms of a panel before many rows meet it; may be null.
