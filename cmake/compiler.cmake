@@ -30,7 +30,7 @@ endif()
 # For all of our own code. No contraction: a * b + c is two roundings unless std::fma is written, on every machine.
 function(octile_compile_options target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -ffp-contract=off>
-                                           $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false>)
+                                           $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --diag-suppress=554>)  # 554: overlooks `requires`
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Wrong: g++ 12 about "text" + std::string (its bug 105651), and about a test that replaces operator new.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict -Wno-mismatched-new-delete>)

@@ -46,9 +46,10 @@ inline std::string milliseconds(double seconds) {
   return text;
 }
 
+// The cheapest row that can do it; without one the step has no kernel, and `refused` says why of each.
 template <class Problem, class Operands>
-Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>> table, Operation operation,
-                               const Problem& problem, std::string_view function, std::string_view wish) {
+Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>> table, Operation operation,
+                            const Problem& problem, std::string_view wish) {
   Step<Problem, Operands> step{problem, nullptr, {}, 0, {}};
   const bool restricted = restricts(table, operation, wish);
   std::string slower;
@@ -76,12 +77,19 @@ Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>> table,
     step.kernel = &kernel;
     step.cost = cost;
   }
+  step.refused += slower;
+  if (step.kernel) step.workspace = step.kernel->workspace(problem);
+  return step;
+}
+
+template <class Problem, class Operands>
+Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>> table, Operation operation,
+                               const Problem& problem, std::string_view function, std::string_view wish) {
+  Step<Problem, Operands> step = ask(table, operation, problem, wish);
   if (!step.kernel) {
     fail(Status::unsupported, function, ": no kernel for ", name(operation), " on ", problem.device, ":\n",
          step.refused);
   }
-  step.refused += slower;
-  step.workspace = step.kernel->workspace(problem);
   return step;
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "octile/types.h"
+
 namespace octile {
 
 struct CudaDevice {
@@ -14,6 +16,8 @@ struct CudaDevice {
   int minor = 0;
   std::size_t memory = 0;  // bytes
   int multiprocessors = 0;
+  std::size_t second_level_cache = 0;  // bytes
+  std::size_t shared_memory = 0;       // bytes, the most that a block may have
 };
 
 struct CudaDevices {
@@ -22,5 +26,21 @@ struct CudaDevices {
 };
 
 CudaDevices cuda_devices();
+
+namespace cuda {
+
+// Makes a GPU current in this scope; nothing for a CPU.
+class OnDevice {
+ public:
+  explicit OnDevice(Device device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+}  // namespace cuda
 
 }  // namespace octile

@@ -110,7 +110,15 @@ Cost at_rate(const GemmProblem& p) {
 
 #endif
 
+// On an H200, launch included (docs/notes/gpu.md).
+Cost cuda_quantize(const QuantizeProblem& p) {
+  Cost cost = quantize_cost(p, 3.8e12);
+  cost.seconds += 3e-6;
+  return cost;
+}
+
 constexpr DeviceType kCpu = DeviceType::cpu;
+constexpr DeviceType kCuda = DeviceType::cuda;
 using Op = Operation;
 
 // clang-format off
@@ -130,6 +138,13 @@ constexpr QuantizeKernel kQuantizeKernels[] = {
   {"fake_quantize_portable",            Op::fake_quantize,          kCpu, always, portable_quantize,  cpu::fake_quantize_portable_workspace, cpu::fake_quantize_portable},
   {"fake_quantize_backward_portable",   Op::fake_quantize_backward, kCpu, always, portable_quantize,  none,                                  cpu::fake_quantize_backward_portable},
 #endif
+  {"quantize_sm80",                     Op::quantize,               kCuda, cuda::quantizer_sm80_supports, cuda::quantize_sm80_cost, cuda::quantize_sm80_workspace,      cuda::quantize_sm80,               cuda::quantize_sm80_prepare},
+  {"quantize_sm90",                     Op::quantize,               kCuda, cuda::quantize_sm90_supports,  cuda::quantize_sm90_cost, cuda::quantize_sm90_workspace,      cuda::quantize_sm90,               cuda::quantize_sm90_prepare},
+  {"dequantize_sm80",                   Op::dequantize,             kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::dequantize_sm80,             cuda::dequantize_sm80_prepare},
+  {"quantize_backward_sm80",            Op::quantize_backward,      kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::quantize_backward_sm80,      cuda::straight_through_sm80_prepare},
+  {"dequantize_backward_sm80",          Op::dequantize_backward,    kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::dequantize_backward_sm80,    cuda::dequantize_backward_sm80_prepare},
+  {"fake_quantize_sm80",                Op::fake_quantize,          kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            cuda::fake_quantize_sm80_workspace, cuda::fake_quantize_sm80,          cuda::fake_quantize_sm80_prepare},
+  {"fake_quantize_backward_sm80",       Op::fake_quantize_backward, kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::fake_quantize_backward_sm80, cuda::straight_through_sm80_prepare},
 };
 
 constexpr GemmKernel kGemmKernels[] = {
@@ -157,6 +172,10 @@ constexpr GemmKernel kGemmKernels[] = {
   {"w4a16_gemm_portable",               Op::w4a16_gemm,             kCpu, always,  portable_float,     cpu::w4a16_gemm_portable_workspace,    cpu::w4a16_gemm_portable},
   {"column_sum_portable",               Op::column_sum,             kCpu, always, portable_float,     none,                                  cpu::column_sum_portable},
 #endif
+  {"w8a8_gemm_sm80",                    Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_sm80_supports,   cuda::w8a8_gemm_sm80_cost,   none,                            cuda::w8a8_gemm_sm80,   cuda::w8a8_gemm_sm80_prepare},
+  {"w8a8_gemm_sm90",                    Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_sm90_supports,   cuda::w8a8_gemm_sm90_cost,   cuda::w8a8_gemm_sm90_workspace,   cuda::w8a8_gemm_sm90,   cuda::w8a8_gemm_sm90_prepare, cuda::w8a8_gemm_sm90_detail},
+  {"w8a8_gemm_skinny_sm90",            Op::w8a8_gemm,              kCuda, cuda::w8a8_skinny_sm90_supports, cuda::w8a8_skinny_sm90_cost, cuda::w8a8_skinny_sm90_workspace, cuda::w8a8_skinny_sm90, cuda::w8a8_skinny_sm90_prepare},
+  {"w8a8_linear_sm90",                  Op::w8a8_linear,            kCuda, cuda::w8a8_linear_sm90_supports, cuda::w8a8_linear_sm90_cost, cuda::w8a8_linear_sm90_workspace, cuda::w8a8_linear_sm90, cuda::w8a8_linear_sm90_prepare},
 };
 // clang-format on
 
@@ -166,9 +185,12 @@ std::span<const QuantizeKernel> quantize_kernels() { return kQuantizeKernels; }
 std::span<const GemmKernel> gemm_kernels() { return kGemmKernels; }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 11> kNames = {
-      "quantize",  "dequantize", "quantize_backward", "dequantize_backward", "fake_quantize", "fake_quantize_backward",
-      "w8a8_gemm", "w8a16_gemm", "w4a16_gemm",        "w4a8_gemm",           "column_sum"};
+  static constexpr std::array<std::string_view, 12> kNames = {"quantize",          "dequantize",
+                                                              "quantize_backward", "dequantize_backward",
+                                                              "fake_quantize",     "fake_quantize_backward",
+                                                              "w8a8_linear",       "w8a8_gemm",
+                                                              "w8a16_gemm",        "w4a16_gemm",
+                                                              "w4a8_gemm",         "column_sum"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -216,8 +238,11 @@ std::vector<KernelInfo> kernels() {
     rows.push_back(
         {std::string(kernel.name), std::string(name(kernel.operation)), kernel.device, kernel.supports(any_problem)});
   };
-  for (const auto& kernel : kQuantizeKernels) add(kernel, QuantizeProblem{});
-  for (const auto& kernel : kGemmKernels) add(kernel, GemmProblem{});
+  for (const auto& kernel : kQuantizeKernels) add(kernel, QuantizeProblem{.device = {kernel.device, 0}});
+  for (const auto& kernel : kGemmKernels) {
+    const DType a = kernel.operation == Op::w8a8_linear ? DType::f16 : DType::s8;
+    add(kernel, GemmProblem{.operation = kernel.operation, .a = a, .device = {kernel.device, 0}});
+  }
   return rows;
 }
 

@@ -24,12 +24,13 @@ enum class Operation : std::uint8_t {
   dequantize_backward,
   fake_quantize,
   fake_quantize_backward,
-  w8a8_gemm,   // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
-  w8a16_gemm,  // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
-  w4a16_gemm,  // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
-  w4a8_gemm,   // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t)
-               // from t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
-  column_sum,  // y[0, j] = sum_i a[i, j]
+  w8a8_linear,  // a is float: quantized per row to s8 and a scale, as quantize does, and then w8a8_gemm
+  w8a8_gemm,    // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
+  w8a16_gemm,   // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
+  w4a16_gemm,   // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
+  w4a8_gemm,    // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t)
+                // from t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
+  column_sum,   // y[0, j] = sum_i a[i, j]
 };
 
 std::string_view name(Operation operation);
@@ -38,12 +39,14 @@ std::string_view name(Operation operation);
 using QuantizeProblem = QuantizeDescription;
 
 // One scale per segment, as strides over the matrix: element (r, c) uses data[r * row_stride + c / group * col_stride].
-// Absent: data is null.
+// Absent: data is null. A scale that a plan keeps itself lies in host memory whatever the device is: on_host, one
+// value.
 struct Scales {
   void* data = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 0;
   std::int64_t group = 1;
+  bool on_host = false;
 
   std::int64_t index(std::int64_t r, std::int64_t c) const { return r * row_stride + c / group * col_stride; }
 };
@@ -62,7 +65,7 @@ struct QuantizeOperands {
   ConstTensor x = {};            // (rows, cols): quantize, fake quantize, and the straight-through backwards
   ConstTensor q_in = {};         // dequantize
   ConstTensor dy = {};           // the backwards
-  ConstTensor multiplier = {};   // (cols) or (rows); its stride may be 0
+  ConstTensor multiplier = {};   // (cols) or (rows); its stride may be 0, and then it may be a plan's own, on the CPU
   Scales given_scale = {};       // scale_type(x)
   Scales given_zero_point = {};  // s32
   Scales scale = {};             // out, may be absent
@@ -92,18 +95,21 @@ struct GemmProblem {
   bool zero_point = false;             // w4a16, w4a8
   bool b_packed = false;               // b is the plan's packed weight: packed_weight.h
   bool bias = false;
+  bool dynamic = true;      // w8a8_linear: the scale of a row is computed; otherwise a_scale is one given value
+  bool multiplier = false;  // w8a8_linear: a is multiplied by c_scale, per column, before it is quantized
   Device device = {};
   int threads = 0;
 };
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
-// strides is 1. Strides of scales may be 0. A packed b is bytes that hold its scales and zero points too.
+// strides is 1. Strides of scales may be 0. A packed b is bytes that hold its scales and zero points too. A scale that
+// the plan itself keeps (of a or b, or the multiplier) is on the CPU whatever the problem's device is, with stride 0.
 struct GemmOperands {
   ConstTensor a = {};
   ConstTensor b = {};
   ConstTensor a_scale = {};     // (m)
   ConstTensor b_scale = {};     // (n), or (n, k / group)
-  ConstTensor c_scale = {};     // (k)
+  ConstTensor c_scale = {};     // (k); w8a8_linear: the multiplier
   ConstTensor zero_point = {};  // (n, k / group), s32
   ConstTensor bias = {};        // (n), dtype of y
   Tensor y = {};
@@ -120,7 +126,9 @@ struct Cost {
   double seconds = 0;     // expected
 };
 
-// One row. `supports` returns a reason, empty means yes; `workspace` is in bytes.
+// One row. `supports` returns a reason, empty means yes; `workspace` is in bytes; `prepare`, where there is one, is
+// called once, at select, and does what `launch` must not: loading code onto a GPU. `detail` says in a line for a
+// person what the kernel chose by itself.
 template <class Problem, class Operands>
 struct Kernel {
   std::string_view name;
@@ -130,6 +138,8 @@ struct Kernel {
   Cost (*cost)(const Problem&);
   std::size_t (*workspace)(const Problem&);
   void (*launch)(const Problem&, const Operands&, const Launch&);
+  void (*prepare)(const Problem&) = nullptr;
+  std::string (*detail)(const Problem&) = nullptr;
 };
 
 using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;
@@ -187,5 +197,51 @@ void w4a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&)
 std::size_t w4a16_gemm_portable_workspace(const GemmProblem&);
 void column_sum_portable(const GemmProblem&, const GemmOperands&, const Launch&);
 }  // namespace cpu
+
+// src/no_cuda.cpp has them where Octile is built without CUDA.
+namespace cuda {
+std::string quantizer_sm80_supports(const QuantizeProblem&);
+Cost quantize_sm80_cost(const QuantizeProblem&);
+std::size_t quantize_sm80_workspace(const QuantizeProblem&);
+void quantize_sm80_prepare(const QuantizeProblem&);
+void quantize_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+std::string quantize_sm90_supports(const QuantizeProblem&);
+Cost quantize_sm90_cost(const QuantizeProblem&);
+std::size_t quantize_sm90_workspace(const QuantizeProblem&);
+void quantize_sm90_prepare(const QuantizeProblem&);
+void quantize_sm90(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void dequantize_sm80_prepare(const QuantizeProblem&);
+void dequantize_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void straight_through_sm80_prepare(const QuantizeProblem&);
+void quantize_backward_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void dequantize_backward_sm80_prepare(const QuantizeProblem&);
+void dequantize_backward_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+std::size_t fake_quantize_sm80_workspace(const QuantizeProblem&);
+void fake_quantize_sm80_prepare(const QuantizeProblem&);
+void fake_quantize_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void fake_quantize_backward_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+std::string w8a8_gemm_sm80_supports(const GemmProblem&);
+Cost w8a8_gemm_sm80_cost(const GemmProblem&);
+void w8a8_gemm_sm80_prepare(const GemmProblem&);
+void w8a8_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w8a8_gemm_sm90_supports(const GemmProblem&);
+Cost w8a8_gemm_sm90_cost(const GemmProblem&);
+std::size_t w8a8_gemm_sm90_workspace(const GemmProblem&);
+void w8a8_gemm_sm90_prepare(const GemmProblem&);
+std::string w8a8_gemm_sm90_detail(const GemmProblem&);
+void w8a8_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w8a8_skinny_sm90_supports(const GemmProblem&);
+Cost w8a8_skinny_sm90_cost(const GemmProblem&);
+std::size_t w8a8_skinny_sm90_workspace(const GemmProblem&);
+void w8a8_skinny_sm90_prepare(const GemmProblem&);
+void w8a8_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w8a8_linear_sm90_supports(const GemmProblem&);
+Cost w8a8_linear_sm90_cost(const GemmProblem&);
+std::size_t w8a8_linear_sm90_workspace(const GemmProblem&);
+void w8a8_linear_sm90_prepare(const GemmProblem&);
+void w8a8_linear_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+// The sum over nothing (k = 0): y is the bias, or zero.
+void write_empty_sum(const GemmOperands&, Stream);
+}  // namespace cuda
 
 }  // namespace octile

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "access.h"
 #include "message.h"
 #include "packed_weight.h"
 #include "plan.h"
@@ -17,13 +16,18 @@ namespace {
 constexpr std::string_view kSelect = "LinearPlan::select";
 constexpr std::string_view kPack = "LinearPlan::pack";
 
+// Rows of a quantized X in the workspace begin at its multiples: a GPU's bulk copies ask for 16, and a step of 128
+// bytes that straddles two lines of the cache is read as both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
+constexpr std::int64_t kPitch = 128;
+
 struct LinearImpl : Plan::Impl {
   LinearDescription description;
-  bool quantizes = false;  // X is float and W8A8: two steps
+  bool quantizes = false;  // X is float, and the product takes it as s8: two steps
   QuantizeStep quantize;
   GemmStep gemm;
   StaticScale static_scale;
-  std::size_t xq_at = 0;       // (m, k) s8
+  std::size_t xq_at = 0;  // (m, k) s8, pitch xq_pitch
+  std::int64_t xq_pitch = 0;
   std::size_t x_scale_at = 0;  // (m), or (1) for dynamic_per_tensor
 };
 
@@ -139,6 +143,33 @@ GemmProblem gemm_problem(const LinearDescription& d) {
   return p;
 }
 
+// The two steps as one.
+GemmProblem linear_problem(const LinearDescription& d) {
+  GemmProblem p = gemm_problem(d);
+  p.operation = Operation::w8a8_linear;
+  p.a = d.x;
+  p.dynamic = d.activation != Activation::static_per_tensor;
+  p.multiplier = d.x_multiplier;
+  return p;
+}
+
+// Whether the description names a row that is quantizer and product in one.
+bool names_one_step(const LinearDescription& d) {
+  const auto rows = gemm_kernels();
+  return std::any_of(rows.begin(), rows.end(), [&](const GemmKernel& row) {
+    return row.operation == Operation::w8a8_linear && row.name == d.kernel;
+  });
+}
+
+// Why no such row is asked; empty: they are.
+std::string reason_against_one_step(const LinearDescription& d) {
+  if (d.x == DType::s8 || d.activation == Activation::none) return "quantizes X, and here nothing is quantized";
+  if (d.activation == Activation::dynamic_per_tensor) return "looks at a row of X at a time, and one scale is for all";
+  if (d.weight == WeightFormat::s4_group) return "takes an s8 weight";
+  if (d.kernel.empty() || restricts(gemm_kernels(), Operation::w8a8_linear, d.kernel)) return {};
+  return message("the description asks for ", d.kernel);
+}
+
 // The caller's weight as it is before it is packed, checked: b, b_scale and zero_point.
 void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks, GemmOperands& bound) {
   const LinearDescription& d = impl.description;
@@ -216,11 +247,42 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
   return bound;
 }
 
-// The sum over nothing: Y is the bias, or zero.
-void write_empty_sum(const GemmOperands& o) {
-  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
-    for (std::int64_t j = 0; j < o.y.cols(); ++j) store(o.y, i, j, o.bias.present() ? load<double>(o.bias, j) : 0.0);
+// One row for the whole layer where there is one and it is expected to be faster; else a quantizer, where X is float,
+// and a product.
+void select_steps(LinearImpl& impl, const GemmProblem& p) {
+  const LinearDescription& d = impl.description;
+  const bool named = names_one_step(d);
+  const std::string reason = reason_against_one_step(d);
+  GemmStep whole;
+  if (reason.empty()) {
+    whole = named ? choose(gemm_kernels(), Operation::w8a8_linear, linear_problem(d), kSelect, d.kernel)
+                  : ask(gemm_kernels(), Operation::w8a8_linear, linear_problem(d), d.kernel);
+  } else if (named) {
+    fail(Status::unsupported, kSelect, ": not ", d.kernel, ": ", reason);
   }
+  if (!named) {
+    if (impl.quantizes) {
+      impl.quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
+    }
+    impl.gemm = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
+  }
+  if (named || (whole.kernel && whole.cost.seconds < impl.quantize.cost.seconds + impl.gemm.cost.seconds)) {
+    impl.quantizes = false;
+    impl.quantize = {};
+    impl.gemm = whole;
+    return impl.add("quantize X and product", impl.gemm);
+  }
+  if (impl.quantizes) {
+    impl.add("quantize X", impl.quantize);
+    impl.xq_pitch = (d.k + kPitch - 1) / kPitch * kPitch;
+    impl.xq_at = impl.reserve(d.m, impl.xq_pitch, DType::s8);
+    impl.x_scale_at = impl.reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
+  }
+  impl.add("product", impl.gemm);
+  if (whole.kernel) {
+    impl.explanation += message("  not ", whole.kernel->name, ": expected ", milliseconds(whole.cost.seconds), "\n");
+  }
+  impl.explanation += whole.refused;
 }
 
 }  // namespace
@@ -236,15 +298,8 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
       message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y, ", activation ",
               name(d.activation), ", weight ", name(d.weight), " ", name(d.weight_layout),
               d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
-  if (impl->quantizes) {
-    impl->quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
-    impl->add("quantize X", impl->quantize);
-    impl->xq_at = impl->reserve(d.m, d.k, DType::s8);
-    impl->x_scale_at = impl->reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
-  }
   const GemmProblem p = gemm_problem(d);
-  impl->gemm = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
-  impl->add("product", impl->gemm);
+  select_steps(*impl, p);
   impl->reserve_scratch(std::max(impl->quantize.workspace, impl->gemm.workspace));
   impl->guarantee = p.operation != Operation::w4a16_gemm
                         ? PrecisionGuarantee{true, true, DType::s32, "exact"}
@@ -283,18 +338,21 @@ void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream)
   std::byte* const memory = checked_workspace(impl, workspace);
   const std::int64_t m = args.x.rows();
   if (m == 0 || d.n == 0) return;
-  if (d.k == 0) return write_empty_sum(bound.gemm);
+  if (d.k == 0) return write_empty_sum(bound.gemm, d.device, stream);
 
   if (impl.quantizes) {
     const QuantizeProblem& p = impl.quantize.problem;
     const bool per_row = p.granularity == Granularity::row;
-    bound.quantize.q = matrix(reinterpret_cast<std::int8_t*>(memory + impl.xq_at), m, d.k);
-    bound.quantize.q.device = d.device;
+    bound.quantize.q = on(d.device, matrix(reinterpret_cast<std::int8_t*>(memory + impl.xq_at), m, d.k, impl.xq_pitch));
     bound.quantize.scale = {memory + impl.x_scale_at, per_row ? 1 : 0, 0, d.k};
-    bound.quantize.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k};  // only read
+    bound.quantize.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k, true};  // only read
     launch(impl, impl.quantize, bound.quantize, memory, stream);
     bound.gemm.a = bound.quantize.q;
-    bound.gemm.a_scale = scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0);
+    bound.gemm.a_scale = on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0));
+  }
+  if (impl.gemm.problem.operation == Operation::w8a8_linear) {
+    bound.gemm.a_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
+    bound.gemm.c_scale = bound.quantize.multiplier;
   }
   launch(impl, impl.gemm, bound.gemm, memory, stream);
 }

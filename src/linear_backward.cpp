@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "access.h"
 #include "message.h"
 #include "octile/linear.h"
 #include "plan.h"
@@ -208,13 +207,6 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
   return b;
 }
 
-// The sum over nothing.
-void write_zero(const Tensor& t) {
-  for (std::int64_t r = 0; r < t.rows(); ++r) {
-    for (std::int64_t c = 0; c < (t.rank == 2 ? t.cols() : 1); ++c) store(t, r, c, 0.0);
-  }
-}
-
 struct Run {
   const LinearBackwardImpl& impl;
   const LinearBackwardArgs& args;
@@ -229,7 +221,7 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
   const std::int64_t rows = o.y.rows();
   const std::int64_t contraction = o.b.cols();
   if (rows == 0 || o.y.cols() == 0) return;
-  if (contraction == 0) return write_zero(o.y);
+  if (contraction == 0) return write_empty_sum(o, steps.gemm.problem.device, run.stream);
   if (!steps.quantize) {
     o.a = steps.gemm.problem.a_major == Major::contraction ? dy : transposed(dy);
     o.c_scale = scale;
@@ -246,7 +238,7 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
     q.scale = {run.memory + steps.scale_at, per_row ? 1 : 0, per_row ? 0 : 1, per_row ? dy.cols() : 1};
     launch(impl, *steps.quantize, q, run.memory, run.stream);
     o.a = quantized;
-    o.a_scale = scale_vector(run.memory + steps.scale_at, scale_type(p.x), rows, 1);
+    o.a_scale = on(p.device, scale_vector(run.memory + steps.scale_at, scale_type(p.x), rows, 1));
     o.b_scale = scale_vector(impl.one.data(), scale_type(p.x), o.y.cols(), 0);
   }
   launch(impl, steps.gemm, o, run.memory, run.stream);
@@ -304,10 +296,13 @@ void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace
     run_product(run, *impl.dw, b.dy, b.x_scale, o);
   }
   if (impl.db && b.db.rows() > 0) {
-    if (b.dy.rows() == 0) return write_zero(b.db);
     GemmOperands o;
     o.a = b.dy;
     o.y = b.db;
+    if (b.dy.rows() == 0) {
+      o.y = {b.db.data, b.db.dtype, b.db.device, 2, {b.db.rows(), 1}, {b.db.strides[0], 1}};  // as a matrix
+      return write_empty_sum(o, b.db.device, stream);
+    }
     launch(impl, *impl.db, o, run.memory, stream);
   }
 }

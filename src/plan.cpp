@@ -1,12 +1,13 @@
 #include "plan.h"
 
+#include "access.h"
 #include "message.h"
 
 namespace octile {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kAlignment = 128;  // of a cache line of a GPU, and what its bulk copies need
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -79,6 +80,16 @@ ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const Stat
   const bool per_token = activation == Activation::dynamic_per_token;
   const ConstTensor bound = checks.vector("x_scale", x_scale, static_scale.type(), per_token ? m : 1);
   return per_token ? bound : repeated(bound, m);
+}
+
+void write_empty_sum(const GemmOperands& o, Device device, Stream stream) {
+  if (device.type == DeviceType::cuda) {
+    const cuda::OnDevice current(device);
+    return cuda::write_empty_sum(o, stream);
+  }
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) store(o.y, i, j, o.bias.present() ? load<double>(o.bias, j) : 0.0);
+  }
 }
 
 std::string float_bound(std::string_view terms, DType scale, DType y) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "choose.h"
+#include "cuda_devices.h"
 #include "kernels.h"
 #include "octile/plan.h"
 #include "validate.h"
@@ -23,11 +24,16 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   std::size_t workspace = 0;
   PrecisionGuarantee guarantee;
 
-  // Adds a chosen step to sku and explanation.
+  // Takes a chosen step into the plan: prepares it, and adds it to sku and explanation.
   template <class Problem, class Operands>
   void add(std::string_view what, const Step<Problem, Operands>& step) {
+    if (step.kernel->prepare) {
+      const cuda::OnDevice current(step.problem.device);
+      step.kernel->prepare(step.problem);
+    }
     sku += (sku.empty() ? "" : " + ") + std::string(step.kernel->name);
     add_line(what, step.kernel->name, step.cost);
+    if (step.kernel->detail) explanation += "  " + step.kernel->detail(step.problem) + "\n";
     explanation += step.refused;
   }
   void add_line(std::string_view what, std::string_view kernel, const Cost& cost);
@@ -48,6 +54,7 @@ template <class Problem, class Operands>
 void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const Operands& operands, std::byte* workspace,
             Stream stream) {
   const Workspace scratch = {workspace ? workspace + impl.scratch : nullptr, step.workspace};
+  const cuda::OnDevice current(step.problem.device);
   step.kernel->launch(step.problem, operands, {scratch, stream});
 }
 
@@ -91,6 +98,9 @@ BasicTensor<Void> transposed(BasicTensor<Void> t) {
 // The scale of an s8 X as a vector of m, from the caller's tensor or from the description's static scale.
 ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
                          const ConstTensor& x_scale, std::int64_t m);
+
+// The sum over nothing: y is the bias, or zero.
+void write_empty_sum(const GemmOperands& operands, Device device, Stream stream);
 
 // The float bound that a product in float type `y` over k terms keeps, in words.
 std::string float_bound(std::string_view terms, DType scale, DType y);

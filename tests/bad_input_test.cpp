@@ -275,7 +275,16 @@ TEST(BadDescription, Linear) {
                      {unsupported, {"x_multiplier"}});
   expect_layer_error([](auto& c) { c.description.threads = -1; }, {invalid, {"threads = -1"}});
   expect_layer_error([](auto& c) { c.description.kernel = "fastest"; }, {invalid, {"fastest"}});
-  expect_layer_error([](auto& c) { c.description.device = Device::cuda(0); }, {unsupported, {"no kernel", "cuda:0"}});
+  expect_layer_error([](auto& c) { c.description.device = Device::cuda(99); },
+                     {unsupported, {"no kernel", "cuda:99", "not quantize_sm80"}});
+  expect_layer_error([](auto& c) { c.description.kernel = "w8a8_linear_sm90"; },
+                     {unsupported, {"w8a8_linear_sm90: runs on cuda, the plan is for cpu"}});
+  expect_layer_error(
+      [](auto& c) {
+        c.description.kernel = "w8a8_linear_sm90";
+        c.description.activation = Activation::dynamic_per_tensor;
+      },
+      {unsupported, {"not w8a8_linear_sm90", "one scale is for all"}});
   for (const double scale : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan(""), 1e-60, 1e60}) {
     expect_layer_error(
         [scale](auto& c) {
@@ -410,7 +419,7 @@ TEST(BadDescription, LinearBackward) {
   expect_backward_error([](auto& c) { c.description.n = 200000; }, {unsupported, {"n = 200000", "int8 dX", "131071"}});
   expect_backward_error([](auto& c) { c.description.m = 200000, c.description.dw = Product::int8; },
                         {unsupported, {"m = 200000", "int8 dW", "131071"}});
-  expect_backward_error([](auto& c) { c.description.device = Device::cuda(0); }, {unsupported, {"no kernel"}});
+  expect_backward_error([](auto& c) { c.description.device = Device::cuda(99); }, {unsupported, {"no kernel"}});
 }
 
 TEST(BadArguments, LinearBackward) {

@@ -1,0 +1,81 @@
+// The instructions of a matrix product since Ampere: copies into shared memory that run beside the arithmetic, matrix
+// loads, and the s8 product of one warp. One wrapper an instruction; what they do is in the PTX manual, sections
+// "cp.async", "ldmatrix" and "mma.m16n8k32".
+#pragma once
+
+#include <cstdint>
+
+namespace octile::cuda {
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes; both addresses are multiples of 16.
+__device__ inline void copy_async(std::uint32_t to_shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
+}
+
+// The first `count` bytes of 16, and zeros; nothing else is read.
+__device__ inline void copy_async(std::uint32_t to_shared, const void* from, int count) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(count)
+               : "memory");
+}
+
+// Closes a group of copies, perhaps an empty one.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but the last `kGroups` groups of this thread have arrived.
+template <int kGroups>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// 16 bytes.
+__device__ inline uint4 load_shared(std::uint32_t from_shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from_shared)
+               : "memory");
+  return v;
+}
+__device__ inline void store_shared(std::uint32_t to_shared, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to_shared), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+__device__ inline void store_shared(std::uint32_t to_shared, std::uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_shared), "r"(v) : "memory");
+}
+
+// Four matrices of 8 rows of 16 bytes; lane l hands over the address of row l % 8 of matrix l / 8, and gets the 4 bytes
+// at 4 * (l % 4) of row l / 4 of each.
+__device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same matrices, transposed in units of 2 bytes: lane l gets the units l / 4 of rows 2 * (l % 4) and the next.
+__device__ inline void load_matrices_transposed(std::uint32_t address, std::uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+
+// sums (16, 8) += a (16, 32) * b (8, 32)^T. With g = lane / 4 and t = lane % 4 a lane holds of
+//   a     [g or g + 8][4 t .. or 16 + 4 t ..]: a[0], a[1] are the two rows' first 16, a[2], a[3] their second
+//   b     [g][4 t ..], [g][16 + 4 t ..]
+//   sums  [g][2 t], [g][2 t + 1], [g + 8][2 t], [g + 8][2 t + 1]
+__device__ inline void multiply_add_s8(std::int32_t (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b_first,
+                                       std::uint32_t b_second) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second));
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,217 @@
+// Pieces of s8 operands in shared memory: from global memory there, and from there to the registers of a matrix
+// product.
+//
+// A piece is (rows, kStep) of an operand (rows, k), in the orientation that the operand has in global memory, so that
+// both orientations are copied by cp.async as they are:
+//   contraction-major  (rows, kStep) lines along k
+//   outer-major        (kStep, rows) lines along the rows; turned on the way into registers, by a transposing ldmatrix
+//                      and one prmt per register
+// cp.async copies units: 16 bytes from a multiple of 16 on. A line that begins inside a unit is copied from that unit's
+// beginning on, with one unit more behind, and put straight in shared memory by the warp that copied it; the bytes
+// before the line share a unit with it, so that they can be read, whatever they are. The ends of ragged lines are
+// copied by byte counts, which fills up with zeros.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/mma.cuh"
+
+namespace octile::cuda {
+
+inline constexpr int kChunk = 16;  // bytes of a unit
+inline constexpr int kSlice = 32;  // terms of one matrix instruction
+
+// An s8 operand (rows, k). A line is what is contiguous: a row, or the same term of all rows.
+struct Operand {
+  const std::int8_t* data;
+  const std::int8_t* end;  // of its last line
+  std::int64_t pitch;      // bytes from a line to the next
+  int rows;
+  bool shifted;  // lines begin between aligned units
+};
+
+// ---- From global to shared memory.
+
+// A piece is written and read without bank conflicts if the 8 rows of a matrix lie in different 16-byte columns of the
+// 128-byte lines of banks. Chunk c of line l lies where chunk c ^ twist(l) would.
+template <int kLineBytes, bool kOuter>
+__device__ constexpr int twist(int line) {
+  static_assert(kLineBytes >= 64 && (kLineBytes & (kLineBytes - 1)) == 0, "shorter lines would need another pattern");
+  if constexpr (!kOuter) return kLineBytes >= 128 ? line & 7 : line >> 1 & 3;
+  // A transposed matrix takes lines 0, 1, 4, 5, 8, 9, 12, 13 of 16, or the others: see Reader.
+  return kLineBytes >= 128 ? (line & 1) | (line >> 2 & 3) << 1 : line >> 2 & 3;
+}
+
+// 16 bytes from byte `shift` of 32 on.
+__device__ inline uint4 straighten(uint4 first, uint4 second, int shift) {
+  const std::uint32_t in[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  std::uint32_t by_two[6], by_one[5], out[4];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) by_two[i] = shift & 8 ? in[i + 2] : in[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) by_one[i] = shift & 4 ? by_two[i + 1] : by_two[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = __funnelshift_r(by_one[i], by_one[i + 1], 8 * (shift & 3));
+  return {out[0], out[1], out[2], out[3]};
+}
+
+// The first `count` bytes of a unit, and zeros. Of the operand's last unit cp.async would read no more either, but
+// compute-sanitizer takes it for a read of the whole unit.
+__device__ inline void copy_part(const Operand& o, std::uint32_t to_shared, const std::int8_t* from, int count) {
+  if (count <= 0 || from + kChunk <= o.end) return copy_async(to_shared, from, min(max(count, 0), kChunk));
+#pragma unroll 1
+  for (int i = 0; i < kChunk; i += 4) {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (i + j < count) word |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(from[i + j])) << 8 * j;
+    }
+    store_shared(to_shared + i, word);
+  }
+}
+
+// One thread's part of copying an operand's pieces: chunk `across` of every kLinesAtOnce'th line. Rows beyond the last
+// are not copied: what becomes of them is not stored.
+template <class Tile, int kRows, bool kOuter>
+class Filler {
+ public:
+  static constexpr int kLineBytes = kOuter ? kRows : Tile::kStep;
+  static constexpr int kLines = kOuter ? Tile::kStep : kRows;
+  static constexpr int kBytes = kLines * (kLineBytes + kChunk);  // with the unit behind each line, after all lines
+
+  __device__ Filler(const Operand& o, int first_row)
+      : line_(static_cast<int>(threadIdx.x) / kAcross),
+        across_(static_cast<int>(threadIdx.x) % kAcross),
+        rows_(o.rows - first_row - (kOuter ? across_ * kChunk : line_)),
+        from_(o.data + (kOuter ? line_ * o.pitch + first_row + across_ * kChunk
+                               : (first_row + line_) * o.pitch + across_ * kChunk)),
+        head_(static_cast<int>(reinterpret_cast<std::uintptr_t>(from_) % kChunk)) {
+    from_ -= head_;
+  }
+
+  // Whether whole units can be copied, but in the last step. A unit that is only half a line's may lie outside of all
+  // memory, behind the last line.
+  __device__ static bool by_units(const Operand& o, int first_row) {
+    if (!kOuter) return true;
+    if (o.shifted) return first_row + kRows <= o.rows && o.pitch != 0;
+    return first_row + kRows <= o.rows || o.rows % kChunk == 0;
+  }
+
+  // Whole units, kWhole: of a whole piece of an operand that is not shifted. Steps are copied in order.
+  template <bool kWhole>
+  __device__ void copy(const Operand& o, std::uint32_t piece) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
+      const bool inside = kWhole || rows_ > (kOuter ? 0 : i * kLinesAtOnce);
+      if (inside) copy_async(piece + place(across_, i), from);
+      if (!kWhole && inside && o.shifted && across_ == kAcross - 1) copy_async(piece + behind(i), from + kChunk);
+    }
+    advance(o);
+  }
+
+  // By byte counts.
+  __device__ void copy_ragged(const Operand& o, int k, int step, std::uint32_t piece) {
+#pragma unroll 1
+    for (int i = 0; i < kTurns; ++i) {
+      if (!kOuter && rows_ <= i * kLinesAtOnce) break;
+      const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
+      const int term = step * Tile::kStep + (kOuter ? line_ + i * kLinesAtOnce : across_ * kChunk);
+      const int bytes = (kOuter ? (term < k ? rows_ : -kChunk) : k - term) + head_;
+      copy_part(o, piece + place(across_, i), from, bytes);
+      if (o.shifted && across_ == kAcross - 1) copy_part(o, piece + behind(i), from + kChunk, bytes - kChunk);
+    }
+    advance(o);
+  }
+
+  // Puts the lines straight that this warp has copied.
+  __device__ void straighten_lines(std::uint32_t piece) const {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const std::uint32_t at = piece + place(across_, i);
+      const uint4 first = load_shared(at);
+      const uint4 second = load_shared(across_ == kAcross - 1 ? piece + behind(i) : piece + place(across_ + 1, i));
+      __syncwarp();
+      store_shared(at, straighten(first, second, head_));
+    }
+  }
+
+ private:
+  __device__ void advance(const Operand& o) { from_ += kOuter ? Tile::kStep * o.pitch : Tile::kStep; }
+
+  static constexpr int kAcross = kLineBytes / kChunk;
+  static constexpr int kLinesAtOnce = Tile::kThreads / kAcross;
+  static constexpr int kTurns = kLines / kLinesAtOnce;
+  static_assert(kLinesAtOnce % 16 == 0 && kLines % kLinesAtOnce == 0, "every turn has the same twist and shift");
+  static_assert(32 % kAcross == 0, "a line belongs to one warp");
+
+  __device__ std::uint32_t place(int across, int turn) const {
+    return (line_ + turn * kLinesAtOnce) * kLineBytes + (across ^ twist<kLineBytes, kOuter>(line_)) * kChunk;
+  }
+  __device__ std::uint32_t behind(int turn) const {
+    return kLines * kLineBytes + (line_ + turn * kLinesAtOnce) * kChunk;
+  }
+
+  int line_;
+  int across_;
+  int rows_;                 // from this thread's first on
+  const std::int8_t* from_;  // the unit that its first line begins in
+  // From there to the line's beginning. It is the same for all lines of a thread, since a turn and a step go on by
+  // multiples of 16 lines or bytes.
+  int head_;
+};
+
+// ---- From shared memory to registers.
+
+// 16 rows x 32 terms in the order in which multiply_add_s8 wants them: of left one `a`, the first 16 terms of both
+// halves of the rows and then the other terms; of right two pairs, all terms of one half of the rows and then of the
+// other. The halves are rows 0..7 and 8..15, of an outer-major operand the even and the odd ones.
+struct Fragment {
+  std::uint32_t part[4];
+};
+
+// Where a lane finds its part of a piece.
+template <class Tile, int kRows, bool kOuter, bool kIsRight>
+class Reader {
+ public:
+  // first_row: of the warp
+  __device__ Reader(int first_row, int lane) {
+    const int matrix = lane / 8;
+    if constexpr (kOuter) {
+      // Rows 0, 1, 2, 3, .. of the four matrices are terms 0, 1, 4, 5, ..; 2, 3, 6, 7, ..; and 16 more: a lane then
+      // gets terms 4 t .. 4 t + 3 of two rows from two matrices.
+      const int term = matrix / 2 * 16 + lane % 8 / 2 * 4 + matrix % 2 * 2 + lane % 2;
+      offset_ = term * kLineBytes + (first_row / kChunk ^ twist<kLineBytes, true>(term)) * kChunk;
+    } else {
+      const int half_of_rows = kIsRight ? matrix / 2 : matrix % 2;
+      const int half_of_terms = kIsRight ? matrix % 2 : matrix / 2;
+      const int row = first_row + half_of_rows * 8 + lane % 8;
+      offset_ = row * kLineBytes + (half_of_terms ^ twist<kLineBytes, false>(row)) * kChunk;
+    }
+  }
+
+  // Rows 16 * block .. of the warp, terms kSlice * slice .. of the step.
+  __device__ Fragment load(std::uint32_t piece, int block, int slice) const {
+    Fragment f;
+    if constexpr (kOuter) {
+      std::uint32_t pairs[4];
+      load_matrices_transposed(piece + (offset_ ^ block * kChunk) + slice * kSlice * kLineBytes, pairs);
+      constexpr int kOddRows = kIsRight ? 2 : 1;
+      constexpr int kOtherTerms = 3 - kOddRows;
+      f.part[0] = __byte_perm(pairs[0], pairs[1], 0x6420);
+      f.part[kOddRows] = __byte_perm(pairs[0], pairs[1], 0x7531);
+      f.part[kOtherTerms] = __byte_perm(pairs[2], pairs[3], 0x6420);
+      f.part[3] = __byte_perm(pairs[2], pairs[3], 0x7531);
+    } else {
+      load_matrices(piece + (offset_ ^ slice * kSlice) + block * 16 * kLineBytes, f.part);
+    }
+    return f;
+  }
+
+ private:
+  static constexpr int kLineBytes = kOuter ? kRows : Tile::kStep;
+  std::uint32_t offset_;
+};
+
+}  // namespace octile::cuda

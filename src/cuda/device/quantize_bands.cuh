@@ -1,0 +1,324 @@
+// quantize_bands: rows or columns as segments; out in (cols, rows), or in both orientations. x is read once: a cluster
+// of blocks keeps a band, 32 rows or the elements of 8 vectors' columns, in its shared memories, and its blocks tell
+// one another their maxima.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include <cstdint>
+
+#include "device/bytes.cuh"
+#include "device/elementwise.cuh"
+#include "device/plain.cuh"
+
+namespace octile::cuda {
+
+namespace cg = cooperative_groups;
+
+template <class T>
+struct QuantizeArguments {
+  const T* x;
+  std::int64_t x_stride;
+  std::uint8_t* q;  // may be null
+  std::int64_t q_stride;
+  std::uint8_t* q_transposed;  // may be null
+  std::int64_t q_transposed_stride;
+  std::int64_t rows, cols;
+  PlainRules rules;
+  RowScale<float> given_scale;  // of the segments
+  float* scale;                 // may be null
+  std::int64_t scale_stride;
+  RowScale<float> row_factors;  // used if `factors`
+  bool factors;
+  bool aligned_out;  // 16 bytes of q_transposed's rows
+};
+
+enum class Scope { row, column, known };
+
+constexpr int kBandThreads = 512;
+constexpr int kBandWarps = kBandThreads / 32;
+constexpr int kMostCluster = 16;
+constexpr int kBandRows = 32;      // of a band of rows
+constexpr int kColumnVectors = 8;  // of a row in a band of columns
+constexpr int kKnownVectors = 32;  // of a row in a tile whose scale is known
+constexpr int kKnownRows = 128;
+constexpr int kMostShared = 208 << 10;
+
+// One block's part of a band: `rows` (a multiple of 32) by `vectors` of 16 bytes.
+struct Part {
+  int rows, vectors;
+};
+
+// Where vector v of row r lies, and then its levels as bytes: 8 of its 16, the first or the second. The 16-row pieces
+// of a column of bytes that 32 lanes read at a time are in different banks.
+__device__ inline int place(const Part& part, int r, int v) {
+  return (r * part.vectors + (part.rows > 32 ? v ^ (r / 32 % 8) : v)) * 16;
+}
+__device__ inline int byte_place(const Part& part, int r, int v) { return place(part, r, v) + r / 16 % 2 * 8; }
+
+__device__ inline void copy_async(void* shared, const void* global) {
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// One vector of a block's part, for the thread that has it.
+template <class T>
+struct Item {
+  int r;                 // row of the part
+  Vector<T>* shared;     // where it lies
+  unsigned char* bytes;  // and where its levels go
+  const T* x;
+  std::uint8_t* q;
+};
+
+// A block's part: (rows, vectors) of it are inside the matrix, the first at (r0, c0).
+template <class T, Scope scope>
+struct PartWalk {
+  static constexpr int n = kVectorSize<T>;
+  static constexpr int kLanes = scope == Scope::column ? kColumnVectors : 32;  // that share a row
+  static constexpr int kStep = kBandThreads / kLanes;                          // rows at a time
+
+  unsigned char* tile;
+  Part part;
+  std::int64_t r0, c0;
+  int rows, vectors;
+  int first_row, lane;
+
+  // Tiles with a known scale come last to first: the pass before this one has read the last ones last.
+  __device__ PartWalk(const QuantizeArguments<T>& a, Part given, unsigned char* memory) : tile(memory), part(given) {
+    if constexpr (scope == Scope::column) part.vectors = kColumnVectors;
+    if constexpr (scope == Scope::known) part = {kKnownRows, kKnownVectors};
+    if constexpr (scope == Scope::row) part.rows = kBandRows;
+    r0 = std::int64_t{scope == Scope::known ? gridDim.y - 1 - blockIdx.y : blockIdx.y} * part.rows;
+    c0 = std::int64_t{scope == Scope::known ? gridDim.x - 1 - blockIdx.x : blockIdx.x} * part.vectors * n;
+    rows = static_cast<int>(max(std::int64_t{0}, min(std::int64_t{part.rows}, a.rows - r0)));
+    vectors = static_cast<int>(max(std::int64_t{0}, min(std::int64_t{part.vectors}, (a.cols - c0) / n)));
+    first_row = static_cast<int>(threadIdx.x) / kLanes;
+    lane = static_cast<int>(threadIdx.x) % kLanes;
+  }
+
+  // Calls visit(Item) for every vector of this thread. The places in shared memory follow from the turn of an unrolled
+  // loop, the pointers from additions: with the general place() the addresses took twice the instructions of the
+  // levels.
+  template <class Visit>
+  __device__ void for_each(const QuantizeArguments<T>& a, const Visit& visit) const {
+    const std::int64_t row = r0 + first_row;
+    const T* x = a.x + row * a.x_stride + c0 + lane * n;
+    std::uint8_t* q = a.q + row * a.q_stride + c0 + lane * n;
+    unsigned char* shared = tile + first_row * part.vectors * 16;
+    [[maybe_unused]] const int start = scope == Scope::column ? lane ^ (first_row / 32) : lane;
+    constexpr int kUnroll = scope == Scope::row ? 2 : scope == Scope::known ? kKnownRows / kStep : 4;
+    for (int r = first_row; r < rows;) {
+#pragma unroll
+      for (int k = 0; k < kUnroll; ++k) {
+        if (r < rows) {
+          if constexpr (scope == Scope::row) {
+#pragma unroll 4
+            for (int v = lane; v < vectors; v += kLanes) {
+              unsigned char* const at = shared + v * 16;
+              const int along = (v - lane) * n;
+              visit(Item<T>{r, reinterpret_cast<Vector<T>*>(at), at + k % 2 * 8, x + along, q + along});
+            }
+          } else if (lane < vectors) {
+            const int turned = scope == Scope::known ? start ^ (k / 2) : start ^ (2 * k);
+            const int half = scope == Scope::known ? k % 2 : first_row / 16 % 2;
+            unsigned char* const at = shared + turned * 16;
+            visit(Item<T>{r, reinterpret_cast<Vector<T>*>(at), at + half * 8, x, q});
+          }
+        }
+        r += kStep;
+        x += kStep * a.x_stride;
+        q += kStep * a.q_stride;
+        shared += kStep * part.vectors * 16;
+      }
+    }
+  }
+
+  // The bytes that have been written over x, as rows of q_transposed: four columns and 16 rows for each thread,
+  // neighbouring lanes down the rows.
+  __device__ void write_transposed(const QuantizeArguments<T>& a) const {
+    constexpr int kDown = scope == Scope::row ? 2 : scope == Scope::known ? 8 : 16;
+    const int pieces = (rows + 15) / 16;
+    const int words = part.vectors * (n / 4);
+    const int turns = scope == Scope::row ? words : (pieces + kDown - 1) / kDown * words;
+    for (int i = static_cast<int>(threadIdx.x); i < turns * kDown; i += kBandThreads) {
+      // The lanes down the rows, then four-column words, then further rows.
+      const int word = scope == Scope::row ? i / kDown : i / kDown % words;
+      const int piece = (scope == Scope::row ? 0 : i / kDown / words * kDown) + i % kDown;
+      const int v = word / (n / 4);
+      if (piece >= pieces || v >= vectors) continue;
+      // Sixteen rows have one place in the pattern of banks.
+      const unsigned char* const from = tile + byte_place(part, piece * 16, v) + word % (n / 4) * 4;
+      std::uint32_t columns[4][4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        std::uint32_t in[4];
+        std::uint32_t turned[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          in[j] = *reinterpret_cast<const std::uint32_t*>(from + (4 * k + j) * part.vectors * 16);
+        }
+        transpose_4x4(in, turned);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) columns[j][k] = turned[j];
+      }
+      std::uint8_t* to = a.q_transposed + (c0 + word * 4) * a.q_transposed_stride + r0 + piece * 16;
+#pragma unroll
+      for (int j = 0; j < 4; ++j, to += a.q_transposed_stride) {
+        put_column(to, columns[j], rows - piece * 16, a.aligned_out);
+      }
+    }
+  }
+
+ private:
+  __device__ static void put_column(std::uint8_t* to, const std::uint32_t (&words)[4], int count, bool aligned) {
+    if (aligned && count >= 16) {
+      *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      if (k < count) to[k] = static_cast<std::uint8_t>(words[k / 4] >> k % 4 * 8);
+    }
+  }
+};
+
+template <class T, Scope scope>
+__global__ void __launch_bounds__(kBandThreads, scope == Scope::column ? 2 : 3)
+    quantize_bands(QuantizeArguments<T> a, Part given_part, const float* known) {
+  constexpr int n = kVectorSize<T>;
+  using Walk = PartWalk<T, scope>;
+  extern __shared__ __align__(16) unsigned char tile[];
+  // Row scope: of the block's 32 rows. Column scope: of the block's 8 n columns. One list for each block.
+  constexpr int kSegments = scope == Scope::column ? kColumnVectors * n : kBandRows;
+  __shared__ float most_of[scope == Scope::known ? 1 : kMostCluster][kSegments];
+  __shared__ float most_of_warp[scope == Scope::column ? kBandWarps : 1][kSegments];
+  __shared__ PlainScale scales[kSegments];
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int peers = static_cast<int>(cluster.num_blocks());
+  const int rank = static_cast<int>(cluster.block_rank());
+  const Walk walk(a, given_part, tile);
+  const int rows = walk.rows;
+  const int vectors = walk.vectors;
+  const int lane = walk.lane;
+  const std::int64_t r0 = walk.r0;
+  const std::int64_t c0 = walk.c0;
+  const auto for_each = [&](const auto& visit) { walk.for_each(a, visit); };
+
+  cluster.barrier_arrive();
+  let_next_start();
+  wait_for_previous();
+  for_each([&](const Item<T>& item) { copy_async(item.shared, item.x); });
+  if constexpr (scope == Scope::known) {
+    if (thread == 0) scales[0] = {known[0], known[1], known[2]};
+  }
+  wait_for_copies();
+  __syncthreads();
+  cluster.barrier_wait();  // all blocks have begun: their shared memory can be written
+
+  const auto factor_at = [&](int r) { return a.factors ? a.row_factors[r0 + r] : 1.0f; };
+
+  // The maxima of this block's part of each segment, to every block of the cluster.
+  if constexpr (scope == Scope::row) {
+    for (int r = walk.first_row; r < kBandRows; r += Walk::kStep) {
+      Magnitude<T> magnitude;
+      const auto* const row = reinterpret_cast<const Vector<T>*>(tile) + r * walk.part.vectors;
+#pragma unroll 4
+      for (int v = lane; v < vectors; v += Walk::kLanes) {
+        if (r < rows) magnitude.include(row[v]);
+      }
+      const float most = max_of_lanes(magnitude.value());
+      if (lane < peers) *cluster.map_shared_rank(&most_of[rank][r], lane) = most;
+    }
+  } else if constexpr (scope == Scope::column) {
+    float most[n] = {};
+    for_each([&](const Item<T>& item) {
+      float x[n];
+      widen(*item.shared, x);
+      const float factor = factor_at(item.r);
+#pragma unroll
+      for (int i = 0; i < n; ++i) most[i] = max_nan(most[i], fabsf(__fmul_rn(x[i], factor)));
+    });
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      most[i] = max_nan(most[i], __shfl_xor_sync(~0u, most[i], 8));
+      most[i] = max_nan(most[i], __shfl_xor_sync(~0u, most[i], 16));
+      if (thread % 32 < Walk::kLanes) most_of_warp[thread / 32][lane * n + i] = most[i];
+    }
+    __syncthreads();
+    if (thread < kSegments) {
+      float all = 0;
+      for (int w = 0; w < kBandWarps; ++w) all = max_nan(all, most_of_warp[w][thread]);
+      for (int peer = 0; peer < peers; ++peer) *cluster.map_shared_rank(&most_of[rank][thread], peer) = all;
+    }
+  }
+
+  if constexpr (scope != Scope::known) {
+    cluster.sync();
+    if (thread < kSegments) {
+      const std::int64_t segment = (scope == Scope::row ? r0 : c0) + thread;
+      const bool valid = segment < (scope == Scope::row ? a.rows : a.cols);
+      float most = 0;
+      for (int peer = 0; peer < peers; ++peer) most = max_nan(most, most_of[peer][thread]);
+      const PlainScale g = plain_scale(a.rules, most, a.rules.given && valid ? a.given_scale[segment] : 1.0f);
+      scales[thread] = g;
+      if (valid && rank == 0 && a.scale) a.scale[segment * a.scale_stride] = g.s;
+    }
+    __syncthreads();
+  }
+
+  // Levels: to q, and over the first or second half of what they are made of.
+  const bool to_q = a.q != nullptr;
+  const bool to_transposed = a.q_transposed != nullptr;
+  const auto put = [&](const Item<T>& item, const LevelBytes<n>& bytes) {
+    if (to_q) bytes.store(item.q);
+    if (to_transposed) bytes.store(item.bytes);
+  };
+  if constexpr (scope == Scope::column) {
+    PlainScale g[n];
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      g[i] = scales[lane * n + i];
+      good = good && g[i].good();
+    }
+    const float low = a.rules.q_min + rounder(0.0f);
+    const float high = a.rules.q_max + rounder(0.0f);
+    for_each([&](const Item<T>& item) {
+      float x[n];
+      std::int32_t levels[n];
+      widen(*item.shared, x);
+      const float factor = factor_at(item.r);
+      bool sure = true;
+#pragma unroll
+      for (int i = 0; i < n; ++i) {
+        x[i] = __fmul_rn(x[i], factor);
+        const float rounded = __fmaf_rn(x[i], g[i].inv, rounder(0.0f));
+        sure = sure && fabsf(__fmaf_rn(rounder(0.0f) - rounded, g[i].s, x[i])) < g[i].sure;
+        levels[i] = low_bits(fminf(fmaxf(rounded, low), high));
+      }
+      if (!sure) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) levels[i] = divided_level(x[i], g[i].s, a.rules.q_min, a.rules.q_max);
+      }
+      if (!good) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) levels[i] = g[i].good() ? levels[i] : 0;
+      }
+      put(item, LevelBytes<n>(levels, true));
+    });
+  } else {
+    PlainScale g = scales[0];
+    for_each([&](const Item<T>& item) {
+      if constexpr (scope == Scope::row) g = scales[item.r];
+      put(item, plain_bytes(*item.shared, g, a.rules));
+    });
+  }
+  if (!a.q_transposed) return;
+  __syncthreads();
+  walk.write_transposed(a);
+}
+
+}  // namespace octile::cuda

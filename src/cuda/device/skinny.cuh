@@ -1,0 +1,412 @@
+// The product for few tokens, up to 32: all of X in shared memory as s8, the weight from memory past every token once.
+//
+//   y[i, j] = round_to_y(fma(f32(sum_c xq[i, c] * b[j, c]), x_scale[i] * b_scale[j], bias[j]))
+//
+//   b   (n, k) s8, rows contiguous, any pitch
+//   xq  (m, k) s8 in shared memory: copied, or quantized here by every block while its first weights are on the way
+//
+// A block has a run of groups of 16 rows of b, and cuts them along k into pieces of at most a kilobyte. Two warps let
+// the copy engine fetch them into a ring, row by row; 16 warps multiply, each its own 64 bytes of every piece, so that
+// sums of s32, exact in any order, meet in shared memory when a group is done.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "cuda/device/grid.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/skinny_tokens.cuh"
+#include "cuda/launch.h"
+#include "kernels.h"
+
+namespace octile::cuda {
+
+// Warps that fetch. M = 1, 4096 x 14336 on an H200: 27.7 us with one (it takes some 110 cycles a copy), 20.7 with two,
+// 21.2 with four, 22 with eight.
+inline constexpr int kFetchers = 2;
+inline constexpr int kSkinnyThreads = kSkinnyConsumers + kFetchers * 32;
+inline constexpr int kGroupRows = 16;  // of b: the long side of the matrix instruction
+inline constexpr int kPieceBytes = kSkinnyWarps * kStepBytes;
+inline constexpr int kPassGroups = 8;  // whose sums a block keeps at a time
+inline constexpr int kPassRows = kPassGroups * kGroupRows;
+inline constexpr int kSumPitch = kPassRows + 4;  // keeps the eight rows of four tokens in their own banks
+inline constexpr int kMostSlots = 16;
+inline constexpr int kFewestSlots = 4;  // 64 KB in flight
+inline constexpr int kSkinnyShared = 227 * 1024;
+inline constexpr int kMostClusterBlocks = 6;
+inline constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of b: counted in 32 bits
+
+// What the kernel is given; a vector's stride may be 0.
+struct SkinnyProduct {
+  Tokens x;
+  const std::int8_t* b = nullptr;
+  std::int64_t b_pitch = 0;
+  bool b_copyable = false;  // every 16 bytes of a row, counted from its start, are aligned
+  int rows = 0;             // n
+  int pieces = 0;           // along k
+  int piece_bytes = 0;      // a multiple of kStepBytes
+  int slots = 0;            // of the ring
+  RowScale<float> b_scale;
+  const void* bias = nullptr;  // of y's type
+  std::int64_t bias_stride = 0;
+  void* y = nullptr;
+  std::int64_t y_pitch = 0;
+  DType y_type = DType::f32;
+};
+
+// Shared memory, in this order: ring, sums, scales of rows, bias, scales of tokens, scratch, barriers, xq.
+template <int kTokenBlocks>
+struct SkinnyLayout {
+  static constexpr int kTokens = 8 * kTokenBlocks;
+  static constexpr int kFixed =
+      kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMostSlots + 2) * 8;
+};
+
+// A weight is read once: it is the first to leave the second-level cache, and drives nobody else out.
+__device__ inline std::uint64_t read_once() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// A multiple of 16 bytes, by the copy engine.
+__device__ inline void load_run(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier,
+                                std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+__device__ inline float load_float(const void* data, std::int64_t i, DType type) {
+  switch (type) {
+    case DType::f16:
+      return widen(__ldcg(static_cast<const __half*>(data) + i));
+    case DType::bf16:
+      return widen(__ldcg(static_cast<const __nv_bfloat16*>(data) + i));
+    default:
+      return __ldcg(static_cast<const float*>(data) + i);
+  }
+}
+
+__device__ inline void store_float(void* data, std::int64_t i, DType type, float value) {
+  switch (type) {
+    case DType::f16:
+      static_cast<__half*>(data)[i] = narrow<__half>(value);
+      break;
+    case DType::bf16:
+      static_cast<__nv_bfloat16*>(data)[i] = narrow<__nv_bfloat16>(value);
+      break;
+    default:
+      static_cast<float*>(data)[i] = value;
+  }
+}
+
+// Named barriers: 1 is meet_consumers.
+__device__ inline void meet_fetchers() { asm volatile("bar.sync 3, %0;" ::"n"(kFetchers * 32) : "memory"); }
+// The fetchers have initialized the barriers of the ring, and go on; the consumers wait for that.
+__device__ inline void report_barriers() { asm volatile("bar.arrive 2, %0;" ::"n"(kSkinnyThreads) : "memory"); }
+__device__ inline void await_barriers() { asm volatile("bar.sync 2, %0;" ::"n"(kSkinnyThreads) : "memory"); }
+
+// The groups of rows of one block, in passes.
+struct BlockRun {
+  int first, end, pass_groups;
+
+  __device__ explicit BlockRun(int rows) {
+    const unsigned groups = static_cast<unsigned>(rows + kGroupRows - 1) / kGroupRows;
+    const unsigned each = groups / gridDim.x;
+    const unsigned rest = groups % gridDim.x;
+    first = static_cast<int>(each * blockIdx.x + min(blockIdx.x, rest));
+    end = first + static_cast<int>(each + (blockIdx.x < rest));
+    const int passes = (end - first + kPassGroups - 1) / kPassGroups;
+    pass_groups = (end - first + passes - 1) / passes;
+  }
+};
+
+// The warps that fetch, every kFetchers-th piece each: lanes 0 to 15 a row each.
+__device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, std::uint32_t full, std::uint32_t empty) {
+  const int fetcher = static_cast<int>(threadIdx.x) / 32 - kSkinnyWarps;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const BlockRun run(p.rows);
+  const std::uint64_t policy = read_once();
+  const int pitch = padded(p.piece_bytes);
+  int turn = 0;
+  int slot = 0;
+  std::uint32_t parity = 1;
+  for (int group = run.first; group < run.end; ++group) {
+    const int row = group * kGroupRows + lane;
+    const std::int8_t* const from = p.b + row * p.b_pitch;
+    // Behind a row's last bytes there is the next row, but behind all of them perhaps nothing that may be read.
+    const bool may_exceed = row + 1 < p.rows && p.b_pitch >= p.x.k;
+    for (int piece = 0; piece < p.pieces; ++piece) {
+      if (turn == fetcher) {
+        const int c = piece * p.piece_bytes;
+        const int wanted = lane < kGroupRows && row < p.rows ? min(p.x.k - c, p.piece_bytes) : 0;
+        const int bytes = may_exceed ? (wanted + 15) / 16 * 16 : wanted / 16 * 16;
+        const std::uint32_t to = ring + static_cast<unsigned>((slot * kGroupRows + lane) * pitch);
+        const int all = __reduce_add_sync(~0u, bytes);
+        ptx::wait(empty + slot * 8, parity);
+        if (bytes < wanted) {
+          store_shared(to + bytes, load_bytes(from + c + bytes, wanted - bytes));
+          ptx::publish_to_engines();  // where rows repeat, a later copy comes to the same place
+        }
+        __syncwarp();
+        if (lane == 0) ptx::arrive_and_expect(full + slot * 8, all);
+        __syncwarp();
+        if (bytes > 0) load_run(to, from + c, bytes, full + slot * 8, policy);
+      }
+      turn = turn + 1 == kFetchers ? 0 : turn + 1;
+      if (++slot == p.slots) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
+// Source: std::int8_t, or a float type to be quantized.
+template <class Source, int kTokenBlocks>
+__global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_constant__ SkinnyProduct p) {
+  using Layout = SkinnyLayout<kTokenBlocks>;
+  extern __shared__ __align__(128) char shared[];
+  char* const behind_ring = shared + p.slots * kGroupRows * padded(p.piece_bytes);
+  std::int32_t* const sums = reinterpret_cast<std::int32_t*>(behind_ring);                 // (kTokens, kSumPitch)
+  float* const row_scales = reinterpret_cast<float*>(sums + Layout::kTokens * kSumPitch);  // (kPassRows)
+  float* const biases = row_scales + kPassRows;                                            // (kPassRows)
+  float* const token_scales = biases + kPassRows;                                          // (kTokens)
+  float* const scratch = token_scales + Layout::kTokens;                                   // (kSkinnyWarps)
+  const std::uint32_t xq = shared_address(behind_ring + Layout::kFixed);                   // (tokens, padded(k))
+  const std::uint32_t full = xq - (2 * kMostSlots + 2) * 8;
+  const std::uint32_t empty = full + kMostSlots * 8;
+  const std::uint32_t ready = empty + kMostSlots * 8;  // all tokens are in xq
+  const std::uint32_t ring = shared_address(shared);   // (slots, kGroupRows, padded(piece_bytes))
+
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane_row = thread % 32 / 4;
+  const int lane_byte = warp * kStepBytes + thread % 4 * 16;  // of a piece
+
+  let_next_start();
+  if (warp >= kSkinnyWarps) {
+    if (thread == kSkinnyConsumers) {
+      for (int i = 0; i < p.slots; ++i) {
+        ptx::barrier_init(full + i * 8, 1);
+        ptx::barrier_init(empty + i * 8, kSkinnyWarps);
+      }
+      ptx::barrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
+      ptx::barrier_init_done();
+    }
+    meet_fetchers();
+    report_barriers();
+    if (p.x.cluster > 1) ptx::cluster_arrive();
+    wait_for_previous();
+    if (p.b_copyable) fetch_rows(p, ring, full, empty);
+    return;
+  }
+  if (p.x.cluster > 1) ptx::cluster_arrive();
+  wait_for_previous();
+
+  const BlockRun run(p.rows);
+  float row_scale = 0;
+  float bias = 0;
+  const auto fetch_row_vectors = [&](int pass) {
+    const int row = pass * kGroupRows + thread;
+    if (thread < kPassRows && row < p.rows) {
+      row_scale = p.b_scale[row];
+      if (p.bias != nullptr) bias = load_float(p.bias, row * p.bias_stride, p.y_type);
+    }
+  };
+  const auto keep_row_vectors = [&] {
+    if (thread < kPassRows) {
+      row_scales[thread] = row_scale;
+      biases[thread] = bias;
+    }
+  };
+
+  std::int32_t acc[kTokenBlocks][4] = {};
+  const auto multiply_step = [&](uint4 b0, uint4 b1, int c) {
+    // The order of k is the same on both sides, so it may be any: a lane's 16 bytes are four of its slots in two
+    // instructions.
+    const std::uint32_t first[4] = {b0.x, b1.x, b0.y, b1.y};
+    const std::uint32_t second[4] = {b0.z, b1.z, b0.w, b1.w};
+#pragma unroll
+    for (int t = 0; t < kTokenBlocks; ++t) {
+      const int token = min(t * 8 + lane_row, p.x.count - 1);
+      const uint4 x = load_shared(xq + static_cast<unsigned>(token * padded(p.x.k) + c));
+      multiply_add_s8(acc[t], first, x.x, x.y);
+      multiply_add_s8(acc[t], second, x.z, x.w);
+    }
+  };
+
+  const auto hand_over = [&](int group_in_pass) {
+#pragma unroll
+    for (int t = 0; t < kTokenBlocks; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int token = t * 8 + thread % 4 * 2 + e % 2;
+        atomicAdd(&sums[token * kSumPitch + group_in_pass * kGroupRows + lane_row + e / 2 * 8], acc[t][e]);
+        acc[t][e] = 0;
+      }
+    }
+  };
+
+  const auto store_pass = [&](int pass) {
+    const int rows = min(min(run.pass_groups, run.end - pass) * kGroupRows, p.rows - pass * kGroupRows);
+    for (int i = thread; i < p.x.count * kPassRows; i += kSkinnyConsumers) {
+      const int token = i / kPassRows;
+      const int row = i % kPassRows;
+      if (row >= rows) continue;
+      std::int32_t& sum = sums[token * kSumPitch + row];
+      const float scale = __fmul_rn(token_scales[token], row_scales[row]);
+      const float product = static_cast<float>(sum);
+      sum = 0;
+      const float y = p.bias != nullptr ? __fmaf_rn(product, scale, biases[row]) : __fmul_rn(product, scale);
+      store_float(p.y, token * p.y_pitch + pass * kGroupRows + row, p.y_type, y);
+    }
+  };
+
+  fetch_row_vectors(run.first);
+  if constexpr (std::is_same_v<Source, std::int8_t>) {
+    copy_tokens(p.x, xq);
+    commit_copies();
+    if (thread < p.x.count) token_scales[thread] = p.x.scale[thread];
+  }
+  for (int i = thread; i < Layout::kTokens * kSumPitch; i += kSkinnyConsumers) sums[i] = 0;
+  await_barriers();
+  if constexpr (std::is_same_v<Source, std::int8_t>) {
+    wait_for_copies<0>();
+  } else {
+    quantize_tokens<Source>(p.x, xq, token_scales, scratch, ready);
+  }
+  keep_row_vectors();
+  if constexpr (!std::is_same_v<Source, std::int8_t>) wait_for_written(ready);
+  meet_consumers();
+
+  int slot = 0;
+  std::uint32_t parity = 0;
+  for (int pass = run.first; pass < run.end; pass += run.pass_groups) {
+    const int end = min(pass + run.pass_groups, run.end);
+    for (int group = pass; group < end; ++group) {
+      for (int piece = 0; piece < p.pieces; ++piece) {
+        const int c = piece * p.piece_bytes + lane_byte;
+        const bool busy = lane_byte < p.piece_bytes && c - thread % 4 * 16 < p.x.k;
+        uint4 b0;
+        uint4 b1;
+        if (p.b_copyable) {
+          const std::uint32_t from =
+              ring + static_cast<unsigned>((slot * kGroupRows + lane_row) * padded(p.piece_bytes) + lane_byte);
+          ptx::wait(full + slot * 8, parity);
+          if (busy) {
+            b0 = load_shared(from);
+            b1 = load_shared(from + 8 * padded(p.piece_bytes));
+          }
+        } else if (busy) {
+          const int row = group * kGroupRows + lane_row;
+          b0 = load_bytes(p.b + row * p.b_pitch + c, row < p.rows ? p.x.k - c : 0);
+          b1 = load_bytes(p.b + (row + 8) * p.b_pitch + c, row + 8 < p.rows ? p.x.k - c : 0);
+        }
+        if (busy) multiply_step(b0, b1, c);
+        __syncwarp();
+        if (thread % 32 == 0) ptx::arrive(empty + slot * 8);
+        if (++slot == p.slots) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+      hand_over(group - pass);
+    }
+    meet_consumers();
+    store_pass(pass);
+    if (end < run.end) {
+      fetch_row_vectors(end);
+      meet_consumers();
+      keep_row_vectors();
+      meet_consumers();
+    }
+  }
+}
+
+inline bool aligned_to_16(const void* data, std::int64_t pitch) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) % 16 == 0;
+}
+
+// What all launches have in common; launch_skinny adds what is left.
+inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperands& o) {
+  SkinnyProduct p;
+  p.x.data = o.a.data;
+  p.x.pitch = o.a.strides[0];
+  p.x.aligned = aligned_to_16(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8);
+  p.x.count = static_cast<int>(o.a.rows());
+  p.x.k = static_cast<int>(o.a.cols());
+  p.x.dynamic = problem.dynamic;
+  p.x.multiplied = o.c_scale.present();
+  if (o.a_scale.present()) p.x.scale = row_scale<float>(o.a_scale);
+  if (o.c_scale.present()) p.x.multiplier = row_scale<float>(o.c_scale);
+  p.b = static_cast<const std::int8_t*>(o.b.data);
+  p.b_pitch = o.b.strides[0];
+  p.b_copyable = aligned_to_16(o.b.data, o.b.strides[0]);
+  p.rows = static_cast<int>(o.b.rows());
+  p.b_scale = row_scale<float>(o.b_scale);
+  if (problem.bias) {
+    p.bias = o.bias.data;
+    p.bias_stride = o.bias.strides[0];
+  }
+  p.y = o.y.data;
+  p.y_pitch = o.y.strides[0];
+  p.y_type = problem.y;
+  p.pieces = (p.x.k + kPieceBytes - 1) / kPieceBytes;
+  p.piece_bytes = ((p.x.k + p.pieces - 1) / p.pieces + kStepBytes - 1) / kStepBytes * kStepBytes;
+  return p;
+}
+
+// How many clusters, a block to a multiprocessor, run at one time: they must not cross the borders of the chip's parts.
+// An H200 has room for 66 of two blocks and 30 of four, says the driver; the others are cautious guesses from that.
+inline int clusters_at_once(int blocks, Device device) {
+  constexpr int kMultiprocessors = 132;
+  constexpr int kCounts[kMostClusterBlocks + 1] = {0, 132, 66, 40, 30, 22, 20};
+  return kCounts[blocks] * properties(device).multiprocessors / kMultiprocessors;
+}
+
+template <class Source, int kTokenBlocks>
+void prepare_skinny(std::string_view name) {
+  prepare(name, skinny_kernel<Source, kTokenBlocks>, kSkinnyShared);
+}
+
+template <int kTokenBlocks>
+std::int64_t room_for_ring(std::int64_t tokens, std::int64_t k) {
+  return kSkinnyShared - SkinnyLayout<kTokenBlocks>::kFixed - tokens * padded(static_cast<int>(k));
+}
+
+template <class Source, int kTokenBlocks>
+void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& problem, Stream stream) {
+  const int slot_bytes = kGroupRows * padded(p.piece_bytes);
+  const std::int64_t room = room_for_ring<kTokenBlocks>(p.x.count, p.x.k);
+  p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMostSlots));
+  int blocks = std::min((p.rows + kGroupRows - 1) / kGroupRows, properties(problem.device).multiprocessors);
+  if constexpr (!std::is_same_v<Source, std::int8_t>) {
+    // Up to four tokens a block: one batch of vectors a lane for k = 4096 in 16 bits. Alone, every block quantizing 8
+    // or 16 tokens makes 25 and 29 us of 21 and 24.
+    p.x.cluster = p.x.count <= 4 ? 1 : p.x.count <= 8 ? 2 : 4;
+    blocks = std::min(blocks / p.x.cluster, clusters_at_once(p.x.cluster, problem.device)) * p.x.cluster;
+    if (blocks == 0) {
+      p.x.cluster = 1;
+      blocks = std::min((p.rows + kGroupRows - 1) / kGroupRows, properties(problem.device).multiprocessors);
+    }
+  }
+  const unsigned bytes = static_cast<unsigned>(kSkinnyShared - room + p.slots * slot_bytes);
+  enqueue(name, skinny_kernel<Source, kTokenBlocks>,
+          LaunchShape{static_cast<unsigned>(blocks), kSkinnyThreads, bytes, dim3(static_cast<unsigned>(p.x.cluster))},
+          stream, p);
+}
+
+// Whether X and a ring worth its name fit into shared memory.
+template <int kTokenBlocks>
+bool fits_skinny(std::int64_t tokens, std::int64_t k) {
+  return k < (1 << 18) && room_for_ring<kTokenBlocks>(tokens, k) >= kFewestSlots * kGroupRows * padded(kPieceBytes);
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,277 @@
+// X for the product of few tokens: s8 in the shared memory of every block, copied, or quantized there from floats. The
+// blocks of a cluster quantize a part of the tokens each and write it to all of them.
+//
+//   s[i] = max(max_c |x[i, c] * multiplier[c]| / 127, 1e-8), or given
+//   xq[i, c] = clamp(rint(x[i, c] * multiplier[c] / s[i]), -127, 127)
+//
+// A row with a NaN or an infinity gets the scale NaN and zeros.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/floats.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/operands.h"
+
+namespace octile::cuda {
+
+inline constexpr int kSkinnyWarps = 16;  // that quantize, and then multiply
+inline constexpr int kSkinnyConsumers = kSkinnyWarps * 32;
+inline constexpr int kStepBytes = 64;  // of k, that a warp multiplies at a time: 16 a lane
+
+// X as it is given. Strides of the vectors may be 0.
+struct Tokens {
+  const void* data = nullptr;
+  std::int64_t pitch = 0;  // elements
+  bool aligned = false;    // every 16 bytes of a row, counted from its start
+  int count = 0;           // m
+  int k = 0;
+  int cluster = 1;       // blocks that share the work of quantizing
+  bool dynamic = false;  // quantized with its own scales, not with `scale`
+  bool multiplied = false;
+  RowScale<float> scale;
+  RowScale<float> multiplier;
+};
+
+// Bytes between rows in shared memory. An odd multiple of 64 keeps the 16-byte loads of 8 rows free of conflicts.
+__host__ __device__ constexpr int padded(int bytes) { return ((bytes + 63) / 64 | 1) * 64; }
+
+// The first `bytes` of 16 at p, zeros after them, whatever the alignment.
+static __device__ __noinline__ uint4 load_bytes(const std::int8_t* p, int bytes) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    words[w] = 0;
+#pragma unroll 1
+    for (int i = 0; i < 4 && 4 * w + i < bytes; ++i) {
+      words[w] |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(__ldcg(p + 4 * w + i))) << (i * 8);
+    }
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// Copies 16 bytes into shared memory beside the arithmetic, the last 16 - `bytes` of them zeros.
+__device__ inline void copy_async_part(std::uint32_t to_shared, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ inline void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kSkinnyConsumers) : "memory"); }
+
+// A float element of X, times its column's multiplier.
+template <class T>
+struct FloatRow {
+  const T* data;
+  bool aligned;
+  int k;
+  RowScale<float> multiplier;
+  bool multiplied;
+
+  // Elements c .. of a vector, zeros beyond k.
+  __device__ Vector<T> raw(int c) const { return load_vector(data + c, k - c, aligned); }
+  __device__ void widened(const Vector<T>& v, int c, float (&x)[kVectorSize<T>]) const {
+#pragma unroll
+    for (int i = 0; i < kVectorSize<T>; ++i) x[i] = widen(v.at[i]);
+    if (!multiplied) return;
+#pragma unroll
+    for (int i = 0; i < kVectorSize<T>; ++i) {
+      if (c + i < k) x[i] = __fmul_rn(x[i], multiplier[c + i]);
+    }
+  }
+};
+
+// Warps of a block share a row of X, as many as a power of two allows.
+__device__ inline int warps_per_row(int tokens) {
+  int rows = 1;
+  while (rows < tokens) rows *= 2;
+  return max(kSkinnyWarps / rows, 1);
+}
+
+// How elements of a row become integers.
+struct RowScaler {
+  float s = 0;
+  float inverse = 0;
+  float limit = 0;   // given scale: nothing beyond this magnitude matters
+  float factor = 1;  // given scale: a power of two for both sides of the quotient, away from the ends of the range
+  bool given = false;
+  bool good = false;
+
+  // `peak`: the largest magnitude of the row, NaN if there is one.
+  __device__ RowScaler(float peak, bool dynamic, float given_scale) : given(!dynamic) {
+    s = dynamic ? fmaxf(quotient(peak, 127.0f), 1e-8f) : given_scale;
+    good = isfinite(peak) && isfinite(s);
+    if (given) factor = s < 0x1p-60f ? 0x1p64f : s > 0x1p60f ? 0x1p-64f : 1;
+    scaled = s * factor;
+    limit = 128 * scaled;
+    inverse = quotient(1.0f, scaled);
+  }
+
+  // The quotient x / s, rounded as IEEE division rounds: a correctly rounded reciprocal and two corrections, the last
+  // one of a quotient that is off by less than an ulp (Markstein; Handbook of Floating-Point Arithmetic, section 4.7).
+  // Where a correction could underflow the quotient is too small to be anything but 0 here. There is no branch: code
+  // that is seldom used is slow to come from a cold memory.
+  template <int n>
+  __device__ void quantize(const float (&x)[n], std::uint32_t (&words)[n / 4]) const {
+    constexpr float kRounder = 0x1.8p23f;  // the sum's low bits are the nearest integer
+    std::uint32_t q[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float v = given ? fminf(fmaxf(__fmul_rn(x[i], factor), -limit), limit) : x[i];
+      float ratio = __fmul_rn(v, inverse);
+      ratio = __fmaf_rn(__fmaf_rn(-scaled, ratio, v), inverse, ratio);
+      ratio = __fmaf_rn(__fmaf_rn(-scaled, ratio, v), inverse, ratio);
+      float rounded = __fadd_rn(ratio, kRounder);
+      if (given) rounded = fminf(fmaxf(rounded, kRounder - 127), kRounder + 127);
+      q[i] = good ? __float_as_uint(rounded) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < n / 4; ++i) {
+      words[i] = __byte_perm(__byte_perm(q[4 * i], q[4 * i + 1], 0x0040),
+                             __byte_perm(q[4 * i + 2], q[4 * i + 3], 0x0040), 0x5410);
+    }
+  }
+
+ private:
+  float scaled = 0;
+};
+
+// To addresses of ptx::in_block.
+__device__ inline void store_in_cluster(std::uint32_t to, const std::uint32_t (&words)[2]) {
+  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1]) : "memory");
+}
+__device__ inline void store_in_cluster(std::uint32_t to, const std::uint32_t (&words)[1]) {
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(words[0]) : "memory");
+}
+__device__ inline void store_in_cluster(std::uint32_t to, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+// An arrival that whoever waits with wait_for_written sees this warp's stores behind.
+__device__ inline void arrive_released(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void wait_for_written(std::uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n"
+      "@p bra done;\n"
+      "bra again;\n"
+      "done:\n"
+      "}\n" ::"r"(barrier)
+      : "memory");
+}
+
+// A NaN on either side is the result.
+__device__ inline float greater_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// X as floats, quantized per row into `xq` and `scales` by all consumers; tokens is at most 16. Of a row each lane
+// keeps a batch of vectors between the two looks at it; what is beyond comes from the second-level cache again.
+template <class T>
+__device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales, float* scratch, std::uint32_t ready) {
+  constexpr int kSize = kVectorSize<T>;
+  constexpr int kBatch = 4;  // vectors
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int tokens = (x.count + x.cluster - 1) / x.cluster;  // of this block
+  const int share = warps_per_row(tokens);
+  const int token = (x.cluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0) * tokens + warp / share;
+  const bool busy = warp / share < tokens && token < x.count;
+  const FloatRow<T> row = {static_cast<const T*>(x.data) + token * x.pitch, x.aligned, x.k, x.multiplier, x.multiplied};
+  const int first = (warp % share * 32 + lane) * kSize;
+  const int stride = share * 32 * kSize;
+  const int end = (x.k + kStepBytes - 1) / kStepBytes * kStepBytes;  // zeros beyond k: b holds anything there
+  Vector<T> kept[kBatch];
+  float peak = 0;
+  const auto measure = [&](const Vector<T>& v, int c) {
+    float values[kSize];
+    row.widened(v, c, values);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) peak = greater_nan(peak, fabsf(values[i]));
+  };
+  const auto load_batch = [&](Vector<T>(&batch)[kBatch], int c) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (c + i * stride < end) batch[i] = row.raw(c + i * stride);
+    }
+  };
+  const auto measure_batch = [&](const Vector<T>(&batch)[kBatch], int c) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (c + i * stride < end) measure(batch[i], c + i * stride);
+    }
+  };
+  if (busy) {
+    load_batch(kept, first);
+    measure_batch(kept, first);
+#pragma unroll 1
+    for (int c = first + kBatch * stride; c < end; c += kBatch * stride) {
+      Vector<T> batch[kBatch];
+      load_batch(batch, c);
+      measure_batch(batch, c);
+    }
+  }
+  for (int i = 16; i > 0; i /= 2) peak = greater_nan(peak, __shfl_xor_sync(~0u, peak, i));
+  if (share > 1) {
+    if (lane == 0) scratch[warp] = peak;
+    meet_consumers();
+    for (int i = 0; i < share; ++i) peak = greater_nan(peak, scratch[warp / share * share + i]);
+  }
+
+  if (x.cluster > 1) ptx::cluster_wait();  // all blocks are there to be written to
+  if (busy) {
+    const RowScaler scaler(peak, x.dynamic, x.dynamic ? 0 : x.scale[token]);
+    if (warp % share == 0 && lane < x.cluster) {
+      const float scale = scaler.good ? scaler.s : not_a_number(0.0f);
+      store_in_cluster(ptx::in_block(shared_address(scales + token), static_cast<unsigned>(lane)), scale);
+    }
+    const std::uint32_t to = xq + static_cast<unsigned>(token * padded(x.k));
+    const auto quantize_batch = [&](const Vector<T>(&batch)[kBatch], int c) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (c + i * stride >= end) break;
+        float values[kSize];
+        std::uint32_t words[kSize / 4];
+        row.widened(batch[i], c + i * stride, values);
+        scaler.quantize(values, words);
+        for (int block = 0; block < x.cluster; ++block) {
+          store_in_cluster(ptx::in_block(to + static_cast<unsigned>(c + i * stride), static_cast<unsigned>(block)),
+                           words);
+        }
+      }
+    };
+    quantize_batch(kept, first);
+#pragma unroll 1
+    for (int c = first + kBatch * stride; c < end; c += kBatch * stride) {
+      Vector<T> batch[kBatch];
+      load_batch(batch, c);
+      quantize_batch(batch, c);
+    }
+  }
+  __syncwarp();
+  if (lane < x.cluster) arrive_released(ptx::in_block(ready, static_cast<unsigned>(lane)));
+}
+
+// X as s8, copied into `xq`; the caller closes the group of copies.
+__device__ inline void copy_tokens(const Tokens& x, std::uint32_t xq) {
+  const int chunks = (x.k + kStepBytes - 1) / kStepBytes * (kStepBytes / 16);  // zeros beyond k: b holds anything there
+  for (int i = static_cast<int>(threadIdx.x); i < x.count * chunks; i += kSkinnyConsumers) {
+    const int token = i / chunks;
+    const int c = (i - token * chunks) * 16;
+    const std::int8_t* const from = static_cast<const std::int8_t*>(x.data) + token * x.pitch + c;
+    const std::uint32_t to = xq + static_cast<unsigned>(token * padded(x.k) + c);
+    if (x.aligned) {
+      const int bytes = max(min(16, x.k - c), 0);
+      copy_async_part(to, bytes > 0 ? from : x.data, bytes);
+    } else {
+      store_shared(to, load_bytes(from, x.k - c));
+    }
+  }
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,58 @@
+// How a kernel file of src/cuda/ reaches its GPU: what that GPU is, and how a kernel is prepared and enqueued on it.
+// The plan has made the GPU of the problem current.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "cuda_devices.h"
+#include "octile/types.h"
+
+namespace octile::cuda {
+
+// Throws Status::cuda_error, with the kernel's name, unless all is well.
+void check(cudaError_t error, std::string_view kernel);
+
+// Why a kernel for GPUs from `least` (10 major + minor) up to below `beyond` cannot run on this one; empty: it can.
+std::string reason_against(Device device, int least, int beyond = 1000);
+
+// The GPU's facts, read once. The device exists.
+const CudaDevice& properties(Device device);
+
+struct LaunchShape {
+  dim3 grid;
+  dim3 block;
+  unsigned shared_bytes = 0;  // dynamic
+  dim3 cluster = {1, 1, 1};
+  bool cooperative = false;  // all blocks are resident at once, or the launch fails; starts after all before it
+};
+
+// At select: loads the kernel onto the current GPU and lifts its limit of dynamic shared memory, so that run need not.
+void prepare(std::string_view kernel, const void* function, unsigned shared_bytes);
+template <class... Parameters>
+void prepare(std::string_view kernel, void (*function)(Parameters...), unsigned shared_bytes = 0) {
+  prepare(kernel, reinterpret_cast<const void*>(function), shared_bytes);
+}
+
+void enqueue_pointers(std::string_view kernel, const void* function, const LaunchShape& shape, Stream stream,
+                      void** arguments);
+
+// Enqueues a kernel. On Hopper and later it may start while the kernel before it on the stream drains: see
+// device/grid.cuh for what it must do then.
+template <class... Parameters, class... Arguments>
+void enqueue(std::string_view kernel, void (*function)(Parameters...), const LaunchShape& shape, Stream stream,
+             Arguments&&... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments));
+  std::tuple<std::remove_cv_t<Parameters>...> values(static_cast<Arguments&&>(arguments)...);
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[] = {static_cast<void*>(&value)..., nullptr};
+        enqueue_pointers(kernel, reinterpret_cast<const void*>(function), shape, stream, pointers);
+      },
+      values);
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,30 @@
+// What the host hands to kernels, in forms that are passed by value.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace octile::cuda {
+
+// A vector of scales in device memory, or one value for all: what a plan keeps itself lies in host memory, and travels
+// with the launch.
+template <class Real>
+struct RowScale {
+  const Real* data = nullptr;
+  std::int64_t stride = 0;
+  Real value = 1;
+
+#ifdef __CUDACC__
+  __device__ Real operator[](std::int64_t i) const { return data ? data[i * stride] : value; }
+#endif
+};
+
+template <class Real>
+RowScale<Real> row_scale(const ConstTensor& t) {
+  const Real* const data = static_cast<const Real*>(t.data);
+  if (t.device.type == DeviceType::cpu) return {nullptr, 0, *data};
+  return {data, t.strides[0], 1};
+}
+
+}  // namespace octile::cuda

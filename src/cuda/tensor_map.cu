@@ -1,0 +1,57 @@
+#include <cudaTypedefs.h>
+
+#include "launch.h"
+#include "message.h"
+#include "tensor_map.h"
+
+namespace octile::cuda {
+
+namespace {
+
+CUtensorMapDataType element_type(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::bf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::f32:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  }
+}
+
+PFN_cuTensorMapEncodeTiled_v12000 encode_function(std::string_view kernel) {
+  static const auto function = [&] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = {};
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+          kernel);
+    if (result != cudaDriverEntryPointSuccess) fail(Status::cuda_error, kernel, ": the driver has no tensor maps");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }();
+  return function;
+}
+
+}  // namespace
+
+void prepare_tensor_maps(std::string_view kernel) { encode_function(kernel); }
+
+CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const BulkBox& box) {
+  const auto element = static_cast<cuuint64_t>(bits(t.dtype) / 8);
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.cols()), static_cast<cuuint64_t>(t.rows())};
+  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(t.strides[0]) * element};
+  const cuuint32_t shape[] = {static_cast<cuuint32_t>(box.cols), static_cast<cuuint32_t>(box.rows)};
+  const cuuint32_t steps[] = {1, 1};
+  CUtensorMap map;
+  const CUresult result = encode_function(kernel)(
+      &map, element_type(t.dtype), 2, const_cast<void*>(t.data), sizes, pitch, shape, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fail(Status::cuda_error, kernel, ": no tensor map of ", t, ": error ", static_cast<int>(result));
+  }
+  return map;
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,376 @@
+// What plans promise on a GPU besides the bits, which `octile check --device cuda` looks at: they can be captured in a
+// graph, shared by threads and streams, run with fewer rows and one after another, and a run allocates nothing.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cuda_devices.h"
+#include "octile/octile.hpp"
+
+namespace {
+std::atomic<long> allocations{0};
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size ? size : 1)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace octile {
+namespace {
+
+constexpr Device kGpu = Device::cuda(0);
+constexpr int kPoison = 0x5a;
+
+void expect(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+
+// An array on the GPU.
+template <class T>
+class OnGpu {
+ public:
+  explicit OnGpu(std::size_t size) : size_(size) {
+    expect(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<std::size_t>(size, 1) * sizeof(T)));
+    poison();
+  }
+  explicit OnGpu(const std::vector<T>& values) : OnGpu(values.size()) {
+    expect(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  OnGpu(OnGpu&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+  ~OnGpu() { cudaFree(data_); }
+
+  T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  void poison() {
+    expect(cudaMemset(data_, kPoison, size_ * sizeof(T)));
+    expect(cudaDeviceSynchronize());  // streams that do not wait for the default one come next
+  }
+  std::vector<T> values() const {
+    std::vector<T> host(size_);
+    expect(cudaMemcpy(host.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_;
+};
+
+class SideStream {
+ public:
+  SideStream() { expect(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+  ~SideStream() { cudaStreamDestroy(stream_); }
+
+  cudaStream_t get() const { return stream_; }
+  operator Stream() const { return {stream_}; }
+  void wait() const { expect(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// The bits of Y, f16.
+using Bits = std::vector<std::uint16_t>;
+
+// What a layer with f16 activations is run with: weights, bias, and X.
+struct Values {
+  std::vector<std::uint16_t> x, bias;
+  std::vector<std::int8_t> weight;
+  std::vector<float> weight_scale;
+
+  Values(const LinearDescription& d, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::uniform_int_distribution<int> integer(-128, 127);
+    for (std::int64_t i = 0; i < d.m * d.k; ++i) x.push_back(Half(normal(random)).bits);
+    for (std::int64_t i = 0; i < d.n * d.k; ++i) weight.push_back(static_cast<std::int8_t>(integer(random)));
+    for (std::int64_t i = 0; i < d.n; ++i) {
+      bias.push_back(Half(normal(random)).bits);
+      weight_scale.push_back(0.001f + 0.0001f * static_cast<float>(integer(random) & 31));
+    }
+  }
+};
+
+// The arguments over memory of either device.
+struct Pointers {
+  const void *x, *weight, *weight_scale, *bias;
+  void* y;
+};
+LinearArgs arguments(const LinearDescription& d, const Pointers& p, std::int64_t rows) {
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  LinearArgs args;
+  args.x = on(d.device, matrix(static_cast<const Half*>(p.x), rows, d.k));
+  args.weight = on(d.device, matrix(static_cast<const std::int8_t*>(p.weight), out_in ? d.n : d.k, out_in ? d.k : d.n));
+  args.weight_scale = on(d.device, vector(static_cast<const float*>(p.weight_scale), d.n));
+  if (d.bias) args.bias = on(d.device, vector(static_cast<const Half*>(p.bias), d.n));
+  args.y = on(d.device, matrix(static_cast<Half*>(p.y), rows, d.n));
+  return args;
+}
+
+// A layer's tensors on the GPU, with a workspace.
+struct Tensors {
+  LinearDescription description;
+  OnGpu<std::uint16_t> x, bias;
+  OnGpu<std::int8_t> weight;
+  OnGpu<float> weight_scale;
+  OnGpu<std::uint16_t> y;
+  OnGpu<std::byte> memory;
+
+  Tensors(const LinearDescription& d, const Values& v, std::size_t workspace_size)
+      : description(d),
+        x(v.x),
+        bias(v.bias),
+        weight(v.weight),
+        weight_scale(v.weight_scale),
+        y(static_cast<std::size_t>(d.m * d.n)),
+        memory(workspace_size) {}
+
+  LinearArgs args(std::int64_t rows) const {
+    return arguments(description, {x.data(), weight.data(), weight_scale.data(), bias.data(), y.data()}, rows);
+  }
+  LinearArgs args() const { return args(description.m); }
+  Workspace workspace() const { return {memory.data(), memory.size()}; }
+};
+
+// What the CPU makes of it.
+Bits on_cpu(LinearDescription d, const Values& v) {
+  d.device = Device::cpu();
+  const LinearPlan plan = LinearPlan::select(d);
+  Bits y(static_cast<std::size_t>(d.m * d.n));
+  std::vector<std::byte> memory(plan.workspace_size());
+  plan.run(arguments(d, {v.x.data(), v.weight.data(), v.weight_scale.data(), v.bias.data(), y.data()}, d.m),
+           {memory.data(), memory.size()});
+  return y;
+}
+
+LinearDescription layer(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return {.m = m, .n = n, .k = k, .x = DType::f16, .y = DType::f16, .bias = true, .device = kGpu};
+}
+
+// One layer for each way that a plan may take: one launch for few rows, small and large tiles, weights either way, odd
+// sizes, static scales, one scale for the tensor, nothing to sum.
+std::vector<LinearDescription> layers() {
+  std::vector<LinearDescription> all;
+  for (const std::int64_t m : {1, 16, 70, 300}) all.push_back(layer(m, 264, 512));
+  all.push_back(layer(45, 131, 333));
+  all.push_back(layer(5, 24, 0));
+  all.push_back(layer(70, 256, 192));
+  all.back().weight_layout = WeightLayout::in_out;
+  all.push_back(layer(64, 128, 256));
+  all.back().activation = Activation::static_per_tensor;
+  all.back().static_scale = 0.02;
+  all.push_back(layer(64, 128, 256));
+  all.back().activation = Activation::dynamic_per_tensor;
+  all.back().bias = false;
+  return all;
+}
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    const CudaDevices found = cuda_devices();
+    if (found.devices.empty()) GTEST_SKIP() << found.reason;
+  }
+};
+
+TEST_F(Cuda, AGraphOnASideStreamEqualsAPlainRun) {
+  for (const LinearDescription& d : layers()) {
+    const LinearPlan plan = LinearPlan::select(d);
+    SCOPED_TRACE(plan.explain());
+    const Values values(d, 1);
+    Tensors tensors(d, values, plan.workspace_size());
+    plan.run(tensors.args(), tensors.workspace());
+    expect(cudaDeviceSynchronize());
+    const Bits plain = tensors.y.values();
+    EXPECT_EQ(plain, on_cpu(d, values));
+
+    const SideStream stream;
+    cudaGraph_t graph = nullptr;
+    expect(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+    plan.run(tensors.args(), tensors.workspace(), stream);
+    expect(cudaStreamEndCapture(stream.get(), &graph));
+    cudaGraphExec_t executable = nullptr;
+    expect(cudaGraphInstantiate(&executable, graph, 0));
+    tensors.y.poison();
+    for (int i = 0; i < 3; ++i) expect(cudaGraphLaunch(executable, stream.get()));
+    stream.wait();
+    EXPECT_EQ(tensors.y.values(), plain);
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+  }
+}
+
+TEST_F(Cuda, FewerRowsThanM) {
+  for (const LinearDescription& d : layers()) {
+    const LinearPlan plan = LinearPlan::select(d);
+    if (d.activation == Activation::dynamic_per_tensor) continue;  // a row depends on all
+    SCOPED_TRACE(plan.explain());
+    const Values values(d, 2);
+    Tensors tensors(d, values, plan.workspace_size());
+    const Bits all = on_cpu(d, values);
+    for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{1}, d.m / 2, d.m - 1}) {
+      tensors.y.poison();
+      plan.run(tensors.args(rows), tensors.workspace());
+      Bits expected(all.size(), kPoison << 8 | kPoison);
+      std::copy_n(all.begin(), rows * d.n, expected.begin());
+      EXPECT_EQ(tensors.y.values(), expected) << rows << " rows";
+    }
+  }
+}
+
+// Each run overwrites what the one before it still reads, unless it waits.
+TEST_F(Cuda, RunsOnOneStreamShareAWorkspace) {
+  for (const LinearDescription& d : layers()) {
+    const LinearPlan plan = LinearPlan::select(d);
+    SCOPED_TRACE(plan.explain());
+    const SideStream stream;
+    constexpr unsigned kRuns = 12;
+    std::vector<Tensors> tensors;
+    std::vector<Bits> expected;
+    for (unsigned i = 0; i < kRuns; ++i) {
+      const Values values(d, i);
+      tensors.emplace_back(d, values, i == 0 ? plan.workspace_size() : 0);
+      expected.push_back(on_cpu(d, values));
+    }
+    for (int round = 0; round < 5; ++round) {
+      for (const Tensors& t : tensors) plan.run(t.args(), tensors[0].workspace(), stream);
+    }
+    stream.wait();
+    for (unsigned i = 0; i < kRuns; ++i) EXPECT_EQ(tensors[i].y.values(), expected[i]) << "run " << i;
+  }
+}
+
+TEST_F(Cuda, IsSharedByThreads) {
+  for (const LinearDescription& d : layers()) {
+    const LinearPlan plan = LinearPlan::select(d);
+    SCOPED_TRACE(plan.explain());
+    constexpr unsigned kThreads = 4;
+    std::vector<Tensors> tensors;
+    std::vector<Bits> expected;
+    for (unsigned i = 0; i < kThreads; ++i) {
+      const Values values(d, i);
+      tensors.emplace_back(d, values, plan.workspace_size());
+      expected.push_back(on_cpu(d, values));
+    }
+    std::vector<std::thread> threads;
+    for (const Tensors& t : tensors) {
+      threads.emplace_back([&t, &plan] {
+        const SideStream stream;
+        for (int i = 0; i < 20; ++i) plan.run(t.args(), t.workspace(), stream);
+        stream.wait();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (unsigned i = 0; i < kThreads; ++i) EXPECT_EQ(tensors[i].y.values(), expected[i]) << "thread " << i;
+  }
+}
+
+TEST_F(Cuda, RunAllocatesNothing) {
+  for (const LinearDescription& d : layers()) {
+    const LinearPlan plan = LinearPlan::select(d);
+    SCOPED_TRACE(plan.explain());
+    const SideStream stream;
+    const Tensors tensors(d, Values(d, 3), plan.workspace_size());
+    const LinearArgs args = tensors.args();
+    std::size_t free_before = 0, free_after = 0, total = 0;
+    expect(cudaMemGetInfo(&free_before, &total));
+    const long before = allocations;
+    for (int i = 0; i < 3; ++i) plan.run(args, tensors.workspace(), stream);
+    const long after = allocations;
+    stream.wait();
+    expect(cudaMemGetInfo(&free_after, &total));
+    EXPECT_EQ(after, before);
+    EXPECT_EQ(free_after, free_before);
+  }
+  const long before = allocations;
+  std::vector<int> seen(3);  // the counter counts
+  EXPECT_GT(allocations, before);
+}
+
+TEST_F(Cuda, ATensorOfTheOtherDeviceIsRefused) {
+  const LinearDescription gpu = layer(4, 8, 16);
+  LinearDescription cpu = gpu;
+  cpu.device = Device::cpu();
+  const Values values(gpu, 4);
+  const Tensors tensors(gpu, values, 0);
+  Bits y(values.x.size());
+  const LinearArgs host = arguments(
+      cpu, {values.x.data(), values.weight.data(), values.weight_scale.data(), values.bias.data(), y.data()}, cpu.m);
+  const auto refuses = [](const LinearDescription& d, const LinearArgs& args, const std::string& text) {
+    const LinearPlan plan = LinearPlan::select(d);
+    const Verdict verdict = plan.can_implement(args);
+    EXPECT_EQ(verdict.status, Status::shape_mismatch);
+    EXPECT_NE(verdict.reason.find(text), std::string::npos) << verdict.reason;
+    EXPECT_THROW(plan.run(args), Error);
+  };
+  refuses(cpu, tensors.args(), "on cuda:0");
+  refuses(gpu, host, "on cpu");
+  for (const auto member : {&LinearArgs::x, &LinearArgs::weight, &LinearArgs::weight_scale, &LinearArgs::bias}) {
+    LinearArgs args = tensors.args();
+    args.*member = host.*member;
+    refuses(gpu, args, "on cpu");
+  }
+}
+
+// The gradient's scale along the other operand is the plan's own, in host memory.
+TEST_F(Cuda, Int8GradientsEqualTheCpus) {
+  constexpr std::int64_t m = 37, n = 48, k = 65;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<float> dy(m * n), weight_scale(n), x_scale(m);
+  std::vector<std::int8_t> weight(n * k), x(m * k);
+  for (float& v : dy) v = normal(random);
+  for (float& v : weight_scale) v = 0.01f * (2 + normal(random));
+  for (float& v : x_scale) v = 0.01f * (2 + normal(random));
+  for (std::int8_t& v : weight) v = static_cast<std::int8_t>(random() & 255);
+  for (std::int8_t& v : x) v = static_cast<std::int8_t>(random() & 255);
+  LinearBackwardDescription d{.m = m, .n = n, .k = k, .dx = Product::int8, .dw = Product::int8};
+  const auto args = [&](const auto& dy_at, const auto& weight_at, const auto& scale_at, const auto& x_at,
+                        const auto& x_scale_at) {
+    LinearBackwardArgs a;
+    a.dy = on(d.device, matrix(static_cast<const float*>(dy_at.data()), m, n));
+    a.weight = on(d.device, matrix(static_cast<const std::int8_t*>(weight_at.data()), n, k));
+    a.weight_scale = on(d.device, vector(static_cast<const float*>(scale_at.data()), n));
+    a.x = on(d.device, matrix(static_cast<const std::int8_t*>(x_at.data()), m, k));
+    a.x_scale = on(d.device, vector(static_cast<const float*>(x_scale_at.data()), m));
+    return a;
+  };
+  std::vector<float> dx(m * k), dw(n * k);
+  {
+    const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+    LinearBackwardArgs a = args(dy, weight, weight_scale, x, x_scale);
+    a.dx = matrix(dx.data(), m, k);
+    a.dw = matrix(dw.data(), n, k);
+    std::vector<std::byte> memory(plan.workspace_size());
+    plan.run(a, {memory.data(), memory.size()});
+  }
+  d.device = kGpu;
+  const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+  const OnGpu<float> dy_gpu(dy), weight_scale_gpu(weight_scale), x_scale_gpu(x_scale);
+  const OnGpu<std::int8_t> weight_gpu(weight), x_gpu(x);
+  const OnGpu<float> dx_gpu(dx.size()), dw_gpu(dw.size());
+  const OnGpu<std::byte> memory(plan.workspace_size());
+  LinearBackwardArgs a = args(dy_gpu, weight_gpu, weight_scale_gpu, x_gpu, x_scale_gpu);
+  a.dx = on(kGpu, matrix(dx_gpu.data(), m, k));
+  a.dw = on(kGpu, matrix(dw_gpu.data(), n, k));
+  plan.run(a, {memory.data(), memory.size()});
+  EXPECT_EQ(dx_gpu.values(), dx);
+  EXPECT_EQ(dw_gpu.values(), dw);
+}
+
+}  // namespace
+}  // namespace octile
