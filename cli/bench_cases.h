@@ -1,4 +1,5 @@
-// What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter.
+// What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter. On a CPU in f32,
+// beside another program; on a GPU in f16, by itself.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu.h"
 #include "octile/plan.h"
 
 namespace octile::cli {
@@ -22,19 +24,25 @@ enum class Arithmetic : std::uint8_t { none, s8, f32 };
 // A plan with its operands, ready to run, and the program it is compared with.
 struct Prepared {
   std::string sku;
-  std::function<void()> run;
-  std::string baseline;
+  std::function<void()> run;  // on a GPU: enqueues
+  std::string baseline;       // none on a GPU
   std::function<void()> run_baseline;
   Arithmetic arithmetic = Arithmetic::none;
   double operations = 0;  // 2 M N K; 0 for what only moves data
   double bytes = 0;       // read and written, each operand once
 };
 
+// What a plan may use.
+struct Place {
+  int threads = 1;           // on a CPU
+  const Gpu* gpu = nullptr;  // null: on a CPU
+};
+
 struct Benchmark {
-  std::string name;                                                // <format>_<operation>_<shape>
-  std::string kernel;                                              // the row of the table that it is about
-  Shape shape;                                                     // what does not matter to the operation is 0
-  std::function<Prepared(const Benchmark&, int threads)> prepare;  // throws Error if the row cannot do it
+  std::string name;    // <format>_<operation>_<shape>
+  std::string kernel;  // the row of the table that it is about; empty: what the plan chooses
+  Shape shape;         // what does not matter to the operation is 0
+  std::function<Prepared(const Benchmark&, const Place&)> prepare;  // throws Error if the row cannot do it
 };
 
 // Of one row, at `shapes`, or at its usual ones if there are none given.
@@ -61,6 +69,18 @@ Prepared quantize_backward(const Benchmark&, int threads);
 Prepared dequantize_backward(const Benchmark&, int threads);
 Prepared fake_quantize(const Benchmark&, int threads);
 Prepared fake_quantize_backward(const Benchmark&, int threads);
+
+Prepared gpu_forward_w8a8(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w8a8_s8(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_rows(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_columns(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_tensor(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_both(const Benchmark&, const Gpu&);
+Prepared gpu_dequantize(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_backward(const Benchmark&, const Gpu&);
+Prepared gpu_dequantize_backward(const Benchmark&, const Gpu&);
+Prepared gpu_fake_quantize(const Benchmark&, const Gpu&);
+Prepared gpu_fake_quantize_backward(const Benchmark&, const Gpu&);
 }  // namespace bench
 
 }  // namespace octile::cli

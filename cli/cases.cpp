@@ -132,6 +132,11 @@ std::vector<Case> ordinary_cases(Operation operation) {
     case Operation::fake_quantize:
     case Operation::fake_quantize_backward:
       return QuantizerCases(operation).all();
+    case Operation::w8a8_linear: {
+      std::vector<Case> all = w8a8_cases();
+      std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
+      return all;
+    }
     case Operation::w8a8_gemm: {
       std::vector<Case> all = w8a8_cases();
       const std::vector<Case> backward = linear_backward_cases(operation);
@@ -156,8 +161,12 @@ std::vector<Case> special_cases(Operation operation) {
 
 }  // namespace
 
-std::vector<Case> cases(Operation operation, bool quick) {
+std::vector<Case> cases(Operation operation, DeviceType device, bool quick) {
   std::vector<Case> list = ordinary_cases(operation);
+  if (device == DeviceType::cuda) {
+    const std::vector<Case> large = large_cases(operation);
+    list.insert(list.end(), large.begin(), large.end());
+  }
   if (quick) {
     // 11 is prime to every period of the loops above, so that the sample meets every option.
     std::vector<Case> sample;

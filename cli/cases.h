@@ -17,7 +17,8 @@ namespace octile::cli {
 //   padded     leading dimensions longer than a row, vectors with a stride of 2
 //   sliced     columns out of the middle of a wider matrix, so that nothing is aligned beyond its element
 //   repeating  inputs whose first stride is 0: one row, one scale for all
-enum class Layout : std::uint8_t { compact, padded, sliced, repeating };
+//   pitched    rows at multiples of 64 elements, longer than a row: what a GPU's bulk copies take (large cases)
+enum class Layout : std::uint8_t { compact, padded, sliced, repeating, pitched };
 
 // What the float inputs hold. Integer inputs are uniform over their whole range, -128 included; with `constant` they
 // are all its lowest value.
@@ -34,6 +35,8 @@ struct CaseBase {
   std::int64_t rows = 0;
   Layout layout = Layout::compact;
   Data data = Data::normal;
+  // Too long for the oracle: what is expected comes from the CPU's fastest rows, which `octile check` compares with it.
+  bool large = false;
 };
 
 struct QuantizerCase : CaseBase {
@@ -52,9 +55,10 @@ struct LinearBackwardCase : CaseBase {
 
 using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase>;
 
-// All cases that exercise rows of this operation, in a fixed order. quick: an eleventh of them, spread evenly, and the
-// special ones. Throws std::runtime_error for an operation that it has no cases for.
-std::vector<Case> cases(Operation operation, bool quick);
+// All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
+// quick: an eleventh of them, spread evenly, and the special ones. Throws std::runtime_error for an operation that it
+// has no cases for.
+std::vector<Case> cases(Operation operation, DeviceType device, bool quick);
 
 // Every parameter of a case, on one line.
 std::string describe(const Case& c);

@@ -67,8 +67,14 @@ class Rotation {
   std::uint64_t state_ = 0;
 };
 
-// Of cases.cpp's list: what exercises products (cases_linear.cpp).
+// A float X that is quantized with a scale per row or a given one: what w8a8_linear does in one step.
+inline bool can_be_one_step(const LinearDescription& d) {
+  return d.x != DType::s8 && d.activation != Activation::dynamic_per_tensor && !d.packed_weight;
+}
+
+// Of cases.cpp's list: what exercises products (cases_linear.cpp), and what is large (cases_large.cpp).
 std::vector<Case> w8a8_cases();
+std::vector<Case> large_cases(Operation operation);
 std::vector<Case> w4a16_cases();
 std::vector<Case> w4a8_cases();
 std::vector<Case> linear_backward_cases(Operation operation);

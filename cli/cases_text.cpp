@@ -35,7 +35,7 @@ std::string describe_one(const LinearBackwardCase& c) {
 }  // namespace
 
 std::string_view name(Layout value) {
-  static constexpr std::array<std::string_view, 4> kNames = {"compact", "padded", "sliced", "repeating"};
+  static constexpr std::array<std::string_view, 5> kNames = {"compact", "padded", "sliced", "repeating", "pitched"};
   return kNames[static_cast<std::size_t>(value)];
 }
 

@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "cases.h"
+#include "check_device.h"
 #include "check_trial.h"
 #include "choose.h"
 #include "cli.h"
 #include "console.h"
 #include "cuda_devices.h"
 #include "message.h"
+#include "refusal.h"
 
 namespace octile::cli {
 
@@ -32,13 +34,19 @@ What lies around the outputs must stay as it was.
 A case that runs a sum in float is run a second time with another number of threads, and
 must give the same bits.
 
+With --device cuda the tensors lie in the memory of the first GPU, each case runs on a stream
+of its own and then once more as a CUDA graph, which must give the same bits, and there are
+larger cases too, whose results are compared with the CPU's. Under compute-sanitizer use
+--no-graph --own-allocations --quick.
+
 The last line is "N passed, N failed, N skipped", counting a row with a case as one. The
 exit status is 1 if any failed.
 
 Examples:
   octile check
   octile check --quick --kernel portable
-  octile check --kernel w8a8_gemm_portable --threads 7 --seed 12345)";
+  octile check --kernel w8a8_gemm_portable --threads 7 --seed 12345
+  octile check --device cuda --kernel sm90)";
 
 constexpr std::size_t kFailuresShown = 20;
 
@@ -50,6 +58,8 @@ struct Options {
   bool quick = false;
   bool json = false;
   bool verbose = false;
+  bool no_graph = false;
+  bool own_allocations = false;
 };
 
 struct Row {
@@ -89,17 +99,17 @@ bool lists(std::string_view sku, std::string_view row) {
   return false;
 }
 
+bool of_device(const KernelInfo& info, const Options& options) { return name(info.device) == options.device; }
+
 class Check {
  public:
   explicit Check(const Options& options) : options_(options) {
+    if (options.device == "cuda") gpu_.emplace(0, options.own_allocations);
     const std::vector<KernelInfo> all = kernels();
     rows_.reserve(all.size());  // operations_ points into it
     for (const KernelInfo& info : all) {
-      if (!options.kernel.empty() && !matches(info.name, options.kernel)) continue;
+      if (!of_device(info, options) || (!options.kernel.empty() && !matches(info.name, options.kernel))) continue;
       Row& row = rows_.emplace_back(Row{info});
-      if (info.reason.empty() && name(info.device) != options.device) {
-        row.info.reason = message("runs on ", name(info.device), ", this check is for ", options.device);
-      }
       if (const std::optional<Operation> operation = operation_named(info.operation)) {
         operations_[*operation].push_back(&row);
         row.sums_in_float = *operation > Operation::w8a8_gemm;
@@ -117,7 +127,7 @@ class Check {
     Progress progress("check", steps);
     for (const auto& [operation, rows] : operations_) {
       const std::vector<Case>& list = cases_of(operation);
-      for (std::size_t i = 0; i < list.size(); ++i) run_case(rows, list[i], i, progress);
+      for (std::size_t i = 0; i < list.size() && !gpu_lost_; ++i) run_case(rows, list[i], i, progress);
     }
   }
 
@@ -144,6 +154,8 @@ class Check {
       const Failure& f = failures_[i];
       std::cout << "FAILED " << f.row << ": " << f.parameters << "\n  " << f.what << '\n';
     }
+    if (gpu_lost_)
+      std::cout << "the GPU takes no more work after the last failure: what would have followed was not run\n";
     std::cout << passed() << " passed, " << failed() << " failed, " << skipped() << " skipped\n";
   }
 
@@ -164,16 +176,17 @@ class Check {
     json failures = json::array();
     for (const Failure& f : failures_)
       failures.push_back({{"kernel", f.row}, {"case", f.parameters}, {"what", f.what}});
-    const json document = {{"device", options_.device}, {"seed", options_.seed}, {"threads", options_.threads},
-                           {"quick", options_.quick},   {"passed", passed()},    {"failed", failed()},
-                           {"skipped", skipped()},      {"kernels", rows},       {"failures", failures}};
+    json document = {{"device", options_.device}, {"seed", options_.seed}, {"threads", options_.threads},
+                     {"quick", options_.quick},   {"passed", passed()},    {"failed", failed()},
+                     {"skipped", skipped()},      {"kernels", rows},       {"failures", failures}};
+    if (gpu_) document["gpu_lost"] = gpu_lost_;
     std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
   }
 
  private:
   const std::vector<Case>& cases_of(Operation operation) {
     auto [entry, added] = cases_.try_emplace(operation);
-    if (added) entry->second = cases(operation, options_.quick);
+    if (added) entry->second = cases(operation, gpu_ ? DeviceType::cuda : DeviceType::cpu, options_.quick);
     return entry->second;
   }
 
@@ -184,6 +197,7 @@ class Check {
     const std::string parameters = message(describe(c), " threads=", threads, " seed=", options_.seed, " case=", index);
     std::optional<Trial> trial;
     for (Row* const row : rows) {
+      if (gpu_lost_) return;
       if (!row->info.reason.empty()) {
         ++row->skipped[row->info.reason];
       } else {
@@ -205,6 +219,7 @@ class Check {
       ++row.skipped[refused.reason];
     } catch (const std::exception& error) {
       fail_row(row, parameters, error.what());
+      gpu_lost_ = gpu_ && !gpu_->usable();
     }
     row.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   }
@@ -213,34 +228,41 @@ class Check {
   std::string try_row(Row& row, const Trial& trial, int threads) {
     Tensors& tensors = *trial.tensors;
     tensors.spoil();
-    const std::string sku = run_or_refuse(row, trial, threads);
-    if (!lists(sku, row.info.name)) return message("the plan chose ", sku);
+    Attempt attempt{row.info.name, threads, gpu_ ? &*gpu_ : nullptr};
+    const Choice choice = run_or_refuse(row, trial, attempt);
+    if (!lists(choice.sku, row.info.name)) {
+      const std::string refusal = refusal_of(row.info.name, choice.explanation);
+      if (gpu_ && !refusal.empty()) throw Refused{refusal};
+      return message("the plan chose ", choice.sku);
+    }
     const Tensors::Comparison comparison = tensors.compare();
     row.worst = std::max(row.worst, comparison.worst);
     if (!comparison.difference.empty()) return comparison.difference;
     if (tensors.inputs_changed()) return "an input was written to";
-    if (!tensors.has_bounds()) return {};
 
+    attempt.threads = threads == 1 ? 3 : 1;
+    attempt.as_graph = gpu_ && !options_.no_graph;
+    if (!attempt.as_graph && !tensors.has_bounds()) return {};
     const auto first = tensors.snapshot();
     tensors.spoil();
-    const int other = threads == 1 ? 3 : 1;
-    trial.run(row.info.name, other);
-    return tensors.snapshot() == first ? "" : message("other bits with ", other, " threads than with ", threads);
+    trial.run(attempt);
+    if (tensors.snapshot() == first) return {};
+    if (attempt.as_graph) return "other bits as a graph than without";
+    return message("other bits with ", attempt.threads, " threads than with ", threads);
   }
 
-  // The row's own "no" is a skip; a case that no row at all can do is a mistake of the case.
-  std::string run_or_refuse(const Row& row, const Trial& trial, int threads) {
+  // The row's own "no" is a skip; a case that no row at all can do is a mistake of the case, unless rows are missing:
+  // on a GPU there is no reference.
+  Choice run_or_refuse(const Row& row, const Trial& trial, const Attempt& attempt) {
     try {
-      return trial.run(row.info.name, threads);
+      return trial.run(attempt);
     } catch (const Error& error) {
       if (error.status() != Status::unsupported) throw;
-      trial.run("", threads);
-      const std::string text = error.what();
-      const std::string mark = message("not ", row.info.name, ": ");
-      const std::size_t at = text.find(mark);
-      if (at == std::string::npos) throw;
-      const std::size_t begin = at + mark.size();
-      throw Refused{text.substr(begin, text.find('\n', begin) - begin)};
+      const std::string refusal = refusal_of(row.info.name, error.what());
+      if (gpu_) throw Refused{refusal.empty() ? one_line(error.what(), options_.device) : refusal};
+      trial.run({"", attempt.threads});
+      if (refusal.empty()) throw;
+      throw Refused{refusal};
     }
   }
 
@@ -271,31 +293,33 @@ class Check {
   }
 
   Options options_;
+  std::optional<DeviceTensors> gpu_;
+  bool gpu_lost_ = false;  // a kernel has failed in a way that ends all work of this process
   std::vector<Row> rows_;
   std::map<Operation, std::vector<Row*>> operations_;
   std::map<Operation, std::vector<Case>> cases_;
   std::vector<Failure> failures_;
 };
 
-// The tensors of the cases lie in host memory.
 void require_device(const std::string& device) {
   if (device == "cpu") return;
   const CudaDevices cuda = cuda_devices();
   if (cuda.devices.empty()) throw std::runtime_error("check --device cuda: " + cuda.reason);
-  for (const KernelInfo& info : kernels()) {
-    if (info.device == DeviceType::cuda) {
-      throw std::runtime_error("check --device cuda: cases with tensors in device memory are not written yet");
-    }
-  }
-  throw std::runtime_error("check --device cuda: the kernel table has no row for cuda");
 }
 
-void require_row(const std::string& kernel) {
-  if (kernel.empty()) return;
+void require_row(const Options& options) {
+  bool known = options.kernel.empty();
   for (const KernelInfo& info : kernels()) {
-    if (matches(info.name, kernel)) return;
+    if (!options.kernel.empty() && !matches(info.name, options.kernel)) continue;
+    known = true;
+    if (of_device(info, options)) return;
   }
-  throw CLI::ValidationError("--kernel", kernel + " is no row of the kernel table, and no arch (see octile info)");
+  if (!known) {
+    throw CLI::ValidationError("--kernel",
+                               options.kernel + " is no row of the kernel table, and no arch (see octile info)");
+  }
+  throw CLI::ValidationError("--device", message("no row", options.kernel.empty() ? "" : " " + options.kernel,
+                                                 " runs on ", options.device, " (see octile info)"));
 }
 
 }  // namespace
@@ -313,11 +337,13 @@ void add_check(CLI::App& app) {
   check->add_option("--threads", options->threads, "CPU threads of each plan; without it 1, 2 and 7 in turn")
       ->check(CLI::Range(1, 1024));
   check->add_flag("--quick", options->quick, "About an eleventh of the cases");
+  check->add_flag("--no-graph", options->no_graph, "cuda: do not run the cases as graphs too");
+  check->add_flag("--own-allocations", options->own_allocations, "cuda: an allocation for each tensor, of its size");
   check->add_flag("--json", options->json, "One JSON document instead of the table and the lines");
   check->add_flag("--verbose", options->verbose, "A line before each case, and all failures")->excludes("--json");
   check->callback([options] {
+    require_row(*options);
     require_device(options->device);
-    require_row(options->kernel);
     Check check(*options);
     check.run();
     options->json ? check.print_json() : check.print();

@@ -14,9 +14,9 @@ namespace octile::cli {
 namespace {
 
 constexpr std::size_t kGuard = 64;
-// As s8 -53, as f16 -15.6, as bf16 and f32 -2.7e7: in no format a value that a result is likely to have.
-constexpr std::byte kCanary{0xcb};
-constexpr std::byte kGap{0xff};  // NaN in every float format, -1 in the integers
+constexpr std::byte kGap{0xff};           // NaN in every float format, -1 in the integers
+constexpr std::int64_t kPitch = 64;       // of Layout::pitched, in elements
+constexpr std::size_t kNormals = 65'521;  // of a large case
 
 struct FloatFormat {
   int precision;     // bits of the significand, the hidden one too
@@ -79,7 +79,9 @@ Placement place(Layout layout, DType dtype, const Tensors::Size& size) {
     const bool packed = dtype == DType::s4;  // rows begin on a byte
     const std::int64_t whole = packed ? (*size.cols + 1) / 2 * 2 : *size.cols;
     first = layout == Layout::sliced ? (packed ? 6 : 5) : 0;
-    const std::int64_t pitch = layout == Layout::padded ? whole + (packed ? 4 : 3) : whole + first + (first ? 8 : 0);
+    const std::int64_t pitch = layout == Layout::padded    ? whole + (packed ? 4 : 3)
+                               : layout == Layout::pitched ? (whole / kPitch + 1) * kPitch
+                                                           : whole + first + (first ? 8 : 0);
     p.view.strides = {layout == Layout::repeating ? 0 : pitch, 1};
   }
   const std::int64_t row = size.cols ? *size.cols : 1;
@@ -120,6 +122,22 @@ bool same(const ConstTensor& a, const ConstTensor& b, std::int64_t r, std::int64
 
 double Tensors::uniform() { return static_cast<double>(random_() >> 11) * 0x1p-52 - 1; }
 
+double Tensors::normal() {
+  // Box and Muller's.
+  const auto draw = [](const auto& uniform) {
+    return std::sqrt(-2 * std::log((1 - uniform()) / 2)) * std::cos(std::acos(-1.0) * uniform());
+  };
+  if (!large_) return draw([this] { return uniform(); });
+  // Millions of logarithms would take longer than all the rest.
+  static const std::vector<double> values = [&] {
+    Tensors source(CaseBase{}, 1);
+    std::vector<double> drawn(kNormals);
+    for (double& value : drawn) value = draw([&] { return source.uniform(); });
+    return drawn;
+  }();
+  return values[random_() % kNormals];
+}
+
 double Tensors::largest(DType dtype) const {
   // 2^60 times 2^7 for a weight, times a scale, times any number of terms is far from 2^127.
   if (sums_finite_ && dtype != DType::f16) return dtype == DType::f64 ? 0x1p500 : 0x1p60;
@@ -141,10 +159,6 @@ double Tensors::typical_scale(DType dtype, int q_max) const {
 }
 
 double Tensors::float_value(DType dtype, std::int64_t row, std::int64_t col) {
-  // Box and Muller's.
-  const auto normal = [&] {
-    return std::sqrt(-2 * std::log((1 - uniform()) / 2)) * std::cos(std::acos(-1.0) * uniform());
-  };
   switch (data_) {
     case Data::normal:
       return normal();
@@ -163,7 +177,7 @@ double Tensors::float_value(DType dtype, std::int64_t row, std::int64_t col) {
     case Data::huge:
       return uniform() * largest(dtype);
     case Data::poisoned:
-      if (!one_in(23)) return normal();
+      if (!one_in(large_ ? 20'011 : 23)) return normal();  // so that a few of a large case's segments are
       return one_in(2) ? std::numeric_limits<double>::quiet_NaN() : std::copysign(INFINITY, uniform());
   }
   return 0;
@@ -341,13 +355,21 @@ bool Tensors::inputs_changed() const {
   return std::any_of(inputs_.begin(), inputs_.end(), [](const auto& input) { return input->bytes != input->before; });
 }
 
+std::vector<Tensors::Block> Tensors::blocks() {
+  std::vector<Block> all;
+  for (auto& input : inputs_) all.push_back({input->bytes.data(), input->bytes.size(), 0, kGap});
+  for (auto& output : outputs_) all.push_back({output->bytes.data(), output->bytes.size(), kGuard, kCanary});
+  return all;
+}
+
+bool all_canaries(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == kCanary; });
+}
+
 GuardedWorkspace::GuardedWorkspace(std::size_t size) : bytes_(size + 2 * kGuard, kCanary) {}
 
 bool GuardedWorkspace::intact() const {
-  const auto untouched = [](std::span<const std::byte> guard) {
-    return std::all_of(guard.begin(), guard.end(), [](std::byte b) { return b == kCanary; });
-  };
-  return untouched({bytes_.data(), kGuard}) && untouched({bytes_.data() + bytes_.size() - kGuard, kGuard});
+  return all_canaries({bytes_.data(), kGuard}) && all_canaries({bytes_.data() + bytes_.size() - kGuard, kGuard});
 }
 
 }  // namespace octile::cli

@@ -1,5 +1,6 @@
 // The memory of one case of `octile check`: inputs with random contents, outputs with canaries around and between their
-// elements, and the comparison of what a kernel wrote with what the oracle wrote.
+// elements, and the comparison of what a kernel wrote with what the oracle wrote. All of it is host memory; what a GPU
+// works on is a copy (check_device.h).
 #pragma once
 
 #include <array>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,7 +22,8 @@ namespace octile::cli {
 
 class Tensors {
  public:
-  Tensors(const CaseBase& base, std::uint64_t seed) : layout_(base.layout), data_(base.data), random_(seed) {}
+  Tensors(const CaseBase& base, std::uint64_t seed)
+      : layout_(base.layout), data_(base.data), large_(base.large), random_(seed) {}
 
   // A vector, or a matrix where there are columns.
   struct Size {
@@ -60,6 +63,15 @@ class Tensors {
   // Some input has changed since it was filled.
   bool inputs_changed() const;
 
+  // The memory of one tensor, for a copy of it elsewhere.
+  struct Block {
+    std::byte* data;
+    std::size_t size;
+    std::size_t lead;  // bytes before what a compact view would begin with
+    std::byte around;  // what belongs around the copy
+  };
+  std::vector<Block> blocks();
+
  private:
   struct Input {
     std::vector<std::byte> bytes;
@@ -82,25 +94,32 @@ class Tensors {
   double largest(DType dtype) const;
   double float_value(DType dtype, std::int64_t row, std::int64_t col);
   double uniform();  // -1..1
+  double normal();
   bool one_in(std::uint64_t n) { return random_() % n == 0; }
 
   Layout layout_;
   Data data_;
+  bool large_;
   bool sums_finite_ = false;
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Input>> inputs_;
   std::vector<std::unique_ptr<Output>> outputs_;
 };
 
+// As s8 -53, as f16 -15.6, as bf16 and f32 -2.7e7: in no format a value that a result is likely to have.
+inline constexpr std::byte kCanary{0xcb};
+bool all_canaries(std::span<const std::byte> bytes);
+
 // Scratch for a plan: of the very size it asked for, aligned to nothing, with canaries on both sides.
 class GuardedWorkspace {
  public:
+  static constexpr std::size_t kGuard = 65;
+
   explicit GuardedWorkspace(std::size_t size);
   Workspace get() { return {bytes_.data() + kGuard, bytes_.size() - 2 * kGuard}; }
   bool intact() const;
 
  private:
-  static constexpr std::size_t kGuard = 65;
   std::vector<std::byte> bytes_;
 };
 

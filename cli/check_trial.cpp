@@ -45,28 +45,93 @@ LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearAr
   return args;
 }
 
+// The tensors among the arguments of a run.
+template <class Visit>
+void visit_tensors(QuantizeArgs& a, const Visit& visit) {
+  visit(a.x, a.multiplier, a.given_scale, a.given_zero_point, a.q, a.q_transposed, a.scale, a.zero_point);
+}
+template <class Visit>
+void visit_tensors(DequantizeArgs& a, const Visit& visit) {
+  visit(a.q, a.scale, a.zero_point, a.x);
+}
+template <class Visit>
+void visit_tensors(QuantizeBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.x, a.scale, a.zero_point, a.dx);
+}
+template <class Visit>
+void visit_tensors(DequantizeBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.scale, a.dq);
+}
+template <class Visit>
+void visit_tensors(FakeQuantizeArgs& a, const Visit& visit) {
+  visit(a.x, a.given_scale, a.given_zero_point, a.y, a.scale, a.zero_point);
+}
+template <class Visit>
+void visit_tensors(FakeQuantizeBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.x, a.scale, a.zero_point, a.dx);
+}
+template <class Visit>
+void visit_tensors(LinearArgs& a, const Visit& visit) {
+  visit(a.x, a.x_scale, a.x_multiplier, a.weight, a.weight_scale, a.weight_zero_point, a.bias, a.y);
+}
+template <class Visit>
+void visit_tensors(LinearBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.weight, a.weight_scale, a.x, a.x_scale, a.dx, a.dw, a.db);
+}
+
+template <class Plan, class Args>
+void run_on_host(const Plan& plan, const Args& args) {
+  GuardedWorkspace workspace(plan.workspace_size());
+  plan.run(args, workspace.get());
+  if (!workspace.intact())
+    throw std::runtime_error(message("wrote outside of its workspace of ", plan.workspace_size(), " bytes"));
+}
+
+template <class Plan, class Args>
+void run_on_gpu(const Plan& plan, Args args, Tensors& tensors, const Attempt& attempt) {
+  DeviceTensors& gpu = *attempt.gpu;
+  gpu.place(tensors, plan.workspace_size());
+  visit_tensors(args, [&](auto&... view) { ((view = gpu.there(view)), ...); });
+  gpu.run([&] { plan.run(args, gpu.workspace(), gpu.stream()); }, attempt.as_graph);
+}
+
 template <class Plan, class Description, class Args>
-auto runner(Description description, const Args& args) {
-  return [description, args](const std::string& kernel, int threads) mutable {
-    description.kernel = kernel;
-    description.threads = threads;
+auto runner(const std::shared_ptr<Tensors>& tensors, Description description, const Args& args) {
+  return [tensors, description, args](const Attempt& attempt) mutable -> Choice {
+    description.kernel = attempt.kernel;
+    description.threads = attempt.threads;
+    if (attempt.gpu) description.device = attempt.gpu->device();
     const Plan plan = Plan::select(description);
-    GuardedWorkspace workspace(plan.workspace_size());
     std::vector<std::byte> packed;
-    plan.run(prepared(description, plan, args, packed), workspace.get());
-    if (!workspace.intact())
-      throw std::runtime_error(message("wrote outside of its workspace of ", plan.workspace_size(), " bytes"));
-    return plan.sku();
+    const Args ready = prepared(description, plan, args, packed);
+    if (attempt.gpu) {
+      if (!packed.empty()) throw std::runtime_error("a packed weight in device memory is not checked yet");
+      run_on_gpu(plan, ready, *tensors, attempt);
+    } else {
+      run_on_host(plan, ready);
+    }
+    return {plan.sku(), plan.explain()};
   };
+}
+
+// The outputs as the contract has them, or, for a large case, as the CPU's fastest rows compute them.
+template <class Plan, class Description, class Args>
+void expect(Tensors& tensors, const CaseBase& c, const Description& d, const Args& args,
+            void (*oracle)(const Description&, const Args&)) {
+  if (c.large) {
+    run_on_host(Plan::select(d), args);
+  } else {
+    oracle(d, args);
+  }
+  tensors.keep_expected();
 }
 
 // The quantizer family: everything is bit for bit.
 template <class Args>
-Trial quantizer_trial(const std::shared_ptr<Tensors>& tensors, const QuantizeDescription& d, const Args& args,
+Trial quantizer_trial(const std::shared_ptr<Tensors>& tensors, const QuantizerCase& c, const Args& args,
                       void (*oracle)(const QuantizeDescription&, const Args&)) {
-  oracle(d, args);
-  tensors->keep_expected();
-  return {tensors, runner<QuantizerPlan<Args>>(d, args)};
+  expect<QuantizerPlan<Args>>(*tensors, c, c.description, args, oracle);
+  return {tensors, runner<QuantizerPlan<Args>>(tensors, c.description, args)};
 }
 
 // The shapes of the tensors that come with a case of the quantizer family, and how they are made.
@@ -134,7 +199,7 @@ struct QuantizerTensors {
     if (d.orientation != Orientation::row_major) {
       args.q_transposed = tensors->output("q_transposed", d.q, {d.cols, c.rows});
     }
-    return quantizer_trial(tensors, d, args, oracle::quantize);
+    return quantizer_trial(tensors, c, args, oracle::quantize);
   }
 
   Trial dequantize() const {
@@ -143,21 +208,21 @@ struct QuantizerTensors {
     args.scale = computed_scale();
     args.zero_point = zero_point();
     args.x = tensors->output("x", d.x, whole());
-    return quantizer_trial(tensors, d, args, oracle::dequantize);
+    return quantizer_trial(tensors, c, args, oracle::dequantize);
   }
 
   Trial dequantize_backward() const {
     DequantizeBackwardArgs args{.dy = floats()};
     args.scale = computed_scale();
     args.dq = tensors->output("dq", d.x, whole());
-    return quantizer_trial(tensors, d, args, oracle::dequantize_backward);
+    return quantizer_trial(tensors, c, args, oracle::dequantize_backward);
   }
 
   Trial fake_quantize() const {
     FakeQuantizeArgs args{.x = floats()};
     add_scales(args);
     args.y = tensors->output("y", d.x, whole());
-    return quantizer_trial(tensors, d, args, oracle::fake_quantize);
+    return quantizer_trial(tensors, c, args, oracle::fake_quantize);
   }
 
   // QuantizeBackwardArgs and FakeQuantizeBackwardArgs have the same fields.
@@ -169,7 +234,7 @@ struct QuantizerTensors {
     args.scale = computed_scale();
     args.zero_point = zero_point();
     args.dx = tensors->output("dx", d.x, whole());
-    return quantizer_trial(tensors, d, args, oracle);
+    return quantizer_trial(tensors, c, args, oracle);
   }
 };
 
@@ -270,8 +335,7 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   if (d.bias) args.bias = tensors->floats(d.y, {d.n});
   args.y = tensors->output("y", d.y, {c.rows, d.n});
 
-  oracle::linear(d, args);
-  tensors->keep_expected();
+  expect<LinearPlan>(*tensors, c, d, args, oracle::linear);
   if (w4a16 && d.k > 0) {
     const Magnitudes x(c.rows, d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); });
     const Magnitudes w(d.k, d.n, [&](std::int64_t k, std::int64_t j) {
@@ -283,7 +347,7 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
       return sum_error(real, d.k, sum.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0));
     });
   }
-  return {tensors, runner<LinearPlan>(d, args)};
+  return {tensors, runner<LinearPlan>(tensors, d, args)};
 }
 
 // The bounds of the products that are summed in float; the others are bit for bit.
@@ -343,10 +407,9 @@ Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
   }
   if (d.db) args.db = tensors->output("db", d.dy, {d.n});
 
-  oracle::linear_backward(d, args);
-  tensors->keep_expected();
+  expect<LinearBackwardPlan>(*tensors, c, d, args, oracle::linear_backward);
   bound_backward(*tensors, d, args);
-  return {tensors, runner<LinearBackwardPlan>(d, args)};
+  return {tensors, runner<LinearBackwardPlan>(tensors, d, args)};
 }
 
 }  // namespace

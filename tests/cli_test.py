@@ -91,7 +91,8 @@ class MistakeTest(Case):
                               ("--runs", "0"), ("--runs", "1.5"), ("--shape", "4"), ("--shape", "4x4"),
                               ("--shape", "0x4x4"), ("--shape", "4x-4x4"), ("--shape", "4x4x4x4"),
                               ("--shape", "4x4x99999999999999999999"), ("--shape", "axbxc"),
-                              ("--filter", "no_such_benchmark"), ("--kernel", "no_such_kernel")):
+                              ("--filter", "no_such_benchmark"), ("--kernel", "no_such_kernel"),
+                              ("--device", "gpu")):
             with self.subTest(option=option, value=value):
                 self.bad(2, "bench", f"{option}={value}", says=[option, value])
 
@@ -156,6 +157,60 @@ class InfoTest(Case):
             if isa == "avx_vnni_int8":  # kernels tell of it only lately
                 continue
             self.assertEqual(usable, isa.replace("sse4.1", "sse4_1") in flags, isa)
+
+
+class CheckTest(Case):
+    def test_rows_of_one_device(self):
+        document = json.loads(self.good("check", "--quick", "--json", "--kernel", "quantize_reference"))
+        self.assertEqual((document["device"], document["failed"]), ("cpu", 0))
+        self.assertEqual([row["name"] for row in document["kernels"]], ["quantize_reference"])
+        self.assertGreater(document["passed"], 100)
+        self.bad(2, "check", "--kernel", "sm80", says=["sm80", "cpu", "octile info"])
+        self.bad(2, "check", "--device", "cuda", "--kernel", "reference", says=["reference", "cuda", "octile info"])
+
+    def test_bad_values(self):
+        for option, value in (("--device", "gpu"), ("--kernel", "no_such_kernel"), ("--threads", "0"), ("--seed", "x")):
+            with self.subTest(option=option, value=value):
+                self.bad(2, "check", f"{option}={value}", says=[option, value])
+
+
+class CudaTest(Case):
+    """Where there is a GPU its rows are checked and timed; elsewhere the reason is told."""
+
+    def setUp(self):
+        info = json.loads(self.good("info", "--json"))
+        self.rows = [row for row in info["kernels"] if row["device"] == "cuda"]
+        self.reason = info["gpus_reason"]
+
+    def test_the_table_has_rows(self):
+        self.assertTrue(self.rows)
+        for row in self.rows:
+            if self.reason:
+                self.assertEqual(row["reason"], self.reason, row)
+
+    def test_without_a_gpu(self):
+        if not self.reason:
+            self.skipTest("there is a GPU")
+        self.bad(1, "check", "--device", "cuda", says=["check --device cuda: ", self.reason])
+        self.bad(1, "bench", "--device", "cuda", says=["bench --device cuda: ", self.reason])
+
+    def test_check(self):
+        if self.reason:
+            self.skipTest(self.reason)
+        document = json.loads(self.good("check", "--device", "cuda", "--quick", "--json"))
+        self.assertEqual(document["failed"], 0)
+        self.assertEqual([row["name"] for row in document["kernels"]], [row["name"] for row in self.rows])
+
+    def test_bench(self):
+        if self.reason:
+            self.skipTest(self.reason)
+        document = json.loads(self.good("bench", "--device", "cuda", "--chosen", "--json", "--shape", "9x96x32"))
+        self.assertTrue(document["gpu"])
+        for line in document["benchmarks"]:
+            self.assertGreaterEqual(line["runs"], 20)
+            self.assertGreater(line["seconds"], 0)
+            self.assertGreater(line["host_seconds"], 0)
+            self.assertGreater(line["share_of_peak"], 0)
 
 
 class BenchTest(Case):
