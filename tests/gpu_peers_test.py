@@ -1,0 +1,202 @@
+"""bench/peers/gpu_peers.py without a GPU: its table and its chart, fed with recorded figures; its view of the C
+interface; what it says where nothing can be built or measured."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parent.parent))
+PEERS = SOURCE / "bench" / "peers"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(PEERS))
+
+import octile_c  # noqa: E402
+from gpu import build, chart, report  # noqa: E402
+
+
+def contender(microseconds, spread=(1.0, 1.25, 0.9)):
+    """Its median is the first."""
+    return {"us": microseconds, "times": [microseconds * s for s in spread], "setting": "a tile", "check": "exact"}
+
+
+def entry(shape, target, product, layer):
+    m, k, n = map(int, shape.split("x"))
+    contenders = {"product": product, "layer": layer}
+    parts = {part: {name: contender(us) for name, us in rows.items()} for part, rows in contenders.items()}
+    clocks = {"clocks.sm": [1755, 1980], "power.draw": [310, 640]}
+    return {"m": m, "k": k, "n": n, "target": target, "skipped": {"x, product": "why"}, "clocks": clocks, **parts}
+
+
+def document(**more):
+    """On an H200, but for Octile's."""
+    large = {"torch f16": 204.8, "cuBLASLt": 168.4, "Triton": 113.7, "CUTLASS": 91.1}
+    small = {"torch f16": 39.1, "Triton": 24.8, "CUTLASS": 26.9}
+    shapes = [
+        entry("4096x4096x4096", {"tops": 1510}, {**large, "Octile": 86.0}, {"torch f16": 204.8, "Octile": 100.0}),
+        entry("1x4096x14336", {"us": 16}, {**small, "Octile": 17.0}, {"torch f16": 39.1, "Octile": 16.5}),
+        entry("64x4096x14336", None, small, {"torch f16": 40.0}),
+    ]
+    size = {"rows": 8192, "columns": 8192, "elements": 8192 * 8192}
+    copy = {"name": "torch copy_, f16", "us": 63.6, "bytes_per_element": 4, "check": "", **size}
+    rows = {"name": "Octile rows", "us": 50.0, "bytes_per_element": 3, "check": "exact", **size}
+    sizes = list(range(1, 513))
+    curves = {
+        "Octile": [15 + 0.02 * m + (6 if m > 256 else 0) for m in sizes],
+        "torch f16": [40 + 0.1 * m if m > 16 else None for m in sizes],
+    }
+    facts = {
+        "date": "2026-11-21", "commit": "abcdef0", "command": "./dev gpu-peers", "rounds": 40, "warm_up": 2, "rest": 5,
+        "gpu": {"gpu": "NVIDIA H200", "driver": "580.159.04", "power_limit": "700.00 W"},
+        "versions": {"torch": "2.11.0", "CUTLASS": "4.2.0"}, "missing": {"cublaslt": "OSError: not there"},
+    }  # fmt: skip
+    settings = {"Octile": ["skinny" if m <= 256 else "tiles" for m in sizes], "torch f16": ["W (IN, OUT)"] * 512}
+    sweep = [{"k": 4096, "n": 14336, "m": sizes, "curves": curves, "settings": settings}]
+    return {"facts": facts, "shapes": shapes, "quantizers": [copy, rows], "sweep": sweep, **more}
+
+
+def cells(text, first):
+    """Of the table row that begins so."""
+    line = next(line for line in text.split("\n") if line.startswith(f"| {first} |"))
+    return [cell.strip() for cell in line.strip("| ").split("|")]
+
+
+class TableTest(unittest.TestCase):
+    def test_large_shapes_are_told_as_speeds_and_small_ones_as_times(self):
+        product, layer = report.markdown(document()).split("## The whole layer")
+        large, small = cells(product, "4096 x 4096 x 4096"), cells(product, "1 x 4096 x 14336")
+        self.assertEqual(large[1:6], ["671 T/s", "816 T/s", "1,209 T/s", "1,509 T/s", "1,598 T/s"])
+        self.assertEqual(large[6:], ["CUTLASS", "1.06", ">= 1,510 T/s: met"])
+        self.assertEqual(small[1:6], ["39.1 us", "-", "24.8 us", "26.9 us", "17.0 us"])
+        self.assertEqual(small[6:], ["Triton", "1.46", "<= 16 us: NOT met"])
+        self.assertEqual(cells(layer, "1 x 4096 x 14336")[1:], ["39.1 us", "16.5 us", "torch f16", "2.37", "2.37"])
+
+    def test_ratio_is_the_median_of_the_rounds(self):
+        rows = {"Octile": {"us": 2.0, "times": [1.0, 2.0, 3.0]}, "peer": {"us": 4.0, "times": [2.0, 2.0, 12.0]}}
+        self.assertEqual(report.ratio(rows, "peer"), 2.0)
+
+    def test_without_octile(self):
+        row = cells(report.markdown(document()), "64 x 4096 x 14336")
+        self.assertEqual(row[1:], ["39.1 us", "-", "24.8 us", "26.9 us", "-", "Triton", "-"])
+
+    def test_quantizers_are_told_in_bytes_moved(self):
+        text = report.markdown(document())
+        self.assertEqual(cells(text, "torch copy_, f16")[1:4], ["63.6", "4.22", "1.00"])
+        self.assertEqual(cells(text, "Octile rows")[1:], ["50.0", "4.03", "0.95", "exact"])
+
+    def test_cliff_is_found(self):
+        row = cells(report.markdown(document()), "4096 x 14336 Octile")
+        self.assertEqual(row[2:], ["+30 %, 256 to 257", "skinny, tiles"])
+        self.assertEqual(cells(report.markdown(document()), "4096 x 14336 torch f16")[1], "41.7 at 17, 91.2 at 512")
+
+    def test_names_the_machine_and_how_it_was_measured(self):
+        text = report.markdown(document())
+        for words in (
+            "NVIDIA H200",
+            "580.159.04",
+            "abcdef0",
+            "./dev gpu-peers",
+            "2026-11-21",
+            "40 rounds",
+            "CUTLASS 4.2.0",
+        ):
+            self.assertIn(words, text)
+        for words in ("skipped: cublaslt: OSError", "skipped: x, product: why", "1755 to 1980", "310 to 640"):
+            self.assertIn(words, text)
+
+    def test_nothing_measured(self):
+        empty = document(shapes=[], quantizers=[], sweep=[])
+        self.assertIn("NVIDIA H200", report.markdown(empty))
+        ElementTree.fromstring(chart.draw(empty))
+
+
+class ChartTest(unittest.TestCase):
+    SVG = "{http://www.w3.org/2000/svg}"
+
+    def setUp(self):
+        self.picture = ElementTree.fromstring(chart.draw(document()))
+        self.width, self.height = map(float, self.picture.get("viewBox").split()[2:])
+
+    def test_everything_is_inside(self):
+        for text in self.picture.iter(f"{self.SVG}text"):
+            wide, at = 0.62 * chart.FONT * len(text.text), float(text.get("x"))
+            left = at - {"start": 0, "middle": wide / 2, "end": wide}[text.get("text-anchor")]
+            self.assertGreaterEqual(left, 0, text.text)
+            self.assertLessEqual(left + wide, self.width, text.text)
+            self.assertTrue(chart.FONT <= float(text.get("y")) <= self.height - 4, text.text)
+        points = [(float(c.get("cx")), float(c.get("cy"))) for c in self.picture.iter(f"{self.SVG}circle")]
+        for line in self.picture.iter(f"{self.SVG}polyline"):
+            points += [tuple(map(float, at.split(","))) for at in line.get("points").split()]
+        self.assertTrue(all(0 <= x <= self.width and 0 <= y <= self.height for x, y in points))
+
+    def test_a_dot_lies_where_its_speed_says(self):
+        dots = {}
+        for dot in self.picture.iter(f"{self.SVG}circle"):
+            dots.setdefault(dot.find(f"{self.SVG}title").text, float(dot.get("cx")))  # the first is that of the product
+        left, one = chart.MARGIN + chart.LABELS, dots["torch f16: 671 T/s"]
+        self.assertAlmostEqual((dots["CUTLASS: 1,509 T/s"] - left) / (one - left), 204.8 / 91.1, delta=0.01)
+
+    def test_every_contender_has_one_color(self):
+        fills = {}
+        for dot in self.picture.iter(f"{self.SVG}circle"):
+            if ":" in (name := dot.find(f"{self.SVG}title").text or ""):
+                fills.setdefault(name.split(":")[0], set()).add(dot.get("fill"))
+        self.assertEqual({len(colors) for colors in fills.values()}, {1})
+        self.assertEqual(len(set.union(*fills.values())), len(fills))
+        self.assertEqual(fills["Octile"], {chart.OUR_COLOR})
+
+
+class InterfaceTest(unittest.TestCase):
+    def test_structures_are_those_of_the_header(self):
+        header = re.sub(r"/\*.*?\*/", "", (SOURCE / "include/octile/octile.h").read_text(), flags=re.DOTALL)
+        for ours, name in (
+            (octile_c.Tensor, "octile_tensor"),
+            (octile_c.LinearDescription, "octile_linear_description"),
+            (octile_c.RunArguments, "octile_linear_args"),
+            (octile_c.PackArguments, "octile_linear_pack_args"),
+            (octile_c.QuantizeDescription, "octile_quantize_description"),
+            (octile_c.QuantizeArguments, "octile_quantize_args"),
+        ):
+            body = re.search(rf"typedef struct {{([^}}]*)}} {name};", header).group(1)
+            fields = [re.search(r"(\w+)$", declaration).group(1) for declaration in body.split(";")[:-1]]
+            self.assertEqual([field[0] for field in ours._fields_], fields, name)
+
+
+class CommandTest(unittest.TestCase):
+    def run_script(self, script, *arguments, **environment):
+        command = [sys.executable, "-B", str(PEERS / script), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+
+    def test_render_writes_what_was_measured(self):
+        with tempfile.TemporaryDirectory(prefix="octile-peers-") as scratch:
+            recorded, out = Path(scratch) / "recorded.json", Path(scratch) / "out"
+            recorded.write_text(json.dumps(document()))
+            done = self.run_script("gpu_peers.py", "--render", recorded, "--out", out)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads((out / "gpu_peers.json").read_text()), document())
+            self.assertEqual((out / "gpu_peers.md").read_text(), report.markdown(document()))
+            self.assertEqual((out / "gpu_peers.svg").read_text(), chart.draw(document()))
+
+    def test_wrong_command_lines(self):
+        for arguments in (["--peers", "eigen"], ["--shapes", "4096x4096"], ["--rounds", "0"]):
+            done = self.run_script("gpu_peers.py", *arguments)
+            self.assertEqual(done.returncode, 2, arguments)
+            self.assertIn(arguments[1], done.stderr)
+
+    def test_without_a_compiler_nothing_is_built(self):
+        with tempfile.TemporaryDirectory(prefix="octile-peers-") as scratch:
+            done = self.run_script("gpu/build.py", "--out", scratch, PATH="/nonexistent", CUDACXX="")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("skipped: CUTLASS, cuBLASLt: there is no nvcc", done.stdout)
+
+    def test_tiles_have_names_of_their_own(self):
+        self.assertEqual(len({tile.name for tile in build.TILES}), len(build.TILES))
+
+
+if __name__ == "__main__":
+    unittest.main()
