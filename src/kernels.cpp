@@ -174,7 +174,7 @@ constexpr GemmKernel kGemmKernels[] = {
 #endif
   {"w8a8_gemm_sm80",                    Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_sm80_supports,   cuda::w8a8_gemm_sm80_cost,   none,                            cuda::w8a8_gemm_sm80,   cuda::w8a8_gemm_sm80_prepare},
   {"w8a8_gemm_sm90",                    Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_sm90_supports,   cuda::w8a8_gemm_sm90_cost,   cuda::w8a8_gemm_sm90_workspace,   cuda::w8a8_gemm_sm90,   cuda::w8a8_gemm_sm90_prepare, cuda::w8a8_gemm_sm90_detail},
-  {"w8a8_gemm_skinny_sm90",            Op::w8a8_gemm,              kCuda, cuda::w8a8_skinny_sm90_supports, cuda::w8a8_skinny_sm90_cost, cuda::w8a8_skinny_sm90_workspace, cuda::w8a8_skinny_sm90, cuda::w8a8_skinny_sm90_prepare},
+  {"w8a8_gemm_skinny_sm90",             Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_skinny_sm90_supports, cuda::w8a8_gemm_skinny_sm90_cost, cuda::w8a8_gemm_skinny_sm90_workspace, cuda::w8a8_gemm_skinny_sm90, cuda::w8a8_gemm_skinny_sm90_prepare},
   {"w8a8_linear_sm90",                  Op::w8a8_linear,            kCuda, cuda::w8a8_linear_sm90_supports, cuda::w8a8_linear_sm90_cost, cuda::w8a8_linear_sm90_workspace, cuda::w8a8_linear_sm90, cuda::w8a8_linear_sm90_prepare},
 };
 // clang-format on

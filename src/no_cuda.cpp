@@ -48,11 +48,11 @@ std::size_t w8a8_gemm_sm90_workspace(const GemmProblem&) { return 0; }
 void w8a8_gemm_sm90_prepare(const GemmProblem&) {}
 std::string w8a8_gemm_sm90_detail(const GemmProblem&) { return {}; }
 void w8a8_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
-std::string w8a8_skinny_sm90_supports(const GemmProblem&) { return kReason; }
-Cost w8a8_skinny_sm90_cost(const GemmProblem&) { return {}; }
-std::size_t w8a8_skinny_sm90_workspace(const GemmProblem&) { return 0; }
-void w8a8_skinny_sm90_prepare(const GemmProblem&) {}
-void w8a8_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
+std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem&) { return kReason; }
+Cost w8a8_gemm_skinny_sm90_cost(const GemmProblem&) { return {}; }
+std::size_t w8a8_gemm_skinny_sm90_workspace(const GemmProblem&) { return 0; }
+void w8a8_gemm_skinny_sm90_prepare(const GemmProblem&) {}
+void w8a8_gemm_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
 std::string w8a8_linear_sm90_supports(const GemmProblem&) { return kReason; }
 Cost w8a8_linear_sm90_cost(const GemmProblem&) { return {}; }
 std::size_t w8a8_linear_sm90_workspace(const GemmProblem&) { return 0; }

@@ -339,7 +339,7 @@ constexpr double kStoredBytesPerCycle = 17;  // where stores do not hide behind 
 constexpr double kGridCycles = 5000;         // until the first products, and after the last ones
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 2.9e12;  // where few tiles wait for memory; a guess
-constexpr std::int64_t kBandRows = 2048;  // of an operand, that a band of tiles keeps in the second-level cache
+constexpr std::int64_t kBandRows = 2048;    // of an operand, that a band of tiles keeps in the second-level cache
 
 struct Size {
   std::int64_t m, n, k;

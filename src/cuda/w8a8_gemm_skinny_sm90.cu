@@ -14,7 +14,7 @@
 
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/skinny.cuh"
-#include "message.h"
+#include "cuda/tensor_map.h"
 
 namespace octile::cuda {
 
@@ -319,40 +319,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 namespace {
 
-using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                    const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// Asked of the driver when it is first needed, so that the library loads where there is none.
-EncodeFunction encode_function() {
-  static const EncodeFunction function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result = {};
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result), kName);
-    return reinterpret_cast<EncodeFunction>(found);
-  }();
-  return function;
-}
-
-// Boxes of `rows` rows by kStep bytes of a matrix of s8; zeros outside of it.
-CUtensorMap map_of(const ConstTensor& t, int rows) {
-  CUtensorMap map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.cols()), static_cast<cuuint64_t>(t.rows())};
-  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(t.strides[0])};
-  const cuuint32_t box[] = {kStep, static_cast<cuuint32_t>(rows)};
-  const cuuint32_t steps[] = {1, 1};
-  const CUresult result =
-      encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(t.data), sizes, pitch, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    fail(Status::cuda_error, kName, ": no tensor map for ", t, ": error ", static_cast<int>(result));
-  }
-  return map;
-}
-
-bool mappable(const ConstTensor& t) { return t.strides[0] > 0 && aligned_to_16(t.data, t.strides[0]); }
-
 struct WideShape {
   int tiles, splits, shares;
 };
@@ -401,7 +367,8 @@ void launch_wide(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const int cluster = p.splits * p.shares;
   const unsigned blocks = static_cast<unsigned>((shape.tiles + p.shares - 1) / p.shares * cluster);
   enqueue(kName, wide_kernel<T>, LaunchShape{blocks, kThreads, sizeof(Shared<T>), dim3(static_cast<unsigned>(cluster))},
-          stream, map_of(o.b, kTileRows), map_of(o.a, p.box_tokens), p);
+          stream, tensor_map(kName, o.b, {kTileRows, kStep, true}), tensor_map(kName, o.a, {p.box_tokens, kStep, true}),
+          p);
 }
 
 // Calls body(token blocks) if the first kernel takes it. Up to 8 tokens it is the faster one; up to 32 it is what reads
@@ -436,7 +403,7 @@ double few_seconds(const GemmProblem& p) {
 
 }  // namespace
 
-std::string w8a8_skinny_sm90_supports(const GemmProblem& p) {
+std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.scale != DType::f32) return "has no f64";
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
@@ -448,17 +415,22 @@ std::string w8a8_skinny_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w8a8_skinny_sm90_cost(const GemmProblem& p) {
+Cost w8a8_gemm_skinny_sm90_cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const bool few = p.m <= 8 && fits_skinny<1>(p.m, p.k);
-  return {2 * m * n * k, m * k + n * k + m * n * bits(p.y) / 8, few ? few_seconds(p) : wide_seconds(p)};
+  // Rows that begin anywhere are for the portable kernel.
+  const bool engine_reads = p.k % kBulkAlignment == 0;
+  return {2 * m * n * k, m * k + n * k + m * n * bits(p.y) / 8,
+          few            ? few_seconds(p)
+          : engine_reads ? wide_seconds(p)
+                         : w8a8_gemm_sm80_cost(p).seconds};
 }
 
-std::size_t w8a8_skinny_sm90_workspace(const GemmProblem&) { return 0; }
+std::size_t w8a8_gemm_skinny_sm90_workspace(const GemmProblem&) { return 0; }
 
-void w8a8_skinny_sm90_prepare(const GemmProblem& problem) {
+void w8a8_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
   prepare_skinny<std::int8_t, 1>(kName);
   prepare_skinny<std::int8_t, 2>(kName);
   prepare_skinny<std::int8_t, 4>(kName);
@@ -466,11 +438,11 @@ void w8a8_skinny_sm90_prepare(const GemmProblem& problem) {
   prepare(kName, wide_kernel<Tile<128>>, sizeof(Shared<Tile<128>>));
   prepare(kName, wide_kernel<Tile<192>>, sizeof(Shared<Tile<192>>));
   prepare(kName, wide_kernel<Tile<256>>, sizeof(Shared<Tile<256>>));
-  encode_function();
+  prepare_tensor_maps(kName);
   w8a8_gemm_sm80_prepare(problem);
 }
 
-void w8a8_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void w8a8_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   const std::int64_t tokens = o.a.rows();
   if (tokens == 0 || o.b.rows() == 0) return;
   const Stream stream = launch.stream;
