@@ -234,14 +234,19 @@ std::pair<int, int> default_range(DType q, Mapping mapping) {
 
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> rows;
-  const auto add = [&](const auto& kernel, const auto& any_problem) {
-    rows.push_back(
-        {std::string(kernel.name), std::string(name(kernel.operation)), kernel.device, kernel.supports(any_problem)});
+  // A row can run here if it takes one of these: no row refuses all of them on a machine that it is made for.
+  const auto add = [&](const auto& kernel, auto problem, const auto& other) {
+    problem.device = {kernel.device, 0};
+    std::string reason = kernel.supports(problem);
+    other(problem);
+    if (!reason.empty() && kernel.supports(problem).empty()) reason.clear();
+    rows.push_back({std::string(kernel.name), std::string(name(kernel.operation)), kernel.device, std::move(reason)});
   };
-  for (const auto& kernel : kQuantizeKernels) add(kernel, QuantizeProblem{.device = {kernel.device, 0}});
+  for (const auto& kernel : kQuantizeKernels) {
+    add(kernel, QuantizeProblem{}, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; });
+  }
   for (const auto& kernel : kGemmKernels) {
-    const DType a = kernel.operation == Op::w8a8_linear ? DType::f16 : DType::s8;
-    add(kernel, GemmProblem{.operation = kernel.operation, .a = a, .device = {kernel.device, 0}});
+    add(kernel, GemmProblem{.operation = kernel.operation}, [](GemmProblem& p) { p.a = DType::f16; });
   }
   return rows;
 }

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Everything that shows on a GPU whether its kernels are right, at once: the tests of plans on a GPU, the whole sweep of each
+# row of the kernel table (alone and as a graph), and the quick sweep under compute-sanitizer's memcheck and racecheck.
+#
+# usage: tools/gpu_check.sh OCTILE CUDA_TEST FOLDER
+#
+#   OCTILE     the command, built with OCTILE_CUDA
+#   CUDA_TEST  tests/octile_cuda_test of the same build
+#   FOLDER     for the logs
+#
+# It needs no more than these two files and the CUDA toolkit, so that they can be carried to a machine without the checkout.
+# A line for each part; the last says how many went wrong, and so does the exit status (1).
+set -euo pipefail
+
+[ $# = 3 ] || {
+  sed -n '2,14s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+}
+octile=$1 cuda_test=$2 folder=$3
+mkdir -p "$folder"
+rm -f "$folder"/*.failed
+
+# part NAME SUMMARY COMMAND...: in the background; SUMMARY is what the line to be shown of its log looks like.
+part() {
+  local name=$1 summary=$2
+  shift 2
+  {
+    local status=0
+    timeout 600 "$@" >"$folder/$name.log" 2>&1 </dev/null || status=$?
+    if [ "$status" != 0 ]; then touch "$folder/$name.failed"; fi
+    printf '%-40s exit %-3s %s\n' "$name" "$status" "$(grep -E "$summary" "$folder/$name.log" | tail -n 1)"
+  } &
+}
+
+part tests '^\[  (PASSED|FAILED) ' "$cuda_test"
+rows=$("$octile" info | awk '$3 == "cuda" && $4 != "no:" { print $1 }')
+[ -n "$rows" ] || {
+  "$octile" info | grep -E '^[a-z0-9_]+ +[a-z0-9_]+ +cuda' >&2
+  exit 1
+}
+sanitizer=(compute-sanitizer --error-exitcode 9)
+for row in $rows; do
+  check=("$octile" check --device cuda --kernel "$row")
+  part "sweep.$row" 'passed, [0-9]+ failed' "${check[@]}"
+  part "memcheck.$row" 'ERROR SUMMARY' "${sanitizer[@]}" --tool memcheck "${check[@]}" --quick --no-graph --own-allocations
+  part "racecheck.$row" 'RACECHECK SUMMARY' "${sanitizer[@]}" --tool racecheck "${check[@]}" --quick --no-graph
+done
+wait
+failed=$(find "$folder" -name '*.failed' | wc -l)
+for mark in "$folder"/*.failed; do
+  [ -e "$mark" ] || continue
+  grep -hE -A 4 'FAILED|Invalid|Error: Race|error:' "${mark%.failed}.log" | cut -c 1-240 | head -n 12
+done
+echo "$failed of $((3 * $(wc -w <<<"$rows") + 1)) parts failed; logs in $folder"
+[ "$failed" = 0 ]
