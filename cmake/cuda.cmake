@@ -14,7 +14,7 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
-find_package(CUDAToolkit REQUIRED)
+find_package(CUDAToolkit 12.5 REQUIRED)
 
 # The kernels, compiled for what they can run on: those whose name ends in sm90 use instructions that Hopper alone has.
 macro(octile_add_cuda_objects)

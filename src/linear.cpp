@@ -16,10 +16,6 @@ namespace {
 constexpr std::string_view kSelect = "LinearPlan::select";
 constexpr std::string_view kPack = "LinearPlan::pack";
 
-// Rows of a quantized X in the workspace begin at its multiples: a GPU's bulk copies ask for 16, and a step of 128
-// bytes that straddles two lines of the cache is read as both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
-constexpr std::int64_t kPitch = 128;
-
 struct LinearImpl : Plan::Impl {
   LinearDescription description;
   bool quantizes = false;  // X is float, and the product takes it as s8: two steps
@@ -274,7 +270,7 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
   }
   if (impl.quantizes) {
     impl.add("quantize X", impl.quantize);
-    impl.xq_pitch = (d.k + kPitch - 1) / kPitch * kPitch;
+    impl.xq_pitch = operand_pitch(d.k);
     impl.xq_at = impl.reserve(d.m, impl.xq_pitch, DType::s8);
     impl.x_scale_at = impl.reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
   }

@@ -148,7 +148,7 @@ ProductSteps select_product(LinearBackwardImpl& impl, std::string_view what, con
   if (problem.operation == Operation::w8a8_gemm) {
     steps.quantize = choose(quantize_kernels(), Operation::quantize, dy_problem(d, what == "dX"), kSelect, d.kernel);
     impl.add(message("quantize dY for ", what), *steps.quantize);
-    steps.q_at = impl.reserve(problem.m, problem.k, DType::s8);
+    steps.q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
     steps.scale_at = impl.reserve(1, problem.m, problem.scale);
   }
   steps.gemm = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
@@ -231,7 +231,8 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
     q.x = dy;
     q.multiplier = scale;
     q.seed = run.args.seed;
-    Tensor quantized = matrix(reinterpret_cast<std::int8_t*>(run.memory + steps.q_at), rows, contraction);
+    Tensor quantized =
+        matrix(reinterpret_cast<std::int8_t*>(run.memory + steps.q_at), rows, contraction, operand_pitch(contraction));
     quantized.device = p.device;
     (p.orientation == Orientation::row_major ? q.q : q.q_transposed) = quantized;
     const bool per_row = p.granularity == Granularity::row;

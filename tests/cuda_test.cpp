@@ -326,6 +326,83 @@ TEST_F(Cuda, ATensorOfTheOtherDeviceIsRefused) {
   }
 }
 
+// The second plan wants less of the shared memory that the kernel of the first one wants more of; and each run
+// overwrites what the one before it still reads, unless it waits.
+TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
+  const auto description = [](std::int64_t rows, std::int64_t cols, Granularity granularity, Orientation orientation) {
+    QuantizeDescription d;
+    d.rows = rows;
+    d.cols = cols;
+    d.granularity = granularity;
+    d.orientation = orientation;
+    return d;
+  };
+  const QuantizeDescription all[] = {description(33, 24576, Granularity::row, Orientation::both),
+                                     description(33, 512, Granularity::row, Orientation::both),
+                                     description(20000, 36, Granularity::column, Orientation::both),
+                                     description(100, 36, Granularity::column, Orientation::both),
+                                     description(100, 35, Granularity::column, Orientation::both),
+                                     description(300, 512, Granularity::tensor, Orientation::row_major),
+                                     description(300, 512, Granularity::tensor, Orientation::both),
+                                     description(300, 511, Granularity::tensor, Orientation::both)};
+  std::vector<QuantizePlan> plans;
+  for (QuantizeDescription d : all) {
+    d.device = kGpu;
+    plans.push_back(QuantizePlan::select(d));
+  }
+  const auto args = [](const QuantizeDescription& d, Device device, const auto& x, const auto& q,
+                       const auto& transposed, const auto& scale) {
+    QuantizeArgs a;
+    a.x = on(device, matrix(static_cast<const float*>(x.data()), d.rows, d.cols));
+    if (d.orientation != Orientation::transposed) {
+      a.q = on(device, matrix(const_cast<std::int8_t*>(q.data()), d.rows, d.cols));
+    }
+    if (d.orientation != Orientation::row_major) {
+      a.q_transposed = on(device, matrix(const_cast<std::int8_t*>(transposed.data()), d.cols, d.rows));
+    }
+    const std::int64_t segments[] = {1, d.rows, d.cols};
+    a.scale = on(device, vector(const_cast<float*>(scale.data()), segments[static_cast<int>(d.granularity)]));
+    return a;
+  };
+  std::mt19937 random(9);
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    SCOPED_TRACE(plans[i].explain());
+    const QuantizeDescription& d = all[i];
+    const auto size = static_cast<std::size_t>(d.rows * d.cols);
+    const auto most_segments = static_cast<std::size_t>(std::max(d.rows, d.cols));
+    const bool turned = d.orientation != Orientation::row_major;
+    const QuantizePlan on_cpu = QuantizePlan::select(d);
+    std::vector<std::byte> cpu_memory(on_cpu.workspace_size());
+    const OnGpu<std::byte> memory(plans[i].workspace_size());
+    const SideStream stream;
+    struct Case {
+      std::vector<std::int8_t> q, transposed;
+      OnGpu<float> x, scale;
+      OnGpu<std::int8_t> q_gpu, transposed_gpu;
+    };
+    std::vector<Case> cases;
+    for (int run = 0; run < 8; ++run) {
+      std::normal_distribution<float> normal(0, static_cast<float>(1 << run));
+      std::vector<float> x(size), scale(most_segments);
+      for (float& v : x) v = normal(random);
+      cases.push_back({std::vector<std::int8_t>(size), std::vector<std::int8_t>(turned ? size : 0), OnGpu<float>(x),
+                       OnGpu<float>(most_segments), OnGpu<std::int8_t>(size), OnGpu<std::int8_t>(turned ? size : 0)});
+      Case& c = cases.back();
+      on_cpu.run(args(d, {}, x, c.q, c.transposed, scale), {cpu_memory.data(), cpu_memory.size()});
+    }
+    for (int round = 0; round < 5; ++round) {
+      for (const Case& c : cases) {
+        plans[i].run(args(d, kGpu, c.x, c.q_gpu, c.transposed_gpu, c.scale), {memory.data(), memory.size()}, stream);
+      }
+    }
+    stream.wait();
+    for (const Case& c : cases) {
+      EXPECT_TRUE(c.q_gpu.values() == c.q);
+      EXPECT_TRUE(c.transposed_gpu.values() == c.transposed);
+    }
+  }
+}
+
 // The gradient's scale along the other operand is the plan's own, in host memory.
 TEST_F(Cuda, Int8GradientsEqualTheCpus) {
   constexpr std::int64_t m = 37, n = 48, k = 65;

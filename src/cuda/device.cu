@@ -1,6 +1,7 @@
 // Which GPUs there are, and why not. Runs on machines without a GPU or a driver too: the runtime then says so.
 #include <cuda.h>  // types alone: the library is not linked with the driver
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -162,13 +163,16 @@ bool launched_by_driver(const cudaLaunchConfig_t& c, const void* function, void*
 }  // namespace
 
 void prepare(std::string_view kernel, const void* function, unsigned shared_bytes) {
+  // Plans may want different limits of one kernel: the highest stays, whoever comes last.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   // Asking for the attributes is what loads a kernel.
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, function), kernel);
   constexpr unsigned kWithoutAsking = 48 * 1024;
   if (shared_bytes + attributes.sharedSizeBytes > kWithoutAsking) {
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-          kernel);
+    const int limit = std::max(static_cast<int>(shared_bytes), attributes.maxDynamicSharedSizeBytes);
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, limit), kernel);
   }
   kernel_handles.add(function);
 }

@@ -24,6 +24,11 @@ struct BandShape {
 };
 
 constexpr unsigned kThird = 64 << 10;
+constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with what else they have
+
+// What a part may take. Blocks of more than half a multiprocessor's memory have one each, and 16 neighbours for a
+// cluster are sure to exist where they have been seen: on chips with at least an H200's number.
+unsigned most_shared(Device device) { return properties(device).multiprocessors < 132 ? kHalf : kMostShared; }
 
 // The smallest cluster whose parts leave room for three blocks on a multiprocessor, or as near to that as it goes.
 template <class T>
@@ -102,18 +107,6 @@ void launch_tensor(const QuantizeProblem& p, const QuantizeArguments<T>& a, cons
   enqueue(kTensor, quantize_tensor<T>, shape, launch.stream, a, all, partial, known);
 }
 
-template <class Body>
-auto with_type(DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::f16:
-      return body(__half());
-    case DType::bf16:
-      return body(__nv_bfloat16());
-    default:
-      return body(float());
-  }
-}
-
 }  // namespace
 
 std::string quantize_sm90_supports(const QuantizeProblem& p) {
@@ -129,11 +122,13 @@ std::string quantize_sm90_supports(const QuantizeProblem& p) {
   if (p.granularity == Granularity::row && p.orientation == Orientation::row_major) {
     return "leaves rows in row-major order to quantize_sm80";
   }
-  return with_type(p.x, [&](auto x) -> std::string {
+  return with_narrow_type(p.x, [&](auto x) -> std::string {
     using T = decltype(x);
     if (p.cols % kVectorSize<T> != 0) return "needs columns in whole 16 bytes";
     if (p.rows > 65535 * kBandRows) return "counts bands of 32 rows in 16 bits";
-    if (p.granularity != Granularity::tensor && band_shape<T>(p, p.rows, p.cols).shared > kMostShared) {
+    if (p.granularity == Granularity::tensor) return {};
+    const bool too_wide = p.granularity == Granularity::row && p.cols > 1 << 24;  // to be counted in 32 bits
+    if (too_wide || band_shape<T>(p, p.rows, p.cols).shared > most_shared(p.device)) {
       return "needs a band to fit the shared memory of 16 blocks";
     }
     return {};
@@ -157,7 +152,7 @@ std::size_t quantize_sm90_workspace(const QuantizeProblem& p) {
 
 void quantize_sm90_prepare(const QuantizeProblem& p) {
   quantize_sm80_prepare(p);
-  with_type(p.x, [&](auto x) {
+  with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     if (p.granularity == Granularity::tensor) prepare(kTensor, quantize_tensor<T>, kTensorShared);
     if (p.granularity == Granularity::tensor && p.orientation == Orientation::row_major) return;
@@ -169,7 +164,7 @@ void quantize_sm90_prepare(const QuantizeProblem& p) {
 
 // Tensors that are not aligned to 16 bytes, and whole tensors with gaps between their rows, are the sm80 row's.
 void quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  with_type(p.x, [&](auto x) {
+  with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     const bool aligned = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
     const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());

@@ -40,6 +40,9 @@ __device__ void store_word(std::int8_t* row, std::int64_t at, std::int64_t pitch
   if (at < pitch) *reinterpret_cast<std::uint32_t*>(row + at) = word;
 }
 
+// Of this block. Rows of tiles are counted along y, and what y cannot count along z.
+__device__ std::int64_t row_of_tiles() { return (std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * kTile; }
+
 // Lines of `from` are rows of `to`.
 template <bool aligned>
 __global__ void __launch_bounds__(32 * kWarps) copy_rows(From from, std::int8_t* to, std::int64_t to_pitch) {
@@ -48,7 +51,7 @@ __global__ void __launch_bounds__(32 * kWarps) copy_rows(From from, std::int8_t*
   const int lane = threadIdx.x % 32;
   const std::int64_t at = std::int64_t{blockIdx.x} * kTile + 4 * lane;
   for (int i = threadIdx.x / 32; i < kTile; i += kWarps) {
-    const std::int64_t row = std::int64_t{blockIdx.y} * kTile + i;
+    const std::int64_t row = row_of_tiles() + i;
     if (row < from.lines) store_word(to + row * to_pitch, at, to_pitch, load_word<aligned>(from, row, at));
   }
 }
@@ -61,7 +64,7 @@ __global__ void __launch_bounds__(32 * kWarps) transpose(From from, std::int8_t*
   // Row r of `to` in the tile, word w of it, lies at [r][w ^ r / 4]: neither side meets a bank twice.
   __shared__ std::uint32_t tile[kTile][kWords];
   const int lane = threadIdx.x % 32;
-  const std::int64_t first_row = std::int64_t{blockIdx.y} * kTile;
+  const std::int64_t first_row = row_of_tiles();
   const std::int64_t first_column = std::int64_t{blockIdx.x} * kTile;
   for (int w = threadIdx.x / 32; w < kWords; w += kWarps) {
     std::uint32_t lines[4];
@@ -103,7 +106,9 @@ ConstTensor repack(const ConstTensor& from, std::byte* memory, Stream stream) {
   auto* const out = reinterpret_cast<std::int8_t*>(memory);
   const auto* const in = static_cast<const std::int8_t*>(from.data);
   const auto tiles = [](std::int64_t size) { return static_cast<unsigned>((size + kTile - 1) / kTile); };
-  const LaunchShape shape{{tiles(columns), tiles(rows)}, {32 * kWarps}};
+  constexpr unsigned kMostAlongY = 65535;
+  const unsigned high = std::min(tiles(rows), kMostAlongY);
+  const LaunchShape shape{{tiles(columns), high, (tiles(rows) + high - 1) / high}, {32 * kWarps}};
   if (from.strides[1] == 1) {
     const std::int64_t pitch = from.strides[0];
     enqueue("repack_sm80", words_aligned(from, pitch) ? copy_rows<true> : copy_rows<false>, shape, stream,

@@ -418,14 +418,6 @@ void launch_tile(const GemmOperands& o, int multiprocessors, Stream stream) {
           b, y, arguments);
 }
 
-// Calls body(Y()) with the type that the kernel has for y.
-template <class Body>
-void with_type_of_y(DType y, const Body& body) {
-  if (y == DType::f16) return body(__half());
-  if (y == DType::bf16) return body(__nv_bfloat16());
-  body(float());
-}
-
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
 
 }  // namespace
@@ -480,7 +472,7 @@ std::size_t w8a8_gemm_sm90_workspace(const GemmProblem& p) {
 
 void w8a8_gemm_sm90_prepare(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  with_type_of_y(problem.y, [&]<class Y>(Y) {
+  with_narrow_type(problem.y, [&]<class Y>(Y) {
     for_each_tile([&]<class T>(const Measured<T>&) { prepare(kName, w8a8_gemm_kernel<T, Y>, sizeof(Shared<T, Y>)); });
   });
   prepare_repack();
@@ -503,7 +495,7 @@ void w8a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& operands, co
   }
   if (!b_as_it_is) o.b = repack(o.b, room, launch.stream);
   const int multiprocessors = properties(problem.device).multiprocessors;
-  with_type_of_y(problem.y, [&]<class Y>(Y) {
+  with_narrow_type(problem.y, [&]<class Y>(Y) {
     with_best_tile(size, problem.y, multiprocessors,
                    [&]<class T>(const Measured<T>&) { launch_tile<T, Y>(o, multiprocessors, launch.stream); });
   });

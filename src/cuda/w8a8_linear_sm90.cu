@@ -17,18 +17,6 @@ namespace {
 constexpr std::string_view kName = "w8a8_linear_sm90";
 constexpr int kMostTokens = 16;
 
-template <class Body>
-void with_source(DType a, const Body& body) {
-  switch (a) {
-    case DType::f16:
-      return body(__half());
-    case DType::bf16:
-      return body(__nv_bfloat16());
-    default:
-      return body(float());
-  }
-}
-
 }  // namespace
 
 std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
@@ -60,7 +48,7 @@ Cost w8a8_linear_sm90_cost(const GemmProblem& p) {
 std::size_t w8a8_linear_sm90_workspace(const GemmProblem&) { return 0; }
 
 void w8a8_linear_sm90_prepare(const GemmProblem& p) {
-  with_source(p.a, [&](auto source) {
+  with_narrow_type(p.a, [&](auto source) {
     prepare_skinny<decltype(source), 1>(kName);
     prepare_skinny<decltype(source), 2>(kName);
   });
@@ -69,7 +57,7 @@ void w8a8_linear_sm90_prepare(const GemmProblem& p) {
 void w8a8_linear_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   SkinnyProduct p = skinny_product(problem, o);
   if (p.x.count == 0 || p.rows == 0) return;
-  with_source(problem.a, [&](auto source) {
+  with_narrow_type(problem.a, [&](auto source) {
     p.x.count <= 8 ? launch_skinny<decltype(source), 1>(kName, p, problem, launch.stream)
                    : launch_skinny<decltype(source), 2>(kName, p, problem, launch.stream);
   });

@@ -89,19 +89,23 @@ __device__ void store_vector(T* p, const Vector<T>& v, int count, bool aligned) 
   }
 }
 
-// Calls body(T()) with the type of `dtype`.
+// Calls body(T()) with the type of `dtype`, which is not f64.
 template <class Body>
-auto with_float_type(DType dtype, const Body& body) {
+auto with_narrow_type(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::f16:
       return body(__half());
     case DType::bf16:
       return body(__nv_bfloat16());
-    case DType::f64:
-      return body(double());
     default:
       return body(float());
   }
+}
+
+// Calls body(T()) with the type of `dtype`.
+template <class Body>
+auto with_float_type(DType dtype, const Body& body) {
+  return dtype == DType::f64 ? body(double()) : with_narrow_type(dtype, body);
 }
 
 }  // namespace octile::cuda
