@@ -132,6 +132,10 @@ std::vector<Case> ordinary_cases(Operation operation) {
     case Operation::fake_quantize:
     case Operation::fake_quantize_backward:
       return QuantizerCases(operation).all();
+    case Operation::gradient_quantize:
+    case Operation::w8a16_gemm:
+    case Operation::column_sum:
+      return linear_backward_cases(operation);
     case Operation::w8a8_linear: {
       std::vector<Case> all = w8a8_cases();
       std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
@@ -147,9 +151,6 @@ std::vector<Case> ordinary_cases(Operation operation) {
       return w4a16_cases();
     case Operation::w4a8_gemm:
       return w4a8_cases();
-    case Operation::w8a16_gemm:
-    case Operation::column_sum:
-      return linear_backward_cases(operation);
   }
   throw std::runtime_error(message("no cases for operation ", static_cast<int>(operation)));
 }
@@ -166,6 +167,7 @@ std::vector<Case> cases(Operation operation, DeviceType device, bool quick) {
   if (device == DeviceType::cuda) {
     const std::vector<Case> large = large_cases(operation);
     list.insert(list.end(), large.begin(), large.end());
+    for (Case& c : list) std::visit([](CaseBase& base) { base.narrow_products = true; }, c);
   }
   if (quick) {
     // 11 is prime to every period of the loops above, so that the sample meets every option.

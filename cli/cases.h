@@ -37,10 +37,12 @@ struct CaseBase {
   Data data = Data::normal;
   // Too long for the oracle: what is expected comes from the CPU's fastest rows, which `octile check` compares with it.
   bool large = false;
+  // A dequantized weight may be rounded to the type of a 16-bit operand: matrix units take both in one type.
+  bool narrow_products = false;
 };
 
 struct QuantizerCase : CaseBase {
-  Operation operation = Operation::quantize;  // one of the six of the quantizer family
+  Operation operation = Operation::quantize;  // one of the first six
   QuantizeDescription description;
   bool scale_out = true;  // quantize with given scales: `scale` is asked for too
 };

@@ -206,6 +206,7 @@ class LinearBackwardCases {
 
   bool exercises(const LinearBackwardDescription& d) const {
     if (operation_ == Operation::column_sum) return d.db;
+    if (operation_ == Operation::gradient_quantize) return d.dx == Product::int8 && d.dw == Product::int8;
     const Product wanted = operation_ == Operation::w8a8_gemm ? Product::int8 : Product::dequantized;
     return d.dx == wanted || d.dw == wanted;
   }
@@ -229,6 +230,7 @@ class LinearBackwardCases {
                 d.x_transposed = x_transposed;
                 d.dw_dtype.reset();
                 if (dw_f32) d.dw_dtype = DType::f32;
+                d.dw_accumulate = dw && (dw_f32 || !narrow) && turn_.pick(kBools);
                 d.rounding = rounding;
                 add(d, turn_.pick(kSmall));
               }
@@ -247,7 +249,9 @@ class LinearBackwardCases {
       d.db = turn_.pick(kBools);
     } while (!exercises(d));
     d.dy = turn_.pick(kFloats);
-    if (d.dy < DType::f32 && turn_.pick(kBools)) d.dw_dtype = DType::f32;
+    const bool narrow = d.dy == DType::f16 || d.dy == DType::bf16;
+    if (narrow && turn_.pick(kBools)) d.dw_dtype = DType::f32;
+    d.dw_accumulate = d.dw != Product::none && (!narrow || d.dw_dtype) && turn_.pick(kBools);
     d.activation = turn_.pick(kActivations);
     d.x_transposed = turn_.pick(kBools);
     d.weight = turn_.pick(kWeights);

@@ -112,7 +112,7 @@ class Check {
       Row& row = rows_.emplace_back(Row{info});
       if (const std::optional<Operation> operation = operation_named(info.operation)) {
         operations_[*operation].push_back(&row);
-        row.sums_in_float = *operation > Operation::w8a8_gemm;
+        row.sums_in_float = *operation > Operation::w8a8_gemm || *operation == Operation::gradient_quantize;
       } else {
         fail_row(row, "no case", message("nothing exercises operation ", info.operation));
       }

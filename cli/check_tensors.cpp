@@ -245,12 +245,20 @@ Tensor Tensors::output(std::string name, DType dtype, Size size) {
   output->bytes.assign(p.size + 2 * kGuard, kCanary);
   output->view = p.view;
   output->view.data = output->bytes.data() + kGuard + p.offset;
+  output->first = output->bytes;
   outputs_.push_back(std::move(output));
   return outputs_.back()->view;
 }
 
+Tensor Tensors::output_with_floats(std::string name, DType dtype, Size size) {
+  const Tensor view = output(std::move(name), dtype, size);
+  for_each(view, [&](std::int64_t r, std::int64_t c) { store_float(view, r, c, float_value(dtype, r, c)); });
+  outputs_.back()->first = outputs_.back()->bytes;
+  return view;
+}
+
 void Tensors::spoil() {
-  for (auto& output : outputs_) std::fill(output->bytes.begin(), output->bytes.end(), kCanary);
+  for (auto& output : outputs_) std::copy(output->first.begin(), output->first.end(), output->bytes.begin());
 }
 
 void Tensors::keep_expected() {

@@ -36,6 +36,7 @@ class Tensors {
   ConstTensor scales(DType dtype, Size size, double typical);              // positive and finite
   ConstTensor computed_scales(DType dtype, Size size, double typical);     // the same, and NaN in poisoned data
   Tensor output(std::string name, DType dtype, Size size);
+  Tensor output_with_floats(std::string name, DType dtype, Size size);  // what a run adds to
 
   // Data::huge stays so small that a float sum of it cannot overflow. Before the inputs are made.
   void keep_sums_finite() { sums_finite_ = true; }
@@ -43,7 +44,7 @@ class Tensors {
   double typical_scale(DType dtype, int q_max) const;
   std::uint64_t random() { return random_(); }
 
-  // Fills all outputs with the canary.
+  // Fills all outputs with the canary, or with what they held at first.
   void spoil();
   // What lies in the outputs now is what is expected from now on.
   void keep_expected();
@@ -81,6 +82,7 @@ class Tensors {
   struct Output {
     std::string name;
     std::vector<std::byte> bytes;
+    std::vector<std::byte> first;
     std::vector<std::byte> expected;
     Tensor view;
     std::vector<double> error;

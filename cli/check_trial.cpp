@@ -350,8 +350,26 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   return {tensors, runner<LinearPlan>(tensors, d, args)};
 }
 
+// What more may be lost where an integer times its scale is rounded to a 16-bit type before it is multiplied: the scale
+// and the product are rounded once each, unit roundoff u. `reach` is the sum of the other operand's magnitudes times
+// the largest scale: in f16, scales are taken relative to a power of two that puts the largest into [256, 512), where
+// what falls below the normal numbers is off by at most half of 2^-24, that is 2^-33 of the largest scale.
+double narrow_error(const LinearBackwardCase& c, double magnitude, double reach) {
+  const DType dy = c.description.dy;
+  if (!c.narrow_products || (dy != DType::f16 && dy != DType::bf16)) return 0;
+  const double u = dy == DType::f16 ? 0x1p-11 : 0x1p-8;
+  return (2 * u + u * u) * magnitude + (dy == DType::f16 ? 0x1p-33 * reach : 0);
+}
+
+double largest(const ConstTensor& scales) {
+  double most = 0;
+  for (std::int64_t i = 0; i < scales.rows(); ++i) most = std::max(most, std::abs(load<double>(scales, i)));
+  return most;
+}
+
 // The bounds of the products that are summed in float; the others are bit for bit.
-void bound_backward(Tensors& tensors, const LinearBackwardDescription& d, const LinearBackwardArgs& args) {
+void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearBackwardArgs& args) {
+  const LinearBackwardDescription& d = c.description;
   const std::int64_t m = args.dy.rows();
   const bool out_in = d.weight_layout == WeightLayout::out_in;
   const DType real = scale_type(d.dy);
@@ -363,7 +381,11 @@ void bound_backward(Tensors& tensors, const LinearBackwardDescription& d, const 
       return q * load<double>(args.weight_scale, per_channel ? j : 0);
     });
     const Magnitudes sum = product(dy, w);
-    tensors.set_bound("dx", [&](std::int64_t i, std::int64_t k) { return sum_error(real, d.n, sum.at(i, k)); });
+    const double scale = largest(args.weight_scale);
+    const Magnitudes reach = product(dy, Magnitudes(d.n, 1, [&](auto, auto) { return scale; }));
+    tensors.set_bound("dx", [&](std::int64_t i, std::int64_t k) {
+      return sum_error(real, d.n, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0));
+    });
   }
   const Magnitudes dy_t(d.n, m, [&](std::int64_t j, std::int64_t i) { return load<double>(args.dy, i, j); });
   if (d.dw == Product::dequantized) {
@@ -373,8 +395,13 @@ void bound_backward(Tensors& tensors, const LinearBackwardDescription& d, const 
       return (d.x_transposed ? load_integer(args.x, k, i) : load_integer(args.x, i, k)) * s;
     });
     const Magnitudes sum = product(dy_t, x);
-    tensors.set_bound(
-        "dw", [&](std::int64_t r, std::int64_t c) { return sum_error(real, m, out_in ? sum.at(r, c) : sum.at(c, r)); });
+    const double scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
+    const Magnitudes reach = product(dy_t, Magnitudes(m, 1, [&](auto, auto) { return scale; }));
+    const std::int64_t terms = m + (d.dw_accumulate ? 2 : 0);  // both round the product before it is added
+    tensors.set_bound("dw", [&](std::int64_t r, std::int64_t col) {
+      const double magnitude = out_in ? sum.at(r, col) : sum.at(col, r);
+      return sum_error(real, terms, magnitude) + narrow_error(c, magnitude, reach.at(out_in ? r : col, 0));
+    });
   }
   if (d.db) {
     const Magnitudes sum = product(dy_t, Magnitudes(m, 1, [](std::int64_t, std::int64_t) { return 1; }));
@@ -403,12 +430,14 @@ Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
       const std::int64_t scales = d.activation == Activation::dynamic_per_token ? c.rows : 1;
       args.x_scale = tensors->computed_scales(real, {scales}, 0.02);
     }
-    args.dw = tensors->output("dw", d.dw_dtype.value_or(d.dy), weight_size);
+    const DType dw = d.dw_dtype.value_or(d.dy);
+    args.dw =
+        d.dw_accumulate ? tensors->output_with_floats("dw", dw, weight_size) : tensors->output("dw", dw, weight_size);
   }
   if (d.db) args.db = tensors->output("db", d.dy, {d.n});
 
   expect<LinearBackwardPlan>(*tensors, c, d, args, oracle::linear_backward);
-  bound_backward(*tensors, d, args);
+  bound_backward(*tensors, c, args);
   return {tensors, runner<LinearBackwardPlan>(tensors, d, args)};
 }
 

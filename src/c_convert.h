@@ -265,7 +265,7 @@ inline LinearBackwardDescription convert(std::string_view function, const octile
   in.choice(d.rounding, "rounding", c.rounding);
   d.device = in.device("the description", c.device);
   d.threads = c.threads;
-  in.reserved(c.reserved);
+  d.dw_accumulate = in.boolean("dw_accumulate", c.dw_accumulate);
   d.kernel = text(c.kernel);
   return d;
 }

@@ -50,6 +50,8 @@ Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_
 // What one core reaches, on a Zen 5 at 4 GHz where nothing else is said (docs/notes/cpu.md). They have to rank the rows
 // and to give explain() its order of magnitude.
 Cost reference_quantize(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); }
+// As slow as its parts, and never chosen unless it is asked for.
+Cost reference_gradient(const QuantizeProblem& p) { return quantize_cost(p, 0.05e9); }
 Cost reference_gemm(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
 
 #if !OCTILE_SCALAR
@@ -130,6 +132,7 @@ constexpr QuantizeKernel kQuantizeKernels[] = {
   {"dequantize_backward_reference",     Op::dequantize_backward,    kCpu, always, reference_quantize, none,                                  reference::dequantize_backward},
   {"fake_quantize_reference",           Op::fake_quantize,          kCpu, always, reference_quantize, none,                                  reference::fake_quantize},
   {"fake_quantize_backward_reference",  Op::fake_quantize_backward, kCpu, always, reference_quantize, none,                                  reference::fake_quantize_backward},
+  {"gradient_quantize_reference",       Op::gradient_quantize,      kCpu, always, reference_gradient, none,                                  reference::gradient_quantize},
 #if !OCTILE_SCALAR
   {"quantize_portable",                 Op::quantize,               kCpu, always, portable_quantize,  cpu::quantize_portable_workspace,      cpu::quantize_portable},
   {"dequantize_portable",               Op::dequantize,             kCpu, always, portable_quantize,  none,                                  cpu::dequantize_portable},
@@ -185,10 +188,10 @@ std::span<const QuantizeKernel> quantize_kernels() { return kQuantizeKernels; }
 std::span<const GemmKernel> gemm_kernels() { return kGemmKernels; }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 12> kNames = {"quantize",          "dequantize",
+  static constexpr std::array<std::string_view, 13> kNames = {"quantize",          "dequantize",
                                                               "quantize_backward", "dequantize_backward",
                                                               "fake_quantize",     "fake_quantize_backward",
-                                                              "w8a8_linear",       "w8a8_gemm",
+                                                              "gradient_quantize", "w8a8_linear",       "w8a8_gemm",
                                                               "w8a16_gemm",        "w4a16_gemm",
                                                               "w4a8_gemm",         "column_sum"};
   return kNames[static_cast<std::size_t>(operation)];

@@ -24,13 +24,14 @@ enum class Operation : std::uint8_t {
   dequantize_backward,
   fake_quantize,
   fake_quantize_backward,
-  w8a8_linear,  // a is float: quantized per row to s8 and a scale, as quantize does, and then w8a8_gemm
-  w8a8_gemm,    // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
-  w8a16_gemm,   // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
-  w4a16_gemm,   // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
-  w4a8_gemm,    // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t)
-                // from t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
-  column_sum,   // y[0, j] = sum_i a[i, j]
+  gradient_quantize,  // both quantizers of dY and its column sums at once: QuantizeOperands
+  w8a8_linear,        // a is float: quantized per row to s8 and a scale, as quantize does, and then w8a8_gemm
+  w8a8_gemm,          // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
+  w8a16_gemm,         // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
+  w4a16_gemm,         // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
+  w4a8_gemm,   // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t)
+               // from t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
+  column_sum,  // y[0, j] = sum_i a[i, j]
 };
 
 std::string_view name(Operation operation);
@@ -61,18 +62,23 @@ std::pair<int, int> default_range(DType q, Mapping mapping);
 
 // What a quantizer kernel is given. A kernel takes its sizes from x (dequantize: from q), not from the problem, whose
 // rows are a maximum. All of it has been checked.
+//
+// gradient_quantize: x is dY. q and scale are the rows of x[r, c] * multiplier[c] quantized, q_transposed and
+// column_scale its columns of x[r, c] * row_multiplier[r]; y (cols), in x's type, the column sums of x, may be absent.
 struct QuantizeOperands {
-  ConstTensor x = {};            // (rows, cols): quantize, fake quantize, and the straight-through backwards
-  ConstTensor q_in = {};         // dequantize
-  ConstTensor dy = {};           // the backwards
-  ConstTensor multiplier = {};   // (cols) or (rows); its stride may be 0, and then it may be a plan's own, on the CPU
-  Scales given_scale = {};       // scale_type(x)
-  Scales given_zero_point = {};  // s32
-  Scales scale = {};             // out, may be absent
-  Scales zero_point = {};        // out, may be absent
-  Tensor q = {};                 // out, (rows, cols), may be absent
-  Tensor q_transposed = {};      // out, (cols, rows), may be absent
-  Tensor y = {};                 // out: x of dequantize, y of fake quantize, dx or dq of the backwards
+  ConstTensor x = {};           // (rows, cols): quantize, fake quantize, and the straight-through backwards
+  ConstTensor q_in = {};        // dequantize
+  ConstTensor dy = {};          // the backwards
+  ConstTensor multiplier = {};  // (cols) or (rows); its stride may be 0, and then it may be a plan's own, on the CPU
+  ConstTensor row_multiplier = {};  // gradient_quantize: (rows), likewise
+  Scales given_scale = {};          // scale_type(x)
+  Scales given_zero_point = {};     // s32
+  Scales scale = {};                // out, may be absent
+  Scales column_scale = {};         // out, gradient_quantize
+  Scales zero_point = {};           // out, may be absent
+  Tensor q = {};                    // out, (rows, cols), may be absent
+  Tensor q_transposed = {};         // out, (cols, rows), may be absent
+  Tensor y = {};                    // out: x of dequantize, y of fake quantize, dx or dq of the backwards
   std::uint64_t seed = 0;
 };
 
@@ -95,6 +101,7 @@ struct GemmProblem {
   bool zero_point = false;             // w4a16, w4a8
   bool b_packed = false;               // b is the plan's packed weight: packed_weight.h
   bool bias = false;
+  bool accumulate = false;  // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
   bool dynamic = true;      // w8a8_linear: the scale of a row is computed; otherwise a_scale is one given value
   bool multiplier = false;  // w8a8_linear: a is multiplied by c_scale, per column, before it is quantized
   Device device = {};
@@ -156,6 +163,7 @@ void quantize_backward(const QuantizeProblem&, const QuantizeOperands&, const La
 void dequantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
 void fake_quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
 void fake_quantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
+void gradient_quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
 void w8a8_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
 void w8a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
 void w4a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);

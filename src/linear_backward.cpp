@@ -3,6 +3,8 @@
 //   dX (M, K)  dequantized: dY * diag(s_w) * Wq         int8: quantize rows of dY * diag(s_w), then q1 * Wq
 //   dW (N, K)  dequantized: dY^T * diag(s_x) * Xq       int8: quantize columns of diag(s_x) * dY, then q2^T * Xq
 //   dB (N)     the column sums of dY
+//
+// Where both products are int8, one step may do both quantizers and dB: gradient_quantize.
 #include <algorithm>
 #include <optional>
 
@@ -17,7 +19,7 @@ namespace {
 
 constexpr std::string_view kSelect = "LinearBackwardPlan::select";
 
-// One of dX and dW: the product, before it dY's quantizer if the product is int8.
+// One of dX and dW: the product, before it dY's quantizer if the product is int8 and no other step does it.
 struct ProductSteps {
   std::optional<QuantizeStep> quantize;
   GemmStep gemm;
@@ -29,6 +31,7 @@ struct LinearBackwardImpl : Plan::Impl {
   LinearBackwardDescription description;
   StaticScale static_scale;
   StaticScale one;
+  std::optional<QuantizeStep> gradient;  // in place of both quantizers, and of db
   std::optional<ProductSteps> dx;
   std::optional<ProductSteps> dw;
   std::optional<GemmStep> db;
@@ -65,6 +68,10 @@ void check(const LinearBackwardDescription& d) {
   if (dw_dtype(d) != d.dy && (dw_dtype(d) != DType::f32 || d.dy == DType::f64)) {
     fail(Status::unsupported, kSelect, ": dw_dtype = ", dw_dtype(d), " with dy = ", d.dy,
          ", expected dy's, or f32 for a 16-bit dy");
+  }
+  if (d.dw_accumulate && (d.dw == Product::none || dw_dtype(d) != scale_type(d.dy))) {
+    fail(Status::unsupported, kSelect, ": dw_accumulate with dw = ", name(d.dw), ", dw_dtype = ", dw_dtype(d),
+         ", expected a dW of ", scale_type(d.dy));
   }
   if (d.weight == WeightFormat::s4_group) fail(Status::unsupported, kSelect, ": weight = s4_group, expected s8");
   if (d.dw != Product::none && d.activation == Activation::none) {
@@ -112,6 +119,7 @@ GemmProblem dw_problem(const LinearBackwardDescription& d) {
   p.a_major = d.dw == Product::int8 ? Major::contraction : Major::outer;
   p.b_major = d.x_transposed ? Major::contraction : Major::outer;
   p.y_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
+  p.accumulate = d.dw_accumulate;
   return p;
 }
 
@@ -125,15 +133,13 @@ GemmProblem db_problem(const LinearBackwardDescription& d) {
   return p;
 }
 
-// dY with the scale along the contraction folded in: per row for dX, per column and transposed for dW.
-QuantizeProblem dy_problem(const LinearBackwardDescription& d, bool for_dx) {
+// dY as it is quantized, whichever way.
+QuantizeProblem gradient_problem(const LinearBackwardDescription& d) {
   QuantizeProblem p;
   p.rows = d.m;
   p.cols = d.n;
   p.x = d.dy;
-  p.granularity = for_dx ? Granularity::row : Granularity::column;
-  p.orientation = for_dx ? Orientation::row_major : Orientation::transposed;
-  p.multiplier = for_dx ? Multiplier::per_column : Multiplier::per_row;
+  p.orientation = Orientation::both;
   p.rounding = d.rounding;
   p.q_min = -127;
   p.q_max = 127;
@@ -142,18 +148,74 @@ QuantizeProblem dy_problem(const LinearBackwardDescription& d, bool for_dx) {
   return p;
 }
 
-ProductSteps select_product(LinearBackwardImpl& impl, std::string_view what, const GemmProblem& problem) {
+// dY with the scale along the contraction folded in: per row for dX, per column and transposed for dW.
+QuantizeProblem dy_problem(const LinearBackwardDescription& d, bool for_dx) {
+  QuantizeProblem p = gradient_problem(d);
+  p.granularity = for_dx ? Granularity::row : Granularity::column;
+  p.orientation = for_dx ? Orientation::row_major : Orientation::transposed;
+  p.multiplier = for_dx ? Multiplier::per_column : Multiplier::per_row;
+  return p;
+}
+
+void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps, const GemmProblem& problem) {
   const LinearBackwardDescription& d = impl.description;
-  ProductSteps steps;
+  steps.emplace();
   if (problem.operation == Operation::w8a8_gemm) {
-    steps.quantize = choose(quantize_kernels(), Operation::quantize, dy_problem(d, what == "dX"), kSelect, d.kernel);
-    impl.add(message("quantize dY for ", what), *steps.quantize);
-    steps.q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
-    steps.scale_at = impl.reserve(1, problem.m, problem.scale);
+    steps->quantize =
+        choose(quantize_kernels(), Operation::quantize, dy_problem(d, &steps == &impl.dx), kSelect, d.kernel);
+    steps->q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
+    steps->scale_at = impl.reserve(1, problem.m, problem.scale);
   }
-  steps.gemm = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
-  impl.add(what, steps.gemm);
-  return steps;
+  steps->gemm = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
+}
+
+// Both quantizers and dB as one step, where that is expected to be faster, or was asked for by name.
+void select_gradient(LinearBackwardImpl& impl) {
+  const LinearBackwardDescription& d = impl.description;
+  if (d.dx != Product::int8 || d.dw != Product::int8) return;
+  constexpr Operation kOperation = Operation::gradient_quantize;
+  const bool named = restricts(quantize_kernels(), kOperation, d.kernel);
+  // A wish for one of the steps that it would replace.
+  if (!named && (restricts(quantize_kernels(), Operation::quantize, d.kernel) ||
+                 (d.db && restricts(gemm_kernels(), Operation::column_sum, d.kernel)))) {
+    return;
+  }
+  const QuantizeProblem problem = gradient_problem(d);
+  auto gradient = named ? choose(quantize_kernels(), kOperation, problem, kSelect, d.kernel)
+                        : ask(quantize_kernels(), kOperation, problem, d.kernel);
+  const double apart =
+      impl.dx->quantize->cost.seconds + impl.dw->quantize->cost.seconds + (impl.db ? impl.db->cost.seconds : 0);
+  if (!named && (!gradient.kernel || gradient.cost.seconds >= apart)) {
+    impl.explanation += "dY in one step: no\n" + gradient.refused;
+    if (gradient.kernel) {
+      impl.explanation +=
+          message("  not ", gradient.kernel->name, ": expected ", milliseconds(gradient.cost.seconds), "\n");
+    }
+    return;
+  }
+  impl.gradient = std::move(gradient);
+  impl.dx->quantize.reset();
+  impl.dw->quantize.reset();
+  impl.db.reset();
+}
+
+// Takes the chosen steps into the plan, in the order in which they run.
+void add_steps(LinearBackwardImpl& impl) {
+  const auto add = [&](std::string_view what, const auto& step) {
+    impl.add(what, step);
+    impl.reserve_scratch(step.workspace);
+  };
+  if (impl.gradient)
+    add(impl.description.db ? "quantize dY for dX and dW, and dB" : "quantize dY for dX and dW", *impl.gradient);
+  if (impl.dx) {
+    if (impl.dx->quantize) add("quantize dY for dX", *impl.dx->quantize);
+    add("dX", impl.dx->gemm);
+  }
+  if (impl.dw) {
+    if (impl.dw->quantize) add("quantize dY for dW", *impl.dw->quantize);
+    add("dW", impl.dw->gemm);
+  }
+  if (impl.db) add("dB", *impl.db);
 }
 
 struct Bound {
@@ -210,37 +272,72 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
 struct Run {
   const LinearBackwardImpl& impl;
   const LinearBackwardArgs& args;
+  const Bound& bound;
   std::byte* memory;
   Stream stream;
+
+  // dY quantized for a product of `rows` rows, and its scales.
+  Tensor quantized(const ProductSteps& steps, std::int64_t rows, std::int64_t contraction) const {
+    auto* const data = reinterpret_cast<std::int8_t*>(memory + steps.q_at);
+    return on(impl.description.device, matrix(data, rows, contraction, operand_pitch(contraction)));
+  }
+  void* scales(const ProductSteps& steps) const { return memory + steps.scale_at; }
 };
+
+// The scales of rows, and of the columns of a matrix.
+Scales row_scales(void* data, std::int64_t cols) { return {data, 1, 0, cols}; }
+Scales column_scales(void* data) { return {data, 0, 1, 1}; }
+
+// q1, q2 transposed and dB from one dY.
+void run_gradient(const Run& run) {
+  const LinearBackwardImpl& impl = run.impl;
+  const Bound& b = run.bound;
+  const std::int64_t m = b.dy.rows();
+  const std::int64_t n = b.dy.cols();
+  if (m == 0 || n == 0) return;
+  QuantizeOperands q;
+  q.x = b.dy;
+  q.multiplier = b.weight_scale;
+  q.row_multiplier = b.x_scale;
+  q.q = run.quantized(*impl.dx, m, n);
+  q.scale = row_scales(run.scales(*impl.dx), n);
+  q.q_transposed = run.quantized(*impl.dw, n, m);
+  q.column_scale = column_scales(run.scales(*impl.dw));
+  q.y = b.db;
+  q.seed = run.args.seed;
+  launch(impl, *impl.gradient, q, run.memory, run.stream);
+}
 
 // y (rows, k) = dY-side (rows, contraction) * b^T, where `scale` lies along the contraction.
 void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& dy, const ConstTensor& scale,
                  GemmOperands o) {
   const LinearBackwardImpl& impl = run.impl;
+  const GemmProblem& problem = steps.gemm.problem;
   const std::int64_t rows = o.y.rows();
   const std::int64_t contraction = o.b.cols();
   if (rows == 0 || o.y.cols() == 0) return;
-  if (contraction == 0) return write_empty_sum(o, steps.gemm.problem.device, run.stream);
-  if (!steps.quantize) {
-    o.a = steps.gemm.problem.a_major == Major::contraction ? dy : transposed(dy);
+  if (contraction == 0) {
+    if (!problem.accumulate) write_empty_sum(o, problem.device, run.stream);
+    return;
+  }
+  if (problem.operation != Operation::w8a8_gemm) {
+    o.a = problem.a_major == Major::contraction ? dy : transposed(dy);
     o.c_scale = scale;
   } else {
-    const QuantizeProblem& p = steps.quantize->problem;
-    QuantizeOperands q;
-    q.x = dy;
-    q.multiplier = scale;
-    q.seed = run.args.seed;
-    Tensor quantized =
-        matrix(reinterpret_cast<std::int8_t*>(run.memory + steps.q_at), rows, contraction, operand_pitch(contraction));
-    quantized.device = p.device;
-    (p.orientation == Orientation::row_major ? q.q : q.q_transposed) = quantized;
-    const bool per_row = p.granularity == Granularity::row;
-    q.scale = {run.memory + steps.scale_at, per_row ? 1 : 0, per_row ? 0 : 1, per_row ? dy.cols() : 1};
-    launch(impl, *steps.quantize, q, run.memory, run.stream);
+    const Tensor quantized = run.quantized(steps, rows, contraction);
+    if (steps.quantize) {
+      const bool per_row = steps.quantize->problem.granularity == Granularity::row;
+      QuantizeOperands q;
+      q.x = dy;
+      q.multiplier = scale;
+      q.seed = run.args.seed;
+      (per_row ? q.q : q.q_transposed) = quantized;
+      q.scale = per_row ? row_scales(run.scales(steps), contraction) : column_scales(run.scales(steps));
+      launch(impl, *steps.quantize, q, run.memory, run.stream);
+    }
     o.a = quantized;
-    o.a_scale = on(p.device, scale_vector(run.memory + steps.scale_at, scale_type(p.x), rows, 1));
-    o.b_scale = scale_vector(impl.one.data(), scale_type(p.x), o.y.cols(), 0);
+    o.a_scale = on(problem.device, scale_vector(run.scales(steps), problem.scale, rows, 1));
+    o.b_scale = scale_vector(impl.one.data(), problem.scale, o.y.cols(), 0);
   }
   launch(impl, steps.gemm, o, run.memory, run.stream);
 }
@@ -257,18 +354,11 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
   impl->explanation = message("linear backward ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), dY ", d.dy, ", dX ",
                               name(d.dx), ", dW ", name(d.dw), " ", dw_dtype(d), ", dB ", d.db ? "yes" : "no",
                               ", weight ", name(d.weight), " ", name(d.weight_layout), ", on ", d.device, "\n");
-  if (d.dx != Product::none) impl->dx = select_product(*impl, "dX", dx_problem(d));
-  if (d.dw != Product::none) impl->dw = select_product(*impl, "dW", dw_problem(d));
-  if (d.db) {
-    impl->db = choose(gemm_kernels(), Operation::column_sum, db_problem(d), kSelect, d.kernel);
-    impl->add("dB", *impl->db);
-    impl->reserve_scratch(impl->db->workspace);
-  }
-  for (const auto* product : {&impl->dx, &impl->dw}) {
-    if (!*product) continue;
-    if ((*product)->quantize) impl->reserve_scratch((*product)->quantize->workspace);
-    impl->reserve_scratch((*product)->gemm.workspace);
-  }
+  if (d.dx != Product::none) select_product(*impl, impl->dx, dx_problem(d));
+  if (d.dw != Product::none) select_product(*impl, impl->dw, dw_problem(d));
+  if (d.db) impl->db = choose(gemm_kernels(), Operation::column_sum, db_problem(d), kSelect, d.kernel);
+  select_gradient(*impl);
+  add_steps(*impl);
   const DType real = scale_type(d.dy);
   const bool floats = d.dx == Product::dequantized || d.dw == Product::dequantized || d.db;
   impl->guarantee = floats ? PrecisionGuarantee{true, false, real, float_bound("N (dX) or M (dW, dB)", real, d.dy)}
@@ -283,7 +373,8 @@ Verdict LinearBackwardPlan::can_implement(const LinearBackwardArgs& args) const 
 void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace, Stream stream) const {
   const LinearBackwardImpl& impl = backward(impl_);
   const Bound b = bind(impl, args);
-  const Run run{impl, args, checked_workspace(impl, workspace), stream};
+  const Run run{impl, args, b, checked_workspace(impl, workspace), stream};
+  if (impl.gradient) run_gradient(run);
   if (impl.dx) {
     GemmOperands o;
     o.b = b.weight;
@@ -296,7 +387,7 @@ void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace
     o.y = b.dw;
     run_product(run, *impl.dw, b.dy, b.x_scale, o);
   }
-  if (impl.db && b.db.rows() > 0) {
+  if (impl.description.db && b.db.rows() > 0) {
     GemmOperands o;
     o.a = b.dy;
     o.y = b.db;
@@ -304,7 +395,7 @@ void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace
       o.y = {b.db.data, b.db.dtype, b.db.device, 2, {b.db.rows(), 1}, {b.db.strides[0], 1}};  // as a matrix
       return write_empty_sum(o, b.db.device, stream);
     }
-    launch(impl, *impl.db, o, run.memory, stream);
+    if (impl.db) launch(impl, *impl.db, o, run.memory, stream);
   }
 }
 

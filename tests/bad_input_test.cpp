@@ -407,6 +407,10 @@ TEST(BadDescription, LinearBackward) {
                         {unsupported, {"dw_dtype = f16", "dy = f32"}});
   expect_backward_error([](auto& c) { c.description.dy = DType::f64, c.description.dw_dtype = DType::f32; },
                         {unsupported, {"dw_dtype = f32", "dy = f64"}});
+  expect_backward_error([](auto& c) { c.description.dy = DType::f16, c.description.dw_accumulate = true; },
+                        {unsupported, {"dw_accumulate", "dw_dtype = f16", "a dW of f32"}});
+  expect_backward_error([](auto& c) { c.description.dw = Product::none, c.description.dw_accumulate = true; },
+                        {unsupported, {"dw_accumulate", "dw = none"}});
   expect_backward_error([](auto& c) { c.description.dx = static_cast<Product>(3); }, {invalid, {"dx = 3"}});
   expect_backward_error([](auto& c) { c.description.dw = static_cast<Product>(3); }, {invalid, {"dw = 3"}});
   expect_backward_error([](auto& c) { c.description.weight = WeightFormat::s4_group; }, {unsupported, {"s4_group"}});

@@ -3,11 +3,14 @@
 import ctypes as C
 
 CPU, CUDA = 1, 2  # OCTILE_DEVICE_...
-F16, F32, S8 = 0, 2, 4  # OCTILE_DTYPE_...
+F16, BF16, F32, S8 = 0, 1, 2, 4  # OCTILE_DTYPE_...
 NONE, DYNAMIC_PER_TOKEN = 0, 1  # OCTILE_ACTIVATION_...
 S8_PER_CHANNEL, S4_GROUP = 0, 2  # OCTILE_WEIGHT_...
 PER_TENSOR, PER_ROW, PER_COLUMN = 0, 1, 2  # OCTILE_GRANULARITY_...
 ROW_MAJOR, TRANSPOSED, BOTH = 0, 1, 2  # OCTILE_ORIENTATION_...
+OUT_IN, IN_OUT = 0, 1  # OCTILE_LAYOUT_...
+NO_PRODUCT, DEQUANTIZED, INT8 = 0, 1, 2  # OCTILE_PRODUCT_...
+NEAREST, STOCHASTIC = 0, 1  # OCTILE_ROUNDING_...
 
 
 class Device(C.Structure):
@@ -96,6 +99,38 @@ class QuantizeArguments(C.Structure):
     ]
 
 
+class BackwardDescription(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_size_t),
+        ("m", C.c_int64),
+        ("n", C.c_int64),
+        ("k", C.c_int64),
+        ("static_scale", C.c_double),
+        ("dy", C.c_int32),
+        ("dw_dtype", C.c_int32),
+        ("dx", C.c_int32),
+        ("dw", C.c_int32),
+        ("db", C.c_int32),
+        ("activation", C.c_int32),
+        ("x_transposed", C.c_int32),
+        ("weight", C.c_int32),
+        ("weight_layout", C.c_int32),
+        ("rounding", C.c_int32),
+        ("threads", C.c_int32),
+        ("dw_accumulate", C.c_int32),
+        ("device", Device),
+        ("kernel", C.c_char_p),
+    ]
+
+
+class BackwardArguments(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_size_t),
+        *((name, C.POINTER(Tensor)) for name in ("dy", "weight", "weight_scale", "x", "x_scale", "dx", "dw", "db")),
+        ("seed", C.c_uint64),
+    ]
+
+
 class Plan:
     """Owns a plan."""
 
@@ -152,3 +187,6 @@ class Library:
 
     def quantize(self, **fields):
         return self._plan("quantize", QuantizeDescription, fields)
+
+    def backward(self, **fields):
+        return self._plan("linear_backward", BackwardDescription, fields)

@@ -90,6 +90,7 @@ struct LinearBackwardDescription {
   std::int64_t k = 0;
   DType dy = DType::f32;               // float type of dY, dX and dB; scales are scale_type(dy)
   std::optional<DType> dw_dtype = {};  // of dW: dy's, or f32
+  bool dw_accumulate = false;          // dW is added to what dw holds, which is f32, or f64 for f64: dw + round(dW)
   Product dx = Product::dequantized;
   Product dw = Product::dequantized;
   bool db = false;

@@ -367,7 +367,7 @@ typedef struct {
   int32_t weight_layout; /* of Wq and of dW. Default OUT_IN */
   int32_t rounding;      /* of dY in the int8 products. Default NEAREST */
   int32_t threads;       /* CPU threads it may use; 0: all */
-  int32_t reserved;      /* 0 */
+  int32_t dw_accumulate; /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
   octile_device device;  /* default the CPU */
   const char* kernel;    /* NULL or "": the fastest */
 } octile_linear_backward_description;

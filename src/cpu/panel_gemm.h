@@ -279,13 +279,6 @@ struct MultiplyPanels {
   }
 };
 
-struct AddRow {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(const Real* __restrict row, std::int64_t n, Real* __restrict sums) {
-    for (std::int64_t i = 0; i < n; ++i) sums[i] += row[i];
-  }
-};
-
 // Rows and columns of y that a part computes.
 struct PartRange {
   std::int64_t row, rows;
@@ -293,20 +286,23 @@ struct PartRange {
   std::int64_t stride = kPartCols;  // of its sums
 };
 
-// y = sums (rows, stride) + bias, along the dimension in which y is contiguous.
+// y = sums (rows, stride) + bias, or y + sums, along the dimension in which y is contiguous.
 template <class Real>
-void write_sums(const GemmOperands& o, const PartRange& part, Real* sums) {
+void write_sums(bool accumulate, const GemmOperands& o, const PartRange& part, Real* sums) {
+  const auto write = [&](std::int64_t at, std::int64_t n, const Real* values) {
+    accumulate ? add<Real>(o.y.data, at, n, values) : narrow<Real>(o.y.dtype, o.y.data, at, n, values);
+  };
   if (o.bias.present()) {
     Real bias[kMostPartCols];
     for (std::int64_t j = 0; j < part.cols; ++j) bias[j] = load<Real>(o.bias, part.col + j);
     for (std::int64_t i = 0; i < part.rows; ++i) {
-      multiversion<AddRow>(static_cast<const Real*>(bias), part.cols, sums + i * part.stride);
+      add<Real>(sums, i * part.stride, part.cols, bias);
     }
   }
   if (o.y.strides[1] == 1) {
     for (std::int64_t i = 0; i < part.rows; ++i) {
       const std::int64_t at = (part.row + i) * o.y.strides[0] + part.col;
-      narrow<Real>(o.y.dtype, o.y.data, at, part.cols, sums + i * part.stride);
+      write(at, part.cols, sums + i * part.stride);
     }
     return;
   }
@@ -319,7 +315,7 @@ void write_sums(const GemmOperands& o, const PartRange& part, Real* sums) {
     }
     for (std::int64_t c = 0; c < std::min<std::int64_t>(4, part.cols - j); ++c) {
       const std::int64_t at = (part.col + j + c) * o.y.strides[1] + part.row;
-      narrow<Real>(o.y.dtype, o.y.data, at, part.rows, static_cast<const Real*>(turned + c * kPartRows));
+      write(at, part.rows, turned + c * kPartRows);
     }
   }
 }
@@ -345,8 +341,13 @@ struct PanelRange {
 template <class Real, class Right>
 class PanelProduct {
  public:
-  PanelProduct(const GemmOperands& o, const Right& right)
-      : o_(o), right_(right), rows_(o.y.rows()), cols_(o.y.cols()), depth_(right.depth()) {
+  PanelProduct(const GemmProblem& problem, const GemmOperands& o, const Right& right)
+      : accumulate_(problem.accumulate),
+        o_(o),
+        right_(right),
+        rows_(o.y.rows()),
+        cols_(o.y.cols()),
+        depth_(right.depth()) {
     panel_rows_ = ceil_div(rows_, ceil_div(rows_, tile_rows(isa())));  // no panel much emptier than the others
     step_ = right.step();
   }
@@ -404,13 +405,14 @@ class PanelProduct {
                                                                right_.segment(), scale, sums + c});
       }
     }
-    write_sums(o_, part, sums);
+    write_sums(accumulate_, o_, part, sums);
   }
 
   PanelRange terms_of(const PartRange& part, std::int64_t term, std::int64_t terms) const {
     return {part.col, part.cols, term, std::clamp<std::int64_t>(depth_ - term, 0, terms)};
   }
 
+  bool accumulate_;
   const GemmOperands& o_;
   const Right& right_;
   std::int64_t rows_, cols_, depth_;

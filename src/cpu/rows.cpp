@@ -67,6 +67,13 @@ struct Narrow {
   }
 };
 
+struct Add {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Real* __restrict in, std::int64_t n, Real* __restrict out) {
+    for (std::int64_t i = 0; i < n; ++i) out[i] += in[i];
+  }
+};
+
 struct WidenBytes {
   template <Isa, class T>
   OCTILE_INLINE static void run(const T* __restrict in, std::int64_t n, std::int16_t* __restrict out) {
@@ -328,5 +335,13 @@ void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t l
 void end_copies() {}
 
 #endif
+
+template <class Real>
+void add(void* data, std::int64_t i, std::int64_t n, const Real* values) {
+  multiversion<Add>(values, n, static_cast<Real*>(data) + i);
+}
+
+template void add(void*, std::int64_t, std::int64_t, const float*);
+template void add(void*, std::int64_t, std::int64_t, const double*);
 
 }  // namespace octile::cpu

@@ -27,6 +27,10 @@ const Real* widened(DType dtype, const void* data, std::int64_t i, std::int64_t 
 template <class Real>
 void narrow(DType dtype, void* data, std::int64_t i, std::int64_t n, const Real* values);
 
+// Adds n values to elements i .. i + n - 1 of an array of Real.
+template <class Real>
+void add(void* data, std::int64_t i, std::int64_t n, const Real* values);
+
 // Where to write n values of Real that `narrow` will take: the array itself where it holds Real, else `buffer`.
 template <class Real>
 Real* narrowing_target(DType dtype, void* data, std::int64_t i, Real* buffer) {

@@ -228,13 +228,13 @@ void stream(const GemmProblem& p, const GemmOperands& o, const Nibbles& nibbles,
       }
     }
     const std::int64_t col = first * kPanelChannels;
-    write_sums(o, {0, rows, col, std::min(part_panels * kPanelChannels, p.n - col), kStreamCols}, sums);
+    write_sums(false, o, {0, rows, col, std::min(part_panels * kPanelChannels, p.n - col), kStreamCols}, sums);
   });
 }
 
 template <class Real>
 void multiply(const GemmProblem& p, const GemmOperands& o, const Nibbles& nibbles, void* workspace) {
-  PanelProduct<Real, NibblePanels<Real>>(o, NibblePanels<Real>(nibbles)).run(p.threads, workspace);
+  PanelProduct<Real, NibblePanels<Real>>(p, o, NibblePanels<Real>(nibbles)).run(p.threads, workspace);
 }
 
 }  // namespace

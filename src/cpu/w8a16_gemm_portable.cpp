@@ -125,7 +125,7 @@ class ScaledBytes {
 
 template <class Real>
 void multiply(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  PanelProduct<Real, ScaledBytes<Real>>(o, ScaledBytes<Real>(o)).run(p.threads, launch.workspace.data);
+  PanelProduct<Real, ScaledBytes<Real>>(p, o, ScaledBytes<Real>(o)).run(p.threads, launch.workspace.data);
 }
 
 }  // namespace

@@ -36,12 +36,13 @@ struct Product {
   ConstTensor left_scale, right_scale;
   ConstTensor bias;
   bool bias_per_row = false;
+  bool accumulate = false;
   Tensor y;  // (rows, cols), contiguous along a row
   std::int64_t rows = 0, cols = 0, k = 0;
 };
 
 Product oriented(const GemmProblem& problem, const GemmOperands& o) {
-  Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
+  Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, problem.accumulate, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
   // By the problem, as the workspace is: the strides of a single column would do either way.
   if (problem.y_major == Major::contraction) return p;
   std::swap(p.left, p.right);
@@ -226,10 +227,14 @@ void finish(const Product& p, std::int64_t first_row, std::int64_t first_col, co
     const Real left_scale = p.k == 0 ? Real{0} : load<Real>(p.left_scale, first_row + i);
     if (with_bias && p.bias_per_row) std::fill_n(bias, cols, load<Real>(p.bias, first_row + i));
     const std::int64_t at = (first_row + i) * p.y.strides[0] + first_col;
-    Real* y = narrowing_target(p.y.dtype, p.y.data, at, buffer);
+    Real* y = p.accumulate ? buffer : narrowing_target(p.y.dtype, p.y.data, at, buffer);
     const FinishRun<Real> run{sums + i * kBlock, left_scale, right_scale, bias, cols, y};
     with_bias ? multiversion<FinishRow<true>>(run) : multiversion<FinishRow<false>>(run);
-    narrow<Real>(p.y.dtype, p.y.data, at, cols, y);
+    if (p.accumulate) {
+      add<Real>(p.y.data, at, cols, buffer);
+    } else {
+      narrow<Real>(p.y.dtype, p.y.data, at, cols, y);
+    }
   }
 }
 

@@ -38,6 +38,7 @@ struct Product {
   ConstTensor left_scale, right_scale;
   ConstTensor bias;
   bool bias_per_row = false;
+  bool accumulate = false;
   Tensor y;  // (rows, cols), contiguous along a row
   std::int64_t rows = 0, cols = 0, k = 0;
 };
@@ -51,7 +52,7 @@ struct Extent {
 };
 
 Product oriented(const GemmProblem& problem, const GemmOperands& o) {
-  Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
+  Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, problem.accumulate, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
   // By the problem, as the workspace is: the strides of a single column would do either way.
   if (problem.y_major == Major::contraction) return p;
   std::swap(p.left, p.right);
@@ -440,7 +441,7 @@ class Multiplication {
   }
 
   void finish_part(const Scratch& s, const Range& rows, const Range& cols) const {
-    const bool direct = p_.y.dtype == DTypeOf<Real>::value;
+    const bool direct = p_.y.dtype == DTypeOf<Real>::value && !p_.accumulate;
     Real values[kMostChannels];
     FinishRun<Real> run{s.sums, s.correction, Real{}, s.right_scale, s.bias, cols.count, values};
     for (std::int64_t i = 0; i < rows.count; ++i) {
@@ -448,7 +449,11 @@ class Multiplication {
       if (direct) run.y = static_cast<Real*>(p_.y.data) + at;
       run.left_scale = s.left_scale[i];
       finish(run, s.bias_of);
-      if (!direct) narrow<Real>(p_.y.dtype, p_.y.data, at, cols.count, values);
+      if (p_.accumulate) {
+        add<Real>(p_.y.data, at, cols.count, values);
+      } else if (!direct) {
+        narrow<Real>(p_.y.dtype, p_.y.data, at, cols.count, values);
+      }
       run.sums += s.sums_stride;
       if (s.bias_of == BiasOf::row) ++run.bias;
     }

@@ -30,6 +30,12 @@ class Weight {
   const GemmOperands& o_;
 };
 
+// Into y, or onto what it holds.
+template <class Real>
+void put(const GemmProblem& p, const GemmOperands& o, std::int64_t i, std::int64_t j, Real value) {
+  store(o.y, i, j, p.accumulate ? load<Real>(o.y, i, j) + value : value);
+}
+
 template <class Real>
 void w8a8_gemm(const GemmProblem& p, const GemmOperands& o) {
   const Weight b(p, o);
@@ -38,21 +44,21 @@ void w8a8_gemm(const GemmProblem& p, const GemmOperands& o) {
       std::int32_t acc = 0;
       for (std::int64_t c = 0; c < o.a.cols(); ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
       const Real scale = load<Real>(o.a_scale, i) * b.scale<Real>(j, 0);
-      store(o.y, i, j,
-            p.bias ? std::fma(static_cast<Real>(acc), scale, load<Real>(o.bias, j)) : static_cast<Real>(acc) * scale);
+      const Real sum = static_cast<Real>(acc);
+      put(p, o, i, j, p.bias ? std::fma(sum, scale, load<Real>(o.bias, j)) : sum * scale);
     }
   }
 }
 
 template <class Real>
-void w8a16_gemm(const GemmOperands& o) {
+void w8a16_gemm(const GemmProblem& p, const GemmOperands& o) {
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       double sum = 0;
       for (std::int64_t c = 0; c < o.a.cols(); ++c) {
         sum += load<double>(o.a, i, c) * (load_integer(o.b, j, c) * load<double>(o.c_scale, c));
       }
-      store(o.y, i, j, static_cast<Real>(sum));
+      put(p, o, i, j, static_cast<Real>(sum));
     }
   }
 }
@@ -106,7 +112,7 @@ void w8a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
 }
 
 void w8a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? w8a16_gemm<double>(o) : w8a16_gemm<float>(o);
+  is_double(p) ? w8a16_gemm<double>(p, o) : w8a16_gemm<float>(p, o);
 }
 
 void w4a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {

@@ -157,7 +157,9 @@ struct Backward {
                : scale_of<Real>(args.x_scale, d.activation == Activation::dynamic_per_tensor, i);
   }
   void store_dw(std::int64_t n, std::int64_t k, Real value) const {
-    d.weight_layout == WeightLayout::out_in ? store(args.dw, n, k, value) : store(args.dw, k, n, value);
+    const auto [r, c] = d.weight_layout == WeightLayout::out_in ? std::pair(n, k) : std::pair(k, n);
+    if (d.dw_accumulate && m() == 0) return;
+    store(args.dw, r, c, d.dw_accumulate ? load<Real>(args.dw, r, c) + value : value);
   }
 
   // dY with a scale folded in, quantized per row or per column.

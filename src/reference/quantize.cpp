@@ -216,4 +216,26 @@ void fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o,
   is_double(p) ? straight_through<double>(p, o, false) : straight_through<float>(p, o, false);
 }
 
+// Three operations that read the same x.
+void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  QuantizeProblem by_row = p;
+  by_row.granularity = Granularity::row;
+  by_row.multiplier = Multiplier::per_column;
+  QuantizeOperands rows{.x = o.x, .multiplier = o.multiplier, .scale = o.scale, .q = o.q, .seed = o.seed};
+  quantize(by_row, rows, launch);
+  QuantizeProblem by_column = p;
+  by_column.granularity = Granularity::column;
+  by_column.multiplier = Multiplier::per_row;
+  QuantizeOperands columns{.x = o.x, .multiplier = o.row_multiplier, .scale = o.column_scale};
+  columns.q_transposed = o.q_transposed;
+  columns.seed = o.seed;
+  quantize(by_column, columns, launch);
+  if (!o.y.present()) return;
+  GemmProblem sum{.operation = Operation::column_sum};
+  sum.scale = scale_type(p.x);
+  GemmOperands operands{.a = o.x};
+  operands.y = o.y;
+  column_sum(sum, operands, launch);
+}
+
 }  // namespace octile::reference
