@@ -148,14 +148,14 @@ std::vector<Benchmark> selected(const Options& options) {
   return benchmarks;
 }
 
-void rate(Result& result, const Peaks& peaks) {
+void rate(Result& result, const Peaks& peaks, bool gpu) {
   const double memory_rate = result.operations > 0 ? peaks.read.rate : peaks.copy.rate;
   double least = result.bytes / memory_rate;
   result.roof = "mem";
   const Peak& arithmetic = result.arithmetic == Arithmetic::s8 ? peaks.int8 : peaks.f32;
   if (arithmetic.rate > 0 && result.operations / arithmetic.rate > least) {
     least = result.operations / arithmetic.rate;
-    result.roof = result.arithmetic == Arithmetic::s8 ? "int8" : "f32";
+    result.roof = result.arithmetic == Arithmetic::s8 ? "int8" : gpu ? "f16" : "f32";
   }
   result.share = least / result.timing.ours;
 }
@@ -190,7 +190,7 @@ Result timed(const Benchmark& b, const Stand& stand, const Options& options) {
   } else {
     result.timing = time_in_turns(p.run, p.run_baseline, stand.schedule);
   }
-  rate(result, stand.peaks);
+  rate(result, stand.peaks, on_gpu(options));
   return result;
 }
 

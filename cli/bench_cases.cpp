@@ -38,6 +38,7 @@ constexpr std::array<Shape, 10> kGpuForward = {{{4096, 4096, 4096},
                                                 {64, 4096, 14336},
                                                 {16, 4096, 14336},
                                                 {1, 4096, 14336}}};
+constexpr std::array<Shape, 3> kGpuTraining = {{{4096, 4096, 4096}, {8192, 8192, 8192}, {4096, 4096, 14336}}};
 constexpr std::array<Shape, 1> kGpuMatrix = {{{8192, 8192, 8192}}};
 
 // clang-format off
@@ -52,6 +53,7 @@ constexpr Case<int> kCases[] = {
     {"w4a16_gemm",             "w4a16_forward_unpacked",   Sizes::mkn, kW4,       bench::forward_w4a16_unpacked},
     {"w4a8_gemm",              "w4a8_forward",             Sizes::mkn, kW4,       bench::forward_w4a8},
     {"column_sum",             "f32_backward_db",          Sizes::mn,  kMatrix,   bench::backward_db},
+    {"gradient_quantize",      "s8_gradient_quantize",     Sizes::mn,  kMatrix,   bench::gradient_quantize},
     {"quantize",               "s8_quantize_rows",         Sizes::mk,  kMatrix,   bench::quantize_rows},
     {"quantize",               "s8_quantize_columns",      Sizes::mk,  kMatrix,   bench::quantize_columns},
     {"quantize",               "s8_quantize_tensor",       Sizes::mk,  kMatrix,   bench::quantize_tensor},
@@ -67,6 +69,13 @@ constexpr Case<const Gpu&> kGpuCases[] = {
     {"w8a8_gemm",              "w8a8_forward",             Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8},
     {"w8a8_gemm",              "w8a8_forward_s8",          Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8_s8},
     {"w8a8_linear",            "w8a8_forward",             Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8},
+    {"w8a8_gemm",              "w8a8_backward_dx",         Sizes::mkn, kGpuTraining, bench::gpu_backward_dx_int8},
+    {"w8a8_gemm",              "w8a8_backward_dw",         Sizes::mkn, kGpuTraining, bench::gpu_backward_dw_int8},
+    {"w8a8_gemm",              "w8a8_backward",            Sizes::mkn, kGpuTraining, bench::gpu_backward_int8},
+    {"w8a16_gemm",             "w8a16_backward_dx",        Sizes::mkn, kGpuTraining, bench::gpu_backward_dx_dequantized},
+    {"w8a16_gemm",             "w8a16_backward_dw",        Sizes::mkn, kGpuTraining, bench::gpu_backward_dw_dequantized},
+    {"column_sum",             "f16_backward_db",          Sizes::mn,  kGpuMatrix,  bench::gpu_backward_db},
+    {"gradient_quantize",      "s8_gradient_quantize",     Sizes::mn,  kGpuMatrix,  bench::gpu_gradient_quantize},
     {"quantize",               "s8_quantize_rows",         Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_rows},
     {"quantize",               "s8_quantize_columns",      Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_columns},
     {"quantize",               "s8_quantize_tensor",       Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_tensor},

@@ -19,7 +19,7 @@ struct Shape {
   friend bool operator==(const Shape&, const Shape&) = default;
 };
 
-enum class Arithmetic : std::uint8_t { none, s8, f32 };
+enum class Arithmetic : std::uint8_t { none, s8, floats };  // floats: f32, on a GPU f16
 
 // A plan with its operands, ready to run, and the program it is compared with.
 struct Prepared {
@@ -60,6 +60,7 @@ Prepared backward_dw_int8(const Benchmark&, int threads);
 Prepared backward_dx_dequantized(const Benchmark&, int threads);
 Prepared backward_dw_dequantized(const Benchmark&, int threads);
 Prepared backward_db(const Benchmark&, int threads);
+Prepared gradient_quantize(const Benchmark&, int threads);
 Prepared quantize_rows(const Benchmark&, int threads);
 Prepared quantize_columns(const Benchmark&, int threads);
 Prepared quantize_tensor(const Benchmark&, int threads);
@@ -72,6 +73,13 @@ Prepared fake_quantize_backward(const Benchmark&, int threads);
 
 Prepared gpu_forward_w8a8(const Benchmark&, const Gpu&);
 Prepared gpu_forward_w8a8_s8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dx_int8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dw_int8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dx_dequantized(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dw_dequantized(const Benchmark&, const Gpu&);
+Prepared gpu_backward_int8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_db(const Benchmark&, const Gpu&);
+Prepared gpu_gradient_quantize(const Benchmark&, const Gpu&);
 Prepared gpu_quantize_rows(const Benchmark&, const Gpu&);
 Prepared gpu_quantize_columns(const Benchmark&, const Gpu&);
 Prepared gpu_quantize_tensor(const Benchmark&, const Gpu&);

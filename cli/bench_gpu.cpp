@@ -101,6 +101,7 @@ class Operands {
     void* const data = allocate(static_cast<std::size_t>(rows * cols) * sizeof(T));
     return on(gpu_.device(), matrix(static_cast<T*>(data), rows, cols));
   }
+  Tensor empty_f16(std::int64_t size) { return flat(empty<Half>(1, size)); }
   Tensor empty_scales(std::int64_t size) { return flat(empty<float>(1, size)); }
   Workspace workspace(std::size_t size) { return {allocate(size), size}; }
 
@@ -177,6 +178,55 @@ Prepared forward(const Benchmark& b, const Gpu& gpu, DType x) {
   return p;
 }
 
+// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW.
+struct Gradients {
+  LinearBackwardDescription d;
+  SharedOperands o;
+  LinearBackwardArgs args;
+
+  Gradients(const Benchmark& b, const Gpu& gpu) : o(std::make_shared<Operands>(gpu)) {
+    d.m = b.shape.m;
+    d.n = b.shape.n;
+    d.k = b.shape.k;
+    d.dy = DType::f16;
+    d.dx = Product::none;
+    d.dw = Product::none;
+    d.x_transposed = true;
+    d.device = gpu.device();
+    d.kernel = b.kernel;
+    args.dy = o->f16(d.m, d.n);
+  }
+  void add_dx(Product product) {
+    d.dx = product;
+    d.weight_layout = WeightLayout::in_out;
+    args.weight = o->s8(d.k, d.n);
+    args.weight_scale = o->scales(d.n);
+    args.dx = o->empty<Half>(d.m, d.k);
+  }
+  void add_dw(Product product) {
+    d.dw = product;
+    args.x = o->s8(d.k, d.m);
+    args.x_scale = o->scales(d.m);
+    d.dw_layout = WeightLayout::out_in;
+    args.dw = o->empty<Half>(d.n, d.k);
+  }
+  void add_db() {
+    d.db = true;
+    args.db = o->empty_f16(d.n);
+  }
+  Prepared prepare(const Gpu& gpu) const {
+    Prepared p = prepared(LinearBackwardPlan::select(d), args, o, gpu);
+    const int products = (d.dx != Product::none) + (d.dw != Product::none);
+    const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
+    p.arithmetic = d.k == 0 || products == 0 ? Arithmetic::none : int8 ? Arithmetic::s8 : Arithmetic::floats;
+    p.operations = 2.0 * products * product(d.m, d.n) * static_cast<double>(d.k);
+    p.bytes = 2 * product(d.m, d.n) * (1 + (products > 0 && d.k == 0 ? 2 : 0));
+    if (d.dx != Product::none) p.bytes += product(d.n, d.k) + 2 * product(d.m, d.k);
+    if (d.dw != Product::none) p.bytes += product(d.m, d.k) + 2 * product(d.n, d.k);
+    return p;
+  }
+};
+
 QuantizeDescription quantizer(const Benchmark& b, const Gpu& gpu) {
   QuantizeDescription d;
   d.rows = b.shape.m;
@@ -234,6 +284,41 @@ Prepared straight_through(const Benchmark& b, const Gpu& gpu) {
 
 Prepared gpu_forward_w8a8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::f16); }
 Prepared gpu_forward_w8a8_s8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::s8); }
+
+Prepared gpu_backward_dx_int8(const Benchmark& b, const Gpu& gpu) {
+  Gradients g(b, gpu);
+  g.add_dx(Product::int8);
+  return g.prepare(gpu);
+}
+Prepared gpu_backward_dw_int8(const Benchmark& b, const Gpu& gpu) {
+  Gradients g(b, gpu);
+  g.add_dw(Product::int8);
+  return g.prepare(gpu);
+}
+Prepared gpu_backward_dx_dequantized(const Benchmark& b, const Gpu& gpu) {
+  Gradients g(b, gpu);
+  g.add_dx(Product::dequantized);
+  return g.prepare(gpu);
+}
+Prepared gpu_backward_dw_dequantized(const Benchmark& b, const Gpu& gpu) {
+  Gradients g(b, gpu);
+  g.add_dw(Product::dequantized);
+  return g.prepare(gpu);
+}
+Prepared gpu_backward_int8(const Benchmark& b, const Gpu& gpu) {
+  Gradients g(b, gpu);
+  g.add_dx(Product::int8);
+  g.add_dw(Product::int8);
+  g.add_db();
+  return g.prepare(gpu);
+}
+Prepared gpu_backward_db(const Benchmark& b, const Gpu& gpu) {
+  Gradients g(b, gpu);
+  g.add_db();
+  return g.prepare(gpu);
+}
+// With K = 0 nothing comes after the pass over dY: two looks and two writes of a byte.
+Prepared gpu_gradient_quantize(const Benchmark& b, const Gpu& gpu) { return gpu_backward_int8(b, gpu); }
 
 Prepared gpu_quantize_rows(const Benchmark& b, const Gpu& gpu) {
   return quantize(b, gpu, Granularity::row, Orientation::row_major);

@@ -138,7 +138,7 @@ Prepared backward_dx(const Benchmark& b, Product arithmetic, int threads) {
                                    .dx = matrix(o->out.data(), s.m, s.k)};
   const FloatProduct twin = {.m = s.m, .n = s.k, .k = s.n, .a = o->dy.data(), .b = o->w.data()};
   Prepared p = against_blas(LinearBackwardPlan::select(d), args, o, twin, threads);
-  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::f32;
+  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::floats;
   p.bytes = 4 * product(s.m, s.n) + product(s.n, s.k) + 4 * product(s.m, s.k);
   return p;
 }
@@ -158,7 +158,7 @@ Prepared backward_dw(const Benchmark& b, Product arithmetic, int threads) {
                                    .dw = matrix(o->out.data(), s.n, s.k)};
   const FloatProduct twin = {.m = s.n, .n = s.k, .k = s.m, .a = o->dy.data(), .transpose_a = true, .b = o->x.data()};
   Prepared p = against_blas(LinearBackwardPlan::select(d), args, o, twin, threads);
-  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::f32;
+  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::floats;
   p.bytes = 4 * product(s.m, s.n) + product(s.m, s.k) + 4 * product(s.n, s.k);
   return p;
 }
@@ -187,7 +187,7 @@ Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) 
   choices.weight = WeightFormat::s4_group;
   choices.group = group == kGroup ? kGroup : 0;  // 0: a whole row
   Prepared p = forward(b, choices, o, args, threads);
-  p.arithmetic = choices.activation == Activation::none ? Arithmetic::f32 : Arithmetic::s8;
+  p.arithmetic = choices.activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);
   return p;
 }

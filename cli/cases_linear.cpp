@@ -230,6 +230,8 @@ class LinearBackwardCases {
                 d.x_transposed = x_transposed;
                 d.dw_dtype.reset();
                 if (dw_f32) d.dw_dtype = DType::f32;
+                d.dw_layout.reset();
+                if (dw && turn_.one_in(3)) d.dw_layout = turn_.pick(kLayouts);
                 d.dw_accumulate = dw && (dw_f32 || !narrow) && turn_.pick(kBools);
                 d.rounding = rounding;
                 add(d, turn_.pick(kSmall));
@@ -256,6 +258,7 @@ class LinearBackwardCases {
     d.x_transposed = turn_.pick(kBools);
     d.weight = turn_.pick(kWeights);
     d.weight_layout = turn_.pick(kLayouts);
+    if (turn_.one_in(3)) d.dw_layout = turn_.pick(kLayouts);
     d.rounding = turn_.pick(kRoundings);
     return d;
   }

@@ -29,8 +29,8 @@ std::string describe_one(const LinearBackwardCase& c) {
   return message("linear_backward m=", c.rows, " of ", d.m, " n=", d.n, " k=", d.k, " dy=", d.dy,
                  " dw_dtype=", d.dw_dtype.value_or(d.dy), d.dw_accumulate ? " dw_accumulate" : "", " dx=", name(d.dx),
                  " dw=", name(d.dw), " db=", d.db, ' ', name(d.activation), " static_scale=", d.static_scale,
-                 " x_transposed=", d.x_transposed, ' ', name(d.weight), ' ', name(d.weight_layout), ' ',
-                 name(d.rounding));
+                 " x_transposed=", d.x_transposed, ' ', name(d.weight), ' ', name(d.weight_layout),
+                 " dw_layout=", name(d.dw_layout.value_or(d.weight_layout)), ' ', name(d.rounding));
 }
 
 }  // namespace

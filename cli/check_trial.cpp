@@ -397,10 +397,11 @@ void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearB
     const Magnitudes sum = product(dy_t, x);
     const double scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
     const Magnitudes reach = product(dy_t, Magnitudes(m, 1, [&](auto, auto) { return scale; }));
+    const bool dw_out_in = d.dw_layout.value_or(d.weight_layout) == WeightLayout::out_in;
     const std::int64_t terms = m + (d.dw_accumulate ? 2 : 0);  // both round the product before it is added
     tensors.set_bound("dw", [&](std::int64_t r, std::int64_t col) {
-      const double magnitude = out_in ? sum.at(r, col) : sum.at(col, r);
-      return sum_error(real, terms, magnitude) + narrow_error(c, magnitude, reach.at(out_in ? r : col, 0));
+      const auto [i, k] = dw_out_in ? std::pair(r, col) : std::pair(col, r);
+      return sum_error(real, terms, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0));
     });
   }
   if (d.db) {
@@ -412,15 +413,16 @@ void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearB
 Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
   const LinearBackwardDescription& d = c.description;
   auto tensors = std::make_shared<Tensors>(c, seed);
-  const bool out_in = d.weight_layout == WeightLayout::out_in;
-  const Size weight_size = out_in ? Size{d.n, d.k} : Size{d.k, d.n};
+  const auto weight_size = [&](WeightLayout layout) {
+    return layout == WeightLayout::out_in ? Size{d.n, d.k} : Size{d.k, d.n};
+  };
   const DType real = scale_type(d.dy);
   if (d.dx == Product::dequantized || d.dw == Product::dequantized || d.db) tensors->keep_sums_finite();
 
   LinearBackwardArgs args{.dy = tensors->floats(d.dy, {c.rows, d.n})};
   args.seed = tensors->random();
   if (d.dx != Product::none) {
-    args.weight = tensors->integers(DType::s8, weight_size, {-128, 127});
+    args.weight = tensors->integers(DType::s8, weight_size(d.weight_layout), {-128, 127});
     args.weight_scale = tensors->computed_scales(real, {d.weight == WeightFormat::s8_per_channel ? d.n : 1}, 0.01);
     args.dx = tensors->output("dx", d.dy, {c.rows, d.k});
   }
@@ -431,8 +433,8 @@ Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
       args.x_scale = tensors->computed_scales(real, {scales}, 0.02);
     }
     const DType dw = d.dw_dtype.value_or(d.dy);
-    args.dw =
-        d.dw_accumulate ? tensors->output_with_floats("dw", dw, weight_size) : tensors->output("dw", dw, weight_size);
+    const Size size = weight_size(d.dw_layout.value_or(d.weight_layout));
+    args.dw = d.dw_accumulate ? tensors->output_with_floats("dw", dw, size) : tensors->output("dw", dw, size);
   }
   if (d.db) args.db = tensors->output("db", d.dy, {d.n});
 

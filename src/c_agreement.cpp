@@ -62,7 +62,7 @@ static_assert(kNoPadding<octile_quantize_args> && kNoPadding<octile_dequantize_a
               kNoPadding<octile_linear_backward_args>);
 // These two hold a double, which the trait does not count; their fields are added up instead.
 static_assert(sizeof(octile_linear_description) == 6 * 8 + 12 * 4 + 8);
-static_assert(sizeof(octile_linear_backward_description) == 5 * 8 + 14 * 4 + 8);
+static_assert(sizeof(octile_linear_backward_description) == 5 * 8 + 14 * 4 + 8 + 2 * 4);
 static_assert(offsetof(octile_linear_description, kernel) == 6 * 8 + 12 * 4);
 static_assert(offsetof(octile_linear_backward_description, kernel) == 5 * 8 + 14 * 4);
 

@@ -194,6 +194,7 @@ inline octile_linear_backward_description defaults_of_linear_backward() {
   c.weight_layout = static_cast<std::int32_t>(d.weight_layout);
   c.rounding = static_cast<std::int32_t>(d.rounding);
   c.device = {OCTILE_DEVICE_CPU, 0};
+  c.dw_layout = OCTILE_LAYOUT_SAME;
   return c;
 }
 
@@ -267,6 +268,8 @@ inline LinearBackwardDescription convert(std::string_view function, const octile
   d.threads = c.threads;
   d.dw_accumulate = in.boolean("dw_accumulate", c.dw_accumulate);
   d.kernel = text(c.kernel);
+  if (c.dw_layout != OCTILE_LAYOUT_SAME) in.choice(d.dw_layout.emplace(), "dw_layout", c.dw_layout);
+  in.reserved(c.reserved);
   return d;
 }
 

@@ -42,6 +42,7 @@ const LinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl
 }
 
 DType dw_dtype(const LinearBackwardDescription& d) { return d.dw_dtype.value_or(d.dy); }
+WeightLayout dw_layout(const LinearBackwardDescription& d) { return d.dw_layout.value_or(d.weight_layout); }
 
 void check_contraction(std::string_view product, std::string_view size_name, std::int64_t size) {
   if (size <= kMaxContraction) return;
@@ -63,6 +64,7 @@ void check(const LinearBackwardDescription& d) {
   check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
   check_choice(kSelect, "weight", d.weight, WeightFormat::s4_group);
   check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
+  check_choice(kSelect, "dw_layout", dw_layout(d), WeightLayout::in_out);
   check_choice(kSelect, "rounding", d.rounding, Rounding::stochastic);
   if (!is_float(d.dy)) fail(Status::unsupported, kSelect, ": dy = ", d.dy, ", expected f16, bf16, f32 or f64");
   if (dw_dtype(d) != d.dy && (dw_dtype(d) != DType::f32 || d.dy == DType::f64)) {
@@ -118,7 +120,7 @@ GemmProblem dw_problem(const LinearBackwardDescription& d) {
   p.y = dw_dtype(d);
   p.a_major = d.dw == Product::int8 ? Major::contraction : Major::outer;
   p.b_major = d.x_transposed ? Major::contraction : Major::outer;
-  p.y_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
+  p.y_major = dw_layout(d) == WeightLayout::out_in ? Major::contraction : Major::outer;
   p.accumulate = d.dw_accumulate;
   return p;
 }
@@ -255,8 +257,10 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
         checks.matrix("x", args.x, DType::s8, d.x_transposed ? std::array{d.k, m} : std::array{m, d.k});
     b.x = d.x_transposed ? x : transposed(x);
     b.x_scale = bind_x_scale(checks, d.activation, impl.static_scale, args.x_scale, m);
-    const Tensor dw = checks.matrix("dw", args.dw, dw_dtype(d), weight_shape);
-    b.dw = out_in ? dw : transposed(dw);
+    const bool dw_out_in = dw_layout(d) == WeightLayout::out_in;
+    const auto dw_shape = dw_out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
+    const Tensor dw = checks.matrix("dw", args.dw, dw_dtype(d), dw_shape);
+    b.dw = dw_out_in ? dw : transposed(dw);
   } else {
     checks.absent("dw", args.dw);
   }

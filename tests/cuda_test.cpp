@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -403,50 +404,115 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   }
 }
 
-// The gradient's scale along the other operand is the plan's own, in host memory.
-TEST_F(Cuda, Int8GradientsEqualTheCpus) {
-  constexpr std::int64_t m = 37, n = 48, k = 65;
-  std::mt19937 random(5);
-  std::normal_distribution<float> normal;
-  std::vector<float> dy(m * n), weight_scale(n), x_scale(m);
-  std::vector<std::int8_t> weight(n * k), x(m * k);
-  for (float& v : dy) v = normal(random);
-  for (float& v : weight_scale) v = 0.01f * (2 + normal(random));
-  for (float& v : x_scale) v = 0.01f * (2 + normal(random));
-  for (std::int8_t& v : weight) v = static_cast<std::int8_t>(random() & 255);
-  for (std::int8_t& v : x) v = static_cast<std::int8_t>(random() & 255);
-  LinearBackwardDescription d{.m = m, .n = n, .k = k, .dx = Product::int8, .dw = Product::int8};
-  const auto args = [&](const auto& dy_at, const auto& weight_at, const auto& scale_at, const auto& x_at,
-                        const auto& x_scale_at) {
-    LinearBackwardArgs a;
-    a.dy = on(d.device, matrix(static_cast<const float*>(dy_at.data()), m, n));
-    a.weight = on(d.device, matrix(static_cast<const std::int8_t*>(weight_at.data()), n, k));
-    a.weight_scale = on(d.device, vector(static_cast<const float*>(scale_at.data()), n));
-    a.x = on(d.device, matrix(static_cast<const std::int8_t*>(x_at.data()), m, k));
-    a.x_scale = on(d.device, vector(static_cast<const float*>(x_scale_at.data()), m));
-    return a;
-  };
-  std::vector<float> dx(m * k), dw(n * k);
-  {
-    const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
-    LinearBackwardArgs a = args(dy, weight, weight_scale, x, x_scale);
-    a.dx = matrix(dx.data(), m, k);
-    a.dw = matrix(dw.data(), n, k);
-    std::vector<std::byte> memory(plan.workspace_size());
-    plan.run(a, {memory.data(), memory.size()});
+// What gradients with f16 dY are computed from, and what dW is added to.
+struct GradientValues {
+  std::vector<std::uint16_t> dy;
+  std::vector<std::int8_t> weight, x;
+  std::vector<float> weight_scale, x_scale, dw;
+
+  GradientValues(const LinearBackwardDescription& d, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (std::int64_t i = 0; i < d.m * d.n; ++i) dy.push_back(Half(normal(random)).bits);
+    for (std::int64_t i = 0; i < d.n * d.k; ++i) weight.push_back(static_cast<std::int8_t>(random() & 255));
+    for (std::int64_t i = 0; i < d.m * d.k; ++i) x.push_back(static_cast<std::int8_t>(random() & 255));
+    for (std::int64_t i = 0; i < d.n; ++i) weight_scale.push_back(0.001f * static_cast<float>(1 + random() % 20));
+    for (std::int64_t i = 0; i < d.m; ++i) x_scale.push_back(0.001f * static_cast<float>(1 + random() % 20));
+    for (std::int64_t i = 0; i < d.n * d.k; ++i) dw.push_back(normal(random));
   }
-  d.device = kGpu;
+};
+
+template <class Dy, class Bytes, class Floats>
+LinearBackwardArgs gradient_arguments(const LinearBackwardDescription& d, const Dy& dy, const Bytes& weight,
+                                      const Bytes& x, const std::array<const Floats*, 2>& scales) {
+  LinearBackwardArgs a;
+  a.dy = on(d.device, matrix(reinterpret_cast<const Half*>(dy.data()), d.m, d.n));
+  if (d.dx != Product::none) {
+    a.weight = on(d.device, matrix(static_cast<const std::int8_t*>(weight.data()), d.n, d.k));
+    a.weight_scale = on(d.device, vector(static_cast<const float*>(scales[0]->data()), d.n));
+  }
+  if (d.dw != Product::none) {
+    a.x = on(d.device, matrix(static_cast<const std::int8_t*>(x.data()), d.m, d.k));
+    a.x_scale = on(d.device, vector(static_cast<const float*>(scales[1]->data()), d.m));
+  }
+  return a;
+}
+
+template <class Dx, class Dw, class Db>
+void add_outputs(LinearBackwardArgs& a, const LinearBackwardDescription& d, Dx& dx, Dw& dw, Db& db) {
+  if (d.dx != Product::none) a.dx = on(d.device, matrix(reinterpret_cast<Half*>(dx.data()), d.m, d.k));
+  if (d.dw != Product::none) a.dw = on(d.device, matrix(dw.data(), d.n, d.k));
+  if (d.db) a.db = on(d.device, vector(reinterpret_cast<Half*>(db.data()), d.n));
+}
+
+struct Gradients {
+  Bits dx, db;
+  std::vector<float> dw;
+  bool operator==(const Gradients&) const = default;
+};
+
+Gradients gradients_on_cpu(LinearBackwardDescription d, const GradientValues& v) {
+  d.device = Device::cpu();
   const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
-  const OnGpu<float> dy_gpu(dy), weight_scale_gpu(weight_scale), x_scale_gpu(x_scale);
-  const OnGpu<std::int8_t> weight_gpu(weight), x_gpu(x);
-  const OnGpu<float> dx_gpu(dx.size()), dw_gpu(dw.size());
-  const OnGpu<std::byte> memory(plan.workspace_size());
-  LinearBackwardArgs a = args(dy_gpu, weight_gpu, weight_scale_gpu, x_gpu, x_scale_gpu);
-  a.dx = on(kGpu, matrix(dx_gpu.data(), m, k));
-  a.dw = on(kGpu, matrix(dw_gpu.data(), n, k));
+  Gradients g{Bits(v.x.size()), Bits(v.weight_scale.size()), v.dw};
+  LinearBackwardArgs a = gradient_arguments(d, v.dy, v.weight, v.x, std::array{&v.weight_scale, &v.x_scale});
+  add_outputs(a, d, g.dx, g.dw, g.db);
+  std::vector<std::byte> memory(plan.workspace_size());
   plan.run(a, {memory.data(), memory.size()});
-  EXPECT_EQ(dx_gpu.values(), dx);
-  EXPECT_EQ(dw_gpu.values(), dw);
+  return g;
+}
+
+// Every pair of products, with dB and without: one graph of a run equals a plain run, which allocates nothing; what is
+// all int8 equals the CPU's.
+TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
+  constexpr Product kProducts[] = {Product::none, Product::dequantized, Product::int8};
+  for (int i = 0; i < 36; ++i) {
+    LinearBackwardDescription d{.m = 264, .n = 200, .k = 136, .dy = DType::f16, .dw_dtype = DType::f32};
+    d.dx = kProducts[i % 3];
+    d.dw = kProducts[i / 3 % 3];
+    d.db = i / 9 % 2 == 1;
+    d.dw_accumulate = i / 18 == 1 && d.dw != Product::none;
+    if (d.dx == Product::none && d.dw == Product::none && !d.db) continue;
+    const GradientValues v(d, 6);
+    const Gradients cpu = gradients_on_cpu(d, v);
+    d.device = kGpu;
+    const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+    SCOPED_TRACE(plan.explain());
+    const OnGpu<std::uint16_t> dy(v.dy), dx(v.x.size()), db(v.weight_scale.size());
+    const OnGpu<std::int8_t> weight(v.weight), x(v.x);
+    const OnGpu<float> weight_scale(v.weight_scale), x_scale(v.x_scale);
+    const OnGpu<std::byte> memory(plan.workspace_size());
+    const SideStream stream;
+    const auto run = [&](const auto& enqueue) {
+      const OnGpu<float> dw(v.dw);
+      LinearBackwardArgs a = gradient_arguments(d, dy, weight, x, std::array{&weight_scale, &x_scale});
+      add_outputs(a, d, dx, dw, db);
+      const Workspace workspace = {memory.data(), memory.size()};
+      enqueue([&] { plan.run(a, workspace, stream); });
+      stream.wait();
+      return Gradients{dx.values(), db.values(), dw.values()};
+    };
+    const Gradients plain = run([&](const auto& call) {
+      const long before = allocations;
+      call();
+      EXPECT_EQ(allocations, before);
+    });
+    const Gradients graphed = run([&](const auto& call) {
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      expect(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+      call();
+      expect(cudaStreamEndCapture(stream.get(), &graph));
+      expect(cudaGraphInstantiate(&executable, graph, 0));
+      expect(cudaGraphLaunch(executable, stream.get()));
+      stream.wait();
+      cudaGraphExecDestroy(executable);
+      cudaGraphDestroy(graph);
+    });
+    EXPECT_TRUE(plain == graphed);
+    EXPECT_TRUE(d.dx != Product::int8 || plain.dx == cpu.dx);
+    EXPECT_TRUE(d.dw != Product::int8 || plain.dw == cpu.dw);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything that shows on a GPU whether its kernels are right, at once: the tests of plans on a GPU, the whole sweep of each
-# row of the kernel table (alone and as a graph), and the quick sweep under compute-sanitizer's memcheck and racecheck.
+# Everything that shows on a GPU whether its kernels are right: the tests of plans on a GPU, and then, at once, the whole
+# sweep of each row of the kernel table (alone and as a graph), and the quick sweep under compute-sanitizer's memcheck and
+# racecheck. The tests run alone: one of them compares the GPU's free memory before and after a run.
 #
 # usage: tools/gpu_check.sh OCTILE CUDA_TEST FOLDER
 #
@@ -33,6 +34,7 @@ part() {
 }
 
 part tests '^\[  (PASSED|FAILED) ' "$cuda_test"
+wait
 rows=$("$octile" info | awk '$3 == "cuda" && $4 != "no:" { print $1 }')
 [ -n "$rows" ] || {
   "$octile" info | grep -E '^[a-z0-9_]+ +[a-z0-9_]+ +cuda' >&2

@@ -98,7 +98,8 @@ struct LinearBackwardDescription {
   double static_scale = 0;                                // with static_per_tensor
   bool x_transposed = false;                              // Xq is handed over as (K, M)
   WeightFormat weight = WeightFormat::s8_per_channel;     // s8 only
-  WeightLayout weight_layout = WeightLayout::out_in;      // of Wq and of dW
+  WeightLayout weight_layout = WeightLayout::out_in;      // of Wq
+  std::optional<WeightLayout> dw_layout = {};             // of dW: weight_layout's, or the other one
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
   Device device = {};
   int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it

@@ -127,7 +127,11 @@ enum {
   OCTILE_ACTIVATION_STATIC_PER_TENSOR
 };
 enum { OCTILE_WEIGHT_S8_PER_CHANNEL = 0, OCTILE_WEIGHT_S8_PER_TENSOR, OCTILE_WEIGHT_S4_GROUP };
-enum { OCTILE_LAYOUT_OUT_IN = 0, OCTILE_LAYOUT_IN_OUT };
+enum {
+  OCTILE_LAYOUT_SAME = -1, /* dw_layout alone: weight_layout */
+  OCTILE_LAYOUT_OUT_IN = 0,
+  OCTILE_LAYOUT_IN_OUT
+};
 enum { OCTILE_PRODUCT_NONE = 0, OCTILE_PRODUCT_DEQUANTIZED, OCTILE_PRODUCT_INT8 };
 
 /* ---- Plans ---- */
@@ -364,12 +368,14 @@ typedef struct {
   int32_t activation;    /* the scale that Xq was quantized with. Default DYNAMIC_PER_TOKEN */
   int32_t x_transposed;  /* boolean: Xq is handed over as (K, M) */
   int32_t weight;        /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
-  int32_t weight_layout; /* of Wq and of dW. Default OUT_IN */
+  int32_t weight_layout; /* of Wq. Default OUT_IN */
   int32_t rounding;      /* of dY in the int8 products. Default NEAREST */
   int32_t threads;       /* CPU threads it may use; 0: all */
   int32_t dw_accumulate; /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
   octile_device device;  /* default the CPU */
   const char* kernel;    /* NULL or "": the fastest */
+  int32_t dw_layout;     /* of dW: SAME (the default) as Wq, or the other one */
+  int32_t reserved;      /* 0 */
 } octile_linear_backward_description;
 
 OCTILE_API octile_status octile_linear_backward_description_init(octile_linear_backward_description* description,

@@ -157,7 +157,8 @@ struct Backward {
                : scale_of<Real>(args.x_scale, d.activation == Activation::dynamic_per_tensor, i);
   }
   void store_dw(std::int64_t n, std::int64_t k, Real value) const {
-    const auto [r, c] = d.weight_layout == WeightLayout::out_in ? std::pair(n, k) : std::pair(k, n);
+    const auto [r, c] =
+        d.dw_layout.value_or(d.weight_layout) == WeightLayout::out_in ? std::pair(n, k) : std::pair(k, n);
     if (d.dw_accumulate && m() == 0) return;
     store(args.dw, r, c, d.dw_accumulate ? load<Real>(args.dw, r, c) + value : value);
   }
