@@ -352,13 +352,15 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
 
 // What more may be lost where an integer times its scale is rounded to a 16-bit type before it is multiplied: the scale
 // and the product are rounded once each, unit roundoff u. `reach` is the sum of the other operand's magnitudes times
-// the largest scale: in f16, scales are taken relative to a power of two that puts the largest into [256, 512), where
-// what falls below the normal numbers is off by at most half of 2^-24, that is 2^-33 of the largest scale.
-double narrow_error(const LinearBackwardCase& c, double magnitude, double reach) {
+// the largest scale: in f16 scales are taken relative to the largest one, which is put at the top of what f16 holds,
+// and what then falls below the normal numbers is off by at most 2^-15 of the largest scale (scaled_bytes.cuh; half of
+// 2^-24 where the largest is put into [256, 512)). bf16 has f32's range, and a matrix unit may take what is subnormal
+// for zero: at most 2^-116 of the largest scale a term.
+double narrow_error(const LinearBackwardCase& c, double magnitude, double reach, double subnormal) {
   const DType dy = c.description.dy;
   if (!c.narrow_products || (dy != DType::f16 && dy != DType::bf16)) return 0;
-  const double u = dy == DType::f16 ? 0x1p-11 : 0x1p-8;
-  return (2 * u + u * u) * magnitude + (dy == DType::f16 ? 0x1p-33 * reach : 0);
+  if (dy == DType::f16) return (0x1p-10 + 0x1p-22) * magnitude + 0x1p-15 * reach;
+  return (0x1p-7 + 0x1p-16) * magnitude + subnormal;
 }
 
 double largest(const ConstTensor& scales) {
@@ -383,8 +385,9 @@ void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearB
     const Magnitudes sum = product(dy, w);
     const double scale = largest(args.weight_scale);
     const Magnitudes reach = product(dy, Magnitudes(d.n, 1, [&](auto, auto) { return scale; }));
+    const double lost = 0x1p-116 * scale * static_cast<double>(d.n);
     tensors.set_bound("dx", [&](std::int64_t i, std::int64_t k) {
-      return sum_error(real, d.n, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0));
+      return sum_error(real, d.n, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0), lost);
     });
   }
   const Magnitudes dy_t(d.n, m, [&](std::int64_t j, std::int64_t i) { return load<double>(args.dy, i, j); });
@@ -397,11 +400,12 @@ void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearB
     const Magnitudes sum = product(dy_t, x);
     const double scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
     const Magnitudes reach = product(dy_t, Magnitudes(m, 1, [&](auto, auto) { return scale; }));
+    const double lost = 0x1p-116 * scale * static_cast<double>(m);
     const bool dw_out_in = d.dw_layout.value_or(d.weight_layout) == WeightLayout::out_in;
     const std::int64_t terms = m + (d.dw_accumulate ? 2 : 0);  // both round the product before it is added
     tensors.set_bound("dw", [&](std::int64_t r, std::int64_t col) {
       const auto [i, k] = dw_out_in ? std::pair(r, col) : std::pair(col, r);
-      return sum_error(real, terms, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0));
+      return sum_error(real, terms, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0), lost);
     });
   }
   if (d.db) {

@@ -143,6 +143,7 @@ constexpr QuantizeKernel kQuantizeKernels[] = {
 #endif
   {"quantize_sm80",                     Op::quantize,               kCuda, cuda::quantizer_sm80_supports, cuda::quantize_sm80_cost, cuda::quantize_sm80_workspace,      cuda::quantize_sm80,               cuda::quantize_sm80_prepare},
   {"quantize_sm90",                     Op::quantize,               kCuda, cuda::quantize_sm90_supports,  cuda::quantize_sm90_cost, cuda::quantize_sm90_workspace,      cuda::quantize_sm90,               cuda::quantize_sm90_prepare},
+  {"gradient_quantize_sm90",            Op::gradient_quantize,      kCuda, cuda::gradient_quantize_sm90_supports, cuda::gradient_quantize_sm90_cost, cuda::gradient_quantize_sm90_workspace, cuda::gradient_quantize_sm90, cuda::gradient_quantize_sm90_prepare},
   {"dequantize_sm80",                   Op::dequantize,             kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::dequantize_sm80,             cuda::dequantize_sm80_prepare},
   {"quantize_backward_sm80",            Op::quantize_backward,      kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::quantize_backward_sm80,      cuda::straight_through_sm80_prepare},
   {"dequantize_backward_sm80",          Op::dequantize_backward,    kCuda, cuda::quantizer_sm80_supports, cuda_quantize,            none,                               cuda::dequantize_backward_sm80,    cuda::dequantize_backward_sm80_prepare},
@@ -177,7 +178,10 @@ constexpr GemmKernel kGemmKernels[] = {
 #endif
   {"w8a8_gemm_sm80",                    Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_sm80_supports,   cuda::w8a8_gemm_sm80_cost,   none,                            cuda::w8a8_gemm_sm80,   cuda::w8a8_gemm_sm80_prepare},
   {"w8a8_gemm_sm90",                    Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_sm90_supports,   cuda::w8a8_gemm_sm90_cost,   cuda::w8a8_gemm_sm90_workspace,   cuda::w8a8_gemm_sm90,   cuda::w8a8_gemm_sm90_prepare, cuda::w8a8_gemm_sm90_detail},
-  {"w8a8_gemm_skinny_sm90",             Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_skinny_sm90_supports, cuda::w8a8_gemm_skinny_sm90_cost, cuda::w8a8_gemm_skinny_sm90_workspace, cuda::w8a8_gemm_skinny_sm90, cuda::w8a8_gemm_skinny_sm90_prepare},
+  {"w8a8_gemm_skinny_sm90",             Op::w8a8_gemm,              kCuda, cuda::w8a8_gemm_skinny_sm90_supports, cuda::w8a8_gemm_skinny_sm90_cost, cuda::w8a8_gemm_skinny_sm90_workspace, cuda::w8a8_gemm_skinny_sm90, cuda::w8a8_gemm_skinny_sm90_prepare, cuda::w8a8_gemm_skinny_sm90_detail},
+  {"column_sum_sm80",                   Op::column_sum,             kCuda, cuda::column_sum_sm80_supports,  cuda::column_sum_sm80_cost,  cuda::column_sum_sm80_workspace, cuda::column_sum_sm80,  cuda::column_sum_sm80_prepare},
+  {"w8a16_gemm_sm80",                   Op::w8a16_gemm,             kCuda, cuda::w8a16_gemm_sm80_supports,  cuda::w8a16_gemm_sm80_cost,  none,                            cuda::w8a16_gemm_sm80,  cuda::w8a16_gemm_sm80_prepare},
+  {"w8a16_gemm_sm90",                   Op::w8a16_gemm,             kCuda, cuda::w8a16_gemm_sm90_supports,  cuda::w8a16_gemm_sm90_cost,  none,                            cuda::w8a16_gemm_sm90,  cuda::w8a16_gemm_sm90_prepare, cuda::w8a16_gemm_sm90_detail},
   {"w8a8_linear_sm90",                  Op::w8a8_linear,            kCuda, cuda::w8a8_linear_sm90_supports, cuda::w8a8_linear_sm90_cost, cuda::w8a8_linear_sm90_workspace, cuda::w8a8_linear_sm90, cuda::w8a8_linear_sm90_prepare},
 };
 // clang-format on
@@ -191,9 +195,10 @@ std::string_view name(Operation operation) {
   static constexpr std::array<std::string_view, 13> kNames = {"quantize",          "dequantize",
                                                               "quantize_backward", "dequantize_backward",
                                                               "fake_quantize",     "fake_quantize_backward",
-                                                              "gradient_quantize", "w8a8_linear",       "w8a8_gemm",
-                                                              "w8a16_gemm",        "w4a16_gemm",
-                                                              "w4a8_gemm",         "column_sum"};
+                                                              "gradient_quantize", "w8a8_linear",
+                                                              "w8a8_gemm",         "w8a16_gemm",
+                                                              "w4a16_gemm",        "w4a8_gemm",
+                                                              "column_sum"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 

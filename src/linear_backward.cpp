@@ -135,11 +135,11 @@ GemmProblem db_problem(const LinearBackwardDescription& d) {
   return p;
 }
 
-// dY as it is quantized, whichever way.
+// dY as it is quantized, whichever way. Kernels are asked about one element at least; an empty dY is not quantized.
 QuantizeProblem gradient_problem(const LinearBackwardDescription& d) {
   QuantizeProblem p;
-  p.rows = d.m;
-  p.cols = d.n;
+  p.rows = std::max<std::int64_t>(d.m, 1);
+  p.cols = std::max<std::int64_t>(d.n, 1);
   p.x = d.dy;
   p.orientation = Orientation::both;
   p.rounding = d.rounding;

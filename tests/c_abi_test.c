@@ -133,7 +133,8 @@ static void test_defaults(void) {
   octile_linear_backward_description b;
   OK(octile_linear_backward_description_init(&b, sizeof b));
   CHECK(b.dw_dtype == OCTILE_DTYPE_SAME && b.dx == OCTILE_PRODUCT_DEQUANTIZED && b.dw == OCTILE_PRODUCT_DEQUANTIZED);
-  CHECK(b.rounding == OCTILE_ROUNDING_NEAREST && b.dy == OCTILE_DTYPE_F32 && b.dw_accumulate == 0 && b.dw_layout == OCTILE_LAYOUT_SAME);
+  CHECK(b.rounding == OCTILE_ROUNDING_NEAREST && b.dy == OCTILE_DTYPE_F32 && b.dw_accumulate == 0 &&
+        b.dw_layout == OCTILE_LAYOUT_SAME);
 }
 
 static void test_quantize_rows(void) {

@@ -33,6 +33,28 @@ def entry(shape, target, product, layer):
     return {"m": m, "k": k, "n": n, "target": target, "skipped": {"x, product": "why"}, "clocks": clocks, **parts}
 
 
+def gradients(shape, **parts):
+    m, k, n = map(int, shape.split("x"))
+    found = {part: {name: contender(us) for name, us in parts.get(part, {}).items()} for part in report.BACKWARD}
+    return {"m": m, "k": k, "n": n, "skipped": {"y, dx": "none"}, "clocks": {"clocks.sm": [1700, 1980]}, **found}
+
+
+def backward():
+    floats = {"torch f16": 1600.0, "torch bf16": 1500.0, "Octile f16": 1500.0, "Octile bf16": 1600.0}
+    return [
+        gradients(
+            "8192x8192x8192",
+            dx={**floats, "Octile int8": 700.0},
+            dw={"torch f16": 1600.0, "Triton": 2800.0, "Octile f16": 1600.0, "Octile int8": 800.0},
+            db={"torch f16": 50.0, "Octile f16": 34.0},
+            **{"pass": {"Octile int8": 110.0}},
+            backward={"torch f16": 3250.0, "Octile int8": 1620.0},
+            step={"torch f16": 4800.0, "Triton": 7000.0, "Octile int8": 2600.0, "Octile int8, W kept": 2520.0},
+        ),
+        gradients("4096x4096x4096", dx={"torch f16": 200.0}, step={"torch f16": 600.0, "Octile int8": 400.0}),
+    ]
+
+
 def document(**more):
     """On an H200, but for Octile's."""
     large = {"torch f16": 204.8, "cuBLASLt": 168.4, "Triton": 113.7, "CUTLASS": 91.1}
@@ -57,7 +79,8 @@ def document(**more):
     }  # fmt: skip
     settings = {"Octile": ["skinny" if m <= 256 else "tiles" for m in sizes], "torch f16": ["W (IN, OUT)"] * 512}
     sweep = [{"k": 4096, "n": 14336, "m": sizes, "curves": curves, "settings": settings}]
-    return {"facts": facts, "shapes": shapes, "quantizers": [copy, rows], "sweep": sweep, **more}
+    found = {"shapes": shapes, "backward": backward(), "quantizers": [copy, rows], "sweep": sweep}
+    return {"facts": facts, **found, **more}
 
 
 def cells(text, first):
@@ -110,9 +133,41 @@ class TableTest(unittest.TestCase):
             self.assertIn(words, text)
 
     def test_nothing_measured(self):
-        empty = document(shapes=[], quantizers=[], sweep=[])
+        empty = document(shapes=[], backward=[], quantizers=[], sweep=[])
         self.assertIn("NVIDIA H200", report.markdown(empty))
         ElementTree.fromstring(chart.draw(empty))
+
+
+class BackwardTableTest(unittest.TestCase):
+    def row(self, heading, shape="8192 x 8192 x 8192"):
+        return cells(report.markdown(document()).split(f"## {heading}\n")[1].split("\n## ")[0], shape)[1:]
+
+    def test_gradients(self):
+        self.assertEqual(self.row("dX")[:5], ["687 T/s", "733 T/s", "733 T/s", "687 T/s", "1,571 T/s"])
+        self.assertEqual(self.row("dX")[5:], ["1.07 (met)", "0.94 (NOT met)", "1,571 (met)"])
+        self.assertEqual(self.row("dW")[4:], ["1.00 (met)", "-", "1,374 (NOT met)"])
+        self.assertEqual(self.row("dB"), ["2.68 TB/s", "3.95 TB/s", "1.47", "3.95 (met)"])
+
+    def test_what_is_missing_is_a_dash(self):
+        self.assertEqual(self.row("dX", "4096 x 4096 x 4096")[1:], ["-"] * 7)
+
+    def test_pass_is_told_alone_and_as_the_rest_of_the_backward(self):
+        self.assertEqual(self.row("The pass over dY"), ["3.66 TB/s", "110.0 us", "3.66 (NOT met)", "120.0 us"])
+
+    def test_step(self):
+        self.assertEqual(self.row("The training step")[:3], ["687 T/s", "471 T/s", "1,269 T/s"])
+        self.assertEqual(self.row("The training step")[3:], ["1.85 (met)", "2.69 (NOT met)"])
+        self.assertEqual(self.row("The training step", "4096 x 4096 x 4096")[3:], ["1.50", "-"])  # has no target
+
+    def test_weight_is_quantized_once_for_several_micro_batches(self):
+        row = self.row("W quantized once for several micro-batches")
+        self.assertEqual(row, ["4,800 us", "2,600 us, 1.85", "2,540 us, 1.89", "2,530 us, 1.90"])
+
+    def test_files_without_a_backward_can_be_rendered(self):
+        older = document()
+        del older["backward"]
+        self.assertNotIn("The training step", report.markdown(older))
+        ElementTree.fromstring(chart.draw(older))
 
 
 class ChartTest(unittest.TestCase):
@@ -147,8 +202,9 @@ class ChartTest(unittest.TestCase):
             if ":" in (name := dot.find(f"{self.SVG}title").text or ""):
                 fills.setdefault(name.split(":")[0], set()).add(dot.get("fill"))
         self.assertEqual({len(colors) for colors in fills.values()}, {1})
-        self.assertEqual(len(set.union(*fills.values())), len(fills))
         self.assertEqual(fills["Octile"], {chart.OUR_COLOR})
+        self.assertEqual(fills.pop("Octile int8"), {chart.OUR_COLOR})  # in charts that have no "Octile"
+        self.assertEqual(len(set.union(*fills.values())), len(fills))
 
 
 class InterfaceTest(unittest.TestCase):
@@ -161,6 +217,8 @@ class InterfaceTest(unittest.TestCase):
             (octile_c.PackArguments, "octile_linear_pack_args"),
             (octile_c.QuantizeDescription, "octile_quantize_description"),
             (octile_c.QuantizeArguments, "octile_quantize_args"),
+            (octile_c.BackwardDescription, "octile_linear_backward_description"),
+            (octile_c.BackwardArguments, "octile_linear_backward_args"),
         ):
             body = re.search(rf"typedef struct {{([^}}]*)}} {name};", header).group(1)
             fields = [re.search(r"(\w+)$", declaration).group(1) for declaration in body.split(";")[:-1]]

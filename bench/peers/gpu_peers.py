@@ -31,6 +31,7 @@ TARGETS = {
     "16x4096x14336": {"us": 17},
     "1x4096x14336": {"us": 16},
 }
+BACKWARD = ("4096x4096x4096", "8192x8192x8192", "4096x4096x14336", "4096x14336x4096")
 QUANTIZED = (8192, 8192)
 SWEPT = ((4096, 14336), (4096, 4096))
 SWEPT_TO = 512
@@ -48,6 +49,7 @@ def parse_arguments():
     )
     add("--quick", action="store_true", help="21 rounds, and with --sweep some batch sizes")
     add("--sweep", action="store_true", help=f"only: the batch sizes from 1 to {SWEPT_TO}")
+    add("--backward", action="store_true", help="only: the gradients and the training step")
     add("--no-quantizers", action="store_true", help="leave them out")
     add("--out", type=pathlib.Path, default=ROOT / "build/peers", metavar="FOLDER", help="default: %(default)s")
     add("--library", type=pathlib.Path, metavar="FILE", help="liboctile.so (default: that of the preset cuda)")
@@ -66,16 +68,27 @@ def parse_arguments():
         arguments.rounds = 21
     if arguments.rounds < 1 or arguments.rest < 0:
         parser.error(f"--rounds {arguments.rounds} --rest {arguments.rest:g}: at least one round, and no negative rest")
-    if arguments.shapes is None:
-        arguments.shapes = "" if arguments.sweep else ",".join(TARGETS)
+    choose_shapes(arguments)
     try:
-        arguments.shapes = [Shape.parse(text) for text in arguments.shapes.split(",") if text]
+        for name in ("shapes", "backward_shapes"):
+            setattr(arguments, name, [Shape.parse(text) for text in getattr(arguments, name).split(",") if text])
     except ValueError as error:
         parser.error(str(error))
     if arguments.library is None:
         usual = [ROOT / "build" / preset / "liboctile.so" for preset in ("cuda", "release")]
         arguments.library = next((path for path in usual if path.exists()), usual[0])
     return arguments
+
+
+def choose_shapes(arguments):
+    """Of the forward, and of the backward. The usual ones for both, unless some are named."""
+    named, arguments.backward_shapes = arguments.shapes, ""
+    if arguments.backward:
+        arguments.shapes, arguments.backward_shapes = "", ",".join(BACKWARD) if named is None else named
+    elif named is None and not arguments.sweep:
+        arguments.shapes, arguments.backward_shapes = ",".join(TARGETS), ",".join(BACKWARD)
+    else:
+        arguments.shapes = named or ""
 
 
 def load_peers(arguments):
@@ -129,20 +142,32 @@ class Run:
 
         self.arguments, self.peers, self.failed = arguments, peers, []
         self.clock, self.monitor = Clock(arguments.rest), Monitor()
-        earlier = json.loads(arguments.tuned.read_text())["shapes"] if arguments.tuned else []
-        self.tuned = {Shape(s["m"], s["k"], s["n"]): s["finalists"] for s in earlier}
+        self.tuned = {}
+        earlier = json.loads(arguments.tuned.read_text()) if arguments.tuned else {}
+        for s in [*earlier.get("shapes", []), *earlier.get("backward", [])]:
+            self.tuned.setdefault(Shape(s["m"], s["k"], s["n"]), {}).update(s["finalists"])
 
-    def shape(self, shape):
-        """One entry of the document: each contender with its best setting, all of them in turns."""
-        import torch
+    def forward(self, shape):
         from gpu.problem import Expected, Operands
 
         operands = Operands(shape)
-        expected = Expected(operands)
-        entry = {"m": shape.m, "k": shape.k, "n": shape.n, "product": {}, "layer": {}, "skipped": {}, "finalists": {}}
-        entry["target"] = TARGETS.get(str(shape))
+        contenders = [c for peer in self.peers for c in peer.contenders(operands)]
+        return {**self.entry(shape, report.PARTS, contenders, Expected(operands)), "target": TARGETS.get(str(shape))}
+
+    def backward(self, shape):
+        from gpu.gradients import Expected, Gradients
+
+        gradients = Gradients(shape)
+        contenders = [c for peer in self.peers for c in peer.backward(gradients)]
+        return self.entry(shape, report.BACKWARD, contenders, Expected(gradients))
+
+    def entry(self, shape, parts, contenders, expected):
+        """One entry of the document: each contender with its best setting, all of them in turns."""
+        import torch
+
+        entry = {"m": shape.m, "k": shape.k, "n": shape.n, "skipped": {}, "finalists": {}, **{part: {} for part in parts}}
         runners = []
-        for contender in [c for peer in self.peers for c in peer.contenders(operands)]:
+        for contender in contenders:
             try:
                 settings = self.finalists(contender, shape)
                 verdicts = [expected.verdict(contender.task, call) for call in settings.values()]
@@ -160,7 +185,7 @@ class Run:
             row, rows = {**timed(seconds), "setting": text, "check": verdict}, entry[contender.part]
             if contender.name not in rows or row["us"] < rows[contender.name]["us"]:
                 rows[contender.name] = row
-        del runners, operands, expected
+        del runners, contenders, expected
         torch.cuda.empty_cache()
         return entry
 
@@ -169,6 +194,8 @@ class Run:
         known = self.tuned.get(shape, {}).get(f"{contender.name}, {contender.part}")
         if known and all(text in settings for text in known):
             return {text: settings[text] for text in known}
+        if contender.part in report.BACKWARD:  # the two of each differ by little, and all take long
+            return self.clock.finalists(settings, 1, rounds=4)
         return self.clock.finalists(settings, FINALISTS)
 
     def note_wrong(self, name, what, error):
@@ -269,12 +296,13 @@ def measure(arguments, peers, document):
     run = Run(arguments, peers)
     # A stream of its own: the default one waits for all others.
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-        for shape in arguments.shapes:
+        work = [("shapes", run.forward, shape) for shape in arguments.shapes]
+        for part, take, shape in work + [("backward", run.backward, shape) for shape in arguments.backward_shapes]:
             started = time.monotonic()
-            document["shapes"].append(run.shape(shape))
-            progress(f"{shape}: {time.monotonic() - started:.1f} s")
+            document[part].append(take(shape))
+            progress(f"{part}, {shape}: {time.monotonic() - started:.1f} s")
             write(document, arguments.out)
-        if not arguments.sweep and not arguments.no_quantizers:
+        if not arguments.sweep and not arguments.backward and not arguments.no_quantizers:
             document["quantizers"], skipped = run.quantizers()
             document["facts"]["missing"] |= skipped
         if arguments.sweep:
@@ -297,7 +325,8 @@ def main():
         progress("gpu_peers: there is no GPU here that torch can use")
         return 2
     peers, versions, missing = load_peers(arguments)
-    document = {"facts": facts(arguments, versions, missing), "shapes": [], "quantizers": [], "sweep": []}
+    document = {"facts": facts(arguments, versions, missing)}
+    document |= {part: [] for part in ("shapes", "backward", "quantizers", "sweep")}
     failed = measure(arguments, peers, document)
     write(document, arguments.out)
     print(report.markdown(document))

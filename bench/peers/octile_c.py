@@ -1,6 +1,7 @@
 """Octile's C interface, include/octile/octile.h, in ctypes: what the benchmarks need of it."""
 
 import ctypes as C
+import pathlib
 
 CPU, CUDA = 1, 2  # OCTILE_DEVICE_...
 F16, BF16, F32, S8 = 0, 1, 2, 4  # OCTILE_DTYPE_...
@@ -153,7 +154,7 @@ class Plan:
 
 class Library:
     def __init__(self, path):
-        self.c = C.CDLL(str(path))
+        self.c = C.CDLL(str(pathlib.Path(path).resolve()))  # a bare name would be looked for elsewhere
         for name in ("octile_last_error", "octile_version", "octile_plan_sku"):
             getattr(self.c, name).restype = C.c_char_p
         self.c.octile_plan_workspace_size.restype = C.c_size_t

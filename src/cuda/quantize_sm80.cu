@@ -1,13 +1,14 @@
 // q = clamp(rint(x / s) + z, q_min, q_max), scales found on the way; into (rows, cols), (cols, rows) or both.
 // Stochastic: floor(x / s + u) + z.
 //
-//   quantize_rows        segments along rows, row-major out, symmetric, to nearest, into bytes, aligned: x is read once
-//                        and kept in registers until the scale is known
-//   quantize_loose_rows  the same wherever the rows lie
+//   quantize_rows        segments along rows, row-major out, symmetric, into bytes, aligned: x is read once and kept in
+//                        registers until the scale is known (device/quantize_rows.cuh)
+//   quantize_loose_rows  the same to nearest, wherever the rows lie (device/quantize_loose.cuh)
 //   quantize_runs        the same with any option and type
 //   everything else      scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements row-major,
 //                        quantize_tiles by way of shared memory
-#include "device/plain.cuh"
+#include "device/quantize_loose.cuh"
+#include "device/quantize_rows.cuh"
 #include "segments.cuh"
 
 namespace octile::cuda {
@@ -15,177 +16,6 @@ namespace octile::cuda {
 namespace {
 
 constexpr int kMostThreads = 1024;
-constexpr int kRowThreads = 512;                 // at most, for a row of the usual kind
-constexpr std::int64_t kMostFactors = 24 << 10;  // of columns, that fit shared memory twice
-constexpr int kVectorsOfMany = 4;                // of 16 bytes, that a thread keeps where there are rows enough
-
-// Rows as most callers have them: symmetric, to nearest, into bytes, all in whole aligned vectors.
-template <class T>
-struct RowsArguments {
-  const T* x;
-  std::int64_t x_stride;
-  std::uint8_t* q;
-  std::int64_t q_stride;
-  std::int64_t rows;
-  int vectors;  // of a row
-  PlainRules rules;
-  RowScale<float> given_scale;
-  float* scale;  // may be null
-  std::int64_t scale_stride;
-  const float* factors;  // of the columns
-};
-
-// A row of the block, a power of two up to 32 threads or whole warps, keeps a row: kVectors vectors for each thread.
-// With factors a block goes on to other rows, so that it fetches those once: into shared memory, (n / 4, vectors, 4).
-template <class T, int kVectors, bool kFactors>
-__global__ void __launch_bounds__(kRowThreads, kVectors > 4 ? 2 : 3) quantize_rows(RowsArguments<T> a) {
-  constexpr int n = kVectorSize<T>;
-  __shared__ float warp_most[kRowThreads / 32];
-  __shared__ PlainScale of_block;
-  extern __shared__ float4 factors[];
-  const int lane = static_cast<int>(threadIdx.x);
-  const int width = static_cast<int>(blockDim.x);
-  std::int64_t r = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-
-  let_next_start();
-  wait_for_previous();
-  if constexpr (kFactors) {
-    for (int i = static_cast<int>(threadIdx.y) * width + lane; i < a.vectors * (n / 4); i += width * blockDim.y) {
-      factors[i % (n / 4) * a.vectors + i / (n / 4)] = __ldcg(reinterpret_cast<const float4*>(a.factors) + i);
-    }
-    __syncthreads();
-  }
-  const auto widen_at = [&](const Vector<T>& v, int vector, float(&x)[n]) {
-    widen(v, x);
-    if constexpr (kFactors) {
-#pragma unroll
-      for (int i = 0; i < n; i += 4) {
-        const float4 f = factors[i / 4 * a.vectors + vector];
-        x[i] = __fmul_rn(x[i], f.x);
-        x[i + 1] = __fmul_rn(x[i + 1], f.y);
-        x[i + 2] = __fmul_rn(x[i + 2], f.z);
-        x[i + 3] = __fmul_rn(x[i + 3], f.w);
-      }
-    }
-  };
-
-  for (; r - threadIdx.y < a.rows; r += std::int64_t{gridDim.x} * blockDim.y) {
-    const int vectors = r < a.rows ? a.vectors : 0;
-    const T* const row = a.x + r * a.x_stride + lane * n;
-    Vector<T> v[kVectors] = {};
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (k * width + lane < vectors) v[k] = load_vector(row + k * width * n, n, true);
-    }
-
-    float most = 0;
-    if constexpr (kFactors) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        if (k * width + lane >= vectors) break;
-        float x[n];
-        widen_at(v[k], k * width + lane, x);
-#pragma unroll
-        for (int i = 0; i < n; ++i) most = max_nan(most, fabsf(x[i]));
-      }
-    } else {
-      Magnitude<T> magnitude;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) magnitude.include(v[k]);
-      most = magnitude.value();
-    }
-    PlainScale g;
-    if (width <= 32) {
-      g = plain_scale(a.rules, max_of_lanes(most, width), a.rules.given ? a.given_scale[vectors > 0 ? r : 0] : 0.0f);
-    } else {
-      // One warp resolves for all: the divisions cost as much as rounding a dozen elements.
-      most = max_of_lanes(most);
-      if (lane % 32 == 0) warp_most[lane / 32] = most;
-      __syncthreads();
-      if (lane < 32) {
-        most = max_of_lanes(lane < width / 32 ? warp_most[lane] : 0.0f);
-        g = plain_scale(a.rules, most, a.rules.given ? a.given_scale[r] : 0.0f);
-        if (lane == 0) of_block = g;
-      }
-      __syncthreads();
-      g = of_block;
-    }
-    if (lane == 0 && vectors > 0 && a.scale) a.scale[r * a.scale_stride] = g.s;
-
-    std::uint8_t* const out = a.q + r * a.q_stride + lane * n;
-    unsigned suspects = 0;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (k * width + lane >= vectors) break;
-      float x[n];
-      std::int32_t levels[n];
-      widen_at(v[k], k * width + lane, x);
-      if (!plain_levels(x, g, a.rules, levels)) suspects |= 1u << k;
-      LevelBytes<n>(levels, g.good()).store(out + k * width * n);
-    }
-    // Few vectors are divided: from memory, and written again.
-    for (; suspects != 0; suspects &= suspects - 1) {
-      const int first = (__ffs(static_cast<int>(suspects)) - 1) * width;
-      float x[n];
-      std::int32_t levels[n];
-      widen_at(load_vector(row + first * n, n, true), first + lane, x);
-      divided_levels(x, {g.s, 0}, a.rules.q_min, a.rules.q_max, levels);
-      LevelBytes<n>(levels, true).store(out + first * n);
-    }
-  }
-}
-
-constexpr int kLooseElements = 32;  // of a row, that a thread keeps
-
-// Rows as plain as those, wherever they lie: neighbouring threads take neighbouring elements. With the vectors of
-// quantize_runs, element by element, the loads of a warp touched eight times as many lines.
-template <class T>
-struct LooseArguments {
-  Input<T> x;
-  std::uint8_t* q;
-  std::int64_t q_stride;
-  int length;
-  PlainRules rules;
-  RowScale<float> given_scale;
-  float* scale;  // may be null
-  std::int64_t scale_stride;
-};
-
-// A block keeps a row.
-template <class T>
-__global__ void __launch_bounds__(kMostThreads) quantize_loose_rows(LooseArguments<T> a) {
-  __shared__ float warp_most[kMostThreads / 32];
-  const std::int64_t r = blockIdx.x;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int width = static_cast<int>(blockDim.x);
-  let_next_start();
-  wait_for_previous();
-  float x[kLooseElements];
-#pragma unroll
-  for (int k = 0; k < kLooseElements; ++k) {
-    const int c = k * width + thread;
-    x[k] = c < a.length ? a.x.get_one(r, c) : 0.0f;
-  }
-  float most = 0;
-#pragma unroll
-  for (int k = 0; k < kLooseElements; ++k) most = max_nan(most, fabsf(x[k]));
-  most = max_of_lanes(most);
-  if (thread % 32 == 0) warp_most[thread / 32] = most;
-  __syncthreads();
-  most = max_of_lanes(thread % 32 < width / 32 ? warp_most[thread % 32] : 0.0f);
-  const PlainScale g = plain_scale(a.rules, most, a.rules.given ? a.given_scale[r] : 0.0f);
-  if (thread == 0 && a.scale) a.scale[r * a.scale_stride] = g.s;
-  std::uint8_t* const q = a.q + r * a.q_stride;
-#pragma unroll
-  for (int k = 0; k < kLooseElements; ++k) {
-    const int c = k * width + thread;
-    if (c >= a.length) break;
-    const float one[1] = {x[k]};
-    std::int32_t level[1];
-    if (!plain_levels(one, g, a.rules, level)) level[0] = divided_level(x[k], g.s, a.rules.q_min, a.rules.q_max);
-    q[c] = static_cast<std::uint8_t>(g.good() ? level[0] : 0);
-  }
-}
 
 // Segments of `length` neighbours, `per_row` in each row.
 struct Runs {
@@ -381,27 +211,19 @@ bool keeps_runs(const QuantizeProblem& p) {
 
 // Whether quantize_rows may do it, if the tensors too are what it needs.
 bool is_plain(const QuantizeProblem& p) {
-  return p.mapping == Mapping::symmetric && p.rounding == Rounding::nearest && p.x != DType::f64 && p.q != DType::s4 &&
+  return p.mapping == Mapping::symmetric && p.x != DType::f64 && p.q != DType::s4 &&
          p.multiplier != Multiplier::per_row;
 }
 
-// Threads for a segment of so many vectors: a power of two, or whole warps.
-unsigned width_for(std::int64_t vectors, int each) {
-  const auto threads = static_cast<unsigned>((vectors + each - 1) / each);
-  unsigned width = (threads + 31) / 32 * 32;
-  while (width <= 32 && width / 2 >= threads) width /= 2;
-  return width;
-}
-
-template <class T, int kVectors, bool kFactors>
-void launch_plain_rows(const QuantizeProblem& p, const RowsArguments<T>& a, Stream stream) {
-  const unsigned width = width_for(a.vectors, kVectors);
-  const unsigned height = width <= 32 ? 256 / width : 1;
-  std::int64_t blocks = (a.rows + height - 1) / height;
-  if (kFactors) blocks = std::min<std::int64_t>(blocks, 5 * properties(p.device).multiprocessors);
-  const unsigned shared = kFactors ? static_cast<unsigned>(a.vectors) * kVectorSize<T> * 4 : 0;
-  enqueue(kRows, quantize_rows<T, kVectors, kFactors>,
-          {dim3(static_cast<unsigned>(blocks)), dim3(width, height), shared}, stream, a);
+// Calls body with the kind of the problem.
+template <class Body>
+void with_row_kind(const QuantizeProblem& p, const Body& body) {
+  constexpr auto kYes = std::true_type();
+  constexpr auto kNo = std::false_type();
+  const auto with = [&](auto factors) {
+    p.rounding == Rounding::stochastic ? body(factors, kYes) : body(factors, kNo);
+  };
+  p.multiplier == Multiplier::none ? with(kNo) : with(kYes);
 }
 
 // False if the tensors are not what it needs.
@@ -413,17 +235,17 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
   const std::int64_t length = run_length(p);
   const std::int64_t per_row = o.x.cols() / length;
   const bool factors = p.multiplier != Multiplier::none;
-  if (!x.aligned || !q.aligned || length % n != 0 || length > 2 * kRowThreads * kVectorsOfMany * n) return false;
-  if (factors &&
-      (per_row > 1 || o.multiplier.device.type == DeviceType::cpu || o.multiplier.strides[0] != 1 ||
-       !aligned_rows(o.multiplier.data, 0, 16) || length > kMostFactors || length > kRowThreads * kVectorsOfMany * n)) {
+  if (!x.aligned || !q.aligned || length % n != 0 || length > kMostVectors<PlainRows> * n) return false;
+  if (factors && (per_row > 1 || o.multiplier.device.type == DeviceType::cpu || o.multiplier.strides[0] != 1 ||
+                  !aligned_rows(o.multiplier.data, 0, 16) || length > kMostFactors ||
+                  length > kMostVectors<RowKind<true, false, false>> * n)) {
     return false;
   }
   RowsArguments<T> a = {};
   a.x = x.data;
   a.x_stride = x.stride;
-  a.q = q.data;
-  a.q_stride = q.stride;
+  a.out = q.data;
+  a.out_stride = q.stride;
   a.rows = o.x.rows();
   a.vectors = static_cast<int>(length / n);
   a.rules = plain_rules(p);
@@ -432,6 +254,7 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
   a.scale = static_cast<float*>(o.scale.data);
   a.scale_stride = o.scale.row_stride;
   a.factors = static_cast<const float*>(o.multiplier.data);
+  a.seed = o.seed;
   if (per_row > 1) {
     // Groups are short rows, if the ends of rows leave no gaps, here and in the scales.
     const auto in_line = [&](const Scales& s) { return !s.data || s.row_stride == per_row; };
@@ -440,37 +263,35 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
       return false;
     }
     a.rows *= per_row;
-    a.x_stride = a.q_stride = length;
+    a.x_stride = a.out_stride = length;
     a.scale_stride = a.given_scale.stride = 1;
   }
-  const bool few = a.rows <= 4 * properties(p.device).multiprocessors;
-  if (factors) {
-    launch_plain_rows<T, kVectorsOfMany, true>(p, a, launch.stream);
-  } else if (few && a.vectors <= kRowThreads) {
-    launch_plain_rows<T, 1, false>(p, a, launch.stream);
-  } else if (a.vectors <= kRowThreads * kVectorsOfMany) {
-    launch_plain_rows<T, kVectorsOfMany, false>(p, a, launch.stream);
-  } else {
-    launch_plain_rows<T, 2 * kVectorsOfMany, false>(p, a, launch.stream);
-  }
+  with_row_kind(p, [&](auto has_factors, auto stochastic) {
+    enqueue_rows<T, RowKind<has_factors, stochastic, false>>(kRows, a, p.device, launch.stream);
+  });
   return true;
 }
 
 // False if there are no whole rows, or they are too long or too short to share among a block.
 template <class T>
 bool launch_loose(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  constexpr std::int64_t kEach = kLooseVectors * kVectorSize<T>;
   const std::int64_t length = o.x.cols();
-  if (p.granularity != Granularity::row || length > kMostThreads * kLooseElements || length < 512) return false;
+  if (p.granularity != Granularity::row || length > kLooseThreads * kEach || length < 512) return false;
+  if (p.rounding != Rounding::nearest) return false;
   const SegmentScales<float> given = given_scales<float>(o);
+  const IntegerRows q = integer_rows(o.q, kVectorSize<T>);
   const LooseArguments<T> a = {input_of<T>(p, o),
-                               static_cast<std::uint8_t*>(o.q.data),
-                               o.q.strides[0],
+                               static_cast<const T*>(o.x.data) + (o.x.rows() - 1) * o.x.strides[0] + length,
+                               q.data,
+                               q.stride,
+                               q.aligned,
                                static_cast<int>(length),
                                plain_rules(p),
                                {given.scale, given.row_stride, given.value},
                                static_cast<float*>(o.scale.data),
                                o.scale.row_stride};
-  const auto width = static_cast<unsigned>(std::max<std::int64_t>((length + kLooseElements - 1) / kLooseElements, 128));
+  const auto width = static_cast<unsigned>((length + kEach - 1) / kEach);
   enqueue(kLooseRows, quantize_loose_rows<T>, {dim3(static_cast<unsigned>(o.x.rows())), dim3((width + 31) / 32 * 32)},
           launch.stream, a);
   return true;
@@ -500,10 +321,8 @@ void prepare_runs(const QuantizeProblem& p) {
   prepare(kRuns, quantize_runs<T>);
   if constexpr (!std::is_same_v<T, double>) {
     if (!is_plain(p)) return;
-    prepare(kRows, quantize_rows<T, kVectorsOfMany, true>, kMostFactors * sizeof(float));
-    prepare(kRows, quantize_rows<T, kVectorsOfMany, false>);
-    prepare(kRows, quantize_rows<T, 2 * kVectorsOfMany, false>);
-    prepare(kRows, quantize_rows<T, 1, false>);
+    with_row_kind(p,
+                  [](auto factors, auto stochastic) { prepare_rows<T, RowKind<factors, stochastic, false>>(kRows); });
     prepare(kLooseRows, quantize_loose_rows<T>);
   }
 }

@@ -1,18 +1,20 @@
-// q = clamp(rint(x / s), q_min, q_max) where a segment is more than the registers of a block hold: bands of rows or
-// columns (device/quantize_bands.cuh), or a whole tensor (device/quantize_tensor.cuh), in row-major order. A whole
-// tensor transposed or in both orientations: the first half of quantize_tensor, then quantize_bands with the scale
-// known.
+// q = clamp(rint(x / s), q_min, q_max) where a segment is more than the registers of a block hold: bands of rows
+// (device/quantize_bands.cuh), columns (device/two_looks.cuh, and with given scales or clamped levels bands again), or
+// a whole tensor in row-major order (device/quantize_tensor.cuh). A whole tensor transposed or in both orientations:
+// the first half of quantize_tensor, then quantize_bands with the scale known.
 #include <algorithm>
 #include <string>
 
 #include "device/quantize_bands.cuh"
 #include "device/quantize_tensor.cuh"
+#include "device/two_looks.cuh"
 
 namespace octile::cuda {
 
 namespace {
 
 constexpr std::string_view kBands = "quantize_sm90 (bands)";
+constexpr std::string_view kColumns = "quantize_sm90 (columns)";
 constexpr std::string_view kTensor = "quantize_sm90 (tensor)";
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -94,6 +96,21 @@ void launch_bands(const QuantizeProblem& p, const QuantizeArguments<T>& a, const
   enqueue(kBands, band_kernel<T>(p), launch, stream, a, shape.part, known);
 }
 
+bool looks_twice(const QuantizeProblem& p) { return p.granularity == Granularity::column && plain_rules(p).fits; }
+
+template <class T>
+void launch_columns(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  LookTwiceArguments<T> a = {};
+  a.m = tiles::matrices<T>(o);
+  if (p.multiplier != Multiplier::none) a.row_factor = row_scale<float>(o.multiplier);
+  a.column_scale = static_cast<float*>(o.scale.data);
+  a.column_scale_stride = o.scale.col_stride;
+  a.q_max = static_cast<float>(p.q_max);
+  a.column_most = static_cast<std::uint32_t*>(launch.workspace.data);
+  const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
+  enqueue_two_looks<T, false>(kColumns, a, blocks, tiles::moves_whole<T>(o), launch.stream);
+}
+
 constexpr unsigned kTensorShared = kStashed * kTensorThreads * 16;
 
 template <class T>
@@ -118,6 +135,7 @@ std::string quantize_sm90_supports(const QuantizeProblem& p) {
   if (p.multiplier != Multiplier::none && !(columns && p.multiplier == Multiplier::per_row)) {
     return "multiplies columns' rows alone";
   }
+  if (looks_twice(p) && p.cols > 1 << 30) return "counts columns in 32 bits";
   if (p.granularity == Granularity::group) return "does not do groups";
   if (p.granularity == Granularity::row && p.orientation == Orientation::row_major) {
     return "leaves rows in row-major order to quantize_sm80";
@@ -126,7 +144,7 @@ std::string quantize_sm90_supports(const QuantizeProblem& p) {
     using T = decltype(x);
     if (p.cols % kVectorSize<T> != 0) return "needs columns in whole 16 bytes";
     if (p.rows > 65535 * kBandRows) return "counts bands of 32 rows in 16 bits";
-    if (p.granularity == Granularity::tensor) return {};
+    if (p.granularity == Granularity::tensor || looks_twice(p)) return {};
     const bool too_wide = p.granularity == Granularity::row && p.cols > 1 << 24;  // to be counted in 32 bits
     if (too_wide || band_shape<T>(p, p.rows, p.cols).shared > most_shared(p.device)) {
       return "needs a band to fit the shared memory of 16 blocks";
@@ -141,13 +159,17 @@ Cost quantize_sm90_cost(const QuantizeProblem& p) {
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
   const double rate = p.granularity == Granularity::row      ? 3.0e12
                       : p.granularity == Granularity::tensor ? 2.3e12
+                      : looks_twice(p)                       ? 2.1e12
                                                              : 1.6e12;
   return {2 * elements, bytes, bytes / rate + 4e-6};
 }
 
 std::size_t quantize_sm90_workspace(const QuantizeProblem& p) {
   const auto blocks = static_cast<std::size_t>(properties(p.device).multiprocessors);
-  return std::max(quantize_sm80_workspace(p), p.granularity == Granularity::tensor ? (blocks + 3) * sizeof(float) : 0);
+  const std::size_t own = p.granularity == Granularity::tensor ? blocks + 3
+                          : looks_twice(p)                     ? static_cast<std::size_t>(p.cols)
+                                                               : 0;
+  return std::max(quantize_sm80_workspace(p), own * sizeof(float));
 }
 
 void quantize_sm90_prepare(const QuantizeProblem& p) {
@@ -156,6 +178,7 @@ void quantize_sm90_prepare(const QuantizeProblem& p) {
     using T = decltype(x);
     if (p.granularity == Granularity::tensor) prepare(kTensor, quantize_tensor<T>, kTensorShared);
     if (p.granularity == Granularity::tensor && p.orientation == Orientation::row_major) return;
+    if (looks_twice(p)) return prepare_to_look_twice<T, false>(kColumns);
     // Fewer rows have a smaller cluster, or smaller parts.
     prepare(kBands, band_kernel<T>(p), std::max(kThird, band_shape<T>(p, p.rows, p.cols).shared));
     check(cudaFuncSetAttribute(band_kernel<T>(p), cudaFuncAttributeNonPortableClusterSizeAllowed, 1), kBands);
@@ -169,6 +192,7 @@ void quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const La
     const bool aligned = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
     const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
     if (!aligned || (gaps && p.granularity == Granularity::tensor)) return quantize_sm80(p, o, launch);
+    if (looks_twice(p)) return launch_columns<T>(p, o, launch);
     const QuantizeArguments<T> a = arguments<T>(p, o);
     if (p.granularity == Granularity::tensor) launch_tensor(p, a, launch);
     if (p.granularity == Granularity::tensor && !a.q_transposed) return;

@@ -43,11 +43,13 @@ CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const Bulk
   const cuuint64_t pitch[] = {static_cast<cuuint64_t>(t.strides[0]) * element};
   const cuuint32_t shape[] = {static_cast<cuuint32_t>(box.cols), static_cast<cuuint32_t>(box.rows)};
   const cuuint32_t steps[] = {1, 1};
+  const CUtensorMapSwizzle swizzle = !box.swizzled              ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : shape[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                                : CU_TENSOR_MAP_SWIZZLE_128B;
   CUtensorMap map;
   const CUresult result = encode_function(kernel)(
       &map, element_type(t.dtype), 2, const_cast<void*>(t.data), sizes, pitch, shape, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     fail(Status::cuda_error, kernel, ": no tensor map of ", t, ": error ", static_cast<int>(result));
   }

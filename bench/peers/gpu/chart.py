@@ -3,12 +3,13 @@
 import math
 from xml.sax.saxutils import escape
 
-from gpu.report import OURS, PARTS, measured, names, speed, title
+from gpu.report import BACKWARD, KEPT, PARTS, is_ours, measured, names, speed, title
 
 WIDTH, MARGIN, LABELS, NUMBERS = 980, 24, 170, 190
 ROW, FONT = 26, 13
 COLORS = ["#4e79a7", "#76b7b2", "#9c755f", "#b07aa1", "#59a14f", "#edc948", "#ff9da7", "#bab0ac"]
 OUR_COLOR = "#d62728"
+OUR_COLORS = {"Octile f16": "#ff7f0e", "Octile bf16": "#c49c00", "Octile int8, W kept": "#f4a3a3"}
 
 
 class Svg:
@@ -43,9 +44,9 @@ class Svg:
 
 
 def color(name, all_names):
-    if name == OURS:
-        return OUR_COLOR
-    return COLORS[[n for n in all_names if n != OURS].index(name) % len(COLORS)]
+    if is_ours(name):
+        return OUR_COLORS.get(name, OUR_COLOR)
+    return COLORS[[n for n in all_names if not is_ours(n)].index(name) % len(COLORS)]
 
 
 def legend(svg, shown, all_names):
@@ -72,17 +73,19 @@ def faster(s, part):
     return {name: s[part]["torch f16"]["us"] / row["us"] for name, row in s[part].items()}
 
 
-def speeds(svg, shapes, part, all_names):
+def speeds(svg, shapes, parts, part, all_names):
     """A line a shape, a dot a contender, from left to right how many times as fast as torch f16."""
     shown = names(shapes, part)
+    # Parts share a scale.
+    highest = max((f for s in shapes for p in parts if "torch f16" in s[p] for f in faster(s, p).values()), default=0)
+    highest *= 1.03
     shapes = [s for s in shapes if "torch f16" in s[part]]
     if not shapes:
         return
-    highest = 1.03 * max(f for s in shapes for p in PARTS if "torch f16" in s[p] for f in faster(s, p).values())
     left, right = MARGIN + LABELS, svg.width - MARGIN - NUMBERS
     x_of = lambda value: left + (right - left) * value / highest  # noqa: E731
 
-    svg.text(MARGIN, svg.height, f"{PARTS[part]}: how many times as fast as torch f16", weight="bold")
+    svg.text(MARGIN, svg.height, f"{parts[part]}: how many times as fast as torch f16", weight="bold")
     svg.height += 24
     legend(svg, shown, all_names)
     top = svg.height
@@ -96,12 +99,11 @@ def speeds(svg, shapes, part, all_names):
         svg.text(left - 10, y + 4, title(s), "end")
         for name in shown:
             if name in s[part]:
-                tip = f"{name}: {speed(s, s[part][name]['us'])}"
-                svg.dot(x_of(faster(s, part)[name]), y, color(name, all_names), 7 if name == OURS else 5, tip)
-        fastest = min(s[part], key=lambda name: s[part][name]["us"])
-        told = OURS if OURS in s[part] else fastest
-        text = f"{told} {speed(s, s[part][told]['us'])}"
-        svg.text(right + 12, y + 4, text, color=OUR_COLOR if told == OURS else "#222")
+                tip = f"{name}: {speed(s, s[part][name]['us'], part)}"
+                svg.dot(x_of(faster(s, part)[name]), y, color(name, all_names), 7 if is_ours(name) else 5, tip)
+        told = min(s[part], key=lambda name: (not is_ours(name), KEPT in name, s[part][name]["us"]))
+        text = f"{told} {speed(s, s[part][told]['us'], part)}"
+        svg.text(right + 12, y + 4, text, color=color(told, all_names) if is_ours(told) else "#222")
     svg.height = bottom + 50
 
 
@@ -123,10 +125,8 @@ def curves(svg, s, all_names):
         # The last one would stick out of the picture.
         svg.text(x_of(tick), bottom + 16, f"{tick:g}", "end" if x_of(tick) > right - 10 else "middle", color="#666")
     for name, curve in s["curves"].items():
-        ours = name.startswith(OURS)
-        svg.curve(
-            [(x_of(m), y_of(us)) for m, us in measured(s["m"], curve)], color(name, all_names), 2 if ours else 1.2
-        )
+        points = [(x_of(m), y_of(us)) for m, us in measured(s["m"], curve)]
+        svg.curve(points, color(name, all_names), 2 if is_ours(name) else 1.2)
     svg.height = bottom + 50
 
 
@@ -136,11 +136,12 @@ def draw(document):
     svg.height += 4
     svg.text(MARGIN, svg.height, f"Octile beside its peers, {facts['gpu']['gpu']}, {facts['date']}", weight="bold")
     svg.height += 34
-    shapes = document["shapes"]
-    all_names = list(dict.fromkeys(name for part in PARTS for name in names(shapes, part)))
-    for part in PARTS:
-        if any(s[part] for s in shapes):
-            speeds(svg, shapes, part, all_names)
+    both = ((document["shapes"], PARTS), (document.get("backward", []), BACKWARD))
+    all_names = list(dict.fromkeys(name for shapes, parts in both for part in parts for name in names(shapes, part)))
+    for shapes, parts in both:
+        for part in parts:
+            if any(s[part] for s in shapes):
+                speeds(svg, shapes, parts, part, all_names)
     all_names = list(dict.fromkeys(name for s in document["sweep"] for name in s["curves"]))
     for s in [s for s in document["sweep"] if s["curves"]]:
         curves(svg, s, all_names)

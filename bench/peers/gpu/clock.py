@@ -48,9 +48,9 @@ class Clock:
                 times[i].append(start.elapsed_time(end) * 1e-3)
         return [t[warm_up:] for t in times]
 
-    def finalists(self, settings, keep):
+    def finalists(self, settings, keep, rounds=9):
         """Of {setting: call} the `keep` fastest: two runs of all, more of the better ones."""
-        for left, count in ((8 * keep, 2), (keep, 9)):
+        for left, count in ((8 * keep, 2), (keep, rounds)):
             if len(settings) > left:
                 times = self.rounds(list(settings.values()), count, warm_up=1)
                 seconds = {name: statistics.median_low(t) for name, t in zip(settings, times)}

@@ -9,12 +9,14 @@ class Contender:
     """One column of a table. `prepare` may raise: then the reason is shown, and the contender skipped.
 
     What it returns are its settings, {text: call}, each of which does the same work; the fastest counts. A call returns
-    the tensor with the result.
+    the tensor with the result; those of the backward a dictionary of them.
     """
 
     name: str
-    part: str  # the table: "product" takes X in 8 bits, "layer" an f16 X
-    task: str  # what is computed: "float", "sums", "product", "product, one scale", "layer", "layer, one scale"
+    part: str  # the table: of report.PARTS or report.BACKWARD
+    # What is computed: "float", "sums", "product", "product, one scale", "layer", "layer, one scale"; of the backward
+    # "float", "one scale", "int8"
+    task: str
     prepare: typing.Callable[[], dict]
 
 

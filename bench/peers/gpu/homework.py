@@ -115,12 +115,14 @@ def forward(xq, x_scale, wq, w_scale, bias, y):
     _forward[grid](xq, x_scale, wq, w_scale, bias, y, rows, depth, columns, step_k, step_n)
 
 
-# ---- Backward: dX = dY * dequant(Wq)^T, dW = dequant(Xq)^T * dY, dB = sum of dY; Wq is (IN, OUT) ----
+# ---- Backward: dX = dY * dequant(Wq)^T, dW = dequant(Xq)^T * dY, dB = sum of dY; Wq is (IN, OUT), of any strides ----
 
 
-@triton.autotune(tiles(), key=["M", "N", "K"])
+@triton.autotune(tiles(), key=["M", "N", "K", "w_step_k"])
 @triton.jit
-def _dx(dy, wq, w_scale, dx, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def _dx(
+    dy, wq, w_scale, dx, M, N, K, w_step_n, w_step_k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
     # dX (M, N = IN) = dY (M, K = OUT) * Wq (IN, OUT)^T
     tile_m, tile_n = tl.program_id(0) // tl.cdiv(N, BN), tl.program_id(0) % tl.cdiv(N, BN)
     m, n, k = tile_m * BM + tl.arange(0, BM), tile_n * BN + tl.arange(0, BN), tl.arange(0, BK)
@@ -128,7 +130,8 @@ def _dx(dy, wq, w_scale, dx, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl
     for done in range(0, K, BK):
         at = done + k
         d = tl.load(dy + m[:, None] * K + at[None, :], mask=(m[:, None] < M) & (at[None, :] < K), other=0.0)
-        w = tl.load(wq + n[None, :] * K + at[:, None], mask=(n[None, :] < N) & (at[:, None] < K), other=0)
+        w_at = wq + n[None, :] * w_step_n + at[:, None] * w_step_k
+        w = tl.load(w_at, mask=(n[None, :] < N) & (at[:, None] < K), other=0)
         scale = tl.load(w_scale + at, mask=at < K, other=0.0)
         sums = tl.dot(d, (w.to(tl.float32) * scale[:, None]).to(tl.float16), sums)
     tl.store(dx + m[:, None] * N + n[None, :], sums.to(tl.float16), mask=(m[:, None] < M) & (n[None, :] < N))
@@ -161,13 +164,18 @@ def _db(dy, db, M, N, BM: tl.constexpr, BN: tl.constexpr):
     tl.store(db + n, sums.to(tl.float16), mask=n < N)
 
 
-def backward(dy, xq, x_scale, wq, w_scale, dx, dw, db):
-    """wq (IN, OUT) and dw (IN, OUT), as the homework has them."""
+def dx(dy, wq, w_scale, out):
+    """wq is (IN, OUT), or a view of that shape of an (OUT, IN) tensor."""
     (batch, columns), depth = dy.shape, wq.shape[0]
-    _dx[programs(batch, depth)](dy, wq, w_scale, dx, batch, depth, columns)
-    _dw[programs(depth, columns)](xq, x_scale, dy, dw, depth, columns, batch)
-    _db[(triton.cdiv(columns, 64),)](dy, db, batch, columns, 64, 64)
+    _dx[programs(batch, depth)](dy, wq, w_scale, out, batch, depth, columns, *wq.stride())
 
 
-def version():
-    return f"{triton.__version__}, torch {torch.__version__}"
+def dw(dy, xq, x_scale, out):
+    """out is (IN, OUT), as the homework has it."""
+    (batch, columns), depth = dy.shape, xq.shape[1]
+    _dw[programs(depth, columns)](xq, x_scale, dy, out, depth, columns, batch)
+
+
+def db(dy, out):
+    batch, columns = dy.shape
+    _db[(triton.cdiv(columns, 64),)](dy, out, batch, columns, 64, 64)

@@ -46,6 +46,9 @@ class CublasLt:
 
         return [Contender("cuBLASLt", "product", "sums", prepare)]
 
+    def backward(self, _):
+        return []
+
     def quantizers(self, _):
         return []
 

@@ -94,5 +94,8 @@ class Cutlass:
             Contender("Triton rows + CUTLASS", "layer", "layer", layer),
         ]
 
+    def backward(self, _):
+        return []
+
     def quantizers(self, _):
         return []

@@ -35,6 +35,77 @@ class Homework:
             Contender("Triton", "layer", "layer, one scale", layer),
         ]
 
+    def backward(self, g):
+        """W as its quantizer and the forward have it, (OUT, IN), or as dX likes it, (IN, OUT), which a step then writes."""
+
+        def dx(w):
+            out = g.empty("dx")
+
+            def call():
+                homework.dx(g.dy, w, g.w_scale, out["dx"])
+                return out
+
+            return call
+
+        def dw():
+            out = g.empty("dw_t")
+
+            def call():
+                homework.dw(g.dy, g.xq_one, g.one_scale, out["dw_t"])
+                return out
+
+            return {"": call}
+
+        def db():
+            out = g.empty("db")
+
+            def call():
+                homework.db(g.dy, out["db"])
+                return out
+
+            return {"": call}
+
+        def backward(w):
+            out = g.empty("dx", "dw_t", "db")
+
+            def call():
+                homework.dx(g.dy, w, g.w_scale, out["dx"])
+                homework.dw(g.dy, g.xq_one, g.one_scale, out["dw_t"])
+                homework.db(g.dy, out["db"])
+                return out
+
+            return call
+
+        def step(turned):
+            out = g.empty("y", "dx", "dw_t", "db")
+            wq, w_scale = torch.empty_like(g.wq), torch.empty_like(g.w_scale)
+            wq_t = torch.empty_like(g.wq_t) if turned else wq.T
+            xq, scale, maximum = torch.empty_like(g.xq), torch.empty_like(g.one), torch.empty_like(g.one)
+
+            def call():
+                homework.quantize_rows(g.w, wq, w_scale)
+                if turned:
+                    wq_t.copy_(wq.T)
+                homework.quantize_global(g.x, xq, scale, maximum)
+                homework.forward(xq, scale, wq, w_scale, g.bias, out["y"])
+                homework.dx(g.dy, wq_t, w_scale, out["dx"])
+                homework.dw(g.dy, xq, scale, out["dw_t"])
+                homework.db(g.dy, out["db"])
+                return out
+
+            return call
+
+        def layouts(call):
+            return lambda: {"W (IN, OUT)": call(g.wq_t), "W (OUT, IN)": call(g.wq.T)}
+
+        return [
+            Contender("Triton", "dx", "one scale", layouts(dx)),
+            Contender("Triton", "dw", "one scale", dw),
+            Contender("Triton", "db", "one scale", db),
+            Contender("Triton", "backward", "one scale", layouts(backward)),
+            Contender("Triton", "step", "one scale", lambda: {"W transposed": step(True), "W as it is": step(False)}),
+        ]
+
     def quantizers(self, x):
         def rows():
             q, scale = torch.empty(x.shape, dtype=torch.int8, device="cuda"), torch.empty(len(x), device="cuda")

@@ -3,11 +3,23 @@
 import statistics
 
 OURS = "Octile"
+KEPT = "W kept"  # of a training step: W was quantized before
 SMALL = 1e11  # operations: below, times are told, else speeds
 PARTS = {
     "product": "The product",
     "layer": "The whole layer",
 }
+BACKWARD = {
+    "dx": "dX",
+    "dw": "dW",
+    "db": "dB",
+    "pass": "The pass over dY",
+    "backward": "The whole backward",
+    "step": "The training step",
+}
+# Moved for an element of dY. The pass reads it twice in 16 bits, and writes it twice in 8.
+BYTES = {"db": 2, "pass": 6}
+PRODUCTS = {"backward": 2, "step": 3}  # of 2 M N K operations; else one
 ABOUT = {
     "product": "X in 8 bits, scales per token and per output channel, bias, f16 out. Floats: X in 16 bits. `_int_mm` "
     "and cuBLASLt: bare s32 sums; Triton: one scale for X.",
@@ -24,7 +36,11 @@ def grid(header, rows):
 def names(shapes, part):
     """Of the contenders in a part, ours last."""
     found = list(dict.fromkeys(name for s in shapes for name in s[part]))
-    return [name for name in found if name != OURS] + [name for name in found if name == OURS]
+    return sorted(found, key=is_ours)
+
+
+def is_ours(name):
+    return name.startswith(OURS)
 
 
 def operations(s):
@@ -35,11 +51,13 @@ def title(s):
     return f"{s['m']} x {s['k']} x {s['n']}"
 
 
-def speed(s, microseconds):
+def speed(s, microseconds, part="product"):
     """In the unit in which this shape is told."""
+    if part in BYTES:
+        return f"{BYTES[part] * s['m'] * s['n'] / microseconds / 1e6:.2f} TB/s"
     if operations(s) < SMALL:
         return f"{microseconds:.1f} us"
-    return f"{operations(s) / microseconds / 1e6:,.0f} T/s"
+    return f"{PRODUCTS.get(part, 1) * operations(s) / microseconds / 1e6:,.0f} T/s"
 
 
 def best_peer(s, part):
@@ -52,10 +70,10 @@ def best_peer(s, part):
     return best, ratio(rows, best)
 
 
-def ratio(rows, name):
-    if OURS not in rows or name not in rows:
+def ratio(rows, name, ours=OURS):
+    if ours not in rows or name not in rows:
         return None
-    pairs = zip(rows[name]["times"], rows[OURS]["times"])
+    pairs = zip(rows[name]["times"], rows[ours]["times"])
     return statistics.median(theirs / ours for theirs, ours in pairs)
 
 
@@ -129,15 +147,15 @@ def sweep_table(sweep):
     return f"## Every batch size\n\n{grid(header, rows)}"
 
 
-def settings_list(shapes):
+def settings_list(shapes, parts=PARTS):
     lines = []
     for s in shapes:
-        for part in PARTS:
+        for part in parts:
             for name, row in s[part].items():
                 text = ", ".join(text for text in (row["setting"], row["check"]) if text)
                 lines.append(f"- {title(s)}, {part}, {name}: {text}")
         lines += [f"- {title(s)}: skipped: {name}: {reason}" for name, reason in s["skipped"].items()]
-    return "## What was fastest, and whether it was right\n\n" + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def clocks_table(shapes):
@@ -168,6 +186,8 @@ def heading(facts):
 
 
 def markdown(document):
+    from gpu import backward_report  # which needs what is above
+
     shapes, parts = document["shapes"], [heading(document["facts"])]
     if shapes:
         parts += [part_table(shapes, part) for part in PARTS if any(s[part] for s in shapes)]
@@ -175,6 +195,10 @@ def markdown(document):
         parts.append(quantizer_table(document["quantizers"]))
     if document["sweep"]:
         parts.append(sweep_table(document["sweep"]))
-    if shapes:
-        parts += [settings_list(shapes), clocks_table(shapes)]
+    gradients = document.get("backward", [])  # older files have none
+    if gradients:
+        parts.append(backward_report.tables(gradients))
+    if shapes or gradients:
+        settings = settings_list(shapes) + settings_list(gradients, BACKWARD)
+        parts += [f"## What was fastest, and whether it was right\n\n{settings}", clocks_table(shapes + gradients)]
     return "\n".join(parts)

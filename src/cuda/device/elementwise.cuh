@@ -153,8 +153,20 @@ struct SegmentScales {
     return {scale ? __ldcg(scale + r * row_stride + g * col_stride) : value,
             zero ? __ldcg(zero + r * zero_row_stride + g * zero_col_stride) : 0};
   }
+  // Where those of column c begin: the division by the group is done once for all rows.
+  struct Place {
+    const Real* scale;
+    const std::int32_t* zero;
+  };
+  __device__ Place place(std::int64_t c) const {
+    const std::int64_t g = (col_stride | zero_col_stride) != 0 ? c / group : 0;
+    return {scale ? scale + g * col_stride : nullptr, zero ? zero + g * zero_col_stride : nullptr};
+  }
+  __device__ Segment<Real> at(const Place& p, std::int64_t r) const {
+    return {p.scale ? __ldcg(p.scale + r * row_stride) : value, p.zero ? __ldcg(p.zero + r * zero_row_stride) : 0};
+  }
   // Elements c .. c + n - 1 for c a multiple of n have one.
-  __device__ bool shared_by(int n) const { return (col_stride | zero_col_stride) == 0 || group % n == 0; }
+  __host__ __device__ bool shared_by(int n) const { return (col_stride | zero_col_stride) == 0 || group % n == 0; }
 };
 
 template <class Real>
@@ -231,6 +243,7 @@ Rules<Real> rules_of(const QuantizeProblem& p, const QuantizeOperands& o) {
 }
 
 inline constexpr int kWalkThreads = 256;
+inline constexpr std::int64_t kMostDown = 65535;  // blocks of a grid along y
 
 // Over all elements, 16 bytes of floats at a time where they share a scale, otherwise two elements at a time:
 //   Op::Loaded load(r, c, count), then finish(loaded, r, c, count), for op.kElements, the last ones of a row fewer;
@@ -271,18 +284,22 @@ __global__ void __launch_bounds__(kWalkThreads) walk_elements(std::int64_t rows,
   }
 }
 
+// For up to about `most` blocks, which go on to other rows.
 template <class Op>
-void enqueue_walk(std::string_view kernel, const ConstTensor& shape, const Op& op, Stream stream) {
-  const std::int64_t vectors = (shape.cols() + Op::kElements - 1) / Op::kElements;
+LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t most) {
+  const std::int64_t vectors = (matrix.cols() + Op::kElements - 1) / Op::kElements;
   unsigned width = kWalkThreads;
   while (width > 1 && width / 2 >= vectors) width /= 2;
   const unsigned height = kWalkThreads / width;
   const unsigned high = height * Op::kBatch;
-  const std::int64_t blocks = std::min<std::int64_t>((shape.rows() + high - 1) / high, 65535);
-  enqueue(
-      kernel, walk_elements<Op>,
-      {dim3(static_cast<unsigned>((vectors + width - 1) / width), static_cast<unsigned>(blocks)), dim3(width, height)},
-      stream, shape.rows(), shape.cols(), op);
+  const auto across = static_cast<unsigned>((vectors + width - 1) / width);
+  const std::int64_t down = std::min({(matrix.rows() + high - 1) / high, (most + across - 1) / across, kMostDown});
+  return {dim3(across, static_cast<unsigned>(down)), dim3(width, height)};
+}
+
+template <class Op>
+void enqueue_walk(std::string_view kernel, const ConstTensor& matrix, const Op& op, Stream stream) {
+  enqueue(kernel, walk_elements<Op>, walk_shape<Op>(matrix, INT32_MAX), stream, matrix.rows(), matrix.cols(), op);
 }
 
 }  // namespace octile::cuda

@@ -54,6 +54,15 @@ struct Box {
   }
 };
 
+// A matrix in global memory.
+template <class Y>
+struct Destination {
+  Y* data = nullptr;
+  std::int64_t pitch = 0;
+  int rows = 0;
+  int cols = 0;
+};
+
 // What a thread has of a box.
 template <class Y, class Box>
 struct BoxValues {
@@ -100,14 +109,25 @@ struct BoxValues {
   }
 };
 
-// A matrix in global memory.
-template <class Y>
-struct Destination {
-  Y* data = nullptr;
-  std::int64_t pitch = 0;
-  int rows = 0;
-  int cols = 0;
-};
+// What y of f32 holds, added to a warp's box that the warp has written.
+template <class Box>
+__device__ void add_to_box(std::uint8_t* box, int2 at, const Destination<float>& y) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int c = 0; c < Box::cols; c += 32) {
+    const bool inside = c + lane < Box::cols && at.y + c + lane < y.cols;
+    const float* const from = y.data + at.x * y.pitch + at.y + c + lane;
+    float before[Box::rows];
+#pragma unroll
+    for (int r = 0; r < Box::rows; ++r) before[r] = inside && at.x + r < y.rows ? __ldcg(from + r * y.pitch) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < Box::rows; ++r) {
+      if (!inside) continue;
+      auto* const sum = reinterpret_cast<float*>(box + Box::offset(r, (c + lane) * 4));
+      *sum = __fadd_rn(before[r], *sum);
+    }
+  }
+}
 
 // A warp's box straight to y, from row and column `at` on: any alignment, and nothing beyond y.
 template <class Y, class Box>
@@ -115,6 +135,7 @@ __device__ void store_edge(const std::uint8_t* box, int2 at, const Destination<Y
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int rows = min(Box::rows, y.rows - at.x);
   const int cols = min(Box::cols, y.cols - at.y);
+#pragma unroll 1  // the code of all boxes is to stay small: it is fetched anew by every launch
   for (int r = 0; r < rows; ++r) {
     Y* const row = y.data + (at.x + r) * y.pitch + at.y;
 #pragma unroll

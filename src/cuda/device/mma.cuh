@@ -1,7 +1,10 @@
 // The instructions of a matrix product since Ampere: copies into shared memory that run beside the arithmetic, matrix
-// loads, and the s8 product of one warp. One wrapper an instruction; what they do is in the PTX manual, sections
-// "cp.async", "ldmatrix" and "mma.m16n8k32".
+// loads, and the products of one warp. One wrapper an instruction; what they do is in the PTX manual, sections
+// "cp.async", "ldmatrix", "mma.m16n8k32" and "mma.m16n8k16".
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -40,6 +43,17 @@ __device__ inline uint4 load_shared(std::uint32_t from_shared) {
                : "memory");
   return v;
 }
+// 8 bytes.
+__device__ inline uint2 load_shared_pair(std::uint32_t from_shared) {
+  uint2 v;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from_shared) : "memory");
+  return v;
+}
+__device__ inline std::uint32_t load_shared_word(std::uint32_t from_shared) {
+  std::uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(from_shared) : "memory");
+  return v;
+}
 __device__ inline void store_shared(std::uint32_t to_shared, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to_shared), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
@@ -76,6 +90,22 @@ __device__ inline void multiply_add_s8(std::int32_t (&sums)[4], const std::uint3
       "{%0, %1, %2, %3};"
       : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second));
+}
+
+// sums (16, 8) += a (16, 16) * b (8, 16)^T, 16-bit floats in pairs; sums lie as above, and a lane holds of
+//   a     [g or g + 8][2 t, 2 t + 1 or 8 + 2 t, 8 + 2 t + 1]: a[0], a[1] are the two rows' first 8, a[2], a[3] their
+//   second b     [g][2 t, 2 t + 1], [g][8 + 2 t, 8 + 2 t + 1]
+__device__ inline void multiply_add_16(__half, float (&sums)[4], const std::uint32_t (&a)[4], uint2 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+__device__ inline void multiply_add_16(__nv_bfloat16, float (&sums)[4], const std::uint32_t (&a)[4], uint2 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
 }
 
 }  // namespace octile::cuda

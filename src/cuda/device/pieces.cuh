@@ -1,11 +1,11 @@
-// Pieces of s8 operands in shared memory: from global memory there, and from there to the registers of a matrix
-// product.
+// Pieces of operands in shared memory: from global memory there, and of s8 operands from there to the registers of a
+// matrix product.
 //
 // A piece is (rows, kStep) of an operand (rows, k), in the orientation that the operand has in global memory, so that
 // both orientations are copied by cp.async as they are:
 //   contraction-major  (rows, kStep) lines along k
 //   outer-major        (kStep, rows) lines along the rows; turned on the way into registers, by a transposing ldmatrix
-//                      and one prmt per register
+//                      and, of s8, one prmt per register
 // cp.async copies units: 16 bytes from a multiple of 16 on. A line that begins inside a unit is copied from that unit's
 // beginning on, with one unit more behind, and put straight in shared memory by the warp that copied it; the bytes
 // before the line share a unit with it, so that they can be read, whatever they are. The ends of ragged lines are
@@ -19,9 +19,10 @@
 namespace octile::cuda {
 
 inline constexpr int kChunk = 16;  // bytes of a unit
-inline constexpr int kSlice = 32;  // terms of one matrix instruction
+inline constexpr int kSlice = 32;  // terms of one matrix instruction on s8
 
-// An s8 operand (rows, k). A line is what is contiguous: a row, or the same term of all rows.
+// An operand (rows, k) of s8 or of 16-bit floats, as bytes. A line is what is contiguous: a row, or the same term of
+// all rows.
 struct Operand {
   const std::int8_t* data;
   const std::int8_t* end;  // of its last line
@@ -34,9 +35,12 @@ struct Operand {
 
 // A piece is written and read without bank conflicts if the 8 rows of a matrix lie in different 16-byte columns of the
 // 128-byte lines of banks. Chunk c of line l lies where chunk c ^ twist(l) would.
-template <int kLineBytes, bool kOuter>
+template <int kLineBytes, bool kOuter, int kElement = 1>
 __device__ constexpr int twist(int line) {
-  static_assert(kLineBytes >= 64 && (kLineBytes & (kLineBytes - 1)) == 0, "shorter lines would need another pattern");
+  static_assert(kLineBytes >= 64 * (kOuter ? 1 : kElement) && (kLineBytes & (kLineBytes - 1)) == 0,
+                "shorter lines would need another pattern");
+  // Lines of 16-bit elements along k are read 32 bytes of four lines at a time: see HalfReader.
+  if constexpr (!kOuter && kElement == 2) return (line & 3) << 1;
   if constexpr (!kOuter) return kLineBytes >= 128 ? line & 7 : line >> 1 & 3;
   // A transposed matrix takes lines 0, 1, 4, 5, 8, 9, 12, 13 of 16, or the others: see Reader.
   return kLineBytes >= 128 ? (line & 1) | (line >> 2 & 3) << 1 : line >> 2 & 3;
@@ -72,19 +76,19 @@ __device__ inline void copy_part(const Operand& o, std::uint32_t to_shared, cons
 
 // One thread's part of copying an operand's pieces: chunk `across` of every kLinesAtOnce'th line. Rows beyond the last
 // are not copied: what becomes of them is not stored.
-template <class Tile, int kRows, bool kOuter>
+template <class Tile, int kRows, bool kOuter, int kElement = 1>
 class Filler {
  public:
-  static constexpr int kLineBytes = kOuter ? kRows : Tile::kStep;
+  static constexpr int kLineBytes = (kOuter ? kRows : Tile::kStep) * kElement;
   static constexpr int kLines = kOuter ? Tile::kStep : kRows;
   static constexpr int kBytes = kLines * (kLineBytes + kChunk);  // with the unit behind each line, after all lines
 
   __device__ Filler(const Operand& o, int first_row)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         across_(static_cast<int>(threadIdx.x) % kAcross),
-        rows_(o.rows - first_row - (kOuter ? across_ * kChunk : line_)),
-        from_(o.data + (kOuter ? line_ * o.pitch + first_row + across_ * kChunk
-                               : (first_row + line_) * o.pitch + across_ * kChunk)),
+        rows_(kOuter ? min(o.rows - first_row, kRows) * kElement - across_ * kChunk : o.rows - first_row - line_),
+        from_(o.data + across_ * kChunk +
+              (kOuter ? line_ * o.pitch + std::int64_t{first_row} * kElement : (first_row + line_) * o.pitch)),
         head_(static_cast<int>(reinterpret_cast<std::uintptr_t>(from_) % kChunk)) {
     from_ -= head_;
   }
@@ -94,7 +98,7 @@ class Filler {
   __device__ static bool by_units(const Operand& o, int first_row) {
     if (!kOuter) return true;
     if (o.shifted) return first_row + kRows <= o.rows && o.pitch != 0;
-    return first_row + kRows <= o.rows || o.rows % kChunk == 0;
+    return first_row + kRows <= o.rows || o.rows % (kChunk / kElement) == 0;
   }
 
   // Whole units, kWhole: of a whole piece of an operand that is not shifted. Steps are copied in order.
@@ -116,8 +120,8 @@ class Filler {
     for (int i = 0; i < kTurns; ++i) {
       if (!kOuter && rows_ <= i * kLinesAtOnce) break;
       const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
-      const int term = step * Tile::kStep + (kOuter ? line_ + i * kLinesAtOnce : across_ * kChunk);
-      const int bytes = (kOuter ? (term < k ? rows_ : -kChunk) : k - term) + head_;
+      const int term = step * Tile::kStep + (kOuter ? line_ + i * kLinesAtOnce : across_ * (kChunk / kElement));
+      const int bytes = (kOuter ? (term < k ? rows_ : -kChunk) : min(k - term, Tile::kStep) * kElement) + head_;
       copy_part(o, piece + place(across_, i), from, bytes);
       if (o.shifted && across_ == kAcross - 1) copy_part(o, piece + behind(i), from + kChunk, bytes - kChunk);
     }
@@ -138,16 +142,18 @@ class Filler {
   }
 
  private:
-  __device__ void advance(const Operand& o) { from_ += kOuter ? Tile::kStep * o.pitch : Tile::kStep; }
+  __device__ void advance(const Operand& o) { from_ += Tile::kStep * (kOuter ? o.pitch : kElement); }
 
   static constexpr int kAcross = kLineBytes / kChunk;
   static constexpr int kLinesAtOnce = Tile::kThreads / kAcross;
   static constexpr int kTurns = kLines / kLinesAtOnce;
-  static_assert(kLinesAtOnce % 16 == 0 && kLines % kLinesAtOnce == 0, "every turn has the same twist and shift");
+  static_assert(kLinesAtOnce * kElement % 16 == 0 && kLines % kLinesAtOnce == 0, "every turn has the same shift");
   static_assert(32 % kAcross == 0, "a line belongs to one warp");
 
   __device__ std::uint32_t place(int across, int turn) const {
-    return (line_ + turn * kLinesAtOnce) * kLineBytes + (across ^ twist<kLineBytes, kOuter>(line_)) * kChunk;
+    const int own = twist<kLineBytes, kOuter, kElement>(line_);
+    const int of_turn = twist<kLineBytes, kOuter, kElement>(turn * kLinesAtOnce);  // 0, or of a bit of its own
+    return (line_ + turn * kLinesAtOnce) * kLineBytes + (across ^ own ^ of_turn) * kChunk;
   }
   __device__ std::uint32_t behind(int turn) const {
     return kLines * kLineBytes + (line_ + turn * kLinesAtOnce) * kChunk;
@@ -155,10 +161,10 @@ class Filler {
 
   int line_;
   int across_;
-  int rows_;                 // from this thread's first on
+  int rows_;                 // from this thread's first on; outer-major: their bytes
   const std::int8_t* from_;  // the unit that its first line begins in
   // From there to the line's beginning. It is the same for all lines of a thread, since a turn and a step go on by
-  // multiples of 16 lines or bytes.
+  // multiples of 16 lines or bytes, or of 8 lines whose pitch is even.
   int head_;
 };
 

@@ -35,6 +35,9 @@ struct Magnitude<__half> : PackedMagnitude<__half, __half2> {};
 template <>
 struct Magnitude<__nv_bfloat16> : PackedMagnitude<__nv_bfloat16, __nv_bfloat162> {};
 
+// Of no negative numbers: they are in order as integers are, and NaN comes last.
+__device__ inline float max_of_warp(float x) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x))); }
+
 __device__ inline float max_of_lanes(float x, int width = 32) {
   for (int i = width / 2; i > 0; i /= 2) x = max_nan(x, __shfl_xor_sync(~0u, x, i));
   return x;
@@ -48,7 +51,7 @@ struct PlainRules {
 
 inline PlainRules plain_rules(const QuantizeProblem& p) {
   return {static_cast<float>(p.q_min), static_cast<float>(p.q_max), p.scale == ScaleSource::given,
-          p.scale == ScaleSource::dynamic && p.q_min <= -p.q_max};
+          p.scale == ScaleSource::dynamic && p.rounding == Rounding::nearest && p.q_min <= -p.q_max};
 }
 
 // What the elements of a segment are rounded with. s is NaN in a bad segment. Products stand for quotients where
@@ -77,6 +80,29 @@ __device__ bool plain_levels(const float (&x)[n], const PlainScale& g, const Pla
   const float farthest = rules.fits ? multiplied_levels<false>(x, g.s, g.inv, low, high, levels)
                                     : multiplied_levels<true>(x, g.s, g.inv, low, high, levels);
   return farthest < g.sure;
+}
+
+// A scale to divide by, as product and corrections. s is NaN in a bad segment; inv is 0 there, and where s is so small
+// or so large that only a division will do.
+struct Divisor {
+  float s, inv;
+};
+
+// `given` counts where rules.given.
+__device__ inline Divisor divisor(const PlainRules& rules, float most, float given) {
+  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), 1e-8f);
+  const bool finite = most <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
+  const float inv = inverse(s);
+  return {finite ? s : not_a_number(s), finite && most * inv < 0x1p100f ? inv : 0.0f};
+}
+
+// The level of a quotient, plus rounder(): its low bits are the integer. To nearest, or the integer below ratio + u.
+template <bool kStochastic>
+__device__ inline float plus_rounder(float ratio, float u) {
+  return kStochastic ? __fadd_rd(ratio + u, rounder(u)) : ratio + rounder(ratio);
+}
+__device__ inline float clamped(float sum, const PlainRules& rules) {
+  return fminf(fmaxf(sum, rules.q_min + rounder(sum)), rules.q_max + rounder(sum));
 }
 
 __device__ inline std::uint32_t low_bytes(std::int32_t a, std::int32_t b, std::int32_t c, std::int32_t d) {

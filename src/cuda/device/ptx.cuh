@@ -176,10 +176,13 @@ __device__ inline void hold(int (&sums)[n]) {
 }
 
 // clang-format off
+#define OCTILE_N16_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define OCTILE_N32_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define OCTILE_N32_1 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define OCTILE_N24_1 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55"
 #define OCTILE_N32_2 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define OCTILE_N24_2 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
+#define OCTILE_N16_3 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define OCTILE_N32_3 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define OCTILE_S8(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]), "+r"(d[i + 7])
 #define OCTILE_S32(d, i) OCTILE_S8(d, i), OCTILE_S8(d, i + 8), OCTILE_S8(d, i + 16), OCTILE_S8(d, i + 24)
@@ -188,9 +191,23 @@ __device__ inline void hold(int (&sums)[n]) {
 // clang-format on
 
 template <int row_bytes>
+__device__ inline void multiply_s8(Columns<32>, int (&sums)[16], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  asm volatile(OCTILE_PRODUCT("m64n32k32", OCTILE_N16_0, "%16", "%17", "%18", "%19")
+               : OCTILE_S8(sums, 0), OCTILE_S8(sums, 8)
+               : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kUpper<row_bytes>));
+}
+
+template <int row_bytes>
 __device__ inline void multiply_s8(Columns<64>, int (&sums)[32], std::uint32_t a, std::uint32_t b, bool accumulate) {
   asm volatile(OCTILE_PRODUCT("m64n64k32", OCTILE_N32_0, "%32", "%33", "%34", "%35")
                : OCTILE_S32(sums, 0)
+               : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kUpper<row_bytes>));
+}
+
+template <int row_bytes>
+__device__ inline void multiply_s8(Columns<112>, int (&sums)[56], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  asm volatile(OCTILE_PRODUCT("m64n112k32", OCTILE_N32_0 ", " OCTILE_N24_1, "%56", "%57", "%58", "%59")
+               : OCTILE_S32(sums, 0), OCTILE_S8(sums, 32), OCTILE_S8(sums, 40), OCTILE_S8(sums, 48)
                : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kUpper<row_bytes>));
 }
 
@@ -218,6 +235,15 @@ __device__ inline void multiply_s8(Columns<192>, int (&sums)[96], std::uint32_t 
 }
 
 template <int row_bytes>
+__device__ inline void multiply_s8(Columns<224>, int (&sums)[112], std::uint32_t a, std::uint32_t b, bool accumulate) {
+  asm volatile(OCTILE_PRODUCT("m64n224k32", OCTILE_N32_0 ", " OCTILE_N32_1 ", " OCTILE_N32_2 ", " OCTILE_N16_3, "%112",
+                              "%113", "%114", "%115")
+               : OCTILE_S32(sums, 0), OCTILE_S32(sums, 32), OCTILE_S32(sums, 64), OCTILE_S8(sums, 96),
+                 OCTILE_S8(sums, 104)
+               : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kUpper<row_bytes>));
+}
+
+template <int row_bytes>
 __device__ inline void multiply_s8(Columns<256>, int (&sums)[128], std::uint32_t a, std::uint32_t b, bool accumulate) {
   asm volatile(OCTILE_PRODUCT("m64n256k32", OCTILE_N32_0 ", " OCTILE_N32_1 ", " OCTILE_N32_2 ", " OCTILE_N32_3, "%128",
                               "%129", "%130", "%131")
@@ -225,11 +251,14 @@ __device__ inline void multiply_s8(Columns<256>, int (&sums)[128], std::uint32_t
                : "r"(a), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kUpper<row_bytes>));
 }
 
+#undef OCTILE_N16_0
 #undef OCTILE_N32_0
 #undef OCTILE_N32_1
+#undef OCTILE_N24_1
 #undef OCTILE_N32_2
 #undef OCTILE_N24_2
 #undef OCTILE_N32_3
+#undef OCTILE_N16_3
 #undef OCTILE_S8
 #undef OCTILE_S32
 #undef OCTILE_PRODUCT

@@ -127,7 +127,8 @@ struct BlockRun {
   }
 };
 
-// The warps that fetch, every kFetchers-th piece each: lanes 0 to 15 a row each.
+// The warps that fetch, every kFetchers-th piece each: lanes 0 to 15 a row each. Here as where the ring is read each
+// lane reports for itself, so that racecheck follows.
 __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, std::uint32_t full, std::uint32_t empty) {
   const int fetcher = static_cast<int>(threadIdx.x) / 32 - kSkinnyWarps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -142,21 +143,19 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
     const std::int8_t* const from = p.b + row * p.b_pitch;
     // Behind a row's last bytes there is the next row, but behind all of them perhaps nothing that may be read.
     const bool may_exceed = row + 1 < p.rows && p.b_pitch >= p.x.k;
+#pragma unroll 1
     for (int piece = 0; piece < p.pieces; ++piece) {
-      if (turn == fetcher) {
+      if (turn == fetcher && lane < kGroupRows) {
         const int c = piece * p.piece_bytes;
-        const int wanted = lane < kGroupRows && row < p.rows ? min(p.x.k - c, p.piece_bytes) : 0;
+        const int wanted = row < p.rows ? min(p.x.k - c, p.piece_bytes) : 0;
         const int bytes = may_exceed ? (wanted + 15) / 16 * 16 : wanted / 16 * 16;
         const std::uint32_t to = ring + static_cast<unsigned>((slot * kGroupRows + lane) * pitch);
-        const int all = __reduce_add_sync(~0u, bytes);
         ptx::wait(empty + slot * 8, parity);
         if (bytes < wanted) {
           store_shared(to + bytes, load_bytes(from + c + bytes, wanted - bytes));
           ptx::publish_to_engines();  // where rows repeat, a later copy comes to the same place
         }
-        __syncwarp();
-        if (lane == 0) ptx::arrive_and_expect(full + slot * 8, all);
-        __syncwarp();
+        ptx::arrive_and_expect(full + slot * 8, static_cast<unsigned>(bytes));
         if (bytes > 0) load_run(to, from + c, bytes, full + slot * 8, policy);
       }
       turn = turn + 1 == kFetchers ? 0 : turn + 1;
@@ -193,9 +192,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
   let_next_start();
   if (warp >= kSkinnyWarps) {
     if (thread == kSkinnyConsumers) {
+#pragma unroll 1
       for (int i = 0; i < p.slots; ++i) {
-        ptx::barrier_init(full + i * 8, 1);
-        ptx::barrier_init(empty + i * 8, kSkinnyWarps);
+        ptx::barrier_init(full + i * 8, kGroupRows);
+        ptx::barrier_init(empty + i * 8, kSkinnyConsumers);
       }
       ptx::barrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
       ptx::barrier_init_done();
@@ -205,6 +205,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     if (p.x.cluster > 1) ptx::cluster_arrive();
     wait_for_previous();
     if (p.b_copyable) fetch_rows(p, ring, full, empty);
+    if (p.x.cluster > 1) {
+      __syncwarp();
+      ptx::cluster_wait();
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+    }
     return;
   }
   if (p.x.cluster > 1) ptx::cluster_arrive();
@@ -256,6 +262,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
 
   const auto store_pass = [&](int pass) {
     const int rows = min(min(run.pass_groups, run.end - pass) * kGroupRows, p.rows - pass * kGroupRows);
+#pragma unroll 1
     for (int i = thread; i < p.x.count * kPassRows; i += kSkinnyConsumers) {
       const int token = i / kPassRows;
       const int row = i % kPassRows;
@@ -275,6 +282,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     commit_copies();
     if (thread < p.x.count) token_scales[thread] = p.x.scale[thread];
   }
+#pragma unroll 1
   for (int i = thread; i < Layout::kTokens * kSumPitch; i += kSkinnyConsumers) sums[i] = 0;
   await_barriers();
   if constexpr (std::is_same_v<Source, std::int8_t>) {
@@ -284,6 +292,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
   }
   keep_row_vectors();
   if constexpr (!std::is_same_v<Source, std::int8_t>) wait_for_written(ready);
+  if (p.x.cluster > 1) ptx::cluster_arrive();  // this block's tokens are written
   meet_consumers();
 
   int slot = 0;
@@ -291,6 +300,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
   for (int pass = run.first; pass < run.end; pass += run.pass_groups) {
     const int end = min(pass + run.pass_groups, run.end);
     for (int group = pass; group < end; ++group) {
+#pragma unroll 1
       for (int piece = 0; piece < p.pieces; ++piece) {
         const int c = piece * p.piece_bytes + lane_byte;
         const bool busy = lane_byte < p.piece_bytes && c - thread % 4 * 16 < p.x.k;
@@ -310,8 +320,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
           b1 = load_bytes(p.b + (row + 8) * p.b_pitch + c, row + 8 < p.rows ? p.x.k - c : 0);
         }
         if (busy) multiply_step(b0, b1, c);
-        __syncwarp();
-        if (thread % 32 == 0) ptx::arrive(empty + slot * 8);
+        ptx::arrive(empty + slot * 8);
         if (++slot == p.slots) {
           slot = 0;
           parity ^= 1;
@@ -328,6 +337,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       meet_consumers();
     }
   }
+  if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all have written to it
 }
 
 inline bool aligned_to_16(const void* data, std::int64_t pitch) {
@@ -364,10 +374,10 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
 }
 
 // How many clusters, a block to a multiprocessor, run at one time: they must not cross the borders of the chip's parts.
-// An H200 has room for 66 of two blocks and 30 of four, says the driver; the others are cautious guesses from that.
+// The numbers are an H200's, as its driver says.
 inline int clusters_at_once(int blocks, Device device) {
   constexpr int kMultiprocessors = 132;
-  constexpr int kCounts[kMostClusterBlocks + 1] = {0, 132, 66, 40, 30, 22, 20};
+  constexpr int kCounts[kMostClusterBlocks + 1] = {0, 132, 66, 39, 30, 22, 17};
   return kCounts[blocks] * properties(device).multiprocessors / kMultiprocessors;
 }
 

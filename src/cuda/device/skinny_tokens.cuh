@@ -53,7 +53,23 @@ static __device__ __noinline__ uint4 load_bytes(const std::int8_t* p, int bytes)
 
 __device__ inline void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kSkinnyConsumers) : "memory"); }
 
-// A float element of X, times its column's multiplier.
+// What is seldom needed is a function of its own: the rest is shorter then, and comes faster from a cold memory.
+
+template <class T>
+static __device__ __noinline__ uint4 load_elements(const T* p, int count) {
+  const Vector<T> v = load_vector(p, count, false);
+  return *reinterpret_cast<const uint4*>(&v);
+}
+
+// Of columns c .. c + 3; what lies beyond k stays as it is.
+static __device__ __noinline__ float4 load_multipliers(const RowScale<float> multiplier, int c, int k) {
+  float four[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) four[i] = c + i < k ? multiplier[c + i] : 1.0f;
+  return {four[0], four[1], four[2], four[3]};
+}
+
+// Float elements of X, times their columns' multipliers.
 template <class T>
 struct FloatRow {
   const T* data;
@@ -63,14 +79,27 @@ struct FloatRow {
   bool multiplied;
 
   // Elements c .. of a vector, zeros beyond k.
-  __device__ Vector<T> raw(int c) const { return load_vector(data + c, k - c, aligned); }
+  __device__ Vector<T> raw(int c) const {
+    Vector<T> v;
+    uint4& bits = *reinterpret_cast<uint4*>(&v);
+    if (aligned && c + kVectorSize<T> <= k) {
+      bits = __ldcg(reinterpret_cast<const uint4*>(data + c));
+    } else {
+      bits = load_elements(data + c, k - c);
+    }
+    return v;
+  }
   __device__ void widened(const Vector<T>& v, int c, float (&x)[kVectorSize<T>]) const {
 #pragma unroll
     for (int i = 0; i < kVectorSize<T>; ++i) x[i] = widen(v.at[i]);
     if (!multiplied) return;
 #pragma unroll
-    for (int i = 0; i < kVectorSize<T>; ++i) {
-      if (c + i < k) x[i] = __fmul_rn(x[i], multiplier[c + i]);
+    for (int i = 0; i < kVectorSize<T>; i += 4) {
+      const float4 by = load_multipliers(multiplier, c + i, k);
+      x[i] = __fmul_rn(x[i], by.x);
+      x[i + 1] = __fmul_rn(x[i + 1], by.y);
+      x[i + 2] = __fmul_rn(x[i + 2], by.z);
+      x[i + 3] = __fmul_rn(x[i + 3], by.w);
     }
   }
 };
@@ -215,6 +244,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
   if (share > 1) {
     if (lane == 0) scratch[warp] = peak;
     meet_consumers();
+#pragma unroll 1
     for (int i = 0; i < share; ++i) peak = greater_nan(peak, scratch[warp / share * share + i]);
   }
 
@@ -234,6 +264,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
         std::uint32_t words[kSize / 4];
         row.widened(batch[i], c + i * stride, values);
         scaler.quantize(values, words);
+#pragma unroll 1
         for (int block = 0; block < x.cluster; ++block) {
           store_in_cluster(ptx::in_block(to + static_cast<unsigned>(c + i * stride), static_cast<unsigned>(block)),
                            words);
@@ -255,6 +286,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
 // X as s8, copied into `xq`; the caller closes the group of copies.
 __device__ inline void copy_tokens(const Tokens& x, std::uint32_t xq) {
   const int chunks = (x.k + kStepBytes - 1) / kStepBytes * (kStepBytes / 16);  // zeros beyond k: b holds anything there
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < x.count * chunks; i += kSkinnyConsumers) {
     const int token = i / chunks;
     const int c = (i - token * chunks) * 16;

@@ -1,0 +1,179 @@
+// Pieces of a 16-bit and of an s8 operand on the way from shared memory to the registers of a 16-bit matrix product;
+// the s8 one is converted there, exactly, and multiplied by the scales of its terms.
+//
+// In a slice of 16 terms a lane has terms 4 t .. 4 t + 3, t = lane % 4, of each of its rows: what one word of an s8 row
+// holds. The matrix instruction names them 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t, of both operands.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/pieces.cuh"
+#include "cuda/device/product_tiles.cuh"
+
+namespace octile::cuda {
+
+inline constexpr int kHalfSlice = 16;  // terms of one matrix instruction on 16-bit floats
+
+// The 16-bit operand, right: 16 rows x 16 terms as multiply_add_16 wants its `b`, 8 rows after 8. As left it would not
+// do: what one load brings of a row would go to registers that are not neighbours, 400 moves a step.
+template <class Tile, int kRows, bool kOuter>
+class HalfReader {
+ public:
+  // first_row: of the warp
+  __device__ HalfReader(int first_row, int lane) {
+    const int matrix = lane / 8;
+    if constexpr (kOuter) {
+      // Rows 0, 1, 2, 3, .. of the four matrices are terms 0, 1, 4, 5, .. or 2, 3, 6, 7, ..
+      const int term = lane % 8 / 2 * 4 + matrix % 2 * 2 + lane % 2;
+      const int chunk = first_row / 8 + matrix / 2;
+      offset_ = term * kLineBytes + (chunk ^ twist<kLineBytes, true, 2>(term)) * kChunk;
+    } else {
+      const int row = first_row + lane / 4;
+      offset_ = row * kLineBytes + (lane % 4 / 2 ^ twist<kLineBytes, false, 2>(row)) * kChunk + lane % 2 * 8;
+    }
+  }
+
+  // Rows 16 * block .. of the warp, terms kHalfSlice * slice .. of the step.
+  __device__ void load(std::uint32_t piece, int block, int slice, uint2 (&to)[2]) const {
+    if constexpr (kOuter) {
+      std::uint32_t pairs[4];
+      load_matrices_transposed(piece + (offset_ ^ block * 2 * kChunk) + slice * kHalfSlice * kLineBytes, pairs);
+      to[0] = {pairs[0], pairs[1]};
+      to[1] = {pairs[2], pairs[3]};
+    } else {
+      const std::uint32_t at = piece + (offset_ ^ slice * 2 * kChunk) + block * 16 * kLineBytes;
+      to[0] = load_shared_pair(at);
+      to[1] = load_shared_pair(at + 8 * kLineBytes);
+    }
+  }
+
+ private:
+  static constexpr int kLineBytes = (kOuter ? kRows : Tile::kStep) * 2;
+  std::uint32_t offset_;
+};
+
+// The s8 operand, left: 32 rows x 16 terms, a word for each 8 rows. Contraction-major: word i has four terms of row 8 i
+// + lane / 4. Outer-major: of 16 rows, two words with two terms each of the rows 2 * (lane / 4) and the next.
+template <class Tile, int kRows, bool kOuter>
+class ByteReader {
+ public:
+  __device__ ByteReader(int first_row, int lane) {
+    const int matrix = lane / 8;
+    if constexpr (kOuter) {
+      const int term = lane % 8 / 2 * 4 + matrix % 2 * 2 + lane % 2;
+      const int chunk = first_row / kChunk + matrix / 2;
+      offset_ = term * kLineBytes + (chunk ^ twist<kLineBytes, true>(term)) * kChunk;
+    } else {
+      const int row = first_row + lane;
+      offset_ = row * kLineBytes + twist<kLineBytes, false>(row) * kChunk;
+    }
+  }
+
+  // Rows 32 * block .. of the warp, terms kHalfSlice * slice .. of the step.
+  __device__ void load(std::uint32_t piece, int block, int slice, std::uint32_t (&to)[4]) const {
+    if constexpr (kOuter) {
+      load_matrices_transposed(piece + (offset_ ^ block * 2 * kChunk) + slice * kHalfSlice * kLineBytes, to);
+    } else {
+      load_matrices(piece + (offset_ ^ slice * kChunk) + block * 32 * kLineBytes, to);
+    }
+  }
+
+ private:
+  static constexpr int kLineBytes = kOuter ? kRows : Tile::kStep;
+  std::uint32_t offset_;
+};
+
+// Bytes `first` and `second` of a word as two 16-bit floats.
+template <class T>
+struct FromBytes;
+
+template <>
+struct FromBytes<__half> {
+  using Pair = __half2;
+  std::uint32_t word;
+
+  __device__ explicit FromBytes(std::uint32_t bytes) : word(bytes ^ 0x80808080u) {}
+
+  // 0x64 before a byte u makes 1024 + u.
+  template <int kFirst, int kSecond>
+  __device__ Pair pair() const {
+    const std::uint32_t raised = __byte_perm(word, 0x64646464u, 0x4040 | kFirst | kSecond << 8);
+    return __hsub2(reinterpret_cast<const Pair&>(raised), __half2half2(__ushort_as_half(0x6480)));
+  }
+};
+
+template <>
+struct FromBytes<__nv_bfloat16> {
+  using Pair = __nv_bfloat162;
+  std::uint32_t low, sign;
+
+  __device__ explicit FromBytes(std::uint32_t bytes) : low(bytes & 0x7f7f7f7fu), sign(bytes & 0x80808080u) {}
+
+  // 0x43 before the lower seven bits u makes 128 + u, before the eighth alone 128 or 256: the byte is their difference.
+  template <int kFirst, int kSecond>
+  __device__ Pair pair() const {
+    constexpr int kOrder = 0x4040 | kFirst | kSecond << 8;
+    const std::uint32_t raised = __byte_perm(low, 0x43434343u, kOrder);
+    const std::uint32_t raise = __byte_perm(sign, 0x43434343u, kOrder);
+    return __hsub2(reinterpret_cast<const Pair&>(raised), reinterpret_cast<const Pair&>(raise));
+  }
+};
+
+// The scales of a step's terms as 16-bit floats in the ring, and on what they are scaled themselves. One warp writes.
+//
+// f16 has a small range: the scales are divided by a power of two such that the largest so far is in [256, 512), and
+// with an s8 below 65504. It is kept with each stage as the exponent of a float; where it grows, the sums are scaled.
+// Scales down to 2^-22 of the largest one keep their precision, and an error below 2^-33 of the largest one comes with
+// each term. A scale that is not finite stays so.
+template <class T, int kStep>
+class TermScales {
+ public:
+  static constexpr bool kScaled = std::is_same_v<T, __half>;
+  static constexpr int kBytes = 256;
+  static_assert(kStep == 64, "two terms a lane");
+
+  __device__ TermScales(const Factors& scales, int k) : scales_(scales), k_(k) {}
+
+  // Reads ahead; not before wait_for_previous().
+  __device__ void read(int step) {
+    if (threadIdx.x >= 32) return;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int term = step * kStep + static_cast<int>(threadIdx.x) * 2 + e;
+      next_[e] = term < k_ ? scales_.at<float>(term) : 0.0f;
+    }
+  }
+
+  // Writes what was read.
+  __device__ void write(std::uint32_t to) {
+    if (threadIdx.x >= 32) return;
+    if constexpr (kScaled) {
+      const auto magnitude = [](float x) { return min(__float_as_uint(x) & 0x7fffffffu, 0x7f7fffffu); };
+      const std::uint32_t largest = __reduce_max_sync(~0u, max(magnitude(next_[0]), magnitude(next_[1])));
+      exponent_ = max(exponent_, static_cast<int>(largest >> 23));
+      const float down = __int_as_float(262 - exponent_ << 23);
+      const __half2 pair = __floats2half2_rn(next_[0] * down, next_[1] * down);
+      store_shared(to + threadIdx.x * 4, reinterpret_cast<const std::uint32_t&>(pair));
+      if (threadIdx.x == 0) store_shared(to + kStep * 2, static_cast<std::uint32_t>(exponent_));
+    } else {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(next_[0], next_[1]);
+      store_shared(to + threadIdx.x * 4, reinterpret_cast<const std::uint32_t&>(pair));
+    }
+  }
+
+  static constexpr int kLeastExponent = 9;  // what it is divided by, and that by 1, are floats that are not subnormal
+  __device__ static int exponent_at(std::uint32_t stage) {
+    return static_cast<int>(load_shared_word(stage + kStep * 2));
+  }
+  // What sums must be multiplied by.
+  __device__ static float scale_of(int exponent) { return __int_as_float(exponent - 8 << 23); }
+
+ private:
+  Factors scales_;
+  int k_;
+  float next_[2] = {};
+  int exponent_ = kLeastExponent;
+};
+
+}  // namespace octile::cuda

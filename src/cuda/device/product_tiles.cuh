@@ -1,0 +1,264 @@
+// Tiles of a matrix product by mma.sync: their shapes, their order over a grid, and the loop over the terms, which
+// feeds two operands' pieces (pieces.cuh) through a ring of stages in shared memory to the arithmetic of one kernel.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "cuda/device/grid.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/pieces.cuh"
+#include "cuda/launch.h"
+#include "cuda/operands.h"
+#include "kernels.h"
+
+namespace octile::cuda {
+
+inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of an operand: they are counted in 32 bits
+inline constexpr int kBand = 8;  // tiles of left that are visited together, so that right's tiles are found in L2
+
+template <int kLeft_, int kRight_, int kStep_, int kStages_, int kLeftWarps_, int kRightWarps_, int kBlocks_>
+struct TileShape {
+  static constexpr int kLeft = kLeft_;    // rows of left
+  static constexpr int kRight = kRight_;  // rows of right
+  static constexpr int kStep = kStep_;    // terms
+  static constexpr int kStages = kStages_;
+  static constexpr int kRightWarps = kRightWarps_;
+  static constexpr int kThreads = 32 * kLeftWarps_ * kRightWarps_;
+  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor, which bounds the registers
+  static constexpr int kWarpLeft = kLeft / kLeftWarps_;
+  static constexpr int kWarpRight = kRight / kRightWarps_;
+};
+
+// Elements of y's bias or of a scale.
+struct Factors {
+  const void* data;  // null: `value`
+  std::int64_t stride;
+  double value;
+
+  template <class Real>
+  __device__ Real at(int i) const {
+    return data ? __ldcg(static_cast<const Real*>(data) + i * stride) : static_cast<Real>(value);
+  }
+};
+
+// What is multiplied: left (rows, k) by right (cols, k).
+struct Tiling {
+  Operand left, right;
+  int k, steps;
+  int left_tiles, right_tiles;
+};
+
+// The first row of left and of right of this block's tile: bands of kBand tiles of left; along a band, column of tiles
+// by column.
+template <class Tile>
+__device__ int2 first_of_tile(const Tiling& t) {
+  const int band = static_cast<int>(blockIdx.x) / (kBand * t.right_tiles);
+  const int in_band = static_cast<int>(blockIdx.x) % (kBand * t.right_tiles);
+  const int band_tiles = min(kBand, t.left_tiles - band * kBand);
+  return {(band * kBand + in_band % band_tiles) * Tile::kLeft, in_band / band_tiles * Tile::kRight};
+}
+
+// The part of a warp within its tile.
+template <class Tile>
+__device__ int2 first_of_warp() {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  return {warp / Tile::kRightWarps * Tile::kWarpLeft, warp % Tile::kRightWarps * Tile::kWarpRight};
+}
+
+// A stage of the ring: left's piece, right's piece, and kBeside bytes for what a kernel keeps beside them.
+template <class Tile, bool kLeftOuter, bool kRightOuter, int kRightElement = 1, int kBeside = 0>
+struct Stage {
+  using LeftFiller = Filler<Tile, Tile::kLeft, kLeftOuter>;
+  using RightFiller = Filler<Tile, Tile::kRight, kRightOuter, kRightElement>;
+  static constexpr int kRightPiece = LeftFiller::kBytes;
+  static constexpr int kBesidePieces = kRightPiece + RightFiller::kBytes;
+  static constexpr int kBytes = kBesidePieces + kBeside;
+  static_assert(kRightPiece % 128 == 0 && kBesidePieces % 128 == 0 && kBytes % 128 == 0);
+};
+
+// How a step of the main loop fills the ring: with whole pieces of operands that are not shifted, with any, or, at the
+// end, no more. In one loop for all, what the others need would cost the first a fifth of its speed.
+enum class Filling { whole, any, none };
+
+// All terms of the tile. A kernel's `work` does, of a stage in shared memory,
+//   fill(step, stage)        what else it wants there, before a barrier; once a step, in order
+//   begin()                  whatever a step begins with, after its first fragments have been read
+//   read(to, stage, slice)   fragments into one of two sets of registers
+//   multiply(from, slice)    the set, into its sums
+// Fragments are read one slice ahead of their multiplication, across the steps too.
+template <class Tile, class Stage, class Work>
+__device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, Work& work) {
+  using LeftFiller = typename Stage::LeftFiller;
+  using RightFiller = typename Stage::RightFiller;
+  LeftFiller left_filler(t.left, first.x);
+  RightFiller right_filler(t.right, first.y);
+  const bool shifted = t.left.shifted || t.right.shifted;
+  const bool by_units = LeftFiller::by_units(t.left, first.x) && RightFiller::by_units(t.right, first.y);
+  const int unit_steps = by_units ? (shifted ? max(t.k - kChunk, 0) : t.k) / Tile::kStep : 0;
+  const bool whole = first.x + Tile::kLeft <= t.left.rows && first.y + Tile::kRight <= t.right.rows && !shifted;
+  const auto fill = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, int step, std::uint32_t stage) {
+    if (kFilling == Filling::whole || (kFilling == Filling::any && step < unit_steps)) {
+      left_filler.template copy<kFilling == Filling::whole>(t.left, stage);
+      right_filler.template copy<kFilling == Filling::whole>(t.right, stage + Stage::kRightPiece);
+      work.fill(step, stage);
+    } else if (kFilling == Filling::any && step < t.steps) {
+      left_filler.copy_ragged(t.left, t.k, step, stage);
+      right_filler.copy_ragged(t.right, t.k, step, stage + Stage::kRightPiece);
+      work.fill(step, stage);
+    }
+    commit_copies();
+  };
+  // The oldest stage under way has arrived as far as this warp copies it; the barrier then makes that true of all
+  // warps, and that nobody reads the stage before it any more.
+  const auto arrive = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, std::uint32_t stage) {
+    wait_for_copies<Tile::kStages - 2>();
+    if (kFilling == Filling::any && t.left.shifted) left_filler.straighten_lines(stage);
+    if (kFilling == Filling::any && t.right.shifted) right_filler.straighten_lines(stage + Stage::kRightPiece);
+    __syncthreads();
+  };
+  constexpr std::integral_constant<Filling, Filling::whole> kWhole;
+  constexpr std::integral_constant<Filling, Filling::any> kAny;
+  constexpr std::integral_constant<Filling, Filling::none> kNone;
+#pragma unroll 1
+  for (int step = 0; step < Tile::kStages - 1; ++step) fill(kAny, step, ring + step * Stage::kBytes);
+  arrive(kAny, ring);
+  work.read(0, ring, 0);
+
+  const auto following = [&](std::uint32_t stage) {
+    return stage == ring + (Tile::kStages - 1) * Stage::kBytes ? ring : stage + Stage::kBytes;
+  };
+  std::uint32_t reading = ring;
+  std::uint32_t filling = ring + (Tile::kStages - 1) * Stage::kBytes;
+  const auto multiply_step = [&](auto filling_kind, int step) {
+    work.begin();
+#pragma unroll
+    for (int slice = 0; slice < Work::kSlices; ++slice) {
+      if (slice == Work::kSlices - 1) {
+        reading = following(reading);
+        arrive(filling_kind, reading);
+      }
+      work.read((slice + 1) % 2, reading, (slice + 1) % Work::kSlices);
+      if (slice == 0) {
+        fill(filling_kind, step + Tile::kStages - 1, filling);
+        filling = following(filling);
+      }
+      work.multiply(slice % 2, slice);
+    }
+  };
+  int step = 0;
+#pragma unroll 1
+  for (; whole && step + Tile::kStages - 1 < unit_steps; ++step) multiply_step(kWhole, step);
+#pragma unroll 1
+  for (; step < (shifted ? t.steps : t.steps - Tile::kStages + 1); ++step) multiply_step(kAny, step);
+#pragma unroll 1
+  for (; step < t.steps; ++step) multiply_step(kNone, step);
+  wait_for_copies<0>();
+  __syncthreads();
+}
+
+// Calls body(whether y is added to), a constant, which is true only where that is possible: two loops instead of a
+// branch in one.
+template <bool kPossible, class Body>
+__device__ void with_accumulate(bool accumulate, const Body& body) {
+  if constexpr (kPossible) {
+    if (accumulate) return body(std::true_type());
+  }
+  body(std::false_type());
+}
+
+// Four neighbours of a line of y: stored, or added to what stands there.
+template <bool kAccumulate, class Y>
+__device__ void store_four(Y* to, Y (&values)[4], int count, bool aligned) {
+  using Four = std::conditional_t<sizeof(Y) == 2, uint2, uint4>;
+  constexpr int kFours = 4 * sizeof(Y) / sizeof(Four);
+  if (aligned && count == 4) {
+    Four four[kFours];
+    if constexpr (kAccumulate) {
+      Four before[kFours];
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) before[i] = __ldcg(reinterpret_cast<const Four*>(to) + i);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) values[e] = reinterpret_cast<const Y*>(before)[e] + values[e];
+    }
+    memcpy(four, values, sizeof(four));
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) reinterpret_cast<Four*>(to)[i] = four[i];
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (e < count) to[e] = kAccumulate ? __ldcg(to + e) + values[e] : values[e];
+  }
+}
+
+// ---- The host's side.
+
+// A kernel and its shared memory.
+template <class Product>
+struct TileKernel {
+  void (*function)(Product);
+  unsigned shared_bytes;
+};
+
+// What a tile takes at K = 4096 on one multiprocessor of an H200: seconds for each of many, for one alone, and for a
+// grid besides.
+struct TileCost {
+  double each, alone, grid;
+};
+
+template <class Tile>
+double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& problem) {
+  const double tiles = std::ceil(m / Tile::kLeft) * std::ceil(n / Tile::kRight);
+  const double rounds = std::ceil(tiles / properties(problem.device).multiprocessors);
+  const double depth = static_cast<double>(problem.k) / 4096;
+  return std::max(cost.alone * depth, cost.each * depth * rounds + cost.grid);
+}
+
+inline std::string reason_against_product(const GemmProblem& problem) {
+  if (problem.b_packed) return "takes the weight as it is, not packed";
+  if (std::max(problem.m, problem.n) > kMaxRows) return "takes at most 2^30 rows of an operand";
+  if (problem.k > kMaxRows) return "takes at most 2^30 terms";
+  return reason_against(problem.device, 80);
+}
+
+inline bool aligned(const void* p, std::int64_t pitch_bytes, std::int64_t bytes) {
+  return (static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) | pitch_bytes) % bytes == 0;
+}
+
+inline Operand operand_of(const ConstTensor& t, bool outer) {
+  const std::int64_t element = bits(t.dtype) / 8;
+  Operand o;
+  o.data = static_cast<const std::int8_t*>(t.data);
+  o.pitch = t.strides[outer ? 1 : 0] * element;
+  o.rows = static_cast<int>(t.rows());
+  o.end = o.data + ((outer ? t.cols() : t.rows()) - 1) * o.pitch + (outer ? t.rows() : t.cols()) * element;
+  o.shifted = !aligned(o.data, o.pitch, kChunk);
+  return o;
+}
+
+template <class Tile>
+Tiling tiling_of(const Operand& left, const Operand& right, std::int64_t k) {
+  Tiling t = {};
+  t.left = left;
+  t.right = right;
+  t.k = static_cast<int>(k);
+  t.steps = (t.k + Tile::kStep - 1) / Tile::kStep;
+  t.left_tiles = (left.rows + Tile::kLeft - 1) / Tile::kLeft;
+  t.right_tiles = (right.rows + Tile::kRight - 1) / Tile::kRight;
+  return t;
+}
+
+inline Factors factors_of(const ConstTensor& t, DType type) {
+  if (type == DType::f64) {
+    const RowScale<double> s = row_scale<double>(t);
+    return {s.data, s.stride, s.value};
+  }
+  const RowScale<float> s = row_scale<float>(t);
+  return {s.data, s.stride, s.value};
+}
+
+}  // namespace octile::cuda

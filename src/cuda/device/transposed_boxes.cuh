@@ -1,0 +1,170 @@
+// From a warpgroup's sums (64, 256 or 128) of y^T, whose rows register_products.cuh has exchanged, to y: scaled,
+// rounded, and by way of boxes in shared memory that the copy engine stores while the next tile is multiplied.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/epilogue.cuh"
+#include "cuda/device/floats.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/tensor_map.h"
+
+namespace octile::cuda {
+
+// y as lines of memory: its rows, or its columns (along_a).
+struct BoxTarget {
+  void* data = nullptr;
+  std::int64_t pitch = 0;
+  int rows = 0;
+  int cols = 0;
+  int engine_cols = 0;      // the copy engine may store boxes that end here or before
+  bool along_a = false;     // lines lie along the columns of the sums
+  bool wide = false;        // f32
+  bool accumulate = false;  // wide alone
+};
+
+// Lines of 128 bytes, their sixteens exchanged as the engine's swizzle of 128 bytes has it.
+// Of 256 columns:
+//            16 bits                              32 bits, for each half of the columns
+// along b    256 columns, 64 rows each            twice 128 columns, 32 rows each
+// along a    four times 64 rows, 64 columns each  four times 64 rows, 32 columns each
+template <int cols>
+struct alignas(1024) TransposedBoxes {
+  static constexpr int kLine = 128;
+  std::uint8_t lines[cols * kLine];
+
+  static BulkBox box(bool wide, bool along_a) { return {along_a ? 64 : wide ? cols / 2 : cols, wide ? 32 : 64, true}; }
+};
+
+namespace ptx {
+
+// Adds the box to f32 in memory, each element once. The engine takes subnormal numbers for zeros.
+__device__ inline void add_box(const CUtensorMap& map, int col, int row, std::uint32_t from) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                   reinterpret_cast<std::uint64_t>(&map)),
+               "r"(col), "r"(row), "r"(from)
+               : "memory");
+}
+
+__device__ inline void store_word(std::uint32_t to, std::uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+}  // namespace ptx
+
+// `cols` columns of the sums.
+template <class Y, bool along_a, unsigned cols>
+__device__ void write_boxes(const float* sums, float scale, std::uint32_t lines) {
+  constexpr unsigned kSize = sizeof(Y);
+  constexpr unsigned kEights = cols / 8;
+  constexpr unsigned kLineEights = kSize == 2 ? 8 : 4;  // along_a: of columns in a line
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned warp = threadIdx.x / 32 % 4;
+  const unsigned g = lane / 4;
+  const unsigned c = lane % 4;
+  const auto put = [](std::uint32_t to, float x, float y) {
+    if constexpr (kSize == 2) {
+      ptx::store_word(to, pack<Y>(x, y));
+    } else {
+      ptx::store_pair(to, __float_as_uint(x), __float_as_uint(y));
+    }
+  };
+  if constexpr (along_a) {
+    // Lanes 16 and up begin with their second row: eight lines that differ in their swizzle.
+    const unsigned second = lane / 16;
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) {
+      const unsigned row = 16 * warp + 2 * g + (h ^ second);
+      const std::uint32_t line = lines + row * 128;
+      const unsigned twist = row % 8 * 16 ^ 2 * c * kSize;
+#pragma unroll
+      for (unsigned j = 0; j < kEights; ++j) {
+        const std::uint32_t to = line + j / kLineEights * 64 * 128 + (twist ^ j % kLineEights * 8 * kSize);
+        const float x = second ? sums[4 * j + 2 * (h ^ 1)] : sums[4 * j + 2 * h];
+        const float y = second ? sums[4 * j + 2 * (h ^ 1) + 1] : sums[4 * j + 2 * h + 1];
+        put(to, __fmul_rn(x, scale), __fmul_rn(y, scale));
+      }
+    }
+  } else {
+    const unsigned row = 16 * warp + 2 * g;
+    const unsigned box = kSize == 2 ? 0 : row / 32 * cols;
+#pragma unroll
+    for (unsigned e = 0; e < 2; ++e) {
+      const std::uint32_t first = lines + (box + 2 * c + e) * 128 + (row * kSize % 128 ^ (2 * c + e) * 16);
+#pragma unroll
+      for (unsigned j = 0; j < kEights; ++j) {
+        put(first + j * 8 * 128, __fmul_rn(sums[4 * j + e], scale), __fmul_rn(sums[4 * j + 2 + e], scale));
+      }
+    }
+  }
+}
+
+// A box straight to y, by the threads of a warpgroup: any alignment, and nothing beyond y.
+template <class Y>
+__device__ void store_box_edge(const std::uint8_t* lines, int2 at, int rows, const BoxTarget& y) {
+  constexpr int kCols = 128 / static_cast<int>(sizeof(Y));
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int col = thread % kCols;
+  if (at.y + col >= y.cols) return;
+  for (int row = thread / kCols; row < min(rows, y.rows - at.x); row += 128 / kCols) {
+    const int byte = col * static_cast<int>(sizeof(Y)) ^ row % 8 * 16;
+    const Y value = *reinterpret_cast<const Y*>(lines + row * 128 + byte);
+    Y* const to = static_cast<Y*>(y.data) + (at.x + row) * y.pitch + at.y + col;
+    if constexpr (std::is_same_v<Y, float>) {
+      *to = y.accumulate ? __fadd_rn(*to, value) : value;
+    } else {
+      *to = value;
+    }
+  }
+}
+
+template <class Y, bool along_a, int cols>
+__device__ void store_boxes(const float (&sums)[cols / 2], float scale, TransposedBoxes<cols>& boxes, int2 at,
+                            const CUtensorMap& map, const BoxTarget& y, int barrier) {
+  constexpr int kRounds = sizeof(Y) / 2;
+  constexpr int kRoundCols = cols / kRounds;
+  constexpr int kBoxCols = 128 / static_cast<int>(sizeof(Y));
+  constexpr int kBoxRows = along_a ? 64 : kRoundCols;
+  constexpr int kBoxes = cols / kBoxRows;
+  const bool leads = threadIdx.x % 128 == 0;
+  const auto meet = [&] { asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory"); };
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    if (leads) ptx::wait_stores_read<0>();
+    meet();
+    write_boxes<Y, along_a, kRoundCols>(sums + round * (kRoundCols / 2), scale, ptx::shared_address(boxes.lines));
+    ptx::publish_to_engines();
+    meet();
+    const int2 origin = along_a ? int2{at.x, at.y + round * kRoundCols} : int2{at.y + round * kRoundCols, at.x};
+#pragma unroll 1
+    for (int box = 0; box < kBoxes; ++box) {
+      const int2 corner = {origin.x, origin.y + box * kBoxCols};
+      const std::uint8_t* const lines = boxes.lines + box * kBoxRows * 128;
+      if (corner.x >= y.rows || corner.y >= y.cols) continue;
+      if (corner.y + kBoxCols > y.engine_cols) {
+        store_box_edge<Y>(lines, corner, kBoxRows, y);
+      } else if (leads && y.accumulate) {
+        ptx::add_box(map, corner.y, corner.x, ptx::shared_address(lines));
+      } else if (leads) {
+        ptx::store_box(map, corner.y, corner.x, ptx::shared_address(lines));
+      }
+    }
+    if (leads) ptx::commit_stores();
+    __syncwarp();
+  }
+}
+
+// at: the sums' first row and column in y^T. T is y's type where it is not wide.
+template <class T, int cols>
+__device__ void store_transposed(const float (&sums)[cols / 2], float scale, TransposedBoxes<cols>& boxes, int2 at,
+                                 const CUtensorMap& map, const BoxTarget& y, int barrier) {
+  if (y.wide) {
+    if (y.along_a) return store_boxes<float, true, cols>(sums, scale, boxes, at, map, y, barrier);
+    return store_boxes<float, false, cols>(sums, scale, boxes, at, map, y, barrier);
+  }
+  if (y.along_a) return store_boxes<T, true, cols>(sums, scale, boxes, at, map, y, barrier);
+  store_boxes<T, false, cols>(sums, scale, boxes, at, map, y, barrier);
+}
+
+}  // namespace octile::cuda
