@@ -178,54 +178,41 @@ Prepared forward(const Benchmark& b, const Gpu& gpu, DType x) {
   return p;
 }
 
-// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW.
-struct Gradients {
-  LinearBackwardDescription d;
-  SharedOperands o;
-  LinearBackwardArgs args;
-
-  Gradients(const Benchmark& b, const Gpu& gpu) : o(std::make_shared<Operands>(gpu)) {
-    d.m = b.shape.m;
-    d.n = b.shape.n;
-    d.k = b.shape.k;
-    d.dy = DType::f16;
-    d.dx = Product::none;
-    d.dw = Product::none;
-    d.x_transposed = true;
-    d.device = gpu.device();
-    d.kernel = b.kernel;
-    args.dy = o->f16(d.m, d.n);
+// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN).
+Prepared gradients(const Benchmark& b, const Gpu& gpu, Product dx, Product dw, bool db = false) {
+  const auto [m, k, n] = b.shape;
+  LinearBackwardDescription d{.m = m, .n = n, .k = k, .dy = DType::f16, .dx = dx, .dw = dw, .db = db};
+  d.x_transposed = true;
+  d.weight_layout = WeightLayout::in_out;
+  d.dw_layout = WeightLayout::out_in;
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+  const auto o = std::make_shared<Operands>(gpu);
+  LinearBackwardArgs args = {.dy = o->f16(m, n)};
+  const int products = (dx != Product::none) + (dw != Product::none);
+  const bool pass_alone = products > 0 && k == 0;
+  double bytes = 2 * product(m, n) * (pass_alone ? 3 : 1);
+  if (dx != Product::none) {
+    args.weight = o->s8(k, n);
+    args.weight_scale = o->scales(n);
+    args.dx = o->empty<Half>(m, k);
+    bytes += product(n, k) + 2 * product(m, k);
   }
-  void add_dx(Product product) {
-    d.dx = product;
-    d.weight_layout = WeightLayout::in_out;
-    args.weight = o->s8(d.k, d.n);
-    args.weight_scale = o->scales(d.n);
-    args.dx = o->empty<Half>(d.m, d.k);
+  if (dw != Product::none) {
+    args.x = o->s8(k, m);
+    args.x_scale = o->scales(m);
+    args.dw = o->empty<Half>(n, k);
+    bytes += product(m, k) + 2 * product(n, k);
   }
-  void add_dw(Product product) {
-    d.dw = product;
-    args.x = o->s8(d.k, d.m);
-    args.x_scale = o->scales(d.m);
-    d.dw_layout = WeightLayout::out_in;
-    args.dw = o->empty<Half>(d.n, d.k);
-  }
-  void add_db() {
-    d.db = true;
-    args.db = o->empty_f16(d.n);
-  }
-  Prepared prepare(const Gpu& gpu) const {
-    Prepared p = prepared(LinearBackwardPlan::select(d), args, o, gpu);
-    const int products = (d.dx != Product::none) + (d.dw != Product::none);
-    const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
-    p.arithmetic = d.k == 0 || products == 0 ? Arithmetic::none : int8 ? Arithmetic::s8 : Arithmetic::floats;
-    p.operations = 2.0 * products * product(d.m, d.n) * static_cast<double>(d.k);
-    p.bytes = 2 * product(d.m, d.n) * (1 + (products > 0 && d.k == 0 ? 2 : 0));
-    if (d.dx != Product::none) p.bytes += product(d.n, d.k) + 2 * product(d.m, d.k);
-    if (d.dw != Product::none) p.bytes += product(d.m, d.k) + 2 * product(d.n, d.k);
-    return p;
-  }
-};
+  if (db) args.db = o->empty_f16(n);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
+  const bool int8 = dx == Product::int8 || dw == Product::int8;
+  if (p.operations > 0) p.arithmetic = int8 ? Arithmetic::s8 : Arithmetic::floats;
+  p.bytes = bytes;
+  return p;
+}
 
 QuantizeDescription quantizer(const Benchmark& b, const Gpu& gpu) {
   QuantizeDescription d;
@@ -286,36 +273,22 @@ Prepared gpu_forward_w8a8(const Benchmark& b, const Gpu& gpu) { return forward(b
 Prepared gpu_forward_w8a8_s8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::s8); }
 
 Prepared gpu_backward_dx_int8(const Benchmark& b, const Gpu& gpu) {
-  Gradients g(b, gpu);
-  g.add_dx(Product::int8);
-  return g.prepare(gpu);
+  return gradients(b, gpu, Product::int8, Product::none);
 }
 Prepared gpu_backward_dw_int8(const Benchmark& b, const Gpu& gpu) {
-  Gradients g(b, gpu);
-  g.add_dw(Product::int8);
-  return g.prepare(gpu);
+  return gradients(b, gpu, Product::none, Product::int8);
 }
 Prepared gpu_backward_dx_dequantized(const Benchmark& b, const Gpu& gpu) {
-  Gradients g(b, gpu);
-  g.add_dx(Product::dequantized);
-  return g.prepare(gpu);
+  return gradients(b, gpu, Product::dequantized, Product::none);
 }
 Prepared gpu_backward_dw_dequantized(const Benchmark& b, const Gpu& gpu) {
-  Gradients g(b, gpu);
-  g.add_dw(Product::dequantized);
-  return g.prepare(gpu);
+  return gradients(b, gpu, Product::none, Product::dequantized);
 }
 Prepared gpu_backward_int8(const Benchmark& b, const Gpu& gpu) {
-  Gradients g(b, gpu);
-  g.add_dx(Product::int8);
-  g.add_dw(Product::int8);
-  g.add_db();
-  return g.prepare(gpu);
+  return gradients(b, gpu, Product::int8, Product::int8, true);
 }
 Prepared gpu_backward_db(const Benchmark& b, const Gpu& gpu) {
-  Gradients g(b, gpu);
-  g.add_db();
-  return g.prepare(gpu);
+  return gradients(b, gpu, Product::none, Product::none, true);
 }
 // With K = 0 nothing comes after the pass over dY: two looks and two writes of a byte.
 Prepared gpu_gradient_quantize(const Benchmark& b, const Gpu& gpu) { return gpu_backward_int8(b, gpu); }

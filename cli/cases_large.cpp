@@ -29,6 +29,10 @@ constexpr std::array<Sizes, 8> kLarge = {{{4096, 4096, 256},
                                           {7, 14336, 4096},
                                           {130, 264, 65536}}};
 
+// Gradients: more tiles of dX, and of dW, than multiprocessors, and short sums for the sake of the bound's arithmetic.
+constexpr std::array<Sizes, 4> kGradients = {
+    {{2100, 208, 2100}, {2051, 136, 2049}, {208, 2100, 2056}, {131, 2049, 2051}}};
+
 struct Matrix {
   std::int64_t rows, cols;
 };
@@ -47,6 +51,28 @@ class LargeCases {
     }
     for (const Sizes& sizes : kLarge) {
       for (int turn = 0; turn < 3; ++turn) add(sizes, turn == 0 ? DType::f16 : DType::s8);
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> gradients() {
+    for (const Sizes& sizes : kGradients) {
+      for (const WeightLayout layout : kLayouts) {
+        LinearBackwardCase c;
+        LinearBackwardDescription d{.m = sizes.m, .n = sizes.n, .k = sizes.k};
+        d.dy = turn_.pick({DType::f16, DType::bf16});
+        d.dx = sizes.m > sizes.n ? Product::dequantized : Product::none;
+        d.dw = sizes.m > sizes.n ? Product::none : Product::dequantized;
+        d.weight_layout = layout;
+        d.x_transposed = turn_.pick(kBools);
+        if (d.dw != Product::none && turn_.pick(kBools)) d.dw_dtype = DType::f32;
+        d.dw_accumulate = d.dw_dtype && turn_.pick(kBools);
+        dress(c, d.m);
+        c.layout = turn_.pick({Layout::compact, Layout::pitched});
+        c.data = Data::normal;
+        c.description = d;
+        cases_.emplace_back(c);
+      }
     }
     return std::move(cases_);
   }
@@ -136,6 +162,8 @@ std::vector<Case> large_cases(Operation operation) {
       return LargeCases().quantizers(operation);
     case Operation::w8a8_gemm:
       return LargeCases().products();
+    case Operation::w8a16_gemm:
+      return LargeCases().gradients();
     case Operation::w8a8_linear: {
       std::vector<Case> all = LargeCases().products();
       std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });

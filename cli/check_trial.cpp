@@ -355,12 +355,12 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
 // the largest scale: in f16 scales are taken relative to the largest one, which is put at the top of what f16 holds,
 // and what then falls below the normal numbers is off by at most 2^-15 of the largest scale (scaled_bytes.cuh; half of
 // 2^-24 where the largest is put into [256, 512)). bf16 has f32's range, and a matrix unit may take what is subnormal
-// for zero: at most 2^-116 of the largest scale a term.
+// for zero: at most 2^-116 of the largest scale a term, and where a dequantized value is, 2^-118 times the operand.
 double narrow_error(const LinearBackwardCase& c, double magnitude, double reach, double subnormal) {
   const DType dy = c.description.dy;
   if (!c.narrow_products || (dy != DType::f16 && dy != DType::bf16)) return 0;
   if (dy == DType::f16) return (0x1p-10 + 0x1p-22) * magnitude + 0x1p-15 * reach;
-  return (0x1p-7 + 0x1p-16) * magnitude + subnormal;
+  return (0x1p-7 + 0x1p-16) * magnitude + subnormal + 0x1p-118 * reach;
 }
 
 double largest(const ConstTensor& scales) {

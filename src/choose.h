@@ -82,14 +82,19 @@ Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>> table, Op
   return step;
 }
 
+// Throws where `ask` found no kernel.
+template <class Problem, class Operands>
+void require(const Step<Problem, Operands>& step, Operation operation, std::string_view function) {
+  if (step.kernel) return;
+  fail(Status::unsupported, function, ": no kernel for ", name(operation), " on ", step.problem.device, ":\n",
+       step.refused);
+}
+
 template <class Problem, class Operands>
 Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>> table, Operation operation,
                                const Problem& problem, std::string_view function, std::string_view wish) {
   Step<Problem, Operands> step = ask(table, operation, problem, wish);
-  if (!step.kernel) {
-    fail(Status::unsupported, function, ": no kernel for ", name(operation), " on ", problem.device, ":\n",
-         step.refused);
-  }
+  require(step, operation, function);
   return step;
 }
 

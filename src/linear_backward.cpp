@@ -163,8 +163,7 @@ void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps
   const LinearBackwardDescription& d = impl.description;
   steps.emplace();
   if (problem.operation == Operation::w8a8_gemm) {
-    steps->quantize =
-        choose(quantize_kernels(), Operation::quantize, dy_problem(d, &steps == &impl.dx), kSelect, d.kernel);
+    steps->quantize = ask(quantize_kernels(), Operation::quantize, dy_problem(d, &steps == &impl.dx), d.kernel);
     steps->q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
     steps->scale_at = impl.reserve(1, problem.m, problem.scale);
   }
@@ -185,14 +184,14 @@ void select_gradient(LinearBackwardImpl& impl) {
   const QuantizeProblem problem = gradient_problem(d);
   auto gradient = named ? choose(quantize_kernels(), kOperation, problem, kSelect, d.kernel)
                         : ask(quantize_kernels(), kOperation, problem, d.kernel);
+  const bool may_be_apart = impl.dx->quantize->kernel && impl.dw->quantize->kernel;
   const double apart =
       impl.dx->quantize->cost.seconds + impl.dw->quantize->cost.seconds + (impl.db ? impl.db->cost.seconds : 0);
-  if (!named && (!gradient.kernel || gradient.cost.seconds >= apart)) {
-    impl.explanation += "dY in one step: no\n" + gradient.refused;
-    if (gradient.kernel) {
-      impl.explanation +=
-          message("  not ", gradient.kernel->name, ": expected ", milliseconds(gradient.cost.seconds), "\n");
-    }
+  if (!named && (!gradient.kernel || (may_be_apart && gradient.cost.seconds >= apart))) {
+    impl.explanation += gradient.refused;
+    if (!gradient.kernel) return;
+    const std::string seconds = milliseconds(gradient.cost.seconds);
+    impl.explanation += message("  not ", gradient.kernel->name, ": expected ", seconds, "\n");
     return;
   }
   impl.gradient = std::move(gradient);
@@ -207,16 +206,17 @@ void add_steps(LinearBackwardImpl& impl) {
     impl.add(what, step);
     impl.reserve_scratch(step.workspace);
   };
-  if (impl.gradient)
-    add(impl.description.db ? "quantize dY for dX and dW, and dB" : "quantize dY for dX and dW", *impl.gradient);
-  if (impl.dx) {
-    if (impl.dx->quantize) add("quantize dY for dX", *impl.dx->quantize);
-    add("dX", impl.dx->gemm);
-  }
-  if (impl.dw) {
-    if (impl.dw->quantize) add("quantize dY for dW", *impl.dw->quantize);
-    add("dW", impl.dw->gemm);
-  }
+  const auto add_product = [&](std::string_view what, const std::optional<ProductSteps>& product) {
+    if (!product) return;
+    if (product->quantize) {
+      require(*product->quantize, Operation::quantize, kSelect);
+      add(message("quantize dY for ", what), *product->quantize);
+    }
+    add(what, product->gemm);
+  };
+  if (impl.gradient) add(impl.description.db ? "quantize dY, and dB" : "quantize dY", *impl.gradient);
+  add_product("dX", impl.dx);
+  add_product("dW", impl.dw);
   if (impl.db) add("dB", *impl.db);
 }
 
@@ -288,10 +288,6 @@ struct Run {
   void* scales(const ProductSteps& steps) const { return memory + steps.scale_at; }
 };
 
-// The scales of rows, and of the columns of a matrix.
-Scales row_scales(void* data, std::int64_t cols) { return {data, 1, 0, cols}; }
-Scales column_scales(void* data) { return {data, 0, 1, 1}; }
-
 // q1, q2 transposed and dB from one dY.
 void run_gradient(const Run& run) {
   const LinearBackwardImpl& impl = run.impl;
@@ -304,9 +300,9 @@ void run_gradient(const Run& run) {
   q.multiplier = b.weight_scale;
   q.row_multiplier = b.x_scale;
   q.q = run.quantized(*impl.dx, m, n);
-  q.scale = row_scales(run.scales(*impl.dx), n);
+  q.scale = {run.scales(*impl.dx), 1, 0, n};
   q.q_transposed = run.quantized(*impl.dw, n, m);
-  q.column_scale = column_scales(run.scales(*impl.dw));
+  q.column_scale = {run.scales(*impl.dw), 0, 1, 1};
   q.y = b.db;
   q.seed = run.args.seed;
   launch(impl, *impl.gradient, q, run.memory, run.stream);
@@ -336,7 +332,7 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
       q.multiplier = scale;
       q.seed = run.args.seed;
       (per_row ? q.q : q.q_transposed) = quantized;
-      q.scale = per_row ? row_scales(run.scales(steps), contraction) : column_scales(run.scales(steps));
+      q.scale = {run.scales(steps), per_row ? 1 : 0, per_row ? 0 : 1, per_row ? contraction : 1};
       launch(impl, *steps.quantize, q, run.memory, run.stream);
     }
     o.a = quantized;

@@ -94,7 +94,11 @@ class KernelHandles {
     const std::lock_guard lock(mutex_);
     if (find(function, device)) return;
     cudaFunction_t handle = nullptr;
-    if (count_ == kMost || cudaGetFuncBySymbol(&handle, function) != cudaSuccess) return;
+    if (count_ == kMost) return;
+    if (cudaGetFuncBySymbol(&handle, function) != cudaSuccess) {
+      cudaGetLastError();  // the next caller is not to find our error
+      return;
+    }
     std::size_t i = slot(function);
     while (entries_[i].function.load(std::memory_order_relaxed)) i = (i + 1) % kSlots;
     entries_[i].device = device;
@@ -144,6 +148,7 @@ DriverLaunch driver_launch() {
     constexpr unsigned kSince = 12000;  // the version of CUDA
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &entry, kSince, cudaEnableDefault, &found);
+    if (error != cudaSuccess) cudaGetLastError();
     if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return DriverLaunch{};
     return reinterpret_cast<DriverLaunch>(entry);
   }();

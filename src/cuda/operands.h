@@ -16,7 +16,8 @@ struct RowScale {
   Real value = 1;
 
 #ifdef __CUDACC__
-  __device__ Real operator[](std::int64_t i) const { return data ? data[i * stride] : value; }
+  // Past the first-level cache: a grid that starts early must not meet lines from before the kernel that it waits for.
+  __device__ Real operator[](std::int64_t i) const { return data ? __ldcg(data + i * stride) : value; }
 #endif
 };
 

@@ -60,9 +60,10 @@ void complete(TileShape& shape, const Size& s, Device device) {
   const std::int64_t most = T::rows / unit * unit;
   const std::int64_t at_once =
       std::max<std::int64_t>(clusters_at_once(shape.cluster(), device) / shape.token_groups, 1) * shape.row_parts;
-  const std::int64_t waves = ceil_div(s.n, at_once * most);
+  const std::int64_t waves = std::max<std::int64_t>(ceil_div(s.n, at_once * most), 1);
   shape.waves = static_cast<int>(waves);
-  shape.tile_rows = static_cast<int>(std::min(ceil_div(ceil_div(s.n, at_once * waves), unit) * unit, most));
+  const std::int64_t wanted = std::max<std::int64_t>(ceil_div(s.n, at_once * waves), 1);
+  shape.tile_rows = static_cast<int>(std::min(ceil_div(wanted, unit) * unit, most));
   const auto k = static_cast<double>(s.k);
   const auto m = static_cast<double>(s.m);
   const auto clusters = static_cast<double>(ceil_div(s.n, shape.tile_rows * shape.row_parts) * shape.token_groups);
@@ -234,6 +235,8 @@ void w8a8_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, co
       if (shape.groups == T::groups && shape.rows == T::rows) launch_tile<T>(shape, problem, o, launch.stream);
     });
   }
+  // Lines of b that begin anywhere: byte by byte here, shifted in place there.
+  if (!aligned_to_16(o.b.data, o.b.strides[0])) return w8a8_gemm_sm80(problem, o, launch);
   const bool few = with_few(size.m, size.k, [&](auto blocks) {
     SkinnyProduct p = skinny_product(problem, o);
     launch_skinny<std::int8_t, decltype(blocks)::value>(kName, p, problem, launch.stream);

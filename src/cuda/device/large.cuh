@@ -142,18 +142,13 @@ __device__ void load_operands(Shared<T, Y>& shared, const Place<T>& place, const
   }
 }
 
-// Past the first-level cache, which a grid that starts early may find stale.
-__device__ inline float scale_at(const RowScale<float>& scale, std::int64_t i) {
-  return scale.data ? __ldcg(scale.data + i * scale.stride) : scale.value;
-}
-
 // One warp: the columns' scales and bias of each tile, any stride, long before their use. Where there is no bias it is
 // -0: fma(x, y, -0) is the rounded product, its sign included.
 template <class T, class Y>
 __device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const Arguments<Y>& arguments) {
   const auto column = [&](int j, float& scale, float& bias) {
     const bool inside = j < arguments.y.cols;
-    scale = inside ? scale_at(arguments.b_scale, j) : 0.0f;
+    scale = inside ? arguments.b_scale[j] : 0.0f;
     bias = inside && arguments.bias ? widen(__ldcg(arguments.bias + j * arguments.bias_stride)) : -0.0f;
   };
   RingPosition<T::tiles> at;
@@ -264,7 +259,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 2 * T::blocks; ++i) {
         const int row = origin.x + 8 * i + 48 * (i / 2) + 16 * warp + lane / 4;
-        row_scales[i / 2][i % 2] = row < arguments.y.rows ? scale_at(arguments.a_scale, row) : 0.0f;
+        row_scales[i / 2][i % 2] = row < arguments.y.rows ? arguments.a_scale[row] : 0.0f;
       }
       // The other warpgroup has waited for all of its stages: ours are at most a lap away, and the parities are right.
       if constexpr (T::ping_pong) ptx::wait(ptx::shared_address(&shared.turn[group]), parity ^ (group == 0));

@@ -115,7 +115,7 @@ __device__ Segment<Real> resolve(const Extremes<Real>& e, const Segment<Real>& g
 // 1 / s where products may stand for quotients, else 0.
 template <class Real>
 __device__ Real inverse(Real s) {
-  return s > static_cast<Real>(0x1p-100) && s < static_cast<Real>(0x1p100) ? quotient(Real(1), s) : Real(0);
+  return s > static_cast<Real>(0x1p-80) && s < static_cast<Real>(0x1p100) ? quotient(Real(1), s) : Real(0);
 }
 
 // The noise of elements index .. index + n - 1, n up to 8: 16-bit halves of the one or two blocks that they lie in.
@@ -153,10 +153,11 @@ __device__ void divided_levels(const Real (&x)[n], const Segment<Real>& g, Real 
   for (int i = 0; i < n; ++i) q[i] = nearest_level(quotient(x[i], g.s), q_min - z, q_max - z) + g.z;
 }
 
-// x / s as IEEE has it, where inv is inverse(s) and not 0, and |x / s| is below 2^100: the remainder of a quotient is
-// exact, and corrects it. From a quotient that is off by less than a unit of its last place that gives the IEEE
-// quotient (Markstein's theorem), and x * inv is off by less than two, so that two corrections do for all x. One does
-// for the 11 significant bits of an f16 or a bf16: all 2^33 pairs of significands were tried.
+// x / s as IEEE has it, where inv is inverse(s) and not 0, and 2^-23 <= |x / s| < 2^100: the remainder of a quotient is
+// exact, and corrects it. (A smaller quotient may be off by a unit of its last place, which no level shows.) From a
+// quotient that is off by less than a unit of its last place that gives the IEEE quotient (Markstein's theorem), and x
+// * inv is off by less than two, so that two corrections do for all x. One does for the 11 significant bits of an f16
+// or a bf16: all 2^33 pairs of significands were tried.
 template <int kCorrections, class Real>
 __device__ Real quotient_by(Real x, Real s, Real inv) {
   Real q = x * inv;

@@ -151,7 +151,8 @@ class TermScales {
     if constexpr (kScaled) {
       const auto magnitude = [](float x) { return min(__float_as_uint(x) & 0x7fffffffu, 0x7f7fffffu); };
       const std::uint32_t largest = __reduce_max_sync(~0u, max(magnitude(next_[0]), magnitude(next_[1])));
-      exponent_ = max(exponent_, static_cast<int>(largest >> 23));
+      constexpr std::uint32_t kRoundsUp = 0x1000;  // what would become 512 as f16: 512 * -128 overflows
+      exponent_ = max(exponent_, static_cast<int>(largest + kRoundsUp >> 23));
       const float down = __int_as_float(262 - exponent_ << 23);
       const __half2 pair = __floats2half2_rn(next_[0] * down, next_[1] * down);
       store_shared(to + threadIdx.x * 4, reinterpret_cast<const std::uint32_t&>(pair));

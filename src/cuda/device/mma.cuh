@@ -93,8 +93,8 @@ __device__ inline void multiply_add_s8(std::int32_t (&sums)[4], const std::uint3
 }
 
 // sums (16, 8) += a (16, 16) * b (8, 16)^T, 16-bit floats in pairs; sums lie as above, and a lane holds of
-//   a     [g or g + 8][2 t, 2 t + 1 or 8 + 2 t, 8 + 2 t + 1]: a[0], a[1] are the two rows' first 8, a[2], a[3] their
-//   second b     [g][2 t, 2 t + 1], [g][8 + 2 t, 8 + 2 t + 1]
+//   a     [g or g + 8][2 t, 2 t + 1 or 8 + 2 t, 8 + 2 t + 1]: a[0], a[1] the two rows' first 8, a[2], a[3] their second
+//   b     [g][2 t, 2 t + 1], [g][8 + 2 t, 8 + 2 t + 1]
 __device__ inline void multiply_add_16(__half, float (&sums)[4], const std::uint32_t (&a)[4], uint2 b) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"

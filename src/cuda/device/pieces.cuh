@@ -68,7 +68,7 @@ __device__ inline void copy_part(const Operand& o, std::uint32_t to_shared, cons
     std::uint32_t word = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (i + j < count) word |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(from[i + j])) << 8 * j;
+      if (i + j < count) word |= static_cast<std::uint32_t>(static_cast<std::uint8_t>(__ldcg(from + i + j))) << 8 * j;
     }
     store_shared(to_shared + i, word);
   }

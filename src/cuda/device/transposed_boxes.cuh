@@ -112,7 +112,7 @@ __device__ void store_box_edge(const std::uint8_t* lines, int2 at, int rows, con
     const Y value = *reinterpret_cast<const Y*>(lines + row * 128 + byte);
     Y* const to = static_cast<Y*>(y.data) + (at.x + row) * y.pitch + at.y + col;
     if constexpr (std::is_same_v<Y, float>) {
-      *to = y.accumulate ? __fadd_rn(*to, value) : value;
+      *to = y.accumulate ? __fadd_rn(__ldcg(to), value) : value;
     } else {
       *to = value;
     }
