@@ -93,6 +93,19 @@ SharedOperands quantized_operands(const Shape& s) {
   return o;
 }
 
+// dB, and what both products have to do with dY: with K = 0 nothing comes after.
+LinearBackwardDescription dy_alone(const Benchmark& b, Product products, int threads) {
+  LinearBackwardDescription d;
+  d.m = b.shape.m;
+  d.n = b.shape.n;
+  d.dx = products;
+  d.dw = products;
+  d.db = true;
+  d.threads = threads;
+  d.kernel = b.kernel;
+  return d;
+}
+
 }  // namespace
 
 Prepared quantize_rows(const Benchmark& b, int threads) {
@@ -153,50 +166,34 @@ Prepared fake_quantize_backward(const Benchmark& b, int threads) {
   return against_memcpy(FakeQuantizeBackwardPlan::select(description(b, threads)), args, o, elements(s) * 12, threads);
 }
 
-// The copy reads half of what the sum reads, and writes as much.
-// The pass over dY by itself: with K = 0 nothing comes after it.
 Prepared gradient_quantize(const Benchmark& b, int threads) {
   const Shape s = b.shape;
-  LinearBackwardDescription d;
-  d.m = s.m;
-  d.n = s.n;
-  d.dx = Product::int8;
-  d.dw = Product::int8;
-  d.db = true;
-  d.threads = threads;
-  d.kernel = b.kernel;
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
   o->out = zeros<float>(1, s.n);
   o->scale.assign(static_cast<std::size_t>(std::max(s.m, s.n)), 1.0f);
   const std::int8_t nothing = 0;
-  LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n)};
+  LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n), .db = vector(o->out.data(), s.n)};
   args.weight = matrix(&nothing, s.n, 0);
   args.weight_scale = vector(o->scale.data(), s.n);
   args.x = matrix(&nothing, s.m, 0);
   args.x_scale = vector(o->scale.data(), s.m);
   args.dx = matrix(o->out.data(), s.m, 0);
   args.dw = matrix(o->out.data(), s.n, 0);
-  args.db = vector(o->out.data(), s.n);
   const double elements = static_cast<double>(s.m) * static_cast<double>(s.n);
-  return against_memcpy(LinearBackwardPlan::select(d), args, o, 6 * elements, threads);
+  return against_memcpy(LinearBackwardPlan::select(dy_alone(b, Product::int8, threads)), args, o, 6 * elements,
+                        threads);
 }
 
+// The copy reads half of what the sum reads, and writes as much.
 Prepared backward_db(const Benchmark& b, int threads) {
   const Shape s = b.shape;
-  LinearBackwardDescription d;
-  d.m = s.m;
-  d.n = s.n;
-  d.dx = Product::none;
-  d.dw = Product::none;
-  d.db = true;
-  d.threads = threads;
-  d.kernel = b.kernel;
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
   o->out = zeros<float>(1, s.n);
   const LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n), .db = vector(o->out.data(), s.n)};
-  return against_memcpy(LinearBackwardPlan::select(d), args, o, 4 * static_cast<double>(s.m) * static_cast<double>(s.n),
+  const double elements = static_cast<double>(s.m) * static_cast<double>(s.n);
+  return against_memcpy(LinearBackwardPlan::select(dy_alone(b, Product::none, threads)), args, o, 4 * elements,
                         threads);
 }
 

@@ -1,4 +1,4 @@
-// One pass over dY (m, n) for the int8 backward:
+// What the int8 backward needs of dY (m, n):
 //
 //   s1[m] = max(max_n |dY[m, n] w[n]| / 127, 1e-8)    q1[m, n] = rint(dY[m, n] w[n] / s1[m])
 //   s2[n] = max(max_m |dY[m, n] x[m]| / 127, 1e-8)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])

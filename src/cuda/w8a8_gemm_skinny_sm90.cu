@@ -3,8 +3,8 @@
 //   y (m, n) = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k), b (n, k) of s8, rows of
 //   both contiguous, the sum in s32
 //
-// Up to 8 tokens, and where an operand is not as the copy engine reads it up to 32: device/skinny.cuh. More:
-// device/skinny_tiles.cuh, whose shape is chosen here.
+// Up to 8 tokens, and up to 32 where a alone is not as the copy engine reads it: device/skinny.cuh. More:
+// device/skinny_tiles.cuh, whose shape is chosen here. What neither reads: w8a8_gemm_sm80.
 #include <algorithm>
 #include <cstddef>
 #include <limits>

@@ -122,10 +122,10 @@ struct FromBytes<__nv_bfloat16> {
 
 // The scales of a step's terms as 16-bit floats in the ring, and on what they are scaled themselves. One warp writes.
 //
-// f16 has a small range: the scales are divided by a power of two such that the largest so far is in [256, 512), and
-// with an s8 below 65504. It is kept with each stage as the exponent of a float; where it grows, the sums are scaled.
-// Scales down to 2^-22 of the largest one keep their precision, and an error below 2^-33 of the largest one comes with
-// each term. A scale that is not finite stays so.
+// f16 has a small range: the scales are divided by a power of two such that the largest so far is in [256, 512), as
+// f16 too, and with an s8 below 65504. It is kept with each stage as the exponent of a float; where it grows, the sums
+// are scaled. Scales down to 2^-22 of the largest one keep their precision, and an error below 2^-33 of the largest one
+// comes with each term. A scale that is not finite stays so.
 template <class T, int kStep>
 class TermScales {
  public:

@@ -1,4 +1,4 @@
-// Tiles of floats that become levels in both orientations, as the gradient's and the row quantizer's kernels walk them.
+// Tiles of floats that become levels in both orientations, as the kernels for gradients and columns walk them.
 //
 // A tile is 8 pieces of 16 rows by 32 vectors of 16 bytes, a piece for each warp: below one another, or side by side. A
 // lane has one vector of each row. What a lane looks at it has copied itself, so that the copies need no barrier: while
