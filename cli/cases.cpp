@@ -114,6 +114,7 @@ class QuantizerCases {
       d.q_min = d.q == DType::u8 ? 0 : affine ? turn_.pick({-8, -5}) : turn_.pick({-8, -7});
       d.q_max = d.q == DType::s4 ? turn_.pick({1, 6}) : turn_.pick({7, 100, 127});
     }
+    if (has_scale_source() && turn_.one_in(4)) d.least_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
     c.description = d;
     cases_.emplace_back(c);
   }

@@ -166,6 +166,7 @@ inline octile_quantize_description defaults_of_quantize() {
   c.multiplier = static_cast<std::int32_t>(d.multiplier);
   c.mask = static_cast<std::int32_t>(d.mask);
   c.device = {OCTILE_DEVICE_CPU, 0};
+  c.least_scale = d.least_scale;
   return c;
 }
 
@@ -216,6 +217,7 @@ inline QuantizeDescription convert(std::string_view function, const octile_quant
   in.choice(d.mask, "mask", c.mask);
   d.q_min = c.q_min;
   d.q_max = c.q_max;
+  d.least_scale = c.least_scale;
   d.device = in.device("the description", c.device);
   d.threads = c.threads;
   d.kernel = text(c.kernel);

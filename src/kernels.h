@@ -39,6 +39,10 @@ std::string_view name(Operation operation);
 // What a quantizer kernel is selected for: the public description with q_min and q_max resolved.
 using QuantizeProblem = QuantizeDescription;
 
+// The least that least_scale may be, and what the backward takes for dY: below it, products with 1 / s would no longer
+// be exact enough to stand for quotients.
+inline constexpr double kLeastScale = 0x1p-79;
+
 // One scale per segment, as strides over the matrix: element (r, c) uses data[r * row_stride + c / group * col_stride].
 // Absent: data is null. A scale that a plan keeps itself lies in host memory whatever the device is: on_host, one
 // value.

@@ -145,6 +145,7 @@ QuantizeProblem gradient_problem(const LinearBackwardDescription& d) {
   p.rounding = d.rounding;
   p.q_min = -127;
   p.q_max = 127;
+  p.least_scale = kLeastScale;
   p.device = d.device;
   p.threads = d.threads;
   return p;

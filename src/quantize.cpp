@@ -34,6 +34,11 @@ void resolve_range(std::string_view function, QuantizeProblem& p) {
   }
 }
 
+void check_least_scale(std::string_view function, const QuantizeProblem& p) {
+  if (p.least_scale >= kLeastScale && p.least_scale <= 1) return;
+  fail(Status::invalid_argument, function, ": least_scale = ", p.least_scale, ": expected 2^-79 to 1");
+}
+
 template <class Args>
 constexpr Operation kOperation = Operation::quantize;
 template <>
@@ -76,6 +81,7 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_device(function, p.device);
   check_kernel_wish(function, p.kernel);
   resolve_range(function, p);
+  check_least_scale(function, p);
   if (p.granularity == Granularity::group && (p.group <= 0 || p.cols % p.group != 0)) {
     fail(Status::invalid_argument, function, ": group = ", p.group, " does not divide cols = ", p.cols);
   }

@@ -188,7 +188,7 @@ struct Int8Terms {
 template <class T>
 double int8_error(const Int8Terms& t, long double value, double rounding) {
   const double u = kUnitRoundoff<T>;
-  const double s = std::max(t.amax / 127, 1e-8) * (1 + 2 * u);
+  const double s = std::max(t.amax / 127, 0x1p-79) * (1 + 2 * u);
   const double error = t.integers * s * rounding + 5 * u * t.magnitude;
   return error + 3 * u * (static_cast<double>(std::abs(value)) + error);
 }
@@ -305,6 +305,22 @@ TYPED_TEST(Backward, Int8ProductsKeepTheirBound) {
     EXPECT_LT(dw.relative(), 1.5 * usual);
     EXPECT_GT(dx.relative(), usual / 2);
     EXPECT_GT(dw.relative(), usual / 2);
+  }
+}
+
+// The gradient of a mean over many tokens is tiny; where nothing overflows or vanishes, a power of two less of dY is as
+// much less of every gradient, exactly.
+TEST(SmallGradients, KeepTheirBits) {
+  constexpr float kLess = 0x1p-40f;
+  const Layer<float> layer(5);
+  Layer<float> small = layer;
+  for (float& v : small.dy) v *= kLess;
+  for (const Product product : {Product::int8, Product::dequantized}) {
+    const Gradients<float> expected = backward(layer, {product});
+    const Gradients<float> g = backward(small, {product});
+    for (std::size_t i = 0; i < g.dx.size(); ++i) ASSERT_EQ(g.dx[i], expected.dx[i] * kLess) << i;
+    for (std::size_t i = 0; i < g.dw.size(); ++i) ASSERT_EQ(g.dw[i], expected.dw[i] * kLess) << i;
+    for (std::size_t i = 0; i < g.db.size(); ++i) ASSERT_EQ(g.db[i], expected.db[i] * kLess) << i;
   }
 }
 

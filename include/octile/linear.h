@@ -82,7 +82,7 @@ class OCTILE_API LinearPlan : public Plan {
 //                f32 sums (f64 for f64), the same bits on every run on one device
 //   int8         dX: d1 = dY[m, n] * s_w[n], quantized per row to q1, s1:     dX = s1[m] * sum_n q1[m, n] * Wq[n, k]
 //                dW: d2 = dY[m, n] * s_x[m], quantized per column to q2, s2:  dW = s2[n] * sum_m q2[m, n] * Xq[m, k]
-//                exact s32 sums, bit-identical on every backend
+//                with least_scale = 2^-79, exact s32 sums, bit-identical on every backend
 //   dB[n] = sum_m dY[m, n], f32 sums (f64 for f64)
 struct LinearBackwardDescription {
   std::int64_t m = 0;  // a maximum: fewer rows may be run. At most kMaxContraction for an int8 dW

@@ -189,6 +189,7 @@ typedef struct {
   int32_t threads;      /* CPU threads it may use; 0: all */
   octile_device device; /* default the CPU */
   const char* kernel;   /* NULL or "": the fastest. A row's name, or an arch ("reference"), restricts the choice */
+  double least_scale;   /* of dynamic scales, 2^-79 to 1. Default 1e-8 */
 } octile_quantize_description;
 
 OCTILE_API octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size);

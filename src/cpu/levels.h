@@ -93,12 +93,12 @@ struct Segment {
 // Symmetric scales of `count` segments.
 struct ScalesOfMagnitudes {
   template <Isa, class Real>
-  OCTILE_INLINE static void run(const Extremes<Real>* __restrict extremes, std::int64_t count, Real q_max,
+  OCTILE_INLINE static void run(const Extremes<Real>* __restrict extremes, std::int64_t count, Real q_max, Real least,
                                 Segment<Real>* __restrict segments) {
     for (std::int64_t k = 0; k < count; ++k) {
       // The bits of a magnitude are its key; one that is not finite leaves a scale that is not.
       const Real s = std::bit_cast<Real>(extremes[k].high) / q_max;
-      const Real most = s > static_cast<Real>(1e-8) ? s : static_cast<Real>(1e-8);
+      const Real most = s > least ? s : least;
       const bool finite = extremes[k].high < kInfinityKey<Real> && most < std::numeric_limits<Real>::infinity();
       segments[k] = {finite ? most : std::numeric_limits<Real>::quiet_NaN(), 0};
     }

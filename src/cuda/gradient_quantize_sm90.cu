@@ -1,7 +1,7 @@
 // What the int8 backward needs of dY (m, n):
 //
-//   s1[m] = max(max_n |dY[m, n] w[n]| / 127, 1e-8)    q1[m, n] = rint(dY[m, n] w[n] / s1[m])
-//   s2[n] = max(max_m |dY[m, n] x[m]| / 127, 1e-8)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
+//   s1[m] = max(max_n |dY[m, n] w[n]| / 127, least_scale)    q1[m, n] = rint(dY[m, n] w[n] / s1[m])
+//   s2[n] = max(max_m |dY[m, n] x[m]| / 127, least_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
 //   dB[n] = sum_m dY[m, n]
 //
 // One launch that looks twice: device/two_looks.cuh. The bits are those of two quantizers.
@@ -42,6 +42,7 @@ LookTwiceArguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands
   a.column_scale_stride = o.column_scale.col_stride;
   if (o.y.present()) a.sum = static_cast<T*>(o.y.data), a.sum_stride = o.y.strides[0];
   a.q_max = static_cast<float>(p.q_max);
+  a.least_scale = static_cast<float>(p.least_scale);
   a.row_most = words;
   a.column_most = words + at.column_most;
   a.partial_sums = reinterpret_cast<float*>(words + at.partial_sums);

@@ -106,6 +106,7 @@ void launch_columns(const QuantizeProblem& p, const QuantizeOperands& o, const L
   a.column_scale = static_cast<float*>(o.scale.data);
   a.column_scale_stride = o.scale.col_stride;
   a.q_max = static_cast<float>(p.q_max);
+  a.least_scale = static_cast<float>(p.least_scale);
   a.column_most = static_cast<std::uint32_t*>(launch.workspace.data);
   const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
   enqueue_two_looks<T, false>(kColumns, a, blocks, tiles::moves_whole<T>(o), launch.stream);

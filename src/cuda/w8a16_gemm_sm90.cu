@@ -44,6 +44,7 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 constexpr int kSearchBarrier = 1;     // of threads, besides 0 of the block
 constexpr int kConsumerBarriers = 2;  // and the next
+constexpr int kScaleBarriers = 4;     // and the next: of each stage
 
 // A tile's rows of a, and so of y: many, or fewer where there are too few tiles for the multiprocessors.
 template <int rows_a_, int stages_>
@@ -159,6 +160,16 @@ __device__ void find_largest_scale(Shared<F>& shared, const Arguments& arguments
   asm volatile("bar.sync %0, %1;" ::"n"(kSearchBarrier), "n"(kSearchers) : "memory");
 }
 
+// The scales of a stage have been read by every consumer. Not by the stage's empty barrier, on which one lane arrives
+// for its warp: racecheck does not follow that for plain loads.
+constexpr int kScaleThreads = kConsumers * kWarpgroup + 32;
+__device__ inline void report_scales_read(int stage) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(kScaleBarriers + stage), "n"(kScaleThreads) : "memory");
+}
+__device__ inline void await_scales_read(int stage) {
+  asm volatile("bar.sync %0, %1;" ::"r"(kScaleBarriers + stage), "n"(kScaleThreads) : "memory");
+}
+
 // One warp: the scales of each stage, lane by lane those of two terms.
 template <class F>
 __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
@@ -175,12 +186,17 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Argu
     return float2{scale_at(term), scale_at(term + 1)};
   };
   RingPosition<F::stages> at;
+  int filled = 0;  // stages that hold scales
   float2 next = pair_at(0);
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     for (int step = 0; step < arguments.steps; ++step) {
       const Pair<T> scale = {narrow<T>(ldexpf(next.x, shift)), narrow<T>(ldexpf(next.y, shift))};
       next = pair_at(step + 1 == arguments.steps ? 0 : step + 1);
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      if (filled == F::stages) {
+        await_scales_read(at.stage);
+      } else {
+        ++filled;
+      }
       Scales16<T>& to = shared.scales[at.stage][lane / 8 * 4 + lane % 4];
       to.scale[lane / 4 % 2] = scale;
       to.offset[lane / 4 % 2] = offset_of<T>(scale);
@@ -188,6 +204,7 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Argu
       at.next();
     }
   }
+  for (int i = 0; i < filled; ++i) await_scales_read(i);  // no barrier is left half full
 }
 
 // ---- Products.
@@ -204,7 +221,10 @@ struct Consumer {
   std::uint32_t empty = ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kCluster));
   BytesReader<T, F::b_outer> reader = BytesReader<T, F::b_outer>(static_cast<unsigned>(4 * group + warp));
 
-  __device__ void release(int stage) const { ptx::arrive_in_cluster(empty + 8 * stage, lane < kCluster); }
+  __device__ void release(int stage) const {
+    ptx::arrive_in_cluster(empty + 8 * stage, lane < kCluster);
+    report_scales_read(stage);
+  }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
     ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);

@@ -3,8 +3,8 @@
 //   y (m, n) = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k), b (n, k) of s8, rows of
 //   both contiguous, the sum in s32
 //
-// Up to 8 tokens, and up to 32 where a alone is not as the copy engine reads it: device/skinny.cuh. More:
-// device/skinny_tiles.cuh, whose shape is chosen here. What neither reads: w8a8_gemm_sm80.
+// What the copy engine reads: device/skinny_tiles.cuh, whose shape is chosen here. Up to 32 tokens where a alone is not
+// so: device/skinny.cuh. What neither reads: w8a8_gemm_sm80.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -177,9 +177,6 @@ bool with_few(std::int64_t tokens, std::int64_t k, const Body& body) {
   return false;
 }
 
-// Whatever the alignment.
-bool few_tokens(const Size& s) { return s.m <= 8 && fits_skinny<1>(s.m, s.k); }
-
 Size size_of(const GemmProblem& p) { return {p.m, p.n, p.k}; }
 
 }  // namespace
@@ -203,15 +200,12 @@ Cost w8a8_gemm_skinny_sm90_cost(const GemmProblem& p) {
   const double k = static_cast<double>(p.k);
   const bool engine_reads = p.k % kBulkAlignment == 0;
   return {2 * m * n * k, m * k + n * k + m * n * bits(p.y) / 8,
-          few_tokens(size_of(p)) ? 5.2e-6 + n * k / 3.7e12 + m * 2e-7
-          : engine_reads         ? best_shape(size_of(p), p.device).seconds
-                                 : w8a8_gemm_sm80_cost(p).seconds};
+          engine_reads ? best_shape(size_of(p), p.device).seconds : w8a8_gemm_sm80_cost(p).seconds};
 }
 
 std::size_t w8a8_gemm_skinny_sm90_workspace(const GemmProblem&) { return 0; }
 
 std::string w8a8_gemm_skinny_sm90_detail(const GemmProblem& p) {
-  if (few_tokens(size_of(p))) return "16 rows of b at a time, all tokens beside them";
   const TileShape shape = best_shape(size_of(p), p.device);
   return message("tiles of ", 64 * shape.groups, " tokens and ", shape.tile_rows, " rows of b, clusters ",
                  shape.token_parts, "x", shape.row_parts, ", ", shape.waves, shape.waves > 1 ? " waves" : " wave");
@@ -229,7 +223,7 @@ void w8a8_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
 void w8a8_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
   if (size.m == 0 || size.n == 0) return;
-  if (mappable(o.a) && mappable(o.b) && !few_tokens(size)) {
+  if (mappable(o.a) && mappable(o.b)) {
     const TileShape shape = best_shape(size, problem.device);
     return for_each_tile([&]<class T>(T) {
       if (shape.groups == T::groups && shape.rows == T::rows) launch_tile<T>(shape, problem, o, launch.stream);

@@ -171,7 +171,7 @@ struct Backward {
     for (std::size_t i = 0; i < fold.size(); ++i) {
       fold[i] = rows ? s_w(static_cast<std::int64_t>(i)) : s_x(static_cast<std::int64_t>(i));
     }
-    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy};
+    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy, .least_scale = kLeastScale};
     q.granularity = rows ? Granularity::row : Granularity::column;
     q.multiplier = rows ? Multiplier::per_column : Multiplier::per_row;
     q.rounding = d.rounding;

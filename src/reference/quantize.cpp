@@ -1,7 +1,7 @@
 // The quantizer family, in the words of the contract: one loop over segments, one over the elements of a segment.
 //
-//   symmetric  s = max(max|x| / q_max, 1e-8)                        q = clamp(rint(x / s), q_min, q_max)
-//   affine     s = max((x_max - x_min) / (q_max - q_min), 1e-8)     q = clamp(rint(x / s) + z, q_min, q_max)
+//   symmetric  s = max(max|x| / q_max, least_scale)                      q = clamp(rint(x / s), q_min, q_max)
+//   affine     s = max((x_max - x_min) / (q_max - q_min), least_scale)     q = clamp(rint(x / s) + z, q_min, q_max)
 //              z = clamp(q_min - rint(x_min / s), q_min, q_max)
 //
 // Reference rows of the kernel table, and the oracle that every other row is compared with.
@@ -79,9 +79,9 @@ void measure(const QuantizeProblem& p, const QuantizeOperands& o, Segment<Real>&
     g.s = scale_at<Real>(o.given_scale, g.row, g.col);
     g.z = zero_point_at(o.given_zero_point, g.row, g.col);
   } else if (p.mapping == Mapping::symmetric) {
-    g.s = std::max(std::max(-low, high) / q_max, static_cast<Real>(1e-8));
+    g.s = std::max(std::max(-low, high) / q_max, static_cast<Real>(p.least_scale));
   } else {
-    g.s = std::max((high - low) / (q_max - q_min), static_cast<Real>(1e-8));
+    g.s = std::max((high - low) / (q_max - q_min), static_cast<Real>(p.least_scale));
     if (g.finite && std::isfinite(g.s)) {
       g.z = static_cast<std::int32_t>(std::clamp(q_min - std::rint(low / g.s), q_min, q_max));
     }

@@ -22,6 +22,7 @@ template <class Real>
 struct Rules {
   Real q_min = 0;
   Real q_max = 0;
+  Real least_scale = 0;
   bool symmetric = true;  // also where scales are given: then nothing is measured but whether all is finite
   bool given = false;
   bool stochastic = false;
@@ -104,7 +105,7 @@ __device__ Segment<Real> resolve(const Extremes<Real>& e, const Segment<Real>& g
   if (!rules.given) {
     const Real range = rules.symmetric ? e.high : e.high - e.low;
     const Real steps = rules.symmetric ? rules.q_max : rules.q_max - rules.q_min;
-    g.s = fmax(quotient(range, steps), static_cast<Real>(1e-8));
+    g.s = fmax(quotient(range, steps), rules.least_scale);
     const Real z = rules.q_min - rint(quotient(e.low, g.s));
     g.z = rules.symmetric ? 0 : static_cast<std::int32_t>(fmin(fmax(z, rules.q_min), rules.q_max));
   }

@@ -44,13 +44,14 @@ __device__ inline float max_of_lanes(float x, int width = 32) {
 }
 
 struct PlainRules {
-  float q_min, q_max;
+  float q_min, q_max, least_scale;
   bool given;
   bool fits;  // nothing rounds to a level beyond q_min and q_max
 };
 
 inline PlainRules plain_rules(const QuantizeProblem& p) {
-  return {static_cast<float>(p.q_min), static_cast<float>(p.q_max), p.scale == ScaleSource::given,
+  return {static_cast<float>(p.q_min), static_cast<float>(p.q_max), static_cast<float>(p.least_scale),
+          p.scale == ScaleSource::given,
           p.scale == ScaleSource::dynamic && p.rounding == Rounding::nearest && p.q_min <= -p.q_max};
 }
 
@@ -64,7 +65,7 @@ struct PlainScale {
 
 // `given` counts where rules.given.
 __device__ inline PlainScale plain_scale(const PlainRules& rules, float most, float given) {
-  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), 1e-8f);
+  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), rules.least_scale);
   const bool finite = most <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
   if (!finite) return {not_a_number(s), 0.0f, __int_as_float(0x7f800000)};
   const float inv = inverse(s);
@@ -90,7 +91,7 @@ struct Divisor {
 
 // `given` counts where rules.given.
 __device__ inline Divisor divisor(const PlainRules& rules, float most, float given) {
-  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), 1e-8f);
+  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), rules.least_scale);
   const bool finite = most <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
   const float inv = inverse(s);
   return {finite ? s : not_a_number(s), finite && most * inv < 0x1p100f ? inv : 0.0f};

@@ -38,9 +38,9 @@ struct LevelRule {
 };
 
 // `most`: the largest magnitude, as bits.
-__device__ inline LevelRule level_rule(std::uint32_t most_bits, float q_max) {
+__device__ inline LevelRule level_rule(std::uint32_t most_bits, float q_max, float least_scale) {
   const float most = __uint_as_float(most_bits);
-  const float s = fmaxf(__fdiv_rn(most, q_max), 1e-8f);
+  const float s = fmaxf(__fdiv_rn(most, q_max), least_scale);
   constexpr float kLargest = 0x1.fffffep127f;
   const float nan = __uint_as_float(0xffc00000);
   if (!(most <= kLargest && s <= kLargest)) return {nan, 0.0f, nan};

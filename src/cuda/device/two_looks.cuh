@@ -23,7 +23,7 @@ struct LookTwiceArguments {
   std::int64_t row_scale_stride, column_scale_stride;
   T* sum;  // of columns; may be null
   std::int64_t sum_stride;
-  float q_max;
+  float q_max, least_scale;
   std::uint32_t* row_most;     // of a gradient. Largest magnitudes, as bits, whose order is theirs, NaN last
   std::uint32_t* column_most;  // behind row_most
   float* partial_sums;         // (blocks of a strip, cols)
@@ -190,7 +190,7 @@ struct Block : Tile<T, kHigh, kWhole> {
     const int r = s.row + lane;
     __syncwarp();
     if (lane < kPieceRows && r < m.rows) {
-      const LevelRule rule = level_rule(source.most, a.q_max);
+      const LevelRule rule = level_rule(source.most, a.q_max, a.least_scale);
       shared.rows[warp * kPieceRows + lane] = {source.factor, rule.low, rule.high, rule.s};
       if (kGradient && s.column < kCols && a.row_scale) a.row_scale[r * a.row_scale_stride] = rule.s;
     }
@@ -206,7 +206,7 @@ struct Block : Tile<T, kHigh, kWhole> {
       shared.column_s[i] = 1, shared.column_low[i] = 0, shared.column_high[i] = 0;
       return;
     }
-    const LevelRule rule = level_rule(__ldcg(a.column_most + c), a.q_max);
+    const LevelRule rule = level_rule(__ldcg(a.column_most + c), a.q_max, a.least_scale);
     if constexpr (kGradient) shared.column_factor[i] = a.column_factor[c];
     shared.column_s[i] = rule.s;
     shared.column_low[i] = rule.low;
