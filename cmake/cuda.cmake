@@ -1,20 +1,42 @@
 # The CUDA language and runtime. The runtime is linked statically, so that a machine without CUDA can load the library.
 
-include(CheckLanguage)
-check_language(CUDA)
-if(NOT CMAKE_CUDA_COMPILER)
-  message(FATAL_ERROR "OCTILE_CUDA is ON, but there is no CUDA compiler: put nvcc in PATH, set CUDACXX, "
-                      "or build with -DOCTILE_CUDA=OFF")
-endif()
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  # sm_90a has the matrix instructions of Hopper; what is newer compiles the generic code of sm_90.
-  set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual" CACHE STRING "CUDA architectures")
-endif()
-enable_language(CUDA)
-set(CMAKE_CUDA_STANDARD 20)
-set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-set(CMAKE_CUDA_EXTENSIONS OFF)
-find_package(CUDAToolkit 12.5 REQUIRED)
+set(octile_cuda_oldest 12.5)
+
+# Whether the CUDA side is built unasked: by `pip install .`, where there is a toolkit for it.
+function(octile_find_cuda result)
+  set(${result} OFF PARENT_SCOPE)
+  if(NOT SKBUILD OR DEFINED OCTILE_CUDA)
+    return()
+  endif()
+  find_package(CUDAToolkit ${octile_cuda_oldest} QUIET)
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND TARGET CUDA::cudart_static)
+    set(${result} ON PARENT_SCOPE)
+    if(NOT DEFINED ENV{CUDACXX})
+      set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE} CACHE FILEPATH "CUDA compiler")
+    endif()
+    message(STATUS "CUDA ${CUDAToolkit_VERSION} is built in; -C cmake.define.OCTILE_CUDA=OFF leaves it out")
+  else()
+    message(STATUS "CUDA is left out: there is no CUDA toolkit of version ${octile_cuda_oldest} or newer")
+  endif()
+endfunction()
+
+macro(octile_enable_cuda)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "OCTILE_CUDA is ON, but there is no CUDA compiler: put nvcc in PATH, set CUDACXX, "
+                        "or build with -DOCTILE_CUDA=OFF")
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    # sm_90a has the matrix instructions of Hopper; what is newer compiles the generic code of sm_90.
+    set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual" CACHE STRING "CUDA architectures")
+  endif()
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  find_package(CUDAToolkit ${octile_cuda_oldest} REQUIRED)
+endmacro()
 
 # The kernels, compiled for what they can run on: those whose name ends in sm90 use instructions that Hopper alone has.
 macro(octile_add_cuda_objects)

@@ -1,8 +1,9 @@
 """The documents keep up with the tree: "Follow one call" names files and functions that are there, in at most four
 files, and relative links lead somewhere. Public headers include the standard library and each other, nothing else.
 
-The section "## Follow one call" of README.md is a numbered list. Each item begins with the path of a file in backticks;
-the names in backticks after it are found in that file, or, written "`name` in `path`", in the file of that path.
+The section "## Follow one call" of README.md has two numbered lists: from C++ to the kernel, and from Python to C++. Each item
+begins with the path of a file in backticks; the names in backticks after it are found in that file, or, written
+"`name` in `path`", in the file of that path.
 """
 
 import os
@@ -16,19 +17,24 @@ NAME = r"[A-Za-z_]\w*(?:::[A-Za-z_~]\w*)*"
 
 
 def code(path):
-    """The text of a C++ file without its comments: a name that is only talked about does not count."""
+    """The text of a file without its comments: a name that is only talked about does not count."""
     text = (SOURCE / path).read_text()
+    if path.endswith(".py"):
+        return re.sub(r'#[^\n]*|"{3}.*?"{3}', " ", text, flags=re.DOTALL)
     return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
 
 
-def walk():
-    """[(path, [names])] of README's "Follow one call", one entry per item, and the names placed in other files."""
+def walks():
+    """Of each list of README's "Follow one call": [(path, [names])], one entry per item, and the same for the names
+    placed in other files."""
     readme = (SOURCE / "README.md").read_text()
     section = re.search(r"^## Follow one call\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
     assert section, 'README.md has no section "## Follow one call"'
-    items = re.findall(r"^\d+\. (.*?)(?=^\d+\. |^\S|\Z)", section.group(1), re.MULTILINE | re.DOTALL)
-    steps, elsewhere = [], []
-    for item in items:
+    found = []
+    for number, item in re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^\S|\Z)", section.group(1), re.MULTILINE | re.DOTALL):
+        if number == "1":
+            found.append(([], []))
+        steps, elsewhere = found[-1]
         item = re.sub(r"\s+", " ", item)
         for name, path in re.findall(rf"`({NAME})(?:\(\))?` in `({PATH})`", item):
             elsewhere.append((path, [name]))
@@ -36,7 +42,7 @@ def walk():
         path = re.match(rf"\[?`({PATH})`", item)
         assert path, f"this step does not begin with a path in backticks: {item}"
         steps.append((path.group(1), re.findall(rf"`({NAME})(?:\(\))?`", item[path.end():])))
-    return steps, elsewhere
+    return found
 
 
 def has(text, name):
@@ -52,19 +58,19 @@ def anchors(text):
 
 
 def documents():
-    folders = ["bench", "cli", "data", "docs", "include", "src", "tests", "tools"]
+    folders = ["bench", "cli", "data", "docs", "examples", "include", "python", "src", "tests", "tools"]
     return [*SOURCE.glob("*.md"), *(path for folder in folders for path in SOURCE.glob(f"{folder}/**/*.md"))]
 
 
 class WalkTest(unittest.TestCase):
     def test_call_is_at_most_four_files(self):
-        steps, _ = walk()
-        self.assertGreaterEqual(len(steps), 2)
-        self.assertLessEqual(len({path for path, _ in steps}), 4, steps)
+        self.assertEqual(len(walks()), 2)
+        for steps, _ in walks():
+            self.assertGreaterEqual(len(steps), 2)
+            self.assertLessEqual(len({path for path, _ in steps}), 4, steps)
 
     def test_files_have_the_functions(self):
-        steps, elsewhere = walk()
-        for path, names in steps + elsewhere:
+        for path, names in [entry for steps, elsewhere in walks() for entry in steps + elsewhere]:
             with self.subTest(path=path):
                 self.assertTrue((SOURCE / path).is_file(), f"there is no {path}")
                 self.assertTrue(names, f"the step of {path} names no function")
@@ -73,7 +79,7 @@ class WalkTest(unittest.TestCase):
                     self.assertTrue(has(text, name), f"{path} has no {name}")
 
     def test_the_last_file_defines_the_kernel(self):
-        steps, _ = walk()
+        steps, _ = walks()[0]
         path, names = steps[-1]
         kernel = names[0].split("::")[-1]
         self.assertRegex(code(path), rf"\bvoid {kernel}\([^;]*?\) *{{", f"{path} does not define {kernel}")

@@ -1,0 +1,205 @@
+"""One worker: trains one kind of layers with one or several seeds, and tells what it measures as it goes."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from . import data, profiling
+from .model import Gpt
+
+# What the linear layers of the blocks are. dX and dW of each: in 16 bits or in int8; the forward is int8 in all of Octile's.
+MODES = {
+    "bf16": None,
+    "octile-16bit": {"backward": "16bit"},
+    "octile-mixed": {"backward": ("int8", "16bit")},
+    "octile-int8": {"backward": "int8"},
+    "octile-int8-dw": {"backward": ("16bit", "int8")},
+    "octile-stochastic": {"backward": "int8", "rounding": "stochastic"},
+}
+WARM_UP = 3  # steps before a run, which compile and are not counted
+BETAS, DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
+LAST_RATE = 0.1  # of the highest learning rate
+
+Emit = Callable[[dict], None]
+
+
+@dataclasses.dataclass
+class Settings:
+    mode: str = "bf16"
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
+    width: int = 1024
+    layers: int = 8
+    heads: int = 16
+    length: int = 512
+    batch: int = 32
+    accumulate: int = 1
+    steps: int = 1000
+    rate: float = 6e-4
+    warm_steps: int = 100
+    bias: bool = True
+    split_qkv: bool = False
+    quantize_head: bool = False
+    activation: str = "per_token"
+    precision: str = "master"  # f32 parameters under bf16 autocast; "bf16": everything; "f32": nothing in 16 bits
+    compile: str = "model"  # "model", "blocks", "off"
+    compile_mode: str = "default"
+    deterministic: bool = False
+    told_every: int = 10
+    validate_every: int = 500
+    validation_windows: int = 1024  # rounded to whole batches
+    profile: bool = False
+    device: str = "cuda"
+
+    @property
+    def tokens(self) -> int:
+        """Of one optimizer step."""
+        return self.batch * self.length * self.accumulate
+
+
+def rate_at(step: int, settings: Settings) -> float:
+    """Up in a line, then down along a cosine."""
+    if step < settings.warm_steps:
+        return settings.rate * (step + 1) / settings.warm_steps
+    done = (step - settings.warm_steps) / max(1, settings.steps - settings.warm_steps)
+    return settings.rate * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def convert(model: Gpt, settings: Settings) -> str:
+    """Puts Octile's layers in place of the blocks' (and the head's, if asked), and says what was done."""
+    fields = MODES[settings.mode]
+    if fields is None:
+        return "nn.Linear"
+    import octile
+
+    wanted = {id(m) for m in model.blocks.modules() if isinstance(m, nn.Linear)}
+    if settings.quantize_head:
+        wanted.add(id(model.head))
+    config = octile.Int8Training(activation=settings.activation, **fields)
+    report = octile.quantize_(model, config, filter=lambda module, name: id(module) in wanted)
+    left = [n for n, m in model.blocks.named_modules() if type(m) is nn.Linear]
+    if left:
+        raise RuntimeError(f"not converted: {', '.join(left)}")
+    return str(report)
+
+
+class Trainer:
+    def __init__(self, settings: Settings, training: torch.Tensor, validation: torch.Tensor):
+        self.settings, self.training, self.validation = settings, training, validation
+        s = settings
+        if s.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        with torch.device(s.device):
+            self.model = Gpt(s.width, s.layers, s.heads, s.length, s.bias, s.split_qkv)
+        if s.precision == "bf16":
+            self.model.bfloat16()
+        self.converted = convert(self.model, s)
+        self.cached = None
+        if MODES[s.mode] and s.accumulate > 1 and s.compile != "off":
+            import octile
+
+            # A graph would quantize the weights in each micro-batch; in eager code layers see by themselves.
+            self.cached = octile.cache_weights_(self.model)
+        self.residual = torch.float32 if s.precision == "f32" else torch.bfloat16
+        self.forward = self.model
+        if s.compile == "model":
+            self.forward = torch.compile(self.model, fullgraph=True, mode=s.compile_mode)
+        elif s.compile == "blocks":
+            for block in self.model.blocks:
+                block.compile(fullgraph=True, mode=s.compile_mode)
+
+    def autocast(self):
+        if self.settings.precision != "master":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.settings.device).type, torch.bfloat16)
+
+    def loss(self, starts: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        symbols, following = data.windows(text, starts, self.settings.length)
+        with self.autocast():
+            return self.forward(symbols, following, self.residual)
+
+    def begin(self, seed: int) -> torch.Tensor:
+        """A fresh model and optimizer; returns the first bytes of all windows, (steps, micro-batches, batch)."""
+        s = self.settings
+        self.model.zero_grad(set_to_none=True)
+        self.model.reset(seed)
+        if self.cached:
+            self.cached.refresh()
+        fused = torch.device(s.device).type == "cuda"
+        self.optimizer = torch.optim.AdamW(self.model.groups(DECAY), lr=s.rate, betas=BETAS, fused=fused)
+        return data.random_starts(self.training, (s.steps, s.accumulate, s.batch), s.length, seed)
+
+    def step(self, number: int, starts: torch.Tensor) -> torch.Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate_at(number, self.settings)
+        total = torch.zeros((), device=self.training.device)
+        for micro in starts:
+            loss = self.loss(micro, self.training) / len(starts)
+            loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+        if self.cached:
+            self.cached.refresh()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def validate(self) -> float:
+        """By the graph that training uses, so that nothing is compiled again."""
+        s = self.settings
+        batches = max(1, round(s.validation_windows / s.batch))
+        starts = data.even_starts(self.validation, batches * s.batch, s.length)
+        return torch.stack([self.loss(part, self.validation).detach() for part in starts.split(s.batch)]).mean().item()
+
+    def wait(self) -> float:
+        if self.settings.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def peak(self) -> int | None:
+        return torch.cuda.max_memory_allocated() if self.settings.device.startswith("cuda") else None
+
+    def warm_up(self, emit: Emit) -> None:
+        begun = self.wait()
+        starts = self.begin(self.settings.seeds[0])
+        for number in range(WARM_UP):
+            self.step(number, starts[number % len(starts)])
+            if not number:
+                emit({"event": "compiled", "seconds": self.wait() - begun})
+        if self.settings.profile:
+            emit({"event": "profile", **profiling.of(lambda: self.step(0, starts[0]), self.wait)})
+
+    def run(self, seed: int) -> Iterator[dict]:
+        s = self.settings
+        starts = self.begin(seed)
+        if self.settings.device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats()
+        told, since = [], self.wait()
+        for number in range(s.steps):
+            told.append(self.step(number, starts[number]))
+            last = number + 1 == s.steps
+            if len(told) == s.told_every or last:
+                losses = torch.stack(told).tolist()
+                now = self.wait()
+                yield {"event": "steps", "until": number + 1, "losses": losses, "seconds": now - since}
+                told, since = [], now
+            if last or (s.validate_every and (number + 1) % s.validate_every == 0):
+                yield {"event": "validation", "step": number + 1, "loss": self.validate()}
+                since = self.wait()
+        yield {"event": "seed done", "peak": self.peak()}
+
+
+def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, emit: Emit) -> None:
+    trainer = Trainer(settings, training.to(settings.device), validation.to(settings.device))
+    emit({"event": "built", "layers": trainer.converted})
+    trainer.warm_up(emit)
+    for seed in settings.seeds:
+        for event in trainer.run(seed):
+            emit({"seed": seed, **event})

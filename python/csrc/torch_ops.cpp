@@ -1,0 +1,343 @@
+// Each op: take over the arguments, look at them, find the plan, allocate what it writes, run.
+#include "torch_ops.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "octile/octile.h"
+#include "plan_cache.h"
+
+namespace octile_torch {
+
+namespace {
+
+// Of a segment of zeros, or of nothing.
+constexpr double kSmallestScale = 1e-8;
+
+template <class Description>
+Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
+  Description description = {};  // a library that is older than the header leaves its end alone
+  initialize(&description, sizeof description);
+  return description;
+}
+
+// A plan's threads are torch's, so that torch.set_num_threads() is obeyed. GPUs have none.
+Error threads_of(octile_device device, std::int32_t* threads) {
+  if (device.type != OCTILE_DEVICE_CPU) return nullptr;
+  std::uint32_t count = 0;
+  if (shim.get_num_threads(&count) != 0) return "torch does not say how many threads it uses";
+  *threads = static_cast<std::int32_t>(count);
+  return nullptr;
+}
+
+// Those of the arguments that are there.
+template <class... Inputs>
+Error look(Inputs&... inputs) {
+  Error error = nullptr;
+  const auto one = [&error](Input& input) {
+    if (error == nullptr && input.present()) error = input.look();
+  };
+  (one(inputs), ...);
+  return error;
+}
+
+template <class Args>
+Error run(octile_status (*function)(const octile_plan*, const Args*, void*, std::size_t, void*), const Plan& plan,
+          const Args& args, octile_device device) {
+  void* stream = nullptr;
+  if (device.type == OCTILE_DEVICE_CUDA) {
+    const CudaShim& cuda = cuda_shim();
+    if (cuda.current_stream == nullptr) return "this torch has no stable interface to its CUDA side";
+    if (cuda.current_stream(device.id, &stream) != 0) return message("torch has no stream for cuda:%d", device.id);
+  }
+  Workspace workspace;
+  if (Error error = workspace.create(plan.workspace_size(), device)) return error;
+  if (function(plan.handle(), &args, workspace.data(), plan.workspace_size(), stream) != OCTILE_OK) {
+    return octile_last_error();
+  }
+  return nullptr;
+}
+
+std::int32_t weight_format(const Input& weight_scale) {
+  return weight_scale.elements() == 1 ? OCTILE_WEIGHT_S8_PER_TENSOR : OCTILE_WEIGHT_S8_PER_CHANNEL;
+}
+
+std::int32_t activation_of(const Input& x_scale) {
+  return x_scale.elements() == 1 ? OCTILE_ACTIVATION_DYNAMIC_PER_TENSOR : OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN;
+}
+
+// An int of torch's. One that is no int32_t is no choice either, and is refused as its neighbour.
+std::int32_t choice(Value value) {
+  using Limits = std::numeric_limits<std::int32_t>;
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(value), Limits::min(), Limits::max()));
+}
+
+bool boolean(Value value) { return (value & 0xff) != 0; }
+
+}  // namespace
+
+// ---- quantize(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor) ----
+
+Error quantize(Value* stack) {
+  Input x("x", stack[0]);
+  const std::int32_t granularity = choice(stack[1]), orientation = choice(stack[2]);
+  if (Error error = look(x)) return error;
+  if (Error error = x.as_matrix()) return error;
+  const std::int64_t rows = x.rows(), columns = x.columns();
+  if (granularity < OCTILE_GRANULARITY_TENSOR || granularity > OCTILE_GRANULARITY_COLUMN) {
+    return message("granularity is %d; 0 (tensor), 1 (row) and 2 (column) are known", granularity);
+  }
+  if (orientation < OCTILE_ORIENTATION_ROW_MAJOR || orientation > OCTILE_ORIENTATION_BOTH) {
+    return message("orientation is %d; 0 (row-major), 1 (transposed) and 2 (both) are known", orientation);
+  }
+
+  static const auto kDefaults = defaults(octile_quantize_description_init);
+  octile_quantize_description description = kDefaults;
+  description.rows = rows;
+  description.cols = columns;
+  description.x = dtype_of(x.torch_dtype());
+  description.granularity = granularity;
+  description.orientation = orientation;
+  description.device = x.device();
+  if (Error error = threads_of(x.device(), &description.threads)) return error;
+  std::shared_ptr<const Plan> plan;
+  if (Error error = find_plan(description, &plan)) return error;
+
+  // _fallback.py has the reasons.
+  const std::int64_t row_stride = (columns + 15) / 16 * 16, turned_stride = (rows + 15) / 16 * 16 + 128;
+  const bool straight = orientation != OCTILE_ORIENTATION_TRANSPOSED;
+  const bool turned = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
+  const Shape q_shape = straight ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
+  const Shape turned_shape = turned ? Shape{columns, rows, turned_stride} : Shape{0, 0, 1};
+  const std::int64_t scales = granularity == OCTILE_GRANULARITY_TENSOR ? 1
+                              : granularity == OCTILE_GRANULARITY_ROW  ? rows
+                                                                       : columns;
+  Output q(shim.s8, x.device()), q_transposed(shim.s8, x.device());
+  Output scale(x.torch_dtype() == shim.f64 ? shim.f64 : shim.f32, x.device());
+  if (Error error = q.create_matrix(q_shape)) return error;
+  if (Error error = q_transposed.create_matrix(turned_shape)) return error;
+  if (Error error = scale.create_vector(scales)) return error;
+  if (rows == 0 || columns == 0) {
+    // The library writes nothing then.
+    if (Error error = scale.fill(kSmallestScale)) return error;
+  }
+
+  View x_view, q_view, turned_view, scale_view;
+  octile_quantize_args args = {};
+  args.struct_size = sizeof args;
+  args.x = x_view.matrix(x);
+  if (straight) args.q = q_view.matrix(q, q_shape);
+  if (turned) args.q_transposed = turned_view.matrix(q_transposed, turned_shape);
+  args.scale = scale_view.vector(scale, scales);
+  if (Error error = run(octile_quantize_run, *plan, args, x.device())) return error;
+  stack[0] = q.release();
+  stack[1] = q_transposed.release();
+  stack[2] = scale.release();
+  return nullptr;
+}
+
+// ---- The linear layers ----
+
+namespace {
+
+struct LinearOperands {
+  Input &x, &x_scale, &weight, &weight_scale, &weight_zero_point, &bias;
+};
+
+// What the three have in common, from a description that lacks m, n, k, bias, device and threads.
+Error run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
+  auto& [x, x_scale, weight, weight_scale, weight_zero_point, bias] = operands;
+  const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP;
+  const std::int64_t n = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.columns() : weight.rows();
+  description.m = x.rows();
+  description.n = n;
+  description.k = x.columns();
+  description.bias = bias.present();
+  description.device = x.device();
+  if (Error error = threads_of(x.device(), &description.threads)) return error;
+  std::shared_ptr<const Plan> plan;
+  if (Error error = find_plan(description, &plan)) return error;
+
+  Output y(y_dtype, x.device());
+  if (Error error = y.create_rows(x, n)) return error;
+
+  View x_view, x_scale_view, weight_view, weight_scale_view, zero_point_view, bias_view, y_view;
+  octile_linear_args args = {};
+  args.struct_size = sizeof args;
+  args.x = x_view.matrix(x);
+  if (x_scale.present()) args.x_scale = x_scale_view.vector(x_scale);
+  args.weight = s4 ? weight_view.nibbles(weight, x.columns()) : weight_view.matrix(weight);
+  args.weight_scale = s4 ? weight_scale_view.matrix(weight_scale) : weight_scale_view.vector(weight_scale);
+  if (weight_zero_point.present()) args.weight_zero_point = zero_point_view.matrix(weight_zero_point);
+  if (bias.present()) args.bias = bias_view.vector(bias);
+  args.y = y_view.matrix(y, {x.rows(), n, n});
+  if (Error error = run(octile_linear_run, *plan, args, x.device())) return error;
+  *result = y.release();
+  return nullptr;
+}
+
+octile_linear_description linear_defaults() {
+  static const auto kDefaults = defaults(octile_linear_description_init);
+  return kDefaults;
+}
+
+}  // namespace
+
+// linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout) -> Tensor
+Error linear(Value* stack) {
+  Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
+  Input bias = Input::optional("bias", stack[3]), none("", 0);
+  octile_linear_description description = linear_defaults();
+  description.activation = choice(stack[4]);
+  description.weight_layout = choice(stack[5]);
+  if (Error error = look(x, weight, weight_scale, bias)) return error;
+  if (Error error = x.as_rows()) return error;
+  if (Error error = weight.as_matrix()) return error;
+  if (Error error = weight_scale.as_vector()) return error;
+  if (Error error = bias.as_vector()) return error;
+  description.x = description.y = dtype_of(x.torch_dtype());
+  description.weight = weight_format(weight_scale);
+  return run_linear(description, {x, none, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
+}
+
+// linear_int8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout,
+//             ScalarType dtype) -> Tensor
+Error linear_int8(Value* stack) {
+  Input x("x", stack[0]), x_scale("x_scale", stack[1]), weight("weight", stack[2]);
+  Input weight_scale("weight_scale", stack[3]), bias = Input::optional("bias", stack[4]), none("", 0);
+  octile_linear_description description = linear_defaults();
+  description.weight_layout = choice(stack[5]);
+  const auto y_dtype = static_cast<std::int32_t>(stack[6]);
+  if (Error error = look(x, x_scale, weight, weight_scale, bias)) return error;
+  if (Error error = x.as_matrix()) return error;
+  if (Error error = x_scale.as_vector()) return error;
+  if (Error error = weight.as_matrix()) return error;
+  if (Error error = weight_scale.as_vector()) return error;
+  if (Error error = bias.as_vector()) return error;
+  if (dtype_of(y_dtype) < 0) return message("dtype is %s", name_of(y_dtype));
+  description.x = dtype_of(x.torch_dtype());
+  if (description.x != OCTILE_DTYPE_S8) return message("x is of %s, expected int8", name_of(x.torch_dtype()));
+  description.y = dtype_of(y_dtype);
+  description.activation = activation_of(x_scale);
+  description.weight = weight_format(weight_scale);
+  return run_linear(description, {x, x_scale, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
+}
+
+// linear_s4(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor
+Error linear_s4(Value* stack) {
+  Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
+  Input zero_point = Input::optional("weight_zero_point", stack[3]), bias = Input::optional("bias", stack[4]),
+        none("", 0);
+  if (Error error = look(x, weight, weight_scale, zero_point, bias)) return error;
+  if (Error error = x.as_rows()) return error;
+  if (Error error = weight.as_matrix()) return error;
+  if (Error error = weight_scale.as_matrix()) return error;
+  if (zero_point.present()) {
+    if (Error error = zero_point.as_matrix()) return error;
+  }
+  if (Error error = bias.as_vector()) return error;
+  const std::int64_t k = x.columns(), groups = weight_scale.columns();
+  if (weight.torch_dtype() != shim.u8 || weight.columns() != (k + 1) / 2) {
+    return message("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
+                   name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
+  }
+  if (groups < 1 || k % groups != 0) {
+    return message("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
+                   static_cast<long long>(k));
+  }
+  octile_linear_description description = linear_defaults();
+  description.x = description.y = dtype_of(x.torch_dtype());
+  description.activation = OCTILE_ACTIVATION_NONE;
+  description.weight = OCTILE_WEIGHT_S4_GROUP;
+  description.group = groups > 1 ? k / groups : 0;
+  description.weight_zero_point = zero_point.present();
+  return run_linear(description, {x, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
+}
+
+// ---- linear_backward(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw,
+//                      bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout,
+//                      int rounding=0, SymInt seed=0) -> (Tensor, Tensor, Tensor) ----
+
+Error linear_backward(Value* stack) {
+  Input dy("dy", stack[0]), weight = Input::optional("weight", stack[1]);
+  Input weight_scale = Input::optional("weight_scale", stack[2]);
+  Input x = Input::optional("x", stack[3]), x_scale = Input::optional("x_scale", stack[4]);
+  static const auto kDefaults = defaults(octile_linear_backward_description_init);
+  octile_linear_backward_description description = kDefaults;
+  description.dx = choice(stack[5]);
+  description.dw = choice(stack[6]);
+  description.db = boolean(stack[7]);
+  description.weight_layout = choice(stack[8]);
+  description.x_transposed = boolean(stack[9]);
+  const auto dw_dtype = static_cast<std::int32_t>(stack[10]);
+  const std::int32_t dw_layout = choice(stack[11]);
+  description.rounding = choice(stack[12]);
+  const std::uint64_t seed = stack[13];
+  const bool wants_dx = description.dx != OCTILE_PRODUCT_NONE, wants_dw = description.dw != OCTILE_PRODUCT_NONE;
+  const bool wants_db = description.db != 0;
+
+  if (Error error = look(dy, weight, weight_scale, x, x_scale)) return error;
+  if (Error error = dy.as_matrix()) return error;
+  description.m = dy.rows();
+  description.n = dy.columns();
+  description.dy = dtype_of(dy.torch_dtype());
+  if (wants_dx) {
+    if (!weight.present() || !weight_scale.present()) return "dx needs weight and weight_scale";
+    if (Error error = weight.as_matrix()) return error;
+    if (Error error = weight_scale.as_vector()) return error;
+    description.k = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.rows() : weight.columns();
+    description.weight = weight_format(weight_scale);
+  }
+  // The library would take -1 for weight_layout's.
+  if (dw_layout != OCTILE_LAYOUT_OUT_IN && dw_layout != OCTILE_LAYOUT_IN_OUT) {
+    return message("dw_layout is %d; 0 (N, K) and 1 (K, N) are known", dw_layout);
+  }
+  if (wants_dw) {
+    if (!x.present() || !x_scale.present()) return "dw needs x and x_scale";
+    if (Error error = x.as_matrix()) return error;
+    if (Error error = x_scale.as_vector()) return error;
+    if (dtype_of(dw_dtype) < 0) return message("dw_dtype is %s", name_of(dw_dtype));
+    description.k = description.x_transposed ? x.rows() : x.columns();
+    description.dw_dtype = dtype_of(dw_dtype);
+    description.dw_layout = dw_layout;
+    description.activation = activation_of(x_scale);
+  }
+  description.device = dy.device();
+  if (Error error = threads_of(dy.device(), &description.threads)) return error;
+  std::shared_ptr<const Plan> plan;
+  if (Error error = find_plan(description, &plan)) return error;
+
+  const std::int64_t m = description.m, n = description.n, k = description.k;
+  const Shape dx_shape = {m, k, k}, dw_shape = dw_layout == OCTILE_LAYOUT_IN_OUT ? Shape{k, n, n} : Shape{n, k, k};
+  Output dx(dy.torch_dtype(), dy.device()), dw(dw_dtype, dy.device()), db(dy.torch_dtype(), dy.device());
+  if (Error error = wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0)) return error;
+  if (Error error = wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0)) return error;
+  if (Error error = db.create_vector(wants_db ? n : 0)) return error;
+
+  View dy_view, weight_view, weight_scale_view, x_view, x_scale_view, dx_view, dw_view, db_view;
+  octile_linear_backward_args args = {};
+  args.struct_size = sizeof args;
+  args.seed = seed;
+  args.dy = dy_view.matrix(dy);
+  if (wants_dx) {
+    args.weight = weight_view.matrix(weight);
+    args.weight_scale = weight_scale_view.vector(weight_scale);
+    args.dx = dx_view.matrix(dx, dx_shape);
+  }
+  if (wants_dw) {
+    args.x = x_view.matrix(x);
+    args.x_scale = x_scale_view.vector(x_scale);
+    args.dw = dw_view.matrix(dw, dw_shape);
+  }
+  if (wants_db) args.db = db_view.vector(db, n);
+  if (Error error = run(octile_linear_backward_run, *plan, args, dy.device())) return error;
+  stack[0] = dx.release();
+  stack[1] = dw.release();
+  stack[2] = db.release();
+  return nullptr;
+}
+
+}  // namespace octile_torch

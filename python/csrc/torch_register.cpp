@@ -1,0 +1,91 @@
+// What the library exports: the ops are handed to torch.
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+#include "octile/octile.h"
+#include "plan_cache.h"
+#include "torch_ops.h"
+#include "torch_shim.h"
+
+namespace octile_torch {
+
+namespace {
+
+using Op = Error (*)(Value* stack);
+
+struct Registration {
+  const char* name;
+  Op op;
+  std::uint64_t inputs, outputs;
+};
+
+constexpr Registration kOps[] = {
+    {"quantize", quantize, 3, 3},
+    {"linear", linear, 6, 1},
+    {"linear_int8", linear_int8, 7, 1},
+    {"linear_s4", linear_s4, 5, 1},
+    {"linear_backward", linear_backward, 14, 3},
+};
+// What torch is told; the compiler's __FILE__ would name a folder of the machine that built this.
+constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";
+constexpr std::size_t kOpCount = sizeof kOps / sizeof *kOps;
+
+// Makes what is wrong torch's error, which passes through this frame: so nothing here has a destructor.
+template <std::size_t index>
+void boxed(Value* stack, std::uint64_t inputs, std::uint64_t outputs) {
+  constexpr const Registration& op = kOps[index];
+  Error error = "the schema is of another version than _octile_torch.so";
+  if (inputs == op.inputs && outputs == op.outputs) {
+    try {
+      error = op.op(stack);
+    } catch (const std::bad_alloc&) {
+      error = "out of memory";
+    }
+  }
+  if (error != nullptr) shim.check(false, op.name, kFile, __LINE__, message("octile::%s: %s", op.name, error));
+}
+
+template <std::size_t... index>
+Error register_all(LibraryHandle library, std::index_sequence<index...>) {
+  for (auto [name, kernel] : {std::pair<const char*, Kernel>{kOps[index].name, boxed<index>}...}) {
+    if (shim.library_impl(library, name, kernel, kTorchVersion) != 0) return message("torch refused octile::%s", name);
+  }
+  return nullptr;
+}
+
+Error register_for(const char* key, LibraryHandle* library) {
+  if (shim.library_init_impl("octile", key, kFile, __LINE__, library) != 0) {
+    return message("torch refused implementations for %s", key);
+  }
+  return register_all(*library, std::make_index_sequence<kOpCount>());
+}
+
+}  // namespace
+
+}  // namespace octile_torch
+
+// Implements the ops in the torch that is loaded, for good. Their schemas have to be defined already. NULL, or why it
+// cannot be; then nothing is registered.
+extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
+  using namespace octile_torch;
+  if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so is of another version than _octile_torch.so";
+  if (Error error = load_shim()) return error;
+  LibraryHandle cpu = nullptr, cuda = nullptr;
+  Error error = register_for("CPU", &cpu);
+  if (error == nullptr) error = register_for("CUDA", &cuda);
+  if (error != nullptr) {
+    for (LibraryHandle library : {cpu, cuda}) {
+      if (library != nullptr) shim.delete_library(library);
+    }
+  }
+  return error;
+}
+
+// For the tests: how many plans the cache holds, and how many were made.
+extern "C" [[gnu::visibility("default")]] void octile_torch_plan_counts(std::size_t* held, std::size_t* made) {
+  const octile_torch::CacheCounts counts = octile_torch::cache_counts();
+  *held = counts.held;
+  *made = counts.made;
+}

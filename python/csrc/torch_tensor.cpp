@@ -1,0 +1,251 @@
+#include "torch_tensor.h"
+
+#include <algorithm>
+
+namespace octile_torch {
+
+namespace {
+
+struct Type {
+  const char* name;
+  std::int32_t dtype;
+  octile_element element;
+};
+
+const Type& type_of(std::int32_t torch_dtype) {
+  static constexpr Type kUnknown = {"a type that no plan takes", -1, {}};
+  static constexpr Type kF16 = {"float16", OCTILE_DTYPE_F16, {OCTILE_CODE_FLOAT, 16, 1}};
+  static constexpr Type kBf16 = {"bfloat16", OCTILE_DTYPE_BF16, {OCTILE_CODE_BFLOAT, 16, 1}};
+  static constexpr Type kF32 = {"float32", OCTILE_DTYPE_F32, {OCTILE_CODE_FLOAT, 32, 1}};
+  static constexpr Type kF64 = {"float64", OCTILE_DTYPE_F64, {OCTILE_CODE_FLOAT, 64, 1}};
+  static constexpr Type kS8 = {"int8", OCTILE_DTYPE_S8, {OCTILE_CODE_INT, 8, 1}};
+  static constexpr Type kU8 = {"uint8", OCTILE_DTYPE_U8, {OCTILE_CODE_UINT, 8, 1}};
+  static constexpr Type kS32 = {"int32", OCTILE_DTYPE_S32, {OCTILE_CODE_INT, 32, 1}};
+  if (torch_dtype == shim.bf16) return kBf16;
+  if (torch_dtype == shim.f16) return kF16;
+  if (torch_dtype == shim.s8) return kS8;
+  if (torch_dtype == shim.f32) return kF32;
+  if (torch_dtype == shim.u8) return kU8;
+  if (torch_dtype == shim.s32) return kS32;
+  if (torch_dtype == shim.f64) return kF64;
+  return kUnknown;
+}
+
+// Torch 2.13 and later say more. The first words are what programs look for that try again with less.
+Error no_memory(octile_device device) {
+  const char* why = shim.last_error != nullptr ? shim.last_error() : "out of memory";
+  if (device.type == OCTILE_DEVICE_CPU) return message("torch cannot allocate on the CPU: %s", why);
+  return message("CUDA out of memory. Torch cannot allocate on cuda:%d: %s", device.id, why);
+}
+
+// The strides of a dense tensor, as torch counts them: a size of 0 counts as 1.
+void dense_strides(std::int64_t dimensions, const std::int64_t* sizes, std::int64_t* strides) {
+  std::int64_t step = 1;
+  for (std::int64_t i = dimensions - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<std::int64_t>(sizes[i], 1);
+  }
+}
+
+}  // namespace
+
+std::int32_t dtype_of(std::int32_t torch_dtype) { return type_of(torch_dtype).dtype; }
+const char* name_of(std::int32_t torch_dtype) { return type_of(torch_dtype).name; }
+
+Input Input::optional(const char* name, Value value) {
+  auto* given = reinterpret_cast<Value*>(value);
+  if (given == nullptr) return Input(name, 0);
+  const Value handle = *given;
+  if (shim.delete_value != nullptr) {
+    shim.delete_value(given);
+  } else {
+    ::operator delete(given);
+  }
+  return Input(name, handle);
+}
+
+Error Input::look() {
+  std::int32_t device_type = -1;
+  TensorHandle handle = handle_.get();
+  const bool failed = shim.get_dim(handle, &dimensions_) != 0 || shim.get_sizes(handle, &sizes_) != 0 ||
+                      shim.get_strides(handle, &strides_) != 0 || shim.get_dtype(handle, &torch_dtype_) != 0 ||
+                      shim.get_device_type(handle, &device_type) != 0 ||
+                      shim.get_device_index(handle, &device_.id) != 0 || shim.get_const_data(handle, &data_) != 0;
+  if (failed) return message("torch does not say what %s is", name_);
+  if (dimensions_ > kMaxDimensions) {
+    return message("%s has %lld dimensions, %lld are the most", name_, static_cast<long long>(dimensions_),
+                   static_cast<long long>(kMaxDimensions));
+  }
+  if (device_type == shim.cpu) {
+    device_ = {OCTILE_DEVICE_CPU, 0};
+  } else if (device_type == shim.cuda) {
+    device_.type = OCTILE_DEVICE_CUDA;
+  } else {
+    return message("%s is neither on the CPU nor on a GPU", name_);
+  }
+  if (dtype_of(torch_dtype_) < 0) return message("%s is of %s", name_, name_of(torch_dtype_));
+  return nullptr;
+}
+
+std::int64_t Input::elements() const {
+  std::int64_t count = 1;
+  for (std::int64_t i = 0; i < dimensions_; ++i) count *= sizes_[i];
+  return count;
+}
+
+Error Input::as_vector() {
+  if (dimensions_ > 1) return message("%s has %d dimensions, expected 1", name_, static_cast<int>(dimensions_));
+  return nullptr;
+}
+
+Error Input::as_matrix() {
+  if (dimensions_ != 2) return message("%s has %d dimensions, expected 2", name_, static_cast<int>(dimensions_));
+  return as_rows();
+}
+
+Error Input::as_rows() {
+  if (dimensions_ == 0) return message("%s has no dimensions", name_);
+  if (collapse()) return nullptr;
+  if (Error error = copy()) return error;
+  collapse();
+  return nullptr;
+}
+
+bool Input::collapse() {
+  const std::int64_t last = dimensions_ - 1;
+  shape_ = {1, sizes_[last], sizes_[last]};
+  if (strides_[last] != 1 && shape_.columns > 1) return false;
+  for (std::int64_t i = last - 1; i >= 0; --i) {
+    if (sizes_[i] != 1) {
+      // The stride of all rows is that of the innermost dimension which has several; the others have to continue it.
+      const std::int64_t step = shape_.rows == 1 ? strides_[i] : shape_.row_stride * shape_.rows;
+      if (shape_.rows == 1) shape_.row_stride = step;
+      if (strides_[i] != step && shape_.rows != 0) return false;
+    }
+    shape_.rows *= sizes_[i];
+  }
+  if (shape_.rows <= 1 || shape_.columns == 0) shape_.row_stride = shape_.columns;
+  return shape_.row_stride >= shape_.columns || shape_.row_stride == 0;
+}
+
+Error Input::copy() {
+  std::int64_t strides[kMaxDimensions];
+  dense_strides(dimensions_, sizes_, strides);
+  TensorHandle dense = nullptr;
+  const std::int32_t type = device_.type == OCTILE_DEVICE_CPU ? shim.cpu : shim.cuda;
+  const std::int32_t index = device_.type == OCTILE_DEVICE_CPU ? -1 : device_.id;
+  if (shim.empty_strided(dimensions_, sizes_, strides, torch_dtype_, type, index, &dense) != 0) {
+    return no_memory(device_);
+  }
+  Owned owned(dense);
+  if (shim.copy(dense, handle_.get(), 0) != 0) return message("torch cannot copy %s", name_);
+  handle_ = std::move(owned);
+  return look();
+}
+
+Error Output::create_vector(std::int64_t size) {
+  const std::int64_t stride = 1;
+  return create(1, &size, &stride);
+}
+
+Error Output::create_matrix(Shape shape) {
+  const std::int64_t sizes[] = {shape.rows, shape.columns};
+  const std::int64_t strides[] = {shape.row_stride, 1};
+  return create(2, sizes, strides);
+}
+
+Error Output::create_rows(const Input& input, std::int64_t columns) {
+  std::int64_t sizes[kMaxDimensions], strides[kMaxDimensions];
+  const std::int64_t dimensions = input.dimensions();
+  for (std::int64_t i = 0; i + 1 < dimensions; ++i) sizes[i] = input.size(i);
+  sizes[dimensions - 1] = columns;
+  dense_strides(dimensions, sizes, strides);
+  return create(dimensions, sizes, strides);
+}
+
+Error Output::create(std::int64_t dimensions, const std::int64_t* sizes, const std::int64_t* strides) {
+  const bool on_cpu = device_.type == OCTILE_DEVICE_CPU;
+  TensorHandle made = nullptr;
+  if (shim.empty_strided(dimensions, sizes, strides, torch_dtype_, on_cpu ? shim.cpu : shim.cuda,
+                         on_cpu ? -1 : device_.id, &made) != 0) {
+    return no_memory(device_);
+  }
+  handle_ = Owned(made);
+  if (shim.get_mutable_data(made, &data_) != 0) return "torch does not say where an output is";
+  return nullptr;
+}
+
+Error Output::fill(double value) {
+  // A number on the CPU, which torch reads at once.
+  Output number(torch_dtype_, {OCTILE_DEVICE_CPU, 0});
+  if (Error error = number.create(0, nullptr, nullptr)) return error;
+  if (torch_dtype_ == shim.f64) {
+    *static_cast<double*>(number.data_) = value;
+  } else {
+    *static_cast<float*>(number.data_) = static_cast<float>(value);
+  }
+  TensorHandle same = nullptr;
+  if (shim.new_tensor(handle_.get(), &same) != 0) return "torch cannot share a tensor";
+  Value stack[] = {reinterpret_cast<Value>(same), number.release()};
+  if (shim.call("aten::fill_", "Tensor", stack, kTorchVersion) != 0) return "torch cannot fill a tensor";
+  Owned filled(reinterpret_cast<TensorHandle>(stack[0]));
+  return nullptr;
+}
+
+Workspace::~Workspace() {
+  if (memory_ != nullptr) cuda_shim().deallocate(memory_);
+}
+
+Error Workspace::create(std::size_t size, octile_device device) {
+  if (size == 0) return nullptr;
+  std::int32_t current = -1;
+  // Making a tensor takes longer, but it can be on a GPU that is not the current one.
+  if (device.type == OCTILE_DEVICE_CUDA && shim.get_current_device(&current) == 0 && current == device.id) {
+    if (cuda_shim().allocate(size, &memory_) != 0) return no_memory(device);
+    data_ = memory_;
+    return nullptr;
+  }
+  Output bytes(shim.u8, device);
+  if (Error error = bytes.create_vector(static_cast<std::int64_t>(size))) return error;
+  data_ = bytes.data();
+  tensor_ = Owned(reinterpret_cast<TensorHandle>(bytes.release()));
+  return nullptr;
+}
+
+const octile_tensor* View::fill(const void* data, std::int32_t torch_dtype, octile_device device, Shape shape) {
+  shape_[0] = shape.rows;
+  shape_[1] = shape.columns;
+  strides_[0] = shape.row_stride;
+  strides_[1] = 1;
+  tensor_ = {const_cast<void*>(data), device, 2, type_of(torch_dtype).element, shape_, strides_, 0};
+  return &tensor_;
+}
+
+const octile_tensor* View::matrix(const Input& input) {
+  return fill(input.data_, input.torch_dtype_, input.device_, input.shape_);
+}
+
+const octile_tensor* View::nibbles(const Input& input, std::int64_t columns) {
+  fill(input.data_, input.torch_dtype_, input.device_, {input.rows(), columns, 2 * input.shape_.row_stride});
+  tensor_.dtype = {OCTILE_CODE_INT, 4, 1};
+  return &tensor_;
+}
+
+const octile_tensor* View::vector(const Input& input) {
+  const bool number = input.dimensions_ == 0;
+  fill(input.data_, input.torch_dtype_, input.device_, {number ? 1 : input.size(0), 1, number ? 1 : input.strides_[0]});
+  tensor_.ndim = 1;
+  return &tensor_;
+}
+
+const octile_tensor* View::vector(const Output& output, std::int64_t size) {
+  fill(output.data(), output.torch_dtype(), output.device(), {size, 1, 1});
+  tensor_.ndim = 1;
+  return &tensor_;
+}
+
+const octile_tensor* View::matrix(const Output& output, Shape shape) {
+  return fill(output.data(), output.torch_dtype(), output.device(), shape);
+}
+
+}  // namespace octile_torch

@@ -1,0 +1,160 @@
+// Tensors of torch's as the ops meet them, and as the library wants to see them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "octile/octile.h"
+#include "torch_shim.h"
+
+namespace octile_torch {
+
+// NULL, or what is wrong.
+using Error = const char*;
+
+// A tensor that is ours to delete, or none.
+class Owned {
+ public:
+  Owned() = default;
+  explicit Owned(TensorHandle handle) : handle_(handle) {}
+  Owned(Owned&& other) noexcept : handle_(other.release()) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Owned() {
+    if (handle_ != nullptr) shim.delete_tensor(handle_);
+  }
+
+  TensorHandle get() const { return handle_; }
+  TensorHandle release() { return std::exchange(handle_, nullptr); }
+
+ private:
+  TensorHandle handle_ = nullptr;
+};
+
+// More have no use, and torch's own elementwise kernels take no more.
+inline constexpr std::int64_t kMaxDimensions = 64;
+
+struct Shape {
+  std::int64_t rows, columns, row_stride;
+};
+
+// OCTILE_DTYPE_... of a type of torch's, -1 if it has none, and for the texts its name.
+std::int32_t dtype_of(std::int32_t torch_dtype);
+const char* name_of(std::int32_t torch_dtype);
+
+// An argument of an op. Taking it over from the stack is all that happens before every argument has been taken: what
+// fails later then leaves none behind.
+class Input {
+ public:
+  Input(const char* name, Value value) : name_(name), handle_(reinterpret_cast<TensorHandle>(value)) {}
+  // Of a Tensor?.
+  static Input optional(const char* name, Value value);
+
+  bool present() const { return handle_.get() != nullptr; }
+
+  // Asks torch what it is. Everything below is known after it.
+  Error look();
+
+  std::int64_t dimensions() const { return dimensions_; }
+  std::int64_t size(std::int64_t dimension) const { return sizes_[dimension]; }
+  std::int64_t elements() const;
+  std::int32_t torch_dtype() const { return torch_dtype_; }
+  octile_device device() const { return device_; }
+
+  // What it has to be: a vector (a number counts as one element), or a matrix whose rows a plan can read, which may
+  // take a copy. As rows, all dimensions but the last are taken together. rows() and columns() are known after the last
+  // two.
+  Error as_vector();
+  Error as_matrix();
+  Error as_rows();
+  std::int64_t rows() const { return shape_.rows; }
+  std::int64_t columns() const { return shape_.columns; }
+
+ private:
+  friend class View;
+
+  Error copy();
+  // Fills shape_, if its rows can be read where they are.
+  bool collapse();
+
+  const char* name_;
+  Owned handle_;
+  const void* data_ = nullptr;
+  std::int64_t* sizes_ = nullptr;
+  std::int64_t* strides_ = nullptr;
+  std::int64_t dimensions_ = 0;
+  Shape shape_ = {};
+  std::int32_t torch_dtype_ = 0;
+  octile_device device_ = {};
+};
+
+// A result of an op, or scratch.
+class Output {
+ public:
+  Output(std::int32_t torch_dtype, octile_device device) : torch_dtype_(torch_dtype), device_(device) {}
+
+  Error create_vector(std::int64_t size);
+  Error create_matrix(Shape shape);
+  // (the sizes of `input` but the last, columns)
+  Error create_rows(const Input& input, std::int64_t columns);
+  // Of f32 or f64.
+  Error fill(double value);
+
+  void* data() const { return data_; }
+  std::int32_t torch_dtype() const { return torch_dtype_; }
+  octile_device device() const { return device_; }
+  Value release() { return reinterpret_cast<Value>(handle_.release()); }
+
+ private:
+  Error create(std::int64_t dimensions, const std::int64_t* sizes, const std::int64_t* strides);
+
+  Owned handle_;
+  void* data_ = nullptr;
+  std::int32_t torch_dtype_;
+  octile_device device_;
+};
+
+// Scratch for one run, given back when the run is over: on a GPU, whatever torch puts on the stream later may use it.
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace();
+
+  // At a multiple of 64 on the CPU, of 512 on a GPU.
+  Error create(std::size_t size, octile_device device);
+  void* data() const { return data_; }
+
+ private:
+  Owned tensor_;            // either this
+  void* memory_ = nullptr;  // or this
+  void* data_ = nullptr;
+};
+
+// What the library is shown. Points into itself.
+class View {
+ public:
+  View() = default;
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  // After as_vector; after as_matrix or as_rows; the same of bytes that hold two values of 4 bits each.
+  const octile_tensor* vector(const Input& input);
+  const octile_tensor* matrix(const Input& input);
+  const octile_tensor* nibbles(const Input& input, std::int64_t columns);
+  const octile_tensor* vector(const Output& output, std::int64_t size);
+  const octile_tensor* matrix(const Output& output, Shape shape);
+
+ private:
+  const octile_tensor* fill(const void* data, std::int32_t torch_dtype, octile_device device, Shape shape);
+
+  octile_tensor tensor_ = {};
+  std::int64_t shape_[2] = {};
+  std::int64_t strides_[2] = {};
+};
+
+}  // namespace octile_torch

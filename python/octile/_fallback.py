@@ -1,0 +1,366 @@
+"""The ops of _ops.py over the C interface in ctypes: the implementation where _octile_torch.so cannot be used.
+
+Every function here takes and returns what its op does, on the CPU and on CUDA. The C++ in python/csrc does the same.
+"""
+
+import ctypes as C
+import functools
+import math
+
+import torch
+
+from . import _c
+
+_DTYPES = {
+    torch.float16: _c.F16,
+    torch.bfloat16: _c.BF16,
+    torch.float32: _c.F32,
+    torch.float64: _c.F64,
+    torch.int8: _c.S8,
+}
+_ELEMENTS = {
+    torch.int8: _c.Element(0, 8, 1),
+    torch.int32: _c.Element(0, 32, 1),
+    torch.uint8: _c.Element(1, 8, 1),
+    torch.float16: _c.Element(2, 16, 1),
+    torch.bfloat16: _c.Element(4, 16, 1),
+    torch.float32: _c.Element(2, 32, 1),
+    torch.float64: _c.Element(2, 64, 1),
+}
+_S4 = _c.Element(0, 4, 1)
+_CHOICES = {"activation", "weight_layout", "dx", "dw", "dw_layout", "rounding"}
+
+
+@functools.lru_cache(maxsize=1)
+def library():
+    """The library, loaded once."""
+    return _c.Library(_c.find())
+
+
+# A plan that falls out of the cache lives on until the call that uses it is over.
+@functools.lru_cache(maxsize=1024)
+def _plan(kind, device_type, device_index, fields):
+    description = dict(fields, device=_c.Device(device_type, device_index))
+    return getattr(library(), kind)(**description)
+
+
+def plan(kind, device, **fields):
+    """The plan of this description, from the cache. kind: "quantize", "linear" or "backward"; device: torch's."""
+    for name in _CHOICES & fields.keys():
+        fields[name] = min(max(fields[name], -(2**31)), 2**31 - 1)  # ctypes would take the low half
+    if device.type == "cpu":
+        return _plan(kind, _c.CPU, 0, tuple(fields.items()) + (("threads", torch.get_num_threads()),))
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _plan(kind, _c.CUDA, index, tuple(fields.items()))
+
+
+def _fail(message):
+    raise _c.Error(message)
+
+
+def _op(function):
+    """Names the op in its errors."""
+
+    @functools.wraps(function)
+    def named(*arguments):
+        try:
+            return function(*arguments)
+        except _c.Error as error:
+            raise RuntimeError(f"octile::{function.__name__}: {error}") from None
+
+    return named
+
+
+def _dtype(name, of):
+    try:
+        return _DTYPES[of]
+    except KeyError:
+        _fail(f"{name} is {of}, which no plan takes")
+
+
+def _readable(t):
+    """t (R, C), or a copy of it whose rows a plan can read. Rows may lie apart, or all be the same one."""
+    rows, columns = t.shape
+    row, column = t.stride()
+    if (column == 1 or columns <= 1) and (row >= columns or row == 0 or rows <= 1):
+        return t
+    return t.contiguous()
+
+
+def _vector(name, t):
+    """t of one dimension. A number counts as one element."""
+    if t.dim() > 1:
+        _fail(f"{name} has {t.dim()} dimensions, expected 1")
+    return t.reshape(1) if t.dim() == 0 else t
+
+
+def _matrix(name, t):
+    if t.dim() != 2:
+        _fail(f"{name} has {t.dim()} dimensions, expected 2")
+    return _readable(t)
+
+
+def _rows(t):
+    """t (..., K) as (M, K)."""
+    if t.dim() == 2:
+        return _readable(t)
+    if t.dim() > 64:
+        _fail(f"x has {t.dim()} dimensions, 64 are the most")
+    if t.dim() == 0:
+        _fail("x has no dimensions")
+    return _readable(t.reshape(math.prod(t.shape[:-1]), t.shape[-1]))
+
+
+@functools.lru_cache(maxsize=64)
+def _device(of):
+    return _c.Device(_c.CPU, 0) if of.type == "cpu" else _c.Device(_c.CUDA, of.index)
+
+
+_ONE, _TWO = C.c_int64 * 1, C.c_int64 * 2
+
+
+def _view(t):
+    """t of one or two dimensions, which has to stay alive, for the library."""
+    if t.dim() == 1:
+        return _c.Tensor(t.data_ptr(), _device(t.device), 1, _ELEMENTS[t.dtype], _ONE(*t.shape), _ONE(*t.stride()), 0)
+    rows, columns = t.shape
+    row, column = t.stride()
+    # Torch gives a single row or column any stride.
+    strides = _TWO(columns if rows <= 1 else row, 1 if columns <= 1 else column)
+    return _c.Tensor(t.data_ptr(), _device(t.device), t.dim(), _ELEMENTS[t.dtype], _TWO(rows, columns), strides, 0)
+
+
+def _view_of_nibbles(t, columns):
+    """t (N, ceil(columns / 2)) of bytes as (N, columns) of 4 bits."""
+    view = _view(t)
+    view.dtype = _S4
+    view.shape, view.strides = _TWO(t.shape[0], columns), _TWO(2 * view.strides[0], 1)
+    return view
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(op, arguments):
+    """The function, the names of the arguments that are tensors, and the type of all arguments as words: their size,
+    then pointers, in some a seed."""
+    function = getattr(library().c, f"octile_{op}_run")
+    names = [name for name, kind in arguments._fields_ if kind is C.POINTER(_c.Tensor)]
+    return function, names, C.c_uint64 * (C.sizeof(arguments) // 8)
+
+
+def _run(op, plan, arguments, views, device, seed=None):
+    """views: octile_tensor by the name of the argument; None is absent. seed: for arguments that end with one."""
+    function, names, words = _layout(op, arguments)
+    filled = words(C.sizeof(words), *(C.addressof(view) if (view := views.get(name)) else 0 for name in names))
+    if seed is not None:
+        filled[-1] = seed & (2**64 - 1)
+    size = plan.workspace_size
+    # An allocation of torch's begins at a multiple of 64 on the CPU, of 512 on a GPU.
+    workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
+    stream = None if device.type == "cpu" else C.c_void_p(torch._C._cuda_getCurrentRawStream(device.index))
+    place = C.c_void_p(workspace.data_ptr()) if size else None
+    library().ok(function(plan.handle, filled, place, C.c_size_t(size), stream))
+
+
+def row_stride(columns):
+    """Of q: the next multiple of 16, which is what a GPU's copy engine needs."""
+    return (columns + 15) // 16 * 16
+
+
+def transposed_row_stride(columns):
+    """Of q_transposed, whose rows are as long as a batch: a multiple of 16 that is never `columns` itself.
+
+    A compiler asks of every tensor whether it is dense. Here the answer is no for each batch size, and the compiler can
+    prove it (the two differ by at least 128), so one compiled graph serves all of them. Where `columns` is a multiple
+    of 128, which a GPU reads fastest, so is this.
+    """
+    return columns + (128 + -columns % 16)
+
+
+def _padded(rows, columns, stride, device):
+    return torch.empty_strided((rows, columns), (stride, 1), dtype=torch.int8, device=device)
+
+
+@_op
+def quantize(x, granularity, orientation):
+    x = _matrix("x", x)
+    rows, columns = x.shape
+    scales = {_c.PER_TENSOR: 1, _c.PER_ROW: rows, _c.PER_COLUMN: columns}
+    if granularity not in scales:
+        _fail(f"granularity is {granularity}; 0 (tensor), 1 (row) and 2 (column) are known")
+    if orientation not in (_c.ROW_MAJOR, _c.TRANSPOSED, _c.BOTH):
+        _fail(f"orientation is {orientation}; 0 (row-major), 1 (transposed) and 2 (both) are known")
+    fields = {"rows": rows, "cols": columns, "x": _dtype("x", x.dtype)}
+    chosen = plan("quantize", x.device, **fields, granularity=granularity, orientation=orientation)
+    nothing = torch.empty((0, 0), dtype=torch.int8, device=x.device)
+    q = _padded(rows, columns, row_stride(columns), x.device) if orientation != _c.TRANSPOSED else nothing
+    q_transposed = (
+        _padded(columns, rows, transposed_row_stride(rows), x.device)
+        if orientation != _c.ROW_MAJOR
+        else nothing.clone()
+    )
+    scale_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    scale = torch.empty(scales[granularity], dtype=scale_dtype, device=x.device)
+    if x.numel() == 0:
+        scale.fill_(1e-8)  # as of zeros; the library writes nothing then
+    views = {
+        "x": _view(x),
+        "q": _view(q) if orientation != _c.TRANSPOSED else None,
+        "q_transposed": _view(q_transposed) if orientation != _c.ROW_MAJOR else None,
+        "scale": _view(scale),
+    }
+    _run("quantize", chosen, _c.QuantizeArguments, views, x.device)
+    return q, q_transposed, scale
+
+
+def _weight_format(weight_scale):
+    return _c.S8_PER_TENSOR if weight_scale.numel() == 1 else _c.S8_PER_CHANNEL
+
+
+@_op
+def linear(x, weight, weight_scale, bias, activation, weight_layout):
+    rows = _rows(x)
+    weight = _matrix("weight", weight)
+    weight_scale = _vector("weight_scale", weight_scale)
+    bias = None if bias is None else _vector("bias", bias)
+    (m, k), n = rows.shape, weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    dtype = _dtype("x", x.dtype)
+    fields = {"m": m, "n": n, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None), "activation": activation}
+    fields |= {"weight": _weight_format(weight_scale), "weight_layout": weight_layout}
+    chosen = plan("linear", x.device, **fields)
+    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    views = {
+        "x": _view(rows),
+        "weight": _view(weight),
+        "weight_scale": _view(weight_scale),
+        "bias": None if bias is None else _view(bias),
+        "y": _view(y.view(m, n)),
+    }
+    _run("linear", chosen, _c.RunArguments, views, x.device)
+    return y
+
+
+@_op
+def linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
+    x = _matrix("x", x)
+    x_scale = _vector("x_scale", x_scale)
+    weight = _matrix("weight", weight)
+    weight_scale = _vector("weight_scale", weight_scale)
+    bias = None if bias is None else _vector("bias", bias)
+    (m, k), n = x.shape, weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    if x.dtype != torch.int8:
+        _fail(f"x is of {x.dtype}, expected torch.int8")
+    activation = _c.DYNAMIC_PER_TENSOR if x_scale.numel() == 1 else _c.DYNAMIC_PER_TOKEN
+    fields = {"m": m, "n": n, "k": k, "x": _c.S8, "y": _dtype("dtype", dtype)}
+    fields |= {"bias": int(bias is not None), "activation": activation}
+    fields |= {"weight": _weight_format(weight_scale), "weight_layout": weight_layout}
+    chosen = plan("linear", x.device, **fields)
+    y = torch.empty((m, n), dtype=dtype, device=x.device)
+    views = {
+        "x": _view(x),
+        "x_scale": _view(x_scale),
+        "weight": _view(weight),
+        "weight_scale": _view(weight_scale),
+        "bias": None if bias is None else _view(bias),
+        "y": _view(y),
+    }
+    _run("linear", chosen, _c.RunArguments, views, x.device)
+    return y
+
+
+@_op
+def linear_s4(x, weight, weight_scale, weight_zero_point, bias):
+    rows = _rows(x)
+    weight = _matrix("weight", weight)
+    weight_scale = _matrix("weight_scale", weight_scale)
+    bias = None if bias is None else _vector("bias", bias)
+    (m, k), n = rows.shape, weight.shape[0]
+    if weight.dtype != torch.uint8 or weight.shape[1] != (k + 1) // 2:
+        _fail(f"weight has {weight.shape[1]} columns of {weight.dtype}, expected {(k + 1) // 2} of torch.uint8")
+    groups = weight_scale.shape[1]
+    if groups < 1 or k % groups:
+        _fail(f"weight_scale has {groups} columns, which do not divide {k}")
+    dtype = _dtype("x", x.dtype)
+    fields = {"m": m, "n": n, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None), "activation": _c.NONE}
+    fields |= {"weight": _c.S4_GROUP, "group": k // groups if groups > 1 else 0}
+    fields |= {"weight_zero_point": int(weight_zero_point is not None)}
+    chosen = plan("linear", x.device, **fields)
+    if weight_zero_point is not None:
+        weight_zero_point = _matrix("weight_zero_point", weight_zero_point)
+    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    views = {
+        "x": _view(rows),
+        "weight": _view_of_nibbles(weight, k),
+        "weight_scale": _view(weight_scale),
+        "weight_zero_point": None if weight_zero_point is None else _view(weight_zero_point),
+        "bias": None if bias is None else _view(bias),
+        "y": _view(y.view(m, n)),
+    }
+    _run("linear", chosen, _c.RunArguments, views, x.device)
+    return y
+
+
+@_op
+def linear_backward(
+    dy,
+    weight,
+    weight_scale,
+    x,
+    x_scale,
+    dx,
+    dw,
+    db,
+    weight_layout,
+    x_transposed,
+    dw_dtype,
+    dw_layout,
+    rounding=0,
+    seed=0,
+):
+    dy = _matrix("dy", dy)
+    m, n = dy.shape
+    k = 0
+    if dx:
+        if weight is None or weight_scale is None:
+            _fail("dx needs weight and weight_scale")
+        weight, weight_scale = _matrix("weight", weight), _vector("weight_scale", weight_scale)
+        k = weight.shape[0 if weight_layout == _c.IN_OUT else 1]
+    if dw_layout not in (_c.OUT_IN, _c.IN_OUT):
+        _fail(f"dw_layout is {dw_layout}; 0 (N, K) and 1 (K, N) are known")
+    if dw:
+        if x is None or x_scale is None:
+            _fail("dw needs x and x_scale")
+        x, x_scale = _matrix("x", x), _vector("x_scale", x_scale)
+        k = x.shape[0 if x_transposed else 1]
+    fields = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "dy": _dtype("dy", dy.dtype),
+        "dx": dx,
+        "dw": dw,
+        "db": int(db),
+        "rounding": rounding,
+    }
+    fields |= {"weight_layout": weight_layout, "x_transposed": int(x_transposed)}
+    if dx:
+        fields["weight"] = _weight_format(weight_scale)
+    if dw:
+        fields |= {"dw_dtype": _dtype("dw_dtype", dw_dtype), "dw_layout": dw_layout}
+        fields["activation"] = _c.DYNAMIC_PER_TENSOR if x_scale.numel() == 1 else _c.DYNAMIC_PER_TOKEN
+    chosen = plan("backward", dy.device, **fields)
+    dx_out = torch.empty((m, k) if dx else (0,), dtype=dy.dtype, device=dy.device)
+    dw_shape = (k, n) if dw_layout == _c.IN_OUT else (n, k)
+    dw_out = torch.empty(dw_shape if dw else (0,), dtype=dw_dtype, device=dy.device)
+    db_out = torch.empty((n,) if db else (0,), dtype=dy.dtype, device=dy.device)
+    views = {
+        "dy": _view(dy),
+        "weight": _view(weight) if dx else None,
+        "weight_scale": _view(weight_scale) if dx else None,
+        "x": _view(x) if dw else None,
+        "x_scale": _view(x_scale) if dw else None,
+        "dx": _view(dx_out) if dx else None,
+        "dw": _view(dw_out) if dw else None,
+        "db": _view(db_out) if db else None,
+    }
+    _run("linear_backward", chosen, _c.BackwardArguments, views, dy.device, seed)
+    return dx_out, dw_out, db_out

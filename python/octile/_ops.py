@@ -1,0 +1,198 @@
+"""The ops torch.ops.octile.*: their schemas, their shapes (fake kernels), and which implementation is behind them.
+
+    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C)
+    linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
+    linear_int8      the same for x (M, K) that is quantized already
+    linear_s4        y = x * dequantize(weight)^T + bias, weight of 4 bits a value, x not quantized
+    linear_backward  dX, dW, dB, any subset
+
+Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
+alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a
+RuntimeError with the text of the library.
+
+BINDING says who implements them: "stable" (_octile_torch.so, over torch's stable C interface), or "ctypes"
+(_fallback.py) where that cannot be; BINDING_REASON says why it cannot. OCTILE_TORCH_BINDING forces one of the two.
+"""
+
+import ctypes
+import functools
+import os
+import pathlib
+
+import torch
+
+from . import _c, _fallback
+
+_SCHEMAS = {
+    "quantize": "(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor)",
+    "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout) "
+    "-> Tensor",
+    "linear_int8": "(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout, "
+    "ScalarType dtype) -> Tensor",
+    "linear_s4": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor",
+    "linear_backward": "(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw, "
+    "bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout, int rounding=0, SymInt seed=0) "
+    "-> (Tensor, Tensor, Tensor)",
+}
+
+
+def _fake_quantize(x, granularity, orientation):
+    rows, columns = x.shape
+
+    def make(present, rows, columns, stride):
+        if not present:
+            return x.new_empty((0, 0), dtype=torch.int8)
+        return x.new_empty_strided((rows, columns), (stride, 1), dtype=torch.int8)
+
+    q = make(orientation != _c.TRANSPOSED, rows, columns, _fallback.row_stride(columns))
+    q_transposed = make(orientation != _c.ROW_MAJOR, columns, rows, _fallback.transposed_row_stride(rows))
+    length = 1 if granularity == _c.PER_TENSOR else rows if granularity == _c.PER_ROW else columns
+    scale = x.new_empty((length,), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return q, q_transposed, scale
+
+
+def _fake_linear(x, weight, weight_scale, bias, activation, weight_layout):
+    n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    return x.new_empty((*x.shape[:-1], n))
+
+
+def _fake_linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
+    n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    return x.new_empty((x.shape[0], n), dtype=dtype)
+
+
+def _fake_linear_s4(x, weight, weight_scale, weight_zero_point, bias):
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_linear_backward(
+    dy,
+    weight,
+    weight_scale,
+    x,
+    x_scale,
+    dx,
+    dw,
+    db,
+    weight_layout,
+    x_transposed,
+    dw_dtype,
+    dw_layout,
+    rounding=0,
+    seed=0,
+):
+    m, n = dy.shape
+    k = 0
+    if dx:
+        k = weight.shape[0 if weight_layout == _c.IN_OUT else 1]
+    elif dw:
+        k = x.shape[0 if x_transposed else 1]
+    dw_shape = (k, n) if dw_layout == _c.IN_OUT else (n, k)
+    return (
+        dy.new_empty((m, k) if dx else (0,)),
+        dy.new_empty(dw_shape if dw else (0,), dtype=dw_dtype),
+        dy.new_empty((n,) if db else (0,)),
+    )
+
+
+def _on_one_device(fake):
+    """Torch calls the fake kernel for one tensor on meta among others too: its outputs are never written."""
+
+    @functools.wraps(fake)
+    def checked(*arguments, **more):
+        devices = [a.device for a in (*arguments, *more.values()) if isinstance(a, torch.Tensor)]
+        if any(device != devices[0] for device in devices):
+            named = ", ".join(dict.fromkeys(map(str, devices)))
+            raise RuntimeError(f"octile::{fake.__name__[6:]}: all tensors have to be on one device; here are {named}")
+        return fake(*arguments, **more)
+
+    return checked
+
+
+_FAKES = {
+    "quantize": _fake_quantize,
+    "linear": _fake_linear,
+    "linear_int8": _fake_linear_int8,
+    "linear_s4": _fake_linear_s4,
+    "linear_backward": _fake_linear_backward,
+}
+
+_KEYS = ("CPU", "CUDA")
+_BINARY = "_octile_torch.so"
+_binary = None  # what it was loaded as, if it implements the ops
+
+
+def _wanted():
+    wanted = os.environ.get("OCTILE_TORCH_BINDING", "")
+    if wanted not in ("", "stable", "ctypes"):
+        raise ImportError(f"octile: OCTILE_TORCH_BINDING is {wanted!r}; stable and ctypes are known")
+    return wanted
+
+
+# What can refuse comes first: torch takes the namespace once, and an import may be tried again.
+_asked = _wanted()
+_fallback.library()
+
+# Keeps the registrations alive.
+_library = torch.library.Library("octile", "DEF")
+
+
+def _define():
+    # A compiler hands over the strides that eager code would: the ops read what they are given, or copy it.
+    tags = [torch.Tag.pt2_compliant_tag]
+    tags.append(getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
+    for name, schema in _SCHEMAS.items():
+        _library.define(name + schema, tags=tags)
+        torch.library.register_fake(f"octile::{name}", _on_one_device(_FAKES[name]), lib=_library)
+
+
+def _implement_in_python():
+    for name in _SCHEMAS:
+        for key in _KEYS:
+            _library.impl(name, getattr(_fallback, name), key)
+
+
+def _bind():
+    reason = "OCTILE_TORCH_BINDING is ctypes" if _asked == "ctypes" else _implement_in_cpp()
+    if reason and _asked == "stable":
+        _library._destroy()
+        raise ImportError(f"octile: OCTILE_TORCH_BINDING is stable, but {reason}")
+    if reason:
+        _implement_in_python()
+    return ("ctypes" if reason else "stable"), reason
+
+
+def _implement_in_cpp():
+    """Why _octile_torch.so cannot implement the ops; "" if it does."""
+    library = _c.find()
+    folders = (library.parent, library.resolve().parent, pathlib.Path(__file__).resolve().parent)
+    path = next((folder / _BINARY for folder in folders if (folder / _BINARY).exists()), None)
+    if path is None:
+        return f"there is no {_BINARY} in {folders[0]}"
+    try:
+        # Needs the library that _fallback has loaded, by its name.
+        binary = ctypes.CDLL(str(path.resolve()))
+        register = binary.octile_torch_register
+    except (OSError, AttributeError) as error:
+        return f"{path} cannot be loaded: {error}"
+    register.restype = ctypes.c_char_p
+    reason = register()
+    if reason:
+        return reason.decode()
+    global _binary
+    _binary = binary
+    return ""
+
+
+def plan_counts():
+    """How many plans the binding holds, and how many it has made."""
+    if _binary is None:
+        info = _fallback._plan.cache_info()
+        return info.currsize, info.misses
+    held, made = ctypes.c_size_t(), ctypes.c_size_t()
+    _binary.octile_torch_plan_counts(ctypes.byref(held), ctypes.byref(made))
+    return held.value, made.value
+
+
+_define()
+BINDING, BINDING_REASON = _bind()

@@ -1,0 +1,198 @@
+"""quantize_(): whole models."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import nn
+
+from . import _c, _fallback, functional, inference, training
+from .kernels import plan_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Int8Training:
+    """torch.nn.Linear to octile.Linear. The parameters stay the same objects: optimizers and ties hold."""
+
+    backward: Literal["16bit", "int8"] | tuple[str, str] = "16bit"
+    activation: Literal["per_token", "per_tensor"] = "per_token"
+    per_channel: bool = True
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+
+    def __post_init__(self):
+        if isinstance(self.backward, list):
+            object.__setattr__(self, "backward", tuple(self.backward))
+        self._options()  # raises for what is unknown
+
+    def _options(self):
+        return functional.options("out_in", **dataclasses.asdict(self))
+
+    def refusal(self, linear):
+        if linear.in_features > functional.LONGEST_SUM:
+            return f"in_features is {linear.in_features}; an exact sum has at most {functional.LONGEST_SUM} terms"
+        if self._options().dx == _c.INT8 and linear.out_features > functional.LONGEST_SUM:
+            return f"out_features is {linear.out_features}; an int8 dX sums at most {functional.LONGEST_SUM} terms"
+        return ""
+
+    def convert(self, linear):
+        return training.Linear.from_linear(linear, **dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class W8A8Dynamic:
+    """torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call."""
+
+    per_channel: bool = True
+
+    def refusal(self, linear):
+        if linear.in_features > functional.LONGEST_SUM:
+            return f"in_features is {linear.in_features}; an exact sum has at most {functional.LONGEST_SUM} terms"
+        return ""
+
+    def convert(self, linear):
+        return inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel)
+
+
+@dataclasses.dataclass(frozen=True)
+class W4A16:
+    """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row)."""
+
+    group: int = 128
+
+    def __post_init__(self):
+        inference._check_group(self.group, 0)
+
+    def refusal(self, linear):
+        try:
+            inference._check_group(self.group, linear.in_features)
+        except ValueError as error:
+            return str(error).removeprefix("octile: ")
+        w = linear.weight
+        if w.device.type in ("cpu", "cuda"):
+            x = _fallback._DTYPES[w.dtype]
+            fields = {"m": 1, "n": linear.out_features, "k": linear.in_features, "x": x, "y": x, "group": self.group}
+            try:
+                plan_text("sku", "linear", w.device, activation=_c.NONE, weight=_c.S4_GROUP, **fields)
+            except RuntimeError as error:
+                return f"no kernel on {w.device.type}: {error}"
+        return ""
+
+    def convert(self, linear):
+        return inference.W4A16Linear.from_linear(linear, group=self.group)
+
+
+class Report:
+    """What quantize_() did: `converted`, names; `skipped`, reasons by name. str() is a text for a person."""
+
+    def __init__(self, config):
+        self.config = config
+        self.converted: list[str] = []
+        self.skipped: dict[str, str] = {}
+        self.bytes_before = self.bytes_after = 0
+
+    def __str__(self):
+        lines = [f"{self.config}: {len(self.converted)} layers converted, {len(self.skipped)} left as they were"]
+        if self.bytes_before != self.bytes_after:
+            lines.append(f"  weights: {self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB")
+        lines += [f"  {name or 'the model itself'}" for name in self.converted]
+        lines += [f"  not {name or 'the model itself'}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _is_head(name):
+    return name.rpartition(".")[2] == "lm_head"
+
+
+def _unfit(module, config):
+    """Why this module cannot be converted; "" if it can. A layer that was trained in int8 can, for inference."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced, on the instance"
+    if isinstance(module, training._Trainable):
+        if isinstance(config, Int8Training) or type(module) is not training.Linear:
+            return f"it is an octile.{_kind_of(module)} already"
+        if "weight_int8" in module._buffers:
+            return "its weight is cached by cache_weights_(): call remove() first"
+    elif type(module) is not nn.Linear:
+        return f"{type(module).__name__} is a subclass of torch.nn.Linear and may compute something else"
+    w = module._parameters.get("weight")
+    if w is None:
+        return "its weight is not a parameter (parametrized?)"
+    if type(w) is not nn.Parameter:
+        return f"its weight is a {type(w).__name__}"
+    if w.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        return f"its weight is {w.dtype}"
+    return ""
+
+
+def _kind_of(module):
+    ours = type(module) in (training.Linear, training.QuantizedLinear)
+    return type(module).__name__ if ours else f"Linear, a {type(module).__name__},"
+
+
+def _sharers(model):
+    """Names of all modules that hold a parameter, by the parameter's id."""
+    sharers: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                sharers.setdefault(id(parameter), []).append(name)
+    return sharers
+
+
+def quantize_(model, config, filter=None):
+    """Converts the torch.nn.Linear layers of `model` in place, as `config` says; returns a Report.
+
+    config: Int8Training, W8A8Dynamic or W4A16. filter(module, name) -> bool chooses among the torch.nn.Linear; without
+    one, all but those named lm_head. The modules stay the same objects, of another class, so that references to them
+    and their hooks hold.
+
+    Training keeps the parameters, tied ones included. For inference a weight that other modules hold too (a head tied to
+    the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it.
+
+    The report names every torch.nn.Linear that was left, and why. Raises TypeError for another kind of config.
+    """
+    if not isinstance(config, (Int8Training, W8A8Dynamic, W4A16)):
+        raise TypeError(f"octile: {config!r} is none of Int8Training, W8A8Dynamic and W4A16")
+    report, sharers = Report(config), _sharers(model)
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, nn.Linear):
+            continue
+        reason = _unfit(module, config)
+        parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
+        if isinstance(parent, nn.TransformerEncoderLayer) and not isinstance(config, Int8Training):
+            reason = reason or "its parent, a TransformerEncoderLayer, reads the weight itself"
+        if not reason and filter is None and _is_head(name):
+            reason = "lm_head: a filter has to ask for it"
+        if not reason and filter is not None and not filter(module, name):
+            reason = "the filter"
+        others = [] if reason else [n for n in sharers[id(module.weight)] if n != name]
+        if others and filter is None and not isinstance(config, Int8Training):
+            reason = f"its weight is that of {', '.join(others)} too: a filter has to ask for it"
+        reason = reason or config.refusal(module)
+        if reason:
+            report.skipped[name] = reason
+            continue
+        report.bytes_before += _bytes(module)
+        _become(module, config.convert(module))
+        report.bytes_after += _bytes(module)
+        report.converted.append(name)
+    return report
+
+
+def _bytes(module):
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(False), *module.buffers(False)))
+
+
+# Of a layer, what whoever else uses it has put there.
+_HOOKS = [name for name in nn.Module().__dict__ if "hook" in name]
+
+
+def _become(module, other):
+    """Turns `module` into `other`, a new layer: in place, since containers, hooks and variables refer to it."""
+    kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
+    ours = ("_options", "_weight_cache")
+    own = {name: value for name, value in module.__dict__.items() if name not in other.__dict__ and name not in ours}
+    module.__class__ = type(other)
+    module.__dict__ = {**own, **other.__dict__, **kept}

@@ -1,0 +1,349 @@
+"""The quantized linear layer as a function, and its autograd.
+
+    y = dequantize(quantize(x)) @ dequantize(quantize(w))^T + b      x (..., K), w (N, K), b (N), y (..., N)
+
+The products are of int8 and exact; docs/contract.md has every rounding. Ops are called below autograd, inside one
+autograd.Function: it saves int8 tensors and their scales, in the orientation that the backward will read, and no 16-bit
+copy of x or w.
+"""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
+
+_quantize = torch.ops.octile.quantize.default
+_linear = torch.ops.octile.linear.default
+_linear_int8 = torch.ops.octile.linear_int8.default
+_linear_s4 = torch.ops.octile.linear_s4.default
+_linear_backward = torch.ops.octile.linear_backward.default
+
+# The same op without the Python frame around it, a third of a microsecond; torch.compile takes the one above.
+_linear_at_once = getattr(_linear, "_op", _linear)
+
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", None) or (
+    lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+)
+
+LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/contract.md
+
+_LAYOUTS = {"out_in": _c.OUT_IN, "in_out": _c.IN_OUT}
+_ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR}
+_PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8}
+_ROUNDINGS = {"nearest": _c.NEAREST, "stochastic": _c.STOCHASTIC}
+
+
+class Options(NamedTuple):
+    """How a layer quantizes; the constants are those of octile.h."""
+
+    layout: int  # of the float weight and of its gradient
+    per_channel: bool
+    activation: int
+    dx: int
+    dw: int
+    rounding: int  # of dY in the int8 products of the backward
+
+
+def _choice(name, value, known):
+    try:
+        return known[value]
+    except (KeyError, TypeError):
+        raise ValueError(f"octile: {name} is {value!r}; {' and '.join(map(repr, known))} are known") from None
+
+
+def options(layout, per_channel, activation, backward, rounding):
+    """Options of the words that layers take. `backward`: "16bit", "int8", or a pair of them for (dX, dW)."""
+    make = _options if torch.compiler.is_compiling() else _known_options
+    backward = tuple(backward) if isinstance(backward, list) else backward
+    return make(layout, per_channel, activation, backward, rounding)
+
+
+def _options(layout, per_channel, activation, backward, rounding):
+    pair = backward if isinstance(backward, tuple) else (backward, backward)
+    if len(pair) != 2:
+        raise ValueError(f"octile: backward is {backward!r}; a pair is for (dX, dW)")
+    return Options(
+        _choice("layout", layout, _LAYOUTS),
+        bool(per_channel),
+        _choice("activation", activation, _ACTIVATIONS),
+        _choice("backward", pair[0], _PRODUCTS),
+        _choice("backward", pair[1], _PRODUCTS),
+        _choice("rounding", rounding, _ROUNDINGS),
+    )
+
+
+_known_options = functools.lru_cache(maxsize=64)(_options)
+
+# Of stochastic rounding: another one for every forward. A graph has the same in every run, since a number that changes
+# would be compiled anew.
+_seeds = itertools.count(1)
+
+
+def quantize_weight(w, o, both):
+    """int8 of the float weight w: (wq (N, K), wt (K, N) or None, scale (N) or (1)).
+
+    `both`: also make wt, which int8 dX reads. A weight (IN, OUT) is read as it is: its columns are the channels, and
+    its transpose is what the forward reads.
+    """
+    if o.layout == _c.OUT_IN:
+        granularity = _c.PER_ROW if o.per_channel else _c.PER_TENSOR
+        wq, wt, scale = _quantize(w, granularity, _c.BOTH if both else _c.ROW_MAJOR)
+    else:
+        granularity = _c.PER_COLUMN if o.per_channel else _c.PER_TENSOR
+        wt, wq, scale = _quantize(w, granularity, _c.BOTH if both else _c.TRANSPOSED)
+    return wq, (wt if both else None), scale
+
+
+def autocast_dtype(x):
+    """The type that the layer's output has: x's, or autocast's where that is on (float64 stays)."""
+    kind = x.device.type
+    if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def _rows(x):
+    """x (..., K) as (M, K), also where M or K is 0."""
+    if x.dim() == 2:
+        return x
+    m = 1
+    for size in x.shape[:-1]:
+        m *= size
+    return x.reshape(m, x.shape[-1])
+
+
+def _quantize_and_multiply(x, wq, ws, b, activation, orientation, dtype):
+    """y (..., N) in `dtype`, and x as it was quantized: (y, xq, xt, xs)."""
+    granularity = _c.PER_ROW if activation == _c.DYNAMIC_PER_TOKEN else _c.PER_TENSOR
+    xq, xt, xs = _quantize(_rows(x), granularity, orientation)
+    y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype)
+    if x.dim() != 2:
+        # Not a view for autograd, which would refuse to change it in place: y is nobody else's.
+        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], wq.shape[0]))
+    return y, xq, xt, xs
+
+
+def _infer(x, wq, ws, b, activation, dtype):
+    if b is not None and b.dtype is not dtype:
+        b = b.to(dtype)
+    if dtype is x.dtype:
+        return _linear(x, wq, ws, b, activation, _c.OUT_IN)
+    return _quantize_and_multiply(x, wq, ws, b, activation, _c.ROW_MAJOR, dtype)[0]
+
+
+def _dw_dtype(dy, w):
+    """The type that the kernel writes dW in: the weight's where it can, else one that loses nothing of it."""
+    if w == dy or dy is torch.float64:
+        return dy
+    return torch.float32
+
+
+_TWICE = b"octile: a quantized layer can be differentiated once; its gradients are not functions of its inputs"
+
+
+def once_differentiable(backward):
+    """torch's decorator of that name lets a penalty on gradients pass in silence, as a constant, where dY needs none."""
+
+    @functools.wraps(backward)
+    def wrapper(ctx, dy):
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return backward(ctx, dy)
+        with torch.no_grad():
+            gradients = backward(ctx, dy)
+        refusing = [None if g is None else g.detach().requires_grad_() for g in gradients]
+        # With dY, so that it is met as well by who differentiates by what dY was made of.
+        return tuple(torch._C._functions.DelayedError(_TWICE, len(refusing) + 1)(*refusing, dy))[:-1]
+
+    return wrapper
+
+
+class _Linear(torch.autograd.Function):
+    """Positional, so that torch.compile can trace it. `cache` is told of backwards; None under torch.compile."""
+
+    @staticmethod
+    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype, cache):
+        need_x, need_w = ctx.needs_input_grad[:2]
+        if need_w:
+            bias = b if b is None or b.dtype is dtype else b.to(dtype)
+            orientation = _c.BOTH if dw == _c.INT8 else _c.ROW_MAJOR
+            y, xq, xt, xs = _quantize_and_multiply(x, wq, ws, bias, activation, orientation, dtype)
+            if dw == _c.INT8 and xq.shape[0] > LONGEST_SUM:
+                raise ValueError(
+                    f"octile: x has {xq.shape[0]} rows, and an int8 dW sums at most {LONGEST_SUM} exactly; "
+                    'backward=("int8", "16bit") has no such limit'
+                )
+            x_saved, xs_saved = (xt if dw == _c.INT8 else xq), xs
+        else:
+            y = _infer(x, wq, ws, b, activation, dtype)
+            x_saved = xs_saved = None
+        if need_x:
+            ctx.save_for_backward(x_saved, xs_saved, wt if dx == _c.INT8 else wq, ws)
+        else:
+            ctx.save_for_backward(x_saved, xs_saved, None, None)
+        ctx.choices = layout, dx, dw, cache
+        ctx.rounding, ctx.seed = rounding, seed
+        ctx.dtypes = x.dtype, (None if w is None else w.dtype), (None if b is None else b.dtype)
+        ctx.leading = x.shape[:-1]
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        x, xs, w, ws = ctx.saved_tensors
+        layout, dx_product, dw_product, cache = ctx.choices
+        x_dtype, w_dtype, b_dtype = ctx.dtypes
+        if cache is not None and need_w:
+            cache.backward_ran()
+        dx, dw, db = _linear_backward(
+            _rows(dy),
+            w if need_x else None,
+            ws if need_x else None,
+            x if need_w else None,
+            xs if need_w else None,
+            dx_product if need_x else _c.NO_PRODUCT,
+            dw_product if need_w else _c.NO_PRODUCT,
+            need_b,
+            _c.IN_OUT if dx_product == _c.INT8 else _c.OUT_IN,
+            dw_product == _c.INT8,
+            _dw_dtype(dy.dtype, w_dtype or dy.dtype),
+            layout,
+            ctx.rounding,
+            ctx.seed,
+        )
+        if need_x:
+            dx = dx if dx.dtype is x_dtype else dx.to(x_dtype)
+            dx = dx if dy.dim() == 2 else dx.view(*ctx.leading, dx.shape[1])
+        if need_w and dw.dtype is not w_dtype:
+            dw = dw.to(w_dtype)
+        if need_b and db.dtype is not b_dtype:
+            db = db.to(b_dtype)
+        gradients = (dx if need_x else None, dw if need_w else None, db if need_b else None)
+        return (*gradients, *(None,) * 11)
+
+
+# Function.apply without its questions about torch.func, which run() has asked already: 1.5 us.
+_apply_at_once = super(torch.autograd.Function, _Linear).apply
+
+_transforms_active = torch._C._are_functorch_transforms_active
+_grad_enabled = torch.is_grad_enabled
+
+
+def refuse_transforms(x, w=None, b=None):
+    """Raises where a torch.func transform or forward-mode differentiation would go through the layer."""
+    if _transforms_active():
+        raise NotImplementedError(
+            "octile: vmap, grad, jvp and the other transforms of torch.func do not go through a quantized layer; call it "
+            "with a leading batch dimension, and take gradients with backward() or torch.autograd.grad()"
+        )
+    for t in (x, w, b) if forward_ad._current_level >= 0 else ():
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError("octile: a quantized layer has no forward-mode derivative; use backward()")
+
+
+def traced(x, w, b, o, prepared=None):
+    """run(), as torch.compile sees it. `prepared`: (wq, wt, ws) of cache_weights_(), or w is quantized in the graph."""
+    dtype = autocast_dtype(x)
+    # Fuses into whatever made x, which then writes half the bytes.
+    x = x.to(dtype)
+    need_x = w_or_b = False
+    if torch.is_grad_enabled():
+        need_x = x.requires_grad
+        w_or_b = w.requires_grad or (b is not None and b.requires_grad)
+    wq, wt, ws = prepared or quantize_weight(w.detach(), o, need_x and o.dx == _c.INT8)
+    if not (need_x or w_or_b):
+        return _infer(x, wq, ws, b, o.activation, dtype)
+    return _Linear.apply(x, w, b, wq, wt, ws, o.layout, o.activation, o.dx, o.dw, o.rounding, 0, dtype, None)
+
+
+def run(x, w, b, o, cache):
+    """The layer in eager code; at 16 rows this function's own time is a third of the layer's. `cache`: of w's int8."""
+    if _transforms_active() or forward_ad._current_level >= 0:
+        refuse_transforms(x, w, b)
+    x_dtype = dtype = x.dtype
+    if _any_autocast():
+        dtype = autocast_dtype(x)
+    training = _grad_enabled()
+    if training:
+        need_x = x.requires_grad
+        if need_x or w.requires_grad or (b is not None and b.requires_grad):
+            wq, wt, ws = cache.get(w, o, need_x and o.dx == _c.INT8, True)
+            seed = next(_seeds) if o.rounding else 0
+            words = o.layout, o.activation, o.dx, o.dw, o.rounding, seed
+            return _apply_at_once(x, w, b, wq, wt, ws, *words, dtype, cache)
+    wq, _, ws = cache.get(w, o, False, training)
+    if dtype is x_dtype and (b is None or b.dtype is dtype):
+        return _linear_at_once(x, wq, ws, b, o.activation, _c.OUT_IN)
+    return _infer(x, wq, ws, b, o.activation, dtype)
+
+
+class NoCache:
+    """In place of a WeightCache: quantizes in every call."""
+
+    @staticmethod
+    def get(w, o, both, training):
+        with torch.no_grad():
+            return quantize_weight(w, o, both)
+
+    @staticmethod
+    def backward_ran():
+        pass
+
+
+def run_int8(x, wq, ws, b):
+    """The layer with a weight that is int8 for good."""
+    if torch.compiler.is_compiling():
+        dtype = autocast_dtype(x)
+        x = x.to(dtype)
+    else:
+        if _transforms_active() or forward_ad._current_level >= 0:
+            refuse_transforms(x)
+        dtype = x.dtype
+        if not _any_autocast():
+            if (b is None or b.dtype is dtype) and not (x.requires_grad and torch.is_grad_enabled()):
+                return _linear_at_once(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, _c.OUT_IN)
+        else:
+            dtype = autocast_dtype(x)
+    if x.requires_grad and torch.is_grad_enabled():
+        per_token, product = _c.DYNAMIC_PER_TOKEN, _c.DEQUANTIZED
+        return _Linear.apply(
+            x, None, b, wq, None, ws, _c.OUT_IN, per_token, product, product, _c.NEAREST, 0, dtype, None
+        )
+    return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
+
+
+def run_s4(x, weight, scale, b):
+    """The layer with a weight of 4 bits."""
+    if not torch.compiler.is_compiling():
+        refuse_transforms(x)
+    dtype = autocast_dtype(x)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("octile: a W4A16 layer has no gradients; call it under torch.no_grad()")
+    if x.dtype is not dtype:
+        x = x.to(dtype)
+    if b is not None and b.dtype is not dtype:
+        b = b.to(dtype)
+    return _linear_s4(x, weight, scale, None, b)
+
+
+def linear(
+    x, w, b=None, *, layout="out_in", per_channel=True, activation="per_token", backward="16bit", rounding="nearest"
+):
+    """torch.nn.functional.linear with int8 products; both operands are quantized in the call.
+
+    x (..., IN), w (OUT, IN), or (IN, OUT) with layout="in_out", b (OUT) or None; float16, bfloat16 or float32 (they may
+    differ), or float64 throughout. Returns (..., OUT) in x's type, under autocast in autocast's.
+
+    per_channel: one scale per output channel of w, else one. activation: one scale "per_token" (row of x) or
+    "per_tensor". backward: "16bit" (dequantized operands), "int8", or a pair for (dX, dW). rounding: of dY in the int8
+    ones, "nearest" or "stochastic".
+
+    Differentiable once, in x, w and b. Raises ValueError for an unknown choice, RuntimeError for shapes and types that
+    do not fit.
+    """
+    o = options(layout, per_channel, activation, backward, rounding)
+    return traced(x, w, b, o) if torch.compiler.is_compiling() else run(x, w, b, o, NoCache)

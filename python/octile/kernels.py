@@ -1,0 +1,34 @@
+"""Which kernels a layer's calls would use: plans that nobody runs."""
+
+import functools
+
+import torch
+
+from . import _c, _fallback
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan_text(what, kind, device_type, device_index, fields):
+    """`what` ("sku" or "explain") of a plan that nobody runs."""
+    number = _c.CPU if device_type == "cpu" else _c.CUDA
+    return getattr(getattr(_fallback.library(), kind)(device=_c.Device(number, device_index), **dict(fields)), what)
+
+
+def plan_text(what, kind, device, **fields):
+    index = 0
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+    return _plan_text(what, kind, device.type, index, tuple(fields.items()))
+
+
+def kernels(device, *plans):
+    """The kernels of plans (label, fields), for extra_repr: "kernel=..."; "" where no plan can be asked."""
+    if device.type not in ("cpu", "cuda"):
+        return ""
+    try:
+        names = [(label, plan_text("sku", "linear", device, **fields)) for label, fields in plans]
+    except RuntimeError as error:
+        return f", kernel=none ({error})"
+    if len({name for _, name in names}) == 1:
+        return f", kernel={names[0][1]}"
+    return ", kernel=" + ", ".join(f"{name} ({label})" for label, name in names)

@@ -1,0 +1,293 @@
+"""Layers that train.
+
+Linear            a torch.nn.Linear that multiplies in int8; same parameters, same state_dict
+QuantizedLinear   the homework's layer: weight (IN, OUT), in float16 unless told otherwise
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from . import _c, _fallback, functional
+from .kernels import kernels, plan_text
+from .static_weights import BUFFERS, StaticWeight
+from .weight_cache import WeightCache
+
+
+class _Trainable(nn.Module):
+    """What Linear and QuantizedLinear share: options, the weight cache, forward."""
+
+    _layout = "out_in"
+
+    def _configure(self, **words):
+        self._options = functional.options(self._layout, **words)
+        self._weight_cache = WeightCache()
+
+    def _change(self, **words):
+        current = {name: getattr(self, name) for name in ("per_channel", "activation", "backward", "rounding")}
+        self._options = functional.options(self._layout, **(current | words))
+        if isinstance(self._weight_cache, StaticWeight):
+            self._weight_cache.refresh()
+
+    @property
+    def per_channel(self):
+        """One scale per output channel of the weight (True), or one for all of it."""
+        return self._options.per_channel
+
+    @per_channel.setter
+    def per_channel(self, value):
+        self._change(per_channel=value)
+
+    @property
+    def activation(self):
+        """What one scale of x is for: "per_token" or "per_tensor"."""
+        return "per_token" if self._options.activation == _c.DYNAMIC_PER_TOKEN else "per_tensor"
+
+    @activation.setter
+    def activation(self, value):
+        self._change(activation=value)
+
+    @property
+    def backward(self):
+        """How gradients are multiplied: "16bit" or "int8"; a pair of them for (dX, dW) where they differ."""
+        dx, dw = ("int8" if one == _c.INT8 else "16bit" for one in (self._options.dx, self._options.dw))
+        return dx if dx == dw else (dx, dw)
+
+    @backward.setter
+    def backward(self, value):
+        self._change(backward=value)
+
+    @property
+    def rounding(self):
+        """Of dY in the int8 products of the backward: "nearest" or "stochastic"."""
+        return "stochastic" if self._options.rounding == _c.STOCHASTIC else "nearest"
+
+    @rounding.setter
+    def rounding(self, value):
+        self._change(rounding=value)
+
+    def forward(self, x):
+        """x (..., IN) float; returns (..., OUT) in x's type, under autocast in autocast's."""
+        if torch.compiler.is_compiling():
+            return functional.traced(x, self.weight, self.bias, self._options, self._static_weight())
+        parameters = self._parameters  # nn.Module's __getattr__ takes half a microsecond a name
+        try:
+            w, b = parameters["weight"], parameters["bias"]
+        except KeyError:  # parametrized, or a tensor of someone else's
+            w, b = self.weight, self.bias
+        return functional.run(x, w, b, self._options, self._weight_cache)
+
+    def _static_weight(self):
+        """The buffers of cache_weights_(), which a compiled graph reads; None without them."""
+        if "weight_int8" not in self._buffers:
+            return None
+        return tuple(getattr(self, name) for name in BUFFERS)
+
+    # Below: whatever may change the weight without its version counter knowing.
+
+    def __setattr__(self, name, value):
+        if name == "weight" and "_weight_cache" in self.__dict__:
+            self._weight_cache.clear()
+        super().__setattr__(name, value)
+
+    def train(self, mode=True):
+        if mode != self.training:
+            self._weight_cache.clear()
+        return super().train(mode)
+
+    def _apply(self, fn, recurse=True):
+        static = isinstance(self._weight_cache, StaticWeight)
+        for name in BUFFERS:  # made again, not converted: half() would round the scales
+            self._buffers.pop(name, None)
+        self._forget()
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            if static:
+                self._weight_cache.build(self)
+        return self
+
+    def _load_from_state_dict(self, *arguments, **keywords):
+        self._forget()
+        super()._load_from_state_dict(*arguments, **keywords)
+
+    def _forget(self):
+        """No weak reference to the parameter, which torch may want to swap for another one."""
+        if isinstance(self._weight_cache, StaticWeight):
+            self._weight_cache.forget()
+        else:
+            self._weight_cache.clear()
+
+    def __getstate__(self):
+        """For copies and pickles: without quantized weights, which the copy makes for itself."""
+        state = self.__dict__.copy()
+        state["_weight_cache"] = WeightCache()
+        state["_buffers"] = {n: b for n, b in self._buffers.items() if n not in BUFFERS}
+        state["_non_persistent_buffers_set"] = self._non_persistent_buffers_set - set(BUFFERS)
+        return state
+
+    def _fields(self, rows):
+        x = _fallback._DTYPES[self.weight.dtype]
+        o = self._options
+        format = _c.S8_PER_CHANNEL if o.per_channel else _c.S8_PER_TENSOR
+        fields = {"m": rows, "n": self.out_features, "k": self.in_features, "activation": o.activation}
+        return fields | {"weight": format, "x": x, "y": x, "bias": int(self.bias is not None)}
+
+    def explain(self, rows, of="forward"):
+        """Which kernels serve `rows` rows of x in the weight's type, and why: a text of several lines.
+
+        of: "forward" or "backward" (all three gradients).
+        """
+        device = self.weight.device
+        fields = self._fields(rows)
+        if _choose(of) == "forward":
+            return plan_text("explain", "linear", device, **fields)
+        o = self._options
+        wanted = {"dy": fields["y"], "dx": o.dx, "dw": o.dw, "db": fields["bias"], "dw_layout": o.layout}
+        wanted |= {name: fields[name] for name in ("m", "n", "k", "activation", "weight")}
+        wanted |= {"x_transposed": int(o.dw == _c.INT8), "rounding": o.rounding}
+        wanted |= {"weight_layout": _c.IN_OUT if o.dx == _c.INT8 else _c.OUT_IN}
+        return plan_text("explain", "backward", device, **wanted)
+
+    def extra_repr(self):
+        text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        text += f", per_channel={self.per_channel}, activation={self.activation}, backward={self.backward}"
+        text += ", rounding=stochastic" if self.rounding == "stochastic" else ""
+        if self.weight.dtype not in _fallback._DTYPES:
+            return text
+        rows = (("1 row", self._fields(1)), ("4096 rows", self._fields(4096)))
+        return text + kernels(self.weight.device, *rows)
+
+
+def _choose(of):
+    if of not in ("forward", "backward"):
+        raise ValueError(f"octile: explain of {of!r}; 'forward' and 'backward' are known")
+    return of
+
+
+class Linear(_Trainable, nn.Linear):
+    """torch.nn.Linear whose products are of int8: x is quantized in every call, the weight once per change of it.
+
+    Parameters and state_dict are torch.nn.Linear's: weight (OUT, IN), bias (OUT), float, and what the optimizer sees.
+    x (..., IN) and the weight may be of any float type each; float64 goes with float64 alone. The gradient of the
+    weight has the weight's type, and leaves the kernel in it where that is float32 and x 16-bit.
+
+    backward: "16bit" multiplies dY with the dequantized operands, "int8" quantizes dY as well; a pair chooses for
+    (dX, dW). docs/backward-errors.md says which when. activation: one scale "per_token" or "per_tensor" of x.
+    rounding: of dY in the int8 products, "nearest" or "stochastic": with other random numbers in every call, in a
+    compiled graph with the same in all its runs.
+
+    Differentiable once; no forward mode, no torch.func transforms. Raises ValueError for an unknown choice; a call
+    raises RuntimeError for shapes and types that do not fit.
+    """
+
+    def __init__(
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        backward="16bit",
+        activation="per_token",
+        per_channel=True,
+        rounding="nearest",
+    ):
+        words = {"per_channel": per_channel, "activation": activation, "backward": backward, "rounding": rounding}
+        self._configure(**words)  # first: assigning the weight looks for the cache
+        super().__init__(in_features, out_features, bias, device, dtype)
+
+    @classmethod
+    def from_linear(cls, linear, *, backward="16bit", activation="per_token", per_channel=True, rounding="nearest"):
+        """A layer with the parameters of a torch.nn.Linear: the same ones, not copies, so that ties and optimizers hold."""
+        new = cls.__new__(cls)
+        nn.Module.__init__(new)
+        new._configure(per_channel=per_channel, activation=activation, backward=backward, rounding=rounding)
+        new.in_features, new.out_features = linear.in_features, linear.out_features
+        new.weight, new.bias = linear.weight, linear.bias
+        new.training = linear.training
+        return new
+
+    def to_linear(self):
+        """A torch.nn.Linear with the same parameters, shared."""
+        new = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        new.weight, new.bias = self.weight, self.bias
+        return new.train(self.training)
+
+
+class QuantizedLinear(_Trainable):
+    """The homework's layer, y = x @ weight + bias with int8 products: weight (IN, OUT), bias (OUT).
+
+    On a GPU where there is one and nothing else was asked for, in float16 (dtype: float16, bfloat16 or float32).
+    Initialised as the homework says; kaiming_uniform_ takes the second size, OUT, for the fan-in.
+    The other arguments are those of Linear; activation is "per_tensor" here.
+    """
+
+    _layout = "in_out"
+
+    def __init__(
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        *,
+        per_channel=True,
+        device=None,
+        dtype=None,
+        backward="16bit",
+        activation="per_tensor",
+        rounding="nearest",
+    ):
+        super().__init__()
+        dtype = torch.float16 if dtype is None else dtype
+        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise ValueError(f"octile: dtype is {dtype}; float16, bfloat16 and float32 are known")
+        if device is None and torch.get_default_device().type == "cpu" and torch.cuda.is_available():
+            device = "cuda"
+        self._configure(per_channel=per_channel, activation=activation, backward=backward, rounding=rounding)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(in_features, out_features, device=device, dtype=dtype))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features else 0
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @classmethod
+    def from_linear(cls, linear, *, per_channel=True, backward="16bit", activation="per_tensor", rounding="nearest"):
+        """A layer with a transposed copy of a torch.nn.Linear's weight, in its type and on its device."""
+        words = {"per_channel": per_channel, "backward": backward, "activation": activation, "rounding": rounding}
+        new = cls(linear.in_features, linear.out_features, False, device="meta", **words)
+        w, b = linear.weight, linear.bias
+        new.weight = nn.Parameter(w.detach().t().contiguous().clone(), requires_grad=w.requires_grad)
+        new.bias = None if b is None else nn.Parameter(b.detach().clone(), requires_grad=b.requires_grad)
+        return new.train(linear.training)
+
+    def to_linear(self):
+        """A torch.nn.Linear with a transposed copy of the weight."""
+        new = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        w, b = self.weight, self.bias
+        new.weight = nn.Parameter(w.detach().t().contiguous().clone(), requires_grad=w.requires_grad)
+        new.bias = None if b is None else nn.Parameter(b.detach().clone(), requires_grad=b.requires_grad)
+        return new.train(self.training)
+
+
+def clear_weight_cache(model):
+    """Forgets the quantized weights of all layers in `model`; the next forward quantizes anew.
+
+    Needed only after a write that torch does not see: through `.data`, a raw pointer, or a replayed CUDA graph. The
+    buffers of cache_weights_() are refreshed at once.
+    """
+    for module in model.modules():
+        if isinstance(module, _Trainable):
+            module._weight_cache.clear()
+            if isinstance(module._weight_cache, StaticWeight):
+                module._weight_cache.refresh()

@@ -1,0 +1,282 @@
+"""quantize_(): what it converts, what it leaves and says of it, and that the models go on working."""
+
+import copy
+
+import octile
+import pytest
+import torch
+from octile import W4A16, Int8Training, Linear, W4A16Linear, W8A8Dynamic, W8A8Linear, quantize_
+from torch import nn
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the weight of the head too."""
+
+    def __init__(self, head="lm_head"):
+        super().__init__()
+        self.embed = nn.Embedding(96, 64)
+        self.block = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64, bias=False))
+        setattr(self, head, nn.Linear(64, 96, bias=False))
+        self.head = head
+        getattr(self, head).weight = self.embed.weight
+
+    def forward(self, tokens):
+        return getattr(self, self.head)(self.block(self.embed(tokens)))
+
+
+def mlp(device="cpu"):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)).to(device)
+
+
+def draw(device):
+    return torch.randn(9, 128, generator=torch.Generator().manual_seed(3)).to(device)
+
+
+def error(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+# 4 bits cannot be had on a GPU yet; test_four_bits_on_a_gpu has what happens there.
+@pytest.mark.parametrize(
+    ("config", "kind", "limit"),
+    [(Int8Training(), Linear, 0.03), (W8A8Dynamic(), W8A8Linear, 0.03), (W4A16(64), W4A16Linear, 0.25)],
+)
+def test_kinds(config, kind, limit, device):
+    if kind is W4A16Linear and device.type == "cuda":
+        pytest.skip("there may be no W4A16 kernel for GPUs")
+    model = mlp(device)
+    x = draw(device)
+    with torch.no_grad():
+        exact = model(x)
+        report = quantize_(model, config)
+        assert type(model[0]) is kind and type(model[2]) is kind and type(model[1]) is nn.ReLU
+        assert error(model(x), exact) < limit
+    assert report.converted == ["0", "2"] and report.skipped == {}
+    assert str(report).splitlines()[0] == f"{config}: 2 layers converted, 0 left as they were"
+
+
+def test_training_keeps_parameters(device):
+    model = mlp(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = list(model.parameters())
+    quantize_(model, Int8Training(backward=["int8", "16bit"], activation="per_tensor", per_channel=False))
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert (model[0].backward, model[0].activation, model[0].per_channel) == (("int8", "16bit"), "per_tensor", False)
+    before = model[0].weight.detach().clone()
+    model(draw(device)).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before)
+    mlp(device).load_state_dict(model.state_dict())
+
+
+def test_nothing_is_printed(capsys):
+    report = quantize_(mlp(), W8A8Dynamic())
+    assert capsys.readouterr() == ("", "")
+    assert "weights: 0.3 MB to 0.1 MB" in str(report) and repr(report) == str(report)
+
+
+def test_filter():
+    seen = []
+
+    def wanted(module, name):
+        seen.append((type(module), name))
+        return name == "2"
+
+    report = quantize_(mlp(), W8A8Dynamic(), wanted)
+    assert seen == [(nn.Linear, "0"), (nn.Linear, "2")]
+    assert report.converted == ["2"] and report.skipped == {"0": "the filter"}
+
+
+def test_a_forward_of_its_own():
+    for config in (Int8Training(), W8A8Dynamic()):
+        model = mlp()
+        plain = model[0].forward
+        model[0].forward = lambda x, plain=plain: plain(x)
+        assert quantize_(model, config).skipped == {"0": "its forward was replaced, on the instance"}
+
+
+def test_trained_and_then_served(device):
+    model = mlp(device)
+    quantize_(model, Int8Training(backward="int8"))
+    x = draw(device)
+    with torch.no_grad():
+        y = model(x)
+        cache = octile.cache_weights_(model[2])
+        report = quantize_(model, W8A8Dynamic())
+        assert report.converted == ["0"] and "call remove() first" in report.skipped["2"]
+        cache.remove()
+        assert quantize_(model, W8A8Dynamic()).converted == ["2"]
+        assert torch.equal(model(x), y) and list(model.parameters()) == []
+    assert not {"_options", "_weight_cache"} & set(model[0].__dict__)
+    assert quantize_(nn.Sequential(octile.QuantizedLinear(8, 8)), W8A8Dynamic()).converted == []
+
+
+def test_subclasses_of_ours_and_lists():
+    class Mine(Linear):
+        pass
+
+    left = quantize_(nn.Sequential(Mine(64, 64)), W8A8Dynamic()).skipped
+    assert left == {"0": "it is an octile.Linear, a Mine, already"}
+    pair = Int8Training(backward=["int8", "16bit"])
+    assert hash(pair) == hash(Int8Training(backward=("int8", "16bit")))
+
+
+def test_heads():
+    model = Tied()
+    report = quantize_(model, Int8Training())
+    assert report.converted == ["block.0", "block.2"] and "a filter has to ask" in report.skipped["lm_head"]
+    report = quantize_(model, Int8Training(), lambda module, name: True)
+    assert report.converted == ["lm_head"] and "already" in report.skipped["block.0"]
+    assert model.lm_head.weight is model.embed.weight  # tied as before
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    assert model.embed.weight.grad is not None
+
+
+def test_tied_weights():
+    model = Tied("decoder")
+    report = quantize_(model, W8A8Dynamic())
+    assert report.skipped == {"decoder": "its weight is that of embed too: a filter has to ask for it"}
+    assert model.decoder.weight is model.embed.weight
+    report = quantize_(model, W8A8Dynamic(), lambda module, name: name == "decoder")
+    assert report.converted == ["decoder"] and model.decoder.weight.dtype == torch.int8
+    assert model.embed.weight.dtype == torch.float32
+    assert model(torch.tensor([[1, 2, 3]])).shape == (1, 3, 96)
+    assert quantize_(Tied("decoder"), Int8Training()).skipped == {}
+
+
+def test_what_is_left_and_why():
+    class Mine(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    parametrized = nn.Linear(64, 64)
+    nn.utils.parametrize.register_parametrization(parametrized, "weight", nn.Identity())
+    model = nn.ModuleDict(
+        {
+            "mine": Mine(64, 64),
+            "parametrized": parametrized,
+            "attention": nn.MultiheadAttention(64, 4),
+            "plain": nn.Linear(64, 64),
+            "odd": nn.Linear(72, 64),
+            "long": nn.Linear(131_072, 2, device="meta"),
+            "wide": nn.Linear(2, 131_072, device="meta"),
+            "imaginary": nn.Linear(64, 64, dtype=torch.complex64),
+            "encoder": nn.TransformerEncoderLayer(64, 4, 64),
+        }
+    )
+    left = quantize_(copy.deepcopy(model), W4A16(64)).skipped
+    assert "Mine is a subclass" in left["mine"]
+    assert "is a subclass" in left["parametrized"] or "not a parameter" in left["parametrized"]
+    assert "is a subclass" in left["attention.out_proj"]
+    assert left["odd"] == "group is 64, which does not divide in_features, 72"
+    assert left["imaginary"] == "its weight is torch.complex64"
+    assert "reads the weight itself" in left["encoder.linear1"]
+    assert "plain" not in left
+    left = quantize_(copy.deepcopy(model), Int8Training(backward="int8")).skipped
+    assert "at most 131071 terms" in left["long"] and "int8 dX" in left["wide"]
+    assert "odd" not in left and "encoder.linear1" not in left
+    assert "wide" not in quantize_(copy.deepcopy(model), Int8Training()).skipped
+    report = quantize_(copy.deepcopy(model), W8A8Dynamic())
+    assert "at most 131071 terms" in report.skipped["long"]
+    assert "not odd" not in str(report) and "  not mine: Mine is a subclass" in str(report)
+
+
+def test_transformer_encoder_goes_on_working():
+    """Its fast path takes weights out of its layers by itself."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2).eval()
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        exact = model(x)
+        for config in (W8A8Dynamic(), Int8Training()):
+            other = copy.deepcopy(model)
+            quantize_(other, config)
+            assert error(other(x), exact) < 0.05
+
+
+def test_the_model_may_be_a_layer(device):
+    layer = nn.Linear(128, 64, device=device)
+    x = draw(device)
+    exact = layer(x).detach()
+    report = quantize_(layer, W8A8Dynamic())
+    assert type(layer) is W8A8Linear and report.converted == [""] and "the model itself" in str(report)
+    assert error(layer(x), exact) < 0.03
+
+
+def test_modules_stay_the_same_objects():
+    shared = nn.Linear(64, 64)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    model.note = [shared]
+    shared.mine = "kept"
+    calls = []
+    handle = shared.register_forward_hook(lambda module, inputs, output: calls.append(type(module)))
+    model.eval()
+    report = quantize_(model, W8A8Dynamic())
+    assert report.converted == ["0"]  # one layer, whatever the number of its names
+    assert model[0] is shared and model[2] is shared and model.note[0] is shared
+    assert shared.mine == "kept" and not shared.training
+    model(torch.randn(3, 64))
+    assert calls == [W8A8Linear] * 2
+    handle.remove()
+    model(torch.randn(3, 64))
+    assert len(calls) == 2
+    assert list(model.parameters()) == [] and set(copy.deepcopy(model).state_dict()) == set(model.state_dict())
+
+
+def test_meta_model_is_loaded_later(device):
+    """Converted without memory, then filled from a checkpoint of a converted model."""
+    full = mlp(device)
+    quantize_(full, W8A8Dynamic())
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+    quantize_(model, W8A8Dynamic())
+    model.to_empty(device=device)
+    model.load_state_dict(full.state_dict())
+    assert torch.equal(model(draw(device)), full(draw(device)))
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+    assert quantize_(model, W4A16()).converted == ["0", "2"]
+    assert model[0].weight.is_meta and model[0].weight.shape == (256, 64)
+
+
+def test_half_precision_models(device):
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        model = mlp(device).to(dtype)
+        x = draw(device).to(dtype)
+        with torch.no_grad():
+            exact = model(x)
+            quantize_(model, W8A8Dynamic())
+            assert model(x).dtype == dtype and error(model(x), exact) < 0.03
+
+
+def test_four_bits_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    model = mlp("cuda")
+    report = quantize_(model, W4A16())
+    if report.converted:
+        assert error(model(draw("cuda")), mlp("cuda")(draw("cuda"))) < 0.25
+    else:
+        assert set(report.skipped) == {"0", "2"} and "no kernel on cuda" in report.skipped["0"]
+        assert type(model[0]) is nn.Linear
+        layer = W4A16Linear(128, 64).cuda()
+        with pytest.raises(RuntimeError, match="octile"), torch.no_grad():
+            layer(draw("cuda"))
+
+
+def test_refusals():
+    for config in ("int8", W8A8Dynamic, None):
+        with pytest.raises(TypeError, match="none of Int8Training"):
+            quantize_(mlp(), config)
+    with pytest.raises(ValueError, match="backward is 'fp8'"):
+        Int8Training(backward="fp8")
+    with pytest.raises(ValueError, match="activation is"):
+        Int8Training(activation="per_row")
+    with pytest.raises(ValueError, match="group is 16"):
+        W4A16(group=16)
+
+
+def test_names():
+    assert all(hasattr(octile, name) for name in octile.__all__)
+    assert octile.BINDING in ("stable", "ctypes")

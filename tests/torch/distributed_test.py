@@ -1,0 +1,122 @@
+"""Two processes over gloo: DistributedDataParallel, and FSDP where the parameters come and go."""
+
+import os
+import socket
+
+import octile
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, MICRO = 3, 2
+
+
+def make_model(backward):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16))
+    octile.quantize_(model, octile.Int8Training(backward=backward))
+    return model
+
+
+def batches():
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(STEPS, MICRO, 2, 8, 32, generator=generator)
+
+
+def train(model, shard, synchronize):
+    """Steps of two micro-batches; synchronize(model, last) is entered around each of them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        for micro in range(MICRO):
+            x = batches()[step, micro]
+            with synchronize(model, micro == MICRO - 1):
+                parts = [x[rank] for rank in range(2)] if shard is None else [x[shard]]
+                sum(model(part).square().mean() for part in parts).div(len(parts)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Always:
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
+def only_last(model, last):
+    return Always() if last else model.no_sync()
+
+
+def reference(backward):
+    model = make_model(backward)
+    train(model, None, Always)
+    return model
+
+
+def work(rank, port, what, backward):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        globals()[what](rank, backward)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def ddp(rank, backward):
+    for view in (False, True):
+        model = DistributedDataParallel(make_model(backward), gradient_as_bucket_view=view)
+        train(model, rank, only_last)
+        # Scales are per token, so that a batch in two halves has the values of the whole; gradients differ by their
+        # float sums alone, which AdamW's division can carry into the third digit where a gradient is about 0.
+        for mine, whole in zip(model.parameters(), reference(backward).parameters(), strict=True):
+            torch.testing.assert_close(mine, whole, rtol=1e-2, atol=2e-3)
+            other = mine.detach().clone()
+            dist.broadcast(other, 0)
+            assert torch.equal(mine, other)  # the same on both
+
+
+def fsdp(rank, backward):
+    """A gathered parameter is written past its version counter at one address: nothing may be left from before."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for reshard in (True, False):
+        model = make_model(backward)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        train(model, rank, Always)
+        for mine, whole in zip(model.parameters(), reference(backward).parameters(), strict=True):
+            torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-2, atol=2e-3)
+    # Without a step, a gradient or another mode in between.
+    model, x = make_model(backward), batches()[0, 0, rank]
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    with torch.no_grad():
+        y = model(x)
+        for parameter in model[2].parameters():
+            parameter.mul_(2)
+        assert torch.equal(model(x), 2 * y)
+
+
+def spawn(what, backward):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(work, (port, what, backward), nprocs=2)
+
+
+@pytest.mark.parametrize("what", ["ddp", "fsdp"])
+def test_two_processes(what):
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("no gloo")
+    spawn(what, "int8")

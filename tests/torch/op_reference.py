@@ -1,0 +1,128 @@
+"""The number contract (docs/contract.md) for what the ops compute, one readable function each, in numpy."""
+
+import ctypes
+import ctypes.util
+
+import numpy as np
+import torch
+
+_libm = ctypes.CDLL(ctypes.util.find_library("m"))
+for _name, _type in (("fma", ctypes.c_double), ("fmaf", ctypes.c_float)):
+    getattr(_libm, _name).restype = _type
+    getattr(_libm, _name).argtypes = [_type] * 3
+
+# a * b + c, rounded once.
+_FMA = {
+    np.float32: np.frompyfunc(_libm.fmaf, 3, 1),
+    np.float64: np.frompyfunc(_libm.fma, 3, 1),
+}
+
+
+def working(dtype):
+    """The type that a float type's arithmetic is done in: numpy's and torch's."""
+    return (np.float64, torch.float64) if dtype == torch.float64 else (np.float32, torch.float32)
+
+
+def wide(t):
+    """t in numpy, widened to the type that it is computed in."""
+    return t.detach().cpu().to(working(t.dtype)[1]).numpy()
+
+
+def narrow(array, dtype):
+    """array, rounded to dtype once, to nearest even."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+
+def uniform(shape, seed):
+    """u in [0, 1) of every element of a matrix: 16 bits of Philox-4x32-10, keyed by the seed."""
+    index = np.arange(shape[0] * shape[1], dtype=np.uint64)
+    low, word = np.uint64(0xFFFFFFFF), np.uint64(32)
+    counter = index // np.uint64(8)
+    x = [counter & low, counter >> word, np.zeros_like(counter), np.zeros_like(counter)]
+    key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+    for _ in range(10):
+        first, second = np.uint64(0xD2511F53) * x[0], np.uint64(0xCD9E8D57) * x[2]
+        x = [
+            second >> word ^ x[1] ^ np.uint64(key[0]),
+            second & low,
+            first >> word ^ x[3] ^ np.uint64(key[1]),
+            first & low,
+        ]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    place = (index % np.uint64(8)).astype(np.int64)
+    words = np.stack(x)[place // 2, np.arange(len(index))]
+    halves = np.where(place % 2 == 1, words >> np.uint64(16), words & np.uint64(0xFFFF))
+    return (halves.astype(np.float64) / 2**16).reshape(shape)
+
+
+def quantize(x, axis, least_scale=1e-8, noise=None):
+    """x (R, C) in its working type; axis None, 0 or 1: what one scale reduces over. q int8, scale of one dimension.
+
+    noise: of uniform(), for stochastic rounding.
+    """
+    one = x.dtype.type
+    with np.errstate(invalid="ignore"):
+        largest = np.max(np.abs(x), axis=axis, keepdims=True, initial=0)
+        scale = np.maximum(largest / one(127), one(least_scale))
+        bad = ~np.isfinite(largest)
+        scale = np.where(bad, one(np.nan), scale)
+        levels = np.rint(x / scale) if noise is None else np.floor(x / scale + noise.astype(one))
+        q = np.clip(levels, -127, 127)
+    return np.where(np.broadcast_to(bad, x.shape), 0, q).astype(np.int8), scale.reshape(-1)
+
+
+def accumulate(x, weight):
+    """x (M, K) * weight (N, K)^T of integers, exact, as s32."""
+    return (x.astype(np.int64) @ weight.astype(np.int64).T).astype(np.int32)
+
+
+def linear(x, x_scale, weight, weight_scale, bias):
+    """x (M, K), weight (N, K) int8; scales (M) or (1), (N) or (1); bias (N) or None. Not rounded to y's type yet."""
+    one = x_scale.dtype.type
+    product = x_scale.reshape(-1, 1) * weight_scale.reshape(1, -1)
+    sums = accumulate(x, weight).astype(one)
+    if bias is None:
+        return sums * product
+    m, n = sums.shape
+    return _FMA[one](sums, np.broadcast_to(product, (m, n)), np.broadcast_to(bias, (m, n))).astype(one).reshape(m, n)
+
+
+def backward_int8(dy, weight, weight_scale, x, x_scale, seed=None):
+    """dX (M, K) and dW (N, K) of int8 products, from dy (M, N), weight (N, K), x (M, K). Before the last rounding.
+
+    seed: of stochastic rounding.
+    """
+    one = dy.dtype.type
+    noise = None if seed is None else uniform(dy.shape, seed)
+    q1, s1 = quantize(dy * weight_scale.reshape(1, -1), 1, 2.0**-79, noise)
+    q2, s2 = quantize(dy * x_scale.reshape(-1, 1), 0, 2.0**-79, noise)
+    dx = accumulate(q1, weight.T).astype(one) * s1.reshape(-1, 1)
+    dw = accumulate(q2.T, x.T).astype(one) * s2.reshape(-1, 1)
+    return dx, dw
+
+
+def dequantize_s4(weight, k, scale, zero_point):
+    """weight (N, ceil(k / 2)) of bytes, the low nibble first -> (N, k) in f64."""
+    low, high = (weight & 15).astype(np.int64), (weight >> 4).astype(np.int64)
+    q = np.stack([low, high], -1).reshape(weight.shape[0], 2 * weight.shape[1])[:, :k]
+    q = np.where(q > 7, q - 16, q)
+    group = k // scale.shape[1]
+    z = 0 if zero_point is None else np.repeat(zero_point.astype(np.int64), group, 1)
+    return (q - z) * np.repeat(scale.astype(np.float64), group, 1)
+
+
+def assert_sum(actual, exact, magnitudes, terms, dtype, device):
+    """actual, of dtype, is a float sum of `terms` products within the contract's bound of the exact one.
+
+    magnitudes: the sum of the terms' magnitudes. On a GPU a 16-bit type rounds the dequantized operand as well.
+    """
+    unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
+    last = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, unit)
+    bound = (terms + 3) * unit * magnitudes + last * np.abs(exact) + 1e-30
+    if device.type == "cuda" and last != unit:
+        bound = bound + 2 * last * magnitudes
+    if dtype == torch.float16:
+        bound = bound + 2.0**-24  # below its normal numbers
+    error = np.abs(actual.detach().cpu().double().numpy() - exact)
+    worst = np.max(error / bound, initial=0)
+    assert worst <= 1, f"{worst} times the bound"

@@ -1,0 +1,114 @@
+"""How the package finds its libraries and chooses between the two implementations, each time in a fresh interpreter."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from octile import _c, _ops
+
+LIBRARY = _c.find().resolve()
+PACKAGE = Path(_c.__file__).resolve().parent.parent
+BINARY = "_octile_torch.so"
+
+
+def run(code, **environment):
+    """(exit status, output) of Python code that can import the package."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("OCTILE_")}
+    variables |= {"PYTHONPATH": str(PACKAGE), "OCTILE_LIBRARY": str(LIBRARY), **environment}
+    variables = {k: v for k, v in variables.items() if v is not None}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def binary():
+    found = [p / BINARY for p in (_c.find().parent, LIBRARY.parent, PACKAGE / "octile") if (p / BINARY).exists()]
+    if not found:
+        pytest.skip(f"there is no {BINARY}")
+    return found[0]
+
+
+TELL = "from octile import _ops; print('binding', _ops.BINDING, '|', _ops.BINDING_REASON)"
+
+
+def test_binding_that_is_not_known():
+    status, text = run(TELL, OCTILE_TORCH_BINDING="cython")
+    assert status != 0 and "OCTILE_TORCH_BINDING is 'cython'; stable and ctypes are known" in text
+
+
+def test_binding_is_cpp_where_it_can_be():
+    folder = binary().parent
+    status, text = run(TELL, OCTILE_LIBRARY=str(folder / "liboctile.so"))
+    assert status == 0
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)
+    assert ("older than 2.11" in text) if old else ("binding stable |" in text)
+
+
+def test_without_the_binary(tmp_path):
+    """Python does the same then, unless C++ was asked for."""
+    if (PACKAGE / "octile" / BINARY).exists():
+        pytest.skip("the installed package has its binary beside it")
+    alone = shutil.copy(LIBRARY, tmp_path / "liboctile.so")
+    status, text = run(TELL, OCTILE_LIBRARY=str(alone))
+    assert status == 0 and f"binding ctypes | there is no {BINARY} in {tmp_path}" in text
+    status, text = run(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
+    assert status != 0 and f"OCTILE_TORCH_BINDING is stable, but there is no {BINARY}" in text
+    twice = "import os\ntry:\n    from octile import _ops\n"
+    twice += "except ImportError:\n    del os.environ['OCTILE_TORCH_BINDING']\n"
+    status, text = run(twice + TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
+    assert status == 0 and "binding ctypes" in text
+    (tmp_path / BINARY).write_text("no library")
+    status, text = run(TELL, OCTILE_LIBRARY=str(alone))
+    assert status == 0 and f"binding ctypes | {tmp_path / BINARY} cannot be loaded" in text
+
+
+FIND = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("c", {str(PACKAGE / "octile" / "_c.py")!r})
+c = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(c)
+c.Library(c.find())
+"""
+
+
+def test_without_the_library(tmp_path):
+    assert run(FIND) == (0, "")
+    status, text = run(FIND, OCTILE_LIBRARY=str(tmp_path / "liboctile.so"))
+    assert status != 0 and f"ImportError: octile: {tmp_path / 'liboctile.so'} cannot be loaded" in text
+    if not (PACKAGE / "octile" / "liboctile.so").exists():
+        status, text = run(FIND, OCTILE_LIBRARY=None)
+        assert status != 0 and "there is no liboctile.so in" in text and "OCTILE_LIBRARY is not set" in text
+
+
+def test_library_of_another_version():
+    status, text = run(FIND.replace("c.Library(", "c.ABI_VERSION += 1\nc.Library("))
+    assert status != 0 and "has ABI version 1; this package speaks version 2" in text
+
+
+LOAD = """
+import ctypes
+ctypes.CDLL({library!r})
+register = ctypes.CDLL({binary!r}).octile_torch_register
+register.restype = ctypes.c_char_p
+"""
+
+
+def test_binary_without_torch():
+    code = LOAD.format(library=str(LIBRARY), binary=str(binary())) + "print(register())"
+    status, text = run(code)
+    assert status == 0 and "libtorch_cpu.so is not loaded" in text
+
+
+@pytest.mark.skipif(_ops.BINDING != "stable", reason="of the C++ alone")
+def test_schemas_of_another_version():
+    """A call that does not fit the binary is refused, and nothing is read from its stack."""
+    code = "import torch\nlibrary = torch.library.Library('octile', 'DEF')\n"
+    code += "library.define('linear(Tensor x) -> Tensor')\n"
+    code += LOAD.format(library=str(LIBRARY), binary=str(binary()))
+    code += "print(register())\ntorch.ops.octile.linear(torch.ones(2, 3))"
+    status, text = run(code)
+    assert status != 0 and "None" in text
+    assert "RuntimeError: octile::linear: the schema is of another version than _octile_torch.so" in text

@@ -1,0 +1,214 @@
+"""The ops as torch's compiler and checkers see them: schemas, fake kernels, strides, dynamic shapes."""
+
+import pytest
+import torch
+from octile import _c, _fallback, _ops
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+ops = torch.ops.octile
+
+TOKEN, TENSOR = _c.DYNAMIC_PER_TOKEN, _c.DYNAMIC_PER_TENSOR
+OUT_IN, IN_OUT = _c.OUT_IN, _c.IN_OUT
+
+
+def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
+    """op -> tuples of its arguments, k a multiple of 64."""
+    g = torch.Generator().manual_seed(5)
+    x, w = torch.randn(m, k, generator=g).to(device, dtype), torch.randn(n, k, generator=g).to(device, dtype)
+    dy, bias = torch.randn(m, n, generator=g).to(device, dtype), torch.randn(n, generator=g).to(device, dtype)
+    wq, turned_wq, w_scale = ops.quantize(w, _c.PER_ROW, _c.BOTH)
+    xq, turned_xq, x_scale = ops.quantize(x, _c.PER_ROW, _c.BOTH)
+    one_scale = w_scale[:1].clone()
+    leading = x.view(m, 1, k).transpose(0, 1)
+    s4 = torch.randint(0, 256, (n, k // 2), generator=g, dtype=torch.uint8).to(device)
+    s4_scale = torch.rand(n, k // 64, generator=g).to(device)
+    zeros = torch.zeros(n, k // 64, dtype=torch.int32, device=device)
+    back = (dy, wq, w_scale, xq, x_scale)
+    turned = (dy, turned_wq, w_scale, turned_xq, x_scale)
+    f32 = torch.float32
+    return {
+        "quantize": [
+            (x, granularity, orientation)
+            for granularity in (_c.PER_TENSOR, _c.PER_ROW, _c.PER_COLUMN)
+            for orientation in (_c.ROW_MAJOR, _c.TRANSPOSED, _c.BOTH)
+        ]
+        + [(x.t(), _c.PER_ROW, _c.BOTH)],
+        "linear": [
+            (x, wq, w_scale, bias, TOKEN, OUT_IN),
+            (x, wq, one_scale, None, TENSOR, OUT_IN),
+            (leading, turned_wq, w_scale, bias, TOKEN, IN_OUT),
+            (x.t().contiguous().t(), turned_wq.contiguous(), w_scale, None, TOKEN, IN_OUT),
+        ],
+        "linear_int8": [
+            (xq, x_scale, wq, w_scale, bias, OUT_IN, dtype),
+            (xq, x_scale[:1].clone(), turned_wq, one_scale, None, IN_OUT, f32),
+        ],
+        "linear_s4": [(x, s4, s4_scale, None, None), (leading, s4, s4_scale, zeros, bias)],
+        "linear_backward": [
+            (*back, 1, 1, True, OUT_IN, False, dtype, OUT_IN),
+            (*back, 2, 1, False, OUT_IN, False, f32, IN_OUT),
+            (*turned, 2, 2, True, IN_OUT, True, f32, OUT_IN),
+            (*turned, 2, 2, True, IN_OUT, True, f32, OUT_IN, _c.STOCHASTIC, 2**40 + 1),
+            (dy, None, None, None, None, 0, 0, True, OUT_IN, False, dtype, OUT_IN),
+            (dy, None, None, xq, x_scale, 0, 2, False, OUT_IN, False, dtype, OUT_IN),
+            (dy, wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dtype, OUT_IN),
+            (dy.t().contiguous().t(), wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dtype, OUT_IN),
+        ],
+    }
+
+
+def every_call(*shape, **more):
+    return [(name, call) for name, calls in arguments(*shape, **more).items() for call in calls]
+
+
+def runs(name, device):
+    """Whether there is a kernel for the op: for 4 bits there is none on a GPU so far."""
+    if name != "linear_s4":
+        return True
+    try:
+        _fallback.plan("linear", torch.device(device), m=1, n=1, k=64, activation=_c.NONE, weight=_c.S4_GROUP, group=64)
+    except RuntimeError as error:
+        assert "no kernel for w4a16_gemm" in str(error)
+        return False
+    return True
+
+
+def flat(results):
+    return results if isinstance(results, (tuple, list)) else (results,)
+
+
+@pytest.mark.parametrize("name", list(_ops._SCHEMAS))
+def test_opcheck(name, device):
+    if not hasattr(torch.library, "opcheck"):
+        pytest.skip("this torch has no opcheck")
+    if not runs(name, device):
+        pytest.skip(f"no kernel for 4 bits on {device}")
+    for call in arguments(6, 10, 64, device=device)[name]:
+        torch.library.opcheck(getattr(ops, name).default, call)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64), (6, 10, 64), (33, 17, 128), (0, 10, 64)])
+def test_fakes_have_the_real_strides(shape, device):
+    for name, call in every_call(*shape, device=device):
+        if not runs(name, device):
+            continue
+        real = flat(getattr(ops, name)(*call))
+        with FakeTensorMode() as mode:
+            given = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in call]
+            fake = flat(getattr(ops, name)(*given))
+        assert len(real) == len(fake)
+        for r, f in zip(real, fake):
+            assert (r.shape, r.stride(), r.dtype, r.device) == (f.shape, f.stride(), f.dtype, f.device), name
+            assert r.storage_offset() == f.storage_offset() == 0
+
+
+def test_meta_tensors():
+    for name, call in every_call(6, 10, 64):
+        real = flat(getattr(ops, name)(*call))
+        meta = flat(getattr(ops, name)(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in call)))
+        for r, m in zip(real, meta):
+            assert (r.shape, r.stride(), r.dtype) == (m.shape, m.stride(), m.dtype)
+            assert m.device.type == "meta"
+
+
+def test_a_tensor_on_meta_among_others_is_refused():
+    """Torch then calls the fake kernel, and what it makes is real memory that nobody has written."""
+    for name, call in every_call(6, 10, 64):
+        tensors = [i for i, a in enumerate(call) if isinstance(a, torch.Tensor)]
+        if len(tensors) == 1:
+            continue
+        for i in tensors:
+            mixed = [a.to("meta") if j == i else a for j, a in enumerate(call)]
+            with pytest.raises(RuntimeError, match=f"octile::{name}: all tensors have to be on one device; .*meta"):
+                getattr(ops, name)(*mixed)
+
+
+def training_step(x, w, bias, dy):
+    """A layer forward and backward, from the ops alone."""
+    wq, turned_wq, w_scale = ops.quantize(w, _c.PER_ROW, _c.BOTH)
+    xq, turned_xq, x_scale = ops.quantize(x * 2, _c.PER_ROW, _c.BOTH)
+    y = ops.linear_int8(xq, x_scale, wq, w_scale, bias, OUT_IN, x.dtype)
+    served = ops.linear(x, wq, w_scale, bias, TOKEN, OUT_IN) + 1
+    back = (dy + y, turned_wq, w_scale, turned_xq, x_scale, 2, 2, True, IN_OUT, True, torch.float32, OUT_IN)
+    return (y, served, *ops.linear_backward(*back))
+
+
+def step_arguments(m, device):
+    g = torch.Generator().manual_seed(m)
+    shapes = ((m, 64), (40, 64), (40,), (m, 40))
+    return [torch.randn(shape, generator=g).to(device, torch.bfloat16) for shape in shapes]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_without_breaks_or_recompiles(backend, device):
+    torch._dynamo.reset()
+    compiled = torch.compile(training_step, fullgraph=True, dynamic=True, backend=backend)
+    compiled(*step_arguments(5, device))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (6, 17, 48, 1000):
+            given = step_arguments(m, device)
+            for got, expected in zip(compiled(*given), training_step(*given)):
+                assert torch.equal(got, expected)
+                assert got.stride() == expected.stride()
+
+
+def test_compiled_of_an_inner_batch_that_is_marked_dynamic(device):
+    """dynamic is not asked for: the second batch size makes it so, and no third graph follows."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(training_step, fullgraph=True, backend=backend)
+    for m in (5, 6, 7, 20, 33):
+        given = step_arguments(m, device)
+        for got, expected in zip(compiled(*given), training_step(*given)):
+            assert torch.equal(got, expected)
+    assert len(graphs) <= 2
+
+
+def test_a_seed_that_changes_is_not_compiled_again(device):
+    torch._dynamo.reset()
+    _, w, _, dy = step_arguments(9, device)
+    wq, _, w_scale = ops.quantize(w, _c.PER_ROW, _c.ROW_MAJOR)
+
+    def gradient(dy, seed):
+        back = (dy, wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dy.dtype, OUT_IN)
+        return ops.linear_backward(*back, _c.STOCHASTIC, seed)[0]
+
+    compiled = torch.compile(gradient, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled(dy, 2)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in (3, 77, 2**40):
+            assert torch.equal(compiled(dy, seed), gradient(dy, seed))
+
+
+def test_exported(device):
+    class Layer(torch.nn.Module):
+        def forward(self, x, w, bias, dy):
+            return training_step(x, w, bias, dy)
+
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    dynamic = ({0: rows}, None, None, {0: rows})
+    program = torch.export.export(Layer(), tuple(step_arguments(5, device)), dynamic_shapes=dynamic)
+    given = step_arguments(19, device)
+    for got, expected in zip(program.module()(*given), training_step(*given)):
+        assert torch.equal(got, expected)
+
+
+def test_no_gradient_is_made_up():
+    """The ops know no autograd: whoever differentiates through one is warned, and gets no gradient."""
+    x = torch.randn(4, 64, requires_grad=True)
+    wq, _, w_scale = ops.quantize(torch.randn(8, 64), _c.PER_ROW, _c.ROW_MAJOR)
+    y = ops.linear(x, wq, w_scale, None, TOKEN, OUT_IN)
+    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+        y.sum().backward()
+    assert x.grad is None
+
+
+def test_functionalize_leaves_bits_alone():
+    given = step_arguments(7, "cpu")
+    functional = torch.func.functionalize(training_step)(*given)
+    assert all(torch.equal(a, b) for a, b in zip(training_step(*given), functional, strict=True))

@@ -1,0 +1,216 @@
+"""The ops on a GPU: the CPU's bits, torch's stream, graphs, memory, and no waiting."""
+
+import time
+
+import numpy as np
+import op_reference as reference
+import pytest
+import torch
+from octile import _c
+
+ops = torch.ops.octile
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SHAPES = [(1, 4096, 4096), (16, 4096, 4096), (17, 1000, 1031), (200, 1024, 2048), (1024, 2048, 1024), (2049, 515, 771)]
+TOKEN, INT8, FLOAT = _c.DYNAMIC_PER_TOKEN, _c.INT8, _c.DEQUANTIZED
+
+
+class Tensors:
+    def __init__(self, shape, dtype=torch.bfloat16, seed=7):
+        g = torch.Generator().manual_seed(seed)
+        m, n, k = shape
+        self.dtype = dtype
+        self.x, self.w = torch.randn(m, k, generator=g).to(dtype), torch.randn(n, k, generator=g).to(dtype)
+        self.bias, self.dy = torch.randn(n, generator=g).to(dtype), torch.randn(m, n, generator=g).to(dtype)
+        self.wq, self.wq_transposed, self.w_scale = ops.quantize(self.w, _c.PER_ROW, _c.BOTH)
+        self.xq, self.xq_transposed, self.x_scale = ops.quantize(self.x, _c.PER_ROW, _c.BOTH)
+
+    def to(self, device):
+        other = object.__new__(Tensors)
+        # q as it was made: with padded rows.
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+                value = moved.copy_(value)
+            setattr(other, name, value)
+        return other
+
+    def calls(self):
+        """name -> the op, whose results are bits that every device makes."""
+        rest = (self.w_scale, self.bias)
+        back = (self.dy, self.wq_transposed, self.w_scale, self.xq_transposed, self.x_scale)
+        return {
+            "quantize rows": lambda: ops.quantize(self.x, _c.PER_ROW, _c.BOTH),
+            "quantize tensor": lambda: ops.quantize(self.x, _c.PER_TENSOR, _c.BOTH),
+            "quantize columns": lambda: ops.quantize(self.x, _c.PER_COLUMN, _c.BOTH),
+            "linear": lambda: ops.linear(self.x, self.wq, *rest, TOKEN, _c.OUT_IN),
+            "linear, tensor": lambda: ops.linear(self.x, self.wq, *rest, _c.DYNAMIC_PER_TENSOR, _c.OUT_IN),
+            "linear, (K, N)": lambda: ops.linear(self.x, self.wq_transposed, *rest, TOKEN, _c.IN_OUT),
+            "linear_int8": lambda: ops.linear_int8(self.xq, self.x_scale, self.wq, *rest, _c.OUT_IN, self.dtype),
+            "backward int8": lambda: ops.linear_backward(
+                *back, INT8, INT8, False, _c.IN_OUT, True, torch.float32, _c.OUT_IN
+            ),
+        }
+
+    def float_calls(self):
+        """The others: float sums, the same bits on every run on one device."""
+        back = (self.dy, self.wq, self.w_scale, self.xq, self.x_scale)
+        return {
+            "backward 16-bit": lambda: ops.linear_backward(
+                *back, FLOAT, FLOAT, True, _c.OUT_IN, False, self.dtype, _c.OUT_IN
+            ),
+        }
+
+
+def flat(results):
+    return results if isinstance(results, (tuple, list)) else (results,)
+
+
+def same(results, others):
+    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(flat(results), flat(others), strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bits_of_the_cpu(shape, dtype):
+    host = Tensors(shape, dtype)
+    device = host.to("cuda")
+    for (name, on_host), on_device in zip(host.calls().items(), device.calls().values()):
+        expected, got = on_host(), on_device()
+        assert same(got, expected), name
+        for a, b in zip(flat(got), flat(expected)):
+            assert a.stride() == b.stride() and a.dtype == b.dtype, name
+
+
+@pytest.mark.parametrize("shape", [(16, 4096, 4096), (17, 1000, 1031), (200, 1024, 2048), (513, 515, 771)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_backward_16bit(shape, dtype):
+    m, n, _ = shape
+    host = Tensors(shape, dtype)
+    device = host.to("cuda")
+    dx, dw, db = device.float_calls()["backward 16-bit"]()
+    dy = host.dy.double().numpy()
+    w = host.wq.double().numpy() * host.w_scale.double().numpy()[:, None]
+    x = host.xq.double().numpy() * host.x_scale.double().numpy()[:, None]
+    reference.assert_sum(dx, dy @ w, np.abs(dy) @ np.abs(w), n, dtype, dx.device)
+    reference.assert_sum(dw, dy.T @ x, np.abs(dy).T @ np.abs(x), m, dtype, dx.device)
+    reference.assert_sum(db, dy.sum(0), np.abs(dy).sum(0), m, dtype, torch.device("cpu"))
+
+
+def every_call(tensors):
+    return tensors.calls() | tensors.float_calls()
+
+
+@pytest.mark.parametrize("shape", [(16, 512, 1024), (300, 512, 1024)])
+def test_stream_is_the_current_one(shape):
+    tensors, other = Tensors(shape).to("cuda"), Tensors(shape, seed=8).to("cuda")
+    side = torch.cuda.Stream()
+    for name, call in every_call(tensors).items():
+        before = [t.clone() for t in vars(tensors).values() if isinstance(t, torch.Tensor)]
+        with torch.no_grad():
+            expected = [t.cpu() for t in flat(every_call(other)[name]())]
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                # The inputs are those of `other` only after a while, on this stream.
+                torch.cuda._sleep(20_000_000)
+                for key, value in vars(other).items():
+                    if isinstance(value, torch.Tensor):
+                        getattr(tensors, key).copy_(value)
+                got = call()
+            side.synchronize()
+        assert same(got, expected), name
+        held = [t for t in vars(tensors).values() if isinstance(t, torch.Tensor)]
+        for t, old in zip(held, before):
+            t.copy_(old)
+
+
+@pytest.mark.parametrize("shape", [(16, 512, 1024), (300, 512, 1024), (21, 333, 640)])
+def test_graphs(shape):
+    for name in every_call(Tensors((1, 128, 128))):
+        tensors, other = Tensors(shape).to("cuda"), Tensors(shape, seed=8).to("cuda")
+        expected = every_call(other)[name]()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # of a plan that may not have been made yet
+            got = every_call(tensors)[name]()
+        for key, value in vars(other).items():
+            if isinstance(value, torch.Tensor):
+                getattr(tensors, key).copy_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same(got, expected), name
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same(got, expected), name
+
+
+def test_the_second_call_allocates_what_the_first_did():
+    tensors = Tensors((300, 512, 1024)).to("cuda")
+    for name, call in every_call(tensors).items():
+        call()
+        before = torch.cuda.memory_stats()
+        for _ in range(20):
+            call()
+        after = torch.cuda.memory_stats()
+        for key in ("allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries"):
+            assert after[key] == before[key], (name, key)
+
+
+def test_nobody_waits():
+    tensors = Tensors((300, 512, 1024)).to("cuda")
+    calls = every_call(tensors)
+    for call in calls.values():
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for name, call in calls.items():
+            torch.cuda._sleep(400_000_000)  # 0.2 s or more
+            start = time.perf_counter()
+            call()
+            took = time.perf_counter() - start
+            assert not torch.cuda.current_stream().query(), name
+            assert took < 0.05, name
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+
+
+def test_empty_tensors():
+    x = torch.empty(0, 64, device="cuda", dtype=torch.float16)
+    assert ops.quantize(x, _c.PER_TENSOR, _c.BOTH)[2].item() == pytest.approx(1e-8)
+    assert ops.quantize(x, _c.PER_COLUMN, _c.BOTH)[2].tolist() == pytest.approx([1e-8] * 64)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ops.quantize(x, _c.PER_COLUMN, _c.BOTH)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_tensors_of_two_devices_are_refused():
+    t = Tensors((4, 8, 16)).to("cuda")
+    with pytest.raises(RuntimeError, match=r"octile::linear: .*weight_scale.*cpu"):
+        ops.linear(t.x, t.wq, t.w_scale.cpu(), None, TOKEN, _c.OUT_IN)
+    with pytest.raises(RuntimeError, match="octile::linear: .*x.*cpu"):
+        ops.linear(t.x.cpu(), t.wq, t.w_scale, None, TOKEN, _c.OUT_IN)
+
+
+def test_no_memory():
+    rows = torch.cuda.get_device_properties(0).total_memory // 4096
+    x = torch.zeros(1, 16, dtype=torch.int8, device="cuda").expand(rows, 16)
+    scale, weight = torch.ones(1, device="cuda"), torch.zeros(4096, 16, dtype=torch.int8, device="cuda")
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        ops.linear_int8(x, scale, weight, scale, None, _c.OUT_IN, torch.float32)
+    assert ops.linear_int8(x[:5], scale, weight, scale, None, _c.OUT_IN, torch.float32).shape == (5, 4096)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_second_gpu():
+    host = Tensors((64, 128, 256))
+    device = host.to("cuda:1")
+    assert torch.cuda.current_device() == 0
+    for (name, on_host), on_device in zip(host.calls().items(), device.calls().values()):
+        got = on_device()
+        assert all(t.device.index == 1 for t in flat(got)), name
+        assert same(got, on_host()), name
+    assert torch.cuda.current_device() == 0
