@@ -1,0 +1,378 @@
+// The checked executor: one program after the other on one thread, every access observed. A lane carries, beside its
+// value, whether the value is defined.
+#pragma once
+
+#include <tuple>
+#include <typeinfo>
+
+#include "octile/tile/checked_index.h"
+#include "octile/tile/cpu_tile.h"
+#include "octile/tile/recorder.h"
+
+namespace octile::tile {
+
+struct CheckedCpu {
+  WarpLayout layout{};                  // what coalescing is counted for
+  std::int64_t most_records = 200'000;  // of the report; what is beyond is counted only
+
+  template <class T, class S>
+  struct Storage {
+    alignas(S::kSize * sizeof(T) >= 64 ? 64 : alignof(T)) T values[S::kSize];
+    bool any_undefined = false;  // only if so, `undefined` says which
+    std::uint8_t undefined[S::kSize];
+
+    bool is_undefined(int lane) const { return any_undefined && undefined[lane] != 0; }
+    void set_undefined(int lane) {
+      if (!any_undefined) memset(undefined, 0, sizeof(undefined));
+      any_undefined = true;
+      undefined[lane] = 1;
+    }
+  };
+  template <class I>
+  using Index = s64;
+
+  using Overflow = CheckedOverflow;
+  struct Memory {
+    Shadow* shadow = nullptr;
+  };
+
+  // Operand (p, r, c) of a map is undefined.
+  template <class A>
+  static bool undefined_at(const A& a, int p, int r, int c) {
+    using S = typename A::Shape;
+    if constexpr (is_tile<A>) {
+      return a.is_undefined(((S::kPlanes == 1 ? 0 : p) * S::kRows + (S::kRows == 1 ? 0 : r)) * S::kColumns +
+                            (S::kColumns == 1 ? 0 : c));
+    } else {
+      return any_undefined(a);
+    }
+  }
+  template <class A>
+  static bool any_undefined(const A& a) {
+    if constexpr (is_tile<A>) return a.any_undefined;
+    if constexpr (is_affine<A>) return a.overflow.happened;  // an index that becomes a value
+    return false;
+  }
+
+  template <class S, class F, class... A>
+  static auto map(F f, const A&... a) {
+    Tile<CheckedCpu, cpu::MapType<F, A...>, S> out;
+    if constexpr (S::kSize == 1) out.undefined[0] = 0;  // it is copied through a register: no warning
+    cpu::map<S>(out.values, f, a...);
+    constexpr bool kPartial = requires { F::undefined(widen(std::declval<typename A::Type>())...); };
+    if (kPartial || (any_undefined(a) || ...)) mark_undefined<S, F>(out, a...);
+    return out;  // the one: no copy
+  }
+  template <class S, class F, class Out, class... A>
+  static void mark_undefined(Out& out, const A&... a) {
+    constexpr bool kPartial = requires { F::undefined(widen(std::declval<typename A::Type>())...); };
+    for (int p = 0; p < S::kPlanes; ++p) {
+      for (int r = 0; r < S::kRows; ++r) {
+        for (int c = 0; c < S::kColumns; ++c) {
+          bool bad;
+          if constexpr (std::is_same_v<F, scalar::Select>) {
+            bad = select_undefined(p, r, c, a...);
+          } else {
+            bad = (undefined_at(a, p, r, c) || ...);
+          }
+          if constexpr (kPartial) bad = bad || F::undefined(cpu::row_of(a, p, r)(c)...);
+          if (bad) out.set_undefined(SameOrder::of<S>(p, r, c));
+        }
+      }
+    }
+  }
+  // Of where(), the side that is not taken does not matter.
+  template <class M, class A, class B>
+  static bool select_undefined(int p, int r, int c, const M& condition, const A& a, const B& b) {
+    if (undefined_at(condition, p, r, c)) return true;
+    return cpu::row_of(condition, p, r)(c) ? undefined_at(a, p, r, c) : undefined_at(b, p, r, c);
+  }
+
+  template <int Axis, class F, class A>
+  static auto reduce(F f, const A& a) {
+    if constexpr (is_tile<A>) {
+      using S = typename A::Shape;
+      using R = Reduced<S, Axis>;
+      Tile<CheckedCpu, Common<typename A::Type, typename A::Type>, R> out;
+      cpu::reduce_tile<Axis, S>(f, a.values, out.values);
+      for (int lane = 0; a.any_undefined && lane < S::kSize; ++lane) {
+        const int p = lane / (S::kRows * S::kColumns), r = lane / S::kColumns % S::kRows, c = lane % S::kColumns;
+        if (a.undefined[lane] != 0) {
+          out.set_undefined(SameOrder::of<R>(Axis == 0 ? 0 : p, Axis == 1 ? 0 : r, Axis == 2 ? 0 : c));
+        }
+      }
+      return out;
+    } else {
+      return reduce<Axis>(f, elementwise(scalar::Cast<typename A::Type, Round::unstated>{}, a));
+    }
+  }
+
+  template <class S, class A, class Source>
+  static auto rearrange(const A& a, Source) {
+    Tile<CheckedCpu, typename A::Type, S> out;
+    for (int p = 0; p < S::kPlanes; ++p) {
+      for (int r = 0; r < S::kRows; ++r) {
+        for (int c = 0; c < S::kColumns; ++c) {
+          const int from = Source::template of<S>(p, r, c), to = SameOrder::of<S>(p, r, c);
+          out.values[to] = a.values[from];
+          if (a.is_undefined(from)) out.set_undefined(to);
+        }
+      }
+    }
+    return out;
+  }
+
+  template <class A, class B, class C>
+  static C dot(const A& a, const B& b, C sum) {
+    using SA = typename A::Shape;
+    using SC = typename C::Shape;
+    constexpr int K = SA::kColumns;
+    cpu::dot(a, b, sum);
+    if (recorder_ != nullptr) recorder_->add_flops(std::int64_t{2} * SC::kSize * K);
+    if (!a.any_undefined && !b.any_undefined) return sum;
+    for (int p = 0; p < SC::kPlanes; ++p) {
+      for (int r = 0; r < SC::kRows; ++r) {
+        for (int c = 0; c < SC::kColumns; ++c) {
+          bool bad = false;
+          for (int k = 0; k < K; ++k) bad = bad || undefined_at(a, p, r, k) || undefined_at(b, p, k, c);
+          if (bad) sum.set_undefined(SameOrder::of<SC>(p, r, c));
+        }
+      }
+    }
+    return sum;
+  }
+
+  template <class T>
+  Pointer<CheckedCpu, T> pointer(const Tensor<T>& tensor) {
+    return {tensor.data,
+            {recorder_->add_tensor(tensor.name, dtype_of<std::remove_const_t<T>>(), sizeof(T), tensor.shape,
+                                   tensor.written)}};
+  }
+
+  class Program;
+
+  inline static thread_local Recorder* recorder_ = nullptr;  // of the launch under way
+};
+
+class CheckedCpu::Program {
+ public:
+  Program(Recorder& recorder, const Grid& grid, std::int64_t number)
+      : recorder_(recorder),
+        ids_{static_cast<int>(number % grid.x), static_cast<int>(number / grid.x % grid.y),
+             static_cast<int>(number / grid.x / grid.y)},
+        counts_{grid.x, grid.y, grid.z} {}
+
+  CheckedIndex id(int axis) const { return {ids_[axis], {}}; }
+  int count(int axis) const { return counts_[axis]; }
+  void barrier() { recorder_.barrier(); }
+
+  template <class P, class M, class Other>
+  auto load(const P& p, const M& mask, Other other, Where where) {
+    using T = std::remove_const_t<typename P::Element>;
+    using S = typename P::Shape;
+    Tile<CheckedCpu, T, S> out;
+    // What is undefined is also visibly wrong.
+    if constexpr (!std::is_same_v<Other, Nothing>) {
+      const T rest = scalar::Cast<T, Round::unstated>{}(other);
+      for (T& value : out.values) value = rest;
+    } else if constexpr (!std::is_same_v<M, Everything>) {
+      if (!everywhere(mask)) {
+        memset(out.values, std::is_same_v<T, bool> ? 1 : is_float_type<T> ? 0xFF : 0xA5, sizeof(out.values));
+        memset(out.undefined, 1, sizeof(out.undefined));
+        out.any_undefined = true;
+      }
+    }
+    access(Access::load, p, mask, where, [&](int lane, s64 index, bool valid) {
+      out.values[lane] = valid ? p.tensor.data[index] : out_of_bounds_value<T>();
+      if (out.any_undefined) out.undefined[lane] = 0;
+    });
+    return out;
+  }
+
+  template <class P, class V, class M>
+  void store(const P& p, const V& value, const M& mask, Where where) {
+    using S = typename P::Shape;
+    access(Access::store, p, mask, where, [&](int lane, s64 index, bool valid) {
+      if (!valid) return;
+      p.tensor.data[index] = value.values[lane];
+      if (value.is_undefined(lane)) undefined_value<S>(lane, index);
+    });
+  }
+
+  template <AtomicOp kOp, class P, class V, class M>
+  void atomic(const P& p, const V& value, const M& mask, Where where) {
+    using S = typename P::Shape;
+    access(Access::atomic, p, mask, where, [&](int lane, s64 index, bool valid) {
+      if (!valid) return;
+      auto& element = p.tensor.data[index];
+      if constexpr (kOp == AtomicOp::add) element = scalar::Add{}(element, value.values[lane]);
+      if constexpr (kOp == AtomicOp::max) element = scalar::Maximum{}(element, value.values[lane]);
+      if (value.is_undefined(lane)) undefined_value<S>(lane, index);
+    });
+  }
+
+  template <class Context, class Stages, class Stage, class Body>
+  static void pipeline(Context& t, Stages, int steps, Stage& stage, Body& body) {
+    for (int k = 0; k < steps; ++k) {
+      stage(k).each([&](const auto& fetch) { return t.load_fetch(fetch); }, body, k);
+    }
+  }
+
+ private:
+  template <class M>
+  static bool everywhere(const M& mask) {
+    if constexpr (is_tile<M>) {
+      return false;
+    } else {
+      return mask.all();
+    }
+  }
+  template <class T>
+  static T out_of_bounds_value() {
+    T value{};
+    if constexpr (is_float_type<T>) memset(&value, 0xFF, sizeof(value));
+    return value;
+  }
+  template <class S>
+  void undefined_value(int lane, s64 index) {
+    recorder_.found(Problem::undefined_value, lane / (S::kRows * S::kColumns), lane / S::kColumns % S::kRows,
+                    lane % S::kColumns, index);
+  }
+
+  template <class M>
+  static bool overflowed(const M& mask) {
+    if constexpr (requires { mask.a.overflow; }) return mask.a.overflow.happened;
+    if constexpr (requires { mask.b; }) return overflowed(mask.a) || overflowed(mask.b);
+    if constexpr (LazyMask<M> && requires { mask.a.all(); }) return overflowed(mask.a);
+    return false;
+  }
+
+  // The one gate: visit(lane, index, in bounds) of each lane that is not masked off.
+  template <class P, class M, class Visit>
+  void access(Access kind, const P& p, const M& mask, Where where, Visit visit) {
+    using S = typename P::Shape;
+    using Index = decltype(p.index);
+    AccessTile tile;
+    tile.access = kind;
+    tile.shadow = p.tensor.memory.shadow;
+    tile.planes = S::kPlanes;
+    tile.rows = S::kRows;
+    tile.columns = S::kColumns;
+    tile.where = where;
+    if constexpr (AffineTile<Index>) {
+      tile.affine = true;
+      tile.unit = Index::kUnit || p.index.column == 1;
+      tile.base = p.index.base;
+      tile.plane_stride = p.index.plane;
+      tile.row_stride = p.index.row;
+      tile.column_stride = p.index.column;
+    }
+    recorder_.begin(tile);
+    bool overflow = overflowed(mask);
+    if constexpr (AffineTile<Index>) overflow = overflow || p.index.overflow.happened;
+    if (overflow) recorder_.found(Problem::overflow, 0, 0, 0, tile.base);
+    for (int plane = 0; plane < S::kPlanes; ++plane) {
+      for (int row = 0; row < S::kRows; ++row) visit_row(p, mask, plane, row, visit);
+    }
+    recorder_.end();
+  }
+
+  // Splits a row into runs: unmasked neighbours whose indices are evenly spaced.
+  template <class P, class M, class Visit>
+  void visit_row(const P& p, const M& mask, int plane, int row, Visit& visit) {
+    using S = typename P::Shape;
+    constexpr bool kAffine = is_affine<std::remove_const_t<decltype(p.index)>>;
+    const auto index = cpu::row_of(p.index, plane, row);
+    const auto lane = mask_row<S>(mask, plane, row);
+    for (int c = 0; c < S::kColumns;) {
+      if (!usable(p, mask, plane, row, c, static_cast<s64>(index(c))) || !lane(c)) {
+        ++c;
+        continue;
+      }
+      Run run{plane, row, c, 1, static_cast<s64>(index(c)), 1};
+      if constexpr (kAffine) run.step = p.index.column;
+      int end = c + 1;
+      if constexpr (kAffine && !is_tile<M>) {
+        end = last_lane<S>(lane, c);
+      } else if constexpr (kAffine) {
+        while (end < S::kColumns && !undefined_at(mask, plane, row, end) && lane(end)) ++end;
+      }
+      run.count = end - c;
+      visit_run<S>(run, visit);
+      c = end;
+    }
+  }
+
+  template <class S, class M>
+  static auto mask_row(const M& mask, int plane, int row) {
+    if constexpr (std::is_same_v<M, Everything>) {
+      return cpu::IntervalRow{0, S::kColumns};
+    } else {
+      return cpu::row_of(mask, plane, row);
+    }
+  }
+  template <class S, class Row>
+  static int last_lane(const Row& lane, int c) {
+    if constexpr (requires { lane.high; }) return lane.high;
+    if constexpr (requires { lane.value; }) return S::kColumns;
+    int end = c + 1;
+    while (end < S::kColumns && lane(end)) ++end;
+    return end;
+  }
+
+  // An undefined mask or index is reported, and its lane left out.
+  template <class P, class M>
+  bool usable(const P& p, const M& mask, int plane, int row, int c, s64 index) {
+    bool bad = false;
+    if constexpr (is_tile<decltype(P::index)>) bad = undefined_at(p.index, plane, row, c);
+    if constexpr (is_tile<M>) {
+      const bool bad_mask = undefined_at(mask, plane, row, c);
+      bad = bad_mask || (bad && cpu::row_of(mask, plane, row)(c));
+    } else if constexpr (!std::is_same_v<M, Everything>) {
+      bad = bad && mask.at(plane, row, c);
+    }
+    if (bad) recorder_.found(Problem::undefined_index, plane, row, c, index);
+    return !bad;
+  }
+
+  template <class S, class Visit>
+  void visit_run(const Run& run, Visit& visit) {
+    const int first = (run.plane * S::kRows + run.row) * S::kColumns + run.column;
+    if (recorder_.run(run)) {
+      if (run.step == 1) {  // known to the compiler: neighbours
+        for (int i = 0; i < run.count; ++i) visit(first + i, run.index + i, true);
+      } else {
+        for (int i = 0; i < run.count; ++i) visit(first + i, run.index + run.step * i, true);
+      }
+    } else {
+      for (int i = 0; i < run.count; ++i) {
+        const s64 index = run.index + run.step * i;
+        visit(first + i, index, recorder_.in_bounds(index));
+      }
+    }
+  }
+
+  Recorder& recorder_;
+  int ids_[3], counts_[3];
+};
+
+std::string type_name(const std::type_info& type);
+
+template <class Kernel, class... Args>
+Report launch(CheckedCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
+  Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.most_records);
+  Recorder* const outer = std::exchange(CheckedCpu::recorder_, &recorder);
+  const auto run = [&](const auto&... a) {
+    for (std::int64_t number = 0; number < grid.size(); ++number) {
+      recorder.begin_program(number);
+      Context<CheckedCpu> t{CheckedCpu::Program(recorder, grid, number)};
+      kernel(t, a...);
+    }
+  };
+  // The braces keep the order of the arguments, which is the order of the tensors in the report.
+  std::apply(run, std::tuple{argument(executor, std::forward<Args>(args))...});
+  CheckedCpu::recorder_ = outer;
+  return recorder.finish();
+}
+
+}  // namespace octile::tile

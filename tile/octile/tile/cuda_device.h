@@ -1,0 +1,243 @@
+// What a block of threads can do beyond plain C++: barriers, shuffles, asynchronous copies, matrix products. Under nvcc
+// these are instructions; any other compiler emulates a block on the CPU (cuda_emulation.h), so that everything above
+// this file is tested without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "octile/tile/types.h"
+
+#if defined(__CUDA_ARCH__)
+#define TILE_UNROLL _Pragma("unroll")
+#define TILE_NO_UNROLL _Pragma("unroll 1")
+#define TILE_EMULATED(call)
+extern __shared__ __align__(128) unsigned char octile_tile_arena[];
+#elif defined(__CUDACC__)
+#define TILE_UNROLL
+#define TILE_NO_UNROLL
+#define TILE_EMULATED(call) __builtin_trap()  // compiled for the host as well, but never called there
+#else
+#include "octile/tile/cuda_emulation.h"
+#define TILE_UNROLL
+#define TILE_NO_UNROLL
+#define TILE_EMULATED(call) return emulation::call
+#endif
+
+namespace octile::tile::gpu {
+
+using Word = std::uint32_t;
+
+TILE_FUNCTION int thread() {
+#if defined(__CUDA_ARCH__)
+  return static_cast<int>(threadIdx.x);
+#else
+  TILE_EMULATED(thread());
+#endif
+}
+TILE_FUNCTION int block_index([[maybe_unused]] int axis) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<int>(axis == 0 ? blockIdx.x : axis == 1 ? blockIdx.y : blockIdx.z);
+#else
+  TILE_EMULATED(block_index(axis));
+#endif
+}
+TILE_FUNCTION int block_count([[maybe_unused]] int axis) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<int>(axis == 0 ? gridDim.x : axis == 1 ? gridDim.y : gridDim.z);
+#else
+  TILE_EMULATED(block_count(axis));
+#endif
+}
+
+// The shared memory of the block.
+TILE_FUNCTION unsigned char* arena() {
+#if defined(__CUDA_ARCH__)
+  return octile_tile_arena;
+#else
+  TILE_EMULATED(arena());
+#endif
+}
+TILE_FUNCTION void barrier() {
+#if defined(__CUDA_ARCH__)
+  __syncthreads();
+#else
+  TILE_EMULATED(barrier());
+#endif
+}
+
+TILE_FUNCTION Word shuffle_xor([[maybe_unused]] Word value, [[maybe_unused]] int mask) {
+#if defined(__CUDA_ARCH__)
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+#else
+  TILE_EMULATED(shuffle_xor(value, mask));
+#endif
+}
+template <class T>
+TILE_FUNCTION T shuffle_xor(T value, int mask) {
+  if constexpr (sizeof(T) == 8) {
+    const std::uint64_t bits = bits_as<std::uint64_t>(value);
+    const std::uint64_t high = shuffle_xor(static_cast<Word>(bits >> 32), mask);
+    return bits_as<T>((high << 32) | shuffle_xor(static_cast<Word>(bits), mask));
+  } else if constexpr (sizeof(T) == 4) {
+    return bits_as<T>(shuffle_xor(bits_as<Word>(value), mask));
+  } else {
+    return static_cast<T>(shuffle_xor(static_cast<Word>(value), mask));  // bool
+  }
+}
+
+// ---- Memory in pieces of up to 16 bytes, at an address that is a multiple of their size ----
+
+template <int kBytes>
+struct alignas(kBytes) Piece {
+  unsigned char bytes[kBytes];
+};
+template <>
+struct alignas(16) Piece<16> {
+  Word words[4];
+};
+template <>
+struct alignas(8) Piece<8> {
+  Word words[2];
+};
+template <>
+struct Piece<4> {
+  Word word;
+};
+template <>
+struct Piece<2> {
+  std::uint16_t half;
+};
+
+template <class T>
+TILE_FUNCTION T* in_global_memory(T* p) {  // so that the compiler need not ask which memory it is
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(p));
+#endif
+  return p;
+}
+
+// From memory into registers, and back: one access for each piece.
+template <int n, class T>
+TILE_FUNCTION void load_vector(T* to, const T* from) {
+  constexpr int kBytes = n * static_cast<int>(sizeof(T));
+  constexpr int kPiece = kBytes < 16 ? kBytes : 16;
+  constexpr int kElements = kPiece / static_cast<int>(sizeof(T));
+#if !defined(__CUDACC__)
+  emulation::check_aligned(from, kPiece);
+#endif
+  TILE_UNROLL
+  for (int i = 0; i < n; i += kElements) {
+    const Piece<kPiece> piece = *reinterpret_cast<const Piece<kPiece>*>(from + i);
+    memcpy(static_cast<void*>(to + i), &piece, kPiece);
+  }
+}
+template <int n, class T>
+TILE_FUNCTION void store_vector(T* to, const T* from) {
+  constexpr int kBytes = n * static_cast<int>(sizeof(T));
+  constexpr int kPiece = kBytes < 16 ? kBytes : 16;
+  constexpr int kElements = kPiece / static_cast<int>(sizeof(T));
+#if !defined(__CUDACC__)
+  emulation::check_aligned(to, kPiece);
+#endif
+  TILE_UNROLL
+  for (int i = 0; i < n; i += kElements) {
+    Piece<kPiece> piece;
+    memcpy(&piece, from + i, kPiece);
+    *reinterpret_cast<Piece<kPiece>*>(to + i) = piece;
+  }
+}
+
+// ---- Asynchronous copies of 16 bytes from global to shared memory ----
+
+TILE_FUNCTION Word shared_address([[maybe_unused]] const void* p) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<Word>(__cvta_generic_to_shared(p));
+#else
+  TILE_EMULATED(shared_address(p));
+#endif
+}
+TILE_FUNCTION void copy_async([[maybe_unused]] void* to, [[maybe_unused]] const void* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+#else
+  TILE_EMULATED(copy_async(to, from));
+#endif
+}
+TILE_FUNCTION void commit_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  TILE_EMULATED(commit_copies());
+#endif
+}
+// Until at most `kPending` groups of this thread are under way.
+template <int kPending>
+TILE_FUNCTION void wait_for_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#else
+  TILE_EMULATED(wait_for_copies(kPending));
+#endif
+}
+
+// ---- Matrices: eight rows of 16 bytes; lane l names row l % 8 of matrix l / 8 ----
+
+// Lane l gets the words l % 4 of rows l / 4; transposed, as 16-bit elements, rows 2 (l % 4) and + 1 of column l / 4.
+template <bool kTransposed>
+TILE_FUNCTION void load_matrices([[maybe_unused]] Word (&m)[4], [[maybe_unused]] const void* row) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row)));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row)));
+  }
+#else
+  TILE_EMULATED(load_matrices<kTransposed>(m, row));
+#endif
+}
+
+// Rows g = lane / 4 and g + 8, columns 2 t and 2 t + 1 with t = lane % 4 of c (16 x 8) += a (16 x 16) @ b (16 x 8).
+template <class T, class C>
+TILE_FUNCTION void multiply_matrices([[maybe_unused]] C (&c)[4], [[maybe_unused]] const Word (&a)[4],
+                                     [[maybe_unused]] const Word (&b)[2]) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, f16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+#else
+  TILE_EMULATED(multiply_matrices<T>(c, a, b));
+#endif
+}
+
+// Bytes chosen by the four digits of `which` from b (4 .. 7) and a (0 .. 3).
+TILE_FUNCTION Word choose_bytes(Word a, Word b, Word which) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(a, b, which);
+#else
+  const std::uint64_t both = (static_cast<std::uint64_t>(b) << 32) | a;
+  Word result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<Word>((both >> (8 * ((which >> (4 * i)) & 7))) & 0xff) << (8 * i);
+  }
+  return result;
+#endif
+}
+
+}  // namespace octile::tile::gpu

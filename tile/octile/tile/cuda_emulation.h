@@ -1,0 +1,223 @@
+// A block of GPU threads on a CPU, for tests of the CUDA executor where there is no GPU. Every thread is a context of
+// its own on one CPU thread. Each runs up to its next collective operation (barrier, shuffle, matrix product); then the
+// next one runs. So whoever reads before somebody else has written, or overwrites before somebody else has read, gets
+// it wrong here every time. Threads that disagree on which collective comes next are an error.
+// Asynchronous copies are made as late as the waits allow, and shared memory starts as 0xA5.
+#pragma once
+
+#include <ucontext.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "octile/tile/types.h"
+
+namespace octile::tile::emulation {
+
+using Word = std::uint32_t;
+
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "emulated block: %s\n", what);
+  std::abort();
+}
+
+struct Block {
+  struct Copy {
+    void* to;
+    const void* from;
+  };
+  struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    std::deque<std::vector<Copy>> groups;  // the last one is open
+    int parity = 0;
+    bool done = false;
+  };
+  struct Slot {
+    const char* kind = nullptr;
+    Word words[8] = {};
+  };
+
+  std::array<int, 3> index{}, count{};
+  std::vector<Thread> threads;
+  std::vector<Slot> slots[2];
+  std::vector<unsigned char> memory;
+  unsigned char* arena = nullptr;
+  std::size_t arena_bytes;
+  int current = 0;
+  bool backwards;  // the last thread first
+  ucontext_t scheduler;
+  std::function<void()> body;
+
+  static constexpr std::size_t kGuard = 8192;  // behind the shared memory, and nobody's
+
+  static Block*& here() {
+    static thread_local Block* block = nullptr;
+    return block;
+  }
+
+  Block(int n, std::size_t bytes, bool reversed)
+      : threads(static_cast<std::size_t>(n)),
+        memory(bytes + 128 + kGuard, 0xA5),
+        arena_bytes(bytes),
+        backwards(reversed) {
+    slots[0].resize(threads.size());
+    slots[1].resize(threads.size());
+    arena = memory.data() + (128 - reinterpret_cast<std::uintptr_t>(memory.data()) % 128) % 128;
+  }
+
+  static void enter() {
+    Block& block = *here();
+    block.body();
+    block.threads[static_cast<std::size_t>(block.current)].done = true;
+  }
+
+  void run_block(std::array<int, 3> block_index, std::array<int, 3> block_count) {
+    index = block_index;
+    count = block_count;
+    constexpr std::size_t kStack = 512 * 1024;
+    memset(memory.data(), 0xA5, memory.size());
+    Block* const outer = here();
+    here() = this;
+    for (Thread& thread : threads) {
+      if (!thread.stack) thread.stack.reset(new char[kStack]);
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = thread.stack.get();
+      thread.context.uc_stack.ss_size = kStack;
+      thread.context.uc_link = &scheduler;
+      thread.groups.assign(1, {});
+      thread.parity = 0;
+      thread.done = false;
+      makecontext(&thread.context, enter, 0);
+    }
+    const int n = static_cast<int>(threads.size());
+    for (;;) {
+      int running = 0;
+      for (int i = 0; i < n; ++i) {
+        current = backwards ? n - 1 - i : i;
+        Thread& thread = threads[static_cast<std::size_t>(current)];
+        if (thread.done) continue;
+        swapcontext(&scheduler, &thread.context);
+        running += !thread.done;
+      }
+      if (running == 0) break;
+      if (running != n) fail("some threads have ended where others wait");
+    }
+    here() = outer;
+    for (std::size_t i = arena_bytes; i < arena_bytes + kGuard; ++i) {
+      if (arena[i] != 0xA5) fail("writes past its shared memory");
+    }
+  }
+
+  Thread& me() { return threads[static_cast<std::size_t>(current)]; }
+
+  // Publishes `words`, waits for all threads, and returns what each of them has published.
+  template <int n>
+  const std::vector<Slot>& meet(const char* kind, const Word (&words)[n]) {
+    Thread& thread = me();
+    std::vector<Slot>& all = slots[thread.parity];
+    thread.parity ^= 1;
+    Slot& mine = all[static_cast<std::size_t>(current)];
+    mine.kind = kind;
+    for (int i = 0; i < n; ++i) mine.words[i] = words[i];
+    swapcontext(&thread.context, &scheduler);
+    for (const Slot& slot : all) {
+      if (slot.kind != kind) fail("threads wait in different places");
+    }
+    return all;
+  }
+};
+
+inline int thread() { return Block::here()->current; }
+inline int block_index(int axis) { return Block::here()->index[static_cast<std::size_t>(axis)]; }
+inline int block_count(int axis) { return Block::here()->count[static_cast<std::size_t>(axis)]; }
+inline unsigned char* arena() { return Block::here()->arena; }
+inline void barrier() {
+  static const char kKind[] = "barrier";
+  Block::here()->meet(kKind, {0});
+}
+inline Word shuffle_xor(Word value, int mask) {
+  static const char kKind[] = "shuffle";
+  Block& block = *Block::here();
+  const int from = block.current ^ mask;
+  if (mask <= 0 || mask > 31) fail("a shuffle leaves its warp");
+  return block.meet(kKind, {value})[static_cast<std::size_t>(from)].words[0];
+}
+
+inline void check_aligned(const void* p, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(p) % static_cast<unsigned>(bytes) != 0) fail("misaligned access");
+}
+inline void check_shared(const void* p, int bytes) {
+  Block& block = *Block::here();
+  const auto* const byte = static_cast<const unsigned char*>(p);
+  if (byte < block.arena || byte + bytes > block.arena + block.arena_bytes) fail("outside of the shared memory");
+  check_aligned(p, bytes);
+}
+inline Word shared_address(const void* p) {
+  return static_cast<Word>(static_cast<const unsigned char*>(p) - Block::here()->arena);
+}
+
+inline void copy_async(void* to, const void* from) {
+  check_shared(to, 16);
+  check_aligned(from, 16);
+  Block::here()->me().groups.back().push_back({to, from});
+}
+inline void commit_copies() { Block::here()->me().groups.emplace_back(); }
+inline void wait_for_copies(int pending) {
+  auto& groups = Block::here()->me().groups;
+  while (static_cast<int>(groups.size()) - 1 > pending) {
+    for (const Block::Copy& copy : groups.front()) memcpy(copy.to, copy.from, 16);
+    groups.pop_front();
+  }
+}
+
+template <bool kTransposed>
+inline void load_matrices(Word (&m)[4], const void* row) {
+  static const char kKind[] = "ldmatrix";
+  check_shared(row, 16);
+  Block& block = *Block::here();
+  const auto& all = block.meet(kKind, {shared_address(row)});
+  const int warp = block.current / 32 * 32, lane = block.current % 32;
+  for (int i = 0; i < 4; ++i) {
+    std::uint16_t pair[2];
+    for (int h = 0; h < 2; ++h) {
+      const int r = kTransposed ? 2 * (lane % 4) + h : lane / 4;
+      const int c = kTransposed ? lane / 4 : 2 * (lane % 4) + h;
+      memcpy(&pair[h], block.arena + all[static_cast<std::size_t>(warp + 8 * i + r)].words[0] + 2 * c, 2);
+    }
+    memcpy(&m[i], pair, 4);
+  }
+}
+
+// Element (row, k) of a and (k, column) of b, as the manual of mma.sync places them: `kPack` elements a word.
+template <class T, class C>
+inline void multiply_matrices(C (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
+  static const char kKind[] = "mma";
+  constexpr int kPack = 4 / static_cast<int>(sizeof(T));
+  Block& block = *Block::here();
+  const auto& all = block.meet(kKind, {a[0], a[1], a[2], a[3], b[0], b[1]});
+  const int warp = block.current / 32 * 32, lane = block.current % 32;
+  const auto element = [&](int from, int word, int i) {
+    T values[kPack];
+    memcpy(values, &all[static_cast<std::size_t>(warp + from)].words[word], 4);
+    return widen(values[i]);
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+    for (int k = 0; k < 8 * kPack; ++k) {
+      const int half = k / (4 * kPack), within = k % (4 * kPack);
+      const auto left = element(row % 8 * 4 + within / kPack, 2 * half + row / 8, within % kPack);
+      const auto right = element(column * 4 + within / kPack, 4 + half, within % kPack);
+      c[i] += left * right;
+    }
+  }
+}
+
+}  // namespace octile::tile::emulation

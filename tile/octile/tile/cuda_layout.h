@@ -1,0 +1,65 @@
+// Which part of a tile a thread of a block holds. Layouts are separable: the rows of a thread depend on its thread row
+// only, its columns on its thread column only. So operands of one row or one column, broadcasts and reductions need no
+// data from other threads but the sums themselves.
+#pragma once
+
+#include "octile/tile/shape.h"
+
+namespace octile::tile {
+
+TILE_FUNCTION constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
+TILE_FUNCTION constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// Rows x Columns threads, Vector neighbouring elements each: 16 bytes of f32 with 4.
+template <int Rows, int Columns, int Vector = 4>
+struct Threads {
+  static constexpr int kRows = Rows, kColumns = Columns, kVector = Vector, kThreads = Rows * Columns;
+  static constexpr bool kMma = false;
+  static_assert(power_of_two(Rows) && power_of_two(Columns) && power_of_two(Vector));
+  static_assert(kThreads % 32 == 0 && kThreads <= 1024, "octile: a block has whole warps, and up to 1024 threads.");
+
+  TILE_FUNCTION static constexpr int row(int thread) { return thread / Columns; }
+  TILE_FUNCTION static constexpr int column(int thread) { return thread % Columns; }
+  // Where bit `i` of the thread row, or column, stands in the number of the thread.
+  TILE_FUNCTION static constexpr int row_bit(int i) { return log2_of(Columns) + i; }
+  TILE_FUNCTION static constexpr int column_bit(int i) { return i; }
+};
+
+// Rows x Columns warps, each laid out as the accumulator of mma.sync m16n8: for kernels with a dot. Vector 2 is for f16
+// and bf16, 4 for s8.
+template <int Rows, int Columns, int Vector = 2>
+struct Warps {
+  static constexpr int kRows = 8 * Rows, kColumns = 4 * Columns, kVector = Vector, kThreads = 32 * Rows * Columns;
+  static constexpr bool kMma = true;
+  static_assert(power_of_two(Rows) && power_of_two(Columns) && (Vector == 2 || Vector == 4));
+  static_assert(kThreads <= 1024, "octile: a block has up to 1024 threads.");
+
+  TILE_FUNCTION static constexpr int row(int thread) { return thread / 32 / Columns * 8 + thread % 32 / 4; }
+  TILE_FUNCTION static constexpr int column(int thread) { return thread / 32 % Columns * 4 + thread % 4; }
+  TILE_FUNCTION static constexpr int row_bit(int i) { return i < 3 ? 2 + i : 5 + log2_of(Columns) + i - 3; }
+  TILE_FUNCTION static constexpr int column_bit(int i) { return i < 2 ? i : 5 + i - 2; }
+};
+
+// The elements of a tile S that one thread holds: planes x rows x groups of columns x a vector of columns, in this
+// order. Where the tile has fewer rows or columns than the threads can hold, several threads hold the same elements,
+// and the first of them owns them.
+template <class L, class S>
+struct Part {
+  static constexpr int kRows = larger(1, S::kRows / L::kRows);
+  static constexpr int kVector = smaller(S::kColumns, L::kVector);
+  static constexpr int kGroups = larger(1, S::kColumns / (L::kColumns * L::kVector));
+  static constexpr int kRow = kGroups * kVector;  // elements of one row
+  static constexpr int kSize = S::kPlanes * kRows * kRow;
+  static constexpr int kThreadRows = smaller(S::kRows, L::kRows);  // that hold different elements
+  static constexpr int kThreadColumns = smaller(S::kColumns / kVector, L::kColumns);
+
+  TILE_FUNCTION static constexpr int row(int thread_row, int a) { return a * L::kRows + thread_row % kThreadRows; }
+  TILE_FUNCTION static constexpr int column(int thread_column, int group) {  // the first of a vector
+    return (group * L::kColumns + thread_column % kThreadColumns) * kVector;
+  }
+  TILE_FUNCTION static constexpr bool owns(int thread) {
+    return L::row(thread) < kThreadRows && L::column(thread) < kThreadColumns;
+  }
+};
+
+}  // namespace octile::tile

@@ -1,0 +1,153 @@
+// Masks. A comparison of an index tile with a number is not stored: it can say in a few operations whether it holds
+// everywhere, and which columns of a row it holds for. Such masks stay so under & and !. All others are tiles of bool.
+#pragma once
+
+#include "octile/tile/affine.h"
+#include "octile/tile/scalar.h"
+
+namespace octile::tile {
+
+struct Interval {  // low <= column < high
+  int low, high;
+};
+
+enum class Compare { less, less_equal, greater, greater_equal, equal, not_equal };
+
+// a < n, and the like.
+template <AffineTile A, Compare kCompare>
+struct Bound {
+  using Executor = typename A::Executor;
+  using Type = bool;
+  using Shape = typename A::Shape;
+  using Stored = typename A::Stored;
+  static constexpr bool kMask = true;
+  static constexpr bool kInterval = kCompare != Compare::not_equal;
+
+  A a;
+  Stored n;
+
+  TILE_FUNCTION bool at(int p, int r, int c) const { return holds(a.at(p, r, c)); }
+  TILE_FUNCTION bool holds(Stored index) const {
+    if constexpr (kCompare == Compare::less) return index < n;
+    if constexpr (kCompare == Compare::less_equal) return index <= n;
+    if constexpr (kCompare == Compare::greater) return index > n;
+    if constexpr (kCompare == Compare::greater_equal) return index >= n;
+    if constexpr (kCompare == Compare::equal) return index == n;
+    return index != n;
+  }
+
+  // Holds everywhere. not_equal may answer no where it does.
+  TILE_FUNCTION bool all() const {
+    if constexpr (kCompare == Compare::not_equal) return a.lowest() > n || a.highest() < n;
+    return holds(a.lowest()) && holds(a.highest());
+  }
+
+  TILE_FUNCTION Interval interval(int p, int r) const {
+    static_assert(kInterval);
+    constexpr int kColumns = Shape::kColumns;
+    const Stored start = a.row_start(p, r);
+    if constexpr (kCompare == Compare::less) return below(start, n);
+    if constexpr (kCompare == Compare::less_equal) return below(start, n + 1);
+    if constexpr (kCompare == Compare::greater) return rest(below(start, n + 1));
+    if constexpr (kCompare == Compare::greater_equal) return rest(below(start, n));
+    const Interval low = rest(below(start, n)), high = below(start, n + 1);
+    const Interval both = {low.low > high.low ? low.low : high.low, low.high < high.high ? low.high : high.high};
+    return both.low < both.high ? both : Interval{kColumns, kColumns};
+  }
+
+ private:
+  TILE_FUNCTION static int clamped(Stored c) {
+    return c <= 0 ? 0 : c >= Shape::kColumns ? Shape::kColumns : static_cast<int>(c);
+  }
+  // The columns of a row that starts at `start` whose index is below `bound`: the first ones or the last ones.
+  TILE_FUNCTION Interval below(Stored start, Stored bound) const {
+    const Stored room = bound - start;
+    if constexpr (Shape::kColumns == 1) return {0, room > 0 ? 1 : 0};
+    if constexpr (A::kUnit) return {0, clamped(room)};
+    const Stored step = a.column;
+    if (step == 0) return {0, room > 0 ? Shape::kColumns : 0};
+    if (step > 0) return {0, clamped((room + step - 1) / step)};
+    return room > 0 ? Interval{0, Shape::kColumns} : Interval{clamped(room / step + 1), Shape::kColumns};
+  }
+  TILE_FUNCTION static Interval rest(Interval part) {
+    if (part.low > 0) return {0, part.low};
+    return {part.high, Shape::kColumns};
+  }
+};
+
+template <class A>
+concept LazyMask = requires {
+  A::kMask;
+};
+template <class A>
+inline constexpr bool is_bool_tile = false;
+template <class E, class S>
+inline constexpr bool is_bool_tile<Tile<E, bool, S>> = true;
+template <class A>
+concept Mask = LazyMask<A> || is_bool_tile<A>;
+
+template <LazyMask A, LazyMask B>
+struct BothMasks {
+  using Executor = typename A::Executor;
+  using Type = bool;
+  using Shape = Broadcast<typename A::Shape, typename B::Shape>;
+  static constexpr bool kMask = true;
+  static constexpr bool kInterval = A::kInterval && B::kInterval;
+
+  A a;
+  B b;
+
+  TILE_FUNCTION bool at(int p, int r, int c) const { return a.at(p, r, c) && b.at(p, r, c); }
+  TILE_FUNCTION bool all() const { return a.all() && b.all(); }
+  TILE_FUNCTION Interval interval(int p, int r) const {
+    const Interval x = widened(a, p, r), y = widened(b, p, r);
+    const Interval both = {x.low > y.low ? x.low : y.low, x.high < y.high ? x.high : y.high};
+    return both.low < both.high ? both : Interval{Shape::kColumns, Shape::kColumns};
+  }
+
+ private:
+  // A mask of one column says the same for all columns.
+  template <class M>
+  TILE_FUNCTION static Interval widened(const M& mask, int p, int r) {
+    const Interval part = mask.interval(p, r);
+    if constexpr (M::Shape::kColumns != Shape::kColumns) return {0, part.low < part.high ? Shape::kColumns : 0};
+    return part;
+  }
+};
+
+template <LazyMask A, LazyMask B>
+struct EitherMask {
+  using Executor = typename A::Executor;
+  using Type = bool;
+  using Shape = Broadcast<typename A::Shape, typename B::Shape>;
+  static constexpr bool kMask = true, kInterval = false;
+
+  A a;
+  B b;
+
+  TILE_FUNCTION bool at(int p, int r, int c) const { return a.at(p, r, c) || b.at(p, r, c); }
+  TILE_FUNCTION bool all() const { return a.all() || b.all(); }  // may answer no where it holds
+};
+
+template <LazyMask A>
+struct NotMask {
+  using Executor = typename A::Executor;
+  using Type = bool;
+  using Shape = typename A::Shape;
+  static constexpr bool kMask = true, kInterval = false;
+
+  A a;
+
+  TILE_FUNCTION bool at(int p, int r, int c) const { return !a.at(p, r, c); }
+  TILE_FUNCTION bool all() const { return false; }
+};
+
+// Where a load or a store has no mask.
+struct Everything {
+  using Shape = Single;
+  static constexpr bool kMask = true, kInterval = true;
+  TILE_FUNCTION bool at(int, int, int) const { return true; }
+  TILE_FUNCTION bool all() const { return true; }
+};
+
+}  // namespace octile::tile

@@ -1,0 +1,50 @@
+#include "puzzles/page.h"
+
+#include <utility>
+
+#include "puzzles/sources.h"
+#include "report/write_report.h"
+
+namespace octile::tile::puzzles {
+
+namespace {
+
+const Report& report_of(const Outcome& outcome) {
+  for (const Report& report : outcome.reports) {
+    if (!report.clean()) return report;
+  }
+  for (const Mismatch& mismatch : outcome.mismatches) {
+    if (mismatch.launch >= 0) return outcome.reports[static_cast<std::size_t>(mismatch.launch)];
+  }
+  return outcome.reports.back();
+}
+
+}  // namespace
+
+const Outcome& shown(const Verdict& verdict) { return verdict.wrong ? *verdict.wrong : *verdict.stated; }
+
+void write_page(const std::string& path, const Facts& facts, const Outcome& outcome, const std::string& command) {
+  ReportPage page;
+  page.title = "Puzzle " + std::to_string(facts.number) + ", " + facts.name;
+  page.statement = facts.task;
+  page.facts = {{"sizes", text(facts, outcome.the_case)},
+                {"tensors", facts.tensors},
+                {"launch", facts.launch},
+                {"tolerance", facts.tolerance}};
+  page.command = command;
+  for (const KernelSource& source : kernel_sources()) page.sources.push_back({source.file, source.text});
+  for (const Seen& seen : outcome.tensors) {
+    TensorValues values;
+    values.name = seen.name;
+    values.values = seen.values;
+    values.written = seen.written;
+    for (const Expected& e : seen.expected) {
+      values.expected.push_back(e.value);
+      values.bounds.push_back(e.bound);
+    }
+    page.tensors.push_back(std::move(values));
+  }
+  write_report(path, report_of(outcome), page);
+}
+
+}  // namespace octile::tile::puzzles

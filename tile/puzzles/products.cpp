@@ -1,0 +1,102 @@
+#include "puzzles/products.h"
+
+#include "puzzles/products_kernels.h"
+#include "puzzles/registry.h"
+
+namespace octile::tile::puzzles {
+
+Facts Convolution::facts() {
+  return {10,
+          "convolution",
+          "convolution of images: z[n, r, s] = sum of k[a, b] * x[n, r + a, s + b], 0 beyond the border",
+          {"n0", "h", "w", "kh", "kw"},
+          "x f32 [n0, h, w], k f32 [kh, kw], z f32 [n0, h, w]",
+          "grid (cdiv(n0, b0)); b0 = 1, 2 or 4 images; kh, kw are known to the compiler; b1 = 8, for a piece of a row",
+          "The mask tests the row and the column; one on the place in the image would wrap around.",
+          "a sum of kh kw products in any order: (kh kw + 1) u times the sum of their magnitudes",
+          "struct MyKernel {\n"
+          "  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw,\n"
+          "                              auto b0, auto b1) const {",
+          "MyKernel{}"};
+}
+std::vector<Case> Convolution::cases() {
+  return {{{4, 8, 8, 4, 4}, true},
+          {{4, 8, 8, 4, 4}, false, Values::negative},
+          {{5, 8, 8, 4, 4}, false, Values::mixed, 1},
+          {{3, 7, 13, 4, 4}},
+          {{7, 5, 19, 2, 8}, false, Values::mixed, 2},
+          {{1, 1, 1, 4, 4}, false, Values::mixed, 1},
+          {{0, 8, 8, 4, 4}},
+          {{2, 0, 3, 4, 4}}};
+}
+
+Facts BatchedMatmul::facts() {
+  return {
+      11,
+      "batched_matmul",
+      "matrix products: z[n] = x[n] @ y[n]",
+      {"n0", "n1", "n2", "middle"},
+      "x f32 [n2, n0, middle], y f32 [n2, middle, n1], z f32 [n2, n0, n1]",
+      "grid (cdiv(n0, b0), cdiv(n1, b1), cdiv(n2, b2)); b0 = b1 = 16, b2 = 1 or 2, b_middle = 16",
+      "dot(a, b, total) multiplies plane by plane; col(col(v)) makes planes. Three strides: middle, n1, n1.",
+      "a sum of `middle` products in any order: (middle + 1) u times the sum of their magnitudes",
+      "struct MyKernel {\n"
+      "  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0,\n"
+      "                              auto b1, auto b2, auto b_middle) const {",
+      "MyKernel{}"};
+}
+std::vector<Case> BatchedMatmul::cases() {
+  return {{{32, 32, 4, 32}, true}, {{32, 32, 4, 32}, false, Values::negative},
+          {{48, 32, 2, 64}},       {{17, 33, 3, 40}, false, Values::mixed, 1},
+          {{5, 70, 1, 53}},        {{1, 1, 1, 1}, false, Values::mixed, 1},
+          {{16, 16, 2, 0}},        {{0, 16, 2, 16}},
+          {{16, 16, 0, 16}}};
+}
+
+Facts QuantizedMatmul::facts() {
+  return {
+      12,
+      "quantized_matmul",
+      "a matrix product with weights of 4 bits: z = (scale * (w - shift)) @ activation",
+      {"n0", "n1", "middle"},
+      "scale f32 [n0, middle / 8], offset s32 [n0, cdiv(middle, 64)], weight s32 [n0, middle / 8], activation f32 "
+      "[middle, n1], z f32 [n0, n1]; middle is a multiple of 8. Weight l of row j is bits 4 (l % 8) and up of "
+      "weight[j, l / 8]; its scale is scale[j, g] and its shift bits 4 (g % 8) and up of offset[j, g / 8], with the "
+      "group g = l / 8",
+      "grid (cdiv(n0, b0), cdiv(n1, b1)); b0 = b1 = 16, b_middle = 64",
+      "(col(words) >> t.arange(c<8>) * 4) & 15 takes eight weights out of each word; reshape() puts them in a row.",
+      "a sum of `middle` products of a rounded factor: (middle + 2) u times the sum of their magnitudes",
+      "struct MyKernel {\n"
+      "  TILE_KERNEL void operator()(auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0,\n"
+      "                              int n1, int middle, auto b0, auto b1, auto b_middle) const {",
+      "MyKernel{}"};
+}
+std::vector<Case> QuantizedMatmul::cases() {
+  return {{{32, 32, 64}, true}, {{32, 32, 64}, false, Values::negative},
+          {{17, 33, 200}},      {{48, 16, 128}},
+          {{5, 7, 72}},         {{1, 1, 8}},
+          {{16, 16, 0}},        {{0, 16, 64}}};
+}
+
+std::vector<Puzzle> product_puzzles() {
+  namespace p = products;
+  constexpr Problem kOutside = Problem::out_of_bounds;
+  return {
+      puzzle<Convolution>(
+          {wrong<Convolution>("ImagesWithoutMask", kOutside, "right with one image a program", p::ImagesWithoutMask{}),
+           wrong<Convolution>("WrapsAround", {}, "tests the place in the image and not the column", p::WrapsAround{})},
+          p::Convolution{}),
+      puzzle<BatchedMatmul>({wrong<BatchedMatmul>("SquareOnly", kOutside,
+                                                  "strides that are right only for square matrices", p::SquareOnly{}),
+                             wrong<BatchedMatmul>("WholeBlocksOfTheMiddle", {}, "leaves out what does not fill a block",
+                                                  p::WholeBlocksOfTheMiddle{})},
+                            p::BatchedMatmul{}),
+      puzzle<QuantizedMatmul>(
+          {wrong<QuantizedMatmul>("WithoutShiftAndScale", {}, "multiplies the bare levels", p::WithoutShiftAndScale{}),
+           wrong<QuantizedMatmul>("ScalesWithoutMask", kOutside, "right where the blocks divide the sizes",
+                                  p::ScalesWithoutMask{})},
+          p::QuantizedMatmul{}),
+  };
+}
+
+}  // namespace octile::tile::puzzles

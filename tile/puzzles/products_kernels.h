@@ -1,0 +1,204 @@
+// Puzzles 10 to 12: the kernels that solve them, and some that do not. Of a wrong kernel, the line to blame is marked.
+#pragma once
+
+#include "octile/tile/context.h"
+
+namespace octile::tile::puzzles::products {
+
+// ---- 10 ----
+
+struct Convolution {  // a piece of an image row at a time, of b0 images: each tap is one shifted load
+  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0,
+                              auto b1) const {
+    const auto image = col(t.program_id(0) * b0 + t.arange(b0));
+    for (int row : range(h)) {
+      for (int first : range(0, w, b1)) {
+        const auto column = t.arange(b1) + first;
+        auto total = t.full(b0, b1, 0.0f);
+        for (int oj : range(minimum_of(kh, h - row))) {
+          for (int ok : range(kw)) {
+            const auto in = (image < n0) & (column + ok < w);
+            const auto v = t.load(x + image * (h * w) + (column + ((row + oj) * w + ok)), in, 0.0f);
+            total += t.load(k + (oj * kw + ok)) * v;
+          }
+        }
+        t.store(z + image * (h * w) + (column + row * w), total, (image < n0) & (column < w));
+      }
+    }
+  }
+  TILE_FUNCTION static int minimum_of(int a, int b) { return a < b ? a : b; }
+};
+
+// A pixel at a time, as a sum over the taps.
+struct ConvolutionByPixel {
+  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0,
+                              auto) const {
+    const auto image = col(col(t.program_id(0) * b0 + t.arange(b0)));
+    const auto oj = col(t.arange(kh));
+    const auto ok = t.arange(kw);
+    const auto taps = t.load(k + oj * kw + ok);
+    for (int pixel : range(h * w)) {
+      const auto row = oj + pixel / w, column = ok + pixel % w;
+      const auto in = (image < n0) & (row < h) & (column < w);
+      const auto v = t.load(x + image * (h * w) + row * w + column, in, 0.0f);
+      t.store(z + image * (h * w) + pixel, sum(sum(taps * v), kRows), image < n0);
+    }
+  }
+};
+
+struct ImagesWithoutMask {  // right with one image a program
+  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int, int h, int w, auto kh, auto kw, auto b0,
+                              auto) const {
+    const auto image = col(col(t.program_id(0) * b0 + t.arange(b0)));
+    const auto oj = col(t.arange(kh));
+    const auto ok = t.arange(kw);
+    const auto taps = t.load(k + oj * kw + ok);
+    for (int pixel : range(h * w)) {
+      const auto row = oj + pixel / w, column = ok + pixel % w;
+      const auto p = x + image * (h * w) + row * w + column;
+      const auto v = t.load(p, (row < h) & (column < w), 0.0f);  // wrong: ImagesWithoutMask
+      t.store(z + image * (h * w) + pixel, sum(sum(taps * v), kRows));
+    }
+  }
+};
+
+struct WrapsAround {  // tests the place in the image, not the column: the right border continues on the left
+  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0,
+                              auto) const {
+    const auto image = col(col(t.program_id(0) * b0 + t.arange(b0)));
+    const auto tap = col(t.arange(kh)) * w + t.arange(kw);
+    const auto taps = t.load(k + col(t.arange(kh)) * kw + t.arange(kw));
+    for (int pixel : range(h * w)) {
+      const auto v = t.load(x + image * (h * w) + (tap + pixel), (image < n0) & (tap + pixel < h * w), 0.0f);
+      t.store(z + image * (h * w) + pixel, sum(sum(taps * v), kRows), image < n0);  // wrong: WrapsAround
+    }
+  }
+};
+
+// ---- 11 ----
+
+struct BatchedMatmul {
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1,
+                              auto b2, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto batch = col(col(t.program_id(2) * b2 + t.arange(b2)));
+    auto total = t.full(b2, b0, b1, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(middle, b_middle),
+        [&](int step) {
+          const auto k = t.arange(b_middle) + step * b_middle;
+          const auto in_x = (batch < n2) & (i < n0) & (k < middle);
+          const auto in_y = (batch < n2) & (col(k) < middle) & (j < n1);
+          return fetches(t.fetch(x + batch * (n0 * middle) + i * middle + k, in_x, 0.0f),
+                         t.fetch(y + batch * (middle * n1) + col(k) * n1 + j, in_y, 0.0f));
+        },
+        [&](int, const auto& a, const auto& b) { total = dot(a, b, total); });
+    t.store(z + batch * (n0 * n1) + i * n1 + j, total, (batch < n2) & (i < n0) & (j < n1));
+  }
+};
+
+struct SquareOnly {  // n0 * n1 and middle where others belong, and a mask that is always true: right if all is square
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1,
+                              auto b2, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto batch = col(col(t.program_id(2) * b2 + t.arange(b2)));
+    const auto l = t.arange(b_middle);
+    auto total = t.full(b2, b0, b1, 0.0f);
+    for (int k : range(0, middle, b1)) {
+      const auto in = l + k < k + b1;
+      const auto a = t.load(x + batch * (n0 * n1) + i * middle + (l + k), in, 0.0f);
+      const auto p = y + batch * (n0 * n1) + col(l) * n1 + (j + k * middle);
+      const auto b = t.load(p, col(l) + k < k + b1, 0.0f);  // wrong: SquareOnly
+      total = dot(a, b, total);
+    }
+    t.store(z + batch * (n0 * n1) + i * n1 + j, total, (batch < n2) & (i < n0) & (j < n1));
+  }
+};
+
+struct WholeBlocksOfTheMiddle {
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1,
+                              auto b2, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto batch = col(col(t.program_id(2) * b2 + t.arange(b2)));
+    auto total = t.full(b2, b0, b1, 0.0f);
+    for (int k : range(0, middle / b_middle * b_middle, b_middle)) {
+      const auto l = t.arange(b_middle) + k;
+      const auto a = t.load(x + batch * (n0 * middle) + i * middle + l, (batch < n2) & (i < n0) & (l < middle), 0.0f);
+      const auto in_y = (batch < n2) & (col(l) < middle) & (j < n1);
+      total = dot(a, t.load(y + batch * (middle * n1) + col(l) * n1 + j, in_y, 0.0f), total);
+    }
+    const auto in = (batch < n2) & (i < n0) & (j < n1);
+    t.store(z + batch * (n0 * n1) + i * n1 + j, total, in);  // wrong: WholeBlocksOfTheMiddle
+  }
+};
+
+// ---- 12 ----
+
+struct QuantizedMatmul {
+  TILE_KERNEL void operator()(auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0, int n1,
+                              int middle, auto b0, auto b1, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto group = t.arange(b_middle / c<8>);
+    const auto nibble = t.arange(c<8>) * 4;
+    const int groups = middle / 8;
+    auto total = t.full(b0, b1, 0.0f);
+    for (int k : range(0, middle, b_middle)) {
+      // b_middle weights are eight groups, whose eight shifts are one word.
+      const auto in = (i < n0) & (group + k / 8 < groups);
+      const auto words = t.load(weight + i * groups + (group + k / 8), in, 0);
+      const auto scales = t.load(scale + i * groups + (group + k / 8), in, 0.0f);
+      const auto shifts = (t.load(offset + i * cdiv(groups, 8) + k / 64, i < n0, 0) >> nibble) & 15;
+      const auto levels = ((col(words) >> nibble) & 15) - col(shifts);
+      const auto a = reshape(col(scales) * levels, b0, b_middle);
+      const auto l = col(t.arange(b_middle) + k);
+      total = dot(a, t.load(activation + l * n1 + j, (l < middle) & (j < n1), 0.0f), total);
+    }
+    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));
+  }
+};
+
+struct WithoutShiftAndScale {
+  TILE_KERNEL void operator()(auto& t, auto, auto, auto weight, auto activation, auto z, int n0, int n1, int middle,
+                              auto b0, auto b1, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto group = t.arange(b_middle / c<8>);
+    auto total = t.full(b0, b1, 0.0f);
+    for (int k : range(0, middle, b_middle)) {
+      const auto in = (i < n0) & (group + k / 8 < middle / 8);
+      const auto words = t.load(weight + i * (middle / 8) + (group + k / 8), in, 0);
+      const auto a = reshape(cast<f32>((col(words) >> (t.arange(c<8>) * 4)) & 15), b0, b_middle);
+      const auto l = col(t.arange(b_middle) + k);
+      total = dot(a, t.load(activation + l * n1 + j, (l < middle) & (j < n1), 0.0f), total);
+    }
+    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));  // wrong: WithoutShiftAndScale
+  }
+};
+
+struct ScalesWithoutMask {  // right where the blocks divide the sizes
+  TILE_KERNEL void operator()(auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0, int n1,
+                              int middle, auto b0, auto b1, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto group = t.arange(b_middle / c<8>);
+    const auto nibble = t.arange(c<8>) * 4;
+    const int groups = middle / 8;
+    auto total = t.full(b0, b1, 0.0f);
+    for (int k : range(0, middle, b_middle)) {
+      const auto in = (i < n0) & (group + k / 8 < groups);
+      const auto words = t.load(weight + i * groups + (group + k / 8), in, 0);
+      const auto scales = t.load(scale + i * groups + (group + k / 8));  // wrong: ScalesWithoutMask
+      const auto shifts = (t.load(offset + i * cdiv(groups, 8) + k / 64, i < n0, 0) >> nibble) & 15;
+      const auto a = reshape(col(scales) * (((col(words) >> nibble) & 15) - col(shifts)), b0, b_middle);
+      const auto l = col(t.arange(b_middle) + k);
+      total = dot(a, t.load(activation + l * n1 + j, (l < middle) & (j < n1), 0.0f), total);
+    }
+    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));
+  }
+};
+
+}  // namespace octile::tile::puzzles::products

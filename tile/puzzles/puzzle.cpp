@@ -1,0 +1,160 @@
+#include "puzzles/puzzle.h"
+
+#include <algorithm>
+
+#include "puzzles/trial.h"
+
+namespace octile::tile::puzzles {
+
+std::uint64_t Trial::next() {  // splitmix64
+  if (drawn_++ == 0) {
+    for (const int n : outcome.the_case.sizes) state_ = state_ * 31 + static_cast<std::uint64_t>(n) + 1;
+  }
+  std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+float Trial::next_float() {
+  const std::uint64_t bits = next();
+  const float uniform = static_cast<float>(bits >> 40) * 0x1p-24f;  // [0, 1)
+  const bool zero = (bits & 15u) == 0;
+  switch (outcome.the_case.values) {
+    case Values::negative:
+      return uniform * -0.5f - 0x1p-10f;
+    case Values::large:
+      return (uniform - 0.5f) * 320.0f;
+    case Values::zero:
+      return 0.0f;
+    case Values::mixed:
+      break;
+  }
+  return zero ? 0.0f : uniform - 0.5f;
+}
+
+std::int32_t Trial::next_integer() { return static_cast<std::int32_t>(static_cast<std::uint32_t>(next() >> 32)); }
+s8 Trial::next_byte() { return static_cast<s8>(static_cast<int>(next() % 255) - 127); }
+
+namespace {
+
+// The record holds element k of its tensor.
+bool holds(const Record& r, std::int64_t k) {
+  for (int plane = 0; plane < r.planes; ++plane) {
+    for (int row = 0; row < r.rows; ++row) {
+      const std::int64_t offset = k - r.base - plane * r.plane_stride - row * r.row_stride;
+      if (r.column_stride == 0 || r.columns == 1) {
+        if (offset == 0) return true;
+      } else if (offset % r.column_stride == 0) {
+        const std::int64_t column = offset / r.column_stride;
+        if (column >= 0 && column < r.columns) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Programs run one after the other, so the last record that holds the element left the value.
+void find_writer(const std::vector<Report>& reports, Mismatch& mismatch) {
+  for (std::size_t launch = reports.size(); launch-- > 0;) {
+    const Report& report = reports[launch];
+    for (std::size_t i = report.records.size(); i-- > 0;) {
+      const Site& site = report.sites[static_cast<std::size_t>(report.records[i].site)];
+      const std::string& tensor = report.tensors[static_cast<std::size_t>(site.tensor)].name;
+      if (site.access == Access::load || tensor != mismatch.tensor || !holds(report.records[i], mismatch.index)) {
+        continue;
+      }
+      mismatch.launch = static_cast<int>(launch);
+      mismatch.record = static_cast<int>(i);
+      return;
+    }
+  }
+}
+
+// The first store to an input.
+void find_stores_to_inputs(Outcome& outcome) {
+  for (const std::string& input : outcome.inputs) {
+    for (std::size_t launch = 0; launch < outcome.reports.size(); ++launch) {
+      const Report& report = outcome.reports[launch];
+      const auto stores = [&](const Record& record) {
+        const Site& site = report.sites[static_cast<std::size_t>(record.site)];
+        return site.access != Access::load && report.tensors[static_cast<std::size_t>(site.tensor)].name == input;
+      };
+      const auto first = std::find_if(report.records.begin(), report.records.end(), stores);
+      if (first == report.records.end()) continue;
+      Mismatch& mismatch = outcome.mismatches.emplace_back();
+      mismatch.input = true;
+      mismatch.tensor = input;
+      mismatch.index = first->base;
+      mismatch.launch = static_cast<int>(launch);
+      mismatch.record = static_cast<int>(first - report.records.begin());
+      for (const TensorUse& use : report.tensors) {
+        if (use.name != input) continue;
+        mismatch.count = use.elements_written;
+        mismatch.size = use.size;
+      }
+      break;
+    }
+  }
+}
+
+}  // namespace
+
+void read_reports(Outcome& outcome) {
+  for (Mismatch& mismatch : outcome.mismatches) find_writer(outcome.reports, mismatch);
+  find_stores_to_inputs(outcome);
+}
+
+constexpr std::int64_t kSector = 32;  // bytes
+
+Score score(const Outcome& outcome) {
+  Score result;
+  result.least_bytes = outcome.least_bytes;
+  for (const Report& report : outcome.reports) {
+    std::vector<std::int64_t> loaded(report.tensors.size());
+    for (const Site& site : report.sites) {
+      if (site.access == Access::load) loaded[static_cast<std::size_t>(site.tensor)] += site.bytes;
+      result.moved_bytes += site.bytes;
+      // Lanes that ask for the same element count once.
+      const std::int64_t sector_bytes = kSector * site.request_sectors;
+      result.sector_bytes += sector_bytes;
+      result.used_bytes += std::min(site.bytes, sector_bytes);
+      result.lanes += site.lanes;
+      result.active += site.active;
+    }
+    for (std::size_t i = 0; i < loaded.size(); ++i) {
+      const TensorUse& use = report.tensors[i];
+      if (loaded[i] != 0) result.reuse.push_back({use.name, loaded[i], use.elements_read * use.element_bytes});
+    }
+  }
+  return result;
+}
+
+Verdict judge(const std::vector<Case>& cases, const Try& a_try) {
+  constexpr int kThreads[] = {1, 2, 5};
+  Verdict verdict;
+  for (const Case& a_case : cases) {
+    if (!a_case.stated && !a_try.hidden) continue;
+    const Outcome outcome = a_try.checked(a_case);
+    ++verdict.cases;
+    verdict.hidden += a_case.stated ? 0 : 1;
+    const bool good = outcome.right() && outcome.clean();
+    verdict.worst = std::max(verdict.worst, outcome.worst);
+    if (a_case.stated) verdict.stated = outcome;
+    if (!good) {
+      verdict.wrong = outcome;
+      return verdict;
+    }
+    for (const int threads : kThreads) {
+      const Outcome quick = a_try.fast(a_case, threads);
+      if (quick.right() && quick.outputs == outcome.outputs) continue;
+      verdict.disagreement = "the fast executor gives other bits than the checked one with " + std::to_string(threads) +
+                             (threads == 1 ? " thread" : " threads");
+      return verdict;
+    }
+    if (a_try.progress) a_try.progress();
+  }
+  return verdict;
+}
+
+}  // namespace octile::tile::puzzles

@@ -1,0 +1,170 @@
+// A puzzle: what a kernel has to compute, at which sizes, and how exactly; and what became of a try.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octile/tile/report.h"
+
+namespace octile::tile::puzzles {
+
+inline constexpr double kUnit = 0x1p-24;       // unit roundoff of f32: half a unit in the last place of 1
+inline constexpr double kHalfUnit = 0x1p-11;   // of f16
+inline constexpr double kLeastHalf = 0x1p-25;  // half the least f16 above 0
+inline constexpr double kLeastFloat = 0x1p-126;
+
+enum class Values : std::uint8_t { mixed, negative, large, zero };
+constexpr const char* name(Values values) {
+  constexpr const char* kNames[] = {"mixed", "negative", "large", "zero"};
+  return kNames[static_cast<int>(values)];
+}
+
+struct Case {
+  std::vector<int> sizes;  // of Facts::size_names
+  bool stated = false;     // in the task's text; a hidden one is shown only where it goes wrong
+  Values values = Values::mixed;
+  int blocks = 0;  // which of the puzzle's block sizes
+};
+
+struct Facts {
+  int number = 0;
+  std::string name;
+  std::string task;  // one line
+  std::vector<std::string> size_names;
+  std::string tensors;
+  std::string launch;  // grid and block sizes
+  std::string hint;
+  std::string tolerance;  // how it is derived
+  std::string starter;    // the kernel's head, for the learner to fill
+  std::string arguments;  // of check<Puzzle>(): "MyKernel{}"
+};
+
+std::string text(const Facts& facts, const Case& a_case);  // "n0 = 33, negative values"
+
+// What an element has to be. NaN and infinities have to be met exactly.
+struct Expected {
+  double value = 0;
+  double bound = 0;
+};
+
+struct Mismatch {
+  std::string tensor;
+  std::int64_t size = 0;
+  std::int64_t count = 0;
+  std::int64_t index = 0;  // of the first
+  double got = 0;
+  Expected expected;
+  bool written = true;
+  bool input = false;            // that a kernel stored to: nothing else is filled in but count and index
+  int launch = -1, record = -1;  // of the checked launches, who wrote it last
+};
+
+// A tensor after the launches, for the report.
+struct Seen {
+  std::string name;
+  std::vector<double> values;
+  std::vector<Expected> expected;  // of an output
+  std::vector<std::uint8_t> written;
+};
+
+// One try of one case by one executor.
+struct Outcome {
+  Case the_case;
+  std::vector<Report> reports;  // checked executor: one per launch
+  std::vector<Mismatch> mismatches;
+  std::vector<std::byte> outputs;  // all of them, one after the other
+  std::vector<Seen> tensors;       // checked executor
+  double worst = 0;                // largest error as a share of its bound
+  std::vector<std::string> inputs;
+  std::int64_t least_bytes = 0;  // each input read once, each output written once
+
+  bool right() const { return mismatches.empty(); }
+  bool clean() const {
+    for (const Report& report : reports) {
+      if (!report.clean()) return false;
+    }
+    return true;
+  }
+};
+
+inline double ratio(std::int64_t a, std::int64_t b) {
+  return b == 0 ? 1 : static_cast<double>(a) / static_cast<double>(b);
+}
+
+// What a launch moves, beside what it would have to.
+struct Score {
+  std::int64_t moved_bytes = 0, least_bytes = 0;
+  std::int64_t sector_bytes = 0, used_bytes = 0;  // of the sectors that warps ask for, and of what they use of them
+  std::int64_t lanes = 0, active = 0;
+  // Bytes loaded of a tensor, and those that differ: how often an element is read.
+  struct Reuse {
+    std::string tensor;
+    std::int64_t loaded = 0, different = 0;
+    double times() const { return ratio(loaded, different); }
+  };
+  std::vector<Reuse> reuse;  // of the tensors that are read, launch by launch
+
+  double times_least() const { return ratio(moved_bytes, least_bytes); }
+  double sector_use() const { return ratio(used_bytes, sector_bytes); }
+  double masked_off() const { return 1 - ratio(active, lanes); }
+};
+Score score(const Outcome& outcome);
+
+// Everything about the tries of one kernel.
+struct Verdict {
+  int cases = 0, hidden = 0;
+  std::optional<Outcome> wrong;   // the first checked try that is wrong or unsafe
+  std::optional<Outcome> stated;  // the last stated case, right or not: what the report shows and the score counts
+  double worst = 0;               // largest error as a share of its bound, at any size
+  std::string disagreement;       // of the fast executor with the checked one, or of a device: one line
+  bool right() const { return !wrong && disagreement.empty(); }
+};
+
+// A kernel that is wrong, and how the checker finds out.
+struct Wrong {
+  std::string kernel;              // its source line to blame ends in the comment "wrong: kernel"
+  std::optional<Problem> problem;  // none: its result is wrong, and the line is that of the store
+  std::string lesson;
+  std::function<Outcome(const Case&)> run;
+};
+
+// A puzzle with the kernels that solve it.
+struct Puzzle {
+  Facts facts;
+  std::string type;  // that names it in check<...>()
+  std::vector<Case> cases;
+  std::function<Outcome(const Case&)> checked;
+  std::function<Outcome(const Case&, int threads)> fast;
+  std::vector<Wrong> wrong;
+};
+
+// 1 to 12 the puzzles, 13 to 18 the kernels of the homework.
+const std::vector<Puzzle>& puzzles();
+const Puzzle* find_puzzle(const std::string& number_or_name);
+
+// ---- The verdict ----
+
+struct Try {
+  std::function<Outcome(const Case&)> checked;
+  std::function<Outcome(const Case&, int threads)> fast;
+  bool hidden = true;
+  std::function<void()> progress = {};  // after each case
+};
+Verdict judge(const std::vector<Case>& cases, const Try& a_try);
+
+// What the source says at a site, with its line number and a caret; empty where there is none.
+std::string excerpt(const Site& site);
+// The site of the store that wrote a mismatch, or none.
+const Site* blamed(const Outcome& outcome, const Mismatch& mismatch);
+
+// Short, for a terminal: at most a few lines for each problem.
+std::string text(const Facts& facts, const Outcome& wrong);
+std::string text(const Facts& facts, const Verdict& verdict);
+std::string text(const Score& score);
+
+}  // namespace octile::tile::puzzles

@@ -1,0 +1,80 @@
+// Puzzles 7 to 9: long rows, a block of each at a time.
+#pragma once
+
+#include <algorithm>
+
+#include "puzzles/trial.h"
+
+namespace octile::tile::puzzles {
+
+struct LongSum {
+  static Facts facts();
+  static std::vector<Case> cases();
+  static void run(auto& t, const auto& kernel) {
+    const int n0 = t.size(0), length = t.size(1);
+    auto x = input(t, "x", {n0, length});
+    auto z = output(t, "z", {n0});
+    const auto go = [&](auto b0) { t.launch({cdiv(n0, b0)}, kernel, x, z, n0, length, b0, c<32>); };
+    t.blocks() == 0 ? go(c<1>) : go(c<2>);
+    expect(t, z, [&](std::int64_t i) {
+      double sum = 0, size = 0;
+      for (int j = 0; j < length; ++j) {
+        sum += x[i * length + j];
+        size += std::fabs(x[i * length + j]);
+      }
+      return Expected{sum, length * kUnit * size};
+    });
+  }
+};
+
+struct LongSoftmax {
+  static Facts facts();
+  static std::vector<Case> cases();
+  static void run(auto& t, const auto& kernel) {
+    const int n0 = t.size(0), length = t.size(1);
+    auto x = input(t, "x", {n0, length});
+    auto z = output(t, "z", {n0, length});
+    const auto go = [&](auto b0) { t.launch({cdiv(n0, b0)}, kernel, x, z, n0, length, b0, c<32>); };
+    t.blocks() == 0 ? go(c<1>) : go(c<2>);
+    expect(t, z, [&](std::int64_t i) {
+      const std::int64_t row = i / length * length;
+      double most = x[row], least = x[row], total = 0;
+      for (int j = 0; j < length; ++j) {
+        most = std::max<double>(most, x[row + j]);
+        least = std::min<double>(least, x[row + j]);
+      }
+      for (int j = 0; j < length; ++j) total += std::exp(x[row + j] - most);
+      const double exact = std::exp(x[i] - most) / total;
+      return Expected{exact, kUnit * (12 * (most - least) + 5.0 * length + 10) * exact + kLeastFloat};
+    });
+  }
+};
+
+struct ScalarAttention {
+  static Facts facts();
+  static std::vector<Case> cases();
+  static void run(auto& t, const auto& kernel) {
+    const int n0 = t.size(0), length = t.size(1);
+    auto q = input(t, "q", {n0}), k = input(t, "k", {length}), v = input(t, "v", {length});
+    auto z = output(t, "z", {n0});
+    t.launch({cdiv(n0, 64)}, kernel, q, k, v, z, n0, length, c<64>, c<32>);
+    expect(t, z, [&](std::int64_t i) {
+      const double query = q[i];
+      double most = query * k[0], largest = 0;
+      for (int j = 0; j < length; ++j) {
+        most = std::max(most, query * k[j]);
+        largest = std::max(largest, std::fabs(query * k[j]));
+      }
+      double total = 0, sum = 0, size = 0;
+      for (int j = 0; j < length; ++j) {
+        const double weight = std::exp(query * k[j] - most);
+        total += weight;
+        sum += weight * v[j];
+        size += weight * std::fabs(v[j]);
+      }
+      return Expected{sum / total, 2 * kUnit * (16 * largest + 5.0 * length + 10) * size / total + kLeastFloat};
+    });
+  }
+};
+
+}  // namespace octile::tile::puzzles

@@ -1,0 +1,66 @@
+#include "puzzles/starter.h"
+
+#include <algorithm>
+
+namespace octile::tile::puzzles {
+
+namespace {
+
+constexpr std::size_t kColumns = 118;
+
+// As comment lines; what follows the first is indented.
+std::string comment(const std::string& words) {
+  std::string result, line = "//";
+  for (std::size_t begin = 0; begin < words.size();) {
+    const std::size_t end = std::min(words.find(' ', begin), words.size());
+    if (line.size() + 1 + end - begin > kColumns) {
+      result += line + "\n";
+      line = "//  ";
+    }
+    line += " " + words.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  return result + line + "\n";
+}
+
+std::string quoted(const std::string& path) {
+  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._+-";
+  if (!path.empty() && path.find_first_not_of(kPlain) == std::string::npos) return path;
+  std::string result = "'";
+  for (const char c : path) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+std::string header_of(int number) {
+  return number <= 6 ? "elementwise" : number <= 9 ? "rows" : number <= 12 ? "products" : "homework";
+}
+
+}  // namespace
+
+std::string compile_command(const std::string& file, const Toolbox& toolbox) {
+  const std::string program = file.substr(0, file.rfind('.'));
+  // The first three change bits: see the tile language's page.
+  std::string result = "c++ -std=c++20 -O1 -Wall -ffp-contract=off -fno-trapping-math -fno-math-errno -Wno-psabi";
+  for (const std::string& directory : toolbox.include_directories) result += " -I " + quoted(directory);
+  result += " " + quoted(file);
+  for (const std::string& library : toolbox.libraries) result += " " + quoted(library);
+  const bool has_directory = program.find('/') != std::string::npos;
+  return result + " -pthread -o " + quoted(program) + " && " + quoted(has_directory ? program : "./" + program);
+}
+
+std::string starter(const Puzzle& puzzle, const std::string& command) {
+  const Facts& facts = puzzle.facts;
+  std::string result = comment("Puzzle " + std::to_string(facts.number) + ": " + facts.task);
+  result += "//\n" + comment("Tensors: " + facts.tensors);
+  result += comment("Launch: " + facts.launch);
+  result += comment("Hint: " + facts.hint);
+  result += "// The language in one page: docs/tile.md\n";
+  result += "//\n// Compile and check it, at these sizes and at hidden ones:\n//   " + command + "\n";
+  result += "#include \"puzzles/" + header_of(facts.number) + ".h\"\n\nusing namespace octile::tile;\n\n";
+  result += facts.starter + "\n    // Your kernel.\n  }\n};\n\n";
+  result += "int main(int argc, char** argv) {\n  return puzzles::check<puzzles::" + puzzle.type + ">(argc, argv, " +
+            facts.arguments + ");\n}\n";
+  return result;
+}
+
+}  // namespace octile::tile::puzzles

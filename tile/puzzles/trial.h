@@ -1,0 +1,177 @@
+// A try of a case: its tensors, its launches, and the comparison with what is expected.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "octile/tile/tile.h"
+#include "puzzles/puzzle.h"
+
+namespace octile::tile::puzzles {
+
+// What does not depend on the executor. Every call with the same case gives the same inputs.
+class Trial {
+ public:
+  explicit Trial(const Case& a_case) { outcome.the_case = a_case; }
+
+  int size(int i) const { return outcome.the_case.sizes[static_cast<std::size_t>(i)]; }
+  int blocks() const { return outcome.the_case.blocks; }
+  // Uniform in [-1/2, 1/2), some of them zero, unless the case asks for other values.
+  float next_float();
+  std::int32_t next_integer();  // any of the 2^32
+  s8 next_byte();               // -127 .. 127
+
+  Outcome outcome;
+  bool keeps_tensors = false;
+
+ protected:
+  std::uint64_t next();
+
+ private:
+  std::uint64_t state_ = 0;
+  int drawn_ = 0;
+};
+
+template <class T>
+T next_value(Trial& t) {
+  if constexpr (std::is_same_v<T, f32>) return t.next_float();
+  if constexpr (std::is_same_v<T, f16>) return f16{f32_to_f16(t.next_float())};
+  if constexpr (std::is_same_v<T, s32>) return t.next_integer();
+  if constexpr (std::is_same_v<T, s8>) return t.next_byte();
+}
+
+template <class T>
+double as_double(T value) {
+  return static_cast<double>(widen(value));
+}
+
+template <class T>
+Seen seen(const Array<T>& array) {
+  Seen result{array.name(), {}, {}, {}};
+  for (std::int64_t i = 0; i < array.size(); ++i) {
+    result.values.push_back(as_double(array[i]));
+    result.written.push_back(array.written(i) ? 1 : 0);
+  }
+  return result;
+}
+
+template <class T = f32>
+Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape) {
+  Array<T> result(name, std::move(shape));
+  for (std::int64_t i = 0; i < result.size(); ++i) result.set(i, next_value<T>(t));
+  t.outcome.least_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
+  t.outcome.inputs.push_back(result.name());
+  if (t.keeps_tensors) t.outcome.tensors.push_back(seen(result));
+  return result;
+}
+
+// Not written yet, and poisoned.
+template <class T = f32>
+Array<T> output(Trial& t, const char* name, std::vector<std::int64_t> shape) {
+  Array<T> result(name, std::move(shape));
+  t.outcome.least_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
+  return result;
+}
+
+// expected(i) gives an Expected for element i.
+template <class T, class F>
+void expect(Trial& t, const Array<T>& array, F expected) {
+  Mismatch mismatch;
+  Seen* const shown = t.keeps_tensors ? &t.outcome.tensors.emplace_back(seen(array)) : nullptr;
+  for (std::int64_t i = 0; i < array.size(); ++i) {
+    const Expected want = expected(i);
+    if (shown != nullptr) shown->expected.push_back(want);
+    const double got = as_double(array[i]);
+    const bool same = got == want.value || (std::isnan(got) && std::isnan(want.value));
+    const bool written = array.written(i);
+    const double error = std::fabs(got - want.value);
+    if (written && !same && want.bound > 0) t.outcome.worst = std::fmax(t.outcome.worst, error / want.bound);
+    if (written && (same || error <= want.bound)) continue;
+    if (mismatch.count++ > 0) continue;
+    mismatch.index = i;
+    mismatch.got = got;
+    mismatch.expected = want;
+    mismatch.written = written;
+  }
+  const auto bytes = static_cast<std::size_t>(array.size()) * sizeof(T), before = t.outcome.outputs.size();
+  t.outcome.outputs.resize(before + bytes);
+  if (bytes != 0) memcpy(t.outcome.outputs.data() + before, array.data(), bytes);
+  if (mismatch.count == 0) return;
+  mismatch.tensor = array.name();
+  mismatch.size = array.size();
+  t.outcome.mismatches.push_back(mismatch);
+}
+
+// Adds what the launches' reports know: who wrote a wrong value, and whether an input was written.
+void read_reports(Outcome& outcome);
+
+struct CheckedTrial : Trial {
+  explicit CheckedTrial(const Case& a_case) : Trial(a_case) { keeps_tensors = true; }
+  template <class Kernel, class... Args>
+  void launch(Grid grid, const Kernel& kernel, Args&&... args) {
+    outcome.reports.push_back(tile::launch(CheckedCpu{}, grid, kernel, std::forward<Args>(args)...));
+  }
+};
+
+template <class T>
+void assume_written(Array<T>& array) {
+  array.all_written();
+}
+template <class T>
+void assume_written(const T&) {}
+
+// Keeps no record of what it wrote: what it left out shows as the poison.
+struct FastTrial : Trial {
+  explicit FastTrial(const Case& a_case, int threads) : Trial(a_case), threads_(threads) {}
+  template <class Kernel, class... Args>
+  void launch(Grid grid, const Kernel& kernel, Args&&... args) {
+    tile::launch(FastCpu{threads_}, grid, kernel, args...);
+    (assume_written(args), ...);
+  }
+
+ private:
+  int threads_;
+};
+
+// P::run(trial, kernels...) is a puzzle: it makes the tensors, launches the kernels, and says what is expected.
+template <class P, class... Kernels>
+Outcome checked(const Case& a_case, const Kernels&... kernels) {
+  CheckedTrial trial(a_case);
+  P::run(trial, kernels...);
+  read_reports(trial.outcome);
+  return std::move(trial.outcome);
+}
+template <class P, class... Kernels>
+Outcome fast(const Case& a_case, int threads, const Kernels&... kernels) {
+  FastTrial trial(a_case, threads);
+  P::run(trial, kernels...);
+  return std::move(trial.outcome);
+}
+
+template <class P, class... Kernels>
+Puzzle puzzle(std::vector<Wrong> wrong, const Kernels&... kernels) {
+  return {P::facts(),
+          type_name(typeid(P)),
+          P::cases(),
+          [kernels...](const Case& a_case) { return checked<P>(a_case, kernels...); },
+          [kernels...](const Case& a_case, int threads) { return fast<P>(a_case, threads, kernels...); },
+          std::move(wrong)};
+}
+template <class P, class... Kernels>
+Wrong wrong(const char* kernel, std::optional<Problem> problem, const char* lesson, const Kernels&... kernels) {
+  return {kernel, problem, lesson, [kernels...](const Case& a_case) { return checked<P>(a_case, kernels...); }};
+}
+
+// For a learner's main(): runs every case, says what went wrong first, and returns the exit status.
+int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_try,
+               const std::vector<std::string>& command);
+
+template <class P, class... Kernels>
+int check(int argc, char** argv, const Kernels&... kernels) {
+  const Try a_try{[&](const Case& a_case) { return checked<P>(a_case, kernels...); },
+                  [&](const Case& a_case, int threads) { return fast<P>(a_case, threads, kernels...); }};
+  return check_main(P::facts(), P::cases(), a_try, {argv, argv + argc});
+}
+
+}  // namespace octile::tile::puzzles

@@ -1,0 +1,114 @@
+// Are the values right, and who wrote those that are not?
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "report/page_parts.h"
+
+namespace octile::tile {
+
+namespace {
+
+constexpr std::size_t kMostWorst = 12;
+constexpr int kMostUnwritten = 3;  // of a tensor: they are all alike
+
+// In units of what is allowed; a NaN where none is expected is infinitely far off.
+double distance(double value, double expected, double allowed) {
+  if (value == expected || (std::isnan(value) && std::isnan(expected))) return 0;
+  const double far = std::fabs(value - expected);
+  if (!(far <= std::numeric_limits<double>::max())) return std::numeric_limits<double>::infinity();
+  return far <= allowed ? 0 : allowed > 0 ? far / allowed : std::numeric_limits<double>::infinity();
+}
+
+void find_writer(const Report& report, WrongElement& element) {
+  for (std::size_t i = report.records.size(); i-- > 0;) {
+    const Record& record = report.records[i];
+    const Site& site = report.sites[page::at(record.site)];
+    if (site.tensor != element.tensor || site.access == Access::load || !page::holds(record, element.index)) continue;
+    element.program = record.program;
+    element.site = record.site;
+    element.operation = record.operation;
+    return;
+  }
+}
+
+}  // namespace
+
+namespace page {
+
+bool holds(const Record& record, std::int64_t index) {
+  for (int p = 0; p < record.planes; ++p) {
+    for (int r = 0; r < record.rows; ++r) {
+      const std::int64_t far = index - record.base - p * record.plane_stride - r * record.row_stride;
+      if (far == 0) return true;
+      if (record.column_stride == 0 || far % record.column_stride != 0) continue;
+      const std::int64_t column = far / record.column_stride;
+      if (column >= 0 && column < record.columns) return true;
+    }
+  }
+  return false;
+}
+
+const TensorValues* values_of(const ReportPage& page, const TensorUse& tensor) {
+  for (const TensorValues& values : page.tensors) {
+    if (values.name == tensor.name && static_cast<std::int64_t>(values.values.size()) == tensor.size) return &values;
+  }
+  return nullptr;
+}
+
+}  // namespace page
+
+Judgement judge(const Report& report, const ReportPage& page) {
+  Judgement result;
+  result.wrong_of.assign(report.tensors.size(), 0);
+  struct Candidate {
+    double distance;
+    WrongElement element;
+  };
+  std::vector<Candidate> worst;
+  bool any_expected = false;
+  for (std::size_t t = 0; t < report.tensors.size(); ++t) {
+    const TensorValues* const values = page::values_of(page, report.tensors[t]);
+    if (values == nullptr || values->expected.empty()) continue;
+    any_expected = true;
+    const std::size_t n = std::min(values->values.size(), values->expected.size());
+    bool first = true;
+    int unwritten = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      ++result.compared;
+      double far = distance(values->values[i], values->expected[i], values->allowed(i));
+      const bool written = i >= values->written.size() || values->written[i] != 0;
+      if (!written) far = std::numeric_limits<double>::infinity();
+      if (far == 0) continue;
+      ++result.wrong;
+      ++result.wrong_of[t];
+      if (first) far = std::numeric_limits<double>::infinity();  // the first one is always among them
+      if (!written && ++unwritten > kMostUnwritten) continue;
+      if (first || worst.size() < 4 * kMostWorst || far > worst.back().distance) {
+        worst.push_back({far,
+                         {static_cast<int>(t), static_cast<std::int64_t>(i), values->values[i], values->expected[i],
+                          written, -1, -1, -1}});
+        if (worst.size() >= 8 * kMostWorst) {
+          std::stable_sort(worst.begin(), worst.end(),
+                           [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
+          worst.resize(kMostWorst);
+        }
+      }
+      first = false;
+    }
+  }
+  std::stable_sort(worst.begin(), worst.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
+  if (worst.size() > kMostWorst) worst.resize(kMostWorst);
+  for (Candidate& candidate : worst) {
+    find_writer(report, candidate.element);
+    result.worst.push_back(candidate.element);
+  }
+  result.verdict = !report.findings.empty() ? Verdict::unsafe
+                   : result.wrong > 0       ? Verdict::wrong
+                   : any_expected           ? Verdict::correct
+                                            : Verdict::unchecked;
+  return result;
+}
+
+}  // namespace octile::tile
