@@ -9,5 +9,6 @@ void add_info(CLI::App& app);
 void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_demo(CLI::App& app);
+void add_puzzles(CLI::App& app);
 
 }  // namespace octile::cli

@@ -19,7 +19,7 @@ constexpr const char* kDescription =
 
 The command shows what the Octile library can do here: which kernels run on this
 machine, whether each computes what the contract says, how fast it is, and how a
-network trains with them.
+network trains with them. Its puzzles teach to write such kernels.
 )";
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
@@ -42,7 +42,8 @@ Examples:
   octile info                        what this machine has, and the kernel table
   octile check                       compare every kernel with the oracle
   octile bench --filter w8a8_forward time the int8 forward
-  octile demo                        train on handwritten digits in f32 and in int8)";
+  octile demo                        train on handwritten digits in f32 and in int8
+  octile puzzles list                learn to write block kernels)";
 
 // "octile", or "octile bench" once the command's name has been read.
 std::string page(const CLI::App& app) {
@@ -70,6 +71,9 @@ int run(int argc, char** argv) {
 #if OCTILE_BLAS
   octile::cli::add_bench(app);
   octile::cli::add_demo(app);
+#endif
+#if OCTILE_TILE
+  octile::cli::add_puzzles(app);
 #endif
   try {
     app.parse(argc, argv);

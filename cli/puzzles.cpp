@@ -1,0 +1,383 @@
+// octile puzzles: twelve puzzles and the homework's kernels in the tile language, and a judge for a learner's own.
+#include "puzzles.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cli.h"
+#include "console.h"
+#include "octile/octile.h"
+#include "puzzles/device.h"
+#include "puzzles/page.h"
+#include "puzzles/puzzle.h"
+
+namespace octile::cli {
+
+namespace {
+
+using namespace tile::puzzles;
+using nlohmann::json;
+
+constexpr const char* kFooter =
+    R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
+`new` writes a file to begin with and prints the command that compiles and checks it; the
+file compiles as it is, and is told that nothing has been written.
+
+A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
+0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined
+lanes, memory that nobody wrote, races between programs, and the like.
+
+Numbers 13 to 18 are the kernels of the homework, a linear layer of int8 operands.
+
+Examples:
+  octile puzzles list
+  octile puzzles new 2
+  octile puzzles run all
+  octile puzzles run 2 --wrong --report wrong.html)";
+
+// ---- Names ----
+
+std::vector<const Puzzle*> wanted(const std::string& which) {
+  std::vector<const Puzzle*> result;
+  if (which == "all") {
+    for (const Puzzle& puzzle : puzzles()) result.push_back(&puzzle);
+  } else if (const Puzzle* const puzzle = find_puzzle(which)) {
+    result.push_back(puzzle);
+  } else {
+    throw CLI::ValidationError("puzzle",
+                               which + " is no puzzle: give a number or a name of octile puzzles list, or all");
+  }
+  return result;
+}
+
+// "out.html" for one page; "out-masked_add.html" where there may be several.
+std::string page_path(const std::string& path, const std::string& name, bool several) {
+  if (!several) return path;
+  std::filesystem::path result(path);
+  const std::string extension = result.extension().string();
+  result.replace_extension();
+  return result.string() + "-" + name + extension;
+}
+
+// ---- list ----
+
+// "100 x 90"
+std::string sizes(const Puzzle& puzzle) {
+  std::string result;
+  for (const int n : puzzle.cases[0].sizes) result += (result.empty() ? "" : " x ") + std::to_string(n);
+  return result;
+}
+
+void list(bool as_json) {
+  if (!as_json) {
+    std::vector<std::vector<std::string>> rows;
+    for (const Puzzle& puzzle : puzzles()) {
+      rows.push_back({std::to_string(puzzle.facts.number), puzzle.facts.name, sizes(puzzle), puzzle.facts.task});
+    }
+    std::cout << format_table({"", "puzzle", "sizes", "task"}, rows, 4);
+    return;
+  }
+  json document = json::array();
+  for (const Puzzle& puzzle : puzzles()) {
+    json wrong = json::array();
+    for (const Wrong& w : puzzle.wrong) wrong.push_back({{"kernel", w.kernel}, {"lesson", w.lesson}});
+    document.push_back({{"number", puzzle.facts.number},
+                        {"name", puzzle.facts.name},
+                        {"task", puzzle.facts.task},
+                        {"tensors", puzzle.facts.tensors},
+                        {"launch", puzzle.facts.launch},
+                        {"hint", puzzle.facts.hint},
+                        {"tolerance", puzzle.facts.tolerance},
+                        {"sizes", text(puzzle.facts, puzzle.cases[0])},
+                        {"cases", puzzle.cases.size()},
+                        {"wrong", wrong}});
+  }
+  std::cout << json{{"version", octile_version()}, {"puzzles", document}}.dump(2) << "\n";
+}
+
+// ---- run ----
+
+struct Options {
+  std::string which;
+  std::string device = "cpu";
+  std::string report;
+  bool wrong = false;
+  bool json = false;
+};
+
+struct Row {
+  std::string name, kernel;  // kernel: of a wrong one
+  Facts facts;
+  Verdict verdict;
+  bool good = false;
+  std::string page = {};
+};
+
+// On a GPU there is no checker: the values are compared, and what lies around the tensors.
+Verdict judge_on_device(const Puzzle& puzzle, const std::function<void()>& progress) {
+  Verdict verdict;
+  for (const Case& a_case : puzzle.cases) {
+    const Outcome outcome = on_device(puzzle.facts, a_case);
+    ++verdict.cases;
+    verdict.hidden += a_case.stated ? 0 : 1;
+    if (!outcome.right()) {
+      verdict.wrong = outcome;
+      break;
+    }
+    progress();
+  }
+  return verdict;
+}
+
+Verdict judge_wrong(const Puzzle& puzzle, const Wrong& wrong, const std::function<void()>& progress) {
+  Verdict verdict;
+  for (const Case& a_case : puzzle.cases) {
+    const Outcome outcome = wrong.run(a_case);
+    ++verdict.cases;
+    progress();
+    if (outcome.right() && outcome.clean()) continue;
+    verdict.wrong = outcome;
+    break;
+  }
+  return verdict;
+}
+
+json place(const tile::Site& site) { return {{"file", site.file}, {"line", site.line}, {"column", site.column}}; }
+
+json problems(const Outcome& outcome) {
+  json result = json::array();
+  for (const tile::Report& report : outcome.reports) {
+    for (const tile::Finding& finding : report.findings) {
+      const tile::Site& site = report.sites[static_cast<std::size_t>(finding.site)];
+      const tile::TensorUse& tensor = report.tensors[static_cast<std::size_t>(site.tensor)];
+      json entry = place(site);
+      entry.update({{"problem", name(finding.problem)},
+                    {"access", name(site.access)},
+                    {"tensor", tensor.name},
+                    {"size", tensor.size},
+                    {"count", finding.count},
+                    {"program", finding.first.program},
+                    {"lane", finding.first.lane},
+                    {"index", finding.first.index}});
+      result.push_back(entry);
+    }
+  }
+  for (const Mismatch& m : outcome.mismatches) {
+    const tile::Site* const site = blamed(outcome, m);
+    json entry = site != nullptr ? place(*site) : json::object();
+    entry.update({{"problem", m.input     ? "input written"
+                              : m.written ? "wrong value"
+                                          : "not written"},
+                  {"tensor", m.tensor},
+                  {"size", m.size},
+                  {"count", m.count},
+                  {"index", m.index}});
+    if (m.written && !m.input) {
+      entry.update({{"value", m.got}, {"expected", m.expected.value}, {"bound", m.expected.bound}});
+    }
+    result.push_back(entry);
+  }
+  return result;
+}
+
+class Run {
+ public:
+  explicit Run(const Options& options) : options_(options), puzzles_(wanted(options.which)) {
+    if (options.device == "cuda") {
+      const std::string reason = no_device();
+      if (!reason.empty()) throw std::runtime_error("puzzles run --device cuda: " + reason);
+    }
+  }
+
+  void run() {
+    std::int64_t total = 0;
+    for (const Puzzle* puzzle : puzzles_) {
+      total += static_cast<std::int64_t>(options_.wrong ? puzzle->wrong.size() : puzzle->cases.size());
+    }
+    std::optional<Progress> progress;
+    if (options_.which == "all") progress.emplace("puzzles", total);
+    const auto step = [&] {
+      if (progress && !options_.wrong) progress->advance();
+    };
+    for (const Puzzle* puzzle : puzzles_) {
+      if (!options_.wrong) {
+        const Verdict verdict = options_.device == "cuda"
+                                    ? judge_on_device(*puzzle, step)
+                                    : judge(puzzle->cases, {puzzle->checked, puzzle->fast, true, step});
+        rows_.push_back({puzzle->facts.name, "", puzzle->facts, verdict, verdict.right()});
+        continue;
+      }
+      for (const Wrong& wrong : puzzle->wrong) {
+        const Verdict verdict = judge_wrong(*puzzle, wrong, [] {});
+        rows_.push_back({puzzle->facts.name, wrong.kernel, puzzle->facts, verdict, !verdict.right()});
+        if (progress) progress->advance();
+      }
+    }
+  }
+
+  void write_pages() {
+    if (options_.report.empty()) return;
+    for (Row& row : rows_) {
+      const std::string name = row.kernel.empty() ? row.name : row.kernel;
+      row.page = page_path(options_.report, name, rows_.size() > 1);
+      const std::string command = "octile puzzles run " + std::to_string(row.facts.number) +
+                                  (row.kernel.empty() ? "" : " --wrong") + " --report " + options_.report;
+      write_page(row.page, row.facts, shown(row.verdict), command);
+    }
+  }
+
+  void print() const {
+    if (options_.which == "all" && !options_.wrong) print_table();
+    for (const Row& row : rows_) {
+      if (!row.kernel.empty()) std::cout << row.kernel << ": ";
+      const bool in_table = options_.which == "all" && !options_.wrong && row.good;
+      if (!in_table) std::cout << text(row.facts, row.verdict);
+      if (!row.page.empty()) std::cout << "wrote " << row.page << "\n";
+    }
+    if (options_.which == "all" || options_.wrong) {
+      const std::size_t bad = rows_.size() - good();
+      std::cout << good() << (options_.wrong ? " caught, " : " right, ") << bad
+                << (options_.wrong ? " not caught\n" : " wrong\n");
+    }
+  }
+
+  void print_json() const {
+    json rows = json::array();
+    for (const Row& row : rows_) {
+      json entry = {{"number", row.facts.number},
+                    {"name", row.name},
+                    {"right", row.verdict.right()},
+                    {"sizes", row.verdict.cases},
+                    {"worst", row.verdict.worst}};
+      if (!row.kernel.empty()) entry["kernel"] = row.kernel;
+      if (row.verdict.stated && !row.verdict.stated->reports.empty()) {
+        const Score s = score(*row.verdict.stated);
+        json reuse = json::object();
+        for (const Score::Reuse& r : s.reuse) reuse[r.tensor] = r.times();
+        entry["score"] = {{"reads", reuse},
+                          {"bytes", s.moved_bytes},
+                          {"least_bytes", s.least_bytes},
+                          {"sector_bytes", s.sector_bytes},
+                          {"used_bytes", s.used_bytes},
+                          {"lanes", s.lanes},
+                          {"active_lanes", s.active}};
+      }
+      if (row.verdict.wrong) {
+        entry["at"] = text(row.facts, row.verdict.wrong->the_case);
+        entry["hidden"] = !row.verdict.wrong->the_case.stated;
+        entry["problems"] = problems(*row.verdict.wrong);
+      }
+      if (!row.verdict.disagreement.empty()) entry["disagreement"] = row.verdict.disagreement;
+      if (!row.page.empty()) entry["report"] = row.page;
+      rows.push_back(entry);
+    }
+    std::cout << json{{"version", octile_version()}, {"device", options_.device}, {"puzzles", rows}}.dump(
+                     2, ' ', false, json::error_handler_t::replace)
+              << "\n";
+  }
+
+  std::size_t good() const {
+    return static_cast<std::size_t>(std::count_if(rows_.begin(), rows_.end(), [](const Row& row) { return row.good; }));
+  }
+  bool all_good() const { return good() == rows_.size(); }
+
+ private:
+  void print_table() const {
+    std::vector<std::vector<std::string>> rows;
+    for (const Row& row : rows_) {
+      std::vector<std::string> cells = {std::to_string(row.facts.number), row.name, row.good ? "right" : "wrong",
+                                        std::to_string(row.verdict.cases)};
+      if (options_.device == "cpu") {
+        const Score s = score(*row.verdict.stated);
+        cells.insert(cells.end(), {std::to_string(s.moved_bytes), fixed(s.times_least(), 2),
+                                   fixed(100 * s.sector_use(), 0), fixed(100 * s.masked_off(), 0)});
+      }
+      rows.push_back(cells);
+    }
+    std::vector<std::string> heading = {"", "puzzle", "verdict", "sizes"};
+    if (options_.device == "cpu") {
+      heading.insert(heading.end(), {"bytes", "of the least", "sector use %", "masked off %"});
+    }
+    std::cout << format_table(heading, rows, 3);
+  }
+
+  Options options_;
+  std::vector<const Puzzle*> puzzles_;
+  std::vector<Row> rows_;
+};
+
+// ---- new ----
+
+void write_starter(const std::string& which, const std::string& wanted_path) {
+  const Puzzle& puzzle = *wanted(which).front();
+  if (which == "all") throw CLI::ValidationError("puzzle", "one at a time: give a number or a name");
+  const std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : wanted_path;
+  if (std::filesystem::exists(path)) throw std::runtime_error(path + " is there already, and may hold your work");
+  const std::string command = compile_command(path, find_toolbox());
+  write_file(path, starter(puzzle, command));
+  std::cout << "wrote " << path << ": puzzle " << puzzle.facts.number << ", " << puzzle.facts.task << "\n"
+            << "compile and check it:\n  " << command << "\n";
+}
+
+void add_list(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("list", "Show the puzzles");
+  const auto as_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *as_json, "One JSON document instead of the table, with sizes, hints and tolerances");
+  command->callback([as_json] { list(*as_json); });
+}
+
+void add_run(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* const command = app.add_subcommand("run", "Check the kernels that come with the puzzles");
+  command->add_option("puzzle", options->which, "A number, a name, or all")->required();
+  command->add_option("--device", options->device, "cpu: checked and fast; cuda: on the first GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  auto* const report = command
+                           ->add_option("--report", options->report,
+                                        "Write a page of what the kernel did; of several kernels, a page each, with "
+                                        "their names in the file's")
+                           ->type_name("FILE");
+  auto* const wrong = command->add_flag("--wrong", options->wrong, "Instead the wrong kernels, which must be caught");
+  command->add_flag("--json", options->json, "One JSON document instead of text");
+  command->callback([options, report, wrong] {
+    if (options->device == "cuda" && (report->count() > 0 || wrong->count() > 0)) {
+      throw CLI::ValidationError("--device", "a report and the wrong kernels need the checker, which is on the cpu");
+    }
+    Run run(*options);
+    run.run();
+    run.write_pages();
+    options->json ? run.print_json() : run.print();
+    if (!run.all_good()) throw CLI::RuntimeError(1);
+  });
+}
+
+void add_new(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("new", "Write a file to solve a puzzle in, and print how to compile it");
+  const auto which = std::make_shared<std::string>(), path = std::make_shared<std::string>();
+  command->add_option("puzzle", *which, "A number or a name")->required();
+  command->add_option("file", *path, "Where; without it, the puzzle's name with .cpp")->type_name("FILE");
+  command->callback([which, path] { write_starter(*which, *path); });
+}
+
+}  // namespace
+
+void add_puzzles(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("puzzles", "Learn the tile language: puzzles, and a judge");
+  command->footer(kFooter);
+  command->require_subcommand(1);
+  add_list(*command);
+  add_run(*command);
+  add_new(*command);
+}
+
+}  // namespace octile::cli

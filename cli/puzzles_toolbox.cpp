@@ -1,0 +1,53 @@
+#include <filesystem>
+#include <stdexcept>
+#include <system_error>
+
+#include "puzzles.h"
+
+namespace octile::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Set by the build: the checkout and its build directory, and where an installed tree has its headers, its shared files
+// and its libraries, below the prefix.
+constexpr const char* kSourceDirectory = OCTILE_SOURCE_DIRECTORY;
+constexpr const char* kBuildDirectory = OCTILE_BUILD_DIRECTORY;
+constexpr const char* kIncludeDirectory = OCTILE_INSTALL_INCLUDE;
+constexpr const char* kDataDirectory = OCTILE_INSTALL_DATA;
+constexpr const char* kLibraryDirectory = OCTILE_INSTALL_LIBRARY;
+
+tile::puzzles::Toolbox toolbox(const std::vector<fs::path>& includes, const std::vector<fs::path>& libraries) {
+  tile::puzzles::Toolbox result;
+  for (const fs::path& path : includes) result.include_directories.push_back(path.string());
+  for (const fs::path& path : libraries) {
+    if (!fs::exists(path))
+      throw std::runtime_error("there is no " + path.string() + ", which a solution is linked with");
+    result.libraries.push_back(path.string());
+  }
+  return result;
+}
+
+}  // namespace
+
+tile::puzzles::Toolbox find_toolbox() {
+  std::error_code ignored;
+  const fs::path command = fs::canonical("/proc/self/exe", ignored).parent_path();
+  const fs::path build(kBuildDirectory);
+  if (fs::equivalent(command, build, ignored)) {
+    return toolbox({fs::path(kSourceDirectory) / "tile"},
+                   {build / "tile/puzzles/liboctile_puzzles.a", build / "tile/report/liboctile_tile_report.a",
+                    build / "tile/liboctile_tile.a"});
+  }
+  const fs::path prefix = command.parent_path(), headers = prefix / kIncludeDirectory;
+  if (!fs::exists(headers / "octile/tile/context.h")) {
+    throw std::runtime_error("there is no " + (headers / "octile/tile/context.h").string() +
+                             ": neither a build directory nor an installed octile");
+  }
+  const fs::path library = prefix / kLibraryDirectory;
+  return toolbox({headers, prefix / kDataDirectory / "octile"},
+                 {library / "liboctile_puzzles.a", library / "liboctile_tile_report.a", library / "liboctile_tile.a"});
+}
+
+}  // namespace octile::cli
