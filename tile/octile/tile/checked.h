@@ -171,6 +171,7 @@ class CheckedCpu::Program {
     using T = std::remove_const_t<typename P::Element>;
     using S = typename P::Shape;
     Tile<CheckedCpu, T, S> out;
+    if constexpr (S::kSize == 1) out.values[0] = T{}, out.undefined[0] = 0;  // as above: no warning
     // What is undefined is also visibly wrong.
     if constexpr (!std::is_same_v<Other, Nothing>) {
       const T rest = scalar::Cast<T, Round::unstated>{}(other);
