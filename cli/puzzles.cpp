@@ -26,11 +26,12 @@ namespace {
 
 using namespace tile::puzzles;
 using nlohmann::json;
+namespace fs = std::filesystem;
 
 constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
-`new` writes a file to begin with and prints the command that compiles and checks it; the
-file compiles as it is, and is told that nothing has been written.
+`new` writes a file to begin with, and `check` compiles it, runs it and judges it. The file
+compiles as it is, and is told that nothing has been written.
 
 A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
 0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined
@@ -41,6 +42,7 @@ Numbers 13 to 18 are the kernels of the homework, a linear layer of int8 operand
 Examples:
   octile puzzles list
   octile puzzles new 2
+  octile puzzles check masked_add.cpp --report page.html
   octile puzzles run all
   octile puzzles run 2 --wrong --report wrong.html)";
 
@@ -62,7 +64,7 @@ std::vector<const Puzzle*> wanted(const std::string& which) {
 // "out.html" for one page; "out-masked_add.html" where there may be several.
 std::string page_path(const std::string& path, const std::string& name, bool several) {
   if (!several) return path;
-  std::filesystem::path result(path);
+  fs::path result(path);
   const std::string extension = result.extension().string();
   result.replace_extension();
   return result.string() + "-" + name + extension;
@@ -83,7 +85,8 @@ void list(bool as_json) {
     for (const Puzzle& puzzle : puzzles()) {
       rows.push_back({std::to_string(puzzle.facts.number), puzzle.facts.name, sizes(puzzle), puzzle.facts.task});
     }
-    std::cout << format_table({"", "puzzle", "sizes", "task"}, rows, 4);
+    std::cout << format_table({"", "puzzle", "sizes", "task"}, rows, 4)
+              << "\nTo solve one, begin with: " << shell_word(this_command()) << " puzzles new 1\n";
     return;
   }
   json document = json::array();
@@ -143,6 +146,7 @@ Verdict judge_wrong(const Puzzle& puzzle, const Wrong& wrong, const std::functio
   for (const Case& a_case : puzzle.cases) {
     const Outcome outcome = wrong.run(a_case);
     ++verdict.cases;
+    verdict.hidden += a_case.stated ? 0 : 1;
     progress();
     if (outcome.right() && outcome.clean()) continue;
     verdict.wrong = outcome;
@@ -231,7 +235,7 @@ class Run {
       row.page = page_path(options_.report, name, rows_.size() > 1);
       const std::string command = "octile puzzles run " + std::to_string(row.facts.number) +
                                   (row.kernel.empty() ? "" : " --wrong") + " --report " + options_.report;
-      write_page(row.page, row.facts, shown(row.verdict), command);
+      write_page(row.page, row.facts, row.verdict, command);
     }
   }
 
@@ -305,7 +309,7 @@ class Run {
     }
     std::vector<std::string> heading = {"", "puzzle", "verdict", "sizes"};
     if (options_.device == "cpu") {
-      heading.insert(heading.end(), {"bytes", "of the least", "sector use %", "masked off %"});
+      heading.insert(heading.end(), {"bytes", "of the least", "bytes used %", "masked off %"});
     }
     std::cout << format_table(heading, rows, 3);
   }
@@ -320,12 +324,14 @@ class Run {
 void write_starter(const std::string& which, const std::string& wanted_path) {
   const Puzzle& puzzle = *wanted(which).front();
   if (which == "all") throw CLI::ValidationError("puzzle", "one at a time: give a number or a name");
-  const std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : wanted_path;
-  if (std::filesystem::exists(path)) throw std::runtime_error(path + " is there already, and may hold your work");
-  const std::string command = compile_command(path, find_toolbox());
-  write_file(path, starter(puzzle, command));
+  std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : wanted_path;
+  if (fs::is_directory(path)) path = (fs::path(path) / (puzzle.facts.name + ".cpp")).string();
+  if (fs::path(path).extension() != ".cpp") throw CLI::ValidationError("file", path + " does not end in .cpp");
+  if (fs::exists(path)) throw std::runtime_error(path + " is there already, and may hold your work");
+  const std::string check = shell_word(this_command()) + " puzzles check " + shell_word(path);
+  write_file(path, starter(puzzle, check, compile_command(path, find_toolbox())));
   std::cout << "wrote " << path << ": puzzle " << puzzle.facts.number << ", " << puzzle.facts.task << "\n"
-            << "compile and check it:\n  " << command << "\n";
+            << "write your kernel in it, then check it:\n  " << check << "\n";
 }
 
 void add_list(CLI::App& app) {
@@ -362,11 +368,26 @@ void add_run(CLI::App& app) {
 }
 
 void add_new(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("new", "Write a file to solve a puzzle in, and print how to compile it");
+  CLI::App* const command = app.add_subcommand("new", "Write a file to solve a puzzle in");
   const auto which = std::make_shared<std::string>(), path = std::make_shared<std::string>();
   command->add_option("puzzle", *which, "A number or a name")->required();
-  command->add_option("file", *path, "Where; without it, the puzzle's name with .cpp")->type_name("FILE");
+  command->add_option("file", *path, "Where; without it, the puzzle's name with .cpp, here")->type_name("FILE");
   command->callback([which, path] { write_starter(*which, *path); });
+}
+
+void add_check_solution(CLI::App& app) {
+  const auto check = std::make_shared<Check>();
+  CLI::App* const command = app.add_subcommand("check", "Compile a file that new wrote, run it, and judge it");
+  command->add_option("file", check->file, "The file")->required()->type_name("FILE");
+  command->add_option("--report", check->report, "Write a page that shows each access of the kernel")
+      ->type_name("FILE");
+  command->add_flag("--stated", check->stated, "Only the sizes of the task, not the hidden ones");
+  command->add_flag("--verbose", check->verbose, "All that the compiler says, not only what it means");
+  command->callback([check] {
+    check->called = shell_word(this_command()) + " puzzles check " + shell_word(check->file);
+    const int status = check_solution(*check);
+    if (status != 0) throw CLI::RuntimeError(status);
+  });
 }
 
 }  // namespace
@@ -378,6 +399,7 @@ void add_puzzles(CLI::App& app) {
   add_list(*command);
   add_run(*command);
   add_new(*command);
+  add_check_solution(*command);
 }
 
 }  // namespace octile::cli

@@ -1,4 +1,6 @@
+#include <cstdlib>
 #include <filesystem>
+#include <sstream>
 #include <stdexcept>
 #include <system_error>
 
@@ -20,6 +22,8 @@ constexpr const char* kLibraryDirectory = OCTILE_INSTALL_LIBRARY;
 
 tile::puzzles::Toolbox toolbox(const std::vector<fs::path>& includes, const std::vector<fs::path>& libraries) {
   tile::puzzles::Toolbox result;
+  if (const char* const compiler = std::getenv("CXX"); compiler != nullptr && *compiler != '\0')
+    result.compiler = compiler;
   for (const fs::path& path : includes) result.include_directories.push_back(path.string());
   for (const fs::path& path : libraries) {
     if (!fs::exists(path))
@@ -30,6 +34,18 @@ tile::puzzles::Toolbox toolbox(const std::vector<fs::path>& includes, const std:
 }
 
 }  // namespace
+
+std::string this_command() {
+  std::error_code ignored;
+  const fs::path self = fs::canonical("/proc/self/exe", ignored);
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const fs::path command = fs::path(folder) / "octile";
+    if (fs::exists(command, ignored)) return fs::equivalent(command, self, ignored) ? "octile" : self.string();
+  }
+  return self.string();
+}
 
 tile::puzzles::Toolbox find_toolbox() {
   std::error_code ignored;

@@ -40,6 +40,9 @@ TEST(CudaEmulation, OneWarpARow) {
 TEST(CudaEmulation, OneBlockARow) {
   expect_the_results_of_the_cpu<Threads<1, 128>>([](auto& cases) { cases.rows(); });
 }
+TEST(CudaEmulation, TwoWarpsARow) {
+  expect_the_results_of_the_cpu<Threads<2, 64>>([](auto& cases) { cases.tiles(); });
+}
 TEST(CudaEmulation, MatrixUnitsOfFloats) {
   expect_the_results_of_the_cpu<Warps<2, 2>>([](auto& cases) { cases.float_dots(); });
 }
@@ -60,16 +63,49 @@ TEST(CudaMath, Exp2HasTheSameBits) {
 TEST(CudaMath, DivisionHasTheSameBits) {
   std::mt19937_64 random(5);
   std::int64_t wrong = 0;
-  for (int i = 0; i < 2'000'000; ++i) {
-    const std::uint64_t bits = random();
-    const auto exponent = [&](int shift) { return 67u + static_cast<std::uint32_t>(bits >> shift) % 120u; };
-    // Every eighth divisor has nearly all bits set, every eighth next to none.
-    const std::uint32_t ones = i % 8 == 0 ? 0x7ffff0u : 0u, kept = i % 8 == 1 ? 0xfu : 0x7fffffu;
-    const f32 x = bits_as<f32>((exponent(48) << 23) | (static_cast<std::uint32_t>(bits) & 0x7fffffu));
-    const f32 y = bits_as<f32>((exponent(56) << 23) | (((static_cast<std::uint32_t>(bits >> 24) & kept) | ones)));
-    if (!gpu::divides_plainly(x) || !gpu::divides_plainly(y)) continue;
+  const auto check = [&](f32 x, f32 y) {
     wrong += bits_as<std::uint32_t>(gpu::divide_plainly(x, y, 1.0f / y)) != bits_as<std::uint32_t>(x / y);
+  };
+  const auto number = [&] {
+    const auto bits = random();
+    const auto exponent = 67u + static_cast<std::uint32_t>(bits >> 48) % 120u;
+    return bits_as<f32>((exponent << 23) | (static_cast<std::uint32_t>(bits) & 0x807fffffu));
+  };
+  for (int i = 0; i < 1'000'000; ++i) check(number(), std::fabs(number()));
+  for (const f32 x : {0.0f, -0.0f, 0x1p-60f, -0x1p60f}) {
+    for (const f32 y : {0x1p-60f, 0.3f, 1.0f, 0x1p60f}) check(x, y);
   }
+  EXPECT_EQ(wrong, 0);
+}
+
+// The quotients that lie nearest to the middle of two floats: X 2^s = (2 K + 1) Y + j with a small j, for integers X
+// and Y of 24 bits; s is 24 where X >= Y, else 25. An error of 3 / 2^24 units in the last place reaches |j| = 6.
+TEST(CudaMath, DivisionIsRightWhereItIsHardest) {
+  std::int64_t wrong = 0, tried = 0;
+  const auto divide = [&](std::int64_t y) {
+    constexpr std::int64_t kLow = 1 << 23, kHigh = 1 << 24;
+    int zeros = 0;
+    while (y >> zeros << zeros == y) ++zeros;
+    --zeros;
+    const std::int64_t odd = y >> zeros;  // j is a multiple of 2^zeros, and X is known modulo this
+    for (const int s : {24, 25}) {
+      std::int64_t inverse = 1 % odd;  // of 2^(s - zeros)
+      for (int i = 0; i < s - zeros; ++i) inverse = (inverse % 2 == 0 ? inverse : inverse + odd) / 2;
+      for (std::int64_t j = -8; j <= 8; ++j) {
+        if (j == 0 || (j >> zeros << zeros) != j) continue;
+        const std::int64_t low = s == 24 ? y : kLow, high = s == 24 ? kHigh : y;
+        const std::int64_t rest = ((j >> zeros) % odd + odd) % odd * inverse % odd;
+        for (std::int64_t x = low + ((rest - low) % odd + odd) % odd; x < high; x += odd) {
+          const f32 a = static_cast<f32>(x), b = static_cast<f32>(y);
+          wrong += gpu::divide_plainly(a, b, 1.0f / b) != a / b;
+          ++tried;
+        }
+      }
+    }
+  };
+  // Tried once for every Y: none of 180 million such quotients is wrong.
+  for (std::int64_t y = 1 << 23; y < 1 << 24; y += 613) divide(y);
+  EXPECT_GT(tried, 100'000);
   EXPECT_EQ(wrong, 0);
 }
 
@@ -97,6 +133,8 @@ TEST(CudaLayout, EveryElementHasOneOwner) {
   };
   shapes(Threads<1, 32>{});
   shapes(Threads<8, 16, 8>{});
+  shapes(Threads<1, 128>{});
+  shapes(Threads<2, 256>{});
   shapes(Threads<256, 1, 1>{});
   shapes(Warps<1, 1>{});
   shapes(Warps<2, 4>{});

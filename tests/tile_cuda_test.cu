@@ -17,12 +17,12 @@ class Device {
 
   int overwritten() const { return overwritten_; }
 
-  template <class L, class Kernel, class... Args>
+  template <class L, Math kMath = Math::exact, class Kernel, class... Args>
   void launch(Grid grid, const Kernel& kernel, Args&&... args) {
     used_ = 0;
     gpu::check(cudaMemset(memory_, 0x5A, kBytes), "memory");
     const auto run = [&](auto... a) {
-      octile::tile::launch(Cuda<L>{}, grid, kernel, a...);
+      octile::tile::launch(Cuda<L, kMath>{}, grid, kernel, a...);
       gpu::check(cudaDeviceSynchronize(), "kernel");
       used_ = 0;
       (fetch(args, a), ...);
@@ -85,6 +85,45 @@ int run(const char* layout) {
   return cases.wrong() + device.overwritten();
 }
 
+struct FastMath {  // z = exp2(x), w = x / y: a block of x for each y
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, auto w, auto b0) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    const auto v = t.load(x + i);
+    t.store(z + i, exp2(v));
+    t.store(w + i, v / t.load(y + t.program_id(0)));
+  }
+};
+
+// Math::fast against the bounds that it states: numbers of all sizes up to 150, and divisors from 2^-120 to 2^120.
+[[maybe_unused]] int fast_math() {
+  constexpr int kBlock = 1024, kBlocks = 160, kCount = kBlock * kBlocks;
+  Array<f32> x("x", {kCount}), y("y", {kBlocks}), z("z", {kCount}), w("w", {kCount});
+  std::mt19937 random(3);
+  for (int i = 0; i < kCount; ++i) {
+    const float spread = std::ldexp(static_cast<float>(random() >> 8), -24);
+    x.set(i, i % 2 == 0 ? 300.0f * spread - 150.0f : std::ldexp(1.0f + spread, static_cast<int>(random() % 40) - 32));
+  }
+  for (int i = 0; i < kBlocks; ++i)
+    y.set(i, std::ldexp(1.0f + static_cast<float>(i) / kBlocks, i * 240 / kBlocks - 120));
+  Device device;
+  device.launch<Threads<1, 128>, Math::fast>({kBlocks}, FastMath{}, x, y, z, w, c<kBlock>);
+  constexpr double kLeast = 0x1p-126;
+  int wrong = 0;
+  double worst = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const double power = std::exp2(static_cast<double>(x[i])), quotient = static_cast<double>(x[i]) / y[i / kBlock];
+    const double bound = std::ldexp(power, -22) + (power < 1.01 * kLeast ? kLeast : 0.0);
+    const bool range = power < 0x1p128 && std::fabs(quotient) >= kLeast && std::fabs(quotient) < 0x1p127;
+    if (power < 0x1p127 && !(std::fabs(z[i] - power) <= bound)) ++wrong;
+    if (power >= 0x1.01p128 && !(z[i] > 0x1p127f)) ++wrong;
+    if (power >= kLeast && power < 0x1p127) worst = std::fmax(worst, std::fabs(z[i] - power) / power);
+    if (range && !(std::fabs(w[i] - quotient) <= std::ldexp(std::fabs(quotient), -23) * 1.01)) ++wrong;
+  }
+  std::printf("Math::fast: %d numbers, %d wrong, %d outside of their tensors; exp2 within 2^%.2f\n", kCount, wrong,
+              device.overwritten(), std::log2(worst));
+  return wrong + device.overwritten();
+}
+
 }  // namespace
 }  // namespace octile::tile
 
@@ -101,6 +140,7 @@ int main() try {
 #endif
 #if !defined(TILE_LAYOUT) || TILE_LAYOUT == 1
   wrong += run<Threads<1, 128>>("Threads<1, 128>");
+  wrong += fast_math();
 #endif
 #if !defined(TILE_LAYOUT) || TILE_LAYOUT == 2
   wrong += run<Warps<2, 2>>("Warps<2, 2>");

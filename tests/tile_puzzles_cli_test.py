@@ -1,12 +1,12 @@
-"""octile puzzles: what list, run and new say, and that the files new writes compile, are judged, and can be solved.
+"""octile puzzles: what list, run, new and check say, and that the files new writes compile, are judged, and can be solved.
 
 The environment variable OCTILE_COMMAND names the command; without it the test is skipped (status 77).
 """
-import concurrent.futures
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,7 +32,8 @@ class Puzzles(unittest.TestCase):
         puzzles = json.loads(octile("list", "--json").stdout)["puzzles"]
         self.assertEqual([p["number"] for p in puzzles], list(range(1, 19)))
         lines = octile("list").stdout.splitlines()
-        self.assertEqual(len(lines), 20)
+        self.assertEqual(len(lines), 22)
+        self.assertTrue(lines[-1].endswith(" puzzles new 1"), lines[-1])
         for puzzle, line in zip(puzzles, lines[2:]):
             self.assertRegex(line, f"^{puzzle['number']} +{puzzle['name']} ")
             self.assertLessEqual(len(line), 150)
@@ -56,11 +57,63 @@ class Puzzles(unittest.TestCase):
             self.assertTrue(lines[first["line"] - 1].endswith("// wrong: " + kernel["kernel"]), first)
         self.assertIn("// wrong: MaskTooWide\n", octile("run", "2", "--wrong").stdout)
 
+    def refused(self, message, *arguments, status=2, cwd=None):
+        done = octile(*arguments, status=status, cwd=cwd)
+        self.assertEqual(done.stdout, "")
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(message, done.stderr)
+
     def test_what_is_refused(self):
-        self.assertIn("44 is no puzzle", octile("run", "44", status=2).stderr)
-        self.assertIn("one at a time", octile("new", "all", status=2).stderr)
-        self.assertIn("--device", octile("run", "1", "--device", "tpu", status=2).stderr)
-        octile(status=2)
+        self.refused("subcommand is required")
+        self.refused("puzzle is required", "run")
+        self.refused("puzzle is required", "new")
+        self.refused("file is required", "check")
+        for number in ("44", "0", "-1", "1.5", "", "masked"):
+            self.refused(f"{number} is no puzzle", "run", "--", number)
+            self.refused(f"{number} is no puzzle", "new", "--", number)
+        self.refused("one at a time", "new", "all")
+        self.refused("notes.txt does not end in .cpp", "new", "2", "notes.txt")
+        self.refused("--device", "run", "1", "--device", "tpu")
+        self.refused("on the cpu", "run", "1", "--device", "cuda", "--wrong")
+        self.refused("on the cpu", "run", "1", "--device", "cuda", "--report", "x.html")
+        self.refused("--frobnicate", "run", "1", "--frobnicate")
+        self.refused("there is no file nothing.cpp; octile puzzles new N", "check", "nothing.cpp", status=1)
+        self.refused("there is no file /", "check", "/", status=1)
+
+    def test_what_cannot_be_written(self):
+        with tempfile.TemporaryDirectory() as directory:
+            (pathlib.Path(directory) / "file").write_text("")
+            for path in ("no/such/folder/a.cpp", "file/a.cpp"):  # the second for root too, who may write to any folder
+                self.refused("cannot write " + path, "new", "2", path, status=1, cwd=directory)
+            done = octile("run", "2", "--report", "no/such/page.html", status=1, cwd=directory)
+            self.assertIn("no/such/page.html", done.stderr)
+            self.assertEqual([p.name for p in pathlib.Path(directory).iterdir()], ["file"])
+
+    def test_a_command_without_its_headers_and_libraries(self):
+        with tempfile.TemporaryDirectory() as name:
+            directory = pathlib.Path(name)
+            (directory / "bin").mkdir()
+            command = shutil.copy(OCTILE, directory / "bin")
+
+            def said():
+                done = subprocess.run([command, "puzzles", "new", "2"], capture_output=True, text=True, cwd=directory)
+                self.assertEqual((done.returncode, done.stdout, (directory / "masked_add.cpp").exists()), (1, "", False))
+                return done.stderr
+
+            self.assertIn("context.h: neither a build directory nor an installed octile", said())
+            (directory / "include" / "octile" / "tile").mkdir(parents=True)
+            (directory / "include" / "octile" / "tile" / "context.h").write_text("")
+            self.assertRegex(said(), r"there is no \S+liboctile_puzzles\.a, which a solution is linked with")
+
+    def test_help(self):
+        pages = {name: octile(*name.split(), "--help").stdout for name in ("", "list", "run", "new", "check")}
+        for name in pages:
+            if name:
+                self.assertRegex(pages[""], f"(?m)^  {name} ")
+        for option in ("--device", "--report FILE", "--wrong", "--json"):
+            self.assertIn(option, pages["run"])
+        for option in ("--report FILE", "--stated", "--verbose"):
+            self.assertIn(option, pages["check"])
 
     def test_reports(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -78,52 +131,98 @@ class Solving(unittest.TestCase):
         self.addCleanup(self.directory.cleanup)
 
     def new(self, puzzle):
-        """The file and the command that compiles and runs it."""
+        """The file, and the command in it that compiles and runs it."""
         lines = octile("new", puzzle, cwd=self.directory.name).stdout.splitlines()
         file = pathlib.Path(self.directory.name) / re.match(r"wrote (\S+):", lines[0]).group(1)
-        self.assertIn(lines[-1].strip(), file.read_text())
-        return file, lines[-1].strip()
+        self.assertTrue(lines[-1].endswith(" puzzles check " + file.name), lines)
+        text = file.read_text()
+        self.assertIn("\n//   " + lines[-1].strip() + "\n", text)
+        return file, re.search(r"\n//   (\S.* && .*)\n", text).group(1)
 
     def run_command(self, command):
         return subprocess.run(command, shell=True, cwd=self.directory.name, capture_output=True, text=True)
 
+    def check(self, file, *arguments, status):
+        done = octile("check", file.name, *arguments, status=status, cwd=self.directory.name)
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
     def test_solving_the_second(self):
         file, command = self.new("2")
-        done = self.run_command(command)
-        self.assertEqual((done.returncode, done.stderr), (1, ""))
-        self.assertIn("nobody wrote z[0] of 200", done.stdout)
+        self.assertIn("nobody wrote z[0] of 200", self.check(file, status=1))
 
         starter = file.read_text()
         file.write_text(starter.replace("    // Your kernel.", SOLUTION.format(load_mask="")))
-        done = self.run_command(command)
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stdout, r"masked_add\.cpp:\d+:\d+: load x: out of bounds, 24 lanes; first: program \(6,0,0\), "
-                                      r"lane \[0,0,8\], x\[200\] of 200")
-        self.assertIn("t.load(x + i) + 10.0f", done.stdout)
+        said = self.check(file, status=1)
+        self.assertRegex(said, r"masked_add\.cpp:\d+:\d+: load x: out of bounds, 24 lanes; first: program \(6,0,0\), "
+                               r"lane \[0,0,8\], x\[200\] of 200")
+        self.assertIn("t.load(x + i) + 10.0f", said)
 
         file.write_text(starter.replace("    // Your kernel.", SOLUTION.format(load_mask=", i < n0")))
-        done = self.run_command(command + " --report page.html")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("2 masked_add: right at 8 sizes, 7 of them hidden", done.stdout)
-        self.assertIn("MyKernel", (pathlib.Path(self.directory.name) / "page.html").read_text())
+        said = self.check(file, "--report", "page.html", status=0)
+        self.assertIn("2 masked_add: right at 8 sizes, 7 of them hidden", said)
+        page = (pathlib.Path(self.directory.name) / "page.html").read_text()
+        self.assertIn("MyKernel", page)
+        self.assertIn(" puzzles check masked_add.cpp --report page.html", page)
+        self.assertEqual(sorted(os.listdir(self.directory.name)), ["masked_add.cpp", "page.html"])
 
         octile("new", "2", status=1, cwd=self.directory.name)  # does not overwrite
-        self.assertIn("Your kernel", starter)
+        octile("new", "2", ".", status=1, cwd=self.directory.name)
+        self.assertIn("i < n0) + 10.0f", file.read_text())
+
+        done = self.run_command(command + " --nonsense")  # by hand
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("--nonsense is no option here", done.stderr)
+        self.assertIn("right at 1 size;", self.run_command("./masked_add --stated").stdout)
+        done = self.run_command("./masked_add --report no/such/page.html")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        self.assertIn("no/such/page.html", done.stderr)
+
+    def test_mistakes_that_do_not_compile(self):
+        file, _ = self.new("3")
+        starter = file.read_text()
+
+        def said(*lines):
+            file.write_text(starter.replace("    // Your kernel.", "\n".join(lines)))
+            return self.check(file, status=1)
+
+        shapes = said("    const auto i = t.arange(b0);",
+                      "    const auto sum = t.load(x + i) + t.load(y + t.arange(b1));", "    t.store(z + i, sum);")
+        self.assertRegex(shapes, r"outer_add.cpp does not compile:\n  outer_add\.cpp:\d+:\d+: octile: the two tiles have different "
+                                 r"numbers of columns, and neither has 1; col\(v\) is v\[:, None\]\.\n"
+                                 r"    \d+ \|     const auto sum = t.load\(x \+ i\) \+ t.load\(y \+ t.arange\(b1\)\);\n")
+        self.assertNotIn("required from", shapes)
+        self.assertLess(shapes.count("\n"), 12)
+        self.assertIn("required from", self.check(file, "--verbose", status=1))
+
+        several = said("    t.store(z + nowhere, 1.0f);", "    t.store(z, 1.0f)", "    t.store(z, 2.0f);")
+        self.assertRegex(several, r"outer_add\.cpp:\d+:\d+: .*nowhere")
+        self.assertRegex(several, r"outer_add\.cpp:\d+:\d+: expected")
 
     def test_all_starters_compile(self):
-        def compiled(number):
-            _, command = self.new(str(number))
-            words = command.split(" && ")[0].split()
-            return self.run_command(" ".join(w for w in words if not w.endswith(".a")) + " -fsyntax-only")
-
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for number, done in enumerate(pool.map(compiled, range(1, 19)), 1):
-                self.assertEqual((number, done.returncode, done.stderr), (number, 0, ""))
+        """As one file, each in a namespace of its own."""
+        merged, command = "", ""
+        for number in range(1, 19):
+            file, command = self.new(str(number))
+            parts = re.fullmatch(r"((?://[^\n]*\n)+)(#include [^\n]*\n)\n(.*)", file.read_text(), re.DOTALL)
+            head, include, kernel = parts.groups()
+            self.assertTrue(head.startswith(f"// Puzzle {number}: "))
+            self.assertLessEqual(max(len(line) for line in head.splitlines() if " && " not in line), 120)
+            merged += f"{include}namespace puzzle_{number} {{\n{kernel.replace('int main(', 'int run(')}}}\n"
+        (pathlib.Path(self.directory.name) / "all.cpp").write_text(merged)
+        words = [w for w in command.split(" && ")[0].split() if not w.endswith((".a", ".cpp"))]
+        done = self.run_command(" ".join(words) + " -fsyntax-only all.cpp")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_two_kernels(self):
-        _, command = self.new("quantize_global")
-        done = self.run_command(command)
-        self.assertIn("nobody wrote scale[0] of 1", done.stdout, done.stderr)
+        file, _ = self.new("quantize_global")
+        self.assertIn("nobody wrote scale[0] of 1", self.check(file, status=1))
+
+    def test_a_crash(self):
+        file, _ = self.new("1")
+        file.write_text(file.read_text().replace("    // Your kernel.", "    __builtin_trap();"))
+        done = octile("check", file.name, status=1, cwd=self.directory.name)
+        self.assertRegex(done.stderr, r"constant_add\.cpp was ended by a signal: \w+")
 
 
 if __name__ == "__main__":

@@ -169,8 +169,9 @@ TEST(Puzzles, Starter) {
             std::string::npos);
   EXPECT_NE(command.find(" -o 'a b/outer' && 'a b/outer'"), std::string::npos);
   EXPECT_NE(compile_command("outer.cpp", toolbox).find(" -o outer && ./outer"), std::string::npos);
-  const std::string text = starter(*find_puzzle("3"), command);
+  const std::string text = starter(*find_puzzle("3"), "octile puzzles check outer.cpp", command);
   EXPECT_EQ(text.find("// Puzzle 3: add every element"), 0u);
+  EXPECT_NE(text.find("//   octile puzzles check outer.cpp\n"), std::string::npos);
   EXPECT_NE(text.find("//   " + command + "\n"), std::string::npos);
   EXPECT_NE(text.find("puzzles::check<puzzles::OuterAdd>(argc, argv, MyKernel{})"), std::string::npos);
 }
@@ -184,6 +185,8 @@ TEST(Puzzles, Score) {
   EXPECT_EQ(result.sector_bytes, 2 * (24 + 4) * 32);  // the mask cuts into the last block: four loads for one
   EXPECT_EQ(result.lanes, 2 * 224);
   EXPECT_EQ(result.active, 2 * 200);
+  const Puzzle& matmul = *find_puzzle("batched_matmul");
+  EXPECT_EQ(matmul.checked(matmul.cases[0]).reports[0].flops, 4 * 2 * 32 * 32 * 32);
   const Puzzle& attention = *find_puzzle("scalar_attention");
   const Score again = score(attention.checked(attention.cases[0]));
   ASSERT_EQ(again.reuse.size(), 3u);

@@ -56,7 +56,7 @@ void Recorder::count_requests(bool full) {
   Site& site = report_.sites[at(site_)];
   site.requests += requests.requests;
   site.request_sectors += requests.sectors;
-  site.request_least += requests.least;
+  site.request_bytes += requests.bytes;
   site.scalar_calls += requests.scalar ? 1 : 0;
   site.misaligned_calls += requests.misaligned ? 1 : 0;
 }
@@ -101,7 +101,7 @@ Recorder::Requests Recorder::requests_of_runs(bool full) {
     for (std::int64_t i = 0; i < different; ++i) sectors[i] = sector_of(elements[i] * bytes);
     result.requests += 1;
     result.sectors += std::unique(sectors, sectors + different) - sectors;
-    result.least += (different * width * bytes + kSector - 1) / kSector;
+    result.bytes += different * width * bytes;
   };
   const int warps = std::max(1, layout.rows * layout.columns / kWarp);
   for (int plane = 0; plane < planes; ++plane) {

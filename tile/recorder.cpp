@@ -3,7 +3,10 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
+#include <numeric>
+#include <stdexcept>
 #include <typeinfo>
 
 namespace octile::tile {
@@ -20,27 +23,34 @@ Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_
   report_.layout = layout;
 }
 
-Shadow* Recorder::add_tensor(std::string name, DType dtype, int element_bytes, std::vector<std::int64_t> shape,
-                             std::uint8_t* written) {
+Shadow* Recorder::add_tensor(TensorUse added, const void* data, std::uint8_t* written) {
+  for (const std::int64_t side : added.shape) added.size *= side;
+  const auto begin = reinterpret_cast<std::uintptr_t>(data), end = begin + at(added.size * added.element_bytes);
+  for (Shadow& other : shadows_) {
+    const auto start = reinterpret_cast<std::uintptr_t>(other.data),
+               last = start + at(other.size * other.element_bytes);
+    if (begin >= last || start >= end) continue;
+    if (begin == start && end == last && other.element_bytes == added.element_bytes) return &other;
+    throw std::invalid_argument("octile: " + report_.tensors[at(other.tensor)].name + " and " + added.name +
+                                " share a part of their memory; a kernel's tensors are the same or apart.");
+  }
   Shadow& shadow = shadows_.emplace_back();
   shadow.tensor = static_cast<int>(report_.tensors.size());
-  shadow.element_bytes = element_bytes;
-  shadow.size = 1;
-  for (const std::int64_t side : shape) shadow.size *= side;
+  shadow.data = data;
+  shadow.element_bytes = added.element_bytes;
+  shadow.size = added.size;
   const std::size_t n = at(shadow.size);
   if (written == nullptr) shadow.own_written.assign(n, 1);
   shadow.written = written != nullptr ? written : shadow.own_written.data();
   shadow.readers.resize(n);
   shadow.writers.resize(n);
   shadow.stored_at.resize(n);
+  shadow.stored_lane.resize(n);
+  shadow.read_at.resize(n);
+  shadow.read_lane.resize(n);
   shadow.raced.resize(n);
-  shadow.sector_used.resize(n * at(element_bytes) / kSector + 1);
-  TensorUse& use = report_.tensors.emplace_back();
-  use.name = std::move(name);
-  use.dtype = dtype;
-  use.element_bytes = element_bytes;
-  use.shape = std::move(shape);
-  use.size = shadow.size;
+  shadow.sector_used.resize(n * at(added.element_bytes) / kSector + 1);
+  TensorUse& use = report_.tensors.emplace_back(std::move(added));
   for (std::int64_t k = 0; k < shadow.size; ++k) {
     if (shadow.written[k] != 0) continue;
     if (use.unwritten.empty() || use.unwritten.back()[1] != k) use.unwritten.push_back({k, k});
@@ -51,7 +61,7 @@ Shadow* Recorder::add_tensor(std::string name, DType dtype, int element_bytes, s
 
 void Recorder::begin_program(std::int64_t number) {
   me_ = static_cast<std::uint32_t>(number + 1);
-  epoch_ = next_store_;
+  barrier();
   operation_ = 0;
 }
 
@@ -69,6 +79,7 @@ int Recorder::site_of(const AccessTile& access) {
   site.line = access.where.line;
   site.column = access.where.column;
   site.tensor = access.shadow->tensor;
+  site.masked = access.masked;
   report_.sites.push_back(std::move(site));
   return static_cast<int>(report_.sites.size()) - 1;
 }
@@ -83,6 +94,9 @@ void Recorder::begin(const AccessTile& access) {
     access.shadow->atomics.resize(at(access.shadow->size));
   }
   store_ = access.access == Access::load ? 0 : next_store_++;
+  shape_tag_ = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(access.rows)) * 32 +
+                                          std::countr_zero(static_cast<unsigned>(access.columns)))
+               << 22;
   ++next_access_;
 }
 
@@ -95,19 +109,21 @@ bool Recorder::load_is_plain(std::size_t k, int count) const {
   unsigned bad = 0;
   for (std::size_t i = k; i < k + at(count); ++i) {
     const std::uint32_t writer = s.writers.first[i];
-    bad |= static_cast<unsigned>(s.written[i] == 0) | static_cast<unsigned>(s.stored_at[i] >= epoch_) |
+    bad |= static_cast<unsigned>(s.written[i] == 0) | static_cast<unsigned>(s.stored_at[i] >= loads_since_) |
            static_cast<unsigned>((writer != 0) & (writer != me_));
   }
   return bad == 0;
 }
 
-bool Recorder::store_is_plain(std::size_t k, int count) const {
+bool Recorder::store_is_plain(std::size_t k, int count, std::uint32_t lane) const {
   const Shadow& s = *access_.shadow;
   if (!s.atomics.first.empty()) return false;
   unsigned bad = 0;
-  for (std::size_t i = k; i < k + at(count); ++i) {
+  for (std::size_t i = k; i < k + at(count); ++i, ++lane) {
     const std::uint32_t writer = s.writers.first[i], reader = s.readers.first[i];
-    bad |= static_cast<unsigned>(s.stored_at[i] == store_) | static_cast<unsigned>((writer != 0) & (writer != me_)) |
+    bad |= static_cast<unsigned>((s.stored_at[i] >= epoch_) & (s.stored_lane[i] != lane)) |
+           static_cast<unsigned>((s.read_at[i] >= read_epoch_) & (s.read_lane[i] != lane)) |
+           static_cast<unsigned>(s.stored_at[i] == store_) | static_cast<unsigned>((writer != 0) & (writer != me_)) |
            static_cast<unsigned>((reader != 0) & (reader != me_));
   }
   return bad == 0;
@@ -120,6 +136,38 @@ void use(Shadow::Users& users, std::size_t k, std::size_t count, std::uint32_t m
 }
 }  // namespace
 
+// A lane keeps its thread from one tile to the next of the same shape; of different shapes nothing is known.
+std::uint32_t Recorder::lane_of(int plane, int row, int column) const {
+  const auto lane = static_cast<std::uint32_t>((plane * access_.rows + row) * access_.columns + column);
+  return lane | shape_tag_;
+}
+
+void Recorder::read_by(std::size_t k, std::size_t count, std::uint32_t lane) {
+  if (fetching_) return;
+  // Names of their own, which no store through these pointers can change, so that it vectorizes.
+  std::uint32_t* const at = access_.shadow->read_at.data() + k;
+  std::uint32_t* const lanes = access_.shadow->read_lane.data() + k;
+  const std::uint32_t epoch = read_epoch_, now = next_access_;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const bool another = (at[i] >= epoch) & (lanes[i] != lane + i);
+    lanes[i] = another ? Shadow::kManyLanes : lane + i;
+    at[i] = now;
+  }
+}
+
+// The access of another lane of this program, since its last barrier, that a store of this lane may overtake; or -1.
+int Recorder::unordered_with(std::size_t k, std::uint32_t lane) const {
+  const Shadow& s = *access_.shadow;
+  if (s.stored_at[k] >= epoch_ && s.stored_lane[k] != lane) return last_store_site(k);
+  if (s.read_at[k] >= read_epoch_ && s.read_lane[k] != lane) return s.readers.site[k];
+  return -1;
+}
+
+int Recorder::last_store_site(std::size_t k) const {
+  const Shadow& s = *access_.shadow;
+  return s.stored_lane[k] == Shadow::kAtomicLane ? s.atomics.site[k] : s.writers.site[k];
+}
+
 bool Recorder::run(const Run& run) {
   Shadow& s = *access_.shadow;
   active_ += run.count;
@@ -128,15 +176,18 @@ bool Recorder::run(const Run& run) {
   record(run);
   const std::int64_t last = run.index + run.step * (run.count - 1);
   const bool inside = in_bounds(run.index) && in_bounds(last);
+  const std::uint32_t lane = lane_of(run.plane, run.row, run.column);
   if (inside && run.step == 1) {
     const std::size_t k = at(run.index), n = at(run.count);
     if (access_.access == Access::load && load_is_plain(k, run.count)) {
       use(s.readers, k, n, me_, site_);
+      read_by(k, n, lane);
       return true;
     }
-    if (access_.access == Access::store && store_is_plain(k, run.count)) {
+    if (access_.access == Access::store && store_is_plain(k, run.count, lane)) {
       use(s.writers, k, n, me_, site_);
       std::fill_n(s.stored_at.begin() + run.index, n, store_);
+      std::iota(s.stored_lane.begin() + run.index, s.stored_lane.begin() + run.index + run.count, lane);
       std::fill_n(s.written + k, n, std::uint8_t{1});
       return true;
     }
@@ -161,7 +212,9 @@ void Recorder::visit_load(const Run& run, int column, std::size_t k) {
   Shadow& s = *access_.shadow;
   const auto index = static_cast<std::int64_t>(k);
   if (s.written[k] == 0) found(Problem::uninitialized, run.plane, run.row, column, index);
-  if (s.stored_at[k] >= epoch_) found(Problem::unordered, run.plane, run.row, column, index);
+  if (s.stored_at[k] >= loads_since_) {
+    found(Problem::unordered, run.plane, run.row, column, index, last_store_site(k));
+  }
   if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
     race(k, {s.writers.site[k], writer}, {site_, me_}, nullptr, 0);
   }
@@ -171,12 +224,17 @@ void Recorder::visit_load(const Run& run, int column, std::size_t k) {
     }
   }
   use(s.readers, k, 1, me_, site_);
+  read_by(k, 1, lane_of(run.plane, run.row, column));
 }
 
 void Recorder::visit_store(const Run& run, int column, std::size_t k) {
   Shadow& s = *access_.shadow;
+  const auto index = static_cast<std::int64_t>(k);
+  const std::uint32_t lane = lane_of(run.plane, run.row, column);
   if (s.stored_at[k] == store_) {
-    found(Problem::same_address, run.plane, run.row, column, static_cast<std::int64_t>(k));
+    found(Problem::same_address, run.plane, run.row, column, index);
+  } else if (const int other = unordered_with(k, lane); other >= 0) {
+    found(Problem::unordered, run.plane, run.row, column, index, other);
   }
   if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
     race(k, {site_, me_}, {s.writers.site[k], writer}, &run, column);
@@ -190,6 +248,7 @@ void Recorder::visit_store(const Run& run, int column, std::size_t k) {
   }
   use(s.writers, k, 1, me_, site_);
   s.stored_at[k] = store_;
+  s.stored_lane[k] = lane;
   s.written[k] = 1;
 }
 
@@ -200,6 +259,10 @@ void Recorder::visit_atomic(const Run& run, int column, std::size_t k) {
     found(Problem::uninitialized, run.plane, run.row, column, static_cast<std::int64_t>(k));
     s.written[k] = 1;  // once
   }
+  if (s.stored_lane[k] != Shadow::kAtomicLane || s.stored_at[k] < epoch_) {
+    const int other = unordered_with(k, lane_of(run.plane, run.row, column));
+    if (other >= 0) found(Problem::unordered, run.plane, run.row, column, static_cast<std::int64_t>(k), other);
+  }
   if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
     race(k, {s.writers.site[k], writer}, {site_, me_}, nullptr, 0);
   }
@@ -208,6 +271,7 @@ void Recorder::visit_atomic(const Run& run, int column, std::size_t k) {
   }
   use(s.atomics, k, 1, me_, site_);
   s.stored_at[k] = store_;
+  s.stored_lane[k] = Shadow::kAtomicLane;
 }
 
 // Blamed on the store, whichever came later in this run, and counted once for an element.
@@ -234,7 +298,7 @@ Finding& Recorder::finding(Problem problem, int site, bool& is_new) {
   return report_.findings.back();
 }
 
-void Recorder::found(Problem problem, int plane, int row, int column, std::int64_t index) {
+void Recorder::found(Problem problem, int plane, int row, int column, std::int64_t index, int other_site) {
   bool is_new = false;
   Finding& f = finding(problem, site_, is_new);
   ++f.count;
@@ -242,6 +306,8 @@ void Recorder::found(Problem problem, int plane, int row, int column, std::int64
   f.first.program = report_.program(me_ - std::int64_t{1});
   f.first.lane = {plane, row, column};
   f.first.index = index;
+  f.first.other_site = other_site;
+  if (other_site >= 0) f.first.other_program = f.first.program;
 }
 
 // ---- Records ----

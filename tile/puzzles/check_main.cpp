@@ -12,26 +12,32 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
   const std::string program = command.empty() ? facts.name : command[0];
   const std::vector<std::string> arguments(command.begin() + (command.empty() ? 0 : 1), command.end());
   Try wanted = a_try;
-  std::string report;
+  std::string report, called = program;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--stated") {
       wanted.hidden = false;
     } else if (arguments[i] == "--report" && i + 1 < arguments.size()) {
       report = arguments[++i];
+    } else if (arguments[i] == "--called" && i + 1 < arguments.size()) {
+      called = arguments[++i];
     } else {
-      std::cout << "Checks this solution of puzzle " << facts.number << ", " << facts.name << ".\n"
-                << "  --stated       only at the sizes of the task\n"
-                << "  --report FILE  also write a report of it as an HTML page\n";
-      return arguments[i] == "--help" || arguments[i] == "-h" ? 0 : 2;
+      const bool asked = arguments[i] == "--help" || arguments[i] == "-h";
+      std::ostream& stream = asked ? std::cout : std::cerr;
+      if (!asked) stream << program << ": " << arguments[i] << " is no option here, or lacks its value\n";
+      stream << "Checks this solution of puzzle " << facts.number << ", " << facts.name << ".\n"
+             << "  --stated       only at the sizes of the task\n"
+             << "  --report FILE  also write a report of it as an HTML page\n"
+             << "  --called NAME  the command that the report names instead of this program\n";
+      return asked ? 0 : 2;
     }
   }
   const Verdict verdict = judge(cases, wanted);
   std::cout << text(facts, verdict);
   if (!report.empty()) {
     try {
-      write_page(report, facts, shown(verdict), program + " --report " + report);
+      write_page(report, facts, verdict, called + " --report " + report);
     } catch (const std::exception& error) {
-      std::cerr << error.what() << std::endl;
+      std::cerr << program << ": " << error.what() << std::endl;
       return 1;
     }
     std::cout << "wrote " << report << ": what the kernel did, for a browser" << std::endl;

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "octile/tile/cuda.h"
+#include "puzzles/homework_kernels.h"
 #include "puzzles/trial.h"
 
 namespace octile::tile::puzzles {
@@ -78,12 +79,22 @@ Passed<A> on_device(const A& value) {
   return Passed<A>(value);
 }
 
+// Most kernels have short rows, one for each warp. Of the products one has operands for matrix units, 16 x 16 a block.
+template <class Kernel>
+struct LayoutOf {
+  using Type = Threads<4, 32>;
+};
+template <>
+struct LayoutOf<homework::Forward> {
+  using Type = Warps<1, 1, 4>;
+};
+
 struct CudaTrial : Trial {
   using Trial::Trial;
   template <class Kernel, class... Args>
   void launch(Grid grid, const Kernel& kernel, Args&&... args) {
     const auto go = [&](auto&&... passed) {
-      tile::launch(Cuda<>{}, grid, kernel, passed.argument()...);
+      tile::launch(Cuda<typename LayoutOf<Kernel>::Type>{}, grid, kernel, passed.argument()...);
       (passed.back(), ...);
     };
     go(on_device(args)...);

@@ -104,6 +104,25 @@ struct MaximumOfUndefined {
   }
 };
 
+struct TiesUp {
+  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, int rows, int columns, auto b0, auto b1) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    auto most = t.full(b0, c<1>, 0.0f);
+    for (int k : range(0, columns, b1)) {
+      const auto j = t.arange(b1) + k;
+      most = maximum(most, max(abs(t.load(x + i * columns + j, (i < rows) & (j < columns), 0.0f))));
+    }
+    const auto s = scale_of(most);
+    t.store(scale + i, s, i < rows);
+    for (int k : range(0, columns, b1)) {
+      const auto j = t.arange(b1) + k;
+      const auto in = (i < rows) & (j < columns);
+      const auto v = clamp(t.load(x + i * columns + j, in, 0.0f) / s + 0.5f, -127.0f, 127.0f);
+      t.store(q + i * columns + j, cast<s8, Round::down>(v), in);  // wrong: TiesUp
+    }
+  }
+};
+
 struct ScaleOfTheLastBlock {
   TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, int rows, int columns, auto b0, auto b1) const {
     const auto i = col(t.program_id(0) * b0 + t.arange(b0));

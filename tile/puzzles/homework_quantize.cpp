@@ -29,13 +29,8 @@ Facts QuantizeGlobal::facts() {
           "FindMaximum{}, MyKernel{}"};
 }
 std::vector<Case> QuantizeGlobal::cases() {
-  return {{{16, 128}, true},
-          {{16, 128}, false, Values::negative},
-          {{33, 65}, false, Values::large},
-          {{1, 1}},
-          {{7, 211}},
-          {{3, 100}, false, Values::zero},
-          {{0, 8}}};
+  return {{{16, 128}, true}, {{16, 128}, false, Values::negative}, {{33, 65}, false, Values::large}, {{1, 1}},
+          {{7, 211}},        {{9, 50}, false, Values::tied},       {{3, 100}, false, Values::zero},  {{0, 8}}};
 }
 
 Facts QuantizeRows::facts() {
@@ -53,13 +48,8 @@ Facts QuantizeRows::facts() {
           "MyKernel{}"};
 }
 std::vector<Case> QuantizeRows::cases() {
-  return {{{16, 200}, true},
-          {{16, 200}, false, Values::negative},
-          {{33, 65}, false, Values::large},
-          {{1, 1}},
-          {{7, 128}},
-          {{5, 70}, false, Values::zero},
-          {{2, 0}},
+  return {{{16, 200}, true}, {{16, 200}, false, Values::negative}, {{33, 65}, false, Values::large}, {{1, 1}},
+          {{7, 128}},        {{6, 90}, false, Values::tied},       {{5, 70}, false, Values::zero},   {{2, 0}},
           {{0, 9}}};
 }
 
@@ -76,7 +66,8 @@ std::vector<Puzzle> homework_quantize_puzzles() {
       puzzle<QuantizeRows>(
           {wrong<QuantizeRows>("MaximumOfUndefined", Problem::undefined_value, "a masked load without `other`",
                                h::MaximumOfUndefined{}),
-           wrong<QuantizeRows>("ScaleOfTheLastBlock", {}, "forgets the maximum so far", h::ScaleOfTheLastBlock{})},
+           wrong<QuantizeRows>("ScaleOfTheLastBlock", {}, "forgets the maximum so far", h::ScaleOfTheLastBlock{}),
+           wrong<QuantizeRows>("TiesUp", {}, "rounds ties up and not to even", h::TiesUp{})},
           h::QuantizeRows{}),
   };
 }

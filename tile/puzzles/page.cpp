@@ -19,15 +19,23 @@ const Report& report_of(const Outcome& outcome) {
   return outcome.reports.back();
 }
 
+// "8 sizes, 7 of them hidden: all right"
+std::string tried(const Verdict& verdict) {
+  std::string result = std::to_string(verdict.cases) + (verdict.cases == 1 ? " size" : " sizes");
+  if (verdict.hidden > 0) result += ", " + std::to_string(verdict.hidden) + " of them hidden";
+  if (verdict.wrong) return result + ": this is the first that goes wrong";
+  return result + ": " + (verdict.disagreement.empty() ? "all right" : verdict.disagreement);
+}
+
 }  // namespace
 
-const Outcome& shown(const Verdict& verdict) { return verdict.wrong ? *verdict.wrong : *verdict.stated; }
-
-void write_page(const std::string& path, const Facts& facts, const Outcome& outcome, const std::string& command) {
+void write_page(const std::string& path, const Facts& facts, const Verdict& verdict, const std::string& command) {
+  const Outcome& outcome = verdict.wrong ? *verdict.wrong : *verdict.stated;
   ReportPage page;
   page.title = "Puzzle " + std::to_string(facts.number) + ", " + facts.name;
   page.statement = facts.task;
-  page.facts = {{"sizes", text(facts, outcome.the_case)},
+  page.facts = {{"sizes", text(facts, outcome.the_case) + (outcome.the_case.stated ? "" : " (a hidden size)")},
+                {"tried", tried(verdict)},
                 {"tensors", facts.tensors},
                 {"launch", facts.launch},
                 {"tolerance", facts.tolerance}};

@@ -27,6 +27,8 @@ float Trial::next_float() {
       return (uniform - 0.5f) * 320.0f;
     case Values::zero:
       return 0.0f;
+    case Values::tied:  // halves up to 127, and 127 often: the scale of int8 is 1, and every other level is a tie
+      return (bits & 7u) == 0 ? 127.0f : static_cast<float>(static_cast<int>((bits >> 8) % 509) - 254) * 0.5f;
     case Values::mixed:
       break;
   }
@@ -115,10 +117,8 @@ Score score(const Outcome& outcome) {
     for (const Site& site : report.sites) {
       if (site.access == Access::load) loaded[static_cast<std::size_t>(site.tensor)] += site.bytes;
       result.moved_bytes += site.bytes;
-      // Lanes that ask for the same element count once.
-      const std::int64_t sector_bytes = kSector * site.request_sectors;
-      result.sector_bytes += sector_bytes;
-      result.used_bytes += std::min(site.bytes, sector_bytes);
+      result.sector_bytes += kSector * site.request_sectors;
+      result.used_bytes += site.request_bytes;
       result.lanes += site.lanes;
       result.active += site.active;
     }

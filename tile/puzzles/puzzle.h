@@ -18,9 +18,9 @@ inline constexpr double kHalfUnit = 0x1p-11;   // of f16
 inline constexpr double kLeastHalf = 0x1p-25;  // half the least f16 above 0
 inline constexpr double kLeastFloat = 0x1p-126;
 
-enum class Values : std::uint8_t { mixed, negative, large, zero };
+enum class Values : std::uint8_t { mixed, negative, large, zero, tied };
 constexpr const char* name(Values values) {
-  constexpr const char* kNames[] = {"mixed", "negative", "large", "zero"};
+  constexpr const char* kNames[] = {"mixed", "negative", "large", "zero", "tied"};
   return kNames[static_cast<int>(values)];
 }
 

@@ -23,39 +23,45 @@ std::string comment(const std::string& words) {
   return result + line + "\n";
 }
 
-std::string quoted(const std::string& path) {
-  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._+-";
-  if (!path.empty() && path.find_first_not_of(kPlain) == std::string::npos) return path;
-  std::string result = "'";
-  for (const char c : path) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
 std::string header_of(int number) {
   return number <= 6 ? "elementwise" : number <= 9 ? "rows" : number <= 12 ? "products" : "homework";
 }
 
 }  // namespace
 
-std::string compile_command(const std::string& file, const Toolbox& toolbox) {
-  const std::string program = file.substr(0, file.rfind('.'));
-  // The first three change bits: see the tile language's page.
-  std::string result = "c++ -std=c++20 -O1 -Wall -ffp-contract=off -fno-trapping-math -fno-math-errno -Wno-psabi";
-  for (const std::string& directory : toolbox.include_directories) result += " -I " + quoted(directory);
-  result += " " + quoted(file);
-  for (const std::string& library : toolbox.libraries) result += " " + quoted(library);
-  const bool has_directory = program.find('/') != std::string::npos;
-  return result + " -pthread -o " + quoted(program) + " && " + quoted(has_directory ? program : "./" + program);
+std::string shell_word(const std::string& word) {
+  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._+-";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string result = "'";
+  for (const char c : word) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
 }
 
-std::string starter(const Puzzle& puzzle, const std::string& command) {
+std::string compile_only(const std::string& file, const std::string& program, const Toolbox& toolbox) {
+  std::string result = toolbox.compiler;
+  // The first three change bits: see the tile language's page.
+  result += " -std=c++20 -O1 -Wall -ffp-contract=off -fno-trapping-math -fno-math-errno -Wno-psabi";
+  for (const std::string& directory : toolbox.include_directories) result += " -I " + shell_word(directory);
+  result += " " + shell_word(file);
+  for (const std::string& library : toolbox.libraries) result += " " + shell_word(library);
+  return result + " -pthread -o " + shell_word(program);
+}
+
+std::string compile_command(const std::string& file, const Toolbox& toolbox) {
+  const std::string program = file.substr(0, file.rfind('.'));
+  const bool has_directory = program.find('/') != std::string::npos;
+  return compile_only(file, program, toolbox) + " && " + shell_word(has_directory ? program : "./" + program);
+}
+
+std::string starter(const Puzzle& puzzle, const std::string& check, const std::string& command) {
   const Facts& facts = puzzle.facts;
   std::string result = comment("Puzzle " + std::to_string(facts.number) + ": " + facts.task);
   result += "//\n" + comment("Tensors: " + facts.tensors);
   result += comment("Launch: " + facts.launch);
   result += comment("Hint: " + facts.hint);
   result += "// The language in one page: docs/tile.md\n";
-  result += "//\n// Compile and check it, at these sizes and at hidden ones:\n//   " + command + "\n";
+  result += "//\n// Check it, at these sizes and at hidden ones:\n//   " + check + "\n";
+  result += "// which compiles it like this:\n//   " + command + "\n";
   result += "#include \"puzzles/" + header_of(facts.number) + ".h\"\n\nusing namespace octile::tile;\n\n";
   result += facts.starter + "\n    // Your kernel.\n  }\n};\n\n";
   result += "int main(int argc, char** argv) {\n  return puzzles::check<puzzles::" + puzzle.type + ">(argc, argv, " +

@@ -8,14 +8,19 @@
 
 namespace octile::tile::puzzles {
 
-// Where the headers and the libraries of the tile language are.
+// What a solution is compiled with.
 struct Toolbox {
   std::vector<std::string> include_directories;
   std::vector<std::string> libraries;  // in the order of linking
+  std::string compiler = "c++";        // may be several words
 };
 
-// Compiles `file`, "masked_add.cpp", and runs it.
+std::string shell_word(const std::string& word);  // for a shell, where it has to be
+
+// Compiles `file`, "masked_add.cpp", to `program`; the other also runs it, under the name "masked_add".
+std::string compile_only(const std::string& file, const std::string& program, const Toolbox& toolbox);
 std::string compile_command(const std::string& file, const Toolbox& toolbox);
-std::string starter(const Puzzle& puzzle, const std::string& command);
+// `check` and `command` are shown: how to check the file, and compile_command().
+std::string starter(const Puzzle& puzzle, const std::string& check, const std::string& command);
 
 }  // namespace octile::tile::puzzles

@@ -104,7 +104,7 @@ std::string text(const Score& score) {
   }
   return "moves " + std::to_string(score.moved_bytes) + " bytes, " + number(score.times_least(), "%.2f") +
          " times the least possible " + std::to_string(score.least_bytes) + "; uses " +
-         number(100 * score.sector_use(), "%.0f") + " % of the sectors it asks for; " +
+         number(100 * score.sector_use(), "%.0f") + " % of the bytes that its warps fetch; " +
          number(100 * score.masked_off(), "%.0f") + " % of its lanes are masked off" + again;
 }
 
@@ -119,7 +119,7 @@ std::string text(const Facts& facts, const Verdict& verdict) {
   result += "right at " + plural(verdict.cases, "size");
   if (verdict.hidden > 0) result += ", " + std::to_string(verdict.hidden) + " of them hidden";
   if (verdict.worst > 0)
-    result += "; errors are up to " + number(100 * verdict.worst, "%.2g") + " % of what is allowed";
+    result += "; errors are up to " + number(100 * verdict.worst, "%.3g") + " % of what is allowed";
   result += "\n";
   if (verdict.stated) result += "  " + text(score(*verdict.stated)) + "\n";
   return result;

@@ -13,6 +13,8 @@ namespace octile::tile::page {
 
 extern const std::string_view kStyle, kScript;  // page.css and the scripts beside it
 
+inline constexpr int kSector = 32;  // bytes: what a GPU's memory moves at least
+
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // ---- Text ----

@@ -36,7 +36,8 @@ std::string explanation(Problem problem) {
     case Problem::same_address:
       return "Two lanes of one store write one element: which of them stays is not said.";
     case Problem::unordered:
-      return "A program reads what it stored itself, and nothing says that the store comes first.";
+      return "A program uses an element twice, in different lanes or to read what it stored, and nothing says which "
+             "comes first.";
     case Problem::overflow:
       return "An index left 32 bits and wrapped around.";
   }
@@ -50,8 +51,7 @@ std::string hint(const Report& report, const Finding& finding) {
   switch (finding.problem) {
     case Problem::out_of_bounds: {
       if (finding.first.index < 0) return "The index falls below 0: mask those lanes off with <code>i &gt;= 0</code>.";
-      return (site.lanes == site.active ? "No lane of this access is masked off. Give it a mask: "
-                                        : "The mask is too wide: ") +
+      return (site.masked ? "The mask is too wide: " : "This access has no mask. Give it one: ") +
              (tensor.shape.size() < 2
                   ? "the index must stay below " + number(tensor.size) + ", the size of " + name + "."
                   : "each index must stay below its own side of " + name + ".");
@@ -70,7 +70,8 @@ std::string hint(const Report& report, const Finding& finding) {
     case Problem::same_address:
       return "Reduce those lanes to one before the store (<code>sum</code>, <code>max</code>), or use an atomic.";
     case Problem::unordered:
-      return "Put <code>t.barrier()</code> in between, or keep the value in a variable.";
+      return "Put <code>t.barrier()</code> in between, or keep the value in a variable. A pipeline loads ahead of its "
+             "bodies: what those store belongs after it.";
     case Problem::overflow:
       return "Make one factor 64 bits: <code>cast&lt;s64&gt;(i) * n</code>.";
   }
@@ -93,8 +94,9 @@ std::string first_instance(const Report& report, const Finding& finding) {
   }
   if (first.other_site >= 0) {
     const Site& other = report.sites[at(first.other_site)];
-    out += "; program " + program_name(report.grid, first.other_program) + " " + verb(other.access) +
-           " the same element at <code>" + escaped(place(other)) + "</code>";
+    const bool same = first.other_program == first.program;
+    out += (same ? "; it also " : "; program " + program_name(report.grid, first.other_program) + " ") +
+           verb(other.access) + " the same element at <code>" + escaped(place(other)) + "</code>";
   }
   return out + ".";
 }

@@ -10,7 +10,7 @@ namespace octile::tile::page {
 namespace {
 
 constexpr double kH200Bandwidth = 4.8e12;  // bytes a second, from its data sheet
-constexpr int kSector = 32, kWarp = 32, kVectorBytes = 16;
+constexpr int kWarp = 32, kVectorBytes = 16;
 
 std::string tile(const std::string& value, const std::string& what, const std::string& note) {
   return "<div class=\"fact\"><dt>" + what + "</dt><dd><b>" + value + "</b><span>" + note + "</span></dd></div>\n";
@@ -125,7 +125,7 @@ std::string cell(const std::string& label, const std::string& text) {
 }  // namespace
 
 std::string score(const Report& report) {
-  std::int64_t moved = 0, lanes = 0, active = 0, request_sectors = 0, request_least = 0, least = 0;
+  std::int64_t moved = 0, lanes = 0, active = 0, request_sectors = 0, request_bytes = 0, least = 0;
   bool atomics = false;
   for (const Site& site : report.sites) {
     moved += site.access == Access::atomic ? 2 * site.bytes : site.bytes;  // it loads and stores
@@ -133,7 +133,7 @@ std::string score(const Report& report) {
     lanes += site.lanes;
     active += site.active;
     request_sectors += site.request_sectors;
-    request_least += site.request_least;
+    request_bytes += site.request_bytes;
   }
   for (const TensorUse& tensor : report.tensors) {
     least += (tensor.elements_read + tensor.elements_written) * tensor.element_bytes;
@@ -144,8 +144,9 @@ std::string score(const Report& report) {
                   (atomics ? "; an atomic counts as a load and a store" : ""));
   out += tile(least > 0 ? number(static_cast<double>(moved) / static_cast<double>(least), 2) + " ×" : "–",
               "times the least", "how often each element goes over the memory bus");
-  out += tile(percent(static_cast<double>(request_least), static_cast<double>(request_sectors)), "sector use",
-              number(request_sectors) + " sectors asked for by warps, " + number(request_least) + " would do");
+  out += tile(percent(static_cast<double>(request_bytes), static_cast<double>(kSector * request_sectors)), "sector use",
+              bytes(static_cast<double>(request_bytes)) + " of the " + number(request_sectors) +
+                  " sectors of 32 bytes that warps ask for");
   out += tile(percent(static_cast<double>(lanes - active), static_cast<double>(lanes)), "masked off",
               number(lanes - active) + " of " + plural(lanes, "lane"));
   if (report.flops > 0) {
@@ -184,7 +185,7 @@ std::string traffic_table(const Report& report) {
                     ? number(static_cast<double>(site.request_sectors) / static_cast<double>(site.requests), 1)
                     : "–") +
            cell("sector use",
-                percent(static_cast<double>(site.request_least), static_cast<double>(site.request_sectors))) +
+                percent(static_cast<double>(site.request_bytes), static_cast<double>(kSector * site.request_sectors))) +
            cell("whole vectors", vectors(site, access)) +
            cell("a request", request_picture(first_request(report, site, access), site, tensor.element_bytes)) +
            "</tr>\n";

@@ -151,15 +151,15 @@ std::string listing(const Report& report, const Sources& sources) {
         "<thead><tr><th scope=\"col\"><span class=\"unseen\">Problems</span></th><th scope=\"col\">moved</th>"
         "<th scope=\"col\">use</th><th scope=\"col\">line</th><th scope=\"col\"></th></tr></thead>\n<tbody>\n";
     for (int line = file.first; line <= file.last; ++line) {
-      std::int64_t moved = 0, least = 0, fetched = 0, problems = 0;
+      std::int64_t moved = 0, used = 0, fetched = 0, problems = 0;
       bool accessed = false;
       for (std::size_t s = 0; s < report.sites.size(); ++s) {
         const Site& site = report.sites[s];
         if (static_cast<int>(site.line) != line || sources.file_of(site) != static_cast<int>(f)) continue;
         accessed = true;
         moved += site.bytes;
-        least += site.request_least;
-        fetched += site.request_sectors;
+        used += site.request_bytes;
+        fetched += kSector * site.request_sectors;
         for (const Finding& finding : report.findings) problems += finding.site == static_cast<int>(s) ? 1 : 0;
       }
       out += "<tr data-file=\"" + std::to_string(f) + "\" data-line=\"" + std::to_string(line) + "\"" +
@@ -171,7 +171,7 @@ std::string listing(const Report& report, const Sources& sources) {
                   ? "<span title=\"" + plural(problems, "problem") + "\">✕<span class=\"unseen\">problem</span></span>"
                   : "") +
              "</td><td>" + (accessed ? bytes(static_cast<double>(moved)) : "") + "</td><td>" +
-             (accessed ? percent(static_cast<double>(least), static_cast<double>(fetched)) : "") +
+             (accessed ? percent(static_cast<double>(used), static_cast<double>(fetched)) : "") +
              "</td><td class=\"number\">" + std::to_string(line) + "</td><td class=\"code\">" +
              coloured(file.lines[at(line - 1)]) + "</td></tr>\n";
     }

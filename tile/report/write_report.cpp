@@ -1,6 +1,7 @@
 #include "report/write_report.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <stdexcept>
 
@@ -161,10 +162,13 @@ std::string report_html(const Report& report, const ReportPage& page) {
 }
 
 void write_report(const std::string& path, const Report& report, const ReportPage& page) {
-  std::ofstream file(path, std::ios::binary);
-  file << report_html(report, page);
+  const std::string html = report_html(report, page), part = path + ".part";
+  std::ofstream file(part, std::ios::binary);
+  file << html;
   file.close();
-  if (!file) throw std::runtime_error("octile: the report cannot be written to " + path);
+  if (file && std::rename(part.c_str(), path.c_str()) == 0) return;
+  std::remove(part.c_str());
+  throw std::runtime_error("octile: the report cannot be written to " + path);
 }
 
 }  // namespace octile::tile

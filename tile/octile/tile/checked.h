@@ -2,6 +2,7 @@
 // value, whether the value is defined.
 #pragma once
 
+#include <deque>
 #include <tuple>
 #include <typeinfo>
 
@@ -72,6 +73,8 @@ struct CheckedCpu {
           bool bad;
           if constexpr (std::is_same_v<F, scalar::Select>) {
             bad = select_undefined(p, r, c, a...);
+          } else if constexpr (std::is_same_v<F, scalar::And> || std::is_same_v<F, scalar::Or>) {
+            bad = (undefined_at(a, p, r, c) || ...) && !(decides<F>(p, r, c, a) || ...);
           } else {
             bad = (undefined_at(a, p, r, c) || ...);
           }
@@ -86,6 +89,14 @@ struct CheckedCpu {
   static bool select_undefined(int p, int r, int c, const M& condition, const A& a, const B& b) {
     if (undefined_at(condition, p, r, c)) return true;
     return cpu::row_of(condition, p, r)(c) ? undefined_at(a, p, r, c) : undefined_at(b, p, r, c);
+  }
+
+  // 0 & x and ~0 | x do not depend on x.
+  template <class F, class A>
+  static bool decides(int p, int r, int c, const A& a) {
+    const auto value = cpu::row_of(a, p, r)(c);
+    using T = std::remove_const_t<decltype(value)>;
+    return !undefined_at(a, p, r, c) && value == static_cast<T>(std::is_same_v<F, scalar::And> ? 0 : -1);
   }
 
   template <int Axis, class F, class A>
@@ -144,14 +155,24 @@ struct CheckedCpu {
 
   template <class T>
   Pointer<CheckedCpu, T> pointer(const Tensor<T>& tensor) {
-    return {tensor.data,
-            {recorder_->add_tensor(tensor.name, dtype_of<std::remove_const_t<T>>(), sizeof(T), tensor.shape,
-                                   tensor.written)}};
+    TensorUse use{.name = tensor.name, .dtype = dtype_of<std::remove_const_t<T>>(), .shape = tensor.shape};
+    use.element_bytes = sizeof(T);
+    return {tensor.data, {recorder_->add_tensor(std::move(use), tensor.data, tensor.written)}};
   }
 
   class Program;
 
   inline static thread_local Recorder* recorder_ = nullptr;  // of the launch under way
+  class Under {
+   public:
+    explicit Under(Recorder& recorder) : outer_(std::exchange(recorder_, &recorder)) {}
+    ~Under() { recorder_ = outer_; }
+    Under(const Under&) = delete;
+    Under& operator=(const Under&) = delete;
+
+   private:
+    Recorder* outer_;
+  };
 };
 
 class CheckedCpu::Program {
@@ -212,10 +233,25 @@ class CheckedCpu::Program {
     });
   }
 
+  // As a GPU has it: steps are staged before the bodies of earlier ones have run, and a step may be staged again. So a
+  // stage that depends on more than its step goes wrong here too.
   template <class Context, class Stages, class Stage, class Body>
-  static void pipeline(Context& t, Stages, int steps, Stage& stage, Body& body) {
-    for (int k = 0; k < steps; ++k) {
-      stage(k).each([&](const auto& fetch) { return t.load_fetch(fetch); }, body, k);
+  void pipeline(Context& t, Stages stages, int steps, Stage& stage, Body& body) {
+    const std::uint32_t epoch = recorder_.epoch();
+    const auto load = [&](const auto& fetch) {
+      recorder_.begin_fetch(epoch);
+      auto loaded = t.load_fetch(fetch);
+      recorder_.end_fetch();
+      return loaded;
+    };
+    recorder_.mute(true);
+    if (steps > 0) (void)stage(0);
+    recorder_.mute(false);
+    std::deque<decltype(stage(0))> ahead;
+    for (int k = 0, staged = 0; k < steps; ++k) {
+      for (; staged < steps && staged < k + larger(stages, 2); ++staged) ahead.push_back(stage(staged));
+      ahead.front().each(load, body, k);
+      ahead.pop_front();
     }
   }
 
@@ -253,6 +289,7 @@ class CheckedCpu::Program {
   void access(Access kind, const P& p, const M& mask, Where where, Visit visit) {
     using S = typename P::Shape;
     using Index = decltype(p.index);
+    if (recorder_.muted()) return;
     AccessTile tile;
     tile.access = kind;
     tile.shadow = p.tensor.memory.shadow;
@@ -260,6 +297,7 @@ class CheckedCpu::Program {
     tile.rows = S::kRows;
     tile.columns = S::kColumns;
     tile.where = where;
+    tile.masked = !std::is_same_v<M, Everything>;
     if constexpr (AffineTile<Index>) {
       tile.affine = true;
       tile.unit = Index::kUnit || p.index.column == 1;
@@ -362,7 +400,7 @@ std::string type_name(const std::type_info& type);
 template <class Kernel, class... Args>
 Report launch(CheckedCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
   Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.most_records);
-  Recorder* const outer = std::exchange(CheckedCpu::recorder_, &recorder);
+  const CheckedCpu::Under under(recorder);
   const auto run = [&](const auto&... a) {
     for (std::int64_t number = 0; number < grid.size(); ++number) {
       recorder.begin_program(number);
@@ -372,7 +410,6 @@ Report launch(CheckedCpu executor, Grid grid, const Kernel& kernel, Args&&... ar
   };
   // The braces keep the order of the arguments, which is the order of the tensors in the report.
   std::apply(run, std::tuple{argument(executor, std::forward<Args>(args))...});
-  CheckedCpu::recorder_ = outer;
   return recorder.finish();
 }
 

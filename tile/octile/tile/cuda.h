@@ -11,8 +11,14 @@
 
 namespace octile::tile {
 
+// How exp2 and the division of rows are done. exact: the bits of the CPU executors. fast: by the GPU's own exp2, and by
+// a multiplication with the reciprocal, as other compilers for GPUs do. Then exp2 is within 2^-22 of the result, or 0
+// where that is below 2^-126; a quotient of a tile and a column is within 2^-23, where the divisor is between 2^-126
+// and 2^126 and the quotient is normal. All else is exact as ever.
+enum class Math : std::uint8_t { exact, fast };
+
 // L: Threads<rows, columns, vector> or Warps<rows, columns, vector>.
-template <class L = Threads<4, 32>>
+template <class L = Threads<4, 32>, Math kMath = Math::exact>
 struct Cuda {
   void* stream = nullptr;  // a cudaStream_t
   bool backwards = false;  // emulated: the last thread goes first
@@ -34,7 +40,11 @@ struct Cuda {
   TILE_FUNCTION static auto map(F f, const A&... a) {
     using T = decltype(std::declval<F>()(widen(std::declval<typename A::Type>())...));
     Tile<Cuda, T, S> out;
-    if constexpr (std::is_same_v<F, scalar::Exp2>) {
+    if constexpr (std::is_same_v<F, scalar::Exp2> && kMath == Math::fast) {
+      each_place<S>(
+          [&](const gpu::Place& at, int i) { out.values[i] = gpu::exp2_fast(f32{gpu::value_at<L>(a, at)}...); });
+      return out;
+    } else if constexpr (std::is_same_v<F, scalar::Exp2>) {
       if (exp2_plainly<S>(out.values, a...)) return out;
     } else if constexpr (std::is_same_v<F, scalar::Divide> && std::is_same_v<T, f32>) {
       if constexpr (divides_rows<S, A...>()) {
@@ -47,6 +57,13 @@ struct Cuda {
         });
         return out;
       }
+    } else if constexpr (rounds_to_bytes<F, S, A...>()) {
+      f32 four[4];
+      each_place<S>([&](const gpu::Place& at, int i) {
+        four[i % 4] = static_cast<f32>((gpu::value_at<L>(a, at), ...));
+        if (i % 4 == 3) gpu::round_to_bytes(f, out.values + i - 3, four);
+      });
+      return out;
     } else if constexpr (gpu::is_rounding<F>) {
       each_place<S>([&](const gpu::Place& at, int i) { out.values[i] = round_one(f, gpu::value_at<L>(a, at)...); });
       return out;
@@ -131,6 +148,10 @@ struct Cuda {
     }
   }
 
+  template <class F, class S, class... A>
+  TILE_FUNCTION static constexpr bool rounds_to_bytes() {
+    return gpu::is_rounding_to_bytes<F> && (is_float_type<typename A::Type> && ...) && Mine<S>::kSize % 4 == 0;
+  }
   template <class F, class A>
   TILE_FUNCTION static auto round_one(F f, A a) {
     if constexpr (std::is_same_v<A, f32>) {
@@ -148,20 +169,36 @@ struct Cuda {
   template <class S, class A, class B>
   TILE_FUNCTION static bool divide_plainly(f32* out, const A& a, const B& b) {
     constexpr int kRow = Mine<S>::kRow, kRows = Mine<S>::kSize / kRow;
+    constexpr f32 kLeast = kMath == Math::fast ? 0x1p-126f : gpu::kPlainLeast;
+    constexpr f32 kMost = kMath == Math::fast ? 0x1p126f : gpu::kPlainMost;
     f32 divisor[kRows] = {}, reciprocal[kRows] = {};
-    bool plain = true;
+    bool plain = true, zeros = false;
     each_place<S>([&](const gpu::Place& at, int i) {
       if (i % kRow == 0) {
-        divisor[i / kRow] = static_cast<f32>(gpu::value_at<L>(b, at));
-        reciprocal[i / kRow] = gpu::reciprocal(divisor[i / kRow]);
-        plain = plain & gpu::divides_plainly(divisor[i / kRow]);
+        const f32 y = divisor[i / kRow] = static_cast<f32>(gpu::value_at<L>(b, at));
+        reciprocal[i / kRow] = gpu::reciprocal(y);
+        plain = plain & (y >= kLeast) & (y <= kMost);
       }
-      plain = plain & gpu::divides_plainly(static_cast<f32>(gpu::value_at<L>(a, at)));
+      if constexpr (kMath == Math::exact) {
+        const f32 x = fabsf(static_cast<f32>(gpu::value_at<L>(a, at)));
+        plain = plain & (x <= kMost);
+        zeros = zeros | !(x >= kLeast);
+      }
     });
+    if (zeros) {
+      each_place<S>([&](const gpu::Place& at, int) {
+        const f32 x = fabsf(static_cast<f32>(gpu::value_at<L>(a, at)));
+        plain = plain & ((x == 0.0f) | (x >= kLeast));
+      });
+    }
     if (!plain) return false;
     each_place<S>([&](const gpu::Place& at, int i) {
       const f32 x = static_cast<f32>(gpu::value_at<L>(a, at));
-      out[i] = gpu::divide_plainly(x, divisor[i / kRow], reciprocal[i / kRow]);
+      if constexpr (kMath == Math::fast) {
+        out[i] = x * reciprocal[i / kRow];
+      } else {
+        out[i] = gpu::divide_plainly(x, divisor[i / kRow], reciprocal[i / kRow]);
+      }
     });
     return true;
   }
@@ -179,8 +216,8 @@ struct Cuda {
   }
 };
 
-template <class L>
-class Cuda<L>::Program {
+template <class L, Math kMath>
+class Cuda<L, kMath>::Program {
  public:
   TILE_FUNCTION explicit Program(int pipeline_memory) : pipeline_memory_(pipeline_memory) {}
 
@@ -271,10 +308,11 @@ TILE_FUNCTION Pointer<E, T> received(T* p) {
 }
 
 #if defined(__CUDACC__)
-template <class L, class Kernel, class... A>
-__global__ void __launch_bounds__(L::kThreads) run(Kernel kernel, int pipeline_memory, A... a) {
-  Context<Cuda<L>> t{typename Cuda<L>::Program(pipeline_memory)};
-  kernel(t, received<Cuda<L>>(a)...);
+template <class E, class Kernel, class... A>
+__global__ void __launch_bounds__(E::Layout::kThreads, E::Layout::kBlocks)
+    run(Kernel kernel, int pipeline_memory, A... a) {
+  Context<E> t{typename E::Program(pipeline_memory)};
+  kernel(t, received<E>(a)...);
 }
 
 inline void check(cudaError_t error, const char* what) {
@@ -282,27 +320,27 @@ inline void check(cudaError_t error, const char* what) {
 }
 #endif
 
-template <class L, class Kernel, class... A>
-void launch_blocks(const Cuda<L>& executor, Grid grid, int scratch, int shared, const Kernel& kernel, const A&... a) {
-  constexpr int kMostShared = 227 * 1024;
+template <class E, class Kernel, class... A>
+void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const Kernel& kernel, const A&... a) {
+  constexpr int kMostShared = 227 * 1024, kThreads = E::Layout::kThreads;
   if (shared > kMostShared) {
     throw std::invalid_argument("octile: the tiles of this kernel take " + std::to_string(shared) +
                                 " bytes of shared memory, and a block has 232448: smaller tiles or fewer stages.");
   }
 #if defined(__CUDACC__)
-  void (*const function)(Kernel, int, A...) = run<L, Kernel, A...>;
+  void (*const function)(Kernel, int, A...) = run<E, Kernel, A...>;
   if (shared > 48 * 1024) {
     check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
   }
   const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
-  run<L><<<blocks, L::kThreads, static_cast<std::size_t>(shared), static_cast<cudaStream_t>(executor.stream)>>>(
+  run<E><<<blocks, kThreads, static_cast<std::size_t>(shared), static_cast<cudaStream_t>(executor.stream)>>>(
       kernel, scratch, a...);
   check(cudaGetLastError(), "launch");
 #else
-  emulation::Block block(L::kThreads, static_cast<std::size_t>(shared), executor.backwards);
+  emulation::Block block(kThreads, static_cast<std::size_t>(shared), executor.backwards);
   block.body = [&] {
-    Context<Cuda<L>> t{typename Cuda<L>::Program(scratch)};
-    kernel(t, received<Cuda<L>>(a)...);
+    Context<E> t{typename E::Program(scratch)};
+    kernel(t, received<E>(a)...);
   };
   for (int z = 0; z < grid.z; ++z) {
     for (int y = 0; y < grid.y; ++y) {
@@ -315,8 +353,8 @@ void launch_blocks(const Cuda<L>& executor, Grid grid, int scratch, int shared, 
 }  // namespace gpu
 
 // Asynchronous, in the executor's stream. Tensors are in device memory.
-template <class L, class Kernel, class... Args>
-void launch(Cuda<L> executor, Grid grid, const Kernel& kernel, Args&&... args) {
+template <class L, Math kMath, class Kernel, class... Args>
+void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... args) {
 #if defined(__CUDACC__)
   static_assert(
       (!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),

@@ -86,6 +86,14 @@ TILE_FUNCTION T shuffle_xor(T value, int mask) {
   }
 }
 
+TILE_FUNCTION bool all_lanes([[maybe_unused]] bool value) {
+#if defined(__CUDA_ARCH__)
+  return __all_sync(0xffffffffu, value) != 0;
+#else
+  TILE_EMULATED(all_lanes(value));
+#endif
+}
+
 // ---- Memory in pieces of up to 16 bytes, at an address that is a multiple of their size ----
 
 template <int kBytes>

@@ -151,6 +151,12 @@ inline Word shuffle_xor(Word value, int mask) {
   return block.meet(kKind, {value})[static_cast<std::size_t>(from)].words[0];
 }
 
+inline bool all_lanes(bool value) {  // of the block: here no warp may go its own way
+  static const char kKind[] = "vote";
+  for (const Block::Slot& slot : Block::here()->meet(kKind, {Word{value}})) value = value && slot.words[0] != 0;
+  return value;
+}
+
 inline void check_aligned(const void* p, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(p) % static_cast<unsigned>(bytes) != 0) fail("misaligned access");
 }

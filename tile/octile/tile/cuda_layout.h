@@ -10,32 +10,49 @@ namespace octile::tile {
 TILE_FUNCTION constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 TILE_FUNCTION constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// Rows x Columns threads, Vector neighbouring elements each: 16 bytes of f32 with 4.
-template <int Rows, int Columns, int Vector = 4>
+// Rows x Columns threads, Vector neighbouring elements each: 16 bytes of f32 with 4. Blocks: how many of these blocks a
+// multiprocessor shall hold at once, at least; the compiler then keeps to as many registers.
+//
+// Where a row has several warps, eight lanes stand side by side (128 bytes of f32), then the warps, then the other two
+// bits of the lane: a sum, which starts with the highest bit, is a quarter of its size when it comes to the warps.
+template <int Rows, int Columns, int Vector = 4, int Blocks = 1>
 struct Threads {
-  static constexpr int kRows = Rows, kColumns = Columns, kVector = Vector, kThreads = Rows * Columns;
+  static constexpr int kRows = Rows, kColumns = Columns, kVector = Vector, kThreads = Rows * Columns, kBlocks = Blocks;
   static constexpr bool kMma = false;
   static_assert(power_of_two(Rows) && power_of_two(Columns) && power_of_two(Vector));
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "octile: a block has whole warps, and up to 1024 threads.");
 
-  TILE_FUNCTION static constexpr int row(int thread) { return thread / Columns; }
-  TILE_FUNCTION static constexpr int column(int thread) { return thread % Columns; }
+  // With bits: the compiler does not know that no thread is negative.
+  TILE_FUNCTION static constexpr int row(int thread) { return thread >> log2_of(Columns); }
+  TILE_FUNCTION static constexpr int column(int thread) {
+    const int place = thread & (Columns - 1);
+    if constexpr (kWarpBits == 0) return place;
+    return (place & 7) | (place >> 5 << 3) | ((place >> 3 & 3) << (3 + kWarpBits));
+  }
   // Where bit `i` of the thread row, or column, stands in the number of the thread.
   TILE_FUNCTION static constexpr int row_bit(int i) { return log2_of(Columns) + i; }
-  TILE_FUNCTION static constexpr int column_bit(int i) { return i; }
+  TILE_FUNCTION static constexpr int column_bit(int i) {
+    return kWarpBits == 0 || i < 3 ? i : i < 3 + kWarpBits ? i + 2 : i - kWarpBits;
+  }
+
+ private:
+  static constexpr int kWarpBits = Columns > 32 ? log2_of(Columns) - 5 : 0;
 };
 
 // Rows x Columns warps, each laid out as the accumulator of mma.sync m16n8: for kernels with a dot. Vector 2 is for f16
 // and bf16, 4 for s8.
-template <int Rows, int Columns, int Vector = 2>
+template <int Rows, int Columns, int Vector = 2, int Blocks = 1>
 struct Warps {
   static constexpr int kRows = 8 * Rows, kColumns = 4 * Columns, kVector = Vector, kThreads = 32 * Rows * Columns;
+  static constexpr int kBlocks = Blocks;
   static constexpr bool kMma = true;
   static_assert(power_of_two(Rows) && power_of_two(Columns) && (Vector == 2 || Vector == 4));
   static_assert(kThreads <= 1024, "octile: a block has up to 1024 threads.");
 
-  TILE_FUNCTION static constexpr int row(int thread) { return thread / 32 / Columns * 8 + thread % 32 / 4; }
-  TILE_FUNCTION static constexpr int column(int thread) { return thread / 32 % Columns * 4 + thread % 4; }
+  TILE_FUNCTION static constexpr int row(int thread) {
+    return (thread >> (5 + log2_of(Columns)) << 3) | (thread >> 2 & 7);
+  }
+  TILE_FUNCTION static constexpr int column(int thread) { return ((thread >> 5 & (Columns - 1)) << 2) | (thread & 3); }
   TILE_FUNCTION static constexpr int row_bit(int i) { return i < 3 ? 2 + i : 5 + log2_of(Columns) + i - 3; }
   TILE_FUNCTION static constexpr int column_bit(int i) { return i < 2 ? i : 5 + i - 2; }
 };
@@ -53,9 +70,11 @@ struct Part {
   static constexpr int kThreadRows = smaller(S::kRows, L::kRows);  // that hold different elements
   static constexpr int kThreadColumns = smaller(S::kColumns / kVector, L::kColumns);
 
-  TILE_FUNCTION static constexpr int row(int thread_row, int a) { return a * L::kRows + thread_row % kThreadRows; }
+  TILE_FUNCTION static constexpr int row(int thread_row, int a) {
+    return a * L::kRows + (thread_row & (kThreadRows - 1));
+  }
   TILE_FUNCTION static constexpr int column(int thread_column, int group) {  // the first of a vector
-    return (group * L::kColumns + thread_column % kThreadColumns) * kVector;
+    return (group * L::kColumns + (thread_column & (kThreadColumns - 1))) * kVector;
   }
   TILE_FUNCTION static constexpr bool owns(int thread) {
     return L::row(thread) < kThreadRows && L::column(thread) < kThreadColumns;

@@ -76,7 +76,7 @@ TILE_FUNCTION void fold_warps(F f, T* x) {
     for (int p = 0; p < kPartners; ++p) {
       load_vector<kTogether>(values + p * kTogether, shared + i * kThreads + (first + (p << kFirst)) * kTogether);
     }
-    fold<kPartners, kTogether>(f, values);
+    fold_in_order<kPartners, kTogether>(f, values);
     TILE_UNROLL
     for (int j = 0; j < kTogether; ++j) x[i + j] = values[j];
   }
@@ -90,27 +90,48 @@ TILE_FUNCTION void fold_lane(F f, T* x) {
   for (int i = 0; i < n; ++i) x[i] = ordered(f, second, x[i], shuffle_xor(x[i], 1 << kBit));
 }
 
-// The lowest `kBits` bits of the thread columns, then the vector of `n` that each thread holds. Where it has more than
-// one, a lane gives half of its vector away for the other lane's half: then each has half as many sums to make. The
-// bits of the vector that lanes stand for in this way (kLanes, the highest first) are folded after all thread columns.
-template <class L, int kBits, int n, int... kLanes, class F, class T>
+// How many of the lowest `kBits` bits of the thread columns follow each other above a warp, from the highest down.
+template <class L, int kBits>
+TILE_FUNCTION constexpr int warp_bits_on_top() {
+  int bits = 0;
+  while (bits < kBits && L::column_bit(kBits - 1 - bits) >= 5) ++bits;
+  return bits;
+}
+
+// The lowest `kBits` bits of the thread columns, then the vector of `n` that each thread holds of each of its rows.
+// Where it has more than one, a lane gives half of its vector away for the other lane's half: then each has half as
+// many sums to make. The bits of the vector that lanes stand for in this way (kLanes, the highest first) are folded
+// after all thread columns.
+template <class L, int kBits, int kRows, int n, int... kLanes, class F, class T>
 TILE_FUNCTION void fold_columns(F f, T* x) {
+  constexpr int kWarpBits = warp_bits_on_top<L, kBits>();
   if constexpr (kBits == 0) {
-    (fold_lane<kLanes, n>(f, x), ...);
-    fold<n, 1>(f, x);
+    (fold_lane<kLanes, kRows * n>(f, x), ...);
+    TILE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      fold_in_order<n, 1>(f, x + r * n);
+      x[r] = x[r * n];
+    }
+  } else if constexpr (kWarpBits > 0) {
+    fold_warps<L::kThreads, L::column_bit(kBits - kWarpBits), kWarpBits, kRows * n>(f, x);
+    fold_columns<L, kBits - kWarpBits, kRows, n, kLanes...>(f, x);
   } else {
     constexpr int kBit = L::column_bit(kBits - 1);
     if constexpr (n == 1) {
-      fold_lane<kBit, 1>(f, x);
-      fold_columns<L, kBits - 1, 1, kLanes...>(f, x);
+      fold_lane<kBit, kRows>(f, x);
+      fold_columns<L, kBits - 1, kRows, 1, kLanes...>(f, x);
     } else {
       const bool second = ((thread() >> kBit) & 1) != 0;
       TILE_UNROLL
-      for (int i = 0; i < n / 2; ++i) {
-        const T theirs = shuffle_xor(second ? x[i] : x[i + n / 2], 1 << kBit);
-        x[i] = ordered(f, second, second ? x[i + n / 2] : x[i], theirs);
+      for (int r = 0; r < kRows; ++r) {
+        TILE_UNROLL
+        for (int i = 0; i < n / 2; ++i) {
+          const T low = x[r * n + i], high = x[r * n + i + n / 2];
+          const T mine = second ? high : low, theirs = shuffle_xor(second ? low : high, 1 << kBit);
+          x[r * (n / 2) + i] = ordered(f, second, mine, theirs);
+        }
       }
-      fold_columns<L, kBits - 1, n / 2, kLanes..., kBit>(f, x);
+      fold_columns<L, kBits - 1, kRows, n / 2, kLanes..., kBit>(f, x);
     }
   }
 }
@@ -127,12 +148,21 @@ TILE_FUNCTION constexpr int warp_bits() {
   return bits;
 }
 
+// The elements of a vector that a thread still holds when a sum over the columns comes to the warps.
+template <class L, class S>
+TILE_FUNCTION constexpr int vector_at_warps() {
+  int n = Part<L, S>::kVector;
+  for (int i = bits_of<L, 2, S>(); i > 0 && L::column_bit(i - 1) < 5; --i) n = larger(1, n / 2);
+  return n;
+}
+
 // The shared memory that reduce() takes.
 template <class L, int Axis, class S, class T>
 TILE_FUNCTION constexpr int reduce_bytes() {
   using P = Part<L, S>;
   if (Axis == 0 || warp_bits<L, Axis, S>() == 0) return 0;
-  return L::kThreads * static_cast<int>(sizeof(T)) * (Axis == 1 ? S::kPlanes * P::kRow : P::kSize / P::kGroups);
+  const int values = Axis == 1 ? S::kPlanes * P::kRow : S::kPlanes * P::kRows * vector_at_warps<L, S>();
+  return L::kThreads * static_cast<int>(sizeof(T)) * values;
 }
 
 template <class L, int kBits, int n, class F, class T>
@@ -143,12 +173,55 @@ TILE_FUNCTION void fold_rows(F f, T* x) {
   }
 }
 
+// extreme() as a function that is folded: in any order, and without regard to zeros and NaNs.
+template <class F>
+struct Extreme {
+  TILE_FUNCTION f32 operator()(f32 a, f32 b) const { return extreme(F{}, a, b); }
+};
+template <class L, int kBits, int n, class F>
+TILE_FUNCTION void fold_columns_anyhow(F f, f32* x) {
+  constexpr int kWarpBits = warp_bits_on_top<L, kBits>();
+  if constexpr (kWarpBits > 0) {
+    fold_columns_anyhow<L, kBits - kWarpBits, n>(f, x);  // lanes first
+    fold_warps<L::kThreads, L::column_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
+  } else if constexpr (kBits > 0) {
+    TILE_UNROLL
+    for (int i = 0; i < n; ++i) x[i] = f(x[i], shuffle_xor(x[i], 1 << L::column_bit(kBits - 1)));
+    fold_columns_anyhow<L, kBits - 1, n>(f, x);
+  }
+}
+
+// The maximum or minimum of each row by extreme(): true if all of them are neither zero nor a NaN, and so right. All
+// threads that must agree on it do.
+template <class L, class S, class F>
+TILE_FUNCTION bool reduce_extreme(F, const f32* x, f32* out) {
+  using P = Part<L, S>;
+  constexpr int kRows = S::kPlanes * P::kRows;
+  TILE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    f32 row[P::kRow];
+    TILE_UNROLL
+    for (int i = 0; i < P::kRow; ++i) row[i] = x[r * P::kRow + i];
+    fold_in_order<P::kRow, 1>(Extreme<F>{}, row);
+    out[r] = row[0];
+  }
+  fold_columns_anyhow<L, bits_of<L, 2, S>(), kRows>(Extreme<F>{}, out);
+  bool right = true;
+  TILE_UNROLL
+  for (int r = 0; r < kRows; ++r) right = right & (fabsf(out[r]) > 0.0f);
+  return P::kThreadRows == 1 ? right : all_lanes(right);
+}
+// Not where several warps share a row and there are several rows: not all threads would know whether all are right. And
+// not for many rows a thread, whose code this would double.
+template <class L, class S>
+inline constexpr bool extreme_is_agreed =
+    (Part<L, S>::kThreadRows == 1 || warp_bits<L, 2, S>() == 0) && Part<L, S>::kRows* S::kPlanes <= 8;
+
 // x: one thread's part of a tile S. The result is at the front of x.
 template <class L, int Axis, class S, class F, class T>
 TILE_FUNCTION void reduce(F f, T* x) {
   using P = Part<L, S>;
   constexpr int kBits = Axis == 0 ? 0 : bits_of<L, Axis, S>();
-  constexpr int kWarpBits = Axis == 0 ? 0 : warp_bits<L, Axis, S>();
   if constexpr (Axis == 0) {
     fold<S::kPlanes, P::kRows * P::kRow>(f, x);
   } else if constexpr (Axis == 1) {
@@ -158,25 +231,26 @@ TILE_FUNCTION void reduce(F f, T* x) {
       TILE_UNROLL
       for (int i = 0; i < P::kRow; ++i) x[p * P::kRow + i] = x[p * P::kRows * P::kRow + i];
     }
-    constexpr int n = S::kPlanes * P::kRow;
+    constexpr int n = S::kPlanes * P::kRow, kWarpBits = warp_bits<L, 1, S>();
     if constexpr (kWarpBits > 0) fold_warps<L::kThreads, L::row_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
     fold_rows<L, kBits - kWarpBits, n>(f, x);
   } else {
     constexpr int kRows = S::kPlanes * P::kRows;
+    if constexpr (is_extreme<F> && std::is_same_v<T, f32> && extreme_is_agreed<L, S>) {
+      f32 result[kRows];
+      if (reduce_extreme<L, S>(f, x, result)) {
+        TILE_UNROLL
+        for (int r = 0; r < kRows; ++r) x[r] = result[r];
+        return;
+      }
+    }
     TILE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      fold<P::kGroups, P::kVector>(f, x + r * P::kRow);
+      fold_in_order<P::kGroups, P::kVector>(f, x + r * P::kRow);
       TILE_UNROLL
       for (int i = 0; i < P::kVector; ++i) x[r * P::kVector + i] = x[r * P::kRow + i];
     }
-    if constexpr (kWarpBits > 0) {
-      fold_warps<L::kThreads, L::column_bit(kBits - kWarpBits), kWarpBits, kRows * P::kVector>(f, x);
-    }
-    TILE_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      fold_columns<L, kBits - kWarpBits, P::kVector>(f, x + r * P::kVector);
-      x[r] = x[r * P::kVector];
-    }
+    fold_columns<L, kBits, kRows, P::kVector>(f, x);
   }
 }
 

@@ -16,6 +16,8 @@ namespace octile::tile {
 // after the other, so an element that `me` uses now was used by another program exactly if its first user is another
 // one.
 struct Shadow {
+  static constexpr std::uint32_t kManyLanes = 0xFFFFFFFFu, kAtomicLane = 0xFFFFFFFEu;
+
   struct Users {
     std::vector<std::uint32_t> first;
     std::vector<std::uint16_t> site;  // of the last use
@@ -27,12 +29,16 @@ struct Shadow {
   };
 
   int tensor = 0;
+  const void* data = nullptr;
   std::int64_t size = 0;
   int element_bytes = 4;
   std::uint8_t* written = nullptr;
   std::vector<std::uint8_t> own_written;   // where the tensor brings none
   Users readers, writers, atomics;         // atomics: empty until there is one
   std::vector<std::uint32_t> stored_at;    // number of the store that wrote it last
+  std::vector<std::uint32_t> stored_lane;  // the lane that did, or kAtomicLane
+  std::vector<std::uint32_t> read_at;      // number of the access that read it last
+  std::vector<std::uint32_t> read_lane;    // the lane that did, or kManyLanes since the program's last barrier
   std::vector<std::uint32_t> sector_used;  // per sector, number of the access that touched it last
   std::vector<std::uint8_t> raced;
 };
@@ -48,6 +54,7 @@ struct AccessTile {
   Access access = Access::load;
   Shadow* shadow = nullptr;
   int planes = 1, rows = 1, columns = 1;
+  bool masked = false;
   bool affine = false;
   bool unit = false;  // affine, and neighbours in a row are neighbours in memory
   std::int64_t base = 0, plane_stride = 0, row_stride = 0, column_stride = 0;
@@ -58,18 +65,37 @@ class Recorder {
  public:
   Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records);
 
-  Shadow* add_tensor(std::string name, DType dtype, int element_bytes, std::vector<std::int64_t> shape,
-                     std::uint8_t* written);
+  // Two arguments that are the same memory are one tensor, under the first name. Throws std::invalid_argument if they
+  // share a part of it only.
+  Shadow* add_tensor(TensorUse use, const void* data, std::uint8_t* written);
 
   void begin_program(std::int64_t number);
-  void barrier() { epoch_ = next_store_; }
+  void barrier() {
+    epoch_ = loads_since_ = next_store_;
+    read_epoch_ = next_access_ + 1;
+  }
+
+  // The loads of a pipeline run ahead of its bodies: no barrier in a body comes between them and a body's stores. What
+  // they read themselves has arrived before the next body.
+  std::uint32_t epoch() const { return epoch_; }
+  void begin_fetch(std::uint32_t pipeline_epoch) {
+    loads_since_ = pipeline_epoch;
+    fetching_ = true;
+  }
+  void end_fetch() {
+    loads_since_ = epoch_;
+    fetching_ = false;
+  }
+  // For a call whose result nobody looks at.
+  void mute(bool muted) { muted_ = muted; }
+  bool muted() const { return muted_; }
 
   // One tile access: begin, its runs (rows in order), end.
   void begin(const AccessTile& access);
   // True if all lanes are in bounds and may be copied; if not, the caller asks in_bounds() of each.
   bool run(const Run& run);
   bool in_bounds(std::int64_t index) const { return index >= 0 && index < access_.shadow->size; }
-  void found(Problem problem, int plane, int row, int column, std::int64_t index);
+  void found(Problem problem, int plane, int row, int column, std::int64_t index, int other_site = -1);
   void end();
 
   void add_flops(std::int64_t flops) { report_.flops += flops; }
@@ -85,7 +111,7 @@ class Recorder {
     int plane, row, column;  // of its first lane
   };
   struct Requests {
-    std::int64_t requests = 0, sectors = 0, least = 0;
+    std::int64_t requests = 0, sectors = 0, bytes = 0;
     bool misaligned = false, scalar = false;
   };
   struct KnownRequests {
@@ -95,8 +121,12 @@ class Recorder {
   };
 
   int site_of(const AccessTile& access);
+  std::uint32_t lane_of(int plane, int row, int column) const;
   bool load_is_plain(std::size_t k, int count) const;
-  bool store_is_plain(std::size_t k, int count) const;
+  bool store_is_plain(std::size_t k, int count, std::uint32_t lane) const;
+  void read_by(std::size_t k, std::size_t count, std::uint32_t lane);
+  int unordered_with(std::size_t k, std::uint32_t lane) const;
+  int last_store_site(std::size_t k) const;
   void visit_load(const Run& run, int column, std::size_t k);
   void visit_store(const Run& run, int column, std::size_t k);
   void visit_atomic(const Run& run, int column, std::size_t k);
@@ -115,13 +145,15 @@ class Recorder {
   std::deque<Shadow> shadows_;
   std::uint32_t me_ = 0;                      // the program, from 1
   std::uint32_t next_store_ = 1, epoch_ = 1;  // stores from epoch_ on are of this program, since its last barrier
-  std::uint32_t next_access_ = 0;
+  std::uint32_t loads_since_ = 1;             // epoch_, or the one that a pipeline began in
+  std::uint32_t next_access_ = 0, read_epoch_ = 1;
+  bool fetching_ = false, muted_ = false;
   std::int32_t operation_ = 0;
 
   // Of the access under way.
   AccessTile access_;
   int site_ = 0;
-  std::uint32_t store_ = 0;
+  std::uint32_t store_ = 0, shape_tag_ = 0;
   std::int64_t active_ = 0;
   std::vector<Run> runs_;
   std::vector<Box> boxes_;

@@ -24,7 +24,7 @@ enum class Problem : std::uint8_t {
   uninitialized,    // reads memory that nobody has written
   race,             // several programs use an element, one of them writes it, and not all do so by atomics
   same_address,     // two lanes of one store write to one element
-  unordered,        // a program reads what it stored, without a barrier in between
+  unordered,        // a program uses an element twice, one of the two stores, and no barrier says which comes first
   overflow          // index arithmetic left 32 bits
 };
 inline constexpr int kProblems = 8;
@@ -46,9 +46,11 @@ struct Site {
   std::int64_t active = 0;   // those not masked off
   std::int64_t bytes = 0;    // of the active lanes
   std::int64_t sectors = 0;  // different 32-byte pieces touched, call by call: what no layout can avoid
+  bool masked = false;       // the call has a mask, whether or not it is ever false
 
-  // On a GPU, with WarpLayout: instructions of one warp, the sectors they ask for, and the fewest they could.
-  std::int64_t requests = 0, request_sectors = 0, request_least = 0;
+  // On a GPU, with WarpLayout: instructions of one warp, the sectors they ask for, and the bytes that they use of
+  // them, each once.
+  std::int64_t requests = 0, request_sectors = 0, request_bytes = 0;
   std::int64_t scalar_calls = 0;      // tiles whose rows are contiguous, but which cannot be accessed in whole vectors:
   std::int64_t misaligned_calls = 0;  // a row's address is no multiple of the vector, or (the rest) the mask cuts in
 };
@@ -57,7 +59,7 @@ struct Instance {
   std::array<int, 3> program{};
   std::array<int, 3> lane{-1, -1, -1};  // plane, row, column of the tile; -1: not known
   std::int64_t index = 0;               // element of the tensor
-  int other_site = -1;                  // of a race: the other access, and a program that did it
+  int other_site = -1;                  // of a race or a missing barrier: the other access, and the program that did it
   std::array<int, 3> other_program{-1, -1, -1};
 };
 
@@ -82,7 +84,7 @@ struct TensorUse {
   DType dtype = DType::f32;
   int element_bytes = 4;
   std::vector<std::int64_t> shape;
-  std::int64_t size = 0;                                 // elements
+  std::int64_t size = 1;                                 // elements
   std::int64_t elements_read = 0, elements_written = 0;  // different ones; a lower bound of the traffic
   std::int64_t never_written = 0;                        // neither by this launch nor before it
   std::vector<std::array<std::int64_t, 2>> unwritten{};  // begin and end of what nobody had written before the launch

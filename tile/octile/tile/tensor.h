@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,11 @@ class Array {
  public:
   // Not written yet: every byte is 0xA5, and the checker reports a load of it.
   Array(std::string name, std::vector<std::int64_t> shape) : tensor_{std::move(name), nullptr, std::move(shape)} {
+    for (const std::int64_t side : tensor_.shape) {
+      if (side < 0) {
+        throw std::invalid_argument("octile: " + tensor_.name + " has a side of length " + std::to_string(side));
+      }
+    }
     const auto n = static_cast<std::size_t>(tensor_.size());
     memory_.reset(static_cast<T*>(::operator new(n * sizeof(T) + 1, kAlignment)));
     memset(static_cast<void*>(memory_.get()), 0xA5, n * sizeof(T));
@@ -43,7 +49,11 @@ class Array {
   }
   Array(std::string name, std::vector<std::int64_t> shape, const std::vector<T>& values)
       : Array(std::move(name), std::move(shape)) {
-    for (std::int64_t i = 0; i < size() && i < static_cast<std::int64_t>(values.size()); ++i) set(i, values[index(i)]);
+    if (values.size() != index(size())) {
+      throw std::invalid_argument("octile: " + tensor_.name + " has " + std::to_string(size()) + " elements, not " +
+                                  std::to_string(values.size()));
+    }
+    for (std::int64_t i = 0; i < size(); ++i) set(i, values[index(i)]);
   }
 
   std::int64_t size() const { return tensor_.size(); }
