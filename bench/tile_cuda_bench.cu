@@ -65,24 +65,28 @@ extern "C" int tile_masked_add(int variant, const void* px, void* pz, int n, voi
     launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(n, block)}, MaskedAdd{}, x, z, n, block);
     return 0;
   };
-  if (variant == 0) return run(Threads<1, 128>{}, c<1024>);
-  if (variant == 1) return run(Threads<1, 256>{}, c<1024>);
-  if (variant == 2) return run(Threads<1, 256>{}, c<2048>);
-  if (variant == 3) return run(Threads<1, 256>{}, c<4096>);
+  if (variant == 0) return run(Threads<1, 256>{}, c<1024>);
+  if (variant == 1) return run(Threads<1, 128>{}, c<1024>);
   return -1;
 }
 
-extern "C" int tile_softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+template <Math kMath>
+int softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
   const auto x = tensor<f32>(px), z = tensor<f32>(pz);
   const auto run = [&](auto layout, auto b0, auto b1) {
-    launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(rows, b0)}, Softmax{}, x, z, rows, columns, b0, b1);
+    launch(Cuda<decltype(layout), kMath>{stream}, Grid{cdiv(rows, b0)}, Softmax{}, x, z, rows, columns, b0, b1);
     return 0;
   };
-  if (variant == 0) return run(Threads<1, 128>{}, c<1>, c<4096>);
-  if (variant == 1) return run(Threads<1, 256>{}, c<1>, c<4096>);
+  if (variant == 0) return run(Threads<1, 256, 4, 5>{}, c<1>, c<4096>);
+  if (variant == 1) return run(Threads<1, 128, 4, 6>{}, c<1>, c<4096>);
   if (variant == 2) return run(Threads<1, 128>{}, c<1>, c<2048>);
-  if (variant == 3) return run(Threads<4, 32>{}, c<4>, c<1024>);
   return -1;
+}
+extern "C" int tile_softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  return softmax<Math::exact>(variant, px, pz, rows, columns, stream);
+}
+extern "C" int tile_softmax_fast(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  return softmax<Math::fast>(variant, px, pz, rows, columns, stream);
 }
 
 extern "C" int tile_softmax_held(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
@@ -92,9 +96,8 @@ extern "C" int tile_softmax_held(int variant, const void* px, void* pz, int rows
     launch(Cuda<decltype(layout)>{stream}, Grid{rows}, SoftmaxHeld{}, x, z, columns, c<4096>);
     return 0;
   };
-  if (variant == 0) return run(Threads<1, 128>{});
-  if (variant == 1) return run(Threads<1, 256>{});
-  if (variant == 2) return run(Threads<1, 512>{});
+  if (variant == 0) return run(Threads<1, 256>{});
+  if (variant == 1) return run(Threads<1, 128>{});
   return -1;
 }
 
@@ -106,8 +109,8 @@ extern "C" int tile_quantize_rows(int variant, const void* px, void* pq, void* p
     launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(rows, b0)}, QuantizeRows{}, x, q, s, rows, columns, b0, b1);
     return 0;
   };
-  if (variant == 0) return run(Threads<1, 128>{}, c<1>, c<4096>);
-  if (variant == 1) return run(Threads<1, 256>{}, c<1>, c<4096>);
+  if (variant == 0) return run(Threads<1, 128, 4, 7>{}, c<1>, c<4096>);
+  if (variant == 1) return run(Threads<1, 64, 4, 8>{}, c<1>, c<4096>);
   if (variant == 2) return run(Threads<1, 128>{}, c<1>, c<2048>);
   return -1;
 }
@@ -122,7 +125,7 @@ extern "C" int tile_quantize_rows_held(int variant, const void* px, void* pq, vo
     return 0;
   };
   if (variant == 0) return run(Threads<1, 128>{});
-  if (variant == 1) return run(Threads<1, 256>{});
+  if (variant == 1) return run(Threads<1, 128, 4, 6>{});
   return -1;
 }
 

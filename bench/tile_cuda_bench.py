@@ -195,6 +195,7 @@ def softmax(library):
     ]
     for name, function, kernels in (
         ("softmax, two passes", library.tile_softmax, two_passes),
+        ("softmax, two passes, Math::fast", library.tile_softmax_fast, two_passes),
         ("softmax, row held", library.tile_softmax_held, held),
     ):
         tile = variants(function, *shape)

@@ -58,6 +58,38 @@ TEST(Coalescing, DependsOnWhereInASectorAnAccessStarts) {
   EXPECT_EQ(report.sites[0].request_bytes, 8 * 4 * 32);
 }
 
+// As somebody's view into a larger tensor.
+TEST(Coalescing, DependsOnWhereTheTensorStarts) {
+  auto x = ramp("x", {129});
+  const auto loaded = [&](int first) {
+    return launch(
+               CheckedCpu{}, Grid{1}, [](auto& t, auto px) { (void)t.load(px + t.arange(c<128>)); },
+               Tensor<f32>{"view", x.data() + first, {128}})
+        .sites[0];
+  };
+  EXPECT_EQ(loaded(0).sectors, 16);
+  EXPECT_EQ(loaded(0).request_sectors, 16);
+  EXPECT_EQ(loaded(0).misaligned_calls, 0);
+  EXPECT_EQ(loaded(1).sectors, 17);
+  EXPECT_EQ(loaded(1).misaligned_calls, 1);
+}
+
+TEST(Coalescing, OfTilesOfTwoShapesInOneLine) {
+  auto x = ramp("x", {4096});
+  const auto requests = [&](auto... sizes) {
+    return launch(
+               CheckedCpu{}, Grid{1},
+               [](auto& t, auto px, auto... n) {
+                 const auto load = [&](auto size) { (void)t.load(px + t.arange(size)); };
+                 (load(n), ...);
+               },
+               x, sizes...)
+        .sites[0]
+        .requests;
+  };
+  EXPECT_EQ(requests(c<4096>, c<128>), requests(c<4096>) + requests(c<128>));
+}
+
 TEST(Report, CountsLanesBytesAndElements) {
   auto x = ramp("x", {200});
   Array<f32> z("z", {200});

@@ -296,6 +296,19 @@ TEST(Overflow, OfAnIndexThatBecomesAValue) {
   only(report, Problem::undefined_index, 16);
 }
 
+TEST(Overflow, OfAMaskThatBecomesAValue) {
+  auto x = ramp("x", {16});
+  Array<f32> z("z", {16});
+  const Report report = launch(
+      CheckedCpu{}, Grid{1},
+      [](auto& t, auto px, auto pz) {
+        const auto i = t.arange(c<16>);
+        line = __LINE__, t.store(pz + i, where((i * 300000000 > 5) & (i < 3), t.load(px + i), 1.0f));
+      },
+      x, z);
+  only(report, Problem::undefined_value, 16);
+}
+
 TEST(Overflow, NotOfSixtyFourBits) {
   auto x = ramp("x", {16});
   Array<f32> z("z", {16});

@@ -117,7 +117,7 @@ TEST(CudaLayout, EveryElementHasOneOwner) {
       for (int i = 0; i < P::kSize && P::owns(thread); ++i) {
         const int line = i / P::kRow, group = i % P::kRow / P::kVector;
         const int row = line / P::kRows * S::kRows + P::row(L::row(thread), line % P::kRows);
-        ++owners[static_cast<std::size_t>(row * S::kColumns + P::column(L::column(thread), group) + i % P::kVector)];
+        ++owners[static_cast<std::size_t>(row * S::kColumns + P::column(thread, group) + i % P::kVector)];
       }
     }
     for (const int n : owners) ASSERT_EQ(n, 1);

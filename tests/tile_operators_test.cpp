@@ -19,6 +19,9 @@ struct Both {
   }
 };
 
+template <class OnTiles, class OnNumbers>
+Both(OnTiles, OnNumbers) -> Both<OnTiles, OnNumbers>;
+
 // out[k] = the k-th of ops(a, b), lane by lane.
 template <class E, class Out, class A, class B, class... Ops>
 void each(Array<A> a, Array<B> b, Ops... ops) {
@@ -101,7 +104,9 @@ void repeated(Op op) {
       [&](auto& t, auto pa, auto pz) {
         const auto i = col(t.arange(c<8>));
         const auto j = t.arange(c<16>);
-        const auto x = t.load(pa + i * 16 + j), row = t.load(pa + j), column = t.load(pa + i);
+        const auto x = t.load(pa + i * 16 + j);
+        const auto row = t.load(pa + j);
+        const auto column = t.load(pa + i);
         const auto to = pz + i * 16 + j;
         t.store(to, op(x, row));
         t.store(to + 128, op(column, x));

@@ -25,11 +25,12 @@ void Recorder::touch_sectors(const Run& run) {
   };
   if (run.step == 1) {  // of the lanes in bounds
     const std::int64_t first = std::max<std::int64_t>(run.index, 0), last = std::min(run.index + run.count, s.size) - 1;
-    for (std::int64_t k = sector_of(first * bytes); first <= last && k <= sector_of(last * bytes); ++k) touch(k);
+    const std::int64_t end = sector_of((last + s.shift) * bytes);
+    for (std::int64_t k = sector_of((first + s.shift) * bytes); first <= last && k <= end; ++k) touch(k);
   } else {
     for (int i = 0; i < run.count; ++i) {
       const std::int64_t index = run.index + run.step * i;
-      if (in_bounds(index)) touch(sector_of(index * bytes));
+      if (in_bounds(index)) touch(sector_of((index + s.shift) * bytes));
     }
   }
   report_.sites[at(site_)].sectors += fresh;
@@ -37,11 +38,12 @@ void Recorder::touch_sectors(const Run& run) {
 
 void Recorder::count_requests(bool full) {
   const std::int64_t bytes = access_.shadow->element_bytes;
-  const std::int64_t phase = access_.base * bytes & (kSector - 1);
+  const std::int64_t phase = (access_.base + access_.shadow->shift) * bytes & (kSector - 1);
+  const std::array sides = {access_.planes, access_.rows, access_.columns};
   Requests requests;
   // The same strides from the same place in a sector give the same requests.
   const auto known = std::find_if(known_requests_.begin(), known_requests_.end(), [&](const KnownRequests& k) {
-    return k.site == site_ && k.phase == phase && k.plane_stride == access_.plane_stride &&
+    return k.site == site_ && k.phase == phase && k.sides == sides && k.plane_stride == access_.plane_stride &&
            k.row_stride == access_.row_stride && k.column_stride == access_.column_stride;
   });
   if (full && access_.affine && known != known_requests_.end()) {
@@ -50,7 +52,7 @@ void Recorder::count_requests(bool full) {
     requests = requests_of_runs(full);
     if (full && access_.affine) {
       known_requests_.push_back(
-          {site_, access_.plane_stride, access_.row_stride, access_.column_stride, phase, requests});
+          {site_, sides, access_.plane_stride, access_.row_stride, access_.column_stride, phase, requests});
     }
   }
   Site& site = report_.sites[at(site_)];
@@ -73,7 +75,7 @@ Recorder::Requests Recorder::requests_of_runs(bool full) {
   Requests result;
   bool aligned = true;
   for (const Run& run : runs_) {
-    aligned = aligned && run.index % vector == 0;
+    aligned = aligned && (run.index + access_.shadow->shift) % vector == 0;
     std::int64_t* const to = lanes_.data() + (std::int64_t{run.plane} * rows + run.row) * columns + run.column;
     for (int i = 0; i < run.count; ++i) to[i] = run.index + run.step * i;
   }
@@ -98,7 +100,7 @@ Recorder::Requests Recorder::requests_of_runs(bool full) {
     if (active == 0) return;
     std::sort(elements, elements + active);
     const std::int64_t different = std::unique(elements, elements + active) - elements;
-    for (std::int64_t i = 0; i < different; ++i) sectors[i] = sector_of(elements[i] * bytes);
+    for (std::int64_t i = 0; i < different; ++i) sectors[i] = sector_of((elements[i] + access_.shadow->shift) * bytes);
     result.requests += 1;
     result.sectors += std::unique(sectors, sectors + different) - sectors;
     result.bytes += different * width * bytes;

@@ -13,7 +13,8 @@ namespace octile::tile {
 
 namespace {
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-constexpr int kSector = 32;  // bytes: what a GPU's memory moves at least
+constexpr int kSector = 32;      // bytes: what a GPU's memory moves at least
+constexpr int kAlignment = 256;  // of memory on a GPU
 }  // namespace
 
 Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records)
@@ -37,6 +38,7 @@ Shadow* Recorder::add_tensor(TensorUse added, const void* data, std::uint8_t* wr
   Shadow& shadow = shadows_.emplace_back();
   shadow.tensor = static_cast<int>(report_.tensors.size());
   shadow.data = data;
+  shadow.shift = static_cast<std::int64_t>(begin % kAlignment) / added.element_bytes;
   shadow.element_bytes = added.element_bytes;
   shadow.size = added.size;
   const std::size_t n = at(shadow.size);
@@ -49,7 +51,7 @@ Shadow* Recorder::add_tensor(TensorUse added, const void* data, std::uint8_t* wr
   shadow.read_at.resize(n);
   shadow.read_lane.resize(n);
   shadow.raced.resize(n);
-  shadow.sector_used.resize(n * at(added.element_bytes) / kSector + 1);
+  shadow.sector_used.resize((n + at(shadow.shift)) * at(added.element_bytes) / kSector + 1);
   TensorUse& use = report_.tensors.emplace_back(std::move(added));
   for (std::int64_t k = 0; k < shadow.size; ++k) {
     if (shadow.written[k] != 0) continue;
@@ -121,8 +123,9 @@ bool Recorder::store_is_plain(std::size_t k, int count, std::uint32_t lane) cons
   unsigned bad = 0;
   for (std::size_t i = k; i < k + at(count); ++i, ++lane) {
     const std::uint32_t writer = s.writers.first[i], reader = s.readers.first[i];
-    bad |= static_cast<unsigned>((s.stored_at[i] >= epoch_) & (s.stored_lane[i] != lane)) |
-           static_cast<unsigned>((s.read_at[i] >= read_epoch_) & (s.read_lane[i] != lane)) |
+    const bool stored = s.stored_at[i] >= epoch_, stored_elsewhere = s.stored_lane[i] != lane;
+    const bool read = s.read_at[i] >= read_epoch_, read_elsewhere = s.read_lane[i] != lane;
+    bad |= static_cast<unsigned>(stored & stored_elsewhere) | static_cast<unsigned>(read & read_elsewhere) |
            static_cast<unsigned>(s.stored_at[i] == store_) | static_cast<unsigned>((writer != 0) & (writer != me_)) |
            static_cast<unsigned>((reader != 0) & (reader != me_));
   }

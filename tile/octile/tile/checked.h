@@ -22,6 +22,10 @@ struct CheckedCpu {
     bool any_undefined = false;  // only if so, `undefined` says which
     std::uint8_t undefined[S::kSize];
 
+    Storage() {
+      // One element is kept in registers and copied whole: g++ would warn that it may be uninitialized.
+      if constexpr (S::kSize == 1) values[0] = T{}, undefined[0] = 0;
+    }
     bool is_undefined(int lane) const { return any_undefined && undefined[lane] != 0; }
     void set_undefined(int lane) {
       if (!any_undefined) memset(undefined, 0, sizeof(undefined));
@@ -51,14 +55,19 @@ struct CheckedCpu {
   template <class A>
   static bool any_undefined(const A& a) {
     if constexpr (is_tile<A>) return a.any_undefined;
-    if constexpr (is_affine<A>) return a.overflow.happened;  // an index that becomes a value
+    return overflowed(a);  // an index or a mask of one that becomes a value
+  }
+  template <class A>
+  static bool overflowed(const A& a) {
+    if constexpr (is_affine<A>) return a.overflow.happened;
+    if constexpr (LazyMask<A> && requires { a.b; }) return overflowed(a.a) || overflowed(a.b);
+    if constexpr (LazyMask<A> && requires { a.a; }) return overflowed(a.a);
     return false;
   }
 
   template <class S, class F, class... A>
   static auto map(F f, const A&... a) {
     Tile<CheckedCpu, cpu::MapType<F, A...>, S> out;
-    if constexpr (S::kSize == 1) out.undefined[0] = 0;  // it is copied through a register: no warning
     cpu::map<S>(out.values, f, a...);
     constexpr bool kPartial = requires { F::undefined(widen(std::declval<typename A::Type>())...); };
     if (kPartial || (any_undefined(a) || ...)) mark_undefined<S, F>(out, a...);
@@ -192,7 +201,6 @@ class CheckedCpu::Program {
     using T = std::remove_const_t<typename P::Element>;
     using S = typename P::Shape;
     Tile<CheckedCpu, T, S> out;
-    if constexpr (S::kSize == 1) out.values[0] = T{}, out.undefined[0] = 0;  // as above: no warning
     // What is undefined is also visibly wrong.
     if constexpr (!std::is_same_v<Other, Nothing>) {
       const T rest = scalar::Cast<T, Round::unstated>{}(other);
@@ -276,14 +284,6 @@ class CheckedCpu::Program {
                     lane % S::kColumns, index);
   }
 
-  template <class M>
-  static bool overflowed(const M& mask) {
-    if constexpr (requires { mask.a.overflow; }) return mask.a.overflow.happened;
-    if constexpr (requires { mask.b; }) return overflowed(mask.a) || overflowed(mask.b);
-    if constexpr (LazyMask<M> && requires { mask.a.all(); }) return overflowed(mask.a);
-    return false;
-  }
-
   // The one gate: visit(lane, index, in bounds) of each lane that is not masked off.
   template <class P, class M, class Visit>
   void access(Access kind, const P& p, const M& mask, Where where, Visit visit) {
@@ -307,9 +307,7 @@ class CheckedCpu::Program {
       tile.column_stride = p.index.column;
     }
     recorder_.begin(tile);
-    bool overflow = overflowed(mask);
-    if constexpr (AffineTile<Index>) overflow = overflow || p.index.overflow.happened;
-    if (overflow) recorder_.found(Problem::overflow, 0, 0, 0, tile.base);
+    if (overflowed(mask) || overflowed(p.index)) recorder_.found(Problem::overflow, 0, 0, 0, tile.base);
     for (int plane = 0; plane < S::kPlanes; ++plane) {
       for (int row = 0; row < S::kRows; ++row) visit_row(p, mask, plane, row, visit);
     }

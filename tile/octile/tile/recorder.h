@@ -1,6 +1,7 @@
 // The observers of the checked executor: shadow memory, races, coalescing and records. It knows addresses, not values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -30,6 +31,7 @@ struct Shadow {
 
   int tensor = 0;
   const void* data = nullptr;
+  std::int64_t shift = 0;  // elements between a multiple of 256 bytes and the first one
   std::int64_t size = 0;
   int element_bytes = 4;
   std::uint8_t* written = nullptr;
@@ -116,6 +118,7 @@ class Recorder {
   };
   struct KnownRequests {
     int site;
+    std::array<int, 3> sides;
     std::int64_t plane_stride, row_stride, column_stride, phase;
     Requests requests;
   };
