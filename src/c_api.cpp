@@ -1,7 +1,6 @@
 // The C interface: conversion (c_convert.h) and nothing else. The plans of octile.hpp do the work, and exceptions
 // become a status and a text.
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "c_convert.h"
+#include "c_guard.h"
 #include "message.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
@@ -29,9 +29,9 @@ namespace octile {
 
 namespace {
 
-using namespace c_interface;
-
 thread_local std::string last_error;
+
+}  // namespace
 
 // A short text needs no memory, so it can be kept when there is none.
 octile_status keep_error(octile_status status, const char* text) noexcept {
@@ -43,28 +43,9 @@ octile_status keep_error(octile_status status, const char* text) noexcept {
   return status;
 }
 
-template <class Body>
-octile_status guarded(const Body& body) noexcept {
-  try {
-    body();
-    return OCTILE_OK;
-  } catch (const Error& error) {
-    return keep_error(static_cast<octile_status>(error.status()), error.what());
-  } catch (const std::exception& error) {
-    return keep_error(OCTILE_INTERNAL, error.what());
-  } catch (...) {
-    return keep_error(OCTILE_INTERNAL, "unknown error");
-  }
-}
+namespace {
 
-template <class Struct>
-octile_status init_struct(std::string_view function, Struct* wanted, std::size_t size, const Struct& defaults) {
-  return guarded([&] {
-    checked_size(function, "description", size);
-    if (wanted != nullptr) std::memcpy(wanted, &size, sizeof size);
-    write_struct(function, "description", wanted, defaults);
-  });
-}
+using namespace c_interface;
 
 // ---- Plans ----
 

@@ -1,5 +1,5 @@
-"""What liboctile.so shows to others: the functions of octile.h, the C++ names that the headers mark OCTILE_API, and
-nothing else; and what it needs: the C and C++ runtime alone."""
+"""What liboctile.so shows to others: the functions of octile.h and octile_calibration.h, the C++ names that the headers mark
+OCTILE_API, and nothing else; and what it needs: the C and C++ runtime alone."""
 
 import os
 import re
@@ -20,13 +20,13 @@ def output(*command):
 
 
 def declared_in_c():
-    return set(re.findall(r"OCTILE_API[^;(]*?(octile_\w+)\(", (HEADERS / "octile.h").read_text()))
+    return set(re.findall(r"OCTILE_API[^;(]*?(octile_\w+)\(", "".join(map(Path.read_text, HEADERS.glob("octile*.h")))))
 
 
 def declared_in_cpp():
     names = set()
     for header in HEADERS.glob("*.h"):
-        if header.name in ("octile.h", "export.h"):
+        if header.name.startswith("octile") or header.name == "export.h":
             continue
         for line in header.read_text().splitlines():
             match = re.search(r"class OCTILE_API (\w+)", line) or re.search(r"^OCTILE_API .*?(\w+)\(", line)

@@ -5,5 +5,7 @@
 #include "octile/linear.h"
 #include "octile/plan.h"
 #include "octile/quantize.h"
+#include "octile/smooth_quant.h"
 #include "octile/tensor.h"
 #include "octile/types.h"
+#include "octile/weight_quantizer.h"

@@ -1,0 +1,127 @@
+// Octile: what a layer's inputs look like (Calibrator), and SmoothQuant, which moves outliers from inputs to weights.
+//
+// G. Xiao, J. Lin, M. Seznec, H. Wu, J. Demouth, S. Han: "SmoothQuant: Accurate and Efficient Post-Training
+// Quantization for Large Language Models", 2022, arXiv 2211.10438. For Y = X * W^T with X (M, K) and W (N, K), and a
+// factor per input channel j:
+//   s_j = max(max|X_j|^alpha / max|W_j|^(1 - alpha), 1e-5), both maxima at least 1e-5
+//   Y = (X / s) * (W * s)^T
+// alpha = 0 leaves the weight's channels equally large, alpha = 1 the input's. X / s costs nothing where the layer
+// before can be divided (smooth_before), and otherwise is LinearPlan's x_multiplier = 1 / s.
+//
+// Everything here runs on the CPU, once, before a model is served; it throws octile::Error, and then has written
+// nothing. The same input gives the same bits on every machine and with every number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "octile/error.h"
+#include "octile/tensor.h"
+#include "octile/types.h"
+
+namespace octile {
+
+struct CalibratorDescription {
+  std::int64_t features = 0;
+  bool second_moments = false;  // keep H as well: 8 * features^2 bytes, else 4 * features
+  int threads = 0;              // CPU threads it may use; 0: all of the machine
+};
+
+// Running statistics over rows x of `features` values; f64 is rounded to f32 first.
+//   channel_max[j] = max |x_j|          max = max_j channel_max[j]
+//   H[i, j] = sum over rows x_i * x_j   in f64, where each product is exact; added row by row, so that the bits do not
+//                                       depend on how the rows were split into calls
+// A NaN or an infinity in column j, or a value beyond f32, makes channel_max[j], max, and H's row and column j NaN for
+// good. A weight (OUT, IN) may be observed too: channel_max is then max|W_j|, over as many weights as are observed.
+class OCTILE_API Calibrator {
+ public:
+  explicit Calibrator(const CalibratorDescription& description);
+  Calibrator(const Calibrator&) = delete;
+  Calibrator& operator=(const Calibrator&) = delete;
+
+  // (rows, features), f16, bf16, f32 or f64.
+  void observe(const ConstTensor& x);
+  // As if the rows that `other` has seen had been observed here; H is the sum of both.
+  void merge(const Calibrator& other);
+
+  std::int64_t features() const;
+  std::int64_t rows() const;  // seen so far
+  float max() const;
+  std::vector<float> channel_max() const;
+  void channel_max(const Tensor& out) const;  // to (features), f32
+  // Writes H to (features, features), f32 or f64.
+  void second_moments(const Tensor& h) const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+struct SmoothingArgs {
+  double alpha = 0.5;                   // 0 to 1
+  ConstTensor input_channel_max = {};   // (K), f32
+  ConstTensor weight_channel_max = {};  // (K), f32: over the rows of every layer that reads this input
+  Tensor factors = {};                  // (K), f32: s
+  Tensor multiplier = {};               // (K), f32: 1 / s, for LinearPlan; may be absent
+};
+
+// Writes s, and returns max_j(max|X_j| * (1 / s_j)): the largest smoothed input. Over 127 it is a static scale.
+OCTILE_API float smoothing_factors(const SmoothingArgs& args);
+
+// W[n, j] = W[n, j] * s_j, in place, rounded once (f64: in f64).
+//   weight (N, K), any float type; factors (K), f32
+OCTILE_API void smooth_weight(const Tensor& weight, const ConstTensor& factors);
+
+struct SmoothBeforeArgs {
+  ConstTensor factors = {};  // (K), f32
+  Tensor weight = {};        // (K): of a LayerNorm or an RMSNorm; or (K, P): of a linear layer with K outputs
+  Tensor bias = {};          // (K); may be absent
+};
+
+// The layer before, divided: weight[j] / s_j or row j / s_j, and bias[j] / s_j, in place, rounded once. Whoever else
+// reads that layer's output has to be smoothed with the same s.
+OCTILE_API void smooth_before(const SmoothBeforeArgs& args);
+
+// Finds alpha by the error of the layer's output. Of each alpha on a grid, factors are computed, W * s is quantized to
+// nearest, X / s is quantized as `activation` says, and
+//   with x                error = ||Y' - Y||^2 / ||Y||^2 over these rows, Y' as LinearPlan computes it, Y = X * W^T in
+//   f32 with second_moments   error = (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T), where W' is the
+//   weight
+//                         quantized, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are
+//                         taken for uniform and independent. Needs a scale of the whole tensor (static or
+//                         dynamic_per_tensor).
+// s8 activations only. Layers that read the same input are searched as one weight, their rows one below the other.
+struct SmoothingSearchDescription {
+  std::int64_t n = 0;
+  std::int64_t k = 0;  // at most kMaxContraction
+  DType x = DType::f32;
+  DType w = DType::f32;
+  Activation activation = Activation::static_per_tensor;
+  WeightFormat weight = WeightFormat::s8_per_channel;
+  std::int64_t group = 128;  // s4_group: 32, 64 or 128, a divisor of k; 0: a whole row
+  double first_alpha = 0;    // the grid: `steps` alphas from the first to the last, both included
+  double last_alpha = 1;
+  int steps = 21;   // 1 to 1001
+  int threads = 0;  // CPU threads it may use; 0: all of the machine
+};
+
+struct SmoothingSearchArgs {
+  ConstTensor weight = {};             // (N, K)
+  ConstTensor input_channel_max = {};  // (K), f32
+  ConstTensor x = {};                  // (rows, K): calibration rows
+  ConstTensor second_moments = {};     // (K, K), f32 or f64: H. x or this
+  std::int64_t rows = 0;               // that H was summed over
+  Tensor errors = {};                  // (steps), f64: the error of each alpha; may be absent
+};
+
+struct SmoothingSearchResult {
+  double alpha = 0;             // of the least error; the first of equal ones
+  double error = 0;             // relative, of that alpha
+  double unsmoothed_error = 0;  // relative, with s = 1
+};
+
+OCTILE_API SmoothingSearchResult search_smoothing(const SmoothingSearchDescription& description,
+                                                  const SmoothingSearchArgs& args);
+
+}  // namespace octile

@@ -1,0 +1,96 @@
+// Octile: weights to s8 and s4, better than by rounding each to the nearest level.
+//
+// W (N, K) becomes integers q, scales s and, optionally, zero points z, such that LinearPlan takes them as they are:
+// W'[n, k] = (q[n, k] - z) * s. A segment is what shares a scale: the tensor, a row, or a group of neighbours in a row.
+// With H = sum over calibration rows x x^T (K, K) and E = W' - W, the layer's output over those rows is off by
+//   ||X E^T||^2 = trace(E H E^T)
+//
+// nearest         s and z of the contract (octile/quantize.h), least_scale 1e-8; QuantizePlan's bits with an f32 scale.
+//                 Symmetric q lies in -127..127 or -7..7, with z in -8..7.
+// clip_search     of the candidates c = 1, ..., clip_least, clip_steps of them: the segment's extremes times c give s
+// and
+//                 z, q is rounded to nearest and clamped, and the c of the least sum_k h_k (W'[n, k] - W[n, k])^2 is
+//                 taken, the largest of equal ones. h is H's diagonal, or the importance given, or 1. s4 is clamped to
+//                 -8..7 here, for c = 7/8 makes the scale that -8 belongs to.
+// error_feedback  E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh: "GPTQ: Accurate Post-Training Quantization for
+//                 Generative Pre-trained Transformers", 2022, arXiv 2210.17323; in the equal form of J. Chee, Y. Cai,
+//                 V. Kuleshov, C. De Sa: "QuIP", 2023, arXiv 2307.13304, theorem 6. Columns are rounded one after
+//                 another, and what a column loses is made up by those after it. With the columns in the order of
+//                 rounding, H + damping * mean(diag H) * I = U D U^T, U upper triangular with a unit diagonal:
+//                   t_j = W_j + sum_{i < j} (W_i - W'_i) * U_ij,  q_j = clamp(rint(t_j / s) + z)
+//                 U and D in f64, U then rounded to f32 and t summed in f32 in the order of i. s and z are of W; in the
+//                 order of the columns, a group's are of its t when the group is reached. With clip_steps > 1 they are
+//                 found by clip_search, weighted by D.
+//                 A dead channel, H_jj = 0, is rounded to nearest and makes up for nothing.
+//
+// H holds n rows' sum or their mean: only ratios matter. It must be symmetric (to 1e-3 * sqrt(H_ii * H_jj)); the upper
+// triangle is read. Everything runs on the CPU. The same input gives the same bits on every machine and with every
+// number of threads. An octile::Error, and then nothing is written: among others where W or H holds a NaN or an
+// infinity, and where H is not positive definite after damping.
+#pragma once
+
+#include <cstdint>
+
+#include "octile/error.h"
+#include "octile/tensor.h"
+#include "octile/types.h"
+
+namespace octile {
+
+// The numbers are part of the C ABI.
+enum class WeightMethod : std::uint8_t { nearest, clip_search, error_feedback };
+// In which order error_feedback rounds the columns: as they lie, or by H's diagonal, the largest first, equal ones as
+// they lie. Groups are of neighbouring columns either way.
+enum class ColumnOrder : std::uint8_t { as_they_lie, by_moment };
+
+OCTILE_API std::string_view name(WeightMethod value);
+OCTILE_API std::string_view name(ColumnOrder value);
+
+struct WeightQuantizerDescription {
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  DType w = DType::f32;  // f16, bf16, f32; f64 is rounded to f32 first
+  WeightFormat weight = WeightFormat::s8_per_channel;
+  std::int64_t group = 128;  // s4: 32, 64 or 128, a divisor of k; 0: a whole row
+  bool zero_point = false;   // s4 alone
+  // Scales are written as f32. f16 and bf16 here: rounded to that type before they are used, so that a file that holds
+  // them in it loses nothing.
+  DType scale = DType::f32;
+  WeightMethod method = WeightMethod::nearest;
+  ColumnOrder order = ColumnOrder::by_moment;  // error_feedback
+  double damping = 0.05;                       // error_feedback: 0 to 1
+  double clip_least = 0.4;                     // clip_search, error_feedback: above 0, at most 1
+  int clip_steps = 61;                         // 1 to 1001; 1: s is of the extremes
+  int threads = 0;                             // CPU threads it may use; 0: all of the machine
+};
+
+struct WeightQuantizerArgs {
+  ConstTensor weight = {};          // (N, K)
+  ConstTensor second_moments = {};  // (K, K), f32 or f64: H. error_feedback needs it, clip_search may have it
+  ConstTensor importance = {};      // (K), f32, not negative: h. clip_search may have it, where there is no H
+  Tensor q = {};                    // (N, K), s8 or s4
+  Tensor scale = {};                // (N); (1) for s8_per_tensor; (N, K / group) for s4. f32
+  Tensor zero_point = {};           // (N, K / group), s32, within -8..7
+};
+
+OCTILE_API void quantize_weight(const WeightQuantizerDescription& description, const WeightQuantizerArgs& args);
+
+// trace(E H E^T) and trace(W H W^T), or sum_nk h_k E_nk^2 and sum_nk h_k W_nk^2: what the quantized weight costs.
+struct WeightError {
+  double noise = 0;
+  double signal = 0;
+};
+
+struct WeightErrorArgs {
+  ConstTensor weight = {};          // (N, K)
+  ConstTensor second_moments = {};  // H, or
+  ConstTensor importance = {};      // h, or neither: 1
+  ConstTensor q = {};
+  ConstTensor scale = {};
+  ConstTensor zero_point = {};
+};
+
+// Of the description n, k, w, weight, group, zero_point and threads are looked at.
+OCTILE_API WeightError weight_error(const WeightQuantizerDescription& description, const WeightErrorArgs& args);
+
+}  // namespace octile

@@ -1,0 +1,71 @@
+// Scales and zero points of weights: from the extremes of a segment, or from a search among clipped extremes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "octile/weight_quantizer.h"
+
+namespace octile {
+
+struct SegmentScale {
+  float s = 0;
+  std::int32_t z = 0;
+};
+
+// The least and the largest value of a segment, 0 included.
+struct Range {
+  float low = 0;
+  float high = 0;
+};
+
+Range range_of(const float* w, std::int64_t n);
+
+// How a description maps a segment to levels.
+class ScaleRule {
+ public:
+  explicit ScaleRule(const WeightQuantizerDescription& d);
+
+  // With the extremes times c.
+  SegmentScale of(Range range, float c) const;
+  int steps() const { return steps_; }
+  float candidate(int step) const;  // c
+  // q - z lies between these.
+  float low(std::int32_t z) const { return q_min_ - static_cast<float>(z); }
+  float high(std::int32_t z) const { return q_max_ - static_cast<float>(z); }
+
+ private:
+  bool affine_;
+  DType scale_;
+  float q_min_, q_max_;
+  int steps_;
+  double clip_least_;
+};
+
+// Lanes that errors are summed in, whatever the machine's vectors: part of what decides the bits of a near tie.
+constexpr std::int64_t kErrorLanes = 16;
+
+inline std::int64_t padded_length(std::int64_t n) { return (n + kErrorLanes - 1) / kErrorLanes * kErrorLanes; }
+
+// Weights, and how much the error of each counts. `n` is a multiple of 16; zeros may be appended.
+struct WeightedRun {
+  const float* w;
+  const float* h;
+  std::int64_t n;
+};
+
+// The scales to choose from, that of the whole range first.
+std::vector<SegmentScale> candidates(const ScaleRule& rule, Range range);
+
+// sum_k h_k * (W'[k] - W[k])^2 with each scale: in f32, term k in lane k % 16; the lanes are added in f64, l and l + 8
+// first, then l and l + 4, and so on. Rounds by w * (1 / s), which differs from the contract's w / s near ties alone.
+void rounding_errors(const ScaleRule& rule, const std::vector<SegmentScale>& scales, const WeightedRun& run,
+                     double* errors);
+
+// The candidate of the least error, the first of equal ones. With one candidate nothing is measured.
+SegmentScale best_scale(const ScaleRule& rule, const WeightedRun& run);
+
+// q[i] = clamp(rint(w[i] / s) + z).
+void round_weights(const ScaleRule& rule, SegmentScale scale, const float* w, std::int64_t n, std::int8_t* q);
+
+}  // namespace octile
