@@ -29,6 +29,14 @@ constexpr std::array<Sizes, 8> kLarge = {{{4096, 4096, 256},
                                           {7, 14336, 4096},
                                           {130, 264, 65536}}};
 
+// Weights of 4 bits: around the sizes of tiles, long rows that blocks share, and several waves of tiles. Few terms in
+// all, for the sake of the bound's arithmetic.
+constexpr std::array<Sizes, 22> kFourBits = {
+    {{1, 4096, 1024}, {1, 272, 14336},  {5, 2064, 1024},  {8, 512, 4096},   {9, 300, 4096},   {16, 1040, 2048},
+     {17, 300, 4096}, {31, 528, 4096},  {32, 1000, 1024}, {33, 512, 4096},  {48, 1040, 1024}, {64, 640, 2048},
+     {65, 272, 4096}, {100, 1000, 512}, {128, 512, 1024}, {129, 1032, 512}, {257, 528, 512},  {300, 1024, 288},
+     {1024, 264, 96}, {4096, 136, 128}, {2100, 2064, 64}, {2100, 2064, 32}}};
+
 // Gradients: more tiles of dX, and of dW, than multiprocessors, and short sums for the sake of the bound's arithmetic.
 constexpr std::array<Sizes, 4> kGradients = {
     {{2100, 208, 2100}, {2051, 136, 2049}, {208, 2100, 2056}, {131, 2049, 2051}}};
@@ -51,6 +59,30 @@ class LargeCases {
     }
     for (const Sizes& sizes : kLarge) {
       for (int turn = 0; turn < 3; ++turn) add(sizes, turn == 0 ? DType::f16 : DType::s8);
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> four_bits() {
+    for (const Sizes& sizes : kFourBits) {
+      for (int turn = 0; turn < 6; ++turn) {
+        LinearCase c;
+        LinearDescription d{.m = sizes.m, .n = sizes.n, .k = sizes.k};
+        d.x = turn_.pick({DType::f16, DType::bf16});
+        d.y = turn_.pick({d.x, d.x, DType::f32});
+        d.activation = Activation::none;
+        d.weight = WeightFormat::s4_group;
+        do {
+          d.group = turn_.pick(kGroups);
+        } while (d.group != 0 && d.k % d.group != 0);
+        d.weight_zero_point = turn_.pick(kBools);
+        d.bias = turn_.pick(kBools);
+        d.packed_weight = turn % 2 == 1;
+        dress(c, d.m);
+        c.layout = turn_.pick({Layout::compact, Layout::compact, Layout::pitched});
+        c.description = d;
+        cases_.emplace_back(c);
+      }
     }
     return std::move(cases_);
   }
@@ -164,6 +196,8 @@ std::vector<Case> large_cases(Operation operation) {
       return LargeCases().products();
     case Operation::w8a16_gemm:
       return LargeCases().gradients();
+    case Operation::w4a16_gemm:
+      return LargeCases().four_bits();
     case Operation::w8a8_linear: {
       std::vector<Case> all = LargeCases().products();
       std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });

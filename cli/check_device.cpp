@@ -19,11 +19,13 @@ std::size_t rounded_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kA
 }  // namespace
 
 // Device memory: guard, workspace, guard | gap, tensor, gap, tensor, gap ...; the staging memory is the part behind |.
-void DeviceTensors::place(Tensors& tensors, std::size_t workspace) {
+void DeviceTensors::place(Tensors& tensors, std::size_t workspace, std::span<std::byte> packed) {
   places_.clear();
   workspace_size_ = workspace;
   std::size_t at = kAlignment;
-  for (const Tensors::Block& block : tensors.blocks()) {
+  std::vector<Tensors::Block> blocks = tensors.blocks();
+  if (!packed.empty()) blocks.push_back({packed.data(), packed.size(), 0, kCanary});
+  for (const Tensors::Block& block : blocks) {
     // The lead lies in the gap, so that what follows it is aligned.
     places_.push_back({block, at + kAlignment - block.lead, nullptr});
     at = rounded_up(places_.back().at + block.size) + kAlignment;

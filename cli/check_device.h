@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -22,8 +23,9 @@ class DeviceTensors {
   Stream stream() const { return gpu_.stream(); }
 
   // Gives the tensors and a workspace of that size their places. Views of the case before are void. A compact tensor
-  // begins at a multiple of 256 bytes, another as far beyond one as its layout says.
-  void place(Tensors& tensors, std::size_t workspace);
+  // begins at a multiple of 256 bytes, another as far beyond one as its layout says. packed: of the weight, another
+  // input.
+  void place(Tensors& tensors, std::size_t workspace, std::span<std::byte> packed);
   // The same view of the copy.
   template <class Void>
   BasicTensor<Void> there(BasicTensor<Void> view) const {

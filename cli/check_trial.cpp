@@ -1,9 +1,11 @@
 #include "check_trial.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <tuple>
 
@@ -17,29 +19,35 @@ namespace {
 
 using Size = Tensors::Size;
 
+struct Packed {
+  std::vector<std::byte> memory;
+  std::span<std::byte> bytes;  // of it
+};
+
 // The arguments of a run, where they are the caller's own.
 template <class Description, class Plan, class Args>
-Args prepared(const Description&, const Plan&, const Args& args, std::vector<std::byte>&) {
+Args prepared(const Description&, const Plan&, const Args& args, Packed&) {
   return args;
 }
 
 // A packed weight is packed first.
-LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearArgs args,
-                    std::vector<std::byte>& packed) {
+LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearArgs args, Packed& packed) {
   if (!d.packed_weight) return args;
   const std::size_t size = plan.packed_weight_size();
   constexpr std::size_t kAlignment = 64;
   constexpr std::byte kGuard{0xa5};
-  packed.assign(size + 2 * kAlignment, kGuard);
-  void* begin = packed.data();
-  std::size_t space = packed.size();
+  std::vector<std::byte>& memory = packed.memory;
+  memory.assign(size + 2 * kAlignment, kGuard);
+  void* begin = memory.data();
+  std::size_t space = memory.size();
   auto* data = static_cast<std::byte*>(std::align(kAlignment, size, begin, space));
   const auto bytes = vector(reinterpret_cast<std::uint8_t*>(data), static_cast<std::int64_t>(size));
   plan.pack({args.weight, args.weight_scale, args.weight_zero_point, bytes});
   const auto guard = [](std::byte b) { return b == kGuard; };
-  if (!std::all_of(packed.data(), data, guard) || !std::all_of(data + size, packed.data() + packed.size(), guard)) {
+  if (!std::all_of(memory.data(), data, guard) || !std::all_of(data + size, memory.data() + memory.size(), guard)) {
     throw std::runtime_error(message("pack wrote outside of its ", size, " bytes"));
   }
+  packed.bytes = {data, size};
   args.weight = bytes;
   args.weight_scale = args.weight_zero_point = {};
   return args;
@@ -88,9 +96,9 @@ void run_on_host(const Plan& plan, const Args& args) {
 }
 
 template <class Plan, class Args>
-void run_on_gpu(const Plan& plan, Args args, Tensors& tensors, const Attempt& attempt) {
+void run_on_gpu(const Plan& plan, Args args, Tensors& tensors, const Packed& packed, const Attempt& attempt) {
   DeviceTensors& gpu = *attempt.gpu;
-  gpu.place(tensors, plan.workspace_size());
+  gpu.place(tensors, plan.workspace_size(), packed.bytes);
   visit_tensors(args, [&](auto&... view) { ((view = gpu.there(view)), ...); });
   gpu.run([&] { plan.run(args, gpu.workspace(), gpu.stream()); }, attempt.as_graph);
 }
@@ -102,11 +110,10 @@ auto runner(const std::shared_ptr<Tensors>& tensors, Description description, co
     description.threads = attempt.threads;
     if (attempt.gpu) description.device = attempt.gpu->device();
     const Plan plan = Plan::select(description);
-    std::vector<std::byte> packed;
+    Packed packed;
     const Args ready = prepared(description, plan, args, packed);
     if (attempt.gpu) {
-      if (!packed.empty()) throw std::runtime_error("a packed weight in device memory is not checked yet");
-      run_on_gpu(plan, ready, *tensors, attempt);
+      run_on_gpu(plan, ready, *tensors, packed, attempt);
     } else {
       run_on_host(plan, ready);
     }
@@ -304,6 +311,22 @@ double sum_error(DType real, std::int64_t terms, double magnitude) {
   return (gamma(wide ? 0x1p-53 : 0x1p-24) + gamma(0x1p-53)) * magnitude + 128 * n * subnormal;
 }
 
+// What more may be lost in element (i, j) where (q - z) s is rounded to X's 16-bit type before it is multiplied: the
+// scale and the product are rounded once each, unit roundoff u. In f16 the scales of a row are taken relative to one of
+// them, which is put into [2^5, 2^6): what falls below the normal numbers is off by 2^-25 at most, 15 times for a scale
+// and once for a product, altogether 2^-26 S, S being the row's largest scale. bf16 has f32's range, and a matrix unit
+// may take what is subnormal for zero.
+double narrow_weight_error(const LinearArgs& args, std::array<std::int64_t, 2> at, double magnitude) {
+  double x = 0;
+  for (std::int64_t k = 0; k < args.x.cols(); ++k) x += std::abs(load<double>(args.x, at[0], k));
+  if (args.x.dtype == DType::bf16) return (0x1p-7 + 0x1p-16) * magnitude + 0x1p-125 * x;
+  double largest = 0;
+  for (std::int64_t g = 0; g < args.weight_scale.cols(); ++g) {
+    largest = std::max(largest, std::abs(load<double>(args.weight_scale, at[1], g)));
+  }
+  return (0x1p-10 + 0x1p-22) * magnitude + 0x1p-26 * largest * x;
+}
+
 Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   const LinearDescription& d = c.description;
   auto tensors = std::make_shared<Tensors>(c, seed);
@@ -335,7 +358,9 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   if (d.bias) args.bias = tensors->floats(d.y, {d.n});
   args.y = tensors->output("y", d.y, {c.rows, d.n});
 
-  expect<LinearPlan>(*tensors, c, d, args, oracle::linear);
+  LinearDescription unpacked = d;
+  unpacked.packed_weight = false;
+  expect<LinearPlan>(*tensors, c, unpacked, args, oracle::linear);
   if (w4a16 && d.k > 0) {
     const Magnitudes x(c.rows, d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); });
     const Magnitudes w(d.k, d.n, [&](std::int64_t k, std::int64_t j) {
@@ -343,8 +368,10 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
       return (load_integer(args.weight, j, k) - z) * load<double>(args.weight_scale, j, k / group);
     });
     const Magnitudes sum = product(x, w);
+    const bool narrow = c.narrow_products && (d.x == DType::f16 || d.x == DType::bf16) && group < d.k;
     tensors->set_bound("y", [&](std::int64_t i, std::int64_t j) {
-      return sum_error(real, d.k, sum.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0));
+      const double rounded = narrow ? narrow_weight_error(args, {i, j}, sum.at(i, j)) : 0;
+      return sum_error(real, d.k, sum.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0)) + rounded;
     });
   }
   return {tensors, runner<LinearPlan>(tensors, d, args)};

@@ -10,5 +10,8 @@ void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_demo(CLI::App& app);
 void add_puzzles(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_quantize(CLI::App& app);
+void add_compare(CLI::App& app);
 
 }  // namespace octile::cli

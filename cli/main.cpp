@@ -19,7 +19,8 @@ constexpr const char* kDescription =
 
 The command shows what the Octile library can do here: which kernels run on this
 machine, whether each computes what the contract says, how fast it is, and how a
-network trains with them. Its puzzles teach to write such kernels.
+network trains with them. It quantizes checkpoints of models and looks into them, and
+its puzzles teach to write kernels.
 )";
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
@@ -43,12 +44,14 @@ Examples:
   octile check                       compare every kernel with the oracle
   octile bench --filter w8a8_forward time the int8 forward
   octile demo                        train on handwritten digits in f32 and in int8
+  octile quantize IN OUT --format w4a16
+                                     write a model's checkpoint with 4-bit weights
   octile puzzles list                learn to write block kernels)";
 
-// "octile", or "octile bench" once the command's name has been read.
+// "octile", or "octile puzzles run" once the commands' names have been read.
 std::string page(const CLI::App& app) {
   const auto commands = app.get_subcommands();
-  return commands.empty() ? "octile" : "octile " + commands.front()->get_name();
+  return commands.empty() ? app.get_name() : app.get_name() + " " + page(*commands.front());
 }
 
 int report(const std::string& what, int status) {
@@ -71,6 +74,11 @@ int run(int argc, char** argv) {
 #if OCTILE_BLAS
   octile::cli::add_bench(app);
   octile::cli::add_demo(app);
+#endif
+#if OCTILE_CHECKPOINT
+  octile::cli::add_inspect(app);
+  octile::cli::add_quantize(app);
+  octile::cli::add_compare(app);
 #endif
 #if OCTILE_TILE
   octile::cli::add_puzzles(app);

@@ -38,7 +38,8 @@ struct ConvolutionByPixel {
     const auto ok = t.arange(kw);
     const auto taps = t.load(k + oj * kw + ok);
     for (int pixel : range(h * w)) {
-      const auto row = oj + pixel / w, column = ok + pixel % w;
+      const auto row = oj + pixel / w;
+      const auto column = ok + pixel % w;
       const auto in = (image < n0) & (row < h) & (column < w);
       const auto v = t.load(x + image * (h * w) + row * w + column, in, 0.0f);
       t.store(z + image * (h * w) + pixel, sum(sum(taps * v), kRows), image < n0);
@@ -54,7 +55,8 @@ struct ImagesWithoutMask {  // right with one image a program
     const auto ok = t.arange(kw);
     const auto taps = t.load(k + oj * kw + ok);
     for (int pixel : range(h * w)) {
-      const auto row = oj + pixel / w, column = ok + pixel % w;
+      const auto row = oj + pixel / w;
+      const auto column = ok + pixel % w;
       const auto p = x + image * (h * w) + row * w + column;
       const auto v = t.load(p, (row < h) & (column < w), 0.0f);  // wrong: ImagesWithoutMask
       t.store(z + image * (h * w) + pixel, sum(sum(taps * v), kRows));

@@ -1,7 +1,6 @@
-// The CUDA executor: a program of the grid is a block of threads, laid out as L
-// says, each holding its part of every tile. It gives the bits of the CPU
-// executors, but for the sums of floats in dot. Compiled by anything but nvcc
-// it emulates the blocks on the CPU, slowly.
+// The CUDA executor: a program of the grid is a block of threads, laid out as L says, each holding its part of every
+// tile. It gives the bits of the CPU executors, but for the sums of floats in dot. Compiled by anything but nvcc it
+// emulates the blocks on the CPU, slowly.
 #pragma once
 
 #include <stdexcept>
@@ -12,99 +11,89 @@
 
 namespace octile::tile {
 
-// How exp2 and the division of rows are done. exact: the bits of the CPU
-// executors. fast: by the GPU's own exp2, and by a multiplication with the
-// reciprocal, as other compilers for GPUs do. Then exp2 is within 2^-22 of the
-// result, or 0 where that is below 2^-126; a quotient of a tile and a column is
-// within 2^-23, where the divisor is between 2^-126 and 2^126 and the quotient
-// is normal. All else is exact as ever.
+// How exp2 and the division of rows are done. exact: the bits of the CPU executors. fast: by the GPU's own exp2, and by
+// a multiplication with the reciprocal, as other compilers for GPUs do. Then exp2 is within 2^-22 of the result, or 0
+// where that is below 2^-126; a quotient of a tile and a column is within 2^-22.9, where the divisor is between 2^-126
+// and 2^126 and the quotient is normal. All else is exact as ever.
 enum class Math : std::uint8_t { exact, fast };
 
 // L: Threads<rows, columns, vector> or Warps<rows, columns, vector>.
-template <class L = Threads<4, 32>, Math kMath = Math::exact> struct Cuda {
-  void *stream = nullptr; // a cudaStream_t
-  bool backwards = false; // emulated: the last thread goes first
+template <class L = Threads<4, 32>, Math kMath = Math::exact>
+struct Cuda {
+  void* stream = nullptr;  // a cudaStream_t
+  bool backwards = false;  // emulated: the last thread goes first
 
   using Layout = L;
-  template <class S> using Mine = Part<L, S>;
+  template <class S>
+  using Mine = Part<L, S>;
 
-  template <class T, class S> struct Storage { T values[Mine<S>::kSize]; };
-  template <class I> using Index = I;
+  template <class T, class S>
+  struct Storage {
+    T values[Mine<S>::kSize];
+  };
+  template <class I>
+  using Index = I;
   using Overflow = NoOverflow;
   struct Memory {};
 
   template <class S, class F, class... A>
-  TILE_FUNCTION static auto map(F f, const A &...a) {
-    using T =
-        decltype(std::declval<F>()(widen(std::declval<typename A::Type>())...));
+  TILE_FUNCTION static auto map(F f, const A&... a) {
+    using T = decltype(std::declval<F>()(widen(std::declval<typename A::Type>())...));
     Tile<Cuda, T, S> out;
     if constexpr (std::is_same_v<F, scalar::Exp2> && kMath == Math::fast) {
-      each_place<S>([&](const gpu::Place &at, int i) {
-        out.values[i] = gpu::exp2_fast(f32{gpu::value_at<L>(a, at)}...);
-      });
+      each_place<S>(
+          [&](const gpu::Place& at, int i) { out.values[i] = gpu::exp2_fast(f32{gpu::value_at<L>(a, at)}...); });
       return out;
     } else if constexpr (std::is_same_v<F, scalar::Exp2>) {
-      if (exp2_plainly<S>(out.values, a...))
-        return out;
-    } else if constexpr (std::is_same_v<F, scalar::Divide> &&
-                         std::is_same_v<T, f32>) {
+      if (exp2_plainly<S>(out.values, a...)) return out;
+    } else if constexpr (std::is_same_v<F, scalar::Divide> && std::is_same_v<T, f32>) {
       if constexpr (divides_rows<S, A...>()) {
-        if (divide_plainly<S>(out.values, a...))
-          return out;
+        if (divide_plainly<S>(out.values, a...)) return out;
       }
     } else if constexpr (gpu::is_extreme<F> && std::is_same_v<T, f32>) {
       if (never_two_zeros(a...)) {
-        each_place<S>([&](const gpu::Place &at, int i) {
-          out.values[i] =
-              gpu::extreme(f, static_cast<f32>(gpu::value_at<L>(a, at))...);
+        each_place<S>([&](const gpu::Place& at, int i) {
+          out.values[i] = gpu::extreme(f, static_cast<f32>(gpu::value_at<L>(a, at))...);
         });
         return out;
       }
     } else if constexpr (rounds_to_bytes<F, S, A...>()) {
       f32 four[4];
-      each_place<S>([&](const gpu::Place &at, int i) {
+      each_place<S>([&](const gpu::Place& at, int i) {
         four[i % 4] = static_cast<f32>((gpu::value_at<L>(a, at), ...));
-        if (i % 4 == 3)
-          gpu::round_to_bytes(f, out.values + i - 3, four);
+        if (i % 4 == 3) gpu::round_to_bytes(f, out.values + i - 3, four);
       });
       return out;
     } else if constexpr (gpu::is_rounding<F>) {
-      each_place<S>([&](const gpu::Place &at, int i) {
-        out.values[i] = round_one(f, gpu::value_at<L>(a, at)...);
-      });
+      each_place<S>([&](const gpu::Place& at, int i) { out.values[i] = round_one(f, gpu::value_at<L>(a, at)...); });
       return out;
     }
-    each_place<S>([&](const gpu::Place &at, int i) {
-      out.values[i] = f(gpu::value_at<L>(a, at)...);
-    });
+    each_place<S>([&](const gpu::Place& at, int i) { out.values[i] = f(gpu::value_at<L>(a, at)...); });
     return out;
   }
 
   template <int Axis, class F, class A>
-  TILE_FUNCTION static auto reduce(F f, const A &a) {
+  TILE_FUNCTION static auto reduce(F f, const A& a) {
     using S = typename A::Shape;
     using T = Common<typename A::Type, typename A::Type>;
     T values[Mine<S>::kSize];
-    each_place<S>([&](const gpu::Place &at, int i) {
-      values[i] = static_cast<T>(gpu::value_at<L>(a, at));
-    });
+    each_place<S>([&](const gpu::Place& at, int i) { values[i] = static_cast<T>(gpu::value_at<L>(a, at)); });
     gpu::reduce<L, Axis, S>(f, values);
     Tile<Cuda, T, Reduced<S, Axis>> out;
     TILE_UNROLL
-    for (int i = 0; i < Mine<Reduced<S, Axis>>::kSize; ++i)
-      out.values[i] = values[i];
+    for (int i = 0; i < Mine<Reduced<S, Axis>>::kSize; ++i) out.values[i] = values[i];
     return out;
   }
 
   // Through shared memory, in row-major order.
   template <class S, class A, class Source>
-  TILE_FUNCTION static auto rearrange(const A &a, Source) {
+  TILE_FUNCTION static auto rearrange(const A& a, Source) {
     using T = typename A::Type;
     using From = typename A::Shape;
-    T *const shared = reinterpret_cast<T *>(gpu::arena());
+    T* const shared = reinterpret_cast<T*>(gpu::arena());
     gpu::barrier();
     if (Mine<From>::owns(gpu::thread())) {
-      each_place<From>([&](const gpu::Place &at, int i) {
+      each_place<From>([&](const gpu::Place& at, int i) {
         const int linear = SameOrder::of<From>(at.plane, at.row, at.column);
         if constexpr (is_staged<A>) {
           shared[linear] = a.at(at.plane * From::kRows + at.row, at.column);
@@ -115,45 +104,41 @@ template <class L = Threads<4, 32>, Math kMath = Math::exact> struct Cuda {
     }
     gpu::barrier();
     Tile<Cuda, T, S> out;
-    each_place<S>([&](const gpu::Place &at, int i) {
-      out.values[i] =
-          shared[Source::template of<S>(at.plane, at.row, at.column)];
+    each_place<S>([&](const gpu::Place& at, int i) {
+      out.values[i] = shared[Source::template of<S>(at.plane, at.row, at.column)];
     });
     return out;
   }
 
   template <class A, class B, class C>
-  TILE_FUNCTION static C dot(const A &a, const B &b, C sum) {
+  TILE_FUNCTION static C dot(const A& a, const B& b, C sum) {
     gpu::dot<L>(a, b, sum);
     return sum;
   }
 
-  template <class T> static Pointer<Cuda, T> pointer(const Tensor<T> &tensor) {
+  template <class T>
+  static Pointer<Cuda, T> pointer(const Tensor<T>& tensor) {
     return {tensor.data, {}};
   }
 
   class Program;
 
-private:
+ private:
   template <class S, class A>
-  TILE_FUNCTION static bool exp2_plainly(f32 *out, const A &a) {
+  TILE_FUNCTION static bool exp2_plainly(f32* out, const A& a) {
     bool plain = true;
-    each_place<S>([&](const gpu::Place &at, int) {
-      plain = plain & (fabsf(static_cast<f32>(gpu::value_at<L>(a, at))) <=
-                       gpu::kExp2Normal);
+    each_place<S>([&](const gpu::Place& at, int) {
+      plain = plain & (fabsf(static_cast<f32>(gpu::value_at<L>(a, at))) <= gpu::kExp2Normal);
     });
-    if (!plain)
-      return false;
-    each_place<S>([&](const gpu::Place &at, int i) {
-      out[i] = gpu::exp2_normal(static_cast<f32>(gpu::value_at<L>(a, at)));
-    });
+    if (!plain) return false;
+    each_place<S>(
+        [&](const gpu::Place& at, int i) { out[i] = gpu::exp2_normal(static_cast<f32>(gpu::value_at<L>(a, at))); });
     return true;
   }
 
-  // Zeros of different signs are all that gpu::extreme() may get wrong: a
-  // number beside a tile is seldom one.
+  // Zeros of different signs are all that gpu::extreme() may get wrong: a number beside a tile is seldom one.
   template <class A, class B>
-  TILE_FUNCTION static bool never_two_zeros(const A &a, const B &b) {
+  TILE_FUNCTION static bool never_two_zeros(const A& a, const B& b) {
     if constexpr (!TileLike<A>) {
       return static_cast<f32>(widen(a.value)) != 0.0f;
     } else if constexpr (!TileLike<B>) {
@@ -165,10 +150,10 @@ private:
 
   template <class F, class S, class... A>
   TILE_FUNCTION static constexpr bool rounds_to_bytes() {
-    return gpu::is_rounding_to_bytes<F> &&
-           (is_float_type<typename A::Type> && ...) && Mine<S>::kSize % 4 == 0;
+    return gpu::is_rounding_to_bytes<F> && (is_float_type<typename A::Type> && ...) && Mine<S>::kSize % 4 == 0;
   }
-  template <class F, class A> TILE_FUNCTION static auto round_one(F f, A a) {
+  template <class F, class A>
+  TILE_FUNCTION static auto round_one(F f, A a) {
     if constexpr (std::is_same_v<A, f32>) {
       return gpu::round_with(f, a);
     } else {
@@ -176,23 +161,21 @@ private:
     }
   }
 
-  // Rows of many columns are divided by a number each: its reciprocal is worth
-  // keeping.
+  // Rows of many columns are divided by a number each: its reciprocal is worth keeping.
   template <class S, class A, class B>
   TILE_FUNCTION static constexpr bool divides_rows() {
     return Mine<S>::kRow >= 4 && B::Shape::kColumns == 1;
   }
   template <class S, class A, class B>
-  TILE_FUNCTION static bool divide_plainly(f32 *out, const A &a, const B &b) {
+  TILE_FUNCTION static bool divide_plainly(f32* out, const A& a, const B& b) {
     constexpr int kRow = Mine<S>::kRow, kRows = Mine<S>::kSize / kRow;
     constexpr f32 kLeast = kMath == Math::fast ? 0x1p-126f : gpu::kPlainLeast;
     constexpr f32 kMost = kMath == Math::fast ? 0x1p126f : gpu::kPlainMost;
     f32 divisor[kRows] = {}, reciprocal[kRows] = {};
     bool plain = true, zeros = false;
-    each_place<S>([&](const gpu::Place &at, int i) {
+    each_place<S>([&](const gpu::Place& at, int i) {
       if (i % kRow == 0) {
-        const f32 y = divisor[i / kRow] =
-            static_cast<f32>(gpu::value_at<L>(b, at));
+        const f32 y = divisor[i / kRow] = static_cast<f32>(gpu::value_at<L>(b, at));
         reciprocal[i / kRow] = gpu::reciprocal(y);
         plain = plain & (y >= kLeast) & (y <= kMost);
       }
@@ -203,20 +186,18 @@ private:
       }
     });
     if (zeros) {
-      each_place<S>([&](const gpu::Place &at, int) {
+      each_place<S>([&](const gpu::Place& at, int) {
         const f32 x = fabsf(static_cast<f32>(gpu::value_at<L>(a, at)));
         plain = plain & ((x == 0.0f) | (x >= kLeast));
       });
     }
-    if (!plain)
-      return false;
-    each_place<S>([&](const gpu::Place &at, int i) {
+    if (!plain) return false;
+    each_place<S>([&](const gpu::Place& at, int i) {
       const f32 x = static_cast<f32>(gpu::value_at<L>(a, at));
       if constexpr (kMath == Math::fast) {
         out[i] = x * reciprocal[i / kRow];
       } else {
-        out[i] =
-            gpu::divide_plainly(x, divisor[i / kRow], reciprocal[i / kRow]);
+        out[i] = gpu::divide_plainly(x, divisor[i / kRow], reciprocal[i / kRow]);
       }
     });
     return true;
@@ -228,46 +209,38 @@ private:
     const int me = gpu::thread(), thread_row = L::row(me);
     TILE_UNROLL
     for (int i = 0; i < P::kSize; ++i) {
-      const int line = i / P::kRow, plane = line / P::kRows,
-                a = line % P::kRows;
+      const int line = i / P::kRow, plane = line / P::kRows, a = line % P::kRows;
       const int group = i % P::kRow / P::kVector, v = i % P::kVector;
-      visit(gpu::Place{plane, a, group, v, P::row(thread_row, a),
-                       P::column(me, group) + v},
-            i);
+      visit(gpu::Place{plane, a, group, v, P::row(thread_row, a), P::column(me, group) + v}, i);
     }
   }
 };
 
-template <class L, Math kMath> class Cuda<L, kMath>::Program {
-public:
-  TILE_FUNCTION explicit Program(int pipeline_memory)
-      : pipeline_memory_(pipeline_memory) {}
+template <class L, Math kMath>
+class Cuda<L, kMath>::Program {
+ public:
+  TILE_FUNCTION explicit Program(int pipeline_memory) : pipeline_memory_(pipeline_memory) {}
 
   TILE_FUNCTION int id(int axis) const { return gpu::block_index(axis); }
   TILE_FUNCTION int count(int axis) const { return gpu::block_count(axis); }
   TILE_FUNCTION void barrier() { gpu::barrier(); }
 
   template <class P, class M, class Other>
-  TILE_FUNCTION auto load(const P &p, const M &mask, Other other, Where) {
+  TILE_FUNCTION auto load(const P& p, const M& mask, Other other, Where) {
     using T = std::remove_const_t<typename P::Element>;
     using Part = Mine<typename P::Shape>;
     Tile<Cuda, T, typename P::Shape> out;
     const T rest = gpu::rest_of<T>(other);
     TILE_UNROLL
-    for (int i = 0; i < Part::kSize; ++i)
-      out.values[i] = rest;
+    for (int i = 0; i < Part::kSize; ++i) out.values[i] = rest;
     gpu::access<L>(
-        p, mask,
-        [&](const T *from, int i) {
-          gpu::load_vector<Part::kVector>(out.values + i, from);
-        },
-        [&](const T *from, int i) { out.values[i] = *from; });
+        p, mask, [&](const T* from, int i) { gpu::load_vector<Part::kVector>(out.values + i, from); },
+        [&](const T* from, int i) { out.values[i] = *from; });
     return out;
   }
 
   template <class P, class V, class M>
-  TILE_FUNCTION void store(const P &p, const V &value, const M &mask,
-                           Where where) {
+  TILE_FUNCTION void store(const P& p, const V& value, const M& mask, Where where) {
     using T = typename P::Element;
     using S = typename P::Shape;
     if constexpr (is_staged<V>) {
@@ -275,57 +248,62 @@ public:
       gpu::read_part<L>(read.values, value);
       store(p, read, mask, where);
     } else {
-      if (!Mine<S>::owns(gpu::thread()))
-        return;
+      if (!Mine<S>::owns(gpu::thread())) return;
       gpu::access<L>(
-          p, mask,
-          [&](T *to, int i) {
-            gpu::store_vector<Mine<S>::kVector>(to, value.values + i);
-          },
-          [&](T *to, int i) { *to = value.values[i]; });
+          p, mask, [&](T* to, int i) { gpu::store_vector<Mine<S>::kVector>(to, value.values + i); },
+          [&](T* to, int i) { *to = value.values[i]; });
     }
   }
 
   template <AtomicOp kOp, class P, class V, class M>
-  TILE_FUNCTION void atomic(const P &p, const V &value, const M &mask, Where) {
+  TILE_FUNCTION void atomic(const P& p, const V& value, const M& mask, Where) {
     using T = typename P::Element;
-    if (!Mine<typename P::Shape>::owns(gpu::thread()))
-      return;
-    gpu::access_each<L>(
-        p, mask, [&](T *to, int i) { gpu::atomic<kOp>(to, value.values[i]); });
+    if (!Mine<typename P::Shape>::owns(gpu::thread())) return;
+    gpu::access_each<L>(p, mask, [&](T* to, int i) { gpu::atomic<kOp>(to, value.values[i]); });
   }
 
   template <class Context, int Stages, class Stage, class Body>
-  TILE_FUNCTION void pipeline(Context &, Constant<Stages>, int steps,
-                              Stage &stage, Body &body) {
+  TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body& body) {
     gpu::pipeline<L, Cuda, Stages>(*this, pipeline_memory_, steps, stage, body);
   }
 
-private:
+ private:
   int pipeline_memory_;
 };
 
 namespace gpu {
 
-template <class A> inline constexpr bool in_host_memory = false;
-template <class T> inline constexpr bool in_host_memory<Array<T>> = true;
+template <class A>
+inline constexpr bool in_host_memory = false;
+template <class T>
+inline constexpr bool in_host_memory<Array<T>> = true;
 
-template <class Kernel, class... Args> struct Launch {}; // a name for Needs
+template <class Kernel, class... Args>
+struct Launch {};  // a name for Needs
 
 // Never called: compiled, so that the kernel's needs are noted.
 template <class N, class Kernel, class... A>
-void note_needs(const Kernel &kernel, const A &...a) {
+void note_needs(const Kernel& kernel, const A&... a) {
   Context<N> t{};
   kernel(t, a...);
 }
 
-// What goes to the GPU is an address. (Passed as a struct, nvcc 13.0 makes
-// Pointer of another size on the GPU than on the host, where its empty member
-// takes no room.)
-template <class A> auto sent(A a) { return a; }
-template <class E, class T> T *sent(Pointer<E, T> p) { return p.data; }
-template <class E, class A> TILE_FUNCTION A received(A a) { return a; }
-template <class E, class T> TILE_FUNCTION Pointer<E, T> received(T *p) {
+// What goes to the GPU is an address. (Passed as a struct, nvcc 13.0 makes Pointer of another size on the GPU than on
+// the host, where its empty member takes no room.)
+template <class A>
+auto sent(A a) {
+  return a;
+}
+template <class E, class T>
+T* sent(Pointer<E, T> p) {
+  return p.data;
+}
+template <class E, class A>
+TILE_FUNCTION A received(A a) {
+  return a;
+}
+template <class E, class T>
+TILE_FUNCTION Pointer<E, T> received(T* p) {
   return {p, {}};
 }
 
@@ -337,78 +315,62 @@ __global__ void __launch_bounds__(E::Layout::kThreads, E::Layout::kBlocks)
   kernel(t, received<E>(a)...);
 }
 
-inline void check(cudaError_t error, const char *what) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string("octile: ") + what + ": " +
-                             cudaGetErrorString(error));
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("octile: ") + what + ": " + cudaGetErrorString(error));
 }
 #endif
 
 template <class E, class Kernel, class... A>
-void launch_blocks(const E &executor, Grid grid, int scratch, int shared,
-                   const Kernel &kernel, const A &...a) {
+void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const Kernel& kernel, const A&... a) {
   constexpr int kMostShared = 227 * 1024, kThreads = E::Layout::kThreads;
   if (shared > kMostShared) {
-    throw std::invalid_argument("octile: the tiles of this kernel take " +
-                                std::to_string(shared) +
-                                " bytes of shared memory, and a block has "
-                                "232448: smaller tiles or fewer stages.");
+    throw std::invalid_argument("octile: the tiles of this kernel take " + std::to_string(shared) +
+                                " bytes of shared memory, and a block has 232448: smaller tiles or fewer stages.");
   }
 #if defined(__CUDACC__)
   void (*const function)(Kernel, int, A...) = run<E, Kernel, A...>;
   if (shared > 48 * 1024) {
-    check(cudaFuncSetAttribute(
-              function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-          "shared memory");
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
   }
-  const dim3 blocks(static_cast<unsigned>(grid.x),
-                    static_cast<unsigned>(grid.y),
-                    static_cast<unsigned>(grid.z));
-  run<E><<<blocks, kThreads, static_cast<std::size_t>(shared),
-           static_cast<cudaStream_t>(executor.stream)>>>(kernel, scratch, a...);
+  const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
+  run<E><<<blocks, kThreads, static_cast<std::size_t>(shared), static_cast<cudaStream_t>(executor.stream)>>>(
+      kernel, scratch, a...);
   check(cudaGetLastError(), "launch");
 #else
-  emulation::Block block(kThreads, static_cast<std::size_t>(shared),
-                         executor.backwards);
+  emulation::Block block(kThreads, static_cast<std::size_t>(shared), executor.backwards);
   block.body = [&] {
     Context<E> t{typename E::Program(scratch)};
     kernel(t, received<E>(a)...);
   };
   for (int z = 0; z < grid.z; ++z) {
     for (int y = 0; y < grid.y; ++y) {
-      for (int x = 0; x < grid.x; ++x)
-        block.run_block({x, y, z}, {grid.x, grid.y, grid.z});
+      for (int x = 0; x < grid.x; ++x) block.run_block({x, y, z}, {grid.x, grid.y, grid.z});
     }
   }
 #endif
 }
 
-} // namespace gpu
+}  // namespace gpu
 
 // Asynchronous, in the executor's stream. Tensors are in device memory.
 template <class L, Math kMath, class Kernel, class... Args>
-void launch(Cuda<L, kMath> executor, Grid grid, const Kernel &kernel,
-            Args &&...args) {
+void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... args) {
 #if defined(__CUDACC__)
-  static_assert((!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),
-                "octile: a GPU kernel takes device memory, as Tensor<T>{name, "
-                "pointer, shape}; an Array is on the host.");
+  static_assert(
+      (!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),
+      "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
-  if (grid.y > 65535 || grid.z > 65535)
-    throw std::invalid_argument(
-        "octile: a GPU's grid has up to 65535 y and z.");
+  if (grid.y > 65535 || grid.z > 65535) throw std::invalid_argument("octile: a GPU's grid has up to 65535 y and z.");
   using Key = gpu::Launch<Kernel, std::remove_cvref_t<Args>...>;
   if (grid.size() < 0) {
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);
   }
-  if (grid.size() == 0)
-    return;
+  if (grid.size() == 0) return;
   using Noted = gpu::Noted<Key>;
-  gpu::launch_blocks(executor, grid, Noted::scratch,
-                     Noted::scratch + Noted::pipeline, kernel,
+  gpu::launch_blocks(executor, grid, Noted::scratch, Noted::scratch + Noted::pipeline, kernel,
                      gpu::sent(argument(executor, args))...);
 }
 
-} // namespace octile::tile
+}  // namespace octile::tile

@@ -1,6 +1,5 @@
-// Loads and stores of one thread's part of a tile: 16 bytes at a time where the
-// pointers are contiguous, their rows begin at multiples of it, and the mask
-// holds.
+// Loads and stores of one thread's part of a tile: 16 bytes at a time where the pointers are contiguous, their rows
+// begin at multiples of it, and the mask holds.
 #pragma once
 
 #include "octile/tile/context.h"
@@ -8,32 +7,25 @@
 
 namespace octile::tile::gpu {
 
-// An operand at one of this thread's elements: the element's place in its part,
-// and in the tile.
+// An operand at one of this thread's elements: the element's place in its part, and in the tile.
 struct Place {
   int plane, a, group, v;
   int row, column;
 };
 
 template <class L, class A>
-TILE_FUNCTION auto value_at(const A &operand, const Place &at) {
+TILE_FUNCTION auto value_at(const A& operand, const Place& at) {
   if constexpr (is_staged<A>) {
     using S = typename A::Shape;
-    const int plane = S::kPlanes == 1 ? 0 : at.plane,
-              row = S::kRows == 1 ? 0 : at.row;
-    return widen(
-        operand.at(plane * S::kRows + row, S::kColumns == 1 ? 0 : at.column));
+    const int plane = S::kPlanes == 1 ? 0 : at.plane, row = S::kRows == 1 ? 0 : at.row;
+    return widen(operand.at(plane * S::kRows + row, S::kColumns == 1 ? 0 : at.column));
   } else if constexpr (is_tile<A>) {
     using S = typename A::Shape;
     using P = Part<L, S>;
-    const int row = (S::kPlanes == 1 ? 0 : at.plane) * P::kRows +
-                    (S::kRows == 1 ? 0 : at.a);
-    return widen(
-        operand.values[row * P::kRow +
-                       (S::kColumns == 1 ? 0 : at.group * P::kVector + at.v)]);
+    const int row = (S::kPlanes == 1 ? 0 : at.plane) * P::kRows + (S::kRows == 1 ? 0 : at.a);
+    return widen(operand.values[row * P::kRow + (S::kColumns == 1 ? 0 : at.group * P::kVector + at.v)]);
   } else if constexpr (AffineTile<A>) {
-    return static_cast<typename A::Type>(
-        operand.at(at.plane, at.row, at.column));
+    return static_cast<typename A::Type>(operand.at(at.plane, at.row, at.column));
   } else if constexpr (LazyMask<A>) {
     return operand.at(at.plane, at.row, at.column);
   } else {
@@ -41,26 +33,24 @@ TILE_FUNCTION auto value_at(const A &operand, const Place &at) {
   }
 }
 
-template <class Index> TILE_FUNCTION constexpr bool unit_stride() {
-  if constexpr (AffineTile<Index>)
-    return Index::kUnit;
+template <class Index>
+TILE_FUNCTION constexpr bool unit_stride() {
+  if constexpr (AffineTile<Index>) return Index::kUnit;
   return false;
 }
 
 // Every row begins at a multiple of kBytes.
-template <int kBytes, class P> TILE_FUNCTION bool rows_aligned(const P &p) {
+template <int kBytes, class P>
+TILE_FUNCTION bool rows_aligned(const P& p) {
   using S = typename P::Shape;
   auto bits = reinterpret_cast<std::uintptr_t>(p.tensor.data + p.index.base);
-  if constexpr (S::kRows > 1)
-    bits |= static_cast<std::uintptr_t>(p.index.row *
-                                        s64{sizeof(typename P::Element)});
-  if constexpr (S::kPlanes > 1)
-    bits |= static_cast<std::uintptr_t>(p.index.plane *
-                                        s64{sizeof(typename P::Element)});
+  if constexpr (S::kRows > 1) bits |= static_cast<std::uintptr_t>(p.index.row * s64{sizeof(typename P::Element)});
+  if constexpr (S::kPlanes > 1) bits |= static_cast<std::uintptr_t>(p.index.plane * s64{sizeof(typename P::Element)});
   return bits % kBytes == 0;
 }
 
-template <class M> TILE_FUNCTION bool everywhere(const M &mask) {
+template <class M>
+TILE_FUNCTION bool everywhere(const M& mask) {
   if constexpr (LazyMask<M>) {
     return mask.all();
   } else {
@@ -69,29 +59,24 @@ template <class M> TILE_FUNCTION bool everywhere(const M &mask) {
 }
 // The mask holds for n columns from `column` on. May answer no where it does.
 template <class M>
-TILE_FUNCTION bool holds_for(const M &mask, int plane, int row, int column,
-                             int n) {
+TILE_FUNCTION bool holds_for(const M& mask, int plane, int row, int column, int n) {
   if constexpr (LazyMask<M>) {
-    if constexpr (M::kInterval)
-      return mask.at(plane, row, column) && mask.at(plane, row, column + n - 1);
+    if constexpr (M::kInterval) return mask.at(plane, row, column) && mask.at(plane, row, column + n - 1);
   }
   return false;
 }
 
-// Calls vector(pointer, index of the first element) where that many can be
-// accessed at once, else element(pointer, index) for each that the mask holds
-// for.
+// Calls vector(pointer, index of the first element) where that many can be accessed at once, else
+// element(pointer, index) for each that the mask holds for.
 template <class L, class P, class M, class Vector, class Element>
-TILE_FUNCTION void access(const P &p, const M &mask, Vector vector,
-                          Element element) {
+TILE_FUNCTION void access(const P& p, const M& mask, Vector vector, Element element) {
   using S = typename P::Shape;
   using T = typename P::Element;
   using Index = decltype(p.index);
   using Mine = Part<L, S>;
-  constexpr int kVector = Mine::kVector,
-                kBytes = kVector * static_cast<int>(sizeof(T));
+  constexpr int kVector = Mine::kVector, kBytes = kVector * static_cast<int>(sizeof(T));
   const int me = thread(), thread_row = L::row(me);
-  T *const data = in_global_memory(p.tensor.data);
+  T* const data = in_global_memory(p.tensor.data);
   [[maybe_unused]] bool aligned = false;
   if constexpr (unit_stride<Index>() && kVector > 1) {
     aligned = rows_aligned<(kBytes < 16 ? kBytes : 16)>(p);
@@ -100,13 +85,10 @@ TILE_FUNCTION void access(const P &p, const M &mask, Vector vector,
       for (int plane = 0; plane < S::kPlanes; ++plane) {
         TILE_UNROLL
         for (int a = 0; a < Mine::kRows; ++a) {
-          T *const row = data +
-                         p.index.row_start(plane, Mine::row(thread_row, a)) +
-                         Mine::column(me, 0);
+          T* const row = data + p.index.row_start(plane, Mine::row(thread_row, a)) + Mine::column(me, 0);
           TILE_UNROLL
           for (int g = 0; g < Mine::kGroups; ++g) {
-            vector(row + g * L::kColumns * kVector,
-                   ((plane * Mine::kRows + a) * Mine::kGroups + g) * kVector);
+            vector(row + g * L::kColumns * kVector, ((plane * Mine::kRows + a) * Mine::kGroups + g) * kVector);
           }
         }
       }
@@ -121,8 +103,7 @@ TILE_FUNCTION void access(const P &p, const M &mask, Vector vector,
       TILE_UNROLL
       for (int g = 0; g < Mine::kGroups; ++g) {
         const int column = Mine::column(me, g);
-        const int first =
-            ((plane * Mine::kRows + a) * Mine::kGroups + g) * kVector;
+        const int first = ((plane * Mine::kRows + a) * Mine::kGroups + g) * kVector;
         if constexpr (unit_stride<Index>() && kVector > 1) {
           if (aligned && holds_for(mask, plane, row, column, kVector)) {
             vector(data + p.index.at(plane, row, column), first);
@@ -132,8 +113,7 @@ TILE_FUNCTION void access(const P &p, const M &mask, Vector vector,
         TILE_UNROLL
         for (int v = 0; v < kVector; ++v) {
           const Place at{plane, a, g, v, row, column + v};
-          if (value_at<L>(mask, at))
-            element(data + value_at<L>(p.index, at), first + v);
+          if (value_at<L>(mask, at)) element(data + value_at<L>(p.index, at), first + v);
         }
       }
     }
@@ -142,47 +122,40 @@ TILE_FUNCTION void access(const P &p, const M &mask, Vector vector,
 
 // Calls element(pointer, index) for each that the mask holds for.
 template <class L, class P, class M, class Element>
-TILE_FUNCTION void access_each(const P &p, const M &mask, Element element) {
+TILE_FUNCTION void access_each(const P& p, const M& mask, Element element) {
   using Mine = Part<L, typename P::Shape>;
   const int me = thread(), thread_row = L::row(me);
   TILE_UNROLL
   for (int i = 0; i < Mine::kSize; ++i) {
     const int line = i / Mine::kRow, a = line % Mine::kRows;
     const int group = i % Mine::kRow / Mine::kVector, v = i % Mine::kVector;
-    const Place at{
-        line / Mine::kRows,         a, group, v, Mine::row(thread_row, a),
-        Mine::column(me, group) + v};
-    if (value_at<L>(mask, at))
-      element(p.tensor.data + value_at<L>(p.index, at), i);
+    const Place at{line / Mine::kRows, a, group, v, Mine::row(thread_row, a), Mine::column(me, group) + v};
+    if (value_at<L>(mask, at)) element(p.tensor.data + value_at<L>(p.index, at), i);
   }
 }
 
-template <AtomicOp kOp, class T> TILE_FUNCTION void atomic(T *to, T value) {
+template <AtomicOp kOp, class T>
+TILE_FUNCTION void atomic(T* to, T value) {
 #if defined(__CUDA_ARCH__)
   if constexpr (kOp == AtomicOp::add) {
     atomicAdd(to, value);
   } else if constexpr (std::is_same_v<T, s32>) {
     atomicMax(to, value);
   } else {
-    int *const bits = reinterpret_cast<int *>(to);
-    int seen = *reinterpret_cast<volatile int *>(to);
+    int* const bits = reinterpret_cast<int*>(to);
+    int seen = *reinterpret_cast<volatile int*>(to);
     for (;;) {
-      const int next =
-          bits_as<int>(scalar::Maximum{}(bits_as<f32>(seen), value));
-      if (next == seen)
-        break;
+      const int next = bits_as<int>(scalar::Maximum{}(bits_as<f32>(seen), value));
+      if (next == seen) break;
       const int found = atomicCAS(bits, seen, next);
-      if (found == seen)
-        break;
+      if (found == seen) break;
       seen = found;
     }
   }
 #else
-  if constexpr (kOp == AtomicOp::add)
-    *to = scalar::Add{}(*to, value);
-  if constexpr (kOp == AtomicOp::max)
-    *to = scalar::Maximum{}(*to, value);
+  if constexpr (kOp == AtomicOp::add) *to = scalar::Add{}(*to, value);
+  if constexpr (kOp == AtomicOp::max) *to = scalar::Maximum{}(*to, value);
 #endif
 }
 
-} // namespace octile::tile::gpu
+}  // namespace octile::tile::gpu

@@ -1,7 +1,6 @@
-// dot on a GPU, from operands in shared memory. f16 and bf16 on Warps<.., ..,
-// 2> and s8 on Warps<.., .., 4> use mma.sync; everything else multiplies and
-// adds, in the order of k: for f32 one fma a product, so a sum of K products is
-// within K 2^-24 sum |a| |b| of the exact one.
+// dot on a GPU, from operands in shared memory. f16 and bf16 on Warps<.., .., 2> and s8 on Warps<.., .., 4> use
+// mma.sync; everything else multiplies and adds, in the order of k: for f32 one fma a product, so a sum of K products
+// is within K 2^-24 sum |a| |b| of the exact one.
 #pragma once
 
 #include "octile/tile/cuda_staged.h"
@@ -11,36 +10,31 @@ namespace octile::tile::gpu {
 
 template <class L, class T, class S, int K>
 TILE_FUNCTION constexpr bool uses_mma() {
-  if constexpr (!L::kMma || std::is_same_v<T, f32>)
-    return false;
+  if constexpr (!L::kMma || std::is_same_v<T, f32>) return false;
   using P = Part<L, S>;
-  return L::kVector == (sizeof(T) == 2 ? 2 : 4) && P::kRows >= 2 &&
-         S::kColumns >= L::kColumns * L::kVector && K * sizeof(T) >= 32;
+  return L::kVector == (sizeof(T) == 2 ? 2 : 4) && P::kRows >= 2 && S::kColumns >= L::kColumns * L::kVector &&
+         K * sizeof(T) >= 32;
 }
 
-// One step along k, 32 bytes of a row of a: the fragments of a and b that this
-// thread feeds to mma.sync.
-template <class L, class T, class S> struct Fragments {
+// One step along k, 32 bytes of a row of a: the fragments of a and b that this thread feeds to mma.sync.
+template <class L, class T, class S>
+struct Fragments {
   using P = Part<L, S>;
-  static constexpr int kPairs = P::kRows / 2; // of eight rows each
-  static constexpr int kColumns = P::kGroups * L::kVector / 2; // in eights
+  static constexpr int kPairs = P::kRows / 2;                   // of eight rows each
+  static constexpr int kColumns = P::kGroups * L::kVector / 2;  // in eights
 
   Word a[kPairs][4];
   Word b[kColumns][2];
 
-  // Rows `first_a` .. of a and `first_b` .. of b are the plane's. Eight rows of
-  // a matrix may be any eight rows.
+  // Rows `first_a` .. of a and `first_b` .. of b are the plane's. Eight rows of a matrix may be any eight rows.
   template <class A, class B>
   TILE_FUNCTION void read(A left, int first_a, B right, int first_b, int step) {
     const int lane = thread() % 32, matrix = lane / 8, line = lane % 8;
-    const int warp_row = L::row(thread()) / 8,
-              warp_column = L::place(thread()) / 4;
+    const int warp_row = L::row(thread()) / 8, warp_column = L::place(thread()) / 4;
     TILE_UNROLL
     for (int i = 0; i < kPairs; ++i) {
-      const int row =
-          first_a + (2 * i + matrix % 2) * L::kRows + warp_row * 8 + line;
-      load_matrices<false>(
-          a[i], left.base() + A::Layout::chunk_at(row, 2 * step + matrix / 2));
+      const int row = first_a + (2 * i + matrix % 2) * L::kRows + warp_row * 8 + line;
+      load_matrices<false>(a[i], left.base() + A::Layout::chunk_at(row, 2 * step + matrix / 2));
     }
     constexpr int kWarpColumns = L::kColumns / 4;
     if constexpr (sizeof(T) == 2) {
@@ -50,25 +44,18 @@ template <class L, class T, class S> struct Fragments {
       for (int g = 0; g < P::kGroups; g += kTogether) {
         const int group = g + (kTogether == 2 ? matrix / 2 : 0);
         Word m[4];
-        load_matrices<true>(
-            m, right.base() + B::Layout::chunk_at(row, group * kWarpColumns +
-                                                           warp_column));
+        load_matrices<true>(m, right.base() + B::Layout::chunk_at(row, group * kWarpColumns + warp_column));
         TILE_UNROLL
-        for (int i = 0; i < 2 * kTogether; ++i)
-          b[g + i / 2][i % 2] = m[i];
+        for (int i = 0; i < 2 * kTogether; ++i) b[g + i / 2][i % 2] = m[i];
       }
     } else {
-      // Four neighbours along k are wanted in a word, but lie in four rows.
-      // Transposed as if of 16 bits, a lane gets two rows of two neighbouring
-      // columns at a time: rows are chosen so that these are its four.
-      const int row = first_b + 32 * step + matrix / 2 * 16 + line / 2 * 4 +
-                      line % 2 + matrix % 2 * 2;
+      // Four neighbours along k are wanted in a word, but lie in four rows. Transposed as if of 16 bits, a lane gets
+      // two rows of two neighbouring columns at a time: rows are chosen so that these are its four.
+      const int row = first_b + 32 * step + matrix / 2 * 16 + line / 2 * 4 + line % 2 + matrix % 2 * 2;
       TILE_UNROLL
       for (int g = 0; g < P::kGroups; ++g) {
         Word m[4];
-        load_matrices<true>(
-            m, right.base() +
-                   B::Layout::chunk_at(row, g * kWarpColumns + warp_column));
+        load_matrices<true>(m, right.base() + B::Layout::chunk_at(row, g * kWarpColumns + warp_column));
         TILE_UNROLL
         for (int odd = 0; odd < 2; ++odd) {
           b[2 * g + odd][0] = choose_bytes(m[0], m[1], odd ? 0x7531 : 0x6420);
@@ -78,17 +65,16 @@ template <class L, class T, class S> struct Fragments {
     }
   }
 
-  template <class C> TILE_FUNCTION void multiply(C *sum) const {
-    // Which elements of a thread's vector are columns 2 t and 2 t + 1 of eight:
-    // with vectors of four, the even ones.
+  template <class C>
+  TILE_FUNCTION void multiply(C* sum) const {
+    // Which elements of a thread's vector are columns 2 t and 2 t + 1 of eight: with vectors of four, the even ones.
     constexpr int kHalves = L::kVector / 2, kNext = kHalves;
     TILE_UNROLL
     for (int i = 0; i < kPairs; ++i) {
       TILE_UNROLL
       for (int j = 0; j < kColumns; ++j) {
-        C *const upper =
-            sum + 2 * i * P::kRow + j / kHalves * L::kVector + j % kHalves;
-        C *const lower = upper + P::kRow;
+        C* const upper = sum + 2 * i * P::kRow + j / kHalves * L::kVector + j % kHalves;
+        C* const lower = upper + P::kRow;
         C c[4] = {upper[0], upper[kNext], lower[0], lower[kNext]};
         multiply_matrices<T>(c, a[i], b[j]);
         upper[0] = c[0];
@@ -101,20 +87,17 @@ template <class L, class T, class S> struct Fragments {
 };
 
 template <class L, class S, class A, class B, class C>
-TILE_FUNCTION void dot_mma(A a, B b, C *sum) {
+TILE_FUNCTION void dot_mma(A a, B b, C* sum) {
   using T = typename A::Type;
   using P = Part<L, S>;
-  constexpr int K = A::Shape::kColumns,
-                kSteps = K * static_cast<int>(sizeof(T)) / 32;
+  constexpr int K = A::Shape::kColumns, kSteps = K * static_cast<int>(sizeof(T)) / 32;
   TILE_UNROLL
   for (int p = 0; p < S::kPlanes; ++p) {
-    Fragments<L, T, S> fragments[2]; // the next ones are on their way while
-                                     // these are multiplied
+    Fragments<L, T, S> fragments[2];  // the next ones are on their way while these are multiplied
     fragments[0].read(a, p * S::kRows, b, p * K, 0);
     TILE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps)
-        fragments[(step + 1) % 2].read(a, p * S::kRows, b, p * K, step + 1);
+      if (step + 1 < kSteps) fragments[(step + 1) % 2].read(a, p * S::kRows, b, p * K, step + 1);
       fragments[step % 2].multiply(sum + p * P::kRows * P::kRow);
     }
   }
@@ -130,12 +113,11 @@ TILE_FUNCTION auto multiply_add(T a, T b, decltype(widen(T{})) sum) {
 }
 
 template <class L, class S, class A, class B, class C>
-TILE_FUNCTION void dot_plain(A a, B b, C *sum) {
+TILE_FUNCTION void dot_plain(A a, B b, C* sum) {
   using T = typename A::Type;
   using P = Part<L, S>;
   constexpr int K = A::Shape::kColumns;
-  constexpr int kTogether =
-      A::Layout::kChunks ? A::Layout::kChunkElements : 1; // along k
+  constexpr int kTogether = A::Layout::kChunks ? A::Layout::kChunkElements : 1;  // along k
   constexpr bool kVectors = P::kVector > 1 && P::kVector * sizeof(T) <= 16;
   const int me = thread(), thread_row = L::row(me);
   TILE_UNROLL
@@ -144,8 +126,7 @@ TILE_FUNCTION void dot_plain(A a, B b, C *sum) {
       T left[P::kRows][kTogether];
       TILE_UNROLL
       for (int r = 0; r < P::kRows; ++r) {
-        load_vector<kTogether>(left[r],
-                               &a.at(p * S::kRows + P::row(thread_row, r), k));
+        load_vector<kTogether>(left[r], &a.at(p * S::kRows + P::row(thread_row, r), k));
       }
       TILE_UNROLL
       for (int i = 0; i < kTogether; ++i) {
@@ -157,14 +138,13 @@ TILE_FUNCTION void dot_plain(A a, B b, C *sum) {
             load_vector<P::kVector>(right, &b.at(p * K + k + i, column));
           } else {
             TILE_UNROLL
-            for (int v = 0; v < P::kVector; ++v)
-              right[v] = b.at(p * K + k + i, column + v);
+            for (int v = 0; v < P::kVector; ++v) right[v] = b.at(p * K + k + i, column + v);
           }
           TILE_UNROLL
           for (int r = 0; r < P::kRows; ++r) {
             TILE_UNROLL
             for (int v = 0; v < P::kVector; ++v) {
-              C &c = sum[(p * P::kRows + r) * P::kRow + g * P::kVector + v];
+              C& c = sum[(p * P::kRows + r) * P::kRow + g * P::kVector + v];
               c = multiply_add(left[r][i], right[v], c);
             }
           }
@@ -181,32 +161,28 @@ TILE_FUNCTION constexpr int operand_bytes() {
 }
 
 template <class L, class A>
-TILE_FUNCTION auto staged_operand(const A &a, [[maybe_unused]] int offset) {
+TILE_FUNCTION auto staged_operand(const A& a, [[maybe_unused]] int offset) {
   if constexpr (is_staged<A>) {
     return a;
   } else {
-    const Staged<typename A::Executor, typename A::Type, typename A::Shape>
-        staged{offset};
+    const Staged<typename A::Executor, typename A::Type, typename A::Shape> staged{offset};
     stage_part<L>(a.values, staged);
     return staged;
   }
 }
 
 template <class L, class A, class B, class C>
-TILE_FUNCTION void dot(const A &a, const B &b, C &sum) {
+TILE_FUNCTION void dot(const A& a, const B& b, C& sum) {
   constexpr bool kStages = !is_staged<A> || !is_staged<B>;
-  if constexpr (kStages)
-    barrier();
+  if constexpr (kStages) barrier();
   const auto left = staged_operand<L>(a, 0);
   const auto right = staged_operand<L>(b, operand_bytes<A>());
-  if constexpr (kStages)
-    barrier();
-  if constexpr (uses_mma<L, typename A::Type, typename C::Shape,
-                         A::Shape::kColumns>()) {
+  if constexpr (kStages) barrier();
+  if constexpr (uses_mma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
     dot_mma<L, typename C::Shape>(left, right, sum.values);
   } else {
     dot_plain<L, typename C::Shape>(left, right, sum.values);
   }
 }
 
-} // namespace octile::tile::gpu
+}  // namespace octile::tile::gpu

@@ -1,6 +1,5 @@
-// Reductions in the order of the language: the highest bit of the index is
-// folded first. Of a column index the high bits count groups, the middle ones
-// threads, the low ones the elements of a vector.
+// Reductions in the order of the language: the highest bit of the index is folded first. Of a column index the high
+// bits count groups, the middle ones threads, the low ones the elements of a vector.
 #pragma once
 
 #include "octile/tile/cuda_device.h"
@@ -9,8 +8,7 @@
 
 namespace octile::tile::gpu {
 
-// f(mine, theirs), with the lower index first. Where the order changes no bit
-// it costs nothing.
+// f(mine, theirs), with the lower index first. Where the order changes no bit it costs nothing.
 template <class F, class T>
 TILE_FUNCTION T ordered(F f, bool mine_is_second, T mine, T theirs) {
   if constexpr (std::is_same_v<F, scalar::Add> || is_integer_type<T>) {
@@ -21,105 +19,91 @@ TILE_FUNCTION T ordered(F f, bool mine_is_second, T mine, T theirs) {
 }
 
 template <int n, int inner, class F, class T>
-TILE_FUNCTION void fold_in_order(F f, T *x) {
+TILE_FUNCTION void fold_in_order(F f, T* x) {
   if constexpr (n > 1) {
     TILE_UNROLL
-    for (int i = 0; i < n / 2 * inner; ++i)
-      x[i] = f(x[i], x[i + n / 2 * inner]);
+    for (int i = 0; i < n / 2 * inner; ++i) x[i] = f(x[i], x[i + n / 2 * inner]);
     fold_in_order<n / 2, inner>(f, x);
   }
 }
 
 template <int n, int inner, class F>
-TILE_FUNCTION void fold_extreme(F f, f32 *x) {
+TILE_FUNCTION void fold_extreme(F f, f32* x) {
   if constexpr (n > 1) {
     TILE_UNROLL
-    for (int i = 0; i < n / 2 * inner; ++i)
-      x[i] = extreme(f, x[i], x[i + n / 2 * inner]);
+    for (int i = 0; i < n / 2 * inner; ++i) x[i] = extreme(f, x[i], x[i + n / 2 * inner]);
     fold_extreme<n / 2, inner>(f, x);
   }
 }
 
 // Folds n rows of `inner` values into the first row.
 template <int n, int inner, class F, class T>
-TILE_FUNCTION void fold(F f, T *x) {
+TILE_FUNCTION void fold(F f, T* x) {
   if constexpr (is_extreme<F> && std::is_same_v<T, f32> && n >= 4) {
     T y[n / 2 * inner];
     TILE_UNROLL
-    for (int i = 0; i < n / 2 * inner; ++i)
-      y[i] = extreme(f, x[i], x[i + n / 2 * inner]);
+    for (int i = 0; i < n / 2 * inner; ++i) y[i] = extreme(f, x[i], x[i + n / 2 * inner]);
     fold_extreme<n / 2, inner>(f, y);
     bool plain = true;
     TILE_UNROLL
-    for (int i = 0; i < inner; ++i)
-      plain = plain & (fabsf(y[i]) > 0.0f);
+    for (int i = 0; i < inner; ++i) plain = plain & (fabsf(y[i]) > 0.0f);
     if (plain) {
       TILE_UNROLL
-      for (int i = 0; i < inner; ++i)
-        x[i] = y[i];
+      for (int i = 0; i < inner; ++i) x[i] = y[i];
       return;
     }
   }
   fold_in_order<n, inner>(f, x);
 }
 
-// Bits `kFirst` .. `kFirst + kCount - 1` of the thread's number, all of them
-// above a warp: `n` values a thread, through shared memory.
+// Bits `kFirst` .. `kFirst + kCount - 1` of the thread's number, all of them above a warp: `n` values a thread, through
+// shared memory.
 template <int kThreads, int kFirst, int kCount, int n, class F, class T>
-TILE_FUNCTION void fold_warps(F f, T *x) {
+TILE_FUNCTION void fold_warps(F f, T* x) {
   constexpr int kPartners = 1 << kCount;
-  constexpr int kTogether =
-      smaller(n, 16 / static_cast<int>(sizeof(
-                          T))); // up to 16 bytes of a thread side by side
-  T *const shared = reinterpret_cast<T *>(arena());
+  constexpr int kTogether = smaller(n, 16 / static_cast<int>(sizeof(T)));  // up to 16 bytes of a thread side by side
+  T* const shared = reinterpret_cast<T*>(arena());
   const int me = thread();
   const int first = me & ~((kPartners - 1) << kFirst);
   barrier();
   TILE_UNROLL
-  for (int i = 0; i < n; i += kTogether)
-    store_vector<kTogether>(shared + i * kThreads + me * kTogether, x + i);
+  for (int i = 0; i < n; i += kTogether) store_vector<kTogether>(shared + i * kThreads + me * kTogether, x + i);
   barrier();
   TILE_UNROLL
   for (int i = 0; i < n; i += kTogether) {
     T values[kPartners * kTogether];
     TILE_UNROLL
     for (int p = 0; p < kPartners; ++p) {
-      load_vector<kTogether>(values + p * kTogether,
-                             shared + i * kThreads +
-                                 (first + (p << kFirst)) * kTogether);
+      load_vector<kTogether>(values + p * kTogether, shared + i * kThreads + (first + (p << kFirst)) * kTogether);
     }
     fold_in_order<kPartners, kTogether>(f, values);
     TILE_UNROLL
-    for (int j = 0; j < kTogether; ++j)
-      x[i + j] = values[j];
+    for (int j = 0; j < kTogether; ++j) x[i + j] = values[j];
   }
 }
 
 // One bit of the lane, `n` values a thread.
 template <int kBit, int n, class F, class T>
-TILE_FUNCTION void fold_lane(F f, T *x) {
+TILE_FUNCTION void fold_lane(F f, T* x) {
   const bool second = ((thread() >> kBit) & 1) != 0;
   TILE_UNROLL
-  for (int i = 0; i < n; ++i)
-    x[i] = ordered(f, second, x[i], shuffle_xor(x[i], 1 << kBit));
+  for (int i = 0; i < n; ++i) x[i] = ordered(f, second, x[i], shuffle_xor(x[i], 1 << kBit));
 }
 
-// How many of the lowest `kBits` bits of the thread columns follow each other
-// above a warp, from the highest down.
-template <class P, int kBits> TILE_FUNCTION constexpr int warp_bits_on_top() {
+// How many of the lowest `kBits` bits of the thread columns follow each other above a warp, from the highest down.
+template <class P, int kBits>
+TILE_FUNCTION constexpr int warp_bits_on_top() {
   int bits = 0;
-  while (bits < kBits && P::column_bit(kBits - 1 - bits) >= 5)
-    ++bits;
+  while (bits < kBits && P::column_bit(kBits - 1 - bits) >= 5) ++bits;
   return bits;
 }
 
-// The lowest `kBits` bits of the thread columns, then the vector of `n` that
-// each thread holds of each of its rows. Where it has more than one, a lane
-// gives half of its vector away for the other lane's half: then each has half
-// as many sums to make. The bits of the vector that lanes stand for in this way
-// (kLanes, the highest first) are folded after all thread columns.
+// The lowest `kBits` bits of the thread columns, then the vector of `n` that each thread holds of each of its rows.
+// Where it has more than one, a lane gives half of its vector away for the other lane's half: then each has half as
+// many sums to make. The bits of the vector that lanes stand for in this way (kLanes, the highest first) are folded
+// after all thread columns.
 template <class P, int kBits, int kRows, int n, int... kLanes, class F, class T>
-TILE_FUNCTION void fold_columns(F f, T *x) {
+TILE_FUNCTION void fold_columns(F f, T* x) {
   constexpr int kWarpBits = warp_bits_on_top<P, kBits>();
   if constexpr (kBits == 0) {
     (fold_lane<kLanes, kRows * n>(f, x), ...);
@@ -129,8 +113,7 @@ TILE_FUNCTION void fold_columns(F f, T *x) {
       x[r] = x[r * n];
     }
   } else if constexpr (kWarpBits > 0) {
-    fold_warps<P::kThreads, P::column_bit(kBits - kWarpBits), kWarpBits,
-               kRows * n>(f, x);
+    fold_warps<P::kThreads, P::column_bit(kBits - kWarpBits), kWarpBits, kRows * n>(f, x);
     fold_columns<P, kBits - kWarpBits, kRows, n, kLanes...>(f, x);
   } else {
     constexpr int kBit = P::column_bit(kBits - 1);
@@ -144,8 +127,7 @@ TILE_FUNCTION void fold_columns(F f, T *x) {
         TILE_UNROLL
         for (int i = 0; i < n / 2; ++i) {
           const T low = x[r * n + i], high = x[r * n + i + n / 2];
-          const T mine = second ? high : low,
-                  theirs = shuffle_xor(second ? low : high, 1 << kBit);
+          const T mine = second ? high : low, theirs = shuffle_xor(second ? low : high, 1 << kBit);
           x[r * (n / 2) + i] = ordered(f, second, mine, theirs);
         }
       }
@@ -154,26 +136,23 @@ TILE_FUNCTION void fold_columns(F f, T *x) {
   }
 }
 
-// How many bits of the thread rows, or columns, that a tile uses stand above a
-// warp.
-template <class L, int Axis, class S> TILE_FUNCTION constexpr int bits_of() {
-  return log2_of(Axis == 1 ? Part<L, S>::kThreadRows
-                           : Part<L, S>::kThreadColumns);
+// How many bits of the thread rows, or columns, that a tile uses stand above a warp.
+template <class L, int Axis, class S>
+TILE_FUNCTION constexpr int bits_of() {
+  return log2_of(Axis == 1 ? Part<L, S>::kThreadRows : Part<L, S>::kThreadColumns);
 }
-template <class L, int Axis, class S> TILE_FUNCTION constexpr int warp_bits() {
+template <class L, int Axis, class S>
+TILE_FUNCTION constexpr int warp_bits() {
   int bits = 0;
-  for (int i = 0; i < bits_of<L, Axis, S>(); ++i)
-    bits += (Axis == 1 ? L::row_bit(i) : Part<L, S>::column_bit(i)) >= 5;
+  for (int i = 0; i < bits_of<L, Axis, S>(); ++i) bits += (Axis == 1 ? L::row_bit(i) : Part<L, S>::column_bit(i)) >= 5;
   return bits;
 }
 
-// The elements of a vector that a thread still holds when a sum over the
-// columns comes to the warps.
-template <class L, class S> TILE_FUNCTION constexpr int vector_at_warps() {
+// The elements of a vector that a thread still holds when a sum over the columns comes to the warps.
+template <class L, class S>
+TILE_FUNCTION constexpr int vector_at_warps() {
   int n = Part<L, S>::kVector;
-  for (int i = bits_of<L, 2, S>(); i > 0 && Part<L, S>::column_bit(i - 1) < 5;
-       --i)
-    n = larger(1, n / 2);
+  for (int i = bits_of<L, 2, S>(); i > 0 && Part<L, S>::column_bit(i - 1) < 5; --i) n = larger(1, n / 2);
   return n;
 }
 
@@ -181,77 +160,66 @@ template <class L, class S> TILE_FUNCTION constexpr int vector_at_warps() {
 template <class L, int Axis, class S, class T>
 TILE_FUNCTION constexpr int reduce_bytes() {
   using P = Part<L, S>;
-  if (Axis == 0 || warp_bits<L, Axis, S>() == 0)
-    return 0;
-  const int values = Axis == 1
-                         ? S::kPlanes * P::kRow
-                         : S::kPlanes * P::kRows * vector_at_warps<L, S>();
+  if (Axis == 0 || warp_bits<L, Axis, S>() == 0) return 0;
+  const int values = Axis == 1 ? S::kPlanes * P::kRow : S::kPlanes * P::kRows * vector_at_warps<L, S>();
   return L::kThreads * static_cast<int>(sizeof(T)) * values;
 }
 
 template <class L, int kBits, int n, class F, class T>
-TILE_FUNCTION void fold_rows(F f, T *x) {
+TILE_FUNCTION void fold_rows(F f, T* x) {
   if constexpr (kBits > 0) {
     fold_lane<L::row_bit(kBits - 1), n>(f, x);
     fold_rows<L, kBits - 1, n>(f, x);
   }
 }
 
-// extreme() as a function that is folded: in any order, and without regard to
-// zeros and NaNs.
-template <class F> struct Extreme {
-  TILE_FUNCTION f32 operator()(f32 a, f32 b) const {
-    return extreme(F{}, a, b);
-  }
+// extreme() as a function that is folded: in any order, and without regard to zeros and NaNs.
+template <class F>
+struct Extreme {
+  TILE_FUNCTION f32 operator()(f32 a, f32 b) const { return extreme(F{}, a, b); }
 };
 template <class P, int kBits, int n, class F>
-TILE_FUNCTION void fold_columns_anyhow(F f, f32 *x) {
+TILE_FUNCTION void fold_columns_anyhow(F f, f32* x) {
   constexpr int kWarpBits = warp_bits_on_top<P, kBits>();
   if constexpr (kWarpBits > 0) {
-    fold_columns_anyhow<P, kBits - kWarpBits, n>(f, x); // lanes first
-    fold_warps<P::kThreads, P::column_bit(kBits - kWarpBits), kWarpBits, n>(f,
-                                                                            x);
+    fold_columns_anyhow<P, kBits - kWarpBits, n>(f, x);  // lanes first
+    fold_warps<P::kThreads, P::column_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
   } else if constexpr (kBits > 0) {
     TILE_UNROLL
-    for (int i = 0; i < n; ++i)
-      x[i] = f(x[i], shuffle_xor(x[i], 1 << P::column_bit(kBits - 1)));
+    for (int i = 0; i < n; ++i) x[i] = f(x[i], shuffle_xor(x[i], 1 << P::column_bit(kBits - 1)));
     fold_columns_anyhow<P, kBits - 1, n>(f, x);
   }
 }
 
-// The maximum or minimum of each row by extreme(): true if all of them are
-// neither zero nor a NaN, and so right. All threads that must agree on it do.
+// The maximum or minimum of each row by extreme(): true if all of them are neither zero nor a NaN, and so right. All
+// threads that must agree on it do.
 template <class L, class S, class F>
-TILE_FUNCTION bool reduce_extreme(F, const f32 *x, f32 *out) {
+TILE_FUNCTION bool reduce_extreme(F, const f32* x, f32* out) {
   using P = Part<L, S>;
   constexpr int kRows = S::kPlanes * P::kRows;
   TILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     f32 row[P::kRow];
     TILE_UNROLL
-    for (int i = 0; i < P::kRow; ++i)
-      row[i] = x[r * P::kRow + i];
+    for (int i = 0; i < P::kRow; ++i) row[i] = x[r * P::kRow + i];
     fold_in_order<P::kRow, 1>(Extreme<F>{}, row);
     out[r] = row[0];
   }
   fold_columns_anyhow<P, bits_of<L, 2, S>(), kRows>(Extreme<F>{}, out);
   bool right = true;
   TILE_UNROLL
-  for (int r = 0; r < kRows; ++r)
-    right = right & (fabsf(out[r]) > 0.0f);
+  for (int r = 0; r < kRows; ++r) right = right & (fabsf(out[r]) > 0.0f);
   return P::kThreadRows == 1 ? right : all_lanes(right);
 }
-// Not where several warps share a row and there are several rows: not all
-// threads would know whether all are right. And not for many rows a thread,
-// whose code this would double.
+// Not where several warps share a row and there are several rows: not all threads would know whether all are right. And
+// not for many rows a thread, whose code this would double.
 template <class L, class S>
-inline constexpr bool extreme_is_agreed = (Part<L, S>::kThreadRows == 1 ||
-                                           warp_bits<L, 2, S>() == 0) &&
-                                          Part<L, S>::kRows *S::kPlanes <= 8;
+inline constexpr bool extreme_is_agreed =
+    (Part<L, S>::kThreadRows == 1 || warp_bits<L, 2, S>() == 0) && Part<L, S>::kRows* S::kPlanes <= 8;
 
 // x: one thread's part of a tile S. The result is at the front of x.
 template <class L, int Axis, class S, class F, class T>
-TILE_FUNCTION void reduce(F f, T *x) {
+TILE_FUNCTION void reduce(F f, T* x) {
   using P = Part<L, S>;
   constexpr int kBits = Axis == 0 ? 0 : bits_of<L, Axis, S>();
   if constexpr (Axis == 0) {
@@ -261,23 +229,18 @@ TILE_FUNCTION void reduce(F f, T *x) {
     for (int p = 0; p < S::kPlanes; ++p) {
       fold<P::kRows, P::kRow>(f, x + p * P::kRows * P::kRow);
       TILE_UNROLL
-      for (int i = 0; i < P::kRow; ++i)
-        x[p * P::kRow + i] = x[p * P::kRows * P::kRow + i];
+      for (int i = 0; i < P::kRow; ++i) x[p * P::kRow + i] = x[p * P::kRows * P::kRow + i];
     }
     constexpr int n = S::kPlanes * P::kRow, kWarpBits = warp_bits<L, 1, S>();
-    if constexpr (kWarpBits > 0)
-      fold_warps<L::kThreads, L::row_bit(kBits - kWarpBits), kWarpBits, n>(f,
-                                                                           x);
+    if constexpr (kWarpBits > 0) fold_warps<L::kThreads, L::row_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
     fold_rows<L, kBits - kWarpBits, n>(f, x);
   } else {
     constexpr int kRows = S::kPlanes * P::kRows;
-    if constexpr (is_extreme<F> && std::is_same_v<T, f32> &&
-                  extreme_is_agreed<L, S>) {
+    if constexpr (is_extreme<F> && std::is_same_v<T, f32> && extreme_is_agreed<L, S>) {
       f32 result[kRows];
       if (reduce_extreme<L, S>(f, x, result)) {
         TILE_UNROLL
-        for (int r = 0; r < kRows; ++r)
-          x[r] = result[r];
+        for (int r = 0; r < kRows; ++r) x[r] = result[r];
         return;
       }
     }
@@ -285,11 +248,10 @@ TILE_FUNCTION void reduce(F f, T *x) {
     for (int r = 0; r < kRows; ++r) {
       fold_in_order<P::kGroups, P::kVector>(f, x + r * P::kRow);
       TILE_UNROLL
-      for (int i = 0; i < P::kVector; ++i)
-        x[r * P::kVector + i] = x[r * P::kRow + i];
+      for (int i = 0; i < P::kVector; ++i) x[r * P::kVector + i] = x[r * P::kRow + i];
     }
     fold_columns<P, kBits, kRows, P::kVector>(f, x);
   }
 }
 
-} // namespace octile::tile::gpu
+}  // namespace octile::tile::gpu

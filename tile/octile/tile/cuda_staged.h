@@ -1,6 +1,5 @@
-// Tiles in shared memory: what dot reads, and what a pipeline loads ahead. Rows
-// follow each other; the 16-byte chunks of a row are permuted by the number of
-// the row, so that eight rows at one column lie in different banks.
+// Tiles in shared memory: what dot reads, and what a pipeline loads ahead. Rows follow each other; the 16-byte chunks
+// of a row are permuted by the number of the row, so that eight rows at one column lie in different banks.
 #pragma once
 
 #include "octile/tile/cuda_device.h"
@@ -11,50 +10,44 @@ namespace octile::tile {
 
 namespace gpu {
 
-template <class T, class S> struct StagedLayout {
+template <class T, class S>
+struct StagedLayout {
   static constexpr int kElement = static_cast<int>(sizeof(T));
   static constexpr int kRowBytes = S::kColumns * kElement;
   static constexpr int kRows = S::kPlanes * S::kRows;
-  static constexpr int kBytes = larger(128, kRows *kRowBytes);
-  static constexpr bool kChunks =
-      kRowBytes >= 16; // a row is whole chunks of 16 bytes
+  static constexpr int kBytes = larger(128, kRows* kRowBytes);
+  static constexpr bool kChunks = kRowBytes >= 16;  // a row is whole chunks of 16 bytes
   static constexpr int kChunkElements = 16 / kElement;
 
-  // Where chunk `chunk` of row `row` is, in bytes. Rows shorter than 128 bytes
-  // share a line of banks.
+  // Where chunk `chunk` of row `row` is, in bytes. Rows shorter than 128 bytes share a line of banks.
   TILE_FUNCTION static constexpr int chunk_at(int row, int chunk) {
-    if constexpr (kRowBytes >= 128)
-      return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
-    constexpr int kChunksInRow = larger(1, kRowBytes / 16),
-                  kRowsInLine = larger(1, 128 / larger(1, kRowBytes));
-    return row * kRowBytes +
-           ((chunk ^ ((row / kRowsInLine) & (kChunksInRow - 1))) << 4);
+    if constexpr (kRowBytes >= 128) return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+    constexpr int kChunksInRow = larger(1, kRowBytes / 16), kRowsInLine = larger(1, 128 / larger(1, kRowBytes));
+    return row * kRowBytes + ((chunk ^ ((row / kRowsInLine) & (kChunksInRow - 1))) << 4);
   }
   TILE_FUNCTION static constexpr int at(int row, int column) {
-    if constexpr (!kChunks)
-      return row * kRowBytes + column * kElement;
-    return chunk_at(row, column / kChunkElements) +
-           column % kChunkElements * kElement;
+    if constexpr (!kChunks) return row * kRowBytes + column * kElement;
+    return chunk_at(row, column / kChunkElements) + column % kChunkElements * kElement;
   }
 };
 
-} // namespace gpu
+}  // namespace gpu
 
-template <class E, class T, class S> struct Staged {
+template <class E, class T, class S>
+struct Staged {
   using Executor = E;
   using Type = T;
   using Shape = S;
   using Layout = gpu::StagedLayout<T, S>;
 
-  int offset; // in the shared memory of the block
+  int offset;  // in the shared memory of the block
 
-  TILE_FUNCTION unsigned char *base() const { return gpu::arena() + offset; }
-  TILE_FUNCTION T &at(int row, int column) const {
-    return *reinterpret_cast<T *>(base() + Layout::at(row, column));
-  }
+  TILE_FUNCTION unsigned char* base() const { return gpu::arena() + offset; }
+  TILE_FUNCTION T& at(int row, int column) const { return *reinterpret_cast<T*>(base() + Layout::at(row, column)); }
 };
 
-template <class A> inline constexpr bool is_staged = false;
+template <class A>
+inline constexpr bool is_staged = false;
 template <class E, class T, class S>
 inline constexpr bool is_staged<Staged<E, T, S>> = true;
 
@@ -66,27 +59,23 @@ namespace gpu {
 
 // Writes this thread's part of a tile into shared memory.
 template <class L, class E, class T, class S>
-TILE_FUNCTION void stage_part(const T *values, Staged<E, T, S> to) {
+TILE_FUNCTION void stage_part(const T* values, Staged<E, T, S> to) {
   using P = Part<L, S>;
   const int me = thread(), thread_row = L::row(me);
-  if (!P::owns(thread()))
-    return;
+  if (!P::owns(thread())) return;
   TILE_UNROLL
   for (int p = 0; p < S::kPlanes; ++p) {
     TILE_UNROLL
     for (int a = 0; a < P::kRows; ++a) {
       TILE_UNROLL
       for (int b = 0; b < P::kGroups; ++b) {
-        const int row = p * S::kRows + P::row(thread_row, a),
-                  column = P::column(me, b);
-        const T *const from =
-            values + (p * P::kRows + a) * P::kRow + b * P::kVector;
+        const int row = p * S::kRows + P::row(thread_row, a), column = P::column(me, b);
+        const T* const from = values + (p * P::kRows + a) * P::kRow + b * P::kVector;
         if constexpr (P::kVector * sizeof(T) <= 16 && P::kVector > 1) {
           store_vector<P::kVector>(&to.at(row, column), from);
         } else {
           TILE_UNROLL
-          for (int v = 0; v < P::kVector; ++v)
-            to.at(row, column + v) = from[v];
+          for (int v = 0; v < P::kVector; ++v) to.at(row, column + v) = from[v];
         }
       }
     }
@@ -95,7 +84,7 @@ TILE_FUNCTION void stage_part(const T *values, Staged<E, T, S> to) {
 
 // And back.
 template <class L, class E, class T, class S>
-TILE_FUNCTION void read_part(T *values, Staged<E, T, S> from) {
+TILE_FUNCTION void read_part(T* values, Staged<E, T, S> from) {
   using P = Part<L, S>;
   const int me = thread(), thread_row = L::row(me);
   TILE_UNROLL
@@ -105,12 +94,11 @@ TILE_FUNCTION void read_part(T *values, Staged<E, T, S> from) {
       TILE_UNROLL
       for (int i = 0; i < P::kRow; ++i) {
         const int column = P::column(me, i / P::kVector) + i % P::kVector;
-        values[(p * P::kRows + a) * P::kRow + i] =
-            from.at(p * S::kRows + P::row(thread_row, a), column);
+        values[(p * P::kRows + a) * P::kRow + i] = from.at(p * S::kRows + P::row(thread_row, a), column);
       }
     }
   }
 }
 
-} // namespace gpu
-} // namespace octile::tile
+}  // namespace gpu
+}  // namespace octile::tile

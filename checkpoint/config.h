@@ -1,0 +1,36 @@
+// The JSON files of a model's folder.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "octile/checkpoint/checkpoint.h"
+
+namespace octile::checkpoint {
+
+// config.json. `name` is for messages.
+ModelConfig read_config(std::string_view text, std::string_view name);
+// A lone file's metadata: what describe_quantization wrote.
+ModelConfig read_metadata(const Metadata& metadata, std::string_view name);
+
+// model.safetensors.index.json: tensor to file, each a plain name within the folder.
+std::map<std::string, std::string> read_index(std::string_view text, std::string_view name);
+std::string write_index(const std::map<std::string, std::string>& files, std::uint64_t total_size);
+
+// What a compressed-tensors reader has to know of the quantized layers.
+struct QuantizationNote {
+  int weight_bits = 8;
+  std::int64_t group = 0;  // 0: one scale for each output channel
+  bool zero_points = false;
+  enum class Input { none, dynamic_per_token, static_per_tensor } input = Input::none;
+  std::vector<std::string> ignore;  // linear layers that are not quantized
+};
+
+// The value of "quantization_config", as JSON.
+std::string describe_quantization(const QuantizationNote& note);
+// config.json with that value set; everything else stays, in its order. An empty text: no config.json.
+std::string add_quantization(std::string_view config, const QuantizationNote& note);
+
+}  // namespace octile::checkpoint

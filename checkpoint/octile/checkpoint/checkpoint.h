@@ -1,0 +1,78 @@
+// A model's files: one safetensors file; or a folder with model.safetensors, or with the shards that
+// model.safetensors.index.json names, and a config.json.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "octile/checkpoint/safetensors.h"
+
+namespace octile::checkpoint {
+
+inline constexpr std::string_view kSingleFile = "model.safetensors";
+inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+inline constexpr std::string_view kConfigFile = "config.json";
+
+// What is said about the model as a whole: config.json of a folder, of a lone file its metadata.
+struct ModelConfig {
+  std::string model_type;   // "llama"; empty: not said
+  bool norm_before = true;  // OPT's do_layer_norm_before
+  std::string method;       // of the quantization: "compressed-tensors", "awq", "gptq"; empty: none
+  std::string format;       // "int-quantized", "pack-quantized"; AWQ's version, GPTQ's checkpoint_format
+  int bits = 0;             // AWQ and GPTQ; 0: not said
+};
+
+class Checkpoint {
+ public:
+  // Opens all files and checks their headers. Throws FileError.
+  static Checkpoint open(const std::filesystem::path& path);
+  // Of one file in memory.
+  static Checkpoint of(SafetensorsFile file);
+
+  struct Shard {
+    std::string file_name;  // within the folder
+    SafetensorsFile file;
+  };
+  struct Place {
+    std::size_t shard = 0;
+    const TensorInfo* info = nullptr;
+  };
+
+  const std::filesystem::path& path() const { return path_; }
+  bool is_folder() const { return is_folder_; }
+  bool has_index() const { return has_index_; }
+  const std::vector<Shard>& shards() const { return shards_; }
+  const ModelConfig& config() const { return config_; }
+  const std::string& config_text() const { return config_text_; }  // config.json; empty: there is none
+  std::vector<std::string> names() const;                          // of all tensors, sorted
+  const TensorInfo* find(std::string_view tensor) const;           // null: there is none
+  const TensorInfo& get(std::string_view tensor) const;            // FileError: there is none
+  std::size_t shard_of(std::string_view tensor) const;
+  Bytes bytes(std::string_view tensor) const;
+  void release(std::string_view tensor) const;
+  // All values as f32; f8 and 64-bit integers are refused.
+  std::vector<float> values(std::string_view tensor) const;
+  // Of I32 tensors.
+  std::vector<std::int32_t> words(std::string_view tensor) const;
+  std::uint64_t size() const;  // bytes of all safetensors files
+
+ private:
+  void add(std::string file_name, SafetensorsFile file);
+
+  std::filesystem::path path_;
+  bool is_folder_ = false;
+  bool has_index_ = false;
+  std::vector<Shard> shards_;
+  std::unordered_map<std::string, Place> places_;
+  ModelConfig config_;
+  std::string config_text_;
+};
+
+// As module names are compared with patterns: * stands for any text, ? for one character, [abc] for one of these.
+bool matches(std::string_view name, const std::vector<std::string>& patterns);
+
+}  // namespace octile::checkpoint

@@ -1,0 +1,57 @@
+// SmoothQuant in a checkpoint: what a calibration file says of the layers' inputs, and between which layers the factors
+// can be folded.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octile/checkpoint/checkpoint.h"
+#include "octile/checkpoint/layers.h"
+
+namespace octile::checkpoint {
+
+// A safetensors file with the metadata {"format": "octile-calibration", "version": "1"} and, for each linear layer
+// NAME: NAME.input_channel_max f32 (K), NAME.input_max f32 (1), NAME.rows I64 (1), and optionally
+// NAME.input_second_moments f32 (K, K).
+class Calibration {
+ public:
+  static Calibration open(const std::filesystem::path& path);
+
+  bool has(const Layer& layer) const;
+  bool has_second_moments(const Layer& layer) const;
+  std::vector<float> channel_max(const Layer& layer) const;  // (K)
+  float max(const Layer& layer) const;
+  std::int64_t rows(const Layer& layer) const;
+  std::vector<float> second_moments(const Layer& layer) const;  // (K, K)
+
+ private:
+  explicit Calibration(Checkpoint file) : file_(std::move(file)) {}
+  std::vector<float> values(const Layer& layer, const char* what, std::vector<std::int64_t> shape) const;
+  Checkpoint file_;
+};
+
+// Layers that read one input, and the layer before, which alone makes that input and whose output nobody else reads: so
+// the factors can go from the one to the others without changing what the model computes.
+struct SmoothingGroup {
+  std::string before;  // a norm, or a linear layer whose outputs are divided
+  std::vector<Layer> layers;
+};
+
+struct NotSmoothed {
+  std::string layer;
+  std::string reason;
+};
+
+struct SmoothingPlan {
+  std::vector<SmoothingGroup> groups;
+  std::vector<NotSmoothed> others;
+};
+
+// By the names that config.json's model_type is known to use. A norm takes the factors where it stands before what it
+// feeds (llama, mistral, qwen2, qwen3, opt), not where its output is also added to the residual (bert). Linear layers
+// take them where what follows passes a factor on, channel by channel: values to the attention's output layer, unless
+// heads share them, and up_proj to down_proj.
+SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Layer>& layers);
+
+}  // namespace octile::checkpoint

@@ -1,0 +1,313 @@
+#include "octile/checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "files.h"
+
+namespace octile::checkpoint {
+
+namespace {
+
+constexpr std::uint64_t kLengthBytes = 8;
+
+std::optional<ElementType> element_type(std::string_view text) {
+  for (int i = 0; i <= static_cast<int>(ElementType::c64); ++i) {
+    if (name(static_cast<ElementType>(i)) == text) return static_cast<ElementType>(i);
+  }
+  return std::nullopt;
+}
+
+// The header, event by event: nothing is built of what does not belong there, however deep or long it is.
+class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  std::vector<TensorInfo> tensors;
+  Metadata metadata;
+  std::string error;
+
+  bool key(string_t& text) override {
+    switch (state_) {
+      case State::names:
+        return start_entry(text);
+      case State::metadata:
+        key_ = text;
+        return metadata.emplace(text, "").second || fail("__metadata__ has \"" + printable(text) + "\" twice");
+      default:
+        return start_field(text);
+    }
+  }
+
+  bool start_object(std::size_t) override {
+    switch (state_) {
+      case State::start:
+        return go(State::names);
+      case State::entry:
+        return go(key_ == "__metadata__" ? State::metadata : State::fields);
+      default:
+        return unexpected("an object");
+    }
+  }
+
+  bool end_object() override {
+    switch (state_) {
+      case State::names:
+        return go(State::done);
+      case State::metadata:
+        return go(State::names);
+      default:
+        return finish_tensor();
+    }
+  }
+
+  bool string(string_t& text) override {
+    if (state_ == State::metadata) {
+      metadata[key_] = text;
+      return true;
+    }
+    if (state_ != State::fields || field_ != Field::type) return unexpected("a text");
+    const auto type = element_type(text);
+    if (!type) return fail(about() + "the type \"" + printable(text) + "\" is unknown");
+    tensors.back().type = *type;
+    field_ = Field::none;
+    return true;
+  }
+
+  bool start_array(std::size_t) override {
+    if (state_ != State::fields || (field_ != Field::shape && field_ != Field::offsets)) return unexpected("an array");
+    return go(State::numbers);
+  }
+
+  bool end_array() override {
+    if (field_ == Field::offsets && offsets_ != 2) {
+      return fail(about() + "data_offsets has " + std::to_string(offsets_) + " numbers, not 2");
+    }
+    field_ = Field::none;
+    return go(State::fields);
+  }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (state_ != State::numbers) return unexpected("a number");
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+      return fail(about() + "the number " + std::to_string(value) + " is too large");
+    }
+    if (field_ == Field::shape) {
+      tensors.back().shape.push_back(static_cast<std::int64_t>(value));
+      return true;
+    }
+    ++offsets_;
+    (offsets_ == 1 ? tensors.back().begin : tensors.back().end) = value;
+    return true;
+  }
+
+  bool number_integer(number_integer_t value) override {
+    return fail(about() + "the number " + std::to_string(value) + " is negative");
+  }
+  bool number_float(number_float_t, const string_t& text) override {
+    return fail(about() + "the number " + printable(text) + " is no whole number in range");
+  }
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool) override { return unexpected("a truth value"); }
+  bool binary(binary_t&) override { return unexpected("binary data"); }
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
+    return fail("the header is no JSON (byte " + std::to_string(position) + " of it)");
+  }
+
+ private:
+  enum class State : std::uint8_t { start, names, entry, metadata, fields, numbers, done };
+  enum class Field : std::uint8_t { none, type, shape, offsets };
+
+  bool go(State state) {
+    state_ = state;
+    return true;
+  }
+  bool fail(std::string text) {
+    error = std::move(text);
+    return false;
+  }
+  std::string about() const {
+    return state_ == State::fields || state_ == State::numbers ? "tensor \"" + printable(key_) + "\": " : "";
+  }
+  bool unexpected(const std::string& what) {
+    if (state_ == State::start) return fail("the header is " + what + ", not a JSON object");
+    return fail(about() + "the header has " + what + " where none belongs" +
+                (state_ == State::entry || state_ == State::metadata ? " (at \"" + printable(key_) + "\")" : ""));
+  }
+
+  bool start_entry(const std::string& text) {
+    if (!names_.insert({text, true}).second) return fail("the header has \"" + printable(text) + "\" twice");
+    key_ = text;
+    seen_ = 0;
+    offsets_ = 0;
+    if (text != "__metadata__") tensors.emplace_back().name = text;
+    return go(State::entry);
+  }
+
+  bool start_field(const std::string& text) {
+    field_ = text == "dtype"          ? Field::type
+             : text == "shape"        ? Field::shape
+             : text == "data_offsets" ? Field::offsets
+                                      : Field::none;
+    if (field_ == Field::none) return fail(about() + "the field \"" + printable(text) + "\" is unknown");
+    const unsigned bit = 1u << static_cast<unsigned>(field_);
+    if (seen_ & bit) return fail(about() + "the field \"" + text + "\" is there twice");
+    seen_ |= bit;
+    return true;
+  }
+
+  bool finish_tensor() {
+    for (const auto& [field, text] :
+         {std::pair(Field::type, "dtype"), {Field::shape, "shape"}, {Field::offsets, "data_offsets"}}) {
+      if (!(seen_ & 1u << static_cast<unsigned>(field))) return fail(about() + text + " is missing");
+    }
+    return go(State::names);
+  }
+
+  State state_ = State::start;
+  Field field_ = Field::none;
+  unsigned seen_ = 0;
+  int offsets_ = 0;
+  std::string key_;
+  std::unordered_map<std::string, bool> names_;
+};
+
+}  // namespace
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (i == 8) {
+      text += ", ...";
+      break;
+    }
+    text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  }
+  return text + ")";
+}
+
+std::uint64_t size_of(ElementType type, const std::vector<std::int64_t>& shape, std::string_view what) {
+  std::uint64_t count = static_cast<std::uint64_t>(bits(type));
+  for (const std::int64_t extent : shape) {
+    if (extent < 0 || __builtin_mul_overflow(count, static_cast<std::uint64_t>(extent), &count)) {
+      throw FileError(printable(what) + ": the shape " + shape_text(shape) + " has no size");
+    }
+  }
+  if (count % 8 != 0) {
+    throw FileError(printable(what) + ": " + shape_text(shape) + " of " + std::string(name(type)) +
+                    " does not end on a byte");
+  }
+  return count / 8;
+}
+
+struct SafetensorsFile::Mapping {
+  explicit Mapping(const std::filesystem::path& path) {
+    const files::Descriptor file(path, O_RDONLY);
+    if (file.number() < 0) files::fail_on("read", path, errno);
+    struct stat status = {};
+    if (fstat(file.number(), &status) != 0) files::fail_on("read", path, errno);
+    if (!S_ISREG(status.st_mode)) throw FileError("cannot read " + path.string() + ": it is no file");
+    size = static_cast<std::size_t>(status.st_size);
+    if (size == 0) return;
+    data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
+    if (data == MAP_FAILED) files::fail_on("map", path, errno);
+  }
+  ~Mapping() {
+    if (size > 0) munmap(data, size);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  void* data = nullptr;
+  std::size_t size = 0;
+};
+
+SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
+  const auto mapping = std::make_shared<Mapping>(path);
+  SafetensorsFile file = parse({static_cast<const std::byte*>(mapping->data), mapping->size}, path.string());
+  file.mapping_ = mapping;
+  return file;
+}
+
+SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
+  const auto refuse = [&](const std::string& why) -> FileError { return FileError(name + ": " + why); };
+  if (bytes.size() < kLengthBytes) {
+    throw refuse("truncated: " + std::to_string(bytes.size()) + " bytes are no safetensors file");
+  }
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  // The length first, so that a file of another kind is called that, not truncated.
+  if (length > kMostHeaderBytes) {
+    throw refuse("no safetensors file: its header would have " + std::to_string(length) + " bytes, more than " +
+                 std::to_string(kMostHeaderBytes));
+  }
+  if (length > bytes.size() - kLengthBytes) {
+    throw refuse("truncated: the header has " + std::to_string(length) + " bytes, the file " +
+                 std::to_string(bytes.size()));
+  }
+  const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
+  if (length == 0 || *text != '{') throw refuse("no safetensors file: its header does not begin with {");
+  HeaderReader header;
+  if (!nlohmann::json::sax_parse(text, text + length, &header)) throw refuse(header.error);
+
+  SafetensorsFile file;
+  file.name_ = std::move(name);
+  file.file_ = bytes;
+  file.data_ = bytes.subspan(kLengthBytes + length);
+  file.tensors_ = std::move(header.tensors);
+  file.metadata_ = std::move(header.metadata);
+  for (const TensorInfo& tensor : file.tensors_) {
+    const std::string what = file.name_ + ": tensor \"" + printable(tensor.name) + "\"";
+    const std::uint64_t size = size_of(tensor.type, tensor.shape, what);
+    if (tensor.begin > tensor.end || tensor.end - tensor.begin != size) {
+      throw FileError(what + ": data_offsets " + std::to_string(tensor.begin) + " to " + std::to_string(tensor.end) +
+                      ", but " + shape_text(tensor.shape) + " of " + std::string(checkpoint::name(tensor.type)) +
+                      " has " + std::to_string(size) + " bytes");
+    }
+  }
+  std::stable_sort(file.tensors_.begin(), file.tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  });
+  std::uint64_t at = 0;
+  for (const TensorInfo& tensor : file.tensors_) {
+    if (tensor.begin != at) {
+      throw FileError(file.name_ + ": tensor \"" + printable(tensor.name) + "\" begins at byte " +
+                      std::to_string(tensor.begin) + (tensor.begin < at ? " and overlaps" : ", after a hole behind") +
+                      " what ends at " + std::to_string(at));
+    }
+    at = tensor.end;
+  }
+  if (at > file.data_.size()) {
+    throw FileError(file.name_ + ": truncated: the tensors have " + std::to_string(at) + " bytes, the file has " +
+                    std::to_string(file.data_.size()) + " for them");
+  }
+  if (at < file.data_.size()) {
+    throw FileError(file.name_ + ": " + std::to_string(file.data_.size() - at) +
+                    " bytes behind the last tensor belong to none");
+  }
+  for (std::size_t i = 0; i < file.tensors_.size(); ++i) file.index_.emplace(file.tensors_[i].name, i);
+  return file;
+}
+
+const TensorInfo* SafetensorsFile::find(std::string_view tensor) const {
+  const auto found = index_.find(tensor);
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+void SafetensorsFile::release(const TensorInfo& tensor) const {
+  if (!mapping_) return;
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const Bytes own = bytes(tensor);
+  const auto begin = (reinterpret_cast<std::uintptr_t>(own.data()) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(own.data()) + own.size()) / page * page;
+  // Advice alone: nothing is lost if the system does not take it.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+}  // namespace octile::checkpoint

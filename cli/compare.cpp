@@ -1,0 +1,260 @@
+// octile compare: how far two checkpoints' weights are apart.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli.h"
+#include "console.h"
+#include "model_text.h"
+#include "octile/checkpoint/measure.h"
+
+namespace octile::cli {
+
+namespace {
+
+using checkpoint::Checkpoint;
+using checkpoint::Difference;
+using checkpoint::Layer;
+using checkpoint::LayerTable;
+using checkpoint::printable;
+using checkpoint::TensorInfo;
+
+constexpr const char* kFooter =
+    R"(A and B are .safetensors files or models' folders, each with float weights or quantized
+(int-quantized, pack-quantized, AWQ, GPTQ). For each linear layer of both:
+  SQNR       10 log10(sum a^2 / sum (a - b)^2), in dB, of the dequantized weights
+  max error  the largest |a - b|
+All other tensors are compared byte by byte. A checkpoint that was smoothed has other weights
+by design, since its norms were divided by what the weights were multiplied by.
+
+Exit status: 1 if a layer is below --least-sqnr, is in one of the two alone, or has another
+shape, or if a file cannot be read.
+
+Examples:
+  octile compare FOLDER QUANTIZED
+  octile compare FOLDER QUANTIZED --least-sqnr 30 --json | jq '.layers[0]')";
+
+struct Options {
+  std::string a;
+  std::string b;
+  double least_sqnr = -std::numeric_limits<double>::infinity();
+  std::size_t worst = 10;
+  bool json = false;
+};
+
+struct LayerRow {
+  std::string name;
+  std::string problem;  // empty: it was compared
+  std::string kind_a;
+  std::string kind_b;
+  Difference difference;
+};
+
+struct OtherTensors {
+  std::size_t equal = 0;
+  std::vector<std::string> different;
+  std::vector<std::string> only_in_a;
+  std::vector<std::string> only_in_b;
+};
+
+// The layer of this name, if need be from a weight that no name tells to be linear: the other side has quantized it.
+std::optional<Layer> layer_named(const Checkpoint& model, const LayerTable& table, const std::string& name) {
+  for (const Layer& layer : table.layers) {
+    if (layer.name == name) return layer;
+  }
+  const TensorInfo* const weight = model.find(name + ".weight");
+  if (!weight || weight->shape.size() != 2 || !is_float(weight->type)) return std::nullopt;
+  return Layer{.name = name, .n = weight->shape[0], .k = weight->shape[1], .tensors = {weight->name}};
+}
+
+class Comparison {
+ public:
+  explicit Comparison(const Options& options)
+      : a_(Checkpoint::open(options.a)),
+        b_(Checkpoint::open(options.b)),
+        table_a_(find_layers(a_)),
+        table_b_(find_layers(b_)) {
+    std::vector<std::string> names;
+    for (const LayerTable* const table : {&table_a_, &table_b_}) {
+      for (const Layer& layer : table->layers) {
+        if (std::find(names.begin(), names.end(), layer.name) == names.end()) names.push_back(layer.name);
+      }
+    }
+    Progress progress("compare", static_cast<std::int64_t>(names.size()));
+    for (const std::string& name : names) {
+      progress.advance(0, printable(name));
+      rows.push_back(compare_layer(name));
+      progress.advance();
+    }
+    std::stable_sort(rows.begin(), rows.end(), [](const LayerRow& x, const LayerRow& y) { return rank(x) < rank(y); });
+    compare_others();
+  }
+
+  std::vector<LayerRow> rows;  // the worst first
+  OtherTensors others;
+
+ private:
+  // A NaN has no place among numbers: before all of them.
+  static double rank(const LayerRow& row) {
+    const double sqnr = row.difference.sqnr();
+    return !row.problem.empty() || std::isnan(sqnr) ? -std::numeric_limits<double>::infinity() : sqnr;
+  }
+
+  LayerRow compare_layer(const std::string& name) {
+    const auto a = layer_named(a_, table_a_, name);
+    const auto b = layer_named(b_, table_b_, name);
+    LayerRow row = {name, {}, {}, {}, {}};
+    if (!a || !b) {
+      row.problem = std::string("not in ") + (a ? "B" : "A");
+      return row;
+    }
+    row.kind_a = checkpoint::name(a->kind);
+    row.kind_b = checkpoint::name(b->kind);
+    for (const auto& [layer, tensors] : {std::pair(&*a, &in_layers_a_), {&*b, &in_layers_b_}}) {
+      tensors->insert(tensors->end(), layer->tensors.begin(), layer->tensors.end());
+    }
+    if (a->n != b->n || a->k != b->k) {
+      row.problem = shape_text(*a) + " in A, " + shape_text(*b) + " in B";
+      return row;
+    }
+    row.difference.add(read_weight(a_, *a), read_weight(b_, *b));
+    for (const std::string& tensor : a->tensors) a_.release(tensor);
+    for (const std::string& tensor : b->tensors) b_.release(tensor);
+    return row;
+  }
+
+  void compare_others() {
+    std::sort(in_layers_a_.begin(), in_layers_a_.end());
+    std::sort(in_layers_b_.begin(), in_layers_b_.end());
+    const auto in_a_layer = [](const std::vector<std::string>& tensors, const std::string& name) {
+      return std::binary_search(tensors.begin(), tensors.end(), name);
+    };
+    for (const std::string& name : a_.names()) {
+      if (in_a_layer(in_layers_a_, name)) continue;
+      const TensorInfo* const other = b_.find(name);
+      if (!other) {
+        others.only_in_a.push_back(name);
+        continue;
+      }
+      const TensorInfo& own = a_.get(name);
+      const auto bytes_a = a_.bytes(name);
+      const auto bytes_b = b_.bytes(name);
+      const bool equal = own.type == other->type && own.shape == other->shape &&
+                         std::equal(bytes_a.begin(), bytes_a.end(), bytes_b.begin(), bytes_b.end());
+      if (equal) {
+        ++others.equal;
+      } else {
+        others.different.push_back(name);
+      }
+    }
+    for (const std::string& name : b_.names()) {
+      if (!in_a_layer(in_layers_b_, name) && !a_.find(name)) others.only_in_b.push_back(name);
+    }
+  }
+
+  Checkpoint a_;
+  Checkpoint b_;
+  LayerTable table_a_;
+  LayerTable table_b_;
+  std::vector<std::string> in_layers_a_;
+  std::vector<std::string> in_layers_b_;
+};
+
+// The rows of layers that were compared, worst first.
+std::vector<double> compared(const std::vector<LayerRow>& rows) {
+  std::vector<double> values;
+  for (const LayerRow& row : rows) {
+    if (row.problem.empty()) values.push_back(row.difference.sqnr());
+  }
+  return values;
+}
+
+bool is_good(const Options& options, const std::vector<LayerRow>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [&](const LayerRow& row) {
+    return row.problem.empty() && row.difference.sqnr() >= options.least_sqnr;  // false for a NaN
+  });
+}
+
+void print_json(const Options& options, const Comparison& comparison) {
+  using nlohmann::json;
+  json layers = json::array();
+  for (const LayerRow& row : comparison.rows) {
+    json layer = {{"name", row.name}, {"a", row.kind_a}, {"b", row.kind_b}};
+    if (row.problem.empty()) {
+      layer["sqnr_db"] = number(row.difference.sqnr());
+      layer["max_error"] = number(row.difference.max_error);
+      layer["exact"] = row.difference.noise == 0;
+    } else {
+      layer["problem"] = row.problem;
+    }
+    layers.push_back(std::move(layer));
+  }
+  const auto values = compared(comparison.rows);
+  const json document = {{"a", options.a},
+                         {"b", options.b},
+                         {"good", is_good(options, comparison.rows)},
+                         {"sqnr_db_min", values.empty() ? json(nullptr) : number(values.front())},
+                         {"sqnr_db_median", values.empty() ? json(nullptr) : number(values[values.size() / 2])},
+                         {"layers", layers},
+                         {"other_tensors",
+                          {{"equal", comparison.others.equal},
+                           {"different", comparison.others.different},
+                           {"only_in_a", comparison.others.only_in_a},
+                           {"only_in_b", comparison.others.only_in_b}}}};
+  std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
+}
+
+void print_names(const char* label, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  constexpr std::size_t kShown = 5;
+  std::cout << "  " << label << ": ";
+  for (std::size_t i = 0; i < names.size() && i < kShown; ++i) std::cout << (i > 0 ? ", " : "") << printable(names[i]);
+  if (names.size() > kShown) std::cout << " and " << names.size() - kShown << " more";
+  std::cout << "\n";
+}
+
+void print_text(const Options& options, const Comparison& comparison) {
+  const auto values = compared(comparison.rows);
+  std::cout << comparison.rows.size() << " linear layers";
+  if (!values.empty()) {
+    std::cout << ", SQNR least " << decibels(values.front()) << " dB, median " << decibels(values[values.size() / 2])
+              << " dB";
+  }
+  std::cout << "\nother tensors: " << comparison.others.equal << " equal\n";
+  print_names("different", comparison.others.different);
+  print_names("only in A", comparison.others.only_in_a);
+  print_names("only in B", comparison.others.only_in_b);
+  std::vector<std::vector<std::string>> rows;
+  for (const LayerRow& row : comparison.rows) {
+    if (rows.size() == options.worst) break;
+    const bool good = row.problem.empty();
+    rows.push_back({printable(row.name), row.kind_a, row.kind_b, good ? decibels(row.difference.sqnr()) : row.problem,
+                    good ? fixed(row.difference.max_error, 6) : ""});
+  }
+  if (!rows.empty()) std::cout << "\n" << format_table({"worst layers", "A", "B", "SQNR, dB", "max error"}, rows, 3);
+}
+
+void compare(const Options& options) {
+  const Comparison comparison(options);
+  options.json ? print_json(options, comparison) : print_text(options, comparison);
+  if (!is_good(options, comparison.rows)) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("compare", "Compare the weights of two checkpoints, layer by layer");
+  command->footer(kFooter);
+  auto options = std::make_shared<Options>();
+  command->add_option("a", options->a, "A safetensors file, or a model's folder")->required();
+  command->add_option("b", options->b, "The same; compared with A")->required();
+  command->add_option("--least-sqnr", options->least_sqnr, "Fail if a layer has less, in dB")->type_name("DB");
+  command->add_option("--worst", options->worst, "How many layers to show")->capture_default_str();
+  command->add_flag("--json", options->json, "Write one JSON document instead of text");
+  command->callback([options] { compare(*options); });
+}
+
+}  // namespace octile::cli

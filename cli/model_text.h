@@ -1,0 +1,23 @@
+// What inspect, quantize and compare say alike.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "octile/checkpoint/layers.h"
+
+namespace octile::cli {
+
+std::string size_text(std::uint64_t bytes);  // "86.7 MB"
+std::string decibels(double value);          // "42.13", or "exact" for an infinite one
+std::string shape_text(const checkpoint::Layer& layer);
+
+// A number, or null where JSON has none for it: an SQNR of equal values.
+nlohmann::json number(double value);
+
+// One line for each reason, with how many and the first of them.
+std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out);
+
+}  // namespace octile::cli

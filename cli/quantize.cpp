@@ -1,0 +1,267 @@
+// octile quantize: a checkpoint with float weights becomes one with quantized weights.
+#include "octile/checkpoint/quantize.h"
+
+#include <algorithm>
+#include <csignal>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli.h"
+#include "console.h"
+#include "model_text.h"
+
+namespace octile::cli {
+
+namespace {
+
+using checkpoint::Format;
+using checkpoint::LayerReport;
+using checkpoint::printable;
+using checkpoint::QuantizeReport;
+
+constexpr int kInterrupted = 130;  // as a shell says of a program that SIGINT ended
+
+constexpr const char* kFooter =
+    R"(IN and OUT are both a .safetensors file, or both a folder as Transformers writes it. OUT is
+a compressed-tensors checkpoint, which vLLM and Transformers load too. All other files of a
+folder are copied byte for byte. OUT appears when all is done, or not at all.
+
+Formats:
+  w8a8         int8 weights, one scale per output channel; activations quantized per token
+  w8a8-static  the same, with one scale for all inputs of a layer, from the calibration
+  w4a16        4-bit weights in groups of --group inputs (32, 64, 128; 0 is a whole row)
+
+Methods, each better and slower than the one before:
+  nearest   each weight to the nearest level
+  clip      the scale of least squared error; with second moments, of the layer's output
+  feedback  columns one after another, the error of one made up by those after it; the
+            calibration must hold second moments
+
+A linear layer is a float matrix NAME.weight that is no embedding, norm, head or router by
+its name. PATTERN is of layer names: * is any text. --only takes what it names, whatever
+it is called, and nothing else.
+
+--calibration is a file that octile.calibration writes in Python. --smooth (SmoothQuant)
+moves outliers from the inputs to the weights where the layer before can take the factors
+without changing what the model computes; other layers are named, with the reason.
+
+Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which leaves nothing.
+
+Examples:
+  octile quantize FOLDER OUT --format w8a8
+  octile quantize FOLDER OUT --format w4a16 --group 32 --method clip
+  octile quantize FOLDER OUT --format w8a8-static --calibration FILE --smooth 0.5)";
+
+const std::map<std::string, Format> kFormats = {
+    {"w8a8", Format::w8a8}, {"w8a8-static", Format::w8a8_static}, {"w4a16", Format::w4a16}};
+const std::map<std::string, WeightMethod> kMethods = {{"nearest", WeightMethod::nearest},
+                                                      {"clip", WeightMethod::clip_search},
+                                                      {"feedback", WeightMethod::error_feedback}};
+
+struct Options {
+  std::string from;
+  std::string to;
+  checkpoint::QuantizeOptions quantize;
+  std::string format;
+  std::string method = "nearest";
+  std::string smooth;
+  std::string calibration;
+  bool json = false;
+};
+
+volatile std::sig_atomic_t interrupted = 0;
+
+extern "C" void note_interrupt(int) { interrupted = 1; }
+
+struct Interrupted {};
+
+// In dB, the worst first.
+std::vector<const LayerReport*> worst_first(const QuantizeReport& report) {
+  std::vector<const LayerReport*> layers;
+  for (const LayerReport& layer : report.layers) layers.push_back(&layer);
+  std::stable_sort(layers.begin(), layers.end(),
+                   [](const LayerReport* a, const LayerReport* b) { return a->sqnr < b->sqnr; });
+  return layers;
+}
+
+void print_json(const Options& options, const QuantizeReport& report) {
+  using nlohmann::json;
+  json layers = json::array();
+  for (const LayerReport& layer : report.layers) {
+    layers.push_back({{"name", layer.name},
+                      {"out", layer.n},
+                      {"in", layer.k},
+                      {"bytes_before", layer.bytes_before},
+                      {"bytes_after", layer.bytes},
+                      {"sqnr_db", number(layer.sqnr)},
+                      {"max_error", layer.max_error}});
+  }
+  json left_out = json::array();
+  for (const auto& left : report.left_out) left_out.push_back({{"name", left.name}, {"reason", left.reason}});
+  json smoothed = json::array();
+  for (const auto& group : report.smoothed) {
+    smoothed.push_back({{"before", group.before}, {"layers", group.layers}, {"alpha", group.alpha}});
+  }
+  json not_smoothed = json::array();
+  for (const auto& layer : report.not_smoothed) {
+    not_smoothed.push_back({{"name", layer.layer}, {"reason", layer.reason}});
+  }
+  const auto worst = worst_first(report);
+  const json document = {{"path", options.to},
+                         {"bytes_before", report.size_before},
+                         {"bytes_after", report.size_after},
+                         {"sqnr_db_min", number(worst.front()->sqnr)},
+                         {"sqnr_db_median", number(worst[worst.size() / 2]->sqnr)},
+                         {"layers", layers},
+                         {"left_out", left_out},
+                         {"smoothed", smoothed},
+                         {"not_smoothed", not_smoothed}};
+  std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
+}
+
+std::string change(std::uint64_t before, std::uint64_t after) {
+  return size_text(before) + " -> " + size_text(after) + " (" +
+         fixed(100 * static_cast<double>(after) / static_cast<double>(before), 1) + " %)";
+}
+
+void print_text(const Options& options, const QuantizeReport& report) {
+  if (!report.left_out.empty()) {
+    std::cout << "left as they are:\n" << reasons_text(report.left_out) << "\n";
+  }
+  if (options.quantize.smoothing) {
+    std::cout << "smoothed: " << report.smoothed.size() << " groups of layers";
+    std::map<double, int> alphas;
+    for (const auto& group : report.smoothed) ++alphas[group.alpha];
+    const char* separator = ", alpha ";
+    for (const auto& [alpha, count] : alphas) {
+      std::cout << separator << fixed(alpha, 2) << " (" << count << ")";
+      separator = ", ";
+    }
+    std::cout << "\n";
+    if (!report.not_smoothed.empty()) {
+      std::vector<checkpoint::LeftOut> left;
+      for (const auto& layer : report.not_smoothed) left.push_back({layer.layer, layer.reason, true});
+      std::cout << "not smoothed:\n" << reasons_text(left);
+    }
+    std::cout << "\n";
+  }
+  const auto worst = worst_first(report);
+  std::uint64_t layers_before = 0, layers_after = 0;
+  for (const LayerReport& layer : report.layers) {
+    layers_before += layer.bytes_before;
+    layers_after += layer.bytes;
+  }
+  std::cout << printable(options.to) << ": " << report.layers.size() << " layers, "
+            << change(layers_before, layers_after) << "; the whole model "
+            << change(report.size_before, report.size_after) << "\nSQNR of the weights: least "
+            << decibels(worst.front()->sqnr) << " dB, median " << decibels(worst[worst.size() / 2]->sqnr) << " dB\n\n";
+  constexpr std::size_t kShown = 5;
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 0; i < worst.size() && i < kShown; ++i) {
+    rows.push_back({printable(worst[i]->name), checkpoint::shape_text({worst[i]->n, worst[i]->k}),
+                    decibels(worst[i]->sqnr), fixed(worst[i]->max_error, 6)});
+  }
+  std::cout << format_table({"worst layers", "(OUT, IN)", "SQNR, dB", "max error"}, rows);
+}
+
+QuantizeReport run(const Options& options) {
+  struct sigaction action = {};
+  action.sa_handler = note_interrupt;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  std::optional<Progress> progress;
+  std::int64_t shown = 0;
+  return checkpoint::quantize_checkpoint(options.from, options.to, options.quantize,
+                                         [&](std::int64_t done, std::int64_t all, const std::string& tensor) {
+                                           if (interrupted) throw Interrupted();
+                                           if (!progress) progress.emplace("quantize", all);
+                                           progress->advance(done - shown, printable(tensor));
+                                           shown = done;
+                                         });
+}
+
+void quantize(Options& options) {
+  if (!options.calibration.empty()) options.quantize.calibration = options.calibration;
+  if (!options.smooth.empty()) {
+    options.quantize.smoothing.emplace();
+    options.quantize.smoothing->search = options.smooth == "search";
+    if (!options.quantize.smoothing->search) options.quantize.smoothing->alpha = std::stod(options.smooth);
+  }
+  QuantizeReport report;
+  try {
+    report = run(options);
+  } catch (const Interrupted&) {
+    std::cerr << "octile: interrupted; nothing is left of " << printable(options.to) << std::endl;
+    throw CLI::RuntimeError(kInterrupted);
+  }
+  options.json ? print_json(options, report) : print_text(options, report);
+}
+
+template <class Value>
+std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : values) names.push_back(name);
+  return names;
+}
+
+std::string check_smooth(const std::string& text) {
+  if (text == "search") return {};
+  double alpha = 0;
+  if (CLI::detail::lexical_cast(text, alpha) && alpha >= 0 && alpha <= 1) return {};
+  return text + " is neither a number from 0 to 1 nor \"search\"";
+}
+
+}  // namespace
+
+void add_quantize(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("quantize", "Quantize the linear layers of a checkpoint");
+  command->footer(kFooter);
+  auto options = std::make_shared<Options>();
+  checkpoint::QuantizeOptions& quantize_options = options->quantize;
+  command->add_option("in", options->from, "A safetensors file, or a model's folder")->required();
+  command->add_option("out", options->to, "What is written: a file or a folder, as IN")->required();
+  command->add_option("--format", options->format, "What the layers become")
+      ->check(CLI::IsMember(names_of(kFormats)))
+      ->required();
+  auto* group = command->add_option("--group", quantize_options.group, "Inputs that share a scale, in w4a16");
+  group->check(CLI::IsMember({0, 32, 64, 128}))->capture_default_str();
+  auto* zeros =
+      command->add_flag("--zero-points", quantize_options.zero_points, "A zero point for each group, in w4a16");
+  command->add_option("--method", options->method, "How the levels are found")
+      ->check(CLI::IsMember(names_of(kMethods)))
+      ->capture_default_str();
+  auto* calibration = command->add_option("--calibration", options->calibration, "What is known of the layers' inputs");
+  calibration->type_name("FILE");
+  auto* smooth = command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search");
+  smooth->check(CLI::Validator(check_smooth, ""))->type_name("ALPHA")->needs(calibration);
+  auto* ignore = command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float");
+  auto* only = command->add_option("--only", quantize_options.selection.only, "The only layers to quantize");
+  for (CLI::Option* const patterns : {ignore, only}) {
+    patterns->type_name("PATTERN,...")->delimiter(',')->allow_extra_args(false);
+  }
+  command->add_flag("--force", quantize_options.overwrite, "Replace OUT if it is there");
+  command->add_option("--threads", quantize_options.threads, "CPU threads; 0 is all. The result does not depend on it")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "Write one JSON document instead of text");
+  command->callback([=] {
+    options->quantize.format = kFormats.at(options->format);
+    options->quantize.method = kMethods.at(options->method);
+    const bool w4 = options->quantize.format == Format::w4a16;
+    if (!w4 && (group->count() > 0 || zeros->count() > 0)) {
+      throw CLI::ValidationError((group->count() > 0 ? "--group" : "--zero-points"), "is of w4a16 alone");
+    }
+    if (w4 && smooth->count() > 0) throw CLI::ValidationError("--smooth", "is not for w4a16, which keeps its inputs");
+    if (options->calibration.empty() && options->quantize.format == Format::w8a8_static) {
+      throw CLI::ValidationError("--format", "w8a8-static needs --calibration");
+    }
+    if (options->calibration.empty() && options->quantize.method == WeightMethod::error_feedback) {
+      throw CLI::ValidationError("--method", "feedback needs --calibration");
+    }
+    quantize(*options);
+  });
+}
+
+}  // namespace octile::cli

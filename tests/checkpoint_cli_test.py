@@ -1,0 +1,275 @@
+#!/ usr / bin / env python3
+"""octile inspect, quantize and compare as a person or a program meets them: pages, exit statuses, JSON, Ctrl-C, memory that
+does not grow with the model. Needs the environment variable OCTILE_COMMAND, and no package."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+COMMAND = os.environ.get("OCTILE_COMMAND")
+if not COMMAND:
+    print("skipped: OCTILE_COMMAND is not set")
+    sys.exit(77)
+
+COMMANDS = ("inspect", "quantize", "compare")
+
+
+def octile(*arguments, **options):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+
+
+def write_safetensors(path, tensors):
+    """tensors: name to (type, shape, bytes, or a function that writes this many bytes to a file)."""
+    header, at = {}, 0
+    sizes = {"F32": 4, "F16": 2, "I64": 8, "I8": 1}
+    for name, (kind, shape, _) in tensors.items():
+        size = sizes[kind]
+        for extent in shape:
+            size *= extent
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            data(file) if callable(data) else file.write(data)
+
+
+def floats(count, seed):
+    random.seed(seed)
+    return struct.pack(f"<{count}f", *(random.gauss(0, 1) for _ in range(count)))
+
+
+def matrix(rows, columns, seed):
+    return "F32", [rows, columns], floats(rows * columns, seed)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.model = self.root / "model"
+        self.model.mkdir()
+        self.tensors = {
+            "embeddings.word_embeddings.weight": matrix(10, 32, 1),
+            "encoder.a.weight": matrix(24, 32, 2),
+            "encoder.a.bias": ("F32", [24], floats(24, 3)),
+            "encoder.b.weight": matrix(32, 64, 4),
+        }
+        write_safetensors(self.model / "model.safetensors", self.tensors)
+        (self.model / "config.json").write_text('{"model_type": "bert"}')
+        self.out = self.root / "out"
+
+    def good(self, *arguments):
+        done = octile(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def bad(self, status, *arguments, says=()):
+        done = octile(*arguments)
+        self.assertEqual(done.returncode, status, done)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("octile: ")]
+        self.assertEqual(len(lines), 1, done.stderr)
+        for words in says:
+            self.assertIn(words, lines[0])
+        return done
+
+
+class PageTest(Case):
+    def test_pages(self):
+        for command in COMMANDS:
+            with self.subTest(command):
+                page = self.good(command, "--help")
+                self.assertIn(f"Usage: octile {command}", page)
+                self.assertIn(f"octile {command}", page.split("Examples:")[1])
+                for line in page.splitlines():
+                    self.assertLessEqual(len(line), 100, line)
+
+    def test_wrong_command_lines(self):
+        for arguments, says in (
+            (["inspect"], "path"),
+            (["inspect", "a", "b"], "b"),
+            (["compare", "a"], "b is required"),
+            (["compare", "a", "b", "--least-sqnr", "x"], "--least-sqnr"),
+            (["quantize", "a", "b"], "--format"),
+            (["quantize", "a", "b", "--format", "w3"], "w3"),
+            (["quantize", "a", "b", "--format", "w4a16", "--group", "48"], "48"),
+            (["quantize", "a", "b", "--format", "w8a8", "--group", "32"], "w4a16 alone"),
+            (["quantize", "a", "b", "--format", "w8a8", "--zero-points"], "w4a16 alone"),
+            (["quantize", "a", "b", "--format", "w8a8", "--method", "best"], "best"),
+            (["quantize", "a", "b", "--format", "w8a8", "--method", "feedback"], "needs --calibration"),
+            (["quantize", "a", "b", "--format", "w8a8-static"], "needs --calibration"),
+            (["quantize", "a", "b", "--format", "w8a8", "--smooth", "0.5"], "--calibration"),
+            (["quantize", "a", "b", "--format", "w8a8", "--smooth", "1.5", "--calibration", "c"], "1.5"),
+            (["quantize", "a", "b", "--format", "w4a16", "--smooth", "1", "--calibration", "c"], "--smooth"),
+            (["quantize", "a", "b", "--format", "w8a8", "--threads", "-1"], "-1"),
+        ):
+            with self.subTest(arguments):
+                self.bad(2, *arguments, says=[says, f"octile {arguments[0]} --help"])
+
+
+class QuantizeTest(Case):
+    def test_text(self):
+        text = self.good("quantize", self.model, self.out, "--format", "w4a16", "--group", "32")
+        self.assertIn("an embedding: embeddings.word_embeddings", text)
+        self.assertRegex(text, r"out: 2 layers, 11\.3 kB -> 1\.\d kB")
+        self.assertRegex(text, r"SQNR of the weights: least \d+\.\d\d dB, median \d+\.\d\d dB")
+        self.assertIn("worst layers", text)
+
+    def test_json_and_compare(self):
+        report = json.loads(self.good("quantize", self.model, self.out, "--format", "w8a8", "--json"))
+        self.assertEqual([layer["name"] for layer in report["layers"]], ["encoder.a", "encoder.b"])
+        self.assertEqual(report["bytes_after"], (self.out / "model.safetensors").stat().st_size)
+        compared = json.loads(self.good("compare", self.model, self.out, "--json"))
+        self.assertTrue(compared["good"])
+        self.assertEqual(compared["other_tensors"]["equal"], 2)
+        self.assertEqual(
+            {layer["name"]: layer["sqnr_db"] for layer in compared["layers"]},
+            {layer["name"]: layer["sqnr_db"] for layer in report["layers"]},
+        )
+        worst = compared["layers"][0]["sqnr_db"]
+        self.assertEqual(worst, compared["sqnr_db_min"])
+        self.good("compare", self.model, self.out, "--least-sqnr", worst)
+        done = octile("compare", self.model, self.out, "--least-sqnr", worst + 1e-6)
+        self.assertEqual((done.returncode, "worst layers" in done.stdout), (1, True))
+
+    def test_patterns(self):
+        report = json.loads(
+            self.good("quantize", "--ignore", "*.a,x", self.model, self.out, "--format", "w8a8", "--json")
+        )
+        self.assertEqual([layer["name"] for layer in report["layers"]], ["encoder.b"])
+        self.assertIn({"name": "encoder.a", "reason": "in --ignore"}, report["left_out"])
+        config = json.loads((self.out / "config.json").read_text())
+        self.assertEqual(config["quantization_config"]["ignore"], ["encoder.a"])
+        self.assertEqual(config["model_type"], "bert")
+
+    def test_does_not_overwrite(self):
+        arguments = ["quantize", self.model, self.out, "--format", "w8a8"]
+        self.good(*arguments)
+        before = (self.out / "model.safetensors").read_bytes()
+        self.bad(1, *arguments, says=["it is there already", "--force"])
+        self.good(*arguments, "--force", "--threads", "2")
+        self.assertEqual((self.out / "model.safetensors").read_bytes(), before)
+        self.bad(1, "quantize", self.out, self.root / "twice", "--format", "w8a8", says=["is quantized already"])
+        self.assertEqual(sorted(os.listdir(self.root)), ["model", "out"])
+
+    def test_progress_is_plain_lines(self):
+        done = octile("quantize", self.model, self.out, "--format", "w8a8")
+        self.assertRegex(done.stderr, r"quantize 100%")
+        self.assertNotIn("\r", done.stderr)
+
+    def test_ctrl_c_leaves_nothing(self):
+        """Interrupted at many moments, until one run gets through."""
+        tensors = {f"encoder.{i}.weight": matrix(64, 512, i) for i in range(24)}
+        write_safetensors(self.model / "model.safetensors", tensors)
+        interrupted = 0
+        for step in range(200):
+            command = [COMMAND, "quantize", str(self.model), str(self.out), "--format", "w4a16", "--method", "clip"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(0.01 + 0.01 * step)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            if process.returncode == 0:
+                break
+            self.assertEqual(os.listdir(self.root), ["model"])
+            if process.returncode == 130:
+                self.assertIn("interrupted; nothing is left", errors)
+                interrupted += 1
+            else:  # before the command has come to listen
+                self.assertEqual(process.returncode, -signal.SIGINT)
+        self.assertGreater(interrupted, 0)
+        self.assertEqual(process.returncode, 0)
+        self.good("compare", self.model, self.out)
+
+
+class DamagedTest(Case):
+    def test_truncated(self):
+        path = self.model / "model.safetensors"
+        whole = path.read_bytes()
+        for size in (0, 7, 8, 100, len(whole) - 1):
+            path.write_bytes(whole[:size])
+            for arguments in (
+                ["inspect", path],
+                ["compare", path, path],
+                ["quantize", path, self.out, "--format", "w8a8"],
+            ):
+                self.bad(1, *arguments, says=["model.safetensors"])
+        self.assertFalse(self.out.exists())
+
+    def test_other_files(self):
+        path = self.root / "model.bin"
+        path.write_bytes(b"PK\x03\x04" + bytes(100))
+        self.bad(1, "inspect", path, says=["model.bin"])
+        self.bad(1, "inspect", self.root / "none", says=["none", "No such file"])
+        self.bad(1, "inspect", self.root, says=["has neither model.safetensors nor"])
+
+    def test_names_that_would_move_the_cursor(self):
+        write_safetensors(self.model / "model.safetensors", {"\x1b[2J\r.weight": matrix(4, 4, 1)})
+        for arguments in (["inspect", self.model], ["compare", self.model, self.model]):
+            text = self.good(*arguments)
+            self.assertNotIn("\x1b", text)
+            self.assertNotIn("\r", text)
+            self.assertIn("?[2J?", text)
+
+    def test_not_a_number(self):
+        data = struct.pack("<4f", 1, float("nan"), 2, 3)
+        write_safetensors(self.model / "model.safetensors", {"a.weight": ("F32", [2, 2], data)})
+        self.assertIn("1 not finite", self.good("inspect", self.model))
+        self.bad(1, "quantize", self.model, self.out, "--format", "w8a8", says=["nan at (0, 1)"])
+        done = octile("compare", self.model, self.model)
+        self.assertEqual((done.returncode, "NaN" in done.stdout), (1, True))
+
+
+class InspectTest(Case):
+    def test_outliers(self):
+        rows, columns = 8, 16
+        values = [1.0 + (column == 5) * 99 for _ in range(rows) for column in range(columns)]
+        data = struct.pack(f"<{rows * columns}f", *values)
+        write_safetensors(self.model / "model.safetensors", {"a.weight": ("F32", [rows, columns], data)})
+        layer = json.loads(self.good("inspect", self.model, "--json"))["layers"][0]
+        self.assertEqual((layer["outlier_channels"], layer["most"], layer["kind"]), ([5], 100, "float"))
+        layer = json.loads(self.good("inspect", self.model, "--json", "--outlier", "100"))["layers"][0]
+        self.assertEqual(layer["outlier_channels"], [])
+        self.assertNotIn("most", json.loads(self.good("inspect", self.model, "--json", "--headers"))["layers"][0])
+
+    def test_text_has_every_tensor(self):
+        text = self.good("inspect", self.model)
+        for name in self.tensors:
+            self.assertIn(name.removesuffix(".weight"), text)
+        self.assertIn("an embedding: embeddings.word_embeddings", text)
+
+
+class MemoryTest(Case):
+    def test_is_that_of_one_layer(self):
+        """24 layers of 8 MiB each: the process must not hold them all."""
+        block = floats(1 << 14, 7)
+
+        def data(file):
+            for _ in range(128):
+                file.write(block)
+
+        tensors = {f"layer.{i:02}.weight": ("F32", [1024, 2048], data) for i in range(24)}
+        write_safetensors(self.model / "model.safetensors", tensors)
+        script = (
+            "import resource, subprocess, sys\n"
+            "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        )
+        for arguments in (["quantize", self.model, self.out, "--format", "w8a8"], ["compare", self.model, self.out]):
+            command = [sys.executable, "-c", script, COMMAND, *map(str, arguments)]
+            most = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+#A layer as a file and as f32, twice for what compares, its levels, and the program itself; the model is 192 MiB.
+            self.assertLess(most, 90 << 20, arguments)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,223 @@
+// Which tensors are linear layers, and what is refused of quantized ones.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint_files.h"
+#include "checkpoint_levels.h"
+#include "octile/checkpoint/layers.h"
+
+namespace octile::checkpoint {
+namespace {
+
+Checkpoint model_of(const Folder& folder, const std::vector<Values>& tensors, const std::string& config = "") {
+  write_file(folder.path / "model.safetensors", tensors);
+  if (!config.empty()) write_text(folder.path / "config.json", config);
+  return Checkpoint::open(folder.path);
+}
+
+std::vector<std::string> names_of(const LayerTable& table) {
+  std::vector<std::string> names;
+  for (const Layer& layer : table.layers) names.push_back(layer.name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string reason_of(const LayerTable& table, const std::string& name) {
+  for (const LeftOut& left : table.left_out) {
+    if (left.name == name) return left.reason;
+  }
+  return {};
+}
+
+TEST(Layers, AreFoundByNameAndShape) {
+  const Folder folder;
+  const Checkpoint model = model_of(folder, {normal("embeddings.word_embeddings.weight", {8, 4}, 1),
+                                             normal("model.embed_tokens.weight", {8, 4}, 1),
+                                             normal("transformer.wte.weight", {8, 4}, 1),
+                                             normal("encoder.query.weight", {4, 4}, 1),
+                                             normal("encoder.query.bias", {4}, 1),
+                                             normal("encoder.LayerNorm.weight", {4}, 1),
+                                             normal("odd_norm.weight", {4, 4}, 1),
+                                             normal("mlp.gate_proj.weight", {6, 4}, 1),
+                                             normal("mlp.gate.weight", {6, 4}, 1),
+                                             normal("lm_head.weight", {8, 4}, 1),
+                                             normal("cls.predictions.decoder.weight", {8, 4}, 1),
+                                             normal("conv.weight", {2, 4, 3}, 1),
+                                             normal("transposed.weight", {6, 4}, 1),
+                                             normal("transposed.bias", {4}, 1),
+                                             normal("none.weight", {0, 4}, 1),
+                                             {"ints.weight", {2, 2}, {1, 2, 3, 4}, ElementType::s8}});
+  const LayerTable table = find_layers(model);
+  EXPECT_EQ(names_of(table), (std::vector<std::string>{"encoder.query", "mlp.gate_proj"}));
+  EXPECT_EQ(reason_of(table, "embeddings.word_embeddings"), "an embedding");
+  EXPECT_EQ(reason_of(table, "model.embed_tokens"), "an embedding");
+  EXPECT_EQ(reason_of(table, "transformer.wte"), "an embedding");
+  EXPECT_EQ(reason_of(table, "odd_norm"), "a norm");
+  EXPECT_EQ(reason_of(table, "mlp.gate"), "a router");
+  EXPECT_EQ(reason_of(table, "lm_head"), "a head");
+  EXPECT_EQ(reason_of(table, "cls.predictions.decoder"), "a head");
+  EXPECT_EQ(reason_of(table, "conv"), "3 dimensions");
+  EXPECT_EQ(reason_of(table, "ints"), "values of I8");
+  EXPECT_EQ(reason_of(table, "none"), "it is empty");
+  EXPECT_NE(reason_of(table, "transposed").find("its bias has 4 values"), std::string::npos);
+
+  const LayerTable ignoring = find_layers(model, {.ignore = {"*.que?y"}, .only = {}});
+  EXPECT_EQ(names_of(ignoring), std::vector<std::string>{"mlp.gate_proj"});
+  EXPECT_EQ(reason_of(ignoring, "encoder.query"), "in --ignore");
+  const LayerTable chosen = find_layers(model, {.ignore = {}, .only = {"lm_head", "transposed", "conv"}});
+  EXPECT_EQ(names_of(chosen), std::vector<std::string>{"lm_head"});  // the others cannot be
+  EXPECT_EQ(reason_of(chosen, "encoder.query"), "not in --only");
+}
+
+TEST(Layers, OfGpt2AreLeft) {
+  const Folder folder;
+  const Checkpoint model = model_of(folder, {normal("h.0.attn.c_proj.weight", {4, 4}, 1)}, R"({"model_type":"gpt2"})");
+  EXPECT_EQ(reason_of(find_layers(model), "h.0.attn.c_proj"), "this architecture stores it (IN, OUT)");
+}
+
+// A file with words, which write_file does not know.
+void write_words(const std::filesystem::path& path,
+                 const std::vector<std::pair<TensorSpec, std::vector<std::int32_t>>>& all,
+                 const std::vector<Values>& values) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [spec, ints] : all) specs.push_back(spec);
+  for (const Values& tensor : values) specs.push_back({tensor.name, tensor.type, tensor.shape});
+  SafetensorsWriter writer(path, specs, {});
+  for (const auto& [spec, ints] : all) writer.append(spec.name, std::as_bytes(std::span(ints)));
+  for (const Values& tensor : values) {
+    const std::vector<std::int64_t> wide(tensor.values.begin(), tensor.values.end());
+    if (tensor.type == ElementType::s64) {
+      writer.append(tensor.name, std::as_bytes(std::span(wide)));
+    } else {
+      writer.append(tensor.name, write_values(tensor.type, tensor.values));
+    }
+  }
+  writer.finish(true);
+}
+
+TEST(Layers, AwqAndGptqAreToldApartByShape) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  const Awq awq(kLevels);
+  const Values scale = {"w.scales", {2, 16}, awq.scale};
+  write_words(
+      path,
+      {{{"w.qweight", ElementType::s32, {64, 2}}, awq.weight}, {{"w.qzeros", ElementType::s32, {2, 2}}, awq.zeros}},
+      {scale});
+  Checkpoint model = Checkpoint::open(path);
+  LayerTable table = find_layers(model);
+  ASSERT_EQ(table.layers.size(), 1u);
+  EXPECT_EQ(table.layers[0].kind, LayerKind::awq);
+  expect_levels(read_quantized(model, table.layers[0]), kLevels);
+
+  const Gptq gptq({8, 64, 32}, 0);
+  write_words(
+      path,
+      {{{"w.qweight", ElementType::s32, {8, 8}}, gptq.weight}, {{"w.qzeros", ElementType::s32, {2, 1}}, gptq.zeros}},
+      {{"w.scales", {2, 8}, gptq.scale}});
+  model = Checkpoint::open(path);
+  table = find_layers(model);
+  ASSERT_EQ(table.layers.size(), 1u);
+  EXPECT_EQ(table.layers[0].kind, LayerKind::gptq);
+  EXPECT_EQ(table.layers[0].k, 64);
+
+  write_words(path, {{{"w.qweight", ElementType::s32, {8, 8}}, gptq.weight}},
+              {{"w.scales", {2, 12}, std::vector<float>(24, 1)}});
+  EXPECT_ERROR(find_layers(Checkpoint::open(path)), "is of no layout that is read");
+  write_words(path, {{{"w.qweight", ElementType::s32, {8, 8}}, gptq.weight}},
+              {{"w.scales", {3, 8}, std::vector<float>(24, 1)}});
+  EXPECT_ERROR(find_layers(Checkpoint::open(path)), "64 inputs do not come in 3 groups");
+  write_words(path, {{{"w.qweight", ElementType::s32, {64}}, gptq.weight}}, {{"w.scales", {2, 8}, gptq.scale}});
+  EXPECT_ERROR(find_layers(Checkpoint::open(path)), "qweight is I32 (64), not a matrix of I32");
+  write_words(path, {{{"w.qweight", ElementType::s32, {8, 8}}, gptq.weight}}, {});
+  EXPECT_ERROR(find_layers(Checkpoint::open(path)), "there is no tensor \"w.scales\"");
+}
+
+TEST(Layers, OtherWidthsAndVersionsAreRefused) {
+  const Folder folder;
+  const Awq awq(kLevels);
+  write_words(folder.path / "model.safetensors", {{{"w.qweight", ElementType::s32, {64, 2}}, awq.weight}},
+              {{"w.scales", {2, 16}, awq.scale}});
+  write_text(folder.path / "config.json",
+             R"({"quantization_config":{"quant_method":"awq","version":"gemv","bits":4}})");
+  EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)), "AWQ's version \"gemv\" has another layout");
+  write_text(folder.path / "config.json",
+             R"({"quantization_config":{"quant_method":"awq","version":"gemm","bits":3}})");
+  EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)), "3 bits; only 4 are read");
+}
+
+TEST(Layers, PackQuantizedIsChecked) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  const std::vector<std::int32_t> packed(8, 0x12345678);
+  const auto write = [&](std::vector<std::int64_t> words_shape, std::vector<float> shape,
+                         std::vector<std::int64_t> scale_shape) {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : scale_shape) count *= extent;
+    write_words(path, {{{"w.weight_packed", ElementType::s32, words_shape}, packed}},
+                {{"w.weight_scale", scale_shape, std::vector<float>(static_cast<std::size_t>(count), 1)},
+                 {"w.weight_shape", {static_cast<std::int64_t>(shape.size())}, shape, ElementType::s64}});
+    return [&] { read_weight(Checkpoint::open(path), find_layers(Checkpoint::open(path)).layers.at(0)); };
+  };
+  EXPECT_EQ(error_of(write({2, 4}, {2, 32}, {2, 2})), "");
+  EXPECT_EQ(error_of(write({2, 4}, {2, 30}, {2, 1})), "");
+  EXPECT_ERROR(write({2, 4}, {2, 24}, {2, 1})(), "does not hold 4 bits each of weight_shape (2, 24)");
+  EXPECT_ERROR(write({2, 4}, {2, 16}, {2, 1})(), "other widths are not read");  // 8 bits each
+  EXPECT_ERROR(write({2, 4}, {3, 32}, {3, 1})(), "does not hold");
+  EXPECT_ERROR(write({2, 4}, {2, -32}, {2, 1})(), "does not hold");
+  EXPECT_ERROR(write({2, 4}, {2, 32, 1}, {2, 1})(), "weight_shape is I64 (3), not I64 (2)");
+  EXPECT_ERROR(write({2, 4}, {2, 32}, {1, 1})(), "weight_scale is F32 (1, 1) for 2 outputs");
+  EXPECT_ERROR(write({2, 4}, {2, 32}, {2, 3})(), "32 inputs do not come in 3 groups");
+}
+
+TEST(Layers, PackQuantizedHasItsGroupsInOrder) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  const auto write = [&](std::int64_t k, const std::vector<std::int32_t>& order) {
+    const auto length = static_cast<std::int64_t>(order.size());
+    write_words(
+        path,
+        {{{"w.weight_packed", ElementType::s32, {1, k / 8}},
+          std::vector<std::int32_t>(static_cast<std::size_t>(k / 8))},
+         {{"w.weight_g_idx", ElementType::s32, {length}}, order}},
+        {{"w.weight_scale", {1, 1}, {1}}, {"w.weight_shape", {2}, {1, static_cast<float>(k)}, ElementType::s64}});
+    return error_of([&] { read_weight(Checkpoint::open(path), find_layers(Checkpoint::open(path)).layers.at(0)); });
+  };
+  EXPECT_EQ(write(8, std::vector<std::int32_t>(8)), "");
+  EXPECT_EQ(write(8, std::vector<std::int32_t>(8, -1)), "");  // not used
+  EXPECT_NE(write(8, {0, 0, 0, 1, 0, 0, 0, 0}).find("g_idx puts input 3 in group 1"), std::string::npos);
+  EXPECT_NE(write(8, {0, 0, 0}).find("g_idx has 3 values"), std::string::npos);
+  EXPECT_NE(write(0, {0, 0}).find("g_idx has 2 values"), std::string::npos);
+}
+
+TEST(Layers, IntQuantizedIsChecked) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  const auto layer_error = [&](const std::vector<Values>& tensors) {
+    write_file(path, tensors);
+    return error_of([&] {
+      const Checkpoint model = Checkpoint::open(path);
+      const Layer layer = find_layers(model).layers.at(0);
+      EXPECT_EQ(read_weight(model, layer), (std::vector<float>{-128, 2, 254, -6}));
+    });
+  };
+  const Values weight = {"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8};
+  EXPECT_EQ(layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}}), "");
+  EXPECT_EQ(layer_error({weight, {"w.weight_scale", {2}, {1, 2}, ElementType::bf16}, {"w.input_scale", {1}, {3}}}), "");
+  EXPECT_NE(layer_error({weight, {"w.weight_scale", {3, 1}, {1, 2, 3}}}).find("F32 (3, 1) for 2 outputs"),
+            std::string::npos);
+  EXPECT_NE(layer_error({weight, {"w.weight_scale", {2, 1}, {1, std::nanf("")}}}).find("a scale is nan"),
+            std::string::npos);
+  EXPECT_NE(layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}, {"w.input_scale", {2}, {3, 3}}})
+                .find("input_scale has 2 values"),
+            std::string::npos);
+  EXPECT_NE(
+      layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}, {"w.weight_zero_point", {1}, {3}, ElementType::s8}})
+          .find("1 zero points for 2 scales"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace octile::checkpoint

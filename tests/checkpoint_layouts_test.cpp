@@ -1,0 +1,164 @@
+// What the layouts of quantized weights hold.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "checkpoint_files.h"
+#include "checkpoint_levels.h"
+#include "octile/linear.h"
+
+namespace octile::checkpoint {
+namespace {
+
+TEST(Layouts, Awq) {
+  const Awq awq(kLevels);
+  expect_levels(from_awq(awq.packed()), kLevels);
+  PackedWords bad = awq.packed();
+  bad.n = 12;
+  EXPECT_ERROR(from_awq(bad), "8 outputs a word, and there are 12");
+  bad = awq.packed();
+  bad.words = bad.words.first(bad.words.size() - 1);
+  EXPECT_ERROR(from_awq(bad), "the weight, in words, has 127 values");
+  bad = awq.packed();
+  bad.zero_words = bad.zero_words.first(1);
+  EXPECT_ERROR(from_awq(bad), "the zero point, in words, has 1 values");
+  bad.scale = bad.scale.first(1);
+  EXPECT_ERROR(from_awq(bad), "the scale has 1 values");
+}
+
+TEST(Layouts, Gptq) {
+  const Levels levels = {8, 64, 32};  // no zero point of these is 0
+  Gptq gptq(levels);
+  std::vector<std::int32_t> order;
+  for (std::int32_t i = 0; i < 64; ++i) order.push_back(i / 32);
+  expect_levels(from_gptq(gptq.packed(), order, 1), levels);
+  expect_levels(from_gptq(gptq.packed(), {}, 1), levels);
+  expect_levels(from_gptq(Gptq(levels, 0).packed(), order, 0), levels);  // version 2
+
+  std::swap(order[0], order[63]);
+  EXPECT_ERROR(from_gptq(Gptq(levels, 0).packed(), order, 0), "g_idx puts input 0 in group 1, not 0");
+  order.pop_back();
+  EXPECT_ERROR(from_gptq(Gptq(levels, 0).packed(), order, 0), "g_idx has 63 values");
+  gptq.zeros[0] |= 15;
+  EXPECT_ERROR(from_gptq(gptq.packed(), {}, 1), "output 0, group 0 is 15, which stands for 16");
+  PackedWords bad = gptq.packed();
+  bad.k = 60;
+  EXPECT_ERROR(from_gptq(bad, {}, 1), "the weight is (8, 60)");
+}
+
+// scale and weight (32, 8), one word of shifts a row, groups of 8: the puzzle's own sizes.
+TEST(Layouts, Puzzle) {
+  const Levels levels = {32, 64, 8};
+  const auto weight =
+      words(32, 8, [](std::int64_t n, std::int64_t word, int i) { return Levels::level(n, word * 8 + i); });
+  const auto shifts = words(32, 1, [](std::int64_t n, std::int64_t, int i) { return Levels::zero(n, i); });
+  const auto scale = scales(levels, false);
+  PackedWords packed = {
+      .name = "w", .n = 32, .k = 64, .group = 8, .words = weight, .scale = scale, .zero_words = shifts};
+  expect_levels(from_puzzle(packed), levels);
+  packed.k = 60;
+  EXPECT_ERROR(from_puzzle(packed), "8 inputs a word, and there are 60");
+}
+
+// In groups that LinearPlan takes, the product is the puzzle's: z = (scale * (w - shift)) @ x.
+TEST(Layouts, LinearPlanRunsAPuzzlesWeight) {
+  const Levels levels = {8, 64, 32};
+  const auto weight =
+      words(8, 8, [](std::int64_t n, std::int64_t word, int i) { return Levels::level(n, word * 8 + i); });
+  const auto shifts = words(8, 1, [](std::int64_t n, std::int64_t, int i) { return i < 2 ? Levels::zero(n, i) : 0; });
+  const auto scale = scales(levels, false);
+  const QuantizedWeight quantized =
+      from_puzzle({.name = "w", .n = 8, .k = 64, .group = 32, .words = weight, .scale = scale, .zero_words = shifts});
+  const Values x = normal("x", {3, 64}, 1);
+  std::vector<float> y(3 * 8);
+  const LinearDescription description = {.m = 3,
+                                         .n = 8,
+                                         .k = 64,
+                                         .activation = Activation::none,
+                                         .weight = WeightFormat::s4_group,
+                                         .group = 32,
+                                         .weight_zero_point = true};
+  const LinearPlan plan = LinearPlan::select(description);
+  std::vector<std::byte> scratch(plan.workspace_size());
+  plan.run({.x = matrix(x.values.data(), 3, 64),
+            .weight = quantized.values(),
+            .weight_scale = matrix(quantized.scale.data(), 8, 2),
+            .weight_zero_point = matrix(quantized.zero_point.data(), 8, 2),
+            .y = matrix(y.data(), 3, 8)},
+           {scratch.data(), scratch.size()});
+  for (std::int64_t m = 0; m < 3; ++m) {
+    for (std::int64_t n = 0; n < 8; ++n) {
+      double sum = 0, magnitude = 0;
+      for (std::int64_t k = 0; k < 64; ++k) {
+        const double term = static_cast<double>(levels.value(n, k)) * x.values[static_cast<std::size_t>(m * 64 + k)];
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      // An f32 sum of 64 products: each of them, its dequantization and 64 additions round, each by at most 2^-24.
+      EXPECT_NEAR(y[static_cast<std::size_t>(m * 8 + n)], sum, 68 * 0x1p-24 * magnitude);
+    }
+  }
+}
+
+TEST(Layouts, PackQuantizedBothWays) {
+  for (const Levels& levels : {Levels{16, 64, 32}, Levels{9, 60, 60}, Levels{1, 3, 3}, Levels{3, 20, 4}}) {
+    QuantizedWeight weight;
+    weight.n = levels.n;
+    weight.k = levels.k;
+    weight.type = DType::s4;
+    weight.group = levels.group == levels.k ? 0 : levels.group;
+    weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
+    for (std::int64_t i = 0; i < levels.n; ++i) {
+      for (std::int64_t j = 0; j < levels.k; ++j) {
+        auto& byte = weight.q[static_cast<std::size_t>(i * weight.row_bytes() + j / 2)];
+        byte = static_cast<std::uint8_t>(byte | (Levels::level(i, j) ^ 8) << (j % 2 * 4));
+      }
+      for (std::int64_t group = 0; group < levels.groups(); ++group) {
+        weight.scale.push_back(Levels::scale(i, group));
+        weight.zero_point.push_back(static_cast<int>(Levels::zero(i, group)) - 8);
+      }
+    }
+    expect_levels(weight, levels);
+    const auto packed = pack_levels(weight);
+    const auto zeros = pack_zero_points(weight);
+    const std::int64_t row_words = (levels.k + 7) / 8;
+    EXPECT_EQ(packed, words(levels.n, row_words, [&](std::int64_t n, std::int64_t word, int i) {
+                return word * 8 + i < levels.k ? Levels::level(n, word * 8 + i) : 0u;
+              }));
+    EXPECT_EQ(zeros, words((levels.n + 7) / 8, levels.groups(), [&](std::int64_t word, std::int64_t group, int i) {
+                return word * 8 + i < levels.n ? Levels::zero(word * 8 + i, group) : 0u;
+              }));
+    const QuantizedWeight back = from_pack_quantized({.name = "w",
+                                                      .n = levels.n,
+                                                      .k = levels.k,
+                                                      .group = weight.group,
+                                                      .words = packed,
+                                                      .scale = weight.scale,
+                                                      .zero_words = zeros});
+    EXPECT_EQ(back.q, weight.q);
+    EXPECT_EQ(back.zero_point, weight.zero_point);
+    // Without zero points a level of 8 is 0.
+    const QuantizedWeight symmetric = from_pack_quantized(
+        {.name = "w", .n = levels.n, .k = levels.k, .group = weight.group, .words = packed, .scale = weight.scale});
+    EXPECT_EQ(symmetric.q, weight.q);
+    EXPECT_TRUE(symmetric.zero_point.empty());
+  }
+}
+
+TEST(Layouts, RefuseWhatHasNoMeaning) {
+  const Awq awq(kLevels);
+  PackedWords bad = awq.packed();
+  bad.group = 24;
+  EXPECT_ERROR(from_awq(bad), "(16, 64) cannot be in groups of 24");
+  bad.n = std::int64_t{1} << 40;
+  EXPECT_ERROR(from_pack_quantized(bad), "cannot be in groups");
+  bad = awq.packed();
+  std::vector<float> scale = awq.scale;
+  scale[3] = std::numeric_limits<float>::infinity();
+  bad.scale = scale;
+  EXPECT_ERROR(from_awq(bad), "a scale is inf");
+}
+
+}  // namespace
+}  // namespace octile::checkpoint
