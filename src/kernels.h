@@ -139,7 +139,8 @@ struct Cost {
 
 // One row. `supports` returns a reason, empty means yes; `workspace` is in bytes; `prepare`, where there is one, is
 // called once, at select, and does what `launch` must not: loading code onto a GPU. `detail` says in a line for a
-// person what the kernel chose by itself.
+// person what the kernel chose by itself. `narrow`: a weight with several scales a row is rounded to the 16-bit type of
+// a.
 template <class Problem, class Operands>
 struct Kernel {
   std::string_view name;
@@ -151,6 +152,7 @@ struct Kernel {
   void (*launch)(const Problem&, const Operands&, const Launch&);
   void (*prepare)(const Problem&) = nullptr;
   std::string (*detail)(const Problem&) = nullptr;
+  bool narrow = false;
 };
 
 using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;
@@ -272,6 +274,20 @@ Cost w8a16_gemm_sm90_cost(const GemmProblem&);
 void w8a16_gemm_sm90_prepare(const GemmProblem&);
 std::string w8a16_gemm_sm90_detail(const GemmProblem&);
 void w8a16_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w4a16_gemm_sm80_supports(const GemmProblem&);
+Cost w4a16_gemm_sm80_cost(const GemmProblem&);
+void w4a16_gemm_sm80_prepare(const GemmProblem&);
+void w4a16_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w4a16_gemv_sm90_supports(const GemmProblem&);
+Cost w4a16_gemv_sm90_cost(const GemmProblem&);
+void w4a16_gemv_sm90_prepare(const GemmProblem&);
+std::string w4a16_gemv_sm90_detail(const GemmProblem&);
+void w4a16_gemv_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w4a16_gemm_sm90_supports(const GemmProblem&);
+Cost w4a16_gemm_sm90_cost(const GemmProblem&);
+void w4a16_gemm_sm90_prepare(const GemmProblem&);
+std::string w4a16_gemm_sm90_detail(const GemmProblem&);
+void w4a16_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
 // The sum over nothing (k = 0): y is the bias, or zero.
 void write_empty_sum(const GemmOperands&, Stream);
 }  // namespace cuda

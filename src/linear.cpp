@@ -184,7 +184,7 @@ void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorCheck
   }
   if (d.weight_zero_point) {
     const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {d.n, d.k / p.group});
-    if (d.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
+    if (z.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
     bound.zero_point = z;
   } else {
     checks.absent("weight_zero_point", args.weight_zero_point);
@@ -243,6 +243,14 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
   return bound;
 }
 
+std::string w4a16_bound(const GemmStep& step) {
+  const GemmProblem& p = step.problem;
+  const std::string bound = float_bound("K", p.scale, p.y);
+  if (!step.kernel->narrow || p.group == p.k) return bound;
+  return message(bound, "; and ", p.a == DType::f16 ? "2^-9" : "2^-6", " * that sum, since (q - z) * s is rounded to ",
+                 p.a);
+}
+
 // One row for the whole layer where there is one and it is expected to be faster; else a quantizer, where X is float,
 // and a product.
 void select_steps(LinearImpl& impl, const GemmProblem& p) {
@@ -299,7 +307,7 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   impl->reserve_scratch(std::max(impl->quantize.workspace, impl->gemm.workspace));
   impl->guarantee = p.operation != Operation::w4a16_gemm
                         ? PrecisionGuarantee{true, true, DType::s32, "exact"}
-                        : PrecisionGuarantee{true, false, p.scale, float_bound("K", p.scale, d.y)};
+                        : PrecisionGuarantee{true, false, p.scale, w4a16_bound(impl->gemm)};
   return LinearPlan(std::move(impl));
 }
 

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -513,6 +515,163 @@ TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
     EXPECT_TRUE(d.dx != Product::int8 || plain.dx == cpu.dx);
     EXPECT_TRUE(d.dw != Product::int8 || plain.dw == cpu.dw);
   }
+}
+
+// A layer with a 4-bit weight in groups of 64, its zero points among it.
+struct FourBits {
+  LinearDescription description;
+  std::vector<std::uint16_t> x, bias;
+  std::vector<std::uint8_t> weight;
+  std::vector<float> scale;
+  std::vector<std::int32_t> zero_point;
+
+  explicit FourBits(std::int64_t m) {
+    description = {.m = m, .n = 272, .k = 512, .x = DType::f16, .y = DType::f16};
+    LinearDescription& d = description;
+    d.activation = Activation::none;
+    d.weight = WeightFormat::s4_group;
+    d.group = 64;
+    d.weight_zero_point = d.bias = true;
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    for (std::int64_t i = 0; i < d.m * d.k; ++i) x.push_back(Half(normal(random)).bits);
+    for (std::int64_t i = 0; i < d.n; ++i) bias.push_back(Half(normal(random)).bits);
+    for (std::int64_t i = 0; i < d.n * d.k / 2; ++i) weight.push_back(static_cast<std::uint8_t>(random() & 255));
+    for (std::int64_t i = 0; i < d.n * d.k / d.group; ++i) {
+      scale.push_back(0.001f * static_cast<float>(1 + random() % 20));
+      zero_point.push_back(static_cast<std::int32_t>(random() % 16) - 8);
+    }
+  }
+
+  std::vector<std::uint8_t> packed(const LinearPlan& plan) const {
+    const LinearDescription& d = description;
+    std::vector<std::uint8_t> bytes(plan.packed_weight_size() + 64);
+    void* begin = bytes.data();
+    std::size_t space = bytes.size();
+    auto* const aligned = static_cast<std::uint8_t*>(std::align(64, plan.packed_weight_size(), begin, space));
+    plan.pack({matrix_s4(weight.data(), d.n, d.k), matrix(scale.data(), d.n, d.k / d.group),
+               matrix(zero_point.data(), d.n, d.k / d.group),
+               vector(aligned, static_cast<std::int64_t>(plan.packed_weight_size()))});
+    return {aligned, aligned + plan.packed_weight_size()};
+  }
+};
+
+// For every kernel, and for either form of the weight: a graph and repeated runs on a side stream give a plain run's
+// bits, nothing is allocated, and y is what the CPU makes of it but for the roundings that the plan admits.
+TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
+  for (const std::int64_t m : {1, 9, 30, 40, 100, 300}) {
+    for (const bool packed : {false, true}) {
+      FourBits layer(m);
+      LinearDescription& d = layer.description;
+      std::vector<std::uint16_t> on_cpu(static_cast<std::size_t>(d.m * d.n));
+      LinearArgs args;
+      args.x = matrix(reinterpret_cast<const Half*>(layer.x.data()), d.m, d.k);
+      args.weight = matrix_s4(layer.weight.data(), d.n, d.k);
+      args.weight_scale = matrix(layer.scale.data(), d.n, d.k / d.group);
+      args.weight_zero_point = matrix(layer.zero_point.data(), d.n, d.k / d.group);
+      args.bias = vector(reinterpret_cast<const Half*>(layer.bias.data()), d.n);
+      args.y = matrix(reinterpret_cast<Half*>(on_cpu.data()), d.m, d.n);
+      LinearPlan::select(d).run(args);
+
+      d.device = kGpu;
+      d.packed_weight = packed;
+      const LinearPlan plan = LinearPlan::select(d);
+      SCOPED_TRACE(plan.explain());
+      const OnGpu<std::uint16_t> x(layer.x), bias(layer.bias);
+      const OnGpu<std::uint8_t> weight(packed ? layer.packed(plan) : layer.weight);
+      const OnGpu<float> scale(layer.scale);
+      const OnGpu<std::int32_t> zero_point(layer.zero_point);
+      OnGpu<std::uint16_t> y(on_cpu.size());
+      args.x = on(kGpu, matrix(reinterpret_cast<const Half*>(x.data()), d.m, d.k));
+      args.bias = on(kGpu, vector(reinterpret_cast<const Half*>(bias.data()), d.n));
+      args.y = on(kGpu, matrix(reinterpret_cast<Half*>(y.data()), d.m, d.n));
+      if (packed) {
+        args.weight = on(kGpu, vector(weight.data(), static_cast<std::int64_t>(weight.size())));
+        args.weight_scale = args.weight_zero_point = {};
+      } else {
+        args.weight = on(kGpu, matrix_s4(weight.data(), d.n, d.k));
+        args.weight_scale = on(kGpu, matrix(scale.data(), d.n, d.k / d.group));
+        args.weight_zero_point = on(kGpu, matrix(zero_point.data(), d.n, d.k / d.group));
+      }
+      const OnGpu<std::byte> memory(plan.workspace_size());
+      const Workspace workspace = {memory.data(), memory.size()};
+      plan.run(args, workspace);
+      expect(cudaDeviceSynchronize());
+      const Bits plain = y.values();
+      double most = 0;
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        const auto value = [](std::uint16_t bits) { return static_cast<double>(Half::to_float(bits)); };
+        most = std::max(most, std::abs(value(plain[i]) - value(on_cpu[i])));
+      }
+      // Sums of 512 terms of about 1 * 7 * 0.01, in f16: 2^-10 of each term's magnitude, and y's rounding.
+      EXPECT_LT(most, 512 * 4.0 * 15 * 0.02 * 0x1p-10);
+
+      const SideStream stream;
+      y.poison();
+      const long before = allocations;
+      for (int i = 0; i < 3; ++i) plan.run(args, workspace, stream);
+      EXPECT_EQ(allocations, before);
+      stream.wait();
+      EXPECT_EQ(y.values(), plain);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      expect(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+      plan.run(args, workspace, stream);
+      expect(cudaStreamEndCapture(stream.get(), &graph));
+      expect(cudaGraphInstantiate(&executable, graph, 0));
+      y.poison();
+      for (int i = 0; i < 3; ++i) expect(cudaGraphLaunch(executable, stream.get()));
+      stream.wait();
+      EXPECT_EQ(y.values(), plain);
+      cudaGraphExecDestroy(executable);
+      cudaGraphDestroy(graph);
+    }
+  }
+}
+
+TEST_F(Cuda, FourBitWeightsThatAreRefused) {
+  FourBits layer(64);
+  LinearDescription& d = layer.description;
+  d.device = kGpu;
+  const auto refused = [&](const char* kernel, const std::string& text) {
+    LinearDescription wish = d;
+    wish.kernel = kernel;
+    try {
+      LinearPlan::select(wish);
+      ADD_FAILURE() << kernel << " was chosen";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  refused("w4a16_gemv_sm90", "is for up to 32 rows of a");
+  d.x = d.y = DType::f32;
+  refused("w4a16_gemm_sm90", "takes f16 and bf16");
+  refused("w4a16_gemv_sm90", "takes f16 and bf16");
+  d.x = DType::f16;
+  d.y = DType::bf16;
+  refused("w4a16_gemm_sm90", "writes y in x's type or f32");
+  d.y = DType::f16;
+  d.k = 100;
+  d.group = 0;
+  refused("w4a16_gemm_sm90", "wants rows of a multiple of 32 terms");
+  d.m = 1;
+  refused("w4a16_gemv_sm90", "wants rows of a multiple of 32 terms");
+  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_sm80");  // which takes everything
+
+  d = FourBits(1).description;
+  d.device = kGpu;
+  d.packed_weight = true;
+  const LinearPlan plan = LinearPlan::select(d);
+  layer.zero_point[5] = 8;
+  EXPECT_THROW(layer.packed(plan), Error);  // on the CPU, where it can be seen
+  const OnGpu<std::uint8_t> weight(plan.packed_weight_size() + 16);
+  const OnGpu<std::uint16_t> x(layer.x), bias(layer.bias), y(layer.bias.size());
+  LinearArgs args;
+  args.x = on(kGpu, matrix(reinterpret_cast<const Half*>(x.data()), d.m, d.k));
+  args.bias = on(kGpu, vector(reinterpret_cast<const Half*>(bias.data()), d.n));
+  args.y = on(kGpu, matrix(reinterpret_cast<Half*>(y.data()), d.m, d.n));
+  args.weight = on(kGpu, vector(weight.data() + 16, static_cast<std::int64_t>(plan.packed_weight_size())));
+  EXPECT_EQ(plan.can_implement(args).status, Status::misaligned);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const Bulk
   const cuuint32_t shape[] = {static_cast<cuuint32_t>(box.cols), static_cast<cuuint32_t>(box.rows)};
   const cuuint32_t steps[] = {1, 1};
   const CUtensorMapSwizzle swizzle = !box.swizzled              ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                     : shape[0] * element == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                      : shape[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                 : CU_TENSOR_MAP_SWIZZLE_128B;
   CUtensorMap map;

@@ -25,7 +25,7 @@ void prepare_tensor_maps(std::string_view kernel);
 
 struct BulkBox {
   int rows, cols;
-  bool swizzled;  // rows of 128 or 64 bytes, pieces of 16 exchanged so that eight rows meet no bank twice
+  bool swizzled;  // rows of 128, 64 or 32 bytes, pieces of 16 exchanged so that eight rows meet no bank twice
 };
 
 // Boxes of a mappable matrix of s8, f16, bf16 or f32; beyond it the engine reads zeros and writes nothing.
