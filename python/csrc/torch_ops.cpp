@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 
@@ -144,18 +145,21 @@ Error quantize(Value* stack) {
 namespace {
 
 struct LinearOperands {
-  Input &x, &x_scale, &weight, &weight_scale, &weight_zero_point, &bias;
+  Input &x, &x_scale, &x_multiplier, &weight, &weight_scale, &weight_zero_point, &bias;
 };
 
-// What the three have in common, from a description that lacks m, n, k, bias, device and threads.
+// What they have in common, from a description that lacks m, k, bias, device and threads, and unless it is packed, n.
 Error run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
-  auto& [x, x_scale, weight, weight_scale, weight_zero_point, bias] = operands;
-  const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP;
-  const std::int64_t n = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.columns() : weight.rows();
+  auto& [x, x_scale, x_multiplier, weight, weight_scale, weight_zero_point, bias] = operands;
+  const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP, packed = description.packed_weight != 0;
+  if (!packed) {
+    description.n = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.columns() : weight.rows();
+  }
+  const std::int64_t n = description.n;
   description.m = x.rows();
-  description.n = n;
   description.k = x.columns();
   description.bias = bias.present();
+  description.x_multiplier = x_multiplier.present();
   description.device = x.device();
   if (Error error = threads_of(x.device(), &description.threads)) return error;
   std::shared_ptr<const Plan> plan;
@@ -164,13 +168,18 @@ Error run_linear(octile_linear_description& description, LinearOperands operands
   Output y(y_dtype, x.device());
   if (Error error = y.create_rows(x, n)) return error;
 
-  View x_view, x_scale_view, weight_view, weight_scale_view, zero_point_view, bias_view, y_view;
+  View x_view, x_scale_view, multiplier_view, weight_view, weight_scale_view, zero_point_view, bias_view, y_view;
   octile_linear_args args = {};
   args.struct_size = sizeof args;
   args.x = x_view.matrix(x);
   if (x_scale.present()) args.x_scale = x_scale_view.vector(x_scale);
-  args.weight = s4 ? weight_view.nibbles(weight, x.columns()) : weight_view.matrix(weight);
-  args.weight_scale = s4 ? weight_scale_view.matrix(weight_scale) : weight_scale_view.vector(weight_scale);
+  if (x_multiplier.present()) args.x_multiplier = multiplier_view.vector(x_multiplier);
+  if (packed) {
+    args.weight = weight_view.vector(weight);
+  } else {
+    args.weight = s4 ? weight_view.nibbles(weight, x.columns()) : weight_view.matrix(weight);
+    args.weight_scale = s4 ? weight_scale_view.matrix(weight_scale) : weight_scale_view.vector(weight_scale);
+  }
   if (weight_zero_point.present()) args.weight_zero_point = zero_point_view.matrix(weight_zero_point);
   if (bias.present()) args.bias = bias_view.vector(bias);
   args.y = y_view.matrix(y, {x.rows(), n, n});
@@ -186,21 +195,24 @@ octile_linear_description linear_defaults() {
 
 }  // namespace
 
-// linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout) -> Tensor
+// linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout,
+//        Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor
 Error linear(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
-  Input bias = Input::optional("bias", stack[3]), none("", 0);
+  Input bias = Input::optional("bias", stack[3]), multiplier = Input::optional("x_multiplier", stack[6]), none("", 0);
   octile_linear_description description = linear_defaults();
   description.activation = choice(stack[4]);
   description.weight_layout = choice(stack[5]);
-  if (Error error = look(x, weight, weight_scale, bias)) return error;
+  std::memcpy(&description.static_scale, &stack[7], sizeof description.static_scale);
+  if (Error error = look(x, weight, weight_scale, bias, multiplier)) return error;
   if (Error error = x.as_rows()) return error;
   if (Error error = weight.as_matrix()) return error;
   if (Error error = weight_scale.as_vector()) return error;
   if (Error error = bias.as_vector()) return error;
+  if (Error error = multiplier.as_vector()) return error;
   description.x = description.y = dtype_of(x.torch_dtype());
   description.weight = weight_format(weight_scale);
-  return run_linear(description, {x, none, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
+  return run_linear(description, {x, none, multiplier, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
 // linear_int8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout,
@@ -223,7 +235,7 @@ Error linear_int8(Value* stack) {
   description.y = dtype_of(y_dtype);
   description.activation = activation_of(x_scale);
   description.weight = weight_format(weight_scale);
-  return run_linear(description, {x, x_scale, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
+  return run_linear(description, {x, x_scale, none, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
 }
 
 // linear_s4(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor
@@ -254,7 +266,29 @@ Error linear_s4(Value* stack) {
   description.weight = OCTILE_WEIGHT_S4_GROUP;
   description.group = groups > 1 ? k / groups : 0;
   description.weight_zero_point = zero_point.present();
-  return run_linear(description, {x, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
+  return run_linear(description, {x, none, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
+}
+
+// linear_packed(Tensor x, Tensor weight, Tensor? bias, int out_features, int activation, int weight_format, int group,
+//               bool zero_point, Tensor? x_multiplier, float static_scale) -> Tensor
+Error linear_packed(Value* stack) {
+  Input x("x", stack[0]), weight("weight", stack[1]), bias = Input::optional("bias", stack[2]);
+  Input multiplier = Input::optional("x_multiplier", stack[8]), none("", 0);
+  octile_linear_description description = linear_defaults();
+  description.packed_weight = 1;
+  description.n = static_cast<std::int64_t>(stack[3]);
+  description.activation = choice(stack[4]);
+  description.weight = choice(stack[5]);
+  description.group = static_cast<std::int64_t>(stack[6]);
+  description.weight_zero_point = boolean(stack[7]);
+  std::memcpy(&description.static_scale, &stack[9], sizeof description.static_scale);
+  if (Error error = look(x, weight, bias, multiplier)) return error;
+  if (Error error = x.as_rows()) return error;
+  if (Error error = weight.as_vector()) return error;
+  if (Error error = bias.as_vector()) return error;
+  if (Error error = multiplier.as_vector()) return error;
+  description.x = description.y = dtype_of(x.torch_dtype());
+  return run_linear(description, {x, none, multiplier, weight, none, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
 // ---- linear_backward(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw,

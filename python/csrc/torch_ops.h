@@ -13,6 +13,7 @@ Error quantize(Value* stack);
 Error linear(Value* stack);
 Error linear_int8(Value* stack);
 Error linear_s4(Value* stack);
+Error linear_packed(Value* stack);
 Error linear_backward(Value* stack);
 
 }  // namespace octile_torch

@@ -23,9 +23,10 @@ struct Registration {
 
 constexpr Registration kOps[] = {
     {"quantize", quantize, 3, 3},
-    {"linear", linear, 6, 1},
+    {"linear", linear, 8, 1},
     {"linear_int8", linear_int8, 7, 1},
     {"linear_s4", linear_s4, 5, 1},
+    {"linear_packed", linear_packed, 10, 1},
     {"linear_backward", linear_backward, 14, 3},
 };
 // What torch is told; the compiler's __FILE__ would name a folder of the machine that built this.

@@ -13,6 +13,7 @@
 //   Tensor?       0, or a pointer to a Value with the TensorHandle. The pointer is the kernel's to free, with
 //                 delete_value where there is one (torch 2.13), with operator delete before
 //   int           an int64_t
+//   float         a double
 //   bool          in the lowest byte
 //   ScalarType    one of the dtype numbers, as an int32_t
 #pragma once

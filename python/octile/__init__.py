@@ -1,8 +1,11 @@
 """Octile for PyTorch: linear layers with int8 products, forward and backward, on the CPU and on NVIDIA GPUs.
 
 Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the homework's)
-Layers for inference    W8A8Linear, W4A16Linear
-Whole models            quantize_(model, Int8Training() or W8A8Dynamic() or W4A16())
+Layers for inference    W8A8Linear, W8A8StaticLinear, W4A16Linear
+Whole models            quantize_(model, Int8Training() or W8A8Dynamic() or W8A8Static(calibration) or W4A16())
+Calibration             with calibrate(model) as calibration: model(x)
+Faster for few rows     pack_(model)
+Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
 A function              linear(x, w, b)
 Weights                 cache_weights_(model, optimizer) for compiled training, clear_weight_cache(model)
 The homework's kernels  octile.homework
@@ -10,10 +13,12 @@ The homework's kernels  octile.homework
 
 from . import _fallback, homework
 from ._ops import BINDING
-from .convert import W4A16, Int8Training, Report, W8A8Dynamic, quantize_
+from .calibration import Calibration, calibrate
+from .checkpoint import load_checkpoint_, save_checkpoint
+from .convert import W4A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
 from .functional import linear
 from .homework import CustomLinearFunction
-from .inference import W4A16Linear, W8A8Linear
+from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, pack_
 from .static_weights import cache_weights_
 from .training import Linear, QuantizedLinear, clear_weight_cache
 
@@ -22,6 +27,7 @@ __version__ = _fallback.library().version()
 __all__ = [
     "BINDING",
     "W4A16",
+    "Calibration",
     "CustomLinearFunction",
     "Int8Training",
     "Linear",
@@ -30,10 +36,16 @@ __all__ = [
     "W4A16Linear",
     "W8A8Dynamic",
     "W8A8Linear",
+    "W8A8Static",
+    "W8A8StaticLinear",
     "__version__",
     "cache_weights_",
+    "calibrate",
     "clear_weight_cache",
     "homework",
     "linear",
+    "load_checkpoint_",
+    "pack_",
     "quantize_",
+    "save_checkpoint",
 ]

@@ -28,7 +28,7 @@ _ELEMENTS = {
     torch.float64: _c.Element(2, 64, 1),
 }
 _S4 = _c.Element(0, 4, 1)
-_CHOICES = {"activation", "weight_layout", "dx", "dw", "dw_layout", "rounding"}
+_CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "rounding"}
 
 
 @functools.lru_cache(maxsize=1)
@@ -217,19 +217,22 @@ def _weight_format(weight_scale):
 
 
 @_op
-def linear(x, weight, weight_scale, bias, activation, weight_layout):
+def linear(x, weight, weight_scale, bias, activation, weight_layout, x_multiplier=None, static_scale=0.0):
     rows = _rows(x)
     weight = _matrix("weight", weight)
     weight_scale = _vector("weight_scale", weight_scale)
     bias = None if bias is None else _vector("bias", bias)
+    x_multiplier = None if x_multiplier is None else _vector("x_multiplier", x_multiplier)
     (m, k), n = rows.shape, weight.shape[1 if weight_layout == _c.IN_OUT else 0]
     dtype = _dtype("x", x.dtype)
     fields = {"m": m, "n": n, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None), "activation": activation}
     fields |= {"weight": _weight_format(weight_scale), "weight_layout": weight_layout}
+    fields |= {"x_multiplier": int(x_multiplier is not None), "static_scale": static_scale}
     chosen = plan("linear", x.device, **fields)
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     views = {
         "x": _view(rows),
+        "x_multiplier": None if x_multiplier is None else _view(x_multiplier),
         "weight": _view(weight),
         "weight_scale": _view(weight_scale),
         "bias": None if bias is None else _view(bias),
@@ -297,6 +300,45 @@ def linear_s4(x, weight, weight_scale, weight_zero_point, bias):
     }
     _run("linear", chosen, _c.RunArguments, views, x.device)
     return y
+
+
+@_op
+def linear_packed(
+    x, weight, bias, out_features, activation, weight_format, group, zero_point, x_multiplier, static_scale
+):
+    rows = _rows(x)
+    weight = _vector("weight", weight)
+    bias = None if bias is None else _vector("bias", bias)
+    x_multiplier = None if x_multiplier is None else _vector("x_multiplier", x_multiplier)
+    (m, k), dtype = rows.shape, _dtype("x", x.dtype)
+    fields = {"m": m, "n": out_features, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None)}
+    fields |= {"activation": activation, "weight": weight_format, "packed_weight": 1, "group": group}
+    fields |= {"weight_zero_point": int(zero_point), "x_multiplier": int(x_multiplier is not None)}
+    chosen = plan("linear", x.device, **fields, static_scale=static_scale)
+    y = torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
+    views = {
+        "x": _view(rows),
+        "x_multiplier": None if x_multiplier is None else _view(x_multiplier),
+        "weight": _view(weight),
+        "bias": None if bias is None else _view(bias),
+        "y": _view(y.view(m, out_features)),
+    }
+    _run("linear", chosen, _c.RunArguments, views, x.device)
+    return y
+
+
+def pack(weight, weight_scale, weight_zero_point, k, /, **fields):
+    """The weight packed, uint8, on the CPU. weight int8 (N, K) or nibbles; fields: of the linear plan's description."""
+    host = [None if t is None else t.detach().cpu() for t in (weight, weight_scale, weight_zero_point)]
+    four = fields["weight"] == _c.S4_GROUP
+    chosen = plan("linear", torch.device("cpu"), m=1, n=weight.shape[0], k=k, packed_weight=1, **fields)
+    size = chosen.packed_weight_size
+    # An allocation of torch's begins at a multiple of 64.
+    packed = torch.empty(size, dtype=torch.uint8)
+    views = [None if t is None else _view(t) for t in host]
+    views[0] = _view_of_nibbles(host[0], k) if four else views[0]
+    library().pack(chosen, weight=views[0], weight_scale=views[1], weight_zero_point=views[2], packed=_view(packed))
+    return packed
 
 
 @_op

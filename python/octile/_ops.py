@@ -4,6 +4,7 @@
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
     linear_s4        y = x * dequantize(weight)^T + bias, weight of 4 bits a value, x not quantized
+    linear_packed    linear or linear_s4 with the weight and its scales packed (docs/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
@@ -25,11 +26,13 @@ from . import _c, _fallback
 
 _SCHEMAS = {
     "quantize": "(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor)",
-    "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout) "
-    "-> Tensor",
+    "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout, "
+    "Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor",
     "linear_int8": "(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout, "
     "ScalarType dtype) -> Tensor",
     "linear_s4": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor",
+    "linear_packed": "(Tensor x, Tensor weight, Tensor? bias, int out_features, int activation, int weight_format, "
+    "int group, bool zero_point, Tensor? x_multiplier, float static_scale) -> Tensor",
     "linear_backward": "(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw, "
     "bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout, int rounding=0, SymInt seed=0) "
     "-> (Tensor, Tensor, Tensor)",
@@ -51,7 +54,7 @@ def _fake_quantize(x, granularity, orientation):
     return q, q_transposed, scale
 
 
-def _fake_linear(x, weight, weight_scale, bias, activation, weight_layout):
+def _fake_linear(x, weight, weight_scale, bias, activation, weight_layout, x_multiplier=None, static_scale=0.0):
     n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
     return x.new_empty((*x.shape[:-1], n))
 
@@ -63,6 +66,12 @@ def _fake_linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dty
 
 def _fake_linear_s4(x, weight, weight_scale, weight_zero_point, bias):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_linear_packed(
+    x, weight, bias, out_features, activation, weight_format, group, zero_point, x_multiplier, static_scale
+):
+    return x.new_empty((*x.shape[:-1], out_features))
 
 
 def _fake_linear_backward(
@@ -114,6 +123,7 @@ _FAKES = {
     "linear": _fake_linear,
     "linear_int8": _fake_linear_int8,
     "linear_s4": _fake_linear_s4,
+    "linear_packed": _fake_linear_packed,
     "linear_backward": _fake_linear_backward,
 }
 

@@ -6,8 +6,25 @@ from typing import Literal
 import torch
 from torch import nn
 
-from . import _c, _fallback, functional, inference, training
+from . import _c, _fallback, functional, inference, quantizer, training
+from .calibration import Calibration
 from .kernels import plan_text
+from .smoothing import smooth_
+
+
+def _long_sum(linear):
+    if linear.in_features > functional.LONGEST_SUM:
+        return f"in_features is {linear.in_features}; an exact sum has at most {functional.LONGEST_SUM} terms"
+    return ""
+
+
+def _not_calibrated(calibration, linear, name):
+    seen = calibration.layers.get(name)
+    if seen is None or seen.rows == 0:
+        return "the calibration has seen no row of its inputs"
+    if len(seen.channel_max) != linear.in_features:
+        return f"the calibration has seen {len(seen.channel_max)} input features, and it has {linear.in_features}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +44,15 @@ class Int8Training:
     def _options(self):
         return functional.options("out_in", **dataclasses.asdict(self))
 
-    def refusal(self, linear):
-        if linear.in_features > functional.LONGEST_SUM:
-            return f"in_features is {linear.in_features}; an exact sum has at most {functional.LONGEST_SUM} terms"
+    def refusal(self, linear, name):
+        if reason := _long_sum(linear):
+            return reason
         if self._options().dx == _c.INT8 and linear.out_features > functional.LONGEST_SUM:
             return f"out_features is {linear.out_features}; an int8 dX sums at most {functional.LONGEST_SUM} terms"
         return ""
 
-    def convert(self, linear):
-        return training.Linear.from_linear(linear, **dataclasses.asdict(self))
+    def converter(self, model, layers):
+        return lambda linear, name: training.Linear.from_linear(linear, **dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,27 +61,86 @@ class W8A8Dynamic:
 
     per_channel: bool = True
 
-    def refusal(self, linear):
-        if linear.in_features > functional.LONGEST_SUM:
-            return f"in_features is {linear.in_features}; an exact sum has at most {functional.LONGEST_SUM} terms"
-        return ""
+    def refusal(self, linear, name):
+        return _long_sum(linear)
 
-    def convert(self, linear):
-        return inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel)
+    def converter(self, model, layers):
+        return lambda linear, name: inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel)
 
 
-@dataclasses.dataclass(frozen=True)
-class W4A16:
-    """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row)."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class W8A8Static:
+    """torch.nn.Linear to octile.W8A8StaticLinear: int8 weights, and activations quantized with one scale a layer.
 
-    group: int = 128
+    calibration: of octile.calibrate() or octile.Calibration.load(), of this model under these names. smoothing: "search"
+    takes of each layer the alpha of the least error, and needs sample rows or second moments; or an alpha from 0 to 1 for
+    every layer; or None. fold: "auto" divides the layers before in blocks that are known;
+    {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none. The other
+    layers multiply their inputs while they quantize them.
+    """
+
+    calibration: Calibration
+    smoothing: float | Literal["search"] | None = "search"
+    fold: Literal["auto"] | dict[str, list[str]] | None = "auto"
+    per_channel: bool = True
 
     def __post_init__(self):
-        inference._check_group(self.group, 0)
+        if not isinstance(self.calibration, Calibration):
+            raise TypeError(f"octile: calibration is a {type(self.calibration).__name__}, expected octile.Calibration")
+        known = self.smoothing is None or self.smoothing == "search"
+        if not known and not (isinstance(self.smoothing, (int, float)) and 0 <= self.smoothing <= 1):
+            raise ValueError(f'octile: smoothing is {self.smoothing!r}; None, 0 to 1 and "search" are known')
+        if not (self.fold in ("auto", None) or isinstance(self.fold, dict)):
+            raise ValueError(f'octile: fold is {self.fold!r}; "auto", None and a dict are known')
 
-    def refusal(self, linear):
+    def __repr__(self):
+        fold = f", fold={self.fold!r}" if self.smoothing is not None else ""
+        return f"W8A8Static({self.calibration!r}, smoothing={self.smoothing!r}{fold})"
+
+    def refusal(self, linear, name):
+        return _long_sum(linear) or _not_calibrated(self.calibration, linear, name)
+
+    def converter(self, model, layers):
+        self.calibration.check(layers)
+        smoothed = smooth_(model, layers, self)
+
+        def convert(linear, name):
+            own = smoothed[name]
+            scale = own.channel_max.amax().to(own.weight.dtype) / torch.full((), 127, dtype=own.weight.dtype)
+            return inference.W8A8StaticLinear.from_linear(
+                linear,
+                scale.clamp(min=1e-8),
+                input_multiplier=own.multiplier,
+                weight=own.weight,
+                per_channel=self.per_channel,
+            )
+
+        return convert
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class W4A16:
+    """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row).
+
+    method: "nearest"; "clip", which looks for the range of each group that loses least; or "feedback" (GPTQ), where the
+    values to come make up for each one's rounding. "clip" weighs errors with the calibration's second moments, if there
+    is one that has them; "feedback" needs them.
+    """
+
+    group: int = 128
+    method: Literal["nearest", "clip", "feedback"] = "nearest"
+    calibration: Calibration | None = None
+
+    def __post_init__(self):
+        inference.check_group(self.group, 0)
+        if self.method not in quantizer.METHODS:
+            raise ValueError(f"octile: method is {self.method!r}; {', '.join(quantizer.METHODS)} are known")
+        if self.method == "feedback" and self.calibration is None:
+            raise ValueError('octile: method="feedback" needs a calibration, with second_moments=True')
+
+    def refusal(self, linear, name):
         try:
-            inference._check_group(self.group, linear.in_features)
+            inference.check_group(self.group, linear.in_features)
         except ValueError as error:
             return str(error).removeprefix("octile: ")
         w = linear.weight
@@ -75,10 +151,25 @@ class W4A16:
                 plan_text("sku", "linear", w.device, activation=_c.NONE, weight=_c.S4_GROUP, **fields)
             except RuntimeError as error:
                 return f"no kernel on {w.device.type}: {error}"
+        if self.method == "feedback":
+            if reason := _not_calibrated(self.calibration, linear, name):
+                return reason
+            if self.calibration[name].second_moments is None:
+                return "its calibration has no second moments: calibrate(second_moments=True)"
         return ""
 
-    def convert(self, linear):
-        return inference.W4A16Linear.from_linear(linear, group=self.group)
+    def converter(self, model, layers):
+        if self.calibration is not None and self.method != "nearest":
+            self.calibration.check(layers)
+
+        def convert(linear, name):
+            seen = self.calibration.layers.get(name) if self.calibration is not None else None
+            moments = None if seen is None else seen.second_moments
+            return inference.W4A16Linear.from_linear(
+                linear, group=self.group, method=self.method, second_moments=moments
+            )
+
+        return convert
 
 
 class Report:
@@ -144,7 +235,7 @@ def _sharers(model):
 def quantize_(model, config, filter=None):
     """Converts the torch.nn.Linear layers of `model` in place, as `config` says; returns a Report.
 
-    config: Int8Training, W8A8Dynamic or W4A16. filter(module, name) -> bool chooses among the torch.nn.Linear; without
+    config: Int8Training, W8A8Dynamic, W8A8Static or W4A16. filter(module, name) -> bool chooses among the torch.nn.Linear; without
     one, all but those named lm_head. The modules stay the same objects, of another class, so that references to them
     and their hooks hold.
 
@@ -153,9 +244,9 @@ def quantize_(model, config, filter=None):
 
     The report names every torch.nn.Linear that was left, and why. Raises TypeError for another kind of config.
     """
-    if not isinstance(config, (Int8Training, W8A8Dynamic, W4A16)):
-        raise TypeError(f"octile: {config!r} is none of Int8Training, W8A8Dynamic and W4A16")
-    report, sharers = Report(config), _sharers(model)
+    if not isinstance(config, (Int8Training, W8A8Dynamic, W8A8Static, W4A16)):
+        raise TypeError(f"octile: {config!r} is none of Int8Training, W8A8Dynamic, W8A8Static and W4A16")
+    report, sharers, layers = Report(config), _sharers(model), {}
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear):
             continue
@@ -170,12 +261,15 @@ def quantize_(model, config, filter=None):
         others = [] if reason else [n for n in sharers[id(module.weight)] if n != name]
         if others and filter is None and not isinstance(config, Int8Training):
             reason = f"its weight is that of {', '.join(others)} too: a filter has to ask for it"
-        reason = reason or config.refusal(module)
+        reason = reason or config.refusal(module, name)
         if reason:
             report.skipped[name] = reason
-            continue
+        else:
+            layers[name] = module
+    convert = config.converter(model, layers)
+    for name, module in layers.items():
         report.bytes_before += _bytes(module)
-        _become(module, config.convert(module))
+        become(module, convert(module, name))
         report.bytes_after += _bytes(module)
         report.converted.append(name)
     return report
@@ -189,7 +283,7 @@ def _bytes(module):
 _HOOKS = [name for name in nn.Module().__dict__ if "hook" in name]
 
 
-def _become(module, other):
+def become(module, other):
     """Turns `module` into `other`, a new layer: in place, since containers, hooks and variables refer to it."""
     kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
     ours = ("_options", "_weight_cache")

@@ -20,6 +20,7 @@ _quantize = torch.ops.octile.quantize.default
 _linear = torch.ops.octile.linear.default
 _linear_int8 = torch.ops.octile.linear_int8.default
 _linear_s4 = torch.ops.octile.linear_s4.default
+_linear_packed = torch.ops.octile.linear_packed.default
 _linear_backward = torch.ops.octile.linear_backward.default
 
 # The same op without the Python frame around it, a third of a microsecond; torch.compile takes the one above.
@@ -316,18 +317,36 @@ def run_int8(x, wq, ws, b):
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
 
 
-def run_s4(x, weight, scale, b):
-    """The layer with a weight of 4 bits."""
+def _for_inference(x, b, kind):
+    """x and b in the type of y, where there are no gradients."""
     if not torch.compiler.is_compiling():
         refuse_transforms(x)
-    dtype = autocast_dtype(x)
     if x.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError("octile: a W4A16 layer has no gradients; call it under torch.no_grad()")
+        raise NotImplementedError(f"octile: a {kind} layer has no gradients; call it under torch.no_grad()")
+    dtype = autocast_dtype(x)
     if x.dtype is not dtype:
         x = x.to(dtype)
     if b is not None and b.dtype is not dtype:
         b = b.to(dtype)
-    return _linear_s4(x, weight, scale, None, b)
+    return x, b
+
+
+def run_static(x, wq, ws, b, multiplier, scale):
+    """The layer with a weight that is int8 for good, and one scale of x that is known beforehand."""
+    x, b = _for_inference(x, b, "static W8A8")
+    return _linear(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
+
+
+def run_s4(x, weight, scale, zero_point, b):
+    """The layer with a weight of 4 bits."""
+    x, b = _for_inference(x, b, "W4A16")
+    return _linear_s4(x, weight, scale, zero_point, b)
+
+
+def run_packed(x, weight, b, *choices):
+    """Any of them with a weight that is packed."""
+    x, b = _for_inference(x, b, "packed")
+    return _linear_packed(x, weight, b, *choices)
 
 
 def linear(

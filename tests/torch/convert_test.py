@@ -37,14 +37,11 @@ def error(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
-# 4 bits cannot be had on a GPU yet; test_four_bits_on_a_gpu has what happens there.
 @pytest.mark.parametrize(
     ("config", "kind", "limit"),
     [(Int8Training(), Linear, 0.03), (W8A8Dynamic(), W8A8Linear, 0.03), (W4A16(64), W4A16Linear, 0.25)],
 )
 def test_kinds(config, kind, limit, device):
-    if kind is W4A16Linear and device.type == "cuda":
-        pytest.skip("there may be no W4A16 kernel for GPUs")
     model = mlp(device)
     x = draw(device)
     with torch.no_grad():
@@ -248,21 +245,6 @@ def test_half_precision_models(device):
             exact = model(x)
             quantize_(model, W8A8Dynamic())
             assert model(x).dtype == dtype and error(model(x), exact) < 0.03
-
-
-def test_four_bits_on_a_gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    model = mlp("cuda")
-    report = quantize_(model, W4A16())
-    if report.converted:
-        assert error(model(draw("cuda")), mlp("cuda")(draw("cuda"))) < 0.25
-    else:
-        assert set(report.skipped) == {"0", "2"} and "no kernel on cuda" in report.skipped["0"]
-        assert type(model[0]) is nn.Linear
-        layer = W4A16Linear(128, 64).cuda()
-        with pytest.raises(RuntimeError, match="octile"), torch.no_grad():
-            layer(draw("cuda"))
 
 
 def test_refusals():

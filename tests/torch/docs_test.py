@@ -9,7 +9,7 @@ import torch
 from octile import _ops
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCUMENTS = ["README.md", "docs/python.md"]
+DOCUMENTS = ["README.md", "docs/python.md", "docs/inference.md"]
 
 
 def blocks(document, language):

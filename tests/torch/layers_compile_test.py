@@ -77,8 +77,6 @@ def test_one_graph_for_all_batches(kind, backward, leading, device, generator):
 @pytest.mark.parametrize("kind", [Linear, W8A8Linear, W4A16Linear])
 def test_one_graph_without_gradients(kind, device, generator):
     torch.manual_seed(0)
-    if kind is W4A16Linear and device.type == "cuda":
-        pytest.skip("there is no W4A16 kernel for GPUs yet")
     plain = kind.from_linear(nn.Linear(128, 96, device=device))
     counter, fast = compiled(plain)
     with torch.no_grad():

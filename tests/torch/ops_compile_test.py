@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 ops = torch.ops.octile
 
-TOKEN, TENSOR = _c.DYNAMIC_PER_TOKEN, _c.DYNAMIC_PER_TENSOR
+TOKEN, TENSOR, STATIC = _c.DYNAMIC_PER_TOKEN, _c.DYNAMIC_PER_TENSOR, _c.STATIC_PER_TENSOR
 OUT_IN, IN_OUT = _c.OUT_IN, _c.IN_OUT
 
 
@@ -23,6 +23,9 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
     s4 = torch.randint(0, 256, (n, k // 2), generator=g, dtype=torch.uint8).to(device)
     s4_scale = torch.rand(n, k // 64, generator=g).to(device)
     zeros = torch.zeros(n, k // 64, dtype=torch.int32, device=device)
+    multiplier = (torch.rand(k, generator=g) + 0.5).to(device)
+    fields = {"x": _c.F32, "y": _c.F32, "activation": TOKEN, "weight": _c.S8_PER_CHANNEL}
+    packed = _fallback.pack(wq, w_scale, None, k, **fields).to(device)
     back = (dy, wq, w_scale, xq, x_scale)
     turned = (dy, turned_wq, w_scale, turned_xq, x_scale)
     f32 = torch.float32
@@ -38,12 +41,18 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             (x, wq, one_scale, None, TENSOR, OUT_IN),
             (leading, turned_wq, w_scale, bias, TOKEN, IN_OUT),
             (x.t().contiguous().t(), turned_wq.contiguous(), w_scale, None, TOKEN, IN_OUT),
+            (leading, wq, w_scale, bias, STATIC, OUT_IN, multiplier, 0.02),
+            (x, wq, one_scale, None, STATIC, OUT_IN, None, 0.02),
         ],
         "linear_int8": [
             (xq, x_scale, wq, w_scale, bias, OUT_IN, dtype),
             (xq, x_scale[:1].clone(), turned_wq, one_scale, None, IN_OUT, f32),
         ],
         "linear_s4": [(x, s4, s4_scale, None, None), (leading, s4, s4_scale, zeros, bias)],
+        "linear_packed": [
+            (x, packed, bias, n, TOKEN, _c.S8_PER_CHANNEL, 0, False, None, 0.0),
+            (leading, packed, None, n, STATIC, _c.S8_PER_CHANNEL, 0, False, multiplier, 0.02),
+        ],
         "linear_backward": [
             (*back, 1, 1, True, OUT_IN, False, dtype, OUT_IN),
             (*back, 2, 1, False, OUT_IN, False, f32, IN_OUT),
@@ -62,15 +71,8 @@ def every_call(*shape, **more):
 
 
 def runs(name, device):
-    """Whether there is a kernel for the op: for 4 bits there is none on a GPU so far."""
-    if name != "linear_s4":
-        return True
-    try:
-        _fallback.plan("linear", torch.device(device), m=1, n=1, k=64, activation=_c.NONE, weight=_c.S4_GROUP, group=64)
-    except RuntimeError as error:
-        assert "no kernel for w4a16_gemm" in str(error)
-        return False
-    return True
+    """Whether there is a kernel for the op: on a GPU none reads packed int8."""
+    return name != "linear_packed" or torch.device(device).type == "cpu"
 
 
 def flat(results):
@@ -82,7 +84,7 @@ def test_opcheck(name, device):
     if not hasattr(torch.library, "opcheck"):
         pytest.skip("this torch has no opcheck")
     if not runs(name, device):
-        pytest.skip(f"no kernel for 4 bits on {device}")
+        pytest.skip(f"no kernel for {name} on {device}")
     for call in arguments(6, 10, 64, device=device)[name]:
         torch.library.opcheck(getattr(ops, name).default, call)
 

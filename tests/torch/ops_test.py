@@ -253,23 +253,11 @@ def test_a_row_does_not_depend_on_its_neighbours(device, generator):
 # ---- linear_s4 ----
 
 
-@pytest.fixture
-def s4_device(device):
-    """A device that has a kernel for it."""
-    try:
-        _fallback.plan("linear", device, m=1, n=1, k=64, activation=_c.NONE, weight=_c.S4_GROUP, group=64)
-    except RuntimeError as error:
-        assert "no kernel for w4a16_gemm" in str(error)
-        pytest.skip(f"no kernel for 4 bits on {device}")
-    return device
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     "shape", [(1, 8, 64), (5, 33, 128), (33, 7, 256), (3, 5, 50), (2, 3, 7), (0, 5, 64), (2, 0, 64)]
 )
-def test_linear_s4(shape, dtype, s4_device, generator):
-    device = s4_device
+def test_linear_s4(shape, dtype, device, generator):
     m, n, k = shape
     x = torch.randn(m, k, generator=generator, dtype=torch.float64).to(dtype).to(device)
     bias = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype).to(device)
@@ -291,8 +279,7 @@ def test_linear_s4(shape, dtype, s4_device, generator):
                 reference.assert_sum(y, exact, magnitudes, k, dtype, device)
 
 
-def test_linear_s4_of_any_strides(s4_device, generator):
-    device = s4_device
+def test_linear_s4_of_any_strides(device, generator):
     x = torch.randn(3, 4, 64, generator=generator).to(device)
     weight = torch.randint(0, 256, (10, 32), generator=generator, dtype=torch.uint8).to(device)
     scale = torch.rand(10, 2, generator=generator).to(device)

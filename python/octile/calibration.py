@@ -1,0 +1,262 @@
+"""What the inputs of a model's linear layers look like, from running it: the calibration of static scales, of smoothing
+and of weight quantizers.
+
+Statistics are kept on the device of the inputs: they do not travel.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+
+import torch
+from torch import nn
+
+_FORMAT = {"format": "octile-calibration", "version": "1"}
+_SAMPLE_SEED = 20
+
+
+@dataclasses.dataclass
+class InputStatistics:
+    """Of the rows x that one layer has seen. A NaN or an infinity among them makes what it touches NaN, for good."""
+
+    channel_max: torch.Tensor  # (K) float32: max |x_k|
+    rows: int
+    second_moments: torch.Tensor | None = None  # (K, K): the sum of x x^T
+    samples: torch.Tensor | None = None  # (at most `samples` rows, K): drawn evenly from all rows
+
+    @property
+    def max(self):
+        """max |x|, as a tensor of one element."""
+        return self.channel_max.amax().reshape(1)
+
+
+class _Observer:
+    """Running statistics of one layer's inputs."""
+
+    def __init__(self, features, second_moments, samples):
+        self.features, self.wanted_samples, self.wants_moments = features, samples, second_moments
+        self.rows, self.channel_max, self.moments, self.samples, self.keys = 0, None, None, None, None
+        self.generator = torch.Generator().manual_seed(_SAMPLE_SEED)
+
+    def observe(self, x):
+        x = x.detach().reshape(-1, self.features)
+        if x.shape[0] == 0:
+            return
+        self.rows += x.shape[0]
+        x = torch.where(x.isfinite(), x, torch.nan)
+        # Beyond float32 is as bad as infinite.
+        largest = x.abs().amax(0).float()
+        largest = torch.where(largest.isfinite(), largest, torch.nan)
+        if self.channel_max is None:
+            self.channel_max = largest
+        else:
+            self.channel_max = torch.maximum(self.channel_max, largest.to(self.channel_max.device))
+        if self.wants_moments:
+            wide = x if x.dtype is torch.float64 else x.float()
+            moments = (wide.T @ wide).double()
+            self.moments = moments if self.moments is None else self.moments.add_(moments.to(self.moments.device))
+        if self.wanted_samples:
+            self._sample(x)
+
+    def _sample(self, x):
+        """Every row draws a number, and those of the smallest stay: each row seen is kept with the same chance."""
+        keys = torch.rand(x.shape[0], generator=self.generator, dtype=torch.float64)
+        keys, x = self._smallest(keys, x)
+        if self.samples is not None:
+            keys, x = self._smallest(torch.cat((self.keys, keys)), torch.cat((self.samples, x.to(self.samples))))
+        self.keys, self.samples = keys, x
+
+    def _smallest(self, keys, x):
+        keys, kept = keys.topk(min(self.wanted_samples, len(keys)), largest=False, sorted=False)
+        return keys, x[kept.to(x.device)]
+
+    def statistics(self):
+        channel_max = torch.zeros(self.features) if self.channel_max is None else self.channel_max
+        return InputStatistics(channel_max, self.rows, self.moments, self.samples)
+
+
+class Calibration:
+    """Statistics of layers' inputs, by the names of the layers. What calibrate() fills and load() reads."""
+
+    def __init__(self, layers=None):
+        self.layers: dict[str, InputStatistics] = dict(layers or {})
+
+    def __getitem__(self, name):
+        return self.layers[name]
+
+    def __contains__(self, name):
+        return name in self.layers
+
+    def __iter__(self):
+        return iter(self.layers)
+
+    def __len__(self):
+        return len(self.layers)
+
+    def __repr__(self):
+        return f"<Calibration of {len(self)} layers, {max((s.rows for s in self.layers.values()), default=0)} rows>"
+
+    def merge_(self, other):
+        """Adds what `other` has seen; of samples those of self are kept. Raises ValueError where shapes differ."""
+        for name, theirs in other.layers.items():
+            ours = self.layers.get(name)
+            if ours is not None and ours.channel_max.shape != theirs.channel_max.shape:
+                raise ValueError(
+                    f"octile: {name} has {len(ours.channel_max)} input features in one calibration and "
+                    f"{len(theirs.channel_max)} in the other"
+                )
+        for name, theirs in other.layers.items():
+            ours = self.layers.setdefault(name, theirs)
+            if ours is theirs:
+                continue
+            device, moments = ours.channel_max.device, None
+            if ours.second_moments is not None and theirs.second_moments is not None:
+                moments = ours.second_moments.double() + theirs.second_moments.to(device, torch.float64)
+            self.layers[name] = InputStatistics(
+                torch.maximum(ours.channel_max, theirs.channel_max.to(device)),
+                ours.rows + theirs.rows,
+                moments,
+                theirs.samples if ours.samples is None else ours.samples,
+            )
+        return self
+
+    def check(self, names=None):
+        """Raises ValueError if a layer (of `names`, or any) has seen a NaN or an infinity, or if there is none."""
+        if not self.layers:
+            raise ValueError("octile: the calibration has no layers")
+        chosen = self.layers if names is None else [name for name in names if name in self.layers]
+        bad = [name for name in chosen if not self.layers[name].channel_max.isfinite().all()]
+        if bad:
+            more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
+            raise ValueError(f"octile: a NaN or an infinity came into {', '.join(bad[:4])}{more} during calibration")
+
+    def save(self, path):
+        """Writes a safetensors file, which load() and `octile quantize --calibration` read; samples are not in it.
+
+        Layers that have seen no row are left out. Raises ValueError where check() does, and for nothing to write.
+        """
+        self.check()
+        tensors = {}
+        for name, s in self.layers.items():
+            if s.rows == 0:
+                continue
+            tensors[f"{name}.input_channel_max"] = s.channel_max.cpu().contiguous()
+            tensors[f"{name}.input_max"] = s.max.cpu()
+            tensors[f"{name}.rows"] = torch.tensor([s.rows])
+            if s.second_moments is not None:
+                tensors[f"{name}.input_second_moments"] = s.second_moments.float().cpu().contiguous()
+        if not tensors:
+            raise ValueError("octile: the calibration has seen no rows")
+        write_safetensors(tensors, path, _FORMAT)
+
+    @classmethod
+    def load(cls, path):
+        """Reads what save() wrote. Raises ValueError for any other file."""
+        tensors, metadata = read_safetensors(path)
+        if {key: metadata.get(key) for key in _FORMAT} != _FORMAT:
+            raise ValueError(f"octile: {path} is no calibration of version 1: its metadata is {metadata}")
+        layers = {}
+        for key in list(tensors):
+            name, _, what = key.rpartition(".")
+            if what not in ("input_channel_max", "input_max", "rows", "input_second_moments"):
+                raise ValueError(f"octile: {path}: {key} is nothing that a calibration holds")
+            layers[name] = None
+        for name in layers:
+            layers[name] = _read_layer(path, name, tensors)
+        return cls(layers)
+
+
+def _read_layer(path, name, tensors):
+    def take(what, dtype, shape):
+        t = tensors.get(f"{name}.{what}")
+        if t is None:
+            raise ValueError(f"octile: {path} has no {name}.{what}")
+        if t.dtype != dtype or (shape is not None and t.shape != shape) or t.dim() != (len(shape) if shape else 1):
+            raise ValueError(f"octile: {path}: {name}.{what} is {t.dtype} {tuple(t.shape)}, expected {dtype} {shape}")
+        return t
+
+    channel_max = take("input_channel_max", torch.float32, None)
+    k = len(channel_max)
+    largest, rows = take("input_max", torch.float32, (1,)), int(take("rows", torch.int64, (1,)))
+    if rows < 1:
+        raise ValueError(f"octile: {path}: {name}.rows is {rows}")
+    if not torch.equal(largest, channel_max.amax().reshape(1)):
+        raise ValueError(f"octile: {path}: {name}.input_max is {largest.item()}, not the largest of input_channel_max")
+    moments = take("input_second_moments", torch.float32, (k, k)) if f"{name}.input_second_moments" in tensors else None
+    return InputStatistics(channel_max, rows, moments)
+
+
+@contextlib.contextmanager
+def calibrate(model, *, second_moments=False, samples=256, filter=None):
+    """Watches the inputs of every torch.nn.Linear in `model` while the block runs; gives a Calibration.
+
+    second_moments: also sums x x^T, (K, K) a layer, which W4A16(method="feedback") needs. samples: so many rows of each
+    layer are kept, drawn evenly, which W8A8Static(smoothing="search") needs. filter(module, name) -> bool chooses layers.
+
+    Every row counts, those of padding too: run batches without padding. Call the model as it is, not compiled: a
+    compiled model does not call the hooks. Raises ValueError at the end of the block if no layer has seen a row.
+    """
+    if samples < 0:
+        raise ValueError(f"octile: samples is {samples}")
+    observers, hooks = {}, []
+
+    def watch(name, module):
+        observer = observers[name] = _Observer(module.in_features, second_moments, samples)
+
+        def hook(_, arguments, keywords):
+            x = arguments[0] if arguments else keywords["input"]
+            # Not in autocast's type, and no inference tensor: they are added to in place later.
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+                observer.observe(x)
+
+        hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    calibration = Calibration()
+    try:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear) and (filter is None or filter(module, name)):
+                watch(name, module)
+        if not observers:
+            raise ValueError("octile: the model has no torch.nn.Linear to calibrate")
+        yield calibration
+    finally:
+        for hook in hooks:
+            hook.remove()
+        calibration.layers.update((name, observer.statistics()) for name, observer in observers.items())
+    if all(s.rows == 0 for s in calibration.layers.values()):
+        raise ValueError("octile: no linear layer has seen a row: the model was not run, or what was run is compiled")
+
+
+def read_safetensors(path):
+    """(tensors by name, metadata). Raises ValueError for what is no safetensors file."""
+    safetensors = _safetensors()
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"octile: {path} is no safetensors file: {error}") from None
+
+
+def write_safetensors(tensors, path, metadata=None):
+    """Under a temporary name first: what is at `path` is whole, or what was there before."""
+    _safetensors()
+    from safetensors.torch import save_file
+
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(tensors, temporary, metadata)
+        os.umask(mask := os.umask(0))
+        temporary.chmod(0o666 & ~mask)  # not its owner's alone
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _safetensors():
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError("octile: this needs the package safetensors: pip install safetensors") from error
+    return safetensors

@@ -1,0 +1,345 @@
+"""Checkpoints in the layouts of compressed-tensors, which vLLM and Transformers load too: safetensors files, and a
+config.json that says how they are quantized.
+
+    int-quantized    weight int8 (OUT, IN), weight_scale (OUT, 1) or (1), static: input_scale (1)
+    pack-quantized   weight_packed int32 (OUT, IN / 8), weight_scale (OUT, IN / group), weight_shape (2)
+"""
+
+import json
+import os
+import pathlib
+import re
+
+import torch
+from torch import nn
+
+from . import quantizer
+from .calibration import read_safetensors, write_safetensors
+from .convert import become
+from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
+
+_SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+_SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "bias")
+
+
+# ---- Reading ----
+
+
+def load_checkpoint_(model, folder):
+    """Loads a quantized checkpoint into `model`, in place, and returns it; it has to be built from the same config.
+
+    The torch.nn.Linear that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
+    other tensors are loaded as load_state_dict() does. The model may be on the meta device.
+
+    Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
+    the wrong type or shape, and where the names of checkpoint and model differ.
+    """
+    folder = pathlib.Path(folder)
+    config = _quantization_config(folder)
+    tensors = _read_tensors(folder)
+    modules = dict(model.named_modules())
+    layers = {}
+    for key in [key for key in tensors if key.endswith(".weight_scale")]:
+        name = key.removesuffix(".weight_scale")
+        module = modules.get(name)
+        if type(module) is not nn.Linear:
+            what = "no such layer" if module is None else f"a {type(module).__name__} there"
+            raise ValueError(f"octile: {folder}: {name} is a quantized linear layer, and the model has {what}")
+        own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in _SUFFIXES if f"{name}.{suffix}" in tensors}
+        layers[name] = _make_layer(f"{folder}: {name}", module, _scheme(config, name, folder), own)
+    if not layers:
+        raise ValueError(f"octile: {folder} holds no quantized layer")
+    _check_names(model, folder, tensors, layers)
+    for name, layer in layers.items():
+        module = modules[name]
+        if not module.weight.is_meta:
+            layer.to(module.weight.device)
+        become(module, layer.train(module.training))
+    meta = any(p.is_meta for p in model.parameters())
+    own = model.state_dict(keep_vars=True)
+    loaded_as = {id(own[name]): name for name in tensors}
+    model.load_state_dict(tensors, strict=False, assign=meta)
+    for name, t in own.items() if meta else ():  # a parameter that several modules share is in the file once
+        if name not in tensors and t.is_meta:
+            module, _, last = name.rpartition(".")
+            parent, _, first = loaded_as[id(t)].rpartition(".")
+            model.get_submodule(module)._parameters[last] = model.get_submodule(parent)._parameters[first]
+    return model
+
+
+def _read_json(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            read = json.load(file)
+    except FileNotFoundError:
+        raise ValueError(f"octile: there is no {path}") from None
+    except ValueError as error:
+        raise ValueError(f"octile: {path} is no JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"octile: {path} is no JSON object")
+    return read
+
+
+def _quantization_config(folder):
+    config = _read_json(folder / "config.json").get("quantization_config")
+    if not isinstance(config, dict):
+        raise ValueError(f"octile: {folder}/config.json has no quantization_config: the checkpoint is not quantized")
+    if config.get("quant_method") not in ("compressed-tensors", "octile"):
+        raise ValueError(f"octile: {folder}: quant_method is {config.get('quant_method')!r}, not compressed-tensors")
+    if not isinstance(config.get("config_groups"), dict):
+        raise ValueError(f"octile: {folder}: quantization_config has no config_groups")
+    return config
+
+
+def _read_tensors(folder):
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        of_tensors = _read_json(index).get("weight_map")
+        if not isinstance(of_tensors, dict) or not all(isinstance(name, str) for name in of_tensors.values()):
+            raise ValueError(f"octile: {index} has no weight_map")
+        names = sorted(set(of_tensors.values()))
+    tensors = {}
+    for name in names:
+        if pathlib.PurePath(name).name != name:
+            raise ValueError(f"octile: {index}: {name!r} is no file of the same folder")
+        if not (folder / name).exists():
+            raise ValueError(f"octile: there is no {folder / name}")
+        tensors.update(read_safetensors(folder / name)[0])
+    return tensors
+
+
+def _scheme(config, name, folder):
+    """(weights, input_activations) of the group that this layer is in."""
+    for group in config["config_groups"].values():
+        for target in group.get("targets", ["Linear"]):
+            regular = target.startswith("re:")
+            if target in ("Linear", name) or (regular and re.match(target[3:], name)):
+                return group.get("weights") or {}, group.get("input_activations")
+    raise ValueError(f"octile: {folder}: no group of quantization_config is for {name}")
+
+
+def _make_layer(where, linear, scheme, tensors):
+    weights, activations = scheme
+    bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
+    if weights.get("type", "int") != "int" or bits not in (4, 8):
+        raise ValueError(
+            f"octile: {where}: weights of {bits} bits, type {weights.get('type')!r}; int of 4 and 8 are known"
+        )
+    if "weight_g_idx" in tensors:
+        raise ValueError(f"octile: {where}: its groups are of scattered columns (weight_g_idx), which no kernel reads")
+    if (linear.bias is None) != ("bias" not in tensors):
+        has, lacks = ("checkpoint", "model") if linear.bias is None else ("model", "checkpoint")
+        raise ValueError(f"octile: {where}: the {has} has a bias there, the {lacks} has none")
+    if linear.bias is not None:
+        tensors["bias"] = _take(where, tensors, "bias", None, (linear.out_features,)).to(linear.bias.dtype)
+    if bits == 4:
+        if activations:
+            raise ValueError(f"octile: {where}: 4-bit weights with quantized activations are not known")
+        return _make_w4a16(where, linear, weights, symmetric, tensors)
+    if not symmetric:
+        raise ValueError(f"octile: {where}: 8-bit weights with zero points are not known")
+    return _make_w8a8(where, linear, activations, tensors)
+
+
+def _take(where, tensors, name, dtype, *shapes):
+    t = tensors.get(name)
+    if t is None:
+        raise ValueError(f"octile: {where} has no {name}")
+    fits = t.is_floating_point() if dtype is None else t.dtype == dtype
+    if not fits or tuple(t.shape) not in shapes:
+        expected = " or ".join(str(tuple(s)) for s in shapes)
+        raise ValueError(
+            f"octile: {where}.{name} is {t.dtype} {tuple(t.shape)}, expected {dtype or 'a float type'} {expected}"
+        )
+    return t
+
+
+def _scale(where, tensors, name, *shapes):
+    """In float32: that is what the kernels multiply by."""
+    t = _take(where, tensors, name, None, *shapes).float()
+    if not (t.isfinite() & (t > 0)).all():
+        raise ValueError(f"octile: {where}.{name} holds {t[~(t.isfinite() & (t > 0))][0].item()}; scales are positive")
+    return t
+
+
+def _make_w8a8(where, linear, activations, tensors):
+    n, k = linear.out_features, linear.in_features
+    if not activations:
+        raise ValueError(f"octile: {where}: 8-bit weights with float activations are not known")
+    strategy, dynamic = activations.get("strategy"), activations.get("dynamic", False)
+    if activations.get("num_bits") != 8 or activations.get("type", "int") != "int":
+        raise ValueError(f"octile: {where}: activations of {activations.get('num_bits')} bits; int of 8 is known")
+    if not activations.get("symmetric", True):
+        raise ValueError(f"octile: {where}: activations with a zero point are not known")
+    if (dynamic, strategy) not in ((True, "token"), (False, "tensor")):
+        raise ValueError(
+            f"octile: {where}: activations {'dynamic' if dynamic else 'static'} per {strategy}; dynamic per token and "
+            "static per tensor are known"
+        )
+    weight = _take(where, tensors, "weight", torch.int8, (n, k))
+    scale = _scale(where, tensors, "weight_scale", (n, 1), (n,), (1,), ())
+    scale = scale.reshape(-1)
+    with torch.inference_mode(False):
+        if dynamic:
+            layer = W8A8Linear(k, n, bias=False, device="meta")
+        else:
+            layer = W8A8StaticLinear(k, n, bias=False, device="meta")
+            layer.input_scale = _scale(where, tensors, "input_scale", (1,), ()).reshape(1).clone()
+            if "input_multiplier" in tensors:
+                layer.input_multiplier = _scale(where, tensors, "input_multiplier", (k,)).clone()
+        layer.weight, layer.weight_scale, layer.bias = weight.clone(), scale.clone(), tensors.get("bias")
+        layer._align()
+    return layer
+
+
+def _make_w4a16(where, linear, weights, symmetric, tensors):
+    n, k = linear.out_features, linear.in_features
+    group = weights.get("group_size") if weights.get("strategy") == "group" else 0
+    if weights.get("strategy") not in ("group", "channel") or group not in (0, 32, 64, 128):
+        raise ValueError(
+            f"octile: {where}: 4-bit weights per {weights.get('strategy')} of {group}; groups of 32, 64, 128 and per "
+            "channel are known"
+        )
+    if group and k % group:
+        raise ValueError(f"octile: {where}: groups of {group} do not divide its {k} inputs")
+    shape = _take(where, tensors, "weight_shape", torch.int64, (2,)).tolist() if "weight_shape" in tensors else [n, k]
+    if shape != [n, k]:
+        raise ValueError(f"octile: {where}.weight_shape is {shape}, and the model's layer is {[n, k]}")
+    packed = _take(where, tensors, "weight_packed", torch.int32, (n, -(-k // 8)))
+    groups = k // group if group else 1
+    with torch.inference_mode(False):
+        layer = W4A16Linear(k, n, bias=False, device="meta", group=group, zero_point=not symmetric)
+        layer.weight = quantizer.pack(_unpack_words(packed, k))
+        layer.weight_scale = _scale(where, tensors, "weight_scale", (n, groups)).clone()
+        if not symmetric:
+            points = _take(where, tensors, "weight_zero_point", torch.int32, (-(-n // 8), groups))
+            layer.weight_zero_point = _unpack_words(points.T.contiguous(), n).T.contiguous().int()
+        layer.bias = tensors.get("bias")
+    return layer
+
+
+_SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
+
+
+def _unpack_words(words, k):
+    """int32 (R, ceil(k / 8)), 8 a word, each 8 more -> int8 (R, k)."""
+    values = (words.unsqueeze(-1) >> _SHIFTS) & 15
+    return (values.flatten(1)[:, :k] - 8).to(torch.int8).contiguous()
+
+
+def _pack_words(q):
+    q = nn.functional.pad(q, (0, -q.shape[1] % 8)).to(torch.int32) + 8
+    words = torch.zeros(q.shape[0], q.shape[1] // 8, dtype=torch.int32)
+    for i in range(8):
+        words |= q[:, i::8] << (4 * i)
+    return words
+
+
+def _check_names(model, folder, tensors, layers):
+    """tensors: those that belong to no quantized layer."""
+    own = model.state_dict(keep_vars=True)
+    rest = {name: t for name, t in own.items() if name.rpartition(".")[0] not in layers}
+    for name, buffer in model.named_buffers():
+        if name not in own and buffer.is_meta:
+            raise ValueError(f"octile: {folder}: {name} would stay on the meta device: no checkpoint holds it")
+        if name not in own and name in tensors:
+            del tensors[name]  # what the model makes itself, older files hold as well
+    unexpected = [name for name in tensors if name not in rest]
+    loaded = {id(t) for name, t in own.items() if name in tensors}  # a tied parameter is in the file once
+    missing = [name for name, t in rest.items() if name not in tensors and id(t) not in loaded]
+    for kind, names in (("the model has no", unexpected), ("there is no", missing)):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise ValueError(f"octile: {folder}: {kind} {', '.join(names[:4])}{more}")
+    for name, t in tensors.items():
+        if t.shape != rest[name].shape:
+            raise ValueError(
+                f"octile: {folder}: {name} is {tuple(t.shape)}, and in the model {tuple(rest[name].shape)}"
+            )
+
+
+# ---- Writing ----
+
+
+def save_checkpoint(model, folder, *, force=False):
+    """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
+
+    config.json is that of model.config, where it has one, with a quantization_config. Layers that multiply their inputs
+    (W8A8Static without a fold) are beyond what compressed-tensors can say: quant_method is then "octile", which only
+    load_checkpoint_() reads. Raises ValueError for a model with no quantized layer or several kinds of them, and
+    FileExistsError where one of the files is there already, unless `force`.
+    """
+    folder = pathlib.Path(folder)
+    layers = {n: m for n, m in model.named_modules() if type(m) in (W8A8Linear, W8A8StaticLinear, W4A16Linear)}
+    kinds = {(type(m).__name__, *_kind(m)) for m in layers.values()}
+    if len(kinds) != 1:
+        what = "no quantized layer" if not kinds else f"layers of several kinds: {sorted(kinds, key=str)}"
+        raise ValueError(f"octile: the model has {what}; a checkpoint has one")
+    tensors, seen = {}, set()
+    for name, t in model.state_dict().items():
+        if name.rpartition(".")[0] not in layers and (t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen):
+            seen.add((t.data_ptr(), t.shape))
+            tensors[name] = t.contiguous()
+    for name, layer in layers.items():
+        tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer).items()}
+    config = dict(model.config.to_dict()) if hasattr(getattr(model, "config", None), "to_dict") else {}
+    left = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    config["quantization_config"] = _describe(next(iter(layers.values())), layers, left)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "config.json"):
+        if (folder / name).exists() and not force:
+            raise FileExistsError(f"octile: {folder / name} is there already; force=True overwrites it")
+    write_safetensors(tensors, folder / "model.safetensors", {"format": "pt"})
+    temporary = folder / f".config.json.{os.getpid()}"
+    temporary.write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / "config.json")
+
+
+def _kind(layer):
+    if type(layer) is W4A16Linear:
+        return layer.group, layer.zero_point
+    return (layer.plain_weight()[1].numel() == 1,)
+
+
+def _layer_tensors(layer):
+    tensors = {} if layer.bias is None else {"bias": layer.bias}
+    weight, scale, zero_point = layer.plain_weight()
+    if type(layer) is W4A16Linear:
+        q = quantizer.unpack(weight.cpu(), layer.in_features)
+        tensors |= {"weight_packed": _pack_words(q), "weight_scale": scale}
+        tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
+        if zero_point is not None:
+            points = zero_point.cpu().to(torch.int8)
+            tensors["weight_zero_point"] = _pack_words(points.T.contiguous()).T.contiguous()
+        return tensors
+    tensors |= {"weight": weight, "weight_scale": scale if scale.numel() == 1 else scale.reshape(-1, 1)}
+    if type(layer) is W8A8StaticLinear:
+        tensors["input_scale"] = layer.input_scale
+        if layer.input_multiplier is not None:
+            tensors["input_multiplier"] = layer.input_multiplier
+    return tensors
+
+
+def _describe(layer, layers, left):
+    w4, static = type(layer) is W4A16Linear, type(layer) is W8A8StaticLinear
+    weights = {"num_bits": 4 if w4 else 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
+    activations = None
+    if w4:
+        weights["symmetric"] = not layer.zero_point
+        if layer.group:
+            weights |= {"strategy": "group", "group_size": layer.group}
+    else:
+        weights["strategy"] = "tensor" if layer.plain_weight()[1].numel() == 1 else "channel"
+        activations = {"num_bits": 8, "type": "int", "symmetric": True}
+        activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
+    multiplied = static and any(m.input_multiplier is not None for m in layers.values())
+    layout = "pack-quantized" if w4 else "int-quantized"
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {
+        "quant_method": "octile" if multiplied else "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "ignore": left,
+        "config_groups": {"group_0": group | {"format": layout}},
+    }

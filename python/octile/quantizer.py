@@ -1,0 +1,95 @@
+"""Weights to 4 bits: by rounding each to the nearest level, or better."""
+
+import torch
+from torch import nn
+
+from . import _c, _fallback
+
+METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.ERROR_FEEDBACK}
+
+
+def quantize_groups(w, group, method="nearest", second_moments=None):
+    """4-bit w (N, K): bytes (N, ceil(K / 2)), the even element in the low nibble, and scales (N, K / group).
+
+    method "nearest" follows docs/contract.md; "clip" and "feedback" include/octile/weight_quantizer.h, and run on the
+    CPU. second_moments (K, K): of the inputs; "feedback" needs it, "clip" weighs errors with it.
+    """
+    if method != "nearest":
+        return _by_the_library(w, group, method, second_moments)
+    n, k = w.shape
+    values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, -1, group or max(k, 1))
+    largest = values.abs().amax(-1, keepdim=True)
+    scale = (largest / torch.full_like(largest, 7)).clamp(min=1e-8)  # a GPU multiplies by 1 / 7 for a number's sake
+    scale = torch.where(scale.isfinite(), scale, torch.nan)
+    q = (values / scale).round().clamp(-7, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
+    return pack(q), scale.squeeze(-1)
+
+
+def _by_the_library(w, group, method, second_moments):
+    (n, k), host = w.shape, w.detach().cpu()
+    weight = host.contiguous()
+    q = torch.zeros(n, (k + 1) // 2, dtype=torch.uint8)
+    scale = torch.empty(n, k // group if group else 1)
+    description = {"n": n, "k": k, "group": group, "w": _fallback._DTYPES[w.dtype], "weight": _c.S4_GROUP}
+    description |= {"method": METHODS[method], "threads": torch.get_num_threads()}
+    moments = None if second_moments is None else second_moments.detach().cpu().contiguous()
+    _fallback.library().quantize_weight(
+        description,
+        weight=_fallback._view(weight),
+        second_moments=None if moments is None else _fallback._view(moments),
+        q=_fallback._view_of_nibbles(q, k),
+        scale=_fallback._view(scale),
+    )
+    scale = scale.double() if w.dtype is torch.float64 else scale
+    return q.to(w.device), scale.to(w.device)
+
+
+def pack(q):
+    """int8 (N, K) of 4-bit values -> bytes (N, ceil(K / 2))."""
+    q = nn.functional.pad(q, (0, q.shape[1] % 2)).to(torch.uint8) & 15
+    return q[:, 0::2] | (q[:, 1::2] << 4)
+
+
+def unpack(packed, k):
+    """bytes (N, ceil(k / 2)) -> int8 (N, k)."""
+    values = torch.stack((packed & 15, packed >> 4), -1).flatten(1)[:, :k].to(torch.int8)
+    return torch.where(values > 7, values - 16, values)
+
+
+# ---- From the packed weight: docs/packed-weights.md ----
+
+_PANEL = 16
+
+
+def _take(packed, at, count, dtype):
+    size = count * dtype.itemsize
+    return packed[at : at + size].view(dtype), at + size
+
+
+def unpack_panels(packed, n, k):
+    """weight int8 (n, k) and weight_scale (n) of packed bytes."""
+    panels, depth = -(-n // _PANEL), -(-k // 64) * 64
+    values, at = _take(packed, 0, panels * _PANEL * depth, torch.int8)
+    _, at = _take(packed, at, panels * _PANEL, torch.int32)
+    scale, _ = _take(packed, at, panels * _PANEL, torch.float32)
+    values = values.reshape(panels, depth // 4, _PANEL, 4).transpose(1, 2).reshape(-1, depth)
+    return values[:n, :k].contiguous(), scale[:n].clone()
+
+
+def unpack_groups(packed, n, k, group, zero_point):
+    """weight (n, ceil(k / 2)), weight_scale (n, k / group) and weight_zero_point, or None, of packed bytes."""
+    group = group or max(k, 1)
+    panels, depth, groups = -(-n // _PANEL), -(-group // 8) * 8, k // group
+    values, at = _take(packed, 0, panels * groups * depth * _PANEL // 2, torch.uint8)
+    scale, at = _take(packed, at, panels * groups * _PANEL, torch.float32)
+    values = values.reshape(panels, groups, depth // 8, _PANEL, 4)
+    values = torch.stack((values & 15, values >> 4), -2)  # (panels, groups, depth / 8, 16, 2, 4)
+    values = values.permute(0, 3, 1, 2, 4, 5).reshape(panels * _PANEL, groups, depth)[:n, :, :group]
+
+    def by_row(t):
+        return t.reshape(panels, groups, _PANEL).transpose(1, 2).reshape(-1, groups)[:n].contiguous()
+
+    points = None
+    if zero_point:
+        points = by_row(_take(packed, at, panels * groups * _PANEL, torch.uint8)[0]).int() - 8
+    return pack(values.reshape(n, k).to(torch.int8) - 8), by_row(scale), points

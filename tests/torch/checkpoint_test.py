@@ -1,0 +1,292 @@
+"""load_checkpoint_() and save_checkpoint(): the layouts of compressed-tensors, there and back, and what is refused."""
+
+import json
+
+import octile
+import pytest
+import safetensors.torch
+import torch
+from octile import W4A16, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_, save_checkpoint
+from torch import nn
+
+
+class Model(nn.Module):
+    """An embedding, which the head shares, and two layers."""
+
+    def __init__(self, device="cpu", dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(6)
+        self.embed = nn.Embedding(40, 64, device=device, dtype=dtype)
+        self.block = nn.Sequential(
+            nn.Linear(64, 96, device=device, dtype=dtype), nn.ReLU(),
+            nn.Linear(96, 64, bias=False, device=device, dtype=dtype), nn.LayerNorm(64, device=device, dtype=dtype),
+        )  # fmt: skip
+        self.lm_head = nn.Linear(64, 40, bias=False, device=device, dtype=dtype)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.lm_head(self.block(self.embed(tokens)))
+
+
+TOKENS = torch.arange(30).reshape(3, 10)
+
+
+def converted(kind):
+    model = Model()
+    with torch.no_grad(), calibrate(model, second_moments=True) as calibration:
+        model(TOKENS)
+    config = {
+        "dynamic": W8A8Dynamic(),
+        "tensor": W8A8Dynamic(per_channel=False),
+        "static": W8A8Static(calibration, smoothing=None),
+        "smoothed": W8A8Static(calibration),
+        "four": W4A16(32),
+        "feedback": W4A16(32, "feedback", calibration),
+        "row": W4A16(0),
+    }[kind]
+    assert quantize_(model, config).converted == ["block.0", "block.2"]
+    return model
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("target", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "smoothed", "four", "feedback", "row"])
+def test_there_and_back(kind, target, packed, tmp_path):
+    model = converted(kind)
+    with torch.no_grad():
+        y = model(TOKENS)
+        if packed:
+            octile.pack_(model)
+        save_checkpoint(model, tmp_path)
+        other = Model(target)
+        assert load_checkpoint_(other, tmp_path) is other
+        assert torch.equal(other(TOKENS), y) and other.lm_head.weight is other.embed.weight
+    assert type(other.block[0]) is type(model.block[0]) and type(other.lm_head) is nn.Linear
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_layouts(tmp_path):
+    """By the bytes, as compressed-tensors describes them."""
+    model = converted("static")
+    save_checkpoint(model, tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert {n: (t.dtype, tuple(t.shape)) for n, t in tensors.items() if n.startswith("block.0")} == {
+        "block.0.weight": (torch.int8, (96, 64)),
+        "block.0.weight_scale": (torch.float32, (96, 1)),
+        "block.0.input_scale": (torch.float32, (1,)),
+        "block.0.bias": (torch.float32, (96,)),
+    }
+    assert "lm_head.weight" not in tensors and "embed.weight" in tensors
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors" and config["format"] == "int-quantized"
+    group = config["config_groups"]["group_0"]
+    assert config["ignore"] == ["lm_head"] and group["targets"] == ["Linear"]
+    assert group["input_activations"] == {
+        "num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "tensor"
+    }  # fmt: skip
+    model = converted("four")
+    save_checkpoint(model, tmp_path, force=True)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    words = tensors["block.2.weight_packed"]
+    assert words.dtype == torch.int32 and words.shape == (64, 12)
+    assert tensors["block.2.weight_shape"].tolist() == [64, 96] and tensors["block.2.weight_scale"].shape == (64, 3)
+    # Element i of a row: bits 4 (i mod 8) and on of word i / 8, 8 more than it is.
+    value = (words[5, 4].item() >> 12 & 15) - 8
+    exact = model.block[2].to_linear().weight[5, 35] / tensors["block.2.weight_scale"][5, 1]
+    assert value == round(exact.item())
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    weights = config["config_groups"]["group_0"]["weights"]
+    assert (config["format"], weights["num_bits"], weights["group_size"]) == ("pack-quantized", 4, 32)
+    save_checkpoint(converted("smoothed"), tmp_path, force=True)
+    assert json.loads((tmp_path / "config.json").read_text())["quantization_config"]["quant_method"] == "octile"
+
+
+def test_zero_points_and_bf16(tmp_path):
+    """As llm-compressor writes an asymmetric W4A16: zero points packed along the outputs, scales in bfloat16."""
+    g = torch.Generator().manual_seed(3)
+    q, z = torch.randint(0, 16, (96, 64), generator=g), torch.randint(0, 16, (96, 2), generator=g)
+    scale = (torch.rand(96, 2, generator=g) + 0.1).bfloat16()
+
+    def words(t):  # along the second dimension
+        return sum((t[:, i::8] << (4 * i)) for i in range(8)).to(torch.int64).sub(1 << 32).to(torch.int32)
+
+    save_checkpoint(converted("four"), tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors |= {"block.0.weight_packed": words(q), "block.0.weight_scale": scale}
+    tensors["block.0.weight_zero_point"] = words(z.T).T.contiguous()
+    tensors["block.2.weight_zero_point"] = words(torch.full((3, 64), 8)).T.contiguous()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    change(tmp_path, lambda c: c["config_groups"]["group_0"]["weights"].update(symmetric=False))
+    model = load_checkpoint_(Model(), tmp_path)
+    exact = (q - z.repeat_interleave(32, 1)) * scale.float().repeat_interleave(32, 1)
+    assert torch.equal(model.block[0].to_linear().weight, exact)
+    folder = tmp_path / "again"
+    save_checkpoint(model, folder)
+    again = load_checkpoint_(Model(), folder)
+    assert torch.equal(again.block[0].to_linear().weight, exact)
+
+
+def test_shards(tmp_path):
+    model = converted("dynamic")
+    save_checkpoint(model, tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    index = {}
+    for i, part in enumerate((names[:3], names[3:])):
+        safetensors.torch.save_file({name: tensors[name] for name in part}, tmp_path / f"model-{i}.safetensors")
+        index |= dict.fromkeys(part, f"model-{i}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with torch.no_grad():
+        assert torch.equal(load_checkpoint_(Model(), tmp_path)(TOKENS), model(TOKENS))
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(ValueError, match="there is no .*model-1.safetensors"):
+        load_checkpoint_(Model(), tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+    with pytest.raises(ValueError, match="'../a.safetensors' is no file of the same folder"):
+        load_checkpoint_(Model(), tmp_path)
+
+
+def test_buffers_that_the_model_makes_itself(tmp_path):
+    """Files of older programs hold them."""
+    save_checkpoint(converted("dynamic"), tmp_path)
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(path) | {"positions": torch.zeros(5)}, path)
+    model = Model()
+    model.register_buffer("positions", torch.arange(5.0), persistent=False)
+    load_checkpoint_(model, tmp_path)
+    assert torch.equal(model.positions, torch.arange(5.0))
+    model = Model("meta")
+    model.register_buffer("positions", torch.empty(5, device="meta"), persistent=False)
+    with pytest.raises(ValueError, match="positions would stay on the meta device"):
+        load_checkpoint_(model, tmp_path)
+    assert type(model.block[0]) is nn.Linear
+
+
+def change(folder, how):
+    config = json.loads((folder / "config.json").read_text())
+    how(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def group(config):
+    return config["config_groups"]["group_0"]
+
+
+def put(**values):
+    def how(tensors):
+        for name, value in values.items():
+            name = name.replace("__", ".")
+            if value is None:
+                del tensors[name]
+            else:
+                tensors[name] = value
+
+    return how
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "tensors", "says"),
+    [
+        ("dynamic", lambda c: c.update(quant_method="gptq"), None, "quant_method is 'gptq', not compressed-tensors"),
+        ("dynamic", lambda c: c.pop("config_groups"), None, "has no config_groups"),
+        ("dynamic", lambda c: group(c).update(targets=["re:other"]), None, "no group of quantization_config is for bl"),
+        ("dynamic", lambda c: group(c)["weights"].update(num_bits=2), None, "weights of 2 bits"),
+        ("dynamic", lambda c: group(c)["weights"].update(type="float"), None, "type 'float'; int of 4 and 8 are known"),
+        ("dynamic", lambda c: group(c)["weights"].update(symmetric=False), None, "8-bit weights with zero points"),
+        ("dynamic", lambda c: group(c).update(input_activations=None), None, "8-bit weights with float activations"),
+        ("dynamic", lambda c: group(c)["input_activations"].update(num_bits=4), None, "activations of 4 bits"),
+        ("dynamic", lambda c: group(c)["input_activations"].update(symmetric=False), None, "with a zero point"),
+        ("dynamic", lambda c: group(c)["input_activations"].update(strategy="tensor"), None, "dynamic per tensor; dyn"),
+        ("static", lambda c: group(c)["input_activations"].update(strategy="token"), None, "activations static per tok"),
+        ("four", lambda c: group(c).update(input_activations={"num_bits": 8}), None, "4-bit weights with quantized"),
+        ("four", lambda c: group(c)["weights"].update(group_size=16), None, "per group of 16; groups of 32, 64, 128"),
+        ("four", lambda c: group(c)["weights"].update(group_size=64), put(block__0__weight_scale=torch.ones(96, 1)), "groups of 64 do not divide its 96 inputs"),
+        ("four", lambda c: group(c)["weights"].update(symmetric=False), None, "block.[02] has no weight_zero_point"),
+        ("dynamic", None, put(block__0__weight=torch.ones(96, 64)), r"block.0.weight is torch.float32 \(96, 64\), exp"),
+        ("dynamic", None, put(block__0__weight=torch.ones(96, 60).char()), r"expected torch.int8 \(96, 64\)"),
+        ("dynamic", None, put(block__0__weight=None), "block.0 has no weight"),
+        ("dynamic", None, put(block__0__weight_scale=torch.ones(95, 1)), r"weight_scale is .* \(95, 1\), expected a fl"),
+        ("dynamic", None, put(block__0__weight_scale=torch.zeros(96, 1)), "weight_scale holds 0.0; scales are positive"),
+        ("static", None, put(block__0__input_scale=torch.tensor([torch.nan])), "input_scale holds nan"),
+        ("static", None, put(block__0__input_scale=None), "block.0 has no input_scale"),
+        ("dynamic", None, put(block__0__bias=None), "the model has a bias there, the checkpoint has none"),
+        ("dynamic", None, put(block__2__bias=torch.ones(64)), "the checkpoint has a bias there, the model has none"),
+        ("dynamic", None, put(block__9__weight_scale=torch.ones(1)), "block.9 is a .* the model has no such layer"),
+        ("dynamic", None, put(embed__weight_scale=torch.ones(1)), "embed is a quantized.*the model has a Embedding"),
+        ("dynamic", None, put(other=torch.ones(1)), "the model has no other"),
+        ("dynamic", None, put(block__3__weight=None), "there is no block.3.weight"),
+        ("dynamic", None, put(block__3__weight=torch.ones(63)), r"block.3.weight is \(63,\), and in the model \(64,\)"),
+        ("four", None, put(block__0__weight_g_idx=torch.zeros(64).int()), "weight_g_idx"),
+        ("four", None, put(block__0__weight_shape=torch.tensor([96, 60])), r"weight_shape is \[96, 60\], and"),
+        ("four", None, put(block__0__weight_packed=torch.ones(96, 7).int()), r"expected torch.int32 \(96, 8\)"),
+        ("four", None, put(block__0__weight_scale=torch.ones(96, 1)), r"expected a float type \(96, 2\)"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(kind, config, tensors, says, tmp_path):
+    save_checkpoint(converted(kind), tmp_path)
+    if config:
+        change(tmp_path, config)
+    if tensors:
+        path = tmp_path / "model.safetensors"
+        changed = dict(safetensors.torch.load_file(path))
+        tensors(changed)
+        safetensors.torch.save_file(changed, path)
+    model = Model()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(ValueError, match=says):
+        load_checkpoint_(model, tmp_path)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert type(model.block[0]) is nn.Linear
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match="there is no .*config.json"):
+        load_checkpoint_(Model(), tmp_path)
+    for text, says in (("{", "is no JSON"), ("[]", "is no JSON object"), ("{}", "has no quantization_config")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=says):
+            load_checkpoint_(Model(), tmp_path)
+    save_checkpoint(converted("dynamic"), tmp_path, force=True)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-9])
+    with pytest.raises(ValueError, match="is no safetensors file"):
+        load_checkpoint_(Model(), tmp_path)
+    safetensors.torch.save_file(
+        dict(Model().state_dict(), **{"lm_head.weight": torch.ones(1)}), tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ValueError, match="holds no quantized layer"):
+        load_checkpoint_(Model(), tmp_path)
+
+
+def test_what_cannot_be_saved(tmp_path):
+    with pytest.raises(ValueError, match="the model has no quantized layer"):
+        save_checkpoint(Model(), tmp_path)
+    model = converted("dynamic")
+    model.block[0] = converted("four").block[0]
+    with pytest.raises(ValueError, match="layers of several kinds.*W4A16Linear.*W8A8Linear"):
+        save_checkpoint(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    save_checkpoint(converted("dynamic"), tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(FileExistsError, match="force=True overwrites it"):
+        save_checkpoint(converted("four"), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "four", "row"])
+def test_compressed_tensors_reads_them(kind, tmp_path):
+    """The package's own decompression gives the values that our layers have."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    model = converted(kind)
+    save_checkpoint(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    scheme = QuantizationConfig.model_validate(config).config_groups["group_0"]
+    compressor = BaseCompressor.get_value_from_registry(config["format"])
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    for name in ("block.0", "block.2"):
+        own = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
+        weight = compressor.decompress(own, scheme)["weight"]
+        assert torch.equal(weight, model.get_submodule(name).to_linear().weight)

@@ -1,0 +1,111 @@
+"""Packed weights: the same bits as plain ones, there and back, in all layers for inference."""
+
+import copy
+
+import octile
+import pytest
+import torch
+from octile import W4A16Linear, W8A8Linear, W8A8StaticLinear, _c, _fallback, _ops
+from torch import nn
+
+
+def layers(inputs, outputs):
+    torch.manual_seed(2)
+    plain = nn.Linear(inputs, outputs)
+    yield W8A8Linear.from_linear(plain)
+    yield W8A8Linear.from_linear(plain, per_channel=False)
+    multiplier = torch.rand(inputs) + 0.5
+    yield W8A8StaticLinear.from_linear(plain, 0.03, input_multiplier=multiplier, weight=plain.weight / multiplier)
+    for group in (0, 32):
+        if inputs % (group or 1) == 0:
+            yield W4A16Linear.from_linear(plain, group=group)
+            shifted = W4A16Linear(inputs, outputs, group=group, zero_point=True)
+            points = torch.randint(-8, 8, shifted.weight_zero_point.shape, dtype=torch.int32)
+            four = W4A16Linear.from_linear(plain, group=group).state_dict()
+            shifted.load_state_dict(four | {"weight_zero_point": points})
+            yield shifted
+
+
+@pytest.mark.parametrize("shape", [(64, 24), (96, 16), (33, 5), (160, 49)])
+def test_packed_is_the_same(shape, device, generator):
+    for layer in layers(*shape):
+        layer.to(device)
+        packed = copy.deepcopy(layer)
+        try:
+            assert packed.pack_() is packed and packed.pack_() is packed
+        except RuntimeError as error:
+            assert device.type == "cuda" and "no kernel" in str(error)
+            continue
+        dtypes = [torch.float32, torch.bfloat16] if device.type == "cpu" else [torch.float16, torch.bfloat16]
+        with torch.no_grad():
+            for rows in (1, 3, 40):
+                for dtype in dtypes:
+                    x = torch.randn(rows, shape[0], generator=generator).to(device, dtype)
+                    y, exact = packed(x), layer(x)
+                    if type(layer) is not W4A16Linear:
+                        assert torch.equal(y, exact)
+                    else:  # sums of floats, perhaps in another order
+                        assert torch.allclose(y, exact, rtol=1e-2, atol=2e-2 if dtype != torch.float32 else 1e-5)
+        for one, other in zip(packed.plain_weight(), layer.plain_weight(), strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert torch.equal(one, other.expand_as(one))
+        assert torch.equal(packed.to_linear().weight, layer.to_linear().weight)
+        assert set(packed.state_dict()) == {"packed_weight", "bias"} | {
+            name for name in ("input_scale", "input_multiplier") if hasattr(layer, name)
+        }
+        other = copy.deepcopy(packed)
+        for t in other.state_dict().values():
+            t.zero_()
+        other.load_state_dict(packed.state_dict())
+        x = torch.randn(3, shape[0], generator=generator).to(device, dtypes[0])
+        assert torch.equal(other(x), packed(x)) and ", packed" in str(packed)
+        assert str(packed).count("kernel=") == 1 and "none (" not in str(packed)
+        unaligned = torch.empty(len(packed.packed_weight) + 1, dtype=torch.uint8, device=device)[1:]
+        state = packed.state_dict() | {"packed_weight": unaligned.copy_(packed.packed_weight)}
+        other.load_state_dict(state, assign=True)
+        assert torch.equal(other(x), packed(x))
+
+
+def test_a_model(device):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32)).to(device)
+    octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: name == "0")
+    assert octile.pack_(model) == (["0"] if device.type == "cpu" else [])
+    assert octile.pack_(model) == [] and type(model[2]) is nn.Linear
+    if device.type == "cpu":
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+        with torch.no_grad():
+            for rows in (2, 5):
+                x = torch.ones(rows, 64)
+                assert torch.equal(compiled(x), model(x))
+    with pytest.raises(RuntimeError, match="no kernel is meant for packed layers in float64"):
+        W8A8Linear(64, 8, device=device, dtype=torch.float64).pack_()
+
+
+def test_refusals():
+    layer = next(layers(64, 24)).pack_()
+    with pytest.raises(NotImplementedError, match="a packed layer has no gradients"):
+        layer(torch.ones(2, 64, requires_grad=True))
+    with pytest.raises(RuntimeError, match="Missing key.*packed_weight"):
+        layer.load_state_dict(next(layers(64, 24)).state_dict())
+    arguments = [torch.ones(2, 64), layer.packed_weight[:-64], None, 24, _c.DYNAMIC_PER_TOKEN, 0, 0, False, None, 0.0]
+    with pytest.raises(RuntimeError, match="weight"):
+        torch.ops.octile.linear_packed(*arguments)
+    arguments[1], arguments[3] = layer.packed_weight, -1
+    with pytest.raises(RuntimeError, match="n = -1"):
+        torch.ops.octile.linear_packed(*arguments)
+    arguments[3], arguments[5] = 24, 2**40
+    with pytest.raises(RuntimeError, match="weight"):
+        torch.ops.octile.linear_packed(*arguments)
+
+
+@pytest.mark.skipif(_ops.BINDING != "stable", reason="both are needed")
+def test_both_bindings_give_the_same(generator):
+    for layer in layers(64, 24):
+        x, layer = torch.randn(5, 64, generator=generator), layer.pack_()
+        fields = layer._fields(5)
+        arguments = (x, layer.packed_weight, layer.bias, 24, fields["activation"], fields["weight"])
+        arguments += (fields.get("group", 0), bool(fields.get("weight_zero_point", 0)))
+        arguments += (getattr(layer, "input_multiplier", None), fields.get("static_scale", 0.0))
+        assert torch.equal(torch.ops.octile.linear_packed(*arguments), _fallback.linear_packed(*arguments))
+        assert torch.equal(torch.ops.octile.linear_packed(*arguments), layer(x))

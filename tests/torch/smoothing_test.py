@@ -1,0 +1,234 @@
+"""W8A8Static: smoothing, folds into layers before, and outliers that it takes out."""
+
+import copy
+
+import octile
+import pytest
+import torch
+from octile import W8A8Static, W8A8StaticLinear, calibrate, quantize_, smoothing
+from torch import nn
+
+WIDTH = 64
+
+
+class Block(nn.Module):
+    """A norm that two layers read, values that an output layer reads, and a feed-forward part."""
+
+    def __init__(self, norm=nn.LayerNorm):
+        super().__init__()
+        self.norm = norm(WIDTH)
+        self.value, self.gate = nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 32)
+        self.out = nn.Linear(32, WIDTH, bias=False)
+        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.ReLU(), nn.Linear(96, WIDTH))
+
+    def forward(self, x):
+        h = self.norm(x)
+        x = x + self.out(self.value(h) * self.gate(h).sigmoid())
+        return x + self.mlp(x)
+
+
+FOLD = {"norm": ["value", "gate"], "value": ["out"], "mlp.0": ["mlp.1"], "mlp.1": ["mlp.3"]}
+
+
+def block(outliers=1.0, norm=nn.LayerNorm):
+    """With outliers, in a few channels of what the layers read, that the next layer takes away again: the same function."""
+    torch.manual_seed(3)
+    model = Block(norm).eval()
+    with torch.no_grad():
+        for first, nexts, columns in (
+            (model.norm, (model.value, model.gate), [5]),
+            (model.mlp[0], (model.mlp[1],), [7]),
+            (model.value, (model.out,), [9]),
+            (model.mlp[1], (model.mlp[3],), [40]),
+        ):
+            for parameter in (first.weight, getattr(first, "bias", None)):
+                if parameter is not None:
+                    parameter[columns] *= outliers
+            for layer in nexts:
+                layer.weight[:, columns] /= outliers
+    return model
+
+
+def batch(rows=200, seed=4):
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def calibrated(model, **more):
+    # Of few rows the largest value of a channel is soon surpassed, the more channels are made equally large.
+    with torch.no_grad(), calibrate(model, **more) as calibration:
+        model(batch(4000))
+    return calibration
+
+
+def sqnr(y, exact):
+    return 10 * torch.log10(exact.square().mean() / (y - exact).square().mean()).item()
+
+
+def served(model, **config):
+    model = copy.deepcopy(model)
+    report = quantize_(model, W8A8Static(calibrated(model), **config))
+    assert len(report.converted) == 5
+    with torch.no_grad():
+        return model, model(batch(seed=5))
+
+
+@pytest.mark.parametrize("fold", [FOLD, "auto", None])
+@pytest.mark.parametrize("smoothing", ["search", 0.8])
+def test_outliers(smoothing, fold):
+    """x50 in a channel of each input; smoothing gives back at least 90 % of the decibels that they cost."""
+    plain, spoiled = block(), block(50.0)
+    with torch.no_grad():
+        exact = plain(batch(seed=5))
+        assert sqnr(spoiled(batch(seed=5)), exact) > 100
+    before = sqnr(served(plain, smoothing=None)[1], exact)
+    naive = sqnr(served(spoiled, smoothing=None)[1], exact)
+    model, y = served(spoiled, smoothing=smoothing, fold=fold)
+    assert before - naive > 15
+    assert sqnr(y, exact) - naive >= 0.9 * (before - naive)
+    with_multiplier = [n for n, m in model.named_modules() if getattr(m, "input_multiplier", None) is not None]
+    expected = {"auto": ["value", "gate", "out", "mlp.3"], None: ["value", "gate", "out", "mlp.1", "mlp.3"]}
+    assert with_multiplier == ([] if fold is FOLD else expected[fold])
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_fold_keeps_the_function(norm):
+    model = block(50.0, norm)
+    config = W8A8Static(calibrated(model), fold=FOLD)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    with torch.no_grad():
+        exact = model.double()(batch().double())
+        smoothed = smoothing.smooth_(model, layers, config)
+        for name, own in smoothed.items():
+            layers[name].weight.copy_(own.weight)
+            assert own.multiplier is None and own.channel_max.shape == (layers[name].in_features,)
+        assert torch.allclose(model(batch().double()), exact, rtol=1e-9, atol=1e-9)
+    again = calibrated(model.float())
+    for name, own in smoothed.items():
+        assert torch.allclose(again[name].channel_max, own.channel_max, rtol=1e-4)
+
+
+def test_scales_and_weights_are_the_formula():
+    model = block()
+    calibration = calibrated(model)
+    weight, largest = model.value.weight.detach().clone(), calibration["value"].channel_max
+    quantize_(model, W8A8Static(calibration, smoothing=0.7, fold=None))
+    s = (largest.clamp(1e-5) ** 0.7 / weight.abs().amax(0).clamp(1e-5) ** 0.3).clamp(1e-5)
+    layer = model.value
+    assert type(layer) is W8A8StaticLinear and torch.allclose(layer.input_multiplier, 1 / s, rtol=1e-6)
+    assert layer.input_scale.item() == ((largest * layer.input_multiplier).max() / torch.tensor(127.0)).item()
+    q, _, scale = torch.ops.octile.quantize(weight / layer.input_multiplier, 1, 0)
+    assert torch.allclose(layer.weight_scale, scale, rtol=1e-6) and (layer.weight - q).abs().max() <= 1
+    plain = block()
+    quantize_(plain, W8A8Static(calibration, smoothing=None))
+    assert plain.value.input_multiplier is None
+    assert plain.value.input_scale.item() == (largest.max() / torch.tensor(127.0)).item()
+
+
+def test_search_by_second_moments():
+    model = block(50.0)
+    with torch.no_grad():
+        exact = model(batch(seed=5))
+        by_moments, by_rows = copy.deepcopy(model), copy.deepcopy(model)
+        quantize_(by_moments, W8A8Static(calibrated(model, second_moments=True, samples=0)))
+        quantize_(by_rows, W8A8Static(calibrated(model)))
+        assert abs(sqnr(by_moments(batch(seed=5)), exact) - sqnr(by_rows(batch(seed=5)), exact)) < 3
+    with pytest.raises(ValueError, match='smoothing="search" needs sample rows or second moments, and value has neith'):
+        quantize_(model, W8A8Static(calibrated(model, samples=0), fold=None))
+    assert type(model.value) is nn.Linear
+
+
+def test_bad_configurations():
+    calibration = calibrated(block())
+    for smoothing in (1.5, -0.1, "best", float("nan")):
+        with pytest.raises(ValueError, match="smoothing is .*are known"):
+            W8A8Static(calibration, smoothing)
+    with pytest.raises(ValueError, match="fold is 'all'"):
+        W8A8Static(calibration, fold="all")
+    with pytest.raises(TypeError, match="calibration is a dict, expected octile.Calibration"):
+        W8A8Static({})
+    with pytest.raises(ValueError, match="the calibration has no layers"):
+        quantize_(block(), W8A8Static(octile.Calibration()), lambda module, name: True)
+
+
+class Shifted(nn.RMSNorm):
+    def forward(self, x):
+        return nn.functional.rms_norm(x, (WIDTH,)) * (1 + self.weight)
+
+
+@pytest.mark.parametrize(
+    ("fold", "says"),
+    [
+        ({"nothing": ["value"]}, "the model has no 'nothing'"),
+        ({"mlp.2": ["mlp.3"]}, "mlp.2, a ReLU, has no weight to divide"),
+        ({"norm": ["mlp.0"]}, "'mlp.0' is no layer that is converted"),
+        ({"norm": ["out"]}, "out has 32 inputs, and norm 64 outputs"),
+        ({"norm": ["value", "value"]}, "value is there twice"),
+        ({"shifted": ["value"]}, "the output of shifted, a Shifted, is not in proportion to its weight"),
+        ({"table": ["value"]}, "table is a Embedding; norms and torch.nn.Linear can be"),
+        ({"tied": ["value"]}, r"tied shares its weight with \['mlp.0', 'tied'\]"),
+    ],
+)
+def test_bad_folds(fold, says):
+    model = block()
+    calibration = calibrated(model)
+    model.shifted, model.tied, model.table = Shifted(WIDTH), nn.LayerNorm(WIDTH), nn.Embedding(WIDTH, 2)
+    model.tied.weight = model.mlp[0].weight
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=says):
+        quantize_(model, W8A8Static(calibration, fold=fold))
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_a_producer_that_cannot_hold_it():
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)).half()
+    with torch.no_grad():
+        model[0].weight.fill_(6e4)
+        model[1].weight.fill_(6e4)
+    statistics = octile.calibration.InputStatistics(torch.full((4,), 1e-5), 3)
+    with pytest.raises(ValueError, match="torch.float16 cannot hold a layer before, divided"):
+        quantize_(model, W8A8Static(octile.Calibration({"1": statistics}), smoothing=0.0))
+    assert model[0].weight[0] == 6e4
+
+
+def test_filtered_layers_are_not_folded():
+    """`gate` reads the norm's output too, and stays as it is."""
+    model = block()
+    calibration = calibrated(model)
+    only = lambda module, name: name == "value"  # noqa: E731
+    with pytest.raises(ValueError, match="'gate' is no layer that is converted"):
+        quantize_(model, W8A8Static(calibration, fold={"norm": ["value", "gate"]}), only)
+    norm = model.norm.weight.clone()
+    quantize_(model, W8A8Static(calibration), only)
+    assert model.value.input_multiplier is not None and torch.equal(model.norm.weight, norm)
+
+
+KNOWN = ["BertModel", "RobertaModel", "OPTModel", "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_blocks(name):
+    """Folds of transformers' blocks leave the float model's function as it was."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name.replace("Model", "Config"))(
+        vocab_size=64, hidden_size=64, intermediate_size=96, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=16, max_position_embeddings=64, word_embed_proj_dim=64, pad_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = getattr(transformers, name)(config).eval()
+    tokens = torch.randint(2, 64, (3, 9), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        exact = model(tokens).last_hidden_state
+        with calibrate(model) as calibration:
+            model(tokens)
+        layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and calibration[n].rows}
+        folds = smoothing.known_folds(model)
+        assert len(folds) == {"BertModel": 2, "RobertaModel": 2, "OPTModel": 6}.get(name, 8)
+        before = copy.deepcopy(model.state_dict())
+        for layer, own in smoothing.smooth_(model, layers, W8A8Static(calibration, smoothing=0.6)).items():
+            layers[layer].weight.copy_(own.weight if own.multiplier is None else own.weight * own.multiplier)
+        changed = [n for n, t in model.state_dict().items() if not torch.allclose(t, before[n], rtol=1e-3)]
+        assert {n.removesuffix(".weight") for n in changed if n.endswith("weight")} >= set(folds)
+        assert torch.allclose(model(tokens).last_hidden_state, exact, rtol=1e-3, atol=1e-4)
+        report = quantize_(model, W8A8Static(calibration))
+        assert len(report.converted) == len(layers)
+        assert sqnr(model(tokens).last_hidden_state, exact) > 20
