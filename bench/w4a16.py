@@ -46,7 +46,9 @@ class Layer:
         self.zero = torch.randint(-3, 4, self.scale.shape, dtype=torch.int32, device="cuda") if zero_points else None
         q = torch.round(groups / self.scale[..., None]) + (self.zero[..., None] if zero_points else 0)
         q = q.clamp(-8, 7)
-        self.exact = ((q - (self.zero[..., None] if zero_points else 0)).double() * self.scale[..., None].double()).view(n, k)
+        self.exact = (
+            (q - (self.zero[..., None] if zero_points else 0)).double() * self.scale[..., None].double()
+        ).view(n, k)
         self.q = q.view(n, k).to(torch.int32)
         nibbles = self.q & 15
         self.bytes = (nibbles[:, ::2] | nibbles[:, 1::2] << 4).to(torch.uint8).contiguous()
@@ -66,10 +68,16 @@ class Octile:
         if s4_columns == 0 and str(t.dtype) not in ("torch.uint8", "torch.int32"):
             return octile_torch.tensor(t)
         sizes = (t.shape[0], s4_columns) if s4_columns else tuple(t.shape)
-        element = self.c.Element(0, 4, 1) if s4_columns else {1: self.c.Element(1, 8, 1), 4: self.c.Element(0, 32, 1)}[t.element_size()]
+        element = (
+            self.c.Element(0, 4, 1)
+            if s4_columns
+            else {1: self.c.Element(1, 8, 1), 4: self.c.Element(0, 32, 1)}[t.element_size()]
+        )
         strides = (s4_columns, 1) if s4_columns else t.stride()
         kind = C.c_int64 * len(sizes)
-        view = self.c.Tensor(t.data_ptr(), octile_torch.device(t.device), len(sizes), element, kind(*sizes), kind(*strides), 0)
+        view = self.c.Tensor(
+            t.data_ptr(), octile_torch.device(t.device), len(sizes), element, kind(*sizes), kind(*strides), 0
+        )
         view.keep = t
         return view
 
@@ -81,7 +89,12 @@ class Octile:
         types = octile_torch.DTYPES
         fields = {"m": m, "n": layer.n, "k": layer.k, "x": types[x.dtype], "y": types[x.dtype], "activation": c.NONE}
         fields |= {"weight": c.S4_GROUP, "group": layer.group, "weight_zero_point": int(layer.zero is not None)}
-        fields |= {"bias": 1, "packed_weight": int(packed), "device": octile_torch.device(x.device), "kernel": kernel.encode()}
+        fields |= {
+            "bias": 1,
+            "packed_weight": int(packed),
+            "device": octile_torch.device(x.device),
+            "kernel": kernel.encode(),
+        }
         plan = self.library.linear(**fields)
         y = torch.full((m, layer.n), float("nan"), dtype=x.dtype, device="cuda")
         views = {"x": self.tensor(x), "bias": self.tensor(layer.bias), "y": self.tensor(y)}
@@ -131,13 +144,43 @@ def reader(torch, layer):
 
 
 def peers(torch, layer, x):
-    calls = {"cuBLAS " + str(layer.dtype)[6:]: lambda: torch.nn.functional.linear(x, layer.half, layer.bias)}
+    """For their speed alone: tinygemm takes unsigned nibbles, scales of bf16 and x of bf16."""
+    calls = {f"cuBLAS {str(layer.dtype)[6:]}": lambda: torch.nn.functional.linear(x, layer.half, layer.bias)}
     if layer.group in (32, 64, 128):
-        packed = torch.ops.aten._convert_weight_to_int4pack(((layer.q + 8) & 15).to(torch.uint8)[:, ::2] << 4 | ((layer.q + 8) & 15).to(torch.uint8)[:, 1::2], 8)
+        nibbles = ((layer.q + 8) & 15).to(torch.uint8)
+        packed = torch.ops.aten._convert_weight_to_int4pack(nibbles[:, ::2] << 4 | nibbles[:, 1::2], 8)
         scales = torch.stack([layer.scale.T, torch.zeros_like(layer.scale.T)], 2).to(torch.bfloat16).contiguous()
         narrow = x.to(torch.bfloat16)
         calls["tinygemm"] = lambda: torch.ops.aten._weight_int4pack_mm(narrow, packed, layer.group, scales)
     return calls
+
+
+class ReadFlush:
+    """Fills L2 by reading: nothing is left that must be written back."""
+
+    def __init__(self, memory, torch):
+        self.words = memory.fill_(1).view(torch.int32)
+
+    def fill_(self, _):
+        self.words.max()
+
+
+def octile_calls(torch, octile, layer, x, arguments):
+    """{name: (call, error)}, of either form of the weight."""
+    exact = x.double() @ layer.exact.T + layer.bias.double()
+    found = {}
+    for packed in (False, True):
+        for kernel in ("", *filter(None, arguments.kernels.split(","))):
+            try:
+                plan, call, y = octile.run(torch, layer, x, packed, kernel)
+            except octile.c.Error:
+                if kernel:  # that is named may have to refuse
+                    continue
+                raise
+            call()
+            error = ((y.double() - exact).norm() / exact.norm()).item()
+            found[plan.sku + (" packed" if packed else "")] = call, error
+    return found
 
 
 def main():
@@ -146,58 +189,36 @@ def main():
         import torch
 
         torch.cuda.init()
-    except Exception as error:  # no torch, or no GPU
+    except (ImportError, RuntimeError, AssertionError) as error:  # no torch, or no GPU
         print(f"w4a16.py: {error}", file=sys.stderr)
         return 2
     from gpu.clock import Clock
 
     clock, octile, wrong = Clock(5), Octile(arguments.library), 0
     if arguments.flush == "read":
-        flushed = clock.flushed.view(torch.int32)
-        clock.flushed.fill_(1)
-
-        class Flush:
-            def fill_(self, _):
-                return flushed.max()
-
-        clock.flushed = Flush()
+        clock.flushed = ReadFlush(clock.flushed, torch)
     torch.manual_seed(1)
     k, n = (int(size) for size in arguments.layer.split("x"))
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[arguments.type]
+    dtype, most = {"f16": (torch.float16, 6e-4), "bf16": (torch.bfloat16, 5e-3)}[arguments.type]
     layer = Layer(torch, k, n, arguments.group, dtype, arguments.zero_points)
-    print(f"{torch.cuda.get_device_name()}, K {k}, N {n}, group {arguments.group}, {arguments.type}, flushed by {arguments.flush}")
+    name = torch.cuda.get_device_name()
+    print(f"{name}, K {k}, N {n}, group {arguments.group}, {arguments.type}, flushed by {arguments.flush}")
     for m in (int(size) for size in arguments.batches.split(",")):
         x = torch.randn(m, k, device="cuda").to(dtype)
-        exact = x.double() @ layer.exact.T + layer.bias.double()
-        calls, notes = {}, {}
-        for packed in (False, True):
-            for kernel in ("", *filter(None, arguments.kernels.split(","))):
-                try:
-                    plan, call, y = octile.run(torch, layer, x, packed, kernel)
-                except octile.c.Error as error:
-                    print(f"    {kernel}: {str(error)[:300]}")
-                    continue
-                call()
-                error = ((y.double() - exact).norm() / exact.norm()).item()
-                if not error < (6e-4 if arguments.type == "f16" else 5e-3):
-                    wrong += 1
-                    print(f"    WRONG: M {m}, {plan.sku}, packed {packed}: {error:.2e}")
-                name = plan.sku + (" packed" if packed else "")
-                calls[name], notes[name] = call, f"{error:.1e}"
-        if not arguments.no_peers:
-            try:
+        ours = octile_calls(torch, octile, layer, x, arguments)
+        bad = {name: error for name, (_, error) in ours.items() if not error < most}
+        wrong += len(bad)
+        calls = {name: call for name, (call, _) in ours.items()}
+        try:
+            if not arguments.no_peers:
                 calls |= peers(torch, layer, x)
-            except Exception as error:
-                print(f"    peers: {' '.join(str(error).split())[:200]}")
-        if m == 1:
-            try:
+            if m == 1:
                 calls["read"] = reader(torch, layer)
-            except Exception as error:
-                print(f"    read: {' '.join(str(error).split())[:200]}")
-        del exact
+        except Exception as error:  # whatever a peer throws is shown, and the peer skipped
+            print(f"    {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}")
         times = clock.rounds(list(calls.values()), arguments.rounds)
-        parts = [f"{name} {statistics.median(t) * 1e6:.1f}" + (f" ({notes[name]})" if name in notes else "") for name, t in zip(calls, times)]
-        print(f"  M {m}: " + "; ".join(parts), flush=True)
+        parts = [f"{name} {statistics.median(t) * 1e6:.1f}" for name, t in zip(calls, times)]
+        print(f"  M {m}: " + "; ".join(parts), *(f"WRONG {name}: {e:.2e}" for name, e in bad.items()), flush=True)
     return 1 if wrong else 0
 
 

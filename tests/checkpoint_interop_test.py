@@ -1,13 +1,8 @@
-#!/ usr / bin / env python3
-""
-    "Checkpoints that `octile quantize` writes are read by the compressed-tensors package and by Transformers, and what that
-    package writes is read by `octile compare`
-    : the same values,
-      in both layouts.
+#!/usr/bin/env python3
+"""Checkpoints that `octile quantize` writes are read by the compressed-tensors package and by Transformers, and what that
+package writes is read by `octile compare`: the same values, in both layouts.
 
-      Needs the environment variable OCTILE_COMMAND and the Python packages torch,
-      safetensors and compressed - tensors;
-without
+Needs the environment variable OCTILE_COMMAND and the Python packages torch, safetensors and compressed-tensors; without
 them it exits with 77, which CTest counts as skipped.
 """
 
@@ -23,43 +18,44 @@ import unittest
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
 try:
     import torch
-    from compressed_tensors
-  .compressors import BaseCompressor,
-      compress_module from compressed_tensors.entrypoints.convert.converters
-          .autoawq import AutoAWQConverter from compressed_tensors.quantization import QuantizationArgs,
-      QuantizationConfig,
-      QuantizationScheme from compressed_tensors.quantization.lifecycle
-          .initialize import initialize_module_for_quantization from
-              compressed_tensors.quantization.utils import calculate_qparams from safetensors.torch import load_file,
-      save_file from transformers import AutoModelForCausalLM, LlamaConfig,
-      LlamaForCausalLM except ImportError as error
-      : print(f "skipped: {error}") sys.exit(77)
+    from compressed_tensors.compressors import BaseCompressor, compress_module
+    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
+    from compressed_tensors.quantization.utils import calculate_qparams
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
 
-            COMMAND = os.environ.get("OCTILE_COMMAND") if not COMMAND
-      : print("skipped: OCTILE_COMMAND is not set") sys.exit(77)
+COMMAND = os.environ.get("OCTILE_COMMAND")
+if not COMMAND:
+    print("skipped: OCTILE_COMMAND is not set")
+    sys.exit(77)
 
-            FORMATS = {
-        "w8a8" : [ "--format", "w8a8" ],
-        "w8a8-static" : [ "--format", "w8a8-static", "--smooth", "0.5" ],
-        "w4a16" : [ "--format", "w4a16", "--group", "32" ],
-        "w4a16-zero" : [ "--format", "w4a16", "--group", "64", "--zero-points", "--method", "clip" ],
-        "w4a16-row" : [ "--format", "w4a16", "--group", "0" ],
-      }
-#A value's rounding to bf16 moves it by at most 2^-9 of itself.
-      BF16_DECIBELS = 20 * math.log10(2 * *9)
+FORMATS = {
+    "w8a8": ["--format", "w8a8"],
+    "w8a8-static": ["--format", "w8a8-static", "--smooth", "0.5"],
+    "w4a16": ["--format", "w4a16", "--group", "32"],
+    "w4a16-zero": ["--format", "w4a16", "--group", "64", "--zero-points", "--method", "clip"],
+    "w4a16-row": ["--format", "w4a16", "--group", "0"],
+}
+# A value's rounding to bf16 moves it by at most 2^-9 of itself.
+BF16_DECIBELS = 20 * math.log10(2**9)
 
-                               def octile(*arguments)
-      : done = subprocess
-                   .run([ COMMAND, *map(str, arguments) ], capture_output = True, text = True,
-                        timeout = 300) assert done.returncode
-               == 0,
-            done.stderr return json.loads(done.stdout)
 
-                def compare(a, b)
-      : ""
-        "The SQNR of each layer in dB, infinite for equal values."
-        "" layers = octile("compare", a, b, "--json")["layers"] return {layer["name"]: math.inf if layer["exact"] else layer["sqnr_db"] for layer in layers
-  }
+def octile(*arguments):
+    done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def compare(a, b):
+    """The SQNR of each layer in dB, infinite for equal values."""
+    layers = octile("compare", a, b, "--json")["layers"]
+    return {layer["name"]: math.inf if layer["exact"] else layer["sqnr_db"] for layer in layers}
+
 
 def calibration_of(model, tokens, path):
     """What octile.calibration writes of the inputs that these tokens give."""
@@ -103,9 +99,15 @@ class OursIsRead(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.root = pathlib.Path(cls.folder.name)
         config = LlamaConfig(
-            vocab_size=64, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
-        )  # fmt: skip
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
+        )
         cls.tokens = torch.randint(0, 64, (2, 16))
         cls.models = {}
         for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
@@ -155,20 +157,20 @@ class OursIsRead(unittest.TestCase):
         with torch.no_grad():
             for dtype, name in self.reports:
                 if name == "w4a16-zero":
-                    continue  # Transformers 5.23 with compressed-tensors 0.20 expects zero points unpacked, of its own files too
+                    continue  # Transformers 5.23 with compressed-tensors 0.20 wants zero points unpacked, in its own too
                 with self.subTest(dtype=dtype, name=name):
                     loaded = AutoModelForCausalLM.from_pretrained(self.root / f"{dtype}-{name}", dtype="auto").eval()
                     expected = self.models[dtype](self.tokens).logits.double()
                     logits = loaded(self.tokens).logits.double()
                     decibels = 10 * (expected.square().sum() / (expected - logits).square().sum()).log10().item()
-#The package quantizes and dequantizes inputs and weights.8 bits, of data within a few times its
-#rms, are good for 35 dB and more; 4 bits for about 20; two layers and two operands cost some.
+                    # The package quantizes and dequantizes inputs and weights. 8 bits, of data within a few times its
+                    # rms, are good for 35 dB and more; 4 bits for about 20; two layers and two operands cost some.
                     self.assertGreater(decibels, 20 if name.startswith("w8a8") else 8)
 
     def test_smoothing_folds_into_the_norms(self):
         report = self.reports["f32", "w8a8-static"]
         self.assertEqual(len(report["smoothed"]), 6)
-        self.assertEqual(len(report["not_smoothed"]), 2)  # o_proj
+        self.assertEqual(len(report["not_smoothed"]), 2)  # o_proj, whose heads share their values
         before = load_file(self.root / "f32" / "model.safetensors")
         after = load_file(self.root / "f32-w8a8-static" / "model.safetensors")
         weights, _ = decompressed(self.root / "f32-w8a8-static")
@@ -178,7 +180,7 @@ class OursIsRead(unittest.TestCase):
             name = f"model.layers.{block}.self_attn.q_proj"
             step = after[f"{name}.weight_scale"] * after[norm].abs()
             error = (weights[name] * after[norm] - before[f"{name}.weight"] * before[norm]).abs()
-#Half a step, and what the products round.
+            # Half a step, and what the products round.
             self.assertTrue((error <= 0.501 * step).all())
 
 
@@ -227,20 +229,19 @@ class TheirsIsRead(unittest.TestCase):
     def test_awq(self):
         """An AWQ layer, which that package converts to its own layout."""
         torch.manual_seed(3)
-        word = lambda *shape: torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)  # noqa: E731
-        state = {"layer.qweight": word(64, 2), "layer.qzeros": word(2, 2), "layer.scales": torch.rand(2, 16)}
+
+        def words(*shape):
+            return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)
+
+        state = {"layer.qweight": words(64, 2), "layer.qzeros": words(2, 2), "layer.scales": torch.rand(2, 16)}
         converter = AutoAWQConverter(bits=4, group_size=32, zero_point=True, targets=["Linear"], ignore=[])
-        converted = converter.process({
-name: tensor.clone() for name, tensor in state.items()})
+        converted = converter.process({name: tensor.clone() for name, tensor in state.items()})
         with tempfile.TemporaryDirectory() as folder:
-            folder = pathlib.Path(folder)
-            save_file(state, folder / "awq.safetensors")
-            save_file(converted, folder / "packed.safetensors")
-            self.assertEqual(compare(folder / "awq.safetensors", folder / "packed.safetensors"), {"layer": math.inf})
-            kinds = [
-                octile("inspect", folder / name, "--json")["layers"][0]["kind"]
-                for name in ("awq.safetensors", "packed.safetensors")
-            ]
+            awq, packed = pathlib.Path(folder) / "awq.safetensors", pathlib.Path(folder) / "packed.safetensors"
+            save_file(state, awq)
+            save_file(converted, packed)
+            self.assertEqual(compare(awq, packed), {"layer": math.inf})
+            kinds = [octile("inspect", path, "--json")["layers"][0]["kind"] for path in (awq, packed)]
             self.assertEqual(kinds, ["awq", "pack-quantized"])
 
 

@@ -132,7 +132,8 @@ class InfoTest(Case):
         self.assertEqual(len(names), len(set(names)))
         for row in document["kernels"]:
             self.assertNotEqual(row["available"], bool(row["reason"]), row)
-            self.assertTrue(row["name"].startswith(row["operation"]), row)
+            operation = row["operation"].removesuffix("m")  # a gemv is the gemm of few rows
+            self.assertTrue(row["name"].startswith(operation), row)
 
     def test_octile_isa_forces_a_narrower_instruction_set(self):
         forced = dict(os.environ, OCTILE_ISA="baseline")

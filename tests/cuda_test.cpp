@@ -571,7 +571,9 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
       args.weight_zero_point = matrix(layer.zero_point.data(), d.n, d.k / d.group);
       args.bias = vector(reinterpret_cast<const Half*>(layer.bias.data()), d.n);
       args.y = matrix(reinterpret_cast<Half*>(on_cpu.data()), d.m, d.n);
-      LinearPlan::select(d).run(args);
+      const LinearPlan on_host = LinearPlan::select(d);
+      std::vector<std::byte> host_memory(on_host.workspace_size());
+      on_host.run(args, {host_memory.data(), host_memory.size()});
 
       d.device = kGpu;
       d.packed_weight = packed;

@@ -5,8 +5,8 @@
 // wide, and a from shared memory. A persistent grid of clusters; in a cluster two blocks lie below each other and share
 // a, and where there are few tiles further such pairs have other terms of the same tile. In each block one thread has
 // the copy engine fill a ring of stages with tiles of a and of the weight. Two warpgroups have half of the weight's
-// rows each: while the matrix unit works on one slice of terms they convert a later one, and read the scales of the
-// next group.
+// rows each: while the matrix unit works on half of a stage they convert the next half, and read the scales of later
+// groups.
 //
 // With u the unit roundoff of a's type a result is within
 //   sum |a (q - z) s| ((2 + u) u + (k + 3) 2^-24) + sum |a| S 2^-26 (f16: S the largest scale of the row)
@@ -36,30 +36,29 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w4a16_gemm_sm90";
-constexpr int kStep = 64;     // terms of a stage
-constexpr int kSlices = 4;    // sixteens of them
-constexpr int kRowsB = 128;   // of a tile of the weight: y's columns
-constexpr int kAhead = 2;     // slices that are converted before their products begin
-constexpr int kInFlight = 2;  // slices whose products are left in flight meanwhile
-constexpr int kPair = 2;      // blocks that share a
+constexpr int kStep = 64;    // terms of a stage
+constexpr int kSlices = 4;   // sixteens of them
+constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
+constexpr int kPair = 2;     // blocks that share a
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
 constexpr int kMeetBarrier = 1;       // of threads
 constexpr int kConsumerBarriers = 2;  // and the next
 constexpr int kMostParts = 4;
 
-// A tile's rows of a, and so of y.
-template <int rows_a_, int stages_>
+// A tile's rows of a, and so of y, and the blocks of a multiprocessor: two fill each other's waits.
+template <int rows_a_, int stages_, int blocks_>
 struct Tile {
   static constexpr int rows_a = rows_a_;
   static constexpr int stages = stages_;
+  static constexpr int blocks = blocks_;
+  static constexpr int producer_registers = blocks == 1 ? 40 : 32;
+  static constexpr int consumer_registers = blocks == 1 ? 232 : 104;
 };
-using WideTile = Tile<256, 4>;
-using NarrowTile = Tile<128, 8>;
-using SmallTile = Tile<64, 14>;
+using WideTile = Tile<256, 4, 1>;
+using NarrowTile = Tile<128, 8, 1>;
+using SmallTile = Tile<64, 8, 2>;
 
 template <class T_, class Tile_, bool packed_>
 struct Form : Tile_ {
@@ -76,7 +75,6 @@ struct Shared {
   };
   Stage stages[F::stages];
   TransposedBoxes<F::rows_a> boxes[kConsumers];
-  ScaleRing scales[kConsumers * 4];
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
 };
@@ -182,43 +180,39 @@ struct Consumer {
     ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
   }
 
-  // The first of the warp's rows in the cluster's i-th tile.
+  // The first of the thread's rows in the cluster's i-th tile, or -1.
   __device__ int row_of(int i) const {
     const int t = place.cluster + i * place.clusters;
-    if (t >= arguments.order.count()) return 0;
-    return place.origin(arguments.order[t]).x + 64 * group + 16 * warp;
+    if (t >= arguments.order.count()) return -1;
+    return place.origin(arguments.order[t]).x + 64 * group + 16 * warp + lane / 4 * 2;
   }
 
-  template <int slice>
+  template <int half>
   __device__ void fetch(int stage) {
-    reader.template fetch<slice>(shared.stages[stage].b);
+    reader.template fetch<half>(shared.stages[stage].b);
   }
 
-  template <int slice, class Scales>
+  template <int half, class Scales>
   __device__ void convert(Fragment (&b)[kSlices], Scales& scales) const {
-    if constexpr (slice % 2 == 0) scales.advance();
-    reader.convert(b[slice], scales);
+    if constexpr (half == 0) {
+      scales.advance_step();
+    } else {
+      scales.advance();
+    }
+    reader.convert(b[2 * half], scales, 0);
+    reader.convert(b[2 * half + 1], scales, 1);
   }
 
-  // While the products of slices up to `slice` of a stage are enqueued: a later one is converted, and the bytes of the
-  // one after that brought.
-  template <int slice, class Scales>
-  __device__ void advance(Fragment (&b)[kSlices], int stage, int next_stage, bool next, Scales& scales) {
-    constexpr int kConvert = slice + kAhead;
-    constexpr int kFetch = kConvert + 1;
-    if (kConvert < kSlices || next) convert<kConvert % kSlices>(b, scales);
-    if (kFetch < kSlices || next) fetch<kFetch % kSlices>(kFetch < kSlices ? stage : next_stage);
-  }
-
-  // One slice's products are enqueued; all but the last kInFlight slices' are done.
-  template <int slice>
+  // The products of half a stage are enqueued; those of the half before are done.
+  template <int half>
   __device__ void enqueue(float (&sums)[F::rows_a / 2], const Fragment (&b)[kSlices], int stage,
                           bool accumulate) const {
     const std::uint32_t a = operand_descriptor<false>(ptx::shared_address(shared.stages[stage].a));
     ptx::begin_products();
-    multiply_16<T, false>(sums, b[slice], a + slice * kNextTerms<false>, accumulate);
+    multiply_16<T, false>(sums, b[2 * half], a + 2 * half * kNextTerms<false>, accumulate);
+    multiply_16<T, false>(sums, b[2 * half + 1], a + (2 * half + 1) * kNextTerms<false>, true);
     ptx::commit_products();
-    ptx::wait_products<kInFlight>();
+    ptx::wait_products<1>();
   }
 
   // A loop, since the compiler would make predicated instructions of a branch, which wait for all sums in every step.
@@ -236,19 +230,18 @@ struct Consumer {
     }
   }
 
-  // The first slices of a tile.
+  // The first half of a tile's first stage.
   template <class Scales>
   __device__ void begin(Fragment (&b)[kSlices], const RingPosition<F::stages>& at, Scales& scales) {
     wait_full(at);
     fetch<0>(at.stage);
     convert<0>(b, scales);
     fetch<1>(at.stage);
-    convert<1>(b, scales);
-    fetch<2>(at.stage);
   }
 
-  // sums (64, rows of a) = b's rows by a, over all steps. b: fragments of the first kAhead slices of the stage `at`,
-  // and in the end those of the next tile, if there is one.
+  // sums (64, rows of a) = b's rows by a, over all steps. b: fragments of the first half of the stage `at`, whose
+  // second half has been fetched, and in the end those of the next tile, if there is one. While the products of one
+  // half are done the next one is converted, and the one after that fetched.
   template <class Scales>
   __device__ void multiply(float (&sums)[F::rows_a / 2], Fragment (&b)[kSlices], RingPosition<F::stages>& at, bool more,
                            Scales& scales) {
@@ -257,17 +250,19 @@ struct Consumer {
       const int stage = at.stage;
       const bool next = more || step + 1 < place.steps;
       at.next();
-      const auto slice = [&]<int i>(std::integral_constant<int, i>) {
-        if (i % 2 == 0) scale_down(sums, scales);
-        enqueue<i>(sums, b, stage, step > 0 || i > 0);
-        if (i == kInFlight - 1 && step > 0) release(last);
-        if (i + kAhead + 1 == kSlices && next) wait_full(at);
-        advance<i>(b, stage, at.stage, next, scales);
-      };
-      slice(std::integral_constant<int, 0>());
-      slice(std::integral_constant<int, 1>());
-      slice(std::integral_constant<int, 2>());
-      slice(std::integral_constant<int, 3>());
+      scale_down(sums, scales);
+      enqueue<0>(sums, b, stage, step > 0);
+      if (step > 0) release(last);
+      convert<1>(b, scales);
+      if (next) {
+        wait_full(at);
+        fetch<0>(at.stage);
+      }
+      enqueue<1>(sums, b, stage, true);
+      if (next) {
+        convert<0>(b, scales);
+        fetch<1>(at.stage);
+      }
       last = stage;
     }
     ptx::wait_products<0>();
@@ -316,8 +311,7 @@ struct Consumer {
 
   __device__ void run(const CUtensorMap& y) {
     const auto rows = [&](int i) { return row_of(i); };
-    RowScales<T, F::packed, decltype(rows)> scales(arguments.weight, shared.scales[4 * group + warp], rows,
-                                                   {2 * place.first_step, 2 * place.steps});
+    RowScales<T, F::packed, decltype(rows)> scales(arguments.weight, rows, {2 * place.first_step, 2 * place.steps});
     RingPosition<F::stages> at;
     Fragment b[kSlices];
     float sums[F::rows_a / 2];
@@ -344,7 +338,7 @@ struct Consumer {
 };
 
 template <class F>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, F::blocks)
     w4a16_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
@@ -363,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous();
   let_next_start();
   if (warp < 4) {
-    ptx::give_registers<kProducerRegisters>();
+    ptx::give_registers<F::producer_registers>();
     if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
     __syncwarp();
     if (arguments.parts > 1) {  // add_parts
@@ -371,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::cluster_wait();
     }
   } else {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::take_registers<F::consumer_registers>();
     Consumer<F>{shared, arguments, place, warp / 4 - 1, warp % 4}.run(maps.y);
   }
   ptx::cluster_arrive();  // no block leaves while another one still reads its shared memory, or writes to it
@@ -401,9 +395,10 @@ TileOrder order_of(const Size& size) {
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kStep)); }
 
 // Clusters at one time: of one pair, two, and four, on an H200.
+template <class T>
 int clusters_at_once(int parts, int multiprocessors) {
   const int at_once = parts == 1 ? 66 : parts == 2 ? 30 : 15;
-  return std::max(at_once * multiprocessors / 132, 1);
+  return std::max(T::blocks * at_once * multiprocessors / 132, 1);
 }
 
 struct Choice {
@@ -418,10 +413,12 @@ Choice best_choice(const Size& size, int multiprocessors) {
     const int steps = steps_of(size.k);
     for (int parts = 1; parts <= kMostParts; parts *= 2) {
       const int count = order_of<T>(size).count();
-      const int clusters = clusters_at_once(parts, multiprocessors);
+      const int clusters = clusters_at_once<T>(parts, multiprocessors);
       if (parts > 1 && (count > clusters || (steps + 1) / 2 < parts)) continue;
       const auto waves = static_cast<double>(ceil_div(count, clusters));
-      const double step_cycles = T::rows_a == 256 ? 1050 : T::rows_a == 128 ? 620 : 400;
+      // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
+      const bool alone = kPair * parts * count * (parts > 1 ? 2 : 1) <= multiprocessors;
+      const double step_cycles = T::rows_a == 256 ? 1020 : T::rows_a == 128 ? 800 : alone ? 717 : 1120;
       const double cycles = waves * (std::ceil(static_cast<double>(steps) / parts) * step_cycles + 1500) + kGridCycles +
                             (parts > 1 ? 1500 + 500 * parts : 0);
       const double seconds = cycles / (kGigahertz * 1e9) + kLaunchSeconds;
@@ -496,8 +493,8 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   const bool whole = o.y.cols() * (bits(o.y.dtype) / 8) % 16 == 0;
   arguments.y.engine_cols = !by_engine ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
 
-  const int clusters =
-      std::min(clusters_at_once(parts, properties(problem.device).multiprocessors), arguments.order.count());
+  const int clusters = std::min(clusters_at_once<typename F::Tile>(parts, properties(problem.device).multiprocessors),
+                                arguments.order.count());
   const auto blocks = static_cast<unsigned>(kPair * parts);
   enqueue(kName, w4a16_gemm_kernel<F>,
           LaunchShape{static_cast<unsigned>(clusters) * blocks, kThreads, sizeof(Shared<F>), dim3(blocks)}, stream,

@@ -221,11 +221,14 @@ struct Chunk {
         } else {
           store_shared(to + i * 4, 0u);
         }
-        if (w.zeros == nullptr || !inside) continue;
-        if (!packed_) {
-          copy_4(to + kScaleBytes + i * 4, static_cast<const std::int32_t*>(w.zeros) + w.zero.at(row, group));
-        } else if (i % kTileRows == 0) {
-          copy_async(to + kScaleBytes + i, static_cast<const std::uint8_t*>(w.zeros) + w.zero.at(row, group));
+        if (w.zeros == nullptr || (packed_ && i % kTileRows != 0)) continue;
+        const std::uint32_t at = to + kScaleBytes + i * (packed_ ? 1 : 4);
+        if (!inside) {  // times 0, but what lay there before could make a NaN of it
+          packed_ ? store_shared(at, uint4{}) : store_shared(at, 0u);
+        } else if (packed_) {
+          copy_async(at, static_cast<const std::uint8_t*>(w.zeros) + w.zero.at(row, group));
+        } else {
+          copy_4(at, static_cast<const std::int32_t*>(w.zeros) + w.zero.at(row, group));
         }
       }
     }
