@@ -80,7 +80,7 @@ int run(int argc, char** argv) {
   octile::cli::add_quantize(app);
   octile::cli::add_compare(app);
 #endif
-#if OCTILE_TILE
+#if OCTILE_PUZZLES
   octile::cli::add_puzzles(app);
 #endif
   try {

@@ -7,7 +7,7 @@ install(TARGETS octile EXPORT octile-targets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/octile TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
-if(OCTILE_TILE)
+if(TARGET octile_puzzles)
   # A solution to a puzzle is compiled against these, and linked with them.
   install(TARGETS octile_tile octile_tile_report octile_puzzles ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY tile/octile/tile DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/octile FILES_MATCHING PATTERN "*.h")

@@ -28,20 +28,23 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w4a16_gemv_sm90";
+// With 16, of 128 registers each, M = 16 takes 32 us, and 26 with these (H200, 4096 x 14336).
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
 constexpr int kMostShared = 227 * 1024;
 constexpr int kMostTokens = 32;
 
 struct Arguments {
   NibbleWeight weight;
-  const void* x = nullptr;
-  std::int64_t x_pitch = 0;
-  bool x_aligned = false;
+  const uint4* x = nullptr;
+  std::int64_t x_pitch = 0;  // of eight terms
   int tokens = 0;
   int chunks = 0;
   int sharers = 1;      // warps that share the terms of a tile
   int pass_tiles = 0;   // whose sums are kept at a time
   int stage_bytes = 0;  // of a ring
   int sums_at = 0;      // in shared memory, behind the rings
+  int biases_at = 0;
   const void* bias = nullptr;
   std::int64_t bias_stride = 0;
   void* y = nullptr;
@@ -50,13 +53,11 @@ struct Arguments {
 };
 
 // token_blocks: of eight.
-template <class T_, int token_blocks_, int warps_, int stages_, class Chunk_>
+template <class T_, int token_blocks_, int stages_, class Chunk_>
 struct Form {
   using T = T_;
   using Chunk = Chunk_;
   static constexpr int token_blocks = token_blocks_;
-  static constexpr int warps = warps_;
-  static constexpr int threads = 32 * warps;
   static constexpr int stages = stages_;
   static constexpr int sum_bytes = token_blocks * 32 * 16;  // of a tile: a lane's four, of each token block
 };
@@ -77,17 +78,27 @@ template <class F>
 struct TokenTerms {
   uint4 at[F::token_blocks][F::Chunk::kBlocks];
 
-  __device__ void bring(const Arguments& p, int chunk) {
-    using T = typename F::T;
+  // As they lie in memory.
+  __device__ void read(const Arguments& p, int chunk) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int t = 0; t < F::token_blocks; ++t) {
-      const T* const row = static_cast<const T*>(p.x) + min(t * 8 + lane / 4, p.tokens - 1) * p.x_pitch;
+      const uint4* const row = p.x + min(t * 8 + lane / 4, p.tokens - 1) * p.x_pitch;
 #pragma unroll
       for (int block = 0; block < F::Chunk::kBlocks; ++block) {
         const int term = chunk * F::Chunk::kTerms + F::Chunk::first_term(block, lane % 4);
-        const Vector<T> v = load_vector(row + term, p.weight.terms - term, p.x_aligned);
-        at[t][block] = as_nibbles_lie<F::Chunk::kPacked>(reinterpret_cast<const uint4&>(v));
+        at[t][block] = term < p.weight.terms ? __ldcg(row + term / 8) : uint4{};
+      }
+    }
+  }
+
+  // In the order of the weight's.
+  __device__ void take(const TokenTerms& read) {
+#pragma unroll
+    for (int t = 0; t < F::token_blocks; ++t) {
+#pragma unroll
+      for (int block = 0; block < F::Chunk::kBlocks; ++block) {
+        at[t][block] = as_nibbles_lie<F::Chunk::kPacked>(read.at[t][block]);
       }
     }
   }
@@ -149,10 +160,17 @@ __device__ void multiply_chunk(const NibbleWeight& weight, const TokenTerms<F>& 
 
 // ---- From the sums of all warps to y.
 
-__device__ inline float load_float(const void* data, std::int64_t i, DType type) {
-  if (type == DType::f16) return widen(__ldcg(static_cast<const __half*>(data) + i));
-  if (type == DType::bf16) return widen(__ldcg(static_cast<const __nv_bfloat16*>(data) + i));
-  return __ldcg(static_cast<const float*>(data) + i);
+// The bits of the bias of a row, to be converted when it is wanted.
+__device__ inline unsigned bias_bits(const Arguments& p, int row) {
+  if (p.bias == nullptr || row >= p.weight.rows) return 0;
+  const std::int64_t at = row * p.bias_stride;
+  return p.y_type == DType::f32 ? __ldcg(static_cast<const unsigned*>(p.bias) + at)
+                                : __ldcg(static_cast<const unsigned short*>(p.bias) + at);
+}
+__device__ inline float bias_of(unsigned bits, DType type) {
+  if (type == DType::f32) return __uint_as_float(bits);
+  const auto half = static_cast<unsigned short>(bits);
+  return type == DType::f16 ? widen(__ushort_as_half(half)) : widen(__ushort_as_bfloat16(half));
 }
 
 __device__ inline void store_float(void* data, std::int64_t i, DType type, float value) {
@@ -166,10 +184,10 @@ __device__ inline void store_float(void* data, std::int64_t i, DType type, float
 }
 
 template <class F>
-__device__ void finish_pass(const Arguments& p, std::uint32_t sums, const Span& tiles) {
+__device__ void finish_pass(const Arguments& p, std::uint32_t sums, const float* biases, const Span& tiles) {
   const int count = (tiles.end - tiles.first) * F::token_blocks * 32;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += F::threads) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     const int lane = i % 32;
     const int token = i / 32 % F::token_blocks * 8 + lane % 4 * 2;
     if (token >= p.tokens) continue;
@@ -188,7 +206,7 @@ __device__ void finish_pass(const Arguments& p, std::uint32_t sums, const Span& 
     for (int h = 0; h < 2; ++h) {
       const int row = tile * kTileRows + (h == 0 ? rows.x : rows.y);
       if (row >= p.weight.rows) continue;
-      const float bias = p.bias == nullptr ? 0 : load_float(p.bias, row * p.bias_stride, p.y_type);
+      const float bias = biases[row - tiles.first * kTileRows];
       store_float(p.y, token * p.y_pitch + row, p.y_type, (h == 0 ? sum.x : sum.z) + bias);
       if (token + 1 < p.tokens) {
         store_float(p.y, (token + 1) * p.y_pitch + row, p.y_type, (h == 0 ? sum.y : sum.w) + bias);
@@ -198,7 +216,7 @@ __device__ void finish_pass(const Arguments& p, std::uint32_t sums, const Span& 
 }
 
 template <class F>
-__global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_constant__ Arguments p) {
+__global__ void __launch_bounds__(kThreads, 1) w4a16_gemv_kernel(const __grid_constant__ Arguments p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -207,9 +225,10 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
   const std::uint32_t ring_end = ring + F::stages * p.stage_bytes;
   const int sharer = warp % p.sharers;
   const int first_tile = warp / p.sharers;  // of a pass, and then every by_tiles'th
-  const int by_tiles = F::warps / p.sharers;
+  const int by_tiles = kWarps / p.sharers;
   const std::uint32_t all_sums = base + p.sums_at;
   const std::uint32_t sums = all_sums + sharer * p.pass_tiles * F::sum_bytes + lane * 16;
+  float* const biases = reinterpret_cast<float*>(shared + p.biases_at);
   const Span tiles =
       share((p.weight.rows + kTileRows - 1) / kTileRows, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   const Span chunks = share(p.chunks, sharer, p.sharers);
@@ -217,44 +236,52 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
   let_next_start();
   wait_for_previous();
   std::uint32_t stage = ring;
+  std::uint32_t to = ring;
+#pragma unroll 1
   for (int pass = tiles.first; pass < tiles.end; pass += p.pass_tiles) {
-    const Span pass_tiles = {pass, min(pass + p.pass_tiles, tiles.end)};
-    // What is fetched next.
-    typename F::Chunk::Fetcher fetcher(p.weight, chunks.first, pass_tiles.first + first_tile, by_tiles);
+    const int count = min(p.pass_tiles, tiles.end - pass);
+    const int own = (count - first_tile + by_tiles - 1) / by_tiles;  // tiles of this warp
+    const unsigned bias = bias_bits(p, pass * kTileRows + static_cast<int>(threadIdx.x));
+    TokenTerms<F> x;
+    TokenTerms<F> next;
+    next.read(p, chunks.first);
+    typename F::Chunk::Fetcher fetcher(p.weight, chunks.first, pass + first_tile, by_tiles);
     int fetch_chunk = chunks.first;
-    int fetch_tile = pass_tiles.first + first_tile;
-    std::uint32_t to = stage;
-    const auto fetch_next = [&] {
-      if (fetch_chunk < chunks.end && fetch_tile < pass_tiles.end) {
-        fetcher.fetch(p.weight, to, fetch_chunk, fetch_tile);
-        if ((fetch_tile += by_tiles) >= pass_tiles.end) {
-          fetch_tile = pass_tiles.first + first_tile;
-          ++fetch_chunk;
-          fetcher.begin(p.weight, fetch_chunk, fetch_tile);
+    int fetch_tile = first_tile;
+    int chunk = chunks.first;
+    int tile = first_tile;
+    // The first steps fetch alone: one loop, since its code comes from a cold memory.
+#pragma unroll 1
+    for (int step = 1 - F::stages; step < own * (chunks.end - chunks.first); ++step) {
+      __syncwarp();  // all lanes have read what is overwritten now
+      if (fetch_chunk < chunks.end && fetch_tile < count) {
+        fetcher.fetch(p.weight, to, fetch_chunk, pass + fetch_tile);
+        if ((fetch_tile += by_tiles) >= count) {
+          fetch_tile = first_tile;
+          fetcher.begin(p.weight, ++fetch_chunk, pass + fetch_tile);
         }
       }
       commit_copies();
       if ((to += p.stage_bytes) == ring_end) to = ring;
-    };
-#pragma unroll 1
-    for (int i = 0; i < F::stages - 1; ++i) fetch_next();
-#pragma unroll 1
-    for (int chunk = chunks.first; chunk < chunks.end; ++chunk) {
-      TokenTerms<F> x;
-      x.bring(p, chunk);
-#pragma unroll 1
-      for (int tile = first_tile; tile < pass_tiles.end - pass_tiles.first; tile += by_tiles) {
-        wait_for_copies<F::stages - 2>();
-        __syncwarp();
-        fetch_next();
-        multiply_chunk<F>(p.weight, x, stage, sums + tile * F::sum_bytes, chunk == chunks.first);
-        if ((stage += p.stage_bytes) == ring_end) stage = ring;
+      if (step < 0) continue;
+      wait_for_copies<F::stages - 1>();
+      __syncwarp();
+      if (tile == first_tile) {
+        x.take(next);
+        if (chunk + 1 < chunks.end) next.read(p, chunk + 1);
+      }
+      multiply_chunk<F>(p.weight, x, stage, sums + tile * F::sum_bytes, chunk == chunks.first);
+      if ((stage += p.stage_bytes) == ring_end) stage = ring;
+      if ((tile += by_tiles) >= count) {
+        tile = first_tile;
+        ++chunk;
       }
     }
-    wait_for_copies<0>();
+    stage = to;  // all that was fetched has been read
+    if (threadIdx.x < count * kTileRows) biases[threadIdx.x] = bias_of(bias, p.y_type);
     __syncthreads();
-    finish_pass<F>(p, all_sums, pass_tiles);
-    if (pass_tiles.end < tiles.end) __syncthreads();
+    finish_pass<F>(p, all_sums, biases, {pass, pass + count});
+    if (pass + count < tiles.end) __syncthreads();
   }
 }
 
@@ -272,7 +299,7 @@ int stage_bytes(const GemmProblem& p) {
 // Warps that share the terms of a tile: each has a chunk at least.
 template <class F>
 int sharers_of(const GemmProblem& p) {
-  int sharers = F::warps;
+  int sharers = kWarps;
   while (sharers > ceil_div(p.k, F::Chunk::kTerms)) sharers /= 2;
   return std::max(sharers, 1);
 }
@@ -281,20 +308,21 @@ template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
   Arguments p;
   p.weight = nibble_weight(problem, o);
-  p.x = o.a.data;
-  p.x_pitch = o.a.strides[0];
-  p.x_aligned = (reinterpret_cast<std::uintptr_t>(p.x) | static_cast<std::uintptr_t>(p.x_pitch * 2)) % 16 == 0;
+  p.x = static_cast<const uint4*>(o.a.data);
+  p.x_pitch = o.a.strides[0] / 8;
   p.tokens = static_cast<int>(o.a.rows());
   p.chunks = static_cast<int>(ceil_div(problem.k, F::Chunk::kTerms));
   p.sharers = sharers_of<F>(problem);
   p.stage_bytes = stage_bytes<F>(problem);
-  p.sums_at = F::warps * F::stages * p.stage_bytes;
+  p.sums_at = kWarps * F::stages * p.stage_bytes;
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
   const std::int64_t blocks = std::min<std::int64_t>(tiles, properties(problem.device).multiprocessors);
   // As few passes as there is room for, and as equal.
   const std::int64_t most = ceil_div(tiles, blocks);
-  const std::int64_t room = (kMostShared - p.sums_at) / (p.sharers * F::sum_bytes);
+  const std::int64_t room = std::min<std::int64_t>(
+      (kMostShared - p.sums_at) / (p.sharers * F::sum_bytes + kTileRows * 4), kThreads / kTileRows);
   p.pass_tiles = static_cast<int>(ceil_div(most, ceil_div(most, room)));
+  p.biases_at = p.sums_at + p.sharers * p.pass_tiles * F::sum_bytes;
   if (problem.bias) {
     p.bias = o.bias.data;
     p.bias_stride = o.bias.strides[0];
@@ -302,8 +330,8 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto bytes = static_cast<unsigned>(p.sums_at + p.sharers * p.pass_tiles * F::sum_bytes);
-  enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{static_cast<unsigned>(blocks), F::threads, bytes}, stream, p);
+  const auto bytes = static_cast<unsigned>(p.biases_at + p.pass_tiles * kTileRows * 4);
+  enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{static_cast<unsigned>(blocks), kThreads, bytes}, stream, p);
 }
 
 // Calls body(form) for the problem's, with so many tokens.
@@ -311,9 +339,9 @@ template <class Body>
 auto with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with_chunk = [&]<class T, bool packed, bool fine>(T, std::bool_constant<packed>,
                                                                std::bool_constant<fine>) {
-    if (tokens <= 8) return body(Form<T, 1, 16, 4, Chunk<8, packed, fine>>());
-    if (tokens <= 16) return body(Form<T, 2, 16, 3, Chunk<8, packed, fine>>());
-    return body(Form<T, 4, 16, 5, Chunk<4, packed, fine>>());
+    if (tokens <= 8) return body(Form<T, 1, 8, Chunk<8, packed, fine>>());
+    if (tokens <= 16) return body(Form<T, 2, 6, Chunk<8, packed, fine>>());
+    return body(Form<T, 4, 6, Chunk<4, packed, fine>>());
   };
   const auto with_type = [&]<class T>(T type) {
     if (p.b_packed && fine(p)) return with_chunk(type, std::true_type(), std::true_type());
@@ -324,8 +352,13 @@ auto with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   return p.a == DType::f16 ? with_type(__half()) : with_type(__nv_bfloat16());
 }
 
-bool copyable(const GemmOperands& o) {
-  return (reinterpret_cast<std::uintptr_t>(o.b.data) | static_cast<std::uintptr_t>(o.b.strides[0] / 2)) % 16 == 0;
+bool aligned(const void* data, std::int64_t pitch_bytes) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
+}
+
+// Whether 16 bytes of a row may be read at a time.
+bool readable(const GemmProblem& p, const GemmOperands& o) {
+  return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, o.b.strides[0] / 2));
 }
 
 }  // namespace
@@ -347,8 +380,9 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
   const double bytes =
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
   const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
-  const double products = p.m > 16 ? 4 : p.m > 8 ? 2 : 1;
-  const double tile = kTileRows * std::max(k, 2048.0) * std::max(1.0 / 60e9, (5 + products) / 600e9);
+  // Of a weight and a block, measured on an H200.
+  const double each = p.m > 16 ? 6.7e-11 : p.m > 8 ? 4.6e-11 : 3.3e-11;
+  const double tile = kTileRows * std::max(k, 2048.0) * each;
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
 }
 
@@ -366,7 +400,7 @@ void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
 
 void w4a16_gemv_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!problem.b_packed && !copyable(o)) return w4a16_gemm_sm80(problem, o, launch);
+  if (!readable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
 
