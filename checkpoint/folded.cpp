@@ -71,8 +71,7 @@ void Folded::fold(const SmoothingGroup& group, QuantizeReport& report) {
   Calibrator weight_max({.features = k, .threads = options_.threads});
   for (const Layer& layer : group.layers) {
     const std::vector<float> more = calibration_.channel_max(layer);
-    // A NaN must stay one.
-    for (std::size_t j = 0; j < more.size(); ++j) channel_max[j] = more[j] <= channel_max[j] ? channel_max[j] : more[j];
+    for (std::size_t j = 0; j < more.size(); ++j) channel_max[j] = std::max(channel_max[j], more[j]);
     const std::vector<float> weight = read_weight(checkpoint_, layer);
     weight_max.observe(matrix(weight.data(), layer.n, layer.k));
     checkpoint_.release(layer.weight_tensor());

@@ -47,8 +47,7 @@ void Difference::add(std::span<const float> a, std::span<const float> b) {
     const double error = value - b[i];
     signal += value * value;
     noise += error * error;
-    // Not std::max, which would lose a NaN.
-    if (!(std::fabs(error) <= max_error)) max_error = std::fabs(error);
+    if (!std::isnan(max_error) && !(std::fabs(error) <= max_error)) max_error = std::fabs(error);  // a NaN stays one
   }
 }
 

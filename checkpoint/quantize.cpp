@@ -199,7 +199,7 @@ class Quantizer {
     float most = 0;
     for (std::size_t j = 0; j < channel_max.size(); ++j) {
       const float value = factors ? channel_max[j] / (*factors)[j] : channel_max[j];
-      if (!(value <= most)) most = value;
+      most = std::max(most, value);
     }
     float scale = most / kInputLevels;
     if (most == 0) scale = 1;  // every level is 0 then

@@ -1,6 +1,7 @@
 #include "octile/checkpoint/smoothing.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 
@@ -85,7 +86,13 @@ std::vector<float> Calibration::values(const Layer& layer, const char* what, std
 }
 
 std::vector<float> Calibration::channel_max(const Layer& layer) const {
-  return values(layer, ".input_channel_max", {layer.k});
+  std::vector<float> result = values(layer, ".input_channel_max", {layer.k});
+  for (std::size_t j = 0; j < result.size(); ++j) {
+    if (std::isfinite(result[j]) && result[j] >= 0) continue;
+    throw FileError(file_.path().string() + ": \"" + printable(layer.name) + ".input_channel_max\" is " +
+                    std::to_string(result[j]) + " at channel " + std::to_string(j) + ", which is no maximum");
+  }
+  return result;
 }
 
 float Calibration::max(const Layer& layer) const { return values(layer, ".input_max", {1}).front(); }

@@ -120,7 +120,7 @@ void show(const Complaint& complaint, const std::string& file, const std::vector
   const std::string number = std::to_string(complaint.line);
   std::cout << "    " << number << " | " << source[static_cast<std::size_t>(complaint.line - 1)] << "\n"
             << "    " << std::string(number.size(), ' ') << " | "
-            << std::string(static_cast<std::size_t>(complaint.column - 1), ' ') << "^\n";
+            << std::string(static_cast<std::size_t>(std::max(complaint.column, 1) - 1), ' ') << "^\n";
 }
 
 void show_complaints(const Ran& compiler, const Check& check) {

@@ -247,8 +247,10 @@ std::string w4a16_bound(const GemmStep& step) {
   const GemmProblem& p = step.problem;
   const std::string bound = float_bound("K", p.scale, p.y);
   if (!step.kernel->narrow || p.group == p.k) return bound;
-  return message(bound, "; and ", p.a == DType::f16 ? "2^-9" : "2^-6", " * that sum, since (q - z) * s is rounded to ",
-                 p.a);
+  if (p.a != DType::f16) return message(bound, "; and 2^-6 * that sum, since (q - z) * s is rounded to ", p.a);
+  return message(
+      bound, "; and 2^-9 * that sum and 2^-26 * the row's largest scale * sum |x|, since (q - z) * s is rounded to ",
+      p.a);
 }
 
 // One row for the whole layer where there is one and it is expected to be faster; else a quantizer, where X is float,

@@ -1,6 +1,7 @@
 // quantize_checkpoint: what is written, that it is all or nothing, what is refused, and that folding changes nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <tuple>
@@ -359,7 +360,16 @@ TEST(Quantize, RefusesValues) {
   QuantizeOptions options;
   options.format = Format::w8a8_static;
   options.calibration = model.calibration;
-  EXPECT_ERROR(model.quantize(options), "which gives no scale");
+  EXPECT_ERROR(model.quantize(options), "is nan at channel 0, which is no maximum");
+  for (Values& tensor : calibration) {  // a NaN among numbers, wherever it stands
+    std::fill(tensor.values.begin(), tensor.values.end(), 1.0f);
+    tensor.values[1] = std::nanf("");
+  }
+  write_file(model.calibration, calibration, metadata);
+  EXPECT_ERROR(model.quantize(options), "is nan at channel 1, which is no maximum");
+  for (Values& tensor : calibration) tensor.values[1] = -1;
+  write_file(model.calibration, calibration, metadata);
+  EXPECT_ERROR(model.quantize(options), "at channel 1, which is no maximum");
   calibration.pop_back();
   write_file(model.calibration, calibration, metadata);
   EXPECT_ERROR(model.quantize(options), "has no input_channel_max for");

@@ -241,12 +241,13 @@ class Cases {
     auto w = normal("w", {4, 256});
     Array<f32> doubled("doubled", {4, 256}), backwards("w", {4, 256}), my("w", {4, 256});
     check("store then load", backwards, my, {4}, StoreThenLoad{}, w, doubled, Out{}, c<256>);
-    for (const int length : {1, 100, 128}) {
+    for (const int length : {1, 100, 128, 1024}) {
       auto v = normal("v", {7, length});
       Array<s32> index("index", {length});
       for (int j = 0; j < length; ++j) index.set(j, (j * 37 + 5) % length);
       Array<f32> sums("z", {7}), my_sums("z", {7});
       check("pipelined rows", sums, my_sums, {cdiv(7, 4)}, PipelinedRows{}, v, index, Out{}, 7, length, c<4>, c<32>);
+      check("pipelined long rows", sums, my_sums, {7}, PipelinedRows{}, v, index, Out{}, 7, length, c<1>, c<1024>);
     }
   }
 

@@ -95,6 +95,8 @@ def _read_tensors(folder):
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.exists():
+        if (folder / names[0]).exists():
+            raise ValueError(f"octile: {folder} has both {names[0]} and {index.name}: which one holds the model?")
         of_tensors = _read_json(index).get("weight_map")
         if not isinstance(of_tensors, dict) or not all(isinstance(name, str) for name in of_tensors.values()):
             raise ValueError(f"octile: {index} has no weight_map")
@@ -105,7 +107,10 @@ def _read_tensors(folder):
             raise ValueError(f"octile: {index}: {name!r} is no file of the same folder")
         if not (folder / name).exists():
             raise ValueError(f"octile: there is no {folder / name}")
-        tensors.update(read_safetensors(folder / name)[0])
+        shard = read_safetensors(folder / name)[0]
+        if twice := sorted(tensors.keys() & shard.keys()):
+            raise ValueError(f"octile: {folder}: {twice[0]} is in two files")
+        tensors |= shard
     return tensors
 
 
@@ -253,6 +258,8 @@ def _check_names(model, folder, tensors, layers):
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise ValueError(f"octile: {folder}: {kind} {', '.join(names[:4])}{more}")
     for name, t in tensors.items():
+        if t.is_floating_point() != rest[name].is_floating_point():
+            raise ValueError(f"octile: {folder}: {name} is {t.dtype}, and in the model {rest[name].dtype}")
         if t.shape != rest[name].shape:
             raise ValueError(
                 f"octile: {folder}: {name} is {tuple(t.shape)}, and in the model {tuple(rest[name].shape)}"
@@ -287,9 +294,11 @@ def save_checkpoint(model, folder, *, force=False):
     left = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     config["quantization_config"] = _describe(next(iter(layers.values())), layers, left)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("model.safetensors", "config.json"):
-        if (folder / name).exists() and not force:
-            raise FileExistsError(f"octile: {folder / name} is there already; force=True overwrites it")
+    index = folder / "model.safetensors.index.json"
+    for path in (folder / "model.safetensors", folder / "config.json", index):
+        if path.exists() and not force:
+            raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
+    index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
     write_safetensors(tensors, folder / "model.safetensors", {"format": "pt"})
     temporary = folder / f".config.json.{os.getpid()}"
     temporary.write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ multiplies by 1 / s.
 
 import copy
 import dataclasses
+import itertools
 
 import torch
 from torch import nn
@@ -58,9 +59,11 @@ def known_folds(model):
             if _fits(block, producer, consumers):
                 folds[prefix + producer] = [prefix + consumer for consumer in consumers]
         if type(block) is nn.Sequential:
-            for (first, one), (second, other) in zip(
-                list(block.named_children())[:-1], list(block.named_children())[1:], strict=True
-            ):
+            steps = list(block._modules.items())  # named_children() leaves out what comes again
+            once = {id(m) for _, m in steps if sum(m is n for _, n in steps) == 1}
+            for (first, one), (second, other) in itertools.pairwise(steps):
+                if not {id(one), id(other)} <= once:
+                    continue
                 if type(one) in (nn.LayerNorm, nn.RMSNorm) and isinstance(other, nn.Linear):
                     folds[prefix + first] = [prefix + second]
     return folds

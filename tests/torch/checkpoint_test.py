@@ -217,6 +217,8 @@ def put(**values):
         ("dynamic", None, put(other=torch.ones(1)), "the model has no other"),
         ("dynamic", None, put(block__3__weight=None), "there is no block.3.weight"),
         ("dynamic", None, put(block__3__weight=torch.ones(63)), r"block.3.weight is \(63,\), and in the model \(64,\)"),
+        ("dynamic", None, put(block__3__weight=torch.ones(64).char()), "block.3.weight is torch.int8, and in the model torch.float32"),
+        ("dynamic", None, put(block__0__weight_scale=None), "block.0.weight is torch.int8, and in the model torch.float32"),
         ("four", None, put(block__0__weight_g_idx=torch.zeros(64).int()), "weight_g_idx"),
         ("four", None, put(block__0__weight_shape=torch.tensor([96, 60])), r"weight_shape is \[96, 60\], and"),
         ("four", None, put(block__0__weight_packed=torch.ones(96, 7).int()), r"expected torch.int32 \(96, 8\)"),
@@ -238,6 +240,30 @@ def test_what_is_refused(kind, config, tensors, says, tmp_path):
         load_checkpoint_(model, tmp_path)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert type(model.block[0]) is nn.Linear
+
+
+def test_an_index_beside_the_file(tmp_path):
+    save_checkpoint(converted("dynamic"), tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {}}')
+    with pytest.raises(ValueError, match="has both model.safetensors and model.safetensors.index.json"):
+        load_checkpoint_(Model(), tmp_path)
+    with pytest.raises(FileExistsError):
+        save_checkpoint(converted("dynamic"), tmp_path)
+    save_checkpoint(converted("dynamic"), tmp_path, force=True)
+    assert not index.exists()
+    load_checkpoint_(Model(), tmp_path)
+
+
+def test_a_tensor_in_two_files(tmp_path):
+    save_checkpoint(converted("dynamic"), tmp_path)
+    whole = tmp_path / "model.safetensors"
+    (tmp_path / "a.safetensors").write_bytes(whole.read_bytes())
+    whole.rename(tmp_path / "b.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="is in two files"):
+        load_checkpoint_(Model(), tmp_path)
 
 
 def test_files_that_are_none(tmp_path):

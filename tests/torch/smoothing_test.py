@@ -190,6 +190,13 @@ def test_a_producer_that_cannot_hold_it():
     assert model[0].weight[0] == 6e4
 
 
+def test_a_module_that_comes_again_is_no_neighbour():
+    act, norm = nn.GELU(), nn.LayerNorm(8)
+    assert smoothing.known_folds(nn.Sequential(nn.Linear(8, 8), act, nn.LayerNorm(8), act, nn.Linear(8, 8))) == {}
+    assert smoothing.known_folds(nn.Sequential(norm, nn.Linear(8, 8), norm, nn.Linear(8, 8))) == {}
+    assert smoothing.known_folds(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))) == {"0": ["1"]}
+
+
 def test_filtered_layers_are_not_folded():
     """`gate` reads the norm's output too, and stays as it is."""
     model = block()

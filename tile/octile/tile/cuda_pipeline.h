@@ -47,8 +47,8 @@ TILE_FUNCTION void copy_chunks(const F& fetch, int offset) {
   if constexpr (unit_stride<std::remove_cvref_t<decltype(index)>>()) aligned = rows_aligned<16>(fetch.pointers);
   if (aligned && fetch.mask.all()) {
     // The threads take whole rows at a time where they can, so that a thread stays in its column.
-    constexpr int kRowsAtOnce = L::kThreads / kInRow;
-    if constexpr (S::kPlanes == 1 && kRowsAtOnce % 8 == 0 && kChunks % L::kThreads == 0) {
+    constexpr int kRowsAtOnce = L::kThreads / kInRow;  // 0: a row is longer
+    if constexpr (S::kPlanes == 1 && kRowsAtOnce > 0 && kRowsAtOnce % 8 == 0 && kChunks % L::kThreads == 0) {
       const int row = thread() / kInRow, chunk = thread() % kInRow;
       const T* from = data + index.at(0, row, chunk * Layout::kChunkElements);
       const s64 step = s64{kRowsAtOnce} * index.row;
