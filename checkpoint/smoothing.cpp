@@ -95,8 +95,6 @@ std::vector<float> Calibration::channel_max(const Layer& layer) const {
   return result;
 }
 
-float Calibration::max(const Layer& layer) const { return values(layer, ".input_max", {1}).front(); }
-
 std::int64_t Calibration::rows(const Layer& layer) const {
   const TensorInfo& info = file_.get(layer.name + ".rows");
   if (info.type != ElementType::s64 || info.size() != sizeof(std::int64_t)) {

@@ -21,7 +21,6 @@ class Calibration {
   bool has(const Layer& layer) const;
   bool has_second_moments(const Layer& layer) const;
   std::vector<float> channel_max(const Layer& layer) const;  // (K)
-  float max(const Layer& layer) const;
   std::int64_t rows(const Layer& layer) const;
   std::vector<float> second_moments(const Layer& layer) const;  // (K, K)
 
