@@ -100,9 +100,11 @@ class InstallTest(unittest.TestCase):
 class SubprojectTest(unittest.TestCase):
     def test_add_subdirectory(self):
         with tempfile.TemporaryDirectory(prefix="octile-subproject-") as scratch:
+            # With the options of a release build its objects are in the compile cache.
             launcher = shutil.which("ccache") or ""
             configure_build_test(SOURCE / "tests" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
-                                 f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
+                                 f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}", "-DCMAKE_BUILD_TYPE=Release",
+                                 "-DBUILD_SHARED_LIBS=ON")
 
 
 if __name__ == "__main__":
