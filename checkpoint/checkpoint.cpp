@@ -11,50 +11,69 @@
 
 namespace octile::checkpoint {
 
+namespace {
+
+// The largest of real models have 2 MB (a label for each of 21,000 classes) and 30 MB. What is made of them in memory
+// is some thirty times as large.
+constexpr std::size_t kMostConfigBytes = 16'000'000;
+constexpr std::size_t kMostIndexBytes = 100'000'000;
+
+// A link to nothing is there: opening it says what is wrong.
+bool is_there(const std::filesystem::path& path) {
+  return std::filesystem::exists(std::filesystem::symlink_status(path));
+}
+
+}  // namespace
+
 Checkpoint Checkpoint::open(const std::filesystem::path& path) {
-  Checkpoint checkpoint;
-  checkpoint.path_ = path;
-  checkpoint.is_folder_ = std::filesystem::is_directory(path);
-  if (!checkpoint.is_folder_) {
-    checkpoint.add(path.filename().string(), SafetensorsFile::open(path));
-    const SafetensorsFile& file = checkpoint.shards_.front().file;
-    checkpoint.config_ = read_metadata(file.metadata(), file.name());
+  return files::with_file_errors([&] {
+    Checkpoint checkpoint;
+    checkpoint.path_ = path;
+    checkpoint.is_folder_ = std::filesystem::is_directory(path);
+    checkpoint.is_folder_ ? checkpoint.open_folder() : checkpoint.open_file();
     return checkpoint;
+  });
+}
+
+void Checkpoint::open_file() {
+  add(path_.filename().string(), SafetensorsFile::open(path_));
+  const SafetensorsFile& file = shards_.front().file;
+  config_ = read_metadata(file.metadata(), file.name());
+}
+
+void Checkpoint::open_folder() {
+  const std::filesystem::path config = path_ / kConfigFile;
+  if (is_there(config)) {
+    config_text_ = files::read_text(config, kMostConfigBytes);
+    config_ = read_config(config_text_, config.string());
   }
-  const std::filesystem::path config = path / kConfigFile;
-  if (std::filesystem::exists(config)) {
-    checkpoint.config_text_ = files::read_text(config);
-    checkpoint.config_ = read_config(checkpoint.config_text_, config.string());
+  const std::filesystem::path index = path_ / kIndexFile;
+  const std::filesystem::path single = path_ / kSingleFile;
+  has_index_ = is_there(index);
+  const bool has_single = is_there(single);
+  if (has_index_ == has_single) {
+    throw FileError(path_.string() + (has_single ? ": has both " : ": has neither ") + std::string(kSingleFile) +
+                    (has_single ? " and " : " nor ") + std::string(kIndexFile));
   }
-  const std::filesystem::path index = path / kIndexFile;
-  const std::filesystem::path single = path / kSingleFile;
-  if (std::filesystem::exists(single)) {
-    if (std::filesystem::exists(index)) {
-      throw FileError(path.string() + ": has both " + std::string(kSingleFile) + " and " + std::string(kIndexFile));
-    }
-    checkpoint.add(std::string(kSingleFile), SafetensorsFile::open(single));
-    return checkpoint;
-  }
-  if (!std::filesystem::exists(index)) {
-    throw FileError(path.string() + ": has neither " + std::string(kSingleFile) + " nor " + std::string(kIndexFile));
-  }
-  checkpoint.has_index_ = true;
-  const auto places = read_index(files::read_text(index), index.string());
+  has_single ? add(std::string(kSingleFile), SafetensorsFile::open(single)) : open_shards(index);
+}
+
+void Checkpoint::open_shards(const std::filesystem::path& index) {
+  const auto shard_of = read_index(files::read_text(index, kMostIndexBytes), index.string());
   std::set<std::string> names;
-  for (const auto& [tensor, shard] : places) names.insert(shard);
-  for (const std::string& name : names) checkpoint.add(name, SafetensorsFile::open(path / name));
-  for (const auto& [tensor, shard] : places) {
-    const auto found = checkpoint.places_.find(tensor);
-    if (found == checkpoint.places_.end() || checkpoint.shards_[found->second.shard].file_name != shard) {
-      throw FileError(index.string() + ": \"" + printable(tensor) + "\" is not in " + shard);
+  for (const auto& [tensor, shard] : shard_of) names.insert(shard);
+  for (const std::string& name : names) add(name, SafetensorsFile::open(path_ / name));
+  for (const auto& [tensor, shard] : shard_of) {
+    const auto found = places_.find(tensor);
+    if (found == places_.end() || shards_[found->second.shard].file_name != shard) {
+      throw FileError(index.string() + ": \"" + printable(tensor) + "\" is not in " + printable(shard));
     }
   }
-  for (const auto& [tensor, place] : checkpoint.places_) {
-    if (places.count(tensor) != 0) continue;
+  for (const auto& [tensor, place] : places_) {
+    if (shard_of.count(tensor) != 0) continue;
     throw FileError(index.string() + ": lacks \"" + printable(tensor) + "\", which is in " +
-                    checkpoint.shards_[place.shard].file_name);
+                    printable(shards_[place.shard].file_name));
   }
-  return checkpoint;
 }
 
 Checkpoint Checkpoint::of(SafetensorsFile file) {
@@ -73,7 +92,7 @@ void Checkpoint::add(std::string file_name, SafetensorsFile file) {
     const auto [place, is_new] = places_.emplace(tensor.name, Place{shards_.size() - 1, &tensor});
     if (!is_new) {
       throw FileError(path_.string() + ": \"" + printable(tensor.name) + "\" is in " +
-                      shards_[place->second.shard].file_name + " and in " + shard.file_name);
+                      printable(shards_[place->second.shard].file_name) + " and in " + printable(shard.file_name));
     }
   }
 }
@@ -81,12 +100,11 @@ void Checkpoint::add(std::string file_name, SafetensorsFile file) {
 std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
   for (const auto& [name, place] : places_) names.push_back(name);
-  std::sort(names.begin(), names.end());
   return names;
 }
 
 const TensorInfo* Checkpoint::find(std::string_view tensor) const {
-  const auto found = places_.find(std::string(tensor));
+  const auto found = places_.find(tensor);
   return found == places_.end() ? nullptr : found->second.info;
 }
 
@@ -97,7 +115,7 @@ const TensorInfo& Checkpoint::get(std::string_view tensor) const {
 
 std::size_t Checkpoint::shard_of(std::string_view tensor) const {
   get(tensor);
-  return places_.find(std::string(tensor))->second.shard;
+  return places_.find(tensor)->second.shard;
 }
 
 Bytes Checkpoint::bytes(std::string_view tensor) const { return shards_[shard_of(tensor)].file.bytes(get(tensor)); }

@@ -30,7 +30,7 @@ struct QuantizationNote {
 
 // The value of "quantization_config", as JSON.
 std::string describe_quantization(const QuantizationNote& note);
-// config.json with that value set; everything else stays, in its order. An empty text: no config.json.
+// config.json with that member added, or null replaced; every other byte stays. An empty text: no config.json.
 std::string add_quantization(std::string_view config, const QuantizationNote& note);
 
 }  // namespace octile::checkpoint

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <cstdio>
 #include <cstring>
 
 #include "octile/types.h"
@@ -40,6 +41,46 @@ std::vector<std::byte> narrow(std::span<const float> values) {
     std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
   }
   return bytes;
+}
+
+struct Character {
+  std::uint32_t code = 0;
+  std::size_t bytes = 0;  // 0: the text begins with no character of UTF-8
+};
+
+Character first_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t bytes = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < bytes) return {};
+  std::uint32_t code = lead & (0xffu >> (bytes + 1));
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (byte(i) & 0x3fu);
+  }
+  return {code, bytes};
+}
+
+// Of ASCII, of Latin 1, and what breaks lines or turns their direction.
+bool is_control(std::uint32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+
+std::string without_controls(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const Character character = first_character(text);
+    const std::size_t bytes = character.bytes == 0 ? 1 : character.bytes;
+    if (character.bytes == 0 || is_control(character.code)) {
+      result += '?';
+    } else {
+      result += text.substr(0, bytes);
+    }
+    text.remove_prefix(bytes);
+  }
+  return result;
 }
 
 }  // namespace
@@ -103,19 +144,21 @@ void round_values(ElementType type, std::span<float> values) {
   }
 }
 
+FileError::FileError(std::string_view text) : std::runtime_error(without_controls(text)) {}
+
 std::string printable(std::string_view text) {
   constexpr std::size_t kMost = 200;
-  std::string result(text.substr(0, kMost));
-  for (char& c : result) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  // A character that the cut has halved goes as a whole.
-  if (text.size() > kMost) {
-    while (!result.empty() && (static_cast<unsigned char>(text[result.size()]) & 0xc0) == 0x80) result.pop_back();
-    result += "...";
-  }
-  return result;
+  if (text.size() <= kMost) return without_controls(text);
+  // A character that the cut would halve goes as a whole.
+  std::size_t end = kMost;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return without_controls(text.substr(0, end)) + "...";
+}
+
+std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
 }
 
 }  // namespace octile::checkpoint

@@ -19,13 +19,9 @@ auto as_vector(const std::vector<float>& values) {
 
 }  // namespace
 
-Folded::Folded(const Checkpoint& checkpoint, const Calibration& calibration, const QuantizeOptions& options)
-    : checkpoint_(checkpoint), calibration_(calibration), options_(options) {}
-
-void Folded::plan(const std::vector<Layer>& layers, QuantizeReport& report) {
-  const SmoothingPlan plan = plan_smoothing(checkpoint_, layers);
-  report.not_smoothed = plan.others;
-  for (const SmoothingGroup& group : plan.groups) fold(group, report);
+void divide_rows(std::span<float> values, std::span<const float> factors) {
+  const std::size_t width = values.size() / factors.size();
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] /= factors[i / width];
 }
 
 const std::vector<float>* Folded::columns(const std::string& layer) const {
@@ -59,15 +55,9 @@ double Folded::search(const SmoothingGroup& group, const std::vector<float>& cha
       .alpha;
 }
 
-void Folded::fold(const SmoothingGroup& group, QuantizeReport& report) {
-  const auto skip = [&](const std::string& reason) {
-    for (const Layer& layer : group.layers) report.not_smoothed.push_back({layer.name, reason});
-  };
-  for (const Layer& layer : group.layers) {
-    if (!calibration_.has(layer)) return skip("the calibration lacks " + layer.name);
-  }
+std::vector<float> Folded::factors(const SmoothingGroup& group, double& alpha) const {
   const std::int64_t k = group.layers.front().k;
-  std::vector<float> channel_max = calibration_.channel_max(group.layers.front());
+  std::vector<float> channel_max(static_cast<std::size_t>(k));
   Calibrator weight_max({.features = k, .threads = options_.threads});
   for (const Layer& layer : group.layers) {
     const std::vector<float> more = calibration_.channel_max(layer);
@@ -76,35 +66,57 @@ void Folded::fold(const SmoothingGroup& group, QuantizeReport& report) {
     weight_max.observe(matrix(weight.data(), layer.n, layer.k));
     checkpoint_.release(layer.weight_tensor());
   }
-  SmoothingArgs args;
-  args.alpha = options_.smoothing->search ? search(group, channel_max) : options_.smoothing->alpha;
+  alpha = options_.smoothing->search ? search(group, channel_max) : options_.smoothing->alpha;
   std::vector<float> factors(static_cast<std::size_t>(k));
   const std::vector<float> weight_channel_max = weight_max.channel_max();
+  SmoothingArgs args;
+  args.alpha = alpha;
   args.input_channel_max = as_vector(channel_max);
   args.weight_channel_max = as_vector(weight_channel_max);
   args.factors = as_vector(factors);
   smoothing_factors(args);
+  return factors;
+}
 
-  // A norm's weight is rounded to the file's type once it is divided. What that has really divided by is what the
-  // columns are multiplied by, so that the model computes what it did.
-  const TensorInfo& before = checkpoint_.get(group.before + ".weight");
-  if (before.shape.size() == 1) {
-    const std::vector<float> old = checkpoint_.values(before.name);
-    std::vector<float> divided(old.size());
-    for (std::size_t j = 0; j < old.size(); ++j) divided[j] = old[j] / factors[j];
-    round_values(before.type, divided);
-    for (std::size_t j = 0; j < old.size(); ++j) {
-      if (old[j] == 0) continue;
-      factors[j] = old[j] / divided[j];
-      // Zero where the quotient overflowed, infinite where it was lost.
-      if (!std::isfinite(factors[j]) || factors[j] == 0) {
-        return skip(group.before + ", divided, does not fit " + std::string(name(before.type)));
-      }
+// Tries it: why the tensor cannot be divided, or nothing. A norm's weight is rounded to the file's type once it is
+// divided. What that has really divided by is what the columns are multiplied by, and the bias divided by, so that the
+// model computes what it did.
+std::string Folded::divide(const TensorInfo& tensor, std::vector<float>& factors) const {
+  const std::vector<float> old = checkpoint_.values(tensor.name);
+  std::vector<float> divided = old;
+  divide_rows(divided, factors);
+  round_values(tensor.type, divided);
+  checkpoint_.release(tensor.name);
+  const bool is_norm = tensor.shape.size() == 1 && tensor.name.ends_with(".weight");
+  for (std::size_t i = 0; i < old.size(); ++i) {
+    const bool is_lost = is_norm && old[i] != 0 && (divided[i] == 0 || !std::isfinite(old[i] / divided[i]));
+    if (!std::isfinite(divided[i]) || is_lost) {
+      return tensor.name + ", divided, does not fit " + std::string(name(tensor.type)) + ": element " +
+             std::to_string(i) + " is " + number_text(old[i]) + ", the factor " +
+             number_text(factors[i / (old.size() / factors.size())]);
     }
+    if (is_norm && old[i] != 0) factors[i] = old[i] / divided[i];
   }
-  rows_[group.before + ".weight"] = factors;
-  if (checkpoint_.find(group.before + ".bias")) rows_[group.before + ".bias"] = factors;
-  SmoothedReport done = {group.before, {}, args.alpha};
+  return {};
+}
+
+void Folded::fold(const SmoothingGroup& group, QuantizeReport& report) {
+  const auto skip = [&](const std::string& reason) {
+    for (const Layer& layer : group.layers) report.not_smoothed.push_back({layer.name, reason});
+  };
+  for (const Layer& layer : group.layers) {
+    if (!calibration_.has(layer)) return skip("the calibration lacks " + layer.name);
+  }
+  SmoothedReport done = {group.before, {}, 0};
+  std::vector<float> factors =
+      of_layer(checkpoint_, group.layers.front().name, [&] { return this->factors(group, done.alpha); });
+  const char* const parts[] = {".weight", ".bias"};  // the weight first: it may change the factors
+  for (const char* const part : parts) {
+    const TensorInfo* const tensor = checkpoint_.find(group.before + part);
+    const std::string reason = tensor ? divide(*tensor, factors) : "";
+    if (!reason.empty()) return skip(reason);
+  }
+  for (const char* const part : parts) rows_[group.before + part] = factors;
   for (const Layer& layer : group.layers) {
     columns_[layer.name] = factors;
     done.layers.push_back(layer.name);

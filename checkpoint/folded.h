@@ -2,20 +2,36 @@
 #pragma once
 
 #include <map>
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "octile/checkpoint/quantize.h"
+#include "octile/error.h"
 
 namespace octile::checkpoint {
 
+// Divides along the first dimension.
+void divide_rows(std::span<float> values, std::span<const float> factors);
+
+// What the library refuses in `action` becomes a FileError that names the layer.
+template <class Action>
+auto of_layer(const Checkpoint& checkpoint, const std::string& layer, Action action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw FileError(checkpoint.path().string() + ": \"" + printable(layer) + "\": " + error.what());
+  }
+}
+
 class Folded {
  public:
-  // Reads the weights of one group after the other.
-  Folded(const Checkpoint& checkpoint, const Calibration& calibration, const QuantizeOptions& options);
+  Folded(const Checkpoint& checkpoint, const Calibration& calibration, const QuantizeOptions& options)
+      : checkpoint_(checkpoint), calibration_(calibration), options_(options) {}
 
-  void plan(const std::vector<Layer>& layers, QuantizeReport& report);
+  // Reads the group's weights, and reports it: as smoothed, or as not smoothed where a tensor, divided, would not fit
+  // its type.
+  void fold(const SmoothingGroup& group, QuantizeReport& report);
 
   // What the columns of the layer's weight are multiplied by; null: nothing.
   const std::vector<float>* columns(const std::string& layer) const;
@@ -23,8 +39,9 @@ class Folded {
   const std::vector<float>* rows(const std::string& tensor) const;
 
  private:
-  void fold(const SmoothingGroup& group, QuantizeReport& report);
+  std::vector<float> factors(const SmoothingGroup& group, double& alpha) const;
   double search(const SmoothingGroup& group, const std::vector<float>& channel_max) const;
+  std::string divide(const TensorInfo& tensor, std::vector<float>& factors) const;
 
   const Checkpoint& checkpoint_;
   const Calibration& calibration_;

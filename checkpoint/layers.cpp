@@ -9,8 +9,6 @@ namespace octile::checkpoint {
 
 namespace {
 
-constexpr std::int64_t kInAWord = 8;
-
 // The module's name, if `tensor` ends in the suffix.
 std::optional<std::string> before(const std::string& tensor, std::string_view suffix) {
   if (tensor.size() <= suffix.size() || !tensor.ends_with(suffix)) return std::nullopt;
@@ -24,6 +22,10 @@ bool is_one_of(std::string_view text, std::initializer_list<std::string_view> li
 }
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+
+[[noreturn]] void refuse(const Checkpoint& checkpoint, const std::string& module, const std::string& what) {
+  throw FileError(checkpoint.path().string() + ": \"" + printable(module) + "\": " + what);
+}
 
 class Finder {
  public:
@@ -53,19 +55,15 @@ class Finder {
 
   void look_at_weight(const std::string& module, const TensorInfo& tensor) {
     const bool wanted = matches(module, selection_.only);
-    LeftOut left = {module, refusal(module, tensor), false};
-    if (left.reason.empty() && !selection_.only.empty() && !wanted) {
-      left = {module, "not in --only", true};
-    } else if (left.reason.empty() && matches(module, selection_.ignore)) {
-      left = {module, "in --ignore", true};
-    } else if (left.reason.empty() && !wanted) {
-      left.reason = reason_by_name(module, left.linear);
+    std::string reason = refusal(module, tensor);
+    if (reason.empty() && !selection_.only.empty() && !wanted) reason = "not in --only";
+    if (reason.empty() && matches(module, selection_.ignore)) reason = "in --ignore";
+    if (reason.empty() && !wanted) reason = reason_by_name(module);
+    if (reason.empty()) {
+      table_.layers.push_back({.name = module, .n = tensor.shape[0], .k = tensor.shape[1], .tensors = {tensor.name}});
+    } else {
+      table_.left_out.push_back({module, std::move(reason), tensor.shape.size() == 2});
     }
-    if (!left.reason.empty()) {
-      table_.left_out.push_back(std::move(left));
-      return;
-    }
-    table_.layers.push_back({.name = module, .n = tensor.shape[0], .k = tensor.shape[1], .tensors = {tensor.name}});
   }
 
   // What no wish can change.
@@ -85,17 +83,15 @@ class Finder {
     return {};
   }
 
-  static std::string reason_by_name(const std::string& module, bool& linear) {
+  static std::string reason_by_name(const std::string& module) {
     std::string lower = module;
     for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
     const std::string_view last = last_part(lower);
-    linear = true;
     if (is_one_of(last, {"lm_head", "head", "embed_out", "output_projection", "classifier", "score", "qa_outputs"}) ||
         lower.ends_with("predictions.decoder") || lower.ends_with("lm_head.decoder")) {
       return "a head";
     }
     if (last == "gate" || last == "router" || lower.ends_with("router.classifier")) return "a router";
-    linear = false;
     if (contains(lower, "embed") || is_one_of(last, {"wte", "wpe", "shared", "relative_attention_bias"})) {
       return "an embedding";
     }
@@ -105,15 +101,20 @@ class Finder {
 
   void add(const std::string& module, Layer layer) {
     layer.name = module;
-    if (!matches(module, selection_.ignore) && (selection_.only.empty() || matches(module, selection_.only))) {
-      table_.layers.push_back(std::move(layer));
+    const bool is_wanted = selection_.only.empty() || matches(module, selection_.only);
+    const char* const reason = layer.n == 0 || layer.k == 0         ? "it is empty"
+                               : !is_wanted                         ? "not in --only"
+                               : matches(module, selection_.ignore) ? "in --ignore"
+                                                                    : nullptr;
+    if (reason) {
+      table_.left_out.push_back({module, reason, true});
     } else {
-      table_.left_out.push_back({module, selection_.only.empty() ? "in --ignore" : "not in --only", true});
+      table_.layers.push_back(std::move(layer));
     }
   }
 
   [[noreturn]] void fail(const std::string& module, const std::string& what) const {
-    throw FileError(checkpoint_.path().string() + ": \"" + printable(module) + "\": " + what);
+    refuse(checkpoint_, module, what);
   }
 
   // Of the module's tensor, which is a matrix of this type.
@@ -164,7 +165,7 @@ class Finder {
     std::int64_t sizes[2];
     std::memcpy(sizes, checkpoint_.bytes(shape.name).data(), sizeof sizes);
     std::tie(layer.n, layer.k) = std::tie(sizes[0], sizes[1]);
-    if (layer.n != words[0] || layer.k < 0 || layer.k / kInAWord + (layer.k % kInAWord != 0) != words[1]) {
+    if (layer.n != words[0] || layer.k < 0 || words_for(layer.k) != words[1]) {
       fail(module, "weight_packed " + shape_text({words[0], words[1]}) + " does not hold 4 bits each of weight_shape " +
                        shape_text({layer.n, layer.k}) + ", and other widths are not read");
     }
@@ -217,37 +218,57 @@ class Finder {
   LayerTable table_;
 };
 
+// What int8 levels can have for a zero point, whatever type it is stored in.
+std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer& layer, const std::string& what,
+                                      std::size_t count) {
+  const std::vector<float> values = checkpoint.values(layer.name + what);
+  if (values.size() != count) {
+    refuse(
+        checkpoint, layer.name,
+        what.substr(1) + " has " + std::to_string(values.size()) + " values for " + std::to_string(count) + " scales");
+  }
+  std::vector<std::int32_t> result;
+  for (const float value : values) {
+    if (!(value >= -128 && value <= 127) || value != std::trunc(value)) {
+      refuse(checkpoint, layer.name,
+             what.substr(1) + " has " + number_text(value) + ", which is no whole number within -128..127");
+    }
+    result.push_back(static_cast<std::int32_t>(value));
+  }
+  return result;
+}
+
+float input_scale(const Checkpoint& checkpoint, const Layer& layer) {
+  const TensorInfo& tensor = checkpoint.get(layer.name + ".input_scale");
+  if (!is_float(tensor.type)) refuse(checkpoint, layer.name, "input_scale is " + std::string(name(tensor.type)));
+  const std::vector<float> scale = checkpoint.values(tensor.name);
+  if (scale.size() != 1) {
+    refuse(checkpoint, layer.name, "input_scale has " + std::to_string(scale.size()) + " values, not 1");
+  }
+  if (std::isfinite(scale[0]) && scale[0] > 0) return scale[0];
+  refuse(checkpoint, layer.name, "input_scale is " + number_text(scale[0]) + ", which is no scale");
+}
+
 QuantizedWeight read_int_quantized(const Checkpoint& checkpoint, const Layer& layer) {
   QuantizedWeight weight;
   weight.n = layer.n;
   weight.k = layer.k;
   const Bytes levels = checkpoint.bytes(layer.name + ".weight");
   weight.q.resize(levels.size());
-  if (!levels.empty()) std::memcpy(weight.q.data(), levels.data(), levels.size());
+  std::memcpy(weight.q.data(), levels.data(), levels.size());
   weight.scale = checkpoint.values(layer.name + ".weight_scale");
   weight.per_tensor = weight.scale.size() == 1 && layer.n != 1;
   for (const float scale : weight.scale) {
-    if (!std::isfinite(scale)) {
-      throw FileError(checkpoint.path().string() + ": \"" + printable(layer.name) + "\": a scale is " +
-                      std::to_string(scale));
-    }
+    if (!std::isfinite(scale)) refuse(checkpoint, layer.name, "a scale is " + number_text(scale));
   }
   if (layer.zero_points) {
-    const std::vector<float> zeros = checkpoint.values(layer.name + ".weight_zero_point");
-    if (zeros.size() != weight.scale.size()) {
-      throw FileError(checkpoint.path().string() + ": \"" + printable(layer.name) +
-                      "\": " + std::to_string(zeros.size()) + " zero points for " +
-                      std::to_string(weight.scale.size()) + " scales");
-    }
-    for (const float zero : zeros) weight.zero_point.push_back(static_cast<std::int32_t>(zero));
+    weight.zero_point = zero_points(checkpoint, layer, ".weight_zero_point", weight.scale.size());
   }
   if (layer.static_input) {
-    const std::vector<float> scale = checkpoint.values(layer.name + ".input_scale");
-    if (scale.size() != 1) {
-      throw FileError(checkpoint.path().string() + ": \"" + printable(layer.name) + "\": input_scale has " +
-                      std::to_string(scale.size()) + " values");
+    weight.input_scale = input_scale(checkpoint, layer);
+    if (checkpoint.find(layer.name + ".input_zero_point")) {
+      weight.input_zero_point = zero_points(checkpoint, layer, ".input_zero_point", 1).front();
     }
-    weight.input_scale = scale[0];
   }
   return weight;
 }
@@ -287,7 +308,7 @@ QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer)
   if (checkpoint.find(order)) group_of = checkpoint.words(order);
   if (packs) {
     // -1 is what an order that is not used is filled with.
-    if (!group_of.empty() && group_of.front() == -1) group_of.clear();
+    if (std::all_of(group_of.begin(), group_of.end(), [](std::int32_t group) { return group == -1; })) group_of.clear();
     check_group_order(packed, group_of);
     return from_pack_quantized(packed);
   }

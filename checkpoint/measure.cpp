@@ -8,6 +8,7 @@ namespace octile::checkpoint {
 
 WeightStatistics measure(std::span<const float> values, std::int64_t n, std::int64_t k, double times) {
   WeightStatistics result;
+  if (n == 0 || k == 0) return result;  // whatever the other one is
   std::vector<float> channel_max(static_cast<std::size_t>(k));
   double squares = 0;
   bool first = true;
@@ -26,7 +27,6 @@ WeightStatistics measure(std::span<const float> values, std::int64_t n, std::int
       most = std::max(most, std::fabs(value));
     }
   }
-  if (n == 0 || k == 0) return result;
   result.rms = std::sqrt(squares / static_cast<double>(n * k));
   std::vector<float> sorted = channel_max;
   const auto middle = sorted.begin() + k / 2;

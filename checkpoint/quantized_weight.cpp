@@ -8,10 +8,6 @@ namespace octile::checkpoint {
 
 namespace {
 
-constexpr int kInAWord = 8;
-
-std::int64_t words_for(std::int64_t nibbles) { return (nibbles + kInAWord - 1) / kInAWord; }
-
 int nibble(std::int32_t word, int i) { return static_cast<int>(static_cast<std::uint32_t>(word) >> (4 * i) & 15u); }
 
 std::int32_t with_nibble(std::int32_t word, int i, int value) {
@@ -30,15 +26,18 @@ void check_size(const PackedWords& packed, std::string_view what, std::size_t ha
                   std::to_string(packed.group) + " have " + std::to_string(wants));
 }
 
-// The shell of the result, after the checks that all layouts share.
-QuantizedWeight begin(const PackedWords& packed, std::int64_t words, std::int64_t zero_words) {
-  // So that no product of the sizes below overflows.
+// Before anything is computed of the sizes: below these bounds no product of two of them overflows.
+void check_shape(const PackedWords& packed) {
   constexpr std::int64_t kMost = std::int64_t{1} << 31;
   if (packed.n < 0 || packed.k < 0 || packed.n >= kMost || packed.k >= kMost || packed.group < 0 ||
       (packed.group != 0 && packed.k % packed.group != 0)) {
     throw FileError(printable(packed.name) + ": (" + std::to_string(packed.n) + ", " + std::to_string(packed.k) +
                     ") cannot be in groups of " + std::to_string(packed.group));
   }
+}
+
+// The shell of the result, after the checks that all layouts share.
+QuantizedWeight begin(const PackedWords& packed, std::int64_t words, std::int64_t zero_words) {
   QuantizedWeight weight;
   weight.n = packed.n;
   weight.k = packed.k;
@@ -48,7 +47,7 @@ QuantizedWeight begin(const PackedWords& packed, std::int64_t words, std::int64_
   check_size(packed, "the scale", packed.scale.size(), weight.n * weight.groups());
   if (!packed.zero_words.empty()) check_size(packed, "the zero point, in words,", packed.zero_words.size(), zero_words);
   for (const float scale : packed.scale) {
-    if (!std::isfinite(scale)) throw FileError(printable(packed.name) + ": a scale is " + std::to_string(scale));
+    if (!std::isfinite(scale)) throw FileError(printable(packed.name) + ": a scale is " + number_text(scale));
   }
   weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
   weight.scale.resize(packed.scale.size());
@@ -129,6 +128,7 @@ std::vector<std::int32_t> pack_zero_points(const QuantizedWeight& weight) {
 }
 
 QuantizedWeight from_pack_quantized(const PackedWords& packed) {
+  check_shape(packed);
   const std::int64_t row_words = words_for(packed.k);
   const std::int64_t groups = packed.group == 0 ? 1 : packed.k / packed.group;
   QuantizedWeight weight = begin(packed, packed.n * row_words, words_for(packed.n) * groups);
@@ -144,6 +144,7 @@ QuantizedWeight from_pack_quantized(const PackedWords& packed) {
 }
 
 QuantizedWeight from_awq(const PackedWords& packed) {
+  check_shape(packed);
   // Output i of eight is nibble kPlace[i] of the word.
   constexpr std::array<int, kInAWord> kPlace = {0, 4, 1, 5, 2, 6, 3, 7};
   if (packed.n % kInAWord != 0) {
@@ -177,6 +178,7 @@ void check_group_order(const PackedWords& packed, std::span<const std::int32_t> 
 }
 
 QuantizedWeight from_gptq(const PackedWords& packed, std::span<const std::int32_t> group_of, int zero_offset) {
+  check_shape(packed);
   if (packed.n % kInAWord != 0 || packed.k % kInAWord != 0) {
     throw FileError(printable(packed.name) + ": GPTQ packs 8 inputs and 8 zero points a word, and the weight is (" +
                     std::to_string(packed.n) + ", " + std::to_string(packed.k) + ")");
@@ -203,6 +205,7 @@ QuantizedWeight from_gptq(const PackedWords& packed, std::span<const std::int32_
 }
 
 QuantizedWeight from_puzzle(const PackedWords& packed) {
+  check_shape(packed);
   if (packed.k % kInAWord != 0) {
     throw FileError(printable(packed.name) + ": the puzzle packs 8 inputs a word, and there are " +
                     std::to_string(packed.k));

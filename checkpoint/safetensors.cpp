@@ -1,6 +1,5 @@
 #include "octile/checkpoint/safetensors.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "files.h"
 
@@ -142,7 +142,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool start_entry(const std::string& text) {
-    if (!names_.insert({text, true}).second) return fail("the header has \"" + printable(text) + "\" twice");
+    if (!names_.insert(text).second) return fail("the header has \"" + printable(text) + "\" twice");
     key_ = text;
     seen_ = 0;
     offsets_ = 0;
@@ -175,7 +175,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   unsigned seen_ = 0;
   int offsets_ = 0;
   std::string key_;
-  std::unordered_map<std::string, bool> names_;
+  std::set<std::string> names_;
 };
 
 }  // namespace
@@ -208,11 +208,9 @@ std::uint64_t size_of(ElementType type, const std::vector<std::int64_t>& shape, 
 
 struct SafetensorsFile::Mapping {
   explicit Mapping(const std::filesystem::path& path) {
-    const files::Descriptor file(path, O_RDONLY);
-    if (file.number() < 0) files::fail_on("read", path, errno);
+    const files::Descriptor file = files::open_to_read(path);
     struct stat status = {};
     if (fstat(file.number(), &status) != 0) files::fail_on("read", path, errno);
-    if (!S_ISREG(status.st_mode)) throw FileError("cannot read " + path.string() + ": it is no file");
     size = static_cast<std::size_t>(status.st_size);
     if (size == 0) return;
     data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number(), 0);
@@ -253,6 +251,10 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
   if (length == 0 || *text != '{') throw refuse("no safetensors file: its header does not begin with {");
+  if (const void* const zero = std::memchr(text, 0, length)) {  // for the parser it is the end
+    throw refuse("the header is no JSON (byte " + std::to_string(static_cast<const char*>(zero) - text + 1) +
+                 " of it is 0)");
+  }
   HeaderReader header;
   if (!nlohmann::json::sax_parse(text, text + length, &header)) throw refuse(header.error);
 

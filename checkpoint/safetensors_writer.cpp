@@ -1,5 +1,3 @@
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,41 +14,43 @@ namespace {
 
 constexpr std::size_t kAlignment = 8;
 
-int write_at(int descriptor, Bytes bytes, std::uint64_t at) {
-  while (!bytes.empty()) {
-    const ssize_t written = pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(at));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return errno;
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-    at += static_cast<std::uint64_t>(written);
+std::string json_of(const nlohmann::json& value, const std::filesystem::path& path) {
+  try {
+    return value.dump();
+  } catch (const nlohmann::json::exception&) {
+    throw FileError(path.string() + ": " +
+                    printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore)) + " is no UTF-8");
   }
-  return 0;
 }
 
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
                                      const Metadata& metadata)
-    : path_(path), temporary_(files::temporary_name(path)) {
+    : path_(path) {
   std::vector<const TensorSpec*> order;
   for (const TensorSpec& tensor : tensors) order.push_back(&tensor);
   std::sort(order.begin(), order.end(), [](const TensorSpec* a, const TensorSpec* b) {
     return bits(a->type) != bits(b->type) ? bits(a->type) > bits(b->type) : a->name < b->name;
   });
 
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::string text = "{";
+  const auto add = [&](const std::string& key, const std::string& value) {
+    text += (text.size() > 1 ? "," : "") + json_of(key, path) + ":" + value;
+  };
+  if (!metadata.empty()) add("__metadata__", json_of(metadata, path));
   std::uint64_t at = 0;
   for (const TensorSpec* tensor : order) {
     const std::uint64_t end = at + size_of(tensor->type, tensor->shape, tensor->name);
     if (tensor->name == "__metadata__" || !places_.emplace(tensor->name, Place{at, end}).second) {
       throw FileError(path.string() + ": two tensors would be called \"" + printable(tensor->name) + "\"");
     }
-    header.push_back(
-        {tensor->name, {{"dtype", name(tensor->type)}, {"shape", tensor->shape}, {"data_offsets", {at, end}}}});
+    add(tensor->name, R"({"dtype":")" + std::string(name(tensor->type)) + R"(","shape":)" +
+                          json_of(tensor->shape, path) + R"(,"data_offsets":[)" + std::to_string(at) + "," +
+                          std::to_string(end) + "]}");
     at = end;
   }
-  std::string text = header.dump();
+  text += '}';
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
   if (text.size() > kMostHeaderBytes) {
     throw FileError(path.string() + ": " + std::to_string(text.size()) + " bytes of header are more than " +
@@ -64,20 +64,20 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   }
   size_ = at + text.size();
 
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) files::fail_on("write", path, errno);
-  if (const int error = write_at(descriptor_, std::as_bytes(std::span(text)), 0)) {
-    // A constructor that throws has no destructor.
-    close(descriptor_);
-    unlink(temporary_.c_str());
-    files::fail_on("write", path, error);
-  }
+  temporary_ = std::make_unique<files::Temporary>(path, files::Temporary::Kind::file);
+  write_at(0, std::as_bytes(std::span(text)));
 }
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (descriptor_ < 0) return;
-  close(descriptor_);
-  unlink(temporary_.c_str());
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write_at(std::uint64_t at, Bytes bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = pwrite(temporary_->file().number(), bytes.data(), bytes.size(), static_cast<off_t>(at));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) files::fail_on("write", path_, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    at += static_cast<std::uint64_t>(written);
+  }
 }
 
 void SafetensorsWriter::append(std::string_view tensor, Bytes bytes) {
@@ -90,7 +90,7 @@ void SafetensorsWriter::append(std::string_view tensor, Bytes bytes) {
     throw FileError(path_.string() + ": " + std::to_string(bytes.size()) + " bytes for \"" + printable(tensor) +
                     "\", which lacks " + std::to_string(place.end - place.next));
   }
-  if (const int error = write_at(descriptor_, bytes, place.next)) files::fail_on("write", path_, error);
+  write_at(place.next, bytes);
   place.next += bytes.size();
 }
 
@@ -101,10 +101,7 @@ void SafetensorsWriter::finish(bool overwrite) {
                       " bytes");
     }
   }
-  if (fsync(descriptor_) != 0) files::fail_on("write", path_, errno);
-  files::move_into_place(temporary_, path_, overwrite);
-  close(descriptor_);
-  descriptor_ = -1;
+  temporary_->move_into_place(overwrite);
 }
 
 }  // namespace octile::checkpoint

@@ -53,6 +53,48 @@ std::string no_rules_reason(const ModelConfig& config) {
   return "no rule for the architecture " + printable(config.model_type);
 }
 
+const Architecture* architecture_of(const ModelConfig& config) {
+  if (config.model_type == "opt" && !config.norm_before) return nullptr;
+  for (const Architecture& architecture : architectures()) {
+    const auto& types = architecture.model_types;
+    if (std::find(types.begin(), types.end(), config.model_type) != types.end()) return &architecture;
+  }
+  return nullptr;
+}
+
+struct Match {
+  const Rule* rule = nullptr;  // null: of none
+  std::string block = {};      // what stands before the rule's names
+};
+
+Match match_of(const Architecture& architecture, const std::string& layer) {
+  for (const Rule& rule : architecture.rules) {
+    for (const char* const name : rule.layers) {
+      const std::string suffix = std::string(".") + name;
+      if (layer.ends_with(suffix)) return {&rule, layer.substr(0, layer.size() - suffix.size() + 1)};
+    }
+  }
+  return {};
+}
+
+// Empty: the factors can go into what stands before the group's layers.
+std::string cannot_fold(const Checkpoint& checkpoint, const SmoothingGroup& group) {
+  const TensorInfo* const weight = checkpoint.find(group.before + ".weight");
+  if (!weight || !is_float(weight->type) || weight->shape.empty() || weight->shape.size() > 2) {
+    return "there is no float " + group.before + ".weight of one or two dimensions";
+  }
+  const std::int64_t outputs = weight->shape[0];
+  for (const Layer& layer : group.layers) {
+    if (layer.k == outputs) continue;
+    return "the " + std::to_string(layer.k) + " inputs of " + layer.name + " are not the " + std::to_string(outputs) +
+           " outputs of " + group.before + ", as in grouped attention";
+  }
+  const TensorInfo* const bias = checkpoint.find(group.before + ".bias");
+  if (!bias || (is_float(bias->type) && bias->shape == std::vector<std::int64_t>{outputs})) return {};
+  return bias->name + " is " + std::string(name(bias->type)) + " " + shape_text(bias->shape) + ", not " +
+         std::to_string(outputs) + " floats";
+}
+
 }  // namespace
 
 Calibration Calibration::open(const std::filesystem::path& path) {
@@ -90,7 +132,7 @@ std::vector<float> Calibration::channel_max(const Layer& layer) const {
   for (std::size_t j = 0; j < result.size(); ++j) {
     if (std::isfinite(result[j]) && result[j] >= 0) continue;
     throw FileError(file_.path().string() + ": \"" + printable(layer.name) + ".input_channel_max\" is " +
-                    std::to_string(result[j]) + " at channel " + std::to_string(j) + ", which is no maximum");
+                    number_text(result[j]) + " at channel " + std::to_string(j) + ", which is no maximum");
   }
   return result;
 }
@@ -111,60 +153,33 @@ std::vector<float> Calibration::second_moments(const Layer& layer) const {
 }
 
 SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Layer>& layers) {
-  const ModelConfig& config = checkpoint.config();
-  SmoothingPlan plan;
-  const Architecture* architecture = nullptr;
-  for (const Architecture& candidate : architectures()) {
-    const bool is_it = std::find(candidate.model_types.begin(), candidate.model_types.end(), config.model_type) !=
-                       candidate.model_types.end();
-    if (is_it && !(config.model_type == "opt" && !config.norm_before)) architecture = &candidate;
-  }
+  const Architecture* const architecture = architecture_of(checkpoint.config());
   std::map<std::string, const Layer*> by_name;
   for (const Layer& layer : layers) by_name.emplace(layer.name, &layer);
+  SmoothingPlan plan;
   for (const Layer& layer : layers) {
-    if (architecture == nullptr) {
-      plan.others.push_back({layer.name, no_rules_reason(config)});
-      continue;
-    }
-    const Rule* rule = nullptr;
-    std::string block;
-    std::size_t position = 0;  // of the layer in its rule
-    for (const Rule& candidate : architecture->rules) {
-      for (std::size_t i = 0; i < candidate.layers.size(); ++i) {
-        const std::string suffix = std::string(".") + candidate.layers[i];
-        if (!layer.name.ends_with(suffix)) continue;
-        rule = &candidate;
-        position = i;
-        block = layer.name.substr(0, layer.name.size() - suffix.size() + 1);
-      }
-    }
-    if (rule == nullptr) {
+    const Match match = architecture ? match_of(*architecture, layer.name) : Match();
+    if (match.rule == nullptr) {
+      const bool known = architecture && !is_post_norm(checkpoint.config());
       plan.others.push_back(
-          {layer.name, is_post_norm(config) ? no_rules_reason(config) : "no layer before it can take the factors"});
+          {layer.name, known ? "no layer before it can take the factors" : no_rules_reason(checkpoint.config())});
       continue;
     }
-    const std::string before = block + rule->before;
-    SmoothingGroup group = {before, {}};
-    std::string missing;
-    for (const char* const name : rule->layers) {
-      const auto found = by_name.find(block + name);
-      if (found == by_name.end()) {
-        missing = block + name;
-      } else {
+    SmoothingGroup group = {match.block + match.rule->before, {}};
+    std::string reason;
+    for (const char* const name : match.rule->layers) {
+      const auto found = by_name.find(match.block + name);
+      if (found != by_name.end()) {
         group.layers.push_back(*found->second);
+      } else if (reason.empty()) {
+        // Its input would be divided too.
+        reason = match.block + name + " reads the same input and is not quantized";
       }
     }
-    const TensorInfo* const norm = checkpoint.find(before + ".weight");
-    if (!missing.empty()) {
-      // Its input would be divided too.
-      plan.others.push_back({layer.name, missing + " reads the same input and is not quantized"});
-    } else if (norm == nullptr || norm->shape.empty() || !is_float(norm->type)) {
-      plan.others.push_back({layer.name, "there is no float " + before + ".weight"});
-    } else if (norm->shape[0] != layer.k) {
-      plan.others.push_back({layer.name, "its " + std::to_string(layer.k) + " inputs are not the " +
-                                             std::to_string(norm->shape[0]) + " outputs of " + rule->before +
-                                             ", as in grouped attention"});
-    } else if (position == 0) {
+    if (reason.empty()) reason = cannot_fold(checkpoint, group);
+    if (!reason.empty()) {
+      plan.others.push_back({layer.name, reason});
+    } else if (layer.name == group.layers.front().name) {
       plan.groups.push_back(std::move(group));
     }
   }

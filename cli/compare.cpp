@@ -3,8 +3,11 @@
 #include <cmath>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "cli.h"
 #include "console.h"
@@ -18,7 +21,6 @@ namespace {
 using checkpoint::Checkpoint;
 using checkpoint::Difference;
 using checkpoint::Layer;
-using checkpoint::LayerTable;
 using checkpoint::printable;
 using checkpoint::TensorInfo;
 
@@ -60,27 +62,49 @@ struct OtherTensors {
   std::vector<std::string> only_in_b;
 };
 
-// The layer of this name, if need be from a weight that no name tells to be linear: the other side has quantized it.
-std::optional<Layer> layer_named(const Checkpoint& model, const LayerTable& table, const std::string& name) {
-  for (const Layer& layer : table.layers) {
-    if (layer.name == name) return layer;
+// A model with its layers by name.
+class Side {
+ public:
+  explicit Side(const std::string& path) : model_(Checkpoint::open(path)) {
+    for (Layer& layer : checkpoint::find_layers(model_).layers) {
+      names_.push_back(layer.name);
+      layers_.emplace(names_.back(), std::move(layer));
+    }
   }
-  const TensorInfo* const weight = model.find(name + ".weight");
-  if (!weight || weight->shape.size() != 2 || !is_float(weight->type)) return std::nullopt;
-  return Layer{.name = name, .n = weight->shape[0], .k = weight->shape[1], .tensors = {weight->name}};
-}
+
+  const Checkpoint& model() const { return model_; }
+  const std::vector<std::string>& names() const { return names_; }  // of its layers, in the order of the files
+
+  // If need be from a weight that no name tells to be linear: the other side has quantized it.
+  std::optional<Layer> layer(const std::string& name) const {
+    if (const auto found = layers_.find(name); found != layers_.end()) return found->second;
+    const TensorInfo* const weight = model_.find(name + ".weight");
+    if (!weight || weight->shape.size() != 2 || !is_float(weight->type)) return std::nullopt;
+    return Layer{.name = name, .n = weight->shape[0], .k = weight->shape[1], .tensors = {weight->name}};
+  }
+
+  void take(const Layer& layer) { in_layers_.insert(layer.tensors.begin(), layer.tensors.end()); }
+  bool has_taken(const std::string& tensor) const { return in_layers_.count(tensor) != 0; }
+
+  void release(const Layer& layer) const {
+    for (const std::string& tensor : layer.tensors) model_.release(tensor);
+  }
+
+ private:
+  Checkpoint model_;
+  std::vector<std::string> names_;
+  std::map<std::string, Layer> layers_;
+  std::set<std::string> in_layers_;  // tensors
+};
 
 class Comparison {
  public:
-  explicit Comparison(const Options& options)
-      : a_(Checkpoint::open(options.a)),
-        b_(Checkpoint::open(options.b)),
-        table_a_(find_layers(a_)),
-        table_b_(find_layers(b_)) {
+  explicit Comparison(const Options& options) : a_(options.a), b_(options.b) {
     std::vector<std::string> names;
-    for (const LayerTable* const table : {&table_a_, &table_b_}) {
-      for (const Layer& layer : table->layers) {
-        if (std::find(names.begin(), names.end(), layer.name) == names.end()) names.push_back(layer.name);
+    std::set<std::string> known;
+    for (const Side* const side : {&a_, &b_}) {
+      for (const std::string& name : side->names()) {
+        if (known.insert(name).second) names.push_back(name);
       }
     }
     Progress progress("compare", static_cast<std::int64_t>(names.size()));
@@ -104,8 +128,8 @@ class Comparison {
   }
 
   LayerRow compare_layer(const std::string& name) {
-    const auto a = layer_named(a_, table_a_, name);
-    const auto b = layer_named(b_, table_b_, name);
+    const auto a = a_.layer(name);
+    const auto b = b_.layer(name);
     LayerRow row = {name, {}, {}, {}, {}};
     if (!a || !b) {
       row.problem = std::string("not in ") + (a ? "B" : "A");
@@ -113,35 +137,31 @@ class Comparison {
     }
     row.kind_a = checkpoint::name(a->kind);
     row.kind_b = checkpoint::name(b->kind);
-    for (const auto& [layer, tensors] : {std::pair(&*a, &in_layers_a_), {&*b, &in_layers_b_}}) {
-      tensors->insert(tensors->end(), layer->tensors.begin(), layer->tensors.end());
-    }
+    a_.take(*a);
+    b_.take(*b);
     if (a->n != b->n || a->k != b->k) {
       row.problem = shape_text(*a) + " in A, " + shape_text(*b) + " in B";
       return row;
     }
-    row.difference.add(read_weight(a_, *a), read_weight(b_, *b));
-    for (const std::string& tensor : a->tensors) a_.release(tensor);
-    for (const std::string& tensor : b->tensors) b_.release(tensor);
+    row.difference.add(read_weight(a_.model(), *a), read_weight(b_.model(), *b));
+    a_.release(*a);
+    b_.release(*b);
     return row;
   }
 
   void compare_others() {
-    std::sort(in_layers_a_.begin(), in_layers_a_.end());
-    std::sort(in_layers_b_.begin(), in_layers_b_.end());
-    const auto in_a_layer = [](const std::vector<std::string>& tensors, const std::string& name) {
-      return std::binary_search(tensors.begin(), tensors.end(), name);
-    };
-    for (const std::string& name : a_.names()) {
-      if (in_a_layer(in_layers_a_, name)) continue;
-      const TensorInfo* const other = b_.find(name);
+    const Checkpoint& a = a_.model();
+    const Checkpoint& b = b_.model();
+    for (const std::string& name : a.names()) {
+      if (a_.has_taken(name)) continue;
+      const TensorInfo* const other = b.find(name);
       if (!other) {
         others.only_in_a.push_back(name);
         continue;
       }
-      const TensorInfo& own = a_.get(name);
-      const auto bytes_a = a_.bytes(name);
-      const auto bytes_b = b_.bytes(name);
+      const TensorInfo& own = a.get(name);
+      const auto bytes_a = a.bytes(name);
+      const auto bytes_b = b.bytes(name);
       const bool equal = own.type == other->type && own.shape == other->shape &&
                          std::equal(bytes_a.begin(), bytes_a.end(), bytes_b.begin(), bytes_b.end());
       if (equal) {
@@ -150,17 +170,13 @@ class Comparison {
         others.different.push_back(name);
       }
     }
-    for (const std::string& name : b_.names()) {
-      if (!in_a_layer(in_layers_b_, name) && !a_.find(name)) others.only_in_b.push_back(name);
+    for (const std::string& name : b.names()) {
+      if (!b_.has_taken(name) && !a.find(name)) others.only_in_b.push_back(name);
     }
   }
 
-  Checkpoint a_;
-  Checkpoint b_;
-  LayerTable table_a_;
-  LayerTable table_b_;
-  std::vector<std::string> in_layers_a_;
-  std::vector<std::string> in_layers_b_;
+  Side a_;
+  Side b_;
 };
 
 // The rows of layers that were compared, worst first.

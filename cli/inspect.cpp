@@ -3,6 +3,8 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "cli.h"
 #include "console.h"
@@ -161,14 +163,12 @@ void print_text(const Checkpoint& model, const LayerTable& table, const std::vec
             << "\n";
   print_layers(model, layers, headers);
 
+  std::set<std::string> in_layers;
+  for (const Layer& layer : table.layers) in_layers.insert(layer.tensors.begin(), layer.tensors.end());
   std::vector<std::vector<std::string>> rows;
   for (const Checkpoint::Shard& shard : model.shards()) {
     for (const TensorInfo& tensor : shard.file.tensors()) {
-      const bool in_a_layer = std::any_of(layers.begin(), layers.end(), [&](const Inspected& inspected) {
-        const auto& own = inspected.layer->tensors;
-        return std::find(own.begin(), own.end(), tensor.name) != own.end();
-      });
-      if (in_a_layer) continue;
+      if (in_layers.count(tensor.name) != 0) continue;
       rows.push_back({printable(tensor.name), std::string(name(tensor.type)), checkpoint::shape_text(tensor.shape),
                       size_text(tensor.size())});
     }

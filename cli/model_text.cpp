@@ -32,7 +32,7 @@ std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out) {
   std::string text;
   for (const auto& [reason, names] : by_reason) {
     constexpr std::size_t kShown = 3;
-    text += "  " + reason + ": ";
+    text += "  " + checkpoint::printable(reason) + ": ";
     for (std::size_t i = 0; i < names.size() && i < kShown; ++i) text += (i > 0 ? ", " : "") + names[i];
     if (names.size() > kShown) text += " and " + std::to_string(names.size() - kShown) + " more";
     text += "\n";

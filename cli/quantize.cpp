@@ -1,12 +1,17 @@
 // octile quantize: a checkpoint with float weights becomes one with quantized weights.
 #include "octile/checkpoint/quantize.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 
 #include "cli.h"
 #include "console.h"
@@ -47,7 +52,10 @@ it is called, and nothing else.
 moves outliers from the inputs to the weights where the layer before can take the factors
 without changing what the model computes; other layers are named, with the reason.
 
-Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which leaves nothing.
+--force replaces OUT. A folder is replaced as a whole, so all that is in it must be in IN too.
+
+Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
+at the next layer and leaves nothing; a second one ends it at once, and may leave OUT.*.tmp.
 
 Examples:
   octile quantize FOLDER OUT --format w8a8
@@ -73,9 +81,27 @@ struct Options {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-extern "C" void note_interrupt(int) { interrupted = 1; }
+extern "C" void note_interrupt(int) {
+  constexpr std::string_view kText = "\noctile: stops at the next layer; Ctrl-C again ends at once\n";
+  const int error = errno;
+  interrupted = 1;
+  (void)!write(STDERR_FILENO, kText.data(), kText.size());
+  errno = error;
+}
 
 struct Interrupted {};
+
+std::optional<checkpoint::Smoothing> smoothing_of(const std::string& text) {
+  checkpoint::Smoothing smoothing = {.search = text == "search"};
+  if (smoothing.search) return smoothing;
+  if (CLI::detail::lexical_cast(text, smoothing.alpha) && smoothing.alpha >= 0 && smoothing.alpha <= 1)
+    return smoothing;
+  return std::nullopt;
+}
+
+std::string check_smooth(const std::string& text) {
+  return smoothing_of(text) ? "" : text + " is neither a number from 0 to 1 nor \"search\"";
+}
 
 // In dB, the worst first.
 std::vector<const LayerReport*> worst_first(const QuantizeReport& report) {
@@ -169,6 +195,7 @@ void print_text(const Options& options, const QuantizeReport& report) {
 QuantizeReport run(const Options& options) {
   struct sigaction action = {};
   action.sa_handler = note_interrupt;
+  action.sa_flags = SA_RESTART | SA_RESETHAND;  // the second ends at once, for a large layer takes minutes
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   std::optional<Progress> progress;
@@ -184,11 +211,7 @@ QuantizeReport run(const Options& options) {
 
 void quantize(Options& options) {
   if (!options.calibration.empty()) options.quantize.calibration = options.calibration;
-  if (!options.smooth.empty()) {
-    options.quantize.smoothing.emplace();
-    options.quantize.smoothing->search = options.smooth == "search";
-    if (!options.quantize.smoothing->search) options.quantize.smoothing->alpha = std::stod(options.smooth);
-  }
+  if (!options.smooth.empty()) options.quantize.smoothing = smoothing_of(options.smooth);
   QuantizeReport report;
   try {
     report = run(options);
@@ -204,13 +227,6 @@ std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
   std::vector<std::string> names;
   for (const auto& [name, value] : values) names.push_back(name);
   return names;
-}
-
-std::string check_smooth(const std::string& text) {
-  if (text == "search") return {};
-  double alpha = 0;
-  if (CLI::detail::lexical_cast(text, alpha) && alpha >= 0 && alpha <= 1) return {};
-  return text + " is neither a number from 0 to 1 nor \"search\"";
 }
 
 }  // namespace

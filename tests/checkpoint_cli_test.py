@@ -26,9 +26,9 @@ def octile(*arguments, **options):
     return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
 
 
-def write_safetensors(path, tensors):
+def write_safetensors(path, tensors, metadata=None):
     """tensors: name to (type, shape, bytes, or a function that writes this many bytes to a file)."""
-    header, at = {}, 0
+    header, at = {"__metadata__": metadata} if metadata else {}, 0
     sizes = {"F32": 4, "F16": 2, "I64": 8, "I8": 1}
     for name, (kind, shape, _) in tensors.items():
         size = sizes[kind]
@@ -148,7 +148,7 @@ class QuantizeTest(Case):
         self.assertEqual([layer["name"] for layer in report["layers"]], ["encoder.b"])
         self.assertIn({"name": "encoder.a", "reason": "in --ignore"}, report["left_out"])
         config = json.loads((self.out / "config.json").read_text())
-        self.assertEqual(config["quantization_config"]["ignore"], ["encoder.a"])
+        self.assertEqual(config["quantization_config"]["ignore"], ["embeddings.word_embeddings", "encoder.a"])
         self.assertEqual(config["model_type"], "bert")
 
     def test_does_not_overwrite(self):
@@ -159,6 +159,15 @@ class QuantizeTest(Case):
         self.good(*arguments, "--force", "--threads", "2")
         self.assertEqual((self.out / "model.safetensors").read_bytes(), before)
         self.bad(1, "quantize", self.out, self.root / "twice", "--format", "w8a8", says=["is quantized already"])
+        self.assertEqual(sorted(os.listdir(self.root)), ["model", "out"])
+
+    def test_force_replaces_what_comes_from_in(self):
+        arguments = ["quantize", self.model, f"{self.out}/", "--format", "w8a8"]
+        self.good(*arguments)
+        self.good(*arguments, "--force")
+        (self.out / "adapter.safetensors").write_bytes(b"another's")
+        self.bad(1, *arguments, "--force", says=["adapter.safetensors in it does not come from"])
+        self.assertEqual((self.out / "adapter.safetensors").read_bytes(), b"another's")
         self.assertEqual(sorted(os.listdir(self.root)), ["model", "out"])
 
     def test_progress_is_plain_lines(self):
@@ -190,6 +199,42 @@ class QuantizeTest(Case):
         self.assertEqual(process.returncode, 0)
         self.good("compare", self.model, self.out)
 
+    def test_ctrl_c_twice_ends_at_once(self):
+        """In the middle of a layer that takes many seconds; before a shard is opened, so that nothing is left either."""
+        size = 1536
+        block = floats(1 << 14, 5)
+        moments = b"".join(bytes(4 * i) + struct.pack("<f", 1) + bytes(4 * (size - 1 - i)) for i in range(size))
+        one = ("F32", [size, size], block * (size * size >> 14))
+        name = "model.layers.0.self_attn."
+        write_safetensors(self.model / "model.safetensors", {f"{name}{part}_proj.weight": one for part in "vo"})
+        (self.model / "config.json").write_text('{"model_type": "llama"}')
+        tensors = {
+            f"{name}o_proj.input_channel_max": ("F32", [size], struct.pack("<f", 1) * size),
+            f"{name}o_proj.rows": ("I64", [1], struct.pack("<q", 1)),
+            f"{name}o_proj.input_second_moments": ("F32", [size, size], moments),
+        }
+        metadata = {"format": "octile-calibration", "version": "1"}
+        write_safetensors(self.root / "calibration", tensors, metadata)
+        command = [COMMAND, "quantize", str(self.model), str(self.out), "--format", "w8a8", "--smooth", "search"]
+        command += ["--calibration", str(self.root / "calibration"), "--threads", "1"]
+        for delay in (0.2, 1, 5):
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.kill)
+            with process.stderr:
+                time.sleep(delay)
+                process.send_signal(signal.SIGINT)
+                lines = iter(process.stderr.readline, "")
+                heard = any("ends at once" in line for line in lines)
+                if heard:
+                    began = time.monotonic()
+                    process.send_signal(signal.SIGINT)
+                self.assertEqual(process.wait(timeout=60), -signal.SIGINT)
+            if heard:  # else it was before the command has come to listen
+                break
+        self.assertTrue(heard)
+        self.assertLess(time.monotonic() - began, 1)
+        self.assertEqual(sorted(os.listdir(self.root)), ["calibration", "model"])
+
 
 class DamagedTest(Case):
     def test_truncated(self):
@@ -220,6 +265,36 @@ class DamagedTest(Case):
             self.assertNotIn("\r", text)
             self.assertIn("?[2J?", text)
 
+    def test_reasons_that_would_move_the_cursor(self):
+        """The name of a layer that the calibration lacks, and of one that reads the same input, in the reasons."""
+        block = "\x1b[2J.self_attn."
+        tensors = {f"{block}{part}.weight": matrix(32, 32, 1) for part in ("q_proj", "v_proj", "o_proj")}
+        write_safetensors(self.model / "model.safetensors", tensors)
+        (self.model / "config.json").write_text('{"model_type": "llama"}')
+        write_safetensors(self.root / "calibration", {}, {"format": "octile-calibration", "version": "1"})
+        smooth = ["--smooth", "0.5", "--calibration", self.root / "calibration"]
+        done = octile("quantize", self.model, self.out, "--format", "w8a8", *smooth)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("the calibration lacks ?[2J.self_attn.o_proj", done.stdout)
+        self.assertIn("?[2J.self_attn.k_proj reads the same input", done.stdout)
+        self.assertNotIn("\x1b", done.stdout + done.stderr)
+        smooth[1] = "1e-400"  # is 0
+        self.good("quantize", self.model, self.out, "--format", "w8a8", "--force", *smooth)
+        # A shard's and another file's name.
+        os.rename(self.model / "model.safetensors", self.model / "a\x1b[2J")
+        index = {"weight_map": {name: "a\x1b[2J" for name in tensors}}
+        (self.model / "model.safetensors.index.json").write_text(json.dumps(index))
+        (self.model / "b\x1b[2J").symlink_to(".")
+        for arguments in (
+            ["inspect", self.model],
+            ["quantize", self.model, self.root / "two", "--format", "w8a8"],
+            ["compare", self.model, self.out],
+        ):
+            done = octile(*arguments)
+            self.assertEqual(done.returncode, int(arguments[0] == "quantize"), done.stderr)
+            self.assertNotIn("\x1b", done.stdout + done.stderr)
+        self.bad(1, "quantize", self.model, self.root / "two", "--format", "w8a8", says=["b?[2J: a link to a folder"])
+
     def test_not_a_number(self):
         data = struct.pack("<4f", 1, float("nan"), 2, 3)
         write_safetensors(self.model / "model.safetensors", {"a.weight": ("F32", [2, 2], data)})
@@ -246,6 +321,32 @@ class InspectTest(Case):
         for name in self.tensors:
             self.assertIn(name.removesuffix(".weight"), text)
         self.assertIn("an embedding: embeddings.word_embeddings", text)
+
+
+class TimeTest(Case):
+    def test_grows_with_the_layers_and_not_with_their_square(self):
+        def seconds(layers, command):
+            model = self.root / f"model{layers}"
+            if not model.exists():
+                model.mkdir()
+                data = struct.pack("<2f", 1, 2)
+                tensors = {f"layers.{i}.weight": ("F32", [1, 2], data) for i in range(layers)}
+                write_safetensors(model / "model.safetensors", tensors)
+                config = {"id2label": {str(i): f"LABEL_{i}" for i in range(layers)}}
+                (model / "config.json").write_text(json.dumps(config))
+            arguments = {
+                "inspect": [model],
+                "compare": [model, model],
+                "quantize": [model, self.out, "--format", "w8a8", "--force"],
+            }[command]
+            began = time.monotonic()
+            self.good(command, *arguments)
+            return time.monotonic() - began
+
+        for command in COMMANDS:
+            # Eight times as many take eight times as long; the square would be 64 times.
+            few = min(seconds(2500, command) for _ in range(2))
+            self.assertLess(seconds(20000, command), 20 * few, command)
 
 
 class MemoryTest(Case):

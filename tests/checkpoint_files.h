@@ -45,22 +45,34 @@ struct Values {
   ElementType type = ElementType::f32;
 };
 
+template <class T>
+std::vector<std::byte> bytes_as(const std::vector<float>& values) {
+  const std::vector<T> converted(values.begin(), values.end());
+  const Bytes bytes = std::as_bytes(std::span(converted));
+  return {bytes.begin(), bytes.end()};
+}
+
+inline std::vector<std::byte> bytes_of(const Values& tensor) {
+  switch (tensor.type) {
+    case ElementType::s8:
+      return bytes_as<std::int8_t>(tensor.values);
+    case ElementType::s16:
+      return bytes_as<std::int16_t>(tensor.values);
+    case ElementType::s32:
+      return bytes_as<std::int32_t>(tensor.values);
+    case ElementType::s64:
+      return bytes_as<std::int64_t>(tensor.values);
+    default:
+      return write_values(tensor.type, tensor.values);
+  }
+}
+
 inline void write_file(const std::filesystem::path& path, const std::vector<Values>& tensors,
                        const Metadata& metadata = {}) {
   std::vector<TensorSpec> specs;
   for (const Values& tensor : tensors) specs.push_back({tensor.name, tensor.type, tensor.shape});
   SafetensorsWriter writer(path, specs, metadata);
-  for (const Values& tensor : tensors) {
-    if (tensor.type == ElementType::s64) {
-      const std::vector<std::int64_t> wide(tensor.values.begin(), tensor.values.end());
-      writer.append(tensor.name, std::as_bytes(std::span(wide)));
-    } else if (tensor.type == ElementType::s8) {
-      const std::vector<std::int8_t> narrow(tensor.values.begin(), tensor.values.end());
-      writer.append(tensor.name, std::as_bytes(std::span(narrow)));
-    } else {
-      writer.append(tensor.name, write_values(tensor.type, tensor.values));
-    }
-  }
+  for (const Values& tensor : tensors) writer.append(tensor.name, bytes_of(tensor));
   writer.finish(true);
 }
 

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "checkpoint_files.h"
 #include "checkpoint_levels.h"
 #include "octile/checkpoint/layers.h"
+#include "octile/checkpoint/measure.h"
 
 namespace octile::checkpoint {
 namespace {
@@ -71,6 +73,43 @@ TEST(Layers, AreFoundByNameAndShape) {
   EXPECT_EQ(reason_of(chosen, "encoder.query"), "not in --only");
 }
 
+// A reader of the result is told of every matrix that stays as it is: some of those that names speak against are
+// linear.
+TEST(Layers, MatricesThatAreLeftMayBeLinear) {
+  const Folder folder;
+  const Checkpoint model = model_of(folder, {normal("embed_proj.weight", {4, 4}, 1), normal("embed_proj.bias", {4}, 1),
+                                             normal("norm_proj.weight", {4, 4}, 1), normal("lm_head.weight", {4, 4}, 1),
+                                             normal("transposed.weight", {6, 4}, 1), normal("transposed.bias", {4}, 1),
+                                             normal("none.weight", {0, 4}, 1), normal("conv.weight", {2, 4, 3}, 1)});
+  const LayerTable table = find_layers(model);
+  ASSERT_EQ(table.left_out.size(), 6u);
+  for (const LeftOut& left : table.left_out) EXPECT_EQ(left.linear, left.name != "conv") << left.name;
+}
+
+// A side of 0 and another of any length have no bytes: nothing may be made as large as they say, or counted through.
+TEST(Layers, EmptyOnesAreLeft) {
+  const Folder folder;
+  constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+  for (const auto& [n, k] : {std::pair(std::int64_t{0}, kHuge), {kHuge, 0}, {0, 0}}) {
+    write_file(folder.path / "model.safetensors",
+               {{"int.weight", {n, k}, {}, ElementType::s8},
+                {"int.weight_scale", {1}, {1}},
+                {"plain.weight", {n, k}, {}},
+                {"pack.weight_packed", {0, kHuge / 8}, {}, ElementType::s32},
+                {"pack.weight_shape", {2}, {0, static_cast<float>(kHuge)}, ElementType::s64},
+                {"pack.weight_scale", {0, 1}, {}},
+                {"gptq.qweight", {kHuge / 8, 0}, {}, ElementType::s32},
+                {"gptq.scales", {1, 0}, {}}});
+    const LayerTable table = find_layers(Checkpoint::open(folder.path));
+    EXPECT_TRUE(table.layers.empty());
+    EXPECT_EQ(table.left_out.size(), 4u);
+    for (const LeftOut& left : table.left_out) EXPECT_EQ(left.reason, "it is empty") << left.name;
+  }
+  const WeightStatistics none = measure({}, 0, std::numeric_limits<std::int64_t>::max(), 6);
+  EXPECT_EQ(none.rms, 0);
+  EXPECT_TRUE(none.outliers.empty());
+}
+
 TEST(Layers, OfGpt2AreLeft) {
   const Folder folder;
   const Checkpoint model = model_of(folder, {normal("h.0.attn.c_proj.weight", {4, 4}, 1)}, R"({"model_type":"gpt2"})");
@@ -86,14 +125,7 @@ void write_words(const std::filesystem::path& path,
   for (const Values& tensor : values) specs.push_back({tensor.name, tensor.type, tensor.shape});
   SafetensorsWriter writer(path, specs, {});
   for (const auto& [spec, ints] : all) writer.append(spec.name, std::as_bytes(std::span(ints)));
-  for (const Values& tensor : values) {
-    const std::vector<std::int64_t> wide(tensor.values.begin(), tensor.values.end());
-    if (tensor.type == ElementType::s64) {
-      writer.append(tensor.name, std::as_bytes(std::span(wide)));
-    } else {
-      writer.append(tensor.name, write_values(tensor.type, tensor.values));
-    }
-  }
+  for (const Values& tensor : values) writer.append(tensor.name, bytes_of(tensor));
   writer.finish(true);
 }
 
@@ -189,7 +221,7 @@ TEST(Layers, PackQuantizedHasItsGroupsInOrder) {
   EXPECT_EQ(write(8, std::vector<std::int32_t>(8, -1)), "");  // not used
   EXPECT_NE(write(8, {0, 0, 0, 1, 0, 0, 0, 0}).find("g_idx puts input 3 in group 1"), std::string::npos);
   EXPECT_NE(write(8, {0, 0, 0}).find("g_idx has 3 values"), std::string::npos);
-  EXPECT_NE(write(0, {0, 0}).find("g_idx has 2 values"), std::string::npos);
+  EXPECT_NE(write(8, {-1, 0, 0, 0, 0, 0, 0, 1}).find("g_idx puts input 0 in group -1"), std::string::npos);
 }
 
 TEST(Layers, IntQuantizedIsChecked) {
@@ -215,8 +247,58 @@ TEST(Layers, IntQuantizedIsChecked) {
             std::string::npos);
   EXPECT_NE(
       layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}, {"w.weight_zero_point", {1}, {3}, ElementType::s8}})
-          .find("1 zero points for 2 scales"),
+          .find("weight_zero_point has 1 values for 2 scales"),
       std::string::npos);
+}
+
+TEST(Layers, IntQuantizedHasZeroPointsThatAreLevels) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  const Values weight = {"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8};
+  const Values scale = {"w.weight_scale", {2, 1}, {1, 2}};
+  const auto read = [&](const Values& zero) {
+    write_file(path, {weight, scale, {"w.input_scale", {1}, {3}}, zero});
+    const Checkpoint model = Checkpoint::open(path);
+    return read_quantized(model, find_layers(model).layers.at(0));
+  };
+  const auto weight_zero = [&](std::vector<float> values, ElementType type = ElementType::f32) {
+    return read({"w.weight_zero_point", {2, 1}, std::move(values), type});
+  };
+  const auto input_zero = [&](std::vector<float> values, ElementType type = ElementType::f32) {
+    return read({"w.input_zero_point", {static_cast<std::int64_t>(values.size())}, values, type});
+  };
+  for (const ElementType type : {ElementType::s8, ElementType::s16, ElementType::bf16, ElementType::f64}) {
+    EXPECT_EQ(weight_zero({-128, 127}, type).zero_point, (std::vector<std::int32_t>{-128, 127}));
+    EXPECT_EQ(input_zero({-7}, type).input_zero_point, -7);
+  }
+  const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
+  for (const float bad : {128.0f, -129.0f, 0.5f, 1e30f, -1e30f, nan, inf, -inf}) {
+    EXPECT_ERROR(weight_zero({0, bad}), "w.safetensors: \"w\": weight_zero_point has ");
+    EXPECT_ERROR(input_zero({bad}), "which is no whole number within -128..127");
+  }
+  EXPECT_ERROR(weight_zero({0, 300}, ElementType::s16), "weight_zero_point has 300");
+  EXPECT_ERROR(weight_zero({0, 3}, ElementType::s64), "values of I64 are not read");
+  EXPECT_ERROR(input_zero({0, 0}), "input_zero_point has 2 values for 1 scales");
+}
+
+TEST(Layers, IntQuantizedHasAnInputScaleThatIsOne) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  const Values weight = {"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8};
+  const auto scale = [&](std::vector<float> values, ElementType type = ElementType::f32) {
+    write_file(path, {weight,
+                      {"w.weight_scale", {2, 1}, {1, 2}},
+                      {"w.input_scale", {static_cast<std::int64_t>(values.size())}, values, type}});
+    const Checkpoint model = Checkpoint::open(path);
+    return read_quantized(model, find_layers(model).layers.at(0)).input_scale;
+  };
+  EXPECT_EQ(scale({0.25f}, ElementType::f16), 0.25f);
+  for (const float bad : {0.0f, -1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    EXPECT_ERROR(scale({bad}), "which is no scale");
+  }
+  EXPECT_ERROR(scale({-1}), "w.safetensors: \"w\": input_scale is -1, which is no scale");
+  EXPECT_ERROR(scale({}), "input_scale has 0 values, not 1");
+  EXPECT_ERROR(scale({3}, ElementType::s16), "input_scale is I16");
 }
 
 }  // namespace

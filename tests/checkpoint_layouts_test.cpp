@@ -43,7 +43,7 @@ TEST(Layouts, Gptq) {
   gptq.zeros[0] |= 15;
   EXPECT_ERROR(from_gptq(gptq.packed(), {}, 1), "output 0, group 0 is 15, which stands for 16");
   PackedWords bad = gptq.packed();
-  bad.k = 60;
+  bad.k = 60, bad.group = 0;
   EXPECT_ERROR(from_gptq(bad, {}, 1), "the weight is (8, 60)");
 }
 
@@ -57,7 +57,7 @@ TEST(Layouts, Puzzle) {
   PackedWords packed = {
       .name = "w", .n = 32, .k = 64, .group = 8, .words = weight, .scale = scale, .zero_words = shifts};
   expect_levels(from_puzzle(packed), levels);
-  packed.k = 60;
+  packed.k = 60, packed.group = 0;
   EXPECT_ERROR(from_puzzle(packed), "8 inputs a word, and there are 60");
 }
 
@@ -153,6 +153,11 @@ TEST(Layouts, RefuseWhatHasNoMeaning) {
   EXPECT_ERROR(from_awq(bad), "(16, 64) cannot be in groups of 24");
   bad.n = std::int64_t{1} << 40;
   EXPECT_ERROR(from_pack_quantized(bad), "cannot be in groups");
+  bad.n = bad.k = std::int64_t{1} << 62;  // the number of words is none that fits
+  EXPECT_ERROR(from_pack_quantized(bad), "cannot be in groups");
+  EXPECT_ERROR(from_awq(bad), "cannot be in groups");
+  EXPECT_ERROR(from_gptq(bad, {}, 1), "cannot be in groups");
+  EXPECT_ERROR(from_puzzle(bad), "cannot be in groups");
   bad = awq.packed();
   std::vector<float> scale = awq.scale;
   scale[3] = std::numeric_limits<float>::infinity();

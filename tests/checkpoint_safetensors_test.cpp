@@ -1,5 +1,6 @@
 // safetensors files: what is read, what is refused and why, and what is written.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -79,6 +80,7 @@ TEST(SafetensorsReader, RefusesHeaders) {
       {"{", 0, "no JSON"},
       {"{" + a + "}x", 4, "no JSON"},
       {"{" + a + "}{}", 4, "no JSON"},
+      {"{" + a + "}" + std::string("\0x", 2), 4, "no JSON (byte 55 of it is 0)"},
       {"{\"\xff\":1}", 4, "no JSON"},
       {"{" + a + "," + a + "}", 4, "\"a\" twice"},
       {R"({"__metadata__":{},"__metadata__":{}})", 0, "\"__metadata__\" twice"},
@@ -162,6 +164,23 @@ TEST(SafetensorsReader, NamesInMessagesHaveNoControlCharacters) {
   EXPECT_NE(error.find("a?[2J?"), std::string::npos) << error;
   EXPECT_EQ(printable(std::string(300, 'x')).size(), 203u);
   EXPECT_EQ(printable(std::string(199, 'x') + "\xc3\xa9"), std::string(199, 'x') + "...");
+  // What a terminal obeys: of ASCII, of Latin 1 (0x9b is ESC [), marks of direction, and bytes that are no UTF-8.
+  const std::pair<std::string, const char*> cases[] = {
+      {"a\nb\x7f", "a?b?"},
+      {std::string("\0", 1), "?"},
+      {"\xc2\x9b", "?"},
+      {"\xc2\xa0\xc3\xa9", "\xc2\xa0\xc3\xa9"},
+      {"\xe2\x80\xae\xe2\x81\xa6\xe2\x80\xa8", "???"},
+      {"\x9b", "?"},
+      {"\xe2\x82\xac\xf0\x9f\x99\x82", "\xe2\x82\xac\xf0\x9f\x99\x82"},
+      {"\xe2\x82", "??"},
+      {"\xc0\x9b\xff", "???"},
+      {"\xc3(", "?("},
+  };
+  for (const auto& [text, shown] : cases) {
+    EXPECT_EQ(printable(text), shown);
+    EXPECT_STREQ(FileError(text).what(), std::string(shown).c_str());
+  }
 }
 
 TEST(SafetensorsReader, RefusesPathsThatAreNoFile) {
@@ -261,6 +280,8 @@ TEST(SafetensorsWriter, LeavesNothingUnfinished) {
   EXPECT_THROW(SafetensorsWriter(path, {{"__metadata__", ElementType::f32, {2}}}, {}), FileError);
   EXPECT_THROW(SafetensorsWriter(path, {{"a", ElementType::f32, {-1}}}, {}), FileError);
   EXPECT_THROW(SafetensorsWriter(folder.path / "none" / "a", {}, {}), FileError);
+  EXPECT_THROW(SafetensorsWriter(path, {{"\xff", ElementType::f32, {2}}}, {}), FileError);  // no UTF-8
+  EXPECT_THROW(SafetensorsWriter(path, {}, {{"a", "\xff"}}), FileError);
   EXPECT_EQ(files_in(folder.path), 0u);
 }
 
@@ -280,7 +301,8 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
   EXPECT_THROW(model.get("c"), FileError);
   EXPECT_THROW(model.words("b"), FileError);
 
-  const std::pair<const char*, const char*> bad[] = {
+  ASSERT_EQ(mkfifo((folder.path / "pipe").c_str(), 0600), 0);  // opening it would wait for a writer
+  const std::pair<const char*, std::string> bad[] = {
       {R"({"weight_map":{"a":"1.safetensors","b":"1.safetensors"}})", "\"b\" is not in 1.safetensors"},
       {R"({"weight_map":{"a":"1.safetensors"}, "weight_map":{}})", "\"weight_map\" is there twice"},
       {R"({"weight_map":{"a":"2.safetensors","b":"2.safetensors"}})", "\"a\" is not in 2.safetensors"},
@@ -288,6 +310,9 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
       {R"({"weight_map":{"a":"../1.safetensors"}})", "no name of a file in this folder"},
       {R"({"weight_map":{"a":"/etc/passwd"}})", "no name of a file in this folder"},
       {R"({"weight_map":{"a":""}})", "no name of a file in this folder"},
+      {R"({"weight_map":{"a":"\u001b[2J\u009b1m"}})", "cannot read " + folder.path.string() + "/?[2J?1m: No such file"},
+      {R"({"weight_map":{"a":"/\u001b[2J"}})", "would be in \"/?[2J\""},
+      {R"({"weight_map":{"a":"pipe"}})", "pipe: it is no file"},
       {R"({"weight_map":{"a":1}})", "is no text"},
       {R"({"weight_map":{}})", "is empty"},
       {R"({"weight_map":[]})", "no object \"weight_map\""},
@@ -317,11 +342,18 @@ TEST(Checkpoint, RefusesConfigs) {
   const std::pair<std::string, const char*> bad[] = {
       {"{", "no JSON"},
       {"1", "no JSON object"},
+      {std::string("{}\0x", 4), "no JSON (byte 3 is 0)"},
       {deep, "deeper than"},
       {R"({"model_type":1})", "\"model_type\" is no text"},
       {R"({"quantization_config":1})", "\"quantization_config\" is no object"},
       {R"({"quantization_config":{}})", "has no \"quant_method\""},
       {R"({"a":1,"a":2})", "\"a\" is there twice"},
+      {std::string(16'000'001, ' '), "more than 16000000 bytes of JSON"},
+      {R"({"a":1e999})", "JSON that is not read"},  // beyond every double
+      {R"({"do_layer_norm_before":0})", "\"do_layer_norm_before\" is neither true nor false"},
+      {R"({"quantization_config":{"quant_method":"gptq","bits":"4"}})", "\"bits\" is no whole number"},
+      {R"({"quantization_config":{"quant_method":"gptq","bits":4.5}})", "\"bits\" is no whole number"},
+      {R"({"quantization_config":{"quant_method":["gptq"]}})", "\"quant_method\" is no text"},
   };
   for (const auto& [config, says] : bad) {
     write_text(folder.path / "config.json", config);
@@ -336,6 +368,13 @@ TEST(Checkpoint, RefusesConfigs) {
   EXPECT_EQ(config.method, "gptq");
   EXPECT_EQ(config.format, "gptq_v2");
   EXPECT_EQ(config.bits, 4);
+  const auto file = folder.path / "config.json";
+  std::filesystem::remove(file);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_NE(error_of_open(folder.path).find("config.json: it is no file"), std::string::npos);
+  std::filesystem::remove(file);
+  std::filesystem::create_symlink("none", file);
+  EXPECT_NE(error_of_open(folder.path).find("config.json: No such file"), std::string::npos);
 }
 
 }  // namespace

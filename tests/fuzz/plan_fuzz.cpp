@@ -10,20 +10,15 @@
 //
 // The kernels run at each of the instruction sets that this machine has, so the bits are compared across them too.
 //
-// With libFuzzer it is a target as usual. Compiled with OCTILE_FUZZ_MAIN it is a program of its own:
-//   plan_fuzz [--runs N] [--seconds S] [--seed S] [FILE...]   random inputs, or the files' bytes
+// With libFuzzer it is a target as usual; compiled with OCTILE_FUZZ_MAIN a program of its own (standalone.h).
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -33,6 +28,9 @@
 #include "cpu/multiversion.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
+#ifdef OCTILE_FUZZ_MAIN
+#include "standalone.h"
+#endif
 
 namespace {
 
@@ -1090,82 +1088,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 #ifdef OCTILE_FUZZ_MAIN
 
-namespace {
-
-// The input that was running when something aborted.
-std::vector<std::uint8_t> current;
-constexpr const char* kFailureFile = "plan_fuzz_failure.bin";
-
-void save_current(int) {
-  std::FILE* const file = std::fopen(kFailureFile, "wb");
-  if (file != nullptr) {
-    std::fwrite(current.data(), 1, current.size(), file);
-    std::fclose(file);
-    std::fprintf(stderr, "the input is in %s\n", kFailureFile);
-  }
-  std::_Exit(1);
-}
-
-}  // namespace
-
-// Sanitizers then end in SIGABRT too, which saves the input.
-extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
-extern "C" const char* __ubsan_default_options() { return "abort_on_error=1"; }
-extern "C" const char* __tsan_default_options() { return "abort_on_error=1"; }
-
 int main(int argc, char** argv) {
-  std::uint64_t runs = 20000;
-  double seconds = 0;
-  std::uint64_t seed = 1;
-  bool files = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const char* const value = i + 1 < argc ? argv[i + 1] : "0";
-    if (argument == "--runs") {
-      runs = std::strtoull(value, nullptr, 10), ++i;
-    } else if (argument == "--seconds") {
-      seconds = std::strtod(value, nullptr), ++i;
-    } else if (argument == "--seed") {
-      seed = std::strtoull(value, nullptr, 10), ++i;
-    } else {
-      std::ifstream file(argument, std::ios::binary);
-      if (!file) {
-        std::fprintf(stderr, "plan_fuzz: cannot read %s\n", argument.c_str());
-        return 2;
-      }
-      const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
-      files = true;
-    }
-  }
-  if (files) return 0;
-
-  std::signal(SIGABRT, save_current);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  double slowest = 0;
-  std::uint64_t done = 0;
-  for (; seconds > 0 ? elapsed() < seconds : done < runs; ++done) {
-    Bytes random(reinterpret_cast<const std::uint8_t*>(&seed), sizeof seed);
-    for (std::uint64_t skip = 0; skip < 2; ++skip) random.random();
-    current.resize(random.random() % 200);
-    for (std::uint8_t& byte : current) byte = static_cast<std::uint8_t>(random.random());
-    const double start = elapsed();
-    LLVMFuzzerTestOneInput(current.data(), current.size());
-    slowest = std::max(slowest, elapsed() - start);
-    ++seed;
-  }
-  const auto print = [](const char* what, std::uint64_t count) {
-    std::printf("%s %llu", what, static_cast<unsigned long long>(count));
-  };
-  print("inputs", done);
-  print(", plans", counts.plans);
-  print(", runs refused", counts.refused);
-  print(", done", counts.ran);
-  print(", compared with the reference", counts.compared);
-  print(", last seed", seed - 1);
-  std::printf(", slowest %.1f ms\n", slowest * 1e3);
-  return 0;
+  return octile::fuzz::run("plan_fuzz", argc, argv, [](std::uint64_t) {
+    return "plans " + std::to_string(counts.plans) + ", runs refused " + std::to_string(counts.refused) + ", done " +
+           std::to_string(counts.ran) + ", compared with the reference " + std::to_string(counts.compared);
+  });
 }
 
 #endif

@@ -1,22 +1,23 @@
-// Fuzz target: any bytes as a safetensors file, with or without a config.json, and what is read of it.
+// Fuzz target: any bytes as a safetensors file, and what is read of it; as the JSON beside it; and as a small model
+// that is smoothed and quantized.
 //
 // What must hold, whatever the bytes:
 //   - nothing but FileError is thrown, and its text is one line;
 //   - a file that is read has its tensors side by side, each as large as its type and shape say;
 //   - nothing is read outside the file: its memory is exactly as large as it is, for ASan;
 //   - every quantized layer that is found is refused, or gives n * k values;
-//   - written again, what was read is read again, the same.
+//   - written again, what was read is read again, the same;
+//   - a config.json that is read can have a quantization_config added, and then says so;
+//   - a model is refused, and nothing is left of what was written, or becomes one whose layers are read and finite.
 //
 // The first byte says how the input is meant: a whole file; or pieces of JSON and of names that a header is put
-// together of, so that more than the first check is reached.
+// together of, so that more than the first check is reached; or one of the others.
 //
-// With libFuzzer it is a target as usual. Compiled with OCTILE_FUZZ_MAIN it is a program of its own:
-//   safetensors_fuzz [--runs N] [--seconds S] [--seed S] [FILE...]   random inputs, or the files' bytes
+// With libFuzzer it is a target as usual; compiled with OCTILE_FUZZ_MAIN a program of its own (standalone.h).
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <csignal>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +29,12 @@
 #include <string>
 #include <vector>
 
-#include "octile/checkpoint/layers.h"
+#include "config.h"
+#include "octile/checkpoint/quantize.h"
+#include "small_model.h"
+#ifdef OCTILE_FUZZ_MAIN
+#include "standalone.h"
+#endif
 
 namespace {
 
@@ -37,6 +43,8 @@ using namespace octile::checkpoint;
 struct Counts {
   std::uint64_t read = 0;    // files
   std::uint64_t layers = 0;  // of them, read
+  std::uint64_t quantized = 0;
+  std::uint64_t smoothed = 0;
 } counts;
 
 #define REQUIRE(condition)                                                          \
@@ -51,22 +59,6 @@ void require_error_is_plain(const FileError& error) {
   const std::string text = error.what();
   REQUIRE(!text.empty() && text.find_first_of("\n\r\x1b") == std::string::npos);
 }
-
-class Input {
- public:
-  Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::uint8_t byte() { return at_ < size_ ? data_[at_++] : 0; }
-  bool more() const { return at_ < size_; }
-  template <std::size_t kCount>
-  std::string pick(const char* const (&texts)[kCount]) {
-    return texts[byte() % kCount];
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-  std::size_t at_ = 0;
-};
 
 struct Piece {
   std::string name;
@@ -175,9 +167,15 @@ std::vector<std::byte> put_together(Input& in) {
   return file;
 }
 
+// In memory where there is such a place: what is written is made durable, which takes a disk a while.
+std::filesystem::path scratch(const std::string& name) {
+  const std::filesystem::path memory = "/dev/shm";
+  return (std::filesystem::exists(memory) ? memory : std::filesystem::temp_directory_path()) /
+         ("octile-fuzz-" + std::to_string(getpid()) + name);
+}
+
 void check_again(const SafetensorsFile& file) {
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("octile-fuzz-" + std::to_string(getpid()) + ".safetensors");
+  const std::filesystem::path path = scratch(".safetensors");
   std::vector<TensorSpec> specs;
   for (const TensorInfo& tensor : file.tensors()) specs.push_back({tensor.name, tensor.type, tensor.shape});
   SafetensorsWriter writer(path, specs, file.metadata());
@@ -207,11 +205,110 @@ void check_layers(SafetensorsFile file) {
   }
 }
 
+// ---- JSON ----
+
+void check_json(Input& in) {
+  constexpr const char* kPieces[] = {"{",
+                                     "}",
+                                     "[",
+                                     "]",
+                                     ",",
+                                     ":",
+                                     "\"",
+                                     "\\",
+                                     "{}",
+                                     "null",
+                                     "true",
+                                     "0",
+                                     "1e999",
+                                     " ",
+                                     "\"a\"",
+                                     "\"weight_map\"",
+                                     "\"model_type\"",
+                                     "\"quantization_config\"",
+                                     "\"quant_method\":\"gptq\"",
+                                     "\"bits\"",
+                                     "\"do_layer_norm_before\"",
+                                     "\\u001b",
+                                     "\"quantization_config\":null",
+                                     "\"a\":1"};
+  const bool braces = in.byte() % 2 == 0;
+  std::string text = braces ? "{" : "";
+  while (in.more()) {
+    const std::uint8_t byte = in.byte();
+    text += byte < 200 ? kPieces[byte % std::size(kPieces)] : std::string(1, static_cast<char>(in.byte()));
+  }
+  if (braces) text += "}";
+  try {
+    read_config(text, "f");
+    const ModelConfig config = read_config(add_quantization(text, {}), "f");
+    REQUIRE(config.method == "compressed-tensors" && config.format == "int-quantized");
+  } catch (const FileError& error) {
+    require_error_is_plain(error);
+  }
+  try {
+    REQUIRE(!read_index(text, "f").empty());
+  } catch (const FileError& error) {
+    require_error_is_plain(error);
+  }
+}
+
+// ---- A model to quantize ----
+
+QuantizeOptions quantize_options(Input& in, const std::filesystem::path& calibration) {
+  constexpr std::int64_t kGroups[] = {32, 0, 64};
+  QuantizeOptions options;
+  options.format = static_cast<Format>(in.byte() % 3);
+  options.method = static_cast<octile::WeightMethod>(in.byte() % 3);
+  options.calibration = calibration;
+  options.threads = 1;
+  if (options.format == Format::w4a16) {
+    options.group = kGroups[in.byte() % 3];
+    options.zero_points = in.byte() % 2 == 1;
+  } else if (in.byte() % 4 != 0) {
+    options.smoothing = Smoothing{.search = in.byte() % 2 == 0, .alpha = in.byte() / 255.0};
+  }
+  return options;
+}
+
+void check_quantize(Input& in) {
+  const std::filesystem::path root = scratch(""), from = root / "in", to = root / "out",
+                              calibration = root / "calibration";
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directories(from);
+  std::ofstream(from / kConfigFile) << (in.byte() < 240 ? R"({"model_type":"llama"})" : "{}");
+  const QuantizeOptions options = quantize_options(in, calibration);
+  const SmallModel model(in);
+  model.write(from / kSingleFile);
+  model.write_calibration(calibration);
+  std::string error;
+  try {
+    const QuantizeReport report = quantize_checkpoint(from, to, options);
+    ++counts.quantized;
+    counts.smoothed += report.smoothed.size();
+  } catch (const FileError& what) {
+    require_error_is_plain(what);
+    error = what.what();
+  }
+  const auto here = std::distance(std::filesystem::directory_iterator(root), {});
+  REQUIRE(here == (error.empty() ? 3 : 2));
+  if (error.empty()) {
+    const Checkpoint result = Checkpoint::open(to);
+    for (const Layer& layer : find_layers(result).layers) {
+      if (layer.kind == LayerKind::plain) continue;
+      for (const float value : read_weight(result, layer)) REQUIRE(std::isfinite(value));
+    }
+  }
+  std::filesystem::remove_all(root);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Input in(data, size);
   const std::uint8_t mode = in.byte();
+  if (mode % 64 == 2) return check_quantize(in), 0;  // files again
+  if (mode % 8 == 4) return check_json(in), 0;
   std::vector<std::byte> bytes;
   if (mode % 2 == 1) {
     while (in.more()) bytes.push_back(static_cast<std::byte>(in.byte()));
@@ -242,78 +339,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 #ifdef OCTILE_FUZZ_MAIN
 
-namespace {
-
-// The input that was running when something aborted.
-std::vector<std::uint8_t> current;
-constexpr const char* kFailureFile = "safetensors_fuzz_failure.bin";
-
-void save_current(int) {
-  std::FILE* const file = std::fopen(kFailureFile, "wb");
-  if (file != nullptr) {
-    std::fwrite(current.data(), 1, current.size(), file);
-    std::fclose(file);
-    std::fprintf(stderr, "the input is in %s\n", kFailureFile);
-  }
-  std::_Exit(1);
-}
-
-std::uint64_t next_random(std::uint64_t& state) {
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
-
-}  // namespace
-
-// Sanitizers then end in SIGABRT too, which saves the input.
-extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
-extern "C" const char* __ubsan_default_options() { return "abort_on_error=1"; }
-extern "C" const char* __tsan_default_options() { return "abort_on_error=1"; }
-
 int main(int argc, char** argv) {
-  std::uint64_t runs = 20000;
-  double seconds = 0;
-  std::uint64_t seed = 1;
-  bool files = false;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const char* const value = i + 1 < argc ? argv[i + 1] : "0";
-    if (argument == "--runs") {
-      runs = std::strtoull(value, nullptr, 10), ++i;
-    } else if (argument == "--seconds") {
-      seconds = std::strtod(value, nullptr), ++i;
-    } else if (argument == "--seed") {
-      seed = std::strtoull(value, nullptr, 10), ++i;
-    } else {
-      std::ifstream file(argument, std::ios::binary);
-      if (!file) {
-        std::fprintf(stderr, "safetensors_fuzz: cannot read %s\n", argument.c_str());
-        return 2;
-      }
-      const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
-      files = true;
-    }
-  }
-  if (files) return 0;
-
-  std::signal(SIGABRT, save_current);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  std::uint64_t done = 0;
-  for (; seconds > 0 ? elapsed() < seconds : done < runs; ++done) {
-    std::uint64_t state = seed * 0x9e3779b97f4a7c15u;
-    for (int skip = 0; skip < 3; ++skip) next_random(state);
-    current.resize(next_random(state) % 200 + 1);
-    for (std::uint8_t& byte : current) byte = static_cast<std::uint8_t>(next_random(state) >> 24);
-    LLVMFuzzerTestOneInput(current.data(), current.size());
-    ++seed;
-  }
-  std::printf("inputs %llu, files read %llu, layers read %llu, last seed %llu\n", static_cast<unsigned long long>(done),
-              static_cast<unsigned long long>(counts.read), static_cast<unsigned long long>(counts.layers),
-              static_cast<unsigned long long>(seed - 1));
-  return counts.layers > 0 || runs < 1000 ? 0 : 1;  // a target that reaches nothing finds nothing
+  return octile::fuzz::run("safetensors_fuzz", argc, argv, [](std::uint64_t inputs) {
+    if (inputs >= 1000 && (counts.layers == 0 || counts.quantized == 0)) return std::string();
+    return "files read " + std::to_string(counts.read) + ", layers read " + std::to_string(counts.layers) +
+           ", models quantized " + std::to_string(counts.quantized) + ", groups smoothed " +
+           std::to_string(counts.smoothed);
+  });
 }
 
 #endif

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "octile/checkpoint/safetensors.h"
@@ -61,13 +61,16 @@ class Checkpoint {
   std::uint64_t size() const;  // bytes of all safetensors files
 
  private:
+  void open_file();
+  void open_folder();
+  void open_shards(const std::filesystem::path& index);
   void add(std::string file_name, SafetensorsFile file);
 
   std::filesystem::path path_;
   bool is_folder_ = false;
   bool has_index_ = false;
   std::vector<Shard> shards_;
-  std::unordered_map<std::string, Place> places_;
+  std::map<std::string, Place, std::less<>> places_;
   ModelConfig config_;
   std::string config_text_;
 };

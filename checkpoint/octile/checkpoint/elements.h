@@ -11,10 +11,11 @@
 
 namespace octile::checkpoint {
 
-// What a file, or a wish about one, has wrong. what() names the file, the tensor and the values.
+// What a file, or a wish about one, has wrong. what() names the file, the tensor and the values, on one line: names
+// are chosen by files, so what printable() replaces is replaced in all of it.
 class FileError : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit FileError(std::string_view text);
 };
 
 enum class ElementType : std::uint8_t {
@@ -56,7 +57,10 @@ std::vector<std::byte> write_values(ElementType type, std::span<const float> val
 // The same rounding, in place.
 void round_values(ElementType type, std::span<float> values);
 
-// For messages and tables: control characters, which a hostile name may hold, become '?', a long text is cut.
+// For messages and tables. What a terminal may obey (control characters, marks of direction, bytes that are no UTF-8),
+// and a hostile name may hold, becomes '?'; a long text is cut.
 std::string printable(std::string_view text);
+// "1e+30", "0.1": for messages.
+std::string number_text(double value);
 
 }  // namespace octile::checkpoint

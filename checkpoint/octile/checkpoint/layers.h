@@ -36,7 +36,7 @@ struct Layer {
 struct LeftOut {
   std::string name;  // of the module
   std::string reason;
-  bool linear = false;  // it may well be one: a reader of the result has to be told that it is not quantized
+  bool linear = false;  // a matrix, so it may well be one: a reader of the result is told that it is not quantized
 };
 
 struct LayerTable {
@@ -52,7 +52,7 @@ struct Selection {
 
 // A linear layer is a float matrix NAME.weight that is no embedding, no norm, no head and no router by its name, and is
 // stored (OUT, IN). Quantized layers are known by their tensors, whatever config.json says; what these have wrong
-// throws FileError.
+// throws FileError. Neither OUT nor IN is 0.
 LayerTable find_layers(const Checkpoint& checkpoint, const Selection& selection = {});
 
 // Of a layer that is not plain.

@@ -61,12 +61,13 @@ struct QuantizeReport {
   std::uint64_t size_after = 0;
 };
 
-// Called with the elements done, of all, and the tensor. May throw: then nothing is left of what was written.
+// Called with the bytes done, of all, and the tensor: before each group that is smoothed, each tensor and each file.
+// May throw: then nothing is left of what was written.
 using OnProgress = std::function<void(std::int64_t done, std::int64_t all, const std::string& tensor)>;
 
 // `from` and `to`: both a safetensors file, or both a folder, whose other files are copied byte for byte. `to` appears
-// when all is done, in one step. The same input gives the same bytes. Throws FileError, among others where `from` is
-// quantized already.
+// when all is done, in one step. A folder is replaced (`overwrite`) only if all that is in it comes from `from`. The
+// same input gives the same bytes. Throws FileError, among others where `from` is quantized already.
 QuantizeReport quantize_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                    const QuantizeOptions& options, const OnProgress& progress = {});
 

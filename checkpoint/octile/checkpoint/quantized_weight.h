@@ -23,6 +23,9 @@
 
 namespace octile::checkpoint {
 
+inline constexpr std::int64_t kInAWord = 8;  // 4-bit levels
+constexpr std::int64_t words_for(std::int64_t levels) { return levels / kInAWord + (levels % kInAWord != 0); }
+
 struct QuantizedWeight {
   std::int64_t n = 0;
   std::int64_t k = 0;
@@ -32,7 +35,8 @@ struct QuantizedWeight {
   std::vector<std::uint8_t> q;           // (N, K), as `type` packs it
   std::vector<float> scale;              // (N, K / group), (N) or (1)
   std::vector<std::int32_t> zero_point;  // as the scales; empty: 0
-  std::optional<float> input_scale;      // of a static activation
+  std::optional<float> input_scale;      // of a static activation: x = (q - input_zero_point) * input_scale
+  std::int32_t input_zero_point = 0;
 
   std::int64_t row_bytes() const { return type == DType::s4 ? (k + 1) / 2 : k; }
   std::int64_t groups() const { return group == 0 ? 1 : k / group; }  // of a row

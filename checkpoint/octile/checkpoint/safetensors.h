@@ -8,12 +8,15 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "octile/checkpoint/elements.h"
 
 namespace octile::checkpoint {
+
+namespace files {
+class Temporary;
+}
 
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // what other readers accept
 
@@ -63,7 +66,7 @@ class SafetensorsFile {
   Bytes file_;
   Bytes data_;
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string_view, std::size_t> index_;
+  std::map<std::string_view, std::size_t> index_;
   Metadata metadata_;
 };
 
@@ -87,7 +90,7 @@ class SafetensorsWriter {
 
   void append(std::string_view tensor, Bytes bytes);
   std::uint64_t size() const { return size_; }
-  // Throws FileError if a tensor is not complete, or if `path` exists and `overwrite` is not set.
+  // Once. Throws FileError if a tensor is not complete, or if `path` exists and `overwrite` is not set.
   void finish(bool overwrite);
 
  private:
@@ -96,9 +99,10 @@ class SafetensorsWriter {
     std::uint64_t end = 0;
   };
 
+  void write_at(std::uint64_t at, Bytes bytes);
+
   std::filesystem::path path_;
-  std::filesystem::path temporary_;
-  int descriptor_ = -1;
+  std::unique_ptr<files::Temporary> temporary_;
   std::uint64_t size_ = 0;
   std::map<std::string, Place, std::less<>> places_;
 };

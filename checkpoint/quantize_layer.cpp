@@ -1,0 +1,157 @@
+#include "quantize_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "octile/checkpoint/measure.h"
+
+namespace octile::checkpoint {
+
+namespace {
+
+constexpr float kInputLevels = 127;
+
+template <class T>
+std::vector<std::byte> bytes_of(const std::vector<T>& values) {
+  const Bytes bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace
+
+std::vector<TensorSpec> quantized_tensors(const Checkpoint& checkpoint, const Layer& layer,
+                                          const QuantizeOptions& options) {
+  const ElementType type = checkpoint.get(layer.weight_tensor()).type;
+  if (options.format == Format::w4a16) {
+    const std::int64_t groups = options.group == 0 ? 1 : layer.k / options.group;
+    std::vector<TensorSpec> specs = {{layer.name + ".weight_packed", ElementType::s32, {layer.n, words_for(layer.k)}},
+                                     {layer.name + ".weight_scale", type, {layer.n, groups}},
+                                     {layer.name + ".weight_shape", ElementType::s64, {2}}};
+    if (options.zero_points) {
+      specs.push_back({layer.name + ".weight_zero_point", ElementType::s32, {words_for(layer.n), groups}});
+    }
+    return specs;
+  }
+  std::vector<TensorSpec> specs = {{layer.name + ".weight", ElementType::s8, {layer.n, layer.k}},
+                                   {layer.name + ".weight_scale", type, {layer.n, 1}}};
+  if (options.format == Format::w8a8_static) specs.push_back({layer.name + ".input_scale", type, {1}});
+  return specs;
+}
+
+std::vector<float> LayerQuantizer::smoothed_weight(const Layer& layer) const {
+  std::vector<float> values = read_weight(checkpoint_, layer);
+  const auto k = static_cast<std::size_t>(layer.k);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    throw FileError(checkpoint_.path().string() + ": \"" + printable(layer.name) + "\": the weight is " +
+                    number_text(values[i]) + " at (" + std::to_string(i / k) + ", " + std::to_string(i % k) + ")");
+  }
+  if (const auto* const rows = folded_ ? folded_->rows(layer.weight_tensor()) : nullptr) divide_rows(values, *rows);
+  if (const auto* const factors = columns(layer)) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] *= (*factors)[i % k];
+  }
+  return values;
+}
+
+std::vector<float> LayerQuantizer::smoothed_moments(const Layer& layer) const {
+  std::vector<float> moments = calibration_->second_moments(layer);
+  const auto* const factors = columns(layer);
+  if (!factors) return moments;
+  const auto k = static_cast<std::size_t>(layer.k);
+  for (std::size_t i = 0; i < k; ++i) {
+    for (std::size_t j = 0; j < k; ++j) moments[i * k + j] = moments[i * k + j] / (*factors)[i] / (*factors)[j];
+  }
+  return moments;
+}
+
+float LayerQuantizer::input_scale(const Layer& layer, ElementType type) const {
+  const std::vector<float> channel_max = calibration_->channel_max(layer);
+  const auto* const factors = columns(layer);
+  float most = 0;
+  for (std::size_t j = 0; j < channel_max.size(); ++j) {
+    const float value = factors ? channel_max[j] / (*factors)[j] : channel_max[j];
+    most = std::max(most, value);
+  }
+  float scale = most / kInputLevels;
+  if (most == 0) scale = 1;  // every level is 0 then
+  round_values(type, {&scale, 1});
+  if (std::isfinite(scale) && scale > 0) return scale;
+  throw FileError(options_.calibration->string() + ": the largest input of \"" + printable(layer.name) + "\" is " +
+                  number_text(most) + ", which gives no scale in " + std::string(name(type)));
+}
+
+QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<float>& values, ElementType type) const {
+  const bool w4 = options_.format == Format::w4a16;
+  QuantizedWeight weight;
+  weight.n = layer.n;
+  weight.k = layer.k;
+  weight.type = w4 ? DType::s4 : DType::s8;
+  weight.group = w4 ? options_.group : 0;
+  weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
+  weight.scale.resize(static_cast<std::size_t>(weight.n * weight.groups()));
+  WeightQuantizerDescription description = {.n = layer.n, .k = layer.k};
+  description.weight = w4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel;
+  if (w4) description.group = options_.group;
+  description.zero_point = w4 && options_.zero_points;
+  description.scale = type == ElementType::f16 ? DType::f16 : type == ElementType::bf16 ? DType::bf16 : DType::f32;
+  description.method = options_.method;
+  description.threads = options_.threads;
+  WeightQuantizerArgs args;
+  args.weight = matrix(values.data(), layer.n, layer.k);
+  const auto scale_view = [&](auto* data) {
+    return w4 ? matrix(data, layer.n, weight.groups()) : vector(data, layer.n);
+  };
+  args.scale = scale_view(weight.scale.data());
+  args.q = w4 ? matrix_s4(weight.q.data(), layer.n, layer.k)
+              : matrix(reinterpret_cast<std::int8_t*>(weight.q.data()), layer.n, layer.k);
+  if (description.zero_point) {
+    weight.zero_point.resize(weight.scale.size());
+    args.zero_point = scale_view(weight.zero_point.data());
+  }
+  std::vector<float> moments;
+  if (options_.method != WeightMethod::nearest && calibration_ && calibration_->has_second_moments(layer)) {
+    moments = smoothed_moments(layer);
+    args.second_moments = matrix(moments.data(), layer.k, layer.k);
+  }
+  of_layer(checkpoint_, layer.name, [&] { quantize_weight(description, args); });
+  return weight;
+}
+
+LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer) const {
+  const ElementType type = checkpoint_.get(layer.weight_tensor()).type;
+  const std::vector<float> values = smoothed_weight(layer);
+  const QuantizedWeight weight = quantize(layer, values, type);
+  checkpoint_.release(layer.weight_tensor());
+
+  std::vector<std::vector<std::byte>> tensors;
+  if (weight.type == DType::s8) {
+    tensors = {bytes_of(weight.q), write_values(type, weight.scale)};
+  } else {
+    tensors = {bytes_of(pack_levels(weight)), write_values(type, weight.scale),
+               bytes_of(std::vector<std::int64_t>{layer.n, layer.k})};
+    if (!weight.zero_point.empty()) tensors.push_back(bytes_of(pack_zero_points(weight)));
+  }
+  if (options_.format == Format::w8a8_static) {
+    const float scale = input_scale(layer, type);
+    tensors.push_back(write_values(type, {&scale, 1}));
+  }
+
+  LayerReport report = {.name = layer.name, .n = layer.n, .k = layer.k};
+  report.bytes_before = checkpoint_.get(layer.weight_tensor()).size();
+  const std::vector<TensorSpec> specs = quantized_tensors(checkpoint_, layer, options_);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    writer.append(specs[i].name, tensors.at(i));
+    report.bytes += tensors[i].size();
+  }
+  Difference difference;
+  std::vector<float> row(static_cast<std::size_t>(layer.k));
+  for (std::int64_t i = 0; i < layer.n; ++i) {
+    dequantize_row(weight, i, row);
+    difference.add(std::span(values).subspan(static_cast<std::size_t>(i * layer.k), row.size()), row);
+  }
+  report.sqnr = difference.sqnr();
+  report.max_error = difference.max_error;
+  return report;
+}
+
+}  // namespace octile::checkpoint

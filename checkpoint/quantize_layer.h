@@ -1,0 +1,41 @@
+// One layer of a checkpoint: its weight smoothed, quantized and put into the file's layout.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "folded.h"
+#include "octile/checkpoint/quantize.h"
+
+namespace octile::checkpoint {
+
+// What the layer will be in the file.
+std::vector<TensorSpec> quantized_tensors(const Checkpoint& checkpoint, const Layer& layer,
+                                          const QuantizeOptions& options);
+
+class LayerQuantizer {
+ public:
+  // Without a calibration and without folded factors: null.
+  LayerQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options, const Calibration* calibration,
+                 const Folded* folded)
+      : checkpoint_(checkpoint), options_(options), calibration_(calibration), folded_(folded) {}
+
+  // Appends the tensors that quantized_tensors names.
+  LayerReport write(const Layer& layer, SafetensorsWriter& writer) const;
+
+ private:
+  const std::vector<float>* columns(const Layer& layer) const {
+    return folded_ ? folded_->columns(layer.name) : nullptr;
+  }
+  std::vector<float> smoothed_weight(const Layer& layer) const;
+  std::vector<float> smoothed_moments(const Layer& layer) const;
+  float input_scale(const Layer& layer, ElementType type) const;
+  QuantizedWeight quantize(const Layer& layer, const std::vector<float>& values, ElementType type) const;
+
+  const Checkpoint& checkpoint_;
+  const QuantizeOptions& options_;
+  const Calibration* calibration_;
+  const Folded* folded_;
+};
+
+}  // namespace octile::checkpoint
