@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import secrets
 
 import torch
 from torch import nn
@@ -148,7 +149,8 @@ class Calibration:
                 tensors[f"{name}.input_second_moments"] = s.second_moments.float().cpu().contiguous()
         if not tensors:
             raise ValueError("octile: the calibration has seen no rows")
-        write_safetensors(tensors, path, _FORMAT)
+        with replacing(path) as file:
+            save_safetensors(tensors, file, _FORMAT)
 
     @classmethod
     def load(cls, path):
@@ -238,17 +240,25 @@ def read_safetensors(path):
         raise ValueError(f"octile: {path} is no safetensors file: {error}") from None
 
 
-def write_safetensors(tensors, path, metadata=None):
-    """Under a temporary name first: what is at `path` is whole, or what was there before."""
+def save_safetensors(tensors, path, metadata=None):
+    """Writes tensors by name into a file that is there, which keeps its mode."""
     _safetensors()
     from safetensors.torch import save_file
 
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata)
+    path.chmod(mode)  # it made a new file, its owner's alone
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """An empty file beside `path`, with the mode that open() would give it, which takes the place of `path` at the end of
+    the block: what is at `path` is whole, or what was there before."""
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        save_file(tensors, temporary, metadata)
-        os.umask(mask := os.umask(0))
-        temporary.chmod(0o666 & ~mask)  # not its owner's alone
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ config.json that says how they are quantized.
 """
 
 import json
-import os
 import pathlib
 import re
 
@@ -14,10 +13,11 @@ import torch
 from torch import nn
 
 from . import quantizer
-from .calibration import read_safetensors, write_safetensors
+from .calibration import read_safetensors, replacing, save_safetensors
 from .convert import become
 from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
 
+_LAYERS = (W8A8Linear, W8A8StaticLinear, W4A16Linear)
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 _SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "bias")
 
@@ -37,7 +37,7 @@ def load_checkpoint_(model, folder):
     folder = pathlib.Path(folder)
     config = _quantization_config(folder)
     tensors = _read_tensors(folder)
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     layers = {}
     for key in [key for key in tensors if key.endswith(".weight_scale")]:
         name = key.removesuffix(".weight_scale")
@@ -86,7 +86,8 @@ def _quantization_config(folder):
         raise ValueError(f"octile: {folder}/config.json has no quantization_config: the checkpoint is not quantized")
     if config.get("quant_method") not in ("compressed-tensors", "octile"):
         raise ValueError(f"octile: {folder}: quant_method is {config.get('quant_method')!r}, not compressed-tensors")
-    if not isinstance(config.get("config_groups"), dict):
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ValueError(f"octile: {folder}: quantization_config has no config_groups")
     return config
 
@@ -115,13 +116,40 @@ def _read_tensors(folder):
 
 
 def _scheme(config, name, folder):
-    """(weights, input_activations) of the group that this layer is in."""
+    """(weights, input_activations) of the group that this layer is in.
+
+    Of several targets that mean it the most specific holds, as in compressed-tensors: its name before an expression,
+    that before its class, and among equals the first of the alphabet.
+    """
+    groups = {}
     for group in config["config_groups"].values():
-        for target in group.get("targets", ["Linear"]):
-            regular = target.startswith("re:")
-            if target in ("Linear", name) or (regular and re.match(target[3:], name)):
-                return group.get("weights") or {}, group.get("input_activations")
-    raise ValueError(f"octile: {folder}: no group of quantization_config is for {name}")
+        groups |= dict.fromkeys(_names(group.get("targets", ["Linear"]), folder), group)
+    ignored = [t for t in _names(config.get("ignore") or [], folder) if _specificity(t, name, folder) is not None]
+    if ignored:
+        raise ValueError(f"octile: {folder}: {name} is quantized, and quantization_config ignores {ignored[0]!r}")
+    means = [(how, target) for target in groups if (how := _specificity(target, name, folder)) is not None]
+    if not means:
+        raise ValueError(f"octile: {folder}: no group of quantization_config is for {name}")
+    group = groups[min(means)[1]]
+    return group.get("weights") or {}, group.get("input_activations")
+
+
+def _names(targets, folder):
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise ValueError(f"octile: {folder}: {targets!r} in quantization_config is no list of names")
+    return targets
+
+
+def _specificity(target, name, folder):
+    """0: the target is this layer's name; 1: an expression that fits it; 2: its class; None: the target is another."""
+    if target == name:
+        return 0
+    try:
+        if target.startswith("re:") and re.match(target[3:], name):
+            return 1
+    except re.error as error:
+        raise ValueError(f"octile: {folder}: the target {target!r} is no regular expression: {error}") from None
+    return 2 if target in ("Linear", "Module") else None
 
 
 def _make_layer(where, linear, scheme, tensors):
@@ -141,14 +169,26 @@ def _make_layer(where, linear, scheme, tensors):
     if bits == 4:
         if activations:
             raise ValueError(f"octile: {where}: 4-bit weights with quantized activations are not known")
-        return _make_w4a16(where, linear, weights, symmetric, tensors)
-    if not symmetric:
+        layer = _make_w4a16(where, linear, weights, symmetric, tensors)
+    elif not symmetric:
         raise ValueError(f"octile: {where}: 8-bit weights with zero points are not known")
-    return _make_w8a8(where, linear, activations, tensors)
+    else:
+        layer = _make_w8a8(where, linear, activations, tensors)
+    # Older files have zero points that are zero, which compressed-tensors then subtracts. Packed ones it cannot use.
+    for name, t in tensors.items():
+        if not name.endswith("zero_point"):
+            raise ValueError(f"octile: {where}.{name} is nothing that layers of this scheme have")
+        if name == "weight_zero_point" and bits == 4:
+            raise ValueError(f"octile: {where} has a weight_zero_point, and quantization_config says symmetric")
+        if t.any():
+            raise ValueError(
+                f"octile: {where}.{name} holds {t[t != 0][0].item()}, and quantization_config says symmetric"
+            )
+    return layer
 
 
 def _take(where, tensors, name, dtype, *shapes):
-    t = tensors.get(name)
+    t = tensors.pop(name, None)
     if t is None:
         raise ValueError(f"octile: {where} has no {name}")
     fits = t.is_floating_point() if dtype is None else t.dtype == dtype
@@ -193,7 +233,7 @@ def _make_w8a8(where, linear, activations, tensors):
             layer.input_scale = _scale(where, tensors, "input_scale", (1,), ()).reshape(1).clone()
             if "input_multiplier" in tensors:
                 layer.input_multiplier = _scale(where, tensors, "input_multiplier", (k,)).clone()
-        layer.weight, layer.weight_scale, layer.bias = weight.clone(), scale.clone(), tensors.get("bias")
+        layer.weight, layer.weight_scale, layer.bias = weight.clone(), scale.clone(), tensors.pop("bias", None)
         layer._align()
     return layer
 
@@ -220,7 +260,7 @@ def _make_w4a16(where, linear, weights, symmetric, tensors):
         if not symmetric:
             points = _take(where, tensors, "weight_zero_point", torch.int32, (-(-n // 8), groups))
             layer.weight_zero_point = _unpack_words(points.T.contiguous(), n).T.contiguous().int()
-        layer.bias = tensors.get("bias")
+        layer.bias = tensors.pop("bias", None)
     return layer
 
 
@@ -244,7 +284,9 @@ def _pack_words(q):
 def _check_names(model, folder, tensors, layers):
     """tensors: those that belong to no quantized layer."""
     own = model.state_dict(keep_vars=True)
-    rest = {name: t for name, t in own.items() if name.rpartition(".")[0] not in layers}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    replaced = {id(modules[name]) for name in layers}
+    rest = {name: t for name, t in own.items() if id(modules.get(name.rpartition(".")[0])) not in replaced}
     for name, buffer in model.named_buffers():
         if name not in own and buffer.is_meta:
             raise ValueError(f"octile: {folder}: {name} would stay on the meta device: no checkpoint holds it")
@@ -278,40 +320,50 @@ def save_checkpoint(model, folder, *, force=False):
     FileExistsError where one of the files is there already, unless `force`.
     """
     folder = pathlib.Path(folder)
-    layers = {n: m for n, m in model.named_modules() if type(m) in (W8A8Linear, W8A8StaticLinear, W4A16Linear)}
-    kinds = {(type(m).__name__, *_kind(m)) for m in layers.values()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = {n: m for n, m in model.named_modules() if type(m) in _LAYERS}
+    # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
+    per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
+    kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
     if len(kinds) != 1:
         what = "no quantized layer" if not kinds else f"layers of several kinds: {sorted(kinds, key=str)}"
         raise ValueError(f"octile: the model has {what}; a checkpoint has one")
     tensors, seen = {}, set()
     for name, t in model.state_dict().items():
-        if name.rpartition(".")[0] not in layers and (t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen):
+        if type(modules.get(name.rpartition(".")[0])) not in _LAYERS and (
+            t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen
+        ):
             seen.add((t.data_ptr(), t.shape))
             tensors[name] = t.contiguous()
     for name, layer in layers.items():
-        tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer).items()}
+        tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
     config = dict(model.config.to_dict()) if hasattr(getattr(model, "config", None), "to_dict") else {}
-    left = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    config["quantization_config"] = _describe(next(iter(layers.values())), layers, left)
+    left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
+    config["quantization_config"] = _describe(next(iter(layers.values())), layers, per_channel, left)
     folder.mkdir(parents=True, exist_ok=True)
     index = folder / "model.safetensors.index.json"
     for path in (folder / "model.safetensors", folder / "config.json", index):
         if path.exists() and not force:
             raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
-    index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
-    write_safetensors(tensors, folder / "model.safetensors", {"format": "pt"})
-    temporary = folder / f".config.json.{os.getpid()}"
-    temporary.write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / "config.json")
+    text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
+    with replacing(folder / "config.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        with replacing(folder / "model.safetensors") as file:
+            save_safetensors(tensors, file, {"format": "pt"})
+            index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
 
 
-def _kind(layer):
+def _kind(layer, per_channel):
     if type(layer) is W4A16Linear:
         return layer.group, layer.zero_point
-    return (layer.plain_weight()[1].numel() == 1,)
+    return (per_channel if layer.out_features == 1 else _per_channel(layer),)
 
 
-def _layer_tensors(layer):
+def _per_channel(layer):
+    return layer.plain_weight()[1].numel() != 1
+
+
+def _layer_tensors(layer, per_channel):
     tensors = {} if layer.bias is None else {"bias": layer.bias}
     weight, scale, zero_point = layer.plain_weight()
     if type(layer) is W4A16Linear:
@@ -322,7 +374,7 @@ def _layer_tensors(layer):
             points = zero_point.cpu().to(torch.int8)
             tensors["weight_zero_point"] = _pack_words(points.T.contiguous()).T.contiguous()
         return tensors
-    tensors |= {"weight": weight, "weight_scale": scale if scale.numel() == 1 else scale.reshape(-1, 1)}
+    tensors |= {"weight": weight, "weight_scale": scale.reshape(-1, 1) if per_channel else scale}
     if type(layer) is W8A8StaticLinear:
         tensors["input_scale"] = layer.input_scale
         if layer.input_multiplier is not None:
@@ -330,7 +382,7 @@ def _layer_tensors(layer):
     return tensors
 
 
-def _describe(layer, layers, left):
+def _describe(layer, layers, per_channel, left):
     w4, static = type(layer) is W4A16Linear, type(layer) is W8A8StaticLinear
     weights = {"num_bits": 4 if w4 else 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
     activations = None
@@ -339,7 +391,7 @@ def _describe(layer, layers, left):
         if layer.group:
             weights |= {"strategy": "group", "group_size": layer.group}
     else:
-        weights["strategy"] = "tensor" if layer.plain_weight()[1].numel() == 1 else "channel"
+        weights["strategy"] = "channel" if per_channel else "tensor"
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
     multiplied = static and any(m.input_multiplier is not None for m in layers.values())

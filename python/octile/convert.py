@@ -9,7 +9,7 @@ from torch import nn
 from . import _c, _fallback, functional, inference, quantizer, training
 from .calibration import Calibration
 from .kernels import plan_text
-from .smoothing import smooth_
+from .smoothing import smooth
 
 
 def _long_sum(linear):
@@ -52,7 +52,7 @@ class Int8Training:
         return ""
 
     def converter(self, model, layers):
-        return lambda linear, name: training.Linear.from_linear(linear, **dataclasses.asdict(self))
+        return lambda linear, name: training.Linear.from_linear(linear, **dataclasses.asdict(self)), []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class W8A8Dynamic:
         return _long_sum(linear)
 
     def converter(self, model, layers):
-        return lambda linear, name: inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel)
+        return lambda linear, name: inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel), []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,7 +88,8 @@ class W8A8Static:
         if not isinstance(self.calibration, Calibration):
             raise TypeError(f"octile: calibration is a {type(self.calibration).__name__}, expected octile.Calibration")
         known = self.smoothing is None or self.smoothing == "search"
-        if not known and not (isinstance(self.smoothing, (int, float)) and 0 <= self.smoothing <= 1):
+        number = isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool)
+        if not known and not (number and 0 <= self.smoothing <= 1):
             raise ValueError(f'octile: smoothing is {self.smoothing!r}; None, 0 to 1 and "search" are known')
         if not (self.fold in ("auto", None) or isinstance(self.fold, dict)):
             raise ValueError(f'octile: fold is {self.fold!r}; "auto", None and a dict are known')
@@ -102,7 +103,7 @@ class W8A8Static:
 
     def converter(self, model, layers):
         self.calibration.check(layers)
-        smoothed = smooth_(model, layers, self)
+        smoothed, changes = smooth(model, layers, self)
 
         def convert(linear, name):
             own = smoothed[name]
@@ -112,10 +113,11 @@ class W8A8Static:
                 scale.clamp(min=1e-8),
                 input_multiplier=own.multiplier,
                 weight=own.weight,
+                bias=own.bias,
                 per_channel=self.per_channel,
             )
 
-        return convert
+        return convert, changes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,7 +171,7 @@ class W4A16:
                 linear, group=self.group, method=self.method, second_moments=moments
             )
 
-        return convert
+        return convert, []
 
 
 class Report:
@@ -242,7 +244,8 @@ def quantize_(model, config, filter=None):
     Training keeps the parameters, tied ones included. For inference a weight that other modules hold too (a head tied to
     the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it.
 
-    The report names every torch.nn.Linear that was left, and why. Raises TypeError for another kind of config.
+    The report names every torch.nn.Linear that was left, and why. Raises TypeError for another kind of config. Whatever
+    it raises, the model is then as it was: it holds the old layers until all new ones are made.
     """
     if not isinstance(config, (Int8Training, W8A8Dynamic, W8A8Static, W4A16)):
         raise TypeError(f"octile: {config!r} is none of Int8Training, W8A8Dynamic, W8A8Static and W4A16")
@@ -266,10 +269,14 @@ def quantize_(model, config, filter=None):
             report.skipped[name] = reason
         else:
             layers[name] = module
-    convert = config.converter(model, layers)
+    convert, changes = config.converter(model, layers)
+    made = {name: convert(module, name) for name, module in layers.items()}
+    with torch.no_grad():
+        for parameter, new in changes:
+            parameter.copy_(new)
     for name, module in layers.items():
         report.bytes_before += _bytes(module)
-        become(module, convert(module, name))
+        become(module, made.pop(name))
         report.bytes_after += _bytes(module)
         report.converted.append(name)
     return report

@@ -217,11 +217,11 @@ class W8A8StaticLinear(_Int8):
         self._align()
 
     @classmethod
-    def from_linear(cls, linear, input_scale, *, input_multiplier=None, weight=None, per_channel=True):
+    def from_linear(cls, linear, input_scale, *, input_multiplier=None, weight=None, bias=None, per_channel=True):
         """Quantizes a torch.nn.Linear; the bias is copied.
 
         input_scale: a number, or a tensor of one. input_multiplier (IN): then `weight`, the layer's by default, has to
-        be the layer's divided by it, column by column.
+        be the layer's divided by it, column by column. bias: another than the layer's.
         """
         o = functional.options("out_in", per_channel, "per_token", "16bit", "nearest")
         new = cls(linear.in_features, linear.out_features, False, device="meta")
@@ -232,7 +232,8 @@ class W8A8StaticLinear(_Int8):
             new.input_scale = scale.to(new.weight_scale.device, new.weight_scale.dtype, copy=True)
             if input_multiplier is not None:
                 new.input_multiplier = input_multiplier.to(new.weight_scale.device, new.weight_scale.dtype, copy=True)
-            new.bias = None if linear.bias is None else linear.bias.detach().clone()
+            bias = linear.bias if bias is None else bias
+            new.bias = None if bias is None else bias.detach().clone()
         new._align()
         return new.train(linear.training)
 
@@ -277,8 +278,9 @@ class W4A16Linear(_Inference):
     """Inference with 4-bit weights, one scale per group of `group` neighbours along IN; x is not quantized.
 
     Buffers: weight uint8 (OUT, ceil(IN / 2)), two values -8..7 a byte, the even element in the low nibble;
-    weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None; bias (OUT) or
-    None. group: 32, 64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. No
+    weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (others are an error
+    on a CPU, and on a GPU lead to undefined results, but to no wrong access to memory); bias (OUT) or None. group: 32,
+    64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. No
     gradients.
     """
 

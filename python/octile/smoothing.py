@@ -6,6 +6,7 @@
 multiplies by 1 / s.
 """
 
+import collections
 import copy
 import dataclasses
 import itertools
@@ -46,26 +47,36 @@ class Smoothed:
     """What a static layer is made of: the weight times s in float32 or wider, and the inputs as it then meets them."""
 
     weight: torch.Tensor
+    bias: torch.Tensor | None
     channel_max: torch.Tensor
     multiplier: torch.Tensor | None = None  # 1 / s, where the layer before could not be divided
 
 
 def known_folds(model):
-    """{name of a layer: names of the linear layers that alone read its output} of the blocks that are known."""
+    """{name of a layer: names of the linear layers that alone read its output} of the blocks that are known.
+
+    Layers that stand in several places, or share a weight, are left out: who else reads them is not known.
+    """
+    places = collections.Counter()
+    for module in model.modules():
+        places.update(id(held) for held in (*module._modules.values(), *module._parameters.values()))
+
+    def alone(layer):
+        return max(places[id(layer)], places[id(layer.weight)]) == 1
+
     folds = {}
     for name, block in model.named_modules():
-        prefix = f"{name}." if name else ""
+        prefix, found = f"{name}." if name else "", {}
         for producer, consumers in _BLOCKS.get(type(block).__name__, {}).items():
             if _fits(block, producer, consumers):
-                folds[prefix + producer] = [prefix + consumer for consumer in consumers]
+                found[producer] = consumers
         if type(block) is nn.Sequential:
-            steps = list(block._modules.items())  # named_children() leaves out what comes again
-            once = {id(m) for _, m in steps if sum(m is n for _, n in steps) == 1}
-            for (first, one), (second, other) in itertools.pairwise(steps):
-                if not {id(one), id(other)} <= once:
-                    continue
-                if type(one) in (nn.LayerNorm, nn.RMSNorm) and isinstance(other, nn.Linear):
-                    folds[prefix + first] = [prefix + second]
+            for (first, one), (second, other) in itertools.pairwise(block._modules.items()):
+                if type(one) in (nn.LayerNorm, nn.RMSNorm) and one.weight is not None and isinstance(other, nn.Linear):
+                    found[first] = [second]
+        for producer, consumers in found.items():
+            if all(alone(block.get_submodule(each)) for each in (producer, *consumers)):
+                folds[prefix + producer] = [prefix + consumer for consumer in consumers]
     return folds
 
 
@@ -82,11 +93,15 @@ def _fits(block, producer, consumers):
 
 
 def checked_folds(model, folds, layers):
-    """folds with modules for names, {producer: [names]}, of `layers` alone, by name. Raises ValueError if one is none."""
+    """folds with modules for names, {producer: [names]}, of `layers` alone, by name. Raises ValueError if one is none.
+
+    A module may have several names: each of them means it, and `layers` has one of them.
+    """
     seen, checked = set(), {}
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
+    name_of = {id(layer): name for name, layer in layers.items()}
     owners: dict[int, list[str]] = {}
-    for name, module in modules.items():
+    for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
     for producer, consumers in folds.items():
@@ -105,18 +120,18 @@ def checked_folds(model, folds, layers):
         if len(owners[id(weight)]) > 1:
             raise ValueError(f"octile: fold: {producer} shares its weight with {owners[id(weight)]}")
         for consumer in consumers:
-            layer = layers.get(consumer)
-            if layer is None:
+            name = name_of.get(id(modules.get(consumer)))
+            if name is None:
                 raise ValueError(f"octile: fold: {consumer!r} is no layer that is converted")
+            layer = layers[name]
             if layer.in_features != len(weight):
                 raise ValueError(
                     f"octile: fold: {consumer} has {layer.in_features} inputs, and {producer} {len(weight)} outputs"
                 )
-            if consumer in seen:
-                raise ValueError(f"octile: fold: {consumer} is there twice")
-            seen.add(consumer)
-        if consumers:
-            checked[before] = list(consumers)
+            if name in seen:
+                raise ValueError(f"octile: fold: {name} is there twice")
+            seen.add(name)
+            checked.setdefault(before, []).append(name)
     return checked
 
 
@@ -146,14 +161,17 @@ def factors(channel_max, weights, alpha):
     return s, multiplier
 
 
-def divided(before, s):
-    """The parameters of a norm or a linear layer with its output divided by s: [(parameter, new values)]."""
-    new = []
-    for parameter in (before.weight, getattr(before, "bias", None)):
-        if parameter is not None:
-            by = s.to(parameter.device, torch.float64).reshape(-1, *(1,) * (parameter.dim() - 1))
-            new.append((parameter, (parameter.detach().double() / by).to(parameter.dtype)))
+def divided(parameter, s):
+    """A weight or a bias with its rows divided by s, in its type, and ValueError for what that cannot hold."""
+    old = parameter.detach()
+    new = (old.double() / s.to(old.device, torch.float64).reshape(-1, *(1,) * (old.dim() - 1))).to(old.dtype)
+    _check_held(new, old.dtype)
     return new
+
+
+def _check_held(values, dtype):
+    if not values.isfinite().all():
+        raise ValueError(f"octile: fold: {dtype} cannot hold a layer before, divided; use fold=None")
 
 
 def best_alpha(statistics, channel_max, weights):
@@ -169,14 +187,15 @@ def best_alpha(statistics, channel_max, weights):
     return _fallback.library().search_smoothing(description, **fields).alpha
 
 
-def smooth_(model, layers, config):
-    """Divides the layers before where config.fold says so; returns {name: Smoothed} of `layers`, which stay as they are.
+def smooth(model, layers, config):
+    """{name: Smoothed} of `layers`, and [(parameter, new values)] of the other layers before, divided as config.fold says.
 
-    Nothing is changed if it raises, which is ValueError for a fold that cannot be and for a search without samples.
+    Changes nothing. Raises ValueError for a fold that cannot be and for a search without samples.
     """
     known = config.calibration
+    done = {name: Smoothed(_wide(m.weight), m.bias, known[name].channel_max) for name, m in layers.items()}
     if config.smoothing is None:
-        return {name: Smoothed(_wide(m.weight), known[name].channel_max) for name, m in layers.items()}
+        return done, []
     folds = {}
     if config.fold == "auto":
         # What reads the producer's output has to be converted, all of it.
@@ -187,29 +206,32 @@ def smooth_(model, layers, config):
     folded = {name for _, names in groups for name in names}
     groups += [(None, [name]) for name in layers if name not in folded]
 
-    done, changes = {}, []
+    changes = []
     producers = {id(before): name for name, before in layers.items()}
-    weights = {name: _wide(m.weight) for name, m in layers.items()}
     # A layer may be a consumer and a producer: its columns are multiplied by one s, its rows divided by another.
     for before, names in groups:
-        s, multiplier = _factors_of(known, names, [weights[name] for name in names], config.smoothing)
+        s, multiplier = _factors_of(known, names, [done[name].weight for name in names], config.smoothing)
+        if id(before) in producers:
+            own = done[producers[id(before)]]
+            own.weight, own.bias = divided(own.weight, s), None if own.bias is None else divided(own.bias, s)
+        elif before is not None:
+            new = divided(before.weight, s)
+            changes.append((before.weight, new))
+            if new.dim() == 1:
+                # It was rounded. What it has really been divided by is what the columns are multiplied by, so that the
+                # model computes what it did.
+                old = before.weight.detach().double()
+                s = torch.where(old == 0, s.to(old), old / new.double()).cpu()
+                _check_held(s, new.dtype)  # infinite where all of a value was lost
+                multiplier = (1 / s).float()
+            if getattr(before, "bias", None) is not None:
+                changes.append((before.bias, divided(before.bias, s)))
         for name in names:
-            weights[name] *= s.to(weights[name].device)
-            largest = known[name].channel_max.cpu() * multiplier
-            done[name] = Smoothed(None, largest, multiplier if before is None else None)
-        if before is not None:
-            changes += divided(before, s)
-            if id(before) in producers:
-                weights[producers[id(before)]] /= s.to(weights[producers[id(before)]].device).reshape(-1, 1)
-    for parameter, new in changes:
-        if not new.isfinite().all():
-            raise ValueError(f"octile: fold: {parameter.dtype} cannot hold a layer before, divided; use fold=None")
-    with torch.no_grad():
-        for parameter, new in changes:
-            parameter.copy_(new)
-    for name, smoothed in done.items():
-        smoothed.weight = weights[name]
-    return done
+            own = done[name]
+            own.weight *= s.to(own.weight)
+            own.channel_max = own.channel_max.cpu() * multiplier
+            own.multiplier = multiplier if before is None else None
+    return done, changes
 
 
 def _wide(weight):

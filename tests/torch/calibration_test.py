@@ -1,13 +1,14 @@
 """calibrate(): the statistics of layers' inputs, beside the library's Calibrator, and their file."""
 
 import json
+import os
 import sys
 
 import octile
 import pytest
 import torch
 from octile import Calibration, _fallback, calibrate
-from octile.calibration import write_safetensors
+from octile.calibration import InputStatistics, replacing, save_safetensors
 from torch import nn
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -200,7 +201,8 @@ KIND = {"format": "octile-calibration", "version": "1"}
 )
 def test_files_that_are_none(change, metadata, says, tmp_path):
     tensors = {name: t for name, t in (GOOD | change).items() if t is not None}
-    write_safetensors(tensors, tmp_path / "c", metadata)
+    with replacing(tmp_path / "c") as file:
+        save_safetensors(tensors, file, metadata)
     with pytest.raises(ValueError, match=says):
         Calibration.load(tmp_path / "c")
 
@@ -209,8 +211,23 @@ def test_no_safetensors_file(tmp_path):
     (tmp_path / "c").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="is no safetensors file"):
         Calibration.load(tmp_path / "c")
-    write_safetensors(GOOD, tmp_path / "c", KIND)
+    with replacing(tmp_path / "c") as file:
+        save_safetensors(GOOD, file, KIND)
     assert Calibration.load(tmp_path / "c")["a"].rows == 3
+
+
+def test_files_are_replaced_whole_and_with_the_mode_of_others(tmp_path, monkeypatch):
+    """The mask of modes belongs to the process: another thread would see it while it is changed."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("os.umask"))
+    path, plain = tmp_path / "c", tmp_path / "plain"
+    plain.write_text("")
+    Calibration({"a": InputStatistics(torch.ones(4), 3)}).save(path)
+    assert path.stat().st_mode == plain.stat().st_mode
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError, match="halfway"), replacing(path) as file:
+        file.write_text("half")
+        raise RuntimeError("halfway")
+    assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == [path, plain]
 
 
 def test_without_safetensors(tmp_path, monkeypatch):

@@ -126,6 +126,78 @@ def test_zero_points_and_bf16(tmp_path):
     assert torch.equal(again.block[0].to_linear().weight, exact)
 
 
+class Mixed(nn.Module):
+    """A head of one output, as of a reward, and a layer that stands in two places."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.body, self.score = nn.Linear(32, 32), nn.Linear(32, 1)
+        self.again = nn.ModuleList([self.body])
+
+    def forward(self, x):
+        return self.score(self.again[0](self.body(x)))
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("only_score", [False, True])
+def test_one_output_and_two_places(only_score, per_channel, tmp_path):
+    """With one output a scale per channel and one per tensor are the same."""
+    model, x = Mixed().eval(), torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    wanted = (lambda module, name: name == "score") if only_score else None
+    with torch.no_grad():
+        quantize_(model, W8A8Dynamic(per_channel=per_channel), wanted)
+        save_checkpoint(model, tmp_path)
+        strategy = "channel" if per_channel or only_score else "tensor"
+        config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+        assert group(config)["weights"]["strategy"] == strategy
+        tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+        assert tensors["score.weight_scale"].shape == ((1, 1) if strategy == "channel" else (1,))
+        assert not any(name.startswith("again") for name in tensors)
+        other = load_checkpoint_(Mixed().eval(), tmp_path)
+        assert torch.equal(other(x), model(x)) and other.again[0] is other.body
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static", "four"])
+def test_zero_points_of_symmetric_layers(kind, tmp_path):
+    """Older files have some that are zero; others would be ignored by halves."""
+    save_checkpoint(converted(kind), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = dict(safetensors.torch.load_file(path))
+    with_zeros = tensors | {"block.0.weight_zero_point": torch.zeros(96, 1, dtype=torch.int8)}
+    if kind == "static":
+        with_zeros["block.0.input_zero_point"] = torch.zeros(1, dtype=torch.int8)
+    safetensors.torch.save_file(with_zeros, path)
+    if kind == "four":
+        with pytest.raises(ValueError, match="block.0 has a weight_zero_point, and quantization_config says symmetric"):
+            load_checkpoint_(Model(), tmp_path)
+        return
+    assert type(load_checkpoint_(Model(), tmp_path).block[0]) is not nn.Linear
+    for name in with_zeros.keys() - tensors.keys():
+        changed = with_zeros[name].clone()
+        changed[-1] = -3
+        safetensors.torch.save_file(with_zeros | {name: changed}, path)
+        with pytest.raises(ValueError, match=rf"{name} holds -3, and quantization_config says symmetric"):
+            load_checkpoint_(Model(), tmp_path)
+
+
+def test_the_most_specific_target(tmp_path):
+    """Whatever the order of the groups, and as compressed-tensors takes them."""
+    save_checkpoint(converted("tensor"), tmp_path)
+    match = pytest.importorskip("compressed_tensors.utils.match")
+    known = group(json.loads((tmp_path / "config.json").read_text())["quantization_config"])
+    bits = {"Linear": 8, "re:.*block": 2, "re:.*0": 3, "block.0": 5, "Module": 6, "block": 7}
+    for chosen in (list(bits), list(bits)[::-1], ["re:block.0", "Linear"], ["Module"]):
+        groups = {
+            target: known | {"targets": [target], "weights": known["weights"] | {"num_bits": bits.get(target, 9)}}
+            for target in chosen
+        }
+        change(tmp_path, lambda c, groups=groups: c.update(config_groups=groups))
+        first = match.match_targets("block.0", Model().block[0], chosen)[0]
+        with pytest.raises(ValueError, match=f"block.0: weights of {bits.get(first, 9)} bits"):
+            load_checkpoint_(Model(), tmp_path)
+
+
 def test_shards(tmp_path):
     model = converted("dynamic")
     save_checkpoint(model, tmp_path)
@@ -191,6 +263,13 @@ def put(**values):
         ("dynamic", lambda c: c.update(quant_method="gptq"), None, "quant_method is 'gptq', not compressed-tensors"),
         ("dynamic", lambda c: c.pop("config_groups"), None, "has no config_groups"),
         ("dynamic", lambda c: group(c).update(targets=["re:other"]), None, "no group of quantization_config is for bl"),
+        ("dynamic", lambda c: group(c).update(targets=["re:("]), None, r"the target 're:\(' is no regular expression"),
+        ("dynamic", lambda c: c["config_groups"].update(group_0=[]), None, "has no config_groups"),
+        ("dynamic", lambda c: group(c).update(targets="Linear"), None, "'Linear' in quantization_config is no list of n"),
+        ("dynamic", lambda c: c.update(ignore=[1]), None, r"\[1\] in quantization_config is no list of names"),
+        ("dynamic", lambda c: c.update(ignore=["re:.*2"]), None, "block.2 is quantized, .* ignores 're:.\\*2'"),
+        ("dynamic", None, put(block__0__weight_shape=torch.tensor([96, 64])), "block.0.weight_shape is nothing that"),
+        ("dynamic", None, put(block__0__input_scale=torch.ones(1)), "block.0.input_scale is nothing that"),
         ("dynamic", lambda c: group(c)["weights"].update(num_bits=2), None, "weights of 2 bits"),
         ("dynamic", lambda c: group(c)["weights"].update(type="float"), None, "type 'float'; int of 4 and 8 are known"),
         ("dynamic", lambda c: group(c)["weights"].update(symmetric=False), None, "8-bit weights with zero points"),

@@ -1,7 +1,12 @@
 """What the tests of the torch package share."""
 
-import pytest
-import torch
+import os
+
+# Otherwise torch.compile compiles a program for each instruction set, to see whether the compiler knows it: 8 seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 

@@ -259,6 +259,26 @@ def test_refusals():
         W4A16(group=16)
 
 
+@pytest.mark.parametrize("config", [Int8Training(), W8A8Dynamic(), W4A16(64)])
+def test_all_or_nothing(config, monkeypatch):
+    """The second layer cannot be made, as where memory ends."""
+    model = mlp()
+    kinds, before = [type(m) for m in model.modules()], copy.deepcopy(model.state_dict())
+    for kind in (Linear, W8A8Linear, W4A16Linear):
+        make = kind.from_linear.__func__
+
+        def fails(cls, linear, make=make, **more):
+            if linear is model[2]:
+                raise MemoryError("no more")
+            return make(cls, linear, **more)
+
+        monkeypatch.setattr(kind, "from_linear", classmethod(fails))
+    with pytest.raises(MemoryError):
+        quantize_(model, config)
+    assert [type(m) for m in model.modules()] == kinds
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
 def test_names():
     assert all(hasattr(octile, name) for name in octile.__all__)
     assert octile.BINDING in ("stable", "ctypes")

@@ -1,6 +1,9 @@
 """examples/train_gpt.py at a size for a CPU, and its parts: text, order, accumulation, reports."""
 
+import _thread
+import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
@@ -23,6 +26,7 @@ import predict
 import train_gpt
 from gpt import data, model, profiling, report, training
 
+torch.set_num_threads(1)  # as in the workers: the models are tiny
 MODES = list(training.MODES)[:4]  # the default
 SMALL = [
     "--width",
@@ -55,12 +59,18 @@ def texts(tmp_path_factory):
     return folder
 
 
-def run(*arguments, check=0, **environment):
-    command = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), "--device", "cpu", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == check, done.stdout + done.stderr
-    return done
+def here(*arguments):
+    """train_gpt in this process, which saves an import of torch; its workers are processes. The status, and what it said."""
+    said, handlers = io.StringIO(), {how: signal.getsignal(how) for how in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+    try:
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.setattr(sys, "argv", ["train_gpt.py", "--device", "cpu", *map(str, arguments)])
+            patch.setenv("OMP_NUM_THREADS", "1")
+            return train_gpt.main(), said.getvalue()
+    finally:
+        for how, handler in handlers.items():
+            signal.signal(how, handler)
 
 
 def results(folder):
@@ -74,8 +84,9 @@ def results(folder):
 def small_run(texts, tmp_path_factory):
     """The output, and the folder, of a run of two kinds of layers with two seeds."""
     folder = tmp_path_factory.mktemp("run")
-    done = run("--tiny", "--seeds", 2, "--data", texts, "--modes", "bf16", "octile-int8", "--out", folder)
-    return done.stdout, folder
+    status, out = here("--tiny", "--seeds", 2, "--data", texts, "--modes", "bf16", "octile-int8", "--out", folder)
+    assert status == 0, out
+    return out, folder
 
 
 def test_a_run(small_run):
@@ -109,32 +120,74 @@ def test_kinds_of_layers_differ_by_little(small_run, texts, mode):
     assert losses[-1] == pytest.approx(baseline[-1], rel=1e-3 if mode == "bf16" else 0.02)
 
 
-def test_a_failing_kind_leaves_the_others(texts, tmp_path):
+# Stands for train_gpt.py as a worker, where the driver is what is tested: octile-int8 fails, and the others take a step in
+# 10 ms.
+WORKER = """
+import json, sys, time
+settings = json.loads(sys.argv[2])
+if settings["mode"] == "octile-int8":
+    sys.exit("there is no /no/such/liboctile.so")
+for step in range(1, settings["steps"] + 1):
+    time.sleep(0.01)
+    print(json.dumps({"seed": 0, "event": "steps", "until": step, "losses": [1 / step], "seconds": 0.01}), flush=True)
+print(json.dumps({"seed": 0, "event": "seed done", "peak": None}), flush=True)
+"""
+
+
+@pytest.fixture
+def pretended(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(train_gpt, "__file__", str(tmp_path / "worker.py"))
+
+
+def test_a_failing_kind_leaves_the_others(texts, tmp_path, pretended):
     given = [*SMALL, "--steps", 3, "--data", texts, "--out", tmp_path, "--modes", "octile-int8", "bf16"]
-    done = run(*given, check=1, OCTILE_LIBRARY="/no/such/liboctile.so")
+    status, out = here(*given)
     document = results(tmp_path)
+    assert status == 1 and "Failed:" in out
     assert [r["mode"] for r in document["runs"]] == ["bf16"] and len(document["runs"][0]["losses"]) == 3
     assert [f["mode"] for f in document["failures"]] == ["octile-int8"]
-    assert "/no/such/liboctile.so" in document["failures"][0]["error"] and "Failed:" in done.stdout
+    assert "/no/such/liboctile.so" in document["failures"][0]["error"]
+
+
+def interrupted(folder):
+    document = results(folder)
+    assert document["interrupted"] and not document["failures"]
+    assert 0 < len(document["runs"][0]["losses"]) < 10**6
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_keeps_what_was_measured(texts, tmp_path, how):
+def test_an_interruption_keeps_what_was_measured(texts, tmp_path, how, pretended, monkeypatch):
+    told = train_gpt.Progress.__call__
+
+    def tells_and_interrupts(self, s, name, event):
+        told(self, s, name, event)
+        if event.get("until") == 5:
+            _thread.interrupt_main(how)
+
+    monkeypatch.setattr(train_gpt.Progress, "__call__", tells_and_interrupts)
+    status, out = here(*SMALL, "--steps", 10**6, "--data", texts, "--out", tmp_path, "--modes", "bf16")
+    assert status == 130 and "Interrupted" in out
+    interrupted(tmp_path)
+
+
+def test_a_signal_from_outside(texts, tmp_path):
+    """As a whole: the command, its worker, and a time limit's signal."""
     given = [*SMALL, "--steps", 10**6, "--told-every", 1, "--data", texts, "--out", tmp_path, "--modes", "bf16"]
     command = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), "--device", "cpu", *map(str, given)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, env=environment)
     try:
         for line in process.stderr:
             if "step " in line and " of " in line:
                 break
-        process.send_signal(how)
+        process.terminate()
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130 and "Interrupted" in out
-    document = results(tmp_path)
-    assert document["interrupted"] and not document["failures"]
-    assert 0 < len(document["runs"][0]["losses"]) < 10**6
+    interrupted(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The ops as torch's compiler and checkers see them: schemas, fake kernels, strides, dynamic shapes."""
 
+import octile
 import pytest
 import torch
 from octile import _c, _fallback, _ops
@@ -152,6 +153,21 @@ def test_compiled_without_breaks_or_recompiles(backend, device):
             for got, expected in zip(compiled(*given), training_step(*given)):
                 assert torch.equal(got, expected)
                 assert got.stride() == expected.stride()
+
+
+def test_layers_compiled_by_inductor(device):
+    """Here, since its first use is half of what the test of the compiled layers would take."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    last = octile.Linear(96, 32, False, backward="int8", device=device)
+    model = torch.nn.Sequential(octile.Linear(48, 96, backward="int8", device=device), torch.nn.ReLU(), last)
+    x, dy = (torch.randn(32, n, generator=torch.Generator().manual_seed(n)).to(device) for n in (48, 32))
+    x.requires_grad_()
+    both = []
+    for f in (torch.compile(model, fullgraph=True), model):
+        y = f(x)
+        both.append((y, *torch.autograd.grad(y, (x, *model.parameters()), dy)))
+    assert all(torch.equal(got, expected) for got, expected in zip(*both, strict=True))
 
 
 def test_compiled_of_an_inner_batch_that_is_marked_dynamic(device):

@@ -90,6 +90,41 @@ def test_outliers(smoothing, fold):
     assert with_multiplier == ([] if fold is FOLD else expected[fold])
 
 
+def smoothed_in_place(model, layers, config):
+    """The float model as it is smoothed, before anything of it is quantized."""
+    smoothed, changes = smoothing.smooth(model, layers, config)
+    for name, own in smoothed.items():
+        layers[name].weight.copy_(own.weight if own.multiplier is None else own.weight * own.multiplier)
+        if own.bias is not None:
+            layers[name].bias.copy_(own.bias)
+    for parameter, new in changes:
+        parameter.copy_(new)
+    return smoothed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_columns_are_multiplied_by_what_the_norm_was_divided_by(dtype):
+    """A norm's weight is rounded to its type: to 8 bits in bfloat16."""
+    model = block(50.0).to(dtype)
+    config = W8A8Static(calibrated(block(50.0)), smoothing=0.7, fold={"norm": ["value", "gate"]})
+    layers = {name: getattr(model, name) for name in ("value", "gate", "out")}
+    with torch.no_grad():
+        model.norm.weight *= torch.rand(WIDTH, generator=torch.Generator().manual_seed(1)) + 0.5
+    smoothed, changes = smoothing.smooth(model, layers, config)
+    (_, norm), (_, bias) = changes
+    assert norm.dtype is dtype and not torch.equal(norm, model.norm.weight)
+    for name in ("value", "gate"):
+        # Three roundings to float32: of the quotient, of the product, and of the smoothed weight read back.
+        exact = layers[name].weight.detach().double() * model.norm.weight.detach().double()
+        assert torch.allclose(smoothed[name].weight.double() * norm.double(), exact, rtol=3 * 2.0**-24, atol=0)
+    s = model.norm.weight.detach().double() / norm.double()
+    assert torch.equal(bias, (model.norm.bias.detach().double() / s.float()).to(dtype))
+    again = W8A8Static(config.calibration, smoothing=0.7, fold=config.fold)
+    with torch.no_grad():
+        quantize_(model, again, lambda module, name: name in layers)
+    assert torch.equal(model.norm.weight, norm)
+
+
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 def test_a_fold_keeps_the_function(norm):
     model = block(50.0, norm)
@@ -97,9 +132,8 @@ def test_a_fold_keeps_the_function(norm):
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     with torch.no_grad():
         exact = model.double()(batch().double())
-        smoothed = smoothing.smooth_(model, layers, config)
+        smoothed = smoothed_in_place(model, layers, config)
         for name, own in smoothed.items():
-            layers[name].weight.copy_(own.weight)
             assert own.multiplier is None and own.channel_max.shape == (layers[name].in_features,)
         assert torch.allclose(model(batch().double()), exact, rtol=1e-9, atol=1e-9)
     again = calibrated(model.float())
@@ -139,7 +173,7 @@ def test_search_by_second_moments():
 
 def test_bad_configurations():
     calibration = calibrated(block())
-    for smoothing in (1.5, -0.1, "best", float("nan")):
+    for smoothing in (1.5, -0.1, "best", float("nan"), True, False):
         with pytest.raises(ValueError, match="smoothing is .*are known"):
             W8A8Static(calibration, smoothing)
     with pytest.raises(ValueError, match="fold is 'all'"):
@@ -163,6 +197,8 @@ class Shifted(nn.RMSNorm):
         ({"norm": ["mlp.0"]}, "'mlp.0' is no layer that is converted"),
         ({"norm": ["out"]}, "out has 32 inputs, and norm 64 outputs"),
         ({"norm": ["value", "value"]}, "value is there twice"),
+        ({"norm": ["value", "value_again"]}, "value is there twice"),
+        ({"norm": ["value"], "norm_again": ["gate", "value"]}, "value is there twice"),
         ({"shifted": ["value"]}, "the output of shifted, a Shifted, is not in proportion to its weight"),
         ({"table": ["value"]}, "table is a Embedding; norms and torch.nn.Linear can be"),
         ({"tied": ["value"]}, r"tied shares its weight with \['mlp.0', 'tied'\]"),
@@ -173,6 +209,7 @@ def test_bad_folds(fold, says):
     calibration = calibrated(model)
     model.shifted, model.tied, model.table = Shifted(WIDTH), nn.LayerNorm(WIDTH), nn.Embedding(WIDTH, 2)
     model.tied.weight = model.mlp[0].weight
+    model.value_again, model.norm_again = model.value, model.norm
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=says):
         quantize_(model, W8A8Static(calibration, fold=fold))
@@ -195,6 +232,55 @@ def test_a_module_that_comes_again_is_no_neighbour():
     assert smoothing.known_folds(nn.Sequential(nn.Linear(8, 8), act, nn.LayerNorm(8), act, nn.Linear(8, 8))) == {}
     assert smoothing.known_folds(nn.Sequential(norm, nn.Linear(8, 8), norm, nn.Linear(8, 8))) == {}
     assert smoothing.known_folds(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))) == {"0": ["1"]}
+
+
+@pytest.mark.parametrize(
+    "fold",
+    [
+        {"again.norm": ["again.value", "gate"]},
+        {"norm": ["value"], "again.norm": ["gate"]},
+        {"again.norm": ["gate", "value"]},
+    ],
+)
+def test_a_layer_of_several_names(fold):
+    """The same module under any of them: one norm, divided once, by one s."""
+    plain, model = block(50.0), block(50.0)
+    model.again = nn.ModuleDict({"value": model.value, "norm": model.norm})
+    for each, folds in ((plain, {"norm": ["value", "gate"]}), (model, fold)):
+        quantize_(each, W8A8Static(calibrated(each), smoothing=0.7, fold=folds))
+    assert torch.equal(plain.norm.weight, model.norm.weight)
+    assert all(torch.equal(t, model.state_dict()[name]) for name, t in plain.state_dict().items())
+
+
+def test_shared_layers_are_not_folded_by_themselves():
+    """Who reads them elsewhere is not known; named folds are taken at their word."""
+    norm = nn.LayerNorm(8)
+    model = nn.ModuleList([nn.Sequential(norm, nn.Linear(8, 8)), nn.Sequential(norm, nn.ReLU())])
+    assert smoothing.known_folds(model) == {}
+    model = nn.ModuleList([nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))] * 2)  # the block is shared, with all in it
+    assert smoothing.known_folds(model) == {"0.0": ["0.1"]}
+    model = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2))
+    model[1][0].weight = model[0][0].weight
+    assert smoothing.known_folds(model) == {}
+    assert smoothing.known_folds(nn.Sequential(nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 8))) == {}
+
+
+def test_nothing_is_changed_by_halves(monkeypatch):
+    """A layer that cannot be made after the layers before were divided."""
+    model = block(50.0)
+    calibration, before = calibrated(model), copy.deepcopy(model.state_dict())
+    make = W8A8StaticLinear.from_linear.__func__
+
+    def fails(cls, linear, *given, **more):
+        if linear is model.mlp[3]:
+            raise MemoryError("no more")
+        return make(cls, linear, *given, **more)
+
+    monkeypatch.setattr(W8A8StaticLinear, "from_linear", classmethod(fails))
+    with pytest.raises(MemoryError):
+        quantize_(model, W8A8Static(calibration, fold=FOLD))
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert type(model.value) is nn.Linear
 
 
 def test_filtered_layers_are_not_folded():
@@ -231,8 +317,7 @@ def test_known_blocks(name):
         folds = smoothing.known_folds(model)
         assert len(folds) == {"BertModel": 2, "RobertaModel": 2, "OPTModel": 6}.get(name, 8)
         before = copy.deepcopy(model.state_dict())
-        for layer, own in smoothing.smooth_(model, layers, W8A8Static(calibration, smoothing=0.6)).items():
-            layers[layer].weight.copy_(own.weight if own.multiplier is None else own.weight * own.multiplier)
+        smoothed_in_place(model, layers, W8A8Static(calibration, smoothing=0.6))
         changed = [n for n, t in model.state_dict().items() if not torch.allclose(t, before[n], rtol=1e-3)]
         assert {n.removesuffix(".weight") for n in changed if n.endswith("weight")} >= set(folds)
         assert torch.allclose(model(tokens).last_hidden_state, exact, rtol=1e-3, atol=1e-4)
