@@ -234,7 +234,7 @@ class Run {
       const std::string name = row.kernel.empty() ? row.name : row.kernel;
       row.page = page_path(options_.report, name, rows_.size() > 1);
       const std::string command = "octile puzzles run " + std::to_string(row.facts.number) +
-                                  (row.kernel.empty() ? "" : " --wrong") + " --report " + options_.report;
+                                  (row.kernel.empty() ? "" : " --wrong") + " --report " + shell_word(options_.report);
       write_page(row.page, row.facts, row.verdict, command);
     }
   }
@@ -324,7 +324,7 @@ class Run {
 void write_starter(const std::string& which, const std::string& wanted_path) {
   const Puzzle& puzzle = *wanted(which).front();
   if (which == "all") throw CLI::ValidationError("puzzle", "one at a time: give a number or a name");
-  std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : wanted_path;
+  std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : as_path(wanted_path);
   if (fs::is_directory(path)) path = (fs::path(path) / (puzzle.facts.name + ".cpp")).string();
   if (fs::path(path).extension() != ".cpp") throw CLI::ValidationError("file", path + " does not end in .cpp");
   if (fs::exists(path)) throw std::runtime_error(path + " is there already, and may hold your work");
@@ -356,6 +356,7 @@ void add_run(CLI::App& app) {
   auto* const wrong = command->add_flag("--wrong", options->wrong, "Instead the wrong kernels, which must be caught");
   command->add_flag("--json", options->json, "One JSON document instead of text");
   command->callback([options, report, wrong] {
+    options->report = as_path(options->report);
     if (options->device == "cuda" && (report->count() > 0 || wrong->count() > 0)) {
       throw CLI::ValidationError("--device", "a report and the wrong kernels need the checker, which is on the cpu");
     }
@@ -384,6 +385,8 @@ void add_check_solution(CLI::App& app) {
   command->add_flag("--stated", check->stated, "Only the sizes of the task, not the hidden ones");
   command->add_flag("--verbose", check->verbose, "All that the compiler says, not only what it means");
   command->callback([check] {
+    check->file = as_path(check->file);
+    check->report = as_path(check->report);
     check->called = shell_word(this_command()) + " puzzles check " + shell_word(check->file);
     const int status = check_solution(*check);
     if (status != 0) throw CLI::RuntimeError(status);

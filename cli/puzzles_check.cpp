@@ -3,16 +3,18 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <regex>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "console.h"
@@ -25,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMostComplaints = 3;
+constexpr int kLastSignal = 64;
 
 // A folder that is gone when the check is over.
 class TemporaryFolder {
@@ -70,36 +73,91 @@ struct Complaint {
   int line = 0, column = 0;
 };
 
+// "3:14:" and what follows, at the beginning of a text.
+bool take_number(std::string_view& text, int& number) {
+  const char* const end = text.data() + text.size();
+  const auto [past, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || number < 0 || past == end || *past != ':') return false;
+  text.remove_prefix(static_cast<std::size_t>(past - text.data()) + 1);
+  return true;
+}
+
+// "FILE:3:14: what it says": a line of a compiler that names a place. No regular expressions: those of the library call
+// themselves for each character, and lines may be long.
+struct Said {
+  bool in_file = false;  // the learner's
+  int line = 0, column = 0;
+  std::string_view what;
+};
+
+std::optional<Said> said_at_a_place(std::string_view text, std::string_view file) {
+  const auto place_from = [&](std::size_t colon) -> std::optional<Said> {
+    Said said{text.substr(0, colon) == file, 0, 0, text.substr(colon + 1)};
+    if (!take_number(said.what, said.line) || !take_number(said.what, said.column)) return std::nullopt;
+    return said;
+  };
+  if (text.starts_with(file) && text.size() > file.size() && text[file.size()] == ':') {
+    if (const auto said = place_from(file.size())) return said;
+  }
+  for (std::size_t colon = 0; (colon = text.find(':', colon + 1)) != std::string_view::npos;) {
+    if (const auto said = place_from(colon)) return said;
+  }
+  return std::nullopt;
+}
+
+// Without "static assertion failed: ", or what else a compiler says before the words of the assertion.
+std::string_view without_assertion(std::string_view what) {
+  for (const std::string_view begin : {"static assertion failed", "static_assert failed"}) {
+    if (!what.starts_with(begin)) continue;
+    std::string_view rest = what.substr(begin.size());
+    constexpr std::string_view kDueTo = " due to requirement '";
+    if (rest.starts_with(kDueTo)) {
+      const std::size_t end = std::min(rest.find("': ", kDueTo.size()), rest.find("' \"", kDueTo.size()));
+      if (end == std::string_view::npos) return what;
+      rest.remove_prefix(end + 1);
+    }
+    if (rest.starts_with(":")) rest.remove_prefix(1);
+    if (!rest.starts_with(" ")) return what;
+    rest.remove_prefix(1);
+    if (rest.starts_with("\"")) rest.remove_prefix(1);
+    if (rest.ends_with("\"")) rest.remove_suffix(1);
+    return rest;
+  }
+  return what;
+}
+
 // Most of what a compiler says of a mistake in a template is about the templates. g++ lists the places that lead to an
 // error before it, the innermost first, and clang after it: of these the first in the learner's own file is meant.
 std::vector<Complaint> complaints(const std::vector<std::string>& lines, const std::string& file) {
-  static const std::regex place("^(.+?):([0-9]+):([0-9]+):(.*)$");
-  static const std::regex error("^ (?:fatal )?(error|warning): (.*)$");
-  static const std::regex assertion(
-      "^static(?: assertion|_assert) failed(?: due to requirement '.*?')?:? \"?(.*?)\"?$");
   std::vector<Complaint> result;
   int line = 0, column = 0;  // in the file, since the last error
   for (const std::string& text : lines) {
-    std::smatch at, says;
-    if (!std::regex_match(text, at, place)) continue;
-    const bool in_file = at[1] == file;
-    const std::string rest = at[4];
-    if (!std::regex_match(rest, says, error)) {
-      if (!in_file) continue;
-      const bool after = line == 0 && !result.empty() && result.back().line == 0 && rest.starts_with(" note: ");
+    const std::optional<Said> said = said_at_a_place(text, file);
+    if (!said) continue;
+    std::string_view what = said->what;
+    bool error = false, warning = false;
+    for (const std::string_view kind : {" error: ", " fatal error: ", " warning: "}) {
+      if (!what.starts_with(kind)) continue;
+      what.remove_prefix(kind.size());
+      warning = kind == " warning: ";
+      error = !warning;
+      break;
+    }
+    if (!error && !warning) {
+      if (!said->in_file) continue;
+      const bool after = line == 0 && !result.empty() && result.back().line == 0 && what.starts_with(" note: ");
       int& into_line = after ? result.back().line : line;
       int& into_column = after ? result.back().column : column;
       if (into_line == 0) {
-        into_line = std::stoi(at[2]);
-        into_column = std::stoi(at[3]);
+        into_line = said->line;
+        into_column = said->column;
       }
       continue;
     }
-    Complaint complaint{std::regex_replace(says[2].str(), assertion, "$1"), line, column};
-    if (says[1] == "warning") complaint.what = "warning: " + complaint.what;
-    if (in_file) {
-      complaint.line = std::stoi(at[2]);
-      complaint.column = std::stoi(at[3]);
+    Complaint complaint{(warning ? "warning: " : "") + std::string(without_assertion(what)), line, column};
+    if (said->in_file) {
+      complaint.line = said->line;
+      complaint.column = said->column;
     }
     result.push_back(complaint);
     line = column = 0;
@@ -137,10 +195,13 @@ void show_complaints(const Ran& compiler, const Check& check) {
   if (compiler.status != 0) std::cout << "  (--verbose shows all that the compiler says)\n";
 }
 
-int exit_status(int wait_status, const std::string& file) {
-  // A shell says 128 and the signal.
+// Throws if a signal has ended it: a shell then says 128 and the signal's number.
+int exit_status(int wait_status, const std::string& who) {
+  if (wait_status == -1) throw std::runtime_error("cannot run " + who);
   const int status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
-  if (status > 128) throw std::runtime_error(file + " was ended by a signal: " + strsignal(status - 128));
+  if (status > 128 && status - 128 <= kLastSignal) {
+    throw std::runtime_error(who + " was ended by a signal: " + strsignal(status - 128));
+  }
   return status;
 }
 
@@ -152,8 +213,9 @@ int check_solution(const Check& check) {
   }
   const TemporaryFolder folder;
   const std::string program = (folder.path() / fs::path(check.file).stem()).string();
-  const Ran compiler = run(tile::puzzles::compile_only(check.file, program, find_toolbox()) +
-                           " -ftemplate-backtrace-limit=0 -fno-diagnostics-color");
+  Ran compiler = run(tile::puzzles::compile_only(check.file, program, find_toolbox()) +
+                     " -ftemplate-backtrace-limit=0 -fno-diagnostics-color");
+  compiler.status = exit_status(compiler.status, "the compiler, with " + check.file + ",");
   if (compiler.status != 0) std::cout << check.file << " does not compile:\n";
   show_complaints(compiler, check);
   if (compiler.status != 0) return 1;

@@ -332,6 +332,29 @@ TEST(Pipeline, WhatWasStoredBeforeItAndABarrierIsThere) {
   EXPECT_EQ(z[63], 48.0f);
 }
 
+TEST(Pipeline, WithinAnother) {
+  auto x = ramp("x", {64}), y = ramp("y", {4, 48});
+  Array<f32> z("z", {64});
+  const Report report = launch(
+      CheckedCpu{}, Grid{1},
+      [](auto& t, auto px, auto py, auto pz) {
+        const auto i = t.arange(c<16>);
+        t.pipeline(
+            c<3>, 4, [&](int k) { return fetches(t.fetch(px + (i + 16 * k))); },
+            [&](int k, const auto& v) {
+              auto total = t.full(c<16>, 0.0f);
+              t.pipeline(
+                  c<2>, 3, [&](int step) { return fetches(t.fetch(py + (i + 16 * step + 48 * k))); },
+                  [&](int, const auto& w) { total += w; });
+              t.store(pz + (i + 16 * k), v + total);
+            });
+      },
+      x, y, z);
+  EXPECT_TRUE(report.clean()) << all(report);
+  EXPECT_EQ(z[0], x[0] + y[0] + y[16] + y[32]);
+  EXPECT_EQ(z[63], x[63] + y[159] + y[175] + y[191]);
+}
+
 // On a GPU a step is staged before the bodies of earlier ones, and again when its turn comes.
 TEST(Pipeline, AStageThatDependsOnMoreThanItsStepGoesWrong) {
   auto x = ramp("x", {64});

@@ -1,5 +1,5 @@
-// Kernels and sizes for tests of the CUDA executor: each runs on a machine (a GPU, or emulated blocks of threads) and
-// on the fast CPU executor, and the results are compared: bit for bit, or within the error bound of a sum for dots of
+// Sizes for tests of the CUDA executor: each kernel runs on a machine (a GPU, or emulated blocks of threads) and on the
+// fast CPU executor, and the results are compared: bit for bit, or within the error bound of a sum for dots of
 // floats. Outputs start as poison on both sides.
 #pragma once
 
@@ -11,155 +11,12 @@
 
 #include "octile/tile/cuda.h"
 #include "octile/tile/fast.h"
+#include "tile_cuda_kernels.h"
 #include "tile_kernels.h"
 
 namespace octile::tile::cuda_cases {
 
 using namespace kernels;
-
-// ---- Kernels ----
-
-struct AddFrom {  // z[first ..] = x[first ..] + 10: rows that begin anywhere
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, int first, int n0, auto b0) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0) + first;
-    t.store(z + i, t.load(x + i, i < n0) + 10.0f, i < n0);
-  }
-};
-
-struct Reduce {  // one tile (p, r, c): its sums, maxima and minima along every axis
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, auto p, auto r, auto c0) const {
-    const auto plane = col(col(t.arange(p)));
-    const auto row = col(t.arange(r));
-    const auto column = t.arange(c0);
-    const auto v = t.load(x + plane * (r * c0) + row * c0 + column);
-    auto to = z + 0;
-    t.store(to + plane * r + row, sum(v));
-    t.store(to + p * r + plane * r + row, max(v));
-    t.store(to + p * r * 2 + plane * r + row, min(v));
-    const auto to_rows = z + p * r * 3;
-    t.store(to_rows + plane * c0 + column, sum(v, kRows));
-    t.store(to_rows + p * c0 + plane * c0 + column, max(v, kRows));
-    t.store(to_rows + p * c0 * 2 + plane * c0 + column, min(v, kRows));
-    const auto to_planes = z + (p * r + p * c0) * 3;
-    t.store(to_planes + row * c0 + column, sum(v, kPlanes));
-    t.store(to_planes + r * c0 + row * c0 + column, max(v, kPlanes));
-    t.store(to_planes + r * c0 * 2 + row * c0 + column, min(v, kPlanes));
-  }
-};
-
-struct Rearrange {  // transposed, reshaped, and a row as a column
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, auto r, auto c0) const {
-    const auto v = t.load(x + col(t.arange(r)) * c0 + t.arange(c0));
-    t.store(z + col(t.arange(c0)) * r + t.arange(r), trans(v));
-    const auto pairs = reshape(v, r / c<2>, c0 / c<2>, c<4>);
-    const auto index = col(col(t.arange(r / c<2>))) * (c0 * 2) + col(t.arange(c0 / c<2>)) * 4 + t.arange(c<4>);
-    t.store(z + r * c0 + index, pairs);
-    t.store(z + r * c0 * 2 + col(t.arange(c0)), col(t.load(x + t.arange(c0))));
-  }
-};
-
-struct Integers {  // packs of four 8-bit numbers, with shifts, masks of tiles and gathers
-  TILE_KERNEL void operator()(auto& t, auto x, auto bytes, auto z, int n0, auto b0) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto in = i < n0;
-    const auto word = t.load(x + i / 4, in, 0);
-    const auto byte = (word >> (i % 4 * 8)) & 255;
-    const auto other = t.load(bytes + byte % n0, in & (byte != 7), 3);
-    const auto mixed = where(byte < 100, byte * 5 - other, (byte << 3) ^ other);
-    t.store(z + i, mixed / 3 + abs(mixed) % 11, in & !(byte == 9));
-  }
-};
-
-struct Casts {
-  TILE_KERNEL void operator()(auto& t, auto x, auto half, auto brain, auto byte, auto small, auto wide, int n0,
-                              auto b0) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto in = i < n0;
-    const auto v = t.load(x + i, in);
-    t.store(half + i, cast<f16>(v), in);
-    t.store(brain + i, cast<bf16>(v * 3.0f), in);
-    t.store(byte + i, cast<s8, Round::even>(v * 40.0f), in);
-    t.store(small + i, cast<u8, Round::down>(sqrt(abs(v)) * 100.0f), in);
-    t.store(wide + i, cast<s64>(cast<s32, Round::zero>(v * 1e8f)) * 3, in);
-  }
-};
-
-struct Atomics {  // count[bin of x] += 1, most = max x, largest = max as an integer
-  TILE_KERNEL void operator()(auto& t, auto x, auto count, auto most, auto largest, int n0, auto b0) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto in = i < n0;
-    const auto v = t.load(x + i, in, 0.0f);
-    const auto level = cast<s32, Round::down>(v * 4.0f);
-    t.atomic_add(count + (level & 7), where(in, level * 0 + 1, 0), in);
-    t.atomic_max(most, max(where(in, v, -kInfinity)));
-    t.atomic_max(largest + (i & 1), level, in);
-  }
-};
-
-struct StoreThenLoad {  // a program reads what its other threads have stored
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, auto w, auto b0) const {
-    const auto i = t.arange(b0);
-    const auto first = t.program_id(0) * b0;
-    t.store(z + first + i, t.load(x + first + i) * 2.0f);
-    t.barrier();
-    t.store(w + first + i, t.load(z + first + (b0 - 1 - i)));
-  }
-};
-
-struct Matmul {  // z = x (n0, middle) @ y (middle, n1), operands loaded ahead
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int middle, auto b0, auto b1,
-                              auto b2) const {
-    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
-    const auto j = t.program_id(1) * b1 + t.arange(b1);
-    auto total = t.full(b0, b1, 0.0f);
-    t.pipeline(
-        c<4>, cdiv(middle, b2),
-        [&](int step) {
-          const auto k = t.arange(b2) + step * b2;
-          return fetches(t.fetch(x + i * middle + k, (i < n0) & (k < middle), 0.0f),
-                         t.fetch(y + col(k) * n1 + j, (col(k) < middle) & (j < n1), 0.0f));
-        },
-        [&](int, const auto& a, const auto& b) { total = dot(a, b, total); });
-    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));
-  }
-};
-
-struct MatmulTransposed {  // z = x^T @ y from registers; x (middle, n0). Doubles y first.
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int middle, auto b0, auto b1,
-                              auto b2) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = t.program_id(1) * b1 + t.arange(b1);
-    auto total = t.full(b0, b1, 0.0f);
-    for (int step : range(0, middle, b2)) {
-      const auto k = col(t.arange(b2) + step);
-      const auto a = t.load(x + k * n0 + i, (i < n0) & (k < middle), 0.0f);
-      const auto b = t.load(y + k * n1 + j, (k < middle) & (j < n1), 0.0f);
-      total = dot(trans(a), cast<f16>(b * 2.0f), total);
-    }
-    t.store(z + col(i) * n1 + j, total, (col(i) < n0) & (j < n1));
-  }
-};
-
-struct PipelinedRows {  // z[r] = sum over steps of the elementwise work on staged operands, one of them gathered
-  TILE_KERNEL void operator()(auto& t, auto x, auto index, auto z, int n0, int length, auto b0, auto b1) const {
-    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
-    auto total = t.full(b0, c<1>, 0.0f);
-    t.pipeline(
-        c<2>, cdiv(length, b1),
-        [&](int step) {
-          const auto j = t.arange(b1) + step * b1;
-          const auto in = (i < n0) & (j < length);
-          const auto from = t.load(index + j, j < length, 0);
-          return fetches(t.fetch(x + i * length + j, in, 2.5f), t.fetch(x + i * length + from, in, -1.0f), t.fetch(x));
-        },
-        [&](int step, const auto& a, const auto& b, const auto& first) {
-          total += sum(a * b + trans(trans(a)) * first) + sum(max(b, kRows)) * cast<f32>(t.full(c<1>, step));
-        });
-    t.store(z + i, total, i < n0);
-  }
-};
-
-// ---- Running and comparing ----
 
 inline Array<f32> normal(const char* name, std::vector<std::int64_t> shape, float scale = 1.0f) {
   Array<f32> result(name, std::move(shape));
@@ -241,6 +98,17 @@ class Cases {
     auto w = normal("w", {4, 256});
     Array<f32> doubled("doubled", {4, 256}), backwards("w", {4, 256}), my("w", {4, 256});
     check("store then load", backwards, my, {4}, StoreThenLoad{}, w, doubled, Out{}, c<256>);
+    in_place<1>();
+    in_place<8>();
+    in_place<64>();
+    for (const int n1 : {4, 100, 128}) {
+      auto columns = normal("x", {9, n1});
+      Array<f32> column_sums("z", {n1}), my_column_sums("z", {n1});
+      check("column sums", column_sums, my_column_sums, {cdiv(n1, 32)}, ColumnSums{}, columns, Out{}, 9, n1, c<32>);
+    }
+    auto outer = normal("x", {4, 5 * 32}), inside = normal("y", {5, 100});
+    Array<f32> nested("z", {4}), my_nested("z", {4});
+    check("nested pipelines", nested, my_nested, {1}, Nested{}, outer, inside, Out{}, 5, 100, c<4>, c<32>);
     for (const int length : {1, 100, 128, 1024}) {
       auto v = normal("v", {7, length});
       Array<s32> index("index", {length});
@@ -359,6 +227,23 @@ class Cases {
  private:
   struct Out {};  // stands for the array that is compared
 
+  template <int C>
+  void in_place() {
+    Array<f32> z("z", {3, 16, C}), mine("z", {3, 16, C});
+    auto x = normal("x", {C}), again = normal("x", {C});
+    Array<f32> s("s", {1}, {3.0f}), s_again("s", {1}, {3.0f});
+    Array<s32> most("most", {C}), most_again("most", {C});
+    most.fill(7);
+    most_again.fill(7);
+    octile::tile::launch(FastCpu{1}, Grid{1}, InPlace{}, x, z, s, most, c<16>, c<C>);
+    machine_.template launch<L>(Grid{1}, InPlace{}, again, mine, s_again, most_again, c<16>, c<C>);
+    ++runs_;
+    compare("in place", z, mine);
+    compare("in place, x", x, again);
+    compare("in place, s", s, s_again);
+    compare("in place, most", most, most_again);
+  }
+
   template <int P, int R, int C>
   void reduce_tile() {
     auto x = normal("x", {P, R, C});
@@ -392,6 +277,11 @@ class Cases {
     octile::tile::launch(FastCpu{2}, grid, kernel, with(expected, args)...);
     machine_.template launch<L>(grid, kernel, with(mine, args)...);
     ++runs_;
+    compare(name, expected, mine);
+  }
+
+  template <class T>
+  void compare(const char* name, const Array<T>& expected, const Array<T>& mine) {
     for (std::int64_t i = 0; i < mine.size(); ++i) {
       if (memcmp(static_cast<const void*>(expected.data() + i), static_cast<const void*>(mine.data() + i), sizeof(T))) {
         return fail(name, i, static_cast<double>(widen(expected[i])), static_cast<double>(widen(mine[i])));

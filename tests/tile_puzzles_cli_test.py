@@ -2,6 +2,7 @@
 
 The environment variable OCTILE_COMMAND names the command; without it the test is skipped (status 77).
 """
+import html
 import json
 import os
 import pathlib
@@ -21,8 +22,9 @@ SOLUTION = """    const auto i = t.program_id(0) * b0 + t.arange(b0);
     t.store(z + i, t.load(x + i{load_mask}) + 10.0f, i < n0);"""
 
 
-def octile(*arguments, status=0, cwd=None):
-    done = subprocess.run([OCTILE, "puzzles", *arguments], capture_output=True, text=True, cwd=cwd)
+def octile(*arguments, status=0, cwd=None, compiler=None):
+    environment = os.environ | ({"CXX": compiler} if compiler else {})
+    done = subprocess.run([OCTILE, "puzzles", *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == status, f"{arguments}: status {done.returncode}\n{done.stdout}{done.stderr}"
     return done
 
@@ -39,12 +41,16 @@ class Puzzles(unittest.TestCase):
             self.assertLessEqual(len(line), 150)
 
     def test_run(self):
-        puzzles = json.loads(octile("run", "all", "--json").stdout)["puzzles"]
-        self.assertEqual(len(puzzles), 18)
-        for puzzle in puzzles:
-            self.assertTrue(puzzle["right"], puzzle)
-            self.assertGreaterEqual(puzzle["score"]["bytes"], puzzle["score"]["least_bytes"])
-        self.assertIn("18 right, 0 wrong", octile("run", "all").stdout)
+        said = octile("run", "all").stdout
+        rows = re.findall(r"(?m)^(\d+) +(\w+) +right +\d+ +(\d+) +(\d+\.\d+) ", said)
+        self.assertEqual([int(number) for number, _, _, _ in rows], list(range(1, 19)), said)
+        self.assertIn("18 right, 0 wrong", said)
+        self.assertGreaterEqual(min(float(of_the_least) for _, _, _, of_the_least in rows), 1)
+        for number, name, moved, of_the_least in rows[1], rows[6]:
+            puzzle, = json.loads(octile("run", number, "--json").stdout)["puzzles"]
+            self.assertEqual((puzzle["name"], puzzle["right"]), (name, True))
+            self.assertEqual(puzzle["score"]["bytes"], int(moved))
+            self.assertAlmostEqual(puzzle["score"]["bytes"] / puzzle["score"]["least_bytes"], float(of_the_least), delta=0.006)
         self.assertEqual(octile("run", "masked_add").stdout, octile("run", "2").stdout)
 
     def test_wrong_kernels(self):
@@ -117,10 +123,11 @@ class Puzzles(unittest.TestCase):
 
     def test_reports(self):
         with tempfile.TemporaryDirectory() as directory:
-            octile("run", "2", "--report", "right.html", cwd=directory)
+            octile("run", "2", "--report", "the right.html", cwd=directory)
             octile("run", "2", "--wrong", "--report", "wrong.html", cwd=directory)
             pages = sorted(p.name for p in pathlib.Path(directory).iterdir())
-            self.assertEqual(pages, ["right.html", "wrong-MaskTooWide.html", "wrong-NoProgramId.html",
+            self.assertIn("octile puzzles run 2 --report 'the right.html'", html.unescape((pathlib.Path(directory) / pages[0]).read_text()))
+            self.assertEqual(pages, ["the right.html", "wrong-MaskTooWide.html", "wrong-NoProgramId.html",
                                      "wrong-StoreWithoutMask.html"])
             self.assertIn("i &lt; n0 + 100", (pathlib.Path(directory) / pages[1]).read_text())
 
@@ -149,34 +156,36 @@ class Solving(unittest.TestCase):
 
     def test_solving_the_second(self):
         file, command = self.new("2")
-        self.assertIn("nobody wrote z[0] of 200", self.check(file, status=1))
-
-        starter = file.read_text()
-        file.write_text(starter.replace("    // Your kernel.", SOLUTION.format(load_mask="")))
-        said = self.check(file, status=1)
-        self.assertRegex(said, r"masked_add\.cpp:\d+:\d+: load x: out of bounds, 24 lanes; first: program \(6,0,0\), "
-                               r"lane \[0,0,8\], x\[200\] of 200")
-        self.assertIn("t.load(x + i) + 10.0f", said)
-
+        starter, folder = file.read_text(), file.parent
         file.write_text(starter.replace("    // Your kernel.", SOLUTION.format(load_mask=", i < n0")))
-        said = self.check(file, "--report", "page.html", status=0)
-        self.assertIn("2 masked_add: right at 8 sizes, 7 of them hidden", said)
-        page = (pathlib.Path(self.directory.name) / "page.html").read_text()
+        done = self.run_command(command)  # by hand
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("2 masked_add: right at 8 sizes, 7 of them hidden", done.stdout)
+        done = self.run_command("./masked_add --nonsense")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("--nonsense is no option here", done.stderr)
+        done = self.run_command("./masked_add --report no/such/page.html")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
+        self.assertIn("no/such/page.html", done.stderr)
+        self.assertIn("right at 1 size;", self.run_command("./masked_add --stated --report 'by hand.html'").stdout)
+        self.assertIn("./masked_add --report 'by hand.html'", html.unescape((folder / "by hand.html").read_text()))
+
+        # A file that is no option of anybody's. It has two kernels, and nothing in them.
+        odd = folder / "-my @first try.cpp"
+        odd.write_text(self.new("quantize_global")[0].read_text())
+        said = octile("check", "--report=-page.html", "--", odd.name, status=1, cwd=folder).stdout
+        self.assertIn("nobody wrote scale[0] of 1", said)
+        page = html.unescape((folder / "-page.html").read_text())
         self.assertIn("MyKernel", page)
-        self.assertIn(" puzzles check masked_add.cpp --report page.html", page)
-        self.assertEqual(sorted(os.listdir(self.directory.name)), ["masked_add.cpp", "page.html"])
+        self.assertIn(" puzzles check './-my @first try.cpp' --report ./-page.html", page)
+        files = ["masked_add", "masked_add.cpp", "quantize_global.cpp"]
+        self.assertEqual(sorted(os.listdir(folder)), [odd.name, "-page.html", "by hand.html", *files])
 
         octile("new", "2", status=1, cwd=self.directory.name)  # does not overwrite
         octile("new", "2", ".", status=1, cwd=self.directory.name)
         self.assertIn("i < n0) + 10.0f", file.read_text())
-
-        done = self.run_command(command + " --nonsense")  # by hand
-        self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertIn("--nonsense is no option here", done.stderr)
-        self.assertIn("right at 1 size;", self.run_command("./masked_add --stated").stdout)
-        done = self.run_command("./masked_add --report no/such/page.html")
-        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1))
-        self.assertIn("no/such/page.html", done.stderr)
+        self.assertIn(" puzzles check './@x.cpp'\n", octile("new", "2", "@x.cpp", cwd=self.directory.name).stdout)
+        self.assertTrue((file.parent / "@x.cpp").exists())
 
     def test_mistakes_that_do_not_compile(self):
         file, _ = self.new("3")
@@ -193,7 +202,6 @@ class Solving(unittest.TestCase):
                                  r"    \d+ \|     const auto sum = t.load\(x \+ i\) \+ t.load\(y \+ t.arange\(b1\)\);\n")
         self.assertNotIn("required from", shapes)
         self.assertLess(shapes.count("\n"), 12)
-        self.assertIn("required from", self.check(file, "--verbose", status=1))
 
         several = said("    t.store(z + nowhere, 1.0f);", "    t.store(z, 1.0f)", "    t.store(z, 2.0f);")
         self.assertRegex(several, r"outer_add\.cpp:\d+:\d+: .*nowhere")
@@ -214,15 +222,49 @@ class Solving(unittest.TestCase):
         done = self.run_command(" ".join(words) + " -fsyntax-only all.cpp")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-    def test_two_kernels(self):
-        file, _ = self.new("quantize_global")
-        self.assertIn("nobody wrote scale[0] of 1", self.check(file, status=1))
+    def compiler(self, body, status=0):
+        """A command that takes the place of the compiler: `body` is Python, with the words of its command line in `words`."""
+        path = pathlib.Path(self.directory.name) / "compiler.py"
+        path.write_text(f"import os, stat, sys\nwords = sys.argv[1:]\n{body}\nsys.exit({status})\n")
+        return f"{sys.executable} {path}"
 
-    def test_a_crash(self):
+    def test_what_compilers_say(self):
         file, _ = self.new("1")
-        file.write_text(file.read_text().replace("    // Your kernel.", "    __builtin_trap();"))
-        done = octile("check", file.name, status=1, cwd=self.directory.name)
-        self.assertRegex(done.stderr, r"constant_add\.cpp was ended by a signal: \w+")
+        long = "x" * 300_000
+        says = [
+            long,
+            f"constant_add.cpp:{long}",
+            f"constant_add.cpp:7:3:   required from '{long}'",
+            f"/usr/include/a.h:1:2: error: static assertion failed: octile: {long}",
+            "constant_add.cpp:99999999999999999999:1: error: no line has this number",
+            "in.h:3:4: fatal error: static_assert failed due to requirement 'is<1>::value' \"octile: quoted\"",
+            "constant_add.cpp:8:5: note: in instantiation of",
+            "constant_add.cpp:9:1: error: octile: a name with :3:4: in it",
+            "constant_add.cpp:9:2: warning: unused",
+        ]
+        fake = self.compiler(f"print({chr(10).join(says)!r})", 1)
+        said = octile("check", file.name, status=1, cwd=self.directory.name, compiler=fake).stdout
+        places = [line[2:][:70] for line in said.splitlines() if line.startswith("  constant_add.cpp:")]
+        self.assertEqual(places, [f"constant_add.cpp:7:3: octile: {long}"[:70], "constant_add.cpp:8:5: octile: quoted",
+                                  "constant_add.cpp:9:1: octile: a name with :3:4: in it"])
+        said = octile("check", file.name, "--verbose", status=1, cwd=self.directory.name, compiler=fake).stdout
+        self.assertEqual(said.splitlines()[1:], says)
+
+    def test_signals(self):
+        file, _ = self.new("1")
+
+        def check(program, status):
+            body = "path = words[words.index('-o') + 1]\nopen(path, 'w').write('#!/bin/sh\\n" + program + "\\n')\nos.chmod(path, 0o700)"
+            return octile("check", file.name, status=status, cwd=self.directory.name, compiler=self.compiler(body)).stderr
+
+        for signal, name in (("SEGV", "Segmentation fault"), ("FPE", "Floating point exception")):
+            self.assertIn(f"constant_add.cpp was ended by a signal: {name}", check(f"kill -{signal} $$", 1))
+        self.assertIn("constant_add.cpp was ended by a signal: Aborted", check("exit 134", 1))  # as a shell says it
+        for status in (2, 127, 128, 193, 255):  # its own
+            self.assertEqual(check(f"exit {status}", status), "")
+        killed = self.compiler("os.kill(os.getpid(), 9)")
+        done = octile("check", file.name, status=1, cwd=self.directory.name, compiler=killed)
+        self.assertIn("the compiler, with constant_add.cpp, was ended by a signal: Killed", done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 // Reductions, shapes, products, masks and memory of the tile language against scalar loops, on both CPU executors.
 #include <algorithm>
+#include <limits>
 
 #include "tile_operators.h"
 
@@ -173,18 +174,25 @@ int lanes_wrong(const M& mask, Expected expected) {
   return wrong + (mask.all() && !all ? 1 : 0);
 }
 
+template <class A, class N>
+void compare(const A& index, N n) {
+  const auto at = [&](auto holds) { return [=](int r, int j) { return holds(index.at(0, r, j)); }; };
+  EXPECT_EQ(lanes_wrong(index < n, at([=](s64 i) { return i < n; })), 0) << n;
+  EXPECT_EQ(lanes_wrong(index <= n, at([=](s64 i) { return i <= n; })), 0) << n;
+  EXPECT_EQ(lanes_wrong(index > n, at([=](s64 i) { return i > n; })), 0) << n;
+  EXPECT_EQ(lanes_wrong(index >= n, at([=](s64 i) { return i >= n; })), 0) << n;
+  EXPECT_EQ(lanes_wrong(index == n, at([=](s64 i) { return i == n; })), 0) << n;
+  EXPECT_EQ(lanes_wrong(index != n, at([=](s64 i) { return i != n; })), 0) << n;
+}
+
 // Over all positions of the bound. Both executors hold an index in 64 bits, so one does.
 template <class A>
 void sweep(const A& index) {
   for (int n = -12; n < 60; ++n) {
+    compare(index, n);
     const auto at = [&](auto holds) { return [=](int r, int j) { return holds(index.at(0, r, j)); }; };
-    EXPECT_EQ(lanes_wrong(index < n, at([=](s64 i) { return i < n; })), 0) << n;
-    EXPECT_EQ(lanes_wrong(index <= n, at([=](s64 i) { return i <= n; })), 0) << n;
-    EXPECT_EQ(lanes_wrong(index > n, at([=](s64 i) { return i > n; })), 0) << n;
     EXPECT_EQ(lanes_wrong(n > index, at([=](s64 i) { return i < n; })), 0) << n;
     EXPECT_EQ(lanes_wrong(n <= index, at([=](s64 i) { return i >= n; })), 0) << n;
-    EXPECT_EQ(lanes_wrong(index == n, at([=](s64 i) { return i == n; })), 0) << n;
-    EXPECT_EQ(lanes_wrong(index != n, at([=](s64 i) { return i != n; })), 0) << n;
     EXPECT_EQ(lanes_wrong((index >= n) & (index < n + 7), at([=](s64 i) { return i >= n && i < n + 7; })), 0) << n;
     EXPECT_EQ(lanes_wrong((index < n) | (index > n + 3), at([=](s64 i) { return i < n || i > n + 3; })), 0) << n;
     EXPECT_EQ(lanes_wrong(!(index < n), at([=](s64 i) { return i >= n; })), 0) << n;
@@ -203,6 +211,34 @@ TEST(Masks, SayWhatTheirLanesSay) {
     sweep(j + 5);
     sweep(j * 0 + 7);
   });
+}
+
+struct Narrow {  // an executor that holds indices as they are, as a GPU does
+  template <class I>
+  using Index = I;
+  using Overflow = NoOverflow;
+};
+
+// No sum or difference of a bound and an index leaves its type.
+template <class E, class I>
+void sweep_ends() {
+  constexpr I kLow = std::numeric_limits<I>::min(), kHigh = std::numeric_limits<I>::max();
+  for (const I base : {kLow, kLow + 40, I{-3}, I{0}, I{5}, kHigh - 40, kHigh - 7}) {
+    Affine<E, I, Shape<1, 1, 8>, true> unit{base, 0, 0, 1};
+    Affine<E, I, Shape<1, 2, 8>, false> up{base > kHigh - 40 ? kHigh - 40 : base, 0, 5, 3}, still{base, 0, 0, 0};
+    Affine<E, I, Shape<1, 2, 8>, false> down{base < kLow + 40 ? kLow + 40 : base, 0, -5, -3};
+    for (const I n : {kLow, kLow + 1, kLow + 30, I{-1}, I{0}, I{9}, kHigh - 30, kHigh - 1, kHigh}) {
+      compare(unit, n);
+      compare(up, n);
+      compare(still, n);
+      compare(down, n);
+    }
+  }
+}
+
+TEST(Masks, WithTheLargestAndTheLeastNumbers) {
+  sweep_ends<FastCpu, s64>();
+  sweep_ends<Narrow, s32>();
 }
 
 TYPED_TEST(OnCpu, MaskedLoadsAndStores) {

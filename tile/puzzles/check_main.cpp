@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "puzzles/page.h"
+#include "puzzles/starter.h"
 #include "puzzles/trial.h"
 
 namespace octile::tile::puzzles {
@@ -12,7 +13,7 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
   const std::string program = command.empty() ? facts.name : command[0];
   const std::vector<std::string> arguments(command.begin() + (command.empty() ? 0 : 1), command.end());
   Try wanted = a_try;
-  std::string report, called = program;
+  std::string report, called = shell_word(program);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--stated") {
       wanted.hidden = false;
@@ -27,7 +28,7 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
       stream << "Checks this solution of puzzle " << facts.number << ", " << facts.name << ".\n"
              << "  --stated       only at the sizes of the task\n"
              << "  --report FILE  also write a report of it as an HTML page\n"
-             << "  --called NAME  the command that the report names instead of this program\n";
+             << "  --called NAME  the command that the report names instead of this program, as a shell reads it\n";
       return asked ? 0 : 2;
     }
   }
@@ -35,7 +36,7 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
   std::cout << text(facts, verdict);
   if (!report.empty()) {
     try {
-      write_page(report, facts, verdict, called + " --report " + report);
+      write_page(report, facts, verdict, called + " --report " + shell_word(report));
     } catch (const std::exception& error) {
       std::cerr << program << ": " << error.what() << std::endl;
       return 1;

@@ -37,6 +37,10 @@ std::string shell_word(const std::string& word) {
   return result + "'";
 }
 
+std::string as_path(const std::string& file) {
+  return file.starts_with('-') || file.starts_with('@') ? "./" + file : file;
+}
+
 std::string compile_only(const std::string& file, const std::string& program, const Toolbox& toolbox) {
   std::string result = toolbox.compiler;
   // The first three change bits: see the tile language's page.

@@ -15,7 +15,8 @@ struct Toolbox {
   std::string compiler = "c++";        // may be several words
 };
 
-std::string shell_word(const std::string& word);  // for a shell, where it has to be
+std::string shell_word(const std::string& word);  // quoted for a shell, where it has to be
+std::string as_path(const std::string& file);  // "-x.cpp" and "@x.cpp" as "./-x.cpp", which no program reads as options
 
 // Compiles `file`, "masked_add.cpp", to `program`; the other also runs it, under the name "masked_add".
 std::string compile_only(const std::string& file, const std::string& program, const Toolbox& toolbox);

@@ -25,7 +25,7 @@ struct Affine {
   static_assert(S::kSize > 0);  // looks at the shape
 
   Stored base{}, plane{}, row{}, column{};
-  [[no_unique_address]] typename E::Overflow overflow{};
+  typename E::Overflow overflow{};  // often empty, but not [[no_unique_address]]: nvcc 13.0 then loses what lies behind
 
   TILE_KEEPS_ITS_TYPE(Affine)
 

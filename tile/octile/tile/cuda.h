@@ -223,12 +223,16 @@ class Cuda<L, kMath>::Program {
 
   TILE_FUNCTION int id(int axis) const { return gpu::block_index(axis); }
   TILE_FUNCTION int count(int axis) const { return gpu::block_count(axis); }
-  TILE_FUNCTION void barrier() { gpu::barrier(); }
+  TILE_FUNCTION void barrier() {
+    gpu::barrier();
+    held_by_several_ = false;
+  }
 
   template <class P, class M, class Other>
   TILE_FUNCTION auto load(const P& p, const M& mask, Other other, Where) {
     using T = std::remove_const_t<typename P::Element>;
     using Part = Mine<typename P::Shape>;
+    if constexpr (Part::kHolders > 1) held_by_several_ = true;
     Tile<Cuda, T, typename P::Shape> out;
     const T rest = gpu::rest_of<T>(other);
     TILE_UNROLL
@@ -248,6 +252,7 @@ class Cuda<L, kMath>::Program {
       gpu::read_part<L>(read.values, value);
       store(p, read, mask, where);
     } else {
+      wait_for_holders<S>();
       if (!Mine<S>::owns(gpu::thread())) return;
       gpu::access<L>(
           p, mask, [&](T* to, int i) { gpu::store_vector<Mine<S>::kVector>(to, value.values + i); },
@@ -258,17 +263,31 @@ class Cuda<L, kMath>::Program {
   template <AtomicOp kOp, class P, class V, class M>
   TILE_FUNCTION void atomic(const P& p, const V& value, const M& mask, Where) {
     using T = typename P::Element;
+    wait_for_holders<typename P::Shape>();
     if (!Mine<typename P::Shape>::owns(gpu::thread())) return;
     gpu::access_each<L>(p, mask, [&](T* to, int i) { gpu::atomic<kOp>(to, value.values[i]); });
   }
 
+  // A pipeline within a body has memory of its own, behind this one's.
   template <class Context, int Stages, class Stage, class Body>
   TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body& body) {
-    gpu::pipeline<L, Cuda, Stages>(*this, pipeline_memory_, steps, stage, body);
+    const int memory = pipeline_memory_;
+    pipeline_memory_ += gpu::pipeline_bytes<Stages, Stage>;
+    gpu::pipeline<L, Cuda, Stages>(*this, memory, steps, stage, body);
+    pipeline_memory_ = memory;
   }
 
  private:
+  // Before the owner of an element stores it, all who hold it have loaded it. (Other lanes are the kernel's own care.)
+  template <class S>
+  TILE_FUNCTION void wait_for_holders() {
+    if constexpr (Mine<S>::kHolders > 1) {
+      if (held_by_several_) barrier();
+    }
+  }
+
   int pipeline_memory_;
+  bool held_by_several_ = false;  // something loaded since the last barrier
 };
 
 namespace gpu {
@@ -288,8 +307,7 @@ void note_needs(const Kernel& kernel, const A&... a) {
   kernel(t, a...);
 }
 
-// What goes to the GPU is an address. (Passed as a struct, nvcc 13.0 makes Pointer of another size on the GPU than on
-// the host, where its empty member takes no room.)
+// What goes to the GPU is an address: Pointer's empty member would make it two words.
 template <class A>
 auto sent(A a) {
   return a;

@@ -83,6 +83,7 @@ struct Part {
   static constexpr int kThreads = L::kThreads;
   static constexpr int kThreadRows = smaller(S::kRows, L::kRows);  // that hold different elements
   static constexpr int kThreadColumns = smaller(S::kColumns / kVector, L::kColumns);
+  static constexpr int kHolders = kThreads / (kThreadRows * kThreadColumns);  // of one element
 
   TILE_FUNCTION static constexpr int row(int thread_row, int a) {
     return a * L::kRows + (thread_row & (kThreadRows - 1));

@@ -12,15 +12,21 @@ namespace octile::tile::gpu {
 template <class Key>
 struct Noted {
   static inline int scratch = 0;   // one operation after the other uses this
-  static inline int pipeline = 0;  // and this lies behind it
+  static inline int pipeline = 0;  // and this lies behind it: a part for each pipeline, since one may be in another
 };
-template <class Key, int kScratch, int kPipeline>
-struct Note {
+template <class Key, int kScratch>
+struct NoteScratch {
   static bool note() {
     int& scratch = Noted<Key>::scratch;
-    int& pipeline = Noted<Key>::pipeline;
     scratch = larger(scratch, (kScratch + 127) / 128 * 128);
-    pipeline = larger(pipeline, kPipeline);
+    return true;
+  }
+  static inline bool noted = note();
+};
+template <class Key, int kBytes, class Stage, class Body>
+struct NotePipeline {
+  static bool note() {
+    Noted<Key>::pipeline += kBytes;
     return true;
   }
   static inline bool noted = note();
@@ -35,11 +41,15 @@ struct Needs {
   using Overflow = NoOverflow;
   struct Memory {};
 
-  template <int kScratch, int kPipeline = 0>
-  TILE_FUNCTION static void takes() {
+  template <class Note>
+  TILE_FUNCTION static void note() {
 #if !defined(__CUDA_ARCH__)
-    if (!Note<Key, kScratch, kPipeline>::noted) __builtin_trap();
+    if (!Note::noted) __builtin_trap();
 #endif
+  }
+  template <int kScratch>
+  TILE_FUNCTION static void takes() {
+    note<NoteScratch<Key, kScratch>>();
   }
 
   template <class S, class F, class... A>
@@ -83,7 +93,7 @@ struct Needs {
     TILE_FUNCTION void atomic(const P&, const V&, const M&, Where) {}
     template <class Context, int Stages, class Stage, class Body>
     TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int, Stage& stage, Body& body) {
-      takes<0, stages_of<Stages>() * fetched_bytes<decltype(stage(0))>>();
+      note<NotePipeline<Key, pipeline_bytes<Stages, Stage>, Stage, Body>>();
       int offset = 0;
       stage(0).each(StagedFetches<Needs>{&offset}, body, 0);
     }

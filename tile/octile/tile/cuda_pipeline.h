@@ -23,6 +23,9 @@ TILE_FUNCTION constexpr int stages_of() {
   return Stages < 2 ? 2 : Stages > 4 ? 4 : Stages;
 }
 
+template <int Stages, class Stage>
+inline constexpr int pipeline_bytes = stages_of<Stages>() * fetched_bytes<decltype(std::declval<Stage&>()(0))>;
+
 template <class T, class Other>
 TILE_FUNCTION T rest_of([[maybe_unused]] Other other) {
   if constexpr (std::is_same_v<Other, Nothing>) {

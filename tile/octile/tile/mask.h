@@ -44,30 +44,34 @@ struct Bound {
 
   TILE_FUNCTION Interval interval(int p, int r) const {
     static_assert(kInterval);
-    constexpr int kColumns = Shape::kColumns;
     const Stored start = a.row_start(p, r);
-    if constexpr (kCompare == Compare::less) return below(start, n);
-    if constexpr (kCompare == Compare::less_equal) return below(start, n + 1);
-    if constexpr (kCompare == Compare::greater) return rest(below(start, n + 1));
-    if constexpr (kCompare == Compare::greater_equal) return rest(below(start, n));
-    const Interval low = rest(below(start, n)), high = below(start, n + 1);
+    if constexpr (kCompare == Compare::less) return below<false>(start);
+    if constexpr (kCompare == Compare::less_equal) return below<true>(start);
+    if constexpr (kCompare == Compare::greater) return rest(below<true>(start));
+    if constexpr (kCompare == Compare::greater_equal) return rest(below<false>(start));
+    const Interval low = rest(below<false>(start)), high = below<true>(start);
     const Interval both = {low.low > high.low ? low.low : high.low, low.high < high.high ? low.high : high.high};
     return both.low < both.high ? both : Interval{kColumns, kColumns};
   }
 
  private:
-  TILE_FUNCTION static int clamped(Stored c) {
-    return c <= 0 ? 0 : c >= Shape::kColumns ? Shape::kColumns : static_cast<int>(c);
+  static constexpr int kColumns = Shape::kColumns;
+  using Distance = std::make_unsigned_t<Stored>;  // of any two indices
+
+  // The columns of a row that starts at `start` whose index is below n, or at most n: the first ones or the last ones.
+  template <bool kToo>
+  TILE_FUNCTION Interval below(Stored start) const {
+    const bool first = kToo ? start <= n : start < n;
+    if constexpr (kColumns == 1) return {0, first ? 1 : 0};
+    const Stored step = A::kUnit ? Stored{1} : a.column;
+    if (step == 0) return {0, first ? kColumns : 0};
+    const Distance up = static_cast<Distance>(step), to = static_cast<Distance>(n), from = static_cast<Distance>(start);
+    if (step > 0) return {0, first ? 1 + whole_steps(to - from - Distance{!kToo}, up) : 0};
+    return {first ? 0 : 1 + whole_steps(from - to - Distance{kToo}, Distance{0} - up), kColumns};
   }
-  // The columns of a row that starts at `start` whose index is below `bound`: the first ones or the last ones.
-  TILE_FUNCTION Interval below(Stored start, Stored bound) const {
-    const Stored room = bound - start;
-    if constexpr (Shape::kColumns == 1) return {0, room > 0 ? 1 : 0};
-    if constexpr (A::kUnit) return {0, clamped(room)};
-    const Stored step = a.column;
-    if (step == 0) return {0, room > 0 ? Shape::kColumns : 0};
-    if (step > 0) return {0, clamped((room + step - 1) / step)};
-    return room > 0 ? Interval{0, Shape::kColumns} : Interval{clamped(room / step + 1), Shape::kColumns};
+  TILE_FUNCTION static int whole_steps(Distance distance, Distance step) {
+    const Distance steps = distance / step;
+    return steps < Distance{kColumns} ? static_cast<int>(steps) : kColumns - 1;
   }
   TILE_FUNCTION static Interval rest(Interval part) {
     if (part.low > 0) return {0, part.low};

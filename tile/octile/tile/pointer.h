@@ -10,7 +10,7 @@ struct Pointer {
   using Executor = E;
   using Element = T;  // const for a tensor that is only read
   T* data = nullptr;
-  [[no_unique_address]] typename E::Memory memory{};  // what the executor knows of the tensor
+  typename E::Memory memory{};  // what the executor knows of the tensor
 };
 
 // Index: an Affine or a Tile of s32 or s64. Offsets are added to a pointer in 64 bits, each within its own type.
