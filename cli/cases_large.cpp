@@ -63,7 +63,7 @@ class LargeCases {
     return std::move(cases_);
   }
 
-  std::vector<Case> four_bits() {
+  std::vector<Case> four_bits(Operation operation) {
     for (const Sizes& sizes : kFourBits) {
       for (int turn = 0; turn < 6; ++turn) {
         LinearCase c;
@@ -71,6 +71,12 @@ class LargeCases {
         d.x = turn_.pick({DType::f16, DType::bf16});
         d.y = turn_.pick({d.x, d.x, DType::f32});
         d.activation = Activation::none;
+        if (operation == Operation::w4a8_gemm) {
+          d.x = turn_.pick({DType::f16, DType::s8});
+          d.y = turn_.pick({DType::f16, DType::bf16, DType::f32});
+          d.activation = turn_.pick(kActivations);
+          if (d.activation == Activation::static_per_tensor) d.static_scale = 0.02;
+        }
         d.weight = WeightFormat::s4_group;
         do {
           d.group = turn_.pick(kGroups);
@@ -197,7 +203,8 @@ std::vector<Case> large_cases(Operation operation) {
     case Operation::w8a16_gemm:
       return LargeCases().gradients();
     case Operation::w4a16_gemm:
-      return LargeCases().four_bits();
+    case Operation::w4a8_gemm:
+      return LargeCases().four_bits(operation);
     case Operation::w8a8_linear: {
       std::vector<Case> all = LargeCases().products();
       std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });

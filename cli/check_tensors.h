@@ -51,6 +51,8 @@ class Tensors {
   // The error that sums in float may have in element (r, c) of an output, before it is rounded to the output's type.
   // After keep_expected. An output without it is compared bit for bit (any NaN is NaN).
   void set_bound(std::string_view output, const std::function<double(std::int64_t, std::int64_t)>& error);
+  // Where this output's exact value is infinite it may be NaN.
+  void let_infinities_be_nan(std::string_view output);
 
   struct Comparison {
     std::string difference;  // empty: as expected
@@ -86,6 +88,7 @@ class Tensors {
     std::vector<std::byte> expected;
     Tensor view;
     std::vector<double> error;
+    bool infinities_may_be_nan = false;
 
     ConstTensor expected_view() const;
     Comparison compare() const;

@@ -368,10 +368,19 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
       return (load_integer(args.weight, j, k) - z) * load<double>(args.weight_scale, j, k / group);
     });
     const Magnitudes sum = product(x, w);
-    const bool narrow = c.narrow_products && (d.x == DType::f16 || d.x == DType::bf16) && group < d.k;
+    const bool narrow = c.narrow_products && (d.x == DType::f16 || d.x == DType::bf16);
+    // A kernel may multiply x by q + 8 or q + 24 and take (8 + z) or (24 + z) times the sum of x off afterwards. Then
+    // it is these terms that are summed and rounded, and an infinite x makes a NaN.
+    const Magnitudes raised(narrow ? d.k : 0, d.n, [&](std::int64_t k, std::int64_t j) {
+      const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
+      const int terms = load_integer(args.weight, j, k) + 24 + std::abs(24 + z);
+      return terms * load<double>(args.weight_scale, j, k / group);
+    });
+    const Magnitudes summed = narrow ? product(x, raised) : sum;
+    if (narrow) tensors->let_infinities_be_nan("y");
     tensors->set_bound("y", [&](std::int64_t i, std::int64_t j) {
-      const double rounded = narrow ? narrow_weight_error(args, {i, j}, sum.at(i, j)) : 0;
-      return sum_error(real, d.k, sum.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0)) + rounded;
+      const double rounded = narrow && group < d.k ? narrow_weight_error(args, {i, j}, sum.at(i, j)) : 0;
+      return sum_error(real, d.k, summed.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0)) + rounded;
     });
   }
   return {tensors, runner<LinearPlan>(tensors, d, args)};

@@ -184,7 +184,10 @@ constexpr GemmKernel kGemmKernels[] = {
   {"w8a16_gemm_sm90",                   Op::w8a16_gemm,             kCuda, cuda::w8a16_gemm_sm90_supports,  cuda::w8a16_gemm_sm90_cost,  none,                            cuda::w8a16_gemm_sm90,  cuda::w8a16_gemm_sm90_prepare, cuda::w8a16_gemm_sm90_detail},
   {"w4a16_gemm_sm80",                   Op::w4a16_gemm,             kCuda, cuda::w4a16_gemm_sm80_supports,  cuda::w4a16_gemm_sm80_cost,  none,                            cuda::w4a16_gemm_sm80,  cuda::w4a16_gemm_sm80_prepare},
   {"w4a16_gemv_sm90",                   Op::w4a16_gemm,             kCuda, cuda::w4a16_gemv_sm90_supports,  cuda::w4a16_gemv_sm90_cost,  none,                            cuda::w4a16_gemv_sm90,  cuda::w4a16_gemv_sm90_prepare, cuda::w4a16_gemv_sm90_detail},
+  {"w4a16_gemm_skinny_sm90",            Op::w4a16_gemm,             kCuda, cuda::w4a16_gemm_skinny_sm90_supports,  cuda::w4a16_gemm_skinny_sm90_cost,  none,                            cuda::w4a16_gemm_skinny_sm90,  cuda::w4a16_gemm_skinny_sm90_prepare, cuda::w4a16_gemm_skinny_sm90_detail},
   {"w4a16_gemm_sm90",                   Op::w4a16_gemm,             kCuda, cuda::w4a16_gemm_sm90_supports,  cuda::w4a16_gemm_sm90_cost,  none,                            cuda::w4a16_gemm_sm90,  cuda::w4a16_gemm_sm90_prepare, cuda::w4a16_gemm_sm90_detail, true},
+  {"w4a8_gemm_sm80",                    Op::w4a8_gemm,              kCuda, cuda::w4a8_gemm_sm80_supports,   cuda::w4a8_gemm_sm80_cost,   none,                            cuda::w4a8_gemm_sm80,   cuda::w4a8_gemm_sm80_prepare},
+  {"w4a8_gemm_sm90",                    Op::w4a8_gemm,              kCuda, cuda::w4a8_gemm_sm90_supports,   cuda::w4a8_gemm_sm90_cost,   none,                            cuda::w4a8_gemm_sm90,   cuda::w4a8_gemm_sm90_prepare, cuda::w4a8_gemm_sm90_detail},
   {"w8a8_linear_sm90",                  Op::w8a8_linear,            kCuda, cuda::w8a8_linear_sm90_supports, cuda::w8a8_linear_sm90_cost, cuda::w8a8_linear_sm90_workspace, cuda::w8a8_linear_sm90, cuda::w8a8_linear_sm90_prepare},
 };
 // clang-format on

@@ -283,11 +283,25 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem&);
 void w4a16_gemv_sm90_prepare(const GemmProblem&);
 std::string w4a16_gemv_sm90_detail(const GemmProblem&);
 void w4a16_gemv_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem&);
+Cost w4a16_gemm_skinny_sm90_cost(const GemmProblem&);
+void w4a16_gemm_skinny_sm90_prepare(const GemmProblem&);
+std::string w4a16_gemm_skinny_sm90_detail(const GemmProblem&);
+void w4a16_gemm_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
 std::string w4a16_gemm_sm90_supports(const GemmProblem&);
 Cost w4a16_gemm_sm90_cost(const GemmProblem&);
 void w4a16_gemm_sm90_prepare(const GemmProblem&);
 std::string w4a16_gemm_sm90_detail(const GemmProblem&);
 void w4a16_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w4a8_gemm_sm80_supports(const GemmProblem&);
+Cost w4a8_gemm_sm80_cost(const GemmProblem&);
+void w4a8_gemm_sm80_prepare(const GemmProblem&);
+void w4a8_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
+std::string w4a8_gemm_sm90_supports(const GemmProblem&);
+Cost w4a8_gemm_sm90_cost(const GemmProblem&);
+void w4a8_gemm_sm90_prepare(const GemmProblem&);
+std::string w4a8_gemm_sm90_detail(const GemmProblem&);
+void w4a8_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
 // The sum over nothing (k = 0): y is the bias, or zero.
 void write_empty_sum(const GemmOperands&, Stream);
 }  // namespace cuda

@@ -78,6 +78,15 @@ Cost w8a16_gemm_sm90_cost(const GemmProblem&) { return {}; }
 void w8a16_gemm_sm90_prepare(const GemmProblem&) {}
 std::string w8a16_gemm_sm90_detail(const GemmProblem&) { return {}; }
 void w8a16_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
+std::string w4a8_gemm_sm80_supports(const GemmProblem&) { return kReason; }
+Cost w4a8_gemm_sm80_cost(const GemmProblem&) { return {}; }
+void w4a8_gemm_sm80_prepare(const GemmProblem&) {}
+void w4a8_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&) {}
+std::string w4a8_gemm_sm90_supports(const GemmProblem&) { return kReason; }
+Cost w4a8_gemm_sm90_cost(const GemmProblem&) { return {}; }
+void w4a8_gemm_sm90_prepare(const GemmProblem&) {}
+std::string w4a8_gemm_sm90_detail(const GemmProblem&) { return {}; }
+void w4a8_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
 std::string w4a16_gemm_sm80_supports(const GemmProblem&) { return kReason; }
 Cost w4a16_gemm_sm80_cost(const GemmProblem&) { return {}; }
 void w4a16_gemm_sm80_prepare(const GemmProblem&) {}
@@ -87,6 +96,11 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem&) { return {}; }
 void w4a16_gemv_sm90_prepare(const GemmProblem&) {}
 std::string w4a16_gemv_sm90_detail(const GemmProblem&) { return {}; }
 void w4a16_gemv_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
+std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem&) { return kReason; }
+Cost w4a16_gemm_skinny_sm90_cost(const GemmProblem&) { return {}; }
+void w4a16_gemm_skinny_sm90_prepare(const GemmProblem&) {}
+std::string w4a16_gemm_skinny_sm90_detail(const GemmProblem&) { return {}; }
+void w4a16_gemm_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&) {}
 std::string w4a16_gemm_sm90_supports(const GemmProblem&) { return kReason; }
 Cost w4a16_gemm_sm90_cost(const GemmProblem&) { return {}; }
 void w4a16_gemm_sm90_prepare(const GemmProblem&) {}

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <new>
 #include <random>
@@ -634,6 +636,52 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   }
 }
 
+// Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits are the CPU's all the
+// same, and not all of them are infinities.
+TEST_F(Cuda, FourBitWeightsWithHugeScales) {
+  FourBits layer(70);
+  LinearDescription& d = layer.description;
+  d.x = DType::s8;
+  d.y = DType::f32;
+  d.activation = Activation::dynamic_per_token;
+  d.weight_zero_point = d.bias = false;
+  for (std::size_t i = 0; i < layer.scale.size(); ++i) layer.scale[i] *= i / 8 % 5 == 0 ? 0x1p118f : 1;
+  std::vector<std::int8_t> x(static_cast<std::size_t>(d.m * d.k));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int8_t>(i * 37 % 255 - 127);
+  const std::vector<float> x_scale(static_cast<std::size_t>(d.m), 0x1p-100f);
+  std::vector<std::uint32_t> expected(static_cast<std::size_t>(d.m * d.n));
+  LinearArgs args;
+  args.x = matrix(x.data(), d.m, d.k);
+  args.x_scale = vector(x_scale.data(), d.m);
+  args.weight = matrix_s4(layer.weight.data(), d.n, d.k);
+  args.weight_scale = matrix(layer.scale.data(), d.n, layer.groups());
+  args.y = matrix(reinterpret_cast<float*>(expected.data()), d.m, d.n);
+  d.kernel = "reference";
+  LinearPlan::select(d).run(args);
+  const auto huge = std::count_if(expected.begin(), expected.end(), [](std::uint32_t bits) {
+    const float t = std::abs(std::bit_cast<float>(bits)) * 0x1p100f;
+    return t >= 0x1p124f && t <= std::numeric_limits<float>::max();
+  });
+  EXPECT_GT(huge, 100);
+
+  d.device = kGpu;
+  for (const char* kernel : {"w4a8_gemm_sm80", "w4a8_gemm_sm90"}) {
+    d.kernel = kernel;
+    const OnGpu<std::int8_t> x_there(x);
+    const OnGpu<std::uint8_t> weight(layer.weight);
+    const OnGpu<float> x_scale_there(x_scale), scale(layer.scale);
+    const OnGpu<std::uint32_t> y(expected.size());
+    args.x = on(kGpu, matrix(x_there.data(), d.m, d.k));
+    args.x_scale = on(kGpu, vector(x_scale_there.data(), d.m));
+    args.weight = on(kGpu, matrix_s4(weight.data(), d.n, d.k));
+    args.weight_scale = on(kGpu, matrix(scale.data(), d.n, layer.groups()));
+    args.y = on(kGpu, matrix(reinterpret_cast<float*>(y.data()), d.m, d.n));
+    LinearPlan::select(d).run(args);
+    expect(cudaDeviceSynchronize());
+    EXPECT_EQ(y.values(), expected) << kernel;
+  }
+}
+
 TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   FourBits layer(64);
   LinearDescription& d = layer.description;
@@ -649,6 +697,10 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
     }
   };
   refused("w4a16_gemv_sm90", "is for up to 32 rows of a");
+  refused("w4a16_gemm_skinny_sm90", "wants a packed weight where groups are smaller than 128");
+  d.m = 65;
+  refused("w4a16_gemm_skinny_sm90", "is for up to 64 rows of a");
+  d.m = 64;
   d.x = d.y = DType::f32;
   refused("w4a16_gemm_sm90", "takes f16 and bf16");
   refused("w4a16_gemv_sm90", "takes f16 and bf16");
@@ -662,6 +714,13 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   d.m = 1;
   refused("w4a16_gemv_sm90", "wants rows of a multiple of 32 terms");
   EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_sm80");  // which takes everything
+  d.x = DType::s8;
+  d.activation = Activation::dynamic_per_token;
+  refused("w4a8_gemm_sm90", "wants rows of a multiple of 32 terms");
+  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a8_gemm_sm80");
+  d.k = 128;
+  d.y = DType::f64;
+  refused("w4a8_gemm_sm90", "has no f64");
 
   d = FourBits(1).description;
   d.device = kGpu;

@@ -48,7 +48,7 @@ struct LinearArgs {
   ConstTensor x_multiplier = {};  // (K), scale_type(y)
   ConstTensor weight = {};  // (N, K) or (K, N); with packed_weight: (packed_weight_size()), u8, at a multiple of 64
   ConstTensor weight_scale = {};  // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y); absent if packed
-  ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7; absent if packed
+  ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7 (unchecked on a GPU); absent if packed
   ConstTensor bias = {};               // (N), dtype of y
   Tensor y = {};                       // (M, N)
 };

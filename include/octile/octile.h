@@ -330,7 +330,7 @@ typedef struct {
   const octile_tensor* x_multiplier; /* (K) */
   const octile_tensor* weight;       /* (N, K), or (K, N) for IN_OUT; packed: uint 8, at a multiple of 64 */
   const octile_tensor* weight_scale; /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP; absent if packed */
-  const octile_tensor* weight_zero_point; /* (N, K / group), int 32; absent if packed */
+  const octile_tensor* weight_zero_point; /* (N, K / group), int 32, within -8..7; absent if packed */
   const octile_tensor* bias;              /* (N), dtype of y */
   const octile_tensor* y;                 /* out (M, N) */
 } octile_linear_args;

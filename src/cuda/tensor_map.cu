@@ -33,6 +33,23 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function(std::string_view kernel) {
   return function;
 }
 
+struct Encoded {
+  const void* data;
+  CUtensorMapDataType type;
+  cuuint32_t rank;
+  const cuuint64_t* sizes;
+  const cuuint64_t* pitch;
+  const cuuint32_t* shape;
+  const cuuint32_t* steps;
+  CUtensorMapSwizzle swizzle;
+};
+
+CUresult encode(std::string_view kernel, CUtensorMap& map, const Encoded& e) {
+  return encode_function(kernel)(&map, e.type, e.rank, const_cast<void*>(e.data), e.sizes, e.pitch, e.shape, e.steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, e.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
 }  // namespace
 
 void prepare_tensor_maps(std::string_view kernel) { encode_function(kernel); }
@@ -48,11 +65,25 @@ CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const Bulk
                                      : shape[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                 : CU_TENSOR_MAP_SWIZZLE_128B;
   CUtensorMap map;
-  const CUresult result = encode_function(kernel)(
-      &map, element_type(t.dtype), 2, const_cast<void*>(t.data), sizes, pitch, shape, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(kernel, map, {t.data, element_type(t.dtype), 2, sizes, pitch, shape, steps, swizzle});
   if (result != CUDA_SUCCESS) {
     fail(Status::cuda_error, kernel, ": no tensor map of ", t, ": error ", static_cast<int>(result));
+  }
+  return map;
+}
+
+CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t) {
+  constexpr cuuint64_t kLine = 64;
+  const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(t.lines), static_cast<cuuint64_t>(t.panels)};
+  const cuuint64_t pitch[] = {kLine, static_cast<cuuint64_t>(t.lines) * kLine};
+  const cuuint32_t shape[] = {kLine, static_cast<cuuint32_t>(t.box_lines), static_cast<cuuint32_t>(t.box_panels)};
+  const cuuint32_t steps[] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult result = encode(
+      kernel, map, {t.data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, sizes, pitch, shape, steps, CU_TENSOR_MAP_SWIZZLE_64B});
+  if (result != CUDA_SUCCESS) {
+    fail(Status::cuda_error, kernel, ": no tensor map of ", t.panels, " panels of ", t.lines, " lines: error ",
+         static_cast<int>(result));
   }
   return map;
 }

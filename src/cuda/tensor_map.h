@@ -31,4 +31,12 @@ struct BulkBox {
 // Boxes of a mappable matrix of s8, f16, bf16 or f32; beyond it the engine reads zeros and writes nothing.
 CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const BulkBox& box);
 
+// Panels of lines of 64 bytes, one panel after the other, and swizzled boxes of whole lines of some panels.
+struct LinePanels {
+  const void* data;
+  std::int64_t panels, lines;  // of a panel
+  int box_panels, box_lines;
+};
+CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t);
+
 }  // namespace octile::cuda

@@ -4,9 +4,9 @@
 // It computes y^T, the weight by a^T: the matrix unit takes the weight from registers, where it has just become 16 bits
 // wide, and a from shared memory. A persistent grid of clusters; in a cluster two blocks lie below each other and share
 // a, and where there are few tiles further such pairs have other terms of the same tile. In each block one thread has
-// the copy engine fill a ring of stages with tiles of a and of the weight. Two warpgroups have half of the weight's
-// rows each: while the matrix unit works on half of a stage they convert the next half, and read the scales of later
-// groups.
+// the copy engine fill a ring of stages with tiles of a and of the weight, and two warps bring the scales. Two
+// warpgroups have half of the weight's rows each: while the matrix unit works on half of a stage they convert the next
+// half (device/nibble_tiles.cuh).
 //
 // With u the unit roundoff of a's type a result is within
 //   sum |a (q - z) s| ((2 + u) u + (k + 3) 2^-24) + sum |a| S 2^-26 (f16: S the largest scale of the row)
@@ -16,14 +16,13 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 
-#include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/nibble_rows.cuh"
+#include "cuda/device/nibble_tiles.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/register_products.cuh"
 #include "cuda/device/transposed_boxes.cuh"
 #include "cuda/launch.h"
 #include "cuda/nibble_weight.h"
@@ -35,307 +34,9 @@ namespace octile::cuda {
 
 namespace {
 
+using namespace nibble_tiles;
+
 constexpr std::string_view kName = "w4a16_gemm_sm90";
-constexpr int kStep = 64;    // terms of a stage
-constexpr int kSlices = 4;   // sixteens of them
-constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
-constexpr int kPair = 2;     // blocks that share a
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kMeetBarrier = 1;       // of threads
-constexpr int kConsumerBarriers = 2;  // and the next
-constexpr int kMostParts = 4;
-
-// A tile's rows of a, and so of y, and the blocks of a multiprocessor: two fill each other's waits.
-template <int rows_a_, int stages_, int blocks_>
-struct Tile {
-  static constexpr int rows_a = rows_a_;
-  static constexpr int stages = stages_;
-  static constexpr int blocks = blocks_;
-  static constexpr int producer_registers = blocks == 1 ? 40 : 32;
-  static constexpr int consumer_registers = blocks == 1 ? 232 : 104;
-};
-using WideTile = Tile<256, 4, 1>;
-using NarrowTile = Tile<128, 8, 1>;
-using SmallTile = Tile<64, 8, 2>;
-
-template <class T_, class Tile_, bool packed_>
-struct Form : Tile_ {
-  using T = T_;
-  using Tile = Tile_;
-  static constexpr bool packed = packed_;
-};
-
-template <class F>
-struct Shared {
-  struct Stage {
-    std::uint8_t a[F::rows_a * kStep * 2];
-    std::uint8_t b[NibbleReader<typename F::T, F::packed>::kTileBytes];
-  };
-  Stage stages[F::stages];
-  TransposedBoxes<F::rows_a> boxes[kConsumers];
-  std::uint64_t full[F::stages];
-  std::uint64_t empty[F::stages];
-};
-
-struct Arguments {
-  NibbleWeight weight;
-  int steps = 0;    // of k
-  int parts = 1;    // of k
-  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
-  BoxTarget y;
-};
-
-struct Maps {
-  CUtensorMap a;
-  CUtensorMap b;
-  CUtensorMap b_odd;  // b has the even rows
-  CUtensorMap y;
-};
-
-// Where a block is, and its terms.
-template <class F>
-struct Place {
-  int clusters;
-  int cluster;
-  int rank;  // in its pair
-  int part;
-  int first_step;
-  int steps;
-
-  __device__ explicit Place(const Arguments& p) {
-    const int blocks = kPair * p.parts;
-    clusters = static_cast<int>(gridDim.x) / blocks;
-    cluster = static_cast<int>(blockIdx.x) / blocks;
-    const int in_cluster = static_cast<int>(blockIdx.x) % blocks;
-    rank = in_cluster % kPair;
-    part = in_cluster / kPair;
-    // Two steps are a whole group, or several.
-    const int twos = (p.steps + 1) / 2;
-    first_step = twos * part / p.parts * 2;
-    steps = min(twos * (part + 1) / p.parts * 2, p.steps) - first_step;
-  }
-
-  // Of a tile: its first row of b, and of a.
-  __device__ int2 origin(int2 tile) const { return {(tile.x * kPair + rank) * kRowsB, tile.y * F::rows_a}; }
-};
-
-template <class F>
-__device__ void init(Shared<F>& shared) {
-  for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
-  ptx::barrier_init_done();
-}
-
-// One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both.
-template <class F>
-__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
-  constexpr int kHalf = F::rows_a / kPair;
-  const auto both = static_cast<std::uint16_t>(3u << kPair * place.part);
-  RingPosition<F::stages> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int2 origin = place.origin(arguments.order[t]);
-    for (int step = 0; step < place.steps; ++step) {
-      auto& stage = shared.stages[at.stage];
-      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      const std::uint32_t a = ptx::shared_address(stage.a + place.rank * kHalf * kStep * 2);
-      const std::uint32_t b = ptx::shared_address(stage.b);
-      const int term = (place.first_step + step) * kStep;
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
-      ptx::arrive_and_expect(full, sizeof(stage));
-      ptx::load_box_to(both, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
-      if constexpr (F::packed) {
-        ptx::load_box(b, maps.b, term * 2, origin.x / 16, full);
-      } else {
-        ptx::load_box(b, maps.b, term / 2, origin.x / 2, full);
-        ptx::load_box(b + sizeof(stage.b) / 2, maps.b_odd, term / 2, origin.x / 2, full);
-      }
-      at.next();
-    }
-  }
-}
-
-// ---- Products.
-
-// A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
-template <class F>
-struct Consumer {
-  using T = typename F::T;
-  Shared<F>& shared;
-  const Arguments& arguments;
-  const Place<F>& place;
-  int group;
-  int warp;
-  int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t empty =
-      ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(kPair* place.part + lane % kPair));
-  NibbleReader<T, F::packed> reader = NibbleReader<T, F::packed>(static_cast<unsigned>(4 * group + warp));
-
-  __device__ void release(int stage) const { ptx::arrive_in_cluster(empty + 8 * stage, lane < kPair); }
-
-  __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
-  }
-
-  // The first of the thread's rows in the cluster's i-th tile, or -1.
-  __device__ int row_of(int i) const {
-    const int t = place.cluster + i * place.clusters;
-    if (t >= arguments.order.count()) return -1;
-    return place.origin(arguments.order[t]).x + 64 * group + 16 * warp + lane / 4 * 2;
-  }
-
-  template <int half>
-  __device__ void fetch(int stage) {
-    reader.template fetch<half>(shared.stages[stage].b);
-  }
-
-  template <int half, class Scales>
-  __device__ void convert(Fragment (&b)[kSlices], Scales& scales) const {
-    if constexpr (half == 0) {
-      scales.advance_step();
-    } else {
-      scales.advance();
-    }
-    reader.convert(b[2 * half], scales, 0);
-    reader.convert(b[2 * half + 1], scales, 1);
-  }
-
-  // The products of half a stage are enqueued; those of the half before are done.
-  template <int half>
-  __device__ void enqueue(float (&sums)[F::rows_a / 2], const Fragment (&b)[kSlices], int stage,
-                          bool accumulate) const {
-    const std::uint32_t a = operand_descriptor<false>(ptx::shared_address(shared.stages[stage].a));
-    ptx::begin_products();
-    multiply_16<T, false>(sums, b[2 * half], a + 2 * half * kNextTerms<false>, accumulate);
-    multiply_16<T, false>(sums, b[2 * half + 1], a + (2 * half + 1) * kNextTerms<false>, true);
-    ptx::commit_products();
-    ptx::wait_products<1>();
-  }
-
-  // A loop, since the compiler would make predicated instructions of a branch, which wait for all sums in every step.
-  template <class Scales>
-  __device__ void scale_down(float (&sums)[F::rows_a / 2], Scales& scales) const {
-    if constexpr (std::is_same_v<T, __half>) {
-#pragma unroll 1
-      while (scales.grown) {
-        ptx::wait_products<0>();
-        hold(sums);
-#pragma unroll
-        for (int i = 0; i < F::rows_a / 2; ++i) sums[i] *= scales.factor[i / 2 % 2];
-        scales.grown = false;
-      }
-    }
-  }
-
-  // The first half of a tile's first stage.
-  template <class Scales>
-  __device__ void begin(Fragment (&b)[kSlices], const RingPosition<F::stages>& at, Scales& scales) {
-    wait_full(at);
-    fetch<0>(at.stage);
-    convert<0>(b, scales);
-    fetch<1>(at.stage);
-  }
-
-  // sums (64, rows of a) = b's rows by a, over all steps. b: fragments of the first half of the stage `at`, whose
-  // second half has been fetched, and in the end those of the next tile, if there is one. While the products of one
-  // half are done the next one is converted, and the one after that fetched.
-  template <class Scales>
-  __device__ void multiply(float (&sums)[F::rows_a / 2], Fragment (&b)[kSlices], RingPosition<F::stages>& at, bool more,
-                           Scales& scales) {
-    int last = 0;
-    for (int step = 0; step < place.steps; ++step) {
-      const int stage = at.stage;
-      const bool next = more || step + 1 < place.steps;
-      at.next();
-      scale_down(sums, scales);
-      enqueue<0>(sums, b, stage, step > 0);
-      if (step > 0) release(last);
-      convert<1>(b, scales);
-      if (next) {
-        wait_full(at);
-        fetch<0>(at.stage);
-      }
-      enqueue<1>(sums, b, stage, true);
-      if (next) {
-        convert<0>(b, scales);
-        fetch<1>(at.stage);
-      }
-      last = stage;
-    }
-    ptx::wait_products<0>();
-    release(last);
-    hold(sums);
-  }
-
-  __device__ float bias_of(int row) const {
-    if (arguments.bias == nullptr || row >= arguments.weight.rows) return 0;
-    const std::int64_t at = row * arguments.bias_stride;
-    return arguments.y.wide ? __ldcg(static_cast<const float*>(arguments.bias) + at)
-                            : widen(__ldcg(static_cast<const T*>(arguments.bias) + at));
-  }
-
-  // The parts' sums, in order, in the first one, by way of the stages, which nobody fills any more.
-  __device__ void add_parts(float (&sums)[F::rows_a / 2]) {
-    const std::uint32_t mine = ptx::shared_address(shared.stages) + (threadIdx.x - kWarpgroup) * 16;
-    constexpr int kBetween = kConsumers * kWarpgroup * 16;
-    static_assert(F::rows_a / 8 * kBetween <= sizeof(shared.stages));
-    asm volatile("bar.sync %0, %1;" ::"n"(kMeetBarrier), "n"(kConsumers * kWarpgroup) : "memory");  // all are read
-    if (place.part > 0) {
-#pragma unroll
-      for (int i = 0; i < F::rows_a / 8; ++i) {
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + i * kBetween), "f"(sums[4 * i]),
-                     "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]), "f"(sums[4 * i + 3])
-                     : "memory");
-      }
-    }
-    ptx::cluster_arrive_released();
-    ptx::cluster_wait();
-    if (place.part > 0) return;
-    for (int part = 1; part < arguments.parts; ++part) {
-      const std::uint32_t from = ptx::in_block(mine, static_cast<std::uint32_t>(kPair * part + place.rank));
-#pragma unroll
-      for (int i = 0; i < F::rows_a / 8; ++i) {
-        float four[4];
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
-                     : "r"(from + i * kBetween)
-                     : "memory");
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[4 * i + e] += four[e];
-      }
-    }
-  }
-
-  __device__ void run(const CUtensorMap& y) {
-    const auto rows = [&](int i) { return row_of(i); };
-    RowScales<T, F::packed, decltype(rows)> scales(arguments.weight, rows, {2 * place.first_step, 2 * place.steps});
-    RingPosition<F::stages> at;
-    Fragment b[kSlices];
-    float sums[F::rows_a / 2];
-    if (place.cluster < arguments.order.count()) begin(b, at, scales);
-    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-      const int2 origin = place.origin(arguments.order[t]);
-      const int row = origin.x + 64 * group + 16 * warp + lane / 4 * 2;
-      const float bias[2] = {bias_of(row), bias_of(row + 1)};
-      const bool more = t + place.clusters < arguments.order.count();
-      multiply(sums, b, at, more, scales);
-      const float after[2] = {scales.after(0, more), scales.after(1, more)};
-#pragma unroll
-      for (int i = 0; i < F::rows_a / 2; ++i) sums[i] *= after[i / 2 % 2];
-      if (arguments.parts > 1) add_parts(sums);
-      if (place.part > 0) continue;
-#pragma unroll
-      for (int i = 0; i < F::rows_a / 2; ++i) sums[i] += bias[i / 2 % 2];
-      store_transposed<T>(sums, 1.0f, shared.boxes[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
-                          kConsumerBarriers + group);
-    }
-    if (threadIdx.x % kWarpgroup == 0) ptx::wait_stores_read<0>();
-    __syncwarp();
-  }
-};
 
 template <class F>
 __global__ void __launch_bounds__(kThreads, F::blocks)
@@ -359,6 +60,7 @@ __global__ void __launch_bounds__(kThreads, F::blocks)
   if (warp < 4) {
     ptx::give_registers<F::producer_registers>();
     if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
+    if (warp == 1 || warp == 2) load_scales(shared, place, arguments);
     __syncwarp();
     if (arguments.parts > 1) {  // add_parts
       ptx::cluster_arrive_released();
@@ -376,9 +78,26 @@ __global__ void __launch_bounds__(kThreads, F::blocks)
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-constexpr double kGigahertz = 1.44;
-constexpr double kGridCycles = 6000;
-constexpr double kLaunchSeconds = 2.3e-6;
+// Rows of a to a product, products, stages, blocks of a multiprocessor.
+using Tiles =
+    std::tuple<Tile<160, 2, 4>, Tile<256, 1, 4>, Tile<192, 1, 5>, Tile<160, 1, 6>, Tile<128, 1, 8>, Tile<64, 1, 6, 2>>;
+
+template <class Body>
+void with_each_tile(const Body& body) {
+  std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
+}
+
+// Measured on an H200: the clock that the power limit leaves, the cycles of a step, which the products bound in the
+// wide tiles and the conversions in the narrow ones, and those of a tile and a grid besides.
+template <class T>
+double step_cycles(bool alone) {
+  if (T::blocks == 2) return alone ? 717 : 1120;
+  return T::rows_a == 320 ? 1323 : T::rows_a == 256 ? 1036 : T::rows_a == 192 ? 840 : T::rows_a == 160 ? 780 : 703;
+}
+constexpr double kTileCycles = 2300;
+constexpr double kGridCycles = 8700;
+constexpr double kGigahertz = 1.62;
+constexpr double kLaunchSeconds = 0.5e-6;
 constexpr double kBytesPerSecond = 3.5e12;
 constexpr int kBand = 11;  // pairs of tiles of b: with six tiles of a, of two bytes, 66 clusters
 
@@ -409,7 +128,7 @@ struct Choice {
 
 Choice best_choice(const Size& size, int multiprocessors) {
   Choice best;
-  const auto consider = [&]<class T>(T) {
+  with_each_tile([&]<class T>(T) {
     const int steps = steps_of(size.k);
     for (int parts = 1; parts <= kMostParts; parts *= 2) {
       const int count = order_of<T>(size).count();
@@ -418,16 +137,13 @@ Choice best_choice(const Size& size, int multiprocessors) {
       const auto waves = static_cast<double>(ceil_div(count, clusters));
       // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
       const bool alone = kPair * parts * count * (parts > 1 ? 2 : 1) <= multiprocessors;
-      const double step_cycles = T::rows_a == 256 ? 1020 : T::rows_a == 128 ? 800 : alone ? 717 : 1120;
-      const double cycles = waves * (std::ceil(static_cast<double>(steps) / parts) * step_cycles + 1500) + kGridCycles +
+      const double part_steps = std::ceil(static_cast<double>(steps) / parts);
+      const double cycles = waves * (part_steps * step_cycles<T>(alone) + kTileCycles) + kGridCycles +
                             (parts > 1 ? 1500 + 500 * parts : 0);
       const double seconds = cycles / (kGigahertz * 1e9) + kLaunchSeconds;
       if (seconds < best.seconds) best = {T::rows_a, parts, seconds};
     }
-  };
-  consider(WideTile());
-  consider(NarrowTile());
-  consider(SmallTile());
+  });
   return best;
 }
 
@@ -479,7 +195,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   }
   const bool by_engine = mappable(o.y);
   const bool wide = problem.y == DType::f32;
-  maps.y = by_engine ? tensor_map(kName, o.y, TransposedBoxes<F::rows_a>::box(wide, false)) : maps.a;
+  maps.y = by_engine ? tensor_map(kName, o.y, TransposedBoxes<F::width>::box(wide, false)) : maps.a;
 
   arguments.steps = steps_of(problem.k);
   arguments.parts = parts;
@@ -504,14 +220,12 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
 // Calls body(form) for the problem's, with so many rows of a to a tile.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
-  const auto with_tile = [&]<class T, class Tile>(T, Tile) {
-    if (p.b_packed) return body(Form<T, Tile, true>());
-    body(Form<T, Tile, false>());
-  };
-  const auto with_type = [&]<class T>(T type) {
-    if (rows_a == WideTile::rows_a) return with_tile(type, WideTile());
-    if (rows_a == NarrowTile::rows_a) return with_tile(type, NarrowTile());
-    with_tile(type, SmallTile());
+  const auto with_type = [&]<class T>(T) {
+    with_each_tile([&]<class Tile>(Tile) {
+      if (Tile::rows_a != rows_a) return;
+      if (p.b_packed) return body(Form<T, Tile, true>());
+      body(Form<T, Tile, false>());
+    });
   };
   if (p.a == DType::f16) return with_type(__half());
   with_type(__nv_bfloat16());
@@ -550,9 +264,9 @@ std::string w4a16_gemm_sm90_detail(const GemmProblem& p) {
 
 void w4a16_gemm_sm90_prepare(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  for (const int rows_a : {WideTile::rows_a, NarrowTile::rows_a, SmallTile::rows_a}) {
-    with_form(problem, rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
-  }
+  with_each_tile([&]<class T>(T) {
+    with_form(problem, T::rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
+  });
   w4a16_gemm_sm80_prepare(problem);
 }
 

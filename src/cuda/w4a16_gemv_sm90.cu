@@ -2,11 +2,15 @@
 //
 //   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * (q[j, c] - z[j, g])) + bias[j])
 //
-// a f16 or bf16; the integers q - z are exact in either, their products with a are summed in f32, and scaled there.
+// a f16 or bf16. With b the integer that q becomes (device/nibble_units.cuh), q + 8 or q + 24, and o = b - q, a group's
+// share is s * (sum a b - (o + z) sum a): all products are exact, and their sums in f32. So a result is within
+//   sum |a s| (b + |o + z|) (k + 4) 2^-24 / (1 - (k + 4) 2^-24)
+// of the exact one (the k terms, their offset, two scalings and the bias), and half a unit in the last place of y. An
+// infinite a gives NaN.
 //
-// A block has a run of tiles of 16 rows of the weight. Its warps share the terms, in chunks; each keeps all tokens'
-// terms of a chunk in registers, as the matrix unit wants them, while the chunk's part of one tile after the other
-// comes by, through a ring of the warp's own: no warp waits for another. What it has of a tile's sums it leaves in
+// A block has a run of tiles of 16 rows of the weight. Its warps share their units of 128 terms; each keeps all tokens'
+// terms of a unit in registers, as the matrix unit wants them, while that unit of one tile after the other comes
+// straight into registers, a few tiles ahead: no warp waits for another. What it has of a tile's sums it leaves in
 // shared memory, where those of all warps are added, in the order of terms, when the run is done.
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +20,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/nibble_chunks.cuh"
+#include "cuda/device/nibble_units.cuh"
 #include "cuda/device/nibbles.cuh"
 #include "cuda/launch.h"
 #include "cuda/nibble_weight.h"
@@ -28,23 +32,20 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w4a16_gemv_sm90";
-// With 16, of 128 registers each, M = 16 takes 32 us, and 26 with these (H200, 4096 x 14336).
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kMostShared = 227 * 1024;
+constexpr int kMostShared = 160 * 1024;  // the rest is where loads arrive
 constexpr int kMostTokens = 32;
 
 struct Arguments {
   NibbleWeight weight;
+  UnitPlaces places;
   const uint4* x = nullptr;
-  std::int64_t x_pitch = 0;  // of eight terms
+  int x_pitch = 0;  // of eight terms
   int tokens = 0;
-  int chunks = 0;
-  int sharers = 1;      // warps that share the terms of a tile
-  int pass_tiles = 0;   // whose sums are kept at a time
-  int stage_bytes = 0;  // of a ring
-  int sums_at = 0;      // in shared memory, behind the rings
-  int biases_at = 0;
+  int units = 0;
+  int tiles = 0;       // of each block,
+  int more_tiles = 0;  // and so many blocks have one more
+  int tile_bytes = 0;  // of a tile's sums
+  int biases_at = 0;   // in shared memory, behind the sums
   const void* bias = nullptr;
   std::int64_t bias_stride = 0;
   void* y = nullptr;
@@ -52,126 +53,188 @@ struct Arguments {
   DType y_type = DType::f32;
 };
 
-// token_blocks: of eight.
-template <class T_, int token_blocks_, int stages_, class Chunk_>
+// token_blocks: of eight. ahead: units a warp has on their way.
+template <class T_, int token_blocks_, int warps_, int ahead_, class Unit_>
 struct Form {
   using T = T_;
-  using Chunk = Chunk_;
+  using Unit = Unit_;
   static constexpr int token_blocks = token_blocks_;
-  static constexpr int stages = stages_;
+  static constexpr int warps = warps_;
+  static constexpr int threads = 32 * warps_;
+  static constexpr int ahead = ahead_;
   static constexpr int sum_bytes = token_blocks * 32 * 16;  // of a tile: a lane's four, of each token block
 };
 
-struct Span {
-  int first, end;
-};
+// ---- Bias.
 
-__device__ inline Span share(int count, int part, int parts) {
-  return {static_cast<int>(static_cast<std::int64_t>(count) * part / parts),
-          static_cast<int>(static_cast<std::int64_t>(count) * (part + 1) / parts)};
+__device__ inline float bias_of(const Arguments& p, int row) {
+  if (p.bias == nullptr || row >= p.weight.rows) return 0;
+  const std::int64_t at = row * p.bias_stride;
+  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
+  const unsigned short half = __ldcg(static_cast<const unsigned short*>(p.bias) + at);
+  return p.y_type == DType::f16 ? widen(__ushort_as_half(half)) : widen(__ushort_as_bfloat16(half));
+}
+
+// Into L2, so that nobody waits for it when it is wanted.
+__device__ inline void prefetch_bias(const Arguments& p, int row) {
+  if (p.bias == nullptr || row >= p.weight.rows) return;
+  const std::int64_t at = row * p.bias_stride * (p.y_type == DType::f32 ? 4 : 2);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias) + at));
 }
 
 // ---- Products.
 
-// All tokens' terms of a chunk, a lane's own.
+// All tokens' terms of a unit, a lane's own, and their sums in each part.
 template <class F>
 struct TokenTerms {
-  uint4 at[F::token_blocks][F::Chunk::kBlocks];
+  using T = typename F::T;
+  using Unit = typename F::Unit;
+  uint4 at[F::token_blocks][kUnitBlocks];
+  float sums[F::token_blocks][Unit::kParts][2];
 
   // As they lie in memory.
-  __device__ void read(const Arguments& p, int chunk) {
+  __device__ void read(const Arguments& p, int unit) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int first = unit * kUnitTerms + Unit::first_term(0, lane % 4);
 #pragma unroll
     for (int t = 0; t < F::token_blocks; ++t) {
-      const uint4* const row = p.x + min(t * 8 + lane / 4, p.tokens - 1) * p.x_pitch;
+      const int token = min(t * 8 + lane / 4, p.tokens - 1);
+      const uint4* const from = p.x + (static_cast<std::int64_t>(token) * p.x_pitch + first / 8);
 #pragma unroll
-      for (int block = 0; block < F::Chunk::kBlocks; ++block) {
-        const int term = chunk * F::Chunk::kTerms + F::Chunk::first_term(block, lane % 4);
-        at[t][block] = term < p.weight.terms ? __ldcg(row + term / 8) : uint4{};
+      for (int block = 0; block < kUnitBlocks; ++block) {
+        constexpr int kNext = Unit::first_term(1, 0);
+        at[t][block] = first + block * kNext < p.weight.terms ? __ldcg(from + block * kNext / 8) : uint4{};
       }
     }
   }
 
-  // In the order of the weight's.
-  __device__ void take(const TokenTerms& read) {
+  // In the order of the weight's. The sums are products with ones.
+  __device__ void prepare() {
+    constexpr std::uint32_t kOnes[4] = {Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes};
 #pragma unroll
     for (int t = 0; t < F::token_blocks; ++t) {
+      float even[Unit::kParts][4] = {};
+      float odd[Unit::kParts][4] = {};
 #pragma unroll
-      for (int block = 0; block < F::Chunk::kBlocks; ++block) {
-        at[t][block] = as_nibbles_lie<F::Chunk::kPacked>(read.at[t][block]);
+      for (int block = 0; block < kUnitBlocks; ++block) {
+        const int part = block * Unit::kParts / kUnitBlocks;
+        uint4& terms = at[t][block];
+        terms = as_nibbles_lie<Unit::kPacked>(terms);
+        multiply_add_16(T(), even[part], kOnes, uint2{terms.x, terms.z});
+        multiply_add_16(T(), odd[part], kOnes, uint2{terms.y, terms.w});
+      }
+#pragma unroll
+      for (int part = 0; part < Unit::kParts; ++part) {
+        sums[t][part][0] = even[part][0] + odd[part][0];
+        sums[t][part][1] = even[part][1] + odd[part][1];
       }
     }
   }
 };
 
-// One chunk of a tile, added to this lane's sums of the tile, which lie at `sums`, one token block after the other.
+// A unit's share of this lane's sums of a tile.
 template <class F>
-__device__ void multiply_chunk(const NibbleWeight& weight, const TokenTerms<F>& x, std::uint32_t stage,
-                               std::uint32_t sums, bool first) {
+__device__ void multiply_unit(const typename F::Unit& unit, const TokenTerms<F>& x,
+                              float (&total)[F::token_blocks][4]) {
   using T = typename F::T;
-  using Chunk = typename F::Chunk;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint4 total[F::token_blocks] = {};
-  if (!first) {
+  using Unit = typename F::Unit;
+  constexpr int kBlocks = kUnitBlocks / Unit::kParts;
 #pragma unroll
-    for (int t = 0; t < F::token_blocks; ++t) total[t] = load_shared(sums + t * 512);
-  }
+  for (int part = 0; part < Unit::kParts; ++part) {
+    float even[F::token_blocks][4] = {};
+    float odd[F::token_blocks][4] = {};
 #pragma unroll
-  for (int part = 0; part < Chunk::kParts; ++part) {
-    constexpr int kBlocks = Chunk::kBlocks / Chunk::kParts;
-    const uint2 scale = Chunk::scales(stage, part, lane);
-    Offset<T> offsets[2];
-    if (weight.zeros != nullptr) {
-      const uint2 u = Chunk::zeros(stage, part, lane);
-      offsets[0] = Offset<T>(u.x);
-      offsets[1] = Offset<T>(u.y);
-    }
-    std::uint32_t words[2][kBlocks];
-    Chunk::template load<kBlocks>(stage, part * kBlocks, lane, words);
-    float part_sums[F::token_blocks][4] = {};
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
+    for (int i = part * kBlocks; i < (part + 1) * kBlocks; ++i) {
       std::uint32_t upper[4];
       std::uint32_t lower[4];
-      integers<!Chunk::kPacked>(words[0][i], offsets[0], upper);
-      integers<!Chunk::kPacked>(words[1][i], offsets[1], lower);
-      const std::uint32_t one[4] = {upper[0], lower[0], upper[1], lower[1]};
-      const std::uint32_t other[4] = {upper[2], lower[2], upper[3], lower[3]};
+      raw_integers<!Unit::kPacked>(T(), unit.word(i, 0), upper);
+      raw_integers<!Unit::kPacked>(T(), unit.word(i, 1), lower);
+      const std::uint32_t evens[4] = {upper[0], lower[0], upper[2], lower[2]};
+      const std::uint32_t odds[4] = {upper[1], lower[1], upper[3], lower[3]};
 #pragma unroll
       for (int t = 0; t < F::token_blocks; ++t) {
-        const uint4& terms = x.at[t][part * kBlocks + i];
-        multiply_add_16(T(), part_sums[t], one, uint2{terms.x, terms.y});
-        multiply_add_16(T(), part_sums[t], other, uint2{terms.z, terms.w});
+        multiply_add_16(T(), even[t], evens, uint2{x.at[t][i].x, x.at[t][i].z});
+        multiply_add_16(T(), odd[t], odds, uint2{x.at[t][i].y, x.at[t][i].w});
       }
     }
-    const float upper_scale = __uint_as_float(scale.x);
-    const float lower_scale = __uint_as_float(scale.y);
 #pragma unroll
-    for (int t = 0; t < F::token_blocks; ++t) {
-      total[t].x = __float_as_uint(__fmaf_rn(part_sums[t][0], upper_scale, __uint_as_float(total[t].x)));
-      total[t].y = __float_as_uint(__fmaf_rn(part_sums[t][1], upper_scale, __uint_as_float(total[t].y)));
-      total[t].z = __float_as_uint(__fmaf_rn(part_sums[t][2], lower_scale, __uint_as_float(total[t].z)));
-      total[t].w = __float_as_uint(__fmaf_rn(part_sums[t][3], lower_scale, __uint_as_float(total[t].w)));
+    for (int e = 0; e < 4; ++e) {
+      const float scale = unit.scale(part, e / 2) * Raw<T>::kUnit;
+      const float offset = -Raw<T>::kAdded - unit.zero(part, e / 2);
+#pragma unroll
+      for (int t = 0; t < F::token_blocks; ++t) {
+        const float raw = __fmaf_rn(odd[t][e], Raw<T>::kOddShare, even[t][e]);
+        const float sum = __fmaf_rn(offset, x.sums[t][part][e % 2], raw);
+        total[t][e] = part == 0 ? sum * scale : __fmaf_rn(sum, scale, total[t][e]);
+      }
     }
   }
+}
+
+// One warp's share of `count` tiles from `first` on.
+template <class F>
+__device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int first, int count) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Steps are units of a tile, all tiles of one unit after another; each warp has as many, from unit and tile on.
+  const auto steps = static_cast<unsigned>(p.units * count);
+  const unsigned begin = steps * warp / F::warps;
+  int left = static_cast<int>(steps * (warp + 1) / F::warps - begin);
+  int unit = static_cast<unsigned>(p.units) * warp / F::warps;
+  int tile = static_cast<int>(begin) - unit * count;
+  // A tile's sums have a place for each unit, or, where there are more, for each warp, whose later units are added.
+  const bool once = p.units <= F::warps;
+  const int old_from = once ? 0 : left - count;  // steps that were left when the tile's sums had been written
+  std::uint32_t sums = all_sums + (once ? unit : warp) * F::sum_bytes + lane * 16;
+
+  TokenTerms<F> x;
+  typename F::Unit ring[F::ahead];
+  UnitReader<typename F::Unit> reader(p.weight, p.places, first, count, {tile, unit});
 #pragma unroll
-  for (int t = 0; t < F::token_blocks; ++t) store_shared(sums + t * 512, total[t]);
+  for (int i = 0; i < F::ahead; ++i) {
+    reader.read(p.weight, p.places, i < left, ring[i]);
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < count * kTileRows) prefetch_bias(p, first * kTileRows + thread);
+  bool fresh_terms = true;
+#pragma unroll 1
+  while (left > 0) {
+#pragma unroll
+    for (int i = 0; i < F::ahead; ++i) {
+      if (i > 0 && left <= 0) break;
+      if (fresh_terms) {
+        x.read(p, unit);
+        x.prepare();
+      }
+      float total[F::token_blocks][4];
+      multiply_unit<F>(ring[i], x, total);
+      reader.read(p.weight, p.places, left > F::ahead, ring[i]);
+      const std::uint32_t to = sums + tile * p.tile_bytes;
+#pragma unroll
+      for (int t = 0; t < F::token_blocks; ++t) {
+        float4 sum = {total[t][0], total[t][1], total[t][2], total[t][3]};
+        if (left <= old_from) {
+          const uint4 before = load_shared(to + t * 512);
+          sum.x += __uint_as_float(before.x);
+          sum.y += __uint_as_float(before.y);
+          sum.z += __uint_as_float(before.z);
+          sum.w += __uint_as_float(before.w);
+        }
+        store_shared(to + t * 512, uint4{__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                                         __float_as_uint(sum.w)});
+      }
+      --left;
+      fresh_terms = ++tile == count;
+      if (fresh_terms) {
+        tile = 0;
+        ++unit;
+        if (once) sums += F::sum_bytes;
+      }
+    }
+  }
 }
 
 // ---- From the sums of all warps to y.
-
-// The bits of the bias of a row, to be converted when it is wanted.
-__device__ inline unsigned bias_bits(const Arguments& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return 0;
-  const std::int64_t at = row * p.bias_stride;
-  return p.y_type == DType::f32 ? __ldcg(static_cast<const unsigned*>(p.bias) + at)
-                                : __ldcg(static_cast<const unsigned short*>(p.bias) + at);
-}
-__device__ inline float bias_of(unsigned bits, DType type) {
-  if (type == DType::f32) return __uint_as_float(bits);
-  const auto half = static_cast<unsigned short>(bits);
-  return type == DType::f16 ? widen(__ushort_as_half(half)) : widen(__ushort_as_bfloat16(half));
-}
 
 __device__ inline void store_float(void* data, std::int64_t i, DType type, float value) {
   if (type == DType::f16) {
@@ -184,29 +247,31 @@ __device__ inline void store_float(void* data, std::int64_t i, DType type, float
 }
 
 template <class F>
-__device__ void finish_pass(const Arguments& p, std::uint32_t sums, const float* biases, const Span& tiles) {
-  const int count = (tiles.end - tiles.first) * F::token_blocks * 32;
+__device__ void finish_tiles(const Arguments& p, std::uint32_t sums, const float* biases, int first, int tiles) {
+  const int sharers = min(p.units, F::warps);
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < tiles * F::token_blocks * 32; i += F::threads) {
     const int lane = i % 32;
-    const int token = i / 32 % F::token_blocks * 8 + lane % 4 * 2;
+    const int block = i / 32 % F::token_blocks;
+    const int tile = i / 32 / F::token_blocks;
+    const int token = block * 8 + lane % 4 * 2;
     if (token >= p.tokens) continue;
     float4 sum = {};
-#pragma unroll 4
-    for (int sharer = 0; sharer < p.sharers; ++sharer) {
-      const uint4 more = load_shared(sums + sharer * p.pass_tiles * F::sum_bytes + i * 16);
+    const std::uint32_t from = sums + tile * p.tile_bytes + block * 512 + lane * 16;
+#pragma unroll 8
+    for (int sharer = 0; sharer < sharers; ++sharer) {
+      const uint4 more = load_shared(from + sharer * F::sum_bytes);
       sum.x += __uint_as_float(more.x);
       sum.y += __uint_as_float(more.y);
       sum.z += __uint_as_float(more.z);
       sum.w += __uint_as_float(more.w);
     }
-    const int tile = tiles.first + i / (F::token_blocks * 32);
-    const int2 rows = F::Chunk::rows(lane);
+    const int2 rows = F::Unit::rows(lane);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = tile * kTileRows + (h == 0 ? rows.x : rows.y);
+      const int row = (first + tile) * kTileRows + (h == 0 ? rows.x : rows.y);
       if (row >= p.weight.rows) continue;
-      const float bias = biases[row - tiles.first * kTileRows];
+      const float bias = biases[row - first * kTileRows];
       store_float(p.y, token * p.y_pitch + row, p.y_type, (h == 0 ? sum.x : sum.z) + bias);
       if (token + 1 < p.tokens) {
         store_float(p.y, (token + 1) * p.y_pitch + row, p.y_type, (h == 0 ? sum.y : sum.w) + bias);
@@ -216,73 +281,20 @@ __device__ void finish_pass(const Arguments& p, std::uint32_t sums, const float*
 }
 
 template <class F>
-__global__ void __launch_bounds__(kThreads, 1) w4a16_gemv_kernel(const __grid_constant__ Arguments p) {
+__global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_constant__ Arguments p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::uint32_t base = shared_address(shared);
-  const std::uint32_t ring = base + warp * F::stages * p.stage_bytes;
-  const std::uint32_t ring_end = ring + F::stages * p.stage_bytes;
-  const int sharer = warp % p.sharers;
-  const int first_tile = warp / p.sharers;  // of a pass, and then every by_tiles'th
-  const int by_tiles = kWarps / p.sharers;
-  const std::uint32_t all_sums = base + p.sums_at;
-  const std::uint32_t sums = all_sums + sharer * p.pass_tiles * F::sum_bytes + lane * 16;
+  const std::uint32_t sums = shared_address(shared);
   float* const biases = reinterpret_cast<float*>(shared + p.biases_at);
-  const Span tiles =
-      share((p.weight.rows + kTileRows - 1) / kTileRows, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  const Span chunks = share(p.chunks, sharer, p.sharers);
-
+  const int block = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first = p.tiles * block + min(block, p.more_tiles);
+  const int count = p.tiles + (block < p.more_tiles ? 1 : 0);
   let_next_start();
   wait_for_previous();
-  std::uint32_t stage = ring;
-  std::uint32_t to = ring;
-#pragma unroll 1
-  for (int pass = tiles.first; pass < tiles.end; pass += p.pass_tiles) {
-    const int count = min(p.pass_tiles, tiles.end - pass);
-    const int own = (count - first_tile + by_tiles - 1) / by_tiles;  // tiles of this warp
-    const unsigned bias = bias_bits(p, pass * kTileRows + static_cast<int>(threadIdx.x));
-    TokenTerms<F> x;
-    TokenTerms<F> next;
-    next.read(p, chunks.first);
-    typename F::Chunk::Fetcher fetcher(p.weight, chunks.first, pass + first_tile, by_tiles);
-    int fetch_chunk = chunks.first;
-    int fetch_tile = first_tile;
-    int chunk = chunks.first;
-    int tile = first_tile;
-    // The first steps fetch alone: one loop, since its code comes from a cold memory.
-#pragma unroll 1
-    for (int step = 1 - F::stages; step < own * (chunks.end - chunks.first); ++step) {
-      __syncwarp();  // all lanes have read what is overwritten now
-      if (fetch_chunk < chunks.end && fetch_tile < count) {
-        fetcher.fetch(p.weight, to, fetch_chunk, pass + fetch_tile);
-        if ((fetch_tile += by_tiles) >= count) {
-          fetch_tile = first_tile;
-          fetcher.begin(p.weight, ++fetch_chunk, pass + fetch_tile);
-        }
-      }
-      commit_copies();
-      if ((to += p.stage_bytes) == ring_end) to = ring;
-      if (step < 0) continue;
-      wait_for_copies<F::stages - 1>();
-      __syncwarp();
-      if (tile == first_tile) {
-        x.take(next);
-        if (chunk + 1 < chunks.end) next.read(p, chunk + 1);
-      }
-      multiply_chunk<F>(p.weight, x, stage, sums + tile * F::sum_bytes, chunk == chunks.first);
-      if ((stage += p.stage_bytes) == ring_end) stage = ring;
-      if ((tile += by_tiles) >= count) {
-        tile = first_tile;
-        ++chunk;
-      }
-    }
-    stage = to;  // all that was fetched has been read
-    if (threadIdx.x < count * kTileRows) biases[threadIdx.x] = bias_of(bias, p.y_type);
-    __syncthreads();
-    finish_pass<F>(p, all_sums, biases, {pass, pass + count});
-    if (pass + count < tiles.end) __syncthreads();
-  }
+  multiply_tiles<F>(p, sums, first, count);
+  if (thread < count * kTileRows) biases[thread] = bias_of(p, first * kTileRows + thread);
+  __syncthreads();
+  finish_tiles<F>(p, sums, biases, first, count);
 }
 
 // ---- Launching.
@@ -292,37 +304,25 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 bool fine(const GemmProblem& p) { return p.group < 128 && p.group < p.k; }
 
 template <class F>
-int stage_bytes(const GemmProblem& p) {
-  return F::Chunk::kValueBytes + F::Chunk::kScaleBytes + (p.zero_point ? F::Chunk::kZeroBytes : 0);
-}
-
-// Warps that share the terms of a tile: each has a chunk at least.
-template <class F>
-int sharers_of(const GemmProblem& p) {
-  int sharers = kWarps;
-  while (sharers > ceil_div(p.k, F::Chunk::kTerms)) sharers /= 2;
-  return std::max(sharers, 1);
-}
-
-template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
   Arguments p;
   p.weight = nibble_weight(problem, o);
+  p.places = unit_places(p.weight);
   p.x = static_cast<const uint4*>(o.a.data);
-  p.x_pitch = o.a.strides[0] / 8;
+  p.x_pitch = static_cast<int>(o.a.strides[0] / 8);
   p.tokens = static_cast<int>(o.a.rows());
-  p.chunks = static_cast<int>(ceil_div(problem.k, F::Chunk::kTerms));
-  p.sharers = sharers_of<F>(problem);
-  p.stage_bytes = stage_bytes<F>(problem);
-  p.sums_at = kWarps * F::stages * p.stage_bytes;
+  p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
+  p.tile_bytes = std::min(p.units, F::warps) * F::sum_bytes;
+  // A block for each multiprocessor, or as many times more as there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
-  const std::int64_t blocks = std::min<std::int64_t>(tiles, properties(problem.device).multiprocessors);
-  // As few passes as there is room for, and as equal.
-  const std::int64_t most = ceil_div(tiles, blocks);
-  const std::int64_t room = std::min<std::int64_t>(
-      (kMostShared - p.sums_at) / (p.sharers * F::sum_bytes + kTileRows * 4), kThreads / kTileRows);
-  p.pass_tiles = static_cast<int>(ceil_div(most, ceil_div(most, room)));
-  p.biases_at = p.sums_at + p.sharers * p.pass_tiles * F::sum_bytes;
+  const std::int64_t room = std::min(kMostShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
+  const std::int64_t multiprocessors = properties(problem.device).multiprocessors;
+  const std::int64_t waves = ceil_div(tiles, multiprocessors * room);
+  const std::int64_t blocks = std::min(tiles, multiprocessors * waves);
+  p.tiles = static_cast<int>(tiles / blocks);
+  p.more_tiles = static_cast<int>(tiles % blocks);
+  const int most = p.tiles + (p.more_tiles > 0 ? 1 : 0);
+  p.biases_at = most * p.tile_bytes;
   if (problem.bias) {
     p.bias = o.bias.data;
     p.bias_stride = o.bias.strides[0];
@@ -330,24 +330,33 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto bytes = static_cast<unsigned>(p.biases_at + p.pass_tiles * kTileRows * 4);
-  enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{static_cast<unsigned>(blocks), kThreads, bytes}, stream, p);
+  const auto bytes = static_cast<unsigned>(p.biases_at + most * kTileRows * 4);
+  const unsigned grid = static_cast<unsigned>(blocks);
+  enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{grid, F::threads, bytes}, stream, p);
 }
 
 // Calls body(form) for the problem's, with so many tokens.
 template <class Body>
-auto with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
-  const auto with_chunk = [&]<class T, bool packed, bool fine>(T, std::bool_constant<packed>,
-                                                               std::bool_constant<fine>) {
-    if (tokens <= 8) return body(Form<T, 1, 8, Chunk<8, packed, fine>>());
-    if (tokens <= 16) return body(Form<T, 2, 6, Chunk<8, packed, fine>>());
-    return body(Form<T, 4, 6, Chunk<4, packed, fine>>());
+void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
+  const auto with_unit = [&]<class T, class U>(T, U) {
+    // As many warps, and as many units ahead, as registers allow.
+    constexpr bool kWide = U::kFine || U::kZeros;
+    constexpr int kWarps8 = kWide ? 16 : 32;
+    constexpr int kAhead8 = kWide && !U::kFine ? 2 : 1;
+    constexpr int kWarps16 = U::kFine ? 8 : U::kPacked ? 16 : 12;
+    if (tokens <= 8) return body(Form<T, 1, kWarps8, kAhead8, U>());
+    if (tokens <= 16) return body(Form<T, 2, kWarps16, 2, U>());
+    return body(Form < T, 4, 8, U::kFine ? 1 : 3, U > ());
   };
   const auto with_type = [&]<class T>(T type) {
-    if (p.b_packed && fine(p)) return with_chunk(type, std::true_type(), std::true_type());
-    if (p.b_packed) return with_chunk(type, std::true_type(), std::false_type());
-    if (fine(p)) return with_chunk(type, std::false_type(), std::true_type());
-    return with_chunk(type, std::false_type(), std::false_type());
+    const auto with_zeros = [&]<bool packed, bool fine>(std::bool_constant<packed>, std::bool_constant<fine>) {
+      if (p.zero_point) return with_unit(type, Unit<packed, fine, true>());
+      return with_unit(type, Unit<packed, fine, false>());
+    };
+    if (p.b_packed && fine(p)) return with_zeros(std::true_type(), std::true_type());
+    if (p.b_packed) return with_zeros(std::true_type(), std::false_type());
+    if (fine(p)) return with_zeros(std::false_type(), std::true_type());
+    return with_zeros(std::false_type(), std::false_type());
   };
   return p.a == DType::f16 ? with_type(__half()) : with_type(__nv_bfloat16());
 }
@@ -361,6 +370,16 @@ bool readable(const GemmProblem& p, const GemmOperands& o) {
   return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, o.b.strides[0] / 2));
 }
 
+// Whether the steps through a block's tiles, at most 64, have 31 bits.
+bool near(const GemmProblem& p, const GemmOperands& o) {
+  const auto steps = [](const ConstTensor& t) {
+    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
+  };
+  if (o.a.strides[0] > std::int64_t{1} << 30) return false;
+  return p.b_packed ||
+         (o.b.strides[0] <= std::int64_t{1} << 21 && steps(o.b_scale) && (!p.zero_point || steps(o.zero_point)));
+}
+
 }  // namespace
 
 std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
@@ -369,7 +388,7 @@ std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
   if (p.scale != DType::f32) return "has no f64";
   if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or terms";
   return {};
 }
 
@@ -381,14 +400,15 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
   const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
   // Of a weight and a block, measured on an H200.
-  const double each = p.m > 16 ? 6.7e-11 : p.m > 8 ? 4.6e-11 : 3.3e-11;
-  const double tile = kTileRows * std::max(k, 2048.0) * each;
+  const double each = p.m > 16 ? 4.4e-11 : p.m > 8 ? 2.9e-11 : 2.5e-11;
+  const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : 1.25);
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
 }
 
 std::string w4a16_gemv_sm90_detail(const GemmProblem& p) {
-  const int sharers = with_form(p, p.m, [&]<class F>(F) { return sharers_of<F>(p); });
-  return message("tiles of ", kTileRows, " rows, ", sharers, " warps each");
+  int warps = 0;
+  with_form(p, p.m, [&]<class F>(F) { warps = F::warps; });
+  return message("tiles of ", kTileRows, " rows, ", warps, " warps");
 }
 
 void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
@@ -400,7 +420,7 @@ void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
 
 void w4a16_gemv_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!readable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
+  if (!readable(problem, o) || !near(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
 

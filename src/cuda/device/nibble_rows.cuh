@@ -39,144 +39,194 @@ __device__ std::uint32_t offset_of(unsigned u) {
   return in_high_nibbles<packed>() ? twice(0xd400u + 16 * u) : twice(0xe400u + u);
 }
 
-// The scales of a thread's two rows, group by group, for one tile after the other. Terms are counted in halves of a
-// step,
-// 32. The four threads that have the same rows prepare one group of four each, hand them round, and read the next four
-// meanwhile: four groups are two steps, or more. row_of(i) is the first of the thread's rows in its i-th tile, or
-// negative if there is none.
+// Scales and zero points of a tile's rows, of the groups that begin in a step: one, or two of 32 terms.
+struct GroupScales {
+  float scale[2][128];
+  std::int32_t zero[2][128];  // packed: of every four rows the first has their bytes
+};
+
+// In how many steps the next groups begin, of a tile of `steps` steps.
+__device__ inline int steps_of_group(const NibbleWeight& weight, int steps) {
+  return weight.groups == 1 ? steps : weight.group == 128 ? 2 : 1;
+}
+
+// Fetches them, two rows a thread, in order.
+template <bool packed>
+class ScaleFetcher {
+ public:
+  // pair: which of a tile's 64 pairs of rows.
+  __device__ ScaleFetcher(const NibbleWeight& weight, int pair) : w_(weight), pair_(pair) {}
+
+  // A tile that begins in this row, from this term on.
+  __device__ void turn_to(int row, int term) {
+    group_ = term / w_.group;
+    const auto* const scales = static_cast<const float*>(w_.scales);
+    const auto* const zeros = static_cast<const std::uint8_t*>(w_.zeros);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = min(row + 2 * pair_ + h, w_.rows - 1);
+      scales_[h] = scales + w_.scale.at(at, group_);
+      if (zeros != nullptr) zeros_[h] = zeros + w_.zero.at(packed ? at / 4 * 4 : at, group_) * kZeroBytes;
+    }
+  }
+
+  // Begins to bring the next groups.
+  __device__ void fetch(GroupScales& to) {
+    fetch_group(to, 0);
+    if (w_.group == 32) fetch_group(to, 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+ private:
+  static constexpr int kZeroBytes = packed ? 1 : 4;
+
+  __device__ void fetch_group(GroupScales& to, int i) {
+    const bool inside = group_++ < w_.groups;  // beyond the terms scales are 0
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      copy(&to.scale[i][2 * pair_ + h], inside ? scales_[h] : w_.scales, inside);
+      scales_[h] += w_.scale.col;
+    }
+    if (w_.zeros == nullptr) return;
+#pragma unroll
+    for (int h = 0; h < (packed ? 1 : 2); ++h) {
+      if (!packed || pair_ % 2 == 0) copy(&to.zero[i][2 * pair_ + h], inside ? zeros_[h] : w_.zeros, inside);
+      zeros_[h] += w_.zero.col * kZeroBytes;
+    }
+  }
+
+  __device__ static void copy(void* to, const void* from, bool really) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ptx::shared_address(to)), "l"(from),
+                 "r"(really ? 4 : 0)
+                 : "memory");
+  }
+
+  const NibbleWeight& w_;
+  const int pair_;
+  int group_;               // next one
+  const float* scales_[2];  // its
+  const std::uint8_t* zeros_[2];
+};
+
+// What a thread multiplies its two rows by.
 //
-// In f16 scales are taken relative to a power of two such that the largest of a row's first four is in [2^5, 2^6).
-// Where a later one would exceed 2^12, the largest of its four is the one that is put there, and what has been summed
-// is scaled down: `grown` says so, when the 32 terms before have still to be multiplied.
-template <class T, bool packed, class RowOf>
+// In f16 scales are taken relative to a power of two such that the largest of a row's first step is in [2^5, 2^6).
+// Where a later one would exceed 2^12 it is the one that is put there, and what has been summed is scaled down: `grown`
+// says so, when the step before has still to be multiplied.
+template <class T, bool packed>
 class RowScales {
  public:
   bool grown = false;
   float factor[2];  // then, of the two rows' sums
 
-  // Tiles of `halves` halves from `first_half` on.
-  __device__ RowScales(const NibbleWeight& weight, const RowOf& row_of, int2 halves)
-      : w_(weight),
-        row_of_(row_of),
-        halves_(weight.groups == 1 ? halves.y : weight.group / 32),
-        first_(weight.groups == 1 ? 0 : halves.x / halves_),
-        count_(halves.y / halves_) {
-    begin_reading();
-    read();
+  // row: the first of the thread's rows in a tile. Tiles are of `steps` steps.
+  __device__ RowScales(const NibbleWeight& weight, int row, int steps)
+      : row_(row),
+        steps_(steps),
+        mask_(weight.groups == 1 ? ~0 : weight.group == 128),
+        twice_(weight.group == 32 && weight.groups > 1),
+        whole_(weight.groups == 1),
+        zeros_(weight.zeros != nullptr) {
+    offset_[0] = offset_[1] = offset_of<T, packed>(8);
+    asm volatile("" : "+r"(mask_), "+r"(twice_), "+r"(whole_), "+r"(zeros_));  // kept, rather than computed each time
   }
 
-  // Before the first 32 terms of a step are converted, and before the others.
-  __device__ void advance_step() {
-    if (left_ == 0) {
-      if (used_ % 4 == 0) take_four();
-      use();
-    }
-    --left_;
+  // Whether groups begin in the next step, and then what there is of them.
+  __device__ bool begins() const { return (step_ & mask_) == 0; }
+  __device__ void fetch(const GroupScales& from) {
+    fetch_group(from, 0);
+    if (twice_) fetch_group(from, 1);
   }
-  __device__ void advance() {
-    if (left_ == 0) use();
-    --left_;
+
+  // Before the first 32 terms of the step are converted, and before the others.
+  __device__ void begin_step() {
+    if (begins()) {
+      if (step_ == 0) before_[0] = power_[0], before_[1] = power_[1];
+      if (whole_) {
+        power_[0] = next_[0].x, power_[1] = next_[0].y;  // after all
+        scale_[0] = scale_[1] = as_bits(Two<T>(narrow<T>(1.0f), narrow<T>(1.0f)));
+        use_zeros(0);
+      } else {
+        if constexpr (std::is_same_v<T, __half>) choose_powers();
+        use(0);
+      }
+    }
+    step_ = step_ + 1 == steps_ ? 0 : step_ + 1;
+  }
+  __device__ void begin_half() {
+    if (twice_) use(1);
   }
 
   __device__ Two<T> scale(int h) const { return as_pair<Two<T>>(scale_[h]); }
   __device__ std::uint32_t offset(int h) const { return offset_[h]; }
-  // What y's column of a row is multiplied by: of the tile in use, or, where another has been begun, of the one before.
-  __device__ float after(int h, bool before) const { return before ? before_[h] : after_[h]; }
+  // What y's column of a row is multiplied by, of the tile before that which has been begun.
+  __device__ float after(int h) const {
+    return whole_ ? before_[h] : __int_as_float((254 << 23) - __float_as_int(before_[h]));
+  }
 
  private:
-  static constexpr bool kShifted = std::is_same_v<T, __half>;
-  static constexpr int kFirst = 5;          // exponent of a row's first scale
+  static constexpr unsigned kFirst = 5;     // exponent of a row's first scale
   static constexpr float kLimit = 0x1p12f;  // 15 times less than that is an f16
 
-  __device__ void begin_reading() {
-    row_ = row_of_(tile_++);
-    to_read_ = 0;
-  }
-
-  // This thread's one of the next four groups.
-  __device__ void read() {
-    if (row_ < 0) return;
-    const int group = first_ + to_read_ + static_cast<int>(threadIdx.x) % 4;
-    const bool inside = group < w_.groups;
-    const int g = inside ? group : 0;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = min(row_ + h, w_.rows - 1);
-      const float scale = __ldcg(static_cast<const float*>(w_.scales) + w_.scale.at(row, g));
-      next_[h] = inside ? scale : 0;  // beyond the terms
-      if (w_.zeros == nullptr) continue;
-      const std::int64_t at = w_.zero.at(row, g);
-      next_zero_[h] = packed ? __ldcg(static_cast<const std::uint8_t*>(w_.zeros) + at)
-                             : 8 + __ldcg(static_cast<const std::int32_t*>(w_.zeros) + at);
+  __device__ void fetch_group(const GroupScales& from, int i) {
+    next_[i] = *reinterpret_cast<const float2*>(&from.scale[i][row_]);
+    if (!zeros_) return;
+    if constexpr (packed) {
+      next_zero_[i].x = from.zero[i][row_ / 4 * 4];
+    } else {
+      next_zero_[i] = *reinterpret_cast<const int2*>(&from.zero[i][row_]);
     }
-    to_read_ += 4;
-    if (to_read_ >= count_) begin_reading();
   }
 
-  __device__ void take_four() {
-    bool grown_here = false;
+  __device__ void use(int i) {
+    const float scale[2] = {next_[i].x * power_[0], next_[i].y * power_[1]};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (used_ == 0) {
-        before_[h] = after_[h];
-        after_[h] = 1;
+    for (int h = 0; h < 2; ++h) scale_[h] = as_bits(Two<T>(narrow<T>(scale[h]), narrow<T>(scale[h])));
+    use_zeros(i);
+  }
+
+  __device__ void use_zeros(int i) {
+    if (!zeros_) return;
+    if constexpr (packed) {
+      const unsigned word = static_cast<unsigned>(next_zero_[i].x) >> row_ % 4 * 8;
+      offset_[0] = offset_of<T, packed>(word & 0xff), offset_[1] = offset_of<T, packed>(word >> 8 & 0xff);
+    } else {
+      offset_[0] = offset_of<T, packed>(8 + next_zero_[i].x), offset_[1] = offset_of<T, packed>(8 + next_zero_[i].y);
+    }
+  }
+
+  __device__ void choose_powers() {
+    const float most[2] = {largest(next_[0].x, next_[1].x), largest(next_[0].y, next_[1].y)};
+    const bool exceeds[2] = {most[0] * power_[0] >= kLimit, most[1] * power_[1] >= kLimit};
+    if (step_ == 0) {
+      power_[0] = power_for(most[0]), power_[1] = power_for(most[1]);
+    } else if (__any_sync(~0u, exceeds[0] || exceeds[1])) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float power = exceeds[h] ? power_for(most[h]) : power_[h];
+        factor[h] = __int_as_float(max(__float_as_int(power) - __float_as_int(power_[h]) + (127 << 23), 0));
+        power_[h] = power;
       }
-      float scale = next_[h];
-      if (w_.groups == 1) {
-        after_[h] = __shfl_sync(~0u, scale, 0, 4);
-        scale = 1;
-      } else if constexpr (kShifted) {
-        unsigned magnitude = __float_as_uint(scale) & 0x7fffffffu;
-        magnitude = magnitude < 0x7f800000u ? magnitude : 0;
-        magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, 1));
-        magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, 2));
-        const bool grows = used_ > 0 && __uint_as_float(magnitude) * power_of_two(shift_[h]) >= kLimit;
-        const int shift = used_ == 0 || grows ? kFirst - max(static_cast<int>(magnitude >> 23) - 127, -100) : shift_[h];
-        factor[h] = grows ? power_of_two(max(shift - shift_[h], -127)) : 1;
-        grown_here |= grows;
-        shift_[h] = shift;
-        after_[h] = power_of_two(-shift);
-        scale *= power_of_two(shift);
-      }
-      const T narrowed = narrow<T>(scale);
-      four_[h] = as_bits(Two<T>(narrowed, narrowed));
-      four_offsets_[h] = next_zero_[h];
+      grown = true;
     }
-    if constexpr (kShifted) grown = __any_sync(~0u, grown_here);
-    read();
+  }
+  __device__ float largest(float a, float b) const { return twice_ ? fmaxf(fabsf(a), fabsf(b)) : fabsf(a); }
+  // 2^(kFirst - exponent), for exponents such that there is a reciprocal.
+  __device__ static float power_for(float scale) {
+    const unsigned exponent = __float_as_uint(scale) & 0xffu << 23;
+    return __uint_as_float(((254 + kFirst) << 23) - min(max(exponent, 27u << 23), 254u << 23));
   }
 
-  __device__ void use() {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      scale_[h] = __shfl_sync(~0u, four_[h], used_, 4);
-      offset_[h] = offset_of<T, packed>(__shfl_sync(~0u, four_offsets_[h], used_, 4));
-    }
-    used_ = used_ + 1 == count_ ? 0 : used_ + 1;
-    left_ = halves_;
-  }
-
-  // From -127 on, which is 0.
-  __device__ static float power_of_two(int exponent) {
-    return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
-  }
-
-  const NibbleWeight& w_;
-  const RowOf& row_of_;
-  const int halves_;  // of a group
-  const int first_;   // group of a tile
-  const int count_;   // of its groups
-  int tile_ = 0;
-  int row_;  // of what is read next
-  int to_read_;
-  int left_ = 0;  // halves of the group in use
-  int used_ = 0;  // groups of the tile
-  float next_[2] = {};
-  unsigned next_zero_[2] = {8, 8};  // 8 + z
-  std::uint32_t four_[2];           // this thread's one of four
-  unsigned four_offsets_[2];
-  int shift_[2] = {};
-  float after_[2] = {1, 1};
+  const int row_;
+  const int steps_;
+  int mask_;   // of the steps' bits that are 0 where a group begins
+  int twice_;  // groups of 32
+  int whole_;  // groups of a row
+  int zeros_;  // there are zero points
+  int step_ = 0;
+  float2 next_[2] = {};
+  int2 next_zero_[2];
+  float power_[2] = {1, 1};  // whole: the scales
   float before_[2];
   std::uint32_t scale_[2];  // of the group in use
   std::uint32_t offset_[2];
@@ -198,6 +248,9 @@ class NibbleReader {
       factor_ = in_high_nibbles<packed>() ? 0x2c002c00u : 0x3c003c00u;
       shift_ = in_high_nibbles<packed>() ? 4 : 0;
       bytes_ = (c % 2 * 2) | 4u << 4 | (c % 2 * 2 + 1) << 8 | 4u << 12;
+      asm volatile(""
+                   : "+r"(mask_), "+r"(factor_), "+r"(shift_),
+                     "+r"(bytes_));  // kept, rather than computed each time
     } else {
       const unsigned line = sixteen * 8 + g;
       place_ = line * 32 + (line / 4 % 2) * 16;

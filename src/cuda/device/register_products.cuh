@@ -40,65 +40,58 @@ __device__ void hold(float (&sums)[n]) {
 // clang-format off
 #define OCTILE_N32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define OCTILE_N64 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define OCTILE_N128 OCTILE_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define OCTILE_N80 OCTILE_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define OCTILE_N96 OCTILE_N80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define OCTILE_N128 OCTILE_N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define OCTILE_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define OCTILE_F16(d, i) OCTILE_F8(d, i), OCTILE_F8(d, i + 8)
 #define OCTILE_F32(d, i) OCTILE_F8(d, i), OCTILE_F8(d, i + 8), OCTILE_F8(d, i + 16), OCTILE_F8(d, i + 24)
 #define OCTILE_PRODUCT(shape, type, names, a0, a1, a2, a3, b, p, upper, outer) \
   "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, " p ", 0;\nmov.b64 b, {" b ", " upper "};\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, {" a0 ", " a1 ", " a2 ", " a3 "}, b, p, 1, 1, " outer ";\n}\n"
-#define OCTILE_WIDE(type) OCTILE_PRODUCT("m64n256k16", type, OCTILE_N128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
-#define OCTILE_NARROW(type) OCTILE_PRODUCT("m64n128k16", type, OCTILE_N64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
-#define OCTILE_SMALL(type) OCTILE_PRODUCT("m64n64k16", type, OCTILE_N32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
+#define OCTILE_256(type) OCTILE_PRODUCT("m64n256k16", type, OCTILE_N128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
+#define OCTILE_192(type) OCTILE_PRODUCT("m64n192k16", type, OCTILE_N96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
+#define OCTILE_160(type) OCTILE_PRODUCT("m64n160k16", type, OCTILE_N80, "%80", "%81", "%82", "%83", "%84", "%85", "%86", "%87")
+#define OCTILE_128(type) OCTILE_PRODUCT("m64n128k16", type, OCTILE_N64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
+#define OCTILE_64(type) OCTILE_PRODUCT("m64n64k16", type, OCTILE_N32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
 #define OCTILE_IN(a, b, accumulate, outer) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kOperandUpper), "n"(static_cast<int>(outer))
 // clang-format on
 
 // The upper half of a descriptor: what eight lines take, and the swizzle of 128 bytes.
 constexpr std::uint32_t kOperandUpper = 1024 / 16 | 1u << 30;
 
-// sums (64 x 256, 128 or 64) = or += a (64 x 16) by the operand b (256, 128 or 64 x 16). Of the sums, [4j + 2h + e] is
-// row 16 warp + g + 8h, column 8j + 2c + e.
-template <class T, bool outer>
-__device__ void multiply_16(float (&sums)[128], const Fragment& a, std::uint32_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(OCTILE_WIDE("f16")
-                 : OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64), OCTILE_F32(sums, 96)
-                 : OCTILE_IN(a, b, accumulate, outer));
-  } else {
-    asm volatile(OCTILE_WIDE("bf16")
-                 : OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64), OCTILE_F32(sums, 96)
-                 : OCTILE_IN(a, b, accumulate, outer));
+// sums (64 x 256, 192, 160, 128 or 64) = or += a (64 x 16) by the operand b (256, .. x 16). Of the sums, [4j + 2h + e]
+// is row 16 warp + g + 8h, column 8j + 2c + e.
+#define OCTILE_MULTIPLY(count, product, ...)                                                              \
+  template <class T, bool outer>                                                                          \
+  __device__ void multiply_16(float(&sums)[count], const Fragment& a, std::uint32_t b, bool accumulate) { \
+    if constexpr (std::is_same_v<T, __half>) {                                                            \
+      asm volatile(product("f16") : __VA_ARGS__ : OCTILE_IN(a, b, accumulate, outer));                    \
+    } else {                                                                                              \
+      asm volatile(product("bf16") : __VA_ARGS__ : OCTILE_IN(a, b, accumulate, outer));                   \
+    }                                                                                                     \
   }
-}
-
-template <class T, bool outer>
-__device__ void multiply_16(float (&sums)[64], const Fragment& a, std::uint32_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(OCTILE_NARROW("f16") : OCTILE_F32(sums, 0), OCTILE_F32(sums, 32) : OCTILE_IN(a, b, accumulate, outer));
-  } else {
-    asm volatile(OCTILE_NARROW("bf16")
-                 : OCTILE_F32(sums, 0), OCTILE_F32(sums, 32)
-                 : OCTILE_IN(a, b, accumulate, outer));
-  }
-}
-
-template <class T, bool outer>
-__device__ void multiply_16(float (&sums)[32], const Fragment& a, std::uint32_t b, bool accumulate) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(OCTILE_SMALL("f16") : OCTILE_F32(sums, 0) : OCTILE_IN(a, b, accumulate, outer));
-  } else {
-    asm volatile(OCTILE_SMALL("bf16") : OCTILE_F32(sums, 0) : OCTILE_IN(a, b, accumulate, outer));
-  }
-}
+OCTILE_MULTIPLY(128, OCTILE_256, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64), OCTILE_F32(sums, 96))
+OCTILE_MULTIPLY(96, OCTILE_192, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64))
+OCTILE_MULTIPLY(80, OCTILE_160, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F16(sums, 64))
+OCTILE_MULTIPLY(64, OCTILE_128, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32))
+OCTILE_MULTIPLY(32, OCTILE_64, OCTILE_F32(sums, 0))
 
 #undef OCTILE_N32
 #undef OCTILE_N64
+#undef OCTILE_N80
+#undef OCTILE_N96
 #undef OCTILE_N128
 #undef OCTILE_F8
+#undef OCTILE_F16
 #undef OCTILE_F32
 #undef OCTILE_PRODUCT
-#undef OCTILE_WIDE
-#undef OCTILE_NARROW
-#undef OCTILE_SMALL
+#undef OCTILE_256
+#undef OCTILE_192
+#undef OCTILE_160
+#undef OCTILE_128
+#undef OCTILE_64
 #undef OCTILE_IN
+#undef OCTILE_MULTIPLY
 
 // ---- Bytes.
 

@@ -1,4 +1,4 @@
-// From a warpgroup's sums (64, 256 or 128) of y^T, whose rows register_products.cuh has exchanged, to y: scaled,
+// From a warpgroup's sums (64, 64 to 256) of y^T, whose rows register_products.cuh has exchanged, to y: scaled,
 // rounded, and by way of boxes in shared memory that the copy engine stores while the next tile is multiplied.
 #pragma once
 
@@ -53,9 +53,9 @@ __device__ inline void store_word(std::uint32_t to, std::uint32_t value) {
 
 }  // namespace ptx
 
-// `cols` columns of the sums.
-template <class Y, bool along_a, unsigned cols>
-__device__ void write_boxes(const float* sums, float scale, std::uint32_t lines) {
+// `cols` columns of the sums. finish(x, h): what y is to have for a sum x of the thread's row h.
+template <class Y, bool along_a, unsigned cols, class Finish>
+__device__ void write_boxes(const float* sums, const Finish& finish, std::uint32_t lines) {
   constexpr unsigned kSize = sizeof(Y);
   constexpr unsigned kEights = cols / 8;
   constexpr unsigned kLineEights = kSize == 2 ? 8 : 4;  // along_a: of columns in a line
@@ -83,7 +83,7 @@ __device__ void write_boxes(const float* sums, float scale, std::uint32_t lines)
         const std::uint32_t to = line + j / kLineEights * 64 * 128 + (twist ^ j % kLineEights * 8 * kSize);
         const float x = second ? sums[4 * j + 2 * (h ^ 1)] : sums[4 * j + 2 * h];
         const float y = second ? sums[4 * j + 2 * (h ^ 1) + 1] : sums[4 * j + 2 * h + 1];
-        put(to, __fmul_rn(x, scale), __fmul_rn(y, scale));
+        put(to, finish(x, h ^ second), finish(y, h ^ second));
       }
     }
   } else {
@@ -94,7 +94,7 @@ __device__ void write_boxes(const float* sums, float scale, std::uint32_t lines)
       const std::uint32_t first = lines + (box + 2 * c + e) * 128 + (row * kSize % 128 ^ (2 * c + e) * 16);
 #pragma unroll
       for (unsigned j = 0; j < kEights; ++j) {
-        put(first + j * 8 * 128, __fmul_rn(sums[4 * j + e], scale), __fmul_rn(sums[4 * j + 2 + e], scale));
+        put(first + j * 8 * 128, finish(sums[4 * j + e], 0), finish(sums[4 * j + 2 + e], 1));
       }
     }
   }
@@ -119,8 +119,8 @@ __device__ void store_box_edge(const std::uint8_t* lines, int2 at, int rows, con
   }
 }
 
-template <class Y, bool along_a, int cols>
-__device__ void store_boxes(const float (&sums)[cols / 2], float scale, TransposedBoxes<cols>& boxes, int2 at,
+template <class Y, bool along_a, int cols, class Finish>
+__device__ void store_boxes(const float (&sums)[cols / 2], const Finish& finish, TransposedBoxes<cols>& boxes, int2 at,
                             const CUtensorMap& map, const BoxTarget& y, int barrier) {
   constexpr int kRounds = sizeof(Y) / 2;
   constexpr int kRoundCols = cols / kRounds;
@@ -133,7 +133,7 @@ __device__ void store_boxes(const float (&sums)[cols / 2], float scale, Transpos
   for (int round = 0; round < kRounds; ++round) {
     if (leads) ptx::wait_stores_read<0>();
     meet();
-    write_boxes<Y, along_a, kRoundCols>(sums + round * (kRoundCols / 2), scale, ptx::shared_address(boxes.lines));
+    write_boxes<Y, along_a, kRoundCols>(sums + round * (kRoundCols / 2), finish, ptx::shared_address(boxes.lines));
     ptx::publish_to_engines();
     meet();
     const int2 origin = along_a ? int2{at.x, at.y + round * kRoundCols} : int2{at.y + round * kRoundCols, at.x};
@@ -153,6 +153,13 @@ __device__ void store_boxes(const float (&sums)[cols / 2], float scale, Transpos
     if (leads) ptx::commit_stores();
     __syncwarp();
   }
+}
+
+template <class Y, bool along_a, int cols>
+__device__ void store_boxes(const float (&sums)[cols / 2], float scale, TransposedBoxes<cols>& boxes, int2 at,
+                            const CUtensorMap& map, const BoxTarget& y, int barrier) {
+  const auto scaled = [scale](float x, unsigned) { return __fmul_rn(x, scale); };
+  store_boxes<Y, along_a, cols>(sums, scaled, boxes, at, map, y, barrier);
 }
 
 // at: the sums' first row and column in y^T. T is y's type where it is not wide.

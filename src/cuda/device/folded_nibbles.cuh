@@ -1,0 +1,476 @@
+// w4a8 on Hopper's matrix unit, the kernel: of y (m, n), over the groups g of k in order,
+//   t = fma(f32(sum_c a[i, c] * (q[j, c] - z[j, g])), s[j, g], t), and then y[i, j] = fma(t, a_scale[i], bias[j])
+// The sums of a group are exact in s32, and so the bits are those of every other backend.
+//
+// It computes y^T, the weight by a^T: the matrix unit takes the weight from registers, where its nibbles have just
+// become bytes, and a from shared memory. A persistent grid of clusters of two blocks, which lie below each other and
+// share a. In each block one thread has the copy engine fill a ring of stages with tiles of a and of the weight, and a
+// second warp brings their scales and zero points. Two warpgroups have half of the weight's rows each: while half of a
+// stage is multiplied the next half is converted, and the sums of a group that is done are folded into t.
+//
+// Without zero points the bytes are 16 q (nibble_products.cuh), and t is 16 times what it should be: exactly so, as all
+// of its terms are multiples of the least f32, unless it goes beyond 2^124. The columns of y where it did are done
+// again.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/floats.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/nibble_products.cuh"
+#include "cuda/device/pipeline.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/transposed_boxes.cuh"
+#include "cuda/nibble_weight.h"
+#include "cuda/operands.h"
+
+namespace octile::cuda::folded {
+
+constexpr int kStep = 128;   // terms of a stage
+constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
+constexpr int kWide = 192;   // of a tile of a: y's rows
+constexpr int kNarrow = 128;
+constexpr int kPair = 2;  // blocks that share a
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kConsumerBarriers = 1;  // of threads, and the next
+constexpr int kSharedBytes = 227 * 1024;
+constexpr int kGroupsAhead = 2;  // stages whose scales are on their way
+
+// A tile's rows of a, and so of y; of the weight what its form is, and the thirty-twos of terms in a group: 1, 2, 4, or
+// 0 for a whole row.
+template <int rows_a_, bool packed_, bool zero_points_, int slices_>
+struct Form {
+  static constexpr int rows_a = rows_a_;
+  static constexpr bool packed = packed_;
+  static constexpr bool zero_points = zero_points_;
+  static constexpr int slices = slices_;
+  static constexpr int groups = slices == 0 ? 1 : 4 / slices;            // of a stage
+  using Zeros = std::conditional_t<packed, std::uint8_t, std::int32_t>;  // 8 + z; z
+
+  static constexpr int kGroupBytes =
+      groups * kRowsB * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
+  static constexpr int kStageBytes = rows_a * kStep + kRowsB * kStep / 2 + kGroupBytes + 16;
+  static constexpr int stages = (kSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
+  static_assert(stages > kGroupsAhead);
+};
+
+template <class F>
+struct Shared {
+  std::uint8_t a[F::stages][F::rows_a * kStep];
+  std::uint8_t b[F::stages][kRowsB * kStep / 2];
+  TransposedBoxes<F::rows_a> boxes[kConsumers];
+  float a_scales[kConsumers][F::rows_a];  // of a tile's rows of a
+  float scales[F::stages][F::groups][kRowsB];
+  typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
+  std::uint64_t full[F::stages];
+  std::uint64_t empty[F::stages];
+};
+
+struct Arguments {
+  NibbleWeight weight;
+  int steps = 0;    // of k
+  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
+  const std::int8_t* a = nullptr;
+  std::int64_t a_pitch = 0;
+  RowScale<float> a_scale;
+  const void* bias = nullptr;
+  std::int64_t bias_stride = 0;
+  DType type = DType::f32;  // of y
+  BoxTarget y;
+};
+
+struct Maps {
+  CUtensorMap a;
+  CUtensorMap b;
+  CUtensorMap b_odd;  // b has the even rows
+  CUtensorMap y;
+};
+
+template <class F>
+struct Place {
+  int clusters = static_cast<int>(gridDim.x) / kPair;
+  int cluster = static_cast<int>(blockIdx.x) / kPair;
+  int rank = static_cast<int>(blockIdx.x) % kPair;
+
+  // Of a tile: its first row of b, and of a.
+  __device__ int2 origin(int2 tile) const { return {(tile.x * kPair + rank) * kRowsB, tile.y * F::rows_a}; }
+};
+
+template <class F>
+__device__ void init(Shared<F>& shared) {
+  for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1 + 32);
+  for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
+  ptx::barrier_init_done();
+}
+
+// One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both.
+template <class F>
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
+  constexpr int kHalf = F::rows_a / kPair;
+  constexpr int kBytesB = sizeof(shared.b[0]);
+  RingPosition<F::stages> at;
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int2 origin = place.origin(arguments.order[t]);
+    for (int step = 0; step < arguments.steps; ++step) {
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kStep);
+      const std::uint32_t b = ptx::shared_address(shared.b[at.stage]);
+      const int term = step * kStep;
+      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::arrive_and_expect(full, sizeof(shared.a[0]) + kBytesB);
+      ptx::load_box_to(3, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
+      if constexpr (F::packed) {
+        ptx::load_box(b, maps.b, term * 2, origin.x / 16, full);
+      } else {
+        ptx::load_box(b, maps.b, term / 2, origin.x / 2, full);
+        ptx::load_box(b + kBytesB / 2, maps.b_odd, term / 2, origin.x / 2, full);
+      }
+      at.next();
+    }
+  }
+}
+
+// Four bytes; zeros if they are not `inside`, and then `from` is any address.
+__device__ inline void copy_word(void* to, const void* from, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ptx::shared_address(to)), "l"(from),
+               "r"(inside ? 4 : 0)
+               : "memory");
+}
+
+// One warp: the scales and zero points of each stage. Beyond the weight's rows and groups they are zeros. Every lane
+// reports its own copies, when those of the next stages are on their way.
+template <class F>
+__device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
+  const NibbleWeight& w = arguments.weight;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float* const scales = static_cast<const float*>(w.scales);
+  const auto* const zeros = static_cast<const typename F::Zeros*>(w.zeros);
+  RingPosition<F::stages> at;
+  RingPosition<F::stages> arrived;
+  int ahead = 0;
+  const auto report = [&] {
+    ptx::arrive(ptx::shared_address(&shared.full[arrived.stage]));
+    arrived.next();
+  };
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int first = place.origin(arguments.order[t]).x;
+    for (int step = 0; step < arguments.steps; ++step) {
+      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+#pragma unroll 1
+      for (int i = 0; i < F::groups; ++i) {
+        const int group = F::slices == 0 ? 0 : step * F::groups + i;
+        const bool inside = group < w.groups;
+#pragma unroll
+        for (int row = lane; row < kRowsB; row += 32) {
+          const bool exists = inside && first + row < w.rows;
+          copy_word(&shared.scales[at.stage][i][row], exists ? scales + w.scale.at(first + row, group) : scales,
+                    exists);
+          if constexpr (F::zero_points && !F::packed) {
+            copy_word(&shared.zeros[at.stage][i][row], exists ? zeros + w.zero.at(first + row, group) : zeros, exists);
+          }
+        }
+        if constexpr (F::zero_points && F::packed) {  // four rows
+          const bool exists = inside && first + 4 * lane < w.rows;
+          copy_word(&shared.zeros[at.stage][i][4 * lane], exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros,
+                    exists);
+        }
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      at.next();
+      if (ahead < kGroupsAhead) {
+        ++ahead;
+        continue;
+      }
+      asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsAhead) : "memory");
+      report();
+    }
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  for (; ahead > 0; --ahead) report();
+}
+
+// ---- Products.
+
+// Some element of y, from memory.
+template <class F>
+__device__ float sum_again(const Arguments& p, int row, int col) {
+  float total = 0;
+  for (int g = 0; g < p.weight.groups; ++g) {
+    int sum = 0;
+    const int first = g * p.weight.group;
+    const int offset = p.weight.offset(col, g);
+    for (int c = first; c < first + p.weight.group; ++c) {
+      sum += p.a[row * p.a_pitch + c] * (p.weight.nibble(col, c) - offset);
+    }
+    const float scale = __ldcg(static_cast<const float*>(p.weight.scales) + p.weight.scale.at(col, g));
+    total = __fmaf_rn(__int2float_rn(sum), scale, total);
+  }
+  return total;
+}
+
+__device__ inline float bias_of(const Arguments& p, int col) {
+  if (p.bias == nullptr || col >= p.weight.rows) return -0.0f;  // nothing to any sum
+  const std::int64_t at = col * p.bias_stride;
+  if (p.type == DType::f16) return widen(__ldcg(static_cast<const __half*>(p.bias) + at));
+  if (p.type == DType::bf16) return widen(__ldcg(static_cast<const __nv_bfloat16*>(p.bias) + at));
+  return __ldcg(static_cast<const float*>(p.bias) + at);
+}
+
+// A column of y in a tile, done again by four threads.
+template <class F>
+__device__ __noinline__ void do_again(const Arguments& p, int first_row, int col) {
+  if (col >= p.weight.rows) return;
+  const float bias = bias_of(p, col);
+  for (int row = first_row + static_cast<int>(threadIdx.x) % 4; row < min(first_row + F::rows_a, p.y.rows); row += 4) {
+    const float value = __fmaf_rn(sum_again<F>(p, row, col), p.a_scale[row], bias);
+    const std::int64_t at = row * p.y.pitch + col;
+    if (p.type == DType::f16) {
+      static_cast<__half*>(p.y.data)[at] = narrow<__half>(value);
+    } else if (p.type == DType::bf16) {
+      static_cast<__nv_bfloat16*>(p.y.data)[at] = narrow<__nv_bfloat16>(value);
+    } else {
+      static_cast<float*>(p.y.data)[at] = value;
+    }
+  }
+}
+
+// A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
+template <class F>
+struct Consumer {
+  static constexpr int kSums = F::rows_a / 2;  // of a thread
+  static constexpr bool kRow = F::slices == 0;
+  static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices that are converted at a time
+  static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units whose sums are one, of a stage
+  static constexpr int kUnits = 4 / kUnit;                            // of a stage
+
+  Shared<F>& shared;
+  const Arguments& arguments;
+  const Place<F>& place;
+  int group;
+  int warp;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint32_t empty = ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kPair));
+  int rows = 64 * group + 16 * warp + lane / 4 * 2;  // the first of the thread's two, in the tile
+  NibbleBytes<F::packed, F::zero_points> reader = NibbleBytes<F::packed, F::zero_points>(4 * group + warp);
+
+  int sums[kSums];  // of a group
+  float totals[kSums];
+  BytesFragment b[2][kUnit];
+
+  __device__ void release(int stage) const {
+    __syncwarp();  // all lanes have read their scales and zero points
+    ptx::arrive_in_cluster(empty + 8 * stage, lane < kPair);
+  }
+
+  __device__ void wait_full(const RingPosition<F::stages>& at) const {
+    ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+  }
+
+  template <int unit>
+  __device__ void convert(int stage) {
+    std::uint32_t offsets[2] = {};
+    if constexpr (F::zero_points) {
+      const auto* const zeros = shared.zeros[stage][unit / kGroupUnits] + rows;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) offsets[h] = (zeros[h] + (F::packed ? 0 : 8)) * 0x01010101u;
+    }
+    reader.template convert<unit * kUnit>(b[unit % 2][0], shared.b[stage], offsets);
+    reader.template convert<unit * kUnit + kUnit - 1>(b[unit % 2][kUnit - 1], shared.b[stage], offsets);
+  }
+
+  template <int unit>
+  __device__ void enqueue(int stage, bool accumulate) {
+    const std::uint32_t a = lines_descriptor(ptx::shared_address(shared.a[stage]));
+    ptx::begin_products();
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      multiply_32(sums, b[unit % 2][i], a + 2 * (unit * kUnit + i), accumulate || i > 0);
+    }
+    ptx::commit_products();
+  }
+
+  __device__ void fold(float2 scales) {
+    ptx::hold(sums);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      totals[i] = __fmaf_rn(__int2float_rn(sums[i]), i / 2 % 2 ? scales.y : scales.x, totals[i]);
+    }
+  }
+
+  // The scales of the thread's two rows, of the stage's i-th group.
+  __device__ float2 scales_of(int stage, int i) const {
+    return *reinterpret_cast<const float2*>(&shared.scales[stage][i][rows]);
+  }
+
+  // A unit's products, and, while they are done, the next one's conversion.
+  template <int unit>
+  __device__ void advance(int stage, bool accumulate, const RingPosition<F::stages>& next, bool more) {
+    constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or what of it is in this stage
+    const float2 scales = scales_of(stage, unit / kGroupUnits);
+    enqueue<unit>(stage, accumulate);
+    ptx::wait_products<1>();
+    if constexpr (unit + 1 < kUnits) {
+      convert<unit + 1>(stage);
+    } else if (more) {
+      wait_full(next);
+      convert<0>(next.stage);
+    }
+    if constexpr (kEnds) {
+      ptx::wait_products<0>();
+      if constexpr (unit + 1 == kUnits) release(stage);
+      if constexpr (!kRow) fold(scales);
+    }
+  }
+
+  // totals = the tile's. The first unit has been converted, and in the end that of the next tile is, if there is one.
+  __device__ void multiply(RingPosition<F::stages>& at, bool more) {
+    float2 scales = {};
+#pragma unroll
+    for (float& total : totals) total = 0;
+    for (int step = 0; step < arguments.steps; ++step) {
+      const int stage = at.stage;
+      at.next();
+      const bool next = more || step + 1 < arguments.steps;
+      if constexpr (kRow) scales = scales_of(stage, 0);
+      advance<0>(stage, kRow && step > 0, at, next);
+      advance<1>(stage, kGroupUnits == 2, at, next);
+      if constexpr (kUnits == 4) {
+        advance<2>(stage, false, at, next);
+        advance<3>(stage, false, at, next);
+      }
+    }
+    if constexpr (kRow) fold(scales);
+  }
+
+  // The scales of a tile's rows of a, on their way to shared memory.
+  __device__ void fetch_scales(int first) {
+    float* const to = shared.a_scales[group];
+    const RowScale<float>& scale = arguments.a_scale;
+    for (int row = static_cast<int>(threadIdx.x) % kWarpgroup; row < F::rows_a; row += kWarpgroup) {
+      if (scale.data == nullptr) {
+        to[row] = scale.value;
+      } else {
+        const bool exists = first + row < arguments.y.rows;
+        copy_word(&to[row], exists ? scale.data + (first + row) * scale.stride : scale.data, exists);
+      }
+    }
+  }
+
+  // y of a tile; of each of the thread's two columns of y, whether a total was beyond its range.
+  __device__ void finish(int2 origin, const CUtensorMap& y, bool (&beyond)[2]) {
+    const int col = origin.x + rows;
+    const float bias[2] = {bias_of(arguments, col), bias_of(arguments, col + 1)};
+    float check[2] = {};
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(kConsumerBarriers + group) : "memory");
+    const float* const row_scales = shared.a_scales[group] + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+      const float2 both = *reinterpret_cast<const float2*>(row_scales + 8 * j);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float scale = e == 0 ? both.x : both.y;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float& total = totals[4 * j + 2 * h + e];
+          if constexpr (!F::zero_points) {
+            check[h] = __fmaf_rn(total, 0, check[h]);
+            total = __fmul_rn(total, 0x1p-4f);
+          }
+          total = __fmaf_rn(total, scale, bias[h]);
+        }
+      }
+    }
+    beyond[0] = check[0] != 0;  // NaN
+    beyond[1] = check[1] != 0;
+    TransposedBoxes<F::rows_a>& boxes = shared.boxes[group];
+    const int2 at = {origin.x + 64 * group, origin.y};
+    const int barrier = kConsumerBarriers + group;
+    if (arguments.type == DType::f16) {
+      store_boxes<__half, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
+    } else if (arguments.type == DType::bf16) {
+      store_boxes<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
+    } else {
+      store_boxes<float, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
+    }
+  }
+
+  // The threads of the warpgroup meet: whether any of them says so.
+  __device__ bool any_of_warpgroup(bool mine) const {
+    int any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, 128, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+        : "=r"(any)
+        : "r"(static_cast<int>(mine)), "r"(kConsumerBarriers + group)
+        : "memory");
+    return any != 0;
+  }
+
+  __device__ void run(const CUtensorMap& y) {
+    RingPosition<F::stages> at;
+    const int count = arguments.order.count();
+    if (place.cluster < count) {
+      wait_full(at);
+      convert<0>(at.stage);
+    }
+    for (int t = place.cluster; t < count; t += place.clusters) {
+      const int2 origin = place.origin(arguments.order[t]);
+      fetch_scales(origin.y);
+      multiply(at, t + place.clusters < count);
+      bool beyond[2];
+      finish(origin, y, beyond);
+      if constexpr (!F::zero_points) {
+        const unsigned four = 0xfu << lane / 4 * 4;
+        const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
+        const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
+        if (any_of_warpgroup((first | second) != 0)) {
+          // After what has been stored.
+          if (threadIdx.x % kWarpgroup == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+          any_of_warpgroup(false);
+          if (first != 0) do_again<F>(arguments, origin.y, origin.x + rows);
+          if (second != 0) do_again<F>(arguments, origin.y, origin.x + rows + 1);
+        }
+      }
+    }
+    if (threadIdx.x % kWarpgroup == 0) ptx::wait_stores_read<0>();
+    __syncwarp();
+  }
+};
+
+template <class F>
+__global__ void __launch_bounds__(kThreads, 1)
+    w4a8_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // the compiler knows it is uniform
+  const Place<F> place;
+  if (threadIdx.x == 0) {
+    ptx::prefetch_map(maps.a);
+    ptx::prefetch_map(maps.b);
+    ptx::prefetch_map(maps.b_odd);
+    ptx::prefetch_map(maps.y);
+    init(shared);
+  }
+  __syncthreads();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  wait_for_previous();
+  let_next_start();
+  if (warp < 4) {
+    ptx::give_registers<40>();
+    if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
+    if (warp == 1) load_groups(shared, place, arguments);
+    __syncwarp();
+  } else {
+    ptx::take_registers<232>();
+    Consumer<F>{shared, arguments, place, warp / 4 - 1, warp % 4}.run(maps.y);
+  }
+  ptx::cluster_arrive();  // no block leaves while another one still reads its shared memory, or writes to it
+  ptx::cluster_wait();
+}
+
+}  // namespace octile::cuda::folded
