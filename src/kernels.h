@@ -137,10 +137,13 @@ struct Cost {
   double seconds = 0;     // expected
 };
 
+// What a product of floats with 4-bit weights adds up: a (q - z) s; a times (q - z) s rounded to a's 16-bit type, where
+// a row has several scales; or a s times q + 8 or q + 24, and what was added and z taken off with the sum of a.
+enum class NibbleTerms { exact, rounded, raised };
+
 // One row. `supports` returns a reason, empty means yes; `workspace` is in bytes; `prepare`, where there is one, is
 // called once, at select, and does what `launch` must not: loading code onto a GPU. `detail` says in a line for a
-// person what the kernel chose by itself. `narrow`: a weight with several scales a row is rounded to the 16-bit type of
-// a.
+// person what the kernel chose by itself.
 template <class Problem, class Operands>
 struct Kernel {
   std::string_view name;
@@ -152,7 +155,7 @@ struct Kernel {
   void (*launch)(const Problem&, const Operands&, const Launch&);
   void (*prepare)(const Problem&) = nullptr;
   std::string (*detail)(const Problem&) = nullptr;
-  bool narrow = false;
+  NibbleTerms nibble_terms = NibbleTerms::exact;
 };
 
 using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;

@@ -245,8 +245,12 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
 
 std::string w4a16_bound(const GemmStep& step) {
   const GemmProblem& p = step.problem;
+  if (step.kernel->nibble_terms == NibbleTerms::raised) {
+    return message("e / (1 - e) * the sum of |x s| (q + 24 + |24 + z|) with e = (K + 4) * 2^-24, and one rounding to ",
+                   p.y, "; where X is infinite, NaN");
+  }
   const std::string bound = float_bound("K", p.scale, p.y);
-  if (!step.kernel->narrow || p.group == p.k) return bound;
+  if (step.kernel->nibble_terms == NibbleTerms::exact || p.group == p.k) return bound;
   if (p.a != DType::f16) return message(bound, "; and 2^-6 * that sum, since (q - z) * s is rounded to ", p.a);
   return message(
       bound, "; and 2^-9 * that sum and 2^-26 * the row's largest scale * sum |x|, since (q - z) * s is rounded to ",
