@@ -8,6 +8,7 @@
 
 #include "cuda/device/folded_nibbles.cuh"
 #include "cuda/launch.h"
+#include "cuda/nibble_maps.h"
 #include "cuda/nibble_weight.h"
 #include "cuda/operands.h"
 #include "cuda/tensor_map.h"
@@ -38,38 +39,6 @@ TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kStep)); }
 
 int clusters_at_once(Device device) { return std::max(properties(device).multiprocessors / kPair, 1); }
-
-// Every second row from `first` on, as bytes, and one at least: of the row that is not there nothing comes.
-ConstTensor every_second_row(const NibbleWeight& w, int first, Device device) {
-  ConstTensor half;
-  half.data = w.values + (w.rows > first ? first * w.pitch : 0);
-  half.dtype = DType::u8;
-  half.device = device;
-  half.rank = 2;
-  half.shape[0] = std::max((w.rows - first + 1) / 2, 1);
-  half.shape[1] = (w.terms + 1) / 2;
-  half.strides[0] = 2 * w.pitch;
-  half.strides[1] = 1;
-  return half;
-}
-
-bool mappable_nibbles(const ConstTensor& b) {
-  const auto pitch = static_cast<std::uintptr_t>(b.strides[0] / 2);
-  return pitch > 0 && (reinterpret_cast<std::uintptr_t>(b.data) | pitch) % kBulkAlignment == 0;
-}
-
-// A packed weight, a row for each panel, in words: eight terms of a channel.
-ConstTensor panels(const NibbleWeight& w, Device device) {
-  ConstTensor words;
-  words.data = w.values;
-  words.dtype = DType::f32;
-  words.device = device;
-  words.rank = 2;
-  words.shape[0] = (w.rows + 15) / 16;
-  words.shape[1] = words.strides[0] = w.pitch / 4;
-  words.strides[1] = 1;
-  return words;
-}
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
