@@ -53,7 +53,7 @@ struct Form {
 
   static constexpr int kGroupBytes =
       groups * kRowsB * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
-  static constexpr int kStageBytes = rows_a * kStep + kRowsB * kStep / 2 + kGroupBytes + 16;
+  static constexpr int kStageBytes = rows_a * kStep + kRowsB * kStep / 2 + kGroupBytes + 24;
   static constexpr int stages = (kSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
   static_assert(stages > kGroupsAhead);
 };
@@ -68,6 +68,7 @@ struct Shared {
   typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
+  std::uint64_t scales_empty[F::stages];
 };
 
 struct Arguments {
@@ -104,6 +105,9 @@ template <class F>
 __device__ void init(Shared<F>& shared) {
   for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1 + 32);
   for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
+  for (auto& barrier : shared.scales_empty) {
+    ptx::barrier_init(ptx::shared_address(&barrier), kWarpgroup * kConsumers);
+  }
   ptx::barrier_init_done();
 }
 
@@ -159,7 +163,7 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(arguments.order[t]).x;
     for (int step = 0; step < arguments.steps; ++step) {
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
 #pragma unroll 1
       for (int i = 0; i < F::groups; ++i) {
         const int group = F::slices == 0 ? 0 : step * F::groups + i;
@@ -261,9 +265,10 @@ struct Consumer {
   float totals[kSums];
   BytesFragment b[2][kUnit];
 
+  // Every lane has read scales and zero points of its own.
   __device__ void release(int stage) const {
-    __syncwarp();  // all lanes have read their scales and zero points
     ptx::arrive_in_cluster(empty + 8 * stage, lane < kPair);
+    ptx::arrive(ptx::shared_address(&shared.scales_empty[stage]));
   }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {

@@ -71,6 +71,7 @@ struct Shared {
   std::uint64_t weight_full[F::weight_stages];
   std::uint64_t tokens_full[F::token_stages];
   std::uint64_t tokens_empty[F::token_stages];
+  std::uint64_t sums_kept;  // and the biases
 };
 
 template <class F>
@@ -94,6 +95,7 @@ __device__ void init(Shared<F>& shared) {
   for (auto& barrier : shared.weight_full) ptx::barrier_init(ptx::shared_address(&barrier), 1 + kBringers);
   for (auto& barrier : shared.tokens_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringers);
   for (auto& barrier : shared.tokens_empty) ptx::barrier_init(ptx::shared_address(&barrier), kMultipliers / 32);
+  ptx::barrier_init(ptx::shared_address(&shared.sums_kept), kThreads);
   ptx::barrier_init_done();
 }
 
