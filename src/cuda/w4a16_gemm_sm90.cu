@@ -3,10 +3,11 @@
 //
 // It computes y^T, the weight by a^T: the matrix unit takes the weight from registers, where it has just become 16 bits
 // wide, and a from shared memory. A persistent grid of clusters; in a cluster two blocks lie below each other and share
-// a, and where there are few tiles further such pairs have other terms of the same tile. In each block one thread has
-// the copy engine fill a ring of stages with tiles of a and of the weight, and two warps bring the scales. Two
-// warpgroups have half of the weight's rows each: while the matrix unit works on half of a stage they convert the next
-// half (device/nibble_tiles.cuh).
+// a, and where there are few tiles further such pairs have other terms of the same tile; where the last tiles would
+// leave half of the grid idle, the two blocks of a pair share the terms of one. In each block one thread has the copy
+// engine fill a ring of stages with tiles of a and of the weight, and two warps bring the scales
+// (device/nibble_stages.cuh). Two warpgroups have half of the weight's rows each: while the matrix unit works on 32
+// terms they convert the next 32 (device/nibble_tiles.cuh).
 //
 // With u the unit roundoff of a's type a result is within
 //   sum |a (q - z) s| ((2 + u) u + (k + 3) 2^-24) + sum |a| S 2^-26 (f16: S the largest scale of the row)
@@ -20,6 +21,7 @@
 #include <type_traits>
 
 #include "cuda/device/grid.cuh"
+#include "cuda/device/nibble_stages.cuh"
 #include "cuda/device/nibble_tiles.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
@@ -60,10 +62,10 @@ __global__ void __launch_bounds__(kThreads, F::blocks)
   let_next_start();
   if (warp < 4) {
     ptx::give_registers<F::producer_registers>();
-    if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
-    if (warp == 1 || warp == 2) load_scales(shared, place, arguments);
+    if (threadIdx.x == 0) load_operands(shared, place, maps);
+    if (warp == 1 || warp == 2) load_scales(shared, place);
     __syncwarp();
-    if (arguments.parts > 1) {  // add_parts
+    if (place.adds()) {  // add_parts
       ptx::cluster_arrive_released();
       ptx::cluster_wait();
     }
@@ -79,25 +81,40 @@ __global__ void __launch_bounds__(kThreads, F::blocks)
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Rows of a to a product, products, stages, blocks of a multiprocessor.
-using Tiles =
-    std::tuple<Tile<160, 2, 4>, Tile<256, 1, 4>, Tile<192, 1, 5>, Tile<160, 1, 6>, Tile<128, 1, 8>, Tile<64, 1, 6, 2>>;
+// Rows of a to a product, products, stages, boxes of terms in a stage, blocks of a multiprocessor.
+using Tiles = std::tuple<Tile<160, 2, 4>, Tile<256, 1, 4>, Tile<192, 1, 3, 2>, Tile<160, 1, 3, 2>, Tile<128, 1, 8>,
+                         Tile<96, 1, 4, 2>, Tile<64, 1, 6, 1, 2>>;
 
 template <class Body>
 void with_each_tile(const Body& body) {
   std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
 }
 
-// Measured on an H200: the clock that the power limit leaves, the cycles of a step, which the products bound in the
-// wide tiles and the conversions in the narrow ones, and those of a tile and a grid besides.
+// Measured on an H200: the clock that the power limit leaves, the cycles of 64 terms, which the products bound in the
+// wide tiles and the conversions in the narrow ones, and those of a tile, of a halved one, and of a grid besides.
 template <class T>
-double step_cycles(bool alone) {
+double box_cycles(bool alone) {
   if (T::blocks == 2) return alone ? 717 : 1120;
-  return T::rows_a == 320 ? 1323 : T::rows_a == 256 ? 1036 : T::rows_a == 192 ? 840 : T::rows_a == 160 ? 780 : 703;
+  switch (T::rows_a) {
+    case 320:
+      return 1323;
+    case 256:
+      return 1036;
+    case 192:
+      return 886;
+    case 160:
+      return 813;
+    case 128:
+      return 782;
+    default:
+      return 727;
+  }
 }
 constexpr double kTileCycles = 2300;
+constexpr double kHalvedCycles = 2000;
 constexpr double kGridCycles = 8700;
 constexpr double kGigahertz = 1.62;
+constexpr double kHalvedGigahertz = 1.51;  // fewer blocks wait in the end
 constexpr double kLaunchSeconds = 0.5e-6;
 constexpr double kBytesPerSecond = 3.5e12;
 constexpr int kBand = 11;  // pairs of tiles of b: with six tiles of a, of two bytes, 66 clusters
@@ -112,7 +129,10 @@ TileOrder order_of(const Size& size) {
           true};
 }
 
-int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kStep)); }
+template <class T>
+int steps_of(std::int64_t k) {
+  return static_cast<int>(ceil_div(k, T::step));
+}
 
 // Clusters at one time: of one pair, two, and four, on an H200.
 template <class T>
@@ -124,51 +144,64 @@ int clusters_at_once(int parts, int multiprocessors) {
 struct Choice {
   int rows_a = 0;
   int parts = 1;
+  int halved = 0;  // tiles, the last ones
   double seconds = std::numeric_limits<double>::infinity();
 };
+
+template <class T>
+Choice choice_of(const Size& size, int parts, int multiprocessors) {
+  const int steps = steps_of<T>(size.k);
+  const int units = static_cast<int>(ceil_div(steps * T::step, 128));
+  const int count = order_of<T>(size).count();
+  const int clusters = clusters_at_once<T>(parts, multiprocessors);
+  if (parts > 1 && (count > clusters || units < parts)) return {};
+  const int rest = count % clusters;
+  const bool halve = parts == 1 && rest > 0 && 2 * rest <= clusters && units > 1;
+  // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
+  const bool alone = kPair * parts * count * (parts > 1 || halve ? 2 : 1) <= multiprocessors;
+  const auto tile_cycles = [&](int part_units) {
+    return std::min(part_units * 128 / kTerms, steps * T::boxes) * box_cycles<T>(alone) + kTileCycles;
+  };
+  const auto waves = static_cast<double>(halve ? count / clusters : ceil_div(count, clusters));
+  double cycles = waves * tile_cycles(static_cast<int>(ceil_div(units, parts))) + kGridCycles;
+  if (halve) cycles += tile_cycles((units + 1) / 2) + kHalvedCycles;
+  if (parts > 1) cycles += 2500 + 500 * parts;
+  const double gigahertz = halve && waves > 0 ? kHalvedGigahertz : kGigahertz;
+  return {T::rows_a, parts, halve ? rest : 0, cycles / (gigahertz * 1e9) + kLaunchSeconds};
+}
 
 Choice best_choice(const Size& size, int multiprocessors) {
   Choice best;
   with_each_tile([&]<class T>(T) {
-    const int steps = steps_of(size.k);
     for (int parts = 1; parts <= kMostParts; parts *= 2) {
-      const int count = order_of<T>(size).count();
-      const int clusters = clusters_at_once<T>(parts, multiprocessors);
-      if (parts > 1 && (count > clusters || (steps + 1) / 2 < parts)) continue;
-      const auto waves = static_cast<double>(ceil_div(count, clusters));
-      // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
-      const bool alone = kPair * parts * count * (parts > 1 ? 2 : 1) <= multiprocessors;
-      const double part_steps = std::ceil(static_cast<double>(steps) / parts);
-      const double cycles = waves * (part_steps * step_cycles<T>(alone) + kTileCycles) + kGridCycles +
-                            (parts > 1 ? 1500 + 500 * parts : 0);
-      const double seconds = cycles / (kGigahertz * 1e9) + kLaunchSeconds;
-      if (seconds < best.seconds) best = {T::rows_a, parts, seconds};
+      if (const Choice one = choice_of<T>(size, parts, multiprocessors); one.seconds < best.seconds) best = one;
     }
   });
   return best;
 }
 
 template <class F>
-void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, Stream stream) {
+void launch_form(const GemmProblem& problem, const GemmOperands& o, const Choice& choice, Stream stream) {
   static_assert(sizeof(Shared<F>) <= 227 * 1024);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
   Maps maps;
-  maps.a = tensor_map(kName, o.a, {F::rows_a / kPair, kStep, true});
+  maps.a = tensor_map(kName, o.a, {F::rows_a / kPair, kTerms, true});
   if (F::packed) {
-    maps.b = maps.b_odd = tensor_map(kName, panels(arguments.weight, problem.device), {kRowsB / 16, kStep * 2, false});
+    maps.b = maps.b_odd = tensor_map(kName, panels(arguments.weight, problem.device), {kRowsB / 16, kTerms * 2, false});
   } else {
-    maps.b = tensor_map(kName, every_second_row(arguments.weight, 0, problem.device), {kRowsB / 2, kStep / 2, true});
+    maps.b = tensor_map(kName, every_second_row(arguments.weight, 0, problem.device), {kRowsB / 2, kTerms / 2, true});
     maps.b_odd =
-        tensor_map(kName, every_second_row(arguments.weight, 1, problem.device), {kRowsB / 2, kStep / 2, true});
+        tensor_map(kName, every_second_row(arguments.weight, 1, problem.device), {kRowsB / 2, kTerms / 2, true});
   }
   const bool by_engine = mappable(o.y);
   const bool wide = problem.y == DType::f32;
   maps.y = by_engine ? tensor_map(kName, o.y, TransposedBoxes<F::width>::box(wide, false)) : maps.a;
 
-  arguments.steps = steps_of(problem.k);
-  arguments.parts = parts;
+  arguments.steps = steps_of<typename F::Tile>(problem.k);
+  const int parts = arguments.parts = choice.parts;
   arguments.order = order_of<typename F::Tile>({o.a.rows(), problem.n, problem.k});
+  arguments.halved = choice.halved;
   if (problem.bias) {
     arguments.bias = o.bias.data;
     arguments.bias_stride = o.bias.strides[0];
@@ -179,7 +212,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   arguments.y.engine_cols = !by_engine ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
 
   const int clusters = std::min(clusters_at_once<typename F::Tile>(parts, properties(problem.device).multiprocessors),
-                                arguments.order.count());
+                                arguments.order.count() + choice.halved);
   const auto blocks = static_cast<unsigned>(kPair * parts);
   enqueue(kName, w4a16_gemm_kernel<F>,
           LaunchShape{static_cast<unsigned>(clusters) * blocks, kThreads, sizeof(Shared<F>), dim3(blocks)}, stream,
@@ -228,7 +261,8 @@ Cost w4a16_gemm_sm90_cost(const GemmProblem& p) {
 
 std::string w4a16_gemm_sm90_detail(const GemmProblem& p) {
   const Choice choice = best_choice(size_of(p), properties(p.device).multiprocessors);
-  return message("tile ", choice.rows_a, "x", kRowsB, ", clusters of ", kPair, "x", choice.parts);
+  return message("tile ", choice.rows_a, "x", kRowsB, ", clusters of ", kPair, "x", choice.parts, ", ", choice.halved,
+                 " halved");
 }
 
 void w4a16_gemm_sm90_prepare(const GemmProblem& problem) {
@@ -243,7 +277,7 @@ void w4a16_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const La
   if (o.a.rows() == 0 || problem.n == 0) return;
   if (!mappable(o.a) || (!problem.b_packed && !mappable_nibbles(o.b))) return w4a16_gemm_sm80(problem, o, launch);
   const Choice choice = best_choice({o.a.rows(), problem.n, problem.k}, properties(problem.device).multiprocessors);
-  with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(problem, o, choice.parts, launch.stream); });
+  with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(problem, o, choice, launch.stream); });
 }
 
 }  // namespace octile::cuda

@@ -119,10 +119,9 @@ class RowScales {
   bool grown = false;
   float factor[2];  // then, of the two rows' sums
 
-  // row: the first of the thread's rows in a tile. Tiles are of `steps` steps.
-  __device__ RowScales(const NibbleWeight& weight, int row, int steps)
+  // row: the first of the thread's rows in a tile.
+  __device__ RowScales(const NibbleWeight& weight, int row)
       : row_(row),
-        steps_(steps),
         mask_(weight.groups == 1 ? ~0 : weight.group == 128),
         twice_(weight.group == 32 && weight.groups > 1),
         whole_(weight.groups == 1),
@@ -131,27 +130,37 @@ class RowScales {
     asm volatile("" : "+r"(mask_), "+r"(twice_), "+r"(whole_), "+r"(zeros_));  // kept, rather than computed each time
   }
 
-  // Whether groups begin in the next step, and then what there is of them.
-  __device__ bool begins() const { return (step_ & mask_) == 0; }
+  // The next step is a tile's first.
+  __device__ void begin_tile() { step_ = 0; }
+
+  // Whether groups begin in the next step, and then what there is of them. known: the step is known to be the first (0)
+  // or the second one (1) of 128 terms, or it is not known (-1).
+  template <int known>
+  __device__ bool begins() const {
+    if constexpr (known == 0) return mask_ >= 0 || step_ == 0;
+    if constexpr (known == 1) return mask_ == 0;
+    return (step_ & mask_) == 0;
+  }
   __device__ void fetch(const GroupScales& from) {
     fetch_group(from, 0);
     if (twice_) fetch_group(from, 1);
   }
 
   // Before the first 32 terms of the step are converted, and before the others.
+  template <int known>
   __device__ void begin_step() {
-    if (begins()) {
-      if (step_ == 0) before_[0] = power_[0], before_[1] = power_[1];
+    if (begins<known>()) {
+      if (known != 1 && step_ == 0) before_[0] = power_[0], before_[1] = power_[1];
       if (whole_) {
         power_[0] = next_[0].x, power_[1] = next_[0].y;  // after all
         scale_[0] = scale_[1] = as_bits(Two<T>(narrow<T>(1.0f), narrow<T>(1.0f)));
         use_zeros(0);
       } else {
-        if constexpr (std::is_same_v<T, __half>) choose_powers();
+        if constexpr (std::is_same_v<T, __half>) choose_powers<known>();
         use(0);
       }
     }
-    step_ = step_ + 1 == steps_ ? 0 : step_ + 1;
+    ++step_;
   }
   __device__ void begin_half() {
     if (twice_) use(1);
@@ -195,10 +204,11 @@ class RowScales {
     }
   }
 
+  template <int known>
   __device__ void choose_powers() {
     const float most[2] = {largest(next_[0].x, next_[1].x), largest(next_[0].y, next_[1].y)};
     const bool exceeds[2] = {most[0] * power_[0] >= kLimit, most[1] * power_[1] >= kLimit};
-    if (step_ == 0) {
+    if (known != 1 && step_ == 0) {
       power_[0] = power_for(most[0]), power_[1] = power_for(most[1]);
     } else if (__any_sync(~0u, exceeds[0] || exceeds[1])) {
 #pragma unroll
@@ -218,7 +228,6 @@ class RowScales {
   }
 
   const int row_;
-  const int steps_;
   int mask_;   // of the steps' bits that are 0 where a group begins
   int twice_;  // groups of 32
   int whole_;  // groups of a row

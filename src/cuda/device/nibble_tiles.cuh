@@ -1,6 +1,5 @@
-// The product of 16-bit rows by a 4-bit weight on Hopper's matrix unit, as the blocks of w4a16_gemm_sm90 do it: one
-// thread that has the copy engine fill a ring of stages, two warps that bring the scales by a ring of their own, and
-// two warpgroups that convert, multiply and store.
+// The product of 16-bit rows by a 4-bit weight on Hopper's matrix unit: what the two warpgroups of a block do that
+// convert, multiply and store, while others fill their stages (nibble_stages.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -10,172 +9,13 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/nibble_rows.cuh"
+#include "cuda/device/nibble_stages.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/register_products.cuh"
 #include "cuda/device/transposed_boxes.cuh"
-#include "cuda/nibble_weight.h"
 
 namespace octile::cuda::nibble_tiles {
-
-constexpr int kStep = 64;    // terms of a stage
-constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
-constexpr int kPair = 2;     // blocks that share a
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kMeetBarrier = 1;       // of threads
-constexpr int kConsumerBarriers = 2;  // and the next
-constexpr int kMostParts = 4;
-constexpr int kScales = 4;       // stages of their own ring
-constexpr int kScalesAhead = 2;  // on their way
-
-// A tile's rows of a, and so of y, `width` to a product, and the blocks of a multiprocessor: two fill each other's
-// waits.
-template <int width_, int products_, int stages_, int blocks_ = 1>
-struct Tile {
-  static constexpr int width = width_;
-  static constexpr int products = products_;
-  static constexpr int rows_a = width * products;
-  static constexpr int stages = stages_;
-  static constexpr int blocks = blocks_;
-  static constexpr int producer_registers = blocks == 1 ? 40 : 32;
-  static constexpr int consumer_registers = blocks == 1 ? 232 : 104;
-};
-
-template <class T_, class Tile_, bool packed_>
-struct Form : Tile_ {
-  using T = T_;
-  using Tile = Tile_;
-  static constexpr bool packed = packed_;
-};
-
-template <class F>
-struct Shared {
-  struct Stage {
-    std::uint8_t a[F::rows_a * kStep * 2];
-    std::uint8_t b[NibbleReader<typename F::T, F::packed>::kTileBytes];
-  };
-  Stage stages[F::stages];
-  TransposedBoxes<F::width> boxes[kConsumers];
-  GroupScales scales[kScales];
-  std::uint64_t full[F::stages];
-  std::uint64_t empty[F::stages];
-  std::uint64_t scales_full[kScales];
-  std::uint64_t scales_empty[kScales];
-};
-
-struct Arguments {
-  NibbleWeight weight;
-  int steps = 0;    // of k
-  int parts = 1;    // of k
-  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
-  BoxTarget y;
-};
-
-struct Maps {
-  CUtensorMap a;
-  CUtensorMap b;
-  CUtensorMap b_odd;  // b has the even rows
-  CUtensorMap y;
-};
-
-// Where a block is, and its terms.
-template <class F>
-struct Place {
-  int clusters;
-  int cluster;
-  int rank;  // in its pair
-  int part;
-  int first_step;
-  int steps;
-
-  __device__ explicit Place(const Arguments& p) {
-    const int blocks = kPair * p.parts;
-    clusters = static_cast<int>(gridDim.x) / blocks;
-    cluster = static_cast<int>(blockIdx.x) / blocks;
-    const int in_cluster = static_cast<int>(blockIdx.x) % blocks;
-    rank = in_cluster % kPair;
-    part = in_cluster / kPair;
-    // Two steps are a whole group, or several.
-    const int twos = (p.steps + 1) / 2;
-    first_step = twos * part / p.parts * 2;
-    steps = min(twos * (part + 1) / p.parts * 2, p.steps) - first_step;
-  }
-
-  // Of a tile: its first row of b, and of a.
-  __device__ int2 origin(int2 tile) const { return {(tile.x * kPair + rank) * kRowsB, tile.y * F::rows_a}; }
-};
-
-template <class F>
-__device__ void init(Shared<F>& shared) {
-  for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
-  for (auto& barrier : shared.scales_full) ptx::barrier_init(ptx::shared_address(&barrier), kRowsB / 2);
-  for (auto& barrier : shared.scales_empty) {
-    ptx::barrier_init(ptx::shared_address(&barrier), kWarpgroup * kConsumers);
-  }
-  ptx::barrier_init_done();
-}
-
-// One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both.
-template <class F>
-__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
-  constexpr int kHalf = F::rows_a / kPair;
-  const auto both = static_cast<std::uint16_t>(3u << kPair * place.part);
-  RingPosition<F::stages> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int2 origin = place.origin(arguments.order[t]);
-    for (int step = 0; step < place.steps; ++step) {
-      auto& stage = shared.stages[at.stage];
-      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      const std::uint32_t a = ptx::shared_address(stage.a + place.rank * kHalf * kStep * 2);
-      const std::uint32_t b = ptx::shared_address(stage.b);
-      const int term = (place.first_step + step) * kStep;
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
-      ptx::arrive_and_expect(full, sizeof(stage));
-      ptx::load_box_to(both, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
-      if constexpr (F::packed) {
-        ptx::load_box(b, maps.b, term * 2, origin.x / 16, full);
-      } else {
-        ptx::load_box(b, maps.b, term / 2, origin.x / 2, full);
-        ptx::load_box(b + sizeof(stage.b) / 2, maps.b_odd, term / 2, origin.x / 2, full);
-      }
-      at.next();
-    }
-  }
-}
-
-// Two warps: the scales. Every lane reports its own copies.
-template <class F>
-__device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
-  ScaleFetcher<F::packed> fetcher(arguments.weight, static_cast<int>(threadIdx.x) - 32);
-  const int steps = steps_of_group(arguments.weight, place.steps);
-  RingPosition<kScales> to;
-  RingPosition<kScales> here;
-  int ahead = 0;
-  const auto report = [&] {
-    ptx::arrive(ptx::shared_address(&shared.scales_full[here.stage]));
-    here.next();
-  };
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    fetcher.turn_to(place.origin(arguments.order[t]).x, arguments.weight.groups == 1 ? 0 : place.first_step * kStep);
-    for (int step = 0; step < place.steps; step += steps) {
-      ptx::wait(ptx::shared_address(&shared.scales_empty[to.stage]), to.parity ^ 1);
-      fetcher.fetch(shared.scales[to.stage]);
-      to.next();
-      if (ahead++ < kScalesAhead) continue;
-      asm volatile("cp.async.wait_group %0;" ::"n"(kScalesAhead) : "memory");
-      report();
-    }
-  }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
-  for (int i = 0; i < min(ahead, kScalesAhead); ++i) report();
-}
-
-// ---- Products.
 
 // A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
 template <class F>
@@ -184,16 +24,25 @@ struct Consumer {
   using Scales = RowScales<T, F::packed>;
   using Half = Fragment[2];  // 32 terms
   using Sums = float[F::products][F::width / 2];
+  // Whether a box is known to be the first or the second one of 128 terms.
+  template <int box>
+  static constexpr int known = F::boxes == 2 ? box : -1;
   Shared<F>& shared;
   const Arguments& arguments;
   const Place<F>& place;
   int group;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t empty =
-      ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(kPair* place.part + lane % kPair));
+  std::uint32_t empty = 0;
   RingPosition<kScales> scales_at = {};
   NibbleReader<T, F::packed> reader = NibbleReader<T, F::packed>(static_cast<unsigned>(4 * group + warp));
+
+  // Whom this warp tells that it has read a stage: both blocks of the pair, or this one twice if it fills its own
+  // alone.
+  __device__ void fill_by(bool both) {
+    const int block = kPair * place.whole.part + (both ? lane % kPair : place.rank);
+    empty = ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(block));
+  }
 
   __device__ void release(int stage) const { ptx::arrive_in_cluster(empty + 8 * stage, lane < kPair); }
 
@@ -201,20 +50,20 @@ struct Consumer {
     ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
   }
 
-  template <int half>
+  template <int box, int half>
   __device__ void fetch(int stage, Scales& scales) {
-    reader.template fetch<half>(shared.stages[stage].b);
-    if (half == 1 || !scales.begins()) return;
+    reader.template fetch<half>(shared.stages[stage].b[box]);
+    if (half == 1 || !scales.template begins<known<box>>()) return;
     ptx::wait(ptx::shared_address(&shared.scales_full[scales_at.stage]), scales_at.parity);
     scales.fetch(shared.scales[scales_at.stage]);
     ptx::arrive(ptx::shared_address(&shared.scales_empty[scales_at.stage]));
     scales_at.next();
   }
 
-  template <int half>
+  template <int box, int half>
   __device__ void convert(Half& b, Scales& scales) const {
     if constexpr (half == 0) {
-      scales.begin_step();
+      scales.template begin_step<known<box>>();
     } else {
       scales.begin_half();
     }
@@ -227,7 +76,7 @@ struct Consumer {
     ptx::begin_products();
 #pragma unroll
     for (int i = 0; i < 2 * F::products; ++i) {
-      constexpr int kNextProduct = F::width * kStep * 2 / 16;
+      constexpr int kNextProduct = F::width * kTerms * 2 / 16;
       const int slice = i / F::products, product = i % F::products;
       multiply_16<T, false>(sums[product], b[slice], a + slice * kNextTerms<false> + product * kNextProduct,
                             accumulate || slice > 0);
@@ -260,35 +109,49 @@ struct Consumer {
     }
   }
 
-  // The first half of a tile's first stage.
+  // The first half of a tile's first box.
   __device__ void begin(Half (&b)[2], const RingPosition<F::stages>& at, Scales& scales) {
     wait_full(at);
-    fetch<0>(at.stage, scales);
-    convert<0>(b[0], scales);
-    fetch<1>(at.stage, scales);
+    fetch<0, 0>(at.stage, scales);
+    convert<0, 0>(b[0], scales);
+    fetch<0, 1>(at.stage, scales);
   }
 
   // sums (64, rows of a) = b's rows by a, over all steps. b[0]: the first half of the stage `at`, whose second half has
   // been fetched, and in the end that of the next tile, if there is one. While the products of one half are done the
   // next one is converted, and the one after that fetched.
-  __device__ void multiply(Sums& sums, Half (&b)[2], RingPosition<F::stages>& at, bool more, Scales& scales) {
+  __device__ void multiply(Sums& sums, Half (&b)[2], RingPosition<F::stages>& at, int steps, bool more,
+                           Scales& scales) {
     int last = 0;
-    for (int step = 0; step < place.steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       const int stage = at.stage;
-      const std::uint32_t a = operand_descriptor<false>(ptx::shared_address(shared.stages[stage].a));
-      const bool next = more || step + 1 < place.steps;
+      const bool next = more || step + 1 < steps;
       at.next();
-      scale_down(sums, scales);
-      enqueue(sums, b[0], a, step > 0);
-      if (step > 0) release(last);
-      convert<1>(b[1], scales);
-      if (next) {
-        wait_full(at);
-        fetch<0>(at.stage, scales);
-      }
-      enqueue(sums, b[1], a + 2 * kNextTerms<false>, true);
-      convert<0>(b[0], scales);
-      if (next) fetch<1>(at.stage, scales);
+      const auto box = [&]<int i>(std::integral_constant<int, i>) {
+        constexpr bool last_box = i + 1 == F::boxes;
+        constexpr int then = last_box ? 0 : i + 1;
+        const std::uint32_t a = operand_descriptor<false>(ptx::shared_address(shared.stages[stage].a[i]));
+        scale_down(sums, scales);
+        enqueue(sums, b[0], a, i > 0 || step > 0);
+        if (i == 0 && step > 0) release(last);
+        convert<i, 1>(b[1], scales);
+        if (last_box && step + 1 == steps) scales.begin_tile();
+        if (!last_box) {
+          fetch<then, 0>(stage, scales);
+        } else if (next) {
+          wait_full(at);
+          fetch<then, 0>(at.stage, scales);
+        }
+        enqueue(sums, b[1], a + 2 * kNextTerms<false>, true);
+        convert<then, 0>(b[0], scales);
+        if (!last_box) {
+          fetch<then, 1>(stage, scales);
+        } else if (next) {
+          fetch<then, 1>(at.stage, scales);
+        }
+      };
+      box(std::integral_constant<int, 0>());
+      if constexpr (F::boxes == 2) box(std::integral_constant<int, 1>());
       last = stage;
     }
     ptx::wait_products<0>();
@@ -304,15 +167,16 @@ struct Consumer {
   }
 
   // The parts' sums, in order, in the first one, by way of the stages, which nobody fills any more.
-  __device__ void add_parts(Sums& all) {
+  __device__ void add_parts(Sums& all, const Task& task) {
     constexpr int kFours = F::rows_a / 8;
+    constexpr int kInFlight = kFours % 8 == 0 ? 8 : 4;
     constexpr int kBetween = kConsumers * kWarpgroup * 16;
     static_assert(kFours * kBetween <= sizeof(shared.stages));
     auto& sums = reinterpret_cast<float(&)[F::rows_a / 2]>(all);
     const std::uint32_t mine = ptx::shared_address(shared.stages) + (threadIdx.x - kWarpgroup) * 16;
     asm volatile("bar.sync %0, %1;" ::"n"(kMeetBarrier),
                  "n"(kConsumers * kWarpgroup) : "memory");  // all are read
-    if (place.part > 0) {
+    if (task.part > 0) {
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {
         asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + i * kBetween), "f"(sums[4 * i]),
@@ -322,18 +186,21 @@ struct Consumer {
     }
     ptx::cluster_arrive_released();
     ptx::cluster_wait();
-    if (place.part > 0) return;
-    for (int part = 1; part < arguments.parts; ++part) {
-      const std::uint32_t from = ptx::in_block(mine, static_cast<std::uint32_t>(kPair * part + place.rank));
+    if (task.part > 0) return;
+    for (int part = 1; part < task.parts; ++part) {
+      const std::uint32_t from = ptx::in_block(mine, place.block_of(part));
 #pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        float four[4];
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
-                     : "r"(from + i * kBetween)
-                     : "memory");
+      for (int first = 0; first < kFours; first += kInFlight) {
+        float fours[kInFlight][4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[4 * i + e] += four[e];
+        for (int i = 0; i < kInFlight; ++i) {
+          asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                       : "=f"(fours[i][0]), "=f"(fours[i][1]), "=f"(fours[i][2]), "=f"(fours[i][3])
+                       : "r"(from + (first + i) * kBetween)
+                       : "memory");
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * kInFlight; ++i) sums[4 * first + i] += fours[i / 4][i % 4];
       }
     }
   }
@@ -342,28 +209,32 @@ struct Consumer {
   __device__ void store(const Sums& sums, const Finish& finish, int2 at, const CUtensorMap& y) const {
 #pragma unroll
     for (int i = 0; i < F::products; ++i) {
-      store_boxes<Y, false, F::width>(sums[i], finish, shared.boxes[group], {at.x, at.y + i * F::width}, y, arguments.y,
+      store_boxes<Y, false, F::width>(sums[i], finish, shared.lines[group], {at.x, at.y + i * F::width}, y, arguments.y,
                                       kConsumerBarriers + group);
     }
   }
 
   __device__ void run(const CUtensorMap& y) {
     const int first_row = 64 * group + 16 * warp + lane / 4 * 2;
-    Scales scales(arguments.weight, first_row, place.steps);
+    Scales scales(arguments.weight, first_row);
     RingPosition<F::stages> at;
     Half b[2];
     Sums sums;
-    if (place.cluster < arguments.order.count()) begin(b, at, scales);
-    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-      const int2 origin = place.origin(arguments.order[t]);
+    fill_by(true);
+    if (place.cluster < place.tasks()) begin(b, at, scales);
+    for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+      const Task task = place[t];
+      const int2 origin = task.origin;
       const float bias[2] = {bias_of(origin.x + first_row), bias_of(origin.x + first_row + 1)};
-      multiply(sums, b, at, t + place.clusters < arguments.order.count(), scales);
+      if (place.is_halved(t)) fill_by(false);
+      // The compiler knows that what comes by a shuffle is uniform.
+      multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks(), scales);
       float after[2] = {scales.after(0), scales.after(1)};
-      if (arguments.parts > 1) {
+      if (task.parts > 1) {
         scale_rows(sums, after);
         after[0] = after[1] = 1;
-        add_parts(sums);
-        if (place.part > 0) continue;
+        add_parts(sums, task);
+        if (task.part > 0) continue;
       }
       const auto finish = [&](float x, unsigned h) { return __fmaf_rn(x, after[h], bias[h]); };
       const int2 corner = {origin.x + 64 * group, origin.y};

@@ -40,6 +40,7 @@ __device__ void hold(float (&sums)[n]) {
 // clang-format off
 #define OCTILE_N32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define OCTILE_N64 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define OCTILE_N48 OCTILE_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define OCTILE_N80 OCTILE_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define OCTILE_N96 OCTILE_N80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define OCTILE_N128 OCTILE_N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
@@ -52,6 +53,7 @@ __device__ void hold(float (&sums)[n]) {
 #define OCTILE_192(type) OCTILE_PRODUCT("m64n192k16", type, OCTILE_N96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
 #define OCTILE_160(type) OCTILE_PRODUCT("m64n160k16", type, OCTILE_N80, "%80", "%81", "%82", "%83", "%84", "%85", "%86", "%87")
 #define OCTILE_128(type) OCTILE_PRODUCT("m64n128k16", type, OCTILE_N64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
+#define OCTILE_96(type) OCTILE_PRODUCT("m64n96k16", type, OCTILE_N48, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
 #define OCTILE_64(type) OCTILE_PRODUCT("m64n64k16", type, OCTILE_N32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
 #define OCTILE_IN(a, b, accumulate, outer) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kOperandUpper), "n"(static_cast<int>(outer))
 // clang-format on
@@ -74,9 +76,11 @@ OCTILE_MULTIPLY(128, OCTILE_256, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTI
 OCTILE_MULTIPLY(96, OCTILE_192, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64))
 OCTILE_MULTIPLY(80, OCTILE_160, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F16(sums, 64))
 OCTILE_MULTIPLY(64, OCTILE_128, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32))
+OCTILE_MULTIPLY(48, OCTILE_96, OCTILE_F32(sums, 0), OCTILE_F16(sums, 32))
 OCTILE_MULTIPLY(32, OCTILE_64, OCTILE_F32(sums, 0))
 
 #undef OCTILE_N32
+#undef OCTILE_N48
 #undef OCTILE_N64
 #undef OCTILE_N80
 #undef OCTILE_N96
@@ -89,6 +93,7 @@ OCTILE_MULTIPLY(32, OCTILE_64, OCTILE_F32(sums, 0))
 #undef OCTILE_192
 #undef OCTILE_160
 #undef OCTILE_128
+#undef OCTILE_96
 #undef OCTILE_64
 #undef OCTILE_IN
 #undef OCTILE_MULTIPLY

@@ -1,0 +1,228 @@
+// What blocks of w4a16_gemm_sm90 are given to do, and how their stages are filled: one thread has the copy engine bring
+// a and the weight, two warps bring the scales by a ring of their own.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/device/nibble_rows.cuh"
+#include "cuda/device/pipeline.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/transposed_boxes.cuh"
+#include "cuda/nibble_weight.h"
+
+namespace octile::cuda::nibble_tiles {
+
+constexpr int kTerms = 64;   // of a box
+constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
+constexpr int kPair = 2;     // blocks that share a
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kMeetBarrier = 1;       // of threads
+constexpr int kConsumerBarriers = 2;  // and the next
+constexpr int kMostParts = 4;
+constexpr int kScales = 4;       // stages of their own ring
+constexpr int kScalesAhead = 2;  // on their way
+
+// A tile's rows of a, and so of y, `width` to a product, the boxes of terms in a stage, and the blocks of a
+// multiprocessor: two fill each other's waits.
+template <int width_, int products_, int stages_, int boxes_ = 1, int blocks_ = 1>
+struct Tile {
+  static constexpr int boxes = boxes_;
+  static constexpr int step = kTerms * boxes;  // terms of a stage
+  static constexpr int width = width_;
+  static constexpr int products = products_;
+  static constexpr int rows_a = width * products;
+  static constexpr int stages = stages_;
+  static constexpr int blocks = blocks_;
+  static constexpr int producer_registers = blocks == 1 ? 40 : 32;
+  static constexpr int consumer_registers = blocks == 1 ? 232 : 104;
+};
+
+template <class T_, class Tile_, bool packed_>
+struct Form : Tile_ {
+  using T = T_;
+  using Tile = Tile_;
+  static constexpr bool packed = packed_;
+};
+
+template <class F>
+struct Shared {
+  struct Stage {
+    std::uint8_t a[F::boxes][F::rows_a * kTerms * 2];
+    std::uint8_t b[F::boxes][NibbleReader<typename F::T, F::packed>::kTileBytes];
+  };
+  Stage stages[F::stages];
+  TransposedBoxes<F::width> lines[kConsumers];
+  GroupScales scales[kScales];
+  std::uint64_t full[F::stages];
+  std::uint64_t empty[F::stages];
+  std::uint64_t scales_full[kScales];
+  std::uint64_t scales_empty[kScales];
+};
+
+struct Arguments {
+  NibbleWeight weight;
+  int steps = 0;    // of k
+  int parts = 1;    // of k
+  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
+  int halved = 0;   // tiles, the last ones, after whole rounds of the grid
+  const void* bias = nullptr;
+  std::int64_t bias_stride = 0;
+  BoxTarget y;
+};
+
+struct Maps {
+  CUtensorMap a;
+  CUtensorMap b;
+  CUtensorMap b_odd;  // b has the even rows
+  CUtensorMap y;
+};
+
+// What a block does at a time: of a tile, its first row of the weight and of a, and a part of the terms.
+struct Task {
+  int2 origin;
+  int part;
+  int parts;
+  int first_step;
+  int steps;
+
+  // In units of 128 terms, a whole group or several.
+  __device__ void take_part(int all_steps, int unit) {
+    const int units = (all_steps + unit - 1) / unit;
+    first_step = units * part / parts * unit;
+    steps = min(units * (part + 1) / parts * unit, all_steps) - first_step;
+  }
+};
+
+// Where a block is. The two blocks of a pair do tiles below each other. When the last round of the grid would leave
+// half of the clusters idle its tiles are halved: a pair then does one tile, and each block half of its terms.
+template <class F>
+struct Place {
+  const Arguments& p;
+  int clusters;
+  int cluster;
+  int rank;  // in its pair
+  Task whole;
+
+  __device__ explicit Place(const Arguments& arguments) : p(arguments) {
+    const int blocks = kPair * p.parts;
+    clusters = static_cast<int>(gridDim.x) / blocks;
+    cluster = static_cast<int>(blockIdx.x) / blocks;
+    const int in_cluster = static_cast<int>(blockIdx.x) % blocks;
+    rank = in_cluster % kPair;
+    whole.part = in_cluster / kPair;
+    whole.parts = p.parts;
+    whole.take_part(p.steps, 128 / F::step);
+  }
+
+  __device__ int tasks() const { return p.order.count() + p.halved; }
+  __device__ bool is_halved(int index) const { return index >= p.order.count() - p.halved; }
+  // Whether other blocks have other terms of this one's last tile.
+  __device__ bool adds() const { return p.parts > 1 || cluster < kPair * p.halved; }
+
+  __device__ Task operator[](int index) const {
+    Task task = whole;
+    int tile = index;
+    int row = rank;
+    if (is_halved(index)) {
+      const int first = p.order.count() - p.halved;
+      tile = first + (index - first) / kPair;
+      row = (index - first) % kPair;
+      task.part = rank;
+      task.parts = kPair;
+      task.take_part(p.steps, 128 / F::step);
+    }
+    const int2 at = p.order[tile];
+    task.origin = {(at.x * kPair + row) * kRowsB, at.y * F::rows_a};
+    return task;
+  }
+
+  // The block of the cluster with this part of the same tile.
+  __device__ std::uint32_t block_of(int part) const {
+    return static_cast<std::uint32_t>(p.parts > 1 ? kPair * part + rank : part);
+  }
+};
+
+template <class F>
+__device__ void init(Shared<F>& shared) {
+  for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1);
+  for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
+  for (auto& barrier : shared.scales_full) ptx::barrier_init(ptx::shared_address(&barrier), kRowsB / 2);
+  for (auto& barrier : shared.scales_empty) {
+    ptx::barrier_init(ptx::shared_address(&barrier), kWarpgroup * kConsumers);
+  }
+  ptx::barrier_init_done();
+}
+
+// One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both, unless their terms
+// differ.
+template <class F>
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Maps& maps) {
+  constexpr int kHalf = F::rows_a / kPair;
+  constexpr int kHalfBytes = kHalf * kTerms * 2;
+  const auto both = static_cast<std::uint16_t>(3u << kPair * place.whole.part);
+  RingPosition<F::stages> at;
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const Task task = place[t];
+    const bool halved = place.is_halved(t);
+    for (int step = 0; step < task.steps; ++step) {
+      auto& stage = shared.stages[at.stage];
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::arrive_and_expect(full, sizeof(stage));
+#pragma unroll
+      for (int box = 0; box < F::boxes; ++box) {
+        const std::uint32_t a = ptx::shared_address(stage.a[box]);
+        const std::uint32_t b = ptx::shared_address(stage.b[box]);
+        const int term = (task.first_step + step) * F::step + box * kTerms;
+        if (halved) {
+          ptx::load_box(a, maps.a, term, task.origin.y, full);
+          ptx::load_box(a + kHalfBytes, maps.a, term, task.origin.y + kHalf, full);
+        } else {
+          ptx::load_box_to(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf}, full);
+        }
+        if constexpr (F::packed) {
+          ptx::load_box(b, maps.b, term * 2, task.origin.x / 16, full);
+        } else {
+          ptx::load_box(b, maps.b, term / 2, task.origin.x / 2, full);
+          ptx::load_box(b + sizeof(stage.b[box]) / 2, maps.b_odd, term / 2, task.origin.x / 2, full);
+        }
+      }
+      at.next();
+    }
+  }
+}
+
+// Two warps: the scales. Every lane reports its own copies.
+template <class F>
+__device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
+  const NibbleWeight& weight = place.p.weight;
+  ScaleFetcher<F::packed> fetcher(weight, static_cast<int>(threadIdx.x) - 32);
+  RingPosition<kScales> to;
+  RingPosition<kScales> here;
+  int ahead = 0;
+  const auto report = [&] {
+    ptx::arrive(ptx::shared_address(&shared.scales_full[here.stage]));
+    here.next();
+  };
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const Task task = place[t];
+    const int steps = steps_of_group(weight, task.steps * F::boxes);
+    fetcher.turn_to(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
+    for (int step = 0; step < task.steps * F::boxes; step += steps) {
+      ptx::wait(ptx::shared_address(&shared.scales_empty[to.stage]), to.parity ^ 1);
+      fetcher.fetch(shared.scales[to.stage]);
+      to.next();
+      if (ahead++ < kScalesAhead) continue;
+      asm volatile("cp.async.wait_group %0;" ::"n"(kScalesAhead) : "memory");
+      report();
+    }
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  for (int i = 0; i < min(ahead, kScalesAhead); ++i) report();
+}
+
+}  // namespace octile::cuda::nibble_tiles
