@@ -34,7 +34,8 @@ const std::vector<float>* Folded::rows(const std::string& tensor) const {
   return found == rows_.end() ? nullptr : &found->second;
 }
 
-double Folded::search(const SmoothingGroup& group, const std::vector<float>& channel_max) const {
+double Folded::search(const SmoothingGroup& group, const std::vector<float>& channel_max,
+                      const std::function<void()>& tell) const {
   const Layer& first = group.layers.front();
   if (!calibration_.has_second_moments(first)) {
     throw FileError(options_.calibration->string() + ": has no input_second_moments for \"" + printable(first.name) +
@@ -51,11 +52,13 @@ double Folded::search(const SmoothingGroup& group, const std::vector<float>& cha
   return search_smoothing(description, {.weight = matrix(weights.data(), n, first.k),
                                         .input_channel_max = as_vector(channel_max),
                                         .second_moments = matrix(moments.data(), first.k, first.k),
-                                        .rows = calibration_.rows(first)})
+                                        .rows = calibration_.rows(first),
+                                        .on_step = tell})
       .alpha;
 }
 
-std::vector<float> Folded::factors(const SmoothingGroup& group, double& alpha) const {
+std::vector<float> Folded::factors(const SmoothingGroup& group, const std::function<void()>& tell,
+                                   double& alpha) const {
   const std::int64_t k = group.layers.front().k;
   std::vector<float> channel_max(static_cast<std::size_t>(k));
   Calibrator weight_max({.features = k, .threads = options_.threads});
@@ -66,7 +69,7 @@ std::vector<float> Folded::factors(const SmoothingGroup& group, double& alpha) c
     weight_max.observe(matrix(weight.data(), layer.n, layer.k));
     checkpoint_.release(layer.weight_tensor());
   }
-  alpha = options_.smoothing->search ? search(group, channel_max) : options_.smoothing->alpha;
+  alpha = options_.smoothing->search ? search(group, channel_max, tell) : options_.smoothing->alpha;
   std::vector<float> factors(static_cast<std::size_t>(k));
   const std::vector<float> weight_channel_max = weight_max.channel_max();
   SmoothingArgs args;
@@ -100,7 +103,7 @@ std::string Folded::divide(const TensorInfo& tensor, std::vector<float>& factors
   return {};
 }
 
-void Folded::fold(const SmoothingGroup& group, QuantizeReport& report) {
+void Folded::fold(const SmoothingGroup& group, QuantizeReport& report, const std::function<void()>& tell) {
   const auto skip = [&](const std::string& reason) {
     for (const Layer& layer : group.layers) report.not_smoothed.push_back({layer.name, reason});
   };
@@ -109,7 +112,7 @@ void Folded::fold(const SmoothingGroup& group, QuantizeReport& report) {
   }
   SmoothedReport done = {group.before, {}, 0};
   std::vector<float> factors =
-      of_layer(checkpoint_, group.layers.front().name, [&] { return this->factors(group, done.alpha); });
+      of_layer(checkpoint_, group.layers.front().name, [&] { return this->factors(group, tell, done.alpha); });
   const char* const parts[] = {".weight", ".bias"};  // the weight first: it may change the factors
   for (const char* const part : parts) {
     const TensorInfo* const tensor = checkpoint_.find(group.before + part);

@@ -1,6 +1,7 @@
 // The factors of SmoothQuant, tensor by tensor.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -30,8 +31,8 @@ class Folded {
       : checkpoint_(checkpoint), calibration_(calibration), options_(options) {}
 
   // Reads the group's weights, and reports it: as smoothed, or as not smoothed where a tensor, divided, would not fit
-  // its type.
-  void fold(const SmoothingGroup& group, QuantizeReport& report);
+  // its type. A search for alpha calls `tell` before each one, which may throw.
+  void fold(const SmoothingGroup& group, QuantizeReport& report, const std::function<void()>& tell);
 
   // What the columns of the layer's weight are multiplied by; null: nothing.
   const std::vector<float>* columns(const std::string& layer) const;
@@ -39,8 +40,9 @@ class Folded {
   const std::vector<float>* rows(const std::string& tensor) const;
 
  private:
-  std::vector<float> factors(const SmoothingGroup& group, double& alpha) const;
-  double search(const SmoothingGroup& group, const std::vector<float>& channel_max) const;
+  std::vector<float> factors(const SmoothingGroup& group, const std::function<void()>& tell, double& alpha) const;
+  double search(const SmoothingGroup& group, const std::vector<float>& channel_max,
+                const std::function<void()>& tell) const;
   std::string divide(const TensorInfo& tensor, std::vector<float>& factors) const;
 
   const Checkpoint& checkpoint_;

@@ -17,6 +17,11 @@ std::optional<std::string> before(const std::string& tensor, std::string_view su
 
 std::string_view last_part(std::string_view module) { return module.substr(module.rfind('.') + 1); }
 
+std::string lower_case(std::string text) {
+  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return text;
+}
+
 bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
   return std::find(list.begin(), list.end(), text) != list.end();
 }
@@ -62,7 +67,7 @@ class Finder {
     if (reason.empty()) {
       table_.layers.push_back({.name = module, .n = tensor.shape[0], .k = tensor.shape[1], .tensors = {tensor.name}});
     } else {
-      table_.left_out.push_back({module, std::move(reason), tensor.shape.size() == 2});
+      table_.left_out.push_back({module, std::move(reason), tensor.shape.size() == 2 && !is_table(module)});
     }
   }
 
@@ -83,15 +88,24 @@ class Finder {
     return {};
   }
 
+  // Certainly no linear layer, but a row for each token or place.
+  static bool is_table(const std::string& module) {
+    const std::string lower = lower_case(module);
+    const std::string_view last = last_part(lower);
+    return last.ends_with("embedding") || last.ends_with("embeddings") ||
+           is_one_of(last, {"embed_tokens", "embed_positions", "embed_in", "wte", "wpe", "shared",
+                            "relative_attention_bias"});
+  }
+
   static std::string reason_by_name(const std::string& module) {
-    std::string lower = module;
-    for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    const std::string lower = lower_case(module);
     const std::string_view last = last_part(lower);
     if (is_one_of(last, {"lm_head", "head", "embed_out", "output_projection", "classifier", "score", "qa_outputs"}) ||
         lower.ends_with("predictions.decoder") || lower.ends_with("lm_head.decoder")) {
       return "a head";
     }
-    if (last == "gate" || last == "router" || lower.ends_with("router.classifier")) return "a router";
+    if (is_one_of(last, {"gate", "shared_expert_gate", "router"}) || lower.ends_with("router.classifier"))
+      return "a router";
     if (contains(lower, "embed") || is_one_of(last, {"wte", "wpe", "shared", "relative_attention_bias"})) {
       return "an embedding";
     }

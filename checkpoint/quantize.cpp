@@ -1,8 +1,10 @@
 #include "octile/checkpoint/quantize.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "config.h"
 #include "files.h"
@@ -14,6 +16,20 @@ namespace octile::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Heads that share the embedding's weight are in no file, and linear layers of the model all the same: what loads the
+// result must not look for their scales. A model has such a head if a tensor's name begins so.
+struct TiedHead {
+  std::string_view name;
+  std::string_view beside;
+};
+constexpr std::array<TiedHead, 7> kTiedHeads = {{{"lm_head", ""},
+                                                 {"lm_head.decoder", "lm_head.dense."},
+                                                 {"cls.predictions.decoder", "cls.predictions."},
+                                                 {"predictions.decoder", "predictions."},
+                                                 {"generator_lm_head", "generator_predictions."},
+                                                 {"vocab_projector", "vocab_transform."},
+                                                 {"proj_out", "model.encoder.conv1."}}};
 
 class Quantizer {
  public:
@@ -66,7 +82,17 @@ class Quantizer {
         report_.left_out.push_back({layer.name, reason, true});
       }
     }
-    if (layers_.empty()) fail("there is no linear layer to quantize");
+    if (layers_.empty()) fail("there is no linear layer to quantize" + reasons());
+  }
+
+  std::string reasons() const {
+    std::map<std::string, int> counts;
+    for (const LeftOut& left : report_.left_out) ++counts[left.reason];
+    std::string text;
+    for (const auto& [reason, count] : counts) {
+      text += (text.empty() ? ": " : "; ") + std::to_string(count) + " left, " + printable(reason);
+    }
+    return text;
   }
 
   std::string refusal(const Layer& layer) const {
@@ -79,24 +105,33 @@ class Quantizer {
   }
 
   void check_calibration() const {
-    const auto need = [&](auto has, const std::string& what) {
-      std::string first;
-      std::size_t missing = 0;
-      for (const Layer& layer : layers_) {
-        if (has(layer)) continue;
-        if (missing++ == 0) first = layer.name;
-      }
+    if (!calibration_) return;
+    const auto has = [&](const Layer& layer) { return calibration_->has(layer); };
+    const auto has_moments = [&](const Layer& layer) { return calibration_->has_second_moments(layer); };
+    const bool is_static = options_.format == Format::w8a8_static;
+    const bool feeds_back = options_.method == WeightMethod::error_feedback;
+    const auto refuse = [&](const std::string& what) { throw FileError(options_.calibration->string() + ": " + what); };
+    if (std::none_of(layers_.begin(), layers_.end(), has)) {
+      refuse("is not of this model, whose layers have names like \"" + printable(layers_.front().name) + "\": it has " +
+             calibration_->example());
+    }
+    const bool searches = options_.smoothing && options_.smoothing->search;
+    // With nothing else to take from the file it would be read for nothing.
+    const bool clips_alone = options_.method == WeightMethod::clip_search && !is_static && !options_.smoothing;
+    const bool wants_moments = feeds_back || searches || clips_alone;
+    if (wants_moments && std::none_of(layers_.begin(), layers_.end(), has_moments)) {
+      refuse("has no input_second_moments; octile.calibrate(model, second_moments=True) takes them");
+    }
+    const auto need = [&](const auto& in_file, const std::string& what) {
+      const auto lacks = [&](const Layer& layer) { return !in_file(layer); };
+      const auto missing = std::count_if(layers_.begin(), layers_.end(), lacks);
       if (missing == 0) return;
-      throw FileError(options_.calibration->string() + ": has no " + what + " for \"" + printable(first) + "\"" +
-                      (missing > 1 ? " and " + std::to_string(missing - 1) + " more layers" : "") +
-                      "; leave such layers out with --ignore, or calibrate them");
+      refuse("has no " + what + " for \"" + printable(std::find_if(layers_.begin(), layers_.end(), lacks)->name) +
+             "\"" + (missing > 1 ? " and " + std::to_string(missing - 1) + " more layers" : "") +
+             "; leave such layers out with --ignore, or calibrate them");
     };
-    if (options_.format == Format::w8a8_static) {
-      need([&](const Layer& layer) { return calibration_->has(layer); }, "input_channel_max");
-    }
-    if (options_.method == WeightMethod::error_feedback) {
-      need([&](const Layer& layer) { return calibration_->has_second_moments(layer); }, "input_second_moments");
-    }
+    if (is_static) need(has, "input_channel_max");
+    if (feeds_back) need(has_moments, "input_second_moments");
   }
 
   // What a layer becomes must not have the name of a tensor that stays.
@@ -123,8 +158,9 @@ class Quantizer {
     for (const SmoothingGroup& group : plan.groups) all_ += bytes_of(group);
     folded_.emplace(checkpoint_, *calibration_, options_);
     for (const SmoothingGroup& group : plan.groups) {
-      tell("smoothing " + group.before);
-      folded_->fold(group, report_);
+      const auto tell_of_group = [&] { tell("smoothing " + group.before); };
+      tell_of_group();
+      folded_->fold(group, report_, tell_of_group);
       done_ += bytes_of(group);
     }
   }
@@ -183,6 +219,12 @@ class Quantizer {
                                                           : QuantizationNote::Input::none;
     for (const LeftOut& left : report_.left_out) {
       if (left.linear) note.ignore.push_back(left.name);
+    }
+    const std::vector<std::string> names = checkpoint_.names();
+    for (const TiedHead& head : kTiedHeads) {
+      const auto is_beside = [&](const std::string& name) { return name.starts_with(head.beside); };
+      const bool is_in_file = checkpoint_.find(std::string(head.name) + ".weight") != nullptr;
+      if (!is_in_file && std::any_of(names.begin(), names.end(), is_beside)) note.ignore.emplace_back(head.name);
     }
     std::sort(note.ignore.begin(), note.ignore.end());
     return note;

@@ -77,17 +77,19 @@ Match match_of(const Architecture& architecture, const std::string& layer) {
   return {};
 }
 
-// Empty: the factors can go into what stands before the group's layers.
-std::string cannot_fold(const Checkpoint& checkpoint, const SmoothingGroup& group) {
+// Empty: the factors can go into what stands before the group's layers. Names are those within the block, the same in
+// each, so that a list of reasons stays short.
+std::string cannot_fold(const Checkpoint& checkpoint, const SmoothingGroup& group, const std::string& block) {
+  const std::string before = group.before.substr(block.size());
   const TensorInfo* const weight = checkpoint.find(group.before + ".weight");
   if (!weight || !is_float(weight->type) || weight->shape.empty() || weight->shape.size() > 2) {
-    return "there is no float " + group.before + ".weight of one or two dimensions";
+    return "there is no float " + before + ".weight of one or two dimensions";
   }
   const std::int64_t outputs = weight->shape[0];
   for (const Layer& layer : group.layers) {
     if (layer.k == outputs) continue;
-    return "the " + std::to_string(layer.k) + " inputs of " + layer.name + " are not the " + std::to_string(outputs) +
-           " outputs of " + group.before + ", as in grouped attention";
+    return "the " + std::to_string(layer.k) + " inputs of " + layer.name.substr(block.size()) + " are not the " +
+           std::to_string(outputs) + " outputs of " + before + ", as in grouped attention";
   }
   const TensorInfo* const bias = checkpoint.find(group.before + ".bias");
   if (!bias || (is_float(bias->type) && bias->shape == std::vector<std::int64_t>{outputs})) return {};
@@ -113,6 +115,11 @@ bool Calibration::has(const Layer& layer) const { return file_.find(layer.name +
 
 bool Calibration::has_second_moments(const Layer& layer) const {
   return file_.find(layer.name + ".input_second_moments") != nullptr;
+}
+
+std::string Calibration::example() const {
+  const std::vector<std::string> names = file_.names();
+  return names.empty() ? "nothing" : "\"" + printable(names.front()) + "\"";
 }
 
 std::vector<float> Calibration::values(const Layer& layer, const char* what, std::vector<std::int64_t> shape) const {
@@ -173,10 +180,10 @@ SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Lay
         group.layers.push_back(*found->second);
       } else if (reason.empty()) {
         // Its input would be divided too.
-        reason = match.block + name + " reads the same input and is not quantized";
+        reason = std::string(name) + " reads the same input and is not quantized";
       }
     }
-    if (reason.empty()) reason = cannot_fold(checkpoint, group);
+    if (reason.empty()) reason = cannot_fold(checkpoint, group, match.block);
     if (!reason.empty()) {
       plan.others.push_back({layer.name, reason});
     } else if (layer.name == group.layers.front().name) {

@@ -19,6 +19,9 @@ fs::path check_target(const Checkpoint& from, const fs::path& to, bool overwrite
   if (source == target) throw refuse("it is what is read");
   const auto [end, ignored] = std::mismatch(source.begin(), source.end(), target.begin(), target.end());
   if (from.is_folder() && end == source.end()) throw refuse("it is inside of what is read");
+  if (from.is_folder() && target.extension() == ".safetensors") {
+    throw refuse("that is a file's name, and what is read is a folder");
+  }
   if (!fs::is_directory(target.parent_path())) throw refuse("there is no folder " + target.parent_path().string());
   if (!fs::exists(fs::symlink_status(target))) return target;
   if (!fs::exists(target)) throw refuse("it is a link to nothing");

@@ -38,6 +38,8 @@ constexpr std::array<Shape, 10> kGpuForward = {{{4096, 4096, 4096},
                                                 {64, 4096, 14336},
                                                 {16, 4096, 14336},
                                                 {1, 4096, 14336}}};
+constexpr std::array<Shape, 5> kGpuW4 = {
+    {{1, 4096, 14336}, {16, 4096, 14336}, {64, 4096, 14336}, {256, 4096, 14336}, {4096, 4096, 14336}}};
 constexpr std::array<Shape, 3> kGpuTraining = {{{4096, 4096, 4096}, {8192, 8192, 8192}, {4096, 4096, 14336}}};
 constexpr std::array<Shape, 1> kGpuMatrix = {{{8192, 8192, 8192}}};
 
@@ -69,6 +71,9 @@ constexpr Case<const Gpu&> kGpuCases[] = {
     {"w8a8_gemm",              "w8a8_forward",             Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8},
     {"w8a8_gemm",              "w8a8_forward_s8",          Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8_s8},
     {"w8a8_linear",            "w8a8_forward",             Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8},
+    {"w4a16_gemm",             "w4a16_forward",            Sizes::mkn, kGpuW4,      bench::gpu_forward_w4a16},
+    {"w4a16_gemm",             "w4a16_forward_unpacked",   Sizes::mkn, kGpuW4,      bench::gpu_forward_w4a16_unpacked},
+    {"w4a8_gemm",              "w4a8_forward",             Sizes::mkn, kGpuW4,      bench::gpu_forward_w4a8},
     {"w8a8_gemm",              "w8a8_backward_dx",         Sizes::mkn, kGpuTraining, bench::gpu_backward_dx_int8},
     {"w8a8_gemm",              "w8a8_backward_dw",         Sizes::mkn, kGpuTraining, bench::gpu_backward_dw_int8},
     {"w8a8_gemm",              "w8a8_backward",            Sizes::mkn, kGpuTraining, bench::gpu_backward_int8},

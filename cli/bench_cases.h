@@ -73,6 +73,9 @@ Prepared fake_quantize_backward(const Benchmark&, int threads);
 
 Prepared gpu_forward_w8a8(const Benchmark&, const Gpu&);
 Prepared gpu_forward_w8a8_s8(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w4a16(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w4a16_unpacked(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w4a8(const Benchmark&, const Gpu&);
 Prepared gpu_backward_dx_int8(const Benchmark&, const Gpu&);
 Prepared gpu_backward_dw_int8(const Benchmark&, const Gpu&);
 Prepared gpu_backward_dx_dequantized(const Benchmark&, const Gpu&);

@@ -125,29 +125,6 @@ class LossChart {
 
 }  // namespace
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 std::string str(std::string_view text) { return std::string(text); }
 
 std::string loss_chart(const Result& result) { return LossChart(result).svg(); }

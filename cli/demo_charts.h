@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "demo_experiment.h"
+#include "tile/report/escaped.h"
 
 namespace octile::cli {
 
-// As text of HTML.
-std::string escaped(std::string_view text);
+using tile::page::escaped;
 std::string str(std::string_view text);
 
 // The training loss of each way: a thin line for each seed, a thick one for their mean.

@@ -48,9 +48,10 @@ A linear layer is a float matrix NAME.weight that is no embedding, norm, head or
 its name. PATTERN is of layer names: * is any text. --only takes what it names, whatever
 it is called, and nothing else.
 
---calibration is a file that octile.calibration writes in Python. --smooth (SmoothQuant)
-moves outliers from the inputs to the weights where the layer before can take the factors
-without changing what the model computes; other layers are named, with the reason.
+--calibration is what octile.calibrate in Python keeps of the layers' inputs, saved to a
+file. --smooth (SmoothQuant) moves outliers from the inputs to the weights where the layer
+before can take the factors without changing what the model computes; other layers are
+named, with the reason.
 
 --force replaces OUT. A folder is replaced as a whole, so all that is in it must be in IN too.
 
@@ -272,6 +273,10 @@ void add_quantize(CLI::App& app) {
     if (w4 && smooth->count() > 0) throw CLI::ValidationError("--smooth", "is not for w4a16, which keeps its inputs");
     if (options->calibration.empty() && options->quantize.format == Format::w8a8_static) {
       throw CLI::ValidationError("--format", "w8a8-static needs --calibration");
+    }
+    if (!options->calibration.empty() && smooth->count() == 0 && options->quantize.format != Format::w8a8_static &&
+        options->quantize.method == WeightMethod::nearest) {
+      throw CLI::ValidationError("--calibration", options->format + " with --method nearest uses nothing of it");
     }
     if (options->calibration.empty() && options->quantize.method == WeightMethod::error_feedback) {
       throw CLI::ValidationError("--method", "feedback needs --calibration");

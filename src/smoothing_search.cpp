@@ -104,10 +104,11 @@ class Search {
     read();
   }
 
-  SmoothingSearchResult run(const Tensor& errors) {
+  SmoothingSearchResult run(const Tensor& errors, const std::function<void()>& on_step) {
     SmoothingSearchResult result;
     std::vector<double> all;
     for (int step = 0; step < d_.steps; ++step) {
+      if (on_step) on_step();
       all.push_back(error(smoothed(alpha_of(d_, step))));
       if (step > 0 && !(all.back() < result.error)) continue;
       result.error = all.back();
@@ -295,7 +296,7 @@ class Search {
 }  // namespace
 
 SmoothingSearchResult search_smoothing(const SmoothingSearchDescription& description, const SmoothingSearchArgs& args) {
-  return Search(description, args).run(args.errors);
+  return Search(description, args).run(args.errors, args.on_step);
 }
 
 }  // namespace octile

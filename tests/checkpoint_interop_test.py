@@ -167,6 +167,21 @@ class OursIsRead(unittest.TestCase):
                     # rms, are good for 35 dB and more; 4 bits for about 20; two layers and two operands cost some.
                     self.assertGreater(decibels, 20 if name.startswith("w8a8") else 8)
 
+    def test_a_head_that_shares_the_embedding_stays_as_it_is(self):
+        """It is in no file, and a Linear all the same."""
+        torch.manual_seed(3)
+        sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+        model = LlamaForCausalLM(config).eval()
+        model.save_pretrained(self.root / "tied")
+        for name in ("w8a8", "w4a16"):
+            with self.subTest(name), torch.no_grad():
+                octile("quantize", self.root / "tied", self.root / f"tied-{name}", *FORMATS[name], "--json")
+                loaded = AutoModelForCausalLM.from_pretrained(self.root / f"tied-{name}").eval()
+                expected, logits = model(self.tokens).logits, loaded(self.tokens).logits
+                decibels = 10 * (expected.square().sum() / (expected - logits).square().sum()).log10().item()
+                self.assertGreater(decibels, 20 if name == "w8a8" else 8)  # as above
+
     def test_smoothing_folds_into_the_norms(self):
         report = self.reports["f32", "w8a8-static"]
         self.assertEqual(len(report["smoothed"]), 6)

@@ -29,7 +29,7 @@ inline std::vector<Values> llama(ElementType type = ElementType::f32) {
   return tensors;
 }
 
-// Inputs of which one channel in sixteen is a hundred times the others.
+// Inputs of which one channel in sixteen is a hundred times the others. `instead`: a tensor's values; none: without it.
 inline void write_calibration(const std::filesystem::path& path, const std::vector<Values>& tensors,
                               bool moments = true, const std::pair<std::string, std::vector<float>>& instead = {}) {
   std::vector<Values> all;
@@ -50,6 +50,7 @@ inline void write_calibration(const std::filesystem::path& path, const std::vect
   for (Values& tensor : all) {
     if (tensor.name == instead.first) tensor.values = instead.second;
   }
+  std::erase_if(all, [&](const Values& tensor) { return tensor.name == instead.first && tensor.values.empty(); });
   write_file(path, all, {{"format", "octile-calibration"}, {"version", "1"}});
 }
 

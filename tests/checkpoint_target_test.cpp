@@ -47,6 +47,7 @@ TEST(Quantize, RefusesPlaces) {
   refuses(model.in / ".." / "in", "it is what is read");
   refuses(model.in / "out", "inside of what is read");
   refuses(model.folder.path / "none" / "out", "there is no folder");
+  refuses(model.folder.path / "out.safetensors", "that is a file's name, and what is read is a folder");
   refuses(model.calibration, "it is a file, what is read is not");
   std::filesystem::create_directory(model.out);
   refuses(model.out, "it is there already", false);

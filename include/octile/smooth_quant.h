@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -84,13 +85,11 @@ struct SmoothBeforeArgs {
 OCTILE_API void smooth_before(const SmoothBeforeArgs& args);
 
 // Finds alpha by the error of the layer's output. Of each alpha on a grid, factors are computed, W * s is quantized to
-// nearest, X / s is quantized as `activation` says, and
-//   with x                error = ||Y' - Y||^2 / ||Y||^2 over these rows, Y' as LinearPlan computes it, Y = X * W^T in
-//   f32 with second_moments   error = (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T), where W' is the
-//   weight
-//                         quantized, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are
-//                         taken for uniform and independent. Needs a scale of the whole tensor (static or
-//                         dynamic_per_tensor).
+// nearest, X / s is quantized as `activation` says, and the error is
+//   - with x: ||Y' - Y||^2 / ||Y||^2 over these rows, Y' as LinearPlan computes it, Y = X * W^T in f32;
+//   - with second_moments: (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T), where W' is the weight
+//     quantized, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are taken for uniform and
+//     independent. Needs a scale of the whole tensor (static or dynamic_per_tensor).
 // s8 activations only. Layers that read the same input are searched as one weight, their rows one below the other.
 struct SmoothingSearchDescription {
   std::int64_t n = 0;
@@ -113,6 +112,7 @@ struct SmoothingSearchArgs {
   ConstTensor second_moments = {};     // (K, K), f32 or f64: H. x or this
   std::int64_t rows = 0;               // that H was summed over
   Tensor errors = {};                  // (steps), f64: the error of each alpha; may be absent
+  std::function<void()> on_step = {};  // before each alpha is tried; what it throws ends the search
 };
 
 struct SmoothingSearchResult {

@@ -14,7 +14,8 @@ The homework's kernels  octile.homework
 from . import _fallback, homework
 from ._ops import BINDING
 from .calibration import Calibration, calibrate
-from .checkpoint import load_checkpoint_, save_checkpoint
+from .checkpoint import load_checkpoint_
+from .checkpoint_writer import save_checkpoint
 from .convert import W4A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
 from .functional import linear
 from .homework import CustomLinearFunction

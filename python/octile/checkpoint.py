@@ -12,21 +12,21 @@ import re
 import torch
 from torch import nn
 
-from . import quantizer
-from .calibration import read_safetensors, replacing, save_safetensors
+from . import awq_gptq, quantizer
+from .calibration import read_safetensors
 from .convert import become
 from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
 
-_LAYERS = (W8A8Linear, W8A8StaticLinear, W4A16Linear)
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 _SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "bias")
 
 
-# ---- Reading ----
-
-
 def load_checkpoint_(model, folder):
     """Loads a quantized checkpoint into `model`, in place, and returns it; it has to be built from the same config.
+
+    Its layouts are those of compressed-tensors, and AWQ's and GPTQ's of 4 bits.
+
+    folder: or one safetensors file, as `octile quantize` writes it of one.
 
     The torch.nn.Linear that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
     other tensors are loaded as load_state_dict() does. The model may be on the meta device.
@@ -35,9 +35,10 @@ def load_checkpoint_(model, folder):
     the wrong type or shape, and where the names of checkpoint and model differ.
     """
     folder = pathlib.Path(folder)
-    config = _quantization_config(folder)
-    tensors = _read_tensors(folder)
+    config, tensors = _read_file(folder) if folder.is_file() else _read_folder(folder)
     modules = dict(model.named_modules(remove_duplicate=False))
+    if config["quant_method"] in awq_gptq.METHODS:
+        config, tensors = awq_gptq.to_compressed_tensors(folder, config, tensors, modules)
     layers = {}
     for key in [key for key in tensors if key.endswith(".weight_scale")]:
         name = key.removesuffix(".weight_scale")
@@ -67,25 +68,45 @@ def load_checkpoint_(model, folder):
     return model
 
 
+def _read_file(path):
+    """(quantization_config, tensors). Without a config.json the one is in the other's metadata."""
+    tensors, metadata = read_safetensors(path)
+    text = metadata.get("quantization_config")
+    config = None if text is None else _json_object(text, f"the quantization_config of {path}")
+    return _checked_config(config, path, f"the metadata of {path}"), tensors
+
+
+def _read_folder(folder):
+    config = _read_json(folder / "config.json").get("quantization_config")
+    return _checked_config(config, folder, f"{folder}/config.json"), _read_tensors(folder)
+
+
 def _read_json(path):
     try:
-        with open(path, encoding="utf-8") as file:
-            read = json.load(file)
+        return _json_object(path.read_bytes(), path)
     except FileNotFoundError:
         raise ValueError(f"octile: there is no {path}") from None
+
+
+def _json_object(text, name):
+    try:
+        read = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"octile: {path} is no JSON: {error}") from None
+        raise ValueError(f"octile: {name} is no JSON: {error}") from None
     if not isinstance(read, dict):
-        raise ValueError(f"octile: {path} is no JSON object")
+        raise ValueError(f"octile: {name} is no JSON object")
     return read
 
 
-def _quantization_config(folder):
-    config = _read_json(folder / "config.json").get("quantization_config")
+def _checked_config(config, folder, source):
     if not isinstance(config, dict):
-        raise ValueError(f"octile: {folder}/config.json has no quantization_config: the checkpoint is not quantized")
-    if config.get("quant_method") not in ("compressed-tensors", "octile"):
-        raise ValueError(f"octile: {folder}: quant_method is {config.get('quant_method')!r}, not compressed-tensors")
+        raise ValueError(f"octile: {source} has no quantization_config: the checkpoint is not quantized")
+    if config.get("quant_method") in awq_gptq.METHODS:
+        return config
+    if config.get("quant_method") != "compressed-tensors":
+        raise ValueError(
+            f"octile: {folder}: quant_method is {config.get('quant_method')!r}; compressed-tensors, awq and gptq are known"
+        )
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ValueError(f"octile: {folder}: quantization_config has no config_groups")
@@ -255,30 +276,13 @@ def _make_w4a16(where, linear, weights, symmetric, tensors):
     groups = k // group if group else 1
     with torch.inference_mode(False):
         layer = W4A16Linear(k, n, bias=False, device="meta", group=group, zero_point=not symmetric)
-        layer.weight = quantizer.pack(_unpack_words(packed, k))
+        layer.weight = quantizer.pack(quantizer.unpack_words(packed, k))
         layer.weight_scale = _scale(where, tensors, "weight_scale", (n, groups)).clone()
         if not symmetric:
             points = _take(where, tensors, "weight_zero_point", torch.int32, (-(-n // 8), groups))
-            layer.weight_zero_point = _unpack_words(points.T.contiguous(), n).T.contiguous().int()
+            layer.weight_zero_point = quantizer.unpack_words(points.T.contiguous(), n).T.contiguous().int()
         layer.bias = tensors.pop("bias", None)
     return layer
-
-
-_SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
-
-
-def _unpack_words(words, k):
-    """int32 (R, ceil(k / 8)), 8 a word, each 8 more -> int8 (R, k)."""
-    values = (words.unsqueeze(-1) >> _SHIFTS) & 15
-    return (values.flatten(1)[:, :k] - 8).to(torch.int8).contiguous()
-
-
-def _pack_words(q):
-    q = nn.functional.pad(q, (0, -q.shape[1] % 8)).to(torch.int32) + 8
-    words = torch.zeros(q.shape[0], q.shape[1] // 8, dtype=torch.int32)
-    for i in range(8):
-        words |= q[:, i::8] << (4 * i)
-    return words
 
 
 def _check_names(model, folder, tensors, layers):
@@ -289,7 +293,10 @@ def _check_names(model, folder, tensors, layers):
     rest = {name: t for name, t in own.items() if id(modules.get(name.rpartition(".")[0])) not in replaced}
     for name, buffer in model.named_buffers():
         if name not in own and buffer.is_meta:
-            raise ValueError(f"octile: {folder}: {name} would stay on the meta device: no checkpoint holds it")
+            raise ValueError(
+                f"octile: {folder}: {name} would stay on the meta device: no checkpoint holds it. Build the model with "
+                "real buffers, as accelerate.init_empty_weights() does"
+            )
         if name not in own and name in tensors:
             del tensors[name]  # what the model makes itself, older files hold as well
     unexpected = [name for name in tensors if name not in rest]
@@ -306,101 +313,3 @@ def _check_names(model, folder, tensors, layers):
             raise ValueError(
                 f"octile: {folder}: {name} is {tuple(t.shape)}, and in the model {tuple(rest[name].shape)}"
             )
-
-
-# ---- Writing ----
-
-
-def save_checkpoint(model, folder, *, force=False):
-    """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
-
-    config.json is that of model.config, where it has one, with a quantization_config. Layers that multiply their inputs
-    (W8A8Static without a fold) are beyond what compressed-tensors can say: quant_method is then "octile", which only
-    load_checkpoint_() reads. Raises ValueError for a model with no quantized layer or several kinds of them, and
-    FileExistsError where one of the files is there already, unless `force`.
-    """
-    folder = pathlib.Path(folder)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    layers = {n: m for n, m in model.named_modules() if type(m) in _LAYERS}
-    # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
-    per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
-    kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
-    if len(kinds) != 1:
-        what = "no quantized layer" if not kinds else f"layers of several kinds: {sorted(kinds, key=str)}"
-        raise ValueError(f"octile: the model has {what}; a checkpoint has one")
-    tensors, seen = {}, set()
-    for name, t in model.state_dict().items():
-        if type(modules.get(name.rpartition(".")[0])) not in _LAYERS and (
-            t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen
-        ):
-            seen.add((t.data_ptr(), t.shape))
-            tensors[name] = t.contiguous()
-    for name, layer in layers.items():
-        tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
-    config = dict(model.config.to_dict()) if hasattr(getattr(model, "config", None), "to_dict") else {}
-    left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
-    config["quantization_config"] = _describe(next(iter(layers.values())), layers, per_channel, left)
-    folder.mkdir(parents=True, exist_ok=True)
-    index = folder / "model.safetensors.index.json"
-    for path in (folder / "model.safetensors", folder / "config.json", index):
-        if path.exists() and not force:
-            raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
-    text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
-    with replacing(folder / "config.json") as temporary:
-        temporary.write_text(text, encoding="utf-8")
-        with replacing(folder / "model.safetensors") as file:
-            save_safetensors(tensors, file, {"format": "pt"})
-            index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
-
-
-def _kind(layer, per_channel):
-    if type(layer) is W4A16Linear:
-        return layer.group, layer.zero_point
-    return (per_channel if layer.out_features == 1 else _per_channel(layer),)
-
-
-def _per_channel(layer):
-    return layer.plain_weight()[1].numel() != 1
-
-
-def _layer_tensors(layer, per_channel):
-    tensors = {} if layer.bias is None else {"bias": layer.bias}
-    weight, scale, zero_point = layer.plain_weight()
-    if type(layer) is W4A16Linear:
-        q = quantizer.unpack(weight.cpu(), layer.in_features)
-        tensors |= {"weight_packed": _pack_words(q), "weight_scale": scale}
-        tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
-        if zero_point is not None:
-            points = zero_point.cpu().to(torch.int8)
-            tensors["weight_zero_point"] = _pack_words(points.T.contiguous()).T.contiguous()
-        return tensors
-    tensors |= {"weight": weight, "weight_scale": scale.reshape(-1, 1) if per_channel else scale}
-    if type(layer) is W8A8StaticLinear:
-        tensors["input_scale"] = layer.input_scale
-        if layer.input_multiplier is not None:
-            tensors["input_multiplier"] = layer.input_multiplier
-    return tensors
-
-
-def _describe(layer, layers, per_channel, left):
-    w4, static = type(layer) is W4A16Linear, type(layer) is W8A8StaticLinear
-    weights = {"num_bits": 4 if w4 else 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
-    activations = None
-    if w4:
-        weights["symmetric"] = not layer.zero_point
-        if layer.group:
-            weights |= {"strategy": "group", "group_size": layer.group}
-    else:
-        weights["strategy"] = "channel" if per_channel else "tensor"
-        activations = {"num_bits": 8, "type": "int", "symmetric": True}
-        activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
-    multiplied = static and any(m.input_multiplier is not None for m in layers.values())
-    layout = "pack-quantized" if w4 else "int-quantized"
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
-    return {
-        "quant_method": "octile" if multiplied else "compressed-tensors",
-        "format": layout,
-        "quantization_status": "compressed",
-        "ignore": left,
-        "config_groups": {"group_0": group | {"format": layout}},
-    }

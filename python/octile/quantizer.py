@@ -56,6 +56,26 @@ def unpack(packed, k):
     return torch.where(values > 7, values - 16, values)
 
 
+# ---- As files have them: int32 words of eight values, each 8 more than it is, the first in the lowest bits ----
+
+_SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
+
+
+def unpack_words(words, k):
+    """int32 (R, ceil(k / 8)) -> int8 (R, k)."""
+    values = (words.unsqueeze(-1) >> _SHIFTS) & 15
+    return (values.flatten(1)[:, :k] - 8).to(torch.int8).contiguous()
+
+
+def pack_words(q):
+    """int8 (R, K) -> int32 (R, ceil(K / 8))."""
+    q = nn.functional.pad(q, (0, -q.shape[1] % 8)).to(torch.int32) + 8
+    words = torch.zeros(q.shape[0], q.shape[1] // 8, dtype=torch.int32)
+    for i in range(8):
+        words |= q[:, i::8] << (4 * i)
+    return words
+
+
 # ---- From the packed weight: docs/packed-weights.md ----
 
 _PANEL = 16

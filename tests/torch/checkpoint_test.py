@@ -97,8 +97,18 @@ def test_the_layouts(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     weights = config["config_groups"]["group_0"]["weights"]
     assert (config["format"], weights["num_bits"], weights["group_size"]) == ("pack-quantized", 4, 32)
-    save_checkpoint(converted("smoothed"), tmp_path, force=True)
-    assert json.loads((tmp_path / "config.json").read_text())["quantization_config"]["quant_method"] == "octile"
+
+
+def test_others_refuse_what_they_would_misread(tmp_path):
+    """Layers that multiply their inputs: with the same weights and without it they give other numbers."""
+    save_checkpoint(converted("smoothed"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["format"] == config["config_groups"]["group_0"]["format"] == "octile"
+    theirs = pytest.importorskip("compressed_tensors.quantization").QuantizationConfig
+    with pytest.raises(ValueError, match="octile"):
+        theirs.model_validate(config)
+    config["format"] = config["config_groups"]["group_0"]["format"] = "int-quantized"
+    theirs.model_validate(config)
 
 
 def test_zero_points_and_bf16(tmp_path):
@@ -230,7 +240,7 @@ def test_buffers_that_the_model_makes_itself(tmp_path):
     assert torch.equal(model.positions, torch.arange(5.0))
     model = Model("meta")
     model.register_buffer("positions", torch.empty(5, device="meta"), persistent=False)
-    with pytest.raises(ValueError, match="positions would stay on the meta device"):
+    with pytest.raises(ValueError, match="positions would stay on the meta device.*real buffers"):
         load_checkpoint_(model, tmp_path)
     assert type(model.block[0]) is nn.Linear
 
@@ -260,7 +270,7 @@ def put(**values):
 @pytest.mark.parametrize(
     ("kind", "config", "tensors", "says"),
     [
-        ("dynamic", lambda c: c.update(quant_method="gptq"), None, "quant_method is 'gptq', not compressed-tensors"),
+        ("dynamic", lambda c: c.update(quant_method="fp8"), None, "quant_method is 'fp8'; compressed-tensors, awq and gptq"),
         ("dynamic", lambda c: c.pop("config_groups"), None, "has no config_groups"),
         ("dynamic", lambda c: group(c).update(targets=["re:other"]), None, "no group of quantization_config is for bl"),
         ("dynamic", lambda c: group(c).update(targets=["re:("]), None, r"the target 're:\(' is no regular expression"),
@@ -319,6 +329,48 @@ def test_what_is_refused(kind, config, tensors, says, tmp_path):
         load_checkpoint_(model, tmp_path)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert type(model.block[0]) is nn.Linear
+
+
+def test_a_lone_file(tmp_path):
+    """As `octile quantize` writes it of one: the config is in the metadata."""
+    model, path = converted("four"), tmp_path / "x.safetensors"
+    save_checkpoint(model, tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    config = json.dumps(json.loads((tmp_path / "config.json").read_text())["quantization_config"])
+    safetensors.torch.save_file(tensors, path, {"quantization_config": config})
+    other = load_checkpoint_(Model(), path)
+    with torch.no_grad():
+        assert torch.equal(other(TOKENS), model(TOKENS))
+    assert other.block[0].group == 32
+    for metadata, says in (
+        (None, "the metadata of .*x.safetensors has no quantization_config"),
+        ({"quantization_config": "{"}, "the quantization_config of .*x.safetensors is no JSON"),
+    ):
+        safetensors.torch.save_file(tensors, path, metadata)
+        with pytest.raises(ValueError, match=says):
+            load_checkpoint_(Model(), path)
+
+
+def test_the_models_config(tmp_path):
+    """Servers ask for the architecture and the type, which a model made of a config has not written into it."""
+
+    class Config:
+        def __init__(self, **values):
+            self.values = values
+
+        def to_json_string(self):
+            return json.dumps(self.values)
+
+    def written(**values):
+        model = converted("dynamic")
+        model.config, model.dtype = Config(**values), torch.bfloat16
+        save_checkpoint(model, tmp_path, force=True)
+        config = json.loads((tmp_path / "config.json").read_text())
+        del config["quantization_config"]
+        return config
+
+    assert written(a=1) == {"a": 1, "architectures": ["Model"], "dtype": "bfloat16"}
+    assert written(architectures=["B"], torch_dtype="float32") == {"architectures": ["B"], "torch_dtype": "float32"}
 
 
 def test_an_index_beside_the_file(tmp_path):

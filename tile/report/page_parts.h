@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "report/escaped.h"
 #include "report/write_report.h"
 
 namespace octile::tile::page {
@@ -19,7 +20,6 @@ inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // ---- Text ----
 
-std::string escaped(std::string_view text);      // for HTML
 std::string json_text(std::string_view text);    // quoted, and without '<', so that it may stand in a script
 std::string number(std::int64_t value);          // 1,234,567
 std::string number(double value, int digits);    // with so many digits after the point

@@ -36,7 +36,7 @@ struct Layer {
 struct LeftOut {
   std::string name;  // of the module
   std::string reason;
-  bool linear = false;  // a matrix, so it may well be one: a reader of the result is told that it is not quantized
+  bool linear = false;  // a matrix that may well be one: a reader of the result is told that it is not quantized
 };
 
 struct LayerTable {

@@ -61,7 +61,8 @@ struct QuantizeReport {
   std::uint64_t size_after = 0;
 };
 
-// Called with the bytes done, of all, and the tensor: before each group that is smoothed, each tensor and each file.
+// Called with the bytes done, of all, and the tensor: before each group that is smoothed, each alpha that is tried for
+// it, each tensor and each file.
 // May throw: then nothing is left of what was written.
 using OnProgress = std::function<void(std::int64_t done, std::int64_t all, const std::string& tensor)>;
 

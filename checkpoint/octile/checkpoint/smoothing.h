@@ -20,6 +20,7 @@ class Calibration {
 
   bool has(const Layer& layer) const;
   bool has_second_moments(const Layer& layer) const;
+  std::string example() const;                               // the name of one of its tensors, for messages
   std::vector<float> channel_max(const Layer& layer) const;  // (K)
   std::int64_t rows(const Layer& layer) const;
   std::vector<float> second_moments(const Layer& layer) const;  // (K, K)

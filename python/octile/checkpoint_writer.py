@@ -1,0 +1,120 @@
+"""Writes checkpoints in the layouts of compressed-tensors; checkpoint.py has them, and reads them."""
+
+import json
+import pathlib
+
+import torch
+from torch import nn
+
+from . import quantizer
+from .calibration import replacing, save_safetensors
+from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
+
+_LAYERS = (W8A8Linear, W8A8StaticLinear, W4A16Linear)
+
+
+def save_checkpoint(model, folder, *, force=False):
+    """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
+
+    config.json is that of model.config, where it has one, with a quantization_config. Layers that multiply their inputs
+    (W8A8Static without a fold) are beyond what compressed-tensors can say: format is then "octile", which it and
+    Transformers refuse, and load_checkpoint_() reads. Raises ValueError for a model with no quantized layer or several
+    kinds of them, and FileExistsError where one of the files is there already, unless `force`.
+    """
+    folder = pathlib.Path(folder)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = {n: m for n, m in model.named_modules() if type(m) in _LAYERS}
+    # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
+    per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
+    kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
+    if len(kinds) != 1:
+        what = "no quantized layer" if not kinds else f"layers of several kinds: {sorted(kinds, key=str)}"
+        raise ValueError(f"octile: the model has {what}; a checkpoint has one")
+    tensors, seen = {}, set()
+    for name, t in model.state_dict().items():
+        if type(modules.get(name.rpartition(".")[0])) not in _LAYERS and (
+            t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen
+        ):
+            seen.add((t.data_ptr(), t.shape))
+            tensors[name] = t.contiguous()
+    for name, layer in layers.items():
+        tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
+    config = _model_config(model)
+    left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
+    config["quantization_config"] = _describe(next(iter(layers.values())), layers, per_channel, left)
+    folder.mkdir(parents=True, exist_ok=True)
+    index = folder / "model.safetensors.index.json"
+    for path in (folder / "model.safetensors", folder / "config.json", index):
+        if path.exists() and not force:
+            raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
+    text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
+    with replacing(folder / "config.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        with replacing(folder / "model.safetensors") as file:
+            save_safetensors(tensors, file, {"format": "pt"})
+            index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
+
+
+def _model_config(model):
+    """What save_pretrained() writes of model.config, with what serving asks for and a model made of a config lacks."""
+    if not hasattr(getattr(model, "config", None), "to_json_string"):
+        return {}
+    config = json.loads(model.config.to_json_string())
+    config["architectures"] = config.get("architectures") or [type(model).__name__]
+    if not config.get("dtype") and not config.get("torch_dtype"):
+        config["dtype"] = str(model.dtype).removeprefix("torch.")
+    return config
+
+
+def _kind(layer, per_channel):
+    if type(layer) is W4A16Linear:
+        return layer.group, layer.zero_point
+    return (per_channel if layer.out_features == 1 else _per_channel(layer),)
+
+
+def _per_channel(layer):
+    return layer.plain_weight()[1].numel() != 1
+
+
+def _layer_tensors(layer, per_channel):
+    tensors = {} if layer.bias is None else {"bias": layer.bias}
+    weight, scale, zero_point = layer.plain_weight()
+    if type(layer) is W4A16Linear:
+        q = quantizer.unpack(weight.cpu(), layer.in_features)
+        tensors |= {"weight_packed": quantizer.pack_words(q), "weight_scale": scale}
+        tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
+        if zero_point is not None:
+            points = zero_point.cpu().to(torch.int8)
+            tensors["weight_zero_point"] = quantizer.pack_words(points.T.contiguous()).T.contiguous()
+        return tensors
+    tensors |= {"weight": weight, "weight_scale": scale.reshape(-1, 1) if per_channel else scale}
+    if type(layer) is W8A8StaticLinear:
+        tensors["input_scale"] = layer.input_scale
+        if layer.input_multiplier is not None:
+            tensors["input_multiplier"] = layer.input_multiplier
+    return tensors
+
+
+def _describe(layer, layers, per_channel, left):
+    w4, static = type(layer) is W4A16Linear, type(layer) is W8A8StaticLinear
+    weights = {"num_bits": 4 if w4 else 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
+    activations = None
+    if w4:
+        weights["symmetric"] = not layer.zero_point
+        if layer.group:
+            weights |= {"strategy": "group", "group_size": layer.group}
+    else:
+        weights["strategy"] = "channel" if per_channel else "tensor"
+        activations = {"num_bits": 8, "type": "int", "symmetric": True}
+        activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
+    multiplied = static and any(m.input_multiplier is not None for m in layers.values())
+    # As a quant_method Transformers would warn of it, and go on with weights that mean nothing.
+    layout = "octile" if multiplied else "pack-quantized" if w4 else "int-quantized"
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "ignore": left,
+        "config_groups": {"group_0": group | {"format": layout}},
+    }
