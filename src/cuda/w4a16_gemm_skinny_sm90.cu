@@ -42,9 +42,9 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
   struct Seconds {
     double fixed, packed, plain, fine;
   };
-  constexpr Seconds kFew = {11.5e-6, 0.64e-6, 0.87e-6, 1.6e-6};
-  constexpr Seconds kMore = {12.9e-6, 0.89e-6, 1.08e-6, 1.96e-6};
-  constexpr double kSharingSeconds = 0.1e-6;
+  constexpr Seconds kFew = {8.2e-6, 0.64e-6, 0.96e-6, 1.6e-6};
+  constexpr Seconds kMore = {9.4e-6, 0.85e-6, 1.17e-6, 1.96e-6};
+  constexpr double kSharingSeconds = 0.4e-6;
   constexpr double kWaveSeconds = 4e-6;
   const Seconds& each = tokens > kFewTokens ? kMore : kFew;
   const double step_seconds = fine(p) ? each.fine : p.b_packed ? each.packed : each.plain;
@@ -62,18 +62,39 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
   return best;
 }
 
-// The bytes of a weight's rows, two terms each.
-ConstTensor bytes_of(const NibbleWeight& w, Device device) {
-  ConstTensor bytes;
-  bytes.data = w.values;
-  bytes.dtype = DType::u8;
-  bytes.device = device;
-  bytes.rank = 2;
-  bytes.shape[0] = w.rows;
-  bytes.shape[1] = w.terms / 2;
-  bytes.strides[0] = w.pitch;
-  bytes.strides[1] = 1;
-  return bytes;
+ConstTensor matrix(const void* data, DType dtype, Device device, std::int64_t rows, std::int64_t cols,
+                   std::int64_t pitch) {
+  ConstTensor t;
+  t.data = data;
+  t.dtype = dtype;
+  t.device = device;
+  t.rank = 2;
+  t.shape[0] = rows;
+  t.shape[1] = cols;
+  t.strides[0] = pitch;
+  t.strides[1] = 1;
+  return t;
+}
+
+template <class F>
+SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const NibbleWeight& w) {
+  SkinnyMaps maps = {};
+  maps.tokens = tensor_map(kName, o.a, {F::tokens, F::terms / 2, true});
+  const auto map_of = [&](const void* data, DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
+                          BulkBox box) {
+    return tensor_map(kName, matrix(data, dtype, problem.device, rows, cols, pitch), box);
+  };
+  if (!F::packed) {
+    maps.weight = map_of(w.values, DType::u8, w.rows, w.terms / 2, w.pitch, {F::rows, F::terms / 2, true});
+    return maps;
+  }
+  const std::int64_t panels = ceil_div(problem.n, kPanelChannels);
+  const std::int64_t cols = std::int64_t{w.groups} * kPanelChannels;
+  constexpr BulkBox kGroup = {F::rows / kPanelChannels, kPanelChannels, false};
+  maps.weight = tensor_map(kName, LinePanels{w.values, panels, problem.k / 8, kGroup.rows, F::terms / 8});
+  maps.scales = map_of(w.scales, DType::f32, panels, cols, cols, kGroup);
+  if (F::zeros) maps.zeros = map_of(w.zeros, DType::u8, panels, cols, cols, kGroup);
+  return maps;
 }
 
 template <class F>
@@ -81,14 +102,9 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   static_assert(sizeof(skinny_nibbles::Shared<F>) <= 227 * 1024);
   SkinnyNibbles p;
   p.weight = nibble_weight(problem, o);
-  const CUtensorMap map = F::packed
-                              ? tensor_map(kName, LinePanels{p.weight.values, ceil_div(problem.n, 16), problem.k / 8,
-                                                             F::rows / 16, F::terms / 8})
-                              : tensor_map(kName, bytes_of(p.weight, problem.device), {F::rows, F::terms / 2, true});
+  const SkinnyMaps maps = maps_of<F>(problem, o, p.weight);
   if (p.weight.groups == 1) p.weight.scale.col = p.weight.zero.col = 0;
   p.group_folds = F::folds > 1 ? p.weight.group / 32 : 1;
-  p.x = static_cast<const uint4*>(o.a.data);
-  p.x_pitch = o.a.strides[0] / 8;
   p.tokens = static_cast<int>(o.a.rows());
   p.steps = static_cast<int>(ceil_div(problem.k, F::terms));
   p.parts = parts;
@@ -99,14 +115,14 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto four = static_cast<std::uintptr_t>(bits(problem.y) / 8 * 4);
+  const auto two = static_cast<std::uintptr_t>(bits(problem.y) / 8 * 2);
   p.y_aligned =
-      (reinterpret_cast<std::uintptr_t>(o.y.data) | static_cast<std::uintptr_t>(p.y_pitch) * four / 4) % four == 0;
+      (reinterpret_cast<std::uintptr_t>(o.y.data) | static_cast<std::uintptr_t>(p.y_pitch) * two / 2) % two == 0;
   const auto blocks = static_cast<unsigned>(ceil_div(problem.n, F::rows) * parts);
   enqueue(kName, skinny_nibbles_kernel<F>,
           LaunchShape{blocks, skinny_nibbles::kThreads, sizeof(skinny_nibbles::Shared<F>),
                       dim3(static_cast<unsigned>(parts))},
-          stream, map, p);
+          stream, maps, p);
 }
 
 // Calls body(form) for the problem's, with room for so many tokens.
@@ -130,13 +146,14 @@ void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
 }
 
 bool aligned(const void* data, std::int64_t pitch_bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % kBulkAlignment == 0;
+  return pitch_bytes > 0 &&
+         (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % kBulkAlignment == 0;
 }
 
 // Whether 16 bytes of a row may be read at a time.
 bool readable(const GemmProblem& p, const GemmOperands& o) {
   const std::int64_t pitch = o.b.strides[0] / 2;
-  return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || (pitch > 0 && aligned(o.b.data, pitch)));
+  return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, pitch));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 // A block has a run of tiles of 16 rows of the weight. Its warps share their units of 128 terms; each keeps all tokens'
 // terms of a unit in registers, as the matrix unit wants them, while that unit of one tile after the other comes
 // straight into registers, a few tiles ahead: no warp waits for another. What it has of a tile's sums it leaves in
-// shared memory, where those of all warps are added, in the order of terms, when the run is done.
+// shared memory, where those of all warps are added, in the order of warps, when the run is done.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -103,9 +103,14 @@ struct TokenTerms {
 #pragma unroll
       for (int block = 0; block < kUnitBlocks; ++block) {
         constexpr int kNext = Unit::first_term(1, 0);
-        at[t][block] = first + block * kNext < p.weight.terms ? __ldcg(from + block * kNext / 8) : uint4{};
+        at[t][block] = first + block * kNext < p.weight.terms ? read_terms(from + block * kNext / 8) : uint4{};
       }
     }
+  }
+
+  // A lane's blocks side by side share what memory brings at once: the second comes from L1.
+  __device__ static uint4 read_terms(const uint4* from) {
+    return Unit::first_term(1, 0) == 8 ? __ldca(from) : __ldcg(from);
   }
 
   // In the order of the weight's. The sums are products with ones.
@@ -182,6 +187,7 @@ __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int f
   int left = static_cast<int>(steps * (warp + 1) / F::warps - begin);
   int unit = static_cast<unsigned>(p.units) * warp / F::warps;
   int tile = static_cast<int>(begin) - unit * count;
+  if (p.places.unit_step > 1) unit = warp;
   // A tile's sums have a place for each unit, or, where there are more, for each warp, whose later units are added.
   const bool once = p.units <= F::warps;
   const int old_from = once ? 0 : left - count;  // steps that were left when the tile's sums had been written
@@ -227,7 +233,7 @@ __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int f
       fresh_terms = ++tile == count;
       if (fresh_terms) {
         tile = 0;
-        ++unit;
+        unit += p.places.unit_step;
         if (once) sums += F::sum_bytes;
       }
     }
@@ -307,11 +313,13 @@ template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
   Arguments p;
   p.weight = nibble_weight(problem, o);
-  p.places = unit_places(p.weight);
   p.x = static_cast<const uint4*>(o.a.data);
   p.x_pitch = static_cast<int>(o.a.strides[0] / 8);
   p.tokens = static_cast<int>(o.a.rows());
   p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
+  // Units side by side share lines of memory, unless packed: then warps have them at the same time, where they come out
+  // even.
+  p.places = unit_places(p.weight, !F::Unit::kPacked && p.units % F::warps == 0 ? F::warps : 1);
   p.tile_bytes = std::min(p.units, F::warps) * F::sum_bytes;
   // A block for each multiprocessor, or as many times more as there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
@@ -343,9 +351,10 @@ void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
     constexpr bool kWide = U::kFine || U::kZeros;
     constexpr int kWarps8 = kWide ? 16 : 32;
     constexpr int kAhead8 = kWide && !U::kFine ? 2 : 1;
-    constexpr int kWarps16 = U::kFine ? 8 : U::kPacked ? 16 : 12;
+    constexpr int kWarps16 = U::kFine ? 8 : 16;
+    constexpr int kAhead16 = U::kFine || U::kPacked ? 2 : 1;
     if (tokens <= 8) return body(Form<T, 1, kWarps8, kAhead8, U>());
-    if (tokens <= 16) return body(Form<T, 2, kWarps16, 2, U>());
+    if (tokens <= 16) return body(Form<T, 2, kWarps16, kAhead16, U>());
     return body(Form < T, 4, 8, U::kFine ? 1 : 3, U > ());
   };
   const auto with_type = [&]<class T>(T type) {
@@ -400,8 +409,8 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
   const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
   // Of a weight and a block, measured on an H200.
-  const double each = p.m > 16 ? 4.4e-11 : p.m > 8 ? 2.9e-11 : 2.5e-11;
-  const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : 1.25);
+  const double each = p.m > 16 ? 4.4e-11 : p.m > 8 ? 2.8e-11 : 2.4e-11;
+  const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : p.m > 8 ? 1.25 : 1.1);
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
 }
 

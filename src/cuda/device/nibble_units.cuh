@@ -62,28 +62,32 @@ __device__ void raw_integers(__nv_bfloat16, std::uint32_t word, std::uint32_t (&
 
 // ---- Where a unit lies.
 
-// Bytes from one tile to the next, from one unit of terms to the next, and (fine) from one scale to the next; 32 bits,
-// and so are all tiles of a block: sums of 64 bits take twice the instructions.
+// Bytes from one tile to the next, from one unit of terms to its neighbour and to a warp's next, and (fine) from one
+// scale to the next; 32 bits, and so are all tiles of a block: sums of 64 bits take twice the instructions.
 struct UnitSteps {
   int tile = 0;
   int unit = 0;
+  int next = 0;
   int part = 0;
 };
 
 struct UnitPlaces {
   UnitSteps values, scales, zeros;
+  int unit_step = 1;   // from a warp's unit to its next
   int twin_parts = 0;  // fine: 1 if two blocks share a scale
 };
 
-inline UnitPlaces unit_places(const NibbleWeight& w) {
+inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
   const std::int64_t per_unit = w.groups == 1 ? 0 : kUnitTerms / w.group;
-  const auto steps = [](std::int64_t tile, std::int64_t unit, std::int64_t part) {
-    return UnitSteps{static_cast<int>(tile), static_cast<int>(unit), static_cast<int>(part)};
+  const auto steps = [&](std::int64_t tile, std::int64_t unit, std::int64_t part) {
+    return UnitSteps{static_cast<int>(tile), static_cast<int>(unit), static_cast<int>(unit * unit_step),
+                     static_cast<int>(part)};
   };
   const auto of_groups = [&](const GroupPlaces& at, int bytes) {
     return steps(at.panel * bytes, per_unit * at.col * bytes, at.col * bytes);
   };
   UnitPlaces places;
+  places.unit_step = unit_step;
   places.values = w.packed ? steps(w.pitch, kTileRows * kUnitTerms / 2, 0) : steps(16 * w.pitch, kUnitTerms / 2, 0);
   places.scales = of_groups(w.scale, 4);
   places.zeros = of_groups(w.zero, w.packed ? 1 : 4);
@@ -91,11 +95,12 @@ inline UnitPlaces unit_places(const NibbleWeight& w) {
   return places;
 }
 
-// Not kept in L1; nothing is read, and v stays, unless `really`. Without a branch, so that loads stay together.
+// Nothing is read, and v stays, unless `really`. Without a branch, so that loads stay together. A lane's neighbours in
+// memory are asked for soon after: of 16 bytes whole lines come to L2, words are kept in L1, others are whole lines.
 __device__ inline void read_if(bool really, uint4& v, const void* from) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "@p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+      "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
       : "l"(from), "r"(static_cast<int>(really)));
 }
@@ -105,7 +110,7 @@ __device__ inline void read_if(bool really, uint2& v, const void* from) {
                : "l"(from), "r"(static_cast<int>(really)));
 }
 __device__ inline void read_if(bool really, std::uint32_t& v, const void* from) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.L1::no_allocate.b32 %0, [%1];\n}"
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n}"
                : "+r"(v)
                : "l"(from), "r"(static_cast<int>(really)));
 }
@@ -233,11 +238,11 @@ class UnitReader {
 
   __device__ void advance(const UnitPlaces& at) {
     const bool last = ++tile_ == tiles_;
-    values_ += last ? at.values.unit - (tiles_ - 1) * at.values.tile : at.values.tile;
-    scales_ += last ? at.scales.unit - (tiles_ - 1) * at.scales.tile : at.scales.tile;
-    if constexpr (U::kZeros) zeros_ += last ? at.zeros.unit - (tiles_ - 1) * at.zeros.tile : at.zeros.tile;
+    values_ += last ? at.values.next - (tiles_ - 1) * at.values.tile : at.values.tile;
+    scales_ += last ? at.scales.next - (tiles_ - 1) * at.scales.tile : at.scales.tile;
+    if constexpr (U::kZeros) zeros_ += last ? at.zeros.next - (tiles_ - 1) * at.zeros.tile : at.zeros.tile;
     tile_ = last ? 0 : tile_;
-    unit_ += last ? 1 : 0;
+    unit_ += last ? at.unit_step : 0;
   }
 
   const std::uint8_t* values_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/floats.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/nibbles.cuh"
 #include "cuda/device/pipeline.cuh"
@@ -18,8 +19,6 @@ namespace octile::cuda {
 
 struct SkinnyNibbles {
   NibbleWeight weight;  // scale.col and zero.col are 0 where a row has one group
-  const uint4* x = nullptr;
-  std::int64_t x_pitch = 0;  // of eight terms
   int tokens = 0;
   int steps = 0;
   int parts = 1;        // of the terms: blocks of a cluster
@@ -29,7 +28,12 @@ struct SkinnyNibbles {
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
-  bool y_aligned = false;  // four neighbours at a time
+  bool y_aligned = false;  // two neighbours at a time
+};
+
+struct SkinnyMaps {
+  CUtensorMap weight, tokens;
+  CUtensorMap scales, zeros;  // of a packed weight
 };
 
 // tokens: at most. folds: how often in a step products are scaled; a group is one or two of them.
@@ -44,19 +48,18 @@ struct SkinnyForm {
   static constexpr int rows = 256;   // of the weight
   static constexpr int terms = 128;  // of a step
   static constexpr int sets = terms / 32;
-  static constexpr int token_stages = 4;
+  static constexpr int token_stages = 5;
   static constexpr int stage_bytes = rows * terms / 2 + rows * folds * (zeros ? packed ? 5 : 8 : 4);  // of the weight
   static constexpr int weight_stages = std::min(10, (224 * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
   static_assert(weight_stages > token_stages);
-  static constexpr int sum_pitch = rows + 4;
 };
 
 namespace skinny_nibbles {
 
+constexpr int kTiles = 2;  // of 64 rows, a warpgroup's
 constexpr int kMultipliers = 256;
 constexpr int kBringers = 128;
 constexpr int kThreads = kMultipliers + kBringers;
-constexpr int kMeetBarrier = 1;
 constexpr int kMultiplierRegisters = 208;
 constexpr int kBringerRegisters = 88;
 
@@ -65,13 +68,13 @@ struct Shared {
   using Zero = std::conditional_t<F::packed, std::uint8_t, std::int32_t>;  // 8 + z; z
   std::uint8_t weight[F::weight_stages][F::rows * F::terms / 2];
   std::uint8_t tokens[F::token_stages][F::tokens * F::terms * 2];
-  float scales[F::weight_stages][F::rows / 16][F::folds][16];
-  Zero zeros[F::zeros ? F::weight_stages : 1][F::zeros ? F::rows / 16 : 1][F::folds][16];
+  float scales[F::weight_stages][F::folds][F::rows / 16][16];
+  Zero zeros[F::zeros ? F::weight_stages : 1][F::folds][F::zeros ? F::rows / 16 : 1][16];
   float biases[F::rows];
   std::uint64_t weight_full[F::weight_stages];
+  std::uint64_t tokens_raw[F::token_stages];  // as they lie in memory
   std::uint64_t tokens_full[F::token_stages];
   std::uint64_t tokens_empty[F::token_stages];
-  std::uint64_t sums_kept;  // and the biases
 };
 
 template <class F>
@@ -92,36 +95,27 @@ struct Place {
 
 template <class F>
 __device__ void init(Shared<F>& shared) {
-  for (auto& barrier : shared.weight_full) ptx::barrier_init(ptx::shared_address(&barrier), 1 + kBringers);
+  constexpr std::uint32_t kBringWeight = F::packed ? 1 : 1 + kBringers;
+  for (auto& barrier : shared.weight_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringWeight);
+  for (auto& barrier : shared.tokens_raw) ptx::barrier_init(ptx::shared_address(&barrier), 1);
   for (auto& barrier : shared.tokens_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringers);
   for (auto& barrier : shared.tokens_empty) ptx::barrier_init(ptx::shared_address(&barrier), kMultipliers / 32);
-  ptx::barrier_init(ptx::shared_address(&shared.sums_kept), kThreads);
   ptx::barrier_init_done();
 }
 
-// Into the second-level cache, before the weight is on its way: the tokens, of which each block asks for a part, and
-// the scales of the block's rows.
+// The weight's first stage into the second-level cache, while the copy engine still reads its maps.
 template <class F>
-__device__ void prefetch_small(const SkinnyNibbles& p, const Place<F>& place) {
+__device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
   const auto prefetch = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); };
-  const int tiles = (p.weight.rows + F::rows - 1) / F::rows;
-  const int lines = min(place.steps * 2, (p.weight.terms - place.first_step * F::terms + 63) / 64);
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) * tiles + place.first_row / F::rows; i < p.tokens * lines;
-       i += kThreads * tiles) {
-    prefetch(p.x + i / lines * p.x_pitch + (place.first_step * 2 + i % lines) * 8);
-  }
-  // A line has two groups of a packed panel, or 32 of a row.
-  constexpr int kGroups = F::packed ? 2 : 32;
-  const int first = p.weight.groups == 1 ? 0 : place.first_step * F::folds / p.group_folds;
-  const int end = min(p.weight.groups, first + place.steps * F::folds);
-  const int scale_lines = (end - first + kGroups - 1) / kGroups;
-  const int rows = min(F::rows, p.weight.rows - place.first_row);
-  const int owners = F::packed ? (rows + 15) / 16 : rows;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < owners * scale_lines; i += kThreads) {
-    const int row = place.first_row + i / scale_lines * (F::packed ? 16 : 1);
-    prefetch(static_cast<const float*>(p.weight.scales) + p.weight.scale.at(row, first + i % scale_lines * kGroups));
+  const int thread = static_cast<int>(threadIdx.x);
+  constexpr int kStepBytes = F::terms * 8;  // of a panel
+  if (thread < (F::packed ? 128 : F::rows)) {
+    const int owner = F::packed ? thread / (kStepBytes / 128) : thread;
+    const std::int64_t at = F::packed ? std::int64_t{place.first_step} * kStepBytes + thread % (kStepBytes / 128) * 128
+                                      : std::int64_t{place.first_step} * (F::terms / 2);
+    const int first = F::packed ? place.first_row / 16 : place.first_row;
+    const int owners = F::packed ? (p.weight.rows + 15) / 16 : p.weight.rows;
+    if (first + owner < owners) prefetch(p.weight.values + (first + owner) * p.weight.pitch + at);
   }
 }
 
@@ -133,27 +127,39 @@ __device__ inline std::uint64_t read_once_policy() {
   return policy;
 }
 
-// One thread. Packed: lines of 64 bytes, eight terms of 16 rows, of 16 panels. Otherwise 64 bytes of 256 rows.
+// One thread. Packed: lines of 64 bytes, eight terms of 16 rows, of 16 panels, and a line of scales and of zero points
+// of each. Otherwise 64 bytes of 256 rows.
 template <class F>
-__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const CUtensorMap& map, int step) {
+__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, const SkinnyMaps& maps,
+                             int step) {
   const std::uint64_t policy = read_once_policy();
   const int stage = step % F::weight_stages;
   const std::uint32_t full = ptx::shared_address(&shared.weight_full[stage]);
   const std::uint32_t to = ptx::shared_address(shared.weight[stage]);
   step += place.first_step;
-  ptx::arrive_and_expect(full, sizeof(shared.weight[0]));
+  ptx::arrive_and_expect(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
+  const int panel = place.first_row / 16;
   if constexpr (F::packed) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(0), "r"(step * (F::terms / 8)), "r"(place.first_row / 16),
-        "r"(full), "l"(policy)
+        "l"(reinterpret_cast<std::uint64_t>(&maps.weight)), "r"(0), "r"(step * (F::terms / 8)), "r"(panel), "r"(full),
+        "l"(policy)
         : "memory");
+#pragma unroll
+    for (int fold = 0; fold < F::folds; ++fold) {
+      // Of groups beyond the terms there are zeros, since 0 times what lay there before might be a NaN.
+      const int group = p.weight.groups == 1 ? 0 : F::folds == 1 ? step : (step * F::folds + fold) / p.group_folds;
+      ptx::load_box(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
+      if constexpr (F::zeros) {
+        ptx::load_box(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
+      }
+    }
   } else {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
         "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(step * (F::terms / 2)), "r"(place.first_row), "r"(full),
+        "l"(reinterpret_cast<std::uint64_t>(&maps.weight)), "r"(step * (F::terms / 2)), "r"(place.first_row), "r"(full),
         "l"(policy)
         : "memory");
   }
@@ -164,46 +170,24 @@ __device__ inline void copy_4(std::uint32_t to, const void* from, bool really) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(really ? 4 : 0) : "memory");
 }
 
-// All threads that bring tokens: a step's scales and zero points. Groups beyond the terms have zeros, since 0 times
-// what lay there before might be a NaN; rows beyond the weight are nobody's.
+// All threads that bring tokens: a step's scales and zero points of a weight that is not packed; zeros beyond the
+// terms. Rows beyond the weight are nobody's.
 template <class F>
 __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, int step) {
+  static_assert(!F::packed && F::folds == 1);
   const NibbleWeight& w = p.weight;
   const int stage = step % F::weight_stages;
-  const int first_fold = (place.first_step + step) * F::folds;
-  const auto group = [&](int fold) { return F::folds == 1 ? first_fold : (first_fold + fold) / p.group_folds; };
-  const int thread = static_cast<int>(threadIdx.x) - kMultipliers;
-  const auto inside = [&](int fold) { return w.groups == 1 || group(fold) < w.groups; };
-  const std::uint32_t scales = ptx::shared_address(shared.scales[stage]);
-  const std::uint32_t zeros = ptx::shared_address(shared.zeros[F::zeros ? stage : 0]);
-  if constexpr (F::packed) {
+  const int group = place.first_step + step;
+  const bool really = w.groups == 1 || group < w.groups;
 #pragma unroll
-    for (int i = thread; i < F::rows / 4 * F::folds; i += kBringers) {
-      const int fold = i / 4 % F::folds;
-      const int row = place.first_row + i / (4 * F::folds) * 16 + i % 4 * 4;
-      if (row >= w.rows) continue;
-      const bool really = inside(fold);
-      const auto* const from = static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group(fold)) : 0);
-      copy_async(scales + i * 16, from, really ? 16 : 0);
-      if (F::zeros && i % 4 == 0) {
-        const auto* const zero = static_cast<const std::uint8_t*>(w.zeros) + (really ? w.zero.at(row, group(fold)) : 0);
-        copy_async(zeros + i / 4 * 16, zero, really ? 16 : 0);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int i = thread; i < F::rows * F::folds; i += kBringers) {
-      const int fold = i % F::folds;
-      const int in_tile = i / F::folds;
-      const int row = place.first_row + in_tile;
-      if (row >= w.rows) continue;
-      const std::uint32_t at = ((in_tile / 16 * F::folds + fold) * 16 + in_tile % 16) * 4;
-      const bool really = inside(fold);
-      copy_4(scales + at, static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group(fold)) : 0), really);
-      if constexpr (F::zeros) {
-        copy_4(zeros + at, static_cast<const std::int32_t*>(w.zeros) + (really ? w.zero.at(row, group(fold)) : 0),
-               really);
-      }
+  for (int i = static_cast<int>(threadIdx.x) - kMultipliers; i < F::rows; i += kBringers) {
+    const int row = place.first_row + i;
+    if (row >= w.rows) continue;
+    copy_4(ptx::shared_address(&shared.scales[stage][0][0][i]),
+           static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group) : 0), really);
+    if constexpr (F::zeros) {
+      copy_4(ptx::shared_address(&shared.zeros[stage][0][0][i]),
+             static_cast<const std::int32_t*>(w.zeros) + (really ? w.zero.at(row, group) : 0), really);
     }
   }
   asm volatile(
@@ -211,111 +195,107 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
       : "memory");
 }
 
+__device__ inline float bias_of(const SkinnyNibbles& p, int row) {
+  if (p.bias == nullptr || row >= p.weight.rows) return 0;
+  const std::int64_t at = row * p.bias_stride;
+  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
+  if (p.y_type == DType::f16) return widen(__ldcg(static_cast<const __half*>(p.bias) + at));
+  return widen(__ldcg(static_cast<const __nv_bfloat16*>(p.bias) + at));
+}
+
 // ---- The tokens' way: a warpgroup.
 
-// A warp has every fourth eight of tokens; in it four lanes a token. Of a step's 16 units of eight terms a lane has
-// every fourth, one of each set of 32 terms. A unit becomes four pairs, in the order of a word's nibbles: pairs 0 and 1
-// belong to the step's first half in shared memory, lines of 128 bytes as the matrix unit reads them, 2 and 3 to the
-// second; a set has two sixteens of a line, and four units lie side by side in each.
+// The copy engine brings them as they lie, two boxes of 64 terms, lines of 128 bytes. There a thread takes 32 terms of
+// a token, four units of eight; a unit is four pairs, in the order of a word's nibbles. Of the four pairs j, one of
+// each unit, unit j is made.
 template <class F>
 struct Bringer {
-  static constexpr int kOwn = F::tokens / 32;  // eights
+  static constexpr int kOwn = F::tokens / 32;  // sets of a token
+  static constexpr int kLag = 2;     // steps from the one that is put in order to the one whose room is filled
+  static constexpr int kAtOnce = 2;  // stages of the weight that are asked for at first
+  static constexpr int kMore = 1;    // and after each of the first steps
 
   const SkinnyNibbles& p;
   const Place<F>& place;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = (static_cast<int>(threadIdx.x) - kMultipliers) / 32;
-  const std::uint32_t line = static_cast<std::uint32_t>((8 * warp + lane / 4) * 128 + lane % 4 * 4);
-  const uint4* from =
-      p.x + (8 * warp + lane / 4) * p.x_pitch + lane % 4 + std::int64_t{place.first_step} * (F::terms / 8);
+  const int thread = static_cast<int>(threadIdx.x) - kMultipliers;
+  const bool fetches = thread == 0;
 
-  __device__ void read(uint4 (&units)[kOwn][F::sets], int step) const {
-    const int unit = (place.first_step + step) * (F::terms / 8) + lane % 4;
-    const uint4* const at = from + step * (F::terms / 8);
+  __device__ void fetch_tokens(Shared<F>& shared, const CUtensorMap& map, int step) const {
+    if (!fetches) return;
+    const int stage = step % F::token_stages;
+    const std::uint32_t full = ptx::shared_address(&shared.tokens_raw[stage]);
+    const std::uint32_t to = ptx::shared_address(shared.tokens[stage]);
+    const int term = (place.first_step + step) * F::terms;
+    ptx::arrive_and_expect(full, sizeof(shared.tokens[0]));
+    ptx::load_box(to, map, term, 0, full);
+    ptx::load_box(to + F::tokens * 128, map, term + 64, 0, full);
+  }
+
+  __device__ void put_in_order(std::uint32_t stage) const {
+    const int token = thread % F::tokens;
+    const std::uint32_t line = stage + static_cast<std::uint32_t>(token) * 128;
+    const std::uint32_t twist = static_cast<std::uint32_t>(token) % 8 * 16;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const bool inside = 32 * i + 8 * warp + lane / 4 < p.tokens;
+      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kBringers / F::tokens));
+      const std::uint32_t at = line + set / 2 * (F::tokens * 128);
+      uint4 pairs[4];
 #pragma unroll
-      for (int set = 0; set < F::sets; ++set) {
-        const bool really = inside && (unit + 4 * set) * 8 < p.weight.terms;
-        units[i][set] = load_unit(at + 32 * i * p.x_pitch + 4 * set, really);
+      for (std::uint32_t j = 0; j < 4; ++j) {
+        pairs[j] = as_nibbles_lie<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
       }
+      store_shared(at + ((set % 2 * 4 + 0) * 16 ^ twist), {pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x});
+      store_shared(at + ((set % 2 * 4 + 1) * 16 ^ twist), {pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y});
+      store_shared(at + ((set % 2 * 4 + 2) * 16 ^ twist), {pairs[0].z, pairs[1].z, pairs[2].z, pairs[3].z});
+      store_shared(at + ((set % 2 * 4 + 3) * 16 ^ twist), {pairs[0].w, pairs[1].w, pairs[2].w, pairs[3].w});
     }
   }
 
-  // Or zeros; without a branch.
-  __device__ static uint4 load_unit(const uint4* at, bool really) {
-    uint4 v;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %5, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "mov.b32 %1, 0;\n"
-        "mov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n"
-        "@p ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}\n"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(at), "r"(static_cast<int>(really))
-        : "memory");
-    return v;
+  // What is asked for at once: more would only stand in the queue before the first.
+  __device__ void begin(Shared<F>& shared, const SkinnyMaps& maps) const {
+    if (!fetches) return;
+    fetch_tokens(shared, maps.tokens, 0);
+    fetch_weight(shared, place, p, maps, 0);
+#pragma unroll 1
+    for (int step = 1; step < min(F::token_stages, place.steps); ++step) {
+      fetch_tokens(shared, maps.tokens, step);
+      if (step < kAtOnce) fetch_weight(shared, place, p, maps, step);
+    }
   }
 
-  __device__ void write(const uint4 (&units)[kOwn][F::sets], std::uint32_t stage) const {
-    const auto put = [](std::uint32_t to, std::uint32_t value) {
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+  __device__ void run(Shared<F>& shared, const SkinnyMaps& maps) const {
+    static_assert(kAtOnce <= F::token_stages);
+    int weights = 0;  // steps that were asked for
+    const auto fetch_until = [&](int end) {
+#pragma unroll 1
+      for (; weights < min(end, place.steps); ++weights) {
+        if constexpr (!F::packed) fetch_scales(shared, place, p, weights);
+        if (fetches && weights >= kAtOnce) fetch_weight(shared, place, p, maps, weights);
+      }
     };
-    const std::uint32_t twist = static_cast<std::uint32_t>(lane / 4) * 16;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int set = 0; set < F::sets; ++set) {
-        const uint4 pairs = as_nibbles_lie<F::packed>(units[i][set]);
-        const std::uint32_t to = stage + line + 32 * i * 128;
-        const std::uint32_t first = to + (static_cast<std::uint32_t>(2 * set) * 16 ^ twist);
-        const std::uint32_t second = to + (static_cast<std::uint32_t>(2 * set + 1) * 16 ^ twist);
-        put(first, pairs.x);
-        put(second, pairs.y);
-        put(first + F::tokens * 128, pairs.z);
-        put(second + F::tokens * 128, pairs.w);
-      }
-    }
-  }
-
-  // When a stage of the tokens' ring is free again, so is the one of the weight's that was read beside it.
-  __device__ void run(Shared<F>& shared, const CUtensorMap& weight) const {
-    constexpr int kAhead = kOwn == 1 ? 2 : 1;  // steps
-    const bool fetches = threadIdx.x == kMultipliers;
-    uint4 units[kAhead][kOwn][F::sets];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (i < place.steps) read(units[i], i);
-    }
-    constexpr int kFirst = F::weight_stages - F::token_stages;  // steps
-#pragma unroll 1
-    for (int step = 0; step < min(place.steps, kFirst); ++step) {
-      fetch_scales(shared, place, p, step);
-      if (fetches) fetch_weight(shared, place, weight, step);
-    }
+    fetch_until(kAtOnce);
     RingPosition<F::token_stages> at;
+    RingPosition<F::token_stages> freed;
 #pragma unroll 1
-    for (int first = 0; first < place.steps; first += kAhead) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int step = first + i;
-        if (step >= place.steps) break;
-        ptx::wait(ptx::shared_address(&shared.tokens_empty[at.stage]), at.parity ^ 1);
-        if (step + kFirst < place.steps) {
-          fetch_scales(shared, place, p, step + kFirst);
-          if (fetches) fetch_weight(shared, place, weight, step + kFirst);
-        }
-        write(units[i], ptx::shared_address(shared.tokens[at.stage]));
-        ptx::publish_to_engines();
-        ptx::arrive(ptx::shared_address(&shared.tokens_full[at.stage]));
-        if (step + kAhead < place.steps) read(units[i], step + kAhead);
-        at.next();
+    for (int step = 0; step < place.steps; ++step) {
+      if (step + 1 == place.steps) {
+#pragma unroll 1
+        for (int i = thread; i < F::rows; i += kBringers) shared.biases[i] = bias_of(p, place.first_row + i);
       }
+      ptx::wait(ptx::shared_address(&shared.tokens_raw[at.stage]), at.parity);
+      put_in_order(ptx::shared_address(shared.tokens[at.stage]));
+      ptx::publish_to_engines();
+      ptx::arrive(ptx::shared_address(&shared.tokens_full[at.stage]));
+      at.next();
+      int free_stages = 0;
+      if (step >= kLag) {
+        ptx::wait(ptx::shared_address(&shared.tokens_empty[freed.stage]), freed.parity);
+        freed.next();
+        free_stages = step - kLag + 1;
+        const int next = step - kLag + F::token_stages;
+        if (next < place.steps) fetch_tokens(shared, maps.tokens, next);
+      }
+      fetch_until(min(free_stages + F::weight_stages, kAtOnce + (step + 1) * kMore));
     }
   }
 };

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "cuda/device/floats.cuh"
 #include "cuda/device/narrow_products.cuh"
 #include "cuda/device/skinny_nibble_fetch.cuh"
 
@@ -13,8 +12,6 @@ namespace octile::cuda {
 namespace skinny_nibbles {
 
 // ---- Products: a warp, which has 16 rows of each of its warpgroup's two tiles.
-
-constexpr int kTiles = 2;
 
 // Of 16 rows, those of a lane, as rows g and g + 8 of the product. Packed: neighbours, and in such an order that half a
 // warp meets no bank twice.
@@ -26,10 +23,10 @@ __device__ int2 rows_of(int lane) {
   return {2 * pair, 2 * pair + 1};
 }
 
-// Of the block's sixteens of rows, the warp's one in its first tile; that of the second is the fourth after it.
+// Of the block's sixteens of rows, the warp's one in its first tile; that of the next is the fourth after it.
 __device__ inline int first_sixteen() {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  return warp / 4 * 8 + warp % 4;
+  return warp / 4 * kTiles * 4 + warp % 4;
 }
 
 // Where a lane's words, scales and zero points lie in a stage.
@@ -41,7 +38,7 @@ struct Reader {
   __device__ Reader() {
     const unsigned lane = threadIdx.x % 32;
     const auto sixteen = static_cast<unsigned>(first_sixteen());
-    row = sixteen * F::folds * 16 + static_cast<unsigned>(rows_of<F::packed>(static_cast<int>(lane)).x);
+    row = sixteen * 16 + static_cast<unsigned>(rows_of<F::packed>(static_cast<int>(lane)).x);
     if constexpr (F::packed) {
       const unsigned pair = row % 16 / 2;
       const unsigned line = lane % 4;
@@ -52,30 +49,26 @@ struct Reader {
     }
   }
 
-  // A step's words of a tile, [set][row]: eight terms of each row, a set after the other.
-  __device__ void read_words(std::uint32_t stage, int tile, std::uint32_t (&to)[F::sets][2]) const {
+  // The words of a tile of two sets, [set][row]: eight terms of each row, a set after the other.
+  __device__ void read_words(std::uint32_t stage, int tile, int first_set, std::uint32_t (&to)[2][2]) const {
     const std::uint32_t at = stage + words + tile * 4096;
     if constexpr (F::packed) {
 #pragma unroll
-      for (unsigned set = 0; set < F::sets; ++set) {
+      for (unsigned set = 0; set < 2; ++set) {
         // Lines of 64 bytes, whose sixteens the engine exchanges by the number of the pair of lines.
-        const uint2 two = load_shared_pair((at ^ set % 2 * 32) + set * 256);
+        const uint2 two = load_shared_pair((at ^ set * 32) + (first_set + set) * 256);
         to[set][0] = two.x, to[set][1] = two.y;
       }
     } else {
-#pragma unroll
-      for (unsigned half = 0; half < 2; ++half) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[2 * half][0]), "=r"(to[2 * half][1]), "=r"(to[2 * half + 1][0]),
-                       "=r"(to[2 * half + 1][1])
-                     : "r"(at ^ half * 32)
-                     : "memory");
-      }
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(to[0][0]), "=r"(to[0][1]), "=r"(to[1][0]), "=r"(to[1][1])
+                   : "r"(at ^ first_set * 16)
+                   : "memory");
     }
   }
 
   __device__ void read_scales(const Shared<F>& shared, int stage, int tile, int fold, float (&to)[2]) const {
-    const float* const at = &shared.scales[stage][0][0][0] + row + (tile * 4 * F::folds + fold) * 16;
+    const float* const at = &shared.scales[stage][fold][tile * 4][0] + row;
     if constexpr (F::packed) {
       const float2 two = *reinterpret_cast<const float2*>(at);
       to[0] = two.x, to[1] = two.y;
@@ -87,7 +80,7 @@ struct Reader {
   __device__ void read_offsets(const Shared<F>& shared, int stage, int tile, int fold,
                                Offset<typename F::T> (&to)[2]) const {
     if constexpr (F::zeros) {
-      const auto* const at = &shared.zeros[stage][0][0][0] + row + (tile * 4 * F::folds + fold) * 16;
+      const auto* const at = &shared.zeros[stage][fold][tile * 4][0] + row;
       if constexpr (F::packed) {
         const unsigned two = *reinterpret_cast<const std::uint16_t*>(at);
         to[0] = Offset<typename F::T>(two & 255);
@@ -113,185 +106,203 @@ __device__ void convert(const std::uint32_t (&words)[2], const Offset<typename F
   }
 }
 
-// sums: of the tiles. A set is converted while the products of the one before are done.
-template <class F>
-__device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared, const Place<F>& place) {
+// sums: of the tiles, which take turns: while the matrix unit has the products of one, those of the other are scaled,
+// and its next set is converted. read_all() is called once the last words have been read.
+template <class F, class ReadAll>
+__device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared, const Place<F>& place,
+                         const ReadAll& read_all) {
   using T = typename F::T;
   constexpr int kFoldSets = F::sets / F::folds;
   const Reader<F> reader;
   RingPosition<F::weight_stages> at;  // of what is converted
   RingPosition<F::token_stages> token_at;
   Fragment fragments[2][kTiles][2];
-  std::uint32_t words[kTiles][F::sets][2];
+  std::uint32_t words[kTiles][2][2];
   Offset<T> offsets[kTiles][2];
   float products[kTiles][F::tokens / 2];
 
-  const auto take_words = [&] {
-    ptx::wait(ptx::shared_address(&shared.weight_full[at.stage]), at.parity);
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, words[tile]);
-    }
+  const auto wait_for_weight = [&] { ptx::wait(ptx::shared_address(&shared.weight_full[at.stage]), at.parity); };
+  const auto convert_set = [&](int set, int tile) {
+    if (set % 2 == 0) reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
+    if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
+    convert<F>(words[tile][set % 2], offsets[tile], fragments[set % 2][tile]);
   };
-  const auto convert_set = [&](int set) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
-      convert<F>(words[tile][set], offsets[tile], fragments[set % 2][tile]);
-    }
+  const auto issue = [&](int set, int tile, std::uint32_t tokens) {
+    const std::uint32_t of_set = tokens + set / 2 * (F::tokens * 8) + set % 2 * 4;
+    ptx::begin_products();
+    multiply_16<T>(products[tile], fragments[set % 2][tile][0], of_set, set % kFoldSets > 0);
+    multiply_16<T>(products[tile], fragments[set % 2][tile][1], of_set + 2, true);
+    ptx::commit_products();
   };
-  take_words();
-  convert_set(0);
+  const auto fold = [&](int tile, const float(&scale)[2]) {
+    hold(products[tile]);
+#pragma unroll
+    for (int i = 0; i < F::tokens / 2; ++i) {
+      sums[tile][i] = __fmaf_rn(products[tile][i], scale[i / 2 % 2], sums[tile][i]);
+    }
+    hold(sums[tile]);
+  };
+  const auto take_tokens = [&](int step) {
+    ptx::wait(ptx::shared_address(&shared.tokens_full[token_at.stage]), token_at.parity);
+    return operand_descriptor<false>(ptx::shared_address(shared.tokens[token_at.stage]));
+  };
+  // From the second set of a step, whose first is being multiplied, to the first of the next.
+  const auto do_step = [&]<bool last>(int step, std::uint32_t& tokens) {
+    const int stage = at.stage;
+    int token_before = 0;
+    float scales[kTiles][2];
+#pragma unroll
+    for (int i = 1; i <= F::sets; ++i) {
+      if (i == F::sets && !last) {
+        token_before = token_at.stage;
+        token_at.next();
+        tokens = take_tokens(step + 1);
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (i % kFoldSets == 0) {
+          reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
+          // The other tile's products are still done; but those of the iteration before ptxas does not know to be over.
+          if ((last && i == F::sets && tile == kTiles - 1) || i + tile == 1) {
+            ptx::wait_products<0>();
+          } else {
+            ptx::wait_products<kTiles - 1>();
+          }
+          fold(tile, scales[tile]);
+        }
+        if (i == F::sets && last) continue;
+        issue(i % F::sets, tile, tokens);
+        ptx::wait_products<kTiles>();  // those of this tile's set before
+        if (i + 1 < F::sets || !last) convert_set((i + 1) % F::sets, tile);
+      }
+      if (i + 2 != F::sets) continue;
+      if (!last) {
+        at.next();
+        wait_for_weight();
+      } else {
+        read_all();
+      }
+    }
+    // Its products have all been waited for.
+    __syncwarp();
+    if (!last && threadIdx.x % 32 == 0) ptx::arrive(ptx::shared_address(&shared.tokens_empty[token_before]));
+  };
+  wait_for_weight();
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
+    convert_set(0, tile);
 #pragma unroll
     for (int i = 0; i < F::tokens / 2; ++i) sums[tile][i] = 0;
   }
+  std::uint32_t tokens = take_tokens(0);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    issue(0, tile, tokens);
+    convert_set(1, tile);
+  }
 #pragma unroll 1
-  for (int step = 0; step < place.steps; ++step) {
-    ptx::wait(ptx::shared_address(&shared.tokens_full[token_at.stage]), token_at.parity);
-    const std::uint32_t tokens = operand_descriptor<false>(ptx::shared_address(shared.tokens[token_at.stage]));
-    const int stage = at.stage;
-#pragma unroll
-    for (int set = 0; set < F::sets; ++set) {
-      ptx::begin_products();
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const auto& own = fragments[set % 2][tile];
-        multiply_16<T>(products[tile], own[0], tokens + 2 * set, set % kFoldSets > 0);
-        multiply_16<T>(products[tile], own[1], tokens + F::tokens * 8 + 2 * set, true);
-        ptx::commit_products();
-      }
-      ptx::wait_products<kTiles>();
-      if (set + 1 < F::sets) {
-        convert_set(set + 1);
-      } else if (step + 1 < place.steps) {
-        convert_set(0);
-      }
-      if (set + 2 == F::sets && step + 1 < place.steps) {
-        at.next();
-        take_words();
-      }
-      if ((set + 1) % kFoldSets > 0) continue;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        float scale[2];
-        reader.read_scales(shared, stage, tile, set / kFoldSets, scale);
-        if (tile + 1 < kTiles) {
-          ptx::wait_products<1>();
-        } else {
-          ptx::wait_products<0>();
-        }
-        hold(products[tile]);
-#pragma unroll
-        for (int i = 0; i < F::tokens / 2; ++i) {
-          sums[tile][i] = __fmaf_rn(products[tile][i], scale[i / 2 % 2], sums[tile][i]);
-        }
-        hold(sums[tile]);  // while the other tile's products are still done
-      }
-    }
-    __syncwarp();  // all lanes have read their scales
-    if (threadIdx.x % 32 == 0) ptx::arrive(ptx::shared_address(&shared.tokens_empty[token_at.stage]));
-    token_at.next();
-  }
+  for (int step = 0; step + 1 < place.steps; ++step) do_step.template operator()<false>(step, tokens);
+  do_step.template operator()<true>(place.steps - 1, tokens);
 }
 
-// ---- From sums to y.
-
-__device__ inline float bias_of(const SkinnyNibbles& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return 0;
-  const std::int64_t at = row * p.bias_stride;
-  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
-  if (p.y_type == DType::f16) return widen(__ldcg(static_cast<const __half*>(p.bias) + at));
-  return widen(__ldcg(static_cast<const __nv_bfloat16*>(p.bias) + at));
-}
-
-template <class Y>
-__device__ void store_four_as(Y* to, const float (&y)[4], int count, bool aligned) {
-  Y values[4] = {narrow<Y>(y[0]), narrow<Y>(y[1]), narrow<Y>(y[2]), narrow<Y>(y[3])};
-  if (aligned && count >= 4) {
-    if constexpr (sizeof(Y) == 4) {
-      *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
-    } else {
-      *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(values);
-    }
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if (e < count) to[e] = values[e];
-  }
-}
-
-// The sums of a lane to shared memory, tokens by rows; the pitch keeps lanes in their own banks.
+// The sums of a multiplier in pieces, eight tokens of its rows of a tile each, of which a block of the cluster finishes
+// as many as another. It gets them from all, itself too, where the weight was: [block][piece][thread].
 template <class F>
-__device__ void keep_sums(const float (&sums)[F::tokens / 2], int sixteen, float* kept) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int2 rows = rows_of<F::packed>(lane);
-  float* const to = kept + lane % 4 * 2 * F::sum_pitch + sixteen * 16 + rows.x;
+struct Exchange {
+  static constexpr int kPieces = kTiles * F::tokens / 8;
+  static_assert(kPieces % 8 == 0);
+  static constexpr int kAtOnce = std::min(4, F::tokens / 8);
+  static constexpr unsigned kPieceBytes = kMultipliers * 16;
+
+  const SkinnyNibbles& p;
+  const Place<F>& place;
+  const int own = kPieces / p.parts;  // pieces
+
+  __device__ void send(const float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared) const {
+    static_assert(kPieces * kPieceBytes <= sizeof(shared.weight));
+    const std::uint32_t here = ptx::shared_address(shared.weight) + place.part * own * kPieceBytes + threadIdx.x * 16;
 #pragma unroll
-  for (int i = 0; i < F::tokens / 2; i += 4) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float* const token = to + (2 * i + e) * F::sum_pitch;
-      if constexpr (F::packed) {
-        *reinterpret_cast<float2*>(token) = {sums[i + e], sums[i + 2 + e]};
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const float* const from = &sums[piece / (F::tokens / 8)][piece % (F::tokens / 8) * 4];
+      const int to = piece / own;
+      const std::uint32_t at = here + piece % own * kPieceBytes;
+      if (to == place.part) {
+        store_shared(at, {__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
+                          __float_as_uint(from[3])});
       } else {
-        token[0] = sums[i + e];
-        token[8] = sums[i + 2 + e];
-      }
-    }
-  }
-}
-
-// Every `parts`-th token, of all blocks of the cluster; a thread has four neighbours in a row of y, of several tokens
-// at a time.
-template <class F>
-__device__ void finish(const SkinnyNibbles& p, const Place<F>& place, const float* kept, const float* biases) {
-  constexpr int kFours = F::rows / 4;
-  constexpr int kTokens = F::tokens > 32 ? 6 : 3;
-  const int four = static_cast<int>(threadIdx.x) % kFours * 4;
-  const int row = place.first_row + four;
-  const int count = p.weight.rows - row;
-  if (count <= 0) return;
-  const float4 bias = *reinterpret_cast<const float4*>(biases + four);
-  const int between = kThreads / kFours * p.parts;
-  const std::uint32_t from = ptx::shared_address(kept + four);
-#pragma unroll 1
-  for (int token = static_cast<int>(threadIdx.x) / kFours * p.parts + place.part; token < p.tokens;
-       token += between * kTokens) {
-    float y[kTokens][4] = {};
-#pragma unroll 1
-    for (int part = 0; part < p.parts; ++part) {
-      const std::uint32_t there = ptx::in_block(from, static_cast<std::uint32_t>(part));
-      float more[kTokens][4] = {};
-#pragma unroll
-      for (int i = 0; i < kTokens; ++i) {
-        if (token + i * between >= p.tokens) continue;
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(more[i][0]), "=f"(more[i][1]), "=f"(more[i][2]), "=f"(more[i][3])
-                     : "r"(there + (token + i * between) * F::sum_pitch * 4)
+        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
+                         ptx::in_block(at, static_cast<std::uint32_t>(to))),
+                     "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
                      : "memory");
       }
-#pragma unroll
-      for (int i = 0; i < kTokens; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) y[i][e] += more[i][e];
-      }
     }
+  }
+
+  // Adds the sums of all blocks, in their order, and the bias, and stores y, in its type Y. whole: all rows are there,
+  // and two of them can be stored at a time.
+  template <class Y, bool whole>
+  __device__ void finish_as(const Shared<F>& shared) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t from = ptx::shared_address(shared.weight) + threadIdx.x * 16;
+    // Rows g and g + 8: lanes swap with their neighbours, so that everyone has two side by side.
+    const bool odd = lane / 4 % 2 != 0;
+    const int2 rows = rows_of<F::packed>(lane);
+    const int row = F::packed || !odd ? rows.x : rows.y - 1;
+#pragma unroll 1
+    for (int first = 0; first < own; first += kAtOnce) {
+      float y[kAtOnce][4] = {};
+#pragma unroll 1
+      for (int block = 0; block < p.parts; ++block) {
 #pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      if (token + i * between >= p.tokens) continue;
-      const float with_bias[4] = {y[i][0] + bias.x, y[i][1] + bias.y, y[i][2] + bias.z, y[i][3] + bias.w};
-      const std::int64_t at = static_cast<std::int64_t>(token + i * between) * p.y_pitch + row;
-      if (p.y_type == DType::f32) {
-        store_four_as(static_cast<float*>(p.y) + at, with_bias, count, p.y_aligned);
-      } else {
-        store_four_as(static_cast<typename F::T*>(p.y) + at, with_bias, count, p.y_aligned);
+        for (int i = 0; i < kAtOnce; ++i) {
+          // Perhaps one of the next block, which is not used.
+          const uint4 more = load_shared(from + (block * own + first + i) * kPieceBytes);
+          y[i][0] += __uint_as_float(more.x), y[i][1] += __uint_as_float(more.y);
+          y[i][2] += __uint_as_float(more.z), y[i][3] += __uint_as_float(more.w);
+        }
+      }
+      const int piece = place.part * own + first;
+      const int sixteen = (first_sixteen() + piece / (F::tokens / 8) * 4) * 16;
+      const float bias[2] = {shared.biases[sixteen + rows.x], shared.biases[sixteen + rows.y]};
+      const int token = piece % (F::tokens / 8) * 8 + lane % 4 * 2;
+      const int end = min(p.tokens, (piece % (F::tokens / 8) + own - first) * 8);
+      const int count = p.weight.rows - place.first_row - sixteen - row;
+      Y* to = static_cast<Y*>(p.y) + token * p.y_pitch + (place.first_row + sixteen + row);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float two[2] = {y[i][e] + bias[0], y[i][2 + e] + bias[1]};
+          if constexpr (!F::packed) {
+            const float others = __shfl_xor_sync(0xffffffff, odd ? two[0] : two[1], 4);
+            two[0] = odd ? others : two[0];
+            two[1] = odd ? two[1] : others;
+          }
+          const Y values[2] = {narrow<Y>(two[0]), narrow<Y>(two[1])};
+          Y* const there = to + (8 * i + e) * p.y_pitch;
+          const bool really = token + 8 * i + e < end;
+          if constexpr (whole) {
+            using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
+            if (really) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
+          } else {
+            if (really && count > 0) there[0] = values[0];
+            if (really && count > 1) there[1] = values[1];
+          }
+        }
       }
     }
   }
-}
+
+  __device__ void finish(const Shared<F>& shared) const {
+    const bool whole = p.y_aligned && place.first_row + F::rows <= p.weight.rows;
+    if (p.y_type != DType::f32) {
+      if (whole) return finish_as<typename F::T, true>(shared);
+      return finish_as<typename F::T, false>(shared);
+    }
+    if (whole) return finish_as<float, true>(shared);
+    finish_as<float, false>(shared);
+  }
+};
 
 }  // namespace skinny_nibbles
 
