@@ -696,7 +696,7 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   };
-  refused("w4a16_gemv_sm90", "is for up to 32 rows of a");
+  refused("w4a16_gemv_sm90", "is for up to 16 rows of a");
   refused("w4a16_gemm_skinny_sm90", "wants a packed weight where groups are smaller than 128");
   d.m = 65;
   refused("w4a16_gemm_skinny_sm90", "is for up to 64 rows of a");

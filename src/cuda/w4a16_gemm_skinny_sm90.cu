@@ -42,9 +42,9 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
   struct Seconds {
     double fixed, packed, plain, fine;
   };
-  constexpr Seconds kFew = {8.2e-6, 0.64e-6, 0.96e-6, 1.6e-6};
-  constexpr Seconds kMore = {9.4e-6, 0.85e-6, 1.17e-6, 1.96e-6};
-  constexpr double kSharingSeconds = 0.4e-6;
+  constexpr Seconds kFew = {7.2e-6, 0.725e-6, 0.98e-6, 1.28e-6};
+  constexpr Seconds kMore = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
+  constexpr double kSharingSeconds = 0.05e-6;
   constexpr double kWaveSeconds = 4e-6;
   const Seconds& each = tokens > kFewTokens ? kMore : kFew;
   const double step_seconds = fine(p) ? each.fine : p.b_packed ? each.packed : each.plain;

@@ -11,7 +11,7 @@
 // A block has a run of tiles of 16 rows of the weight. Its warps share their units of 128 terms; each keeps all tokens'
 // terms of a unit in registers, as the matrix unit wants them, while that unit of one tile after the other comes
 // straight into registers, a few tiles ahead: no warp waits for another. What it has of a tile's sums it leaves in
-// shared memory, where those of all warps are added, in the order of warps, when the run is done.
+// shared memory, where those of all warps are added when the run is done.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -33,7 +33,7 @@ namespace {
 
 constexpr std::string_view kName = "w4a16_gemv_sm90";
 constexpr int kMostShared = 160 * 1024;  // the rest is where loads arrive
-constexpr int kMostTokens = 32;
+constexpr int kMostTokens = 16;
 
 struct Arguments {
   NibbleWeight weight;
@@ -44,7 +44,9 @@ struct Arguments {
   int units = 0;
   int tiles = 0;       // of each block,
   int more_tiles = 0;  // and so many blocks have one more
-  int tile_bytes = 0;  // of a tile's sums
+  int pair_bits = 0;   // of eight tokens 2^pair_bits pairs are there
+  int sum_bytes = 0;   // of a tile's sums that a warp has,
+  int tile_bytes = 0;  // and that all have
   int biases_at = 0;   // in shared memory, behind the sums
   const void* bias = nullptr;
   std::int64_t bias_stride = 0;
@@ -62,8 +64,19 @@ struct Form {
   static constexpr int warps = warps_;
   static constexpr int threads = 32 * warps_;
   static constexpr int ahead = ahead_;
-  static constexpr int sum_bytes = token_blocks * 32 * 16;  // of a tile: a lane's four, of each token block
 };
+
+// Where sums are kept for all tokens of an eight, the compiler knows these.
+template <class F>
+constexpr bool kWholeEights = F::token_blocks > 1 || !F::Unit::kPacked;
+template <class F>
+__device__ int pair_bits(const Arguments& p) {
+  return kWholeEights<F> ? 2 : p.pair_bits;
+}
+template <class F>
+__device__ int sum_bytes(const Arguments& p) {
+  return kWholeEights<F> ? F::token_blocks * 512 : p.sum_bytes;
+}
 
 // ---- Bias.
 
@@ -83,6 +96,13 @@ __device__ inline void prefetch_bias(const Arguments& p, int row) {
 }
 
 // ---- Products.
+
+__device__ inline void add(float4& sums, float4 more) {
+  sums.x += more.x;
+  sums.y += more.y;
+  sums.z += more.z;
+  sums.w += more.w;
+}
 
 // All tokens' terms of a unit, a lane's own, and their sums in each part.
 template <class F>
@@ -191,7 +211,9 @@ __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int f
   // A tile's sums have a place for each unit, or, where there are more, for each warp, whose later units are added.
   const bool once = p.units <= F::warps;
   const int old_from = once ? 0 : left - count;  // steps that were left when the tile's sums had been written
-  std::uint32_t sums = all_sums + (once ? unit : warp) * F::sum_bytes + lane * 16;
+  const int pairs = 1 << pair_bits<F>(p);
+  const int place = pairs == 4 ? lane : lane / 4 * pairs + lane % 4;
+  std::uint32_t sums = all_sums + (once ? unit : warp) * sum_bytes<F>(p) + place * 16;
 
   TokenTerms<F> x;
   typename F::Unit ring[F::ahead];
@@ -216,25 +238,24 @@ __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int f
       multiply_unit<F>(ring[i], x, total);
       reader.read(p.weight, p.places, left > F::ahead, ring[i]);
       const std::uint32_t to = sums + tile * p.tile_bytes;
+      if (F::token_blocks > 1 || lane % 4 < pairs) {
 #pragma unroll
-      for (int t = 0; t < F::token_blocks; ++t) {
-        float4 sum = {total[t][0], total[t][1], total[t][2], total[t][3]};
-        if (left <= old_from) {
-          const uint4 before = load_shared(to + t * 512);
-          sum.x += __uint_as_float(before.x);
-          sum.y += __uint_as_float(before.y);
-          sum.z += __uint_as_float(before.z);
-          sum.w += __uint_as_float(before.w);
+        for (int t = 0; t < F::token_blocks; ++t) {
+          float4 sum = {total[t][0], total[t][1], total[t][2], total[t][3]};
+          if (left <= old_from) {
+            const uint4 v = load_shared(to + t * 512);
+            add(sum, {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)});
+          }
+          store_shared(to + t * 512, uint4{__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                                           __float_as_uint(sum.w)});
         }
-        store_shared(to + t * 512, uint4{__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
-                                         __float_as_uint(sum.w)});
       }
       --left;
       fresh_terms = ++tile == count;
       if (fresh_terms) {
         tile = 0;
         unit += p.places.unit_step;
-        if (once) sums += F::sum_bytes;
+        if (once) sums += sum_bytes<F>(p);
       }
     }
   }
@@ -242,46 +263,67 @@ __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int f
 
 // ---- From the sums of all warps to y.
 
-__device__ inline void store_float(void* data, std::int64_t i, DType type, float value) {
-  if (type == DType::f16) {
-    static_cast<__half*>(data)[i] = narrow<__half>(value);
-  } else if (type == DType::bf16) {
-    static_cast<__nv_bfloat16*>(data)[i] = narrow<__nv_bfloat16>(value);
-  } else {
-    static_cast<float*>(data)[i] = value;
+template <class T>
+__device__ void store_sums(const Arguments& p, int token, int2 rows, float4 sums) {
+  T* const y = static_cast<T*>(p.y) + token * p.y_pitch;
+  const bool second = token + 1 < p.tokens;
+  if (rows.x < p.weight.rows) {
+    y[rows.x] = narrow<T>(sums.x);
+    if (second) y[p.y_pitch + rows.x] = narrow<T>(sums.y);
+  }
+  if (rows.y < p.weight.rows) {
+    y[rows.y] = narrow<T>(sums.z);
+    if (second) y[p.y_pitch + rows.y] = narrow<T>(sums.w);
   }
 }
 
+// A warp has a tile's sums of eight tokens. Where few of them are there, several lanes share in adding up a sum.
 template <class F>
-__device__ void finish_tiles(const Arguments& p, std::uint32_t sums, const float* biases, int first, int tiles) {
+__device__ void finish_tiles(const Arguments& p, const std::uint8_t* sums, const float* biases, int first, int tiles) {
+  constexpr int kAtOnce = 8;
+  // Read anew: what follows from it shall not take registers while tiles are multiplied.
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int lane = thread % 32;
   const int sharers = min(p.units, F::warps);
+  const int bits = pair_bits<F>(p);
+  const int places = 8 << bits;  // of four sums
+  const int place = lane & (places - 1);
+  const int part = lane >> (3 + bits);
+  const int parts = 4 >> bits;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < tiles * F::token_blocks * 32; i += F::threads) {
-    const int lane = i % 32;
-    const int block = i / 32 % F::token_blocks;
-    const int tile = i / 32 / F::token_blocks;
-    const int token = block * 8 + lane % 4 * 2;
-    if (token >= p.tokens) continue;
+  for (int i = thread / 32; i < tiles * F::token_blocks; i += F::warps) {
+    const int block = i % F::token_blocks;
+    const int tile = i / F::token_blocks;
+    const std::uint8_t* const from = sums + tile * p.tile_bytes + block * 512 + place * 16;
     float4 sum = {};
-    const std::uint32_t from = sums + tile * p.tile_bytes + block * 512 + lane * 16;
-#pragma unroll 8
-    for (int sharer = 0; sharer < sharers; ++sharer) {
-      const uint4 more = load_shared(from + sharer * F::sum_bytes);
-      sum.x += __uint_as_float(more.x);
-      sum.y += __uint_as_float(more.y);
-      sum.z += __uint_as_float(more.z);
-      sum.w += __uint_as_float(more.w);
-    }
-    const int2 rows = F::Unit::rows(lane);
+#pragma unroll 1
+    for (int sharer = part; sharer < sharers; sharer += kAtOnce * parts) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = (first + tile) * kTileRows + (h == 0 ? rows.x : rows.y);
-      if (row >= p.weight.rows) continue;
-      const float bias = biases[row - first * kTileRows];
-      store_float(p.y, token * p.y_pitch + row, p.y_type, (h == 0 ? sum.x : sum.z) + bias);
-      if (token + 1 < p.tokens) {
-        store_float(p.y, (token + 1) * p.y_pitch + row, p.y_type, (h == 0 ? sum.y : sum.w) + bias);
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int one = sharer + j * parts;
+        add(sum, one < sharers ? *reinterpret_cast<const float4*>(from + one * sum_bytes<F>(p)) : float4{});
       }
+    }
+#pragma unroll 1
+    for (int other = places; other < 32; other *= 2) {
+      add(sum, {__shfl_xor_sync(~0u, sum.x, other), __shfl_xor_sync(~0u, sum.y, other),
+                __shfl_xor_sync(~0u, sum.z, other), __shfl_xor_sync(~0u, sum.w, other)});
+    }
+    const int token = block * 8 + (place & ((1 << bits) - 1)) * 2;
+    if (part > 0 || token >= p.tokens) continue;
+    int2 rows = F::Unit::rows(place >> bits << 2);
+    rows.x += tile * kTileRows;
+    rows.y += tile * kTileRows;
+    add(sum, {biases[rows.x], biases[rows.x], biases[rows.y], biases[rows.y]});
+    rows.x += first * kTileRows;
+    rows.y += first * kTileRows;
+    if (p.y_type == DType::f16) {
+      store_sums<__half>(p, token, rows, sum);
+    } else if (p.y_type == DType::bf16) {
+      store_sums<__nv_bfloat16>(p, token, rows, sum);
+    } else {
+      store_sums<float>(p, token, rows, sum);
     }
   }
 }
@@ -289,7 +331,6 @@ __device__ void finish_tiles(const Arguments& p, std::uint32_t sums, const float
 template <class F>
 __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_constant__ Arguments p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
-  const std::uint32_t sums = shared_address(shared);
   float* const biases = reinterpret_cast<float*>(shared + p.biases_at);
   const int block = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
@@ -297,10 +338,10 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
   const int count = p.tiles + (block < p.more_tiles ? 1 : 0);
   let_next_start();
   wait_for_previous();
-  multiply_tiles<F>(p, sums, first, count);
+  multiply_tiles<F>(p, shared_address(shared), first, count);
   if (thread < count * kTileRows) biases[thread] = bias_of(p, first * kTileRows + thread);
   __syncthreads();
-  finish_tiles<F>(p, sums, biases, first, count);
+  finish_tiles<F>(p, shared, biases, first, count);
 }
 
 // ---- Launching.
@@ -320,7 +361,9 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   // Units side by side share lines of memory, unless packed: then warps have them at the same time, where they come out
   // even.
   p.places = unit_places(p.weight, !F::Unit::kPacked && p.units % F::warps == 0 ? F::warps : 1);
-  p.tile_bytes = std::min(p.units, F::warps) * F::sum_bytes;
+  p.pair_bits = kWholeEights<F> || p.tokens > 4 ? 2 : p.tokens > 2 ? 1 : 0;
+  p.sum_bytes = F::token_blocks * (128 << p.pair_bits);
+  p.tile_bytes = std::min(p.units, F::warps) * p.sum_bytes;
   // A block for each multiprocessor, or as many times more as there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
   const std::int64_t room = std::min(kMostShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
@@ -348,14 +391,13 @@ template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with_unit = [&]<class T, class U>(T, U) {
     // As many warps, and as many units ahead, as registers allow.
-    constexpr bool kWide = U::kFine || U::kZeros;
+    constexpr bool kWide = U::kFine || U::kZeros || !U::kPacked;
     constexpr int kWarps8 = kWide ? 16 : 32;
     constexpr int kAhead8 = kWide && !U::kFine ? 2 : 1;
     constexpr int kWarps16 = U::kFine ? 8 : 16;
     constexpr int kAhead16 = U::kFine || U::kPacked ? 2 : 1;
     if (tokens <= 8) return body(Form<T, 1, kWarps8, kAhead8, U>());
-    if (tokens <= 16) return body(Form<T, 2, kWarps16, kAhead16, U>());
-    return body(Form < T, 4, 8, U::kFine ? 1 : 3, U > ());
+    return body(Form<T, 2, kWarps16, kAhead16, U>());
   };
   const auto with_type = [&]<class T>(T type) {
     const auto with_zeros = [&]<bool packed, bool fine>(std::bool_constant<packed>, std::bool_constant<fine>) {
@@ -409,7 +451,7 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
   const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
   // Of a weight and a block, measured on an H200.
-  const double each = p.m > 16 ? 4.4e-11 : p.m > 8 ? 2.8e-11 : 2.4e-11;
+  const double each = p.m > 8 ? 2.8e-11 : 2.4e-11;
   const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : p.m > 8 ? 1.25 : 1.1);
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
 }
@@ -421,7 +463,7 @@ std::string w4a16_gemv_sm90_detail(const GemmProblem& p) {
 }
 
 void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
-  for (const std::int64_t tokens : {8, 16, 32}) {
+  for (const std::int64_t tokens : {8, 16}) {
     with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMostShared); });
   }
   w4a16_gemm_sm80_prepare(problem);

@@ -103,20 +103,19 @@ __device__ void init(Shared<F>& shared) {
   ptx::barrier_init_done();
 }
 
-// The weight's first stage into the second-level cache, while the copy engine still reads its maps.
+// The weight's first stage into the second-level cache, while the copy engine still reads its maps: of a panel lines of
+// 128 bytes, of a row the 64 that there are.
 template <class F>
 __device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
-  const auto prefetch = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory"); };
+  constexpr int kOwners = F::packed ? F::rows / 16 : F::rows;
+  constexpr int kBytes = F::rows * F::terms / 2 / kOwners;
+  constexpr int kLines = (kBytes + 127) / 128;
   const int thread = static_cast<int>(threadIdx.x);
-  constexpr int kStepBytes = F::terms * 8;  // of a panel
-  if (thread < (F::packed ? 128 : F::rows)) {
-    const int owner = F::packed ? thread / (kStepBytes / 128) : thread;
-    const std::int64_t at = F::packed ? std::int64_t{place.first_step} * kStepBytes + thread % (kStepBytes / 128) * 128
-                                      : std::int64_t{place.first_step} * (F::terms / 2);
-    const int first = F::packed ? place.first_row / 16 : place.first_row;
-    const int owners = F::packed ? (p.weight.rows + 15) / 16 : p.weight.rows;
-    if (first + owner < owners) prefetch(p.weight.values + (first + owner) * p.weight.pitch + at);
-  }
+  const int row = place.first_row + thread / kLines * (F::rows / kOwners);
+  const std::int64_t at = std::int64_t{place.first_step} * kBytes + thread % kLines * 128;
+  if (thread >= kOwners * kLines || row >= p.weight.rows || at >= p.weight.pitch) return;
+  const std::uint8_t* const owner = p.weight.values + row / (F::rows / kOwners) * p.weight.pitch;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(owner + at) : "memory");
 }
 
 // ---- The weight's way.
@@ -194,6 +193,8 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
       "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx::shared_address(&shared.weight_full[stage]))
       : "memory");
 }
+
+// ---- The bias.
 
 __device__ inline float bias_of(const SkinnyNibbles& p, int row) {
   if (p.bias == nullptr || row >= p.weight.rows) return 0;
