@@ -156,7 +156,7 @@ Choice choice_of(const Size& size, int parts, int multiprocessors) {
   const int clusters = clusters_at_once<T>(parts, multiprocessors);
   if (parts > 1 && (count > clusters || units < parts)) return {};
   const int rest = count % clusters;
-  const bool halve = parts == 1 && rest > 0 && 2 * rest <= clusters && units > 1;
+  const bool halve = T::blocks == 1 && parts == 1 && rest > 0 && 2 * rest <= clusters && units > 1;
   // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
   const bool alone = kPair * parts * count * (parts > 1 || halve ? 2 : 1) <= multiprocessors;
   const auto tile_cycles = [&](int part_units) {

@@ -3,8 +3,7 @@
 // A block has 256 rows of the weight, all tokens, and a run of the terms; the blocks of a cluster share the terms. In a
 // block
 //   - a warpgroup has the copy engine fill two rings, with the tokens and with the weight, 256 rows by 128 terms a
-//   stage,
-//     as it lies in memory, and puts the tokens' terms in the order in which the nibbles of a word come apart;
+//     stage, as it lies in memory, and puts the tokens' terms in the order in which the nibbles of a word come apart;
 //   - two warpgroups multiply, two tiles of 64 rows each: nibbles become exact 16-bit integers q - z in registers, and
 //     the matrix unit takes them from there. What a group of terms gives is scaled in f32 and added to the sums.
 // In the end the blocks of a cluster send each other their sums, and each adds up some of them, in the order of the
