@@ -16,6 +16,8 @@ import tempfile
 import time
 import unittest
 
+import json_fields
+
 COMMAND = os.environ.get("OCTILE_COMMAND")
 if not COMMAND:
     print("skipped: OCTILE_COMMAND is not set")
@@ -147,6 +149,24 @@ class QuantizeTest(Case):
         self.good("compare", self.model, self.out, "--least-sqnr", worst)
         done = octile("compare", self.model, self.out, "--least-sqnr", worst + 1e-6)
         self.assertEqual((done.returncode, "worst layers" in done.stdout), (1, True))
+
+    def test_every_json_field_is_documented(self):
+        block = "model.layers.0.self_attn."
+        tensors = {f"{block}{part}_proj.weight": matrix(32, 32, 1) for part in "qkvo"}
+        tensors["model.layers.0.input_layernorm.weight"] = ("F32", [32], floats(32, 2))
+        write_safetensors(self.model / "model.safetensors", tensors)
+        (self.model / "config.json").write_text('{"model_type": "llama"}')
+        calibration = {f"{block}{part}_proj.input_channel_max": ("F32", [32], struct.pack("<32f", *[1] * 32)) for part in "qkv"}
+        write_safetensors(self.root / "c", calibration, {"format": "octile-calibration", "version": "1"})
+        options = ["--format", "w8a8", "--smooth", "0.5", "--calibration", self.root / "c"]
+        report = json.loads(self.good("quantize", self.model, self.out, *options, "--json"))
+        self.assertTrue(report["smoothed"] and report["not_smoothed"])
+        self.assertEqual(json_fields.undocumented(report, "quantize"), [])
+        for arguments in ([self.model], [self.out], [self.out, "--headers"]):
+            document = json.loads(self.good("inspect", *arguments, "--json"))
+            self.assertEqual(json_fields.undocumented(document, "inspect"), [])
+        document = json.loads(octile("compare", self.model, self.out, "--json").stdout)
+        self.assertEqual(json_fields.undocumented(document, "compare"), [])
 
     def test_patterns(self):
         arguments = ["--ignore", "*.a,x", self.model, self.out, "--format", "w8a8", "--json"]

@@ -10,6 +10,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import json_fields
+
 COMMAND = os.environ.get("OCTILE_COMMAND")
 SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parent.parent))
 COMMANDS = ("info", "check", "bench", "demo")
@@ -158,6 +160,27 @@ class InfoTest(Case):
             if isa == "avx_vnni_int8":  # kernels tell of it only lately
                 continue
             self.assertEqual(usable, isa.replace("sse4.1", "sse4_1") in flags, isa)
+
+
+class JsonTest(Case):
+    def test_every_field_is_documented(self):
+        demo = ["demo", "--epochs", "1", "--seeds", "1", "--hidden", "32", "--html"]
+        with tempfile.TemporaryDirectory() as folder:
+            for section, *arguments in (
+                ["info", "info"],
+                ["check", "check", "--quick", "--kernel", "quantize_reference"],
+                ["bench", "bench", "--list", "--kernel", "w8a8_gemm_reference"],
+                ["bench", "bench", "--kernel", "w8a8_gemm_reference", "--shape", "2x64x8", "--runs", "1"],
+                ["demo", *demo, os.path.join(folder, "page.html")],
+                ["puzzles list", "puzzles", "list"],
+                ["puzzles run", "puzzles", "run", "2", "--report", os.path.join(folder, "page.html")],
+                ["puzzles run", "puzzles", "run", "all", "--wrong"],
+            ):
+                if arguments[0] == "puzzles" and "puzzles" not in self.good("--help"):
+                    continue
+                with self.subTest(arguments):
+                    document = json.loads(self.good(*arguments, "--json"))
+                    self.assertEqual(json_fields.undocumented(document, section), [])
 
 
 class CheckTest(Case):
