@@ -38,6 +38,8 @@ std::vector<Entry>& entries() {
   return all;
 }
 
+pid_t owner = 0;  // a fork of it must not remove what is being written
+
 std::atomic_flag busy = ATOMIC_FLAG_INIT;
 
 // While it lives, no signal's handler looks at the entries: signals wait in this thread, and handlers in other threads
@@ -365,6 +367,7 @@ void write_file(const fs::path& path, std::string_view contents, Existing existi
 
 void clean_up_on_signals() {
   entries();
+  owner = getpid();
   const auto handle = [](int number, void (*handler)(int)) {
     struct sigaction action = {};
     if (sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
@@ -385,7 +388,7 @@ extern "C" void octile_end_by_signal(int number) {
   using namespace octile::base;
   // Never given back: from here on no thread makes another file.
   while (busy.test_and_set(std::memory_order_acquire)) sched_yield();
-  remove_entries(entries());
+  if (getpid() == owner) remove_entries(entries());
   std::signal(number, SIG_DFL);
   std::raise(number);
 }

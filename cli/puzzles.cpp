@@ -64,7 +64,7 @@ std::vector<const Puzzle*> wanted(const std::string& which) {
 
 // "out.html" for one page; "out-masked_add.html" where there may be several.
 std::string page_path(const std::string& path, const std::string& name, bool several) {
-  if (!several) return path;
+  if (!several || fs::is_other(fs::status(path))) return path;  // into a pipe or a device go all of them
   fs::path result(path);
   const std::string extension = result.extension().string();
   result.replace_extension();

@@ -272,6 +272,18 @@ TEST_F(OutputTest, ASignalThatEndsTheProcessLeavesNothing) {
   }
 }
 
+// As between fork and exec of a program that is started.
+TEST_F(OutputTest, ASignalToAForkRemovesNothing) {
+  const int status = status_of([&] {
+    restore_signals();
+    clean_up_on_signals();
+    const Unfinished unfinished(folder_ / "out");
+    const int fork_status = status_of([] { return std::raise(SIGTERM); });
+    return WIFSIGNALED(fork_status) && fs::exists(unfinished.folder.path() / "sub" / "x") ? 7 : 8;
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+}
+
 TEST_F(OutputTest, ASignalThatIsIgnoredStaysIgnored) {
   for (const int number : {SIGHUP, SIGINT, SIGPIPE}) {
     const int status = status_of([&] {

@@ -136,7 +136,8 @@ class Calibration:
     def save(self, path):
         """Writes a safetensors file, which load() and `octile quantize --calibration` read; samples are not in it.
 
-        Layers that have seen no row are left out. Raises ValueError where check() does, and for nothing to write.
+        Layers that have seen no row are left out. Only a regular file is replaced, and keeps its permissions. Raises
+        ValueError where check() does, and for nothing to write; OSError for a device, a pipe or a link to nothing.
         """
         self.check()
         tensors = {}
