@@ -69,6 +69,7 @@ fs::path check_target(const Checkpoint& from, const fs::path& to, const Quantize
     return FileError("cannot write " + to.string() + ": " + why);
   };
   if (to.empty()) throw refuse("it has no name");
+  if (fs::is_other(fs::status(to))) throw refuse("it is neither a file nor a folder");
   fs::path target = fs::weakly_canonical(fs::absolute(to));
   if (!target.has_filename()) target = target.parent_path();  // "folder/" is "folder"
   if (from.is_folder() && target.extension() == ".safetensors") {
@@ -85,7 +86,6 @@ fs::path check_target(const Checkpoint& from, const fs::path& to, const Quantize
   if (!fs::exists(target)) throw refuse("it is a link to nothing");
   if (is_read(target)) throw refuse("it is what is read");
   const bool is_folder = fs::is_directory(target);
-  if (!is_folder && !fs::is_regular_file(target)) throw refuse("it is neither a file nor a folder");
   if (!options.overwrite) throw refuse("it is there already (see --force)");
   if (is_folder != from.is_folder()) {
     throw refuse(std::string("it is a ") + (is_folder ? "folder" : "file") + ", what is read is not");
