@@ -443,14 +443,14 @@ def test_state_dict_of_inference(kind, inputs, assign, device, generator, tmp_pa
     options = {"group": 0} if kind is W4A16Linear else {}
     a = kind.from_linear(nn.Linear(inputs, 24, device=device), **options)
     b = kind(inputs, 24, device=device, **options)
-    assert list(a.parameters()) == [] and set(a.state_dict()) == {"weight", "weight_scale", "bias"}
+    assert list(a.parameters()) == [] and set(a.state_dict()) == {"quantized_weight", "weight_scale", "bias"}
     safetensors.torch.save_file(a.state_dict(), tmp_path / "a.safetensors")
     torch.save(a.state_dict(), tmp_path / "a.pt")
     loaded = safetensors.torch.load_file(tmp_path / "a.safetensors", device=str(device))
     x = draw(generator, device, 5, inputs)
     for state in (loaded, torch.load(tmp_path / "a.pt", weights_only=True)):
         b.load_state_dict(state, assign=assign)
-        assert b.weight.stride() == a.weight.stride()
+        assert b.quantized_weight.stride() == a.quantized_weight.stride()
         assert torch.equal(a(x), b(x))
 
 
@@ -458,10 +458,10 @@ def test_state_dict_of_inference(kind, inputs, assign, device, generator, tmp_pa
 @pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
 def test_a_float_checkpoint_is_refused(kind, strict, device):
     layer = kind.from_linear(nn.Linear(128, 24, device=device))
-    before = layer.weight.clone()
+    before = layer.quantized_weight.clone()
     with pytest.raises(RuntimeError, match="weight is torch.float32, expected torch.*load a float model first"):
         layer.load_state_dict(nn.Linear(128, 24).state_dict(), strict=strict)
-    assert torch.equal(layer.weight, before)
+    assert torch.equal(layer.quantized_weight, before)
 
 
 def test_made_in_inference_mode(device, generator):
@@ -532,11 +532,11 @@ def test_conversions_of_type(device, generator):
 @pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
 def test_scales_keep_their_type(kind, device, generator):
     layer = kind.from_linear(nn.Linear(128, 33, device=device))
-    scale, weight = layer.weight_scale.clone(), layer.weight.clone()
+    scale, weight = layer.weight_scale.clone(), layer.quantized_weight.clone()
     for convert in (nn.Module.half, lambda m: m.to(BRAIN), lambda m: m.to("cpu"), lambda m: m.to(device)):
         convert(layer)
         assert torch.equal(layer.weight_scale.to(device), scale) and layer.weight_scale.dtype == FULL
-        assert torch.equal(layer.weight.to(device), weight)
+        assert torch.equal(layer.quantized_weight.to(device), weight)
     assert layer.bias.dtype == BRAIN
     assert layer(draw(generator, device, 5, 128, dtype=BRAIN)).dtype == BRAIN
     assert layer(draw(generator, device, 5, 128)).dtype == FULL
@@ -559,7 +559,8 @@ def test_double_and_back(device, generator):
 def test_int8_rows_stay_aligned(device):
     layer = W8A8Linear.from_linear(nn.Linear(33, 20, device=device))
     for _ in range(2):
-        assert layer.weight.stride() == (48, 1) and layer.state_dict()["weight"].is_contiguous()
+        assert layer.quantized_weight.stride() == (48, 1)
+        assert layer.state_dict()["quantized_weight"].is_contiguous()
         layer = copy.deepcopy(layer).to("meta").to_empty(device=device)
 
 
@@ -632,7 +633,7 @@ def test_four_bits(group, device, generator):
     scale_view = _fallback._view(scale if group else scale.view(-1))
     views = {"x": _fallback._view(w), "q": _fallback._view_of_nibbles(packed, 128), "scale": scale_view}
     _fallback._run("quantize", plan, _c.QuantizeArguments, views, w.device)
-    assert torch.equal(layer.weight.cpu(), packed)
+    assert torch.equal(layer.quantized_weight.cpu(), packed)
     assert torch.equal(layer.weight_scale.cpu().nan_to_num(-1), scale.nan_to_num(-1))
     x = draw(generator, device, 5, 128)
     w_hat = layer.to_linear().weight.detach().double()

@@ -110,7 +110,7 @@ def test_layer(inputs, multiplier, device, generator):
     x = draw(generator, 2, 7, inputs, device=device).clamp(-2, 2)
     with torch.no_grad():
         exact = expected(
-            x.reshape(14, inputs), layer.weight, layer.weight_scale, layer.bias, layer.input_multiplier,
+            x.reshape(14, inputs), layer.quantized_weight, layer.weight_scale, layer.bias, layer.input_multiplier,
             layer.input_scale.item(),
         )  # fmt: skip
         assert torch.equal(layer(x).cpu(), exact.reshape(2, 7, 24))
