@@ -180,8 +180,10 @@ class W8A8Linear(_Int8):
     """Inference with 8-bit weights and activations: y = dequantize(quantize(x)) @ dequantize(weight)^T + bias.
 
     Buffers: quantized_weight int8 (OUT, IN), weight_scale float32 (OUT), or (1) unless per_channel, bias (OUT) or None.
-    x (..., IN) of any float type is quantized per token in every call. to(dtype) and half() convert the bias alone: the layer answers in x's type, under
-    autocast in autocast's. x may ask for a gradient (16-bit, for adapters around a frozen layer).
+    x (..., IN) of any float type is quantized per token in every call. to(dtype) and half() convert the bias alone: the
+    layer answers in x's type, under autocast in autocast's. x may ask for a gradient (16-bit), which the frozen layer
+    passes on to what is before it. PEFT refuses to wrap this layer: train adapters over octile.Linear, merge them, and
+    convert the result.
     """
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True):
