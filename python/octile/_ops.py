@@ -54,13 +54,21 @@ def _fake_quantize(x, granularity, orientation):
     return q, q_transposed, scale
 
 
+def _outputs(x, weight, weight_layout):
+    """N of a weight that fits x."""
+    n, k = weight.shape[::-1] if weight_layout == _c.IN_OUT else weight.shape
+    if x.shape[-1] != k:
+        raise RuntimeError(f"octile: x is {tuple(x.shape)}; weight {tuple(weight.shape)} multiplies (..., {k})")
+    return n
+
+
 def _fake_linear(x, weight, weight_scale, bias, activation, weight_layout, x_multiplier=None, static_scale=0.0):
-    n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    n = _outputs(x, weight, weight_layout)
     return x.new_empty((*x.shape[:-1], n))
 
 
 def _fake_linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
-    n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    n = _outputs(x, weight, weight_layout)
     return x.new_empty((x.shape[0], n), dtype=dtype)
 
 
