@@ -34,7 +34,7 @@ constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
 `new` writes a file to begin with, and `check` compiles it, runs it and judges it. The file
 compiles as it is, and is told that nothing has been written. `check` runs it as you, with all
-your rights, for a minute at most (--timeout).
+your rights, for a minute at most (--timeout): read a stranger's file before you check it.
 
 A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
 0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined
@@ -390,9 +390,6 @@ void add_check_solution(CLI::App& app) {
     const bool given = CLI::detail::lexical_cast(text, seconds) && seconds >= 0.01 && seconds <= kMostSeconds;
     return given ? "" : text + " is not a time of 0.01 to 86400 seconds";
   };
-  command->footer(
-      "The file's program runs as you, with all your rights: look at a stranger's file before you check it. It ends\n"
-      "with the time limit, and with this command.");
   command->add_option("file", check->file, "The file")->required()->type_name("FILE");
   command->add_option("--report", check->report, "Write a page that shows each access of the kernel")
       ->type_name("FILE");

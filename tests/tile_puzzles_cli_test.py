@@ -122,7 +122,7 @@ class Puzzles(unittest.TestCase):
             self.assertIn(option, pages["run"])
         for option in ("--report FILE", "--stated", "--verbose", "--timeout SECONDS", "--compile-timeout SECONDS"):
             self.assertIn(option, pages["check"])
-        self.assertIn("runs as you", pages["check"])
+        self.assertIn("runs it as you", pages["check"])
 
     def test_reports(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -43,7 +43,12 @@ struct CheckedOverflow {
     if constexpr (std::is_same_v<typename A::Type, s32>) {
       if (affine.lowest() >= INT32_MIN && affine.highest() <= INT32_MAX) return;
       using S = typename A::Shape;
-      merge({outside({S::kPlanes, S::kRows, S::kColumns}, {affine.base, affine.plane, affine.row, affine.column})});
+      // By names: nvcc 13.0 loses half of a line that has braces in braces.
+      const std::array<int, 3> sides{S::kPlanes, S::kRows, S::kColumns};
+      const std::array<s64, 4> index{affine.base, affine.plane, affine.row, affine.column};
+      CheckedOverflow here;
+      here.lanes = outside(sides, index);
+      merge(here);
     }
   }
   void turn_to_column() {
