@@ -23,7 +23,7 @@ std::string counted_problems(const Report& report) {
   for (std::size_t p = 0; p < counts.size(); ++p) {
     if (counts[p] == 0) continue;
     out += "<li><a href=\"#problem-" + std::to_string(first[p]) + "\">" + name(static_cast<Problem>(p)) + "</a> <b>" +
-           plural(counts[p], static_cast<Problem>(p) == Problem::race ? "element" : "lane") + "</b></li>\n";
+           plural(counts[p], unit(static_cast<Problem>(p))) + "</b></li>\n";
   }
   return out;
 }
