@@ -23,7 +23,8 @@ let colours = {};
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   for (const name
-           of ['cell', 'ink', 'soft', 'rule', 'card', 'load', 'store', 'both', 'bad', 'wrong', 'many', 'low', 'high']) {
+           of ['cell', 'ink', 'soft', 'rule', 'card', 'load', 'store', 'both', 'bad', 'race', 'wrong', 'many', 'low',
+               'high']) {
     const value = style.getPropertyValue(`--${name}`).trim();
     colours[name] = [1, 3, 5].map((i) => parseInt(value.slice(i, i + 2), 16));
   }
