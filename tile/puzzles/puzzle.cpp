@@ -36,7 +36,7 @@ float Trial::next_float(Values values, Place place) {
       return static_cast<float>(halves) * 0.5f * kOdd[place.line % 4];
     }
     case Values::low:
-      return (uniform - 0.5f) * 40.0f - 300.0f;
+      return place.line % 2 == 0 ? uniform * 40.0f - 320.0f : uniform * 1000.0f - 4000.0f;
     case Values::rising:
       return uniform - 0.5f + level;
     case Values::falling:
@@ -49,7 +49,7 @@ float Trial::next_float(Values values, Place place) {
     case Values::infinite:
       if (place.line % 2 == 0 || place.at != special[place.line / 2 % 3]) break;
       if (values == Values::nan) return std::numeric_limits<float>::quiet_NaN();
-      return (bits & 1u) == 0 ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity();
+      return (place.line / 2 % 2 == 0 ? 1.0f : -1.0f) * std::numeric_limits<float>::infinity();
     case Values::mixed:
       break;
   }

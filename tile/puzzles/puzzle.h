@@ -25,7 +25,7 @@ enum class Values : std::uint8_t {
   large,     // [-160, 160)
   zero,
   tied,      // halves of an odd number, and 127 of it often: that is the scale of int8, and every other level is a tie
-  low,       // [-320, -280)
+  low,       // [-320, -280), every other line [-4000, -3000)
   rising,    // each block of 32 in a line lies 200 above the one before it
   falling,   // ... below
   apart,     // every other line lies 200 below the rest

@@ -65,7 +65,7 @@ struct ScalarAttention {
     auto q = input(t, "q", {n0}, [&](std::int64_t i) {
       const bool odd = i % 2 != 0;
       const float uniform = t.next_float(low || rising || apart ? Values::mixed : values, {i / n0, i, n0});
-      if (low || rising) return (rising && odd ? -1.0f : 1.0f) * (1.0f + uniform);
+      if (low || rising) return (!odd ? 1.0f : low ? 10.0f : -1.0f) * (1.0f + uniform);
       return apart && odd ? 600.0f * (1.0f + uniform) : uniform;
     });
     auto k = input(t, "k", {length}),
