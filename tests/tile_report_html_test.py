@@ -298,6 +298,11 @@ def check_pictures(browser, name):
         settle(browser)
         check(one(browser, "#programs .readout").text.startswith("Program 6"), "a card shows its program")
         check(pixels(browser, "x").get(BAD, 0) > 0, "and its lanes")
+    elif name == "long_sum_wrong":
+        set_mode(browser, "difference")
+        text = one(browser, "figure[data-tensor=z] .legend").text
+        check(text == "4 wrong", f"sums that are NaN are wrong by no number: {text}")
+        set_mode(browser, "footprint")
     elif name == "outer_add_wrong":
         text = one(browser, "figure[data-tensor=z] .readout").text
         check("300 elements never written, hatched" in text, f"never written: {text}")

@@ -10,23 +10,25 @@ float scale_of(float most) {
 }
 
 Facts QuantizeGlobal::facts() {
-  return {13,
-          "quantize_global",
-          "int8 with one scale: s = max(max|x| / 127, 1e-8), q = clamp(rint(x / s), -127, 127)",
-          {"rows", "columns"},
-          "x f16 [rows, columns], q s8 [rows, columns], scale f32 [1]; most f32 [1] is 0 at first, and yours",
-          "two launches, each of grid (cdiv(n, b0)), n = rows * columns, b0 = 256",
-          "Programs of one launch are in no order, so the maximum has to be complete when the second launch begins. "
-          "t.atomic_max(most, v) adds a block's to it.",
-          "none: the contract decides every bit",
-          "struct FindMaximum {\n"
-          "  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, auto most, int n, auto b0) const {\n"
-          "    // The first launch.\n"
-          "  }\n"
-          "};\n\n"
-          "struct MyKernel {\n"
-          "  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, auto most, int n, auto b0) const {",
-          "FindMaximum{}, MyKernel{}"};
+  return {
+      13,
+      "quantize_global",
+      "int8 with one scale: s = max(max|x| / 127, 1e-8), q = clamp(rint(x / s), -127, 127)",
+      {"rows", "columns"},
+      "x f16 [rows, columns], q s8 [rows, columns], scale f32 [1]; a NaN or an infinity in x makes scale NaN and all "
+      "of q 0. most f32 [1] is 0 at first, and yours",
+      "two launches, each of grid (cdiv(n, b0)), n = rows * columns, b0 = 256",
+      "Programs of one launch are in no order, so the maximum has to be complete when the second launch begins. "
+      "t.atomic_max(most, v) adds a block's to it.",
+      "none: the contract decides every bit",
+      "struct FindMaximum {\n"
+      "  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, auto most, int n, auto b0) const {\n"
+      "    // The first launch.\n"
+      "  }\n"
+      "};\n\n"
+      "struct MyKernel {\n"
+      "  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, auto most, int n, auto b0) const {",
+      "FindMaximum{}, MyKernel{}"};
 }
 std::vector<Case> QuantizeGlobal::cases() {
   return {{{16, 128}, true},
@@ -54,7 +56,8 @@ Facts QuantizeRows::facts() {
           "quantize_rowwise",
           "int8 with a scale for each row: s = max(max|x| / 127, 1e-8) of the row, q = clamp(rint(x / s), -127, 127)",
           {"rows", "columns"},
-          "x f16 [rows, columns], q s8 [rows, columns], scale f32 [rows]",
+          "x f16 [rows, columns], q s8 [rows, columns], scale f32 [rows]; a NaN or an infinity in a row of x makes its "
+          "scale NaN and its q 0",
           "grid (cdiv(rows, b0)); b0 = 4, b1 = 64 columns at a time",
           "Two passes over the row; abs(), maximum(), clamp(), cast<s8, Round::even>(v).",
           "none: the contract decides every bit",

@@ -34,8 +34,18 @@ enum class Values : std::uint8_t {
   infinite,  // so has an infinity
 };
 constexpr const char* name(Values values) {
-  constexpr const char* kNames[] = {"mixed",  "negative", "large", "zero", "tied", "low",
-                                    "rising", "falling",  "apart", "tiny", "NaN",  "infinite"};
+  constexpr const char* kNames[] = {"mixed values",
+                                    "negative values",
+                                    "large values",
+                                    "zeros alone",
+                                    "values halfway between two levels",
+                                    "rows far below 0",
+                                    "blocks that rise by 200",
+                                    "blocks that fall by 200",
+                                    "rows 200 apart",
+                                    "tiny values",
+                                    "a NaN among the values",
+                                    "an infinity among the values"};
   return kNames[static_cast<int>(values)];
 }
 
