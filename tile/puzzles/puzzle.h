@@ -22,12 +22,12 @@ inline constexpr double kLeastFloat = 0x1p-126;
 enum class Values : std::uint8_t {
   mixed,     // [-1/2, 1/2), some of them 0
   negative,  // [-1/2, 0)
-  large,     // [-160, 160)
+  large,     // [-160, 160), of f16 [-48000, 48000], with the maximum and half of it often
   zero,
   tied,      // halves of an odd number, and 127 of it often: that is the scale of int8, and every other level is a tie
   low,       // [-320, -280), every other line [-4000, -3000)
-  rising,    // each block of 32 in a line lies 200 above the one before it
-  falling,   // ... below
+  rising,    // each block of 32 in a line lies 200 above the one before it, in every other line 95
+  falling,   // ... below it
   apart,     // every other line lies 200 below the rest
   tiny,      // up to 20 of the least f16 above 0: a 127th of them is below the least scale of int8
   nan,       // a NaN, the first, the last or the middle element of a line; other lines have none
@@ -40,8 +40,8 @@ constexpr const char* name(Values values) {
                                     "zeros alone",
                                     "values halfway between two levels",
                                     "rows far below 0",
-                                    "blocks that rise by 200",
-                                    "blocks that fall by 200",
+                                    "blocks that rise",
+                                    "blocks that fall",
                                     "rows 200 apart",
                                     "tiny values",
                                     "a NaN among the values",
