@@ -28,6 +28,7 @@ WIDTHS = (400, 1280)
 PAGES = {  # verdict, problem cards
     "masked_add": ("correct", 0), "masked_add_wrong": ("unsafe", 2), "long_sum_wrong": ("unsafe", 1),
     "outer_add_wrong": ("wrong", 0), "softmax": ("correct", 0), "matmul": ("correct", 0),
+    "matmul_wrong": ("wrong", 0), "overlap": ("unsafe", 1),
     "racy_quantizer": ("unsafe", 2), "negative": ("unsafe", 2), "histogram": ("unsafe", 1),
     "sampled": ("unchecked", 0), "large": ("unchecked", 0), "hostile": ("unchecked", 0),
 }
@@ -101,6 +102,7 @@ for (let i = 0; i < data.length; i += 4) {
 return count;
 """
 LOAD, STORE, BAD, WRONG, SOFT = "43,120,184", "221,122,31", "200,16,46", "181,23,158", "91,99,110"
+RACE = "242,194,0"
 
 failures = []
 
@@ -156,6 +158,15 @@ def near(count, colour):
     return sum(n for name, n in count.items() if all(abs(int(v) - w) < 30 for v, w in zip(name.split(","), wanted)))
 
 
+def shown_slice(browser, tensor):
+    return one(browser, f"figure[data-tensor={tensor}] .slicers output").text
+
+
+def listed(browser):
+    """The elements of each access of the selected program."""
+    return [code.text for code in all_of(browser, ".operations code")]
+
+
 def set_mode(browser, mode):
     browser.execute_script(f"document.querySelector('#modes input[value={mode}]').click()")
     settle(browser)
@@ -192,12 +203,15 @@ def check_page(browser, name, totals):
     counted = [row["counted"] for row in rows]
     sites, tensors = totals["site"], totals["tensor"]
     outside = {}
-    found_at = browser.execute_script("return launch.findings.map(f => f.site)")
-    for site, (kind, count) in zip(found_at, totals["finding"]):
+    racing = [0] * len(tensors)
+    found_at = browser.execute_script("return launch.findings.map(f => [f.site, launch.sites[f.site].tensor])")
+    for (site, tensor), (kind, count) in zip(found_at, totals["finding"]):
         if kind == 0:
             outside[site] = count
+        elif kind == 4:
+            racing[tensor] += count
     expected = [v for i, site in enumerate(sites) for v in (*site[1:], outside.get(i, 0))]
-    expected += [v for read, written, _ in tensors for v in (read, written)]
+    expected += [v for (read, written, _), races in zip(tensors, racing) for v in (read, written, races)]
     check(counted == expected, f"{name}: the page shows {counted}, the program counted {expected}")
     if not totals["left_out"]:
         check([row["here"] for row in rows] == expected, f"{name}: the recount gives {[row['here'] for row in rows]}")
@@ -284,6 +298,11 @@ def check_pictures(browser, name):
         settle(browser)
         check(one(browser, "#programs .readout").text.startswith("Program 6"), "a card shows its program")
         check(pixels(browser, "x").get(BAD, 0) > 0, "and its lanes")
+    elif name == "long_sum_wrong":
+        set_mode(browser, "difference")
+        text = one(browser, "figure[data-tensor=z] .legend").text
+        check(text == "4 wrong", f"sums that are NaN are wrong by no number: {text}")
+        set_mode(browser, "footprint")
     elif name == "outer_add_wrong":
         text = one(browser, "figure[data-tensor=z] .readout").text
         check("300 elements never written, hatched" in text, f"never written: {text}")
@@ -300,6 +319,38 @@ def check_pictures(browser, name):
         nobody = next(i for i, row in enumerate(rows) if "never written" in row.text)
         press(browser, f"table.wrong tr[data-wrong='{nobody}']", Keys.ENTER)
         check("No record of this launch stores" in one(browser, "#explorer").text, "explorer: never written")
+    elif name == "matmul_wrong":
+        check(shown_slice(browser, "z") == "2 of 3", f"the slice with the wrong values: {shown_slice(browser, 'z')}")
+        text = one(browser, "#programs .readout").text
+        check(text.startswith("Program (0, 0, 2)"), f"the program that stored the first wrong value: {text}")
+        check(shown_slice(browser, "x") == "2 of 3", "nothing is wrong in x: the slice that this program reads")
+        check(not all_of(browser, "figure[data-tensor=x] .slicers button"), "and there is no problem to go to")
+        check(WRONG in pixels(browser, "z"), "the wrong values are in sight")
+        set_mode(browser, "footprint")
+        check(pixels(browser, "x").get(LOAD, 0) > 0, "and what it reads of x")
+    elif name == "overlap":
+        check(shown_slice(browser, "z") == "1 of 3", f"the first slice with a race: {shown_slice(browser, 'z')}")
+        text = one(browser, "figure[data-tensor=z] .readout").text
+        check("10 elements in a race, marked yellow" in text, f"the race in words: {text}")
+        here = near(pixels(browser, "z"), RACE)
+        check(here > 50, f"racing elements are yellow: {here} pixels")
+        go_on = "figure[data-tensor=z] .slicers button"
+        press(browser, go_on, Keys.ENTER)
+        check(shown_slice(browser, "z") == "2 of 3", f"on to the next slice: {shown_slice(browser, 'z')}")
+        check(near(pixels(browser, "z"), RACE) > here, "which has more of them")
+        press(browser, go_on, Keys.ENTER)
+        check(shown_slice(browser, "z") == "1 of 3", f"and back to the first: {shown_slice(browser, 'z')}")
+        press(browser, "figure[data-tensor=z] input[type=range]", Keys.ARROW_LEFT)
+        check(near(pixels(browser, "z"), RACE) == 0, "no race in the slice before")
+        check("race" in [span.text for span in all_of(browser, "#modes .key span")], "the colour is explained")
+        press(browser, "#programs canvas", Keys.HOME)
+        check(not all_of(browser, ".operations .race"), "program 0 races with nobody")
+        check(listed(browser) == ["z[0, 0, 0 … 7]"], f"{listed(browser)}")
+        for _ in range(5):
+            press(browser, "#programs canvas", Keys.ARROW_RIGHT)
+        check(listed(browser) == ["z + (40 … 48)"], f"the row goes on in the next one: {listed(browser)}")
+        races = [span.text for span in all_of(browser, ".operations .race")]
+        check(races == ["2 in a race"], f"two elements of program 5 race: {races}")
     elif name == "negative":
         check("1 lane out of bounds" in one(browser, "figure[data-tensor=x] .readout").text, "an index below 0")
         text = one(browser, "figure[data-tensor=z] .readout").text
@@ -308,6 +359,24 @@ def check_pictures(browser, name):
     elif name == "large":
         text = one(browser, "figure[data-tensor=x] .legend").text
         check("a cell is 3 × 3 elements" in text, f"1500 x 1100 elements in at most 512 x 512 cells: {text}")
+
+
+def check_accesses(browser, name):
+    """The list names elements, and no variables: a kernel's own i and j are others."""
+    expected = {
+        "masked_add": {"x[0 … 31]", "z[0 … 31]"},
+        "softmax": {"x[0, 0 … 31]", "x[0, 192 … 199]", "z[0, 32 … 63]"},
+        "matmul": {"x[0, 0 … 15, 0 … 15]", "x[0, 0 … 15, 32]", "y[0, 16 … 31, 0 … 15]"},
+        "negative": {"x + (-1 … 14)", "z + (0 … 15)"},
+        "racy_quantizer": {"x[0 … 127]", "scale[0]", "q[0 … 127]"},
+        "histogram": {"h[0, 0 … 1], …", "z[297], …", "z[1 … 94 by 3]"},
+    }.get(name, set())
+    press(browser, "#programs canvas", Keys.HOME)
+    texts = listed(browser)
+    check(expected <= set(texts), f"{name}: the accesses are {texts}")
+    for text in texts:
+        foreign = set(re.findall("[a-z]+", text)) - {"by", "x", "y", "z", "h", "q", "scale"}
+        check(not foreign, f"{name}: {foreign} in {text}")
 
 
 def check_without_scripts(browser, page, name):
@@ -368,6 +437,10 @@ def main():
                             browser.save_screenshot(str(shots / f"{name}-{width}-{scheme}.png"))
                 set_view(browser, 1280, "light")
                 settle(browser)
+                if name != "hostile" and all_of(browser, "#programs canvas"):
+                    check_accesses(browser, name)
+                    browser.refresh()
+                    settle(browser)
                 check_pictures(browser, name)
                 if name == "matmul":
                     check_keyboard(browser)

@@ -92,6 +92,13 @@ struct Histogram {  // indices that are data, steps back and of three, atomics; 
   }
 };
 
+struct Overlap {  // in the planes after the first, programs write one element and two of the next one's
+  TILE_KERNEL void operator()(auto& t, auto z, int n, auto b) const {
+    const auto i = t.program_id(0) * b + t.arange(b * c<2>);
+    t.store(z + i, cast<f32>(i), (i < n) & (t.arange(b * c<2>) < b + t.program_id(0) / 4));
+  }
+};
+
 // ---- Pages ----
 
 inline Page masked_add() {
@@ -182,6 +189,24 @@ inline Page matmul() {
   return p;
 }
 
+inline Page matmul_wrong() {  // right but for the last plane
+  Page p = matmul();
+  p.page.title = "Puzzle 11: the last matrix is wrong";
+  std::vector<double>& expected = p.page.tensors[2].expected;
+  for (std::size_t k = 2 * 40 * 50 + 50; k < expected.size(); k += 7) expected[k] += 1;
+  return p;
+}
+
+inline Page overlap() {
+  Array<f32> z("z", {3, 4, 8});
+  std::vector<float> expected;
+  for (int k = 0; k < 96; ++k) expected.push_back(static_cast<float>(k));
+  Page p{launch(CheckedCpu{}, Grid{12}, Overlap{}, z, 96, c<8>), {}};
+  p.page.title = "Programs overlap";
+  p.page.tensors = {tensor_values(z, expected)};
+  return p;
+}
+
 inline Page racy_quantizer() {
   auto x = normal("x", {1000});
   Array<f32> scale("scale", {1}, {1e-8f});
@@ -244,6 +269,8 @@ inline const std::pair<const char*, std::function<Page()>> kPages[] = {{"masked_
                                                                        {"outer_add_wrong", outer_add_wrong},
                                                                        {"softmax", softmax},
                                                                        {"matmul", matmul},
+                                                                       {"matmul_wrong", matmul_wrong},
+                                                                       {"overlap", overlap},
                                                                        {"racy_quantizer", racy_quantizer},
                                                                        {"negative", negative},
                                                                        {"histogram", histogram},

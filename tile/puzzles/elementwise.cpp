@@ -17,10 +17,19 @@ constexpr const char* kVectorsToMatrix =
 constexpr const char* kBlocks = "grid (cdiv(n0, b0), cdiv(n1, b1)); b0 = b1 = 32";
 
 std::vector<Case> matrices() {
-  return {{{100, 90}, true}, {{100, 90}, false, Values::negative},
-          {{1, 1}},          {{7, 65}},
-          {{64, 32}},        {{31, 97}},
-          {{200, 3}},        {{0, 5}},
+  return {{{100, 90}, true},
+          {{100, 90}, false, Values::negative},
+          {{33, 65}, false, Values::large},
+          {{1, 1}},
+          {{7, 65}},
+          {{64, 32}},
+          {{32, 33}},
+          {{31, 97}},
+          {{200, 3}},
+          {{1, 263}},
+          {{1031, 2}},
+          {{3, 1031}},
+          {{0, 5}},
           {{5, 0}}};
 }
 
@@ -56,7 +65,16 @@ Facts MaskedAdd::facts() {
           "MyKernel{}"};
 }
 std::vector<Case> MaskedAdd::cases() {
-  return {{{200}, true}, {{200}, false, Values::negative}, {{1}}, {{31}}, {{32}}, {{33}}, {{1009}}, {{0}}};
+  return {{{200}, true},
+          {{200}, false, Values::negative},
+          {{200}, false, Values::large},
+          {{1}},
+          {{31}},
+          {{32}},
+          {{33}},
+          {{1009}},
+          {{4099}},
+          {{0}}};
 }
 
 Facts OuterAdd::facts() {
@@ -132,32 +150,41 @@ std::vector<Puzzle> elementwise_puzzles() {
   return {
       puzzle<ConstantAdd>(
           {wrong<ConstantAdd>("OneTooFar", kOutside, "a block that begins one element too late", e::OneTooFar{}),
-           wrong<ConstantAdd>("AddsToAnInteger", {}, "rounds before it adds", e::AddsToAnInteger{})},
+           wrong<ConstantAdd>("AddsToAnInteger", {}, "rounds before it adds", e::AddsToAnInteger{}),
+           wrong<ConstantAdd>("AddsInHalf", {}, "rounds to f16 before it adds", e::AddsInHalf{})},
           e::ConstantAdd{}),
       puzzle<MaskedAdd>(
           {wrong<MaskedAdd>("MaskTooWide", kOutside, "a mask that tests for too large a size", e::MaskTooWide{}),
            wrong<MaskedAdd>("StoreWithoutMask", kOutside, "the load is masked, the store is not",
                             e::StoreWithoutMask{}),
-           wrong<MaskedAdd>("NoProgramId", Problem::race, "all programs write the same block", e::NoProgramId{})},
+           wrong<MaskedAdd>("NoProgramId", Problem::race, "all programs write the same block", e::NoProgramId{}),
+           wrong<MaskedAdd>("ProgramsOfFiveBits", Problem::race, "right for up to 32 programs",
+                            e::ProgramsOfFiveBits{})},
           e::MaskedAdd{}),
       puzzle<OuterAdd>({wrong<OuterAdd>("RowsOfTheWrongLength", kOutside, "n1 for n0: right as long as both are equal",
                                         e::RowsOfTheWrongLength{}),
-                        wrong<OuterAdd>("SwappedVectors", {}, "x along the columns", e::SwappedVectors{})},
+                        wrong<OuterAdd>("SwappedVectors", {}, "x along the columns", e::SwappedVectors{}),
+                        wrong<OuterAdd>("Transposed", {}, "stores the transpose", e::Transposed{})},
                        e::OuterAdd{}),
       puzzle<BlockedOuterAdd>(
           {wrong<BlockedOuterAdd>("RowsOverlap", Problem::race, "rows shorter than they are: programs overlap",
                                   e::RowsOverlap{}),
            wrong<BlockedOuterAdd>("MasksOneSide", Problem::race,
-                                  "the mask forgets the columns: a row runs into the next", e::MasksOneSide{})},
+                                  "the mask forgets the columns: a row runs into the next", e::MasksOneSide{}),
+           wrong<BlockedOuterAdd>("OneSizeForBoth", kOutside, "y is masked by the size of x", e::OneSizeForBoth{}),
+           leaves_out<BlockedOuterAdd>("SwappedPrograms", "the axes of the grid are swapped", e::SwappedPrograms{})},
           e::BlockedOuterAdd{}),
       puzzle<OuterRelu>({wrong<OuterRelu>("NoRelu", {}, "no relu: right for inputs that are not negative", e::NoRelu{}),
                          wrong<OuterRelu>("ReluOfFactors", {}, "relu of each factor: wrong where both are negative",
-                                          e::ReluOfFactors{})},
+                                          e::ReluOfFactors{}),
+                         wrong<OuterRelu>("ProductInHalf", {}, "rounds the product to f16", e::ProductInHalf{})},
                         e::OuterRelu{}),
       puzzle<OuterReluBackward>(
           {wrong<OuterReluBackward>("GradientAtZero", {}, "lets the gradient through where the product is 0",
                                     e::GradientAtZero{}),
-           wrong<OuterReluBackward>("VectorAlongTheRow", kOutside, "y along the rows", e::VectorAlongTheRow{})},
+           wrong<OuterReluBackward>("VectorAlongTheRow", kOutside, "y along the rows", e::VectorAlongTheRow{}),
+           wrong<OuterReluBackward>("SignOfXAlone", {}, "asks for the sign of x and not of the product",
+                                    e::SignOfXAlone{})},
           e::OuterReluBackward{}),
   };
 }

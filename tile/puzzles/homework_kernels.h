@@ -1,4 +1,5 @@
-// The kernels of the homework, and some that are wrong. Of a wrong kernel, the line to blame is marked.
+// The kernels of the homework, and some that are wrong. Of a wrong kernel, the line to blame is marked. A kernel named
+// SomethingBut is the solution but for one mistake: compiled once, it is several wrong kernels.
 #pragma once
 
 #include "octile/tile/context.h"
@@ -63,6 +64,44 @@ struct RoundsToZero {
     t.store(scale + t.arange(c<1>), s, t.arange(c<1>) + t.program_id(0) == 0);
     const auto v = clamp(t.load(x + i, i < n, 0.0f) / s, -127.0f, 127.0f);
     t.store(q + i, cast<s8, Round::zero>(v), i < n);  // wrong: RoundsToZero
+  }
+};
+
+struct GlobalMistake {
+  enum Mistake {
+    nan_as_0,
+    infinite_scale,
+    floor_for_0_alone,
+    times_the_reciprocal,
+    times_127_first,
+    ties_away_from_0
+  } mistake;
+};
+
+struct FindMaximumBut : GlobalMistake {
+  TILE_KERNEL void operator()(auto& t, auto x, auto, auto, auto most, int n, auto b0) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    auto v = abs(cast<f32>(t.load(x + i, i < n, 0.0f)));
+    if (mistake == nan_as_0) v = where(v == v, v, 0.0f);
+    t.atomic_max(most, max(v));
+  }
+};
+
+struct QuantizeGlobalBut : GlobalMistake {
+  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, auto most, int n, auto b0) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    const auto largest = t.load(most + t.arange(c<1>));
+    auto s = scale_of(largest);
+    if (mistake == infinite_scale) s = maximum(largest / 127.0f, 1e-8f);
+    if (mistake == floor_for_0_alone) s = where(largest == 0.0f, 1e-8f, where(s == s, largest / 127.0f, s));
+    t.store(scale + t.arange(c<1>), s, t.arange(c<1>) + t.program_id(0) == 0);  // wrong: QuantizeGlobalBut
+    const auto v = cast<f32>(t.load(x + i, i < n, 0.0f));
+    auto level = v / s;
+    if (mistake == times_the_reciprocal) level = v * (1.0f / s);
+    if (mistake == times_127_first) level = where(s > 1e-8f, v * 127.0f / largest, level);
+    if (mistake == ties_away_from_0) level = level + where(level < 0.0f, -0.5f, 0.5f);
+    level = clamp(mistake == ties_away_from_0 ? level : rint(level), -127.0f, 127.0f);
+    t.store(q + i, cast<s8, Round::zero>(level), i < n);  // wrong: QuantizeGlobalBut
   }
 };
 
@@ -137,6 +176,48 @@ struct ScaleOfTheLastBlock {
       const auto j = t.arange(b1) + k;
       const auto in = (i < rows) & (j < columns);
       t.store(q + i * columns + j, levels(t.load(x + i * columns + j, in, 0.0f), s), in);
+    }
+  }
+};
+
+struct QuantizeRowsBut {
+  enum Mistake {
+    nan_lost,
+    nan_kept_from_the_last_block_alone,
+    infinite_scale,
+    floor_for_0_alone,
+    one_maximum_for_all_rows,
+    times_the_reciprocal,
+    times_127_first,
+    at_most_256_columns
+  } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, int rows, int columns, auto b0, auto b1) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const int end = mistake == at_most_256_columns && columns > 256 ? 256 : columns;
+    auto most = t.full(b0, c<1>, 0.0f);
+    for (int k : range(0, end, b1)) {
+      const auto j = t.arange(b1) + k;
+      const auto v = max(abs(t.load(x + i * columns + j, (i < rows) & (j < columns), 0.0f)));
+      const auto before = most;
+      most = maximum(before, v);
+      if (mistake == nan_lost) most = where(v > before, v, before);
+      if (mistake == nan_kept_from_the_last_block_alone) most = where(before > v, before, v);
+    }
+    if (mistake == one_maximum_for_all_rows) most = maximum(most, max(most, kRows));
+    auto s = scale_of(most);
+    if (mistake == infinite_scale) s = maximum(most / 127.0f, 1e-8f);
+    if (mistake == floor_for_0_alone) s = where(most == 0.0f, 1e-8f, where(s == s, most / 127.0f, s));
+    t.store(scale + i, s, i < rows);  // wrong: QuantizeRowsBut
+    for (int k : range(0, columns, b1)) {
+      const auto j = t.arange(b1) + k;
+      const auto in = (i < rows) & (j < columns);
+      const auto v = cast<f32>(t.load(x + i * columns + j, in, 0.0f));
+      auto level = v / s;
+      if (mistake == times_the_reciprocal) level = v * (1.0f / s);
+      if (mistake == times_127_first) level = where(s > 1e-8f, v * 127.0f / most, level);
+      const auto whole = cast<s8, Round::even>(clamp(level, -127.0f, 127.0f));
+      t.store(q + i * columns + j, whole, in);  // wrong: QuantizeRowsBut
     }
   }
 };
@@ -253,6 +334,41 @@ struct OneScaleForAll {
   }
 };
 
+struct ForwardBut {
+  enum Mistake {
+    at_most_256_terms,
+    sum_in_half,
+    scale_in_half,
+    bias_of_the_first_tile,
+    no_bias_in_the_last_tile
+  } mistake;
+
+  template <class T, class Xq, class Xs, class Wq, class Ws, class Bias, class Y, class C, class B, class M, class N,
+            class K>
+  TILE_KERNEL void operator()(T& t, Xq x_q, Xs x_scale, Wq w_q, Ws w_scale, Bias bias, Y y, int batch, int in, int out,
+                              C per_channel, B biased, M bm, N bn, K bk) const {
+    const auto i = col(t.program_id(0) * bm + t.arange(bm));
+    const auto j = t.program_id(1) * bn + t.arange(bn);
+    auto total = t.full(bm, bn, 0);
+    for (int first : range(0, mistake == at_most_256_terms && in > 256 ? 256 : in, bk)) {
+      const auto k = t.arange(bk) + first;
+      const auto x = t.load(x_q + i * in + k, (i < batch) & (k < in), 0);
+      total = dot(x, t.load(w_q + col(k) * out + j, (col(k) < in) & (j < out), 0), total);
+    }
+    auto scale = t.load(x_scale) * t.load(w_scale + j * per_channel, j < out, 0.0f);
+    if (mistake == scale_in_half) scale = cast<f32>(cast<f16>(scale));
+    auto product = cast<f32>(total);
+    if (mistake == sum_in_half) product = cast<f32>(cast<f16>(product));
+    const auto from = mistake == bias_of_the_first_tile ? t.arange(bn) + 0 : j;
+    const int end = mistake == no_bias_in_the_last_tile ? (out - 1) / bn * bn : out;
+    auto result = product * scale;
+    if constexpr (decltype(biased)::value != 0) {
+      result = fma(product, scale, cast<f32>(t.load(bias + from, (from < end) & (from < out), 0.0f)));
+    }
+    t.store(y + i * out + j, cast<f16>(result), (i < batch) & (j < out));  // wrong: ForwardBut
+  }
+};
+
 // ---- 16: dX = dY @ (w_q * w_scale)^T ----
 
 struct BackwardDx {
@@ -305,6 +421,27 @@ struct WithoutTransposing {  // reads w as if it were (out, in)
       total = dot(a * s, cast<f32>(w), total);
     }
     t.store(dx + i * in + j, cast<f16>(total), (i < batch) & (j < in));  // wrong: WithoutTransposing
+  }
+};
+
+struct BackwardDxBut {
+  enum Mistake { at_most_128_terms, in_half, scales_of_the_first_block } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto dy, auto w_q, auto w_scale, auto dx, int batch, int in, int out,
+                              auto per_channel, auto bm, auto bn, auto bk) const {
+    const auto i = col(t.program_id(0) * bm + t.arange(bm));
+    const auto j = t.program_id(1) * bn + t.arange(bn);
+    auto total = t.full(bm, bn, 0.0f);
+    for (int k : range(0, mistake == at_most_128_terms && out > 128 ? 128 : out, bk)) {
+      const auto n = t.arange(bk) + k;
+      const auto channel = t.arange(bk) + (mistake == scales_of_the_first_block ? 0 : k);
+      const auto a = t.load(dy + i * out + n, (i < batch) & (n < out), 0.0f);
+      const auto w = t.load(w_q + col(j) * out + n, (col(j) < in) & (n < out), 0);
+      const auto s = t.load(w_scale + channel * per_channel, channel < out, 0.0f);
+      total = dot(cast<f32>(a), trans(w * s), total);
+      if (mistake == in_half) total = cast<f32>(cast<f16>(total));
+    }
+    t.store(dx + i * in + j, cast<f16>(total), (i < batch) & (j < in));  // wrong: BackwardDxBut
   }
 };
 
@@ -363,6 +500,25 @@ struct SumsTilesThroughMemory {  // adds to dW for each piece of the batch; with
   }
 };
 
+struct BackwardDwBut {
+  enum Mistake { at_most_128_rows, in_half, scaled_in_half } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto x_q, auto x_scale, auto dy, auto dw, int batch, int in, int out, auto bm,
+                              auto bn, auto bk) const {
+    const auto i = t.program_id(0) * bm + t.arange(bm);
+    const auto j = t.program_id(1) * bn + t.arange(bn);
+    auto total = t.full(bm, bn, 0.0f);
+    for (int k : range(0, mistake == at_most_128_rows && batch > 128 ? 128 : batch, bk)) {
+      const auto m = col(t.arange(bk) + k);
+      auto x = t.load(x_q + m * in + i, (m < batch) & (i < in), 0) * t.load(x_scale);
+      if (mistake == scaled_in_half) x = cast<f32>(cast<f16>(x));
+      total = dot(trans(x), cast<f32>(t.load(dy + m * out + j, (m < batch) & (j < out), 0.0f)), total);
+      if (mistake == in_half) total = cast<f32>(cast<f16>(total));
+    }
+    t.store(dw + col(i) * out + j, cast<f16>(total), (col(i) < in) & (j < out));  // wrong: BackwardDwBut
+  }
+};
+
 // ---- 18: dB = sum of dY over the batch ----
 
 struct BackwardDb {
@@ -398,6 +554,21 @@ struct ColumnsWithoutMask {
       total += sum(t.load(dy + m * out + j, m < batch, 0.0f), kRows);  // wrong: ColumnsWithoutMask
     }
     t.store(db + j, cast<f16>(total), j < out);
+  }
+};
+
+struct BackwardDbBut {
+  enum Mistake { at_most_1024_rows, of_the_next_column } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto dy, auto db, int batch, int out, auto bn, auto bm) const {
+    const auto j = t.program_id(0) * bn + t.arange(bn);
+    const auto from = j + (mistake == of_the_next_column ? 1 : 0);
+    auto total = t.full(bn, 0.0f);
+    for (int k : range(0, mistake == at_most_1024_rows && batch > 1024 ? 1024 : batch, bm)) {
+      const auto m = col(t.arange(bm) + k);
+      total += sum(t.load(dy + m * out + from, (m < batch) & (from < out), 0.0f), kRows);
+    }
+    t.store(db + j, cast<f16>(total), j < out);  // wrong: BackwardDbBut
   }
 };
 

@@ -22,9 +22,14 @@ Facts Convolution::facts() {
 std::vector<Case> Convolution::cases() {
   return {{{4, 8, 8, 4, 4}, true},
           {{4, 8, 8, 4, 4}, false, Values::negative},
-          {{5, 8, 8, 4, 4}, false, Values::mixed, 1},
+          {{5, 8, 8, 4, 4}, false, Values::large, 1},
           {{3, 7, 13, 4, 4}},
           {{7, 5, 19, 2, 8}, false, Values::mixed, 2},
+          {{2, 3, 131, 4, 4}},
+          {{2, 67, 3, 4, 4}, false, Values::mixed, 1},
+          {{3, 1, 41, 2, 8}, false, Values::mixed, 2},
+          {{2, 29, 1, 2, 8}, false, Values::mixed, 2},
+          {{37, 2, 9, 4, 4}, false, Values::mixed, 1},
           {{1, 1, 1, 4, 4}, false, Values::mixed, 1},
           {{0, 8, 8, 4, 4}},
           {{2, 0, 3, 4, 4}}};
@@ -46,10 +51,20 @@ Facts BatchedMatmul::facts() {
       "MyKernel{}"};
 }
 std::vector<Case> BatchedMatmul::cases() {
-  return {{{32, 32, 4, 32}, true}, {{32, 32, 4, 32}, false, Values::negative},
-          {{48, 32, 2, 64}},       {{17, 33, 3, 40}, false, Values::mixed, 1},
-          {{5, 70, 1, 53}},        {{1, 1, 1, 1}, false, Values::mixed, 1},
-          {{16, 16, 2, 0}},        {{0, 16, 2, 16}},
+  return {{{32, 32, 4, 32}, true},
+          {{32, 32, 4, 32}, false, Values::negative},
+          {{17, 19, 2, 40}, false, Values::large},
+          {{48, 32, 2, 64}},
+          {{17, 33, 3, 40}, false, Values::mixed, 1},
+          {{5, 70, 1, 53}},
+          {{3, 5, 2, 257}},
+          {{2, 3, 3, 1031}, false, Values::mixed, 1},
+          {{131, 2, 1, 7}},
+          {{1, 263, 1, 17}},
+          {{2, 3, 67, 5}, false, Values::mixed, 1},
+          {{1, 1, 1, 1}, false, Values::mixed, 1},
+          {{16, 16, 2, 0}},
+          {{0, 16, 2, 16}},
           {{16, 16, 0, 16}}};
 }
 
@@ -72,29 +87,68 @@ Facts QuantizedMatmul::facts() {
       "MyKernel{}"};
 }
 std::vector<Case> QuantizedMatmul::cases() {
-  return {{{32, 32, 64}, true}, {{32, 32, 64}, false, Values::negative},
-          {{17, 33, 200}},      {{48, 16, 128}},
-          {{5, 7, 72}},         {{1, 1, 8}},
-          {{16, 16, 0}},        {{0, 16, 64}}};
+  return {{{32, 32, 64}, true},
+          {{32, 32, 64}, false, Values::negative},
+          {{17, 19, 72}, false, Values::large},
+          {{17, 33, 200}},
+          {{48, 16, 128}},
+          {{3, 5, 264}},
+          {{2, 3, 1032}},
+          {{131, 2, 8}},
+          {{1, 131, 56}},
+          {{5, 7, 72}},
+          {{1, 1, 8}},
+          {{16, 16, 0}},
+          {{0, 16, 64}}};
 }
 
 std::vector<Puzzle> product_puzzles() {
   namespace p = products;
   constexpr Problem kOutside = Problem::out_of_bounds;
+  using Conv = p::ConvolutionBut;
+  using Matmul = p::MatmulBut;
+  using Quantized = p::QuantizedBut;
+  const auto matmul = [](const char* name, Matmul::Mistake mistake, const char* lesson) {
+    return wrong<BatchedMatmul>(name, {}, lesson, Matmul{mistake});
+  };
+  const auto quantized = [](const char* name, Quantized::Mistake mistake, const char* lesson) {
+    return wrong<QuantizedMatmul>(name, {}, lesson, Quantized{mistake});
+  };
   return {
       puzzle<Convolution>(
           {wrong<Convolution>("ImagesWithoutMask", kOutside, "right with one image a program", p::ImagesWithoutMask{}),
-           wrong<Convolution>("WrapsAround", {}, "tests the place in the image and not the column", p::WrapsAround{})},
+           wrong<Convolution>("WrapsAround", {}, "tests the place in the image and not the column", p::WrapsAround{}),
+           leaves_out<Convolution>("ConvolutionBut.at_most_24_columns", "right for images of up to 24 columns",
+                                   Conv{Conv::at_most_24_columns}),
+           wrong<Convolution>("ConvolutionBut.into_the_next_image", {}, "the lower border continues in the next image",
+                              Conv{Conv::into_the_next_image}),
+           wrong<Convolution>("ConvolutionBut.taps_transposed", {}, "the strides of the taps are swapped",
+                              Conv{Conv::taps_transposed})},
           p::Convolution{}),
-      puzzle<BatchedMatmul>({wrong<BatchedMatmul>("SquareOnly", kOutside,
-                                                  "strides that are right only for square matrices", p::SquareOnly{}),
-                             wrong<BatchedMatmul>("WholeBlocksOfTheMiddle", {}, "leaves out what does not fill a block",
-                                                  p::WholeBlocksOfTheMiddle{})},
-                            p::BatchedMatmul{}),
+      puzzle<BatchedMatmul>(
+          {wrong<BatchedMatmul>("SquareOnly", kOutside, "strides that are right only for square matrices",
+                                p::SquareOnly{}),
+           wrong<BatchedMatmul>("WholeBlocksOfTheMiddle", {}, "leaves out what does not fill a block",
+                                p::WholeBlocksOfTheMiddle{}),
+           wrong<BatchedMatmul>("TailTimesZero", Problem::undefined_value, "undefined elements of x times zeros of y",
+                                p::TailTimesZero{}),
+           matmul("MatmulBut.at_most_128_terms", Matmul::at_most_128_terms, "right for sums of up to 128 terms"),
+           matmul("MatmulBut.batch_before_the_columns", Matmul::batch_before_the_columns,
+                  "the first two dimensions of x are swapped"),
+           matmul("MatmulBut.y_in_rows_of_middle", Matmul::y_in_rows_of_middle,
+                  "rows of y of the wrong length, within y"),
+           matmul("MatmulBut.in_half", Matmul::in_half, "rounds the sum to f16 after each block")},
+          p::BatchedMatmul{}),
       puzzle<QuantizedMatmul>(
           {wrong<QuantizedMatmul>("WithoutShiftAndScale", {}, "multiplies the bare levels", p::WithoutShiftAndScale{}),
            wrong<QuantizedMatmul>("ScalesWithoutMask", kOutside, "right where the blocks divide the sizes",
-                                  p::ScalesWithoutMask{})},
+                                  p::ScalesWithoutMask{}),
+           quantized("QuantizedBut.at_most_256_terms", Quantized::at_most_256_terms,
+                     "right for rows of up to 256 weights"),
+           quantized("QuantizedBut.signed_weights", Quantized::signed_weights, "takes the levels for signed ones"),
+           quantized("QuantizedBut.shifts_of_the_first_word", Quantized::shifts_of_the_first_word,
+                     "right for rows of up to 64 weights"),
+           quantized("QuantizedBut.scaled_before_the_shift", Quantized::scaled_before_the_shift, "scale * w - shift")},
           p::QuantizedMatmul{}),
   };
 }

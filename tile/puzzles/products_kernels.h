@@ -1,4 +1,5 @@
 // Puzzles 10 to 12: the kernels that solve them, and some that do not. Of a wrong kernel, the line to blame is marked.
+// A kernel named SomethingBut is the solution but for one mistake: compiled once, it is several wrong kernels.
 #pragma once
 
 #include "octile/tile/context.h"
@@ -77,6 +78,30 @@ struct WrapsAround {  // tests the place in the image, not the column: the right
   }
 };
 
+struct ConvolutionBut {
+  enum Mistake { at_most_24_columns, into_the_next_image, taps_transposed } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0,
+                              auto b1) const {
+    const auto image = col(t.program_id(0) * b0 + t.arange(b0));
+    for (int row : range(h)) {
+      for (int first : range(0, mistake == at_most_24_columns && w > 24 ? 24 : w, b1)) {
+        const auto column = t.arange(b1) + first;
+        auto total = t.full(b0, b1, 0.0f);
+        for (int oj : range(kh)) {
+          for (int ok : range(kw)) {
+            const auto at = image * (h * w) + (column + ((row + oj) * w + ok));
+            const int end = mistake == into_the_next_image || row + oj < h ? n0 * h * w : 0;
+            const auto v = t.load(x + at, (at < end) & (column + ok < w), 0.0f);
+            total += t.load(k + (mistake == taps_transposed ? ok * kh + oj : oj * kw + ok)) * v;
+          }
+        }
+        t.store(z + image * (h * w) + (column + row * w), total, (image < n0) & (column < w));  // wrong: ConvolutionBut
+      }
+    }
+  }
+};
+
 // ---- 11 ----
 
 struct BatchedMatmul {
@@ -134,6 +159,47 @@ struct WholeBlocksOfTheMiddle {
     }
     const auto in = (batch < n2) & (i < n0) & (j < n1);
     t.store(z + batch * (n0 * n1) + i * n1 + j, total, in);  // wrong: WholeBlocksOfTheMiddle
+  }
+};
+
+struct TailTimesZero {  // x is undefined beyond the end of the sum, y is 0 there
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1,
+                              auto b2, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto batch = col(col(t.program_id(2) * b2 + t.arange(b2)));
+    auto total = t.full(b2, b0, b1, 0.0f);
+    for (int k : range(0, middle, b_middle)) {
+      const auto l = t.arange(b_middle) + k;
+      const auto a = t.load(x + batch * (n0 * middle) + i * middle + l, (batch < n2) & (i < n0) & (l < middle));
+      const auto in_y = (batch < n2) & (col(l) < middle) & (j < n1);
+      total = dot(a, t.load(y + batch * (middle * n1) + col(l) * n1 + j, in_y, 0.0f), total);
+    }
+    const auto in = (batch < n2) & (i < n0) & (j < n1);
+    t.store(z + batch * (n0 * n1) + i * n1 + j, total, in);  // wrong: TailTimesZero
+  }
+};
+
+struct MatmulBut {
+  enum Mistake { at_most_128_terms, batch_before_the_columns, y_in_rows_of_middle, in_half } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1,
+                              auto b2, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto batch = col(col(t.program_id(2) * b2 + t.arange(b2)));
+    const auto line = mistake == batch_before_the_columns ? i * n2 + batch : batch * n0 + i;
+    const int step = mistake == y_in_rows_of_middle && middle < n1 ? middle : n1;
+    auto total = t.full(b2, b0, b1, 0.0f);
+    for (int k : range(0, mistake == at_most_128_terms && middle > 128 ? 128 : middle, b_middle)) {
+      const auto l = t.arange(b_middle) + k;
+      const auto a = t.load(x + line * middle + l, (batch < n2) & (i < n0) & (l < middle), 0.0f);
+      const auto in_y = (batch < n2) & (col(l) < middle) & (j < n1);
+      total = dot(a, t.load(y + batch * (middle * n1) + col(l) * step + j, in_y, 0.0f), total);
+      if (mistake == in_half) total = cast<f32>(cast<f16>(total));
+    }
+    const auto in = (batch < n2) & (i < n0) & (j < n1);
+    t.store(z + batch * (n0 * n1) + i * n1 + j, total, in);  // wrong: MatmulBut
   }
 };
 
@@ -200,6 +266,33 @@ struct ScalesWithoutMask {  // right where the blocks divide the sizes
       total = dot(a, t.load(activation + l * n1 + j, (l < middle) & (j < n1), 0.0f), total);
     }
     t.store(z + i * n1 + j, total, (i < n0) & (j < n1));
+  }
+};
+
+struct QuantizedBut {
+  enum Mistake { at_most_256_terms, signed_weights, shifts_of_the_first_word, scaled_before_the_shift } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0, int n1,
+                              int middle, auto b0, auto b1, auto b_middle) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const auto group = t.arange(b_middle / c<8>);
+    const auto nibble = t.arange(c<8>) * 4;
+    const int groups = middle / 8, sign = mistake == signed_weights ? 8 : 0;
+    auto total = t.full(b0, b1, 0.0f);
+    for (int k : range(0, mistake == at_most_256_terms && middle > 256 ? 256 : middle, b_middle)) {
+      const auto in = (i < n0) & (group + k / 8 < groups);
+      const auto words = t.load(weight + i * groups + (group + k / 8), in, 0);
+      const auto scales = t.load(scale + i * groups + (group + k / 8), in, 0.0f);
+      const int word = mistake == shifts_of_the_first_word ? 0 : k / 64;
+      const auto shifts = (t.load(offset + i * cdiv(groups, 8) + word, i < n0, 0) >> nibble) & 15;
+      const auto levels = (((col(words) >> nibble) & 15) ^ sign) - sign;
+      auto a = reshape(col(scales) * (levels - col(shifts)), b0, b_middle);
+      if (mistake == scaled_before_the_shift) a = reshape(col(scales) * levels - col(shifts), b0, b_middle);
+      const auto l = col(t.arange(b_middle) + k);
+      total = dot(a, t.load(activation + l * n1 + j, (l < middle) & (j < n1), 0.0f), total);
+    }
+    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));  // wrong: QuantizedBut
   }
 };
 

@@ -1,6 +1,7 @@
 #include "puzzles/puzzle.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "puzzles/trial.h"
 
@@ -16,24 +17,47 @@ std::uint64_t Trial::next() {  // splitmix64
   return z ^ (z >> 31);
 }
 
-float Trial::next_float() {
+float Trial::next_float(Values values, Place place) {
+  constexpr std::int64_t kBlock = 32;
+  constexpr float kOdd[] = {1, 3, 5, 7};  // times 253 halves, exact in f16
   const std::uint64_t bits = next();
   const float uniform = static_cast<float>(bits >> 40) * 0x1p-24f;  // [0, 1)
-  const bool zero = (bits & 15u) == 0;
-  switch (outcome.the_case.values) {
+  // exp(95) overflows f32 too, but exp(-95) is not far below its least number.
+  const float level = (place.line % 2 == 0 ? 200.0f : 95.0f) * static_cast<float>(place.at / kBlock);
+  const std::int64_t special[] = {0, place.length - 1, place.length / 2};
+  switch (values) {
     case Values::negative:
       return uniform * -0.5f - 0x1p-10f;
     case Values::large:
       return (uniform - 0.5f) * 320.0f;
     case Values::zero:
       return 0.0f;
-    case Values::tied:  // halves up to 127, and 127 often: the scale of int8 is 1, and every other level is a tie
-      return (bits & 7u) == 0 ? 127.0f : static_cast<float>(static_cast<int>((bits >> 8) % 509) - 254) * 0.5f;
+    case Values::tied: {
+      const int halves = (bits & 7u) == 0 ? 254 : static_cast<int>((bits >> 8) % 509) - 254;
+      return static_cast<float>(halves) * 0.5f * kOdd[place.line % 4];
+    }
+    case Values::low:
+      return place.line % 2 == 0 ? uniform * 40.0f - 320.0f : uniform * 1000.0f - 4000.0f;
+    case Values::rising:
+      return uniform - 0.5f + level;
+    case Values::falling:
+      return uniform - 0.5f - level;
+    case Values::apart:
+      return uniform - 0.5f - (place.line % 2 == 0 ? 0.0f : 200.0f);
+    case Values::tiny:
+      return static_cast<float>(static_cast<int>(bits % 41) - 20) * 0x1p-24f;
+    case Values::nan:
+    case Values::infinite:
+      if (place.line % 2 == 0 || place.at != special[place.line / 2 % 3]) break;
+      if (values == Values::nan) return std::numeric_limits<float>::quiet_NaN();
+      return (place.line / 2 % 2 == 0 ? 1.0f : -1.0f) * std::numeric_limits<float>::infinity();
     case Values::mixed:
       break;
   }
-  return zero ? 0.0f : uniform - 0.5f;
+  return (bits & 15u) == 0 ? 0.0f : uniform - 0.5f;
 }
+
+float Trial::next_scale() { return static_cast<float>((next() >> 40) + (1u << 24)) * 0x1p-32f; }
 
 std::int32_t Trial::next_integer() { return static_cast<std::int32_t>(static_cast<std::uint32_t>(next() >> 32)); }
 s8 Trial::next_byte() { return static_cast<s8>(static_cast<int>(next() % 255) - 127); }

@@ -19,9 +19,34 @@ inline constexpr double kHalfUnit = 0x1p-11;   // of f16
 inline constexpr double kLeastHalf = 0x1p-25;  // half the least f16 above 0
 inline constexpr double kLeastFloat = 0x1p-126;
 
-enum class Values : std::uint8_t { mixed, negative, large, zero, tied };
+// What the inputs are like. A line is a row, or the whole tensor where one scale belongs to all of it.
+enum class Values : std::uint8_t {
+  mixed,     // [-1/2, 1/2), some of them 0
+  negative,  // [-1/2, 0)
+  large,     // [-160, 160), of f16 [-48000, 48000], with the maximum and half of it often
+  zero,
+  tied,      // halves of an odd number, and 127 of it often: that is the scale of int8, and every other level is a tie
+  low,       // [-320, -280), every other line [-4000, -3000)
+  rising,    // each block of 32 in a line lies 200 above the one before it, in every other line 95
+  falling,   // ... below it
+  apart,     // every other line lies 200 below the rest
+  tiny,      // up to 20 of the least f16 above 0: a 127th of them is below the least scale of int8
+  nan,       // a NaN, the first, the last or the middle element of a line; other lines have none
+  infinite,  // so has an infinity
+};
 constexpr const char* name(Values values) {
-  constexpr const char* kNames[] = {"mixed", "negative", "large", "zero", "tied"};
+  constexpr const char* kNames[] = {"mixed values",
+                                    "negative values",
+                                    "large values",
+                                    "zeros alone",
+                                    "values halfway between two levels",
+                                    "rows far below 0",
+                                    "blocks that rise",
+                                    "blocks that fall",
+                                    "rows 200 apart",
+                                    "tiny values",
+                                    "a NaN among the values",
+                                    "an infinity among the values"};
   return kNames[static_cast<int>(values)];
 }
 
@@ -128,10 +153,12 @@ struct Verdict {
 
 // A kernel that is wrong, and how the checker finds out.
 struct Wrong {
-  std::string kernel;              // its source line to blame ends in the comment "wrong: kernel"
+  // Its source line to blame ends in the comment "wrong: Kernel"; "Kernel.mistake" is one of several in one kernel.
+  std::string kernel;
   std::optional<Problem> problem;  // none: its result is wrong, and the line is that of the store
   std::string lesson;
   std::function<Outcome(const Case&)> run;
+  bool leaves_out = false;  // the first wrong element is one that nobody writes: there is no line to blame
 };
 
 // A puzzle with the kernels that solve it.

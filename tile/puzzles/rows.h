@@ -36,14 +36,17 @@ struct LongSoftmax {
     auto z = output(t, "z", {n0, length});
     const auto go = [&](auto b0) { t.launch({cdiv(n0, b0)}, kernel, x, z, n0, length, b0, c<32>); };
     t.blocks() == 0 ? go(c<1>) : go(c<2>);
+    double most = 0, least = 0, total = 0;  // of the row that i is in
     expect(t, z, [&](std::int64_t i) {
-      const std::int64_t row = i / length * length;
-      double most = x[row], least = x[row], total = 0;
-      for (int j = 0; j < length; ++j) {
-        most = std::max<double>(most, x[row + j]);
-        least = std::min<double>(least, x[row + j]);
+      if (i % length == 0) {
+        most = least = x[i];
+        for (int j = 0; j < length; ++j) {
+          most = std::max<double>(most, x[i + j]);
+          least = std::min<double>(least, x[i + j]);
+        }
+        total = 0;
+        for (int j = 0; j < length; ++j) total += std::exp(x[i + j] - most);
       }
-      for (int j = 0; j < length; ++j) total += std::exp(x[row + j] - most);
       const double exact = std::exp(x[i] - most) / total;
       return Expected{exact, kUnit * (12 * (most - least) + 5.0 * length + 10) * exact + kLeastFloat};
     });
@@ -55,7 +58,20 @@ struct ScalarAttention {
   static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), length = t.size(1);
-    auto q = input(t, "q", {n0}), k = input(t, "k", {length}), v = input(t, "v", {length});
+    // Scores q k that are low; that rise for one query and fall for the next; of which those of one query are as large
+    // as 300 and those of the next below 1.
+    const Values values = t.values();
+    const bool low = values == Values::low, rising = values == Values::rising, apart = values == Values::apart;
+    auto q = input(t, "q", {n0}, [&](std::int64_t i) {
+      const bool odd = i % 2 != 0;
+      const float uniform = t.next_float(low || rising || apart ? Values::mixed : values, {i / n0, i, n0});
+      if (low || rising) return (!odd ? 1.0f : low ? 10.0f : -1.0f) * (1.0f + uniform);
+      return apart && odd ? 600.0f * (1.0f + uniform) : uniform;
+    });
+    auto k = input(t, "k", {length}),
+         v = input(t, "v", {length}, [&](std::int64_t j) {
+           return t.next_float(low || rising || apart ? Values::mixed : values, {0, j, length});
+         });
     auto z = output(t, "z", {n0});
     t.launch({cdiv(n0, 64)}, kernel, q, k, v, z, n0, length, c<64>, c<32>);
     expect(t, z, [&](std::int64_t i) {

@@ -17,8 +17,14 @@ class Trial {
 
   int size(int i) const { return outcome.the_case.sizes[static_cast<std::size_t>(i)]; }
   int blocks() const { return outcome.the_case.blocks; }
-  // Uniform in [-1/2, 1/2), some of them zero, unless the case asks for other values.
-  float next_float();
+  Values values() const { return outcome.the_case.values; }
+
+  struct Place {
+    std::int64_t line, at, length;
+  };
+  float next_float(Values values, Place place);
+  float next_float() { return next_float(Values::mixed, {}); }
+  float next_scale();           // [1/256, 1/128): of int8 operands, so that a product is about as large as a bias
   std::int32_t next_integer();  // any of the 2^32
   s8 next_byte();               // -127 .. 127
 
@@ -33,10 +39,19 @@ class Trial {
   int drawn_ = 0;
 };
 
+// Large values for int8: half of the maximum is a tie but for the roundings of the scale and of the quotient.
+inline float enlarged(float value, Trial::Place place) {
+  const float max = 48000.0f - 1024.0f * static_cast<float>(place.line % 16), size = std::fabs(value) * 300.0f;
+  return std::copysign(size > 0.875f * max ? max : size > 0.4375f * max && size < 0.5f * max ? max / 2 : size, value);
+}
+
 template <class T>
-T next_value(Trial& t) {
-  if constexpr (std::is_same_v<T, f32>) return t.next_float();
-  if constexpr (std::is_same_v<T, f16>) return f16(t.next_float());
+T next_value(Trial& t, Trial::Place place) {
+  if constexpr (std::is_same_v<T, f32>) return t.next_float(t.values(), place);
+  if constexpr (std::is_same_v<T, f16>) {
+    const float value = t.next_float(t.values(), place);
+    return f16(t.values() == Values::large ? enlarged(value, place) : value);
+  }
   if constexpr (std::is_same_v<T, s32>) return t.next_integer();
   if constexpr (std::is_same_v<T, s8>) return t.next_byte();
 }
@@ -56,14 +71,28 @@ Seen seen(const Array<T>& array) {
   return result;
 }
 
-template <class T = f32>
-Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape) {
+// value(i) gives element i.
+template <class T = f32, class F>
+Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape, F value) {
   Array<T> result(name, std::move(shape));
-  for (std::int64_t i = 0; i < result.size(); ++i) result.set(i, next_value<T>(t));
+  for (std::int64_t i = 0; i < result.size(); ++i) result.set(i, value(i));
   t.outcome.least_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
   t.outcome.inputs.push_back(result.name());
   if (t.keeps_tensors) t.outcome.tensors.push_back(seen(result));
   return result;
+}
+
+// Values of the kind that the case asks for.
+template <class T = f32>
+Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape) {
+  const std::int64_t columns = shape.back();
+  return input<T>(t, name, std::move(shape), [&t, columns](std::int64_t i) {
+    return next_value<T>(t, {i / columns, i % columns, columns});
+  });
+}
+
+inline Array<f32> scales(Trial& t, const char* name, std::vector<std::int64_t> shape) {
+  return input(t, name, std::move(shape), [&t](std::int64_t) { return t.next_scale(); });
 }
 
 // Not written yet, and poisoned.
@@ -97,6 +126,10 @@ void expect(Trial& t, const Array<T>& array, F expected) {
   const auto bytes = static_cast<std::size_t>(array.size()) * sizeof(T), before = t.outcome.outputs.size();
   t.outcome.outputs.resize(before + bytes);
   if (bytes != 0) memcpy(t.outcome.outputs.data() + before, array.data(), bytes);
+  for (std::int64_t i = 0; i < array.size(); ++i) {  // which NaN it is depends on the compiler
+    if (!std::isnan(as_double(array[i]))) continue;
+    memset(t.outcome.outputs.data() + before + static_cast<std::size_t>(i) * sizeof(T), 0xFF, sizeof(T));
+  }
   if (mismatch.count == 0) return;
   mismatch.tensor = array.name();
   mismatch.size = array.size();
@@ -157,6 +190,12 @@ Puzzle puzzle(std::vector<Wrong> wrong, const Kernels&... kernels) {
 template <class P, class... Kernels>
 Wrong wrong(const char* kernel, std::optional<Problem> problem, const char* lesson, const Kernels&... kernels) {
   return {kernel, problem, lesson, [kernels...](const Case& a_case) { return checked<P>(a_case, kernels...); }};
+}
+template <class P, class... Kernels>
+Wrong leaves_out(const char* kernel, const char* lesson, const Kernels&... kernels) {
+  Wrong result = wrong<P>(kernel, {}, lesson, kernels...);
+  result.leaves_out = true;
+  return result;
 }
 
 // For a learner's main(): runs every case, says what went wrong first, and returns the exit status.

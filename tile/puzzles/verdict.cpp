@@ -33,7 +33,7 @@ std::string text(const Facts& facts, const Case& a_case) {
   for (std::size_t i = 0; i < a_case.sizes.size(); ++i) {
     result += (i == 0 ? "" : ", ") + facts.size_names[i] + " = " + std::to_string(a_case.sizes[i]);
   }
-  if (a_case.values != Values::mixed) result += std::string(", ") + name(a_case.values) + " values";
+  if (a_case.values != Values::mixed) result += std::string(", ") + name(a_case.values);
   return result;
 }
 

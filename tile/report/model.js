@@ -89,16 +89,64 @@ function accessesOf(program) {
   return result;
 }
 
-function affineText(r, name) {
-  let text = name + (r.base === 0 ? '' : ` ${r.base < 0 ? '−' : '+'} ${Math.abs(r.base)}`);
-  for (const [stride, count, letter] of [
-           [r.planeStride, r.planes, 'p'], [r.rowStride, r.rows, 'i'], [r.columnStride, r.columns, 'j']]) {
-    const size = Math.abs(stride);
-    if (count > 1 && size > 0) text += ` ${stride < 0 ? '−' : '+'} ${size === 1 ? '' : `${size} `}${letter}`;
+// The elements of a record, in numbers alone: letters would be taken for the kernel's variables. "x[32 … 63]",
+// "z[0 … 31, 64 … 95]", or where no ranges of indices give them "z + 100 × (0 … 31) + (96 … 127)".
+function elementsText(r, tensor) {
+  const range = (first, step, count) => count === 1 ?
+      `${first}` :
+      `${first} … ${first + step * (count - 1)}` + (Math.abs(step) === 1 ? '' : ` by ${step}`);
+  const sides = [];
+  for (const [count, stride] of [[r.planes, r.planeStride], [r.rows, r.rowStride], [r.columns, r.columnStride]]) {
+    const last = sides[sides.length - 1];
+    if (count === 1 || stride === 0) continue;
+    if (last && tensor.shape.length < 2 && last.stride === stride * count)
+      Object.assign(last, {count: last.count * count, stride});
+    else
+      sides.push({count, stride});
   }
-  return text;
+  const at = tensor.shape.length < 2 ? [{first: r.base, step: 0, count: 1, length: Infinity, stride: 1}] : [];
+  for (let axis = tensor.shape.length, stride = 1; at.length < tensor.shape.length && axis-- > 0;) {
+    const length = tensor.shape[axis];
+    at.unshift({first: Math.floor(r.base / stride) % length, step: 0, count: 1, length, stride});
+    stride *= length;
+  }
+  const fits = sides.every((side) => {
+    const axis = at.find((a) => a.count === 1 && a.length > 1 && side.stride % a.stride === 0);
+    if (!axis) return false;
+    Object.assign(axis, {count: side.count, step: side.stride / axis.stride});
+    const end = axis.first + axis.step * (axis.count - 1);
+    return axis.length === Infinity || (end >= 0 && end < axis.length);
+  });
+  if (fits && (tensor.shape.length < 2 || (r.base >= 0 && r.base < tensor.size)))
+    return `${tensor.name}[${at.map((a) => range(a.first, a.step, a.count)).join(', ')}]`;
+  const last = sides.pop() || {count: 1, stride: 0};
+  const outer = sides.map(({count, stride}) => `${stride} × (${range(0, 1, count)})`);
+  return [tensor.name, ...outer, `(${range(r.base, last.stride, last.count)})`].join(' + ');
 }
+const accessText = ({records}, tensor) => elementsText(records[0], tensor) + (records.length > 1 ? ', …' : '');
 const shapeText = (r) => [r.planes, r.rows, r.columns].slice(r.planes > 1 ? 0 : r.rows > 1 ? 1 : 2).join(' × ');
+
+// The elements that several programs use and one of them writes, not all of them by atomics: made when first asked for.
+// -1: no program, -2: several.
+function racesOf(tensor) {
+  if (tensor.races) return tensor.races;
+  const n = tensor.size, users = () => new Int32Array(n).fill(-1);
+  const any = users(), plain = users(), atomic = users(), stored = new Uint8Array(n);
+  const use = (programs, k, program) => {
+    programs[k] = programs[k] === -1 || programs[k] === program ? program : -2;
+  };
+  for (let i = 0; i < kRecords; ++i) {
+    const r = record(i);
+    if (r.site.tensor !== tensor.id) continue;
+    eachElement(r, (k) => {
+      if (k < 0 || k >= n) return;
+      use(any, k, r.program);
+      use(r.site.access === 'atomic' ? atomic : plain, k, r.program);
+      if (r.site.access === 'store') stored[k] = 1;
+    });
+  }
+  return tensor.races = stored.map((is, k) => any[k] === -2 && (is || (atomic[k] !== -1 && plain[k] !== -1)) ? 1 : 0);
+}
 
 // What the whole launch did to each element of a tensor; made when first asked for.
 function mapsOf(tensor) {
@@ -205,6 +253,8 @@ function recount() {
     const count = (bits) => bits.reduce((sum, bit) => sum + bit, 0);
     compare(`${tensor.name}: elements read`, tensor.read, count(seen[tensor.id].read));
     compare(`${tensor.name}: elements written`, tensor.written, count(seen[tensor.id].written));
+    const races = launch.findings.filter((f) => f.problem === 'race' && launch.sites[f.site].tensor === tensor.id);
+    compare(`${tensor.name}: elements in a race`, races.reduce((sum, f) => sum + f.count, 0), count(racesOf(tensor)));
   }
   return rows;
 }

@@ -7,11 +7,15 @@ function element(tag, parent, properties) {
 }
 const byId = (id) => document.getElementById(id);
 
+// What is wrong comes first: an unsafe access, else a wrong value, with the program that did it.
+const firstWrong = launch.findings.length ? null : launch.wrong[0];
 const selection = {
-  program: launch.findings.length ? launch.findings[0].program : 0,
+  program: launch.findings.length ? launch.findings[0].program :
+      firstWrong                  ? Math.max(firstWrong.program, 0) :
+                                    0,
   operation: -1,
   line: null,
-  mode: 'footprint',
+  mode: firstWrong && launch.tensors[firstWrong.tensor].values ? 'difference' : 'footprint',
   colour: 'bytes',
   ring: null
 };
@@ -104,7 +108,8 @@ function buildModes() {
   const meaning = element('p', byId('modes'), {className: 'soft'});
   const key = element('p', byId('modes'), {className: 'key soft'});
   key.innerHTML = '<span class="load">load</span> <span class="store">store</span> <span class="both">both</span> ' +
-      '<span class="pale">pale: what the rest does</span> <span class="bad">out of bounds</span> ' +
+      '<span class="pale">pale: what the rest does</span> <span class="race">race</span> ' +
+      '<span class="bad">out of bounds</span> ' +
       '<span class="never">never written</span>';
   const show = () => {
     meaning.textContent = kMeaning[selection.mode];
@@ -196,9 +201,10 @@ function operationItem(list, access, iteration) {
   item.setAttribute('role', 'option');
   element('span', item, {className: 'line', textContent: access.site.line});
   element('span', item, {className: access.site.access, textContent: access.site.access});
-  element(
-      'code', item,
-      {textContent: access.records.length > 1 ? `${affineText(r, tensor.name)} …` : affineText(r, tensor.name)});
+  element('code', item, {textContent: accessText(access, tensor)});
+  const races = racesOf(tensor), racing = new Set();
+  for (const each of access.records) eachElement(each, (k) => races[k] && racing.add(k));
+  if (racing.size) element('span', item, {className: 'race', textContent: `${racing.size} in a race`});
   const notes = [access.records.length > 1 ? `${access.records.length} pieces` : shapeText(r)];
   if (access.masked) notes.push(`${access.masked} masked`);
   if (access.site.calls > kPrograms) notes.unshift(`step ${iteration}`);
@@ -290,10 +296,9 @@ function explain(wrong) {
   });
   const list = element('div', box, {className: 'fed'});
   for (const access of before.slice(-12)) {
-    const t = launch.tensors[access.site.tensor], r = access.records[0];
+    const t = launch.tensors[access.site.tensor];
     const button = element('button', list, {type: 'button'});
-    button.textContent =
-        `line ${access.site.line}: ${affineText(r, t.name)}${access.records.length > 1 ? ' …' : ''}, ${shapeText(r)}`;
+    button.textContent = `line ${access.site.line}: ${accessText(access, t)}, ${shapeText(access.records[0])}`;
     button.addEventListener('click', () => {
       setMode('footprint');
       choose({program: wrong.program, operation: access.operation, line: null});
@@ -343,6 +348,9 @@ buildModes();
 pictures = launch.tensors.map((t) => new Picture(t, byId('pictures'), (program) => choose({program})));
 for (const picture of pictures)
   if (picture.canvas) picture.fit();
+for (const {site, records} of accessesOf(selection.program).reverse()) {
+  if (!pictures[site.tensor].hasProblems) showPlaneOf(site.tensor, records[0].base);
+}
 linkSource();
 linkWrong();
 showRecount();

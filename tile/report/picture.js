@@ -78,6 +78,30 @@ class Picture {
       }
       this.plane = plane;
     };
+    const planes = this.planesWithProblems();
+    this.hasProblems = planes.length > 0;
+    if (!this.hasProblems) return;
+    this.showPlane(planes[0]);
+    element(
+        'span', box,
+        {className: 'bad', textContent: `${planes.length} of ${plural(this.planes, 'slice')} with problems`});
+    const next = element('button', box, {type: 'button', textContent: 'next problem'});
+    next.setAttribute('aria-label', `next slice with a problem, ${this.tensor.name}`);
+    next.addEventListener('click', () => {
+      this.showPlane(planes.find((plane) => plane > this.plane) ?? planes[0]);
+      this.cursor = null;
+      this.fit();
+      this.draw();
+    });
+  }
+
+  planesWithProblems() {
+    const t = this.tensor, maps = mapsOf(t), races = racesOf(t), size = this.rows * this.columns, planes = new Set();
+    for (let k = 0; k < t.size; ++k)
+      if (races[k] || maps.uninitialized[k] || (t.values && t.expected && isWrong(t, k)))
+        planes.add(Math.floor(k / size));
+    for (const k of maps.outside.keys()) planes.add(k < 0 ? 0 : this.planes - 1);
+    return [...planes].sort((a, b) => a - b);
   }
 
   // The element at a place of the picture; those out of bounds continue the first or the last row.
@@ -249,7 +273,8 @@ class Picture {
   }
 
   drawCells(dpr) {
-    const {view, tensor} = this, maps = mapsOf(tensor), shade = shaderOf(this, maps, this.state.mode);
+    const {view, tensor} = this, maps = mapsOf(tensor), races = racesOf(tensor),
+                 shade = shaderOf(this, maps, this.state.mode);
     this.cells = Object.assign(
         document.createElement('canvas'), {width: Math.round(this.width * dpr), height: Math.round(this.height * dpr)});
     const g = this.cells.getContext('2d');
@@ -257,10 +282,10 @@ class Picture {
     const poolX = Math.ceil(view.w / kMostCells), poolY = Math.ceil(view.h / kMostCells);
     const cw = this.width / view.w * poolX, ch = this.height / view.h * poolY;
     const gap = Math.min(cw, ch) >= 7 ? 1 : 0;
-    const hatched = [], outside = [];
+    const hatched = [], racing = [], outside = [];
     for (let y = view.y, py = 0; y < view.y + view.h; y += poolY, ++py) {
       for (let x = view.x, px = 0; x < view.x + view.w; x += poolX, ++px) {
-        let best = null, untold = 0, out = 0;
+        let best = null, untold = 0, race = 0, out = 0;
         for (let yy = y; yy < Math.min(y + poolY, view.y + view.h); ++yy) {
           for (let xx = x; xx < Math.min(x + poolX, view.x + view.w); ++xx) {
             const k = this.index(xx, yy);
@@ -274,6 +299,7 @@ class Picture {
               continue;
             }
             untold = Math.max(untold, maps.uninitialized[k] ? 2 : maps.unwritten[k] ? 1 : 0);
+            race |= races[k];
             const cell = shade(k);
             if (best === null || cell.rank > best.rank) best = cell;
           }
@@ -286,11 +312,14 @@ class Picture {
           g.fillStyle = best.fill;
           g.fillRect(...rect);
           if (untold) hatched.push([rect, untold]);
+          if (race) racing.push(rect);
         }
       }
     }
     this.drawMargin(g, outside);
     for (const [rect, kind] of hatched) hatch(g, rect, kind);
+    g.fillStyle = css(colours.race);
+    for (const [x, y, w, h] of racing) g.fillRect(x, y + Math.floor(h * 0.6), w, h - Math.floor(h * 0.6));
     this.outline(g);
     this.gap = gap;
     this.drawFocus(g);
@@ -404,6 +433,7 @@ class Picture {
     else if (t.values)
       words[0] += ` = ${valueText(t.values[k])}`;
     if (t.expected && t.values && isWrong(t, k)) words[0] += `, expected ${valueText(t.expected[k])}`;
+    if (racesOf(t)[k]) words.push('race: several programs use it, and one of them writes it');
     if (maps.uninitialized[k]) words.push('read before anybody wrote it');
     if (maps.reads[k]) words.push(`read ${plural(maps.reads[k], 'time')}, last by ${this.user(maps.reader[k])}`);
     if (maps.writes[k]) words.push(`written ${plural(maps.writes[k], 'time')}, last by ${this.user(maps.writer[k])}`);
@@ -419,6 +449,7 @@ class Picture {
   summary(maps) {
     const words = [];
     let outside = 0, uninitialized = 0, never = 0;
+    const racing = racesOf(this.tensor).reduce((sum, is) => sum + is, 0);
     for (const lanes of maps.outside.values()) outside += lanes;
     for (let k = 0; k < this.tensor.size; ++k) {
       uninitialized += maps.uninitialized[k];
@@ -428,6 +459,7 @@ class Picture {
       words.push(
           `${plural(outside, 'lane')} out of bounds, red, outside of the tensor` +
           (this.far ? ` (${plural(this.far, 'lane')} farther away than the margin shows)` : ''));
+    if (racing) words.push(`${plural(racing, 'element')} in a race, marked yellow`);
     if (uninitialized) words.push(`${plural(uninitialized, 'element')} read before anybody wrote them, hatched red`);
     if (never) words.push(`${plural(never, 'element')} never written, hatched`);
     return words.join(' · ');

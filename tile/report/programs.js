@@ -47,13 +47,13 @@ const programGrid = {
     };
     for (const program of recordsOf.keys()) {
       for (const access of accessesOf(program)) {
-        const tensor = launch.tensors[access.site.tensor];
+        const tensor = launch.tensors[access.site.tensor], races = racesOf(tensor);
         this.stats.bytes[program] += access.active * tensor.bytes;
         this.stats.masked[program] += access.masked;
         ++this.stats.accesses[program];
         for (const r of access.records) {
           eachElement(r, (k) => {
-            if (k < 0 || k >= tensor.size) ++this.stats.problems[program];
+            if (k < 0 || k >= tensor.size || races[k]) ++this.stats.problems[program];
           });
         }
       }

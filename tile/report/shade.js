@@ -23,7 +23,8 @@ let colours = {};
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   for (const name
-           of ['cell', 'ink', 'soft', 'rule', 'card', 'load', 'store', 'both', 'bad', 'wrong', 'many', 'low', 'high']) {
+           of ['cell', 'ink', 'soft', 'rule', 'card', 'load', 'store', 'both', 'bad', 'race', 'wrong', 'many', 'low',
+               'high']) {
     const value = style.getPropertyValue(`--${name}`).trim();
     colours[name] = [1, 3, 5].map((i) => parseInt(value.slice(i, i + 2), 16));
   }
@@ -66,10 +67,13 @@ function shaderOf(picture, maps, mode) {
   }
   if (mode === 'values' && t.values) return valueShader(picture, maps, empty, blank);
   if (mode === 'difference' && t.expected && t.values) {
-    let most = 0;
-    for (let k = 0; k < t.size; ++k)
-      if (!maps.unwritten[k] && isWrong(t, k)) most = Math.max(most, Math.abs(t.values[k] - t.expected[k]) || 0);
-    picture.scale = most ? `wrong by up to ${shortText(most)}` : 'none above the tolerance';
+    let most = 0, wrong = 0;
+    for (let k = 0; k < t.size; ++k) {
+      if (!isWrong(t, k)) continue;
+      ++wrong;
+      if (!maps.unwritten[k]) most = Math.max(most, Math.abs(t.values[k] - t.expected[k]) || 0);
+    }
+    picture.scale = most ? `wrong by up to ${shortText(most)}` : wrong ? `${wrong} wrong` : 'none above the tolerance';
     const right = {fill: css(mix(empty, colours.load, 0.16)), rank: 0};
     return (k) => {
       if (!isWrong(t, k)) return right;
