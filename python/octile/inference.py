@@ -171,6 +171,7 @@ class W8A8Linear(_Int8):
         new = cls(linear.in_features, linear.out_features, False, device="meta")
         with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode cannot be loaded into
             new.weight, _, new.weight_scale = functional.quantize_weight(linear.weight, o, False)
+            quantizer.warn_of_vanished(linear.weight, new.weight)
             new.bias = None if linear.bias is None else linear.bias.detach().clone()
         return new.train(linear.training)
 
@@ -228,6 +229,7 @@ class W8A8StaticLinear(_Int8):
         with torch.inference_mode(False), torch.no_grad():
             w = linear.weight if weight is None else weight
             new.weight, _, new.weight_scale = functional.quantize_weight(w, o, False)
+            quantizer.warn_of_vanished(w, new.weight)
             scale = torch.as_tensor(input_scale).reshape(1)
             new.input_scale = scale.to(new.weight_scale.device, new.weight_scale.dtype, copy=True)
             if input_multiplier is not None:
@@ -306,6 +308,7 @@ class W4A16Linear(_Inference):
         new = cls(linear.in_features, linear.out_features, False, device="meta", group=group)
         with torch.inference_mode(False), torch.no_grad():
             new.weight, new.weight_scale = quantizer.quantize_groups(linear.weight, group, method, second_moments)
+            quantizer.warn_of_vanished(linear.weight, quantizer.unpack(new.weight, linear.in_features), group)
             new.bias = None if linear.bias is None else linear.bias.detach().clone()
         return new.train(linear.training)
 
