@@ -176,8 +176,8 @@ class Calibration:
         rows = min((self.layers[name].rows for name in names), default=FEW_ROWS)
         if rows < FEW_ROWS:
             warnings.warn(
-                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen inputs "
-                "exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
+                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen "
+                "inputs exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
                 stacklevel=6,
             )
 
