@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output.h"
 #include "cli.h"
 #include "console.h"
 #include "octile/octile.h"
@@ -28,10 +29,13 @@ using namespace tile::puzzles;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
+constexpr double kMostSeconds = 86'400;
+
 constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
 `new` writes a file to begin with, and `check` compiles it, runs it and judges it. The file
-compiles as it is, and is told that nothing has been written.
+compiles as it is, and is told that nothing has been written. `check` runs it as you, with all
+your rights, for a minute at most (--timeout): read a stranger's file before you check it.
 
 A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
 0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined
@@ -63,7 +67,7 @@ std::vector<const Puzzle*> wanted(const std::string& which) {
 
 // "out.html" for one page; "out-masked_add.html" where there may be several.
 std::string page_path(const std::string& path, const std::string& name, bool several) {
-  if (!several) return path;
+  if (!several || fs::is_other(fs::status(path))) return path;  // into a pipe or a device go all of them
   fs::path result(path);
   const std::string extension = result.extension().string();
   result.replace_extension();
@@ -172,6 +176,9 @@ json problems(const Outcome& outcome) {
                     {"program", finding.first.program},
                     {"lane", finding.first.lane},
                     {"index", finding.first.index}});
+      if (tile::Report::has_origin(finding) && finding.first.other_site >= 0) {
+        entry["from"] = place(report.sites[static_cast<std::size_t>(finding.first.other_site)]);
+      }
       result.push_back(entry);
     }
   }
@@ -327,9 +334,10 @@ void write_starter(const std::string& which, const std::string& wanted_path) {
   std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : as_path(wanted_path);
   if (fs::is_directory(path)) path = (fs::path(path) / (puzzle.facts.name + ".cpp")).string();
   if (fs::path(path).extension() != ".cpp") throw CLI::ValidationError("file", path + " does not end in .cpp");
-  if (fs::exists(path)) throw std::runtime_error(path + " is there already, and may hold your work");
+  if (fs::exists(fs::symlink_status(path)))
+    throw std::runtime_error(path + " is there already, and may hold your work");
   const std::string check = shell_word(this_command()) + " puzzles check " + shell_word(path);
-  write_file(path, starter(puzzle, check, compile_command(path, find_toolbox())));
+  base::write_file(path, starter(puzzle, check, compile_command(path, find_toolbox())), base::Existing::refuse);
   std::cout << "wrote " << path << ": puzzle " << puzzle.facts.number << ", " << puzzle.facts.task << "\n"
             << "write your kernel in it, then check it:\n  " << check << "\n";
 }
@@ -355,6 +363,7 @@ void add_run(CLI::App& app) {
                            ->type_name("FILE");
   auto* const wrong = command->add_flag("--wrong", options->wrong, "Instead the wrong kernels, which must be caught");
   command->add_flag("--json", options->json, "One JSON document instead of text");
+  add_quiet(*command);
   command->callback([options, report, wrong] {
     options->report = as_path(options->report);
     if (options->device == "cuda" && (report->count() > 0 || wrong->count() > 0)) {
@@ -379,9 +388,24 @@ void add_new(CLI::App& app) {
 void add_check_solution(CLI::App& app) {
   const auto check = std::make_shared<Check>();
   CLI::App* const command = app.add_subcommand("check", "Compile a file that new wrote, run it, and judge it");
+  const auto a_time = [](const std::string& text) -> std::string {
+    double seconds = 0;
+    const bool given = CLI::detail::lexical_cast(text, seconds) && seconds >= 0.01 && seconds <= kMostSeconds;
+    return given ? "" : text + " is not a time of 0.01 to 86400 seconds";
+  };
   command->add_option("file", check->file, "The file")->required()->type_name("FILE");
   command->add_option("--report", check->report, "Write a page that shows each access of the kernel")
       ->type_name("FILE");
+  command
+      ->add_option("--timeout", check->timeout,
+                   "End the file's program, and what it has started, after so many seconds")
+      ->type_name("SECONDS")
+      ->check(a_time)
+      ->capture_default_str();
+  command->add_option("--compile-timeout", check->compile_timeout, "The same for the compiler")
+      ->type_name("SECONDS")
+      ->check(a_time)
+      ->capture_default_str();
   command->add_flag("--stated", check->stated, "Only the sizes of the task, not the hidden ones");
   command->add_flag("--verbose", check->verbose, "All that the compiler says, not only what it means");
   command->callback([check] {

@@ -20,7 +20,8 @@ struct Check {
   std::string report;  // empty: none
   bool stated = false;
   bool verbose = false;
-  std::string called = {};  // what the report names as its command
+  double timeout = 60, compile_timeout = 60;  // seconds
+  std::string called = {};                    // what the report names as its command
 };
 // Compiles the file, runs it, and returns its exit status. Throws std::runtime_error if there is no such file.
 int check_solution(const Check& check);

@@ -2,14 +2,11 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -18,7 +15,9 @@
 #include <vector>
 
 #include "console.h"
+#include "group.h"
 #include "puzzles.h"
+#include "puzzles/watch.h"
 
 namespace octile::cli {
 
@@ -49,23 +48,10 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-struct Ran {
+struct Compiled {
   int status = 0;
   std::vector<std::string> lines;  // of both outputs
 };
-
-Ran run(const std::string& command) {
-  Ran result;
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen((command + " 2>&1").c_str(), "r"), [](FILE*) { return 0; });
-  if (pipe == nullptr) throw std::runtime_error("cannot run " + command);
-  std::string all;
-  std::array<char, 4096> part;
-  for (std::size_t n = 0; (n = fread(part.data(), 1, part.size(), pipe.get())) > 0;) all.append(part.data(), n);
-  result.status = pclose(pipe.get());
-  std::istringstream stream(all);
-  for (std::string line; std::getline(stream, line);) result.lines.push_back(line);
-  return result;
-}
 
 // A line of the learner's file and what is wrong there.
 struct Complaint {
@@ -181,7 +167,7 @@ void show(const Complaint& complaint, const std::string& file, const std::vector
             << std::string(static_cast<std::size_t>(std::max(complaint.column, 1) - 1), ' ') << "^\n";
 }
 
-void show_complaints(const Ran& compiler, const Check& check) {
+void show_complaints(const Compiled& compiler, const Check& check) {
   const std::vector<Complaint> all = complaints(compiler.lines, check.file);
   if (check.verbose || (all.empty() && compiler.status != 0)) {
     for (const std::string& line : compiler.lines) std::cout << line << "\n";
@@ -195,14 +181,64 @@ void show_complaints(const Ran& compiler, const Check& check) {
   if (compiler.status != 0) std::cout << "  (--verbose shows all that the compiler says)\n";
 }
 
-// Throws if a signal has ended it: a shell then says 128 and the signal's number.
-int exit_status(int wait_status, const std::string& who) {
-  if (wait_status == -1) throw std::runtime_error("cannot run " + who);
-  const int status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
-  if (status > 128 && status - 128 <= kLastSignal) {
-    throw std::runtime_error(who + " was ended by a signal: " + strsignal(status - 128));
+// A shell says 128 and the signal's number.
+int ended_by(int wait_status) {
+  if (WIFSIGNALED(wait_status)) return WTERMSIG(wait_status);
+  const int status = WEXITSTATUS(wait_status);
+  return status > 128 && status - 128 <= kLastSignal ? status - 128 : 0;
+}
+
+// "was ended by a signal: Aborted"; empty if it has ended by itself.
+std::string violent_end(const GroupEnd& end, double timeout, const std::string& option) {
+  std::ostringstream text;
+  if (end.timed_out) {
+    text << "was stopped after " << timeout << (timeout == 1 ? " second" : " seconds") << " (" << option << ")";
+  } else if (const int signal = ended_by(end.wait_status)) {
+    text << "was ended by a signal: " << strsignal(signal);
   }
-  return status;
+  return text.str();
+}
+
+// Where the program was, as far as it has told.
+std::string whereabouts(const tile::puzzles::Watch& watch) {
+  if (watch.any_verdict()) return ", after its verdict";
+  const std::string place = text(watch.progress());
+  return ", " + (place.empty() ? "before it checked anything" : place);
+}
+
+Compiled compile(const Check& check, const fs::path& folder, const std::string& program) {
+  const std::string output = (folder / "said").string();
+  const GroupEnd end = run_group({"/bin/sh", "-c",
+                                  tile::puzzles::compile_only(check.file, program, find_toolbox()) +
+                                      " -ftemplate-backtrace-limit=0 -fno-diagnostics-color"},
+                                 check.compile_timeout, output);
+  if (const std::string how = violent_end(end, check.compile_timeout, "--compile-timeout"); !how.empty()) {
+    throw std::runtime_error("the compiler, with " + check.file + ", " + how);
+  }
+  Compiled result{WEXITSTATUS(end.wait_status), {}};
+  std::istringstream said(read_file(output));
+  for (std::string line; std::getline(said, line);) result.lines.push_back(line);
+  return result;
+}
+
+int run_solution(const Check& check, const fs::path& folder, const std::string& program) {
+  const tile::puzzles::Watch watch((folder / "told").string());
+  std::vector<std::string> command = {program, "--called", check.called, "--told-to", watch.word()};
+  if (check.stated) command.push_back("--stated");
+  if (!check.report.empty()) command.insert(command.end(), {"--report", check.report});
+  const GroupEnd end = run_group(command, check.timeout);
+  if (const std::string how = violent_end(end, check.timeout, "--timeout"); !how.empty()) {
+    throw std::runtime_error(check.file + " " + how + whereabouts(watch));
+  }
+  const int status = WEXITSTATUS(end.wait_status);
+  if (!watch.any_verdict()) {
+    std::string message = check.file + " ended with status " + std::to_string(status) + " and without a verdict";
+    if (!text(watch.progress()).empty()) throw std::runtime_error(message + whereabouts(watch));
+    throw std::runtime_error(message +
+                             ": its main() has to return puzzles::check<...>(argc, argv, ...), as octile puzzles new "
+                             "writes it");
+  }
+  return watch.right() ? status : 1;
 }
 
 }  // namespace
@@ -211,19 +247,16 @@ int check_solution(const Check& check) {
   if (!fs::is_regular_file(check.file)) {
     throw std::runtime_error("there is no file " + check.file + "; octile puzzles new N writes one to begin with");
   }
+  const GroupSignals signals;
   const TemporaryFolder folder;
-  const std::string program = (folder.path() / fs::path(check.file).stem()).string();
-  Ran compiler = run(tile::puzzles::compile_only(check.file, program, find_toolbox()) +
-                     " -ftemplate-backtrace-limit=0 -fno-diagnostics-color");
-  compiler.status = exit_status(compiler.status, "the compiler, with " + check.file + ",");
+  fs::create_directory(folder.path() / "program");
+  const std::string program = (folder.path() / "program" / fs::path(check.file).stem()).string();
+  const Compiled compiler = compile(check, folder.path(), program);
   if (compiler.status != 0) std::cout << check.file << " does not compile:\n";
   show_complaints(compiler, check);
   if (compiler.status != 0) return 1;
   std::cout.flush();
-  std::string command = tile::puzzles::shell_word(program) + " --called " + tile::puzzles::shell_word(check.called);
-  if (check.stated) command += " --stated";
-  if (!check.report.empty()) command += " --report " + tile::puzzles::shell_word(check.report);
-  return exit_status(std::system(command.c_str()), check.file);
+  return run_solution(check, folder.path(), program);
 }
 
 }  // namespace octile::cli

@@ -195,6 +195,72 @@ TEST(Undefined, DivisionByZeroAndShiftsTooFar) {
   EXPECT_EQ(shifted[0], 128);
 }
 
+// A finding names the line that an undefined lane came from, through whatever is computed of it.
+TEST(Undefined, NamesWhereItCameFrom) {
+  auto x = ramp("x", {4, 20}), y = ramp("y", {32});
+  Array<f32> z("z", {4, 32});
+  unsigned origin = 0;
+  const auto from = [&] { return "; from load x at tile_checker_test.cpp:" + std::to_string(origin); };
+  Report report = launch(
+      CheckedCpu{}, Grid{4},
+      [&](auto& t, auto px, auto py, auto pz) {
+        const auto j = t.arange(c<32>);
+        const auto v = (origin = __LINE__, t.load(px + t.program_id(0) * 20 + j, j < 20));
+        const auto w = t.load(py + j);
+        const auto total = sum(sum(trans(reshape(exp2(w + v), c<8>, c<4>))), kRows) * 2.0f;
+        line = __LINE__, t.store(pz + t.program_id(0) * 32 + j, where(j < 32, w * total, w));
+      },
+      x, y, z);
+  const Finding finding = only(report, Problem::undefined_value, 4 * 32);
+  EXPECT_TRUE(text(report, finding).ends_with(from())) << all(report);
+  EXPECT_EQ(report.sites[static_cast<std::size_t>(finding.first.other_site)].line, origin);
+
+  report = launch(
+      CheckedCpu{}, Grid{1},
+      [&](auto& t, auto px, auto py, auto) {
+        const auto j = t.arange(c<32>);
+        const auto v = (origin = __LINE__, t.load(px + j, j < 20));
+        line = __LINE__, t.store(py + j, 1.0f, v > 3.0f);
+      },
+      x, y, z);
+  EXPECT_TRUE(text(report, only(report, Problem::undefined_index, 12)).ends_with(from())) << all(report);
+
+  report = launch(
+      CheckedCpu{}, Grid{1},
+      [&](auto& t, auto px, auto py, auto) {
+        const auto j = t.arange(c<32>);
+        const auto count = cast<s32, Round::zero>(t.load(px + j, j < 20, 1.0f));
+        line = __LINE__, t.store(py + j, cast<f32>(100 / count) + t.load(py + j, j < 31, 0.0f));
+      },
+      x, y, z);
+  EXPECT_TRUE(text(report, only(report, Problem::undefined_value, 1)).ends_with("; from a division by 0"));
+}
+
+// ---- Loops without an end ----
+
+TEST(Endless, IsStoppedAndNamed) {
+  auto x = ramp("x", {64});
+  Array<f32> z("z", {4});
+  std::string seen;
+  const auto kernel = [&](auto& t, auto px, auto pz, int step) {
+    auto total = t.full(c<16>, 0.0f);
+    if (t.program_id(0) == 1) seen = text(progress());
+    for (int k = 0; k < 64; k += t.program_id(0) < 2 ? 16 : step) {
+      line = __LINE__, total += t.load(px + t.arange(c<16>) + k);
+    }
+    t.store(pz + t.program_id(0), sum(total));
+  };
+  Report report = launch(CheckedCpu{.most_steps = 5}, Grid{4}, kernel, x, z, 16);
+  EXPECT_TRUE(report.clean()) << all(report);
+  report = launch(CheckedCpu{.most_steps = 5}, Grid{4}, kernel, x, z, 0);
+  const Finding finding = only(report, Problem::endless, 5);
+  EXPECT_EQ(text(report, finding), "tile_checker_test.cpp:" + std::to_string(line) + ":" +
+                                       std::to_string(report.sites[0].column) +
+                                       ": load x: endless loop, 5 steps; first: program (2,0,0)");
+  EXPECT_EQ(seen, ", program (1,0,0), before it used any memory");
+  EXPECT_EQ(text(progress()), "");
+}
+
 // ---- Tensors ----
 
 TEST(Tensors, ThatCannotBe) {
@@ -238,6 +304,20 @@ TEST(Uninitialized, AnEarlierLaunchMayHaveWrittenIt) {
   EXPECT_EQ(z[0], 64.0f * 63 / 2);
 }
 
+TEST(Uninitialized, AnExecutorWithoutARecordMayHaveWrittenIt) {
+  auto x = ramp("x", {64});
+  Array<f32> y("y", {64}), z("z", {64});
+  const auto copy = [](auto& t, auto from, auto to) {
+    const auto i = t.program_id(0) * 8 + t.arange(c<8>);
+    line = __LINE__, t.store(to + i, t.load(from + i));
+  };
+  launch(FastCpu{.threads = 1}, Grid{0}, copy, x, y);
+  only(launch(CheckedCpu{}, Grid{8}, copy, y, z), Problem::uninitialized, 64);  // no program has run
+  launch(FastCpu{.threads = 1}, Grid{8}, copy, x.tensor(), y.tensor());
+  const Report report = launch(CheckedCpu{}, Grid{8}, copy, y, z);
+  EXPECT_TRUE(report.clean()) << all(report);
+}
+
 // ---- Index arithmetic ----
 
 TEST(Overflow, OfThirtyTwoBitIndices) {
@@ -252,7 +332,32 @@ TEST(Overflow, OfThirtyTwoBitIndices) {
         t.store(pz + i, v);
       },
       x, z);
-  only(report, Problem::overflow, 1);
+  EXPECT_EQ(only(report, Problem::overflow, 8).first.lane, (Triple{0, 0, 8}));
+  EXPECT_EQ(z[7], 7.0f);
+}
+
+// No lane that is masked off has an index, whatever was computed for it.
+TEST(Overflow, NotOfLanesThatAreMaskedOff) {
+  auto x = ramp("x", {16});
+  Array<f32> z("z", {16}), columns("columns", {2, 16}), nothing("nothing", {1});
+  const Report report = launch(
+      CheckedCpu{}, Grid{3},
+      [](auto& t, auto px, auto pz, auto pc, auto pn) {
+        const auto i = t.arange(c<16>);
+        const auto far = i * 300000000 - i * 299999999;
+        const auto first = t.program_id(0) == 0;
+        if (first) t.store(pz + far, t.load(px + far, i < 8), i < 8);
+        // Standing up, broadcast, and in a mask that another one decides.
+        const auto down = col(t.arange(c<4>)) * 1500000000;
+        const auto in = (col(t.arange(c<4>)) < 2) & (down < 1600000000);
+        if (first) t.store(pc + (down / 1500000000 * 16 + i), 1.0f, in);
+        t.store(pn + (t.program_id(0) * 1500000000 + t.arange(c<1>)), 1.0f, t.program_id(0) + t.arange(c<1>) < 1);
+      },
+      x, z, columns, nothing);
+  EXPECT_TRUE(report.clean()) << all(report);
+  EXPECT_EQ(z[7], 7.0f);
+  EXPECT_FALSE(z.written(8));
+  EXPECT_EQ(columns[31], 1.0f);
 }
 
 TEST(Overflow, OfTheProgramIndexAndOfMasks) {
@@ -293,7 +398,7 @@ TEST(Overflow, OfAnIndexThatBecomesAValue) {
         t.store(pz + i, v, i < 0);
       },
       x, z);
-  only(report, Problem::undefined_index, 16);
+  EXPECT_EQ(only(report, Problem::overflow, 8).first.lane, (Triple{0, 0, 8}));
 }
 
 TEST(Overflow, OfAMaskThatBecomesAValue) {
@@ -303,10 +408,10 @@ TEST(Overflow, OfAMaskThatBecomesAValue) {
       CheckedCpu{}, Grid{1},
       [](auto& t, auto px, auto pz) {
         const auto i = t.arange(c<16>);
-        line = __LINE__, t.store(pz + i, where((i * 300000000 > 5) & (i < 3), t.load(px + i), 1.0f));
+        line = __LINE__, t.store(pz + i, where((i * 300000000 > 5) & (i < 12), t.load(px + i), 1.0f));
       },
       x, z);
-  only(report, Problem::undefined_value, 16);
+  EXPECT_EQ(only(report, Problem::overflow, 4).first.lane, (Triple{0, 0, 8}));  // from 12 on it is false at any rate
 }
 
 TEST(Overflow, NotOfSixtyFourBits) {

@@ -164,7 +164,7 @@ class Cases {
       auto w_scale = normal("w_scale", {s.out}, 0.01f);
       Array<f16> bias("bias", {s.out}), y("y", {s.batch, s.out}), mine("y", {s.batch, s.out});
       for (int j = 0; j < s.out; ++j) {
-        bias.set(j, f16{f32_to_f16(w_scale[j] * 50.0f)});
+        bias.set(j, f16(w_scale[j] * 50.0f));
       }
       check("forward", y, mine, {cdiv(s.batch, 32), cdiv(s.out, 32)}, Forward{}, x, x_scale, w, w_scale, bias, Out{},
             s.batch, s.in, s.out, c<32>, c<32>, c<64>);

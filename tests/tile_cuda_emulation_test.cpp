@@ -29,6 +29,14 @@ void expect_the_results_of_the_cpu(Group group) {
   }
 }
 
+TEST(CudaEmulation, WhatMayHaveBeenWrittenCountsAsWritten) {
+  Array<f32> z("z", {32});
+  launch(
+      Cuda<Threads<4, 32>>{}, Grid{1}, [](auto& t, auto pz) { t.store(pz + t.arange(c<32>), 1.0f); }, z);
+  EXPECT_TRUE(z.written(31));
+  EXPECT_EQ(z[31], 1.0f);
+}
+
 // Each layout with the groups that it does in a way of its own; tile_cuda_test.cu has all of both.
 TEST(CudaEmulation, OneWarpARow) {
   expect_the_results_of_the_cpu<Threads<4, 32>>([](auto& cases) {

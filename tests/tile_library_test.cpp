@@ -36,7 +36,7 @@ void expect_same_bits(const Array<T>& got, const Array<T>& expected) {
 template <class T>
 T from_float(float value) {
   if constexpr (std::is_same_v<T, f16>) {
-    return f16{f32_to_f16(value)};
+    return f16(value);
   } else {
     return value;
   }

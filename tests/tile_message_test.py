@@ -22,6 +22,8 @@ MISTAKES = {
     "t.store(z + j, t.load(x + i));": "the value stored has more rows, columns or planes than the tile of pointers.",
     "t.store(z + j, t.load(n + j));": "the value stored is of another type than the tensor; cast it, as in cast<f16>(v).",
     "t.store(n + j, 1.5f);": "the value stored is a float, but the tensor holds integers; cast it.",
+    "t.store(n + j, f16(1.5f));": "the value stored is a float, but the tensor holds integers; cast it.",
+    "t.full(c<2048>, c<1024>, 0.0f);": "a tile has at most 2^20 elements; take it block by block.",
     "t.load(n + j, j < 3, 0.5f);": "`other` is a float, but the tensor holds integers.",
     "cast<s8>(t.load(x + j));":
         "a cast from a float to an integer states its rounding, as in cast<s8, Round::even>(x).",

@@ -38,8 +38,8 @@ Array<T> values(const char* name, std::vector<std::int64_t> shape, unsigned seed
   for (std::int64_t i = 0; i < result.size(); ++i) {
     const int n = integer(random);
     if constexpr (std::is_same_v<T, f32>) result.set(i, static_cast<float>(n) * 0.37f);
-    if constexpr (std::is_same_v<T, f16>) result.set(i, f16{f32_to_f16(static_cast<float>(n) * 0.37f)});
-    if constexpr (std::is_same_v<T, bf16>) result.set(i, bf16{f32_to_bf16(static_cast<float>(n) * 0.37f)});
+    if constexpr (std::is_same_v<T, f16>) result.set(i, f16(static_cast<float>(n) * 0.37f));
+    if constexpr (std::is_same_v<T, bf16>) result.set(i, bf16(static_cast<float>(n) * 0.37f));
     if constexpr (is_integer_type<T>) result.set(i, static_cast<T>(n));
     if constexpr (std::is_same_v<T, bool>) result.set(i, n > 0);
   }

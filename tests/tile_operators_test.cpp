@@ -299,26 +299,69 @@ TYPED_TEST(OnCpu, CastsAmongIntegersAndMasks) {
 }
 
 // All 65536 values widen exactly; every float between two of them goes to the nearer one, or the even one of the two.
-template <class T, class Narrow>
-void narrowing(Narrow narrow, int infinity) {
+template <class T>
+void narrowing(int infinity) {
+  const auto value = [](int bits) { return T::from_bits(static_cast<std::uint16_t>(bits)); };
   for (int i = 0; i < infinity; ++i) {
-    const float low = widen(T{static_cast<std::uint16_t>(i)}), high = widen(T{static_cast<std::uint16_t>(i + 1)});
-    ASSERT_EQ(narrow(low), i);
-    ASSERT_EQ(narrow(-low), i | 0x8000);
+    const float low = value(i), high = value(i + 1);
+    ASSERT_EQ(T(low).bits, i);
+    ASSERT_EQ(T(-low).bits, i | 0x8000);
+    ASSERT_EQ(bits(static_cast<float>(value(i | 0x8000))), bits(-low));
     if (i + 1 == infinity) break;
+    ASSERT_LT(value(i), value(i + 1));
     const float middle = static_cast<float>((static_cast<double>(low) + high) / 2);
-    ASSERT_EQ(narrow(middle), i % 2 == 0 ? i : i + 1);
-    ASSERT_EQ(narrow(std::nextafter(middle, high)), i + 1);
-    ASSERT_EQ(narrow(std::nextafter(middle, low)), i);
+    ASSERT_EQ(T(middle).bits, i % 2 == 0 ? i : i + 1);
+    ASSERT_EQ(T(std::nextafter(middle, high)).bits, i + 1);
+    ASSERT_EQ(T(std::nextafter(middle, low)).bits, i);
   }
-  EXPECT_EQ(narrow(kInfinity), infinity);
-  EXPECT_TRUE(std::isnan(widen(T{narrow(kNan)})));
+  EXPECT_EQ(T(kInfinity).bits, infinity);
+  EXPECT_EQ(T(-kInfinity).bits, infinity | 0x8000);
+  EXPECT_EQ(T(std::numeric_limits<float>::max()).bits, infinity);
+  for (int i = infinity + 1; i < 0x8000; ++i) {
+    const T nan = value(i);
+    ASSERT_TRUE(std::isnan(nan) && nan != nan && !(nan < nan)) << i;
+    ASSERT_TRUE(std::isnan(static_cast<float>(T(nan)))) << i;
+  }
 }
 TEST(SixteenBitFloats, RoundToNearestEven) {
-  narrowing<f16>([](float x) { return f32_to_f16(x); }, 0x7c00);
-  narrowing<bf16>([](float x) { return f32_to_bf16(x); }, 0x7f80);
-  EXPECT_EQ(f32_to_f16(65519.9f), 0x7bff);
-  EXPECT_EQ(f32_to_f16(65520.0f), 0x7c00);
+  narrowing<f16>(0x7c00);
+  narrowing<bf16>(0x7f80);
+  EXPECT_EQ(f16(65519.9f).bits, 0x7bff);
+  EXPECT_EQ(f16(65520.0f).bits, 0x7c00);
+}
+
+// Made of a value, never of its bits, unless they are called bits; when compiling too.
+template <class T>
+constexpr bool made_of_values() {
+  static_assert(sizeof(T) == 2 && std::is_trivial_v<T> && std::is_standard_layout_v<T> && !std::is_aggregate_v<T>);
+  static_assert(!std::is_convertible_v<float, T> && std::is_convertible_v<T, float>);
+  return T(3) == 3.0f && T(3.0f) == T(3.0) && T{2.5} == 2.5f && T{3} == 3 && static_cast<T>(-1) < T(0.5) &&
+         -T(1) == -1 && T() == 0 && T{}.bits == 0 && T::from_bits(T(1.5f).bits) == 1.5f && T(T(7)) == T(7) &&
+         T(0.25f) + T(1) == 1.25f;
+}
+static_assert(made_of_values<f16>() && made_of_values<bf16>());
+static_assert(f16(1).bits == 0x3c00 && bf16(1).bits == 0x3f80 && f16::from_bits(0x3c00) == 1 &&
+              f16(0x1p-24f).bits == 1);
+
+TYPED_TEST(OnCpu, SixteenBitNumbersAreTheirValue) {
+  using E = TypeParam;
+  Array<f16> x("x", {8}), z("z", {4, 8});
+  x.fill(f16(3.0f));
+  run<E>(
+      {},
+      [](auto& t, auto px, auto pz, auto two) {
+        const auto i = t.arange(c<8>);
+        t.store(pz + i, t.load(px + i, i < 4, f16(1.0f)));
+        t.store(pz + 8 + i, f16(5));
+        t.store(pz + 16 + i, cast<f16>(t.load(px + i) * two));
+        t.store(pz + 24 + i, cast<f16>(where(i < 2, f16(-1), t.full(c<8>, f16(0.5)))));
+      },
+      x, z, f16(2));
+  const float expected[4][8] = {{3, 3, 3, 3, 1, 1, 1, 1},
+                                {5, 5, 5, 5, 5, 5, 5, 5},
+                                {6, 6, 6, 6, 6, 6, 6, 6},
+                                {-1, -1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5}};
+  for (int i = 0; i < 32; ++i) EXPECT_EQ(z[i], expected[i / 8][i % 8]) << i;
 }
 
 }  // namespace

@@ -8,9 +8,11 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 OCTILE = os.environ.get("OCTILE_COMMAND")
@@ -118,8 +120,9 @@ class Puzzles(unittest.TestCase):
                 self.assertRegex(pages[""], f"(?m)^  {name} ")
         for option in ("--device", "--report FILE", "--wrong", "--json"):
             self.assertIn(option, pages["run"])
-        for option in ("--report FILE", "--stated", "--verbose"):
+        for option in ("--report FILE", "--stated", "--verbose", "--timeout SECONDS", "--compile-timeout SECONDS"):
             self.assertIn(option, pages["check"])
+        self.assertIn("runs it as you", pages["check"])
 
     def test_reports(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -133,6 +136,8 @@ class Puzzles(unittest.TestCase):
 
 
 class Solving(unittest.TestCase):
+    program = None  # of solution(), compiled once
+
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
         self.addCleanup(self.directory.cleanup)
@@ -250,6 +255,147 @@ class Solving(unittest.TestCase):
         said = octile("check", file.name, "--verbose", status=1, cwd=self.directory.name, compiler=fake).stdout
         self.assertEqual(said.splitlines()[1:], says)
 
+    def solution(self):
+        """masked_add.cpp, whose kernel does what the environment variable MODE says, and a compiler that hands out its program."""
+        file, command = self.new("2")
+        head = "#include <cstdlib>\n#include <fstream>\n#include <stdexcept>\n#include <string>\n#include <unistd.h>\n"
+        head += "[[gnu::noinline]] inline int deep() { volatile char large[80'000'000]; large[0] = 1; return large[0]; }\n"
+        kernel = """    static const std::string mode = std::getenv("MODE");
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    auto v = t.load(x + i, i < n0);  // the last access
+    if (t.program_id(0) == 3) {
+      volatile std::uintptr_t nowhere = 8;
+      if (mode == "segv") *reinterpret_cast<volatile int*>(nowhere) = 1;
+      if (mode == "stack") v = v + deep();
+      if (mode == "abort") std::abort();
+      if (mode == "exit") std::exit(0);
+      if (mode == "throw") throw std::out_of_range("no such element");
+      if (mode == "throw int") throw 5;
+      volatile bool again = mode == "endless loads";
+      while (again) v = t.load(x + i, i < n0);
+      again = mode == "endless";
+      if (again) {
+        if (const pid_t child = fork(); child != 0) std::ofstream("pids") << getpid() << " " << child << std::endl;
+        while (again) usleep(1000);
+      }
+    }
+    t.store(z + i, v + 10.0f, i < n0);"""
+        text = head + file.read_text().replace("    // Your kernel.", kernel)
+        text = text.replace("  return puzzles::check", "  const int status = puzzles::check")
+        file.write_text(text[:text.rindex("}")] + """  const std::string mode = std::getenv("MODE");
+  if (mode == "abort after") std::abort();
+  return mode == "says 0" ? 0 : mode == "says 3" ? 3 : status;
+}
+""")
+        program = file.with_suffix("")
+        if self.program is None:
+            done = self.run_command(command.split(" && ")[0])
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            Solving.program = program.read_bytes()
+        program.write_bytes(self.program)
+        program.chmod(0o700)
+        return file, self.compiler(f"import shutil\nshutil.copy({str(program)!r}, words[words.index('-o') + 1])")
+
+    def start(self, file, compiler, mode, *arguments):
+        """octile puzzles check, with a folder of its own for temporary ones."""
+        temporary = pathlib.Path(self.directory.name) / "temporary"
+        temporary.mkdir(exist_ok=True)
+        environment = os.environ | {"CXX": compiler, "MODE": mode, "TMPDIR": str(temporary)}
+        return subprocess.Popen([OCTILE, "puzzles", "check", file.name, *arguments], cwd=self.directory.name, text=True,
+                                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def end(self, process):
+        """What it says, when nothing is left of it."""
+        said, complaint = process.communicate(timeout=60)
+        self.assertEqual(os.listdir(pathlib.Path(self.directory.name) / "temporary"), [])
+        return process.returncode, said, complaint
+
+    def assert_gone(self, pids):
+        for pid in pids:
+            for _ in range(500):
+                try:
+                    if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                        break
+                except OSError:
+                    break
+                time.sleep(0.01)
+            else:
+                self.fail(f"{pid} still runs")
+
+    def pids(self):
+        path = pathlib.Path(self.directory.name) / "pids"
+        for _ in range(3000):
+            if path.exists() and len(path.read_text().split()) == 2:
+                pids = path.read_text().split()
+                path.unlink()
+                return pids
+            time.sleep(0.01)
+        self.fail("the program did not start")
+
+    def test_ends_that_are_no_verdict(self):
+        file, compiler = self.solution()
+        lines = file.read_text().splitlines()
+        line = 1 + lines.index("    auto v = t.load(x + i, i < n0);  // the last access")
+        loop = 1 + lines.index("      while (again) v = t.load(x + i, i < n0);")
+        place = f"at n0 = 200, checked executor, program (3,0,0), after 1 access: load x at masked_add.cpp:{line}:20"
+
+        def end(mode, *arguments):
+            return self.end(self.start(file, compiler, mode, *arguments))
+
+        self.assertEqual(end("right")[::2], (0, ""))
+        for mode, how in (("segv", "was ended by a signal: Segmentation fault"), ("stack", "was ended by a signal: Segmentation fault"),
+                          ("abort", "was ended by a signal: Aborted"), ("exit", "ended with status 0 and without a verdict")):
+            self.assertEqual(end(mode), (1, "", f"octile: masked_add.cpp {how}, {place}\n"))
+        for mode, what in (("throw", "out_of_range: no such element"), ("throw int", "what is no std::exception")):
+            status, said, complaint = end(mode)
+            self.assertEqual((status, complaint), (1, ""))
+            self.assertIn(f"2 masked_add: wrong, it threw {what}\n  {place}\n    {line} |     auto v = t.load(", said)
+        self.assertEqual(end("abort after")[::2], (1, "octile: masked_add.cpp was ended by a signal: Aborted, after its verdict\n"))
+        self.assertEqual(end("says 3")[0], 3)
+        status, said, _ = end("endless loads")
+        self.assertEqual(status, 1)
+        self.assertIn(f"masked_add.cpp:{loop}:31: load x: endless loop, 1000000 steps; first: program (3,0,0)\n", said)
+
+        status, said, complaint = end("endless", "--timeout", "0.5")
+        self.assertEqual((status, said), (1, ""))
+        self.assertEqual(complaint, f"octile: masked_add.cpp was stopped after 0.5 seconds (--timeout), {place}\n")
+        self.assert_gone(self.pids())
+
+    def test_a_program_without_a_check(self):
+        file = pathlib.Path(self.directory.name) / "nothing.cpp"
+        file.write_text("int main() {}\n")
+        done = octile("check", file.name, status=1, cwd=self.directory.name)
+        self.assertEqual(done.stderr, "octile: nothing.cpp ended with status 0 and without a verdict: its main() has to return "
+                                      "puzzles::check<...>(argc, argv, ...), as octile puzzles new writes it\n")
+
+    def test_what_ends_the_command_ends_the_program(self):
+        file, compiler = self.solution()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            process = self.start(file, compiler, "endless")
+            pids = self.pids()
+            process.send_signal(number)
+            self.assertEqual(self.end(process), (-number, "", ""))
+            self.assert_gone(pids)
+        process = self.start(file, compiler, "endless")
+        pids = self.pids()
+        process.kill()  # it can clean up nothing, but the kernel ends the program: not what that has started
+        process.wait(timeout=60)
+        self.assert_gone(pids[:1])
+        os.kill(int(pids[1]), signal.SIGKILL)
+        process.communicate(timeout=60)
+        shutil.rmtree(pathlib.Path(self.directory.name) / "temporary")
+
+        slow = self.compiler("import time\nopen('pids', 'w').write(f'{os.getpid()} {os.getpid()}')\ntime.sleep(60)")
+        process = self.start(file, slow, "")
+        pids = self.pids()
+        process.terminate()
+        self.assertEqual(self.end(process), (-signal.SIGTERM, "", ""))
+        self.assert_gone(pids)
+        status, said, complaint = self.end(self.start(file, slow, "", "--compile-timeout", "1"))
+        self.assertEqual((status, said), (1, ""))
+        self.assertEqual(complaint, "octile: the compiler, with masked_add.cpp, was stopped after 1 second (--compile-timeout)\n")
+        self.assert_gone(self.pids())
+
     def test_signals(self):
         file, _ = self.new("1")
 
@@ -260,8 +406,8 @@ class Solving(unittest.TestCase):
         for signal, name in (("SEGV", "Segmentation fault"), ("FPE", "Floating point exception")):
             self.assertIn(f"constant_add.cpp was ended by a signal: {name}", check(f"kill -{signal} $$", 1))
         self.assertIn("constant_add.cpp was ended by a signal: Aborted", check("exit 134", 1))  # as a shell says it
-        for status in (2, 127, 128, 193, 255):  # its own
-            self.assertEqual(check(f"exit {status}", status), "")
+        for status in (0, 2, 127, 128, 193, 255):  # its own
+            self.assertIn(f"constant_add.cpp ended with status {status} and without a verdict", check(f"exit {status}", 1))
         killed = self.compiler("os.kill(os.getpid(), 9)")
         done = octile("check", file.name, status=1, cwd=self.directory.name, compiler=killed)
         self.assertIn("the compiler, with constant_add.cpp, was ended by a signal: Killed", done.stderr)

@@ -199,8 +199,8 @@ TEST(Puzzles, Score) {
 Outcome quantized_rows(float special) {
   CheckedTrial trial({{3, 70}, true});
   Array<f16> x("x", {3, 70});
-  for (int i = 0; i < 210; ++i) x.set(i, f16{f32_to_f16(static_cast<float>(i - 100) * 0.25f)});
-  x.set(75, f16{f32_to_f16(special)});
+  for (int i = 0; i < 210; ++i) x.set(i, f16(static_cast<float>(i - 100) * 0.25f));
+  x.set(75, f16(special));
   Array<s8> q("q", {3, 70});
   Array<f32> scale("scale", {3});
   trial.launch({1}, homework::QuantizeRows{}, x, q, scale, 3, 70, c<4>, c<64>);

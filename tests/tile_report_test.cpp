@@ -113,6 +113,33 @@ TEST(TileReport, NamesBothAccessesOfAMissingBarrier) {
   EXPECT_TRUE(has(report_html(report, {}), "lane 1, stores to <b>x[1]</b>; it also reads the same element at <code>"));
 }
 
+TEST(TileReport, NamesTheLoadOfAnUndefinedLane) {
+  auto x = normal("x", {20}), z = normal("z", {32});
+  const Report report = launch(
+      CheckedCpu{}, Grid{1},
+      [](auto& t, auto px, auto pz) {
+        const auto i = t.arange(c<32>);
+        t.store(pz + i, exp2(t.load(px + i, i < 20)));
+      },
+      x, z);
+  EXPECT_TRUE(has(report_html(report, {}),
+                  "stores to <b>z[20]</b>; the lane was left undefined at <code>tile_report_test.cpp:"));
+}
+
+TEST(TileReport, SaysThatALoopDoesNotEnd) {
+  auto x = normal("x", {32});
+  const Report report = launch(
+      CheckedCpu{.most_steps = 9}, Grid{1},
+      [](auto& t, auto px) {
+        while (true) (void)t.load(px + t.arange(c<32>));
+      },
+      x);
+  const std::string html = report_html(report, {});
+  EXPECT_TRUE(has(html, "<h3>Endless loop</h3>"));
+  EXPECT_TRUE(has(html, "<b>9 steps</b>"));
+  EXPECT_TRUE(has(html, "<p>Program 0 does not end.</p>"));
+}
+
 TEST(TileReport, ScoreOfTheLeastPossible) {
   const Page p = masked_add();
   const std::string html = report_html(p.report, p.page);

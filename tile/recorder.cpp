@@ -17,8 +17,8 @@ constexpr int kSector = 32;      // bytes: what a GPU's memory moves at least
 constexpr int kAlignment = 256;  // of memory on a GPU
 }  // namespace
 
-Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records)
-    : most_records_(most_records) {
+Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t most_steps)
+    : most_records_(most_records), most_steps_(most_steps) {
   report_.kernel = std::move(kernel);
   report_.grid = grid;
   report_.layout = layout;
@@ -65,6 +65,10 @@ void Recorder::begin_program(std::int64_t number) {
   me_ = static_cast<std::uint32_t>(number + 1);
   barrier();
   operation_ = 0;
+  Progress& now = progress();
+  now.program = report_.program(number);
+  now.steps = 0;
+  now.program_runs = true;
 }
 
 int Recorder::site_of(const AccessTile& access) {
@@ -100,6 +104,26 @@ void Recorder::begin(const AccessTile& access) {
                                           std::countr_zero(static_cast<unsigned>(access.columns)))
                << 22;
   ++next_access_;
+  note_progress();
+  if (most_steps_ == 0 || progress().steps <= most_steps_) return;
+  bool is_new = false;
+  Finding& endless = finding(Problem::endless, site_, is_new);
+  endless.count = most_steps_;
+  endless.first.program = progress().program;
+  throw Endless{};
+}
+
+void Recorder::note_progress() {
+  Progress& now = progress();
+  if (now.steps++ == 0 || noted_site_ != site_) {
+    const Site& site = report_.sites[at(site_)];
+    noted_site_ = site_;
+    now.access = site.access;
+    now.line = site.line;
+    now.column = site.column;
+    put(now.file, site.file);
+    put(now.tensor, report_.tensors[at(site.tensor)].name);
+  }
 }
 
 // ---- Races, uninitialized memory, missing barriers ----
@@ -313,6 +337,16 @@ void Recorder::found(Problem problem, int plane, int row, int column, std::int64
   if (other_site >= 0) f.first.other_program = f.first.program;
 }
 
+void Recorder::undefined(Problem problem, Origin origin, int plane, int row, int column, std::int64_t index) {
+  if (origin == kOverflow) return found(Problem::overflow, plane, row, column, index);
+  const bool is_load = origin != kDivision && origin != kShift;
+  found(problem, plane, row, column, index, is_load ? origin - 1 : -1);
+  if (is_load) return;
+  bool is_new = false;
+  Finding& f = finding(problem, site_, is_new);
+  if (f.count == 1) f.first.cause = origin == kDivision ? Cause::division : Cause::shift;
+}
+
 // ---- Records ----
 
 // A row of runs continues the boxes of the row above; there are seldom more than a few side by side.
@@ -397,6 +431,7 @@ void Recorder::end() {
 }
 
 Report Recorder::finish() {
+  progress().program_runs = false;  // not where an exception ends the launch: who catches it may ask
   for (const Shadow& s : shadows_) {
     TensorUse& use = report_.tensors[at(s.tensor)];
     for (std::size_t k = 0; k < at(s.size); ++k) {
@@ -407,6 +442,26 @@ Report Recorder::finish() {
     }
   }
   return std::move(report_);
+}
+
+namespace {
+Progress own_progress;
+Progress* progress_now = &own_progress;
+}  // namespace
+
+Progress& progress() { return *progress_now; }
+void put_progress(Progress& where) { progress_now = &where; }
+
+std::string text(const Progress& progress) {
+  std::string result = progress.doing;
+  if (!progress.program_runs) return result;
+  const auto [x, y, z] = progress.program;
+  result += ", program (" + std::to_string(x) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
+  if (progress.steps == 0) return result + ", before it used any memory";
+  const std::string file = progress.file;
+  return result + ", after " + std::to_string(progress.steps) + (progress.steps == 1 ? " access: " : " accesses: ") +
+         name(progress.access) + " " + progress.tensor + " at " + file.substr(file.rfind('/') + 1) + ":" +
+         std::to_string(progress.line) + ":" + std::to_string(progress.column);
 }
 
 std::string type_name(const std::type_info& type) {
@@ -429,13 +484,20 @@ std::string text(const Report& report, const Finding& finding) {
   const TensorUse& tensor = report.tensors[at(site.tensor)];
   const Instance& first = finding.first;
   std::string result = place(site) + ":" + std::to_string(site.column) + ": " + name(site.access) + " " + tensor.name +
-                       ": " + name(finding.problem) + ", " + std::to_string(finding.count) +
-                       (finding.problem == Problem::race ? " element" : " lane") + (finding.count == 1 ? "" : "s") +
-                       "; first: program " + triple(first.program, "(", ")");
+                       ": " + name(finding.problem) + ", " + std::to_string(finding.count) + " " +
+                       unit(finding.problem) + (finding.count == 1 ? "" : "s") + "; first: program " +
+                       triple(first.program, "(", ")");
+  if (finding.problem == Problem::endless) return result;
   if (first.lane[0] >= 0) result += ", lane " + triple(first.lane, "[", "]");
   result += ", " + tensor.name + "[" + std::to_string(first.index) + "] of " + std::to_string(tensor.size);
-  if (first.other_site >= 0) {
+  if (first.cause != Cause::none) {
+    result += first.cause == Cause::division ? "; from a division by 0" : "; from a shift by too many bits";
+  } else if (first.other_site >= 0) {
     const Site& other = report.sites[at(first.other_site)];
+    if (Report::has_origin(finding)) {
+      return result + "; from " + name(other.access) + " " + report.tensors[at(other.tensor)].name + " at " +
+             place(other);
+    }
     result += "; also " + std::string(name(other.access)) + " at " + place(other) + ", program " +
               triple(first.other_program, "(", ")");
   }

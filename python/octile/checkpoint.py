@@ -248,13 +248,17 @@ def _make_w8a8(where, linear, activations, tensors):
     scale = scale.reshape(-1)
     with torch.inference_mode(False):
         if dynamic:
-            layer = W8A8Linear(k, n, bias=False, device="meta")
+            layer = W8A8Linear(k, n, bias=False, device="meta", dtype=linear.weight.dtype)
         else:
-            layer = W8A8StaticLinear(k, n, bias=False, device="meta")
+            layer = W8A8StaticLinear(k, n, bias=False, device="meta", dtype=linear.weight.dtype)
             layer.input_scale = _scale(where, tensors, "input_scale", (1,), ()).reshape(1).clone()
             if "input_multiplier" in tensors:
                 layer.input_multiplier = _scale(where, tensors, "input_multiplier", (k,)).clone()
-        layer.weight, layer.weight_scale, layer.bias = weight.clone(), scale.clone(), tensors.pop("bias", None)
+        layer.quantized_weight, layer.weight_scale, layer.bias = (
+            weight.clone(),
+            scale.clone(),
+            tensors.pop("bias", None),
+        )
         layer._align()
     return layer
 
@@ -275,8 +279,10 @@ def _make_w4a16(where, linear, weights, symmetric, tensors):
     packed = _take(where, tensors, "weight_packed", torch.int32, (n, -(-k // 8)))
     groups = k // group if group else 1
     with torch.inference_mode(False):
-        layer = W4A16Linear(k, n, bias=False, device="meta", group=group, zero_point=not symmetric)
-        layer.weight = quantizer.pack(quantizer.unpack_words(packed, k))
+        layer = W4A16Linear(
+            k, n, bias=False, device="meta", dtype=linear.weight.dtype, group=group, zero_point=not symmetric
+        )
+        layer.quantized_weight = quantizer.pack(quantizer.unpack_words(packed, k))
         layer.weight_scale = _scale(where, tensors, "weight_scale", (n, groups)).clone()
         if not symmetric:
             points = _take(where, tensors, "weight_zero_point", torch.int32, (-(-n // 8), groups))

@@ -136,7 +136,7 @@ def test_tied_weights():
     assert report.skipped == {"decoder": "its weight is that of embed too: a filter has to ask for it"}
     assert model.decoder.weight is model.embed.weight
     report = quantize_(model, W8A8Dynamic(), lambda module, name: name == "decoder")
-    assert report.converted == ["decoder"] and model.decoder.weight.dtype == torch.int8
+    assert report.converted == ["decoder"] and model.decoder.quantized_weight.dtype == torch.int8
     assert model.embed.weight.dtype == torch.float32
     assert model(torch.tensor([[1, 2, 3]])).shape == (1, 3, 96)
     assert quantize_(Tied("decoder"), Int8Training()).skipped == {}
@@ -234,7 +234,7 @@ def test_meta_model_is_loaded_later(device):
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
     assert quantize_(model, W4A16()).converted == ["0", "2"]
-    assert model[0].weight.is_meta and model[0].weight.shape == (256, 64)
+    assert model[0].weight.is_meta and model[0].quantized_weight.shape == (256, 64)
 
 
 def test_half_precision_models(device):

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import op_reference as reference
 import pytest
 import safetensors.torch
 import torch
-from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear
+from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear, W8A8StaticLinear
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -443,14 +444,14 @@ def test_state_dict_of_inference(kind, inputs, assign, device, generator, tmp_pa
     options = {"group": 0} if kind is W4A16Linear else {}
     a = kind.from_linear(nn.Linear(inputs, 24, device=device), **options)
     b = kind(inputs, 24, device=device, **options)
-    assert list(a.parameters()) == [] and set(a.state_dict()) == {"weight", "weight_scale", "bias"}
+    assert list(a.parameters()) == [] and set(a.state_dict()) == {"quantized_weight", "weight_scale", "bias"}
     safetensors.torch.save_file(a.state_dict(), tmp_path / "a.safetensors")
     torch.save(a.state_dict(), tmp_path / "a.pt")
     loaded = safetensors.torch.load_file(tmp_path / "a.safetensors", device=str(device))
     x = draw(generator, device, 5, inputs)
     for state in (loaded, torch.load(tmp_path / "a.pt", weights_only=True)):
         b.load_state_dict(state, assign=assign)
-        assert b.weight.stride() == a.weight.stride()
+        assert b.quantized_weight.stride() == a.quantized_weight.stride()
         assert torch.equal(a(x), b(x))
 
 
@@ -458,10 +459,10 @@ def test_state_dict_of_inference(kind, inputs, assign, device, generator, tmp_pa
 @pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
 def test_a_float_checkpoint_is_refused(kind, strict, device):
     layer = kind.from_linear(nn.Linear(128, 24, device=device))
-    before = layer.weight.clone()
+    before = layer.quantized_weight.clone()
     with pytest.raises(RuntimeError, match="weight is torch.float32, expected torch.*load a float model first"):
         layer.load_state_dict(nn.Linear(128, 24).state_dict(), strict=strict)
-    assert torch.equal(layer.weight, before)
+    assert torch.equal(layer.quantized_weight, before)
 
 
 def test_made_in_inference_mode(device, generator):
@@ -532,11 +533,11 @@ def test_conversions_of_type(device, generator):
 @pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
 def test_scales_keep_their_type(kind, device, generator):
     layer = kind.from_linear(nn.Linear(128, 33, device=device))
-    scale, weight = layer.weight_scale.clone(), layer.weight.clone()
+    scale, weight = layer.weight_scale.clone(), layer.quantized_weight.clone()
     for convert in (nn.Module.half, lambda m: m.to(BRAIN), lambda m: m.to("cpu"), lambda m: m.to(device)):
         convert(layer)
         assert torch.equal(layer.weight_scale.to(device), scale) and layer.weight_scale.dtype == FULL
-        assert torch.equal(layer.weight.to(device), weight)
+        assert torch.equal(layer.quantized_weight.to(device), weight)
     assert layer.bias.dtype == BRAIN
     assert layer(draw(generator, device, 5, 128, dtype=BRAIN)).dtype == BRAIN
     assert layer(draw(generator, device, 5, 128)).dtype == FULL
@@ -559,7 +560,8 @@ def test_double_and_back(device, generator):
 def test_int8_rows_stay_aligned(device):
     layer = W8A8Linear.from_linear(nn.Linear(33, 20, device=device))
     for _ in range(2):
-        assert layer.weight.stride() == (48, 1) and layer.state_dict()["weight"].is_contiguous()
+        assert layer.quantized_weight.stride() == (48, 1)
+        assert layer.state_dict()["quantized_weight"].is_contiguous()
         layer = copy.deepcopy(layer).to("meta").to_empty(device=device)
 
 
@@ -627,7 +629,7 @@ def test_four_bits(group, device, generator):
     layer = W4A16Linear.from_linear(plain, group=group)
     packed, scale = quantizer._by_the_library(plain.weight.detach().cpu().nan_to_num(0), group, "nearest", None)
     packed[1, : (group or 128) // 2], scale[1, 0] = 0, torch.nan  # the group of the NaN
-    assert torch.equal(layer.weight.cpu(), packed)
+    assert torch.equal(layer.quantized_weight.cpu(), packed)
     assert torch.equal(layer.weight_scale.cpu().nan_to_num(-1), scale.nan_to_num(-1))
     x = draw(generator, device, 5, 128)
     w_hat = layer.to_linear().weight.detach().double()
@@ -700,6 +702,43 @@ def test_refusals(device, generator):
         layer(x.int())
     with pytest.raises(RuntimeError, match="octile"):
         W8A8Linear(64, 32, device=device)(x[:, :63])
+
+
+@pytest.mark.parametrize("shape", [(5, 63), (2, 3, 65), (5, 32), (63,), ()])
+@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W8A8StaticLinear, W4A16Linear])
+def test_a_wrong_input_is_named(kind, shape, device):
+    """Not the weight, which is the layer's own. A packed weight may be of one size for several of IN."""
+    plain = nn.Linear(64, 32, device=device)
+    options = {W8A8StaticLinear: [{"input_scale": 0.1}], W4A16Linear: [{"group": 32}, {"group": 0}]}
+    layers = [kind.from_linear(plain, **one) for one in options.get(kind, [{}])]
+    if device.type == "cpu" and kind not in (Linear, QuantizedLinear):
+        layers += [copy.deepcopy(layer).pack_() for layer in layers]
+    if kind is Linear:
+        layers.append(Linear.from_linear(plain))
+        octile.cache_weights_(layers[-1])
+    text = f"octile: x is {tuple(shape)}; the layer's in_features, its last size, is 64"
+    for layer in layers:
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=re.escape(text)):
+                layer(torch.ones(shape, device=device))
+
+
+def test_a_wrong_input_of_the_function(device):
+    w, x = torch.ones(32, 64, device=device), torch.ones(2, 5, 63, device=device)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            text = "octile: x is (2, 5, 63); w (32, 64) multiplies (..., 64)"
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                octile.linear(x, w.requires_grad_())
+            with pytest.raises(RuntimeError, match=re.escape("w (64, 32) multiplies (..., 64)")):
+                octile.linear(x, w.detach().t(), layout="in_out")
+    for kind in (Linear, W8A8Linear):
+        layer = kind(64, 32, device="meta")
+        with pytest.raises(RuntimeError, match="in_features"):
+            layer(x.to("meta"))
+    compiled = torch.compile(Linear(64, 32, device=device), backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"octile: x is \(10, 63\); weight \(32, 64\) multiplies \(..., 64\)"):
+        compiled(x)
 
 
 def test_import_is_light():

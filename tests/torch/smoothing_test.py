@@ -153,7 +153,7 @@ def test_scales_and_weights_are_the_formula():
     assert type(layer) is W8A8StaticLinear and torch.allclose(layer.input_multiplier, 1 / s, rtol=1e-6)
     assert layer.input_scale.item() == ((largest * layer.input_multiplier).max() / torch.tensor(127.0)).item()
     q, _, scale = torch.ops.octile.quantize(weight / layer.input_multiplier, 1, 0)
-    assert torch.allclose(layer.weight_scale, scale, rtol=1e-6) and (layer.weight - q).abs().max() <= 1
+    assert torch.allclose(layer.weight_scale, scale, rtol=1e-6) and (layer.quantized_weight - q).abs().max() <= 1
     plain = block()
     quantize_(plain, W8A8Static(calibration, smoothing=None))
     assert plain.value.input_multiplier is None

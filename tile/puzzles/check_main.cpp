@@ -5,8 +5,45 @@
 #include "puzzles/page.h"
 #include "puzzles/starter.h"
 #include "puzzles/trial.h"
+#include "puzzles/watch.h"
 
 namespace octile::tile::puzzles {
+
+namespace {
+
+// Notes what is tried, for whoever asks when it does not come back.
+Try told(const Facts& facts, Try a_try) {
+  const auto tell = [&facts](const Case& a_case, const std::string& executor) {
+    Progress& now = progress();
+    now.program_runs = false;
+    put(now.doing, "at " + text(facts, a_case) + (a_case.stated ? "" : " (a hidden size)") + ", " + executor);
+  };
+  Try result = a_try;
+  result.checked = [=](const Case& a_case) {
+    tell(a_case, "checked executor");
+    return a_try.checked(a_case);
+  };
+  result.fast = [=](const Case& a_case, int threads) {
+    tell(a_case, "fast executor with " + std::to_string(threads) + (threads == 1 ? " thread" : " threads"));
+    return a_try.fast(a_case, threads);
+  };
+  return result;
+}
+
+int concluded(bool right) {
+  progress() = {};
+  tell_verdict(right);
+  return right ? 0 : 1;
+}
+
+int threw(const Facts& facts, const std::string& what) {
+  const Progress& now = progress();
+  std::cout << facts.number << " " << facts.name << ": wrong, it threw " << what << "\n  " << text(now) << "\n";
+  if (now.program_runs && now.steps > 0) std::cout << excerpt(site_of(now));
+  return concluded(false);
+}
+
+}  // namespace
 
 int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_try,
                const std::vector<std::string>& command) {
@@ -21,6 +58,8 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
       report = arguments[++i];
     } else if (arguments[i] == "--called" && i + 1 < arguments.size()) {
       called = arguments[++i];
+    } else if (arguments[i] == "--told-to" && i + 1 < arguments.size()) {
+      tell_to(arguments[++i]);  // octile puzzles check
     } else {
       const bool asked = arguments[i] == "--help" || arguments[i] == "-h";
       std::ostream& stream = asked ? std::cout : std::cerr;
@@ -32,18 +71,25 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
       return asked ? 0 : 2;
     }
   }
-  const Verdict verdict = judge(cases, wanted);
+  Verdict verdict;
+  try {
+    verdict = judge(cases, told(facts, wanted));
+  } catch (const std::exception& error) {
+    return threw(facts, type_name(typeid(error)) + ": " + error.what());
+  } catch (...) {
+    return threw(facts, "what is no std::exception");
+  }
   std::cout << text(facts, verdict);
   if (!report.empty()) {
     try {
       write_page(report, facts, verdict, called + " --report " + shell_word(report));
     } catch (const std::exception& error) {
       std::cerr << program << ": " << error.what() << std::endl;
-      return 1;
+      return concluded(false);
     }
     std::cout << "wrote " << report << ": what the kernel did, for a browser" << std::endl;
   }
-  return verdict.right() ? 0 : 1;
+  return concluded(verdict.right());
 }
 
 }  // namespace octile::tile::puzzles

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "octile/tile/progress.h"
 #include "octile/tile/report.h"
 
 namespace octile::tile::puzzles {
@@ -159,6 +160,8 @@ Verdict judge(const std::vector<Case>& cases, const Try& a_try);
 
 // What the source says at a site, with its line number and a caret; empty where there is none.
 std::string excerpt(const Site& site);
+// Of a program's last access.
+Site site_of(const Progress& progress);
 // The site of the store that wrote a mismatch, or none.
 const Site* blamed(const Outcome& outcome, const Mismatch& mismatch);
 

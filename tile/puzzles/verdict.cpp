@@ -49,6 +49,15 @@ std::string excerpt(const Site& site) {
   return result;
 }
 
+Site site_of(const Progress& progress) {
+  Site site;
+  site.access = progress.access;
+  site.file = progress.file;
+  site.line = progress.line;
+  site.column = progress.column;
+  return site;
+}
+
 const Site* blamed(const Outcome& outcome, const Mismatch& mismatch) {
   if (mismatch.record < 0) return nullptr;
   const Report& report = outcome.reports[at(mismatch.launch)];
@@ -65,6 +74,9 @@ std::string text(const Facts& facts, const Outcome& wrong) {
         continue;
       }
       result += "  " + text(report, finding) + "\n" + excerpt(report.sites[at(finding.site)]);
+      if (Report::has_origin(finding) && finding.first.other_site >= 0) {
+        result += excerpt(report.sites[at(finding.first.other_site)]);
+      }
     }
   }
   if (left_out > 0) result += "  and " + plural(left_out, "more problem") + "\n";

@@ -40,6 +40,8 @@ std::string explanation(Problem problem) {
              "comes first.";
     case Problem::overflow:
       return "An index left 32 bits and wrapped around.";
+    case Problem::endless:
+      return "The program was stopped after so many accesses: a loop of it seems to have no end.";
   }
   return {};
 }
@@ -74,6 +76,8 @@ std::string hint(const Report& report, const Finding& finding) {
              "bodies: what those store belongs after it.";
     case Problem::overflow:
       return "Make one factor 64 bits: <code>cast&lt;s64&gt;(i) * n</code>.";
+    case Problem::endless:
+      return "Look at what the loop around this line counts.";
   }
   return {};
 }
@@ -87,12 +91,19 @@ std::string first_instance(const Report& report, const Finding& finding) {
   std::string out = "Program " + program_name(report.grid, first.program);
   if (first.lane[0] >= 0) out += ", " + lane_name(first.lane) + ",";
   if (finding.problem == Problem::overflow) return escaped(out + " computes an index that does not fit.");
+  if (finding.problem == Problem::endless) return escaped(out + " does not end.");
   out += " " + verb(site.access) + " <b>" + escaped(element_name(tensor, first.index)) + "</b>";
   if (finding.problem == Problem::out_of_bounds) {
     out += "; " + escaped(tensor.name) + " has " + plural(tensor.size, "element");
     if (tensor.size > 0) out += ", 0 to " + number(tensor.size - 1);
   }
-  if (first.other_site >= 0) {
+  if (first.cause != Cause::none) {
+    out += first.cause == Cause::division ? ", from a division by 0" : ", from a shift by too many bits";
+  } else if (first.other_site >= 0 && Report::has_origin(finding)) {
+    const Site& load = report.sites[at(first.other_site)];
+    out += "; the lane was left undefined at <code>" + escaped(place(load)) + "</code>, which loads <code>" +
+           escaped(report.tensors[at(load.tensor)].name) + "</code>";
+  } else if (first.other_site >= 0) {
     const Site& other = report.sites[at(first.other_site)];
     const bool same = first.other_program == first.program;
     out += (same ? "; it also " : "; program " + program_name(report.grid, first.other_program) + " ") +
@@ -110,8 +121,7 @@ std::string card(const Report& report, const Sources& sources, std::size_t index
   std::string out = "<article class=\"problem\" id=\"problem-" + std::to_string(index + 1) + "\" data-finding=\"" +
                     std::to_string(index) + "\">\n<h3>" + title + "</h3>\n<p class=\"where\"><code>" +
                     escaped(place(site)) + "</code> · " + name(site.access) + " <code>" + escaped(tensor.name) +
-                    "</code> · <b>" + plural(finding.count, finding.problem == Problem::race ? "element" : "lane") +
-                    "</b></p>\n";
+                    "</code> · <b>" + plural(finding.count, unit(finding.problem)) + "</b></p>\n";
   if (const std::string* const line = sources.line(site)) {
     const std::size_t indent = std::min(line->find_first_not_of(" \t"), line->size());
     // Compilers name the parenthesis of the call, or its beginning: underline the function's name.

@@ -1,10 +1,8 @@
 #include "report/write_report.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <stdexcept>
 
+#include "base/output.h"
 #include "report/page_parts.h"
 
 namespace octile::tile {
@@ -25,7 +23,7 @@ std::string counted_problems(const Report& report) {
   for (std::size_t p = 0; p < counts.size(); ++p) {
     if (counts[p] == 0) continue;
     out += "<li><a href=\"#problem-" + std::to_string(first[p]) + "\">" + name(static_cast<Problem>(p)) + "</a> <b>" +
-           plural(counts[p], static_cast<Problem>(p) == Problem::race ? "element" : "lane") + "</b></li>\n";
+           plural(counts[p], unit(static_cast<Problem>(p))) + "</b></li>\n";
   }
   return out;
 }
@@ -162,13 +160,7 @@ std::string report_html(const Report& report, const ReportPage& page) {
 }
 
 void write_report(const std::string& path, const Report& report, const ReportPage& page) {
-  const std::string html = report_html(report, page), part = path + ".part";
-  std::ofstream file(part, std::ios::binary);
-  file << html;
-  file.close();
-  if (file && std::rename(part.c_str(), path.c_str()) == 0) return;
-  std::remove(part.c_str());
-  throw std::runtime_error("octile: the report cannot be written to " + path);
+  base::write_file(path, report_html(report, page));
 }
 
 }  // namespace octile::tile

@@ -12,6 +12,7 @@ struct NoOverflow {
   TILE_FUNCTION void merge(NoOverflow) {}
   template <class A>
   TILE_FUNCTION void check(const A&) {}
+  TILE_FUNCTION void turn_to_column() {}
 };
 
 // Unit: the column stride is 1, known to the compiler. The stride of a dimension of length 1 is 0.
@@ -146,6 +147,7 @@ TILE_FUNCTION auto column(const A& a) {
   result.plane = result.row;
   result.row = result.column;
   result.column = 0;
+  result.overflow.turn_to_column();
   return result;
 }
 

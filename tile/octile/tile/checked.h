@@ -15,22 +15,26 @@ namespace octile::tile {
 struct CheckedCpu {
   WarpLayout layout{};                  // what coalescing is counted for
   std::int64_t most_records = 200'000;  // of the report; what is beyond is counted only
+  std::int64_t most_steps = 0;          // accesses of a program; one with more ends the launch. 0: any number
 
   template <class T, class S>
   struct Storage {
     alignas(S::kSize * sizeof(T) >= 64 ? 64 : alignof(T)) T values[S::kSize];
     bool any_undefined = false;  // only if so, `undefined` says which
-    std::uint8_t undefined[S::kSize];
+    Origin undefined[S::kSize];
 
     Storage() {
-      // One element is kept in registers and copied whole: g++ would warn that it may be uninitialized.
-      if constexpr (S::kSize == 1) values[0] = T{}, undefined[0] = 0;
+      // A few elements are kept in registers and copied whole: g++ would warn that they may be uninitialized.
+      if constexpr (S::kSize <= 4) {
+        for (T& value : values) value = T{};
+        for (Origin& origin : undefined) origin = kDefined;
+      }
     }
-    bool is_undefined(int lane) const { return any_undefined && undefined[lane] != 0; }
-    void set_undefined(int lane) {
+    Origin origin(int lane) const { return any_undefined ? undefined[lane] : kDefined; }
+    void set_undefined(int lane, Origin origin) {
       if (!any_undefined) memset(undefined, 0, sizeof(undefined));
       any_undefined = true;
-      undefined[lane] = 1;
+      undefined[lane] = origin;
     }
   };
   template <class I>
@@ -41,28 +45,55 @@ struct CheckedCpu {
     Shadow* shadow = nullptr;
   };
 
-  // Operand (p, r, c) of a map is undefined.
-  template <class A>
-  static bool undefined_at(const A& a, int p, int r, int c) {
-    using S = typename A::Shape;
-    if constexpr (is_tile<A>) {
-      return a.is_undefined(((S::kPlanes == 1 ? 0 : p) * S::kRows + (S::kRows == 1 ? 0 : r)) * S::kColumns +
-                            (S::kColumns == 1 ? 0 : c));
-    } else {
-      return any_undefined(a);
-    }
-  }
   template <class A>
   static bool any_undefined(const A& a) {
     if constexpr (is_tile<A>) return a.any_undefined;
-    return overflowed(a);  // an index or a mask of one that becomes a value
+    if constexpr (requires { a.overflow; }) return a.overflow.happened();
+    if constexpr (LazyMask<A> && requires { a.b; }) return any_undefined(a.a) || any_undefined(a.b);
+    if constexpr (LazyMask<A> && requires { a.a; }) return any_undefined(a.a);
+    return false;
+  }
+  // Of element (p, r, c) of an operand: of a value, an index or a mask.
+  template <class A>
+  static Origin origin_at(const A& a, int p, int r, int c) {
+    if constexpr (is_tile<A>) {
+      using S = typename A::Shape;
+      return a.origin(((S::kPlanes == 1 ? 0 : p) * S::kRows + (S::kRows == 1 ? 0 : r)) * S::kColumns +
+                      (S::kColumns == 1 ? 0 : c));
+    } else if constexpr (requires { a.overflow; }) {
+      return a.overflow.at(p, r, c) ? kOverflow : kDefined;
+    } else if constexpr (LazyMask<A> && requires { a.b; }) {
+      using F = std::conditional_t<is_either<A>, scalar::Or, scalar::And>;
+      return decided<F>(p, r, c, a.a, a.b) ? kDefined : first_of(origin_at(a.a, p, r, c), origin_at(a.b, p, r, c));
+    } else if constexpr (LazyMask<A> && requires { a.a; }) {
+      return origin_at(a.a, p, r, c);
+    } else {
+      return kDefined;
+    }
+  }
+  template <class... O>
+  static Origin first_of(O... origins) {
+    Origin first = kDefined;
+    ((first = first != kDefined ? first : origins), ...);
+    return first;
+  }
+  // 0 & x and ~0 | x do not depend on x.
+  template <class F, class... A>
+  static bool decided(int p, int r, int c, const A&... a) {
+    const auto decides = [&](const auto& side) {
+      const auto value = element_of(side, p, r, c);
+      using T = std::remove_const_t<decltype(value)>;
+      return origin_at(side, p, r, c) == kDefined && value == static_cast<T>(std::is_same_v<F, scalar::And> ? 0 : -1);
+    };
+    return (decides(a) || ...);
   }
   template <class A>
-  static bool overflowed(const A& a) {
-    if constexpr (is_affine<A>) return a.overflow.happened;
-    if constexpr (LazyMask<A> && requires { a.b; }) return overflowed(a.a) || overflowed(a.b);
-    if constexpr (LazyMask<A> && requires { a.a; }) return overflowed(a.a);
-    return false;
+  static auto element_of(const A& a, int p, int r, int c) {
+    if constexpr (LazyMask<A>) {
+      return a.at(p, r, c);
+    } else {
+      return cpu::row_of(a, p, r)(c);
+    }
   }
 
   template <class S, class F, class... A>
@@ -76,36 +107,33 @@ struct CheckedCpu {
   template <class S, class F, class Out, class... A>
   static void mark_undefined(Out& out, const A&... a) {
     constexpr bool kPartial = requires { F::undefined(widen(std::declval<typename A::Type>())...); };
+    constexpr bool kShifts = std::is_same_v<F, scalar::ShiftLeft> || std::is_same_v<F, scalar::ShiftRight>;
     for (int p = 0; p < S::kPlanes; ++p) {
       for (int r = 0; r < S::kRows; ++r) {
         for (int c = 0; c < S::kColumns; ++c) {
-          bool bad;
+          Origin origin = kDefined;
           if constexpr (std::is_same_v<F, scalar::Select>) {
-            bad = select_undefined(p, r, c, a...);
-          } else if constexpr (std::is_same_v<F, scalar::And> || std::is_same_v<F, scalar::Or>) {
-            bad = (undefined_at(a, p, r, c) || ...) && !(decides<F>(p, r, c, a) || ...);
+            origin = origin_of_select(p, r, c, a...);
           } else {
-            bad = (undefined_at(a, p, r, c) || ...);
+            origin = first_of(origin_at(a, p, r, c)...);
+            if constexpr (std::is_same_v<F, scalar::And> || std::is_same_v<F, scalar::Or>) {
+              if (origin != kDefined && decided<F>(p, r, c, a...)) origin = kDefined;
+            }
           }
-          if constexpr (kPartial) bad = bad || F::undefined(cpu::row_of(a, p, r)(c)...);
-          if (bad) out.set_undefined(SameOrder::of<S>(p, r, c));
+          if constexpr (kPartial) {
+            if (origin == kDefined && F::undefined(cpu::row_of(a, p, r)(c)...)) origin = kShifts ? kShift : kDivision;
+          }
+          if (origin != kDefined) out.set_undefined(SameOrder::of<S>(p, r, c), origin);
         }
       }
     }
   }
   // Of where(), the side that is not taken does not matter.
   template <class M, class A, class B>
-  static bool select_undefined(int p, int r, int c, const M& condition, const A& a, const B& b) {
-    if (undefined_at(condition, p, r, c)) return true;
-    return cpu::row_of(condition, p, r)(c) ? undefined_at(a, p, r, c) : undefined_at(b, p, r, c);
-  }
-
-  // 0 & x and ~0 | x do not depend on x.
-  template <class F, class A>
-  static bool decides(int p, int r, int c, const A& a) {
-    const auto value = cpu::row_of(a, p, r)(c);
-    using T = std::remove_const_t<decltype(value)>;
-    return !undefined_at(a, p, r, c) && value == static_cast<T>(std::is_same_v<F, scalar::And> ? 0 : -1);
+  static Origin origin_of_select(int p, int r, int c, const M& condition, const A& a, const B& b) {
+    const Origin origin = origin_at(condition, p, r, c);
+    if (origin != kDefined) return origin;
+    return element_of(condition, p, r, c) ? origin_at(a, p, r, c) : origin_at(b, p, r, c);
   }
 
   template <int Axis, class F, class A>
@@ -117,9 +145,8 @@ struct CheckedCpu {
       cpu::reduce_tile<Axis, S>(f, a.values, out.values);
       for (int lane = 0; a.any_undefined && lane < S::kSize; ++lane) {
         const int p = lane / (S::kRows * S::kColumns), r = lane / S::kColumns % S::kRows, c = lane % S::kColumns;
-        if (a.undefined[lane] != 0) {
-          out.set_undefined(SameOrder::of<R>(Axis == 0 ? 0 : p, Axis == 1 ? 0 : r, Axis == 2 ? 0 : c));
-        }
+        const int to = SameOrder::of<R>(Axis == 0 ? 0 : p, Axis == 1 ? 0 : r, Axis == 2 ? 0 : c);
+        if (a.undefined[lane] != kDefined) out.set_undefined(to, first_of(out.origin(to), a.undefined[lane]));
       }
       return out;
     } else {
@@ -135,7 +162,7 @@ struct CheckedCpu {
         for (int c = 0; c < S::kColumns; ++c) {
           const int from = Source::template of<S>(p, r, c), to = SameOrder::of<S>(p, r, c);
           out.values[to] = a.values[from];
-          if (a.is_undefined(from)) out.set_undefined(to);
+          if (a.origin(from) != kDefined) out.set_undefined(to, a.origin(from));
         }
       }
     }
@@ -153,9 +180,10 @@ struct CheckedCpu {
     for (int p = 0; p < SC::kPlanes; ++p) {
       for (int r = 0; r < SC::kRows; ++r) {
         for (int c = 0; c < SC::kColumns; ++c) {
-          bool bad = false;
-          for (int k = 0; k < K; ++k) bad = bad || undefined_at(a, p, r, k) || undefined_at(b, p, k, c);
-          if (bad) sum.set_undefined(SameOrder::of<SC>(p, r, c));
+          const int to = SameOrder::of<SC>(p, r, c);
+          Origin origin = sum.origin(to);
+          for (int k = 0; k < K; ++k) origin = first_of(origin, origin_at(a, p, r, k), origin_at(b, p, k, c));
+          if (origin != kDefined) sum.set_undefined(to, origin);
         }
       }
     }
@@ -175,7 +203,10 @@ struct CheckedCpu {
   class Under {
    public:
     explicit Under(Recorder& recorder) : outer_(std::exchange(recorder_, &recorder)) {}
-    ~Under() { recorder_ = outer_; }
+    ~Under() {
+      recorder_ = outer_;
+      if (outer_ == nullptr) CheckedOverflow::forget();
+    }
     Under(const Under&) = delete;
     Under& operator=(const Under&) = delete;
 
@@ -208,14 +239,18 @@ class CheckedCpu::Program {
     } else if constexpr (!std::is_same_v<M, Everything>) {
       if (!everywhere(mask)) {
         memset(out.values, std::is_same_v<T, bool> ? 1 : is_float_type<T> ? 0xFF : 0xA5, sizeof(out.values));
-        memset(out.undefined, 1, sizeof(out.undefined));
+        for (Origin& origin : out.undefined) origin = 1;
         out.any_undefined = true;
       }
     }
     access(Access::load, p, mask, where, [&](int lane, s64 index, bool valid) {
       out.values[lane] = valid ? p.tensor.data[index] : out_of_bounds_value<T>();
-      if (out.any_undefined) out.undefined[lane] = 0;
+      if (out.any_undefined) out.undefined[lane] = kDefined;
     });
+    if (out.any_undefined) {
+      const Origin here = recorder_.origin();
+      for (Origin& origin : out.undefined) origin = origin != kDefined ? here : kDefined;
+    }
     return out;
   }
 
@@ -225,7 +260,7 @@ class CheckedCpu::Program {
     access(Access::store, p, mask, where, [&](int lane, s64 index, bool valid) {
       if (!valid) return;
       p.tensor.data[index] = value.values[lane];
-      if (value.is_undefined(lane)) undefined_value<S>(lane, index);
+      if (value.origin(lane) != kDefined) undefined_value<S>(lane, index, value.origin(lane));
     });
   }
 
@@ -237,7 +272,7 @@ class CheckedCpu::Program {
       auto& element = p.tensor.data[index];
       if constexpr (kOp == AtomicOp::add) element = scalar::Add{}(element, value.values[lane]);
       if constexpr (kOp == AtomicOp::max) element = scalar::Maximum{}(element, value.values[lane]);
-      if (value.is_undefined(lane)) undefined_value<S>(lane, index);
+      if (value.origin(lane) != kDefined) undefined_value<S>(lane, index, value.origin(lane));
     });
   }
 
@@ -279,9 +314,9 @@ class CheckedCpu::Program {
     return value;
   }
   template <class S>
-  void undefined_value(int lane, s64 index) {
-    recorder_.found(Problem::undefined_value, lane / (S::kRows * S::kColumns), lane / S::kColumns % S::kRows,
-                    lane % S::kColumns, index);
+  void undefined_value(int lane, s64 index, Origin origin) {
+    recorder_.undefined(Problem::undefined_value, origin, lane / (S::kRows * S::kColumns),
+                        lane / S::kColumns % S::kRows, lane % S::kColumns, index);
   }
 
   // The one gate: visit(lane, index, in bounds) of each lane that is not masked off.
@@ -307,32 +342,46 @@ class CheckedCpu::Program {
       tile.column_stride = p.index.column;
     }
     recorder_.begin(tile);
-    if (overflowed(mask) || overflowed(p.index)) recorder_.found(Problem::overflow, 0, 0, 0, tile.base);
     for (int plane = 0; plane < S::kPlanes; ++plane) {
       for (int row = 0; row < S::kRows; ++row) visit_row(p, mask, plane, row, visit);
     }
     recorder_.end();
   }
 
-  // Splits a row into runs: unmasked neighbours whose indices are evenly spaced.
+  // Splits a row into runs: unmasked neighbours whose indices are evenly spaced. An undefined mask or index is
+  // reported, and its lane left out.
   template <class P, class M, class Visit>
   void visit_row(const P& p, const M& mask, int plane, int row, Visit& visit) {
     using S = typename P::Shape;
     constexpr bool kAffine = is_affine<std::remove_const_t<decltype(p.index)>>;
     const auto index = cpu::row_of(p.index, plane, row);
     const auto lane = mask_row<S>(mask, plane, row);
+    const bool all_defined = !any_undefined(mask) && !any_undefined(p.index);
+    const auto origin_of = [&](int c) {
+      if (all_defined) return kDefined;
+      const Origin of_mask = origin_at(mask, plane, row, c);
+      return of_mask != kDefined || !lane(c) ? of_mask : origin_at(p.index, plane, row, c);
+    };
     for (int c = 0; c < S::kColumns;) {
-      if (!usable(p, mask, plane, row, c, static_cast<s64>(index(c))) || !lane(c)) {
+      if (const Origin origin = origin_of(c); origin != kDefined) {
+        recorder_.undefined(Problem::undefined_index, origin, plane, row, c, static_cast<s64>(index(c)));
+        visit((plane * S::kRows + row) * S::kColumns + c, 0, false);
+        ++c;
+        continue;
+      }
+      if (!lane(c)) {
         ++c;
         continue;
       }
       Run run{plane, row, c, 1, static_cast<s64>(index(c)), 1};
       if constexpr (kAffine) run.step = p.index.column;
       int end = c + 1;
-      if constexpr (kAffine && !is_tile<M>) {
-        end = last_lane<S>(lane, c);
-      } else if constexpr (kAffine) {
-        while (end < S::kColumns && !undefined_at(mask, plane, row, end) && lane(end)) ++end;
+      if constexpr (kAffine) {
+        if (all_defined) {
+          end = last_lane<S>(lane, c);
+        } else {
+          while (end < S::kColumns && origin_of(end) == kDefined && lane(end)) ++end;
+        }
       }
       run.count = end - c;
       visit_run<S>(run, visit);
@@ -355,21 +404,6 @@ class CheckedCpu::Program {
     int end = c + 1;
     while (end < S::kColumns && lane(end)) ++end;
     return end;
-  }
-
-  // An undefined mask or index is reported, and its lane left out.
-  template <class P, class M>
-  bool usable(const P& p, const M& mask, int plane, int row, int c, s64 index) {
-    bool bad = false;
-    if constexpr (is_tile<decltype(P::index)>) bad = undefined_at(p.index, plane, row, c);
-    if constexpr (is_tile<M>) {
-      const bool bad_mask = undefined_at(mask, plane, row, c);
-      bad = bad_mask || (bad && cpu::row_of(mask, plane, row)(c));
-    } else if constexpr (!std::is_same_v<M, Everything>) {
-      bad = bad && mask.at(plane, row, c);
-    }
-    if (bad) recorder_.found(Problem::undefined_index, plane, row, c, index);
-    return !bad;
   }
 
   template <class S, class Visit>
@@ -397,13 +431,16 @@ std::string type_name(const std::type_info& type);
 
 template <class Kernel, class... Args>
 Report launch(CheckedCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
-  Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.most_records);
+  Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.most_records, executor.most_steps);
   const CheckedCpu::Under under(recorder);
   const auto run = [&](const auto&... a) {
-    for (std::int64_t number = 0; number < grid.size(); ++number) {
-      recorder.begin_program(number);
-      Context<CheckedCpu> t{CheckedCpu::Program(recorder, grid, number)};
-      kernel(t, a...);
+    try {
+      for (std::int64_t number = 0; number < grid.size(); ++number) {
+        recorder.begin_program(number);
+        Context<CheckedCpu> t{CheckedCpu::Program(recorder, grid, number)};
+        kernel(t, a...);
+      }
+    } catch (const Recorder::Endless&) {  // which is in the report
     }
   };
   // The braces keep the order of the arguments, which is the order of the tensors in the report.

@@ -1,24 +1,67 @@
 // Index arithmetic that notices when it leaves 32 bits, as it would on a GPU.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstdint>
 #include <type_traits>
+#include <vector>
 
 #include "octile/tile/affine.h"
 #include "octile/tile/scalar.h"
 
 namespace octile::tile {
 
-struct CheckedOverflow {
-  bool happened = false;
+// Lanes of a tile; a side of length 1 stands for every index.
+struct LaneSet {
+  int planes = 1, rows = 1, columns = 1;
+  std::vector<bool> lanes = {true};
 
-  void merge(CheckedOverflow other) { happened = happened || other.happened; }
+  bool has(int p, int r, int c) const {
+    return lanes[static_cast<std::size_t>(((planes == 1 ? 0 : p) * rows + (rows == 1 ? 0 : r)) * columns +
+                                          (columns == 1 ? 0 : c))];
+  }
+  auto operator<=>(const LaneSet&) const = default;
+};
+
+// The lanes that left 32 bits somewhere on the way. Most often none, so an index carries a pointer only; the sets live
+// as long as the thread's launch.
+struct CheckedOverflow {
+  const LaneSet* lanes = nullptr;
+
+  bool happened() const { return lanes != nullptr; }
+  bool at(int p, int r, int c) const { return lanes != nullptr && lanes->has(p, r, c); }
+  void merge(CheckedOverflow other) {
+    if (lanes == nullptr || other.lanes == nullptr || lanes == other.lanes) {
+      lanes = lanes != nullptr ? lanes : other.lanes;
+    } else {
+      lanes = either(*lanes, *other.lanes);
+    }
+  }
   template <class A>
   void check(const A& affine) {
     if constexpr (std::is_same_v<typename A::Type, s32>) {
-      happened = happened || affine.lowest() < INT32_MIN || affine.highest() > INT32_MAX;
+      if (affine.lowest() >= INT32_MIN && affine.highest() <= INT32_MAX) return;
+      using S = typename A::Shape;
+      // By names: nvcc 13.0 loses half of a line that has braces in braces.
+      const std::array<int, 3> sides{S::kPlanes, S::kRows, S::kColumns};
+      const std::array<s64, 4> index{affine.base, affine.plane, affine.row, affine.column};
+      CheckedOverflow here;
+      here.lanes = outside(sides, index);
+      merge(here);
     }
   }
+  void turn_to_column() {
+    if (lanes != nullptr) lanes = turned(*lanes);
+  }
+  static CheckedOverflow everywhere() { return {outside({1, 1, 1}, {s64{1} << 32, 0, 0, 0})}; }
+  static void forget();  // every set
+
+ private:
+  static const LaneSet* either(const LaneSet& a, const LaneSet& b);
+  static const LaneSet* turned(const LaneSet& a);  // for col()
+  // Where base + p * plane + r * row + c * column is no s32.
+  static const LaneSet* outside(std::array<int, 3> sides, std::array<s64, 4> index);
 };
 
 // What program_id() gives: an integer.
@@ -32,7 +75,9 @@ struct CheckedIndex {
   static CheckedIndex combined(F f, CheckedIndex a, CheckedIndex b) {
     CheckedIndex result{f(a.value, b.value), a.program_index_overflow};
     result.program_index_overflow.merge(b.program_index_overflow);
-    if (result.value < INT32_MIN || result.value > INT32_MAX) result.program_index_overflow.happened = true;
+    if (result.value < INT32_MIN || result.value > INT32_MAX) {
+      result.program_index_overflow = CheckedOverflow::everywhere();
+    }
     return result;
   }
   template <IntegerNumber N>
@@ -44,6 +89,15 @@ struct CheckedIndex {
     }
   }
 };
+
+// As an operand of map.
+struct CheckedScalar {
+  using Type = s32;
+  using Shape = Single;
+  s32 value;
+  CheckedOverflow overflow;
+};
+inline CheckedScalar operand(CheckedIndex a) { return {static_cast<s32>(a.value), a.program_index_overflow}; }
 
 template <class A>
 inline constexpr bool is_narrow = ProgramIndex<A> || is_constant<A> || sizeof(A) <= 4;

@@ -206,7 +206,7 @@ class Context {
                     "octile: the value stored is of another type than the tensor; cast it, as in cast<f16>(v).");
       return E::template map<typename P::Shape>(scalar::Cast<T, Round::unstated>{}, value);
     } else {
-      static_assert(is_float_type<T> || !std::is_floating_point_v<V>,
+      static_assert(is_float_type<T> || !(std::is_floating_point_v<V> || is_float_type<V>),
                     "octile: the value stored is a float, but the tensor holds integers; cast it.");
       return E::template map<typename P::Shape>(scalar::Cast<T, Round::unstated>{}, operand(value));
     }

@@ -389,6 +389,7 @@ void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... 
   using Noted = gpu::Noted<Key>;
   gpu::launch_blocks(executor, grid, Noted::scratch, Noted::scratch + Noted::pipeline, kernel,
                      gpu::sent(argument(executor, args))...);
+  (assume_written(args), ...);
 }
 
 }  // namespace octile::tile

@@ -273,7 +273,8 @@ void launch(FastCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
       }
     });
   };
-  run(argument(executor, std::forward<Args>(args))...);
+  run(argument(executor, args)...);
+  if (grid.size() > 0) (assume_written(args), ...);
 }
 
 }  // namespace octile::tile

@@ -133,6 +133,11 @@ struct EitherMask {
   TILE_FUNCTION bool all() const { return a.all() || b.all(); }  // may answer no where it holds
 };
 
+template <class A>
+inline constexpr bool is_either = false;
+template <class A, class B>
+inline constexpr bool is_either<EitherMask<A, B>> = true;
+
 template <LazyMask A>
 struct NotMask {
   using Executor = typename A::Executor;

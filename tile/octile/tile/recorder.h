@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octile/tile/platform.h"
+#include "octile/tile/progress.h"
 #include "octile/tile/report.h"
 
 namespace octile::tile {
@@ -45,6 +46,10 @@ struct Shadow {
   std::vector<std::uint8_t> raced;
 };
 
+// Where a lane without a value has lost it: 1 + the site of a load that was masked off there, or one of these.
+using Origin = std::uint16_t;
+inline constexpr Origin kDefined = 0, kOverflow = 0xFFFF, kDivision = 0xFFFE, kShift = 0xFFFD;
+
 // Lanes (plane, row, column ... column + count - 1) of an access, at elements index, index + step, ...
 struct Run {
   int plane = 0, row = 0, column = 0, count = 0;
@@ -65,7 +70,8 @@ struct AccessTile {
 
 class Recorder {
  public:
-  Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records);
+  Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t most_steps);
+  struct Endless {};  // thrown by begin() when a program makes more than most_steps accesses; the finding is made
 
   // Two arguments that are the same memory are one tensor, under the first name. Throws std::invalid_argument if they
   // share a part of it only.
@@ -98,6 +104,8 @@ class Recorder {
   bool run(const Run& run);
   bool in_bounds(std::int64_t index) const { return index >= 0 && index < access_.shadow->size; }
   void found(Problem problem, int plane, int row, int column, std::int64_t index, int other_site = -1);
+  void undefined(Problem problem, Origin origin, int plane, int row, int column, std::int64_t index);
+  Origin origin() const { return static_cast<Origin>(site_ + 1); }  // of what the access under way leaves out
   void end();
 
   void add_flops(std::int64_t flops) { report_.flops += flops; }
@@ -124,6 +132,7 @@ class Recorder {
   };
 
   int site_of(const AccessTile& access);
+  void note_progress();
   std::uint32_t lane_of(int plane, int row, int column) const;
   bool load_is_plain(std::size_t k, int count) const;
   bool store_is_plain(std::size_t k, int count, std::uint32_t lane) const;
@@ -143,7 +152,7 @@ class Recorder {
   Requests requests_of_runs(bool full);
 
   Report report_;
-  std::int64_t most_records_;
+  std::int64_t most_records_, most_steps_;
   int halvings_ = 0;  // of the programs whose records are kept
   std::deque<Shadow> shadows_;
   std::uint32_t me_ = 0;                      // the program, from 1
@@ -155,7 +164,7 @@ class Recorder {
 
   // Of the access under way.
   AccessTile access_;
-  int site_ = 0;
+  int site_ = 0, noted_site_ = -1;
   std::uint32_t store_ = 0, shape_tag_ = 0;
   std::int64_t active_ = 0;
   std::vector<Run> runs_;

@@ -25,13 +25,20 @@ enum class Problem : std::uint8_t {
   race,             // several programs use an element, one of them writes it, and not all do so by atomics
   same_address,     // two lanes of one store write to one element
   unordered,        // a program uses an element twice, one of the two stores, and no barrier says which comes first
-  overflow          // index arithmetic left 32 bits
+  overflow,         // an index or a mask comes from index arithmetic that left 32 bits
+  endless           // a program does not end: it has made as many accesses as it may
 };
-inline constexpr int kProblems = 8;
+inline constexpr int kProblems = 9;
 constexpr const char* name(Problem problem) {
   constexpr const char* kNames[] = {"out of bounds", "undefined value", "undefined index", "uninitialized memory",
-                                    "race",          "same address",    "missing barrier", "index overflow"};
+                                    "race",          "same address",    "missing barrier", "index overflow",
+                                    "endless loop"};
   return kNames[static_cast<int>(problem)];
+}
+
+// What the instances of a problem are counted in.
+constexpr const char* unit(Problem problem) {
+  return problem == Problem::race ? "element" : problem == Problem::endless ? "step" : "lane";
 }
 
 // One line of a kernel that touches memory: a call of load, store, fetch, atomic_add or atomic_max, for one tensor.
@@ -55,18 +62,24 @@ struct Site {
   std::int64_t misaligned_calls = 0;  // a row's address is no multiple of the vector, or (the rest) the mask cuts in
 };
 
+// What left a lane undefined, if not a load.
+enum class Cause : std::uint8_t { none, division, shift };
+
 struct Instance {
   std::array<int, 3> program{};
   std::array<int, 3> lane{-1, -1, -1};  // plane, row, column of the tile; -1: not known
   std::int64_t index = 0;               // element of the tensor
-  int other_site = -1;                  // of a race or a missing barrier: the other access, and the program that did it
+  Cause cause = Cause::none;
+  // Of an undefined value or index: the load that it came from. Of a race or a missing barrier: the other access, and
+  // the program that did it.
+  int other_site = -1;
   std::array<int, 3> other_program{-1, -1, -1};
 };
 
 struct Finding {
   Problem problem = Problem::out_of_bounds;
   int site = 0;            // of a race: the store
-  std::int64_t count = 0;  // lanes; of a race: elements of the tensor
+  std::int64_t count = 0;  // of unit(problem); of an endless loop: the program's accesses
   Instance first;
 };
 
@@ -108,6 +121,10 @@ struct Report {
   std::int64_t flops = 0;             // of dot()
 
   bool clean() const { return findings.empty(); }
+  // An undefined value or index: other_site is the load that it came from.
+  static bool has_origin(const Finding& finding) {
+    return finding.problem == Problem::undefined_value || finding.problem == Problem::undefined_index;
+  }
   std::array<int, 3> program(std::int64_t number) const {
     return {static_cast<int>(number % grid.x), static_cast<int>(number / grid.x % grid.y),
             static_cast<int>(number / grid.x / grid.y)};

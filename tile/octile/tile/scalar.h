@@ -256,9 +256,9 @@ struct Cast {
     if constexpr (std::is_same_v<To, f32>) {
       return static_cast<f32>(x);  // integers: nearest even
     } else if constexpr (std::is_same_v<To, f16>) {
-      return f16{f32_to_f16(static_cast<f32>(x))};
+      return f16(static_cast<f32>(x));
     } else if constexpr (std::is_same_v<To, bf16>) {
-      return bf16{f32_to_bf16(static_cast<f32>(x))};
+      return bf16(static_cast<f32>(x));
     } else if constexpr (std::is_same_v<To, bool>) {
       return x != From(0);
     } else if constexpr (std::is_same_v<From, f32>) {

@@ -70,7 +70,7 @@ class Array {
   void fill(T value) {
     for (std::int64_t i = 0; i < size(); ++i) set(i, value);
   }
-  void all_written() { written_.assign(written_.size(), 1); }  // after an executor that keeps no record wrote it
+  void all_written() { written_.assign(written_.size(), 1); }
 
   Tensor<T> tensor() { return {tensor_.name, memory_.get(), tensor_.shape, written_.data()}; }
 
@@ -101,7 +101,20 @@ auto argument(E& executor, Array<T>& array) {
   return executor.pointer(array.tensor());
 }
 template <class E, class A>
-requires std::is_arithmetic_v<A> || std::is_empty_v<A>
+requires std::is_arithmetic_v<A> || std::is_empty_v<A> || is_float_type<A>
 auto argument(E&, A value) { return value; }
+
+// After an executor that keeps no record: whatever the launch may have written counts as written.
+template <class T>
+void assume_written(const Tensor<T>& tensor) {
+  if (tensor.written != nullptr) memset(tensor.written, 1, static_cast<std::size_t>(tensor.size()));
+}
+template <class T>
+void assume_written(Array<T>& array) {
+  array.all_written();
+}
+template <class A>
+requires std::is_arithmetic_v<A> || std::is_empty_v<A> || is_float_type<A>
+void assume_written(A) {}
 
 }  // namespace octile::tile
