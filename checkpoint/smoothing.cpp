@@ -159,6 +159,11 @@ std::vector<float> Calibration::second_moments(const Layer& layer) const {
   return values(layer, ".input_second_moments", {layer.k, layer.k});
 }
 
+std::vector<float> Calibration::excess(const Layer& layer) const {
+  if (!file_.find(layer.name + ".input_excess")) return {};
+  return values(layer, ".input_excess", {2});
+}
+
 SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Layer>& layers) {
   const Architecture* const architecture = architecture_of(checkpoint.config());
   std::map<std::string, const Layer*> by_name;

@@ -17,6 +17,10 @@ std::string shape_text(const checkpoint::Layer& layer);
 // A number, or null where JSON has none for it: an SQNR of equal values.
 nlohmann::json number(double value);
 
+std::string error_text(double value);  // an error of weights: "0.001234", "1.2e-09"
+// Lines for the end of a report, or nothing.
+std::string warnings_text(const std::vector<std::string>& warnings);
+
 // One line for each reason, with how many and the first of them.
 std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out);
 

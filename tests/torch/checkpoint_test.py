@@ -39,7 +39,7 @@ def converted(kind):
         "dynamic": W8A8Dynamic(),
         "tensor": W8A8Dynamic(per_channel=False),
         "static": W8A8Static(calibration, smoothing=None),
-        "smoothed": W8A8Static(calibration),
+        "smoothed": W8A8Static(calibration, smoothing=0.5),
         "four": W4A16(32),
         "feedback": W4A16(32, "feedback", calibration),
         "row": W4A16(0),
