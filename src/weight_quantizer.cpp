@@ -146,7 +146,7 @@ Range check_weight(const WeightProblem& p) {
       fail(Status::invalid_argument, p.function, ": weight[", r, ", ", c, "] = ", value, ", expected finite in f32");
     }
     const Range range = ranges[static_cast<std::size_t>(r)];
-    if (!std::isfinite(rule.of(range, 1).s)) {
+    if (!std::isfinite(rule.of(range, 0).s)) {
       fail(Status::invalid_argument, p.function, ": row ", r, " of weight goes from ", range.low, " to ", range.high,
            ": a scale of it is beyond ", p.description.scale);
     }
