@@ -6,6 +6,7 @@ Needs the environment variable OCTILE_COMMAND and the Python packages torch, saf
 them it exits with 77, which CTest counts as skipped.
 """
 
+import copy
 import json
 import math
 import os
@@ -160,12 +161,19 @@ class OursIsRead(unittest.TestCase):
                     continue  # Transformers 5.23 with compressed-tensors 0.20 wants zero points unpacked, in its own too
                 with self.subTest(dtype=dtype, name=name):
                     loaded = AutoModelForCausalLM.from_pretrained(self.root / f"{dtype}-{name}", dtype="auto").eval()
-                    expected = self.models[dtype](self.tokens).logits.double()
+                    model = self.models[dtype]
+                    if name.startswith("w4a16"):
+                        # Four bits of weights that meet an outlier channel lose 4 to 18 dB by the draw. What they read
+                        # is compared with the float model that has those weights.
+                        model = copy.deepcopy(model)
+                        for layer, weight in decompressed(self.root / f"{dtype}-{name}")[0].items():
+                            model.get_submodule(layer).weight.copy_(weight)
+                    expected = model(self.tokens).logits.double()
                     logits = loaded(self.tokens).logits.double()
                     decibels = 10 * (expected.square().sum() / (expected - logits).square().sum()).log10().item()
                     # The package quantizes and dequantizes inputs and weights. 8 bits, of data within a few times its
-                    # rms, are good for 35 dB and more; 4 bits for about 20; two layers and two operands cost some.
-                    self.assertGreater(decibels, 20 if name.startswith("w8a8") else 8)
+                    # rms, are good for 35 dB and more; two layers and two operands cost some.
+                    self.assertGreater(decibels, 20 if name.startswith("w8a8") else 40)
 
     def test_a_head_that_shares_the_embedding_stays_as_it_is(self):
         """It is in no file, and a Linear all the same."""
