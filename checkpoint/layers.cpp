@@ -72,6 +72,9 @@ class Finder {
     if (bias && bias->shape.size() == 1 && bias->shape[0] != tensor.shape[0]) {
       return "its bias has " + std::to_string(bias->shape[0]) + " values: the weight is not stored (OUT, IN)";
     }
+    if (bias && (bias->shape.size() != 1 || !is_float(bias->type))) {
+      return "its bias is " + std::string(name(bias->type)) + " " + shape_text(bias->shape);
+    }
     // Square ones of them show nothing by their shape.
     if (is_one_of(checkpoint_.config().model_type, {"gpt2", "openai-gpt", "imagegpt"}) &&
         is_one_of(last_part(module), {"c_attn", "c_proj", "c_fc", "q_attn"})) {

@@ -51,6 +51,8 @@ TEST(Layers, AreFoundByNameAndShape) {
                                              normal("transposed.weight", {6, 4}, 1),
                                              normal("transposed.bias", {4}, 1),
                                              normal("none.weight", {0, 4}, 1),
+                                             normal("wide.weight", {6, 4}, 1),
+                                             normal("wide.bias", {6, 1}, 1),
                                              {"ints.weight", {2, 2}, {1, 2, 3, 4}, ElementType::s8}});
   const LayerTable table = find_layers(model);
   EXPECT_EQ(names_of(table), (std::vector<std::string>{"encoder.query", "mlp.gate_proj"}));
@@ -65,6 +67,7 @@ TEST(Layers, AreFoundByNameAndShape) {
   EXPECT_EQ(reason_of(table, "conv"), "3 dimensions");
   EXPECT_EQ(reason_of(table, "ints"), "values of I8");
   EXPECT_EQ(reason_of(table, "none"), "it is empty");
+  EXPECT_EQ(reason_of(table, "wide"), "its bias is F32 (6, 1)");
   EXPECT_NE(reason_of(table, "transposed").find("its bias has 4 values"), std::string::npos);
 
   const LayerTable ignoring = find_layers(model, {.ignore = {"*.que?y"}, .only = {}});
