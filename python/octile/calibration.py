@@ -19,7 +19,8 @@ from . import _reader
 
 _FORMAT = {"format": "octile-calibration", "version": "1"}
 _SAMPLE_SEED = 20
-_BLOCK = 128  # rows that are compared with the maxima before them, all but sequences that are shorter
+_BLOCK = 128  # rows that are compared with the maxima before them, where nothing says what a sequence is
+_AT_ONCE = 2**24  # values whose magnitudes are held in float32
 FEW_ROWS = 1024  # kFewCalibrationRows of smooth_quant.h
 
 
@@ -32,7 +33,7 @@ class InputStatistics:
     second_moments: torch.Tensor | None = None  # (K, K): the sum of x x^T
     samples: torch.Tensor | None = None  # (at most `samples` rows, K): drawn evenly from all rows
     # (2) float32, on the CPU. Of one more row, the mean over its channels: the probability that |x_k| > channel_max_k,
-    # and the mean square of max(|x_k| / channel_max_k - 1, 0). None: too few rows to tell.
+    # and the mean square of max(|x_k| / channel_max_k - 1, 0). None: there was one sequence, or no more than 128 rows.
     excess: torch.Tensor | None = None
 
     @property
@@ -53,18 +54,17 @@ class _Observer:
 
     def observe(self, x):
         # Rows of one sequence resemble each other: each is compared with the maxima of other sequences.
-        length = min(x.shape[-2], _BLOCK) if x.dim() > 2 else _BLOCK
+        length = x.shape[-2] if x.dim() > 2 else _BLOCK
         x = x.detach().reshape(-1, self.features)
         if x.shape[0] == 0:
             return
         x = torch.where(x.isfinite(), x, torch.nan)
-        # Beyond float32 is as bad as infinite.
-        magnitudes = x.abs().float()
-        magnitudes = torch.where(magnitudes.isfinite(), magnitudes, torch.nan)
         whole = x.shape[0] // length * length
-        for part in (magnitudes[:whole].reshape(-1, length, self.features), magnitudes[whole:].unsqueeze(0)):
-            if part.numel():
-                self._observe_maxima(part)
+        at_once = max(1, _AT_ONCE // (length * max(self.features, 1)))
+        for part in (x[:whole].reshape(-1, length, self.features), x[whole:].unsqueeze(0)):
+            if part.shape[0] and part.shape[1]:
+                for blocks in part.split(at_once):
+                    self._observe_maxima(blocks)
         if self.wants_moments:
             wide = x if x.dtype is torch.float64 else x.float()
             moments = (wide.T @ wide).double()
@@ -73,7 +73,9 @@ class _Observer:
             self._sample(x)
 
     def _observe_maxima(self, blocks):
-        """blocks (B, L, K) of magnitudes, in order."""
+        """blocks (B, L, K), in order."""
+        blocks = blocks.abs().float()
+        blocks = torch.where(blocks.isfinite(), blocks, torch.nan)  # beyond float32 is as bad as infinite
         if self.channel_max is None:
             self.channel_max = blocks.new_zeros(self.features)
             self.excess = self.channel_max.double()
@@ -177,8 +179,8 @@ class Calibration:
         rows = min((self.layers[name].rows for name in names), default=FEW_ROWS)
         if rows < FEW_ROWS:
             warnings.warn(
-                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen inputs "
-                "exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
+                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen "
+                "inputs exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
                 stacklevel=6,
             )
 

@@ -268,6 +268,9 @@ def test_rows_of_a_sequence_are_compared_with_other_sequences(generator):
     rows = watched(nn.Sequential(nn.Linear(16, 4)), [x.flatten(0, 1)])["0"].excess
     assert 1 / 80 < excess[0] < 1 / 20  # 1 of 40 sequences, rather than 1 of 800 rows
     assert rows[0] < excess[0]
+    long = x[:8].expand(8, 20, 16).repeat(1, 10, 1)  # longer than the blocks of rows without sequences
+    assert 1 / 16 < watched(nn.Sequential(nn.Linear(16, 4)), [long])["0"].excess[0] < 1 / 4
+    assert watched(nn.Sequential(nn.Linear(16, 4)), [long[:1]])["0"].excess is None
 
 
 def test_files_are_replaced_whole_and_with_the_mode_of_others(tmp_path, monkeypatch):
