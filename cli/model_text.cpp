@@ -27,6 +27,10 @@ std::string shape_text(const checkpoint::Layer& layer) { return checkpoint::shap
 
 nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
 
+std::string json_text(const nlohmann::json& document) {
+  return document.dump(2, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
 std::string error_text(double value) {
   constexpr double kSmallest = 1e-4;  // of which six places show three digits
   if (!(value != 0 && std::fabs(value) < kSmallest)) return fixed(value, 6);

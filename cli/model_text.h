@@ -17,6 +17,8 @@ std::string shape_text(const checkpoint::Layer& layer);
 // A number, or null where JSON has none for it: an SQNR of equal values.
 nlohmann::json number(double value);
 
+// What --json writes. All but ASCII is escaped: names come from files, and a terminal must not obey them.
+std::string json_text(const nlohmann::json& document);
 std::string error_text(double value);  // an error of weights: "0.001234", "1.2e-09"
 // Lines for the end of a report, or nothing.
 std::string warnings_text(const std::vector<std::string>& warnings);

@@ -51,6 +51,8 @@ TEST(Layers, AreFoundByNameAndShape) {
                                              normal("transposed.weight", {6, 4}, 1),
                                              normal("transposed.bias", {4}, 1),
                                              normal("none.weight", {0, 4}, 1),
+                                             normal("wide.weight", {6, 4}, 1),
+                                             normal("wide.bias", {6, 1}, 1),
                                              {"ints.weight", {2, 2}, {1, 2, 3, 4}, ElementType::s8}});
   const LayerTable table = find_layers(model);
   EXPECT_EQ(names_of(table), (std::vector<std::string>{"encoder.query", "mlp.gate_proj"}));
@@ -65,6 +67,7 @@ TEST(Layers, AreFoundByNameAndShape) {
   EXPECT_EQ(reason_of(table, "conv"), "3 dimensions");
   EXPECT_EQ(reason_of(table, "ints"), "values of I8");
   EXPECT_EQ(reason_of(table, "none"), "it is empty");
+  EXPECT_EQ(reason_of(table, "wide"), "its bias is F32 (6, 1)");
   EXPECT_NE(reason_of(table, "transposed").find("its bias has 4 values"), std::string::npos);
 
   const LayerTable ignoring = find_layers(model, {.ignore = {"*.que?y"}, .only = {}});
@@ -172,7 +175,7 @@ TEST(Layers, AwqAndGptqAreToldApartByShape) {
   write_words(path, {{{"w.qweight", ElementType::s32, {64}}, gptq.weight}}, {{"w.scales", {2, 8}, gptq.scale}});
   EXPECT_ERROR(find_layers(Checkpoint::open(path)), "qweight is I32 (64), not a matrix of I32");
   write_words(path, {{{"w.qweight", ElementType::s32, {8, 8}}, gptq.weight}}, {});
-  EXPECT_ERROR(find_layers(Checkpoint::open(path)), "there is no tensor \"w.scales\"");
+  EXPECT_ERROR(find_layers(Checkpoint::open(path)), "\"w\": has no scales");
 }
 
 TEST(Layers, OtherWidthsAndVersionsAreRefused) {
@@ -182,10 +185,89 @@ TEST(Layers, OtherWidthsAndVersionsAreRefused) {
               {{"w.scales", {2, 16}, awq.scale}});
   write_text(folder.path / "config.json",
              R"({"quantization_config":{"quant_method":"awq","version":"gemv","bits":4}})");
-  EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)), "AWQ's version \"gemv\" has another layout");
+  EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)),
+               "version is \"gemv\", which has another layout; gemm, GEMM are known");
   write_text(folder.path / "config.json",
              R"({"quantization_config":{"quant_method":"awq","version":"gemm","bits":3}})");
   EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)), "3 bits; only 4 are read");
+}
+
+// What Python refuses too, in these words: tests/torch/checkpoint_test.py and awq_gptq_test.py have all of them.
+TEST(Layers, AreWhatTheConfigSays) {
+  const Folder folder;
+  const auto error = [&](const std::string& config) {
+    write_text(folder.path / "config.json", R"({"quantization_config":)" + config + "}");
+    return error_of([&] {
+      const Checkpoint model = Checkpoint::open(folder.path);
+      for (const Layer& layer : find_layers(model).layers) read_weight(model, layer);
+    });
+  };
+  const Awq awq(kLevels);
+  const auto write = [&](bool has_zeros) {
+    std::vector<std::pair<TensorSpec, std::vector<std::int32_t>>> words = {
+        {{"w.qweight", ElementType::s32, {64, 2}}, awq.weight}};
+    if (has_zeros) words.push_back({{"w.qzeros", ElementType::s32, {2, 2}}, awq.zeros});
+    write_words(folder.path / "model.safetensors", words, {{"w.scales", {2, 16}, awq.scale}});
+  };
+  write(true);
+  EXPECT_EQ(error(R"({"quant_method":"awq","bits":4,"group_size":32})"), "");
+  EXPECT_NE(error(R"({"quant_method":"awq","bits":4,"group_size":64})").find("expected a float type (1, 16)"),
+            std::string::npos);
+  EXPECT_NE(error(R"({"quant_method":"awq","bits":8})").find("8 bits; only 4 are read"), std::string::npos);
+  EXPECT_NE(error(R"({"quant_method":"gptq","bits":4})").find("is awq, and quant_method is \"gptq\""),
+            std::string::npos);
+  EXPECT_NE(error(R"({"quant_method":"hqq"})").find("compressed-tensors, awq and gptq are known"), std::string::npos);
+  write(false);
+  EXPECT_NE(error(R"({"quant_method":"awq","bits":4})").find("\"w\": has no qzeros"), std::string::npos);
+
+  write_words(folder.path / "model.safetensors",
+              {{{"w.weight_packed", ElementType::s32, {2, 4}}, std::vector<std::int32_t>(8, 0x12345678)}},
+              {{"w.weight_scale", {2, 2}, {1, 2, 3, 4}}, {"w.weight_shape", {2}, {2, 32}, ElementType::s64}});
+  const auto pack = [&](const std::string& weights, const std::string& rest = "") {
+    return error(R"({"quant_method":"compressed-tensors","config_groups":{"g":{"targets":["re:.*w$"],"weights":{)" +
+                 weights + "}}}" + rest + "}");
+  };
+  const std::string good = R"("num_bits":4,"strategy":"group","group_size":16)";
+  EXPECT_EQ(pack(good), "");
+  EXPECT_NE(pack(R"("num_bits":8,"strategy":"group","group_size":16)")
+                .find("holds 4 bits each, and quantization_config says num_bits 8"),
+            std::string::npos);
+  EXPECT_NE(pack(good + R"(,"symmetric":false)").find("has no weight_zero_point"), std::string::npos);
+  EXPECT_NE(pack(R"("num_bits":4,"strategy":"group","group_size":8)").find("expected a float type (2, 4)"),
+            std::string::npos);
+  EXPECT_NE(pack(R"("num_bits":4,"strategy":"channel")").find("expected a float type (2, 1)"), std::string::npos);
+  EXPECT_NE(pack(good, R"(,"format":"int-quantized")").find("says \"int-quantized\""), std::string::npos);
+  EXPECT_NE(pack(good, R"(,"ignore":["w"])").find("it is quantized, and quantization_config ignores \"w\""),
+            std::string::npos);
+
+  // An integer matrix that is no layer, beside what is quantized.
+  write_words(folder.path / "model.safetensors",
+              {{{"w.weight_packed", ElementType::s32, {2, 4}}, std::vector<std::int32_t>(8, 0x12345678)}},
+              {{"w.weight_scale", {2, 2}, {1, 2, 3, 4}},
+               {"w.weight_shape", {2}, {2, 32}, ElementType::s64},
+               {"ints.weight", {1, 2}, {1, 2}, ElementType::s8}});
+  EXPECT_EQ(pack(good, R"(,"ignore":["ints"])"), "");
+}
+
+TEST(Layers, HaveScalesAboveZero) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  for (const float bad : {0.0f, -1.0f, -0.0f, std::numeric_limits<float>::infinity()}) {
+    const auto read = [&] {
+      const Checkpoint model = Checkpoint::open(path);
+      read_weight(model, find_layers(model).layers.at(0));
+    };
+    write_file(path, {{"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8}, {"w.weight_scale", {2, 1}, {1, bad}}});
+    EXPECT_ERROR(read(), "weight_scale holds");
+    const Awq awq(kLevels);
+    std::vector<float> scale = awq.scale;
+    scale.back() = bad;
+    write_words(
+        path,
+        {{{"w.qweight", ElementType::s32, {64, 2}}, awq.weight}, {{"w.qzeros", ElementType::s32, {2, 2}}, awq.zeros}},
+        {{"w.scales", {2, 16}, scale}});
+    EXPECT_ERROR(read(), "\"w\": scales holds");
+  }
 }
 
 TEST(Layers, PackQuantizedIsChecked) {
@@ -207,8 +289,8 @@ TEST(Layers, PackQuantizedIsChecked) {
   EXPECT_ERROR(write({2, 4}, {2, 16}, {2, 1})(), "other widths are not read");  // 8 bits each
   EXPECT_ERROR(write({2, 4}, {3, 32}, {3, 1})(), "does not hold");
   EXPECT_ERROR(write({2, 4}, {2, -32}, {2, 1})(), "does not hold");
-  EXPECT_ERROR(write({2, 4}, {2, 32, 1}, {2, 1})(), "weight_shape is I64 (3), not I64 (2)");
-  EXPECT_ERROR(write({2, 4}, {2, 32}, {1, 1})(), "weight_scale is F32 (1, 1) for 2 outputs");
+  EXPECT_ERROR(write({2, 4}, {2, 32, 1}, {2, 1})(), "weight_shape is I64 (3), expected I64 (2)");
+  EXPECT_ERROR(write({2, 4}, {2, 32}, {1, 1})(), "weight_scale is F32 (1, 1), expected a float type (2, 1)");
   EXPECT_ERROR(write({2, 4}, {2, 32}, {2, 3})(), "32 inputs do not come in 3 groups");
 }
 
@@ -228,7 +310,7 @@ TEST(Layers, PackQuantizedHasItsGroupsInOrder) {
   EXPECT_EQ(write(8, std::vector<std::int32_t>(8)), "");
   EXPECT_EQ(write(8, std::vector<std::int32_t>(8, -1)), "");  // not used
   EXPECT_NE(write(8, {0, 0, 0, 1, 0, 0, 0, 0}).find("g_idx puts input 3 in group 1"), std::string::npos);
-  EXPECT_NE(write(8, {0, 0, 0}).find("g_idx has 3 values"), std::string::npos);
+  EXPECT_NE(write(8, {0, 0, 0}).find("weight_g_idx is I32 (3), expected I32 (8)"), std::string::npos);
   EXPECT_NE(write(8, {-1, 0, 0, 0, 0, 0, 0, 1}).find("g_idx puts input 0 in group -1"), std::string::npos);
 }
 
@@ -246,12 +328,14 @@ TEST(Layers, IntQuantizedIsChecked) {
   const Values weight = {"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8};
   EXPECT_EQ(layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}}), "");
   EXPECT_EQ(layer_error({weight, {"w.weight_scale", {2}, {1, 2}, ElementType::bf16}, {"w.input_scale", {1}, {3}}}), "");
-  EXPECT_NE(layer_error({weight, {"w.weight_scale", {3, 1}, {1, 2, 3}}}).find("F32 (3, 1) for 2 outputs"),
+  EXPECT_NE(layer_error({weight, {"w.weight_scale", {3, 1}, {1, 2, 3}}})
+                .find("weight_scale is F32 (3, 1), expected a float type (2, 1) or (2) or (1) or ()"),
             std::string::npos);
-  EXPECT_NE(layer_error({weight, {"w.weight_scale", {2, 1}, {1, std::nanf("")}}}).find("a scale is nan"),
+  EXPECT_NE(layer_error({weight, {"w.weight_scale", {2, 1}, {1, std::nanf("")}}})
+                .find("weight_scale holds nan; scales are finite and above 0"),
             std::string::npos);
   EXPECT_NE(layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}, {"w.input_scale", {2}, {3, 3}}})
-                .find("input_scale has 2 values"),
+                .find("input_scale is F32 (2), expected a float type (1) or ()"),
             std::string::npos);
   EXPECT_NE(
       layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}, {"w.weight_zero_point", {1}, {3}, ElementType::s8}})
@@ -302,10 +386,10 @@ TEST(Layers, IntQuantizedHasAnInputScaleThatIsOne) {
   };
   EXPECT_EQ(scale({0.25f}, ElementType::f16), 0.25f);
   for (const float bad : {0.0f, -1.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
-    EXPECT_ERROR(scale({bad}), "which is no scale");
+    EXPECT_ERROR(scale({bad}), "scales are finite and above 0");
   }
-  EXPECT_ERROR(scale({-1}), "w.safetensors: \"w\": input_scale is -1, which is no scale");
-  EXPECT_ERROR(scale({}), "input_scale has 0 values, not 1");
+  EXPECT_ERROR(scale({-1}), "w.safetensors: \"w\": input_scale holds -1; scales are finite");
+  EXPECT_ERROR(scale({}), "input_scale is F32 (0), expected a float type (1) or ()");
   EXPECT_ERROR(scale({3}, ElementType::s16), "input_scale is I16");
 }
 
