@@ -16,6 +16,7 @@ from . import awq_gptq, quantizer
 from .calibration import read_safetensors
 from .convert import become
 from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
+from .linears import as_linear, is_conv1d
 
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 _SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "bias")
@@ -28,7 +29,7 @@ def load_checkpoint_(model, folder):
 
     folder: or one safetensors file, as `octile quantize` writes it of one.
 
-    The torch.nn.Linear that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
+    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
     other tensors are loaded as load_state_dict() does. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
@@ -39,15 +40,15 @@ def load_checkpoint_(model, folder):
     modules = dict(model.named_modules(remove_duplicate=False))
     if config["quant_method"] in awq_gptq.METHODS:
         config, tensors = awq_gptq.to_compressed_tensors(folder, config, tensors, modules)
-    layers = {}
+    layers, in_octile_format = {}, config.get("format") == "octile"
     for key in [key for key in tensors if key.endswith(".weight_scale")]:
         name = key.removesuffix(".weight_scale")
         module = modules.get(name)
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear and not (is_conv1d(module) and in_octile_format):
             what = "no such layer" if module is None else f"a {type(module).__name__} there"
             raise ValueError(f"octile: {folder}: {name} is a quantized linear layer, and the model has {what}")
         own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in _SUFFIXES if f"{name}.{suffix}" in tensors}
-        layers[name] = _make_layer(f"{folder}: {name}", module, _scheme(config, name, folder), own)
+        layers[name] = _make_layer(f"{folder}: {name}", as_linear(module), _scheme(config, name, folder), own)
     if not layers:
         raise ValueError(f"octile: {folder} holds no quantized layer")
     _check_names(model, folder, tensors, layers)
