@@ -102,10 +102,10 @@ class Trainer:
             self.model.bfloat16()
         self.converted = convert(self.model, s)
         self.cached = None
-        if MODES[s.mode] and s.accumulate > 1 and s.compile != "off":
+        if MODES[s.mode] and s.accumulate > 1:
             import octile
 
-            # A graph would quantize the weights in each micro-batch; in eager code layers see by themselves.
+            # Otherwise each micro-batch quantizes the weights.
             self.cached = octile.cache_weights_(self.model)
         self.residual = torch.float32 if s.precision == "f32" else torch.bfloat16
         self.forward = self.model

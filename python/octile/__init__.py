@@ -7,7 +7,7 @@ Calibration             with calibrate(model) as calibration: model(x)
 Faster for few rows     pack_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
 A function              linear(x, w, b)
-Weights                 cache_weights_(model, optimizer) for compiled training, clear_weight_cache(model)
+Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
 The homework's kernels  octile.homework
 """
 
@@ -21,7 +21,7 @@ from .functional import linear
 from .homework import CustomLinearFunction
 from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, pack_
 from .static_weights import cache_weights_
-from .training import Linear, QuantizedLinear, clear_weight_cache
+from .training import Linear, QuantizedLinear
 
 __version__ = _fallback.library().version()
 
@@ -42,7 +42,6 @@ __all__ = [
     "__version__",
     "cache_weights_",
     "calibrate",
-    "clear_weight_cache",
     "homework",
     "linear",
     "load_checkpoint_",

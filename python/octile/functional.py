@@ -163,10 +163,10 @@ def once_differentiable(backward):
 
 
 class _Linear(torch.autograd.Function):
-    """Positional, so that torch.compile can trace it. `cache` is told of backwards; None under torch.compile."""
+    """Positional, so that torch.compile can trace it."""
 
     @staticmethod
-    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype, cache):
+    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype):
         need_x, need_w = ctx.needs_input_grad[:2]
         if need_w:
             bias = b if b is None or b.dtype is dtype else b.to(dtype)
@@ -185,7 +185,7 @@ class _Linear(torch.autograd.Function):
             ctx.save_for_backward(x_saved, xs_saved, wt if dx == _c.INT8 else wq, ws)
         else:
             ctx.save_for_backward(x_saved, xs_saved, None, None)
-        ctx.choices = layout, dx, dw, cache
+        ctx.choices = layout, dx, dw
         ctx.rounding, ctx.seed = rounding, seed
         ctx.dtypes = x.dtype, (None if w is None else w.dtype), (None if b is None else b.dtype)
         ctx.leading = x.shape[:-1]
@@ -196,10 +196,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
         x, xs, w, ws = ctx.saved_tensors
-        layout, dx_product, dw_product, cache = ctx.choices
+        layout, dx_product, dw_product = ctx.choices
         x_dtype, w_dtype, b_dtype = ctx.dtypes
-        if cache is not None and need_w:
-            cache.backward_ran()
         dx, dw, db = _linear_backward(
             _rows(dy),
             w if need_x else None,
@@ -224,7 +222,7 @@ class _Linear(torch.autograd.Function):
         if need_b and db.dtype is not b_dtype:
             db = db.to(b_dtype)
         gradients = (dx if need_x else None, dw if need_w else None, db if need_b else None)
-        return (*gradients, *(None,) * 11)
+        return (*gradients, *(None,) * 10)
 
 
 # Function.apply without its questions about torch.func, which run() has asked already: 1.5 us.
@@ -258,41 +256,32 @@ def traced(x, w, b, o, prepared=None):
     wq, wt, ws = prepared or quantize_weight(w.detach(), o, need_x and o.dx == _c.INT8)
     if not (need_x or w_or_b):
         return _infer(x, wq, ws, b, o.activation, dtype)
-    return _Linear.apply(x, w, b, wq, wt, ws, o.layout, o.activation, o.dx, o.dw, o.rounding, 0, dtype, None)
+    return _Linear.apply(x, w, b, wq, wt, ws, o.layout, o.activation, o.dx, o.dw, o.rounding, 0, dtype)
 
 
-def run(x, w, b, o, cache):
-    """The layer in eager code; at 16 rows this function's own time is a third of the layer's. `cache`: of w's int8."""
+def run(x, w, b, o, static=None):
+    """The layer in eager code; at 16 rows this function's own time is a third of the layer's.
+
+    w is quantized here, in every call: a check of its content would take as long, and nothing less sees every write.
+    static: the StaticWeight of cache_weights_().
+    """
     if _transforms_active() or forward_ad._current_level >= 0:
         refuse_transforms(x, w, b)
     x_dtype = dtype = x.dtype
     if _any_autocast():
         dtype = autocast_dtype(x)
-    training = _grad_enabled()
-    if training:
+    if _grad_enabled():
         need_x = x.requires_grad
         if need_x or w.requires_grad or (b is not None and b.requires_grad):
-            wq, wt, ws = cache.get(w, o, need_x and o.dx == _c.INT8, True)
+            both = need_x and o.dx == _c.INT8
+            wq, wt, ws = quantize_weight(w.detach(), o, both) if static is None else static.get(w, o, both)
             seed = next(_seeds) if o.rounding else 0
             words = o.layout, o.activation, o.dx, o.dw, o.rounding, seed
-            return _apply_at_once(x, w, b, wq, wt, ws, *words, dtype, cache)
-    wq, _, ws = cache.get(w, o, False, training)
+            return _apply_at_once(x, w, b, wq, wt, ws, *words, dtype)
+    wq, _, ws = quantize_weight(w, o, False) if static is None else static.get(w, o, False)
     if dtype is x_dtype and (b is None or b.dtype is dtype):
         return _linear_at_once(x, wq, ws, b, o.activation, _c.OUT_IN)
     return _infer(x, wq, ws, b, o.activation, dtype)
-
-
-class NoCache:
-    """In place of a WeightCache: quantizes in every call."""
-
-    @staticmethod
-    def get(w, o, both, training):
-        with torch.no_grad():
-            return quantize_weight(w, o, both)
-
-    @staticmethod
-    def backward_ran():
-        pass
 
 
 def run_int8(x, wq, ws, b):
@@ -311,9 +300,7 @@ def run_int8(x, wq, ws, b):
             dtype = autocast_dtype(x)
     if x.requires_grad and torch.is_grad_enabled():
         per_token, product = _c.DYNAMIC_PER_TOKEN, _c.DEQUANTIZED
-        return _Linear.apply(
-            x, None, b, wq, None, ws, _c.OUT_IN, per_token, product, product, _c.NEAREST, 0, dtype, None
-        )
+        return _Linear.apply(x, None, b, wq, None, ws, _c.OUT_IN, per_token, product, product, _c.NEAREST, 0, dtype)
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
 
 
@@ -365,4 +352,4 @@ def linear(
     do not fit.
     """
     o = options(layout, per_channel, activation, backward, rounding)
-    return traced(x, w, b, o) if torch.compiler.is_compiling() else run(x, w, b, o, NoCache)
+    return traced(x, w, b, o) if torch.compiler.is_compiling() else run(x, w, b, o)

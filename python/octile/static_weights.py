@@ -1,8 +1,8 @@
-"""cache_weights_(): quantized weights in buffers that stay where they are, for torch.compile and CUDA graphs.
+"""cache_weights_(): quantized weights in buffers that stay where they are.
 
-A graph cannot look at a version counter, so it quantizes the weight in every forward. With these buffers it reads
-them instead, and they are brought up to date in place: after every step of an optimizer that holds the weight, after
-load_state_dict(), and in eager code whenever the version counter has moved.
+Layers quantize their weight in every forward. With these buffers they read it instead, in eager code, in compiled and in
+captured graphs. The buffers are brought up to date in place: after every step of an optimizer that holds the weight,
+after load_state_dict(), and in eager code whenever the version counter has moved.
 """
 
 import functools
@@ -15,19 +15,24 @@ from torch.nn.parameter import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _c
-from .weight_cache import WeightCache, quantized
+from .functional import quantize_weight
 
 BUFFERS = ("weight_int8", "weight_int8_transposed", "weight_int8_scale")
 
 
-class StaticWeight:
-    """In place of a layer's WeightCache: its quantized weight, in the layer's buffers."""
+def _quantized(w, o):
+    """quantize_weight, as tensors that any later backward can save."""
+    with torch.inference_mode(False), torch.no_grad():
+        return quantize_weight(w, o, o.dx == _c.INT8)
 
-    __slots__ = ("__weakref__", "_doubted", "_layer", "_marked", "fills", "name")
+
+class StaticWeight:
+    """The quantized weight of a layer, in the layer's buffers."""
+
+    __slots__ = ("__weakref__", "_doubted", "_layer", "_state", "_weight", "name")
 
     def __init__(self, layer, name):
         self._layer, self.name = weakref.ref(layer), name
-        self.fills = 0
         self.build(layer)
         with _lock:
             _alive.add(self)
@@ -35,21 +40,17 @@ class StaticWeight:
     def build(self, layer):
         """Makes the buffers anew."""
         w, o = layer.weight, layer._options
-        for name, value in zip(BUFFERS, quantized(w, o, o.dx == _c.INT8), strict=True):
+        for name, value in zip(BUFFERS, _quantized(w, o), strict=True):
             layer.register_buffer(name, value, persistent=False)
         self._mark(w, o)
 
     def _mark(self, w, o):
-        self._marked, self._doubted = (weakref.ref(w), _state(w, o)), False
-        self.fills += 1
+        # The parameter itself: torch.utils.swap_tensors() refuses one that something refers to weakly.
+        self._weight, self._state, self._doubted = w, _state(w, o), False
 
-    def clear(self):
-        """The next eager forward quantizes anew."""
-        self._doubted = True
-
-    def forget(self):
-        """Lets go of the parameter."""
-        self._marked = None
+    def doubt(self, w=None):
+        """The next eager forward quantizes anew. w: the weight that the layer was given, if it was."""
+        self._weight, self._doubted = self._weight if w is None else w, True
 
     def weight(self):
         layer = self._layer()
@@ -60,10 +61,10 @@ class StaticWeight:
         if layer is None:
             return True
         w, o = layer.weight, layer._options
-        return self._marked is not None and self._marked[0]() is w and self._marked[1] == _state(w, o)
+        return self._weight is w and self._state == _state(w, o)
 
     def remove(self):
-        """Gives the layer back its WeightCache."""
+        """The layer is as it was before."""
         layer = self._layer()
         with _lock:
             _alive.discard(self)
@@ -71,19 +72,17 @@ class StaticWeight:
             for name in BUFFERS:
                 layer._buffers.pop(name, None)
                 layer._non_persistent_buffers_set.discard(name)
-            layer._weight_cache = WeightCache()
+            del layer._weight_cache
 
-    def get(self, w, o, both, training):
+    def get(self, w, o, both):
         """(wq, wt or None, scale), brought up to date first if the version counter has moved."""
-        layer = self._layer()
-        if type(w) is not Parameter or torch._C._len_torch_dispatch_stack():
-            return quantized(w, o, both)
-        marked = self._marked and self._marked[0]()
-        if marked is not None and marked is not w and not self._doubted:
-            return quantized(w, o, both)  # a guest, of torch.func.functional_call: not for the buffers
-        if self._doubted or not self.is_current():
+        guest = w is not self._weight  # of torch.func.functional_call: not for the buffers
+        if guest or type(w) is not Parameter or torch._C._len_torch_dispatch_stack():
+            return quantize_weight(w.detach(), o, both)
+        if self._doubted or self._state != _state(w, o):
             self.refresh()
-        return tuple(layer._buffers[name] for name in BUFFERS)
+        buffers = self._layer()._buffers
+        return tuple([buffers[name] for name in BUFFERS])
 
     def refresh(self):
         """Quantizes the weight into the buffers."""
@@ -92,7 +91,7 @@ class StaticWeight:
             return
         w, o = layer.weight, layer._options
         held = [layer._buffers[name] for name in BUFFERS]
-        fresh = quantized(w, o, o.dx == _c.INT8)
+        fresh = _quantized(w, o)
         with torch.no_grad():
             for name, old, new in zip(BUFFERS, held, fresh, strict=True):
                 if old is not None and new is not None and _kind(old) == _kind(new):
@@ -100,9 +99,6 @@ class StaticWeight:
                 else:  # the options or the shape have changed: what was compiled for the old ones is compiled anew
                     layer._buffers[name] = new
         self._mark(w, o)
-
-    def backward_ran(self):
-        pass
 
 
 def _kind(t):
@@ -177,29 +173,37 @@ class CachedWeights:
 
 
 def _refresh_layer(layer, _):
-    if isinstance(layer._weight_cache, StaticWeight):
+    if layer._weight_cache is not None:
         layer._weight_cache.refresh()
 
 
 def cache_weights_(model, *optimizers):
-    """Lets compiled and captured graphs read quantized weights from buffers, instead of quantizing in every forward.
+    """Quantizes the weights of `model` once per optimizer step instead of in every forward.
 
     Every octile.Linear and octile.QuantizedLinear in `model` gets non-persistent buffers with its int8 weight, in the
-    orientations that its forward and backward read. They are refreshed in place after each step() of any optimizer of
-    torch's that holds the weight, and after load_state_dict(). (`optimizers` are only checked: some wrappers run no
-    hooks.) Returns an object with refresh(), stale() and remove().
+    orientations that its forward and backward read. Eager code, compiled graphs and captured graphs read them. This
+    pays where there are several forwards per step (gradient accumulation, checkpointing) and in evaluation of few rows.
 
-    **A compiled or captured graph cannot see that a weight has changed in any other way** (assigned under no_grad(), an
-    average copied in, a step by hand, a pruned value): it goes on with the old int8 weight until refresh() is called.
-    Such a change is warned of at the next step, if the version counter saw it. Eager forwards see what the version
-    counter shows, and no more.
+    The buffers are refreshed in place after each step() of any torch optimizer that holds the weight, and after
+    load_state_dict(). (`optimizers` are only checked: some wrappers run no hooks.) Eager forwards also refresh them
+    when the parameter's version counter has moved (any in-place operation that autograd sees), when the parameter was
+    replaced, swapped or its storage moved, and after train() or eval() has changed the mode.
 
-    A compiled step() of whichever optimizer breaks its graph at the hooks, from then on. torch.func.functional_call with
-    another weight does not reach a compiled forward. Copies of the model come without the buffers, so torch.optim.swa_utils.AveragedModel, which pairs the buffers of the
-    model and its copy, cannot be used on such a model.
+    **Every other change of a weight goes unseen: call refresh() on the returned object after it**, or the layer answers
+    with the old weight. In eager code these are writes through `.data`, `.detach()` or a raw pointer that leave the
+    storage where it is: averages (EMA) copied in, PEFT's merge and unmerge, optimizers without torch's hooks. A compiled
+    or captured graph sees nothing but steps and load_state_dict(): it also misses assignments under no_grad(), pruning
+    and steps by hand. Changes that moved the version counter are warned of at the next step.
 
-    Raises ValueError if there is no such layer or a weight is not a plain parameter (a sharded one), TypeError for an
-    optimizer that is none of torch's, or only wraps one.
+    Returns an object with refresh(), stale() (the layers whose version counter has moved) and remove().
+
+    Limits: a compiled step() of any optimizer breaks its graph at the hooks. torch.func.functional_call with another
+    weight does not reach a compiled forward. A step between a forward and its backward is an error. Copies of the model
+    come without the buffers, so torch.optim.swa_utils.AveragedModel, which pairs the buffers of the model and its copy,
+    cannot be used on such a model.
+
+    Raises ValueError if there is no such layer, a weight is not a plain parameter (a sharded one) or was made in
+    inference mode, TypeError for an optimizer that is none of torch's, or only wraps one.
     """
     from .training import _Trainable
 
@@ -216,6 +220,8 @@ def cache_weights_(model, *optimizers):
     for name, layer in layers.items():
         if type(layer._parameters.get("weight")) is not Parameter:
             raise ValueError(f"octile: the weight of {name} is a {type(layer.weight).__name__}, not a plain parameter")
+        if layer.weight.is_inference():
+            raise ValueError(f"octile: the weight of {name} was made in inference mode, where torch counts no changes")
         if BUFFERS[0] in layer._buffers:
             raise ValueError(f"octile: the weight of {name} is cached already")
     return CachedWeights(layers)

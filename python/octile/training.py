@@ -11,23 +11,22 @@ from torch import nn
 
 from . import _c, _fallback, functional
 from .kernels import kernels, plan_text
-from .static_weights import BUFFERS, StaticWeight
-from .weight_cache import WeightCache
+from .static_weights import BUFFERS
 
 
 class _Trainable(nn.Module):
-    """What Linear and QuantizedLinear share: options, the weight cache, forward."""
+    """What Linear and QuantizedLinear share: options, the buffers of cache_weights_(), forward."""
 
     _layout = "out_in"
+    _weight_cache = None  # the StaticWeight of cache_weights_()
 
     def _configure(self, **words):
         self._options = functional.options(self._layout, **words)
-        self._weight_cache = WeightCache()
 
     def _change(self, **words):
         current = {name: getattr(self, name) for name in ("per_channel", "activation", "backward", "rounding")}
         self._options = functional.options(self._layout, **(current | words))
-        if isinstance(self._weight_cache, StaticWeight):
+        if self._weight_cache is not None:
             self._weight_cache.refresh()
 
     @property
@@ -84,45 +83,33 @@ class _Trainable(nn.Module):
             return None
         return tuple(getattr(self, name) for name in BUFFERS)
 
-    # Below: whatever may change the weight without its version counter knowing.
+    # With cache_weights_(): whatever may change the weight without its version counter knowing.
 
     def __setattr__(self, name, value):
-        if name == "weight" and "_weight_cache" in self.__dict__:
-            self._weight_cache.clear()
         super().__setattr__(name, value)
+        if name == "weight" and self._weight_cache is not None:
+            self._weight_cache.doubt(self._parameters.get("weight"))
 
     def train(self, mode=True):
-        if mode != self.training:
-            self._weight_cache.clear()
+        if mode != self.training and self._weight_cache is not None:
+            self._weight_cache.doubt()
         return super().train(mode)
 
     def _apply(self, fn, recurse=True):
-        static = isinstance(self._weight_cache, StaticWeight)
+        if self._weight_cache is None:
+            return super()._apply(fn, recurse)
         for name in BUFFERS:  # made again, not converted: half() would round the scales
             self._buffers.pop(name, None)
-        self._forget()
         try:
             super()._apply(fn, recurse)
         finally:
-            if static:
-                self._weight_cache.build(self)
+            self._weight_cache.build(self)
         return self
 
-    def _load_from_state_dict(self, *arguments, **keywords):
-        self._forget()
-        super()._load_from_state_dict(*arguments, **keywords)
-
-    def _forget(self):
-        """No weak reference to the parameter, which torch may want to swap for another one."""
-        if isinstance(self._weight_cache, StaticWeight):
-            self._weight_cache.forget()
-        else:
-            self._weight_cache.clear()
-
     def __getstate__(self):
-        """For copies and pickles: without quantized weights, which the copy makes for itself."""
+        """For copies and pickles: without the buffers of cache_weights_()."""
         state = self.__dict__.copy()
-        state["_weight_cache"] = WeightCache()
+        state.pop("_weight_cache", None)
         state["_buffers"] = {n: b for n, b in self._buffers.items() if n not in BUFFERS}
         state["_non_persistent_buffers_set"] = self._non_persistent_buffers_set - set(BUFFERS)
         return state
@@ -167,7 +154,7 @@ def _choose(of):
 
 
 class Linear(_Trainable, nn.Linear):
-    """torch.nn.Linear whose products are of int8: x is quantized in every call, the weight once per change of it.
+    """torch.nn.Linear whose products are of int8: x and the weight are quantized in every call.
 
     Parameters and state_dict are torch.nn.Linear's: weight (OUT, IN), bias (OUT), float, and what the optimizer sees.
     x (..., IN) and the weight may be of any float type each; float64 goes with float64 alone. The gradient of the
@@ -196,8 +183,8 @@ class Linear(_Trainable, nn.Linear):
         rounding="nearest",
     ):
         words = {"per_channel": per_channel, "activation": activation, "backward": backward, "rounding": rounding}
-        self._configure(**words)  # first: assigning the weight looks for the cache
         super().__init__(in_features, out_features, bias, device, dtype)
+        self._configure(**words)
 
     @classmethod
     def from_linear(cls, linear, *, backward="16bit", activation="per_token", per_channel=True, rounding="nearest"):
@@ -278,16 +265,3 @@ class QuantizedLinear(_Trainable):
         new.weight = nn.Parameter(w.detach().t().contiguous().clone(), requires_grad=w.requires_grad)
         new.bias = None if b is None else nn.Parameter(b.detach().clone(), requires_grad=b.requires_grad)
         return new.train(self.training)
-
-
-def clear_weight_cache(model):
-    """Forgets the quantized weights of all layers in `model`; the next forward quantizes anew.
-
-    Needed only after a write that torch does not see: through `.data`, a raw pointer, or a replayed CUDA graph. The
-    buffers of cache_weights_() are refreshed at once.
-    """
-    for module in model.modules():
-        if isinstance(module, _Trainable):
-            module._weight_cache.clear()
-            if isinstance(module._weight_cache, StaticWeight):
-                module._weight_cache.refresh()

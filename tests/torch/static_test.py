@@ -137,6 +137,22 @@ def test_the_number_follows_the_buffer(device, generator):
     state = copy.deepcopy(layer.state_dict())
     layer.input_scale.mul_(3)
     assert not torch.equal(layer(x), y)
+    layer.input_scale.data.copy_(state["input_scale"])
+    assert torch.equal(layer(x), y)
+    layer.input_scale.data *= 3
+    assert not torch.equal(layer(x), y)
+    layer.input_scale.numpy()[0] = state["input_scale"].item()
+    assert torch.equal(layer(x), y)
+    layer.input_scale.data = state["input_scale"] * 3
+    assert not torch.equal(layer(x), y)
+    torch.utils.swap_tensors(layer.input_scale, state["input_scale"].clone())
+    assert torch.equal(layer(x), y)
+    layer.input_scale.data.mul_(3)
+    layer.pack_() if device.type == "cpu" else layer
+    assert not torch.equal(layer(x), y)
+    layer.input_scale.data.copy_(state["input_scale"])
+    assert torch.equal(layer(x), y)
+    _, layer = layer_of(device=device)
     layer.input_scale = state["input_scale"].clone()
     assert torch.equal(layer(x), y)
     with torch.inference_mode():
@@ -152,6 +168,14 @@ def test_the_number_follows_the_buffer(device, generator):
     assert torch.equal(fresh(x), y)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x), layer(x))
+
+
+def test_fake_tensors(device):
+    from torch._subclasses import FakeTensorMode
+
+    _, layer = layer_of(device=device)
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(torch.ones(3, 64, device=device))).shape == (3, 24)
 
 
 def test_types(device, generator):
