@@ -10,8 +10,7 @@ from torch import nn
 
 def is_conv1d(module):
     """Whether `module` is transformers' Conv1D, or of a class derived from it. Imports nothing."""
-    transformers = sys.modules.get("transformers.pytorch_utils")
-    return transformers is not None and isinstance(module, transformers.Conv1D)
+    return isinstance(module, getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", ()))
 
 
 def is_linear(module):
