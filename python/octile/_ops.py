@@ -19,6 +19,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import warnings
 
 import torch
 
@@ -54,13 +55,21 @@ def _fake_quantize(x, granularity, orientation):
     return q, q_transposed, scale
 
 
+def _outputs(x, weight, weight_layout):
+    """N of a weight that fits x."""
+    n, k = weight.shape[::-1] if weight_layout == _c.IN_OUT else weight.shape
+    if x.shape[-1] != k:
+        raise RuntimeError(f"octile: x is {tuple(x.shape)}; weight {tuple(weight.shape)} multiplies (..., {k})")
+    return n
+
+
 def _fake_linear(x, weight, weight_scale, bias, activation, weight_layout, x_multiplier=None, static_scale=0.0):
-    n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    n = _outputs(x, weight, weight_layout)
     return x.new_empty((*x.shape[:-1], n))
 
 
 def _fake_linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
-    n = weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    n = _outputs(x, weight, weight_layout)
     return x.new_empty((x.shape[0], n), dtype=dtype)
 
 
@@ -178,13 +187,13 @@ def _implement_in_cpp():
     folders = (library.parent, library.resolve().parent, pathlib.Path(__file__).resolve().parent)
     path = next((folder / _BINARY for folder in folders if (folder / _BINARY).exists()), None)
     if path is None:
-        return f"there is no {_BINARY} in {folders[0]}"
+        return _missing(f"there is no {_BINARY} in {' or '.join(dict.fromkeys(map(str, folders)))}")
     try:
         # Needs the library that _fallback has loaded, by its name.
         binary = ctypes.CDLL(str(path.resolve()))
         register = binary.octile_torch_register
     except (OSError, AttributeError) as error:
-        return f"{path} cannot be loaded: {error}"
+        return _missing(f"{path} cannot be loaded: {error}")
     register.restype = ctypes.c_char_p
     reason = register()
     if reason:
@@ -192,6 +201,18 @@ def _implement_in_cpp():
     global _binary
     _binary = binary
     return ""
+
+
+def _missing(reason):
+    """Warns, unless a binding was asked for."""
+    if not _asked:
+        warnings.warn(
+            f"octile: {reason}. So the operators are called over ctypes, which costs about 20 microseconds per call: "
+            f"build {_BINARY} (CMake's target octile_torch), or set OCTILE_TORCH_BINDING=ctypes if that is meant",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return reason
 
 
 def plan_counts():

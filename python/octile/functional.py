@@ -117,6 +117,14 @@ def _rows(x):
     return x.reshape(m, x.shape[-1])
 
 
+def check_input(x, in_features):
+    """Raises where x is not (..., in_features). For layers: the library, which sees the weight beside x, blames that."""
+    if x.dim() == 0 or x.size(-1) != in_features:
+        raise RuntimeError(
+            f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"
+        ) from None
+
+
 def _quantize_and_multiply(x, wq, ws, b, activation, orientation, dtype):
     """y (..., N) in `dtype`, and x as it was quantized: (y, xq, xt, xs)."""
     granularity = _c.PER_ROW if activation == _c.DYNAMIC_PER_TOKEN else _c.PER_TENSOR
@@ -304,8 +312,10 @@ def run_int8(x, wq, ws, b):
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
 
 
-def _for_inference(x, b, kind):
+def _for_inference(x, b, kind, in_features):
     """x and b in the type of y, where there are no gradients."""
+    # Beforehand: a packed weight, or one of 4 bits with a scale per row, is of one size for several in_features.
+    check_input(x, in_features)
     if not torch.compiler.is_compiling():
         refuse_transforms(x)
     if x.requires_grad and torch.is_grad_enabled():
@@ -318,21 +328,21 @@ def _for_inference(x, b, kind):
     return x, b
 
 
-def run_static(x, wq, ws, b, multiplier, scale):
+def run_static(x, wq, ws, b, multiplier, scale, in_features):
     """The layer with a weight that is int8 for good, and one scale of x that is known beforehand."""
-    x, b = _for_inference(x, b, "static W8A8")
+    x, b = _for_inference(x, b, "static W8A8", in_features)
     return _linear(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
 
 
-def run_s4(x, weight, scale, zero_point, b):
+def run_s4(x, weight, scale, zero_point, b, in_features):
     """The layer with a weight of 4 bits."""
-    x, b = _for_inference(x, b, "W4A16")
+    x, b = _for_inference(x, b, "W4A16", in_features)
     return _linear_s4(x, weight, scale, zero_point, b)
 
 
-def run_packed(x, weight, b, *choices):
+def run_packed(x, weight, b, in_features, *choices):
     """Any of them with a weight that is packed."""
-    x, b = _for_inference(x, b, "packed")
+    x, b = _for_inference(x, b, "packed", in_features)
     return _linear_packed(x, weight, b, *choices)
 
 
@@ -352,4 +362,15 @@ def linear(
     do not fit.
     """
     o = options(layout, per_channel, activation, backward, rounding)
-    return traced(x, w, b, o) if torch.compiler.is_compiling() else run(x, w, b, o)
+    if torch.compiler.is_compiling():
+        return traced(x, w, b, o)
+    try:
+        return run(x, w, b, o)
+    except (RuntimeError, IndexError):
+        if w.dim() == 2:
+            in_features = w.shape[0 if o.layout == _c.IN_OUT else 1]
+            if x.dim() == 0 or x.size(-1) != in_features:
+                raise RuntimeError(
+                    f"octile: x is {tuple(x.shape)}; w {tuple(w.shape)} multiplies (..., {in_features})"
+                ) from None
+        raise

@@ -190,8 +190,10 @@ class W8A8Linear(_Int8):
     """Inference with 8-bit weights and activations: y = dequantize(quantize(x)) @ dequantize(weight)^T + bias.
 
     Buffers: quantized_weight int8 (OUT, IN), weight_scale float32 (OUT), or (1) unless per_channel, bias (OUT) or None.
-    x (..., IN) of any float type is quantized per token in every call. to(dtype) and half() convert the bias alone: the layer answers in x's type, under
-    autocast in autocast's. x may ask for a gradient (16-bit, for adapters around a frozen layer).
+    x (..., IN) of any float type is quantized per token in every call. to(dtype) and half() convert the bias alone: the
+    layer answers in x's type, under autocast in autocast's. x may ask for a gradient (16-bit), which the frozen layer
+    passes on to what is before it. PEFT refuses to wrap this layer: train adapters over octile.Linear, merge them, and
+    convert the result.
     """
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True):
@@ -217,8 +219,12 @@ class W8A8Linear(_Int8):
         buffers = self._buffers
         if (packed := buffers["packed_weight"]) is not None:
             choices = self.out_features, _c.DYNAMIC_PER_TOKEN, _c.S8_PER_CHANNEL, 0, False, None, 0.0
-            return functional.run_packed(x, packed, buffers["bias"], *choices)
-        return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], buffers["bias"])
+            return functional.run_packed(x, packed, buffers["bias"], self.in_features, *choices)
+        try:
+            return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], buffers["bias"])
+        except (RuntimeError, IndexError):
+            functional.check_input(x, self.in_features)
+            raise
 
     def _fields(self, rows):
         return super()._fields(rows) | {"activation": _c.DYNAMIC_PER_TOKEN, "weight": self._weight_format()}
@@ -283,8 +289,9 @@ class W8A8StaticLinear(_Int8):
         bias, multiplier = buffers["bias"], buffers["input_multiplier"]
         if (packed := buffers["packed_weight"]) is not None:
             choices = self.out_features, _c.STATIC_PER_TENSOR, _c.S8_PER_CHANNEL, 0, False, multiplier, scale
-            return functional.run_packed(x, packed, bias, *choices)
-        return functional.run_static(x, buffers["quantized_weight"], buffers["weight_scale"], bias, multiplier, scale)
+            return functional.run_packed(x, packed, bias, self.in_features, *choices)
+        weight, weight_scale = buffers["quantized_weight"], buffers["weight_scale"]
+        return functional.run_static(x, weight, weight_scale, bias, multiplier, scale, self.in_features)
 
     def _static_scale(self):
         """input_scale as a number, read in every call: 0.4 us, less than to ask whether the buffer has changed."""
@@ -364,9 +371,9 @@ class W4A16Linear(_Inference):
         buffers = self._buffers
         if (packed := buffers["packed_weight"]) is not None:
             choices = self.out_features, _c.NONE, _c.S4_GROUP, self.group, self.zero_point, None, 0.0
-            return functional.run_packed(x, packed, buffers["bias"], *choices)
-        zero_point = buffers["weight_zero_point"]
-        return functional.run_s4(x, buffers["quantized_weight"], buffers["weight_scale"], zero_point, buffers["bias"])
+            return functional.run_packed(x, packed, buffers["bias"], self.in_features, *choices)
+        scale, zero_point = buffers["weight_scale"], buffers["weight_zero_point"]
+        return functional.run_s4(x, buffers["quantized_weight"], scale, zero_point, buffers["bias"], self.in_features)
 
     def _fields(self, rows):
         fields = super()._fields(rows) | {"activation": _c.NONE, "weight": _c.S4_GROUP, "group": self.group}

@@ -75,7 +75,11 @@ class _Trainable(nn.Module):
             w, b = parameters["weight"], parameters["bias"]
         except KeyError:  # parametrized, or a tensor of someone else's
             w, b = self.weight, self.bias
-        return functional.run(x, w, b, self._options, self._weight_cache)
+        try:
+            return functional.run(x, w, b, self._options, self._weight_cache)
+        except (RuntimeError, IndexError):
+            functional.check_input(x, self.in_features)
+            raise
 
     def _static_weight(self):
         """The buffers of cache_weights_(), which a compiled graph reads; None without them."""

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import op_reference as reference
 import pytest
 import safetensors.torch
 import torch
-from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear
+from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear, W8A8StaticLinear
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -706,6 +707,43 @@ def test_refusals(device, generator):
         layer(x.int())
     with pytest.raises(RuntimeError, match="octile"):
         W8A8Linear(64, 32, device=device)(x[:, :63])
+
+
+@pytest.mark.parametrize("shape", [(5, 63), (2, 3, 65), (5, 32), (63,), ()])
+@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W8A8StaticLinear, W4A16Linear])
+def test_a_wrong_input_is_named(kind, shape, device):
+    """Not the weight, which is the layer's own. A packed weight, or one scale per row, may be of one size for two of IN."""
+    plain = nn.Linear(64, 32, device=device)
+    options = {W8A8StaticLinear: [{"input_scale": 0.1}], W4A16Linear: [{"group": 32}, {"group": 0}]}
+    layers = [kind.from_linear(plain, **one) for one in options.get(kind, [{}])]
+    if device.type == "cpu" and kind not in (Linear, QuantizedLinear):
+        layers += [copy.deepcopy(layer).pack_() for layer in layers]
+    if kind is Linear:
+        layers.append(Linear.from_linear(plain))
+        octile.cache_weights_(layers[-1])
+    text = f"octile: x is {tuple(shape)}; the layer's in_features, its last size, is 64"
+    for layer in layers:
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=re.escape(text)):
+                layer(torch.ones(shape, device=device))
+
+
+def test_a_wrong_input_of_the_function(device):
+    w, x = torch.ones(32, 64, device=device), torch.ones(2, 5, 63, device=device)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            text = "octile: x is (2, 5, 63); w (32, 64) multiplies (..., 64)"
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                octile.linear(x, w.requires_grad_())
+            with pytest.raises(RuntimeError, match=re.escape("w (64, 32) multiplies (..., 64)")):
+                octile.linear(x, w.detach().t(), layout="in_out")
+    for kind in (Linear, W8A8Linear):
+        layer = kind(64, 32, device="meta")
+        with pytest.raises(RuntimeError, match="in_features"):
+            layer(x.to("meta"))
+    compiled = torch.compile(Linear(64, 32, device=device), backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"octile: x is \(10, 63\); weight \(32, 64\) multiplies \(..., 64\)"):
+        compiled(x)
 
 
 def test_import_is_light():

@@ -45,6 +45,7 @@ def test_binding_is_cpp_where_it_can_be():
     assert status == 0
     old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)
     assert ("older than 2.11" in text) if old else ("binding stable |" in text)
+    assert "Warning" not in text
 
 
 def test_without_the_binary(tmp_path):
@@ -54,6 +55,10 @@ def test_without_the_binary(tmp_path):
     alone = shutil.copy(LIBRARY, tmp_path / "liboctile.so")
     status, text = run(TELL, OCTILE_LIBRARY=str(alone))
     assert status == 0 and f"binding ctypes | there is no {BINARY} in {tmp_path}" in text
+    warned = f"RuntimeWarning: octile: there is no {BINARY} in {tmp_path}"
+    assert text.count(warned) == 1 and "the operators are called over ctypes" in text
+    status, text = run(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="ctypes")
+    assert status == 0 and "binding ctypes | OCTILE_TORCH_BINDING is ctypes" in text and "Warning" not in text
     status, text = run(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
     assert status != 0 and f"OCTILE_TORCH_BINDING is stable, but there is no {BINARY}" in text
     twice = "import os\ntry:\n    from octile import _ops\n"
@@ -63,6 +68,7 @@ def test_without_the_binary(tmp_path):
     (tmp_path / BINARY).write_text("no library")
     status, text = run(TELL, OCTILE_LIBRARY=str(alone))
     assert status == 0 and f"binding ctypes | {tmp_path / BINARY} cannot be loaded" in text
+    assert f"RuntimeWarning: octile: {tmp_path / BINARY} cannot be loaded" in text
 
 
 FIND = f"""
