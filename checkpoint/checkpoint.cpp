@@ -13,11 +13,6 @@ namespace octile::checkpoint {
 
 namespace {
 
-// The largest of real models have 2 MB (a label for each of 21,000 classes) and 30 MB. What is made of them in memory
-// is some thirty times as large.
-constexpr std::size_t kMostConfigBytes = 16'000'000;
-constexpr std::size_t kMostIndexBytes = 100'000'000;
-
 // A link to nothing is there: opening it says what is wrong.
 bool is_there(const std::filesystem::path& path) {
   return std::filesystem::exists(std::filesystem::symlink_status(path));
@@ -44,7 +39,7 @@ void Checkpoint::open_file() {
 void Checkpoint::open_folder() {
   const std::filesystem::path config = path_ / kConfigFile;
   if (is_there(config)) {
-    config_text_ = files::read_text(config, kMostConfigBytes);
+    config_text_ = files::read_text(config, kMaxConfigBytes);
     config_ = read_config(config_text_, config.string());
   }
   const std::filesystem::path index = path_ / kIndexFile;
@@ -59,7 +54,7 @@ void Checkpoint::open_folder() {
 }
 
 void Checkpoint::open_shards(const std::filesystem::path& index) {
-  const auto shard_of = read_index(files::read_text(index, kMostIndexBytes), index.string());
+  const auto shard_of = read_index(files::read_text(index, kMaxIndexBytes), index.string());
   std::set<std::string> names;
   for (const auto& [tensor, shard] : shard_of) names.insert(shard);
   for (const std::string& name : names) add(name, SafetensorsFile::open(path_ / name));

@@ -1,8 +1,10 @@
 #include "config.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <cstdint>
+#include <optional>
+
+#include "json.h"
 
 namespace octile::checkpoint {
 
@@ -10,36 +12,73 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kDeepest = 64;  // a hostile file must not exhaust the stack of whoever walks the values
 constexpr const char* kQuantization = "quantization_config";
+constexpr const char* kNormBefore = "do_layer_norm_before";
+constexpr std::string_view kWeightMap = "weight_map";
 constexpr std::string_view kSpace = " \t\r\n";
 
-json parse(std::string_view text, std::string_view name) {
-  const std::string file(name);
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto check = [&](int depth, json::parse_event_t event, json& value) {
-    using Event = json::parse_event_t;
-    if (depth > kDeepest) throw FileError(file + ": deeper than " + std::to_string(kDeepest) + " levels");
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && !keys.back().insert(value.get<std::string>()).second) {
-      throw FileError(file + ": \"" + printable(value.get<std::string>()) + "\" is there twice");
+// What an object has at a key, and of which type. A null is nothing.
+class Object {
+ public:
+  Object(const json& value, std::string place) : value_(value), place_(std::move(place)) {}
+
+  const json* find(const char* key) const {
+    const auto found = value_.find(key);
+    return found == value_.end() || found->is_null() ? nullptr : &*found;
+  }
+  std::string text(const char* key, const char* otherwise = "") const {
+    const json* const value = find(key);
+    if (value && !value->is_string()) refuse(key, "no text");
+    return value ? value->get<std::string>() : otherwise;
+  }
+  std::optional<std::int64_t> whole(const char* key) const {
+    const json* const value = find(key);
+    if (!value) return std::nullopt;
+    if (!value->is_number_integer() || (value->is_number_unsigned() && value->get<std::uint64_t>() > INT64_MAX)) {
+      refuse(key, "no whole number");
     }
-    return true;
-  };
-  // For the parser it is the end of the text, whatever comes behind.
-  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
-    throw FileError(file + ": no JSON (byte " + std::to_string(zero + 1) + " is 0)");
+    return value->get<std::int64_t>();
   }
-  try {
-    json document = json::parse(text, check);
-    if (document.is_object()) return document;
-  } catch (const json::parse_error& error) {
-    throw FileError(file + ": no JSON (byte " + std::to_string(error.byte) + ")");
-  } catch (const json::exception& error) {  // a number beyond every double
-    throw FileError(file + ": JSON that is not read (" + printable(error.what()) + ")");
+  bool truth(const char* key, bool otherwise) const {
+    const json* const value = find(key);
+    if (value && !value->is_boolean()) refuse(key, "neither true nor false");
+    return value ? value->get<bool>() : otherwise;
   }
-  throw FileError(file + ": no JSON object");
+  std::optional<Object> object(const std::string& key) const {
+    const json* const value = find(key.c_str());
+    if (!value) return std::nullopt;
+    if (!value->is_object()) refuse(key, "no object");
+    return Object(*value, place_ + ": " + printable(key));
+  }
+  std::vector<std::string> names(const char* key, std::vector<std::string> otherwise) const {
+    const json* const value = find(key);
+    if (!value) return otherwise;
+    const auto is_text = [](const json& element) { return element.is_string(); };
+    if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_text)) refuse(key, "no list of names");
+    return value->get<std::vector<std::string>>();
+  }
+  std::vector<std::string> keys() const {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : value_.items()) keys.push_back(key);
+    return keys;
+  }
+  [[noreturn]] void refuse(const std::string& key, const char* what) const {
+    throw FileError(place_ + ": \"" + printable(key) + "\" is " + what);
+  }
+  const std::string& place() const { return place_; }
+
+ private:
+  const json& value_;
+  std::string place_;
+};
+
+JsonDocument parse(std::string_view text, std::string_view name, JsonDocument::Members wanted) {
+  if (text.size() > kMaxConfigBytes) {
+    throw FileError(std::string(name) + ": more than " + std::to_string(kMaxConfigBytes) + " bytes of JSON");
+  }
+  JsonDocument document(std::move(wanted));
+  document.read(text, name);
+  return document;
 }
 
 // Where the value of the document's own member begins; npos if it is not written so. The text is a JSON object.
@@ -58,25 +97,109 @@ std::size_t value_at(std::string_view text, std::string_view key) {
   return std::string_view::npos;
 }
 
-// The text at `key`; empty where there is none.
-std::string text_of(const json& object, const char* key, std::string_view name) {
-  const auto found = object.find(key);
-  if (found == object.end() || found->is_null()) return {};
-  if (!found->is_string()) throw FileError(std::string(name) + ": \"" + key + "\" is no text");
-  return found->get<std::string>();
+std::optional<QuantizationArgs> read_args(const Object& group, const char* key) {
+  const std::optional<Object> object = group.object(key);
+  if (!object) return std::nullopt;
+  QuantizationArgs args;
+  args.bits = object->whole("num_bits");
+  args.type = object->text("type", "int");
+  args.strategy = object->text("strategy");
+  args.group_size = object->whole("group_size");
+  args.symmetric = object->truth("symmetric", true);
+  const json* const dynamic = object->find("dynamic");  // or "local": a kind of scale that no layer here has
+  args.dynamic = dynamic && !dynamic->is_string() && object->truth("dynamic", false);
+  if (dynamic && dynamic->is_string()) args.strategy = "dynamic \"" + object->text("dynamic") + '"';
+  return args;
 }
 
-void read_quantization(const json& quantization, std::string_view name, ModelConfig& config) {
-  if (!quantization.is_object()) throw FileError(std::string(name) + ": \"quantization_config\" is no object");
-  config.method = text_of(quantization, "quant_method", name);
-  if (config.method.empty()) throw FileError(std::string(name) + ": \"quantization_config\" has no \"quant_method\"");
-  const char* key = config.method == "awq" ? "version" : config.method == "gptq" ? "checkpoint_format" : "format";
-  config.format = text_of(quantization, key, name);
-  if (const auto bits = quantization.find("bits"); bits != quantization.end() && !bits->is_null()) {
-    if (!bits->is_number_unsigned()) throw FileError(std::string(name) + ": \"bits\" is no whole number");
-    config.bits = static_cast<int>(std::min<std::uint64_t>(bits->get<std::uint64_t>(), 64));
+void check_known(const Object& quantization, const char* key, const std::string& value,
+                 std::initializer_list<const char*> known) {
+  std::string list;
+  for (const char* const one : known) {
+    if (value == one) return;
+    if (*one != 0) list += (list.empty() ? "" : ", ") + std::string(one);
+  }
+  throw FileError(quantization.place() + ": " + key + " is \"" + printable(value) + "\", which has another layout; " +
+                  list + " are known");
+}
+
+// "octile": our own layers that multiply their inputs. Formats without integers are listed, and no layer is made of
+// them.
+void check_format(const Object& object, const std::string& format) {
+  check_known(object, "format", format,
+              {"", "int-quantized", "pack-quantized", "naive-quantized", "mixed-precision", "octile", "dense",
+               "float-quantized"});
+}
+
+void read_groups(const Object& quantization, ModelConfig& config) {
+  config.ignore = quantization.names("ignore", {});
+  const json* const groups = quantization.find("config_groups");
+  const auto is_object = [](const json& group) { return group.is_object(); };
+  if (!groups || !groups->is_object() || !std::all_of(groups->begin(), groups->end(), is_object)) {
+    throw FileError(quantization.place() + " has no config_groups");
+  }
+  const Object all(*groups, quantization.place() + ": config_groups");
+  for (const std::string& key : all.keys()) {
+    const Object group = *all.object(key);
+    config.groups.push_back({.targets = group.names("targets", {"Linear"}),
+                             .format = group.text("format"),
+                             .weights = read_args(group, "weights"),
+                             .input = read_args(group, "input_activations")});
+    check_format(group, config.groups.back().format);
   }
 }
+
+void read_quantization(const Object& quantization, ModelConfig& config) {
+  config.method = quantization.text("quant_method");
+  if (config.method.empty()) throw FileError(quantization.place() + " has no \"quant_method\"");
+  if (config.method == "compressed-tensors") {
+    config.format = quantization.text("format");
+    check_format(quantization, config.format);
+    read_groups(quantization, config);
+  } else if (config.method == "awq" || config.method == "gptq") {
+    if (config.method == "awq") {
+      config.format = quantization.text("version");
+      check_known(quantization, "version", config.format, {"", "gemm", "GEMM"});
+      check_known(quantization, "checkpoint_format", quantization.text("checkpoint_format"), {"", "gemm", "GEMM"});
+    } else {
+      config.format = quantization.text("checkpoint_format");
+      check_known(quantization, "checkpoint_format", config.format, {"", "gptq", "gptq_v2"});
+      if (quantization.truth("is_marlin_format", false))
+        quantization.refuse("is_marlin_format", "true, which is another layout");
+      config.desc_act = quantization.truth("desc_act", false);
+    }
+    config.bits = quantization.whole("bits");
+    if (!config.bits) config.bits = quantization.whole("w_bit");
+    config.group_size = quantization.whole("group_size");
+    if (!config.group_size) config.group_size = quantization.whole("q_group_size");
+  } else {
+    const json* const format = quantization.find("format");
+    if (format && format->is_string()) config.format = format->get<std::string>();
+  }
+}
+
+// weight_map, member by member: nothing else is kept of an index.
+class IndexReader : public JsonDocument {
+ public:
+  IndexReader() : JsonDocument(Members(std::in_place)) {}
+  std::map<std::string, std::string> files;
+  bool has_map = false;
+
+ private:
+  bool remembers_keys(std::size_t depth) const override { return depth != 1 || top() != kWeightMap; }
+
+  bool pass(std::size_t depth, const std::string& key, nlohmann::json::value_t kind, const std::string* text) override {
+    if (depth == 1 && key == kWeightMap) has_map = kind == nlohmann::json::value_t::object;
+    if (depth != 2 || top() != kWeightMap || !has_map) return true;
+    if (!text) return fail("the file of \"" + printable(key) + "\" is no text");
+    if (text->empty() || text->front() == '.' || text->find_first_of("/\\") != std::string::npos ||
+        text->find('\0') != std::string::npos) {
+      return fail('"' + printable(key) + "\" would be in \"" + printable(*text) +
+                  "\", which is no name of a file in this folder");
+    }
+    return files.emplace(key, *text).second || fail_twice(key);
+  }
+};
 
 json quantization_json(const QuantizationNote& note) {
   json weights = {{"num_bits", note.weight_bits},
@@ -109,46 +232,32 @@ json quantization_json(const QuantizationNote& note) {
 }  // namespace
 
 ModelConfig read_config(std::string_view text, std::string_view name) {
-  const json document = parse(text, name);
+  const JsonDocument document = parse(text, name, {{"model_type", kNormBefore, kQuantization}});
+  const Object object(document.kept(), std::string(name));
   ModelConfig config;
-  config.model_type = text_of(document, "model_type", name);
-  if (const auto before = document.find("do_layer_norm_before"); before != document.end()) {
-    if (!before->is_boolean()) {
-      throw FileError(std::string(name) + ": \"do_layer_norm_before\" is neither true nor false");
-    }
-    config.norm_before = before->get<bool>();
-  }
-  if (const auto found = document.find(kQuantization); found != document.end() && !found->is_null()) {
-    read_quantization(*found, name, config);
-  }
+  config.model_type = object.text("model_type");
+  config.norm_before = object.truth(kNormBefore, true);
+  if (const auto quantization = object.object(kQuantization)) read_quantization(*quantization, config);
   return config;
 }
 
 ModelConfig read_metadata(const Metadata& metadata, std::string_view name) {
   ModelConfig config;
   if (const auto found = metadata.find(kQuantization); found != metadata.end()) {
-    read_quantization(parse(found->second, name), name, config);
+    const std::string place = std::string(name) + ": " + kQuantization;
+    const JsonDocument document = parse(found->second, place, std::nullopt);
+    read_quantization(Object(document.kept(), place), config);
   }
   return config;
 }
 
 std::map<std::string, std::string> read_index(std::string_view text, std::string_view name) {
-  const json document = parse(text, name);
+  IndexReader index;
+  index.read(text, name);
   const std::string file(name);
-  const auto map = document.find("weight_map");
-  if (map == document.end() || !map->is_object()) throw FileError(file + ": there is no object \"weight_map\"");
-  std::map<std::string, std::string> files;
-  for (const auto& [tensor, value] : map->items()) {
-    if (!value.is_string()) throw FileError(file + ": the file of \"" + printable(tensor) + "\" is no text");
-    const std::string shard = value.get<std::string>();
-    if (shard.empty() || shard.front() == '.' || shard.find_first_of(std::string("/\\\0", 3)) != std::string::npos) {
-      throw FileError(file + ": \"" + printable(tensor) + "\" would be in \"" + printable(shard) +
-                      "\", which is no name of a file in this folder");
-    }
-    files.emplace(tensor, shard);
-  }
-  if (files.empty()) throw FileError(file + ": \"weight_map\" is empty");
-  return files;
+  if (!index.has_map) throw FileError(file + ": there is no object \"weight_map\"");
+  if (index.files.empty()) throw FileError(file + ": \"weight_map\" is empty");
+  return std::move(index.files);
 }
 
 std::string write_index(const std::map<std::string, std::string>& files, std::uint64_t total_size) {
@@ -159,10 +268,16 @@ std::string write_index(const std::map<std::string, std::string>& files, std::ui
 std::string describe_quantization(const QuantizationNote& note) { return quantization_json(note).dump(); }
 
 std::string add_quantization(std::string_view config, const QuantizationNote& note) {
-  const std::string alone = json({{kQuantization, quantization_json(note)}}).dump(2);
+  std::string alone = json({{kQuantization, quantization_json(note)}}).dump(2);
   if (config.empty()) return alone + "\n";
-  const std::string member = alone.substr(1, alone.size() - 3);  // without the braces and the last line's end
-  if (parse(config, kConfigFile).contains(kQuantization)) {
+  const std::size_t first_end = config.find('\n');
+  const bool is_crlf = first_end != std::string_view::npos && first_end > 0 && config[first_end - 1] == '\r';
+  const std::string end_of_line = is_crlf ? "\r\n" : "\n";
+  for (std::size_t i = 0; is_crlf && (i = alone.find('\n', i)) != std::string::npos; i += 2)
+    alone.replace(i, 1, "\r\n");
+  // Without the braces and the last line's end.
+  const std::string member = alone.substr(1, alone.size() - 2 - end_of_line.size());
+  if (parse(config, kConfigFile, {{kQuantization}}).kept().contains(kQuantization)) {
     const std::size_t at = value_at(config, kQuantization);
     if (at == std::string_view::npos || config.substr(at, 4) != "null") {
       throw FileError(std::string(kConfigFile) + ": \"" + kQuantization + "\" is there already");
@@ -171,8 +286,9 @@ std::string add_quantization(std::string_view config, const QuantizationNote& no
   }
   const std::size_t end = config.rfind('}');
   const std::size_t last = config.find_last_not_of(kSpace, end - 1);
-  return std::string(config.substr(0, last + 1)) + (config[last] == '{' ? "" : ",") + member + "\n" +
-         std::string(config.substr(end));
+  const bool has_line = config.substr(last + 1, end - last - 1).find('\n') != std::string_view::npos;
+  return std::string(config.substr(0, last + 1)) + (config[last] == '{' ? "" : ",") + member +
+         (has_line ? "" : end_of_line) + std::string(config.substr(last + 1));
 }
 
 }  // namespace octile::checkpoint

@@ -10,7 +10,13 @@
 
 namespace octile::checkpoint {
 
-// config.json. `name` is for messages.
+// The largest of real models have 2 MB (a label for each of 21,000 classes) and 30 MB.
+inline constexpr std::size_t kMaxConfigBytes = 16'000'000;  // of a lone file's quantization_config too
+inline constexpr std::size_t kMaxIndexBytes = 100'000'000;
+
+// config.json. `name` is for messages. Of a quantization everything is checked that a reader of its layers goes by:
+// types, and formats and versions that are known. A method that is not known is kept as it is: only its layers are
+// refused (layers.h).
 ModelConfig read_config(std::string_view text, std::string_view name);
 // A lone file's metadata: what describe_quantization wrote.
 ModelConfig read_metadata(const Metadata& metadata, std::string_view name);

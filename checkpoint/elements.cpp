@@ -1,9 +1,11 @@
 #include "octile/checkpoint/elements.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "octile/types.h"
 
@@ -59,13 +61,25 @@ Character first_character(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return {};
     code = code << 6 | (byte(i) & 0x3fu);
   }
+  // Written in more bytes than it needs, half of a pair, or beyond the last one.
+  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (code < kLeast[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
   return {code, bytes};
 }
 
-// Of ASCII, of Latin 1, and what breaks lines or turns their direction.
+// What is shown as nothing and may change how its neighbours are shown: of Unicode 15.1 the categories Cc (control), Cf
+// (format: marks of direction, joiners, tags), Zl and Zp (separators of lines and paragraphs). Sorted.
+constexpr std::array<std::pair<std::uint32_t, std::uint32_t>, 22> kControls = {
+    {{0x00, 0x1f},       {0x7f, 0x9f},       {0xad, 0xad},       {0x600, 0x605},     {0x61c, 0x61c},
+     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},     {0x8e2, 0x8e2},     {0x180e, 0x180e},
+     {0x200b, 0x200f},   {0x2028, 0x202e},   {0x2060, 0x206f},   {0xfeff, 0xfeff},   {0xfff9, 0xfffb},
+     {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a},
+     {0xe0001, 0xe0001}, {0xe0020, 0xe007f}}};
+
 bool is_control(std::uint32_t code) {
-  return code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x2028 && code <= 0x202e) ||
-         (code >= 0x2066 && code <= 0x2069);
+  const auto is_before = [](const auto& range, std::uint32_t value) { return range.second < value; };
+  const auto* const range = std::lower_bound(kControls.begin(), kControls.end(), code, is_before);
+  return range != kControls.end() && code >= range->first;
 }
 
 std::string without_controls(std::string_view text) {

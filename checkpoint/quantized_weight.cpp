@@ -177,6 +177,20 @@ void check_group_order(const PackedWords& packed, std::span<const std::int32_t> 
   }
 }
 
+void check_gptq_zero_points(const PackedWords& packed, int zero_offset) {
+  const std::int64_t zero_row = words_for(packed.n);
+  for (std::size_t i = 0; zero_offset > 0 && i < packed.zero_words.size(); ++i) {
+    for (int place = 0; place < kInAWord; ++place) {
+      if (nibble(packed.zero_words[i], place) + zero_offset <= 15) continue;
+      const auto word = static_cast<std::int64_t>(i);
+      throw FileError(printable(packed.name) + ": the stored zero point of output " +
+                      std::to_string(word % zero_row * kInAWord + place) + ", group " +
+                      std::to_string(word / zero_row) +
+                      " is 15, which stands for 16, or for a 0 that has overflowed: it is not read");
+    }
+  }
+}
+
 QuantizedWeight from_gptq(const PackedWords& packed, std::span<const std::int32_t> group_of, int zero_offset) {
   check_shape(packed);
   if (packed.n % kInAWord != 0 || packed.k % kInAWord != 0) {
@@ -187,19 +201,15 @@ QuantizedWeight from_gptq(const PackedWords& packed, std::span<const std::int32_
   const std::int64_t zero_row = packed.n / kInAWord;
   QuantizedWeight weight = begin(packed, packed.k / kInAWord * packed.n, groups * zero_row);
   check_group_order(packed, group_of);
+  check_gptq_zero_points(packed, zero_offset);
   fill_levels(weight, [&](std::int64_t row, std::int64_t column) {
     return nibble(at(packed.words, column / kInAWord * packed.n + row), static_cast<int>(column % kInAWord));
   });
   fill_groups(
       weight, [&](std::int64_t row, std::int64_t group) { return at(packed.scale, group * packed.n + row); },
       [&](std::int64_t row, std::int64_t group) {
-        const int zero = zero_offset + nibble(at(packed.zero_words, group * zero_row + row / kInAWord),
-                                              static_cast<int>(row % kInAWord));
-        if (zero <= 15) return zero;
-        throw FileError(printable(packed.name) + ": the stored zero point of output " + std::to_string(row) +
-                        ", group " + std::to_string(group) +
-                        " is 15, which stands for 16, or for a 0 that has "
-                        "overflowed: it is not read");
+        return zero_offset +
+               nibble(at(packed.zero_words, group * zero_row + row / kInAWord), static_cast<int>(row % kInAWord));
       });
   return weight;
 }

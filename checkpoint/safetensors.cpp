@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "files.h"
+#include "json.h"
 
 namespace octile::checkpoint {
 
@@ -27,11 +26,10 @@ std::optional<ElementType> element_type(std::string_view text) {
 }
 
 // The header, event by event: nothing is built of what does not belong there, however deep or long it is.
-class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
+class HeaderReader : public JsonListener {
  public:
   std::vector<TensorInfo> tensors;
   Metadata metadata;
-  std::string error;
 
   bool key(string_t& text) override {
     switch (state_) {
@@ -115,10 +113,6 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("a truth value"); }
-  bool binary(binary_t&) override { return unexpected("binary data"); }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) override {
-    return fail("the header is no JSON (byte " + std::to_string(position) + " of it)");
-  }
 
  private:
   enum class State : std::uint8_t { start, names, entry, metadata, fields, numbers, done };
@@ -128,10 +122,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     state_ = state;
     return true;
   }
-  bool fail(std::string text) {
-    error = std::move(text);
-    return false;
-  }
+  std::string subject() const override { return "the header is "; }
   std::string about() const {
     return state_ == State::fields || state_ == State::numbers ? "tensor \"" + printable(key_) + "\": " : "";
   }
@@ -142,11 +133,12 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool start_entry(const std::string& text) {
-    if (!names_.insert(text).second) return fail("the header has \"" + printable(text) + "\" twice");
+    if (text == "__metadata__" && has_metadata_) return fail("the header has \"__metadata__\" twice");
     key_ = text;
     seen_ = 0;
     offsets_ = 0;
     if (text != "__metadata__") tensors.emplace_back().name = text;
+    has_metadata_ |= text == "__metadata__";
     return go(State::entry);
   }
 
@@ -175,7 +167,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   unsigned seen_ = 0;
   int offsets_ = 0;
   std::string key_;
-  std::set<std::string> names_;
+  bool has_metadata_ = false;
 };
 
 }  // namespace
@@ -251,12 +243,8 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
   if (length == 0 || *text != '{') throw refuse("no safetensors file: its header does not begin with {");
-  if (const void* const zero = std::memchr(text, 0, length)) {  // for the parser it is the end
-    throw refuse("the header is no JSON (byte " + std::to_string(static_cast<const char*>(zero) - text + 1) +
-                 " of it is 0)");
-  }
   HeaderReader header;
-  if (!nlohmann::json::sax_parse(text, text + length, &header)) throw refuse(header.error);
+  header.read({text, length}, name);
 
   SafetensorsFile file;
   file.name_ = std::move(name);
@@ -264,6 +252,15 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
   file.data_ = bytes.subspan(kLengthBytes + length);
   file.tensors_ = std::move(header.tensors);
   file.metadata_ = std::move(header.metadata);
+  std::stable_sort(file.tensors_.begin(), file.tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  });
+  for (std::size_t i = 0; i < file.tensors_.size(); ++i) {
+    const std::string& tensor = file.tensors_[i].name;
+    if (!file.index_.emplace(tensor, i).second) {
+      throw FileError(file.name_ + ": the header has \"" + printable(tensor) + "\" twice");
+    }
+  }
   for (const TensorInfo& tensor : file.tensors_) {
     const std::string what = file.name_ + ": tensor \"" + printable(tensor.name) + "\"";
     const std::uint64_t size = size_of(tensor.type, tensor.shape, what);
@@ -273,9 +270,6 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
                       " has " + std::to_string(size) + " bytes");
     }
   }
-  std::stable_sort(file.tensors_.begin(), file.tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
   std::uint64_t at = 0;
   for (const TensorInfo& tensor : file.tensors_) {
     if (tensor.begin != at) {
@@ -293,7 +287,6 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
     throw FileError(file.name_ + ": " + std::to_string(file.data_.size() - at) +
                     " bytes behind the last tensor belong to none");
   }
-  for (std::size_t i = 0; i < file.tensors_.size(); ++i) file.index_.emplace(file.tensors_[i].name, i);
   return file;
 }
 

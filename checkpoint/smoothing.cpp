@@ -108,7 +108,40 @@ Calibration Calibration::open(const std::filesystem::path& path) {
       version->second != "1") {
     throw FileError(path.string() + ": its metadata does not say octile-calibration, version 1");
   }
-  return Calibration(Checkpoint::of(std::move(file)));
+  Calibration calibration(Checkpoint::of(std::move(file)));
+  calibration.check();
+  return calibration;
+}
+
+// All of the file, but the values of the second moments: each tensor belongs to a layer that has the others.
+void Calibration::check() const {
+  for (const std::string& tensor : file_.names()) {
+    const std::size_t dot = tensor.rfind('.');
+    const std::string what = tensor.substr(dot == std::string::npos ? 0 : dot);
+    if (what != ".input_channel_max" && what != ".input_max" && what != ".rows" && what != ".input_second_moments") {
+      throw FileError(file_.path().string() + ": \"" + printable(tensor) + "\" is nothing that a calibration holds");
+    }
+    Layer layer = {.name = tensor.substr(0, dot)};
+    if (what != ".input_channel_max") {
+      file_.get(layer.name + ".input_channel_max");
+      continue;
+    }
+    const TensorInfo& info = file_.get(tensor);
+    if (info.shape.size() != 1) {
+      throw FileError(file_.path().string() + ": \"" + printable(tensor) + "\" is " + std::string(name(info.type)) +
+                      " " + shape_text(info.shape) + ", not F32 of one dimension");
+    }
+    layer.k = info.shape[0];
+    const std::vector<float> channel_max = this->channel_max(layer);
+    const float input_max = values(layer, ".input_max", {1}).front();
+    const float largest = channel_max.empty() ? 0 : *std::max_element(channel_max.begin(), channel_max.end());
+    if (input_max != largest) {
+      throw FileError(file_.path().string() + ": \"" + printable(layer.name) + ".input_max\" is " +
+                      number_text(input_max) + ", and the largest of input_channel_max " + number_text(largest));
+    }
+    rows(layer);
+    if (has_second_moments(layer)) check_shape(layer, ".input_second_moments", {layer.k, layer.k});
+  }
 }
 
 bool Calibration::has(const Layer& layer) const { return file_.find(layer.name + ".input_channel_max") != nullptr; }
@@ -122,13 +155,16 @@ std::string Calibration::example() const {
   return names.empty() ? "nothing" : "\"" + printable(names.front()) + "\"";
 }
 
+void Calibration::check_shape(const Layer& layer, const char* what, const std::vector<std::int64_t>& shape) const {
+  const TensorInfo& info = file_.get(layer.name + what);
+  if (info.type == ElementType::f32 && info.shape == shape) return;
+  throw FileError(file_.path().string() + ": \"" + printable(info.name) + "\" is " + std::string(name(info.type)) +
+                  " " + shape_text(info.shape) + ", not F32 " + shape_text(shape));
+}
+
 std::vector<float> Calibration::values(const Layer& layer, const char* what, std::vector<std::int64_t> shape) const {
+  check_shape(layer, what, shape);
   const std::string tensor = layer.name + what;
-  const TensorInfo& info = file_.get(tensor);
-  if (info.type != ElementType::f32 || info.shape != shape) {
-    throw FileError(file_.path().string() + ": \"" + printable(tensor) + "\" is " + std::string(name(info.type)) + " " +
-                    shape_text(info.shape) + ", not F32 " + shape_text(shape));
-  }
   std::vector<float> result = file_.values(tensor);
   file_.release(tensor);
   return result;
@@ -152,6 +188,10 @@ std::int64_t Calibration::rows(const Layer& layer) const {
   }
   std::int64_t rows = 0;
   std::memcpy(&rows, file_.bytes(info.name).data(), sizeof rows);
+  if (rows < 1) {
+    throw FileError(file_.path().string() + ": \"" + printable(info.name) + "\" is " + std::to_string(rows) +
+                    "; a calibration has seen 1 row or more");
+  }
   return rows;
 }
 

@@ -220,7 +220,7 @@ void print_json(const Options& options, const Comparison& comparison) {
                            {"different", comparison.others.different},
                            {"only_in_a", comparison.others.only_in_a},
                            {"only_in_b", comparison.others.only_in_b}}}};
-  std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
+  std::cout << json_text(document) << "\n";
 }
 
 void print_names(const char* label, const std::vector<std::string>& names) {

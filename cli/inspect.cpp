@@ -122,7 +122,7 @@ void print_json(const Checkpoint& model, const LayerTable& table, const std::vec
                          {"tensors", tensors},
                          {"layers", rows},
                          {"left_out", left_out}};
-  std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
+  std::cout << json_text(document) << "\n";
 }
 
 std::string scheme(const Layer& layer) {

@@ -26,6 +26,10 @@ std::string shape_text(const checkpoint::Layer& layer) { return checkpoint::shap
 
 nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
 
+std::string json_text(const nlohmann::json& document) {
+  return document.dump(2, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
 std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out) {
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const checkpoint::LeftOut& left : left_out) by_reason[left.reason].push_back(checkpoint::printable(left.name));

@@ -17,6 +17,9 @@ std::string shape_text(const checkpoint::Layer& layer);
 // A number, or null where JSON has none for it: an SQNR of equal values.
 nlohmann::json number(double value);
 
+// What --json writes. All but ASCII is escaped: names come from files, and a terminal must not obey them.
+std::string json_text(const nlohmann::json& document);
+
 // One line for each reason, with how many and the first of them.
 std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out);
 

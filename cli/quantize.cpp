@@ -145,7 +145,7 @@ void print_json(const Options& options, const QuantizeReport& report) {
                          {"left_out", left_out},
                          {"smoothed", smoothed},
                          {"not_smoothed", not_smoothed}};
-  std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
+  std::cout << json_text(document) << "\n";
 }
 
 std::string change(std::uint64_t before, std::uint64_t after) {

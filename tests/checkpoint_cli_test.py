@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unicodedata
 import unittest
 
 COMMAND = os.environ.get("OCTILE_COMMAND")
@@ -214,6 +215,7 @@ class QuantizeTest(Case):
         (self.model / "config.json").write_text('{"model_type": "llama"}')
         tensors = {
             f"{name}o_proj.input_channel_max": ("F32", [size], struct.pack("<f", 1) * size),
+            f"{name}o_proj.input_max": ("F32", [1], struct.pack("<f", 1)),
             f"{name}o_proj.rows": ("I64", [1], struct.pack("<q", 1)),
             f"{name}o_proj.input_second_moments": ("F32", [size, size], moments),
         }
@@ -275,7 +277,11 @@ class DamagedTest(Case):
         tensors = {f"{block}{part}.weight": matrix(32, 32, 1) for part in ("q_proj", "v_proj", "o_proj")}
         write_safetensors(self.model / "model.safetensors", tensors)
         (self.model / "config.json").write_text('{"model_type": "llama"}')
-        of_one = {f"{block}v_proj.input_channel_max": ("F32", [32], floats(32, 2))}
+        of_one = {
+            f"{block}v_proj.input_channel_max": ("F32", [32], struct.pack("<f", 1) * 32),
+            f"{block}v_proj.input_max": ("F32", [1], struct.pack("<f", 1)),
+            f"{block}v_proj.rows": ("I64", [1], struct.pack("<q", 1)),
+        }
         write_safetensors(self.root / "calibration", of_one, {"format": "octile-calibration", "version": "1"})
         smooth = ["--smooth", "0.5", "--calibration", self.root / "calibration"]
         done = octile("quantize", self.model, self.out, "--format", "w8a8", *smooth)
@@ -307,6 +313,33 @@ class DamagedTest(Case):
         self.bad(1, "quantize", self.model, self.out, "--format", "w8a8", says=["nan at (0, 1)"])
         done = octile("compare", self.model, self.model)
         self.assertEqual((done.returncode, "NaN" in done.stdout), (1, True))
+
+
+    def test_nothing_that_a_terminal_obeys_is_shown(self):
+        """Every control and format character, in names, in config.json and in a folder's name."""
+        kinds = ("Cc", "Cf", "Zl", "Zp")
+        bad = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) in kinds]
+        self.assertGreater(len(bad), 200)
+        for c in "\x1b\x9b\u200e\u200f\u061c\u202e\u2066\u200b\u2028\U000e0041":
+            self.assertIn(c, bad)
+        names = ["".join(bad[i : i + 30]) for i in range(0, len(bad), 30)]
+        tensors = {f"{i}{name}.weight": matrix(32, 32, 1) for i, name in enumerate(names)}
+        tensors |= {f"embed{i}{name}.weight": matrix(4, 4, 1) for i, name in enumerate(names)}
+        write_safetensors(self.model / "model.safetensors", tensors)
+        (self.model / "config.json").write_text(json.dumps({"model_type": names[3]}))
+        os.rename(self.model, model := os.fsencode(self.root) + b"/\x9b\xe2\x80\xae\xe0\x81\x81" + names[7].encode())
+        out = model + b"out"
+        for arguments in (
+            ["inspect", model], ["inspect", model, "--headers", "--json"], ["inspect", model, "--json"],
+            ["compare", model, model, "--json"], ["compare", model, model], ["quantize", model, out, "--format", "w8a8"],
+            ["quantize", model, out, "--format", "w8a8"], ["quantize", model, out, "--format", "w8a8", "--force", "--json"],
+            ["compare", model, out], ["inspect", out], ["inspect", model + b"none"],
+        ):  # fmt: skip
+            done = subprocess.run([COMMAND, *arguments], capture_output=True, timeout=60)
+            shown = (done.stdout + done.stderr).decode().replace("\n", "")  # all of it is UTF-8
+            self.assertEqual([c for c in shown if c in bad], [], arguments)
+        names = [tensor["name"] for tensor in json.loads(self.good("inspect", os.fsdecode(model), "--json"))["tensors"]]
+        self.assertEqual(sorted(names), sorted(tensors))
 
 
 class InspectTest(Case):
@@ -352,6 +385,81 @@ class TimeTest(Case):
             # Eight times as many take eight times as long; the square would be 64 times.
             few = min(seconds(2500, command) for _ in range(2))
             self.assertLess(seconds(20000, command), 20 * few, command)
+
+
+def hostile_json(kind, size):
+    """About `size` bytes of JSON that parsers may take long for."""
+    def many(piece, before="", behind=""):
+        return before + ",".join(piece.format(i) for i in range(max(size // (len(piece) + 6), 1))) + behind
+
+    return {
+        "sub-objects": lambda: many('"k{}":{{}}', '{"a":{', "}}"),
+        "objects in an array": lambda: many('{{"k":{}}}', '{"a":[', "]}"),
+        "deep arrays": lambda: '{"a":' + "[" * size,
+        "deep objects": lambda: '{"a":' * (size // 5),
+        "many keys": lambda: many('"k{}":0', "{", "}"),
+        "keys of 1 kB": lambda: many('"' + "k" * 1000 + '{}":0', "{", "}"),
+        "the same key": lambda: many('"k":{}', "{", "}"),
+        "strings of 1 kB": lambda: many('"' + "s" * 1000 + '{}"', '{"a":[', "]}"),
+        "escapes": lambda: '{"a":"' + r"\u0041\n" * (size // 8) + '"}',
+        "numbers": lambda: many("-1.5e-30{}", '{"a":[', "]}"),
+        "one number": lambda: '{"a":' + "7" * size + "}",
+        "arrays of arrays": lambda: many("[[{}]]", '{"a":[', "]}"),
+        "one string": lambda: '{"a":"' + "s" * size + '"}',
+        "unterminated": lambda: '{"a":"' + "\x7f" * size,
+        "spaces": lambda: "{" + " " * size + "}",
+    }[kind]()  # fmt: skip
+
+
+HOSTILE = ("sub-objects", "objects in an array", "deep arrays", "deep objects", "many keys", "keys of 1 kB", "the same key")
+HOSTILE += ("strings of 1 kB", "escapes", "numbers", "one number", "arrays of arrays", "one string", "unterminated", "spaces")
+
+
+def write_hostile(folder, where, text):
+    """A checkpoint in a folder that has the text in the file `where`; returns the path to read."""
+    tensors = {"a.weight": matrix(2, 2, 1)}
+    path = folder / "model.safetensors"
+    if where == "header":
+        path.write_bytes(struct.pack("<Q", len(text)) + text.encode())
+        return path
+    if where == "metadata":
+        write_safetensors(path, tensors, {"quantization_config": text})
+        return path
+    write_safetensors(path, tensors)
+    if where == "index":
+        path.rename(folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(text)
+    elif where == "quantization_config":
+        text = '{"quantization_config":{"quant_method":"compressed-tensors","config_groups":' + text + "}}"
+        (folder / "config.json").write_text(text)
+    else:
+        (folder / "config.json").write_text(text)
+    return folder
+
+
+class HostileJsonTest(Case):
+    def test_takes_linear_time(self):
+        """A megabyte of each kind. A parser that looks back at each brace takes minutes for the first."""
+        for where in ("config.json", "quantization_config", "index", "metadata", "header"):
+            for kind in HOSTILE:
+                with self.subTest(where=where, kind=kind), tempfile.TemporaryDirectory() as folder:
+                    path = write_hostile(pathlib.Path(folder), where, hostile_json(kind, 1_000_000))
+                    done = subprocess.run([COMMAND, "inspect", path], capture_output=True, text=True, timeout=10)
+                    self.assertIn(done.returncode, (0, 1), done)
+                    self.assertLess(len(done.stderr), 2000)
+
+    def test_memory_is_bounded(self):
+        """An index of 20 MB with as many entries as it can hold."""
+        entries = ",".join(f'"t{i}":"a"' for i in range(1_300_000))
+        path = write_hostile(self.model, "index", '{"weight_map":{' + entries + "}}")
+        script = (
+            "import resource, subprocess, sys\n"
+            "subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        )
+        command = [sys.executable, "-c", script, COMMAND, "inspect", str(path)]
+        most = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1024
+        self.assertLess(most, 200 << 20)
 
 
 class MemoryTest(Case):

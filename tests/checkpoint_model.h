@@ -1,6 +1,7 @@
 // A small model in a folder of its own, with a calibration, for the tests of quantize_checkpoint.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +44,7 @@ inline void write_calibration(const std::filesystem::path& path, const std::vect
       h[j * most.size() + j] = most[j] * most[j];
     }
     all.push_back({name + ".input_channel_max", {k}, most});
-    all.push_back({name + ".input_max", {1}, {100}});
+    all.push_back({name + ".input_max", {1}, {*std::max_element(most.begin(), most.end())}});
     all.push_back({name + ".rows", {1}, {10}, ElementType::s64});
     if (moments) all.push_back({name + ".input_second_moments", {k, k}, h});
   }

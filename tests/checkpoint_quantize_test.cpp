@@ -110,7 +110,8 @@ TEST(Quantize, NamesTheLayerInTheLibrarysErrors) {
   options.smoothing = Smoothing{.search = true};
   EXPECT_ERROR(model.quantize(options), "in: \"" + down + "\": search_smoothing: second_moments[0, 1] = 1");
   calibrate(kBlock + "self_attn.q_proj.rows", {-1});
-  EXPECT_ERROR(model.quantize(options), "q_proj\": search_smoothing: rows = -1");
+  EXPECT_ERROR(model.quantize(options), "q_proj.rows\" is -1; a calibration has seen 1 row or more");
+  write_calibration(model.calibration, model.tensors);
   options.smoothing = Smoothing{};
   std::vector<Values> tensors = model.tensors;
   for (Values& tensor : tensors) {
@@ -169,7 +170,10 @@ TEST(Quantize, RefusesNamesThatItWouldWriteTwice) {
 TEST(Quantize, KeepsTheConfigsOtherBytes) {
   const std::pair<const char*, const char*> cases[] = {
       {"{}", "{\n  \"quantization_config\": {...}\n}"},
-      {" {\t}\r\n", " {\n  \"quantization_config\": {...}\n}\r\n"},
+      {" {\t}\n", " {\n  \"quantization_config\": {...}\n\t}\n"},
+      {"{\r\n  \"a\": 1\r\n}\r\n", "{\r\n  \"a\": 1,\r\n  \"quantization_config\": {...}\r\n}\r\n"},
+      {"{\"a\": 1}\r\n", "{\"a\": 1,\r\n  \"quantization_config\": {...}\r\n}\r\n"},
+      {"{\"a\":1 \n \n\t}", "{\"a\":1,\n  \"quantization_config\": {...} \n \n\t}"},
       {"{\"b\": [1e-6, {\"quantization_config\": \"}\"}],\n \"a\\\"{\": \"quantization_config\"\n}\n",
        "{\"b\": [1e-6, {\"quantization_config\": \"}\"}],\n \"a\\\"{\": \"quantization_config\",\n"
        "  \"quantization_config\": {...}\n}\n"},
@@ -179,11 +183,15 @@ TEST(Quantize, KeepsTheConfigsOtherBytes) {
     const Model model(ElementType::f32, config);
     model.quantize();
     std::string text = read_all(model.out / "config.json");
-    const std::string begin = "{\n    \"config_groups\"", end = "\n  }";
+    const std::string newline = text.find("\r\n") == std::string::npos ? "\n" : "\r\n";
+    const std::string begin = "{" + newline + "    \"config_groups\"", end = newline + "  }";
     const std::size_t from = text.find(begin), to = text.find(end, from);
     ASSERT_NE(from, std::string::npos) << text;
     ASSERT_NE(to, std::string::npos) << text;
-    EXPECT_EQ(text.replace(from, to + end.size() - from, "{...}"), wanted);
+    const std::string value = text.substr(from, to + end.size() - from);
+    EXPECT_EQ(text.replace(from, value.size(), "{...}"), wanted);
+    EXPECT_EQ(std::count(value.begin(), value.end(), '\r'),
+              newline == "\n" ? 0 : std::count(value.begin(), value.end(), '\n'));
     EXPECT_EQ(Checkpoint::open(model.out).config().format, "int-quantized");
   }
   const Model spelt(ElementType::f32, "{\"quantization\\u005fconfig\": null}");
@@ -262,13 +270,14 @@ TEST(Quantize, RefusesValues) {
   for (Values& tensor : calibration) tensor.values[1] = -1;
   write_file(model.calibration, calibration, metadata);
   EXPECT_ERROR(model.quantize(options), "at channel 1, which is no maximum");
-  calibration.pop_back();
-  write_file(model.calibration, calibration, metadata);
-  EXPECT_ERROR(model.quantize(options), "has no input_channel_max for");
   calibration.back().shape = {1, calibration.back().shape[0]};
-  write_file(model.calibration, calibration, metadata);
+  write_file(model.calibration, {calibration.back()}, metadata);
+  EXPECT_ERROR(model.quantize(options), "is F32 (1, 96), not F32 of one dimension");
+  write_calibration(model.calibration, {model.tensors.begin(), model.tensors.end() - 1});
+  EXPECT_ERROR(model.quantize(options), "has no input_channel_max for");
+  write_calibration(model.calibration, {normal(kBlock + "mlp.up_proj.weight", {4, 32}, 1)});
   options.selection.only = {"*.up_proj"};
-  EXPECT_ERROR(model.quantize(options), "not F32 (64)");
+  EXPECT_ERROR(model.quantize(options), "is F32 (32), not F32 (64)");
   EXPECT_EQ(files_in(model.folder.path), 2u);
 }
 

@@ -80,7 +80,7 @@ TEST(SafetensorsReader, RefusesHeaders) {
       {"{", 0, "no JSON"},
       {"{" + a + "}x", 4, "no JSON"},
       {"{" + a + "}{}", 4, "no JSON"},
-      {"{" + a + "}" + std::string("\0x", 2), 4, "no JSON (byte 55 of it is 0)"},
+      {"{" + a + "}" + std::string("\0x", 2), 4, "no JSON (byte 55 is 0)"},
       {"{\"\xff\":1}", 4, "no JSON"},
       {"{" + a + "," + a + "}", 4, "\"a\" twice"},
       {R"({"__metadata__":{},"__metadata__":{}})", 0, "\"__metadata__\" twice"},

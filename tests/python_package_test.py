@@ -77,7 +77,7 @@ class PackageTest(unittest.TestCase):
             wheel.extractall(self.scratch / "wheel")
         package = {f"octile/{path.name}" for path in (SOURCE / "python" / "octile").iterdir() if path.is_file()}
         self.assertIn("octile/py.typed", package)
-        expected = package | {"octile/liboctile.so", "octile/_octile_torch.so"}
+        expected = package | {"octile/liboctile.so", "octile/_octile_torch.so", "octile/_octile_reader.so"}
         self.assertEqual({name for name in names if ".dist-info/" not in name}, expected)
         self.assertIn(f"octile-{version_of_header()}.dist-info/licenses/LICENSE", names)
 

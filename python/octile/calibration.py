@@ -14,6 +14,8 @@ import torch
 
 from .linears import as_linear, is_linear
 
+from . import _reader
+
 _FORMAT = {"format": "octile-calibration", "version": "1"}
 _SAMPLE_SEED = 20
 
@@ -156,38 +158,17 @@ class Calibration:
     @classmethod
     def load(cls, path):
         """Reads what save() wrote. Raises ValueError for any other file."""
-        tensors, metadata = read_safetensors(path)
-        if {key: metadata.get(key) for key in _FORMAT} != _FORMAT:
-            raise ValueError(f"octile: {path} is no calibration of version 1: its metadata is {metadata}")
+        _safetensors()
+        _reader.calibration(path)
+        tensors = read_safetensors(path)
         layers = {}
-        for key in list(tensors):
-            name, _, what = key.rpartition(".")
-            if what not in ("input_channel_max", "input_max", "rows", "input_second_moments"):
-                raise ValueError(f"octile: {path}: {key} is nothing that a calibration holds")
-            layers[name] = None
-        for name in layers:
-            layers[name] = _read_layer(path, name, tensors)
+        for name in sorted({key.rpartition(".")[0] for key in tensors}):
+            layers[name] = InputStatistics(
+                tensors[f"{name}.input_channel_max"],
+                tensors[f"{name}.rows"].item(),
+                tensors.get(f"{name}.input_second_moments"),
+            )
         return cls(layers)
-
-
-def _read_layer(path, name, tensors):
-    def take(what, dtype, shape):
-        t = tensors.get(f"{name}.{what}")
-        if t is None:
-            raise ValueError(f"octile: {path} has no {name}.{what}")
-        if t.dtype != dtype or (shape is not None and t.shape != shape) or t.dim() != (len(shape) if shape else 1):
-            raise ValueError(f"octile: {path}: {name}.{what} is {t.dtype} {tuple(t.shape)}, expected {dtype} {shape}")
-        return t
-
-    channel_max = take("input_channel_max", torch.float32, None)
-    k = len(channel_max)
-    largest, rows = take("input_max", torch.float32, (1,)), int(take("rows", torch.int64, (1,)))
-    if rows < 1:
-        raise ValueError(f"octile: {path}: {name}.rows is {rows}")
-    if not torch.equal(largest, channel_max.amax().reshape(1)):
-        raise ValueError(f"octile: {path}: {name}.input_max is {largest.item()}, not the largest of input_channel_max")
-    moments = take("input_second_moments", torch.float32, (k, k)) if f"{name}.input_second_moments" in tensors else None
-    return InputStatistics(channel_max, rows, moments)
 
 
 @contextlib.contextmanager
@@ -232,11 +213,11 @@ def calibrate(model, *, second_moments=False, samples=256, filter=None):
 
 
 def read_safetensors(path):
-    """(tensors by name, metadata). Raises ValueError for what is no safetensors file."""
+    """The tensors by name of a file that the reader has checked. Raises ValueError for what is none after all."""
     safetensors = _safetensors()
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
+            return {key: file.get_tensor(key) for key in file.keys()}
     except safetensors.SafetensorError as error:
         raise ValueError(f"octile: {path} is no safetensors file: {error}") from None
 

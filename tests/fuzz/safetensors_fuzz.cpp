@@ -5,13 +5,16 @@
 //   - nothing but FileError is thrown, and its text is one line;
 //   - a file that is read has its tensors side by side, each as large as its type and shape say;
 //   - nothing is read outside the file: its memory is exactly as large as it is, for ASan;
-//   - every quantized layer that is found is refused, or gives n * k values;
+//   - every quantized layer that is found is refused, or gives n * k values; what is checked without its levels is all
+//     that can be wrong with it;
 //   - written again, what was read is read again, the same;
+//   - JSON of a hundred kilobytes that parsers may take long for is read or refused in seconds;
 //   - a config.json that is read can have a quantization_config added, and then says so;
 //   - a model is refused, and nothing is left of what was written, or becomes one whose layers are read and finite.
 //
 // The first byte says how the input is meant: a whole file; or pieces of JSON and of names that a header is put
-// together of, so that more than the first check is reached; or one of the others.
+// together of, so that more than the first check is reached; or how a long text is made of a short piece; or one of the
+// others.
 //
 // With libFuzzer it is a target as usual; compiled with OCTILE_FUZZ_MAIN a program of its own (standalone.h).
 #include <unistd.h>
@@ -22,15 +25,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "config.h"
 #include "octile/checkpoint/quantize.h"
+#include "pattern.h"
+#include "quantized_layer.h"
 #include "small_model.h"
 #ifdef OCTILE_FUZZ_MAIN
 #include "standalone.h"
@@ -41,8 +49,10 @@ namespace {
 using namespace octile::checkpoint;
 
 struct Counts {
-  std::uint64_t read = 0;    // files
-  std::uint64_t layers = 0;  // of them, read
+  std::uint64_t read = 0;       // files
+  std::uint64_t layers = 0;     // of them, read
+  std::uint64_t described = 0;  // of them, by a quantization_config
+  std::uint64_t long_texts = 0;
   std::uint64_t quantized = 0;
   std::uint64_t smoothed = 0;
 } counts;
@@ -73,13 +83,15 @@ std::vector<Piece> layer(Input& in) {
   const std::int64_t group = in.byte() % 2 == 0 ? 8 : 16;
   const std::int64_t groups = k % group == 0 ? k / group : 1;
   const std::string scale = in.byte() % 4 == 1 ? "F16" : "F32";
+  std::vector<std::int64_t> order;
+  for (std::int64_t i = 0; i < k; ++i) order.push_back(i * groups / k);
   switch (in.byte() % 4) {
     case 0:
       return {{"a.weight_packed", "I32", {n, k / 8}},
               {"a.weight_scale", scale, {n, groups}},
               {"a.weight_shape", "I64", {2}, {n, k}},
               {"a.weight_zero_point", "I32", {n / 8, groups}},
-              {"a.weight_g_idx", "I32", {k}}};
+              {"a.weight_g_idx", "I32", {k}, order}};
     case 1:
       return {{"a.weight", "I8", {n, k}},
               {"a.weight_scale", scale, {n, 1}},
@@ -91,7 +103,7 @@ std::vector<Piece> layer(Input& in) {
       return {{"a.qweight", "I32", {k / 8, n}},
               {"a.qzeros", "I32", {groups, n / 8}},
               {"a.scales", scale, {groups, n}},
-              {"a.g_idx", "I32", {k}}};
+              {"a.g_idx", "I32", {k}, order}};
   }
 }
 
@@ -107,6 +119,47 @@ std::uint64_t bytes_of(const Piece& piece) {
   return 4;
 }
 
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) result += (c == '"' || c == '\\' ? "\\" : "") + std::string(1, c);
+  return result;
+}
+
+// Now and then, what a quantization_config says of the layer: mostly what it is.
+std::string metadata(Input& in, const std::vector<Piece>& pieces) {
+  constexpr const char* kOdd[] = {"null",        "4",          "8",          "\"a\"",          "[]",      "{}",
+                                  "-1",          "0",          "16",         "true",           "false",   "\"group\"",
+                                  "\"channel\"", "\"re:a|b\"", "[\"re:(\"]", "[\"re:b.*|c\"]", "[\"a\"]", "\"gptq_v3\"",
+                                  "\"gemv\"",    "\"float\"",  "\"local\"",  "1e300"};
+  if (in.byte() % 2 == 0) return {};
+  const auto member = [&](const std::string& key, const std::string& value) {
+    return ",\"" + key + "\":" + (in.byte() < 240 ? value : in.pick(kOdd));
+  };
+  const auto has = [&](const std::string& suffix) {
+    return std::any_of(pieces.begin(), pieces.end(), [&](const Piece& piece) { return piece.name == "a." + suffix; });
+  };
+  const bool packs = has("weight_packed"), words = has("qweight"), is_gptq = has("g_idx");
+  const std::vector<std::int64_t>& scale = pieces[words ? 2 : 1].shape;
+  const std::int64_t k = words ? pieces[0].shape[0] * (is_gptq ? 8 : 1) : packs ? pieces[2].values[1] : 0;
+  const std::int64_t groups = words ? scale[0] : scale[1];
+  const std::string group = std::to_string(groups > 0 ? k / groups : 0);
+  std::string config = "{\"a\":0";
+  if (words) {
+    config += member("quant_method", is_gptq ? "\"gptq\"" : "\"awq\"") + member("bits", "4") +
+              member("group_size", group) +
+              member(is_gptq ? "checkpoint_format" : "version", is_gptq ? "\"gptq_v2\"" : "\"gemm\"") +
+              member("desc_act", "false");
+  } else {
+    config += member("quant_method", "\"compressed-tensors\"") +
+              member("format", packs ? "\"pack-quantized\"" : "\"int-quantized\"") + member("ignore", "[\"b\"]") +
+              ",\"config_groups\":{\"g\":{\"a\":0" + member("targets", "[\"Linear\"]") + ",\"weights\":{\"a\":0" +
+              member("num_bits", packs ? "4" : "8") + member("symmetric", "false") +
+              member("strategy", packs ? "\"group\"" : "\"channel\"") + member("group_size", group) + "}" +
+              (packs ? "" : ",\"input_activations\":{\"a\":0" + member("dynamic", "false") + "}") + "}}";
+  }
+  return R"("__metadata__":{"quantization_config":")" + escaped(config + "}") + R"("})";
+}
+
 // A file that is mostly legal: a layer, its tensors side by side, now and then something odd.
 std::vector<std::byte> put_together(Input& in) {
   constexpr const char* kNames[] = {"a.weight", "a.bias", "b.weight", "b.weight_scale", "__metadata__", "c\\u001b"};
@@ -114,6 +167,7 @@ std::vector<std::byte> put_together(Input& in) {
                                     "F64", "F8_E4M3", "U8", "BOOL", "F4",  "X"};
   constexpr std::int64_t kSizes[] = {8, 1, 2, 16, 4, 64, 0, 3, std::int64_t{1} << 32, -1, INT64_MAX};
   std::vector<Piece> pieces = layer(in);
+  const std::string config = metadata(in, pieces);
   const std::uint8_t extra = in.byte();
   if (extra >= 200) pieces.push_back({in.pick(kNames), in.pick(kTypes), {kSizes[extra % 8]}});
   std::uint8_t oddities = in.byte();
@@ -137,7 +191,7 @@ std::vector<std::byte> put_together(Input& in) {
         break;
     }
   }
-  std::string header = "{";
+  std::string header = "{" + config;
   std::uint64_t at = 0;
   for (const Piece& piece : pieces) {
     std::uint64_t size = bytes_of(piece);
@@ -145,9 +199,8 @@ std::vector<std::byte> put_together(Input& in) {
     const std::uint64_t end = at + size + (in.byte() == 255);
     std::string extents;
     for (const std::int64_t extent : piece.shape) extents += (extents.empty() ? "" : ",") + std::to_string(extent);
-    header += (at == 0 && header.size() == 1 ? "\"" : ",\"") + piece.name + R"(":{"dtype":")" + piece.type +
-              R"(","shape":[)" + extents + R"(],"data_offsets":[)" + std::to_string(at) + "," + std::to_string(end) +
-              "]}";
+    header += (header.size() == 1 ? "\"" : ",\"") + piece.name + R"(":{"dtype":")" + piece.type + R"(","shape":[)" +
+              extents + R"(],"data_offsets":[)" + std::to_string(at) + "," + std::to_string(end) + "]}";
     at = end;
   }
   header += in.byte() == 255 ? "]" : "}";
@@ -157,12 +210,17 @@ std::vector<std::byte> put_together(Input& in) {
   std::memcpy(file.data() + sizeof length, header.data(), header.size());
   std::size_t next = file.size() - at;
   for (const Piece& piece : pieces) {
-    const std::size_t begin = next;
-    for (const std::size_t end = begin + bytes_of(piece); next < std::min(end, file.size()); ++next) {
-      file[next] = static_cast<std::byte>(in.byte());
+    const std::size_t begin = next, end = std::min(begin + bytes_of(piece), file.size());
+    const bool is_scale = piece.name.find("scale") != std::string::npos && in.byte() < 240;
+    const std::size_t width = piece.type == "F16" ? 2 : piece.type == "I64" ? 8 : 4;
+    for (; next < end; ++next) file[next] = static_cast<std::byte>(in.byte());
+    for (std::size_t i = 0; is_scale && begin + (i + 1) * width <= end; ++i) {  // above 0 and finite
+      file[begin + (i + 1) * width - 1] &= std::byte{0x3f};
+      file[begin + i * width] |= std::byte{1};
     }
-    const std::size_t known = piece.values.size() * sizeof(std::int64_t);
-    if (known > 0 && next - begin == known) std::memcpy(file.data() + begin, piece.values.data(), known);
+    for (std::size_t i = 0; !piece.values.empty() && begin + (i + 1) * width <= end && i < piece.values.size(); ++i) {
+      std::memcpy(file.data() + begin + i * width, &piece.values[i], width);
+    }
   }
   return file;
 }
@@ -195,13 +253,22 @@ void check_again(const SafetensorsFile& file) {
 void check_layers(SafetensorsFile file) {
   const Checkpoint model = Checkpoint::of(std::move(file));
   for (const Layer& layer : find_layers(model).layers) {
+    std::string bad, wrong;
+    try {
+      check_values(model, layer);
+    } catch (const FileError& error) {
+      bad = error.what();
+    }
     try {
       const std::vector<float> values = read_weight(model, layer);
       REQUIRE(values.size() == static_cast<std::size_t>(layer.n * layer.k));
       ++counts.layers;
+      counts.described += layer.scheme.has_value();
     } catch (const FileError& error) {
       require_error_is_plain(error);
+      wrong = error.what();
     }
+    REQUIRE(layer.kind == LayerKind::plain || bad == wrong);
   }
 }
 
@@ -250,6 +317,101 @@ void check_json(Input& in) {
     REQUIRE(!read_index(text, "f").empty());
   } catch (const FileError& error) {
     require_error_is_plain(error);
+  }
+}
+
+// A piece that is repeated, with a number in it or not, between a beginning and an end that may not fit it.
+std::string long_json(Input& in) {
+  constexpr const char* kBegins[] = {
+      "{\"a\":[", "{\"a\":{", "{", "{\"a\":\"", "{\"weight_map\":{", "{\"a\":[[[[{\"b\":[", ""};
+  constexpr const char* kPieces[] = {"\"k#\":{},",
+                                     "{\"k#\":{}},",
+                                     "[",
+                                     "{\"a\":",
+                                     "\"k#\":#,",
+                                     "\"k\":1,",
+                                     "\"#\",",
+                                     "\\u0041\\n",
+                                     "#.5e-3#,",
+                                     "7",
+                                     "[[#]],",
+                                     "s",
+                                     "\"t#\":\"f\",",
+                                     " ",
+                                     "\x7f",
+                                     "[]",
+                                     "]",
+                                     "},{",
+                                     "\"k#\":[[{\"a\":{\"b\":1}}]],",
+                                     "\\\""};
+  constexpr const char* kEnds[] = {"\"k\":0}", "\"k\":0}}", "0]}", "\"}", "", "]", "}"};
+  std::string text = in.pick(kBegins);
+  const std::string piece = in.pick(kPieces);
+  const std::size_t size = std::size_t{1000} << in.byte() % 9;
+  for (std::size_t i = 0; text.size() < size; ++i) {
+    for (const char c : piece) text += c == '#' ? std::to_string(i) : std::string(1, c);
+  }
+  text += in.pick(kEnds);
+  if (in.more()) text[(in.byte() * 256u + in.byte()) % text.size()] = static_cast<char>(in.byte());
+  return text;
+}
+
+void check_long_json(Input& in) {
+  const std::uint8_t place = in.byte();
+  const std::string text = long_json(in);
+  const std::clock_t begin = std::clock();
+  const auto attempt = [&](const auto& action) {
+    try {
+      action();
+    } catch (const FileError& error) {
+      require_error_is_plain(error);
+    }
+  };
+  switch (place % 5) {
+    case 0:
+      attempt([&] { read_config(text, "f"); });
+      attempt([&] { add_quantization(text, {}); });
+      break;
+    case 1:
+      attempt([&] {
+        read_config(R"({"quantization_config":{"quant_method":"compressed-tensors","config_groups":)" + text + "}}",
+                    "f");
+      });
+      break;
+    case 2:
+      attempt([&] { read_index(text, "f"); });
+      break;
+    case 3:
+      attempt([&] { read_metadata({{"quantization_config", text}}, "f"); });
+      break;
+    default:
+      attempt([&] {
+        const std::uint64_t length = text.size();
+        const std::string file = std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+        SafetensorsFile::parse(std::as_bytes(std::span(file)), "f");
+      });
+  }
+  ++counts.long_texts;
+  constexpr double kMostSeconds = 5;  // of the processor's; a parser that looks back takes longer for a quarter of a MB
+  REQUIRE(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < kMostSeconds);
+}
+
+// ---- Expressions for names ----
+
+void check_pattern(Input& in) {
+  constexpr const char* kPieces[] = {"(",   ")",   "|",   "*",    "+",     "?",      "[",    "]",   "^",      "$",
+                                     ".",   "\\",  "a",   "b",    "{2}",   "{1,3}",  "{",    "(?:", "(?P<n>", "-",
+                                     "\\d", "\\w", "\\b", "{0,}", "{100}", "(a|b)*", "[^a]", "\\."};
+  std::string expression, text;
+  for (std::size_t count = in.byte() % 40; count > 0; --count) expression += in.pick(kPieces);
+  while (in.more()) text += static_cast<char>(in.byte() % 4 == 0 ? in.byte() : "ab.1"[in.byte() % 4]);
+  std::int64_t steps = 0;
+  try {
+    const Pattern pattern(expression);
+    pattern.matches(text, steps);
+    REQUIRE(-steps <= static_cast<std::int64_t>((pattern.states() + 1) * (text.size() + 2)));
+  } catch (const std::invalid_argument& error) {
+    REQUIRE(*error.what() != 0);
   }
 }
 
@@ -308,6 +470,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Input in(data, size);
   const std::uint8_t mode = in.byte();
   if (mode % 64 == 2) return check_quantize(in), 0;  // files again
+  if (mode % 64 == 12) return check_long_json(in), 0;
+  if (mode % 64 == 20) return check_pattern(in), 0;
   if (mode % 8 == 4) return check_json(in), 0;
   std::vector<std::byte> bytes;
   if (mode % 2 == 1) {
@@ -341,8 +505,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 int main(int argc, char** argv) {
   return octile::fuzz::run("safetensors_fuzz", argc, argv, [](std::uint64_t inputs) {
-    if (inputs >= 1000 && (counts.layers == 0 || counts.quantized == 0)) return std::string();
+    if (inputs >= 1000 && (counts.layers == 0 || counts.quantized == 0 || counts.long_texts == 0)) return std::string();
     return "files read " + std::to_string(counts.read) + ", layers read " + std::to_string(counts.layers) +
+           ", by a config " + std::to_string(counts.described) + ", long texts " + std::to_string(counts.long_texts) +
            ", models quantized " + std::to_string(counts.quantized) + ", groups smoothed " +
            std::to_string(counts.smoothed);
   });

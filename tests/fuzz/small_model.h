@@ -1,6 +1,7 @@
 // A small model of bytes: for the fuzz target of checkpoints.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -69,12 +70,13 @@ class SmallModel {
       const std::int64_t k = tensor.spec.shape[1];
       const auto width = static_cast<std::size_t>(k);
       std::vector<float> moments(width * width);
-      const std::vector<float> diagonal = numbers(in_, width);
+      const std::vector<float> diagonal = numbers(in_, width), most = numbers(in_, width);
       for (std::size_t j = 0; j < width; ++j) moments[j * width + j] = diagonal[j];
       const std::int64_t rows[] = {in_.byte() < 250 ? 5 : -1};
       const Bytes row_bytes = std::as_bytes(std::span(rows));
-      all.push_back(
-          {{name + ".input_channel_max", ElementType::f32, {k}}, write_values(ElementType::f32, numbers(in_, width))});
+      all.push_back({{name + ".input_channel_max", ElementType::f32, {k}}, write_values(ElementType::f32, most)});
+      const float largest[] = {most.empty() ? 0 : *std::max_element(most.begin(), most.end())};
+      all.push_back({{name + ".input_max", ElementType::f32, {1}}, write_values(ElementType::f32, largest)});
       all.push_back({{name + ".rows", ElementType::s64, {1}}, {row_bytes.begin(), row_bytes.end()}});
       all.push_back(
           {{name + ".input_second_moments", ElementType::f32, {k, k}}, write_values(ElementType::f32, moments)});

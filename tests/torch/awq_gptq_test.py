@@ -1,6 +1,8 @@
 """load_checkpoint_() of AWQ's and GPTQ's layouts, packed here value by value."""
 
 import json
+import os
+import subprocess
 
 import pytest
 import safetensors.torch
@@ -100,24 +102,52 @@ def test_biases(tmp_path):
 @pytest.mark.parametrize(
     "method, tensors, config, says",
     [
-        ("awq", {}, {"bits": 3}, "awq of 3 bits"),
-        ("awq", {}, {"version": "gemv"}, "version 'gemv'"),
-        ("awq", {"0.qweight": torch.zeros(K, 2, dtype=torch.int32)}, {}, r"qweight \(64, 2\).* do not fit each other"),
-        ("gptq", {"0.qzeros": torch.zeros(1, 3, dtype=torch.int32)}, {}, r"qzeros \(1, 3\).* do not fit each other"),
-        ("gptq", {"0.scales": torch.zeros(3, N)}, {}, "do not fit each other"),
-        ("gptq", {"0.scales": torch.zeros(2, N, dtype=torch.int32)}, {}, "0.scales is torch.int32"),
-        ("gptq", {"0.qweight": torch.zeros(8, N)}, {}, "0.qweight is torch.float32"),
-        ("gptq", {"0.qzeros": None}, {}, "0 has no qzeros"),
-        ("gptq", {"0.g_idx": torch.arange(K).int() % 2}, {}, "desc_act"),
-        ("gptq", {"0.qzeros": torch.full((2, 3), -1, dtype=torch.int32)}, {}, "0.qzeros holds 15"),
-        ("gptq", {"0.scales": torch.full((2, N), torch.nan)}, {}, "0.weight_scale holds nan"),
-        ("gptq", {}, {"group_size": 64}, r"0.weight_scale .* expected a float type \(24, 1\)"),
+        ("awq", {}, {"bits": 3}, '"0": 3 bits; only 4 are read'),
+        ("awq", {}, {"bits": None}, '"0": no bits; only 4 are read'),
+        ("gptq", {}, {"bits": "4"}, '"bits" is no whole number'),
+        ("gptq", {}, {"group_size": [32]}, '"group_size" is no whole number'),
+        ("awq", {}, {"version": "gemv"}, 'version is "gemv", which has another layout; gemm, GEMM are known'),
+        ("awq", {}, {"version": "gemv_fast"}, 'version is "gemv_fast"'),
+        ("awq", {}, {"version": "exllama"}, 'version is "exllama"'),
+        ("awq", {}, {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin"'),
+        ("gptq", {}, {"checkpoint_format": "gptq_v3"}, 'checkpoint_format is "gptq_v3", which has another layout; gptq, gptq_v2 are known'),
+        ("gptq", {}, {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin"'),
+        ("gptq", {}, {"checkpoint_format": "GPTQ_V2"}, 'checkpoint_format is "GPTQ_V2"'),
+        ("gptq", {}, {"checkpoint_format": 2}, '"checkpoint_format" is no text'),
+        ("gptq", {}, {"is_marlin_format": True}, '"is_marlin_format" is true, which is another layout'),
+        ("gptq", {}, {"quant_method": "awq"}, '"0": is gptq, and quant_method is "awq"'),
+        ("awq", {}, {"quant_method": "hqq"}, 'quant_method is "hqq"; compressed-tensors, awq and gptq are known'),
+        ("awq", {"0.qweight": torch.zeros(K, 2, dtype=torch.int32)}, {}, r"qweight \(64, 2\) with scales \(2, 24\) is of no layout"),
+        ("awq", {"0.qzeros": torch.zeros(3, 2, dtype=torch.int32)}, {}, r"qzeros is I32 \(3, 2\), expected I32 \(2, 3\)"),
+        ("gptq", {"0.qzeros": torch.zeros(1, 3, dtype=torch.int32)}, {}, r"qzeros is I32 \(1, 3\), expected I32 \(2, 3\)"),
+        ("gptq", {"0.scales": torch.ones(3, N)}, {}, r"scales is F32 \(3, 24\), expected a float type \(2, 24\)"),
+        ("gptq", {"0.scales": torch.zeros(2, N, dtype=torch.int32)}, {}, r"scales is I32 \(2, 24\), not a matrix of a float type"),
+        ("gptq", {"0.qweight": torch.zeros(8, N)}, {}, r"qweight is F32 \(8, 24\), not a matrix of I32"),
+        ("gptq", {"0.qzeros": None}, {}, '"0": has no qzeros'),
+        ("awq", {"0.qzeros": None}, {}, '"0": has no qzeros'),
+        ("awq", {"0.scales": None}, {}, '"0": has no scales'),
+        ("gptq", {"0.g_idx": torch.arange(K).int() % 2}, {}, "g_idx puts input 1 in group 1, not 0: .*desc_act"),
+        ("gptq", {"0.g_idx": torch.zeros(K)}, {}, r"g_idx is F32 \(64\), expected I32 \(64\)"),
+        ("gptq", {"0.g_idx": torch.zeros(8).int()}, {}, r"g_idx is I32 \(8\), expected I32 \(64\)"),
+        ("gptq", {"0.g_idx": None}, {"desc_act": True}, "has no g_idx, and quantization_config says desc_act"),
+        ("gptq", {"0.qzeros": torch.full((2, 3), -1, dtype=torch.int32)}, {}, "output 0, group 0 is 15, which stands for 16"),
+        ("gptq", {"0.scales": torch.full((2, N), torch.nan)}, {}, "scales holds nan"),
+        ("awq", {"0.scales": torch.zeros(2, N)}, {}, "scales holds 0; scales are finite and above 0"),
+        ("awq", {"0.scales": -torch.ones(2, N)}, {}, "scales holds -1"),
+        ("gptq", {}, {"group_size": 64}, r"scales is F16 \(2, 24\), expected a float type \(1, 24\)"),
+        ("gptq", {}, {"group_size": 0}, "groups of 0 do not divide its 64 inputs"),
+        ("gptq", {"0.weight": torch.ones(N, K)}, {}, '"0": weight is nothing that layers of this scheme have'),
+        ("gptq", {"0.bias": torch.ones(5)}, {}, r"bias is F32 \(5\), expected a float type \(24\)"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(method, tensors, config, says, tmp_path):
+    """By the command too, in the same words."""
     case, own = Case(method), model()
     changed = {name: t for name, t in (case.tensors() | tensors).items() if t is not None}
     write(tmp_path, changed, case.config() | config)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=says) as error:
         load_checkpoint_(own, tmp_path)
     assert type(own[0]) is nn.Linear
+    if command := os.environ.get("OCTILE_COMMAND"):
+        done = subprocess.run([command, "inspect", str(tmp_path)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and done.stderr.splitlines()[-1] == str(error.value)

@@ -1,6 +1,9 @@
 """load_checkpoint_() and save_checkpoint(): the layouts of compressed-tensors, there and back, and what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 
 import octile
 import pytest
@@ -179,7 +182,9 @@ def test_zero_points_of_symmetric_layers(kind, tmp_path):
         with_zeros["block.0.input_zero_point"] = torch.zeros(1, dtype=torch.int8)
     safetensors.torch.save_file(with_zeros, path)
     if kind == "four":
-        with pytest.raises(ValueError, match="block.0 has a weight_zero_point, and quantization_config says symmetric"):
+        with pytest.raises(
+            ValueError, match='"block.0": has a weight_zero_point, and quantization_config says symmetric'
+        ):
             load_checkpoint_(Model(), tmp_path)
         return
     assert type(load_checkpoint_(Model(), tmp_path).block[0]) is not nn.Linear
@@ -187,7 +192,9 @@ def test_zero_points_of_symmetric_layers(kind, tmp_path):
         changed = with_zeros[name].clone()
         changed[-1] = -3
         safetensors.torch.save_file(with_zeros | {name: changed}, path)
-        with pytest.raises(ValueError, match=rf"{name} holds -3, and quantization_config says symmetric"):
+        with pytest.raises(
+            ValueError, match=rf"{name.split('.')[-1]} holds -3, and quantization_config says symmetric"
+        ):
             load_checkpoint_(Model(), tmp_path)
 
 
@@ -204,7 +211,7 @@ def test_the_most_specific_target(tmp_path):
         }
         change(tmp_path, lambda c, groups=groups: c.update(config_groups=groups))
         first = match.match_targets("block.0", Model().block[0], chosen)[0]
-        with pytest.raises(ValueError, match=f"block.0: weights of {bits.get(first, 9)} bits"):
+        with pytest.raises(ValueError, match=f'"block.0": weights of {bits.get(first, 9)} bits'):
             load_checkpoint_(Model(), tmp_path)
 
 
@@ -222,10 +229,12 @@ def test_shards(tmp_path):
     with torch.no_grad():
         assert torch.equal(load_checkpoint_(Model(), tmp_path)(TOKENS), model(TOKENS))
     (tmp_path / "model-1.safetensors").unlink()
-    with pytest.raises(ValueError, match="there is no .*model-1.safetensors"):
+    with pytest.raises(ValueError, match="cannot read .*model-1.safetensors: No such file"):
         load_checkpoint_(Model(), tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
-    with pytest.raises(ValueError, match="'../a.safetensors' is no file of the same folder"):
+    with pytest.raises(
+        ValueError, match='"a" would be in "../a.safetensors", which is no name of a file in this folder'
+    ):
         load_checkpoint_(Model(), tmp_path)
 
 
@@ -267,68 +276,202 @@ def put(**values):
     return how
 
 
+COMMAND = os.environ.get("OCTILE_COMMAND")
+
+
+def refused(path, says, model=None):
+    """Loads what cannot be; returns the error's text. Nothing of the model may change."""
+    model = model or Model()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(ValueError, match=says) as error:
+        load_checkpoint_(model, path)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert type(model.block[0]) is nn.Linear
+    return str(error.value)
+
+
+def command(verb, *arguments):
+    """The command's exit status and what it says, or None where it is not built."""
+    if not COMMAND:
+        return None
+    done = subprocess.run([COMMAND, verb, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+def refused_by_both(path, says):
+    """By load_checkpoint_() and by the command, in the same words."""
+    text = refused(path, says)
+    assert "\x1b" not in text
+    for verb, arguments in (("inspect", [path]), ("compare", [path, path])):
+        done = command(verb, *arguments)
+        assert done is None or (done[0] == 1 and done[1].splitlines()[-1] == text), (done, text)
+
+
+def written(kind, config, tensors, folder):
+    save_checkpoint(converted(kind), folder)
+    if config:
+        change(folder, config)
+    if tensors:
+        path = folder / "model.safetensors"
+        changed = dict(safetensors.torch.load_file(path))
+        tensors(changed)
+        safetensors.torch.save_file(changed, path)
+
+
+def weights(**values):
+    return lambda c: group(c)["weights"].update(values)
+
+
+def inputs(**values):
+    return lambda c: group(c)["input_activations"].update(values)
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "tensors", "says"),
     [
-        ("dynamic", lambda c: c.update(quant_method="fp8"), None, "quant_method is 'fp8'; compressed-tensors, awq and gptq"),
+        ("dynamic", lambda c: c.update(quant_method="fp8"), None, 'quant_method is "fp8"; compressed-tensors, awq and gptq'),
+        ("dynamic", lambda c: c.update(quant_method=None), None, 'has no "quant_method"'),
+        ("dynamic", lambda c: c.update(quant_method="gptq", bits=4), None, '"block.0": is int-quantized, and quant_method is "gptq"'),
+        ("dynamic", lambda c: c.update(format="marlin-24"), None, 'format is "marlin-24", which has another layout'),
+        ("four", lambda c: (c.update(format="int-quantized"), group(c).pop("format")), None, 'is pack-quantized, and quantization_config says "int-quantized"'),
+        ("dynamic", lambda c: group(c).update(format="nvfp4-pack-quantized"), None, "group_0: format is"),
         ("dynamic", lambda c: c.pop("config_groups"), None, "has no config_groups"),
-        ("dynamic", lambda c: group(c).update(targets=["re:other"]), None, "no group of quantization_config is for bl"),
-        ("dynamic", lambda c: group(c).update(targets=["re:("]), None, r"the target 're:\(' is no regular expression"),
         ("dynamic", lambda c: c["config_groups"].update(group_0=[]), None, "has no config_groups"),
-        ("dynamic", lambda c: group(c).update(targets="Linear"), None, "'Linear' in quantization_config is no list of n"),
-        ("dynamic", lambda c: c.update(ignore=[1]), None, r"\[1\] in quantization_config is no list of names"),
-        ("dynamic", lambda c: c.update(ignore=["re:.*2"]), None, "block.2 is quantized, .* ignores 're:.\\*2'"),
-        ("dynamic", None, put(block__0__weight_shape=torch.tensor([96, 64])), "block.0.weight_shape is nothing that"),
-        ("dynamic", None, put(block__0__input_scale=torch.ones(1)), "block.0.input_scale is nothing that"),
-        ("dynamic", lambda c: group(c)["weights"].update(num_bits=2), None, "weights of 2 bits"),
-        ("dynamic", lambda c: group(c)["weights"].update(type="float"), None, "type 'float'; int of 4 and 8 are known"),
-        ("dynamic", lambda c: group(c)["weights"].update(symmetric=False), None, "8-bit weights with zero points"),
-        ("dynamic", lambda c: group(c).update(input_activations=None), None, "8-bit weights with float activations"),
-        ("dynamic", lambda c: group(c)["input_activations"].update(num_bits=4), None, "activations of 4 bits"),
-        ("dynamic", lambda c: group(c)["input_activations"].update(symmetric=False), None, "with a zero point"),
-        ("dynamic", lambda c: group(c)["input_activations"].update(strategy="tensor"), None, "dynamic per tensor; dyn"),
-        ("static", lambda c: group(c)["input_activations"].update(strategy="token"), None, "activations static per tok"),
-        ("four", lambda c: group(c).update(input_activations={"num_bits": 8}), None, "4-bit weights with quantized"),
-        ("four", lambda c: group(c)["weights"].update(group_size=16), None, "per group of 16; groups of 32, 64, 128"),
-        ("four", lambda c: group(c)["weights"].update(group_size=64), put(block__0__weight_scale=torch.ones(96, 1)), "groups of 64 do not divide its 96 inputs"),
-        ("four", lambda c: group(c)["weights"].update(symmetric=False), None, "block.[02] has no weight_zero_point"),
-        ("dynamic", None, put(block__0__weight=torch.ones(96, 64)), r"block.0.weight is torch.float32 \(96, 64\), exp"),
-        ("dynamic", None, put(block__0__weight=torch.ones(96, 60).char()), r"expected torch.int8 \(96, 64\)"),
-        ("dynamic", None, put(block__0__weight=None), "block.0 has no weight"),
-        ("dynamic", None, put(block__0__weight_scale=torch.ones(95, 1)), r"weight_scale is .* \(95, 1\), expected a fl"),
-        ("dynamic", None, put(block__0__weight_scale=torch.zeros(96, 1)), "weight_scale holds 0.0; scales are positive"),
+        ("dynamic", lambda c: c["config_groups"].update(group_0="Linear"), None, "has no config_groups"),
+        ("dynamic", lambda c: group(c).update(weights=[1]), None, '"weights" is no object'),
+        ("dynamic", lambda c: group(c).update(weights="int8"), None, '"weights" is no object'),
+        ("dynamic", lambda c: group(c).update(weights=None), None, '"block.0": its group of quantization_config has no weights'),
+        ("dynamic", lambda c: group(c).update(input_activations=[]), None, '"input_activations" is no object'),
+        ("dynamic", weights(num_bits="8"), None, '"num_bits" is no whole number'),
+        ("dynamic", weights(num_bits=8.5), None, '"num_bits" is no whole number'),
+        ("dynamic", weights(num_bits=1 << 70), None, '"num_bits" is no whole number'),
+        ("dynamic", weights(type=[]), None, '"type" is no text'),
+        ("dynamic", weights(symmetric="yes"), None, '"symmetric" is neither true nor false'),
+        ("dynamic", weights(strategy={}), None, '"strategy" is no text'),
+        ("dynamic", inputs(dynamic=1), None, '"dynamic" is neither true nor false'),
+        ("dynamic", lambda c: group(c).update(targets=["re:other"]), None, '"block.[02]": no group of quantization_config is for it'),
+        ("dynamic", lambda c: group(c).update(targets=["re:("]), None, r'the target "re:\(" is no regular expression that is read'),
+        ("dynamic", lambda c: group(c).update(targets=["re:(?=a)"]), None, "a group that looks around or sets flags, which is not read"),
+        ("dynamic", lambda c: group(c).update(targets="Linear"), None, 'group_0: "targets" is no list of names'),
+        ("dynamic", lambda c: c.update(ignore=[1]), None, '"ignore" is no list of names'),
+        ("dynamic", lambda c: c.update(ignore=["re:.*2"]), None, '"block.2": it is quantized, and quantization_config ignores "re:.*2"'),
+        ("dynamic", None, put(block__0__weight_shape=torch.tensor([96, 64])), '"block.0": weight_shape is nothing that layers of this scheme have'),
+        ("dynamic", None, put(block__0__weight_g_idx=torch.arange(64)), '"block.0": weight_g_idx is nothing that'),
+        ("dynamic", None, put(block__0__input_scale=torch.ones(1)), '"block.0": input_scale is nothing that'),
+        ("dynamic", None, put(block__0__input_multiplier=torch.ones(64)), '"block.0": input_multiplier is nothing that'),
+        ("dynamic", weights(num_bits=2), None, "weights of 2 bits"),
+        ("dynamic", weights(num_bits=None), None, "weights of no bits"),
+        ("dynamic", weights(num_bits=4), None, "weight is I8, and quantization_config says num_bits 4"),
+        ("four", weights(num_bits=8), None, "weight_packed holds 4 bits each, and quantization_config says num_bits 8"),
+        ("dynamic", weights(type="float"), None, 'type "float"; int of 4 and 8 are known'),
+        ("dynamic", weights(symmetric=False), None, '"block.0": has no weight_zero_point'),
+        ("four", weights(group_size=16), None, r'"block.0": weight_scale is F32 \(96, 2\), expected a float type \(96, 4\)'),
+        ("four", weights(group_size=64), put(block__0__weight_scale=torch.ones(96, 1)), "groups of 64 do not divide its 96 inputs"),
+        ("four", weights(group_size=0), None, "groups of 0 do not divide"),
+        ("four", weights(strategy="tensor"), None, '4-bit weights per "tensor"; group and channel are known'),
+        ("four", weights(symmetric=False), None, '"block.[02]": has no weight_zero_point'),
+        ("dynamic", None, put(block__0__weight=torch.ones(96, 64)), r'"block.0": weight is F32 \(96, 64\), expected I8'),
+        ("dynamic", None, put(block__0__weight=None), '"block.0": has a weight_scale and no weight'),
+        ("dynamic", None, put(block__0__weight_scale=None), '"block.0": has no weight_scale'),
+        ("dynamic", None, put(block__0__weight_scale=torch.ones(95, 1)), r"weight_scale is F32 \(95, 1\), expected a float type"),
+        ("dynamic", None, put(block__0__weight_scale=torch.ones(1, 96)), r"weight_scale is F32 \(1, 96\), expected a float type"),
+        ("dynamic", None, put(block__0__weight_scale=torch.ones(96, 1).int()), r"weight_scale is I32 \(96, 1\), expected a float type"),
+        ("dynamic", None, put(block__0__weight_scale=torch.zeros(96, 1)), "weight_scale holds 0; scales are finite and above 0"),
+        ("tensor", None, put(block__0__weight_scale=torch.tensor([-1.0])), "weight_scale holds -1; scales are finite and above 0"),
         ("static", None, put(block__0__input_scale=torch.tensor([torch.nan])), "input_scale holds nan"),
-        ("static", None, put(block__0__input_scale=None), "block.0 has no input_scale"),
+        ("static", None, put(block__0__input_scale=torch.ones(2)), r"input_scale is F32 \(2\), expected"),
+        ("static", None, put(block__0__input_scale=None), '"block.0": has no input_scale'),
+        ("smoothed", None, put(block__0__input_multiplier=torch.ones(63)), r"input_multiplier is F32 \(63\), expected a float type \(64\)"),
+        ("smoothed", None, put(block__0__input_multiplier=torch.zeros(64)), "input_multiplier holds 0"),
+        ("dynamic", None, put(block__0__bias=torch.ones(95)), r"bias is F32 \(95\), expected a float type \(96\)"),
+        ("dynamic", None, put(block__9__weight_scale=torch.ones(1)), '"block.9": has a weight_scale and no weight'),
+        ("four", None, put(block__0__weight_g_idx=torch.zeros(64).int()), '"block.0": g_idx puts input 32 in group 0, not 1'),
+        ("four", None, put(block__0__weight_g_idx=torch.zeros(64)), r"weight_g_idx is F32 \(64\), expected I32 \(64\)"),
+        ("four", None, put(block__0__weight_shape=None), '"block.0": has no weight_shape'),
+        ("four", None, put(block__0__weight_shape=torch.tensor([96, 60])), "groups of 32 do not divide its 60 inputs"),
+        ("four", None, put(block__0__weight_packed=torch.ones(96, 7).int()), r"weight_packed \(96, 7\) does not hold 4 bits each"),
+        ("four", None, put(block__0__weight_scale=torch.ones(96, 1)), r"weight_scale is F32 \(96, 1\), expected a float type \(96, 2\)"),
+        ("four", None, put(block__0__weight_scale=-torch.ones(96, 2)), "weight_scale holds -1"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(kind, config, tensors, says, tmp_path):
+    written(kind, config, tensors, tmp_path)
+    refused_by_both(tmp_path, says)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "tensors", "says"),
+    [
+        ("dynamic", weights(symmetric=False), put(block__0__weight_zero_point=torch.ones(96, 1), block__2__weight_zero_point=torch.ones(64, 1)), "8-bit weights with zero points"),
+        ("dynamic", lambda c: group(c).update(input_activations=None), None, "8-bit weights with float activations"),
+        ("dynamic", inputs(num_bits=4), None, "activations of 4 bits"),
+        ("dynamic", inputs(symmetric=False), None, "with a zero point"),
+        ("dynamic", inputs(strategy="tensor"), None, "dynamic per tensor; dyn"),
+        ("static", inputs(strategy="token"), None, "activations static per tok"),
+        ("four", lambda c: group(c).update(input_activations={"num_bits": 8, "dynamic": True}), None, "4-bit weights with quantized"),
+        ("four", weights(group_size=16), put(block__0__weight_scale=torch.ones(96, 4), block__2__weight_scale=torch.ones(64, 6)), "in groups of 16; groups of 32, 64, 128"),
+        ("dynamic", None, put(block__0__weight=torch.ones(96, 60).char()), r"block.0 is \(96, 60\), and the model's layer \(96, 64\)"),
         ("dynamic", None, put(block__0__bias=None), "the model has a bias there, the checkpoint has none"),
         ("dynamic", None, put(block__2__bias=torch.ones(64)), "the checkpoint has a bias there, the model has none"),
-        ("dynamic", None, put(block__9__weight_scale=torch.ones(1)), "block.9 is a .* the model has no such layer"),
-        ("dynamic", None, put(embed__weight_scale=torch.ones(1)), "embed is a quantized.*the model has a Embedding"),
+        ("dynamic", None, put(block__9__weight=torch.ones(4, 4).char(), block__9__weight_scale=torch.ones(1)), "block.9 is a .* the model has no such layer"),
+        ("dynamic", None, put(embed__weight=torch.ones(40, 64).char(), embed__weight_scale=torch.ones(1)), "embed is a quantized.*the model has a Embedding"),
         ("dynamic", None, put(other=torch.ones(1)), "the model has no other"),
         ("dynamic", None, put(block__3__weight=None), "there is no block.3.weight"),
         ("dynamic", None, put(block__3__weight=torch.ones(63)), r"block.3.weight is \(63,\), and in the model \(64,\)"),
         ("dynamic", None, put(block__3__weight=torch.ones(64).char()), "block.3.weight is torch.int8, and in the model torch.float32"),
-        ("dynamic", None, put(block__0__weight_scale=None), "block.0.weight is torch.int8, and in the model torch.float32"),
-        ("four", None, put(block__0__weight_g_idx=torch.zeros(64).int()), "weight_g_idx"),
-        ("four", None, put(block__0__weight_shape=torch.tensor([96, 60])), r"weight_shape is \[96, 60\], and"),
-        ("four", None, put(block__0__weight_packed=torch.ones(96, 7).int()), r"expected torch.int32 \(96, 8\)"),
-        ("four", None, put(block__0__weight_scale=torch.ones(96, 1)), r"expected a float type \(96, 2\)"),
     ],
 )  # fmt: skip
-def test_what_is_refused(kind, config, tensors, says, tmp_path):
-    save_checkpoint(converted(kind), tmp_path)
-    if config:
-        change(tmp_path, config)
-    if tensors:
-        path = tmp_path / "model.safetensors"
-        changed = dict(safetensors.torch.load_file(path))
-        tensors(changed)
-        safetensors.torch.save_file(changed, path)
-    model = Model()
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    with pytest.raises(ValueError, match=says):
-        load_checkpoint_(model, tmp_path)
-    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-    assert type(model.block[0]) is nn.Linear
+def test_what_the_command_reads_and_no_layer_here(kind, config, tensors, says, tmp_path):
+    """Schemes that no layer computes, and what does not fit the model: the command knows neither."""
+    written(kind, config, tensors, tmp_path)
+    refused(tmp_path, says)
+    assert (command("inspect", tmp_path) or (0,))[0] == 0
+
+
+def test_names_that_a_terminal_would_obey(tmp_path):
+    written("dynamic", None, put(**{"x\x1b[2J\u202e\x9b": torch.ones(1)}), tmp_path)
+    assert refused(tmp_path, "the model has no").endswith("the model has no x?[2J??")
+    written("dynamic", None, put(**{"\u200f\x9b.weight_scale": torch.ones(1)}), tmp_path / "two")
+    refused_by_both(tmp_path / "two", r'"\?\?": has a weight_scale and no weight')
+
+
+@pytest.mark.parametrize(
+    ("targets", "fits"),
+    [
+        (["re:block.*"], True),
+        (["re:.*\\.(0|2)$"], True),
+        (["re:^block\\.[0-9]+$"], True),
+        (["re:(?:model\\.)?block\\.\\d"], True),
+        (["re:b{1,2}l?o+ck[.](?P<i>[^a-z]|x)"], True),
+        (["re:lock"], False),
+        (["re:block.0.", "block.2"], False),
+        (["re:(block)+\\b\\.\\w\\Z"], True),
+        (["re:" + "a?" * 200 + "b"], True),
+    ],
+)
+def test_expressions(targets, fits, tmp_path):
+    """As Python's re takes them, from the beginning of a name on."""
+    import re
+
+    written("dynamic", lambda c: group(c).update(targets=targets), None, tmp_path)
+    names = ["block.0", "block.2"]
+    assert fits == all(any(t == n or (t[:3] == "re:" and re.match(t[3:], n)) for t in targets) for n in names)
+    if fits:
+        load_checkpoint_(Model(), tmp_path)
+    else:
+        refused_by_both(tmp_path, "no group of quantization_config is for it")
+
+
+def test_expressions_take_linear_time(tmp_path):
+    """Python's own matcher would take years. Many of them for many long names are refused."""
+    for evil in ("re:(b|bl|o|lo|c|k|.)*(a|aa)+$x", "re:(b*)*(l*o*)*((c|k)*)*y", "re:(.*)*(.*)*(.*)*z"):
+        written("dynamic", lambda c, evil=evil: group(c).update(targets=[evil]), None, tmp_path / str(hash(evil)))
+        refused_by_both(tmp_path / str(hash(evil)), "no group of quantization_config is for it")
+    many = {f"{'b' * 1000}{i}.weight": torch.ones(1, 1).char() for i in range(100)}
+    many |= {name + "_scale": torch.ones(1) for name in list(many)}
+    evil = ["Linear"] + [f"re:(b?b?)*x{i}" for i in range(5000)]
+    written("dynamic", lambda c: group(c).update(targets=evil), put(**many), tmp_path / "many")
+    refused(tmp_path / "many", "its regular expressions take too long")
 
 
 def test_a_lone_file(tmp_path):
@@ -343,8 +486,10 @@ def test_a_lone_file(tmp_path):
         assert torch.equal(other(TOKENS), model(TOKENS))
     assert other.block[0].group == 32
     for metadata, says in (
-        (None, "the metadata of .*x.safetensors has no quantization_config"),
-        ({"quantization_config": "{"}, "the quantization_config of .*x.safetensors is no JSON"),
+        (None, "x.safetensors: its metadata has no quantization_config"),
+        ({"quantization_config": "{"}, r"x.safetensors: quantization_config: no JSON \(byte 2\)"),
+        ({"quantization_config": "[]"}, "x.safetensors: quantization_config: no JSON object"),
+        ({"quantization_config": "{}"}, 'x.safetensors: quantization_config has no "quant_method"'),
     ):
         safetensors.torch.save_file(tensors, path, metadata)
         with pytest.raises(ValueError, match=says):
@@ -393,26 +538,75 @@ def test_a_tensor_in_two_files(tmp_path):
     whole.rename(tmp_path / "b.safetensors")
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="is in two files"):
+    with pytest.raises(ValueError, match="is in a.safetensors and in b.safetensors"):
         load_checkpoint_(Model(), tmp_path)
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(ValueError, match="there is no .*config.json"):
-        load_checkpoint_(Model(), tmp_path)
-    for text, says in (("{", "is no JSON"), ("[]", "is no JSON object"), ("{}", "has no quantization_config")):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=says):
-            load_checkpoint_(Model(), tmp_path)
+    refused_by_both(tmp_path, "has neither model.safetensors nor model.safetensors.index.json")
+    refused_by_both(tmp_path / "none", "cannot read .*none: No such file")
     save_checkpoint(converted("dynamic"), tmp_path, force=True)
-    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-9])
-    with pytest.raises(ValueError, match="is no safetensors file"):
-        load_checkpoint_(Model(), tmp_path)
+    config = (tmp_path / "config.json").read_bytes()
+    deep = b'{"a":' + b"[" * 100_000
+    for text, says in (
+        (b"{", "config.json: no JSON"), (b"[]", "no JSON object"), (deep, "deeper than 64 levels"),
+        (b'{"a": 1, "a": 2}', '"a" is there twice'), (b'{"a": "\xff"}', "no JSON"), (b'{"quantization_config": []}', "no object"),
+        (b" " * 16_000_001, "more than 16000000 bytes of JSON"), (b'{"a": [' + b"0," * 1_000_001 + b"0]}", "more than 1000000 values"),
+    ):  # fmt: skip
+        (tmp_path / "config.json").write_bytes(text)
+        refused_by_both(tmp_path, says)
+    (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path, "config.json has no quantization_config: the checkpoint is not quantized")
+    (tmp_path / "config.json").unlink()
+    refused(tmp_path, "has no quantization_config")
+    (tmp_path / "config.json").write_bytes(config)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-9])
+    refused_by_both(tmp_path, "model.safetensors: truncated")
     safetensors.torch.save_file(
         dict(Model().state_dict(), **{"lm_head.weight": torch.ones(1)}), tmp_path / "model.safetensors"
     )
-    with pytest.raises(ValueError, match="holds no quantized layer"):
-        load_checkpoint_(Model(), tmp_path)
+    refused(tmp_path, "holds no quantized layer")
+
+
+def test_files_that_are_no_files(tmp_path):
+    """Nothing waits for a pipe, and no name of a shard leads out of the folder."""
+    save_checkpoint(converted("dynamic"), tmp_path)
+    config, whole = tmp_path / "config.json", tmp_path / "model.safetensors"
+    text = config.read_bytes()
+    for path in (config, whole):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        refused_by_both(tmp_path, f"cannot read .*{path.name}: it is no file")
+        path.unlink()
+        path.mkdir()
+        refused_by_both(tmp_path, f"cannot read .*{path.name}: it is no file")
+        path.rmdir()
+        path.write_bytes(content)
+    assert config.read_bytes() == text
+    whole.rename(tmp_path / "a.safetensors")
+    names = list(safetensors.torch.load_file(tmp_path / "a.safetensors"))
+    index = tmp_path / "model.safetensors.index.json"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for shard, says in (
+        ("..", "which is no name of a file in this folder"), (".", "no name of a file"), ("", "no name of a file"),
+        ("folder", "cannot read .*folder: it is no file"), ("pipe", "cannot read .*pipe: it is no file"),
+        ("x" * 300, "cannot read .*xxx.*: File name too long"), ("/etc/passwd", "no name of a file"), ("a/../a.safetensors", "no name of a file"),
+        ("a\0b", "no name of a file"), (7, "the file of .* is no text"), (None, "is no text"), ([], "is no text"), ({}, "is no text"),
+    ):  # fmt: skip
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
+        refused_by_both(tmp_path, says)
+    for text, says in (
+        ("{}", 'there is no object "weight_map"'), ('{"weight_map": []}', 'no object "weight_map"'),
+        ('{"weight_map": {}}', '"weight_map" is empty'), ('{"weight_map": {"a": "a", "a": "a"}}', '"a" is there twice'),
+        ("[" * 100_000, "no JSON object"), ('{"a":' * 100_000, "deeper than 64 levels"),
+    ):  # fmt: skip
+        index.write_text(text)
+        refused_by_both(tmp_path, says)
+    with pytest.raises(ValueError, match="is no path: it holds a zero byte"):
+        load_checkpoint_(Model(), "a\0b")
 
 
 def test_what_cannot_be_saved(tmp_path):

@@ -17,13 +17,34 @@ inline constexpr std::string_view kSingleFile = "model.safetensors";
 inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kConfigFile = "config.json";
 
+// How one kind of values is quantized, as compressed-tensors says it.
+struct QuantizationArgs {
+  std::optional<std::int64_t> bits;
+  std::string type = "int";
+  std::string strategy;  // "channel", "group", "tensor", "token"; empty: not said
+  std::optional<std::int64_t> group_size;
+  bool symmetric = true;
+  bool dynamic = false;
+};
+
+struct QuantizationGroup {
+  std::vector<std::string> targets;  // names, classes, and expressions that begin with "re:"
+  std::string format;                // empty: the model's
+  std::optional<QuantizationArgs> weights;
+  std::optional<QuantizationArgs> input;
+};
+
 // What is said about the model as a whole: config.json of a folder, of a lone file its metadata.
 struct ModelConfig {
-  std::string model_type;   // "llama"; empty: not said
-  bool norm_before = true;  // OPT's do_layer_norm_before
-  std::string method;       // of the quantization: "compressed-tensors", "awq", "gptq"; empty: none
-  std::string format;       // "int-quantized", "pack-quantized"; AWQ's version, GPTQ's checkpoint_format
-  int bits = 0;             // AWQ and GPTQ; 0: not said
+  std::string model_type;                  // "llama"; empty: not said
+  bool norm_before = true;                 // OPT's do_layer_norm_before
+  std::string method;                      // of the quantization: "compressed-tensors", "awq", "gptq"; empty: none
+  std::string format;                      // "int-quantized", "pack-quantized"; AWQ's version, GPTQ's checkpoint_format
+  std::optional<std::int64_t> bits;        // AWQ and GPTQ
+  std::optional<std::int64_t> group_size;  // AWQ and GPTQ; -1: a whole row
+  bool desc_act = false;                   // GPTQ: columns in the order of their activations
+  std::vector<QuantizationGroup> groups;   // compressed-tensors
+  std::vector<std::string> ignore;         // compressed-tensors
 };
 
 class Checkpoint {

@@ -57,8 +57,8 @@ std::vector<std::byte> write_values(ElementType type, std::span<const float> val
 // The same rounding, in place.
 void round_values(ElementType type, std::span<float> values);
 
-// For messages and tables. What a terminal may obey (control characters, marks of direction, bytes that are no UTF-8),
-// and a hostile name may hold, becomes '?'; a long text is cut.
+// For messages and tables. What a terminal may obey (Unicode's control and format characters, separators of lines and
+// paragraphs, bytes that are no UTF-8), and a hostile name may hold, becomes '?'; a long text is cut.
 std::string printable(std::string_view text);
 // "1e+30", "0.1": for messages.
 std::string number_text(double value);

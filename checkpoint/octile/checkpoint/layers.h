@@ -1,6 +1,7 @@
 // Which tensors of a checkpoint are linear layers, by name and shape, and what their weights are.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ struct Layer {
   std::int64_t k = 0;      // IN
   std::int64_t group = 0;  // of a quantized one; 0: a whole row
   bool zero_points = false;
-  bool static_input = false;              // the activation has a scale in the file
+  bool static_input = false;               // the activation has a scale in the file
+  std::optional<std::size_t> scheme = {};  // of ModelConfig::groups; none: nothing says more than the tensors
   std::vector<std::string> tensors = {};  // that hold the weight: what a quantizer replaces. The bias is not among them
 
   std::string weight_tensor() const;
@@ -51,8 +53,8 @@ struct Selection {
 };
 
 // A linear layer is a float matrix NAME.weight that is no embedding, no norm, no head and no router by its name, and is
-// stored (OUT, IN). Quantized layers are known by their tensors, whatever config.json says; what these have wrong
-// throws FileError. Neither OUT nor IN is 0.
+// stored (OUT, IN). Quantized layers are known by their tensors; what these have wrong, by themselves or beside what
+// the quantization_config says of them, throws FileError. Neither OUT nor IN is 0.
 LayerTable find_layers(const Checkpoint& checkpoint, const Selection& selection = {});
 
 // Of a layer that is not plain.

@@ -68,7 +68,8 @@ QuantizedWeight from_pack_quantized(const PackedWords& packed);
 QuantizedWeight from_awq(const PackedWords& packed);
 // The group of each k; empty: k / group. Throws FileError where it is another one.
 void check_group_order(const PackedWords& packed, std::span<const std::int32_t> group_of);
-// zero_offset: 1, or 0 for version 2.
+// zero_offset: 1, or 0 for version 2. Throws FileError for one that is 16.
+void check_gptq_zero_points(const PackedWords& packed, int zero_offset);
 QuantizedWeight from_gptq(const PackedWords& packed, std::span<const std::int32_t> group_of, int zero_offset);
 // The quantized matrix product of the Triton puzzles (their number 12): the puzzle's group is 8. LinearPlan runs groups
 // of 32, 64, 128 and whole rows.

@@ -16,6 +16,7 @@ namespace octile::checkpoint {
 // NAME.input_second_moments f32 (K, K).
 class Calibration {
  public:
+  // Checks all of the file but the second moments' values. Throws FileError.
   static Calibration open(const std::filesystem::path& path);
 
   bool has(const Layer& layer) const;
@@ -27,6 +28,8 @@ class Calibration {
 
  private:
   explicit Calibration(Checkpoint file) : file_(std::move(file)) {}
+  void check() const;
+  void check_shape(const Layer& layer, const char* what, const std::vector<std::int64_t>& shape) const;
   std::vector<float> values(const Layer& layer, const char* what, std::vector<std::int64_t> shape) const;
   Checkpoint file_;
 };

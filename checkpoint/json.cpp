@@ -1,0 +1,74 @@
+#include "json.h"
+
+#include <algorithm>
+
+namespace octile::checkpoint {
+
+void JsonListener::read(std::string_view text, std::string_view name) {
+  const std::string file(name);
+  // For the parser it is the end of the text, whatever comes behind.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    throw FileError(file + ": " + subject() + "no JSON (byte " + std::to_string(zero + 1) + " is 0)");
+  }
+  nlohmann::json_sax<nlohmann::json>* const events = this;
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), events)) throw FileError(file + ": " + error_);
+}
+
+bool JsonListener::parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) {
+  if (dynamic_cast<const nlohmann::json::parse_error*>(&error)) {
+    return fail(subject() + "no JSON (byte " + std::to_string(position) + ")");
+  }
+  return fail(subject() + "JSON that is not read (" + printable(error.what()) + ")");  // a number beyond every double
+}
+
+bool JsonDocument::fail_twice(const std::string& key) { return fail('"' + printable(key) + "\" is there twice"); }
+
+bool JsonDocument::key(string_t& key) {
+  Open& object = open_.back();
+  if (remembers_keys(open_.size() - 1) && !object.keys.insert(key).second) return fail_twice(key);
+  if (open_.size() == 1) top_ = key;
+  object.key = std::move(key);
+  return true;
+}
+
+// Where the value goes that comes now; null: nowhere.
+nlohmann::json* JsonDocument::place(json& value) {
+  Open& parent = open_.back();
+  if (open_.size() == 1) {
+    const bool wanted = !wanted_ || std::find(wanted_->begin(), wanted_->end(), parent.key) != wanted_->end();
+    return wanted ? &(kept_[parent.key] = std::move(value)) : nullptr;
+  }
+  if (parent.kept == nullptr) return nullptr;
+  if (parent.is_object) return &((*parent.kept)[parent.key] = std::move(value));
+  parent.kept->push_back(std::move(value));
+  return &parent.kept->back();
+}
+
+bool JsonDocument::add(json value) {
+  if (open_.empty()) return fail(subject() + "no JSON object");
+  if (++values_ > kMaxJsonValues) return fail("more than " + std::to_string(kMaxJsonValues) + " values");
+  if (place(value) != nullptr) return true;
+  return pass(open_.size(), open_.back().key, value.type(), value.get_ptr<const std::string*>());
+}
+
+bool JsonDocument::open(bool is_object) {
+  json value(is_object ? json::value_t::object : json::value_t::array);
+  if (open_.empty()) {
+    if (!is_object) return fail(subject() + "no JSON object");
+    open_.push_back({nullptr, true});
+    return true;
+  }
+  if (open_.size() == kMaxJsonDepth) return fail("deeper than " + std::to_string(kMaxJsonDepth) + " levels");
+  if (++values_ > kMaxJsonValues) return fail("more than " + std::to_string(kMaxJsonValues) + " values");
+  json* const kept = place(value);
+  if (kept == nullptr && !pass(open_.size(), open_.back().key, value.type(), nullptr)) return false;
+  open_.push_back({kept, is_object});
+  return true;
+}
+
+bool JsonDocument::close() {
+  open_.pop_back();
+  return true;
+}
+
+}  // namespace octile::checkpoint

@@ -1,0 +1,407 @@
+#include "quantized_layer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+namespace octile::checkpoint {
+
+namespace {
+
+// Of all quantized layers, whatever their layout.
+constexpr std::array<const char*, 13> kSuffixes = {"weight",
+                                                   "weight_packed",
+                                                   "weight_scale",
+                                                   "weight_shape",
+                                                   "weight_zero_point",
+                                                   "weight_g_idx",
+                                                   "input_scale",
+                                                   "input_zero_point",
+                                                   "input_multiplier",
+                                                   "qweight",
+                                                   "qzeros",
+                                                   "scales",
+                                                   "g_idx"};
+
+[[noreturn]] void refuse(const Checkpoint& checkpoint, const std::string& module, const std::string& what) {
+  throw FileError(checkpoint.path().string() + ": \"" + printable(module) + "\": " + what);
+}
+
+// The module's name, if `tensor` ends in the suffix.
+std::optional<std::string> before(const std::string& tensor, std::string_view suffix) {
+  if (tensor.size() <= suffix.size() || !tensor.ends_with(suffix)) return std::nullopt;
+  return tensor.substr(0, tensor.size() - suffix.size());
+}
+
+bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
+  return std::find(list.begin(), list.end(), text) != list.end();
+}
+
+std::string type_text(std::optional<ElementType> type) { return type ? std::string(name(*type)) : "a float type"; }
+
+bool fits(const TensorInfo& tensor, std::optional<ElementType> type) {
+  return type ? tensor.type == *type : is_float(tensor.type);
+}
+
+std::string described(const TensorInfo& tensor) {
+  return std::string(name(tensor.type)) + " " + shape_text(tensor.shape);
+}
+
+}  // namespace
+
+void QuantizedLayers::fail(const std::string& module, const std::string& what) const {
+  refuse(checkpoint_, module, what);
+}
+
+std::optional<Layer> QuantizedLayers::of(const TensorInfo& tensor) {
+  if (const auto packed = before(tensor.name, ".weight_packed")) return pack_quantized(*packed);
+  if (const auto words = before(tensor.name, ".qweight")) return transposed_words(*words);
+  if (const auto scale = before(tensor.name, ".weight_scale")) {
+    check_scale_of_none(*scale);
+    return std::nullopt;
+  }
+  const auto module = before(tensor.name, ".weight");
+  if (!module || tensor.type != ElementType::s8) return std::nullopt;
+  const bool is_scaled = checkpoint_.find(*module + ".weight_scale") != nullptr;
+  if (!is_scaled && (tensor.shape.size() != 2 || checkpoint_.config().groups.empty())) return std::nullopt;
+  return int_quantized(*module, tensor);
+}
+
+// Where a file says that it has compressed-tensors' layers, a scale has a weight. Those of floats are not ours.
+void QuantizedLayers::check_scale_of_none(const std::string& module) const {
+  if (checkpoint_.config().groups.empty() || checkpoint_.find(module + ".weight_packed")) return;
+  const TensorInfo* const weight = checkpoint_.find(module + ".weight");
+  if (!weight) fail(module, "has a weight_scale and no weight");
+  if (weight->type == ElementType::s8 || (!is_float(weight->type) && weight->type >= ElementType::f16)) return;
+  fail(module, "weight is " + described(*weight) + ", expected I8");
+}
+
+const TensorInfo& QuantizedLayers::get(const Layer& layer, const std::string& suffix) const {
+  if (const TensorInfo* const tensor = checkpoint_.find(layer.name + "." + suffix)) return *tensor;
+  fail(layer.name, "has no " + suffix);
+}
+
+bool QuantizedLayers::has(const Layer& layer, const std::string& suffix) const {
+  return checkpoint_.find(layer.name + "." + suffix) != nullptr;
+}
+
+void QuantizedLayers::expect(const Layer& layer, const std::string& suffix, std::optional<ElementType> type,
+                             const std::vector<Shape>& shapes) const {
+  const TensorInfo& tensor = get(layer, suffix);
+  if (fits(tensor, type) && std::find(shapes.begin(), shapes.end(), tensor.shape) != shapes.end()) return;
+  std::string list;
+  for (const Shape& shape : shapes) list += (list.empty() ? "" : " or ") + shape_text(shape);
+  fail(layer.name, suffix + " is " + described(tensor) + ", expected " + type_text(type) + " " + list);
+}
+
+QuantizedLayers::Shape QuantizedLayers::matrix(const Layer& layer, const std::string& suffix,
+                                               std::optional<ElementType> type) const {
+  const TensorInfo& tensor = get(layer, suffix);
+  if (fits(tensor, type) && tensor.shape.size() == 2) return tensor.shape;
+  fail(layer.name, suffix + " is " + described(tensor) + ", not a matrix of " + type_text(type));
+}
+
+void check_method(const Checkpoint& checkpoint) {
+  const std::string& method = checkpoint.config().method;
+  if (is_one_of(method, {"compressed-tensors", "awq", "gptq"})) return;
+  throw FileError(checkpoint.path().string() + ": quant_method is \"" + printable(method) +
+                  "\"; compressed-tensors, awq and gptq are known");
+}
+
+void QuantizedLayers::check_method(const Layer& layer) const {
+  const std::string& method = checkpoint_.config().method;
+  if (method.empty()) return;
+  checkpoint::check_method(checkpoint_);
+  const bool is_compressed = layer.kind == LayerKind::int_quantized || layer.kind == LayerKind::pack_quantized;
+  if (method != (is_compressed ? "compressed-tensors" : name(layer.kind))) {
+    fail(layer.name, "is " + std::string(name(layer.kind)) + ", and quant_method is \"" + printable(method) + '"');
+  }
+}
+
+// Of compressed-tensors; null: nothing says what the tensors are.
+const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
+  check_method(layer);
+  const ModelConfig& config = checkpoint_.config();
+  if (config.method.empty()) return nullptr;
+  layer.scheme = schemes_.group_of(layer.name);
+  const QuantizationGroup& group = config.groups[*layer.scheme];
+  const bool packs = layer.kind == LayerKind::pack_quantized;
+  const std::string& format = group.format.empty() ? config.format : group.format;
+  if (!is_one_of(format, {"", "octile", "mixed-precision", name(layer.kind)}) &&
+      (packs || format != "naive-quantized")) {
+    fail(layer.name,
+         "is " + std::string(name(layer.kind)) + ", and quantization_config says \"" + printable(format) + '"');
+  }
+  if (!group.weights) fail(layer.name, "its group of quantization_config has no weights");
+  const QuantizationArgs& weights = *group.weights;
+  if (weights.type != "int" || (weights.bits != 4 && weights.bits != 8)) {
+    fail(layer.name, "weights of " + (weights.bits ? std::to_string(*weights.bits) : "no") + " bits, type \"" +
+                         printable(weights.type) + "\"; int of 4 and 8 are known");
+  }
+  if (weights.bits != (packs ? 4 : 8)) {
+    fail(layer.name, std::string(packs ? "weight_packed holds 4 bits each" : "weight is I8") +
+                         ", and quantization_config says num_bits " + std::to_string(*weights.bits));
+  }
+  const bool has_points = has(layer, "weight_zero_point");
+  if (!weights.symmetric && !has_points) fail(layer.name, "has no weight_zero_point");
+  // Of 8 bits older files have some that are 0.
+  if (weights.symmetric && has_points && packs) {
+    fail(layer.name, "has a weight_zero_point, and quantization_config says symmetric");
+  }
+  return &group;
+}
+
+void QuantizedLayers::check_input(Layer& layer, const QuantizationGroup* group) const {
+  const bool is_static = group ? group->input && !group->input->dynamic : has(layer, "input_scale");
+  layer.static_input = is_static;
+  if (!is_static) return;
+  expect(layer, "input_scale", std::nullopt, {{1}, {}});
+  if (has(layer, "input_multiplier")) expect(layer, "input_multiplier", std::nullopt, {{layer.k}});
+}
+
+Layer QuantizedLayers::int_quantized(const std::string& module, const TensorInfo& weight) {
+  if (weight.shape.size() != 2) fail(module, "an I8 weight of shape " + shape_text(weight.shape));
+  Layer layer = {.name = module, .kind = LayerKind::int_quantized, .n = weight.shape[0], .k = weight.shape[1]};
+  if (layer.n == 0 || layer.k == 0) return layer;
+  const QuantizationGroup* const group = choose_group(layer);
+  expect(layer, "weight_scale", std::nullopt, {{layer.n, 1}, {layer.n}, {1}, {}});
+  layer.zero_points = has(layer, "weight_zero_point");
+  check_input(layer, group);
+  take(layer, {"weight", "weight_scale", "weight_zero_point"});
+  return layer;
+}
+
+Layer QuantizedLayers::pack_quantized(const std::string& module) {
+  Layer layer = {.name = module, .kind = LayerKind::pack_quantized};
+  const Shape words = matrix(layer, "weight_packed", ElementType::s32);
+  expect(layer, "weight_shape", ElementType::s64, {{2}});
+  std::int64_t sizes[2];
+  std::memcpy(sizes, checkpoint_.bytes(module + ".weight_shape").data(), sizeof sizes);
+  layer.n = sizes[0];
+  layer.k = sizes[1];
+  if (layer.n != words[0] || layer.k < 0 || words_for(layer.k) != words[1]) {
+    fail(module, "weight_packed " + shape_text(words) + " does not hold 4 bits each of weight_shape " +
+                     shape_text({layer.n, layer.k}) + ", and other widths are not read");
+  }
+  if (layer.n == 0 || layer.k == 0) return layer;
+  const QuantizationGroup* const group = choose_group(layer);
+  check_groups_of_words(layer, group);
+  check_input(layer, group);
+  layer.zero_points = has(layer, "weight_zero_point");
+  const std::int64_t groups = layer.group == 0 ? 1 : layer.k / layer.group;
+  check_words(layer, "weight_zero_point", {words_for(layer.n), groups}, "weight_g_idx");
+  take(layer, {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"});
+  return layer;
+}
+
+void QuantizedLayers::check_groups_of_words(Layer& layer, const QuantizationGroup* group) const {
+  std::int64_t groups = 1;
+  if (!group) {
+    const Shape scale = matrix(layer, "weight_scale", std::nullopt);
+    groups = scale[1];
+    if (groups == 0 || layer.k % groups != 0) {
+      fail(layer.name, std::to_string(layer.k) + " inputs do not come in " + std::to_string(groups) + " groups");
+    }
+  } else if (group->weights->strategy == "group") {
+    groups = count_groups(layer, group->weights->group_size.value_or(0));
+  } else if (group->weights->strategy != "channel") {
+    fail(layer.name, "4-bit weights per \"" + printable(group->weights->strategy) + "\"; group and channel are known");
+  }
+  expect(layer, "weight_scale", std::nullopt, {{layer.n, groups}});
+  layer.group = groups == 1 ? 0 : layer.k / groups;
+}
+
+std::int64_t QuantizedLayers::count_groups(const Layer& layer, std::int64_t length) const {
+  if (length > 0 && layer.k % length == 0) return layer.k / length;
+  fail(layer.name, "groups of " + std::to_string(length) + " do not divide its " + std::to_string(layer.k) + " inputs");
+}
+
+void QuantizedLayers::check_words(const Layer& layer, const std::string& zero_points, const Shape& zero_shape,
+                                  const std::string& order) const {
+  if (has(layer, zero_points)) expect(layer, zero_points, ElementType::s32, {zero_shape});
+  if (has(layer, order)) expect(layer, order, ElementType::s32, {{layer.k}});
+}
+
+// AWQ and GPTQ: the words of one lie along OUT, of the other along IN.
+Layer QuantizedLayers::transposed_words(const std::string& module) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  Layer layer = {.name = module, .kind = LayerKind::gptq};
+  const Shape words = matrix(layer, "qweight", ElementType::s32);
+  const Shape scale = matrix(layer, "scales", std::nullopt);
+  const ModelConfig& config = checkpoint_.config();
+  layer.n = scale[1];
+  const bool is_awq = layer.n > 0 && layer.n % kInAWord == 0 && words[1] == layer.n / kInAWord;
+  if ((!is_awq && words[1] != layer.n) || words[0] > kMost) {
+    fail(module, "qweight " + shape_text(words) + " with scales " + shape_text(scale) +
+                     " is of no layout that is read (AWQ or GPTQ, 4 bits)");
+  }
+  if (is_awq) layer.kind = LayerKind::awq;
+  check_method(layer);
+  if (!config.method.empty() && config.bits != 4) {
+    fail(module, (config.bits ? std::to_string(*config.bits) : "no") + " bits; only 4 are read");
+  }
+  layer.k = is_awq ? words[0] : words[0] * kInAWord;
+  if (layer.n == 0 || layer.k == 0) return layer;
+  if (layer.n % kInAWord != 0) {
+    fail(module, "GPTQ packs 8 zero points a word, and there are " + std::to_string(layer.n) + " outputs");
+  }
+  std::int64_t groups = scale[0];
+  if (config.group_size) groups = *config.group_size == -1 ? 1 : count_groups(layer, *config.group_size);
+  if (groups == 0 || layer.k % groups != 0) {
+    fail(module, std::to_string(layer.k) + " inputs do not come in " + std::to_string(groups) + " groups");
+  }
+  expect(layer, "scales", std::nullopt, {{groups, layer.n}});
+  layer.group = groups == 1 ? 0 : layer.k / groups;
+  layer.zero_points = true;
+  get(layer, "qzeros");
+  check_words(layer, "qzeros", {groups, layer.n / kInAWord}, "g_idx");
+  if (config.desc_act && !has(layer, "g_idx")) fail(module, "has no g_idx, and quantization_config says desc_act");
+  take(layer, {"qweight", "qzeros", "scales", "g_idx"});
+  return layer;
+}
+
+void QuantizedLayers::take(Layer& layer, std::initializer_list<const char*> suffixes) const {
+  for (const char* const suffix : suffixes) {
+    if (has(layer, suffix)) layer.tensors.push_back(layer.name + "." + suffix);
+  }
+  if (layer.static_input) {
+    for (const char* const suffix : {"input_scale", "input_zero_point", "input_multiplier"}) {
+      if (has(layer, suffix)) layer.tensors.push_back(layer.name + "." + suffix);
+    }
+  }
+  for (const char* const suffix : kSuffixes) {
+    const std::string tensor = layer.name + "." + suffix;
+    const auto is_it = [&](const std::string& own) { return own == tensor; };
+    if (checkpoint_.find(tensor) && std::none_of(layer.tensors.begin(), layer.tensors.end(), is_it)) {
+      fail(layer.name, std::string(suffix) + " is nothing that layers of this scheme have");
+    }
+  }
+  if (has(layer, "bias")) expect(layer, "bias", std::nullopt, {{layer.n}});
+}
+
+// ---- Values ----
+
+namespace {
+
+// In f32, since that is what is multiplied by.
+std::vector<float> scales(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix) {
+  std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
+  for (const float value : values) {
+    if (std::isfinite(value) && value > 0) continue;
+    refuse(checkpoint, layer.name, suffix + " holds " + number_text(value) + "; scales are finite and above 0");
+  }
+  return values;
+}
+
+const QuantizationGroup* group_of(const Checkpoint& checkpoint, const Layer& layer) {
+  return layer.scheme ? &checkpoint.config().groups[*layer.scheme] : nullptr;
+}
+
+// What int8 levels can have for a zero point, whatever type it is stored in.
+std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix,
+                                      std::size_t count, bool symmetric) {
+  const std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
+  if (values.size() != count) {
+    refuse(checkpoint, layer.name,
+           suffix + " has " + std::to_string(values.size()) + " values for " + std::to_string(count) + " scales");
+  }
+  std::vector<std::int32_t> result;
+  for (const float value : values) {
+    if (!(value >= -128 && value <= 127) || value != std::trunc(value)) {
+      refuse(checkpoint, layer.name,
+             suffix + " has " + number_text(value) + ", which is no whole number within -128..127");
+    }
+    if (symmetric && value != 0) {
+      refuse(checkpoint, layer.name,
+             suffix + " holds " + number_text(value) + ", and quantization_config says symmetric");
+    }
+    result.push_back(static_cast<std::int32_t>(value));
+  }
+  return result;
+}
+
+// All but the levels.
+QuantizedWeight int8_parameters(const Checkpoint& checkpoint, const Layer& layer) {
+  const QuantizationGroup* const group = group_of(checkpoint, layer);
+  QuantizedWeight weight;
+  weight.n = layer.n;
+  weight.k = layer.k;
+  weight.scale = scales(checkpoint, layer, "weight_scale");
+  weight.per_tensor = weight.scale.size() == 1 && layer.n != 1;
+  if (layer.zero_points) {
+    weight.zero_point =
+        zero_points(checkpoint, layer, "weight_zero_point", weight.scale.size(), group && group->weights->symmetric);
+  }
+  if (!layer.static_input) return weight;
+  weight.input_scale = scales(checkpoint, layer, "input_scale").front();
+  if (checkpoint.find(layer.name + ".input_zero_point")) {
+    weight.input_zero_point =
+        zero_points(checkpoint, layer, "input_zero_point", 1, group && group->input->symmetric).front();
+  }
+  if (checkpoint.find(layer.name + ".input_multiplier")) scales(checkpoint, layer, "input_multiplier");
+  return weight;
+}
+
+// What PackedWords points to.
+struct Words {
+  std::string name = {};
+  std::vector<std::int32_t> words = {};
+  std::vector<float> scale = {};
+  std::vector<std::int32_t> zeros = {};
+  std::vector<std::int32_t> group_of = {};
+
+  PackedWords view(const Layer& layer) const {
+    return {.name = name,
+            .n = layer.n,
+            .k = layer.k,
+            .group = layer.group,
+            .words = words,
+            .scale = scale,
+            .zero_words = zeros};
+  }
+};
+
+int zero_offset(const Checkpoint& checkpoint) { return checkpoint.config().format == "gptq_v2" ? 0 : 1; }
+
+// All but the words of the weight itself.
+Words word_parameters(const Checkpoint& checkpoint, const Layer& layer) {
+  const bool packs = layer.kind == LayerKind::pack_quantized;
+  Words words = {.name = checkpoint.path().string() + ": \"" + layer.name + "\""};
+  words.scale = scales(checkpoint, layer, packs ? "weight_scale" : "scales");
+  if (layer.zero_points) words.zeros = checkpoint.words(layer.name + (packs ? ".weight_zero_point" : ".qzeros"));
+  const std::string order = layer.name + (packs ? ".weight_g_idx" : ".g_idx");
+  if (checkpoint.find(order)) words.group_of = checkpoint.words(order);
+  // -1 is what an order that is not used is filled with.
+  const auto is_unused = [](std::int32_t group) { return group == -1; };
+  if (packs && std::all_of(words.group_of.begin(), words.group_of.end(), is_unused)) words.group_of.clear();
+  check_group_order(words.view(layer), words.group_of);
+  if (layer.kind == LayerKind::gptq) check_gptq_zero_points(words.view(layer), zero_offset(checkpoint));
+  return words;
+}
+
+}  // namespace
+
+void check_values(const Checkpoint& checkpoint, const Layer& layer) {
+  if (layer.kind == LayerKind::plain) return;
+  layer.kind == LayerKind::int_quantized ? (void)int8_parameters(checkpoint, layer)
+                                         : (void)word_parameters(checkpoint, layer);
+}
+
+QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer) {
+  if (layer.kind == LayerKind::int_quantized) {
+    QuantizedWeight weight = int8_parameters(checkpoint, layer);
+    const Bytes levels = checkpoint.bytes(layer.name + ".weight");
+    weight.q.resize(levels.size());
+    std::memcpy(weight.q.data(), levels.data(), levels.size());
+    return weight;
+  }
+  Words words = word_parameters(checkpoint, layer);
+  words.words = checkpoint.words(layer.weight_tensor());
+  const PackedWords packed = words.view(layer);
+  if (layer.kind == LayerKind::awq) return from_awq(packed);
+  if (layer.kind == LayerKind::pack_quantized) return from_pack_quantized(packed);
+  return from_gptq(packed, words.group_of, zero_offset(checkpoint));
+}
+
+}  // namespace octile::checkpoint

@@ -1,0 +1,60 @@
+// What a file has of a quantized layer: which tensors, of which types and shapes, and what quantization_config says of
+// them. All readers of checkpoints go by these checks, the Python package's too.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octile/checkpoint/layers.h"
+#include "scheme.h"
+
+namespace octile::checkpoint {
+
+// Throws FileError, with the layer's name and the values, for what is wrong in the headers. A layer without inputs or
+// outputs is not looked at further.
+class QuantizedLayers {
+ public:
+  explicit QuantizedLayers(const Checkpoint& checkpoint) : checkpoint_(checkpoint), schemes_(checkpoint) {}
+
+  // The layer that this tensor belongs to, if it is the one that a layer is known by.
+  std::optional<Layer> of(const TensorInfo& tensor);
+
+ private:
+  using Shape = std::vector<std::int64_t>;
+
+  Layer int_quantized(const std::string& module, const TensorInfo& weight);
+  Layer pack_quantized(const std::string& module);
+  Layer transposed_words(const std::string& module);
+  void check_scale_of_none(const std::string& module) const;
+
+  [[noreturn]] void fail(const std::string& module, const std::string& what) const;
+  const TensorInfo& get(const Layer& layer, const std::string& suffix) const;
+  bool has(const Layer& layer, const std::string& suffix) const;
+  // nullopt: any float type.
+  void expect(const Layer& layer, const std::string& suffix, std::optional<ElementType> type,
+              const std::vector<Shape>& shapes) const;
+  Shape matrix(const Layer& layer, const std::string& suffix, std::optional<ElementType> type) const;
+  void check_method(const Layer& layer) const;
+  const QuantizationGroup* choose_group(Layer& layer);
+  void check_input(Layer& layer, const QuantizationGroup* group) const;
+  std::int64_t count_groups(const Layer& layer, std::int64_t length) const;
+  void check_groups_of_words(Layer& layer, const QuantizationGroup* group) const;
+  void check_words(const Layer& layer, const std::string& zero_points, const Shape& zero_shape,
+                   const std::string& order) const;
+  // The layer's tensors, and that no others are there which a quantized layer could have.
+  void take(Layer& layer, std::initializer_list<const char*> suffixes) const;
+
+  const Checkpoint& checkpoint_;
+  Schemes schemes_;
+};
+
+// Throws FileError unless the method is one whose layers are read.
+void check_method(const Checkpoint& checkpoint);
+
+// The values of all that belongs to the levels: scales that are finite and above 0, zero points that are some, groups
+// in order. read_quantized and read_weight check them too. Throws FileError.
+void check_values(const Checkpoint& checkpoint, const Layer& layer);
+
+}  // namespace octile::checkpoint

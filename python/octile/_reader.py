@@ -1,0 +1,61 @@
+"""What reads files that others wrote: _octile_reader.so, the checkpoint library of the command. What it refuses, the
+command refuses in the same words."""
+
+import ctypes
+import functools
+import json
+import os
+import pathlib
+
+from . import _c
+
+_BINARY = "_octile_reader.so"
+
+
+@functools.cache
+def _library():
+    library = _c.find()
+    folders = (library.parent, library.resolve().parent, pathlib.Path(__file__).resolve().parent)
+    path = next((folder / _BINARY for folder in folders if (folder / _BINARY).exists()), None)
+    if path is None:
+        raise ImportError(f"octile: there is no {_BINARY} in {folders[0]}: build the target octile_torch")
+    binary = ctypes.CDLL(str(path.resolve()))
+    for function in (binary.octile_reader_checkpoint, binary.octile_reader_calibration):
+        function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_void_p
+    binary.octile_reader_free.argtypes, binary.octile_reader_free.restype = [ctypes.c_void_p], None
+    return binary
+
+
+def _ask(what, path):
+    path = os.fsencode(path)
+    if b"\0" in path:
+        raise ValueError(f"octile: {path!r} is no path: it holds a zero byte")
+    library = _library()
+    text = getattr(library, f"octile_reader_{what}")(path)
+    if not text:
+        raise MemoryError("octile: there is no memory to read a checkpoint")
+    try:
+        answer = json.loads(ctypes.string_at(text))
+    finally:
+        library.octile_reader_free(text)
+    if "error" in answer:
+        raise ValueError(f"octile: {answer['error']}")
+    return answer["result"]
+
+
+def checkpoint(path):
+    """The files of a quantized checkpoint and its layers by name, once all of it but the levels is checked.
+
+    Raises ValueError, with the names of the file and of the tensor, for what it has wrong.
+    """
+    return _ask("checkpoint", path)
+
+
+def calibration(path):
+    """Raises ValueError for a file that is no calibration."""
+    _ask("calibration", path)
+
+
+def printable(name):
+    """A name that a file chose, for messages: a terminal must not obey it."""
+    return "".join(c if c.isprintable() else "?" for c in name[:200]) + ("..." if len(name) > 200 else "")
