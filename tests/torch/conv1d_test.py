@@ -126,7 +126,8 @@ def test_checkpoints_are_for_octile_alone(kind, target, tmp_path):
     with torch.no_grad():
         assert torch.equal(other(X), model(X))
     assert torch.equal(other.square.weight + 0, model.square.weight + 0) and other.square.nf == 96
-    text = (tmp_path / "config.json").read_text().replace('"octile"', '"int-quantized"')
+    layout = '"pack-quantized"' if kind in ("four", "feedback") else '"int-quantized"'
+    text = (tmp_path / "config.json").read_text().replace('"octile"', layout)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match="first is a quantized linear layer, and the model has a Conv1D there"):
         load_checkpoint_(Block(), tmp_path)
