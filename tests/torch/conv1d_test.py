@@ -72,6 +72,11 @@ def test_every_config(kind):
         assert layer.weight.shape == old.weight.shape
         if kind != "static" and (kind != "folded" or layer is model.square):
             assert error(layer.weight.float(), old.weight) < (0.2 if kind in ("four", "feedback") else 0.02)
+    if kind in INFERENCE:
+        square = model.square.weight + 0
+        with torch.no_grad():
+            assert octile.pack_(model) == report.converted and torch.equal(model(X), y)
+        assert torch.equal(model.square.weight, square)
 
 
 @pytest.mark.parametrize("backward", ["16bit", "int8"])

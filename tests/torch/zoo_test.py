@@ -10,6 +10,7 @@ from octile import W4A16, Int8Training, W8A8Dynamic, W8A8Static, calibrate, load
 from octile.linears import is_linear
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
 transformers.utils.logging.disable_progress_bar()
 
 
