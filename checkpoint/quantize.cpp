@@ -37,7 +37,7 @@ class Quantizer {
       : options_(options),
         progress_(progress),
         checkpoint_(Checkpoint::open(from)),
-        target_(check_target(checkpoint_, to, options.overwrite)) {
+        target_(check_target(checkpoint_, to, options)) {
     if (options.calibration) calibration_.emplace(Calibration::open(*options.calibration));
   }
 
@@ -178,7 +178,8 @@ class Quantizer {
     checkpoint_.release(tensor.name);
   }
 
-  void write_shard(const Checkpoint::Shard& shard, const fs::path& path, const Metadata& metadata) {
+  // `mode`: the file's permission bits.
+  void write_shard(const Checkpoint::Shard& shard, const fs::path& path, const Metadata& metadata, mode_t mode) {
     std::vector<TensorSpec> specs;
     for (const TensorInfo& tensor : shard.file.tensors()) {
       const auto found = layer_of_.find(tensor.name);
@@ -193,7 +194,7 @@ class Quantizer {
       index_[spec.name] = shard.file_name;
       tensor_bytes_ += size_of(spec.type, spec.shape, spec.name);
     }
-    SafetensorsWriter writer(path, specs, metadata);
+    SafetensorsWriter writer(path, specs, metadata, mode);
     for (const TensorInfo& tensor : shard.file.tensors()) {
       tell(tensor.name);
       const auto found = layer_of_.find(tensor.name);
@@ -234,25 +235,32 @@ class Quantizer {
     const Checkpoint::Shard& shard = checkpoint_.shards().front();
     Metadata metadata = shard.file.metadata();
     metadata["quantization_config"] = describe_quantization(note());
-    write_shard(shard, target_, metadata);
+    write_shard(shard, target_, metadata, mode_of(checkpoint_.path()));
   }
+
+  // What is written is no more permitted than what it is made of, nor than what it replaces.
+  mode_t mode_of(const fs::path& source) const { return base::mode_of(source, 0) & base::mode_of(target_, 0777); }
 
   void write_folder() {
-    files::Temporary folder(target_, files::Temporary::Kind::folder);
-    fill(folder.path());
-    if (options_.overwrite && fs::exists(target_)) check_replaced(checkpoint_, target_);  // it took a while
-    folder.move_into_place(options_.overwrite);
+    files::Temporary folder(target_, files::Temporary::Kind::folder, mode_of(checkpoint_.path()));
+    fill(folder);
+    options_.overwrite ? folder.replace(check_replaced(checkpoint_, target_)) : folder.move_into_place();
   }
 
-  void fill(const fs::path& folder) {
+  void fill(files::Temporary& folder) {
+    const auto mode_in = [&](const fs::path& name, mode_t otherwise) {
+      return base::mode_of(checkpoint_.path() / name, otherwise);
+    };
     std::set<std::string> written = {std::string(kIndexFile), std::string(kConfigFile)};
-    files::write_text(folder / kConfigFile, add_quantization(checkpoint_.config_text(), note()));
+    const mode_t weights_mode = mode_in(checkpoint_.shards().front().file_name, 0);
+    files::write_text(folder, kConfigFile, add_quantization(checkpoint_.config_text(), note()),
+                      mode_in(kConfigFile, weights_mode));
     for (const Checkpoint::Shard& shard : checkpoint_.shards()) {
-      write_shard(shard, folder / shard.file_name, shard.file.metadata());
+      write_shard(shard, folder.path() / shard.file_name, shard.file.metadata(), mode_in(shard.file_name, 0));
       written.insert(shard.file_name);
     }
     if (checkpoint_.has_index()) {
-      files::write_text(folder / kIndexFile, write_index(index_, tensor_bytes_));
+      files::write_text(folder, kIndexFile, write_index(index_, tensor_bytes_), mode_in(kIndexFile, weights_mode));
     }
     copy_others(checkpoint_.path(), folder, written, [&](const std::string& name) { tell(name); });
   }

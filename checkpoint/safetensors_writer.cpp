@@ -26,7 +26,7 @@ std::string json_of(const nlohmann::json& value, const std::filesystem::path& pa
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
-                                     const Metadata& metadata)
+                                     const Metadata& metadata, unsigned mode)
     : path_(path) {
   std::vector<const TensorSpec*> order;
   for (const TensorSpec& tensor : tensors) order.push_back(&tensor);
@@ -64,7 +64,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   }
   size_ = at + text.size();
 
-  temporary_ = std::make_unique<files::Temporary>(path, files::Temporary::Kind::file);
+  files::with_file_errors(
+      [&] { temporary_ = std::make_unique<base::Temporary>(path, base::Temporary::Kind::file, mode); });
   write_at(0, std::as_bytes(std::span(text)));
 }
 
@@ -101,7 +102,7 @@ void SafetensorsWriter::finish(bool overwrite) {
                       " bytes");
     }
   }
-  temporary_->move_into_place(overwrite);
+  files::with_file_errors([&] { overwrite ? temporary_->replace() : temporary_->move_into_place(); });
 }
 
 }  // namespace octile::checkpoint

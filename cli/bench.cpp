@@ -376,6 +376,7 @@ void add_bench(CLI::App& app) {
   command->add_flag("--warm", options->warm, "Leave in the caches what the run before left there");
   command->add_flag("--list", options->list, "Show the names and time nothing");
   command->add_flag("--json", options->json, "Write one JSON document instead of a table");
+  add_quiet(*command);
   command->callback([options] { time_kernels(*options); });
 }
 

@@ -341,6 +341,7 @@ void add_check(CLI::App& app) {
   check->add_flag("--own-allocations", options->own_allocations, "cuda: an allocation for each tensor, of its size");
   check->add_flag("--json", options->json, "One JSON document instead of the table and the lines");
   check->add_flag("--verbose", options->verbose, "A line before each case, and all failures")->excludes("--json");
+  add_quiet(*check);
   check->callback([options] {
     require_row(*options);
     require_device(options->device);

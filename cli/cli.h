@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "console.h"
+
 namespace octile::cli {
 
 void add_info(CLI::App& app);
@@ -13,5 +15,10 @@ void add_puzzles(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_compare(CLI::App& app);
+
+// For a verb that shows its progress.
+inline void add_quiet(CLI::App& verb) {
+  verb.add_flag_callback("-q,--quiet", silence_progress, "Show no progress; where stderr is no terminal, none is");
+}
 
 }  // namespace octile::cli

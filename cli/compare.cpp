@@ -270,6 +270,7 @@ void add_compare(CLI::App& app) {
   command->add_option("--least-sqnr", options->least_sqnr, "Fail if a layer has less, in dB")->type_name("DB");
   command->add_option("--worst", options->worst, "How many layers to show")->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
+  add_quiet(*command);
   command->callback([options] { compare(*options); });
 }
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,9 +9,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <stdexcept>
-#include <system_error>
+
+#include "base/output.h"
 
 namespace octile::cli {
 
@@ -25,9 +23,11 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-bool stderr_is_terminal() {
+bool progress_is_silenced = false;
+
+bool terminal_is_dumb() {
   const char* kind = std::getenv("TERM");
-  return isatty(STDERR_FILENO) && !(kind && std::string_view(kind) == "dumb");
+  return kind && std::string_view(kind) == "dumb";
 }
 
 // Of stderr's terminal; a pseudo-terminal that was never sized says 0.
@@ -57,58 +57,28 @@ std::string clock_time(double seconds) {
   return text;
 }
 
-[[noreturn]] void fail_on(const char* action, const std::filesystem::path& path, int error) {
-  throw std::runtime_error(std::string("cannot ") + action + " " + path.string() + ": " +
-                           std::generic_category().message(error));
-}
-
-class File {
- public:
-  File(const std::filesystem::path& path, int flags) : descriptor_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
-  ~File() { close_now(); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int descriptor() const { return descriptor_; }
-
-  // 0, or the error: some file systems report a full disk only here.
-  int close_now() {
-    const int result = descriptor_ >= 0 ? close(descriptor_) : 0;
-    descriptor_ = -1;
-    return result == 0 ? 0 : errno;
-  }
-
- private:
-  int descriptor_;
-};
-
-// 0, or the error.
-int write_all(File& file, std::string_view contents) {
-  while (!contents.empty()) {
-    const ssize_t written = write(file.descriptor(), contents.data(), contents.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return errno;
-    contents.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return file.close_now();
-}
-
 }  // namespace
 
 Progress::Progress(std::string label, std::int64_t total)
-    : label_(std::move(label)), total_(total), started_(seconds_now()), terminal_(stderr_is_terminal()) {
-  if (terminal_) draw();
+    : label_(std::move(label)),
+      total_(total),
+      started_(seconds_now()),
+      shown_(!progress_is_silenced && isatty(STDERR_FILENO)),
+      in_place_(shown_ && !terminal_is_dumb()) {
+  if (in_place_) draw();
 }
 
 Progress::~Progress() {
-  if (!terminal_) return;
+  if (!in_place_) return;
   draw();
   std::fputc('\n', stderr);
 }
 
 void Progress::advance(std::int64_t steps, std::string_view note) {
+  if (!shown_) return;
   done_ = std::min(done_ + steps, total_);
   if (!note.empty()) note_ = note;
-  if (terminal_) {
+  if (in_place_) {
     if (seconds_now() - drawn_ >= kRedrawSeconds) draw();
     return;
   }
@@ -123,7 +93,7 @@ void Progress::draw() {
   const double share = total_ > 0 ? static_cast<double>(done_) / static_cast<double>(total_) : 1;
   const double elapsed = drawn_ - started_;
   std::string line = label_;
-  if (terminal_) {
+  if (in_place_) {
     const auto cells = static_cast<std::size_t>(share * static_cast<double>(kBarCells));
     line.append(" [").append(cells, '#').append(kBarCells - cells, '.').append("]");
   }
@@ -135,10 +105,12 @@ void Progress::draw() {
   }
   if (!note_.empty()) line.append("  ").append(note_);
   // A line that wraps could not be redrawn in place.
-  if (terminal_) line.resize(first_columns(line, terminal_columns() - 1).size());
-  std::fprintf(stderr, terminal_ ? "\r\033[K%s" : "%s\n", line.c_str());
+  if (in_place_) line.resize(first_columns(line, terminal_columns() - 1).size());
+  std::fprintf(stderr, in_place_ ? "\r\033[K%s" : "%s\n", line.c_str());
   std::fflush(stderr);
 }
+
+void silence_progress() { progress_is_silenced = true; }
 
 std::string format_table(const std::vector<std::string>& heading, const std::vector<std::vector<std::string>>& rows,
                          std::size_t left) {
@@ -176,45 +148,15 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-void write_file(const std::filesystem::path& path, std::string_view contents) {
-  std::error_code ignored;
-  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
-  if (std::filesystem::is_directory(status)) fail_on("write", path, EISDIR);
-  // A pipe or a device is written into: renaming over /dev/null would replace it.
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    File file(path, O_WRONLY);
-    if (file.descriptor() < 0) fail_on("write", path, errno);
-    if (const int error = write_all(file, contents)) fail_on("write", path, error);
-    return;
-  }
-  // Through a symbolic link, so that the link stays one.
-  std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
-  if (ignored || target.empty()) target = path;
-  if (std::filesystem::exists(status) && access(target.c_str(), W_OK) != 0) fail_on("write", path, errno);
-
-  std::filesystem::path temporary = target;
-  temporary.concat(".").concat(std::to_string(getpid())).concat(".tmp");
-  int error = 0;
-  {
-    File file(temporary, O_WRONLY | O_CREAT | O_TRUNC);
-    if (file.descriptor() < 0) fail_on("write", path, errno);
-    error = write_all(file, contents);
-  }
-  if (error == 0 && rename(temporary.c_str(), target.c_str()) != 0) error = errno;
-  if (error == 0) return;
-  unlink(temporary.c_str());
-  fail_on("write", path, error);
-}
-
 std::string read_file(const std::filesystem::path& path) {
-  File file(path, O_RDONLY);
-  if (file.descriptor() < 0) fail_on("read", path, errno);
+  const base::Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.number() < 0) base::fail_on("read", path, errno);
   std::string contents;
   char block[1 << 16];
   for (;;) {
-    const ssize_t size = read(file.descriptor(), block, sizeof block);
+    const ssize_t size = read(file.number(), block, sizeof block);
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0) fail_on("read", path, errno);
+    if (size < 0) base::fail_on("read", path, errno);
     if (size == 0) return contents;
     contents.append(block, static_cast<std::size_t>(size));
   }

@@ -1,4 +1,4 @@
-// What the octile command shows a person: a progress bar, tables, and files that are written whole or not at all.
+// What the octile command shows a person: a progress bar and tables.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace octile::cli {
 
-// A progress bar with an estimate of the time left, on stderr, redrawn in place on a terminal (at most ten times a
-// second); elsewhere a plain line each time another tenth is done.
+// A progress bar with an estimate of the time left, on stderr where that is a terminal: redrawn in place at most ten
+// times a second, or, on a terminal that is dumb, a plain line each time another tenth is done.
 class Progress {
  public:
   Progress(std::string label, std::int64_t total);
@@ -29,8 +29,12 @@ class Progress {
   std::int64_t tenth_ = 0;
   double started_ = 0;
   double drawn_ = 0;
-  bool terminal_;
+  bool shown_;
+  bool in_place_;
 };
+
+// From here on no progress is shown.
+void silence_progress();
 
 // Columns padded to their widest cell, the first `left` of them left-aligned, the others right-aligned, a rule under
 // the heading.
@@ -39,10 +43,6 @@ std::string format_table(const std::vector<std::string>& heading, const std::vec
 
 // The value with `digits` after the point.
 std::string fixed(double value, int digits);
-
-// Writes to a temporary name beside `path` and renames it. Throws std::runtime_error that names the path and the
-// reason.
-void write_file(const std::filesystem::path& path, std::string_view contents);
 
 // The whole file. Throws std::runtime_error that names the path and the reason.
 std::string read_file(const std::filesystem::path& path);

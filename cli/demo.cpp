@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "base/output.h"
 #include "cli.h"
 #include "console.h"
 #include "demo_data.h"
@@ -58,6 +59,8 @@ struct Options {
 
 // Found out before the training, not after it.
 void check_writable(const std::filesystem::path& file) {
+  const std::filesystem::file_status status = std::filesystem::status(file);
+  if (std::filesystem::is_other(status)) return;  // is written into
   const std::filesystem::path parent = file.parent_path();
   const std::filesystem::path folder = parent.empty() ? "." : parent;
   if (std::filesystem::is_directory(file)) {
@@ -153,7 +156,7 @@ void run(const Options& options) {
     result = run_experiment(options.settings, digits, [&](const std::string& what) { progress.advance(1, what); });
   }
   result.source = built_in ? "UCI optical recognition of handwritten digits, test part" : *options.data;
-  if (html) write_file(options.html, demo_page(result, digits));
+  if (html) base::write_file(options.html, demo_page(result, digits));
   if (options.json) {
     nlohmann::json document = to_json(result);
     if (html) document["html"] = options.html.string();
@@ -193,6 +196,7 @@ void add_demo(CLI::App& app) {
       demo->add_option("--html", options->html, "Where to write the page")->type_name("FILE")->capture_default_str();
   demo->add_flag("--no-html", options->no_html, "Write no page")->excludes(html);
   demo->add_flag("--json", options->json, "Print one JSON document, with every seed and curve, instead of tables");
+  add_quiet(*demo);
   demo->callback([options] { run(*options); });
 }
 

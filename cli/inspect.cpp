@@ -196,6 +196,7 @@ void add_inspect(CLI::App& app) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
+  add_quiet(*command);
   command->callback([options] { inspect(*options); });
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <system_error>
 
+#include "base/output.h"
 #include "cli.h"
 #include "octile/octile.h"
 
@@ -25,8 +26,13 @@ its puzzles teach to write kernels.
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
 
-Results go to the standard output, progress and errors to the standard error. With
---json the standard output is one JSON document and nothing else. No output is coloured.
+Results go to the standard output, errors to the standard error, and so does progress where
+that is a terminal; --quiet shows none. With --json the standard output is one JSON document
+and nothing else; docs/json.md has its fields. No output is coloured.
+
+Files appear whole or not at all, and nothing is left of a command that is interrupted. A file
+that is replaced keeps its permissions; of a symbolic link, the file behind it is replaced. A
+page may go to a pipe or a character device (/dev/stdout), which is written into.
 
 Exit status:
   0  all went well
@@ -36,8 +42,7 @@ Exit status:
 Environment:
   OCTILE_ISA  the widest instruction set that the kernels may use: baseline, avx2, avxvnni,
             avx512, avx512vnni, amx, or on Arm neon, i8mm. octile info says which is used
-  TERM      "dumb": the progress is shown in plain lines, as it is where the standard
-            error is no terminal
+  TERM      "dumb": the progress is shown in plain lines
 
 Examples:
   octile info                        what this machine has, and the kernel table
@@ -102,6 +107,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  octile::base::clean_up_on_signals();
   int status = kFailed;
   try {
     status = run(argc, argv);

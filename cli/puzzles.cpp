@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/output.h"
 #include "cli.h"
 #include "console.h"
 #include "octile/octile.h"
@@ -63,7 +64,7 @@ std::vector<const Puzzle*> wanted(const std::string& which) {
 
 // "out.html" for one page; "out-masked_add.html" where there may be several.
 std::string page_path(const std::string& path, const std::string& name, bool several) {
-  if (!several) return path;
+  if (!several || fs::is_other(fs::status(path))) return path;  // into a pipe or a device go all of them
   fs::path result(path);
   const std::string extension = result.extension().string();
   result.replace_extension();
@@ -327,9 +328,10 @@ void write_starter(const std::string& which, const std::string& wanted_path) {
   std::string path = wanted_path.empty() ? puzzle.facts.name + ".cpp" : as_path(wanted_path);
   if (fs::is_directory(path)) path = (fs::path(path) / (puzzle.facts.name + ".cpp")).string();
   if (fs::path(path).extension() != ".cpp") throw CLI::ValidationError("file", path + " does not end in .cpp");
-  if (fs::exists(path)) throw std::runtime_error(path + " is there already, and may hold your work");
+  if (fs::exists(fs::symlink_status(path)))
+    throw std::runtime_error(path + " is there already, and may hold your work");
   const std::string check = shell_word(this_command()) + " puzzles check " + shell_word(path);
-  write_file(path, starter(puzzle, check, compile_command(path, find_toolbox())));
+  base::write_file(path, starter(puzzle, check, compile_command(path, find_toolbox())), base::Existing::refuse);
   std::cout << "wrote " << path << ": puzzle " << puzzle.facts.number << ", " << puzzle.facts.task << "\n"
             << "write your kernel in it, then check it:\n  " << check << "\n";
 }
@@ -355,6 +357,7 @@ void add_run(CLI::App& app) {
                            ->type_name("FILE");
   auto* const wrong = command->add_flag("--wrong", options->wrong, "Instead the wrong kernels, which must be caught");
   command->add_flag("--json", options->json, "One JSON document instead of text");
+  add_quiet(*command);
   command->callback([options, report, wrong] {
     options->report = as_path(options->report);
     if (options->device == "cuda" && (report->count() > 0 || wrong->count() > 0)) {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/output.h"
 #include "cli.h"
 #include "console.h"
 #include "model_text.h"
@@ -31,7 +32,9 @@ constexpr int kInterrupted = 130;  // as a shell says of a program that SIGINT e
 constexpr const char* kFooter =
     R"(IN and OUT are both a .safetensors file, or both a folder as Transformers writes it. OUT is
 a compressed-tensors checkpoint, which vLLM and Transformers load too. All other files of a
-folder are copied byte for byte. OUT appears when all is done, or not at all.
+folder are copied byte for byte. OUT appears when all is done, or not at all. Links in IN to
+files are followed, wherever they lead; what is written has the permissions of what it is
+made of, less the umask.
 
 Formats:
   w8a8         int8 weights, one scale per output channel; activations quantized per token
@@ -46,17 +49,21 @@ Methods, each better and slower than the one before:
 
 A linear layer is a float matrix NAME.weight that is no embedding, norm, head or router by
 its name. PATTERN is of layer names: * is any text. --only takes what it names, whatever
-it is called, and nothing else.
+it is called, and nothing else. Both options take one value each time, one pattern or
+several with commas between:
+  --ignore '*.down_proj' --ignore '*.o_proj'   is   --ignore '*.down_proj,*.o_proj'
 
 --calibration is what octile.calibrate in Python keeps of the layers' inputs, saved to a
 file. --smooth (SmoothQuant) moves outliers from the inputs to the weights where the layer
 before can take the factors without changing what the model computes; other layers are
 named, with the reason.
 
---force replaces OUT. A folder is replaced as a whole, so all that is in it must be in IN too.
+--force replaces OUT, a file or a folder and nothing else; if it is a link, what it leads to.
+A folder is replaced as a whole, so all that is in it must be in IN too, and nothing that is
+read may be in it.
 
 Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
-at the next layer and leaves nothing; a second one ends it at once, and may leave OUT.*.tmp.
+at the next layer. A second one ends it at once, as other signals do. None leaves anything.
 
 Examples:
   octile quantize FOLDER OUT --format w8a8
@@ -86,6 +93,7 @@ extern "C" void note_interrupt(int) {
   constexpr std::string_view kText = "\noctile: stops at the next layer; Ctrl-C again ends at once\n";
   const int error = errno;
   interrupted = 1;
+  std::signal(SIGINT, octile_end_by_signal);  // for a large layer takes minutes
   (void)!write(STDERR_FILENO, kText.data(), kText.size());
   errno = error;
 }
@@ -195,10 +203,8 @@ void print_text(const Options& options, const QuantizeReport& report) {
 
 QuantizeReport run(const Options& options) {
   struct sigaction action = {};
-  action.sa_handler = note_interrupt;
-  action.sa_flags = SA_RESTART | SA_RESETHAND;  // the second ends at once, for a large layer takes minutes
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, nullptr, &action);
+  if (action.sa_handler != SIG_IGN) std::signal(SIGINT, note_interrupt);
   std::optional<Progress> progress;
   std::int64_t shown = 0;
   return checkpoint::quantize_checkpoint(options.from, options.to, options.quantize,
@@ -221,6 +227,16 @@ void quantize(Options& options) {
     throw CLI::RuntimeError(kInterrupted);
   }
   options.json ? print_json(options, report) : print_text(options, report);
+}
+
+// Most often a second pattern after --ignore: then it is not the last word that is wrong.
+void refuse_extras(const CLI::App& command, const Options& options) {
+  const std::vector<std::string> extras = command.remaining();
+  if (extras.empty()) return;
+  if (extras.front().starts_with('-')) throw CLI::ExtrasError(command.get_name(), extras);
+  throw CLI::ValidationError(options.from + " " + options.to + " " + CLI::detail::join(extras, " "),
+                             "expected two paths, IN and OUT; --ignore and --only take one value each time: several "
+                             "patterns have commas between them, or the option before each");
 }
 
 template <class Value>
@@ -253,17 +269,23 @@ void add_quantize(CLI::App& app) {
   calibration->type_name("FILE");
   auto* smooth = command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search");
   smooth->check(CLI::Validator(check_smooth, ""))->type_name("ALPHA")->needs(calibration);
-  auto* ignore = command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float");
-  auto* only = command->add_option("--only", quantize_options.selection.only, "The only layers to quantize");
+  auto* ignore =
+      command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float; may be repeated");
+  auto* only =
+      command->add_option("--only", quantize_options.selection.only, "The only layers to quantize; may be repeated");
   for (CLI::Option* const patterns : {ignore, only}) {
-    patterns->type_name("PATTERN,...")->delimiter(',')->allow_extra_args(false);
+    patterns->type_name("PATTERN[,PATTERN...]")->delimiter(',')->expected(1)->allow_extra_args(false);
+    patterns->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
   command->add_flag("--force", quantize_options.overwrite, "Replace OUT if it is there");
   command->add_option("--threads", quantize_options.threads, "CPU threads; 0 is all. The result does not depend on it")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
+  add_quiet(*command);
+  command->allow_extras();  // so that the message can be ours
   command->callback([=] {
+    refuse_extras(*command, *options);
     options->quantize.format = kFormats.at(options->format);
     options->quantize.method = kMethods.at(options->method);
     const bool w4 = options->quantize.format == Format::w4a16;

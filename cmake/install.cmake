@@ -13,7 +13,15 @@ if(TARGET octile_puzzles)
   install(DIRECTORY tile/octile/tile DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/octile FILES_MATCHING PATTERN "*.h")
   install(DIRECTORY tile/puzzles DESTINATION ${CMAKE_INSTALL_DATADIR}/octile FILES_MATCHING PATTERN "*.h")
 endif()
-install(FILES LICENSE README.md CHANGELOG.md TYPE DOC OPTIONAL)
+# The documents, in the places where their links to one another and to the headers look for them.
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)
+install(DIRECTORY docs TYPE DOC)
+install(FILES bench/peers/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench/peers)
+file(RELATIVE_PATH octile_headers ${CMAKE_INSTALL_FULL_DOCDIR} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+install(CODE "
+  set(octile_link \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DOCDIR}/include\")
+  file(CREATE_LINK \"${octile_headers}\" \"\$ENV{DESTDIR}\${octile_link}\" SYMBOLIC)
+  list(APPEND CMAKE_INSTALL_MANIFEST_FILES \"\${octile_link}\")")
 
 set(octile_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/octile)
 configure_package_config_file(cmake/octile-config.cmake.in ${PROJECT_BINARY_DIR}/octile-config.cmake
@@ -61,3 +69,17 @@ if(TARGET octile_cli)
     install(FILES ${PROJECT_BINARY_DIR}/octile.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
   endif()
 endif()
+
+# Last: what follows in CMake's script is the list of what was installed, in the build folder. Who installs what another
+# user has built may not write there, and everything is installed by now.
+install(CODE "
+  if(CMAKE_INSTALL_COMPONENT)
+    set(octile_manifest \"${PROJECT_BINARY_DIR}/install_manifest_\${CMAKE_INSTALL_COMPONENT}.txt\")
+  else()
+    set(octile_manifest \"${PROJECT_BINARY_DIR}/install_manifest.txt\")
+  endif()
+  execute_process(COMMAND \"\${CMAKE_COMMAND}\" -E touch \"\${octile_manifest}\" RESULT_VARIABLE octile_result ERROR_QUIET)
+  if(NOT octile_result EQUAL 0)
+    message(STATUS \"All is installed. There is no list of it, since \${octile_manifest} cannot be written\")
+    return()
+  endif()" ALL_COMPONENTS)

@@ -5,7 +5,9 @@ does not grow with the model. Needs the environment variable OCTILE_COMMAND, and
 import json
 import os
 import pathlib
+import pty
 import random
+import resource
 import signal
 import struct
 import subprocess
@@ -14,6 +16,8 @@ import tempfile
 import time
 import unicodedata
 import unittest
+
+import json_fields
 
 COMMAND = os.environ.get("OCTILE_COMMAND")
 if not COMMAND:
@@ -147,6 +151,24 @@ class QuantizeTest(Case):
         done = octile("compare", self.model, self.out, "--least-sqnr", worst + 1e-6)
         self.assertEqual((done.returncode, "worst layers" in done.stdout), (1, True))
 
+    def test_every_json_field_is_documented(self):
+        block = "model.layers.0.self_attn."
+        tensors = {f"{block}{part}_proj.weight": matrix(32, 32, 1) for part in "qkvo"}
+        tensors["model.layers.0.input_layernorm.weight"] = ("F32", [32], floats(32, 2))
+        write_safetensors(self.model / "model.safetensors", tensors)
+        (self.model / "config.json").write_text('{"model_type": "llama"}')
+        calibration = {f"{block}{part}_proj.input_channel_max": ("F32", [32], struct.pack("<32f", *[1] * 32)) for part in "qkv"}
+        write_safetensors(self.root / "c", calibration, {"format": "octile-calibration", "version": "1"})
+        options = ["--format", "w8a8", "--smooth", "0.5", "--calibration", self.root / "c"]
+        report = json.loads(self.good("quantize", self.model, self.out, *options, "--json"))
+        self.assertTrue(report["smoothed"] and report["not_smoothed"])
+        self.assertEqual(json_fields.undocumented(report, "quantize"), [])
+        for arguments in ([self.model], [self.out], [self.out, "--headers"]):
+            document = json.loads(self.good("inspect", *arguments, "--json"))
+            self.assertEqual(json_fields.undocumented(document, "inspect"), [])
+        document = json.loads(octile("compare", self.model, self.out, "--json").stdout)
+        self.assertEqual(json_fields.undocumented(document, "compare"), [])
+
     def test_patterns(self):
         arguments = ["--ignore", "*.a,x", self.model, self.out, "--format", "w8a8", "--json"]
         report = json.loads(self.good("quantize", *arguments))
@@ -175,10 +197,27 @@ class QuantizeTest(Case):
         self.assertEqual((self.out / "adapter.safetensors").read_bytes(), b"another's")
         self.assertEqual(sorted(os.listdir(self.root)), ["model", "out"])
 
-    def test_progress_is_plain_lines(self):
-        done = octile("quantize", self.model, self.out, "--format", "w8a8")
-        self.assertRegex(done.stderr, r"quantize 100%")
-        self.assertNotIn("\r", done.stderr)
+    def test_progress_is_for_terminals(self):
+        arguments = [COMMAND, "quantize", str(self.model), str(self.out), "--format", "w8a8", "--force", "--json"]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for option, shown in ("--quiet", False), ("--json", True):
+            ours, terminal = pty.openpty()
+            with open(ours, "rb", buffering=0) as ours, open(terminal, "wb") as terminal:
+                subprocess.run([*arguments, option], stdout=subprocess.DEVNULL, stderr=terminal, check=True, timeout=60)
+                terminal.write(b".")
+                terminal.flush()
+                text = ours.read(4096)
+            self.assertEqual(b"quantize [" in text, shown, text)
+
+    def test_one_value_for_each_ignore(self):
+        page = self.good("quantize", "--help")
+        self.assertRegex(page, r"--ignore PATTERN\[,PATTERN\.\.\.\]\s")
+        paths = [self.model, self.out, "--format", "w8a8"]
+        self.bad(2, "quantize", "--ignore", "A", "B", *paths, says=[f"B {self.model} {self.out}", "--ignore", "commas"])
+        self.good("quantize", "--ignore", "*.a,x", "--ignore", "y", *paths, "--only", "*.a", "--only", "*.b")
+        self.bad(2, "quantize", *paths, "--ignore", says=["--ignore"])
+        self.bad(2, "quantize", *paths, "--bogus", says=["--bogus"])
 
     def test_ctrl_c_leaves_nothing(self):
         """Interrupted at many moments, until one run gets through."""
@@ -240,6 +279,49 @@ class QuantizeTest(Case):
         self.assertTrue(heard)
         self.assertLess(time.monotonic() - began, 1)
         self.assertEqual(sorted(os.listdir(self.root)), ["calibration", "model"])
+
+
+class EndTest(Case):
+    """Signals that come while a temporary folder is there."""
+
+    def setUp(self):
+        super().setUp()
+        data = floats(1 << 14, 5) * 16
+        tensors = {f"encoder.{i}.weight": ("F32", [512, 512], data) for i in range(24)}
+        write_safetensors(self.model / "model.safetensors", tensors)
+        (self.model / "notes").mkdir()
+        self.command = [COMMAND, "quantize", str(self.model), str(self.out), "--format", "w4a16", "--method", "clip"]
+
+    def run_until_written(self, number, **options):
+        process = subprocess.Popen(self.command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, **options)
+        while not list(self.root.glob("out.*/*")) and process.poll() is None:
+            time.sleep(0.002)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        return process.returncode
+
+    def test_signals_leave_nothing(self):
+        for number in (signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
+            self.assertEqual(self.run_until_written(number), -number)
+            self.assertEqual(os.listdir(self.root), ["model"])
+
+    def test_signals_that_are_ignored_stay_ignored(self):
+        def ignore():
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        for number in (signal.SIGHUP, signal.SIGINT):
+            self.assertEqual(self.run_until_written(number, preexec_fn=ignore), 0)
+            self.command.append("--force")
+
+    def test_the_limit_of_a_file_s_size(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+        done = subprocess.run(self.command, capture_output=True, text=True, timeout=60, preexec_fn=limit)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("File too large", done.stderr)
+        self.assertEqual(os.listdir(self.root), ["model"])
 
 
 class DamagedTest(Case):

@@ -1,10 +1,14 @@
 // Where quantize_checkpoint writes, what it replaces, and what it does not take.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 
+#include "base/output.h"
 #include "checkpoint_levels.h"
 #include "checkpoint_model.h"
 
@@ -95,6 +99,161 @@ TEST(Quantize, LooksAgainAtWhatItReplaces) {
   EXPECT_EQ(read_all(model.out / "late.txt"), "just in time");
   EXPECT_EQ(read_all(model.out / "model.safetensors"), before);
   EXPECT_EQ(files_in(model.folder.path), 3u);
+}
+
+// By device and inode: what is read must not be in what is replaced, whatever the paths are.
+TEST(Quantize, RefusesAnOutThatHoldsWhatIsRead) {
+  const Model model;
+  QuantizeOptions options;
+  options.overwrite = true;
+  const auto refuses = [&](const std::filesystem::path& from, const char* says) {
+    EXPECT_ERROR(quantize_checkpoint(from, model.out, options), says);
+  };
+  const auto links = model.folder.path / "links";
+  std::filesystem::rename(model.in, model.out);
+  const std::string before = read_all(model.out / "model.safetensors");
+  std::filesystem::create_directory(links);
+  for (const char* const name : {"model.safetensors", "config.json"}) {
+    std::filesystem::create_symlink(model.out / name, links / name);
+  }
+  std::filesystem::remove_all(model.out / "1_Pooling");
+  std::filesystem::remove(model.out / "tokenizer.json");
+  refuses(links, " in it is read");
+  // A link to a link, and a hard link.
+  std::filesystem::create_symlink(links / "config.json", model.folder.path / "again");
+  std::filesystem::remove(links / "model.safetensors");
+  std::filesystem::create_hard_link(model.out / "model.safetensors", links / "model.safetensors");
+  refuses(links, " in it is read");
+  std::filesystem::remove(links / "config.json");
+  write_text(links / "config.json", "{}");
+  refuses(links, "model.safetensors in it is read");
+  // The folder itself, by a link and from within.
+  std::filesystem::create_directory_symlink(model.out, model.folder.path / "link");
+  refuses(model.folder.path / "link", "it is what is read");
+  std::filesystem::create_directory(model.out / "in");
+  std::filesystem::copy(links, model.out / "in");
+  refuses(model.out / "in", "in in it is read");
+  EXPECT_EQ(read_all(model.out / "model.safetensors"), before);
+}
+
+TEST(Quantize, RefusesToReplaceTheCalibration) {
+  const Model model;
+  model.quantize();
+  QuantizeOptions options;
+  options.overwrite = true;
+  options.format = Format::w8a8_static;
+  options.calibration = model.calibration;
+  const std::string before = read_all(model.calibration);
+  EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", model.calibration, options), "it is what is read");
+  // Under a name that would pass for one of IN's.
+  std::filesystem::rename(model.calibration, model.out / "tokenizer.json");
+  options.calibration = model.out / "tokenizer.json";
+  EXPECT_ERROR(quantize_checkpoint(model.in, model.out, options), "tokenizer.json in it is read");
+  EXPECT_EQ(read_all(model.out / "tokenizer.json"), before);
+}
+
+// A snapshot in a model cache is a folder of links to files elsewhere; nothing of the cache changes.
+TEST(Quantize, ReadsFoldersOfLinks) {
+  const Model model;
+  const auto cache = model.folder.path / "cache", snapshot = cache / "snapshots" / "main";
+  std::filesystem::create_directories(snapshot / "1_Pooling");
+  std::filesystem::rename(model.in, cache / "blobs");
+  for (const char* const name : {"model.safetensors", "config.json", "tokenizer.json"}) {
+    std::filesystem::create_symlink(std::filesystem::path("../../blobs") / name, snapshot / name);
+  }
+  std::filesystem::create_symlink("../../../blobs/1_Pooling/config.json", snapshot / "1_Pooling" / "config.json");
+  QuantizeOptions options;
+  for (int i = 0; i < 2; ++i) {
+    quantize_checkpoint(snapshot, model.out, options);
+    options.overwrite = true;
+  }
+  EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(model.out / "tokenizer.json")));
+  EXPECT_EQ(read_all(model.out / "tokenizer.json"), read_all(cache / "blobs" / "tokenizer.json"));
+  EXPECT_EQ(read_all(model.out / "1_Pooling" / "config.json"), "{}");
+  EXPECT_ERROR(quantize_checkpoint(snapshot, cache, options), "in it does not come from");
+  // A link to OUT's file is replaced, and what it leads to stays.
+  std::filesystem::remove(model.out / "tokenizer.json");
+  std::filesystem::create_symlink(model.calibration, model.out / "tokenizer.json");
+  quantize_checkpoint(snapshot, model.out, options);
+  EXPECT_EQ(read_all(model.out / "tokenizer.json"), read_all(cache / "blobs" / "tokenizer.json"));
+  EXPECT_TRUE(std::filesystem::exists(model.calibration));
+}
+
+TEST(Quantize, AFolderIsReplacedByAFolderAndAFileByAFile) {
+  const Model model;
+  QuantizeOptions options;
+  options.overwrite = true;
+  const auto refuses = [&](const char* says) { EXPECT_ERROR(model.quantize(options), says); };
+  std::filesystem::create_directory(model.in / "notes");
+  model.quantize();
+  std::filesystem::remove(model.out / "notes");
+  write_text(model.out / "notes", "years of work");
+  refuses("notes in it does not come from");
+  EXPECT_EQ(read_all(model.out / "notes"), "years of work");
+  std::filesystem::remove(model.out / "notes");
+  std::filesystem::remove(model.out / "tokenizer.json");
+  std::filesystem::create_directory(model.out / "tokenizer.json");
+  refuses("tokenizer.json in it does not come from");
+  std::filesystem::remove(model.out / "tokenizer.json");
+  ASSERT_EQ(mkfifo((model.out / "tokenizer.json").c_str(), 0600), 0);
+  refuses("tokenizer.json in it does not come from");
+  std::filesystem::remove(model.out / "tokenizer.json");
+  std::filesystem::remove(model.out / "config.json");
+  std::filesystem::create_directory(model.out / "config.json");
+  refuses("config.json in it does not come from");
+}
+
+// A lone file onto a pipe, or onto a device where the test may make one.
+TEST(Quantize, ReplacesRegularFilesOnly) {
+  const Model model;
+  const auto target = model.folder.path / "target";
+  QuantizeOptions options;
+  for (const mode_t kind : {S_IFIFO, S_IFCHR}) {
+    if (mknod(target.c_str(), kind | 0600, makedev(1, 3)) != 0) continue;
+    for (const bool overwrite : {false, true}) {
+      options.overwrite = overwrite;
+      for (const auto& from : {model.in / "model.safetensors", model.in}) {
+        EXPECT_ERROR(quantize_checkpoint(from, target, options), "it is neither a file nor a folder");
+      }
+    }
+    EXPECT_TRUE(std::filesystem::is_other(target));
+    std::filesystem::remove(target);
+  }
+}
+
+TEST(Quantize, KeepsPermissions) {
+  const Model model;
+  const auto mode = [](const std::filesystem::path& path) { return static_cast<unsigned>(base::mode_of(path, 0)); };
+  const auto set = [](const std::filesystem::path& path, mode_t mode) { chmod(path.c_str(), mode); };
+  const mode_t umask_before = umask(022);
+  set(model.in, 0700);
+  set(model.in / "model.safetensors", 0600);
+  set(model.in / "config.json", 0440);
+  set(model.in / "tokenizer.json", 0666);
+  set(model.in / "1_Pooling", 0555);
+  set(model.in / "1_Pooling" / "config.json", 0400);
+  model.quantize();
+  EXPECT_EQ(mode(model.out), 0700u);
+  EXPECT_EQ(mode(model.out / "model.safetensors"), 0600u);
+  EXPECT_EQ(mode(model.out / "config.json"), 0440u);
+  EXPECT_EQ(mode(model.out / "tokenizer.json"), 0644u);
+  EXPECT_EQ(mode(model.out / "1_Pooling"), 0755u);  // so that it can be filled, and removed again
+  EXPECT_EQ(mode(model.out / "1_Pooling" / "config.json"), 0400u);
+  // A lone file, and what was private before.
+  QuantizeOptions options;
+  options.overwrite = true;
+  const auto file = model.folder.path / "q";
+  for (const auto& [source, old, expected] : {std::array{0600u, 0644u, 0600u}, {0644u, 0600u, 0600u}}) {
+    write_text(file, "old");
+    set(file, old);
+    set(model.in / "model.safetensors", source);
+    quantize_checkpoint(model.in / "model.safetensors", file, options);
+    EXPECT_EQ(mode(file), expected);
+  }
+  set(model.in, 0755);
+  model.quantize(options);
+  EXPECT_EQ(mode(model.out), 0700u);
+  umask(umask_before);
 }
 
 TEST(Quantize, ReplacesWhereFileSystemsCannotExchange) {

@@ -67,6 +67,20 @@ class InstallTest(unittest.TestCase):
                              """$(pkg-config --cflags --libs octile)" """, **pkg_config)
             run(program, LD_LIBRARY_PATH=str(self.lib))
 
+    def test_pkg_config_as_the_readme_has_it(self):
+        """Without LD_LIBRARY_PATH; the library is in a folder that the dynamic linker does not know."""
+        if not shutil.which("pkg-config"):
+            self.skipTest("there is no pkg-config")
+        place = self.scratch / "plain"  # the line of the README does not quote
+        place.symlink_to(self.prefix)
+        line, = [line for line in (SOURCE / "README.md").read_text().splitlines() if line.startswith("g++ -std=c++20 main.cpp")]
+        program = self.scratch / "readme"
+        environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+        environment["PKG_CONFIG_PATH"] = str(place / self.lib.relative_to(self.prefix) / "pkgconfig")
+        subprocess.run(["sh", "-ec", line.replace("g++", CXX).replace("main.cpp", f"'{CONSUMER}/main.cpp' -o '{program}'")],
+                       env=environment, check=True)
+        subprocess.run([program], env=environment, check=True, stdout=subprocess.DEVNULL)
+
     def test_shared_library_is_versioned(self):
         if not self.shared:
             self.skipTest("a static library has no soname")
@@ -83,6 +97,28 @@ class InstallTest(unittest.TestCase):
             headers = sorted(path.name for path in (SOURCE / "tile" / "octile" / "tile").iterdir())
             self.assertEqual(sorted(path.name for path in (installed / "tile").iterdir()), headers)
         self.assertTrue(list(self.prefix.glob("share/doc/octile/LICENSE")))
+
+    def test_documents_that_others_name_are_there(self):
+        documents = self.prefix / "share" / "doc" / "octile"
+        pages = [*documents.rglob("*.md")]
+        self.assertIn(documents / "docs" / "contract.md", pages)
+        for page in pages:
+            for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+                if "://" not in link:
+                    self.assertTrue((page.parent / link).exists(), f"{page.relative_to(documents)}: {link}")
+        headers = [path for path in (self.prefix / "include").rglob("*") if path.is_file()]
+        for path in [*headers, *pages]:
+            for name in re.findall(r"\bdocs/[\w-]+\.\w+", path.read_text()):
+                self.assertTrue((documents / name).exists(), f"{path}: {name}")
+
+    def test_by_another_user_than_the_builder(self):
+        """Who may read the build folder, and not write the list of what is installed there."""
+        prefix, manifest = self.scratch / "by another", BUILD / "install_manifest.txt"
+        manifest.unlink()
+        self.addCleanup(manifest.unlink)
+        manifest.symlink_to("no such folder/list")  # nor may root write there
+        self.assertIn("All is installed", run(CMAKE, "--install", BUILD, "--prefix", prefix))
+        self.assertEqual(*(sorted(path.relative_to(folder) for path in folder.rglob("*")) for folder in (prefix, self.prefix)))
 
     @unittest.skipUnless("OCTILE_COMMAND" in os.environ, "the command was not built")
     def test_command(self):

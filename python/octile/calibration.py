@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pathlib
 import secrets
+import stat
 
 import torch
 
@@ -138,7 +139,8 @@ class Calibration:
     def save(self, path):
         """Writes a safetensors file, which load() and `octile quantize --calibration` read; samples are not in it.
 
-        Layers that have seen no row are left out. Raises ValueError where check() does, and for nothing to write.
+        Layers that have seen no row are left out. Only a regular file is replaced, and keeps its permissions. Raises
+        ValueError where check() does, and for nothing to write; OSError for a device, a pipe or a link to nothing.
         """
         self.check()
         tensors = {}
@@ -234,16 +236,39 @@ def save_safetensors(tensors, path, metadata=None):
 
 @contextlib.contextmanager
 def replacing(path):
-    """An empty file beside `path`, with the mode that open() would give it, which takes the place of `path` at the end of
-    the block: what is at `path` is whole, or what was there before."""
+    """Yields an empty file for the block to fill, which then takes the place of `path`: what is there is whole, or what was
+    there before.
+
+    A new file has the permissions that open() would give it; one that is replaced keeps its own. Behind a symbolic link the
+    file is replaced, and the link stays. Raises OSError for a link to nothing, a folder, a device or a pipe.
+    """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    mode = None
+    if os.path.lexists(path):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"octile: cannot write {path}: it is no regular file")
+        path, mode = path.resolve(), stat.S_IMODE(status.st_mode) & 0o777
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666 if mode is None else mode)
     try:
+        if mode is not None:
+            os.fchmod(file, mode)  # whatever the umask
         yield temporary
+        _sync(temporary)
         os.replace(temporary, path)
+        _sync(path.parent)
     finally:
+        os.close(file)
         temporary.unlink(missing_ok=True)
+
+
+def _sync(path):
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _safetensors():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import sys
 
 import octile
@@ -241,6 +242,27 @@ def test_files_are_replaced_whole_and_with_the_mode_of_others(tmp_path, monkeypa
         file.write_text("half")
         raise RuntimeError("halfway")
     assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == [path, plain]
+
+
+def test_only_regular_files_are_replaced(tmp_path):
+    calibration = Calibration({"a": InputStatistics(torch.ones(4), 3)})
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link to nothing").symlink_to("nothing")
+    for name in ("pipe", "folder", "link to nothing"):
+        before = (tmp_path / name).lstat()
+        with pytest.raises(OSError, match=name):
+            calibration.save(tmp_path / name)
+        assert (tmp_path / name).lstat() == before
+    private, link = tmp_path / "private", tmp_path / "link"
+    private.write_text("old")
+    private.chmod(0o600)
+    link.symlink_to("private")
+    calibration.save(link)
+    assert link.is_symlink() and stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert Calibration.load(private)["a"].rows == 3
+    calibration.save(tmp_path / ("n" * 255))
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_without_safetensors(tmp_path, monkeypatch):

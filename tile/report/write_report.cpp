@@ -1,10 +1,8 @@
 #include "report/write_report.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <stdexcept>
 
+#include "base/output.h"
 #include "report/page_parts.h"
 
 namespace octile::tile {
@@ -162,13 +160,7 @@ std::string report_html(const Report& report, const ReportPage& page) {
 }
 
 void write_report(const std::string& path, const Report& report, const ReportPage& page) {
-  const std::string html = report_html(report, page), part = path + ".part";
-  std::ofstream file(part, std::ios::binary);
-  file << html;
-  file.close();
-  if (file && std::rename(part.c_str(), path.c_str()) == 0) return;
-  std::remove(part.c_str());
-  throw std::runtime_error("octile: the report cannot be written to " + path);
+  base::write_file(path, report_html(report, page));
 }
 
 }  // namespace octile::tile

@@ -101,7 +101,7 @@ struct Judgement {
 Judgement judge(const Report& report, const ReportPage& page);
 
 std::string report_html(const Report& report, const ReportPage& page);
-// Throws std::runtime_error if the file cannot be written.
+// As base::write_file writes it. Throws std::runtime_error if the file cannot be written.
 void write_report(const std::string& path, const Report& report, const ReportPage& page);
 
 }  // namespace octile::tile

@@ -66,9 +66,10 @@ struct QuantizeReport {
 // May throw: then nothing is left of what was written.
 using OnProgress = std::function<void(std::int64_t done, std::int64_t all, const std::string& tensor)>;
 
-// `from` and `to`: both a safetensors file, or both a folder, whose other files are copied byte for byte. `to` appears
-// when all is done, in one step. A folder is replaced (`overwrite`) only if all that is in it comes from `from`. The
-// same input gives the same bytes. Throws FileError, among others where `from` is quantized already.
+// `from` and `to`: both a safetensors file, or both a folder, whose other files are copied byte for byte; links to
+// files are followed. `to` appears when all is done, in one step. `overwrite` replaces a regular file, or a folder all
+// of whose contents come from `from`; nothing that is read may be in it. Permissions are those of the sources, less the
+// umask. The same input gives the same bytes. Throws FileError, among others where `from` is quantized already.
 QuantizeReport quantize_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                    const QuantizeOptions& options, const OnProgress& progress = {});
 

@@ -12,11 +12,11 @@
 
 #include "octile/checkpoint/elements.h"
 
-namespace octile::checkpoint {
-
-namespace files {
+namespace octile::base {
 class Temporary;
 }
+
+namespace octile::checkpoint {
 
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // what other readers accept
 
@@ -82,8 +82,9 @@ struct TensorSpec {
 // by name, so that every tensor is aligned.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors,
-                    const Metadata& metadata);
+  // `mode`: the file's permission bits, less those of the umask.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors, const Metadata& metadata,
+                    unsigned mode = 0666);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -102,7 +103,7 @@ class SafetensorsWriter {
   void write_at(std::uint64_t at, Bytes bytes);
 
   std::filesystem::path path_;
-  std::unique_ptr<files::Temporary> temporary_;
+  std::unique_ptr<base::Temporary> temporary_;
   std::uint64_t size_ = 0;
   std::map<std::string, Place, std::less<>> places_;
 };
