@@ -22,7 +22,7 @@ def quantize_groups(w, group, method="nearest", second_moments=None):
     scale = (largest / torch.full_like(largest, 7)).clamp(min=1e-8)  # a GPU multiplies by 1 / 7 for a number's sake
     scale = torch.where(scale.isfinite(), scale, torch.nan)
     q = (values / scale).round().clamp(-7, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
-    return pack(q), scale.squeeze(-1)
+    return pack(q), scale.squeeze(-1).contiguous()
 
 
 def _by_the_library(w, group, method, second_moments):
@@ -47,7 +47,7 @@ def _by_the_library(w, group, method, second_moments):
 def pack(q):
     """int8 (N, K) of 4-bit values -> bytes (N, ceil(K / 2))."""
     q = nn.functional.pad(q, (0, q.shape[1] % 2)).to(torch.uint8) & 15
-    return q[:, 0::2] | (q[:, 1::2] << 4)
+    return (q[:, 0::2] | (q[:, 1::2] << 4)).contiguous()  # also of a transposed weight
 
 
 def unpack(packed, k):

@@ -207,12 +207,11 @@ def smooth(model, layers, config):
         folds = config.fold
     groups = [(before, names) for before, names in checked_folds(model, folds, layers).items()]
     folded = {name for _, names in groups for name in names}
-    others = [name for name in layers if name not in folded]
     if config.multipliers:
-        groups += [(None, [name]) for name in others]
-    else:
-        for name in others:
-            done[name].unsmoothed = "no layer before it takes the factors"
+        groups += [(None, [name]) for name in layers if name not in folded]
+    for name, own in done.items():
+        wanted = config.multipliers or name in folded
+        own.unsmoothed = "no alpha is better than none" if wanted else "no layer before it takes the factors"
 
     changes = []
     producers = {id(before): name for name, before in layers.items()}
@@ -238,7 +237,7 @@ def smooth(model, layers, config):
             own = done[name]
             own.weight *= s.to(own.weight)
             own.channel_max = own.channel_max.cpu() * multiplier
-            own.multiplier = multiplier if before is None else None
+            own.multiplier, own.unsmoothed = (multiplier if before is None else None), ""
     return done, changes
 
 
