@@ -34,8 +34,8 @@ const std::vector<float>* Folded::rows(const std::string& tensor) const {
   return found == rows_.end() ? nullptr : &found->second;
 }
 
-double Folded::search(const SmoothingGroup& group, const std::vector<float>& channel_max,
-                      const std::function<void()>& tell) const {
+std::optional<double> Folded::search(const SmoothingGroup& group, const std::vector<float>& channel_max,
+                                     const std::function<void()>& tell) const {
   const Layer& first = group.layers.front();
   if (!calibration_.has_second_moments(first)) {
     throw FileError(options_.calibration->string() + ": has no input_second_moments for \"" + printable(first.name) +
@@ -48,17 +48,25 @@ double Folded::search(const SmoothingGroup& group, const std::vector<float>& cha
   }
   const auto n = static_cast<std::int64_t>(weights.size()) / first.k;
   const std::vector<float> moments = calibration_.second_moments(first);
-  const SmoothingSearchDescription description = {.n = n, .k = first.k, .threads = options_.threads};
-  return search_smoothing(description, {.weight = matrix(weights.data(), n, first.k),
-                                        .input_channel_max = as_vector(channel_max),
-                                        .second_moments = matrix(moments.data(), first.k, first.k),
-                                        .rows = calibration_.rows(first),
-                                        .on_step = tell})
-      .alpha;
+  const std::vector<float> excess = calibration_.excess(first);
+  SmoothingSearchDescription description = {.n = n, .k = first.k, .threads = options_.threads};
+  SmoothingSearchArgs args = {.weight = matrix(weights.data(), n, first.k),
+                              .input_channel_max = as_vector(channel_max),
+                              .second_moments = matrix(moments.data(), first.k, first.k),
+                              .rows = calibration_.rows(first),
+                              .on_step = tell};
+  // A scale per token is that of the row itself: nothing is clamped.
+  if (options_.format == Format::w8a8_static) {
+    description.calibration_rows = args.rows;
+    if (!excess.empty()) args.input_excess = as_vector(excess);
+  }
+  const SmoothingSearchResult found = search_smoothing(description, args);
+  if (!found.smooth) return std::nullopt;
+  return found.alpha;
 }
 
 std::vector<float> Folded::factors(const SmoothingGroup& group, const std::function<void()>& tell,
-                                   double& alpha) const {
+                                   std::optional<double>& alpha) const {
   const std::int64_t k = group.layers.front().k;
   std::vector<float> channel_max(static_cast<std::size_t>(k));
   Calibrator weight_max({.features = k, .threads = options_.threads});
@@ -70,10 +78,11 @@ std::vector<float> Folded::factors(const SmoothingGroup& group, const std::funct
     checkpoint_.release(layer.weight_tensor());
   }
   alpha = options_.smoothing->search ? search(group, channel_max, tell) : options_.smoothing->alpha;
+  if (!alpha) return {};
   std::vector<float> factors(static_cast<std::size_t>(k));
   const std::vector<float> weight_channel_max = weight_max.channel_max();
   SmoothingArgs args;
-  args.alpha = alpha;
+  args.alpha = *alpha;
   args.input_channel_max = as_vector(channel_max);
   args.weight_channel_max = as_vector(weight_channel_max);
   args.factors = as_vector(factors);
@@ -110,9 +119,11 @@ void Folded::fold(const SmoothingGroup& group, QuantizeReport& report, const std
   for (const Layer& layer : group.layers) {
     if (!calibration_.has(layer)) return skip("the calibration lacks " + layer.name);
   }
-  SmoothedReport done = {group.before, {}, 0};
+  std::optional<double> alpha;
   std::vector<float> factors =
-      of_layer(checkpoint_, group.layers.front().name, [&] { return this->factors(group, tell, done.alpha); });
+      of_layer(checkpoint_, group.layers.front().name, [&] { return this->factors(group, tell, alpha); });
+  if (!alpha) return skip("no alpha would gain more than 0.2 dB on unseen inputs");
+  SmoothedReport done = {group.before, {}, *alpha};
   const char* const parts[] = {".weight", ".bias"};  // the weight first: it may change the factors
   for (const char* const part : parts) {
     const TensorInfo* const tensor = checkpoint_.find(group.before + part);

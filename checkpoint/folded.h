@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,9 +41,11 @@ class Folded {
   const std::vector<float>* rows(const std::string& tensor) const;
 
  private:
-  std::vector<float> factors(const SmoothingGroup& group, const std::function<void()>& tell, double& alpha) const;
-  double search(const SmoothingGroup& group, const std::vector<float>& channel_max,
-                const std::function<void()>& tell) const;
+  std::vector<float> factors(const SmoothingGroup& group, const std::function<void()>& tell,
+                             std::optional<double>& alpha) const;
+  // Nothing: no alpha is worth it.
+  std::optional<double> search(const SmoothingGroup& group, const std::vector<float>& channel_max,
+                               const std::function<void()>& tell) const;
   std::string divide(const TensorInfo& tensor, std::vector<float>& factors) const;
 
   const Checkpoint& checkpoint_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "quantized_layer.h"
 
@@ -144,6 +145,17 @@ std::vector<float> read_weight(const Checkpoint& checkpoint, const Layer& layer)
     dequantize_row(weight, row, {values.data() + row * weight.k, static_cast<std::size_t>(weight.k)});
   }
   return values;
+}
+
+std::vector<double> read_weight_f64(const Checkpoint& checkpoint, const Layer& layer) {
+  if (layer.kind == LayerKind::plain && checkpoint.get(layer.weight_tensor()).type == ElementType::f64) {
+    const Bytes bytes = checkpoint.bytes(layer.weight_tensor());
+    std::vector<double> values(bytes.size() / sizeof(double));
+    if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  const std::vector<float> values = read_weight(checkpoint, layer);
+  return {values.begin(), values.end()};
 }
 
 }  // namespace octile::checkpoint

@@ -41,18 +41,47 @@ WeightStatistics measure(std::span<const float> values, std::int64_t n, std::int
   return result;
 }
 
-void Difference::add(std::span<const float> a, std::span<const float> b) {
+template <class Real>
+void Difference::add_values(std::span<const Real> a, std::span<const Real> b) {
+  double largest = 0;
+  for (const auto& values : {a, b}) {
+    for (const Real value : values) largest = std::max(largest, std::isfinite(value) ? std::fabs(double{value}) : 0);
+  }
+  // Squares of 2^-400 to 2^400 and their sums are normal numbers.
+  const bool is_first = signal == 0 && noise == 0;
+  if (largest > 0 && (is_first || largest > unit)) {
+    const double wanted = largest > 0x1p-400 && largest < 0x1p400 ? 1 : std::ldexp(1.0, std::ilogb(largest));
+    if (!is_first && wanted > unit) {
+      signal *= unit / wanted * (unit / wanted);
+      noise *= unit / wanted * (unit / wanted);
+    }
+    if (is_first || wanted > unit) unit = wanted;
+  }
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double value = a[i];
     const double error = value - b[i];
-    signal += value * value;
-    noise += error * error;
+    signal += value / unit * (value / unit);
+    noise += error / unit * (error / unit);
     if (!std::isnan(max_error) && !(std::fabs(error) <= max_error)) max_error = std::fabs(error);  // a NaN stays one
   }
 }
 
+void Difference::add(std::span<const float> a, std::span<const float> b) { add_values(a, b); }
+void Difference::add(std::span<const double> a, std::span<const double> b) { add_values(a, b); }
+
+std::int64_t count_vanished(std::span<const double> a, std::span<const double> b, std::int64_t length) {
+  std::int64_t vanished = 0;
+  const auto run = static_cast<std::size_t>(length);
+  const auto is_zero = [](double value) { return value == 0; };
+  for (std::size_t i = 0; i < a.size(); i += run) {
+    const auto from = a.subspan(i, std::min(run, a.size() - i)), to = b.subspan(i, from.size());
+    vanished += std::all_of(to.begin(), to.end(), is_zero) && !std::all_of(from.begin(), from.end(), is_zero);
+  }
+  return vanished;
+}
+
 double Difference::sqnr() const {
-  if (noise == 0) return std::numeric_limits<double>::infinity();
+  if (is_exact()) return std::numeric_limits<double>::infinity();
   return 10 * std::log10(signal / noise);
 }
 

@@ -8,6 +8,7 @@
 
 #include "config.h"
 #include "files.h"
+#include "octile/smooth_quant.h"
 #include "quantize_layer.h"
 #include "target.h"
 
@@ -55,6 +56,7 @@ class Quantizer {
     quantizer_.emplace(checkpoint_, options_, calibration_ ? &*calibration_ : nullptr, folded_ ? &*folded_ : nullptr);
     report_.size_before = checkpoint_.size();
     checkpoint_.is_folder() ? write_folder() : write_file();
+    warn();
     return std::move(report_);
   }
 
@@ -162,6 +164,27 @@ class Quantizer {
       tell_of_group();
       folded_->fold(group, report_, tell_of_group);
       done_ += bytes_of(group);
+    }
+  }
+
+  void warn() {
+    if (options_.smoothing && options_.format == Format::w8a8_static) {
+      std::int64_t rows = kFewCalibrationRows;
+      for (const Layer& layer : layers_) rows = std::min(rows, calibration_->rows(layer));
+      if (rows < kFewCalibrationRows) {
+        report_.warnings.push_back(
+            "smoothing rests on " + std::to_string(rows) + " calibration rows, and fewer than " +
+            std::to_string(kFewCalibrationRows) +
+            " are few: unseen inputs exceed the largest values seen more often, and are clamped");
+      }
+    }
+    for (const LayerReport& layer : report_.layers) {
+      if (layer.vanished == 0) continue;
+      const std::int64_t length = options_.format == Format::w4a16 && options_.group != 0 ? options_.group : layer.k;
+      report_.warnings.push_back(
+          "\"" + printable(layer.name) + "\": " + std::to_string(layer.vanished) + " of " +
+          std::to_string(layer.n * (layer.k / length)) + (length == layer.k ? " rows" : " groups") +
+          " are all zero now and were not: their weights are too small for the least scale, 1e-8");
     }
   }
 

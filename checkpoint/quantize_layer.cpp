@@ -43,8 +43,10 @@ std::vector<float> LayerQuantizer::smoothed_weight(const Layer& layer) const {
   const auto k = static_cast<std::size_t>(layer.k);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
+    const double value = read_weight_f64(checkpoint_, layer)[i];
     throw FileError(checkpoint_.path().string() + ": \"" + printable(layer.name) + "\": the weight is " +
-                    number_text(values[i]) + " at (" + std::to_string(i / k) + ", " + std::to_string(i % k) + ")");
+                    number_text(value) + " at (" + std::to_string(i / k) + ", " + std::to_string(i % k) + ")" +
+                    (std::isfinite(value) ? ", which is beyond f32" : ""));
   }
   if (const auto* const rows = folded_ ? folded_->rows(layer.weight_tensor()) : nullptr) divide_rows(values, *rows);
   if (const auto* const factors = columns(layer)) {
@@ -121,7 +123,6 @@ LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer)
   const ElementType type = checkpoint_.get(layer.weight_tensor()).type;
   const std::vector<float> values = smoothed_weight(layer);
   const QuantizedWeight weight = quantize(layer, values, type);
-  checkpoint_.release(layer.weight_tensor());
 
   std::vector<std::vector<std::byte>> tensors;
   if (weight.type == DType::s8) {
@@ -143,15 +144,42 @@ LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer)
     writer.append(specs[i].name, tensors.at(i));
     report.bytes += tensors[i].size();
   }
+  measure(layer, values, weight, report);
+  checkpoint_.release(layer.weight_tensor());
+  return report;
+}
+
+void LayerQuantizer::measure(const Layer& layer, const std::vector<float>& values, const QuantizedWeight& weight,
+                             LayerReport& report) const {
+  // What f32 cannot hold is no zero in the file.
+  std::vector<double> exact;
+  if (checkpoint_.get(layer.weight_tensor()).type == ElementType::f64) {
+    exact = read_weight_f64(checkpoint_, layer);
+    const auto* const rows = folded_ ? folded_->rows(layer.weight_tensor()) : nullptr;
+    const auto* const factors = columns(layer);
+    const auto k = static_cast<std::size_t>(layer.k);
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      if (rows) exact[i] /= static_cast<double>((*rows)[i / k]);
+      if (factors) exact[i] *= static_cast<double>((*factors)[i % k]);
+    }
+  }
   Difference difference;
-  std::vector<float> row(static_cast<std::size_t>(layer.k));
+  std::vector<float> dequantized(static_cast<std::size_t>(layer.k));
+  std::vector<double> row(dequantized.size());
   for (std::int64_t i = 0; i < layer.n; ++i) {
-    dequantize_row(weight, i, row);
-    difference.add(std::span(values).subspan(static_cast<std::size_t>(i * layer.k), row.size()), row);
+    dequantize_row(weight, i, dequantized);
+    const auto at = static_cast<std::ptrdiff_t>(i * layer.k);
+    if (exact.empty()) {
+      row.assign(values.begin() + at, values.begin() + at + layer.k);
+    } else {
+      row.assign(exact.begin() + at, exact.begin() + at + layer.k);
+    }
+    const std::vector<double> quantized(dequantized.begin(), dequantized.end());
+    difference.add(row, quantized);
+    report.vanished += count_vanished(row, quantized, weight.group == 0 ? layer.k : weight.group);
   }
   report.sqnr = difference.sqnr();
   report.max_error = difference.max_error;
-  return report;
 }
 
 }  // namespace octile::checkpoint

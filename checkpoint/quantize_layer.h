@@ -30,6 +30,9 @@ class LayerQuantizer {
   std::vector<float> smoothed_weight(const Layer& layer) const;
   std::vector<float> smoothed_moments(const Layer& layer) const;
   float input_scale(const Layer& layer, ElementType type) const;
+  // Fills in how far the quantized weight is from the values in the file.
+  void measure(const Layer& layer, const std::vector<float>& values, const QuantizedWeight& weight,
+               LayerReport& report) const;
   QuantizedWeight quantize(const Layer& layer, const std::vector<float>& values, ElementType type) const;
 
   const Checkpoint& checkpoint_;

@@ -118,7 +118,9 @@ void Calibration::check() const {
   for (const std::string& tensor : file_.names()) {
     const std::size_t dot = tensor.rfind('.');
     const std::string what = tensor.substr(dot == std::string::npos ? 0 : dot);
-    if (what != ".input_channel_max" && what != ".input_max" && what != ".rows" && what != ".input_second_moments") {
+    const std::string_view known[] = {".input_channel_max", ".input_max", ".rows", ".input_second_moments",
+                                      ".input_excess"};
+    if (std::find(std::begin(known), std::end(known), what) == std::end(known)) {
       throw FileError(file_.path().string() + ": \"" + printable(tensor) + "\" is nothing that a calibration holds");
     }
     Layer layer = {.name = tensor.substr(0, dot)};
@@ -141,6 +143,7 @@ void Calibration::check() const {
     }
     rows(layer);
     if (has_second_moments(layer)) check_shape(layer, ".input_second_moments", {layer.k, layer.k});
+    excess(layer);
   }
 }
 
@@ -197,6 +200,11 @@ std::int64_t Calibration::rows(const Layer& layer) const {
 
 std::vector<float> Calibration::second_moments(const Layer& layer) const {
   return values(layer, ".input_second_moments", {layer.k, layer.k});
+}
+
+std::vector<float> Calibration::excess(const Layer& layer) const {
+  if (!file_.find(layer.name + ".input_excess")) return {};
+  return values(layer, ".input_excess", {2});
 }
 
 SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Layer>& layers) {

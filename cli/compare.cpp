@@ -29,6 +29,8 @@ constexpr const char* kFooter =
 (int-quantized, pack-quantized, AWQ, GPTQ). For each linear layer of both:
   SQNR       10 log10(sum a^2 / sum (a - b)^2), in dB, of the dequantized weights
   max error  the largest |a - b|
+Weights are compared as the files hold them, F64 unrounded. A warning names layers with rows or
+groups that are all zero in B and not in A.
 All other tensors are compared byte by byte. A checkpoint that was smoothed has other weights
 by design, since its norms were divided by what the weights were multiplied by.
 
@@ -53,6 +55,7 @@ struct LayerRow {
   std::string kind_a;
   std::string kind_b;
   Difference difference;
+  std::int64_t vanished = 0;  // rows, or groups of B, that are all zero in B and not in A
 };
 
 struct OtherTensors {
@@ -81,6 +84,11 @@ class Side {
     const TensorInfo* const weight = model_.find(name + ".weight");
     if (!weight || weight->shape.size() != 2 || !is_float(weight->type)) return std::nullopt;
     return Layer{.name = name, .n = weight->shape[0], .k = weight->shape[1], .tensors = {weight->name}};
+  }
+
+  bool is_f64(const Layer& layer) const {
+    return layer.kind == checkpoint::LayerKind::plain &&
+           model_.get(layer.weight_tensor()).type == checkpoint::ElementType::f64;
   }
 
   void take(const Layer& layer) { in_layers_.insert(layer.tensors.begin(), layer.tensors.end()); }
@@ -130,7 +138,8 @@ class Comparison {
   LayerRow compare_layer(const std::string& name) {
     const auto a = a_.layer(name);
     const auto b = b_.layer(name);
-    LayerRow row = {name, {}, {}, {}, {}};
+    LayerRow row;
+    row.name = name;
     if (!a || !b) {
       row.problem = std::string("not in ") + (a ? "B" : "A");
       return row;
@@ -143,10 +152,25 @@ class Comparison {
       row.problem = shape_text(*a) + " in A, " + shape_text(*b) + " in B";
       return row;
     }
-    row.difference.add(read_weight(a_.model(), *a), read_weight(b_.model(), *b));
+    if (a_.is_f64(*a) || b_.is_f64(*b)) {
+      measure(read_weight_f64(a_.model(), *a), read_weight_f64(b_.model(), *b), *b, row);
+    } else {
+      measure(read_weight(a_.model(), *a), read_weight(b_.model(), *b), *b, row);
+    }
     a_.release(*a);
     b_.release(*b);
     return row;
+  }
+
+  // Row by row in f64, which takes little memory.
+  template <class Real>
+  static void measure(const std::vector<Real>& a, const std::vector<Real>& b, const Layer& layer, LayerRow& row) {
+    for (std::ptrdiff_t first = 0; first < static_cast<std::ptrdiff_t>(a.size()); first += layer.k) {
+      const std::vector<double> row_a(a.begin() + first, a.begin() + first + layer.k);
+      const std::vector<double> row_b(b.begin() + first, b.begin() + first + layer.k);
+      row.difference.add(row_a, row_b);
+      row.vanished += checkpoint::count_vanished(row_a, row_b, layer.group == 0 ? layer.k : layer.group);
+    }
   }
 
   void compare_others() {
@@ -202,7 +226,8 @@ void print_json(const Options& options, const Comparison& comparison) {
     if (row.problem.empty()) {
       layer["sqnr_db"] = number(row.difference.sqnr());
       layer["max_error"] = number(row.difference.max_error);
-      layer["exact"] = row.difference.noise == 0;
+      layer["exact"] = row.difference.is_exact();
+      layer["vanished"] = row.vanished;
     } else {
       layer["problem"] = row.problem;
     }
@@ -248,9 +273,16 @@ void print_text(const Options& options, const Comparison& comparison) {
     if (rows.size() == options.worst) break;
     const bool good = row.problem.empty();
     rows.push_back({printable(row.name), row.kind_a, row.kind_b, good ? decibels(row.difference.sqnr()) : row.problem,
-                    good ? fixed(row.difference.max_error, 6) : ""});
+                    good ? error_text(row.difference.max_error) : ""});
   }
   if (!rows.empty()) std::cout << "\n" << format_table({"worst layers", "A", "B", "SQNR, dB", "max error"}, rows, 3);
+  std::vector<std::string> warnings;
+  for (const LayerRow& row : comparison.rows) {
+    if (row.vanished == 0) continue;
+    warnings.push_back("\"" + printable(row.name) + "\": " + std::to_string(row.vanished) +
+                       " rows or groups are all zero in B and not in A");
+  }
+  std::cout << warnings_text(warnings);
 }
 
 void compare(const Options& options) {

@@ -1,6 +1,7 @@
 #include "model_text.h"
 
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -28,6 +29,20 @@ nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::js
 
 std::string json_text(const nlohmann::json& document) {
   return document.dump(2, ' ', true, nlohmann::json::error_handler_t::replace);
+}
+
+std::string error_text(double value) {
+  constexpr double kSmallest = 1e-4;  // of which six places show three digits
+  if (!(value != 0 && std::fabs(value) < kSmallest)) return fixed(value, 6);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2e", value);
+  return text;
+}
+
+std::string warnings_text(const std::vector<std::string>& warnings) {
+  std::string text = warnings.empty() ? "" : "\n";
+  for (const std::string& warning : warnings) text += "warning: " + warning + "\n";
+  return text;
 }
 
 std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out) {

@@ -19,6 +19,9 @@ nlohmann::json number(double value);
 
 // What --json writes. All but ASCII is escaped: names come from files, and a terminal must not obey them.
 std::string json_text(const nlohmann::json& document);
+std::string error_text(double value);  // an error of weights: "0.001234", "1.2e-09"
+// Lines for the end of a report, or nothing.
+std::string warnings_text(const std::vector<std::string>& warnings);
 
 // One line for each reason, with how many and the first of them.
 std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out);

@@ -62,6 +62,11 @@ named, with the reason.
 A folder is replaced as a whole, so all that is in it must be in IN too, and nothing that is
 read may be in it.
 
+The report's SQNR compares the quantized weights with the values in IN. It warns where rows or
+groups of weights became all zeros, being too small for the least scale (1e-8), and where
+smoothing rests on few calibration rows. --smooth search leaves a group as it is where no
+alpha would help on unseen inputs.
+
 Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
 at the next layer. A second one ends it at once, as other signals do. None leaves anything.
 
@@ -131,7 +136,8 @@ void print_json(const Options& options, const QuantizeReport& report) {
                       {"bytes_before", layer.bytes_before},
                       {"bytes_after", layer.bytes},
                       {"sqnr_db", number(layer.sqnr)},
-                      {"max_error", layer.max_error}});
+                      {"max_error", layer.max_error},
+                      {"vanished", layer.vanished}});
   }
   json left_out = json::array();
   for (const auto& left : report.left_out) left_out.push_back({{"name", left.name}, {"reason", left.reason}});
@@ -152,7 +158,8 @@ void print_json(const Options& options, const QuantizeReport& report) {
                          {"layers", layers},
                          {"left_out", left_out},
                          {"smoothed", smoothed},
-                         {"not_smoothed", not_smoothed}};
+                         {"not_smoothed", not_smoothed},
+                         {"warnings", report.warnings}};
   std::cout << json_text(document) << "\n";
 }
 
@@ -196,9 +203,10 @@ void print_text(const Options& options, const QuantizeReport& report) {
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < worst.size() && i < kShown; ++i) {
     rows.push_back({printable(worst[i]->name), checkpoint::shape_text({worst[i]->n, worst[i]->k}),
-                    decibels(worst[i]->sqnr), fixed(worst[i]->max_error, 6)});
+                    decibels(worst[i]->sqnr), error_text(worst[i]->max_error)});
   }
-  std::cout << format_table({"worst layers", "(OUT, IN)", "SQNR, dB", "max error"}, rows);
+  std::cout << format_table({"worst layers", "(OUT, IN)", "SQNR, dB", "max error"}, rows)
+            << warnings_text(report.warnings);
 }
 
 QuantizeReport run(const Options& options) {

@@ -27,8 +27,8 @@ static_assert(same(OCTILE_ORDER_AS_THEY_LIE, ColumnOrder::as_they_lie) &&
 // No field is cut by a struct_size that is a multiple of 8; a double is counted by hand (c_agreement.cpp).
 static_assert(sizeof(octile_calibrator_description) == 2 * 8 + 2 * 4);
 static_assert(sizeof(octile_smoothing_args) == 6 * 8 && sizeof(octile_smooth_before_args) == 4 * 8);
-static_assert(sizeof(octile_smoothing_search_description) == 6 * 8 + 6 * 4);
-static_assert(sizeof(octile_smoothing_search_args) == 7 * 8 && sizeof(octile_smoothing_search_result) == 4 * 8);
+static_assert(sizeof(octile_smoothing_search_description) == 7 * 8 + 6 * 4);
+static_assert(sizeof(octile_smoothing_search_args) == 8 * 8 && sizeof(octile_smoothing_search_result) == 4 * 8 + 2 * 4);
 static_assert(sizeof(octile_weight_quantizer_description) == 6 * 8 + 8 * 4);
 static_assert(sizeof(octile_weight_quantizer_args) == 7 * 8 && sizeof(octile_weight_error_result) == 3 * 8);
 
@@ -76,6 +76,7 @@ SmoothingSearchDescription convert(std::string_view function, const octile_smoot
   in.choice(d.weight, "weight", c.weight);
   d.steps = c.steps;
   d.threads = c.threads;
+  d.calibration_rows = c.calibration_rows;
   return d;
 }
 
@@ -170,6 +171,13 @@ octile_status octile_calibrator_channel_max(const octile_calibrator* calibrator,
   });
 }
 
+octile_status octile_calibrator_excess(const octile_calibrator* calibrator, const octile_tensor* out) {
+  return guarded([&] {
+    constexpr std::string_view kFunction = "octile_calibrator_excess";
+    octile::calibrator_of(kFunction, calibrator).excess(Converter(kFunction).tensor("out", out));
+  });
+}
+
 octile_status octile_calibrator_second_moments(const octile_calibrator* calibrator, const octile_tensor* out) {
   return guarded([&] {
     constexpr std::string_view kFunction = "octile_calibrator_second_moments";
@@ -230,8 +238,9 @@ octile_status octile_search_smoothing(const octile_smoothing_search_description*
                                      .x = in.tensor("x", c.x),
                                      .second_moments = in.tensor("second_moments", c.second_moments),
                                      .rows = c.rows,
+                                     .input_excess = in.tensor("input_excess", c.input_excess),
                                      .errors = in.tensor("errors", c.errors)});
-    write_struct(kFunction, "result", result, {0, found.alpha, found.error, found.unsmoothed_error});
+    write_struct(kFunction, "result", result, {0, found.alpha, found.error, found.unsmoothed_error, found.smooth, 0});
   });
 }
 

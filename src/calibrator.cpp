@@ -1,11 +1,13 @@
 // Calibrator: maxima as the bits of magnitudes, whose order as integers is that of the values with infinity and NaN
-// beyond them all; H's upper triangle as sums of exact products.
+// beyond them all; H's upper triangle as sums of exact products; what unseen rows will exceed the maxima by, from what
+// each row exceeded the maxima before it by.
 #include <algorithm>
 #include <bit>
 #include <limits>
 
 #include "cpu/thread_pool.h"
 #include "float_rows.h"
+#include "input_excess.h"
 #include "message.h"
 #include "octile/smooth_quant.h"
 #include "outer_sum.h"
@@ -17,8 +19,13 @@ namespace {
 
 constexpr std::int64_t kRows = 128;  // that are widened to f64 at a time
 constexpr std::int64_t kTile = 64;   // rows of H that a thread takes
+// Rows that are compared with the maxima of all blocks before theirs. Rows of one text resemble each other: compared
+// with the row before, they would seem to exceed the maxima less than those of another text do.
+constexpr std::int64_t kBlock = 128;
 
 constexpr std::uint32_t kInfinity = 0x7f800000u;
+
+std::uint32_t magnitude_of(float value) { return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu; }
 
 float value_of(std::uint32_t magnitude) {
   return magnitude < kInfinity ? std::bit_cast<float>(magnitude) : std::numeric_limits<float>::quiet_NaN();
@@ -32,10 +39,58 @@ struct __attribute__((visibility("hidden"))) Calibrator::Impl {
   std::vector<std::uint32_t> magnitudes;  // (features)
   std::vector<double> moments;            // (features, features), the upper triangle; or nothing
 
+  // What rows exceeded the maxima of the blocks before theirs by. A row's chance to do so falls as 1 / rows; times
+  // the rows before it, each row's excess is an estimate of the same number.
+  std::vector<std::uint32_t> earlier;  // magnitudes at the beginning of the block
+  std::int64_t earlier_rows = 0;
+  std::int64_t block_rows = 0;
+  std::vector<double> excess;  // (features): sum over compared rows of earlier_rows * (|x| - earlier)^2
+  double exceeding = 0;        // sum of earlier_rows over the values that exceed
+  std::int64_t compared = 0;   // rows
+
+  void begin_block() {
+    earlier = magnitudes;
+    earlier_rows = rows;
+    block_rows = 0;
+  }
+
   void observe_maxima(const float* row) {
+    if (block_rows == kBlock) begin_block();
+    bool exceeds = false;
     for (std::size_t j = 0; j < magnitudes.size(); ++j) {
-      magnitudes[j] = std::max(magnitudes[j], std::bit_cast<std::uint32_t>(row[j]) & 0x7fffffffu);
+      const std::uint32_t magnitude = magnitude_of(row[j]);
+      exceeds |= magnitude > earlier[j];
+      magnitudes[j] = std::max(magnitudes[j], magnitude);
     }
+    ++block_rows;
+    ++rows;
+    if (earlier_rows == 0) return;
+    ++compared;
+    if (exceeds) add_excess(row);
+  }
+
+  void add_excess(const float* row) {
+    const auto weight = static_cast<double>(earlier_rows);
+    for (std::size_t j = 0; j < magnitudes.size(); ++j) {
+      const std::uint32_t magnitude = magnitude_of(row[j]);
+      if (magnitude <= earlier[j]) continue;
+      const double by = static_cast<double>(value_of(magnitude)) - static_cast<double>(value_of(earlier[j]));
+      excess[j] += weight * (by * by);
+      exceeding += weight;
+    }
+  }
+
+  InputExcess expected_excess() const {
+    if (rows == 0 || magnitudes.empty()) return {};
+    if (compared == 0) return modelled_excess(rows);
+    double squares = 0;
+    for (std::size_t j = 0; j < magnitudes.size(); ++j) {
+      const auto max = static_cast<double>(value_of(magnitudes[j]));
+      if (excess[j] != 0) squares += excess[j] / (max * max);
+    }
+    const double all = static_cast<double>(magnitudes.size()) * static_cast<double>(compared);
+    const auto count = static_cast<double>(rows);
+    return {exceeding / all / count, squares / all / count};
   }
 
   // x (count, features).
@@ -57,6 +112,8 @@ Calibrator::Calibrator(const CalibratorDescription& description) : impl_(std::ma
   const auto features = static_cast<std::size_t>(description.features);
   impl_->description = description;
   impl_->magnitudes.resize(features);
+  impl_->earlier.resize(features);
+  impl_->excess.resize(features);
   if (description.second_moments) impl_->moments.resize(features * features);
 }
 
@@ -83,7 +140,6 @@ void Calibrator::observe(const ConstTensor& x) {
     }
     if (r % kRows == kRows - 1 || r == plain.rows() - 1) impl_->add_moments(block.data(), r % kRows + 1);
   }
-  impl_->rows += plain.rows();
 }
 
 void Calibrator::merge(const Calibrator& other) {
@@ -98,7 +154,11 @@ void Calibrator::merge(const Calibrator& other) {
     impl_->magnitudes[j] = std::max(impl_->magnitudes[j], from.magnitudes[j]);
   }
   for (std::size_t i = 0; i < from.moments.size(); ++i) impl_->moments[i] += from.moments[i];
+  for (std::size_t j = 0; j < from.excess.size(); ++j) impl_->excess[j] += from.excess[j];
+  impl_->exceeding += from.exceeding;
+  impl_->compared += from.compared;
   impl_->rows += from.rows;
+  impl_->begin_block();
 }
 
 std::int64_t Calibrator::features() const { return impl_->description.features; }
@@ -123,6 +183,15 @@ void Calibrator::channel_max(const Tensor& out) const {
   for (std::int64_t j = 0; j < features(); ++j) {
     static_cast<float*>(out.data)[j * out.strides[0]] = values[static_cast<std::size_t>(j)];
   }
+}
+
+void Calibrator::excess(const Tensor& out) const {
+  TensorChecks checks("Calibrator::excess", {});
+  checks.vector("out", out, DType::f32, 2);
+  const InputExcess expected = impl_->expected_excess();
+  float* const values = static_cast<float*>(out.data);
+  values[0] = static_cast<float>(expected.probability);
+  values[out.strides[0]] = static_cast<float>(expected.square);
 }
 
 void Calibrator::second_moments(const Tensor& h) const {

@@ -7,6 +7,7 @@
 
 #include "access.h"
 #include "float_rows.h"
+#include "input_excess.h"
 #include "message.h"
 #include "octile/linear.h"
 #include "octile/smooth_quant.h"
@@ -22,6 +23,8 @@ namespace {
 
 constexpr std::string_view kFunction = "search_smoothing";
 constexpr float kLeastScale = 1e-8f;
+// Of the unsmoothed error: what an alpha has to fall below. The estimates are off by more than 0.2 dB.
+constexpr double kWorthwhile = 0.95;
 
 void check(const SmoothingSearchDescription& d) {
   check_size(kFunction, "n", d.n);
@@ -41,9 +44,21 @@ void check(const SmoothingSearchDescription& d) {
     fail(Status::invalid_argument, kFunction, ": first_alpha = ", d.first_alpha, ", last_alpha = ", d.last_alpha,
          ", expected 0 to 1");
   }
+  if (d.calibration_rows < 0) {
+    fail(Status::invalid_argument, kFunction, ": calibration_rows = ", d.calibration_rows, ", expected at least 0");
+  }
   if (d.steps < 1 || d.steps > 1001) {
     fail(Status::invalid_argument, kFunction, ": steps = ", d.steps, ", expected 1 to 1001");
   }
+}
+
+InputExcess checked_excess(const ConstTensor& t) {
+  const InputExcess excess = {static_cast<double>(read_f32(t, 0)), static_cast<double>(read_f32(t, 1))};
+  const bool is_none = excess.probability == 0 && excess.square == 0;
+  const bool is_some = excess.probability > 0 && excess.probability <= 1 && excess.square >= 0;
+  if ((is_none || is_some) && std::isfinite(excess.square)) return excess;
+  fail(Status::invalid_argument, kFunction, ": input_excess = (", excess.probability, ", ", excess.square,
+       "), expected a probability and a mean square, both 0 or both finite and positive");
 }
 
 double alpha_of(const SmoothingSearchDescription& d, int step) {
@@ -99,6 +114,11 @@ class Search {
       }
       moment_rows_ = args.rows;
     }
+    if (args.input_excess.present()) {
+      excess_ = checked_excess(checks.vector("input_excess", args.input_excess, DType::f32, 2));
+    } else if (d.calibration_rows > 0) {
+      excess_ = modelled_excess(d.calibration_rows);
+    }
     if (args.errors.present()) checks.vector("errors", args.errors, DType::f64, d.steps);
     checks.no_overlap();
     read();
@@ -109,12 +129,13 @@ class Search {
     std::vector<double> all;
     for (int step = 0; step < d_.steps; ++step) {
       if (on_step) on_step();
-      all.push_back(error(smoothed(alpha_of(d_, step))));
+      all.push_back(error_when_smoothed(smoothed(alpha_of(d_, step))));
       if (step > 0 && !(all.back() < result.error)) continue;
       result.error = all.back();
       result.alpha = alpha_of(d_, step);
     }
     result.unsmoothed_error = error(unsmoothed());
+    result.smooth = result.error < kWorthwhile * result.unsmoothed_error;
     if (!std::isfinite(result.error) || !std::isfinite(result.unsmoothed_error)) {
       fail(Status::invalid_argument, kFunction, ": the errors are ", result.error, " and, unsmoothed, ",
            result.unsmoothed_error, ": weights or inputs are too large for ", d_.w, " or for sums in f32");
@@ -134,6 +155,11 @@ class Search {
     for (std::int64_t r = 0; r < d_.n; ++r) read_row(weight_, r, values_.data() + r * d_.k);
     if (d_.n > 0) maxima.observe(matrix<const float>(values_.data(), d_.n, d_.k));
     weight_max_ = maxima.channel_max();
+    weight_norms_.resize(static_cast<std::size_t>(d_.k));
+    for (std::size_t i = 0; i < cells; ++i) {
+      const auto value = static_cast<double>(values_[i]);
+      weight_norms_[i % weight_norms_.size()] += value * value;
+    }
     if (!moments_.present()) return read_rows();
     form_.emplace(moments_, ConstTensor{}, d_.k, d_.threads);
     const auto row = [&](std::int64_t r, float* out) { std::copy_n(values_.data() + r * d_.k, d_.k, out); };
@@ -222,6 +248,24 @@ class Search {
                     {.weight = matrix<const float>(w.values.data(), d_.n, d_.k), .q = q_of(w), .scale = scale_of(w)});
   }
 
+  double error_when_smoothed(SmoothedWeight w) const {
+    const double rows = static_cast<double>(moments_.present() ? moment_rows_ : x_.rows());
+    const double clipped = signal_ > 0 ? rows * expected_clipping_of(w) / signal_ : 0;
+    return error(std::move(w)) + clipped;
+  }
+
+  // Of one unseen row.
+  double expected_clipping_of(const SmoothedWeight& w) const {
+    if (d_.activation != Activation::static_per_tensor) return 0;
+    double sum = 0;
+    for (std::size_t j = 0; j < weight_norms_.size(); ++j) {
+      const double max = static_cast<double>(read_f32(input_max_, static_cast<std::int64_t>(j)));
+      const double limit = static_cast<double>(w.smoothed_max) * static_cast<double>(w.factors[j]);
+      sum += weight_norms_[j] * expected_clipping(excess_, max, limit);
+    }
+    return sum;
+  }
+
   double error(SmoothedWeight w) const {
     if (!w.finite) return std::numeric_limits<double>::infinity();
     const double noise = moments_.present() ? error_of_moments(w) : error_of_rows(w);
@@ -286,9 +330,11 @@ class Search {
   const SmoothingSearchDescription d_;
   ConstTensor weight_, input_max_, x_, moments_;
   std::int64_t moment_rows_ = 0;
-  std::vector<float> values_;      // (n, k): W
-  std::vector<float> weight_max_;  // (k)
-  std::vector<float> rows_, y_;    // (m, k), (m, n): X and Y
+  std::vector<float> values_;         // (n, k): W
+  std::vector<float> weight_max_;     // (k)
+  std::vector<double> weight_norms_;  // (k): ||W_j||^2
+  InputExcess excess_;
+  std::vector<float> rows_, y_;  // (m, k), (m, n): X and Y
   std::optional<MomentForm> form_;
   double signal_ = 0;  // ||Y||^2
 };

@@ -98,32 +98,47 @@ Range range_of(const float* w, std::int64_t n) {
 
 ScaleRule::ScaleRule(const WeightQuantizerDescription& d)
     : affine_(d.zero_point),
+      nearest_s4_(d.weight == WeightFormat::s4_group && d.method == WeightMethod::nearest && !d.zero_point),
       scale_(d.scale),
-      q_min_(d.weight != WeightFormat::s4_group                   ? -127.0f
-             : d.method == WeightMethod::nearest && !d.zero_point ? -7.0f
-                                                                  : -8.0f),
+      q_min_(d.weight == WeightFormat::s4_group ? -8.0f : -127.0f),
       q_max_(d.weight == WeightFormat::s4_group ? 7.0f : 127.0f),
-      steps_(d.method == WeightMethod::nearest ? 1 : d.clip_steps),
+      steps_(nearest_s4_                         ? 4
+             : d.method == WeightMethod::nearest ? 1
+                                                 : d.clip_steps),
       clip_least_(d.clip_least) {}
 
-float ScaleRule::candidate(int step) const {
-  return step == 0 ? 1.0f : static_cast<float>(1 - (1 - clip_least_) * step / (steps_ - 1));
+float ScaleRule::span(Range range, int step) const {
+  if (nearest_s4_) {
+    const float largest = std::max(-range.low, range.high);
+    switch (step) {
+      case 0:
+        return largest / 7;
+      case 1:
+        return std::max(-range.low / 8, range.high / 7);
+      case 2:
+        return largest / 7.5f;
+      default:
+        return largest / 8;
+    }
+  }
+  return affine_ ? (range.high - range.low) / (q_max_ - q_min_) : std::max(-range.low, range.high) / q_max_;
 }
 
-SegmentScale ScaleRule::of(Range range, float c) const {
-  const float low = range.low * c;
-  const float high = range.high * c;
-  const float span = affine_ ? (high - low) / (q_max_ - q_min_) : std::max(-low, high) / q_max_;
-  float s = rounded_to(scale_, std::max(span, kLeastScale));
+SegmentScale ScaleRule::of(Range range, int step) const {
+  if (!nearest_s4_ && step > 0) {
+    const auto c = static_cast<float>(1 - (1 - clip_least_) * step / (steps_ - 1));
+    range = {range.low * c, range.high * c};
+  }
+  float s = rounded_to(scale_, std::max(span(range, step), kLeastScale));
   if (!(s > 0)) s = kLeastHalf;
   if (!affine_) return {s, 0};
-  const float z = std::clamp(q_min_ - std::nearbyint(low / s), q_min_, q_max_);
+  const float z = std::clamp(q_min_ - std::nearbyint(range.low / s), q_min_, q_max_);
   return {s, static_cast<std::int32_t>(z)};
 }
 
 std::vector<SegmentScale> candidates(const ScaleRule& rule, Range range) {
   std::vector<SegmentScale> scales;
-  for (int step = 0; step < rule.steps(); ++step) scales.push_back(rule.of(range, rule.candidate(step)));
+  for (int step = 0; step < rule.steps(); ++step) scales.push_back(rule.of(range, step));
   return scales;
 }
 
@@ -135,7 +150,7 @@ void rounding_errors(const ScaleRule& rule, const std::vector<SegmentScale>& sca
 
 SegmentScale best_scale(const ScaleRule& rule, const WeightedRun& run) {
   const Range range = range_of(run.w, run.n);
-  if (rule.steps() == 1) return rule.of(range, 1);
+  if (rule.steps() == 1) return rule.of(range, 0);
   const std::vector<SegmentScale> scales = candidates(rule, range);
   std::vector<double> errors(scales.size());
   rounding_errors(rule, scales, run, errors.data());

@@ -26,16 +26,18 @@ class ScaleRule {
  public:
   explicit ScaleRule(const WeightQuantizerDescription& d);
 
-  // With the extremes times c.
-  SegmentScale of(Range range, float c) const;
+  // Candidate `step`; the first has the largest scale.
+  SegmentScale of(Range range, int step) const;
   int steps() const { return steps_; }
-  float candidate(int step) const;  // c
   // q - z lies between these.
   float low(std::int32_t z) const { return q_min_ - static_cast<float>(z); }
   float high(std::int32_t z) const { return q_max_ - static_cast<float>(z); }
 
  private:
+  float span(Range range, int step) const;
+
   bool affine_;
+  bool nearest_s4_;  // and symmetric
   DType scale_;
   float q_min_, q_max_;
   int steps_;

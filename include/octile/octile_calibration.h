@@ -41,6 +41,8 @@ OCTILE_API int64_t octile_calibrator_rows(const octile_calibrator* calibrator);
 OCTILE_API float octile_calibrator_max(const octile_calibrator* calibrator);
 /* out (features), F32. */
 OCTILE_API octile_status octile_calibrator_channel_max(const octile_calibrator* calibrator, const octile_tensor* out);
+/* out (2), F32: how likely and, in the mean square, how far one more row exceeds the maxima. */
+OCTILE_API octile_status octile_calibrator_excess(const octile_calibrator* calibrator, const octile_tensor* out);
 /* out (features, features), F32 or F64. */
 OCTILE_API octile_status octile_calibrator_second_moments(const octile_calibrator* calibrator,
                                                           const octile_tensor* out);
@@ -76,15 +78,16 @@ typedef struct {
   size_t struct_size;
   int64_t n;
   int64_t k;
-  int64_t group;      /* S4_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
-  double first_alpha; /* default 0 */
-  double last_alpha;  /* default 1 */
-  int32_t x;          /* OCTILE_DTYPE_..., float. Default F32 */
-  int32_t w;          /* default F32 */
-  int32_t activation; /* default STATIC_PER_TENSOR */
-  int32_t weight;     /* default S8_PER_CHANNEL */
-  int32_t steps;      /* default 21 */
-  int32_t threads;    /* CPU threads it may use; 0: all */
+  int64_t group;            /* S4_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
+  double first_alpha;       /* default 0 */
+  double last_alpha;        /* default 1 */
+  int32_t x;                /* OCTILE_DTYPE_..., float. Default F32 */
+  int32_t w;                /* default F32 */
+  int32_t activation;       /* default STATIC_PER_TENSOR */
+  int32_t weight;           /* default S8_PER_CHANNEL */
+  int32_t steps;            /* default 21 */
+  int32_t threads;          /* CPU threads it may use; 0: all */
+  int64_t calibration_rows; /* that input_channel_max was taken over; 0 (the default): unknown */
 } octile_smoothing_search_description;
 
 OCTILE_API octile_status octile_smoothing_search_description_init(octile_smoothing_search_description* description,
@@ -98,6 +101,7 @@ typedef struct {
   const octile_tensor* second_moments;    /* (K, K), F32 or F64 */
   int64_t rows;                           /* that the second moments were summed over */
   const octile_tensor* errors;            /* out (steps), F64; may be absent */
+  const octile_tensor* input_excess;      /* (2), F32: what octile_calibrator_excess gives; may be absent */
 } octile_smoothing_search_args;
 
 typedef struct {
@@ -105,6 +109,8 @@ typedef struct {
   double alpha;
   double error;
   double unsmoothed_error;
+  int32_t smooth;   /* boolean: whether alpha is worth it; else leave the layer as it is */
+  int32_t reserved; /* 0 */
 } octile_smoothing_search_result;
 
 OCTILE_API octile_status octile_search_smoothing(const octile_smoothing_search_description* description,

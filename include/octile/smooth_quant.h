@@ -33,6 +33,10 @@ struct CalibratorDescription {
 //   channel_max[j] = max |x_j|          max = max_j channel_max[j]
 //   H[i, j] = sum over rows x_i * x_j   in f64, where each product is exact; added row by row, so that the bits do not
 //                                       depend on how the rows were split into calls
+//   excess = (p, e)                     of one more row, the mean over its channels: p the probability that
+//                                       |x_j| > channel_max[j], e = E max(|x_j| / channel_max[j] - 1, 0)^2
+// The excess is estimated from what each row exceeded the maxima by of the blocks of 128 rows before its own; up to
+// 128 rows it is that of independent rows with exponential tails.
 // A NaN or an infinity in column j, or a value beyond f32, makes channel_max[j], max, and H's row and column j NaN for
 // good. A weight (OUT, IN) may be observed too: channel_max is then max|W_j|, over as many weights as are observed.
 class OCTILE_API Calibrator {
@@ -51,6 +55,7 @@ class OCTILE_API Calibrator {
   float max() const;
   std::vector<float> channel_max() const;
   void channel_max(const Tensor& out) const;  // to (features), f32
+  void excess(const Tensor& out) const;       // to (2), f32
   // Writes H to (features, features), f32 or f64.
   void second_moments(const Tensor& h) const;
 
@@ -90,6 +95,12 @@ OCTILE_API void smooth_before(const SmoothBeforeArgs& args);
 //   - with second_moments: (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T), where W' is the weight
 //     quantized, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are taken for uniform and
 //     independent. Needs a scale of the whole tensor (static or dynamic_per_tensor).
+// With static_per_tensor, unseen rows exceed the calibrated maxima and are clamped. Smoothing makes many channels
+// equally large, and any of them can exceed: on the calibration rows, which never do, the error of a large alpha looks
+// too small. Where input_excess or calibration_rows is given, each alpha's error therefore has in addition, per row,
+//   sum_j ||W_j||^2 * E max(|x_j| - T * s_j, 0)^2     T = max_j(max|X_j| / s_j)
+// by an exponential tail beyond max|X_j| with the probability and the mean square given. Without smoothing only the
+// largest channel can exceed, and its loss is left out.
 // s8 activations only. Layers that read the same input are searched as one weight, their rows one below the other.
 struct SmoothingSearchDescription {
   std::int64_t n = 0;
@@ -103,7 +114,14 @@ struct SmoothingSearchDescription {
   double last_alpha = 1;
   int steps = 21;   // 1 to 1001
   int threads = 0;  // CPU threads it may use; 0: all of the machine
+  // Rows that input_channel_max was taken over: the excess of unseen rows where none is given is that of independent
+  // rows with exponential tails. 0: unknown, and rows are taken to stay within the maxima.
+  std::int64_t calibration_rows = 0;
 };
+
+// With fewer rows, smoothing is often worth little, since unseen rows exceed the maxima too often. (Measured on small
+// Llama, BERT and ViT models: below about 1,000 rows the search leaves most layers without outliers as they are.)
+inline constexpr std::int64_t kFewCalibrationRows = 1024;
 
 struct SmoothingSearchArgs {
   ConstTensor weight = {};             // (N, K)
@@ -111,6 +129,7 @@ struct SmoothingSearchArgs {
   ConstTensor x = {};                  // (rows, K): calibration rows
   ConstTensor second_moments = {};     // (K, K), f32 or f64: H. x or this
   std::int64_t rows = 0;               // that H was summed over
+  ConstTensor input_excess = {};       // (2), f32: what Calibrator::excess() gives; may be absent
   Tensor errors = {};                  // (steps), f64: the error of each alpha; may be absent
   std::function<void()> on_step = {};  // before each alpha is tried; what it throws ends the search
 };
@@ -119,6 +138,7 @@ struct SmoothingSearchResult {
   double alpha = 0;             // of the least error; the first of equal ones
   double error = 0;             // relative, of that alpha
   double unsmoothed_error = 0;  // relative, with s = 1
+  bool smooth = true;           // error < 0.95 * unsmoothed_error: else leave the layer as it is
 };
 
 OCTILE_API SmoothingSearchResult search_smoothing(const SmoothingSearchDescription& description,

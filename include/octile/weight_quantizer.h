@@ -5,13 +5,15 @@
 // With H = sum over calibration rows x x^T (K, K) and E = W' - W, the layer's output over those rows is off by
 //   ||X E^T||^2 = trace(E H E^T)
 //
-// nearest         s and z of the contract (octile/quantize.h), least_scale 1e-8; QuantizePlan's bits with an f32 scale.
-//                 Symmetric q lies in -127..127 or -7..7, with z in -8..7.
+// nearest         s and z of the contract (octile/quantize.h), least_scale 1e-8. s8, and s4 with z, have QuantizePlan's
+//                 bits with an f32 scale. Symmetric s4 uses all of -8..7: of the scales
+//                   max|W| / 7,  max(-min W / 8, max W / 7),  max|W| / 7.5,  max|W| / 8
+//                 that of the least sum_k (W'[n, k] - W[n, k])^2 is taken, the first of equal ones.
 // clip_search     of the candidates c = 1, ..., clip_least, clip_steps of them: the segment's extremes times c give s
 // and
 //                 z, q is rounded to nearest and clamped, and the c of the least sum_k h_k (W'[n, k] - W[n, k])^2 is
 //                 taken, the largest of equal ones. h is H's diagonal, or the importance given, or 1. s4 is clamped to
-//                 -8..7 here, for c = 7/8 makes the scale that -8 belongs to.
+//                 -8..7.
 // error_feedback  E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh: "GPTQ: Accurate Post-Training Quantization for
 //                 Generative Pre-trained Transformers", 2022, arXiv 2210.17323; in the equal form of J. Chee, Y. Cai,
 //                 V. Kuleshov, C. De Sa: "QuIP", 2023, arXiv 2307.13304, theorem 6. Columns are rounded one after

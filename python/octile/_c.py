@@ -175,6 +175,7 @@ class SmoothingSearchDescription(C.Structure):
         ("weight", C.c_int32),
         ("steps", C.c_int32),
         ("threads", C.c_int32),
+        ("calibration_rows", C.c_int64),
     ]
 
 
@@ -184,6 +185,7 @@ class SmoothingSearchArguments(C.Structure):
         *((name, C.POINTER(Tensor)) for name in ("weight", "input_channel_max", "x", "second_moments")),
         ("rows", C.c_int64),
         ("errors", C.POINTER(Tensor)),
+        ("input_excess", C.POINTER(Tensor)),
     ]
 
 
@@ -193,6 +195,8 @@ class SmoothingSearchResult(C.Structure):
         ("alpha", C.c_double),
         ("error", C.c_double),
         ("unsmoothed_error", C.c_double),
+        ("smooth", C.c_int32),
+        ("reserved", C.c_int32),
     ]
 
 
@@ -286,6 +290,9 @@ class Calibrator:
 
     def channel_max(self, out):
         self._call("channel_max", C.byref(out))
+
+    def excess(self, out):
+        self._call("excess", C.byref(out))
 
     def second_moments(self, out):
         self._call("second_moments", C.byref(out))

@@ -10,6 +10,7 @@ import os
 import pathlib
 import secrets
 import stat
+import warnings
 
 import torch
 
@@ -19,6 +20,8 @@ from . import _reader
 
 _FORMAT = {"format": "octile-calibration", "version": "1"}
 _SAMPLE_SEED = 20
+_BLOCK = 128  # rows that are compared with the maxima before them, all but sequences that are shorter
+FEW_ROWS = 1024  # kFewCalibrationRows of smooth_quant.h
 
 
 @dataclasses.dataclass
@@ -29,6 +32,9 @@ class InputStatistics:
     rows: int
     second_moments: torch.Tensor | None = None  # (K, K): the sum of x x^T
     samples: torch.Tensor | None = None  # (at most `samples` rows, K): drawn evenly from all rows
+    # (2) float32, on the CPU. Of one more row, the mean over its channels: the probability that |x_k| > channel_max_k,
+    # and the mean square of max(|x_k| / channel_max_k - 1, 0). None: too few rows to tell.
+    excess: torch.Tensor | None = None
 
     @property
     def max(self):
@@ -42,27 +48,46 @@ class _Observer:
     def __init__(self, features, second_moments, samples):
         self.features, self.wanted_samples, self.wants_moments = features, samples, second_moments
         self.rows, self.channel_max, self.moments, self.samples, self.keys = 0, None, None, None, None
+        # As in src/calibrator.cpp: what rows exceed the maxima of the blocks before theirs by, times the rows before.
+        self.excess, self.exceeding, self.compared = None, 0.0, 0
         self.generator = torch.Generator().manual_seed(_SAMPLE_SEED)
 
     def observe(self, x):
+        # Rows of one sequence resemble each other: each is compared with the maxima of other sequences.
+        length = min(x.shape[-2], _BLOCK) if x.dim() > 2 else _BLOCK
         x = x.detach().reshape(-1, self.features)
         if x.shape[0] == 0:
             return
-        self.rows += x.shape[0]
         x = torch.where(x.isfinite(), x, torch.nan)
         # Beyond float32 is as bad as infinite.
-        largest = x.abs().amax(0).float()
-        largest = torch.where(largest.isfinite(), largest, torch.nan)
-        if self.channel_max is None:
-            self.channel_max = largest
-        else:
-            self.channel_max = torch.maximum(self.channel_max, largest.to(self.channel_max.device))
+        magnitudes = x.abs().float()
+        magnitudes = torch.where(magnitudes.isfinite(), magnitudes, torch.nan)
+        whole = x.shape[0] // length * length
+        for part in (magnitudes[:whole].reshape(-1, length, self.features), magnitudes[whole:].unsqueeze(0)):
+            if part.numel():
+                self._observe_maxima(part)
         if self.wants_moments:
             wide = x if x.dtype is torch.float64 else x.float()
             moments = (wide.T @ wide).double()
             self.moments = moments if self.moments is None else self.moments.add_(moments.to(self.moments.device))
         if self.wanted_samples:
             self._sample(x)
+
+    def _observe_maxima(self, blocks):
+        """blocks (B, L, K) of magnitudes, in order."""
+        if self.channel_max is None:
+            self.channel_max = blocks.new_zeros(self.features)
+            self.excess = self.channel_max.double()
+        count, length, _ = blocks.shape
+        maxima = torch.cat((self.channel_max.to(blocks.device).unsqueeze(0), blocks.amax(1))).cummax(0).values
+        first = 0 if self.rows else 1  # nothing was before the first block
+        rows = self.rows + length * torch.arange(first, count, dtype=torch.float64, device=blocks.device)
+        by = (blocks[first:] - maxima[first:-1].unsqueeze(1)).relu()
+        self.excess += (by.square().sum(1).double() * rows.unsqueeze(1)).sum(0).to(self.excess.device)
+        self.exceeding += ((by > 0).sum((1, 2)) * rows).sum().to(self.excess.device)
+        self.compared += (count - first) * length
+        self.rows += count * length
+        self.channel_max = maxima[-1].to(self.channel_max.device)
 
     def _sample(self, x):
         """Every row draws a number, and those of the smallest stay: each row seen is kept with the same chance."""
@@ -78,7 +103,14 @@ class _Observer:
 
     def statistics(self):
         channel_max = torch.zeros(self.features) if self.channel_max is None else self.channel_max
-        return InputStatistics(channel_max, self.rows, self.moments, self.samples)
+        return InputStatistics(channel_max, self.rows, self.moments, self.samples, self._excess())
+
+    def _excess(self):
+        if not self.compared:
+            return None
+        squares = torch.where(self.excess > 0, self.excess / self.channel_max.double().square(), 0)
+        both = torch.stack((self.exceeding, squares.sum())) / (self.features * self.compared * self.rows)
+        return both.float().cpu()
 
 
 class Calibration:
@@ -115,14 +147,19 @@ class Calibration:
             ours = self.layers.setdefault(name, theirs)
             if ours is theirs:
                 continue
-            device, moments = ours.channel_max.device, None
+            device, moments, excess = ours.channel_max.device, None, None
+            rows = ours.rows + theirs.rows
+            if ours.excess is not None and theirs.excess is not None:
+                # It falls as 1 / rows.
+                excess = (ours.excess * ours.rows**2 + theirs.excess * theirs.rows**2) / rows**2
             if ours.second_moments is not None and theirs.second_moments is not None:
                 moments = ours.second_moments.double() + theirs.second_moments.to(device, torch.float64)
             self.layers[name] = InputStatistics(
                 torch.maximum(ours.channel_max, theirs.channel_max.to(device)),
-                ours.rows + theirs.rows,
+                rows,
                 moments,
                 theirs.samples if ours.samples is None else ours.samples,
+                excess,
             )
         return self
 
@@ -135,6 +172,16 @@ class Calibration:
         if bad:
             more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
             raise ValueError(f"octile: a NaN or an infinity came into {', '.join(bad[:4])}{more} during calibration")
+
+    def warn_of_few_rows(self, names):
+        """Warns where smoothing of these layers rests on few rows."""
+        rows = min((self.layers[name].rows for name in names), default=FEW_ROWS)
+        if rows < FEW_ROWS:
+            warnings.warn(
+                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen inputs "
+                "exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
+                stacklevel=6,
+            )
 
     def save(self, path):
         """Writes a safetensors file, which load() and `octile quantize --calibration` read; samples are not in it.
@@ -150,6 +197,8 @@ class Calibration:
             tensors[f"{name}.input_channel_max"] = s.channel_max.cpu().contiguous()
             tensors[f"{name}.input_max"] = s.max.cpu()
             tensors[f"{name}.rows"] = torch.tensor([s.rows])
+            if s.excess is not None:
+                tensors[f"{name}.input_excess"] = s.excess.cpu().contiguous()
             if s.second_moments is not None:
                 tensors[f"{name}.input_second_moments"] = s.second_moments.float().cpu().contiguous()
         if not tensors:
@@ -169,6 +218,7 @@ class Calibration:
                 tensors[f"{name}.input_channel_max"],
                 tensors[f"{name}.rows"].item(),
                 tensors.get(f"{name}.input_second_moments"),
+                excess=tensors.get(f"{name}.input_excess"),
             )
         return cls(layers)
 

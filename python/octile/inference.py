@@ -211,6 +211,7 @@ class W8A8Linear(_Int8):
         new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype)
         with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode cannot be loaded into
             new.quantized_weight, _, new.weight_scale = functional.quantize_weight(linear.weight, o, False)
+            quantizer.warn_of_vanished(linear.weight, new.quantized_weight)
             new.bias = None if linear.bias is None else linear.bias.detach().clone()
         return new.train(linear.training)
 
@@ -270,6 +271,7 @@ class W8A8StaticLinear(_Int8):
         with torch.inference_mode(False), torch.no_grad():
             w = linear.weight if weight is None else weight
             new.quantized_weight, _, new.weight_scale = functional.quantize_weight(w, o, False)
+            quantizer.warn_of_vanished(w, new.quantized_weight)
             scale = torch.as_tensor(input_scale).reshape(1)
             new.input_scale = scale.to(new.weight_scale.device, new.weight_scale.dtype, copy=True)
             if input_multiplier is not None:
@@ -353,9 +355,8 @@ class W4A16Linear(_Inference):
         """
         new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype, group=group)
         with torch.inference_mode(False), torch.no_grad():
-            new.quantized_weight, new.weight_scale = quantizer.quantize_groups(
-                linear.weight, group, method, second_moments
-            )
+            new.quantized_weight, new.weight_scale = quantizer.quantize_groups(linear.weight, group, method, second_moments)
+            quantizer.warn_of_vanished(linear.weight, quantizer.unpack(new.quantized_weight, linear.in_features), group)
             new.bias = None if linear.bias is None else linear.bias.detach().clone()
         return new.train(linear.training)
 

@@ -1,5 +1,7 @@
 """Weights to 4 bits: by rounding each to the nearest level, or better."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -11,18 +13,47 @@ METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.
 def quantize_groups(w, group, method="nearest", second_moments=None):
     """4-bit w (N, K): bytes (N, ceil(K / 2)), the even element in the low nibble, and scales (N, K / group).
 
-    method "nearest" follows docs/contract.md; "clip" and "feedback" include/octile/weight_quantizer.h, and run on the
-    CPU. second_moments (K, K): of the inputs; "feedback" needs it, "clip" weighs errors with it.
+    The methods are those of include/octile/weight_quantizer.h; "clip" and "feedback" run on the CPU. second_moments (K, K): of the inputs; "feedback" needs it, "clip" weighs errors with it.
     """
     if method != "nearest":
         return _by_the_library(w, group, method, second_moments)
     n, k = w.shape
     values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, -1, group or max(k, 1))
-    largest = values.abs().amax(-1, keepdim=True)
-    scale = (largest / torch.full_like(largest, 7)).clamp(min=1e-8)  # a GPU multiplies by 1 / 7 for a number's sake
+    scale = _nearest_scale(values)
     scale = torch.where(scale.isfinite(), scale, torch.nan)
-    q = (values / scale).round().clamp(-7, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
+    q = (values / scale).round().clamp(-8, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
     return pack(q), scale.squeeze(-1).contiguous()
+
+
+def _nearest_scale(values):
+    """Of each group (..., K), the scale of the least squared error among those that weight_quantizer.h names."""
+    low, high = (values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0))
+    largest = torch.maximum(-low, high)
+
+    def over(t, number):
+        return t / torch.full_like(t, number)  # a GPU multiplies by 1 / number for a number's sake
+
+    scale = over(largest, 7).clamp(min=1e-8)
+    least = _squared_error(values, scale)
+    for candidate in (torch.maximum(over(-low, 8), over(high, 7)), over(largest, 7.5), over(largest, 8)):
+        candidate = candidate.clamp(min=1e-8)
+        error = _squared_error(values, candidate)
+        better = error < least
+        scale, least = torch.where(better, candidate, scale), torch.where(better, error, least)
+    return scale
+
+
+def _squared_error(values, scale):
+    """In the order of rounding_errors() in src/weight_scales.cpp, so that near ties are decided alike."""
+    error = (values * (torch.ones_like(scale) / scale)).clamp(-8, 7).round() * scale - values
+    lanes = nn.functional.pad(error * error, (0, -error.shape[-1] % 16)).unflatten(-1, (-1, 16))
+    sums = lanes[..., 0, :]
+    for i in range(1, lanes.shape[-2]):
+        sums = sums + lanes[..., i, :]
+    sums = sums.double()
+    for half in (8, 4, 2, 1):
+        sums = sums[..., :half] + sums[..., half:]
+    return sums
 
 
 def _by_the_library(w, group, method, second_moments):
@@ -42,6 +73,21 @@ def _by_the_library(w, group, method, second_moments):
     )
     scale = scale.double() if w.dtype is torch.float64 else scale
     return q.to(w.device), scale.to(w.device)
+
+
+def warn_of_vanished(w, q, group=0):
+    """Warns of rows of w (N, K), or groups of them, that q, integers of that shape, has as zeros and w has not."""
+    if w.is_meta:
+        return
+    length = group or max(w.shape[1], 1)
+    zeros, values = (q.reshape(len(w), -1, length) == 0).all(-1), w.reshape(len(w), -1, length)
+    vanished = (zeros & (values != 0).any(-1) & values.isfinite().all(-1)).sum().item()
+    if vanished:
+        warnings.warn(
+            f"octile: {vanished} of {zeros.numel()} {'groups' if group else 'rows'} of a weight {tuple(w.shape)} are all "
+            "zero now and were not: they are too small for the least scale, 1e-8",
+            stacklevel=4,
+        )
 
 
 def pack(q):

@@ -177,16 +177,20 @@ def _check_held(values, dtype):
 
 
 def best_alpha(statistics, channel_max, weights):
-    """The alpha of the least error of the layers' output, over sample rows or by the second moments."""
+    """The alpha of the least error of the layers' output on unseen rows, estimated by sample rows or second moments and
+    by what unseen rows exceed the maxima by. None: no smoothing is as good."""
     w = torch.cat([w.float().cpu() for w in weights])
     description = {"n": w.shape[0], "k": w.shape[1], "threads": torch.get_num_threads()}
-    fields = {"weight": _fallback._view(w), "input_channel_max": _fallback._view(channel_max)}
+    description["calibration_rows"] = statistics.rows
+    tensors = {"weight": w, "input_channel_max": channel_max, "input_excess": statistics.excess}
+    rows = {}
     if statistics.samples is not None:
-        x = statistics.samples.float().cpu()
-        return _fallback.library().search_smoothing(description, x=_fallback._view(x), **fields).alpha
-    moments = statistics.second_moments.cpu()
-    fields |= {"second_moments": _fallback._view(moments), "rows": statistics.rows}
-    return _fallback.library().search_smoothing(description, **fields).alpha
+        tensors["x"] = statistics.samples.float().cpu()
+    else:
+        tensors["second_moments"], rows = statistics.second_moments.cpu(), {"rows": statistics.rows}
+    fields = {name: None if t is None else _fallback._view(t) for name, t in tensors.items()}
+    found = _fallback.library().search_smoothing(description, **fields, **rows)
+    return found.alpha if found.smooth else None
 
 
 def smooth(model, layers, config):
@@ -199,6 +203,7 @@ def smooth(model, layers, config):
     done = {name: Smoothed(_wide(m.weight), m.bias, known[name].channel_max) for name, m in linears.items()}
     if config.smoothing is None:
         return done, []
+    known.warn_of_few_rows(layers)
     folds = {}
     if config.fold == "auto":
         # What reads the producer's output has to be converted, all of it.
@@ -218,6 +223,8 @@ def smooth(model, layers, config):
     # A layer may be a consumer and a producer: its columns are multiplied by one s, its rows divided by another.
     for before, names in groups:
         s, multiplier = _factors_of(known, names, [done[name].weight for name in names], config.smoothing)
+        if s is None:
+            continue
         if id(before) in producers:
             own = done[producers[id(before)]]
             own.weight, own.bias = divided(own.weight, s), None if own.bias is None else divided(own.bias, s)
@@ -255,4 +262,6 @@ def _factors_of(calibration, names, weights, smoothing):
                 "calibrate(samples=...)"
             )
         smoothing = best_alpha(statistics, channel_max, weights)
+        if smoothing is None:
+            return None, None
     return factors(channel_max, weights, smoothing)

@@ -619,21 +619,16 @@ def test_from_and_to_linear(device, generator):
 
 @pytest.mark.parametrize("group", [0, 32, 64, 128])
 def test_four_bits(group, device, generator):
-    """Bytes and scales against the library's own quantizer of 4-bit groups, and y against the dequantized weight."""
-    from octile import _c, _fallback
+    """Bytes and scales against the library's quantizer of weights, and y against the dequantized weight."""
+    from octile import quantizer
 
     plain = nn.Linear(128, 12, device=device)
     with torch.no_grad():
         plain.weight[0] = 0
         plain.weight[1, 5] = float("nan")
     layer = W4A16Linear.from_linear(plain, group=group)
-    w = plain.weight.detach().cpu().contiguous()
-    packed, scale = torch.empty(12, 64, dtype=torch.uint8), torch.empty(12, 128 // (group or 128))
-    granularity = {"granularity": 3, "group": group} if group else {"granularity": _c.PER_ROW}
-    plan = _fallback.plan("quantize", w.device, rows=12, cols=128, x=_c.F32, q=_c.S4, **granularity)
-    scale_view = _fallback._view(scale if group else scale.view(-1))
-    views = {"x": _fallback._view(w), "q": _fallback._view_of_nibbles(packed, 128), "scale": scale_view}
-    _fallback._run("quantize", plan, _c.QuantizeArguments, views, w.device)
+    packed, scale = quantizer._by_the_library(plain.weight.detach().cpu().nan_to_num(0), group, "nearest", None)
+    packed[1, : (group or 128) // 2], scale[1, 0] = 0, torch.nan  # the group of the NaN
     assert torch.equal(layer.quantized_weight.cpu(), packed)
     assert torch.equal(layer.weight_scale.cpu().nan_to_num(-1), scale.nan_to_num(-1))
     x = draw(generator, device, 5, 128)

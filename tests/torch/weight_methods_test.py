@@ -40,7 +40,67 @@ def test_better_than_rounding(group, device):
                 model[0], group=group, method=method, second_moments=calibration["0"].second_moments
             ).to_linear()
             errors[method] = (plain(x) - exact).square().mean().item()
-    assert errors["clip"] < 0.9 * errors["nearest"] and errors["feedback"] < 0.5 * errors["nearest"]
+        scale = model[0].weight.unflatten(1, (-1, group or 96)).abs().amax(-1, keepdim=True) / 7
+        plain = (model[0].weight.unflatten(1, (-1, group or 96)) / scale).round() * scale
+        extremes = (nn.functional.linear(x, plain.flatten(1), model[0].bias) - exact).square().mean().item()
+    assert errors["nearest"] < extremes and errors["clip"] < 0.9 * extremes
+    assert errors["feedback"] < 0.5 * errors["nearest"]
+
+
+DRAWS = {
+    "normal": lambda shape: torch.randn(shape),
+    "Laplace": lambda shape: torch.distributions.Laplace(0.0, 1.0).sample(shape),
+    "uniform": lambda shape: torch.rand(shape) * 2 - 1,
+    "heavy": lambda shape: torch.distributions.StudentT(3.0).sample(shape),
+    "positive": lambda shape: torch.randn(shape).abs(),
+    "negative": lambda shape: -torch.rand(shape),
+}
+
+
+def sqnr(values, quantized):
+    return -10 * torch.log10((quantized - values).square().sum() / values.square().sum()).item()
+
+
+@pytest.mark.parametrize("group", [0, 32, 64, 128])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_nearest_uses_all_levels_where_that_wins(draw, group):
+    """Never behind a scale of the extremes over 7, nor behind the two rules of torchao for -8..7."""
+    torch.manual_seed(3)
+    w = DRAWS[draw]((48, 256))
+    q, scale = quantizer.quantize_groups(w, group)
+    groups = w.reshape(48, -1, group or 256)
+    levels = quantizer.unpack(q, 256).reshape(groups.shape)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    rules = (
+        torch.maximum(-low, high) / 7,
+        torch.maximum(-low, high) / 7.5,
+        torch.maximum(-low / 8, high / 7),
+    )
+    by_rules = [sqnr(groups, (groups / s).round().clamp(-8, 7) * s) for s in rules]
+    ours = sqnr(groups, levels * scale.unsqueeze(-1))
+    assert ours > max(by_rules) - 1e-3 and ours > by_rules[0] + 0.4
+    assert (scale > 0).all() and levels.max() <= 7 and (levels.min() == -8 or draw == "positive")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("group", [0, 32, 128])
+def test_nearest_has_the_bits_of_the_library(dtype, group):
+    for draw in DRAWS.values():
+        torch.manual_seed(4)
+        w = draw((33, 384) if group else (33, 131)).to(dtype)
+        w[3] = 0
+        w[4] *= 1e-9
+        ours, theirs = quantizer.quantize_groups(w, group), quantizer._by_the_library(w, group, "nearest", None)
+        assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("config", [octile.W8A8Dynamic(), W4A16(32), W4A16(0)])
+def test_weights_that_become_zero(config):
+    model = layer()
+    with torch.no_grad():
+        model[0].weight[5] *= 1e-10
+    with pytest.warns(UserWarning, match=r"(1 of 48 rows|3 of 144 groups) of a weight \(48, 96\) are all zero now"):
+        quantize_(model, config)
 
 
 def test_weights_of_any_type(device):

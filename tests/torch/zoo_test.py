@@ -101,7 +101,8 @@ def configured(which, model, name):
     if which in ("static", "folded"):
         with calibrate(model) as calibration:
             logits(model, name)
-        return W8A8Static(calibration, multipliers=which == "static")
+        # With a search no alpha may be the best for a layer, so that it has no multiplier.
+        return W8A8Static(calibration, 0.5) if which == "static" else W8A8Static(calibration, multipliers=False)
     return {"training": Int8Training(), "dynamic": W8A8Dynamic(), "four": W4A16(32)}[which]
 
 

@@ -62,5 +62,7 @@ QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer)
 
 // (N, K), f32: of a plain layer as it is, of another one dequantized.
 std::vector<float> read_weight(const Checkpoint& checkpoint, const Layer& layer);
+// The same without rounding to f32 what a file holds in f64.
+std::vector<double> read_weight_f64(const Checkpoint& checkpoint, const Layer& layer);
 
 }  // namespace octile::checkpoint

@@ -40,8 +40,9 @@ struct LayerReport {
   std::string name;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  double sqnr = 0;  // dB, of the weight after smoothing, dequantized from the file's values
+  double sqnr = 0;  // dB, of the quantized weight, dequantized, beside the values in the file, smoothed
   double max_error = 0;
+  std::int64_t vanished = 0;       // rows, or groups of a row, that are all zero now and were not
   std::uint64_t bytes = 0;         // of the quantized weight with all that belongs to it
   std::uint64_t bytes_before = 0;  // of the float weight
 };
@@ -57,7 +58,8 @@ struct QuantizeReport {
   std::vector<LeftOut> left_out;
   std::vector<SmoothedReport> smoothed;
   std::vector<NotSmoothed> not_smoothed;
-  std::uint64_t size_before = 0;  // of the safetensors files
+  std::vector<std::string> warnings;  // sentences: few calibration rows, weights that became zero
+  std::uint64_t size_before = 0;      // of the safetensors files
   std::uint64_t size_after = 0;
 };
 

@@ -13,7 +13,7 @@ namespace octile::checkpoint {
 
 // A safetensors file with the metadata {"format": "octile-calibration", "version": "1"} and, for each linear layer
 // NAME: NAME.input_channel_max f32 (K), NAME.input_max f32 (1), NAME.rows I64 (1), and optionally
-// NAME.input_second_moments f32 (K, K).
+// NAME.input_second_moments f32 (K, K) and NAME.input_excess f32 (2), which is Calibrator::excess().
 class Calibration {
  public:
   // Checks all of the file but the second moments' values. Throws FileError.
@@ -25,6 +25,7 @@ class Calibration {
   std::vector<float> channel_max(const Layer& layer) const;  // (K)
   std::int64_t rows(const Layer& layer) const;
   std::vector<float> second_moments(const Layer& layer) const;  // (K, K)
+  std::vector<float> excess(const Layer& layer) const;          // (2); empty: not in the file
 
  private:
   explicit Calibration(Checkpoint file) : file_(std::move(file)) {}
