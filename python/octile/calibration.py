@@ -14,9 +14,8 @@ import warnings
 
 import torch
 
-from .linears import as_linear, is_linear
-
 from . import _reader
+from .linears import as_linear, is_linear
 
 _FORMAT = {"format": "octile-calibration", "version": "1"}
 _SAMPLE_SEED = 20

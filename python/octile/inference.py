@@ -355,7 +355,9 @@ class W4A16Linear(_Inference):
         """
         new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype, group=group)
         with torch.inference_mode(False), torch.no_grad():
-            new.quantized_weight, new.weight_scale = quantizer.quantize_groups(linear.weight, group, method, second_moments)
+            new.quantized_weight, new.weight_scale = quantizer.quantize_groups(
+                linear.weight, group, method, second_moments
+            )
             quantizer.warn_of_vanished(linear.weight, quantizer.unpack(new.quantized_weight, linear.in_features), group)
             new.bias = None if linear.bias is None else linear.bias.detach().clone()
         return new.train(linear.training)
