@@ -179,7 +179,7 @@ class Calibration:
             warnings.warn(
                 f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen inputs "
                 "exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
-                stacklevel=6,
+                stacklevel=5,
             )
 
     def save(self, path):

@@ -216,7 +216,7 @@ def smooth(model, layers, config):
         groups += [(None, [name]) for name in layers if name not in folded]
     for name, own in done.items():
         wanted = config.multipliers or name in folded
-        own.unsmoothed = "no alpha is better than none" if wanted else "no layer before it takes the factors"
+        own.unsmoothed = "no alpha is better than no smoothing" if wanted else "no layer before it takes the factors"
 
     changes = []
     producers = {id(before): name for name, before in layers.items()}

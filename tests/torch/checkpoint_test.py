@@ -42,7 +42,7 @@ def converted(kind):
         "dynamic": W8A8Dynamic(),
         "tensor": W8A8Dynamic(per_channel=False),
         "static": W8A8Static(calibration, smoothing=None),
-        "smoothed": W8A8Static(calibration),
+        "smoothed": W8A8Static(calibration, 0.5),  # a search might find that no smoothing is best
         "four": W4A16(32),
         "feedback": W4A16(32, "feedback", calibration),
         "row": W4A16(0),
