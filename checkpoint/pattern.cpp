@@ -111,8 +111,12 @@ class PatternCompiler {
       case '*':
       case '+':
       case '?':
+      case '{':
         --at_;
-        refuse("nothing to repeat");
+        if (count()) refuse("nothing to repeat");
+        ++at_;
+        character(c);  // a brace like any character
+        return true;
       case '\\':
         return escape();
       default:
@@ -254,7 +258,7 @@ class PatternCompiler {
     if (!wanted) return;
     if (!can_repeat) refuse("a repeated anchor, which is not read,");
     take('?');  // lazy: the same names fit
-    if (next_is('*') || next_is('+') || next_is('?')) refuse("a repeated repetition, which is not read,");
+    if (count()) refuse("a repeated repetition, which is not read,");
     const std::vector<Pattern::State> one(states_.begin() + static_cast<std::ptrdiff_t>(begin), states_.end());
     states_.resize(begin);
     const auto put = [&] {

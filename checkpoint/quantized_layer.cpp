@@ -63,14 +63,14 @@ std::optional<Layer> QuantizedLayers::of(const TensorInfo& tensor) {
   }
   const auto module = before(tensor.name, ".weight");
   if (!module || tensor.type != ElementType::s8) return std::nullopt;
-  const bool is_scaled = checkpoint_.find(*module + ".weight_scale") != nullptr;
-  if (!is_scaled && (tensor.shape.size() != 2 || checkpoint_.config().groups.empty())) return std::nullopt;
+  if (!checkpoint_.find(*module + ".weight_scale")) return std::nullopt;  // integers that are no levels
   return int_quantized(*module, tensor);
 }
 
 // Where a file says that it has compressed-tensors' layers, a scale has a weight. Those of floats are not ours.
-void QuantizedLayers::check_scale_of_none(const std::string& module) const {
+void QuantizedLayers::check_scale_of_none(const std::string& module) {
   if (checkpoint_.config().groups.empty() || checkpoint_.find(module + ".weight_packed")) return;
+  if (schemes_.ignores(module)) return;
   const TensorInfo* const weight = checkpoint_.find(module + ".weight");
   if (!weight) fail(module, "has a weight_scale and no weight");
   if (weight->type == ElementType::s8 || (!is_float(weight->type) && weight->type >= ElementType::f16)) return;

@@ -27,7 +27,7 @@ class QuantizedLayers {
   Layer int_quantized(const std::string& module, const TensorInfo& weight);
   Layer pack_quantized(const std::string& module);
   Layer transposed_words(const std::string& module);
-  void check_scale_of_none(const std::string& module) const;
+  void check_scale_of_none(const std::string& module);
 
   [[noreturn]] void fail(const std::string& module, const std::string& what) const;
   const TensorInfo& get(const Layer& layer, const std::string& suffix) const;

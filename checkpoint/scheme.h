@@ -37,6 +37,7 @@ class Schemes {
   // Of compressed-tensors, an index of ModelConfig::groups. Throws FileError for a layer that is in no group, or is to
   // be ignored.
   std::size_t group_of(const std::string& layer);
+  bool ignores(const std::string& layer) { return ignored_.of(layer) != nullptr; }
 
  private:
   const Checkpoint& checkpoint_;

@@ -189,6 +189,84 @@ TEST(Layers, OtherWidthsAndVersionsAreRefused) {
   EXPECT_ERROR(find_layers(Checkpoint::open(folder.path)), "3 bits; only 4 are read");
 }
 
+// What Python refuses too, in these words: tests/torch/checkpoint_test.py and awq_gptq_test.py have all of them.
+TEST(Layers, AreWhatTheConfigSays) {
+  const Folder folder;
+  const auto error = [&](const std::string& config) {
+    write_text(folder.path / "config.json", R"({"quantization_config":)" + config + "}");
+    return error_of([&] {
+      const Checkpoint model = Checkpoint::open(folder.path);
+      for (const Layer& layer : find_layers(model).layers) read_weight(model, layer);
+    });
+  };
+  const Awq awq(kLevels);
+  const auto write = [&](bool has_zeros) {
+    std::vector<std::pair<TensorSpec, std::vector<std::int32_t>>> words = {
+        {{"w.qweight", ElementType::s32, {64, 2}}, awq.weight}};
+    if (has_zeros) words.push_back({{"w.qzeros", ElementType::s32, {2, 2}}, awq.zeros});
+    write_words(folder.path / "model.safetensors", words, {{"w.scales", {2, 16}, awq.scale}});
+  };
+  write(true);
+  EXPECT_EQ(error(R"({"quant_method":"awq","bits":4,"group_size":32})"), "");
+  EXPECT_NE(error(R"({"quant_method":"awq","bits":4,"group_size":64})").find("expected a float type (1, 16)"),
+            std::string::npos);
+  EXPECT_NE(error(R"({"quant_method":"awq","bits":8})").find("8 bits; only 4 are read"), std::string::npos);
+  EXPECT_NE(error(R"({"quant_method":"gptq","bits":4})").find("is awq, and quant_method is \"gptq\""),
+            std::string::npos);
+  EXPECT_NE(error(R"({"quant_method":"hqq"})").find("compressed-tensors, awq and gptq are known"), std::string::npos);
+  write(false);
+  EXPECT_NE(error(R"({"quant_method":"awq","bits":4})").find("\"w\": has no qzeros"), std::string::npos);
+
+  write_words(folder.path / "model.safetensors",
+              {{{"w.weight_packed", ElementType::s32, {2, 4}}, std::vector<std::int32_t>(8, 0x12345678)}},
+              {{"w.weight_scale", {2, 2}, {1, 2, 3, 4}}, {"w.weight_shape", {2}, {2, 32}, ElementType::s64}});
+  const auto pack = [&](const std::string& weights, const std::string& rest = "") {
+    return error(R"({"quant_method":"compressed-tensors","config_groups":{"g":{"targets":["re:.*w$"],"weights":{)" +
+                 weights + "}}}" + rest + "}");
+  };
+  const std::string good = R"("num_bits":4,"strategy":"group","group_size":16)";
+  EXPECT_EQ(pack(good), "");
+  EXPECT_NE(pack(R"("num_bits":8,"strategy":"group","group_size":16)")
+                .find("holds 4 bits each, and quantization_config says num_bits 8"),
+            std::string::npos);
+  EXPECT_NE(pack(good + R"(,"symmetric":false)").find("has no weight_zero_point"), std::string::npos);
+  EXPECT_NE(pack(R"("num_bits":4,"strategy":"group","group_size":8)").find("expected a float type (2, 4)"),
+            std::string::npos);
+  EXPECT_NE(pack(R"("num_bits":4,"strategy":"channel")").find("expected a float type (2, 1)"), std::string::npos);
+  EXPECT_NE(pack(good, R"(,"format":"int-quantized")").find("says \"int-quantized\""), std::string::npos);
+  EXPECT_NE(pack(good, R"(,"ignore":["w"])").find("it is quantized, and quantization_config ignores \"w\""),
+            std::string::npos);
+
+  // An integer matrix that is no layer, beside what is quantized.
+  write_words(folder.path / "model.safetensors",
+              {{{"w.weight_packed", ElementType::s32, {2, 4}}, std::vector<std::int32_t>(8, 0x12345678)}},
+              {{"w.weight_scale", {2, 2}, {1, 2, 3, 4}},
+               {"w.weight_shape", {2}, {2, 32}, ElementType::s64},
+               {"ints.weight", {1, 2}, {1, 2}, ElementType::s8}});
+  EXPECT_EQ(pack(good, R"(,"ignore":["ints"])"), "");
+}
+
+TEST(Layers, HaveScalesAboveZero) {
+  const Folder folder;
+  const auto path = folder.path / "w.safetensors";
+  for (const float bad : {0.0f, -1.0f, -0.0f, std::numeric_limits<float>::infinity()}) {
+    const auto read = [&] {
+      const Checkpoint model = Checkpoint::open(path);
+      read_weight(model, find_layers(model).layers.at(0));
+    };
+    write_file(path, {{"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8}, {"w.weight_scale", {2, 1}, {1, bad}}});
+    EXPECT_ERROR(read(), "weight_scale holds");
+    const Awq awq(kLevels);
+    std::vector<float> scale = awq.scale;
+    scale.back() = bad;
+    write_words(
+        path,
+        {{{"w.qweight", ElementType::s32, {64, 2}}, awq.weight}, {{"w.qzeros", ElementType::s32, {2, 2}}, awq.zeros}},
+        {{"w.scales", {2, 16}, scale}});
+    EXPECT_ERROR(read(), "\"w\": scales holds");
+  }
+}
+
 TEST(Layers, PackQuantizedIsChecked) {
   const Folder folder;
   const auto path = folder.path / "w.safetensors";

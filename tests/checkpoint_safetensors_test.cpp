@@ -175,6 +175,13 @@ TEST(SafetensorsReader, NamesInMessagesHaveNoControlCharacters) {
       {"\xe2\x82\xac\xf0\x9f\x99\x82", "\xe2\x82\xac\xf0\x9f\x99\x82"},
       {"\xe2\x82", "??"},
       {"\xc0\x9b\xff", "???"},
+      {"\xe2\x80\x8e\xe2\x80\x8f\xd8\x9c\xe2\x80\x8b\xe2\x81\xa0\xef\xbb\xbf\xc2\xad",
+       "???????"},                                          // U+200E, U+200F, U+061C
+      {"\xf3\xa0\x81\x81\xe2\x80\xa9\xef\xbf\xb9", "???"},  // a tag
+      {"\xe0\x81\x81", "???"},                              // 'A' in three bytes
+      {"\xed\xa0\x80", "???"},                              // half of a pair
+      {"\xf4\x90\x80\x80", "????"},                         // beyond the last one
+      {"\xcd\xb8\xe2\x80\x90", "\xcd\xb8\xe2\x80\x90"},
       {"\xc3(", "?("},
   };
   for (const auto& [text, shown] : cases) {
@@ -334,6 +341,12 @@ TEST(Checkpoint, ReadsShardsByTheirIndex) {
   EXPECT_NE(error().find("has both"), std::string::npos) << error();
 }
 
+std::string repeated(const std::string& piece, int times) {
+  std::string text;
+  for (int i = 0; i < times; ++i) text += piece;
+  return text;
+}
+
 TEST(Checkpoint, RefusesConfigs) {
   const Folder folder;
   EXPECT_NE(error_of_open(folder.path).find("has neither"), std::string::npos);
@@ -342,6 +355,18 @@ TEST(Checkpoint, RefusesConfigs) {
   const std::pair<std::string, const char*> bad[] = {
       {"{", "no JSON"},
       {"1", "no JSON object"},
+      {"[1]", "no JSON object"},
+      {"{\"a\":[" + std::string(2'000'000, ' ') + repeated("0,", 1'000'000) + "0]}", "more than 1000000 values"},
+      {"{\"a\":{" + repeated("\"b\":{},", 1000) + "\"c\":0}}", "\"b\" is there twice"},
+      {repeated("{\"a\":", 65) + "0" + repeated("}", 65), "deeper than 64 levels"},
+      {R"({"quantization_config":{"quant_method":"gptq","checkpoint_format":"gptq_v3"}})",
+       "checkpoint_format is \"gptq_v3\", which has another layout; gptq, gptq_v2 are known"},
+      {R"({"quantization_config":{"quant_method":"gptq","checkpoint_format":"marlin"}})", "another layout"},
+      {R"({"quantization_config":{"quant_method":"awq","version":"gemv"}})", "another layout; gemm, GEMM are known"},
+      {R"({"quantization_config":{"quant_method":"compressed-tensors","format":"marlin-24"}})", "another layout"},
+      {R"({"quantization_config":{"quant_method":"compressed-tensors"}})", "has no config_groups"},
+      {R"({"quantization_config":{"quant_method":"compressed-tensors","config_groups":{"g":{"weights":[]}}}})",
+       "g: \"weights\" is no object"},
       {std::string("{}\0x", 4), "no JSON (byte 3 is 0)"},
       {deep, "deeper than"},
       {R"({"model_type":1})", "\"model_type\" is no text"},
@@ -359,6 +384,8 @@ TEST(Checkpoint, RefusesConfigs) {
     write_text(folder.path / "config.json", config);
     EXPECT_NE(error_of_open(folder.path).find(says), std::string::npos) << error_of_open(folder.path);
   }
+  write_text(folder.path / "config.json", repeated("{\"a\":", 64) + "0" + repeated("}", 64));
+  EXPECT_EQ(error_of_open(folder.path), "");
   write_text(folder.path / "config.json",
              R"({"model_type":"opt","do_layer_norm_before":false,)"
              R"("quantization_config":{"quant_method":"gptq","checkpoint_format":"gptq_v2","bits":4}})");

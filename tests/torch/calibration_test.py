@@ -225,6 +225,10 @@ def test_no_safetensors_file(tmp_path):
     (tmp_path / "c").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="no safetensors file"):
         Calibration.load(tmp_path / "c")
+    os.mkfifo(tmp_path / "pipe")
+    for name, says in (("pipe", "it is no file"), (".", "it is no file"), ("none", "No such file"), ("x" * 300, "too long")):
+        with pytest.raises(ValueError, match=f"cannot read .*{says}"):
+            Calibration.load(tmp_path / name)
     with replacing(tmp_path / "c") as file:
         save_safetensors(GOOD, file, KIND)
     assert Calibration.load(tmp_path / "c")["a"].rows == 3
