@@ -27,7 +27,7 @@ class DequantizedWeight(torch.Tensor):
                 for one in written if isinstance(written, (list, tuple)) else [written]:
                     if isinstance(one, cls):
                         one._refuse()
-        if function is torch.ops.aten.detach.default:  # what .data and .detach() are: no way around the refusal
+        if function is torch.ops.aten.detach.default:  # no way around the refusal
             return cls(arguments[0]._layer)
         arguments, keywords = torch.utils._pytree.tree_map_only(cls, cls.dense, (arguments, keywords))
         return function(*arguments, **keywords)
@@ -42,19 +42,35 @@ class DequantizedWeight(torch.Tensor):
     def __setitem__(self, index, value):
         self._refuse()
 
-    # What torch does not hand to subclasses.
+    @property
+    def data(self):
+        return self.detach()
 
-    def numpy(self, **keywords):
-        return self.dense().numpy(**keywords)
+    @data.setter
+    def data(self, value):
+        self._refuse()
 
-    def tolist(self):
-        return self.dense().tolist()
+    # What torch does not hand to subclasses, and would answer with a null pointer.
+
+    def data_ptr(self):
+        raise RuntimeError("octile: a dequantized weight has no memory of its own; clone() it")
 
     def __deepcopy__(self, memo):
         return self.dense()
 
     def __reduce_ex__(self, protocol):
         return self.dense().__reduce_ex__(protocol)
+
+
+def _of_dense(name):
+    def method(self, *arguments, **keywords):
+        return getattr(self.dense(), name)(*arguments, **keywords)
+
+    return method
+
+
+for _name in ("numpy", "tolist", "__dlpack__", "untyped_storage"):
+    setattr(DequantizedWeight, _name, _of_dense(_name))
 
 
 def read_only(layer):

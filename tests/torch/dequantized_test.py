@@ -56,6 +56,9 @@ def test_what_models_do_with_a_weight(name, dtype, pack):
     assert torch.equal(w.view(2, 12, 64)[1], dense[12:]) and torch.equal(w.T[3], dense.T[3])
     assert torch.equal(w.float().sum(), dense.float().sum()) and w.tolist() == dense.tolist()
     assert torch.equal(torch.cat([w, w.detach()]), torch.cat([dense, dense]))
+    assert torch.equal(torch.from_dlpack(w), dense) and w.untyped_storage().nbytes() == dense.nbytes
+    with pytest.raises(RuntimeError, match="a dequantized weight has no memory of its own"):
+        w.data_ptr()
     if dtype is torch.float32:
         assert (w.numpy() == dense.numpy()).all()
     one, other = (x.clone().requires_grad_() for _ in range(2))
@@ -97,6 +100,8 @@ def test_writes_are_refused(name):
     writes = [
         lambda w: w.mul_(2),
         lambda w: w.data.add_(1),
+        lambda w: setattr(w, "data", torch.zeros(24, 64)),
+        lambda w: setattr(w, "data", w.data.mul_(2)),
         lambda w: w.detach().copy_(torch.zeros(24, 64)),
         lambda w: w.__setitem__(0, 0.0),
         lambda w: nn.init.normal_(w),
