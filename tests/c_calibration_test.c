@@ -45,6 +45,11 @@ static void calibrate(void) {
   OK(octile_calibrator_merge(calibrator, other));
   OK(octile_calibrator_second_moments(calibrator, &moments));
   CHECK(h[0] == 20 && octile_calibrator_rows(calibrator) == 4);
+  float excess[2];
+  const octile_tensor expected = tensor(excess, kF32, 1, kTwo);
+  OK(octile_calibrator_excess(calibrator, &expected));
+  CHECK(fabsf(excess[0] - 1.0f / 5) < 1e-6f && excess[1] > 0);
+  ERROR(octile_calibrator_excess(calibrator, &moments), OCTILE_SHAPE_MISMATCH, "out is f64 (2, 2)");
 
   ERROR(octile_calibrator_observe(NULL, &rows), OCTILE_INVALID_ARGUMENT, "calibrator is NULL");
   ERROR(octile_calibrator_observe(calibrator, NULL), OCTILE_SHAPE_MISMATCH, "x is absent");
@@ -115,6 +120,18 @@ static void smooth(void) {
   OK(octile_search_smoothing(&description, &search, &result));
   CHECK(result.error == (errors[1] < errors[0] ? errors[1] : errors[0]) && result.alpha == (errors[1] < errors[0]));
   CHECK(result.error >= 0 && result.unsmoothed_error >= 0);
+  CHECK(result.smooth == (result.error < 0.95 * result.unsmoothed_error) && result.reserved == 0);
+  float excess[] = {0.5f, 1};
+  const octile_tensor expected = tensor(excess, kF32, 1, kTwo);
+  const double unclipped = errors[1];
+  search.input_excess = &expected;
+  OK(octile_search_smoothing(&description, &search, &result));
+  CHECK(errors[1] > unclipped && result.smooth == 0);
+  search.input_excess = NULL;
+  description.calibration_rows = 1;
+  OK(octile_search_smoothing(&description, &search, &result));
+  CHECK(errors[1] > unclipped);
+  description.calibration_rows = 0;
   description.activation = 300;
   ERROR(octile_search_smoothing(&description, &search, &result), OCTILE_INVALID_ARGUMENT, "activation = 300");
   ERROR(octile_smoothing_search_description_init(NULL, sizeof description), OCTILE_INVALID_ARGUMENT, "NULL");

@@ -45,6 +45,12 @@ void expect_error(const std::function<void()>& call, Status status, const std::v
 
 // ---- Calibrator ----
 
+std::vector<float> excess_of(const Calibrator& calibrator) {
+  std::vector<float> excess(2);
+  calibrator.excess(vector(excess.data(), 2));
+  return excess;
+}
+
 std::vector<double> moments_of(const Calibrator& calibrator) {
   std::vector<double> h(at(calibrator.features() * calibrator.features()));
   calibrator.second_moments(matrix(h.data(), calibrator.features(), calibrator.features()));
@@ -150,6 +156,76 @@ TEST(Calibrator, Merges) {
   double diagonal = 0;
   for (int j = 0; j < 5; ++j) diagonal = std::max(diagonal, wanted[at(6 * j)]);
   for (std::size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(sum[i], wanted[i], 2 * 8 * 0x1p-53 * diagonal);
+
+  // Two that saw the same: the sums are twice as large, for twice as many rows.
+  const std::vector<float> more = normal(300 * 5, 4);
+  Calibrator one({.features = 5}), two({.features = 5});
+  one.observe(matrix<const float>(more.data(), 300, 5));
+  two.observe(matrix<const float>(more.data(), 300, 5));
+  const std::vector<float> before = excess_of(one);
+  one.merge(two);
+  EXPECT_FLOAT_EQ(excess_of(one)[0], before[0] / 2);
+  EXPECT_FLOAT_EQ(excess_of(one)[1], before[1] / 2);
+}
+
+// Rows of each block of 128 beside the maxima of the blocks before it, each by the number of rows before.
+TEST(Calibrator, ExcessEqualsPlainLoopsHoweverTheRowsAreSplit) {
+  const std::int64_t rows = 700, k = 9;
+  std::vector<float> x = normal(rows * k, 5);
+  for (std::int64_t r = 0; r < rows; ++r) x[at(r * k)] = 0;  // a channel that never exceeds
+  double exceeding = 0;
+  std::vector<double> squares(at(k));
+  std::vector<float> before(at(k)), largest(at(k));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (r % 128 == 0) before = largest;
+    const std::int64_t earlier = r / 128 * 128;
+    for (std::int64_t j = 0; j < k; ++j) {
+      const float value = std::abs(x[at(r * k + j)]);
+      largest[at(j)] = std::max(largest[at(j)], value);
+      if (earlier == 0 || value <= before[at(j)]) continue;
+      const double by = static_cast<double>(value) - static_cast<double>(before[at(j)]);
+      exceeding += static_cast<double>(earlier);
+      squares[at(j)] += static_cast<double>(earlier) * by * by;
+    }
+  }
+  double square = 0;
+  for (std::int64_t j = 1; j < k; ++j) square += squares[at(j)] / static_cast<double>(largest[at(j)] * largest[at(j)]);
+  const double values = static_cast<double>(rows - 128) * k * rows;
+  for (const int step : {1, 50, 128, 700}) {
+    Calibrator calibrator({.features = k});
+    for (std::int64_t r = 0; r < rows; r += step) {
+      calibrator.observe(matrix<const float>(x.data() + r * k, std::min<std::int64_t>(step, rows - r), k));
+    }
+    const std::vector<float> excess = excess_of(calibrator);
+    EXPECT_NEAR(excess[0], exceeding / values, 1e-6 * excess[0]);
+    EXPECT_NEAR(excess[1], square / values, 1e-5 * excess[1]);
+  }
+}
+
+// Estimated from some rows, it is what others do within a half.
+TEST(Calibrator, ExcessForetellsWhatOtherRowsExceedBy) {
+  const std::int64_t k = 128;
+  for (const std::int64_t rows : {256, 1024, 4096}) {
+    const std::vector<float> x = normal(rows * k, 6), fresh = normal(20000 * k, 7);
+    Calibrator calibrator({.features = k});
+    calibrator.observe(matrix<const float>(x.data(), rows, k));
+    const std::vector<float> largest = calibrator.channel_max(), excess = excess_of(calibrator);
+    double count = 0, square = 0;
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+      const double by = static_cast<double>(std::abs(fresh[i]) / largest[i % at(k)]) - 1;
+      if (by > 0) count += 1, square += by * by;
+    }
+    const auto all = static_cast<double>(fresh.size());
+    EXPECT_NEAR(excess[0] / (count / all), 1, 0.5) << rows;
+    EXPECT_NEAR(excess[1] / (square / all), 1, 0.5) << rows;
+  }
+  // Nothing was there to compare with: of independent rows, with an exponential tail of mean 1 / (ln(rows) + 0.58).
+  Calibrator few({.features = k});
+  const std::vector<float> x = normal(100 * k, 8);
+  EXPECT_EQ(excess_of(few), (std::vector<float>{0, 0}));
+  few.observe(matrix<const float>(x.data(), 100, k));
+  EXPECT_FLOAT_EQ(excess_of(few)[0], 1.0f / 101);
+  EXPECT_FLOAT_EQ(excess_of(few)[1], static_cast<float>(2.0 / 101 / std::pow(std::log(100.0) + 0.5772156649, 2)));
 }
 
 TEST(Calibrator, Rejects) {
@@ -462,6 +538,82 @@ TEST(SmoothQuant, SecondMomentsTellNearlyWhatTheRowsTell) {
   }
 }
 
+// What a static layer loses on unseen rows is rounding and clamping, and the search adds an estimate of the clamping.
+TEST(SmoothQuant, ErrorsHaveWhatUnseenRowsExceedTheMaximaBy) {
+  const Layer layer(4, 50);
+  const SmoothingSearchDescription d = layer.description(Activation::static_per_tensor);
+  std::vector<double> plain(21), with(21), dynamic(21), dynamic_with(21);
+  const std::vector<float> excess = {1e-3f, 2e-5f};
+  const auto search = [&](SmoothingSearchDescription of, std::vector<double>& errors, bool has_excess) {
+    return search_smoothing(of, {.weight = layer.weight(),
+                                 .input_channel_max = layer.maxima(),
+                                 .x = layer.rows(),
+                                 .input_excess = has_excess ? vector(excess.data(), 2) : ConstTensor{},
+                                 .errors = vector(errors.data(), 21)});
+  };
+  const double unsmoothed = search(d, plain, false).unsmoothed_error;
+  const SmoothingSearchResult result = search(d, with, true);
+  EXPECT_EQ(result.unsmoothed_error, unsmoothed);
+  EXPECT_EQ(result.error, *std::min_element(with.begin(), with.end()));
+
+  double signal = 0;
+  for (std::int64_t r = 0; r < layer.m; ++r) {
+    for (std::int64_t c = 0; c < layer.n; ++c) {
+      double y = 0;
+      for (std::int64_t j = 0; j < layer.k; ++j) {
+        y += static_cast<double>(layer.x[at(r * layer.k + j)]) * static_cast<double>(layer.w[at(c * layer.k + j)]);
+      }
+      signal += y * y;
+    }
+  }
+  Calibrator weights({.features = layer.k});
+  weights.observe(layer.weight());
+  const std::vector<float> weight_max = weights.channel_max();
+  const double tail = std::sqrt(2e-5 / 2e-3);  // mean of the exponential
+  for (int step = 0; step < 21; step += 5) {
+    std::vector<float> s(at(layer.k));
+    const float largest = smoothing_factors({.alpha = step / 20.0,
+                                             .input_channel_max = layer.maxima(),
+                                             .weight_channel_max = vector(weight_max.data(), layer.k),
+                                             .factors = vector(s.data(), layer.k)});
+    double clipped = 0;
+    for (std::int64_t j = 0; j < layer.k; ++j) {
+      double norm = 0;
+      for (std::int64_t c = 0; c < layer.n; ++c) norm += std::pow(static_cast<double>(layer.w[at(c * layer.k + j)]), 2);
+      const auto max = static_cast<double>(layer.channel_max[at(j)]);
+      const double beyond = std::max(0.0, static_cast<double>(largest) * static_cast<double>(s[at(j)]) / max - 1);
+      clipped += norm * max * max * 2e-5 * std::exp(-beyond / tail);
+    }
+    const double wanted = static_cast<double>(layer.m) * clipped / signal;
+    EXPECT_NEAR(with[at(step)] - plain[at(step)], wanted, 1e-5 * wanted) << step;
+  }
+
+  // Rows alone, where the excess is not known: the one of independent rows.
+  SmoothingSearchDescription of_rows = d;
+  of_rows.calibration_rows = 192;
+  std::vector<double> modelled(21);
+  search(of_rows, modelled, false);
+  EXPECT_GT(modelled[20], plain[20]);
+  // A scale of the row itself clamps nothing.
+  search(layer.description(Activation::dynamic_per_token), dynamic, false);
+  search(layer.description(Activation::dynamic_per_token), dynamic_with, true);
+  EXPECT_EQ(dynamic, dynamic_with);
+}
+
+// Gaussian channels of about the same size, few rows: no smoothing is better. Outliers: smoothing is, with any rows.
+TEST(SmoothQuant, TheSearchSaysWhetherSmoothingIsWorthIt) {
+  for (const float outliers : {1.0f, 50.0f}) {
+    const Layer layer(4, outliers);
+    SmoothingSearchDescription d = layer.description(Activation::static_per_tensor);
+    SmoothingSearchArgs args = {.weight = layer.weight(), .input_channel_max = layer.maxima(), .x = layer.rows()};
+    EXPECT_TRUE(search_smoothing(d, args).smooth);  // nothing is known of unseen rows
+    d.calibration_rows = 8;
+    const SmoothingSearchResult result = search_smoothing(d, args);
+    EXPECT_EQ(result.smooth, outliers > 1);
+    EXPECT_EQ(result.smooth, result.error < 0.95 * result.unsmoothed_error);
+  }
+}
+
 TEST(SmoothQuant, TheSearchGivesTheSameBitsWithAnyNumberOfThreads) {
   const Layer layer(4, 50);
   Calibrator calibrator({.features = layer.k, .second_moments = true});
@@ -550,6 +702,20 @@ TEST(SmoothQuant, TheSearchRejects) {
     rejected([=](Case& c) { c.d.last_alpha = alpha; }, invalid, {"last_alpha = "});
   }
   for (const int steps : {0, 1002}) rejected([=](Case& c) { c.d.steps = steps; }, invalid, {"steps = "});
+  rejected([](Case& c) { c.d.calibration_rows = -1; }, invalid, {"calibration_rows = -1"});
+  std::vector<float> excess(2);
+  const auto with_excess = [&](float probability, float square) {
+    excess = {probability, square};
+    return [&](Case& c) { c.args.input_excess = vector<const float>(excess.data(), 2); };
+  };
+  rejected(with_excess(-0.1f, 1), invalid, {"input_excess = (-0.1", "expected a probability"});
+  rejected(with_excess(1.5f, 1), invalid, {"input_excess = (1.5"});
+  rejected(with_excess(0, 1), invalid, {"input_excess = (0, 1)"});
+  rejected(with_excess(0.5f, -1), invalid, {"input_excess = (0.5, -1)"});
+  rejected(with_excess(0.5f, kInfinity), invalid, {"input_excess = (0.5, inf)"});
+  rejected(with_excess(kNan, 1), invalid, {"input_excess = (nan"});
+  rejected([&](Case& c) { c.args.input_excess = vector<const float>(excess.data(), 1); }, mismatch,
+           {"input_excess is"});
   rejected([](Case& c) { c.d.threads = 2000; }, invalid, {"threads = 2000"});
   rejected([](Case& c) { c.args.weight.shape[0] = 3; }, mismatch, {"weight is f32 (3, 64)"});
   rejected([](Case& c) { c.args.input_channel_max = {}; }, mismatch, {"input_channel_max is absent"});

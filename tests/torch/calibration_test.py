@@ -174,6 +174,8 @@ def test_file(device, generator, tmp_path):
         assert loaded[name].rows == calibration[name].rows
         assert torch.equal(loaded[name].channel_max, calibration[name].channel_max.cpu())
         assert torch.equal(loaded[name].second_moments, calibration[name].second_moments.float().cpu())
+        assert loaded[name].excess is None or torch.equal(loaded[name].excess, calibration[name].excess)
+    assert any(loaded[name].excess is not None for name in loaded)
     with pytest.raises(ValueError, match="seen no rows"):
         Calibration({"a": octile.calibration.InputStatistics(torch.zeros(4), 0)}).save(tmp_path / "no")
     with pytest.raises(ValueError, match="has no layers"):
@@ -211,6 +213,7 @@ KIND = {"format": "octile-calibration", "version": "1"}
             KIND,
             r"a.input_second_moments\" is F32 \(3, 3\), not F32 \(4, 4\)",
         ),
+        ({"a.input_excess": torch.ones(3)}, KIND, r'"a.input_excess" is F32 \(3\), not F32 \(2\)'),
     ],
 )
 def test_files_that_are_none(change, metadata, says, tmp_path):
@@ -226,12 +229,45 @@ def test_no_safetensors_file(tmp_path):
     with pytest.raises(ValueError, match="no safetensors file"):
         Calibration.load(tmp_path / "c")
     os.mkfifo(tmp_path / "pipe")
-    for name, says in (("pipe", "it is no file"), (".", "it is no file"), ("none", "No such file"), ("x" * 300, "too long")):
+    for name, says in (
+        ("pipe", "it is no file"),
+        (".", "it is no file"),
+        ("none", "No such file"),
+        ("x" * 300, "too long"),
+    ):
         with pytest.raises(ValueError, match=f"cannot read .*{says}"):
             Calibration.load(tmp_path / name)
     with replacing(tmp_path / "c") as file:
         save_safetensors(GOOD, file, KIND)
     assert Calibration.load(tmp_path / "c")["a"].rows == 3
+
+
+def test_excess_is_that_of_the_library(generator):
+    """Rows of two dimensions, in blocks of 128: however they come."""
+    from octile import _fallback
+
+    x = torch.randn(640, 16, generator=generator)
+    layer = nn.Sequential(nn.Linear(16, 4))
+    theirs = torch.empty(2)
+    calibrator = _fallback.library().calibrator(16)
+    calibrator.observe(_fallback._view(x))
+    calibrator.excess(_fallback._view(theirs))
+    for size in (128, 256, 640):
+        ours = watched(layer, x.split(size))["0"]
+        assert torch.allclose(ours.excess, theirs, rtol=1e-5) and ours.rows == 640
+    whole = watched(layer, [x])["0"].excess
+    twice = watched(layer, [x]), watched(layer, [x])
+    assert torch.allclose(twice[0].merge_(twice[1])["0"].excess, whole / 2)
+    assert watched(layer, [x[:100]])["0"].excess is None
+
+
+def test_rows_of_a_sequence_are_compared_with_other_sequences(generator):
+    """Sequences of one row each, repeated: a sequence exceeds with all of its rows, or with none."""
+    x = torch.randn(40, 1, 16, generator=generator).expand(40, 20, 16)
+    excess = watched(nn.Sequential(nn.Linear(16, 4)), [x])["0"].excess
+    rows = watched(nn.Sequential(nn.Linear(16, 4)), [x.flatten(0, 1)])["0"].excess
+    assert 1 / 80 < excess[0] < 1 / 20  # 1 of 40 sequences, rather than 1 of 800 rows
+    assert rows[0] < excess[0]
 
 
 def test_files_are_replaced_whole_and_with_the_mode_of_others(tmp_path, monkeypatch):
