@@ -29,9 +29,11 @@ def save_checkpoint(model, folder, *, force=False):
     # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
     per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
     kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
-    if len(kinds) != 1:
-        what = "no quantized layer" if not kinds else f"layers of several kinds: {sorted(kinds, key=str)}"
-        raise ValueError(f"octile: the model has {what}; a checkpoint has one")
+    if not kinds:
+        raise ValueError("octile: the model has no quantized layer: quantize_() it first")
+    if len(kinds) > 1:
+        found = sorted(kinds, key=str)
+        raise ValueError(f"octile: the model has layers of several kinds, {found}: convert all of them with one config")
     tensors, seen = {}, set()
     for name, t in model.state_dict().items():
         if type(modules.get(name.rpartition(".")[0])) not in _LAYERS and (

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 
 from torch import nn
 
@@ -93,10 +94,7 @@ class Report:
         self.parameters = total
 
         def add(name, module, shape, reason):
-            size = 1
-            for length in shape:
-                size *= length
-            share = size / total if total else 0.0
+            share = math.prod(shape) / total if total else 0.0
             self.matrices.append(Matrix(name, type(module).__name__, tuple(shape), share, not reason, reason))
 
         for name, module, shape in quantized:
