@@ -4,7 +4,8 @@
     python3 bench/torch/evaluation.py [--before CHECKOUT] [--device cuda] [--threads N] [--rounds N] [--best] [--quick]
 
 Columns: nn.Linear; octile.Linear of an older checkout's package (--before, built); octile.Linear; the same after
-cache_weights_(). Each round measures each package once, in a process of its own; medians over calls and rounds, or with --best, for a machine that is busy, their minima.
+cache_weights_(). Each round measures each package once, in a process of its own. Medians over calls and rounds, or with
+--best, for a machine that is busy, minima.
 """
 
 import argparse

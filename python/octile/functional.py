@@ -118,7 +118,7 @@ def _rows(x):
 
 
 def check_input(x, in_features):
-    """Raises where x is not (..., in_features). For layers: the library, which sees the weight beside x, blames that."""
+    """Raises where x is not (..., in_features). The library, which sees a weight beside x, blames that instead."""
     if x.dim() == 0 or x.size(-1) != in_features:
         raise RuntimeError(
             f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"

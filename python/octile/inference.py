@@ -235,13 +235,13 @@ class W8A8StaticLinear(_Int8):
     """Inference with 8-bit weights and activations, and one scale for x that is known beforehand.
 
     Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (1) unless per_channel; input_scale float32
-    (1); input_multiplier float32 (IN), SmoothQuant's 1 / s, or None; bias (OUT) or None. x (..., IN) of any float type is
-    multiplied by input_multiplier and quantized with input_scale, where it is clamped to -127..127. y is in x's type,
+    (1); input_multiplier float32 (IN), SmoothQuant's 1 / s, or None; bias (OUT) or None. x (..., IN) of any float type
+    is multiplied by input_multiplier and quantized with input_scale, where it is clamped to -127..127. y is in x's type,
     under autocast in autocast's. No gradients.
 
-    The kernels take input_scale as a number, so the buffer stays on the CPU wherever the layer goes. Eager code reads it
-    in every call. A compiled graph keeps the number that it was compiled with until the layer is filled, moved, loaded or
-    called in eager code.
+    The kernels take input_scale as a number, so the buffer stays on the CPU wherever the layer goes. Eager code reads
+    it in every call. A compiled graph keeps the number that it was compiled with until the layer is filled, moved,
+    loaded or called in eager code.
     """
 
     _KEPT = ("quantized_weight", "weight_scale", "input_scale", "input_multiplier")

@@ -1,7 +1,7 @@
 """cache_weights_(): quantized weights in buffers that stay where they are.
 
-Layers quantize their weight in every forward. With these buffers they read it instead, in eager code, in compiled and in
-captured graphs. The buffers are brought up to date in place: after every step of an optimizer that holds the weight,
+Layers quantize their weight in every forward. With these buffers they read it instead, in eager code, in compiled and
+in captured graphs. The buffers are brought up to date in place: after every step of an optimizer that holds the weight,
 after load_state_dict(), and in eager code whenever the version counter has moved.
 """
 
@@ -191,8 +191,8 @@ def cache_weights_(model, *optimizers):
 
     **Every other change of a weight goes unseen: call refresh() on the returned object after it**, or the layer answers
     with the old weight. In eager code these are writes through `.data`, `.detach()` or a raw pointer that leave the
-    storage where it is: averages (EMA) copied in, PEFT's merge and unmerge, optimizers without torch's hooks. A compiled
-    or captured graph sees nothing but steps and load_state_dict(): it also misses assignments under no_grad(), pruning
+    storage where it is: averages (EMA) copied in, PEFT's merge and unmerge, optimizers without torch's hooks. A
+    compiled or captured graph sees nothing but steps and load_state_dict(): it also misses assignments under no_grad(), pruning
     and steps by hand. Changes that moved the version counter are warned of at the next step.
 
     Returns an object with refresh(), stale() (the layers whose version counter has moved) and remove().

@@ -707,7 +707,7 @@ def test_refusals(device, generator):
 @pytest.mark.parametrize("shape", [(5, 63), (2, 3, 65), (5, 32), (63,), ()])
 @pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W8A8StaticLinear, W4A16Linear])
 def test_a_wrong_input_is_named(kind, shape, device):
-    """Not the weight, which is the layer's own. A packed weight, or one scale per row, may be of one size for two of IN."""
+    """Not the weight, which is the layer's own. A packed weight may be of one size for several of IN."""
     plain = nn.Linear(64, 32, device=device)
     options = {W8A8StaticLinear: [{"input_scale": 0.1}], W4A16Linear: [{"group": 32}, {"group": 0}]}
     layers = [kind.from_linear(plain, **one) for one in options.get(kind, [{}])]
