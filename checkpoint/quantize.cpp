@@ -52,11 +52,12 @@ class Quantizer {
     for (const Checkpoint::Shard& shard : checkpoint_.shards()) {
       for (const TensorInfo& tensor : shard.file.tensors()) all_ += static_cast<std::int64_t>(tensor.size());
     }
+    if (options_.smoothing && options_.format == Format::w8a8_static) warn_of_few_rows();
     if (options_.smoothing) fold();
     quantizer_.emplace(checkpoint_, options_, calibration_ ? &*calibration_ : nullptr, folded_ ? &*folded_ : nullptr);
     report_.size_before = checkpoint_.size();
     checkpoint_.is_folder() ? write_folder() : write_file();
-    warn();
+    warn_of_vanished();
     return std::move(report_);
   }
 
@@ -167,24 +168,26 @@ class Quantizer {
     }
   }
 
-  void warn() {
-    if (options_.smoothing && options_.format == Format::w8a8_static) {
-      std::int64_t rows = kFewCalibrationRows;
-      for (const Layer& layer : layers_) rows = std::min(rows, calibration_->rows(layer));
-      if (rows < kFewCalibrationRows) {
-        report_.warnings.push_back(
-            "smoothing rests on " + std::to_string(rows) + " calibration rows, and fewer than " +
-            std::to_string(kFewCalibrationRows) +
-            " are few: unseen inputs exceed the largest values seen more often, and are clamped");
-      }
+  // Before anything is written: a calibration without rows is refused.
+  void warn_of_few_rows() {
+    std::int64_t rows = kFewCalibrationRows;
+    for (const Layer& layer : layers_) {
+      if (calibration_->has(layer)) rows = std::min(rows, calibration_->rows(layer));
     }
+    if (rows == kFewCalibrationRows) return;
+    report_.warnings.push_back("smoothing rests on " + std::to_string(rows) + " calibration rows, and fewer than " +
+                               std::to_string(kFewCalibrationRows) +
+                               " are few: unseen inputs exceed the largest values seen more often, and are clamped");
+  }
+
+  void warn_of_vanished() {
     for (const LayerReport& layer : report_.layers) {
       if (layer.vanished == 0) continue;
-      const std::int64_t length = options_.format == Format::w4a16 && options_.group != 0 ? options_.group : layer.k;
-      report_.warnings.push_back(
-          "\"" + printable(layer.name) + "\": " + std::to_string(layer.vanished) + " of " +
-          std::to_string(layer.n * (layer.k / length)) + (length == layer.k ? " rows" : " groups") +
-          " are all zero now and were not: their weights are too small for the least scale, 1e-8");
+      const bool groups = options_.format == Format::w4a16 && options_.group != 0;
+      const std::int64_t all = groups ? layer.n * (layer.k / options_.group) : layer.n;
+      report_.warnings.push_back("\"" + printable(layer.name) + "\": " + std::to_string(layer.vanished) + " of " +
+                                 std::to_string(all) + (groups ? " groups" : " rows") +
+                                 " are all zero now and were not: they are too small for the least scale, 1e-8");
     }
   }
 

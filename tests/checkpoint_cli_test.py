@@ -34,7 +34,7 @@ def octile(*arguments, **options):
 def write_safetensors(path, tensors, metadata=None):
     """tensors: name to (type, shape, bytes, or a function that writes this many bytes to a file)."""
     header, at = {"__metadata__": metadata} if metadata else {}, 0
-    sizes = {"F32": 4, "F16": 2, "I64": 8, "I8": 1}
+    sizes = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I8": 1}
     for name, (kind, shape, _) in tensors.items():
         size = sizes[kind]
         for extent in shape:
@@ -168,6 +168,37 @@ class QuantizeTest(Case):
             self.assertEqual(json_fields.undocumented(document, "inspect"), [])
         document = json.loads(octile("compare", self.model, self.out, "--json").stdout)
         self.assertEqual(json_fields.undocumented(document, "compare"), [])
+
+    def test_weights_too_small_for_the_least_scale(self):
+        """Compared with the values in the file: what f32 cannot hold is no zero."""
+        values = struct.unpack("<2048f", floats(2048, 7))
+        path, out = self.root / "in.safetensors", self.root / "out.safetensors"
+        tensors = {
+            "a.weight": ("F32", [32, 64], struct.pack("<2048f", *(1e-9 * v for v in values))),
+            "b.weight": ("F64", [32, 64], struct.pack("<2048d", *(1e-300 * v for v in values))),
+            "c.weight": ("F64", [32, 64], struct.pack("<2048d", *(1e-160 * v for v in values[:64]), *values[64:])),
+            "d.weight": ("F32", [32, 64], struct.pack("<2048f", *(1e-41 * v for v in values))),
+            "e.weight": ("F32", [32, 64], bytes(4 * 2048)),
+        }
+        write_safetensors(path, tensors)
+        lost = {"a": 32, "b": 32, "c": 1, "d": 32, "e": 0}
+        arguments = ["quantize", path, out, "--format", "w8a8"]
+        report = json.loads(self.good(*arguments, "--json"))
+        compared = json.loads(self.good("compare", path, out, "--json"))
+        for layers in (report["layers"], compared["layers"]):
+            sqnr = {layer["name"]: layer["sqnr_db"] for layer in layers}
+            self.assertEqual([sqnr[name] for name in "abd"], [0, 0, 0])
+            self.assertTrue(40 < sqnr["c"] < 50, sqnr)
+            self.assertEqual({layer["name"]: layer["vanished"] for layer in layers}, lost)
+        self.assertEqual({layer["name"]: layer["exact"] for layer in compared["layers"]}["b"], False)
+        self.assertEqual(len(report["warnings"]), 4)
+        text = self.good(*arguments, "--force")
+        self.assertIn('warning: "b": 32 of 32 rows are all zero now and were not', text)
+        self.assertRegex(text, r"b +\(32, 64\) +0\.00 +\d\.\d\de-300")
+        self.assertIn('warning: "c": 1 rows or groups are all zero in B and not in A', self.good("compare", path, out))
+        tensors["c.weight"] = ("F64", [32, 64], struct.pack("<2048d", 1e300, *values[1:]))
+        write_safetensors(path, tensors)
+        self.bad(1, *arguments, "--force", says=["the weight is 1e+300 at (0, 0), which is beyond f32"])
 
     def test_patterns(self):
         arguments = ["--ignore", "*.a,x", self.model, self.out, "--format", "w8a8", "--json"]

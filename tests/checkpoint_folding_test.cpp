@@ -180,6 +180,38 @@ TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
   EXPECT_NE(reason(quantize(large, ElementType::f16)).find("element 5 is nan"), std::string::npos);
 }
 
+// What unseen rows exceed the maxima by decides whether a search smooths at all, where a scale is static.
+TEST(Quantize, TheSearchMayFindThatNoSmoothingIsBest) {
+  const Model model;
+  QuantizeOptions options{.format = Format::w8a8_static, .overwrite = true};
+  options.calibration = model.calibration;
+  options.smoothing = Smoothing{.search = true};
+  write_calibration(model.calibration, model.tensors, true, {}, {0.0f, 0.0f});
+  EXPECT_EQ(model.quantize(options).smoothed.size(), 4u);
+  write_calibration(model.calibration, model.tensors, true, {}, {0.5f, 100.0f});
+  const QuantizeReport report = model.quantize(options);
+  EXPECT_TRUE(report.smoothed.empty());
+  ASSERT_EQ(report.not_smoothed.size(), 7u);
+  EXPECT_EQ(report.not_smoothed[0].reason, "no alpha would gain more than 0.2 dB on unseen inputs");
+  const Checkpoint before = Checkpoint::open(model.in), after = Checkpoint::open(model.out);
+  const std::string norm = kBlock + "input_layernorm.weight";
+  EXPECT_EQ(before.values(norm), after.values(norm));
+  ASSERT_EQ(report.warnings.size(), 1u);
+  EXPECT_NE(report.warnings[0].find("smoothing rests on 10 calibration rows, and fewer than 1024 are few"),
+            std::string::npos);
+  options.format = Format::w8a8;  // a scale per token: nothing is clamped
+  const QuantizeReport dynamic = model.quantize(options);
+  EXPECT_EQ(dynamic.smoothed.size(), 4u);
+  EXPECT_TRUE(dynamic.warnings.empty());
+  options.format = Format::w8a8_static;
+  for (const std::vector<float>& bad : {std::vector<float>{2, 1}, {0.5f, -1}, {0, 1}}) {
+    write_calibration(model.calibration, model.tensors, true, {}, bad);
+    EXPECT_ERROR(model.quantize(options), "input_excess = (");
+  }
+  write_calibration(model.calibration, model.tensors, true, {kBlock + "self_attn.q_proj.input_excess", {}}, {0, 0});
+  EXPECT_NO_THROW(model.quantize(options));  // as of a file from before
+}
+
 TEST(Quantize, SearchesAndFeedsBack) {
   const Model model;
   QuantizeOptions options;

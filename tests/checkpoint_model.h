@@ -32,7 +32,8 @@ inline std::vector<Values> llama(ElementType type = ElementType::f32) {
 
 // Inputs of which one channel in sixteen is a hundred times the others. `instead`: a tensor's values; none: without it.
 inline void write_calibration(const std::filesystem::path& path, const std::vector<Values>& tensors,
-                              bool moments = true, const std::pair<std::string, std::vector<float>>& instead = {}) {
+                              bool moments = true, const std::pair<std::string, std::vector<float>>& instead = {},
+                              const std::vector<float>& excess = {}) {
   std::vector<Values> all;
   for (const Values& tensor : tensors) {
     if (tensor.shape.size() != 2) continue;
@@ -46,6 +47,7 @@ inline void write_calibration(const std::filesystem::path& path, const std::vect
     all.push_back({name + ".input_channel_max", {k}, most});
     all.push_back({name + ".input_max", {1}, {*std::max_element(most.begin(), most.end())}});
     all.push_back({name + ".rows", {1}, {10}, ElementType::s64});
+    if (!excess.empty()) all.push_back({name + ".input_excess", {2}, excess});
     if (moments) all.push_back({name + ".input_second_moments", {k, k}, h});
   }
   for (Values& tensor : all) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "checkpoint_levels.h"
@@ -58,6 +59,55 @@ TEST(Quantize, WritesEveryFormat) {
       EXPECT_EQ(read_all(model.out / "config.json").rfind(R"({"model_type": "llama", "x": 1e-6,)", 0), 0u);
       EXPECT_EQ(files_in(model.folder.path), 3u);
     }
+  }
+}
+
+// Values whose squares leave f64 are told apart all the same, in any order.
+TEST(Measure, DifferencesOfTinyAndHugeValues) {
+  const std::vector<double> tiny = {1e-300, -3e-300}, zeros = {0, 0}, one = {1, 2}, near = {1, 2.5}, huge = {1e300, 0};
+  Difference difference;
+  difference.add(zeros, zeros);
+  EXPECT_TRUE(difference.is_exact());
+  EXPECT_EQ(difference.sqnr(), std::numeric_limits<double>::infinity());
+  difference.add(tiny, zeros);
+  EXPECT_FALSE(difference.is_exact());
+  EXPECT_EQ(difference.sqnr(), 0);
+  EXPECT_EQ(difference.max_error, 3e-300);
+  difference.add(one, near);
+  EXPECT_NEAR(difference.sqnr(), 10 * std::log10(5 / 0.25), 1e-12);
+  difference.add(tiny, tiny);
+  EXPECT_NEAR(difference.sqnr(), 10 * std::log10(5 / 0.25), 1e-12);
+  difference.add(huge, zeros);
+  EXPECT_EQ(difference.sqnr(), 0);
+  difference.add(std::vector<double>{std::nan("")}, std::vector<double>{0});
+  EXPECT_FALSE(difference.is_exact());
+  EXPECT_TRUE(std::isnan(difference.sqnr()));
+
+  EXPECT_EQ(count_vanished(std::vector<double>{1e-300, 0, 0, 0, 1, 2}, std::vector<double>{0, 0, 0, 0, 0, 2}, 2), 1);
+}
+
+TEST(Quantize, WarnsOfWeightsThatBecomeZero) {
+  Model model;
+  Values& gate = *std::find_if(model.tensors.begin(), model.tensors.end(),
+                               [](const Values& v) { return v.name == kBlock + "mlp.gate_proj.weight"; });
+  for (float& value : gate.values) value *= 1e-10f;
+  write_file(model.in / "model.safetensors", model.tensors);
+  for (const Format format : {Format::w8a8, Format::w4a16}) {
+    const QuantizeReport report = model.quantize({.format = format, .group = 32, .overwrite = true});
+    for (const LayerReport& layer : report.layers) {
+      const bool is_gate = layer.name == kBlock + "mlp.gate_proj";
+      EXPECT_EQ(layer.vanished, !is_gate ? 0 : format == Format::w8a8 ? kInner : kInner * kHidden / 32);
+      if (is_gate) {
+        EXPECT_EQ(layer.sqnr, 0);
+      } else {
+        EXPECT_GT(layer.sqnr, 15);
+      }
+    }
+    ASSERT_EQ(report.warnings.size(), 1u);
+    EXPECT_NE(report.warnings[0].find(format == Format::w8a8 ? "mlp.gate_proj\": 96 of 96 rows are all zero now"
+                                                             : "mlp.gate_proj\": 192 of 192 groups are all zero now"),
+              std::string::npos)
+        << report.warnings[0];
   }
 }
 
