@@ -342,6 +342,7 @@ void Temporary::replace_folder(const CheckReplaced& check) {
 }
 
 void write_file(const fs::path& path, std::string_view contents, Existing existing) {
+  if (path.empty()) fail_on("write", path, ENOENT);
   struct stat status = {};
   fs::path target = path;
   mode_t mode = 0666;

@@ -116,6 +116,12 @@ QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<f
     args.second_moments = matrix(moments.data(), layer.k, layer.k);
   }
   of_layer(checkpoint_, layer.name, [&] { quantize_weight(description, args); });
+  for (const float scale : weight.scale) {  // as every reader of the result will
+    if (std::isfinite(scale) && scale > 0) continue;
+    throw FileError(checkpoint_.path().string() + ": \"" + printable(layer.name) + "\": a scale is " +
+                    number_text(scale) + ", which is no scale in " + std::string(name(type)) +
+                    ": its weights, smoothed, are too large");
+  }
   return weight;
 }
 

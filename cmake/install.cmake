@@ -19,7 +19,7 @@ install(DIRECTORY docs TYPE DOC)
 install(FILES bench/peers/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench/peers)
 file(RELATIVE_PATH octile_headers ${CMAKE_INSTALL_FULL_DOCDIR} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 install(CODE "
-  set(octile_link \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DOCDIR}/include\")
+  get_filename_component(octile_link \"${CMAKE_INSTALL_DOCDIR}/include\" ABSOLUTE BASE_DIR \"\${CMAKE_INSTALL_PREFIX}\")
   file(CREATE_LINK \"${octile_headers}\" \"\$ENV{DESTDIR}\${octile_link}\" SYMBOLIC)
   list(APPEND CMAKE_INSTALL_MANIFEST_FILES \"\${octile_link}\")")
 

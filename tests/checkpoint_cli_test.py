@@ -157,7 +157,11 @@ class QuantizeTest(Case):
         tensors["model.layers.0.input_layernorm.weight"] = ("F32", [32], floats(32, 2))
         write_safetensors(self.model / "model.safetensors", tensors)
         (self.model / "config.json").write_text('{"model_type": "llama"}')
-        calibration = {f"{block}{part}_proj.input_channel_max": ("F32", [32], struct.pack("<32f", *[1] * 32)) for part in "qkv"}
+        calibration = {}
+        for part in "qkv":
+            calibration[f"{block}{part}_proj.input_channel_max"] = ("F32", [32], struct.pack("<f", 1) * 32)
+            calibration[f"{block}{part}_proj.input_max"] = ("F32", [1], struct.pack("<f", 1))
+            calibration[f"{block}{part}_proj.rows"] = ("I64", [1], struct.pack("<q", 1))
         write_safetensors(self.root / "c", calibration, {"format": "octile-calibration", "version": "1"})
         options = ["--format", "w8a8", "--smooth", "0.5", "--calibration", self.root / "c"]
         report = json.loads(self.good("quantize", self.model, self.out, *options, "--json"))

@@ -44,6 +44,7 @@ inline void write_calibration(const std::filesystem::path& path, const std::vect
       if (j % 16 == 3) most[j] = 100;
       h[j * most.size() + j] = most[j] * most[j];
     }
+    if (instead.first == name + ".input_channel_max" && !instead.second.empty()) most = instead.second;
     all.push_back({name + ".input_channel_max", {k}, most});
     all.push_back({name + ".input_max", {1}, {*std::max_element(most.begin(), most.end())}});
     all.push_back({name + ".rows", {1}, {10}, ElementType::s64});

@@ -331,6 +331,22 @@ TEST(Quantize, RefusesValues) {
   EXPECT_EQ(files_in(model.folder.path), 2u);
 }
 
+// A norm that is 0 takes any factor, and the weight's column then leaves f16.
+TEST(Quantize, WritesNoScaleThatReadersRefuse) {
+  const Model model(ElementType::f16);
+  std::vector<Values> tensors = model.tensors;
+  tensors[1].values[3] = 0;  // of input_layernorm
+  write_file(model.in / "model.safetensors", tensors);
+  std::vector<float> most(kHidden, 1);
+  most[3] = 1e30f;
+  write_calibration(model.calibration, tensors, true, {kBlock + "self_attn.q_proj.input_channel_max", most});
+  QuantizeOptions options;
+  options.calibration = model.calibration;
+  options.smoothing = Smoothing{.alpha = 1};
+  EXPECT_ERROR(model.quantize(options), "a scale is inf, which is no scale in F16");
+  EXPECT_EQ(files_in(model.folder.path), 2u);
+}
+
 TEST(Quantize, LeavesNothingWhenItIsStopped) {
   const Model model;
   QuantizeOptions options;

@@ -239,6 +239,7 @@ TEST(Quantize, KeepsPermissions) {
   EXPECT_EQ(mode(model.out / "tokenizer.json"), 0644u);
   EXPECT_EQ(mode(model.out / "1_Pooling"), 0755u);  // so that it can be filled, and removed again
   EXPECT_EQ(mode(model.out / "1_Pooling" / "config.json"), 0400u);
+  set(model.in / "1_Pooling", 0755);
   // A lone file, and what was private before.
   QuantizeOptions options;
   options.overwrite = true;

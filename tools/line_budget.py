@@ -41,7 +41,7 @@ def main():
     arguments = parser.parse_args()
 
     rows = []
-    for path in sorted(path for folder in ("checkpoint", "cli", "include", "src", "tile") for path in (ROOT / folder).glob("**/*")):
+    for path in sorted(path for folder in ("base", "checkpoint", "cli", "include", "src", "tile") for path in (ROOT / folder).glob("**/*")):
         name = path.relative_to(ROOT)
         if path.suffix not in {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"} or not (found := kind_of(name)):
             continue
