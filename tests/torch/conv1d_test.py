@@ -10,6 +10,7 @@ from octile import W4A16, Int8Training, QuantizedLinear, W8A8Dynamic, W8A8Static
 from torch import nn
 
 Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Block(nn.Module):

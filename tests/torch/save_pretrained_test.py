@@ -13,6 +13,7 @@ from torch import nn
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 transformers.utils.logging.disable_progress_bar()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = torch.arange(3, 27).reshape(2, 12)
 

@@ -12,6 +12,7 @@ from octile.linears import is_linear
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 transformers.utils.logging.disable_progress_bar()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def text(**more):
