@@ -13,9 +13,9 @@ import stat
 import warnings
 
 import torch
-from torch import nn
 
 from . import _reader
+from .linears import as_linear, is_linear
 
 _FORMAT = {"format": "octile-calibration", "version": "1"}
 _SAMPLE_SEED = 20
@@ -179,9 +179,9 @@ class Calibration:
         rows = min((self.layers[name].rows for name in names), default=FEW_ROWS)
         if rows < FEW_ROWS:
             warnings.warn(
-                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen "
-                "inputs exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
-                stacklevel=6,
+                f"octile: smoothing rests on {rows} calibration rows, and fewer than {FEW_ROWS:,} are few: unseen inputs "
+                "exceed the largest values seen more often, and are clamped. Calibrate with a few thousand rows",
+                stacklevel=5,
             )
 
     def save(self, path):
@@ -226,7 +226,7 @@ class Calibration:
 
 @contextlib.contextmanager
 def calibrate(model, *, second_moments=False, samples=256, filter=None):
-    """Watches the inputs of every torch.nn.Linear in `model` while the block runs; gives a Calibration.
+    """Watches the inputs of every torch.nn.Linear and Conv1D in `model` while the block runs; gives a Calibration.
 
     second_moments: also sums x x^T, (K, K) a layer, which W4A16(method="feedback") needs. samples: so many rows of each
     layer are kept, drawn evenly, which W8A8Static(smoothing="search") needs. filter(module, name) -> bool chooses layers.
@@ -239,10 +239,10 @@ def calibrate(model, *, second_moments=False, samples=256, filter=None):
     observers, hooks = {}, []
 
     def watch(name, module):
-        observer = observers[name] = _Observer(module.in_features, second_moments, samples)
+        observer = observers[name] = _Observer(as_linear(module).in_features, second_moments, samples)
 
         def hook(_, arguments, keywords):
-            x = arguments[0] if arguments else keywords["input"]
+            x = arguments[0] if arguments else next(iter(keywords.values()))
             # Not in autocast's type, and no inference tensor: they are added to in place later.
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 observer.observe(x)
@@ -252,10 +252,10 @@ def calibrate(model, *, second_moments=False, samples=256, filter=None):
     calibration = Calibration()
     try:
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and (filter is None or filter(module, name)):
+            if is_linear(module) and (filter is None or filter(module, name)):
                 watch(name, module)
         if not observers:
-            raise ValueError("octile: the model has no torch.nn.Linear to calibrate")
+            raise ValueError("octile: the model has no torch.nn.Linear to calibrate, and no Conv1D")
         yield calibration
     finally:
         for hook in hooks:

@@ -15,6 +15,7 @@ from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
 from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
+from .linears import as_linear, is_conv1d
 
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 _SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "qweight", "qzeros", "scales", "g_idx", "bias")
@@ -27,7 +28,7 @@ def load_checkpoint_(model, folder):
 
     folder: or one safetensors file, as `octile quantize` writes it of one.
 
-    The torch.nn.Linear that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
+    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
     other tensors are loaded as load_state_dict() does. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
@@ -42,19 +43,19 @@ def load_checkpoint_(model, folder):
     quantized = {}
     for name, layer in checked["layers"].items():
         where, module = f"{folder}: {printable(name)}", modules.get(name)
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear and not (is_conv1d(module) and checked["format"] == "octile"):
             what = "no such layer" if module is None else f"a {type(module).__name__} there"
             raise ValueError(f"octile: {where} is a quantized linear layer, and the model has {what}")
-        shape = (layer["n"], layer["k"])
-        if shape != (module.out_features, module.in_features):
+        linear, shape = as_linear(module), (layer["n"], layer["k"])
+        if shape != (linear.out_features, linear.in_features):
             raise ValueError(
-                f"octile: {where} is {shape}, and the model's layer {(module.out_features, module.in_features)}"
+                f"octile: {where} is {shape}, and the model's layer {(linear.out_features, linear.in_features)}"
             )
         own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in _SUFFIXES if f"{name}.{suffix}" in tensors}
         scheme = {} if layer["scheme"] is None else checked["schemes"][layer["scheme"]]
         if layer["kind"] in awq_gptq.KINDS:
-            own, scheme = awq_gptq.to_compressed_tensors(checked, layer, own, module)
-        quantized[name] = where, module, scheme, own
+            own, scheme = awq_gptq.to_compressed_tensors(checked, layer, own, linear)
+        quantized[name] = where, linear, scheme, own
     awq_gptq.drop_zero_points_of_zero(checked["layers"], quantized)
     layers = {name: _make_layer(*parts) for name, parts in quantized.items()}
     if not layers:

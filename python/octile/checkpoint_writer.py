@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import warnings
 
 import torch
 from torch import nn
@@ -16,10 +17,11 @@ _LAYERS = (W8A8Linear, W8A8StaticLinear, W4A16Linear)
 def save_checkpoint(model, folder, *, force=False):
     """Writes a model that quantize_() or load_checkpoint_() has converted: model.safetensors and config.json.
 
-    config.json is that of model.config, where it has one, with a quantization_config. Layers that multiply their inputs
-    (W8A8Static without a fold) are beyond what compressed-tensors can say: format is then "octile", which it and
-    Transformers refuse, and load_checkpoint_() reads. Raises ValueError for a model with no quantized layer or several
-    kinds of them, and FileExistsError where one of the files is there already, unless `force`.
+    config.json is that of model.config, where it has one, with a quantization_config; a model of Transformers that
+    generates has a generation_config.json too. Layers that multiply their inputs (W8A8Static's multipliers) and layers
+    that were a Conv1D are beyond what compressed-tensors can say: `format` is then "octile", which it and Transformers
+    refuse and load_checkpoint_() reads, and a UserWarning names the layers. Raises ValueError for a model with no
+    quantized layer or several kinds of them, and FileExistsError where one of the files is there already, unless `force`.
     """
     folder = pathlib.Path(folder)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -27,9 +29,11 @@ def save_checkpoint(model, folder, *, force=False):
     # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
     per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
     kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
-    if len(kinds) != 1:
-        what = "no quantized layer" if not kinds else f"layers of several kinds: {sorted(kinds, key=str)}"
-        raise ValueError(f"octile: the model has {what}; a checkpoint has one")
+    if not kinds:
+        raise ValueError("octile: the model has no quantized layer: quantize_() it first")
+    if len(kinds) > 1:
+        found = sorted(kinds, key=str)
+        raise ValueError(f"octile: the model has layers of several kinds, {found}: convert all of them with one config")
     tensors, seen = {}, set()
     for name, t in model.state_dict().items():
         if type(modules.get(name.rpartition(".")[0])) not in _LAYERS and (
@@ -42,9 +46,17 @@ def save_checkpoint(model, folder, *, force=False):
     config = _model_config(model)
     left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
     config["quantization_config"] = _describe(next(iter(layers.values())), layers, per_channel, left)
+    if beyond := _beyond_compressed_tensors(layers):
+        warnings.warn(
+            'octile: the format of this checkpoint is "octile", which octile.load_checkpoint_() reads, and neither '
+            f"Transformers nor vLLM: {'; '.join(beyond)}",
+            stacklevel=2,
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    index = folder / "model.safetensors.index.json"
-    for path in (folder / "model.safetensors", folder / "config.json", index):
+    index, generation = folder / "model.safetensors.index.json", _generation_config(model)
+    written = [folder / "model.safetensors", folder / "config.json", index]
+    written += [folder / "generation_config.json"] if generation is not None else []
+    for path in written:
         if path.exists() and not force:
             raise FileExistsError(f"octile: {path} is there already; force=True overwrites it")
     text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
@@ -53,6 +65,8 @@ def save_checkpoint(model, folder, *, force=False):
         with replacing(folder / "model.safetensors") as file:
             save_safetensors(tensors, file, {"format": "pt"})
             index.unlink(missing_ok=True)  # of a model in several files: it would be read before ours
+            if generation is not None:
+                generation.save_pretrained(folder)
 
 
 def _model_config(model):
@@ -60,10 +74,15 @@ def _model_config(model):
     if not hasattr(getattr(model, "config", None), "to_json_string"):
         return {}
     config = json.loads(model.config.to_json_string())
-    config["architectures"] = config.get("architectures") or [type(model).__name__]
+    if hasattr(model, "save_pretrained") or not config.get("architectures"):
+        config["architectures"] = [type(model).__name__]
     if not config.get("dtype") and not config.get("torch_dtype"):
         config["dtype"] = str(model.dtype).removeprefix("torch.")
     return config
+
+
+def _generation_config(model):
+    return model.generation_config if hasattr(model, "can_generate") and model.can_generate() else None
 
 
 def _kind(layer, per_channel):
@@ -95,6 +114,26 @@ def _layer_tensors(layer, per_channel):
     return tensors
 
 
+def _beyond_compressed_tensors(layers):
+    """What its layouts cannot say of these layers, in sentences."""
+    multiplied = [n for n, m in layers.items() if type(m) is W8A8StaticLinear and m.input_multiplier is not None]
+    transposed = [n for n, m in layers.items() if m.in_out]
+    said = []
+    if multiplied:
+        said.append(
+            f"{_some(multiplied)} multiply their inputs: W8A8Static(multipliers=False) smooths only where it folds, "
+            "and smoothing=None nowhere"
+        )
+    if transposed:
+        said.append(f"{_some(transposed)} were a Conv1D, which compressed-tensors has no layout for")
+    return said
+
+
+def _some(names):
+    more = f" and {len(names) - 4} more layers" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
 def _describe(layer, layers, per_channel, left):
     w4, static = type(layer) is W4A16Linear, type(layer) is W8A8StaticLinear
     weights = {"num_bits": 4 if w4 else 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
@@ -107,9 +146,9 @@ def _describe(layer, layers, per_channel, left):
         weights["strategy"] = "channel" if per_channel else "tensor"
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
-    multiplied = static and any(m.input_multiplier is not None for m in layers.values())
+    beyond = _beyond_compressed_tensors(layers)
     # As a quant_method Transformers would warn of it, and go on with weights that mean nothing.
-    layout = "octile" if multiplied else "pack-quantized" if w4 else "int-quantized"
+    layout = "octile" if beyond else "pack-quantized" if w4 else "int-quantized"
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",

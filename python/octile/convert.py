@@ -1,6 +1,7 @@
 """quantize_(): whole models."""
 
 import dataclasses
+import warnings
 from typing import Literal
 
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from . import _c, _fallback, functional, inference, quantizer, training
 from .calibration import Calibration
 from .kernels import plan_text
+from .linears import as_linear, is_conv1d, is_linear
+from .report import Report
 from .smoothing import smooth
 
 
@@ -29,7 +32,8 @@ def _not_calibrated(calibration, linear, name):
 
 @dataclasses.dataclass(frozen=True)
 class Int8Training:
-    """torch.nn.Linear to octile.Linear. The parameters stay the same objects: optimizers and ties hold."""
+    """torch.nn.Linear to octile.Linear, Conv1D to octile.conv1d.Conv1D. The parameters stay the same objects: optimizers
+    and ties hold."""
 
     backward: Literal["16bit", "int8"] | tuple[str, str] = "16bit"
     activation: Literal["per_token", "per_tensor"] = "per_token"
@@ -51,8 +55,17 @@ class Int8Training:
             return f"out_features is {linear.out_features}; an int8 dX sums at most {functional.LONGEST_SUM} terms"
         return ""
 
-    def converter(self, model, layers):
-        return lambda linear, name: training.Linear.from_linear(linear, **dataclasses.asdict(self)), []
+    def converter(self, model, layers, report):
+        words = dataclasses.asdict(self)
+
+        def convert(linear, name):
+            if is_conv1d(layers[name]):
+                from .conv1d import Conv1D
+
+                return Conv1D.from_conv1d(layers[name], **words)
+            return training.Linear.from_linear(linear, **words)
+
+        return convert, []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +77,7 @@ class W8A8Dynamic:
     def refusal(self, linear, name):
         return _long_sum(linear)
 
-    def converter(self, model, layers):
+    def converter(self, model, layers, report):
         return lambda linear, name: inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel), []
 
 
@@ -75,14 +88,16 @@ class W8A8Static:
     calibration: of octile.calibrate() or octile.Calibration.load(), of this model under these names. smoothing: "search"
     takes of each layer the alpha of the least error, and needs sample rows or second moments; or an alpha from 0 to 1 for
     every layer; or None. fold: "auto" divides the layers before in blocks that are known;
-    {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none. The other
-    layers multiply their inputs while they quantize them.
+    {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none.
+    multipliers: the other layers multiply their inputs while they quantize them (True), or are not smoothed (False).
+    compressed-tensors has no multipliers: only Octile loads a checkpoint of a model that has them.
     """
 
     calibration: Calibration
     smoothing: float | Literal["search"] | None = "search"
     fold: Literal["auto"] | dict[str, list[str]] | None = "auto"
     per_channel: bool = True
+    multipliers: bool = True
 
     def __post_init__(self):
         if not isinstance(self.calibration, Calibration):
@@ -93,17 +108,23 @@ class W8A8Static:
             raise ValueError(f'octile: smoothing is {self.smoothing!r}; None, 0 to 1 and "search" are known')
         if not (self.fold in ("auto", None) or isinstance(self.fold, dict)):
             raise ValueError(f'octile: fold is {self.fold!r}; "auto", None and a dict are known')
+        if self.multipliers not in (True, False):
+            raise ValueError(f"octile: multipliers is {self.multipliers!r}; True and False are known")
+        if self.smoothing is not None and self.fold is None and not self.multipliers:
+            raise ValueError("octile: fold=None with multipliers=False smooths nothing: say smoothing=None")
 
     def __repr__(self):
-        fold = f", fold={self.fold!r}" if self.smoothing is not None else ""
+        fold = f", fold={self.fold!r}, multipliers={self.multipliers}" if self.smoothing is not None else ""
         return f"W8A8Static({self.calibration!r}, smoothing={self.smoothing!r}{fold})"
 
     def refusal(self, linear, name):
         return _long_sum(linear) or _not_calibrated(self.calibration, linear, name)
 
-    def converter(self, model, layers):
+    def converter(self, model, layers, report):
         self.calibration.check(layers)
         smoothed, changes = smooth(model, layers, self)
+        report.multipliers = [name for name, own in smoothed.items() if own.multiplier is not None]
+        report.unsmoothed = {name: own.unsmoothed for name, own in smoothed.items() if own.unsmoothed}
 
         def convert(linear, name):
             own = smoothed[name]
@@ -160,7 +181,7 @@ class W4A16:
                 return "its calibration has no second moments: calibrate(second_moments=True)"
         return ""
 
-    def converter(self, model, layers):
+    def converter(self, model, layers, report):
         if self.calibration is not None and self.method != "nearest":
             self.calibration.check(layers)
 
@@ -174,26 +195,6 @@ class W4A16:
         return convert, []
 
 
-class Report:
-    """What quantize_() did: `converted`, names; `skipped`, reasons by name. str() is a text for a person."""
-
-    def __init__(self, config):
-        self.config = config
-        self.converted: list[str] = []
-        self.skipped: dict[str, str] = {}
-        self.bytes_before = self.bytes_after = 0
-
-    def __str__(self):
-        lines = [f"{self.config}: {len(self.converted)} layers converted, {len(self.skipped)} left as they were"]
-        if self.bytes_before != self.bytes_after:
-            lines.append(f"  weights: {self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB")
-        lines += [f"  {name or 'the model itself'}" for name in self.converted]
-        lines += [f"  not {name or 'the model itself'}: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-
 def _is_head(name):
     return name.rpartition(".")[2] == "lm_head"
 
@@ -202,13 +203,21 @@ def _unfit(module, config):
     """Why this module cannot be converted; "" if it can. A layer that was trained in int8 can, for inference."""
     if "forward" in module.__dict__:
         return "its forward was replaced, on the instance"
+    kind = type(module)
+    if isinstance(module, inference._Inference):
+        return f"it is an octile.{kind.__name__} already"
     if isinstance(module, training._Trainable):
-        if isinstance(config, Int8Training) or type(module) is not training.Linear:
+        if isinstance(config, Int8Training) or not _is_trained(module):
             return f"it is an octile.{_kind_of(module)} already"
         if "weight_int8" in module._buffers:
             return "its weight is cached by cache_weights_(): call remove() first"
-    elif type(module) is not nn.Linear:
-        return f"{type(module).__name__} is a subclass of torch.nn.Linear and may compute something else"
+    elif kind is nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return f"{kind.__name__} is a subclass of torch.nn.Linear whose weight torch.nn.MultiheadAttention reads itself"
+    elif kind is not nn.Linear and is_conv1d(module):
+        if kind.__module__ != "transformers.pytorch_utils":
+            return f"{kind.__name__} is a subclass of transformers' Conv1D and may compute something else"
+    elif kind is not nn.Linear:
+        return f"{kind.__name__} is a subclass of torch.nn.Linear and may compute something else"
     w = module._parameters.get("weight")
     if w is None:
         return "its weight is not a parameter (parametrized?)"
@@ -219,8 +228,13 @@ def _unfit(module, config):
     return ""
 
 
+def _is_trained(module):
+    """Whether it is what Int8Training makes, which can be converted for inference."""
+    return type(module) is training.Linear or type(module).__module__ == f"{__package__}.conv1d"
+
+
 def _kind_of(module):
-    ours = type(module) in (training.Linear, training.QuantizedLinear)
+    ours = _is_trained(module) or type(module) is training.QuantizedLinear
     return type(module).__name__ if ours else f"Linear, a {type(module).__name__},"
 
 
@@ -235,23 +249,24 @@ def _sharers(model):
 
 
 def quantize_(model, config, filter=None):
-    """Converts the torch.nn.Linear layers of `model` in place, as `config` says; returns a Report.
+    """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
-    config: Int8Training, W8A8Dynamic, W8A8Static or W4A16. filter(module, name) -> bool chooses among the torch.nn.Linear; without
-    one, all but those named lm_head. The modules stay the same objects, of another class, so that references to them
-    and their hooks hold.
+    Linear layers are torch.nn.Linear and transformers' Conv1D. config: Int8Training, W8A8Dynamic, W8A8Static or W4A16.
+    filter(module, name) -> bool chooses among them; without one, all but those named lm_head. The modules stay the same
+    objects, of another class, so that references to them and their hooks hold.
 
     Training keeps the parameters, tied ones included. For inference a weight that other modules hold too (a head tied to
     the embedding) would become a second, quantized copy: it is left alone unless `filter` asks for it.
 
-    The report names every torch.nn.Linear that was left, and why. Raises TypeError for another kind of config. Whatever
-    it raises, the model is then as it was: it holds the old layers until all new ones are made.
+    The report names every matrix that was left, and why. Warns (UserWarning) if nothing was converted. Raises TypeError
+    for another kind of config. Whatever it raises, the model is then as it was: it holds the old layers until all new
+    ones are made.
     """
     if not isinstance(config, (Int8Training, W8A8Dynamic, W8A8Static, W4A16)):
         raise TypeError(f"octile: {config!r} is none of Int8Training, W8A8Dynamic, W8A8Static and W4A16")
     report, sharers, layers = Report(config), _sharers(model), {}
     for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.Linear):
+        if not (is_linear(module) or isinstance(module, (inference._Inference, training._Trainable))):
             continue
         reason = _unfit(module, config)
         parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
@@ -264,13 +279,13 @@ def quantize_(model, config, filter=None):
         others = [] if reason else [n for n in sharers[id(module.weight)] if n != name]
         if others and filter is None and not isinstance(config, Int8Training):
             reason = f"its weight is that of {', '.join(others)} too: a filter has to ask for it"
-        reason = reason or config.refusal(module, name)
+        reason = reason or config.refusal(as_linear(module), name)
         if reason:
             report.skipped[name] = reason
         else:
             layers[name] = module
-    convert, changes = config.converter(model, layers)
-    made = {name: convert(module, name) for name, module in layers.items()}
+    convert, changes = config.converter(model, layers, report)
+    made = {name: convert(as_linear(module), name) for name, module in layers.items()}
     with torch.no_grad():
         for parameter, new in changes:
             parameter.copy_(new)
@@ -279,6 +294,9 @@ def quantize_(model, config, filter=None):
         become(module, made.pop(name))
         report.bytes_after += _bytes(module)
         report.converted.append(name)
+    report.count(model)
+    if not report.converted:
+        warnings.warn(f"octile: quantize_() converted nothing: {report.why_nothing()}", stacklevel=2)
     return report
 
 
@@ -292,6 +310,8 @@ _HOOKS = [name for name in nn.Module().__dict__ if "hook" in name]
 
 def become(module, other):
     """Turns `module` into `other`, a new layer: in place, since containers, hooks and variables refer to it."""
+    if isinstance(other, inference._Inference):
+        other.in_out = is_conv1d(module)
     kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
     ours = ("_options", "_weight_cache")
     own = {name: value for name, value in module.__dict__.items() if name not in other.__dict__ and name not in ours}

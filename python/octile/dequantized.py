@@ -4,14 +4,14 @@ import torch
 
 
 class DequantizedWeight(torch.Tensor):
-    """A read-only view of a layer's weight as floats, (OUT, IN): dequantized by each operation that reads its values.
+    """A read-only view of a layer's weight as floats, (OUT, IN), of a Conv1D (IN, OUT): dequantized by each operation that reads its values.
 
     Its shape, dtype and device cost nothing: T5 asks for them in every forward. Writes raise RuntimeError.
     """
 
     @staticmethod
     def __new__(cls, layer):
-        shape = layer.out_features, layer.in_features
+        shape = (layer.in_features, layer.out_features) if layer.in_out else (layer.out_features, layer.in_features)
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=layer.weight_dtype, device=layer._device())
         self._layer = layer
         return self
@@ -34,7 +34,7 @@ class DequantizedWeight(torch.Tensor):
 
     def dense(self):
         """A plain tensor with the values."""
-        return self._layer._dequantized().to(self.device, self.dtype)
+        return self._layer._readable().to(self.device, self.dtype)
 
     def _refuse(self):
         raise RuntimeError(f"octile: {read_only(self._layer)}")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _c, _fallback, functional, quantizer
+from . import _c, _fallback, functional, quantizer, save_pretrained
 from .dequantized import DequantizedWeight, read_only
 from .kernels import kernels, plan_text
 
@@ -23,9 +23,11 @@ class _Inference(nn.Module):
     """
 
     _KEPT = ("quantized_weight", "weight_scale")  # buffers that to(dtype) leaves in their type
+    in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
 
     def __init__(self, in_features, out_features, bias, device, dtype):
         super().__init__()
+        save_pretrained.install()
         self.in_features, self.out_features = in_features, out_features
         self.weight_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.register_buffer("bias", torch.zeros(out_features, device=device, dtype=dtype) if bias else None)
@@ -37,12 +39,20 @@ class _Inference(nn.Module):
 
         Read-only. Every operation that reads its values dequantizes it; the layer's own forward never does.
         """
-        return self._dequantized().to(self.weight_dtype) if torch.compiler.is_compiling() else DequantizedWeight(self)
+        return self._readable().to(self.weight_dtype) if torch.compiler.is_compiling() else DequantizedWeight(self)
+
+    def _readable(self):
+        weight = self._dequantized()
+        return weight.t() if self.in_out else weight
 
     def __setattr__(self, name, value):
         if name == "weight":
             raise AttributeError(f"octile: {read_only(self)}")
         super().__setattr__(name, value)
+
+    def __setstate__(self, state):
+        save_pretrained.install()
+        super().__setstate__(state)
 
     def _scale_type(self, dtype):
         return torch.float64 if dtype is torch.float64 else torch.float32

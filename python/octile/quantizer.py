@@ -22,7 +22,7 @@ def quantize_groups(w, group, method="nearest", second_moments=None):
     scale = _nearest_scale(values)
     scale = torch.where(scale.isfinite(), scale, torch.nan)
     q = (values / scale).round().clamp(-8, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
-    return pack(q), scale.squeeze(-1)
+    return pack(q), scale.squeeze(-1).contiguous()
 
 
 def _nearest_scale(values):
@@ -93,7 +93,7 @@ def warn_of_vanished(w, q, group=0):
 def pack(q):
     """int8 (N, K) of 4-bit values -> bytes (N, ceil(K / 2))."""
     q = nn.functional.pad(q, (0, q.shape[1] % 2)).to(torch.uint8) & 15
-    return q[:, 0::2] | (q[:, 1::2] << 4)
+    return (q[:, 0::2] | (q[:, 1::2] << 4)).contiguous()  # also of a transposed weight
 
 
 def unpack(packed, k):

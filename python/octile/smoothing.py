@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from . import _fallback
+from .linears import as_linear
 
 # By the class of a block: which layer's output goes into which linear layers and nowhere else, and may be divided per
 # channel. Of `v` to `out` too: attention mixes tokens, never channels of one head.
@@ -50,6 +51,7 @@ class Smoothed:
     bias: torch.Tensor | None
     channel_max: torch.Tensor
     multiplier: torch.Tensor | None = None  # 1 / s, where the layer before could not be divided
+    unsmoothed: str = ""  # why it is not smoothed, though it was to be
 
 
 def known_folds(model):
@@ -123,7 +125,7 @@ def checked_folds(model, folds, layers):
             name = name_of.get(id(modules.get(consumer)))
             if name is None:
                 raise ValueError(f"octile: fold: {consumer!r} is no layer that is converted")
-            layer = layers[name]
+            layer = as_linear(layers[name])
             if layer.in_features != len(weight):
                 raise ValueError(
                     f"octile: fold: {consumer} has {layer.in_features} inputs, and {producer} {len(weight)} outputs"
@@ -197,7 +199,8 @@ def smooth(model, layers, config):
     Changes nothing. Raises ValueError for a fold that cannot be and for a search without samples.
     """
     known = config.calibration
-    done = {name: Smoothed(_wide(m.weight), m.bias, known[name].channel_max) for name, m in layers.items()}
+    linears = {name: as_linear(module) for name, module in layers.items()}
+    done = {name: Smoothed(_wide(m.weight), m.bias, known[name].channel_max) for name, m in linears.items()}
     if config.smoothing is None:
         return done, []
     known.warn_of_few_rows(layers)
@@ -209,7 +212,11 @@ def smooth(model, layers, config):
         folds = config.fold
     groups = [(before, names) for before, names in checked_folds(model, folds, layers).items()]
     folded = {name for _, names in groups for name in names}
-    groups += [(None, [name]) for name in layers if name not in folded]
+    if config.multipliers:
+        groups += [(None, [name]) for name in layers if name not in folded]
+    for name, own in done.items():
+        wanted = config.multipliers or name in folded
+        own.unsmoothed = "no alpha is better than no smoothing" if wanted else "no layer before it takes the factors"
 
     changes = []
     producers = {id(before): name for name, before in layers.items()}
@@ -237,7 +244,7 @@ def smooth(model, layers, config):
             own = done[name]
             own.weight *= s.to(own.weight)
             own.channel_max = own.channel_max.cpu() * multiplier
-            own.multiplier = multiplier if before is None else None
+            own.multiplier, own.unsmoothed = (multiplier if before is None else None), ""
     return done, changes
 
 

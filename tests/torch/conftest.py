@@ -19,3 +19,12 @@ def device(request):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(20)
+
+
+@pytest.fixture
+def one_thread():
+    """For models so small that two threads would mostly wait for each other: on a busy machine 69 s become 14."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

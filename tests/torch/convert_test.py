@@ -1,5 +1,6 @@
 """quantize_(): what it converts, what it leaves and says of it, and that the models go on working."""
 
+import contextlib
 import copy
 
 import octile
@@ -106,14 +107,16 @@ def test_trained_and_then_served(device):
         assert quantize_(model, W8A8Dynamic()).converted == ["2"]
         assert torch.equal(model(x), y) and list(model.parameters()) == []
     assert not {"_options", "_weight_cache"} & set(model[0].__dict__)
-    assert quantize_(nn.Sequential(octile.QuantizedLinear(8, 8)), W8A8Dynamic()).converted == []
+    with pytest.warns(UserWarning, match="converted nothing: it is an octile.QuantizedLinear already"):
+        assert quantize_(nn.Sequential(octile.QuantizedLinear(8, 8)), W8A8Dynamic()).converted == []
 
 
 def test_subclasses_of_ours_and_lists():
     class Mine(Linear):
         pass
 
-    left = quantize_(nn.Sequential(Mine(64, 64)), W8A8Dynamic()).skipped
+    with pytest.warns(UserWarning, match="converted nothing"):
+        left = quantize_(nn.Sequential(Mine(64, 64)), W8A8Dynamic()).skipped
     assert left == {"0": "it is an octile.Linear, a Mine, already"}
     pair = Int8Training(backward=["int8", "16bit"])
     assert hash(pair) == hash(Int8Training(backward=("int8", "16bit")))
@@ -165,7 +168,7 @@ def test_what_is_left_and_why():
     left = quantize_(copy.deepcopy(model), W4A16(64)).skipped
     assert "Mine is a subclass" in left["mine"]
     assert "is a subclass" in left["parametrized"] or "not a parameter" in left["parametrized"]
-    assert "is a subclass" in left["attention.out_proj"]
+    assert "is a subclass" in left["attention.out_proj"] and "MultiheadAttention reads" in left["attention.out_proj"]
     assert left["odd"] == "group is 64, which does not divide in_features, 72"
     assert left["imaginary"] == "its weight is torch.complex64"
     assert "reads the weight itself" in left["encoder.linear1"]
@@ -179,6 +182,97 @@ def test_what_is_left_and_why():
     assert "not odd" not in str(report) and "  not mine: Mine is a subclass" in str(report)
 
 
+class Everything(nn.Module):
+    """A matrix of every kind, and an embedding that the head shares."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 32)
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.attention = nn.MultiheadAttention(32, 4)
+        self.picture = nn.Conv2d(3, 8, 2)
+        self.recurrent = nn.GRU(32, 16)
+        self.experts = nn.Module()
+        self.experts.down = nn.Parameter(torch.randn(4, 32, 64))
+        self.table = nn.Parameter(torch.randn(5, 7))
+        self.head = nn.Linear(32, 10)
+        self.head.weight = self.embed.weight
+        self.register_buffer("mask", torch.ones(9, 9))
+
+
+def test_the_report_counts_every_matrix():
+    model = Everything()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    report = quantize_(model, W8A8Dynamic())
+    matrices = {matrix.name: matrix for matrix in report.matrices}
+    assert len(matrices) == len(report.matrices) and report.parameters == total
+    expected = {
+        "embed.weight": ("Embedding", (10, 32), "looked up"),
+        "first.weight": ("W8A8Linear", (64, 32), ""),
+        "second.weight": ("W8A8Linear", (32, 64), ""),
+        "attention.in_proj_weight": ("MultiheadAttention", (96, 32), "uses it itself"),
+        "attention.out_proj.weight": ("NonDynamicallyQuantizableLinear", (32, 32), "MultiheadAttention reads itself"),
+        "picture.weight": ("Conv2d", (8, 3, 2, 2), "a convolution"),
+        "recurrent.weight_ih_l0": ("GRU", (48, 32), "a recurrent layer"),
+        "recurrent.weight_hh_l0": ("GRU", (48, 16), "a recurrent layer"),
+        "experts.down": ("Module", (4, 32, 64), "experts in one tensor"),
+        "table": ("Everything", (5, 7), "uses it itself"),
+    }
+    assert matrices.keys() == expected.keys()
+    for name, (layer, shape, reason) in expected.items():
+        matrix = matrices[name]
+        assert (matrix.layer, matrix.shape, matrix.quantized) == (
+            layer,
+            shape,
+            reason == "",
+        ) and reason in matrix.reason
+        assert (
+            matrix.share == pytest.approx(torch.Size(shape).numel() / total)
+            and matrix.module == name.rpartition(".")[0]
+        )
+    assert report.share == pytest.approx(2 * 32 * 64 / total)
+    text = str(report)
+    assert f"{100 * report.share:.1f} % of the model's {total:,} parameters are weights of quantized layers" in text
+    assert "  not experts.down: experts in one tensor" in text and "(Module 4x32x64, " in text
+    assert "  not head: its weight is that of embed too" in text and text.count("embed.weight") == 1
+
+
+def test_what_was_quantized_before():
+    model = mlp()
+    quantize_(model, W8A8Dynamic(), lambda module, name: name == "0")
+    report = quantize_(model, W4A16(64))
+    assert report.converted == ["2"] and report.skipped == {"0": "it is an octile.W8A8Linear already"}
+    assert [(m.name, m.quantized) for m in report.matrices] == [("0.weight", True), ("2.weight", True)]
+    assert report.parameters == 2 * 128 * 256 + 128 + 256 and report.share == pytest.approx(65536 / report.parameters)
+    with pytest.warns(
+        UserWarning, match="converted nothing: it is an octile.W8A8Linear already .1 layers.; it is an octile.W4"
+    ):
+        quantize_(model, W4A16(64))
+
+
+def test_in_training_a_shared_table_counts_once():
+    report = quantize_(Tied("decoder"), Int8Training())
+    assert {m.name: (m.layer, m.quantized) for m in report.matrices} == {
+        "embed.weight": ("Embedding", True), "block.0.weight": ("Linear", True), "block.2.weight": ("Linear", True)
+    }  # fmt: skip
+    assert report.parameters == 96 * 64 + 2 * 64 * 128 + 128
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "says"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 2), nn.Embedding(4, 4)), None, "no torch.nn.Linear and no Conv1D; its matrices: 1 in Conv2d"),
+        (nn.Sequential(nn.ReLU()), None, "the model has no torch.nn.Linear and no Conv1D$"),
+        (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), lambda module, name: False, r"the filter \(2 layers\)"),
+    ],
+)  # fmt: skip
+def test_nothing_converted(model, wanted, says):
+    for config in (Int8Training(), W8A8Dynamic()):
+        with pytest.warns(UserWarning, match=f"quantize_.. converted nothing: .*{says}"):
+            report = quantize_(model, config, wanted)
+        assert report.converted == [] and report.share == 0
+
+
 def test_transformer_encoder_goes_on_working():
     """Its fast path takes weights out of its layers by itself."""
     torch.manual_seed(0)
@@ -188,7 +282,9 @@ def test_transformer_encoder_goes_on_working():
         exact = model(x)
         for config in (W8A8Dynamic(), Int8Training()):
             other = copy.deepcopy(model)
-            quantize_(other, config)
+            training = type(config) is Int8Training
+            with contextlib.nullcontext() if training else pytest.warns(UserWarning, match="reads the weight itself"):
+                quantize_(other, config)
             assert error(other(x), exact) < 0.05
 
 

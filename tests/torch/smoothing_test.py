@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import warnings
 
 import octile
@@ -90,6 +91,43 @@ def test_outliers(smoothing, fold):
     with_multiplier = [n for n, m in model.named_modules() if getattr(m, "input_multiplier", None) is not None]
     expected = {"auto": ["value", "gate", "out", "mlp.3"], None: ["value", "gate", "out", "mlp.1", "mlp.3"]}
     assert with_multiplier == ([] if fold is FOLD else expected[fold])
+
+
+def test_only_where_it_folds(tmp_path):
+    """multipliers=False; and what the report and save_checkpoint say of layers that do multiply their inputs."""
+    model = block(50.0)
+    calibration = calibrated(model)
+    folds = {"norm": ["value", "gate"], "value": ["out"]}
+    results = {}
+    for multipliers in (True, False):
+        results[multipliers] = other = copy.deepcopy(model)
+        report = quantize_(other, W8A8Static(calibration, smoothing=0.7, fold=folds, multipliers=multipliers))
+        rest = ["mlp.1", "mlp.3"]
+        assert report.multipliers == (rest if multipliers else [])
+        assert list(report.unsmoothed) == ([] if multipliers else rest)
+        assert ("2 layers multiply their inputs: mlp.1, mlp.3" in str(report)) == multipliers
+        assert ("only Octile loads a checkpoint of them; multipliers=False" in str(report)) == multipliers
+        assert ("  not smoothed: mlp.1: no layer before it takes the factors" in str(report)) != multipliers
+        assert other.value.input_multiplier is None and (other.mlp[1].input_multiplier is not None) == multipliers
+    # Folded alike; the others as if nothing had been smoothed.
+    plain = copy.deepcopy(model)
+    assert quantize_(plain, W8A8Static(calibration, smoothing=None)).unsmoothed == {}
+    assert torch.equal(results[True].gate.quantized_weight, results[False].gate.quantized_weight)
+    assert torch.equal(plain.mlp[3].quantized_weight, results[False].mlp[3].quantized_weight)
+    assert not torch.equal(plain.gate.quantized_weight, results[False].gate.quantized_weight)
+
+    with pytest.warns(UserWarning, match=r"mlp.1, mlp.3 multiply their inputs: W8A8Static\(multipliers=False\)"):
+        octile.save_checkpoint(results[True], tmp_path / "multiplied")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        octile.save_checkpoint(results[False], tmp_path / "folded")
+    for name, layout in (("multiplied", "octile"), ("folded", "int-quantized")):
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["quantization_config"]["format"] == layout
+    with pytest.raises(ValueError, match="fold=None with multipliers=False smooths nothing: say smoothing=None"):
+        W8A8Static(calibration, fold=None, multipliers=False)
+    with pytest.raises(ValueError, match="multipliers is 'never'; True and False are known"):
+        W8A8Static(calibration, multipliers="never")
 
 
 def smoothed_in_place(model, layers, config):
@@ -242,10 +280,11 @@ def test_no_smoothing_is_a_choice():
         model(batch(140))
     norm = model[0].weight.clone()
     with pytest.warns(UserWarning, match="smoothing rests on 140 calibration rows, and fewer than 1,024 are few"):
-        quantize_(model, W8A8Static(few))
+        report = quantize_(model, W8A8Static(few))
+    assert report.unsmoothed == {"1": "no alpha is better than no smoothing"}
     assert torch.equal(model[0].weight, norm) and model[1].input_multiplier is None
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", "octile: smoothing rests")
         quantize_(block(), W8A8Static(few, smoothing=None), lambda module, name: False)
         quantize_(block(50.0), W8A8Static(calibrated(block(50.0))))
 

@@ -1,0 +1,42 @@
+"""save_pretrained() of a Transformers model with quantized layers writes what save_checkpoint() writes.
+
+By itself it would write integers and no quantization_config, which from_pretrained() takes for a float model and loads as
+noise. The class is patched, not a model: the model that is saved may not be the one that was converted (a part of it was, or it
+is a copy).
+"""
+
+import functools
+import inspect
+import sys
+
+
+def install():
+    """Where Transformers is loaded. Each quantized layer asks for it as it is made, copied or unpickled."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    kind = getattr(transformers, "PreTrainedModel", None)  # None: it is just being imported
+    if kind is None or hasattr(kind.save_pretrained, "octile"):
+        return
+    plain = kind.save_pretrained
+
+    @functools.wraps(plain)
+    def save_pretrained(self, save_directory, *arguments, **keywords):
+        from .checkpoint_writer import save_checkpoint
+        from .inference import _Inference
+
+        quantized = any(isinstance(module, _Inference) for module in self.modules())
+        # With adapters of Transformers' own, those alone are saved.
+        if not quantized or getattr(self, "_hf_peft_config_loaded", False):
+            return plain(self, save_directory, *arguments, **keywords)
+        given = inspect.signature(plain).bind(self, save_directory, *arguments, **keywords).arguments
+        unknown = [n for n in ("state_dict", "push_to_hub", "variant", "distributed_checkpoint") if given.get(n)]
+        if unknown:
+            raise ValueError(
+                f"octile: save_pretrained() of a quantized model cannot take {', '.join(unknown)}: "
+                "octile.save_checkpoint(model, folder) writes the folder, huggingface_hub uploads one"
+            )
+        if given.get("is_main_process", True):
+            save_checkpoint(self, save_directory, force=True)
+        return None
+
+    save_pretrained.octile = True
+    kind.save_pretrained = save_pretrained

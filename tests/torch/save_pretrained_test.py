@@ -1,0 +1,157 @@
+"""save_pretrained() of Transformers after quantize_(): a folder that loads, or an error."""
+
+import copy
+import json
+import pickle
+
+import octile
+import pytest
+import torch
+from octile import Int8Training, W8A8Dynamic, load_checkpoint_, quantize_
+from torch import nn
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+transformers.utils.logging.disable_progress_bar()
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOKENS = torch.arange(3, 27).reshape(2, 12)
+
+
+def llama():
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.125,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+
+def a_part(model):
+    quantize_(model.model.layers[0], W8A8Dynamic())
+    return model
+
+
+def the_base(model):
+    quantize_(model.model, W8A8Dynamic())
+    return model
+
+
+def wrapped(model):
+    quantize_(Wrapper(model), W8A8Dynamic())
+    return model
+
+
+def copied(model):
+    return copy.deepcopy(the_base(model))
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(the_base(model)))
+
+
+def by_hand(model):
+    for layer in model.model.layers:
+        layer.mlp.up_proj = octile.W8A8Linear.from_linear(layer.mlp.up_proj)
+    return model
+
+
+@pytest.fixture
+def plain_transformers(monkeypatch):
+    """As before any layer was made: what another process begins with."""
+    kind = transformers.PreTrainedModel
+    monkeypatch.setattr(kind, "save_pretrained", getattr(kind.save_pretrained, "__wrapped__", kind.save_pretrained))
+
+
+@pytest.mark.parametrize("how", [a_part, the_base, wrapped, copied, pickled, by_hand])
+def test_whatever_was_converted(how, plain_transformers, tmp_path):
+    model = how(llama())
+    model.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["quantization_config"]["format"] == "int-quantized"
+    assert written["architectures"] == ["LlamaForCausalLM"] and (tmp_path / "generation_config.json").exists()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    y = logits(model)
+    assert (logits(loaded) - y).norm() / y.norm() < 0.03
+    assert torch.equal(logits(load_checkpoint_(llama(), tmp_path)), y)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_layers_of_another_process(how, plain_transformers, monkeypatch, tmp_path):
+    """Copies and pickles bring their layers along without making them anew."""
+    model = the_base(llama())
+    kind = transformers.PreTrainedModel
+    monkeypatch.setattr(kind, "save_pretrained", kind.save_pretrained.__wrapped__)
+    how(model).save_pretrained(tmp_path)
+    assert "quantization_config" in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_what_was_loaded_is_saved(tmp_path):
+    """Over itself, as save_pretrained() does, and over a model in shards."""
+    octile.save_checkpoint(the_base(llama()), tmp_path)
+    model = load_checkpoint_(llama(), tmp_path)
+    y = logits(model)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    model.save_pretrained(tmp_path, False, None)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    model.save_pretrained(str(tmp_path), max_shard_size="1GB")
+    assert torch.equal(logits(load_checkpoint_(llama(), tmp_path)), y)
+    with pytest.raises(FileExistsError, match="force=True"):
+        octile.save_checkpoint(model, tmp_path)
+
+
+def test_what_is_refused(tmp_path):
+    model = the_base(llama())
+    for arguments, keywords, says in (
+        ((), {"state_dict": model.state_dict()}, "state_dict"),
+        ((), {"push_to_hub": True}, "push_to_hub"),
+        ((), {"variant": "int8"}, "variant"),
+        ((True, model.state_dict()), {}, "state_dict"),
+    ):
+        with pytest.raises(ValueError, match=f"cannot take {says}: octile.save_checkpoint"):
+            model.save_pretrained(tmp_path / "none", *arguments, **keywords)
+    quantize_(model, octile.W4A16(32), lambda module, name: name == "lm_head")
+    with pytest.raises(ValueError, match="layers of several kinds"):
+        model.save_pretrained(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_floats_are_saved_as_ever(tmp_path):
+    """Of models in training, and of models that have nothing to do with ours."""
+    the_base(llama())
+    model = llama()
+    y = logits(model)
+    model.save_pretrained(tmp_path / "plain", max_shard_size="20KB")
+    assert (tmp_path / "plain" / "model.safetensors.index.json").exists()
+    quantize_(model, Int8Training())
+    model.save_pretrained(tmp_path / "trained", state_dict=model.state_dict())
+    for folder in ("plain", "trained"):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        assert torch.equal(logits(loaded), y)
+
+
+def test_adapters_are_saved_alone(tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False)
+    model = peft.get_peft_model(the_base(llama()), lora)
+    y = logits(model)
+    model.save_pretrained(tmp_path / "peft")
+    own = the_base(llama())
+    own.add_adapter(lora)
+    own.save_pretrained(tmp_path / "transformers")
+    for folder in ("peft", "transformers"):
+        names = {path.name for path in (tmp_path / folder).iterdir()}
+        assert "adapter_model.safetensors" in names and "model.safetensors" not in names
+    again = peft.PeftModel.from_pretrained(the_base(llama()), tmp_path / "peft")
+    assert torch.equal(logits(again), y)
