@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "cpu/float_environment.h"
 #include "cpu/thread_pool.h"
 #include "float_rows.h"
 #include "message.h"
@@ -61,6 +62,7 @@ Calibrator::Calibrator(const CalibratorDescription& description) : impl_(std::ma
 }
 
 void Calibrator::observe(const ConstTensor& x) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "Calibrator::observe";
   const std::int64_t k = impl_->description.features;
   if (!is_float(x.dtype)) {
@@ -87,6 +89,7 @@ void Calibrator::observe(const ConstTensor& x) {
 }
 
 void Calibrator::merge(const Calibrator& other) {
+  const cpu::FloatEnvironment environment;
   const CalibratorDescription& a = impl_->description;
   const CalibratorDescription& b = other.impl_->description;
   if (a.features != b.features || a.second_moments != b.second_moments) {
@@ -126,6 +129,7 @@ void Calibrator::channel_max(const Tensor& out) const {
 }
 
 void Calibrator::second_moments(const Tensor& h) const {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "Calibrator::second_moments";
   const std::int64_t k = features();
   if (!impl_->description.second_moments) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cpu/float_environment.h"
 #include "message.h"
 #include "packed_weight.h"
 #include "plan.h"
@@ -204,14 +205,13 @@ struct Bound {
 };
 
 // The caller's tensors, checked; what lies in the workspace is added by run.
-Bound bind(const LinearImpl& impl, const LinearArgs& args) {
+Bound bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
   const LinearDescription& d = impl.description;
   const GemmProblem& p = impl.gemm.problem;
   if (args.x.rank != 2 || args.x.rows() < 0 || args.x.rows() > d.m) {
     fail(Status::shape_mismatch, impl.function, ": x is ", args.x, ", expected at most ", d.m, " rows of ", d.k);
   }
   const std::int64_t m = args.x.rows();
-  TensorChecks checks(impl.function, d.device);
   Bound bound;
   bound.gemm.a = bound.quantize.x = checks.matrix("x", args.x, d.x, {m, d.k});
   bound.gemm.y = checks.matrix("y", args.y, d.y, {m, d.n});
@@ -239,7 +239,6 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
   } else {
     checks.absent("bias", args.bias);
   }
-  checks.no_overlap();
   return bound;
 }
 
@@ -298,6 +297,7 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
 }  // namespace
 
 LinearPlan LinearPlan::select(const LinearDescription& description) {
+  const cpu::FloatEnvironment environment;
   check(description);
   auto impl = std::make_shared<LinearImpl>();
   const LinearDescription& d = impl->description = description;
@@ -323,6 +323,7 @@ std::size_t LinearPlan::packed_weight_size() const {
 }
 
 void LinearPlan::pack(const LinearPackArgs& args) const {
+  const cpu::FloatEnvironment environment;
   const LinearImpl& impl = linear(impl_);
   if (!impl.description.packed_weight) {
     fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
@@ -338,14 +339,21 @@ void LinearPlan::pack(const LinearPackArgs& args) const {
 }
 
 Verdict LinearPlan::can_implement(const LinearArgs& args) const {
-  return verdict_of([&] { bind(linear(impl_), args); });
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, linear(impl_).description.device);
+    bind(linear(impl_), args, checks);
+    checks.no_overlap();
+  });
 }
 
 void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream) const {
+  const cpu::FloatEnvironment environment;
   const LinearImpl& impl = linear(impl_);
   const LinearDescription& d = impl.description;
-  Bound bound = bind(impl, args);
-  std::byte* const memory = checked_workspace(impl, workspace);
+  TensorChecks checks(impl.function, d.device);
+  Bound bound = bind(impl, args, checks);
+  std::byte* const memory = finish_checks(checks, impl, workspace);
   const std::int64_t m = args.x.rows();
   if (m == 0 || d.n == 0) return;
   if (d.k == 0) return write_empty_sum(bound.gemm, d.device, stream);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "cpu/float_environment.h"
 #include "message.h"
 #include "octile/linear.h"
 #include "plan.h"
@@ -232,7 +233,7 @@ struct Bound {
   Tensor db;                 // (N)
 };
 
-Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
+Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, TensorChecks& checks) {
   const LinearBackwardDescription& d = impl.description;
   const bool out_in = d.weight_layout == WeightLayout::out_in;
   if (args.dy.rank != 2 || args.dy.rows() < 0 || args.dy.rows() > d.m) {
@@ -240,7 +241,6 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
   }
   const std::int64_t m = args.dy.rows();
   const auto weight_shape = out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
-  TensorChecks checks(impl.function, d.device);
   Bound b;
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
   if (d.dx != Product::none) {
@@ -270,7 +270,6 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
   } else {
     checks.absent("db", args.db);
   }
-  checks.no_overlap();
   return b;
 }
 
@@ -346,6 +345,7 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
 }  // namespace
 
 LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& description) {
+  const cpu::FloatEnvironment environment;
   check(description);
   auto impl = std::make_shared<LinearBackwardImpl>();
   const LinearBackwardDescription& d = impl->description = description;
@@ -368,13 +368,20 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
 }
 
 Verdict LinearBackwardPlan::can_implement(const LinearBackwardArgs& args) const {
-  return verdict_of([&] { bind(backward(impl_), args); });
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, backward(impl_).description.device);
+    bind(backward(impl_), args, checks);
+    checks.no_overlap();
+  });
 }
 
 void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace, Stream stream) const {
+  const cpu::FloatEnvironment environment;
   const LinearBackwardImpl& impl = backward(impl_);
-  const Bound b = bind(impl, args);
-  const Run run{impl, args, b, checked_workspace(impl, workspace), stream};
+  TensorChecks checks(impl.function, impl.description.device);
+  const Bound b = bind(impl, args, checks);
+  const Run run{impl, args, b, finish_checks(checks, impl, workspace), stream};
   if (impl.gradient) run_gradient(run);
   if (impl.dx) {
     GemmOperands o;

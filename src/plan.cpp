@@ -11,9 +11,14 @@ constexpr std::size_t kAlignment = 128;  // of a cache line of a GPU, and what i
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// With room to begin at a multiple of kAlignment, wherever the caller's memory lies.
+std::size_t bytes_of_workspace(const Plan::Impl& impl) {
+  return impl.workspace == 0 ? 0 : impl.workspace + kAlignment - 1;
+}
+
 }  // namespace
 
-std::size_t Plan::workspace_size() const { return impl_->workspace == 0 ? 0 : impl_->workspace + kAlignment - 1; }
+std::size_t Plan::workspace_size() const { return bytes_of_workspace(*impl_); }
 
 std::string Plan::sku() const { return impl_->sku; }
 
@@ -40,10 +45,13 @@ void Plan::Impl::reserve_scratch(std::size_t bytes) {
   workspace = std::max(workspace, scratch + aligned(bytes));
 }
 
-std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace) {
-  if (impl.workspace == 0) return nullptr;
-  const std::size_t needed = impl.workspace + kAlignment - 1;
-  if (workspace.data == nullptr || workspace.size < needed) {
+std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace) {
+  const std::size_t needed = bytes_of_workspace(impl);
+  const bool suffices = needed > 0 && workspace.data != nullptr && workspace.size >= needed;
+  if (suffices) checks.workspace(workspace.data, needed);
+  checks.no_overlap();
+  if (needed == 0) return nullptr;
+  if (!suffices) {
     fail(Status::workspace_too_small, impl.function, ": workspace of ", workspace.data ? workspace.size : 0,
          " bytes, the plan needs ", needed);
   }

@@ -50,8 +50,9 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   bool scratch_begun = false;
 };
 
-// The aligned beginning of a caller's workspace; throws when it is absent or too small.
-std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace);
+// Ends the checks of a run: nothing overlaps, and the workspace is there and large enough. Returns its aligned
+// beginning; null where the plan needs none.
+std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace);
 
 // Runs one step on part of the plan's workspace.
 template <class Problem, class Operands>

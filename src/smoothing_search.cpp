@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "access.h"
+#include "cpu/float_environment.h"
 #include "float_rows.h"
 #include "message.h"
 #include "octile/linear.h"
@@ -296,6 +297,7 @@ class Search {
 }  // namespace
 
 SmoothingSearchResult search_smoothing(const SmoothingSearchDescription& description, const SmoothingSearchArgs& args) {
+  const cpu::FloatEnvironment environment;
   return Search(description, args).run(args.errors, args.on_step);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include "cpu/isa.h"
 #include "message.h"
@@ -13,7 +14,7 @@ namespace {
 struct Extent {
   std::uintptr_t begin;
   std::uintptr_t end;
-  std::int64_t pitch;  // bytes between rows, 0 for one row
+  std::int64_t pitch;  // bytes between rows, 0 where there are no gaps
   std::int64_t width;  // bytes of one row
 };
 
@@ -25,17 +26,21 @@ Extent extent(const ConstTensor& t) {
   const auto begin = reinterpret_cast<std::uintptr_t>(t.data);
   const std::int64_t outer = t.strides[0];
   const std::int64_t width = bytes_of(t.rank == 2 ? t.shape[1] : 1, t.dtype);
-  const std::int64_t last = (t.shape[0] - 1) * outer * bits(t.dtype) / 8;
-  return {begin, begin + static_cast<std::uintptr_t>(last + width), t.shape[0] > 1 ? outer * bits(t.dtype) / 8 : 0,
-          width};
+  const std::int64_t pitch = outer * bits(t.dtype) / 8;
+  const std::int64_t all = (t.shape[0] - 1) * pitch + width;
+  const std::uintptr_t end = begin + static_cast<std::uintptr_t>(all);
+  if (t.shape[0] == 1 || pitch <= width) return {begin, end, 0, all};
+  return {begin, end, pitch, width};
 }
 
-// Column slices of one padded matrix have extents that interleave without a shared byte: same pitch, other columns.
+// Column slices of one padded matrix have extents that interleave without a shared byte: same pitch, other columns. So
+// has what lies between two rows.
 bool overlap(const ConstTensor& a, const ConstTensor& b) {
-  const Extent ea = extent(a);
-  const Extent eb = extent(b);
+  Extent ea = extent(a);
+  Extent eb = extent(b);
   if (ea.end <= eb.begin || eb.end <= ea.begin) return false;
-  if (ea.pitch == 0 || ea.pitch != eb.pitch) return true;
+  if (ea.pitch == 0) std::swap(ea, eb);
+  if (ea.pitch == 0 || (eb.pitch != 0 && ea.pitch != eb.pitch)) return true;
   const auto pitch = static_cast<std::uintptr_t>(ea.pitch);
   const std::uintptr_t shift =
       eb.begin >= ea.begin ? (eb.begin - ea.begin) % pitch : (pitch - (ea.begin - eb.begin) % pitch) % pitch;
@@ -84,6 +89,12 @@ void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtyp
 
 void TensorChecks::absent(std::string_view name, const ConstTensor& t) {
   if (t.present()) fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ", but this plan has no use for it");
+}
+
+void TensorChecks::workspace(const void* data, std::size_t size) {
+  assert(count_ < seen_.size());
+  seen_[count_++] = {
+      "workspace", {data, DType::u8, device_, 1, {static_cast<std::int64_t>(size), 0}, {1, 0}}, Access::write};
 }
 
 void TensorChecks::no_overlap() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -37,7 +38,9 @@ class TensorChecks {
   }
   // A tensor that this plan has no use for.
   void absent(std::string_view name, const ConstTensor& t);
-  // Every output against every other tensor seen so far. Call it last.
+  // The bytes of a workspace that a run uses: written, as an output is.
+  void workspace(const void* data, std::size_t size);
+  // Every output, and the workspace, against everything else seen so far. Call it last.
   void no_overlap() const;
 
   std::string_view function() const { return function_; }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "access.h"
+#include "cpu/float_environment.h"
 #include "float_rows.h"
 #include "message.h"
 #include "parallel.h"
@@ -266,6 +267,7 @@ void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* l
 }
 
 void quantize_weight(const WeightQuantizerDescription& description, const WeightQuantizerArgs& args) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "quantize_weight";
   check(kFunction, description);
   const WeightProblem p = bind(kFunction, description, args);
@@ -296,6 +298,7 @@ void quantize_weight(const WeightQuantizerDescription& description, const Weight
 }
 
 WeightError weight_error(const WeightQuantizerDescription& description, const WeightErrorArgs& args) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "weight_error";
   check(kFunction, description);
   const WeightQuantizerDescription& d = description;

@@ -10,7 +10,8 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kRowChunk = 1024;
+// What a worker keeps for a piece lies on its stack.
+inline constexpr std::int64_t kRowChunk = 512;
 
 // A piece of a row, and the piece that is to be fetched meanwhile.
 struct RowPiece {
@@ -96,7 +97,7 @@ class ScaledRows {
     const Segment<Real> g = segment(r, c);
     const OneScale<Real> one(g.s, g.z);
     for (std::int64_t i = 0; i < width; i += kRowChunk) {
-      body_(RowPiece{r, c + i, std::min(kRowChunk, width - i), r, c + i + kDistance}, one, w.out);
+      call(RowPiece{r, c + i, std::min(kRowChunk, width - i), r, c + i + kDistance}, one, w.out);
     }
   }
 
@@ -114,8 +115,14 @@ class ScaledRows {
   }
 
   void run_each(Worker& w, const RowPiece& piece) const {
-    o_.given_zero_point.data ? body_(piece, ScaleEach<true, Real>{w.s, w.inverses, w.z}, w.out)
-                             : body_(piece, ScaleEach<false, Real>{w.s, w.inverses, w.z}, w.out);
+    o_.given_zero_point.data ? call(piece, ScaleEach<true, Real>{w.s, w.inverses, w.z}, w.out)
+                             : call(piece, ScaleEach<false, Real>{w.s, w.inverses, w.z}, w.out);
+  }
+
+  // Not inlined: each copy would have its buffers in the one frame.
+  template <class Scale>
+  __attribute__((noinline)) void call(const RowPiece& piece, const Scale& scale, const FloatsOut<Real>& out) const {
+    body_(piece, scale, out);
   }
 
   const QuantizeOperands& o_;
