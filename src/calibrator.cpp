@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/float_environment.h"
+#include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "float_rows.h"
 #include "message.h"
@@ -52,6 +53,7 @@ struct __attribute__((visibility("hidden"))) Calibrator::Impl {
 
 Calibrator::Calibrator(const CalibratorDescription& description) : impl_(std::make_shared<Impl>()) {
   constexpr std::string_view kFunction = "Calibrator";
+  cpu::check_isa_wish(kFunction);
   check_size(kFunction, "features", description.features);
   check_bytes(kFunction, "H", description.features, description.second_moments ? description.features : 1);
   check_threads(kFunction, description.threads);

@@ -80,7 +80,7 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_choice(function, "mask", p.mask, Mask::exclusive);
   check_threads(function, p.threads);
   check_device(function, p.device);
-  check_kernel_wish(function, p.kernel);
+  check_kernel_wish(function, {p.kernel, p.device, {operation}});
   resolve_range(function, p);
   check_least_scale(function, p);
   if (p.granularity == Granularity::group && (p.group <= 0 || p.cols % p.group != 0)) {
@@ -106,6 +106,7 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   impl->explanation += message(", ", name(p.scale), " ", name(p.mapping), ", ", name(p.rounding), ", ",
                                name(p.orientation), ", on ", p.device, "\n");
   impl->add(name(operation), impl->step);
+  impl->tell_times(p.device, p.threads);
   impl->reserve_scratch(impl->step.workspace);
   impl->guarantee = {true, true, scale_type(p.x), "exact"};
   return impl;

@@ -8,6 +8,7 @@
 
 #include "access.h"
 #include "cpu/float_environment.h"
+#include "cpu/isa.h"
 #include "float_rows.h"
 #include "message.h"
 #include "parallel.h"
@@ -269,6 +270,7 @@ void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* l
 void quantize_weight(const WeightQuantizerDescription& description, const WeightQuantizerArgs& args) {
   const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "quantize_weight";
+  cpu::check_isa_wish(kFunction);
   check(kFunction, description);
   const WeightProblem p = bind(kFunction, description, args);
   const WeightQuantizerDescription& d = p.description;

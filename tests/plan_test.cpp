@@ -5,6 +5,7 @@
 #include <cfenv>
 #include <cstdlib>
 #include <new>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,6 +206,101 @@ TEST(Plan, GuaranteesTellIntegerFromFloat) {
   EXPECT_FALSE(w4a16.bit_stable);
   EXPECT_EQ(w4a16.accumulator, DType::f32);
   EXPECT_NE(w4a16.error_bound.find("2^-24"), std::string::npos);
+}
+
+TEST(Plan, GuaranteesArePerOutputOfTheBackward) {
+  const LinearBackwardDescription d{
+      .m = 4, .n = 8, .k = 8, .dx = Product::int8, .dw = Product::dequantized, .db = true};
+  const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+  EXPECT_FALSE(plan.precision_guarantee().bit_stable);
+  EXPECT_TRUE(plan.precision_guarantee(Gradient::dx).bit_stable);
+  EXPECT_EQ(plan.precision_guarantee(Gradient::dx).error_bound, "exact");
+  for (const Gradient gradient : {Gradient::dw, Gradient::db}) {
+    EXPECT_TRUE(plan.precision_guarantee(gradient).deterministic);
+    EXPECT_FALSE(plan.precision_guarantee(gradient).bit_stable);
+    EXPECT_EQ(plan.precision_guarantee(gradient).accumulator, DType::f32);
+    EXPECT_EQ(plan.precision_guarantee(gradient).error_bound.find("(M + 3)"), 0u);
+  }
+}
+
+// Lines of the text that begin so.
+std::vector<std::string> lines_with(const std::string& text, const std::string& begin) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind(begin, 0) == 0) lines.push_back(line);
+  }
+  return lines;
+}
+
+std::string product_of(const LinearPlan& plan) {
+  const std::string sku = plan.sku();
+  return sku.substr(sku.rfind(' ') + 1);
+}
+
+TEST(Plan, FewRowsAreRunByTheKernelOfAPlanForFewRows) {
+  for (const bool packed : {false, true}) {
+    LinearDescription d{.m = 5000, .n = 256, .k = 256, .packed_weight = packed, .threads = 1};
+    const LinearPlan plan = LinearPlan::select(d);
+    // "  up to 39 rows: w8a8_gemm_portable: expected 1 ms"
+    std::string kernels = product_of(plan);
+    std::int64_t after = 0;
+    for (const std::string& line : lines_with(plan.explain(), "  up to ")) {
+      const std::int64_t rows = std::stoll(line.substr(8));
+      for (d.m = after + 1; d.m <= rows; d.m += std::max<std::int64_t>(1, rows / 7)) {
+        EXPECT_NE(line.find(": " + product_of(LinearPlan::select(d)) + ": "), std::string::npos) << line << d.m;
+      }
+      after = rows;
+    }
+    for (d.m = after + 1; d.m <= 5000; d.m = 2 * d.m + 1) EXPECT_EQ(product_of(LinearPlan::select(d)), kernels) << d.m;
+  }
+}
+
+TEST(Plan, FewRowsHaveTheBitsOfAPlanForFewRows) {
+  TrainingStep step(130, 70, 90);
+  const StepPlans all(step, 1);
+  std::vector<std::byte> memory(all.workspace_size());
+  all.run(step, {memory.data(), memory.size()});
+  for (const std::int64_t m : {1, 2, 17, 40, 64, 129}) {
+    const auto run = [&](const LinearPlan& forward, const LinearBackwardPlan& backward) {
+      std::vector<std::byte> own(std::max(forward.workspace_size(), backward.workspace_size()));
+      std::vector<float> out(static_cast<std::size_t>(m * (step.n + step.k)));
+      const auto weight = matrix<const std::int8_t>(step.wq.data(), step.n, step.k);
+      const auto scale = vector<const float>(step.w_scale.data(), step.n);
+      forward.run({.x = matrix<const float>(step.x.data(), m, step.k),
+                   .weight = weight,
+                   .weight_scale = scale,
+                   .y = matrix(out.data(), m, step.n)},
+                  {own.data(), own.size()});
+      backward.run({.dy = matrix<const float>(step.dy.data(), m, step.n),
+                    .weight = weight,
+                    .weight_scale = scale,
+                    .dx = matrix(out.data() + m * step.n, m, step.k)},
+                   {own.data(), own.size()});
+      return out;
+    };
+    const auto backward = [&](std::int64_t rows) {
+      return LinearBackwardPlan::select(
+          {.m = rows, .n = step.n, .k = step.k, .dx = Product::int8, .dw = Product::none, .threads = 1});
+    };
+    const LinearPlan few = LinearPlan::select({.m = m, .n = step.n, .k = step.k, .threads = 1});
+    EXPECT_EQ(run(all.forward, backward(130)), run(few, backward(m))) << m << " rows";
+  }
+}
+
+TEST(Plan, ExplainsWhatItsTimesAreOf) {
+  const LinearDescription d{.m = 64, .n = 512, .k = 512, .threads = 3};
+  EXPECT_NE(LinearPlan::select(d).explain().find("estimates for 3 threads with nothing in the caches"),
+            std::string::npos);
+  const LinearDescription one{.m = 1, .n = 512, .k = 512, .threads = 1};
+  EXPECT_NE(LinearPlan::select(one).explain().find("estimates for 1 thread with"), std::string::npos);
+  const std::string text = LinearPlan::select(d).explain();
+  LinearDescription packed = d;
+  packed.packed_weight = true;
+  EXPECT_TRUE(lines_with(LinearPlan::select(packed).explain(), "  packed_weight").empty());
+  if (product_of(LinearPlan::select(d)).find("avx") == std::string::npos) return;  // those pack what is not
+  ASSERT_EQ(lines_with(text, "  packed_weight = true would be faster: ").size(), 1u) << text;
+  EXPECT_NE(text.find("faster: " + product_of(LinearPlan::select(packed)) + ": expected "), std::string::npos) << text;
 }
 
 TEST(Plan, RunsFewerRowsThanItWasSelectedFor) {

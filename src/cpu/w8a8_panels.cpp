@@ -122,19 +122,23 @@ struct Memory {
   bool packs;
   bool packs_in_parts;
 
-  Memory(const PanelKernel& kernel, const GemmProblem& p, void* workspace) : stride(left_stride(p.k)) {
+  // Laid out for the most rows of left; `run_rows` are there in this run. Few of them do not pay for panels of all
+  // right, which is then packed part by part.
+  Memory(const PanelKernel& kernel, const GemmProblem& p, std::int64_t run_rows, void* workspace)
+      : stride(left_stride(p.k)) {
     const Extent extent(p);
     const std::int64_t rows = round_up(extent.rows, kTallestTile);
     const bool symmetric = kernel.left == LeftForm::symmetric;
-    packs = !p.b_packed && extent.rows > kMostRows;
+    const bool may_pack = !p.b_packed && extent.rows > kMostRows;
+    packs = may_pack && run_rows > kMostRows;
     packs_in_parts = !p.b_packed && !packs;
     Pieces pieces(workspace);
     left = pieces.take(rows * stride);
     rest = pieces.take(symmetric ? rows * stride : 0);
     halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
-    panels = pieces.take(packs ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
+    panels = pieces.take(may_pack ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
     sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
-    thread_bytes = sums_bytes + (packs_in_parts ? kPackedHere * kGroupChannels : 0);
+    thread_bytes = sums_bytes + (p.b_packed ? 0 : kPackedHere * kGroupChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
@@ -306,7 +310,7 @@ template <class Real>
 class Multiplication {
  public:
   Multiplication(const PanelKernel& kernel, const GemmProblem& problem, const Product& p, const Launch& launch)
-      : kernel_(kernel), problem_(problem), p_(p), memory_(kernel, problem, launch.workspace.data) {
+      : kernel_(kernel), problem_(problem), p_(p), memory_(kernel, problem, p.rows, launch.workspace.data) {
     if (problem.b_packed) {
       layout_ = packed_layout(problem);
       panels_ = bytes(p.right);
@@ -496,7 +500,7 @@ void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, cons
 }
 
 std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem) {
-  return static_cast<std::size_t>(Memory(kernel, problem, nullptr).size);
+  return static_cast<std::size_t>(Memory(kernel, problem, Extent(problem).rows, nullptr).size);
 }
 
 }  // namespace octile::cpu
