@@ -62,7 +62,7 @@ Prepared against_blas(const Plan& plan, const Args& args, const SharedOperands& 
                       int threads) {
   operands->workspace.resize(plan.workspace_size());
   operands->float_out = zeros<float>(twin.m, twin.n);
-  if (blas().set_num_threads) blas().set_num_threads(threads);
+  blas().use_threads(threads);
   Prepared p;
   p.sku = plan.sku();
   p.run = [=] { plan.run(args, {operands->workspace.data(), operands->workspace.size()}); };

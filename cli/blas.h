@@ -4,6 +4,8 @@
 
 #include <cblas.h>
 
+#include <algorithm>
+
 namespace octile::cli {
 
 struct Blas {
@@ -11,6 +13,11 @@ struct Blas {
   // OpenBLAS's own; null in others.
   void (*set_num_threads)(int);
   char* (*get_config)();
+  int max_threads;  // that the system gives: OpenBLAS would wait for others for ever
+
+  void use_threads(int threads) const {
+    if (set_num_threads) set_num_threads(std::min(threads, max_threads));
+  }
 };
 
 // Throws std::runtime_error where it cannot be loaded.

@@ -153,7 +153,7 @@ class InfoTest(Case):
         if platform.machine() == "x86_64" and not json.loads(self.good("info", "--json"))["cpu"]["isas"]["amx_int8"]:
             names.append("amx")
         verbs = (["info"], ["info", "--json"], ["check", "--quick"], ["bench", "--list"], ["demo"],
-                 ["inspect", "no-such-file"], ["quantize", "in", "out"], ["puzzles", "list"])
+                 ["inspect", "no-such-file"], ["quantize", "in", "out", "--format", "w4a16"], ["puzzles", "list"])
         for isa in names:
             for arguments in verbs if isa == names[-1] else verbs[:1]:
                 with self.subTest(isa=isa, arguments=arguments):

@@ -14,11 +14,11 @@
 
 namespace octile::cpu {
 
+// Elements of a row at a time. Their scales lie on the stack.
 template <class Real>
-inline constexpr std::int64_t kChunk = 2048 /
-                                       sizeof(Real);  // elements of a row at a time: their scales are on the stack
-inline constexpr std::int64_t kBlockRows = 64;        // rows of a block at most; transposed, a cache line of bytes
-inline constexpr std::int64_t kDistance = 8 << 10;    // bytes from what is read to what is fetched, along a row
+inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
+inline constexpr std::int64_t kBlockRows = 64;      // rows of a block at most; transposed, a cache line of bytes
+inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
 
 struct Multiply {
   template <Isa, class Real>
