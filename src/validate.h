@@ -46,10 +46,17 @@ class TensorChecks {
   std::string_view function() const { return function_; }
 
  private:
+  struct Extent {
+    std::uintptr_t begin;
+    std::uintptr_t end;
+    std::int64_t pitch;  // bytes between rows, 0 where there are no gaps
+    std::int64_t width;  // bytes of one row
+  };
   struct Seen {
     std::string_view name;
     ConstTensor tensor;
     Access access;
+    Extent extent;
   };
   struct Wanted {
     int rank;
@@ -58,6 +65,8 @@ class TensorChecks {
   };
   template <class Void>
   static constexpr Access kAccess = std::is_const_v<Void> ? Access::read : Access::write;
+  static Extent extent_of(const ConstTensor& t);
+  static bool overlap(Extent a, Extent b);
   void check(std::string_view name, const ConstTensor& t, DType dtype, const Wanted& wanted);
 
   std::string_view function_;
