@@ -1,6 +1,4 @@
-// The products, forward and backward, compared with the f32 product of the BLAS that the command is linked with.
-#include <cblas.h>
-
+// The products, forward and backward, compared with the f32 product of the BLAS.
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -10,10 +8,8 @@
 
 #include "bench_cases.h"
 #include "bench_data.h"
+#include "blas.h"
 #include "octile/linear.h"
-
-// Absent in other BLAS libraries.
-extern "C" __attribute__((weak)) void openblas_set_num_threads(int threads);
 
 namespace octile::cli::bench {
 
@@ -52,9 +48,9 @@ int blas_size(std::int64_t size) {
 
 std::function<void()> blas_run(const FloatProduct& p, float* c) {
   const int m = blas_size(p.m), n = blas_size(p.n), k = blas_size(p.k);
-  return [=] {
-    cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans, p.transpose_b ? CblasTrans : CblasNoTrans, m,
-                n, k, 1.0f, p.a, p.transpose_a ? m : k, p.b, p.transpose_b ? k : n, 0.0f, c, n);
+  return [=, sgemm = blas().sgemm] {
+    sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans, p.transpose_b ? CblasTrans : CblasNoTrans, m, n, k,
+          1.0f, p.a, p.transpose_a ? m : k, p.b, p.transpose_b ? k : n, 0.0f, c, n);
   };
 }
 
@@ -66,11 +62,11 @@ Prepared against_blas(const Plan& plan, const Args& args, const SharedOperands& 
                       int threads) {
   operands->workspace.resize(plan.workspace_size());
   operands->float_out = zeros<float>(twin.m, twin.n);
-  if (openblas_set_num_threads) openblas_set_num_threads(threads);
+  blas().use_threads(threads);
   Prepared p;
   p.sku = plan.sku();
   p.run = [=] { plan.run(args, {operands->workspace.data(), operands->workspace.size()}); };
-  p.baseline = openblas_set_num_threads ? "openblas_sgemm" : "blas_sgemm";
+  p.baseline = blas().set_num_threads ? "openblas_sgemm" : "blas_sgemm";
   p.run_baseline = blas_run(twin, operands->float_out.data());
   p.operations = 2 * product(twin.m, twin.n) * static_cast<double>(twin.k);
   return p;

@@ -1,17 +1,11 @@
 #include "demo_network.h"
 
-#include <cblas.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <thread>
 
+#include "blas.h"
 #include "octile/octile.hpp"
-
-// Only OpenBLAS has these two; the demo runs with any BLAS.
-extern "C" void openblas_set_num_threads(int threads) __attribute__((weak));
-extern "C" char* openblas_get_config() __attribute__((weak));
 
 namespace octile::cli {
 
@@ -51,10 +45,7 @@ class Scratch {
 class FloatNetwork : public Network {
  public:
   FloatNetwork(const Model& initial, const Limits& limits) : Network(initial) {
-    if (openblas_set_num_threads) {
-      const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-      openblas_set_num_threads(limits.threads > 0 ? limits.threads : all);
-    }
+    blas().use_threads(limits.threads > 0 ? limits.threads : blas().max_threads);
     std::int64_t widest = 0;
     for (const Layer& layer : model_) {
       inputs_.emplace_back(limits.batch * layer.in);
@@ -73,8 +64,8 @@ class FloatNetwork : public Network {
       float* y = last ? scores_.data() : inputs_[l + 1].data();
       for (std::int64_t row = 0; row < m; ++row) std::copy_n(layer.bias.data(), layer.out, y + row * layer.out);
       const int rows = blas_int(m), out = blas_int(layer.out), in = blas_int(layer.in);
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in, 1.0f, inputs_[l].data(), in,
-                  layer.weight.data(), in, 1.0f, y, out);
+      blas().sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in, 1.0f, inputs_[l].data(), in,
+                   layer.weight.data(), in, 1.0f, y, out);
       if (!last) std::transform(y, y + m * layer.out, y, [](float v) { return std::max(v, 0.0f); });
     }
     return scores_.data();
@@ -86,15 +77,15 @@ class FloatNetwork : public Network {
       const Layer& layer = model_[l];
       Layer& gradient = gradient_[l];
       const int rows = blas_int(m), out = blas_int(layer.out), in = blas_int(layer.in);
-      cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, rows, 1.0f, dy_.data(), out, inputs_[l].data(), in,
-                  0.0f, gradient.weight.data(), in);
+      blas().sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, rows, 1.0f, dy_.data(), out, inputs_[l].data(), in,
+                   0.0f, gradient.weight.data(), in);
       std::fill(gradient.bias.begin(), gradient.bias.end(), 0.0f);
       for (std::int64_t row = 0; row < m; ++row) {
         for (std::int64_t n = 0; n < layer.out; ++n) gradient.bias[n] += dy_[row * layer.out + n];
       }
       if (l == 0) break;  // nobody asks for the gradient of the images
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, in, out, 1.0f, dy_.data(), out, layer.weight.data(),
-                  in, 0.0f, dx_.data(), in);
+      blas().sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, in, out, 1.0f, dy_.data(), out, layer.weight.data(),
+                   in, 0.0f, dx_.data(), in);
       // What ReLU let through is positive in its output, which is this layer's input.
       for (std::int64_t i = 0; i < m * layer.in; ++i) dy_[i] = inputs_[l][i] > 0 ? dx_[i] : 0.0f;
     }
@@ -107,7 +98,7 @@ class FloatNetwork : public Network {
   }
 
   std::string kernels() const override {
-    return openblas_get_config ? std::string("sgemm of ") + openblas_get_config() : "sgemm of the BLAS";
+    return blas().get_config ? std::string("sgemm of ") + blas().get_config() : "sgemm of the BLAS";
   }
 
  private:

@@ -7,6 +7,7 @@
 
 #include "base/output.h"
 #include "cli.h"
+#include "cpu/isa.h"
 #include "octile/octile.h"
 
 namespace {
@@ -37,11 +38,13 @@ page may go to a pipe or a character device (/dev/stdout), which is written into
 Exit status:
   0  all went well
   1  something failed: a check, a file, a kernel that cannot run here
-  2  the command line was wrong: an unknown option or command, or a bad value
+  2  the command line was wrong: an unknown option or command, or a bad value; or
+     OCTILE_ISA was
 
 Environment:
   OCTILE_ISA  the widest instruction set that the kernels may use: baseline, avx2, avxvnni,
-            avx512, avx512vnni, amx, or on Arm neon, i8mm. octile info says which is used
+            avx512, avx512vnni, amx, or on Arm neon, i8mm, and the machine must have it.
+            octile info says which is used
   TERM      "dumb": the progress is shown in plain lines
 
 Examples:
@@ -88,6 +91,10 @@ int run(int argc, char** argv) {
 #if OCTILE_PUZZLES
   octile::cli::add_puzzles(app);
 #endif
+  app.parse_complete_callback([] {  // before any command runs, so that it is said once
+    const std::string reason = octile::cpu::reason_against_wish();
+    if (!reason.empty()) throw CLI::ValidationError(reason);
+  });
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {  // a command's way to leave with a status; it has said why

@@ -24,6 +24,8 @@ static_assert(same(OCTILE_DTYPE_F16, DType::f16) && same(OCTILE_DTYPE_BF16, DTyp
               same(OCTILE_DTYPE_F32, DType::f32) && same(OCTILE_DTYPE_F64, DType::f64) &&
               same(OCTILE_DTYPE_S8, DType::s8) && same(OCTILE_DTYPE_U8, DType::u8) &&
               same(OCTILE_DTYPE_S4, DType::s4) && same(OCTILE_DTYPE_S32, DType::s32));
+static_assert(same(OCTILE_GRADIENT_DX, Gradient::dx) && same(OCTILE_GRADIENT_DW, Gradient::dw) &&
+              same(OCTILE_GRADIENT_DB, Gradient::db));
 static_assert(same(OCTILE_GRANULARITY_TENSOR, Granularity::tensor) && same(OCTILE_GRANULARITY_ROW, Granularity::row) &&
               same(OCTILE_GRANULARITY_COLUMN, Granularity::column) &&
               same(OCTILE_GRANULARITY_GROUP, Granularity::group));

@@ -88,6 +88,16 @@ octile_status run(std::string_view function, const octile_plan* plan, const Args
       [&] { plan_of<Plan>(function, plan).run(convert(function, args), context.workspace, context.stream); });
 }
 
+void write_precision(std::string_view function, octile_precision* precision, const PrecisionGuarantee& guarantee) {
+  write_struct(function, "precision", precision,
+               {.struct_size = 0,
+                .error_bound = guarantee.error_bound.c_str(),
+                .deterministic = guarantee.deterministic,
+                .bit_stable = guarantee.bit_stable,
+                .accumulator = static_cast<std::int32_t>(guarantee.accumulator),
+                .reserved = 0});
+}
+
 const std::vector<KernelInfo>& table() {
   static const std::vector<KernelInfo> rows = kernels();
   return rows;
@@ -124,15 +134,19 @@ const char* octile_plan_explain(const octile_plan* plan) { return plan ? plan->e
 
 octile_status octile_plan_precision(const octile_plan* plan, octile_precision* precision) {
   return octile::guarded([&] {
-    if (plan == nullptr) octile::fail(octile::Status::invalid_argument, "octile_plan_precision: plan is NULL");
-    const octile::PrecisionGuarantee& guarantee = plan->guarantee;
-    octile::c_interface::write_struct("octile_plan_precision", "precision", precision,
-                                      {.struct_size = 0,
-                                       .error_bound = guarantee.error_bound.c_str(),
-                                       .deterministic = guarantee.deterministic,
-                                       .bit_stable = guarantee.bit_stable,
-                                       .accumulator = static_cast<std::int32_t>(guarantee.accumulator),
-                                       .reserved = 0});
+    constexpr std::string_view kFunction = "octile_plan_precision";
+    if (plan == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": plan is NULL");
+    octile::write_precision(kFunction, precision, plan->guarantee);
+  });
+}
+
+octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t gradient, octile_precision* precision) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_linear_backward_precision";
+    const auto& backward = octile::plan_of<octile::LinearBackwardPlan>(kFunction, plan);
+    octile::Gradient which{};
+    octile::c_interface::Converter(kFunction).choice(which, "gradient", gradient);
+    octile::write_precision(kFunction, precision, backward.precision_guarantee(which));
   });
 }
 

@@ -5,6 +5,8 @@
 #include <bit>
 #include <limits>
 
+#include "cpu/float_environment.h"
+#include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "float_rows.h"
 #include "input_excess.h"
@@ -106,6 +108,7 @@ struct __attribute__((visibility("hidden"))) Calibrator::Impl {
 
 Calibrator::Calibrator(const CalibratorDescription& description) : impl_(std::make_shared<Impl>()) {
   constexpr std::string_view kFunction = "Calibrator";
+  cpu::check_isa_wish(kFunction);
   check_size(kFunction, "features", description.features);
   check_bytes(kFunction, "H", description.features, description.second_moments ? description.features : 1);
   check_threads(kFunction, description.threads);
@@ -118,6 +121,7 @@ Calibrator::Calibrator(const CalibratorDescription& description) : impl_(std::ma
 }
 
 void Calibrator::observe(const ConstTensor& x) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "Calibrator::observe";
   const std::int64_t k = impl_->description.features;
   if (!is_float(x.dtype)) {
@@ -143,6 +147,7 @@ void Calibrator::observe(const ConstTensor& x) {
 }
 
 void Calibrator::merge(const Calibrator& other) {
+  const cpu::FloatEnvironment environment;
   const CalibratorDescription& a = impl_->description;
   const CalibratorDescription& b = other.impl_->description;
   if (a.features != b.features || a.second_moments != b.second_moments) {
@@ -195,6 +200,7 @@ void Calibrator::excess(const Tensor& out) const {
 }
 
 void Calibrator::second_moments(const Tensor& h) const {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "Calibrator::second_moments";
   const std::int64_t k = features();
   if (!impl_->description.second_moments) {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdio>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels.h"
 #include "message.h"
@@ -27,8 +29,14 @@ inline bool matches(std::string_view kernel, std::string_view wish) {
   return kernel == wish || kernel.substr(kernel.rfind('_') + 1) == wish;
 }
 
-// Throws unless some row of the table matches the wish, so that a misspelt name is not taken for "no restriction".
-void check_kernel_wish(std::string_view function, std::string_view wish);
+// Throws unless some row of the table matches the wish, so that a misspelt name is not taken for "no restriction". The
+// text lists the rows of these operations on this device.
+struct KernelWish {
+  std::string_view wish;
+  Device device;
+  std::initializer_list<Operation> operations;
+};
+void check_kernel_wish(std::string_view function, const KernelWish& wish);
 
 // Whether `wish` restricts the rows of this operation: a full name of another operation's row does not.
 template <class Problem, class Operands>
@@ -81,6 +89,15 @@ Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>> table, Op
   if (step.kernel) step.workspace = step.kernel->workspace(problem);
   return step;
 }
+
+// Of a product: the rows of the table that are the fastest for fewer rows of a than `all` was chosen for, each with the
+// number of rows up to which it is, in rising order. Only where sums are exact, so that the choice changes no bit, and
+// on the CPU, where it costs a comparison.
+struct FewerRows {
+  std::int64_t rows = 0;
+  Step<GemmProblem, GemmOperands> step;
+};
+std::vector<FewerRows> choose_fewer_rows(const Step<GemmProblem, GemmOperands>& all, std::string_view wish);
 
 // Throws where `ask` found no kernel.
 template <class Problem, class Operands>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cpu/float_environment.h"
 #include "message.h"
 #include "packed_weight.h"
 #include "plan.h"
@@ -20,7 +21,7 @@ struct LinearImpl : Plan::Impl {
   LinearDescription description;
   bool quantizes = false;  // X is float, and the product takes it as s8: two steps
   QuantizeStep quantize;
-  GemmStep gemm;
+  ProductStep product;
   StaticScale static_scale;
   std::size_t xq_at = 0;  // (m, k) s8, pitch xq_pitch
   std::int64_t xq_pitch = 0;
@@ -87,6 +88,11 @@ void check_w8a8(const LinearDescription& d) {
   }
 }
 
+Operation operation_of(const LinearDescription& d) {
+  if (d.weight != WeightFormat::s4_group) return Operation::w8a8_gemm;
+  return d.activation == Activation::none ? Operation::w4a16_gemm : Operation::w4a8_gemm;
+}
+
 void check(const LinearDescription& d) {
   check_size(kSelect, "m", d.m);
   check_size(kSelect, "n", d.n);
@@ -98,7 +104,12 @@ void check(const LinearDescription& d) {
   d.weight == WeightFormat::s4_group ? check_w4(d) : check_w8a8(d);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
-  check_kernel_wish(kSelect, d.kernel);
+  const bool s4 = d.weight == WeightFormat::s4_group;
+  check_kernel_wish(kSelect,
+                    {d.kernel,
+                     d.device,
+                     {d.activation == Activation::none || d.x == DType::s8 ? operation_of(d) : Operation::quantize,
+                      operation_of(d), s4 ? operation_of(d) : Operation::w8a8_linear}});
 }
 
 // With a static scale too the quantizer works row by row, so that a NaN in X spoils its own row of Y and no other.
@@ -120,9 +131,7 @@ QuantizeProblem quantize_problem(const LinearDescription& d) {
 GemmProblem gemm_problem(const LinearDescription& d) {
   GemmProblem p;
   const bool w4 = d.weight == WeightFormat::s4_group;
-  p.operation = !w4                                ? Operation::w8a8_gemm
-                : d.activation == Activation::none ? Operation::w4a16_gemm
-                                                   : Operation::w4a8_gemm;
+  p.operation = operation_of(d);
   p.m = d.m;
   p.n = d.n;
   p.k = d.k;
@@ -169,7 +178,7 @@ std::string reason_against_one_step(const LinearDescription& d) {
 // The caller's weight as it is before it is packed, checked: b, b_scale and zero_point.
 void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks, GemmOperands& bound) {
   const LinearDescription& d = impl.description;
-  const GemmProblem& p = impl.gemm.problem;
+  const GemmProblem& p = impl.product.all.problem;
   if (d.weight == WeightFormat::s4_group) {
     bound.b = checks.matrix("weight", args.weight, DType::s4, {d.n, d.k});
     bound.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, {d.n, d.k / p.group});
@@ -204,14 +213,13 @@ struct Bound {
 };
 
 // The caller's tensors, checked; what lies in the workspace is added by run.
-Bound bind(const LinearImpl& impl, const LinearArgs& args) {
+Bound bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
   const LinearDescription& d = impl.description;
-  const GemmProblem& p = impl.gemm.problem;
+  const GemmProblem& p = impl.product.all.problem;
   if (args.x.rank != 2 || args.x.rows() < 0 || args.x.rows() > d.m) {
     fail(Status::shape_mismatch, impl.function, ": x is ", args.x, ", expected at most ", d.m, " rows of ", d.k);
   }
   const std::int64_t m = args.x.rows();
-  TensorChecks checks(impl.function, d.device);
   Bound bound;
   bound.gemm.a = bound.quantize.x = checks.matrix("x", args.x, d.x, {m, d.k});
   bound.gemm.y = checks.matrix("y", args.y, d.y, {m, d.n});
@@ -239,7 +247,6 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args) {
   } else {
     checks.absent("bias", args.bias);
   }
-  checks.no_overlap();
   return bound;
 }
 
@@ -274,30 +281,39 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
     if (impl.quantizes) {
       impl.quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
     }
-    impl.gemm = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
+    impl.product.all = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
   }
-  if (named || (whole.kernel && whole.cost.seconds < impl.quantize.cost.seconds + impl.gemm.cost.seconds)) {
+  if (named || (whole.kernel && whole.cost.seconds < impl.quantize.cost.seconds + impl.product.all.cost.seconds)) {
     impl.quantizes = false;
     impl.quantize = {};
-    impl.gemm = whole;
-    return impl.add("quantize X and product", impl.gemm);
+    impl.product.all = whole;
+    return impl.add("quantize X and product", whole);
   }
+  impl.product.fewer = choose_fewer_rows(impl.product.all, d.kernel);
   if (impl.quantizes) {
     impl.add("quantize X", impl.quantize);
     impl.xq_pitch = operand_pitch(d.k);
     impl.xq_at = impl.reserve(d.m, impl.xq_pitch, DType::s8);
     impl.x_scale_at = impl.reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
   }
-  impl.add("product", impl.gemm);
+  impl.add_product("product", impl.product);
   if (whole.kernel) {
     impl.explanation += message("  not ", whole.kernel->name, ": expected ", milliseconds(whole.cost.seconds), "\n");
   }
   impl.explanation += whole.refused;
+  if (p.b_packed) return;
+  GemmProblem packed = p;
+  packed.b_packed = true;
+  const GemmStep faster = ask(gemm_kernels(), p.operation, packed, d.kernel);
+  if (!faster.kernel || faster.cost.seconds >= impl.product.all.cost.seconds) return;
+  impl.explanation += message("  packed_weight = true would be faster: ", faster.kernel->name, ": expected ",
+                              milliseconds(faster.cost.seconds), "\n");
 }
 
 }  // namespace
 
 LinearPlan LinearPlan::select(const LinearDescription& description) {
+  const cpu::FloatEnvironment environment;
   check(description);
   auto impl = std::make_shared<LinearImpl>();
   const LinearDescription& d = impl->description = description;
@@ -310,19 +326,21 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
               d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
   const GemmProblem p = gemm_problem(d);
   select_steps(*impl, p);
-  impl->reserve_scratch(std::max(impl->quantize.workspace, impl->gemm.workspace));
+  impl->tell_times(d.device, d.threads);
+  impl->reserve_scratch(std::max(impl->quantize.workspace, impl->product.workspace()));
   impl->guarantee = p.operation != Operation::w4a16_gemm
                         ? PrecisionGuarantee{true, true, DType::s32, "exact"}
-                        : PrecisionGuarantee{true, false, p.scale, w4a16_bound(impl->gemm)};
+                        : PrecisionGuarantee{true, false, p.scale, w4a16_bound(impl->product.all)};
   return LinearPlan(std::move(impl));
 }
 
 std::size_t LinearPlan::packed_weight_size() const {
   const LinearImpl& impl = linear(impl_);
-  return impl.description.packed_weight ? static_cast<std::size_t>(packed_layout(impl.gemm.problem).size) : 0;
+  return impl.description.packed_weight ? static_cast<std::size_t>(packed_layout(impl.product.all.problem).size) : 0;
 }
 
 void LinearPlan::pack(const LinearPackArgs& args) const {
+  const cpu::FloatEnvironment environment;
   const LinearImpl& impl = linear(impl_);
   if (!impl.description.packed_weight) {
     fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
@@ -334,18 +352,25 @@ void LinearPlan::pack(const LinearPackArgs& args) const {
       checks.vector("packed", args.packed, DType::u8, static_cast<std::int64_t>(packed_weight_size()));
   check_alignment(kPack, "packed", packed.data);
   checks.no_overlap();
-  pack_weight(impl.gemm.problem, bound, static_cast<std::byte*>(packed.data));
+  pack_weight(impl.product.all.problem, bound, static_cast<std::byte*>(packed.data));
 }
 
 Verdict LinearPlan::can_implement(const LinearArgs& args) const {
-  return verdict_of([&] { bind(linear(impl_), args); });
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, linear(impl_).description.device);
+    bind(linear(impl_), args, checks);
+    checks.no_overlap();
+  });
 }
 
 void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream) const {
+  const cpu::FloatEnvironment environment;
   const LinearImpl& impl = linear(impl_);
   const LinearDescription& d = impl.description;
-  Bound bound = bind(impl, args);
-  std::byte* const memory = checked_workspace(impl, workspace);
+  TensorChecks checks(impl.function, d.device);
+  Bound bound = bind(impl, args, checks);
+  std::byte* const memory = finish_checks(checks, impl, workspace);
   const std::int64_t m = args.x.rows();
   if (m == 0 || d.n == 0) return;
   if (d.k == 0) return write_empty_sum(bound.gemm, d.device, stream);
@@ -360,11 +385,12 @@ void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream)
     bound.gemm.a = bound.quantize.q;
     bound.gemm.a_scale = on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0));
   }
-  if (impl.gemm.problem.operation == Operation::w8a8_linear) {
+  const GemmStep& product = impl.product.of(m);
+  if (product.problem.operation == Operation::w8a8_linear) {
     bound.gemm.a_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
     bound.gemm.c_scale = bound.quantize.multiplier;
   }
-  launch(impl, impl.gemm, bound.gemm, memory, stream);
+  launch(impl, product, bound.gemm, memory, stream);
 }
 
 }  // namespace octile

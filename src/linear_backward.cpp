@@ -6,8 +6,10 @@
 //
 // Where both products are int8, one step may do both quantizers and dB: gradient_quantize.
 #include <algorithm>
+#include <array>
 #include <optional>
 
+#include "cpu/float_environment.h"
 #include "message.h"
 #include "octile/linear.h"
 #include "plan.h"
@@ -22,7 +24,7 @@ constexpr std::string_view kSelect = "LinearBackwardPlan::select";
 // One of dX and dW: the product, before it dY's quantizer if the product is int8 and no other step does it.
 struct ProductSteps {
   std::optional<QuantizeStep> quantize;
-  GemmStep gemm;
+  ProductStep product;
   std::size_t q_at = 0;      // dY quantized: (m, n), or transposed (n, m)
   std::size_t scale_at = 0;  // (m), or (n)
 };
@@ -35,6 +37,7 @@ struct LinearBackwardImpl : Plan::Impl {
   std::optional<ProductSteps> dx;
   std::optional<ProductSteps> dw;
   std::optional<GemmStep> db;
+  std::array<PrecisionGuarantee, 3> guarantees;  // of each Gradient
 };
 
 const LinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl) {
@@ -86,7 +89,15 @@ void check(const LinearBackwardDescription& d) {
   if (d.dw == Product::int8) check_contraction("dW", "m", d.m);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
-  check_kernel_wish(kSelect, d.kernel);
+  const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
+  const bool dequantized = d.dx == Product::dequantized || d.dw == Product::dequantized;
+  check_kernel_wish(
+      kSelect,
+      {d.kernel,
+       d.device,
+       {int8 ? Operation::quantize : Operation::w8a16_gemm, int8 ? Operation::gradient_quantize : Operation::w8a16_gemm,
+        int8 ? Operation::w8a8_gemm : Operation::w8a16_gemm,
+        dequantized || !int8 ? Operation::w8a16_gemm : Operation::w8a8_gemm, Operation::column_sum}});
 }
 
 // What all products of this plan have in common.
@@ -168,7 +179,9 @@ void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps
     steps->q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
     steps->scale_at = impl.reserve(1, problem.m, problem.scale);
   }
-  steps->gemm = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
+  steps->product.all = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
+  // Of dX, whose rows are the batch's; dW has one row for each output channel, however few tokens there are.
+  if (&steps == &impl.dx) steps->product.fewer = choose_fewer_rows(steps->product.all, d.kernel);
 }
 
 // Both quantizers and dB as one step, where that is expected to be faster, or was asked for by name.
@@ -213,7 +226,8 @@ void add_steps(LinearBackwardImpl& impl) {
       require(*product->quantize, Operation::quantize, kSelect);
       add(message("quantize dY for ", what), *product->quantize);
     }
-    add(what, product->gemm);
+    impl.add_product(what, product->product);
+    impl.reserve_scratch(product->product.workspace());
   };
   if (impl.gradient) add(impl.description.db ? "quantize dY, and dB" : "quantize dY", *impl.gradient);
   add_product("dX", impl.dx);
@@ -232,7 +246,7 @@ struct Bound {
   Tensor db;                 // (N)
 };
 
-Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
+Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, TensorChecks& checks) {
   const LinearBackwardDescription& d = impl.description;
   const bool out_in = d.weight_layout == WeightLayout::out_in;
   if (args.dy.rank != 2 || args.dy.rows() < 0 || args.dy.rows() > d.m) {
@@ -240,7 +254,6 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
   }
   const std::int64_t m = args.dy.rows();
   const auto weight_shape = out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
-  TensorChecks checks(impl.function, d.device);
   Bound b;
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
   if (d.dx != Product::none) {
@@ -270,7 +283,6 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args) {
   } else {
     checks.absent("db", args.db);
   }
-  checks.no_overlap();
   return b;
 }
 
@@ -313,8 +325,9 @@ void run_gradient(const Run& run) {
 void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& dy, const ConstTensor& scale,
                  GemmOperands o) {
   const LinearBackwardImpl& impl = run.impl;
-  const GemmProblem& problem = steps.gemm.problem;
   const std::int64_t rows = o.y.rows();
+  const GemmStep& product = steps.product.of(rows);
+  const GemmProblem& problem = product.problem;
   const std::int64_t contraction = o.b.cols();
   if (rows == 0 || o.y.cols() == 0) return;
   if (contraction == 0) {
@@ -340,12 +353,19 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
     o.a_scale = on(problem.device, scale_vector(run.scales(steps), problem.scale, rows, 1));
     o.b_scale = scale_vector(impl.one.data(), problem.scale, o.y.cols(), 0);
   }
-  launch(impl, steps.gemm, o, run.memory, run.stream);
+  launch(impl, product, o, run.memory, run.stream);
 }
 
 }  // namespace
 
+std::string_view name(Gradient value) {
+  constexpr std::array<std::string_view, 3> kNames = {"dX", "dW", "dB"};
+  const auto i = static_cast<std::size_t>(value);
+  return i < kNames.size() ? kNames[i] : "unknown";
+}
+
 LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& description) {
+  const cpu::FloatEnvironment environment;
   check(description);
   auto impl = std::make_shared<LinearBackwardImpl>();
   const LinearBackwardDescription& d = impl->description = description;
@@ -360,21 +380,45 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
   if (d.db) impl->db = choose(gemm_kernels(), Operation::column_sum, db_problem(d), kSelect, d.kernel);
   select_gradient(*impl);
   add_steps(*impl);
+  impl->tell_times(d.device, d.threads);
   const DType real = scale_type(d.dy);
-  const bool floats = d.dx == Product::dequantized || d.dw == Product::dequantized || d.db;
-  impl->guarantee = floats ? PrecisionGuarantee{true, false, real, float_bound("N (dX) or M (dW, dB)", real, d.dy)}
-                           : PrecisionGuarantee{true, true, DType::s32, "exact"};
+  const auto floats = [&](std::string_view terms, DType y) {
+    return PrecisionGuarantee{true, false, real, float_bound(terms, real, y)};
+  };
+  const PrecisionGuarantee exact{true, true, DType::s32, "exact"};
+  impl->guarantees = {d.dx == Product::int8 ? exact : floats("N", d.dy),
+                      d.dw == Product::int8 ? exact : floats("M", dw_dtype(d)), floats("M", d.dy)};
+  const bool any_float = d.dx == Product::dequantized || d.dw == Product::dequantized || d.db;
+  impl->guarantee = any_float ? floats("N (dX) or M (dW, dB)", d.dy) : exact;
   return LinearBackwardPlan(std::move(impl));
 }
 
+const PrecisionGuarantee& LinearBackwardPlan::precision_guarantee(Gradient gradient) const {
+  constexpr std::string_view kFunction = "LinearBackwardPlan::precision_guarantee";
+  check_choice(kFunction, "gradient", gradient, Gradient::db);
+  const LinearBackwardDescription& d = backward(impl_).description;
+  const bool computed = gradient == Gradient::dx   ? d.dx != Product::none
+                        : gradient == Gradient::dw ? d.dw != Product::none
+                                                   : d.db;
+  if (!computed) fail(Status::invalid_argument, kFunction, ": this plan does not compute ", name(gradient));
+  return backward(impl_).guarantees[static_cast<std::size_t>(gradient)];
+}
+
 Verdict LinearBackwardPlan::can_implement(const LinearBackwardArgs& args) const {
-  return verdict_of([&] { bind(backward(impl_), args); });
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, backward(impl_).description.device);
+    bind(backward(impl_), args, checks);
+    checks.no_overlap();
+  });
 }
 
 void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace, Stream stream) const {
+  const cpu::FloatEnvironment environment;
   const LinearBackwardImpl& impl = backward(impl_);
-  const Bound b = bind(impl, args);
-  const Run run{impl, args, b, checked_workspace(impl, workspace), stream};
+  TensorChecks checks(impl.function, impl.description.device);
+  const Bound b = bind(impl, args, checks);
+  const Run run{impl, args, b, finish_checks(checks, impl, workspace), stream};
   if (impl.gradient) run_gradient(run);
   if (impl.dx) {
     GemmOperands o;

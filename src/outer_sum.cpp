@@ -12,8 +12,8 @@ namespace octile {
 
 namespace {
 
-constexpr std::int64_t kDepth = 128;  // that is packed at a time
-constexpr std::int64_t kRows = 64;
+constexpr std::int64_t kDepth = 64;  // that is packed at a time
+constexpr std::int64_t kRows = 32;
 
 // The sums of a tile are this many rows of two vectors.
 template <cpu::Isa isa>

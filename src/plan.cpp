@@ -1,6 +1,9 @@
 #include "plan.h"
 
+#include <algorithm>
+
 #include "access.h"
+#include "cpu/thread_pool.h"
 #include "message.h"
 
 namespace octile {
@@ -11,21 +14,46 @@ constexpr std::size_t kAlignment = 128;  // of a cache line of a GPU, and what i
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// With room to begin at a multiple of kAlignment, wherever the caller's memory lies.
+std::size_t bytes_of_workspace(const Plan::Impl& impl) {
+  return impl.workspace == 0 ? 0 : impl.workspace + kAlignment - 1;
+}
+
 }  // namespace
 
-std::size_t Plan::workspace_size() const { return impl_->workspace == 0 ? 0 : impl_->workspace + kAlignment - 1; }
+std::size_t Plan::workspace_size() const { return bytes_of_workspace(*impl_); }
 
 std::string Plan::sku() const { return impl_->sku; }
 
 PrecisionGuarantee Plan::precision_guarantee() const { return impl_->guarantee; }
 
-std::string Plan::explain() const { return message(impl_->explanation, "workspace ", workspace_size(), " bytes\n"); }
+std::string Plan::explain() const {
+  return message(impl_->explanation, impl_->times, "workspace ", workspace_size(), " bytes\n");
+}
 
 void Plan::Impl::add_line(std::string_view what, std::string_view kernel, const Cost& cost) {
   char text[128];
   std::snprintf(text, sizeof text, ": expected %s, %.4g MB, %.4g GOP\n", milliseconds(cost.seconds).c_str(),
                 cost.bytes * 1e-6, cost.operations * 1e-9);
   explanation += message(what, ": ", kernel, text);
+}
+
+void Plan::Impl::add_product(std::string_view what, const ProductStep& product) {
+  add(what, product.all);
+  for (const FewerRows& few : product.fewer) {
+    explanation += message("  up to ", few.rows, few.rows == 1 ? " row: " : " rows: ", few.step.kernel->name,
+                           ": expected ", milliseconds(few.step.cost.seconds), "\n");
+  }
+}
+
+void Plan::Impl::tell_times(Device device, int threads) {
+  if (device.type == DeviceType::cuda) {
+    times = "expected times are estimates, launch included, with nothing in the GPU's caches\n";
+    return;
+  }
+  const int most = threads > 0 ? threads : cpu::hardware_threads();
+  times = message("expected times are estimates for ", most, most == 1 ? " thread" : " threads",
+                  " with nothing in the caches\n");
 }
 
 std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtype) {
@@ -40,10 +68,13 @@ void Plan::Impl::reserve_scratch(std::size_t bytes) {
   workspace = std::max(workspace, scratch + aligned(bytes));
 }
 
-std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace) {
-  if (impl.workspace == 0) return nullptr;
-  const std::size_t needed = impl.workspace + kAlignment - 1;
-  if (workspace.data == nullptr || workspace.size < needed) {
+std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace) {
+  const std::size_t needed = bytes_of_workspace(impl);
+  const bool suffices = needed > 0 && workspace.data != nullptr && workspace.size >= needed;
+  if (suffices) checks.workspace(workspace.data, needed);
+  checks.no_overlap();
+  if (needed == 0) return nullptr;
+  if (!suffices) {
     fail(Status::workspace_too_small, impl.function, ": workspace of ", workspace.data ? workspace.size : 0,
          " bytes, the plan needs ", needed);
   }
@@ -51,14 +82,59 @@ std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace) {
   return static_cast<std::byte*>(workspace.data) + (aligned(address) - address);
 }
 
-void check_kernel_wish(std::string_view function, std::string_view wish) {
-  if (wish.empty()) return;
+void check_kernel_wish(std::string_view function, const KernelWish& wish) {
+  if (wish.wish.empty()) return;
+  bool found = false;
   std::string known;
-  for (const KernelInfo& kernel : kernels()) {
-    if (matches(kernel.name, wish)) return;
-    known += " " + kernel.name;
+  const auto look = [&](const auto& kernel) {
+    found = found || matches(kernel.name, wish.wish);
+    const auto* end = wish.operations.end();
+    if (kernel.device != wish.device.type || std::find(wish.operations.begin(), end, kernel.operation) == end) return;
+    known += message(" ", kernel.name);
+  };
+  for (const QuantizeKernel& kernel : quantize_kernels()) look(kernel);
+  for (const GemmKernel& kernel : gemm_kernels()) look(kernel);
+  if (found) return;
+  fail(Status::invalid_argument, function, ": no kernel is named ", wish.wish, ", nor has that arch; this plan on ",
+       wish.device, " can have:", known);
+}
+
+std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view wish) {
+  GemmProblem p = all.problem;
+  const bool exact = p.operation == Operation::w8a8_gemm || p.operation == Operation::w4a8_gemm;
+  if (!exact || p.device.type != DeviceType::cpu || p.m < 2 || p.n == 0 || p.k == 0) return {};
+  const bool restricted = restricts(gemm_kernels(), p.operation, wish);
+  std::vector<const GemmKernel*> able;
+  for (const GemmKernel& kernel : gemm_kernels()) {
+    const bool asked = kernel.operation == p.operation && kernel.device == p.device.type;
+    if (asked && (!restricted || matches(kernel.name, wish)) && kernel.supports(p).empty()) able.push_back(&kernel);
   }
-  fail(Status::invalid_argument, function, ": no kernel is named ", wish, ", nor has that arch; there are:", known);
+  const auto fastest = [&](std::int64_t rows) {
+    p.m = rows;
+    const auto faster = [&](const GemmKernel* a, const GemmKernel* b) {
+      return a->cost(p).seconds < b->cost(p).seconds;
+    };
+    return *std::min_element(able.begin(), able.end(), faster);
+  };
+  std::vector<FewerRows> fewer;
+  const GemmKernel* above = all.kernel;
+  std::int64_t high = p.m;  // where `above` is the fastest
+  for (std::int64_t rows = high / 2; rows > 0; rows /= 2) {
+    const GemmKernel* const kernel = fastest(rows);
+    if (kernel != above) {
+      std::int64_t low = rows;
+      while (high - low > 1) {
+        const std::int64_t middle = low + (high - low) / 2;
+        (fastest(middle) == kernel ? low : high) = middle;
+      }
+      p.m = low;
+      fewer.push_back({low, {p, kernel, kernel->cost(p), kernel->workspace(p), {}}});
+      above = kernel;
+    }
+    high = rows;
+  }
+  std::reverse(fewer.begin(), fewer.end());
+  return fewer;
 }
 
 ConstTensor scale_vector(const void* data, DType type, std::int64_t size, std::int64_t stride) {

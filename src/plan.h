@@ -1,9 +1,11 @@
 // What the plans share behind the public Plan.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "choose.h"
 #include "cuda_devices.h"
@@ -16,6 +18,24 @@ namespace octile {
 using QuantizeStep = Step<QuantizeProblem, QuantizeOperands>;
 using GemmStep = Step<GemmProblem, GemmOperands>;
 
+// A product, and what takes its place where a run has fewer rows.
+struct ProductStep {
+  GemmStep all = {};
+  std::vector<FewerRows> fewer = {};
+
+  const GemmStep& of(std::int64_t rows) const {
+    for (const FewerRows& few : fewer) {
+      if (rows <= few.rows) return few.step;
+    }
+    return all;
+  }
+  std::size_t workspace() const {
+    std::size_t bytes = all.workspace;
+    for (const FewerRows& few : fewer) bytes = std::max(bytes, few.step.workspace);
+    return bytes;
+  }
+};
+
 // Bytes from row to row of an s8 operand in a workspace. A GPU's bulk copies ask for multiples of 16, and a step of 128
 // bytes that straddles two lines of the cache is read as both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
@@ -24,7 +44,8 @@ constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contrac
 struct __attribute__((visibility("hidden"))) Plan::Impl {
   std::string function;     // "LinearPlan::run"
   std::string sku;          // the kernels chosen
-  std::string explanation;  // without the workspace line
+  std::string explanation;  // without the lines that follow for every plan
+  std::string times;
   std::size_t workspace = 0;
   PrecisionGuarantee guarantee;
 
@@ -41,6 +62,10 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
     explanation += step.refused;
   }
   void add_line(std::string_view what, std::string_view kernel, const Cost& cost);
+  // The same of a product, with what is faster for fewer rows.
+  void add_product(std::string_view what, const ProductStep& product);
+  // What the times in explain() are of.
+  void tell_times(Device device, int threads);
 
   // Reserves bytes of the workspace and returns where they begin; the first reservations of a plan.
   std::size_t reserve(std::int64_t rows, std::int64_t cols, DType dtype);
@@ -50,8 +75,9 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   bool scratch_begun = false;
 };
 
-// The aligned beginning of a caller's workspace; throws when it is absent or too small.
-std::byte* checked_workspace(const Plan::Impl& impl, Workspace workspace);
+// Ends the checks of a run: nothing overlaps, and the workspace is there and large enough. Returns its aligned
+// beginning; null where the plan needs none.
+std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace);
 
 // Runs one step on part of the plan's workspace.
 template <class Problem, class Operands>

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "cpu/float_environment.h"
 #include "message.h"
 #include "plan.h"
 #include "validate.h"
@@ -79,7 +80,7 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_choice(function, "mask", p.mask, Mask::exclusive);
   check_threads(function, p.threads);
   check_device(function, p.device);
-  check_kernel_wish(function, p.kernel);
+  check_kernel_wish(function, {p.kernel, p.device, {operation}});
   resolve_range(function, p);
   check_least_scale(function, p);
   if (p.granularity == Granularity::group && (p.group <= 0 || p.cols % p.group != 0)) {
@@ -105,6 +106,7 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   impl->explanation += message(", ", name(p.scale), " ", name(p.mapping), ", ", name(p.rounding), ", ",
                                name(p.orientation), ", on ", p.device, "\n");
   impl->add(name(operation), impl->step);
+  impl->tell_times(p.device, p.threads);
   impl->reserve_scratch(impl->step.workspace);
   impl->guarantee = {true, true, scale_type(p.x), "exact"};
   return impl;
@@ -201,10 +203,9 @@ std::array<std::int64_t, 2> shape_of(const QuantizerImpl& impl, std::string_view
   return {t.rows(), p.cols};
 }
 
-QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args) {
+QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args, TensorChecks& checks) {
   const QuantizeProblem& p = impl.step.problem;
   const auto shape = shape_of(impl, "x", args.x);
-  TensorChecks checks(impl.function, p.device);
   QuantizeOperands o;
   o.x = checks.matrix("x", args.x, p.x, shape);
   if (p.multiplier == Multiplier::none) {
@@ -225,66 +226,58 @@ QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args) {
     o.q_transposed = checks.matrix("q_transposed", args.q_transposed, p.q, {shape[1], shape[0]});
   }
   o.seed = args.seed;
-  checks.no_overlap();
   return o;
 }
 
-QuantizeOperands bind(const QuantizerImpl& impl, const DequantizeArgs& args) {
+QuantizeOperands bind(const QuantizerImpl& impl, const DequantizeArgs& args, TensorChecks& checks) {
   const QuantizeProblem& p = impl.step.problem;
   const auto shape = shape_of(impl, "q", args.q);
-  TensorChecks checks(impl.function, p.device);
   QuantizeOperands o;
   o.q_in = checks.matrix("q", args.q, p.q, shape);
   o.y = checks.matrix("x", args.x, p.x, shape);
   bind_given(checks, p, shape, {&args.scale, &args.zero_point}, o);
-  checks.no_overlap();
   return o;
 }
 
-QuantizeOperands bind(const QuantizerImpl& impl, const DequantizeBackwardArgs& args) {
+QuantizeOperands bind(const QuantizerImpl& impl, const DequantizeBackwardArgs& args, TensorChecks& checks) {
   const QuantizeProblem& p = impl.step.problem;
   const auto shape = shape_of(impl, "dy", args.dy);
-  TensorChecks checks(impl.function, p.device);
   QuantizeOperands o;
   o.dy = checks.matrix("dy", args.dy, p.x, shape);
   o.y = checks.matrix("dq", args.dq, p.x, shape);
   o.given_scale = bind_segments(checks, "scale", args.scale, scale_type(p.x), {p, shape});
-  checks.no_overlap();
   return o;
 }
 
-QuantizeOperands bind(const QuantizerImpl& impl, const FakeQuantizeArgs& args) {
+QuantizeOperands bind(const QuantizerImpl& impl, const FakeQuantizeArgs& args, TensorChecks& checks) {
   const QuantizeProblem& p = impl.step.problem;
   const auto shape = shape_of(impl, "x", args.x);
-  TensorChecks checks(impl.function, p.device);
   QuantizeOperands o;
   o.x = checks.matrix("x", args.x, p.x, shape);
   o.y = checks.matrix("y", args.y, p.x, shape);
   bind_quantizer_scales(checks, p, shape, args, o);
   o.seed = args.seed;
-  checks.no_overlap();
   return o;
 }
 
 // QuantizeBackwardArgs and FakeQuantizeBackwardArgs have the same fields.
 template <class Args>
-QuantizeOperands bind(const QuantizerImpl& impl, const Args& args) {
+QuantizeOperands bind(const QuantizerImpl& impl, const Args& args, TensorChecks& checks) {
   const QuantizeProblem& p = impl.step.problem;
   const auto shape = shape_of(impl, "dy", args.dy);
-  TensorChecks checks(impl.function, p.device);
   QuantizeOperands o;
   o.dy = checks.matrix("dy", args.dy, p.x, shape);
   o.x = checks.matrix("x", args.x, p.x, shape);
   o.y = checks.matrix("dx", args.dx, p.x, shape);
   bind_given(checks, p, shape, {&args.scale, &args.zero_point}, o);
-  checks.no_overlap();
   return o;
 }
 
 template <class Args>
 void run(const QuantizerImpl& impl, const Args& args, Workspace workspace, Stream stream) {
-  const QuantizeOperands o = bind(impl, args);
-  std::byte* const scratch = checked_workspace(impl, workspace);
+  TensorChecks checks(impl.function, impl.step.problem.device);
+  const QuantizeOperands o = bind(impl, args, checks);
+  std::byte* const scratch = finish_checks(checks, impl, workspace);
   const ConstTensor& shaped = o.x.present() ? o.x : o.q_in.present() ? o.q_in : o.dy;
   if (shaped.rows() == 0 || shaped.cols() == 0) return;
   launch(impl, impl.step, o, scratch, stream);
@@ -294,16 +287,23 @@ void run(const QuantizerImpl& impl, const Args& args, Workspace workspace, Strea
 
 template <class Args>
 QuantizerPlan<Args> QuantizerPlan<Args>::select(const QuantizeDescription& description) {
+  const cpu::FloatEnvironment environment;
   return QuantizerPlan(select_quantizer(kOperation<Args>, description));
 }
 
 template <class Args>
 Verdict QuantizerPlan<Args>::can_implement(const Args& args) const {
-  return verdict_of([&] { bind(quantizer(impl_), args); });
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, quantizer(impl_).step.problem.device);
+    bind(quantizer(impl_), args, checks);
+    checks.no_overlap();
+  });
 }
 
 template <class Args>
 void QuantizerPlan<Args>::run(const Args& args, Workspace workspace, Stream stream) const {
+  const cpu::FloatEnvironment environment;
   octile::run(quantizer(impl_), args, workspace, stream);
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "access.h"
+#include "cpu/float_environment.h"
 #include "message.h"
 #include "powers.h"
 #include "validate.h"
@@ -61,6 +62,7 @@ void scale_element(const Tensor& t, std::int64_t r, std::int64_t c, float factor
 }  // namespace
 
 float smoothing_factors(const SmoothingArgs& args) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "smoothing_factors";
   if (!(args.alpha >= 0 && args.alpha <= 1)) {
     fail(Status::invalid_argument, kFunction, ": alpha = ", args.alpha, ", expected 0 to 1");
@@ -90,6 +92,7 @@ float smoothing_factors(const SmoothingArgs& args) {
 }
 
 void smooth_weight(const Tensor& weight, const ConstTensor& factors) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "smooth_weight";
   check_float(kFunction, "weight", weight);
   TensorChecks checks(kFunction, {});
@@ -104,6 +107,7 @@ void smooth_weight(const Tensor& weight, const ConstTensor& factors) {
 }
 
 void smooth_before(const SmoothBeforeArgs& args) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "smooth_before";
   TensorChecks checks(kFunction, {});
   const ConstTensor s =

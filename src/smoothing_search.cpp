@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "access.h"
+#include "cpu/float_environment.h"
 #include "float_rows.h"
 #include "input_excess.h"
 #include "message.h"
@@ -342,6 +343,7 @@ class Search {
 }  // namespace
 
 SmoothingSearchResult search_smoothing(const SmoothingSearchDescription& description, const SmoothingSearchArgs& args) {
+  const cpu::FloatEnvironment environment;
   return Search(description, args).run(args.errors, args.on_step);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include "cpu/isa.h"
 #include "message.h"
@@ -10,40 +11,33 @@ namespace octile {
 
 namespace {
 
-struct Extent {
-  std::uintptr_t begin;
-  std::uintptr_t end;
-  std::int64_t pitch;  // bytes between rows, 0 for one row
-  std::int64_t width;  // bytes of one row
-};
-
-std::int64_t bytes_of(std::int64_t elements, DType dtype) { return (elements * bits(dtype) + 7) / 8; }
-
 bool empty(const ConstTensor& t) { return t.shape[0] == 0 || (t.rank == 2 && t.shape[1] == 0); }
 
-Extent extent(const ConstTensor& t) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(t.data);
-  const std::int64_t outer = t.strides[0];
-  const std::int64_t width = bytes_of(t.rank == 2 ? t.shape[1] : 1, t.dtype);
-  const std::int64_t last = (t.shape[0] - 1) * outer * bits(t.dtype) / 8;
-  return {begin, begin + static_cast<std::uintptr_t>(last + width), t.shape[0] > 1 ? outer * bits(t.dtype) / 8 : 0,
-          width};
-}
-
-// Column slices of one padded matrix have extents that interleave without a shared byte: same pitch, other columns.
-bool overlap(const ConstTensor& a, const ConstTensor& b) {
-  const Extent ea = extent(a);
-  const Extent eb = extent(b);
-  if (ea.end <= eb.begin || eb.end <= ea.begin) return false;
-  if (ea.pitch == 0 || ea.pitch != eb.pitch) return true;
-  const auto pitch = static_cast<std::uintptr_t>(ea.pitch);
-  const std::uintptr_t shift =
-      eb.begin >= ea.begin ? (eb.begin - ea.begin) % pitch : (pitch - (ea.begin - eb.begin) % pitch) % pitch;
-  const auto offset = static_cast<std::int64_t>(shift);
-  return offset < ea.width || offset + eb.width > ea.pitch;
-}
-
 }  // namespace
+
+TensorChecks::Extent TensorChecks::extent_of(const ConstTensor& t) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(t.data);
+  const std::int64_t element = bits(t.dtype);
+  const std::int64_t width = ((t.rank == 2 ? t.shape[1] : 1) * element + 7) / 8;
+  const std::int64_t pitch = t.strides[0] * element / 8;
+  const std::int64_t all = (t.shape[0] - 1) * pitch + width;
+  const std::uintptr_t end = begin + static_cast<std::uintptr_t>(all);
+  if (t.shape[0] == 1 || pitch <= width) return {begin, end, 0, all};
+  return {begin, end, pitch, width};
+}
+
+// Column slices of one padded matrix have extents that interleave without a shared byte: same pitch, other columns. So
+// has what lies between two rows.
+bool TensorChecks::overlap(Extent a, Extent b) {
+  if (a.end <= b.begin || b.end <= a.begin) return false;
+  if (a.pitch == 0) std::swap(a, b);
+  if (a.pitch == 0 || (b.pitch != 0 && a.pitch != b.pitch)) return true;
+  const auto pitch = static_cast<std::uintptr_t>(a.pitch);
+  const std::uintptr_t shift =
+      b.begin >= a.begin ? (b.begin - a.begin) % pitch : (pitch - (a.begin - b.begin) % pitch) % pitch;
+  const auto offset = static_cast<std::int64_t>(shift);
+  return offset < a.width || offset + b.width > a.pitch;
+}
 
 void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtype, const Wanted& wanted) {
   const auto& [rank, shape, access] = wanted;
@@ -79,18 +73,24 @@ void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtyp
     fail(Status::misaligned, function_, ": ", name, " is ", t, " at ", t.data, ", not a multiple of ", size, " bytes");
   }
   assert(count_ < seen_.size());
-  seen_[count_++] = {name, t, access};
+  seen_[count_++] = {name, t, access, extent_of(t)};
 }
 
 void TensorChecks::absent(std::string_view name, const ConstTensor& t) {
   if (t.present()) fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ", but this plan has no use for it");
 }
 
+void TensorChecks::workspace(const void* data, std::size_t size) {
+  assert(count_ < seen_.size());
+  const ConstTensor bytes{data, DType::u8, device_, 1, {static_cast<std::int64_t>(size), 0}, {1, 0}};
+  seen_[count_++] = {"workspace", bytes, Access::write, extent_of(bytes)};
+}
+
 void TensorChecks::no_overlap() const {
   for (std::size_t i = 0; i < count_; ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (seen_[i].access == Access::read && seen_[j].access == Access::read) continue;
-      if (!overlap(seen_[i].tensor, seen_[j].tensor)) continue;
+      if (!overlap(seen_[i].extent, seen_[j].extent)) continue;
       fail(Status::invalid_argument, function_, ": ", seen_[j].name, " at ", seen_[j].tensor.data, ", ",
            seen_[j].tensor, ", overlaps ", seen_[i].name, " at ", seen_[i].tensor.data, ", ", seen_[i].tensor);
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <type_traits>
@@ -37,16 +38,25 @@ class TensorChecks {
   }
   // A tensor that this plan has no use for.
   void absent(std::string_view name, const ConstTensor& t);
-  // Every output against every other tensor seen so far. Call it last.
+  // The bytes of a workspace that a run uses: written, as an output is.
+  void workspace(const void* data, std::size_t size);
+  // Every output, and the workspace, against everything else seen so far. Call it last.
   void no_overlap() const;
 
   std::string_view function() const { return function_; }
 
  private:
+  struct Extent {
+    std::uintptr_t begin;
+    std::uintptr_t end;
+    std::int64_t pitch;  // bytes between rows, 0 where there are no gaps
+    std::int64_t width;  // bytes of one row
+  };
   struct Seen {
     std::string_view name;
     ConstTensor tensor;
     Access access;
+    Extent extent;
   };
   struct Wanted {
     int rank;
@@ -55,6 +65,8 @@ class TensorChecks {
   };
   template <class Void>
   static constexpr Access kAccess = std::is_const_v<Void> ? Access::read : Access::write;
+  static Extent extent_of(const ConstTensor& t);
+  static bool overlap(Extent a, Extent b);
   void check(std::string_view name, const ConstTensor& t, DType dtype, const Wanted& wanted);
 
   std::string_view function_;

@@ -7,6 +7,8 @@
 #include <cstring>
 
 #include "access.h"
+#include "cpu/float_environment.h"
+#include "cpu/isa.h"
 #include "float_rows.h"
 #include "message.h"
 #include "parallel.h"
@@ -266,7 +268,9 @@ void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* l
 }
 
 void quantize_weight(const WeightQuantizerDescription& description, const WeightQuantizerArgs& args) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "quantize_weight";
+  cpu::check_isa_wish(kFunction);
   check(kFunction, description);
   const WeightProblem p = bind(kFunction, description, args);
   const WeightQuantizerDescription& d = p.description;
@@ -296,6 +300,7 @@ void quantize_weight(const WeightQuantizerDescription& description, const Weight
 }
 
 WeightError weight_error(const WeightQuantizerDescription& description, const WeightErrorArgs& args) {
+  const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "weight_error";
   check(kFunction, description);
   const WeightQuantizerDescription& d = description;

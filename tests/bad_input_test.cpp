@@ -1,9 +1,12 @@
 // Every rejection has a case here that triggers it: the status, the values named in the text, and nothing written.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -322,6 +325,43 @@ TEST(BadDescription, Linear) {
       {invalid, {"static_scale"}});
 }
 
+// The kernels that the text of an error lists.
+std::vector<std::string> kernels_listed(const std::function<void()>& select) {
+  try {
+    select();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    std::istringstream words(text.substr(text.rfind(':') + 1));
+    return {std::istream_iterator<std::string>(words), {}};
+  }
+  return {};
+}
+
+TEST(BadDescription, AnUnknownKernelIsAnsweredWithThoseOfThePlanOnItsDevice) {
+  const auto expect = [](const std::vector<std::string>& listed, const std::vector<std::string>& operations) {
+    std::vector<std::string> expected;
+    for (const KernelInfo& kernel : kernels()) {
+      const bool own = std::find(operations.begin(), operations.end(), kernel.operation) != operations.end();
+      if (own && kernel.device == DeviceType::cpu) expected.push_back(kernel.name);
+    }
+    EXPECT_EQ(listed, expected);
+  };
+  const std::string unknown = "w8a8_gemm_abacus";
+  expect(kernels_listed([&] { DequantizePlan::select({.rows = 4, .cols = 4, .kernel = unknown}); }), {"dequantize"});
+  LinearDescription d{.m = 4, .n = 4, .k = 4, .kernel = unknown};
+  expect(kernels_listed([&] { LinearPlan::select(d); }), {"quantize", "w8a8_linear", "w8a8_gemm"});
+  d.x = DType::s8;
+  expect(kernels_listed([&] { LinearPlan::select(d); }), {"w8a8_linear", "w8a8_gemm"});
+  d = {.m = 4, .n = 4, .k = 32, .activation = Activation::none, .weight = WeightFormat::s4_group, .kernel = unknown};
+  d.group = 32;
+  expect(kernels_listed([&] { LinearPlan::select(d); }), {"w4a16_gemm"});
+  LinearBackwardDescription b{.m = 4, .n = 4, .k = 4, .kernel = unknown};
+  expect(kernels_listed([&] { LinearBackwardPlan::select(b); }), {"w8a16_gemm", "column_sum"});
+  b.dx = Product::int8;
+  expect(kernels_listed([&] { LinearBackwardPlan::select(b); }),
+         {"quantize", "gradient_quantize", "w8a8_gemm", "w8a16_gemm", "column_sum"});
+}
+
 TEST(BadArguments, Linear) {
   const auto mismatch = Status::shape_mismatch;
   const auto invalid = Status::invalid_argument;
@@ -464,6 +504,21 @@ TEST(GoodArguments, SlicesOfOneMatrix) {
   const auto wrapped = matrix(both.data() + kCols + 1, kRows - 1, kCols, 2 * kCols);
   const auto x_fewer = matrix<const float>(both.data(), kRows - 1, kCols, 2 * kCols);
   EXPECT_FALSE(plan.can_implement({.x = x_fewer, .y = wrapped, .scale = vector(scale.data(), kRows - 1)}));
+}
+
+TEST(GoodArguments, WhatLiesBetweenTwoRows) {
+  // A vector in the padding of a matrix shares no byte with it.
+  std::vector<float> x(kRows * 16, 0.5f);
+  std::vector<std::int8_t> q(kRows * kCols);
+  const QuantizePlan plan = QuantizePlan::select({.rows = kRows, .cols = kCols});
+  for (std::int64_t at = 0; at + kRows <= kRows * 16; ++at) {
+    const std::int64_t row = at / 16, col = at % 16;
+    const bool in_padding = row < kRows - 1 ? col >= kCols && col + kRows <= 16 : col >= kCols;
+    const Verdict verdict = plan.can_implement({.x = matrix<const float>(x.data(), kRows, kCols, 16),
+                                                .q = matrix(q.data(), kRows, kCols),
+                                                .scale = vector(x.data() + at, kRows)});
+    EXPECT_EQ(static_cast<bool>(verdict), in_padding) << "scale at " << at << ": " << verdict.reason;
+  }
 }
 
 TEST(GoodArguments, EmptyShapesTakeNullPointers) {

@@ -495,7 +495,26 @@ static void test_bad_structures(void) {
 
   OK(octile_linear_description_init(&longer.known, sizeof longer));
   CHECK(longer.known.struct_size == sizeof longer && longer.unknown[1] == 0);
-  octile_precision precision = {.struct_size = 0};
+  octile_precision precision = {.struct_size = sizeof precision};
+  octile_linear_backward_description backward;
+  OK(octile_linear_backward_description_init(&backward, sizeof backward));
+  backward.m = 4, backward.n = 8, backward.k = 8;
+  backward.dx = OCTILE_PRODUCT_INT8, backward.dw = OCTILE_PRODUCT_NONE, backward.db = 1;
+  octile_plan* gradients;
+  OK(octile_linear_backward_plan_create(&backward, &gradients));
+  OK(octile_linear_backward_precision(gradients, OCTILE_GRADIENT_DX, &precision));
+  CHECK(precision.bit_stable == 1 && strcmp(precision.error_bound, "exact") == 0);
+  OK(octile_linear_backward_precision(gradients, OCTILE_GRADIENT_DB, &precision));
+  CHECK(precision.bit_stable == 0 && strstr(precision.error_bound, "(M + 3)") != NULL);
+  OK(octile_plan_precision(gradients, &precision));
+  CHECK(precision.bit_stable == 0);
+  ERROR(octile_linear_backward_precision(gradients, OCTILE_GRADIENT_DW, &precision), OCTILE_INVALID_ARGUMENT,
+        "does not compute dW");
+  ERROR(octile_linear_backward_precision(gradients, 3, &precision), OCTILE_INVALID_ARGUMENT, "gradient = 3");
+  octile_plan_destroy(gradients);
+  ERROR(octile_linear_backward_precision(NULL, OCTILE_GRADIENT_DX, &precision), OCTILE_INVALID_ARGUMENT,
+        "plan is NULL");
+  precision.struct_size = 0;
   ERROR(octile_plan_precision(NULL, &precision), OCTILE_INVALID_ARGUMENT, "plan is NULL");
   CHECK(plan == untouched);
 }

@@ -5,10 +5,16 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
 from pathlib import Path
+
+try:
+    import resource
+except ImportError:
+    resource = None
 
 import json_fields
 
@@ -143,9 +149,21 @@ class InfoTest(Case):
         cpu = json.loads(self.good("info", "--json", env=forced))["cpu"]
         self.assertEqual(cpu["isa"], "baseline")
         self.assertTrue(cpu["isa_reason"])
-        done = octile("check", "--quick", "--kernel", "reference", env=dict(os.environ, OCTILE_ISA="avx3"))
-        self.assertEqual(done.returncode, 1, done)
-        self.assertIn("OCTILE_ISA is avx3, expected one of baseline", done.stdout + done.stderr)
+
+    def test_a_wrong_octile_isa_is_refused_by_every_verb(self):
+        names = ["avx3", "BASELINE", "neon" if platform.machine() == "x86_64" else "avx2"]
+        if platform.machine() == "x86_64" and not json.loads(self.good("info", "--json"))["cpu"]["isas"]["amx_int8"]:
+            names.append("amx")
+        verbs = (["info"], ["info", "--json"], ["check", "--quick"], ["bench", "--list"], ["demo"],
+                 ["inspect", "no-such-file"], ["quantize", "in", "out", "--format", "w4a16"], ["puzzles", "list"])
+        for isa in names:
+            for arguments in verbs if isa == names[-1] else verbs[:1]:
+                with self.subTest(isa=isa, arguments=arguments):
+                    done = self.bad(2, *arguments, env=dict(os.environ, OCTILE_ISA=isa),
+                                    says=[f"OCTILE_ISA is {isa}, expected one of baseline"])
+                    self.assertEqual(done.stdout, "")
+        self.good("--help", env=dict(os.environ, OCTILE_ISA="avx3"))
+        self.good("info", env=dict(os.environ, OCTILE_ISA=""))
 
     @unittest.skipUnless(hasattr(os, "sched_setaffinity"), "no way to bind a process to one core")
     def test_threads_are_those_that_the_process_may_use(self):
@@ -181,6 +199,39 @@ class JsonTest(Case):
                 with self.subTest(arguments):
                     document = json.loads(self.good(*arguments, "--json"))
                     self.assertEqual(json_fields.undocumented(document, section), [])
+
+
+@unittest.skipIf(resource is None, "no limits on this system")
+class LimitsTest(Case):
+    """What a container or a job system may grant a process, and the verbs that must do with it."""
+
+    def test_a_small_stack(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+        arch = ["--kernel", "portable"] if rows(name="w8a8_gemm_portable") else ["--kernel", "quantize_reference"]
+        self.good("check", "--quick", "--threads", "2", *arch, preexec_fn=limit)
+
+    def test_no_threads(self):
+        """Nothing limits the processes of root, so the command is then someone else's."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+            if os.geteuid() == 0:
+                os.setuid(65534)
+
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            command = os.path.join(folder, "octile")
+            shutil.copy(COMMAND, command)
+            os.chmod(command, 0o755)
+            for arguments in (["info"], ["--version"], ["check", "--quick", "--threads", "7", "--kernel", "quantize_reference"],
+                              ["bench", "--runs", "1", "--filter", "forward_2x", "--shape", "2x64x8"],
+                              ["demo", "--epochs", "1", "--seeds", "1", "--no-html"]):
+                with self.subTest(arguments):
+                    done = subprocess.run([command, *arguments], text=True, timeout=300, stdin=subprocess.DEVNULL,
+                                          cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertNotIn("pthread_create", done.stderr)
 
 
 class CheckTest(Case):

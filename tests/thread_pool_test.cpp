@@ -3,10 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cfenv>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "cpu/float_environment.h"
+
 #if defined(__unix__)
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -91,7 +96,80 @@ TEST(ThreadPool, ConcurrentCallers) {
   EXPECT_EQ(wrong.load(), 0);
 }
 
+TEST(ThreadPool, NamesTheThreadOfAPart) {
+  for (int threads : {1, 2, 5}) {
+    std::atomic<int> inside[5] = {};
+    std::atomic<int> wrong = 0;
+    parallel_for(threads, 2000, [&](std::int64_t, int thread) {
+      if (thread < 0 || thread >= threads || inside[thread].fetch_add(1) != 0) ++wrong;
+      inside[thread].fetch_sub(1);
+    });
+    EXPECT_EQ(wrong.load(), 0) << threads << " threads";
+  }
+}
+
+TEST(ThreadPool, WorkersDoNotInheritTheRoundingOfTheirMaker) {
+  // More threads than any test before has asked for, so that some are made here.
+  constexpr int kThreads = 24;
+  std::fesetround(FE_UPWARD);
+  std::atomic<int> upward = 0;
+  std::atomic<int> inside = 0;
+  {
+    const FloatEnvironment environment;
+    parallel_for(kThreads, kThreads, [&](std::int64_t) {
+      upward += std::fegetround() != FE_TONEAREST;
+      inside.fetch_add(1);
+      while (inside.load() < kThreads) std::this_thread::yield();
+    });
+  }
+  EXPECT_EQ(std::fegetround(), FE_UPWARD);
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(upward.load(), 0);
+}
+
+TEST(FloatEnvironment, LeavesTheStickyFlags) {
+  volatile float zero = 0;
+  volatile float one = 1;
+  std::feclearexcept(FE_ALL_EXCEPT);
+  volatile float result = zero / zero;
+  {
+    const FloatEnvironment environment;
+    result = one / zero;
+    result = one / (one + one + one);
+  }
+  EXPECT_EQ(std::fetestexcept(FE_ALL_EXCEPT), FE_INVALID) << result;
+  std::feclearexcept(FE_ALL_EXCEPT);
+}
+
 #if defined(__unix__) && !defined(__SANITIZE_THREAD__)
+constexpr int kNoLimit = 77;
+
+// Of a child that may have no thread but its own.
+int work_without_threads() {
+  const rlimit one{1, 1};
+  if (setrlimit(RLIMIT_NPROC, &one) != 0 || (geteuid() == 0 && setuid(65534) != 0)) return kNoLimit;
+  try {
+    std::thread([] {}).join();
+    return kNoLimit;
+  } catch (const std::system_error&) {
+  }
+  return counts_of(4, 1000) == std::vector<int>(1000, 1) && counts_of(64, 3) == std::vector<int>(3, 1) ? 0 : 1;
+}
+
+TEST(ThreadPool, WorksWhereTheSystemGivesNoThreads) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    _exit(work_without_threads());
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNoLimit) GTEST_SKIP() << "this system limits no threads";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 // TSan does not follow a fork of a process with threads.
 TEST(ThreadPool, WorksInAForkedChild) {
   counts_of(4, 100);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "octile/plan.h"
 #include "octile/tensor.h"
@@ -23,7 +24,10 @@ namespace octile {
 // bit-identical on every backend too.
 // W4A16 (activation none, weight s4): Y[m, n] = round_to_y(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]), f32 sums.
 struct LinearDescription {
-  std::int64_t m = 0;  // a maximum: fewer rows may be run
+  // A maximum: fewer rows may be run. On the CPU they take as long as with a plan for so few, give or take the time of
+  // a workspace sized for m. On a GPU the kernel and its tiles are chosen for m, and the bits of W4A16 are the
+  // kernel's: make a plan for each size that matters.
+  std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;    // W8A8, W4A8: at most kMaxContraction
   DType x = DType::f32;  // f16, bf16, f32, f64; or s8: X is handed over quantized
@@ -118,9 +122,18 @@ struct LinearBackwardArgs {
   std::uint64_t seed = 0;         // of stochastic rounding
 };
 
+// An output of the backward pass.
+enum class Gradient : std::uint8_t { dx, dw, db };
+
+OCTILE_API std::string_view name(Gradient value);
+
 class OCTILE_API LinearBackwardPlan : public Plan {
  public:
   static LinearBackwardPlan select(const LinearBackwardDescription& description);
+  // Of one output: an int8 dX is exact beside a dB that is a sum of floats. Throws where the plan does not compute it.
+  // Without an argument it is what holds for all outputs. The reference is good for as long as the plan lives.
+  const PrecisionGuarantee& precision_guarantee(Gradient gradient) const;
+  using Plan::precision_guarantee;
   Verdict can_implement(const LinearBackwardArgs& args) const;
   void run(const LinearBackwardArgs& args, Workspace workspace = {}, Stream stream = {}) const;
 

@@ -8,7 +8,7 @@
  *   description.m = 16, description.n = 256, description.k = 512;
  *   octile_plan* plan;
  *   if (octile_linear_plan_create(&description, &plan) != OCTILE_OK) puts(octile_last_error());
- *   void* workspace = aligned_alloc(64, (octile_plan_workspace_size(plan) + 63) / 64 * 64);
+ *   void* workspace = malloc(octile_plan_workspace_size(plan));
  *   octile_linear_args args = {.struct_size = sizeof args, .x = &x, .weight = &w, .weight_scale = &s, .y = &y};
  *   if (octile_linear_run(plan, &args, workspace, octile_plan_workspace_size(plan), NULL) != OCTILE_OK) ...
  *   octile_plan_destroy(plan);
@@ -23,6 +23,8 @@
  *   - A plan is immutable: several threads may use one plan at once, each with its own workspace. A plan must not be
  *     destroyed while it is used. The library keeps no pointer that it is given beyond the call (on a GPU: beyond the
  *     work that the call puts on the stream).
+ *   - Everything is computed rounding to nearest, subnormal numbers kept and exceptions masked, whatever the calling
+ *     thread's floating-point environment is, which is left as it was, its sticky flags too.
  */
 #pragma once
 
@@ -133,6 +135,7 @@ enum {
   OCTILE_LAYOUT_IN_OUT
 };
 enum { OCTILE_PRODUCT_NONE = 0, OCTILE_PRODUCT_DEQUANTIZED, OCTILE_PRODUCT_INT8 };
+enum { OCTILE_GRADIENT_DX = 0, OCTILE_GRADIENT_DW, OCTILE_GRADIENT_DB };
 
 /* ---- Plans ---- */
 
@@ -142,7 +145,8 @@ typedef struct octile_plan octile_plan;
 /* NULL is fine. */
 OCTILE_API void octile_plan_destroy(octile_plan* plan);
 
-/* Bytes of scratch that each run needs, on the plan's device, aligned to 64 bytes. 0 for NULL. */
+/* Bytes of scratch that each run needs, on the plan's device; any alignment will do. A run uses the first so many bytes
+ * of its workspace, and no tensor of the call may overlap them. 0 for NULL. */
 OCTILE_API size_t octile_plan_workspace_size(const octile_plan* plan);
 
 /* The kernels chosen, and for a person: why these and not the others. They live as long as the plan; "" for NULL. */
@@ -158,7 +162,12 @@ typedef struct {
   int32_t reserved;        /* written 0 */
 } octile_precision;
 
+/* What holds for all outputs of the plan. */
 OCTILE_API octile_status octile_plan_precision(const octile_plan* plan, octile_precision* precision);
+/* Of one output of a linear backward plan, OCTILE_GRADIENT_...: an int8 dX is exact beside a dB that is a sum of
+ * floats. INVALID_ARGUMENT where the plan does not compute it. */
+OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t gradient,
+                                                          octile_precision* precision);
 
 /* For each kind of plan there are three functions:
  *   octile_<kind>_plan_create    chooses the kernels; *plan is the caller's to destroy

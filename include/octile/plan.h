@@ -18,15 +18,19 @@ struct PrecisionGuarantee {
   std::string error_bound;         // in words, for sums in float; "exact" where every rounding is in the contract
 };
 
-// The common part of all plans: immutable, cheap to copy, safe to use from several threads at once.
+// The common part of all plans: immutable, cheap to copy, safe to use from several threads at once. They compute
+// rounding to nearest, subnormal numbers kept and exceptions masked, whatever the calling thread's floating-point
+// environment is, and leave that environment, its sticky flags too, as it was.
 class OCTILE_API Plan {
  public:
-  // Bytes of scratch that `run` needs; the same for every run of the plan.
+  // Bytes of scratch that `run` needs, wherever they begin; the same for every run of the plan.
   std::size_t workspace_size() const;
   // The kernels chosen, in the order they run, joined by " + ": "quantize_portable + w8a8_gemm_portable".
   std::string sku() const;
+  // What holds for all outputs of the plan. LinearBackwardPlan has one for each output too.
   PrecisionGuarantee precision_guarantee() const;
   // For a person: the problem, the kernels chosen with their expected bytes and time, and why each other one was not.
+  // The times are the cost model's, for data that is in no cache yet; they rank kernels, they are no measurement.
   std::string explain() const;
 
   struct Impl;

@@ -94,7 +94,7 @@ struct Stream {
 // Scratch memory for one run, on the plan's device, of any alignment. Two runs at the same time need two of them.
 struct Workspace {
   void* data = nullptr;
-  std::size_t size = 0;  // bytes
+  std::size_t size = 0;  // bytes. A run uses the first workspace_size() of them; no tensor may overlap those
 };
 
 // The part of a matrix that shares one scale. A group is `group` neighbours along a row.

@@ -39,12 +39,15 @@ void sum_block(const ConstTensor& a, std::int64_t r0, std::int64_t rows, std::in
   if (a.dtype == DTypeOf<Real>::value) {
     return multiversion<AddRows>(static_cast<const Real*>(a.data) + r0 * stride + c, stride, rows, n, sum);
   }
-  constexpr std::int64_t kFew = 4;
-  Real buffer[kFew * kStripe];
-  for (std::int64_t r = 0; r < rows; r += kFew) {
-    const std::int64_t count = std::min(kFew, rows - r);
-    for (std::int64_t i = 0; i < count; ++i) widen(a.dtype, a.data, (r0 + r + i) * stride + c, n, buffer + i * kStripe);
-    multiversion<AddRows>(static_cast<const Real*>(buffer), kStripe, count, n, sum);
+  if constexpr (sizeof(Real) == 4) {  // f64 comes as it is
+    constexpr std::int64_t kFew = 4;
+    Real buffer[kFew * kStripe];
+    for (std::int64_t r = 0; r < rows; r += kFew) {
+      const std::int64_t count = std::min(kFew, rows - r);
+      for (std::int64_t i = 0; i < count; ++i)
+        widen(a.dtype, a.data, (r0 + r + i) * stride + c, n, buffer + i * kStripe);
+      multiversion<AddRows>(static_cast<const Real*>(buffer), kStripe, count, n, sum);
+    }
   }
 }
 

@@ -43,7 +43,7 @@ struct MultiplyByScale {
 template <class Real>
 void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
   for_each_scaled_piece<Real>(p, o, o.q_in, [&](const RowPiece& piece, auto scale, auto& out) {
-    Real buffer[kRowChunk];
+    Real buffer[kRowChunk<Real>];
     const std::int64_t from = piece.at(o.q_in);
     const std::int64_t at = piece.at(o.y);
     const Ahead ahead = piece.ahead(o.q_in);
@@ -53,7 +53,7 @@ void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
     } else if (o.q_in.dtype == DType::u8) {
       multiversion<Dequantize>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
     } else {
-      std::int8_t q[kRowChunk];
+      std::int8_t q[kRowChunk<Real>];
       unpack_s4(static_cast<const std::uint8_t*>(o.q_in.data), from, piece.n, q);
       multiversion<Dequantize>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
     }
@@ -64,8 +64,8 @@ void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
 template <class Real>
 void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
   for_each_scaled_piece<Real>(p, o, o.dy, [&](const RowPiece& piece, auto scale, auto& out) {
-    Real dy_buffer[kRowChunk];
-    Real buffer[kRowChunk];
+    Real dy_buffer[kRowChunk<Real>];
+    Real buffer[kRowChunk<Real>];
     const Real* dy = widened(o.dy.dtype, o.dy.data, piece.at(o.dy), piece.n, dy_buffer);
     const std::int64_t at = piece.at(o.y);
     Real* const y = out.target(at, buffer);

@@ -31,7 +31,7 @@ class WriteFloats {
   const QuantizeProblem& p_;
   const QuantizeOperands& o_;
   FloatsOut<Real> out_;
-  alignas(64) Real y_[kChunk];
+  alignas(64) Real y_[kChunk<Real>];
 };
 
 template <class Real>

@@ -140,18 +140,25 @@ std::string explain_isa() {
   return message(name(isa()), ", the widest that may be used", wider);
 }
 
-void check_isa_wish(std::string_view function) {
+std::string reason_against_wish() {
   const char* text = wish();
-  if (!text) return;
-  std::string known;
+  if (!text) return {};
+  std::string here;
+  std::string missing;
   for (int i = 0; i < kIsaCount; ++i) {
     const auto isa = static_cast<Isa>(i);
     if (!of_this_architecture(isa)) continue;
-    if (name(isa) == text) return;
-    known += message(" ", name(isa));
+    if (machine_has(isa) && name(isa) == text) return {};
+    std::string& list = machine_has(isa) ? here : missing;
+    list += message(list.empty() ? "" : ", ", name(isa));
   }
-  fail(Status::invalid_argument, function, ": the environment variable OCTILE_ISA is ", text, ", expected one of",
-       known);
+  return message("the environment variable OCTILE_ISA is ", text, ", expected one of ", here,
+                 missing.empty() ? "" : "; this machine has no ", missing);
+}
+
+void check_isa_wish(std::string_view function) {
+  const std::string reason = reason_against_wish();
+  if (!reason.empty()) fail(Status::invalid_argument, function, ": ", reason);
 }
 
 }  // namespace octile::cpu

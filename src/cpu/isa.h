@@ -37,7 +37,10 @@ std::int64_t second_level_cache();
 // One line for a person: which was chosen, and why.
 std::string explain_isa();
 
-// Throws when OCTILE_ISA holds something else than one of the names.
+// What is wrong with OCTILE_ISA: it holds something else than the name of an instruction set that this machine has.
+// Empty: nothing.
+std::string reason_against_wish();
+// Throws it.
 void check_isa_wish(std::string_view function);
 
 }  // namespace octile::cpu

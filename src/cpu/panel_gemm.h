@@ -27,6 +27,7 @@ inline constexpr std::int64_t kMostPartCols = 128;
 inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
 inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a first-level cache
 inline constexpr std::int64_t kPackedTerms = 64;
+inline constexpr std::int64_t kSpreadElements = kPackedTerms * kPackedPanels * kMostRows;
 
 constexpr std::int64_t vector_bytes(Isa isa) { return isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16; }
 
@@ -158,14 +159,15 @@ class LeftPanels {
 
   const Real* panel(std::int64_t panel, std::int64_t term) const { return packed_ + shape_.at(panel, term); }
 
-  // Row `row` of the operand becomes the first of panel `first`. At most kPackedPanels panels.
-  void pack(std::int64_t row, std::int64_t first, std::int64_t panels) const {
+  // Row `row` of the operand becomes the first of panel `first`. At most kPackedPanels panels. `buffer` holds
+  // kSpreadElements.
+  void pack(std::int64_t row, std::int64_t first, std::int64_t panels, Real* buffer) const {
     const std::int64_t rows = std::min(panels * shape_.panel_rows, t_.rows() - row);
     for (std::int64_t term = 0; term < shape_.depth; term += shape_.step) {
       const std::int64_t end = std::min(term + shape_.step, shape_.depth);
       for (std::int64_t c = term; c < std::min(end, t_.cols()); c += kPackedTerms) {
         const Terms terms{c, std::min({kPackedTerms, end - c, t_.cols() - c})};
-        t_.strides[1] == 1 ? turn(row, rows, terms, first) : spread(row, rows, terms, first);
+        t_.strides[1] == 1 ? turn(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
       }
       const std::int64_t beyond = std::max(term, t_.cols());
       for (std::int64_t panel = 0; panel < panels && beyond < end; ++panel) {
@@ -196,12 +198,17 @@ class LeftPanels {
     }
   }
 
-  void spread(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
+  struct Spread {
+    std::int64_t panel;
+    Real* buffer;  // (terms, width)
+  };
+
+  void spread(std::int64_t row, std::int64_t rows, Terms terms, const Spread& to) const {
+    const auto [panel, buffer] = to;
     const std::int64_t panels = ceil_div(rows, shape_.panel_rows);
     const std::int64_t width = panels * shape_.panel_rows;
     const std::int64_t at = terms.first * t_.strides[1] + row;
     const bool direct = t_.dtype == DTypeOf<Real>::value && rows == width;
-    Real buffer[kPackedTerms * kPackedPanels * kMostRows];  // (terms, width)
     for (std::int64_t c = 0; c < terms.count && !direct; ++c) {
       widen(t_.dtype, t_.data, at + c * t_.strides[1], rows, buffer + c * width);
       std::fill_n(buffer + c * width + rows, width - rows, Real{0});
@@ -328,6 +335,17 @@ struct PanelRange {
   std::int64_t term, terms;
 };
 
+inline int panel_threads(int wanted, std::int64_t rows, std::int64_t cols, std::int64_t depth) {
+  return useful_threads(wanted,
+                        static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(depth) / 16);
+}
+
+// Of left, in Real. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
+inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
+  const std::int64_t rows = std::min(p.m + kMostRows, kRowsAtOnce);
+  return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
+}
+
 // `Right` is the quantized operand:
 //   std::int64_t depth()    terms of left and right, padding included
 //   std::int64_t segment()  terms of a segment, at most kDepth
@@ -353,16 +371,17 @@ class PanelProduct {
   }
 
   void run(int threads_wanted, void* workspace) const {
-    const double products = static_cast<double>(rows_) * static_cast<double>(cols_) * static_cast<double>(depth_);
-    const int threads = useful_threads(threads_wanted, products / 16);
+    const int threads = panel_threads(threads_wanted, rows_, cols_, depth_);
+    auto* const scratch = static_cast<Scratch*>(workspace);
+    auto* const packed = reinterpret_cast<Real*>(scratch + threads);
     const std::int64_t rows_at_once = kRowsAtOnce / panel_rows_ * panel_rows_;
     for (std::int64_t first = 0; first < rows_; first += rows_at_once) {
       const std::int64_t rows = std::min(rows_at_once, rows_ - first);
       const std::int64_t panels = ceil_div(rows, panel_rows_);
-      const LeftPanels<Real> left(o_.a, {panels, panel_rows_, depth_, step_}, static_cast<Real*>(workspace));
-      parallel_for(threads, ceil_div(panels, kPackedPanels), [&](std::int64_t part) {
+      const LeftPanels<Real> left(o_.a, {panels, panel_rows_, depth_, step_}, packed);
+      parallel_for(threads, ceil_div(panels, kPackedPanels), [&](std::int64_t part, int thread) {
         const std::int64_t panel = part * kPackedPanels;
-        left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel));
+        left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel), scratch[thread].sums);
       });
       const std::int64_t part_panels = ceil_div(panels, ceil_div(panels, kPartRows / panel_rows_));
       const std::int64_t part_rows = part_panels * panel_rows_;
@@ -370,23 +389,39 @@ class PanelProduct {
       const bool few = row_parts * ceil_div(cols_, kPartCols) < 4 * threads;
       const std::int64_t part_cols = few ? panel_cols<Real>(isa()) : kPartCols;
       const std::int64_t col_parts = ceil_div(cols_, part_cols);
-      parallel_for(threads, row_parts * col_parts, [&](std::int64_t part) {
+      parallel_for(threads, row_parts * col_parts, [&](std::int64_t part, int thread) {
         const std::int64_t r = part / col_parts * part_rows;
         const std::int64_t c = part % col_parts * part_cols;
-        multiply(left, r / panel_rows_, {first + r, std::min(part_rows, rows - r), c, std::min(part_cols, cols_ - c)});
+        multiply(left, r / panel_rows_, {first + r, std::min(part_rows, rows - r), c, std::min(part_cols, cols_ - c)},
+                 scratch[thread]);
       });
     }
   }
 
+  // Left packed, of p.m rows at most, and scratch for each thread.
+  static std::size_t workspace(const GemmProblem& p, std::int64_t depth) {
+    const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
+    return left_panels_workspace(p, depth) + threads * sizeof(Scratch);
+  }
+
  private:
-  void multiply(const LeftPanels<Real>& left, std::int64_t first_panel, const PartRange& part) const {
+  static constexpr std::int64_t kWidth = kMostCols * 4 / static_cast<std::int64_t>(sizeof(Real));
+  static_assert(kPartRows * kPartCols >= kSpreadElements);
+  // Of a thread: too much for its stack.
+  struct Scratch {
+    alignas(64) Real panel[kDepth * kWidth];       // (depth, panel_cols)
+    alignas(64) Real scales[kDepth / 8 * kWidth];  // (segments, panel_cols)
+    alignas(64) Real sums[kPartRows * kPartCols];  // (rows, kPartCols)
+    typename Right::Stage stages[2];
+  };
+
+  void multiply(const LeftPanels<Real>& left, std::int64_t first_panel, const PartRange& part, Scratch& scratch) const {
     const std::int64_t width = panel_cols<Real>(isa());
     const std::int64_t panels = ceil_div(part.rows, panel_rows_);
-    alignas(64) Real panel[kDepth * kMostCols];       // (depth, width)
-    alignas(64) Real scales[kDepth / 8 * kMostCols];  // (segments, width)
-    alignas(64) Real sums[kPartRows * kPartCols];     // (rows, kPartCols)
+    Real* const panel = scratch.panel;
+    Real* const sums = scratch.sums;
+    auto& stages = scratch.stages;
     std::fill_n(sums, panels * panel_rows_ * kPartCols, Real{0});
-    typename Right::Stage stages[2];
     const std::int64_t piece = ceil_div(step_, ceil_div(part.cols, width));
     right_.stage(terms_of(part, 0, step_), 0, stages[0]);
     for (std::int64_t term = 0; term < depth_; term += step_) {
@@ -396,7 +431,7 @@ class PanelProduct {
       std::int64_t next = 0;
       for (std::int64_t c = 0; c < part.cols; c += width) {
         const PanelRange range{part.col + c, std::min(width, part.cols - c), term, depth};
-        const Real* scale = right_.fetch(stages[term / step_ % 2], range, panel, scales);
+        const Real* scale = right_.fetch(stages[term / step_ % 2], range, panel, scratch.scales);
         const std::int64_t count = std::min(piece, step_ - next);
         right_.stage(terms_of(part, term + step_ + next, count), next, stages[(term / step_ + 1) % 2]);
         next += count;
@@ -419,11 +454,5 @@ class PanelProduct {
   std::int64_t panel_rows_;
   std::int64_t step_;  // terms of a panel of right
 };
-
-// Of left, in Real. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
-inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
-  const std::int64_t rows = std::min(p.m + kMostRows, kRowsAtOnce);
-  return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
-}
 
 }  // namespace octile::cpu

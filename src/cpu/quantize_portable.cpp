@@ -12,7 +12,7 @@ namespace {
 struct Tile {
   std::int64_t cols;
 
-  explicit Tile(const QuantizeProblem& p) : cols(std::clamp(round_up(p.cols, 64), kChunk, 8 * kChunk)) {}
+  explicit Tile(const QuantizeProblem& p) : cols(std::clamp<std::int64_t>(round_up(p.cols, 64), 1024, 8192)) {}
   std::int64_t stride() const { return cols + 64; }
   std::int64_t bytes() const { return kBlockRows * stride(); }
 };
@@ -142,7 +142,7 @@ class WriteIntegers {
   bool around_caches_;
   bool fits_;
   Turner turner_;
-  alignas(64) std::uint8_t row_[kChunk];
+  alignas(64) std::uint8_t row_[kChunk<Real>];
 };
 
 bool transposes(const QuantizeProblem& p) { return p.orientation != Orientation::row_major; }

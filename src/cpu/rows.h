@@ -97,7 +97,7 @@ class FloatsOut {
     void* to = static_cast<char*>(t_.data) + i * bytes;
     if (!around_caches_) return narrow<Real>(t_.dtype, t_.data, i, n, values);
     if (t_.dtype == DTypeOf<Real>::value) return copy_around_caches(to, values, n * bytes);
-    alignas(64) Real narrowed[kMost];
+    alignas(64) std::uint16_t narrowed[kMost];  // f16 or bf16
     narrow<Real>(t_.dtype, narrowed, 0, n, values);
     copy_around_caches(to, narrowed, n * bytes);
   }
@@ -161,7 +161,7 @@ inline double product_units(std::int64_t rows, std::int64_t cols, std::int64_t k
   return weight * std::max(static_cast<double>(rows) / 256, 1.0 / 16);
 }
 inline int useful_threads(int threads, double units) {
-  const int most = threads > 0 ? threads : hardware_threads();
+  const int most = std::min(threads > 0 ? threads : hardware_threads(), kMaxThreads);
   return static_cast<int>(std::clamp(units / kWorthAThread, 1.0, static_cast<double>(most)));
 }
 

@@ -10,7 +10,9 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kRowChunk = 1024;
+// Elements of a piece. What a worker keeps for one lies on its stack.
+template <class Real>
+inline constexpr std::int64_t kRowChunk = 4096 / sizeof(Real);
 
 // A piece of a row, and the piece that is to be fetched meanwhile.
 struct RowPiece {
@@ -25,7 +27,7 @@ struct RowPiece {
   }
 };
 
-// Calls body(piece, scale, out) for pieces of at most kRowChunk elements, with OneScale<Real> or
+// Calls body(piece, scale, out) for pieces of at most kRowChunk<Real> elements, with OneScale<Real> or
 // ScaleEach<affine, Real> and the FloatsOut of o.y.
 template <class Real, class Body>
 class ScaledRows {
@@ -52,17 +54,17 @@ class ScaledRows {
   struct Worker {
     Worker(const Tensor& y, double elements) : out(y, elements) {}
     FloatsOut<Real> out;
-    Segment<Real> segments[kRowChunk];
-    alignas(64) Real s[kRowChunk];
-    alignas(64) Real inverses[kRowChunk];
-    alignas(64) std::int32_t z[kRowChunk];
+    Segment<Real> segments[kRowChunk<Real>];
+    alignas(64) Real s[kRowChunk<Real>];
+    alignas(64) Real inverses[kRowChunk<Real>];
+    alignas(64) std::int32_t z[kRowChunk<Real>];
   };
 
   void run_block(Worker& w, std::int64_t r0, std::int64_t r1) const {
     const Scales& s = o_.given_scale;
     if (s.col_stride == 0 && (o_.given_zero_point.col_stride == 0 || !o_.given_zero_point.data)) {
       for (std::int64_t r = r0; r < r1; ++r) run_one(w, r, 0, cols_);
-    } else if (s.group > kRowChunk) {
+    } else if (s.group > kRowChunk<Real>) {
       for (std::int64_t r = r0; r < r1; ++r) {
         for (std::int64_t c = 0; c < cols_; c += s.group) run_one(w, r, c, s.group);
       }
@@ -83,7 +85,7 @@ class ScaledRows {
 
   static constexpr std::int64_t kDistance = 2048;  // elements
 
-  std::int64_t step() const { return kRowChunk / o_.given_scale.group * o_.given_scale.group; }
+  std::int64_t step() const { return kRowChunk<Real> / o_.given_scale.group * o_.given_scale.group; }
 
   Segment<Real> segment(std::int64_t r, std::int64_t c) const {
     const auto* zeros = static_cast<const std::int32_t*>(o_.given_zero_point.data);
@@ -95,8 +97,8 @@ class ScaledRows {
   void run_one(Worker& w, std::int64_t r, std::int64_t c, std::int64_t width) const {
     const Segment<Real> g = segment(r, c);
     const OneScale<Real> one(g.s, g.z);
-    for (std::int64_t i = 0; i < width; i += kRowChunk) {
-      body_(RowPiece{r, c + i, std::min(kRowChunk, width - i), r, c + i + kDistance}, one, w.out);
+    for (std::int64_t i = 0; i < width; i += kRowChunk<Real>) {
+      call(RowPiece{r, c + i, std::min(kRowChunk<Real>, width - i), r, c + i + kDistance}, one, w.out);
     }
   }
 
@@ -114,8 +116,14 @@ class ScaledRows {
   }
 
   void run_each(Worker& w, const RowPiece& piece) const {
-    o_.given_zero_point.data ? body_(piece, ScaleEach<true, Real>{w.s, w.inverses, w.z}, w.out)
-                             : body_(piece, ScaleEach<false, Real>{w.s, w.inverses, w.z}, w.out);
+    o_.given_zero_point.data ? call(piece, ScaleEach<true, Real>{w.s, w.inverses, w.z}, w.out)
+                             : call(piece, ScaleEach<false, Real>{w.s, w.inverses, w.z}, w.out);
+  }
+
+  // Not inlined: each copy would have its buffers in the one frame.
+  template <class Scale>
+  __attribute__((noinline)) void call(const RowPiece& piece, const Scale& scale, const FloatsOut<Real>& out) const {
+    body_(piece, scale, out);
   }
 
   const QuantizeOperands& o_;

@@ -14,7 +14,9 @@
 
 namespace octile::cpu {
 
-inline constexpr std::int64_t kChunk = 1024;        // elements of a row at a time
+// Elements of a row at a time. Their scales lie on the stack.
+template <class Real>
+inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
 inline constexpr std::int64_t kBlockRows = 64;      // rows of a block at most; transposed, a cache line of bytes
 inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
 
@@ -92,13 +94,13 @@ class SegmentWalk {
     Part(const SegmentWalk& walk, std::int64_t worker)
         : emit(walk.p_, walk.o_, walk.blocks_.memory + worker * walk.blocks_.bytes) {}
     Emit emit;
-    alignas(64) Real x[kChunk];
-    alignas(64) Real s[kChunk];
-    alignas(64) Real inverses[kChunk];
-    alignas(64) std::int32_t z[kChunk];
-    alignas(64) std::uint16_t noise[kChunk + 16];
-    Segment<Real> segments[kChunk];
-    Extremes<Real> extremes[kChunk];
+    alignas(64) Real x[kChunk<Real>];
+    alignas(64) Real s[kChunk<Real>];
+    alignas(64) Real inverses[kChunk<Real>];
+    alignas(64) std::int32_t z[kChunk<Real>];
+    alignas(64) std::uint16_t noise[kChunk<Real> + 16];
+    Segment<Real> segments[kChunk<Real>];
+    Extremes<Real> extremes[kChunk<Real>];
   };
 
   template <class Body>
@@ -156,9 +158,9 @@ class SegmentWalk {
   // As many of row r from column c on that are to be seen as one segment.
   void measure(std::int64_t r, std::int64_t c, std::int64_t n, Ahead ahead, Extremes<Real>& extremes) const {
     if (p_.multiplier != Multiplier::none) {
-      Real buffer[kChunk];
-      for (std::int64_t i = 0; i < n; i += kChunk) {
-        const std::int64_t count = std::min(kChunk, n - i);
+      Real buffer[kChunk<Real>];
+      for (std::int64_t i = 0; i < n; i += kChunk<Real>) {
+        const std::int64_t count = std::min(kChunk<Real>, n - i);
         measure_as(input(r, c + i, count, buffer), 1, count, ahead_of(r, c + i), &extremes);
       }
       return;
@@ -248,11 +250,11 @@ class SegmentWalk {
   void emit_run(Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row, Ahead ahead,
                 Segment<Real> g) const {
     const OneScale<Real> one(g.s, g.z);
-    for (std::int64_t i = 0; i < width; i += kChunk) {
+    for (std::int64_t i = 0; i < width; i += kChunk<Real>) {
       emit(part,
            {.row = r,
             .col = c + i,
-            .n = std::min(kChunk, width - i),
+            .n = std::min(kChunk<Real>, width - i),
             .block_row = block_row,
             .block_col = i,
             .ahead = ahead.after(i)},
@@ -293,7 +295,7 @@ class SegmentWalk {
     for_each_part(row_blocks(), [&](Part& part, std::int64_t block) {
       const std::int64_t r0 = first_row(block);
       const std::int64_t r1 = first_row(block + 1);
-      if (length < cols_ && length <= kChunk) return short_segments(part, r0, r1, length);
+      if (length < cols_ && length <= kChunk<Real>) return short_segments(part, r0, r1, length);
       for (std::int64_t c = 0; c < cols_; c += length) long_segments(part, r0, r1, c, length);
     });
   }
@@ -318,7 +320,7 @@ class SegmentWalk {
 
   void short_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t length) const {
     const std::int64_t window = blocks_.cols / length * length;
-    const std::int64_t step = kChunk / length * length;
+    const std::int64_t step = kChunk<Real> / length * length;
     for (std::int64_t c0 = 0; c0 < cols_; c0 += window) {
       const std::int64_t width = std::min(window, cols_ - c0);
       for (std::int64_t r = r0; r < r1; ++r) {
@@ -350,7 +352,7 @@ class SegmentWalk {
   // Columns, in stripes as wide as their scales fit the first-level cache: two threads' stripes of a few thousand rows
   // are in the last cache when they are looked at again, from the last row up.
   void run_columns() const {
-    const std::int64_t stripe = std::clamp(cols_ / (2 * threads_) / 64 * 64, std::int64_t{64}, kChunk);
+    const std::int64_t stripe = std::clamp(cols_ / (2 * threads_) / 64 * 64, std::int64_t{64}, kChunk<Real>);
     for_each_part(ceil_div(cols_, stripe), [&](Part& part, std::int64_t turn) {
       const std::int64_t c = turn * stripe;
       const std::int64_t n = std::min(stripe, cols_ - c);
@@ -368,7 +370,7 @@ class SegmentWalk {
     });
   }
 
-  void measure_columns(Part& part, std::int64_t c, std::int64_t n) const {
+  __attribute__((noinline)) void measure_columns(Part& part, std::int64_t c, std::int64_t n) const {
     if (p_.multiplier != Multiplier::none) {
       ColumnExtremes<Real> columns{};
       for (std::int64_t r = 0; r < rows_; ++r) add_rows(input(r, c, n, part.x), 0, 1, n, columns);
@@ -383,8 +385,8 @@ class SegmentWalk {
 
   template <class T>
   struct ColumnExtremes {
-    Key<T> low[kChunk];
-    Key<T> high[kChunk];
+    Key<T> low[kChunk<Real>];
+    Key<T> high[kChunk<Real>];
 
     void copy_to(Extremes<Real>* extremes, std::int64_t n) const {
       for (std::int64_t i = 0; i < n; ++i) extremes[i].add(Extremes<T>{low[i], high[i]});

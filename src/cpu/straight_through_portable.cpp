@@ -80,9 +80,9 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
   const Real low = static_cast<Real>(p.q_min + inset);
   const Real high = static_cast<Real>(p.q_max - inset);
   for_each_scaled_piece<Real>(p, o, o.x, [&](const RowPiece& piece, auto scale, auto& out) {
-    Real x_buffer[kRowChunk];
-    Real dy_buffer[kRowChunk];
-    Real dx_buffer[kRowChunk];
+    Real x_buffer[kRowChunk<Real>];
+    Real dy_buffer[kRowChunk<Real>];
+    Real dx_buffer[kRowChunk<Real>];
     const Real* x = widened(o.x.dtype, o.x.data, piece.at(o.x), piece.n, x_buffer);
     const Real* dy = widened(o.dy.dtype, o.dy.data, piece.at(o.dy), piece.n, dy_buffer);
     const std::int64_t at = piece.at(o.y);

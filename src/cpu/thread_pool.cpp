@@ -4,8 +4,8 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #if defined(__linux__)
@@ -17,12 +17,13 @@
 #define OCTILE_POSIX 1
 #endif
 
+#include "cpu/float_environment.h"
+
 namespace octile::cpu {
 
 namespace {
 
-// More workers than this are never useful, and it bounds the bits of Pool::state_.
-constexpr int kMaxThreads = 256;
+static_assert(kMaxThreads < 1 << 15, "the bits of Pool::state_");
 
 // Some 50 to 200 microseconds: the launches of one layer, and the layers of a network, follow each other faster than
 // sleeping threads wake.
@@ -42,7 +43,7 @@ void pause_briefly() {
 struct Job {
   int threads = 1;
   std::int64_t parts = 0;
-  void (*function)(const void*, std::int64_t) = nullptr;
+  PartFunction function = nullptr;
   const void* context = nullptr;
 };
 
@@ -102,7 +103,7 @@ class Pool {
     for (int i = 0; i < job.threads; ++i) {
       Share& share = shares_[static_cast<std::size_t>((own + i) % job.threads)];
       for (std::int64_t part; (part = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
-        job.function(job.context, part);
+        job.function(job.context, part, own);
       }
     }
     inside_parallel_for = false;
@@ -119,6 +120,7 @@ class Pool {
   }
 
   void serve(int index, std::uint64_t seen) {
+    const FloatEnvironment environment;
     for (;;) {
       std::uint64_t state = wait_for_news(seen);
       seen = state >> 32;
@@ -166,8 +168,8 @@ class Pool {
       for (; workers_ < wanted; ++workers_) {
         std::thread([this, index = workers_, seen] { serve(index, seen); }).detach();
       }
-    } catch (const std::system_error&) {
-      // The system gives no more threads. Those we have, the caller's at least, do the work.
+    } catch (const std::exception&) {
+      // The system gives no more threads, or no memory for one. Those we have, the caller's at least, do the work.
     }
 #if OCTILE_POSIX
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -225,7 +227,7 @@ int hardware_threads() {
   return count;
 }
 
-void parallel_for(int threads, std::int64_t parts, void (*function)(const void*, std::int64_t), const void* context) {
+void parallel_for(int threads, std::int64_t parts, PartFunction function, const void* context) {
   if (threads <= 0) threads = hardware_threads();
   threads = static_cast<int>(std::min<std::int64_t>({threads, parts, kMaxThreads}));
   if (threads > 1 && !inside_parallel_for) {
@@ -236,7 +238,7 @@ void parallel_for(int threads, std::int64_t parts, void (*function)(const void*,
       return;
     }
   }
-  for (std::int64_t part = 0; part < parts; ++part) function(context, part);
+  for (std::int64_t part = 0; part < parts; ++part) function(context, part, 0);
 }
 
 }  // namespace octile::cpu

@@ -2,23 +2,38 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace octile::cpu {
+
+// Of one job. More are never useful.
+inline constexpr int kMaxThreads = 256;
 
 // Threads of this machine that the process may use.
 int hardware_threads();
 
-// Calls function(context, part) for part = 0 .. parts - 1 on up to `threads` threads (0: hardware_threads()), the
-// caller's among them, and returns when all are done. Which thread runs a part is not fixed, so a part's result must
-// depend on nothing but its number. Allocates nothing after the first call with so many threads. If the pool is busy
-// with another caller's work, the caller does all parts itself. `function` must not throw.
-void parallel_for(int threads, std::int64_t parts, void (*function)(const void*, std::int64_t), const void* context);
+// One part of a job, on thread 0 <= thread < threads of it: no two parts with the same thread run at once.
+using PartFunction = void (*)(const void* context, std::int64_t part, int thread);
 
+// Calls function(context, part, thread) for part = 0 .. parts - 1 on up to `threads` threads (0: hardware_threads()),
+// the caller's among them, and returns when all are done. Which thread runs a part is not fixed, so a part's result
+// must depend on nothing but its number. Allocates nothing after the first call with so many threads. If the pool is
+// busy with another caller's work, or the system gives no threads, the caller does all parts itself. `function` must
+// not throw.
+void parallel_for(int threads, std::int64_t parts, PartFunction function, const void* context);
+
+// body(part) or body(part, thread).
 template <class Body>
 void parallel_for(int threads, std::int64_t parts, const Body& body) {
-  parallel_for(
-      threads, parts, [](const void* context, std::int64_t part) { (*static_cast<const Body*>(context))(part); },
-      &body);
+  const PartFunction function = [](const void* context, std::int64_t part, int thread) {
+    const Body& call = *static_cast<const Body*>(context);
+    if constexpr (std::is_invocable_v<const Body&, std::int64_t, int>) {
+      call(part, thread);
+    } else {
+      call(part);
+    }
+  };
+  parallel_for(threads, parts, function, &body);
 }
 
 }  // namespace octile::cpu

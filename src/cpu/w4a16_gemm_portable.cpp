@@ -198,22 +198,28 @@ struct StreamPanels {
 // floats are as fast (Zen 5).
 constexpr std::int64_t kMostStreamTiles = 4;
 
-void stream(const GemmProblem& p, const GemmOperands& o, const Nibbles& nibbles, float* packed) {
+// Of a thread: too much for its stack.
+struct StreamScratch {
+  alignas(64) float sums[kMostStreamTiles * kMostRows * kStreamCols];
+  Nibbles::Buffer buffers[kMostStreamPanels];
+};
+
+void stream(const GemmProblem& p, const GemmOperands& o, const Nibbles& nibbles, void* workspace) {
   const std::int64_t rows = o.y.rows();
   const std::int64_t depth = nibbles.depth();
   const PackedLayout& layout = nibbles.layout();
   const std::int64_t tiles = ceil_div(rows, stream_rows(isa()));
   const std::int64_t tile_rows = ceil_div(rows, tiles);
-  const LeftPanels<float> left(o.a, {tiles, tile_rows, depth, depth}, packed);
-  left.pack(0, 0, tiles);
+  const int threads = panel_threads(p.threads, rows, p.n, depth);
+  auto* const scratch = static_cast<StreamScratch*>(workspace);
+  const LeftPanels<float> left(o.a, {tiles, tile_rows, depth, depth}, reinterpret_cast<float*>(scratch + threads));
+  left.pack(0, 0, tiles, scratch->sums);
   const std::int64_t part_panels = stream_panels(isa(), tile_rows);
   const std::int64_t step = nibbles.packed() ? depth : nibbles.segment();
-  const double products = static_cast<double>(rows) * static_cast<double>(p.n) * static_cast<double>(depth);
-  parallel_for(useful_threads(p.threads, products / 16), ceil_div(layout.panels, part_panels), [&](std::int64_t part) {
+  parallel_for(threads, ceil_div(layout.panels, part_panels), [&](std::int64_t part, int thread) {
     const std::int64_t first = part * part_panels;
-    alignas(64) float sums[kMostStreamTiles * kMostRows * kStreamCols];
+    auto& [sums, buffers] = scratch[thread];
     std::fill_n(sums, tiles * tile_rows * kStreamCols, 0.0f);
-    Nibbles::Buffer buffers[kMostStreamPanels];
     for (std::int64_t term = 0; term < depth; term += step) {
       const std::int64_t terms = std::min(step, depth - term);
       StreamRun run{{}, nullptr, 1, terms, nibbles.order(), nullptr};
@@ -243,12 +249,16 @@ void w4a16_gemm_portable(const GemmProblem& p, const GemmOperands& o, const Laun
   const Nibbles nibbles(p, o);
   if (p.scale == DType::f64) return multiply<double>(p, o, nibbles, launch.workspace.data);
   if (o.y.rows() > kMostStreamTiles * stream_rows(isa())) return multiply<float>(p, o, nibbles, launch.workspace.data);
-  stream(p, o, nibbles, static_cast<float*>(launch.workspace.data));
+  stream(p, o, nibbles, launch.workspace.data);
 }
 
 std::size_t w4a16_gemm_portable_workspace(const GemmProblem& p) {
   const PackedLayout layout = packed_layout(p);
-  return left_panels_workspace(p, layout.groups * layout.group_depth);
+  const std::int64_t depth = layout.groups * layout.group_depth;
+  if (p.scale == DType::f64) return PanelProduct<double, NibblePanels<double>>::workspace(p, depth);
+  const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
+  return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch),
+                  PanelProduct<float, NibblePanels<float>>::workspace(p, depth));
 }
 
 }  // namespace octile::cpu

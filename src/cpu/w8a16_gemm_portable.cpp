@@ -134,6 +134,9 @@ void w8a16_gemm_portable(const GemmProblem& p, const GemmOperands& o, const Laun
   p.scale == DType::f64 ? multiply<double>(p, o, launch) : multiply<float>(p, o, launch);
 }
 
-std::size_t w8a16_gemm_portable_workspace(const GemmProblem& p) { return left_panels_workspace(p, p.k); }
+std::size_t w8a16_gemm_portable_workspace(const GemmProblem& p) {
+  return p.scale == DType::f64 ? PanelProduct<double, ScaledBytes<double>>::workspace(p, p.k)
+                               : PanelProduct<float, ScaledBytes<float>>::workspace(p, p.k);
+}
 
 }  // namespace octile::cpu

@@ -22,7 +22,7 @@ constexpr std::int64_t kMostDepth = 1024;  // of any kernel
 constexpr std::int64_t kGroupChannels = kMostPanels * kPanelChannels;
 constexpr std::int64_t kMostChannels = kMostSpan * kGroupChannels;
 static_assert(kMostDepth <= kMostMarks * kMarkedDepth);
-constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself, on the stack
+constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself
 constexpr std::int64_t kConvertedRows = 8;  // at a time, where rows are contiguous
 constexpr std::int64_t kTurnedRows = 32;    // elsewhere
 constexpr std::int64_t kTallestTile = 32;   // rows beyond the last that a tile may read
@@ -95,27 +95,51 @@ struct Halve {
   }
 };
 
-// Workspace: rows of left, the second halves of those that are halved, a mark for each that is, then right in panels.
+// Bytes of the sums of a part, whose rows lie an odd number of lines apart, so that they do not share cache sets.
+constexpr std::int64_t sums_stride(std::int64_t channels) {
+  return round_up(channels, 2 * kPanelChannels) + kPanelChannels;
+}
+std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
+  const auto most = [&](std::int64_t block, std::int64_t channels) {
+    return round_up(std::min(rows, block), kernel.rows) * sums_stride(channels);
+  };
+  return std::max(most(kMostRows, kMostChannels / 2), most(kMostRows / 2, kMostChannels)) *
+         static_cast<std::int64_t>(sizeof(std::int32_t));
+}
+
+// Workspace: rows of left, the second halves of those that are halved, a mark for each that is, right in panels, then
+// for each thread the sums of a part and the panels that it packs for itself: too much for the stack of a thread.
 struct Memory {
   std::int64_t stride;
   std::uint8_t* left;
   std::uint8_t* rest;
   std::uint8_t* halved;
   std::uint8_t* panels;
+  std::uint8_t* threads;
+  std::int64_t sums_bytes;
+  std::int64_t thread_bytes;
   std::int64_t size;
+  bool packs;
   bool packs_in_parts;
 
-  Memory(const PanelKernel& kernel, const GemmProblem& p, void* workspace) : stride(left_stride(p.k)) {
+  // Laid out for the most rows of left; `run_rows` are there in this run. Few of them do not pay for panels of all
+  // right, which is then packed part by part.
+  Memory(const PanelKernel& kernel, const GemmProblem& p, std::int64_t run_rows, void* workspace)
+      : stride(left_stride(p.k)) {
     const Extent extent(p);
     const std::int64_t rows = round_up(extent.rows, kTallestTile);
     const bool symmetric = kernel.left == LeftForm::symmetric;
-    const bool packs = !p.b_packed && extent.rows > kMostRows;
+    const bool may_pack = !p.b_packed && extent.rows > kMostRows;
+    packs = may_pack && run_rows > kMostRows;
     packs_in_parts = !p.b_packed && !packs;
     Pieces pieces(workspace);
     left = pieces.take(rows * stride);
     rest = pieces.take(symmetric ? rows * stride : 0);
     halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
-    panels = pieces.take(packs ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
+    panels = pieces.take(may_pack ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
+    sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
+    thread_bytes = sums_bytes + (p.b_packed ? 0 : kPackedHere * kGroupChannels);
+    threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
 };
@@ -286,12 +310,12 @@ template <class Real>
 class Multiplication {
  public:
   Multiplication(const PanelKernel& kernel, const GemmProblem& problem, const Product& p, const Launch& launch)
-      : kernel_(kernel), problem_(problem), p_(p), memory_(kernel, problem, launch.workspace.data) {
+      : kernel_(kernel), problem_(problem), p_(p), memory_(kernel, problem, p.rows, launch.workspace.data) {
     if (problem.b_packed) {
       layout_ = packed_layout(problem);
       panels_ = bytes(p.right);
       panel_bytes_ = layout_.panel_bytes;
-    } else if (!memory_.packs_in_parts) {
+    } else if (memory_.packs) {
       panels_ = memory_.panels;
       panel_bytes_ = round_up(p.k, kS8Depth) * kPanelChannels;
     }
@@ -305,7 +329,7 @@ class Multiplication {
     parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
       convert_left(kernel_, p_, memory_, {part * at_once, std::min(at_once, p_.rows - part * at_once)});
     });
-    if (panels_ == memory_.panels) {
+    if (memory_.packs) {
       parallel_for(threads, ceil_div(p_.cols, kGroupChannels), [&](std::int64_t part) {
         const std::int64_t first = part * kGroupChannels;
         pack_panels(p_.right, {first, std::min(kGroupChannels, p_.cols - first)}, {0, p_.k},
@@ -313,9 +337,9 @@ class Multiplication {
       });
     }
     const Order order(kernel_, p_, memory_, threads);
-    parallel_for(threads, order.parts(), [&](std::int64_t part) {
+    parallel_for(threads, order.parts(), [&](std::int64_t part, int thread) {
       if (kernel_.begin) kernel_.begin();
-      multiply(order.rows(part), order.cols(part));
+      multiply(order.rows(part), order.cols(part), memory_.threads + thread * memory_.thread_bytes);
       if (kernel_.end) kernel_.end();
     });
   }
@@ -325,16 +349,11 @@ class Multiplication {
     std::int32_t* data;
     std::int64_t stride;
   };
-  // An odd number of lines, so that rows do not share cache sets.
-  static constexpr std::int64_t sums_stride(std::int64_t channels) {
-    return round_up(channels, 2 * kPanelChannels) + kPanelChannels;
-  }
-  static constexpr std::int64_t kMostSums = kMostRows * (kMostChannels / 2 + kPanelChannels);
-  static_assert(kMostSums >= kMostRows / 2 * (kMostChannels + kPanelChannels));
 
-  // What a part keeps on its stack.
+  // What a part keeps on its stack, and its thread's memory.
   struct Scratch {
-    alignas(64) std::int32_t sums[kMostSums];
+    std::int32_t* sums;
+    std::uint8_t* packed;
     alignas(64) std::int32_t correction[kMostChannels] = {};
     Real left_scale[kMostRows];
     Real right_scale[kMostChannels];
@@ -343,20 +362,23 @@ class Multiplication {
     std::int64_t sums_stride = 0;
   };
 
-  void multiply(const Range& rows, const Range& cols) const {
+  void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
     Scratch s;
+    s.sums = reinterpret_cast<std::int32_t*>(memory);
+    s.packed = memory + memory_.sums_bytes;
     load_scales(rows, cols, s);
     s.sums_stride = sums_stride(cols.count);
     for (std::int64_t j = 0; j < cols.count; j += kGroupChannels) {
-      multiply_group(rows, {cols.first + j, std::min(kGroupChannels, cols.count - j)}, {s.sums + j, s.sums_stride},
-                     s.correction + j);
+      multiply_group(rows, {cols.first + j, std::min(kGroupChannels, cols.count - j)}, s, j);
     }
     finish_part(s, rows, cols);
   }
 
-  void multiply_group(const Range& rows, const Range& cols, const Sums& sums, std::int32_t* correction) const {
-    const bool packs_here = panels_ == nullptr;
-    alignas(64) std::uint8_t packed[kPackedHere * kGroupChannels];
+  // Channels from `at` of the part on.
+  void multiply_group(const Range& rows, const Range& cols, Scratch& s, std::int64_t at) const {
+    const bool packs_here = memory_.packs_in_parts;
+    const Sums sums{s.sums + at, s.sums_stride};
+    std::int32_t* const correction = s.correction + at;
     const std::int64_t depth = round_up(p_.k, kS8Depth);
     // Blocks of equal depth: 768 terms are 384 and 384, not 512 and 256.
     const std::int64_t most = packs_here ? std::min(kPackedHere, kernel_.depth) : kernel_.depth;
@@ -372,9 +394,9 @@ class Multiplication {
       run.depth = std::min(block, depth - term);
       run.accumulate = term > 0;
       if (packs_here) {
-        run.b = packed;
+        run.b = s.packed;
         run.b_stride = run.depth * kPanelChannels;
-        pack_panels(p_.right, cols, {term, std::min(p_.k - term, block)}, {packed, run.b_stride});
+        pack_panels(p_.right, cols, {term, std::min(p_.k - term, block)}, {s.packed, run.b_stride});
       } else {
         run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * kPanelChannels;
         run.b_stride = panel_bytes_;
@@ -464,7 +486,7 @@ class Multiplication {
   const Product& p_;
   Memory memory_;
   PackedLayout layout_;
-  const std::uint8_t* panels_ = nullptr;  // null: each part packs its own
+  const std::uint8_t* panels_ = nullptr;  // unless each part packs its own
   std::int64_t panel_bytes_ = 0;
 };
 
@@ -478,7 +500,7 @@ void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, cons
 }
 
 std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem) {
-  return static_cast<std::size_t>(Memory(kernel, problem, nullptr).size);
+  return static_cast<std::size_t>(Memory(kernel, problem, Extent(problem).rows, nullptr).size);
 }
 
 }  // namespace octile::cpu
