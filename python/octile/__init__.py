@@ -21,7 +21,7 @@ from .functional import linear
 from .homework import CustomLinearFunction
 from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, pack_
 from .static_weights import cache_weights_
-from .training import Linear, QuantizedLinear
+from .training import Linear, QuantizedLinear, clear_weight_cache
 
 __version__ = _fallback.library().version()
 
@@ -42,6 +42,7 @@ __all__ = [
     "__version__",
     "cache_weights_",
     "calibrate",
+    "clear_weight_cache",
     "homework",
     "linear",
     "load_checkpoint_",

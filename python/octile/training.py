@@ -269,3 +269,13 @@ class QuantizedLinear(_Trainable):
         new.weight = nn.Parameter(w.detach().t().contiguous().clone(), requires_grad=w.requires_grad)
         new.bias = None if b is None else nn.Parameter(b.detach().clone(), requires_grad=b.requires_grad)
         return new.train(self.training)
+
+
+def clear_weight_cache(model):
+    """Quantizes again the weights that cache_weights_() keeps in `model`, at once; nothing else is kept.
+
+    The same as refresh() of what cache_weights_() returned, for who has only the model.
+    """
+    for module in model.modules():
+        if isinstance(module, _Trainable) and module._weight_cache is not None:
+            module._weight_cache.refresh()

@@ -315,3 +315,16 @@ def test_static_buffers_refuse(device):
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
     with pytest.raises(ValueError, match="not a plain parameter"):
         octile.cache_weights_(layer)
+
+
+def test_refreshed_by_the_model(device):
+    """clear_weight_cache(): for who has no handle."""
+    layer, x = setup(device)
+    model = nn.Sequential(layer)
+    octile.clear_weight_cache(model)  # nothing is kept: nothing to do
+    octile.cache_weights_(model)
+    before = layer(x)
+    layer.weight.data.mul_(2)
+    octile.clear_weight_cache(model)
+    assert not torch.equal(layer(x), before)
+    assert_current(layer, x)
