@@ -117,21 +117,31 @@ std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view w
     return *std::min_element(able.begin(), able.end(), faster);
   };
   std::vector<FewerRows> fewer;
-  const GemmKernel* above = all.kernel;
-  std::int64_t high = p.m;  // where `above` is the fastest
-  for (std::int64_t rows = high / 2; rows > 0; rows /= 2) {
-    const GemmKernel* const kernel = fastest(rows);
-    if (kernel != above) {
-      std::int64_t low = rows;
-      while (high - low > 1) {
-        const std::int64_t middle = low + (high - low) / 2;
-        (fastest(middle) == kernel ? low : high) = middle;
-      }
-      p.m = low;
-      fewer.push_back({low, {p, kernel, kernel->cost(p), kernel->workspace(p), {}}});
-      above = kernel;
+  // Between two numbers of rows whose kernels differ, a third one may be the fastest.
+  struct Rows {
+    std::int64_t count;
+    const GemmKernel* kernel;
+  };
+  const auto divide = [&](const auto& self, const Rows& low, const Rows& high) -> void {
+    if (low.kernel == high.kernel) return;
+    if (high.count - low.count == 1) {
+      p.m = low.count;
+      fewer.push_back({low.count, {p, low.kernel, low.kernel->cost(p), low.kernel->workspace(p), {}}});
+      return;
     }
-    high = rows;
+    const std::int64_t count = low.count + (high.count - low.count) / 2;
+    const Rows middle{count, fastest(count)};
+    self(self, middle, high);
+    self(self, low, middle);
+  };
+  Rows high{p.m, all.kernel};
+  while (high.count > 1) {
+    // Costs are of whole tiles: with few rows the choice may change at any number of them, and back.
+    constexpr std::int64_t kEach = 256;
+    const std::int64_t count = high.count <= kEach ? high.count - 1 : std::max(high.count / 2, kEach);
+    const Rows low{count, fastest(count)};
+    divide(divide, low, high);
+    high = low;
   }
   std::reverse(fewer.begin(), fewer.end());
   return fewer;
