@@ -224,11 +224,11 @@ class PatternCompiler {
   };
 
   std::optional<int> number() {
-    constexpr int kMost = 10'000;
+    constexpr int kMax = 10'000;
     std::optional<int> value;
     while (more() && text_[at_] >= '0' && text_[at_] <= '9') {
       value = value.value_or(0) * 10 + (text_[at_++] - '0');
-      if (*value > kMost) refuse("more repetitions than " + std::to_string(kMost));
+      if (*value > kMax) refuse("more repetitions than " + std::to_string(kMax));
     }
     return value;
   }

@@ -225,14 +225,14 @@ void QuantizedLayers::check_words(const Layer& layer, const std::string& zero_po
 
 // AWQ and GPTQ: the words of one lie along OUT, of the other along IN.
 Layer QuantizedLayers::transposed_words(const std::string& module) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  constexpr std::int64_t kMax = std::int64_t{1} << 40;
   Layer layer = {.name = module, .kind = LayerKind::gptq};
   const Shape words = matrix(layer, "qweight", ElementType::s32);
   const Shape scale = matrix(layer, "scales", std::nullopt);
   const ModelConfig& config = checkpoint_.config();
   layer.n = scale[1];
   const bool is_awq = layer.n > 0 && layer.n % kInAWord == 0 && words[1] == layer.n / kInAWord;
-  if ((!is_awq && words[1] != layer.n) || words[0] > kMost) {
+  if ((!is_awq && words[1] != layer.n) || words[0] > kMax) {
     fail(module, "qweight " + shape_text(words) + " with scales " + shape_text(scale) +
                      " is of no layout that is read (AWQ or GPTQ, 4 bits)");
   }

@@ -29,7 +29,7 @@ using namespace tile::puzzles;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr double kMostSeconds = 86'400;
+constexpr double kMaxSeconds = 86'400;
 
 constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
@@ -390,7 +390,7 @@ void add_check_solution(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("check", "Compile a file that new wrote, run it, and judge it");
   const auto a_time = [](const std::string& text) -> std::string {
     double seconds = 0;
-    const bool given = CLI::detail::lexical_cast(text, seconds) && seconds >= 0.01 && seconds <= kMostSeconds;
+    const bool given = CLI::detail::lexical_cast(text, seconds) && seconds >= 0.01 && seconds <= kMaxSeconds;
     return given ? "" : text + " is not a time of 0.01 to 86400 seconds";
   };
   command->add_option("file", check->file, "The file")->required()->type_name("FILE");

@@ -250,9 +250,9 @@ TEST(Endless, IsStoppedAndNamed) {
     }
     t.store(pz + t.program_id(0), sum(total));
   };
-  Report report = launch(CheckedCpu{.most_steps = 5}, Grid{4}, kernel, x, z, 16);
+  Report report = launch(CheckedCpu{.max_steps = 5}, Grid{4}, kernel, x, z, 16);
   EXPECT_TRUE(report.clean()) << all(report);
-  report = launch(CheckedCpu{.most_steps = 5}, Grid{4}, kernel, x, z, 0);
+  report = launch(CheckedCpu{.max_steps = 5}, Grid{4}, kernel, x, z, 0);
   const Finding finding = only(report, Problem::endless, 5);
   EXPECT_EQ(text(report, finding), "tile_checker_test.cpp:" + std::to_string(line) + ":" +
                                        std::to_string(report.sites[0].column) +

@@ -129,7 +129,7 @@ TEST(TileReport, NamesTheLoadOfAnUndefinedLane) {
 TEST(TileReport, SaysThatALoopDoesNotEnd) {
   auto x = normal("x", {32});
   const Report report = launch(
-      CheckedCpu{.most_steps = 9}, Grid{1},
+      CheckedCpu{.max_steps = 9}, Grid{1},
       [](auto& t, auto px) {
         while (true) (void)t.load(px + t.arange(c<32>));
       },

@@ -17,8 +17,8 @@ constexpr int kSector = 32;      // bytes: what a GPU's memory moves at least
 constexpr int kAlignment = 256;  // of memory on a GPU
 }  // namespace
 
-Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t most_steps)
-    : most_records_(most_records), most_steps_(most_steps) {
+Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t max_steps)
+    : most_records_(most_records), max_steps_(max_steps) {
   report_.kernel = std::move(kernel);
   report_.grid = grid;
   report_.layout = layout;
@@ -105,10 +105,10 @@ void Recorder::begin(const AccessTile& access) {
                << 22;
   ++next_access_;
   note_progress();
-  if (most_steps_ == 0 || progress().steps <= most_steps_) return;
+  if (max_steps_ == 0 || progress().steps <= max_steps_) return;
   bool is_new = false;
   Finding& endless = finding(Problem::endless, site_, is_new);
-  endless.count = most_steps_;
+  endless.count = max_steps_;
   endless.first.program = progress().program;
   throw Endless{};
 }

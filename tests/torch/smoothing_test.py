@@ -239,14 +239,6 @@ def hidden(model, batches):
         return torch.cat([model(batch).last_hidden_state.flatten(0, 1) for batch in batches])
 
 
-@pytest.fixture
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", ["llama", "bert", "vit"])
 def test_the_search_on_unseen_rows(name, one_thread):
     """Never more than 0.3 dB worse than no smoothing, and better by more than 1 dB where there are rows enough.

@@ -140,14 +140,14 @@ void expect(Trial& t, const Array<T>& array, F expected) {
 void read_reports(Outcome& outcome);
 
 // Of a program: thousands of times what the largest size needs, and a second's work.
-inline constexpr std::int64_t kMostSteps = 1'000'000;
+inline constexpr std::int64_t kMaxSteps = 1'000'000;
 
 struct CheckedTrial : Trial {
   explicit CheckedTrial(const Case& a_case) : Trial(a_case) { keeps_tensors = true; }
   template <class Kernel, class... Args>
   void launch(Grid grid, const Kernel& kernel, Args&&... args) {
     outcome.reports.push_back(
-        tile::launch(CheckedCpu{.most_steps = kMostSteps}, grid, kernel, std::forward<Args>(args)...));
+        tile::launch(CheckedCpu{.max_steps = kMaxSteps}, grid, kernel, std::forward<Args>(args)...));
   }
 };
 

@@ -70,8 +70,8 @@ struct AccessTile {
 
 class Recorder {
  public:
-  Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t most_steps);
-  struct Endless {};  // thrown by begin() when a program makes more than most_steps accesses; the finding is made
+  Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t max_steps);
+  struct Endless {};  // thrown by begin() when a program makes more than max_steps accesses; the finding is made
 
   // Two arguments that are the same memory are one tensor, under the first name. Throws std::invalid_argument if they
   // share a part of it only.
@@ -152,7 +152,7 @@ class Recorder {
   Requests requests_of_runs(bool full);
 
   Report report_;
-  std::int64_t most_records_, most_steps_;
+  std::int64_t most_records_, max_steps_;
   int halvings_ = 0;  // of the programs whose records are kept
   std::deque<Shadow> shadows_;
   std::uint32_t me_ = 0;                      // the program, from 1
