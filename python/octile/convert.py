@@ -86,8 +86,8 @@ class W8A8Static:
     """torch.nn.Linear to octile.W8A8StaticLinear: int8 weights, and activations quantized with one scale a layer.
 
     calibration: of octile.calibrate() or octile.Calibration.load(), of this model under these names. smoothing: "search"
-    takes of each layer the alpha of the least error, and needs sample rows or second moments; or an alpha from 0 to 1 for
-    every layer; or None. fold: "auto" divides the layers before in blocks that are known;
+    takes of each layer the alpha of the least error, or none where that gains too little, and needs sample rows or second
+    moments; or an alpha from 0 to 1 for every layer; or None. fold: "auto" divides the layers before in blocks that are known;
     {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none.
     multipliers: the other layers multiply their inputs while they quantize them (True), or are not smoothed (False).
     compressed-tensors has no multipliers: only Octile loads a checkpoint of a model that has them.
