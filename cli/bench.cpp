@@ -8,12 +8,12 @@
 #include "bench_cases.h"
 #include "bench_gpu.h"
 #include "bench_timing.h"
-#include "choose.h"
 #include "cli.h"
 #include "console.h"
-#include "cuda_devices.h"
+#include "cuda/devices.h"
 #include "octile/octile.h"
 #include "peaks.h"
+#include "plan/choose.h"
 #include "refusal.h"
 
 namespace octile::cli {

@@ -5,8 +5,8 @@
 #include <span>
 #include <stdexcept>
 
+#include "base/message.h"
 #include "cases_options.h"
-#include "message.h"
 
 namespace octile::cli {
 

@@ -7,8 +7,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels.h"
 #include "octile/octile.hpp"
+#include "plan/kernel.h"
 
 namespace octile::cli {
 

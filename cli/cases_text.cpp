@@ -1,8 +1,8 @@
 // A case in words.
 #include <array>
 
+#include "base/message.h"
 #include "cases.h"
-#include "message.h"
 
 namespace octile::cli {
 

@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "base/message.h"
 #include "cases.h"
 #include "check_device.h"
 #include "check_trial.h"
-#include "choose.h"
 #include "cli.h"
 #include "console.h"
-#include "cuda_devices.h"
-#include "message.h"
+#include "cuda/devices.h"
+#include "plan/choose.h"
 #include "refusal.h"
 
 namespace octile::cli {

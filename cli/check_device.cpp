@@ -4,7 +4,7 @@
 #include <cstring>
 #include <span>
 
-#include "message.h"
+#include "base/message.h"
 
 namespace octile::cli {
 

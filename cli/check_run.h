@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/message.h"
 #include "check_trial.h"
-#include "message.h"
 
 namespace octile::cli {
 

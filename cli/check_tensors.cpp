@@ -6,8 +6,8 @@
 #include <limits>
 #include <span>
 
-#include "access.h"
-#include "message.h"
+#include "base/access.h"
+#include "base/message.h"
 
 namespace octile::cli {
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "access.h"
+#include "base/access.h"
 #include "check_run.h"
 #include "reference/oracle.h"
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "cuda_devices.h"
+#include "base/message.h"
+#include "cuda/devices.h"
 #include "gpu.h"
-#include "message.h"
 
 namespace octile::cli {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_devices.h"
+#include "cuda/devices.h"
 #include "octile/types.h"
 
 namespace octile::cli {

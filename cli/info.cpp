@@ -5,8 +5,8 @@
 
 #include "cli.h"
 #include "console.h"
-#include "cpu/isa.h"
-#include "cuda_devices.h"
+#include "cpu/support/isa.h"
+#include "cuda/devices.h"
 #include "machine.h"
 #include "octile/octile.h"
 #include "octile/plan.h"

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include "base/thread_pool.h"
 #include "console.h"
-#include "cpu/thread_pool.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

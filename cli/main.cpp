@@ -7,7 +7,7 @@
 
 #include "base/output.h"
 #include "cli.h"
-#include "cpu/isa.h"
+#include "cpu/support/isa.h"
 #include "octile/octile.h"
 
 namespace {

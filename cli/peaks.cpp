@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "cpu/isa.h"
-#include "cpu/thread_pool.h"
+#include "base/thread_pool.h"
+#include "cpu/support/isa.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

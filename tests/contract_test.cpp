@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/philox.h"
 #include "octile/octile.hpp"
-#include "philox.h"
 
 namespace octile {
 namespace {

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda_devices.h"
+#include "cuda/devices.h"
 #include "octile/octile.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "cpu/isa.h"
+#include "cpu/support/isa.h"
 #include "octile/octile.hpp"
 #include "reference/oracle.h"
 

@@ -1,5 +1,5 @@
 // Philox-4x32-10 against the published vectors, and what the rounding makes of its words.
-#include "philox.h"
+#include "base/philox.h"
 
 #include <gtest/gtest.h>
 

@@ -12,10 +12,10 @@
 #include <tuple>
 #include <vector>
 
-#include "access.h"
-#include "cpu/multiversion.h"
-#include "cpu/rows.h"
-#include "kernels.h"
+#include "base/access.h"
+#include "cpu/support/multiversion.h"
+#include "cpu/support/rows.h"
+#include "plan/kernel.h"
 
 namespace octile {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "access.h"
+#include "base/access.h"
 #include "octile/octile.hpp"
 
 namespace octile {

@@ -1,4 +1,4 @@
-#include "cpu/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/float_environment.h"
+#include "base/float_environment.h"
 
 #if defined(__unix__)
 #include <sys/resource.h>

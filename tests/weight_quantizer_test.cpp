@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "access.h"
-#include "cpu/isa.h"
+#include "base/access.h"
+#include "calibration/outer_sum.h"
+#include "cpu/support/isa.h"
 #include "octile/octile.hpp"
-#include "outer_sum.h"
 
 namespace octile {
 namespace {

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # The first pattern that fits decides.
 BUDGETS = [
     ("public header", 300, ["include/octile/*"]),
-    ("kernel", 500, ["src/reference/*", "src/cpu/*", "src/cuda/*"]),
-    ("host", 400, ["base/*", "src/*", "cli/*", "tile/*", "tile/*/*", "tile/octile/*/*", "checkpoint/*"]),
+    ("kernel", 500, ["src/reference/*", "src/cpu/*/*", "src/cuda/*/*"]),
+    ("host", 400, ["src/*/*", "cli/*", "tile/*", "tile/*/*", "tile/octile/*/*", "checkpoint/*"]),
 ]
 
 
@@ -41,7 +41,7 @@ def main():
     arguments = parser.parse_args()
 
     rows = []
-    for path in sorted(path for folder in ("base", "checkpoint", "cli", "include", "src", "tile") for path in (ROOT / folder).glob("**/*")):
+    for path in sorted(path for folder in ("checkpoint", "cli", "include", "src", "tile") for path in (ROOT / folder).glob("**/*")):
         name = path.relative_to(ROOT)
         if path.suffix not in {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh"} or not (found := kind_of(name)):
             continue

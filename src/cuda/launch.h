@@ -8,7 +8,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "cuda_devices.h"
+#include "cuda/devices.h"
 #include "octile/types.h"
 
 namespace octile::cuda {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels.h"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
 

@@ -1,8 +1,8 @@
 #include <cudaTypedefs.h>
 
-#include "launch.h"
-#include "message.h"
-#include "tensor_map.h"
+#include "base/message.h"
+#include "cuda/launch.h"
+#include "cuda/tensor_map.h"
 
 namespace octile::cuda {
 

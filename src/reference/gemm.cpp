@@ -2,9 +2,9 @@
 // in f64, so that the result is the central value that a faster kernel's error is measured from.
 #include <cmath>
 
-#include "access.h"
-#include "kernels.h"
-#include "packed_weight.h"
+#include "base/access.h"
+#include "plan/kernel.h"
+#include "plan/packed_weight.h"
 
 namespace octile::reference {
 

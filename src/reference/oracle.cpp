@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "access.h"
-#include "kernels.h"
+#include "base/access.h"
+#include "plan/kernel.h"
 
 namespace octile::oracle {
 

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <limits>
 
-#include "access.h"
-#include "kernels.h"
-#include "philox.h"
+#include "base/access.h"
+#include "base/philox.h"
+#include "plan/kernel.h"
 
 namespace octile::reference {
 

@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/multiversion.h"
+#include "cpu/support/multiversion.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
 #ifdef OCTILE_FUZZ_MAIN

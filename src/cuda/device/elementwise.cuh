@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "device/floats.cuh"
-#include "device/grid.cuh"
-#include "device/levels.cuh"
-#include "kernels.h"
-#include "launch.h"
-#include "operands.h"
+#include "cuda/device/floats.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/levels.cuh"
+#include "cuda/launch.h"
+#include "cuda/operands.h"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
 

@@ -23,7 +23,7 @@
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/transposed_boxes.cuh"
-#include "cuda/nibble_weight.h"
+#include "cuda/gemm/nibble_weight.h"
 #include "cuda/operands.h"
 
 namespace octile::cuda::folded {

@@ -12,8 +12,8 @@
 
 #include <cstdint>
 
-#include "device/floats.cuh"
-#include "philox.h"
+#include "base/philox.h"
+#include "cuda/device/floats.cuh"
 
 namespace octile::cuda {
 

@@ -21,7 +21,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/register_products.cuh"
 #include "cuda/device/transposed_boxes.cuh"
-#include "cuda/nibble_weight.h"
+#include "cuda/gemm/nibble_weight.h"
 
 namespace octile::cuda {
 

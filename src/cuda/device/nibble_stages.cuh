@@ -10,7 +10,7 @@
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/transposed_boxes.cuh"
-#include "cuda/nibble_weight.h"
+#include "cuda/gemm/nibble_weight.h"
 
 namespace octile::cuda::nibble_tiles {
 

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "cuda/device/nibbles.cuh"
-#include "cuda/nibble_weight.h"
+#include "cuda/gemm/nibble_weight.h"
 
 namespace octile::cuda {
 

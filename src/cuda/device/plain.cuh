@@ -1,8 +1,8 @@
 // The quantizer as most callers have it: symmetric, to nearest, into bytes, in whole aligned vectors of 16 bytes.
 #pragma once
 
-#include "device/levels.cuh"
-#include "kernels.h"
+#include "cuda/device/levels.cuh"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
 

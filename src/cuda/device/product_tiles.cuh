@@ -13,7 +13,7 @@
 #include "cuda/device/pieces.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
-#include "kernels.h"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
 

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "device/bytes.cuh"
-#include "device/elementwise.cuh"
-#include "device/plain.cuh"
+#include "cuda/device/bytes.cuh"
+#include "cuda/device/elementwise.cuh"
+#include "cuda/device/plain.cuh"
 
 namespace octile::cuda {
 

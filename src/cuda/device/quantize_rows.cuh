@@ -2,8 +2,8 @@
 // registers until the scale of its row is known; then it becomes bytes, or (fake quantize) floats again.
 #pragma once
 
-#include "device/elementwise.cuh"
-#include "device/plain.cuh"
+#include "cuda/device/elementwise.cuh"
+#include "cuda/device/plain.cuh"
 
 namespace octile::cuda {
 

@@ -3,7 +3,7 @@
 // H200; the second look goes backwards, so that some of the rest is in L2.
 #pragma once
 
-#include "device/quantize_bands.cuh"
+#include "cuda/device/quantize_bands.cuh"
 
 namespace octile::cuda {
 

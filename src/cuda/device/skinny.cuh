@@ -20,7 +20,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/skinny_tokens.cuh"
 #include "cuda/launch.h"
-#include "kernels.h"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
 

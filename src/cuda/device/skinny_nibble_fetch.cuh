@@ -11,7 +11,7 @@
 #include "cuda/device/nibbles.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/nibble_weight.h"
+#include "cuda/gemm/nibble_weight.h"
 
 namespace octile::cuda {
 

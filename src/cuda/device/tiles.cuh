@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "device/elementwise.cuh"
-#include "device/ptx.cuh"
+#include "cuda/device/elementwise.cuh"
+#include "cuda/device/ptx.cuh"
 
 namespace octile::cuda::tiles {
 

@@ -8,7 +8,7 @@
 
 #include <cooperative_groups.h>
 
-#include "device/tiles.cuh"
+#include "cuda/device/tiles.cuh"
 
 namespace octile::cuda {
 

@@ -1,7 +1,7 @@
 // The walk of elementwise.cuh where all is plain: rows of whole aligned vectors of 16 bytes.
 #pragma once
 
-#include "device/elementwise.cuh"
+#include "cuda/device/elementwise.cuh"
 
 namespace octile::cuda {
 

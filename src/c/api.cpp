@@ -1,0 +1,324 @@
+// The C interface: conversion (c_convert.h) and nothing else. The plans of octile.hpp do the work, and exceptions
+// become a status and a text.
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/message.h"
+#include "c/convert.h"
+#include "c/guard.h"
+#include "octile/octile.h"
+#include "octile/octile.hpp"
+
+struct octile_plan {
+  std::variant<octile::QuantizePlan, octile::DequantizePlan, octile::QuantizeBackwardPlan,
+               octile::DequantizeBackwardPlan, octile::FakeQuantizePlan, octile::FakeQuantizeBackwardPlan,
+               octile::LinearPlan, octile::LinearBackwardPlan>
+      plan;
+  // The C++ plan returns its texts by value; a C caller is given pointers that live as long as the plan.
+  std::string sku;
+  std::string explanation;
+  octile::PrecisionGuarantee guarantee;
+};
+
+namespace octile {
+
+namespace {
+
+thread_local std::string last_error;
+
+}  // namespace
+
+// A short text needs no memory, so it can be kept when there is none.
+octile_status keep_error(octile_status status, const char* text) noexcept {
+  try {
+    last_error = text;
+  } catch (...) {
+    last_error = "out of memory";
+  }
+  return status;
+}
+
+namespace {
+
+using namespace c_interface;
+
+// ---- Plans ----
+
+template <class Plan, class Description>
+octile_status create(std::string_view function, const Description* description, octile_plan** plan) noexcept {
+  return guarded([&] {
+    if (plan == nullptr) fail(Status::invalid_argument, function, ": plan is NULL");
+    const Plan selected = Plan::select(convert(function, description));
+    *plan = new octile_plan{selected, selected.sku(), selected.explain(), selected.precision_guarantee()};
+  });
+}
+
+template <class Plan>
+const Plan& plan_of(std::string_view function, const octile_plan* plan) {
+  if (plan == nullptr) fail(Status::invalid_argument, function, ": plan is NULL");
+  const Plan* own = std::get_if<Plan>(&plan->plan);
+  if (own == nullptr) {
+    fail(Status::invalid_argument, function, ": the plan is of another kind, with the kernels ", plan->sku);
+  }
+  return *own;
+}
+
+template <class Plan, class Args>
+octile_status can_implement(std::string_view function, const octile_plan* plan, const Args* args) noexcept {
+  return guarded([&] {
+    const Verdict verdict = plan_of<Plan>(function, plan).can_implement(convert(function, args));
+    if (!verdict) throw Error(verdict.status, verdict.reason);
+  });
+}
+
+struct RunContext {
+  Workspace workspace;
+  Stream stream;
+};
+
+template <class Plan, class Args>
+octile_status run(std::string_view function, const octile_plan* plan, const Args* args,
+                  const RunContext& context) noexcept {
+  return guarded(
+      [&] { plan_of<Plan>(function, plan).run(convert(function, args), context.workspace, context.stream); });
+}
+
+void write_precision(std::string_view function, octile_precision* precision, const PrecisionGuarantee& guarantee) {
+  write_struct(function, "precision", precision,
+               {.struct_size = 0,
+                .error_bound = guarantee.error_bound.c_str(),
+                .deterministic = guarantee.deterministic,
+                .bit_stable = guarantee.bit_stable,
+                .accumulator = static_cast<std::int32_t>(guarantee.accumulator),
+                .reserved = 0});
+}
+
+const std::vector<KernelInfo>& table() {
+  static const std::vector<KernelInfo> rows = kernels();
+  return rows;
+}
+
+}  // namespace
+
+}  // namespace octile
+
+extern "C" {
+
+#define OCTILE_TEXT_OF(number) #number
+#define OCTILE_VERSION_TEXT(major, minor, patch) \
+  OCTILE_TEXT_OF(major) "." OCTILE_TEXT_OF(minor) "." OCTILE_TEXT_OF(patch)
+
+const char* octile_version(void) {
+  return OCTILE_VERSION_TEXT(OCTILE_VERSION_MAJOR, OCTILE_VERSION_MINOR, OCTILE_VERSION_PATCH);
+}
+
+int32_t octile_abi_version(void) { return OCTILE_ABI_VERSION; }
+
+const char* octile_last_error(void) { return octile::last_error.c_str(); }
+
+void octile_plan_destroy(octile_plan* plan) { delete plan; }
+
+size_t octile_plan_workspace_size(const octile_plan* plan) {
+  if (plan == nullptr) return 0;
+  return std::visit([](const octile::Plan& any) { return any.workspace_size(); }, plan->plan);
+}
+
+const char* octile_plan_sku(const octile_plan* plan) { return plan ? plan->sku.c_str() : ""; }
+
+const char* octile_plan_explain(const octile_plan* plan) { return plan ? plan->explanation.c_str() : ""; }
+
+octile_status octile_plan_precision(const octile_plan* plan, octile_precision* precision) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_plan_precision";
+    if (plan == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": plan is NULL");
+    octile::write_precision(kFunction, precision, plan->guarantee);
+  });
+}
+
+octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t gradient, octile_precision* precision) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_linear_backward_precision";
+    const auto& backward = octile::plan_of<octile::LinearBackwardPlan>(kFunction, plan);
+    octile::Gradient which{};
+    octile::c_interface::Converter(kFunction).choice(which, "gradient", gradient);
+    octile::write_precision(kFunction, precision, backward.precision_guarantee(which));
+  });
+}
+
+octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size) {
+  return octile::init_struct("octile_quantize_description_init", description, size, octile::defaults_of_quantize());
+}
+
+octile_status octile_linear_description_init(octile_linear_description* description, size_t size) {
+  return octile::init_struct("octile_linear_description_init", description, size, octile::defaults_of_linear());
+}
+
+octile_status octile_linear_backward_description_init(octile_linear_backward_description* description, size_t size) {
+  return octile::init_struct("octile_linear_backward_description_init", description, size,
+                             octile::defaults_of_linear_backward());
+}
+
+octile_status octile_quantize_plan_create(const octile_quantize_description* description, octile_plan** plan) {
+  return octile::create<octile::QuantizePlan>("octile_quantize_plan_create", description, plan);
+}
+
+octile_status octile_quantize_can_implement(const octile_plan* plan, const octile_quantize_args* args) {
+  return octile::can_implement<octile::QuantizePlan>("octile_quantize_can_implement", plan, args);
+}
+
+octile_status octile_quantize_run(const octile_plan* plan, const octile_quantize_args* args, void* workspace,
+                                  size_t workspace_size, void* stream) {
+  return octile::run<octile::QuantizePlan>("octile_quantize_run", plan, args, {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_dequantize_plan_create(const octile_quantize_description* description, octile_plan** plan) {
+  return octile::create<octile::DequantizePlan>("octile_dequantize_plan_create", description, plan);
+}
+
+octile_status octile_dequantize_can_implement(const octile_plan* plan, const octile_dequantize_args* args) {
+  return octile::can_implement<octile::DequantizePlan>("octile_dequantize_can_implement", plan, args);
+}
+
+octile_status octile_dequantize_run(const octile_plan* plan, const octile_dequantize_args* args, void* workspace,
+                                    size_t workspace_size, void* stream) {
+  return octile::run<octile::DequantizePlan>("octile_dequantize_run", plan, args,
+                                             {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_quantize_backward_plan_create(const octile_quantize_description* description, octile_plan** plan) {
+  return octile::create<octile::QuantizeBackwardPlan>("octile_quantize_backward_plan_create", description, plan);
+}
+
+octile_status octile_quantize_backward_can_implement(const octile_plan* plan,
+                                                     const octile_quantize_backward_args* args) {
+  return octile::can_implement<octile::QuantizeBackwardPlan>("octile_quantize_backward_can_implement", plan, args);
+}
+
+octile_status octile_quantize_backward_run(const octile_plan* plan, const octile_quantize_backward_args* args,
+                                           void* workspace, size_t workspace_size, void* stream) {
+  return octile::run<octile::QuantizeBackwardPlan>("octile_quantize_backward_run", plan, args,
+                                                   {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_dequantize_backward_plan_create(const octile_quantize_description* description,
+                                                     octile_plan** plan) {
+  return octile::create<octile::DequantizeBackwardPlan>("octile_dequantize_backward_plan_create", description, plan);
+}
+
+octile_status octile_dequantize_backward_can_implement(const octile_plan* plan,
+                                                       const octile_dequantize_backward_args* args) {
+  return octile::can_implement<octile::DequantizeBackwardPlan>("octile_dequantize_backward_can_implement", plan, args);
+}
+
+octile_status octile_dequantize_backward_run(const octile_plan* plan, const octile_dequantize_backward_args* args,
+                                             void* workspace, size_t workspace_size, void* stream) {
+  return octile::run<octile::DequantizeBackwardPlan>("octile_dequantize_backward_run", plan, args,
+                                                     {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_fake_quantize_plan_create(const octile_quantize_description* description, octile_plan** plan) {
+  return octile::create<octile::FakeQuantizePlan>("octile_fake_quantize_plan_create", description, plan);
+}
+
+octile_status octile_fake_quantize_can_implement(const octile_plan* plan, const octile_fake_quantize_args* args) {
+  return octile::can_implement<octile::FakeQuantizePlan>("octile_fake_quantize_can_implement", plan, args);
+}
+
+octile_status octile_fake_quantize_run(const octile_plan* plan, const octile_fake_quantize_args* args, void* workspace,
+                                       size_t workspace_size, void* stream) {
+  return octile::run<octile::FakeQuantizePlan>("octile_fake_quantize_run", plan, args,
+                                               {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_fake_quantize_backward_plan_create(const octile_quantize_description* description,
+                                                        octile_plan** plan) {
+  return octile::create<octile::FakeQuantizeBackwardPlan>("octile_fake_quantize_backward_plan_create", description,
+                                                          plan);
+}
+
+octile_status octile_fake_quantize_backward_can_implement(const octile_plan* plan,
+                                                          const octile_fake_quantize_backward_args* args) {
+  return octile::can_implement<octile::FakeQuantizeBackwardPlan>("octile_fake_quantize_backward_can_implement", plan,
+                                                                 args);
+}
+
+octile_status octile_fake_quantize_backward_run(const octile_plan* plan, const octile_fake_quantize_backward_args* args,
+                                                void* workspace, size_t workspace_size, void* stream) {
+  return octile::run<octile::FakeQuantizeBackwardPlan>("octile_fake_quantize_backward_run", plan, args,
+                                                       {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_linear_plan_create(const octile_linear_description* description, octile_plan** plan) {
+  return octile::create<octile::LinearPlan>("octile_linear_plan_create", description, plan);
+}
+
+octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* size) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_linear_packed_weight_size";
+    if (size == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": size is NULL");
+    *size = octile::plan_of<octile::LinearPlan>(kFunction, plan).packed_weight_size();
+  });
+}
+
+octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args) {
+  return octile::guarded([&] {
+    constexpr std::string_view kFunction = "octile_linear_pack";
+    octile::plan_of<octile::LinearPlan>(kFunction, plan).pack(octile::convert(kFunction, args));
+  });
+}
+
+octile_status octile_linear_can_implement(const octile_plan* plan, const octile_linear_args* args) {
+  return octile::can_implement<octile::LinearPlan>("octile_linear_can_implement", plan, args);
+}
+
+octile_status octile_linear_run(const octile_plan* plan, const octile_linear_args* args, void* workspace,
+                                size_t workspace_size, void* stream) {
+  return octile::run<octile::LinearPlan>("octile_linear_run", plan, args, {{workspace, workspace_size}, {stream}});
+}
+
+octile_status octile_linear_backward_plan_create(const octile_linear_backward_description* description,
+                                                 octile_plan** plan) {
+  return octile::create<octile::LinearBackwardPlan>("octile_linear_backward_plan_create", description, plan);
+}
+
+octile_status octile_linear_backward_can_implement(const octile_plan* plan, const octile_linear_backward_args* args) {
+  return octile::can_implement<octile::LinearBackwardPlan>("octile_linear_backward_can_implement", plan, args);
+}
+
+octile_status octile_linear_backward_run(const octile_plan* plan, const octile_linear_backward_args* args,
+                                         void* workspace, size_t workspace_size, void* stream) {
+  return octile::run<octile::LinearBackwardPlan>("octile_linear_backward_run", plan, args,
+                                                 {{workspace, workspace_size}, {stream}});
+}
+
+size_t octile_kernel_count(void) {
+  std::size_t count = 0;
+  octile::guarded([&] { count = octile::table().size(); });
+  return count;
+}
+
+octile_status octile_kernel_info(size_t index, octile_kernel* kernel) {
+  return octile::guarded([&] {
+    const auto& table = octile::table();
+    if (index >= table.size()) {
+      octile::fail(octile::Status::invalid_argument, "octile_kernel_info: index = ", index, ", expected less than ",
+                   table.size());
+    }
+    const octile::KernelInfo& row = table[index];
+    octile::c_interface::write_struct(
+        "octile_kernel_info", "kernel", kernel,
+        {.struct_size = 0,
+         .name = row.name.c_str(),
+         .operation = row.operation.c_str(),
+         .reason = row.reason.c_str(),
+         .device_type = row.device == octile::DeviceType::cpu ? OCTILE_DEVICE_CPU : OCTILE_DEVICE_CUDA,
+         .reserved = 0});
+  });
+}
+
+}  // extern "C"

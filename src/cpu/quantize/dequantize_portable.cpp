@@ -1,0 +1,87 @@
+// x = (q - z) * s, and its gradient dq = dy * s.
+#include "cpu/quantize/scale_rows.h"
+
+namespace octile::cpu {
+
+namespace {
+
+struct Dequantize {
+  template <Isa, class Q, class Real, class Scale>
+  OCTILE_INLINE static void run(const Q* __restrict q, Scale scale, std::int64_t n, Ahead ahead, Real* __restrict y) {
+    std::int64_t i = 0;
+    for (; i + kAheadStep <= n; i += kAheadStep) {
+      ahead.prefetch();
+      dequantize(q + i, scale.from(i), kAheadStep, y + i);
+    }
+    dequantize(q + i, scale.from(i), n - i, y + i);
+  }
+
+  template <class Q, class Real, class Scale>
+  OCTILE_INLINE static void dequantize(const Q* __restrict q, const Scale& scale, std::int64_t n, Real* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<Real>(q[i] - scale.z(i)) * scale.s(i);
+  }
+};
+
+struct MultiplyByScale {
+  template <Isa, class Real, class Scale>
+  OCTILE_INLINE static void run(const Real* __restrict x, Scale scale, std::int64_t n, Ahead ahead,
+                                Real* __restrict y) {
+    std::int64_t i = 0;
+    for (; i + kAheadStep <= n; i += kAheadStep) {
+      ahead.prefetch();
+      multiply(x + i, scale.from(i), kAheadStep, y + i);
+    }
+    multiply(x + i, scale.from(i), n - i, y + i);
+  }
+
+  template <class Real, class Scale>
+  OCTILE_INLINE static void multiply(const Real* __restrict x, const Scale& scale, std::int64_t n, Real* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * scale.s(i);
+  }
+};
+
+template <class Real>
+void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
+  for_each_scaled_piece<Real>(p, o, o.q_in, [&](const RowPiece& piece, auto scale, auto& out) {
+    Real buffer[kRowChunk<Real>];
+    const std::int64_t from = piece.at(o.q_in);
+    const std::int64_t at = piece.at(o.y);
+    const Ahead ahead = piece.ahead(o.q_in);
+    Real* const y = out.target(at, buffer);
+    if (o.q_in.dtype == DType::s8) {
+      multiversion<Dequantize>(static_cast<const std::int8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+    } else if (o.q_in.dtype == DType::u8) {
+      multiversion<Dequantize>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+    } else {
+      std::int8_t q[kRowChunk<Real>];
+      unpack_s4(static_cast<const std::uint8_t*>(o.q_in.data), from, piece.n, q);
+      multiversion<Dequantize>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
+    }
+    out.put(at, piece.n, y);
+  });
+}
+
+template <class Real>
+void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
+  for_each_scaled_piece<Real>(p, o, o.dy, [&](const RowPiece& piece, auto scale, auto& out) {
+    Real dy_buffer[kRowChunk<Real>];
+    Real buffer[kRowChunk<Real>];
+    const Real* dy = widened(o.dy.dtype, o.dy.data, piece.at(o.dy), piece.n, dy_buffer);
+    const std::int64_t at = piece.at(o.y);
+    Real* const y = out.target(at, buffer);
+    multiversion<MultiplyByScale>(dy, scale, piece.n, piece.ahead(o.dy), y);
+    out.put(at, piece.n, y);
+  });
+}
+
+}  // namespace
+
+void dequantize_portable(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  p.x == DType::f64 ? dequantize<double>(p, o) : dequantize<float>(p, o);
+}
+
+void dequantize_backward_portable(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  p.x == DType::f64 ? dequantize_backward<double>(p, o) : dequantize_backward<float>(p, o);
+}
+
+}  // namespace octile::cpu

@@ -1,0 +1,412 @@
+// The walk of the two kernels that find their own scales, quantize and fake quantize: first the extremes of a segment,
+// then its scale, then its elements. Whatever can be is read from memory once: the second look at a row finds it in the
+// caches while the next row is fetched.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/quantize/extremes.h"
+#include "cpu/quantize/levels.h"
+#include "cpu/support/rows.h"
+#include "plan/kernel.h"
+
+namespace octile::cpu {
+
+// Elements of a row at a time. Their scales lie on the stack.
+template <class Real>
+inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
+inline constexpr std::int64_t kBlockRows = 64;      // rows of a block at most; transposed, a cache line of bytes
+inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
+
+struct Multiply {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Real* x, const Real* factors, std::int64_t n, Real* out) {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = x[i] * factors[i];
+  }
+};
+
+struct MultiplyByOne {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Real* x, Real factor, std::int64_t n, Real* out) {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
+  }
+};
+
+// A piece of one row, and where it stands in its block.
+template <class Real>
+struct Piece {
+  std::int64_t row = 0, col = 0, n = 0;
+  std::int64_t block_row = 0, block_col = 0;
+  Ahead ahead = {};
+  const Real* x = nullptr;
+  const std::uint16_t* noise = nullptr;  // null: nearest
+};
+
+// How x is cut into blocks, and `bytes` of memory for each worker.
+struct Blocks {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t first_rows = 0;  // of the first block, at most `rows`
+  std::uint8_t* memory = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// Of rows that need not be transposed together: enough for the threads to share, few enough that one thread does not
+// wait for another.
+inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x) {
+  constexpr std::int64_t kElements = 1 << 18;
+  const std::int64_t cols = std::max<std::int64_t>(x.cols(), 1);
+  const int threads = useful_threads(p.threads, static_cast<double>(x.rows()) * static_cast<double>(cols));
+  const std::int64_t even = ceil_div(x.rows(), 4 * threads);
+  const std::int64_t rows = std::clamp<std::int64_t>(std::min(even, kElements / cols), 1, kBlockRows);
+  return {.rows = rows, .cols = cols, .first_rows = rows};
+}
+
+// Emit is made once per worker and is called with every piece of a block, then with the block:
+//   Emit(problem, operands, worker's memory)
+//   void piece(const Piece<Real>&, const Scale&)   with OneScale<Real> or ScaleEach<affine, Real>
+//   void block(row, col, rows, cols)
+//   void finish()   after the last block
+template <class Real, class Emit>
+class SegmentWalk {
+ public:
+  SegmentWalk(const QuantizeProblem& p, const QuantizeOperands& o, const Blocks& blocks)
+      : p_(p), o_(o), rows_(o.x.rows()), cols_(o.x.cols()), blocks_(blocks) {
+    threads_ = useful_threads(p.threads, static_cast<double>(rows_) * static_cast<double>(cols_));
+  }
+
+  void run() const {
+    switch (p_.granularity) {
+      case Granularity::tensor:
+        return run_tensor();
+      case Granularity::column:
+        return run_columns();
+      default:
+        return run_rows();
+    }
+  }
+
+ private:
+  // Of a worker: the input where it has to be converted, and the scales of each element of a piece.
+  struct Part {
+    Part(const SegmentWalk& walk, std::int64_t worker)
+        : emit(walk.p_, walk.o_, walk.blocks_.memory + worker * walk.blocks_.bytes) {}
+    Emit emit;
+    alignas(64) Real x[kChunk<Real>];
+    alignas(64) Real s[kChunk<Real>];
+    alignas(64) Real inverses[kChunk<Real>];
+    alignas(64) std::int32_t z[kChunk<Real>];
+    alignas(64) std::uint16_t noise[kChunk<Real> + 16];
+    Segment<Real> segments[kChunk<Real>];
+    Extremes<Real> extremes[kChunk<Real>];
+  };
+
+  template <class Body>
+  void for_each_part(std::int64_t parts, const Body& body) const {
+    share(threads_, parts, [&](std::int64_t worker, auto take) {
+      Part part(*this, worker);
+      for (std::int64_t i; (i = take()) < parts;) body(part, i);
+      part.emit.finish();
+    });
+  }
+
+  std::int64_t row_blocks() const { return ceil_div(rows_ + blocks_.rows - blocks_.first_rows, blocks_.rows); }
+  // Where a block begins; the last one ends at first_row(row_blocks()).
+  std::int64_t first_row(std::int64_t block) const {
+    return std::clamp<std::int64_t>(block * blocks_.rows + blocks_.first_rows - blocks_.rows, 0, rows_);
+  }
+  bool symmetric() const { return p_.mapping == Mapping::symmetric; }
+
+  // A given scale with nothing to check or to report needs no look at the data.
+  bool must_measure() const { return p_.scale == ScaleSource::dynamic || Emit::kPoisonsSegments; }
+
+  Ahead ahead_of(std::int64_t r, std::int64_t c) const {
+    const int bytes = bits(o_.x.dtype) / 8;
+    return {static_cast<const char*>(o_.x.data), (r * o_.x.strides[0] + c) * bytes,
+            static_cast<int>(kAheadStep) * bytes / 64};
+  }
+  // What is looked at after (r, c): in blocks as wide as x the rest of the row, else the next row.
+  Ahead ahead_in_block(std::int64_t r, std::int64_t c) const {
+    return blocks_.cols < cols_ ? ahead_of(r + 1, c) : along_row(r, c);
+  }
+  Ahead along_row(std::int64_t r, std::int64_t c) const { return ahead_of(r, c + kDistance * 8 / bits(o_.x.dtype)); }
+
+  // Row r, columns c .. c + n - 1, times the multiplier.
+  const Real* input(std::int64_t r, std::int64_t c, std::int64_t n, Real* buffer) const {
+    const Real* x = widened(o_.x.dtype, o_.x.data, r * o_.x.strides[0] + c, n, buffer);
+    if (p_.multiplier == Multiplier::none) return x;
+    const auto* factors = static_cast<const Real*>(o_.multiplier.data);
+    const std::int64_t stride = o_.multiplier.strides[0];
+    if (p_.multiplier == Multiplier::per_row || stride == 0) {
+      multiversion<MultiplyByOne>(x, factors[(p_.multiplier == Multiplier::per_row ? r : 0) * stride], n, buffer);
+    } else if (stride == 1) {
+      multiversion<Multiply>(x, factors + c, n, buffer);
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) buffer[i] = x[i] * factors[(c + i) * stride];
+    }
+    return buffer;
+  }
+
+  template <class T>
+  void measure_as(const T* x, std::int64_t count, std::int64_t length, Ahead ahead, Extremes<T>* extremes) const {
+    symmetric() ? multiversion<Measure<true>>(x, count, length, ahead, extremes)
+                : multiversion<Measure<false>>(x, count, length, ahead, extremes);
+  }
+
+  // As many of row r from column c on that are to be seen as one segment.
+  void measure(std::int64_t r, std::int64_t c, std::int64_t n, Ahead ahead, Extremes<Real>& extremes) const {
+    if (p_.multiplier != Multiplier::none) {
+      Real buffer[kChunk<Real>];
+      for (std::int64_t i = 0; i < n; i += kChunk<Real>) {
+        const std::int64_t count = std::min(kChunk<Real>, n - i);
+        measure_as(input(r, c + i, count, buffer), 1, count, ahead_of(r, c + i), &extremes);
+      }
+      return;
+    }
+    with_elements([&](auto* x) {
+      Extremes<std::remove_cvref_t<decltype(*x)>> own;
+      measure_as(x + r * o_.x.strides[0] + c, 1, n, ahead, &own);
+      extremes.add(own);
+    });
+  }
+
+  // Calls body with x as it lies, pointing to its own type.
+  template <class Body>
+  void with_elements(const Body& body) const {
+    if constexpr (sizeof(Real) == 8) {
+      body(static_cast<const double*>(o_.x.data));
+    } else if (o_.x.dtype == DType::f16) {
+      body(static_cast<const Half*>(o_.x.data));
+    } else if (o_.x.dtype == DType::bf16) {
+      body(static_cast<const BFloat16*>(o_.x.data));
+    } else {
+      body(static_cast<const float*>(o_.x.data));
+    }
+  }
+
+  // The scale and zero point of segment k of row r, written where they are wanted.
+  Segment<Real> resolve(const Extremes<Real>& extremes, std::int64_t r, std::int64_t k) const {
+    const Real q_min = static_cast<Real>(p_.q_min);
+    const Real q_max = static_cast<Real>(p_.q_max);
+    const auto at = [&](const Scales& scales) { return r * scales.row_stride + k * scales.col_stride; };
+    Segment<Real> g{0, 0};
+    if (p_.scale == ScaleSource::given) {
+      g.s = static_cast<const Real*>(o_.given_scale.data)[at(o_.given_scale)];
+      if (o_.given_zero_point.data) {
+        g.z = static_cast<const std::int32_t*>(o_.given_zero_point.data)[at(o_.given_zero_point)];
+      }
+    } else if (symmetric()) {
+      g.s = std::max(value_of<Real>(extremes.high) / q_max, static_cast<Real>(p_.least_scale));
+    } else if (extremes.finite()) {
+      const Real low = value_of<Real>(extremes.low);
+      g.s = std::max((value_of<Real>(extremes.high) - low) / (q_max - q_min), static_cast<Real>(p_.least_scale));
+      if (std::isfinite(g.s)) g.z = static_cast<std::int32_t>(std::clamp(q_min - std::rint(low / g.s), q_min, q_max));
+    }
+    if (!extremes.finite() || !std::isfinite(g.s)) g = {std::numeric_limits<Real>::quiet_NaN(), 0};
+    if (o_.scale.data) static_cast<Real*>(o_.scale.data)[at(o_.scale)] = g.s;
+    if (o_.zero_point.data) static_cast<std::int32_t*>(o_.zero_point.data)[at(o_.zero_point)] = g.z;
+    return g;
+  }
+
+  // Those of segments k .. k + count - 1 of row r, from part.extremes, and for each of their elements.
+  void resolve_all(Part& part, std::int64_t r, std::int64_t k, std::int64_t count, std::int64_t length) const {
+    Segment<Real>* const segments = part.segments;
+    if (p_.scale == ScaleSource::dynamic && symmetric()) {
+      multiversion<ScalesOfMagnitudes>(static_cast<const Extremes<Real>*>(part.extremes), count,
+                                       static_cast<Real>(p_.q_max), static_cast<Real>(p_.least_scale), segments);
+      if (o_.scale.data) {
+        auto* s = static_cast<Real*>(o_.scale.data) + r * o_.scale.row_stride + k * o_.scale.col_stride;
+        for (std::int64_t i = 0; i < count; ++i) s[i * o_.scale.col_stride] = segments[i].s;
+      }
+    } else {
+      for (std::int64_t i = 0; i < count; ++i) segments[i] = resolve(part.extremes[i], r, k + i);
+    }
+    const auto spread = [&](auto kernel) {
+      multiversion<decltype(kernel)>(static_cast<const Segment<Real>*>(segments), count, length,
+                                     static_cast<Real*>(part.s), static_cast<Real*>(part.inverses),
+                                     static_cast<std::int32_t*>(part.z));
+    };
+    symmetric() ? spread(SpreadScales<false>()) : spread(SpreadScales<true>());
+  }
+
+  void emit(Part& part, const Piece<Real>& where, const OneScale<Real>* one) const {
+    Piece<Real> piece = where;
+    piece.x = input(piece.row, piece.col, piece.n, part.x);
+    if (p_.rounding == Rounding::stochastic) {
+      const auto index = static_cast<std::uint64_t>(piece.row * cols_ + piece.col);
+      const auto skipped = static_cast<std::int64_t>(index % 8);
+      multiversion<FillNoise>(index / 8, ceil_div(skipped + piece.n, 8), o_.seed,
+                              static_cast<std::uint16_t*>(part.noise));
+      piece.noise = part.noise + skipped;
+    }
+    if (one) return part.emit.piece(piece, *one);
+    if (symmetric()) return part.emit.piece(piece, ScaleEach<false, Real>{part.s, part.inverses, part.z});
+    part.emit.piece(piece, ScaleEach<true, Real>{part.s, part.inverses, part.z});
+  }
+
+  // Columns c .. c + width - 1 of row r, all with one scale.
+  void emit_run(Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row, Ahead ahead,
+                Segment<Real> g) const {
+    const OneScale<Real> one(g.s, g.z);
+    for (std::int64_t i = 0; i < width; i += kChunk<Real>) {
+      emit(part,
+           {.row = r,
+            .col = c + i,
+            .n = std::min(kChunk<Real>, width - i),
+            .block_row = block_row,
+            .block_col = i,
+            .ahead = ahead.after(i)},
+           &one);
+    }
+  }
+
+  // The second look begins with the rows that the first one saw last: some of them are in the last cache still.
+  void run_tensor() const {
+    constexpr std::int64_t kMeasureParts = 256;
+    Extremes<Real> partial[kMeasureParts];
+    Extremes<Real> all;
+    if (must_measure()) {
+      const std::int64_t step = std::max(ceil_div(rows_, kMeasureParts), std::min(blocks_.rows, rows_));
+      const std::int64_t parts = ceil_div(rows_, step);
+      parallel_for(threads_, parts, [&](std::int64_t part) {
+        for (std::int64_t r = part * step; r < std::min(rows_, (part + 1) * step); ++r) {
+          measure(r, 0, cols_, along_row(r, 0), partial[part]);
+        }
+      });
+      for (std::int64_t part = 0; part < parts; ++part) all.add(partial[part]);
+    }
+    const Segment<Real> g = resolve(all, 0, 0);
+    for_each_part(row_blocks(), [&](Part& part, std::int64_t turn) {
+      const std::int64_t r0 = first_row(row_blocks() - 1 - turn);
+      const std::int64_t r1 = first_row(row_blocks() - turn);
+      for (std::int64_t c = 0; c < cols_; c += blocks_.cols) {
+        const std::int64_t width = std::min(blocks_.cols, cols_ - c);
+        for (std::int64_t r = r0; r < r1; ++r) emit_run(part, r, c, width, r - r0, ahead_in_block(r, c), g);
+        part.emit.block(r0, c, r1 - r0, width);
+      }
+    });
+  }
+
+  // Rows and groups. A long segment is measured whole and then walked in pieces; short ones share a piece.
+  void run_rows() const {
+    const std::int64_t length = p_.granularity == Granularity::row ? cols_ : p_.group;
+    for_each_part(row_blocks(), [&](Part& part, std::int64_t block) {
+      const std::int64_t r0 = first_row(block);
+      const std::int64_t r1 = first_row(block + 1);
+      if (length < cols_ && length <= kChunk<Real>) return short_segments(part, r0, r1, length);
+      for (std::int64_t c = 0; c < cols_; c += length) long_segments(part, r0, r1, c, length);
+    });
+  }
+
+  // Columns c .. c + length - 1 are a segment of each row.
+  void long_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t length) const {
+    Segment<Real> segments[kBlockRows];
+    for (std::int64_t done = 0; done < length; done += blocks_.cols) {
+      const std::int64_t width = std::min(blocks_.cols, length - done);
+      for (std::int64_t r = r0; r < r1; ++r) {
+        if (done == 0) {
+          Extremes<Real> extremes;
+          if (must_measure()) measure(r, c, length, {}, extremes);
+          segments[r - r0] = resolve(extremes, r, c / length);
+        }
+        const Ahead ahead = r + 1 < r1 ? ahead_of(r + 1, c + done) : Ahead();
+        emit_run(part, r, c + done, width, r - r0, ahead, segments[r - r0]);
+      }
+      part.emit.block(r0, c + done, r1 - r0, width);
+    }
+  }
+
+  void short_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t length) const {
+    const std::int64_t window = blocks_.cols / length * length;
+    const std::int64_t step = kChunk<Real> / length * length;
+    for (std::int64_t c0 = 0; c0 < cols_; c0 += window) {
+      const std::int64_t width = std::min(window, cols_ - c0);
+      for (std::int64_t r = r0; r < r1; ++r) {
+        for (std::int64_t i = 0; i < width; i += step) {
+          const std::int64_t n = std::min(step, width - i);
+          measure_groups(part, r, c0 + i, n / length, length);
+          resolve_all(part, r, (c0 + i) / length, n / length, length);
+          emit(part,
+               {.row = r,
+                .col = c0 + i,
+                .n = n,
+                .block_row = r - r0,
+                .block_col = i,
+                .ahead = ahead_in_block(r, c0 + i)},
+               nullptr);
+        }
+      }
+      part.emit.block(r0, c0, r1 - r0, width);
+    }
+  }
+
+  void measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count, std::int64_t length) const {
+    std::fill_n(part.extremes, count, Extremes<Real>{});
+    if (!must_measure()) return;
+    const Real* x = input(r, c, count * length, part.x);
+    measure_as(x, count, length, {}, static_cast<Extremes<Real>*>(part.extremes));
+  }
+
+  // Columns, in stripes as wide as their scales fit the first-level cache: two threads' stripes of a few thousand rows
+  // are in the last cache when they are looked at again, from the last row up.
+  void run_columns() const {
+    const std::int64_t stripe = std::clamp(cols_ / (2 * threads_) / 64 * 64, std::int64_t{64}, kChunk<Real>);
+    for_each_part(ceil_div(cols_, stripe), [&](Part& part, std::int64_t turn) {
+      const std::int64_t c = turn * stripe;
+      const std::int64_t n = std::min(stripe, cols_ - c);
+      std::fill_n(part.extremes, n, Extremes<Real>{});
+      if (must_measure()) measure_columns(part, c, n);
+      resolve_all(part, 0, c, n, 1);
+      for (std::int64_t block = row_blocks() - 1; block >= 0; --block) {
+        const std::int64_t r0 = first_row(block);
+        const std::int64_t r1 = first_row(block + 1);
+        for (std::int64_t r = r0; r < r1; ++r) {
+          emit(part, {.row = r, .col = c, .n = n, .block_row = r - r0, .ahead = ahead_of(r + 1, c)}, nullptr);
+        }
+        part.emit.block(r0, c, r1 - r0, n);
+      }
+    });
+  }
+
+  __attribute__((noinline)) void measure_columns(Part& part, std::int64_t c, std::int64_t n) const {
+    if (p_.multiplier != Multiplier::none) {
+      ColumnExtremes<Real> columns{};
+      for (std::int64_t r = 0; r < rows_; ++r) add_rows(input(r, c, n, part.x), 0, 1, n, columns);
+      return columns.copy_to(part.extremes, n);
+    }
+    with_elements([&](auto* x) {
+      ColumnExtremes<std::remove_cvref_t<decltype(*x)>> columns{};
+      add_rows(x + c, o_.x.strides[0], rows_, n, columns);
+      columns.copy_to(part.extremes, n);
+    });
+  }
+
+  template <class T>
+  struct ColumnExtremes {
+    Key<T> low[kChunk<Real>];
+    Key<T> high[kChunk<Real>];
+
+    void copy_to(Extremes<Real>* extremes, std::int64_t n) const {
+      for (std::int64_t i = 0; i < n; ++i) extremes[i].add(Extremes<T>{low[i], high[i]});
+    }
+  };
+
+  template <class T>
+  void add_rows(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t n, ColumnExtremes<T>& columns) const {
+    auto* low = static_cast<Key<T>*>(columns.low);
+    auto* high = static_cast<Key<T>*>(columns.high);
+    symmetric() ? multiversion<MeasureColumns<true>>(x, stride, rows, n, low, high)
+                : multiversion<MeasureColumns<false>>(x, stride, rows, n, low, high);
+  }
+
+  const QuantizeProblem& p_;
+  const QuantizeOperands& o_;
+  std::int64_t rows_;
+  std::int64_t cols_;
+  Blocks blocks_;
+  int threads_;
+};
+
+}  // namespace octile::cpu

@@ -1,0 +1,164 @@
+#include "cpu/support/isa.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "base/message.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace octile::cpu {
+
+namespace {
+
+constexpr std::array<std::string_view, kIsaCount> kNames = {"baseline", "neon",   "i8mm",       "avx2",
+                                                            "avxvnni",  "avx512", "avx512vnni", "amx"};
+
+// Those that a machine of this architecture may have.
+bool of_this_architecture(Isa isa) {
+#if defined(__x86_64__)
+  return isa == Isa::baseline || isa >= Isa::avx2;
+#elif defined(__aarch64__)
+  return isa < Isa::avx2;
+#else
+  return isa == Isa::baseline;
+#endif
+}
+
+#if defined(__x86_64__)
+
+bool avx_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+
+// Linux gives a process the tile registers when it asks for them; they are 8 KiB more to save at each switch.
+bool amx_int8() {
+#if defined(__linux__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & (kTile | kInt8)) != (kTile | kInt8)) return false;
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+// In the order of Isa.
+std::array<bool, kIsaCount> detect() {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx512vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  return {true, false, false, avx2, avx2 && avx_vnni(), avx512, avx512vnni, avx512vnni && amx_int8()};
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+std::array<bool, kIsaCount> detect() {
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+  constexpr unsigned long kI8mm = 1ul << 13;        // HWCAP2_I8MM
+  const bool neon = (getauxval(AT_HWCAP) & kDotProduct) != 0;
+  return {true, neon, neon && (getauxval(AT_HWCAP2) & kI8mm) != 0};
+}
+
+#else
+
+std::array<bool, kIsaCount> detect() { return {true}; }
+
+#endif
+
+const std::array<bool, kIsaCount> machine = detect();
+
+// For each ceiling the widest that the machine has.
+std::array<Isa, kIsaCount> widest_under() {
+  std::array<Isa, kIsaCount> widest{};
+  for (std::size_t i = 1; i < widest.size(); ++i) widest[i] = machine[i] ? static_cast<Isa>(i) : widest[i - 1];
+  return widest;
+}
+
+const char* wish() {
+  const char* text = std::getenv("OCTILE_ISA");
+  return text && *text ? text : nullptr;
+}
+
+Isa wished_ceiling() {
+  const char* text = wish();
+  for (std::size_t i = 0; text && i < kNames.size(); ++i) {
+    if (kNames[i] == text) return static_cast<Isa>(i);
+  }
+  return Isa::amx;
+}
+
+}  // namespace
+
+std::atomic<Isa> isa_ceiling = wished_ceiling();
+const std::array<Isa, kIsaCount> widest_usable = widest_under();
+
+std::string_view name(Isa isa) { return kNames[static_cast<std::size_t>(isa)]; }
+
+bool machine_has(Isa wanted) { return machine[static_cast<std::size_t>(wanted)]; }
+
+bool usable(Isa wanted) { return wanted <= isa_ceiling.load(std::memory_order_relaxed) && machine_has(wanted); }
+
+std::int64_t second_level_cache() {
+#if defined(__linux__)
+  static const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  constexpr std::int64_t kUsual = 1 << 20;
+  return kUsual;
+}
+
+std::string reason_against(Isa wanted) {
+  if (!machine_has(wanted)) {
+    return message("this machine has no ", name(wanted), wanted == Isa::neon ? " dot product" : "");
+  }
+  if (!usable(wanted)) return message("OCTILE_ISA is ", name(isa_ceiling.load(std::memory_order_relaxed)));
+  return {};
+}
+
+std::string explain_isa() {
+  std::string wider;
+  for (int i = static_cast<int>(isa()) + 1; i < kIsaCount; ++i) {
+    const auto other = static_cast<Isa>(i);
+    if (!of_this_architecture(other)) continue;
+    wider += message(wider.empty() ? ": " : "; ", name(other), " not, ", reason_against(other));
+  }
+  return message(name(isa()), ", the widest that may be used", wider);
+}
+
+std::string reason_against_wish() {
+  const char* text = wish();
+  if (!text) return {};
+  std::string here;
+  std::string missing;
+  for (int i = 0; i < kIsaCount; ++i) {
+    const auto isa = static_cast<Isa>(i);
+    if (!of_this_architecture(isa)) continue;
+    if (machine_has(isa) && name(isa) == text) return {};
+    std::string& list = machine_has(isa) ? here : missing;
+    list += message(list.empty() ? "" : ", ", name(isa));
+  }
+  return message("the environment variable OCTILE_ISA is ", text, ", expected one of ", here,
+                 missing.empty() ? "" : "; this machine has no ", missing);
+}
+
+void check_isa_wish(std::string_view function) {
+  const std::string reason = reason_against_wish();
+  if (!reason.empty()) fail(Status::invalid_argument, function, ": ", reason);
+}
+
+}  // namespace octile::cpu

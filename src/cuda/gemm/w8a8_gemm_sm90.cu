@@ -1,0 +1,257 @@
+// w8a8 on Hopper's matrix unit, for many rows: which tiles the kernel of device/large.cuh has for a problem, what it is
+// expected to cost, and its launch.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/message.h"
+#include "cuda/device/floats.cuh"
+#include "cuda/device/large.cuh"
+#include "cuda/gemm/repack.h"
+#include "cuda/launch.h"
+#include "cuda/operands.h"
+#include "cuda/tensor_map.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+namespace {
+
+using namespace large;
+
+constexpr std::string_view kName = "w8a8_gemm_sm90";
+
+// The tiles, with what they cost on an H200, fitted to 152 timings (M from 129 to 14336: 2.3 % in the mean square, and
+// what it chooses is within 2.2 % of the best). The clock is what the power limit leaves at first; the larger the tile,
+// the less is moved, the higher the clock.
+template <class T_>
+struct Measured {
+  using T = T_;
+  double gigahertz;
+  double tile_seconds;  // besides the products, with y of 16 bits; twice that with 32
+  double later;         // how much longer it takes after kBurstSeconds, when the power limit has had time to act
+};
+
+using Tile128 = Tile<128, 128, false, 6, 2, Schedule::ping_pong>;
+using Tile176 = Tile<128, 176, true, 5, 1, Schedule::ping_pong>;
+using Tile192 = Tile<128, 192, true, 5, 1, Schedule::ping_pong>;
+using Tile256 = Tile<128, 256, true, 4, 2, Schedule::cooperative>;
+
+// Calls body(measured) for every tile.
+template <class Body>
+void for_each_tile(const Body& body) {
+  body(Measured<Tile128>{1.692, 0.05e-6, 0.103});
+  body(Measured<Tile176>{1.726, 0.34e-6, 0.058});
+  body(Measured<Tile192>{1.730, 0.36e-6, 0.037});
+  body(Measured<Tile256>{1.850, 1.85e-6, 0.093});
+}
+
+constexpr double kProductsPerCycle = 4096;  // of s8, of a multiprocessor
+constexpr double kAroundSeconds = 6.4e-6;   // launch, the way to the first products, and what follows the last ones
+constexpr double kHiddenBytesPerSecond = 12e12;  // what operands cost that come from memory while there are products
+constexpr double kBurstSeconds = 100e-6;
+constexpr double kBytesPerSecond = 4e12;   // of memory, alone
+constexpr double kRepackSeconds = 2.3e-6;  // besides its bytes
+constexpr std::int64_t kBandRows = 2048;   // of an operand, that a band of tiles keeps in the second-level cache
+
+struct Size {
+  std::int64_t m, n, k;
+};
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <class T>
+TileOrder order_of(const Size& size) {
+  constexpr int kRows = T::rows * T::cluster_rows;
+  constexpr int kCols = T::cols * T::cluster_cols;
+  // Bands lie across the operand that blocks have for themselves: kBandRows rows of it stay while the other passes by.
+  const std::int64_t band = kBandRows / (T::share_b ? kRows : kCols);
+  return {static_cast<int>(ceil_div(size.m, kRows)), static_cast<int>(ceil_div(size.n, kCols)), static_cast<int>(band),
+          T::share_b};
+}
+
+template <class T>
+int waves(const Size& size, int multiprocessors) {
+  const TileOrder order = order_of<T>(size);
+  return static_cast<int>(ceil_div(static_cast<std::int64_t>(order.rows) * order.cols, multiprocessors / kCluster));
+}
+
+template <class T>
+double expected_seconds(const Measured<T>& measured, const Size& size, DType y, int multiprocessors) {
+  const double tile_cycles =
+      static_cast<double>(ceil_div(size.k, kStep)) * kStep * T::rows * T::cols / kProductsPerCycle;
+  const double tile_seconds = tile_cycles / (measured.gigahertz * 1e9) + measured.tile_seconds * bits(y) / 16;
+  const double products = waves<T>(size, multiprocessors) * tile_seconds;
+  const double operands = static_cast<double>(size.m + size.n) * static_cast<double>(size.k);
+  return kAroundSeconds + operands / kHiddenBytesPerSecond + products +
+         measured.later * std::max(0.0, products - kBurstSeconds);
+}
+
+// Calls body(measured) for the tile that is expected to be the fastest.
+template <class Body>
+void with_best_tile(const Size& size, DType y, int multiprocessors, const Body& body) {
+  double best = std::numeric_limits<double>::infinity();
+  for_each_tile([&](const auto& tile) { best = std::min(best, expected_seconds(tile, size, y, multiprocessors)); });
+  bool done = false;
+  for_each_tile([&](const auto& tile) {
+    if (done || expected_seconds(tile, size, y, multiprocessors) > best) return;
+    body(tile);
+    done = true;
+  });
+}
+
+// Whether the workspace has room for a copy of this operand that the copy engine can read. A row of k bytes that is no
+// multiple of 16 and not padded either is not readable, and neither is what lies across.
+bool repacks(Major major, std::int64_t k) { return major == Major::outer || k % kBulkAlignment != 0; }
+
+struct Order {
+  int multiprocessors;
+  bool accumulate;
+  Stream stream;
+};
+
+template <class T, class Y>
+void launch_tile(const GemmOperands& o, const Order& order) {
+  static_assert(sizeof(Shared<T, Y>) <= 227 * 1024);
+  using Box = typename Shared<T, Y>::Box;
+  const CUtensorMap a = tensor_map(kName, o.a, {T::rows / T::cluster_cols, kStep, true});
+  const CUtensorMap b = tensor_map(kName, o.b, {T::cols / T::cluster_rows, kStep, true});
+  const bool by_engine = mappable(o.y);
+  const CUtensorMap y = by_engine ? tensor_map(kName, o.y, {Box::rows, Box::cols, Box::swizzled}) : a;
+
+  Arguments<Y> arguments;
+  arguments.steps = static_cast<int>(ceil_div(o.a.cols(), kStep));
+  arguments.order = order_of<T>({o.a.rows(), o.b.rows(), o.a.cols()});
+  arguments.a_scale = row_scale<float>(o.a_scale);
+  arguments.b_scale = row_scale<float>(o.b_scale);
+  if (o.bias.present()) {
+    arguments.bias = static_cast<const Y*>(o.bias.data);
+    arguments.bias_stride = o.bias.strides[0];
+  }
+  arguments.y = {static_cast<Y*>(o.y.data), o.y.strides[0], static_cast<int>(o.y.rows()), static_cast<int>(o.y.cols())};
+  // It writes sixteen bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
+  const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
+  arguments.engine_cols = !by_engine ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
+
+  // A tile that would reach beyond y begins earlier instead, and what it has in common with its neighbour is computed
+  // twice: the copy engine is slow to fill in zeros. M = 257 took 50.9 us where M = 384 took 40.0 (K 4096, N 14336).
+  arguments.accumulate = order.accumulate;
+  if (!order.accumulate && arguments.y.rows >= T::rows) arguments.last.x = arguments.y.rows - T::rows;
+  if (!order.accumulate && arguments.y.cols >= T::cols && whole) arguments.last.y = arguments.y.cols - T::cols;
+
+  const int clusters = std::min(order.multiprocessors / kCluster, arguments.order.count());
+  enqueue(kName, w8a8_gemm_kernel<T, Y>,
+          LaunchShape{static_cast<unsigned>(clusters * kCluster), kThreads, sizeof(Shared<T, Y>), kCluster},
+          order.stream, a, b, y, arguments);
+}
+
+// y transposed is the product of b and a: what is said of the one is then true of the other.
+bool exchanges(const GemmProblem& problem) { return problem.y_major == Major::outer; }
+
+GemmProblem exchanged(GemmProblem p) {
+  if (!exchanges(p)) return p;
+  std::swap(p.m, p.n);
+  std::swap(p.a_major, p.b_major);
+  p.y_major = Major::contraction;
+  return p;
+}
+
+GemmOperands exchanged(GemmOperands o) {
+  std::swap(o.a, o.b);
+  std::swap(o.a_scale, o.b_scale);
+  std::swap(o.y.shape[0], o.y.shape[1]);
+  std::swap(o.y.strides[0], o.y.strides[1]);
+  return o;
+}
+
+Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
+
+}  // namespace
+
+std::string w8a8_gemm_sm90_supports(const GemmProblem& problem) {
+  if (std::string reason = reason_against(problem.device, 90, 91); !reason.empty()) return reason;
+  if (problem.scale != DType::f32) return "has no f64";
+  if (problem.b_packed) return "takes the weight as it is, not packed";
+  if (exchanges(problem) && problem.bias) return "wants rows of y contiguous where there is a bias";
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // counted in 32 bits
+  if (std::max(problem.m, problem.n) > kMost) return "takes at most 2^30 rows of an operand";
+  return {};
+}
+
+Cost w8a8_gemm_sm90_cost(const GemmProblem& problem) {
+  const GemmProblem p = exchanged(problem);
+  const Size size = size_of(p);
+  const auto m = static_cast<double>(size.m);
+  const auto n = static_cast<double>(size.n);
+  const auto k = static_cast<double>(size.k);
+  Cost cost;
+  cost.operations = 2 * m * n * k;
+  cost.bytes = (m + n) * k + m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1);
+  const int multiprocessors = properties(p.device).multiprocessors;
+  with_best_tile(size, p.y, multiprocessors, [&](const auto& tile) {
+    cost.seconds = std::max(expected_seconds(tile, size, p.y, multiprocessors), cost.bytes / kBytesPerSecond);
+  });
+  // An X that a plan quantized is readable whatever k is.
+  if (p.a_major == Major::outer) cost.seconds += 2 * m * k / kBytesPerSecond + kRepackSeconds;
+  if (repacks(p.b_major, p.k)) cost.seconds += 2 * n * k / kBytesPerSecond + kRepackSeconds;
+  return cost;
+}
+
+std::string w8a8_gemm_sm90_detail(const GemmProblem& problem) {
+  const GemmProblem p = exchanged(problem);
+  const int multiprocessors = properties(p.device).multiprocessors;
+  std::string text;
+  with_best_tile(size_of(p), p.y, multiprocessors, [&]<class T>(const Measured<T>&) {
+    const TileOrder order = order_of<T>(size_of(p));
+    text = message(exchanges(problem) ? "y^T = b * a^T, " : "", "tile ", T::rows, "x", T::cols,
+                   T::ping_pong ? " ping-pong" : " cooperative", ", clusters ", T::cluster_rows, "x", T::cluster_cols,
+                   ", ", T::stages, " stages, bands of ", order.band, order.bands_of_rows ? " rows" : " columns",
+                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size_of(p), multiprocessors), " waves");
+  });
+  return text;
+}
+
+std::size_t w8a8_gemm_sm90_workspace(const GemmProblem& problem) {
+  const GemmProblem p = exchanged(problem);
+  return (repacks(p.a_major, p.k) ? repacked_size(p.m, p.k) : 0) +
+         (repacks(p.b_major, p.k) ? repacked_size(p.n, p.k) : 0);
+}
+
+void w8a8_gemm_sm90_prepare(const GemmProblem& problem) {
+  prepare_tensor_maps(kName);
+  with_narrow_type(problem.y, [&]<class Y>(Y) {
+    for_each_tile([&]<class T>(const Measured<T>&) { prepare(kName, w8a8_gemm_kernel<T, Y>, sizeof(Shared<T, Y>)); });
+  });
+  prepare_repack();
+  w8a8_gemm_sm80_prepare(problem);
+}
+
+void w8a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+  const GemmProblem p = exchanged(problem);
+  GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;
+  const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
+  if (size.m == 0 || size.n == 0) return;
+  const bool a_as_it_is = mappable(o.a);
+  const bool b_as_it_is = mappable(o.b);
+  if ((!a_as_it_is && !repacks(p.a_major, p.k)) || (!b_as_it_is && !repacks(p.b_major, p.k))) {
+    return w8a8_gemm_sm80(problem, operands, launch);
+  }
+  auto* room = static_cast<std::byte*>(launch.workspace.data);
+  if (!a_as_it_is) {
+    o.a = repack(o.a, room, launch.stream);
+    room += repacked_size(size.m, size.k);
+  }
+  if (!b_as_it_is) o.b = repack(o.b, room, launch.stream);
+  const int multiprocessors = properties(p.device).multiprocessors;
+  with_narrow_type(p.y, [&]<class Y>(Y) {
+    with_best_tile(size, p.y, multiprocessors, [&]<class T>(const Measured<T>&) {
+      launch_tile<T, Y>(o, {multiprocessors, p.accumulate, launch.stream});
+    });
+  });
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,396 @@
+// LinearPlan: check the description, ask the kernel table for a quantizer (where X is float) and for the product, bind
+// the caller's tensors, launch.
+#include "octile/linear.h"
+
+#include <algorithm>
+
+#include "base/float_environment.h"
+#include "base/message.h"
+#include "base/validate.h"
+#include "plan/packed_weight.h"
+#include "plan/plan.h"
+
+namespace octile {
+
+namespace {
+
+constexpr std::string_view kSelect = "LinearPlan::select";
+constexpr std::string_view kPack = "LinearPlan::pack";
+
+struct LinearImpl : Plan::Impl {
+  LinearDescription description;
+  bool quantizes = false;  // X is float, and the product takes it as s8: two steps
+  QuantizeStep quantize;
+  ProductStep product;
+  StaticScale static_scale;
+  std::size_t xq_at = 0;  // (m, k) s8, pitch xq_pitch
+  std::int64_t xq_pitch = 0;
+  std::size_t x_scale_at = 0;  // (m), or (1) for dynamic_per_tensor
+};
+
+const LinearImpl& linear(const std::shared_ptr<const Plan::Impl>& impl) {
+  return static_cast<const LinearImpl&>(*impl);
+}
+
+void check_types(const LinearDescription& d) {
+  check_choice(kSelect, "x", d.x, DType::s32);
+  check_choice(kSelect, "y", d.y, DType::s32);
+  check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
+  check_choice(kSelect, "weight", d.weight, WeightFormat::s4_group);
+  check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
+  if (!is_float(d.x) && d.x != DType::s8) {
+    fail(Status::unsupported, kSelect, ": x = ", d.x, ", expected f16, bf16, f32, f64 or s8");
+  }
+  if (!is_float(d.y)) fail(Status::unsupported, kSelect, ": y = ", d.y, ", expected f16, bf16, f32 or f64");
+  if (d.x != DType::s8 && (d.x == DType::f64) != (d.y == DType::f64)) {
+    fail(Status::unsupported, kSelect, ": x = ", d.x, ", y = ", d.y, ": f64 goes in and out together");
+  }
+}
+
+// What W8A8 and W4A8 have in common.
+void check_a8(const LinearDescription& d) {
+  if (d.k > kMaxContraction) {
+    fail(Status::unsupported, kSelect, ": k = ", d.k, ", expected at most ", kMaxContraction,
+         ": a longer sum of s8 products can overflow s32");
+  }
+  if (d.x == DType::s8 && d.x_multiplier) {
+    fail(Status::unsupported, kSelect, ": x_multiplier with x = s8: X is quantized already");
+  }
+  if (d.activation == Activation::static_per_tensor) check_static_scale(kSelect, d.static_scale, scale_type(d.y));
+}
+
+void check_w4(const LinearDescription& d) {
+  if (d.activation != Activation::none) {
+    check_a8(d);
+  } else if (d.x == DType::s8) {
+    fail(Status::unsupported, kSelect, ": weight = s4_group with activation = none, x = s8, expected a float x");
+  } else if (d.x_multiplier) {
+    fail(Status::unsupported, kSelect, ": x_multiplier with activation = none: nothing is quantized");
+  }
+  if (d.weight_layout != WeightLayout::out_in) {
+    fail(Status::unsupported, kSelect, ": weight = s4_group in layout in_out, expected out_in");
+  }
+  if (d.group != 0 && d.group != 32 && d.group != 64 && d.group != 128) {
+    fail(Status::unsupported, kSelect, ": group = ", d.group, ", expected 32, 64, 128, or 0 for a whole row");
+  }
+  if (d.group != 0 && d.k % d.group != 0) {
+    fail(Status::invalid_argument, kSelect, ": group = ", d.group, " does not divide k = ", d.k);
+  }
+}
+
+void check_w8a8(const LinearDescription& d) {
+  if (d.activation == Activation::none) {
+    fail(Status::unsupported, kSelect, ": activation = none with weight = ", name(d.weight), ", expected s4_group");
+  }
+  check_a8(d);
+  if (d.weight_zero_point) {
+    fail(Status::unsupported, kSelect, ": weight_zero_point with weight = ", name(d.weight), ", expected s4_group");
+  }
+}
+
+Operation operation_of(const LinearDescription& d) {
+  if (d.weight != WeightFormat::s4_group) return Operation::w8a8_gemm;
+  return d.activation == Activation::none ? Operation::w4a16_gemm : Operation::w4a8_gemm;
+}
+
+void check(const LinearDescription& d) {
+  check_size(kSelect, "m", d.m);
+  check_size(kSelect, "n", d.n);
+  check_size(kSelect, "k", d.k);
+  check_bytes(kSelect, "X", d.m, d.k);
+  check_bytes(kSelect, "W", d.n, d.k);
+  check_bytes(kSelect, "Y", d.m, d.n);
+  check_types(d);
+  d.weight == WeightFormat::s4_group ? check_w4(d) : check_w8a8(d);
+  check_threads(kSelect, d.threads);
+  check_device(kSelect, d.device);
+  const bool s4 = d.weight == WeightFormat::s4_group;
+  check_kernel_wish(kSelect,
+                    {d.kernel,
+                     d.device,
+                     {d.activation == Activation::none || d.x == DType::s8 ? operation_of(d) : Operation::quantize,
+                      operation_of(d), s4 ? operation_of(d) : Operation::w8a8_linear}});
+}
+
+// With a static scale too the quantizer works row by row, so that a NaN in X spoils its own row of Y and no other.
+QuantizeProblem quantize_problem(const LinearDescription& d) {
+  QuantizeProblem p;
+  p.rows = d.m;
+  p.cols = d.k;
+  p.x = d.x;
+  p.granularity = d.activation == Activation::dynamic_per_tensor ? Granularity::tensor : Granularity::row;
+  p.scale = d.activation == Activation::static_per_tensor ? ScaleSource::given : ScaleSource::dynamic;
+  p.multiplier = d.x_multiplier ? Multiplier::per_column : Multiplier::none;
+  p.q_min = -127;
+  p.q_max = 127;
+  p.device = d.device;
+  p.threads = d.threads;
+  return p;
+}
+
+GemmProblem gemm_problem(const LinearDescription& d) {
+  GemmProblem p;
+  const bool w4 = d.weight == WeightFormat::s4_group;
+  p.operation = operation_of(d);
+  p.m = d.m;
+  p.n = d.n;
+  p.k = d.k;
+  p.a = d.activation == Activation::none ? d.x : DType::s8;
+  p.y = d.y;
+  p.scale = scale_type(d.y);
+  p.b_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
+  p.group = w4 ? (d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group) : 0;
+  p.zero_point = d.weight_zero_point;
+  p.b_packed = d.packed_weight;
+  p.bias = d.bias;
+  p.device = d.device;
+  p.threads = d.threads;
+  return p;
+}
+
+// The two steps as one.
+GemmProblem linear_problem(const LinearDescription& d) {
+  GemmProblem p = gemm_problem(d);
+  p.operation = Operation::w8a8_linear;
+  p.a = d.x;
+  p.dynamic = d.activation != Activation::static_per_tensor;
+  p.multiplier = d.x_multiplier;
+  return p;
+}
+
+// Whether the description names a row that is quantizer and product in one.
+bool names_one_step(const LinearDescription& d) {
+  const auto rows = gemm_kernels();
+  return std::any_of(rows.begin(), rows.end(), [&](const GemmKernel& row) {
+    return row.operation == Operation::w8a8_linear && row.name == d.kernel;
+  });
+}
+
+// Why no such row is asked; empty: they are.
+std::string reason_against_one_step(const LinearDescription& d) {
+  if (d.x == DType::s8 || d.activation == Activation::none) return "quantizes X, and here nothing is quantized";
+  if (d.activation == Activation::dynamic_per_tensor) return "looks at a row of X at a time, and one scale is for all";
+  if (d.weight == WeightFormat::s4_group) return "takes an s8 weight";
+  if (d.kernel.empty() || restricts(gemm_kernels(), Operation::w8a8_linear, d.kernel)) return {};
+  return message("the description asks for ", d.kernel);
+}
+
+// The caller's weight as it is before it is packed, checked: b, b_scale and zero_point.
+void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks, GemmOperands& bound) {
+  const LinearDescription& d = impl.description;
+  const GemmProblem& p = impl.product.all.problem;
+  if (d.weight == WeightFormat::s4_group) {
+    bound.b = checks.matrix("weight", args.weight, DType::s4, {d.n, d.k});
+    bound.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, {d.n, d.k / p.group});
+  } else {
+    const bool out_in = d.weight_layout == WeightLayout::out_in;
+    const ConstTensor weight =
+        checks.matrix("weight", args.weight, DType::s8, out_in ? std::array{d.n, d.k} : std::array{d.k, d.n});
+    bound.b = out_in ? weight : transposed(weight);
+    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, p.scale, per_channel ? d.n : 1);
+    bound.b_scale = per_channel ? scale : repeated(scale, d.n);
+  }
+  if (d.weight_zero_point) {
+    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {d.n, d.k / p.group});
+    if (z.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
+    bound.zero_point = z;
+  } else {
+    checks.absent("weight_zero_point", args.weight_zero_point);
+  }
+}
+
+// A packed weight must not make every vector of it cross a cache line.
+void check_alignment(std::string_view function, std::string_view name, const void* data) {
+  if (reinterpret_cast<std::uintptr_t>(data) % kPanelLine != 0) {
+    fail(Status::misaligned, function, ": ", name, " lies at ", data, ", expected a multiple of ", kPanelLine);
+  }
+}
+
+struct Bound {
+  QuantizeOperands quantize;
+  GemmOperands gemm;
+};
+
+// The caller's tensors, checked; what lies in the workspace is added by run.
+Bound bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
+  const LinearDescription& d = impl.description;
+  const GemmProblem& p = impl.product.all.problem;
+  if (args.x.rank != 2 || args.x.rows() < 0 || args.x.rows() > d.m) {
+    fail(Status::shape_mismatch, impl.function, ": x is ", args.x, ", expected at most ", d.m, " rows of ", d.k);
+  }
+  const std::int64_t m = args.x.rows();
+  Bound bound;
+  bound.gemm.a = bound.quantize.x = checks.matrix("x", args.x, d.x, {m, d.k});
+  bound.gemm.y = checks.matrix("y", args.y, d.y, {m, d.n});
+  if (d.x == DType::s8) {
+    bound.gemm.a_scale = bind_x_scale(checks, d.activation, impl.static_scale, args.x_scale, m);
+  } else {
+    checks.absent("x_scale", args.x_scale);
+  }
+  if (d.x_multiplier) {
+    bound.quantize.multiplier = checks.vector("x_multiplier", args.x_multiplier, p.scale, d.k);
+  } else {
+    checks.absent("x_multiplier", args.x_multiplier);
+  }
+
+  if (d.packed_weight) {
+    bound.gemm.b = checks.vector("weight", args.weight, DType::u8, packed_layout(p).size);
+    check_alignment(impl.function, "weight", bound.gemm.b.data);
+    checks.absent("weight_scale", args.weight_scale);
+    checks.absent("weight_zero_point", args.weight_zero_point);
+  } else {
+    bind_weight(impl, {args.weight, args.weight_scale, args.weight_zero_point}, checks, bound.gemm);
+  }
+  if (d.bias) {
+    bound.gemm.bias = checks.vector("bias", args.bias, d.y, d.n);
+  } else {
+    checks.absent("bias", args.bias);
+  }
+  return bound;
+}
+
+std::string w4a16_bound(const GemmStep& step) {
+  const GemmProblem& p = step.problem;
+  if (step.kernel->nibble_terms == NibbleTerms::raised) {
+    return message("e / (1 - e) * the sum of |x s| (q + 24 + |24 + z|) with e = (K + 4) * 2^-24, and one rounding to ",
+                   p.y, "; where X is infinite, NaN");
+  }
+  const std::string bound = float_bound("K", p.scale, p.y);
+  if (step.kernel->nibble_terms == NibbleTerms::exact || p.group == p.k) return bound;
+  if (p.a != DType::f16) return message(bound, "; and 2^-6 * that sum, since (q - z) * s is rounded to ", p.a);
+  return message(
+      bound, "; and 2^-9 * that sum and 2^-26 * the row's largest scale * sum |x|, since (q - z) * s is rounded to ",
+      p.a);
+}
+
+// One row for the whole layer where there is one and it is expected to be faster; else a quantizer, where X is float,
+// and a product.
+void select_steps(LinearImpl& impl, const GemmProblem& p) {
+  const LinearDescription& d = impl.description;
+  const bool named = names_one_step(d);
+  const std::string reason = reason_against_one_step(d);
+  GemmStep whole;
+  if (reason.empty()) {
+    whole = named ? choose(gemm_kernels(), Operation::w8a8_linear, linear_problem(d), kSelect, d.kernel)
+                  : ask(gemm_kernels(), Operation::w8a8_linear, linear_problem(d), d.kernel);
+  } else if (named) {
+    fail(Status::unsupported, kSelect, ": not ", d.kernel, ": ", reason);
+  }
+  if (!named) {
+    if (impl.quantizes) {
+      impl.quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
+    }
+    impl.product.all = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
+  }
+  if (named || (whole.kernel && whole.cost.seconds < impl.quantize.cost.seconds + impl.product.all.cost.seconds)) {
+    impl.quantizes = false;
+    impl.quantize = {};
+    impl.product.all = whole;
+    return impl.add("quantize X and product", whole);
+  }
+  impl.product.fewer = choose_fewer_rows(impl.product.all, d.kernel);
+  if (impl.quantizes) {
+    impl.add("quantize X", impl.quantize);
+    impl.xq_pitch = operand_pitch(d.k);
+    impl.xq_at = impl.reserve(d.m, impl.xq_pitch, DType::s8);
+    impl.x_scale_at = impl.reserve(1, std::max<std::int64_t>(d.m, 1), scale_type(d.x));
+  }
+  impl.add_product("product", impl.product);
+  if (whole.kernel) {
+    impl.explanation += message("  not ", whole.kernel->name, ": expected ", milliseconds(whole.cost.seconds), "\n");
+  }
+  impl.explanation += whole.refused;
+  if (p.b_packed) return;
+  GemmProblem packed = p;
+  packed.b_packed = true;
+  const GemmStep faster = ask(gemm_kernels(), p.operation, packed, d.kernel);
+  if (!faster.kernel || faster.cost.seconds >= impl.product.all.cost.seconds) return;
+  impl.explanation += message("  packed_weight = true would be faster: ", faster.kernel->name, ": expected ",
+                              milliseconds(faster.cost.seconds), "\n");
+}
+
+}  // namespace
+
+LinearPlan LinearPlan::select(const LinearDescription& description) {
+  const cpu::FloatEnvironment environment;
+  check(description);
+  auto impl = std::make_shared<LinearImpl>();
+  const LinearDescription& d = impl->description = description;
+  impl->function = "LinearPlan::run";
+  impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
+  impl->quantizes = d.activation != Activation::none && d.x != DType::s8;
+  impl->explanation =
+      message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y, ", activation ",
+              name(d.activation), ", weight ", name(d.weight), " ", name(d.weight_layout),
+              d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
+  const GemmProblem p = gemm_problem(d);
+  select_steps(*impl, p);
+  impl->tell_times(d.device, d.threads);
+  impl->reserve_scratch(std::max(impl->quantize.workspace, impl->product.workspace()));
+  impl->guarantee = p.operation != Operation::w4a16_gemm
+                        ? PrecisionGuarantee{true, true, DType::s32, "exact"}
+                        : PrecisionGuarantee{true, false, p.scale, w4a16_bound(impl->product.all)};
+  return LinearPlan(std::move(impl));
+}
+
+std::size_t LinearPlan::packed_weight_size() const {
+  const LinearImpl& impl = linear(impl_);
+  return impl.description.packed_weight ? static_cast<std::size_t>(packed_layout(impl.product.all.problem).size) : 0;
+}
+
+void LinearPlan::pack(const LinearPackArgs& args) const {
+  const cpu::FloatEnvironment environment;
+  const LinearImpl& impl = linear(impl_);
+  if (!impl.description.packed_weight) {
+    fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
+  }
+  TensorChecks checks(kPack, {});
+  GemmOperands bound;
+  bind_weight(impl, args, checks, bound);
+  const Tensor packed =
+      checks.vector("packed", args.packed, DType::u8, static_cast<std::int64_t>(packed_weight_size()));
+  check_alignment(kPack, "packed", packed.data);
+  checks.no_overlap();
+  pack_weight(impl.product.all.problem, bound, static_cast<std::byte*>(packed.data));
+}
+
+Verdict LinearPlan::can_implement(const LinearArgs& args) const {
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, linear(impl_).description.device);
+    bind(linear(impl_), args, checks);
+    checks.no_overlap();
+  });
+}
+
+void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream) const {
+  const cpu::FloatEnvironment environment;
+  const LinearImpl& impl = linear(impl_);
+  const LinearDescription& d = impl.description;
+  TensorChecks checks(impl.function, d.device);
+  Bound bound = bind(impl, args, checks);
+  std::byte* const memory = finish_checks(checks, impl, workspace);
+  const std::int64_t m = args.x.rows();
+  if (m == 0 || d.n == 0) return;
+  if (d.k == 0) return write_empty_sum(bound.gemm, d.device, stream);
+
+  if (impl.quantizes) {
+    const QuantizeProblem& p = impl.quantize.problem;
+    const bool per_row = p.granularity == Granularity::row;
+    bound.quantize.q = on(d.device, matrix(reinterpret_cast<std::int8_t*>(memory + impl.xq_at), m, d.k, impl.xq_pitch));
+    bound.quantize.scale = {memory + impl.x_scale_at, per_row ? 1 : 0, 0, d.k};
+    bound.quantize.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k, true};  // only read
+    launch(impl, impl.quantize, bound.quantize, memory, stream);
+    bound.gemm.a = bound.quantize.q;
+    bound.gemm.a_scale = on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0));
+  }
+  const GemmStep& product = impl.product.of(m);
+  if (product.problem.operation == Operation::w8a8_linear) {
+    bound.gemm.a_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
+    bound.gemm.c_scale = bound.quantize.multiplier;
+  }
+  launch(impl, product, bound.gemm, memory, stream);
+}
+
+}  // namespace octile

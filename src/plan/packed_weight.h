@@ -1,0 +1,50 @@
+// The packed form of a linear layer's weight: docs/packed-weights.md. One form for all CPUs, which depends on the
+// weight's format and sizes alone.
+//
+// Channels go in panels of 16, one per 32-bit lane. A lane holds 4 terms of an s8 weight or 8 of an s4 one, so that 64
+// bytes are 16 channels of as many terms, in order of terms.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "plan/kernel.h"
+
+namespace octile {
+
+inline constexpr std::int64_t kPanelChannels = 16;
+inline constexpr std::int64_t kLaneBytes = 4;
+inline constexpr std::int64_t kPanelLine = kPanelChannels * kLaneBytes;
+inline constexpr std::int64_t kS8Depth = 64;  // terms of an s8 panel are padded to a multiple of it
+inline constexpr std::int64_t kS4Depth = 8;   // terms of a group of an s4 panel
+
+// Where things lie. Sections begin at multiples of 64 bytes; padding is 0 (s4: the nibble of 0).
+//   s8  values [panel][depth / 4][16][4] s8      sums [panel][16] s32, of each channel's values
+//       scales [panel][16] f32 or f64
+//   s4  values [panel][group][depth / 8][16][4]: byte b has term b in its low nibble, term 4 + b in its high one, as q
+//   + 8
+//       scales [panel][group][16]                zero_points [panel][group][16] u8, as 8 + z, if there are any
+struct PackedLayout {
+  std::int64_t panels = 0;
+  std::int64_t groups = 1;       // of a channel; s8: one
+  std::int64_t group_depth = 0;  // terms of a group, padded
+  std::int64_t group_bytes = 0;  // of one panel
+  std::int64_t panel_bytes = 0;  // of all groups
+  std::int64_t sums_at = 0;      // s8
+  std::int64_t scales_at = 0;
+  std::int64_t zero_points_at = 0;  // s4
+  std::int64_t size = 0;
+};
+
+// Of problem.n channels of problem.k terms.
+PackedLayout packed_layout(const GemmProblem& problem);
+
+// What is packed: b (n, k) s8 or s4, whichever stride is 1; b_scale; zero_point. All of it has been checked.
+void pack_weight(const GemmProblem& problem, const GemmOperands& operands, std::byte* packed);
+
+// Value (j, c) of a packed weight: s8, or s4 with its zero point subtracted.
+std::int32_t packed_value(const GemmProblem& problem, const void* packed, std::int64_t j, std::int64_t c);
+// Scale of value (j, c), in f64.
+double packed_scale(const GemmProblem& problem, const void* packed, std::int64_t j, std::int64_t c);
+
+}  // namespace octile

@@ -1,0 +1,186 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+
+#include "base/access.h"
+#include "base/message.h"
+#include "base/thread_pool.h"
+
+namespace octile {
+
+namespace {
+
+constexpr std::size_t kAlignment = 128;  // of a cache line of a GPU, and what its bulk copies need
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// With room to begin at a multiple of kAlignment, wherever the caller's memory lies.
+std::size_t bytes_of_workspace(const Plan::Impl& impl) {
+  return impl.workspace == 0 ? 0 : impl.workspace + kAlignment - 1;
+}
+
+}  // namespace
+
+std::size_t Plan::workspace_size() const { return bytes_of_workspace(*impl_); }
+
+std::string Plan::sku() const { return impl_->sku; }
+
+PrecisionGuarantee Plan::precision_guarantee() const { return impl_->guarantee; }
+
+std::string Plan::explain() const {
+  return message(impl_->explanation, impl_->times, "workspace ", workspace_size(), " bytes\n");
+}
+
+void Plan::Impl::add_line(std::string_view what, std::string_view kernel, const Cost& cost) {
+  char text[128];
+  std::snprintf(text, sizeof text, ": expected %s, %.4g MB, %.4g GOP\n", milliseconds(cost.seconds).c_str(),
+                cost.bytes * 1e-6, cost.operations * 1e-9);
+  explanation += message(what, ": ", kernel, text);
+}
+
+void Plan::Impl::add_product(std::string_view what, const ProductStep& product) {
+  add(what, product.all);
+  for (const FewerRows& few : product.fewer) {
+    explanation += message("  up to ", few.rows, few.rows == 1 ? " row: " : " rows: ", few.step.kernel->name,
+                           ": expected ", milliseconds(few.step.cost.seconds), "\n");
+  }
+}
+
+void Plan::Impl::tell_times(Device device, int threads) {
+  if (device.type == DeviceType::cuda) {
+    times = "expected times are estimates, launch included, with nothing in the GPU's caches\n";
+    return;
+  }
+  const int most = threads > 0 ? threads : cpu::hardware_threads();
+  times = message("expected times are estimates for ", most, most == 1 ? " thread" : " threads",
+                  " with nothing in the caches\n");
+}
+
+std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtype) {
+  const std::size_t begin = workspace;
+  workspace += aligned(static_cast<std::size_t>(rows) * static_cast<std::size_t>((cols * bits(dtype) + 7) / 8));
+  return begin;
+}
+
+void Plan::Impl::reserve_scratch(std::size_t bytes) {
+  if (!scratch_begun) scratch = workspace;
+  scratch_begun = true;
+  workspace = std::max(workspace, scratch + aligned(bytes));
+}
+
+std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace) {
+  const std::size_t needed = bytes_of_workspace(impl);
+  const bool suffices = needed > 0 && workspace.data != nullptr && workspace.size >= needed;
+  if (suffices) checks.workspace(workspace.data, needed);
+  checks.no_overlap();
+  if (needed == 0) return nullptr;
+  if (!suffices) {
+    fail(Status::workspace_too_small, impl.function, ": workspace of ", workspace.data ? workspace.size : 0,
+         " bytes, the plan needs ", needed);
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  return static_cast<std::byte*>(workspace.data) + (aligned(address) - address);
+}
+
+void check_kernel_wish(std::string_view function, const KernelWish& wish) {
+  if (wish.wish.empty()) return;
+  bool found = false;
+  std::string known;
+  const auto look = [&](const auto& kernel) {
+    found = found || matches(kernel.name, wish.wish);
+    const auto* end = wish.operations.end();
+    if (kernel.device != wish.device.type || std::find(wish.operations.begin(), end, kernel.operation) == end) return;
+    known += message(" ", kernel.name);
+  };
+  for (const QuantizeKernel& kernel : quantize_kernels()) look(kernel);
+  for (const GemmKernel& kernel : gemm_kernels()) look(kernel);
+  if (found) return;
+  fail(Status::invalid_argument, function, ": no kernel is named ", wish.wish, ", nor has that arch; this plan on ",
+       wish.device, " can have:", known);
+}
+
+std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view wish) {
+  GemmProblem p = all.problem;
+  const bool exact = p.operation == Operation::w8a8_gemm || p.operation == Operation::w4a8_gemm;
+  if (!exact || p.device.type != DeviceType::cpu || p.m < 2 || p.n == 0 || p.k == 0) return {};
+  const bool restricted = restricts(gemm_kernels(), p.operation, wish);
+  std::vector<const GemmKernel*> able;
+  for (const GemmKernel& kernel : gemm_kernels()) {
+    const bool asked = kernel.operation == p.operation && kernel.device == p.device.type;
+    if (asked && (!restricted || matches(kernel.name, wish)) && kernel.supports(p).empty()) able.push_back(&kernel);
+  }
+  const auto fastest = [&](std::int64_t rows) {
+    p.m = rows;
+    const auto faster = [&](const GemmKernel* a, const GemmKernel* b) {
+      return a->cost(p).seconds < b->cost(p).seconds;
+    };
+    return *std::min_element(able.begin(), able.end(), faster);
+  };
+  std::vector<FewerRows> fewer;
+  // Between two numbers of rows whose kernels differ, a third one may be the fastest.
+  struct Rows {
+    std::int64_t count;
+    const GemmKernel* kernel;
+  };
+  const auto divide = [&](const auto& self, const Rows& low, const Rows& high) -> void {
+    if (low.kernel == high.kernel) return;
+    if (high.count - low.count == 1) {
+      p.m = low.count;
+      fewer.push_back({low.count, {p, low.kernel, low.kernel->cost(p), low.kernel->workspace(p), {}}});
+      return;
+    }
+    const std::int64_t count = low.count + (high.count - low.count) / 2;
+    const Rows middle{count, fastest(count)};
+    self(self, middle, high);
+    self(self, low, middle);
+  };
+  Rows high{p.m, all.kernel};
+  while (high.count > 1) {
+    // Costs are of whole tiles: with few rows the choice may change at any number of them, and back.
+    constexpr std::int64_t kEach = 256;
+    const std::int64_t count = high.count <= kEach ? high.count - 1 : std::max(high.count / 2, kEach);
+    const Rows low{count, fastest(count)};
+    divide(divide, low, high);
+    high = low;
+  }
+  std::reverse(fewer.begin(), fewer.end());
+  return fewer;
+}
+
+ConstTensor scale_vector(const void* data, DType type, std::int64_t size, std::int64_t stride) {
+  return {data, type, {}, 1, {size, 0}, {stride, 0}};
+}
+
+ConstTensor repeated(ConstTensor one, std::int64_t size) {
+  one.shape[0] = size;
+  one.strides[0] = 0;
+  return one;
+}
+
+ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
+                         const ConstTensor& x_scale, std::int64_t m) {
+  if (activation == Activation::static_per_tensor) {
+    checks.absent("x_scale", x_scale);
+    return scale_vector(static_scale.data(), static_scale.type(), m, 0);
+  }
+  const bool per_token = activation == Activation::dynamic_per_token;
+  const ConstTensor bound = checks.vector("x_scale", x_scale, static_scale.type(), per_token ? m : 1);
+  return per_token ? bound : repeated(bound, m);
+}
+
+void write_empty_sum(const GemmOperands& o, Device device, Stream stream) {
+  if (device.type == DeviceType::cuda) {
+    const cuda::OnDevice current(device);
+    return cuda::write_empty_sum(o, stream);
+  }
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) store(o.y, i, j, o.bias.present() ? load<double>(o.bias, j) : 0.0);
+  }
+}
+
+std::string float_bound(std::string_view terms, DType scale, DType y) {
+  return message("(", terms, " + 3) * ", scale == DType::f64 ? "2^-53" : "2^-24",
+                 " * the sum of the terms' magnitudes, and one rounding to ", y);
+}
+
+}  // namespace octile

@@ -1,0 +1,138 @@
+// What the plans share behind the public Plan.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/validate.h"
+#include "cuda/devices.h"
+#include "octile/plan.h"
+#include "plan/choose.h"
+#include "plan/kernel.h"
+
+namespace octile {
+
+using QuantizeStep = Step<QuantizeProblem, QuantizeOperands>;
+using GemmStep = Step<GemmProblem, GemmOperands>;
+
+// A product, and what takes its place where a run has fewer rows.
+struct ProductStep {
+  GemmStep all = {};
+  std::vector<FewerRows> fewer = {};
+
+  const GemmStep& of(std::int64_t rows) const {
+    for (const FewerRows& few : fewer) {
+      if (rows <= few.rows) return few.step;
+    }
+    return all;
+  }
+  std::size_t workspace() const {
+    std::size_t bytes = all.workspace;
+    for (const FewerRows& few : fewer) bytes = std::max(bytes, few.step.workspace);
+    return bytes;
+  }
+};
+
+// Bytes from row to row of an s8 operand in a workspace. A GPU's bulk copies ask for multiples of 16, and a step of 128
+// bytes that straddles two lines of the cache is read as both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
+constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
+
+// A plan's concrete Impl adds its description and its steps.
+struct __attribute__((visibility("hidden"))) Plan::Impl {
+  std::string function;     // "LinearPlan::run"
+  std::string sku;          // the kernels chosen
+  std::string explanation;  // without the lines that follow for every plan
+  std::string times;
+  std::size_t workspace = 0;
+  PrecisionGuarantee guarantee;
+
+  // Takes a chosen step into the plan: prepares it, and adds it to sku and explanation.
+  template <class Problem, class Operands>
+  void add(std::string_view what, const Step<Problem, Operands>& step) {
+    if (step.kernel->prepare) {
+      const cuda::OnDevice current(step.problem.device);
+      step.kernel->prepare(step.problem);
+    }
+    sku += (sku.empty() ? "" : " + ") + std::string(step.kernel->name);
+    add_line(what, step.kernel->name, step.cost);
+    if (step.kernel->detail) explanation += "  " + step.kernel->detail(step.problem) + "\n";
+    explanation += step.refused;
+  }
+  void add_line(std::string_view what, std::string_view kernel, const Cost& cost);
+  // The same of a product, with what is faster for fewer rows.
+  void add_product(std::string_view what, const ProductStep& product);
+  // What the times in explain() are of.
+  void tell_times(Device device, int threads);
+
+  // Reserves bytes of the workspace and returns where they begin; the first reservations of a plan.
+  std::size_t reserve(std::int64_t rows, std::int64_t cols, DType dtype);
+  // Reserves scratch that no two steps use at the same time, after everything else.
+  void reserve_scratch(std::size_t bytes);
+  std::size_t scratch = 0;  // where it begins
+  bool scratch_begun = false;
+};
+
+// Ends the checks of a run: nothing overlaps, and the workspace is there and large enough. Returns its aligned
+// beginning; null where the plan needs none.
+std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace);
+
+// Runs one step on part of the plan's workspace.
+template <class Problem, class Operands>
+void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const Operands& operands, std::byte* workspace,
+            Stream stream) {
+  const Workspace scratch = {workspace ? workspace + impl.scratch : nullptr, step.workspace};
+  const cuda::OnDevice current(step.problem.device);
+  step.kernel->launch(step.problem, operands, {scratch, stream});
+}
+
+// Runs a check that throws, and makes a Verdict of it.
+template <class Check>
+Verdict verdict_of(const Check& check) {
+  try {
+    check();
+    return {};
+  } catch (const Error& error) {
+    return {error.status(), error.what()};
+  }
+}
+
+// A scale that the plan itself keeps, in the type that its kernels read.
+class StaticScale {
+ public:
+  StaticScale() = default;
+  StaticScale(double value, DType type) : type_(type), f32_(static_cast<float>(value)), f64_(value) {}
+  DType type() const { return type_; }
+  const void* data() const { return type_ == DType::f64 ? static_cast<const void*>(&f64_) : &f32_; }
+
+ private:
+  DType type_ = DType::f32;
+  float f32_ = 0;
+  double f64_ = 0;
+};
+
+// A vector of `size` scales at `data`; stride 0 repeats one.
+ConstTensor scale_vector(const void* data, DType type, std::int64_t size, std::int64_t stride);
+
+// A vector of one value as a vector of `size`.
+ConstTensor repeated(ConstTensor one, std::int64_t size);
+
+// The same matrix with its dimensions swapped: a view for kernels, which take either stride as 1.
+template <class Void>
+BasicTensor<Void> transposed(BasicTensor<Void> t) {
+  return {t.data, t.dtype, t.device, t.rank, {t.shape[1], t.shape[0]}, {t.strides[1], t.strides[0]}};
+}
+
+// The scale of an s8 X as a vector of m, from the caller's tensor or from the description's static scale.
+ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
+                         const ConstTensor& x_scale, std::int64_t m);
+
+// The sum over nothing: y is the bias, or zero.
+void write_empty_sum(const GemmOperands& operands, Device device, Stream stream);
+
+// The float bound that a product in float type `y` over k terms keeps, in words.
+std::string float_bound(std::string_view terms, DType scale, DType y);
+
+}  // namespace octile
