@@ -4,10 +4,10 @@
 // 16-bit floats: mma.sync with sums in f32. A block multiplies a tile (kLeft rows of b, kRight rows of a), kStep terms
 // at a time, through a ring of pieces in shared memory (device/product_tiles.cuh). b becomes 16-bit floats in
 // registers, which is exact, and is multiplied by the scales there, rounded to 16 bits before and after
-// (device/mixed_pieces.cuh). With u the unit roundoff of a's type, the sum before y's rounding is off by at most
+// (w8a16_gemm_sm80.cuh). With u the unit roundoff of a's type, the sum before y's rounding is off by at most
 //   sum_c |a b s| * (2 u + k 2^-23) + (f16) sum_c |a| (|b| + 1) * 2^-33 * max_c |s|,
 // since the matrix unit cuts off where it adds. f32 and f64: plain arithmetic in their own type
-// (device/wide_product.cuh).
+// (w8a16_gemm_sm80.cuh).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,9 +15,8 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/mixed_pieces.cuh"
 #include "cuda/device/product_tiles.cuh"
-#include "cuda/device/wide_product.cuh"
+#include "cuda/gemm/w8a16_gemm_sm80.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 

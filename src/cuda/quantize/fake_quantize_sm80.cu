@@ -2,7 +2,7 @@
 // before this one finds, in the whole of its segment.
 #include "cuda/device/quantize_rows.cuh"
 #include "cuda/device/vectors.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 

@@ -4,11 +4,11 @@
 //   s2[n] = max(max_m |dY[m, n] x[m]| / 127, least_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
 //   dB[n] = sum_m dY[m, n]
 //
-// One launch that looks twice: device/two_looks.cuh. The bits are those of two quantizers.
+// One launch that looks twice: device/two_pass.cuh. The bits are those of two quantizers.
 #include <algorithm>
 #include <string>
 
-#include "cuda/device/two_looks.cuh"
+#include "cuda/device/two_pass.cuh"
 
 namespace octile::cuda {
 

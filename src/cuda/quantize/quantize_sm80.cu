@@ -3,13 +3,13 @@
 //
 //   quantize_rows        segments along rows, row-major out, symmetric, into bytes, aligned: x is read once and kept in
 //                        registers until the scale is known (device/quantize_rows.cuh)
-//   quantize_loose_rows  the same to nearest, wherever the rows lie (device/quantize_loose.cuh)
+//   quantize_loose_rows  the same to nearest, wherever the rows lie (quantize_sm80.cuh)
 //   quantize_runs        the same with any option and type
 //   everything else      scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements row-major,
 //                        quantize_tiles by way of shared memory
-#include "cuda/device/quantize_loose.cuh"
 #include "cuda/device/quantize_rows.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/quantize_sm80.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 

@@ -1,13 +1,12 @@
 // q = clamp(rint(x / s), q_min, q_max) where a segment is more than the registers of a block hold: bands of rows
-// (device/quantize_bands.cuh), columns (device/two_looks.cuh, and with given scales or clamped levels bands again), or
-// a whole tensor in row-major order (device/quantize_tensor.cuh). A whole tensor transposed or in both orientations:
+// (quantize_sm90.cuh), columns (device/two_pass.cuh, and with given scales or clamped levels bands again), or
+// a whole tensor in row-major order (quantize_sm90.cuh). A whole tensor transposed or in both orientations:
 // the first half of quantize_tensor, then quantize_bands with the scale known.
 #include <algorithm>
 #include <string>
 
-#include "cuda/device/quantize_bands.cuh"
-#include "cuda/device/quantize_tensor.cuh"
-#include "cuda/device/two_looks.cuh"
+#include "cuda/device/two_pass.cuh"
+#include "cuda/quantize/quantize_sm90.cuh"
 
 namespace octile::cuda {
 

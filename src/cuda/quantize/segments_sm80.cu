@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 
