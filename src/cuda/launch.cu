@@ -94,7 +94,7 @@ class KernelHandles {
     const std::lock_guard lock(mutex_);
     if (find(function, device)) return;
     cudaFunction_t handle = nullptr;
-    if (count_ == kMost) return;
+    if (count_ == kMax) return;
     if (cudaGetFuncBySymbol(&handle, function) != cudaSuccess) {
       cudaGetLastError();  // the next caller is not to find our error
       return;
@@ -123,7 +123,7 @@ class KernelHandles {
     cudaFunction_t handle = nullptr;
   };
   static constexpr std::size_t kSlots = 4096;
-  static constexpr std::size_t kMost = kSlots / 2;
+  static constexpr std::size_t kMax = kSlots / 2;
   static std::size_t slot(const void* function) { return reinterpret_cast<std::uintptr_t>(function) / 16 % kSlots; }
 
   std::array<Entry, kSlots> entries_;

@@ -1,8 +1,8 @@
-// Pieces of a 16-bit and of an s8 operand on the way from shared memory to the registers of a 16-bit matrix product;
-// the s8 one is converted there, exactly, and multiplied by the scales of its terms.
+// w8a16_gemm_sm80's operands on the way from shared memory to registers. 16-bit floats: mma.sync, for which the s8
+// operand is converted, exactly, and multiplied by the scales of its terms. f32 and f64: the ordinary arithmetic units.
 //
-// In a slice of 16 terms a lane has terms 4 t .. 4 t + 3, t = lane % 4, of each of its rows: what one word of an s8 row
-// holds. The matrix instruction names them 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t, of both operands.
+// In a slice of 16 terms a lane has terms 4 t .. 4 t + 3, t = lane % 4, of each of its rows: one word of an s8 row. The
+// mma instruction numbers them 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t, in both operands.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/pieces.cuh"
+#include "cuda/device/operand_tiles.cuh"
 #include "cuda/device/product_tiles.cuh"
 
 namespace octile::cuda {
@@ -37,14 +37,14 @@ class HalfReader {
   }
 
   // Rows 16 * block .. of the warp, terms kHalfSlice * slice .. of the step.
-  __device__ void load(std::uint32_t piece, int block, int slice, uint2 (&to)[2]) const {
+  __device__ void load(std::uint32_t tile, int block, int slice, uint2 (&to)[2]) const {
     if constexpr (kOuter) {
       std::uint32_t pairs[4];
-      load_matrices_transposed(piece + (offset_ ^ block * 2 * kChunk) + slice * kHalfSlice * kLineBytes, pairs);
+      load_matrices_transposed(tile + (offset_ ^ block * 2 * kChunk) + slice * kHalfSlice * kLineBytes, pairs);
       to[0] = {pairs[0], pairs[1]};
       to[1] = {pairs[2], pairs[3]};
     } else {
-      const std::uint32_t at = piece + (offset_ ^ slice * 2 * kChunk) + block * 16 * kLineBytes;
+      const std::uint32_t at = tile + (offset_ ^ slice * 2 * kChunk) + block * 16 * kLineBytes;
       to[0] = load_shared_pair(at);
       to[1] = load_shared_pair(at + 8 * kLineBytes);
     }
@@ -73,11 +73,11 @@ class ByteReader {
   }
 
   // Rows 32 * block .. of the warp, terms kHalfSlice * slice .. of the step.
-  __device__ void load(std::uint32_t piece, int block, int slice, std::uint32_t (&to)[4]) const {
+  __device__ void load(std::uint32_t tile, int block, int slice, std::uint32_t (&to)[4]) const {
     if constexpr (kOuter) {
-      load_matrices_transposed(piece + (offset_ ^ block * 2 * kChunk) + slice * kHalfSlice * kLineBytes, to);
+      load_matrices_transposed(tile + (offset_ ^ block * 2 * kChunk) + slice * kHalfSlice * kLineBytes, to);
     } else {
-      load_matrices(piece + (offset_ ^ slice * kChunk) + block * 32 * kLineBytes, to);
+      load_matrices(tile + (offset_ ^ slice * kChunk) + block * 32 * kLineBytes, to);
     }
   }
 
@@ -165,7 +165,7 @@ class TermScales {
     }
   }
 
-  static constexpr int kLeastExponent = 9;  // what it is divided by, and that by 1, are floats that are not subnormal
+  static constexpr int kMinExponent = 9;  // what it is divided by, and that by 1, are floats that are not subnormal
   __device__ static int exponent_at(std::uint32_t stage) {
     return static_cast<int>(load_shared_word(stage + kStep * 2));
   }
@@ -176,14 +176,14 @@ class TermScales {
   Factors scales_;
   int k_;
   float next_[2] = {};
-  int exponent_ = kLeastExponent;
+  int exponent_ = kMinExponent;
 };
 
 // ---- f32 and f64.
 //
-// The same product in f32 and f64, on the ordinary arithmetic units: y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]),
-// b s8, every stride. A block of 16 x 16 threads multiplies kTile rows by kTile rows; its pieces lie in shared memory
-// along the rows, so that a thread reads 16 bytes of them at a time, and the next ones are on their way in registers.
+// y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]), b s8, any stride. A block of 16 x 16 threads multiplies kTile rows
+// by kTile rows. Its operand tiles lie in shared memory with their rows contiguous, so that a thread reads 16 bytes at
+// a time; the next ones are on their way in registers.
 
 // Element (r, c) lies at data[r * row_stride + c * col_stride].
 template <class T>
@@ -208,13 +208,13 @@ constexpr int kWideSide = 16;  // threads of a block, in both directions
 constexpr int kWideThreads = kWideSide * kWideSide;
 constexpr int kWideStep = 16;  // terms
 
-// One thread's part of a piece (kTile rows, kWideStep terms). Neighbouring threads take neighbours in memory.
+// One thread's part of an operand tile (kTile rows, kWideStep terms). Neighbouring threads take neighbours in memory.
 template <int kTile, class T>
-class PieceWalk {
+class TileLoader {
  public:
   static constexpr int kCount = kTile * kWideStep / kWideThreads;
 
-  __device__ PieceWalk(const Strided<const T>& m, int first_row, int rows) {
+  __device__ TileLoader(const Strided<const T>& m, int first_row, int rows) {
     const int thread = static_cast<int>(threadIdx.x);
     const bool along_rows = m.row_stride == 1;
     row_ = along_rows ? thread % kTile : thread / kWideStep;
@@ -236,7 +236,7 @@ class PieceWalk {
   __device__ void advance() { from_ += step_; }
 
  private:
-  int row_, term_;        // of the first element, in the piece
+  int row_, term_;        // of the first element, in the operand tile
   int row_by_, term_by_;  // from one to the next
   int rows_;              // from the first on
   const T* from_;
@@ -250,15 +250,15 @@ __global__ void __launch_bounds__(kWideThreads, sizeof(Real) == 4 ? 2 : 1)
   constexpr int kSize = kVectorSize<Real>;
   constexpr int kVectors = kTile / kWideSide / kSize;
   constexpr int kPitch = kTile + kSize;
-  __shared__ __align__(16) Real a_piece[kWideStep][kPitch];
-  __shared__ __align__(16) Real b_piece[kWideStep][kPitch];
+  __shared__ __align__(16) Real a_tile[kWideStep][kPitch];
+  __shared__ __align__(16) Real b_tile[kWideStep][kPitch];
   const int column_tiles = (p.n + kTile - 1) / kTile;
   const int first_row = static_cast<int>(blockIdx.x) / column_tiles * kTile;
   const int first_col = static_cast<int>(blockIdx.x) % column_tiles * kTile;
   const int across = static_cast<int>(threadIdx.x) % kWideSide * kSize;
   const int down = static_cast<int>(threadIdx.x) / kWideSide * kSize;
-  PieceWalk<kTile, Real> a_walk(p.a, first_row, p.m);
-  PieceWalk<kTile, std::int8_t> b_walk(p.b, first_col, p.n);
+  TileLoader<kTile, Real> a_walk(p.a, first_row, p.m);
+  TileLoader<kTile, std::int8_t> b_walk(p.b, first_col, p.n);
   Real a_next[a_walk.kCount], b_next[b_walk.kCount];
   Real sums[kVectors][kSize][kVectors][kSize] = {};
 
@@ -279,9 +279,9 @@ __global__ void __launch_bounds__(kWideThreads, sizeof(Real) == 4 ? 2 : 1)
 #pragma unroll 1
   for (int term = 0; term < p.k; term += kWideStep) {
 #pragma unroll
-    for (int i = 0; i < a_walk.kCount; ++i) a_piece[a_walk.term(i)][a_walk.row(i)] = a_next[i];
+    for (int i = 0; i < a_walk.kCount; ++i) a_tile[a_walk.term(i)][a_walk.row(i)] = a_next[i];
 #pragma unroll
-    for (int i = 0; i < b_walk.kCount; ++i) b_piece[b_walk.term(i)][b_walk.row(i)] = b_next[i];
+    for (int i = 0; i < b_walk.kCount; ++i) b_tile[b_walk.term(i)][b_walk.row(i)] = b_next[i];
     __syncthreads();
     if (term + kWideStep < p.k) read(term + kWideStep);
 #pragma unroll
@@ -289,8 +289,8 @@ __global__ void __launch_bounds__(kWideThreads, sizeof(Real) == 4 ? 2 : 1)
       Vector<Real> a[kVectors], b[kVectors];
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        a[i] = *reinterpret_cast<const Vector<Real>*>(&a_piece[c][down + i * kSize * kWideSide]);
-        b[i] = *reinterpret_cast<const Vector<Real>*>(&b_piece[c][across + i * kSize * kWideSide]);
+        a[i] = *reinterpret_cast<const Vector<Real>*>(&a_tile[c][down + i * kSize * kWideSide]);
+        b[i] = *reinterpret_cast<const Vector<Real>*>(&b_tile[c][across + i * kSize * kWideSide]);
       }
 #pragma unroll
       for (int i = 0; i < kVectors * kSize; ++i) {

@@ -15,7 +15,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr std::int64_t kChunk = 8192;        // elements of a row that a block looks at together
-constexpr std::int64_t kTensorParts = 1056;  // eight blocks for each multiprocessor of the largest GPU
+constexpr std::int64_t kTensorParts = 1056;  // eight blocks for each SM of the largest GPU
 constexpr std::int64_t kColumnParts = 32;
 
 // How a matrix is cut into segments along its rows.
