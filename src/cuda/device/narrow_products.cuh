@@ -2,7 +2,7 @@
 // 64 columns and more.
 #pragma once
 
-#include "cuda/device/register_products.cuh"
+#include "cuda/device/wgmma.cuh"
 
 namespace octile::cuda {
 

@@ -13,8 +13,8 @@
 #include <cstdint>
 
 #include "cuda/device/grid.cuh"
-#include "cuda/device/skinny_nibble_fetch.cuh"
-#include "cuda/device/skinny_nibble_products.cuh"
+#include "cuda/gemm/w4a16_gemm_skinny_sm90_producer.cuh"
+#include "cuda/gemm/w4a16_gemm_skinny_sm90.cuh"
 
 namespace octile::cuda {
 

@@ -21,9 +21,9 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/nibble_units.cuh"
-#include "cuda/device/nibbles.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/gemm/w4a16_gemv_sm90.cuh"
+#include "cuda/device/int4.cuh"
+#include "cuda/gemm/int4_weight.h"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 

@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "base/message.h"
-#include "cuda/device/folded_nibbles.cuh"
-#include "cuda/gemm/nibble_maps.h"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/gemm/w4a8_gemm_sm90.cuh"
+#include "cuda/gemm/int4_maps.h"
+#include "cuda/gemm/int4_weight.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "cuda/tensor_map.h"

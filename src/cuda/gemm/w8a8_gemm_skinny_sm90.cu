@@ -12,8 +12,8 @@
 #include <type_traits>
 
 #include "base/message.h"
-#include "cuda/device/skinny.cuh"
-#include "cuda/device/skinny_tiles.cuh"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
+#include "cuda/gemm/w8a8_gemm_skinny_sm90.cuh"
 #include "cuda/tensor_map.h"
 
 namespace octile::cuda {

@@ -10,7 +10,7 @@
 
 #include "base/message.h"
 #include "cuda/device/floats.cuh"
-#include "cuda/device/large.cuh"
+#include "cuda/gemm/w8a8_gemm_sm90.cuh"
 #include "cuda/gemm/repack.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/message.h"
-#include "cuda/device/skinny.cuh"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
 
 namespace octile::cuda {
 

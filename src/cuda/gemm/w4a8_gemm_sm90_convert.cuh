@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "cuda/device/nibbles.cuh"
+#include "cuda/device/int4.cuh"
 #include "cuda/device/ptx.cuh"
 
 namespace octile::cuda {

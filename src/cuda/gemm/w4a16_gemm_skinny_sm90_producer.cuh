@@ -8,10 +8,10 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/nibbles.cuh"
+#include "cuda/device/int4.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
 

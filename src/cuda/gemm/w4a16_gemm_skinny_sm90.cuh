@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/device/narrow_products.cuh"
-#include "cuda/device/skinny_nibble_fetch.cuh"
+#include "cuda/gemm/w4a16_gemm_skinny_sm90_producer.cuh"
 
 namespace octile::cuda {
 

@@ -17,7 +17,7 @@
 
 #include "cuda/device/grid.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/skinny.cuh"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/operands.h"
 
 namespace octile::cuda {

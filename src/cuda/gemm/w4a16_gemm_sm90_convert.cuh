@@ -17,11 +17,11 @@
 #include <type_traits>
 
 #include "cuda/device/floats.cuh"
-#include "cuda/device/nibbles.cuh"
+#include "cuda/device/int4.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/register_products.cuh"
-#include "cuda/device/transposed_boxes.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
 

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/scaled_bytes.cuh"
+#include "cuda/gemm/w8a16_gemm_sm90.cuh"
 
 namespace octile::cuda {
 

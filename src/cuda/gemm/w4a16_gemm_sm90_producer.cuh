@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "cuda/device/nibble_rows.cuh"
+#include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/transposed_boxes.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda::nibble_tiles {
 

@@ -19,11 +19,11 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/nibble_products.cuh"
+#include "cuda/gemm/w4a8_gemm_sm90_convert.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/transposed_boxes.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/gemm/int4_weight.h"
 #include "cuda/operands.h"
 
 namespace octile::cuda::folded {

@@ -8,12 +8,12 @@
 #include <type_traits>
 
 #include "cuda/device/floats.cuh"
-#include "cuda/device/nibble_rows.cuh"
-#include "cuda/device/nibble_stages.cuh"
+#include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
+#include "cuda/gemm/w4a16_gemm_sm90_producer.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/register_products.cuh"
-#include "cuda/device/transposed_boxes.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/device/tma_transpose.cuh"
 
 namespace octile::cuda::nibble_tiles {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/gemm/int4_weight.h"
 #include "cuda/tensor_map.h"
 #include "plan/kernel.h"
 

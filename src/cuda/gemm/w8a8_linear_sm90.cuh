@@ -18,7 +18,7 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/skinny_tokens.cuh"
+#include "cuda/gemm/w8a8_linear_sm90_tokens.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 

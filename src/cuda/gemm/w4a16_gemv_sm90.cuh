@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/nibbles.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/int4.cuh"
+#include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
 
