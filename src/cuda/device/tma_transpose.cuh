@@ -1,57 +1,55 @@
-// From a warpgroup's sums (64, 64 to 256) of y^T, whose rows register_products.cuh has exchanged, to y: scaled,
-// rounded, and by way of boxes in shared memory that the copy engine stores while the next tile is multiplied.
+// Epilogue of the kernels that compute y^T: from a warpgroup's sums (64, 64 to 256), whose rows 2g and 2g + 1 a thread
+// has as rows g and g + 8, by way of shared memory, to y. TMA stores it while the next tile is multiplied.
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <string_view>
 #include <type_traits>
 
-#include "cuda/device/epilogue.cuh"
-#include "cuda/device/floats.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/tensor_map.h"
 
 namespace octile::cuda {
 
 // y as lines of memory: its rows, or its columns (along_a).
-struct BoxTarget {
+struct TransposeTarget {
   void* data = nullptr;
   std::int64_t pitch = 0;
   int rows = 0;
   int cols = 0;
-  int engine_cols = 0;      // the copy engine may store boxes that end here or before
+  int tma_cols = 0;         // TMA may store boxes that end here or before
   bool along_a = false;     // lines lie along the columns of the sums
   bool wide = false;        // f32
   bool accumulate = false;  // wide alone
 };
 
-// Lines of 128 bytes, their sixteens exchanged as the engine's swizzle of 128 bytes has it.
-// Of 256 columns:
+// Lines of 128 bytes with TMA's swizzle of 128 bytes. Of 256 columns:
 //            16 bits                              32 bits, for each half of the columns
 // along b    256 columns, 64 rows each            twice 128 columns, 32 rows each
 // along a    four times 64 rows, 64 columns each  four times 64 rows, 32 columns each
 template <int cols>
-struct alignas(1024) TransposedBoxes {
+struct alignas(1024) TransposeBuffer {
   static constexpr int kLine = 128;
   std::uint8_t lines[cols * kLine];
 
   static BulkBox box(bool wide, bool along_a) { return {along_a ? 64 : wide ? cols / 2 : cols, wide ? 32 : 64, true}; }
 };
 
-namespace ptx {
-
-// Adds the box to f32 in memory, each element once. The engine takes subnormal numbers for zeros.
-__device__ inline void add_box(const CUtensorMap& map, int col, int row, std::uint32_t from) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
-                   reinterpret_cast<std::uint64_t>(&map)),
-               "r"(col), "r"(row), "r"(from)
-               : "memory");
+// The target's description, and its tensor map; `map` stays as it is where TMA cannot store.
+template <int cols>
+TransposeTarget transpose_target(std::string_view kernel, const Tensor& y, bool along_a, CUtensorMap& map) {
+  TransposeTarget target = {y.data, y.strides[0], static_cast<int>(y.rows()), static_cast<int>(y.cols())};
+  target.along_a = along_a;
+  target.wide = y.dtype == DType::f32;
+  if (!mappable(y)) return target;
+  map = tensor_map(kernel, y, TransposeBuffer<cols>::box(target.wide, along_a));
+  // TMA writes 16 bytes at a time: where a row ends within them, the last column of boxes is left to store_edge.
+  const bool whole = y.cols() * (bits(y.dtype) / 8) % 16 == 0;
+  target.tma_cols = whole ? std::numeric_limits<int>::max() : target.cols;
+  return target;
 }
-
-__device__ inline void store_word(std::uint32_t to, std::uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-}
-
-}  // namespace ptx
 
 // `cols` columns of the sums. finish(x, h): what y is to have for a sum x of the thread's row h.
 template <class Y, bool along_a, unsigned cols, class Finish>
@@ -65,9 +63,9 @@ __device__ void write_boxes(const float* sums, const Finish& finish, std::uint32
   const unsigned c = lane % 4;
   const auto put = [](std::uint32_t to, float x, float y) {
     if constexpr (kSize == 2) {
-      ptx::store_word(to, pack<Y>(x, y));
+      ptx::store_shared(to, pack<Y>(x, y));
     } else {
-      ptx::store_pair(to, __float_as_uint(x), __float_as_uint(y));
+      ptx::store_shared_v2(to, __float_as_uint(x), __float_as_uint(y));
     }
   };
   if constexpr (along_a) {
@@ -100,9 +98,9 @@ __device__ void write_boxes(const float* sums, const Finish& finish, std::uint32
   }
 }
 
-// A box straight to y, by the threads of a warpgroup: any alignment, and nothing beyond y.
+// A box directly to y, by the threads of a warpgroup: any alignment, and nothing beyond y.
 template <class Y>
-__device__ void store_box_edge(const std::uint8_t* lines, int2 at, int rows, const BoxTarget& y) {
+__device__ void store_transposed_edge(const std::uint8_t* lines, int2 at, int rows, const TransposeTarget& y) {
   constexpr int kCols = 128 / static_cast<int>(sizeof(Y));
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int col = thread % kCols;
@@ -120,52 +118,51 @@ __device__ void store_box_edge(const std::uint8_t* lines, int2 at, int rows, con
 }
 
 template <class Y, bool along_a, int cols, class Finish>
-__device__ void store_boxes(const float (&sums)[cols / 2], const Finish& finish, TransposedBoxes<cols>& boxes, int2 at,
-                            const CUtensorMap& map, const BoxTarget& y, int barrier) {
+__device__ void store_boxes(const float (&sums)[cols / 2], const Finish& finish, TransposeBuffer<cols>& boxes, int2 at,
+                            const CUtensorMap& map, const TransposeTarget& y, int barrier) {
   constexpr int kRounds = sizeof(Y) / 2;
   constexpr int kRoundCols = cols / kRounds;
   constexpr int kBoxCols = 128 / static_cast<int>(sizeof(Y));
   constexpr int kBoxRows = along_a ? 64 : kRoundCols;
   constexpr int kBoxes = cols / kBoxRows;
   const bool leads = threadIdx.x % 128 == 0;
-  const auto meet = [&] { asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory"); };
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
-    if (leads) ptx::wait_stores_read<0>();
-    meet();
+    if (leads) ptx::tma_store_wait_read<0>();
+    ptx::bar_sync<128>(barrier);
     write_boxes<Y, along_a, kRoundCols>(sums + round * (kRoundCols / 2), finish, ptx::shared_address(boxes.lines));
-    ptx::publish_to_engines();
-    meet();
+    ptx::fence_proxy_async();
+    ptx::bar_sync<128>(barrier);
     const int2 origin = along_a ? int2{at.x, at.y + round * kRoundCols} : int2{at.y + round * kRoundCols, at.x};
 #pragma unroll 1
     for (int box = 0; box < kBoxes; ++box) {
       const int2 corner = {origin.x, origin.y + box * kBoxCols};
       const std::uint8_t* const lines = boxes.lines + box * kBoxRows * 128;
       if (corner.x >= y.rows || corner.y >= y.cols) continue;
-      if (corner.y + kBoxCols > y.engine_cols) {
-        store_box_edge<Y>(lines, corner, kBoxRows, y);
+      if (corner.y + kBoxCols > y.tma_cols) {
+        store_transposed_edge<Y>(lines, corner, kBoxRows, y);
       } else if (leads && y.accumulate) {
-        ptx::add_box(map, corner.y, corner.x, ptx::shared_address(lines));
+        ptx::tma_reduce_add(map, corner.y, corner.x, ptx::shared_address(lines));
       } else if (leads) {
-        ptx::store_box(map, corner.y, corner.x, ptx::shared_address(lines));
+        ptx::tma_store(map, corner.y, corner.x, ptx::shared_address(lines));
       }
     }
-    if (leads) ptx::commit_stores();
+    if (leads) ptx::tma_store_commit();
     __syncwarp();
   }
 }
 
 template <class Y, bool along_a, int cols>
-__device__ void store_boxes(const float (&sums)[cols / 2], float scale, TransposedBoxes<cols>& boxes, int2 at,
-                            const CUtensorMap& map, const BoxTarget& y, int barrier) {
+__device__ void store_boxes(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& boxes, int2 at,
+                            const CUtensorMap& map, const TransposeTarget& y, int barrier) {
   const auto scaled = [scale](float x, unsigned) { return __fmul_rn(x, scale); };
   store_boxes<Y, along_a, cols>(sums, scaled, boxes, at, map, y, barrier);
 }
 
 // at: the sums' first row and column in y^T. T is y's type where it is not wide.
 template <class T, int cols>
-__device__ void store_transposed(const float (&sums)[cols / 2], float scale, TransposedBoxes<cols>& boxes, int2 at,
-                                 const CUtensorMap& map, const BoxTarget& y, int barrier) {
+__device__ void store_transposed(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& boxes, int2 at,
+                                 const CUtensorMap& map, const TransposeTarget& y, int barrier) {
   if (y.wide) {
     if (y.along_a) return store_boxes<float, true, cols>(sums, scale, boxes, at, map, y, barrier);
     return store_boxes<float, false, cols>(sums, scale, boxes, at, map, y, barrier);

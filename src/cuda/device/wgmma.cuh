@@ -1,5 +1,7 @@
-// Hopper's matrix unit with its first operand from registers, and an s8 operand on its way there from a swizzled tile
-// in shared memory.
+// WGMMA: D (64, n) = A (64, k) * B (n, k)^T, or D += it, one instruction of a warpgroup. B lies in shared memory, A
+// there or in registers. s8 with sums in s32, 32 terms at a time; f16 and bf16 with sums in f32, 16 terms.
+//
+// With g = lane / 4 and c = lane % 4, sums[4j + 2h + e] of a thread of warp w is row 16w + g + 8h, column 8j + 2c + e.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,157 +10,163 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/ptx.cuh"
-#include "cuda/gemm/w8a16_gemm_sm90.cuh"
-
 namespace octile::cuda {
 
-// ---- Products.
+namespace ptx {
 
-// What products of 16-bit operands read: 16 terms of 64 rows, of which a thread has, with g = lane / 4, c = lane % 4
-//   [0] row 16 warp + g, terms 2c, 2c + 1   [1] row 16 warp + g + 8, the same   [2], [3] the same, terms 2c + 8, 2c + 9
-using Fragment = std::uint32_t[4];
-
-// The other operand in shared memory, in swizzled lines of 128 bytes: a line of 64 terms for each row, or, outer-major,
-// a line of 64 rows for each term, 64 lines, and then the next 64 rows. The address of a block that is not its
-// cluster's first has bits above the descriptor's field.
-template <bool outer>
-__device__ std::uint32_t operand_descriptor(std::uint32_t address) {
-  constexpr std::uint32_t kNextRows = outer ? 64 * 128 / 16 : 1;
-  return (address >> 4 & 0x3fff) | kNextRows << 16;
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until all but the last `pending` groups have completed.
+template <int pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// From 16 terms to the next, in a descriptor.
-template <bool outer>
-constexpr std::uint32_t kNextTerms = outer ? 16 * 128 / 16 : 32 / 16;
 
+}  // namespace ptx
+
+// Keeps the compiler from moving accesses to the sums across the wait above it.
 template <int n>
-__device__ void hold(float (&sums)[n]) {
+__device__ inline void wgmma_fence_operand(int (&sums)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+}
+template <int n>
+__device__ inline void wgmma_fence_operand(float (&sums)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+// A in registers. f16 and bf16: [0] row 16 warp + g, terms 2c and 2c + 1; [1] row 16 warp + g + 8, the same terms; [2],
+// [3] the same rows, terms 2c + 8 and 2c + 9. s8: terms 4c to 4c + 3, and 4c + 16 to 4c + 19.
+using Fragment = std::uint32_t[4];
+
+// The lower half of a shared-memory descriptor of swizzled, K-major rows. In its units 32 bytes further along a row is
+// 2 more, and, with rows of 128 bytes, 64 rows further down is 512 more.
+__device__ inline std::uint32_t smem_descriptor(std::uint32_t address) { return address >> 4 | 1u << 16; }
+
+// The same for addresses of any block of a cluster, which have bits above the descriptor's field. outer: MN-major, a
+// line of 64 rows for each term, 64 lines, and then the next 64 rows.
+template <bool outer>
+__device__ std::uint32_t smem_descriptor_in_cluster(std::uint32_t address) {
+  constexpr std::uint32_t kNextRows = outer ? 64 * 128 / 16 : 1;
+  return (address >> 4 & 0x3fff) | kNextRows << 16;
+}
+// From 16 terms of 16 bits to the next, in a descriptor.
+template <bool outer>
+constexpr std::uint32_t kNextTerms = outer ? 16 * 128 / 16 : 32 / 16;
+
+// The upper half: the stride between groups of eight rows, in units of 16 bytes, and the swizzle, of 64 or 128 bytes.
+template <int row_bytes>
+constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2u) << 30;
+
 // clang-format off
-#define OCTILE_N32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define OCTILE_N64 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define OCTILE_N48 OCTILE_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define OCTILE_N80 OCTILE_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define OCTILE_N96 OCTILE_N80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define OCTILE_N128 OCTILE_N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define OCTILE_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define OCTILE_F16(d, i) OCTILE_F8(d, i), OCTILE_F8(d, i + 8)
-#define OCTILE_F32(d, i) OCTILE_F8(d, i), OCTILE_F8(d, i + 8), OCTILE_F8(d, i + 16), OCTILE_F8(d, i + 24)
-#define OCTILE_PRODUCT(shape, type, names, a0, a1, a2, a3, b, p, upper, outer) \
-  "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, " p ", 0;\nmov.b64 b, {" b ", " upper "};\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" names "}, {" a0 ", " a1 ", " a2 ", " a3 "}, b, p, 1, 1, " outer ";\n}\n"
-#define OCTILE_256(type) OCTILE_PRODUCT("m64n256k16", type, OCTILE_N128, "%128", "%129", "%130", "%131", "%132", "%133", "%134", "%135")
-#define OCTILE_192(type) OCTILE_PRODUCT("m64n192k16", type, OCTILE_N96, "%96", "%97", "%98", "%99", "%100", "%101", "%102", "%103")
-#define OCTILE_160(type) OCTILE_PRODUCT("m64n160k16", type, OCTILE_N80, "%80", "%81", "%82", "%83", "%84", "%85", "%86", "%87")
-#define OCTILE_128(type) OCTILE_PRODUCT("m64n128k16", type, OCTILE_N64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", "%71")
-#define OCTILE_96(type) OCTILE_PRODUCT("m64n96k16", type, OCTILE_N48, "%48", "%49", "%50", "%51", "%52", "%53", "%54", "%55")
-#define OCTILE_64(type) OCTILE_PRODUCT("m64n64k16", type, OCTILE_N32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", "%39")
-#define OCTILE_IN(a, b, accumulate, outer) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kOperandUpper), "n"(static_cast<int>(outer))
+#define OCTILE_E0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define OCTILE_E1 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define OCTILE_E2 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define OCTILE_E3 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define OCTILE_E4 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define OCTILE_E5 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define OCTILE_E6 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define OCTILE_E7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define OCTILE_E8 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define OCTILE_E9 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define OCTILE_E10 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define OCTILE_E11 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define OCTILE_E12 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define OCTILE_E13 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define OCTILE_E14 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define OCTILE_E15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define OCTILE_LIST_16 OCTILE_E0 ", " OCTILE_E1
+#define OCTILE_LIST_32 OCTILE_LIST_16 ", " OCTILE_E2 ", " OCTILE_E3
+#define OCTILE_LIST_48 OCTILE_LIST_32 ", " OCTILE_E4 ", " OCTILE_E5
+#define OCTILE_LIST_56 OCTILE_LIST_48 ", " OCTILE_E6
+#define OCTILE_LIST_64 OCTILE_LIST_56 ", " OCTILE_E7
+#define OCTILE_LIST_80 OCTILE_LIST_64 ", " OCTILE_E8 ", " OCTILE_E9
+#define OCTILE_LIST_88 OCTILE_LIST_80 ", " OCTILE_E10
+#define OCTILE_LIST_96 OCTILE_LIST_88 ", " OCTILE_E11
+#define OCTILE_LIST_112 OCTILE_LIST_96 ", " OCTILE_E12 ", " OCTILE_E13
+#define OCTILE_LIST_128 OCTILE_LIST_112 ", " OCTILE_E14 ", " OCTILE_E15
+#define OCTILE_R8(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define OCTILE_REGS_16(c, d) OCTILE_R8(c, d, 0), OCTILE_R8(c, d, 8)
+#define OCTILE_REGS_32(c, d) OCTILE_REGS_16(c, d), OCTILE_R8(c, d, 16), OCTILE_R8(c, d, 24)
+#define OCTILE_REGS_48(c, d) OCTILE_REGS_32(c, d), OCTILE_R8(c, d, 32), OCTILE_R8(c, d, 40)
+#define OCTILE_REGS_56(c, d) OCTILE_REGS_48(c, d), OCTILE_R8(c, d, 48)
+#define OCTILE_REGS_64(c, d) OCTILE_REGS_56(c, d), OCTILE_R8(c, d, 56)
+#define OCTILE_REGS_80(c, d) OCTILE_REGS_64(c, d), OCTILE_R8(c, d, 64), OCTILE_R8(c, d, 72)
+#define OCTILE_REGS_88(c, d) OCTILE_REGS_80(c, d), OCTILE_R8(c, d, 80)
+#define OCTILE_REGS_96(c, d) OCTILE_REGS_88(c, d), OCTILE_R8(c, d, 88)
+#define OCTILE_REGS_112(c, d) OCTILE_REGS_96(c, d), OCTILE_R8(c, d, 96), OCTILE_R8(c, d, 104)
+#define OCTILE_REGS_128(c, d) OCTILE_REGS_112(c, d), OCTILE_R8(c, d, 112), OCTILE_R8(c, d, 120)
 // clang-format on
 
-// The upper half of a descriptor: what eight lines take, and the swizzle of 128 bytes.
-constexpr std::uint32_t kOperandUpper = 1024 / 16 | 1u << 30;
+// Of an instruction with `count` sums and n columns; the numbers are those of the operands after the sums.
 
-// sums (64 x 256, 192, 160, 128 or 64) = or += a (64 x 16) by the operand b (256, .. x 16). Of the sums, [4j + 2h + e]
-// is row 16 warp + g + 8h, column 8j + 2c + e.
-#define OCTILE_MULTIPLY(count, product, ...)                                                              \
-  template <class T, bool outer>                                                                          \
-  __device__ void multiply_16(float(&sums)[count], const Fragment& a, std::uint32_t b, bool accumulate) { \
-    if constexpr (std::is_same_v<T, __half>) {                                                            \
-      asm volatile(product("f16") : __VA_ARGS__ : OCTILE_IN(a, b, accumulate, outer));                    \
-    } else {                                                                                              \
-      asm volatile(product("bf16") : __VA_ARGS__ : OCTILE_IN(a, b, accumulate, outer));                   \
-    }                                                                                                     \
+// sums = or += A * B, both in shared memory, s8, rows of 64 or 128 bytes.
+#define OCTILE_WGMMA_S8(count, n, a, b, p, upper)                                                                \
+  template <int row_bytes>                                                                                       \
+  __device__ void wgmma_s8(int(&sums)[count], std::uint32_t left, std::uint32_t right, bool accumulate) {        \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #p                                        \
+                 ", 0;\n"                                                                                        \
+                 "mov.b64 a, {%" #a ", %" #upper "};\nmov.b64 b, {%" #b ", %" #upper                             \
+                 "};\n"                                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" OCTILE_LIST_##count "}, a, b, p;\n}\n" \
+                 : OCTILE_REGS_##count("+r", sums)                                                               \
+                 : "r"(left), "r"(right), "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<row_bytes>));  \
   }
-OCTILE_MULTIPLY(128, OCTILE_256, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64), OCTILE_F32(sums, 96))
-OCTILE_MULTIPLY(96, OCTILE_192, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F32(sums, 64))
-OCTILE_MULTIPLY(80, OCTILE_160, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32), OCTILE_F16(sums, 64))
-OCTILE_MULTIPLY(64, OCTILE_128, OCTILE_F32(sums, 0), OCTILE_F32(sums, 32))
-OCTILE_MULTIPLY(48, OCTILE_96, OCTILE_F32(sums, 0), OCTILE_F16(sums, 32))
-OCTILE_MULTIPLY(32, OCTILE_64, OCTILE_F32(sums, 0))
+OCTILE_WGMMA_S8(16, 32, 16, 17, 18, 19)
+OCTILE_WGMMA_S8(32, 64, 32, 33, 34, 35)
+OCTILE_WGMMA_S8(56, 112, 56, 57, 58, 59)
+OCTILE_WGMMA_S8(64, 128, 64, 65, 66, 67)
+OCTILE_WGMMA_S8(88, 176, 88, 89, 90, 91)
+OCTILE_WGMMA_S8(96, 192, 96, 97, 98, 99)
+OCTILE_WGMMA_S8(112, 224, 112, 113, 114, 115)
+OCTILE_WGMMA_S8(128, 256, 128, 129, 130, 131)
 
-#undef OCTILE_N32
-#undef OCTILE_N48
-#undef OCTILE_N64
-#undef OCTILE_N80
-#undef OCTILE_N96
-#undef OCTILE_N128
-#undef OCTILE_F8
-#undef OCTILE_F16
-#undef OCTILE_F32
-#undef OCTILE_PRODUCT
-#undef OCTILE_256
-#undef OCTILE_192
-#undef OCTILE_160
-#undef OCTILE_128
-#undef OCTILE_96
-#undef OCTILE_64
-#undef OCTILE_IN
-#undef OCTILE_MULTIPLY
-
-// ---- Bytes.
-
-// A tile of s8, 128 rows by 64 terms, and what of it a warp makes fragments of: 16 rows, of which a thread has rows 2g
-// and 2g + 1 (an outer-major tile has them in one word) as rows g and g + 8 of the product.
-// contraction-major: the even rows, then the odd ones, lines of 64 bytes, swizzled.
-// outer-major: lines of 128 rows, one for each term, swizzled.
-template <class T, bool outer>
-class BytesReader {
- public:
-  // sixteen: which of the tile's eight sixteens of rows.
-  __device__ explicit BytesReader(unsigned sixteen) {
-    const unsigned lane = threadIdx.x % 32;
-#pragma unroll
-    for (unsigned i = 0; i < kPlaces; ++i) {
-      const unsigned twist = outer ? sixteen ^ lane % 8 : i ^ lane / 8;
-      places[i] = (outer ? lane * 128 : (8 * sixteen + lane / 4) * 64 + lane % 4 * 2) + twist * 16;
-      asm volatile("" : "+r"(places[i]));  // kept, rather than computed each time
-    }
+// The same with A in registers, rows of 128 bytes.
+#define OCTILE_WGMMA_S8_RS(count, n, a0, a1, a2, a3, b, p, upper)                                                  \
+  __device__ inline void wgmma_s8(int(&sums)[count], const Fragment& left, std::uint32_t right, bool accumulate) { \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #p ", 0;\nmov.b64 b, {%" #b ", %" #upper       \
+                 "};\n"                                                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" OCTILE_LIST_##count                      \
+                 "}, "                                                                                             \
+                 "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, b, p;\n}\n"                                            \
+                 : OCTILE_REGS_##count("+r", sums)                                                                 \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right),                             \
+                   "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<128>));                                 \
   }
+OCTILE_WGMMA_S8_RS(64, 128, 64, 65, 66, 67, 68, 69, 70)
+OCTILE_WGMMA_S8_RS(96, 192, 96, 97, 98, 99, 100, 101, 102)
 
-  // Brings slice `slice` of sixteen terms, of which the scales are too, four of them.
-  template <int slice>
-  __device__ void fetch(const std::uint8_t* tile, const Scales16<T>* all) {
-    scales = all[threadIdx.x % 4];
-    if constexpr (!outer) {
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        words[part] =
-            *reinterpret_cast<const std::uint16_t*>(tile + places[slice] + (part % 2 * 64 * 64 + part / 2 * 8));
-      }
-    } else if constexpr (slice % 2 == 0) {  // and the next one
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                   : "r"(ptx::shared_address(tile) + places[0] + 16 * 128 * slice)
-                   : "memory");
-    }
+// sums = or += A * B, A in registers, f16 or bf16, B in lines of 128 bytes. outer: B is MN-major.
+#define OCTILE_WGMMA_F32_OF(type, count, n, a0, a1, a2, a3, b, p, upper, mn)                               \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" #p ", 0;\nmov.b64 b, {%" #b ", %" #upper \
+               "};\n"                                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" OCTILE_LIST_##count    \
+               "}, "                                                                                       \
+               "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, b, p, 1, 1, %" #mn ";\n}\n"                      \
+               : OCTILE_REGS_##count("+f", sums)                                                           \
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right),                       \
+                 "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<128>), "n"(static_cast<int>(outer)))
+#define OCTILE_WGMMA_F32(count, ...)                                                                           \
+  template <class T, bool outer = false>                                                                       \
+  __device__ void wgmma_f32(float(&sums)[count], const Fragment& left, std::uint32_t right, bool accumulate) { \
+    if constexpr (std::is_same_v<T, __half>) {                                                                 \
+      OCTILE_WGMMA_F32_OF("f16", count, __VA_ARGS__);                                                          \
+    } else {                                                                                                   \
+      OCTILE_WGMMA_F32_OF("bf16", count, __VA_ARGS__);                                                         \
+    }                                                                                                          \
   }
+OCTILE_WGMMA_F32(16, 32, 16, 17, 18, 19, 20, 21, 22, 23)
+OCTILE_WGMMA_F32(32, 64, 32, 33, 34, 35, 36, 37, 38, 39)
+OCTILE_WGMMA_F32(48, 96, 48, 49, 50, 51, 52, 53, 54, 55)
+OCTILE_WGMMA_F32(64, 128, 64, 65, 66, 67, 68, 69, 70, 71)
+OCTILE_WGMMA_F32(80, 160, 80, 81, 82, 83, 84, 85, 86, 87)
+OCTILE_WGMMA_F32(96, 192, 96, 97, 98, 99, 100, 101, 102, 103)
+OCTILE_WGMMA_F32(128, 256, 128, 129, 130, 131, 132, 133, 134, 135)
 
-  // The slice fetched last.
-  template <int slice>
-  __device__ void convert(Fragment& to) const {
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const Pair<T> scale = scales.scale[part];
-      const Pair<T> offset = scales.offset[part];
-      if constexpr (outer) {
-        const std::uint32_t word = words[slice % 2 * 2 + part];
-        to[2 * part] = scaled_bytes<T, 0, 2>(word, scale, offset);
-        to[2 * part + 1] = scaled_bytes<T, 1, 3>(word, scale, offset);
-      } else {
-        to[2 * part] = scaled_bytes<T, 0, 1>(words[2 * part], scale, offset);
-        to[2 * part + 1] = scaled_bytes<T, 0, 1>(words[2 * part + 1], scale, offset);
-      }
-    }
-  }
-
- private:
-  static constexpr int kPlaces = outer ? 1 : 4;
-  std::uint32_t places[kPlaces];  // of this thread's bytes: of each slice, or outer-major of the first
-  std::uint32_t words[4];         // of one slice, or outer-major of two
-  Scales16<T> scales;
-};
+#undef OCTILE_WGMMA_S8
+#undef OCTILE_WGMMA_S8_RS
+#undef OCTILE_WGMMA_F32_OF
+#undef OCTILE_WGMMA_F32
 
 }  // namespace octile::cuda

@@ -5,14 +5,15 @@
 // a f16 or bf16; the integers q - z are exact in either, their products with a are summed in f32, 128 terms or a group
 // at a time, and scaled there. How: device/skinny_nibbles.cuh. What that cannot read: w4a16_gemm_sm80.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
 
+#include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/device/skinny_nibbles.cuh"
+#include "cuda/clusters.h"
+#include "cuda/gemm/w4a16_gemm_skinny_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/tensor_map.h"
 #include "plan/kernel.h"
@@ -26,8 +27,6 @@ constexpr int kFewTokens = 32;
 constexpr int kMostTokens = 64;
 using AnyForm = SkinnyForm<__half, kMostTokens, true, 1, false>;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Groups smaller than a step.
 bool fine(const GemmProblem& p) { return p.group < AnyForm::terms && p.group < p.k; }
 
@@ -36,8 +35,7 @@ struct Choice {
   double seconds = std::numeric_limits<double>::infinity();
 };
 
-// Fitted to an H200, L2 flushed: a step, and what does not depend on their number. Of clusters of four and eight blocks
-// 30 and 15 are there at one time.
+// Fitted to an H200, L2 flushed: a step, and what does not depend on their number.
 Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
   struct Seconds {
     double fixed, packed, plain, fine;
@@ -48,13 +46,11 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
   constexpr double kWaveSeconds = 4e-6;
   const Seconds& each = tokens > kFewTokens ? kMore : kFew;
   const double step_seconds = fine(p) ? each.fine : p.b_packed ? each.packed : each.plain;
-  const double multiprocessors = properties(p.device).multiprocessors;
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.n, AnyForm::rows), 1);
   const std::int64_t steps = ceil_div(p.k, AnyForm::terms);
   Choice best;
   for (int parts = 1; parts <= 8 && parts <= std::max<std::int64_t>(steps, 1); parts *= 2) {
-    const double of_132 = parts == 1 ? 132 : parts == 2 ? 66 : 120 / parts;
-    const double waves = std::ceil(static_cast<double>(tiles) / std::max(of_132 * multiprocessors / 132, 1.0));
+    const auto waves = static_cast<double>(ceil_div(tiles, max_active_clusters(p.device, parts)));
     const double seconds = each.fixed + (parts - 1) * kSharingSeconds + (waves - 1) * kWaveSeconds +
                            waves * static_cast<double>(ceil_div(steps, parts)) * step_seconds;
     if (seconds < best.seconds) best = {parts, seconds};
@@ -108,18 +104,13 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   p.tokens = static_cast<int>(o.a.rows());
   p.steps = static_cast<int>(ceil_div(problem.k, F::terms));
   p.parts = parts;
-  if (problem.bias) {
-    p.bias = o.bias.data;
-    p.bias_stride = o.bias.strides[0];
-  }
+  p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto two = static_cast<std::uintptr_t>(bits(problem.y) / 8 * 2);
-  p.y_aligned =
-      (reinterpret_cast<std::uintptr_t>(o.y.data) | static_cast<std::uintptr_t>(p.y_pitch) * two / 2) % two == 0;
+  p.y_aligned = aligned_for(o.y, 2);
   const auto blocks = static_cast<unsigned>(ceil_div(problem.n, F::rows) * parts);
-  enqueue(kName, skinny_nibbles_kernel<F>,
+  enqueue(kName, skinny_nibbles::w4a16_gemm_skinny_kernel<F>,
           LaunchShape{blocks, skinny_nibbles::kThreads, sizeof(skinny_nibbles::Shared<F>),
                       dim3(static_cast<unsigned>(parts))},
           stream, maps, p);
@@ -188,8 +179,9 @@ std::string w4a16_gemm_skinny_sm90_detail(const GemmProblem& p) {
 void w4a16_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int tokens : {kFewTokens, kMostTokens}) {
-    with_form(problem, tokens,
-              []<class F>(F) { prepare(kName, skinny_nibbles_kernel<F>, sizeof(skinny_nibbles::Shared<F>)); });
+    with_form(problem, tokens, []<class F>(F) {
+      prepare(kName, skinny_nibbles::w4a16_gemm_skinny_kernel<F>, sizeof(skinny_nibbles::Shared<F>));
+    });
   }
   w4a16_gemm_sm80_prepare(problem);
 }

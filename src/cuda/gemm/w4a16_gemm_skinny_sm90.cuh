@@ -1,10 +1,19 @@
-// Of the product of a 4-bit weight with few tokens (skinny_nibbles.cuh): nibbles from shared memory by tokens on the
-// matrix unit, and the sums to y.
+// The product of a 4-bit weight with up to 64 tokens, on the matrix unit: y^T = weight by tokens^T.
+//
+// A block has 256 rows of the weight, all tokens, and a run of the terms; the blocks of a cluster share the terms. In a
+// block
+//   - a warpgroup has the copy engine fill two rings, with the tokens and with the weight, 256 rows by 128 terms a
+//     stage, as it lies in memory, and puts the tokens' terms in the order in which the nibbles of a word come apart;
+//   - two warpgroups multiply, two tiles of 64 rows each: nibbles become exact 16-bit integers q - z in registers, and
+//     the matrix unit takes them from there. What a group of terms gives is scaled in f32 and added to the sums.
+// In the end the blocks of a cluster send each other their sums, and each adds up some of them, in the order of the
+// terms.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/device/narrow_products.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/w4a16_gemm_skinny_sm90_producer.cuh"
 
 namespace octile::cuda {
@@ -60,10 +69,7 @@ struct Reader {
         to[set][0] = two.x, to[set][1] = two.y;
       }
     } else {
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[0][0]), "=r"(to[0][1]), "=r"(to[1][0]), "=r"(to[1][1])
-                   : "r"(at ^ first_set * 16)
-                   : "memory");
+      load_matrices(at ^ first_set * 16, reinterpret_cast<std::uint32_t(&)[4]>(to));
     }
   }
 
@@ -121,7 +127,9 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   Offset<T> offsets[kTiles][2];
   float products[kTiles][F::tokens / 2];
 
-  const auto wait_for_weight = [&] { ptx::wait(ptx::shared_address(&shared.weight_full[at.stage]), at.parity); };
+  const auto wait_for_weight = [&] {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.weight_full[at.stage]), at.parity);
+  };
   const auto convert_set = [&](int set, int tile) {
     if (set % 2 == 0) reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
     if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
@@ -129,22 +137,22 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   };
   const auto issue = [&](int set, int tile, std::uint32_t tokens) {
     const std::uint32_t of_set = tokens + set / 2 * (F::tokens * 8) + set % 2 * 4;
-    ptx::begin_products();
-    multiply_16<T>(products[tile], fragments[set % 2][tile][0], of_set, set % kFoldSets > 0);
-    multiply_16<T>(products[tile], fragments[set % 2][tile][1], of_set + 2, true);
-    ptx::commit_products();
+    ptx::wgmma_fence();
+    wgmma_f32<T>(products[tile], fragments[set % 2][tile][0], of_set, set % kFoldSets > 0);
+    wgmma_f32<T>(products[tile], fragments[set % 2][tile][1], of_set + 2, true);
+    ptx::wgmma_commit();
   };
   const auto fold = [&](int tile, const float(&scale)[2]) {
-    hold(products[tile]);
+    wgmma_fence_operand(products[tile]);
 #pragma unroll
     for (int i = 0; i < F::tokens / 2; ++i) {
       sums[tile][i] = __fmaf_rn(products[tile][i], scale[i / 2 % 2], sums[tile][i]);
     }
-    hold(sums[tile]);
+    wgmma_fence_operand(sums[tile]);
   };
   const auto take_tokens = [&](int step) {
-    ptx::wait(ptx::shared_address(&shared.tokens_full[token_at.stage]), token_at.parity);
-    return operand_descriptor<false>(ptx::shared_address(shared.tokens[token_at.stage]));
+    ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_full[token_at.stage]), token_at.parity);
+    return smem_descriptor_in_cluster<false>(ptx::shared_address(shared.tokens[token_at.stage]));
   };
   // From the second set of a step, whose first is being multiplied, to the first of the next.
   const auto do_step = [&]<bool last>(int step, std::uint32_t& tokens) {
@@ -164,15 +172,15 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
           reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
           // The other tile's products are still done; but those of the iteration before ptxas does not know to be over.
           if ((last && i == F::sets && tile == kTiles - 1) || i + tile == 1) {
-            ptx::wait_products<0>();
+            ptx::wgmma_wait<0>();
           } else {
-            ptx::wait_products<kTiles - 1>();
+            ptx::wgmma_wait<kTiles - 1>();
           }
           fold(tile, scales[tile]);
         }
         if (i == F::sets && last) continue;
         issue(i % F::sets, tile, tokens);
-        ptx::wait_products<kTiles>();  // those of this tile's set before
+        ptx::wgmma_wait<kTiles>();  // those of this tile's set before
         if (i + 1 < F::sets || !last) convert_set((i + 1) % F::sets, tile);
       }
       if (i + 2 != F::sets) continue;
@@ -185,7 +193,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
     }
     // Its products have all been waited for.
     __syncwarp();
-    if (!last && threadIdx.x % 32 == 0) ptx::arrive(ptx::shared_address(&shared.tokens_empty[token_before]));
+    if (!last && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tokens_empty[token_before]));
   };
   wait_for_weight();
 #pragma unroll
@@ -230,10 +238,7 @@ struct Exchange {
         store_shared(at, {__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
                           __float_as_uint(from[3])});
       } else {
-        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         ptx::in_block(at, static_cast<std::uint32_t>(to))),
-                     "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
-                     : "memory");
+        ptx::store_cluster(ptx::mapa(at, static_cast<std::uint32_t>(to)), from);
       }
     }
   }
@@ -303,6 +308,49 @@ struct Exchange {
     finish_as<float, false>(shared);
   }
 };
+
+template <class F>
+__global__ void __launch_bounds__(kThreads, 1)
+    w4a16_gemm_skinny_kernel(const __grid_constant__ SkinnyMaps maps, const __grid_constant__ SkinnyNibbles p) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // the compiler knows it is uniform
+  const Place<F> place(p);
+  let_next_start();
+  if (threadIdx.x == kMultipliers) {
+    ptx::prefetch_tensormap(maps.tokens);
+    ptx::prefetch_tensormap(maps.weight);
+    if (F::packed) ptx::prefetch_tensormap(maps.scales);
+    if (F::packed && F::zeros) ptx::prefetch_tensormap(maps.zeros);
+    init(shared);
+  }
+  wait_for_previous();
+  const Bringer<F> bringer{p, place};
+  if (warp == kMultipliers / 32) {
+    bringer.begin(shared, maps);
+    __syncwarp();
+  } else {
+    prefetch_first(p, place);
+  }
+  __syncthreads();
+  const Exchange<F> exchange{p, place};
+  if (warp < kMultipliers / 32) {
+    ptx::setmaxnreg_inc<kMultiplierRegisters>();
+    float sums[kTiles][F::tokens / 2];
+    multiply<F>(sums, shared, place, [&] { ptx::cluster_arrive_relaxed(); });
+    ptx::cluster_wait();  // the others' weight has been read, and sums may lie there
+    exchange.send(sums, shared);
+    ptx::cluster_arrive_release();
+    ptx::cluster_wait();  // all sums are there
+    exchange.finish(shared);
+  } else {
+    ptx::setmaxnreg_dec<kBringerRegisters>();
+    bringer.run(shared, maps);
+    __syncwarp();
+    ptx::cluster_sync_relaxed();
+    ptx::cluster_sync_relaxed();
+  }
+}
 
 }  // namespace skinny_nibbles
 

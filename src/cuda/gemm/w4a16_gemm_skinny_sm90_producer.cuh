@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/floats.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/pipeline.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/gemm/int4_weight.h"
@@ -23,8 +23,7 @@ struct SkinnyNibbles {
   int steps = 0;
   int parts = 1;        // of the terms: blocks of a cluster
   int group_folds = 1;  // groups of 64 are two folds
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
@@ -96,11 +95,11 @@ struct Place {
 template <class F>
 __device__ void init(Shared<F>& shared) {
   constexpr std::uint32_t kBringWeight = F::packed ? 1 : 1 + kBringers;
-  for (auto& barrier : shared.weight_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringWeight);
-  for (auto& barrier : shared.tokens_raw) ptx::barrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.tokens_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringers);
-  for (auto& barrier : shared.tokens_empty) ptx::barrier_init(ptx::shared_address(&barrier), kMultipliers / 32);
-  ptx::barrier_init_done();
+  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kBringWeight);
+  for (auto& barrier : shared.tokens_raw) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kBringers);
+  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(ptx::shared_address(&barrier), kMultipliers / 32);
+  ptx::fence_mbarrier_init();
 }
 
 // The weight's first stage into the second-level cache, while the copy engine still reads its maps: of a panel lines of
@@ -120,53 +119,32 @@ __device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
 
 // ---- The weight's way.
 
-__device__ inline std::uint64_t read_once_policy() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // One thread. Packed: lines of 64 bytes, eight terms of 16 rows, of 16 panels, and a line of scales and of zero points
 // of each. Otherwise 64 bytes of 256 rows.
 template <class F>
 __device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, const SkinnyMaps& maps,
                              int step) {
-  const std::uint64_t policy = read_once_policy();
+  const std::uint64_t policy = ptx::evict_first();
   const int stage = step % F::weight_stages;
   const std::uint32_t full = ptx::shared_address(&shared.weight_full[stage]);
   const std::uint32_t to = ptx::shared_address(shared.weight[stage]);
   step += place.first_step;
-  ptx::arrive_and_expect(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
+  ptx::mbarrier_arrive_expect_tx(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
   const int panel = place.first_row / 16;
   if constexpr (F::packed) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(reinterpret_cast<std::uint64_t>(&maps.weight)), "r"(0), "r"(step * (F::terms / 8)), "r"(panel), "r"(full),
-        "l"(policy)
-        : "memory");
+    ptx::tma_load(to, maps.weight, int3{0, step * (F::terms / 8), panel}, full, policy);
 #pragma unroll
     for (int fold = 0; fold < F::folds; ++fold) {
       // Of groups beyond the terms there are zeros, since 0 times what lay there before might be a NaN.
       const int group = p.weight.groups == 1 ? 0 : F::folds == 1 ? step : (step * F::folds + fold) / p.group_folds;
-      ptx::load_box(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
+      ptx::tma_load(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
       if constexpr (F::zeros) {
-        ptx::load_box(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
+        ptx::tma_load(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
       }
     }
   } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(reinterpret_cast<std::uint64_t>(&maps.weight)), "r"(step * (F::terms / 2)), "r"(place.first_row), "r"(full),
-        "l"(policy)
-        : "memory");
+    ptx::tma_load(to, maps.weight, int2{step * (F::terms / 2), place.first_row}, full, policy);
   }
-}
-
-// Four bytes, or zeros.
-__device__ inline void copy_4(std::uint32_t to, const void* from, bool really) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(really ? 4 : 0) : "memory");
 }
 
 // All threads that bring tokens: a step's scales and zero points of a weight that is not packed; zeros beyond the
@@ -182,26 +160,14 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
   for (int i = static_cast<int>(threadIdx.x) - kMultipliers; i < F::rows; i += kBringers) {
     const int row = place.first_row + i;
     if (row >= w.rows) continue;
-    copy_4(ptx::shared_address(&shared.scales[stage][0][0][i]),
-           static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group) : 0), really);
+    ptx::cp_async_4(&shared.scales[stage][0][0][i],
+                    static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group) : 0), really);
     if constexpr (F::zeros) {
-      copy_4(ptx::shared_address(&shared.zeros[stage][0][0][i]),
-             static_cast<const std::int32_t*>(w.zeros) + (really ? w.zero.at(row, group) : 0), really);
+      ptx::cp_async_4(&shared.zeros[stage][0][0][i],
+                      static_cast<const std::int32_t*>(w.zeros) + (really ? w.zero.at(row, group) : 0), really);
     }
   }
-  asm volatile(
-      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx::shared_address(&shared.weight_full[stage]))
-      : "memory");
-}
-
-// ---- The bias.
-
-__device__ inline float bias_of(const SkinnyNibbles& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return 0;
-  const std::int64_t at = row * p.bias_stride;
-  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
-  if (p.y_type == DType::f16) return widen(__ldcg(static_cast<const __half*>(p.bias) + at));
-  return widen(__ldcg(static_cast<const __nv_bfloat16*>(p.bias) + at));
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.weight_full[stage]));
 }
 
 // ---- The tokens' way: a warpgroup.
@@ -227,9 +193,9 @@ struct Bringer {
     const std::uint32_t full = ptx::shared_address(&shared.tokens_raw[stage]);
     const std::uint32_t to = ptx::shared_address(shared.tokens[stage]);
     const int term = (place.first_step + step) * F::terms;
-    ptx::arrive_and_expect(full, sizeof(shared.tokens[0]));
-    ptx::load_box(to, map, term, 0, full);
-    ptx::load_box(to + F::tokens * 128, map, term + 64, 0, full);
+    ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.tokens[0]));
+    ptx::tma_load(to, map, term, 0, full);
+    ptx::tma_load(to + F::tokens * 128, map, term + 64, 0, full);
   }
 
   __device__ void put_in_order(std::uint32_t stage) const {
@@ -281,16 +247,17 @@ struct Bringer {
     for (int step = 0; step < place.steps; ++step) {
       if (step + 1 == place.steps) {
 #pragma unroll 1
-        for (int i = thread; i < F::rows; i += kBringers) shared.biases[i] = bias_of(p, place.first_row + i);
+        for (int i = thread; i < F::rows; i += kBringers)
+          shared.biases[i] = p.bias.at(place.first_row + i, p.weight.rows, 0);
       }
-      ptx::wait(ptx::shared_address(&shared.tokens_raw[at.stage]), at.parity);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_raw[at.stage]), at.parity);
       put_in_order(ptx::shared_address(shared.tokens[at.stage]));
-      ptx::publish_to_engines();
-      ptx::arrive(ptx::shared_address(&shared.tokens_full[at.stage]));
+      ptx::fence_proxy_async();
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.tokens_full[at.stage]));
       at.next();
       int free_stages = 0;
       if (step >= kLag) {
-        ptx::wait(ptx::shared_address(&shared.tokens_empty[freed.stage]), freed.parity);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_empty[freed.stage]), freed.parity);
         freed.next();
         free_stages = step - kLag + 1;
         const int next = step - kLag + F::token_stages;

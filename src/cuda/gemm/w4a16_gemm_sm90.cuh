@@ -7,15 +7,13 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/floats.cuh"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
 #include "cuda/gemm/w4a16_gemm_sm90_producer.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/ptx.cuh"
-#include "cuda/device/wgmma.cuh"
-#include "cuda/device/tma_transpose.cuh"
 
-namespace octile::cuda::nibble_tiles {
+namespace octile::cuda::w4a16 {
 
 // A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
 template <class F>
@@ -40,23 +38,23 @@ struct Consumer {
   // Whom this warp tells that it has read a stage: both blocks of the pair, or this one twice if it fills its own
   // alone.
   __device__ void fill_by(bool both) {
-    const int block = kPair * place.whole.part + (both ? lane % kPair : place.rank);
-    empty = ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(block));
+    const int block = kClusterSize * place.whole.part + (both ? lane % kClusterSize : place.rank);
+    empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(block));
   }
 
-  __device__ void release(int stage) const { ptx::arrive_in_cluster(empty + 8 * stage, lane < kPair); }
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
   }
 
   template <int box, int half>
   __device__ void fetch(int stage, Scales& scales) {
     reader.template fetch<half>(shared.stages[stage].b[box]);
     if (half == 1 || !scales.template begins<known<box>>()) return;
-    ptx::wait(ptx::shared_address(&shared.scales_full[scales_at.stage]), scales_at.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.scales_full[scales_at.stage]), scales_at.parity);
     scales.fetch(shared.scales[scales_at.stage]);
-    ptx::arrive(ptx::shared_address(&shared.scales_empty[scales_at.stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[scales_at.stage]));
     scales_at.next();
   }
 
@@ -73,21 +71,21 @@ struct Consumer {
 
   // The products of half a stage, whose rows of a begin at `a`, are enqueued; those of the half before are done.
   __device__ void enqueue(Sums& sums, const Half& b, std::uint32_t a, bool accumulate) const {
-    ptx::begin_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 2 * F::products; ++i) {
       constexpr int kNextProduct = F::width * kTerms * 2 / 16;
       const int slice = i / F::products, product = i % F::products;
-      multiply_16<T, false>(sums[product], b[slice], a + slice * kNextTerms<false> + product * kNextProduct,
-                            accumulate || slice > 0);
+      wgmma_f32<T>(sums[product], b[slice], a + slice * kNextTerms<false> + product * kNextProduct,
+                   accumulate || slice > 0);
     }
-    ptx::commit_products();
-    ptx::wait_products<1>();
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
   }
 
   __device__ static void hold_all(Sums& sums) {
 #pragma unroll
-    for (int i = 0; i < F::products; ++i) hold(sums[i]);
+    for (int i = 0; i < F::products; ++i) wgmma_fence_operand(sums[i]);
   }
 
   // sums = sums * by, rows g and g + 8
@@ -101,7 +99,7 @@ struct Consumer {
     if constexpr (std::is_same_v<T, __half>) {
 #pragma unroll 1
       while (scales.grown) {
-        ptx::wait_products<0>();
+        ptx::wgmma_wait<0>();
         hold_all(sums);
         scale_rows(sums, scales.factor);
         scales.grown = false;
@@ -130,7 +128,7 @@ struct Consumer {
       const auto box = [&]<int i>(std::integral_constant<int, i>) {
         constexpr bool last_box = i + 1 == F::boxes;
         constexpr int then = last_box ? 0 : i + 1;
-        const std::uint32_t a = operand_descriptor<false>(ptx::shared_address(shared.stages[stage].a[i]));
+        const std::uint32_t a = smem_descriptor_in_cluster<false>(ptx::shared_address(shared.stages[stage].a[i]));
         scale_down(sums, scales);
         enqueue(sums, b[0], a, i > 0 || step > 0);
         if (i == 0 && step > 0) release(last);
@@ -154,16 +152,9 @@ struct Consumer {
       if constexpr (F::boxes == 2) box(std::integral_constant<int, 1>());
       last = stage;
     }
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     release(last);
     hold_all(sums);
-  }
-
-  __device__ float bias_of(int row) const {
-    if (arguments.bias == nullptr || row >= arguments.weight.rows) return 0;
-    const std::int64_t at = row * arguments.bias_stride;
-    return arguments.y.wide ? __ldcg(static_cast<const float*>(arguments.bias) + at)
-                            : widen(__ldcg(static_cast<const T*>(arguments.bias) + at));
   }
 
   // The parts' sums, in order, in the first one, by way of the stages, which nobody fills any more.
@@ -174,8 +165,7 @@ struct Consumer {
     static_assert(kFours * kBetween <= sizeof(shared.stages));
     auto& sums = reinterpret_cast<float(&)[F::rows_a / 2]>(all);
     const std::uint32_t mine = ptx::shared_address(shared.stages) + (threadIdx.x - kWarpgroup) * 16;
-    asm volatile("bar.sync %0, %1;" ::"n"(kMeetBarrier),
-                 "n"(kConsumers * kWarpgroup) : "memory");  // all are read
+    ptx::bar_sync<kMeetBarrier, kConsumers * kWarpgroup>();  // all are read
     if (task.part > 0) {
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {
@@ -184,20 +174,17 @@ struct Consumer {
                      : "memory");
       }
     }
-    ptx::cluster_arrive_released();
+    ptx::cluster_arrive_release();
     ptx::cluster_wait();
     if (task.part > 0) return;
     for (int part = 1; part < task.parts; ++part) {
-      const std::uint32_t from = ptx::in_block(mine, place.block_of(part));
+      const std::uint32_t from = ptx::mapa(mine, place.block_of(part));
 #pragma unroll
       for (int first = 0; first < kFours; first += kInFlight) {
         float fours[kInFlight][4];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-          asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                       : "=f"(fours[i][0]), "=f"(fours[i][1]), "=f"(fours[i][2]), "=f"(fours[i][3])
-                       : "r"(from + (first + i) * kBetween)
-                       : "memory");
+          ptx::load_cluster(from + (first + i) * kBetween, fours[i]);
         }
 #pragma unroll
         for (int i = 0; i < 4 * kInFlight; ++i) sums[4 * first + i] += fours[i / 4][i % 4];
@@ -225,7 +212,9 @@ struct Consumer {
     for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
       const Task task = place[t];
       const int2 origin = task.origin;
-      const float bias[2] = {bias_of(origin.x + first_row), bias_of(origin.x + first_row + 1)};
+      const int row = origin.x + first_row;
+      const float bias[2] = {arguments.bias.template at<T>(row, arguments.weight.rows),
+                             arguments.bias.template at<T>(row + 1, arguments.weight.rows)};
       if (place.is_halved(t)) fill_by(false);
       // The compiler knows that what comes by a shuffle is uniform.
       multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks(), scales);
@@ -244,9 +233,33 @@ struct Consumer {
         store<T>(sums, finish, corner, y);
       }
     }
-    if (threadIdx.x % kWarpgroup == 0) ptx::wait_stores_read<0>();
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
     __syncwarp();
   }
 };
 
-}  // namespace octile::cuda::nibble_tiles
+template <class F>
+__global__ void __launch_bounds__(kGemmThreads, F::blocks)
+    w4a16_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
+  const int warp = uniform_warp();
+  const Place<F> place(arguments);
+  gemm_prologue([&] {
+    maps.prefetch();
+    init(shared);
+  });
+  const auto produce = [&](int warp) {
+    if (threadIdx.x == 0) load_operands(shared, place, maps);
+    if (warp == 1 || warp == 2) load_scales(shared, place);
+    __syncwarp();
+    if (place.adds()) {  // add_parts
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait();
+    }
+  };
+  const auto consume = [&](int group, int warp) { Consumer<F>{shared, arguments, place, group, warp}.run(maps.y); };
+  produce_and_consume<F::producer_registers, F::consumer_registers>(warp, produce, consume);
+}
+
+}  // namespace octile::cuda::w4a16

@@ -18,9 +18,9 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "cuda/device/tma_transpose.cuh"
 #include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
@@ -74,7 +74,7 @@ class ScaleFetcher {
   __device__ void fetch(GroupScales& to) {
     fetch_group(to, 0);
     if (w_.group == 32) fetch_group(to, 1);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
   }
 
  private:
@@ -84,21 +84,15 @@ class ScaleFetcher {
     const bool inside = group_++ < w_.groups;  // beyond the terms scales are 0
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      copy(&to.scale[i][2 * pair_ + h], inside ? scales_[h] : w_.scales, inside);
+      ptx::cp_async_4(&to.scale[i][2 * pair_ + h], inside ? scales_[h] : w_.scales, inside);
       scales_[h] += w_.scale.col;
     }
     if (w_.zeros == nullptr) return;
 #pragma unroll
     for (int h = 0; h < (packed ? 1 : 2); ++h) {
-      if (!packed || pair_ % 2 == 0) copy(&to.zero[i][2 * pair_ + h], inside ? zeros_[h] : w_.zeros, inside);
+      if (!packed || pair_ % 2 == 0) ptx::cp_async_4(&to.zero[i][2 * pair_ + h], inside ? zeros_[h] : w_.zeros, inside);
       zeros_[h] += w_.zero.col * kZeroBytes;
     }
-  }
-
-  __device__ static void copy(void* to, const void* from, bool really) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ptx::shared_address(to)), "l"(from),
-                 "r"(really ? 4 : 0)
-                 : "memory");
   }
 
   const NibbleWeight& w_;

@@ -6,20 +6,18 @@
 
 #include <cstdint>
 
-#include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
 
-namespace octile::cuda::nibble_tiles {
+namespace octile::cuda::w4a16 {
 
-constexpr int kTerms = 64;   // of a box
-constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
-constexpr int kPair = 2;     // blocks that share a
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kTerms = 64;            // of a box
+constexpr int kRowsB = 128;           // of a tile of the weight: y's columns
 constexpr int kMeetBarrier = 1;       // of threads
 constexpr int kConsumerBarriers = 2;  // and the next
 constexpr int kMostParts = 4;
@@ -37,8 +35,8 @@ struct Tile {
   static constexpr int rows_a = width * products;
   static constexpr int stages = stages_;
   static constexpr int blocks = blocks_;
-  static constexpr int producer_registers = blocks == 1 ? 40 : 32;
-  static constexpr int consumer_registers = blocks == 1 ? 232 : 104;
+  static constexpr int producer_registers = blocks == 1 ? kProducerRegisters : 32;
+  static constexpr int consumer_registers = blocks == 1 ? kConsumerRegisters : 104;
 };
 
 template <class T_, class Tile_, bool packed_>
@@ -55,7 +53,7 @@ struct Shared {
     std::uint8_t b[F::boxes][NibbleReader<typename F::T, F::packed>::kTileBytes];
   };
   Stage stages[F::stages];
-  TransposedBoxes<F::width> lines[kConsumers];
+  TransposeBuffer<F::width> lines[kConsumers];
   GroupScales scales[kScales];
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
@@ -69,16 +67,8 @@ struct Arguments {
   int parts = 1;    // of k
   TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
   int halved = 0;   // tiles, the last ones, after whole rounds of the grid
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
-  BoxTarget y;
-};
-
-struct Maps {
-  CUtensorMap a;
-  CUtensorMap b;
-  CUtensorMap b_odd;  // b has the even rows
-  CUtensorMap y;
+  Bias bias;
+  TransposeTarget y;
 };
 
 // What a block does at a time: of a tile, its first row of the weight and of a, and a part of the terms.
@@ -108,12 +98,12 @@ struct Place {
   Task whole;
 
   __device__ explicit Place(const Arguments& arguments) : p(arguments) {
-    const int blocks = kPair * p.parts;
+    const int blocks = kClusterSize * p.parts;
     clusters = static_cast<int>(gridDim.x) / blocks;
     cluster = static_cast<int>(blockIdx.x) / blocks;
     const int in_cluster = static_cast<int>(blockIdx.x) % blocks;
-    rank = in_cluster % kPair;
-    whole.part = in_cluster / kPair;
+    rank = in_cluster % kClusterSize;
+    whole.part = in_cluster / kClusterSize;
     whole.parts = p.parts;
     whole.take_part(p.steps, 128 / F::step);
   }
@@ -121,7 +111,7 @@ struct Place {
   __device__ int tasks() const { return p.order.count() + p.halved; }
   __device__ bool is_halved(int index) const { return index >= p.order.count() - p.halved; }
   // Whether other blocks have other terms of this one's last tile.
-  __device__ bool adds() const { return p.parts > 1 || cluster < kPair * p.halved; }
+  __device__ bool adds() const { return p.parts > 1 || cluster < kClusterSize * p.halved; }
 
   __device__ Task operator[](int index) const {
     Task task = whole;
@@ -129,41 +119,38 @@ struct Place {
     int row = rank;
     if (is_halved(index)) {
       const int first = p.order.count() - p.halved;
-      tile = first + (index - first) / kPair;
-      row = (index - first) % kPair;
+      tile = first + (index - first) / kClusterSize;
+      row = (index - first) % kClusterSize;
       task.part = rank;
-      task.parts = kPair;
+      task.parts = kClusterSize;
       task.take_part(p.steps, 128 / F::step);
     }
     const int2 at = p.order[tile];
-    task.origin = {(at.x * kPair + row) * kRowsB, at.y * F::rows_a};
+    task.origin = {(at.x * kClusterSize + row) * kRowsB, at.y * F::rows_a};
     return task;
   }
 
   // The block of the cluster with this part of the same tile.
   __device__ std::uint32_t block_of(int part) const {
-    return static_cast<std::uint32_t>(p.parts > 1 ? kPair * part + rank : part);
+    return static_cast<std::uint32_t>(p.parts > 1 ? kClusterSize * part + rank : part);
   }
 };
 
 template <class F>
 __device__ void init(Shared<F>& shared) {
-  for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
-  for (auto& barrier : shared.scales_full) ptx::barrier_init(ptx::shared_address(&barrier), kRowsB / 2);
-  for (auto& barrier : shared.scales_empty) {
-    ptx::barrier_init(ptx::shared_address(&barrier), kWarpgroup * kConsumers);
-  }
-  ptx::barrier_init_done();
+  init_barriers(shared.full, 1);
+  init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
+  init_barriers(shared.scales_full, kRowsB / 2);
+  init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
 }
 
 // One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both, unless their terms
 // differ.
 template <class F>
-__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Maps& maps) {
-  constexpr int kHalf = F::rows_a / kPair;
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps) {
+  constexpr int kHalf = F::rows_a / kClusterSize;
   constexpr int kHalfBytes = kHalf * kTerms * 2;
-  const auto both = static_cast<std::uint16_t>(3u << kPair * place.whole.part);
+  const auto both = static_cast<std::uint16_t>(3u << kClusterSize * place.whole.part);
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
     const Task task = place[t];
@@ -171,25 +158,21 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ma
     for (int step = 0; step < task.steps; ++step) {
       auto& stage = shared.stages[at.stage];
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
-      ptx::arrive_and_expect(full, sizeof(stage));
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
 #pragma unroll
       for (int box = 0; box < F::boxes; ++box) {
         const std::uint32_t a = ptx::shared_address(stage.a[box]);
         const std::uint32_t b = ptx::shared_address(stage.b[box]);
         const int term = (task.first_step + step) * F::step + box * kTerms;
         if (halved) {
-          ptx::load_box(a, maps.a, term, task.origin.y, full);
-          ptx::load_box(a + kHalfBytes, maps.a, term, task.origin.y + kHalf, full);
+          ptx::tma_load(a, maps.a, term, task.origin.y, full);
+          ptx::tma_load(a + kHalfBytes, maps.a, term, task.origin.y + kHalf, full);
         } else {
-          ptx::load_box_to(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf}, full);
+          ptx::tma_load_multicast(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf},
+                                  full);
         }
-        if constexpr (F::packed) {
-          ptx::load_box(b, maps.b, term * 2, task.origin.x / 16, full);
-        } else {
-          ptx::load_box(b, maps.b, term / 2, task.origin.x / 2, full);
-          ptx::load_box(b + sizeof(stage.b[box]) / 2, maps.b_odd, term / 2, task.origin.x / 2, full);
-        }
+        load_int4_tile<F::packed>(b, sizeof(stage.b[box]), maps, term, task.origin.x, full);
       }
       at.next();
     }
@@ -205,7 +188,7 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
   RingPosition<kScales> here;
   int ahead = 0;
   const auto report = [&] {
-    ptx::arrive(ptx::shared_address(&shared.scales_full[here.stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_full[here.stage]));
     here.next();
   };
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
@@ -213,16 +196,16 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
     const int steps = steps_of_group(weight, task.steps * F::boxes);
     fetcher.turn_to(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
     for (int step = 0; step < task.steps * F::boxes; step += steps) {
-      ptx::wait(ptx::shared_address(&shared.scales_empty[to.stage]), to.parity ^ 1);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[to.stage]), to.parity ^ 1);
       fetcher.fetch(shared.scales[to.stage]);
       to.next();
       if (ahead++ < kScalesAhead) continue;
-      asm volatile("cp.async.wait_group %0;" ::"n"(kScalesAhead) : "memory");
+      wait_for_copies<kScalesAhead>();
       report();
     }
   }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  wait_for_copies<0>();
   for (int i = 0; i < min(ahead, kScalesAhead); ++i) report();
 }
 
-}  // namespace octile::cuda::nibble_tiles
+}  // namespace octile::cuda::w4a16

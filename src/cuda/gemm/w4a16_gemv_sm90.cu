@@ -17,13 +17,14 @@
 #include <string>
 #include <string_view>
 
+#include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/mma.cuh"
-#include "cuda/gemm/w4a16_gemv_sm90.cuh"
 #include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/w4a16_gemv_sm90.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 
@@ -48,8 +49,7 @@ struct Arguments {
   int sum_bytes = 0;   // of a tile's sums that a warp has,
   int tile_bytes = 0;  // and that all have
   int biases_at = 0;   // in shared memory, behind the sums
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
@@ -80,19 +80,11 @@ __device__ int sum_bytes(const Arguments& p) {
 
 // ---- Bias.
 
-__device__ inline float bias_of(const Arguments& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return 0;
-  const std::int64_t at = row * p.bias_stride;
-  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
-  const unsigned short half = __ldcg(static_cast<const unsigned short*>(p.bias) + at);
-  return p.y_type == DType::f16 ? widen(__ushort_as_half(half)) : widen(__ushort_as_bfloat16(half));
-}
-
 // Into L2, so that nobody waits for it when it is wanted.
 __device__ inline void prefetch_bias(const Arguments& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return;
-  const std::int64_t at = row * p.bias_stride * (p.y_type == DType::f32 ? 4 : 2);
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias) + at));
+  if (p.bias.data == nullptr || row >= p.weight.rows) return;
+  const std::int64_t at = row * p.bias.stride * (p.y_type == DType::f32 ? 4 : 2);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias.data) + at));
 }
 
 // ---- Products.
@@ -339,14 +331,12 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
   let_next_start();
   wait_for_previous();
   multiply_tiles<F>(p, shared_address(shared), first, count);
-  if (thread < count * kTileRows) biases[thread] = bias_of(p, first * kTileRows + thread);
+  if (thread < count * kTileRows) biases[thread] = p.bias.at(first * kTileRows + thread, p.weight.rows, 0);
   __syncthreads();
   finish_tiles<F>(p, shared, biases, first, count);
 }
 
 // ---- Launching.
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 bool fine(const GemmProblem& p) { return p.group < 128 && p.group < p.k; }
 
@@ -374,10 +364,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.more_tiles = static_cast<int>(tiles % blocks);
   const int most = p.tiles + (p.more_tiles > 0 ? 1 : 0);
   p.biases_at = most * p.tile_bytes;
-  if (problem.bias) {
-    p.bias = o.bias.data;
-    p.bias_stride = o.bias.strides[0];
-  }
+  p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;

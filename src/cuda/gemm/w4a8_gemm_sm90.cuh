@@ -17,28 +17,24 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/floats.cuh"
-#include "cuda/device/grid.cuh"
-#include "cuda/gemm/w4a8_gemm_sm90_convert.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/w4a8_gemm_sm90_convert.cuh"
 #include "cuda/operands.h"
 
-namespace octile::cuda::folded {
+namespace octile::cuda::w4a8 {
 
 constexpr int kStep = 128;   // terms of a stage
 constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
 constexpr int kWide = 192;   // of a tile of a: y's rows
 constexpr int kNarrow = 128;
-constexpr int kPair = 2;  // blocks that share a
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kConsumerBarriers = 1;  // of threads, and the next
-constexpr int kSharedBytes = 227 * 1024;
-constexpr int kGroupsAhead = 2;  // stages whose scales are on their way
+constexpr int kGroupsAhead = 2;       // stages whose scales are on their way
 
 // A tile's rows of a, and so of y; of the weight what its form is, and the thirty-twos of terms in a group: 1, 2, 4, or
 // 0 for a whole row.
@@ -54,7 +50,7 @@ struct Form {
   static constexpr int kGroupBytes =
       groups * kRowsB * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
   static constexpr int kStageBytes = rows_a * kStep + kRowsB * kStep / 2 + kGroupBytes + 24;
-  static constexpr int stages = (kSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
+  static constexpr int stages = (kMaxSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
   static_assert(stages > kGroupsAhead);
 };
 
@@ -62,7 +58,7 @@ template <class F>
 struct Shared {
   std::uint8_t a[F::stages][F::rows_a * kStep];
   std::uint8_t b[F::stages][kRowsB * kStep / 2];
-  TransposedBoxes<F::rows_a> boxes[kConsumers];
+  TransposeBuffer<F::rows_a> boxes[kConsumers];
   float a_scales[kConsumers][F::rows_a];  // of a tile's rows of a
   float scales[F::stages][F::groups][kRowsB];
   typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
@@ -78,43 +74,21 @@ struct Arguments {
   const std::int8_t* a = nullptr;
   std::int64_t a_pitch = 0;
   RowScale<float> a_scale;
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
-  DType type = DType::f32;  // of y
-  BoxTarget y;
-};
-
-struct Maps {
-  CUtensorMap a;
-  CUtensorMap b;
-  CUtensorMap b_odd;  // b has the even rows
-  CUtensorMap y;
+  Bias bias;  // of y's type
+  TransposeTarget y;
 };
 
 template <class F>
-struct Place {
-  int clusters = static_cast<int>(gridDim.x) / kPair;
-  int cluster = static_cast<int>(blockIdx.x) / kPair;
-  int rank = static_cast<int>(blockIdx.x) % kPair;
-
+struct Place : ClusterPlace {
   // Of a tile: its first row of b, and of a.
-  __device__ int2 origin(int2 tile) const { return {(tile.x * kPair + rank) * kRowsB, tile.y * F::rows_a}; }
+  __device__ int2 origin(int2 tile) const { return {(tile.x * kClusterSize + rank) * kRowsB, tile.y * F::rows_a}; }
 };
-
-template <class F>
-__device__ void init(Shared<F>& shared) {
-  for (auto& barrier : shared.full) ptx::barrier_init(ptx::shared_address(&barrier), 1 + 32);
-  for (auto& barrier : shared.empty) ptx::barrier_init(ptx::shared_address(&barrier), kPair * 4 * kConsumers);
-  for (auto& barrier : shared.scales_empty) {
-    ptx::barrier_init(ptx::shared_address(&barrier), kWarpgroup * kConsumers);
-  }
-  ptx::barrier_init_done();
-}
 
 // One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both.
 template <class F>
-__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
-  constexpr int kHalf = F::rows_a / kPair;
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
+                              const Arguments& arguments) {
+  constexpr int kHalf = F::rows_a / kClusterSize;
   constexpr int kBytesB = sizeof(shared.b[0]);
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
@@ -124,25 +98,13 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ma
       const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kStep);
       const std::uint32_t b = ptx::shared_address(shared.b[at.stage]);
       const int term = step * kStep;
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
-      ptx::arrive_and_expect(full, sizeof(shared.a[0]) + kBytesB);
-      ptx::load_box_to(3, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
-      if constexpr (F::packed) {
-        ptx::load_box(b, maps.b, term * 2, origin.x / 16, full);
-      } else {
-        ptx::load_box(b, maps.b, term / 2, origin.x / 2, full);
-        ptx::load_box(b + kBytesB / 2, maps.b_odd, term / 2, origin.x / 2, full);
-      }
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]) + kBytesB);
+      ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
+      load_int4_tile<F::packed>(b, kBytesB, maps, term, origin.x, full);
       at.next();
     }
   }
-}
-
-// Four bytes; zeros if they are not `inside`, and then `from` is any address.
-__device__ inline void copy_word(void* to, const void* from, bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ptx::shared_address(to)), "l"(from),
-               "r"(inside ? 4 : 0)
-               : "memory");
 }
 
 // One warp: the scales and zero points of each stage. Beyond the weight's rows and groups they are zeros. Every lane
@@ -157,13 +119,13 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   RingPosition<F::stages> arrived;
   int ahead = 0;
   const auto report = [&] {
-    ptx::arrive(ptx::shared_address(&shared.full[arrived.stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.full[arrived.stage]));
     arrived.next();
   };
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(arguments.order[t]).x;
     for (int step = 0; step < arguments.steps; ++step) {
-      ptx::wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
 #pragma unroll 1
       for (int i = 0; i < F::groups; ++i) {
         const int group = F::slices == 0 ? 0 : step * F::groups + i;
@@ -171,33 +133,36 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
 #pragma unroll
         for (int row = lane; row < kRowsB; row += 32) {
           const bool exists = inside && first + row < w.rows;
-          copy_word(&shared.scales[at.stage][i][row], exists ? scales + w.scale.at(first + row, group) : scales,
-                    exists);
+          ptx::cp_async_4(&shared.scales[at.stage][i][row], exists ? scales + w.scale.at(first + row, group) : scales,
+                          exists);
           if constexpr (F::zero_points && !F::packed) {
-            copy_word(&shared.zeros[at.stage][i][row], exists ? zeros + w.zero.at(first + row, group) : zeros, exists);
+            ptx::cp_async_4(&shared.zeros[at.stage][i][row], exists ? zeros + w.zero.at(first + row, group) : zeros,
+                            exists);
           }
         }
         if constexpr (F::zero_points && F::packed) {  // four rows
           const bool exists = inside && first + 4 * lane < w.rows;
-          copy_word(&shared.zeros[at.stage][i][4 * lane], exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros,
-                    exists);
+          ptx::cp_async_4(&shared.zeros[at.stage][i][4 * lane],
+                          exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros, exists);
         }
       }
-      asm volatile("cp.async.commit_group;" ::: "memory");
+      commit_copies();
       at.next();
       if (ahead < kGroupsAhead) {
         ++ahead;
         continue;
       }
-      asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsAhead) : "memory");
+      wait_for_copies<kGroupsAhead>();
       report();
     }
   }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  wait_for_copies<0>();
   for (; ahead > 0; --ahead) report();
 }
 
 // ---- Products.
+
+constexpr float kNoBias = -0.0f;  // leaves any sum as it is, its sign included
 
 // Some element of y, from memory.
 template <class F>
@@ -216,29 +181,14 @@ __device__ float sum_again(const Arguments& p, int row, int col) {
   return total;
 }
 
-__device__ inline float bias_of(const Arguments& p, int col) {
-  if (p.bias == nullptr || col >= p.weight.rows) return -0.0f;  // nothing to any sum
-  const std::int64_t at = col * p.bias_stride;
-  if (p.type == DType::f16) return widen(__ldcg(static_cast<const __half*>(p.bias) + at));
-  if (p.type == DType::bf16) return widen(__ldcg(static_cast<const __nv_bfloat16*>(p.bias) + at));
-  return __ldcg(static_cast<const float*>(p.bias) + at);
-}
-
 // A column of y in a tile, done again by four threads.
 template <class F>
 __device__ __noinline__ void do_again(const Arguments& p, int first_row, int col) {
   if (col >= p.weight.rows) return;
-  const float bias = bias_of(p, col);
+  const float bias = p.bias.at(col, p.weight.rows, kNoBias);
   for (int row = first_row + static_cast<int>(threadIdx.x) % 4; row < min(first_row + F::rows_a, p.y.rows); row += 4) {
     const float value = __fmaf_rn(sum_again<F>(p, row, col), p.a_scale[row], bias);
-    const std::int64_t at = row * p.y.pitch + col;
-    if (p.type == DType::f16) {
-      static_cast<__half*>(p.y.data)[at] = narrow<__half>(value);
-    } else if (p.type == DType::bf16) {
-      static_cast<__nv_bfloat16*>(p.y.data)[at] = narrow<__nv_bfloat16>(value);
-    } else {
-      static_cast<float*>(p.y.data)[at] = value;
-    }
+    store_float(p.y.data, row * p.y.pitch + col, p.bias.type, value);
   }
 }
 
@@ -257,22 +207,22 @@ struct Consumer {
   int group;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t empty = ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kPair));
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
   int rows = 64 * group + 16 * warp + lane / 4 * 2;  // the first of the thread's two, in the tile
   NibbleBytes<F::packed, F::zero_points> reader = NibbleBytes<F::packed, F::zero_points>(4 * group + warp);
 
   int sums[kSums];  // of a group
   float totals[kSums];
-  BytesFragment b[2][kUnit];
+  Fragment b[2][kUnit];
 
   // Every lane has read scales and zero points of its own.
   __device__ void release(int stage) const {
-    ptx::arrive_in_cluster(empty + 8 * stage, lane < kPair);
-    ptx::arrive(ptx::shared_address(&shared.scales_empty[stage]));
+    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[stage]));
   }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
   }
 
   template <int unit>
@@ -289,17 +239,17 @@ struct Consumer {
 
   template <int unit>
   __device__ void enqueue(int stage, bool accumulate) {
-    const std::uint32_t a = lines_descriptor(ptx::shared_address(shared.a[stage]));
-    ptx::begin_products();
+    const std::uint32_t a = smem_descriptor_in_cluster<false>(ptx::shared_address(shared.a[stage]));
+    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-      multiply_32(sums, b[unit % 2][i], a + 2 * (unit * kUnit + i), accumulate || i > 0);
+      wgmma_s8(sums, b[unit % 2][i], a + 2 * (unit * kUnit + i), accumulate || i > 0);
     }
-    ptx::commit_products();
+    ptx::wgmma_commit();
   }
 
   __device__ void fold(float2 scales) {
-    ptx::hold(sums);
+    wgmma_fence_operand(sums);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       totals[i] = __fmaf_rn(__int2float_rn(sums[i]), i / 2 % 2 ? scales.y : scales.x, totals[i]);
@@ -317,7 +267,7 @@ struct Consumer {
     constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or what of it is in this stage
     const float2 scales = scales_of(stage, unit / kGroupUnits);
     enqueue<unit>(stage, accumulate);
-    ptx::wait_products<1>();
+    ptx::wgmma_wait<1>();
     if constexpr (unit + 1 < kUnits) {
       convert<unit + 1>(stage);
     } else if (more) {
@@ -325,7 +275,7 @@ struct Consumer {
       convert<0>(next.stage);
     }
     if constexpr (kEnds) {
-      ptx::wait_products<0>();
+      ptx::wgmma_wait<0>();
       if constexpr (unit + 1 == kUnits) release(stage);
       if constexpr (!kRow) fold(scales);
     }
@@ -360,7 +310,7 @@ struct Consumer {
         to[row] = scale.value;
       } else {
         const bool exists = first + row < arguments.y.rows;
-        copy_word(&to[row], exists ? scale.data + (first + row) * scale.stride : scale.data, exists);
+        ptx::cp_async_4(&to[row], exists ? scale.data + (first + row) * scale.stride : scale.data, exists);
       }
     }
   }
@@ -368,10 +318,11 @@ struct Consumer {
   // y of a tile; of each of the thread's two columns of y, whether a total was beyond its range.
   __device__ void finish(int2 origin, const CUtensorMap& y, bool (&beyond)[2]) {
     const int col = origin.x + rows;
-    const float bias[2] = {bias_of(arguments, col), bias_of(arguments, col + 1)};
+    const Bias& b = arguments.bias;
+    const float bias[2] = {b.at(col, arguments.weight.rows, kNoBias), b.at(col + 1, arguments.weight.rows, kNoBias)};
     float check[2] = {};
     asm volatile("cp.async.wait_all;" ::: "memory");
-    asm volatile("bar.sync %0, 128;" ::"r"(kConsumerBarriers + group) : "memory");
+    ptx::bar_sync<kWarpgroup>(kConsumerBarriers + group);
     const float* const row_scales = shared.a_scales[group] + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
@@ -392,12 +343,12 @@ struct Consumer {
     }
     beyond[0] = check[0] != 0;  // NaN
     beyond[1] = check[1] != 0;
-    TransposedBoxes<F::rows_a>& boxes = shared.boxes[group];
+    TransposeBuffer<F::rows_a>& boxes = shared.boxes[group];
     const int2 at = {origin.x + 64 * group, origin.y};
     const int barrier = kConsumerBarriers + group;
-    if (arguments.type == DType::f16) {
+    if (arguments.bias.type == DType::f16) {
       store_boxes<__half, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
-    } else if (arguments.type == DType::bf16) {
+    } else if (arguments.bias.type == DType::bf16) {
       store_boxes<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
     } else {
       store_boxes<float, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
@@ -434,48 +385,37 @@ struct Consumer {
         const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
         if (any_of_warpgroup((first | second) != 0)) {
           // After what has been stored.
-          if (threadIdx.x % kWarpgroup == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+          if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
           any_of_warpgroup(false);
           if (first != 0) do_again<F>(arguments, origin.y, origin.x + rows);
           if (second != 0) do_again<F>(arguments, origin.y, origin.x + rows + 1);
         }
       }
     }
-    if (threadIdx.x % kWarpgroup == 0) ptx::wait_stores_read<0>();
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
     __syncwarp();
   }
 };
 
 template <class F>
-__global__ void __launch_bounds__(kThreads, 1)
-    w4a8_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments arguments) {
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    w4a8_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
-  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // the compiler knows it is uniform
+  const int warp = uniform_warp();
   const Place<F> place;
-  if (threadIdx.x == 0) {
-    ptx::prefetch_map(maps.a);
-    ptx::prefetch_map(maps.b);
-    ptx::prefetch_map(maps.b_odd);
-    ptx::prefetch_map(maps.y);
-    init(shared);
-  }
-  __syncthreads();
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
-  wait_for_previous();
-  let_next_start();
-  if (warp < 4) {
-    ptx::give_registers<40>();
+  gemm_prologue([&] {
+    maps.prefetch();
+    init_barriers(shared.full, 1 + 32);
+    init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
+    init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
+  });
+  const auto produce = [&](int warp) {
     if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
     if (warp == 1) load_groups(shared, place, arguments);
-    __syncwarp();
-  } else {
-    ptx::take_registers<232>();
-    Consumer<F>{shared, arguments, place, warp / 4 - 1, warp % 4}.run(maps.y);
-  }
-  ptx::cluster_arrive();  // no block leaves while another one still reads its shared memory, or writes to it
-  ptx::cluster_wait();
+  };
+  const auto consume = [&](int group, int warp) { Consumer<F>{shared, arguments, place, group, warp}.run(maps.y); };
+  produce_and_consume<kProducerRegisters, kConsumerRegisters>(warp, produce, consume);
 }
 
-}  // namespace octile::cuda::folded
+}  // namespace octile::cuda::w4a8

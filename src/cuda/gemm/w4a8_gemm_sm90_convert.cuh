@@ -11,55 +11,9 @@
 #include <cstdint>
 
 #include "cuda/device/int4.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/wgmma.cuh"
 
 namespace octile::cuda {
-
-// 32 terms of 64 rows, of which a thread has, with g = lane / 4, c = lane % 4
-//   [0] row 16 warp + g, terms 4c to 4c + 3   [1] row 16 warp + g + 8, the same   [2], [3] the same, terms 4c + 16 on
-using BytesFragment = std::uint32_t[4];
-
-// The other operand in shared memory, in swizzled lines of 128 terms. The address of a block that is not its cluster's
-// first has bits above the descriptor's field. 32 terms further is 2 more.
-__device__ inline std::uint32_t lines_descriptor(std::uint32_t address) { return (address >> 4 & 0x3fff) | 1u << 16; }
-constexpr std::uint32_t kLinesUpper = 1024 / 16 | 1u << 30;  // what eight lines take, and the swizzle of 128 bytes
-
-// clang-format off
-#define OCTILE_S8(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]), "+r"(d[i + 7])
-#define OCTILE_S32(d, i) OCTILE_S8(d, i), OCTILE_S8(d, i + 8), OCTILE_S8(d, i + 16), OCTILE_S8(d, i + 24)
-#define OCTILE_N64 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-// clang-format on
-
-// sums (64 x 128) = or += a (64 x 32) by b (128 x 32). Of the sums, [4j + 2h + e] is row 16 warp + g + 8h, column
-// 8j + 2c + e.
-__device__ inline void multiply_32(int (&sums)[64], const BytesFragment& a, std::uint32_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, %70};\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" OCTILE_N64 "}, {%64, %65, %66, %67}, b, p;\n}\n"
-      : OCTILE_S32(sums, 0), OCTILE_S32(sums, 32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kLinesUpper));
-}
-
-#define OCTILE_N96                                                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, " \
-  "%68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
-  "%90, %91, %92, %93, %94, %95"
-
-// The same with 192 columns.
-__device__ inline void multiply_32(int (&sums)[96], const BytesFragment& a, std::uint32_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %101, 0;\nmov.b64 b, {%100, %102};\n"
-      "wgmma.mma_async.sync.aligned.m64n192k32.s32.s8.s8 {" OCTILE_N96 "}, {%96, %97, %98, %99}, b, p;\n}\n"
-      : OCTILE_S32(sums, 0), OCTILE_S32(sums, 32), OCTILE_S32(sums, 64)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(accumulate)), "n"(kLinesUpper));
-}
-#undef OCTILE_N96
-
-#undef OCTILE_S8
-#undef OCTILE_S32
-#undef OCTILE_N64
 
 // What of a tile a warp makes fragments of: 16 rows, of which a thread has rows 2g and 2g + 1 as rows g and g + 8 of
 // the product.
@@ -82,7 +36,7 @@ class NibbleBytes {
 
   // 32 terms of 128. offsets: four times 8 + z, of the thread's two rows.
   template <int slice>
-  __device__ void convert(BytesFragment& to, const std::uint8_t* tile, const std::uint32_t (&offsets)[2]) const {
+  __device__ void convert(Fragment& to, const std::uint8_t* tile, const std::uint32_t (&offsets)[2]) const {
     if constexpr (packed) {
       const uint2 first = *reinterpret_cast<const uint2*>(tile + place_ + slice * 256);
       const uint2 second = *reinterpret_cast<const uint2*>(tile + place_ + slice * 256 + 128);

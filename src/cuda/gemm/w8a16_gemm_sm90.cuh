@@ -1,5 +1,30 @@
-// From s8 and a scale along the contraction to f16 or bf16.
+// w8a16 on Hopper's matrix unit: y (m, n) = sum_c a[i, c] * (b[j, c] * c_scale[c]), a (m, k) of f16 or bf16, b (n, k)
+// of s8, either with contiguous rows or with contiguous columns, sums in f32.
 //
+// It computes y^T, b by a^T: the matrix unit takes b from registers, where it has just become 16 bits wide, and a from
+// shared memory. A persistent grid of clusters of two blocks, which lie below each other and share a. In each block one
+// warpgroup copies: a warp has the copy engine fill a ring of stages with tiles of a and b, another one brings the
+// scales. Two warpgroups have half of b's rows each: while the matrix unit works on one stage they convert the next.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/floats.cuh"
+#include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/operands.h"
+
+namespace octile::cuda::w8a16 {
+
+// ---- From s8 to 16 bits.
+
 // A byte v in the lowest bits of a 16-bit float is v steps, the step being the type's smallest number: in f16 a
 // subnormal, in bf16 that or, from 128 on, in the first binade, whose step is the same. So with v = q + 128 one fma
 // makes
@@ -12,40 +37,26 @@
 // of T the result is within
 //   sum |a b scale| (2u + k 2^-24) + sum |a| largest scale 2^-15 (f16 alone) + k largest scale 2^-116 (bf16 alone)
 // of the exact one, and half a unit in the last place of y. The last term: the matrix unit takes subnormals for zeros.
-#pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
-#include <type_traits>
-
-#include "cuda/operands.h"
-
-namespace octile::cuda {
-
-template <class T>
-using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
 
 // Those of a thread for 16 terms: 2c, 2c + 1, and 2c + 8, 2c + 9.
 template <class T>
 struct alignas(16) Scales16 {
-  Pair<T> scale[2];   // scale'
-  Pair<T> offset[2];  // -128 steps * scale'
+  Two<T> scale[2];   // scale'
+  Two<T> offset[2];  // -128 steps * scale'
 };
 
 template <class T>
-__device__ Pair<T> offset_of(Pair<T> scale) {
+__device__ Two<T> offset_of(Two<T> scale) {
   constexpr std::uint32_t kFactor = 0x80808080u;  // twice -128 steps, in either type
-  return __hmul2(scale, reinterpret_cast<const Pair<T>&>(kFactor));
+  return __hmul2(scale, reinterpret_cast<const Two<T>&>(kFactor));
 }
 
 // Bytes `first` and `second` of a word, times two scales.
 template <class T, int first, int second>
-__device__ std::uint32_t scaled_bytes(std::uint32_t bytes, Pair<T> scale, Pair<T> offset) {
+__device__ std::uint32_t scaled_bytes(std::uint32_t bytes, Two<T> scale, Two<T> offset) {
   constexpr unsigned kPlaces = first | 4u << 4 | second << 8 | 4u << 12;
   const std::uint32_t steps = __byte_perm(bytes ^ 0x80808080u, 0, kPlaces);
-  const Pair<T> product = __hfma2(reinterpret_cast<const Pair<T>&>(steps), scale, offset);
+  const Two<T> product = __hfma2(reinterpret_cast<const Two<T>&>(steps), scale, offset);
   return reinterpret_cast<const std::uint32_t&>(product);
 }
 
@@ -104,4 +115,340 @@ __device__ inline void find_largest(const RowScale<float>& scale, std::int64_t c
   if (threadIdx.x % 32 == 0) atomicMax(largest, most);
 }
 
-}  // namespace octile::cuda
+// A tile of s8, 128 rows by 64 terms, and what of it a warp makes fragments of: 16 rows, of which a thread has rows 2g
+// and 2g + 1 (an outer-major tile has them in one word) as rows g and g + 8 of the product.
+// contraction-major: the even rows, then the odd ones, lines of 64 bytes, swizzled.
+// outer-major: lines of 128 rows, one for each term, swizzled.
+template <class T, bool outer>
+class BytesReader {
+ public:
+  // sixteen: which of the tile's eight sixteens of rows.
+  __device__ explicit BytesReader(unsigned sixteen) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (unsigned i = 0; i < kPlaces; ++i) {
+      const unsigned twist = outer ? sixteen ^ lane % 8 : i ^ lane / 8;
+      places[i] = (outer ? lane * 128 : (8 * sixteen + lane / 4) * 64 + lane % 4 * 2) + twist * 16;
+      asm volatile("" : "+r"(places[i]));  // kept, rather than computed each time
+    }
+  }
+
+  // Brings slice `slice` of sixteen terms, of which the scales are too, four of them.
+  template <int slice>
+  __device__ void fetch(const std::uint8_t* tile, const Scales16<T>* all) {
+    scales = all[threadIdx.x % 4];
+    if constexpr (!outer) {
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        words[part] =
+            *reinterpret_cast<const std::uint16_t*>(tile + places[slice] + (part % 2 * 64 * 64 + part / 2 * 8));
+      }
+    } else if constexpr (slice % 2 == 0) {  // and the next one
+      load_matrices_transposed(shared_address(tile) + places[0] + 16 * 128 * slice, words);
+    }
+  }
+
+  // The slice fetched last.
+  template <int slice>
+  __device__ void convert(Fragment& to) const {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const Two<T> scale = scales.scale[part];
+      const Two<T> offset = scales.offset[part];
+      if constexpr (outer) {
+        const std::uint32_t word = words[slice % 2 * 2 + part];
+        to[2 * part] = scaled_bytes<T, 0, 2>(word, scale, offset);
+        to[2 * part + 1] = scaled_bytes<T, 1, 3>(word, scale, offset);
+      } else {
+        to[2 * part] = scaled_bytes<T, 0, 1>(words[2 * part], scale, offset);
+        to[2 * part + 1] = scaled_bytes<T, 0, 1>(words[2 * part + 1], scale, offset);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kPlaces = outer ? 1 : 4;
+  std::uint32_t places[kPlaces];  // of this thread's bytes: of each slice, or outer-major of the first
+  std::uint32_t words[4];         // of one slice, or outer-major of two
+  Scales16<T> scales;
+};
+
+// ---- Constants.
+
+constexpr int kStep = 64;                      // terms of a stage
+constexpr int kSlices = 4;                     // sixteens of them
+constexpr int kRowsB = 128;                    // of a tile: y's columns
+constexpr int kAhead = 2;                      // slices that are converted before their products begin
+constexpr int kSearchers = kGemmThreads - 32;  // of the largest scale: all but the warp that copies
+constexpr int kSearchBarrier = 1;              // of threads, besides 0 of the block
+constexpr int kConsumerBarriers = 2;           // and the next
+constexpr int kScaleBarriers = 4;              // and the next: of each stage
+
+// A tile's rows of a, and so of y: many, or fewer where there are too few tiles for the multiprocessors.
+template <int rows_a_, int stages_>
+struct Tile {
+  static constexpr int rows_a = rows_a_;
+  static constexpr int stages = stages_;
+};
+using WideTile = Tile<256, 4>;
+using NarrowTile = Tile<128, 7>;
+
+// What a kernel is compiled for. outer: the operand's columns are contiguous.
+template <class T_, class Tile_, bool a_outer_, bool b_outer_>
+struct Form : Tile_ {
+  using T = T_;
+  using Tile = Tile_;
+  static constexpr bool a_outer = a_outer_;
+  static constexpr bool b_outer = b_outer_;
+  // Slices whose products are left in flight while a later one is converted: bytes that come one by one take longer.
+  static constexpr int in_flight = b_outer ? 1 : 2;
+  static_assert(kAhead + in_flight <= kSlices);
+};
+
+template <class F>
+struct Shared {
+  struct Stage {
+    std::uint8_t a[F::rows_a * kStep * 2];
+    std::uint8_t b[kRowsB * kStep];
+  };
+  Stage stages[F::stages];
+  TransposeBuffer<F::rows_a> boxes[kConsumers];
+  Scales16<typename F::T> scales[F::stages][kSlices * 4];
+  std::uint64_t full[F::stages];
+  std::uint64_t empty[F::stages];
+  unsigned largest;  // of the scales' magnitudes, as bits
+};
+
+struct Arguments {
+  int steps = 0;    // of k
+  TileOrder order;  // of the clusters' tiles: rows of b down, rows of a across
+  std::int64_t k = 0;
+  RowScale<float> scale;
+  TransposeTarget y;
+};
+
+template <class F>
+struct Place : ClusterPlace {
+  // Of a tile: its first row of b, and of a.
+  __device__ int2 origin(int2 tile) const { return {(tile.x * kClusterSize + rank) * kRowsB, tile.y * F::rows_a}; }
+};
+
+// One thread: a's and b's tiles, stage by stage. Of a each block loads half, for both.
+template <class F>
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
+                              const Arguments& arguments) {
+  constexpr int kHalf = F::rows_a / kClusterSize;
+  RingPosition<F::stages> at;
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int2 origin = place.origin(arguments.order[t]);
+    for (int step = 0; step < arguments.steps; ++step) {
+      auto& stage = shared.stages[at.stage];
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      const std::uint32_t a = ptx::shared_address(stage.a + place.rank * kHalf * kStep * 2);
+      const std::uint32_t b = ptx::shared_address(stage.b);
+      const int term = step * kStep;
+      const int row = origin.y + place.rank * kHalf;
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
+      if constexpr (F::a_outer) {
+#pragma unroll
+        for (int i = 0; i < kHalf; i += 64) {
+          ptx::tma_load_multicast(kBothBlocks, a + i * kStep * 2, maps.a, {row + i, term}, full);
+        }
+      } else {
+        ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, row}, full);
+      }
+      if constexpr (F::b_outer) {
+        ptx::tma_load(b, maps.b, origin.x, term, full);
+      } else {
+        ptx::tma_load(b, maps.b, term, origin.x / 2, full);
+        ptx::tma_load(b + kRowsB / 2 * kStep, maps.b_odd, term, origin.x / 2, full);
+      }
+      at.next();
+    }
+  }
+}
+
+// All warps but the one that copies: the largest scale.
+template <class F>
+__device__ void find_largest_scale(Shared<F>& shared, const Arguments& arguments) {
+  if (arguments.scale.stride != 0) {
+    find_largest(arguments.scale, arguments.k, {static_cast<int>(threadIdx.x) - 32, kSearchers}, &shared.largest);
+  }
+  ptx::bar_sync<kSearchBarrier, kSearchers>();
+}
+
+// The scales of a stage have been read by every consumer. Not by the stage's empty barrier, on which one lane arrives
+// for its warp: racecheck does not follow that for plain loads.
+constexpr int kScaleThreads = kConsumers * kWarpgroup + 32;
+__device__ inline void report_scales_read(int stage) { ptx::bar_arrive<kScaleThreads>(kScaleBarriers + stage); }
+__device__ inline void await_scales_read(int stage) { ptx::bar_sync<kScaleThreads>(kScaleBarriers + stage); }
+
+// One warp: the scales of each stage, lane by lane those of two terms.
+template <class F>
+__device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
+  using T = typename F::T;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int shift = scaling<T>(arguments.scale, shared.largest).shift;
+  const bool one_for_all = arguments.scale.stride == 0;
+  const auto scale_at = [&](std::int64_t term) {
+    if (term >= arguments.k) return 0.0f;
+    return one_for_all ? 1.0f : __ldcg(arguments.scale.data + term * arguments.scale.stride);
+  };
+  const auto pair_at = [&](int step) {
+    const std::int64_t term = static_cast<std::int64_t>(step) * kStep + 2 * lane;
+    return float2{scale_at(term), scale_at(term + 1)};
+  };
+  RingPosition<F::stages> at;
+  int filled = 0;  // stages that hold scales
+  float2 next = pair_at(0);
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    for (int step = 0; step < arguments.steps; ++step) {
+      const Two<T> scale = {narrow<T>(ldexpf(next.x, shift)), narrow<T>(ldexpf(next.y, shift))};
+      next = pair_at(step + 1 == arguments.steps ? 0 : step + 1);
+      if (filled == F::stages) {
+        await_scales_read(at.stage);
+      } else {
+        ++filled;
+      }
+      Scales16<T>& to = shared.scales[at.stage][lane / 8 * 4 + lane % 4];
+      to.scale[lane / 4 % 2] = scale;
+      to.offset[lane / 4 % 2] = offset_of<T>(scale);
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.full[at.stage]));
+      at.next();
+    }
+  }
+  for (int i = 0; i < filled; ++i) await_scales_read(i);  // no barrier is left half full
+}
+
+// ---- Products.
+
+// A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
+template <class F>
+struct Consumer {
+  using T = typename F::T;
+  Shared<F>& shared;
+  const Arguments& arguments;
+  int group;
+  int warp;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
+  BytesReader<T, F::b_outer> reader = BytesReader<T, F::b_outer>(static_cast<unsigned>(4 * group + warp));
+
+  __device__ void release(int stage) const {
+    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
+    report_scales_read(stage);
+  }
+
+  __device__ void wait_full(const RingPosition<F::stages>& at) const {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+  }
+
+  template <int slice>
+  __device__ void fetch(int stage) {
+    reader.template fetch<slice>(shared.stages[stage].b, shared.scales[stage] + 4 * slice);
+  }
+
+  // While the products of slices up to `slice` of a stage are enqueued: a later one is converted, and the bytes of the
+  // one after that brought.
+  template <int slice>
+  __device__ void advance(Fragment (&b)[kSlices], int stage, int next_stage, bool next) {
+    constexpr int kConvert = slice + kAhead;
+    constexpr int kFetch = kConvert + 1;
+    if (kConvert < kSlices || next) reader.template convert<kConvert % kSlices>(b[kConvert % kSlices]);
+    if (kFetch < kSlices || next) fetch<kFetch % kSlices>(kFetch < kSlices ? stage : next_stage);
+  }
+
+  // One slice's products are enqueued; all but the last F::in_flight slices' are done.
+  template <int slice>
+  __device__ void enqueue(float (&sums)[F::rows_a / 2], const Fragment (&b)[kSlices], int stage,
+                          bool accumulate) const {
+    const std::uint32_t a = smem_descriptor_in_cluster<F::a_outer>(ptx::shared_address(shared.stages[stage].a));
+    ptx::wgmma_fence();
+    wgmma_f32<T, F::a_outer>(sums, b[slice], a + slice * kNextTerms<F::a_outer>, accumulate);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<F::in_flight>();
+  }
+
+  // The first slices of a tile.
+  __device__ void begin(Fragment (&b)[kSlices], const RingPosition<F::stages>& at) {
+    wait_full(at);
+    fetch<0>(at.stage);
+    reader.template convert<0>(b[0]);
+    fetch<1>(at.stage);
+    reader.template convert<1>(b[1]);
+    fetch<2>(at.stage);
+  }
+
+  // sums (64, rows of a) = b's rows by a, over all steps. b: fragments of the first kAhead slices of the stage `at`,
+  // and in the end those of the next tile, if there is one.
+  __device__ void multiply(float (&sums)[F::rows_a / 2], Fragment (&b)[kSlices], RingPosition<F::stages>& at,
+                           bool more) {
+    int last = 0;
+    for (int step = 0; step < arguments.steps; ++step) {
+      const int stage = at.stage;
+      const bool next = more || step + 1 < arguments.steps;
+      at.next();
+      const auto slice = [&]<int i>(std::integral_constant<int, i>) {
+        enqueue<i>(sums, b, stage, step > 0 || i > 0);
+        if (i == F::in_flight - 1 && step > 0) release(last);
+        if (i + kAhead + 1 == kSlices && next) wait_full(at);
+        advance<i>(b, stage, at.stage, next);
+      };
+      slice(std::integral_constant<int, 0>());
+      slice(std::integral_constant<int, 1>());
+      slice(std::integral_constant<int, 2>());
+      slice(std::integral_constant<int, 3>());
+      last = stage;
+    }
+    ptx::wgmma_wait<0>();
+    release(last);
+    wgmma_fence_operand(sums);
+  }
+
+  __device__ void run(const Place<F>& place, const CUtensorMap& y) {
+    const float after = scaling<T>(arguments.scale, shared.largest).after;
+    RingPosition<F::stages> at;
+    Fragment b[kSlices];
+    float sums[F::rows_a / 2];
+    if (place.cluster < arguments.order.count()) begin(b, at);
+    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+      const int2 origin = place.origin(arguments.order[t]);
+      multiply(sums, b, at, t + place.clusters < arguments.order.count());
+      store_transposed<T>(sums, after, shared.boxes[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
+                          kConsumerBarriers + group);
+    }
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
+    __syncwarp();
+  }
+};
+
+template <class F>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    w8a16_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
+  const int warp = uniform_warp();
+  const Place<F> place;
+  gemm_prologue([&] {
+    maps.prefetch();
+    init_barriers(shared.full, 1 + 32);
+    init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
+    shared.largest = 0;
+  });
+  const auto produce = [&](int warp) {
+    if (warp == 0) {
+      if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
+    } else {
+      find_largest_scale(shared, arguments);
+      if (warp == 1) load_scales(shared, place, arguments);
+    }
+  };
+  const auto consume = [&](int group, int warp) {
+    find_largest_scale(shared, arguments);
+    Consumer<F>{shared, arguments, group, warp}.run(place, maps.y);
+  };
+  produce_and_consume<kProducerRegisters, kConsumerRegisters>(warp, produce, consume);
+}
+
+}  // namespace octile::cuda::w8a16

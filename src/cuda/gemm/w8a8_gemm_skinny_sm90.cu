@@ -11,9 +11,10 @@
 #include <string>
 #include <type_traits>
 
+#include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/gemm/w8a8_gemm_skinny_sm90.cuh"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/tensor_map.h"
 
 namespace octile::cuda {
@@ -22,8 +23,6 @@ namespace {
 
 constexpr std::string_view kName = "w8a8_gemm_skinny_sm90";
 constexpr std::int64_t kMostTokens = 256;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 struct Size {
   std::int64_t m, n, k;
@@ -59,7 +58,7 @@ void complete(TileShape& shape, const Size& s, Device device) {
   const int unit = shape.token_parts == 3 ? 24 : 8;
   const std::int64_t most = T::rows / unit * unit;
   const std::int64_t at_once =
-      std::max<std::int64_t>(clusters_at_once(shape.cluster(), device) / shape.token_groups, 1) * shape.row_parts;
+      std::max<std::int64_t>(max_active_clusters(device, shape.cluster()) / shape.token_groups, 1) * shape.row_parts;
   const std::int64_t waves = std::max<std::int64_t>(ceil_div(s.n, at_once * most), 1);
   shape.waves = static_cast<int>(waves);
   const std::int64_t wanted = std::max<std::int64_t>(ceil_div(s.n, at_once * waves), 1);
@@ -150,16 +149,11 @@ void launch_tile(const TileShape& shape, const GemmProblem& problem, const GemmO
   p.stages = tile_stages<T>(p, kSkinnyShared);
   p.a_scale = row_scale<float>(o.a_scale);
   p.b_scale = row_scale<float>(o.b_scale);
-  if (problem.bias) {
-    p.bias = o.bias.data;
-    p.bias_stride = o.bias.strides[0];
-  }
+  p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto four = static_cast<std::uintptr_t>(bits(problem.y) / 8 * 4);
-  p.y_aligned =
-      (reinterpret_cast<std::uintptr_t>(o.y.data) | static_cast<std::uintptr_t>(p.y_pitch) * four / 4) % four == 0;
+  p.y_aligned = aligned_for(o.y, 4);
   const std::int64_t clusters = ceil_div(p.rows, p.tile_rows * p.row_parts) * p.token_groups;
   enqueue(kName, skinny_tile_kernel<T>,
           LaunchShape{static_cast<unsigned>(clusters * shape.cluster()), T::threads, kSkinnyShared,

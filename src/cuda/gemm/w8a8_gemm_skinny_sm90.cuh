@@ -17,6 +17,7 @@
 
 #include "cuda/device/grid.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/operands.h"
 
@@ -54,8 +55,7 @@ struct TiledProduct {
   int stages = 0;
   RowScale<float> a_scale;
   RowScale<float> b_scale;
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
@@ -103,32 +103,6 @@ struct TilePlace {
   }
 };
 
-__device__ inline void load_box_hinted(std::uint32_t to, const CUtensorMap& map, int2 at, std::uint32_t barrier,
-                                       std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(at.x), "r"(at.y), "r"(barrier), "l"(policy)
-      : "memory");
-}
-
-// For all blocks of `blocks`.
-__device__ inline void load_box_to_hinted(std::uint16_t blocks, std::uint32_t to, const CUtensorMap& map, int2 at,
-                                          std::uint32_t barrier, std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(at.x), "r"(at.y), "r"(barrier), "h"(blocks), "l"(policy)
-      : "memory");
-}
-
-// What many blocks read is the last to leave the second-level cache: 1 to 2 us faster than without a preference.
-__device__ inline std::uint64_t read_again() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // One thread of each warp that fetches, in turn: both operands' boxes into the ring. Unrolled it is 2 us slower.
 template <class T>
 __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, std::uint32_t ring,
@@ -136,8 +110,8 @@ __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, 
   const int a_bytes = p.token_bytes();
   const int stage_bytes = a_bytes + p.tile_rows * kTileStep;
   const unsigned bytes = static_cast<unsigned>((p.tile_tokens + p.tile_rows) * kTileStep);
-  const std::uint64_t once = p.token_groups == 1 ? read_once() : read_again();
-  const std::uint64_t again = read_again();
+  const std::uint64_t once = p.token_groups == 1 ? ptx::evict_first() : ptx::evict_last();
+  const std::uint64_t again = ptx::evict_last();
   // Bit i: block i of the cluster.
   const unsigned same_rows = ((1u << p.token_parts) - 1) << place.row_part * p.token_parts;
   const unsigned same_tokens = p.every_part << place.token_part;
@@ -155,17 +129,17 @@ __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, 
     const std::uint32_t full = barriers + static_cast<unsigned>(stage) * 8;
     const std::uint32_t offset = static_cast<unsigned>(stage * stage_bytes);
     const int col = step * kTileStep;
-    ptx::wait(full + kEmpty, parity);
-    ptx::arrive_and_expect(full, bytes);
+    ptx::mbarrier_wait(full + kEmpty, parity);
+    ptx::mbarrier_arrive_expect_tx(full, bytes);
     if (p.token_parts > 1) {
-      load_box_to_hinted(static_cast<std::uint16_t>(same_rows), to_b + offset, b, {col, row}, full, once);
+      ptx::tma_load_multicast(static_cast<std::uint16_t>(same_rows), to_b + offset, b, int2{col, row}, full, once);
     } else {
-      load_box_hinted(to_b + offset, b, {col, row}, full, once);
+      ptx::tma_load(to_b + offset, b, int2{col, row}, full, once);
     }
     if (p.row_parts > 1) {
-      load_box_to_hinted(static_cast<std::uint16_t>(same_tokens), to_a + offset, a, {col, token}, full, again);
+      ptx::tma_load_multicast(static_cast<std::uint16_t>(same_tokens), to_a + offset, a, int2{col, token}, full, again);
     } else {
-      load_box_hinted(to_a + offset, a, {col, token}, full, again);
+      ptx::tma_load(to_a + offset, a, int2{col, token}, full, again);
     }
     stage += kTileFetchers;
     if (stage >= p.stages) {
@@ -187,39 +161,37 @@ __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, 
   const int blocks = p.token_parts * p.row_parts;
   const bool filler =
       lane < blocks && (lane % p.token_parts == place.token_part || lane / p.token_parts == place.row_part);
-  const std::uint32_t empty =
-      ptx::in_block(ptx::shared_address(shared.empty), static_cast<unsigned>(filler ? lane : 0));
-  std::uint32_t left = ptx::matrix_descriptor(ring + group * 64 * kTileStep);
-  std::uint32_t right = ptx::matrix_descriptor(ring + static_cast<unsigned>(a_bytes));
+  const std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<unsigned>(filler ? lane : 0));
+  std::uint32_t left = smem_descriptor(ring + group * 64 * kTileStep);
+  std::uint32_t right = smem_descriptor(ring + static_cast<unsigned>(a_bytes));
   int stage = 0;
   int last = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
-    ptx::wait(ptx::shared_address(&shared.full[stage]), parity);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
     const std::uint32_t at = static_cast<unsigned>(stage) * stage_bytes / 16;
-    ptx::begin_products();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int part = 0; part < kTileStep / 32; ++part) {
-      ptx::multiply_s8<kTileStep>(ptx::Columns<T::rows>(), sums, left + at + 2 * part, right + at + 2 * part,
-                                  step > 0 || part > 0);
+      wgmma_s8<kTileStep>(sums, left + at + 2 * part, right + at + 2 * part, step > 0 || part > 0);
     }
-    ptx::commit_products();
-    ptx::wait_products<1>();
-    ptx::arrive_in_cluster(empty + static_cast<unsigned>(last) * 8, step > 0 && filler);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::mbarrier_arrive_cluster(empty + static_cast<unsigned>(last) * 8, step > 0 && filler);
     last = stage;
     if (++stage == p.stages) {
       stage = 0;
       parity ^= 1;
     }
   }
-  ptx::wait_products<0>();
-  ptx::hold(sums);
+  ptx::wgmma_wait<0>();
+  wgmma_fence_operand(sums);
 }
 
 template <class T>
 __device__ void meet_multipliers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(T::consumers) : "memory");
+  ptx::bar_sync<1, T::consumers>();
 }
 
 // The sums of a warpgroup to shared memory, tokens by rows.
@@ -250,10 +222,10 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
     const bool inside = 32 * i + lane < rows;
     row_scales[i] = inside ? p.b_scale[row] : 0;
     biases[i] = 0;
-    if (p.bias != nullptr && inside) {
-      const std::int64_t at = row * p.bias_stride;
-      biases[i] = p.y_type == DType::f32 ? __ldcg(static_cast<const unsigned*>(p.bias) + at)
-                                         : __ldcg(static_cast<const unsigned short*>(p.bias) + at);
+    if (p.bias.data != nullptr && inside) {
+      const std::int64_t at = row * p.bias.stride;
+      biases[i] = p.y_type == DType::f32 ? __ldcg(static_cast<const unsigned*>(p.bias.data) + at)
+                                         : __ldcg(static_cast<const unsigned short*>(p.bias.data) + at);
     }
   }
 #pragma unroll
@@ -267,19 +239,13 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
     // Without a bias it is -0: fma(x, y, -0) is the rounded product, its sign included.
     const auto half = __ushort_as_half(static_cast<unsigned short>(biases[i]));
     const auto brain = __ushort_as_bfloat16(static_cast<unsigned short>(biases[i]));
-    shared.biases[32 * i + lane] = p.bias == nullptr         ? -0.0f
+    shared.biases[32 * i + lane] = p.bias.data == nullptr    ? -0.0f
                                    : p.y_type == DType::f16  ? widen(half)
                                    : p.y_type == DType::bf16 ? widen(brain)
                                                              : __uint_as_float(biases[i]);
   }
 #pragma unroll
   for (int i = 0; i < T::tokens / 32; ++i) shared.token_scales[32 * i + lane] = token_scales[i];
-}
-
-template <class Y>
-__device__ std::uint32_t pack_two(float low, float high) {
-  const Y two[2] = {narrow<Y>(low), narrow<Y>(high)};
-  return *reinterpret_cast<const std::uint32_t*>(two);
 }
 
 // Four neighbours in a row of y.
@@ -293,11 +259,10 @@ __device__ inline void store_four(const TiledProduct& p, std::int64_t at, const 
   } else if (p.y_type == DType::f32) {
     *reinterpret_cast<float4*>(static_cast<float*>(p.y) + at) = {y[0], y[1], y[2], y[3]};
   } else if (p.y_type == DType::f16) {
-    *reinterpret_cast<uint2*>(static_cast<__half*>(p.y) + at) = {pack_two<__half>(y[0], y[1]),
-                                                                 pack_two<__half>(y[2], y[3])};
+    *reinterpret_cast<uint2*>(static_cast<__half*>(p.y) + at) = {pack<__half>(y[0], y[1]), pack<__half>(y[2], y[3])};
   } else {
-    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.y) + at) = {pack_two<__nv_bfloat16>(y[0], y[1]),
-                                                                        pack_two<__nv_bfloat16>(y[2], y[3])};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.y) + at) = {pack<__nv_bfloat16>(y[0], y[1]),
+                                                                        pack<__nv_bfloat16>(y[2], y[3])};
   }
 }
 
@@ -341,27 +306,27 @@ __global__ void __launch_bounds__(T::threads, 1)
 
   let_next_start();
   if (thread == T::consumers) {
-    ptx::prefetch_map(b);
-    ptx::prefetch_map(a);
+    ptx::prefetch_tensormap(b);
+    ptx::prefetch_tensormap(a);
 #pragma unroll 1
     for (int i = 0; i < p.stages; ++i) {
-      ptx::barrier_init(ptx::shared_address(&shared.full[i]), 1);
-      ptx::barrier_init(ptx::shared_address(&shared.empty[i]),
-                        static_cast<unsigned>(T::consumers / 32 * (p.token_parts + p.row_parts - 1)));
+      ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]),
+                         static_cast<unsigned>(T::consumers / 32 * (p.token_parts + p.row_parts - 1)));
     }
-    ptx::barrier_init_done();
+    ptx::fence_mbarrier_init();
   }
   __syncwarp();
   if (thread >= T::consumers) {
     if (blocks > 1) {
-      ptx::cluster_arrive();
+      ptx::cluster_arrive_relaxed();
     } else if (thread < T::consumers + 32 * kTileFetchers) {
-      asm volatile("bar.sync 2, %0;" ::"n"(T::consumers + 32 * kTileFetchers) : "memory");  // the barriers are there
+      ptx::bar_sync<2, T::consumers + 32 * kTileFetchers>();  // the barriers are there
     }
     wait_for_previous();
     if (thread >= T::consumers + 32 * kTileFetchers) {
       fetch_scales<T>(p, shared, place);
-      asm volatile("bar.arrive 3, %0;" ::"n"(T::consumers + 32) : "memory");
+      ptx::bar_arrive<3, T::consumers + 32>();
       if (blocks > 1) ptx::cluster_wait();
     } else {
       if (blocks > 1) ptx::cluster_wait();
@@ -369,24 +334,23 @@ __global__ void __launch_bounds__(T::threads, 1)
     }
     __syncwarp();
   } else {
-    if (blocks > 1) ptx::cluster_arrive();
+    if (blocks > 1) ptx::cluster_arrive_relaxed();
     wait_for_previous();
     if (blocks > 1) {
       ptx::cluster_wait();
     } else {
-      asm volatile("bar.sync 2, %0;" ::"n"(T::consumers + 32 * kTileFetchers) : "memory");
+      ptx::bar_sync<2, T::consumers + 32 * kTileFetchers>();
     }
     int sums[T::rows / 2];
     multiply_tiles<T>(sums, p, shared, ptx::shared_address(ring), place);
     meet_multipliers<T>();  // the ring is read
     std::int32_t* const kept = reinterpret_cast<std::int32_t*>(ring);
     keep_tile<T>(sums, kept);
-    asm volatile("bar.sync 3, %0;" ::"n"(T::consumers + 32) : "memory");  // the scales are there too
+    ptx::bar_sync<3, T::consumers + 32>();  // the scales are there too
     finish_tile<T>(p, shared, kept, place);
   }
   if (blocks > 1) {  // no block leaves while others still report to its barriers
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::cluster_sync_relaxed();
   }
 }
 

@@ -8,10 +8,12 @@
 #include <string_view>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
-#include "cuda/gemm/w8a8_gemm_sm90.cuh"
 #include "cuda/gemm/repack.h"
+#include "cuda/gemm/w8a8_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "cuda/tensor_map.h"
@@ -21,7 +23,7 @@ namespace octile::cuda {
 
 namespace {
 
-using namespace large;
+using namespace w8a8;
 
 constexpr std::string_view kName = "w8a8_gemm_sm90";
 
@@ -62,8 +64,6 @@ struct Size {
   std::int64_t m, n, k;
 };
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 template <class T>
 TileOrder order_of(const Size& size) {
   constexpr int kRows = T::rows * T::cluster_rows;
@@ -75,17 +75,17 @@ TileOrder order_of(const Size& size) {
 }
 
 template <class T>
-int waves(const Size& size, int multiprocessors) {
+int waves(const Size& size, int clusters) {
   const TileOrder order = order_of<T>(size);
-  return static_cast<int>(ceil_div(static_cast<std::int64_t>(order.rows) * order.cols, multiprocessors / kCluster));
+  return static_cast<int>(ceil_div(static_cast<std::int64_t>(order.rows) * order.cols, clusters));
 }
 
 template <class T>
-double expected_seconds(const Measured<T>& measured, const Size& size, DType y, int multiprocessors) {
+double expected_seconds(const Measured<T>& measured, const Size& size, DType y, int clusters) {
   const double tile_cycles =
       static_cast<double>(ceil_div(size.k, kStep)) * kStep * T::rows * T::cols / kProductsPerCycle;
   const double tile_seconds = tile_cycles / (measured.gigahertz * 1e9) + measured.tile_seconds * bits(y) / 16;
-  const double products = waves<T>(size, multiprocessors) * tile_seconds;
+  const double products = waves<T>(size, clusters) * tile_seconds;
   const double operands = static_cast<double>(size.m + size.n) * static_cast<double>(size.k);
   return kAroundSeconds + operands / kHiddenBytesPerSecond + products +
          measured.later * std::max(0.0, products - kBurstSeconds);
@@ -93,12 +93,12 @@ double expected_seconds(const Measured<T>& measured, const Size& size, DType y, 
 
 // Calls body(measured) for the tile that is expected to be the fastest.
 template <class Body>
-void with_best_tile(const Size& size, DType y, int multiprocessors, const Body& body) {
+void with_best_tile(const Size& size, DType y, int clusters, const Body& body) {
   double best = std::numeric_limits<double>::infinity();
-  for_each_tile([&](const auto& tile) { best = std::min(best, expected_seconds(tile, size, y, multiprocessors)); });
+  for_each_tile([&](const auto& tile) { best = std::min(best, expected_seconds(tile, size, y, clusters)); });
   bool done = false;
   for_each_tile([&](const auto& tile) {
-    if (done || expected_seconds(tile, size, y, multiprocessors) > best) return;
+    if (done || expected_seconds(tile, size, y, clusters) > best) return;
     body(tile);
     done = true;
   });
@@ -109,19 +109,19 @@ void with_best_tile(const Size& size, DType y, int multiprocessors, const Body& 
 bool repacks(Major major, std::int64_t k) { return major == Major::outer || k % kBulkAlignment != 0; }
 
 struct Order {
-  int multiprocessors;
+  int clusters;
   bool accumulate;
   Stream stream;
 };
 
 template <class T, class Y>
 void launch_tile(const GemmOperands& o, const Order& order) {
-  static_assert(sizeof(Shared<T, Y>) <= 227 * 1024);
+  static_assert(sizeof(Shared<T, Y>) <= kMaxSharedBytes);
   using Box = typename Shared<T, Y>::Box;
   const CUtensorMap a = tensor_map(kName, o.a, {T::rows / T::cluster_cols, kStep, true});
   const CUtensorMap b = tensor_map(kName, o.b, {T::cols / T::cluster_rows, kStep, true});
-  const bool by_engine = mappable(o.y);
-  const CUtensorMap y = by_engine ? tensor_map(kName, o.y, {Box::rows, Box::cols, Box::swizzled}) : a;
+  const bool by_tma = mappable(o.y);
+  const CUtensorMap y = by_tma ? tensor_map(kName, o.y, {Box::rows, Box::cols, Box::swizzled}) : a;
 
   Arguments<Y> arguments;
   arguments.steps = static_cast<int>(ceil_div(o.a.cols(), kStep));
@@ -135,7 +135,7 @@ void launch_tile(const GemmOperands& o, const Order& order) {
   arguments.y = {static_cast<Y*>(o.y.data), o.y.strides[0], static_cast<int>(o.y.rows()), static_cast<int>(o.y.cols())};
   // It writes sixteen bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
   const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
-  arguments.engine_cols = !by_engine ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
+  arguments.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
 
   // A tile that would reach beyond y begins earlier instead, and what it has in common with its neighbour is computed
   // twice: the copy engine is slow to fill in zeros. M = 257 took 50.9 us where M = 384 took 40.0 (K 4096, N 14336).
@@ -143,9 +143,9 @@ void launch_tile(const GemmOperands& o, const Order& order) {
   if (!order.accumulate && arguments.y.rows >= T::rows) arguments.last.x = arguments.y.rows - T::rows;
   if (!order.accumulate && arguments.y.cols >= T::cols && whole) arguments.last.y = arguments.y.cols - T::cols;
 
-  const int clusters = std::min(order.multiprocessors / kCluster, arguments.order.count());
+  const int clusters = std::min(order.clusters, arguments.order.count());
   enqueue(kName, w8a8_gemm_kernel<T, Y>,
-          LaunchShape{static_cast<unsigned>(clusters * kCluster), kThreads, sizeof(Shared<T, Y>), kCluster},
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared<T, Y>), kClusterSize},
           order.stream, a, b, y, arguments);
 }
 
@@ -191,9 +191,9 @@ Cost w8a8_gemm_sm90_cost(const GemmProblem& problem) {
   Cost cost;
   cost.operations = 2 * m * n * k;
   cost.bytes = (m + n) * k + m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1);
-  const int multiprocessors = properties(p.device).multiprocessors;
-  with_best_tile(size, p.y, multiprocessors, [&](const auto& tile) {
-    cost.seconds = std::max(expected_seconds(tile, size, p.y, multiprocessors), cost.bytes / kBytesPerSecond);
+  const int clusters = max_active_clusters(p.device, kClusterSize);
+  with_best_tile(size, p.y, clusters, [&](const auto& tile) {
+    cost.seconds = std::max(expected_seconds(tile, size, p.y, clusters), cost.bytes / kBytesPerSecond);
   });
   // An X that a plan quantized is readable whatever k is.
   if (p.a_major == Major::outer) cost.seconds += 2 * m * k / kBytesPerSecond + kRepackSeconds;
@@ -203,14 +203,14 @@ Cost w8a8_gemm_sm90_cost(const GemmProblem& problem) {
 
 std::string w8a8_gemm_sm90_detail(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
-  const int multiprocessors = properties(p.device).multiprocessors;
+  const int clusters = max_active_clusters(p.device, kClusterSize);
   std::string text;
-  with_best_tile(size_of(p), p.y, multiprocessors, [&]<class T>(const Measured<T>&) {
+  with_best_tile(size_of(p), p.y, clusters, [&]<class T>(const Measured<T>&) {
     const TileOrder order = order_of<T>(size_of(p));
     text = message(exchanges(problem) ? "y^T = b * a^T, " : "", "tile ", T::rows, "x", T::cols,
                    T::ping_pong ? " ping-pong" : " cooperative", ", clusters ", T::cluster_rows, "x", T::cluster_cols,
                    ", ", T::stages, " stages, bands of ", order.band, order.bands_of_rows ? " rows" : " columns",
-                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size_of(p), multiprocessors), " waves");
+                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size_of(p), clusters), " waves");
   });
   return text;
 }
@@ -246,10 +246,10 @@ void w8a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& operands, co
     room += repacked_size(size.m, size.k);
   }
   if (!b_as_it_is) o.b = repack(o.b, room, launch.stream);
-  const int multiprocessors = properties(p.device).multiprocessors;
+  const int clusters = max_active_clusters(p.device, kClusterSize);
   with_narrow_type(p.y, [&]<class Y>(Y) {
-    with_best_tile(size, p.y, multiprocessors, [&]<class T>(const Measured<T>&) {
-      launch_tile<T, Y>(o, {multiprocessors, p.accumulate, launch.stream});
+    with_best_tile(size, p.y, clusters, [&]<class T>(const Measured<T>&) {
+      launch_tile<T, Y>(o, {clusters, p.accumulate, launch.stream});
     });
   });
 }

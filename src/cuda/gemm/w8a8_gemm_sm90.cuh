@@ -13,22 +13,140 @@
 #include <limits>
 #include <type_traits>
 
-#include "cuda/device/epilogue.cuh"
-#include "cuda/device/floats.cuh"
-#include "cuda/device/grid.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/output.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/device/wgmma.cuh"
 #include "cuda/operands.h"
 
-namespace octile::cuda::large {
+namespace octile::cuda::w8a8 {
 
 inline constexpr int kStep = 128;  // bytes of k in a stage: one swizzled row
-inline constexpr int kCluster = 2;
-inline constexpr int kWarpgroup = 128;
-inline constexpr int kConsumers = 2;  // warpgroups
-inline constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-inline constexpr int kProducerRegisters = 40;
-inline constexpr int kConsumerRegisters = 232;
+// ---- Epilogue: scales, bias, conversion, and boxes of y in shared memory that TMA stores.
+
+__device__ inline float scaled(int sum, float a_scale, float b_scale, float bias) {
+  return __fmaf_rn(static_cast<float>(sum), __fmul_rn(a_scale, b_scale), bias);
+}
+
+// Sums 4j .. 4j + 3 of a thread, scaled: columns 8j + 2c, 8j + 2c + 1 of its upper row, then of its lower row. col is
+// {scale, scale, bias, bias}.
+__device__ inline float4 scaled_four(const int* sums, float upper, float lower, const float4& col) {
+  return {scaled(sums[0], upper, col.x, col.z), scaled(sums[1], upper, col.y, col.w),
+          scaled(sums[2], lower, col.x, col.z), scaled(sums[3], lower, col.y, col.w)};
+}
+
+// The boxes that a tile of `cols` columns of y is cut into: sixteen rows a warp. Rows of 128 bytes are swizzled, chunk
+// i of sixteen bytes of row r at chunk i ^ (r % 8); an odd number of chunks a row keeps the banks apart by itself.
+template <class Y, int tile_cols>
+struct StoreBox {
+  static constexpr bool swizzled = tile_cols * sizeof(Y) % 128 == 0;
+  static constexpr int cols = swizzled ? 128 / sizeof(Y) : sizeof(Y) == 2 ? tile_cols / 2 : 16;
+  static constexpr int row_bytes = cols * static_cast<int>(sizeof(Y));
+  static constexpr int rows = 16;
+  static constexpr int bytes = rows * row_bytes;
+  static constexpr int eights = cols / 8;
+  static constexpr int count = tile_cols / cols;
+  static_assert(tile_cols % cols == 0 && cols % 8 == 0 && bytes % 128 == 0);
+
+  // Where byte `byte` of row `row` lies.
+  __device__ static std::uint32_t offset(int row, int byte) {
+    return static_cast<std::uint32_t>(row * row_bytes + (swizzled ? byte ^ row % 8 * 16 : byte));
+  }
+};
+
+// A matrix in global memory.
+template <class Y>
+struct Destination {
+  Y* data = nullptr;
+  std::int64_t pitch = 0;
+  int rows = 0;
+  int cols = 0;
+};
+
+// What a thread has of a box.
+template <class Y, class Box>
+struct BoxValues {
+  std::uint32_t values[Box::eights][sizeof(Y) == 2 ? 2 : 4];
+
+  // col(j): the scales and the bias of columns 8j + 2c and 8j + 2c + 1.
+  template <class Col>
+  __device__ void compute(const int* sums, float upper, float lower, Col col) {
+#pragma unroll
+    for (int j = 0; j < Box::eights; ++j) {
+      const float4 y = scaled_four(sums + 4 * j, upper, lower, col(j));
+      if constexpr (sizeof(Y) == 2) {
+        values[j][0] = pack<Y>(y.x, y.y);
+        values[j][1] = pack<Y>(y.z, y.w);
+      } else {
+        values[j][0] = __float_as_uint(y.x);
+        values[j][1] = __float_as_uint(y.y);
+        values[j][2] = __float_as_uint(y.z);
+        values[j][3] = __float_as_uint(y.w);
+      }
+    }
+  }
+
+  __device__ void write(std::uint32_t box) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (sizeof(Y) == 2) {
+#pragma unroll
+      for (int j = 0; j + 1 < Box::eights; j += 2) {
+        const std::uint32_t four[4] = {values[j][0], values[j][1], values[j + 1][0], values[j + 1][1]};
+        ptx::stmatrix(box + Box::offset(lane % 16, (j + lane / 16) * 16), four);
+      }
+      if constexpr (Box::eights % 2 == 1) {
+        constexpr int kLast = Box::eights - 1;
+        ptx::stmatrix(box + Box::offset(lane % 16, kLast * 16), values[kLast]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < Box::eights; ++j) {
+        const int byte = 32 * j + lane % 4 * 8;
+        ptx::store_shared_v2(box + Box::offset(lane / 4, byte), values[j][0], values[j][1]);
+        ptx::store_shared_v2(box + Box::offset(lane / 4 + 8, byte), values[j][2], values[j][3]);
+      }
+    }
+  }
+};
+
+// What y of f32 holds, added to a warp's box that the warp has written.
+template <class Box>
+__device__ void add_to_box(std::uint8_t* box, int2 at, const Destination<float>& y) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int c = 0; c < Box::cols; c += 32) {
+    const bool inside = c + lane < Box::cols && at.y + c + lane < y.cols;
+    const float* const from = y.data + at.x * y.pitch + at.y + c + lane;
+    float before[Box::rows];
+#pragma unroll
+    for (int r = 0; r < Box::rows; ++r) before[r] = inside && at.x + r < y.rows ? __ldcg(from + r * y.pitch) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < Box::rows; ++r) {
+      if (!inside) continue;
+      auto* const sum = reinterpret_cast<float*>(box + Box::offset(r, (c + lane) * 4));
+      *sum = __fadd_rn(before[r], *sum);
+    }
+  }
+}
+
+// A warp's box straight to y, from row and column `at` on: any alignment, and nothing beyond y.
+template <class Y, class Box>
+__device__ void store_edge(const std::uint8_t* box, int2 at, const Destination<Y>& y) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int rows = min(Box::rows, y.rows - at.x);
+  const int cols = min(Box::cols, y.cols - at.y);
+#pragma unroll 1  // the code of all boxes is to stay small: it is fetched anew by every launch
+  for (int r = 0; r < rows; ++r) {
+    Y* const row = y.data + (at.x + r) * y.pitch + at.y;
+#pragma unroll
+    for (int c = 0; c < Box::cols; c += 32) {
+      if (c + lane < cols) {
+        row[c + lane] = *reinterpret_cast<const Y*>(box + Box::offset(r, (c + lane) * static_cast<int>(sizeof(Y))));
+      }
+    }
+  }
+}
+
+// ---- The kernel.
 
 // ping_pong: each warpgroup has tiles of its own, and multiplies while the other one stores.
 // cooperative: each has half of a tile's rows, and nothing is multiplied while they store.
@@ -45,8 +163,8 @@ struct Tile {
   static constexpr int boxes = boxes_;  // of a warp, filled in turn
   static constexpr Schedule schedule = schedule_;
   static constexpr bool ping_pong = schedule == Schedule::ping_pong;
-  static constexpr int cluster_rows = share_b ? kCluster : 1;
-  static constexpr int cluster_cols = share_b ? 1 : kCluster;
+  static constexpr int cluster_rows = share_b ? kClusterSize : 1;
+  static constexpr int cluster_cols = share_b ? 1 : kClusterSize;
   static constexpr int blocks = (ping_pong ? rows : rows / kConsumers) / 64;  // 64 rows each, of a warpgroup
   static constexpr int readers = ping_pong ? 4 : 4 * kConsumers;              // warps that read a stage
   static constexpr int tiles = ping_pong ? kConsumers : 1;                    // at a time
@@ -58,7 +176,7 @@ struct Shared {
     std::uint8_t a[T::rows * kStep];
     std::uint8_t b[T::cols * kStep];
   };
-  using Box = cuda::Box<Y, T::cols>;
+  using Box = StoreBox<Y, T::cols>;
 
   Stage stages[T::stages];
   std::uint8_t boxes[kConsumers * 4][T::boxes][Box::bytes];  // of a warp
@@ -82,16 +200,12 @@ struct Arguments {
   bool accumulate = false;  // y of f32: onto what it holds
   // Where a tile begins, at the latest.
   int2 last = {std::numeric_limits<int>::max(), std::numeric_limits<int>::max()};
-  int engine_cols = 0;  // the copy engine may store tiles that end here or before
+  int tma_cols = 0;  // TMA may store tiles that end here or before
 };
 
-// Where a block is, and what it shares.
+// Where a block is, and what it computes.
 template <class T>
-struct Place {
-  int clusters = static_cast<int>(gridDim.x) / kCluster;
-  int cluster = static_cast<int>(blockIdx.x) / kCluster;
-  int rank = static_cast<int>(blockIdx.x) % kCluster;
-
+struct Place : ClusterPlace {
   template <class Y>
   __device__ int2 origin(int number, const Arguments<Y>& arguments) const {
     const int2 tile = arguments.order[number];
@@ -100,25 +214,11 @@ struct Place {
   }
 };
 
-template <class T, class Y>
-__device__ void init(Shared<T, Y>& shared) {
-  const auto init = [](std::uint64_t& barrier, int arrivals) {
-    ptx::barrier_init(ptx::shared_address(&barrier), static_cast<std::uint32_t>(arrivals));
-  };
-  for (auto& barrier : shared.full) init(barrier, 1);
-  for (auto& barrier : shared.empty) init(barrier, kCluster * T::readers);
-  for (auto& barrier : shared.turn) init(barrier, 4);
-  for (auto& barrier : shared.scales_full) init(barrier, 32);
-  for (auto& barrier : shared.scales_empty) init(barrier, T::readers);
-  ptx::barrier_init_done();
-}
-
 // One thread: a's and b's tiles, stage by stage. Of the shared operand each block loads half, for both.
 template <class T, class Y>
 __device__ void load_operands(Shared<T, Y>& shared, const Place<T>& place, const CUtensorMap& a, const CUtensorMap& b,
                               const Arguments<Y>& arguments) {
-  constexpr std::uint16_t kBoth = 3;
-  constexpr int kSharedRows = (T::share_b ? T::cols : T::rows) / kCluster;
+  constexpr int kSharedRows = (T::share_b ? T::cols : T::rows) / kClusterSize;
   const int half = place.rank * kSharedRows;
   RingPosition<T::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
@@ -128,14 +228,16 @@ __device__ void load_operands(Shared<T, Y>& shared, const Place<T>& place, const
       auto& stage = shared.stages[at.stage];
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
       const int col = step * kStep;
-      ptx::wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
-      ptx::arrive_and_expect(full, sizeof(stage));
+      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
       if constexpr (T::share_b) {
-        ptx::load_box(ptx::shared_address(stage.a), a, col, origin.x, full);
-        ptx::load_box_to(kBoth, ptx::shared_address(stage.b + half * kStep), b, {col, origin.y + half}, full);
+        ptx::tma_load(ptx::shared_address(stage.a), a, col, origin.x, full);
+        ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(stage.b + half * kStep), b, {col, origin.y + half},
+                                full);
       } else {
-        ptx::load_box_to(kBoth, ptx::shared_address(stage.a + half * kStep), a, {col, origin.x + half}, full);
-        ptx::load_box(ptx::shared_address(stage.b), b, col, origin.y, full);
+        ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(stage.a + half * kStep), a, {col, origin.x + half},
+                                full);
+        ptx::tma_load(ptx::shared_address(stage.b), b, col, origin.y, full);
       }
       at.next();
     }
@@ -154,7 +256,7 @@ __device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const A
   RingPosition<T::tiles> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(t, arguments).y;
-    ptx::wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
+    ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
 #pragma unroll 1
     for (int j = static_cast<int>(threadIdx.x) % 32; j < T::cols / 2; j += 32) {
       float4 pair;
@@ -162,7 +264,7 @@ __device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const A
       column(first + 2 * j + 1, pair.y, pair.w);
       shared.col_scales[at.stage][j] = pair;
     }
-    ptx::arrive(ptx::shared_address(&shared.scales_full[at.stage]));
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_full[at.stage]));
     at.next();
   }
 }
@@ -175,10 +277,10 @@ struct Consumer {
   int group;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t empty = ptx::in_block(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kCluster));
-  std::uint32_t other_turn = ptx::in_block(ptx::shared_address(&shared.turn[group ^ 1]), ptx::cluster_rank());
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
+  std::uint32_t other_turn = ptx::mapa(ptx::shared_address(&shared.turn[group ^ 1]), ptx::cluster_rank());
 
-  __device__ void release(int stage) const { ptx::arrive_in_cluster(empty + 8 * stage, lane < kCluster); }
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
 
   // sums (blocks x 64, cols) = a's rows by b, over all steps; leaves `at` behind the last one. One step's products are
   // in flight while the next one's are enqueued.
@@ -186,37 +288,35 @@ struct Consumer {
     const int first_row = T::ping_pong ? 0 : group * T::blocks * 64;
     int last = 0;
     for (int step = 0; step < arguments.steps; ++step) {
-      ptx::wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
-      if constexpr (T::ping_pong) ptx::arrive_in_cluster(other_turn, step + 1 == arguments.steps && lane == 0);
-      const std::uint32_t a =
-          ptx::matrix_descriptor(ptx::shared_address(shared.stages[at.stage].a + first_row * kStep));
-      const std::uint32_t b = ptx::matrix_descriptor(ptx::shared_address(shared.stages[at.stage].b));
-      ptx::begin_products();
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+      if constexpr (T::ping_pong) ptx::mbarrier_arrive_cluster(other_turn, step + 1 == arguments.steps && lane == 0);
+      const std::uint32_t a = smem_descriptor(ptx::shared_address(shared.stages[at.stage].a + first_row * kStep));
+      const std::uint32_t b = smem_descriptor(ptx::shared_address(shared.stages[at.stage].b));
+      ptx::wgmma_fence();
 #pragma unroll
       for (int part = 0; part < kStep / 32; ++part) {
 #pragma unroll
         for (int block = 0; block < T::blocks; ++block) {
-          ptx::multiply_s8<kStep>(ptx::Columns<T::cols>(), sums[block], a + 512 * block + 2 * part, b + 2 * part,
-                                  step > 0 || part > 0);
+          wgmma_s8<kStep>(sums[block], a + 512 * block + 2 * part, b + 2 * part, step > 0 || part > 0);
         }
       }
-      ptx::commit_products();
-      ptx::wait_products<1>();
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
       if (step > 0) release(last);
       last = at.stage;
       at.next();
     }
-    ptx::wait_products<0>();
+    ptx::wgmma_wait<0>();
     release(last);
 #pragma unroll
-    for (int block = 0; block < T::blocks; ++block) ptx::hold(sums[block]);
+    for (int block = 0; block < T::blocks; ++block) wgmma_fence_operand(sums[block]);
   }
 
   // 64 rows of y from `at`, by way of this warp's boxes. upper and lower: the scales of this thread's two rows.
   __device__ void store(const int (&sums)[T::cols / 2], int2 at, float upper, float lower, const float4* cols,
                         int first_box, const CUtensorMap& y) const {
     using Box = typename Shared<T, Y>::Box;
-    const bool by_engine = at.y + T::cols <= arguments.engine_cols;
+    const bool by_tma = at.y + T::cols <= arguments.tma_cols;
     const int row = at.x + 16 * warp;
 #pragma unroll
     for (int part = 0; part < Box::count; ++part) {
@@ -225,7 +325,7 @@ struct Consumer {
       BoxValues<Y, Box> values;
       values.compute(sums + part * 4 * Box::eights, upper, lower,
                      [&](int j) { return cols[4 * (part * Box::eights + j) + lane % 4]; });
-      if (lane == 0) ptx::wait_stores_read<T::boxes - 1>();
+      if (lane == 0) ptx::tma_store_wait_read<T::boxes - 1>();
       __syncwarp();
       values.write(ptx::shared_address(box));
       if constexpr (std::is_same_v<Y, float>) {
@@ -234,12 +334,12 @@ struct Consumer {
           add_to_box<Box>(box, {row, col}, arguments.y);
         }
       }
-      if (by_engine) ptx::publish_to_engines();
+      if (by_tma) ptx::fence_proxy_async();
       __syncwarp();
-      if (!by_engine) store_edge<Y, Box>(box, {row, col}, arguments.y);
+      if (!by_tma) store_edge<Y, Box>(box, {row, col}, arguments.y);
       if (lane == 0) {
-        if (by_engine) ptx::store_box(y, col, row, ptx::shared_address(box));
-        ptx::commit_stores();  // a group for each box, if only an empty one: the wait above counts them
+        if (by_tma) ptx::tma_store(y, col, row, ptx::shared_address(box));
+        ptx::tma_store_commit();  // a group for each box, if only an empty one: the wait above counts them
       }
     }
   }
@@ -262,55 +362,54 @@ struct Consumer {
         row_scales[i / 2][i % 2] = row < arguments.y.rows ? arguments.a_scale[row] : 0.0f;
       }
       // The other warpgroup has waited for all of its stages: ours are at most a lap away, and the parities are right.
-      if constexpr (T::ping_pong) ptx::wait(ptx::shared_address(&shared.turn[group]), parity ^ (group == 0));
+      if constexpr (T::ping_pong) ptx::mbarrier_wait(ptx::shared_address(&shared.turn[group]), parity ^ (group == 0));
       multiply(sums, at);
       if constexpr (T::ping_pong) at = at.ahead(arguments.steps);
-      ptx::wait(ptx::shared_address(&shared.scales_full[set]), parity);
+      ptx::mbarrier_wait(ptx::shared_address(&shared.scales_full[set]), parity);
 #pragma unroll
       for (int block = 0; block < T::blocks; ++block) {
         store(sums[block], {origin.x + 64 * block, origin.y}, row_scales[block][0], row_scales[block][1],
               shared.col_scales[set], block * Shared<T, Y>::Box::count, y);
       }
-      if (lane == 0) ptx::arrive(ptx::shared_address(&shared.scales_empty[set]));
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[set]));
       __syncwarp();
       parity ^= 1;
     }
-    if (lane == 0) ptx::wait_stores_read<0>();
+    if (lane == 0) ptx::tma_store_wait_read<0>();
     __syncwarp();
   }
 };
 
 template <class T, class Y>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kGemmThreads, 1)
     w8a8_gemm_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                      const __grid_constant__ CUtensorMap y, const __grid_constant__ Arguments<Y> arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<T, Y>*>(shared_bytes);
-  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // the compiler knows it is uniform
+  const int warp = uniform_warp();
   const Place<T> place;
-  if (threadIdx.x == 0) {
-    ptx::prefetch_map(a);
-    ptx::prefetch_map(b);
-    ptx::prefetch_map(y);
-    init(shared);
-  }
-  __syncthreads();
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
-  wait_for_previous();
-  let_next_start();
-  // In this order the compiler puts the way to the first loads next to here, and not behind all the rest.
+  gemm_prologue([&] {
+    ptx::prefetch_tensormap(a);
+    ptx::prefetch_tensormap(b);
+    ptx::prefetch_tensormap(y);
+    init_barriers(shared.full, 1);
+    init_barriers(shared.empty, kClusterSize * T::readers);
+    init_barriers(shared.turn, 4);
+    init_barriers(shared.scales_full, 32);
+    init_barriers(shared.scales_empty, T::readers);
+  });
+  // Not by produce_and_consume: in this order the compiler places the way to the first loads right here, not behind the
+  // consumers' code.
   if (warp >= 4) {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<T, Y>{shared, arguments, warp / 4 - 1, warp % 4}.run(place, y);
   } else {
-    ptx::give_registers<kProducerRegisters>();
+    ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) load_operands(shared, place, a, b, arguments);
     if (warp == 1) load_scales(shared, place, arguments);
     __syncwarp();
   }
-  ptx::cluster_arrive();  // no block leaves while the other one still writes to its shared memory
-  ptx::cluster_wait();
+  ptx::cluster_sync_relaxed();  // no block leaves while the other one still writes to its shared memory
 }
 
-}  // namespace octile::cuda::large
+}  // namespace octile::cuda::w8a8

@@ -15,8 +15,11 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/ceil_div.h"
+#include "cuda/clusters.h"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/gemm/w8a8_linear_sm90_tokens.cuh"
 #include "cuda/launch.h"
@@ -36,7 +39,6 @@ inline constexpr int kSumPitch = kPassRows + 4;  // keeps the eight rows of four
 inline constexpr int kMostSlots = 16;
 inline constexpr int kFewestSlots = 4;  // 64 KB in flight
 inline constexpr int kSkinnyShared = 227 * 1024;
-inline constexpr int kMostClusterBlocks = 6;
 inline constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of b: counted in 32 bits
 
 // What the kernel is given; a vector's stride may be 0.
@@ -50,8 +52,7 @@ struct SkinnyProduct {
   int piece_bytes = 0;      // a multiple of kStepBytes
   int slots = 0;            // of the ring
   RowScale<float> b_scale;
-  const void* bias = nullptr;  // of y's type
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
@@ -65,52 +66,11 @@ struct SkinnyLayout {
       kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMostSlots + 2) * 8;
 };
 
-// A weight is read once: it is the first to leave the second-level cache, and drives nobody else out.
-__device__ inline std::uint64_t read_once() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// A multiple of 16 bytes, by the copy engine.
-__device__ inline void load_run(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier,
-                                std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
-}
-
-__device__ inline float load_float(const void* data, std::int64_t i, DType type) {
-  switch (type) {
-    case DType::f16:
-      return widen(__ldcg(static_cast<const __half*>(data) + i));
-    case DType::bf16:
-      return widen(__ldcg(static_cast<const __nv_bfloat16*>(data) + i));
-    default:
-      return __ldcg(static_cast<const float*>(data) + i);
-  }
-}
-
-__device__ inline void store_float(void* data, std::int64_t i, DType type, float value) {
-  switch (type) {
-    case DType::f16:
-      static_cast<__half*>(data)[i] = narrow<__half>(value);
-      break;
-    case DType::bf16:
-      static_cast<__nv_bfloat16*>(data)[i] = narrow<__nv_bfloat16>(value);
-      break;
-    default:
-      static_cast<float*>(data)[i] = value;
-  }
-}
-
 // Named barriers: 1 is meet_consumers.
-__device__ inline void meet_fetchers() { asm volatile("bar.sync 3, %0;" ::"n"(kFetchers * 32) : "memory"); }
+__device__ inline void meet_fetchers() { ptx::bar_sync<3, kFetchers * 32>(); }
 // The fetchers have initialized the barriers of the ring, and go on; the consumers wait for that.
-__device__ inline void report_barriers() { asm volatile("bar.arrive 2, %0;" ::"n"(kSkinnyThreads) : "memory"); }
-__device__ inline void await_barriers() { asm volatile("bar.sync 2, %0;" ::"n"(kSkinnyThreads) : "memory"); }
+__device__ inline void report_barriers() { ptx::bar_arrive<2, kSkinnyThreads>(); }
+__device__ inline void await_barriers() { ptx::bar_sync<2, kSkinnyThreads>(); }
 
 // The groups of rows of one block, in passes.
 struct BlockRun {
@@ -133,7 +93,7 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
   const int fetcher = static_cast<int>(threadIdx.x) / 32 - kSkinnyWarps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const BlockRun run(p.rows);
-  const std::uint64_t policy = read_once();
+  const std::uint64_t policy = ptx::evict_first();
   const int pitch = padded(p.piece_bytes);
   int turn = 0;
   int slot = 0;
@@ -150,13 +110,13 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
         const int wanted = row < p.rows ? min(p.x.k - c, p.piece_bytes) : 0;
         const int bytes = may_exceed ? (wanted + 15) / 16 * 16 : wanted / 16 * 16;
         const std::uint32_t to = ring + static_cast<unsigned>((slot * kGroupRows + lane) * pitch);
-        ptx::wait(empty + slot * 8, parity);
+        ptx::mbarrier_wait(empty + slot * 8, parity);
         if (bytes < wanted) {
           store_shared(to + bytes, load_bytes(from + c + bytes, wanted - bytes));
-          ptx::publish_to_engines();  // where rows repeat, a later copy comes to the same place
+          ptx::fence_proxy_async();  // where rows repeat, a later copy comes to the same place
         }
-        ptx::arrive_and_expect(full + slot * 8, static_cast<unsigned>(bytes));
-        if (bytes > 0) load_run(to, from + c, bytes, full + slot * 8, policy);
+        ptx::mbarrier_arrive_expect_tx(full + slot * 8, static_cast<unsigned>(bytes));
+        if (bytes > 0) ptx::bulk_load(to, from + c, bytes, full + slot * 8, policy);
       }
       turn = turn + 1 == kFetchers ? 0 : turn + 1;
       if (++slot == p.slots) {
@@ -194,26 +154,25 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     if (thread == kSkinnyConsumers) {
 #pragma unroll 1
       for (int i = 0; i < p.slots; ++i) {
-        ptx::barrier_init(full + i * 8, kGroupRows);
-        ptx::barrier_init(empty + i * 8, kSkinnyConsumers);
+        ptx::mbarrier_init(full + i * 8, kGroupRows);
+        ptx::mbarrier_init(empty + i * 8, kSkinnyConsumers);
       }
-      ptx::barrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
-      ptx::barrier_init_done();
+      ptx::mbarrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
+      ptx::fence_mbarrier_init();
     }
     meet_fetchers();
     report_barriers();
-    if (p.x.cluster > 1) ptx::cluster_arrive();
+    if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();
     wait_for_previous();
     if (p.b_copyable) fetch_rows(p, ring, full, empty);
     if (p.x.cluster > 1) {
       __syncwarp();
       ptx::cluster_wait();
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
+      ptx::cluster_sync_relaxed();
     }
     return;
   }
-  if (p.x.cluster > 1) ptx::cluster_arrive();
+  if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();
   wait_for_previous();
 
   const BlockRun run(p.rows);
@@ -223,7 +182,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     const int row = pass * kGroupRows + thread;
     if (thread < kPassRows && row < p.rows) {
       row_scale = p.b_scale[row];
-      if (p.bias != nullptr) bias = load_float(p.bias, row * p.bias_stride, p.y_type);
+      bias = p.bias.at(row, p.rows, 0);
     }
   };
   const auto keep_row_vectors = [&] {
@@ -271,7 +230,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       const float scale = __fmul_rn(token_scales[token], row_scales[row]);
       const float product = static_cast<float>(sum);
       sum = 0;
-      const float y = p.bias != nullptr ? __fmaf_rn(product, scale, biases[row]) : __fmul_rn(product, scale);
+      const float y = p.bias.data != nullptr ? __fmaf_rn(product, scale, biases[row]) : __fmul_rn(product, scale);
       store_float(p.y, token * p.y_pitch + pass * kGroupRows + row, p.y_type, y);
     }
   };
@@ -291,8 +250,8 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     quantize_tokens<Source>(p.x, xq, token_scales, scratch, ready);
   }
   keep_row_vectors();
-  if constexpr (!std::is_same_v<Source, std::int8_t>) wait_for_written(ready);
-  if (p.x.cluster > 1) ptx::cluster_arrive();  // this block's tokens are written
+  if constexpr (!std::is_same_v<Source, std::int8_t>) ptx::mbarrier_wait_acquire_cluster(ready);
+  if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();  // this block's tokens are written
   meet_consumers();
 
   int slot = 0;
@@ -309,7 +268,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
         if (p.b_copyable) {
           const std::uint32_t from =
               ring + static_cast<unsigned>((slot * kGroupRows + lane_row) * padded(p.piece_bytes) + lane_byte);
-          ptx::wait(full + slot * 8, parity);
+          ptx::mbarrier_wait(full + slot * 8, parity);
           if (busy) {
             b0 = load_shared(from);
             b1 = load_shared(from + 8 * padded(p.piece_bytes));
@@ -320,7 +279,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
           b1 = load_bytes(p.b + (row + 8) * p.b_pitch + c, row + 8 < p.rows ? p.x.k - c : 0);
         }
         if (busy) multiply_step(b0, b1, c);
-        ptx::arrive(empty + slot * 8);
+        ptx::mbarrier_arrive(empty + slot * 8);
         if (++slot == p.slots) {
           slot = 0;
           parity ^= 1;
@@ -361,24 +320,13 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
   p.b_copyable = aligned_to_16(o.b.data, o.b.strides[0]);
   p.rows = static_cast<int>(o.b.rows());
   p.b_scale = row_scale<float>(o.b_scale);
-  if (problem.bias) {
-    p.bias = o.bias.data;
-    p.bias_stride = o.bias.strides[0];
-  }
+  p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  p.pieces = (p.x.k + kPieceBytes - 1) / kPieceBytes;
-  p.piece_bytes = ((p.x.k + p.pieces - 1) / p.pieces + kStepBytes - 1) / kStepBytes * kStepBytes;
+  p.pieces = ceil_div(p.x.k, kPieceBytes);
+  p.piece_bytes = ceil_div(ceil_div(p.x.k, p.pieces), kStepBytes) * kStepBytes;
   return p;
-}
-
-// How many clusters, a block to a multiprocessor, run at one time: they must not cross the borders of the chip's parts.
-// The numbers are an H200's, as its driver says.
-inline int clusters_at_once(int blocks, Device device) {
-  constexpr int kMultiprocessors = 132;
-  constexpr int kCounts[kMostClusterBlocks + 1] = {0, 132, 66, 39, 30, 22, 17};
-  return kCounts[blocks] * properties(device).multiprocessors / kMultiprocessors;
 }
 
 template <class Source, int kTokenBlocks>
@@ -396,15 +344,15 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
   const int slot_bytes = kGroupRows * padded(p.piece_bytes);
   const std::int64_t room = room_for_ring<kTokenBlocks>(p.x.count, p.x.k);
   p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMostSlots));
-  int blocks = std::min((p.rows + kGroupRows - 1) / kGroupRows, properties(problem.device).multiprocessors);
+  int blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
   if constexpr (!std::is_same_v<Source, std::int8_t>) {
     // Up to four tokens a block: one batch of vectors a lane for k = 4096 in 16 bits. Alone, every block quantizing 8
     // or 16 tokens makes 25 and 29 us of 21 and 24.
     p.x.cluster = p.x.count <= 4 ? 1 : p.x.count <= 8 ? 2 : 4;
-    blocks = std::min(blocks / p.x.cluster, clusters_at_once(p.x.cluster, problem.device)) * p.x.cluster;
+    blocks = std::min(blocks / p.x.cluster, max_active_clusters(problem.device, p.x.cluster)) * p.x.cluster;
     if (blocks == 0) {
       p.x.cluster = 1;
-      blocks = std::min((p.rows + kGroupRows - 1) / kGroupRows, properties(problem.device).multiprocessors);
+      blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
     }
   }
   const unsigned bytes = static_cast<unsigned>(kSkinnyShared - room + p.slots * slot_bytes);

@@ -51,7 +51,7 @@ static __device__ __noinline__ uint4 load_bytes(const std::int8_t* p, int bytes)
   return {words[0], words[1], words[2], words[3]};
 }
 
-__device__ inline void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kSkinnyConsumers) : "memory"); }
+__device__ inline void meet_consumers() { ptx::bar_sync<1, kSkinnyConsumers>(); }
 
 // What is seldom needed is a function of its own: the rest is shorter then, and comes faster from a cold memory.
 
@@ -159,34 +159,6 @@ struct RowScaler {
   float scaled = 0;
 };
 
-// To addresses of ptx::in_block.
-__device__ inline void store_in_cluster(std::uint32_t to, const std::uint32_t (&words)[2]) {
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1]) : "memory");
-}
-__device__ inline void store_in_cluster(std::uint32_t to, const std::uint32_t (&words)[1]) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(words[0]) : "memory");
-}
-__device__ inline void store_in_cluster(std::uint32_t to, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-
-// An arrival that whoever waits with wait_for_written sees this warp's stores behind.
-__device__ inline void arrive_released(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void wait_for_written(std::uint32_t barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n"
-      "@p bra done;\n"
-      "bra again;\n"
-      "done:\n"
-      "}\n" ::"r"(barrier)
-      : "memory");
-}
-
 // A NaN on either side is the result.
 __device__ inline float greater_nan(float a, float b) {
   float result;
@@ -253,7 +225,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
     const RowScaler scaler(peak, x.dynamic, x.dynamic ? 0 : x.scale[token]);
     if (warp % share == 0 && lane < x.cluster) {
       const float scale = scaler.good ? scaler.s : not_a_number(0.0f);
-      store_in_cluster(ptx::in_block(shared_address(scales + token), static_cast<unsigned>(lane)), scale);
+      ptx::store_cluster(ptx::mapa(shared_address(scales + token), static_cast<unsigned>(lane)), scale);
     }
     const std::uint32_t to = xq + static_cast<unsigned>(token * padded(x.k));
     const auto quantize_batch = [&](const Vector<T>(&batch)[kBatch], int c) {
@@ -266,8 +238,8 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
         scaler.quantize(values, words);
 #pragma unroll 1
         for (int block = 0; block < x.cluster; ++block) {
-          store_in_cluster(ptx::in_block(to + static_cast<unsigned>(c + i * stride), static_cast<unsigned>(block)),
-                           words);
+          ptx::store_cluster(ptx::mapa(to + static_cast<unsigned>(c + i * stride), static_cast<unsigned>(block)),
+                             words);
         }
       }
     };
@@ -280,7 +252,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
     }
   }
   __syncwarp();
-  if (lane < x.cluster) arrive_released(ptx::in_block(ready, static_cast<unsigned>(lane)));
+  if (lane < x.cluster) ptx::mbarrier_arrive_cluster_release(ptx::mapa(ready, static_cast<unsigned>(lane)));
 }
 
 // X as s8, copied into `xq`; the caller closes the group of copies.
