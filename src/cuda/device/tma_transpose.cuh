@@ -1,5 +1,5 @@
-// Epilogue of the kernels that compute y^T: from a warpgroup's sums (64, 64 to 256), whose rows 2g and 2g + 1 a thread
-// has as rows g and g + 8, by way of shared memory, to y. TMA stores it while the next tile is multiplied.
+// Epilogue of the kernels that compute y^T: a warpgroup's sums (64, 64 to 256) to y through shared memory. TMA stores a
+// tile while the next one is multiplied. Rows g and g + 8 of a thread's sums are rows 2g and 2g + 1 of y^T.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct TransposeTarget {
   std::int64_t pitch = 0;
   int rows = 0;
   int cols = 0;
-  int tma_cols = 0;         // TMA may store boxes that end here or before
-  bool along_a = false;     // lines lie along the columns of the sums
+  int tma_cols = 0;         // TMA may store tiles that end here or before
+  bool along_a = false;     // lines run along the columns of the sums
   bool wide = false;        // f32
-  bool accumulate = false;  // wide alone
+  bool accumulate = false;  // wide only
 };
 
 // Lines of 128 bytes with TMA's swizzle of 128 bytes. Of 256 columns:
@@ -34,29 +34,30 @@ struct alignas(1024) TransposeBuffer {
   static constexpr int kLine = 128;
   std::uint8_t lines[cols * kLine];
 
-  static BulkBox box(bool wide, bool along_a) { return {along_a ? 64 : wide ? cols / 2 : cols, wide ? 32 : 64, true}; }
+  static TmaTile tile(bool wide, bool along_a) { return {along_a ? 64 : wide ? cols / 2 : cols, wide ? 32 : 64, true}; }
 };
 
-// The target's description, and its tensor map; `map` stays as it is where TMA cannot store.
+// Of y, and its tensor map; `map` is left alone where TMA cannot store y.
 template <int cols>
 TransposeTarget transpose_target(std::string_view kernel, const Tensor& y, bool along_a, CUtensorMap& map) {
   TransposeTarget target = {y.data, y.strides[0], static_cast<int>(y.rows()), static_cast<int>(y.cols())};
   target.along_a = along_a;
   target.wide = y.dtype == DType::f32;
   if (!mappable(y)) return target;
-  map = tensor_map(kernel, y, TransposeBuffer<cols>::box(target.wide, along_a));
-  // TMA writes 16 bytes at a time: where a row ends within them, the last column of boxes is left to store_edge.
+  map = tensor_map(kernel, y, TransposeBuffer<cols>::tile(target.wide, along_a));
+  // TMA writes 16 bytes at a time: where a row ends within them, the last column of tiles is left to
+  // store_transposed_edge.
   const bool whole = y.cols() * (bits(y.dtype) / 8) % 16 == 0;
   target.tma_cols = whole ? std::numeric_limits<int>::max() : target.cols;
   return target;
 }
 
-// `cols` columns of the sums. finish(x, h): what y is to have for a sum x of the thread's row h.
+// `cols` columns of the sums to shared memory. finish(x, h): y for a sum x of the thread's row h.
 template <class Y, bool along_a, unsigned cols, class Finish>
-__device__ void write_boxes(const float* sums, const Finish& finish, std::uint32_t lines) {
+__device__ void write_tiles(const float* sums, const Finish& finish, std::uint32_t lines) {
   constexpr unsigned kSize = sizeof(Y);
   constexpr unsigned kEights = cols / 8;
-  constexpr unsigned kLineEights = kSize == 2 ? 8 : 4;  // along_a: of columns in a line
+  constexpr unsigned kLineEights = kSize == 2 ? 8 : 4;  // along_a: groups of eight columns in a line
   const unsigned lane = threadIdx.x % 32;
   const unsigned warp = threadIdx.x / 32 % 4;
   const unsigned g = lane / 4;
@@ -69,7 +70,7 @@ __device__ void write_boxes(const float* sums, const Finish& finish, std::uint32
     }
   };
   if constexpr (along_a) {
-    // Lanes 16 and up begin with their second row: eight lines that differ in their swizzle.
+    // Lanes 16 and up begin with their second row, so that a warp touches eight lines of different swizzle.
     const unsigned second = lane / 16;
 #pragma unroll
     for (unsigned h = 0; h < 2; ++h) {
@@ -86,10 +87,10 @@ __device__ void write_boxes(const float* sums, const Finish& finish, std::uint32
     }
   } else {
     const unsigned row = 16 * warp + 2 * g;
-    const unsigned box = kSize == 2 ? 0 : row / 32 * cols;
+    const unsigned tile = kSize == 2 ? 0 : row / 32 * cols;
 #pragma unroll
     for (unsigned e = 0; e < 2; ++e) {
-      const std::uint32_t first = lines + (box + 2 * c + e) * 128 + (row * kSize % 128 ^ (2 * c + e) * 16);
+      const std::uint32_t first = lines + (tile + 2 * c + e) * 128 + (row * kSize % 128 ^ (2 * c + e) * 16);
 #pragma unroll
       for (unsigned j = 0; j < kEights; ++j) {
         put(first + j * 8 * 128, finish(sums[4 * j + e], 0), finish(sums[4 * j + 2 + e], 1));
@@ -98,7 +99,7 @@ __device__ void write_boxes(const float* sums, const Finish& finish, std::uint32
   }
 }
 
-// A box directly to y, by the threads of a warpgroup: any alignment, and nothing beyond y.
+// A tile directly to y, by the threads of a warpgroup: any alignment, nothing out of bounds.
 template <class Y>
 __device__ void store_transposed_edge(const std::uint8_t* lines, int2 at, int rows, const TransposeTarget& y) {
   constexpr int kCols = 128 / static_cast<int>(sizeof(Y));
@@ -118,29 +119,29 @@ __device__ void store_transposed_edge(const std::uint8_t* lines, int2 at, int ro
 }
 
 template <class Y, bool along_a, int cols, class Finish>
-__device__ void store_boxes(const float (&sums)[cols / 2], const Finish& finish, TransposeBuffer<cols>& boxes, int2 at,
+__device__ void store_tiles(const float (&sums)[cols / 2], const Finish& finish, TransposeBuffer<cols>& buffer, int2 at,
                             const CUtensorMap& map, const TransposeTarget& y, int barrier) {
   constexpr int kRounds = sizeof(Y) / 2;
   constexpr int kRoundCols = cols / kRounds;
-  constexpr int kBoxCols = 128 / static_cast<int>(sizeof(Y));
-  constexpr int kBoxRows = along_a ? 64 : kRoundCols;
-  constexpr int kBoxes = cols / kBoxRows;
+  constexpr int kTileCols = 128 / static_cast<int>(sizeof(Y));
+  constexpr int kTileRows = along_a ? 64 : kRoundCols;
+  constexpr int kTiles = cols / kTileRows;
   const bool leads = threadIdx.x % 128 == 0;
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     if (leads) ptx::tma_store_wait_read<0>();
     ptx::bar_sync<128>(barrier);
-    write_boxes<Y, along_a, kRoundCols>(sums + round * (kRoundCols / 2), finish, ptx::shared_address(boxes.lines));
+    write_tiles<Y, along_a, kRoundCols>(sums + round * (kRoundCols / 2), finish, ptx::shared_address(buffer.lines));
     ptx::fence_proxy_async();
     ptx::bar_sync<128>(barrier);
     const int2 origin = along_a ? int2{at.x, at.y + round * kRoundCols} : int2{at.y + round * kRoundCols, at.x};
 #pragma unroll 1
-    for (int box = 0; box < kBoxes; ++box) {
-      const int2 corner = {origin.x, origin.y + box * kBoxCols};
-      const std::uint8_t* const lines = boxes.lines + box * kBoxRows * 128;
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int2 corner = {origin.x, origin.y + tile * kTileCols};
+      const std::uint8_t* const lines = buffer.lines + tile * kTileRows * 128;
       if (corner.x >= y.rows || corner.y >= y.cols) continue;
-      if (corner.y + kBoxCols > y.tma_cols) {
-        store_transposed_edge<Y>(lines, corner, kBoxRows, y);
+      if (corner.y + kTileCols > y.tma_cols) {
+        store_transposed_edge<Y>(lines, corner, kTileRows, y);
       } else if (leads && y.accumulate) {
         ptx::tma_reduce_add(map, corner.y, corner.x, ptx::shared_address(lines));
       } else if (leads) {
@@ -153,22 +154,22 @@ __device__ void store_boxes(const float (&sums)[cols / 2], const Finish& finish,
 }
 
 template <class Y, bool along_a, int cols>
-__device__ void store_boxes(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& boxes, int2 at,
+__device__ void store_tiles(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& buffer, int2 at,
                             const CUtensorMap& map, const TransposeTarget& y, int barrier) {
   const auto scaled = [scale](float x, unsigned) { return __fmul_rn(x, scale); };
-  store_boxes<Y, along_a, cols>(sums, scaled, boxes, at, map, y, barrier);
+  store_tiles<Y, along_a, cols>(sums, scaled, buffer, at, map, y, barrier);
 }
 
-// at: the sums' first row and column in y^T. T is y's type where it is not wide.
+// at: the first row and column of the sums in y^T. T: y's type unless y is f32.
 template <class T, int cols>
-__device__ void store_transposed(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& boxes, int2 at,
+__device__ void store_transposed(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& buffer, int2 at,
                                  const CUtensorMap& map, const TransposeTarget& y, int barrier) {
   if (y.wide) {
-    if (y.along_a) return store_boxes<float, true, cols>(sums, scale, boxes, at, map, y, barrier);
-    return store_boxes<float, false, cols>(sums, scale, boxes, at, map, y, barrier);
+    if (y.along_a) return store_tiles<float, true, cols>(sums, scale, buffer, at, map, y, barrier);
+    return store_tiles<float, false, cols>(sums, scale, buffer, at, map, y, barrier);
   }
-  if (y.along_a) return store_boxes<T, true, cols>(sums, scale, boxes, at, map, y, barrier);
-  store_boxes<T, false, cols>(sums, scale, boxes, at, map, y, barrier);
+  if (y.along_a) return store_tiles<T, true, cols>(sums, scale, buffer, at, map, y, barrier);
+  store_tiles<T, false, cols>(sums, scale, buffer, at, map, y, barrier);
 }
 
 }  // namespace octile::cuda

@@ -1,4 +1,4 @@
-// Operands of the int4 GEMMs of Hopper: tensor maps of a and of the weight, and their loads.
+// Operands of the GEMMs with 4-bit weights: tensor maps of a and of the weight, and the weight's TMA loads.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace octile::cuda {
 
-// Every second row from `first` on, as bytes, and one at least: of the row that is not there nothing comes.
+// Every second row from `first` on, as bytes; at least one row, of which nothing is used if it does not exist.
 inline ConstTensor every_second_row(const NibbleWeight& w, int first, Device device) {
   ConstTensor half;
   half.data = w.values + (w.rows > first ? first * w.pitch : 0);
@@ -28,10 +28,10 @@ inline ConstTensor every_second_row(const NibbleWeight& w, int first, Device dev
 
 inline bool mappable_nibbles(const ConstTensor& b) {
   const auto pitch = static_cast<std::uintptr_t>(b.strides[0] / 2);
-  return pitch > 0 && (reinterpret_cast<std::uintptr_t>(b.data) | pitch) % kBulkAlignment == 0;
+  return pitch > 0 && (reinterpret_cast<std::uintptr_t>(b.data) | pitch) % kTmaAlignment == 0;
 }
 
-// A packed weight, a row for each panel, in words: eight terms of a channel.
+// A packed weight, one row per panel, in words of eight elements of a channel.
 inline ConstTensor panels(const NibbleWeight& w, Device device) {
   ConstTensor words;
   words.data = w.values;
@@ -49,7 +49,8 @@ inline bool int4_mappable(const GemmProblem& problem, const GemmOperands& o) {
   return mappable(o.a) && (problem.b_packed || mappable_nibbles(o.b));
 }
 
-// One thread: the weight's tile of `bytes` from this term and row on. Packed, or its even rows and then its odd ones.
+// One thread: a tile of the weight, `bytes` in all, from this column and row on: packed, or the even rows and then the
+// odd ones.
 template <bool packed>
 __device__ void load_int4_tile(std::uint32_t to, int bytes, const GemmMaps& maps, int term, int row,
                                std::uint32_t full) {
@@ -61,20 +62,20 @@ __device__ void load_int4_tile(std::uint32_t to, int bytes, const GemmMaps& maps
   }
 }
 
-struct Int4Boxes {
+struct Int4Tiles {
   int rows_a, rows_b, terms;
 };
 
-// All but y's, for which a's stands.
+// All maps but y's, for which a's stands in.
 inline GemmMaps int4_maps(std::string_view kernel, const GemmProblem& problem, const ConstTensor& a,
-                          const NibbleWeight& w, const Int4Boxes& box) {
+                          const NibbleWeight& w, const Int4Tiles& tile) {
   GemmMaps maps;
-  maps.a = maps.y = tensor_map(kernel, a, {box.rows_a, box.terms, true});
+  maps.a = maps.y = tensor_map(kernel, a, {tile.rows_a, tile.terms, true});
   if (w.packed) {
-    maps.b = maps.b_odd = tensor_map(kernel, panels(w, problem.device), {box.rows_b / 16, box.terms * 2, false});
+    maps.b = maps.b_odd = tensor_map(kernel, panels(w, problem.device), {tile.rows_b / 16, tile.terms * 2, false});
     return maps;
   }
-  const BulkBox half = {box.rows_b / 2, box.terms / 2, true};
+  const TmaTile half = {tile.rows_b / 2, tile.terms / 2, true};
   maps.b = tensor_map(kernel, every_second_row(w, 0, problem.device), half);
   maps.b_odd = tensor_map(kernel, every_second_row(w, 1, problem.device), half);
   return maps;

@@ -217,23 +217,23 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
 // as many as another. It gets them from all, itself too, where the weight was: [block][piece][thread].
 template <class F>
 struct Exchange {
-  static constexpr int kPieces = kTiles * F::tokens / 8;
-  static_assert(kPieces % 8 == 0);
+  static constexpr int kChunks = kTiles * F::tokens / 8;
+  static_assert(kChunks % 8 == 0);
   static constexpr int kAtOnce = std::min(4, F::tokens / 8);
-  static constexpr unsigned kPieceBytes = kMultipliers * 16;
+  static constexpr unsigned kChunkBytes = kConsumerThreads * 16;
 
   const SkinnyNibbles& p;
   const Place<F>& place;
-  const int own = kPieces / p.parts;  // pieces
+  const int own = kChunks / p.parts;  // pieces
 
   __device__ void send(const float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared) const {
-    static_assert(kPieces * kPieceBytes <= sizeof(shared.weight));
-    const std::uint32_t here = ptx::shared_address(shared.weight) + place.part * own * kPieceBytes + threadIdx.x * 16;
+    static_assert(kChunks * kChunkBytes <= sizeof(shared.weight));
+    const std::uint32_t here = ptx::shared_address(shared.weight) + place.part * own * kChunkBytes + threadIdx.x * 16;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const float* const from = &sums[piece / (F::tokens / 8)][piece % (F::tokens / 8) * 4];
-      const int to = piece / own;
-      const std::uint32_t at = here + piece % own * kPieceBytes;
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const float* const from = &sums[chunk / (F::tokens / 8)][chunk % (F::tokens / 8) * 4];
+      const int to = chunk / own;
+      const std::uint32_t at = here + chunk % own * kChunkBytes;
       if (to == place.part) {
         store_shared(at, {__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
                           __float_as_uint(from[3])});
@@ -261,16 +261,16 @@ struct Exchange {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           // Perhaps one of the next block, which is not used.
-          const uint4 more = load_shared(from + (block * own + first + i) * kPieceBytes);
+          const uint4 more = load_shared(from + (block * own + first + i) * kChunkBytes);
           y[i][0] += __uint_as_float(more.x), y[i][1] += __uint_as_float(more.y);
           y[i][2] += __uint_as_float(more.z), y[i][3] += __uint_as_float(more.w);
         }
       }
-      const int piece = place.part * own + first;
-      const int sixteen = (first_sixteen() + piece / (F::tokens / 8) * 4) * 16;
+      const int chunk = place.part * own + first;
+      const int sixteen = (first_sixteen() + chunk / (F::tokens / 8) * 4) * 16;
       const float bias[2] = {shared.biases[sixteen + rows.x], shared.biases[sixteen + rows.y]};
-      const int token = piece % (F::tokens / 8) * 8 + lane % 4 * 2;
-      const int end = min(p.tokens, (piece % (F::tokens / 8) + own - first) * 8);
+      const int token = chunk % (F::tokens / 8) * 8 + lane % 4 * 2;
+      const int end = min(p.tokens, (chunk % (F::tokens / 8) + own - first) * 8);
       const int count = p.weight.rows - place.first_row - sixteen - row;
       Y* to = static_cast<Y*>(p.y) + token * p.y_pitch + (place.first_row + sixteen + row);
 #pragma unroll
@@ -285,13 +285,13 @@ struct Exchange {
           }
           const Y values[2] = {narrow<Y>(two[0]), narrow<Y>(two[1])};
           Y* const there = to + (8 * i + e) * p.y_pitch;
-          const bool really = token + 8 * i + e < end;
+          const bool inside = token + 8 * i + e < end;
           if constexpr (whole) {
             using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
-            if (really) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
+            if (inside) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
           } else {
-            if (really && count > 0) there[0] = values[0];
-            if (really && count > 1) there[1] = values[1];
+            if (inside && count > 0) there[0] = values[0];
+            if (inside && count > 1) there[1] = values[1];
           }
         }
       }
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // the compiler knows it is uniform
   const Place<F> place(p);
   let_next_start();
-  if (threadIdx.x == kMultipliers) {
+  if (threadIdx.x == kConsumerThreads) {
     ptx::prefetch_tensormap(maps.tokens);
     ptx::prefetch_tensormap(maps.weight);
     if (F::packed) ptx::prefetch_tensormap(maps.scales);
@@ -325,17 +325,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     init(shared);
   }
   wait_for_previous();
-  const Bringer<F> bringer{p, place};
-  if (warp == kMultipliers / 32) {
-    bringer.begin(shared, maps);
+  const Producer<F> producer{p, place};
+  if (warp == kConsumerThreads / 32) {
+    producer.begin(shared, maps);
     __syncwarp();
   } else {
     prefetch_first(p, place);
   }
   __syncthreads();
   const Exchange<F> exchange{p, place};
-  if (warp < kMultipliers / 32) {
-    ptx::setmaxnreg_inc<kMultiplierRegisters>();
+  if (warp < kConsumerThreads / 32) {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
     float sums[kTiles][F::tokens / 2];
     multiply<F>(sums, shared, place, [&] { ptx::cluster_arrive_relaxed(); });
     ptx::cluster_wait();  // the others' weight has been read, and sums may lie there
@@ -344,8 +344,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::cluster_wait();  // all sums are there
     exchange.finish(shared);
   } else {
-    ptx::setmaxnreg_dec<kBringerRegisters>();
-    bringer.run(shared, maps);
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    producer.run(shared, maps);
     __syncwarp();
     ptx::cluster_sync_relaxed();
     ptx::cluster_sync_relaxed();

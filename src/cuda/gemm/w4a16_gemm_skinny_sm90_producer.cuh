@@ -56,11 +56,11 @@ struct SkinnyForm {
 namespace skinny_nibbles {
 
 constexpr int kTiles = 2;  // of 64 rows, a warpgroup's
-constexpr int kMultipliers = 256;
-constexpr int kBringers = 128;
-constexpr int kThreads = kMultipliers + kBringers;
-constexpr int kMultiplierRegisters = 208;
-constexpr int kBringerRegisters = 88;
+constexpr int kConsumerThreads = 256;
+constexpr int kProducerThreads = 128;
+constexpr int kThreads = kConsumerThreads + kProducerThreads;
+constexpr int kConsumerRegisters = 208;
+constexpr int kProducerRegisters = 88;
 
 template <class F>
 struct Shared {
@@ -94,11 +94,11 @@ struct Place {
 
 template <class F>
 __device__ void init(Shared<F>& shared) {
-  constexpr std::uint32_t kBringWeight = F::packed ? 1 : 1 + kBringers;
-  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kBringWeight);
+  constexpr std::uint32_t kWeightArrivals = F::packed ? 1 : 1 + kProducerThreads;
+  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kWeightArrivals);
   for (auto& barrier : shared.tokens_raw) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kBringers);
-  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(ptx::shared_address(&barrier), kMultipliers / 32);
+  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kProducerThreads);
+  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(ptx::shared_address(&barrier), kConsumerThreads / 32);
   ptx::fence_mbarrier_init();
 }
 
@@ -155,16 +155,16 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
   const NibbleWeight& w = p.weight;
   const int stage = step % F::weight_stages;
   const int group = place.first_step + step;
-  const bool really = w.groups == 1 || group < w.groups;
+  const bool inside = w.groups == 1 || group < w.groups;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x) - kMultipliers; i < F::rows; i += kBringers) {
+  for (int i = static_cast<int>(threadIdx.x) - kConsumerThreads; i < F::rows; i += kProducerThreads) {
     const int row = place.first_row + i;
     if (row >= w.rows) continue;
     ptx::cp_async_4(&shared.scales[stage][0][0][i],
-                    static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group) : 0), really);
+                    static_cast<const float*>(w.scales) + (inside ? w.scale.at(row, group) : 0), inside);
     if constexpr (F::zeros) {
       ptx::cp_async_4(&shared.zeros[stage][0][0][i],
-                      static_cast<const std::int32_t*>(w.zeros) + (really ? w.zero.at(row, group) : 0), really);
+                      static_cast<const std::int32_t*>(w.zeros) + (inside ? w.zero.at(row, group) : 0), inside);
     }
   }
   ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.weight_full[stage]));
@@ -176,7 +176,7 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
 // a token, four units of eight; a unit is four pairs, in the order of a word's nibbles. Of the four pairs j, one of
 // each unit, unit j is made.
 template <class F>
-struct Bringer {
+struct Producer {
   static constexpr int kOwn = F::tokens / 32;  // sets of a token
   static constexpr int kLag = 2;     // steps from the one that is put in order to the one whose room is filled
   static constexpr int kAtOnce = 2;  // stages of the weight that are asked for at first
@@ -184,7 +184,7 @@ struct Bringer {
 
   const SkinnyNibbles& p;
   const Place<F>& place;
-  const int thread = static_cast<int>(threadIdx.x) - kMultipliers;
+  const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
   const bool fetches = thread == 0;
 
   __device__ void fetch_tokens(Shared<F>& shared, const CUtensorMap& map, int step) const {
@@ -204,12 +204,12 @@ struct Bringer {
     const std::uint32_t twist = static_cast<std::uint32_t>(token) % 8 * 16;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kBringers / F::tokens));
+      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kProducerThreads / F::tokens));
       const std::uint32_t at = line + set / 2 * (F::tokens * 128);
       uint4 pairs[4];
 #pragma unroll
       for (std::uint32_t j = 0; j < 4; ++j) {
-        pairs[j] = as_nibbles_lie<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
+        pairs[j] = to_unpack_order<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
       }
       store_shared(at + ((set % 2 * 4 + 0) * 16 ^ twist), {pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x});
       store_shared(at + ((set % 2 * 4 + 1) * 16 ^ twist), {pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y});
@@ -247,7 +247,7 @@ struct Bringer {
     for (int step = 0; step < place.steps; ++step) {
       if (step + 1 == place.steps) {
 #pragma unroll 1
-        for (int i = thread; i < F::rows; i += kBringers)
+        for (int i = thread; i < F::rows; i += kProducerThreads)
           shared.biases[i] = p.bias.at(place.first_row + i, p.weight.rows, 0);
       }
       ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_raw[at.stage]), at.parity);

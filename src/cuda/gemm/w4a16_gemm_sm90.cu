@@ -49,7 +49,7 @@ void with_each_tile(const Body& body) {
 // Measured on an H200: the clock that the power limit leaves, the cycles of 64 terms, which the products bound in the
 // wide tiles and the conversions in the narrow ones, and those of a tile, of a halved one, and of a grid besides.
 template <class T>
-double box_cycles(bool alone) {
+double k_tile_cycles(bool alone) {
   if (T::blocks == 2) return alone ? 717 : 1120;
   switch (T::rows_a) {
     case 320:
@@ -114,7 +114,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
   // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
   const bool alone = kClusterSize * parts * count * (parts > 1 || halve ? 2 : 1) <= properties(device).multiprocessors;
   const auto tile_cycles = [&](int part_units) {
-    return std::min(part_units * 128 / kTerms, steps * T::boxes) * box_cycles<T>(alone) + kTileCycles;
+    return std::min(part_units * 128 / kTileK, steps * T::k_tiles) * k_tile_cycles<T>(alone) + kTileCycles;
   };
   const auto waves = static_cast<double>(halve ? count / clusters : ceil_div(count, clusters));
   double cycles = waves * tile_cycles(static_cast<int>(ceil_div(units, parts))) + kGridCycles;
@@ -127,7 +127,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
 Choice best_choice(const Size& size, Device device) {
   Choice best;
   with_each_tile([&]<class T>(T) {
-    for (int parts = 1; parts <= kMostParts; parts *= 2) {
+    for (int parts = 1; parts <= kMaxParts; parts *= 2) {
       if (const Choice one = choice_of<T>(size, parts, device); one.seconds < best.seconds) best = one;
     }
   });
@@ -139,7 +139,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, const Choice
   static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
-  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTerms});
+  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTileK});
   arguments.steps = steps_of<typename F::Tile>(problem.k);
   const int parts = arguments.parts = choice.parts;
   arguments.order = order_of<typename F::Tile>({o.a.rows(), problem.n, problem.k});

@@ -23,8 +23,8 @@ struct Consumer {
   using Half = Fragment[2];  // 32 terms
   using Sums = float[F::products][F::width / 2];
   // Whether a box is known to be the first or the second one of 128 terms.
-  template <int box>
-  static constexpr int known = F::boxes == 2 ? box : -1;
+  template <int k_tile>
+  static constexpr int known = F::k_tiles == 2 ? k_tile : -1;
   Shared<F>& shared;
   const Arguments& arguments;
   const Place<F>& place;
@@ -48,20 +48,20 @@ struct Consumer {
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
   }
 
-  template <int box, int half>
+  template <int k_tile, int half>
   __device__ void fetch(int stage, Scales& scales) {
-    reader.template fetch<half>(shared.stages[stage].b[box]);
-    if (half == 1 || !scales.template begins<known<box>>()) return;
+    reader.template fetch<half>(shared.stages[stage].b[k_tile]);
+    if (half == 1 || !scales.template begins<known<k_tile>>()) return;
     ptx::mbarrier_wait(ptx::shared_address(&shared.scales_full[scales_at.stage]), scales_at.parity);
     scales.fetch(shared.scales[scales_at.stage]);
     ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[scales_at.stage]));
     scales_at.next();
   }
 
-  template <int box, int half>
+  template <int k_tile, int half>
   __device__ void convert(Half& b, Scales& scales) const {
     if constexpr (half == 0) {
-      scales.template begin_step<known<box>>();
+      scales.template begin_step<known<k_tile>>();
     } else {
       scales.begin_half();
     }
@@ -74,7 +74,7 @@ struct Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 2 * F::products; ++i) {
-      constexpr int kNextProduct = F::width * kTerms * 2 / 16;
+      constexpr int kNextProduct = F::width * kTileK * 2 / 16;
       const int slice = i / F::products, product = i % F::products;
       wgmma_f32<T>(sums[product], b[slice], a + slice * kNextTerms<false> + product * kNextProduct,
                    accumulate || slice > 0);
@@ -98,11 +98,11 @@ struct Consumer {
   __device__ void scale_down(Sums& sums, Scales& scales) const {
     if constexpr (std::is_same_v<T, __half>) {
 #pragma unroll 1
-      while (scales.grown) {
+      while (scales.rescaled) {
         ptx::wgmma_wait<0>();
         hold_all(sums);
         scale_rows(sums, scales.factor);
-        scales.grown = false;
+        scales.rescaled = false;
       }
     }
   }
@@ -125,16 +125,16 @@ struct Consumer {
       const int stage = at.stage;
       const bool next = more || step + 1 < steps;
       at.next();
-      const auto box = [&]<int i>(std::integral_constant<int, i>) {
-        constexpr bool last_box = i + 1 == F::boxes;
-        constexpr int then = last_box ? 0 : i + 1;
+      const auto k_tile = [&]<int i>(std::integral_constant<int, i>) {
+        constexpr bool last_k_tile = i + 1 == F::k_tiles;
+        constexpr int then = last_k_tile ? 0 : i + 1;
         const std::uint32_t a = smem_descriptor_in_cluster<false>(ptx::shared_address(shared.stages[stage].a[i]));
         scale_down(sums, scales);
         enqueue(sums, b[0], a, i > 0 || step > 0);
         if (i == 0 && step > 0) release(last);
         convert<i, 1>(b[1], scales);
-        if (last_box && step + 1 == steps) scales.begin_tile();
-        if (!last_box) {
+        if (last_k_tile && step + 1 == steps) scales.begin_tile();
+        if (!last_k_tile) {
           fetch<then, 0>(stage, scales);
         } else if (next) {
           wait_full(at);
@@ -142,14 +142,14 @@ struct Consumer {
         }
         enqueue(sums, b[1], a + 2 * kNextTerms<false>, true);
         convert<then, 0>(b[0], scales);
-        if (!last_box) {
+        if (!last_k_tile) {
           fetch<then, 1>(stage, scales);
         } else if (next) {
           fetch<then, 1>(at.stage, scales);
         }
       };
-      box(std::integral_constant<int, 0>());
-      if constexpr (F::boxes == 2) box(std::integral_constant<int, 1>());
+      k_tile(std::integral_constant<int, 0>());
+      if constexpr (F::k_tiles == 2) k_tile(std::integral_constant<int, 1>());
       last = stage;
     }
     ptx::wgmma_wait<0>();
@@ -165,7 +165,7 @@ struct Consumer {
     static_assert(kFours * kBetween <= sizeof(shared.stages));
     auto& sums = reinterpret_cast<float(&)[F::rows_a / 2]>(all);
     const std::uint32_t mine = ptx::shared_address(shared.stages) + (threadIdx.x - kWarpgroup) * 16;
-    ptx::bar_sync<kMeetBarrier, kConsumers * kWarpgroup>();  // all are read
+    ptx::bar_sync<kNamedBarrier, kConsumers * kWarpgroup>();  // all are read
     if (task.part > 0) {
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {
@@ -196,7 +196,7 @@ struct Consumer {
   __device__ void store(const Sums& sums, const Finish& finish, int2 at, const CUtensorMap& y) const {
 #pragma unroll
     for (int i = 0; i < F::products; ++i) {
-      store_boxes<Y, false, F::width>(sums[i], finish, shared.lines[group], {at.x, at.y + i * F::width}, y, arguments.y,
+      store_tiles<Y, false, F::width>(sums[i], finish, shared.lines[group], {at.x, at.y + i * F::width}, y, arguments.y,
                                       kConsumerBarriers + group);
     }
   }

@@ -31,7 +31,7 @@ __device__ bool in_high_nibbles() {
   return packed && threadIdx.x % 4 >= 2;
 }
 
-// What is added to a raised nibble u, both of a pair, such that q - z remains. u = 8 + z
+// What is added to a biased nibble u, both of a pair, such that q - z remains. u = 8 + z
 template <class T, bool packed>
 __device__ std::uint32_t offset_of(unsigned u) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return twice(0xc300u + u);
@@ -58,7 +58,7 @@ class ScaleFetcher {
   __device__ ScaleFetcher(const NibbleWeight& weight, int pair) : w_(weight), pair_(pair) {}
 
   // A tile that begins in this row, from this term on.
-  __device__ void turn_to(int row, int term) {
+  __device__ void start_tile(int row, int term) {
     group_ = term / w_.group;
     const auto* const scales = static_cast<const float*>(w_.scales);
     const auto* const zeros = static_cast<const std::uint8_t*>(w_.zeros);
@@ -110,7 +110,7 @@ class ScaleFetcher {
 template <class T, bool packed>
 class RowScales {
  public:
-  bool grown = false;
+  bool rescaled = false;
   float factor[2];  // then, of the two rows' sums
 
   // row: the first of the thread's rows in a tile.
@@ -200,18 +200,18 @@ class RowScales {
 
   template <int known>
   __device__ void choose_powers() {
-    const float most[2] = {largest(next_[0].x, next_[1].x), largest(next_[0].y, next_[1].y)};
-    const bool exceeds[2] = {most[0] * power_[0] >= kLimit, most[1] * power_[1] >= kLimit};
+    const float peak[2] = {largest(next_[0].x, next_[1].x), largest(next_[0].y, next_[1].y)};
+    const bool exceeds[2] = {peak[0] * power_[0] >= kLimit, peak[1] * power_[1] >= kLimit};
     if (known != 1 && step_ == 0) {
-      power_[0] = power_for(most[0]), power_[1] = power_for(most[1]);
+      power_[0] = power_for(peak[0]), power_[1] = power_for(peak[1]);
     } else if (__any_sync(~0u, exceeds[0] || exceeds[1])) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float power = exceeds[h] ? power_for(most[h]) : power_[h];
+        const float power = exceeds[h] ? power_for(peak[h]) : power_[h];
         factor[h] = __int_as_float(max(__float_as_int(power) - __float_as_int(power_[h]) + (127 << 23), 0));
         power_[h] = power;
       }
-      grown = true;
+      rescaled = true;
     }
   }
   __device__ float largest(float a, float b) const { return twice_ ? fmaxf(fabsf(a), fabsf(b)) : fabsf(a); }
@@ -293,13 +293,13 @@ class NibbleReader {
   __device__ Two<T> integers(std::uint32_t word, std::uint32_t offset) const {
     const std::uint32_t two = __byte_perm(word, 0, bytes_);
     if constexpr (std::is_same_v<T, __half>) {
-      const std::uint32_t raised = packed ? raise(two, mask_, 0x64006400u) : raise(two, 0x00f0000fu, 0x64806408u);
+      const std::uint32_t biased = packed ? and_xor(two, mask_, 0x64006400u) : and_xor(two, 0x00f0000fu, 0x64806408u);
       const std::uint32_t factor = packed ? factor_ : 0x2c003c00u;
-      return __hfma2(as_pair<__half2>(raised), as_pair<__half2>(factor), as_pair<__half2>(offset));
+      return __hfma2(as_pair<__half2>(biased), as_pair<__half2>(factor), as_pair<__half2>(offset));
     } else {
       const std::uint32_t low = packed ? two >> shift_ : two * 0x1001u;
-      const std::uint32_t raised = raise(low, 0x000f000fu, packed ? 0x43004300u : 0x43084308u);
-      return __hadd2(as_pair<__nv_bfloat162>(raised), as_pair<__nv_bfloat162>(offset));
+      const std::uint32_t biased = and_xor(low, 0x000f000fu, packed ? 0x43004300u : 0x43084308u);
+      return __hadd2(as_pair<__nv_bfloat162>(biased), as_pair<__nv_bfloat162>(offset));
     }
   }
 

@@ -16,20 +16,20 @@
 
 namespace octile::cuda::w4a16 {
 
-constexpr int kTerms = 64;            // of a box
+constexpr int kTileK = 64;            // of a box
 constexpr int kRowsB = 128;           // of a tile of the weight: y's columns
-constexpr int kMeetBarrier = 1;       // of threads
+constexpr int kNamedBarrier = 1;      // of threads
 constexpr int kConsumerBarriers = 2;  // and the next
-constexpr int kMostParts = 4;
+constexpr int kMaxParts = 4;
 constexpr int kScales = 4;       // stages of their own ring
 constexpr int kScalesAhead = 2;  // on their way
 
 // A tile's rows of a, and so of y, `width` to a product, the boxes of terms in a stage, and the blocks of a
 // multiprocessor: two fill each other's waits.
-template <int width_, int products_, int stages_, int boxes_ = 1, int blocks_ = 1>
+template <int width_, int products_, int stages_, int k_tiles_ = 1, int blocks_ = 1>
 struct Tile {
-  static constexpr int boxes = boxes_;
-  static constexpr int step = kTerms * boxes;  // terms of a stage
+  static constexpr int k_tiles = k_tiles_;
+  static constexpr int step = kTileK * k_tiles;  // terms of a stage
   static constexpr int width = width_;
   static constexpr int products = products_;
   static constexpr int rows_a = width * products;
@@ -49,8 +49,8 @@ struct Form : Tile_ {
 template <class F>
 struct Shared {
   struct Stage {
-    std::uint8_t a[F::boxes][F::rows_a * kTerms * 2];
-    std::uint8_t b[F::boxes][NibbleReader<typename F::T, F::packed>::kTileBytes];
+    std::uint8_t a[F::k_tiles][F::rows_a * kTileK * 2];
+    std::uint8_t b[F::k_tiles][NibbleReader<typename F::T, F::packed>::kTileBytes];
   };
   Stage stages[F::stages];
   TransposeBuffer<F::width> lines[kConsumers];
@@ -149,7 +149,7 @@ __device__ void init(Shared<F>& shared) {
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps) {
   constexpr int kHalf = F::rows_a / kClusterSize;
-  constexpr int kHalfBytes = kHalf * kTerms * 2;
+  constexpr int kHalfBytes = kHalf * kTileK * 2;
   const auto both = static_cast<std::uint16_t>(3u << kClusterSize * place.whole.part);
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
@@ -161,10 +161,10 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
 #pragma unroll
-      for (int box = 0; box < F::boxes; ++box) {
-        const std::uint32_t a = ptx::shared_address(stage.a[box]);
-        const std::uint32_t b = ptx::shared_address(stage.b[box]);
-        const int term = (task.first_step + step) * F::step + box * kTerms;
+      for (int k_tile = 0; k_tile < F::k_tiles; ++k_tile) {
+        const std::uint32_t a = ptx::shared_address(stage.a[k_tile]);
+        const std::uint32_t b = ptx::shared_address(stage.b[k_tile]);
+        const int term = (task.first_step + step) * F::step + k_tile * kTileK;
         if (halved) {
           ptx::tma_load(a, maps.a, term, task.origin.y, full);
           ptx::tma_load(a + kHalfBytes, maps.a, term, task.origin.y + kHalf, full);
@@ -172,7 +172,7 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
           ptx::tma_load_multicast(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf},
                                   full);
         }
-        load_int4_tile<F::packed>(b, sizeof(stage.b[box]), maps, term, task.origin.x, full);
+        load_int4_tile<F::packed>(b, sizeof(stage.b[k_tile]), maps, term, task.origin.x, full);
       }
       at.next();
     }
@@ -193,9 +193,9 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
   };
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
     const Task task = place[t];
-    const int steps = steps_of_group(weight, task.steps * F::boxes);
-    fetcher.turn_to(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
-    for (int step = 0; step < task.steps * F::boxes; step += steps) {
+    const int steps = steps_of_group(weight, task.steps * F::k_tiles);
+    fetcher.start_tile(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
+    for (int step = 0; step < task.steps * F::k_tiles; step += steps) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[to.stage]), to.parity ^ 1);
       fetcher.fetch(shared.scales[to.stage]);
       to.next();

@@ -33,8 +33,8 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w4a16_gemv_sm90";
-constexpr int kMostShared = 160 * 1024;  // the rest is where loads arrive
-constexpr int kMostTokens = 16;
+constexpr int kMaxShared = 160 * 1024;  // the rest is where loads arrive
+constexpr int kMaxTokens = 16;
 
 struct Arguments {
   NibbleWeight weight;
@@ -136,7 +136,7 @@ struct TokenTerms {
       for (int block = 0; block < kUnitBlocks; ++block) {
         const int part = block * Unit::kParts / kUnitBlocks;
         uint4& terms = at[t][block];
-        terms = as_nibbles_lie<Unit::kPacked>(terms);
+        terms = to_unpack_order<Unit::kPacked>(terms);
         multiply_add_16(T(), even[part], kOnes, uint2{terms.x, terms.z});
         multiply_add_16(T(), odd[part], kOnes, uint2{terms.y, terms.w});
       }
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
 
 // ---- Launching.
 
-bool fine(const GemmProblem& p) { return p.group < 128 && p.group < p.k; }
+bool small_groups(const GemmProblem& p) { return p.group < 128 && p.group < p.k; }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
@@ -356,19 +356,19 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.tile_bytes = std::min(p.units, F::warps) * p.sum_bytes;
   // A block for each multiprocessor, or as many times more as there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
-  const std::int64_t room = std::min(kMostShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
+  const std::int64_t room = std::min(kMaxShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
   const std::int64_t multiprocessors = properties(problem.device).multiprocessors;
   const std::int64_t waves = ceil_div(tiles, multiprocessors * room);
   const std::int64_t blocks = std::min(tiles, multiprocessors * waves);
   p.tiles = static_cast<int>(tiles / blocks);
   p.more_tiles = static_cast<int>(tiles % blocks);
-  const int most = p.tiles + (p.more_tiles > 0 ? 1 : 0);
-  p.biases_at = most * p.tile_bytes;
+  const int max_tiles = p.tiles + (p.more_tiles > 0 ? 1 : 0);
+  p.biases_at = max_tiles * p.tile_bytes;
   p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto bytes = static_cast<unsigned>(p.biases_at + most * kTileRows * 4);
+  const auto bytes = static_cast<unsigned>(p.biases_at + max_tiles * kTileRows * 4);
   const unsigned grid = static_cast<unsigned>(blocks);
   enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{grid, F::threads, bytes}, stream, p);
 }
@@ -378,22 +378,23 @@ template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with_unit = [&]<class T, class U>(T, U) {
     // As many warps, and as many units ahead, as registers allow.
-    constexpr bool kWide = U::kFine || U::kZeros || !U::kPacked;
+    constexpr bool kWide = U::kSmallGroups || U::kZeros || !U::kPacked;
     constexpr int kWarps8 = kWide ? 16 : 32;
-    constexpr int kAhead8 = kWide && !U::kFine ? 2 : 1;
-    constexpr int kWarps16 = U::kFine ? 8 : 16;
-    constexpr int kAhead16 = U::kFine || U::kPacked ? 2 : 1;
+    constexpr int kAhead8 = kWide && !U::kSmallGroups ? 2 : 1;
+    constexpr int kWarps16 = U::kSmallGroups ? 8 : 16;
+    constexpr int kAhead16 = U::kSmallGroups || U::kPacked ? 2 : 1;
     if (tokens <= 8) return body(Form<T, 1, kWarps8, kAhead8, U>());
     return body(Form<T, 2, kWarps16, kAhead16, U>());
   };
   const auto with_type = [&]<class T>(T type) {
-    const auto with_zeros = [&]<bool packed, bool fine>(std::bool_constant<packed>, std::bool_constant<fine>) {
-      if (p.zero_point) return with_unit(type, Unit<packed, fine, true>());
-      return with_unit(type, Unit<packed, fine, false>());
+    const auto with_zeros = [&]<bool packed, bool small_groups>(std::bool_constant<packed>,
+                                                                std::bool_constant<small_groups>) {
+      if (p.zero_point) return with_unit(type, Unit<packed, small_groups, true>());
+      return with_unit(type, Unit<packed, small_groups, false>());
     };
-    if (p.b_packed && fine(p)) return with_zeros(std::true_type(), std::true_type());
+    if (p.b_packed && small_groups(p)) return with_zeros(std::true_type(), std::true_type());
     if (p.b_packed) return with_zeros(std::true_type(), std::false_type());
-    if (fine(p)) return with_zeros(std::false_type(), std::true_type());
+    if (small_groups(p)) return with_zeros(std::false_type(), std::true_type());
     return with_zeros(std::false_type(), std::false_type());
   };
   return p.a == DType::f16 ? with_type(__half()) : with_type(__nv_bfloat16());
@@ -424,9 +425,9 @@ std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.scale != DType::f32) return "has no f64";
-  if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
+  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or terms";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at max_tiles 2^23 rows or terms";
   return {};
 }
 
@@ -451,7 +452,7 @@ std::string w4a16_gemv_sm90_detail(const GemmProblem& p) {
 
 void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
   for (const std::int64_t tokens : {8, 16}) {
-    with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMostShared); });
+    with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMaxShared); });
   }
   w4a16_gemm_sm80_prepare(problem);
 }

@@ -46,18 +46,18 @@ __device__ void raw_integers(__half, std::uint32_t word, std::uint32_t (&pairs)[
   constexpr std::uint32_t kEven = flip ? 0x00080008u : 0;
   constexpr std::uint32_t kOdd = flip ? 0x00800080u : 0;
   const std::uint32_t above = word >> 8;
-  pairs[0] = raise(word, 0x000f000fu, kEven);
-  pairs[1] = raise(word, 0x00f000f0u, kOdd);
-  pairs[2] = raise(above, 0x000f000fu, kEven);
-  pairs[3] = raise(above, 0x00f000f0u, kOdd);
+  pairs[0] = and_xor(word, 0x000f000fu, kEven);
+  pairs[1] = and_xor(word, 0x00f000f0u, kOdd);
+  pairs[2] = and_xor(above, 0x000f000fu, kEven);
+  pairs[3] = and_xor(above, 0x00f000f0u, kOdd);
 }
 template <bool flip>
 __device__ void raw_integers(__nv_bfloat16, std::uint32_t word, std::uint32_t (&pairs)[4]) {
   constexpr std::uint32_t kMagic = 0x41804180u ^ (flip ? 0x00400040u : 0);  // 16, the last four bits of which count one
-  pairs[0] = raise(word << 3, 0x00780078u, kMagic);
-  pairs[1] = raise(word >> 1, 0x00780078u, kMagic);
-  pairs[2] = raise(word >> 5, 0x00780078u, kMagic);
-  pairs[3] = raise(word >> 9, 0x00780078u, kMagic);
+  pairs[0] = and_xor(word << 3, 0x00780078u, kMagic);
+  pairs[1] = and_xor(word >> 1, 0x00780078u, kMagic);
+  pairs[2] = and_xor(word >> 5, 0x00780078u, kMagic);
+  pairs[3] = and_xor(word >> 9, 0x00780078u, kMagic);
 }
 
 // ---- Where a unit lies.
@@ -97,38 +97,38 @@ inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
 
 // Nothing is read, and v stays, unless `really`. Without a branch, so that loads stay together. A lane's neighbours in
 // memory are asked for soon after: of 16 bytes whole lines come to L2, words are kept in L1, others are whole lines.
-__device__ inline void read_if(bool really, uint4& v, const void* from) {
+__device__ inline void read_if(bool predicate, uint4& v, const void* from) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
       "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "l"(from), "r"(static_cast<int>(really)));
+      : "l"(from), "r"(static_cast<int>(predicate)));
 }
-__device__ inline void read_if(bool really, uint2& v, const void* from) {
+__device__ inline void read_if(bool predicate, uint2& v, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n}"
                : "+r"(v.x), "+r"(v.y)
-               : "l"(from), "r"(static_cast<int>(really)));
+               : "l"(from), "r"(static_cast<int>(predicate)));
 }
-__device__ inline void read_if(bool really, std::uint32_t& v, const void* from) {
+__device__ inline void read_if(bool predicate, std::uint32_t& v, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n}"
                : "+r"(v)
-               : "l"(from), "r"(static_cast<int>(really)));
+               : "l"(from), "r"(static_cast<int>(predicate)));
 }
-__device__ inline void read_if(bool really, std::uint16_t& v, const void* from) {
+__device__ inline void read_if(bool predicate, std::uint16_t& v, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.L1::no_allocate.b16 %0, [%1];\n}"
                : "+h"(v)
-               : "l"(from), "r"(static_cast<int>(really)));
+               : "l"(from), "r"(static_cast<int>(predicate)));
 }
 
 // ---- A lane's part of a unit.
 
 // fine: a scale may be for 32 terms; else it is for 128 or more.
-template <bool packed_, bool fine_, bool zeros_>
+template <bool packed_, bool small_groups_, bool zeros_>
 struct Unit {
   static constexpr bool kPacked = packed_;
-  static constexpr bool kFine = fine_;
+  static constexpr bool kSmallGroups = small_groups_;
   static constexpr bool kZeros = zeros_;
-  static constexpr int kParts = fine_ ? kUnitBlocks : 1;  // scales of a row
+  static constexpr int kParts = small_groups_ ? kUnitBlocks : 1;  // scales of a row
 
   // As they were read: packed, both rows' of a block side by side; else a row's four blocks.
   std::conditional_t<packed_, uint2, uint4> values[packed_ ? kUnitBlocks : 2] = {};
@@ -137,7 +137,7 @@ struct Unit {
 
   // Of a block: the first of a lane's eight terms.
   __host__ __device__ static constexpr int first_term(int block, int quarter) {
-    return packed_ || fine_ ? block * 32 + quarter * 8 : quarter * 32 + block * 8;
+    return packed_ || small_groups_ ? block * 32 + quarter * 8 : quarter * 32 + block * 8;
   }
 
   // A lane's rows of the tile.
@@ -177,7 +177,7 @@ class UnitReader {
       : tile_(tile_unit.x), tiles_(tiles), unit_(tile_unit.y), rows_(w.rows - first * kTileRows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     row_ = U::rows(lane).x;
-    const int place = U::kPacked ? lane % 4 * 64 + row_ * 4 : lane % 4 * (U::kFine ? 4 : 16);
+    const int place = U::kPacked ? lane % 4 * 64 + row_ * 4 : lane % 4 * (U::kSmallGroups ? 4 : 16);
     const auto start = [&](const void* data, const UnitSteps& step, std::int64_t row_bytes) {
       return static_cast<const std::uint8_t*>(data) + row_ * row_bytes +
              static_cast<std::int64_t>(first + tile_) * step.tile + static_cast<std::int64_t>(unit_) * step.unit;
@@ -188,8 +188,8 @@ class UnitReader {
   }
 
   // really: else nothing is read.
-  __device__ void read(const NibbleWeight& w, const UnitPlaces& at, bool really, U& to) {
-    const int blocks = really ? (w.terms - unit_ * kUnitTerms) / 32 : 0;
+  __device__ void read(const NibbleWeight& w, const UnitPlaces& at, bool predicate, U& to) {
+    const int blocks = predicate ? (w.terms - unit_ * kUnitTerms) / 32 : 0;
     const int row = tile_ * kTileRows + row_;
     if constexpr (U::kPacked) {
 #pragma unroll
@@ -199,7 +199,7 @@ class UnitReader {
       for (int h = 0; h < 2; ++h) {
         const std::uint8_t* const from = values_ + 8 * h * w.pitch;
         const bool inside = row + 8 * h < rows_;
-        if constexpr (U::kFine) {
+        if constexpr (U::kSmallGroups) {
           read_if(inside && 0 < blocks, to.values[h].x, from);
           read_if(inside && 1 < blocks, to.values[h].y, from + 16);
           read_if(inside && 2 < blocks, to.values[h].z, from + 32);
@@ -211,11 +211,11 @@ class UnitReader {
     }
 #pragma unroll
     for (int part = 0; part < U::kParts; ++part) {
-      const std::int64_t number = U::kFine ? part >> at.twin_parts : 0;
+      const std::int64_t number = U::kSmallGroups ? part >> at.twin_parts : 0;
       const std::uint8_t* const scale = scales_ + number * at.scales.part;
       const std::uint8_t* const zero = zeros_ + number * at.zeros.part;
       const bool inside = part < blocks;
-      if (U::kFine && !inside) to.scales[part] = uint2{};
+      if (U::kSmallGroups && !inside) to.scales[part] = uint2{};
       if constexpr (U::kPacked) {
         read_if(inside, to.scales[part], scale);
         if constexpr (U::kZeros) read_if(inside, to.zeros[part], zero);

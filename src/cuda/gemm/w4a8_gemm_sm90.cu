@@ -33,14 +33,14 @@ TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
   return {static_cast<int>(ceil_div(n, kRowsB * kClusterSize)), static_cast<int>(ceil_div(m, rows_a)), kBand, true};
 }
 
-int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kStep)); }
+int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
   static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
-  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kStep});
+  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTileK});
   arguments.steps = steps_of(problem.k);
   arguments.order = order_of(o.a.rows(), problem.n, F::rows_a);
   arguments.a = static_cast<const std::int8_t*>(o.a.data);

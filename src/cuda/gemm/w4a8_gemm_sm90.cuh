@@ -29,7 +29,7 @@
 
 namespace octile::cuda::w4a8 {
 
-constexpr int kStep = 128;   // terms of a stage
+constexpr int kTileK = 128;  // terms of a stage
 constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
 constexpr int kWide = 192;   // of a tile of a: y's rows
 constexpr int kNarrow = 128;
@@ -49,16 +49,16 @@ struct Form {
 
   static constexpr int kGroupBytes =
       groups * kRowsB * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
-  static constexpr int kStageBytes = rows_a * kStep + kRowsB * kStep / 2 + kGroupBytes + 24;
+  static constexpr int kStageBytes = rows_a * kTileK + kRowsB * kTileK / 2 + kGroupBytes + 24;
   static constexpr int stages = (kMaxSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
   static_assert(stages > kGroupsAhead);
 };
 
 template <class F>
 struct Shared {
-  std::uint8_t a[F::stages][F::rows_a * kStep];
-  std::uint8_t b[F::stages][kRowsB * kStep / 2];
-  TransposeBuffer<F::rows_a> boxes[kConsumers];
+  std::uint8_t a[F::stages][F::rows_a * kTileK];
+  std::uint8_t b[F::stages][kRowsB * kTileK / 2];
+  TransposeBuffer<F::rows_a> buffers[kConsumers];
   float a_scales[kConsumers][F::rows_a];  // of a tile's rows of a
   float scales[F::stages][F::groups][kRowsB];
   typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
@@ -95,9 +95,9 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
     const int2 origin = place.origin(arguments.order[t]);
     for (int step = 0; step < arguments.steps; ++step) {
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kStep);
+      const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kTileK);
       const std::uint32_t b = ptx::shared_address(shared.b[at.stage]);
-      const int term = step * kStep;
+      const int term = step * kTileK;
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]) + kBytesB);
       ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
@@ -166,7 +166,7 @@ constexpr float kNoBias = -0.0f;  // leaves any sum as it is, its sign included
 
 // Some element of y, from memory.
 template <class F>
-__device__ float sum_again(const Arguments& p, int row, int col) {
+__device__ float recompute_sum(const Arguments& p, int row, int col) {
   float total = 0;
   for (int g = 0; g < p.weight.groups; ++g) {
     int sum = 0;
@@ -183,11 +183,11 @@ __device__ float sum_again(const Arguments& p, int row, int col) {
 
 // A column of y in a tile, done again by four threads.
 template <class F>
-__device__ __noinline__ void do_again(const Arguments& p, int first_row, int col) {
+__device__ __noinline__ void recompute_column(const Arguments& p, int first_row, int col) {
   if (col >= p.weight.rows) return;
   const float bias = p.bias.at(col, p.weight.rows, kNoBias);
   for (int row = first_row + static_cast<int>(threadIdx.x) % 4; row < min(first_row + F::rows_a, p.y.rows); row += 4) {
-    const float value = __fmaf_rn(sum_again<F>(p, row, col), p.a_scale[row], bias);
+    const float value = __fmaf_rn(recompute_sum<F>(p, row, col), p.a_scale[row], bias);
     store_float(p.y.data, row * p.y.pitch + col, p.bias.type, value);
   }
 }
@@ -343,15 +343,15 @@ struct Consumer {
     }
     beyond[0] = check[0] != 0;  // NaN
     beyond[1] = check[1] != 0;
-    TransposeBuffer<F::rows_a>& boxes = shared.boxes[group];
+    TransposeBuffer<F::rows_a>& buffers = shared.buffers[group];
     const int2 at = {origin.x + 64 * group, origin.y};
     const int barrier = kConsumerBarriers + group;
     if (arguments.bias.type == DType::f16) {
-      store_boxes<__half, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
+      store_tiles<__half, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
     } else if (arguments.bias.type == DType::bf16) {
-      store_boxes<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
+      store_tiles<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
     } else {
-      store_boxes<float, false, F::rows_a>(totals, 1.0f, boxes, at, y, arguments.y, barrier);
+      store_tiles<float, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
     }
   }
 
@@ -387,8 +387,8 @@ struct Consumer {
           // After what has been stored.
           if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
           any_of_warpgroup(false);
-          if (first != 0) do_again<F>(arguments, origin.y, origin.x + rows);
-          if (second != 0) do_again<F>(arguments, origin.y, origin.x + rows + 1);
+          if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
+          if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
         }
       }
     }

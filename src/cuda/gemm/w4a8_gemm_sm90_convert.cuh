@@ -48,10 +48,10 @@ class NibbleBytes {
         const std::uint8_t* const at = tile + (place_ ^ slice * 16) + h * kTileBytes / 2;
         const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at);
         const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(at + 8);
-        const std::uint32_t pieces = low | high << 16;
+        const std::uint32_t halves = low | high << 16;
         // Of each byte its second term, where a term's nibble is expected, and beside it the first one.
-        const std::uint32_t firsts = zero_points ? pieces : pieces << 4;
-        const std::uint32_t seconds = zero_points ? pieces >> 4 : pieces;
+        const std::uint32_t firsts = zero_points ? halves : halves << 4;
+        const std::uint32_t seconds = zero_points ? halves >> 4 : halves;
         to[h] = of_row(__byte_perm(firsts, seconds, 0x5140), offsets[h]);
         to[h + 2] = of_row(__byte_perm(firsts, seconds, 0x7362), offsets[h]);
       }
@@ -61,19 +61,19 @@ class NibbleBytes {
  private:
   // Of four nibbles, u = q + 8.
   __device__ std::uint32_t of_panel(std::uint32_t word, std::uint32_t offset) const {
-    if constexpr (!zero_points) return raise(word << shift_, 0xf0f0f0f0u, 0x80808080u);
-    return subtract(raise(word >> shift_, 0x0f0f0f0fu, 0x80808080u), offset);
+    if constexpr (!zero_points) return and_xor(word << shift_, 0xf0f0f0f0u, 0x80808080u);
+    return subtract(and_xor(word >> shift_, 0x0f0f0f0fu, 0x80808080u), offset);
   }
 
   // Of four nibbles, q.
   __device__ static std::uint32_t of_row(std::uint32_t word, std::uint32_t offset) {
     if constexpr (!zero_points) return word & 0xf0f0f0f0u;
-    return subtract(raise(word, 0x0f0f0f0fu, 0x88888888u), offset);
+    return subtract(and_xor(word, 0x0f0f0f0fu, 0x88888888u), offset);
   }
 
   // Of four bytes 128 + u, of which nothing is borrowed.
-  __device__ static std::uint32_t subtract(std::uint32_t raised, std::uint32_t offset) {
-    return (raised - offset) ^ 0x80808080u;
+  __device__ static std::uint32_t subtract(std::uint32_t biased, std::uint32_t offset) {
+    return (biased - offset) ^ 0x80808080u;
   }
 
   unsigned place_;  // of this thread's bytes

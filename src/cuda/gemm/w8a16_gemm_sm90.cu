@@ -1,5 +1,4 @@
-// w8a16_gemm_sm90: which tiles the kernel of w8a16_gemm_sm90.cuh takes for a problem, what it is expected to cost, and
-// its launch.
+// w8a16_gemm_sm90 on the host: tiles, cost model, launch.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -22,16 +21,16 @@ using namespace w8a16;
 
 constexpr std::string_view kName = "w8a16_gemm_sm90";
 
-// Measured on an H200: the clock that the power limit leaves, the cycles of a step, where a narrow tile is bound by its
-// conversions, and those of a tile besides.
+// Measured on an H200: the clock that the power limit leaves, the cycles of a step (a narrow tile is bound by its
+// conversions) and the overhead of a tile.
 template <class T>
 constexpr double kCyclesOfStep = T::rows_a == 256 ? 1024 : 700;
 constexpr double kTileCycles = 1200;
 constexpr double kGigahertz = 1.44;
 constexpr double kGridCycles = 5000;
 constexpr double kLaunchSeconds = 2.3e-6;
-constexpr double kBytesPerSecond = 2.9e12;  // where few tiles wait for memory; a guess
-constexpr int kBand = 11;                   // pairs of tiles of b: with six tiles of a, of two bytes, 66 clusters
+constexpr double kBytesPerSecond = 2.9e12;  // a few tiles wait for memory; a guess
+constexpr int kBand = 11;                   // pairs of tiles of b; with six tiles of a, 66 clusters
 
 struct Size {
   std::int64_t m, n, k;
@@ -43,7 +42,7 @@ TileOrder order_of(const Size& size) {
           kBand, true};
 }
 
-int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kStep)); }
+int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
 template <class T>
 double expected_seconds(const Size& size, int clusters) {
@@ -52,24 +51,24 @@ double expected_seconds(const Size& size, int clusters) {
          kLaunchSeconds;
 }
 
-// Calls body(tile) for the one that is expected to be the faster.
+// Calls body(tile) with the tile that is expected to be faster.
 template <class Body>
 auto with_best_tile(const Size& size, int clusters, const Body& body) {
   const bool narrow = expected_seconds<NarrowTile>(size, clusters) < expected_seconds<WideTile>(size, clusters);
   return narrow ? body(NarrowTile()) : body(WideTile());
 }
 
-// The matrix whose rows are contiguous.
+// The matrix, or its transpose, whose rows are contiguous.
 template <class Tensor>
 Tensor lines_of(const Tensor& t, bool outer) {
   if (!outer) return t;
-  Tensor turned = t;
-  std::swap(turned.shape[0], turned.shape[1]);
-  std::swap(turned.strides[0], turned.strides[1]);
-  return turned;
+  Tensor transposed = t;
+  std::swap(transposed.shape[0], transposed.shape[1]);
+  std::swap(transposed.strides[0], transposed.strides[1]);
+  return transposed;
 }
 
-// Every second row from `first` on, and one at least: of the row that is not there nothing comes of it.
+// Every second row from `first` on; at least one row, of which nothing is used if it does not exist.
 ConstTensor every_second_row(const ConstTensor& t, int first) {
   ConstTensor half = t;
   if (t.rows() > first) half.data = static_cast<const std::int8_t*>(t.data) + first * t.strides[0];
@@ -88,13 +87,13 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const Tensor y = lines_of(o.y, y_along_a);
 
   GemmMaps maps;
-  maps.a = F::a_outer ? tensor_map(kName, a, {kStep, 64, true})
-                      : tensor_map(kName, a, {F::rows_a / kClusterSize, kStep, true});
+  maps.a = F::a_outer ? tensor_map(kName, a, {kTileK, 64, true})
+                      : tensor_map(kName, a, {F::rows_a / kClusterSize, kTileK, true});
   if (F::b_outer) {
-    maps.b = maps.b_odd = tensor_map(kName, b, {kStep, kRowsB, true});
+    maps.b = maps.b_odd = tensor_map(kName, b, {kTileK, kRowsB, true});
   } else {
-    maps.b = tensor_map(kName, every_second_row(b, 0), {kRowsB / 2, kStep, true});
-    maps.b_odd = tensor_map(kName, every_second_row(b, 1), {kRowsB / 2, kStep, true});
+    maps.b = tensor_map(kName, every_second_row(b, 0), {kRowsB / 2, kTileK, true});
+    maps.b_odd = tensor_map(kName, every_second_row(b, 1), {kRowsB / 2, kTileK, true});
   }
   maps.y = maps.a;
 
@@ -112,7 +111,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
           stream, maps, arguments);
 }
 
-// Calls body(form) for the problem's, with this tile.
+// Calls body(form) with the problem's form of this tile.
 template <class Tile, class Body>
 void with_form(const GemmProblem& p, const Body& body) {
   const auto with_type = [&]<class T>(T) {
@@ -136,8 +135,8 @@ std::string w8a16_gemm_sm90_supports(const GemmProblem& problem) {
   if (problem.a != DType::f16 && problem.a != DType::bf16) return "takes f16 and bf16";
   if (problem.scale != DType::f32) return "has no f64";
   if (problem.b_packed) return "takes the weight as it is, not packed";
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // counted in 32 bits
-  if (std::max({problem.m, problem.n, problem.k}) > kMost) return "takes at most 2^30 rows or terms";
+  constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
+  if (std::max({problem.m, problem.n, problem.k}) > kMax) return "takes at most 2^30 rows or terms";
   return {};
 }
 

@@ -1,10 +1,13 @@
-// w8a16 on Hopper's matrix unit: y (m, n) = sum_c a[i, c] * (b[j, c] * c_scale[c]), a (m, k) of f16 or bf16, b (n, k)
-// of s8, either with contiguous rows or with contiguous columns, sums in f32.
+// w8a16_gemm_sm90, the kernel:
 //
-// It computes y^T, b by a^T: the matrix unit takes b from registers, where it has just become 16 bits wide, and a from
-// shared memory. A persistent grid of clusters of two blocks, which lie below each other and share a. In each block one
-// warpgroup copies: a warp has the copy engine fill a ring of stages with tiles of a and b, another one brings the
-// scales. Two warpgroups have half of b's rows each: while the matrix unit works on one stage they convert the next.
+//   y (m, n) = sum_c a[i, c] * (b[j, c] * c_scale[c])
+//
+//   a   (m, k) f16 or bf16       b   (n, k) s8       each K-major or MN-major, sums in f32
+//
+// It computes y^T = b * a^T: WGMMA takes b from registers, where it has just been dequantized to 16 bits, and a from
+// shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In each block
+// a producer warp fills a ring of stages by TMA, another one loads the scales. Two consumer warpgroups take half of b's
+// rows each, and convert the next slice while the tensor cores work on this one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,20 +28,19 @@ namespace octile::cuda::w8a16 {
 
 // ---- From s8 to 16 bits.
 
-// A byte v in the lowest bits of a 16-bit float is v steps, the step being the type's smallest number: in f16 a
-// subnormal, in bf16 that or, from 128 on, in the first binade, whose step is the same. So with v = q + 128 one fma
-// makes
+// A byte v in the lowest bits of a 16-bit float is v steps, a step being the type's smallest number: subnormal in f16;
+// in bf16 subnormal or, from 128 on, in the first binade, whose step is the same. So with v = q + 128 one fma computes
 //   q * scale * 2^(shift + exponent of the step) = v steps * scale' - 128 steps * scale',   scale' = scale * 2^shift
-// of them. Scales are rounded to 16 bits, and so is the product; 128 steps * scale' is exact but for scales so far
-// below the largest one that T has no bits left for them.
+// Scales are rounded to 16 bits, and so is the product; 128 steps * scale' is exact unless a scale is so far below the
+// largest one that T has no bits left for it.
 //
-// The shift brings the largest scale to the top of what T holds: none overflows, and as few bits as possible are lost
-// at the other end. y gets it back. One scale for all is left to y altogether, and then nothing is rounded here. With u
-// of T the result is within
-//   sum |a b scale| (2u + k 2^-24) + sum |a| largest scale 2^-15 (f16 alone) + k largest scale 2^-116 (bf16 alone)
-// of the exact one, and half a unit in the last place of y. The last term: the matrix unit takes subnormals for zeros.
+// The shift brings the largest scale to the top of T's range: none overflows, and as few bits as possible are lost at
+// the other end. The epilogue undoes it. A single scale is left to the epilogue altogether; then nothing is rounded
+// here. With u the unit roundoff of T, the error of a result is at most
+//   sum |a b scale| (2u + k 2^-24) + sum |a| largest scale 2^-15 (f16 only) + k largest scale 2^-116 (bf16 only)
+// plus half a unit in the last place of y. The last term: tensor cores flush subnormals to zero.
 
-// Those of a thread for 16 terms: 2c, 2c + 1, and 2c + 8, 2c + 9.
+// A thread's scales of 16 columns of b: 2c, 2c + 1, 2c + 8 and 2c + 9.
 template <class T>
 struct alignas(16) Scales16 {
   Two<T> scale[2];   // scale'
@@ -60,7 +62,7 @@ __device__ std::uint32_t scaled_bytes(std::uint32_t bytes, Two<T> scale, Two<T> 
   return reinterpret_cast<const std::uint32_t&>(product);
 }
 
-// exponent: of the step. largest: that of the largest scale'. guard: what is added to its bits, lest it be rounded to
+// exponent: of the step. largest: exponent of the largest scale'. guard: added to its bits, so that it cannot round to
 // the next power of two, which f16 does not have.
 template <class T>
 struct Step;
@@ -73,16 +75,16 @@ struct Step<__half> {
 template <>
 struct Step<__nv_bfloat16> {
   static constexpr int exponent = -133;
-  static constexpr int largest = 125;  // so that y's factor is an f32 wherever the scale is not enormous
+  static constexpr int largest = 125;  // y's factor is an f32 unless the scale is enormous
   static constexpr unsigned guard = 0;
 };
 
 struct Scaling {
   int shift;
-  float after;  // what y is multiplied by
+  float after;  // factor of y
 };
 
-// largest: the bits of the largest magnitude among the scales.
+// largest: bits of the largest magnitude among the scales.
 template <class T>
 __device__ Scaling scaling(const RowScale<float>& scale, unsigned largest) {
   constexpr int kBias = 127;
@@ -93,14 +95,14 @@ __device__ Scaling scaling(const RowScale<float>& scale, unsigned largest) {
   return {-Step<T>::exponent - after, ldexpf(1.0f, after)};
 }
 
-// The bits of the largest finite magnitude among `count` scales, by `threads` threads, of which this is one, in whole
-// warps: an atomicMax a warp on `largest` in shared memory. Past the first-level cache, which a grid that starts early
-// may find stale.
+// The bits of the largest finite magnitude among `count` scales, by the threads of whole warps (this thread's number,
+// and their count): one atomicMax per warp on `largest` in shared memory. Bypasses L1, which may be stale in a grid
+// that starts early.
 __device__ inline void find_largest(const RowScale<float>& scale, std::int64_t count, int2 thread_of,
                                     unsigned* largest) {
   constexpr int kAtOnce = 8;
   constexpr unsigned kInfinity = 0x7f800000u;
-  unsigned most = 0;
+  unsigned max_bits = 0;
   for (std::int64_t i = thread_of.x; i < count; i += kAtOnce * thread_of.y) {
     unsigned found[kAtOnce];
 #pragma unroll
@@ -109,31 +111,31 @@ __device__ inline void find_largest(const RowScale<float>& scale, std::int64_t c
       found[j] = __float_as_uint(__ldcg(scale.data + at * scale.stride)) & ~(1u << 31);
     }
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) most = max(most, found[j] < kInfinity ? found[j] : 0);
+    for (int j = 0; j < kAtOnce; ++j) max_bits = max(max_bits, found[j] < kInfinity ? found[j] : 0);
   }
-  most = __reduce_max_sync(0xffffffff, most);
-  if (threadIdx.x % 32 == 0) atomicMax(largest, most);
+  max_bits = __reduce_max_sync(0xffffffff, max_bits);
+  if (threadIdx.x % 32 == 0) atomicMax(largest, max_bits);
 }
 
-// A tile of s8, 128 rows by 64 terms, and what of it a warp makes fragments of: 16 rows, of which a thread has rows 2g
-// and 2g + 1 (an outer-major tile has them in one word) as rows g and g + 8 of the product.
-// contraction-major: the even rows, then the odd ones, lines of 64 bytes, swizzled.
-// outer-major: lines of 128 rows, one for each term, swizzled.
+// A warp's 16 rows of a tile of s8, 128 x 64, to fragments. Rows g and g + 8 of the WGMMA are rows 2g and 2g + 1 of the
+// tile (in an MN-major tile they share a word).
+// K-major: the even rows, then the odd ones, lines of 64 bytes, swizzled.
+// MN-major (outer): lines of 128 rows, one for each k, swizzled.
 template <class T, bool outer>
 class BytesReader {
  public:
-  // sixteen: which of the tile's eight sixteens of rows.
+  // sixteen: which 16 of the tile's 128 rows.
   __device__ explicit BytesReader(unsigned sixteen) {
     const unsigned lane = threadIdx.x % 32;
 #pragma unroll
     for (unsigned i = 0; i < kPlaces; ++i) {
       const unsigned twist = outer ? sixteen ^ lane % 8 : i ^ lane / 8;
       places[i] = (outer ? lane * 128 : (8 * sixteen + lane / 4) * 64 + lane % 4 * 2) + twist * 16;
-      asm volatile("" : "+r"(places[i]));  // kept, rather than computed each time
+      asm volatile("" : "+r"(places[i]));  // kept in registers, not recomputed
     }
   }
 
-  // Brings slice `slice` of sixteen terms, of which the scales are too, four of them.
+  // Loads slice `slice` of 16 columns, and its scales.
   template <int slice>
   __device__ void fetch(const std::uint8_t* tile, const Scales16<T>* all) {
     scales = all[threadIdx.x % 4];
@@ -148,7 +150,7 @@ class BytesReader {
     }
   }
 
-  // The slice fetched last.
+  // The slice loaded last.
   template <int slice>
   __device__ void convert(Fragment& to) const {
 #pragma unroll
@@ -168,23 +170,23 @@ class BytesReader {
 
  private:
   static constexpr int kPlaces = outer ? 1 : 4;
-  std::uint32_t places[kPlaces];  // of this thread's bytes: of each slice, or outer-major of the first
-  std::uint32_t words[4];         // of one slice, or outer-major of two
+  std::uint32_t places[kPlaces];  // of this thread's bytes: in each slice, or MN-major in the first
+  std::uint32_t words[4];         // of one slice, or MN-major of two
   Scales16<T> scales;
 };
 
 // ---- Constants.
 
-constexpr int kStep = 64;                      // terms of a stage
-constexpr int kSlices = 4;                     // sixteens of them
-constexpr int kRowsB = 128;                    // of a tile: y's columns
-constexpr int kAhead = 2;                      // slices that are converted before their products begin
-constexpr int kSearchers = kGemmThreads - 32;  // of the largest scale: all but the warp that copies
-constexpr int kSearchBarrier = 1;              // of threads, besides 0 of the block
+constexpr int kTileK = 64;                     // of a stage
+constexpr int kSlices = 4;                     // of 16
+constexpr int kRowsB = 128;                    // of a tile; columns of y
+constexpr int kAhead = 2;                      // slices converted ahead of their WGMMA
+constexpr int kSearchers = kGemmThreads - 32;  // for the largest scale: all but the TMA warp
+constexpr int kSearchBarrier = 1;              // named barriers; 0 is __syncthreads'
 constexpr int kConsumerBarriers = 2;           // and the next
-constexpr int kScaleBarriers = 4;              // and the next: of each stage
+constexpr int kScaleBarriers = 4;              // one per stage
 
-// A tile's rows of a, and so of y: many, or fewer where there are too few tiles for the multiprocessors.
+// rows_a: of a tile of a, and of y. The narrow tile is for problems with fewer tiles than SMs.
 template <int rows_a_, int stages_>
 struct Tile {
   static constexpr int rows_a = rows_a_;
@@ -193,14 +195,14 @@ struct Tile {
 using WideTile = Tile<256, 4>;
 using NarrowTile = Tile<128, 7>;
 
-// What a kernel is compiled for. outer: the operand's columns are contiguous.
+// What a kernel is compiled for. outer: the operand is MN-major.
 template <class T_, class Tile_, bool a_outer_, bool b_outer_>
 struct Form : Tile_ {
   using T = T_;
   using Tile = Tile_;
   static constexpr bool a_outer = a_outer_;
   static constexpr bool b_outer = b_outer_;
-  // Slices whose products are left in flight while a later one is converted: bytes that come one by one take longer.
+  // WGMMA slices left in flight while a later one is converted; MN-major bytes take longer to convert.
   static constexpr int in_flight = b_outer ? 1 : 2;
   static_assert(kAhead + in_flight <= kSlices);
 };
@@ -208,15 +210,15 @@ struct Form : Tile_ {
 template <class F>
 struct Shared {
   struct Stage {
-    std::uint8_t a[F::rows_a * kStep * 2];
-    std::uint8_t b[kRowsB * kStep];
+    std::uint8_t a[F::rows_a * kTileK * 2];
+    std::uint8_t b[kRowsB * kTileK];
   };
   Stage stages[F::stages];
-  TransposeBuffer<F::rows_a> boxes[kConsumers];
+  TransposeBuffer<F::rows_a> buffers[kConsumers];
   Scales16<typename F::T> scales[F::stages][kSlices * 4];
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
-  unsigned largest;  // of the scales' magnitudes, as bits
+  unsigned largest;  // magnitude among the scales, as bits
 };
 
 struct Arguments {
@@ -229,11 +231,11 @@ struct Arguments {
 
 template <class F>
 struct Place : ClusterPlace {
-  // Of a tile: its first row of b, and of a.
+  // First row of b and of a.
   __device__ int2 origin(int2 tile) const { return {(tile.x * kClusterSize + rank) * kRowsB, tile.y * F::rows_a}; }
 };
 
-// One thread: a's and b's tiles, stage by stage. Of a each block loads half, for both.
+// One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
                               const Arguments& arguments) {
@@ -244,16 +246,16 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
     for (int step = 0; step < arguments.steps; ++step) {
       auto& stage = shared.stages[at.stage];
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      const std::uint32_t a = ptx::shared_address(stage.a + place.rank * kHalf * kStep * 2);
+      const std::uint32_t a = ptx::shared_address(stage.a + place.rank * kHalf * kTileK * 2);
       const std::uint32_t b = ptx::shared_address(stage.b);
-      const int term = step * kStep;
+      const int term = step * kTileK;
       const int row = origin.y + place.rank * kHalf;
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
       if constexpr (F::a_outer) {
 #pragma unroll
         for (int i = 0; i < kHalf; i += 64) {
-          ptx::tma_load_multicast(kBothBlocks, a + i * kStep * 2, maps.a, {row + i, term}, full);
+          ptx::tma_load_multicast(kBothBlocks, a + i * kTileK * 2, maps.a, {row + i, term}, full);
         }
       } else {
         ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, row}, full);
@@ -262,14 +264,14 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
         ptx::tma_load(b, maps.b, origin.x, term, full);
       } else {
         ptx::tma_load(b, maps.b, term, origin.x / 2, full);
-        ptx::tma_load(b + kRowsB / 2 * kStep, maps.b_odd, term, origin.x / 2, full);
+        ptx::tma_load(b + kRowsB / 2 * kTileK, maps.b_odd, term, origin.x / 2, full);
       }
       at.next();
     }
   }
 }
 
-// All warps but the one that copies: the largest scale.
+// All warps but the TMA warp: the largest scale.
 template <class F>
 __device__ void find_largest_scale(Shared<F>& shared, const Arguments& arguments) {
   if (arguments.scale.stride != 0) {
@@ -278,13 +280,13 @@ __device__ void find_largest_scale(Shared<F>& shared, const Arguments& arguments
   ptx::bar_sync<kSearchBarrier, kSearchers>();
 }
 
-// The scales of a stage have been read by every consumer. Not by the stage's empty barrier, on which one lane arrives
-// for its warp: racecheck does not follow that for plain loads.
+// All consumers have read a stage's scales. Not by the stage's empty barrier, on which one lane arrives for its warp:
+// racecheck does not understand that for plain loads.
 constexpr int kScaleThreads = kConsumers * kWarpgroup + 32;
 __device__ inline void report_scales_read(int stage) { ptx::bar_arrive<kScaleThreads>(kScaleBarriers + stage); }
 __device__ inline void await_scales_read(int stage) { ptx::bar_sync<kScaleThreads>(kScaleBarriers + stage); }
 
-// One warp: the scales of each stage, lane by lane those of two terms.
+// One warp: the scales of each stage, two per lane.
 template <class F>
 __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
   using T = typename F::T;
@@ -296,7 +298,7 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Argu
     return one_for_all ? 1.0f : __ldcg(arguments.scale.data + term * arguments.scale.stride);
   };
   const auto pair_at = [&](int step) {
-    const std::int64_t term = static_cast<std::int64_t>(step) * kStep + 2 * lane;
+    const std::int64_t term = static_cast<std::int64_t>(step) * kTileK + 2 * lane;
     return float2{scale_at(term), scale_at(term + 1)};
   };
   RingPosition<F::stages> at;
@@ -318,12 +320,13 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Argu
       at.next();
     }
   }
-  for (int i = 0; i < filled; ++i) await_scales_read(i);  // no barrier is left half full
+  for (int i = 0; i < filled; ++i) await_scales_read(i);  // leaves no barrier half full
 }
 
 // ---- Products.
 
-// A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
+// A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
+// stages.
 template <class F>
 struct Consumer {
   using T = typename F::T;
@@ -349,8 +352,7 @@ struct Consumer {
     reader.template fetch<slice>(shared.stages[stage].b, shared.scales[stage] + 4 * slice);
   }
 
-  // While the products of slices up to `slice` of a stage are enqueued: a later one is converted, and the bytes of the
-  // one after that brought.
+  // While the WGMMAs up to `slice` are in flight: converts a later slice, and loads the one after that.
   template <int slice>
   __device__ void advance(Fragment (&b)[kSlices], int stage, int next_stage, bool next) {
     constexpr int kConvert = slice + kAhead;
@@ -359,7 +361,7 @@ struct Consumer {
     if (kFetch < kSlices || next) fetch<kFetch % kSlices>(kFetch < kSlices ? stage : next_stage);
   }
 
-  // One slice's products are enqueued; all but the last F::in_flight slices' are done.
+  // Issues one slice; all but the last F::in_flight slices have completed then.
   template <int slice>
   __device__ void enqueue(float (&sums)[F::rows_a / 2], const Fragment (&b)[kSlices], int stage,
                           bool accumulate) const {
@@ -380,8 +382,8 @@ struct Consumer {
     fetch<2>(at.stage);
   }
 
-  // sums (64, rows of a) = b's rows by a, over all steps. b: fragments of the first kAhead slices of the stage `at`,
-  // and in the end those of the next tile, if there is one.
+  // The main loop: sums (64, rows of a) = b * a^T over all steps. b: fragments of the first kAhead slices of stage
+  // `at`; at the end, those of the next tile, if there is one.
   __device__ void multiply(float (&sums)[F::rows_a / 2], Fragment (&b)[kSlices], RingPosition<F::stages>& at,
                            bool more) {
     int last = 0;
@@ -415,7 +417,7 @@ struct Consumer {
     for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
       const int2 origin = place.origin(arguments.order[t]);
       multiply(sums, b, at, t + place.clusters < arguments.order.count());
-      store_transposed<T>(sums, after, shared.boxes[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
+      store_transposed<T>(sums, after, shared.buffers[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
                           kConsumerBarriers + group);
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();

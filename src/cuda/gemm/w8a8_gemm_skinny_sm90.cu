@@ -22,7 +22,7 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w8a8_gemm_skinny_sm90";
-constexpr std::int64_t kMostTokens = 256;
+constexpr std::int64_t kMaxTokens = 256;
 
 struct Size {
   std::int64_t m, n, k;
@@ -56,13 +56,13 @@ constexpr double kFixedSeconds = 4.8e-6;
 template <class T>
 void complete(TileShape& shape, const Size& s, Device device) {
   const int unit = shape.token_parts == 3 ? 24 : 8;
-  const std::int64_t most = T::rows / unit * unit;
+  const std::int64_t max_rows = T::rows / unit * unit;
   const std::int64_t at_once =
       std::max<std::int64_t>(max_active_clusters(device, shape.cluster()) / shape.token_groups, 1) * shape.row_parts;
-  const std::int64_t waves = std::max<std::int64_t>(ceil_div(s.n, at_once * most), 1);
+  const std::int64_t waves = std::max<std::int64_t>(ceil_div(s.n, at_once * max_rows), 1);
   shape.waves = static_cast<int>(waves);
   const std::int64_t wanted = std::max<std::int64_t>(ceil_div(s.n, at_once * waves), 1);
-  shape.tile_rows = static_cast<int>(std::min(ceil_div(wanted, unit) * unit, most));
+  shape.tile_rows = static_cast<int>(std::min(ceil_div(wanted, unit) * unit, max_rows));
   const auto k = static_cast<double>(s.k);
   const auto m = static_cast<double>(s.m);
   const auto clusters = static_cast<double>(ceil_div(s.n, shape.tile_rows * shape.row_parts) * shape.token_groups);
@@ -136,14 +136,14 @@ void launch_tile(const TileShape& shape, const GemmProblem& problem, const GemmO
   TiledProduct p;
   p.rows = static_cast<int>(o.b.rows());
   p.tokens = static_cast<int>(o.a.rows());
-  p.steps = static_cast<int>(ceil_div(o.a.cols(), kTileStep));
+  p.steps = static_cast<int>(ceil_div(o.a.cols(), kTileK));
   p.tile_rows = shape.tile_rows;
   p.token_parts = shape.token_parts;
   p.row_parts = shape.row_parts;
   p.token_groups = shape.token_groups;
-  p.box_tokens = static_cast<int>(ceil_div(ceil_div(p.tokens, p.token_parts * p.token_groups), p.row_parts));
-  p.tile_tokens = p.box_tokens * p.row_parts;
-  p.box_rows = p.tile_rows / p.token_parts;
+  p.load_tokens = static_cast<int>(ceil_div(ceil_div(p.tokens, p.token_parts * p.token_groups), p.row_parts));
+  p.tile_tokens = p.load_tokens * p.row_parts;
+  p.load_rows = p.tile_rows / p.token_parts;
   p.every_part = 0;
   for (int i = 0; i < p.row_parts; ++i) p.every_part |= 1u << i * p.token_parts;
   p.stages = tile_stages<T>(p, kSkinnyShared);
@@ -158,8 +158,8 @@ void launch_tile(const TileShape& shape, const GemmProblem& problem, const GemmO
   enqueue(kName, skinny_tile_kernel<T>,
           LaunchShape{static_cast<unsigned>(clusters * shape.cluster()), T::threads, kSkinnyShared,
                       dim3(static_cast<unsigned>(shape.cluster()))},
-          stream, tensor_map(kName, o.b, {p.box_rows, kTileStep, true}),
-          tensor_map(kName, o.a, {p.box_tokens, kTileStep, true}), p);
+          stream, tensor_map(kName, o.b, {p.load_rows, kTileK, true}),
+          tensor_map(kName, o.a, {p.load_tokens, kTileK, true}), p);
 }
 
 // What the copy engine cannot read: up to 32 tokens.
@@ -183,8 +183,8 @@ std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem& p) {
   }
   if (p.b_packed) return "takes the weight as it is, not packed";
   if (p.accumulate) return "does not add to what y holds";
-  if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
-  if (p.n > kMostRows) return "takes at most 2^30 rows of b";
+  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
+  if (p.n > kMaxRows) return "takes at max_rows 2^30 rows of b";
   return {};
 }
 
@@ -192,9 +192,9 @@ Cost w8a8_gemm_skinny_sm90_cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
-  const bool engine_reads = p.k % kBulkAlignment == 0;
+  const bool tma_reads = p.k % kTmaAlignment == 0;
   return {2 * m * n * k, m * k + n * k + m * n * bits(p.y) / 8,
-          engine_reads ? best_shape(size_of(p), p.device).seconds : w8a8_gemm_sm80_cost(p).seconds};
+          tma_reads ? best_shape(size_of(p), p.device).seconds : w8a8_gemm_sm80_cost(p).seconds};
 }
 
 std::size_t w8a8_gemm_skinny_sm90_workspace(const GemmProblem&) { return 0; }

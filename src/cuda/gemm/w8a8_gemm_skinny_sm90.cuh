@@ -23,10 +23,10 @@
 
 namespace octile::cuda {
 
-inline constexpr int kTileStep = 128;  // bytes of k in a stage: one swizzled row
-inline constexpr int kMostStages = 16;
+inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
+inline constexpr int kMaxStages = 16;
 // Warps. 64, 128 and 256 x 4096 x 4096 on an H200: 13.8, 14.5 and 16.0 us with one, 12.2, 12.8 and 14.3 with three.
-inline constexpr int kTileFetchers = 3;
+inline constexpr int kTileProducerWarps = 3;
 
 // groups: warpgroups that multiply, each its own 64 tokens. rows: of b, at most; what is beyond a block's own is
 // multiplied for nothing.
@@ -36,7 +36,7 @@ struct SkinnyTile {
   static constexpr int tokens = 64 * groups;
   static constexpr int rows = rows_;
   static constexpr int consumers = 128 * groups;
-  static constexpr int threads = consumers + 32 * (kTileFetchers + 1);  // and a warp that fetches scales
+  static constexpr int threads = consumers + 32 * (kTileProducerWarps + 1);  // and a warp that fetches scales
   static constexpr int sum_pitch = rows + 8;  // keeps four rows of eight bytes a lane in their own banks
   static_assert(rows % 32 == 0 || rows % 32 == 16);
 };
@@ -50,8 +50,8 @@ struct TiledProduct {
   int token_parts = 1;
   int row_parts = 1;
   int token_groups = 1;  // of clusters
-  int box_tokens = 0;    // that a block fetches, and of b's rows
-  int box_rows = 0;
+  int load_tokens = 0;   // that a block fetches, and of b's rows
+  int load_rows = 0;
   int stages = 0;
   RowScale<float> a_scale;
   RowScale<float> b_scale;
@@ -63,7 +63,7 @@ struct TiledProduct {
   unsigned every_part = 1;  // bit i * token_parts for all i < row_parts
 
   // Of a stage, where b begins: eight rows are a kilobyte.
-  __host__ __device__ int token_bytes() const { return (tile_tokens + 7) / 8 * 8 * kTileStep; }
+  __host__ __device__ int token_bytes() const { return (tile_tokens + 7) / 8 * 8 * kTileK; }
 };
 
 // In shared memory; the ring lies behind it, from the next kilobyte on, and the sums come where the ring was.
@@ -72,8 +72,8 @@ struct SkinnyTileShared {
   float row_scales[T::rows];
   float biases[T::rows];
   float token_scales[T::tokens];
-  std::uint64_t full[kMostStages];
-  std::uint64_t empty[kMostStages];
+  std::uint64_t full[kMaxStages];
+  std::uint64_t empty[kMaxStages];
 
   __host__ __device__ static constexpr int bytes() {
     return (static_cast<int>(sizeof(SkinnyTileShared)) + 1023) / 1024 * 1024;
@@ -108,27 +108,27 @@ template <class T>
 __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, std::uint32_t ring,
                             const CUtensorMap& b, const CUtensorMap& a, const TilePlace& place) {
   const int a_bytes = p.token_bytes();
-  const int stage_bytes = a_bytes + p.tile_rows * kTileStep;
-  const unsigned bytes = static_cast<unsigned>((p.tile_tokens + p.tile_rows) * kTileStep);
+  const int stage_bytes = a_bytes + p.tile_rows * kTileK;
+  const unsigned bytes = static_cast<unsigned>((p.tile_tokens + p.tile_rows) * kTileK);
   const std::uint64_t once = p.token_groups == 1 ? ptx::evict_first() : ptx::evict_last();
   const std::uint64_t again = ptx::evict_last();
   // Bit i: block i of the cluster.
   const unsigned same_rows = ((1u << p.token_parts) - 1) << place.row_part * p.token_parts;
   const unsigned same_tokens = p.every_part << place.token_part;
-  const std::uint32_t to_a = ring + static_cast<unsigned>(place.row_part * p.box_tokens * kTileStep);
-  const std::uint32_t to_b = ring + static_cast<unsigned>(a_bytes + place.token_part * p.box_rows * kTileStep);
-  const int token = place.first_token + place.row_part * p.box_tokens;
-  const int row = place.first_row + place.token_part * p.box_rows;
+  const std::uint32_t to_a = ring + static_cast<unsigned>(place.row_part * p.load_tokens * kTileK);
+  const std::uint32_t to_b = ring + static_cast<unsigned>(a_bytes + place.token_part * p.load_rows * kTileK);
+  const int token = place.first_token + place.row_part * p.load_tokens;
+  const int row = place.first_row + place.token_part * p.load_rows;
   const std::uint32_t barriers = ptx::shared_address(shared.full);
   constexpr std::uint32_t kEmpty = sizeof(shared.full);
   const int fetcher = static_cast<int>(threadIdx.x) / 32 - T::consumers / 32;
   int stage = fetcher;
   std::uint32_t parity = 1;
 #pragma unroll 1
-  for (int step = fetcher; step < p.steps; step += kTileFetchers) {
+  for (int step = fetcher; step < p.steps; step += kTileProducerWarps) {
     const std::uint32_t full = barriers + static_cast<unsigned>(stage) * 8;
     const std::uint32_t offset = static_cast<unsigned>(stage * stage_bytes);
-    const int col = step * kTileStep;
+    const int col = step * kTileK;
     ptx::mbarrier_wait(full + kEmpty, parity);
     ptx::mbarrier_arrive_expect_tx(full, bytes);
     if (p.token_parts > 1) {
@@ -141,7 +141,7 @@ __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, 
     } else {
       ptx::tma_load(to_a + offset, a, int2{col, token}, full, again);
     }
-    stage += kTileFetchers;
+    stage += kTileProducerWarps;
     if (stage >= p.stages) {
       stage -= p.stages;
       parity ^= 1;
@@ -156,13 +156,13 @@ __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, 
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned group = threadIdx.x / 128;
   const int a_bytes = p.token_bytes();
-  const unsigned stage_bytes = static_cast<unsigned>(a_bytes + p.tile_rows * kTileStep);
+  const unsigned stage_bytes = static_cast<unsigned>(a_bytes + p.tile_rows * kTileK);
   // The blocks that fill this one's stages, one a lane.
   const int blocks = p.token_parts * p.row_parts;
   const bool filler =
       lane < blocks && (lane % p.token_parts == place.token_part || lane / p.token_parts == place.row_part);
   const std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<unsigned>(filler ? lane : 0));
-  std::uint32_t left = smem_descriptor(ring + group * 64 * kTileStep);
+  std::uint32_t left = smem_descriptor(ring + group * 64 * kTileK);
   std::uint32_t right = smem_descriptor(ring + static_cast<unsigned>(a_bytes));
   int stage = 0;
   int last = 0;
@@ -173,8 +173,8 @@ __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, 
     const std::uint32_t at = static_cast<unsigned>(stage) * stage_bytes / 16;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < kTileStep / 32; ++part) {
-      wgmma_s8<kTileStep>(sums, left + at + 2 * part, right + at + 2 * part, step > 0 || part > 0);
+    for (int part = 0; part < kTileK / 32; ++part) {
+      wgmma_s8<kTileK>(sums, left + at + 2 * part, right + at + 2 * part, step > 0 || part > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
@@ -190,7 +190,7 @@ __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, 
 }
 
 template <class T>
-__device__ void meet_multipliers() {
+__device__ void sync_tile_consumers() {
   ptx::bar_sync<1, T::consumers>();
 }
 
@@ -320,11 +320,11 @@ __global__ void __launch_bounds__(T::threads, 1)
   if (thread >= T::consumers) {
     if (blocks > 1) {
       ptx::cluster_arrive_relaxed();
-    } else if (thread < T::consumers + 32 * kTileFetchers) {
-      ptx::bar_sync<2, T::consumers + 32 * kTileFetchers>();  // the barriers are there
+    } else if (thread < T::consumers + 32 * kTileProducerWarps) {
+      ptx::bar_sync<2, T::consumers + 32 * kTileProducerWarps>();  // the barriers are there
     }
     wait_for_previous();
-    if (thread >= T::consumers + 32 * kTileFetchers) {
+    if (thread >= T::consumers + 32 * kTileProducerWarps) {
       fetch_scales<T>(p, shared, place);
       ptx::bar_arrive<3, T::consumers + 32>();
       if (blocks > 1) ptx::cluster_wait();
@@ -339,11 +339,11 @@ __global__ void __launch_bounds__(T::threads, 1)
     if (blocks > 1) {
       ptx::cluster_wait();
     } else {
-      ptx::bar_sync<2, T::consumers + 32 * kTileFetchers>();
+      ptx::bar_sync<2, T::consumers + 32 * kTileProducerWarps>();
     }
     int sums[T::rows / 2];
     multiply_tiles<T>(sums, p, shared, ptx::shared_address(ring), place);
-    meet_multipliers<T>();  // the ring is read
+    sync_tile_consumers<T>();  // the ring is read
     std::int32_t* const kept = reinterpret_cast<std::int32_t*>(ring);
     keep_tile<T>(sums, kept);
     ptx::bar_sync<3, T::consumers + 32>();  // the scales are there too
@@ -358,9 +358,9 @@ __global__ void __launch_bounds__(T::threads, 1)
 template <class T>
 int tile_stages(const TiledProduct& p, int shared_bytes) {
   const int room = shared_bytes - SkinnyTileShared<T>::bytes();
-  const int last = std::max(T::tokens * kTileStep, p.token_bytes() + T::rows * kTileStep);
+  const int last = std::max(T::tokens * kTileK, p.token_bytes() + T::rows * kTileK);
   static_assert(T::tokens * T::sum_pitch * 4 <= kSkinnyShared - SkinnyTileShared<T>::bytes());
-  return std::min((room - last) / (p.token_bytes() + p.tile_rows * kTileStep) + 1, kMostStages);
+  return std::min((room - last) / (p.token_bytes() + p.tile_rows * kTileK) + 1, kMaxStages);
 }
 
 }  // namespace octile::cuda

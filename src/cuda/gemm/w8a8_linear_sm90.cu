@@ -15,7 +15,7 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w8a8_linear_sm90";
-constexpr int kMostTokens = 16;
+constexpr int kMaxTokens = 16;
 
 }  // namespace
 
@@ -27,8 +27,8 @@ std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
     return "wants rows of a, b and y contiguous";
   }
-  if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
-  if (p.n > kMostRows) return "takes at most 2^30 rows of b";
+  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
+  if (p.n > kMaxRows) return "takes at max_rows 2^30 rows of b";
   if (!(p.m <= 8 ? fits_skinny<1>(p.m, p.k) : fits_skinny<2>(p.m, p.k))) {
     return message("has no room for ", p.m, " rows of ", p.k, " in shared memory");
   }

@@ -29,17 +29,17 @@ namespace octile::cuda {
 
 // Warps that fetch. M = 1, 4096 x 14336 on an H200: 27.7 us with one (it takes some 110 cycles a copy), 20.7 with two,
 // 21.2 with four, 22 with eight.
-inline constexpr int kFetchers = 2;
-inline constexpr int kSkinnyThreads = kSkinnyConsumers + kFetchers * 32;
+inline constexpr int kProducerWarps = 2;
+inline constexpr int kSkinnyThreads = kSkinnyConsumers + kProducerWarps * 32;
 inline constexpr int kGroupRows = 16;  // of b: the long side of the matrix instruction
-inline constexpr int kPieceBytes = kSkinnyWarps * kStepBytes;
+inline constexpr int kChunkBytes = kSkinnyWarps * kStepBytes;
 inline constexpr int kPassGroups = 8;  // whose sums a block keeps at a time
 inline constexpr int kPassRows = kPassGroups * kGroupRows;
 inline constexpr int kSumPitch = kPassRows + 4;  // keeps the eight rows of four tokens in their own banks
-inline constexpr int kMostSlots = 16;
-inline constexpr int kFewestSlots = 4;  // 64 KB in flight
+inline constexpr int kMaxSlots = 16;
+inline constexpr int kMinSlots = 4;  // 64 KB in flight
 inline constexpr int kSkinnyShared = 227 * 1024;
-inline constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of b: counted in 32 bits
+inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of b: counted in 32 bits
 
 // What the kernel is given; a vector's stride may be 0.
 struct SkinnyProduct {
@@ -48,8 +48,8 @@ struct SkinnyProduct {
   std::int64_t b_pitch = 0;
   bool b_copyable = false;  // every 16 bytes of a row, counted from its start, are aligned
   int rows = 0;             // n
-  int pieces = 0;           // along k
-  int piece_bytes = 0;      // a multiple of kStepBytes
+  int chunks = 0;           // along k
+  int chunk_bytes = 0;      // a multiple of kStepBytes
   int slots = 0;            // of the ring
   RowScale<float> b_scale;
   Bias bias;
@@ -63,11 +63,11 @@ template <int kTokenBlocks>
 struct SkinnyLayout {
   static constexpr int kTokens = 8 * kTokenBlocks;
   static constexpr int kFixed =
-      kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMostSlots + 2) * 8;
+      kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMaxSlots + 2) * 8;
 };
 
 // Named barriers: 1 is meet_consumers.
-__device__ inline void meet_fetchers() { ptx::bar_sync<3, kFetchers * 32>(); }
+__device__ inline void sync_producers() { ptx::bar_sync<3, kProducerWarps * 32>(); }
 // The fetchers have initialized the barriers of the ring, and go on; the consumers wait for that.
 __device__ inline void report_barriers() { ptx::bar_arrive<2, kSkinnyThreads>(); }
 __device__ inline void await_barriers() { ptx::bar_sync<2, kSkinnyThreads>(); }
@@ -94,7 +94,7 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const BlockRun run(p.rows);
   const std::uint64_t policy = ptx::evict_first();
-  const int pitch = padded(p.piece_bytes);
+  const int pitch = padded(p.chunk_bytes);
   int turn = 0;
   int slot = 0;
   std::uint32_t parity = 1;
@@ -104,10 +104,10 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
     // Behind a row's last bytes there is the next row, but behind all of them perhaps nothing that may be read.
     const bool may_exceed = row + 1 < p.rows && p.b_pitch >= p.x.k;
 #pragma unroll 1
-    for (int piece = 0; piece < p.pieces; ++piece) {
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
       if (turn == fetcher && lane < kGroupRows) {
-        const int c = piece * p.piece_bytes;
-        const int wanted = row < p.rows ? min(p.x.k - c, p.piece_bytes) : 0;
+        const int c = chunk * p.chunk_bytes;
+        const int wanted = row < p.rows ? min(p.x.k - c, p.chunk_bytes) : 0;
         const int bytes = may_exceed ? (wanted + 15) / 16 * 16 : wanted / 16 * 16;
         const std::uint32_t to = ring + static_cast<unsigned>((slot * kGroupRows + lane) * pitch);
         ptx::mbarrier_wait(empty + slot * 8, parity);
@@ -118,7 +118,7 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
         ptx::mbarrier_arrive_expect_tx(full + slot * 8, static_cast<unsigned>(bytes));
         if (bytes > 0) ptx::bulk_load(to, from + c, bytes, full + slot * 8, policy);
       }
-      turn = turn + 1 == kFetchers ? 0 : turn + 1;
+      turn = turn + 1 == kProducerWarps ? 0 : turn + 1;
       if (++slot == p.slots) {
         slot = 0;
         parity ^= 1;
@@ -132,17 +132,17 @@ template <class Source, int kTokenBlocks>
 __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_constant__ SkinnyProduct p) {
   using Layout = SkinnyLayout<kTokenBlocks>;
   extern __shared__ __align__(128) char shared[];
-  char* const behind_ring = shared + p.slots * kGroupRows * padded(p.piece_bytes);
+  char* const behind_ring = shared + p.slots * kGroupRows * padded(p.chunk_bytes);
   std::int32_t* const sums = reinterpret_cast<std::int32_t*>(behind_ring);                 // (kTokens, kSumPitch)
   float* const row_scales = reinterpret_cast<float*>(sums + Layout::kTokens * kSumPitch);  // (kPassRows)
   float* const biases = row_scales + kPassRows;                                            // (kPassRows)
   float* const token_scales = biases + kPassRows;                                          // (kTokens)
   float* const scratch = token_scales + Layout::kTokens;                                   // (kSkinnyWarps)
   const std::uint32_t xq = shared_address(behind_ring + Layout::kFixed);                   // (tokens, padded(k))
-  const std::uint32_t full = xq - (2 * kMostSlots + 2) * 8;
-  const std::uint32_t empty = full + kMostSlots * 8;
-  const std::uint32_t ready = empty + kMostSlots * 8;  // all tokens are in xq
-  const std::uint32_t ring = shared_address(shared);   // (slots, kGroupRows, padded(piece_bytes))
+  const std::uint32_t full = xq - (2 * kMaxSlots + 2) * 8;
+  const std::uint32_t empty = full + kMaxSlots * 8;
+  const std::uint32_t ready = empty + kMaxSlots * 8;  // all tokens are in xq
+  const std::uint32_t ring = shared_address(shared);  // (slots, kGroupRows, padded(piece_bytes))
 
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       ptx::mbarrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
       ptx::fence_mbarrier_init();
     }
-    meet_fetchers();
+    sync_producers();
     report_barriers();
     if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();
     wait_for_previous();
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
   keep_row_vectors();
   if constexpr (!std::is_same_v<Source, std::int8_t>) ptx::mbarrier_wait_acquire_cluster(ready);
   if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();  // this block's tokens are written
-  meet_consumers();
+  sync_consumers();
 
   int slot = 0;
   std::uint32_t parity = 0;
@@ -260,18 +260,18 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     const int end = min(pass + run.pass_groups, run.end);
     for (int group = pass; group < end; ++group) {
 #pragma unroll 1
-      for (int piece = 0; piece < p.pieces; ++piece) {
-        const int c = piece * p.piece_bytes + lane_byte;
-        const bool busy = lane_byte < p.piece_bytes && c - thread % 4 * 16 < p.x.k;
+      for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        const int c = chunk * p.chunk_bytes + lane_byte;
+        const bool busy = lane_byte < p.chunk_bytes && c - thread % 4 * 16 < p.x.k;
         uint4 b0;
         uint4 b1;
         if (p.b_copyable) {
           const std::uint32_t from =
-              ring + static_cast<unsigned>((slot * kGroupRows + lane_row) * padded(p.piece_bytes) + lane_byte);
+              ring + static_cast<unsigned>((slot * kGroupRows + lane_row) * padded(p.chunk_bytes) + lane_byte);
           ptx::mbarrier_wait(full + slot * 8, parity);
           if (busy) {
             b0 = load_shared(from);
-            b1 = load_shared(from + 8 * padded(p.piece_bytes));
+            b1 = load_shared(from + 8 * padded(p.chunk_bytes));
           }
         } else if (busy) {
           const int row = group * kGroupRows + lane_row;
@@ -287,13 +287,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       }
       hand_over(group - pass);
     }
-    meet_consumers();
+    sync_consumers();
     store_pass(pass);
     if (end < run.end) {
       fetch_row_vectors(end);
-      meet_consumers();
+      sync_consumers();
       keep_row_vectors();
-      meet_consumers();
+      sync_consumers();
     }
   }
   if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all have written to it
@@ -324,8 +324,8 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  p.pieces = ceil_div(p.x.k, kPieceBytes);
-  p.piece_bytes = ceil_div(ceil_div(p.x.k, p.pieces), kStepBytes) * kStepBytes;
+  p.chunks = ceil_div(p.x.k, kChunkBytes);
+  p.chunk_bytes = ceil_div(ceil_div(p.x.k, p.chunks), kStepBytes) * kStepBytes;
   return p;
 }
 
@@ -341,9 +341,9 @@ std::int64_t room_for_ring(std::int64_t tokens, std::int64_t k) {
 
 template <class Source, int kTokenBlocks>
 void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& problem, Stream stream) {
-  const int slot_bytes = kGroupRows * padded(p.piece_bytes);
+  const int slot_bytes = kGroupRows * padded(p.chunk_bytes);
   const std::int64_t room = room_for_ring<kTokenBlocks>(p.x.count, p.x.k);
-  p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMostSlots));
+  p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMaxSlots));
   int blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
   if constexpr (!std::is_same_v<Source, std::int8_t>) {
     // Up to four tokens a block: one batch of vectors a lane for k = 4096 in 16 bits. Alone, every block quantizing 8
@@ -364,7 +364,7 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
 // Whether X and a ring worth its name fit into shared memory.
 template <int kTokenBlocks>
 bool fits_skinny(std::int64_t tokens, std::int64_t k) {
-  return k < (1 << 18) && room_for_ring<kTokenBlocks>(tokens, k) >= kFewestSlots * kGroupRows * padded(kPieceBytes);
+  return k < (1 << 18) && room_for_ring<kTokenBlocks>(tokens, k) >= kMinSlots * kGroupRows * padded(kChunkBytes);
 }
 
 }  // namespace octile::cuda

@@ -51,7 +51,7 @@ static __device__ __noinline__ uint4 load_bytes(const std::int8_t* p, int bytes)
   return {words[0], words[1], words[2], words[3]};
 }
 
-__device__ inline void meet_consumers() { ptx::bar_sync<1, kSkinnyConsumers>(); }
+__device__ inline void sync_consumers() { ptx::bar_sync<1, kSkinnyConsumers>(); }
 
 // What is seldom needed is a function of its own: the rest is shorter then, and comes faster from a cold memory.
 
@@ -215,7 +215,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
   for (int i = 16; i > 0; i /= 2) peak = greater_nan(peak, __shfl_xor_sync(~0u, peak, i));
   if (share > 1) {
     if (lane == 0) scratch[warp] = peak;
-    meet_consumers();
+    sync_consumers();
 #pragma unroll 1
     for (int i = 0; i < share; ++i) peak = greater_nan(peak, scratch[warp / share * share + i]);
   }
