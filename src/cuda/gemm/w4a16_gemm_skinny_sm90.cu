@@ -1,9 +1,9 @@
-// w4a16 for up to 64 rows of a, tokens.
+// w4a16_gemm_skinny_sm90, for up to 64 rows of a, tokens.
 //
 //   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * (q[j, c] - z[j, g])) + bias[j])
 //
-// a f16 or bf16; the integers q - z are exact in either, their products with a are summed in f32, 128 terms or a group
-// at a time, and scaled there. How: device/skinny_nibbles.cuh. What that cannot read: w4a16_gemm_sm80.
+// a f16 or bf16. The integers q - z are exact in either; their products with a are summed in f32, 128 columns or a
+// group at a time, and scaled in f32. The kernel: w4a16_gemm_skinny_sm90.cuh.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -31,11 +31,11 @@ using AnyForm = SkinnyForm<__half, kMaxTokens, true, 1, false>;
 bool small_groups(const GemmProblem& p) { return p.group < AnyForm::terms && p.group < p.k; }
 
 struct Choice {
-  int parts = 1;  // of the terms
+  int parts = 1;  // of K
   double seconds = std::numeric_limits<double>::infinity();
 };
 
-// Fitted to an H200, L2 flushed: a step, and what does not depend on their number.
+// Fitted to an H200, L2 flushed: seconds of a step, and a fixed part.
 Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
   struct Seconds {
     double fixed, packed, plain, small_groups;
@@ -95,8 +95,8 @@ SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const Nibb
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, Stream stream) {
-  static_assert(sizeof(skinny_nibbles::Shared<F>) <= 227 * 1024);
-  SkinnyNibbles p;
+  static_assert(sizeof(w4a16_skinny::Shared<F>) <= 227 * 1024);
+  SkinnyArguments p;
   p.weight = nibble_weight(problem, o);
   const SkinnyMaps maps = maps_of<F>(problem, o, p.weight);
   if (p.weight.groups == 1) p.weight.scale.col = p.weight.zero.col = 0;
@@ -110,13 +110,13 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   p.y_type = problem.y;
   p.y_aligned = aligned_for(o.y, 2);
   const auto blocks = static_cast<unsigned>(ceil_div(problem.n, F::rows) * parts);
-  enqueue(kName, skinny_nibbles::w4a16_gemm_skinny_kernel<F>,
-          LaunchShape{blocks, skinny_nibbles::kThreads, sizeof(skinny_nibbles::Shared<F>),
-                      dim3(static_cast<unsigned>(parts))},
-          stream, maps, p);
+  enqueue(
+      kName, w4a16_skinny::w4a16_gemm_skinny_kernel<F>,
+      LaunchShape{blocks, w4a16_skinny::kThreads, sizeof(w4a16_skinny::Shared<F>), dim3(static_cast<unsigned>(parts))},
+      stream, maps, p);
 }
 
-// Calls body(form) for the problem's, with room for so many tokens.
+// Calls body(form) with the problem's form for this many tokens.
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with_zeros = [&]<class T, int max_tokens, bool packed, int folds>() {
@@ -141,7 +141,7 @@ bool aligned(const void* data, std::int64_t pitch_bytes) {
          (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % kTmaAlignment == 0;
 }
 
-// Whether 16 bytes of a row may be read at a time.
+// Whether rows are aligned for TMA.
 bool readable(const GemmProblem& p, const GemmOperands& o) {
   const std::int64_t pitch = o.b.strides[0] / 2;
   return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, pitch));
@@ -180,7 +180,7 @@ void w4a16_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int tokens : {kFewTokens, kMaxTokens}) {
     with_form(problem, tokens, []<class F>(F) {
-      prepare(kName, skinny_nibbles::w4a16_gemm_skinny_kernel<F>, sizeof(skinny_nibbles::Shared<F>));
+      prepare(kName, w4a16_skinny::w4a16_gemm_skinny_kernel<F>, sizeof(w4a16_skinny::Shared<F>));
     });
   }
   w4a16_gemm_sm80_prepare(problem);

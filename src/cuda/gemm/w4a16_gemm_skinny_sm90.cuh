@@ -1,13 +1,12 @@
-// The product of a 4-bit weight with up to 64 tokens, on the matrix unit: y^T = weight by tokens^T.
+// w4a16_gemm_skinny_sm90, the kernel and its consumers: y^T = weight * tokens^T by WGMMA.
 //
-// A block has 256 rows of the weight, all tokens, and a run of the terms; the blocks of a cluster share the terms. In a
-// block
-//   - a warpgroup has the copy engine fill two rings, with the tokens and with the weight, 256 rows by 128 terms a
-//     stage, as it lies in memory, and puts the tokens' terms in the order in which the nibbles of a word come apart;
-//   - two warpgroups multiply, two tiles of 64 rows each: nibbles become exact 16-bit integers q - z in registers, and
-//     the matrix unit takes them from there. What a group of terms gives is scaled in f32 and added to the sums.
-// In the end the blocks of a cluster send each other their sums, and each adds up some of them, in the order of the
-// terms.
+// A block has 256 rows of the weight, all tokens, and a part of K; the blocks of a cluster split K. In a block
+//   - the producer warpgroup fills two rings by TMA, one with the tokens and one with the weight, 256 x 128 per stage,
+//   and
+//     permutes the tokens to match the nibble unpacking order (w4a16_gemm_skinny_sm90_producer.cuh);
+//   - two consumer warpgroups have two tiles of 64 rows each: nibbles become exact 16-bit integers q - z in registers,
+//     from where WGMMA takes them. The products of a group are scaled in f32 and added to the sums.
+// At the end the blocks of a cluster exchange their sums, and each adds up some of them, in the order of K.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +17,12 @@
 
 namespace octile::cuda {
 
-namespace skinny_nibbles {
+namespace w4a16_skinny {
 
-// ---- Products: a warp, which has 16 rows of each of its warpgroup's two tiles.
+// ---- Consumers. A warp has 16 rows of each of its warpgroup's two tiles.
 
-// Of 16 rows, those of a lane, as rows g and g + 8 of the product. Packed: neighbours, and in such an order that half a
-// warp meets no bank twice.
+// Which of 16 rows a lane has as rows g and g + 8 of the WGMMA. Packed: neighbours, in an order without bank conflicts
+// within half a warp.
 template <bool packed>
 __device__ int2 rows_of(int lane) {
   const int g = lane / 4;
@@ -32,13 +31,13 @@ __device__ int2 rows_of(int lane) {
   return {2 * pair, 2 * pair + 1};
 }
 
-// Of the block's sixteens of rows, the warp's one in its first tile; that of the next is the fourth after it.
+// Which 16 of the block's rows the warp has in its first tile; in the next tile, the fourth 16 after that.
 __device__ inline int first_sixteen() {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   return warp / 4 * kTiles * 4 + warp % 4;
 }
 
-// Where a lane's words, scales and zero points lie in a stage.
+// Addresses of a lane's words, scales and zero points in a stage.
 template <class F>
 struct Reader {
   std::uint32_t words;
@@ -58,13 +57,13 @@ struct Reader {
     }
   }
 
-  // The words of a tile of two sets, [set][row]: eight terms of each row, a set after the other.
+  // The words of two sets of 32 columns, [set][row]: eight columns of each row.
   __device__ void read_words(std::uint32_t stage, int tile, int first_set, std::uint32_t (&to)[2][2]) const {
     const std::uint32_t at = stage + words + tile * 4096;
     if constexpr (F::packed) {
 #pragma unroll
       for (unsigned set = 0; set < 2; ++set) {
-        // Lines of 64 bytes, whose sixteens the engine exchanges by the number of the pair of lines.
+        // Lines of 64 bytes with TMA's swizzle of 64 bytes.
         const uint2 two = load_shared_pair((at ^ set * 32) + (first_set + set) * 256);
         to[set][0] = two.x, to[set][1] = two.y;
       }
@@ -112,15 +111,15 @@ __device__ void convert(const std::uint32_t (&words)[2], const Offset<typename F
   }
 }
 
-// sums: of the tiles, which take turns: while the matrix unit has the products of one, those of the other are scaled,
-// and its next set is converted. read_all() is called once the last words have been read.
+// The main loop. The tiles alternate: while the tensor cores work on one, the products of the other are scaled, and its
+// next set is converted. read_all() is called once the last words have been read.
 template <class F, class ReadAll>
 __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared, const Place<F>& place,
                          const ReadAll& read_all) {
   using T = typename F::T;
   constexpr int kFoldSets = F::sets / F::folds;
   const Reader<F> reader;
-  RingPosition<F::weight_stages> at;  // of what is converted
+  RingPosition<F::weight_stages> at;  // of the words being converted
   RingPosition<F::token_stages> token_at;
   Fragment fragments[2][kTiles][2];
   std::uint32_t words[kTiles][2][2];
@@ -170,7 +169,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
       for (int tile = 0; tile < kTiles; ++tile) {
         if (i % kFoldSets == 0) {
           reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
-          // The other tile's products are still done; but those of the iteration before ptxas does not know to be over.
+          // The other tile's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over.
           if ((last && i == F::sets && tile == kTiles - 1) || i + tile == 1) {
             ptx::wgmma_wait<0>();
           } else {
@@ -180,7 +179,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
         }
         if (i == F::sets && last) continue;
         issue(i % F::sets, tile, tokens);
-        ptx::wgmma_wait<kTiles>();  // those of this tile's set before
+        ptx::wgmma_wait<kTiles>();  // this tile's previous set
         if (i + 1 < F::sets || !last) convert_set((i + 1) % F::sets, tile);
       }
       if (i + 2 != F::sets) continue;
@@ -191,7 +190,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
         read_all();
       }
     }
-    // Its products have all been waited for.
+    // All its WGMMAs have completed.
     __syncwarp();
     if (!last && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tokens_empty[token_before]));
   };
@@ -213,8 +212,8 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   do_step.template operator()<true>(place.steps - 1, tokens);
 }
 
-// The sums of a multiplier in pieces, eight tokens of its rows of a tile each, of which a block of the cluster finishes
-// as many as another. It gets them from all, itself too, where the weight was: [block][piece][thread].
+// Split-K: a consumer's sums in chunks of eight tokens of a tile; each block of the cluster reduces its share of them.
+// It receives them from all blocks, itself included, in place of the weight: [block][chunk][thread].
 template <class F>
 struct Exchange {
   static constexpr int kChunks = kTiles * F::tokens / 8;
@@ -222,9 +221,9 @@ struct Exchange {
   static constexpr int kAtOnce = std::min(4, F::tokens / 8);
   static constexpr unsigned kChunkBytes = kConsumerThreads * 16;
 
-  const SkinnyNibbles& p;
+  const SkinnyArguments& p;
   const Place<F>& place;
-  const int own = kChunks / p.parts;  // pieces
+  const int own = kChunks / p.parts;  // chunks
 
   __device__ void send(const float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared) const {
     static_assert(kChunks * kChunkBytes <= sizeof(shared.weight));
@@ -243,13 +242,13 @@ struct Exchange {
     }
   }
 
-  // Adds the sums of all blocks, in their order, and the bias, and stores y, in its type Y. whole: all rows are there,
-  // and two of them can be stored at a time.
+  // Adds the sums of all blocks, in order, and the bias, and stores y. whole: all rows exist, and two can be stored at
+  // a time.
   template <class Y, bool whole>
   __device__ void finish_as(const Shared<F>& shared) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const std::uint32_t from = ptx::shared_address(shared.weight) + threadIdx.x * 16;
-    // Rows g and g + 8: lanes swap with their neighbours, so that everyone has two side by side.
+    // Rows g and g + 8: lanes swap with their neighbours, so that each has two adjacent rows.
     const bool odd = lane / 4 % 2 != 0;
     const int2 rows = rows_of<F::packed>(lane);
     const int row = F::packed || !odd ? rows.x : rows.y - 1;
@@ -260,7 +259,7 @@ struct Exchange {
       for (int block = 0; block < p.parts; ++block) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          // Perhaps one of the next block, which is not used.
+          // May read a chunk of the next block, which is not used.
           const uint4 more = load_shared(from + (block * own + first + i) * kChunkBytes);
           y[i][0] += __uint_as_float(more.x), y[i][1] += __uint_as_float(more.y);
           y[i][2] += __uint_as_float(more.z), y[i][3] += __uint_as_float(more.w);
@@ -311,10 +310,10 @@ struct Exchange {
 
 template <class F>
 __global__ void __launch_bounds__(kThreads, 1)
-    w4a16_gemm_skinny_kernel(const __grid_constant__ SkinnyMaps maps, const __grid_constant__ SkinnyNibbles p) {
+    w4a16_gemm_skinny_kernel(const __grid_constant__ SkinnyMaps maps, const __grid_constant__ SkinnyArguments p) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
-  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // the compiler knows it is uniform
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, as the compiler can see
   const Place<F> place(p);
   let_next_start();
   if (threadIdx.x == kConsumerThreads) {
@@ -338,10 +337,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     float sums[kTiles][F::tokens / 2];
     multiply<F>(sums, shared, place, [&] { ptx::cluster_arrive_relaxed(); });
-    ptx::cluster_wait();  // the others' weight has been read, and sums may lie there
+    ptx::cluster_wait();  // the other blocks have read their weight, which the sums replace
     exchange.send(sums, shared);
     ptx::cluster_arrive_release();
-    ptx::cluster_wait();  // all sums are there
+    ptx::cluster_wait();  // all sums have arrived
     exchange.finish(shared);
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
@@ -352,6 +351,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace skinny_nibbles
+}  // namespace w4a16_skinny
 
 }  // namespace octile::cuda

@@ -1,5 +1,5 @@
-// Of the product of a 4-bit weight with few tokens (skinny_nibbles.cuh): what a launch is told, a block's shared
-// memory, and how the weight, its scales and the tokens come there.
+// w4a16_gemm_skinny_sm90: launch arguments, shared memory, and the producer warpgroup, which loads the weight, its
+// scales and the tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +15,19 @@
 
 namespace octile::cuda {
 
-// ---- What a launch is told.
+// ---- Arguments.
 
-struct SkinnyNibbles {
+struct SkinnyArguments {
   NibbleWeight weight;  // scale.col and zero.col are 0 where a row has one group
   int tokens = 0;
   int steps = 0;
-  int parts = 1;        // of the terms: blocks of a cluster
+  int parts = 1;        // of K: blocks of a cluster
   int group_folds = 1;  // groups of 64 are two folds
   Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
-  bool y_aligned = false;  // two neighbours at a time
+  bool y_aligned = false;  // for two elements at a time
 };
 
 struct SkinnyMaps {
@@ -35,7 +35,7 @@ struct SkinnyMaps {
   CUtensorMap scales, zeros;  // of a packed weight
 };
 
-// tokens: at most. folds: how often in a step products are scaled; a group is one or two of them.
+// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds.
 template <class T_, int tokens_, bool packed_, int folds_, bool zeros_>
 struct SkinnyForm {
   using T = T_;
@@ -53,9 +53,9 @@ struct SkinnyForm {
   static_assert(weight_stages > token_stages);
 };
 
-namespace skinny_nibbles {
+namespace w4a16_skinny {
 
-constexpr int kTiles = 2;  // of 64 rows, a warpgroup's
+constexpr int kTiles = 2;  // of 64 rows, of a warpgroup
 constexpr int kConsumerThreads = 256;
 constexpr int kProducerThreads = 128;
 constexpr int kThreads = kConsumerThreads + kProducerThreads;
@@ -71,7 +71,7 @@ struct Shared {
   Zero zeros[F::zeros ? F::weight_stages : 1][F::folds][F::zeros ? F::rows / 16 : 1][16];
   float biases[F::rows];
   std::uint64_t weight_full[F::weight_stages];
-  std::uint64_t tokens_raw[F::token_stages];  // as they lie in memory
+  std::uint64_t tokens_raw[F::token_stages];  // not yet permuted
   std::uint64_t tokens_full[F::token_stages];
   std::uint64_t tokens_empty[F::token_stages];
 };
@@ -83,7 +83,7 @@ struct Place {
   int first_step;
   int steps;
 
-  __device__ explicit Place(const SkinnyNibbles& p) {
+  __device__ explicit Place(const SkinnyArguments& p) {
     const int cluster = static_cast<int>(blockIdx.x) / p.parts;
     part = static_cast<int>(blockIdx.x) % p.parts;
     first_row = cluster * F::rows;
@@ -102,10 +102,10 @@ __device__ void init(Shared<F>& shared) {
   ptx::fence_mbarrier_init();
 }
 
-// The weight's first stage into the second-level cache, while the copy engine still reads its maps: of a panel lines of
-// 128 bytes, of a row the 64 that there are.
+// Prefetches the weight's first stage into L2 while TMA still reads its tensor maps: lines of 128 bytes of a panel, or
+// 64 bytes of a row.
 template <class F>
-__device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
+__device__ void prefetch_first(const SkinnyArguments& p, const Place<F>& place) {
   constexpr int kOwners = F::packed ? F::rows / 16 : F::rows;
   constexpr int kBytes = F::rows * F::terms / 2 / kOwners;
   constexpr int kLines = (kBytes + 127) / 128;
@@ -117,12 +117,12 @@ __device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(owner + at) : "memory");
 }
 
-// ---- The weight's way.
+// ---- The weight.
 
-// One thread. Packed: lines of 64 bytes, eight terms of 16 rows, of 16 panels, and a line of scales and of zero points
-// of each. Otherwise 64 bytes of 256 rows.
+// One thread. Packed: of 16 panels, lines of 64 bytes (eight columns of 16 rows), and a line of scales and of zero
+// points. Else 64 bytes of 256 rows.
 template <class F>
-__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, const SkinnyMaps& maps,
+__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyArguments& p, const SkinnyMaps& maps,
                              int step) {
   const std::uint64_t policy = ptx::evict_first();
   const int stage = step % F::weight_stages;
@@ -135,7 +135,7 @@ __device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const Ski
     ptx::tma_load(to, maps.weight, int3{0, step * (F::terms / 8), panel}, full, policy);
 #pragma unroll
     for (int fold = 0; fold < F::folds; ++fold) {
-      // Of groups beyond the terms there are zeros, since 0 times what lay there before might be a NaN.
+      // Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
       const int group = p.weight.groups == 1 ? 0 : F::folds == 1 ? step : (step * F::folds + fold) / p.group_folds;
       ptx::tma_load(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
       if constexpr (F::zeros) {
@@ -147,10 +147,10 @@ __device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const Ski
   }
 }
 
-// All threads that bring tokens: a step's scales and zero points of a weight that is not packed; zeros beyond the
-// terms. Rows beyond the weight are nobody's.
+// All producer threads: a step's scales and zero points of a row-major weight; zeros beyond K. Rows out of bounds are
+// not used.
 template <class F>
-__device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, int step) {
+__device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const SkinnyArguments& p, int step) {
   static_assert(!F::packed && F::folds == 1);
   const NibbleWeight& w = p.weight;
   const int stage = step % F::weight_stages;
@@ -170,19 +170,18 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
   ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.weight_full[stage]));
 }
 
-// ---- The tokens' way: a warpgroup.
+// ---- The tokens.
 
-// The copy engine brings them as they lie, two boxes of 64 terms, lines of 128 bytes. There a thread takes 32 terms of
-// a token, four units of eight; a unit is four pairs, in the order of a word's nibbles. Of the four pairs j, one of
-// each unit, unit j is made.
+// TMA loads two tiles of 64 columns, in lines of 128 bytes. A thread then takes 32 columns of a token, four units of
+// eight; a unit is four pairs, in the order of a word's nibbles. The four pairs j, one of each unit, become unit j.
 template <class F>
 struct Producer {
   static constexpr int kOwn = F::tokens / 32;  // sets of a token
-  static constexpr int kLag = 2;     // steps from the one that is put in order to the one whose room is filled
-  static constexpr int kAtOnce = 2;  // stages of the weight that are asked for at first
-  static constexpr int kMore = 1;    // and after each of the first steps
+  static constexpr int kLag = 2;               // steps from the one being permuted to the one whose stage is refilled
+  static constexpr int kAtOnce = 2;            // stages of the weight requested at first
+  static constexpr int kMore = 1;              // and after each of the first steps
 
-  const SkinnyNibbles& p;
+  const SkinnyArguments& p;
   const Place<F>& place;
   const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
   const bool fetches = thread == 0;
@@ -218,7 +217,7 @@ struct Producer {
     }
   }
 
-  // What is asked for at once: more would only stand in the queue before the first.
+  // The first requests; more would only queue up before the first.
   __device__ void begin(Shared<F>& shared, const SkinnyMaps& maps) const {
     if (!fetches) return;
     fetch_tokens(shared, maps.tokens, 0);
@@ -232,7 +231,7 @@ struct Producer {
 
   __device__ void run(Shared<F>& shared, const SkinnyMaps& maps) const {
     static_assert(kAtOnce <= F::token_stages);
-    int weights = 0;  // steps that were asked for
+    int weights = 0;  // steps requested
     const auto fetch_until = [&](int end) {
 #pragma unroll 1
       for (; weights < min(end, place.steps); ++weights) {
@@ -268,6 +267,6 @@ struct Producer {
   }
 };
 
-}  // namespace skinny_nibbles
+}  // namespace w4a16_skinny
 
 }  // namespace octile::cuda

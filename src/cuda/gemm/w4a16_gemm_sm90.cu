@@ -1,17 +1,8 @@
-// w4a16 on Hopper's matrix unit: y (m, n) = sum_c a[i, c] * ((q[j, c] - z[j, g]) * s[j, g]) + bias[j], a (m, k) of f16
-// or bf16, sums in f32.
+// w4a16_gemm_sm90 on the host: error bound, tiles, cost model, launch.
 //
-// It computes y^T, the weight by a^T: the matrix unit takes the weight from registers, where it has just become 16 bits
-// wide, and a from shared memory. A persistent grid of clusters; in a cluster two blocks lie below each other and share
-// a, and where there are few tiles further such pairs have other terms of the same tile; where the last tiles would
-// leave half of the grid idle, the two blocks of a pair share the terms of one. In each block one thread has the copy
-// engine fill a ring of stages with tiles of a and of the weight, and two warps bring the scales
-// (device/nibble_stages.cuh). Two warpgroups have half of the weight's rows each: while the matrix unit works on 32
-// terms they convert the next 32 (device/nibble_tiles.cuh).
-//
-// With u the unit roundoff of a's type a result is within
+// With u the unit roundoff of a's type, the error of a result is at most
 //   sum |a (q - z) s| ((2 + u) u + (k + 3) 2^-24) + sum |a| S 2^-26 (f16: S the largest scale of the row)
-// of the exact one, and half a unit in the last place of y; with one scale a row the first and the third term are none.
+// plus half a unit in the last place of y. With one scale per row the first and the third term vanish.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -37,7 +28,7 @@ using namespace w4a16;
 
 constexpr std::string_view kName = "w4a16_gemm_sm90";
 
-// Rows of a to a product, products, stages, boxes of terms in a stage, blocks of a multiprocessor.
+// Rows of a per WGMMA, WGMMAs, stages, tiles of K per stage, blocks per SM.
 using Tiles = std::tuple<Tile<160, 2, 4>, Tile<256, 1, 4>, Tile<192, 1, 3, 2>, Tile<160, 1, 3, 2>, Tile<128, 1, 8>,
                          Tile<96, 1, 4, 2>, Tile<64, 1, 6, 1, 2>>;
 
@@ -46,8 +37,8 @@ void with_each_tile(const Body& body) {
   std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
 }
 
-// Measured on an H200: the clock that the power limit leaves, the cycles of 64 terms, which the products bound in the
-// wide tiles and the conversions in the narrow ones, and those of a tile, of a halved one, and of a grid besides.
+// Measured on an H200: the clock that the power limit leaves; the cycles of 64 columns, bound by WGMMA in wide tiles
+// and by conversions in narrow ones; the overhead of a tile, of a halved tile, and of the grid.
 template <class T>
 double k_tile_cycles(bool alone) {
   if (T::blocks == 2) return alone ? 717 : 1120;
@@ -70,10 +61,10 @@ constexpr double kTileCycles = 2300;
 constexpr double kHalvedCycles = 2000;
 constexpr double kGridCycles = 8700;
 constexpr double kGigahertz = 1.62;
-constexpr double kHalvedGigahertz = 1.51;  // fewer blocks wait in the end
+constexpr double kHalvedGigahertz = 1.51;  // fewer blocks idle at the end
 constexpr double kLaunchSeconds = 0.5e-6;
 constexpr double kBytesPerSecond = 3.5e12;
-constexpr int kBand = 11;  // pairs of tiles of b: with six tiles of a, of two bytes, 66 clusters
+constexpr int kBand = 11;  // pairs of tiles of b; with six tiles of a, 66 clusters
 
 struct Size {
   std::int64_t m, n, k;
@@ -98,7 +89,7 @@ int clusters_at_once(int parts, Device device) {
 struct Choice {
   int rows_a = 0;
   int parts = 1;
-  int halved = 0;  // tiles, the last ones
+  int halved = 0;  // of the last tiles
   double seconds = std::numeric_limits<double>::infinity();
 };
 
@@ -111,7 +102,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
   if (parts > 1 && (count > clusters || units < parts)) return {};
   const int rest = count % clusters;
   const bool halve = T::blocks == 1 && parts == 1 && rest > 0 && 2 * rest <= clusters && units > 1;
-  // Blocks of a larger cluster lie two on a multiprocessor, though others are free.
+  // Blocks of a larger cluster share SMs even where others are free.
   const bool alone = kClusterSize * parts * count * (parts > 1 || halve ? 2 : 1) <= properties(device).multiprocessors;
   const auto tile_cycles = [&](int part_units) {
     return std::min(part_units * 128 / kTileK, steps * T::k_tiles) * k_tile_cycles<T>(alone) + kTileCycles;
@@ -155,7 +146,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, const Choice
           maps, arguments);
 }
 
-// Calls body(form) for the problem's, with so many rows of a to a tile.
+// Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   const auto with_type = [&]<class T>(T) {

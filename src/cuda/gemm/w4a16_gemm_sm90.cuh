@@ -1,5 +1,13 @@
-// The product of 16-bit rows by a 4-bit weight on Hopper's matrix unit: what the two warpgroups of a block do that
-// convert, multiply and store, while others fill their stages (nibble_stages.cuh).
+// w4a16_gemm_sm90, the kernel and its consumers:
+//
+//   y (m, n) = sum_c a[i, c] * ((q[j, c] - z[j, g]) * s[j, g]) + bias[j], a (m, k) f16 or bf16, sums in f32
+//
+// It computes y^T = weight * a^T: WGMMA takes the weight from registers, where it has just been dequantized to 16 bits
+// (w4a16_gemm_sm90_convert.cuh), and a from shared memory. A persistent grid of clusters: pairs of stacked blocks share
+// a by multicast; with few tiles, split-K across the pairs of a cluster; where the last tiles would leave half of the
+// grid idle, the two blocks of a pair split K. The producers are in w4a16_gemm_sm90_producer.cuh. Two consumer
+// warpgroups take half of the weight's rows each, and convert the next 32 columns while the tensor cores work on
+// these 32.
 #pragma once
 
 #include <cuda.h>
@@ -15,14 +23,15 @@
 
 namespace octile::cuda::w4a16 {
 
-// A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
+// A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
+// stages.
 template <class F>
 struct Consumer {
   using T = typename F::T;
   using Scales = RowScales<T, F::packed>;
-  using Half = Fragment[2];  // 32 terms
+  using Half = Fragment[2];  // 32 columns
   using Sums = float[F::products][F::width / 2];
-  // Whether a box is known to be the first or the second one of 128 terms.
+  // Whether a tile of K is known to be the first or the second half of 128 columns.
   template <int k_tile>
   static constexpr int known = F::k_tiles == 2 ? k_tile : -1;
   Shared<F>& shared;
@@ -35,8 +44,7 @@ struct Consumer {
   RingPosition<kScales> scales_at = {};
   NibbleReader<T, F::packed> reader = NibbleReader<T, F::packed>(static_cast<unsigned>(4 * group + warp));
 
-  // Whom this warp tells that it has read a stage: both blocks of the pair, or this one twice if it fills its own
-  // alone.
+  // Which blocks this warp releases stages to: both of the pair, or this one twice where it fills its stages alone.
   __device__ void fill_by(bool both) {
     const int block = kClusterSize * place.whole.part + (both ? lane % kClusterSize : place.rank);
     empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(block));
@@ -69,7 +77,7 @@ struct Consumer {
     reader.convert(b[1], scales, 1);
   }
 
-  // The products of half a stage, whose rows of a begin at `a`, are enqueued; those of the half before are done.
+  // Issues the WGMMAs of half a stage, whose rows of a begin at `a`; those of the half before have completed then.
   __device__ void enqueue(Sums& sums, const Half& b, std::uint32_t a, bool accumulate) const {
     ptx::wgmma_fence();
 #pragma unroll
@@ -94,7 +102,7 @@ struct Consumer {
     for (int i = 0; i < F::rows_a / 2; ++i) sums[i / (F::width / 2)][i % (F::width / 2)] *= by[i / 2 % 2];
   }
 
-  // A loop, since the compiler would make predicated instructions of a branch, which wait for all sums in every step.
+  // A loop: the compiler would turn a branch into predicated instructions, which wait for all sums in every step.
   __device__ void scale_down(Sums& sums, Scales& scales) const {
     if constexpr (std::is_same_v<T, __half>) {
 #pragma unroll 1
@@ -107,7 +115,7 @@ struct Consumer {
     }
   }
 
-  // The first half of a tile's first box.
+  // The first half of a tile.
   __device__ void begin(Half (&b)[2], const RingPosition<F::stages>& at, Scales& scales) {
     wait_full(at);
     fetch<0, 0>(at.stage, scales);
@@ -115,9 +123,9 @@ struct Consumer {
     fetch<0, 1>(at.stage, scales);
   }
 
-  // sums (64, rows of a) = b's rows by a, over all steps. b[0]: the first half of the stage `at`, whose second half has
-  // been fetched, and in the end that of the next tile, if there is one. While the products of one half are done the
-  // next one is converted, and the one after that fetched.
+  // The main loop: sums (64, rows of a) = b * a^T over all steps. b[0]: the first half of stage `at`, whose second half
+  // has been loaded; at the end, that of the next tile, if any. While one half is multiplied, the next is converted,
+  // and the one after that loaded.
   __device__ void multiply(Sums& sums, Half (&b)[2], RingPosition<F::stages>& at, int steps, bool more,
                            Scales& scales) {
     int last = 0;
@@ -157,7 +165,7 @@ struct Consumer {
     hold_all(sums);
   }
 
-  // The parts' sums, in order, in the first one, by way of the stages, which nobody fills any more.
+  // Split-K: adds the parts' sums, in order, in the first part's block, through the stages, which are no longer filled.
   __device__ void add_parts(Sums& all, const Task& task) {
     constexpr int kFours = F::rows_a / 8;
     constexpr int kInFlight = kFours % 8 == 0 ? 8 : 4;
@@ -165,7 +173,7 @@ struct Consumer {
     static_assert(kFours * kBetween <= sizeof(shared.stages));
     auto& sums = reinterpret_cast<float(&)[F::rows_a / 2]>(all);
     const std::uint32_t mine = ptx::shared_address(shared.stages) + (threadIdx.x - kWarpgroup) * 16;
-    ptx::bar_sync<kNamedBarrier, kConsumers * kWarpgroup>();  // all are read
+    ptx::bar_sync<kNamedBarrier, kConsumers * kWarpgroup>();  // all stages are read
     if (task.part > 0) {
 #pragma unroll
       for (int i = 0; i < kFours; ++i) {
@@ -216,7 +224,7 @@ struct Consumer {
       const float bias[2] = {arguments.bias.template at<T>(row, arguments.weight.rows),
                              arguments.bias.template at<T>(row + 1, arguments.weight.rows)};
       if (place.is_halved(t)) fill_by(false);
-      // The compiler knows that what comes by a shuffle is uniform.
+      // A shuffle, so that the compiler knows the value is uniform.
       multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks(), scales);
       float after[2] = {scales.after(0), scales.after(1)};
       if (task.parts > 1) {

@@ -1,5 +1,5 @@
-// What blocks of w4a16_gemm_sm90 are given to do, and how their stages are filled: one thread has the copy engine bring
-// a and the weight, two warps bring the scales by a ring of their own.
+// Tile scheduler and producer warpgroup of w4a16_gemm_sm90. One thread issues TMA loads for a and the weight; two warps
+// load the scales through their own ring of stages.
 #pragma once
 
 #include <cuda.h>
@@ -16,20 +16,20 @@
 
 namespace octile::cuda::w4a16 {
 
-constexpr int kTileK = 64;            // of a box
-constexpr int kRowsB = 128;           // of a tile of the weight: y's columns
-constexpr int kNamedBarrier = 1;      // of threads
-constexpr int kConsumerBarriers = 2;  // and the next
+constexpr int kTileK = 64;            // of a tile of K
+constexpr int kRowsB = 128;           // of a tile of the weight; columns of y
+constexpr int kNamedBarrier = 1;      // of both consumers
+constexpr int kConsumerBarriers = 2;  // of each: this and the next
 constexpr int kMaxParts = 4;
-constexpr int kScales = 4;       // stages of their own ring
-constexpr int kScalesAhead = 2;  // on their way
+constexpr int kScales = 4;       // stages of the scales' ring
+constexpr int kScalesAhead = 2;  // stages of them in flight
 
-// A tile's rows of a, and so of y, `width` to a product, the boxes of terms in a stage, and the blocks of a
-// multiprocessor: two fill each other's waits.
+// rows_a: of a tile of a, and of y, `width` per WGMMA. k_tiles: of a stage. blocks: per SM; two hide each other's
+// waits.
 template <int width_, int products_, int stages_, int k_tiles_ = 1, int blocks_ = 1>
 struct Tile {
   static constexpr int k_tiles = k_tiles_;
-  static constexpr int step = kTileK * k_tiles;  // terms of a stage
+  static constexpr int step = kTileK * k_tiles;  // columns of a stage
   static constexpr int width = width_;
   static constexpr int products = products_;
   static constexpr int rows_a = width * products;
@@ -66,12 +66,12 @@ struct Arguments {
   int steps = 0;    // of k
   int parts = 1;    // of k
   TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
-  int halved = 0;   // tiles, the last ones, after whole rounds of the grid
+  int halved = 0;   // of the last tiles, after whole waves
   Bias bias;
   TransposeTarget y;
 };
 
-// What a block does at a time: of a tile, its first row of the weight and of a, and a part of the terms.
+// A block's share of a tile: its first rows of the weight and of a, and its part of K.
 struct Task {
   int2 origin;
   int part;
@@ -79,7 +79,7 @@ struct Task {
   int first_step;
   int steps;
 
-  // In units of 128 terms, a whole group or several.
+  // In units of 128 columns: whole groups.
   __device__ void take_part(int all_steps, int unit) {
     const int units = (all_steps + unit - 1) / unit;
     first_step = units * part / parts * unit;
@@ -87,8 +87,8 @@ struct Task {
   }
 };
 
-// Where a block is. The two blocks of a pair do tiles below each other. When the last round of the grid would leave
-// half of the clusters idle its tiles are halved: a pair then does one tile, and each block half of its terms.
+// The tile scheduler. The two blocks of a pair compute stacked tiles. Where the last wave would leave half of the
+// clusters idle, its tiles are halved: a pair then computes one tile, and each block half of its K.
 template <class F>
 struct Place {
   const Arguments& p;
@@ -110,7 +110,7 @@ struct Place {
 
   __device__ int tasks() const { return p.order.count() + p.halved; }
   __device__ bool is_halved(int index) const { return index >= p.order.count() - p.halved; }
-  // Whether other blocks have other terms of this one's last tile.
+  // Whether this block's last tile is split along K.
   __device__ bool adds() const { return p.parts > 1 || cluster < kClusterSize * p.halved; }
 
   __device__ Task operator[](int index) const {
@@ -144,8 +144,7 @@ __device__ void init(Shared<F>& shared) {
   init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
 }
 
-// One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both, unless their terms
-// differ.
+// One thread: tiles of a and b, stage by stage. Each block of a pair loads half of a for both, unless they split K.
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps) {
   constexpr int kHalf = F::rows_a / kClusterSize;
@@ -179,7 +178,7 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
   }
 }
 
-// Two warps: the scales. Every lane reports its own copies.
+// Two warps: the scales. Each lane arrives for its own copies.
 template <class F>
 __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
   const NibbleWeight& weight = place.p.weight;

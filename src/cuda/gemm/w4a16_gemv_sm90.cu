@@ -1,17 +1,18 @@
-// w4a16 for few rows of a, tokens: near the time of the weight's way through memory.
+// w4a16_gemv_sm90, for few rows of a, tokens: close to the time of reading the weight from memory.
 //
 //   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * (q[j, c] - z[j, g])) + bias[j])
 //
-// a f16 or bf16. With b the integer that q becomes (device/nibble_units.cuh), q + 8 or q + 24, and o = b - q, a group's
-// share is s * (sum a b - (o + z) sum a): all products are exact, and their sums in f32. So a result is within
+// a f16 or bf16. With b the integer that q becomes (w4a16_gemv_sm90.cuh), q + 8 or q + 24, and o = b - q, a group
+// contributes s * (sum a b - (o + z) sum a): all products are exact, and their sums in f32. The error of a result is at
+// most
 //   sum |a s| (b + |o + z|) (k + 4) 2^-24 / (1 - (k + 4) 2^-24)
-// of the exact one (the k terms, their offset, two scalings and the bias), and half a unit in the last place of y. An
-// infinite a gives NaN.
+// (the k terms, their offset, two scalings and the bias) plus half a unit in the last place of y. An infinite a gives
+// NaN.
 //
-// A block has a run of tiles of 16 rows of the weight. Its warps share their units of 128 terms; each keeps all tokens'
-// terms of a unit in registers, as the matrix unit wants them, while that unit of one tile after the other comes
-// straight into registers, a few tiles ahead: no warp waits for another. What it has of a tile's sums it leaves in
-// shared memory, where those of all warps are added when the run is done.
+// A block has a run of tiles of 16 rows of the weight. Its warps share the units of 128 columns. Activations stay
+// resident: a warp keeps a unit of all tokens in registers, as mma fragments, while that unit of tile after tile
+// streams from global memory into registers, a few tiles ahead; no warp waits for another. Each leaves its sums in
+// shared memory, where those of all warps are added at the end.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -33,7 +34,7 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w4a16_gemv_sm90";
-constexpr int kMaxShared = 160 * 1024;  // the rest is where loads arrive
+constexpr int kMaxShared = 160 * 1024;  // the rest is L1, where loads arrive
 constexpr int kMaxTokens = 16;
 
 struct Arguments {
@@ -43,19 +44,19 @@ struct Arguments {
   int x_pitch = 0;  // of eight terms
   int tokens = 0;
   int units = 0;
-  int tiles = 0;       // of each block,
-  int more_tiles = 0;  // and so many blocks have one more
-  int pair_bits = 0;   // of eight tokens 2^pair_bits pairs are there
-  int sum_bytes = 0;   // of a tile's sums that a warp has,
-  int tile_bytes = 0;  // and that all have
-  int biases_at = 0;   // in shared memory, behind the sums
+  int tiles = 0;       // of each block
+  int more_tiles = 0;  // blocks that have one more
+  int pair_bits = 0;   // of eight tokens 2^pair_bits pairs exist
+  int sum_bytes = 0;   // of a warp's sums of a tile
+  int tile_bytes = 0;  // of all warps' sums of a tile
+  int biases_at = 0;   // in shared memory, after the sums
   Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
 };
 
-// token_blocks: of eight. ahead: units a warp has on their way.
+// token_blocks: of eight. ahead: units in flight per warp.
 template <class T_, int token_blocks_, int warps_, int ahead_, class Unit_>
 struct Form {
   using T = T_;
@@ -66,7 +67,7 @@ struct Form {
   static constexpr int ahead = ahead_;
 };
 
-// Where sums are kept for all tokens of an eight, the compiler knows these.
+// Compile-time constants where sums of all eight tokens of a block are kept.
 template <class F>
 constexpr bool kWholeEights = F::token_blocks > 1 || !F::Unit::kPacked;
 template <class F>
@@ -80,7 +81,7 @@ __device__ int sum_bytes(const Arguments& p) {
 
 // ---- Bias.
 
-// Into L2, so that nobody waits for it when it is wanted.
+// Into L2, well ahead of its use.
 __device__ inline void prefetch_bias(const Arguments& p, int row) {
   if (p.bias.data == nullptr || row >= p.weight.rows) return;
   const std::int64_t at = row * p.bias.stride * (p.y_type == DType::f32 ? 4 : 2);
@@ -96,7 +97,7 @@ __device__ inline void add(float4& sums, float4 more) {
   sums.w += more.w;
 }
 
-// All tokens' terms of a unit, a lane's own, and their sums in each part.
+// A lane's columns of a unit of all tokens, and the tokens' sums of each part.
 template <class F>
 struct TokenTerms {
   using T = typename F::T;
@@ -104,7 +105,7 @@ struct TokenTerms {
   uint4 at[F::token_blocks][kUnitBlocks];
   float sums[F::token_blocks][Unit::kParts][2];
 
-  // As they lie in memory.
+  // Not yet permuted.
   __device__ void read(const Arguments& p, int unit) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = unit * kUnitTerms + Unit::first_term(0, lane % 4);
@@ -120,12 +121,12 @@ struct TokenTerms {
     }
   }
 
-  // A lane's blocks side by side share what memory brings at once: the second comes from L1.
+  // A lane's adjacent blocks share a sector: the second comes from L1.
   __device__ static uint4 read_terms(const uint4* from) {
     return Unit::first_term(1, 0) == 8 ? __ldca(from) : __ldcg(from);
   }
 
-  // In the order of the weight's. The sums are products with ones.
+  // Permuted to match the weight. The sums are products with ones.
   __device__ void prepare() {
     constexpr std::uint32_t kOnes[4] = {Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes};
 #pragma unroll
@@ -149,7 +150,7 @@ struct TokenTerms {
   }
 };
 
-// A unit's share of this lane's sums of a tile.
+// A unit's contribution to this lane's sums of a tile.
 template <class F>
 __device__ void multiply_unit(const typename F::Unit& unit, const TokenTerms<F>& x,
                               float (&total)[F::token_blocks][4]) {
@@ -193,16 +194,16 @@ template <class F>
 __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int first, int count) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Steps are units of a tile, all tiles of one unit after another; each warp has as many, from unit and tile on.
+  // Steps are (unit, tile) pairs, all tiles of a unit in a row; each warp has its share of them.
   const auto steps = static_cast<unsigned>(p.units * count);
   const unsigned begin = steps * warp / F::warps;
   int left = static_cast<int>(steps * (warp + 1) / F::warps - begin);
   int unit = static_cast<unsigned>(p.units) * warp / F::warps;
   int tile = static_cast<int>(begin) - unit * count;
   if (p.places.unit_step > 1) unit = warp;
-  // A tile's sums have a place for each unit, or, where there are more, for each warp, whose later units are added.
+  // A tile has a slot of sums for each unit; where there are more units than warps, for each warp, which adds to it.
   const bool once = p.units <= F::warps;
-  const int old_from = once ? 0 : left - count;  // steps that were left when the tile's sums had been written
+  const int old_from = once ? 0 : left - count;  // steps left when all tiles' sums had been written once
   const int pairs = 1 << pair_bits<F>(p);
   const int place = pairs == 4 ? lane : lane / 4 * pairs + lane % 4;
   std::uint32_t sums = all_sums + (once ? unit : warp) * sum_bytes<F>(p) + place * 16;
@@ -269,11 +270,11 @@ __device__ void store_sums(const Arguments& p, int token, int2 rows, float4 sums
   }
 }
 
-// A warp has a tile's sums of eight tokens. Where few of them are there, several lanes share in adding up a sum.
+// A warp reduces a tile's sums of eight tokens. Where there are fewer tokens, several lanes share a sum.
 template <class F>
 __device__ void finish_tiles(const Arguments& p, const std::uint8_t* sums, const float* biases, int first, int tiles) {
   constexpr int kAtOnce = 8;
-  // Read anew: what follows from it shall not take registers while tiles are multiplied.
+  // Read again, so that nothing derived from it occupies registers in the main loop.
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int lane = thread % 32;
@@ -348,13 +349,12 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.x_pitch = static_cast<int>(o.a.strides[0] / 8);
   p.tokens = static_cast<int>(o.a.rows());
   p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
-  // Units side by side share lines of memory, unless packed: then warps have them at the same time, where they come out
-  // even.
+  // Adjacent units of a row-major weight share cache lines: warps take them at the same time, where they divide evenly.
   p.places = unit_places(p.weight, !F::Unit::kPacked && p.units % F::warps == 0 ? F::warps : 1);
   p.pair_bits = kWholeEights<F> || p.tokens > 4 ? 2 : p.tokens > 2 ? 1 : 0;
   p.sum_bytes = F::token_blocks * (128 << p.pair_bits);
   p.tile_bytes = std::min(p.units, F::warps) * p.sum_bytes;
-  // A block for each multiprocessor, or as many times more as there is too little room for the sums.
+  // One block per SM, or several waves where there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
   const std::int64_t room = std::min(kMaxShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
   const std::int64_t multiprocessors = properties(problem.device).multiprocessors;
@@ -373,11 +373,11 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{grid, F::threads, bytes}, stream, p);
 }
 
-// Calls body(form) for the problem's, with so many tokens.
+// Calls body(form) with the problem's form for this many tokens.
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with_unit = [&]<class T, class U>(T, U) {
-    // As many warps, and as many units ahead, as registers allow.
+    // As many warps, and units in flight, as registers allow.
     constexpr bool kWide = U::kSmallGroups || U::kZeros || !U::kPacked;
     constexpr int kWarps8 = kWide ? 16 : 32;
     constexpr int kAhead8 = kWide && !U::kSmallGroups ? 2 : 1;
@@ -404,12 +404,12 @@ bool aligned(const void* data, std::int64_t pitch_bytes) {
   return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
 }
 
-// Whether 16 bytes of a row may be read at a time.
+// Whether rows can be read 16 bytes at a time.
 bool readable(const GemmProblem& p, const GemmOperands& o) {
   return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, o.b.strides[0] / 2));
 }
 
-// Whether the steps through a block's tiles, at most 64, have 31 bits.
+// Whether offsets within a block's tiles, at most 64, fit into 31 bits.
 bool near(const GemmProblem& p, const GemmOperands& o) {
   const auto steps = [](const ConstTensor& t) {
     return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
@@ -438,7 +438,7 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
   const double bytes =
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
   const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
-  // Of a weight and a block, measured on an H200.
+  // Seconds per weight element of a block, measured on an H200.
   const double each = p.m > 8 ? 2.8e-11 : 2.4e-11;
   const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : p.m > 8 ? 1.25 : 1.1);
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};

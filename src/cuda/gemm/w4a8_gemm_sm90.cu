@@ -1,5 +1,4 @@
-// w4a8 on Hopper's matrix unit: which tiles the kernel of device/folded_nibbles.cuh has for a problem, what it is
-// expected to cost, and its launch.
+// w4a8_gemm_sm90 on the host: tiles, cost model, launch.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -27,7 +26,7 @@ constexpr double kGridCycles = 6000;
 constexpr double kTileCycles = 4500;
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 3.5e12;
-constexpr int kBand = 11;  // pairs of tiles of b: with six tiles of a, 66 clusters
+constexpr int kBand = 11;  // pairs of tiles of b; with six tiles of a, 66 clusters
 
 TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
   return {static_cast<int>(ceil_div(n, kRowsB * kClusterSize)), static_cast<int>(ceil_div(m, rows_a)), kBand, true};
@@ -56,7 +55,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
       stream, maps, arguments);
 }
 
-// Calls body(form) for the problem's, with so many rows of a to a tile.
+// Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   const auto with_zeros = [&]<int rows, bool packed, bool zero_points>() {
@@ -74,7 +73,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   rows_a == kWide ? with_rows.template operator()<kWide>() : with_rows.template operator()<kNarrow>();
 }
 
-// What is expected of tiles with so many rows of a.
+// Of tiles with this many rows of a.
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const auto waves =
       static_cast<double>(ceil_div(order_of(m, p.n, rows_a).count(), max_active_clusters(p.device, kClusterSize)));

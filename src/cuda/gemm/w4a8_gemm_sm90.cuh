@@ -1,16 +1,17 @@
-// w4a8 on Hopper's matrix unit, the kernel: of y (m, n), over the groups g of k in order,
-//   t = fma(f32(sum_c a[i, c] * (q[j, c] - z[j, g])), s[j, g], t), and then y[i, j] = fma(t, a_scale[i], bias[j])
-// The sums of a group are exact in s32, and so the bits are those of every other backend.
+// w4a8_gemm_sm90, the kernel: y (m, n), over the groups g of k in order,
 //
-// It computes y^T, the weight by a^T: the matrix unit takes the weight from registers, where its nibbles have just
-// become bytes, and a from shared memory. A persistent grid of clusters of two blocks, which lie below each other and
-// share a. In each block one thread has the copy engine fill a ring of stages with tiles of a and of the weight, and a
-// second warp brings their scales and zero points. Two warpgroups have half of the weight's rows each: while half of a
-// stage is multiplied the next half is converted, and the sums of a group that is done are folded into t.
+//   t = fma(f32(sum_c a[i, c] * (q[j, c] - z[j, g])), s[j, g], t), then y[i, j] = fma(t, a_scale[i], bias[j])
 //
-// Without zero points the bytes are 16 q (nibble_products.cuh), and t is 16 times what it should be: exactly so, as all
-// of its terms are multiples of the least f32, unless it goes beyond 2^124. The columns of y where it did are done
-// again.
+// The sums of a group are exact in s32, so the bits are those of every other backend.
+//
+// It computes y^T = weight * a^T: int8 WGMMA takes the weight from registers, where its nibbles have just become bytes,
+// and a from shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In
+// each block one producer warp fills a ring of stages by TMA, a second loads scales and zero points. Two consumer
+// warpgroups take half of the weight's rows each: while half of a stage is multiplied they convert the next half, and
+// fold the sums of each finished group into t.
+//
+// Without zero points the bytes are 16 q (w4a8_gemm_sm90_convert.cuh), and t is 16 times too large: exactly so, since
+// all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
 #pragma once
 
 #include <algorithm>
@@ -29,15 +30,14 @@
 
 namespace octile::cuda::w4a8 {
 
-constexpr int kTileK = 128;  // terms of a stage
-constexpr int kRowsB = 128;  // of a tile of the weight: y's columns
-constexpr int kWide = 192;   // of a tile of a: y's rows
+constexpr int kTileK = 128;  // of a stage
+constexpr int kRowsB = 128;  // of a tile of the weight; columns of y
+constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
-constexpr int kConsumerBarriers = 1;  // of threads, and the next
-constexpr int kGroupsAhead = 2;       // stages whose scales are on their way
+constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
+constexpr int kGroupsAhead = 2;       // stages whose scales are in flight
 
-// A tile's rows of a, and so of y; of the weight what its form is, and the thirty-twos of terms in a group: 1, 2, 4, or
-// 0 for a whole row.
+// rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
 template <int rows_a_, bool packed_, bool zero_points_, int slices_>
 struct Form {
   static constexpr int rows_a = rows_a_;
@@ -59,7 +59,7 @@ struct Shared {
   std::uint8_t a[F::stages][F::rows_a * kTileK];
   std::uint8_t b[F::stages][kRowsB * kTileK / 2];
   TransposeBuffer<F::rows_a> buffers[kConsumers];
-  float a_scales[kConsumers][F::rows_a];  // of a tile's rows of a
+  float a_scales[kConsumers][F::rows_a];  // of the tile's rows of a
   float scales[F::stages][F::groups][kRowsB];
   typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
   std::uint64_t full[F::stages];
@@ -80,11 +80,11 @@ struct Arguments {
 
 template <class F>
 struct Place : ClusterPlace {
-  // Of a tile: its first row of b, and of a.
+  // First row of b and of a.
   __device__ int2 origin(int2 tile) const { return {(tile.x * kClusterSize + rank) * kRowsB, tile.y * F::rows_a}; }
 };
 
-// One thread: a's and b's tiles, stage by stage. Of a each block of a pair loads half, for both.
+// One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
                               const Arguments& arguments) {
@@ -107,8 +107,8 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
   }
 }
 
-// One warp: the scales and zero points of each stage. Beyond the weight's rows and groups they are zeros. Every lane
-// reports its own copies, when those of the next stages are on their way.
+// One warp: scales and zero points of each stage; zeros out of bounds. Each lane arrives for its own copies, once those
+// of the next stages are in flight.
 template <class F>
 __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
   const NibbleWeight& w = arguments.weight;
@@ -140,7 +140,7 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
                             exists);
           }
         }
-        if constexpr (F::zero_points && F::packed) {  // four rows
+        if constexpr (F::zero_points && F::packed) {  // of four rows
           const bool exists = inside && first + 4 * lane < w.rows;
           ptx::cp_async_4(&shared.zeros[at.stage][i][4 * lane],
                           exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros, exists);
@@ -162,9 +162,9 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
 
 // ---- Products.
 
-constexpr float kNoBias = -0.0f;  // leaves any sum as it is, its sign included
+constexpr float kNoBias = -0.0f;  // changes no sum, its sign included
 
-// Some element of y, from memory.
+// One element of y before a_scale, straight from memory.
 template <class F>
 __device__ float recompute_sum(const Arguments& p, int row, int col) {
   float total = 0;
@@ -181,7 +181,7 @@ __device__ float recompute_sum(const Arguments& p, int row, int col) {
   return total;
 }
 
-// A column of y in a tile, done again by four threads.
+// A column of y in a tile, by four threads.
 template <class F>
 __device__ __noinline__ void recompute_column(const Arguments& p, int first_row, int col) {
   if (col >= p.weight.rows) return;
@@ -192,13 +192,14 @@ __device__ __noinline__ void recompute_column(const Arguments& p, int first_row,
   }
 }
 
-// A warp of a consumer: its warpgroup, itself in that, and the barriers of the blocks that fill its stages, one a lane.
+// A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
+// stages.
 template <class F>
 struct Consumer {
   static constexpr int kSums = F::rows_a / 2;  // of a thread
   static constexpr bool kRow = F::slices == 0;
-  static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices that are converted at a time
-  static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units whose sums are one, of a stage
+  static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices converted at a time
+  static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units of a stage that are summed together
   static constexpr int kUnits = 4 / kUnit;                            // of a stage
 
   Shared<F>& shared;
@@ -208,14 +209,14 @@ struct Consumer {
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
   std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
-  int rows = 64 * group + 16 * warp + lane / 4 * 2;  // the first of the thread's two, in the tile
+  int rows = 64 * group + 16 * warp + lane / 4 * 2;  // of the tile, the first of this thread's two
   NibbleBytes<F::packed, F::zero_points> reader = NibbleBytes<F::packed, F::zero_points>(4 * group + warp);
 
   int sums[kSums];  // of a group
   float totals[kSums];
   Fragment b[2][kUnit];
 
-  // Every lane has read scales and zero points of its own.
+  // Each lane arrives for the scales and zero points that it has read.
   __device__ void release(int stage) const {
     ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
     ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[stage]));
@@ -256,15 +257,15 @@ struct Consumer {
     }
   }
 
-  // The scales of the thread's two rows, of the stage's i-th group.
+  // Scales of the thread's two rows in the stage's i-th group.
   __device__ float2 scales_of(int stage, int i) const {
     return *reinterpret_cast<const float2*>(&shared.scales[stage][i][rows]);
   }
 
-  // A unit's products, and, while they are done, the next one's conversion.
+  // Multiplies a unit, and converts the next one meanwhile.
   template <int unit>
   __device__ void advance(int stage, bool accumulate, const RingPosition<F::stages>& next, bool more) {
-    constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or what of it is in this stage
+    constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or the part of it in this stage
     const float2 scales = scales_of(stage, unit / kGroupUnits);
     enqueue<unit>(stage, accumulate);
     ptx::wgmma_wait<1>();
@@ -281,7 +282,8 @@ struct Consumer {
     }
   }
 
-  // totals = the tile's. The first unit has been converted, and in the end that of the next tile is, if there is one.
+  // The main loop: totals of the tile. The first unit has been converted; at the end, that of the next tile has, if
+  // any.
   __device__ void multiply(RingPosition<F::stages>& at, bool more) {
     float2 scales = {};
 #pragma unroll
@@ -301,7 +303,7 @@ struct Consumer {
     if constexpr (kRow) fold(scales);
   }
 
-  // The scales of a tile's rows of a, on their way to shared memory.
+  // Starts copying the scales of a tile's rows of a to shared memory.
   __device__ void fetch_scales(int first) {
     float* const to = shared.a_scales[group];
     const RowScale<float>& scale = arguments.a_scale;
@@ -315,7 +317,7 @@ struct Consumer {
     }
   }
 
-  // y of a tile; of each of the thread's two columns of y, whether a total was beyond its range.
+  // Stores the tile. beyond: whether a total of each of the thread's two columns of y was out of range.
   __device__ void finish(int2 origin, const CUtensorMap& y, bool (&beyond)[2]) {
     const int col = origin.x + rows;
     const Bias& b = arguments.bias;
@@ -355,7 +357,7 @@ struct Consumer {
     }
   }
 
-  // The threads of the warpgroup meet: whether any of them says so.
+  // A barrier of the warpgroup, which returns whether any thread passed true.
   __device__ bool any_of_warpgroup(bool mine) const {
     int any;
     asm volatile(
@@ -384,7 +386,7 @@ struct Consumer {
         const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
         const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
         if (any_of_warpgroup((first | second) != 0)) {
-          // After what has been stored.
+          // After the TMA stores.
           if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
           any_of_warpgroup(false);
           if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);

@@ -1,11 +1,10 @@
-// Hopper's matrix unit on a 4-bit weight: s8 by s8, the first operand from registers, where nibbles have just become
-// bytes. The tile of the weight in shared memory has 128 rows of 128 terms:
+// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, 128 x 128:
 //
-//   as LinearArgs has it: the even rows, then the odd ones, lines of 64 bytes, swizzled
+//   row-major: the even rows, then the odd ones, lines of 64 bytes, swizzled
 //   packed: eight panels of sixteen lines of 64 bytes
 //
-// Without zero points a byte holds 16 q, which takes one shift, or none, and one operation on bits; with them it is
-// q - z, two operations more.
+// Without zero points a byte becomes 16 q, by at most one shift and one logical operation; with them it becomes q - z,
+// two more operations.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +14,13 @@
 
 namespace octile::cuda {
 
-// What of a tile a warp makes fragments of: 16 rows, of which a thread has rows 2g and 2g + 1 as rows g and g + 8 of
-// the product.
+// A warp's 16 rows of a tile. Rows g and g + 8 of the WGMMA are rows 2g and 2g + 1 of the tile.
 template <bool packed, bool zero_points>
 class NibbleBytes {
  public:
   static constexpr int kTileBytes = 128 * 64;
 
-  // sixteen: which of the tile's eight sixteens of rows.
+  // sixteen: which 16 of the tile's 128 rows.
   __device__ explicit NibbleBytes(unsigned sixteen) {
     const unsigned g = threadIdx.x % 32 / 4;
     const unsigned c = threadIdx.x % 4;
@@ -34,7 +32,7 @@ class NibbleBytes {
     }
   }
 
-  // 32 terms of 128. offsets: four times 8 + z, of the thread's two rows.
+  // 32 columns of 128. offsets: 8 + z in all four bytes, of the thread's two rows.
   template <int slice>
   __device__ void convert(Fragment& to, const std::uint8_t* tile, const std::uint32_t (&offsets)[2]) const {
     if constexpr (packed) {
@@ -49,7 +47,7 @@ class NibbleBytes {
         const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at);
         const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(at + 8);
         const std::uint32_t halves = low | high << 16;
-        // Of each byte its second term, where a term's nibble is expected, and beside it the first one.
+        // The low nibbles where a byte's nibble is expected, and the high ones.
         const std::uint32_t firsts = zero_points ? halves : halves << 4;
         const std::uint32_t seconds = zero_points ? halves >> 4 : halves;
         to[h] = of_row(__byte_perm(firsts, seconds, 0x5140), offsets[h]);
@@ -71,13 +69,13 @@ class NibbleBytes {
     return subtract(and_xor(word, 0x0f0f0f0fu, 0x88888888u), offset);
   }
 
-  // Of four bytes 128 + u, of which nothing is borrowed.
+  // Four bytes 128 + u: no borrow crosses a byte.
   __device__ static std::uint32_t subtract(std::uint32_t biased, std::uint32_t offset) {
     return (biased - offset) ^ 0x80808080u;
   }
 
   unsigned place_;  // of this thread's bytes
-  unsigned shift_;  // packed: to where a term's nibble is expected
+  unsigned shift_;  // packed: to the expected position of a nibble
 };
 
 }  // namespace octile::cuda

@@ -1,10 +1,10 @@
-// w8a8 for few rows of a, tokens: near the time of the weight's way through memory.
+// w8a8_gemm_skinny_sm90, for few rows of a, tokens: close to the time of reading the weight from memory.
 //
-//   y (m, n) = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k), b (n, k) of s8, rows of
-//   both contiguous, the sum in s32
+//   y (m, n) = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k), b (n, k) s8, rows of both
+//   contiguous, sums in s32
 //
-// What the copy engine reads: device/skinny_tiles.cuh, whose shape is chosen here. Up to 32 tokens where a alone is not
-// so: device/skinny.cuh. What neither reads: w8a8_gemm_sm80.
+// Where TMA can read both operands: w8a8_gemm_skinny_sm90.cuh, whose shape is chosen here. Up to 32 tokens where it can
+// read b only: w8a8_linear_sm90.cuh.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -28,9 +28,9 @@ struct Size {
   std::int64_t m, n, k;
 };
 
-// How blocks share a product.
+// How blocks share the work.
 struct TileShape {
-  int groups = 0;  // of SkinnyTile, and its rows
+  int groups = 0;  // of SkinnyTile, as `rows`
   int rows = 0;
   int token_parts = 1;  // blocks of a cluster
   int row_parts = 1;
@@ -42,17 +42,16 @@ struct TileShape {
   int cluster() const { return token_parts * row_parts; }
 };
 
-// Fitted to an H200 whose second-level cache had been filled by reading: what must come from memory, or the products;
-// what the cache hands out besides; each block more in a cluster, or cluster more that reads the same of b; and a
-// launch, with the time until the first operands are there, and after the last ones.
+// Fitted to an H200, L2 filled by reads: memory or tensor cores, whichever is slower; reads from L2; each further block
+// in a cluster, or cluster that reads the same rows of b; each wave; and launch, prologue and epilogue.
 constexpr double kMemoryBytesPerSecond = 4.2e12;
-constexpr double kProductsPerSecond = 4096 * 1.5e9;  // of s8, of a multiprocessor
+constexpr double kProductsPerSecond = 4096 * 1.5e9;  // int8 multiply-adds of an SM
 constexpr double kCacheBytesPerSecond = 60e12;
 constexpr double kSharingSeconds = 0.5e-6;
 constexpr double kWaveSeconds = 4e-6;
 constexpr double kFixedSeconds = 4.8e-6;
 
-// The best tile_rows of a shape whose other numbers are given, and its time.
+// The best tile_rows of a shape that is otherwise given, and its time.
 template <class T>
 void complete(TileShape& shape, const Size& s, Device device) {
   const int unit = shape.token_parts == 3 ? 24 : 8;
@@ -75,7 +74,7 @@ void complete(TileShape& shape, const Size& s, Device device) {
       kFixedSeconds + std::max(memory, products) + cache + sharing + static_cast<double>(waves - 1) * kWaveSeconds;
 }
 
-// Calls body(tile) for every tile there is.
+// Calls body(tile) for every tile.
 template <class Body>
 void for_each_tile(const Body& body) {
   body(SkinnyTile<1, 32>());
@@ -86,7 +85,7 @@ void for_each_tile(const Body& body) {
   body(SkinnyTile<2, 224>());
 }
 
-// Calls body(tile, shape) for every shape that is thought of.
+// Calls body(tile, shape) for every candidate.
 template <class Body>
 void for_each_shape(const Size& s, Device device, const Body& body) {
   for_each_tile([&]<class T>(T tile) {
@@ -115,7 +114,7 @@ TileShape search_shape(const Size& s, Device device) {
   return best;
 }
 
-// A search takes about a microsecond of the host, so each thread remembers what it found.
+// A search takes the host about a microsecond, so each thread remembers its results.
 TileShape best_shape(const Size& s, Device device) {
   struct Found {
     Size size = {};
@@ -162,7 +161,7 @@ void launch_tile(const TileShape& shape, const GemmProblem& problem, const GemmO
           tensor_map(kName, o.a, {p.load_tokens, kTileK, true}), p);
 }
 
-// What the copy engine cannot read: up to 32 tokens.
+// Calls body(token blocks) where a fits into shared memory; false: it does not.
 template <class Body>
 bool with_few(std::int64_t tokens, std::int64_t k, const Body& body) {
   if (tokens <= 8 && fits_skinny<1>(tokens, k)) return body(std::integral_constant<int, 1>()), true;

@@ -1,15 +1,15 @@
-// The product for a moderate number of tokens, on the matrix unit: tokens on its left side, the weight on its right.
+// w8a8_gemm_skinny_sm90, the kernel: int8 WGMMA, tokens as A, the weight as B.
 //
 //   y[i, j] = round_to_y(fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]))
 //
-//   a   (m, k) s8, b (n, k) s8: rows contiguous, both as the copy engine can read them
+//   a   (m, k) s8, b (n, k) s8: rows contiguous and aligned for TMA
 //
-// A block has up to 64 or 128 tokens and a run of rows of b, as many as it takes for all blocks to run at one time,
-// over the whole of k. The blocks of a cluster are a small grid: `token_parts` of them have the same rows of b, and
-// `row_parts` the same tokens; of what it shares each block fetches a part, for all.
+// A block has up to 64 or 128 tokens and a run of rows of b over all of k, sized so that all blocks run at once. The
+// blocks of a cluster form a small grid: `token_parts` of them share rows of b, and `row_parts` share tokens; each
+// loads a part of what it shares, by multicast.
 //
-// What it costs besides bytes is counted in instructions that one thread issues one after the other, and in code that
-// comes from a cold memory: hence several warps that fetch, and short loops.
+// Besides bytes, the cost is instructions that one thread issues in sequence, and code that loads from a cold cache:
+// hence several producer warps, and short loops.
 #pragma once
 
 #include <algorithm>
@@ -25,19 +25,19 @@ namespace octile::cuda {
 
 inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
 inline constexpr int kMaxStages = 16;
-// Warps. 64, 128 and 256 x 4096 x 4096 on an H200: 13.8, 14.5 and 16.0 us with one, 12.2, 12.8 and 14.3 with three.
+// 64, 128 and 256 x 4096 x 4096 on an H200: 13.8, 14.5 and 16.0 us with one, 12.2, 12.8 and 14.3 with three.
 inline constexpr int kTileProducerWarps = 3;
 
-// groups: warpgroups that multiply, each its own 64 tokens. rows: of b, at most; what is beyond a block's own is
-// multiplied for nothing.
+// groups: consumer warpgroups, 64 tokens each. rows: of b, at most; a block multiplies all of them, even if it has
+// fewer.
 template <int groups_, int rows_>
 struct SkinnyTile {
   static constexpr int groups = groups_;
   static constexpr int tokens = 64 * groups;
   static constexpr int rows = rows_;
   static constexpr int consumers = 128 * groups;
-  static constexpr int threads = consumers + 32 * (kTileProducerWarps + 1);  // and a warp that fetches scales
-  static constexpr int sum_pitch = rows + 8;  // keeps four rows of eight bytes a lane in their own banks
+  static constexpr int threads = consumers + 32 * (kTileProducerWarps + 1);  // and a warp that loads scales
+  static constexpr int sum_pitch = rows + 8;  // four rows of eight bytes per lane meet no bank conflict
   static_assert(rows % 32 == 0 || rows % 32 == 16);
 };
 
@@ -46,11 +46,11 @@ struct TiledProduct {
   int tokens = 0;       // m
   int steps = 0;        // of k
   int tile_rows = 0;    // of a block
-  int tile_tokens = 0;  // box_tokens * row_parts
+  int tile_tokens = 0;  // load_tokens * row_parts
   int token_parts = 1;
   int row_parts = 1;
   int token_groups = 1;  // of clusters
-  int load_tokens = 0;   // that a block fetches, and of b's rows
+  int load_tokens = 0;   // that a block loads, as load_rows of b
   int load_rows = 0;
   int stages = 0;
   RowScale<float> a_scale;
@@ -80,7 +80,7 @@ struct SkinnyTileShared {
   }
 };
 
-// A block's place in its cluster, and what it multiplies.
+// A block's place in its cluster, and its operands.
 struct TilePlace {
   int token_part = 0;
   int row_part = 0;
@@ -89,13 +89,12 @@ struct TilePlace {
   __device__ explicit TilePlace(const TiledProduct& p) {
     const int blocks = p.token_parts * p.row_parts;
     if (blocks > 1) {
-      const int rank = static_cast<int>(blockIdx.x) % blocks;  // the compiler knows that it is uniform
+      const int rank = static_cast<int>(blockIdx.x) % blocks;  // uniform, as the compiler can see
       token_part = rank % p.token_parts;
       row_part = rank / p.token_parts;
     }
     const int cluster = static_cast<int>(blockIdx.x) / blocks;
-    // The last tiles overlap with those before them: rows that the copy engine fills with zeros take it
-    // longer than others.
+    // The last tiles overlap the ones before: TMA is slow to fill in zeros.
     first_token = (cluster % p.token_groups * p.token_parts + token_part) * p.tile_tokens;
     first_token = max(min(first_token, p.tokens - p.tile_tokens), 0);
     first_row = (cluster / p.token_groups * p.row_parts + row_part) * p.tile_rows;
@@ -103,7 +102,7 @@ struct TilePlace {
   }
 };
 
-// One thread of each warp that fetches, in turn: both operands' boxes into the ring. Unrolled it is 2 us slower.
+// One thread of each producer warp, in turn: both operands into the ring. Unrolled it is 2 us slower.
 template <class T>
 __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, std::uint32_t ring,
                             const CUtensorMap& b, const CUtensorMap& a, const TilePlace& place) {
@@ -149,7 +148,8 @@ __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, 
   }
 }
 
-// sums (64, rows) of a warpgroup. One step's products are always in flight, so a stage is released one step late.
+// The main loop: sums (64, rows) of a warpgroup. One step's WGMMAs are always in flight, so a stage is released one
+// step late.
 template <class T>
 __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, SkinnyTileShared<T>& shared,
                                std::uint32_t ring, const TilePlace& place) {
@@ -157,7 +157,7 @@ __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, 
   const unsigned group = threadIdx.x / 128;
   const int a_bytes = p.token_bytes();
   const unsigned stage_bytes = static_cast<unsigned>(a_bytes + p.tile_rows * kTileK);
-  // The blocks that fill this one's stages, one a lane.
+  // The blocks that fill this one's stages, one per lane.
   const int blocks = p.token_parts * p.row_parts;
   const bool filler =
       lane < blocks && (lane % p.token_parts == place.token_part || lane / p.token_parts == place.row_part);
@@ -206,7 +206,7 @@ __device__ void keep_tile(const int (&sums)[T::rows / 2], std::int32_t* kept) {
   }
 }
 
-// One warp: all scales and the bias, every load under way before the first is used.
+// One warp: all scales and the bias, every load issued before the first is used.
 template <class T>
 __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared, const TilePlace& place) {
   constexpr int kRowLoads = (T::rows + 31) / 32;
@@ -236,7 +236,7 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
   for (int i = 0; i < kRowLoads; ++i) {
     if (32 * i + lane >= T::rows) continue;
     shared.row_scales[32 * i + lane] = row_scales[i];
-    // Without a bias it is -0: fma(x, y, -0) is the rounded product, its sign included.
+    // A missing bias is -0: fma(x, y, -0) is the rounded product, its sign included.
     const auto half = __ushort_as_half(static_cast<unsigned short>(biases[i]));
     const auto brain = __ushort_as_bfloat16(static_cast<unsigned short>(biases[i]));
     shared.biases[32 * i + lane] = p.bias.data == nullptr    ? -0.0f
@@ -248,7 +248,7 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
   for (int i = 0; i < T::tokens / 32; ++i) shared.token_scales[32 * i + lane] = token_scales[i];
 }
 
-// Four neighbours in a row of y.
+// Four adjacent elements of a row of y.
 __device__ inline void store_four(const TiledProduct& p, std::int64_t at, const float (&y)[4], int count,
                                   bool aligned) {
   if (count < 4 || !aligned) {
@@ -266,7 +266,7 @@ __device__ inline void store_four(const TiledProduct& p, std::int64_t at, const 
   }
 }
 
-// The kept sums to y, four neighbours a thread.
+// The kept sums to y, four adjacent elements per thread.
 template <class T>
 __device__ void finish_tile(const TiledProduct& p, const SkinnyTileShared<T>& shared, const std::int32_t* kept,
                             const TilePlace& place) {
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(T::threads, 1)
     if (blocks > 1) {
       ptx::cluster_arrive_relaxed();
     } else if (thread < T::consumers + 32 * kTileProducerWarps) {
-      ptx::bar_sync<2, T::consumers + 32 * kTileProducerWarps>();  // the barriers are there
+      ptx::bar_sync<2, T::consumers + 32 * kTileProducerWarps>();  // the barriers are initialized
     }
     wait_for_previous();
     if (thread >= T::consumers + 32 * kTileProducerWarps) {
@@ -343,18 +343,18 @@ __global__ void __launch_bounds__(T::threads, 1)
     }
     int sums[T::rows / 2];
     multiply_tiles<T>(sums, p, shared, ptx::shared_address(ring), place);
-    sync_tile_consumers<T>();  // the ring is read
+    sync_tile_consumers<T>();  // the ring has been read
     std::int32_t* const kept = reinterpret_cast<std::int32_t*>(ring);
     keep_tile<T>(sums, kept);
-    ptx::bar_sync<3, T::consumers + 32>();  // the scales are there too
+    ptx::bar_sync<3, T::consumers + 32>();  // the scales have been loaded
     finish_tile<T>(p, shared, kept, place);
   }
-  if (blocks > 1) {  // no block leaves while others still report to its barriers
+  if (blocks > 1) {  // no block leaves while others arrive on its barriers
     ptx::cluster_sync_relaxed();
   }
 }
 
-// How many stages fit. A warpgroup reads 64 tokens and a tile's full width, whether they are there or not.
+// How many stages fit. A warpgroup reads 64 tokens and a tile's full width, whether they exist or not.
 template <class T>
 int tile_stages(const TiledProduct& p, int shared_bytes) {
   const int room = shared_bytes - SkinnyTileShared<T>::bytes();

@@ -1,13 +1,14 @@
-// The product for few tokens, up to 32: all of X in shared memory as s8, the weight from memory past every token once.
+// The kernel of w8a8_linear_sm90, and of w8a8_gemm_skinny_sm90 where TMA cannot read a; up to 32 tokens. All of X is
+// resident in shared memory as s8; the weight streams past it once.
 //
 //   y[i, j] = round_to_y(fma(f32(sum_c xq[i, c] * b[j, c]), x_scale[i] * b_scale[j], bias[j]))
 //
 //   b   (n, k) s8, rows contiguous, any pitch
-//   xq  (m, k) s8 in shared memory: copied, or quantized here by every block while its first weights are on the way
+//   xq  (m, k) s8 in shared memory: copied, or quantized by every block while its first weights are in flight
 //
-// A block has a run of groups of 16 rows of b, and cuts them along k into pieces of at most a kilobyte. Two warps let
-// the copy engine fetch them into a ring, row by row; 16 warps multiply, each its own 64 bytes of every piece, so that
-// sums of s32, exact in any order, meet in shared memory when a group is done.
+// A block has a run of groups of 16 rows of b, cut along k into chunks of at most a kilobyte. Two producer warps load
+// them into a ring by bulk copies, row by row. Of 16 consumer warps each multiplies its own 64 bytes of every chunk;
+// their s32 sums, exact in any order, are added in shared memory at the end of a group.
 #pragma once
 
 #include <algorithm>
@@ -27,21 +28,21 @@
 
 namespace octile::cuda {
 
-// Warps that fetch. M = 1, 4096 x 14336 on an H200: 27.7 us with one (it takes some 110 cycles a copy), 20.7 with two,
-// 21.2 with four, 22 with eight.
+// M = 1, 4096 x 14336 on an H200: 27.7 us with one (some 110 cycles per copy), 20.7 with two, 21.2 with four,
+// 22 with eight.
 inline constexpr int kProducerWarps = 2;
 inline constexpr int kSkinnyThreads = kSkinnyConsumers + kProducerWarps * 32;
-inline constexpr int kGroupRows = 16;  // of b: the long side of the matrix instruction
+inline constexpr int kGroupRows = 16;  // of b: M of the mma instruction
 inline constexpr int kChunkBytes = kSkinnyWarps * kStepBytes;
-inline constexpr int kPassGroups = 8;  // whose sums a block keeps at a time
+inline constexpr int kPassGroups = 8;  // whose sums a block holds at a time
 inline constexpr int kPassRows = kPassGroups * kGroupRows;
-inline constexpr int kSumPitch = kPassRows + 4;  // keeps the eight rows of four tokens in their own banks
+inline constexpr int kSumPitch = kPassRows + 4;  // eight rows of four tokens meet no bank conflict
 inline constexpr int kMaxSlots = 16;
 inline constexpr int kMinSlots = 4;  // 64 KB in flight
 inline constexpr int kSkinnyShared = 227 * 1024;
-inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of b: counted in 32 bits
+inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of b: 32-bit indices
 
-// What the kernel is given; a vector's stride may be 0.
+// Strides of vectors may be 0.
 struct SkinnyProduct {
   Tokens x;
   const std::int8_t* b = nullptr;
@@ -66,9 +67,9 @@ struct SkinnyLayout {
       kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMaxSlots + 2) * 8;
 };
 
-// Named barriers: 1 is meet_consumers.
+// Named barriers; 1 is sync_consumers.
 __device__ inline void sync_producers() { ptx::bar_sync<3, kProducerWarps * 32>(); }
-// The fetchers have initialized the barriers of the ring, and go on; the consumers wait for that.
+// The producers have initialized the ring's barriers, and go on; the consumers wait for that.
 __device__ inline void report_barriers() { ptx::bar_arrive<2, kSkinnyThreads>(); }
 __device__ inline void await_barriers() { ptx::bar_sync<2, kSkinnyThreads>(); }
 
@@ -87,8 +88,8 @@ struct BlockRun {
   }
 };
 
-// The warps that fetch, every kFetchers-th piece each: lanes 0 to 15 a row each. Here as where the ring is read each
-// lane reports for itself, so that racecheck follows.
+// The producer warps, every kProducerWarps-th chunk each, lanes 0 to 15 a row each. Here, and where the ring is read,
+// each lane arrives for itself, so that racecheck understands it.
 __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, std::uint32_t full, std::uint32_t empty) {
   const int fetcher = static_cast<int>(threadIdx.x) / 32 - kSkinnyWarps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -101,7 +102,7 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
   for (int group = run.first; group < run.end; ++group) {
     const int row = group * kGroupRows + lane;
     const std::int8_t* const from = p.b + row * p.b_pitch;
-    // Behind a row's last bytes there is the next row, but behind all of them perhaps nothing that may be read.
+    // Past a row's end comes the next row; past the last one there may be nothing readable.
     const bool may_exceed = row + 1 < p.rows && p.b_pitch >= p.x.k;
 #pragma unroll 1
     for (int chunk = 0; chunk < p.chunks; ++chunk) {
@@ -113,7 +114,7 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
         ptx::mbarrier_wait(empty + slot * 8, parity);
         if (bytes < wanted) {
           store_shared(to + bytes, load_bytes(from + c + bytes, wanted - bytes));
-          ptx::fence_proxy_async();  // where rows repeat, a later copy comes to the same place
+          ptx::fence_proxy_async();  // where rows overlap, a later copy writes the same place
         }
         ptx::mbarrier_arrive_expect_tx(full + slot * 8, static_cast<unsigned>(bytes));
         if (bytes > 0) ptx::bulk_load(to, from + c, bytes, full + slot * 8, policy);
@@ -142,12 +143,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
   const std::uint32_t full = xq - (2 * kMaxSlots + 2) * 8;
   const std::uint32_t empty = full + kMaxSlots * 8;
   const std::uint32_t ready = empty + kMaxSlots * 8;  // all tokens are in xq
-  const std::uint32_t ring = shared_address(shared);  // (slots, kGroupRows, padded(piece_bytes))
+  const std::uint32_t ring = shared_address(shared);  // (slots, kGroupRows, padded(chunk_bytes))
 
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   const int lane_row = thread % 32 / 4;
-  const int lane_byte = warp * kStepBytes + thread % 4 * 16;  // of a piece
+  const int lane_byte = warp * kStepBytes + thread % 4 * 16;  // of a chunk
 
   let_next_start();
   if (warp >= kSkinnyWarps) {
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
 
   std::int32_t acc[kTokenBlocks][4] = {};
   const auto multiply_step = [&](uint4 b0, uint4 b1, int c) {
-    // The order of k is the same on both sides, so it may be any: a lane's 16 bytes are four of its slots in two
+    // Any order of k will do, since it is the same on both sides: a lane's 16 bytes fill its four slots of two
     // instructions.
     const std::uint32_t first[4] = {b0.x, b1.x, b0.y, b1.y};
     const std::uint32_t second[4] = {b0.z, b1.z, b0.w, b1.w};
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
   }
   keep_row_vectors();
   if constexpr (!std::is_same_v<Source, std::int8_t>) ptx::mbarrier_wait_acquire_cluster(ready);
-  if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();  // this block's tokens are written
+  if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();  // this block's tokens are complete
   sync_consumers();
 
   int slot = 0;
@@ -296,14 +297,14 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       sync_consumers();
     }
   }
-  if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all have written to it
+  if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all others have written to it
 }
 
 inline bool aligned_to_16(const void* data, std::int64_t pitch) {
   return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) % 16 == 0;
 }
 
-// What all launches have in common; launch_skinny adds what is left.
+// What all launches share; launch_skinny adds the rest.
 inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperands& o) {
   SkinnyProduct p;
   p.x.data = o.a.data;
@@ -346,8 +347,8 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
   p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMaxSlots));
   int blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
   if constexpr (!std::is_same_v<Source, std::int8_t>) {
-    // Up to four tokens a block: one batch of vectors a lane for k = 4096 in 16 bits. Alone, every block quantizing 8
-    // or 16 tokens makes 25 and 29 us of 21 and 24.
+    // Up to four tokens per block: one batch of vectors per lane for k = 4096 in 16 bits. Were every block to quantize
+    // 8 or 16 tokens, 21 and 24 us would become 25 and 29.
     p.x.cluster = p.x.count <= 4 ? 1 : p.x.count <= 8 ? 2 : 4;
     blocks = std::min(blocks / p.x.cluster, max_active_clusters(problem.device, p.x.cluster)) * p.x.cluster;
     if (blocks == 0) {
@@ -361,7 +362,7 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
           stream, p);
 }
 
-// Whether X and a ring worth its name fit into shared memory.
+// Whether X and a ring of kMinSlots fit into shared memory.
 template <int kTokenBlocks>
 bool fits_skinny(std::int64_t tokens, std::int64_t k) {
   return k < (1 << 18) && room_for_ring<kTokenBlocks>(tokens, k) >= kMinSlots * kGroupRows * padded(kChunkBytes);
