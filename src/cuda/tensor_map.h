@@ -1,5 +1,4 @@
-// What the bulk copy engine is told of a matrix. The driver encodes it; it is found at run time, so that the library
-// loads where there is no driver.
+// TMA tensor maps. The driver encodes them; it is looked up at run time, so the library loads without one.
 #pragma once
 
 #include <cuda.h>  // types alone
@@ -10,32 +9,32 @@
 
 namespace octile::cuda {
 
-// What the engine asks of the base and of the pitch, in bytes.
-constexpr std::int64_t kBulkAlignment = 16;
+// Of the base and the pitch, in bytes.
+constexpr std::int64_t kTmaAlignment = 16;
 
-// Whether the engine can address its rows.
+// Whether TMA can address its rows.
 inline bool mappable(const ConstTensor& t) {
   const std::int64_t pitch = t.strides[0] * (bits(t.dtype) / 8);
-  return t.strides[1] == 1 && pitch > 0 && pitch % kBulkAlignment == 0 &&
-         reinterpret_cast<std::uintptr_t>(t.data) % kBulkAlignment == 0;
+  return t.strides[1] == 1 && pitch > 0 && pitch % kTmaAlignment == 0 &&
+         reinterpret_cast<std::uintptr_t>(t.data) % kTmaAlignment == 0;
 }
 
-// At select: finds the driver's function.
+// At select: looks up the driver's function.
 void prepare_tensor_maps(std::string_view kernel);
 
-struct BulkBox {
+struct TmaTile {
   int rows, cols;
-  bool swizzled;  // rows of 128, 64 or 32 bytes, pieces of 16 exchanged so that eight rows meet no bank twice
+  bool swizzled;  // rows of 128, 64 or 32 bytes
 };
 
-// Boxes of a mappable matrix of s8, f16, bf16 or f32; beyond it the engine reads zeros and writes nothing.
-CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const BulkBox& box);
+// Tiles of a mappable matrix of s8, f16, bf16 or f32. Out of bounds TMA reads zeros and writes nothing.
+CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile);
 
-// Panels of lines of 64 bytes, one panel after the other, and swizzled boxes of whole lines of some panels.
+// Contiguous panels of lines of 64 bytes; swizzled tiles of whole lines of several panels.
 struct LinePanels {
   const void* data;
   std::int64_t panels, lines;  // of a panel
-  int box_panels, box_lines;
+  int tile_panels, tile_lines;
 };
 CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t);
 

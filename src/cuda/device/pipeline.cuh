@@ -1,12 +1,15 @@
-// A ring of stages in shared memory between the warp that fills them and the warps that read them, and the order in
-// which a persistent grid walks over the tiles of a matrix.
+// The ring of shared-memory stages between producers and consumers, and the tile order of a persistent grid.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 #include "cuda/device/ptx.cuh"
 
 namespace octile::cuda {
 
-// A place in the ring, and the parity of the lap: of the full barriers' phase there; the empty barriers' is the other.
+// A position in the ring, and the parity of its lap: the phase of the full barriers there. The phase of the empty
+// barriers is the opposite one.
 template <int stages>
 struct RingPosition {
   int stage = 0;
@@ -25,8 +28,13 @@ struct RingPosition {
   }
 };
 
-// Tiles in bands: `band` tiles wide, across the whole matrix, every second one backwards. What the grid works on at one
-// time is then nearly square, and its operands stay in the second-level cache.
+template <std::size_t n>
+__device__ void init_barriers(std::uint64_t (&barriers)[n], std::uint32_t arrivals) {
+  for (auto& barrier : barriers) ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+}
+
+// Tiles in bands, `band` tiles wide across the whole matrix, every second band backwards. What the grid works on at any
+// time is then nearly square, and its operands stay in L2.
 struct TileOrder {
   int rows = 0;  // of tiles
   int cols = 0;
@@ -35,7 +43,7 @@ struct TileOrder {
 
   __host__ __device__ int count() const { return rows * cols; }
 
-  // {row, column} of the tile with this number.
+  // {row, column} of a tile.
   __device__ int2 operator[](int index) const {
     const int length = bands_of_rows ? cols : rows;
     const int width = bands_of_rows ? rows : cols;

@@ -11,7 +11,7 @@
 namespace octile::cuda {
 
 inline std::int64_t repacked_pitch(std::int64_t columns) {
-  return (columns + kBulkAlignment - 1) / kBulkAlignment * kBulkAlignment;
+  return (columns + kTmaAlignment - 1) / kTmaAlignment * kTmaAlignment;
 }
 
 // Bytes that the copy takes.

@@ -12,7 +12,7 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/gemm/int4_weight.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "plan/kernel.h"

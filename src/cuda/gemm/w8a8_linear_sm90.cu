@@ -1,5 +1,5 @@
-// A whole W8A8 layer in one launch, for up to 16 tokens: X is quantized by every block, in the time its first weights
-// take to arrive. device/skinny.cuh has the kernel.
+// w8a8_linear_sm90: a whole W8A8 layer in one launch, for up to 16 tokens. Each block quantizes X while its first
+// weights are in flight.
 //
 //   s[i] = max(max_c |a[i, c] * multiplier[c]| / 127, 1e-8), or given
 //   q[i, c] = clamp(rint(a[i, c] * multiplier[c] / s[i]), -127, 127)
@@ -8,14 +8,14 @@
 #include <string>
 
 #include "base/message.h"
-#include "cuda/device/skinny.cuh"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
 
 namespace octile::cuda {
 
 namespace {
 
 constexpr std::string_view kName = "w8a8_linear_sm90";
-constexpr int kMostTokens = 16;
+constexpr int kMaxTokens = 16;
 
 }  // namespace
 
@@ -27,22 +27,22 @@ std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
     return "wants rows of a, b and y contiguous";
   }
-  if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
-  if (p.n > kMostRows) return "takes at most 2^30 rows of b";
+  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
+  if (p.n > kMaxRows) return "takes at max_rows 2^30 rows of b";
   if (!(p.m <= 8 ? fits_skinny<1>(p.m, p.k) : fits_skinny<2>(p.m, p.k))) {
     return message("has no room for ", p.m, " rows of ", p.k, " in shared memory");
   }
   return {};
 }
 
-// Fitted to an H200 whose second-level cache had been filled by reading.
+// Fitted to an H200, L2 filled by reads.
 Cost w8a8_linear_sm90_cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const double bytes = n * k;
-  // Each block quantizes all of X, or from 9 tokens on two blocks half each, while the first weights are on their way;
-  // what that does not hide is waited for (8 x 14336: 10 us).
+  // Each block quantizes all of X, or from 9 tokens on two blocks half each, while the first weights are in flight;
+  // this does not hide all of it (8 x 14336: 10 us).
   const double quantized = m > 8 ? m * k / 2 : m * k;
   const double waited_for = std::max(quantized - 40e3, 0.0) * 1.4e-10;
   return {2 * m * n * k, m * k * bits(p.a) / 8 + bytes + m * n * bits(p.y) / 8,
