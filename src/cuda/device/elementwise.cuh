@@ -288,13 +288,13 @@ __global__ void __launch_bounds__(kWalkThreads) walk_elements(std::int64_t rows,
 // For up to about `largest` blocks, which go on to other rows.
 template <class Op>
 LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t largest) {
-  const std::int64_t vectors = (matrix.cols() + Op::kElements - 1) / Op::kElements;
+  const std::int64_t vectors = ceil_div(matrix.cols(), Op::kElements);
   unsigned width = kWalkThreads;
   while (width > 1 && width / 2 >= vectors) width /= 2;
   const unsigned height = kWalkThreads / width;
   const unsigned high = height * Op::kBatch;
-  const auto across = static_cast<unsigned>((vectors + width - 1) / width);
-  const std::int64_t down = std::min({(matrix.rows() + high - 1) / high, (largest + across - 1) / across, kMaxDown});
+  const auto across = blocks_for(vectors, width);
+  const std::int64_t down = std::min({ceil_div(matrix.rows(), high), ceil_div(largest, across), kMaxDown});
   return {dim3(across, static_cast<unsigned>(down)), dim3(width, height)};
 }
 

@@ -246,9 +246,9 @@ Tiling tiling_of(const Operand& left, const Operand& right, std::int64_t k) {
   t.left = left;
   t.right = right;
   t.k = static_cast<int>(k);
-  t.steps = (t.k + Tile::kStep - 1) / Tile::kStep;
-  t.left_tiles = (left.rows + Tile::kLeft - 1) / Tile::kLeft;
-  t.right_tiles = (right.rows + Tile::kRight - 1) / Tile::kRight;
+  t.steps = ceil_div(t.k, Tile::kStep);
+  t.left_tiles = ceil_div(left.rows, Tile::kLeft);
+  t.right_tiles = ceil_div(right.rows, Tile::kRight);
   return t;
 }
 

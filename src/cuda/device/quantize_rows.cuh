@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quant
 
 // Threads for a segment of so many vectors: a power of two, or whole warps.
 inline unsigned width_for(std::int64_t vectors, int each) {
-  const auto threads = static_cast<unsigned>((vectors + each - 1) / each);
+  const auto threads = blocks_for(vectors, each);
   unsigned width = (threads + 31) / 32 * 32;
   while (width <= 32 && width / 2 >= threads) width /= 2;
   return width;
@@ -207,7 +207,7 @@ template <class T, int kVectors, class Kind>
 void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int multiprocessors, Stream stream) {
   const unsigned width = width_for(a.vectors, kVectors);
   const unsigned height = width <= 32 ? 256 / width : 1;
-  std::int64_t blocks = (a.rows + height - 1) / height;
+  std::int64_t blocks = ceil_div(a.rows, height);
   if (Kind::factors) blocks = std::min<std::int64_t>(blocks, kFactorBlocks * multiprocessors);
   const unsigned shared = Kind::factors ? static_cast<unsigned>(a.vectors) * kVectorSize<T> * 4 : 0;
   enqueue(kernel, quantize_rows<T, kVectors, Kind>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height), shared},

@@ -41,8 +41,8 @@ struct Tiling {
   int high, wide, all, blocks;
 
   __host__ __device__ Tiling(std::int64_t rows, std::int64_t cols, int tile_cols, int max_blocks)
-      : high(static_cast<int>((rows + kTileRows - 1) / kTileRows)),
-        wide(static_cast<int>((cols + tile_cols - 1) / tile_cols)),
+      : high(static_cast<int>(ceil_div(rows, kTileRows))),
+        wide(static_cast<int>(ceil_div(cols, tile_cols))),
         all(high * wide),
         blocks(all < max_blocks ? all : max_blocks) {}
   __host__ __device__ int begin(int block) const { return static_cast<int>(std::int64_t{all} * block / blocks); }
@@ -52,7 +52,7 @@ struct Tiling {
   // At most so many blocks have tiles of one strip.
   __host__ __device__ int max_owners() const {
     if (all == 0) return 0;
-    const int largest = (blocks + wide - 1) / wide + 1;
+    const int largest = ceil_div(blocks, wide) + 1;
     return largest < high ? largest : high;
   }
 };

@@ -126,8 +126,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach) sum_rows(const __grid_c
   }
 }
 
-unsigned blocks_for(std::int64_t count, std::int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
-
 // As many as keep all SMs busy, each with a few rows for every line.
 template <int n>
 std::int64_t parts_for(std::int64_t rows, std::int64_t cols, Device device) {

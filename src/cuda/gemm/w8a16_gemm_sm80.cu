@@ -296,8 +296,7 @@ void launch_wide(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.n = static_cast<int>(o.y.cols());
   p.k = static_cast<int>(o.a.cols());
   p.accumulate = problem.accumulate;
-  const unsigned blocks = static_cast<unsigned>((p.m + kWideTile - 1) / kWideTile) *
-                          static_cast<unsigned>((p.n + kWideTile - 1) / kWideTile);
+  const unsigned blocks = blocks_for(p.m, kWideTile) * blocks_for(p.n, kWideTile);
   enqueue(kName, wide_product_kernel<Real, kWideTile>, LaunchShape{blocks, kWideThreads}, launch.stream, p);
 }
 

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kWideThreads, sizeof(Real) == 4 ? 2 : 1)
   constexpr int kPitch = kTile + kSize;
   __shared__ __align__(16) Real a_tile[kWideStep][kPitch];
   __shared__ __align__(16) Real b_tile[kWideStep][kPitch];
-  const int column_tiles = (p.n + kTile - 1) / kTile;
+  const int column_tiles = ceil_div(p.n, kTile);
   const int first_row = static_cast<int>(blockIdx.x) / column_tiles * kTile;
   const int first_col = static_cast<int>(blockIdx.x) % column_tiles * kTile;
   const int across = static_cast<int>(threadIdx.x) % kWideSide * kSize;

@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ std::uint8_t tile[kTile][kTilePitch];
   let_next_start();
   wait_for_previous();
-  const auto tiles_down = static_cast<unsigned>((rows + kTile - 1) / kTile);
+  const auto tiles_down = static_cast<unsigned>(ceil_div(rows, kTile));
   const std::int64_t r0 = std::int64_t{blockIdx.x % tiles_down} * kTile;
   const std::int64_t c0 = std::int64_t{blockIdx.x / tiles_down} * kTile;
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile / n; i += kTileThreads) {
@@ -291,7 +291,7 @@ bool launch_unaligned(const QuantizeProblem& p, const QuantizeOperands& o, const
                                    {given.scale, given.row_stride, given.value},
                                    static_cast<float*>(o.scale.data),
                                    o.scale.row_stride};
-  const auto width = static_cast<unsigned>((length + kEach - 1) / kEach);
+  const auto width = blocks_for(length, kEach);
   enqueue(kUnalignedRows, quantize_unaligned_rows<T>,
           {dim3(static_cast<unsigned>(o.x.rows())), dim3((width + 31) / 32 * 32)}, launch.stream, a);
   return true;
@@ -310,9 +310,9 @@ void launch_runs(const QuantizeProblem& p, const QuantizeOperands& o, const Laun
                         integer_rows(o.q, n),  rules_of<Real>(p, o),
                         given_scales<Real>(o), scale_outputs<Real>(o, runs.per_row)};
   if (runs.per_row > 1 && length % n != 0) a.x.x.aligned = a.q.aligned = false;
-  const unsigned width = width_for((length + n - 1) / n, kVectorsOfMany);
+  const unsigned width = width_for(ceil_div(length, n), kVectorsOfMany);
   const unsigned height = width <= 32 ? 256 / width : 1;
-  const std::int64_t blocks = (runs.rows * runs.per_row + height - 1) / height;
+  const std::int64_t blocks = ceil_div(runs.rows * runs.per_row, height);
   enqueue(kRuns, quantize_runs<T>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height)}, launch.stream, a);
 }
 
@@ -340,7 +340,7 @@ void quantize_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const La
     if (!o.q_transposed.present()) {
       return enqueue_walk(kElements, o.x, QuantizeElements<T>{scales, levels, q}, launch.stream);
     }
-    const std::int64_t tiles = ((o.x.rows() + kTile - 1) / kTile) * ((o.x.cols() + kTile - 1) / kTile);
+    const std::int64_t tiles = ceil_div(o.x.rows(), kTile) * ceil_div(o.x.cols(), kTile);
     enqueue(kTiles, quantize_tiles<T>, {dim3(static_cast<unsigned>(tiles)), dim3(kTileThreads)}, launch.stream, levels,
             o.x.rows(), q, integer_rows(o.q_transposed, 8));
   });

@@ -16,8 +16,6 @@ constexpr std::string_view kBands = "quantize_sm90 (bands)";
 constexpr std::string_view kColumns = "quantize_sm90 (columns)";
 constexpr std::string_view kTensor = "quantize_sm90 (tensor)";
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 struct BandShape {
   Part part;
   int cluster;
@@ -81,8 +79,8 @@ auto* band_kernel(const QuantizeProblem& p) {
 template <class T>
 void launch_bands(const QuantizeProblem& p, const QuantizeArguments<T>& a, const float* known, Stream stream) {
   const BandShape shape = band_shape<T>(p, a.rows, a.cols);
-  const auto wide = static_cast<unsigned>(ceil_div(a.cols, std::int64_t{shape.part.vectors} * kVectorSize<T>));
-  const auto high = static_cast<unsigned>(ceil_div(a.rows, shape.part.rows));
+  const auto wide = blocks_for(a.cols, std::int64_t{shape.part.vectors} * kVectorSize<T>);
+  const auto high = blocks_for(a.rows, shape.part.rows);
   const auto cluster = static_cast<unsigned>(shape.cluster);
   LaunchShape launch = {dim3(wide, high), dim3(kBandThreads), shape.shared};
   if (p.granularity == Granularity::row) {

@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   const std::int64_t step = std::int64_t{gridDim.x} * kTensorThreads;
   const std::int64_t first = std::int64_t{blockIdx.x} * kTensorThreads + threadIdx.x;
   // The same for all threads. All vectors of a turn but those of the last one are there.
-  const int turns = static_cast<int>((all + step - 1) / step);
+  const int turns = static_cast<int>(ceil_div(all, step));
   const int held = max(0, turns - kHeld);       // from here on they are held in registers,
   const int stashed = max(0, held - kStashed);  // from here on in shared memory; before, they are read again
   const T* const from = a.x + first * n;
