@@ -225,10 +225,6 @@ inline std::string reason_against_product(const GemmProblem& problem) {
   return reason_against(problem.device, 80);
 }
 
-inline bool aligned(const void* p, std::int64_t pitch_bytes, std::int64_t bytes) {
-  return (static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) | pitch_bytes) % bytes == 0;
-}
-
 inline Operand operand_of(const ConstTensor& t, bool outer) {
   const std::int64_t element = bits(t.dtype) / 8;
   Operand o;
@@ -236,7 +232,7 @@ inline Operand operand_of(const ConstTensor& t, bool outer) {
   o.pitch = t.strides[outer ? 1 : 0] * element;
   o.rows = static_cast<int>(t.rows());
   o.end = o.data + ((outer ? t.cols() : t.rows()) - 1) * o.pitch + (outer ? t.rows() : t.cols()) * element;
-  o.shifted = !aligned(o.data, o.pitch, kChunk);
+  o.shifted = !aligned_rows(o.data, o.pitch, kChunk);
   return o;
 }
 
