@@ -1,4 +1,4 @@
-// What the host hands to kernels, in forms that are passed by value.
+// Operands in forms that kernels take by value.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct RowScale {
   Real value = 1;
 
 #ifdef __CUDACC__
-  // Past the first-level cache: a grid that starts early must not meet lines from before the kernel that it waits for.
+  // Past the L1: a grid that starts early must not meet lines from before the kernel that it waits for.
   __device__ Real operator[](std::int64_t i) const { return data ? __ldcg(data + i * stride) : value; }
 #endif
 };

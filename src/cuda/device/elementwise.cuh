@@ -1,4 +1,4 @@
-// The walk of the kernels that know their scales: elementwise, 16 bytes of a row at a time.
+// The elementwise walk of kernels whose scales are known, 16 bytes of a row at a time.
 #pragma once
 
 #include <algorithm>
@@ -235,7 +235,7 @@ Rules<Real> rules_of(const QuantizeProblem& p, const QuantizeOperands& o) {
   Rules<Real> rules;
   rules.q_min = static_cast<Real>(p.q_min);
   rules.q_max = static_cast<Real>(p.q_max);
-  rules.least_scale = static_cast<Real>(p.least_scale);
+  rules.min_scale = static_cast<Real>(p.least_scale);
   rules.given = p.scale == ScaleSource::given;
   rules.symmetric = rules.given || p.mapping == Mapping::symmetric;
   rules.stochastic = p.rounding == Rounding::stochastic;
@@ -244,7 +244,7 @@ Rules<Real> rules_of(const QuantizeProblem& p, const QuantizeOperands& o) {
 }
 
 inline constexpr int kWalkThreads = 256;
-inline constexpr std::int64_t kMostDown = 65535;  // blocks of a grid along y
+inline constexpr std::int64_t kMaxDown = 65535;  // blocks of a grid along y
 
 // Over all elements, 16 bytes of floats at a time where they share a scale, otherwise two elements at a time:
 //   Op::Loaded load(r, c, count), then finish(loaded, r, c, count), for op.kElements, the last ones of a row fewer;
@@ -285,16 +285,16 @@ __global__ void __launch_bounds__(kWalkThreads) walk_elements(std::int64_t rows,
   }
 }
 
-// For up to about `most` blocks, which go on to other rows.
+// For up to about `largest` blocks, which go on to other rows.
 template <class Op>
-LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t most) {
-  const std::int64_t vectors = (matrix.cols() + Op::kElements - 1) / Op::kElements;
+LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t largest) {
+  const std::int64_t vectors = ceil_div(matrix.cols(), Op::kElements);
   unsigned width = kWalkThreads;
   while (width > 1 && width / 2 >= vectors) width /= 2;
   const unsigned height = kWalkThreads / width;
   const unsigned high = height * Op::kBatch;
-  const auto across = static_cast<unsigned>((vectors + width - 1) / width);
-  const std::int64_t down = std::min({(matrix.rows() + high - 1) / high, (most + across - 1) / across, kMostDown});
+  const auto across = blocks_for(vectors, width);
+  const std::int64_t down = std::min({ceil_div(matrix.rows(), high), ceil_div(largest, across), kMaxDown});
   return {dim3(across, static_cast<unsigned>(down)), dim3(width, height)};
 }
 

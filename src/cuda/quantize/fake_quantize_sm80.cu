@@ -2,7 +2,7 @@
 // before this one finds, in the whole of its segment.
 #include "cuda/device/quantize_rows.cuh"
 #include "cuda/device/vectors.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 
@@ -129,7 +129,7 @@ bool launch_rows(const QuantizeProblem& p, const QuantizeOperands& o, const Laun
   constexpr int n = kVectorSize<T>;
   const Rows<const T> x = rows_of<T>(o.x);
   const Rows<T> y = rows_of<T>(o.y);
-  if (!x.aligned || !y.aligned || o.x.cols() % n != 0 || o.x.cols() > kMostVectors<PlainRows> * n) return false;
+  if (!x.aligned || !y.aligned || o.x.cols() % n != 0 || o.x.cols() > kMaxVectors<PlainRows> * n) return false;
   RowsArguments<T> a = {};
   a.x = x.data;
   a.x_stride = x.stride;
