@@ -3,6 +3,8 @@
 
 #include <cuda.h>  // types alone
 
+#include <algorithm>
+#include <cstdint>
 #include <string_view>
 
 #include "octile/tensor.h"
@@ -17,6 +19,29 @@ inline bool mappable(const ConstTensor& t) {
   const std::int64_t pitch = t.strides[0] * (bits(t.dtype) / 8);
   return t.strides[1] == 1 && pitch > 0 && pitch % kTmaAlignment == 0 &&
          reinterpret_cast<std::uintptr_t>(t.data) % kTmaAlignment == 0;
+}
+
+// A matrix of contiguous rows.
+inline ConstTensor matrix(const void* data, DType dtype, Device device, std::int64_t rows, std::int64_t cols,
+                          std::int64_t pitch) {
+  ConstTensor t = {};
+  t.data = data;
+  t.dtype = dtype;
+  t.device = device;
+  t.rank = 2;
+  t.shape[0] = rows;
+  t.shape[1] = cols;
+  t.strides[0] = pitch;
+  t.strides[1] = 1;
+  return t;
+}
+
+// Every second row of a matrix of bytes, from `first` on; at least one row, of which nothing is used if it does not
+// exist.
+inline ConstTensor every_second_row(const ConstTensor& t, int first) {
+  const std::int64_t skipped = t.rows() > first ? first * t.strides[0] : 0;
+  return matrix(static_cast<const std::uint8_t*>(t.data) + skipped, t.dtype, t.device,
+                std::max<std::int64_t>((t.rows() - first + 1) / 2, 1), t.cols(), 2 * t.strides[0]);
 }
 
 // At select: looks up the driver's function.

@@ -139,6 +139,15 @@ __device__ inline void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity
       : "memory");
 }
 
+// The same, of a barrier in this block's shared memory.
+__device__ inline void mbarrier_init(std::uint64_t& barrier, std::uint32_t arrivals) {
+  mbarrier_init(shared_address(&barrier), arrivals);
+}
+__device__ inline void mbarrier_arrive(std::uint64_t& barrier) { mbarrier_arrive(shared_address(&barrier)); }
+__device__ inline void mbarrier_wait(std::uint64_t& barrier, std::uint32_t parity) {
+  mbarrier_wait(shared_address(&barrier), parity);
+}
+
 // A release arrival and an acquire wait (phase 0) at cluster scope: stores before the one are visible after the other.
 __device__ inline void mbarrier_arrive_cluster_release(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

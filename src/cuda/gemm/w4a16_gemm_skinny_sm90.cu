@@ -9,10 +9,13 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "base/ceil_div.h"
 #include "base/message.h"
 #include "cuda/clusters.h"
+#include "cuda/dispatch.h"
+#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/w4a16_gemm_skinny_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/tensor_map.h"
@@ -56,20 +59,6 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
     if (seconds < best.seconds) best = {parts, seconds};
   }
   return best;
-}
-
-ConstTensor matrix(const void* data, DType dtype, Device device, std::int64_t rows, std::int64_t cols,
-                   std::int64_t pitch) {
-  ConstTensor t;
-  t.data = data;
-  t.dtype = dtype;
-  t.device = device;
-  t.rank = 2;
-  t.shape[0] = rows;
-  t.shape[1] = cols;
-  t.strides[0] = pitch;
-  t.strides[1] = 1;
-  return t;
 }
 
 template <class F>
@@ -119,32 +108,13 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
 // Calls body(form) with the problem's form for this many tokens.
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
-  const auto with_zeros = [&]<class T, int max_tokens, bool packed, int folds>() {
-    if (p.zero_point) return body(SkinnyForm<T, max_tokens, packed, folds, true>());
-    body(SkinnyForm<T, max_tokens, packed, folds, false>());
+  const auto with = [&]<bool few, bool half, bool packed, bool folds, bool zeros>() {
+    using T = std::conditional_t<half, __half, __nv_bfloat16>;
+    if constexpr (packed || !folds) {
+      body(SkinnyForm < T, few ? kFewTokens : kMaxTokens, packed, folds ? 4 : 1, zeros > ());
+    }
   };
-  const auto with_packed = [&]<class T, int max_tokens>() {
-    if (!p.b_packed) return with_zeros.template operator()<T, max_tokens, false, 1>();
-    if (small_groups(p)) return with_zeros.template operator()<T, max_tokens, true, 4>();
-    with_zeros.template operator()<T, max_tokens, true, 1>();
-  };
-  const auto with_type = [&]<int max_tokens>() {
-    if (p.a == DType::f16) return with_packed.template operator()<__half, max_tokens>();
-    with_packed.template operator()<__nv_bfloat16, max_tokens>();
-  };
-  if (tokens <= kFewTokens) return with_type.template operator()<kFewTokens>();
-  with_type.template operator()<kMaxTokens>();
-}
-
-bool aligned(const void* data, std::int64_t pitch_bytes) {
-  return pitch_bytes > 0 &&
-         (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % kTmaAlignment == 0;
-}
-
-// Whether rows are aligned for TMA.
-bool readable(const GemmProblem& p, const GemmOperands& o) {
-  const std::int64_t pitch = o.b.strides[0] / 2;
-  return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, pitch));
+  with_flags(with, tokens <= kFewTokens, p.a == DType::f16, p.b_packed, p.b_packed && small_groups(p), p.zero_point);
 }
 
 }  // namespace
@@ -188,7 +158,7 @@ void w4a16_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
 
 void w4a16_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (problem.k == 0 || !readable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
+  if (problem.k == 0 || !int4_mappable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   const int parts = best_choice(problem, o.a.rows()).parts;
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, parts, launch.stream); });
 }

@@ -126,9 +126,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   Offset<T> offsets[kTiles][2];
   float products[kTiles][F::tokens / 2];
 
-  const auto wait_for_weight = [&] {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.weight_full[at.stage]), at.parity);
-  };
+  const auto wait_for_weight = [&] { ptx::mbarrier_wait(shared.weight_full[at.stage], at.parity); };
   const auto convert_set = [&](int set, int tile) {
     if (set % 2 == 0) reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
     if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
@@ -150,7 +148,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
     wgmma_fence_operand(sums[tile]);
   };
   const auto take_tokens = [&](int step) {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_full[token_at.stage]), token_at.parity);
+    ptx::mbarrier_wait(shared.tokens_full[token_at.stage], token_at.parity);
     return smem_descriptor_in_cluster<false>(ptx::shared_address(shared.tokens[token_at.stage]));
   };
   // From the second set of a step, whose first is being multiplied, to the first of the next.
@@ -192,7 +190,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
     }
     // All its WGMMAs have completed.
     __syncwarp();
-    if (!last && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.tokens_empty[token_before]));
+    if (!last && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.tokens_empty[token_before]);
   };
   wait_for_weight();
 #pragma unroll

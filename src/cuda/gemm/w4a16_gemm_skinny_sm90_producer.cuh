@@ -9,8 +9,7 @@
 #include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/warp_specialized.cuh"
 #include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
@@ -95,10 +94,10 @@ struct Place {
 template <class F>
 __device__ void init(Shared<F>& shared) {
   constexpr std::uint32_t kWeightArrivals = F::packed ? 1 : 1 + kProducerThreads;
-  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kWeightArrivals);
-  for (auto& barrier : shared.tokens_raw) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(ptx::shared_address(&barrier), kProducerThreads);
-  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(ptx::shared_address(&barrier), kConsumerThreads / 32);
+  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(barrier, kWeightArrivals);
+  for (auto& barrier : shared.tokens_raw) ptx::mbarrier_init(barrier, 1);
+  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(barrier, kProducerThreads);
+  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(barrier, kConsumerThreads / 32);
   ptx::fence_mbarrier_init();
 }
 
@@ -249,14 +248,14 @@ struct Producer {
         for (int i = thread; i < F::rows; i += kProducerThreads)
           shared.biases[i] = p.bias.at(place.first_row + i, p.weight.rows, 0);
       }
-      ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_raw[at.stage]), at.parity);
+      ptx::mbarrier_wait(shared.tokens_raw[at.stage], at.parity);
       put_in_order(ptx::shared_address(shared.tokens[at.stage]));
       ptx::fence_proxy_async();
-      ptx::mbarrier_arrive(ptx::shared_address(&shared.tokens_full[at.stage]));
+      ptx::mbarrier_arrive(shared.tokens_full[at.stage]);
       at.next();
       int free_stages = 0;
       if (step >= kLag) {
-        ptx::mbarrier_wait(ptx::shared_address(&shared.tokens_empty[freed.stage]), freed.parity);
+        ptx::mbarrier_wait(shared.tokens_empty[freed.stage], freed.parity);
         freed.next();
         free_stages = step - kLag + 1;
         const int next = step - kLag + F::token_stages;

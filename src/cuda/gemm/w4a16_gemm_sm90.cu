@@ -14,6 +14,7 @@
 #include "base/ceil_div.h"
 #include "base/message.h"
 #include "cuda/clusters.h"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/w4a16_gemm_sm90.cuh"
 #include "cuda/gemm/w4a16_gemm_sm90_producer.cuh"
 #include "cuda/launch.h"
@@ -64,7 +65,6 @@ constexpr double kGigahertz = 1.62;
 constexpr double kHalvedGigahertz = 1.51;  // fewer blocks idle at the end
 constexpr double kLaunchSeconds = 0.5e-6;
 constexpr double kBytesPerSecond = 3.5e12;
-constexpr int kBand = 11;  // pairs of tiles of b; with six tiles of a, 66 clusters
 
 struct Size {
   std::int64_t m, n, k;
@@ -72,8 +72,7 @@ struct Size {
 
 template <class T>
 TileOrder order_of(const Size& size) {
-  return {static_cast<int>(ceil_div(size.n, kRowsB * kClusterSize)), static_cast<int>(ceil_div(size.m, T::rows_a)),
-          kBand, true};
+  return transposed_order(size.m, size.n, T::rows_a, kRowsB);
 }
 
 template <class T>
@@ -149,15 +148,13 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, const Choice
 // Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
-  const auto with_type = [&]<class T>(T) {
+  const auto with = [&]<bool half, bool packed>() {
     with_each_tile([&]<class Tile>(Tile) {
-      if (Tile::rows_a != rows_a) return;
-      if (p.b_packed) return body(Form<T, Tile, true>());
-      body(Form<T, Tile, false>());
+      using T = std::conditional_t<half, __half, __nv_bfloat16>;
+      if (Tile::rows_a == rows_a) body(Form<T, Tile, packed>());
     });
   };
-  if (p.a == DType::f16) return with_type(__half());
-  with_type(__nv_bfloat16());
+  with_flags(with, p.a == DType::f16, p.b_packed);
 }
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
@@ -201,7 +198,7 @@ void w4a16_gemm_sm90_prepare(const GemmProblem& problem) {
 
 void w4a16_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!mappable(o.a) || (!problem.b_packed && !mappable_nibbles(o.b))) return w4a16_gemm_sm80(problem, o, launch);
+  if (!int4_mappable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   const Choice choice = best_choice({o.a.rows(), problem.n, problem.k}, problem.device);
   with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(problem, o, choice, launch.stream); });
 }

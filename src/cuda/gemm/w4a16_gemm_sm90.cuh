@@ -53,16 +53,16 @@ struct Consumer {
   __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+    ptx::mbarrier_wait(shared.full[at.stage], at.parity);
   }
 
   template <int k_tile, int half>
   __device__ void fetch(int stage, Scales& scales) {
     reader.template fetch<half>(shared.stages[stage].b[k_tile]);
     if (half == 1 || !scales.template begins<known<k_tile>>()) return;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.scales_full[scales_at.stage]), scales_at.parity);
+    ptx::mbarrier_wait(shared.scales_full[scales_at.stage], scales_at.parity);
     scales.fetch(shared.scales[scales_at.stage]);
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[scales_at.stage]));
+    ptx::mbarrier_arrive(shared.scales_empty[scales_at.stage]);
     scales_at.next();
   }
 

@@ -157,7 +157,7 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
     for (int step = 0; step < task.steps; ++step) {
       auto& stage = shared.stages[at.stage];
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
 #pragma unroll
       for (int k_tile = 0; k_tile < F::k_tiles; ++k_tile) {
@@ -187,7 +187,7 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
   RingPosition<kScales> here;
   int ahead = 0;
   const auto report = [&] {
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_full[here.stage]));
+    ptx::mbarrier_arrive(shared.scales_full[here.stage]);
     here.next();
   };
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
@@ -195,7 +195,7 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
     const int steps = steps_of_group(weight, task.steps * F::k_tiles);
     fetcher.start_tile(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
     for (int step = 0; step < task.steps * F::k_tiles; step += steps) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[to.stage]), to.parity ^ 1);
+      ptx::mbarrier_wait(shared.scales_empty[to.stage], to.parity ^ 1);
       fetcher.fetch(shared.scales[to.stage]);
       to.next();
       if (ahead++ < kScalesAhead) continue;

@@ -24,6 +24,7 @@
 #include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/int4_weight.h"
 #include "cuda/gemm/w4a16_gemv_sm90.cuh"
 #include "cuda/launch.h"
@@ -376,28 +377,15 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 // Calls body(form) with the problem's form for this many tokens.
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
-  const auto with_unit = [&]<class T, class U>(T, U) {
+  const auto with = [&]<bool half, bool packed, bool small, bool zeros, bool few>() {
     // As many warps, and units in flight, as registers allow.
-    constexpr bool kWide = U::kSmallGroups || U::kZeros || !U::kPacked;
-    constexpr int kWarps8 = kWide ? 16 : 32;
-    constexpr int kAhead8 = kWide && !U::kSmallGroups ? 2 : 1;
-    constexpr int kWarps16 = U::kSmallGroups ? 8 : 16;
-    constexpr int kAhead16 = U::kSmallGroups || U::kPacked ? 2 : 1;
-    if (tokens <= 8) return body(Form<T, 1, kWarps8, kAhead8, U>());
-    return body(Form<T, 2, kWarps16, kAhead16, U>());
+    constexpr bool kWide = small || zeros || !packed;
+    constexpr int kWarps = few ? (kWide ? 16 : 32) : (small ? 8 : 16);
+    constexpr int kAhead = few ? (kWide && !small ? 2 : 1) : (small || packed ? 2 : 1);
+    using T = std::conditional_t<half, __half, __nv_bfloat16>;
+    body(Form < T, few ? 1 : 2, kWarps, kAhead, Unit < packed, small, zeros >> ());
   };
-  const auto with_type = [&]<class T>(T type) {
-    const auto with_zeros = [&]<bool packed, bool small_groups>(std::bool_constant<packed>,
-                                                                std::bool_constant<small_groups>) {
-      if (p.zero_point) return with_unit(type, Unit<packed, small_groups, true>());
-      return with_unit(type, Unit<packed, small_groups, false>());
-    };
-    if (p.b_packed && small_groups(p)) return with_zeros(std::true_type(), std::true_type());
-    if (p.b_packed) return with_zeros(std::true_type(), std::false_type());
-    if (small_groups(p)) return with_zeros(std::false_type(), std::true_type());
-    return with_zeros(std::false_type(), std::false_type());
-  };
-  return p.a == DType::f16 ? with_type(__half()) : with_type(__nv_bfloat16());
+  with_flags(with, p.a == DType::f16, p.b_packed, small_groups(p), p.zero_point, tokens <= 8);
 }
 
 bool aligned(const void* data, std::int64_t pitch_bytes) {

@@ -7,6 +7,7 @@
 #include "base/ceil_div.h"
 #include "base/message.h"
 #include "cuda/clusters.h"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/w4a8_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
@@ -26,11 +27,8 @@ constexpr double kGridCycles = 6000;
 constexpr double kTileCycles = 4500;
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 3.5e12;
-constexpr int kBand = 11;  // pairs of tiles of b; with six tiles of a, 66 clusters
 
-TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
-  return {static_cast<int>(ceil_div(n, kRowsB * kClusterSize)), static_cast<int>(ceil_div(m, rows_a)), kBand, true};
-}
+TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) { return transposed_order(m, n, rows_a, kRowsB); }
 
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
@@ -58,19 +56,14 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 // Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
-  const auto with_zeros = [&]<int rows, bool packed, bool zero_points>() {
-    if (p.group == 32) return body(Form<rows, packed, zero_points, 1>());
-    if (p.group == 64) return body(Form<rows, packed, zero_points, 2>());
-    if (p.group == 128) return body(Form<rows, packed, zero_points, 4>());
-    body(Form<rows, packed, zero_points, 0>());
+  const auto with = [&]<bool wide, bool packed, bool zero_points>() {
+    constexpr int kRows = wide ? kWide : kNarrow;
+    if (p.group == 32) return body(Form<kRows, packed, zero_points, 1>());
+    if (p.group == 64) return body(Form<kRows, packed, zero_points, 2>());
+    if (p.group == 128) return body(Form<kRows, packed, zero_points, 4>());
+    body(Form<kRows, packed, zero_points, 0>());
   };
-  const auto with_rows = [&]<int rows>() {
-    if (p.b_packed && p.zero_point) return with_zeros.template operator()<rows, true, true>();
-    if (p.b_packed) return with_zeros.template operator()<rows, true, false>();
-    if (p.zero_point) return with_zeros.template operator()<rows, false, true>();
-    with_zeros.template operator()<rows, false, false>();
-  };
-  rows_a == kWide ? with_rows.template operator()<kWide>() : with_rows.template operator()<kNarrow>();
+  with_flags(with, rows_a == kWide, p.b_packed, p.zero_point);
 }
 
 // Of tiles with this many rows of a.
@@ -125,7 +118,7 @@ void w4a8_gemm_sm90_prepare(const GemmProblem& problem) {
 
 void w4a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!mappable(o.a) || (!problem.b_packed && !mappable_nibbles(o.b))) return w4a8_gemm_sm80(problem, o, launch);
+  if (!int4_mappable(problem, o)) return w4a8_gemm_sm80(problem, o, launch);
   with_form(problem, best_rows(problem, o.a.rows()), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
 

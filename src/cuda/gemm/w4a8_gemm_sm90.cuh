@@ -10,7 +10,7 @@
 // warpgroups take half of the weight's rows each: while half of a stage is multiplied they convert the next half, and
 // fold the sums of each finished group into t.
 //
-// Without zero points the bytes are 16 q (w4a8_gemm_sm90_convert.cuh), and t is 16 times too large: exactly so, since
+// Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
 // all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
@@ -25,7 +26,6 @@
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/int4_weight.h"
-#include "cuda/gemm/w4a8_gemm_sm90_convert.cuh"
 #include "cuda/operands.h"
 
 namespace octile::cuda::w4a8 {
@@ -79,10 +79,7 @@ struct Arguments {
 };
 
 template <class F>
-struct Place : ClusterPlace {
-  // First row of b and of a.
-  __device__ int2 origin(int2 tile) const { return {(tile.x * kClusterSize + rank) * kRowsB, tile.y * F::rows_a}; }
-};
+using Place = TransposedPlace<F::rows_a, kRowsB>;
 
 // One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
 template <class F>
@@ -98,7 +95,7 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
       const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kTileK);
       const std::uint32_t b = ptx::shared_address(shared.b[at.stage]);
       const int term = step * kTileK;
-      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]) + kBytesB);
       ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
       load_int4_tile<F::packed>(b, kBytesB, maps, term, origin.x, full);
@@ -119,13 +116,13 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   RingPosition<F::stages> arrived;
   int ahead = 0;
   const auto report = [&] {
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.full[arrived.stage]));
+    ptx::mbarrier_arrive(shared.full[arrived.stage]);
     arrived.next();
   };
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(arguments.order[t]).x;
     for (int step = 0; step < arguments.steps; ++step) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
 #pragma unroll 1
       for (int i = 0; i < F::groups; ++i) {
         const int group = F::slices == 0 ? 0 : step * F::groups + i;
@@ -159,6 +156,80 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   wait_for_copies<0>();
   for (; ahead > 0; --ahead) report();
 }
+
+// ---- Conversion.
+
+// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, 128 x 128:
+//
+//   row-major: the even rows, then the odd ones, lines of 64 bytes, swizzled
+//   packed: eight panels of sixteen lines of 64 bytes
+//
+// Without zero points a byte becomes 16 q, by at most one shift and one logical operation; with them it becomes q - z,
+// two more operations.
+//
+// A warp's 16 rows of a tile. Rows g and g + 8 of the WGMMA are rows 2g and 2g + 1 of the tile.
+template <bool packed, bool zero_points>
+class NibbleBytes {
+ public:
+  static constexpr int kTileBytes = 128 * 64;
+
+  // sixteen: which 16 of the tile's 128 rows.
+  __device__ explicit NibbleBytes(unsigned sixteen) {
+    const unsigned g = threadIdx.x % 32 / 4;
+    const unsigned c = threadIdx.x % 4;
+    if constexpr (packed) {
+      place_ = sixteen * 1024 + c / 2 * 64 + g * 8;
+      shift_ = c % 2 == (zero_points ? 1 : 0) ? 4 : 0;
+    } else {
+      place_ = (sixteen * 8 + g) * 64 + g / 2 * 16 + 2 * c;
+    }
+  }
+
+  // 32 columns of 128. offsets: 8 + z in all four bytes, of the thread's two rows.
+  template <int slice>
+  __device__ void convert(Fragment& to, const std::uint8_t* tile, const std::uint32_t (&offsets)[2]) const {
+    if constexpr (packed) {
+      const uint2 first = *reinterpret_cast<const uint2*>(tile + place_ + slice * 256);
+      const uint2 second = *reinterpret_cast<const uint2*>(tile + place_ + slice * 256 + 128);
+      to[0] = of_panel(first.x, offsets[0]), to[1] = of_panel(first.y, offsets[1]);
+      to[2] = of_panel(second.x, offsets[0]), to[3] = of_panel(second.y, offsets[1]);
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::uint8_t* const at = tile + (place_ ^ slice * 16) + h * kTileBytes / 2;
+        const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at);
+        const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(at + 8);
+        const std::uint32_t halves = low | high << 16;
+        // The low nibbles where a byte's nibble is expected, and the high ones.
+        const std::uint32_t firsts = zero_points ? halves : halves << 4;
+        const std::uint32_t seconds = zero_points ? halves >> 4 : halves;
+        to[h] = of_row(__byte_perm(firsts, seconds, 0x5140), offsets[h]);
+        to[h + 2] = of_row(__byte_perm(firsts, seconds, 0x7362), offsets[h]);
+      }
+    }
+  }
+
+ private:
+  // Of four nibbles, u = q + 8.
+  __device__ std::uint32_t of_panel(std::uint32_t word, std::uint32_t offset) const {
+    if constexpr (!zero_points) return and_xor(word << shift_, 0xf0f0f0f0u, 0x80808080u);
+    return subtract(and_xor(word >> shift_, 0x0f0f0f0fu, 0x80808080u), offset);
+  }
+
+  // Of four nibbles, q.
+  __device__ static std::uint32_t of_row(std::uint32_t word, std::uint32_t offset) {
+    if constexpr (!zero_points) return word & 0xf0f0f0f0u;
+    return subtract(and_xor(word, 0x0f0f0f0fu, 0x88888888u), offset);
+  }
+
+  // Four bytes 128 + u: no borrow crosses a byte.
+  __device__ static std::uint32_t subtract(std::uint32_t biased, std::uint32_t offset) {
+    return (biased - offset) ^ 0x80808080u;
+  }
+
+  unsigned place_;  // of this thread's bytes
+  unsigned shift_;  // packed: to the expected position of a nibble
+};
 
 // ---- Products.
 
@@ -219,11 +290,11 @@ struct Consumer {
   // Each lane arrives for the scales and zero points that it has read.
   __device__ void release(int stage) const {
     ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[stage]));
+    ptx::mbarrier_arrive(shared.scales_empty[stage]);
   }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+    ptx::mbarrier_wait(shared.full[at.stage], at.parity);
   }
 
   template <int unit>

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "base/ceil_div.h"
 #include "base/message.h"
 #include "cuda/clusters.h"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/w8a16_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
@@ -30,7 +32,6 @@ constexpr double kGigahertz = 1.44;
 constexpr double kGridCycles = 5000;
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 2.9e12;  // a few tiles wait for memory; a guess
-constexpr int kBand = 11;                   // pairs of tiles of b; with six tiles of a, 66 clusters
 
 struct Size {
   std::int64_t m, n, k;
@@ -38,8 +39,7 @@ struct Size {
 
 template <class T>
 TileOrder order_of(const Size& size) {
-  return {static_cast<int>(ceil_div(size.n, kRowsB * kClusterSize)), static_cast<int>(ceil_div(size.m, T::rows_a)),
-          kBand, true};
+  return transposed_order(size.m, size.n, T::rows_a, kRowsB);
 }
 
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
@@ -66,15 +66,6 @@ Tensor lines_of(const Tensor& t, bool outer) {
   std::swap(transposed.shape[0], transposed.shape[1]);
   std::swap(transposed.strides[0], transposed.strides[1]);
   return transposed;
-}
-
-// Every second row from `first` on; at least one row, of which nothing is used if it does not exist.
-ConstTensor every_second_row(const ConstTensor& t, int first) {
-  ConstTensor half = t;
-  if (t.rows() > first) half.data = static_cast<const std::int8_t*>(t.data) + first * t.strides[0];
-  half.shape[0] = std::max<std::int64_t>((t.rows() - first + 1) / 2, 1);
-  half.strides[0] = 2 * t.strides[0];
-  return half;
 }
 
 template <class F>
@@ -114,16 +105,10 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 // Calls body(form) with the problem's form of this tile.
 template <class Tile, class Body>
 void with_form(const GemmProblem& p, const Body& body) {
-  const auto with_type = [&]<class T>(T) {
-    const bool a_outer = p.a_major == Major::outer;
-    const bool b_outer = p.b_major == Major::outer;
-    if (a_outer && b_outer) return body(Form<T, Tile, true, true>());
-    if (a_outer) return body(Form<T, Tile, true, false>());
-    if (b_outer) return body(Form<T, Tile, false, true>());
-    body(Form<T, Tile, false, false>());
+  const auto with = [&]<bool half, bool a_outer, bool b_outer>() {
+    body(Form<std::conditional_t<half, __half, __nv_bfloat16>, Tile, a_outer, b_outer>());
   };
-  if (p.a == DType::f16) return with_type(__half());
-  with_type(__nv_bfloat16());
+  with_flags(with, p.a == DType::f16, p.a_major == Major::outer, p.b_major == Major::outer);
 }
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }

@@ -230,10 +230,7 @@ struct Arguments {
 };
 
 template <class F>
-struct Place : ClusterPlace {
-  // First row of b and of a.
-  __device__ int2 origin(int2 tile) const { return {(tile.x * kClusterSize + rank) * kRowsB, tile.y * F::rows_a}; }
-};
+using Place = TransposedPlace<F::rows_a, kRowsB>;
 
 // One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
 template <class F>
@@ -250,7 +247,7 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
       const std::uint32_t b = ptx::shared_address(stage.b);
       const int term = step * kTileK;
       const int row = origin.y + place.rank * kHalf;
-      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
       if constexpr (F::a_outer) {
 #pragma unroll
@@ -316,7 +313,7 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Argu
       Scales16<T>& to = shared.scales[at.stage][lane / 8 * 4 + lane % 4];
       to.scale[lane / 4 % 2] = scale;
       to.offset[lane / 4 % 2] = offset_of<T>(scale);
-      ptx::mbarrier_arrive(ptx::shared_address(&shared.full[at.stage]));
+      ptx::mbarrier_arrive(shared.full[at.stage]);
       at.next();
     }
   }
@@ -344,7 +341,7 @@ struct Consumer {
   }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+    ptx::mbarrier_wait(shared.full[at.stage], at.parity);
   }
 
   template <int slice>

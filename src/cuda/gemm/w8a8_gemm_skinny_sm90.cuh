@@ -169,7 +169,7 @@ __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, 
   std::uint32_t parity = 0;
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
+    ptx::mbarrier_wait(shared.full[stage], parity);
     const std::uint32_t at = static_cast<unsigned>(stage) * stage_bytes / 16;
     ptx::wgmma_fence();
 #pragma unroll
@@ -310,9 +310,8 @@ __global__ void __launch_bounds__(T::threads, 1)
     ptx::prefetch_tensormap(a);
 #pragma unroll 1
     for (int i = 0; i < p.stages; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]),
-                         static_cast<unsigned>(T::consumers / 32 * (p.token_parts + p.row_parts - 1)));
+      ptx::mbarrier_init(shared.full[i], 1);
+      ptx::mbarrier_init(shared.empty[i], static_cast<unsigned>(T::consumers / 32 * (p.token_parts + p.row_parts - 1)));
     }
     ptx::fence_mbarrier_init();
   }

@@ -228,7 +228,7 @@ __device__ void load_operands(Shared<T, Y>& shared, const Place<T>& place, const
       auto& stage = shared.stages[at.stage];
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
       const int col = step * kTileK;
-      ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
       if constexpr (T::share_b) {
         ptx::tma_load(ptx::shared_address(stage.a), a, col, origin.x, full);
@@ -256,7 +256,7 @@ __device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const A
   RingPosition<T::tiles> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(t, arguments).y;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.scales_empty[at.stage]), at.parity ^ 1);
+    ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
 #pragma unroll 1
     for (int j = static_cast<int>(threadIdx.x) % 32; j < T::cols / 2; j += 32) {
       float4 pair;
@@ -264,7 +264,7 @@ __device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const A
       column(first + 2 * j + 1, pair.y, pair.w);
       shared.col_scales[at.stage][j] = pair;
     }
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_full[at.stage]));
+    ptx::mbarrier_arrive(shared.scales_full[at.stage]);
     at.next();
   }
 }
@@ -289,7 +289,7 @@ struct Consumer {
     const int first_row = T::ping_pong ? 0 : group * T::blocks * 64;
     int last = 0;
     for (int step = 0; step < arguments.steps; ++step) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+      ptx::mbarrier_wait(shared.full[at.stage], at.parity);
       if constexpr (T::ping_pong) ptx::mbarrier_arrive_cluster(other_turn, step + 1 == arguments.steps && lane == 0);
       const std::uint32_t a = smem_descriptor(ptx::shared_address(shared.stages[at.stage].a + first_row * kTileK));
       const std::uint32_t b = smem_descriptor(ptx::shared_address(shared.stages[at.stage].b));
@@ -364,16 +364,16 @@ struct Consumer {
         row_scales[i / 2][i % 2] = row < arguments.y.rows ? arguments.a_scale[row] : 0.0f;
       }
       // The other consumer has waited for all of its stages, so ours are at most one lap away: the parities are valid.
-      if constexpr (T::ping_pong) ptx::mbarrier_wait(ptx::shared_address(&shared.turn[group]), parity ^ (group == 0));
+      if constexpr (T::ping_pong) ptx::mbarrier_wait(shared.turn[group], parity ^ (group == 0));
       multiply(sums, at);
       if constexpr (T::ping_pong) at = at.ahead(arguments.steps);
-      ptx::mbarrier_wait(ptx::shared_address(&shared.scales_full[set]), parity);
+      ptx::mbarrier_wait(shared.scales_full[set], parity);
 #pragma unroll
       for (int block = 0; block < T::blocks; ++block) {
         store(sums[block], {origin.x + 64 * block, origin.y}, row_scales[block][0], row_scales[block][1],
               shared.col_scales[set], block * Shared<T, Y>::Store::count, y);
       }
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.scales_empty[set]));
+      if (lane == 0) ptx::mbarrier_arrive(shared.scales_empty[set]);
       __syncwarp();
       parity ^= 1;
     }
