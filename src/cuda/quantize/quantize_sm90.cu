@@ -103,7 +103,7 @@ void launch_columns(const QuantizeProblem& p, const QuantizeOperands& o, const L
   a.column_scale = static_cast<float*>(o.scale.data);
   a.column_scale_stride = o.scale.col_stride;
   a.q_max = static_cast<float>(p.q_max);
-  a.min_scale = static_cast<float>(p.least_scale);
+  a.min_scale = static_cast<float>(p.min_scale);
   a.column_max = static_cast<std::uint32_t*>(launch.workspace.data);
   const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
   enqueue_two_pass<T, false>(kColumns, a, blocks, tiles::moves_whole<T>(o), launch.stream);
@@ -122,9 +122,7 @@ void launch_tensor(const QuantizeProblem& p, const QuantizeArguments<T>& a, cons
   enqueue(kTensor, quantize_tensor<T>, shape, launch.stream, a, all, partial, known);
 }
 
-}  // namespace
-
-std::string quantize_sm90_supports(const QuantizeProblem& p) {
+std::string supports(const QuantizeProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.x == DType::f64 || p.q == DType::s4 || p.mapping != Mapping::symmetric || p.rounding != Rounding::nearest) {
     return "does f16, bf16 and f32 to bytes, symmetric, to nearest";
@@ -152,7 +150,7 @@ std::string quantize_sm90_supports(const QuantizeProblem& p) {
 }
 
 // On an H200, 8192 x 8192 f16.
-Cost quantize_sm90_cost(const QuantizeProblem& p) {
+Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
   const double rate = p.granularity == Granularity::row      ? 3.0e12
@@ -162,16 +160,13 @@ Cost quantize_sm90_cost(const QuantizeProblem& p) {
   return {2 * elements, bytes, bytes / rate + 4e-6};
 }
 
-std::size_t quantize_sm90_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   const auto blocks = static_cast<std::size_t>(properties(p.device).multiprocessors);
-  const std::size_t own = p.granularity == Granularity::tensor ? blocks + 3
-                          : takes_two_passes(p)                ? static_cast<std::size_t>(p.cols)
-                                                               : 0;
-  return std::max(quantize_sm80_workspace(p), own * sizeof(float));
+  if (p.granularity == Granularity::tensor) return (blocks + 3) * sizeof(float);
+  return takes_two_passes(p) ? static_cast<std::size_t>(p.cols) * sizeof(float) : 0;
 }
 
-void quantize_sm90_prepare(const QuantizeProblem& p) {
-  quantize_sm80_prepare(p);
+void load(const QuantizeProblem& p) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     if (p.granularity == Granularity::tensor) prepare(kTensor, quantize_tensor<T>, kTensorShared);
@@ -183,13 +178,18 @@ void quantize_sm90_prepare(const QuantizeProblem& p) {
   });
 }
 
-// Tensors that are not aligned to 16 bytes, and whole tensors with gaps between their rows, are the sm80 row's.
-void quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+// Takes vectors of 16 bytes, and a whole tensor without gaps between its rows.
+bool aligned(const QuantizeProblem& p, const QuantizeOperands& o) {
+  return with_narrow_type(p.x, [&]<class T>(T) {
+    const bool vectors = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
+    const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
+    return vectors && !(gaps && p.granularity == Granularity::tensor);
+  });
+}
+
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
-    const bool aligned = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
-    const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
-    if (!aligned || (gaps && p.granularity == Granularity::tensor)) return quantize_sm80(p, o, launch);
     if (takes_two_passes(p)) return launch_columns<T>(p, o, launch);
     const QuantizeArguments<T> a = arguments<T>(p, o);
     if (p.granularity == Granularity::tensor) launch_tensor(p, a, launch);
@@ -198,5 +198,19 @@ void quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const La
     launch_bands(p, a, known, launch.stream);
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel quantize_sm90 = {
+    .name = "quantize_sm90",
+    .task = {Operation::quantize},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+    .aligned = aligned,
+};
 
 }  // namespace octile::cuda
