@@ -220,8 +220,8 @@ double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& p
 
 inline std::string reason_against_product(const GemmProblem& problem) {
   if (problem.b_packed) return "takes the weight as it is, not packed";
-  if (std::max(problem.m, problem.n) > kMaxRows) return "takes at largest 2^30 rows of an operand";
-  if (problem.k > kMaxRows) return "takes at largest 2^30 terms";
+  if (std::max(problem.m, problem.n) > kMaxRows) return "takes at most 2^30 rows of an operand";
+  if (problem.k > kMaxRows) return "takes at most 2^30 terms";
   return reason_against(problem.device, 80);
 }
 
