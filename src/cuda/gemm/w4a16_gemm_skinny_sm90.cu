@@ -66,8 +66,8 @@ SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const Nibb
   SkinnyMaps maps = {};
   maps.tokens = tensor_map(kName, o.a, {F::tokens, F::terms / 2, true});
   const auto map_of = [&](const void* data, DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
-                          TmaTile box) {
-    return tensor_map(kName, matrix(data, dtype, problem.device, rows, cols, pitch), box);
+                          TmaTile tile) {
+    return tensor_map(kName, matrix(data, dtype, problem.device, rows, cols, pitch), tile);
   };
   if (!F::packed) {
     maps.weight = map_of(w.values, DType::u8, w.rows, w.terms / 2, w.pitch, {F::rows, F::terms / 2, true});

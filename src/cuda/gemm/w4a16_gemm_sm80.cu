@@ -163,7 +163,7 @@ Cost w4a16_gemm_sm80_cost(const GemmProblem& p) {
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const std::int64_t rounds =
-      ceil_div(ceil_div(p.m, kTile) * ceil_div(p.n, kTile), 4 * properties(p.device).multiprocessors);
+      ceil_div(ceil_div(p.m, kTile) * ceil_div(p.n, kTile), 4 * properties(p.device).sms);
   const double seconds =
       static_cast<double>(rounds) * k * 4 * kTile * kTile * 2 / (p.scale == DType::f64 ? 0.06e12 : 0.12e12);
   return {2 * m * n * k, m * k * bits(p.a) / 8 + n * k / 2 + m * n * bits(p.y) / 8, 5e-6 + seconds};

@@ -102,7 +102,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
   const int rest = count % clusters;
   const bool halve = T::blocks == 1 && parts == 1 && rest > 0 && 2 * rest <= clusters && units > 1;
   // Blocks of a larger cluster share SMs even where others are free.
-  const bool alone = kClusterSize * parts * count * (parts > 1 || halve ? 2 : 1) <= properties(device).multiprocessors;
+  const bool alone = kClusterSize * parts * count * (parts > 1 || halve ? 2 : 1) <= properties(device).sms;
   const auto tile_cycles = [&](int part_units) {
     return std::min(part_units * 128 / kTileK, steps * T::k_tiles) * k_tile_cycles<T>(alone) + kTileCycles;
   };

@@ -358,9 +358,9 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   // One block per SM, or several waves where there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
   const std::int64_t room = std::min(kMaxShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
-  const std::int64_t multiprocessors = properties(problem.device).multiprocessors;
-  const std::int64_t waves = ceil_div(tiles, multiprocessors * room);
-  const std::int64_t blocks = std::min(tiles, multiprocessors * waves);
+  const std::int64_t sms = properties(problem.device).sms;
+  const std::int64_t waves = ceil_div(tiles, sms * room);
+  const std::int64_t blocks = std::min(tiles, sms * waves);
   p.tiles = static_cast<int>(tiles / blocks);
   p.more_tiles = static_cast<int>(tiles % blocks);
   const int max_tiles = p.tiles + (p.more_tiles > 0 ? 1 : 0);
@@ -425,7 +425,7 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
   const double k = static_cast<double>(p.k);
   const double bytes =
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
-  const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
+  const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).sms);
   // Seconds per weight element of a block, measured on an H200.
   const double each = p.m > 8 ? 2.8e-11 : 2.4e-11;
   const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : p.m > 8 ? 1.25 : 1.1);

@@ -197,7 +197,7 @@ Cost w4a8_gemm_sm80_cost(const GemmProblem& p) {
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const std::int64_t rounds =
-      ceil_div(ceil_div(p.m, kTile) * ceil_div(p.n, kTile), 4 * properties(p.device).multiprocessors);
+      ceil_div(ceil_div(p.m, kTile) * ceil_div(p.n, kTile), 4 * properties(p.device).sms);
   const double seconds = static_cast<double>(rounds) * k * 4 * kTile * kTile * 2 / 0.12e12;
   return {2 * m * n * k, m * k + n * k / 2 + m * n * bits(p.y) / 8, 5e-6 + seconds};
 }
