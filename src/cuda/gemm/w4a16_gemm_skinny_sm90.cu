@@ -127,7 +127,7 @@ std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem& p) {
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
   if (small_groups(p) && !p.b_packed) return "wants a packed weight where groups are smaller than 128";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at max_tokens 2^30 rows or terms";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
   return {};
 }
 

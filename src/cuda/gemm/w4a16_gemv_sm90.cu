@@ -415,7 +415,7 @@ std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
   if (p.scale != DType::f32) return "has no f64";
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at max_tiles 2^23 rows or terms";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or terms";
   return {};
 }
 

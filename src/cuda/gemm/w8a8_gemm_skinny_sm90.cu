@@ -183,7 +183,7 @@ std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem& p) {
   if (p.b_packed) return "takes the weight as it is, not packed";
   if (p.accumulate) return "does not add to what y holds";
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
-  if (p.n > kMaxRows) return "takes at max_rows 2^30 rows of b";
+  if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
   return {};
 }
 

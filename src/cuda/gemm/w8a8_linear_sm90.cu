@@ -28,7 +28,7 @@ std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
     return "wants rows of a, b and y contiguous";
   }
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
-  if (p.n > kMaxRows) return "takes at max_rows 2^30 rows of b";
+  if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
   if (!(p.m <= 8 ? fits_skinny<1>(p.m, p.k) : fits_skinny<2>(p.m, p.k))) {
     return message("has no room for ", p.m, " rows of ", p.k, " in shared memory");
   }
