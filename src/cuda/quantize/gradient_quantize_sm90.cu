@@ -42,16 +42,14 @@ TwoPassArguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& 
   a.column_scale_stride = o.column_scale.col_stride;
   if (o.y.present()) a.sum = static_cast<T*>(o.y.data), a.sum_stride = o.y.strides[0];
   a.q_max = static_cast<float>(p.q_max);
-  a.min_scale = static_cast<float>(p.least_scale);
+  a.min_scale = static_cast<float>(p.min_scale);
   a.row_max = words;
   a.column_max = words + at.column_max;
   a.partial_sums = reinterpret_cast<float*>(words + at.partial_sums);
   return a;
 }
 
-}  // namespace
-
-std::string gradient_quantize_sm90_supports(const QuantizeProblem& p) {
+std::string supports(const QuantizeProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.x == DType::f64 || p.q != DType::s8 || p.rounding != Rounding::nearest) {
     return "does f16, bf16 and f32 to s8, to nearest";
@@ -64,24 +62,24 @@ std::string gradient_quantize_sm90_supports(const QuantizeProblem& p) {
 }
 
 // On an H200, 8192 x 8192 f16.
-Cost gradient_quantize_sm90_cost(const QuantizeProblem& p) {
+Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (2 * bits(p.x) + 2 * bits(p.q)) / 8;
   return {4 * elements, bytes, bytes / 3.6e12 + 10e-6};
 }
 
-std::size_t gradient_quantize_sm90_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   return with_narrow_type(p.x, [&](auto x) { return parts<decltype(x)>(p.device, p.rows, p.cols).all * 4; });
 }
 
-void gradient_quantize_sm90_prepare(const QuantizeProblem& p) {
+void load(const QuantizeProblem& p) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     prepare_two_pass<T, true>(kName);
   });
 }
 
-void gradient_quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
@@ -89,5 +87,18 @@ void gradient_quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o,
                               launch.stream);
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel gradient_quantize_sm90 = {
+    .name = "gradient_quantize_sm90",
+    .task = {Operation::gradient_quantize},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda
