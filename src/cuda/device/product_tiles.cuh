@@ -213,7 +213,7 @@ struct TileCost {
 template <class Tile>
 double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& problem) {
   const double tiles = std::ceil(m / Tile::kLeft) * std::ceil(n / Tile::kRight);
-  const double rounds = std::ceil(tiles / properties(problem.device).multiprocessors);
+  const double rounds = std::ceil(tiles / properties(problem.device).sms);
   const double depth = static_cast<double>(problem.k) / 4096;
   return std::max(cost.alone * depth, cost.each * depth * rounds + cost.grid);
 }

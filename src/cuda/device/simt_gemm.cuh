@@ -292,7 +292,7 @@ inline Cost simt_cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
-  const std::int64_t rounds = ceil_div(simt_tiles(p.m, p.n), 4 * properties(p.device).multiprocessors);
+  const std::int64_t rounds = ceil_div(simt_tiles(p.m, p.n), 4 * properties(p.device).sms);
   const double per_second = p.a == DType::f64 ? 0.06e12 : 0.12e12;
   const double seconds = static_cast<double>(rounds) * k * 4 * kSimtTile * kSimtTile * 2 / per_second;
   const double bytes = (m * k * bits(p.a) + n * k * bits(p.b.type) + m * n * bits(p.y)) / 8;

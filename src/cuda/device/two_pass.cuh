@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) two_pass_kern
 // How a matrix is cut for a GPU.
 template <class T>
 two_pass::Tiling tiling_of(Device device, std::int64_t rows, std::int64_t cols) {
-  return {rows, cols, tiles::kWarpCols<T>, properties(device).multiprocessors * tiles::kBlocks};
+  return {rows, cols, tiles::kWarpCols<T>, properties(device).sms * tiles::kBlocks};
 }
 
 template <class T, bool kGradient>

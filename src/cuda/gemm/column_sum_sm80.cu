@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach) sum_rows(const __grid_c
 template <int n>
 std::int64_t parts_for(std::int64_t rows, std::int64_t cols, Device device) {
   const std::int64_t across = blocks_for(cols, kLanes<n> * n);
-  const std::int64_t wanted = kBlocksEach * properties(device).multiprocessors / std::max<std::int64_t>(across, 1);
+  const std::int64_t wanted = kBlocksEach * properties(device).sms / std::max<std::int64_t>(across, 1);
   return std::clamp<std::int64_t>(std::min(wanted, rows / (kAhead<n> * kLines<n>)), 1, kMaxParts);
 }
 
