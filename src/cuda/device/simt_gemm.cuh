@@ -1,5 +1,5 @@
-// Products of rows of the sm80 family on the ordinary arithmetic units: a float or s8 a, by a weight with a scale per
-// group, for every type, stride and alignment.
+// Products on the ordinary arithmetic units: a float or s8 a by a weight with a scale per group, for every type, stride
+// and alignment.
 //
 // A block of 16 x 16 threads computes a tile of 64 x 64 elements of y, 32 terms at a time. The tiles of a and b lie in
 // shared memory with their rows contiguous, and the next ones are on their way in registers. A codec says how the
