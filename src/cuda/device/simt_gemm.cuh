@@ -323,4 +323,28 @@ void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const Gem
   enqueue(kernel, simt_gemm_kernel<Product>, LaunchShape{blocks, kSimtThreads}, stream, p);
 }
 
+// What rows have for `prepare` and `launch`, of a float a and of an s8 one. kName is the row's.
+
+template <class Codec, const std::string_view& kName>
+void load_float_product(const GemmProblem& p) {
+  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_gemm_kernel<FloatProduct<T, Codec>>); });
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_float_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<FloatProduct<T, Codec>>(kName, p, o, launch.stream); });
+}
+
+template <class Codec, const std::string_view& kName>
+void load_byte_product(const GemmProblem& p) {
+  p.scale == DType::f64 ? prepare(kName, simt_gemm_kernel<ByteProduct<double, Codec>>)
+                        : prepare(kName, simt_gemm_kernel<ByteProduct<float, Codec>>);
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  p.scale == DType::f64 ? enqueue_simt<ByteProduct<double, Codec>>(kName, p, o, launch.stream)
+                        : enqueue_simt<ByteProduct<float, Codec>>(kName, p, o, launch.stream);
+}
+
 }  // namespace octile::cuda
