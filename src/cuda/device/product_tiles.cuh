@@ -28,7 +28,7 @@ struct TileShape {
   static constexpr int kStages = kStages_;
   static constexpr int kRightWarps = kRightWarps_;
   static constexpr int kThreads = 32 * kLeftWarps_ * kRightWarps_;
-  static constexpr int kBlocks = kBlocks_;  // on a SM, which bounds the registers
+  static constexpr int kBlocks = kBlocks_;  // on an SM, which bounds the registers
   static constexpr int kWarpLeft = kLeft / kLeftWarps_;
   static constexpr int kWarpRight = kRight / kRightWarps_;
 };

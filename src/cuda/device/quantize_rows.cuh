@@ -10,7 +10,7 @@ namespace octile::cuda {
 constexpr int kRowThreads = 512;                // at most
 constexpr int kVectorsOfMany = 4;               // that a thread keeps where there are rows enough
 constexpr int kVectorsOfLong = 8;               // and of a long row
-constexpr int kFactorBlocks = 5;                // of a SM
+constexpr int kFactorBlocks = 5;                // of an SM
 constexpr std::int64_t kMaxFactors = 24 << 10;  // of columns, that fit shared memory twice
 
 template <bool kFactors, bool kStochastic, bool kFake>
@@ -59,7 +59,7 @@ __device__ inline float noise_at(std::uint64_t index, std::uint64_t seed) {
   return static_cast<float>(index & 1 ? word >> 16 : word & 0xffffu) * 0x1p-16f;
 }
 
-// Blocks of the most threads on an SM, for the compiler to count registers by.
+// Blocks of kRowThreads on an SM, which bounds the registers.
 template <int kVectors, class Kind>
 constexpr int kRowBlocks = kVectors > 4 || Kind::factors || Kind::stochastic ? 2 : 3;
 

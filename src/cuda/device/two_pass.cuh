@@ -36,7 +36,7 @@ using namespace tiles;
 constexpr int kHigh = kWarps;
 constexpr int kTileRows = kHigh * kWarpRows;
 
-// Which tiles are whose. Block b begins at tile all * b / blocks.
+// Which block owns which tiles. Block b begins at tile all * b / blocks.
 struct Tiling {
   int high, wide, all, blocks;
 
@@ -52,8 +52,8 @@ struct Tiling {
   // At most so many blocks have tiles of one strip.
   __host__ __device__ int max_owners() const {
     if (all == 0) return 0;
-    const int largest = ceil_div(blocks, wide) + 1;
-    return largest < high ? largest : high;
+    const int owners = ceil_div(blocks, wide) + 1;
+    return owners < high ? owners : high;
   }
 };
 
@@ -265,8 +265,8 @@ struct Block : Tile<T, kHigh, kWhole> {
     return suspects;
   }
 
-  // Divides what could not be multiplied, one vector in a hundred or in ten thousand: again from memory, since its
-  // place holds the next tile, and over what has been written.
+  // Divides what could not be multiplied, one vector in a hundred to ten thousand: read again from memory, since its
+  // place holds the next tile, and written over the first result.
   __device__ void divide(const Spot<T>& s, std::uint32_t suspects) const {
     for (; suspects != 0; suspects &= suspects - 1) {
       const int r = __ffs(static_cast<int>(suspects)) - 1;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kName = "column_sum_sm80";
 constexpr int kThreads = 256;
-constexpr int kBlocksEach = 4;  // of a SM
+constexpr int kBlocksEach = 4;  // of an SM
 constexpr std::int64_t kMaxParts = 512;
 
 // Where a thread takes n elements of a row: threads side by side, rows at a time, loads of a thread under way together.

@@ -23,13 +23,13 @@ struct BandShape {
 };
 
 constexpr unsigned kThird = 64 << 10;
-constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with what else they have
+constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with their other shared memory
 
-// What a part may take. Blocks of more than half a SM's memory have one each, and 16 neighbours for a
-// cluster are sure to exist where they have been seen: on chips with at least an H200's number.
+// The most shared memory of a part. A block with more than half of an SM's has the SM alone, and then 16 free SMs for a
+// cluster are certain only where that was tried: on chips with at least an H200's number of SMs.
 unsigned max_shared(Device device) { return properties(device).sms < 132 ? kHalf : kMaxShared; }
 
-// The smallest cluster whose parts leave room for three blocks on a SM, or as near to that as it goes.
+// The smallest cluster whose parts leave room for three blocks on an SM, or for as many as possible.
 template <class T>
 BandShape band_shape(const QuantizeProblem& p, std::int64_t rows, std::int64_t cols) {
   const auto vectors = ceil_div(cols, kVectorSize<T>);
