@@ -25,7 +25,7 @@ if not OCTILE:
     print("skipped: OCTILE_COMMAND is not set")
     sys.exit(77)
 
-SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parent.parent))
+SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
 PAGE = pathlib.Path(os.environ.get("TILE_TUTORIAL_PAGE", SOURCE / "docs" / "tile.md"))
 PART = re.compile(r"<!-- (?P<mark>[^\n]*?) -->\n|```(?P<kind>cpp)?\n(?P<text>.*?)```\n", re.DOTALL)
 

@@ -1,5 +1,5 @@
 """Kernels in the tile language beside Triton and torch on one GPU: checks the results, then times all of them with the
-same timer, in turns. Usage: tile_cuda_bench.py FOLDER [NAME ...], with bench0.so and bench1.so in the folder and the
+same timer, in turns. Usage: cuda_bench.py FOLDER [NAME ...], with bench0.so and bench1.so in the folder and the
 names of functions below; without names, all of them."""
 
 import ctypes

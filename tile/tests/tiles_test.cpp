@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "tile_operators.h"
+#include "operators.h"
 
 namespace octile::tile {
 namespace {

@@ -1,7 +1,7 @@
-// Kernels in the tile language as C functions on device pointers, for bench/tile_cuda_bench.py. `variant` picks a
+// Kernels in the tile language as C functions on device pointers, for tile/bench/cuda_bench.py. `variant` picks a
 // layout and block sizes; a variant that is not there gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
 // products.
-#include "../tests/tile_kernels.h"
+#include "../tests/kernels.h"
 #include "octile/tile/cuda.h"
 
 namespace octile::tile {

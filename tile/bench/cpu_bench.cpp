@@ -1,4 +1,4 @@
-// The tile language's CPU executors beside plain loops, on one thread: bench/tile_cpu.sh builds and runs it. Times are
+// The tile language's CPU executors beside plain loops, on one thread: tile/bench/cpu.sh builds and runs it. Times are
 // the thread's own, and the two take turns; a line is the median of the rounds.
 #include <time.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "../tests/tile_kernels.h"
+#include "../tests/kernels.h"
 #include "octile/tile/tile.h"
 
 namespace octile::tile {

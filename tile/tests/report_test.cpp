@@ -1,4 +1,4 @@
-// The HTML report: its verdicts, what its text says, and that nothing in it can break out. tile_report_html_test.py
+// The HTML report: its verdicts, what its text says, and that nothing in it can break out. report_html_test.py
 // opens the pages that the last test writes; OCTILE_REPORT_PAGES names their directory.
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "tile_report_pages.h"
+#include "report_pages.h"
 
 namespace octile::tile {
 namespace {
@@ -80,7 +80,7 @@ TEST(TileReport, ProblemsInWords) {
   EXPECT_TRUE(has(html, "const auto v = t.load(x + i, i &lt; n0 + 20);"));
   EXPECT_TRUE(has(html, "The mask is too wide: the index must stay below 200"));
   const Page race = racy_quantizer();
-  EXPECT_TRUE(has(report_html(race.report, race.page), "the same element at <code>tile_report_pages.h:"));
+  EXPECT_TRUE(has(report_html(race.report, race.page), "the same element at <code>report_pages.h:"));
 }
 
 // A mask that is true everywhere is a mask all the same.
@@ -123,7 +123,7 @@ TEST(TileReport, NamesTheLoadOfAnUndefinedLane) {
       },
       x, z);
   EXPECT_TRUE(has(report_html(report, {}),
-                  "stores to <b>z[20]</b>; the lane was left undefined at <code>tile_report_test.cpp:"));
+                  "stores to <b>z[20]</b>; the lane was left undefined at <code>report_test.cpp:"));
 }
 
 TEST(TileReport, SaysThatALoopDoesNotEnd) {
@@ -155,7 +155,7 @@ TEST(TileReport, SourceIsTheKernelAlone) {
   EXPECT_TRUE(has(html, "MaskedAdd</td>") || has(html, "MaskedAdd {"));
   EXPECT_FALSE(has(html, "OuterAdd"));
   Page q = masked_add();
-  q.page.sources = {{"tile_kernels.h", "too short"}};
+  q.page.sources = {{"kernels.h", "too short"}};
   EXPECT_TRUE(has(report_html(q.report, q.page), "The source is not at hand"));
 }
 

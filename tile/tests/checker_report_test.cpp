@@ -1,7 +1,7 @@
 // What the checked executor counts and records.
 #include <numeric>
 
-#include "tile_checker.h"
+#include "checker.h"
 
 namespace octile::tile {
 namespace {

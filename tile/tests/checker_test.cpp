@@ -1,6 +1,6 @@
 // The observers of the checked executor: for each a kernel that it must report, at the right line, and one that is
 // right. Here: bounds, lanes and memory without a value, index arithmetic.
-#include "tile_checker.h"
+#include "checker.h"
 
 #include <cmath>
 #include <stdexcept>
@@ -25,7 +25,7 @@ TEST(OutOfBounds, LoadPastTheEnd) {
   EXPECT_EQ(finding.first.program, (Triple{6, 0, 0}));
   EXPECT_EQ(finding.first.lane, (Triple{0, 0, 8}));
   EXPECT_EQ(finding.first.index, 200);
-  EXPECT_EQ(text(report, finding), "tile_checker_test.cpp:" + std::to_string(line) + ":" +
+  EXPECT_EQ(text(report, finding), "checker_test.cpp:" + std::to_string(line) + ":" +
                                        std::to_string(report.sites[0].column) +
                                        ": load x: out of bounds, 24 lanes; first: program (6,0,0), lane [0,0,8], "
                                        "x[200] of 200");
@@ -200,7 +200,7 @@ TEST(Undefined, NamesWhereItCameFrom) {
   auto x = ramp("x", {4, 20}), y = ramp("y", {32});
   Array<f32> z("z", {4, 32});
   unsigned origin = 0;
-  const auto from = [&] { return "; from load x at tile_checker_test.cpp:" + std::to_string(origin); };
+  const auto from = [&] { return "; from load x at checker_test.cpp:" + std::to_string(origin); };
   Report report = launch(
       CheckedCpu{}, Grid{4},
       [&](auto& t, auto px, auto py, auto pz) {
@@ -254,7 +254,7 @@ TEST(Endless, IsStoppedAndNamed) {
   EXPECT_TRUE(report.clean()) << all(report);
   report = launch(CheckedCpu{.max_steps = 5}, Grid{4}, kernel, x, z, 0);
   const Finding finding = only(report, Problem::endless, 5);
-  EXPECT_EQ(text(report, finding), "tile_checker_test.cpp:" + std::to_string(line) + ":" +
+  EXPECT_EQ(text(report, finding), "checker_test.cpp:" + std::to_string(line) + ":" +
                                        std::to_string(report.sites[0].column) +
                                        ": load x: endless loop, 5 steps; first: program (2,0,0)");
   EXPECT_EQ(seen, ", program (1,0,0), before it used any memory");

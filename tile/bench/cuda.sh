@@ -1,10 +1,10 @@
 #!/bin/sh
 # The GPU tests of the tile language, and its benchmarks beside Triton and torch. FOLDER is where the programs are.
-#   tile_cuda.sh build FOLDER            compiles them (nvcc, no GPU; stripped, so that they are quick to carry)
-#   tile_cuda.sh test FOLDER             runs the test programs of the folder
-#   tile_cuda.sh bench FOLDER [NAME ...] runs all benchmarks, or those named (python3 with torch and triton)
+#   cuda.sh build FOLDER            compiles them (nvcc, no GPU; stripped, so that they are quick to carry)
+#   cuda.sh test FOLDER             runs the test programs of the folder
+#   cuda.sh bench FOLDER [NAME ...] runs all benchmarks, or those named (python3 with torch and triton)
 set -eu
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 action=${1:?build, test or bench}
 folder=${2:?a folder}
 shift 2
@@ -16,12 +16,12 @@ build)
 -Xcompiler -ffp-contract=off,-fno-trapping-math,-fno-math-errno"
   {
     for part in 0 1; do
-      echo "nvcc $flags -Xcompiler -fPIC -shared -Xlinker -s -DTILE_PART=$part $root/bench/tile_cuda_bench.cu \
+      echo "nvcc $flags -Xcompiler -fPIC -shared -Xlinker -s -DTILE_PART=$part $root/tile/bench/cuda_bench.cu \
 -o $folder/bench$part.so"
     done
     for part in $parts; do
       for layout in 0 1 2 3; do
-        echo "nvcc $flags -Xlinker -s -DTILE_LAYOUT=$layout -DTILE_PART=$part $root/tests/tile_cuda_test.cu \
+        echo "nvcc $flags -Xlinker -s -DTILE_LAYOUT=$layout -DTILE_PART=$part $root/tile/tests/cuda_test.cu \
 -o $folder/$part$layout"
       done
     done
@@ -38,10 +38,10 @@ test)
   [ "$ran" -gt 0 ] && [ "$wrong" -eq 0 ]
   ;;
 bench)
-  python3 "$root/bench/tile_cuda_bench.py" "$folder" "$@"
+  python3 "$root/tile/bench/cuda_bench.py" "$folder" "$@"
   ;;
 *)
-  echo "tile_cuda.sh: no action $action; there are build, test and bench" >&2
+  echo "cuda.sh: no action $action; there are build, test and bench" >&2
   exit 2
   ;;
 esac

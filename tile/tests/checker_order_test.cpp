@@ -2,7 +2,7 @@
 // right line, and one that is right.
 #include <stdexcept>
 
-#include "tile_checker.h"
+#include "checker.h"
 
 namespace octile::tile {
 namespace {
@@ -218,7 +218,7 @@ TEST(Barrier, BeforeOverwritingWhatAnotherLaneReads) {
   const Finding finding = only(report, Problem::unordered, 64);
   EXPECT_EQ(report.sites[static_cast<std::size_t>(finding.first.other_site)].access, Access::load);
   EXPECT_EQ(finding.first.other_program, (Triple{0, 0, 0}));
-  EXPECT_NE(all(report).find("; also load at tile_checker_order_test.cpp:"), std::string::npos) << all(report);
+  EXPECT_NE(all(report).find("; also load at checker_order_test.cpp:"), std::string::npos) << all(report);
   const Report right = launch(CheckedCpu{}, Grid{1}, reverse, x, c<1>);
   EXPECT_TRUE(right.clean()) << all(right);
 }

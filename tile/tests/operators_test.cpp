@@ -1,5 +1,5 @@
 // Every operator of the tile language against a scalar loop, on both CPU executors.
-#include "tile_operators.h"
+#include "operators.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // barriers, against the fast CPU executor.
 #include <gtest/gtest.h>
 
-#include "tile_cuda_cases.h"
+#include "cuda_cases.h"
 
 namespace octile::tile {
 namespace {
@@ -37,7 +37,7 @@ TEST(CudaEmulation, WhatMayHaveBeenWrittenCountsAsWritten) {
   EXPECT_EQ(z[31], 1.0f);
 }
 
-// Each layout with the groups that it does in a way of its own; tile_cuda_test.cu has all of both.
+// Each layout with the groups that it does in a way of its own; cuda_test.cu has all of both.
 TEST(CudaEmulation, OneWarpARow) {
   expect_the_results_of_the_cpu<Threads<4, 32>>([](auto& cases) {
     cases.elementwise();

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import unittest
 
-SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parent.parent))
+SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
 COMPILER = os.environ.get("OCTILE_CXX", "c++")
 
 # The line of a kernel, and what is said about it. i is a column of 8, j a row of 16; x and z hold f32, n holds s32.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Opens the tile language's reports in a headless Chromium: what they show, count, and do with the keyboard.
 
-usage: tile_report_html_test.py [TILE_REPORT_TEST] [SCREENSHOT_DIRECTORY]
+usage: report_html_test.py [TILE_REPORT_TEST] [SCREENSHOT_DIRECTORY]
 TILE_REPORT_TEST is the test program that writes the pages (or the environment variable OCTILE_REPORT_TEST). Needs
 selenium, chromium and chromedriver; without them it exits with 77, which CTest counts as skipped.
 """
@@ -402,7 +402,7 @@ def check_tampered(browser, page, directory):
 
 
 def main():
-    program = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_REPORT_TEST", "build/tests/tile_report_test")
+    program = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_REPORT_TEST", "build/release/tile/tests/octile_tile_report_test")
     if not os.path.exists(program):
         print("skipped: there is no test program", program)
         sys.exit(77)

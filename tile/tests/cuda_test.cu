@@ -1,9 +1,9 @@
-// The CUDA executor on a GPU against the fast CPU executor: the kernels and sizes of tile_cuda_cases.h, with guards
+// The CUDA executor on a GPU against the fast CPU executor: the kernels and sizes of cuda_cases.h, with guards
 // around every tensor. TILE_LAYOUT picks one of four layouts and TILE_PART one group of cases, so that the programs
-// compile side by side; without them everything is in one. bench/tile_cuda.sh builds and runs them all.
+// compile side by side; without them everything is in one. tile/bench/cuda.sh builds and runs them all.
 #include <cuda_runtime.h>
 
-#include "tile_cuda_cases.h"
+#include "cuda_cases.h"
 
 namespace octile::tile {
 namespace {

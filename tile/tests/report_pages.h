@@ -9,7 +9,7 @@
 
 #include "octile/tile/tile.h"
 #include "report/write_report.h"
-#include "tile_kernels.h"
+#include "kernels.h"
 
 namespace octile::tile::report_pages {
 
@@ -259,7 +259,7 @@ inline Page hostile() {
   p.page.facts = {{kHostile, kHostile}};
   std::string text;
   for (int i = 0; i < 40; ++i) text += std::string(kHostile) + "\n";
-  p.page.sources = {{"tile_kernels.h", text}};
+  p.page.sources = {{"kernels.h", text}};
   return p;
 }
 

@@ -34,7 +34,7 @@ inline Finding only(const Report& report, Problem problem, std::int64_t count) {
   EXPECT_EQ(finding.count, count) << all(report);
   const Site& site = report.sites[static_cast<std::size_t>(finding.site)];
   EXPECT_EQ(site.line, line) << all(report);
-  EXPECT_NE(site.file.find("tile_checker"), std::string::npos);
+  EXPECT_NE(site.file.find("checker_"), std::string::npos);
   return finding;
 }
 

@@ -11,8 +11,8 @@
 
 #include "octile/tile/cuda.h"
 #include "octile/tile/fast.h"
-#include "tile_cuda_kernels.h"
-#include "tile_kernels.h"
+#include "cuda_kernels.h"
+#include "kernels.h"
 
 namespace octile::tile::cuda_cases {
 

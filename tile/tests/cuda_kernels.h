@@ -1,5 +1,5 @@
 // Kernels for tests of the CUDA executor, each with some of what it does in a way of its own. Sizes are in
-// tile_cuda_cases.h.
+// cuda_cases.h.
 #pragma once
 
 #include "octile/tile/context.h"
