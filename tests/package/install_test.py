@@ -13,7 +13,7 @@ BUILD = Path(os.environ["OCTILE_BUILD_DIR"])
 CMAKE = os.environ["OCTILE_CMAKE"]
 CC = os.environ["OCTILE_CC"]
 CXX = os.environ["OCTILE_CXX"]
-CONSUMER = SOURCE / "tests" / "consumer"
+CONSUMER = SOURCE / "tests" / "package" / "consumer"
 
 
 def run(*command, **environment):
@@ -138,7 +138,7 @@ class SubprojectTest(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="octile-subproject-") as scratch:
             # With the options of a release build its objects are in the compile cache.
             launcher = shutil.which("ccache") or ""
-            configure_build_test(SOURCE / "tests" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
+            configure_build_test(SOURCE / "tests" / "package" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
                                  f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}", "-DCMAKE_BUILD_TYPE=Release",
                                  "-DBUILD_SHARED_LIBS=ON")
 

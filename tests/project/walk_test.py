@@ -11,7 +11,7 @@ import re
 import unittest
 from pathlib import Path
 
-SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parent.parent))
+SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parents[2]))
 PATH = r"[\w./-]+/[\w.-]+\.\w+"
 NAME = r"[A-Za-z_]\w*(?:::[A-Za-z_~]\w*)*"
 

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 COMMAND = os.environ.get("OCTILE_COMMAND")
-SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parent.parent))
+SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
 if not COMMAND:
     print("skipped: OCTILE_COMMAND is not set")
     sys.exit(77)
