@@ -135,8 +135,9 @@ class InstallTest(unittest.TestCase):
 
 class SubprojectTest(unittest.TestCase):
     def test_add_subdirectory(self):
-        with tempfile.TemporaryDirectory(prefix="octile-subproject-") as scratch:
-            # With the options of a release build its objects are in the compile cache.
+        # With the options of a release build, and beside it, its objects are in the compile cache, whose base_dir may make
+        # paths relative.
+        with tempfile.TemporaryDirectory(prefix="subproject-", dir=BUILD.parent) as scratch:
             launcher = shutil.which("ccache") or ""
             configure_build_test(SOURCE / "tests" / "package" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
                                  f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}", "-DCMAKE_BUILD_TYPE=Release",

@@ -1,8 +1,8 @@
 """The Python package as others get it: a source distribution with all that a build needs, a wheel with all that the package
 needs, and that wheel in a virtual environment of its own, away from the checkout.
 
-The wheel is made by pip from the checkout, without CUDA. With ccache that is quick after any other build, without it takes
-a minute. PyTorch is that of the tests' virtual environment.
+The wheel is made by pip from the checkout, without CUDA. With ccache that is quick after a release build, since it is built
+beside it; without, it takes a minute. PyTorch is that of the tests' virtual environment.
 """
 
 import importlib.util
@@ -66,8 +66,10 @@ class PackageTest(unittest.TestCase):
     def setUpClass(cls):
         cls.scratch = Path(tempfile.mkdtemp(prefix="octile-package-"))
         cls.addClassCleanup(shutil.rmtree, cls.scratch)
+        build = Path(tempfile.mkdtemp(prefix="wheel-", dir=Path(os.environ["OCTILE_BUILD_DIR"]).parent))
+        cls.addClassCleanup(shutil.rmtree, build)
         run(sys.executable, "-m", "pip", "wheel", SOURCE, "--no-deps", "--no-build-isolation", "--wheel-dir", cls.scratch,
-            "-C", "cmake.define.OCTILE_CUDA=OFF", CC=os.environ["OCTILE_CC"], CXX=os.environ["OCTILE_CXX"])
+            "-C", "cmake.define.OCTILE_CUDA=OFF", "-C", f"build-dir={build}", CC=os.environ["OCTILE_CC"], CXX=os.environ["OCTILE_CXX"])
         cls.wheel, = cls.scratch.glob("*.whl")
 
     def test_wheel(self):
