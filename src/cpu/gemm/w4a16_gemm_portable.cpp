@@ -3,8 +3,8 @@
 //
 // The scale stays out of the sum over a group: y = sum_g scale_g * sum_{c in g} a[i, c] * float(b[j, c] - z), where the
 // integers are exact. A few rows of a stream the weight once, from nibbles in registers; more rows take it as panels of
-// floats. Both sum in the order of panel_gemm.h, so a row of y has the same bits either way.
-#include "cpu/gemm/w4a16_nibbles.h"
+// floats. Both sum in the order of float_panels.h, so a row of y has the same bits either way.
+#include "cpu/gemm/weight_panels.h"
 
 namespace octile::cpu {
 

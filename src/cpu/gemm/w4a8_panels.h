@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 
 namespace octile::cpu {
 

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "cpu/gemm/panel_gemm.h"
+#include "cpu/gemm/float_panels.h"
 
 namespace octile::cpu {
 

@@ -2,7 +2,7 @@
 // panel's 64 terms are 1 KiB, rows of 16 channels of 4 terms, as the instruction wants them.
 #include <immintrin.h>
 
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AMX __attribute__((target("amx-tile,amx-int8")))

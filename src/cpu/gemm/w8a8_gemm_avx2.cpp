@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AVX2 __attribute__((target("avx2")))

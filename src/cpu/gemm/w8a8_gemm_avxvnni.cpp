@@ -1,7 +1,7 @@
 // w8a8 with vpdpbusd on 32 bytes: half a panel, 8 channels of 4 terms, u8 x s8, so a is kept with 128 added.
 #include <immintrin.h>
 
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AVXVNNI __attribute__((target("avx2,avxvnni")))

@@ -2,7 +2,7 @@
 // is. Two lines of a panel, 8 terms, are zipped lane by lane, which makes of each channel its 8 terms in order.
 #include <arm_neon.h>
 
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_I8MM __attribute__((target("arch=armv8.2-a+i8mm")))

@@ -2,7 +2,7 @@
 // of a holds 16 terms of a row, which the instruction takes lane by lane.
 #include <arm_neon.h>
 
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_NEON __attribute__((target("arch=armv8.2-a+dotprod")))

@@ -1,4 +1,4 @@
-#include "cpu/gemm/w4a16_nibbles.h"
+#include "cpu/gemm/weight_panels.h"
 
 namespace octile::cpu {
 

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstring>
 
-#include "cpu/gemm/panel_gemm.h"
+#include "cpu/gemm/float_panels.h"
 #include "plan/packed_weight.h"
 
 namespace octile::cpu {

@@ -1,4 +1,4 @@
-#include "cpu/gemm/w8a8_panels.h"
+#include "cpu/gemm/integer_panels.h"
 
 #include <algorithm>
 #include <array>
