@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/access.h"
+#include "cpu/gemm/finish.h"
 #include "cpu/gemm/pack_panels.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
@@ -15,54 +16,19 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kMostRows = 128;    // of a part; half of them where its span is more than half of kMostSpan
-constexpr std::int64_t kMostSpan = 8;      // groups of kMostPanels panels in a part
-constexpr std::int64_t kMarkedRows = 16;   // rows from which it pays to look at a panel first
-constexpr std::int64_t kMostDepth = 1024;  // of any kernel
-constexpr std::int64_t kGroupChannels = kMostPanels * kPanelChannels;
-constexpr std::int64_t kMostChannels = kMostSpan * kGroupChannels;
-static_assert(kMostDepth <= kMostMarks * kMarkedDepth);
-constexpr std::int64_t kPackedHere = 512;   // terms that a part packs for itself
-constexpr std::int64_t kConvertedRows = 8;  // at a time, where rows are contiguous
-constexpr std::int64_t kTurnedRows = 32;    // elsewhere
-constexpr std::int64_t kTallestTile = 32;   // rows beyond the last that a tile may read
+constexpr std::int64_t kMaxRows = 128;    // of a part; half of them where its span is more than half of kMaxSpan
+constexpr std::int64_t kMaxSpan = 8;      // column blocks in a part
+constexpr std::int64_t kNarrowRows = 16;  // rows from which it pays to look for narrow sums first
+constexpr std::int64_t kMaxDepth = 1024;  // of any kernel
+constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
+constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
+static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
+constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for itself
+constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
+constexpr std::int64_t kTransposedRows = 32;  // elsewhere
+constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
+constexpr std::int64_t kTileStride = kBlockChannels + kPanelChannels;
 constexpr std::int64_t kLine = 64;
-
-// Bytes from one converted row of a to the next. An odd number of lines: rows a power of two apart share their places
-// in the first-level cache.
-std::int64_t left_stride(std::int64_t k) { return (ceil_div(k, kS8Depth) | 1) * kLine; }
-
-// y is written along its contiguous dimension: if that is i, then a and b exchange their parts.
-struct Product {
-  ConstTensor left, right;  // (rows, k), (cols, k); a packed right is bytes
-  ConstTensor left_scale, right_scale;
-  ConstTensor bias;
-  bool bias_per_row = false;
-  bool accumulate = false;
-  Tensor y;  // (rows, cols), contiguous along a row
-  std::int64_t rows = 0, cols = 0, k = 0;
-};
-
-// Rows of left that a plan may be asked for, and channels.
-struct Extent {
-  std::int64_t rows, cols;
-
-  explicit Extent(const GemmProblem& p)
-      : rows(p.y_major == Major::outer ? p.n : p.m), cols(p.y_major == Major::outer ? p.m : p.n) {}
-};
-
-Product oriented(const GemmProblem& problem, const GemmOperands& o) {
-  Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, problem.accumulate, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
-  // By the problem, as the workspace is: the strides of a single column would do either way.
-  if (problem.y_major == Major::contraction) return p;
-  std::swap(p.left, p.right);
-  std::swap(p.left_scale, p.right_scale);
-  std::swap(p.rows, p.cols);
-  std::swap(p.y.shape[0], p.y.shape[1]);
-  std::swap(p.y.strides[0], p.y.strides[1]);
-  p.bias_per_row = true;
-  return p;
-}
 
 // ---- Left: copied once, as the tile wants it ----
 
@@ -79,6 +45,15 @@ struct HoldsLowest {
     std::uint8_t any = 0;
     for (std::int64_t i = 0; i < n; ++i) any |= row[i] == 0x80 ? 1 : 0;
     *found = any;
+  }
+};
+
+struct SumGroup {
+  template <Isa>
+  OCTILE_INLINE static void run(const std::uint8_t* __restrict row, std::int64_t n, std::int32_t* sum) {
+    std::int32_t total = 0;
+    for (std::int64_t i = 0; i < n; ++i) total += static_cast<std::int8_t>(row[i]);
+    *sum = total;
   }
 };
 
@@ -99,21 +74,24 @@ struct Halve {
 constexpr std::int64_t sums_stride(std::int64_t channels) {
   return round_up(channels, 2 * kPanelChannels) + kPanelChannels;
 }
-std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
-  const auto most = [&](std::int64_t block, std::int64_t channels) {
+std::int64_t bytes_of_sums(const PanelKernel& kernel, const GemmProblem& p, std::int64_t rows) {
+  const auto sums = [&](std::int64_t block, std::int64_t channels) {
     return round_up(std::min(rows, block), kernel.rows) * sums_stride(channels);
   };
-  return std::max(most(kMostRows, kMostChannels / 2), most(kMostRows / 2, kMostChannels)) *
-         static_cast<std::int64_t>(sizeof(std::int32_t));
+  const std::int64_t bytes_each = in_groups(p) ? bits(p.scale) / 8 : static_cast<std::int64_t>(sizeof(std::int32_t));
+  return std::max(sums(kMaxRows, kMaxChannels / 2), sums(kMaxRows / 2, kMaxChannels)) * bytes_each;
 }
 
-// Workspace: rows of left, the second halves of those that are halved, a mark for each that is, right in panels, then
-// for each thread the sums of a part and the panels that it packs for itself: too much for the stack of a thread.
+// Workspace: rows of left, the second halves of those that are halved, a flag for each that is, sums of left over each
+// group, right in panels, then for each thread the sums of a part and the panels that it packs for itself: too much for
+// the stack of a thread.
 struct Memory {
   std::int64_t stride;
+  std::int64_t channel_bytes;  // of right
   std::uint8_t* left;
   std::uint8_t* rest;
   std::uint8_t* halved;
+  std::int32_t* left_sums;  // (rows, groups)
   std::uint8_t* panels;
   std::uint8_t* threads;
   std::int64_t sums_bytes;
@@ -122,29 +100,31 @@ struct Memory {
   bool packs;
   bool packs_in_parts;
 
-  // Laid out for the most rows of left; `run_rows` are there in this run. Few of them do not pay for panels of all
-  // right, which is then packed part by part.
+  // Laid out for the maximum of rows of left; `run_rows` are there in this run. Few of them do not pay for panels of
+  // all right, which is then packed part by part. A right in groups is packed as a caller would pack it.
   Memory(const PanelKernel& kernel, const GemmProblem& p, std::int64_t run_rows, void* workspace)
-      : stride(left_stride(p.k)) {
-    const Extent extent(p);
-    const std::int64_t rows = round_up(extent.rows, kTallestTile);
-    const bool symmetric = kernel.left == LeftForm::symmetric;
-    const bool may_pack = !p.b_packed && extent.rows > kMostRows;
-    packs = may_pack && run_rows > kMostRows;
+      : stride(row_stride(p.k)), channel_bytes(is_s4(p) ? p.k / 2 : p.k) {
+    const GemmExtent extent(p);
+    const std::int64_t rows = round_up(extent.rows, kMaxTileRows);
+    const bool symmetric = kernel.a == AForm::symmetric;
+    const bool may_pack = !p.b_packed && (in_groups(p) || extent.rows > kMaxRows);
+    packs = may_pack && (in_groups(p) || run_rows > kMaxRows);
     packs_in_parts = !p.b_packed && !packs;
+    const PackedLayout layout = packed_layout(p);
     Pieces pieces(workspace);
     left = pieces.take(rows * stride);
     rest = pieces.take(symmetric ? rows * stride : 0);
     halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
-    panels = pieces.take(may_pack ? round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth) : 0);
-    sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
-    thread_bytes = sums_bytes + (p.b_packed ? 0 : kPackedHere * kGroupChannels);
+    left_sums = reinterpret_cast<std::int32_t*>(pieces.take(is_s4(p) ? round_up(4 * rows * layout.groups, kLine) : 0));
+    panels = pieces.take(!may_pack      ? 0
+                         : in_groups(p) ? layout.size
+                                        : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
+    sums_bytes = round_up(bytes_of_sums(kernel, p, extent.rows), kLine);
+    thread_bytes = sums_bytes + (p.b_packed || in_groups(p) ? 0 : kPackedDepth * kBlockChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
 };
-
-const std::uint8_t* bytes(const ConstTensor& t) { return static_cast<const std::uint8_t*>(t.data); }
 
 void copy_rows(const ConstTensor& t, std::int64_t k, std::int64_t first, std::int64_t rows, const Bytes& out) {
   if (t.strides[1] == 1) {
@@ -157,7 +137,7 @@ void copy_rows(const ConstTensor& t, std::int64_t k, std::int64_t first, std::in
 }
 
 // At most kTiledRows rows, that begin a block.
-void tile_left(const Product& p, const Memory& memory, const Range& range) {
+void tile_left(const GemmView& p, const Memory& memory, const Range& range) {
   const auto [first, rows] = range;
   std::uint8_t* block = memory.left + first * memory.stride;
   for (std::int64_t c = 0; c < p.k; c += kS8Depth) {
@@ -175,16 +155,16 @@ void tile_left(const Product& p, const Memory& memory, const Range& range) {
   }
 }
 
-void convert_left(const PanelKernel& kernel, const Product& p, const Memory& memory, Range range) {
+void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& memory, Range range) {
   const auto [first, rows] = range;
-  if (kernel.left == LeftForm::tiled) return tile_left(p, memory, range);
+  if (kernel.a == AForm::tiled) return tile_left(p, memory, range);
   const std::int64_t depth = round_up(p.k, kS8Depth);
   copy_rows(p.left, p.k, first, rows, {memory.left + first * memory.stride, memory.stride});
   for (std::int64_t r = first; r < first + rows; ++r) {
     std::uint8_t* row = memory.left + r * memory.stride;
     std::memset(row + p.k, 0, static_cast<std::size_t>(depth - p.k));
-    if (kernel.left == LeftForm::offset) multiversion<FlipSigns>(row, p.k);
-    if (kernel.left == LeftForm::symmetric) {
+    if (kernel.a == AForm::offset) multiversion<FlipSigns>(row, p.k);
+    if (kernel.a == AForm::symmetric) {
       multiversion<HoldsLowest>(static_cast<const std::uint8_t*>(row), p.k, memory.halved + r);
       std::uint8_t* rest = memory.rest + r * memory.stride;
       if (memory.halved[r]) {
@@ -198,50 +178,71 @@ void convert_left(const PanelKernel& kernel, const Product& p, const Memory& mem
 
 // ---- From sums to y ----
 
+// What is subtracted from a group's sums, since the tile's operands are not a and b themselves:
+//   none             nothing
+//   channel          128 times the channel's sum: a is 128 too large
+//   row              8 times the row's sum: b is q + 8
+//   row_and_channel  8 + z times the row's sum
+enum class Offset : std::uint8_t { none, channel, row, row_and_channel };
+
 template <class Real>
-struct FinishRun {
-  const std::int32_t* sums;        // (n)
-  const std::int32_t* correction;  // (n), subtracted from the sums
-  Real left_scale;
-  const Real* right_scale;  // (n)
-  const Real* bias;         // (n), or one
-  std::int64_t n;
-  Real* y;
+struct FoldRun {
+  const std::int32_t* sums;  // (rows, kTileStride)
+  const std::int32_t* row_sums;
+  std::int64_t row_sums_stride;
+  std::int64_t rows, panels;
+  const std::uint8_t* scales;        // panels of (groups, 16) Real, from this group on
+  const std::uint8_t* channel_sums;  // s32
+  const std::uint8_t* zero_points;   // 8 + z
+  std::int64_t segments_stride;      // segments from one panel to the next, of all three
+  Real* totals;                      // (rows, totals_stride)
+  std::int64_t totals_stride;
 };
 
-enum class BiasOf : std::uint8_t { none, column, row };
-
-template <BiasOf bias_of>
-struct FinishRow {
+// totals = fma(Real(acc), scale, totals), for one group.
+template <Offset offset>
+struct FoldGroup {
   template <Isa, class Real>
-  OCTILE_INLINE static void run(FinishRun<Real> p) {
-    const auto* __restrict sums = reinterpret_cast<const std::uint32_t*>(p.sums);
-    const auto* __restrict correction = reinterpret_cast<const std::uint32_t*>(p.correction);
-    const Real* __restrict right_scale = p.right_scale;
-    const Real* __restrict bias = p.bias;
-    Real* __restrict y = p.y;
-    const Real bias_of_row = bias_of == BiasOf::row ? *bias : Real{0};
-    for (std::int64_t j = 0; j < p.n; ++j) {
-      const Real scale = p.left_scale * right_scale[j];
-      const Real sum = static_cast<Real>(static_cast<std::int32_t>(sums[j] - correction[j]));
-      if constexpr (bias_of == BiasOf::none) {
-        y[j] = sum * scale;
-      } else {
-        y[j] = std::fma(sum, scale, bias_of == BiasOf::row ? bias_of_row : bias[j]);
+  OCTILE_INLINE static void run(FoldRun<Real> p) {
+    for (std::int64_t panel = 0; panel < p.panels; ++panel) {
+      const std::int64_t segment = panel * p.segments_stride;
+      const auto* const scales = reinterpret_cast<const Real*>(p.scales) + segment;
+      std::uint32_t less[kPanelChannels] = {};
+      for (std::int64_t j = 0; j < kPanelChannels; ++j) {
+        if constexpr (offset == Offset::channel) {
+          less[j] = reinterpret_cast<const std::uint32_t*>(p.channel_sums)[segment + j] * 128u;
+        } else if constexpr (offset == Offset::row_and_channel) {
+          less[j] = p.zero_points[segment + j];
+        }
+      }
+      for (std::int64_t i = 0; i < p.rows; ++i) {
+        const auto* sums = reinterpret_cast<const std::uint32_t*>(p.sums) + i * kTileStride + panel * kPanelChannels;
+        Real* __restrict totals = p.totals + i * p.totals_stride + panel * kPanelChannels;
+        std::uint32_t row_sum = 0;
+        if constexpr (offset >= Offset::row) row_sum = static_cast<std::uint32_t>(p.row_sums[i * p.row_sums_stride]);
+        for (std::int64_t j = 0; j < kPanelChannels; ++j) {
+          std::uint32_t acc = sums[j];
+          if constexpr (offset == Offset::channel) acc -= less[j];
+          if constexpr (offset == Offset::row) acc -= 8 * row_sum;
+          if constexpr (offset == Offset::row_and_channel) acc -= less[j] * row_sum;
+          totals[j] = std::fma(static_cast<Real>(static_cast<std::int32_t>(acc)), scales[j], totals[j]);
+        }
       }
     }
   }
 };
 
 template <class Real>
-void finish(const FinishRun<Real>& run, BiasOf bias) {
-  switch (bias) {
-    case BiasOf::none:
-      return multiversion<FinishRow<BiasOf::none>>(run);
-    case BiasOf::column:
-      return multiversion<FinishRow<BiasOf::column>>(run);
-    case BiasOf::row:
-      return multiversion<FinishRow<BiasOf::row>>(run);
+void fold(const FoldRun<Real>& run, Offset offset) {
+  switch (offset) {
+    case Offset::none:
+      return multiversion<FoldGroup<Offset::none>>(run);
+    case Offset::channel:
+      return multiversion<FoldGroup<Offset::channel>>(run);
+    case Offset::row:
+      return multiversion<FoldGroup<Offset::row>>(run);
+    case Offset::row_and_channel:
+      return multiversion<FoldGroup<Offset::row_and_channel>>(run);
   }
 }
 
@@ -254,19 +255,21 @@ void finish(const FinishRun<Real>& run, BiasOf bias) {
 // thread then writes 7 GB/s (Sapphire Rapids). It is narrow where there would be too few parts for the threads.
 class Order {
  public:
-  Order(const PanelKernel& kernel, const Product& p, const Memory& memory, int threads) : rows_(p.rows), cols_(p.cols) {
-    if (!memory.packs_in_parts && cols_ * p.k <= second_level_cache() / 2 && rows_ >= threads * kTiledRows) {
+  Order(const PanelKernel& kernel, const GemmView& p, const Memory& memory, int threads)
+      : rows_(p.rows), cols_(p.cols) {
+    if (!memory.packs_in_parts && cols_ * memory.channel_bytes <= second_level_cache() / 2 &&
+        rows_ >= threads * kTiledRows) {
       by_rows(kernel, threads);
       return;
     }
     constexpr std::int64_t kPartsOfAThread = 3;
     // Where each part packs its own panels, one part has all rows.
-    for (std::int64_t span = memory.packs_in_parts ? kMostSpan / 2 : kMostSpan; span > 0; span /= 2) {
-      channels_ = span * kGroupChannels;
-      row_block_ = (span > kMostSpan / 2 ? kMostRows / 2 : kMostRows) / kernel.rows * kernel.rows;
+    for (std::int64_t span = memory.packs_in_parts ? kMaxSpan / 2 : kMaxSpan; span > 0; span /= 2) {
+      channels_ = span * kBlockChannels;
+      row_block_ = (span > kMaxSpan / 2 ? kMaxRows / 2 : kMaxRows) / kernel.rows * kernel.rows;
       band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * memory.stride));
       spans_ = ceil_div(cols_, channels_);
-      const bool stays = channels_ * p.k <= second_level_cache() / 4;  // for all rows of the band
+      const bool stays = channels_ * memory.channel_bytes <= second_level_cache() / 4;  // for all rows of the band
       if (stays && (threads == 1 || parts() >= kPartsOfAThread * threads)) break;
     }
   }
@@ -288,10 +291,10 @@ class Order {
   // A right that fits the second-level cache of every thread stays there from run to run, and a thread takes the rows
   // that it has quantized itself.
   void by_rows(const PanelKernel& kernel, int threads) {
-    channels_ = kMostChannels;
+    channels_ = kMaxChannels;
     spans_ = ceil_div(cols_, channels_);
     const std::int64_t share = round_up(ceil_div(rows_, threads), std::max<std::int64_t>(kernel.row_step, 4));
-    row_block_ = std::min(share, kMostRows / 2 / kernel.rows * kernel.rows);
+    row_block_ = std::min(share, kMaxRows / 2 / kernel.rows * kernel.rows);
     band_ = row_block_;
   }
 
@@ -304,132 +307,205 @@ class Order {
   std::int64_t rows_, cols_, row_block_ = 0, band_ = 0, channels_ = 0, spans_ = 0;
 };
 
-// A part is computed group by group, and then finished row by row.
+// A part is computed by blocks of up to four panels, and then finished row by row.
 
 template <class Real>
 class Multiplication {
  public:
-  Multiplication(const PanelKernel& kernel, const GemmProblem& problem, const Product& p, const Launch& launch)
-      : kernel_(kernel), problem_(problem), p_(p), memory_(kernel, problem, p.rows, launch.workspace.data) {
-    if (problem.b_packed) {
-      layout_ = packed_layout(problem);
-      panels_ = bytes(p.right);
+  Multiplication(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& o, const Launch& launch)
+      : kernel_(kernel),
+        problem_(problem),
+        o_(o),
+        p_(problem, o),
+        memory_(kernel, problem, p_.rows, launch.workspace.data),
+        layout_(packed_layout(problem)),
+        in_groups_(in_groups(problem)),
+        depth_bytes_(kPanelChannels * (is_s4(problem) ? 4 : 8) / 8) {
+    if (is_s4(problem)) {
+      offset_ = problem.zero_point ? Offset::row_and_channel : Offset::row;
+    } else if (kernel.a == AForm::offset) {
+      offset_ = Offset::channel;
+    }
+    packed_ = problem.b_packed || in_groups_;
+    if (packed_) {
+      panels_ = problem.b_packed ? bytes(p_.right) : memory_.panels;
       panel_bytes_ = layout_.panel_bytes;
     } else if (memory_.packs) {
       panels_ = memory_.panels;
-      panel_bytes_ = round_up(p.k, kS8Depth) * kPanelChannels;
+      panel_bytes_ = round_up(p_.k, kS8Depth) * kPanelChannels;
     }
   }
 
   void run() const {
     const int threads = useful_threads(problem_.threads, product_units(p_.rows, p_.cols, p_.k));
-    const std::int64_t at_once = kernel_.left == LeftForm::tiled ? kTiledRows
-                                 : p_.left.strides[1] == 1       ? kConvertedRows
-                                                                 : kTurnedRows;
+    const std::int64_t at_once = kernel_.a == AForm::tiled ? kTiledRows
+                                 : p_.left.strides[1] == 1 ? kConvertedRows
+                                                           : kTransposedRows;
     parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
-      convert_left(kernel_, p_, memory_, {part * at_once, std::min(at_once, p_.rows - part * at_once)});
+      const Range rows{part * at_once, std::min(at_once, p_.rows - part * at_once)};
+      convert_left(kernel_, p_, memory_, rows);
+      if (is_s4(problem_)) add_up_left(rows);
     });
-    if (memory_.packs) {
-      parallel_for(threads, ceil_div(p_.cols, kGroupChannels), [&](std::int64_t part) {
-        const std::int64_t first = part * kGroupChannels;
-        pack_panels(p_.right, {first, std::min(kGroupChannels, p_.cols - first)}, {0, p_.k},
-                    {memory_.panels + part * kMostPanels * panel_bytes_, panel_bytes_});
+    if (memory_.packs && in_groups_) {
+      pack_weight(problem_, o_, reinterpret_cast<std::byte*>(memory_.panels));
+    } else if (memory_.packs) {
+      parallel_for(threads, ceil_div(p_.cols, kBlockChannels), [&](std::int64_t part) {
+        const std::int64_t first = part * kBlockChannels;
+        pack_panels(p_.right, {first, std::min(kBlockChannels, p_.cols - first)}, {0, p_.k},
+                    {memory_.panels + part * kMaxPanels * panel_bytes_, panel_bytes_});
       });
     }
     const Order order(kernel_, p_, memory_, threads);
     parallel_for(threads, order.parts(), [&](std::int64_t part, int thread) {
-      if (kernel_.begin) kernel_.begin();
+      if (kernel_.configure) kernel_.configure();
       multiply(order.rows(part), order.cols(part), memory_.threads + thread * memory_.thread_bytes);
-      if (kernel_.end) kernel_.end();
+      if (kernel_.release) kernel_.release();
     });
   }
 
  private:
-  struct Sums {
-    std::int32_t* data;
-    std::int64_t stride;
-  };
-
   // What a part keeps on its stack, and its thread's memory.
   struct Scratch {
-    std::int32_t* sums;
+    std::int32_t* sums;  // or the totals of groups
     std::uint8_t* packed;
-    alignas(64) std::int32_t correction[kMostChannels] = {};
-    Real left_scale[kMostRows];
-    Real right_scale[kMostChannels];
-    Real bias[std::max(kMostRows, kMostChannels)];
-    BiasOf bias_of = BiasOf::none;
-    std::int64_t sums_stride = 0;
+    std::int64_t sums_stride;
+    alignas(64) std::int32_t correction[kMaxChannels] = {};
+
+    Real* totals() const { return reinterpret_cast<Real*>(sums); }
   };
 
-  void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
-    Scratch s;
-    s.sums = reinterpret_cast<std::int32_t*>(memory);
-    s.packed = memory + memory_.sums_bytes;
-    load_scales(rows, cols, s);
-    s.sums_stride = sums_stride(cols.count);
-    for (std::int64_t j = 0; j < cols.count; j += kGroupChannels) {
-      multiply_group(rows, {cols.first + j, std::min(kGroupChannels, cols.count - j)}, s, j);
+  void add_up_left(const Range& rows) const {
+    for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
+      for (std::int64_t g = 0; g < layout_.groups; ++g) {
+        multiversion<SumGroup>(static_cast<const std::uint8_t*>(memory_.left + r * memory_.stride + g * problem_.group),
+                               problem_.group, memory_.left_sums + r * layout_.groups + g);
+      }
     }
-    finish_part(s, rows, cols);
+  }
+
+  void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
+    Scratch s{reinterpret_cast<std::int32_t*>(memory), memory + memory_.sums_bytes, sums_stride(cols.count)};
+    Finish<Real, kMaxRows, kMaxChannels> finish(p_, rows, cols);
+    if (in_groups_) {
+      std::fill_n(s.totals(), rows.count * s.sums_stride, Real{0});
+    } else {
+      load_channels(cols, finish.right_scale, s.correction);
+    }
+    for (std::int64_t j = 0; j < cols.count; j += kBlockChannels) {
+      multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j);
+    }
+    in_groups_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
+  }
+
+  // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. Groups stay whole.
+  std::int64_t block_depth() const {
+    if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
+    const std::int64_t depth = round_up(p_.k, kS8Depth);
+    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth) : kernel_.depth;
+    return round_up(ceil_div(depth, ceil_div(depth, max)), kS8Depth);
   }
 
   // Channels from `at` of the part on.
-  void multiply_group(const Range& rows, const Range& cols, Scratch& s, std::int64_t at) const {
-    const bool packs_here = memory_.packs_in_parts;
-    const Sums sums{s.sums + at, s.sums_stride};
+  void multiply_block(const Range& rows, const Range& cols, Scratch& s, std::int64_t at) const {
     std::int32_t* const correction = s.correction + at;
-    const std::int64_t depth = round_up(p_.k, kS8Depth);
-    // Blocks of equal depth: 768 terms are 384 and 384, not 512 and 256.
-    const std::int64_t most = packs_here ? std::min(kPackedHere, kernel_.depth) : kernel_.depth;
-    const std::int64_t block = round_up(ceil_div(depth, ceil_div(depth, most)), kS8Depth);
+    const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
+    const std::int64_t block = block_depth();
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
     const std::int64_t tiles = ceil_div(rows.count, kernel_.rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
-    run.sums_stride = sums.stride;
+    run.sums_stride = s.sums_stride;
     for (std::int64_t term = 0; term < depth; term += block) {
       run.depth = std::min(block, depth - term);
       run.accumulate = term > 0;
-      if (packs_here) {
+      if (memory_.packs_in_parts) {
         run.b = s.packed;
         run.b_stride = run.depth * kPanelChannels;
         pack_panels(p_.right, cols, {term, std::min(p_.k - term, block)}, {s.packed, run.b_stride});
       } else {
-        run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * kPanelChannels;
+        run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * depth_bytes_;
         run.b_stride = panel_bytes_;
       }
-      if (kernel_.left == LeftForm::offset && !problem_.b_packed) add_correction(run, correction);
-      std::uint8_t marks[kMostPanels * kMostMarks];
-      if (kernel_.mark && rows.count >= kMarkedRows) {
-        run.marks = marks;
-        for (int j = 0; j < run.panels; ++j) kernel_.mark(run.b + j * run.b_stride, run.depth, marks + j * kMostMarks);
+      if (kernel_.a == AForm::offset && !packed_) add_correction(run, correction);
+      std::uint8_t narrow[kMaxPanels * kMaxNarrowBlocks];
+      if (kernel_.find_narrow && rows.count >= kNarrowRows && run.depth <= kMaxDepth &&
+          layout_.group_depth % kNarrowDepth == 0) {
+        run.narrow = narrow;
+        for (int j = 0; j < run.panels; ++j) {
+          kernel_.find_narrow(run.b + j * run.b_stride, run.depth, narrow + j * kMaxNarrowBlocks);
+        }
+      } else {
+        run.narrow = nullptr;
       }
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
-        run.sums = sums.data + i * sums.stride;
-        tile(run, rows.first + i, term);
+        if (in_groups_) {
+          fold_groups(run, {rows.first + i, term}, cols.first, {s.totals() + i * s.sums_stride + at, s.sums_stride});
+        } else {
+          run.sums = s.sums + i * s.sums_stride + at;
+          tile(run, {rows.first + i, term});
+        }
       }
     }
   }
 
-  void tile(TileRun run, std::int64_t row, std::int64_t term) const {
-    run.a = memory_.left + row * memory_.stride + (kernel_.left == LeftForm::tiled ? kTiledRows : 1) * term;
+  struct Place {
+    std::int64_t row, term;
+  };
+
+  void tile(TileRun run, const Place& at) const {
+    run.a = memory_.left + at.row * memory_.stride + (kernel_.a == AForm::tiled ? kTiledRows : 1) * at.term;
     kernel_.tile(run);
-    if (kernel_.left != LeftForm::symmetric) return;
-    const std::uint8_t* halved = memory_.halved + row;
+    if (kernel_.a != AForm::symmetric) return;
+    const std::uint8_t* halved = memory_.halved + at.row;
     if (std::find(halved, halved + run.rows, 1) == halved + run.rows) return;
-    run.a = memory_.rest + row * memory_.stride + term;
+    run.a = memory_.rest + at.row * memory_.stride + at.term;
     run.accumulate = true;
     kernel_.tile(run);
+  }
+
+  struct Totals {
+    Real* data;
+    std::int64_t stride;
+  };
+
+  // The groups of a block, for the rows of a tile.
+  void fold_groups(TileRun run, Place at, std::int64_t col, const Totals& totals) const {
+    alignas(64) std::int32_t sums[kMaxTileRows * kTileStride];
+    const std::int64_t end = at.term + run.depth;
+    std::int64_t segment = (col / kPanelChannels * layout_.groups + at.term / layout_.group_depth) * kPanelChannels;
+    FoldRun<Real> folds{};
+    folds.sums = sums;
+    folds.row_sums = memory_.left_sums + at.row * layout_.groups + at.term / layout_.group_depth;
+    folds.row_sums_stride = layout_.groups;
+    folds.rows = run.rows;
+    folds.panels = run.panels;
+    folds.segments_stride = layout_.groups * kPanelChannels;
+    folds.totals = totals.data;
+    folds.totals_stride = totals.stride;
+    run.sums = sums;
+    run.sums_stride = kTileStride;
+    run.depth = layout_.group_depth;
+    run.accumulate = false;
+    for (; at.term < end; at.term += layout_.group_depth) {
+      tile(run, at);
+      folds.scales = panels_ + layout_.scales_at + segment * static_cast<std::int64_t>(sizeof(Real));
+      folds.channel_sums = panels_ + layout_.sums_at + segment * static_cast<std::int64_t>(sizeof(std::int32_t));
+      folds.zero_points = panels_ + layout_.zero_points_at + segment;
+      fold(folds, offset_);
+      ++folds.row_sums;
+      segment += kPanelChannels;
+      run.b += layout_.group_bytes;
+      if (run.narrow) run.narrow += layout_.group_depth / kNarrowDepth;
+    }
   }
 
   // The sums of a row of zeros.
   void add_correction(TileRun run, std::int32_t* correction) const {
     alignas(64) static constexpr auto kZeros = [] {
-      std::array<std::uint8_t, kMostDepth> zeros{};
+      std::array<std::uint8_t, kMaxDepth> zeros{};
       zeros.fill(0x80);
       return zeros;
     }();
@@ -439,53 +515,29 @@ class Multiplication {
     kernel_.tile(run);
   }
 
-  void load_scales(const Range& row_range, const Range& col_range, Scratch& s) const {
-    const auto [first_row, rows] = row_range;
-    const auto [first_col, cols] = col_range;
-    for (std::int64_t i = 0; i < rows; ++i) s.left_scale[i] = load<Real>(p_.left_scale, first_row + i);
-    if (problem_.b_packed) {
-      const std::uint8_t* scales = panels_ + layout_.scales_at;
-      std::memcpy(s.right_scale, scales + first_col * static_cast<std::int64_t>(sizeof(Real)),
-                  static_cast<std::size_t>(cols) * sizeof(Real));
-      if (kernel_.left == LeftForm::offset) {
-        const std::uint8_t* sums = panels_ + layout_.sums_at;
-        std::memcpy(s.correction, sums + first_col * static_cast<std::int64_t>(sizeof(std::int32_t)),
-                    static_cast<std::size_t>(cols) * sizeof(std::int32_t));
-        for (std::int32_t& sum : s.correction) sum = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum) * 128u);
-      }
-    } else {
-      for (std::int64_t j = 0; j < cols; ++j) s.right_scale[j] = load<Real>(p_.right_scale, first_col + j);
+  // Scales, and what a packed right says of the correction.
+  void load_channels(const Range& cols, Real* scale, std::int32_t* correction) const {
+    if (!packed_) {
+      for (std::int64_t j = 0; j < cols.count; ++j) scale[j] = load<Real>(p_.right_scale, cols.first + j);
+      return;
     }
-    if (!p_.bias.present()) return;
-    s.bias_of = p_.bias_per_row ? BiasOf::row : BiasOf::column;
-    const std::int64_t first = p_.bias_per_row ? first_row : first_col;
-    for (std::int64_t i = 0; i < (p_.bias_per_row ? rows : cols); ++i) s.bias[i] = load<Real>(p_.bias, first + i);
-  }
-
-  void finish_part(const Scratch& s, const Range& rows, const Range& cols) const {
-    const bool direct = p_.y.dtype == DTypeOf<Real>::value && !p_.accumulate;
-    Real values[kMostChannels];
-    FinishRun<Real> run{s.sums, s.correction, Real{}, s.right_scale, s.bias, cols.count, values};
-    for (std::int64_t i = 0; i < rows.count; ++i) {
-      const std::int64_t at = (rows.first + i) * p_.y.strides[0] + cols.first;
-      if (direct) run.y = static_cast<Real*>(p_.y.data) + at;
-      run.left_scale = s.left_scale[i];
-      finish(run, s.bias_of);
-      if (p_.accumulate) {
-        add<Real>(p_.y.data, at, cols.count, values);
-      } else if (!direct) {
-        narrow<Real>(p_.y.dtype, p_.y.data, at, cols.count, values);
-      }
-      run.sums += s.sums_stride;
-      if (s.bias_of == BiasOf::row) ++run.bias;
-    }
+    const auto count = static_cast<std::size_t>(cols.count);
+    std::memcpy(scale, reinterpret_cast<const Real*>(panels_ + layout_.scales_at) + cols.first, count * sizeof(Real));
+    if (kernel_.a != AForm::offset) return;
+    const auto* sums = reinterpret_cast<const std::uint32_t*>(panels_ + layout_.sums_at) + cols.first;
+    for (std::int64_t j = 0; j < cols.count; ++j) correction[j] = static_cast<std::int32_t>(sums[j] * 128u);
   }
 
   const PanelKernel& kernel_;
   const GemmProblem& problem_;
-  const Product& p_;
+  const GemmOperands& o_;
+  GemmView p_;
   Memory memory_;
   PackedLayout layout_;
+  bool in_groups_;
+  bool packed_;               // panels_ are in the packed form, with sums and scales
+  std::int64_t depth_bytes_;  // of a panel: bytes of a term
+  Offset offset_ = Offset::none;
   const std::uint8_t* panels_ = nullptr;  // unless each part packs its own
   std::int64_t panel_bytes_ = 0;
 };
@@ -494,13 +546,16 @@ class Multiplication {
 
 void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,
                      const Launch& launch) {
-  const Product product = oriented(problem, operands);
-  problem.scale == DType::f64 ? Multiplication<double>(kernel, problem, product, launch).run()
-                              : Multiplication<float>(kernel, problem, product, launch).run();
+  problem.scale == DType::f64 ? Multiplication<double>(kernel, problem, operands, launch).run()
+                              : Multiplication<float>(kernel, problem, operands, launch).run();
 }
 
 std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem) {
-  return static_cast<std::size_t>(Memory(kernel, problem, Extent(problem).rows, nullptr).size);
+  return static_cast<std::size_t>(Memory(kernel, problem, GemmExtent(problem).rows, nullptr).size);
+}
+
+std::size_t w4a8_gemm_workspace(const GemmProblem& problem) {
+  return panels_workspace({AForm::plain, kMaxTileRows, 1, 1024, nullptr}, problem);
 }
 
 }  // namespace octile::cpu
