@@ -27,7 +27,6 @@ constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for its
 constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
 constexpr std::int64_t kTransposedRows = 32;  // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
-constexpr std::int64_t kTileStride = kBlockChannels + kPanelChannels;
 constexpr std::int64_t kLine = 64;
 
 // ---- Left: copied once, as the tile wants it ----
@@ -74,12 +73,12 @@ struct Halve {
 constexpr std::int64_t sums_stride(std::int64_t channels) {
   return round_up(channels, 2 * kPanelChannels) + kPanelChannels;
 }
-std::int64_t bytes_of_sums(const PanelKernel& kernel, const GemmProblem& p, std::int64_t rows) {
+std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
   const auto sums = [&](std::int64_t block, std::int64_t channels) {
     return round_up(std::min(rows, block), kernel.rows) * sums_stride(channels);
   };
-  const std::int64_t bytes_each = in_groups(p) ? bits(p.scale) / 8 : static_cast<std::int64_t>(sizeof(std::int32_t));
-  return std::max(sums(kMaxRows, kMaxChannels / 2), sums(kMaxRows / 2, kMaxChannels)) * bytes_each;
+  return std::max(sums(kMaxRows, kMaxChannels / 2), sums(kMaxRows / 2, kMaxChannels)) *
+         static_cast<std::int64_t>(sizeof(std::int32_t));
 }
 
 // Workspace: rows of left, the second halves of those that are halved, a flag for each that is, sums of left over each
@@ -119,7 +118,7 @@ struct Memory {
     panels = pieces.take(!may_pack      ? 0
                          : in_groups(p) ? layout.size
                                         : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
-    sums_bytes = round_up(bytes_of_sums(kernel, p, extent.rows), kLine);
+    sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
     thread_bytes = sums_bytes + (p.b_packed || in_groups(p) ? 0 : kPackedDepth * kBlockChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
@@ -173,76 +172,6 @@ void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& me
         std::memset(rest, 0, static_cast<std::size_t>(depth));
       }
     }
-  }
-}
-
-// ---- From sums to y ----
-
-// What is subtracted from a group's sums, since the tile's operands are not a and b themselves:
-//   none             nothing
-//   channel          128 times the channel's sum: a is 128 too large
-//   row              8 times the row's sum: b is q + 8
-//   row_and_channel  8 + z times the row's sum
-enum class Offset : std::uint8_t { none, channel, row, row_and_channel };
-
-template <class Real>
-struct FoldRun {
-  const std::int32_t* sums;  // (rows, kTileStride)
-  const std::int32_t* row_sums;
-  std::int64_t row_sums_stride;
-  std::int64_t rows, panels;
-  const std::uint8_t* scales;        // panels of (groups, 16) Real, from this group on
-  const std::uint8_t* channel_sums;  // s32
-  const std::uint8_t* zero_points;   // 8 + z
-  std::int64_t segments_stride;      // segments from one panel to the next, of all three
-  Real* totals;                      // (rows, totals_stride)
-  std::int64_t totals_stride;
-};
-
-// totals = fma(Real(acc), scale, totals), for one group.
-template <Offset offset>
-struct FoldGroup {
-  template <Isa, class Real>
-  OCTILE_INLINE static void run(FoldRun<Real> p) {
-    for (std::int64_t panel = 0; panel < p.panels; ++panel) {
-      const std::int64_t segment = panel * p.segments_stride;
-      const auto* const scales = reinterpret_cast<const Real*>(p.scales) + segment;
-      std::uint32_t less[kPanelChannels] = {};
-      for (std::int64_t j = 0; j < kPanelChannels; ++j) {
-        if constexpr (offset == Offset::channel) {
-          less[j] = reinterpret_cast<const std::uint32_t*>(p.channel_sums)[segment + j] * 128u;
-        } else if constexpr (offset == Offset::row_and_channel) {
-          less[j] = p.zero_points[segment + j];
-        }
-      }
-      for (std::int64_t i = 0; i < p.rows; ++i) {
-        const auto* sums = reinterpret_cast<const std::uint32_t*>(p.sums) + i * kTileStride + panel * kPanelChannels;
-        Real* __restrict totals = p.totals + i * p.totals_stride + panel * kPanelChannels;
-        std::uint32_t row_sum = 0;
-        if constexpr (offset >= Offset::row) row_sum = static_cast<std::uint32_t>(p.row_sums[i * p.row_sums_stride]);
-        for (std::int64_t j = 0; j < kPanelChannels; ++j) {
-          std::uint32_t acc = sums[j];
-          if constexpr (offset == Offset::channel) acc -= less[j];
-          if constexpr (offset == Offset::row) acc -= 8 * row_sum;
-          if constexpr (offset == Offset::row_and_channel) acc -= less[j] * row_sum;
-          totals[j] = std::fma(static_cast<Real>(static_cast<std::int32_t>(acc)), scales[j], totals[j]);
-        }
-      }
-    }
-  }
-};
-
-template <class Real>
-void fold(const FoldRun<Real>& run, Offset offset) {
-  switch (offset) {
-    case Offset::none:
-      return multiversion<FoldGroup<Offset::none>>(run);
-    case Offset::channel:
-      return multiversion<FoldGroup<Offset::channel>>(run);
-    case Offset::row:
-      return multiversion<FoldGroup<Offset::row>>(run);
-    case Offset::row_and_channel:
-      return multiversion<FoldGroup<Offset::row_and_channel>>(run);
   }
 }
 
@@ -321,11 +250,6 @@ class Multiplication {
         layout_(packed_layout(problem)),
         in_groups_(in_groups(problem)),
         depth_bytes_(kPanelChannels * (is_s4(problem) ? 4 : 8) / 8) {
-    if (is_s4(problem)) {
-      offset_ = problem.zero_point ? Offset::row_and_channel : Offset::row;
-    } else if (kernel.a == AForm::offset) {
-      offset_ = Offset::channel;
-    }
     packed_ = problem.b_packed || in_groups_;
     if (packed_) {
       panels_ = problem.b_packed ? bytes(p_.right) : memory_.panels;
@@ -344,7 +268,7 @@ class Multiplication {
     parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
       const Range rows{part * at_once, std::min(at_once, p_.rows - part * at_once)};
       convert_left(kernel_, p_, memory_, rows);
-      if (is_s4(problem_)) add_up_left(rows);
+      if (is_s4(problem_)) sum_groups(rows);
     });
     if (memory_.packs && in_groups_) {
       pack_weight(problem_, o_, reinterpret_cast<std::byte*>(memory_.panels));
@@ -371,10 +295,10 @@ class Multiplication {
     std::int64_t sums_stride;
     alignas(64) std::int32_t correction[kMaxChannels] = {};
 
-    Real* totals() const { return reinterpret_cast<Real*>(sums); }
+    float* totals() const { return reinterpret_cast<float*>(sums); }
   };
 
-  void add_up_left(const Range& rows) const {
+  void sum_groups(const Range& rows) const {
     for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
       for (std::int64_t g = 0; g < layout_.groups; ++g) {
         multiversion<SumGroup>(static_cast<const std::uint8_t*>(memory_.left + r * memory_.stride + g * problem_.group),
@@ -387,7 +311,7 @@ class Multiplication {
     Scratch s{reinterpret_cast<std::int32_t*>(memory), memory + memory_.sums_bytes, sums_stride(cols.count)};
     Finish<Real, kMaxRows, kMaxChannels> finish(p_, rows, cols);
     if (in_groups_) {
-      std::fill_n(s.totals(), rows.count * s.sums_stride, Real{0});
+      std::fill_n(s.totals(), rows.count * s.sums_stride, 0.0f);
     } else {
       load_channels(cols, finish.right_scale, s.correction);
     }
@@ -397,8 +321,10 @@ class Multiplication {
     in_groups_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
   }
 
-  // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. Groups stay whole.
+  // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a tile
+  // that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
   std::int64_t block_depth() const {
+    if (in_groups_ && !kernel_.find_narrow) return layout_.groups * layout_.group_depth;
     if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
     const std::int64_t depth = round_up(p_.k, kS8Depth);
     const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth) : kernel_.depth;
@@ -413,6 +339,9 @@ class Multiplication {
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
     const std::int64_t tiles = ceil_div(rows.count, kernel_.rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
+    GroupRun group{};
+    if (in_groups_) group = groups_of(cols.first);
+    group.totals_stride = s.sums_stride;
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
@@ -442,7 +371,8 @@ class Multiplication {
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
         if (in_groups_) {
-          fold_groups(run, {rows.first + i, term}, cols.first, {s.totals() + i * s.sums_stride + at, s.sums_stride});
+          group.totals = s.totals() + i * s.sums_stride + at;
+          fold_groups(run, {rows.first + i, term}, group);
         } else {
           run.sums = s.sums + i * s.sums_stride + at;
           tile(run, {rows.first + i, term});
@@ -466,40 +396,35 @@ class Multiplication {
     kernel_.tile(run);
   }
 
-  struct Totals {
-    Real* data;
-    std::int64_t stride;
-  };
-
-  // The groups of a block, for the rows of a tile.
-  void fold_groups(TileRun run, Place at, std::int64_t col, const Totals& totals) const {
-    alignas(64) std::int32_t sums[kMaxTileRows * kTileStride];
-    const std::int64_t end = at.term + run.depth;
-    std::int64_t segment = (col / kPanelChannels * layout_.groups + at.term / layout_.group_depth) * kPanelChannels;
-    FoldRun<Real> folds{};
-    folds.sums = sums;
-    folds.row_sums = memory_.left_sums + at.row * layout_.groups + at.term / layout_.group_depth;
-    folds.row_sums_stride = layout_.groups;
-    folds.rows = run.rows;
-    folds.panels = run.panels;
-    folds.segments_stride = layout_.groups * kPanelChannels;
-    folds.totals = totals.data;
-    folds.totals_stride = totals.stride;
-    run.sums = sums;
-    run.sums_stride = kTileStride;
-    run.depth = layout_.group_depth;
-    run.accumulate = false;
-    for (; at.term < end; at.term += layout_.group_depth) {
-      tile(run, at);
-      folds.scales = panels_ + layout_.scales_at + segment * static_cast<std::int64_t>(sizeof(Real));
-      folds.channel_sums = panels_ + layout_.sums_at + segment * static_cast<std::int64_t>(sizeof(std::int32_t));
-      folds.zero_points = panels_ + layout_.zero_points_at + segment;
-      fold(folds, offset_);
-      ++folds.row_sums;
-      segment += kPanelChannels;
-      run.b += layout_.group_bytes;
-      if (run.narrow) run.narrow += layout_.group_depth / kNarrowDepth;
+  // The groups of a block: `group` has those of the part's channels, from the first term on.
+  void fold_groups(TileRun run, const Place& at, GroupRun group) const {
+    const std::int64_t first = at.term / layout_.group_depth;
+    const std::int64_t segment = first * kPanelChannels;
+    group.groups = run.depth / layout_.group_depth;
+    group.scales += segment * static_cast<std::int64_t>(sizeof(float));
+    group.channel_sums += segment * static_cast<std::int64_t>(sizeof(std::int32_t));
+    if (group.zero_points) group.zero_points += segment;
+    group.row_sums = memory_.left_sums + at.row * layout_.groups + first;
+    group.row_sums_stride = layout_.groups;
+    const std::uint8_t* halved = memory_.halved + at.row;
+    if (kernel_.a == AForm::symmetric && std::find(halved, halved + run.rows, 1) != halved + run.rows) {
+      group.rest = memory_.rest + at.row * memory_.stride + at.term;
     }
+    run.a = memory_.left + at.row * memory_.stride + at.term;
+    run.depth = layout_.group_depth;
+    run.group = group;
+    kernel_.folding_tile(run);
+  }
+
+  // The scales of channels from `col` on, and what goes with them.
+  GroupRun groups_of(std::int64_t col) const {
+    const std::int64_t segment = col * layout_.groups;
+    GroupRun group{};
+    group.scales = panels_ + layout_.scales_at + segment * static_cast<std::int64_t>(sizeof(float));
+    group.channel_sums = panels_ + layout_.sums_at + segment * static_cast<std::int64_t>(sizeof(std::int32_t));
+    group.zero_points = problem_.zero_point ? panels_ + layout_.zero_points_at + segment : nullptr;
+    group.segments_stride = layout_.groups * kPanelChannels;
+    return group;
   }
 
   // The sums of a row of zeros.
@@ -535,9 +460,8 @@ class Multiplication {
   Memory memory_;
   PackedLayout layout_;
   bool in_groups_;
-  bool packed_;               // panels_ are in the packed form, with sums and scales
-  std::int64_t depth_bytes_;  // of a panel: bytes of a term
-  Offset offset_ = Offset::none;
+  bool packed_;                           // panels_ are in the packed form, with sums and scales
+  std::int64_t depth_bytes_;              // of a panel: bytes of a term
   const std::uint8_t* panels_ = nullptr;  // unless each part packs its own
   std::int64_t panel_bytes_ = 0;
 };

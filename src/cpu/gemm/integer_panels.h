@@ -20,8 +20,22 @@ namespace octile::cpu {
 
 inline constexpr std::int64_t kMaxPanels = 4;  // of a tile
 
-// sums[r, c] (+)= sum over `depth` terms of a[r] * b[c], modulo 2^32, which the end result fits. An s4 b counts as
-// q + 8.
+// What a tile needs to fold groups: all of it from the first of them on.
+struct GroupRun {
+  std::int64_t groups;               // 0: sums are stored, not folded
+  const std::uint8_t* scales;        // panels of (groups, 16) f32
+  const std::uint8_t* channel_sums;  // s8: panels of (groups, 16) s32
+  const std::uint8_t* zero_points;   // s4: panels of (groups, 16) as 8 + z; null: 8
+  std::int64_t segments_stride;      // segments from one panel to the next, of all three
+  const std::int32_t* row_sums;      // s4: (rows, groups), of a
+  std::int64_t row_sums_stride;
+  const std::uint8_t* rest;  // AForm::symmetric: the second halves of a, or null
+  float* totals;             // (rows, 16 * panels)
+  std::int64_t totals_stride;
+};
+
+// Without groups: sums[r, c] (+)= sum over `depth` terms of a[r] * b[c], modulo 2^32, which the end result fits.
+// With them, each of `depth` terms and in order: totals[r, c] = fma(f32(acc), scale, totals[r, c]).
 struct TileRun {
   const std::uint8_t* a;  // (rows, depth); AForm::tiled: blocks of (depth / 64, 16, 64)
   std::int64_t a_stride;  // tiled: a sixteenth of a block's bytes
@@ -34,6 +48,7 @@ struct TileRun {
   std::int64_t sums_stride;  // a multiple of 16
   bool accumulate;
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
+  GroupRun group;
 };
 
 // A tile of few rows waits for memory alone. It prefetches b this many bytes ahead in each panel.
@@ -58,16 +73,34 @@ struct PanelKernel {
   int row_step;        // its rows cost as much as the next multiple of this
   std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
   void (*tile)(const TileRun&);
+  void (*folding_tile)(const TileRun&) = nullptr;  // for groups
   // Flags the blocks of a panel whose sums fit 16 bits, before many rows meet it; may be null.
   void (*find_narrow)(const std::uint8_t* panel, std::int64_t depth, std::uint8_t* narrow) = nullptr;
   void (*configure)() = nullptr;  // on each thread, before its tiles; may be null
   void (*release)() = nullptr;
 };
 
-// A Tile is a struct of constants and one function, `run<row steps, column steps>(run, first column step)`:
-//   kRowStep     rows of a row step
-//   kColSteps    column steps of a panel: vectors of sums that hold one row of it
-//   kSteps[]     column steps at a time, for 1, 2, ... row steps: what the registers hold
+// Where the sums of a group begin, since the tile's operands are not a and b themselves.
+enum class Start : std::uint8_t {
+  zero,
+  channel_sums,  // -128 * the channel's sum: a is 128 too large
+  row_sums,      // -(8 + z) * the row's sum: b is q + 8
+};
+
+// A kernel gives its `Terms`, and the header of its instruction set makes tiles of them:
+//   kRowStep   rows of a row step
+//   kColSteps  column steps of a panel: vectors that hold a row of its sums
+//   kSteps[]   column steps at a time, for 1, 2, ... row steps: what the registers hold
+//   kStart
+//   kDepthBytes  of a panel, for each term
+//   multiply(run, operands, sum)  adds `run.depth` terms to (row steps, column steps) of sums in registers
+struct TileOperands {
+  const std::uint8_t* a;
+  const std::uint8_t* b;
+  const std::uint8_t* narrow;
+};
+
+// The whole run, by a tile's `run<row steps, column steps>(run, first column step)`.
 template <class Tile, std::size_t kIndex>
 void run_row_steps(const TileRun& run) {
   constexpr int kStep = Tile::kSteps[kIndex];
@@ -81,18 +114,21 @@ void run_row_steps(const TileRun& run) {
 
 template <class Tile>
 void run_tile(const TileRun& run) {
-  using Run = void (*)(const TileRun&);
-  constexpr auto kRuns = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    return std::array<Run, sizeof...(kIndex)>{run_row_steps<Tile, kIndex>...};
+  static constexpr auto kRuns = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    return std::array<void (*)(const TileRun&), sizeof...(kIndex)>{run_row_steps<Tile, kIndex>...};
   }
   (std::make_index_sequence<std::size(Tile::kSteps)>());
-  static constexpr auto kTable = kRuns;
-  kTable[static_cast<std::size_t>((run.rows - 1) / Tile::kRowStep)](run);
+  kRuns[static_cast<std::size_t>((run.rows - 1) / Tile::kRowStep)](run);
 }
 
-template <class Tile>
-constexpr PanelKernel panel_kernel(AForm a, std::int64_t depth = 1024) {
-  return {a, static_cast<int>(std::size(Tile::kSteps)) * Tile::kRowStep, Tile::kRowStep, depth, run_tile<Tile>};
+template <template <class, bool> class Tile, class Terms>
+constexpr PanelKernel panel_kernel(AForm a) {
+  return {.a = a,
+          .rows = static_cast<int>(std::size(Terms::kSteps)) * Terms::kRowStep,
+          .row_step = Terms::kRowStep,
+          .depth = 1024,
+          .tile = run_tile<Tile<Terms, false>>,
+          .folding_tile = run_tile<Tile<Terms, true>>};
 }
 
 void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,

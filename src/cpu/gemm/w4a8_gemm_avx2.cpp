@@ -1,5 +1,6 @@
 // w4a8 with vpmaddubsw on 32 bytes: half a panel, 8 channels of 4 terms, twice a line. b lies in 0..15, so two products
 // of 128 add up to 3,840 at most, and those of four lines still fit 16 bits: exact without the detour that w8a8 takes.
+#define OCTILE_TILE __attribute__((target("avx2,fma")))
 #include <algorithm>
 
 #include "cpu/gemm/tile_avx2.h"
@@ -10,26 +11,25 @@ namespace {
 
 constexpr int kChunk = 32;  // terms whose sums fit 16 bits: 2 * 15 * 128 * 8 = 30,720
 
-struct Tile {
+struct Terms {
   static constexpr int kRowStep = 1;
   static constexpr int kColSteps = kHalves;
   // 4 x 2 vectors of pairs, 4 of b and 2 of a; the sums go to memory.
   static constexpr int kSteps[] = {2, 2, 2, 2};
+  static constexpr Start kStart = Start::row_sums;
+  static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
   template <int rows, int halves>
-  OCTILE_AVX2 static void run(const TileRun& run, int first) {
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m256i (&sum)[rows][halves]) {
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i ones = _mm256_set1_epi16(1);
-    const std::uint8_t* b = run.b + first / kHalves * run.b_stride;
-    __m256i sum[rows][halves];
-    load_sums(run, first, sum);
     for (std::int64_t c = 0; c < run.depth; c += kChunk) {
       const std::int64_t end = std::min<std::int64_t>(c + kChunk, run.depth);
       __m256i pairs[rows][halves];
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) pairs[i][0] = pairs[i][1] = _mm256_setzero_si256();
       for (std::int64_t t = c; t < end; t += kS4Depth) {
-        const auto* line = b + t / kS4Depth * kPanelLine;
+        const auto* line = at.b + t / kS4Depth * kPanelLine;
         if (rows < kFewRows) _mm_prefetch(line + kAhead, _MM_HINT_T0);
         __m256i lower[halves];
         __m256i upper[halves];
@@ -41,8 +41,8 @@ struct Tile {
         }
 #pragma GCC unroll 8
         for (int i = 0; i < rows; ++i) {
-          const __m256i left = broadcast(run.a + i * run.a_stride + t);
-          const __m256i left_upper = broadcast(run.a + i * run.a_stride + t + kLaneBytes);
+          const __m256i left = broadcast(at.a + i * run.a_stride + t);
+          const __m256i left_upper = broadcast(at.a + i * run.a_stride + t + kLaneBytes);
 #pragma GCC unroll 2
           for (int j = 0; j < halves; ++j) {
             pairs[i][j] = _mm256_add_epi16(pairs[i][j], _mm256_maddubs_epi16(lower[j], left));
@@ -56,11 +56,10 @@ struct Tile {
         for (int j = 0; j < halves; ++j) sum[i][j] = _mm256_add_epi32(sum[i][j], _mm256_madd_epi16(pairs[i][j], ones));
       }
     }
-    store_sums(run, first, sum);
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile>(AForm::plain);
+constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 

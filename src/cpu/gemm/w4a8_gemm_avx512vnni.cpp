@@ -5,34 +5,32 @@ namespace octile::cpu {
 
 namespace {
 
-struct Tile {
+struct Terms {
   static constexpr int kRowStep = 1;
   static constexpr int kColSteps = 1;
   // 8 x 2 vectors of sums, and the low and high nibbles of two panels; a comes from memory.
   static constexpr int kSteps[] = {4, 4, 4, 4, 2, 2, 2, 2};
+  static constexpr Start kStart = Start::row_sums;
+  static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
-  // (rows, panels) sums in registers, from panel `first` on.
   template <int rows, int panels>
-  OCTILE_AVX512VNNI static void run(const TileRun& run, int first) {
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
     const __m512i low = _mm512_set1_epi8(15);
-    __m512i sum[rows][panels];
-    load_sums(run, first, sum);
-    const std::uint8_t* b = run.b + first * run.b_stride;
     for (std::int64_t c = 0; c < run.depth; c += kS4Depth) {
       __m512i lower[panels];
       __m512i upper[panels];
 #pragma GCC unroll 8
       for (int j = 0; j < panels; ++j) {
-        const std::uint8_t* at = b + j * run.b_stride + c / kS4Depth * kPanelLine;
-        if (rows <= kFewRows) _mm_prefetch(at + kAhead, _MM_HINT_T0);
-        const __m512i line = _mm512_loadu_si512(at);
+        const std::uint8_t* lines = at.b + j * run.b_stride + c / kS4Depth * kPanelLine;
+        if (rows <= kFewRows) _mm_prefetch(lines + kAhead, _MM_HINT_T0);
+        const __m512i line = _mm512_loadu_si512(lines);
         lower[j] = _mm512_and_si512(line, low);
         upper[j] = _mm512_and_si512(line >> 4, low);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
-        const __m512i left = broadcast(run.a + i * run.a_stride + c);
-        const __m512i left_upper = broadcast(run.a + i * run.a_stride + c + kLaneBytes);
+        const __m512i left = broadcast(at.a + i * run.a_stride + c);
+        const __m512i left_upper = broadcast(at.a + i * run.a_stride + c + kLaneBytes);
 #pragma GCC unroll 8
         for (int j = 0; j < panels; ++j) {
           sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], lower[j], left);
@@ -40,11 +38,10 @@ struct Tile {
         }
       }
     }
-    store_sums(run, first, sum);
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile>(AForm::plain);
+constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 

@@ -1,29 +1,28 @@
 // w4a8 with smmla, the product of (2, 8) by (8, 2): two rows of a by two channels of b, which lies in 0..15, and so is
 // s8. A line of a panel has 8 terms of each channel: its low and high nibbles, zipped lane by lane, have them in order.
+#define OCTILE_TILE __attribute__((target("arch=armv8.2-a+i8mm")))
 #include "cpu/gemm/tile_neon.h"
-
-#define OCTILE_I8MM __attribute__((target("arch=armv8.2-a+i8mm")))
 
 namespace octile::cpu {
 
 namespace {
 
-struct Tile {
+struct Terms {
   static constexpr int kRowStep = 2;
   static constexpr int kColSteps = kQuarters;
   // 4 pairs of rows x 4 vectors of sums, 4 of a, 4 for the nibbles.
   static constexpr int kSteps[] = {8, 4, 2, 2};
+  static constexpr Start kStart = Start::row_sums;
+  static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
-  // (2 * pairs, 4 * quarters) sums in registers, from quarter `first` on.
   template <int pairs, int quarters>
-  OCTILE_I8MM static void run(const TileRun& run, int first) {
-    int32x4_t sum[pairs][quarters][2];
-    load_sums(run, first, sum);
-    const std::uint8_t* b = quarter_of(run, first);
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at,
+                                          int32x4_t (&sum)[pairs][quarters][2]) {
+    const std::uint8_t* b = at.b;
     for (std::int64_t c = 0; c < run.depth; c += kS4Depth) {
       int8x16_t left[pairs];
 #pragma GCC unroll 8
-      for (int i = 0; i < pairs; ++i) left[i] = load_pair(run.a + 2 * i * run.a_stride + c, run.a_stride);
+      for (int i = 0; i < pairs; ++i) left[i] = load_pair(at.a + 2 * i * run.a_stride + c, run.a_stride);
 #pragma GCC unroll 16
       for (int j = 0; j < quarters; ++j) {
         const uint8x16_t line = vld1q_u8(b + j / kQuarters * run.b_stride + j % kQuarters * kVectorBytes);
@@ -39,11 +38,10 @@ struct Tile {
       }
       b += kPanelLine;
     }
-    store_sums(run, first, sum);
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile>(AForm::plain);
+constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 

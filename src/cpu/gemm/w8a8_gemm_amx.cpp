@@ -73,12 +73,13 @@ struct Tile {
   }
 };
 
-constexpr PanelKernel kKernel = [] {
-  PanelKernel kernel = panel_kernel<Tile>(AForm::tiled, 512);
-  kernel.configure = configure;
-  kernel.release = release;
-  return kernel;
-}();
+constexpr PanelKernel kKernel = {.a = AForm::tiled,
+                                 .rows = 2 * kTileRows,
+                                 .row_step = kTileRows,
+                                 .depth = 512,
+                                 .tile = run_tile<Tile>,
+                                 .configure = configure,
+                                 .release = release};
 
 }  // namespace
 

@@ -5,38 +5,35 @@ namespace octile::cpu {
 
 namespace {
 
-struct Tile {
+struct Terms {
   static constexpr int kRowStep = 1;
   static constexpr int kColSteps = 1;
   // 12 x 2 vectors of sums leave 8 of 32 registers for operands.
   static constexpr int kSteps[] = {4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2};
+  static constexpr Start kStart = Start::channel_sums;
+  static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
-  // (rows, panels) sums in registers, from panel `first` on.
   template <int rows, int panels>
-  OCTILE_AVX512VNNI static void run(const TileRun& run, int first) {
-    __m512i sum[rows][panels];
-    load_sums(run, first, sum);
-    const std::uint8_t* b = run.b + first * run.b_stride;
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
       __m512i right[panels];
 #pragma GCC unroll 4
       for (int j = 0; j < panels; ++j) {
-        const std::uint8_t* line = b + j * run.b_stride + c * kPanelChannels;
+        const std::uint8_t* line = at.b + j * run.b_stride + c * kPanelChannels;
         if (rows <= kFewRows) _mm_prefetch(line + kAhead, _MM_HINT_T0);
         right[j] = _mm512_loadu_si512(line);
       }
 #pragma GCC unroll 12
       for (int i = 0; i < rows; ++i) {
-        const __m512i left = broadcast(run.a + i * run.a_stride + c);
+        const __m512i left = broadcast(at.a + i * run.a_stride + c);
 #pragma GCC unroll 4
         for (int j = 0; j < panels; ++j) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], left, right[j]);
       }
     }
-    store_sums(run, first, sum);
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile>(AForm::offset);
+constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::offset);
 
 }  // namespace
 

@@ -1,44 +1,40 @@
 // w8a8 with vpdpbusd on 32 bytes: half a panel, 8 channels of 4 terms, u8 x s8, so a is kept with 128 added.
+#define OCTILE_TILE __attribute__((target("avx2,fma,avxvnni")))
 #include "cpu/gemm/tile_avx2.h"
-
-#define OCTILE_AVXVNNI __attribute__((target("avx2,avxvnni")))
 
 namespace octile::cpu {
 
 namespace {
 
-struct Tile {
+struct Terms {
   static constexpr int kRowStep = 1;
   static constexpr int kColSteps = kHalves;
   // 6 x 2 vectors of sums leave 4 of 16 registers for operands.
   static constexpr int kSteps[] = {8, 4, 4, 2, 2, 2};
+  static constexpr Start kStart = Start::channel_sums;
+  static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
-  // (rows, halves) vectors of sums in registers, from half `first` of the panels on.
   template <int rows, int halves>
-  OCTILE_AVXVNNI static void run(const TileRun& run, int first) {
-    __m256i sum[rows][halves];
-    load_sums(run, first, sum);
-    const std::uint8_t* b = run.b + first / kHalves * run.b_stride;
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m256i (&sum)[rows][halves]) {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
       __m256i right[halves];
 #pragma GCC unroll 8
       for (int j = 0; j < halves; ++j) {
-        const std::uint8_t* half = b + j / 2 * run.b_stride + c * kPanelChannels + j % 2 * kPanelLine / 2;
+        const std::uint8_t* half = at.b + j / 2 * run.b_stride + c * kPanelChannels + j % 2 * kPanelLine / 2;
         if (rows <= kFewRows && j % 2 == 0) _mm_prefetch(half + kAhead, _MM_HINT_T0);
         right[j] = load(half);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
-        const __m256i left = broadcast(run.a + i * run.a_stride + c);
+        const __m256i left = broadcast(at.a + i * run.a_stride + c);
 #pragma GCC unroll 8
         for (int j = 0; j < halves; ++j) sum[i][j] = _mm256_dpbusd_avx_epi32(sum[i][j], left, right[j]);
       }
     }
-    store_sums(run, first, sum);
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile>(AForm::offset);
+constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::offset);
 
 }  // namespace
 

@@ -1,8 +1,7 @@
 // w8a8 with sdot on 16 bytes: a quarter of a panel, 4 channels of 4 terms, s8 x s8, so a is taken as it is. One vector
 // of a holds 16 terms of a row, which the instruction takes lane by lane.
+#define OCTILE_TILE __attribute__((target("arch=armv8.2-a+dotprod")))
 #include "cpu/gemm/tile_neon.h"
-
-#define OCTILE_NEON __attribute__((target("arch=armv8.2-a+dotprod")))
 
 namespace octile::cpu {
 
@@ -10,9 +9,8 @@ namespace {
 
 // sums += 4 terms of b times lane `lane` of a.
 template <int lane, int rows, int quarters>
-OCTILE_NEON inline __attribute__((always_inline)) void add_lane(int32x4_t (&sum)[rows][quarters],
-                                                                const int8x16_t (&left)[rows], const std::uint8_t* b,
-                                                                std::int64_t b_stride) {
+OCTILE_TILE_INLINE void add_lane(int32x4_t (&sum)[rows][quarters], const int8x16_t (&left)[rows], const std::uint8_t* b,
+                                 std::int64_t b_stride) {
 #pragma GCC unroll 16
   for (int j = 0; j < quarters; ++j) {
     const std::uint8_t* quarter = b + j / kQuarters * b_stride + lane * kPanelLine + j % kQuarters * kVectorBytes;
@@ -22,33 +20,32 @@ OCTILE_NEON inline __attribute__((always_inline)) void add_lane(int32x4_t (&sum)
   }
 }
 
-struct Tile {
+struct Terms {
   static constexpr int kRowStep = 1;
   static constexpr int kColSteps = kQuarters;
   // 8 x 2 vectors of sums, 8 of a and one of b; gcc spills sums of 6 x 4.
   static constexpr int kSteps[] = {16, 8, 8, 4, 4, 2, 2, 2};
+  static constexpr Start kStart = Start::zero;
+  static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
-  // (rows, quarters) vectors of sums in registers, from quarter `first` on.
   template <int rows, int quarters>
-  OCTILE_NEON static void run(const TileRun& run, int first) {
-    int32x4_t sum[rows][quarters];
-    load_sums(run, first, sum);
-    const std::uint8_t* b = quarter_of(run, first);
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at,
+                                          int32x4_t (&sum)[rows][quarters]) {
+    const std::uint8_t* b = at.b;
     for (std::int64_t c = 0; c < run.depth; c += kVectorBytes) {
       int8x16_t left[rows];
 #pragma GCC unroll 8
-      for (int i = 0; i < rows; ++i) left[i] = vreinterpretq_s8_u8(vld1q_u8(run.a + i * run.a_stride + c));
+      for (int i = 0; i < rows; ++i) left[i] = vreinterpretq_s8_u8(vld1q_u8(at.a + i * run.a_stride + c));
       const std::uint8_t* lines = b + c * kPanelChannels;
       add_lane<0>(sum, left, lines, run.b_stride);
       add_lane<1>(sum, left, lines, run.b_stride);
       add_lane<2>(sum, left, lines, run.b_stride);
       add_lane<3>(sum, left, lines, run.b_stride);
     }
-    store_sums(run, first, sum);
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile>(AForm::plain);
+constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
