@@ -123,7 +123,7 @@ PackedLayout packed_layout(const GemmProblem& p) {
   const std::int64_t group = in_groups(p) ? p.group : p.k;
   at.groups = in_groups(p) ? p.k / p.group : 1;
   at.group_depth = s4                                      ? round_up(group, kS4Depth)
-                   : in_groups(p) && group == kS8Depth / 2 ? group
+                   : group == kS8Depth / 2 && at.groups > 1 ? group
                                                            : round_up(group, kS8Depth);
   at.group_bytes = at.group_depth / (s4 ? kTermsOfS4Lane : kTermsOfS8Lane) * kPanelLine;
   at.panel_bytes = at.groups * at.group_bytes;

@@ -321,8 +321,8 @@ class Multiplication {
     in_groups_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
   }
 
-  // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a tile
-  // that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
+  // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
+  // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
   std::int64_t block_depth() const {
     if (in_groups_ && !kernel_.find_narrow) return layout_.groups * layout_.group_depth;
     if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
