@@ -37,11 +37,6 @@ struct PackedLayout {
   std::int64_t size = 0;
 };
 
-inline bool is_s4(const GemmProblem& p) {
-  return p.operation == Operation::w4a8_gemm || p.operation == Operation::w4a16_gemm;
-}
-inline bool in_groups(const GemmProblem& p) { return p.group > 0; }
-
 // Of problem.n channels of problem.k terms.
 PackedLayout packed_layout(const GemmProblem& problem);
 

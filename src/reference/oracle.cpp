@@ -8,6 +8,7 @@
 
 #include "base/access.h"
 #include "plan/kernel.h"
+#include "reference/kernels.h"
 
 namespace octile::oracle {
 
@@ -68,52 +69,33 @@ QuantizedRows<Real> quantized_x(const LinearDescription& d, const LinearArgs& ar
   return x;
 }
 
-// Y[m, n] = round(fma(f32(sum_k Xq[m, k] * Wq[n, k]), s_x[m] * s_w[n], bias[n])).
-template <class Real>
-void linear_w8a8(const LinearDescription& d, const LinearArgs& args) {
-  const QuantizedRows<Real> x = quantized_x<Real>(d, args);
-  const bool out_in = d.weight_layout == WeightLayout::out_in;
-  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
-    for (std::int64_t n = 0; n < d.n; ++n) {
-      if (d.k == 0) {
-        store(args.y, m, n, d.bias ? load<Real>(args.bias, n) : Real{});
-        continue;
-      }
-      std::int64_t acc = 0;
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        const std::int32_t w = out_in ? load_integer(args.weight, n, k) : load_integer(args.weight, k, n);
-        acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * w;
-      }
-      const Real s_w = scale_of<Real>(args.weight_scale, d.weight == WeightFormat::s8_per_tensor, n);
-      const Real scale = x.s[static_cast<std::size_t>(m)] * s_w;
-      const Real product = static_cast<Real>(acc);
-      store(args.y, m, n, d.bias ? std::fma(product, scale, load<Real>(args.bias, n)) : product * scale);
-    }
-  }
-}
+// W by its meaning: value (n, k) less its zero point, and its scale.
+struct Weight {
+  const LinearDescription& d;
+  const LinearArgs& args;
+  std::int64_t group = d.weight.granularity == Granularity::group && d.weight.group > 0 ? d.weight.group : d.k;
 
-// Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
-template <class Real>
-void linear_w4a16(const LinearDescription& d, const LinearArgs& args) {
-  const std::int64_t group = d.group == 0 ? d.k : d.group;
-  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
-    for (std::int64_t n = 0; n < d.n; ++n) {
-      double sum = d.bias ? load<double>(args.bias, n) : 0.0;
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        const std::int32_t z = d.weight_zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
-        const double w = (load_integer(args.weight, n, k) - z) * load<double>(args.weight_scale, n, k / group);
-        sum += load<double>(args.x, m, k) * w;
-      }
-      store(args.y, m, n, static_cast<Real>(sum));
-    }
+  std::int32_t value(std::int64_t n, std::int64_t k) const {
+    const std::int32_t z = d.weight.zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
+    return (d.weight_layout == WeightLayout::out_in ? load_integer(args.weight, n, k)
+                                                    : load_integer(args.weight, k, n)) -
+           z;
   }
-}
+  template <class Real>
+  Real scale(std::int64_t n, std::int64_t k) const {
+    return d.weight.granularity == Granularity::group
+               ? load<Real>(args.weight_scale, n, k / group)
+               : scale_of<Real>(args.weight_scale, d.weight.granularity == Granularity::tensor, n);
+  }
+};
 
+// Y[m, n] = round(fma(f32(sum_k Xq[m, k] * Wq[n, k]), s_x[m] * s_w[n], bias[n])); with scales in groups
 // Y[m, n] = round(fma(t, s_x[m], bias[n])), t the fold over the groups g of fma(f32(acc_g), s_w[n, g], t) from 0.
 template <class Real>
-void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
+void linear_integer(const LinearDescription& d, const LinearArgs& args) {
   const QuantizedRows<Real> x = quantized_x<Real>(d, args);
-  const std::int64_t group = d.group == 0 ? d.k : d.group;
+  const Weight w{d, args};
+  const bool in_groups = d.weight.granularity == Granularity::group;
   for (std::int64_t m = 0; m < args.x.rows(); ++m) {
     for (std::int64_t n = 0; n < d.n; ++n) {
       if (d.k == 0) {
@@ -121,16 +103,31 @@ void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
         continue;
       }
       Real total{};
-      for (std::int64_t g = 0; g < d.k / group; ++g) {
-        const std::int32_t z = d.weight_zero_point ? load_integer(args.weight_zero_point, n, g) : 0;
+      Real scale = x.s[static_cast<std::size_t>(m)];
+      for (std::int64_t first = 0; first < d.k; first += w.group) {
         std::int64_t acc = 0;
-        for (std::int64_t k = g * group; k < (g + 1) * group; ++k) {
-          acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * (load_integer(args.weight, n, k) - z);
+        for (std::int64_t k = first; k < first + w.group; ++k) {
+          acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * w.value(n, k);
         }
-        total = std::fma(static_cast<Real>(acc), load<Real>(args.weight_scale, n, g), total);
+        total = in_groups ? std::fma(static_cast<Real>(acc), w.scale<Real>(n, first), total) : static_cast<Real>(acc);
       }
-      const Real s_x = x.s[static_cast<std::size_t>(m)];
-      store(args.y, m, n, d.bias ? std::fma(total, s_x, load<Real>(args.bias, n)) : total * s_x);
+      if (!in_groups) scale *= w.scale<Real>(n, 0);
+      store(args.y, m, n, d.bias ? std::fma(total, scale, load<Real>(args.bias, n)) : total * scale);
+    }
+  }
+}
+
+// Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
+template <class Real>
+void linear_float(const LinearDescription& d, const LinearArgs& args) {
+  const Weight w{d, args};
+  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      double sum = d.bias ? load<double>(args.bias, n) : 0.0;
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        sum += load<double>(args.x, m, k) * (w.value(n, k) * w.scale<double>(n, k));
+      }
+      store(args.y, m, n, static_cast<Real>(sum));
     }
   }
 }
@@ -171,7 +168,7 @@ struct Backward {
     for (std::size_t i = 0; i < fold.size(); ++i) {
       fold[i] = rows ? s_w(static_cast<std::int64_t>(i)) : s_x(static_cast<std::int64_t>(i));
     }
-    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy, .least_scale = kLeastScale};
+    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy, .min_scale = kMinScale};
     q.granularity = rows ? Granularity::row : Granularity::column;
     q.multiplier = rows ? Multiplier::per_column : Multiplier::per_row;
     q.rounding = d.rounding;
@@ -268,7 +265,7 @@ void quantize(const QuantizeDescription& d, const QuantizeArgs& args) {
   o.scale = scales(d, args.scale, cols);
   o.zero_point = scales(d, args.zero_point, cols);
   o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::quantize(resolved(d), o, {});
+  if (args.x.rows() > 0 && cols > 0) reference::quantize_reference.launch(resolved(d), o, {});
 }
 
 void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
@@ -278,7 +275,7 @@ void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
   o.given_scale = scales(d, args.scale, cols);
   o.given_zero_point = scales(d, args.zero_point, cols);
   o.y = args.x;
-  reference::dequantize(resolved(d), o, {});
+  reference::dequantize_reference.launch(resolved(d), o, {});
 }
 
 void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs& args) {
@@ -289,7 +286,7 @@ void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs&
   o.given_scale = scales(d, args.scale, cols);
   o.given_zero_point = scales(d, args.zero_point, cols);
   o.y = args.dx;
-  reference::quantize_backward(resolved(d), o, {});
+  reference::quantize_backward_reference.launch(resolved(d), o, {});
 }
 
 void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardArgs& args) {
@@ -297,7 +294,7 @@ void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardA
   o.dy = args.dy;
   o.given_scale = scales(d, args.scale, args.dy.cols());
   o.y = args.dq;
-  reference::dequantize_backward(resolved(d), o, {});
+  reference::dequantize_backward_reference.launch(resolved(d), o, {});
 }
 
 void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
@@ -310,7 +307,7 @@ void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
   o.scale = scales(d, args.scale, cols);
   o.zero_point = scales(d, args.zero_point, cols);
   o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize(resolved(d), o, {});
+  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize_reference.launch(resolved(d), o, {});
 }
 
 void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBackwardArgs& args) {
@@ -321,17 +318,15 @@ void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBack
   o.given_scale = scales(d, args.scale, cols);
   o.given_zero_point = scales(d, args.zero_point, cols);
   o.y = args.dx;
-  reference::fake_quantize_backward(resolved(d), o, {});
+  reference::fake_quantize_backward_reference.launch(resolved(d), o, {});
 }
 
 void linear(const LinearDescription& d, const LinearArgs& args) {
   const bool f64 = d.y == DType::f64;
-  if (d.weight == WeightFormat::s4_group && d.activation != Activation::none) {
-    f64 ? linear_w4a8<double>(d, args) : linear_w4a8<float>(d, args);
-  } else if (d.weight == WeightFormat::s4_group) {
-    f64 ? linear_w4a16<double>(d, args) : linear_w4a16<float>(d, args);
+  if (d.activation == Activation::none) {
+    f64 ? linear_float<double>(d, args) : linear_float<float>(d, args);
   } else {
-    f64 ? linear_w8a8<double>(d, args) : linear_w8a8<float>(d, args);
+    f64 ? linear_integer<double>(d, args) : linear_integer<float>(d, args);
   }
 }
 

@@ -102,24 +102,25 @@ struct Memory {
   // Laid out for the maximum of rows of left; `run_rows` are there in this run. Few of them do not pay for panels of
   // all right, which is then packed part by part. A right in groups is packed as a caller would pack it.
   Memory(const PanelKernel& kernel, const GemmProblem& p, std::int64_t run_rows, void* workspace)
-      : stride(row_stride(p.k)), channel_bytes(is_s4(p) ? p.k / 2 : p.k) {
+      : stride(row_stride(p.k)), channel_bytes(p.b.type == DType::s4 ? p.k / 2 : p.k) {
     const GemmExtent extent(p);
     const std::int64_t rows = round_up(extent.rows, kMaxTileRows);
     const bool symmetric = kernel.a == AForm::symmetric;
-    const bool may_pack = !p.b_packed && (in_groups(p) || extent.rows > kMaxRows);
-    packs = may_pack && (in_groups(p) || run_rows > kMaxRows);
+    const bool may_pack = !p.b_packed && (p.grouped() || extent.rows > kMaxRows);
+    packs = may_pack && (p.grouped() || run_rows > kMaxRows);
     packs_in_parts = !p.b_packed && !packs;
     const PackedLayout layout = packed_layout(p);
     Pieces pieces(workspace);
     left = pieces.take(rows * stride);
     rest = pieces.take(symmetric ? rows * stride : 0);
     halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
-    left_sums = reinterpret_cast<std::int32_t*>(pieces.take(is_s4(p) ? round_up(4 * rows * layout.groups, kLine) : 0));
-    panels = pieces.take(!may_pack      ? 0
-                         : in_groups(p) ? layout.size
-                                        : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
+    left_sums = reinterpret_cast<std::int32_t*>(
+        pieces.take(p.b.type == DType::s4 ? round_up(4 * rows * layout.groups, kLine) : 0));
+    panels = pieces.take(!may_pack     ? 0
+                         : p.grouped() ? layout.size
+                                       : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
     sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
-    thread_bytes = sums_bytes + (p.b_packed || in_groups(p) ? 0 : kPackedDepth * kBlockChannels);
+    thread_bytes = sums_bytes + (p.b_packed || p.grouped() ? 0 : kPackedDepth * kBlockChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
@@ -248,8 +249,8 @@ class Multiplication {
         p_(problem, o),
         memory_(kernel, problem, p_.rows, launch.workspace.data),
         layout_(packed_layout(problem)),
-        in_groups_(in_groups(problem)),
-        depth_bytes_(kPanelChannels * (is_s4(problem) ? 4 : 8) / 8) {
+        in_groups_(problem.grouped()),
+        depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
     packed_ = problem.b_packed || in_groups_;
     if (packed_) {
       panels_ = problem.b_packed ? bytes(p_.right) : memory_.panels;
@@ -268,7 +269,7 @@ class Multiplication {
     parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
       const Range rows{part * at_once, std::min(at_once, p_.rows - part * at_once)};
       convert_left(kernel_, p_, memory_, rows);
-      if (is_s4(problem_)) sum_groups(rows);
+      if (problem_.b.type == DType::s4) sum_groups(rows);
     });
     if (memory_.packs && in_groups_) {
       pack_weight(problem_, o_, reinterpret_cast<std::byte*>(memory_.panels));
@@ -301,8 +302,9 @@ class Multiplication {
   void sum_groups(const Range& rows) const {
     for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
       for (std::int64_t g = 0; g < layout_.groups; ++g) {
-        multiversion<SumGroup>(static_cast<const std::uint8_t*>(memory_.left + r * memory_.stride + g * problem_.group),
-                               problem_.group, memory_.left_sums + r * layout_.groups + g);
+        multiversion<SumGroup>(
+            static_cast<const std::uint8_t*>(memory_.left + r * memory_.stride + g * problem_.b.group),
+            problem_.b.group, memory_.left_sums + r * layout_.groups + g);
       }
     }
   }
@@ -422,7 +424,7 @@ class Multiplication {
     GroupRun group{};
     group.scales = panels_ + layout_.scales_at + segment * static_cast<std::int64_t>(sizeof(float));
     group.channel_sums = panels_ + layout_.sums_at + segment * static_cast<std::int64_t>(sizeof(std::int32_t));
-    group.zero_points = problem_.zero_point ? panels_ + layout_.zero_points_at + segment : nullptr;
+    group.zero_points = problem_.b.zero_point ? panels_ + layout_.zero_points_at + segment : nullptr;
     group.segments_stride = layout_.groups * kPanelChannels;
     return group;
   }
@@ -476,10 +478,6 @@ void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, cons
 
 std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem) {
   return static_cast<std::size_t>(Memory(kernel, problem, GemmExtent(problem).rows, nullptr).size);
-}
-
-std::size_t w4a8_gemm_workspace(const GemmProblem& problem) {
-  return panels_workspace({AForm::plain, kMaxTileRows, 1, 1024, nullptr}, problem);
 }
 
 }  // namespace octile::cpu

@@ -13,7 +13,7 @@
 #include <iterator>
 #include <utility>
 
-#include "cpu/support/isa.h"
+#include "cpu/support/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cpu {
@@ -134,5 +134,15 @@ constexpr PanelKernel panel_kernel(AForm a) {
 void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,
                      const Launch& launch);
 std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem);
+
+// The same, as a row of the kernel table has them.
+template <const PanelKernel& kKernel>
+void launch_panels(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+  multiply_panels(kKernel, problem, operands, launch);
+}
+template <const PanelKernel& kKernel>
+std::size_t panels_workspace(const GemmProblem& problem) {
+  return panels_workspace(kKernel, problem);
+}
 
 }  // namespace octile::cpu

@@ -63,8 +63,13 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-void w4a8_gemm_avx2(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
+extern constinit const GemmKernel w4a8_gemm_avx2 = {
+    .name = "w4a8_gemm_avx2",
+    .task = {Operation::gemm, kW4A8},
+    .supports = needs<Isa::avx2>,
+    .cost = at_rate<300>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

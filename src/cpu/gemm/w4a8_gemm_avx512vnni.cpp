@@ -45,8 +45,13 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-void w4a8_gemm_avx512vnni(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
+extern constinit const GemmKernel w4a8_gemm_avx512vnni = {
+    .name = "w4a8_gemm_avx512vnni",
+    .task = {Operation::gemm, kW4A8},
+    .supports = needs<Isa::avx512vnni>,
+    .cost = at_rate<600>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

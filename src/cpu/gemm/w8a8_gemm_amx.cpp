@@ -81,12 +81,26 @@ constexpr PanelKernel kKernel = {.a = AForm::tiled,
                                  .configure = configure,
                                  .release = release};
 
-}  // namespace
-
-void w8a8_gemm_amx(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
+std::string supports(const GemmProblem& p) {
+  return p.grouped() ? "takes one scale per channel, not groups" : needs<Isa::amx>(p);
 }
 
-std::size_t w8a8_gemm_amx_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+// A tile multiplies 16 rows, however many there are (Sapphire Rapids).
+Cost cost(const GemmProblem& p) {
+  GemmProblem padded = p;
+  padded.m = (p.m + kTileRows - 1) / kTileRows * kTileRows;
+  return at_rate<1500>(padded);
+}
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_amx = {
+    .name = "w8a8_gemm_amx",
+    .task = {Operation::gemm, kW8A8},
+    .supports = supports,
+    .cost = cost,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

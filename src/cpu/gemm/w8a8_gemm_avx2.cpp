@@ -96,10 +96,13 @@ constexpr PanelKernel kKernel = [] {
 
 }  // namespace
 
-void w8a8_gemm_avx2(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
-
-std::size_t w8a8_gemm_avx2_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+extern constinit const GemmKernel w8a8_gemm_avx2 = {
+    .name = "w8a8_gemm_avx2",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::avx2>,
+    .cost = at_rate<180>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

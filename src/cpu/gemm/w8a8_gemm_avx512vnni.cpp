@@ -37,10 +37,13 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::offset);
 
 }  // namespace
 
-void w8a8_gemm_avx512vnni(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
-
-std::size_t w8a8_gemm_avx512vnni_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+extern constinit const GemmKernel w8a8_gemm_avx512vnni = {
+    .name = "w8a8_gemm_avx512vnni",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::avx512vnni>,
+    .cost = at_rate<700>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

@@ -38,10 +38,13 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::offset);
 
 }  // namespace
 
-void w8a8_gemm_avxvnni(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
-
-std::size_t w8a8_gemm_avxvnni_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+extern constinit const GemmKernel w8a8_gemm_avxvnni = {
+    .name = "w8a8_gemm_avxvnni",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::avxvnni>,
+    .cost = at_rate<350>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

@@ -49,10 +49,14 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-void w8a8_gemm_i8mm(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
-
-std::size_t w8a8_gemm_i8mm_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+extern constinit const GemmKernel w8a8_gemm_i8mm = {
+    .name = "w8a8_gemm_i8mm",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::i8mm>,
+    // Not measured: about 70 % of two dot products a cycle at 3 GHz.
+    .cost = at_rate<180>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
 
 }  // namespace octile::cpu

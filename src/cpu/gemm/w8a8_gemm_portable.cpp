@@ -10,6 +10,7 @@
 
 #include "base/access.h"
 #include "cpu/gemm/finish.h"
+#include "cpu/support/cost.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
 #include "plan/kernel.h"
@@ -225,24 +226,42 @@ void multiply(const GemmProblem& problem, const GemmView& p, std::uint8_t* works
                         p.k,
                         nullptr};
       Finish<Real, kBlock, kBlock> finish(p, {first + i, run.rows}, {j, run.cols});
-      multiply_block(p, run, problem.group, finish);
+      multiply_block(p, run, problem.grouped() ? problem.b.group : 0, finish);
     });
   }
 }
 
-}  // namespace
-
-void w8a8_gemm_portable(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   const GemmView view(problem, operands);
   auto* workspace = static_cast<std::uint8_t*>(launch.workspace.data);
   problem.scale == DType::f64 ? multiply<double>(problem, view, workspace) : multiply<float>(problem, view, workspace);
 }
 
-std::size_t w8a8_gemm_portable_workspace(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) { return p.b_packed ? "takes the weight as it is, not packed" : ""; }
+
+Cost cost(const GemmProblem& p) {
+  const double threads = thread_count(p.threads);
+  Cost cost = gemm_cost(p, with_isa(75e9, 140e9, 265e9, 490e9) * threads, kBytesPerSecond * threads);
+  if (p.b_major == Major::outer) cost.seconds += weight_bytes(p) / (0.5e9 * threads);  // transposed first
+  return cost;
+}
+
+std::size_t workspace(const GemmProblem& p) {
   const GemmExtent extent(p);
   const bool transposes = (p.y_major == Major::outer ? p.a_major : p.b_major) == Major::outer;
   const std::int64_t rows = 2 * (std::min(kPackedRows, extent.rows) + 1) + (transposes ? extent.cols : 0);
   return static_cast<std::size_t>(row_stride(p.k) * rows);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_portable = {
+    .name = "w8a8_gemm_portable",
+    .task = {Operation::gemm, kW8A8},
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

@@ -49,11 +49,11 @@ WeightBlock WeightPanels::block(std::int64_t panel, std::int64_t term, std::int6
   const std::int64_t scale_bytes = bits(p_.scale) / 8;
   if (packed_) {
     const std::int64_t segment = (panel * layout_.groups + group) * kPanelChannels;
-    return {packed_ + panel * layout_.panel_bytes + term * kPanelChannels * (is_s4(p_) ? 4 : 8) / 8,
+    return {packed_ + panel * layout_.panel_bytes + term * kPanelChannels * (p_.b.type == DType::s4 ? 4 : 8) / 8,
             packed_ + layout_.scales_at + segment * scale_bytes,
-            p_.zero_point ? packed_ + layout_.zero_points_at + segment : nullptr};
+            p_.b.zero_point ? packed_ + layout_.zero_points_at + segment : nullptr};
   }
-  if (is_s4(p_)) {
+  if (p_.b.type == DType::s4) {
     gather_nibbles(panel, term, terms, buffer.lines);
   } else {
     const std::int64_t first = panel * kPanelChannels;
@@ -68,11 +68,11 @@ WeightBlock WeightPanels::block(std::int64_t panel, std::int64_t term, std::int6
     } else {
       reinterpret_cast<float*>(buffer.scales)[i] = real ? load<float>(o_.b_scale, row, group) : 0;
     }
-    if (p_.zero_point) {
+    if (p_.b.zero_point) {
       buffer.zero_points[i] = static_cast<std::uint8_t>(8 + (real ? load_integer(o_.zero_point, row, group) : 0));
     }
   }
-  return {buffer.lines, buffer.scales, p_.zero_point ? buffer.zero_points : nullptr};
+  return {buffer.lines, buffer.scales, p_.b.zero_point ? buffer.zero_points : nullptr};
 }
 
 void WeightPanels::gather_nibbles(std::int64_t panel, std::int64_t term, std::int64_t terms,
