@@ -1,5 +1,5 @@
-// What plans promise on a GPU besides the bits, which `octile check --device cuda` looks at: they can be captured in a
-// graph, shared by threads and streams, run with fewer rows and one after another, and a run allocates nothing.
+// What plans promise on a GPU besides the bits, which `octile check --device cuda` compares: they can be captured in a
+// graph, shared by threads and streams, run with fewer rows and back to back, and a run allocates nothing.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +91,7 @@ class SideStream {
 // The bits of Y, f16.
 using Bits = std::vector<std::uint16_t>;
 
-// What a layer with f16 activations is run with: weights, bias, and X.
+// Inputs of a layer with f16 activations: weights, bias and X.
 struct Values {
   std::vector<std::uint16_t> x, bias;
   std::vector<std::int8_t> weight;
@@ -151,7 +151,7 @@ struct Tensors {
   Workspace workspace() const { return {memory.data(), memory.size()}; }
 };
 
-// What the CPU makes of it.
+// The result on the CPU.
 Bits on_cpu(LinearDescription d, const Values& v) {
   d.device = Device::cpu();
   const LinearPlan plan = LinearPlan::select(d);
@@ -166,8 +166,8 @@ LinearDescription layer(std::int64_t m, std::int64_t n, std::int64_t k) {
   return {.m = m, .n = n, .k = k, .x = DType::f16, .y = DType::f16, .bias = true, .device = kGpu};
 }
 
-// One layer for each way that a plan may take: one launch for few rows, small and large tiles, weights either way, odd
-// sizes, static scales, one scale for the tensor, nothing to sum.
+// One layer per path of a plan: one launch for few rows, small and large tiles, both weight layouts, odd sizes, static
+// scales, one scale for the tensor, an empty contraction.
 std::vector<LinearDescription> layers() {
   std::vector<LinearDescription> all;
   for (const std::int64_t m : {1, 16, 70, 300}) all.push_back(layer(m, 264, 512));
@@ -237,7 +237,7 @@ TEST_F(Cuda, FewerRowsThanM) {
   }
 }
 
-// Each run overwrites what the one before it still reads, unless it waits.
+// A run that does not wait overwrites what the one before it still reads.
 TEST_F(Cuda, RunsOnOneStreamShareAWorkspace) {
   for (const LinearDescription& d : layers()) {
     const LinearPlan plan = LinearPlan::select(d);
@@ -331,8 +331,8 @@ TEST_F(Cuda, ATensorOfTheOtherDeviceIsRefused) {
   }
 }
 
-// The second plan wants less of the shared memory that the kernel of the first one wants more of; and each run
-// overwrites what the one before it still reads, unless it waits.
+// The second plan needs less shared memory of the kernel that the first one shares with it; and a run that does not
+// wait overwrites what the one before it still reads.
 TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   const auto description = [](std::int64_t rows, std::int64_t cols, Granularity granularity, Orientation orientation) {
     QuantizeDescription d;
@@ -374,8 +374,8 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
     SCOPED_TRACE(plans[i].explain());
     const QuantizeDescription& d = all[i];
     const auto size = static_cast<std::size_t>(d.rows * d.cols);
-    const auto most_segments = static_cast<std::size_t>(std::max(d.rows, d.cols));
-    const bool turned = d.orientation != Orientation::row_major;
+    const auto max_segments = static_cast<std::size_t>(std::max(d.rows, d.cols));
+    const bool transposed = d.orientation != Orientation::row_major;
     const QuantizePlan on_cpu = QuantizePlan::select(d);
     std::vector<std::byte> cpu_memory(on_cpu.workspace_size());
     const OnGpu<std::byte> memory(plans[i].workspace_size());
@@ -388,10 +388,11 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
     std::vector<Case> cases;
     for (int run = 0; run < 8; ++run) {
       std::normal_distribution<float> normal(0, static_cast<float>(1 << run));
-      std::vector<float> x(size), scale(most_segments);
+      std::vector<float> x(size), scale(max_segments);
       for (float& v : x) v = normal(random);
-      cases.push_back({std::vector<std::int8_t>(size), std::vector<std::int8_t>(turned ? size : 0), OnGpu<float>(x),
-                       OnGpu<float>(most_segments), OnGpu<std::int8_t>(size), OnGpu<std::int8_t>(turned ? size : 0)});
+      cases.push_back({std::vector<std::int8_t>(size), std::vector<std::int8_t>(transposed ? size : 0), OnGpu<float>(x),
+                       OnGpu<float>(max_segments), OnGpu<std::int8_t>(size),
+                       OnGpu<std::int8_t>(transposed ? size : 0)});
       Case& c = cases.back();
       on_cpu.run(args(d, {}, x, c.q, c.transposed, scale), {cpu_memory.data(), cpu_memory.size()});
     }
@@ -408,7 +409,7 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   }
 }
 
-// What gradients with f16 dY are computed from, and what dW is added to.
+// Inputs of gradients with f16 dY, and what dW is added to.
 struct GradientValues {
   std::vector<std::uint16_t> dy;
   std::vector<std::int8_t> weight, x;
@@ -466,8 +467,8 @@ Gradients gradients_on_cpu(LinearBackwardDescription d, const GradientValues& v)
   return g;
 }
 
-// Every pair of products, with dB and without: one graph of a run equals a plain run, which allocates nothing; what is
-// all int8 equals the CPU's.
+// Every pair of products, with and without dB: a graph of a run equals a plain run, which allocates nothing. All-int8
+// results equal the CPU's.
 TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
   constexpr Product kProducts[] = {Product::none, Product::dequantized, Product::int8};
   for (int i = 0; i < 36; ++i) {
@@ -519,7 +520,7 @@ TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
   }
 }
 
-// A layer with a 4-bit weight in groups of 64, its zero points among it.
+// A layer with a 4-bit weight in groups of 64, with zero points.
 struct FourBits {
   LinearDescription description;
   std::vector<std::uint16_t> x, bias;
@@ -560,12 +561,12 @@ struct FourBits {
   }
 };
 
-// For every kernel, and for either form of the weight: a graph and repeated runs on a side stream give a plain run's
-// bits, nothing is allocated, and y is what the CPU makes of it but for the roundings that the plan admits.
+// For every kernel, with the weight packed or not: a graph and repeated runs on a side stream give a plain run's bits,
+// nothing is allocated, and y equals the CPU's up to the roundings that the plan admits.
 TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   for (const std::int64_t m : {1, 9, 30, 40, 100, 300, -1, -9, -30, -100}) {
     for (const bool packed : {false, true}) {
-      // After others, and with terms that end within a step of every kernel: nothing may come of what they left.
+      // After others, and with a K that ends within a step of every kernel: their leftovers must not matter.
       FourBits layer(std::abs(m), m < 0 ? 96 : 512, m < 0 ? (m % 2 == 0 ? 0 : 32) : 64);
       LinearDescription& d = layer.description;
       std::vector<std::uint16_t> on_cpu(static_cast<std::size_t>(d.m * d.n));
@@ -636,8 +637,8 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   }
 }
 
-// Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits are the CPU's all the
-// same, and not all of them are infinities.
+// Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits still equal the CPU's,
+// and not all of them are infinities.
 TEST_F(Cuda, FourBitWeightsWithHugeScales) {
   FourBits layer(70);
   LinearDescription& d = layer.description;
@@ -687,10 +688,10 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   LinearDescription& d = layer.description;
   d.device = kGpu;
   const auto refused = [&](const char* kernel, const std::string& text) {
-    LinearDescription wish = d;
-    wish.kernel = kernel;
+    LinearDescription requested = d;
+    requested.kernel = kernel;
     try {
-      LinearPlan::select(wish);
+      LinearPlan::select(requested);
       ADD_FAILURE() << kernel << " was chosen";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();

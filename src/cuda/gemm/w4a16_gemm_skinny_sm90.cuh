@@ -1,20 +1,28 @@
-// Of the product of a 4-bit weight with few tokens (skinny_nibbles.cuh): nibbles from shared memory by tokens on the
-// matrix unit, and the sums to y.
+// w4a16_gemm_skinny_sm90, the kernel and its consumers: y^T = weight * tokens^T by WGMMA.
+//
+// A block has 256 rows of the weight, all tokens, and a part of K; the blocks of a cluster split K. In a block
+//   - the producer warpgroup fills two rings by TMA, one with the tokens and one with the weight, 256 x 128 per stage,
+//   and
+//     permutes the tokens to match the nibble unpacking order (w4a16_gemm_skinny_sm90_producer.cuh);
+//   - two consumer warpgroups have two tiles of 64 rows each: nibbles become exact 16-bit integers q - z in registers,
+//     from where WGMMA takes them. The products of a group are scaled in f32 and added to the sums.
+// At the end the blocks of a cluster exchange their sums, and each adds up some of them, in the order of K.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/device/narrow_products.cuh"
-#include "cuda/device/skinny_nibble_fetch.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/gemm/w4a16_gemm_skinny_sm90_producer.cuh"
 
 namespace octile::cuda {
 
-namespace skinny_nibbles {
+namespace w4a16_skinny {
 
-// ---- Products: a warp, which has 16 rows of each of its warpgroup's two tiles.
+// ---- Consumers. A warp has 16 rows of each of its warpgroup's two tiles.
 
-// Of 16 rows, those of a lane, as rows g and g + 8 of the product. Packed: neighbours, and in such an order that half a
-// warp meets no bank twice.
+// Which of 16 rows a lane has as rows g and g + 8 of the WGMMA. Packed: neighbours, in an order without bank conflicts
+// within half a warp.
 template <bool packed>
 __device__ int2 rows_of(int lane) {
   const int g = lane / 4;
@@ -23,13 +31,13 @@ __device__ int2 rows_of(int lane) {
   return {2 * pair, 2 * pair + 1};
 }
 
-// Of the block's sixteens of rows, the warp's one in its first tile; that of the next is the fourth after it.
+// Which 16 of the block's rows the warp has in its first tile; in the next tile, the fourth 16 after that.
 __device__ inline int first_sixteen() {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   return warp / 4 * kTiles * 4 + warp % 4;
 }
 
-// Where a lane's words, scales and zero points lie in a stage.
+// Addresses of a lane's words, scales and zero points in a stage.
 template <class F>
 struct Reader {
   std::uint32_t words;
@@ -49,21 +57,18 @@ struct Reader {
     }
   }
 
-  // The words of a tile of two sets, [set][row]: eight terms of each row, a set after the other.
+  // The words of two sets of 32 columns, [set][row]: eight columns of each row.
   __device__ void read_words(std::uint32_t stage, int tile, int first_set, std::uint32_t (&to)[2][2]) const {
     const std::uint32_t at = stage + words + tile * 4096;
     if constexpr (F::packed) {
 #pragma unroll
       for (unsigned set = 0; set < 2; ++set) {
-        // Lines of 64 bytes, whose sixteens the engine exchanges by the number of the pair of lines.
+        // Lines of 64 bytes with TMA's swizzle of 64 bytes.
         const uint2 two = load_shared_pair((at ^ set * 32) + (first_set + set) * 256);
         to[set][0] = two.x, to[set][1] = two.y;
       }
     } else {
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[0][0]), "=r"(to[0][1]), "=r"(to[1][0]), "=r"(to[1][1])
-                   : "r"(at ^ first_set * 16)
-                   : "memory");
+      load_matrices(at ^ first_set * 16, reinterpret_cast<std::uint32_t(&)[4]>(to));
     }
   }
 
@@ -106,22 +111,22 @@ __device__ void convert(const std::uint32_t (&words)[2], const Offset<typename F
   }
 }
 
-// sums: of the tiles, which take turns: while the matrix unit has the products of one, those of the other are scaled,
-// and its next set is converted. read_all() is called once the last words have been read.
+// The main loop. The tiles alternate: while the tensor cores work on one, the products of the other are scaled, and its
+// next set is converted. read_all() is called once the last words have been read.
 template <class F, class ReadAll>
 __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared, const Place<F>& place,
                          const ReadAll& read_all) {
   using T = typename F::T;
   constexpr int kFoldSets = F::sets / F::folds;
   const Reader<F> reader;
-  RingPosition<F::weight_stages> at;  // of what is converted
+  RingPosition<F::weight_stages> at;  // of the words being converted
   RingPosition<F::token_stages> token_at;
   Fragment fragments[2][kTiles][2];
   std::uint32_t words[kTiles][2][2];
   Offset<T> offsets[kTiles][2];
   float products[kTiles][F::tokens / 2];
 
-  const auto wait_for_weight = [&] { ptx::wait(ptx::shared_address(&shared.weight_full[at.stage]), at.parity); };
+  const auto wait_for_weight = [&] { ptx::mbarrier_wait(shared.weight_full[at.stage], at.parity); };
   const auto convert_set = [&](int set, int tile) {
     if (set % 2 == 0) reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
     if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
@@ -129,22 +134,22 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   };
   const auto issue = [&](int set, int tile, std::uint32_t tokens) {
     const std::uint32_t of_set = tokens + set / 2 * (F::tokens * 8) + set % 2 * 4;
-    ptx::begin_products();
-    multiply_16<T>(products[tile], fragments[set % 2][tile][0], of_set, set % kFoldSets > 0);
-    multiply_16<T>(products[tile], fragments[set % 2][tile][1], of_set + 2, true);
-    ptx::commit_products();
+    ptx::wgmma_fence();
+    wgmma_f32<T>(products[tile], fragments[set % 2][tile][0], of_set, set % kFoldSets > 0);
+    wgmma_f32<T>(products[tile], fragments[set % 2][tile][1], of_set + 2, true);
+    ptx::wgmma_commit();
   };
   const auto fold = [&](int tile, const float(&scale)[2]) {
-    hold(products[tile]);
+    wgmma_fence_operand(products[tile]);
 #pragma unroll
     for (int i = 0; i < F::tokens / 2; ++i) {
       sums[tile][i] = __fmaf_rn(products[tile][i], scale[i / 2 % 2], sums[tile][i]);
     }
-    hold(sums[tile]);
+    wgmma_fence_operand(sums[tile]);
   };
   const auto take_tokens = [&](int step) {
-    ptx::wait(ptx::shared_address(&shared.tokens_full[token_at.stage]), token_at.parity);
-    return operand_descriptor<false>(ptx::shared_address(shared.tokens[token_at.stage]));
+    ptx::mbarrier_wait(shared.tokens_full[token_at.stage], token_at.parity);
+    return smem_descriptor_in_cluster<false>(ptx::shared_address(shared.tokens[token_at.stage]));
   };
   // From the second set of a step, whose first is being multiplied, to the first of the next.
   const auto do_step = [&]<bool last>(int step, std::uint32_t& tokens) {
@@ -162,17 +167,17 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
       for (int tile = 0; tile < kTiles; ++tile) {
         if (i % kFoldSets == 0) {
           reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
-          // The other tile's products are still done; but those of the iteration before ptxas does not know to be over.
+          // The other tile's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over.
           if ((last && i == F::sets && tile == kTiles - 1) || i + tile == 1) {
-            ptx::wait_products<0>();
+            ptx::wgmma_wait<0>();
           } else {
-            ptx::wait_products<kTiles - 1>();
+            ptx::wgmma_wait<kTiles - 1>();
           }
           fold(tile, scales[tile]);
         }
         if (i == F::sets && last) continue;
         issue(i % F::sets, tile, tokens);
-        ptx::wait_products<kTiles>();  // those of this tile's set before
+        ptx::wgmma_wait<kTiles>();  // this tile's previous set
         if (i + 1 < F::sets || !last) convert_set((i + 1) % F::sets, tile);
       }
       if (i + 2 != F::sets) continue;
@@ -183,9 +188,9 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
         read_all();
       }
     }
-    // Its products have all been waited for.
+    // All its WGMMAs have completed.
     __syncwarp();
-    if (!last && threadIdx.x % 32 == 0) ptx::arrive(ptx::shared_address(&shared.tokens_empty[token_before]));
+    if (!last && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared.tokens_empty[token_before]);
   };
   wait_for_weight();
 #pragma unroll
@@ -205,46 +210,43 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   do_step.template operator()<true>(place.steps - 1, tokens);
 }
 
-// The sums of a multiplier in pieces, eight tokens of its rows of a tile each, of which a block of the cluster finishes
-// as many as another. It gets them from all, itself too, where the weight was: [block][piece][thread].
+// Split-K: a consumer's sums in chunks of eight tokens of a tile; each block of the cluster reduces its share of them.
+// It receives them from all blocks, itself included, in place of the weight: [block][chunk][thread].
 template <class F>
 struct Exchange {
-  static constexpr int kPieces = kTiles * F::tokens / 8;
-  static_assert(kPieces % 8 == 0);
+  static constexpr int kChunks = kTiles * F::tokens / 8;
+  static_assert(kChunks % 8 == 0);
   static constexpr int kAtOnce = std::min(4, F::tokens / 8);
-  static constexpr unsigned kPieceBytes = kMultipliers * 16;
+  static constexpr unsigned kChunkBytes = kConsumerThreads * 16;
 
-  const SkinnyNibbles& p;
+  const SkinnyArguments& p;
   const Place<F>& place;
-  const int own = kPieces / p.parts;  // pieces
+  const int own = kChunks / p.parts;  // chunks
 
   __device__ void send(const float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared) const {
-    static_assert(kPieces * kPieceBytes <= sizeof(shared.weight));
-    const std::uint32_t here = ptx::shared_address(shared.weight) + place.part * own * kPieceBytes + threadIdx.x * 16;
+    static_assert(kChunks * kChunkBytes <= sizeof(shared.weight));
+    const std::uint32_t here = ptx::shared_address(shared.weight) + place.part * own * kChunkBytes + threadIdx.x * 16;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const float* const from = &sums[piece / (F::tokens / 8)][piece % (F::tokens / 8) * 4];
-      const int to = piece / own;
-      const std::uint32_t at = here + piece % own * kPieceBytes;
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const float* const from = &sums[chunk / (F::tokens / 8)][chunk % (F::tokens / 8) * 4];
+      const int to = chunk / own;
+      const std::uint32_t at = here + chunk % own * kChunkBytes;
       if (to == place.part) {
         store_shared(at, {__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
                           __float_as_uint(from[3])});
       } else {
-        asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
-                         ptx::in_block(at, static_cast<std::uint32_t>(to))),
-                     "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
-                     : "memory");
+        ptx::store_cluster(ptx::mapa(at, static_cast<std::uint32_t>(to)), from);
       }
     }
   }
 
-  // Adds the sums of all blocks, in their order, and the bias, and stores y, in its type Y. whole: all rows are there,
-  // and two of them can be stored at a time.
+  // Adds the sums of all blocks, in order, and the bias, and stores y. whole: all rows exist, and two can be stored at
+  // a time.
   template <class Y, bool whole>
   __device__ void finish_as(const Shared<F>& shared) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const std::uint32_t from = ptx::shared_address(shared.weight) + threadIdx.x * 16;
-    // Rows g and g + 8: lanes swap with their neighbours, so that everyone has two side by side.
+    // Rows g and g + 8: lanes swap with their neighbours, so that each has two adjacent rows.
     const bool odd = lane / 4 % 2 != 0;
     const int2 rows = rows_of<F::packed>(lane);
     const int row = F::packed || !odd ? rows.x : rows.y - 1;
@@ -255,17 +257,17 @@ struct Exchange {
       for (int block = 0; block < p.parts; ++block) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          // Perhaps one of the next block, which is not used.
-          const uint4 more = load_shared(from + (block * own + first + i) * kPieceBytes);
+          // May read a chunk of the next block, which is not used.
+          const uint4 more = load_shared(from + (block * own + first + i) * kChunkBytes);
           y[i][0] += __uint_as_float(more.x), y[i][1] += __uint_as_float(more.y);
           y[i][2] += __uint_as_float(more.z), y[i][3] += __uint_as_float(more.w);
         }
       }
-      const int piece = place.part * own + first;
-      const int sixteen = (first_sixteen() + piece / (F::tokens / 8) * 4) * 16;
+      const int chunk = place.part * own + first;
+      const int sixteen = (first_sixteen() + chunk / (F::tokens / 8) * 4) * 16;
       const float bias[2] = {shared.biases[sixteen + rows.x], shared.biases[sixteen + rows.y]};
-      const int token = piece % (F::tokens / 8) * 8 + lane % 4 * 2;
-      const int end = min(p.tokens, (piece % (F::tokens / 8) + own - first) * 8);
+      const int token = chunk % (F::tokens / 8) * 8 + lane % 4 * 2;
+      const int end = min(p.tokens, (chunk % (F::tokens / 8) + own - first) * 8);
       const int count = p.weight.rows - place.first_row - sixteen - row;
       Y* to = static_cast<Y*>(p.y) + token * p.y_pitch + (place.first_row + sixteen + row);
 #pragma unroll
@@ -280,13 +282,13 @@ struct Exchange {
           }
           const Y values[2] = {narrow<Y>(two[0]), narrow<Y>(two[1])};
           Y* const there = to + (8 * i + e) * p.y_pitch;
-          const bool really = token + 8 * i + e < end;
+          const bool inside = token + 8 * i + e < end;
           if constexpr (whole) {
             using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
-            if (really) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
+            if (inside) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
           } else {
-            if (really && count > 0) there[0] = values[0];
-            if (really && count > 1) there[1] = values[1];
+            if (inside && count > 0) there[0] = values[0];
+            if (inside && count > 1) there[1] = values[1];
           }
         }
       }
@@ -304,6 +306,49 @@ struct Exchange {
   }
 };
 
-}  // namespace skinny_nibbles
+template <class F>
+__global__ void __launch_bounds__(kThreads, 1)
+    w4a16_gemm_skinny_kernel(const __grid_constant__ SkinnyMaps maps, const __grid_constant__ SkinnyArguments p) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, as the compiler can see
+  const Place<F> place(p);
+  let_next_start();
+  if (threadIdx.x == kConsumerThreads) {
+    ptx::prefetch_tensormap(maps.tokens);
+    ptx::prefetch_tensormap(maps.weight);
+    if (F::packed) ptx::prefetch_tensormap(maps.scales);
+    if (F::packed && F::zeros) ptx::prefetch_tensormap(maps.zeros);
+    init(shared);
+  }
+  wait_for_previous();
+  const Producer<F> producer{p, place};
+  if (warp == kConsumerThreads / 32) {
+    producer.begin(shared, maps);
+    __syncwarp();
+  } else {
+    prefetch_first(p, place);
+  }
+  __syncthreads();
+  const Exchange<F> exchange{p, place};
+  if (warp < kConsumerThreads / 32) {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    float sums[kTiles][F::tokens / 2];
+    multiply<F>(sums, shared, place, [&] { ptx::cluster_arrive_relaxed(); });
+    ptx::cluster_wait();  // the other blocks have read their weight, which the sums replace
+    exchange.send(sums, shared);
+    ptx::cluster_arrive_release();
+    ptx::cluster_wait();  // all sums have arrived
+    exchange.finish(shared);
+  } else {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    producer.run(shared, maps);
+    __syncwarp();
+    ptx::cluster_sync_relaxed();
+    ptx::cluster_sync_relaxed();
+  }
+}
+
+}  // namespace w4a16_skinny
 
 }  // namespace octile::cuda

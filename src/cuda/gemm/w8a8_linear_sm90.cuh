@@ -1,13 +1,14 @@
-// The product for few tokens, up to 32: all of X in shared memory as s8, the weight from memory past every token once.
+// The kernel of w8a8_linear_sm90, and of w8a8_gemm_skinny_sm90 where TMA cannot read a; up to 32 tokens. All of X is
+// resident in shared memory as s8; the weight streams past it once.
 //
 //   y[i, j] = round_to_y(fma(f32(sum_c xq[i, c] * b[j, c]), x_scale[i] * b_scale[j], bias[j]))
 //
 //   b   (n, k) s8, rows contiguous, any pitch
-//   xq  (m, k) s8 in shared memory: copied, or quantized here by every block while its first weights are on the way
+//   xq  (m, k) s8 in shared memory: copied, or quantized by every block while its first weights are in flight
 //
-// A block has a run of groups of 16 rows of b, and cuts them along k into pieces of at most a kilobyte. Two warps let
-// the copy engine fetch them into a ring, row by row; 16 warps multiply, each its own 64 bytes of every piece, so that
-// sums of s32, exact in any order, meet in shared memory when a group is done.
+// A block has a run of groups of 16 rows of b, cut along k into chunks of at most a kilobyte. Two producer warps load
+// them into a ring by bulk copies, row by row. Of 16 consumer warps each multiplies its own 64 bytes of every chunk;
+// their s32 sums, exact in any order, are added in shared memory at the end of a group.
 #pragma once
 
 #include <algorithm>
@@ -15,43 +16,44 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/ceil_div.h"
+#include "cuda/clusters.h"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/skinny_tokens.cuh"
+#include "cuda/gemm/w8a8_linear_sm90_tokens.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
 
-// Warps that fetch. M = 1, 4096 x 14336 on an H200: 27.7 us with one (it takes some 110 cycles a copy), 20.7 with two,
-// 21.2 with four, 22 with eight.
-inline constexpr int kFetchers = 2;
-inline constexpr int kSkinnyThreads = kSkinnyConsumers + kFetchers * 32;
-inline constexpr int kGroupRows = 16;  // of b: the long side of the matrix instruction
-inline constexpr int kPieceBytes = kSkinnyWarps * kStepBytes;
-inline constexpr int kPassGroups = 8;  // whose sums a block keeps at a time
+// M = 1, 4096 x 14336 on an H200: 27.7 us with one (some 110 cycles per copy), 20.7 with two, 21.2 with four,
+// 22 with eight.
+inline constexpr int kProducerWarps = 2;
+inline constexpr int kSkinnyThreads = kSkinnyConsumers + kProducerWarps * 32;
+inline constexpr int kGroupRows = 16;  // of b: M of the mma instruction
+inline constexpr int kChunkBytes = kSkinnyWarps * kStepBytes;
+inline constexpr int kPassGroups = 8;  // whose sums a block holds at a time
 inline constexpr int kPassRows = kPassGroups * kGroupRows;
-inline constexpr int kSumPitch = kPassRows + 4;  // keeps the eight rows of four tokens in their own banks
-inline constexpr int kMostSlots = 16;
-inline constexpr int kFewestSlots = 4;  // 64 KB in flight
+inline constexpr int kSumPitch = kPassRows + 4;  // eight rows of four tokens meet no bank conflict
+inline constexpr int kMaxSlots = 16;
+inline constexpr int kMinSlots = 4;  // 64 KB in flight
 inline constexpr int kSkinnyShared = 227 * 1024;
-inline constexpr int kMostClusterBlocks = 6;
-inline constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of b: counted in 32 bits
+inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of b: 32-bit indices
 
-// What the kernel is given; a vector's stride may be 0.
+// Strides of vectors may be 0.
 struct SkinnyProduct {
   Tokens x;
   const std::int8_t* b = nullptr;
   std::int64_t b_pitch = 0;
   bool b_copyable = false;  // every 16 bytes of a row, counted from its start, are aligned
   int rows = 0;             // n
-  int pieces = 0;           // along k
-  int piece_bytes = 0;      // a multiple of kStepBytes
+  int chunks = 0;           // along k
+  int chunk_bytes = 0;      // a multiple of kStepBytes
   int slots = 0;            // of the ring
   RowScale<float> b_scale;
-  const void* bias = nullptr;  // of y's type
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
@@ -62,55 +64,14 @@ template <int kTokenBlocks>
 struct SkinnyLayout {
   static constexpr int kTokens = 8 * kTokenBlocks;
   static constexpr int kFixed =
-      kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMostSlots + 2) * 8;
+      kTokens * kSumPitch * 4 + 2 * kPassRows * 4 + (kTokens + kSkinnyWarps) * 4 + (2 * kMaxSlots + 2) * 8;
 };
 
-// A weight is read once: it is the first to leave the second-level cache, and drives nobody else out.
-__device__ inline std::uint64_t read_once() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// A multiple of 16 bytes, by the copy engine.
-__device__ inline void load_run(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier,
-                                std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-      : "memory");
-}
-
-__device__ inline float load_float(const void* data, std::int64_t i, DType type) {
-  switch (type) {
-    case DType::f16:
-      return widen(__ldcg(static_cast<const __half*>(data) + i));
-    case DType::bf16:
-      return widen(__ldcg(static_cast<const __nv_bfloat16*>(data) + i));
-    default:
-      return __ldcg(static_cast<const float*>(data) + i);
-  }
-}
-
-__device__ inline void store_float(void* data, std::int64_t i, DType type, float value) {
-  switch (type) {
-    case DType::f16:
-      static_cast<__half*>(data)[i] = narrow<__half>(value);
-      break;
-    case DType::bf16:
-      static_cast<__nv_bfloat16*>(data)[i] = narrow<__nv_bfloat16>(value);
-      break;
-    default:
-      static_cast<float*>(data)[i] = value;
-  }
-}
-
-// Named barriers: 1 is meet_consumers.
-__device__ inline void meet_fetchers() { asm volatile("bar.sync 3, %0;" ::"n"(kFetchers * 32) : "memory"); }
-// The fetchers have initialized the barriers of the ring, and go on; the consumers wait for that.
-__device__ inline void report_barriers() { asm volatile("bar.arrive 2, %0;" ::"n"(kSkinnyThreads) : "memory"); }
-__device__ inline void await_barriers() { asm volatile("bar.sync 2, %0;" ::"n"(kSkinnyThreads) : "memory"); }
+// Named barriers; 1 is sync_consumers.
+__device__ inline void sync_producers() { ptx::bar_sync<3, kProducerWarps * 32>(); }
+// The producers have initialized the ring's barriers, and go on; the consumers wait for that.
+__device__ inline void report_barriers() { ptx::bar_arrive<2, kSkinnyThreads>(); }
+__device__ inline void await_barriers() { ptx::bar_sync<2, kSkinnyThreads>(); }
 
 // The groups of rows of one block, in passes.
 struct BlockRun {
@@ -127,38 +88,38 @@ struct BlockRun {
   }
 };
 
-// The warps that fetch, every kFetchers-th piece each: lanes 0 to 15 a row each. Here as where the ring is read each
-// lane reports for itself, so that racecheck follows.
+// The producer warps, every kProducerWarps-th chunk each, lanes 0 to 15 a row each. Here, and where the ring is read,
+// each lane arrives for itself, so that racecheck understands it.
 __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, std::uint32_t full, std::uint32_t empty) {
   const int fetcher = static_cast<int>(threadIdx.x) / 32 - kSkinnyWarps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const BlockRun run(p.rows);
-  const std::uint64_t policy = read_once();
-  const int pitch = padded(p.piece_bytes);
+  const std::uint64_t policy = ptx::evict_first();
+  const int pitch = padded(p.chunk_bytes);
   int turn = 0;
   int slot = 0;
   std::uint32_t parity = 1;
   for (int group = run.first; group < run.end; ++group) {
     const int row = group * kGroupRows + lane;
     const std::int8_t* const from = p.b + row * p.b_pitch;
-    // Behind a row's last bytes there is the next row, but behind all of them perhaps nothing that may be read.
+    // Past a row's end comes the next row; past the last one there may be nothing readable.
     const bool may_exceed = row + 1 < p.rows && p.b_pitch >= p.x.k;
 #pragma unroll 1
-    for (int piece = 0; piece < p.pieces; ++piece) {
+    for (int chunk = 0; chunk < p.chunks; ++chunk) {
       if (turn == fetcher && lane < kGroupRows) {
-        const int c = piece * p.piece_bytes;
-        const int wanted = row < p.rows ? min(p.x.k - c, p.piece_bytes) : 0;
+        const int c = chunk * p.chunk_bytes;
+        const int wanted = row < p.rows ? min(p.x.k - c, p.chunk_bytes) : 0;
         const int bytes = may_exceed ? (wanted + 15) / 16 * 16 : wanted / 16 * 16;
         const std::uint32_t to = ring + static_cast<unsigned>((slot * kGroupRows + lane) * pitch);
-        ptx::wait(empty + slot * 8, parity);
+        ptx::mbarrier_wait(empty + slot * 8, parity);
         if (bytes < wanted) {
           store_shared(to + bytes, load_bytes(from + c + bytes, wanted - bytes));
-          ptx::publish_to_engines();  // where rows repeat, a later copy comes to the same place
+          ptx::fence_proxy_async();  // where rows overlap, a later copy writes the same place
         }
-        ptx::arrive_and_expect(full + slot * 8, static_cast<unsigned>(bytes));
-        if (bytes > 0) load_run(to, from + c, bytes, full + slot * 8, policy);
+        ptx::mbarrier_arrive_expect_tx(full + slot * 8, static_cast<unsigned>(bytes));
+        if (bytes > 0) ptx::bulk_load(to, from + c, bytes, full + slot * 8, policy);
       }
-      turn = turn + 1 == kFetchers ? 0 : turn + 1;
+      turn = turn + 1 == kProducerWarps ? 0 : turn + 1;
       if (++slot == p.slots) {
         slot = 0;
         parity ^= 1;
@@ -172,48 +133,47 @@ template <class Source, int kTokenBlocks>
 __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_constant__ SkinnyProduct p) {
   using Layout = SkinnyLayout<kTokenBlocks>;
   extern __shared__ __align__(128) char shared[];
-  char* const behind_ring = shared + p.slots * kGroupRows * padded(p.piece_bytes);
+  char* const behind_ring = shared + p.slots * kGroupRows * padded(p.chunk_bytes);
   std::int32_t* const sums = reinterpret_cast<std::int32_t*>(behind_ring);                 // (kTokens, kSumPitch)
   float* const row_scales = reinterpret_cast<float*>(sums + Layout::kTokens * kSumPitch);  // (kPassRows)
   float* const biases = row_scales + kPassRows;                                            // (kPassRows)
   float* const token_scales = biases + kPassRows;                                          // (kTokens)
   float* const scratch = token_scales + Layout::kTokens;                                   // (kSkinnyWarps)
   const std::uint32_t xq = shared_address(behind_ring + Layout::kFixed);                   // (tokens, padded(k))
-  const std::uint32_t full = xq - (2 * kMostSlots + 2) * 8;
-  const std::uint32_t empty = full + kMostSlots * 8;
-  const std::uint32_t ready = empty + kMostSlots * 8;  // all tokens are in xq
-  const std::uint32_t ring = shared_address(shared);   // (slots, kGroupRows, padded(piece_bytes))
+  const std::uint32_t full = xq - (2 * kMaxSlots + 2) * 8;
+  const std::uint32_t empty = full + kMaxSlots * 8;
+  const std::uint32_t ready = empty + kMaxSlots * 8;  // all tokens are in xq
+  const std::uint32_t ring = shared_address(shared);  // (slots, kGroupRows, padded(chunk_bytes))
 
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   const int lane_row = thread % 32 / 4;
-  const int lane_byte = warp * kStepBytes + thread % 4 * 16;  // of a piece
+  const int lane_byte = warp * kStepBytes + thread % 4 * 16;  // of a chunk
 
   let_next_start();
   if (warp >= kSkinnyWarps) {
     if (thread == kSkinnyConsumers) {
 #pragma unroll 1
       for (int i = 0; i < p.slots; ++i) {
-        ptx::barrier_init(full + i * 8, kGroupRows);
-        ptx::barrier_init(empty + i * 8, kSkinnyConsumers);
+        ptx::mbarrier_init(full + i * 8, kGroupRows);
+        ptx::mbarrier_init(empty + i * 8, kSkinnyConsumers);
       }
-      ptx::barrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
-      ptx::barrier_init_done();
+      ptx::mbarrier_init(ready, static_cast<unsigned>(p.x.cluster * kSkinnyWarps));
+      ptx::fence_mbarrier_init();
     }
-    meet_fetchers();
+    sync_producers();
     report_barriers();
-    if (p.x.cluster > 1) ptx::cluster_arrive();
+    if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();
     wait_for_previous();
     if (p.b_copyable) fetch_rows(p, ring, full, empty);
     if (p.x.cluster > 1) {
       __syncwarp();
       ptx::cluster_wait();
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
+      ptx::cluster_sync_relaxed();
     }
     return;
   }
-  if (p.x.cluster > 1) ptx::cluster_arrive();
+  if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();
   wait_for_previous();
 
   const BlockRun run(p.rows);
@@ -223,7 +183,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     const int row = pass * kGroupRows + thread;
     if (thread < kPassRows && row < p.rows) {
       row_scale = p.b_scale[row];
-      if (p.bias != nullptr) bias = load_float(p.bias, row * p.bias_stride, p.y_type);
+      bias = p.bias.at(row, p.rows, 0);
     }
   };
   const auto keep_row_vectors = [&] {
@@ -235,7 +195,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
 
   std::int32_t acc[kTokenBlocks][4] = {};
   const auto multiply_step = [&](uint4 b0, uint4 b1, int c) {
-    // The order of k is the same on both sides, so it may be any: a lane's 16 bytes are four of its slots in two
+    // Any order of k will do, since it is the same on both sides: a lane's 16 bytes fill its four slots of two
     // instructions.
     const std::uint32_t first[4] = {b0.x, b1.x, b0.y, b1.y};
     const std::uint32_t second[4] = {b0.z, b1.z, b0.w, b1.w};
@@ -271,7 +231,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       const float scale = __fmul_rn(token_scales[token], row_scales[row]);
       const float product = static_cast<float>(sum);
       sum = 0;
-      const float y = p.bias != nullptr ? __fmaf_rn(product, scale, biases[row]) : __fmul_rn(product, scale);
+      const float y = p.bias.data != nullptr ? __fmaf_rn(product, scale, biases[row]) : __fmul_rn(product, scale);
       store_float(p.y, token * p.y_pitch + pass * kGroupRows + row, p.y_type, y);
     }
   };
@@ -291,9 +251,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     quantize_tokens<Source>(p.x, xq, token_scales, scratch, ready);
   }
   keep_row_vectors();
-  if constexpr (!std::is_same_v<Source, std::int8_t>) wait_for_written(ready);
-  if (p.x.cluster > 1) ptx::cluster_arrive();  // this block's tokens are written
-  meet_consumers();
+  if constexpr (!std::is_same_v<Source, std::int8_t>) ptx::mbarrier_wait_acquire_cluster(ready);
+  if (p.x.cluster > 1) ptx::cluster_arrive_relaxed();  // this block's tokens are complete
+  sync_consumers();
 
   int slot = 0;
   std::uint32_t parity = 0;
@@ -301,18 +261,18 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
     const int end = min(pass + run.pass_groups, run.end);
     for (int group = pass; group < end; ++group) {
 #pragma unroll 1
-      for (int piece = 0; piece < p.pieces; ++piece) {
-        const int c = piece * p.piece_bytes + lane_byte;
-        const bool busy = lane_byte < p.piece_bytes && c - thread % 4 * 16 < p.x.k;
+      for (int chunk = 0; chunk < p.chunks; ++chunk) {
+        const int c = chunk * p.chunk_bytes + lane_byte;
+        const bool busy = lane_byte < p.chunk_bytes && c - thread % 4 * 16 < p.x.k;
         uint4 b0;
         uint4 b1;
         if (p.b_copyable) {
           const std::uint32_t from =
-              ring + static_cast<unsigned>((slot * kGroupRows + lane_row) * padded(p.piece_bytes) + lane_byte);
-          ptx::wait(full + slot * 8, parity);
+              ring + static_cast<unsigned>((slot * kGroupRows + lane_row) * padded(p.chunk_bytes) + lane_byte);
+          ptx::mbarrier_wait(full + slot * 8, parity);
           if (busy) {
             b0 = load_shared(from);
-            b1 = load_shared(from + 8 * padded(p.piece_bytes));
+            b1 = load_shared(from + 8 * padded(p.chunk_bytes));
           }
         } else if (busy) {
           const int row = group * kGroupRows + lane_row;
@@ -320,7 +280,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
           b1 = load_bytes(p.b + (row + 8) * p.b_pitch + c, row + 8 < p.rows ? p.x.k - c : 0);
         }
         if (busy) multiply_step(b0, b1, c);
-        ptx::arrive(empty + slot * 8);
+        ptx::mbarrier_arrive(empty + slot * 8);
         if (++slot == p.slots) {
           slot = 0;
           parity ^= 1;
@@ -328,23 +288,23 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_
       }
       hand_over(group - pass);
     }
-    meet_consumers();
+    sync_consumers();
     store_pass(pass);
     if (end < run.end) {
       fetch_row_vectors(end);
-      meet_consumers();
+      sync_consumers();
       keep_row_vectors();
-      meet_consumers();
+      sync_consumers();
     }
   }
-  if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all have written to it
+  if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all others have written to it
 }
 
 inline bool aligned_to_16(const void* data, std::int64_t pitch) {
   return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) % 16 == 0;
 }
 
-// What all launches have in common; launch_skinny adds what is left.
+// What all launches share; launch_skinny adds the rest.
 inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperands& o) {
   SkinnyProduct p;
   p.x.data = o.a.data;
@@ -361,24 +321,13 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
   p.b_copyable = aligned_to_16(o.b.data, o.b.strides[0]);
   p.rows = static_cast<int>(o.b.rows());
   p.b_scale = row_scale<float>(o.b_scale);
-  if (problem.bias) {
-    p.bias = o.bias.data;
-    p.bias_stride = o.bias.strides[0];
-  }
+  p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  p.pieces = (p.x.k + kPieceBytes - 1) / kPieceBytes;
-  p.piece_bytes = ((p.x.k + p.pieces - 1) / p.pieces + kStepBytes - 1) / kStepBytes * kStepBytes;
+  p.chunks = ceil_div(p.x.k, kChunkBytes);
+  p.chunk_bytes = ceil_div(ceil_div(p.x.k, p.chunks), kStepBytes) * kStepBytes;
   return p;
-}
-
-// How many clusters, a block to a multiprocessor, run at one time: they must not cross the borders of the chip's parts.
-// The numbers are an H200's, as its driver says.
-inline int clusters_at_once(int blocks, Device device) {
-  constexpr int kMultiprocessors = 132;
-  constexpr int kCounts[kMostClusterBlocks + 1] = {0, 132, 66, 39, 30, 22, 17};
-  return kCounts[blocks] * properties(device).multiprocessors / kMultiprocessors;
 }
 
 template <class Source, int kTokenBlocks>
@@ -393,18 +342,18 @@ std::int64_t room_for_ring(std::int64_t tokens, std::int64_t k) {
 
 template <class Source, int kTokenBlocks>
 void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& problem, Stream stream) {
-  const int slot_bytes = kGroupRows * padded(p.piece_bytes);
+  const int slot_bytes = kGroupRows * padded(p.chunk_bytes);
   const std::int64_t room = room_for_ring<kTokenBlocks>(p.x.count, p.x.k);
-  p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMostSlots));
-  int blocks = std::min((p.rows + kGroupRows - 1) / kGroupRows, properties(problem.device).multiprocessors);
+  p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMaxSlots));
+  int blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
   if constexpr (!std::is_same_v<Source, std::int8_t>) {
-    // Up to four tokens a block: one batch of vectors a lane for k = 4096 in 16 bits. Alone, every block quantizing 8
-    // or 16 tokens makes 25 and 29 us of 21 and 24.
+    // Up to four tokens per block: one batch of vectors per lane for k = 4096 in 16 bits. Were every block to quantize
+    // 8 or 16 tokens, 21 and 24 us would become 25 and 29.
     p.x.cluster = p.x.count <= 4 ? 1 : p.x.count <= 8 ? 2 : 4;
-    blocks = std::min(blocks / p.x.cluster, clusters_at_once(p.x.cluster, problem.device)) * p.x.cluster;
+    blocks = std::min(blocks / p.x.cluster, max_active_clusters(problem.device, p.x.cluster)) * p.x.cluster;
     if (blocks == 0) {
       p.x.cluster = 1;
-      blocks = std::min((p.rows + kGroupRows - 1) / kGroupRows, properties(problem.device).multiprocessors);
+      blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
     }
   }
   const unsigned bytes = static_cast<unsigned>(kSkinnyShared - room + p.slots * slot_bytes);
@@ -413,10 +362,10 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
           stream, p);
 }
 
-// Whether X and a ring worth its name fit into shared memory.
+// Whether X and a ring of kMinSlots fit into shared memory.
 template <int kTokenBlocks>
 bool fits_skinny(std::int64_t tokens, std::int64_t k) {
-  return k < (1 << 18) && room_for_ring<kTokenBlocks>(tokens, k) >= kFewestSlots * kGroupRows * padded(kPieceBytes);
+  return k < (1 << 18) && room_for_ring<kTokenBlocks>(tokens, k) >= kMinSlots * kGroupRows * padded(kChunkBytes);
 }
 
 }  // namespace octile::cuda

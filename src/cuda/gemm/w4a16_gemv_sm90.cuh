@@ -1,28 +1,28 @@
-// A 4-bit weight on its way from memory straight into a warp's registers, as the first operand of mma.m16n8k16: units
-// of 16 rows by 128 terms, of which a lane has eight words, four of each of two rows. Which terms a lane's words are is
-// free, since those of the other operand are chosen alike (first_term).
+// The weight of w4a16_gemv_sm90, from global memory straight into registers, as A of mma.m16n8k16: units of 16 rows by
+// 128 columns, of which a lane has eight words, four of each of two rows. Which columns a lane has is free, as long as
+// the activations match (first_term).
 //
-//   packed: lines of 64 bytes, 8 terms of 16 channels; a lane has two channels of every fourth line
-//   as LinearArgs has it: where a scale is for 128 terms or more, a lane takes 16 bytes side by side of either row;
-//   where for fewer (fine), words 16 bytes apart, so that 32 terms side by side are a block
+//   packed: lines of 64 bytes, 8 columns of 16 rows; a lane has two rows of every fourth line
+//   row-major: with a scale for 128 columns or more, a lane takes 16 adjacent bytes of either row; with small groups,
+//   words 16 bytes apart, so that 32 adjacent columns are a block
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/nibbles.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/int4.cuh"
+#include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kUnitTerms = 128;
-inline constexpr int kUnitBlocks = 4;  // of 32 terms
+inline constexpr int kUnitBlocks = 4;  // of 32 columns
 
 // ---- Integers, raw.
 
-// A nibble u = q + 8 becomes (u + kAdded) / kUnit, exactly, by masks alone; an odd one of f16, which lies four bits
-// further up, 16 times that. In f16 these numbers are subnormal, which the matrix unit multiplies like any other.
+// A nibble u = q + 8 becomes (u + kAdded) / kUnit, exactly, by logical operations alone; an odd one of f16, four bits
+// higher, becomes 16 times that. In f16 these numbers are subnormal, which mma multiplies like any other.
 template <class T>
 struct Raw;
 template <>
@@ -30,7 +30,7 @@ struct Raw<__half> {
   static constexpr float kAdded = 0;
   static constexpr float kUnit = 0x1p24f;
   static constexpr float kOddShare = 0x1p-4f;
-  static constexpr std::uint32_t kOnes = 0x00010001u;  // 1 / kUnit, twice
+  static constexpr std::uint32_t kOnes = 0x00010001u;  // 1 / kUnit in both halves
 };
 template <>
 struct Raw<__nv_bfloat16> {
@@ -40,30 +40,30 @@ struct Raw<__nv_bfloat16> {
   static constexpr std::uint32_t kOnes = 0x3f803f80u;
 };
 
-// Pair i of `pairs` has nibbles i and i + 4. flip: they are q in two's complement, not q + 8.
+// Pair i gets nibbles i and i + 4. flip: nibbles are q in two's complement, not q + 8.
 template <bool flip>
 __device__ void raw_integers(__half, std::uint32_t word, std::uint32_t (&pairs)[4]) {
   constexpr std::uint32_t kEven = flip ? 0x00080008u : 0;
   constexpr std::uint32_t kOdd = flip ? 0x00800080u : 0;
   const std::uint32_t above = word >> 8;
-  pairs[0] = raise(word, 0x000f000fu, kEven);
-  pairs[1] = raise(word, 0x00f000f0u, kOdd);
-  pairs[2] = raise(above, 0x000f000fu, kEven);
-  pairs[3] = raise(above, 0x00f000f0u, kOdd);
+  pairs[0] = and_xor(word, 0x000f000fu, kEven);
+  pairs[1] = and_xor(word, 0x00f000f0u, kOdd);
+  pairs[2] = and_xor(above, 0x000f000fu, kEven);
+  pairs[3] = and_xor(above, 0x00f000f0u, kOdd);
 }
 template <bool flip>
 __device__ void raw_integers(__nv_bfloat16, std::uint32_t word, std::uint32_t (&pairs)[4]) {
-  constexpr std::uint32_t kMagic = 0x41804180u ^ (flip ? 0x00400040u : 0);  // 16, the last four bits of which count one
-  pairs[0] = raise(word << 3, 0x00780078u, kMagic);
-  pairs[1] = raise(word >> 1, 0x00780078u, kMagic);
-  pairs[2] = raise(word >> 5, 0x00780078u, kMagic);
-  pairs[3] = raise(word >> 9, 0x00780078u, kMagic);
+  constexpr std::uint32_t kMagic = 0x41804180u ^ (flip ? 0x00400040u : 0);  // 16, whose last four bits count 1 and up
+  pairs[0] = and_xor(word << 3, 0x00780078u, kMagic);
+  pairs[1] = and_xor(word >> 1, 0x00780078u, kMagic);
+  pairs[2] = and_xor(word >> 5, 0x00780078u, kMagic);
+  pairs[3] = and_xor(word >> 9, 0x00780078u, kMagic);
 }
 
-// ---- Where a unit lies.
+// ---- Addresses.
 
-// Bytes from one tile to the next, from one unit of terms to its neighbour and to a warp's next, and (fine) from one
-// scale to the next; 32 bits, and so are all tiles of a block: sums of 64 bits take twice the instructions.
+// Bytes from one tile to the next, from one unit to the adjacent one and to a warp's next, and (small groups) from one
+// scale to the next. 32 bits, as for all tiles of a block: 64-bit additions take twice the instructions.
 struct UnitSteps {
   int tile = 0;
   int unit = 0;
@@ -74,7 +74,7 @@ struct UnitSteps {
 struct UnitPlaces {
   UnitSteps values, scales, zeros;
   int unit_step = 1;   // from a warp's unit to its next
-  int twin_parts = 0;  // fine: 1 if two blocks share a scale
+  int twin_parts = 0;  // small groups: 1 if two blocks share a scale
 };
 
 inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
@@ -95,49 +95,49 @@ inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
   return places;
 }
 
-// Nothing is read, and v stays, unless `really`. Without a branch, so that loads stay together. A lane's neighbours in
-// memory are asked for soon after: of 16 bytes whole lines come to L2, words are kept in L1, others are whole lines.
-__device__ inline void read_if(bool really, uint4& v, const void* from) {
+// A predicated load; without a branch, so that loads stay together. A lane's neighbours in memory are read soon after:
+// with 16 bytes L2 gets whole lines, words stay in L1, the others are whole lines.
+__device__ inline void read_if(bool predicate, uint4& v, const void* from) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
       "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "l"(from), "r"(static_cast<int>(really)));
+      : "l"(from), "r"(static_cast<int>(predicate)));
 }
-__device__ inline void read_if(bool really, uint2& v, const void* from) {
+__device__ inline void read_if(bool predicate, uint2& v, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p ld.global.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n}"
                : "+r"(v.x), "+r"(v.y)
-               : "l"(from), "r"(static_cast<int>(really)));
+               : "l"(from), "r"(static_cast<int>(predicate)));
 }
-__device__ inline void read_if(bool really, std::uint32_t& v, const void* from) {
+__device__ inline void read_if(bool predicate, std::uint32_t& v, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.b32 %0, [%1];\n}"
                : "+r"(v)
-               : "l"(from), "r"(static_cast<int>(really)));
+               : "l"(from), "r"(static_cast<int>(predicate)));
 }
-__device__ inline void read_if(bool really, std::uint16_t& v, const void* from) {
+__device__ inline void read_if(bool predicate, std::uint16_t& v, const void* from) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.L1::no_allocate.b16 %0, [%1];\n}"
                : "+h"(v)
-               : "l"(from), "r"(static_cast<int>(really)));
+               : "l"(from), "r"(static_cast<int>(predicate)));
 }
 
 // ---- A lane's part of a unit.
 
-// fine: a scale may be for 32 terms; else it is for 128 or more.
-template <bool packed_, bool fine_, bool zeros_>
+// small_groups: a scale may be for 32 columns; else it is for 128 or more.
+template <bool packed_, bool small_groups_, bool zeros_>
 struct Unit {
   static constexpr bool kPacked = packed_;
-  static constexpr bool kFine = fine_;
+  static constexpr bool kSmallGroups = small_groups_;
   static constexpr bool kZeros = zeros_;
-  static constexpr int kParts = fine_ ? kUnitBlocks : 1;  // scales of a row
+  static constexpr int kParts = small_groups_ ? kUnitBlocks : 1;  // scales of a row
 
-  // As they were read: packed, both rows' of a block side by side; else a row's four blocks.
+  // As loaded: packed, both rows of a block; else the four blocks of a row.
   std::conditional_t<packed_, uint2, uint4> values[packed_ ? kUnitBlocks : 2] = {};
   uint2 scales[kParts] = {};
   std::conditional_t<packed_, std::uint16_t, uint2> zeros[zeros_ ? kParts : 1] = {};  // packed: two of 8 + z; else of z
 
-  // Of a block: the first of a lane's eight terms.
+  // The first of a lane's eight columns of a block.
   __host__ __device__ static constexpr int first_term(int block, int quarter) {
-    return packed_ || fine_ ? block * 32 + quarter * 8 : quarter * 32 + block * 8;
+    return packed_ || small_groups_ ? block * 32 + quarter * 8 : quarter * 32 + block * 8;
   }
 
   // A lane's rows of the tile.
@@ -167,17 +167,17 @@ struct Unit {
   }
 };
 
-// Brings a warp's units, tile by tile of `tiles`, and then those of the next terms. What is beyond the weight is not
-// read: there the words are whatever they were, which times an x of 0 is 0, and the scales of terms are 0.
+// Loads a warp's units: of tile after tile, then of the next columns. Nothing out of bounds is read: there words keep
+// their old values, which times an x of 0 is 0, and scales are 0.
 template <class U>
 class UnitReader {
  public:
-  // first: of the tiles; tile_unit: which of them, and of the units, is the first to be read.
+  // first: tile of the block; tile_unit: the first tile and unit to load.
   __device__ UnitReader(const NibbleWeight& w, const UnitPlaces& at, int first, int tiles, int2 tile_unit)
       : tile_(tile_unit.x), tiles_(tiles), unit_(tile_unit.y), rows_(w.rows - first * kTileRows) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     row_ = U::rows(lane).x;
-    const int place = U::kPacked ? lane % 4 * 64 + row_ * 4 : lane % 4 * (U::kFine ? 4 : 16);
+    const int place = U::kPacked ? lane % 4 * 64 + row_ * 4 : lane % 4 * (U::kSmallGroups ? 4 : 16);
     const auto start = [&](const void* data, const UnitSteps& step, std::int64_t row_bytes) {
       return static_cast<const std::uint8_t*>(data) + row_ * row_bytes +
              static_cast<std::int64_t>(first + tile_) * step.tile + static_cast<std::int64_t>(unit_) * step.unit;
@@ -187,9 +187,9 @@ class UnitReader {
     if constexpr (U::kZeros) zeros_ = start(w.zeros, at.zeros, w.zero.row * kZeroBytes);
   }
 
-  // really: else nothing is read.
-  __device__ void read(const NibbleWeight& w, const UnitPlaces& at, bool really, U& to) {
-    const int blocks = really ? (w.terms - unit_ * kUnitTerms) / 32 : 0;
+  // Loads nothing unless `predicate`.
+  __device__ void read(const NibbleWeight& w, const UnitPlaces& at, bool predicate, U& to) {
+    const int blocks = predicate ? (w.terms - unit_ * kUnitTerms) / 32 : 0;
     const int row = tile_ * kTileRows + row_;
     if constexpr (U::kPacked) {
 #pragma unroll
@@ -199,7 +199,7 @@ class UnitReader {
       for (int h = 0; h < 2; ++h) {
         const std::uint8_t* const from = values_ + 8 * h * w.pitch;
         const bool inside = row + 8 * h < rows_;
-        if constexpr (U::kFine) {
+        if constexpr (U::kSmallGroups) {
           read_if(inside && 0 < blocks, to.values[h].x, from);
           read_if(inside && 1 < blocks, to.values[h].y, from + 16);
           read_if(inside && 2 < blocks, to.values[h].z, from + 32);
@@ -211,11 +211,11 @@ class UnitReader {
     }
 #pragma unroll
     for (int part = 0; part < U::kParts; ++part) {
-      const std::int64_t number = U::kFine ? part >> at.twin_parts : 0;
+      const std::int64_t number = U::kSmallGroups ? part >> at.twin_parts : 0;
       const std::uint8_t* const scale = scales_ + number * at.scales.part;
       const std::uint8_t* const zero = zeros_ + number * at.zeros.part;
       const bool inside = part < blocks;
-      if (U::kFine && !inside) to.scales[part] = uint2{};
+      if (U::kSmallGroups && !inside) to.scales[part] = uint2{};
       if constexpr (U::kPacked) {
         read_if(inside, to.scales[part], scale);
         if constexpr (U::kZeros) read_if(inside, to.zeros[part], zero);

@@ -1,15 +1,15 @@
-// The product for a moderate number of tokens, on the matrix unit: tokens on its left side, the weight on its right.
+// w8a8_gemm_skinny_sm90, the kernel: int8 WGMMA, tokens as A, the weight as B.
 //
 //   y[i, j] = round_to_y(fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]))
 //
-//   a   (m, k) s8, b (n, k) s8: rows contiguous, both as the copy engine can read them
+//   a   (m, k) s8, b (n, k) s8: rows contiguous and aligned for TMA
 //
-// A block has up to 64 or 128 tokens and a run of rows of b, as many as it takes for all blocks to run at one time,
-// over the whole of k. The blocks of a cluster are a small grid: `token_parts` of them have the same rows of b, and
-// `row_parts` the same tokens; of what it shares each block fetches a part, for all.
+// A block has up to 64 or 128 tokens and a run of rows of b over all of k, sized so that all blocks run at once. The
+// blocks of a cluster form a small grid: `token_parts` of them share rows of b, and `row_parts` share tokens; each
+// loads a part of what it shares, by multicast.
 //
-// What it costs besides bytes is counted in instructions that one thread issues one after the other, and in code that
-// comes from a cold memory: hence several warps that fetch, and short loops.
+// Besides bytes, the cost is instructions that one thread issues in sequence, and code that loads from a cold cache:
+// hence several producer warps, and short loops.
 #pragma once
 
 #include <algorithm>
@@ -17,26 +17,27 @@
 
 #include "cuda/device/grid.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/skinny.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/operands.h"
 
 namespace octile::cuda {
 
-inline constexpr int kTileStep = 128;  // bytes of k in a stage: one swizzled row
-inline constexpr int kMostStages = 16;
-// Warps. 64, 128 and 256 x 4096 x 4096 on an H200: 13.8, 14.5 and 16.0 us with one, 12.2, 12.8 and 14.3 with three.
-inline constexpr int kTileFetchers = 3;
+inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
+inline constexpr int kMaxStages = 16;
+// 64, 128 and 256 x 4096 x 4096 on an H200: 13.8, 14.5 and 16.0 us with one, 12.2, 12.8 and 14.3 with three.
+inline constexpr int kTileProducerWarps = 3;
 
-// groups: warpgroups that multiply, each its own 64 tokens. rows: of b, at most; what is beyond a block's own is
-// multiplied for nothing.
+// groups: consumer warpgroups, 64 tokens each. rows: of b, at most; a block multiplies all of them, even if it has
+// fewer.
 template <int groups_, int rows_>
 struct SkinnyTile {
   static constexpr int groups = groups_;
   static constexpr int tokens = 64 * groups;
   static constexpr int rows = rows_;
   static constexpr int consumers = 128 * groups;
-  static constexpr int threads = consumers + 32 * (kTileFetchers + 1);  // and a warp that fetches scales
-  static constexpr int sum_pitch = rows + 8;  // keeps four rows of eight bytes a lane in their own banks
+  static constexpr int threads = consumers + 32 * (kTileProducerWarps + 1);  // and a warp that loads scales
+  static constexpr int sum_pitch = rows + 8;  // four rows of eight bytes per lane meet no bank conflict
   static_assert(rows % 32 == 0 || rows % 32 == 16);
 };
 
@@ -45,17 +46,16 @@ struct TiledProduct {
   int tokens = 0;       // m
   int steps = 0;        // of k
   int tile_rows = 0;    // of a block
-  int tile_tokens = 0;  // box_tokens * row_parts
+  int tile_tokens = 0;  // load_tokens * row_parts
   int token_parts = 1;
   int row_parts = 1;
   int token_groups = 1;  // of clusters
-  int box_tokens = 0;    // that a block fetches, and of b's rows
-  int box_rows = 0;
+  int load_tokens = 0;   // that a block loads, as load_rows of b
+  int load_rows = 0;
   int stages = 0;
   RowScale<float> a_scale;
   RowScale<float> b_scale;
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
@@ -63,7 +63,7 @@ struct TiledProduct {
   unsigned every_part = 1;  // bit i * token_parts for all i < row_parts
 
   // Of a stage, where b begins: eight rows are a kilobyte.
-  __host__ __device__ int token_bytes() const { return (tile_tokens + 7) / 8 * 8 * kTileStep; }
+  __host__ __device__ int token_bytes() const { return (tile_tokens + 7) / 8 * 8 * kTileK; }
 };
 
 // In shared memory; the ring lies behind it, from the next kilobyte on, and the sums come where the ring was.
@@ -72,15 +72,15 @@ struct SkinnyTileShared {
   float row_scales[T::rows];
   float biases[T::rows];
   float token_scales[T::tokens];
-  std::uint64_t full[kMostStages];
-  std::uint64_t empty[kMostStages];
+  std::uint64_t full[kMaxStages];
+  std::uint64_t empty[kMaxStages];
 
   __host__ __device__ static constexpr int bytes() {
     return (static_cast<int>(sizeof(SkinnyTileShared)) + 1023) / 1024 * 1024;
   }
 };
 
-// A block's place in its cluster, and what it multiplies.
+// A block's place in its cluster, and its operands.
 struct TilePlace {
   int token_part = 0;
   int row_part = 0;
@@ -89,13 +89,12 @@ struct TilePlace {
   __device__ explicit TilePlace(const TiledProduct& p) {
     const int blocks = p.token_parts * p.row_parts;
     if (blocks > 1) {
-      const int rank = static_cast<int>(blockIdx.x) % blocks;  // the compiler knows that it is uniform
+      const int rank = static_cast<int>(blockIdx.x) % blocks;  // uniform, as the compiler can see
       token_part = rank % p.token_parts;
       row_part = rank / p.token_parts;
     }
     const int cluster = static_cast<int>(blockIdx.x) / blocks;
-    // The last tiles overlap with those before them: rows that the copy engine fills with zeros take it
-    // longer than others.
+    // The last tiles overlap the ones before: TMA is slow to fill in zeros.
     first_token = (cluster % p.token_groups * p.token_parts + token_part) * p.tile_tokens;
     first_token = max(min(first_token, p.tokens - p.tile_tokens), 0);
     first_row = (cluster / p.token_groups * p.row_parts + row_part) * p.tile_rows;
@@ -103,71 +102,45 @@ struct TilePlace {
   }
 };
 
-__device__ inline void load_box_hinted(std::uint32_t to, const CUtensorMap& map, int2 at, std::uint32_t barrier,
-                                       std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(at.x), "r"(at.y), "r"(barrier), "l"(policy)
-      : "memory");
-}
-
-// For all blocks of `blocks`.
-__device__ inline void load_box_to_hinted(std::uint16_t blocks, std::uint32_t to, const CUtensorMap& map, int2 at,
-                                          std::uint32_t barrier, std::uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(at.x), "r"(at.y), "r"(barrier), "h"(blocks), "l"(policy)
-      : "memory");
-}
-
-// What many blocks read is the last to leave the second-level cache: 1 to 2 us faster than without a preference.
-__device__ inline std::uint64_t read_again() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// One thread of each warp that fetches, in turn: both operands' boxes into the ring. Unrolled it is 2 us slower.
+// One thread of each producer warp, in turn: both operands into the ring. Unrolled it is 2 us slower.
 template <class T>
 __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, std::uint32_t ring,
                             const CUtensorMap& b, const CUtensorMap& a, const TilePlace& place) {
   const int a_bytes = p.token_bytes();
-  const int stage_bytes = a_bytes + p.tile_rows * kTileStep;
-  const unsigned bytes = static_cast<unsigned>((p.tile_tokens + p.tile_rows) * kTileStep);
-  const std::uint64_t once = p.token_groups == 1 ? read_once() : read_again();
-  const std::uint64_t again = read_again();
+  const int stage_bytes = a_bytes + p.tile_rows * kTileK;
+  const unsigned bytes = static_cast<unsigned>((p.tile_tokens + p.tile_rows) * kTileK);
+  const std::uint64_t once = p.token_groups == 1 ? ptx::evict_first() : ptx::evict_last();
+  const std::uint64_t again = ptx::evict_last();
   // Bit i: block i of the cluster.
   const unsigned same_rows = ((1u << p.token_parts) - 1) << place.row_part * p.token_parts;
   const unsigned same_tokens = p.every_part << place.token_part;
-  const std::uint32_t to_a = ring + static_cast<unsigned>(place.row_part * p.box_tokens * kTileStep);
-  const std::uint32_t to_b = ring + static_cast<unsigned>(a_bytes + place.token_part * p.box_rows * kTileStep);
-  const int token = place.first_token + place.row_part * p.box_tokens;
-  const int row = place.first_row + place.token_part * p.box_rows;
+  const std::uint32_t to_a = ring + static_cast<unsigned>(place.row_part * p.load_tokens * kTileK);
+  const std::uint32_t to_b = ring + static_cast<unsigned>(a_bytes + place.token_part * p.load_rows * kTileK);
+  const int token = place.first_token + place.row_part * p.load_tokens;
+  const int row = place.first_row + place.token_part * p.load_rows;
   const std::uint32_t barriers = ptx::shared_address(shared.full);
   constexpr std::uint32_t kEmpty = sizeof(shared.full);
   const int fetcher = static_cast<int>(threadIdx.x) / 32 - T::consumers / 32;
   int stage = fetcher;
   std::uint32_t parity = 1;
 #pragma unroll 1
-  for (int step = fetcher; step < p.steps; step += kTileFetchers) {
+  for (int step = fetcher; step < p.steps; step += kTileProducerWarps) {
     const std::uint32_t full = barriers + static_cast<unsigned>(stage) * 8;
     const std::uint32_t offset = static_cast<unsigned>(stage * stage_bytes);
-    const int col = step * kTileStep;
-    ptx::wait(full + kEmpty, parity);
-    ptx::arrive_and_expect(full, bytes);
+    const int col = step * kTileK;
+    ptx::mbarrier_wait(full + kEmpty, parity);
+    ptx::mbarrier_arrive_expect_tx(full, bytes);
     if (p.token_parts > 1) {
-      load_box_to_hinted(static_cast<std::uint16_t>(same_rows), to_b + offset, b, {col, row}, full, once);
+      ptx::tma_load_multicast(static_cast<std::uint16_t>(same_rows), to_b + offset, b, int2{col, row}, full, once);
     } else {
-      load_box_hinted(to_b + offset, b, {col, row}, full, once);
+      ptx::tma_load(to_b + offset, b, int2{col, row}, full, once);
     }
     if (p.row_parts > 1) {
-      load_box_to_hinted(static_cast<std::uint16_t>(same_tokens), to_a + offset, a, {col, token}, full, again);
+      ptx::tma_load_multicast(static_cast<std::uint16_t>(same_tokens), to_a + offset, a, int2{col, token}, full, again);
     } else {
-      load_box_hinted(to_a + offset, a, {col, token}, full, again);
+      ptx::tma_load(to_a + offset, a, int2{col, token}, full, again);
     }
-    stage += kTileFetchers;
+    stage += kTileProducerWarps;
     if (stage >= p.stages) {
       stage -= p.stages;
       parity ^= 1;
@@ -175,51 +148,50 @@ __device__ void fetch_tiles(const TiledProduct& p, SkinnyTileShared<T>& shared, 
   }
 }
 
-// sums (64, rows) of a warpgroup. One step's products are always in flight, so a stage is released one step late.
+// The main loop: sums (64, rows) of a warpgroup. One step's WGMMAs are always in flight, so a stage is released one
+// step late.
 template <class T>
 __device__ void multiply_tiles(int (&sums)[T::rows / 2], const TiledProduct& p, SkinnyTileShared<T>& shared,
                                std::uint32_t ring, const TilePlace& place) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned group = threadIdx.x / 128;
   const int a_bytes = p.token_bytes();
-  const unsigned stage_bytes = static_cast<unsigned>(a_bytes + p.tile_rows * kTileStep);
-  // The blocks that fill this one's stages, one a lane.
+  const unsigned stage_bytes = static_cast<unsigned>(a_bytes + p.tile_rows * kTileK);
+  // The blocks that fill this one's stages, one per lane.
   const int blocks = p.token_parts * p.row_parts;
   const bool filler =
       lane < blocks && (lane % p.token_parts == place.token_part || lane / p.token_parts == place.row_part);
-  const std::uint32_t empty =
-      ptx::in_block(ptx::shared_address(shared.empty), static_cast<unsigned>(filler ? lane : 0));
-  std::uint32_t left = ptx::matrix_descriptor(ring + group * 64 * kTileStep);
-  std::uint32_t right = ptx::matrix_descriptor(ring + static_cast<unsigned>(a_bytes));
+  const std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<unsigned>(filler ? lane : 0));
+  std::uint32_t left = smem_descriptor(ring + group * 64 * kTileK);
+  std::uint32_t right = smem_descriptor(ring + static_cast<unsigned>(a_bytes));
   int stage = 0;
   int last = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
   for (int step = 0; step < p.steps; ++step) {
-    ptx::wait(ptx::shared_address(&shared.full[stage]), parity);
+    ptx::mbarrier_wait(shared.full[stage], parity);
     const std::uint32_t at = static_cast<unsigned>(stage) * stage_bytes / 16;
-    ptx::begin_products();
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < kTileStep / 32; ++part) {
-      ptx::multiply_s8<kTileStep>(ptx::Columns<T::rows>(), sums, left + at + 2 * part, right + at + 2 * part,
-                                  step > 0 || part > 0);
+    for (int part = 0; part < kTileK / 32; ++part) {
+      wgmma_s8<kTileK>(sums, left + at + 2 * part, right + at + 2 * part, step > 0 || part > 0);
     }
-    ptx::commit_products();
-    ptx::wait_products<1>();
-    ptx::arrive_in_cluster(empty + static_cast<unsigned>(last) * 8, step > 0 && filler);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::mbarrier_arrive_cluster(empty + static_cast<unsigned>(last) * 8, step > 0 && filler);
     last = stage;
     if (++stage == p.stages) {
       stage = 0;
       parity ^= 1;
     }
   }
-  ptx::wait_products<0>();
-  ptx::hold(sums);
+  ptx::wgmma_wait<0>();
+  wgmma_fence_operand(sums);
 }
 
 template <class T>
-__device__ void meet_multipliers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(T::consumers) : "memory");
+__device__ void sync_tile_consumers() {
+  ptx::bar_sync<1, T::consumers>();
 }
 
 // The sums of a warpgroup to shared memory, tokens by rows.
@@ -234,7 +206,7 @@ __device__ void keep_tile(const int (&sums)[T::rows / 2], std::int32_t* kept) {
   }
 }
 
-// One warp: all scales and the bias, every load under way before the first is used.
+// One warp: all scales and the bias, every load issued before the first is used.
 template <class T>
 __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared, const TilePlace& place) {
   constexpr int kRowLoads = (T::rows + 31) / 32;
@@ -250,10 +222,10 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
     const bool inside = 32 * i + lane < rows;
     row_scales[i] = inside ? p.b_scale[row] : 0;
     biases[i] = 0;
-    if (p.bias != nullptr && inside) {
-      const std::int64_t at = row * p.bias_stride;
-      biases[i] = p.y_type == DType::f32 ? __ldcg(static_cast<const unsigned*>(p.bias) + at)
-                                         : __ldcg(static_cast<const unsigned short*>(p.bias) + at);
+    if (p.bias.data != nullptr && inside) {
+      const std::int64_t at = row * p.bias.stride;
+      biases[i] = p.y_type == DType::f32 ? __ldcg(static_cast<const unsigned*>(p.bias.data) + at)
+                                         : __ldcg(static_cast<const unsigned short*>(p.bias.data) + at);
     }
   }
 #pragma unroll
@@ -264,10 +236,10 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
   for (int i = 0; i < kRowLoads; ++i) {
     if (32 * i + lane >= T::rows) continue;
     shared.row_scales[32 * i + lane] = row_scales[i];
-    // Without a bias it is -0: fma(x, y, -0) is the rounded product, its sign included.
+    // A missing bias is -0: fma(x, y, -0) is the rounded product, its sign included.
     const auto half = __ushort_as_half(static_cast<unsigned short>(biases[i]));
     const auto brain = __ushort_as_bfloat16(static_cast<unsigned short>(biases[i]));
-    shared.biases[32 * i + lane] = p.bias == nullptr         ? -0.0f
+    shared.biases[32 * i + lane] = p.bias.data == nullptr    ? -0.0f
                                    : p.y_type == DType::f16  ? widen(half)
                                    : p.y_type == DType::bf16 ? widen(brain)
                                                              : __uint_as_float(biases[i]);
@@ -276,13 +248,7 @@ __device__ void fetch_scales(const TiledProduct& p, SkinnyTileShared<T>& shared,
   for (int i = 0; i < T::tokens / 32; ++i) shared.token_scales[32 * i + lane] = token_scales[i];
 }
 
-template <class Y>
-__device__ std::uint32_t pack_two(float low, float high) {
-  const Y two[2] = {narrow<Y>(low), narrow<Y>(high)};
-  return *reinterpret_cast<const std::uint32_t*>(two);
-}
-
-// Four neighbours in a row of y.
+// Four adjacent elements of a row of y.
 __device__ inline void store_four(const TiledProduct& p, std::int64_t at, const float (&y)[4], int count,
                                   bool aligned) {
   if (count < 4 || !aligned) {
@@ -293,15 +259,14 @@ __device__ inline void store_four(const TiledProduct& p, std::int64_t at, const 
   } else if (p.y_type == DType::f32) {
     *reinterpret_cast<float4*>(static_cast<float*>(p.y) + at) = {y[0], y[1], y[2], y[3]};
   } else if (p.y_type == DType::f16) {
-    *reinterpret_cast<uint2*>(static_cast<__half*>(p.y) + at) = {pack_two<__half>(y[0], y[1]),
-                                                                 pack_two<__half>(y[2], y[3])};
+    *reinterpret_cast<uint2*>(static_cast<__half*>(p.y) + at) = {pack<__half>(y[0], y[1]), pack<__half>(y[2], y[3])};
   } else {
-    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.y) + at) = {pack_two<__nv_bfloat16>(y[0], y[1]),
-                                                                        pack_two<__nv_bfloat16>(y[2], y[3])};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.y) + at) = {pack<__nv_bfloat16>(y[0], y[1]),
+                                                                        pack<__nv_bfloat16>(y[2], y[3])};
   }
 }
 
-// The kept sums to y, four neighbours a thread.
+// The kept sums to y, four adjacent elements per thread.
 template <class T>
 __device__ void finish_tile(const TiledProduct& p, const SkinnyTileShared<T>& shared, const std::int32_t* kept,
                             const TilePlace& place) {
@@ -341,27 +306,26 @@ __global__ void __launch_bounds__(T::threads, 1)
 
   let_next_start();
   if (thread == T::consumers) {
-    ptx::prefetch_map(b);
-    ptx::prefetch_map(a);
+    ptx::prefetch_tensormap(b);
+    ptx::prefetch_tensormap(a);
 #pragma unroll 1
     for (int i = 0; i < p.stages; ++i) {
-      ptx::barrier_init(ptx::shared_address(&shared.full[i]), 1);
-      ptx::barrier_init(ptx::shared_address(&shared.empty[i]),
-                        static_cast<unsigned>(T::consumers / 32 * (p.token_parts + p.row_parts - 1)));
+      ptx::mbarrier_init(shared.full[i], 1);
+      ptx::mbarrier_init(shared.empty[i], static_cast<unsigned>(T::consumers / 32 * (p.token_parts + p.row_parts - 1)));
     }
-    ptx::barrier_init_done();
+    ptx::fence_mbarrier_init();
   }
   __syncwarp();
   if (thread >= T::consumers) {
     if (blocks > 1) {
-      ptx::cluster_arrive();
-    } else if (thread < T::consumers + 32 * kTileFetchers) {
-      asm volatile("bar.sync 2, %0;" ::"n"(T::consumers + 32 * kTileFetchers) : "memory");  // the barriers are there
+      ptx::cluster_arrive_relaxed();
+    } else if (thread < T::consumers + 32 * kTileProducerWarps) {
+      ptx::bar_sync<2, T::consumers + 32 * kTileProducerWarps>();  // the barriers are initialized
     }
     wait_for_previous();
-    if (thread >= T::consumers + 32 * kTileFetchers) {
+    if (thread >= T::consumers + 32 * kTileProducerWarps) {
       fetch_scales<T>(p, shared, place);
-      asm volatile("bar.arrive 3, %0;" ::"n"(T::consumers + 32) : "memory");
+      ptx::bar_arrive<3, T::consumers + 32>();
       if (blocks > 1) ptx::cluster_wait();
     } else {
       if (blocks > 1) ptx::cluster_wait();
@@ -369,34 +333,33 @@ __global__ void __launch_bounds__(T::threads, 1)
     }
     __syncwarp();
   } else {
-    if (blocks > 1) ptx::cluster_arrive();
+    if (blocks > 1) ptx::cluster_arrive_relaxed();
     wait_for_previous();
     if (blocks > 1) {
       ptx::cluster_wait();
     } else {
-      asm volatile("bar.sync 2, %0;" ::"n"(T::consumers + 32 * kTileFetchers) : "memory");
+      ptx::bar_sync<2, T::consumers + 32 * kTileProducerWarps>();
     }
     int sums[T::rows / 2];
     multiply_tiles<T>(sums, p, shared, ptx::shared_address(ring), place);
-    meet_multipliers<T>();  // the ring is read
+    sync_tile_consumers<T>();  // the ring has been read
     std::int32_t* const kept = reinterpret_cast<std::int32_t*>(ring);
     keep_tile<T>(sums, kept);
-    asm volatile("bar.sync 3, %0;" ::"n"(T::consumers + 32) : "memory");  // the scales are there too
+    ptx::bar_sync<3, T::consumers + 32>();  // the scales have been loaded
     finish_tile<T>(p, shared, kept, place);
   }
-  if (blocks > 1) {  // no block leaves while others still report to its barriers
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+  if (blocks > 1) {  // no block leaves while others arrive on its barriers
+    ptx::cluster_sync_relaxed();
   }
 }
 
-// How many stages fit. A warpgroup reads 64 tokens and a tile's full width, whether they are there or not.
+// How many stages fit. A warpgroup reads 64 tokens and a tile's full width, whether they exist or not.
 template <class T>
 int tile_stages(const TiledProduct& p, int shared_bytes) {
   const int room = shared_bytes - SkinnyTileShared<T>::bytes();
-  const int last = std::max(T::tokens * kTileStep, p.token_bytes() + T::rows * kTileStep);
+  const int last = std::max(T::tokens * kTileK, p.token_bytes() + T::rows * kTileK);
   static_assert(T::tokens * T::sum_pitch * 4 <= kSkinnyShared - SkinnyTileShared<T>::bytes());
-  return std::min((room - last) / (p.token_bytes() + p.tile_rows * kTileStep) + 1, kMostStages);
+  return std::min((room - last) / (p.token_bytes() + p.tile_rows * kTileK) + 1, kMaxStages);
 }
 
 }  // namespace octile::cuda

@@ -1,17 +1,18 @@
-// Rows as plain as those of quantize_rows.cuh, to nearest, wherever they lie and however long: vectors of 16 bytes all
-// the same, put together from the aligned ones that they lie in. 8192 x 8191 f16: 82 us, 120 with loads of elements.
+// quantize_unaligned_rows: the rows of quantize_rows.cuh, to nearest, at any address and of any length. Vectors of 16
+// bytes are assembled from the aligned ones that they overlap. 8192 x 8191 f16: 82 us, 120 with loads of elements.
 #pragma once
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/elementwise.cuh"
 #include "cuda/device/plain.cuh"
 
 namespace octile::cuda {
 
-constexpr int kLooseThreads = 1024;
-constexpr int kLooseVectors = 4;  // of a thread
+constexpr int kUnalignedThreads = 1024;
+constexpr int kUnalignedVectors = 4;  // of a thread
 
 template <class T>
-struct LooseArguments {
+struct UnalignedArguments {
   Input<T> x;
   const T* end;  // of the last row
   std::uint8_t* q;
@@ -38,24 +39,13 @@ __device__ uint4 load_unit(const T* p, const T* first, const T* last, const T* e
   return *reinterpret_cast<const uint4*>(&v);
 }
 
-// Bytes shift .. shift + 15 of two units; shift is the same for a whole row.
-__device__ inline uint4 joined(const uint4& low, const uint4& high, unsigned shift) {
-  std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) words[i] = shift & 4 ? words[i + 1] : words[i];
-  const unsigned bits = shift % 4 * 8;
-  return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
-          __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
-}
-
 // A block keeps a row.
 template <class T>
-__global__ void __launch_bounds__(kLooseThreads) quantize_loose_rows(const __grid_constant__ LooseArguments<T> a) {
+__global__ void __launch_bounds__(kUnalignedThreads)
+    quantize_unaligned_rows(const __grid_constant__ UnalignedArguments<T> a) {
   constexpr int n = kVectorSize<T>;
-  constexpr int kVectors = kLooseVectors;
-  __shared__ float warp_most[kLooseThreads / 32];
+  constexpr int kVectors = kUnalignedVectors;
+  __shared__ float warp_max[kUnalignedThreads / 32];
   const std::int64_t r = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
   const int width = static_cast<int>(blockDim.x);
@@ -79,19 +69,19 @@ __global__ void __launch_bounds__(kLooseThreads) quantize_loose_rows(const __gri
   for (int k = 0; k < kVectors; ++k) {
     const uint4 next = {__shfl_down_sync(~0u, unit[k].x, 1), __shfl_down_sync(~0u, unit[k].y, 1),
                         __shfl_down_sync(~0u, unit[k].z, 1), __shfl_down_sync(~0u, unit[k].w, 1)};
-    *reinterpret_cast<uint4*>(&v[k]) = joined(unit[k], thread % 32 == 31 ? behind[k] : next, shift);
+    *reinterpret_cast<uint4*>(&v[k]) = shifted_bytes(unit[k], thread % 32 == 31 ? behind[k] : next, shift);
     const int left = a.length - (k * width + thread) * n;
     if (left < n) {
 #pragma unroll
       for (int i = 0; i < n; ++i) v[k].at[i] = i < left ? v[k].at[i] : T(0.0f);
     }
   }
-  float most = 0;
+  float largest = 0;
   if (a.x.multiplier == Multiplier::none) {
     Magnitude<T> magnitude;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) magnitude.include(v[k]);
-    most = magnitude.value();
+    largest = magnitude.value();
   } else {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -99,14 +89,14 @@ __global__ void __launch_bounds__(kLooseThreads) quantize_loose_rows(const __gri
       float x[n];
       a.x.widen_all(v[k], r, c, a.length - c, x);
 #pragma unroll
-      for (int i = 0; i < n; ++i) most = max_nan(most, c + i < a.length ? fabsf(x[i]) : 0.0f);
+      for (int i = 0; i < n; ++i) largest = max_nan(largest, c + i < a.length ? fabsf(x[i]) : 0.0f);
     }
   }
-  most = max_of_warp(most);
-  if (thread % 32 == 0) warp_most[thread / 32] = most;
+  largest = max_of_warp(largest);
+  if (thread % 32 == 0) warp_max[thread / 32] = largest;
   __syncthreads();
-  most = max_of_warp(thread % 32 < width / 32 ? warp_most[thread % 32] : 0.0f);
-  const Divisor g = divisor(rules, most, rules.given ? a.given_scale[r] : 0.0f);
+  largest = max_of_warp(thread % 32 < width / 32 ? warp_max[thread % 32] : 0.0f);
+  const Divisor g = divisor(rules, largest, rules.given ? a.given_scale[r] : 0.0f);
   if (thread == 0 && a.scale) a.scale[r * a.scale_stride] = g.s;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {

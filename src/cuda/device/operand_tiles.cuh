@@ -1,19 +1,19 @@
-// Pieces of operands in shared memory: from global memory there, and of s8 operands from there to the registers of a
-// matrix product.
+// Tiles of operands: from global to shared memory, and s8 ones from there to the registers of mma.sync.
 //
-// A piece is (rows, kStep) of an operand (rows, k), in the orientation that the operand has in global memory, so that
-// both orientations are copied by cp.async as they are:
+// An operand tile is (rows, kStep) of an operand (rows, k), in the orientation that the operand has in global memory,
+// so that cp.async copies both as they are:
 //   contraction-major  (rows, kStep) lines along k
-//   outer-major        (kStep, rows) lines along the rows; turned on the way into registers, by a transposing ldmatrix
-//                      and, of s8, one prmt per register
-// cp.async copies units: 16 bytes from a multiple of 16 on. A line that begins inside a unit is copied from that unit's
-// beginning on, with one unit more behind, and put straight in shared memory by the warp that copied it; the bytes
-// before the line share a unit with it, so that they can be read, whatever they are. The ends of ragged lines are
-// copied by byte counts, which fills up with zeros.
+//   outer-major        (kStep, rows) lines along the rows; transposed on the way into registers, by a transposing
+//                      ldmatrix and, for s8, one prmt per register
+// cp.async copies aligned units of 16 bytes. A line that begins inside a unit is copied from the beginning of that
+// unit, with one more unit behind it, and the warp that copied it shifts it into place in shared memory. The bytes
+// before the line share a unit with it, so they are readable. The ends of ragged lines are copied by byte count, which
+// pads with zeros.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/mma.cuh"
 
 namespace octile::cuda {
@@ -33,8 +33,8 @@ struct Operand {
 
 // ---- From global to shared memory.
 
-// A piece is written and read without bank conflicts if the 8 rows of a matrix lie in different 16-byte columns of the
-// 128-byte lines of banks. Chunk c of line l lies where chunk c ^ twist(l) would.
+// An operand tile is written and read without bank conflicts if the 8 rows of a matrix lie in different 16-byte columns
+// of the 128-byte lines of banks. Chunk c of line l lies where chunk c ^ twist(l) would.
 template <int kLineBytes, bool kOuter, int kElement = 1>
 __device__ constexpr int twist(int line) {
   static_assert(kLineBytes >= 64 * (kOuter ? 1 : kElement) && (kLineBytes & (kLineBytes - 1)) == 0,
@@ -44,19 +44,6 @@ __device__ constexpr int twist(int line) {
   if constexpr (!kOuter) return kLineBytes >= 128 ? line & 7 : line >> 1 & 3;
   // A transposed matrix takes lines 0, 1, 4, 5, 8, 9, 12, 13 of 16, or the others: see Reader.
   return kLineBytes >= 128 ? (line & 1) | (line >> 2 & 3) << 1 : line >> 2 & 3;
-}
-
-// 16 bytes from byte `shift` of 32 on.
-__device__ inline uint4 straighten(uint4 first, uint4 second, int shift) {
-  const std::uint32_t in[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-  std::uint32_t by_two[6], by_one[5], out[4];
-#pragma unroll
-  for (int i = 0; i < 6; ++i) by_two[i] = shift & 8 ? in[i + 2] : in[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) by_one[i] = shift & 4 ? by_two[i + 1] : by_two[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) out[i] = __funnelshift_r(by_one[i], by_one[i + 1], 8 * (shift & 3));
-  return {out[0], out[1], out[2], out[3]};
 }
 
 // The first `count` bytes of a unit, and zeros. Of the operand's last unit cp.async would read no more either, but
@@ -74,8 +61,8 @@ __device__ inline void copy_part(const Operand& o, std::uint32_t to_shared, cons
   }
 }
 
-// One thread's part of copying an operand's pieces: chunk `across` of every kLinesAtOnce'th line. Rows beyond the last
-// are not copied: what becomes of them is not stored.
+// One thread's part of copying an operand's tiles: chunk `across` of every kLinesAtOnce'th line. Rows beyond the last
+// are not copied, and their products are not stored.
 template <class Tile, int kRows, bool kOuter, int kElement = 1>
 class Filler {
  public:
@@ -93,51 +80,51 @@ class Filler {
     from_ -= head_;
   }
 
-  // Whether whole units can be copied, but in the last step. A unit that is only half a line's may lie outside of all
-  // memory, behind the last line.
+  // Whether whole units can be copied in all steps but the last. A unit of which only half belongs to a line may lie
+  // outside of all memory, behind the last line.
   __device__ static bool by_units(const Operand& o, int first_row) {
     if (!kOuter) return true;
     if (o.shifted) return first_row + kRows <= o.rows && o.pitch != 0;
     return first_row + kRows <= o.rows || o.rows % (kChunk / kElement) == 0;
   }
 
-  // Whole units, kWhole: of a whole piece of an operand that is not shifted. Steps are copied in order.
+  // Whole units. kWhole: the whole tile lies inside of an operand that is not shifted. Steps are copied in order.
   template <bool kWhole>
-  __device__ void copy(const Operand& o, std::uint32_t piece) {
+  __device__ void copy(const Operand& o, std::uint32_t tile) {
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
       const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
       const bool inside = kWhole || rows_ > (kOuter ? 0 : i * kLinesAtOnce);
-      if (inside) copy_async(piece + place(across_, i), from);
-      if (!kWhole && inside && o.shifted && across_ == kAcross - 1) copy_async(piece + behind(i), from + kChunk);
+      if (inside) copy_async(tile + place(across_, i), from);
+      if (!kWhole && inside && o.shifted && across_ == kAcross - 1) copy_async(tile + behind(i), from + kChunk);
     }
     advance(o);
   }
 
   // By byte counts.
-  __device__ void copy_ragged(const Operand& o, int k, int step, std::uint32_t piece) {
+  __device__ void copy_ragged(const Operand& o, int k, int step, std::uint32_t tile) {
 #pragma unroll 1
     for (int i = 0; i < kTurns; ++i) {
       if (!kOuter && rows_ <= i * kLinesAtOnce) break;
       const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
       const int term = step * Tile::kStep + (kOuter ? line_ + i * kLinesAtOnce : across_ * (kChunk / kElement));
       const int bytes = (kOuter ? (term < k ? rows_ : -kChunk) : min(k - term, Tile::kStep) * kElement) + head_;
-      copy_part(o, piece + place(across_, i), from, bytes);
-      if (o.shifted && across_ == kAcross - 1) copy_part(o, piece + behind(i), from + kChunk, bytes - kChunk);
+      copy_part(o, tile + place(across_, i), from, bytes);
+      if (o.shifted && across_ == kAcross - 1) copy_part(o, tile + behind(i), from + kChunk, bytes - kChunk);
     }
     advance(o);
   }
 
-  // Puts the lines straight that this warp has copied.
-  __device__ void straighten_lines(std::uint32_t piece) const {
+  // Shifts the lines that this warp has copied into place.
+  __device__ void straighten_lines(std::uint32_t tile) const {
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      const std::uint32_t at = piece + place(across_, i);
+      const std::uint32_t at = tile + place(across_, i);
       const uint4 first = load_shared(at);
-      const uint4 second = load_shared(across_ == kAcross - 1 ? piece + behind(i) : piece + place(across_ + 1, i));
+      const uint4 second = load_shared(across_ == kAcross - 1 ? tile + behind(i) : tile + place(across_ + 1, i));
       __syncwarp();
-      store_shared(at, straighten(first, second, head_));
+      store_shared(at, shifted_bytes(first, second, static_cast<unsigned>(head_)));
     }
   }
 
@@ -177,7 +164,7 @@ struct Fragment {
   std::uint32_t part[4];
 };
 
-// Where a lane finds its part of a piece.
+// Where a lane finds its part of an operand tile.
 template <class Tile, int kRows, bool kOuter, bool kIsRight>
 class Reader {
  public:
@@ -198,11 +185,11 @@ class Reader {
   }
 
   // Rows 16 * block .. of the warp, terms kSlice * slice .. of the step.
-  __device__ Fragment load(std::uint32_t piece, int block, int slice) const {
+  __device__ Fragment load(std::uint32_t tile, int block, int slice) const {
     Fragment f;
     if constexpr (kOuter) {
       std::uint32_t pairs[4];
-      load_matrices_transposed(piece + (offset_ ^ block * kChunk) + slice * kSlice * kLineBytes, pairs);
+      load_matrices_transposed(tile + (offset_ ^ block * kChunk) + slice * kSlice * kLineBytes, pairs);
       constexpr int kOddRows = kIsRight ? 2 : 1;
       constexpr int kOtherTerms = 3 - kOddRows;
       f.part[0] = __byte_perm(pairs[0], pairs[1], 0x6420);
@@ -210,7 +197,7 @@ class Reader {
       f.part[kOtherTerms] = __byte_perm(pairs[2], pairs[3], 0x6420);
       f.part[3] = __byte_perm(pairs[2], pairs[3], 0x7531);
     } else {
-      load_matrices(piece + (offset_ ^ slice * kSlice) + block * 16 * kLineBytes, f.part);
+      load_matrices(tile + (offset_ ^ slice * kSlice) + block * 16 * kLineBytes, f.part);
     }
     return f;
   }

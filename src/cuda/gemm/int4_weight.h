@@ -1,4 +1,4 @@
-// A weight of 4 bits as kernels are given it: as LinearArgs has it, or packed (docs/packed-weights.md).
+// A 4-bit weight in device memory: row-major as in LinearArgs, or packed (docs/packed-weights.md).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace octile::cuda {
 
-// Of one element of each group and row: element (j, g) lies at j / 16 * panel + j % 16 * row + g * col.
+// One element per row and group: (j, g) is at j / 16 * panel + j % 16 * row + g * col.
 struct GroupPlaces {
   std::int64_t panel = 0;
   std::int64_t row = 0;

@@ -1,10 +1,10 @@
-// X for the product of few tokens: s8 in the shared memory of every block, copied, or quantized there from floats. The
-// blocks of a cluster quantize a part of the tokens each and write it to all of them.
+// X for the kernel of w8a8_linear_sm90: s8 in the shared memory of every block, copied, or quantized from floats. Each
+// block of a cluster quantizes a part of the tokens and writes it to all blocks.
 //
 //   s[i] = max(max_c |x[i, c] * multiplier[c]| / 127, 1e-8), or given
 //   xq[i, c] = clamp(rint(x[i, c] * multiplier[c] / s[i]), -127, 127)
 //
-// A row with a NaN or an infinity gets the scale NaN and zeros.
+// A row with a NaN or an infinity becomes zeros with scale NaN.
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,28 @@
 
 namespace octile::cuda {
 
-inline constexpr int kSkinnyWarps = 16;  // that quantize, and then multiply
+inline constexpr int kSkinnyWarps = 16;  // consumers: they quantize, then multiply
 inline constexpr int kSkinnyConsumers = kSkinnyWarps * 32;
-inline constexpr int kStepBytes = 64;  // of k, that a warp multiplies at a time: 16 a lane
+inline constexpr int kStepBytes = 64;  // of k, a warp's at a time: 16 per lane
 
-// X as it is given. Strides of the vectors may be 0.
+// X as given. Strides of vectors may be 0.
 struct Tokens {
   const void* data = nullptr;
   std::int64_t pitch = 0;  // elements
-  bool aligned = false;    // every 16 bytes of a row, counted from its start
+  bool aligned = false;    // rows start at multiples of 16 bytes
   int count = 0;           // m
   int k = 0;
-  int cluster = 1;       // blocks that share the work of quantizing
+  int cluster = 1;       // blocks that share the quantization
   bool dynamic = false;  // quantized with its own scales, not with `scale`
   bool multiplied = false;
   RowScale<float> scale;
   RowScale<float> multiplier;
 };
 
-// Bytes between rows in shared memory. An odd multiple of 64 keeps the 16-byte loads of 8 rows free of conflicts.
+// Bytes between rows in shared memory: an odd multiple of 64 avoids bank conflicts between 16-byte loads of 8 rows.
 __host__ __device__ constexpr int padded(int bytes) { return ((bytes + 63) / 64 | 1) * 64; }
 
-// The first `bytes` of 16 at p, zeros after them, whatever the alignment.
+// The first `bytes` of 16 at p, then zeros; any alignment.
 static __device__ __noinline__ uint4 load_bytes(const std::int8_t* p, int bytes) {
   std::uint32_t words[4];
 #pragma unroll
@@ -51,9 +51,9 @@ static __device__ __noinline__ uint4 load_bytes(const std::int8_t* p, int bytes)
   return {words[0], words[1], words[2], words[3]};
 }
 
-__device__ inline void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kSkinnyConsumers) : "memory"); }
+__device__ inline void sync_consumers() { ptx::bar_sync<1, kSkinnyConsumers>(); }
 
-// What is seldom needed is a function of its own: the rest is shorter then, and comes faster from a cold memory.
+// Rare paths are functions of their own: the rest of the code is shorter then, and loads faster from a cold cache.
 
 template <class T>
 static __device__ __noinline__ uint4 load_elements(const T* p, int count) {
@@ -61,7 +61,7 @@ static __device__ __noinline__ uint4 load_elements(const T* p, int count) {
   return *reinterpret_cast<const uint4*>(&v);
 }
 
-// Of columns c .. c + 3; what lies beyond k stays as it is.
+// Of columns c .. c + 3; 1 beyond k.
 static __device__ __noinline__ float4 load_multipliers(const RowScale<float> multiplier, int c, int k) {
   float four[4];
 #pragma unroll
@@ -104,19 +104,20 @@ struct FloatRow {
   }
 };
 
-// Warps of a block share a row of X, as many as a power of two allows.
+// Warps of a block that share a row of X: a power of two.
 __device__ inline int warps_per_row(int tokens) {
   int rows = 1;
   while (rows < tokens) rows *= 2;
   return max(kSkinnyWarps / rows, 1);
 }
 
-// How elements of a row become integers.
+// Quantizes the elements of a row.
 struct RowScaler {
   float s = 0;
   float inverse = 0;
-  float limit = 0;   // given scale: nothing beyond this magnitude matters
-  float factor = 1;  // given scale: a power of two for both sides of the quotient, away from the ends of the range
+  float limit = 0;  // given scale: larger magnitudes saturate
+  float factor =
+      1;  // given scale: a power of two that keeps both sides of the quotient away from the ends of the range
   bool given = false;
   bool good = false;
 
@@ -132,8 +133,8 @@ struct RowScaler {
 
   // The quotient x / s, rounded as IEEE division rounds: a correctly rounded reciprocal and two corrections, the last
   // one of a quotient that is off by less than an ulp (Markstein; Handbook of Floating-Point Arithmetic, section 4.7).
-  // Where a correction could underflow the quotient is too small to be anything but 0 here. There is no branch: code
-  // that is seldom used is slow to come from a cold memory.
+  // Where a correction could underflow, the quotient rounds to 0 anyway. There is no branch: rare code is slow to load
+  // from a cold cache.
   template <int n>
   __device__ void quantize(const float (&x)[n], std::uint32_t (&words)[n / 4]) const {
     constexpr float kRounder = 0x1.8p23f;  // the sum's low bits are the nearest integer
@@ -159,43 +160,15 @@ struct RowScaler {
   float scaled = 0;
 };
 
-// To addresses of ptx::in_block.
-__device__ inline void store_in_cluster(std::uint32_t to, const std::uint32_t (&words)[2]) {
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1]) : "memory");
-}
-__device__ inline void store_in_cluster(std::uint32_t to, const std::uint32_t (&words)[1]) {
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(words[0]) : "memory");
-}
-__device__ inline void store_in_cluster(std::uint32_t to, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-
-// An arrival that whoever waits with wait_for_written sees this warp's stores behind.
-__device__ inline void arrive_released(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void wait_for_written(std::uint32_t barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;\n"
-      "@p bra done;\n"
-      "bra again;\n"
-      "done:\n"
-      "}\n" ::"r"(barrier)
-      : "memory");
-}
-
-// A NaN on either side is the result.
+// NaN if either is.
 __device__ inline float greater_nan(float a, float b) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// X as floats, quantized per row into `xq` and `scales` by all consumers; tokens is at most 16. Of a row each lane
-// keeps a batch of vectors between the two looks at it; what is beyond comes from the second-level cache again.
+// Quantizes X per row into `xq` and `scales`, by all consumers, at most 16 tokens. Each lane keeps a batch of a row's
+// vectors between the two passes; the rest is loaded from L2 again.
 template <class T>
 __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales, float* scratch, std::uint32_t ready) {
   constexpr int kSize = kVectorSize<T>;
@@ -209,7 +182,7 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
   const FloatRow<T> row = {static_cast<const T*>(x.data) + token * x.pitch, x.aligned, x.k, x.multiplier, x.multiplied};
   const int first = (warp % share * 32 + lane) * kSize;
   const int stride = share * 32 * kSize;
-  const int end = (x.k + kStepBytes - 1) / kStepBytes * kStepBytes;  // zeros beyond k: b holds anything there
+  const int end = (x.k + kStepBytes - 1) / kStepBytes * kStepBytes;  // zeros beyond k, where b holds anything
   Vector<T> kept[kBatch];
   float peak = 0;
   const auto measure = [&](const Vector<T>& v, int c) {
@@ -243,17 +216,17 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
   for (int i = 16; i > 0; i /= 2) peak = greater_nan(peak, __shfl_xor_sync(~0u, peak, i));
   if (share > 1) {
     if (lane == 0) scratch[warp] = peak;
-    meet_consumers();
+    sync_consumers();
 #pragma unroll 1
     for (int i = 0; i < share; ++i) peak = greater_nan(peak, scratch[warp / share * share + i]);
   }
 
-  if (x.cluster > 1) ptx::cluster_wait();  // all blocks are there to be written to
+  if (x.cluster > 1) ptx::cluster_wait();  // all blocks have started
   if (busy) {
     const RowScaler scaler(peak, x.dynamic, x.dynamic ? 0 : x.scale[token]);
     if (warp % share == 0 && lane < x.cluster) {
       const float scale = scaler.good ? scaler.s : not_a_number(0.0f);
-      store_in_cluster(ptx::in_block(shared_address(scales + token), static_cast<unsigned>(lane)), scale);
+      ptx::store_cluster(ptx::mapa(shared_address(scales + token), static_cast<unsigned>(lane)), scale);
     }
     const std::uint32_t to = xq + static_cast<unsigned>(token * padded(x.k));
     const auto quantize_batch = [&](const Vector<T>(&batch)[kBatch], int c) {
@@ -266,8 +239,8 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
         scaler.quantize(values, words);
 #pragma unroll 1
         for (int block = 0; block < x.cluster; ++block) {
-          store_in_cluster(ptx::in_block(to + static_cast<unsigned>(c + i * stride), static_cast<unsigned>(block)),
-                           words);
+          ptx::store_cluster(ptx::mapa(to + static_cast<unsigned>(c + i * stride), static_cast<unsigned>(block)),
+                             words);
         }
       }
     };
@@ -280,19 +253,19 @@ __device__ void quantize_tokens(const Tokens& x, std::uint32_t xq, float* scales
     }
   }
   __syncwarp();
-  if (lane < x.cluster) arrive_released(ptx::in_block(ready, static_cast<unsigned>(lane)));
+  if (lane < x.cluster) ptx::mbarrier_arrive_cluster_release(ptx::mapa(ready, static_cast<unsigned>(lane)));
 }
 
-// X as s8, copied into `xq`; the caller closes the group of copies.
+// Copies X, which is s8, into `xq`; the caller commits the copies.
 __device__ inline void copy_tokens(const Tokens& x, std::uint32_t xq) {
-  const int chunks = (x.k + kStepBytes - 1) / kStepBytes * (kStepBytes / 16);  // zeros beyond k: b holds anything there
+  const int chunks = (x.k + kStepBytes - 1) / kStepBytes * (kStepBytes / 16);  // zeros beyond k, where b holds anything
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < x.count * chunks; i += kSkinnyConsumers) {
     const int token = i / chunks;
     const int c = (i - token * chunks) * 16;
     const std::int8_t* const from = static_cast<const std::int8_t*>(x.data) + token * x.pitch + c;
     const std::uint32_t to = xq + static_cast<unsigned>(token * padded(x.k) + c);
-    // A copy of fewer bytes would do, but memcheck takes it for one of 16.
+    // cp.async of fewer bytes would do, but memcheck takes it for 16.
     if (x.aligned && x.k - c >= 16) {
       copy_async(to, from);
     } else {

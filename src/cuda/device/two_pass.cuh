@@ -1,9 +1,9 @@
-// look_twice: where a segment is more than a cluster keeps. One cooperative launch looks at a matrix for the maxima of
-// its columns, and backwards for their levels; at a gradient for those of its rows too, and for the sums of columns.
-// The tile that a block read last it still has: 17 MB in all on an H200.
+// two_pass_kernel: for segments that are more than a cluster keeps. One cooperative launch reads a matrix for the
+// maxima of its columns, and then backwards for their levels; of a gradient it also finds the maxima of the rows and
+// the sums of the columns. A block still has the tile that it read last: 17 MB in all on an H200.
 //
-// Tiles are 128 rows high, numbered down a strip of columns, then strip after strip; a block has a run of them, of
-// about equal length.
+// Tiles are 128 rows high, numbered down a strip of columns, then strip after strip. A block has a run of them; the
+// runs are of about equal length.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -15,7 +15,7 @@ namespace octile::cuda {
 // Columns: q and q_transposed are both of x[r, c] * row_factor[r], and either may be null. A gradient: q is of rows of
 // x[r, c] * column_factor[c].
 template <class T>
-struct LookTwiceArguments {
+struct TwoPassArguments {
   tiles::Matrices<T> m;
   RowScale<float> column_factor, row_factor;
   float* row_scale;     // may be null
@@ -23,37 +23,37 @@ struct LookTwiceArguments {
   std::int64_t row_scale_stride, column_scale_stride;
   T* sum;  // of columns; may be null
   std::int64_t sum_stride;
-  float q_max, least_scale;
-  std::uint32_t* row_most;     // of a gradient. Largest magnitudes, as bits, whose order is theirs, NaN last
-  std::uint32_t* column_most;  // behind row_most
-  float* partial_sums;         // (blocks of a strip, cols)
+  float q_max, min_scale;
+  std::uint32_t* row_max;     // of a gradient. Largest magnitudes, as bits, whose order is theirs, NaN last
+  std::uint32_t* column_max;  // behind row_max
+  float* partial_sums;        // (blocks of a strip, cols)
 };
 
-namespace two_looks {
+namespace two_pass {
 
 using namespace tiles;
 
 constexpr int kHigh = kWarps;
-constexpr int kTileRows = kHigh * kPieceRows;
+constexpr int kTileRows = kHigh * kWarpRows;
 
 // Which tiles are whose. Block b begins at tile all * b / blocks.
 struct Tiling {
   int high, wide, all, blocks;
 
-  __host__ __device__ Tiling(std::int64_t rows, std::int64_t cols, int tile_cols, int most_blocks)
-      : high(static_cast<int>((rows + kTileRows - 1) / kTileRows)),
-        wide(static_cast<int>((cols + tile_cols - 1) / tile_cols)),
+  __host__ __device__ Tiling(std::int64_t rows, std::int64_t cols, int tile_cols, int max_blocks)
+      : high(static_cast<int>(ceil_div(rows, kTileRows))),
+        wide(static_cast<int>(ceil_div(cols, tile_cols))),
         all(high * wide),
-        blocks(all < most_blocks ? all : most_blocks) {}
+        blocks(all < max_blocks ? all : max_blocks) {}
   __host__ __device__ int begin(int block) const { return static_cast<int>(std::int64_t{all} * block / blocks); }
   __host__ __device__ int owner(int tile) const {
     return static_cast<int>(((tile + std::int64_t{1}) * blocks - 1) / all);
   }
   // At most so many blocks have tiles of one strip.
-  __host__ __device__ int most_owners() const {
+  __host__ __device__ int max_owners() const {
     if (all == 0) return 0;
-    const int most = (blocks + wide - 1) / wide + 1;
-    return most < high ? most : high;
+    const int largest = ceil_div(blocks, wide) + 1;
+    return largest < high ? largest : high;
   }
 };
 
@@ -77,10 +77,10 @@ struct Shared {
     float factor, low, high, s;
   };
   alignas(16) Row rows[kTileRows];
-  float column_factor[kPieceCols<T>];
-  float column_s[kPieceCols<T>];
-  float column_low[kPieceCols<T>];
-  float column_high[kPieceCols<T>];
+  float column_factor[kWarpCols<T>];
+  float column_s[kWarpCols<T>];
+  float column_low[kWarpCols<T>];
+  float column_high[kWarpCols<T>];
 };
 
 template <class T, bool kWhole, bool kGradient>
@@ -93,17 +93,17 @@ struct Block : Tile<T, kHigh, kWhole> {
   using Base::thread;
   using Base::warp;
 
-  const LookTwiceArguments<T>& a;
+  const TwoPassArguments<T>& a;
   const Tiling& tiling;
   Shared<T>& shared;
 
-  __device__ Block(const LookTwiceArguments<T>& arguments, const Tiling& its, unsigned char* memory, Shared<T>& known)
+  __device__ Block(const TwoPassArguments<T>& arguments, const Tiling& its, unsigned char* memory, Shared<T>& known)
       : Base(arguments.m, memory), a(arguments), tiling(its), shared(known) {}
 
   __device__ Spot<T> spot_at(const Place& p) const { return this->spot(p.down * kTileRows, p.strip * kCols); }
   __device__ void put_columns_of(const Place& p) const { this->put_columns(p.down * kTileRows, p.strip * kCols); }
 
-  // First look.
+  // First pass.
 
   __device__ void load_column_factors(const Place& p, float (&factor)[n]) const {
     const int c = p.strip * kCols + lane * n;
@@ -113,11 +113,11 @@ struct Block : Tile<T, kHigh, kWhole> {
   // Lane i: of row i of this warp.
   __device__ float load_row_factor(const Spot<T>& s) const {
     const int r = s.row + lane;
-    return lane < kPieceRows && r < m.rows ? a.row_factor[r] : 0.0f;
+    return lane < kWarpRows && r < m.rows ? a.row_factor[r] : 0.0f;
   }
 
   struct ColumnState {
-    float most[n] = {};
+    float largest[n] = {};
     float sum[n] = {};
   };
 
@@ -130,31 +130,31 @@ struct Block : Tile<T, kHigh, kWhole> {
       const float row_factor = __shfl_sync(~0u, row_factors, batch * kBatch + k);
       float x[n];
       widen(this->get(batch * kBatch + k), x);
-      float most = 0;
+      float largest = 0;
 #pragma unroll
       for (int i = 0; i < n; ++i) {
-        state.most[i] = max_nan(state.most[i], fabsf(__fmul_rn(x[i], row_factor)));
+        state.largest[i] = max_nan(state.largest[i], fabsf(__fmul_rn(x[i], row_factor)));
         if constexpr (!kGradient) continue;
-        most = max_nan(most, fabsf(__fmul_rn(x[i], column_factor[i])));
+        largest = max_nan(largest, fabsf(__fmul_rn(x[i], column_factor[i])));
         state.sum[i] += x[i];
       }
       if constexpr (!kGradient) continue;
-      const std::uint32_t of_row = __reduce_max_sync(~0u, __float_as_uint(most));
+      const std::uint32_t of_row = __reduce_max_sync(~0u, __float_as_uint(largest));
       own = lane == k ? of_row : own;
     }
     const int r = s.row + batch * kBatch + lane;
-    if (kGradient && lane < kBatch && r < m.rows) atomicMax(a.row_most + r, own);
+    if (kGradient && lane < kBatch && r < m.rows) atomicMax(a.row_max + r, own);
   }
 
   // Of the columns of a strip, all that this block has seen; the place of the turned levels serves as scratch.
   __device__ void add_columns(const Place& p, const ColumnState& state) const {
-    auto* const most = reinterpret_cast<float*>(this->turned);
-    float* const sum = most + kWarps * kCols;
+    auto* const largest = reinterpret_cast<float*>(this->transposed);
+    float* const sum = largest + kWarps * kCols;
     static_assert(2 * kWarps * sizeof(float) <= kTileRows);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      most[warp * kCols + lane * n + i] = state.most[i];
+      largest[warp * kCols + lane * n + i] = state.largest[i];
       if constexpr (kGradient) sum[warp * kCols + lane * n + i] = state.sum[i];
     }
     __syncthreads();
@@ -165,33 +165,33 @@ struct Block : Tile<T, kHigh, kWhole> {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      all = max_nan(all, most[w * kCols + c]);
+      all = max_nan(all, largest[w * kCols + c]);
       if constexpr (kGradient) total += sum[w * kCols + c];
     }
-    atomicMax(a.column_most + column, __float_as_uint(all));
+    atomicMax(a.column_max + column, __float_as_uint(all));
     if (!kGradient || !a.sum) return;
     const int slot = static_cast<int>(blockIdx.x) - tiling.owner(p.strip * tiling.high);
     a.partial_sums[std::int64_t{slot} * m.cols + column] = total;
   }
 
-  // Second look.
+  // Second pass.
 
   // The rules of this warp's rows of a tile, one for each of its first lanes: loaded early, worked out late.
   struct RowSource {
-    std::uint32_t most;
+    std::uint32_t largest;
     float factor;
   };
   __device__ RowSource load_rows(const Spot<T>& s) const {
     const int r = s.row + lane;
-    if (lane >= kPieceRows || r >= m.rows) return {};
-    return {kGradient ? __ldcg(a.row_most + r) : 0, a.row_factor[r]};
+    if (lane >= kWarpRows || r >= m.rows) return {};
+    return {kGradient ? __ldcg(a.row_max + r) : 0, a.row_factor[r]};
   }
   __device__ void resolve_rows(const Spot<T>& s, const RowSource& source) const {
     const int r = s.row + lane;
     __syncwarp();
-    if (lane < kPieceRows && r < m.rows) {
-      const LevelRule rule = level_rule(source.most, a.q_max, a.least_scale);
-      shared.rows[warp * kPieceRows + lane] = {source.factor, rule.low, rule.high, rule.s};
+    if (lane < kWarpRows && r < m.rows) {
+      const LevelRule rule = level_rule(source.largest, a.q_max, a.min_scale);
+      shared.rows[warp * kWarpRows + lane] = {source.factor, rule.low, rule.high, rule.s};
       if (kGradient && s.column < kCols && a.row_scale) a.row_scale[r * a.row_scale_stride] = rule.s;
     }
     __syncwarp();
@@ -206,7 +206,7 @@ struct Block : Tile<T, kHigh, kWhole> {
       shared.column_s[i] = 1, shared.column_low[i] = 0, shared.column_high[i] = 0;
       return;
     }
-    const LevelRule rule = level_rule(__ldcg(a.column_most + c), a.q_max, a.least_scale);
+    const LevelRule rule = level_rule(__ldcg(a.column_max + c), a.q_max, a.min_scale);
     if constexpr (kGradient) shared.column_factor[i] = a.column_factor[c];
     shared.column_s[i] = rule.s;
     shared.column_low[i] = rule.low;
@@ -242,7 +242,7 @@ struct Block : Tile<T, kHigh, kWhole> {
 #pragma unroll
     for (int k = 0; k < kBatch; ++k, s.q += m.q_stride) {
       const int r = batch * kBatch + k;
-      const float4 of_row = *reinterpret_cast<const float4*>(&shared.rows[warp * kPieceRows + r]);
+      const float4 of_row = *reinterpret_cast<const float4*>(&shared.rows[warp * kWarpRows + r]);
       float x[n];
       std::uint32_t of_rows[n];
       std::uint32_t of_columns[n];
@@ -272,7 +272,7 @@ struct Block : Tile<T, kHigh, kWhole> {
       const int r = __ffs(static_cast<int>(suspects)) - 1;
       if (r >= s.rows) return;
       const Vector<T> v = load_vector(m.x + (s.row + r) * m.x_stride + s.column, this->valid(s.column), kWhole);
-      const typename Shared<T>::Row of_row = shared.rows[warp * kPieceRows + r];
+      const typename Shared<T>::Row of_row = shared.rows[warp * kWarpRows + r];
       float x[n];
       widen(v, x);
       std::uint32_t bytes[2] = {};
@@ -281,7 +281,7 @@ struct Block : Tile<T, kHigh, kWhole> {
         const int c = lane * n + i;
         const LevelRule of_column = {shared.column_s[c], shared.column_low[c], shared.column_high[c]};
         const std::uint32_t level = settled_level(__fmul_rn(x[i], of_row.factor), of_column);
-        this->turn_one(i, r, level);
+        this->transpose_one(i, r, level);
         std::uint32_t of_rows = level;
         if constexpr (kGradient) {
           of_rows = settled_level(__fmul_rn(x[i], shared.column_factor[c]), {of_row.s, of_row.low, of_row.high});
@@ -293,16 +293,16 @@ struct Block : Tile<T, kHigh, kWhole> {
   }
 };
 
-}  // namespace two_looks
+}  // namespace two_pass
 
 template <class T, bool kWhole, bool kGradient>
-__global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) look_twice(LookTwiceArguments<T> a) {
-  using namespace two_looks;
+__global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) two_pass_kernel(TwoPassArguments<T> a) {
+  using namespace two_pass;
   constexpr int n = kVectorSize<T>;
   using Here = Block<T, kWhole, kGradient>;
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ Shared<T> shared;
-  const Tiling tiling(a.m.rows, a.m.cols, kPieceCols<T>, static_cast<int>(gridDim.x));
+  const Tiling tiling(a.m.rows, a.m.cols, kWarpCols<T>, static_cast<int>(gridDim.x));
   const Here block(a, tiling, memory, shared);
   const cooperative_groups::grid_group grid = cooperative_groups::this_grid();
   const int begin = tiling.begin(static_cast<int>(blockIdx.x));
@@ -313,10 +313,10 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) look_twice(Lo
   let_next_start();
   wait_for_previous();
   for (int b = 0; b < kBatches; ++b) block.fetch(spot, b, true);
-  std::uint32_t* const most = kGradient ? a.row_most : a.column_most;
+  std::uint32_t* const largest = kGradient ? a.row_max : a.column_max;
   const std::int64_t maxima = (kGradient ? std::int64_t{a.m.rows} : 0) + a.m.cols;
   const std::int64_t first = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  for (std::int64_t i = first; i < maxima; i += gridDim.x * kThreads) most[i] = 0;
+  for (std::int64_t i = first; i < maxima; i += gridDim.x * kThreads) largest[i] = 0;
   const auto cleared = grid.barrier_arrive();
 
   // The maxima and the sums, tile after tile.
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) look_twice(Lo
     next_row_factor = block.load_row_factor(next_spot);
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
-      wait_for_batches<kBatches - 1>();
+      wait_for_copies<kBatches - 1>();
       if (t == begin && b == 0) grid.barrier_wait(cooperative_groups::grid_group::arrival_token(cleared));
       block.measure(spot, b, column_factor, row_factor, state);
       block.fetch(next_spot, b, more);
@@ -368,11 +368,11 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) look_twice(Lo
     std::uint32_t suspects = 0;
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
-      wait_for_batches<kBatches - 1>();
+      wait_for_copies<kBatches - 1>();
       suspects |= block.quantize(spot, b, rules, words[b]);
       block.fetch(next_spot, b, more);
     }
-    if (kGradient || a.m.q_transposed) block.turn(words);
+    if (kGradient || a.m.q_transposed) block.transpose(words);
     block.divide(spot, suspects);
     __syncthreads();
     if (kGradient || a.m.q_transposed) block.put_columns_of(place);
@@ -385,21 +385,21 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) look_twice(Lo
 
 // How a matrix is cut for a GPU.
 template <class T>
-two_looks::Tiling tiling_of(Device device, std::int64_t rows, std::int64_t cols) {
-  return {rows, cols, tiles::kPieceCols<T>, properties(device).multiprocessors * tiles::kBlocks};
+two_pass::Tiling tiling_of(Device device, std::int64_t rows, std::int64_t cols) {
+  return {rows, cols, tiles::kWarpCols<T>, properties(device).multiprocessors * tiles::kBlocks};
 }
 
 template <class T, bool kGradient>
-void prepare_to_look_twice(std::string_view name) {
-  prepare(name, look_twice<T, false, kGradient>, tiles::kSharedBytes<T>);
-  prepare(name, look_twice<T, true, kGradient>, tiles::kSharedBytes<T>);
+void prepare_two_pass(std::string_view name) {
+  prepare(name, two_pass_kernel<T, false, kGradient>, tiles::kSharedBytes<T>);
+  prepare(name, two_pass_kernel<T, true, kGradient>, tiles::kSharedBytes<T>);
 }
 
 template <class T, bool kGradient>
-void enqueue_two_looks(std::string_view name, const LookTwiceArguments<T>& a, int blocks, bool whole, Stream stream) {
+void enqueue_two_pass(std::string_view name, const TwoPassArguments<T>& a, int blocks, bool whole, Stream stream) {
   const LaunchShape shape = {dim3(static_cast<unsigned>(blocks)), dim3(tiles::kThreads), tiles::kSharedBytes<T>,
                              dim3(1), true};
-  enqueue(name, whole ? look_twice<T, true, kGradient> : look_twice<T, false, kGradient>, shape, stream, a);
+  enqueue(name, whole ? two_pass_kernel<T, true, kGradient> : two_pass_kernel<T, false, kGradient>, shape, stream, a);
 }
 
 }  // namespace octile::cuda

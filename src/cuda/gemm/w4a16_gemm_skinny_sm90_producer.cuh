@@ -1,34 +1,32 @@
-// Of the product of a 4-bit weight with few tokens (skinny_nibbles.cuh): what a launch is told, a block's shared
-// memory, and how the weight, its scales and the tokens come there.
+// w4a16_gemm_skinny_sm90: launch arguments, shared memory, and the producer warpgroup, which loads the weight, its
+// scales and the tokens.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/device/floats.cuh"
+#include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/nibbles.cuh"
-#include "cuda/device/pipeline.cuh"
-#include "cuda/device/ptx.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/output.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/gemm/int4_weight.h"
 
 namespace octile::cuda {
 
-// ---- What a launch is told.
+// ---- Arguments.
 
-struct SkinnyNibbles {
+struct SkinnyArguments {
   NibbleWeight weight;  // scale.col and zero.col are 0 where a row has one group
   int tokens = 0;
   int steps = 0;
-  int parts = 1;        // of the terms: blocks of a cluster
+  int parts = 1;        // of K: blocks of a cluster
   int group_folds = 1;  // groups of 64 are two folds
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
-  bool y_aligned = false;  // two neighbours at a time
+  bool y_aligned = false;  // for two elements at a time
 };
 
 struct SkinnyMaps {
@@ -36,7 +34,7 @@ struct SkinnyMaps {
   CUtensorMap scales, zeros;  // of a packed weight
 };
 
-// tokens: at most. folds: how often in a step products are scaled; a group is one or two of them.
+// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds.
 template <class T_, int tokens_, bool packed_, int folds_, bool zeros_>
 struct SkinnyForm {
   using T = T_;
@@ -54,14 +52,14 @@ struct SkinnyForm {
   static_assert(weight_stages > token_stages);
 };
 
-namespace skinny_nibbles {
+namespace w4a16_skinny {
 
-constexpr int kTiles = 2;  // of 64 rows, a warpgroup's
-constexpr int kMultipliers = 256;
-constexpr int kBringers = 128;
-constexpr int kThreads = kMultipliers + kBringers;
-constexpr int kMultiplierRegisters = 208;
-constexpr int kBringerRegisters = 88;
+constexpr int kTiles = 2;  // of 64 rows, of a warpgroup
+constexpr int kConsumerThreads = 256;
+constexpr int kProducerThreads = 128;
+constexpr int kThreads = kConsumerThreads + kProducerThreads;
+constexpr int kConsumerRegisters = 208;
+constexpr int kProducerRegisters = 88;
 
 template <class F>
 struct Shared {
@@ -72,7 +70,7 @@ struct Shared {
   Zero zeros[F::zeros ? F::weight_stages : 1][F::folds][F::zeros ? F::rows / 16 : 1][16];
   float biases[F::rows];
   std::uint64_t weight_full[F::weight_stages];
-  std::uint64_t tokens_raw[F::token_stages];  // as they lie in memory
+  std::uint64_t tokens_raw[F::token_stages];  // not yet permuted
   std::uint64_t tokens_full[F::token_stages];
   std::uint64_t tokens_empty[F::token_stages];
 };
@@ -84,7 +82,7 @@ struct Place {
   int first_step;
   int steps;
 
-  __device__ explicit Place(const SkinnyNibbles& p) {
+  __device__ explicit Place(const SkinnyArguments& p) {
     const int cluster = static_cast<int>(blockIdx.x) / p.parts;
     part = static_cast<int>(blockIdx.x) % p.parts;
     first_row = cluster * F::rows;
@@ -95,18 +93,18 @@ struct Place {
 
 template <class F>
 __device__ void init(Shared<F>& shared) {
-  constexpr std::uint32_t kBringWeight = F::packed ? 1 : 1 + kBringers;
-  for (auto& barrier : shared.weight_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringWeight);
-  for (auto& barrier : shared.tokens_raw) ptx::barrier_init(ptx::shared_address(&barrier), 1);
-  for (auto& barrier : shared.tokens_full) ptx::barrier_init(ptx::shared_address(&barrier), kBringers);
-  for (auto& barrier : shared.tokens_empty) ptx::barrier_init(ptx::shared_address(&barrier), kMultipliers / 32);
-  ptx::barrier_init_done();
+  constexpr std::uint32_t kWeightArrivals = F::packed ? 1 : 1 + kProducerThreads;
+  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(barrier, kWeightArrivals);
+  for (auto& barrier : shared.tokens_raw) ptx::mbarrier_init(barrier, 1);
+  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(barrier, kProducerThreads);
+  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(barrier, kConsumerThreads / 32);
+  ptx::fence_mbarrier_init();
 }
 
-// The weight's first stage into the second-level cache, while the copy engine still reads its maps: of a panel lines of
-// 128 bytes, of a row the 64 that there are.
+// Prefetches the weight's first stage into L2 while TMA still reads its tensor maps: lines of 128 bytes of a panel, or
+// 64 bytes of a row.
 template <class F>
-__device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
+__device__ void prefetch_first(const SkinnyArguments& p, const Place<F>& place) {
   constexpr int kOwners = F::packed ? F::rows / 16 : F::rows;
   constexpr int kBytes = F::rows * F::terms / 2 / kOwners;
   constexpr int kLines = (kBytes + 127) / 128;
@@ -118,107 +116,73 @@ __device__ void prefetch_first(const SkinnyNibbles& p, const Place<F>& place) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(owner + at) : "memory");
 }
 
-// ---- The weight's way.
+// ---- The weight.
 
-__device__ inline std::uint64_t read_once_policy() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// One thread. Packed: lines of 64 bytes, eight terms of 16 rows, of 16 panels, and a line of scales and of zero points
-// of each. Otherwise 64 bytes of 256 rows.
+// One thread. Packed: of 16 panels, lines of 64 bytes (eight columns of 16 rows), and a line of scales and of zero
+// points. Else 64 bytes of 256 rows.
 template <class F>
-__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, const SkinnyMaps& maps,
+__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyArguments& p, const SkinnyMaps& maps,
                              int step) {
-  const std::uint64_t policy = read_once_policy();
+  const std::uint64_t policy = ptx::evict_first();
   const int stage = step % F::weight_stages;
   const std::uint32_t full = ptx::shared_address(&shared.weight_full[stage]);
   const std::uint32_t to = ptx::shared_address(shared.weight[stage]);
   step += place.first_step;
-  ptx::arrive_and_expect(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
+  ptx::mbarrier_arrive_expect_tx(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
   const int panel = place.first_row / 16;
   if constexpr (F::packed) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(reinterpret_cast<std::uint64_t>(&maps.weight)), "r"(0), "r"(step * (F::terms / 8)), "r"(panel), "r"(full),
-        "l"(policy)
-        : "memory");
+    ptx::tma_load(to, maps.weight, int3{0, step * (F::terms / 8), panel}, full, policy);
 #pragma unroll
     for (int fold = 0; fold < F::folds; ++fold) {
-      // Of groups beyond the terms there are zeros, since 0 times what lay there before might be a NaN.
+      // Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
       const int group = p.weight.groups == 1 ? 0 : F::folds == 1 ? step : (step * F::folds + fold) / p.group_folds;
-      ptx::load_box(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
+      ptx::tma_load(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
       if constexpr (F::zeros) {
-        ptx::load_box(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
+        ptx::tma_load(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
       }
     }
   } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(reinterpret_cast<std::uint64_t>(&maps.weight)), "r"(step * (F::terms / 2)), "r"(place.first_row), "r"(full),
-        "l"(policy)
-        : "memory");
+    ptx::tma_load(to, maps.weight, int2{step * (F::terms / 2), place.first_row}, full, policy);
   }
 }
 
-// Four bytes, or zeros.
-__device__ inline void copy_4(std::uint32_t to, const void* from, bool really) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(really ? 4 : 0) : "memory");
-}
-
-// All threads that bring tokens: a step's scales and zero points of a weight that is not packed; zeros beyond the
-// terms. Rows beyond the weight are nobody's.
+// All producer threads: a step's scales and zero points of a row-major weight; zeros beyond K. Rows out of bounds are
+// not used.
 template <class F>
-__device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const SkinnyNibbles& p, int step) {
+__device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const SkinnyArguments& p, int step) {
   static_assert(!F::packed && F::folds == 1);
   const NibbleWeight& w = p.weight;
   const int stage = step % F::weight_stages;
   const int group = place.first_step + step;
-  const bool really = w.groups == 1 || group < w.groups;
+  const bool inside = w.groups == 1 || group < w.groups;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x) - kMultipliers; i < F::rows; i += kBringers) {
+  for (int i = static_cast<int>(threadIdx.x) - kConsumerThreads; i < F::rows; i += kProducerThreads) {
     const int row = place.first_row + i;
     if (row >= w.rows) continue;
-    copy_4(ptx::shared_address(&shared.scales[stage][0][0][i]),
-           static_cast<const float*>(w.scales) + (really ? w.scale.at(row, group) : 0), really);
+    ptx::cp_async_4(&shared.scales[stage][0][0][i],
+                    static_cast<const float*>(w.scales) + (inside ? w.scale.at(row, group) : 0), inside);
     if constexpr (F::zeros) {
-      copy_4(ptx::shared_address(&shared.zeros[stage][0][0][i]),
-             static_cast<const std::int32_t*>(w.zeros) + (really ? w.zero.at(row, group) : 0), really);
+      ptx::cp_async_4(&shared.zeros[stage][0][0][i],
+                      static_cast<const std::int32_t*>(w.zeros) + (inside ? w.zero.at(row, group) : 0), inside);
     }
   }
-  asm volatile(
-      "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx::shared_address(&shared.weight_full[stage]))
-      : "memory");
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.weight_full[stage]));
 }
 
-// ---- The bias.
+// ---- The tokens.
 
-__device__ inline float bias_of(const SkinnyNibbles& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return 0;
-  const std::int64_t at = row * p.bias_stride;
-  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
-  if (p.y_type == DType::f16) return widen(__ldcg(static_cast<const __half*>(p.bias) + at));
-  return widen(__ldcg(static_cast<const __nv_bfloat16*>(p.bias) + at));
-}
-
-// ---- The tokens' way: a warpgroup.
-
-// The copy engine brings them as they lie, two boxes of 64 terms, lines of 128 bytes. There a thread takes 32 terms of
-// a token, four units of eight; a unit is four pairs, in the order of a word's nibbles. Of the four pairs j, one of
-// each unit, unit j is made.
+// TMA loads two tiles of 64 columns, in lines of 128 bytes. A thread then takes 32 columns of a token, four units of
+// eight; a unit is four pairs, in the order of a word's nibbles. The four pairs j, one of each unit, become unit j.
 template <class F>
-struct Bringer {
+struct Producer {
   static constexpr int kOwn = F::tokens / 32;  // sets of a token
-  static constexpr int kLag = 2;     // steps from the one that is put in order to the one whose room is filled
-  static constexpr int kAtOnce = 2;  // stages of the weight that are asked for at first
-  static constexpr int kMore = 1;    // and after each of the first steps
+  static constexpr int kLag = 2;               // steps from the one being permuted to the one whose stage is refilled
+  static constexpr int kAtOnce = 2;            // stages of the weight requested at first
+  static constexpr int kMore = 1;              // and after each of the first steps
 
-  const SkinnyNibbles& p;
+  const SkinnyArguments& p;
   const Place<F>& place;
-  const int thread = static_cast<int>(threadIdx.x) - kMultipliers;
+  const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
   const bool fetches = thread == 0;
 
   __device__ void fetch_tokens(Shared<F>& shared, const CUtensorMap& map, int step) const {
@@ -227,9 +191,9 @@ struct Bringer {
     const std::uint32_t full = ptx::shared_address(&shared.tokens_raw[stage]);
     const std::uint32_t to = ptx::shared_address(shared.tokens[stage]);
     const int term = (place.first_step + step) * F::terms;
-    ptx::arrive_and_expect(full, sizeof(shared.tokens[0]));
-    ptx::load_box(to, map, term, 0, full);
-    ptx::load_box(to + F::tokens * 128, map, term + 64, 0, full);
+    ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.tokens[0]));
+    ptx::tma_load(to, map, term, 0, full);
+    ptx::tma_load(to + F::tokens * 128, map, term + 64, 0, full);
   }
 
   __device__ void put_in_order(std::uint32_t stage) const {
@@ -238,12 +202,12 @@ struct Bringer {
     const std::uint32_t twist = static_cast<std::uint32_t>(token) % 8 * 16;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kBringers / F::tokens));
+      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kProducerThreads / F::tokens));
       const std::uint32_t at = line + set / 2 * (F::tokens * 128);
       uint4 pairs[4];
 #pragma unroll
       for (std::uint32_t j = 0; j < 4; ++j) {
-        pairs[j] = as_nibbles_lie<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
+        pairs[j] = to_unpack_order<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
       }
       store_shared(at + ((set % 2 * 4 + 0) * 16 ^ twist), {pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x});
       store_shared(at + ((set % 2 * 4 + 1) * 16 ^ twist), {pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y});
@@ -252,7 +216,7 @@ struct Bringer {
     }
   }
 
-  // What is asked for at once: more would only stand in the queue before the first.
+  // The first requests; more would only queue up before the first.
   __device__ void begin(Shared<F>& shared, const SkinnyMaps& maps) const {
     if (!fetches) return;
     fetch_tokens(shared, maps.tokens, 0);
@@ -266,7 +230,7 @@ struct Bringer {
 
   __device__ void run(Shared<F>& shared, const SkinnyMaps& maps) const {
     static_assert(kAtOnce <= F::token_stages);
-    int weights = 0;  // steps that were asked for
+    int weights = 0;  // steps requested
     const auto fetch_until = [&](int end) {
 #pragma unroll 1
       for (; weights < min(end, place.steps); ++weights) {
@@ -281,16 +245,17 @@ struct Bringer {
     for (int step = 0; step < place.steps; ++step) {
       if (step + 1 == place.steps) {
 #pragma unroll 1
-        for (int i = thread; i < F::rows; i += kBringers) shared.biases[i] = bias_of(p, place.first_row + i);
+        for (int i = thread; i < F::rows; i += kProducerThreads)
+          shared.biases[i] = p.bias.at(place.first_row + i, p.weight.rows, 0);
       }
-      ptx::wait(ptx::shared_address(&shared.tokens_raw[at.stage]), at.parity);
+      ptx::mbarrier_wait(shared.tokens_raw[at.stage], at.parity);
       put_in_order(ptx::shared_address(shared.tokens[at.stage]));
-      ptx::publish_to_engines();
-      ptx::arrive(ptx::shared_address(&shared.tokens_full[at.stage]));
+      ptx::fence_proxy_async();
+      ptx::mbarrier_arrive(shared.tokens_full[at.stage]);
       at.next();
       int free_stages = 0;
       if (step >= kLag) {
-        ptx::wait(ptx::shared_address(&shared.tokens_empty[freed.stage]), freed.parity);
+        ptx::mbarrier_wait(shared.tokens_empty[freed.stage], freed.parity);
         freed.next();
         free_stages = step - kLag + 1;
         const int next = step - kLag + F::token_stages;
@@ -301,6 +266,6 @@ struct Bringer {
   }
 };
 
-}  // namespace skinny_nibbles
+}  // namespace w4a16_skinny
 
 }  // namespace octile::cuda
