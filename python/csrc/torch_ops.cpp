@@ -107,7 +107,7 @@ Error quantize(Value* stack) {
   std::shared_ptr<const Plan> plan;
   if (Error error = find_plan(description, &plan)) return error;
 
-  // _fallback.py has the reasons.
+  // _ctypes_ops.py has the reasons.
   const std::int64_t row_stride = (columns + 15) / 16 * 16, turned_stride = (rows + 15) / 16 * 16 + 128;
   const bool straight = orientation != OCTILE_ORIENTATION_TRANSPOSED;
   const bool turned = orientation != OCTILE_ORIENTATION_ROW_MAJOR;

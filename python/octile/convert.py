@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from . import _c, _fallback, functional, inference, quantizer, training
+from . import _c, _plans, functional, inference, quantizer, training
 from .calibration import Calibration
 from .kernels import plan_text
 from .linears import as_linear, is_conv1d, is_linear
@@ -168,7 +168,7 @@ class W4A16:
             return str(error).removeprefix("octile: ")
         w = linear.weight
         if w.device.type in ("cpu", "cuda"):
-            x = _fallback._DTYPES[w.dtype]
+            x = _plans.DTYPES[w.dtype]
             fields = {"m": 1, "n": linear.out_features, "k": linear.in_features, "x": x, "y": x, "group": self.group}
             try:
                 plan_text("sku", "linear", w.device, activation=_c.NONE, weight=_c.S4_GROUP, **fields)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _c, _fallback, functional, quantizer, save_pretrained
+from . import _c, _plans, functional, quantizer, save_pretrained
 from .dequantized import DequantizedWeight, read_only
 from .kernels import kernels, plan_text
 
@@ -95,7 +95,7 @@ class _Inference(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             names = ("x", "y", "activation", "weight", "group", "weight_zero_point", "static_scale")
             fields = {name: fields[name] for name in names if name in fields}
-            packed = _fallback.pack(weight, scale, zero_point, self.in_features, **fields)
+            packed = _plans.pack(weight, scale, zero_point, self.in_features, **fields)
             self._buffers["packed_weight"] = packed.to(device)
         for name in ("quantized_weight", "weight_scale", "weight_zero_point"):
             if name in self._buffers:
@@ -134,7 +134,7 @@ class _Inference(nn.Module):
         return new.train(self.training)
 
     def _fields(self, rows):
-        x = _fallback._DTYPES[self.weight_dtype]
+        x = _plans.DTYPES[self.weight_dtype]
         fields = {"m": rows, "n": self.out_features, "k": self.in_features, "x": x, "y": x}
         return fields | {"bias": int(self.bias is not None), "packed_weight": int(self.packed_weight is not None)}
 

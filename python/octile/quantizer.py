@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import nn
 
-from . import _c, _fallback
+from . import _c, _plans
 
 METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.ERROR_FEEDBACK}
 
@@ -61,15 +61,15 @@ def _by_the_library(w, group, method, second_moments):
     weight = host.contiguous()
     q = torch.zeros(n, (k + 1) // 2, dtype=torch.uint8)
     scale = torch.empty(n, k // group if group else 1)
-    description = {"n": n, "k": k, "group": group, "w": _fallback._DTYPES[w.dtype], "weight": _c.S4_GROUP}
+    description = {"n": n, "k": k, "group": group, "w": _plans.DTYPES[w.dtype], "weight": _c.S4_GROUP}
     description |= {"method": METHODS[method], "threads": torch.get_num_threads()}
     moments = None if second_moments is None else second_moments.detach().cpu().contiguous()
-    _fallback.library().quantize_weight(
+    _plans.library().quantize_weight(
         description,
-        weight=_fallback._view(weight),
-        second_moments=None if moments is None else _fallback._view(moments),
-        q=_fallback._view_of_nibbles(q, k),
-        scale=_fallback._view(scale),
+        weight=_plans.view(weight),
+        second_moments=None if moments is None else _plans.view(moments),
+        q=_plans.view_of_nibbles(q, k),
+        scale=_plans.view(scale),
     )
     scale = scale.double() if w.dtype is torch.float64 else scale
     return q.to(w.device), scale.to(w.device)

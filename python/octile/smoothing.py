@@ -14,7 +14,7 @@ import itertools
 import torch
 from torch import nn
 
-from . import _fallback
+from . import _plans
 from .linears import as_linear
 
 # By the class of a block: which layer's output goes into which linear layers and nowhere else, and may be divided per
@@ -153,12 +153,12 @@ def factors(channel_max, weights, alpha):
     """s and 1 / s (K), float32, on the CPU, for all layers that read an input together. weights: (N, K) each."""
     largest = torch.stack([w.abs().amax(0).float().cpu() for w in weights]).amax(0)
     s, multiplier = torch.empty_like(largest), torch.empty_like(largest)
-    _fallback.library().smoothing_factors(
+    _plans.library().smoothing_factors(
         alpha=alpha,
-        input_channel_max=_fallback._view(channel_max),
-        weight_channel_max=_fallback._view(largest),
-        factors=_fallback._view(s),
-        multiplier=_fallback._view(multiplier),
+        input_channel_max=_plans.view(channel_max),
+        weight_channel_max=_plans.view(largest),
+        factors=_plans.view(s),
+        multiplier=_plans.view(multiplier),
     )
     return s, multiplier
 
@@ -188,8 +188,8 @@ def best_alpha(statistics, channel_max, weights):
         tensors["x"] = statistics.samples.float().cpu()
     else:
         tensors["second_moments"], rows = statistics.second_moments.cpu(), {"rows": statistics.rows}
-    fields = {name: None if t is None else _fallback._view(t) for name, t in tensors.items()}
-    found = _fallback.library().search_smoothing(description, **fields, **rows)
+    fields = {name: None if t is None else _plans.view(t) for name, t in tensors.items()}
+    found = _plans.library().search_smoothing(description, **fields, **rows)
     return found.alpha if found.smooth else None
 
 

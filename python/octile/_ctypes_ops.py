@@ -3,55 +3,13 @@
 Every function here takes and returns what its op does, on the CPU and on CUDA. The C++ in python/csrc does the same.
 """
 
-import ctypes as C
 import functools
 import math
 
 import torch
 
 from . import _c
-
-_DTYPES = {
-    torch.float16: _c.F16,
-    torch.bfloat16: _c.BF16,
-    torch.float32: _c.F32,
-    torch.float64: _c.F64,
-    torch.int8: _c.S8,
-}
-_ELEMENTS = {
-    torch.int8: _c.Element(0, 8, 1),
-    torch.int32: _c.Element(0, 32, 1),
-    torch.uint8: _c.Element(1, 8, 1),
-    torch.float16: _c.Element(2, 16, 1),
-    torch.bfloat16: _c.Element(4, 16, 1),
-    torch.float32: _c.Element(2, 32, 1),
-    torch.float64: _c.Element(2, 64, 1),
-}
-_S4 = _c.Element(0, 4, 1)
-_CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "rounding"}
-
-
-@functools.lru_cache(maxsize=1)
-def library():
-    """The library, loaded once."""
-    return _c.Library(_c.find())
-
-
-# A plan that falls out of the cache lives on until the call that uses it is over.
-@functools.lru_cache(maxsize=1024)
-def _plan(kind, device_type, device_index, fields):
-    description = dict(fields, device=_c.Device(device_type, device_index))
-    return getattr(library(), kind)(**description)
-
-
-def plan(kind, device, **fields):
-    """The plan of this description, from the cache. kind: "quantize", "linear" or "backward"; device: torch's."""
-    for name in _CHOICES & fields.keys():
-        fields[name] = min(max(fields[name], -(2**31)), 2**31 - 1)  # ctypes would take the low half
-    if device.type == "cpu":
-        return _plan(kind, _c.CPU, 0, tuple(fields.items()) + (("threads", torch.get_num_threads()),))
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _plan(kind, _c.CUDA, index, tuple(fields.items()))
+from ._plans import DTYPES, library, plan, run, view, view_of_nibbles
 
 
 def _fail(message):
@@ -73,7 +31,7 @@ def _op(function):
 
 def _dtype(name, of):
     try:
-        return _DTYPES[of]
+        return DTYPES[of]
     except KeyError:
         _fail(f"{name} is {of}, which no plan takes")
 
@@ -109,56 +67,6 @@ def _rows(t):
     if t.dim() == 0:
         _fail("x has no dimensions")
     return _readable(t.reshape(math.prod(t.shape[:-1]), t.shape[-1]))
-
-
-@functools.lru_cache(maxsize=64)
-def _device(of):
-    return _c.Device(_c.CPU, 0) if of.type == "cpu" else _c.Device(_c.CUDA, of.index)
-
-
-_ONE, _TWO = C.c_int64 * 1, C.c_int64 * 2
-
-
-def _view(t):
-    """t of one or two dimensions, which has to stay alive, for the library."""
-    if t.dim() == 1:
-        return _c.Tensor(t.data_ptr(), _device(t.device), 1, _ELEMENTS[t.dtype], _ONE(*t.shape), _ONE(*t.stride()), 0)
-    rows, columns = t.shape
-    row, column = t.stride()
-    # Torch gives a single row or column any stride.
-    strides = _TWO(columns if rows <= 1 else row, 1 if columns <= 1 else column)
-    return _c.Tensor(t.data_ptr(), _device(t.device), t.dim(), _ELEMENTS[t.dtype], _TWO(rows, columns), strides, 0)
-
-
-def _view_of_nibbles(t, columns):
-    """t (N, ceil(columns / 2)) of bytes as (N, columns) of 4 bits."""
-    view = _view(t)
-    view.dtype = _S4
-    view.shape, view.strides = _TWO(t.shape[0], columns), _TWO(2 * view.strides[0], 1)
-    return view
-
-
-@functools.lru_cache(maxsize=64)
-def _layout(op, arguments):
-    """The function, the names of the arguments that are tensors, and the type of all arguments as words: their size,
-    then pointers, in some a seed."""
-    function = getattr(library().c, f"octile_{op}_run")
-    names = [name for name, kind in arguments._fields_ if kind is C.POINTER(_c.Tensor)]
-    return function, names, C.c_uint64 * (C.sizeof(arguments) // 8)
-
-
-def _run(op, plan, arguments, views, device, seed=None):
-    """views: octile_tensor by the name of the argument; None is absent. seed: for arguments that end with one."""
-    function, names, words = _layout(op, arguments)
-    filled = words(C.sizeof(words), *(C.addressof(view) if (view := views.get(name)) else 0 for name in names))
-    if seed is not None:
-        filled[-1] = seed & (2**64 - 1)
-    size = plan.workspace_size
-    # An allocation of torch's begins at a multiple of 64 on the CPU, of 512 on a GPU.
-    workspace = torch.empty(size, dtype=torch.uint8, device=device) if size else None
-    stream = None if device.type == "cpu" else C.c_void_p(torch._C._cuda_getCurrentRawStream(device.index))
-    place = C.c_void_p(workspace.data_ptr()) if size else None
-    library().ok(function(plan.handle, filled, place, C.c_size_t(size), stream))
 
 
 def row_stride(columns):
@@ -203,12 +111,12 @@ def quantize(x, granularity, orientation):
     if x.numel() == 0:
         scale.fill_(1e-8)  # as of zeros; the library writes nothing then
     views = {
-        "x": _view(x),
-        "q": _view(q) if orientation != _c.TRANSPOSED else None,
-        "q_transposed": _view(q_transposed) if orientation != _c.ROW_MAJOR else None,
-        "scale": _view(scale),
+        "x": view(x),
+        "q": view(q) if orientation != _c.TRANSPOSED else None,
+        "q_transposed": view(q_transposed) if orientation != _c.ROW_MAJOR else None,
+        "scale": view(scale),
     }
-    _run("quantize", chosen, _c.QuantizeArguments, views, x.device)
+    run("quantize", chosen, _c.QuantizeArguments, views, x.device)
     return q, q_transposed, scale
 
 
@@ -231,14 +139,14 @@ def linear(x, weight, weight_scale, bias, activation, weight_layout, x_multiplie
     chosen = plan("linear", x.device, **fields)
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     views = {
-        "x": _view(rows),
-        "x_multiplier": None if x_multiplier is None else _view(x_multiplier),
-        "weight": _view(weight),
-        "weight_scale": _view(weight_scale),
-        "bias": None if bias is None else _view(bias),
-        "y": _view(y.view(m, n)),
+        "x": view(rows),
+        "x_multiplier": None if x_multiplier is None else view(x_multiplier),
+        "weight": view(weight),
+        "weight_scale": view(weight_scale),
+        "bias": None if bias is None else view(bias),
+        "y": view(y.view(m, n)),
     }
-    _run("linear", chosen, _c.RunArguments, views, x.device)
+    run("linear", chosen, _c.RunArguments, views, x.device)
     return y
 
 
@@ -259,14 +167,14 @@ def linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
     chosen = plan("linear", x.device, **fields)
     y = torch.empty((m, n), dtype=dtype, device=x.device)
     views = {
-        "x": _view(x),
-        "x_scale": _view(x_scale),
-        "weight": _view(weight),
-        "weight_scale": _view(weight_scale),
-        "bias": None if bias is None else _view(bias),
-        "y": _view(y),
+        "x": view(x),
+        "x_scale": view(x_scale),
+        "weight": view(weight),
+        "weight_scale": view(weight_scale),
+        "bias": None if bias is None else view(bias),
+        "y": view(y),
     }
-    _run("linear", chosen, _c.RunArguments, views, x.device)
+    run("linear", chosen, _c.RunArguments, views, x.device)
     return y
 
 
@@ -291,14 +199,14 @@ def linear_s4(x, weight, weight_scale, weight_zero_point, bias):
         weight_zero_point = _matrix("weight_zero_point", weight_zero_point)
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     views = {
-        "x": _view(rows),
-        "weight": _view_of_nibbles(weight, k),
-        "weight_scale": _view(weight_scale),
-        "weight_zero_point": None if weight_zero_point is None else _view(weight_zero_point),
-        "bias": None if bias is None else _view(bias),
-        "y": _view(y.view(m, n)),
+        "x": view(rows),
+        "weight": view_of_nibbles(weight, k),
+        "weight_scale": view(weight_scale),
+        "weight_zero_point": None if weight_zero_point is None else view(weight_zero_point),
+        "bias": None if bias is None else view(bias),
+        "y": view(y.view(m, n)),
     }
-    _run("linear", chosen, _c.RunArguments, views, x.device)
+    run("linear", chosen, _c.RunArguments, views, x.device)
     return y
 
 
@@ -317,28 +225,14 @@ def linear_packed(
     chosen = plan("linear", x.device, **fields, static_scale=static_scale)
     y = torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
     views = {
-        "x": _view(rows),
-        "x_multiplier": None if x_multiplier is None else _view(x_multiplier),
-        "weight": _view(weight),
-        "bias": None if bias is None else _view(bias),
-        "y": _view(y.view(m, out_features)),
+        "x": view(rows),
+        "x_multiplier": None if x_multiplier is None else view(x_multiplier),
+        "weight": view(weight),
+        "bias": None if bias is None else view(bias),
+        "y": view(y.view(m, out_features)),
     }
-    _run("linear", chosen, _c.RunArguments, views, x.device)
+    run("linear", chosen, _c.RunArguments, views, x.device)
     return y
-
-
-def pack(weight, weight_scale, weight_zero_point, k, /, **fields):
-    """The weight packed, uint8, on the CPU. weight int8 (N, K) or nibbles; fields: of the linear plan's description."""
-    host = [None if t is None else t.detach().cpu() for t in (weight, weight_scale, weight_zero_point)]
-    four = fields["weight"] == _c.S4_GROUP
-    chosen = plan("linear", torch.device("cpu"), m=1, n=weight.shape[0], k=k, packed_weight=1, **fields)
-    size = chosen.packed_weight_size
-    # An allocation of torch's begins at a multiple of 64.
-    packed = torch.empty(size, dtype=torch.uint8)
-    views = [None if t is None else _view(t) for t in host]
-    views[0] = _view_of_nibbles(host[0], k) if four else views[0]
-    library().pack(chosen, weight=views[0], weight_scale=views[1], weight_zero_point=views[2], packed=_view(packed))
-    return packed
 
 
 @_op
@@ -395,14 +289,14 @@ def linear_backward(
     dw_out = torch.empty(dw_shape if dw else (0,), dtype=dw_dtype, device=dy.device)
     db_out = torch.empty((n,) if db else (0,), dtype=dy.dtype, device=dy.device)
     views = {
-        "dy": _view(dy),
-        "weight": _view(weight) if dx else None,
-        "weight_scale": _view(weight_scale) if dx else None,
-        "x": _view(x) if dw else None,
-        "x_scale": _view(x_scale) if dw else None,
-        "dx": _view(dx_out) if dx else None,
-        "dw": _view(dw_out) if dw else None,
-        "db": _view(db_out) if db else None,
+        "dy": view(dy),
+        "weight": view(weight) if dx else None,
+        "weight_scale": view(weight_scale) if dx else None,
+        "x": view(x) if dw else None,
+        "x_scale": view(x_scale) if dw else None,
+        "dx": view(dx_out) if dx else None,
+        "dw": view(dw_out) if dw else None,
+        "db": view(db_out) if db else None,
     }
-    _run("linear_backward", chosen, _c.BackwardArguments, views, dy.device, seed)
+    run("linear_backward", chosen, _c.BackwardArguments, views, dy.device, seed)
     return dx_out, dw_out, db_out
