@@ -9,7 +9,7 @@ import math
 import torch
 
 from . import _c
-from ._plans import DTYPES, library, plan, run, view, view_of_nibbles
+from ._plans import DTYPES, plan, run, view, view_of_levels
 
 
 def _fail(message):
@@ -46,7 +46,9 @@ def _readable(t):
 
 
 def _vector(name, t):
-    """t of one dimension. A number counts as one element."""
+    """t of one dimension, or None. A number counts as one element."""
+    if t is None:
+        return None
     if t.dim() > 1:
         _fail(f"{name} has {t.dim()} dimensions, expected 1")
     return t.reshape(1) if t.dim() == 0 else t
@@ -120,94 +122,77 @@ def quantize(x, granularity, orientation):
     return q, q_transposed, scale
 
 
-def _weight_format(weight_scale):
+def _granularity(weight_scale):
     return _c.S8_PER_TENSOR if weight_scale.numel() == 1 else _c.S8_PER_CHANNEL
+
+
+def _group(weight_scale, k):
+    """How many neighbours along K share a scale of (N, groups); 0: all of them."""
+    groups = weight_scale.shape[1]
+    if groups < 1 or k % groups:
+        _fail(f"weight_scale has {groups} columns, which do not divide {k}")
+    return k // groups if groups > 1 else 0
+
+
+def _s8_weight(weight, weight_scale, weight_layout, k):
+    """The two as a plan reads them, and the fields that describe them. weight_scale: (N), (1) or (N, K / group)."""
+    weight = _matrix("weight", weight)
+    if weight_scale.dim() == 2:
+        weight_scale = _readable(weight_scale)
+        fields = {"weight": _c.S8_GROUP, "group": _group(weight_scale, k)}
+    else:
+        weight_scale = _vector("weight_scale", weight_scale)
+        fields = {"weight": _granularity(weight_scale)}
+    fields |= {"weight_layout": weight_layout, "n": weight.shape[1 if weight_layout == _c.IN_OUT else 0]}
+    return weight, weight_scale, fields
+
+
+def _run_linear(x, rows, tensors, dtype, **fields):
+    """y (..., N) in `dtype`. rows: x as a matrix; tensors: the other arguments by name, None where absent."""
+    m, k = rows.shape
+    present = {name: int(tensors.get(name) is not None) for name in ("bias", "x_multiplier")}
+    chosen = plan("linear", x.device, m=m, k=k, x=_dtype("x", x.dtype), y=_dtype("dtype", dtype), **present, **fields)
+    y = torch.empty((*x.shape[:-1], fields["n"]), dtype=dtype, device=x.device)
+    views = {name: None if t is None else view(t) for name, t in tensors.items()}
+    if fields["weight"] == _c.S4_GROUP and not fields.get("packed_weight"):
+        views["weight"] = view_of_levels(tensors["weight"], k)
+    views |= {"x": view(rows), "y": view(y.view(m, fields["n"]))}
+    run("linear", chosen, _c.RunArguments, views, x.device)
+    return y
 
 
 @_op
 def linear(x, weight, weight_scale, bias, activation, weight_layout, x_multiplier=None, static_scale=0.0):
     rows = _rows(x)
-    weight = _matrix("weight", weight)
-    weight_scale = _vector("weight_scale", weight_scale)
-    bias = None if bias is None else _vector("bias", bias)
-    x_multiplier = None if x_multiplier is None else _vector("x_multiplier", x_multiplier)
-    (m, k), n = rows.shape, weight.shape[1 if weight_layout == _c.IN_OUT else 0]
-    dtype = _dtype("x", x.dtype)
-    fields = {"m": m, "n": n, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None), "activation": activation}
-    fields |= {"weight": _weight_format(weight_scale), "weight_layout": weight_layout}
-    fields |= {"x_multiplier": int(x_multiplier is not None), "static_scale": static_scale}
-    chosen = plan("linear", x.device, **fields)
-    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-    views = {
-        "x": view(rows),
-        "x_multiplier": None if x_multiplier is None else view(x_multiplier),
-        "weight": view(weight),
-        "weight_scale": view(weight_scale),
-        "bias": None if bias is None else view(bias),
-        "y": view(y.view(m, n)),
-    }
-    run("linear", chosen, _c.RunArguments, views, x.device)
-    return y
+    weight, weight_scale, fields = _s8_weight(weight, weight_scale, weight_layout, rows.shape[1])
+    tensors = {"weight": weight, "weight_scale": weight_scale, "bias": _vector("bias", bias)}
+    tensors["x_multiplier"] = _vector("x_multiplier", x_multiplier)
+    return _run_linear(x, rows, tensors, x.dtype, activation=activation, static_scale=static_scale, **fields)
 
 
 @_op
 def linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
-    x = _matrix("x", x)
-    x_scale = _vector("x_scale", x_scale)
-    weight = _matrix("weight", weight)
-    weight_scale = _vector("weight_scale", weight_scale)
-    bias = None if bias is None else _vector("bias", bias)
-    (m, k), n = x.shape, weight.shape[1 if weight_layout == _c.IN_OUT else 0]
+    x, x_scale = _matrix("x", x), _vector("x_scale", x_scale)
+    weight, weight_scale, fields = _s8_weight(weight, weight_scale, weight_layout, x.shape[1])
+    tensors = {"weight": weight, "weight_scale": weight_scale, "bias": _vector("bias", bias), "x_scale": x_scale}
     if x.dtype != torch.int8:
         _fail(f"x is of {x.dtype}, expected torch.int8")
     activation = _c.DYNAMIC_PER_TENSOR if x_scale.numel() == 1 else _c.DYNAMIC_PER_TOKEN
-    fields = {"m": m, "n": n, "k": k, "x": _c.S8, "y": _dtype("dtype", dtype)}
-    fields |= {"bias": int(bias is not None), "activation": activation}
-    fields |= {"weight": _weight_format(weight_scale), "weight_layout": weight_layout}
-    chosen = plan("linear", x.device, **fields)
-    y = torch.empty((m, n), dtype=dtype, device=x.device)
-    views = {
-        "x": view(x),
-        "x_scale": view(x_scale),
-        "weight": view(weight),
-        "weight_scale": view(weight_scale),
-        "bias": None if bias is None else view(bias),
-        "y": view(y),
-    }
-    run("linear", chosen, _c.RunArguments, views, x.device)
-    return y
+    return _run_linear(x, x, tensors, dtype, activation=activation, **fields)
 
 
 @_op
 def linear_s4(x, weight, weight_scale, weight_zero_point, bias):
-    rows = _rows(x)
-    weight = _matrix("weight", weight)
-    weight_scale = _matrix("weight_scale", weight_scale)
-    bias = None if bias is None else _vector("bias", bias)
-    (m, k), n = rows.shape, weight.shape[0]
+    rows, weight = _rows(x), _matrix("weight", weight)
+    tensors = {"weight": weight, "weight_scale": _matrix("weight_scale", weight_scale), "bias": _vector("bias", bias)}
+    k = rows.shape[1]
     if weight.dtype != torch.uint8 or weight.shape[1] != (k + 1) // 2:
         _fail(f"weight has {weight.shape[1]} columns of {weight.dtype}, expected {(k + 1) // 2} of torch.uint8")
-    groups = weight_scale.shape[1]
-    if groups < 1 or k % groups:
-        _fail(f"weight_scale has {groups} columns, which do not divide {k}")
-    dtype = _dtype("x", x.dtype)
-    fields = {"m": m, "n": n, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None), "activation": _c.NONE}
-    fields |= {"weight": _c.S4_GROUP, "group": k // groups if groups > 1 else 0}
-    fields |= {"weight_zero_point": int(weight_zero_point is not None)}
-    chosen = plan("linear", x.device, **fields)
+    fields = {"n": weight.shape[0], "activation": _c.NONE, "weight": _c.S4_GROUP, "group": _group(weight_scale, k)}
     if weight_zero_point is not None:
-        weight_zero_point = _matrix("weight_zero_point", weight_zero_point)
-    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-    views = {
-        "x": view(rows),
-        "weight": view_of_nibbles(weight, k),
-        "weight_scale": view(weight_scale),
-        "weight_zero_point": None if weight_zero_point is None else view(weight_zero_point),
-        "bias": None if bias is None else view(bias),
-        "y": view(y.view(m, n)),
-    }
-    run("linear", chosen, _c.RunArguments, views, x.device)
-    return y
+        tensors["weight_zero_point"] = _matrix("weight_zero_point", weight_zero_point)
+        fields["weight_zero_point"] = 1
+    return _run_linear(x, rows, tensors, x.dtype, **fields)
 
 
 @_op
@@ -215,24 +200,11 @@ def linear_packed(
     x, weight, bias, out_features, activation, weight_format, group, zero_point, x_multiplier, static_scale
 ):
     rows = _rows(x)
-    weight = _vector("weight", weight)
-    bias = None if bias is None else _vector("bias", bias)
-    x_multiplier = None if x_multiplier is None else _vector("x_multiplier", x_multiplier)
-    (m, k), dtype = rows.shape, _dtype("x", x.dtype)
-    fields = {"m": m, "n": out_features, "k": k, "x": dtype, "y": dtype, "bias": int(bias is not None)}
-    fields |= {"activation": activation, "weight": weight_format, "packed_weight": 1, "group": group}
-    fields |= {"weight_zero_point": int(zero_point), "x_multiplier": int(x_multiplier is not None)}
-    chosen = plan("linear", x.device, **fields, static_scale=static_scale)
-    y = torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
-    views = {
-        "x": view(rows),
-        "x_multiplier": None if x_multiplier is None else view(x_multiplier),
-        "weight": view(weight),
-        "bias": None if bias is None else view(bias),
-        "y": view(y.view(m, out_features)),
-    }
-    run("linear", chosen, _c.RunArguments, views, x.device)
-    return y
+    tensors = {"weight": _vector("weight", weight), "bias": _vector("bias", bias)}
+    tensors["x_multiplier"] = _vector("x_multiplier", x_multiplier)
+    fields = {"n": out_features, "activation": activation, "weight": weight_format, "group": group}
+    fields |= {"weight_zero_point": int(zero_point), "static_scale": static_scale, "packed_weight": 1}
+    return _run_linear(x, rows, tensors, x.dtype, **fields)
 
 
 @_op
@@ -279,7 +251,7 @@ def linear_backward(
     }
     fields |= {"weight_layout": weight_layout, "x_transposed": int(x_transposed)}
     if dx:
-        fields["weight"] = _weight_format(weight_scale)
+        fields["weight"] = _granularity(weight_scale)
     if dw:
         fields |= {"dw_dtype": _dtype("dw_dtype", dw_dtype), "dw_layout": dw_layout}
         fields["activation"] = _c.DYNAMIC_PER_TENSOR if x_scale.numel() == 1 else _c.DYNAMIC_PER_TOKEN

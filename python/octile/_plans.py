@@ -69,12 +69,13 @@ def view(t):
     return _c.Tensor(t.data_ptr(), _device(t.device), t.dim(), _ELEMENTS[t.dtype], _TWO(rows, columns), strides, 0)
 
 
-def view_of_nibbles(t, columns):
-    """t (N, ceil(columns / 2)) of bytes as (N, columns) of 4 bits."""
-    nibbles = view(t)
-    nibbles.dtype = _S4
-    nibbles.shape, nibbles.strides = _TWO(t.shape[0], columns), _TWO(2 * nibbles.strides[0], 1)
-    return nibbles
+def view_of_levels(t, columns):
+    """A weight of `columns` values a row: int8 (N, columns), or uint8 (N, ceil(columns / 2)) of 4 bits each."""
+    levels = view(t)
+    if t.dtype is torch.uint8:
+        levels.dtype = _S4
+        levels.shape, levels.strides = _TWO(t.shape[0], columns), _TWO(2 * levels.strides[0], 1)
+    return levels
 
 
 @functools.lru_cache(maxsize=64)
@@ -101,14 +102,11 @@ def run(op, plan, arguments, views, device, seed=None):
 
 
 def pack(weight, weight_scale, weight_zero_point, k, /, **fields):
-    """The weight packed, uint8, on the CPU. weight int8 (N, K) or nibbles; fields: of the linear plan's description."""
-    host = [None if t is None else t.detach().cpu() for t in (weight, weight_scale, weight_zero_point)]
-    four = fields["weight"] == _c.S4_GROUP
+    """The packed weight, uint8, on the CPU. fields: of the linear plan's description."""
+    weight, scale, points = (None if t is None else t.detach().cpu() for t in (weight, weight_scale, weight_zero_point))
     chosen = plan("linear", torch.device("cpu"), m=1, n=weight.shape[0], k=k, packed_weight=1, **fields)
-    size = chosen.packed_weight_size
-    # An allocation of torch's begins at a multiple of 64.
-    packed = torch.empty(size, dtype=torch.uint8)
-    views = [None if t is None else view(t) for t in host]
-    views[0] = view_of_nibbles(host[0], k) if four else views[0]
-    library().pack(chosen, weight=views[0], weight_scale=views[1], weight_zero_point=views[2], packed=view(packed))
+    packed = torch.empty(chosen.packed_weight_size, dtype=torch.uint8)  # torch aligns allocations to 64 bytes
+    points = None if points is None else view(points)
+    arguments = {"weight": view_of_levels(weight, k), "weight_scale": view(scale), "weight_zero_point": points}
+    library().pack(chosen, **arguments, packed=view(packed))
     return packed
