@@ -31,7 +31,7 @@ class Model(nn.Module):
         return self.lm_head(self.block(self.embed(tokens)))
 
 
-EIGHT = []
+EIGHT = ["grouped", "eight", "eight_grouped"]  # of 8 bits: in groups, and with float activations
 TOKENS = torch.arange(30).reshape(3, 10)
 
 
@@ -416,6 +416,7 @@ def test_what_is_refused(kind, config, tensors, says, tmp_path):
     ("kind", "config", "tensors", "says"),
     [
         ("dynamic", weights(symmetric=False), put(block__0__weight_zero_point=torch.ones(96, 1), block__2__weight_zero_point=torch.ones(64, 1)), "8-bit weights with zero points"),
+        ("dynamic", weights(strategy="group", group_size=16), put(block__0__weight_scale=torch.ones(96, 4), block__2__weight_scale=torch.ones(64, 6)), "8-bit weights in groups of 16"),
         ("dynamic", inputs(num_bits=4), None, "activations of 4 bits"),
         ("dynamic", inputs(symmetric=False), None, "with a zero point"),
         ("dynamic", inputs(strategy="tensor"), None, "dynamic per tensor; dyn"),
