@@ -113,7 +113,9 @@ TEST(Quantize, FoldsIntoValuesWhereHeadsDoNotShareThem) {
   EXPECT_EQ(bert.groups[0].before, "x.attention.self.value");
   ASSERT_EQ(bert.others.size(), 1u);
   EXPECT_NE(bert.others[0].reason.find("also feeds the residual"), std::string::npos);
-  EXPECT_EQ(plan(R"({"model_type":"opt"})", "self_attn.v_proj", "self_attn.out_proj", 8).groups.size(), 1u);
+  for (const char* const config : {R"({"model_type":"opt"})", R"({"model_type":"opt","do_layer_norm_before":false})"}) {
+    EXPECT_EQ(plan(config, "self_attn.v_proj", "self_attn.out_proj", 8).groups.size(), 1u) << config;
+  }
   const SmoothingPlan grouped = plan(R"({"model_type":"llama"})", "self_attn.v_proj", "self_attn.o_proj", 4);
   EXPECT_TRUE(grouped.groups.empty());
   EXPECT_NE(grouped.others[0].reason.find("the 8 inputs of self_attn.o_proj are not the 4 outputs of self_attn.v_proj"),

@@ -61,7 +61,7 @@ Error run(octile_status (*function)(const octile_plan*, const Args*, void*, std:
   return nullptr;
 }
 
-std::int32_t weight_format(const Input& weight_scale) {
+std::int32_t granularity(const Input& weight_scale) {
   return weight_scale.elements() == 1 ? OCTILE_WEIGHT_S8_PER_TENSOR : OCTILE_WEIGHT_S8_PER_CHANNEL;
 }
 
@@ -107,7 +107,7 @@ Error quantize(Value* stack) {
   std::shared_ptr<const Plan> plan;
   if (Error error = find_plan(description, &plan)) return error;
 
-  // _fallback.py has the reasons.
+  // _ctypes_ops.py has the reasons.
   const std::int64_t row_stride = (columns + 15) / 16 * 16, turned_stride = (rows + 15) / 16 * 16 + 128;
   const bool straight = orientation != OCTILE_ORIENTATION_TRANSPOSED;
   const bool turned = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
@@ -144,6 +144,29 @@ Error quantize(Value* stack) {
 
 namespace {
 
+// How many neighbours along K share a scale of (N, groups); 0: all of them.
+Error group_of(const Input& weight_scale, std::int64_t k, std::int64_t* group) {
+  const std::int64_t groups = weight_scale.columns();
+  if (groups < 1 || k % groups != 0) {
+    return message("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
+                   static_cast<long long>(k));
+  }
+  *group = groups > 1 ? k / groups : 0;
+  return nullptr;
+}
+
+// Of int8 weights, by their scales: (N), (1) or (N, K / group).
+Error describe_s8(Input& weight_scale, std::int64_t k, octile_linear_description* description) {
+  if (weight_scale.dimensions() == 2) {
+    if (Error error = weight_scale.as_matrix()) return error;
+    description->weight = OCTILE_WEIGHT_S8_GROUP;
+    return group_of(weight_scale, k, &description->group);
+  }
+  if (Error error = weight_scale.as_vector()) return error;
+  description->weight = granularity(weight_scale);
+  return nullptr;
+}
+
 struct LinearOperands {
   Input &x, &x_scale, &x_multiplier, &weight, &weight_scale, &weight_zero_point, &bias;
 };
@@ -178,7 +201,8 @@ Error run_linear(octile_linear_description& description, LinearOperands operands
     args.weight = weight_view.vector(weight);
   } else {
     args.weight = s4 ? weight_view.nibbles(weight, x.columns()) : weight_view.matrix(weight);
-    args.weight_scale = s4 ? weight_scale_view.matrix(weight_scale) : weight_scale_view.vector(weight_scale);
+    args.weight_scale = weight_scale.dimensions() == 2 ? weight_scale_view.matrix(weight_scale)
+                                                       : weight_scale_view.vector(weight_scale);
   }
   if (weight_zero_point.present()) args.weight_zero_point = zero_point_view.matrix(weight_zero_point);
   if (bias.present()) args.bias = bias_view.vector(bias);
@@ -207,11 +231,10 @@ Error linear(Value* stack) {
   if (Error error = look(x, weight, weight_scale, bias, multiplier)) return error;
   if (Error error = x.as_rows()) return error;
   if (Error error = weight.as_matrix()) return error;
-  if (Error error = weight_scale.as_vector()) return error;
+  if (Error error = describe_s8(weight_scale, x.columns(), &description)) return error;
   if (Error error = bias.as_vector()) return error;
   if (Error error = multiplier.as_vector()) return error;
   description.x = description.y = dtype_of(x.torch_dtype());
-  description.weight = weight_format(weight_scale);
   return run_linear(description, {x, none, multiplier, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
@@ -227,14 +250,13 @@ Error linear_int8(Value* stack) {
   if (Error error = x.as_matrix()) return error;
   if (Error error = x_scale.as_vector()) return error;
   if (Error error = weight.as_matrix()) return error;
-  if (Error error = weight_scale.as_vector()) return error;
+  if (Error error = describe_s8(weight_scale, x.columns(), &description)) return error;
   if (Error error = bias.as_vector()) return error;
   if (dtype_of(y_dtype) < 0) return message("dtype is %s", name_of(y_dtype));
   description.x = dtype_of(x.torch_dtype());
   if (description.x != OCTILE_DTYPE_S8) return message("x is of %s, expected int8", name_of(x.torch_dtype()));
   description.y = dtype_of(y_dtype);
   description.activation = activation_of(x_scale);
-  description.weight = weight_format(weight_scale);
   return run_linear(description, {x, x_scale, none, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
 }
 
@@ -251,20 +273,16 @@ Error linear_s4(Value* stack) {
     if (Error error = zero_point.as_matrix()) return error;
   }
   if (Error error = bias.as_vector()) return error;
-  const std::int64_t k = x.columns(), groups = weight_scale.columns();
+  const std::int64_t k = x.columns();
   if (weight.torch_dtype() != shim.u8 || weight.columns() != (k + 1) / 2) {
     return message("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
                    name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
-  }
-  if (groups < 1 || k % groups != 0) {
-    return message("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
-                   static_cast<long long>(k));
   }
   octile_linear_description description = linear_defaults();
   description.x = description.y = dtype_of(x.torch_dtype());
   description.activation = OCTILE_ACTIVATION_NONE;
   description.weight = OCTILE_WEIGHT_S4_GROUP;
-  description.group = groups > 1 ? k / groups : 0;
+  if (Error error = group_of(weight_scale, k, &description.group)) return error;
   description.weight_zero_point = zero_point.present();
   return run_linear(description, {x, none, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
 }
@@ -323,7 +341,7 @@ Error linear_backward(Value* stack) {
     if (Error error = weight.as_matrix()) return error;
     if (Error error = weight_scale.as_vector()) return error;
     description.k = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.rows() : weight.columns();
-    description.weight = weight_format(weight_scale);
+    description.weight = granularity(weight_scale);
   }
   // The library would take -1 for weight_layout's.
   if (dw_layout != OCTILE_LAYOUT_OUT_IN && dw_layout != OCTILE_LAYOUT_IN_OUT) {

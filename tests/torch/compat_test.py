@@ -1,14 +1,16 @@
-"""The homework's interface, from its text: names, signatures, shapes, dtypes, scales, and how far from float32."""
+"""The reference interface, from its text: names, signatures, shapes, dtypes, scales, and how far from float32."""
 
+import importlib
 import inspect
 import math
 
 import layer_reference
 import numpy as np
+import octile
 import op_reference as reference
 import pytest
 import torch
-from octile import CustomLinearFunction, QuantizedLinear, homework
+from octile import CustomLinearFunction, QuantizedLinear, compat
 
 SIZES = [  # B, IN, OUT
     (1, 16, 16),
@@ -26,7 +28,7 @@ def draw(generator, device, *size, dtype=torch.float16):
 
 
 def quantized_weight(w, per_channel):
-    """What the homework hands to its kernels: w_q (IN, OUT) and its scales, by the reference."""
+    """What the reference interface hands to its kernels: w_q (IN, OUT) and its scales, by the reference."""
     q, scale = reference.quantize(reference.wide(w), 0 if per_channel else None)
     return torch.from_numpy(q).to(w.device), torch.from_numpy(scale).to(w.device)
 
@@ -45,7 +47,7 @@ def test_quantize_global(shape, dtype, device, generator):
     x = draw(generator, device, *shape, dtype=dtype)
     q = torch.full(shape, 99, dtype=torch.int8, device=device)
     scale = torch.zeros(1, dtype=reference.working(dtype)[1], device=device)
-    homework.quantize_global(x, q, scale, *shape)
+    compat.quantize_global(x, q, scale, *shape)
     expected_q, expected_scale = reference.quantize(reference.wide(x), None)
     assert torch.equal(q.cpu(), torch.from_numpy(expected_q))
     assert torch.equal(scale.cpu(), torch.from_numpy(expected_scale))
@@ -58,7 +60,7 @@ def test_quantize_rowwise(shape, device, generator):
     x = draw(generator, device, *shape)
     q = torch.full(shape, 99, dtype=torch.int8, device=device)
     scale = torch.zeros(shape[0], device=device)
-    homework.quantize_rowwise(x, q, scale, *shape)
+    compat.quantize_rowwise(x, q, scale, *shape)
     expected_q, expected_scale = reference.quantize(reference.wide(x), 1)
     assert torch.equal(q.cpu(), torch.from_numpy(expected_q))
     assert torch.equal(scale.cpu(), torch.from_numpy(expected_scale))
@@ -67,7 +69,7 @@ def test_quantize_rowwise(shape, device, generator):
 
 def test_nothing_but_zeros(device):
     q, scale = torch.ones(4, 8, dtype=torch.int8, device=device), torch.ones(1, device=device)
-    homework.quantize_global(torch.zeros(4, 8, dtype=torch.float16, device=device), q, scale, 4, 8)
+    compat.quantize_global(torch.zeros(4, 8, dtype=torch.float16, device=device), q, scale, 4, 8)
     assert not q.any() and scale.item() == np.float32(1e-8)
 
 
@@ -80,7 +82,7 @@ def test_forward(size, per_channel, bias, device, generator):
     b = draw(generator, device, outputs) if bias else (None if bias is False else 0)
     (xq, xs), (wq, ws) = quantized_input(x), quantized_weight(w, per_channel)
     y = torch.full((rows, outputs), 99.0, dtype=torch.float16, device=device)
-    homework.forward(xq, xs, wq, ws, b, y, rows, inputs, outputs, 64, 64, 32, int(per_channel))
+    compat.forward(xq, xs, wq, ws, b, y, rows, inputs, outputs, 64, 64, 32, int(per_channel))
     expected = layer_reference.Expected(x, w.t(), b if bias else None, per_token=False, per_channel=per_channel)
     expected.assert_y(y)
 
@@ -93,9 +95,9 @@ def test_backward_kernels(size, per_channel, device, generator):
     dy = draw(generator, device, rows, outputs)
     (xq, xs), (wq, ws) = quantized_input(x), quantized_weight(w, per_channel)
     dx, dw, db = (torch.full_like(t, 99) for t in (x, w, dy[0]))
-    homework.backward_dx(dy, wq, ws, dx, rows, inputs, outputs, 64, 64, 32, int(per_channel))
-    homework.backward_dw(xq, xs, dy, dw, rows, inputs, outputs, 64, 64, 32)
-    homework.backward_db(dy, db, rows, outputs, 128, 64)
+    compat.backward_dx(dy, wq, ws, dx, rows, inputs, outputs, 64, 64, 32, int(per_channel))
+    compat.backward_dw(xq, xs, dy, dw, rows, inputs, outputs, 64, 64, 32)
+    compat.backward_db(dy, db, rows, outputs, 128, 64)
     expected = layer_reference.Expected(x, w.t(), per_token=False, per_channel=per_channel)
     expected.assert_dx(dx, dy, "16bit")
     expected.assert_dw(dw.t(), dy, "16bit")
@@ -110,21 +112,19 @@ def test_launch_form(device, generator):
     xs, ws = torch.empty(1, device=device), torch.empty(24, device=device)
     y = torch.empty(5, 24, dtype=torch.float16, device=device)
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
-    homework._quantize_global_triton[(1,)](x, xq, xs, 5, N_COLS=48, num_warps=8)
-    homework._quantize_rowwise_triton[(24,)](w.t().contiguous(), wq, ws, 24, 48)
+    compat._quantize_global_triton[(1,)](x, xq, xs, 5, N_COLS=48, num_warps=8)
+    compat._quantize_rowwise_triton[(24,)](w.t().contiguous(), wq, ws, 24, 48)
     wq = wq.t().contiguous()
-    homework._forward_triton[lambda meta: (1, 1)](
-        xq, xs, wq, ws, b, y, 5, 48, 24, **blocks, PER_CHANNEL=1, num_stages=3
-    )
+    compat._forward_triton[lambda meta: (1, 1)](xq, xs, wq, ws, b, y, 5, 48, 24, **blocks, PER_CHANNEL=1, num_stages=3)
     module = QuantizedLinear(48, 24, device=device)
     with torch.no_grad():
         module.weight.copy_(w)
         module.bias.copy_(b)
     assert torch.equal(y, module(x))
     dx, dw, db = torch.empty_like(x), torch.empty_like(w), torch.empty_like(b)
-    homework._backward_dx_triton[(1,)](dy, wq, ws, dx, 5, 48, 24, **blocks, PER_CHANNEL=1)
-    homework._backward_dw_triton[(1,)](xq, xs, dy, dw, 5, 48, 24, **blocks)
-    homework._backward_db_triton[(1,)](dy, db, 5, 24, BLOCK_N=64, BLOCK_M=64)
+    compat._backward_dx_triton[(1,)](dy, wq, ws, dx, 5, 48, 24, **blocks, PER_CHANNEL=1)
+    compat._backward_dw_triton[(1,)](xq, xs, dy, dw, 5, 48, 24, **blocks)
+    compat._backward_db_triton[(1,)](dy, db, 5, 24, BLOCK_N=64, BLOCK_M=64)
     module(x).backward(dy)
     expected = layer_reference.Expected(x, w.t(), per_token=False)
     expected.assert_dx(dx, dy, "16bit")
@@ -137,30 +137,30 @@ def test_kernels_refuse(device):
     half = torch.zeros(4, 8, dtype=torch.float16, device=device)
     q, scale = torch.zeros(4, 8, dtype=torch.int8, device=device), torch.zeros(1, device=device)
     with pytest.raises(TypeError, match="fp_ptr is a int"):
-        homework.quantize_global(5, q, scale, 4, 8)
+        compat.quantize_global(5, q, scale, 4, 8)
     with pytest.raises(TypeError, match="q_ptr is torch.float16"):
-        homework.quantize_global(half, half, scale, 4, 8)
+        compat.quantize_global(half, half, scale, 4, 8)
     with pytest.raises(TypeError, match="the scale is torch.float16"):
-        homework.quantize_global(half, q, scale.half(), 4, 8)
+        compat.quantize_global(half, q, scale.half(), 4, 8)
     with pytest.raises(ValueError, match=r"q_ptr is \(4, 8\)"):
-        homework.quantize_global(torch.zeros(8, 8, device=device), q, scale, 8, 8)
+        compat.quantize_global(torch.zeros(8, 8, device=device), q, scale, 8, 8)
     with pytest.raises(ValueError, match="dense row-major"):
-        homework.quantize_global(half.t(), q, scale, 8, 4)
+        compat.quantize_global(half.t(), q, scale, 8, 4)
     with pytest.raises(ValueError, match="the scale is"):
-        homework.quantize_rowwise(half, q, scale, 4, 8)
+        compat.quantize_rowwise(half, q, scale, 4, 8)
     with pytest.raises(TypeError, match="fp_ptr is torch.int32"):
-        homework.quantize_global(half.int(), q, scale, 4, 8)
+        compat.quantize_global(half.int(), q, scale, 4, 8)
     with pytest.raises(ValueError, match="fp_ptr is on meta"):
-        homework.quantize_global(half.to("meta"), q, scale, 4, 8)
+        compat.quantize_global(half.to("meta"), q, scale, 4, 8)
     with pytest.raises(ValueError, match="fp_ptr is a negated view"):
-        homework.quantize_global(torch._neg_view(half), q, scale, 4, 8)
+        compat.quantize_global(torch._neg_view(half), q, scale, 4, 8)
     with pytest.raises(TypeError, match="db_ptr is torch.float32"):
-        homework.backward_db(half, scale, 4, 8)
+        compat.backward_db(half, scale, 4, 8)
     with pytest.raises(TypeError, match=r"kernel\[grid\]"):
-        homework._forward_triton(half, q)
+        compat._forward_triton(half, q)
     if device.type == "cuda":
         with pytest.raises(ValueError, match="q is on cpu"):
-            homework.quantize_global(half, q.cpu(), scale, 4, 8)
+            compat.quantize_global(half, q.cpu(), scale, 4, 8)
 
 
 # ---- CustomLinearFunction and QuantizedLinear ----
@@ -223,8 +223,8 @@ def test_signatures():
         "backward_db": ["dy_ptr", "db_ptr", "B", "OUT", "BLOCK_N", "BLOCK_M"],
     }
     for name, arguments in kernels.items():
-        assert list(inspect.signature(getattr(homework, name)).parameters)[:-1] == arguments
-        assert hasattr(homework, f"_{name}_triton")
+        assert list(inspect.signature(getattr(compat, name)).parameters)[:-1] == arguments
+        assert hasattr(compat, f"_{name}_triton")
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -291,7 +291,7 @@ def test_function(size, per_channel, bias, device, generator):
         assert ((y.detach().cpu().double() - exact).norm() / exact.norm()) < 0.03
 
 
-def test_function_saves_what_the_homework_says(device, generator):
+def test_function_saves_what_the_interface_says(device, generator):
     x, w, b = (draw(generator, device, *s).requires_grad_() for s in ((6, 40), (40, 24), (24,)))
     y = CustomLinearFunction.apply(x, w, b, per_channel=True)
     x_q, x_scale, w_q, w_scale, saved_b = y.grad_fn.saved_tensors
@@ -347,7 +347,7 @@ def test_module_is_the_function(per_channel, bias, device, generator):
         assert theirs is None or torch.equal(mine.grad, theirs.grad)
 
 
-def test_apply_takes_arguments_as_the_homework_does(device, generator):
+def test_apply_takes_arguments_by_position_and_keyword(device, generator):
     x, w, b = (draw(generator, device, *s) for s in ((6, 40), (40, 24), (24,)))
     y = CustomLinearFunction.apply(x, w, b)
     assert torch.equal(y, CustomLinearFunction.apply(x, w, b_fp16=b, per_channel=True))
@@ -379,3 +379,11 @@ def test_function_learns(device):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 100
+
+
+def test_the_old_module_name_warns_and_is_the_same_module():
+    with pytest.warns(DeprecationWarning, match="octile.compat"):
+        assert octile.homework is compat
+    with pytest.warns(DeprecationWarning, match="octile.compat"):
+        old = importlib.import_module("octile.homework")
+    assert old is compat
