@@ -1,8 +1,8 @@
-// A block of GPU threads on a CPU, for tests of the CUDA executor where there is no GPU. Every thread is a context of
-// its own on one CPU thread. Each runs up to its next collective operation (barrier, shuffle, matrix product); then the
-// next one runs. So whoever reads before somebody else has written, or overwrites before somebody else has read, gets
-// it wrong here every time. Threads that disagree on which collective comes next are an error.
-// Asynchronous copies are made as late as the waits allow, and shared memory starts as 0xA5.
+// A block of GPU threads on a CPU, for tests of the CUDA executor where there is no GPU. Each thread has its
+// own context on one CPU thread and runs up to its next collective operation (barrier, shuffle, matrix product); then
+// the next thread runs. A read before a write, or an overwrite before a read, therefore fails every time. Threads that
+// disagree on the next collective are an error. Asynchronous copies complete as late as the waits allow, and shared
+// memory starts as 0xA5.
 #pragma once
 
 #include <ucontext.h>
@@ -56,7 +56,7 @@ struct Block {
   ucontext_t scheduler;
   std::function<void()> body;
 
-  static constexpr std::size_t kGuard = 8192;  // behind the shared memory, and nobody's
+  static constexpr std::size_t kGuard = 8192;  // after the shared memory, unused
 
   static Block*& here() {
     static thread_local Block* block = nullptr;
