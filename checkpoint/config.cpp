@@ -202,21 +202,22 @@ class IndexReader : public JsonDocument {
 };
 
 json quantization_json(const QuantizationNote& note) {
-  json weights = {{"num_bits", note.weight_bits},
-                  {"type", "int"},
-                  {"symmetric", !note.zero_points},
-                  {"strategy", note.group > 0 ? "group" : "channel"},
-                  {"group_size", note.group > 0 ? json(note.group) : json(nullptr)},
-                  {"dynamic", false}};
+  const WeightFormat& weight = note.weight;
+  const json weights = {{"num_bits", level_bits(weight.type)},
+                        {"type", "int"},
+                        {"symmetric", !weight.zero_point},
+                        {"strategy", weight.group > 0 ? "group" : "channel"},
+                        {"group_size", weight.group > 0 ? json(weight.group) : json(nullptr)},
+                        {"dynamic", false}};
   json input = nullptr;
-  if (note.input != QuantizationNote::Input::none) {
-    const bool dynamic = note.input == QuantizationNote::Input::dynamic_per_token;
+  if (note.activation != Activation::none) {
+    const bool dynamic = note.activation == Activation::dynamic_per_token;
     input = {{"num_bits", 8},         {"type", "int"},
              {"symmetric", true},     {"strategy", dynamic ? "token" : "tensor"},
              {"group_size", nullptr}, {"dynamic", dynamic}};
   }
   return {{"quant_method", "compressed-tensors"},
-          {"format", note.weight_bits == 8 ? "int-quantized" : "pack-quantized"},
+          {"format", name(kind_of(weight, note.activation))},
           {"quantization_status", "compressed"},
           {"global_compression_ratio", nullptr},
           {"kv_cache_scheme", nullptr},

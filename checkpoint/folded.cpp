@@ -56,7 +56,7 @@ std::optional<double> Folded::search(const SmoothingGroup& group, const std::vec
                               .rows = calibration_.rows(first),
                               .on_step = tell};
   // A scale per token is that of the row itself: nothing is clamped.
-  if (options_.format == Format::w8a8_static) {
+  if (options_.activation == Activation::static_per_tensor) {
     description.calibration_rows = args.rows;
     if (!excess.empty()) args.input_excess = as_vector(excess);
   }

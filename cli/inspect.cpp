@@ -82,8 +82,9 @@ nlohmann::json layer_json(const Checkpoint& model, const Inspected& inspected, b
                          {"in", layer.k},
                          {"bytes", bytes_of(model, layer)}};
   if (layer.kind != LayerKind::plain) {
-    json["group"] = layer.group;
-    json["zero_points"] = layer.zero_points;
+    json["bits"] = bits(layer.weight.type);
+    json["group"] = layer.weight.group;
+    json["zero_points"] = layer.weight.zero_point;
     json["static_input"] = layer.static_input;
   }
   if (headers) return json;
@@ -127,8 +128,9 @@ void print_json(const Checkpoint& model, const LayerTable& table, const std::vec
 
 std::string scheme(const Layer& layer) {
   std::string text(name(layer.kind));
-  if (layer.group > 0) text += " g" + std::to_string(layer.group);
-  if (layer.zero_points) text += " zero";
+  if (layer.kind == LayerKind::pack_quantized && layer.weight.type == DType::s8) text += " int8";
+  if (layer.weight.group > 0) text += " g" + std::to_string(layer.weight.group);
+  if (layer.weight.zero_point) text += " zero";
   if (layer.static_input) text += " static";
   return text;
 }

@@ -22,12 +22,12 @@ namespace octile::cli {
 
 namespace {
 
-using checkpoint::Format;
 using checkpoint::LayerReport;
 using checkpoint::printable;
 using checkpoint::QuantizeReport;
+using checkpoint::WeightFormat;
 
-constexpr int kInterrupted = 130;  // as a shell says of a program that SIGINT ended
+constexpr int kInterrupted = 130;  // a shell's status of a program that SIGINT ended
 
 constexpr const char* kFooter =
     R"(IN and OUT are both a .safetensors file, or both a folder as Transformers writes it. OUT is
@@ -37,9 +37,12 @@ files are followed, wherever they lead; what is written has the permissions of w
 made of, less the umask.
 
 Formats:
-  w8a8         int8 weights, one scale per output channel; activations quantized per token
+  w8a8         int8 weights; activations quantized per token
   w8a8-static  the same, with one scale for all inputs of a layer, from the calibration
-  w4a16        4-bit weights in groups of --group inputs (32, 64, 128; 0 is a whole row)
+  w8a16        int8 weights alone
+  w4a16        4-bit weights alone
+The scales of a weight are those of a whole row (one output channel), or with --group of 32,
+64 or 128 neighbouring inputs; w4a16 takes 128 unless told otherwise.
 
 Methods, each better and slower than the one before:
   nearest   each weight to the nearest level
@@ -75,8 +78,15 @@ Examples:
   octile quantize FOLDER OUT --format w4a16 --group 32 --method clip
   octile quantize FOLDER OUT --format w8a8-static --calibration FILE --smooth 0.5)";
 
+struct Format {
+  WeightFormat weight;
+  Activation activation;
+};
 const std::map<std::string, Format> kFormats = {
-    {"w8a8", Format::w8a8}, {"w8a8-static", Format::w8a8_static}, {"w4a16", Format::w4a16}};
+    {"w8a8", {WeightFormat::s8_per_channel, Activation::dynamic_per_token}},
+    {"w8a8-static", {WeightFormat::s8_per_channel, Activation::static_per_tensor}},
+    {"w8a16", {WeightFormat::s8_per_channel, Activation::none}},
+    {"w4a16", {WeightFormat::s4_group, Activation::none}}};
 const std::map<std::string, WeightMethod> kMethods = {{"nearest", WeightMethod::nearest},
                                                       {"clip", WeightMethod::clip_search},
                                                       {"feedback", WeightMethod::error_feedback}};
@@ -86,6 +96,8 @@ struct Options {
   std::string to;
   checkpoint::QuantizeOptions quantize;
   std::string format;
+  std::optional<std::int64_t> group;
+  bool zero_points = false;
   std::string method = "nearest";
   std::string smooth;
   std::string calibration;
@@ -108,13 +120,12 @@ struct Interrupted {};
 std::optional<checkpoint::Smoothing> smoothing_of(const std::string& text) {
   checkpoint::Smoothing smoothing = {.search = text == "search"};
   if (smoothing.search) return smoothing;
-  if (CLI::detail::lexical_cast(text, smoothing.alpha) && smoothing.alpha >= 0 && smoothing.alpha <= 1)
-    return smoothing;
+  if (CLI::detail::lexical_cast(text, smoothing.alpha)) return smoothing;
   return std::nullopt;
 }
 
 std::string check_smooth(const std::string& text) {
-  return smoothing_of(text) ? "" : text + " is neither a number from 0 to 1 nor \"search\"";
+  return smoothing_of(text) ? "" : text + " is neither a number nor \"search\"";
 }
 
 // In dB, the worst first.
@@ -225,14 +236,22 @@ QuantizeReport run(const Options& options) {
 }
 
 void quantize(Options& options) {
-  if (!options.calibration.empty()) options.quantize.calibration = options.calibration;
-  if (!options.smooth.empty()) options.quantize.smoothing = smoothing_of(options.smooth);
+  checkpoint::QuantizeOptions& quantize = options.quantize;
+  quantize.weight = kFormats.at(options.format).weight;
+  quantize.activation = kFormats.at(options.format).activation;
+  if (options.group) quantize.weight.granularity = Granularity::group, quantize.weight.group = *options.group;
+  quantize.weight.zero_point = options.zero_points;
+  quantize.method = kMethods.at(options.method);
+  if (!options.calibration.empty()) quantize.calibration = options.calibration;
+  if (!options.smooth.empty()) quantize.smoothing = smoothing_of(options.smooth);
   QuantizeReport report;
   try {
     report = run(options);
   } catch (const Interrupted&) {
     std::cerr << "octile: interrupted; nothing is left of " << printable(options.to) << std::endl;
     throw CLI::RuntimeError(kInterrupted);
+  } catch (const checkpoint::OptionError& error) {
+    throw CLI::ValidationError(error.what());
   }
   options.json ? print_json(options, report) : print_text(options, report);
 }
@@ -266,17 +285,15 @@ void add_quantize(CLI::App& app) {
   command->add_option("--format", options->format, "What the layers become")
       ->check(CLI::IsMember(names_of(kFormats)))
       ->required();
-  auto* group = command->add_option("--group", quantize_options.group, "Inputs that share a scale, in w4a16");
-  group->check(CLI::IsMember({0, 32, 64, 128}))->capture_default_str();
-  auto* zeros =
-      command->add_flag("--zero-points", quantize_options.zero_points, "A zero point for each group, in w4a16");
+  command->add_option("--group", options->group, "Inputs that share a scale: 32, 64, 128, or 0 for a whole row");
+  command->add_flag("--zero-points", options->zero_points, "A zero point for each scale, with 4-bit weights");
   command->add_option("--method", options->method, "How the levels are found")
       ->check(CLI::IsMember(names_of(kMethods)))
       ->capture_default_str();
-  auto* calibration = command->add_option("--calibration", options->calibration, "What is known of the layers' inputs");
-  calibration->type_name("FILE");
-  auto* smooth = command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search");
-  smooth->check(CLI::Validator(check_smooth, ""))->type_name("ALPHA")->needs(calibration);
+  command->add_option("--calibration", options->calibration, "Statistics of the layers' inputs")->type_name("FILE");
+  command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search")
+      ->check(CLI::Validator(check_smooth, ""))
+      ->type_name("ALPHA");
   auto* ignore =
       command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float; may be repeated");
   auto* only =
@@ -294,23 +311,6 @@ void add_quantize(CLI::App& app) {
   command->allow_extras();  // so that the message can be ours
   command->callback([=] {
     refuse_extras(*command, *options);
-    options->quantize.format = kFormats.at(options->format);
-    options->quantize.method = kMethods.at(options->method);
-    const bool w4 = options->quantize.format == Format::w4a16;
-    if (!w4 && (group->count() > 0 || zeros->count() > 0)) {
-      throw CLI::ValidationError((group->count() > 0 ? "--group" : "--zero-points"), "is of w4a16 alone");
-    }
-    if (w4 && smooth->count() > 0) throw CLI::ValidationError("--smooth", "is not for w4a16, which keeps its inputs");
-    if (options->calibration.empty() && options->quantize.format == Format::w8a8_static) {
-      throw CLI::ValidationError("--format", "w8a8-static needs --calibration");
-    }
-    if (!options->calibration.empty() && smooth->count() == 0 && options->quantize.format != Format::w8a8_static &&
-        options->quantize.method == WeightMethod::nearest) {
-      throw CLI::ValidationError("--calibration", options->format + " with --method nearest uses nothing of it");
-    }
-    if (options->calibration.empty() && options->quantize.method == WeightMethod::error_feedback) {
-      throw CLI::ValidationError("--method", "feedback needs --calibration");
-    }
     quantize(*options);
   });
 }
