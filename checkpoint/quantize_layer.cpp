@@ -77,7 +77,7 @@ float LayerQuantizer::input_scale(const Layer& layer, ElementType type) const {
     max = std::max(max, value);
   }
   float scale = max / kInputLevels;
-  if (max == 0) scale = 1;  // every level is 0 then
+  if (max == 0) scale = 1;  // every level is 0
   round_values(type, {&scale, 1});
   if (std::isfinite(scale) && scale > 0) return scale;
   throw FileError(options_.calibration->string() + ": the largest input of \"" + printable(layer.name) + "\" is " +
@@ -153,7 +153,7 @@ LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer)
 
 void LayerQuantizer::measure(const Layer& layer, const std::vector<float>& values, const QuantizedWeight& weight,
                              LayerReport& report) const {
-  // What f32 cannot hold is no zero in the file.
+  // A value too small for f32 is no zero in the file.
   std::vector<double> exact;
   if (checkpoint_.get(layer.weight_tensor()).type == ElementType::f64) {
     exact = read_weight_f64(checkpoint_, layer);

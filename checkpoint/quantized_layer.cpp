@@ -8,7 +8,7 @@ namespace octile::checkpoint {
 
 namespace {
 
-// Of all quantized layers, whatever their layout.
+// The tensors of quantized layers of any layout.
 constexpr std::array<const char*, 13> kSuffixes = {"weight",
                                                    "weight_packed",
                                                    "weight_scale",
@@ -65,11 +65,11 @@ std::optional<Layer> QuantizedLayers::of(const TensorInfo& tensor) {
   }
   const auto module = before(tensor.name, ".weight");
   if (!module || tensor.type != ElementType::s8) return std::nullopt;
-  if (!checkpoint_.find(*module + ".weight_scale")) return std::nullopt;  // integers that are no levels
+  if (!checkpoint_.find(*module + ".weight_scale")) return std::nullopt;  // other integers
   return int_quantized(*module, tensor);
 }
 
-// Where a file says that it has compressed-tensors' layers, a scale has a weight. Those of floats are not ours.
+// In a file with compressed-tensors' layers, a scale must have a weight. Float weights with scales are ignored.
 void QuantizedLayers::check_scale_of_none(const std::string& module) {
   if (checkpoint_.config().groups.empty() || checkpoint_.find(module + ".weight_packed")) return;
   if (schemes_.ignores(module)) return;
@@ -121,7 +121,7 @@ void QuantizedLayers::check_method(const Layer& layer) const {
   }
 }
 
-// Of compressed-tensors; null: nothing says what the tensors are.
+// The layer's group in compressed-tensors' config; null: there is no config.
 const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   check_method(layer);
   const ModelConfig& config = checkpoint_.config();
@@ -144,7 +144,7 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   if (!packs && weights.bits != 8) fail(layer.name, "weight is I8, and quantization_config says num_bits 4");
   const bool has_points = has(layer, "weight_zero_point");
   if (!weights.symmetric && !has_points) fail(layer.name, "has no weight_zero_point");
-  // Of 8 bits older files have some that are 0.
+  // Older int8 files have some that are 0.
   if (weights.symmetric && has_points && packs) {
     fail(layer.name, "has a weight_zero_point, and quantization_config says symmetric");
   }
@@ -199,7 +199,7 @@ Layer QuantizedLayers::pack_quantized(const std::string& module) {
   return layer;
 }
 
-// What shares a scale, as quantization_config says, or the scale's shape where there is none.
+// Determines the granularity from quantization_config, or from the scale's shape where there is none.
 void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) const {
   const bool packs = layer.kind == LayerKind::pack_quantized;
   const std::string strategy = group ? group->weights->strategy : "";
@@ -237,7 +237,7 @@ void QuantizedLayers::check_words(const Layer& layer, const std::string& zero_po
   if (has(layer, order)) expect(layer, order, ElementType::s32, {{layer.k}});
 }
 
-// AWQ and GPTQ: the words of one lie along OUT, of the other along IN.
+// AWQ packs along OUT, GPTQ along IN.
 Layer QuantizedLayers::transposed_words(const std::string& module) {
   constexpr std::int64_t kMax = std::int64_t{1} << 40;
   constexpr std::int64_t kPerWord = 8;

@@ -9,7 +9,7 @@ namespace octile::checkpoint {
 
 namespace {
 
-// In f32, since that is what is multiplied by.
+// Checked in f32, in which the product is computed.
 std::vector<float> scales(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix) {
   std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
   for (const float value : values) {
@@ -23,7 +23,7 @@ const QuantizationGroup* group_of(const Checkpoint& checkpoint, const Layer& lay
   return layer.scheme ? &checkpoint.config().groups[*layer.scheme] : nullptr;
 }
 
-// What int8 levels can have for a zero point, whatever type it is stored in.
+// Zero points of int8 levels, stored in any type.
 std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix,
                                       std::size_t count, bool symmetric) {
   const std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
@@ -46,7 +46,7 @@ std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer&
   return result;
 }
 
-// All but the levels.
+// Everything but the levels.
 QuantizedWeight int8_parameters(const Checkpoint& checkpoint, const Layer& layer) {
   const QuantizationGroup* const group = group_of(checkpoint, layer);
   QuantizedWeight weight;
@@ -68,7 +68,7 @@ QuantizedWeight int8_parameters(const Checkpoint& checkpoint, const Layer& layer
   return weight;
 }
 
-// What PackedWords points to.
+// The storage behind a PackedWords.
 struct Words {
   std::string name = {};
   std::vector<std::int32_t> words = {};
@@ -90,7 +90,7 @@ struct Words {
 
 int zero_offset(const Checkpoint& checkpoint) { return checkpoint.config().format == "gptq_v2" ? 0 : 1; }
 
-// All but the words of the weight itself.
+// Everything but the words of the weight.
 Words word_parameters(const Checkpoint& checkpoint, const Layer& layer) {
   const bool packs = layer.kind == LayerKind::pack_quantized;
   Words words = {.name = checkpoint.path().string() + ": \"" + layer.name + "\""};
@@ -98,7 +98,7 @@ Words word_parameters(const Checkpoint& checkpoint, const Layer& layer) {
   if (layer.weight.zero_point) words.zeros = checkpoint.words(layer.name + (packs ? ".weight_zero_point" : ".qzeros"));
   const std::string order = layer.name + (packs ? ".weight_g_idx" : ".g_idx");
   if (checkpoint.find(order)) words.group_of = checkpoint.words(order);
-  // -1 is what an order that is not used is filled with.
+  // An unused order is filled with -1.
   const auto is_unused = [](std::int32_t group) { return group == -1; };
   if (packs && std::all_of(words.group_of.begin(), words.group_of.end(), is_unused)) words.group_of.clear();
   check_group_order(words.view(layer), words.group_of);

@@ -89,8 +89,8 @@ nlohmann::json layer_json(const Checkpoint& model, const Inspected& inspected, b
   }
   if (headers) return json;
   const WeightStatistics& statistics = inspected.statistics;
-  json["least"] = statistics.least;
-  json["most"] = statistics.most;
+  json["least"] = statistics.min;
+  json["most"] = statistics.max;
   json["rms"] = statistics.rms;
   json["not_finite"] = statistics.not_finite;
   json["outlier_channels"] = statistics.outliers;
@@ -147,7 +147,7 @@ void print_layers(const Checkpoint& model, const std::vector<Inspected>& layers,
     const bool finite = statistics.not_finite == 0;
     const std::string bad = std::to_string(statistics.not_finite) + " not finite";
     rows.back().insert(rows.back().end(),
-                       {fixed(statistics.least, 4), fixed(statistics.most, 4), finite ? fixed(statistics.rms, 4) : bad,
+                       {fixed(statistics.min, 4), fixed(statistics.max, 4), finite ? fixed(statistics.rms, 4) : bad,
                         std::to_string(statistics.outliers.size())});
   }
   if (!rows.empty()) std::cout << "\n" << format_table(heading, rows, 2);
