@@ -1,4 +1,4 @@
-// octile quantize: a checkpoint with float weights becomes one with quantized weights.
+// octile quantize: quantizes the linear layers of a checkpoint.
 #include "octile/checkpoint/quantize.h"
 
 #include <unistd.h>
@@ -32,49 +32,50 @@ constexpr int kInterrupted = 130;  // a shell's status of a program that SIGINT 
 constexpr const char* kFooter =
     R"(IN and OUT are both a .safetensors file, or both a folder as Transformers writes it. OUT is
 a compressed-tensors checkpoint, which vLLM and Transformers load too. All other files of a
-folder are copied byte for byte. OUT appears when all is done, or not at all. Links in IN to
-files are followed, wherever they lead; what is written has the permissions of what it is
-made of, less the umask.
+folder are copied verbatim. OUT appears when everything is done, or not at all. Links in IN
+to files are followed, wherever they lead; written files have the permissions of their
+sources, less the umask.
 
 Formats:
   w8a8         int8 weights; activations quantized per token
   w8a8-static  the same, with one scale for all inputs of a layer, from the calibration
-  w8a16        int8 weights alone
-  w4a16        4-bit weights alone
-The scales of a weight are those of a whole row (one output channel), or with --group of 32,
-64 or 128 neighbouring inputs; w4a16 takes 128 unless told otherwise.
+  w8a16        int8 weights; activations stay float
+  w4a16        4-bit weights; activations stay float
+A weight has one scale per output channel, or with --group one per 32, 64 or 128 neighbouring
+inputs. w4a16 has groups of 128 by default; --group 0 means a whole row.
 
 Methods, each better and slower than the one before:
   nearest   each weight to the nearest level
-  clip      the scale of least squared error; with second moments, of the layer's output
-  feedback  columns one after another, the error of one made up by those after it; the
-            calibration must hold second moments
+  clip      the scale of min squared error; with second moments, of the layer's output
+  feedback  column by column (GPTQ): later columns compensate for the error of earlier ones;
+            the calibration must hold second moments
 
-A linear layer is a float matrix NAME.weight that is no embedding, norm, head or router by
-its name. PATTERN is of layer names: * is any text. --only takes what it names, whatever
-it is called, and nothing else. Both options take one value each time, one pattern or
-several with commas between:
+A linear layer is a float matrix NAME.weight whose name is not that of an embedding, norm,
+head or router. PATTERN matches layer names: * is any text. --only selects exactly the layers
+it matches, whatever their names. Both options take one value each time, one pattern or
+several separated by commas:
   --ignore '*.down_proj' --ignore '*.o_proj'   is   --ignore '*.down_proj,*.o_proj'
 
---calibration is what octile.calibrate in Python keeps of the layers' inputs, saved to a
-file. --smooth (SmoothQuant) moves outliers from the inputs to the weights where the layer
-before can take the factors without changing what the model computes; other layers are
-named, with the reason.
+--calibration is a file of input statistics, saved by octile.calibrate in Python. --smooth
+(SmoothQuant) moves outliers from the inputs to the weights where the layer before can take
+the factors without changing what the model computes; other layers are listed with the
+reason. With --smooth search, groups that no alpha would improve on unseen inputs stay as
+they are.
 
---force replaces OUT, a file or a folder and nothing else; if it is a link, what it leads to.
-A folder is replaced as a whole, so all that is in it must be in IN too, and nothing that is
-read may be in it.
+--force replaces OUT, a file or a folder and nothing else; if OUT is a link, its target. A
+folder is replaced as a whole, so everything in it must be in IN too, and no input may be in
+it.
 
-The report's SQNR compares the quantized weights with the values in IN. It warns where rows or
-groups of weights became all zeros, being too small for the least scale (1e-8), and where
-smoothing rests on few calibration rows. --smooth search leaves a group as it is where no
-alpha would help on unseen inputs.
+The report's SQNR compares the quantized weights with the values in IN. Warnings name rows or
+groups of weights that became all zeros, being too small for the smallest scale (1e-8), and
+smoothing that rests on few calibration rows.
 
 Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
-at the next layer. A second one ends it at once, as other signals do. None leaves anything.
+at the next layer. A second Ctrl-C ends it at once, as other signals do. Nothing is left then.
 
 Examples:
   octile quantize FOLDER OUT --format w8a8
+  octile quantize FOLDER OUT --format w8a8 --group 64
   octile quantize FOLDER OUT --format w4a16 --group 32 --method clip
   octile quantize FOLDER OUT --format w8a8-static --calibration FILE --smooth 0.5)";
 
@@ -110,7 +111,7 @@ extern "C" void note_interrupt(int) {
   constexpr std::string_view kText = "\noctile: stops at the next layer; Ctrl-C again ends at once\n";
   const int error = errno;
   interrupted = 1;
-  std::signal(SIGINT, octile_end_by_signal);  // for a large layer takes minutes
+  std::signal(SIGINT, octile_end_by_signal);  // a large layer takes minutes
   (void)!write(STDERR_FILENO, kText.data(), kText.size());
   errno = error;
 }
@@ -128,7 +129,7 @@ std::string check_smooth(const std::string& text) {
   return smoothing_of(text) ? "" : text + " is neither a number nor \"search\"";
 }
 
-// In dB, the worst first.
+// By SQNR.
 std::vector<const LayerReport*> worst_first(const QuantizeReport& report) {
   std::vector<const LayerReport*> layers;
   for (const LayerReport& layer : report.layers) layers.push_back(&layer);
@@ -208,7 +209,7 @@ void print_text(const Options& options, const QuantizeReport& report) {
   }
   std::cout << printable(options.to) << ": " << report.layers.size() << " layers, "
             << change(layers_before, layers_after) << "; the whole model "
-            << change(report.size_before, report.size_after) << "\nSQNR of the weights: least "
+            << change(report.size_before, report.size_after) << "\nSQNR of the weights: min "
             << decibels(worst.front()->sqnr) << " dB, median " << decibels(worst[worst.size() / 2]->sqnr) << " dB\n\n";
   constexpr std::size_t kShown = 5;
   std::vector<std::vector<std::string>> rows;
@@ -256,7 +257,7 @@ void quantize(Options& options) {
   options.json ? print_json(options, report) : print_text(options, report);
 }
 
-// Most often a second pattern after --ignore: then it is not the last word that is wrong.
+// The usual cause is a second pattern after --ignore; the last word is then not the wrong one.
 void refuse_extras(const CLI::App& command, const Options& options) {
   const std::vector<std::string> extras = command.remaining();
   if (extras.empty()) return;
@@ -281,13 +282,13 @@ void add_quantize(CLI::App& app) {
   auto options = std::make_shared<Options>();
   checkpoint::QuantizeOptions& quantize_options = options->quantize;
   command->add_option("in", options->from, "A safetensors file, or a model's folder")->required();
-  command->add_option("out", options->to, "What is written: a file or a folder, as IN")->required();
-  command->add_option("--format", options->format, "What the layers become")
+  command->add_option("out", options->to, "The output: a file or a folder, as IN")->required();
+  command->add_option("--format", options->format, "Format of the quantized layers")
       ->check(CLI::IsMember(names_of(kFormats)))
       ->required();
   command->add_option("--group", options->group, "Inputs that share a scale: 32, 64, 128, or 0 for a whole row");
   command->add_flag("--zero-points", options->zero_points, "A zero point for each scale, with 4-bit weights");
-  command->add_option("--method", options->method, "How the levels are found")
+  command->add_option("--method", options->method, "How weights are rounded")
       ->check(CLI::IsMember(names_of(kMethods)))
       ->capture_default_str();
   command->add_option("--calibration", options->calibration, "Statistics of the layers' inputs")->type_name("FILE");
@@ -295,20 +296,20 @@ void add_quantize(CLI::App& app) {
       ->check(CLI::Validator(check_smooth, ""))
       ->type_name("ALPHA");
   auto* ignore =
-      command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float; may be repeated");
+      command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float; repeatable");
   auto* only =
-      command->add_option("--only", quantize_options.selection.only, "The only layers to quantize; may be repeated");
+      command->add_option("--only", quantize_options.selection.only, "The only layers to quantize; repeatable");
   for (CLI::Option* const patterns : {ignore, only}) {
     patterns->type_name("PATTERN[,PATTERN...]")->delimiter(',')->expected(1)->allow_extra_args(false);
     patterns->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
   command->add_flag("--force", quantize_options.overwrite, "Replace OUT if it is there");
-  command->add_option("--threads", quantize_options.threads, "CPU threads; 0 is all. The result does not depend on it")
+  command->add_option("--threads", quantize_options.threads, "CPU threads (0: all). Results do not depend on it")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
   add_quiet(*command);
-  command->allow_extras();  // so that the message can be ours
+  command->allow_extras();  // for a message of our own
   command->callback([=] {
     refuse_extras(*command, *options);
     quantize(*options);
