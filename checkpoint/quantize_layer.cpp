@@ -91,10 +91,7 @@ QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<f
   weight.format = options_.weight;
   weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
   weight.scale.resize(static_cast<std::size_t>(weight.n * weight.groups()));
-  WeightQuantizerDescription description = {.n = layer.n, .k = layer.k};
-  if (options_.weight.type == DType::s4) description.weight = octile::WeightFormat::s4_group;
-  description.group = options_.weight.group;
-  description.zero_point = options_.weight.zero_point;
+  WeightQuantizerDescription description = {.n = layer.n, .k = layer.k, .weight = options_.weight};
   description.scale = type == ElementType::f16 ? DType::f16 : type == ElementType::bf16 ? DType::bf16 : DType::f32;
   description.method = options_.method;
   description.threads = options_.threads;

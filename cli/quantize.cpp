@@ -25,7 +25,6 @@ namespace {
 using checkpoint::LayerReport;
 using checkpoint::printable;
 using checkpoint::QuantizeReport;
-using checkpoint::WeightFormat;
 
 constexpr int kInterrupted = 130;  // a shell's status of a program that SIGINT ended
 

@@ -72,13 +72,8 @@ TEST(Layouts, LinearPlanRunsAPuzzlesWeight) {
       from_puzzle({.name = "w", .n = 8, .k = 64, .group = 32, .words = weight, .scale = scale, .zero_words = shifts});
   const Values x = normal("x", {3, 64}, 1);
   std::vector<float> y(3 * 8);
-  const LinearDescription description = {.m = 3,
-                                         .n = 8,
-                                         .k = 64,
-                                         .activation = Activation::none,
-                                         .weight = octile::WeightFormat::s4_group,
-                                         .group = 32,
-                                         .weight_zero_point = true};
+  const LinearDescription description = {
+      .m = 3, .n = 8, .k = 64, .activation = Activation::none, .weight = {DType::s4, Granularity::group, 32, true}};
   const LinearPlan plan = LinearPlan::select(description);
   std::vector<std::byte> scratch(plan.workspace_size());
   plan.run({.x = matrix(x.values.data(), 3, 64),

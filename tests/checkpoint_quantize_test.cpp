@@ -16,10 +16,14 @@ namespace {
 TEST(Quantize, WritesEveryFormat) {
   for (const ElementType type : {ElementType::f32, ElementType::bf16, ElementType::f16}) {
     const Model model(type);
+    const WeightFormat groups = {DType::s8, Granularity::group, 32};
     std::vector<QuantizeOptions> all = {
         {},
         {.activation = Activation::static_per_tensor, .calibration = model.calibration},
         {.weight = {DType::s4, Granularity::group, 32, true}, .activation = Activation::none},
+        {.weight = groups},
+        {.weight = groups, .activation = Activation::static_per_tensor, .calibration = model.calibration},
+        {.weight = groups, .activation = Activation::none},
         {.activation = Activation::none}};
     for (QuantizeOptions& options : all) {
       options.overwrite = true;

@@ -14,6 +14,7 @@
 #include "calibration/input_excess.h"
 #include "calibration/outer_sum.h"
 #include "calibration/weight_moments.h"
+#include "calibration/weight_scales.h"
 #include "octile/linear.h"
 #include "octile/smooth_quant.h"
 #include "octile/weight_quantizer.h"
@@ -23,7 +24,7 @@ namespace octile {
 namespace {
 
 constexpr std::string_view kFunction = "search_smoothing";
-constexpr float kLeastScale = 1e-8f;
+constexpr float kMinScale = 1e-8f;
 // Of the unsmoothed error: what an alpha has to fall below. The estimates are off by more than 0.2 dB.
 constexpr double kWorthwhile = 0.95;
 
@@ -34,7 +35,7 @@ void check(const SmoothingSearchDescription& d) {
   check_choice(kFunction, "x", d.x, DType::s32);
   check_choice(kFunction, "w", d.w, DType::s32);
   check_choice(kFunction, "activation", d.activation, Activation::static_per_tensor);
-  check_choice(kFunction, "weight", d.weight, WeightFormat::s4_group);
+  check_weight_format(kFunction, d.weight, d.k);
   if (!is_float(d.x)) fail(Status::unsupported, kFunction, ": x = ", d.x, ", expected f16, bf16, f32 or f64");
   if (!is_float(d.w)) fail(Status::unsupported, kFunction, ": w = ", d.w, ", expected f16, bf16, f32 or f64");
   if (d.activation == Activation::none) {
@@ -217,20 +218,20 @@ class Search {
     q.n = d_.n;
     q.k = d_.k;
     q.weight = d_.weight;
-    q.group = d_.group;
     q.threads = d_.threads;
     return q;
   }
 
-  bool s4() const { return d_.weight == WeightFormat::s4_group; }
-  std::int64_t segment() const { return s4() && d_.group > 0 ? d_.group : std::max<std::int64_t>(d_.k, 1); }
+  std::int64_t segment() const { return std::max<std::int64_t>(segment_length(d_.weight, d_.k), 1); }
+  std::int64_t segments() const { return d_.k / segment(); }
 
   Tensor q_of(SmoothedWeight& w) const {
-    return s4() ? matrix_s4(w.q.data(), d_.n, d_.k) : matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
+    if (d_.weight.type == DType::s4) return matrix_s4(w.q.data(), d_.n, d_.k);
+    return matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
   }
   Tensor scale_of(SmoothedWeight& w) const {
-    if (s4()) return matrix(w.scale.data(), d_.n, d_.k / segment());
-    return vector(w.scale.data(), d_.weight == WeightFormat::s8_per_channel ? d_.n : 1);
+    if (d_.weight.granularity == Granularity::group) return matrix(w.scale.data(), d_.n, segments());
+    return vector(w.scale.data(), d_.weight.granularity == Granularity::row ? d_.n : 1);
   }
 
   void quantize(SmoothedWeight& w) const {
@@ -243,8 +244,8 @@ class Search {
     });
     w.finite = std::all_of(w.values.begin(), w.values.end(), [](float value) { return std::isfinite(value); });
     if (!w.finite) return;
-    w.q.resize(static_cast<std::size_t>(d_.n * (s4() ? (d_.k + 1) / 2 : d_.k)));
-    w.scale.resize(static_cast<std::size_t>(d_.n * std::max<std::int64_t>(d_.k / segment(), 1) + 1));
+    w.q.resize(static_cast<std::size_t>(d_.n * ((d_.k * bits(d_.weight.type) + 7) / 8)));
+    w.scale.resize(static_cast<std::size_t>(d_.n * std::max<std::int64_t>(segments(), 1) + 1));
     quantize_weight(quantizer(),
                     {.weight = matrix<const float>(w.values.data(), d_.n, d_.k), .q = q_of(w), .scale = scale_of(w)});
   }
@@ -279,9 +280,8 @@ class Search {
                                           .n = d_.n,
                                           .k = d_.k,
                                           .activation = d_.activation,
-                                          .static_scale = std::max(w.smoothed_max / 127, kLeastScale),
+                                          .static_scale = std::max(w.smoothed_max / 127, kMinScale),
                                           .weight = d_.weight,
-                                          .group = d_.group,
                                           .x_multiplier = true,
                                           .threads = d_.threads});
     std::vector<float> y(y_.size());
@@ -307,9 +307,8 @@ class Search {
     const ConstTensor q = q_of(w);
     parallel_parts(d_.threads, d_.n, [&](std::int64_t r) {
       for (std::int64_t j = 0; j < d_.k; ++j) {
-        const std::int64_t at = s4()                                        ? r * (d_.k / segment()) + j / segment()
-                                : d_.weight == WeightFormat::s8_per_channel ? r
-                                                                            : 0;
+        const bool whole = d_.weight.granularity == Granularity::tensor;
+        const std::int64_t at = whole ? 0 : r * segments() + j / segment();
         const float value = static_cast<float>(load_integer(q, r, j)) * w.scale[static_cast<std::size_t>(at)];
         row_squares[static_cast<std::size_t>(r)] += static_cast<double>(value) * static_cast<double>(value);
         w.values[static_cast<std::size_t>(r * d_.k + j)] = value;
@@ -324,7 +323,7 @@ class Search {
     };
     double noise = 0;
     for (const double part : form_->of_rows(d_.n, error_row)) noise += part;
-    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kLeastScale));
+    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinScale));
     return noise + static_cast<double>(moment_rows_) * step * step / 12 * squares;
   }
 

@@ -25,7 +25,7 @@ void check(std::string_view function, const WeightQuantizerDescription& d) {
   check_size(function, "k", d.k);
   check_bytes(function, "W", d.n, d.k);
   check_choice(function, "w", d.w, DType::s32);
-  check_choice(function, "weight", d.weight, WeightFormat::s4_group);
+  check_weight_format(function, d.weight, d.k);
   check_choice(function, "scale", d.scale, DType::s32);
   check_choice(function, "method", d.method, WeightMethod::error_feedback);
   check_choice(function, "order", d.order, ColumnOrder::by_moment);
@@ -33,22 +33,11 @@ void check(std::string_view function, const WeightQuantizerDescription& d) {
   if (d.scale != DType::f32 && d.scale != DType::f16 && d.scale != DType::bf16) {
     fail(Status::unsupported, function, ": scale = ", d.scale, ", expected f16, bf16 or f32");
   }
-  if (d.weight != WeightFormat::s4_group && d.zero_point) {
-    fail(Status::unsupported, function, ": zero_point with weight = ", name(d.weight), ", expected s4_group");
-  }
-  if (d.weight == WeightFormat::s4_group) {
-    if (d.group != 0 && d.group != 32 && d.group != 64 && d.group != 128) {
-      fail(Status::unsupported, function, ": group = ", d.group, ", expected 32, 64, 128, or 0 for a whole row");
-    }
-    if (d.group != 0 && d.k % d.group != 0) {
-      fail(Status::invalid_argument, function, ": group = ", d.group, " does not divide k = ", d.k);
-    }
-  }
   if (!(d.damping >= 0 && d.damping <= 1)) {
     fail(Status::invalid_argument, function, ": damping = ", d.damping, ", expected 0 to 1");
   }
-  if (!(d.clip_least > 0 && d.clip_least <= 1)) {
-    fail(Status::invalid_argument, function, ": clip_least = ", d.clip_least, ", expected above 0, at most 1");
+  if (!(d.min_clip > 0 && d.min_clip <= 1)) {
+    fail(Status::invalid_argument, function, ": min_clip = ", d.min_clip, ", expected above 0, at most 1");
   }
   if (d.clip_steps < 1 || d.clip_steps > 1001) {
     fail(Status::invalid_argument, function, ": clip_steps = ", d.clip_steps, ", expected 1 to 1001");
@@ -65,16 +54,16 @@ struct Quantized {
 template <class Void>
 void bind_quantized(TensorChecks& checks, WeightProblem& p, Quantized<Void>& t) {
   const WeightQuantizerDescription& d = p.description;
-  const bool s4 = d.weight == WeightFormat::s4_group;
-  p.segment = s4 && d.group != 0 ? d.group : d.k;
-  p.segments = !s4 ? 1 : d.k > 0 ? d.k / p.segment : 0;
-  t.q = checks.matrix("q", t.q, s4 ? DType::s4 : DType::s8, {d.n, d.k});
-  if (s4) {
+  const bool grouped = d.weight.granularity == Granularity::group;
+  p.segment = segment_length(d.weight, d.k);
+  p.segments = !grouped ? 1 : d.k > 0 ? d.k / p.segment : 0;
+  t.q = checks.matrix("q", t.q, d.weight.type, {d.n, d.k});
+  if (grouped) {
     t.scale = checks.matrix("scale", t.scale, DType::f32, {d.n, p.segments});
   } else {
-    t.scale = checks.vector("scale", t.scale, DType::f32, d.weight == WeightFormat::s8_per_channel ? d.n : 1);
+    t.scale = checks.vector("scale", t.scale, DType::f32, d.weight.granularity == Granularity::row ? d.n : 1);
   }
-  if (d.zero_point) {
+  if (d.weight.zero_point) {
     t.zero_point = checks.matrix("zero_point", t.zero_point, DType::s32, {d.n, p.segments});
   } else {
     checks.absent("zero_point", t.zero_point);
@@ -201,7 +190,7 @@ void round_to_nearest(const WeightProblem& p, SegmentScale whole, const std::vec
   for (std::int64_t i = 0; i < p.segments; ++i) {
     const float* w = row.data() + i * p.segment;
     SegmentScale scale = whole;
-    if (p.description.weight != WeightFormat::s8_per_tensor) {
+    if (p.description.weight.granularity != Granularity::tensor) {
       const std::int64_t length = p.segments > 1 ? p.segment : padded_length(k);
       scale = best_scale(rule, {w, weights.data() + i * p.segment, length});
       write_scale(p, r, i, scale);
@@ -285,7 +274,7 @@ void quantize_weight(const WeightQuantizerDescription& description, const Weight
     weights = column_weights(p);
   }
   SegmentScale whole;
-  if (d.weight == WeightFormat::s8_per_tensor) {
+  if (d.weight.granularity == Granularity::tensor) {
     whole = tensor_scale(p, range, d.method == WeightMethod::error_feedback ? factor.weights : weights);
     static_cast<float*>(p.scale.data)[0] = whole.s;
   }
@@ -319,9 +308,9 @@ WeightError weight_error(const WeightQuantizerDescription& description, const We
     read_row(p.weight, r, out);
     for (std::int64_t c = 0; c < d.k; ++c) {
       const std::int64_t segment = c / p.segment;
-      const float s = d.weight == WeightFormat::s4_group
+      const float s = d.weight.granularity == Granularity::group
                           ? load<float>(t.scale, r, segment)
-                          : load<float>(t.scale, d.weight == WeightFormat::s8_per_tensor ? 0 : r);
+                          : load<float>(t.scale, d.weight.granularity == Granularity::tensor ? 0 : r);
       const std::int32_t z = t.zero_point.present() ? load_integer(t.zero_point, r, segment) : 0;
       out[c] = static_cast<float>(load_integer(t.q, r, c) - z) * s - out[c];
     }

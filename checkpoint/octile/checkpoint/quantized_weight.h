@@ -24,20 +24,6 @@
 
 namespace octile::checkpoint {
 
-// Temporary: until the public type lands.
-struct WeightFormat {
-  DType type = DType::s8;
-  Granularity granularity = Granularity::row;
-  std::int64_t group = 0;
-  bool zero_point = false;
-  friend constexpr bool operator==(const WeightFormat&, const WeightFormat&) = default;
-  static const WeightFormat s8_per_channel, s8_per_tensor, s8_group, s4_group;
-};
-inline constexpr WeightFormat WeightFormat::s8_per_channel = {};
-inline constexpr WeightFormat WeightFormat::s8_per_tensor = {.granularity = Granularity::tensor};
-inline constexpr WeightFormat WeightFormat::s8_group = {.granularity = Granularity::group, .group = 128};
-inline constexpr WeightFormat WeightFormat::s4_group = {DType::s4, Granularity::group, 128};
-
 constexpr int level_bits(DType type) { return type == DType::s4 ? 4 : 8; }
 // 32-bit words that hold so many levels.
 constexpr std::int64_t words_for(std::int64_t levels, DType type) {
