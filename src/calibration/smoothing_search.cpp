@@ -14,6 +14,7 @@
 #include "calibration/input_excess.h"
 #include "calibration/outer_sum.h"
 #include "calibration/weight_moments.h"
+#include "calibration/weight_scales.h"
 #include "octile/linear.h"
 #include "octile/smooth_quant.h"
 #include "octile/weight_quantizer.h"
@@ -221,18 +222,16 @@ class Search {
     return q;
   }
 
-  bool s4() const { return d_.weight.type == DType::s4; }
-  std::int64_t segment() const {
-    return d_.weight.granularity == Granularity::group && d_.weight.group > 0 ? d_.weight.group
-                                                                              : std::max<std::int64_t>(d_.k, 1);
-  }
+  std::int64_t segment() const { return std::max<std::int64_t>(segment_length(d_.weight, d_.k), 1); }
+  std::int64_t segments() const { return d_.k / segment(); }
 
   Tensor q_of(SmoothedWeight& w) const {
-    return s4() ? matrix_s4(w.q.data(), d_.n, d_.k) : matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
+    if (d_.weight.type == DType::s4) return matrix_s4(w.q.data(), d_.n, d_.k);
+    return matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
   }
   Tensor scale_of(SmoothedWeight& w) const {
-    if (s4()) return matrix(w.scale.data(), d_.n, d_.k / segment());
-    return vector(w.scale.data(), d_.weight == WeightFormat::s8_per_channel ? d_.n : 1);
+    if (d_.weight.granularity == Granularity::group) return matrix(w.scale.data(), d_.n, segments());
+    return vector(w.scale.data(), d_.weight.granularity == Granularity::row ? d_.n : 1);
   }
 
   void quantize(SmoothedWeight& w) const {
@@ -245,8 +244,8 @@ class Search {
     });
     w.finite = std::all_of(w.values.begin(), w.values.end(), [](float value) { return std::isfinite(value); });
     if (!w.finite) return;
-    w.q.resize(static_cast<std::size_t>(d_.n * (s4() ? (d_.k + 1) / 2 : d_.k)));
-    w.scale.resize(static_cast<std::size_t>(d_.n * std::max<std::int64_t>(d_.k / segment(), 1) + 1));
+    w.q.resize(static_cast<std::size_t>(d_.n * ((d_.k * bits(d_.weight.type) + 7) / 8)));
+    w.scale.resize(static_cast<std::size_t>(d_.n * std::max<std::int64_t>(segments(), 1) + 1));
     quantize_weight(quantizer(),
                     {.weight = matrix<const float>(w.values.data(), d_.n, d_.k), .q = q_of(w), .scale = scale_of(w)});
   }
@@ -308,9 +307,8 @@ class Search {
     const ConstTensor q = q_of(w);
     parallel_parts(d_.threads, d_.n, [&](std::int64_t r) {
       for (std::int64_t j = 0; j < d_.k; ++j) {
-        const std::int64_t at = s4()                                        ? r * (d_.k / segment()) + j / segment()
-                                : d_.weight == WeightFormat::s8_per_channel ? r
-                                                                            : 0;
+        const bool whole = d_.weight.granularity == Granularity::tensor;
+        const std::int64_t at = whole ? 0 : r * segments() + j / segment();
         const float value = static_cast<float>(load_integer(q, r, j)) * w.scale[static_cast<std::size_t>(at)];
         row_squares[static_cast<std::size_t>(r)] += static_cast<double>(value) * static_cast<double>(value);
         w.values[static_cast<std::size_t>(r * d_.k + j)] = value;

@@ -178,7 +178,7 @@ void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, S
     const auto at = static_cast<std::size_t>(segment * kStripRows + row);
     strip.scales[at] = scale.s;
     strip.zero_points[at] = static_cast<float>(scale.z);
-    if (p.description.weight != WeightFormat::s8_per_tensor) write_scale(p, first + row, segment, scale);
+    if (p.description.weight.granularity != Granularity::tensor) write_scale(p, first + row, segment, scale);
   };
   const bool on_the_way = p.segments > 1 && p.description.order == ColumnOrder::as_they_lie;
 
@@ -193,7 +193,7 @@ void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, S
       const std::int64_t at = i * p.segment;
       const std::int64_t length = p.segments > 1 ? p.segment : padded_length(k);
       keep_scale(r, i,
-                 p.description.weight == WeightFormat::s8_per_tensor
+                 p.description.weight.granularity == Granularity::tensor
                      ? tensor_scale
                      : best_scale(rule, {row.data() + at, factor.weights.data() + at, length}));
     }

@@ -52,7 +52,7 @@ FeedbackFactor factor_moments(const WeightProblem& p);
 constexpr std::int64_t kPanelColumns = 128;
 constexpr std::int64_t kStripRows = 64;
 
-// Rounds rows first..first + count - 1, count <= kStripRows. tensor_scale: that of the whole tensor, s8_per_tensor.
+// Rounds rows first..first + count - 1, count <= kStripRows. tensor_scale: the tensor's, if it has one scale.
 void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, SegmentScale tensor_scale,
                          std::int64_t first, std::int64_t count);
 

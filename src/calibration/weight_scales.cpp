@@ -105,7 +105,7 @@ ScaleRule::ScaleRule(const WeightQuantizerDescription& d)
       steps_(nearest_s4_                         ? 4
              : d.method == WeightMethod::nearest ? 1
                                                  : d.clip_steps),
-      clip_least_(d.clip_least) {}
+      min_clip_(d.min_clip) {}
 
 float ScaleRule::span(Range range, int step) const {
   if (nearest_s4_) {
@@ -126,7 +126,7 @@ float ScaleRule::span(Range range, int step) const {
 
 SegmentScale ScaleRule::of(Range range, int step) const {
   if (!nearest_s4_ && step > 0) {
-    const auto c = static_cast<float>(1 - (1 - clip_least_) * step / (steps_ - 1));
+    const auto c = static_cast<float>(1 - (1 - min_clip_) * step / (steps_ - 1));
     range = {range.low * c, range.high * c};
   }
   float s = rounded_to(scale_, std::max(span(range, step), kMinScale));

@@ -8,6 +8,11 @@
 
 namespace octile {
 
+// Neighbours in a row of k that share a scale.
+inline std::int64_t segment_length(const WeightFormat& weight, std::int64_t k) {
+  return weight.granularity == Granularity::group && weight.group > 0 ? weight.group : k;
+}
+
 struct SegmentScale {
   float s = 0;
   std::int32_t z = 0;
@@ -41,7 +46,7 @@ class ScaleRule {
   DType scale_;
   float q_min_, q_max_;
   int steps_;
-  double clip_least_;
+  double min_clip_;
 };
 
 // Lanes that errors are summed in, whatever the machine's vectors: part of what decides the bits of a near tie.
