@@ -1,4 +1,4 @@
-// search_smoothing: every alpha of a grid is tried on the weight, and on calibration rows or by their second moments.
+// search_smoothing: tries every alpha of a grid on the weight, with calibration rows or their second moments.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,8 +24,7 @@ namespace octile {
 namespace {
 
 constexpr std::string_view kFunction = "search_smoothing";
-constexpr float kMinScale = 1e-8f;
-// Of the unsmoothed error: what an alpha has to fall below. The estimates are off by more than 0.2 dB.
+// An alpha must lower the unsmoothed error to this share. The estimates are off by more than 0.2 dB.
 constexpr double kWorthwhile = 0.95;
 
 void check(const SmoothingSearchDescription& d) {
@@ -80,12 +79,12 @@ void transpose(const std::vector<float>& from, std::int64_t rows, std::int64_t c
   }
 }
 
-// W' of one s: the weight times s as its own type keeps it, quantized to nearest.
+// The weight times s, rounded to its own type and quantized to nearest.
 struct SmoothedWeight {
   std::vector<float> factors, multiplier;  // (k)
   float smoothed_max = 0;
   std::vector<float> values;  // (n, k): W * s
-  bool finite = true;         // all of it: f16 may be too narrow
+  bool finite = true;         // f16 may be too narrow
   std::vector<std::uint8_t> q;
   std::vector<float> scale;
 };
@@ -149,7 +148,7 @@ class Search {
   }
 
  private:
-  // The weight in f32 with its maxima, and what the layer puts out: of the rows or of their second moments.
+  // Reads the weight with its maxima, and computes the layer's output from the rows or their second moments.
   void read() {
     const auto cells = static_cast<std::size_t>(d_.n * d_.k);
     values_.resize(cells);
@@ -280,7 +279,7 @@ class Search {
                                           .n = d_.n,
                                           .k = d_.k,
                                           .activation = d_.activation,
-                                          .static_scale = std::max(w.smoothed_max / 127, kMinScale),
+                                          .static_scale = std::max(w.smoothed_max / 127, kMinWeightScale),
                                           .weight = d_.weight,
                                           .x_multiplier = true,
                                           .threads = d_.threads});
@@ -323,7 +322,7 @@ class Search {
     };
     double noise = 0;
     for (const double part : form_->of_rows(d_.n, error_row)) noise += part;
-    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinScale));
+    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinWeightScale));
     return noise + static_cast<double>(moment_rows_) * step * step / 12 * squares;
   }
 

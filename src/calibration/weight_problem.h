@@ -1,4 +1,4 @@
-// What the stages of quantize_weight share: the checked problem, and where results go.
+// Shared by the stages of quantize_weight: the checked problem and its outputs.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct FeedbackFactor {
 // Throws where H, checked already, is not positive definite after damping.
 FeedbackFactor factor_moments(const WeightProblem& p);
 
-// Columns in a panel where no group fixes it, and rows of the weight that are rounded together.
+// Columns of a panel, unless it is a group; rows of the weight that are rounded together.
 constexpr std::int64_t kPanelColumns = 128;
 constexpr std::int64_t kStripRows = 64;
 

@@ -1,5 +1,5 @@
-// quantize_weight and weight_error: check everything, then round strips of rows in parallel. What can fail fails before
-// the first value is written.
+// quantize_weight and weight_error: check everything, then round strips of rows in parallel. All errors are thrown
+// before the first value is written.
 #include "octile/weight_quantizer.h"
 
 #include <algorithm>
@@ -114,7 +114,7 @@ WeightProblem bind(std::string_view function, const WeightQuantizerDescription& 
   return p;
 }
 
-// The range of the whole weight, which is finite, as are the scales of it.
+// The range of the whole weight. Checks that the weight and its scales are finite.
 Range check_weight(const WeightProblem& p) {
   const std::int64_t n = p.description.n;
   const std::int64_t k = p.description.k;
@@ -146,7 +146,7 @@ Range check_weight(const WeightProblem& p) {
   return whole;
 }
 
-// What rounding errors are weighted by where there is no feedback: over the largest of them, zeros beyond k.
+// The weights of rounding errors without feedback, relative to the largest; zeros beyond k.
 std::vector<float> column_weights(const WeightProblem& p) {
   const std::int64_t k = p.description.k;
   const auto weight = [&](std::int64_t j) {
