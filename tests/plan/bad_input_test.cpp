@@ -257,6 +257,11 @@ void expect_layer_error(const std::function<void(Layer&)>& spoil, const Expected
   EXPECT_EQ(c.y, std::vector<float>(Layer::kM * Layer::kN, 77.0f));
 }
 
+bool has_cuda_rows() {
+  const std::vector<KernelInfo> rows = kernels();
+  return std::any_of(rows.begin(), rows.end(), [](const KernelInfo& row) { return row.device == DeviceType::cuda; });
+}
+
 TEST(BadDescription, Linear) {
   const auto invalid = Status::invalid_argument;
   const auto unsupported = Status::unsupported;
@@ -271,26 +276,35 @@ TEST(BadDescription, Linear) {
   expect_layer_error([](auto& c) { c.description.y = DType::f64; }, {unsupported, {"x = f32", "y = f64"}});
   expect_layer_error([](auto& c) { c.description.activation = static_cast<Activation>(5); },
                      {invalid, {"activation = 5"}});
-  expect_layer_error([](auto& c) { c.description.weight = static_cast<WeightFormat>(5); }, {invalid, {"weight = 5"}});
+  expect_layer_error([](auto& c) { c.description.weight.type = static_cast<DType>(9); },
+                     {invalid, {"weight.type = 9"}});
+  expect_layer_error([](auto& c) { c.description.weight.granularity = static_cast<Granularity>(5); },
+                     {invalid, {"weight.granularity = 5"}});
+  expect_layer_error([](auto& c) { c.description.weight.type = DType::u8; }, {unsupported, {"weight of u8"}});
+  expect_layer_error([](auto& c) { c.description.weight.type = DType::s4; }, {unsupported, {"expected s4_group"}});
+  expect_layer_error([](auto& c) { c.description.weight.granularity = Granularity::column; },
+                     {unsupported, {"expected s8_per_channel"}});
   expect_layer_error([](auto& c) { c.description.weight_layout = static_cast<WeightLayout>(2); },
                      {invalid, {"weight_layout = 2"}});
-  expect_layer_error([](auto& c) { c.description.activation = Activation::none; },
-                     {unsupported, {"activation = none", "s4_group"}});
-  expect_layer_error([](auto& c) { c.description.weight_zero_point = true; }, {unsupported, {"weight_zero_point"}});
+  expect_layer_error([](auto& c) { c.description.activation = Activation::none, c.description.x = DType::s8; },
+                     {unsupported, {"activation = none", "expected a float x"}});
+  expect_layer_error([](auto& c) { c.description.weight.zero_point = true; }, {unsupported, {"weight_zero_point"}});
   expect_layer_error([](auto& c) { c.description.x = DType::s8, c.description.x_multiplier = true; },
                      {unsupported, {"x_multiplier"}});
   expect_layer_error([](auto& c) { c.description.threads = -1; }, {invalid, {"threads = -1"}});
   expect_layer_error([](auto& c) { c.description.kernel = "fastest"; }, {invalid, {"fastest"}});
   expect_layer_error([](auto& c) { c.description.device = Device::cuda(99); },
-                     {unsupported, {"no kernel", "cuda:99", "not quantize_sm80"}});
-  expect_layer_error([](auto& c) { c.description.kernel = "w8a8_linear_sm90"; },
-                     {unsupported, {"w8a8_linear_sm90: runs on cuda, the plan is for cpu"}});
-  expect_layer_error(
-      [](auto& c) {
-        c.description.kernel = "w8a8_linear_sm90";
-        c.description.activation = Activation::dynamic_per_tensor;
-      },
-      {unsupported, {"not w8a8_linear_sm90", "one scale is for all"}});
+                     {unsupported, {"no kernel", "cuda:99", has_cuda_rows() ? "not quantize_sm80" : "without CUDA"}});
+  if (has_cuda_rows()) {
+    expect_layer_error([](auto& c) { c.description.kernel = "w8a8_linear_sm90"; },
+                       {unsupported, {"w8a8_linear_sm90: runs on cuda, the plan is for cpu"}});
+    expect_layer_error(
+        [](auto& c) {
+          c.description.kernel = "w8a8_linear_sm90";
+          c.description.activation = Activation::dynamic_per_tensor;
+        },
+        {unsupported, {"not w8a8_linear_sm90", "one scale is for all"}});
+  }
   for (const double scale : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan(""), 1e-60, 1e60}) {
     expect_layer_error(
         [scale](auto& c) {
@@ -302,18 +316,29 @@ TEST(BadDescription, Linear) {
   const auto w4 = [](Layer& c) -> LinearDescription& {
     c.description.activation = Activation::none;
     c.description.weight = WeightFormat::s4_group;
-    c.description.group = 32;
+    c.description.weight.group = 32;
     return c.description;
   };
-  expect_layer_error([&](auto& c) { w4(c).group = 48; }, {unsupported, {"group = 48", "32, 64, 128"}});
-  expect_layer_error([&](auto& c) { w4(c).group = 64; }, {invalid, {"group = 64", "k = 32"}});
+  expect_layer_error([&](auto& c) { w4(c).weight.group = 48; }, {unsupported, {"group = 48", "32, 64, 128"}});
+  expect_layer_error([&](auto& c) { w4(c).weight.group = 64; }, {invalid, {"group = 64", "k = 32"}});
+  expect_layer_error(
+      [](auto& c) {
+        c.description.weight = {DType::s8, Granularity::group, 48};
+      },
+      {unsupported, {"group = 48", "32, 64, 128"}});
+  expect_layer_error(
+      [](auto& c) {
+        c.description.weight = {DType::s8, Granularity::group, 32};
+        c.description.weight_layout = WeightLayout::in_out;
+      },
+      {unsupported, {"s8_group", "in_out"}});
   expect_layer_error([&](auto& c) { w4(c).weight_layout = WeightLayout::in_out; }, {unsupported, {"in_out"}});
   expect_layer_error([&](auto& c) { w4(c).x_multiplier = true; }, {unsupported, {"x_multiplier"}});
   expect_layer_error([&](auto& c) { w4(c).x = DType::s8; }, {unsupported, {"x = s8"}});
   expect_layer_error(
       [&](auto& c) {
         w4(c).activation = Activation::dynamic_per_token;
-        c.description.group = 0;
+        c.description.weight.group = 0;
         c.description.k = kMaxContraction + 1;
       },
       {unsupported, {"k = 131072", "131071"}});
@@ -353,7 +378,7 @@ TEST(BadDescription, AnUnknownKernelIsAnsweredWithThoseOfThePlanOnItsDevice) {
   d.x = DType::s8;
   expect(kernels_listed([&] { LinearPlan::select(d); }), {"w8a8_linear", "w8a8_gemm"});
   d = {.m = 4, .n = 4, .k = 32, .activation = Activation::none, .weight = WeightFormat::s4_group, .kernel = unknown};
-  d.group = 32;
+  d.weight.group = 32;
   expect(kernels_listed([&] { LinearPlan::select(d); }), {"w4a16_gemm"});
   LinearBackwardDescription b{.m = 4, .n = 4, .k = 4, .kernel = unknown};
   expect(kernels_listed([&] { LinearBackwardPlan::select(b); }), {"w8a16_gemm", "column_sum"});
@@ -395,8 +420,8 @@ TEST(BadArguments, Linear) {
   expect_layer_error(
       [](auto& c) {
         c.description = {.m = 3, .n = 5, .k = 32, .activation = Activation::none, .weight = WeightFormat::s4_group};
-        c.description.group = 32;
-        c.description.weight_zero_point = true;
+        c.description.weight.group = 32;
+        c.description.weight.zero_point = true;
         c.zero_point[3] = 8;
         c.args.weight = matrix_s4<const std::uint8_t>(reinterpret_cast<const std::uint8_t*>(c.weight.data()), 5, 32);
         c.args.weight_scale = matrix<const float>(c.weight_scale.data(), 5, 1);
@@ -456,7 +481,11 @@ TEST(BadDescription, LinearBackward) {
                         {unsupported, {"dw_accumulate", "dw = none"}});
   expect_backward_error([](auto& c) { c.description.dx = static_cast<Product>(3); }, {invalid, {"dx = 3"}});
   expect_backward_error([](auto& c) { c.description.dw = static_cast<Product>(3); }, {invalid, {"dw = 3"}});
-  expect_backward_error([](auto& c) { c.description.weight = WeightFormat::s4_group; }, {unsupported, {"s4_group"}});
+  expect_backward_error(
+      [](auto& c) {
+        c.description.weight = {DType::s4, Granularity::group};
+      },
+      {unsupported, {"s4_group"}});
   expect_backward_error([](auto& c) { c.description.activation = Activation::none; },
                         {unsupported, {"activation = none"}});
   expect_backward_error([](auto& c) { c.description.activation = Activation::static_per_tensor; },

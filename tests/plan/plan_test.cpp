@@ -200,7 +200,7 @@ TEST(Plan, GuaranteesTellIntegerFromFloat) {
   EXPECT_EQ(w8a8.accumulator, DType::s32);
   EXPECT_EQ(w8a8.error_bound, "exact");
   LinearDescription w4{.m = 1, .n = 1, .k = 32, .activation = Activation::none, .weight = WeightFormat::s4_group};
-  w4.group = 32;
+  w4.weight.group = 32;
   const PrecisionGuarantee w4a16 = LinearPlan::select(w4).precision_guarantee();
   EXPECT_TRUE(w4a16.deterministic);
   EXPECT_FALSE(w4a16.bit_stable);
