@@ -44,7 +44,7 @@ std::vector<Counts>& known_counts() {
 }  // namespace
 
 int max_active_clusters(Device device, int size) {
-  if (size == 1) return properties(device).multiprocessors;
+  if (size == 1) return properties(device).sms;
   std::atomic<int>& known =
       known_counts().at(static_cast<std::size_t>(device.index)).at(static_cast<std::size_t>(size));
   int count = known.load(std::memory_order_relaxed);

@@ -60,7 +60,7 @@ struct IntegerRows {
     }
     put_bytes(r, c, q, count);
   }
-  // The same whatever the alignment.
+  // The same at any alignment.
   template <int n>
   __device__ void put_bytes(std::int64_t r, std::int64_t c, const std::int32_t (&q)[n], int count) const {
     if (dtype == DType::s4) return put_nibbles(data + (r * stride + c) / 2, q, count);
@@ -276,16 +276,16 @@ __global__ void __launch_bounds__(kWalkThreads) walk_elements(std::int64_t rows,
   }
 }
 
-// For up to about `largest` blocks, which go on to other rows.
+// For at most about `max_blocks` blocks, which loop over rows.
 template <class Op>
-LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t largest) {
+LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t max_blocks) {
   const std::int64_t vectors = ceil_div(matrix.cols(), Op::kElements);
   unsigned width = kWalkThreads;
   while (width > 1 && width / 2 >= vectors) width /= 2;
   const unsigned height = kWalkThreads / width;
   const unsigned high = height * Op::kBatch;
   const auto across = blocks_for(vectors, width);
-  const std::int64_t down = std::min({ceil_div(matrix.rows(), high), ceil_div(largest, across), kMaxDown});
+  const std::int64_t down = std::min({ceil_div(matrix.rows(), high), ceil_div(max_blocks, across), kMaxDown});
   return {dim3(across, static_cast<unsigned>(down)), dim3(width, height)};
 }
 

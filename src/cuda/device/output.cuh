@@ -57,13 +57,12 @@ struct Bias {
   __device__ float at(int channel, int count, float none) const {
     return data == nullptr || channel >= count ? none : load_float(data, channel * stride, type);
   }
-  // The same where the type is T or f32.
+  // The same where the type is f32 (wide) or T.
   template <class T>
-  __device__ float at(int channel, int count) const {
+  __device__ float at(int channel, int count, bool wide) const {
     if (data == nullptr || channel >= count) return 0;
     const std::int64_t i = channel * stride;
-    return type == DType::f32 ? __ldcg(static_cast<const float*>(data) + i)
-                              : widen(__ldcg(static_cast<const T*>(data) + i));
+    return wide ? __ldcg(static_cast<const float*>(data) + i) : widen(__ldcg(static_cast<const T*>(data) + i));
   }
 };
 

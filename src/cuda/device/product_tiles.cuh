@@ -28,7 +28,7 @@ struct TileShape {
   static constexpr int kStages = kStages_;
   static constexpr int kRightWarps = kRightWarps_;
   static constexpr int kThreads = 32 * kLeftWarps_ * kRightWarps_;
-  static constexpr int kBlocks = kBlocks_;  // on a SM, which bounds the registers
+  static constexpr int kBlocks = kBlocks_;  // on an SM, which bounds the registers
   static constexpr int kWarpLeft = kLeft / kLeftWarps_;
   static constexpr int kWarpRight = kRight / kRightWarps_;
 };
@@ -213,7 +213,7 @@ struct TileCost {
 template <class Tile>
 double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& problem) {
   const double tiles = std::ceil(m / Tile::kLeft) * std::ceil(n / Tile::kRight);
-  const double rounds = std::ceil(tiles / properties(problem.device).multiprocessors);
+  const double rounds = std::ceil(tiles / properties(problem.device).sms);
   const double depth = static_cast<double>(problem.k) / 4096;
   return std::max(cost.alone * depth, cost.each * depth * rounds + cost.grid);
 }

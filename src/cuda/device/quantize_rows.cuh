@@ -10,7 +10,7 @@ namespace octile::cuda {
 constexpr int kRowThreads = 512;                // at most
 constexpr int kVectorsOfMany = 4;               // that a thread keeps where there are rows enough
 constexpr int kVectorsOfLong = 8;               // and of a long row
-constexpr int kFactorBlocks = 5;                // of a SM
+constexpr int kFactorBlocks = 5;                // of an SM
 constexpr std::int64_t kMaxFactors = 24 << 10;  // of columns, that fit shared memory twice
 
 template <bool kFactors, bool kStochastic, bool kFake>
@@ -59,7 +59,7 @@ __device__ inline float noise_at(std::uint64_t index, std::uint64_t seed) {
   return static_cast<float>(index & 1 ? word >> 16 : word & 0xffffu) * 0x1p-16f;
 }
 
-// Blocks of the most threads on a SM, for the compiler to count registers by.
+// Blocks of kRowThreads on an SM, which bounds the registers.
 template <int kVectors, class Kind>
 constexpr int kRowBlocks = kVectors > 4 || Kind::factors || Kind::stochastic ? 2 : 3;
 
@@ -204,11 +204,11 @@ inline unsigned width_for(std::int64_t vectors, int each) {
 }
 
 template <class T, int kVectors, class Kind>
-void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int multiprocessors, Stream stream) {
+void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int sms, Stream stream) {
   const unsigned width = width_for(a.vectors, kVectors);
   const unsigned height = width <= 32 ? 256 / width : 1;
   std::int64_t blocks = ceil_div(a.rows, height);
-  if (Kind::factors) blocks = std::min<std::int64_t>(blocks, kFactorBlocks * multiprocessors);
+  if (Kind::factors) blocks = std::min<std::int64_t>(blocks, kFactorBlocks * sms);
   const unsigned shared = Kind::factors ? static_cast<unsigned>(a.vectors) * kVectorSize<T> * 4 : 0;
   enqueue(kernel, quantize_rows<T, kVectors, Kind>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height), shared},
           stream, a);
@@ -220,16 +220,16 @@ constexpr std::int64_t kMaxVectors = Kind::factors ? kRowThreads* kVectorsOfMany
 
 template <class T, class Kind>
 void enqueue_rows(std::string_view kernel, const RowsArguments<T>& a, Device device, Stream stream) {
-  const int multiprocessors = properties(device).multiprocessors;
+  const int sms = properties(device).sms;
   if constexpr (!Kind::factors && !Kind::stochastic && !Kind::fake) {
-    if (a.rows <= 2 * multiprocessors && a.vectors <= kRowThreads) {
-      return enqueue_rows_as<T, 1, Kind>(kernel, a, multiprocessors, stream);
+    if (a.rows <= 2 * sms && a.vectors <= kRowThreads) {
+      return enqueue_rows_as<T, 1, Kind>(kernel, a, sms, stream);
     }
   }
   if (Kind::factors || a.vectors <= kRowThreads * kVectorsOfMany) {
-    return enqueue_rows_as<T, kVectorsOfMany, Kind>(kernel, a, multiprocessors, stream);
+    return enqueue_rows_as<T, kVectorsOfMany, Kind>(kernel, a, sms, stream);
   }
-  if constexpr (!Kind::factors) enqueue_rows_as<T, kVectorsOfLong, Kind>(kernel, a, multiprocessors, stream);
+  if constexpr (!Kind::factors) enqueue_rows_as<T, kVectorsOfLong, Kind>(kernel, a, sms, stream);
 }
 
 template <class T, class Kind>

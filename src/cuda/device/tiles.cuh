@@ -18,7 +18,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWarpRows = 16;
 constexpr int kBatch = 4;  // rows that are read together
 constexpr int kBatches = kWarpRows / kBatch;
-constexpr int kBlocks = 2;  // on a SM
+constexpr int kBlocks = 2;  // on an SM
 constexpr unsigned kTileBytes = kWarps * kWarpRows * 32 * 16;
 
 template <class T>

@@ -36,7 +36,7 @@ using namespace tiles;
 constexpr int kHigh = kWarps;
 constexpr int kTileRows = kHigh * kWarpRows;
 
-// Which tiles are whose. Block b begins at tile all * b / blocks.
+// Which block owns which tiles. Block b begins at tile all * b / blocks.
 struct Tiling {
   int high, wide, all, blocks;
 
@@ -52,8 +52,8 @@ struct Tiling {
   // At most so many blocks have tiles of one strip.
   __host__ __device__ int max_owners() const {
     if (all == 0) return 0;
-    const int largest = ceil_div(blocks, wide) + 1;
-    return largest < high ? largest : high;
+    const int owners = ceil_div(blocks, wide) + 1;
+    return owners < high ? owners : high;
   }
 };
 
@@ -146,7 +146,7 @@ struct Block : Tile<T, kHigh, kWhole> {
     if (kGradient && lane < kBatch && r < m.rows) atomicMax(a.row_max + r, own);
   }
 
-  // Of the columns of a strip, all that this block has seen; the place of the turned levels serves as scratch.
+  // Of the columns of a strip, all that this block has seen; the place of the transposed levels serves as scratch.
   __device__ void add_columns(const Place& p, const ColumnState& state) const {
     auto* const largest = reinterpret_cast<float*>(this->transposed);
     float* const sum = largest + kWarps * kCols;
@@ -265,8 +265,8 @@ struct Block : Tile<T, kHigh, kWhole> {
     return suspects;
   }
 
-  // Divides what could not be multiplied, one vector in a hundred or in ten thousand: again from memory, since its
-  // place holds the next tile, and over what has been written.
+  // Divides what could not be multiplied, one vector in a hundred to ten thousand: read again from memory, since its
+  // place holds the next tile, and written over the first result.
   __device__ void divide(const Spot<T>& s, std::uint32_t suspects) const {
     for (; suspects != 0; suspects &= suspects - 1) {
       const int r = __ffs(static_cast<int>(suspects)) - 1;
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) two_pass_kern
 // How a matrix is cut for a GPU.
 template <class T>
 two_pass::Tiling tiling_of(Device device, std::int64_t rows, std::int64_t cols) {
-  return {rows, cols, tiles::kWarpCols<T>, properties(device).multiprocessors * tiles::kBlocks};
+  return {rows, cols, tiles::kWarpCols<T>, properties(device).sms * tiles::kBlocks};
 }
 
 template <class T, bool kGradient>

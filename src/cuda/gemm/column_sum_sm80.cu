@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kName = "column_sum_sm80";
 constexpr int kThreads = 256;
-constexpr int kBlocksEach = 4;  // of a SM
+constexpr int kBlocksEach = 4;  // of an SM
 constexpr std::int64_t kMaxParts = 512;
 
 // Where a thread takes n elements of a row: threads side by side, rows at a time, loads of a thread under way together.
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach) sum_rows(const __grid_c
 template <int n>
 std::int64_t parts_for(std::int64_t rows, std::int64_t cols, Device device) {
   const std::int64_t across = blocks_for(cols, kLanes<n> * n);
-  const std::int64_t wanted = kBlocksEach * properties(device).multiprocessors / std::max<std::int64_t>(across, 1);
+  const std::int64_t wanted = kBlocksEach * properties(device).sms / std::max<std::int64_t>(across, 1);
   return std::clamp<std::int64_t>(std::min(wanted, rows / (kAhead<n> * kLines<n>)), 1, kMaxParts);
 }
 

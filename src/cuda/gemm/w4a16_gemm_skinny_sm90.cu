@@ -19,6 +19,7 @@
 #include "cuda/gemm/w4a16_gemm_skinny_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/tensor_map.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -31,7 +32,7 @@ constexpr int kMaxTokens = 64;
 using AnyForm = SkinnyForm<__half, kMaxTokens, true, 1, false>;
 
 // Groups smaller than a step.
-bool small_groups(const GemmProblem& p) { return p.group < AnyForm::terms && p.group < p.k; }
+bool small_groups(const GemmProblem& p) { return p.b.group < AnyForm::terms && p.b.group < p.k; }
 
 struct Choice {
   int parts = 1;  // of K
@@ -66,8 +67,8 @@ SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const Nibb
   SkinnyMaps maps = {};
   maps.tokens = tensor_map(kName, o.a, {F::tokens, F::terms / 2, true});
   const auto map_of = [&](const void* data, DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
-                          TmaTile box) {
-    return tensor_map(kName, matrix(data, dtype, problem.device, rows, cols, pitch), box);
+                          TmaTile tile) {
+    return tensor_map(kName, matrix(data, dtype, problem.device, rows, cols, pitch), tile);
   };
   if (!F::packed) {
     maps.weight = map_of(w.values, DType::u8, w.rows, w.terms / 2, w.pitch, {F::rows, F::terms / 2, true});
@@ -110,16 +111,14 @@ template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with = [&]<bool few, bool half, bool packed, bool folds, bool zeros>() {
     using T = std::conditional_t<half, __half, __nv_bfloat16>;
-    if constexpr (packed || !folds) {
-      body(SkinnyForm < T, few ? kFewTokens : kMaxTokens, packed, folds ? 4 : 1, zeros > ());
-    }
+    constexpr int kTokens = few ? kFewTokens : kMaxTokens;
+    constexpr int kFolds = folds ? 4 : 1;
+    if constexpr (packed || !folds) body(SkinnyForm<T, kTokens, packed, kFolds, zeros>());
   };
-  with_flags(with, tokens <= kFewTokens, p.a == DType::f16, p.b_packed, p.b_packed && small_groups(p), p.zero_point);
+  with_flags(with, tokens <= kFewTokens, p.a == DType::f16, p.b_packed, p.b_packed && small_groups(p), p.b.zero_point);
 }
 
-}  // namespace
-
-std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
@@ -127,40 +126,50 @@ std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem& p) {
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
   if (small_groups(p) && !p.b_packed) return "wants a packed weight where groups are smaller than 128";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at max_tokens 2^30 rows or terms";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
   return {};
 }
 
-Cost w4a16_gemm_skinny_sm90_cost(const GemmProblem& p) {
-  const auto m = static_cast<double>(p.m);
-  const auto n = static_cast<double>(p.n);
-  const auto k = static_cast<double>(p.k);
-  Cost cost;
-  cost.operations = 2 * m * n * k;
-  cost.bytes = 2 * m * k + n * k / 2 + m * n * bits(p.y) / 8;
+Cost cost(const GemmProblem& p) {
+  Cost cost = gemm_work(p);
   cost.seconds = best_choice(p, p.m).seconds;
   return cost;
 }
 
-std::string w4a16_gemm_skinny_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   return message("tiles of ", AnyForm::rows, " rows, terms in ", best_choice(p, p.m).parts, " parts");
 }
 
-void w4a16_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int tokens : {kFewTokens, kMaxTokens}) {
     with_form(problem, tokens, []<class F>(F) {
       prepare(kName, w4a16_skinny::w4a16_gemm_skinny_kernel<F>, sizeof(w4a16_skinny::Shared<F>));
     });
   }
-  w4a16_gemm_sm80_prepare(problem);
 }
 
-void w4a16_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+bool aligned(const GemmProblem& p, const GemmOperands& o) { return p.k > 0 && int4_mappable(p, o); }
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (problem.k == 0 || !int4_mappable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   const int parts = best_choice(problem, o.a.rows()).parts;
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, parts, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemm_skinny_sm90 = {
+    .name = "w4a16_gemm_skinny_sm90",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cuda

@@ -19,6 +19,7 @@
 #include "cuda/gemm/w4a16_gemm_sm90_producer.cuh"
 #include "cuda/launch.h"
 #include "cuda/tensor_map.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -102,7 +103,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
   const int rest = count % clusters;
   const bool halve = T::blocks == 1 && parts == 1 && rest > 0 && 2 * rest <= clusters && units > 1;
   // Blocks of a larger cluster share SMs even where others are free.
-  const bool alone = kClusterSize * parts * count * (parts > 1 || halve ? 2 : 1) <= properties(device).multiprocessors;
+  const bool alone = kClusterSize * parts * count * (parts > 1 || halve ? 2 : 1) <= properties(device).sms;
   const auto tile_cycles = [&](int part_units) {
     return std::min(part_units * 128 / kTileK, steps * T::k_tiles) * k_tile_cycles<T>(alone) + kTileCycles;
   };
@@ -159,9 +160,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
 
-}  // namespace
-
-std::string w4a16_gemm_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
@@ -171,36 +170,44 @@ std::string w4a16_gemm_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w4a16_gemm_sm90_cost(const GemmProblem& p) {
-  const auto m = static_cast<double>(p.m);
-  const auto n = static_cast<double>(p.n);
-  const auto k = static_cast<double>(p.k);
-  Cost cost;
-  cost.operations = 2 * m * n * k;
-  cost.bytes = 2 * m * k + n * k / 2 + m * n * bits(p.y) / 8;
+Cost cost(const GemmProblem& p) {
+  Cost cost = gemm_work(p);
   cost.seconds = std::max(best_choice(size_of(p), p.device).seconds, cost.bytes / kBytesPerSecond + kLaunchSeconds);
   return cost;
 }
 
-std::string w4a16_gemm_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   const Choice choice = best_choice(size_of(p), p.device);
   return message("tile ", choice.rows_a, "x", kRowsB, ", clusters of ", kClusterSize, "x", choice.parts, ", ",
                  choice.halved, " halved");
 }
 
-void w4a16_gemm_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   with_each_tile([&]<class T>(T) {
     with_form(problem, T::rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
   });
-  w4a16_gemm_sm80_prepare(problem);
 }
 
-void w4a16_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!int4_mappable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   const Choice choice = best_choice({o.a.rows(), problem.n, problem.k}, problem.device);
   with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(problem, o, choice, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemm_sm90 = {
+    .name = "w4a16_gemm_sm90",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = int4_mappable,
+    .bound = Bound::rounded_weight,
+};
 
 }  // namespace octile::cuda

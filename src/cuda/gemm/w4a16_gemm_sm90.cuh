@@ -221,8 +221,10 @@ struct Consumer {
       const Task task = place[t];
       const int2 origin = task.origin;
       const int row = origin.x + first_row;
-      const float bias[2] = {arguments.bias.template at<T>(row, arguments.weight.rows),
-                             arguments.bias.template at<T>(row + 1, arguments.weight.rows)};
+      const auto bias_at = [&](int i) {
+        return arguments.bias.template at<T>(i, arguments.weight.rows, arguments.y.wide);
+      };
+      const float bias[2] = {bias_at(row), bias_at(row + 1)};
       if (place.is_halved(t)) fill_by(false);
       // A shuffle, so that the compiler knows the value is uniform.
       multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks(), scales);

@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
 
 // ---- Launching.
 
-bool small_groups(const GemmProblem& p) { return p.group < 128 && p.group < p.k; }
+bool small_groups(const GemmProblem& p) { return p.b.group < 128 && p.b.group < p.k; }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
@@ -358,9 +358,9 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   // One block per SM, or several waves where there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
   const std::int64_t room = std::min(kMaxShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
-  const std::int64_t multiprocessors = properties(problem.device).multiprocessors;
-  const std::int64_t waves = ceil_div(tiles, multiprocessors * room);
-  const std::int64_t blocks = std::min(tiles, multiprocessors * waves);
+  const std::int64_t sms = properties(problem.device).sms;
+  const std::int64_t waves = ceil_div(tiles, sms * room);
+  const std::int64_t blocks = std::min(tiles, sms * waves);
   p.tiles = static_cast<int>(tiles / blocks);
   p.more_tiles = static_cast<int>(tiles % blocks);
   const int max_tiles = p.tiles + (p.more_tiles > 0 ? 1 : 0);
@@ -382,73 +382,80 @@ void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
     constexpr bool kWide = small || zeros || !packed;
     constexpr int kWarps = few ? (kWide ? 16 : 32) : (small ? 8 : 16);
     constexpr int kAhead = few ? (kWide && !small ? 2 : 1) : (small || packed ? 2 : 1);
+    constexpr int kBlocks = few ? 1 : 2;
     using T = std::conditional_t<half, __half, __nv_bfloat16>;
-    body(Form < T, few ? 1 : 2, kWarps, kAhead, Unit < packed, small, zeros >> ());
+    using U = Unit<packed, small, zeros>;
+    body(Form<T, kBlocks, kWarps, kAhead, U>());
   };
-  with_flags(with, p.a == DType::f16, p.b_packed, small_groups(p), p.zero_point, tokens <= 8);
+  with_flags(with, p.a == DType::f16, p.b_packed, small_groups(p), p.b.zero_point, tokens <= 8);
 }
 
-bool aligned(const void* data, std::int64_t pitch_bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
-}
-
-// Whether rows can be read 16 bytes at a time.
-bool readable(const GemmProblem& p, const GemmOperands& o) {
-  return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, o.b.strides[0] / 2));
-}
-
-// Whether offsets within a block's tiles, at most 64, fit into 31 bits.
-bool near(const GemmProblem& p, const GemmOperands& o) {
-  const auto steps = [](const ConstTensor& t) {
-    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
-  };
-  if (o.a.strides[0] > std::int64_t{1} << 30) return false;
-  return p.b_packed ||
-         (o.b.strides[0] <= std::int64_t{1} << 21 && steps(o.b_scale) && (!p.zero_point || steps(o.zero_point)));
-}
-
-}  // namespace
-
-std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.scale != DType::f32) return "has no f64";
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at max_tiles 2^23 rows or terms";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or terms";
   return {};
 }
 
-Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const double bytes =
-      n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
-  const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
+      n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.b.group, 1)) * (p.b.zero_point ? 8 : 4);
+  const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).sms);
   // Seconds per weight element of a block, measured on an H200.
   const double each = p.m > 8 ? 2.8e-11 : 2.4e-11;
   const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : p.m > 8 ? 1.25 : 1.1);
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
 }
 
-std::string w4a16_gemv_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   int warps = 0;
   with_form(p, p.m, [&]<class F>(F) { warps = F::warps; });
   return message("tiles of ", kTileRows, " rows, ", warps, " warps");
 }
 
-void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   for (const std::int64_t tokens : {8, 16}) {
     with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMaxShared); });
   }
-  w4a16_gemm_sm80_prepare(problem);
 }
 
-void w4a16_gemv_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+// Whether rows can be read 16 bytes at a time, and offsets within a block's tiles, at most 64, fit into 31 bits.
+bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  const auto of_16 = [](const void* data, std::int64_t pitch_bytes) {
+    return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
+  };
+  const auto near = [](const ConstTensor& t) {
+    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
+  };
+  if (!of_16(o.a.data, o.a.strides[0] * 2) || o.a.strides[0] > std::int64_t{1} << 30) return false;
+  return p.b_packed || (of_16(o.b.data, o.b.strides[0] / 2) && o.b.strides[0] <= std::int64_t{1} << 21 &&
+                        near(o.b_scale) && (!p.b.zero_point || near(o.zero_point)));
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!readable(problem, o) || !near(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemv_sm90 = {
+    .name = "w4a16_gemv_sm90",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+    .bound = Bound::offset_weight,
+};
 
 }  // namespace octile::cuda

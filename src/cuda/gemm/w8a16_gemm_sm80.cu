@@ -313,9 +313,8 @@ double seconds(double m, double n, const GemmProblem& problem) {
 double wide_seconds(double m, double n, const GemmProblem& problem) {
   const bool f64 = problem.a == DType::f64;
   constexpr double tile = kWideTile;
-  const double rounds =
-      std::ceil(std::ceil(m / tile) * std::ceil(n / tile) / properties(problem.device).multiprocessors);
-  const double per_second = f64 ? 0.12e12 : 0.26e12;  // of a SM
+  const double rounds = std::ceil(std::ceil(m / tile) * std::ceil(n / tile) / properties(problem.device).sms);
+  const double per_second = f64 ? 0.12e12 : 0.26e12;  // of an SM
   return 2 * tile * tile * static_cast<double>(problem.k) * rounds / per_second + 7e-6;
 }
 
@@ -331,7 +330,7 @@ Cost cost(const GemmProblem& problem) {
   const double bytes = m * k * bits(problem.a) / 8 + n * k + m * n * bits(problem.y) / 8;
   const double arithmetic = is_half(problem) ? std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem))
                                              : wide_seconds(m, n, problem);
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).multiprocessors);
+  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
   return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
 }
 

@@ -238,7 +238,7 @@ Cost cost(const GemmProblem& problem) {
   const auto k = static_cast<double>(problem.k);
   const double bytes = (m + n) * k + m * n * bits(problem.y) / 8;
   const double arithmetic = std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem));
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).multiprocessors);
+  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
   return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
 }
 

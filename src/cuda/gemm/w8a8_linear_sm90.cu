@@ -9,6 +9,7 @@
 
 #include "base/message.h"
 #include "cuda/gemm/w8a8_linear_sm90.cuh"
+#include "plan/cost.h"
 
 namespace octile::cuda {
 
@@ -17,9 +18,7 @@ namespace {
 constexpr std::string_view kName = "w8a8_linear_sm90";
 constexpr int kMaxTokens = 16;
 
-}  // namespace
-
-std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a == DType::s8) return "quantizes a, which is s8 already";
   if (p.scale != DType::f32) return "has no f64";
@@ -28,7 +27,7 @@ std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
     return "wants rows of a, b and y contiguous";
   }
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
-  if (p.n > kMaxRows) return "takes at max_rows 2^30 rows of b";
+  if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
   if (!(p.m <= 8 ? fits_skinny<1>(p.m, p.k) : fits_skinny<2>(p.m, p.k))) {
     return message("has no room for ", p.m, " rows of ", p.k, " in shared memory");
   }
@@ -36,29 +35,26 @@ std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
 }
 
 // Fitted to an H200, L2 filled by reads.
-Cost w8a8_linear_sm90_cost(const GemmProblem& p) {
-  const double m = static_cast<double>(p.m);
-  const double n = static_cast<double>(p.n);
-  const double k = static_cast<double>(p.k);
-  const double bytes = n * k;
+Cost cost(const GemmProblem& p) {
   // Each block quantizes all of X, or from 9 tokens on two blocks half each, while the first weights are in flight;
   // this does not hide all of it (8 x 14336: 10 us).
+  const double m = static_cast<double>(p.m);
+  const double k = static_cast<double>(p.k);
   const double quantized = m > 8 ? m * k / 2 : m * k;
-  const double waited_for = std::max(quantized - 40e3, 0.0) * 1.4e-10;
-  return {2 * m * n * k, m * k * bits(p.a) / 8 + bytes + m * n * bits(p.y) / 8,
-          7.6e-6 + bytes / 4.7e12 + m * 1.7e-7 + waited_for};
+  const double exposed = std::max(quantized - 40e3, 0.0) * 1.4e-10;
+  Cost cost = gemm_work(p);
+  cost.seconds = 7.6e-6 + static_cast<double>(p.n) * k / 4.7e12 + m * 1.7e-7 + exposed;
+  return cost;
 }
 
-std::size_t w8a8_linear_sm90_workspace(const GemmProblem&) { return 0; }
-
-void w8a8_linear_sm90_prepare(const GemmProblem& p) {
+void load(const GemmProblem& p) {
   with_narrow_type(p.a, [&](auto source) {
     prepare_skinny<decltype(source), 1>(kName);
     prepare_skinny<decltype(source), 2>(kName);
   });
 }
 
-void w8a8_linear_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   SkinnyProduct p = skinny_product(problem, o);
   if (p.x.count == 0 || p.rows == 0) return;
   with_narrow_type(problem.a, [&](auto source) {
@@ -66,5 +62,17 @@ void w8a8_linear_sm90(const GemmProblem& problem, const GemmOperands& o, const L
                    : launch_skinny<decltype(source), 2>(kName, p, problem, launch.stream);
   });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_linear_sm90 = {
+    .name = "w8a8_linear_sm90",
+    .task = {Operation::linear},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

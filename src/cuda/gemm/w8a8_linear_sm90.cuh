@@ -345,7 +345,7 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
   const int slot_bytes = kGroupRows * padded(p.chunk_bytes);
   const std::int64_t room = room_for_ring<kTokenBlocks>(p.x.count, p.x.k);
   p.slots = static_cast<int>(std::min<std::int64_t>(room / slot_bytes, kMaxSlots));
-  int blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
+  int blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).sms);
   if constexpr (!std::is_same_v<Source, std::int8_t>) {
     // Up to four tokens per block: one batch of vectors per lane for k = 4096 in 16 bits. Were every block to quantize
     // 8 or 16 tokens, 21 and 24 us would become 25 and 29.
@@ -353,7 +353,7 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
     blocks = std::min(blocks / p.x.cluster, max_active_clusters(problem.device, p.x.cluster)) * p.x.cluster;
     if (blocks == 0) {
       p.x.cluster = 1;
-      blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).multiprocessors);
+      blocks = std::min(ceil_div(p.rows, kGroupRows), properties(problem.device).sms);
     }
   }
   const unsigned bytes = static_cast<unsigned>(kSkinnyShared - room + p.slots * slot_bytes);

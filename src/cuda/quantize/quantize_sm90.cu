@@ -23,13 +23,13 @@ struct BandShape {
 };
 
 constexpr unsigned kThird = 64 << 10;
-constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with what else they have
+constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with their other shared memory
 
-// What a part may take. Blocks of more than half a SM's memory have one each, and 16 neighbours for a
-// cluster are sure to exist where they have been seen: on chips with at least an H200's number.
-unsigned max_shared(Device device) { return properties(device).multiprocessors < 132 ? kHalf : kMaxShared; }
+// The most shared memory of a part. A block with more than half of an SM's has the SM alone, and then 16 free SMs for a
+// cluster are certain only where that was tried: on chips with at least an H200's number of SMs.
+unsigned max_shared(Device device) { return properties(device).sms < 132 ? kHalf : kMaxShared; }
 
-// The smallest cluster whose parts leave room for three blocks on a SM, or as near to that as it goes.
+// The smallest cluster whose parts leave room for three blocks on an SM, or for as many as possible.
 template <class T>
 BandShape band_shape(const QuantizeProblem& p, std::int64_t rows, std::int64_t cols) {
   const auto vectors = ceil_div(cols, kVectorSize<T>);
@@ -114,10 +114,10 @@ constexpr unsigned kTensorShared = kStashed * kTensorThreads * 16;
 template <class T>
 void launch_tensor(const QuantizeProblem& p, const QuantizeArguments<T>& a, const Launch& launch) {
   auto* const partial = static_cast<float*>(launch.workspace.data);
-  const int multiprocessors = properties(p.device).multiprocessors;
-  float* const known = a.q_transposed ? partial + multiprocessors : nullptr;
+  const int sms = properties(p.device).sms;
+  float* const known = a.q_transposed ? partial + sms : nullptr;
   const std::int64_t all = a.rows * (a.cols / kVectorSize<T>);
-  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors, ceil_div(all, kTensorThreads)));
+  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(sms, ceil_div(all, kTensorThreads)));
   const LaunchShape shape = {dim3(grid), dim3(kTensorThreads), kTensorShared, dim3(1), true};
   enqueue(kTensor, quantize_tensor<T>, shape, launch.stream, a, all, partial, known);
 }
@@ -161,7 +161,7 @@ Cost cost(const QuantizeProblem& p) {
 }
 
 std::size_t workspace(const QuantizeProblem& p) {
-  const auto blocks = static_cast<std::size_t>(properties(p.device).multiprocessors);
+  const auto blocks = static_cast<std::size_t>(properties(p.device).sms);
   if (p.granularity == Granularity::tensor) return (blocks + 3) * sizeof(float);
   return takes_two_passes(p) ? static_cast<std::size_t>(p.cols) * sizeof(float) : 0;
 }
@@ -194,7 +194,7 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
     const QuantizeArguments<T> a = arguments<T>(p, o);
     if (p.granularity == Granularity::tensor) launch_tensor(p, a, launch);
     if (p.granularity == Granularity::tensor && !a.q_transposed) return;
-    const float* const known = static_cast<const float*>(launch.workspace.data) + properties(p.device).multiprocessors;
+    const float* const known = static_cast<const float*>(launch.workspace.data) + properties(p.device).sms;
     launch_bands(p, a, known, launch.stream);
   });
 }

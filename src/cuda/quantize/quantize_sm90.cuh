@@ -85,7 +85,7 @@ struct PartWalk {
   int rows, vectors;
   int first_row, lane;
 
-  // Tiles with a known scale come last to first: the pass before this one has read the last ones last.
+  // Tiles with a known scale come in reverse: the pass before this one read the last ones last.
   __device__ PartWalk(const QuantizeArguments<T>& a, Part given, unsigned char* memory) : tile(memory), part(given) {
     if constexpr (scope == Scope::column) part.vectors = kColumnVectors;
     if constexpr (scope == Scope::known) part = {kKnownRows, kKnownVectors};
@@ -98,9 +98,8 @@ struct PartWalk {
     lane = static_cast<int>(threadIdx.x) % kLanes;
   }
 
-  // Calls visit(Item) for every vector of this thread. The places in shared memory follow from the turn of an unrolled
-  // loop, the pointers from additions: with the general place() the addresses took twice the instructions of the
-  // levels.
+  // Calls visit(Item) for every vector of this thread. Places in shared memory follow from the index of an unrolled
+  // loop, pointers from additions: with the general place(), addresses took twice as many instructions as levels.
   template <class Visit>
   __device__ void for_each(const QuantizeArguments<T>& a, const Visit& visit) const {
     const std::int64_t row = r0 + first_row;
@@ -269,7 +268,7 @@ __global__ void __launch_bounds__(kBandThreads, scope == Scope::column ? 2 : 3)
     __syncthreads();
   }
 
-  // Levels: to q, and over the first or second half of what they are made of.
+  // Levels: to q, and over the first or second half of the vector that they come from.
   const bool to_q = a.q != nullptr;
   const bool to_transposed = a.q_transposed != nullptr;
   const auto put = [&](const Item<T>& item, const LevelBytes<n>& bytes) {
@@ -343,7 +342,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t step = std::int64_t{gridDim.x} * kTensorThreads;
   const std::int64_t first = std::int64_t{blockIdx.x} * kTensorThreads + threadIdx.x;
-  // The same for all threads. All vectors of a turn but those of the last one are there.
+  // The same for all threads. Every turn but the last has all its vectors.
   const int turns = static_cast<int>(ceil_div(all, step));
   const int held = max(0, turns - kHeld);       // from here on they are held in registers,
   const int stashed = max(0, held - kStashed);  // from here on in shared memory; before, they are read again
@@ -414,7 +413,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   for (int k = 0; k < kHeld; ++k) {
     if (held + k < turns && first + (held + k) * step < all) finish(last[k], g, held + k);
   }
-  // What is in shared memory is written between reads, so that memory does both.
+  // What is in shared memory is written between reads, so that reads and writes overlap.
   int slot = held - stashed - 1;
   const auto finish_slot = [&] {
     if (slot >= 0) finish(stash[slot * kTensorThreads], g, stashed + slot);
