@@ -1,4 +1,4 @@
-// Each op: take over the arguments, look at them, find the plan, allocate what it writes, run.
+// Each op: take over the arguments, inspect them, find the plan, allocate the outputs, run.
 #include "torch_ops.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace octile_torch {
 
 namespace {
 
-// Of a segment of zeros, or of nothing.
-constexpr double kSmallestScale = 1e-8;
+// Of a segment that is empty or all zeros.
+constexpr double kMinScale = 1e-8;
 
 template <class Description>
 Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
@@ -28,12 +28,12 @@ Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
 Error threads_of(octile_device device, std::int32_t* threads) {
   if (device.type != OCTILE_DEVICE_CPU) return nullptr;
   std::uint32_t count = 0;
-  if (shim.get_num_threads(&count) != 0) return "torch does not say how many threads it uses";
+  if (shim.get_num_threads(&count) != 0) return "torch did not return its number of threads";
   *threads = static_cast<std::int32_t>(count);
   return nullptr;
 }
 
-// Those of the arguments that are there.
+// Of the arguments that are present.
 template <class... Inputs>
 Error look(Inputs&... inputs) {
   Error error = nullptr;
@@ -69,7 +69,7 @@ std::int32_t activation_of(const Input& x_scale) {
   return x_scale.elements() == 1 ? OCTILE_ACTIVATION_DYNAMIC_PER_TENSOR : OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN;
 }
 
-// An int of torch's. One that is no int32_t is no choice either, and is refused as its neighbour.
+// An int of torch's, clamped to int32_t: no choice is outside, so the library refuses the nearest value.
 std::int32_t choice(Value value) {
   using Limits = std::numeric_limits<std::int32_t>;
   return static_cast<std::int32_t>(
@@ -108,30 +108,30 @@ Error quantize(Value* stack) {
   if (Error error = find_plan(description, &plan)) return error;
 
   // _ctypes_ops.py has the reasons.
-  const std::int64_t row_stride = (columns + 15) / 16 * 16, turned_stride = (rows + 15) / 16 * 16 + 128;
-  const bool straight = orientation != OCTILE_ORIENTATION_TRANSPOSED;
-  const bool turned = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
-  const Shape q_shape = straight ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
-  const Shape turned_shape = turned ? Shape{columns, rows, turned_stride} : Shape{0, 0, 1};
+  const std::int64_t row_stride = (columns + 15) / 16 * 16, transposed_stride = (rows + 15) / 16 * 16 + 128;
+  const bool row_major = orientation != OCTILE_ORIENTATION_TRANSPOSED;
+  const bool transposed = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
+  const Shape q_shape = row_major ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
+  const Shape transposed_shape = transposed ? Shape{columns, rows, transposed_stride} : Shape{0, 0, 1};
   const std::int64_t scales = granularity == OCTILE_GRANULARITY_TENSOR ? 1
                               : granularity == OCTILE_GRANULARITY_ROW  ? rows
                                                                        : columns;
   Output q(shim.s8, x.device()), q_transposed(shim.s8, x.device());
   Output scale(x.torch_dtype() == shim.f64 ? shim.f64 : shim.f32, x.device());
   if (Error error = q.create_matrix(q_shape)) return error;
-  if (Error error = q_transposed.create_matrix(turned_shape)) return error;
+  if (Error error = q_transposed.create_matrix(transposed_shape)) return error;
   if (Error error = scale.create_vector(scales)) return error;
   if (rows == 0 || columns == 0) {
     // The library writes nothing then.
-    if (Error error = scale.fill(kSmallestScale)) return error;
+    if (Error error = scale.fill(kMinScale)) return error;
   }
 
-  View x_view, q_view, turned_view, scale_view;
+  View x_view, q_view, transposed_view, scale_view;
   octile_quantize_args args = {};
   args.struct_size = sizeof args;
   args.x = x_view.matrix(x);
-  if (straight) args.q = q_view.matrix(q, q_shape);
-  if (turned) args.q_transposed = turned_view.matrix(q_transposed, turned_shape);
+  if (row_major) args.q = q_view.matrix(q, q_shape);
+  if (transposed) args.q_transposed = transposed_view.matrix(q_transposed, transposed_shape);
   args.scale = scale_view.vector(scale, scales);
   if (Error error = run(octile_quantize_run, *plan, args, x.device())) return error;
   stack[0] = q.release();
@@ -171,7 +171,7 @@ struct LinearOperands {
   Input &x, &x_scale, &x_multiplier, &weight, &weight_scale, &weight_zero_point, &bias;
 };
 
-// What they have in common, from a description that lacks m, k, bias, device and threads, and unless it is packed, n.
+// Common to all of them. The description lacks m, k, bias, device and threads, and n unless the weight is packed.
 Error run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
   auto& [x, x_scale, x_multiplier, weight, weight_scale, weight_zero_point, bias] = operands;
   const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP, packed = description.packed_weight != 0;

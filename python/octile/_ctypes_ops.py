@@ -65,14 +65,14 @@ def _rows(t):
     if t.dim() == 2:
         return _readable(t)
     if t.dim() > 64:
-        _fail(f"x has {t.dim()} dimensions, 64 are the most")
+        _fail(f"x has {t.dim()} dimensions, 64 is the maximum")
     if t.dim() == 0:
         _fail("x has no dimensions")
     return _readable(t.reshape(math.prod(t.shape[:-1]), t.shape[-1]))
 
 
 def row_stride(columns):
-    """Of q: the next multiple of 16, which is what a GPU's copy engine needs."""
+    """Of q: the next multiple of 16, which TMA needs."""
     return (columns + 15) // 16 * 16
 
 
@@ -208,22 +208,8 @@ def linear_packed(
 
 
 @_op
-def linear_backward(
-    dy,
-    weight,
-    weight_scale,
-    x,
-    x_scale,
-    dx,
-    dw,
-    db,
-    weight_layout,
-    x_transposed,
-    dw_dtype,
-    dw_layout,
-    rounding=0,
-    seed=0,
-):
+def linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
+    weight_layout, x_transposed, dw_dtype, dw_layout, *randomness = choices
     dy = _matrix("dy", dy)
     m, n = dy.shape
     k = 0
@@ -239,16 +225,9 @@ def linear_backward(
             _fail("dw needs x and x_scale")
         x, x_scale = _matrix("x", x), _vector("x_scale", x_scale)
         k = x.shape[0 if x_transposed else 1]
-    fields = {
-        "m": m,
-        "n": n,
-        "k": k,
-        "dy": _dtype("dy", dy.dtype),
-        "dx": dx,
-        "dw": dw,
-        "db": int(db),
-        "rounding": rounding,
-    }
+    fields = {"m": m, "n": n, "k": k, "dy": _dtype("dy", dy.dtype), "dx": dx, "dw": dw, "db": int(db)}
+    rounding, seed = (*randomness, 0, 0)[:2]  # torch leaves out defaults
+    fields["rounding"] = rounding
     fields |= {"weight_layout": weight_layout, "x_transposed": int(x_transposed)}
     if dx:
         fields["weight"] = _granularity(weight_scale)

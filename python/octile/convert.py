@@ -118,8 +118,8 @@ class W8A8Static:
     """torch.nn.Linear to octile.W8A8StaticLinear: int8 weights, and activations quantized with one scale a layer.
 
     calibration: of octile.calibrate() or octile.Calibration.load(), of this model under these names. smoothing: "search"
-    takes of each layer the alpha of the least error, or none where that gains too little, and needs sample rows or second
-    moments; or an alpha from 0 to 1 for every layer; or None. fold: "auto" divides the layers before in blocks that are known;
+    takes for each layer the alpha with the smallest error, or none where the gain is too small, and needs sample rows or
+    second moments; or one alpha from 0 to 1 for all layers; or None. fold: "auto" divides the layers before in blocks that are known;
     {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none.
     multipliers: the other layers multiply their inputs while they quantize them (True), or are not smoothed (False).
     compressed-tensors has no multipliers: only Octile loads a checkpoint of a model that has them.
@@ -224,8 +224,8 @@ class W8A16(_WeightOnly):
 class W4A16(_WeightOnly):
     """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row).
 
-    method: "nearest"; "clip", which looks for the range of each group that loses least; or "feedback" (GPTQ), where the
-    values to come make up for each one's rounding. "clip" weighs errors with the calibration's second moments, if there
+    method: "nearest"; "clip" searches the range of each group with the smallest error; "feedback" (GPTQ) compensates the
+    rounding of each column in the columns after it. "clip" weighs errors with the calibration's second moments, if there
     is one that has them; "feedback" needs them. Raises ValueError for an unknown group or method, and for "feedback"
     without a calibration.
     """

@@ -377,7 +377,7 @@ class W4A16Linear(_WeightOnly):
 def pack_(model):
     """Packs the weights of all layers for inference in `model`, in place; returns the names of those that were.
 
-    For serving few rows at a time: W4A16Linear gains most. Layers stay as they are on a device whose kernels read no
+    For serving few rows at a time; W4A16Linear gains the most. Layers stay as they are on a device whose kernels read no
     packed weight.
     """
     packed = []

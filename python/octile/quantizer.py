@@ -29,7 +29,7 @@ def nearest_s4(w, group):
 
 
 def _nearest_scale(values):
-    """Of each group (..., K), the scale of the least squared error among those that weight_quantizer.h names."""
+    """Of each group (..., K), the scale of the minimum squared error among those of weight_quantizer.h."""
     low, high = (values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0))
     largest = torch.maximum(-low, high)
 
@@ -37,12 +37,12 @@ def _nearest_scale(values):
         return t / torch.full_like(t, number)  # a GPU multiplies by 1 / number for a number's sake
 
     scale = over(largest, 7).clamp(min=1e-8)
-    least = _squared_error(values, scale)
+    min_error = _squared_error(values, scale)
     for candidate in (torch.maximum(over(-low, 8), over(high, 7)), over(largest, 7.5), over(largest, 8)):
         candidate = candidate.clamp(min=1e-8)
         error = _squared_error(values, candidate)
-        better = error < least
-        scale, least = torch.where(better, candidate, scale), torch.where(better, error, least)
+        better = error < min_error
+        scale, min_error = torch.where(better, candidate, scale), torch.where(better, error, min_error)
     return scale
 
 

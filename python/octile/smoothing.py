@@ -159,8 +159,8 @@ def _check_held(values, dtype):
 
 
 def best_alpha(statistics, channel_max, weights):
-    """The alpha of the least error of the layers' output on unseen rows, estimated by sample rows or second moments and
-    by what unseen rows exceed the maxima by. None: no smoothing is as good."""
+    """The alpha with the smallest error of the layers' output on unseen rows, estimated from sample rows or second
+    moments and from how far unseen rows exceed the maxima. None: not smoothing is as good."""
     w = torch.cat([w.float().cpu() for w in weights])
     description = {"n": w.shape[0], "k": w.shape[1], "threads": torch.get_num_threads()}
     description["calibration_rows"] = statistics.rows

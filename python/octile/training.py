@@ -166,8 +166,8 @@ class Linear(_Trainable, nn.Linear):
 
     backward: "16bit" multiplies dY with the dequantized operands, "int8" quantizes dY as well; a pair chooses for
     (dX, dW). docs/backward-errors.md says which when. activation: one scale "per_token" or "per_tensor" of x.
-    rounding: of dY in the int8 products, "nearest" or "stochastic": with other random numbers in every call, in a
-    compiled graph with the same in all its runs.
+    rounding: of dY in the int8 products, "nearest" or "stochastic": with new random numbers on every call, but a
+    compiled graph repeats the same ones in all of its runs.
 
     Differentiable once; no forward mode, no torch.func transforms. Raises ValueError for an unknown choice; a call
     raises RuntimeError for shapes and types that do not fit.
@@ -274,7 +274,7 @@ class QuantizedLinear(_Trainable):
 def clear_weight_cache(model):
     """Quantizes again the weights that cache_weights_() keeps in `model`, at once; nothing else is kept.
 
-    The same as refresh() of what cache_weights_() returned, for who has only the model.
+    The same as refresh() on the object that cache_weights_() returned, for callers that only have the model.
     """
     for module in model.modules():
         if isinstance(module, _Trainable) and module._weight_cache is not None:
