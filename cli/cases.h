@@ -60,7 +60,7 @@ using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase>;
 // All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
 // quick: an eleventh of them, spread evenly, and the special ones. Throws std::runtime_error for an operation that it
 // has no cases for.
-std::vector<Case> cases(Operation operation, DeviceType device, bool quick);
+std::vector<Case> cases(Task task, DeviceType device, bool quick);
 
 // Every parameter of a case, on one line.
 std::string describe(const Case& c);

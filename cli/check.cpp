@@ -83,17 +83,27 @@ struct Refused {
   std::string reason;
 };
 
-std::optional<Operation> operation_named(std::string_view text) {
-  for (int i = 0; i <= static_cast<int>(Operation::column_sum); ++i) {
-    if (name(static_cast<Operation>(i)) == text) return static_cast<Operation>(i);
+// What a row of the table computes, and whether it sums floats.
+struct Work {
+  Task task;
+  bool sums_in_float;
+};
+
+Work work_of(std::string_view row) {
+  for (const QuantizeKernel* kernel : quantize_kernels()) {
+    if (kernel->name == row) return {kernel->task, kernel->task.operation == Operation::gradient_quantize};
   }
-  return {};
+  for (const GemmKernel* kernel : gemm_kernels()) {
+    if (kernel->name == row) return {kernel->task, kernel->bound != Bound::exact};
+  }
+  throw std::logic_error(message("no row is named ", row));
 }
 
 bool lists(std::string_view sku, std::string_view row) {
   for (std::size_t begin = 0; begin <= sku.size();) {
     const std::size_t end = std::min(sku.find(" + ", begin), sku.size());
-    if (sku.substr(begin, end - begin) == row) return true;
+    const std::string_view step = sku.substr(begin, end - begin);
+    if (step.substr(0, step.find(" (")) == row) return true;
     begin = end + 3;
   }
   return false;
@@ -106,27 +116,24 @@ class Check {
   explicit Check(const Options& options) : options_(options) {
     if (options.device == "cuda") gpu_.emplace(0, options.own_allocations);
     const std::vector<KernelInfo> all = kernels();
-    rows_.reserve(all.size());  // operations_ points into it
+    rows_.reserve(all.size());  // tasks_ points into it
     for (const KernelInfo& info : all) {
       if (!of_device(info, options) || (!options.kernel.empty() && !matches(info.name, options.kernel))) continue;
       Row& row = rows_.emplace_back(Row{info});
-      if (const std::optional<Operation> operation = operation_named(info.operation)) {
-        operations_[*operation].push_back(&row);
-        row.sums_in_float = *operation > Operation::w8a8_gemm || *operation == Operation::gradient_quantize;
-      } else {
-        fail_row(row, "no case", message("nothing exercises operation ", info.operation));
-      }
+      const Work work = work_of(info.name);
+      tasks_[work.task].push_back(&row);
+      row.sums_in_float = work.sums_in_float;
     }
   }
 
   void run() {
     std::int64_t steps = 0;
-    for (const auto& [operation, rows] : operations_) {
-      steps += static_cast<std::int64_t>(cases_of(operation).size() * rows.size());
+    for (const auto& [task, rows] : tasks_) {
+      steps += static_cast<std::int64_t>(cases_of(task).size() * rows.size());
     }
     Progress progress("check", steps);
-    for (const auto& [operation, rows] : operations_) {
-      const std::vector<Case>& list = cases_of(operation);
+    for (const auto& [task, rows] : tasks_) {
+      const std::vector<Case>& list = cases_of(task);
       for (std::size_t i = 0; i < list.size() && !gpu_lost_; ++i) run_case(rows, list[i], i, progress);
     }
   }
@@ -184,13 +191,13 @@ class Check {
   }
 
  private:
-  const std::vector<Case>& cases_of(Operation operation) {
-    auto [entry, added] = cases_.try_emplace(operation);
-    if (added) entry->second = cases(operation, gpu_ ? DeviceType::cuda : DeviceType::cpu, options_.quick);
+  const std::vector<Case>& cases_of(Task task) {
+    auto [entry, added] = cases_.try_emplace(task);
+    if (added) entry->second = cases(task, gpu_ ? DeviceType::cuda : DeviceType::cpu, options_.quick);
     return entry->second;
   }
 
-  // One case with all rows of its operation.
+  // One case with all rows of its task.
   void run_case(const std::vector<Row*>& rows, const Case& c, std::size_t index, Progress& progress) {
     constexpr int kThreads[] = {1, 2, 7};
     const int threads = options_.threads > 0 ? options_.threads : kThreads[index % 3];
@@ -296,8 +303,8 @@ class Check {
   std::optional<DeviceTensors> gpu_;
   bool gpu_lost_ = false;  // a kernel has failed in a way that ends all work of this process
   std::vector<Row> rows_;
-  std::map<Operation, std::vector<Row*>> operations_;
-  std::map<Operation, std::vector<Case>> cases_;
+  std::map<Task, std::vector<Row*>> tasks_;
+  std::map<Task, std::vector<Case>> cases_;
   std::vector<Failure> failures_;
 };
 

@@ -163,9 +163,9 @@ void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearB
 Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   const LinearDescription& d = c.description;
   auto tensors = std::make_shared<Tensors>(c, seed);
-  const bool w4 = d.weight == WeightFormat::s4_group;
+  const bool w4 = d.weight.type == DType::s4;
   const bool w4a16 = w4 && d.activation == Activation::none;
-  const std::int64_t group = d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group;
+  const std::int64_t group = d.weight.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.weight.group;
   const DType real = scale_type(d.y);
   if (w4a16) tensors->keep_sums_finite();
 
@@ -180,7 +180,7 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   if (w4) {
     args.weight = tensors->integers(DType::s4, {d.n, d.k}, {-8, 7});
     args.weight_scale = tensors->computed_scales(real, {d.n, d.k / group}, 0.1);
-    if (d.weight_zero_point) {
+    if (d.weight.zero_point) {
       args.weight_zero_point = tensors->integers(DType::s32, {d.n, d.k / group}, {-8, 7});
     }
   } else {
@@ -197,7 +197,7 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   if (w4a16 && d.k > 0) {
     const Magnitudes x(c.rows, d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); });
     const Magnitudes w(d.k, d.n, [&](std::int64_t k, std::int64_t j) {
-      const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
+      const int z = d.weight.zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
       return (load_integer(args.weight, j, k) - z) * load<double>(args.weight_scale, j, k / group);
     });
     const Magnitudes sum = product(x, w);
@@ -205,7 +205,7 @@ Trial trial_of(const LinearCase& c, std::uint64_t seed) {
     // A kernel may multiply x by q + 8 or q + 24 and take (8 + z) or (24 + z) times the sum of x off afterwards. Then
     // it is these terms that are summed and rounded, and an infinite x makes a NaN.
     const Magnitudes raised(narrow ? d.k : 0, d.n, [&](std::int64_t k, std::int64_t j) {
-      const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
+      const int z = d.weight.zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
       const int terms = load_integer(args.weight, j, k) + 24 + std::abs(24 + z);
       return terms * load<double>(args.weight_scale, j, k / group);
     });
