@@ -34,8 +34,8 @@ constexpr double kMaxSeconds = 86'400;
 constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
 `new` writes a file to begin with; `check` compiles it, runs it and judges it. The file compiles
-as it is; the checker then reports an unwritten output. `check` runs it with all your rights,
-for a minute at most (--timeout): read a stranger's file before you check it.
+as it is; the checker then reports an unwritten output. `check` runs it as you, with all your
+rights, for a minute at most (--timeout): read a stranger's file before you check it.
 
 A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
 0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined

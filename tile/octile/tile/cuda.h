@@ -338,13 +338,18 @@ inline void check(cudaError_t error, const char* what) {
 }
 #endif
 
+// No template, as all that need not be one: it is compiled once, not for every kernel.
+inline void check_launch(const Grid& grid, int shared) {
+  constexpr int kMaxShared = 227 * 1024;
+  if (grid.y > 65535 || grid.z > 65535) throw std::invalid_argument("octile: a GPU's grid has up to 65535 y and z.");
+  if (grid.size() == 0 || shared <= kMaxShared) return;
+  throw std::invalid_argument("octile: the tiles of this kernel take " + std::to_string(shared) +
+                              " bytes of shared memory, and a block has 232448: smaller tiles or fewer stages.");
+}
+
 template <class E, class Kernel, class... A>
 void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const Kernel& kernel, const A&... a) {
-  constexpr int kMaxShared = 227 * 1024, kThreads = E::Layout::kThreads;
-  if (shared > kMaxShared) {
-    throw std::invalid_argument("octile: the tiles of this kernel take " + std::to_string(shared) +
-                                " bytes of shared memory, and a block has 232448: smaller tiles or fewer stages.");
-  }
+  constexpr int kThreads = E::Layout::kThreads;
 #if defined(__CUDACC__)
   void (*const function)(Kernel, int, A...) = run<E, Kernel, A...>;
   if (shared > 48 * 1024) {
@@ -355,16 +360,11 @@ void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const 
       kernel, scratch, a...);
   check(cudaGetLastError(), "launch");
 #else
-  emulation::Block block(kThreads, static_cast<std::size_t>(shared), executor.backwards);
-  block.body = [&] {
+  const auto thread = [&] {
     Context<E> t{typename E::Program(scratch)};
     kernel(t, received<E>(a)...);
   };
-  for (int z = 0; z < grid.z; ++z) {
-    for (int y = 0; y < grid.y; ++y) {
-      for (int x = 0; x < grid.x; ++x) block.run_block({x, y, z}, {grid.x, grid.y, grid.z});
-    }
-  }
+  emulation::run_grid(kThreads, static_cast<std::size_t>(shared), executor.backwards, {grid.x, grid.y, grid.z}, thread);
 #endif
 }
 
@@ -378,15 +378,15 @@ void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... 
       (!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
-  if (grid.y > 65535 || grid.z > 65535) throw std::invalid_argument("octile: a GPU's grid has up to 65535 y and z.");
   using Key = gpu::Launch<Kernel, std::remove_cvref_t<Args>...>;
   if (grid.size() < 0) {
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);
   }
-  if (grid.size() == 0) return;
   using Noted = gpu::Noted<Key>;
+  gpu::check_launch(grid, Noted::scratch + Noted::pipeline);
+  if (grid.size() == 0) return;
   gpu::launch_blocks(executor, grid, Noted::scratch, Noted::scratch + Noted::pipeline, kernel,
                      gpu::sent(argument(executor, args))...);
   (assume_written(args), ...);

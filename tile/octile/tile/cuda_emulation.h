@@ -135,6 +135,18 @@ struct Block {
   }
 };
 
+// Every block of a grid, one after the other; `thread` is what each thread does.
+inline void run_grid(int threads, std::size_t shared, bool backwards, std::array<int, 3> count,
+                     std::function<void()> thread) {
+  Block block(threads, shared, backwards);
+  block.body = std::move(thread);
+  for (int z = 0; z < count[2]; ++z) {
+    for (int y = 0; y < count[1]; ++y) {
+      for (int x = 0; x < count[0]; ++x) block.run_block({x, y, z}, count);
+    }
+  }
+}
+
 inline int thread() { return Block::here()->current; }
 inline int block_index(int axis) { return Block::here()->index[static_cast<std::size_t>(axis)]; }
 inline int block_count(int axis) { return Block::here()->count[static_cast<std::size_t>(axis)]; }
