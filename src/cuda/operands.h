@@ -21,6 +21,13 @@ struct RowScale {
 #endif
 };
 
+// Whether an address, and every row `pitch` bytes apart from it, is a multiple of `bytes`.
+inline bool aligned_rows(const void* data, std::int64_t pitch, std::int64_t bytes) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) %
+             static_cast<std::uintptr_t>(bytes) ==
+         0;
+}
+
 template <class Real>
 RowScale<Real> row_scale(const ConstTensor& t) {
   const Real* const data = static_cast<const Real*>(t.data);

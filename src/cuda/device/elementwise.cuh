@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/levels.cuh"
@@ -22,12 +23,6 @@ struct Rows {
 
   __device__ T* at(std::int64_t r, std::int64_t c) const { return data + r * stride + c; }
 };
-
-inline bool aligned_rows(const void* data, std::int64_t pitch, std::int64_t bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) %
-             static_cast<std::uintptr_t>(bytes) ==
-         0;
-}
 
 template <class T>
 Rows<const T> rows_of(const ConstTensor& t) {
@@ -55,11 +50,11 @@ struct IntegerRows {
     std::uint8_t* const p = data + r * stride + c;
     if (aligned && count >= n) {
       if constexpr (n == 8) {
-        *reinterpret_cast<uint2*>(p) = {pack(q[0], q[1], q[2], q[3]), pack(q[4], q[5], q[6], q[7])};
+        *reinterpret_cast<uint2*>(p) = {low_bytes(q[0], q[1], q[2], q[3]), low_bytes(q[4], q[5], q[6], q[7])};
       } else if constexpr (n == 4) {
-        *reinterpret_cast<unsigned*>(p) = pack(q[0], q[1], q[2], q[3]);
+        *reinterpret_cast<unsigned*>(p) = low_bytes(q[0], q[1], q[2], q[3]);
       } else {
-        *reinterpret_cast<unsigned short*>(p) = static_cast<unsigned short>(pack(q[0], q[1], 0, 0));
+        *reinterpret_cast<unsigned short*>(p) = static_cast<unsigned short>(low_bytes(q[0], q[1], 0, 0));
       }
       return;
     }
@@ -116,10 +111,6 @@ struct IntegerRows {
   }
 
  private:
-  __device__ static unsigned pack(std::int32_t a, std::int32_t b, std::int32_t c, std::int32_t d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-  }
-
   template <int n>
   __device__ static void put_nibbles(std::uint8_t* p, const std::int32_t (&q)[n], int count) {
 #pragma unroll

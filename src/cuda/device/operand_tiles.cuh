@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/mma.cuh"
 
 namespace octile::cuda {
@@ -43,19 +44,6 @@ __device__ constexpr int twist(int line) {
   if constexpr (!kOuter) return kLineBytes >= 128 ? line & 7 : line >> 1 & 3;
   // A transposed matrix takes lines 0, 1, 4, 5, 8, 9, 12, 13 of 16, or the others: see Reader.
   return kLineBytes >= 128 ? (line & 1) | (line >> 2 & 3) << 1 : line >> 2 & 3;
-}
-
-// 16 bytes from byte `shift` of 32 on.
-__device__ inline uint4 straighten(uint4 first, uint4 second, int shift) {
-  const std::uint32_t in[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-  std::uint32_t by_two[6], by_one[5], out[4];
-#pragma unroll
-  for (int i = 0; i < 6; ++i) by_two[i] = shift & 8 ? in[i + 2] : in[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) by_one[i] = shift & 4 ? by_two[i + 1] : by_two[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) out[i] = __funnelshift_r(by_one[i], by_one[i + 1], 8 * (shift & 3));
-  return {out[0], out[1], out[2], out[3]};
 }
 
 // The first `count` bytes of a unit, and zeros. Of the operand's last unit cp.async would read no more either, but
@@ -136,7 +124,7 @@ class Filler {
       const uint4 first = load_shared(at);
       const uint4 second = load_shared(across_ == kAcross - 1 ? tile + behind(i) : tile + place(across_ + 1, i));
       __syncwarp();
-      store_shared(at, straighten(first, second, head_));
+      store_shared(at, shifted_bytes(first, second, static_cast<unsigned>(head_)));
     }
   }
 

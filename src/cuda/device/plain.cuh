@@ -1,6 +1,7 @@
 // The quantizer in the common case: symmetric, to nearest, into bytes, in whole aligned vectors of 16 bytes.
 #pragma once
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/levels.cuh"
 #include "plan/kernel.h"
 
@@ -104,10 +105,6 @@ __device__ inline float plus_rounder(float ratio, float u) {
 }
 __device__ inline float clamped(float sum, const PlainRules& rules) {
   return fminf(fmaxf(sum, rules.q_min + rounder(sum)), rules.q_max + rounder(sum));
-}
-
-__device__ inline std::uint32_t low_bytes(std::int32_t a, std::int32_t b, std::int32_t c, std::int32_t d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
 // As bytes; zeros where the segment is bad.

@@ -220,13 +220,9 @@ double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& p
 
 inline std::string reason_against_product(const GemmProblem& problem) {
   if (problem.b_packed) return "takes the weight as it is, not packed";
-  if (std::max(problem.m, problem.n) > kMaxRows) return "takes at largest 2^30 rows of an operand";
-  if (problem.k > kMaxRows) return "takes at largest 2^30 terms";
+  if (std::max(problem.m, problem.n) > kMaxRows) return "takes at most 2^30 rows of an operand";
+  if (problem.k > kMaxRows) return "takes at most 2^30 terms";
   return reason_against(problem.device, 80);
-}
-
-inline bool aligned(const void* p, std::int64_t pitch_bytes, std::int64_t bytes) {
-  return (static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) | pitch_bytes) % bytes == 0;
 }
 
 inline Operand operand_of(const ConstTensor& t, bool outer) {
@@ -236,7 +232,7 @@ inline Operand operand_of(const ConstTensor& t, bool outer) {
   o.pitch = t.strides[outer ? 1 : 0] * element;
   o.rows = static_cast<int>(t.rows());
   o.end = o.data + ((outer ? t.cols() : t.rows()) - 1) * o.pitch + (outer ? t.rows() : t.cols()) * element;
-  o.shifted = !aligned(o.data, o.pitch, kChunk);
+  o.shifted = !aligned_rows(o.data, o.pitch, kChunk);
   return o;
 }
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "cuda/device/elementwise.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/mma.cuh"
 
 namespace octile::cuda::tiles {
 
@@ -69,10 +69,6 @@ __device__ inline std::uint32_t settled_level(float x, const LevelRule& rule) {
   return differ == 0 ? level & 0xff : divided_level(x, rule.s);
 }
 
-__device__ inline std::uint32_t low_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
 // Levels of the batch's row k into words of four rows, one word a column.
 template <int n>
 __device__ void pack_columns(int k, const std::uint32_t (&levels)[n], std::uint32_t (&before)[n],
@@ -85,15 +81,9 @@ __device__ void pack_columns(int k, const std::uint32_t (&levels)[n], std::uint3
   }
 }
 
-template <int pending>
-__device__ inline void wait_for_batches() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-__device__ inline void end_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
 // 16 bytes, or zeros.
 __device__ inline void copy_or_clear(void* shared, const void* global, bool inside) {
-  const std::uint32_t to = ptx::shared_address(shared);
+  const std::uint32_t to = shared_address(shared);
   const int bytes = inside ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
@@ -193,7 +183,7 @@ struct Tile {
         }
       }
     }
-    end_batch();
+    commit_copies();
   }
 
   // A vector of levels to q.

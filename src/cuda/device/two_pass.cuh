@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) two_pass_kern
     next_row_factor = block.load_row_factor(next_spot);
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
-      wait_for_batches<kBatches - 1>();
+      wait_for_copies<kBatches - 1>();
       if (t == begin && b == 0) grid.barrier_wait(cooperative_groups::grid_group::arrival_token(cleared));
       block.measure(spot, b, column_factor, row_factor, state);
       block.fetch(next_spot, b, more);
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(tiles::kThreads, tiles::kBlocks) two_pass_kern
     std::uint32_t suspects = 0;
 #pragma unroll
     for (int b = 0; b < kBatches; ++b) {
-      wait_for_batches<kBatches - 1>();
+      wait_for_copies<kBatches - 1>();
       suspects |= block.quantize(spot, b, rules, words[b]);
       block.fetch(next_spot, b, more);
     }

@@ -277,7 +277,7 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.y_type = problem.y;
   p.accumulate = problem.accumulate;
   const std::int64_t element = bits(problem.y) / 8;
-  p.y_aligned = aligned(p.y, p.y_pitch * element, 4 * element);
+  p.y_aligned = aligned_rows(p.y, p.y_pitch * element, 4 * element);
   const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
   const TileKernel<Product> kernel = kernel_for<Tile>(problem);
   enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);

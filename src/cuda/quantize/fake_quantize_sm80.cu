@@ -116,7 +116,7 @@ struct FakeQuantizeVectors {
   }
 };
 
-constexpr std::string_view kRows = "launch (rows)";
+constexpr std::string_view kRows = "fake_quantize_sm80 (rows)";
 
 bool keeps_rows(const QuantizeProblem& p) {
   return p.granularity == Granularity::row && p.mapping == Mapping::symmetric && p.x != DType::f64 &&

@@ -2,6 +2,7 @@
 // bytes are assembled from the aligned ones that they overlap. 8192 x 8191 f16: 82 us, 120 with loads of elements.
 #pragma once
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/elementwise.cuh"
 #include "cuda/device/plain.cuh"
 
@@ -38,18 +39,6 @@ __device__ uint4 load_unit(const T* p, const T* first, const T* last, const T* e
   return *reinterpret_cast<const uint4*>(&v);
 }
 
-// Bytes shift .. shift + 15 of two units; shift is the same for a whole row.
-__device__ inline uint4 joined(const uint4& low, const uint4& high, unsigned shift) {
-  std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) words[i] = shift & 4 ? words[i + 1] : words[i];
-  const unsigned bits = shift % 4 * 8;
-  return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
-          __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
-}
-
 // A block keeps a row.
 template <class T>
 __global__ void __launch_bounds__(kUnalignedThreads)
@@ -80,7 +69,7 @@ __global__ void __launch_bounds__(kUnalignedThreads)
   for (int k = 0; k < kVectors; ++k) {
     const uint4 next = {__shfl_down_sync(~0u, unit[k].x, 1), __shfl_down_sync(~0u, unit[k].y, 1),
                         __shfl_down_sync(~0u, unit[k].z, 1), __shfl_down_sync(~0u, unit[k].w, 1)};
-    *reinterpret_cast<uint4*>(&v[k]) = joined(unit[k], thread % 32 == 31 ? behind[k] : next, shift);
+    *reinterpret_cast<uint4*>(&v[k]) = shifted_bytes(unit[k], thread % 32 == 31 ? behind[k] : next, shift);
     const int left = a.length - (k * width + thread) * n;
     if (left < n) {
 #pragma unroll

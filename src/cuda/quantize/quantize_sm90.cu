@@ -12,9 +12,9 @@ namespace octile::cuda {
 
 namespace {
 
-constexpr std::string_view kBands = "launch (bands)";
-constexpr std::string_view kColumns = "launch (columns)";
-constexpr std::string_view kTensor = "launch (tensor)";
+constexpr std::string_view kBands = "quantize_sm90 (bands)";
+constexpr std::string_view kColumns = "quantize_sm90 (columns)";
+constexpr std::string_view kTensor = "quantize_sm90 (tensor)";
 
 struct BandShape {
   Part part;
@@ -162,14 +162,11 @@ Cost cost(const QuantizeProblem& p) {
 
 std::size_t workspace(const QuantizeProblem& p) {
   const auto blocks = static_cast<std::size_t>(properties(p.device).sms);
-  const std::size_t own = p.granularity == Granularity::tensor ? blocks + 3
-                          : takes_two_passes(p)                ? static_cast<std::size_t>(p.cols)
-                                                               : 0;
-  return std::max(quantize_sm80_workspace(p), own * sizeof(float));
+  if (p.granularity == Granularity::tensor) return (blocks + 3) * sizeof(float);
+  return takes_two_passes(p) ? static_cast<std::size_t>(p.cols) * sizeof(float) : 0;
 }
 
 void load(const QuantizeProblem& p) {
-  quantize_sm80_prepare(p);
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     if (p.granularity == Granularity::tensor) prepare(kTensor, quantize_tensor<T>, kTensorShared);
@@ -181,13 +178,18 @@ void load(const QuantizeProblem& p) {
   });
 }
 
-// Tensors that are not aligned to 16 bytes, and whole tensors with gaps between their rows, are the sm80 row's.
+// Takes vectors of 16 bytes, and a whole tensor without gaps between its rows.
+bool aligned(const QuantizeProblem& p, const QuantizeOperands& o) {
+  return with_narrow_type(p.x, [&]<class T>(T) {
+    const bool vectors = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
+    const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
+    return vectors && !(gaps && p.granularity == Granularity::tensor);
+  });
+}
+
 void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
-    const bool aligned = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
-    const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
-    if (!aligned || (gaps && p.granularity == Granularity::tensor)) return quantize_sm80(p, o, launch);
     if (takes_two_passes(p)) return launch_columns<T>(p, o, launch);
     const QuantizeArguments<T> a = arguments<T>(p, o);
     if (p.granularity == Granularity::tensor) launch_tensor(p, a, launch);
@@ -208,6 +210,7 @@ extern constinit const QuantizeKernel quantize_sm90 = {
     .workspace = workspace,
     .launch = launch,
     .prepare = load,
+    .aligned = aligned,
 };
 
 }  // namespace octile::cuda
