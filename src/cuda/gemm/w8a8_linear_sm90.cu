@@ -24,7 +24,7 @@ std::string supports(const GemmProblem& p) {
   if (p.scale != DType::f32) return "has no f64";
   if (p.b_packed) return "takes the weight as it is, not packed";
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
-    return "wants rows of a, b and y contiguous";
+    return "needs contiguous rows of a, b and y";
   }
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
