@@ -13,6 +13,7 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/gemm/w8a8_gemm_skinny_sm90.cuh"
 #include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/tensor_map.h"
@@ -203,6 +204,7 @@ std::string detail(const GemmProblem& p) {
 }
 
 void load(const GemmProblem& problem) {
+  prepare_clusters(problem.device);
   prepare_skinny<std::int8_t, 1>(kName);
   prepare_skinny<std::int8_t, 2>(kName);
   prepare_skinny<std::int8_t, 4>(kName);

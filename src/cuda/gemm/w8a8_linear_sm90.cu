@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "plan/cost.h"
 
@@ -48,6 +49,7 @@ Cost cost(const GemmProblem& p) {
 }
 
 void load(const GemmProblem& p) {
+  prepare_clusters(p.device);
   with_narrow_type(p.a, [&](auto source) {
     prepare_skinny<decltype(source), 1>(kName);
     prepare_skinny<decltype(source), 2>(kName);
