@@ -158,7 +158,7 @@ void launch_tile(const TileShape& shape, const GemmProblem& problem, const GemmO
   p.y_type = problem.y;
   p.y_aligned = aligned_for(o.y, 4);
   const std::int64_t clusters = ceil_div(p.rows, p.tile_rows * p.row_parts) * p.token_groups;
-  enqueue(kName, skinny_tile_kernel<T>,
+  enqueue(kName, w8a8_gemm_skinny_kernel<T>,
           LaunchShape{static_cast<unsigned>(clusters * shape.cluster()), T::threads, kSkinnyShared,
                       dim3(static_cast<unsigned>(shape.cluster()))},
           stream, tensor_map(kName, o.b, {p.load_rows, kTileK, true}),
@@ -208,7 +208,7 @@ void load(const GemmProblem& problem) {
   prepare_skinny<std::int8_t, 1>(kName);
   prepare_skinny<std::int8_t, 2>(kName);
   prepare_skinny<std::int8_t, 4>(kName);
-  for_each_tile([]<class T>(T) { prepare(kName, skinny_tile_kernel<T>, kSkinnyShared); });
+  for_each_tile([]<class T>(T) { prepare(kName, w8a8_gemm_skinny_kernel<T>, kSkinnyShared); });
   prepare_tensor_maps(kName);
 }
 
