@@ -89,10 +89,9 @@ void for_each_tile(const Body& body) {
   body(SkinnyTile<2, 224>());
 }
 
-// Calls body(tile, shape) for every candidate.
-template <class Body>
-void for_each_shape(const Size& s, Device device, const Body& body) {
-  for_each_tile([&]<class T>(T tile) {
+TileShape search_shape(const Size& s, Device device) {
+  TileShape best;
+  for_each_tile([&]<class T>(T) {
     const int parts = static_cast<int>(ceil_div(s.m, T::tokens));
     for (int token_parts = 1; token_parts <= parts; ++token_parts) {
       if (parts % token_parts != 0) continue;
@@ -104,16 +103,9 @@ void for_each_shape(const Size& s, Device device, const Body& body) {
         shape.row_parts = row_parts;
         shape.token_groups = parts / token_parts;
         complete<T>(shape, s, device);
-        body(tile, shape);
+        if (shape.seconds < best.seconds) best = shape;
       }
     }
-  });
-}
-
-TileShape search_shape(const Size& s, Device device) {
-  TileShape best;
-  for_each_shape(s, device, [&](auto, const TileShape& shape) {
-    if (shape.seconds < best.seconds) best = shape;
   });
   return best;
 }
