@@ -532,9 +532,8 @@ struct FourBits {
     description = {.m = m, .n = 272, .k = k, .x = DType::f16, .y = DType::f16};
     LinearDescription& d = description;
     d.activation = Activation::none;
-    d.weight = WeightFormat::s4_group;
-    d.group = group;
-    d.weight_zero_point = d.bias = true;
+    d.weight = {DType::s4, Granularity::group, group, true};
+    d.bias = true;
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (std::int64_t i = 0; i < d.m * d.k; ++i) x.push_back(Half(normal(random)).bits);
@@ -546,7 +545,7 @@ struct FourBits {
     }
   }
 
-  std::int64_t groups() const { return description.group == 0 ? 1 : description.k / description.group; }
+  std::int64_t groups() const { return description.weight.group == 0 ? 1 : description.k / description.weight.group; }
 
   std::vector<std::uint8_t> packed(const LinearPlan& plan) const {
     const LinearDescription& d = description;
@@ -637,6 +636,90 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   }
 }
 
+// s8 weights in groups, on the GPU: with int8 activations the bits of the CPU, with float ones its values up to
+// rounding.
+TEST_F(Cuda, ByteWeightsInGroupsAreTheCpus) {
+  for (const std::int64_t group : {0, 32, 64, 128}) {
+    for (const Activation activation : {Activation::dynamic_per_token, Activation::none}) {
+      LinearDescription d{.m = 67, .n = 131, .k = group == 0 ? 259 : 384, .x = DType::f16, .y = DType::f16};
+      d.bias = true;
+      const Values values(d, 11);
+      d.activation = activation;
+      d.weight = {DType::s8, Granularity::group, group};
+      const std::int64_t groups = group == 0 ? 1 : d.k / group;
+      std::vector<float> scale;
+      for (std::int64_t i = 0; i < d.n * groups; ++i) scale.push_back(0.001f * static_cast<float>(1 + i % 23));
+      const auto run = [&](Device device, const Pointers& p, const float* weight_scale) {
+        d.device = device;
+        const LinearPlan plan = LinearPlan::select(d);
+        LinearArgs args = arguments(d, p, d.m);
+        args.weight_scale = on(device, matrix(weight_scale, d.n, groups));
+        if (device.type == DeviceType::cpu) {
+          std::vector<std::byte> memory(plan.workspace_size());
+          plan.run(args, {memory.data(), memory.size()});
+        } else {
+          const OnGpu<std::byte> memory(plan.workspace_size());
+          plan.run(args, {memory.data(), memory.size()});
+          expect(cudaDeviceSynchronize());
+        }
+      };
+      Bits on_cpu(static_cast<std::size_t>(d.m * d.n));
+      run(Device::cpu(), {values.x.data(), values.weight.data(), nullptr, values.bias.data(), on_cpu.data()},
+          scale.data());
+      const Tensors tensors(d, values, 0);
+      const OnGpu<float> scale_on_gpu(scale);
+      run(kGpu, {tensors.x.data(), tensors.weight.data(), nullptr, tensors.bias.data(), tensors.y.data()},
+          scale_on_gpu.data());
+      const Bits y = tensors.y.values();
+      if (activation != Activation::none) {
+        EXPECT_TRUE(y == on_cpu) << "group " << group;
+        continue;
+      }
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const float expected = Half::to_float(on_cpu[i]);
+        EXPECT_NEAR(Half::to_float(y[i]), expected, 0.01 + 0x1p-9 * std::abs(expected)) << "group " << group;
+      }
+    }
+  }
+}
+
+// A quantizer that needs aligned rows names the one that runs where they are not, and the bits are the same.
+TEST_F(Cuda, AQuantizerTellsWhatRunsWithoutAlignment) {
+  QuantizeDescription d{.rows = 96, .cols = 512};
+  d.granularity = Granularity::column;
+  d.orientation = Orientation::both;
+  d.device = kGpu;
+  const QuantizePlan plan = QuantizePlan::select(d);
+  if (plan.sku().find("quantize_sm90") == std::string::npos) GTEST_SKIP() << "not a Hopper GPU";
+  EXPECT_NE(plan.sku().find("(unaligned: quantize_sm80)"), std::string::npos) << plan.sku();
+  const auto size = static_cast<std::size_t>(d.rows * d.cols);
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(size + 1);
+  for (std::size_t i = 0; i < size; ++i) x[i] = normal(random);
+  const OnGpu<float> aligned(x);
+  std::rotate(x.begin(), x.end() - 1, x.end());
+  const OnGpu<float> shifted(x);
+  const OnGpu<std::byte> memory(plan.workspace_size());
+  std::vector<std::int8_t> results[2];
+  for (const bool unaligned : {false, true}) {
+    const OnGpu<std::int8_t> q(size), q_transposed(size);
+    const OnGpu<float> scale(static_cast<std::size_t>(d.cols));
+    QuantizeArgs args;
+    const float* const data = unaligned ? shifted.data() + 1 : aligned.data();
+    args.x = on(kGpu, matrix(data, d.rows, d.cols));
+    args.q = on(kGpu, matrix(q.data(), d.rows, d.cols));
+    args.q_transposed = on(kGpu, matrix(q_transposed.data(), d.cols, d.rows));
+    args.scale = on(kGpu, vector(scale.data(), d.cols));
+    plan.run(args, {memory.data(), memory.size()});
+    expect(cudaDeviceSynchronize());
+    results[unaligned] = q.values();
+    const std::vector<std::int8_t> columns = q_transposed.values();
+    results[unaligned].insert(results[unaligned].end(), columns.begin(), columns.end());
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+}
+
 // Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits still equal the CPU's,
 // and not all of them are infinities.
 TEST_F(Cuda, FourBitWeightsWithHugeScales) {
@@ -645,7 +728,7 @@ TEST_F(Cuda, FourBitWeightsWithHugeScales) {
   d.x = DType::s8;
   d.y = DType::f32;
   d.activation = Activation::dynamic_per_token;
-  d.weight_zero_point = d.bias = false;
+  d.weight.zero_point = d.bias = false;
   for (std::size_t i = 0; i < layer.scale.size(); ++i) layer.scale[i] *= i / 8 % 5 == 0 ? 0x1p118f : 1;
   std::vector<std::int8_t> x(static_cast<std::size_t>(d.m * d.k));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int8_t>(i * 37 % 255 - 127);
@@ -710,7 +793,7 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   refused("w4a16_gemm_sm90", "writes y in x's type or f32");
   d.y = DType::f16;
   d.k = 100;
-  d.group = 0;
+  d.weight.group = 0;
   refused("w4a16_gemm_sm90", "needs K to be a multiple of 32");
   d.m = 1;
   refused("w4a16_gemv_sm90", "needs K to be a multiple of 32");

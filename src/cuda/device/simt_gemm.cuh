@@ -1,5 +1,5 @@
-// Products of rows of the sm80 family on the ordinary arithmetic units: a float or s8 a, by a weight with a scale per
-// group, for every type, stride and alignment.
+// Products on the ordinary arithmetic units: a float or s8 a by a weight with a scale per group, for every type, stride
+// and alignment.
 //
 // A block of 16 x 16 threads computes a tile of 64 x 64 elements of y, 32 terms at a time. The tiles of a and b lie in
 // shared memory with their rows contiguous, and the next ones are on their way in registers. A codec says how the
@@ -321,6 +321,30 @@ void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const Gem
   p.y_type = problem.y;
   const auto blocks = static_cast<unsigned>(simt_tiles(p.m, p.n));
   enqueue(kernel, simt_gemm_kernel<Product>, LaunchShape{blocks, kSimtThreads}, stream, p);
+}
+
+// What rows have for `prepare` and `launch`, of a float a and of an s8 one. kName is the row's.
+
+template <class Codec, const std::string_view& kName>
+void load_float_product(const GemmProblem& p) {
+  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_gemm_kernel<FloatProduct<T, Codec>>); });
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_float_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<FloatProduct<T, Codec>>(kName, p, o, launch.stream); });
+}
+
+template <class Codec, const std::string_view& kName>
+void load_byte_product(const GemmProblem& p) {
+  p.scale == DType::f64 ? prepare(kName, simt_gemm_kernel<ByteProduct<double, Codec>>)
+                        : prepare(kName, simt_gemm_kernel<ByteProduct<float, Codec>>);
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  p.scale == DType::f64 ? enqueue_simt<ByteProduct<double, Codec>>(kName, p, o, launch.stream)
+                        : enqueue_simt<ByteProduct<float, Codec>>(kName, p, o, launch.stream);
 }
 
 }  // namespace octile::cuda

@@ -146,7 +146,7 @@ struct Block : Tile<T, kHigh, kWhole> {
     if (kGradient && lane < kBatch && r < m.rows) atomicMax(a.row_max + r, own);
   }
 
-  // Of the columns of a strip, all that this block has seen; the place of the turned levels serves as scratch.
+  // Of the columns of a strip, all that this block has seen; the place of the transposed levels serves as scratch.
   __device__ void add_columns(const Place& p, const ColumnState& state) const {
     auto* const largest = reinterpret_cast<float*>(this->transposed);
     float* const sum = largest + kWarps * kCols;

@@ -4,7 +4,8 @@
 //               aligned, and every `parts`-th bunch of rows; its lines add up in shared memory, to partial (parts, n)
 //               in the workspace, or to y
 //
-// Where there is more than one part, the same kernel sums those. The order of all additions follows from the shapes.
+// Where there is more than one part, the same kernel sums the parts. The order of all additions follows from the
+// shapes.
 #include <algorithm>
 #include <cstdint>
 #include <string>

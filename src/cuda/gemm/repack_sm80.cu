@@ -1,4 +1,4 @@
-// An s8 matrix in the form that bulk copies read: to[r, c] = from[r, c], rows of `to` contiguous, each at a multiple of
+// An s8 matrix in the form that TMA reads: to[r, c] = from[r, c], rows of `to` contiguous, each at a multiple of
 // 16 bytes. `from` has either of its strides 1 and any pitch and base.
 //
 // A tile of 128 x 128 bytes a block. Where columns of `from` are contiguous, four words of four rows become four of

@@ -2,12 +2,11 @@
 // Ampere on, for every stride and alignment.
 //
 // 16-bit floats: mma.sync with sums in f32. A block multiplies a tile (kLeft rows of b, kRight rows of a), kStep terms
-// at a time, through a ring of operand tiles in shared memory (device/product_tiles.cuh). b becomes 16-bit floats in
-// registers, which is exact, and is multiplied by the scales there, rounded to 16 bits before and after
-// (w8a16_gemm_sm80.cuh). With u the unit roundoff of a's type, the sum before y's rounding is off by at most
+// at a time, through a ring of operand tiles in shared memory (device/product_tiles.cuh). b is converted to 16-bit
+// floats in registers, which is exact, and multiplied by the scales there, with a rounding to 16 bits of the scale and
+// of the product. With u the unit roundoff of a's type, the sum before y's rounding is off by at most
 //   sum_c |a b s| * (2 u + k 2^-23) + (f16) sum_c |a| (|b| + 1) * 2^-33 * max_c |s|,
-// since the tensor core cuts off where it adds. f32 and f64: plain arithmetic in their own type
-// (w8a16_gemm_sm80.cuh).
+// since the tensor core truncates where it adds. f32 and f64: the ordinary arithmetic units.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

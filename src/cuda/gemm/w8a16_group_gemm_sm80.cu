@@ -5,21 +5,8 @@
 namespace octile::cuda {
 
 namespace {
-
 constexpr std::string_view kName = "w8a16_group_gemm_sm80";
-
-template <class T>
-using Product = FloatProduct<T, ByteCodec>;
-
-void load(const GemmProblem& p) {
-  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_gemm_kernel<Product<T>>); });
 }
-
-void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<Product<T>>(kName, p, o, launch.stream); });
-}
-
-}  // namespace
 
 extern constinit const GemmKernel w8a16_group_gemm_sm80 = {
     .name = kName,
@@ -27,8 +14,8 @@ extern constinit const GemmKernel w8a16_group_gemm_sm80 = {
     .device = DeviceType::cuda,
     .supports = simt_supports,
     .cost = simt_cost,
-    .launch = launch,
-    .prepare = load,
+    .launch = launch_float_product<ByteCodec, kName>,
+    .prepare = load_float_product<ByteCodec, kName>,
     .bound = Bound::sum,
 };
 

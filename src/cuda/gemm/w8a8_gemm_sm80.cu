@@ -2,11 +2,11 @@
 // GPU from Ampere on, for every stride and alignment.
 //
 // A block multiplies a tile (kLeft rows of the left operand, kRight rows of the right one), kStep terms at a time,
-// through a ring of kStages pairs of operand tiles in shared memory (device/product_tiles.cuh), which have the
-// orientations that the operands have in global memory. At 4096 cubed on an H200 an outer-major operand costs 6 % of
-// the speed, two cost 14 %, and lines that cp.async cannot copy as they are cost half of it.
+// through a ring of kStages pairs of operand tiles in shared memory (device/product_tiles.cuh), in the orientations of
+// the operands in global memory. At 4096 cubed on an H200 an outer-major operand costs 6 % of the speed, two cost 14 %,
+// and lines that cp.async cannot copy as they are cost half of it.
 //
-// y is written along its contiguous dimension: where that is i, the operands change places, left is b and right is a.
+// y is written along its contiguous dimension. Where that is i, the operands are swapped: left is b and right is a.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -5,23 +5,8 @@
 namespace octile::cuda {
 
 namespace {
-
 constexpr std::string_view kName = "w8a8_group_gemm_sm80";
-
-template <class Real>
-using Product = ByteProduct<Real, ByteCodec>;
-
-void load(const GemmProblem& p) {
-  p.scale == DType::f64 ? prepare(kName, simt_gemm_kernel<Product<double>>)
-                        : prepare(kName, simt_gemm_kernel<Product<float>>);
 }
-
-void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  p.scale == DType::f64 ? enqueue_simt<Product<double>>(kName, p, o, launch.stream)
-                        : enqueue_simt<Product<float>>(kName, p, o, launch.stream);
-}
-
-}  // namespace
 
 extern constinit const GemmKernel w8a8_group_gemm_sm80 = {
     .name = kName,
@@ -29,8 +14,8 @@ extern constinit const GemmKernel w8a8_group_gemm_sm80 = {
     .device = DeviceType::cuda,
     .supports = simt_supports,
     .cost = simt_cost,
-    .launch = launch,
-    .prepare = load,
+    .launch = launch_byte_product<ByteCodec, kName>,
+    .prepare = load_byte_product<ByteCodec, kName>,
 };
 
 }  // namespace octile::cuda

@@ -123,7 +123,7 @@ bool keeps_rows(const QuantizeProblem& p) {
          p.scale == ScaleSource::dynamic && p.rounding == Rounding::nearest;
 }
 
-// In one look at x; false if the tensors are not what it needs.
+// In one pass over x; false if the tensors do not suit it.
 template <class T>
 bool launch_rows(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   constexpr int n = kVectorSize<T>;

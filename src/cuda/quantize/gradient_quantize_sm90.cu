@@ -4,7 +4,7 @@
 //   s2[n] = max(max_m |dY[m, n] x[m]| / 127, min_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
 //   dB[n] = sum_m dY[m, n]
 //
-// One launch that looks twice: device/two_pass.cuh. The bits are those of two quantizers.
+// One launch that reads dY twice: device/two_pass.cuh. The bits are those of two quantizers.
 #include <algorithm>
 #include <string>
 

@@ -1,12 +1,12 @@
-// q = clamp(rint(x / s) + z, q_min, q_max), scales found on the way; into (rows, cols), (cols, rows) or both.
+// q = clamp(rint(x / s) + z, q_min, q_max), with scales found on the way; into (rows, cols), (cols, rows) or both.
 // Stochastic: floor(x / s + u) + z.
 //
-//   quantize_rows        segments along rows, row-major out, symmetric, into bytes, aligned: x is read once and kept in
-//                        registers until the scale is known (device/quantize_rows.cuh)
-//   quantize_unaligned_rows  the same to nearest, wherever the rows lie (quantize_sm80.cuh)
-//   quantize_runs        the same with any option and type
-//   everything else      scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements row-major,
-//                        quantize_tiles by way of shared memory
+//   quantize_rows            segments along rows, row-major out, symmetric, into bytes, aligned: x is read once and
+//                            stays in registers until the scale is known (device/quantize_rows.cuh)
+//   quantize_unaligned_rows  the same to nearest, at any address (quantize_sm80.cuh)
+//   quantize_runs            the same with any option and type
+//   everything else          scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements
+//                            row-major, quantize_tiles through shared memory
 #include "cuda/device/quantize_rows.cuh"
 #include "cuda/quantize/quantize_sm80.cuh"
 #include "cuda/quantize/segments_sm80.cuh"
@@ -209,7 +209,7 @@ bool keeps_runs(const QuantizeProblem& p) {
          !(p.q == DType::s4 && p.granularity == Granularity::group && length % 2 != 0);
 }
 
-// Whether quantize_rows may do it, if the tensors too are what it needs.
+// Whether quantize_rows can do it, if the tensors suit it too.
 bool is_plain(const QuantizeProblem& p) {
   return p.mapping == Mapping::symmetric && p.x != DType::f64 && p.q != DType::s4 &&
          p.multiplier != Multiplier::per_row;
@@ -226,7 +226,7 @@ void with_row_kind(const QuantizeProblem& p, const Body& body) {
   p.multiplier == Multiplier::none ? with(kNo) : with(kYes);
 }
 
-// False if the tensors are not what it needs.
+// False if the tensors do not suit it.
 template <class T>
 bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   constexpr int n = kVectorSize<T>;
@@ -344,7 +344,7 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
   });
 }
 
-// On an H200, 8192 x 8192 f16: one look at x, or two.
+// On an H200, 8192 x 8192 f16: one pass over x, or two.
 Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;

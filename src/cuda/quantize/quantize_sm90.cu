@@ -1,7 +1,7 @@
-// q = clamp(rint(x / s), q_min, q_max) where a segment is more than the registers of a block hold: bands of rows
-// (quantize_sm90.cuh), columns (device/two_pass.cuh, and with given scales or clamped levels bands again), or
-// a whole tensor in row-major order (quantize_sm90.cuh). A whole tensor transposed or in both orientations:
-// the first half of quantize_tensor, then quantize_bands with the scale known.
+// q = clamp(rint(x / s), q_min, q_max) for segments larger than the registers of a block: bands of rows
+// (quantize_bands); columns (device/two_pass.cuh, or bands where scales are given or levels clamped); a whole tensor in
+// row-major order (quantize_tensor). A whole tensor transposed or in both orientations: the first half of
+// quantize_tensor, then quantize_bands with the scale known.
 #include <algorithm>
 #include <string>
 

@@ -1,6 +1,6 @@
-// quantize_bands: rows or columns as segments; out in (cols, rows), or in both orientations. x is read once: a cluster
-// of blocks keeps a band, 32 rows or the elements of 8 vectors' columns, in its shared memories, and its blocks tell
-// one another their maxima.
+// quantize_bands: segments are rows or columns; out in (cols, rows), or in both orientations. x is read once: a cluster
+// of blocks keeps a band, 32 rows or the elements of 8 vectors' columns, in its shared memories, and its blocks
+// exchange their maxima.
 #pragma once
 
 #include <cooperative_groups.h>

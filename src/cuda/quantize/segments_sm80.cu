@@ -1,4 +1,4 @@
-// The extremes of segments, and the scales and zero points that follow from them.
+// The minima and maxima of segments, and the scales and zero points that follow from them.
 //
 //   rows, groups   one launch: some lanes, or a block, for each segment
 //   tensor         blocks find the extremes of parts, and one block those of all
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr std::int64_t kChunk = 8192;        // elements of a row that a block looks at together
+constexpr std::int64_t kChunk = 8192;        // elements of a row that a block reads together
 constexpr std::int64_t kTensorParts = 1056;  // eight blocks for each SM of the largest GPU
 constexpr std::int64_t kColumnParts = 32;
 

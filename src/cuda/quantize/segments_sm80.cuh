@@ -1,5 +1,4 @@
-// Scales of segments, found by a pass of their own: what the quantizers do where they cannot keep a segment while they
-// wait for its scale.
+// Scales of segments, found by a pass of their own, for quantizers that cannot keep a segment until its scale is known.
 #pragma once
 
 #include <cstddef>
