@@ -781,7 +781,7 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
     }
   };
   refused("w4a16_gemv_sm90", "is for up to 16 rows of a");
-  refused("w4a16_gemm_skinny_sm90", "wants a packed weight where groups are smaller than 128");
+  refused("w4a16_gemm_skinny_sm90", "needs a packed weight for groups smaller than 128");
   d.m = 65;
   refused("w4a16_gemm_skinny_sm90", "is for up to 64 rows of a");
   d.m = 64;
@@ -794,13 +794,13 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   d.y = DType::f16;
   d.k = 100;
   d.weight.group = 0;
-  refused("w4a16_gemm_sm90", "wants rows of a multiple of 32 terms");
+  refused("w4a16_gemm_sm90", "needs K to be a multiple of 32");
   d.m = 1;
-  refused("w4a16_gemv_sm90", "wants rows of a multiple of 32 terms");
+  refused("w4a16_gemv_sm90", "needs K to be a multiple of 32");
   EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_sm80");  // which takes everything
   d.x = DType::s8;
   d.activation = Activation::dynamic_per_token;
-  refused("w4a8_gemm_sm90", "wants rows of a multiple of 32 terms");
+  refused("w4a8_gemm_sm90", "needs K to be a multiple of 32");
   EXPECT_EQ(LinearPlan::select(d).sku(), "w4a8_gemm_sm80");
   d.k = 128;
   d.y = DType::f64;

@@ -6,8 +6,11 @@
 namespace octile::cuda {
 
 // Clusters of `size` blocks, at most 8, one block to an SM. Fewer than SMs / size, since a cluster lies within one GPC:
-// of an H200's 132 SMs 66 of two, 39 of three, 30 of four, 15 of eight. The driver is asked once for each GPU and size,
-// at select; run reads what it answered.
+// of an H200's 132 SMs 66 of two, 39 of three, 30 of four, 15 of eight. The first call for a GPU asks the driver, for
+// all sizes.
 int max_active_clusters(Device device, int size);
+
+// At select, by rows that would otherwise ask in run.
+void prepare_clusters(Device device);
 
 }  // namespace octile::cuda

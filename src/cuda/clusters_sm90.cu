@@ -20,6 +20,7 @@ using Counts = std::array<std::atomic<int>, kMaxSize + 1>;
 __global__ void occupy() {}
 
 int ask_driver(Device device, int size) {
+  if (size == 1) return properties(device).sms;
   const OnDevice current(device);
   check(cudaFuncSetAttribute(occupy, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), kName);
   cudaLaunchAttribute cluster;
@@ -37,19 +38,25 @@ int ask_driver(Device device, int size) {
 }
 
 std::vector<Counts>& known_counts() {
-  static std::vector<Counts> counts(cuda_devices().devices.size());
+  static std::vector<Counts> counts = [] {
+    int devices = 0;
+    check(cudaGetDeviceCount(&devices), kName);
+    return std::vector<Counts>(static_cast<std::size_t>(devices));
+  }();
   return counts;
 }
 
 }  // namespace
 
 int max_active_clusters(Device device, int size) {
-  if (size == 1) return properties(device).sms;
-  std::atomic<int>& known =
-      known_counts().at(static_cast<std::size_t>(device.index)).at(static_cast<std::size_t>(size));
-  int count = known.load(std::memory_order_relaxed);
-  if (count == 0) known.store(count = ask_driver(device, size), std::memory_order_relaxed);
-  return count;
+  Counts& known = known_counts().at(static_cast<std::size_t>(device.index));
+  std::atomic<int>& count = known.at(static_cast<std::size_t>(size));
+  if (count.load(std::memory_order_relaxed) == 0) {
+    for (int i = 1; i <= kMaxSize; ++i) known[static_cast<std::size_t>(i)] = ask_driver(device, i);
+  }
+  return count.load(std::memory_order_relaxed);
 }
+
+void prepare_clusters(Device device) { max_active_clusters(device, 1); }
 
 }  // namespace octile::cuda

@@ -124,9 +124,9 @@ std::string supports(const GemmProblem& p) {
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
   if (p.scale != DType::f32) return "has no f64";
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
-  if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (small_groups(p) && !p.b_packed) return "wants a packed weight where groups are smaller than 128";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  if (p.k % 32 != 0) return "needs K to be a multiple of 32";
+  if (small_groups(p) && !p.b_packed) return "needs a packed weight for groups smaller than 128";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at most 2^30 rows or columns";
   return {};
 }
 
@@ -137,7 +137,7 @@ Cost cost(const GemmProblem& p) {
 }
 
 std::string detail(const GemmProblem& p) {
-  return message("tiles of ", AnyForm::rows, " rows, terms in ", best_choice(p, p.m).parts, " parts");
+  return message("tiles of ", AnyForm::rows, " rows, split-K ", best_choice(p, p.m).parts);
 }
 
 void load(const GemmProblem& problem) {

@@ -395,8 +395,8 @@ std::string supports(const GemmProblem& p) {
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.scale != DType::f32) return "has no f64";
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
-  if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or terms";
+  if (p.k % 32 != 0) return "needs K to be a multiple of 32";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or columns";
   return {};
 }
 

@@ -83,8 +83,8 @@ int best_rows(const GemmProblem& p, std::int64_t m) {
 std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.scale != DType::f32) return "has no f64";
-  if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  if (p.k % 32 != 0) return "needs K to be a multiple of 32";
+  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or columns";
   return {};
 }
 

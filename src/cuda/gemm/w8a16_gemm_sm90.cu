@@ -121,7 +121,7 @@ std::string supports(const GemmProblem& problem) {
   if (problem.scale != DType::f32) return "has no f64";
   if (problem.b_packed) return "takes the weight as it is, not packed";
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
-  if (std::max({problem.m, problem.n, problem.k}) > kMax) return "takes at most 2^30 rows or terms";
+  if (std::max({problem.m, problem.n, problem.k}) > kMax) return "takes at most 2^30 rows or columns";
   return {};
 }
 

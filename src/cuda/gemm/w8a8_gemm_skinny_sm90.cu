@@ -13,6 +13,7 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/gemm/w8a8_gemm_skinny_sm90.cuh"
 #include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "cuda/tensor_map.h"
@@ -88,10 +89,9 @@ void for_each_tile(const Body& body) {
   body(SkinnyTile<2, 224>());
 }
 
-// Calls body(tile, shape) for every candidate.
-template <class Body>
-void for_each_shape(const Size& s, Device device, const Body& body) {
-  for_each_tile([&]<class T>(T tile) {
+TileShape search_shape(const Size& s, Device device) {
+  TileShape best;
+  for_each_tile([&]<class T>(T) {
     const int parts = static_cast<int>(ceil_div(s.m, T::tokens));
     for (int token_parts = 1; token_parts <= parts; ++token_parts) {
       if (parts % token_parts != 0) continue;
@@ -103,16 +103,9 @@ void for_each_shape(const Size& s, Device device, const Body& body) {
         shape.row_parts = row_parts;
         shape.token_groups = parts / token_parts;
         complete<T>(shape, s, device);
-        body(tile, shape);
+        if (shape.seconds < best.seconds) best = shape;
       }
     }
-  });
-}
-
-TileShape search_shape(const Size& s, Device device) {
-  TileShape best;
-  for_each_shape(s, device, [&](auto, const TileShape& shape) {
-    if (shape.seconds < best.seconds) best = shape;
   });
   return best;
 }
@@ -157,7 +150,7 @@ void launch_tile(const TileShape& shape, const GemmProblem& problem, const GemmO
   p.y_type = problem.y;
   p.y_aligned = aligned_for(o.y, 4);
   const std::int64_t clusters = ceil_div(p.rows, p.tile_rows * p.row_parts) * p.token_groups;
-  enqueue(kName, skinny_tile_kernel<T>,
+  enqueue(kName, w8a8_gemm_skinny_kernel<T>,
           LaunchShape{static_cast<unsigned>(clusters * shape.cluster()), T::threads, kSkinnyShared,
                       dim3(static_cast<unsigned>(shape.cluster()))},
           stream, tensor_map(kName, o.b, {p.load_rows, kTileK, true}),
@@ -180,10 +173,10 @@ std::string supports(const GemmProblem& p) {
   if (p.grouped()) return "has no groups";
   if (p.scale != DType::f32) return "has no f64";
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
-    return "wants rows of a, b and y contiguous";
+    return "needs contiguous rows of a, b and y";
   }
   if (p.b_packed) return "takes the weight as it is, not packed";
-  if (p.accumulate) return "does not add to what y holds";
+  if (p.accumulate) return "cannot add to y";
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
   return {};
@@ -203,10 +196,11 @@ std::string detail(const GemmProblem& p) {
 }
 
 void load(const GemmProblem& problem) {
+  prepare_clusters(problem.device);
   prepare_skinny<std::int8_t, 1>(kName);
   prepare_skinny<std::int8_t, 2>(kName);
   prepare_skinny<std::int8_t, 4>(kName);
-  for_each_tile([]<class T>(T) { prepare(kName, skinny_tile_kernel<T>, kSkinnyShared); });
+  for_each_tile([]<class T>(T) { prepare(kName, w8a8_gemm_skinny_kernel<T>, kSkinnyShared); });
   prepare_tensor_maps(kName);
 }
 

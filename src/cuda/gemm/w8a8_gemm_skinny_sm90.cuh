@@ -295,8 +295,8 @@ __device__ void finish_tile(const TiledProduct& p, const SkinnyTileShared<T>& sh
 
 template <class T>
 __global__ void __launch_bounds__(T::threads, 1)
-    skinny_tile_kernel(const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap a,
-                       const __grid_constant__ TiledProduct p) {
+    w8a8_gemm_skinny_kernel(const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap a,
+                            const __grid_constant__ TiledProduct p) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   SkinnyTileShared<T>& shared = *reinterpret_cast<SkinnyTileShared<T>*>(shared_bytes);
   std::uint8_t* const ring = shared_bytes + SkinnyTileShared<T>::bytes();

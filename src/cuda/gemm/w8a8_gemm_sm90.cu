@@ -174,7 +174,7 @@ std::string supports(const GemmProblem& problem) {
   if (problem.grouped()) return "has no groups";
   if (problem.scale != DType::f32) return "has no f64";
   if (problem.b_packed) return "takes the weight as it is, not packed";
-  if (exchanges(problem) && problem.bias) return "wants rows of y contiguous where there is a bias";
+  if (exchanges(problem) && problem.bias) return "needs contiguous rows of y where there is a bias";
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
   if (std::max(problem.m, problem.n) > kMax) return "takes at most 2^30 rows of an operand";
   return {};

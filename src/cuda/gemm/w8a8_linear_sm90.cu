@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/gemm/w8a8_linear_sm90.cuh"
 #include "plan/cost.h"
 
@@ -24,7 +25,7 @@ std::string supports(const GemmProblem& p) {
   if (p.scale != DType::f32) return "has no f64";
   if (p.b_packed) return "takes the weight as it is, not packed";
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
-    return "wants rows of a, b and y contiguous";
+    return "needs contiguous rows of a, b and y";
   }
   if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
   if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
@@ -48,6 +49,7 @@ Cost cost(const GemmProblem& p) {
 }
 
 void load(const GemmProblem& p) {
+  prepare_clusters(p.device);
   with_narrow_type(p.a, [&](auto source) {
     prepare_skinny<decltype(source), 1>(kName);
     prepare_skinny<decltype(source), 2>(kName);

@@ -130,7 +130,7 @@ __device__ inline void fetch_rows(const SkinnyProduct& p, std::uint32_t ring, st
 
 // Source: std::int8_t, or a float type to be quantized.
 template <class Source, int kTokenBlocks>
-__global__ void __launch_bounds__(kSkinnyThreads, 1) skinny_kernel(const __grid_constant__ SkinnyProduct p) {
+__global__ void __launch_bounds__(kSkinnyThreads, 1) w8a8_linear_kernel(const __grid_constant__ SkinnyProduct p) {
   using Layout = SkinnyLayout<kTokenBlocks>;
   extern __shared__ __align__(128) char shared[];
   char* const behind_ring = shared + p.slots * kGroupRows * padded(p.chunk_bytes);
@@ -332,7 +332,7 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
 
 template <class Source, int kTokenBlocks>
 void prepare_skinny(std::string_view name) {
-  prepare(name, skinny_kernel<Source, kTokenBlocks>, kSkinnyShared);
+  prepare(name, w8a8_linear_kernel<Source, kTokenBlocks>, kSkinnyShared);
 }
 
 template <int kTokenBlocks>
@@ -357,7 +357,7 @@ void launch_skinny(std::string_view name, SkinnyProduct& p, const GemmProblem& p
     }
   }
   const unsigned bytes = static_cast<unsigned>(kSkinnyShared - room + p.slots * slot_bytes);
-  enqueue(name, skinny_kernel<Source, kTokenBlocks>,
+  enqueue(name, w8a8_linear_kernel<Source, kTokenBlocks>,
           LaunchShape{static_cast<unsigned>(blocks), kSkinnyThreads, bytes, dim3(static_cast<unsigned>(p.x.cluster))},
           stream, p);
 }
