@@ -80,6 +80,7 @@ class PackageTest(unittest.TestCase):
         package = {f"octile/{path.name}" for path in (SOURCE / "python" / "octile").iterdir() if path.is_file()}
         self.assertIn("octile/py.typed", package)
         expected = package | {"octile/liboctile.so", "octile/_octile_torch.so", "octile/_octile_reader.so"}
+        expected |= {"octile/octile.h", "octile/octile_calibration.h"}
         self.assertEqual({name for name in names if ".dist-info/" not in name}, expected)
         self.assertIn(f"octile-{version_of_header()}.dist-info/licenses/LICENSE", names)
 

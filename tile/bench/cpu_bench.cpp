@@ -9,13 +9,19 @@
 #include <random>
 #include <vector>
 
-#include "../tests/kernels.h"
 #include "octile/tile/tile.h"
+#include "puzzles/elementwise_kernels.h"
+#include "puzzles/linear_kernels.h"
+#include "puzzles/products_kernels.h"
+#include "puzzles/rows_kernels.h"
 
 namespace octile::tile {
 namespace {
 
-using namespace kernels;
+using puzzles::elementwise::MaskedAdd;
+using puzzles::linear::QuantizeRows;
+using puzzles::products::BatchedMatmul;
+using puzzles::rows::LongSoftmax;
 
 constexpr int kRounds = 9;
 
@@ -140,7 +146,7 @@ void rows() {
   compare(
       "softmax, 2048 x 4096, blocks of 256", "M elements/s", elements,
       [&] { plain_softmax(x.data(), plain_z.data(), kRows, kColumns); },
-      [&] { launch(kFast, Grid{kRows}, Softmax{}, x, z, kRows, kColumns, c<1>, c<256>); });
+      [&] { launch(kFast, Grid{kRows}, LongSoftmax{}, x, z, kRows, kColumns, c<1>, c<256>); });
   bool near = true;  // 4096 roundings of the plain sum, and those of the exponents up to 10
   for (std::int64_t i = 0; i < z.size(); ++i) near = near && std::fabs(z[i] - plain_z[i]) <= 4200 * 0x1p-24f * z[i];
   require(near, "softmax");
@@ -155,7 +161,7 @@ void checked() {
   auto r = normal("r", {kRows, kColumns});
   Array<f32> s("s", {kRows, kColumns});
   rate("checked: softmax, 256 x 4096, blocks of 256", "M accesses/s", 3e-6 * kRows * kColumns,
-       [&] { launch(CheckedCpu{}, Grid{kRows}, Softmax{}, r, s, kRows, kColumns, c<1>, c<256>); });
+       [&] { launch(CheckedCpu{}, Grid{kRows}, LongSoftmax{}, r, s, kRows, kColumns, c<1>, c<256>); });
   auto a = normal("a", {1, kSide, kSide}), b = normal("b", {1, kSide, kSide});
   Array<f32> p("p", {1, kSide, kSide});
   rate("checked: matmul, 256 cubed, blocks of 32", "M accesses/s", 1e-6 * kSide * kSide * (2.0 * kSide / 32 + 1), [&] {

@@ -22,7 +22,7 @@ build)
     for part in $parts; do
       for layout in 0 1 2 3; do
         echo "nvcc $flags -Xlinker -s -DTILE_LAYOUT=$layout -DTILE_PART=$part $root/tile/tests/cuda_test.cu \
--o $folder/$part$layout"
+$root/tile/fast.cpp -o $folder/$part$layout"
       done
     done
   } | xargs -P "$(nproc)" -I{} sh -c '{}'

@@ -1,13 +1,19 @@
 // Kernels in the tile language as C functions on device pointers, for tile/bench/cuda_bench.py. `variant` picks a
 // layout and block sizes; a variant that is not there gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
 // products.
-#include "../tests/kernels.h"
 #include "octile/tile/cuda.h"
+#include "puzzles/elementwise_kernels.h"
+#include "puzzles/linear_kernels.h"
+#include "puzzles/rows_kernels.h"
 
 namespace octile::tile {
 namespace {
 
-using namespace kernels;
+using puzzles::elementwise::MaskedAdd;
+using puzzles::linear::Forward;
+using puzzles::linear::QuantizeRows;
+using puzzles::rows::LongSoftmax;
+using puzzles::rows::LongSum;
 
 struct SoftmaxHeld {  // a row in one tile, read once
   TILE_KERNEL void operator()(auto& t, auto x, auto z, int length, auto b1) const {
@@ -74,7 +80,7 @@ template <Math kMath>
 int softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
   const auto x = tensor<f32>(px), z = tensor<f32>(pz);
   const auto run = [&](auto layout, auto b0, auto b1) {
-    launch(Cuda<decltype(layout), kMath>{stream}, Grid{cdiv(rows, b0)}, Softmax{}, x, z, rows, columns, b0, b1);
+    launch(Cuda<decltype(layout), kMath>{stream}, Grid{cdiv(rows, b0)}, LongSoftmax{}, x, z, rows, columns, b0, b1);
     return 0;
   };
   if (variant == 0) return run(Threads<1, 256, 4, 5>{}, c<1>, c<4096>);
@@ -159,14 +165,14 @@ extern "C" int tile_matmul(int variant, const void* px, const void* py, void* pz
   return -1;
 }
 
-// The forward product of the homework: s8, summed in s32.
+// The forward product of puzzle 15: s8, summed in s32.
 extern "C" int tile_forward(int variant, const void* const* p, int batch, int in, int out, void* stream) {
   const auto x = tensor<s8>(p[0]), w = tensor<s8>(p[2]);
   const auto x_scale = tensor<f32>(p[1]), w_scale = tensor<f32>(p[3]);
   const auto bias = tensor<f16>(p[4]), y = tensor<f16>(p[5]);
   const auto run = [&](auto layout, auto b0, auto b1, auto b2) {
     launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(batch, b0), cdiv(out, b1)}, Forward{}, x, x_scale, w, w_scale,
-           bias, y, batch, in, out, b0, b1, b2);
+           bias, y, batch, in, out, c<1>, c<1>, b0, b1, b2);
     return 0;
   };
   if (variant == 0) return run(Warps<2, 2, 4>{}, c<128>, c<128>, c<64>);

@@ -286,7 +286,7 @@ TEST(Barrier, BetweenStoresAndAtomics) {
 
 // ---- Pipelines ----
 
-struct Prefix {  // adds to each piece of 16 the one before it
+struct Prefix {  // adds to each block of 16 the one before it
   void operator()(auto& t, auto x, auto z) const {
     t.pipeline(
         c<3>, 4,

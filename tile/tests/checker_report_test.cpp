@@ -152,13 +152,13 @@ TEST(Report, RecordsCountTheSame) {
     EXPECT_EQ(touched[0][static_cast<std::size_t>(k)], k % 13 == 4 ? 0 : 1) << k;  // j != 4
     EXPECT_EQ(touched[1][static_cast<std::size_t>(k)], 1) << k;
   }
-  EXPECT_LE(report.records.size(), 20u);  // boxes, not elements
+  EXPECT_LE(report.records.size(), 20u);  // not one for each element
 }
 
 TEST(Report, KeepsNoMoreRecordsThanAsked) {
   auto x = ramp("x", {200});
   const Report report = launch(
-      CheckedCpu{.most_records = 3}, Grid{5}, [](auto& t, auto px) { (void)t.load(px + t.program_id(0)); }, x);
+      CheckedCpu{.max_records = 3}, Grid{5}, [](auto& t, auto px) { (void)t.load(px + t.program_id(0)); }, x);
   EXPECT_EQ(report.records.size(), 3u);
   EXPECT_EQ(report.records_left_out, 2);
 }

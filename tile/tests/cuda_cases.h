@@ -9,14 +9,23 @@
 #include <string>
 #include <vector>
 
+#include "cuda_kernels.h"
 #include "octile/tile/cuda.h"
 #include "octile/tile/fast.h"
-#include "cuda_kernels.h"
-#include "kernels.h"
+#include "puzzles/elementwise_kernels.h"
+#include "puzzles/linear_kernels.h"
+#include "puzzles/products_kernels.h"
+#include "puzzles/rows_kernels.h"
 
 namespace octile::tile::cuda_cases {
 
-using namespace kernels;
+using puzzles::elementwise::BlockedOuterAdd;
+using puzzles::elementwise::MaskedAdd;
+using puzzles::linear::Forward;
+using puzzles::linear::QuantizeRows;
+using puzzles::products::BatchedMatmul;
+using puzzles::rows::LongSoftmax;
+using puzzles::rows::LongSum;
 
 inline Array<f32> normal(const char* name, std::vector<std::int64_t> shape, float scale = 1.0f) {
   Array<f32> result(name, std::move(shape));
@@ -67,7 +76,7 @@ class Cases {
     for (const auto& [n0, n1] : {std::pair{100, 90}, {1, 1}, {7, 65}, {128, 64}}) {
       auto x = normal("x", {n0}), y = normal("y", {n1});
       Array<f32> z("z", {n1, n0}), mine("z", {n1, n0});
-      check("outer add", z, mine, {cdiv(n0, 32), cdiv(n1, 32)}, OuterAdd{}, x, y, Out{}, n0, n1, c<32>, c<32>);
+      check("outer add", z, mine, {cdiv(n0, 32), cdiv(n1, 32)}, BlockedOuterAdd{}, x, y, Out{}, n0, n1, c<32>, c<32>);
     }
   }
 
@@ -78,8 +87,8 @@ class Cases {
       Array<f32> z("z", {n}), mine("z", {n}), y("y", {n, length}), my("y", {n, length});
       Array<s8> q("q", {n, length}), mq("q", {n, length});
       check("long sum", z, mine, {cdiv(n, 4)}, LongSum{}, x, Out{}, n, length, c<4>, c<512>);
-      check("softmax", y, my, {n}, Softmax{}, x, Out{}, n, length, c<1>, c<1024>);
-      check("softmax, two rows", y, my, {cdiv(n, 2)}, Softmax{}, x, Out{}, n, length, c<2>, c<64>);
+      check("softmax", y, my, {n}, LongSoftmax{}, x, Out{}, n, length, c<1>, c<1024>);
+      check("softmax, two rows", y, my, {cdiv(n, 2)}, LongSoftmax{}, x, Out{}, n, length, c<2>, c<64>);
       Array<f32> scale("scale", {n});
       check("quantize rows", q, mq, {cdiv(n, 2)}, QuantizeRows{}, x, Out{}, scale, n, length, c<2>, c<256>);
       check("row scales", z, mine, {cdiv(n, 2)}, QuantizeRows{}, x, q, Out{}, n, length, c<2>, c<256>);
@@ -167,9 +176,9 @@ class Cases {
         bias.set(j, f16(w_scale[j] * 50.0f));
       }
       check("forward", y, mine, {cdiv(s.batch, 32), cdiv(s.out, 32)}, Forward{}, x, x_scale, w, w_scale, bias, Out{},
-            s.batch, s.in, s.out, c<32>, c<32>, c<64>);
+            s.batch, s.in, s.out, c<1>, c<1>, c<32>, c<32>, c<64>);
       check("forward, blocks of 64", y, mine, {cdiv(s.batch, 64), cdiv(s.out, 64)}, Forward{}, x, x_scale, w, w_scale,
-            bias, Out{}, s.batch, s.in, s.out, c<64>, c<64>, c<32>);
+            bias, Out{}, s.batch, s.in, s.out, c<1>, c<1>, c<64>, c<64>, c<32>);
     }
   }
 
@@ -188,7 +197,7 @@ class Cases {
         machine_.template launch<L>(grid, kernel, a, b, mine, s.n0, s.n1, s.middle, c<64>, c<64>, c<32>);
         ++runs_;
         for (std::int64_t i = 0; i < z.size(); ++i) {
-          // Two sums of `middle` products, each in an order of its own; a matrix unit may truncate instead of round.
+          // Two sums of `middle` products, each in an order of its own; tensor cores may truncate instead of round.
           const float bound = 4.0f * static_cast<float>(s.middle + 8) * 0x1p-24f * size[i] + 1e-30f;
           if (!(std::fabs(z[i] - mine[i]) <= bound)) return fail(name, i, z[i], mine[i]);
         }

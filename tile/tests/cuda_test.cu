@@ -107,16 +107,16 @@ struct FastMath {  // z = exp2(x), w = x / y: a block of x for each y
     y.set(i, std::ldexp(1.0f + static_cast<float>(i) / kBlocks, i * 240 / kBlocks - 120));
   Device device;
   device.launch<Threads<1, 128>, Math::fast>({kBlocks}, FastMath{}, x, y, z, w, c<kBlock>);
-  constexpr double kLeast = 0x1p-126;
+  constexpr double kMin = 0x1p-126;
   int wrong = 0;
   double worst = 0;
   for (int i = 0; i < kCount; ++i) {
     const double power = std::exp2(static_cast<double>(x[i])), quotient = static_cast<double>(x[i]) / y[i / kBlock];
-    const double bound = std::ldexp(power, -22) + (power < 1.01 * kLeast ? kLeast : 0.0);
-    const bool range = power < 0x1p128 && std::fabs(quotient) >= kLeast && std::fabs(quotient) < 0x1p127;
+    const double bound = std::ldexp(power, -22) + (power < 1.01 * kMin ? kMin : 0.0);
+    const bool range = power < 0x1p128 && std::fabs(quotient) >= kMin && std::fabs(quotient) < 0x1p127;
     if (power < 0x1p127 && !(std::fabs(z[i] - power) <= bound)) ++wrong;
     if (power >= 0x1.01p128 && !(z[i] > 0x1p127f)) ++wrong;
-    if (power >= kLeast && power < 0x1p127) worst = std::fmax(worst, std::fabs(z[i] - power) / power);
+    if (power >= kMin && power < 0x1p127) worst = std::fmax(worst, std::fabs(z[i] - power) / power);
     if (range && !(std::fabs(w[i] - quotient) <= std::ldexp(std::fabs(quotient), -23) * 1.01)) ++wrong;
   }
   std::printf("Math::fast: %d numbers, %d wrong, %d outside of their tensors; exp2 within 2^%.2f\n", kCount, wrong,

@@ -1,4 +1,4 @@
-// The homework's quantizers and forward, written in the tile language, and the library's plans: the same bits.
+// The quantizers and the forward of puzzles 13 to 15 and the library's plans: the same bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "octile/linear.h"
 #include "octile/quantize.h"
 #include "octile/tile/tile.h"
-#include "puzzles/homework_kernels.h"
+#include "puzzles/linear_kernels.h"
 
 namespace octile::tile {
 namespace {
@@ -74,13 +74,13 @@ void compare_quantizers(bool whole, int rows, int columns, int kind) {
   const int n = rows * columns, scales = whole ? 1 : rows;
   auto x = interesting<T>(rows, columns, kind, random);
   Array<s8> q("q", {rows, columns}), library_q("q", {rows, columns});
-  Array<f32> scale("scale", {scales}), library_scale("scale", {scales}), most("most", {1}, {0.0f});
+  Array<f32> scale("scale", {scales}), library_scale("scale", {scales}), max_abs("max_abs", {1}, {0.0f});
   const auto with = [&](auto executor) {
     if (whole) {
-      launch(executor, Grid{cdiv(n, 256)}, puzzles::homework::FindMaximum{}, x, q, scale, most, n, c<256>);
-      launch(executor, Grid{cdiv(n, 256)}, puzzles::homework::QuantizeGlobal{}, x, q, scale, most, n, c<256>);
+      launch(executor, Grid{cdiv(n, 256)}, puzzles::linear::FindMaximum{}, x, q, scale, max_abs, n, c<256>);
+      launch(executor, Grid{cdiv(n, 256)}, puzzles::linear::QuantizeGlobal{}, x, q, scale, max_abs, n, c<256>);
     } else {
-      launch(executor, Grid{cdiv(rows, 4)}, puzzles::homework::QuantizeRows{}, x, q, scale, rows, columns, c<4>, c<64>);
+      launch(executor, Grid{cdiv(rows, 4)}, puzzles::linear::QuantizeRows{}, x, q, scale, rows, columns, c<4>, c<64>);
     }
   };
   QuantizeDescription description{.rows = rows, .cols = columns, .x = DTypeOf<LibraryType<T>>::value};
@@ -144,7 +144,7 @@ void compare_forward(const Size& s, bool per_channel, bool biased, int seed) {
   plan.run(args, {workspace.data(), plan.workspace_size()});
 
   const auto with = [&](auto channels, auto has_bias) {
-    launch(FastCpu{}, Grid{cdiv(s.batch, 16), cdiv(s.out, 16)}, puzzles::homework::Forward{}, x, x_scale, w, w_scale,
+    launch(FastCpu{}, Grid{cdiv(s.batch, 16), cdiv(s.out, 16)}, puzzles::linear::Forward{}, x, x_scale, w, w_scale,
            bias, y, s.batch, s.in, s.out, channels, has_bias, c<16>, c<16>, c<32>);
   };
   if (per_channel) {

@@ -16,7 +16,7 @@ MISTAKES = {
     "t.store(z + i, t.load(x + i) + t.load(x + col(t.arange(c<4>))));":
         "the two tiles have different numbers of rows, and neither has 1.",
     "t.arange(c<200>);": "every side of a tile is a power of two.",
-    "col(col(i));": "col() would make a tile of rank 4; the most is 3.",
+    "col(col(i));": "col() would make a tile of rank 4; the maximum is 3.",
     "t.load(x + j, i < 3);": "the mask has more rows, columns or planes than the tile of pointers.",
     "t.load(x + j, j);": "a mask is a comparison, or a tile of bool.",
     "t.store(z + j, t.load(x + i));": "the value stored has more rows, columns or planes than the tile of pointers.",
@@ -43,7 +43,7 @@ MISTAKES = {
         "dot() sums floats in f32 and s8 in s32.",
     "auto total = t.full(c<8>, 0.0f); total += t.load(x + col(t.arange(c<8>)) + t.arange(c<8>));":
         "+= would change the type or the shape of the tile on its left.",
-    "auto most = t.full(c<8>, 0.0f); most = maximum(most, max(t.load(x + i * 16 + j)));":
+    "auto top = t.full(c<8>, 0.0f); top = maximum(top, max(t.load(x + i * 16 + j)));":
         "a variable keeps its type and its shape, and what is assigned has others; t.full(b, c<1>, v) starts a column.",
     "auto k = t.arange(c<16>); k = i;":
         "a variable keeps its type and its shape, and what is assigned has others; t.full(b, c<1>, v) starts a column.",

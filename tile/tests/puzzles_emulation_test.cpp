@@ -1,5 +1,5 @@
-// The puzzles and the homework's kernels on the emulated GPU: within their tolerance at every size, and the bits of the
-// CPU where no sum of floats is in an order of the executor's own.
+// The solutions of the puzzles on the emulated GPU: within their tolerance at every size, and the bits of the CPU where
+// no sum of floats is in an order of the executor's own.
 #include <gtest/gtest.h>
 
 #include <new>
@@ -25,9 +25,7 @@ TEST(Emulated, KernelsAreRight) {
     for (const Case& a_case : puzzle.cases) {
       SCOPED_TRACE(puzzle.facts.name + ": " + text(puzzle.facts, a_case));
       CudaTrial trial(a_case);
-      EXPECT_TRUE(with_solution(puzzle.facts.number, [&](auto which, const auto&... kernels) {
-        decltype(which)::Type::run(trial, kernels...);
-      }));
+      EXPECT_TRUE(run_solution(puzzle.facts.number, trial));
       EXPECT_TRUE(trial.outcome.right()) << text(puzzle.facts, trial.outcome);
       if (sums_of_its_own.count(puzzle.facts.name) == 0) {
         EXPECT_TRUE(trial.outcome.outputs == puzzle.checked(a_case).outputs) << "other bits";

@@ -8,12 +8,16 @@
 #include <vector>
 
 #include "octile/tile/tile.h"
+#include "puzzles/elementwise_kernels.h"
+#include "puzzles/products_kernels.h"
+#include "puzzles/rows_kernels.h"
 #include "report/write_report.h"
-#include "kernels.h"
 
 namespace octile::tile::report_pages {
 
-using namespace kernels;
+using puzzles::elementwise::MaskedAdd;
+using puzzles::products::BatchedMatmul;
+using puzzles::rows::LongSoftmax;
 
 struct Page {
   Report report;
@@ -149,7 +153,7 @@ inline Page outer_add_wrong() {
 inline Page softmax() {
   auto x = normal("x", {4, 200}, 3.0f);
   Array<f32> z("z", {4, 200});
-  Page p{launch(CheckedCpu{}, Grid{4}, Softmax{}, x, z, 4, 200, c<1>, c<32>), {}};
+  Page p{launch(CheckedCpu{}, Grid{4}, LongSoftmax{}, x, z, 4, 200, c<1>, c<32>), {}};
   p.page.title = "Puzzle 8: softmax of long rows";
   std::vector<double> expected(800);
   for (int i = 0; i < 4; ++i) {
@@ -237,7 +241,7 @@ inline Page histogram() {
 inline Page sampled() {
   auto x = normal("x", {4096});
   Array<f32> z("z", {4096});
-  Page p{launch(CheckedCpu{.most_records = 100}, Grid{128}, MaskedAdd{}, x, z, 4090, c<32>), {}};
+  Page p{launch(CheckedCpu{.max_records = 100}, Grid{128}, MaskedAdd{}, x, z, 4090, c<32>), {}};
   p.page.title = "More accesses than are kept";
   return p;
 }
@@ -245,7 +249,7 @@ inline Page sampled() {
 inline Page large() {
   auto x = normal("x", {1500, 1100});
   Array<f32> z("z", {1500, 1100});
-  Page p{launch(CheckedCpu{}, Grid{375}, Softmax{}, x, z, 1500, 1100, c<4>, c<512>), {}};
+  Page p{launch(CheckedCpu{}, Grid{375}, LongSoftmax{}, x, z, 1500, 1100, c<4>, c<512>), {}};
   p.page.tensors = {tensor_values(x), tensor_values(z)};
   return p;
 }
@@ -259,7 +263,7 @@ inline Page hostile() {
   p.page.facts = {{kHostile, kHostile}};
   std::string text;
   for (int i = 0; i < 40; ++i) text += std::string(kHostile) + "\n";
-  p.page.sources = {{"kernels.h", text}};
+  p.page.sources = {{"elementwise_kernels.h", text}};
   return p;
 }
 

@@ -122,8 +122,8 @@ TEST(TileReport, NamesTheLoadOfAnUndefinedLane) {
         t.store(pz + i, exp2(t.load(px + i, i < 20)));
       },
       x, z);
-  EXPECT_TRUE(has(report_html(report, {}),
-                  "stores to <b>z[20]</b>; the lane was left undefined at <code>report_test.cpp:"));
+  EXPECT_TRUE(
+      has(report_html(report, {}), "stores to <b>z[20]</b>; the lane was left undefined at <code>report_test.cpp:"));
 }
 
 TEST(TileReport, SaysThatALoopDoesNotEnd) {
@@ -155,7 +155,7 @@ TEST(TileReport, SourceIsTheKernelAlone) {
   EXPECT_TRUE(has(html, "MaskedAdd</td>") || has(html, "MaskedAdd {"));
   EXPECT_FALSE(has(html, "OuterAdd"));
   Page q = masked_add();
-  q.page.sources = {{"kernels.h", "too short"}};
+  q.page.sources = {{"elementwise_kernels.h", "too short"}};
   EXPECT_TRUE(has(report_html(q.report, q.page), "The source is not at hand"));
 }
 
