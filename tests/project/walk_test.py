@@ -1,7 +1,8 @@
-"""The documents keep up with the tree: "Follow one call" names files and functions that are there, in at most four
-files, and relative links lead somewhere. Public headers include the standard library and each other, nothing else.
+"""The documents keep up with the tree: "Follow one call" names files and functions that are there, each file once, and
+relative links lead somewhere. Public headers include the standard library and each other, nothing else.
 
-The section "## Follow one call" of README.md has two numbered lists: from C++ to the kernel, and from Python to C++. Each item
+The section "## Follow one call" of README.md has three numbered lists: from C++ to the CPU's kernels, to a GPU's, and from Python
+to C++. Each item
 begins with the path of a file in backticks; the names in backticks after it are found in that file, or, written
 "`name` in `path`", in the file of that path.
 """
@@ -58,16 +59,18 @@ def anchors(text):
 
 
 def documents():
-    folders = ["bench", "cli", "data", "docs", "examples", "include", "python", "src", "tests", "tools"]
+    folders = ["bench", "check", "cli", "data", "docs", "examples", "include", "python", "src", "tests", "tile", "tools"]
     return [*SOURCE.glob("*.md"), *(path for folder in folders for path in SOURCE.glob(f"{folder}/**/*.md"))]
 
 
 class WalkTest(unittest.TestCase):
-    def test_call_is_at_most_four_files(self):
-        self.assertEqual(len(walks()), 2)
+    def test_call_is_a_straight_line(self):
+        self.assertEqual(len(walks()), 3)
         for steps, _ in walks():
-            self.assertGreaterEqual(len(steps), 2)
-            self.assertLessEqual(len({path for path, _ in steps}), 4, steps)
+            self.assertGreaterEqual(len(steps), 3)
+            self.assertLessEqual(len(steps), 6)
+            paths = [path for path, _ in steps]
+            self.assertEqual(len(paths), len(set(paths)), "a file is visited twice")
 
     def test_files_have_the_functions(self):
         for path, names in [entry for steps, elsewhere in walks() for entry in steps + elsewhere]:
@@ -78,11 +81,12 @@ class WalkTest(unittest.TestCase):
                 for name in names:
                     self.assertTrue(has(text, name), f"{path} has no {name}")
 
-    def test_the_last_file_defines_the_kernel(self):
-        steps, _ = walks()[0]
-        path, names = steps[-1]
-        kernel = names[0].split("::")[-1]
-        self.assertRegex(code(path), rf"\bvoid {kernel}\([^;]*?\) *{{", f"{path} does not define {kernel}")
+    def test_the_last_two_files_end_with_the_rows_of_the_quantizer_and_the_product(self):
+        for steps, _ in walks()[:2]:
+            for (path, names), kind in zip(steps[-2:], ("Quantize", "Gemm")):
+                row = f"extern constinit const {kind}Kernel {names[0]} = {{"
+                self.assertIn(row, code(path), f"{path} does not end with a row {names[0]}")
+                self.assertIn(f"ROW({names[0]})", code(steps[-3][0]))
 
     def test_links_of_documents(self):
         found = 0
