@@ -169,7 +169,7 @@ class Comparison {
       const std::vector<double> row_a(a.begin() + first, a.begin() + first + layer.k);
       const std::vector<double> row_b(b.begin() + first, b.begin() + first + layer.k);
       row.difference.add(row_a, row_b);
-      row.vanished += checkpoint::count_vanished(row_a, row_b, layer.k / groups_of(layer.weight, layer.k));
+      row.vanished += checkpoint::count_vanished(row_a, row_b, layer.k / checkpoint::groups_of(layer.weight, layer.k));
     }
   }
 
