@@ -186,7 +186,7 @@ def octile_calls(torch, octile, layer, x, arguments, bound):
             plan, call, y = octile.run(torch, layer, x, packed, a8=True)
             call()
             error = ((y.double() - exact).norm() / exact.norm()).item()
-            # Half a step of a row's largest value / 127 at bound, evenly: of normal values, none of which is 6 deviations
+            # Half a step of a row's largest value / 127 at most, evenly: of normal values, none of which is 6 deviations
             # away, 6 / 127 / sqrt(12) = 1.4 % in the mean square.
             found[plan.sku + (" packed" if packed else "")] = call, error, 2e-2
     return found
