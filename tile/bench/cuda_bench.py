@@ -32,7 +32,8 @@ def softmax_kernel(x, z, n0, length, B0: tl.constexpr, B1: tl.constexpr):
         j = (k + tl.arange(0, B1))[None, :]
         v = tl.load(x + i * length + j, mask=(i < n0) & (j < length), other=-float("inf"))
         new_max = tl.maximum(running_max, tl.max(v, axis=1, keep_dims=True))
-        total = total * tl.exp2(LOG2E * (running_max - new_max)) + tl.sum(tl.exp2(LOG2E * (v - new_max)), axis=1, keep_dims=True)
+        total *= tl.exp2(LOG2E * (running_max - new_max))
+        total += tl.sum(tl.exp2(LOG2E * (v - new_max)), axis=1, keep_dims=True)
         running_max = new_max
     for k in range(0, length, B1):
         j = (k + tl.arange(0, B1))[None, :]
