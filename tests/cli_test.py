@@ -265,7 +265,7 @@ class CudaTest(Case):
 
     def test_each_operation_has_a_benchmark(self):
         """Without a GPU no row's benchmarks are made, and a missing one would stop all of them on a GPU."""
-        table = (SOURCE / "cli" / "bench_cases.cpp").read_text().split("kGpuCases[] = {")[1].split("};")[0]
+        table = (SOURCE / "cli" / "bench" / "cases.cpp").read_text().split("kGpuCases[] = {")[1].split("};")[0]
         self.assertEqual(set(re.findall(r'^ *\{"(\w+)"', table, re.MULTILINE)), {row["operation"] for row in self.rows})
 
     def test_without_a_gpu(self):

@@ -1,5 +1,5 @@
 // The command's progress bar and tables. The test sees console.cpp itself: it is no part of the library.
-#include "cli/console.cpp"
+#include "cli/support/console.cpp"
 
 #include <gtest/gtest.h>
 

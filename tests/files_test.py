@@ -113,14 +113,14 @@ class SourceTest(unittest.TestCase):
     def test_one_file_opens_files_to_write(self):
         ways = re.compile(r"\b(?:ofstream|fstream|fopen|freopen|creat|mkstemp|mkostemp|tmpfile|O_CREAT|renameat2?|rename)\b")
         found = set()
-        for folder in ("checkpoint", "cli", "src", "tile"):
+        for folder in ("check", "checkpoint", "cli", "src", "tile"):
             for path in (SOURCE / folder).rglob("*"):
                 if path.suffix in (".cpp", ".h", ".cu", ".cuh"):
                     code = "\n".join(line.split("//")[0] for line in path.read_text().splitlines())
                     if ways.search(code.replace("#include <fstream>", "").replace("std::ifstream", "")):
                         found.add(str(path.relative_to(SOURCE)))
         # puzzles check also makes files, but only within its own folder, which mkdtemp() made for it alone.
-        self.assertEqual(found, {"src/base/output.cpp", "cli/group.cpp", "tile/puzzles/watch.cpp"})
+        self.assertEqual(found, {"src/base/output.cpp", "cli/support/group.cpp", "tile/puzzles/watch.cpp"})
 
 
 if __name__ == "__main__":
