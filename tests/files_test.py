@@ -27,8 +27,6 @@ class Case(unittest.TestCase):
         self.writers = []
         if "puzzles" in VERBS:
             self.writers += [("puzzles", "run", "1", "--report"), ("puzzles", "new", "1")]
-        if " demo " in VERBS:
-            self.writers += [("demo", "--epochs", "1", "--seeds", "1", "--hidden", "32", "--html")]
 
     def octile(self, *arguments, status=0, **options):
         done = subprocess.run([COMMAND, *arguments], cwd=self.root, text=True, timeout=60, **options,

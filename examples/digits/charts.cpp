@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/support/console.h"
+#include "text.h"
 
 namespace octile::digits {
 

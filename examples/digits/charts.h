@@ -6,11 +6,9 @@
 #include <vector>
 
 #include "experiment.h"
-#include "tile/report/escaped.h"
 
 namespace octile::digits {
 
-using tile::page::escaped;
 std::string str(std::string_view text);
 
 // The training loss of each way: a thin line for each seed, a thick one for their mean.

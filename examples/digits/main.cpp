@@ -1,22 +1,17 @@
-// octile demo: handwritten digits learned in f32, with an int8 forward, and in int8 throughout.
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
+// Handwritten digits learned in f32, with an int8 forward, and in int8 throughout: Octile through its public C++
+// interface.
+#include <CLI/CLI.hpp>
+#include <exception>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <stdexcept>
+#include <string>
 
-#include "base/output.h"
-#include "cli/cli.h"
-#include "cli/support/console.h"
 #include "data.h"
 #include "experiment.h"
-#include "page.h"
 #include "octile/octile.h"
+#include "page.h"
+#include "text.h"
 
 namespace octile::digits {
 
@@ -45,34 +40,18 @@ Handwritten Digits" (Alpaydin and Kaynak, 1998, CC BY 4.0), which is built in.
 The page is one file, needs no network, and is written at the end, whole or not at all.
 
 Examples:
-  octile demo
-  octile demo --seeds 1 --epochs 5 --no-html
-  octile demo --json --no-html | jq '.ways[] | {id, accuracy: .accuracy.mean}')";
+  octile-digits
+  octile-digits --seeds 1 --epochs 5 --no-html
+  octile-digits --json --no-html | jq '.ways[] | {id, accuracy: .accuracy.mean}')";
 
 struct Options {
   Settings settings;
   std::optional<std::string> data;  // a file
-  std::filesystem::path html = "octile-demo.html";
+  std::string html = "octile-demo.html";
   bool no_html = false;
   bool json = false;
+  bool quiet = false;
 };
-
-// Found out before the training, not after it.
-void check_writable(const std::filesystem::path& file) {
-  const std::filesystem::file_status status = std::filesystem::status(file);
-  if (std::filesystem::is_other(status)) return;  // is written into
-  const std::filesystem::path parent = file.parent_path();
-  const std::filesystem::path folder = parent.empty() ? "." : parent;
-  if (std::filesystem::is_directory(file)) {
-    throw std::runtime_error("cannot write " + file.string() + ": it is a directory");
-  }
-  if (!std::filesystem::is_directory(folder)) {
-    throw std::runtime_error("cannot write " + file.string() + ": there is no directory " + folder.string());
-  }
-  if (access(folder.c_str(), W_OK) != 0) {
-    throw std::runtime_error("cannot write " + file.string() + ": " + folder.string() + ": " + std::strerror(errno));
-  }
-}
 
 std::string range(const PerSeed& accuracy) { return fixed(accuracy.low(), 2) + " to " + fixed(accuracy.high(), 2); }
 
@@ -147,39 +126,34 @@ nlohmann::json to_json(const Result& result) {
 
 void run(const Options& options) {
   const bool html = !options.no_html;
-  if (html) check_writable(options.html);
+  if (html) require_writable(options.html);
   const bool built_in = !options.data;
   const Digits digits = built_in ? built_in_digits() : parse_digits(read_file(*options.data), *options.data);
   Result result;
   {
-    Progress progress("training", experiment_length(options.settings));
-    result = run_experiment(options.settings, digits, [&](const std::string& what) { progress.advance(1, what); });
+    Progress progress(experiment_length(options.settings), options.quiet);
+    result = run_experiment(options.settings, digits, [&](const std::string& what) { progress.advance(what); });
   }
   result.source = built_in ? "UCI optical recognition of handwritten digits, test part" : *options.data;
-  if (html) base::write_file(options.html, demo_page(result, digits));
+  if (html) write_file(options.html, demo_page(result, digits));
   if (options.json) {
     nlohmann::json document = to_json(result);
-    if (html) document["html"] = options.html.string();
+    if (html) document["html"] = options.html;
     std::cout << document.dump(2) << std::endl;
     return;
   }
   print_tables(result);
-  if (html) std::cout << "wrote " << options.html.string() << ": curves and tables, for a browser" << std::endl;
+  if (html) std::cout << "wrote " << options.html << ": curves and tables, for a browser" << std::endl;
 }
 
-}  // namespace
-
-void add_demo(CLI::App& app) {
-  CLI::App* demo = app.add_subcommand("demo", kDescription);
-  demo->footer(kFooter);
-  const auto options = std::make_shared<Options>();
-  Settings& s = options->settings;
-  demo->add_option("--epochs", s.epochs, "Passes over the training images")
+void add_options(CLI::App& app, Options& options) {
+  Settings& s = options.settings;
+  app.add_option("--epochs", s.epochs, "Passes over the training images")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  demo->add_option("--seeds", s.seeds, "Repeat with seeds 1 to N")->check(CLI::Range(1, 100))->capture_default_str();
-  demo->add_option("--batch", s.batch, "Most images in a minibatch")->check(CLI::Range(1, 4096))->capture_default_str();
-  demo->add_option("--hidden", s.hidden, "Width of the hidden layers, a multiple of 32")
+  app.add_option("--seeds", s.seeds, "Repeat with seeds 1 to N")->check(CLI::Range(1, 100))->capture_default_str();
+  app.add_option("--batch", s.batch, "Most images in a minibatch")->check(CLI::Range(1, 4096))->capture_default_str();
+  app.add_option("--hidden", s.hidden, "Width of the hidden layers, a multiple of 32")
       ->check(CLI::Range(32, 8192))
       ->check(CLI::Validator(
           [](const std::string& text) {
@@ -187,17 +161,41 @@ void add_demo(CLI::App& app) {
           },
           "", "multiple"))
       ->capture_default_str();
-  demo->add_option("--threads", s.threads, "CPU threads to use; 0: all of the machine")
+  app.add_option("--threads", s.threads, "CPU threads to use; 0: all of the machine")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  demo->add_option("--data", options->data, "Learn from this file instead of the digits that are built in")
+  app.add_option("--data", options.data, "Learn from this file instead of the digits that are built in")
       ->type_name("FILE");
   auto* html =
-      demo->add_option("--html", options->html, "Where to write the page")->type_name("FILE")->capture_default_str();
-  demo->add_flag("--no-html", options->no_html, "Write no page")->excludes(html);
-  demo->add_flag("--json", options->json, "Print one JSON document, with every seed and curve, instead of tables");
-  add_quiet(*demo);
-  demo->callback([options] { run(*options); });
+      app.add_option("--html", options.html, "Where to write the page")->type_name("FILE")->capture_default_str();
+  app.add_flag("--no-html", options.no_html, "Write no page")->excludes(html);
+  app.add_flag("--json", options.json, "Print one JSON document, with every seed and curve, instead of tables");
+  app.add_flag("-q,--quiet", options.quiet, "Show no progress; where stderr is no terminal, none is");
 }
 
+}  // namespace
+
 }  // namespace octile::digits
+
+int main(int argc, char** argv) {
+  using namespace octile::digits;
+  CLI::App app(kDescription, "octile-digits");
+  app.footer(kFooter);
+  app.set_help_flag("-h,--help", "Show this page and exit");
+  Options options;
+  add_options(app, options);
+  try {
+    app.parse(argc, argv);
+    run(options);
+    if (!std::cout.flush()) throw std::runtime_error("cannot write to the standard output");
+    return 0;
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::cerr << "octile-digits: " << error.what() << " (see octile-digits --help)" << std::endl;
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "octile-digits: " << error.what() << std::endl;
+    return 1;
+  }
+}

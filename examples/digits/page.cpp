@@ -1,11 +1,14 @@
 #include "page.h"
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <sstream>
+#include <thread>
 
-#include "cli/support/console.h"
 #include "charts.h"
-#include "cli/support/machine.h"
 #include "octile/octile.h"
+#include "text.h"
 
 namespace octile::digits {
 
@@ -190,9 +193,19 @@ std::string item(const std::string& term, const std::string& description) {
   return "<dt>" + term + "</dt><dd>" + description + "</dd>\n";
 }
 
+// As Linux names it.
+std::string processor() {
+  std::istringstream lines(std::filesystem::exists("/proc/cpuinfo") ? read_file("/proc/cpuinfo") : std::string());
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(": ") + 2);
+  }
+  return "an unnamed processor";
+}
+
+int all_threads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
 std::string what_was_run(const Result& result) {
   const Settings& s = result.settings;
-  const Machine machine = this_machine();
   const std::string hidden = std::to_string(s.hidden);
   std::string out = "<dl>\n";
   out += item("data", escaped(result.source) + ", " + grouped(result.images) + " images of 8 x 8 pixels");
@@ -210,7 +223,7 @@ std::string what_was_run(const Result& result) {
                                           "; each sets the parts, the first weights and the order of minibatches, "
                                           "the same for all three ways");
   out += item("machine",
-              escaped(machine.cpu) + ", " + std::to_string(s.threads > 0 ? s.threads : machine.threads) + " threads");
+              escaped(processor()) + ", " + std::to_string(s.threads > 0 ? s.threads : all_threads()) + " threads");
   out += item("octile", octile_version());
   for (const WayResult& way : result.ways) out += item(escaped(way.label), "<code>" + escaped(way.kernels) + "</code>");
   for (std::size_t f = 1; f < result.formats.size(); ++f) {
@@ -225,12 +238,6 @@ std::string difference(double accuracy, double f32_accuracy) {
   const double points = accuracy - f32_accuracy;
   const std::string text = fixed(std::abs(points), 2);
   return (text == "0.00" ? "" : points < 0 ? "-" : "+") + text;
-}
-
-std::string grouped(std::int64_t value) {
-  std::string text = std::to_string(value);
-  for (std::int64_t at = std::ssize(text) - 3; at > 0; at -= 3) text.insert(static_cast<std::size_t>(at), ",");
-  return text;
 }
 
 std::string demo_page(const Result& result, const Digits& digits) {

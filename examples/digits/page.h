@@ -12,7 +12,4 @@ std::string demo_page(const Result& result, const Digits& digits);
 // How a way or a format differs from its f32 twin, in points: "+0.06", "-0.11".
 std::string difference(double accuracy, double f32_accuracy);
 
-// "1,437".
-std::string grouped(std::int64_t value);
-
 }  // namespace octile::digits
