@@ -140,7 +140,7 @@ class QuantizerCases {
       d.q_min = d.q == DType::u8 ? 0 : affine ? turn_.pick({-8, -5}) : turn_.pick({-8, -7});
       d.q_max = d.q == DType::s4 ? turn_.pick({1, 6}) : turn_.pick({7, 100, 127});
     }
-    if (has_scale_source() && turn_.one_in(4)) d.least_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
+    if (has_scale_source() && turn_.one_in(4)) d.min_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
     c.description = d;
     cases_.emplace_back(c);
   }
@@ -159,61 +159,55 @@ class QuantizerCases {
   std::vector<Case> cases_;
 };
 
-std::vector<Case> ordinary_cases(Operation operation) {
-  switch (operation) {
-    case Operation::quantize:
-    case Operation::dequantize:
-    case Operation::quantize_backward:
-    case Operation::dequantize_backward:
-    case Operation::fake_quantize:
-    case Operation::fake_quantize_backward:
-      return QuantizerCases(operation).all();
+std::vector<Case> one_step_only(std::vector<Case> all) {
+  std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
+  return all;
+}
+
+std::vector<Case> ordinary_cases(Task task) {
+  switch (task.operation) {
     case Operation::gradient_quantize:
-    case Operation::w8a16_gemm:
     case Operation::column_sum:
-      return linear_backward_cases(operation);
-    case Operation::w8a8_linear: {
-      std::vector<Case> all = w8a8_cases();
-      std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
-      return all;
-    }
-    case Operation::w8a8_gemm: {
-      std::vector<Case> all = w8a8_cases();
-      const std::vector<Case> backward = linear_backward_cases(operation);
-      all.insert(all.end(), backward.begin(), backward.end());
-      return all;
-    }
-    case Operation::w4a16_gemm:
-      return w4a16_cases();
-    case Operation::w4a8_gemm:
-      return w4a8_cases();
+      return linear_backward_cases(task);
+    case Operation::linear:
+      return one_step_only(w8a8_cases());
+    case Operation::gemm:
+      break;
+    default:
+      return QuantizerCases(task.operation).all();
   }
-  throw std::runtime_error(message("no cases for operation ", static_cast<int>(operation)));
+  if (task.format == kW4A16) return w4a16_cases();
+  if (task.format == kW4A8) return w4a8_cases();
+  std::vector<Case> all = task.format == kW8A8 ? w8a8_cases() : std::vector<Case>();
+  const std::vector<Case> backward = linear_backward_cases(task);
+  all.insert(all.end(), backward.begin(), backward.end());
+  return all;
+}
+
+std::vector<Case> large_cases_of(Task task) {
+  return task.operation == Operation::linear ? one_step_only(large_cases({Operation::gemm, kW8A8})) : large_cases(task);
 }
 
 // What a quick run needs too: long sums, and sizes that several threads share.
-std::vector<Case> special_cases(Operation operation) {
-  switch (operation) {
-    case Operation::quantize:
-    case Operation::dequantize:
-    case Operation::quantize_backward:
-    case Operation::dequantize_backward:
-    case Operation::fake_quantize:
-    case Operation::fake_quantize_backward:
-      return QuantizerCases(operation).special();
+std::vector<Case> special_cases(Task task) {
+  switch (task.operation) {
+    case Operation::gradient_quantize:
+    case Operation::linear:
+    case Operation::gemm:
+    case Operation::column_sum:
+      return special_linear_cases(task);
     default:
-      return special_linear_cases(operation);
+      return QuantizerCases(task.operation).special();
   }
 }
 
 }  // namespace
 
-std::vector<Case> cases(Operation operation, DeviceType device, bool quick) {
-  std::vector<Case> list = ordinary_cases(operation);
+std::vector<Case> cases(Task task, DeviceType device, bool quick) {
+  std::vector<Case> list = ordinary_cases(task);
   if (device == DeviceType::cuda) {
-    const std::vector<Case> large = large_cases(operation);
+    const std::vector<Case> large = large_cases_of(task);
     list.insert(list.end(), large.begin(), large.end());
-    for (Case& c : list) std::visit([](CaseBase& base) { base.narrow_products = true; }, c);
   }
   if (quick) {
     // 11 is prime to every period of the loops above, so that the sample meets every option.
@@ -221,7 +215,7 @@ std::vector<Case> cases(Operation operation, DeviceType device, bool quick) {
     for (std::size_t i = 0; i < list.size(); i += 11) sample.push_back(list[i]);
     list = std::move(sample);
   }
-  const std::vector<Case> special = special_cases(operation);
+  const std::vector<Case> special = special_cases(task);
   list.insert(list.end(), special.begin(), special.end());
   return list;
 }

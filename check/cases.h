@@ -52,8 +52,6 @@ struct CaseBase {
   Data data = Data::normal;
   // Too long for the oracle: what is expected comes from the CPU's fastest rows, which `octile check` compares with it.
   bool large = false;
-  // A dequantized weight may be rounded to the type of a 16-bit operand: matrix units take both in one type.
-  bool narrow_products = false;
 };
 
 struct QuantizerCase : CaseBase {
@@ -75,7 +73,7 @@ using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase>;
 // All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
 // quick: an eleventh of them, spread evenly, and the special ones. Throws std::runtime_error for an operation that it
 // has no cases for.
-std::vector<Case> cases(Operation operation, DeviceType device, bool quick);
+std::vector<Case> cases(Task task, DeviceType device, bool quick);
 
 // Every parameter of a case, on one line.
 std::string describe(const Case& c);

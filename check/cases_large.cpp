@@ -63,7 +63,7 @@ class LargeCases {
     return std::move(cases_);
   }
 
-  std::vector<Case> four_bits(Operation operation) {
+  std::vector<Case> four_bits(GemmFormat format) {
     for (const Sizes& sizes : kFourBits) {
       for (int turn = 0; turn < 6; ++turn) {
         LinearCase c;
@@ -71,7 +71,7 @@ class LargeCases {
         d.x = turn_.pick({DType::f16, DType::bf16});
         d.y = turn_.pick({d.x, d.x, DType::f32});
         d.activation = Activation::none;
-        if (operation == Operation::w4a8_gemm) {
+        if (format == kW4A8) {
           d.x = turn_.pick({DType::f16, DType::s8});
           d.y = turn_.pick({DType::f16, DType::bf16, DType::f32});
           d.activation = turn_.pick(kActivations);
@@ -79,9 +79,9 @@ class LargeCases {
         }
         d.weight = WeightFormat::s4_group;
         do {
-          d.group = turn_.pick(kGroups);
-        } while (d.group != 0 && d.k % d.group != 0);
-        d.weight_zero_point = turn_.pick(kBools);
+          d.weight.group = turn_.pick(kGroups);
+        } while (d.weight.group != 0 && d.k % d.weight.group != 0);
+        d.weight.zero_point = turn_.pick(kBools);
         d.bias = turn_.pick(kBools);
         d.packed_weight = turn % 2 == 1;
         dress(c, d.m);
@@ -189,30 +189,20 @@ class LargeCases {
 
 }  // namespace
 
-std::vector<Case> large_cases(Operation operation) {
-  switch (operation) {
-    case Operation::quantize:
-    case Operation::dequantize:
-    case Operation::quantize_backward:
-    case Operation::dequantize_backward:
-    case Operation::fake_quantize:
-    case Operation::fake_quantize_backward:
-      return LargeCases().quantizers(operation);
-    case Operation::w8a8_gemm:
-      return LargeCases().products();
-    case Operation::w8a16_gemm:
-      return LargeCases().gradients();
-    case Operation::w4a16_gemm:
-    case Operation::w4a8_gemm:
-      return LargeCases().four_bits(operation);
-    case Operation::w8a8_linear: {
-      std::vector<Case> all = LargeCases().products();
-      std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
-      return all;
-    }
-    default:
+std::vector<Case> large_cases(Task task) {
+  switch (task.operation) {
+    case Operation::gradient_quantize:
+    case Operation::linear:
+    case Operation::column_sum:
       return {};
+    case Operation::gemm:
+      break;
+    default:
+      return LargeCases().quantizers(task.operation);
   }
+  if (task.format == kW8A8) return LargeCases().products();
+  if (task.format == kW8A16) return LargeCases().gradients();
+  return LargeCases().four_bits(task.format);
 }
 
 }  // namespace octile::check

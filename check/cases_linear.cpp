@@ -45,7 +45,7 @@ class LinearCases {
         if ((x == DType::f64) == (y == DType::f64)) w4_options({.x = x, .y = y, .activation = Activation::none});
       }
     }
-    w4_sizes(Operation::w4a16_gemm);
+    w4_sizes(kW4A16);
     return std::move(cases_);
   }
 
@@ -58,15 +58,14 @@ class LinearCases {
         }
       }
     }
-    w4_sizes(Operation::w4a8_gemm);
+    w4_sizes(kW4A8);
     return std::move(cases_);
   }
 
-  std::vector<Case> shared_by_threads(Operation operation) {
+  std::vector<Case> shared_by_threads(GemmFormat format) {
     for (const Sizes sizes : kSharedByThreads) {
       for (int turn = 0; turn < 3; ++turn) {
-        const bool w4 = operation == Operation::w4a16_gemm || operation == Operation::w4a8_gemm;
-        add(w4 ? rotated_w4(operation, sizes.k) : rotated_w8a8(), sizes);
+        add(format.b == DType::s4 ? rotated_w4(format, sizes.k) : rotated_w8a8(), sizes);
       }
     }
     return std::move(cases_);
@@ -88,8 +87,8 @@ class LinearCases {
       for (const bool zero_point : kBools) {
         for (const bool bias : kBools) {
           for (const Sizes sizes : {Sizes{3, 7, 128}, {8, 33, 256}}) {
-            d.group = group;
-            d.weight_zero_point = zero_point;
+            d.weight.group = group;
+            d.weight.zero_point = zero_point;
             d.bias = bias;
             d.packed_weight = turn_.pick(kBools);
             add(d, sizes);
@@ -99,16 +98,16 @@ class LinearCases {
     }
   }
 
-  void w4_sizes(Operation operation) {
+  void w4_sizes(GemmFormat format) {
     for (const std::int64_t m : kRows) {
       for (const std::int64_t n : kSizes) {
         for (const std::int64_t k : {0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384}) {
-          add(rotated_w4(operation, k), {m, n, k});
+          add(rotated_w4(format, k), {m, n, k});
         }
       }
     }
     for (const Sizes sizes : {Sizes{257, 33, 64}, {4, 300, 1024}, {1, 64, 4096}, {1, 5, 4099}}) {
-      for (int turn = 0; turn < 6; ++turn) add(rotated_w4(operation, sizes.k), sizes);
+      for (int turn = 0; turn < 6; ++turn) add(rotated_w4(format, sizes.k), sizes);
     }
   }
 
@@ -143,9 +142,9 @@ class LinearCases {
     return d;
   }
 
-  LinearDescription rotated_w4(Operation operation, std::int64_t k) {
+  LinearDescription rotated_w4(GemmFormat format, std::int64_t k) {
     LinearDescription d;
-    if (operation == Operation::w4a8_gemm) {
+    if (format == kW4A8) {
       d = rotated_w8a8();
       d.weight_layout = WeightLayout::out_in;
     } else {
@@ -155,9 +154,9 @@ class LinearCases {
     }
     d.weight = WeightFormat::s4_group;
     do {
-      d.group = turn_.pick(kGroups);
-    } while (d.group != 0 && k % d.group != 0);
-    d.weight_zero_point = turn_.pick(kBools);
+      d.weight.group = turn_.pick(kGroups);
+    } while (d.weight.group != 0 && k % d.weight.group != 0);
+    d.weight.zero_point = turn_.pick(kBools);
     d.bias = turn_.pick(kBools);
     d.packed_weight = turn_.pick(kBools);
     return d;
@@ -180,7 +179,7 @@ class LinearCases {
 
 class LinearBackwardCases {
  public:
-  explicit LinearBackwardCases(Operation operation) : operation_(operation) {}
+  explicit LinearBackwardCases(Task task) : task_(task) {}
 
   std::vector<Case> all() {
     for (const Product dx : kProducts) {
@@ -222,9 +221,9 @@ class LinearBackwardCases {
 
  private:
   bool exercises(const LinearBackwardDescription& d) const {
-    if (operation_ == Operation::column_sum) return d.db;
-    if (operation_ == Operation::gradient_quantize) return d.dx == Product::int8 && d.dw == Product::int8;
-    const Product wanted = operation_ == Operation::w8a8_gemm ? Product::int8 : Product::dequantized;
+    if (task_.operation == Operation::column_sum) return d.db;
+    if (task_.operation == Operation::gradient_quantize) return d.dx == Product::int8 && d.dw == Product::int8;
+    const Product wanted = task_.format == kW8A8 ? Product::int8 : Product::dequantized;
     return d.dx == wanted || d.dw == wanted;
   }
 
@@ -293,7 +292,7 @@ class LinearBackwardCases {
 
   static constexpr std::array<Sizes, 6> kSmall = {
       {{3, 31, 7}, {8, 16, 33}, {1, 64, 5}, {33, 7, 16}, {17, 34, 31}, {2, 1, 3}}};
-  Operation operation_;
+  Task task_;
   Rotation turn_;
   std::vector<Case> cases_;
 };
@@ -306,25 +305,28 @@ std::vector<Case> w4a16_cases() { return LinearCases().w4a16(); }
 
 std::vector<Case> w4a8_cases() { return LinearCases().w4a8(); }
 
-std::vector<Case> linear_backward_cases(Operation operation) { return LinearBackwardCases(operation).all(); }
+std::vector<Case> linear_backward_cases(Task task) { return LinearBackwardCases(task).all(); }
 
-std::vector<Case> special_linear_cases(Operation operation) {
+std::vector<Case> special_linear_cases(Task task) {
   const auto append = [](std::vector<Case>& all, const std::vector<Case>& more) {
     all.insert(all.end(), more.begin(), more.end());
   };
+  const bool w8a8 = task == Task{Operation::gemm, kW8A8};
+  const bool linear = task.operation == Operation::linear;
   std::vector<Case> all;
-  if (operation == Operation::w8a8_gemm) {
+  if (w8a8) {
     all = LinearBackwardCases::longest_contractions();
     for (const DType y : {DType::f32, DType::f64}) {
       for (const bool packed : kBools) all.push_back(LinearCases::longest_contraction(y, packed));
     }
   }
-  const bool forward = operation == Operation::w8a8_linear || operation == Operation::w8a8_gemm ||
-                       operation == Operation::w4a16_gemm || operation == Operation::w4a8_gemm;
-  if (forward) append(all, LinearCases().shared_by_threads(operation));
-  if (!forward || operation == Operation::w8a8_gemm) append(all, LinearBackwardCases(operation).shared_by_threads());
-  if (operation == Operation::w8a8_linear) {
+  if (linear || (task.operation == Operation::gemm && task.format != kW8A16)) {
+    append(all, LinearCases().shared_by_threads(linear ? kW8A8 : task.format));
+  }
+  if (linear) {
     std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
+  } else if (task.format.b == DType::s8) {
+    append(all, LinearBackwardCases(task).shared_by_threads());
   }
   return all;
 }

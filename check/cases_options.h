@@ -74,10 +74,10 @@ inline bool can_be_one_step(const LinearDescription& d) {
 
 // Of cases.cpp's list: what exercises products (cases_linear.cpp), and what is large (cases_large.cpp).
 std::vector<Case> w8a8_cases();
-std::vector<Case> large_cases(Operation operation);
+std::vector<Case> large_cases(Task task);
 std::vector<Case> w4a16_cases();
 std::vector<Case> w4a8_cases();
-std::vector<Case> linear_backward_cases(Operation operation);
-std::vector<Case> special_linear_cases(Operation operation);
+std::vector<Case> linear_backward_cases(Task task);
+std::vector<Case> special_linear_cases(Task task);
 
 }  // namespace octile::check

@@ -13,14 +13,14 @@ std::string describe_one(const QuantizerCase& c) {
   return message(name(c.operation), " x=", d.x, " q=", d.q, " rows=", c.rows, " of ", d.rows, " cols=", d.cols, ' ',
                  name(d.granularity), " group=", d.group, ' ', name(d.scale), ' ', name(d.mapping), ' ',
                  name(d.rounding), ' ', name(d.orientation), " multiplier=", name(d.multiplier), " mask=", name(d.mask),
-                 " range=", d.q_min, "..", d.q_max, " least_scale=", d.least_scale, " scale_out=", c.scale_out);
+                 " range=", d.q_min, "..", d.q_max, " min_scale=", d.min_scale, " scale_out=", c.scale_out);
 }
 
 std::string describe_one(const LinearCase& c) {
   const LinearDescription& d = c.description;
   return message("linear m=", c.rows, " of ", d.m, " n=", d.n, " k=", d.k, " x=", d.x, " y=", d.y, ' ',
                  name(d.activation), " static_scale=", d.static_scale, ' ', name(d.weight), ' ', name(d.weight_layout),
-                 d.packed_weight ? " packed" : "", " group=", d.group, " zero_point=", d.weight_zero_point,
+                 d.packed_weight ? " packed" : "", " group=", d.weight.group, " zero_point=", d.weight.zero_point,
                  " bias=", d.bias, " x_multiplier=", d.x_multiplier);
 }
 

@@ -63,12 +63,19 @@ struct Quantizer {
   }
 };
 
-Operand weight_scale(WeightFormat weight, DType dtype, std::int64_t n) {
+// Of W(n, k), a scale for each tensor, row or group.
+Size weight_scale_size(const WeightFormat& weight, std::int64_t n, std::int64_t k) {
+  if (weight.granularity == Granularity::tensor) return {1};
+  if (weight.granularity == Granularity::row) return {n};
+  return {n, k / (weight.group == 0 ? std::max<std::int64_t>(k, 1) : weight.group)};
+}
+
+Operand weight_scale(const WeightFormat& weight, DType dtype, const Size& size) {
   return {.name = "weight_scale",
           .dtype = dtype,
-          .size = {weight == WeightFormat::s8_per_channel ? n : 1},
+          .size = size,
           .content = Content::scale,
-          .typical = 0.01};
+          .typical = weight.type == DType::s4 ? 0.1 : 0.01};
 }
 
 Operand x_scale(Activation activation, DType dtype, std::int64_t rows) {
@@ -145,24 +152,18 @@ Operands operands<FakeQuantizeBackwardArgs>(const QuantizeDescription& d, std::i
 template <>
 Operands operands<LinearArgs>(const LinearDescription& d, std::int64_t rows) {
   const DType real = scale_type(d.y);
-  const bool s4 = d.weight == WeightFormat::s4_group;
-  const Size groups = {d.n, d.k / (d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group)};
-  Operand scale = weight_scale(d.weight, real, d.n);
-  if (s4) {
-    scale.size = groups;
-    scale.typical = 0.1;
-  }
+  const Size scales = weight_scale_size(d.weight, d.n, d.k);
   const Operand x =
       d.x == DType::s8 ? integers("x", d.x, {rows, d.k}) : Operand{.name = "x", .dtype = d.x, .size = {rows, d.k}};
   return {x,
           if_present(d.x == DType::s8, x_scale(d.activation, real, rows)),
           if_present(d.x_multiplier,
                      {.name = "x_multiplier", .dtype = real, .size = {d.k}, .content = Content::multiplier}),
-          integers("weight", s4 ? DType::s4 : DType::s8, weight_size(d.weight_layout, d.n, d.k)),
-          scale,
-          if_present(d.weight_zero_point, {.name = "weight_zero_point",
+          integers("weight", d.weight.type, weight_size(d.weight_layout, d.n, d.k)),
+          weight_scale(d.weight, real, scales),
+          if_present(d.weight.zero_point, {.name = "weight_zero_point",
                                            .dtype = DType::s32,
-                                           .size = groups,
+                                           .size = scales,
                                            .content = Content::zero_point,
                                            .range = {-8, 7}}),
           if_present(d.bias, {.name = "bias", .dtype = d.y, .size = {d.n}}),
@@ -178,7 +179,7 @@ Operands operands<LinearBackwardArgs>(const LinearBackwardDescription& d, std::i
   dw_out.accumulates = d.dw_accumulate;
   return {{.name = "dy", .dtype = d.dy, .size = {rows, d.n}},
           if_present(dx, integers("weight", DType::s8, weight_size(d.weight_layout, d.n, d.k))),
-          if_present(dx, weight_scale(d.weight, real, d.n)),
+          if_present(dx, weight_scale(d.weight, real, weight_scale_size(d.weight, d.n, d.k))),
           if_present(dw, integers("x", DType::s8, d.x_transposed ? Size{d.k, rows} : Size{rows, d.k})),
           if_present(dw, x_scale(d.activation, real, rows)),
           if_present(dx, out("dx", d.dy, {rows, d.k})),

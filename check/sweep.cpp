@@ -1,6 +1,7 @@
 #include "check/sweep.h"
 
 #include <atomic>
+#include <cctype>
 #include <chrono>
 #include <stdexcept>
 
@@ -21,20 +22,56 @@ struct Refused {
   std::string reason;
 };
 
-std::optional<Operation> operation_named(std::string_view text) {
-  for (int i = 0; i <= static_cast<int>(Operation::column_sum); ++i) {
-    if (name(static_cast<Operation>(i)) == text) return static_cast<Operation>(i);
+// What a row of the table computes, and how far it may be off.
+struct Work {
+  Task task;
+  Bound bound;
+};
+
+Work work_of(std::string_view row) {
+  for (const QuantizeKernel* kernel : quantize_kernels()) {
+    if (kernel->name == row) return {kernel->task, kernel->bound};
   }
-  return {};
+  for (const GemmKernel* kernel : gemm_kernels()) {
+    if (kernel->name == row) return {kernel->task, kernel->bound};
+  }
+  throw std::logic_error(message("no row is named ", row));
 }
 
+// The rows in a plan's "row + row (unaligned: row)".
+std::vector<std::string> rows_in(std::string_view sku) {
+  std::vector<std::string> rows(1);
+  for (const char c : sku) {
+    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') {
+      rows.back() += c;
+    } else if (!rows.back().empty()) {
+      rows.emplace_back();
+    }
+  }
+  std::erase_if(rows, [](const std::string& row) { return row.empty() || row == "unaligned"; });
+  return rows;
+}
+
+// Whether the plan has this row for a step; not for unaligned operands alone.
 bool lists(std::string_view sku, std::string_view row) {
   for (std::size_t begin = 0; begin <= sku.size();) {
     const std::size_t end = std::min(sku.find(" + ", begin), sku.size());
-    if (sku.substr(begin, end - begin) == row) return true;
+    const std::string_view step = sku.substr(begin, end - begin);
+    if (step.substr(0, step.find(" (")) == row) return true;
     begin = end + 3;
   }
   return false;
+}
+
+Bounds bounds_of(std::string_view sku) {
+  Bounds bounds;
+  for (const std::string& row : rows_in(sku)) {
+    const Work work = work_of(row);
+    // It adds dB up as column_sum does.
+    const bool gradients = work.task.operation == Operation::gradient_quantize;
+    bounds[gradients ? Task{Operation::column_sum} : work.task].push_back(gradients ? Bound::sum : work.bound);
+  }
+  return bounds;
 }
 
 // Sets a global of the library for a while.
@@ -68,37 +105,34 @@ std::int64_t RowResult::skipped_cases() const {
 Sweep::Sweep(const SweepOptions& options) : options_(options) {
   if (options.device == DeviceType::cuda) gpu_.emplace(0, options.own_allocations);
   const std::vector<KernelInfo> all = kernels();
-  rows_.reserve(all.size());  // operations_ points into it
+  rows_.reserve(all.size());  // tasks_ points into it
   for (const KernelInfo& info : all) {
     if (info.device != options.device || (!options.kernel.empty() && !matches(info.name, options.kernel))) continue;
     RowResult& row = rows_.emplace_back(RowResult{info});
-    if (const std::optional<Operation> operation = operation_named(info.operation)) {
-      operations_[*operation].push_back(&row);
-      row.sums_in_float = *operation > Operation::w8a8_gemm || *operation == Operation::gradient_quantize;
-    } else {
-      fail(row, "no case", message("nothing exercises operation ", info.operation));
-    }
+    const Work work = work_of(info.name);
+    tasks_[work.task].push_back(&row);
+    row.sums_in_float = work.bound != Bound::exact || work.task.operation == Operation::gradient_quantize;
   }
 }
 
 std::int64_t Sweep::steps() {
   std::int64_t count = 0;
-  for (const auto& [operation, rows] : operations_) {
-    count += static_cast<std::int64_t>(cases_of(operation).size() * rows.size());
+  for (const auto& [task, rows] : tasks_) {
+    count += static_cast<std::int64_t>(cases_of(task).size() * rows.size());
   }
   return count;
 }
 
 void Sweep::run(const Observer& observer) {
-  for (const auto& [operation, rows] : operations_) {
-    const std::vector<Case>& list = cases_of(operation);
+  for (const auto& [task, rows] : tasks_) {
+    const std::vector<Case>& list = cases_of(task);
     for (std::size_t i = 0; i < list.size() && !gpu_lost_; ++i) run_case(rows, list[i], i, observer);
   }
 }
 
-const std::vector<Case>& Sweep::cases_of(Operation operation) {
-  auto [entry, added] = cases_.try_emplace(operation);
-  if (added) entry->second = cases(operation, options_.device, options_.quick);
+const std::vector<Case>& Sweep::cases_of(Task task) {
+  auto [entry, added] = cases_.try_emplace(task);
+  if (added) entry->second = cases(task, options_.device, options_.quick);
   return entry->second;
 }
 
@@ -145,7 +179,7 @@ std::string Sweep::run_and_compare(RowResult& row, const Trial& trial, const Att
     if (gpu_ && !refusal.empty()) throw Refused{refusal};
     return message("the plan chose ", choice.sku);
   }
-  const Tensors::Comparison comparison = tensors.compare();
+  const Tensors::Comparison comparison = tensors.compare(bounds_of(choice.sku));
   row.worst = std::max(row.worst, comparison.worst);
   if (!comparison.difference.empty()) return comparison.difference;
   return tensors.inputs_changed() ? "an input was written to" : "";
@@ -160,7 +194,7 @@ std::string Sweep::try_row(RowResult& row, const Trial& trial, int threads) {
 
   attempt.threads = threads == 1 ? 3 : 1;
   attempt.as_graph = gpu_ && options_.graphs;
-  if (!attempt.as_graph && !tensors.has_bounds()) return {};
+  if (!attempt.as_graph && !tensors.sums_in_float()) return {};
   const auto first = tensors.snapshot();
   tensors.spoil();
   trial.run(attempt);

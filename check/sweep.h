@@ -68,7 +68,7 @@ class Sweep {
   bool gpu_lost() const { return gpu_lost_; }
 
  private:
-  const std::vector<Case>& cases_of(Operation operation);
+  const std::vector<Case>& cases_of(Task task);
   void run_case(const std::vector<RowResult*>& rows, const Case& c, std::size_t index, const Observer& observer);
   void run_trial(RowResult& row, const Trial& trial, int threads, const std::string& parameters);
   std::string try_row(RowResult& row, const Trial& trial, int threads);
@@ -81,8 +81,8 @@ class Sweep {
   std::optional<DeviceTensors> gpu_;
   bool gpu_lost_ = false;
   std::vector<RowResult> rows_;
-  std::map<Operation, std::vector<RowResult*>> operations_;
-  std::map<Operation, std::vector<Case>> cases_;
+  std::map<Task, std::vector<RowResult*>> tasks_;
+  std::map<Task, std::vector<Case>> cases_;
   std::vector<Failure> failures_;
 };
 

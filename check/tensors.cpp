@@ -46,6 +46,14 @@ double half_ulp(DType dtype, double value) {
   return std::ldexp(0.5, exponent - f.precision + 1);
 }
 
+// What the oracle may be off, which sums in f64 and rounds once; and what a product below the normal numbers loses in
+// either, a subnormal unit that an integer of up to 128 may multiply afterwards.
+double oracle_error(const SumFacts& sum) {
+  const double n = static_cast<double>(sum.terms) + 4;
+  const double subnormal = sum.a == DType::f64 ? std::numeric_limits<double>::denorm_min() : 0x1p-149;
+  return n * 0x1p-53 / (1 - n * 0x1p-53) * sum.magnitude + 128 * n * subnormal;
+}
+
 // An infinity that came of rounding stands for anything from the middle above the largest number on; as the power of
 // two that would come next, it is no farther from a finite neighbour than one unit of its last place.
 double finite_stand_in(DType dtype, double value) {
@@ -295,22 +303,16 @@ void Tensors::keep_expected() {
   for (auto& output : outputs_) output->expected = output->bytes;
 }
 
-void Tensors::set_bound(std::string_view name, const std::function<double(std::int64_t, std::int64_t)>& error) {
+void Tensors::set_facts(std::string_view name, Task task, const Facts& facts) {
   for (auto& output : outputs_) {
     if (output->name != name) continue;
-    output->error.clear();
-    for_each(output->view, [&](std::int64_t r, std::int64_t c) { output->error.push_back(error(r, c)); });
+    output->task = task;
+    output->facts = facts;
   }
 }
 
-void Tensors::let_infinities_be_nan(std::string_view name) {
-  for (auto& output : outputs_) {
-    if (output->name == name) output->infinities_may_be_nan = true;
-  }
-}
-
-bool Tensors::has_bounds() const {
-  return std::any_of(outputs_.begin(), outputs_.end(), [](const auto& output) { return !output->error.empty(); });
+bool Tensors::sums_in_float() const {
+  return std::any_of(outputs_.begin(), outputs_.end(), [](const auto& output) { return output->facts != nullptr; });
 }
 
 ConstTensor Tensors::Output::expected_view() const {
@@ -319,12 +321,12 @@ ConstTensor Tensors::Output::expected_view() const {
   return t;
 }
 
-std::string Tensors::Output::compare_elements(double& worst) const {
+std::string Tensors::Output::compare_elements(const std::vector<Bound>& bounds, double& worst) const {
   const ConstTensor want = expected_view();
   std::string text;
   double text_share = 0;  // of the element in the text
-  std::size_t i = 0;
   std::int64_t wrong = 0;
+  const bool infinities_may_be_nan = std::any_of(bounds.begin(), bounds.end(), may_turn_infinity_into_nan);
   for_each(view, [&](std::int64_t r, std::int64_t c) {
     const double e = load_any(want, r, c);
     const double a = load_any(view, r, c);
@@ -332,8 +334,12 @@ std::string Tensors::Output::compare_elements(double& worst) const {
     const double near_a = finite_stand_in(view.dtype, a);
     double share = 0;
     double bound = 0;
-    const double e_sum = error.empty() ? 0 : error[i++];
-    if (error.empty() || std::isnan(e) || std::isnan(a) || !std::isfinite(e_sum)) {
+    double e_sum = 0;
+    for (const Bound b : bounds) {
+      const SumFacts sum = facts(b, r, c);
+      e_sum = std::max(e_sum, max_error(b, sum) + oracle_error(sum));
+    }
+    if (bounds.empty() || std::isnan(e) || std::isnan(a) || !std::isfinite(e_sum)) {
       // Where a term is not finite, neither is the sum, and in any order it is the same infinity, or NaN.
       const bool fine = same(want, view, r, c) || (infinities_may_be_nan && std::isinf(e) && std::isnan(a));
       share = fine ? 0 : std::numeric_limits<double>::infinity();
@@ -358,10 +364,10 @@ std::string Tensors::Output::compare_elements(double& worst) const {
   return wrong == 0 ? text : message(text, " (the worst of ", wrong, " wrong elements of ", view, ")");
 }
 
-Tensors::Comparison Tensors::Output::compare() const {
+Tensors::Comparison Tensors::Output::compare(const std::vector<Bound>& bounds) const {
   if (bytes == expected) return {};
   Comparison result;
-  result.difference = compare_elements(result.worst);
+  result.difference = compare_elements(bounds, result.worst);
   if (!result.difference.empty()) return result;
   // The elements are fine; with them made equal, what differs still is a canary.
   std::vector<std::byte> rest = bytes;
@@ -380,10 +386,12 @@ Tensors::Comparison Tensors::Output::compare() const {
   return result;
 }
 
-Tensors::Comparison Tensors::compare() const {
+Tensors::Comparison Tensors::compare(const Bounds& bounds) const {
   Comparison all;
   for (const auto& output : outputs_) {
-    const Comparison one = output->compare();
+    std::vector<Bound> mine;
+    if (const auto found = bounds.find(output->task); output->facts && found != bounds.end()) mine = found->second;
+    const Comparison one = output->compare(mine);
     all.worst = std::max(all.worst, one.worst);
     if (!one.difference.empty()) all.difference += (all.difference.empty() ? "" : "; ") + one.difference;
   }

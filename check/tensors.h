@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -18,10 +19,14 @@
 #include "check/cases.h"
 #include "check/operands.h"
 #include "octile/tensor.h"
+#include "plan/bound.h"
 
 namespace octile::check {
 
 inline constexpr std::uint64_t kEmptyDigest = 0xcbf29ce484222325u;
+
+// The bounds of the rows that a plan has for a task.
+using Bounds = std::map<Task, std::vector<Bound>>;
 
 class Tensors {
  public:
@@ -44,19 +49,18 @@ class Tensors {
   void spoil();
   // What lies in the outputs now is what is expected from now on.
   void keep_expected();
-  // The error that sums in float may have in element (r, c) of an output, before it is rounded to the output's type.
-  // After keep_expected. An output without it is compared bit for bit (any NaN is NaN).
-  void set_bound(std::string_view output, const std::function<double(std::int64_t, std::int64_t)>& error);
-  // Where this output's exact value is infinite it may be NaN.
-  void let_infinities_be_nan(std::string_view output);
+  // An output whose values are sums in float, by a row of this task: what the error of element (r, c) depends on, apart
+  // from the rounding to the output's type. An output without it is compared bit for bit (any NaN is NaN).
+  using Facts = std::function<SumFacts(Bound bound, std::int64_t r, std::int64_t c)>;
+  void set_facts(std::string_view output, Task task, const Facts& facts);
 
   struct Comparison {
     std::string difference;  // empty: as expected
     double worst = 0;        // the largest error as a share of its bound
   };
-  Comparison compare() const;
+  Comparison compare(const Bounds& bounds) const;
 
-  bool has_bounds() const;
+  bool sums_in_float() const;
   // The bytes of all outputs.
   std::vector<std::vector<std::byte>> snapshot() const;
   // Of the outputs' elements, in their order, after those before it; one NaN is as good as another.
@@ -86,12 +90,12 @@ class Tensors {
     std::vector<std::byte> first;
     std::vector<std::byte> expected;
     Tensor view;
-    std::vector<double> error;
-    bool infinities_may_be_nan = false;
+    Task task;
+    Facts facts;
 
     ConstTensor expected_view() const;
-    Comparison compare() const;
-    std::string compare_elements(double& worst) const;
+    Comparison compare(const std::vector<Bound>& bounds) const;
+    std::string compare_elements(const std::vector<Bound>& bounds, double& worst) const;
   };
 
   Tensor add_input(const Operand& operand);

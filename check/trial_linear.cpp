@@ -1,7 +1,8 @@
 // The trials of the products, forward and backward, and how far their float sums may lie from the oracle's.
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <numeric>
+#include <optional>
 #include <vector>
 
 #include "base/access.h"
@@ -44,94 +45,95 @@ Magnitudes product(const Magnitudes& a, const Magnitudes& b) {
   return y;
 }
 
-// How far a float sum of `terms` products of three factors (a float, a small integer, a scale) may lie from its exact
-// value, if the sum of their magnitudes is A. Whatever the order of the sum, and wherever the scale is applied:
-//   - a term takes at most two roundings to be formed, terms - 1 to be added to the others and one to take the bias in;
-//     a kernel that keeps the scale out of the sum, or that narrows in two steps, has one more. n = terms + 4 covers
-//     it, and n roundings of unit roundoff u change a term by at most n u / (1 - n u) (Higham, Accuracy and Stability
-//     of Numerical Algorithms, section 3.1).
-//   - the oracle does the same in f64, u = 2^-53.
-//   - a product below the normal numbers loses up to a subnormal unit, and |integer| <= 128 may multiply it afterwards.
-// The rounding to the output's type, by both, is added where the outputs are compared.
-double sum_error(DType real, std::int64_t terms, double magnitude) {
-  const double n = static_cast<double>(terms) + 4;
-  const auto gamma = [n](double u) { return n * u / (1 - n * u); };
-  const bool wide = real == DType::f64;
-  const double subnormal = wide ? std::numeric_limits<double>::denorm_min() : 0x1p-149;
-  return (gamma(wide ? 0x1p-53 : 0x1p-24) + gamma(0x1p-53)) * magnitude + 128 * n * subnormal;
+double largest(const ConstTensor& scales) {
+  double max = 0;
+  for (std::int64_t i = 0; i < scales.rows(); ++i) max = std::max(max, std::abs(load<double>(scales, i)));
+  return max;
 }
 
-// What more may be lost in element (i, j) where (q - z) s is rounded to X's 16-bit type before it is multiplied: the
-// scale and the product are rounded once each, unit roundoff u. In f16 the scales of a row are taken relative to one of
-// them, which is put into [2^5, 2^6): what falls below the normal numbers is off by 2^-25 at most, 15 times for a scale
-// and once for a product, altogether 2^-26 S, S being the row's largest scale. bf16 has f32's range, and a matrix unit
-// may take what is subnormal for zero.
-class NarrowWeightError {
+// The sum of each row.
+std::vector<double> row_sums(const Magnitudes& m) {
+  std::vector<double> sums;
+  for (std::int64_t i = 0; i < m.rows; ++i) sums.push_back(std::accumulate(m.row(i), m.row(i) + m.cols, 0.0));
+  return sums;
+}
+
+// What the error of the forward's float sums depends on: y = x ((w - z) s) + bias.
+class ForwardFacts {
  public:
-  explicit NarrowWeightError(const LinearArgs& args) : type_(args.x.dtype) {
-    for (std::int64_t i = 0; i < args.x.rows(); ++i) {
-      double& sum = inputs_.emplace_back(0);
-      for (std::int64_t k = 0; k < args.x.cols(); ++k) sum += std::abs(load<double>(args.x, i, k));
-    }
-    for (std::int64_t j = 0; j < args.weight_scale.rows(); ++j) {
-      double& most = scales_.emplace_back(0);
-      for (std::int64_t g = 0; g < args.weight_scale.cols(); ++g) {
-        most = std::max(most, std::abs(load<double>(args.weight_scale, j, g)));
-      }
+  ForwardFacts(const LinearDescription& d, const LinearArgs& args)
+      : d_(d),
+        args_(args),
+        group_(d.weight.granularity != Granularity::group || d.weight.group == 0 ? std::max<std::int64_t>(d.k, 1)
+                                                                                 : d.weight.group),
+        x_(args.x.rows(), d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); }),
+        x_sums_(row_sums(x_)),
+        sum_(product(x_, weight([](int q, int z) { return q - z; }))) {
+    for (std::int64_t j = 0; j < d.n; ++j) {
+      double& max = scales_.emplace_back(0);
+      for (std::int64_t k = 0; k < d.k; k += group_) max = std::max(max, std::abs(scale(j, k)));
     }
   }
 
-  double at(std::int64_t i, std::int64_t j, double magnitude) const {
-    const double x = inputs_[static_cast<std::size_t>(i)];
-    if (type_ == DType::bf16) return (0x1p-7 + 0x1p-16) * magnitude + 0x1p-125 * x;
-    return (0x1p-10 + 0x1p-22) * magnitude + 0x1p-26 * scales_[static_cast<std::size_t>(j)] * x;
+  SumFacts at(Bound bound, std::int64_t i, std::int64_t j) {
+    const double bias = d_.bias ? std::abs(load<double>(args_.bias, j)) : 0;
+    SumFacts facts{.a = d_.x, .terms = d_.k, .several_scales = group_ < d_.k};
+    facts.magnitude = sum_.at(i, j) + bias;
+    if (bound == Bound::offset_weight) {
+      if (!offset_) offset_ = product(x_, weight([](int q, int z) { return q + 24 + std::abs(24 + z); }));
+      facts.offset_magnitude = offset_->at(i, j) + bias;
+    }
+    facts.a_magnitude = x_sums_[static_cast<std::size_t>(i)];
+    facts.max_scale = scales_[static_cast<std::size_t>(j)];
+    return facts;
   }
 
  private:
-  DType type_;
-  std::vector<double> inputs_;  // of each row of X, the sum of magnitudes
+  double scale(std::int64_t j, std::int64_t k) const {
+    if (args_.weight_scale.rank == 2) return load<double>(args_.weight_scale, j, k / group_);
+    return load<double>(args_.weight_scale, args_.weight_scale.rows() == 1 ? 0 : j);
+  }
+
+  // (k, n), as `value` makes it of an integer and its zero point.
+  template <class Value>
+  Magnitudes weight(const Value& value) const {
+    const bool out_in = d_.weight_layout == WeightLayout::out_in;
+    return {d_.k, d_.n, [&](std::int64_t k, std::int64_t j) {
+              const int z = d_.weight.zero_point ? load_integer(args_.weight_zero_point, j, k / group_) : 0;
+              const int q = out_in ? load_integer(args_.weight, j, k) : load_integer(args_.weight, k, j);
+              return value(q, z) * scale(j, k);
+            }};
+  }
+
+  LinearDescription d_;
+  LinearArgs args_;
+  std::int64_t group_;
+  Magnitudes x_;
+  std::vector<double> x_sums_;
+  Magnitudes sum_;
+  std::optional<Magnitudes> offset_;
   std::vector<double> scales_;  // of each output, the largest
 };
 
-// What more may be lost where an integer times its scale is rounded to a 16-bit type before it is multiplied: the scale
-// and the product are rounded once each, unit roundoff u. `reach` is the sum of the other operand's magnitudes times
-// the largest scale: in f16 scales are taken relative to the largest one, which is put at the top of what f16 holds,
-// and what then falls below the normal numbers is off by at most 2^-15 of the largest scale (scaled_bytes.cuh; half of
-// 2^-24 where the largest is put into [256, 512)). bf16 has f32's range, and a matrix unit may take what is subnormal
-// for zero: at most 2^-116 of the largest scale a term, and where a dequantized value is, 2^-118 times the operand.
-double narrow_error(const LinearBackwardCase& c, double magnitude, double reach, double subnormal) {
-  const DType dy = c.description.dy;
-  if (!c.narrow_products || (dy != DType::f16 && dy != DType::bf16)) return 0;
-  if (dy == DType::f16) return (0x1p-10 + 0x1p-22) * magnitude + 0x1p-15 * reach;
-  return (0x1p-7 + 0x1p-16) * magnitude + subnormal + 0x1p-118 * reach;
-}
-
-double largest(const ConstTensor& scales) {
-  double most = 0;
-  for (std::int64_t i = 0; i < scales.rows(); ++i) most = std::max(most, std::abs(load<double>(scales, i)));
-  return most;
-}
-
-// The bounds of the products that are summed in float; the others are bit for bit.
-void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearBackwardArgs& args) {
-  const LinearBackwardDescription& d = c.description;
+// What the float sums of the backward depend on; its other outputs are bit for bit.
+void set_backward_facts(Tensors& tensors, const LinearBackwardDescription& d, const LinearBackwardArgs& args) {
   const std::int64_t m = args.dy.rows();
   const bool out_in = d.weight_layout == WeightLayout::out_in;
-  const DType real = scale_type(d.dy);
+  const Task w8a16{Operation::gemm, kW8A16};
   if (d.dx == Product::dequantized) {
-    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const bool per_channel = d.weight.granularity == Granularity::row;
     const Magnitudes dy(m, d.n, [&](std::int64_t i, std::int64_t j) { return load<double>(args.dy, i, j); });
     const Magnitudes w(d.n, d.k, [&](std::int64_t j, std::int64_t k) {
       const int q = out_in ? load_integer(args.weight, j, k) : load_integer(args.weight, k, j);
       return q * load<double>(args.weight_scale, per_channel ? j : 0);
     });
-    const Magnitudes sum = product(dy, w);
-    const double scale = largest(args.weight_scale);
-    const Magnitudes reach = product(dy, Magnitudes(d.n, 1, [&](auto, auto) { return scale; }));
-    const double lost = 0x1p-116 * scale * static_cast<double>(d.n);
-    tensors.set_bound("dx", [&](std::int64_t i, std::int64_t k) {
-      return sum_error(real, d.n, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0), lost);
-    });
+    SumFacts facts{.a = d.dy, .terms = d.n, .max_scale = largest(args.weight_scale)};
+    tensors.set_facts("dx", w8a16,
+                      [facts, sum = product(dy, w), dy_sums = row_sums(dy)](Bound, auto i, auto k) mutable {
+                        facts.magnitude = sum.at(i, k);
+                        facts.a_magnitude = dy_sums[static_cast<std::size_t>(i)];
+                        return facts;
+                      });
   }
   const Magnitudes dy_t(d.n, m, [&](std::int64_t j, std::int64_t i) { return load<double>(args.dy, i, j); });
   if (d.dw == Product::dequantized) {
@@ -140,20 +142,25 @@ void bound_backward(Tensors& tensors, const LinearBackwardCase& c, const LinearB
       const double s = args.x_scale.present() ? load<double>(args.x_scale, per_token ? i : 0) : d.static_scale;
       return (d.x_transposed ? load_integer(args.x, k, i) : load_integer(args.x, i, k)) * s;
     });
-    const Magnitudes sum = product(dy_t, x);
-    const double scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
-    const Magnitudes reach = product(dy_t, Magnitudes(m, 1, [&](auto, auto) { return scale; }));
-    const double lost = 0x1p-116 * scale * static_cast<double>(m);
     const bool dw_out_in = d.dw_layout.value_or(d.weight_layout) == WeightLayout::out_in;
-    const std::int64_t terms = m + (d.dw_accumulate ? 2 : 0);  // both round the product before it is added
-    tensors.set_bound("dw", [&](std::int64_t r, std::int64_t col) {
-      const auto [i, k] = dw_out_in ? std::pair(r, col) : std::pair(col, r);
-      return sum_error(real, terms, sum.at(i, k)) + narrow_error(c, sum.at(i, k), reach.at(i, 0), lost);
-    });
+    // With dw_accumulate both round the product before it is added.
+    SumFacts facts{.a = d.dy, .terms = m + (d.dw_accumulate ? 2 : 0)};
+    facts.max_scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
+    tensors.set_facts(
+        "dw", w8a16,
+        [facts, dw_out_in, sum = product(dy_t, x), dy_sums = row_sums(dy_t)](Bound, auto r, auto c) mutable {
+          const auto [j, k] = dw_out_in ? std::pair(r, c) : std::pair(c, r);
+          facts.magnitude = sum.at(j, k);
+          facts.a_magnitude = dy_sums[static_cast<std::size_t>(j)];
+          return facts;
+        });
   }
   if (d.db) {
-    const Magnitudes sum = product(dy_t, Magnitudes(m, 1, [](std::int64_t, std::int64_t) { return 1; }));
-    tensors.set_bound("db", [&](std::int64_t j, std::int64_t) { return sum_error(real, m, sum.at(j, 0)); });
+    SumFacts facts{.a = d.dy, .terms = m};
+    tensors.set_facts("db", {Operation::column_sum}, [facts, sums = row_sums(dy_t)](Bound, auto j, auto) mutable {
+      facts.magnitude = sums[static_cast<std::size_t>(j)];
+      return facts;
+    });
   }
 }
 
@@ -256,40 +263,19 @@ std::string gradient_rows_alone(LinearBackwardDescription d, const LinearBackwar
 Trial trial_of(const LinearCase& c, std::uint64_t seed) {
   const LinearDescription& d = c.description;
   const auto tensors = std::make_shared<Tensors>(c, seed);
-  const bool w4a16 = d.weight == WeightFormat::s4_group && d.activation == Activation::none;
-  const std::int64_t group = d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group;
-  const DType real = scale_type(d.y);
-  if (w4a16) tensors->keep_sums_finite();
+  const bool sums_in_float = d.activation == Activation::none;
+  if (sums_in_float) tensors->keep_sums_finite();
   const auto args = args_of<LinearArgs>(tensors->add(operands<LinearArgs>(d, c.rows)), 0);
 
   LinearDescription unpacked = d;
   unpacked.packed_weight = false;
   expect(*tensors, c, unpacked, args, oracle::linear);
-  if (w4a16 && d.k > 0) {
-    const Magnitudes x(c.rows, d.k, [&](std::int64_t i, std::int64_t k) { return load<double>(args.x, i, k); });
-    const Magnitudes w(d.k, d.n, [&](std::int64_t k, std::int64_t j) {
-      const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
-      return (load_integer(args.weight, j, k) - z) * load<double>(args.weight_scale, j, k / group);
-    });
-    const Magnitudes sum = product(x, w);
-    const bool narrow = c.narrow_products && (d.x == DType::f16 || d.x == DType::bf16);
-    // A kernel may multiply x by q + 8 or q + 24 and take (8 + z) or (24 + z) times the sum of x off afterwards. Then
-    // it is these terms that are summed and rounded, and an infinite x makes a NaN.
-    const Magnitudes raised(narrow ? d.k : 0, d.n, [&](std::int64_t k, std::int64_t j) {
-      const int z = d.weight_zero_point ? load_integer(args.weight_zero_point, j, k / group) : 0;
-      const int terms = load_integer(args.weight, j, k) + 24 + std::abs(24 + z);
-      return terms * load<double>(args.weight_scale, j, k / group);
-    });
-    const Magnitudes summed = narrow ? product(x, raised) : sum;
-    const NarrowWeightError lost(args);
-    if (narrow) tensors->let_infinities_be_nan("y");
-    tensors->set_bound("y", [&](std::int64_t i, std::int64_t j) {
-      const double rounded = narrow && group < d.k ? lost.at(i, j, sum.at(i, j)) : 0;
-      return sum_error(real, d.k, summed.at(i, j) + (d.bias ? std::abs(load<double>(args.bias, j)) : 0)) + rounded;
-    });
-  }
   Trial trial{tensors, runner(tensors, d, args)};
-  if (w4a16) trial.rows_alone = [d, args](const Attempt& attempt) { return linear_rows_alone(d, args, attempt); };
+  if (!sums_in_float || d.k == 0) return trial;
+  const auto facts = std::make_shared<ForwardFacts>(d, args);
+  tensors->set_facts("y", {Operation::gemm, {d.weight.type, true}},
+                     [facts](Bound bound, auto i, auto j) { return facts->at(bound, i, j); });
+  trial.rows_alone = [d, args](const Attempt& attempt) { return linear_rows_alone(d, args, attempt); };
   return trial;
 }
 
@@ -300,7 +286,7 @@ Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
   const std::vector<Tensor> views = tensors->add(operands<LinearBackwardArgs>(d, c.rows));
   const auto args = args_of<LinearBackwardArgs>(views, tensors->random());
   expect(*tensors, c, d, args, oracle::linear_backward);
-  bound_backward(*tensors, c, args);
+  set_backward_facts(*tensors, d, args);
   Trial trial{tensors, runner(tensors, d, args)};
   if (d.dx == Product::dequantized || d.dw == Product::dequantized) {
     trial.rows_alone = [d, args](const Attempt& attempt) { return gradient_rows_alone(d, args, attempt); };

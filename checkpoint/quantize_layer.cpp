@@ -93,8 +93,8 @@ QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<f
   weight.scale.resize(static_cast<std::size_t>(weight.n * weight.groups()));
   WeightQuantizerDescription description = {.n = layer.n, .k = layer.k};
   description.weight = w4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel;
-  if (w4) description.group = options_.group;
-  description.zero_point = w4 && options_.zero_points;
+  if (w4) description.weight.group = options_.group;
+  description.weight.zero_point = w4 && options_.zero_points;
   description.scale = type == ElementType::f16 ? DType::f16 : type == ElementType::bf16 ? DType::bf16 : DType::f32;
   description.method = options_.method;
   description.threads = options_.threads;
@@ -106,7 +106,7 @@ QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<f
   args.scale = scale_view(weight.scale.data());
   args.q = w4 ? matrix_s4(weight.q.data(), layer.n, layer.k)
               : matrix(reinterpret_cast<std::int8_t*>(weight.q.data()), layer.n, layer.k);
-  if (description.zero_point) {
+  if (description.weight.zero_point) {
     weight.zero_point.resize(weight.scale.size());
     args.zero_point = scale_view(weight.zero_point.data());
   }

@@ -108,7 +108,7 @@ TEST(BadDescription, Quantize) {
   expect_select_error(group_of(0), {invalid, {"group = 0"}});
   expect_select_error(group_of(-2), {invalid, {"group = -2"}});
   for (const double least : {0.0, -1e-8, 0x1p-80, 1.5, std::nan("")}) {
-    expect_select_error([least](auto& d) { d.least_scale = least; }, {invalid, {"least_scale = ", "2^-79 to 1"}});
+    expect_select_error([least](auto& d) { d.min_scale = least; }, {invalid, {"min_scale = ", "2^-79 to 1"}});
   }
 }
 

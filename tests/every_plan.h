@@ -242,6 +242,7 @@ class EveryPlan {
 
   void linears() {
     const auto base = [&](DType x, Activation activation, WeightFormat weight) {
+      if (weight.granularity == Granularity::group) weight.group = 32;
       return LinearDescription{.m = choice_.size.m,
                                .n = choice_.size.n,
                                .k = choice_.size.k,
@@ -249,7 +250,6 @@ class EveryPlan {
                                .y = x == DType::s8 ? DType::f32 : x,
                                .activation = activation,
                                .weight = weight,
-                               .group = 32,
                                .bias = true,
                                .threads = choice_.threads,
                                .kernel = choice_.kernel};
@@ -266,7 +266,7 @@ class EveryPlan {
         linear("w4a8", d);
         d.activation = Activation::none;
         linear("w4a16", d);
-        d.weight_zero_point = true;
+        d.weight.zero_point = true;
         linear("w4a16 zero points", d);
       }
       LinearDescription d = base(x, Activation::static_per_tensor, WeightFormat::s8_per_tensor);
@@ -281,17 +281,18 @@ class EveryPlan {
     start("linear " + name + " " + std::string(octile::name(d.x)) + (d.packed_weight ? " packed" : ""));
     const LinearPlan plan = LinearPlan::select(d);
     const DType real = scale_type(d.y);
-    const bool s4 = d.weight == WeightFormat::s4_group;
+    const bool grouped = d.weight.granularity == Granularity::group;
     LinearArgs args;
     args.x = matrix_of("x", d.x, d.m, d.k);
     if (d.x == DType::s8) args.x_scale = scales_of("x_scale", real, d.m);
     if (d.x_multiplier) args.x_multiplier = scales_of("x_multiplier", real, d.k);
     const bool in_out = d.weight_layout == WeightLayout::in_out;
-    args.weight = matrix_of("weight", s4 ? DType::s4 : DType::s8, in_out ? d.k : d.n, in_out ? d.n : d.k);
-    args.weight_scale = s4 ? scales_of("weight_scale", real, d.n, d.k / d.group)
-                           : scales_of("weight_scale", real, d.weight == WeightFormat::s8_per_tensor ? 1 : d.n);
-    if (d.weight_zero_point) {
-      args.weight_zero_point = matrix_of("weight_zero_point", DType::s32, d.n, d.k / d.group);
+    args.weight = matrix_of("weight", d.weight.type, in_out ? d.k : d.n, in_out ? d.n : d.k);
+    args.weight_scale = grouped
+                            ? scales_of("weight_scale", real, d.n, d.k / d.weight.group)
+                            : scales_of("weight_scale", real, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+    if (d.weight.zero_point) {
+      args.weight_zero_point = matrix_of("weight_zero_point", DType::s32, d.n, d.k / d.weight.group);
     }
     if (d.packed_weight) {
       const LinearPackArgs pack{

@@ -167,10 +167,10 @@ Prepared forward_s4(const Benchmark& b, const Gpu& gpu, Activation activation, b
   d.x = DType::f16;
   d.activation = activation;
   d.weight = WeightFormat::s4_group;
-  d.group = k % kGroup == 0 ? kGroup : 0;  // 0: a whole row
+  d.weight.group = k % kGroup == 0 ? kGroup : 0;  // 0: a whole row
   d.packed_weight = packed;
   const LinearPlan plan = LinearPlan::select(d);
-  const std::int64_t groups = d.group > 0 ? k / d.group : 1;
+  const std::int64_t groups = d.weight.group > 0 ? k / d.weight.group : 1;
   const auto o = std::make_shared<Operands>(gpu);
   LinearArgs args = {.x = o->f16(m, k)};
   packed ? o->packed_nibbles(plan, n, k, groups, args) : o->nibbles(n, k, groups, args);

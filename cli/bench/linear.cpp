@@ -181,7 +181,7 @@ Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) 
   args.weight = matrix_s4(o->packed.values.data(), s.n, s.k);
   args.weight_scale = matrix(o->packed.scale.data(), s.n, s.k / group);
   choices.weight = WeightFormat::s4_group;
-  choices.group = group == kGroup ? kGroup : 0;  // 0: a whole row
+  choices.weight.group = group == kGroup ? kGroup : 0;  // 0: a whole row
   Prepared p = forward(b, choices, o, args, threads);
   p.arithmetic = choices.activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);

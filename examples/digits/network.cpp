@@ -301,14 +301,14 @@ class QuantizedInference : public QuantizedModel {
     const bool w4 = format == Format::w4;
     const std::int64_t n = layer.out, k = layer.in;
     QuantizedLayer q{
-        .plan = LinearPlan::select({.m = limits.batch,
-                                    .n = n,
-                                    .k = k,
-                                    .activation = w4 ? Activation::none : Activation::dynamic_per_token,
-                                    .weight = w4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel,
-                                    .group = kW4Group,
-                                    .bias = true,
-                                    .threads = limits.threads}),
+        .plan = LinearPlan::select(
+            {.m = limits.batch,
+             .n = n,
+             .k = k,
+             .activation = w4 ? Activation::none : Activation::dynamic_per_token,
+             .weight = w4 ? WeightFormat{DType::s4, Granularity::group, kW4Group} : WeightFormat::s8_per_channel,
+             .bias = true,
+             .threads = limits.threads}),
         .in = k,
         .out = n,
         .weight = std::vector<std::uint8_t>(w4 ? n * k / 2 : n * k),

@@ -36,8 +36,6 @@ struct LinearDescription {
   double static_scale = 0;  // with Activation::static_per_tensor: the scale of X, positive and finite in scale_type(y)
   WeightFormat weight = WeightFormat::s8_per_channel;
   WeightLayout weight_layout = WeightLayout::out_in;  // s4: out_in only
-  std::int64_t group = 128;                           // s4: 32, 64 or 128, a divisor of k; 0: a whole row
-  bool weight_zero_point = false;                     // s4: z is given
   bool packed_weight = false;  // run is handed what `pack` wrote; weight_layout is of what `pack` reads. The fastest
   bool bias = false;
   bool x_multiplier = false;  // X is multiplied per input channel before it is quantized (SmoothQuant's 1 / s)
@@ -86,7 +84,7 @@ class OCTILE_API LinearPlan : public Plan {
 //                f32 sums (f64 for f64), the same bits on every run on one device
 //   int8         dX: d1 = dY[m, n] * s_w[n], quantized per row to q1, s1:     dX = s1[m] * sum_n q1[m, n] * Wq[n, k]
 //                dW: d2 = dY[m, n] * s_x[m], quantized per column to q2, s2:  dW = s2[n] * sum_m q2[m, n] * Xq[m, k]
-//                with least_scale = 2^-79, exact s32 sums, bit-identical on every backend
+//                with min_scale = 2^-79, exact s32 sums, bit-identical on every backend
 //   dB[n] = sum_m dY[m, n], f32 sums (f64 for f64)
 struct LinearBackwardDescription {
   std::int64_t m = 0;  // a maximum: fewer rows may be run. At most kMaxContraction for an int8 dW

@@ -128,7 +128,7 @@ enum {
   OCTILE_ACTIVATION_DYNAMIC_PER_TENSOR,
   OCTILE_ACTIVATION_STATIC_PER_TENSOR
 };
-enum { OCTILE_WEIGHT_S8_PER_CHANNEL = 0, OCTILE_WEIGHT_S8_PER_TENSOR, OCTILE_WEIGHT_S4_GROUP };
+enum { OCTILE_WEIGHT_S8_PER_CHANNEL = 0, OCTILE_WEIGHT_S8_PER_TENSOR, OCTILE_WEIGHT_S4_GROUP, OCTILE_WEIGHT_S8_GROUP };
 enum {
   OCTILE_LAYOUT_SAME = -1, /* dw_layout alone: weight_layout */
   OCTILE_LAYOUT_OUT_IN = 0,
@@ -198,7 +198,10 @@ typedef struct {
   int32_t threads;      /* CPU threads it may use; 0: all */
   octile_device device; /* default the CPU */
   const char* kernel;   /* NULL or "": the fastest. A row's name, or an arch ("reference"), restricts the choice */
-  double least_scale;   /* of dynamic scales, 2^-79 to 1. Default 1e-8 */
+  union {
+    double min_scale;   /* of dynamic scales, 2^-79 to 1. Default 1e-8 */
+    double least_scale; /* deprecated: the old name of min_scale */
+  };
 } octile_quantize_description;
 
 OCTILE_API octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size);

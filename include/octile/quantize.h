@@ -3,8 +3,8 @@
 // All six plans share one description of a (rows, cols) matrix and of how it maps to integers. Over a segment (the
 // whole tensor, a row, a column, or a group of neighbours along a row), with IEEE division and ties to even:
 //
-//   symmetric  s = max(max|x| / q_max, least_scale)                       q = clamp(rint(x / s), q_min, q_max)
-//   affine     s = max((x_max - x_min) / (q_max - q_min), least_scale), x_min <= 0 <= x_max
+//   symmetric  s = max(max|x| / q_max, min_scale)                       q = clamp(rint(x / s), q_min, q_max)
+//   affine     s = max((x_max - x_min) / (q_max - q_min), min_scale), x_min <= 0 <= x_max
 //              z = clamp(q_min - rint(x_min / s), q_min, q_max)           q = clamp(rint(x / s) + z, q_min, q_max)
 //
 // f16 and bf16 are widened to f32, f64 works in f64. Everything here is bit-identical on every backend. A NaN or an
@@ -38,7 +38,7 @@ struct QuantizeDescription {
   int q_min = 0;
   int q_max = 0;
   // Of dynamic scales, rounded to scale_type(x); 2^-79 to 1. Gradients are far smaller than what 1e-8 is meant for.
-  double least_scale = 1e-8;
+  double min_scale = 1e-8;
   Device device = {};
   int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice

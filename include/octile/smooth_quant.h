@@ -109,8 +109,7 @@ struct SmoothingSearchDescription {
   DType w = DType::f32;
   Activation activation = Activation::static_per_tensor;
   WeightFormat weight = WeightFormat::s8_per_channel;
-  std::int64_t group = 128;  // s4_group: 32, 64 or 128, a divisor of k; 0: a whole row
-  double first_alpha = 0;    // the grid: `steps` alphas from the first to the last, both included
+  double first_alpha = 0;  // the grid: `steps` alphas from the first to the last, both included
   double last_alpha = 1;
   int steps = 21;   // 1 to 1001
   int threads = 0;  // CPU threads it may use; 0: all of the machine

@@ -113,14 +113,26 @@ enum class Mask : std::uint8_t { inclusive, exclusive };
 
 // Where the scale of an activation comes from, and how much of it shares one. none: X is used as it is, in float.
 enum class Activation : std::uint8_t { none, dynamic_per_token, dynamic_per_tensor, static_per_tensor };
-// s8: one scale per output channel, or one for the tensor. s4: one scale per group along IN (`group` in the
-// description).
-enum class WeightFormat : std::uint8_t { s8_per_channel, s8_per_tensor, s4_group };
 // out_in: (OUT, IN) = (N, K), as torch.nn.Linear keeps it. in_out: (IN, OUT) = (K, N).
 enum class WeightLayout : std::uint8_t { out_in, in_out };
 // How one product of the backward pass is computed. none: not at all. dequantized: the int8 operand is dequantized on
 // the fly and multiplied in float (the "16-bit" backward). int8: dY is quantized too, and the sum is exact.
 enum class Product : std::uint8_t { none, dequantized, int8 };
+
+// How a weight W (N, K) is stored: its integers, and how far its scales along K reach.
+struct WeightFormat {
+  DType type = DType::s8;                      // s8 or s4
+  Granularity granularity = Granularity::row;  // tensor: one scale; row: one per output channel; group: one per group
+  std::int64_t group = 0;                      // with Granularity::group: 32, 64 or 128, a divisor of K; 0: a whole row
+  bool zero_point = false;                     // s4: each scale has a zero point
+
+  static const WeightFormat s8_per_channel, s8_per_tensor, s8_group, s4_group;  // groups of 128
+  friend constexpr bool operator==(const WeightFormat&, const WeightFormat&) = default;
+};
+inline constexpr WeightFormat WeightFormat::s8_per_channel = {};
+inline constexpr WeightFormat WeightFormat::s8_per_tensor = {DType::s8, Granularity::tensor};
+inline constexpr WeightFormat WeightFormat::s8_group = {DType::s8, Granularity::group, 128};
+inline constexpr WeightFormat WeightFormat::s4_group = {DType::s4, Granularity::group, 128};
 
 OCTILE_API std::string_view name(DeviceType value);
 OCTILE_API std::string_view name(Granularity value);
@@ -131,7 +143,7 @@ OCTILE_API std::string_view name(Orientation value);
 OCTILE_API std::string_view name(Multiplier value);
 OCTILE_API std::string_view name(Mask value);
 OCTILE_API std::string_view name(Activation value);
-OCTILE_API std::string_view name(WeightFormat value);
+OCTILE_API std::string_view name(const WeightFormat& value);  // "s8_per_channel", "s4_group"
 OCTILE_API std::string_view name(WeightLayout value);
 OCTILE_API std::string_view name(Product value);
 

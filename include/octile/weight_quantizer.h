@@ -5,7 +5,7 @@
 // With H = sum over calibration rows x x^T (K, K) and E = W' - W, the layer's output over those rows is off by
 //   ||X E^T||^2 = trace(E H E^T)
 //
-// nearest         s and z of the contract (octile/quantize.h), least_scale 1e-8. s8, and s4 with z, have QuantizePlan's
+// nearest         s and z of the contract (octile/quantize.h), min_scale 1e-8. s8, and s4 with z, have QuantizePlan's
 //                 bits with an f32 scale. Symmetric s4 uses all of -8..7: of the scales
 //                   max|W| / 7,  max(-min W / 8, max W / 7),  max|W| / 7.5,  max|W| / 8
 //                 that of the least sum_k (W'[n, k] - W[n, k])^2 is taken, the first of equal ones.
@@ -53,8 +53,6 @@ struct WeightQuantizerDescription {
   std::int64_t k = 0;
   DType w = DType::f32;  // f16, bf16, f32; f64 is rounded to f32 first
   WeightFormat weight = WeightFormat::s8_per_channel;
-  std::int64_t group = 128;  // s4: 32, 64 or 128, a divisor of k; 0: a whole row
-  bool zero_point = false;   // s4 alone
   // Scales are written as f32. f16 and bf16 here: rounded to that type before they are used, so that a file that holds
   // them in it loses nothing.
   DType scale = DType::f32;
@@ -71,7 +69,7 @@ struct WeightQuantizerArgs {
   ConstTensor second_moments = {};  // (K, K), f32 or f64: H. error_feedback needs it, clip_search may have it
   ConstTensor importance = {};      // (K), f32, not negative: h. clip_search may have it, where there is no H
   Tensor q = {};                    // (N, K), s8 or s4
-  Tensor scale = {};                // (N); (1) for s8_per_tensor; (N, K / group) for s4. f32
+  Tensor scale = {};                // (N); (1) for s8_per_tensor; (N, K / group) in groups. f32
   Tensor zero_point = {};           // (N, K / group), s32, within -8..7
 };
 
@@ -92,7 +90,7 @@ struct WeightErrorArgs {
   ConstTensor zero_point = {};
 };
 
-// Of the description n, k, w, weight, group, zero_point and threads are looked at.
+// Of the description n, k, w, weight and threads are looked at.
 OCTILE_API WeightError weight_error(const WeightQuantizerDescription& description, const WeightErrorArgs& args);
 
 }  // namespace octile

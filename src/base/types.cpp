@@ -74,9 +74,11 @@ std::string_view name(Activation value) {
   return pick(kNames, value);
 }
 
-std::string_view name(WeightFormat value) {
-  static constexpr std::array<std::string_view, 3> kNames = {"s8_per_channel", "s8_per_tensor", "s4_group"};
-  return pick(kNames, value);
+std::string_view name(const WeightFormat& value) {
+  using Names = std::array<std::string_view, 4>;
+  static constexpr Names kS8 = {"s8_per_tensor", "s8_per_channel", "s8_per_input", "s8_group"};
+  static constexpr Names kS4 = {"s4_per_tensor", "s4_per_channel", "s4_per_input", "s4_group"};
+  return value.type == DType::s4 ? pick(kS4, value.granularity) : pick(kS8, value.granularity);
 }
 
 std::string_view name(WeightLayout value) {

@@ -141,6 +141,30 @@ void check_device(std::string_view function, Device device) {
   if (device.type == DeviceType::cpu) cpu::check_isa_wish(function);
 }
 
+void check_weight_format(std::string_view function, const WeightFormat& weight, std::int64_t k) {
+  check_choice(function, "weight.type", weight.type, DType::s32);
+  check_choice(function, "weight.granularity", weight.granularity, Granularity::group);
+  const bool s4 = weight.type == DType::s4;
+  const bool grouped = weight.granularity == Granularity::group;
+  if (!s4 && weight.type != DType::s8) {
+    fail(Status::unsupported, function, ": a weight of ", weight.type, ", expected s8 or s4");
+  }
+  if (weight.granularity == Granularity::column || (s4 && !grouped)) {
+    fail(Status::unsupported, function, ": weight = ", name(weight),
+         s4 ? ", expected s4_group" : ", expected s8_per_channel, s8_per_tensor or s8_group");
+  }
+  if (weight.zero_point && !s4) {
+    fail(Status::unsupported, function, ": weight_zero_point with weight = ", name(weight), ", expected s4_group");
+  }
+  if (!grouped || weight.group == 0) return;
+  if (weight.group != 32 && weight.group != 64 && weight.group != 128) {
+    fail(Status::unsupported, function, ": group = ", weight.group, ", expected 32, 64, 128, or 0 for a whole row");
+  }
+  if (k % weight.group != 0) {
+    fail(Status::invalid_argument, function, ": group = ", weight.group, " does not divide k = ", k);
+  }
+}
+
 void check_static_scale(std::string_view function, double scale, DType type) {
   const double value = type == DType::f64 ? scale : static_cast<double>(static_cast<float>(scale));
   if (!(value > 0) || !std::isfinite(value)) {

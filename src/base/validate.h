@@ -94,6 +94,8 @@ void check_bytes(std::string_view function, std::string_view name, std::int64_t 
 // A choice: one of the first `count` values of its enumeration.
 void check_choice(std::string_view function, std::string_view name, int value, int count);
 void check_threads(std::string_view function, int threads);
+// The format of a weight with k columns.
+void check_weight_format(std::string_view function, const WeightFormat& weight, std::int64_t k);
 void check_device(std::string_view function, Device device);
 // A static scale: positive and finite when converted to the scale type.
 void check_static_scale(std::string_view function, double scale, DType type);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "c/convert.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
 
@@ -44,9 +45,10 @@ static_assert(same(OCTILE_ACTIVATION_NONE, Activation::none) &&
               same(OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN, Activation::dynamic_per_token) &&
               same(OCTILE_ACTIVATION_DYNAMIC_PER_TENSOR, Activation::dynamic_per_tensor) &&
               same(OCTILE_ACTIVATION_STATIC_PER_TENSOR, Activation::static_per_tensor));
-static_assert(same(OCTILE_WEIGHT_S8_PER_CHANNEL, WeightFormat::s8_per_channel) &&
-              same(OCTILE_WEIGHT_S8_PER_TENSOR, WeightFormat::s8_per_tensor) &&
-              same(OCTILE_WEIGHT_S4_GROUP, WeightFormat::s4_group));
+static_assert(c_interface::kWeightFormats[OCTILE_WEIGHT_S8_PER_CHANNEL] == WeightFormat::s8_per_channel &&
+              c_interface::kWeightFormats[OCTILE_WEIGHT_S8_PER_TENSOR] == WeightFormat::s8_per_tensor &&
+              c_interface::kWeightFormats[OCTILE_WEIGHT_S4_GROUP] == WeightFormat::s4_group &&
+              c_interface::kWeightFormats[OCTILE_WEIGHT_S8_GROUP] == WeightFormat::s8_group);
 static_assert(same(OCTILE_LAYOUT_OUT_IN, WeightLayout::out_in) && same(OCTILE_LAYOUT_IN_OUT, WeightLayout::in_out));
 static_assert(same(OCTILE_PRODUCT_NONE, Product::none) && same(OCTILE_PRODUCT_DEQUANTIZED, Product::dequantized) &&
               same(OCTILE_PRODUCT_INT8, Product::int8));

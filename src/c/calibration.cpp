@@ -35,13 +35,13 @@ static_assert(sizeof(octile_weight_quantizer_args) == 7 * 8 && sizeof(octile_wei
 octile_smoothing_search_description defaults_of_search() {
   const SmoothingSearchDescription d;
   octile_smoothing_search_description c = {};
-  c.group = d.group;
+  c.group = WeightFormat::s4_group.group;
   c.first_alpha = d.first_alpha;
   c.last_alpha = d.last_alpha;
   c.x = static_cast<std::int32_t>(d.x);
   c.w = static_cast<std::int32_t>(d.w);
   c.activation = static_cast<std::int32_t>(d.activation);
-  c.weight = static_cast<std::int32_t>(d.weight);
+  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
   c.steps = d.steps;
   return c;
 }
@@ -49,11 +49,11 @@ octile_smoothing_search_description defaults_of_search() {
 octile_weight_quantizer_description defaults_of_quantizer() {
   const WeightQuantizerDescription d;
   octile_weight_quantizer_description c = {};
-  c.group = d.group;
+  c.group = WeightFormat::s4_group.group;
   c.damping = d.damping;
   c.clip_least = d.clip_least;
   c.w = static_cast<std::int32_t>(d.w);
-  c.weight = static_cast<std::int32_t>(d.weight);
+  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
   c.scale = static_cast<std::int32_t>(d.scale);
   c.method = static_cast<std::int32_t>(d.method);
   c.order = static_cast<std::int32_t>(d.order);
@@ -67,13 +67,12 @@ SmoothingSearchDescription convert(std::string_view function, const octile_smoot
   SmoothingSearchDescription d;
   d.n = c.n;
   d.k = c.k;
-  d.group = c.group;
   d.first_alpha = c.first_alpha;
   d.last_alpha = c.last_alpha;
   in.choice(d.x, "x", c.x);
   in.choice(d.w, "w", c.w);
   in.choice(d.activation, "activation", c.activation);
-  in.choice(d.weight, "weight", c.weight);
+  d.weight = in.weight(c.weight, c.group);
   d.steps = c.steps;
   d.threads = c.threads;
   d.calibration_rows = c.calibration_rows;
@@ -86,12 +85,10 @@ WeightQuantizerDescription convert(std::string_view function, const octile_weigh
   WeightQuantizerDescription d;
   d.n = c.n;
   d.k = c.k;
-  d.group = c.group;
   d.damping = c.damping;
   d.clip_least = c.clip_least;
   in.choice(d.w, "w", c.w);
-  in.choice(d.weight, "weight", c.weight);
-  d.zero_point = in.boolean("zero_point", c.zero_point);
+  d.weight = in.weight(c.weight, c.group, in.boolean("zero_point", c.zero_point));
   in.choice(d.scale, "scale", c.scale);
   in.choice(d.method, "method", c.method);
   in.choice(d.order, "order", c.order);

@@ -71,6 +71,10 @@ constexpr std::array<Element, 8> kElements = {{{OCTILE_CODE_FLOAT, 16, DType::f1
                                                {OCTILE_CODE_INT, 4, DType::s4},
                                                {OCTILE_CODE_INT, 32, DType::s32}}};
 
+// By the value of OCTILE_WEIGHT_....
+constexpr std::array kWeightFormats = {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor,
+                                       WeightFormat::s4_group, WeightFormat::s8_group};
+
 // Converts the fields of one structure; the names are for its errors.
 class Converter {
  public:
@@ -83,6 +87,17 @@ class Converter {
       fail(Status::invalid_argument, function_, ": ", what, " = ", value, " is not one of its values");
     }
     choice = static_cast<Enum>(value);
+  }
+
+  // C spells a format as one of four names, a group and a zero point.
+  WeightFormat weight(std::int32_t name, std::int64_t group = 0, bool zero_point = false) const {
+    if (name < 0 || name >= static_cast<std::int32_t>(kWeightFormats.size())) {
+      fail(Status::invalid_argument, function_, ": weight = ", name, " is not one of its values");
+    }
+    WeightFormat format = kWeightFormats[static_cast<std::size_t>(name)];
+    if (format.granularity == Granularity::group) format.group = group;
+    format.zero_point = zero_point;
+    return format;
   }
 
   bool boolean(std::string_view what, std::int32_t value) const {
@@ -166,18 +181,18 @@ inline octile_quantize_description defaults_of_quantize() {
   c.multiplier = static_cast<std::int32_t>(d.multiplier);
   c.mask = static_cast<std::int32_t>(d.mask);
   c.device = {OCTILE_DEVICE_CPU, 0};
-  c.least_scale = d.least_scale;
+  c.min_scale = d.min_scale;
   return c;
 }
 
 inline octile_linear_description defaults_of_linear() {
   const LinearDescription d;
   octile_linear_description c = {};
-  c.group = d.group;
+  c.group = WeightFormat::s4_group.group;
   c.x = static_cast<std::int32_t>(d.x);
   c.y = static_cast<std::int32_t>(d.y);
   c.activation = static_cast<std::int32_t>(d.activation);
-  c.weight = static_cast<std::int32_t>(d.weight);
+  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
   c.weight_layout = static_cast<std::int32_t>(d.weight_layout);
   c.device = {OCTILE_DEVICE_CPU, 0};
   return c;
@@ -191,7 +206,7 @@ inline octile_linear_backward_description defaults_of_linear_backward() {
   c.dx = static_cast<std::int32_t>(d.dx);
   c.dw = static_cast<std::int32_t>(d.dw);
   c.activation = static_cast<std::int32_t>(d.activation);
-  c.weight = static_cast<std::int32_t>(d.weight);
+  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
   c.weight_layout = static_cast<std::int32_t>(d.weight_layout);
   c.rounding = static_cast<std::int32_t>(d.rounding);
   c.device = {OCTILE_DEVICE_CPU, 0};
@@ -217,7 +232,7 @@ inline QuantizeDescription convert(std::string_view function, const octile_quant
   in.choice(d.mask, "mask", c.mask);
   d.q_min = c.q_min;
   d.q_max = c.q_max;
-  d.least_scale = c.least_scale;
+  d.min_scale = c.min_scale;
   d.device = in.device("the description", c.device);
   d.threads = c.threads;
   d.kernel = text(c.kernel);
@@ -235,10 +250,8 @@ inline LinearDescription convert(std::string_view function, const octile_linear_
   in.choice(d.y, "y", c.y);
   in.choice(d.activation, "activation", c.activation);
   d.static_scale = c.static_scale;
-  in.choice(d.weight, "weight", c.weight);
+  d.weight = in.weight(c.weight, c.group, in.boolean("weight_zero_point", c.weight_zero_point));
   in.choice(d.weight_layout, "weight_layout", c.weight_layout);
-  d.group = c.group;
-  d.weight_zero_point = in.boolean("weight_zero_point", c.weight_zero_point);
   d.bias = in.boolean("bias", c.bias);
   d.x_multiplier = in.boolean("x_multiplier", c.x_multiplier);
   d.device = in.device("the description", c.device);
@@ -263,7 +276,7 @@ inline LinearBackwardDescription convert(std::string_view function, const octile
   in.choice(d.activation, "activation", c.activation);
   d.static_scale = c.static_scale;
   d.x_transposed = in.boolean("x_transposed", c.x_transposed);
-  in.choice(d.weight, "weight", c.weight);
+  d.weight = in.weight(c.weight);
   in.choice(d.weight_layout, "weight_layout", c.weight_layout);
   in.choice(d.rounding, "rounding", c.rounding);
   d.device = in.device("the description", c.device);

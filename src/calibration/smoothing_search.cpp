@@ -23,7 +23,7 @@ namespace octile {
 namespace {
 
 constexpr std::string_view kFunction = "search_smoothing";
-constexpr float kLeastScale = 1e-8f;
+constexpr float kMinScale = 1e-8f;
 // Of the unsmoothed error: what an alpha has to fall below. The estimates are off by more than 0.2 dB.
 constexpr double kWorthwhile = 0.95;
 
@@ -34,7 +34,7 @@ void check(const SmoothingSearchDescription& d) {
   check_choice(kFunction, "x", d.x, DType::s32);
   check_choice(kFunction, "w", d.w, DType::s32);
   check_choice(kFunction, "activation", d.activation, Activation::static_per_tensor);
-  check_choice(kFunction, "weight", d.weight, WeightFormat::s4_group);
+  check_weight_format(kFunction, d.weight, d.k);
   if (!is_float(d.x)) fail(Status::unsupported, kFunction, ": x = ", d.x, ", expected f16, bf16, f32 or f64");
   if (!is_float(d.w)) fail(Status::unsupported, kFunction, ": w = ", d.w, ", expected f16, bf16, f32 or f64");
   if (d.activation == Activation::none) {
@@ -217,13 +217,15 @@ class Search {
     q.n = d_.n;
     q.k = d_.k;
     q.weight = d_.weight;
-    q.group = d_.group;
     q.threads = d_.threads;
     return q;
   }
 
-  bool s4() const { return d_.weight == WeightFormat::s4_group; }
-  std::int64_t segment() const { return s4() && d_.group > 0 ? d_.group : std::max<std::int64_t>(d_.k, 1); }
+  bool s4() const { return d_.weight.type == DType::s4; }
+  std::int64_t segment() const {
+    return d_.weight.granularity == Granularity::group && d_.weight.group > 0 ? d_.weight.group
+                                                                              : std::max<std::int64_t>(d_.k, 1);
+  }
 
   Tensor q_of(SmoothedWeight& w) const {
     return s4() ? matrix_s4(w.q.data(), d_.n, d_.k) : matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
@@ -279,9 +281,8 @@ class Search {
                                           .n = d_.n,
                                           .k = d_.k,
                                           .activation = d_.activation,
-                                          .static_scale = std::max(w.smoothed_max / 127, kLeastScale),
+                                          .static_scale = std::max(w.smoothed_max / 127, kMinScale),
                                           .weight = d_.weight,
-                                          .group = d_.group,
                                           .x_multiplier = true,
                                           .threads = d_.threads});
     std::vector<float> y(y_.size());
@@ -324,7 +325,7 @@ class Search {
     };
     double noise = 0;
     for (const double part : form_->of_rows(d_.n, error_row)) noise += part;
-    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kLeastScale));
+    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinScale));
     return noise + static_cast<double>(moment_rows_) * step * step / 12 * squares;
   }
 

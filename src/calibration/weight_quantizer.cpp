@@ -25,24 +25,13 @@ void check(std::string_view function, const WeightQuantizerDescription& d) {
   check_size(function, "k", d.k);
   check_bytes(function, "W", d.n, d.k);
   check_choice(function, "w", d.w, DType::s32);
-  check_choice(function, "weight", d.weight, WeightFormat::s4_group);
+  check_weight_format(function, d.weight, d.k);
   check_choice(function, "scale", d.scale, DType::s32);
   check_choice(function, "method", d.method, WeightMethod::error_feedback);
   check_choice(function, "order", d.order, ColumnOrder::by_moment);
   if (!is_float(d.w)) fail(Status::unsupported, function, ": w = ", d.w, ", expected f16, bf16, f32 or f64");
   if (d.scale != DType::f32 && d.scale != DType::f16 && d.scale != DType::bf16) {
     fail(Status::unsupported, function, ": scale = ", d.scale, ", expected f16, bf16 or f32");
-  }
-  if (d.weight != WeightFormat::s4_group && d.zero_point) {
-    fail(Status::unsupported, function, ": zero_point with weight = ", name(d.weight), ", expected s4_group");
-  }
-  if (d.weight == WeightFormat::s4_group) {
-    if (d.group != 0 && d.group != 32 && d.group != 64 && d.group != 128) {
-      fail(Status::unsupported, function, ": group = ", d.group, ", expected 32, 64, 128, or 0 for a whole row");
-    }
-    if (d.group != 0 && d.k % d.group != 0) {
-      fail(Status::invalid_argument, function, ": group = ", d.group, " does not divide k = ", d.k);
-    }
   }
   if (!(d.damping >= 0 && d.damping <= 1)) {
     fail(Status::invalid_argument, function, ": damping = ", d.damping, ", expected 0 to 1");
@@ -65,8 +54,9 @@ struct Quantized {
 template <class Void>
 void bind_quantized(TensorChecks& checks, WeightProblem& p, Quantized<Void>& t) {
   const WeightQuantizerDescription& d = p.description;
-  const bool s4 = d.weight == WeightFormat::s4_group;
-  p.segment = s4 && d.group != 0 ? d.group : d.k;
+  const bool s4 = d.weight.type == DType::s4;
+  const bool grouped = d.weight.granularity == Granularity::group;
+  p.segment = grouped && d.weight.group != 0 ? d.weight.group : d.k;
   p.segments = !s4 ? 1 : d.k > 0 ? d.k / p.segment : 0;
   t.q = checks.matrix("q", t.q, s4 ? DType::s4 : DType::s8, {d.n, d.k});
   if (s4) {
@@ -74,7 +64,7 @@ void bind_quantized(TensorChecks& checks, WeightProblem& p, Quantized<Void>& t) 
   } else {
     t.scale = checks.vector("scale", t.scale, DType::f32, d.weight == WeightFormat::s8_per_channel ? d.n : 1);
   }
-  if (d.zero_point) {
+  if (d.weight.zero_point) {
     t.zero_point = checks.matrix("zero_point", t.zero_point, DType::s32, {d.n, p.segments});
   } else {
     checks.absent("zero_point", t.zero_point);
@@ -319,7 +309,7 @@ WeightError weight_error(const WeightQuantizerDescription& description, const We
     read_row(p.weight, r, out);
     for (std::int64_t c = 0; c < d.k; ++c) {
       const std::int64_t segment = c / p.segment;
-      const float s = d.weight == WeightFormat::s4_group
+      const float s = d.weight.granularity == Granularity::group
                           ? load<float>(t.scale, r, segment)
                           : load<float>(t.scale, d.weight == WeightFormat::s8_per_tensor ? 0 : r);
       const std::int32_t z = t.zero_point.present() ? load_integer(t.zero_point, r, segment) : 0;

@@ -11,7 +11,7 @@ namespace octile {
 
 namespace {
 
-constexpr float kLeastScale = 1e-8f;
+constexpr float kMinScale = 1e-8f;
 constexpr float kLeastHalf = 0x1p-24f;  // the least positive f16
 
 // Rounds |x| < 2^22 to an integer, ties to even, with instructions that every machine has.
@@ -97,11 +97,11 @@ Range range_of(const float* w, std::int64_t n) {
 }
 
 ScaleRule::ScaleRule(const WeightQuantizerDescription& d)
-    : affine_(d.zero_point),
-      nearest_s4_(d.weight == WeightFormat::s4_group && d.method == WeightMethod::nearest && !d.zero_point),
+    : affine_(d.weight.zero_point),
+      nearest_s4_(d.weight.type == DType::s4 && d.method == WeightMethod::nearest && !d.weight.zero_point),
       scale_(d.scale),
-      q_min_(d.weight == WeightFormat::s4_group ? -8.0f : -127.0f),
-      q_max_(d.weight == WeightFormat::s4_group ? 7.0f : 127.0f),
+      q_min_(d.weight.type == DType::s4 ? -8.0f : -127.0f),
+      q_max_(d.weight.type == DType::s4 ? 7.0f : 127.0f),
       steps_(nearest_s4_                         ? 4
              : d.method == WeightMethod::nearest ? 1
                                                  : d.clip_steps),
@@ -129,7 +129,7 @@ SegmentScale ScaleRule::of(Range range, int step) const {
     const auto c = static_cast<float>(1 - (1 - clip_least_) * step / (steps_ - 1));
     range = {range.low * c, range.high * c};
   }
-  float s = rounded_to(scale_, std::max(span(range, step), kLeastScale));
+  float s = rounded_to(scale_, std::max(span(range, step), kMinScale));
   if (!(s > 0)) s = kLeastHalf;
   if (!affine_) return {s, 0};
   const float z = std::clamp(q_min_ - std::nearbyint(range.low / s), q_min_, q_max_);

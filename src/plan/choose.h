@@ -1,7 +1,8 @@
-// From a problem to a row of the kernel table: every row of the operation is asked, the cheapest that can is taken, and
+// From a problem to a row of the kernel table: every row of the task is asked, the cheapest that can is taken, and
 // what each other one answered is kept for explain().
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <initializer_list>
 #include <span>
@@ -17,35 +18,51 @@ namespace octile {
 // One step of a plan: a row, the problem it was chosen for, and its scratch within the plan's workspace.
 template <class Problem, class Operands>
 struct Step {
+  using Row = Kernel<Problem, Operands>;
+
   Problem problem;
-  const Kernel<Problem, Operands>* kernel = nullptr;
+  const Row* kernel = nullptr;
+  const Row* unaligned = nullptr;  // runs where the operands' addresses or strides do not suit `kernel`
   Cost cost;
   std::size_t workspace = 0;
-  std::string refused;  // a line for each row of the operation that was not chosen
+  std::string refused;  // a line for each row of the task that was not chosen
+
+  // The row that runs these operands.
+  const Row& row(const Operands& operands) const {
+    return unaligned && !kernel->aligned(problem, operands) ? *unaligned : *kernel;
+  }
 };
 
-// "w8a8_gemm_avx2" matches itself and its arch, what stands behind the last underscore.
-inline bool matches(std::string_view kernel, std::string_view wish) {
-  return kernel == wish || kernel.substr(kernel.rfind('_') + 1) == wish;
+template <class Problem, class Operands>
+std::string refusal(const Kernel<Problem, Operands>& kernel, const Problem& problem) {
+  return kernel.supports ? kernel.supports(problem) : std::string();
 }
 
-// Throws unless some row of the table matches the wish, so that a misspelt name is not taken for "no restriction". The
-// text lists the rows of these operations on this device.
-struct KernelWish {
-  std::string_view wish;
-  Device device;
-  std::initializer_list<Operation> operations;
-};
-void check_kernel_wish(std::string_view function, const KernelWish& wish);
-
-// Whether `wish` restricts the rows of this operation: a full name of another operation's row does not.
 template <class Problem, class Operands>
-bool restricts(std::span<const Kernel<Problem, Operands>> table, Operation operation, std::string_view wish) {
-  if (wish.empty()) return false;
-  for (const auto& kernel : table) {
-    if (kernel.operation == operation && matches(kernel.name, wish)) return true;
-  }
-  return false;
+std::size_t scratch_size(const Kernel<Problem, Operands>& kernel, const Problem& problem) {
+  return kernel.workspace ? kernel.workspace(problem) : 0;
+}
+
+// "w8a8_gemm_avx2" matches itself and its arch, what stands behind the last underscore.
+inline bool matches(std::string_view kernel, std::string_view requested) {
+  return kernel == requested || kernel.substr(kernel.rfind('_') + 1) == requested;
+}
+
+// The `kernel` of a description. An unknown name or arch throws, so that a misspelt one is not taken for "no
+// restriction"; the text lists the rows of these tasks on this device.
+struct RequestedKernel {
+  std::string_view name;
+  Device device;
+  std::initializer_list<Task> tasks;
+};
+void check_requested_kernel(std::string_view function, const RequestedKernel& requested);
+
+// Whether `requested` restricts the rows of this task: a full name of another task's row does not.
+template <class Problem, class Operands>
+bool restricts(std::span<const Kernel<Problem, Operands>* const> table, Task task, std::string_view requested) {
+  if (requested.empty()) return false;
+  return std::any_of(table.begin(), table.end(),
+                     [&](const auto* kernel) { return kernel->task == task && matches(kernel->name, requested); });
 }
 
 inline std::string milliseconds(double seconds) {
@@ -54,39 +71,59 @@ inline std::string milliseconds(double seconds) {
   return text;
 }
 
+// The cheapest row that takes operands of any alignment; null: none does.
+template <class Problem, class Operands>
+const Kernel<Problem, Operands>* cheapest_for_any_alignment(std::span<const Kernel<Problem, Operands>* const> table,
+                                                            Task task, const Problem& problem) {
+  const Kernel<Problem, Operands>* cheapest = nullptr;
+  double seconds = 0;
+  for (const auto* kernel : table) {
+    if (kernel->task != task || kernel->device != problem.device.type || kernel->aligned) continue;
+    if (!refusal(*kernel, problem).empty()) continue;
+    const double expected = kernel->cost(problem).seconds;
+    if (cheapest && expected >= seconds) continue;
+    cheapest = kernel;
+    seconds = expected;
+  }
+  return cheapest;
+}
+
 // The cheapest row that can do it; without one the step has no kernel, and `refused` says why of each.
 template <class Problem, class Operands>
-Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>> table, Operation operation,
-                            const Problem& problem, std::string_view wish) {
-  Step<Problem, Operands> step{problem, nullptr, {}, 0, {}};
-  const bool restricted = restricts(table, operation, wish);
+Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>* const> table, Task task, const Problem& problem,
+                            std::string_view requested) {
+  Step<Problem, Operands> step{problem, nullptr, nullptr, {}, 0, {}};
+  const bool restricted = restricts(table, task, requested);
   std::string slower;
-  for (const auto& kernel : table) {
-    if (kernel.operation != operation) continue;
+  for (const auto* kernel : table) {
+    if (kernel->task != task) continue;
     std::string reason;
-    if (kernel.device != problem.device.type) {
-      reason = message("runs on ", name(kernel.device), ", the plan is for ", problem.device);
-    } else if (restricted && !matches(kernel.name, wish)) {
-      reason = message("the description asks for ", wish);
+    if (kernel->device != problem.device.type) {
+      reason = message("runs on ", name(kernel->device), ", the plan is for ", problem.device);
+    } else if (restricted && !matches(kernel->name, requested)) {
+      reason = message("the description asks for ", requested);
     } else {
-      reason = kernel.supports(problem);
+      reason = refusal(*kernel, problem);
     }
     if (!reason.empty()) {
-      step.refused += message("  not ", kernel.name, ": ", reason, "\n");
+      step.refused += message("  not ", kernel->name, ": ", reason, "\n");
       continue;
     }
-    const Cost cost = kernel.cost(problem);
+    const Cost cost = kernel->cost(problem);
     if (step.kernel && cost.seconds >= step.cost.seconds) {
-      slower += message("  not ", kernel.name, ": expected ", milliseconds(cost.seconds), "\n");
+      slower += message("  not ", kernel->name, ": expected ", milliseconds(cost.seconds), "\n");
       continue;
     }
     if (step.kernel)
       slower += message("  not ", step.kernel->name, ": expected ", milliseconds(step.cost.seconds), "\n");
-    step.kernel = &kernel;
+    step.kernel = kernel;
     step.cost = cost;
   }
   step.refused += slower;
-  if (step.kernel) step.workspace = step.kernel->workspace(problem);
+  if (!step.kernel) return step;
+  step.workspace = scratch_size(*step.kernel, problem);
+  if (step.kernel->aligned) step.unaligned = cheapest_for_any_alignment(table, task, problem);
+  if (step.unaligned) step.workspace = std::max(step.workspace, scratch_size(*step.unaligned, problem));
   return step;
 }
 
@@ -97,21 +134,20 @@ struct FewerRows {
   std::int64_t rows = 0;
   Step<GemmProblem, GemmOperands> step;
 };
-std::vector<FewerRows> choose_fewer_rows(const Step<GemmProblem, GemmOperands>& all, std::string_view wish);
+std::vector<FewerRows> choose_fewer_rows(const Step<GemmProblem, GemmOperands>& all, std::string_view requested);
 
 // Throws where `ask` found no kernel.
 template <class Problem, class Operands>
-void require(const Step<Problem, Operands>& step, Operation operation, std::string_view function) {
+void require(const Step<Problem, Operands>& step, Task task, std::string_view function) {
   if (step.kernel) return;
-  fail(Status::unsupported, function, ": no kernel for ", name(operation), " on ", step.problem.device, ":\n",
-       step.refused);
+  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, ":\n", step.refused);
 }
 
 template <class Problem, class Operands>
-Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>> table, Operation operation,
-                               const Problem& problem, std::string_view function, std::string_view wish) {
-  Step<Problem, Operands> step = ask(table, operation, problem, wish);
-  require(step, operation, function);
+Step<Problem, Operands> choose(std::span<const Kernel<Problem, Operands>* const> table, Task task,
+                               const Problem& problem, std::string_view function, std::string_view requested) {
+  Step<Problem, Operands> step = ask(table, task, problem, requested);
+  require(step, task, function);
   return step;
 }
 

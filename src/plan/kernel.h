@@ -1,9 +1,11 @@
-// The kernel table: what a kernel is asked, what it is given, and one row per kernel. The rows are in kernels.cpp.
+// A row of the kernel table: what a kernel is asked, what it is given, and what it says of itself. Every kernel file
+// ends with its own row; src/{reference,cpu,cuda}/kernels.cpp list them.
 //
-// A plan is a short list of steps, and each step is one row of the table. Two families of rows exist: the quantizer's
-// (one matrix, a scale per segment) and the product's (two matrices, or one to be summed).
+// A plan is a short list of steps, and each step is one row. Two families of rows exist: quantizers (one matrix, a
+// scale per segment) and products (two matrices, or one to be summed).
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,9 +16,11 @@
 #include "octile/plan.h"
 #include "octile/quantize.h"
 #include "octile/tensor.h"
+#include "plan/bound.h"
 
 namespace octile {
 
+// clang-format off
 enum class Operation : std::uint8_t {
   quantize,
   dequantize,
@@ -25,23 +29,27 @@ enum class Operation : std::uint8_t {
   fake_quantize,
   fake_quantize_backward,
   gradient_quantize,  // both quantizers of dY and its column sums at once: QuantizeOperands
-  w8a8_linear,        // a is float: quantized per row to s8 and a scale, as quantize does, and then w8a8_gemm
-  w8a8_gemm,          // y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a and b s8
-  w8a16_gemm,         // y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a float, b s8
-  w4a16_gemm,         // y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, c / group]) * b_scale[j, c / group]) + bias[j]; b s4
-  w4a8_gemm,   // y[i, j] = fma(t, a_scale[i], bias[j]); t = the fold over groups g of fma(f32(acc), b_scale[j, g], t)
-               // from t = 0; acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]); a s8, b s4
-  column_sum,  // y[0, j] = sum_i a[i, j]
+  linear,             // a is float: quantized per row to s8 and a scale, as quantize does, and then gemm
+  gemm,               // the product of a and b, each in its format:
+    // a s8, b s8 with a scale per row (w8a8)
+    //   y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j])
+    // a s8, b s8 or s4 in groups g along c (w8a8, w4a8)
+    //   acc_g = sum_{c in g} a[i, c] * (b[j, c] - z[j, g]);  t = fma(f32(acc_g), b_scale[j, g], t), g ascending, from t = 0
+    //   y[i, j] = fma(t, a_scale[i], bias[j])
+    // a float, b s8 or s4 in groups (w8a16, w4a16)
+    //   y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, g]) * b_scale[j, g]) + bias[j]
+    // a float, b s8 with a scale per column (w8a16 of the backward)
+    //   y[i, j] = sum_c a[i, c] * (b[j, c] * b_scale[c])
+  column_sum,         // y[0, j] = sum_i a[i, j]
 };
-
-std::string_view name(Operation operation);
+// clang-format on
 
 // What a quantizer kernel is selected for: the public description with q_min and q_max resolved.
 using QuantizeProblem = QuantizeDescription;
 
-// The least that least_scale may be, and what the backward takes for dY: below it, products with 1 / s would no longer
-// be exact enough to stand for quotients.
-inline constexpr double kLeastScale = 0x1p-79;
+// The smallest min_scale, and the backward's for dY: below it, products with 1 / s are not exact enough to stand for
+// quotients.
+inline constexpr double kMinScale = 0x1p-79;
 
 // One scale per segment, as strides over the matrix: element (r, c) uses data[r * row_stride + c / group * col_stride].
 // Absent: data is null. A scale that a plan keeps itself lies in host memory whatever the device is: on_host, one
@@ -91,26 +99,52 @@ enum class Major : std::uint8_t { contraction, outer };
 
 // What a product kernel is selected for. m is a maximum.
 struct GemmProblem {
-  Operation operation = Operation::w8a8_gemm;
+  Operation operation = Operation::gemm;
   std::int64_t m = 0;  // rows of a and y
   std::int64_t n = 0;  // rows of b, columns of y
   std::int64_t k = 0;  // the contraction
   DType a = DType::s8;
+  // Of b: granularity is row, group (with its length, k for a whole row) or, under a float a alone, column: a scale for
+  // each term. The plan turns tensor into row for an s8 a, and both into a group of k for a float a.
+  WeightFormat b = {};
   DType y = DType::f32;
   DType scale = DType::f32;  // of all scales, and of the arithmetic
   Major a_major = Major::contraction;
   Major b_major = Major::contraction;
   Major y_major = Major::contraction;  // contraction: rows of y are contiguous
-  std::int64_t group = 0;              // w4a16, w4a8: 32, 64, 128 or k
-  bool zero_point = false;             // w4a16, w4a8
   bool b_packed = false;               // b is the plan's packed weight: packed_weight.h
   bool bias = false;
   bool accumulate = false;  // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
-  bool dynamic = true;      // w8a8_linear: the scale of a row is computed; otherwise a_scale is one given value
-  bool multiplier = false;  // w8a8_linear: a is multiplied by c_scale, per column, before it is quantized
+  bool dynamic = true;      // linear: the scale of a row is computed; otherwise a_scale is one given value
+  bool multiplier = false;  // linear: a is multiplied by `multiplier`, per column, before it is quantized
   Device device = {};
   int threads = 0;
+
+  bool grouped() const { return b.granularity == Granularity::group; }
 };
+
+// What a product multiplies, as far as rows differ in it: w8a8, w8a16, w4a8, w4a16.
+struct GemmFormat {
+  DType b = DType::s8;
+  bool float_a = false;
+  friend constexpr auto operator<=>(GemmFormat, GemmFormat) = default;
+};
+inline constexpr GemmFormat kW8A8 = {DType::s8, false};
+inline constexpr GemmFormat kW8A16 = {DType::s8, true};
+inline constexpr GemmFormat kW4A8 = {DType::s4, false};
+inline constexpr GemmFormat kW4A16 = {DType::s4, true};
+
+// What a kernel computes: rows of the same task may stand in for each other. Only a gemm has a format.
+struct Task {
+  Operation operation = Operation::quantize;
+  GemmFormat format = {};
+  friend constexpr auto operator<=>(Task, Task) = default;
+};
+constexpr Task task_of(const GemmProblem& p) {
+  return {p.operation, p.operation == Operation::gemm ? GemmFormat{p.b.type, is_float(p.a)} : GemmFormat{}};
+}
+std::string_view name(Operation operation);
+std::string name(Task task);  // "w4a16_gemm"
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
 // strides is 1. Strides of scales may be 0. A packed b is bytes that hold its scales and zero points too. A scale that
@@ -119,8 +153,8 @@ struct GemmOperands {
   ConstTensor a = {};
   ConstTensor b = {};
   ConstTensor a_scale = {};     // (m)
-  ConstTensor b_scale = {};     // (n), or (n, k / group)
-  ConstTensor c_scale = {};     // (k); w8a8_linear: the multiplier
+  ConstTensor b_scale = {};     // by b's granularity: (n), (n, k / group) or, along the contraction, (k)
+  ConstTensor multiplier = {};  // linear: (k)
   ConstTensor zero_point = {};  // (n, k / group), s32
   ConstTensor bias = {};        // (n), dtype of y
   Tensor y = {};
@@ -137,176 +171,51 @@ struct Cost {
   double seconds = 0;     // expected
 };
 
-// What a product of floats with 4-bit weights adds up: a (q - z) s; a times (q - z) s rounded to a's 16-bit type, where
-// a row has several scales; or a s times q + 8 or q + 24, and what was added and z taken off with the sum of a.
-enum class NibbleTerms { exact, rounded, raised };
-
-// One row. `supports` returns a reason, empty means yes; `workspace` is in bytes; `prepare`, where there is one, is
-// called once, at select, and does what `launch` must not: loading code onto a GPU. `detail` says in a line for a
-// person what the kernel chose by itself.
+// One row.
 template <class Problem, class Operands>
 struct Kernel {
-  std::string_view name;
-  Operation operation;
-  DeviceType device;
-  std::string (*supports)(const Problem&);
-  Cost (*cost)(const Problem&);
-  std::size_t (*workspace)(const Problem&);
-  void (*launch)(const Problem&, const Operands&, const Launch&);
+  std::string_view name;  // <format>_<operation>_<arch>
+  Task task;
+  DeviceType device = DeviceType::cpu;
+  // Why the kernel cannot do this problem; empty: it can. Null: it always can.
+  std::string (*supports)(const Problem&) = nullptr;
+  Cost (*cost)(const Problem&) = nullptr;
+  // Bytes of scratch. Null: none.
+  std::size_t (*workspace)(const Problem&) = nullptr;
+  void (*launch)(const Problem&, const Operands&, const Launch&) = nullptr;
+  // Called once, at select: what launch must not do, as loading code onto a GPU. May be null.
   void (*prepare)(const Problem&) = nullptr;
+  // What the kernel chose by itself, a line for a person. May be null.
   std::string (*detail)(const Problem&) = nullptr;
-  NibbleTerms nibble_terms = NibbleTerms::exact;
+  // Whether addresses and strides of these operands suit the kernel; another row of the plan runs where they do not.
+  // Null: any do.
+  bool (*aligned)(const Problem&, const Operands&) = nullptr;
+  // How far a product may lie from the exact value.
+  Bound bound = Bound::exact;
 };
 
 using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;
 using GemmKernel = Kernel<GemmProblem, GemmOperands>;
 
-std::span<const QuantizeKernel> quantize_kernels();
-std::span<const GemmKernel> gemm_kernels();
+// All rows of this library, and those of one folder.
+std::span<const QuantizeKernel* const> quantize_kernels();
+std::span<const GemmKernel* const> gemm_kernels();
 
-// The launchers, one namespace per folder.
+struct KernelRows {
+  std::span<const QuantizeKernel* const> quantize;
+  std::span<const GemmKernel* const> gemm;
+};
 namespace reference {
-void quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void dequantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void quantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void dequantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void fake_quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void fake_quantize_backward(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void gradient_quantize(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void w8a8_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
-void w8a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
-void w4a16_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
-void w4a8_gemm(const GemmProblem&, const GemmOperands&, const Launch&);
-void column_sum(const GemmProblem&, const GemmOperands&, const Launch&);
-}  // namespace reference
-
+KernelRows kernels();
+}
 namespace cpu {
-void quantize_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void dequantize_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void quantize_backward_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void dequantize_backward_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void fake_quantize_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void fake_quantize_backward_portable(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-std::size_t quantize_portable_workspace(const QuantizeProblem&);
-std::size_t fake_quantize_portable_workspace(const QuantizeProblem&);
-void w8a8_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_portable_workspace(const GemmProblem&);
-void w8a8_gemm_avx2(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_avx2_workspace(const GemmProblem&);
-void w8a8_gemm_avxvnni(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_avxvnni_workspace(const GemmProblem&);
-void w8a8_gemm_avx512vnni(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_avx512vnni_workspace(const GemmProblem&);
-void w8a8_gemm_amx(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_amx_workspace(const GemmProblem&);
-void w8a8_gemm_neon(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_neon_workspace(const GemmProblem&);
-void w8a8_gemm_i8mm(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a8_gemm_i8mm_workspace(const GemmProblem&);
-void w4a8_gemm_avx2(const GemmProblem&, const GemmOperands&, const Launch&);
-void w4a8_gemm_avx512vnni(const GemmProblem&, const GemmOperands&, const Launch&);
-void w4a8_gemm_neon(const GemmProblem&, const GemmOperands&, const Launch&);
-void w4a8_gemm_i8mm(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w4a8_gemm_workspace(const GemmProblem&);
-void w8a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w8a16_gemm_portable_workspace(const GemmProblem&);
-void w4a16_gemm_portable(const GemmProblem&, const GemmOperands&, const Launch&);
-std::size_t w4a16_gemm_portable_workspace(const GemmProblem&);
-void column_sum_portable(const GemmProblem&, const GemmOperands&, const Launch&);
-}  // namespace cpu
-
-// src/no_cuda.cpp has them where Octile is built without CUDA.
+KernelRows kernels();
+}
 namespace cuda {
-std::string quantizer_sm80_supports(const QuantizeProblem&);
-Cost quantize_sm80_cost(const QuantizeProblem&);
-std::size_t quantize_sm80_workspace(const QuantizeProblem&);
-void quantize_sm80_prepare(const QuantizeProblem&);
-void quantize_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-std::string quantize_sm90_supports(const QuantizeProblem&);
-Cost quantize_sm90_cost(const QuantizeProblem&);
-std::size_t quantize_sm90_workspace(const QuantizeProblem&);
-void quantize_sm90_prepare(const QuantizeProblem&);
-void quantize_sm90(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-std::string gradient_quantize_sm90_supports(const QuantizeProblem&);
-Cost gradient_quantize_sm90_cost(const QuantizeProblem&);
-std::size_t gradient_quantize_sm90_workspace(const QuantizeProblem&);
-void gradient_quantize_sm90_prepare(const QuantizeProblem&);
-void gradient_quantize_sm90(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void dequantize_sm80_prepare(const QuantizeProblem&);
-void dequantize_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void straight_through_sm80_prepare(const QuantizeProblem&);
-void quantize_backward_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void dequantize_backward_sm80_prepare(const QuantizeProblem&);
-void dequantize_backward_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-std::size_t fake_quantize_sm80_workspace(const QuantizeProblem&);
-void fake_quantize_sm80_prepare(const QuantizeProblem&);
-void fake_quantize_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-void fake_quantize_backward_sm80(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
-std::string w8a8_gemm_sm80_supports(const GemmProblem&);
-Cost w8a8_gemm_sm80_cost(const GemmProblem&);
-void w8a8_gemm_sm80_prepare(const GemmProblem&);
-void w8a8_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w8a8_gemm_sm90_supports(const GemmProblem&);
-Cost w8a8_gemm_sm90_cost(const GemmProblem&);
-std::size_t w8a8_gemm_sm90_workspace(const GemmProblem&);
-void w8a8_gemm_sm90_prepare(const GemmProblem&);
-std::string w8a8_gemm_sm90_detail(const GemmProblem&);
-void w8a8_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem&);
-Cost w8a8_gemm_skinny_sm90_cost(const GemmProblem&);
-std::size_t w8a8_gemm_skinny_sm90_workspace(const GemmProblem&);
-void w8a8_gemm_skinny_sm90_prepare(const GemmProblem&);
-std::string w8a8_gemm_skinny_sm90_detail(const GemmProblem&);
-void w8a8_gemm_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w8a8_linear_sm90_supports(const GemmProblem&);
-Cost w8a8_linear_sm90_cost(const GemmProblem&);
-std::size_t w8a8_linear_sm90_workspace(const GemmProblem&);
-void w8a8_linear_sm90_prepare(const GemmProblem&);
-void w8a8_linear_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string column_sum_sm80_supports(const GemmProblem&);
-Cost column_sum_sm80_cost(const GemmProblem&);
-std::size_t column_sum_sm80_workspace(const GemmProblem&);
-void column_sum_sm80_prepare(const GemmProblem&);
-void column_sum_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w8a16_gemm_sm80_supports(const GemmProblem&);
-Cost w8a16_gemm_sm80_cost(const GemmProblem&);
-void w8a16_gemm_sm80_prepare(const GemmProblem&);
-void w8a16_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w8a16_gemm_sm90_supports(const GemmProblem&);
-Cost w8a16_gemm_sm90_cost(const GemmProblem&);
-void w8a16_gemm_sm90_prepare(const GemmProblem&);
-std::string w8a16_gemm_sm90_detail(const GemmProblem&);
-void w8a16_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w4a16_gemm_sm80_supports(const GemmProblem&);
-Cost w4a16_gemm_sm80_cost(const GemmProblem&);
-void w4a16_gemm_sm80_prepare(const GemmProblem&);
-void w4a16_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w4a16_gemv_sm90_supports(const GemmProblem&);
-Cost w4a16_gemv_sm90_cost(const GemmProblem&);
-void w4a16_gemv_sm90_prepare(const GemmProblem&);
-std::string w4a16_gemv_sm90_detail(const GemmProblem&);
-void w4a16_gemv_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem&);
-Cost w4a16_gemm_skinny_sm90_cost(const GemmProblem&);
-void w4a16_gemm_skinny_sm90_prepare(const GemmProblem&);
-std::string w4a16_gemm_skinny_sm90_detail(const GemmProblem&);
-void w4a16_gemm_skinny_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w4a16_gemm_sm90_supports(const GemmProblem&);
-Cost w4a16_gemm_sm90_cost(const GemmProblem&);
-void w4a16_gemm_sm90_prepare(const GemmProblem&);
-std::string w4a16_gemm_sm90_detail(const GemmProblem&);
-void w4a16_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w4a8_gemm_sm80_supports(const GemmProblem&);
-Cost w4a8_gemm_sm80_cost(const GemmProblem&);
-void w4a8_gemm_sm80_prepare(const GemmProblem&);
-void w4a8_gemm_sm80(const GemmProblem&, const GemmOperands&, const Launch&);
-std::string w4a8_gemm_sm90_supports(const GemmProblem&);
-Cost w4a8_gemm_sm90_cost(const GemmProblem&);
-void w4a8_gemm_sm90_prepare(const GemmProblem&);
-std::string w4a8_gemm_sm90_detail(const GemmProblem&);
-void w4a8_gemm_sm90(const GemmProblem&, const GemmOperands&, const Launch&);
-// The sum over nothing (k = 0): y is the bias, or zero.
-void write_empty_sum(const GemmOperands&, Stream);
+KernelRows kernels();  // none where Octile is built without CUDA
+
+// y of an empty contraction: the bias, or zero.
+void write_empty_sum(const GemmOperands& operands, Stream stream);
 }  // namespace cuda
 
 }  // namespace octile

@@ -36,7 +36,6 @@ void check_types(const LinearDescription& d) {
   check_choice(kSelect, "x", d.x, DType::s32);
   check_choice(kSelect, "y", d.y, DType::s32);
   check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
-  check_choice(kSelect, "weight", d.weight, WeightFormat::s4_group);
   check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
   if (!is_float(d.x) && d.x != DType::s8) {
     fail(Status::unsupported, kSelect, ": x = ", d.x, ", expected f16, bf16, f32, f64 or s8");
@@ -59,38 +58,24 @@ void check_a8(const LinearDescription& d) {
   if (d.activation == Activation::static_per_tensor) check_static_scale(kSelect, d.static_scale, scale_type(d.y));
 }
 
-void check_w4(const LinearDescription& d) {
+void check_formats(const LinearDescription& d) {
+  check_weight_format(kSelect, d.weight, d.k);
   if (d.activation != Activation::none) {
     check_a8(d);
   } else if (d.x == DType::s8) {
-    fail(Status::unsupported, kSelect, ": weight = s4_group with activation = none, x = s8, expected a float x");
+    fail(Status::unsupported, kSelect, ": weight = ", name(d.weight),
+         " with activation = none, x = s8, expected a float x");
   } else if (d.x_multiplier) {
     fail(Status::unsupported, kSelect, ": x_multiplier with activation = none: nothing is quantized");
   }
-  if (d.weight_layout != WeightLayout::out_in) {
-    fail(Status::unsupported, kSelect, ": weight = s4_group in layout in_out, expected out_in");
-  }
-  if (d.group != 0 && d.group != 32 && d.group != 64 && d.group != 128) {
-    fail(Status::unsupported, kSelect, ": group = ", d.group, ", expected 32, 64, 128, or 0 for a whole row");
-  }
-  if (d.group != 0 && d.k % d.group != 0) {
-    fail(Status::invalid_argument, kSelect, ": group = ", d.group, " does not divide k = ", d.k);
+  const bool per_channel = d.weight.granularity != Granularity::group && d.activation != Activation::none;
+  if (d.weight_layout != WeightLayout::out_in && !per_channel) {
+    fail(Status::unsupported, kSelect, ": weight = ", name(d.weight), " in layout in_out, expected out_in");
   }
 }
 
-void check_w8a8(const LinearDescription& d) {
-  if (d.activation == Activation::none) {
-    fail(Status::unsupported, kSelect, ": activation = none with weight = ", name(d.weight), ", expected s4_group");
-  }
-  check_a8(d);
-  if (d.weight_zero_point) {
-    fail(Status::unsupported, kSelect, ": weight_zero_point with weight = ", name(d.weight), ", expected s4_group");
-  }
-}
-
-Operation operation_of(const LinearDescription& d) {
-  if (d.weight != WeightFormat::s4_group) return Operation::w8a8_gemm;
-  return d.activation == Activation::none ? Operation::w4a16_gemm : Operation::w4a8_gemm;
+Task task_of(const LinearDescription& d) {
+  return {Operation::gemm, {d.weight.type, d.activation == Activation::none}};
 }
 
 void check(const LinearDescription& d) {
@@ -101,15 +86,15 @@ void check(const LinearDescription& d) {
   check_bytes(kSelect, "W", d.n, d.k);
   check_bytes(kSelect, "Y", d.m, d.n);
   check_types(d);
-  d.weight == WeightFormat::s4_group ? check_w4(d) : check_w8a8(d);
+  check_formats(d);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
-  const bool s4 = d.weight == WeightFormat::s4_group;
-  check_kernel_wish(kSelect,
-                    {d.kernel,
-                     d.device,
-                     {d.activation == Activation::none || d.x == DType::s8 ? operation_of(d) : Operation::quantize,
-                      operation_of(d), s4 ? operation_of(d) : Operation::w8a8_linear}});
+  const Task product = task_of(d);
+  const bool quantizes = d.activation != Activation::none && d.x != DType::s8;
+  check_requested_kernel(kSelect, {d.kernel,
+                                   d.device,
+                                   {quantizes ? Task{Operation::quantize} : product, product,
+                                    product.format == kW8A8 ? Task{Operation::linear} : product}});
 }
 
 // With a static scale too the quantizer works row by row, so that a NaN in X spoils its own row of Y and no other.
@@ -130,8 +115,6 @@ QuantizeProblem quantize_problem(const LinearDescription& d) {
 
 GemmProblem gemm_problem(const LinearDescription& d) {
   GemmProblem p;
-  const bool w4 = d.weight == WeightFormat::s4_group;
-  p.operation = operation_of(d);
   p.m = d.m;
   p.n = d.n;
   p.k = d.k;
@@ -139,8 +122,10 @@ GemmProblem gemm_problem(const LinearDescription& d) {
   p.y = d.y;
   p.scale = scale_type(d.y);
   p.b_major = d.weight_layout == WeightLayout::out_in ? Major::contraction : Major::outer;
-  p.group = w4 ? (d.group == 0 ? std::max<std::int64_t>(d.k, 1) : d.group) : 0;
-  p.zero_point = d.weight_zero_point;
+  p.b = d.weight;
+  const bool float_a = d.activation == Activation::none;
+  if (p.b.granularity != Granularity::group || p.b.group == 0) p.b.group = std::max<std::int64_t>(d.k, 1);
+  if (p.b.granularity != Granularity::group) p.b.granularity = float_a ? Granularity::group : Granularity::row;
   p.b_packed = d.packed_weight;
   p.bias = d.bias;
   p.device = d.device;
@@ -151,7 +136,7 @@ GemmProblem gemm_problem(const LinearDescription& d) {
 // The two steps as one.
 GemmProblem linear_problem(const LinearDescription& d) {
   GemmProblem p = gemm_problem(d);
-  p.operation = Operation::w8a8_linear;
+  p.operation = Operation::linear;
   p.a = d.x;
   p.dynamic = d.activation != Activation::static_per_tensor;
   p.multiplier = d.x_multiplier;
@@ -161,8 +146,8 @@ GemmProblem linear_problem(const LinearDescription& d) {
 // Whether the description names a row that is quantizer and product in one.
 bool names_one_step(const LinearDescription& d) {
   const auto rows = gemm_kernels();
-  return std::any_of(rows.begin(), rows.end(), [&](const GemmKernel& row) {
-    return row.operation == Operation::w8a8_linear && row.name == d.kernel;
+  return std::any_of(rows.begin(), rows.end(), [&](const GemmKernel* row) {
+    return row->task.operation == Operation::linear && row->name == d.kernel;
   });
 }
 
@@ -170,8 +155,10 @@ bool names_one_step(const LinearDescription& d) {
 std::string reason_against_one_step(const LinearDescription& d) {
   if (d.x == DType::s8 || d.activation == Activation::none) return "quantizes X, and here nothing is quantized";
   if (d.activation == Activation::dynamic_per_tensor) return "looks at a row of X at a time, and one scale is for all";
-  if (d.weight == WeightFormat::s4_group) return "takes an s8 weight";
-  if (d.kernel.empty() || restricts(gemm_kernels(), Operation::w8a8_linear, d.kernel)) return {};
+  if (d.weight.type != DType::s8 || d.weight.granularity == Granularity::group) {
+    return "takes an s8 weight with a scale per channel";
+  }
+  if (d.kernel.empty() || restricts(gemm_kernels(), {Operation::linear}, d.kernel)) return {};
   return message("the description asks for ", d.kernel);
 }
 
@@ -179,20 +166,21 @@ std::string reason_against_one_step(const LinearDescription& d) {
 void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks, GemmOperands& bound) {
   const LinearDescription& d = impl.description;
   const GemmProblem& p = impl.product.all.problem;
-  if (d.weight == WeightFormat::s4_group) {
-    bound.b = checks.matrix("weight", args.weight, DType::s4, {d.n, d.k});
-    bound.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, {d.n, d.k / p.group});
+  const bool out_in = d.weight_layout == WeightLayout::out_in;
+  const ConstTensor weight =
+      checks.matrix("weight", args.weight, d.weight.type, out_in ? std::array{d.n, d.k} : std::array{d.k, d.n});
+  bound.b = out_in ? weight : transposed(weight);
+  const std::array segments = {d.n, d.k / p.b.group};
+  if (d.weight.granularity == Granularity::group) {
+    bound.b_scale = checks.matrix("weight_scale", args.weight_scale, p.scale, segments);
   } else {
-    const bool out_in = d.weight_layout == WeightLayout::out_in;
-    const ConstTensor weight =
-        checks.matrix("weight", args.weight, DType::s8, out_in ? std::array{d.n, d.k} : std::array{d.k, d.n});
-    bound.b = out_in ? weight : transposed(weight);
-    const bool per_channel = d.weight == WeightFormat::s8_per_channel;
+    const bool per_channel = d.weight.granularity == Granularity::row;
     const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, p.scale, per_channel ? d.n : 1);
     bound.b_scale = per_channel ? scale : repeated(scale, d.n);
+    if (p.grouped()) bound.b_scale = as_column(bound.b_scale);
   }
-  if (d.weight_zero_point) {
-    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {d.n, d.k / p.group});
+  if (d.weight.zero_point) {
+    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, segments);
     if (z.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
     bound.zero_point = z;
   } else {
@@ -207,20 +195,20 @@ void check_alignment(std::string_view function, std::string_view name, const voi
   }
 }
 
-struct Bound {
+struct BoundArgs {
   QuantizeOperands quantize;
   GemmOperands gemm;
 };
 
 // The caller's tensors, checked; what lies in the workspace is added by run.
-Bound bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
+BoundArgs bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
   const LinearDescription& d = impl.description;
   const GemmProblem& p = impl.product.all.problem;
   if (args.x.rank != 2 || args.x.rows() < 0 || args.x.rows() > d.m) {
     fail(Status::shape_mismatch, impl.function, ": x is ", args.x, ", expected at most ", d.m, " rows of ", d.k);
   }
   const std::int64_t m = args.x.rows();
-  Bound bound;
+  BoundArgs bound;
   bound.gemm.a = bound.quantize.x = checks.matrix("x", args.x, d.x, {m, d.k});
   bound.gemm.y = checks.matrix("y", args.y, d.y, {m, d.n});
   if (d.x == DType::s8) {
@@ -250,20 +238,6 @@ Bound bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks)
   return bound;
 }
 
-std::string w4a16_bound(const GemmStep& step) {
-  const GemmProblem& p = step.problem;
-  if (step.kernel->nibble_terms == NibbleTerms::raised) {
-    return message("e / (1 - e) * the sum of |x s| (q + 24 + |24 + z|) with e = (K + 4) * 2^-24, and one rounding to ",
-                   p.y, "; where X is infinite, NaN");
-  }
-  const std::string bound = float_bound("K", p.scale, p.y);
-  if (step.kernel->nibble_terms == NibbleTerms::exact || p.group == p.k) return bound;
-  if (p.a != DType::f16) return message(bound, "; and 2^-6 * that sum, since (q - z) * s is rounded to ", p.a);
-  return message(
-      bound, "; and 2^-9 * that sum and 2^-26 * the row's largest scale * sum |x|, since (q - z) * s is rounded to ",
-      p.a);
-}
-
 // One row for the whole layer where there is one and it is expected to be faster; else a quantizer, where X is float,
 // and a product.
 void select_steps(LinearImpl& impl, const GemmProblem& p) {
@@ -272,16 +246,16 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
   const std::string reason = reason_against_one_step(d);
   GemmStep whole;
   if (reason.empty()) {
-    whole = named ? choose(gemm_kernels(), Operation::w8a8_linear, linear_problem(d), kSelect, d.kernel)
-                  : ask(gemm_kernels(), Operation::w8a8_linear, linear_problem(d), d.kernel);
+    whole = named ? choose(gemm_kernels(), {Operation::linear}, linear_problem(d), kSelect, d.kernel)
+                  : ask(gemm_kernels(), {Operation::linear}, linear_problem(d), d.kernel);
   } else if (named) {
     fail(Status::unsupported, kSelect, ": not ", d.kernel, ": ", reason);
   }
   if (!named) {
     if (impl.quantizes) {
-      impl.quantize = choose(quantize_kernels(), Operation::quantize, quantize_problem(d), kSelect, d.kernel);
+      impl.quantize = choose(quantize_kernels(), {Operation::quantize}, quantize_problem(d), kSelect, d.kernel);
     }
-    impl.product.all = choose(gemm_kernels(), p.operation, p, kSelect, d.kernel);
+    impl.product.all = choose(gemm_kernels(), task_of(p), p, kSelect, d.kernel);
   }
   if (named || (whole.kernel && whole.cost.seconds < impl.quantize.cost.seconds + impl.product.all.cost.seconds)) {
     impl.quantizes = false;
@@ -304,7 +278,7 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
   if (p.b_packed) return;
   GemmProblem packed = p;
   packed.b_packed = true;
-  const GemmStep faster = ask(gemm_kernels(), p.operation, packed, d.kernel);
+  const GemmStep faster = ask(gemm_kernels(), task_of(p), packed, d.kernel);
   if (!faster.kernel || faster.cost.seconds >= impl.product.all.cost.seconds) return;
   impl.explanation += message("  packed_weight = true would be faster: ", faster.kernel->name, ": expected ",
                               milliseconds(faster.cost.seconds), "\n");
@@ -328,9 +302,7 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   select_steps(*impl, p);
   impl->tell_times(d.device, d.threads);
   impl->reserve_scratch(std::max(impl->quantize.workspace, impl->product.workspace()));
-  impl->guarantee = p.operation != Operation::w4a16_gemm
-                        ? PrecisionGuarantee{true, true, DType::s32, "exact"}
-                        : PrecisionGuarantee{true, false, p.scale, w4a16_bound(impl->product.all)};
+  impl->guarantee = guarantee_of(impl->product.all, "K");
   return LinearPlan(std::move(impl));
 }
 
@@ -369,7 +341,7 @@ void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream)
   const LinearImpl& impl = linear(impl_);
   const LinearDescription& d = impl.description;
   TensorChecks checks(impl.function, d.device);
-  Bound bound = bind(impl, args, checks);
+  BoundArgs bound = bind(impl, args, checks);
   std::byte* const memory = finish_checks(checks, impl, workspace);
   const std::int64_t m = args.x.rows();
   if (m == 0 || d.n == 0) return;
@@ -386,9 +358,9 @@ void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream)
     bound.gemm.a_scale = on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, per_row ? 1 : 0));
   }
   const GemmStep& product = impl.product.of(m);
-  if (product.problem.operation == Operation::w8a8_linear) {
+  if (product.problem.operation == Operation::linear) {
     bound.gemm.a_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
-    bound.gemm.c_scale = bound.quantize.multiplier;
+    bound.gemm.multiplier = bound.quantize.multiplier;
   }
   launch(impl, product, bound.gemm, memory, stream);
 }

@@ -65,7 +65,7 @@ void check(const LinearBackwardDescription& d) {
   check_choice(kSelect, "dx", d.dx, Product::int8);
   check_choice(kSelect, "dw", d.dw, Product::int8);
   check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
-  check_choice(kSelect, "weight", d.weight, WeightFormat::s4_group);
+  check_weight_format(kSelect, d.weight, d.k);
   check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
   check_choice(kSelect, "dw_layout", dw_layout(d), WeightLayout::in_out);
   check_choice(kSelect, "rounding", d.rounding, Rounding::stochastic);
@@ -78,7 +78,9 @@ void check(const LinearBackwardDescription& d) {
     fail(Status::unsupported, kSelect, ": dw_accumulate with dw = ", name(d.dw), ", dw_dtype = ", dw_dtype(d),
          ", expected a dW of ", scale_type(d.dy));
   }
-  if (d.weight == WeightFormat::s4_group) fail(Status::unsupported, kSelect, ": weight = s4_group, expected s8");
+  if (d.weight != WeightFormat::s8_per_channel && d.weight != WeightFormat::s8_per_tensor) {
+    fail(Status::unsupported, kSelect, ": weight = ", name(d.weight), ", expected s8_per_channel or s8_per_tensor");
+  }
   if (d.dw != Product::none && d.activation == Activation::none) {
     fail(Status::unsupported, kSelect, ": activation = none: dW needs the int8 X that the forward used");
   }
@@ -91,31 +93,39 @@ void check(const LinearBackwardDescription& d) {
   check_device(kSelect, d.device);
   const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
   const bool dequantized = d.dx == Product::dequantized || d.dw == Product::dequantized;
-  check_kernel_wish(
-      kSelect,
-      {d.kernel,
-       d.device,
-       {int8 ? Operation::quantize : Operation::w8a16_gemm, int8 ? Operation::gradient_quantize : Operation::w8a16_gemm,
-        int8 ? Operation::w8a8_gemm : Operation::w8a16_gemm,
-        dequantized || !int8 ? Operation::w8a16_gemm : Operation::w8a8_gemm, Operation::column_sum}});
+  const Task int8_product{Operation::gemm, kW8A8};
+  const Task float_product{Operation::gemm, kW8A16};
+  check_requested_kernel(
+      kSelect, {d.kernel,
+                d.device,
+                {int8 ? Task{Operation::quantize} : float_product,
+                 int8 ? Task{Operation::gradient_quantize} : float_product, int8 ? int8_product : float_product,
+                 dequantized || !int8 ? float_product : int8_product, Task{Operation::column_sum}}});
 }
 
 // What all products of this plan have in common.
-GemmProblem product_problem(const LinearBackwardDescription& d, Operation operation) {
+GemmProblem product_problem(const LinearBackwardDescription& d) {
   GemmProblem p;
-  p.operation = operation;
   p.scale = scale_type(d.dy);
   p.device = d.device;
   p.threads = d.threads;
   return p;
 }
 
+// dY times an s8 operand: dequantized, whose scales lie along the contraction, or quantized, with them folded into dY.
+GemmProblem product_problem(const LinearBackwardDescription& d, Product product) {
+  GemmProblem p = product_problem(d);
+  if (product == Product::int8) return p;
+  p.a = d.dy;
+  p.b.granularity = Granularity::column;
+  return p;
+}
+
 GemmProblem dx_problem(const LinearBackwardDescription& d) {
-  GemmProblem p = product_problem(d, d.dx == Product::int8 ? Operation::w8a8_gemm : Operation::w8a16_gemm);
+  GemmProblem p = product_problem(d, d.dx);
   p.m = d.m;
   p.n = d.k;
   p.k = d.n;
-  p.a = d.dx == Product::int8 ? DType::s8 : d.dy;
   p.y = d.dy;
   p.b_major = d.weight_layout == WeightLayout::in_out ? Major::contraction : Major::outer;
   return p;
@@ -123,11 +133,10 @@ GemmProblem dx_problem(const LinearBackwardDescription& d) {
 
 // Rows of the product are output channels, whichever layout dW is written in.
 GemmProblem dw_problem(const LinearBackwardDescription& d) {
-  GemmProblem p = product_problem(d, d.dw == Product::int8 ? Operation::w8a8_gemm : Operation::w8a16_gemm);
+  GemmProblem p = product_problem(d, d.dw);
   p.m = d.n;
   p.n = d.k;
   p.k = d.m;
-  p.a = d.dw == Product::int8 ? DType::s8 : d.dy;
   p.y = dw_dtype(d);
   p.a_major = d.dw == Product::int8 ? Major::contraction : Major::outer;
   p.b_major = d.x_transposed ? Major::contraction : Major::outer;
@@ -137,7 +146,8 @@ GemmProblem dw_problem(const LinearBackwardDescription& d) {
 }
 
 GemmProblem db_problem(const LinearBackwardDescription& d) {
-  GemmProblem p = product_problem(d, Operation::column_sum);
+  GemmProblem p = product_problem(d);
+  p.operation = Operation::column_sum;
   p.m = 1;
   p.n = d.n;
   p.k = d.m;
@@ -156,7 +166,7 @@ QuantizeProblem gradient_problem(const LinearBackwardDescription& d) {
   p.rounding = d.rounding;
   p.q_min = -127;
   p.q_max = 127;
-  p.least_scale = kLeastScale;
+  p.min_scale = kMinScale;
   p.device = d.device;
   p.threads = d.threads;
   return p;
@@ -174,12 +184,12 @@ QuantizeProblem dy_problem(const LinearBackwardDescription& d, bool for_dx) {
 void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps, const GemmProblem& problem) {
   const LinearBackwardDescription& d = impl.description;
   steps.emplace();
-  if (problem.operation == Operation::w8a8_gemm) {
-    steps->quantize = ask(quantize_kernels(), Operation::quantize, dy_problem(d, &steps == &impl.dx), d.kernel);
+  if (!is_float(problem.a)) {
+    steps->quantize = ask(quantize_kernels(), {Operation::quantize}, dy_problem(d, &steps == &impl.dx), d.kernel);
     steps->q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
     steps->scale_at = impl.reserve(1, problem.m, problem.scale);
   }
-  steps->product.all = choose(gemm_kernels(), problem.operation, problem, kSelect, d.kernel);
+  steps->product.all = choose(gemm_kernels(), task_of(problem), problem, kSelect, d.kernel);
   // Of dX, whose rows are the batch's; dW has one row for each output channel, however few tokens there are.
   if (&steps == &impl.dx) steps->product.fewer = choose_fewer_rows(steps->product.all, d.kernel);
 }
@@ -188,16 +198,16 @@ void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps
 void select_gradient(LinearBackwardImpl& impl) {
   const LinearBackwardDescription& d = impl.description;
   if (d.dx != Product::int8 || d.dw != Product::int8) return;
-  constexpr Operation kOperation = Operation::gradient_quantize;
-  const bool named = restricts(quantize_kernels(), kOperation, d.kernel);
-  // A wish for one of the steps that it would replace.
-  if (!named && (restricts(quantize_kernels(), Operation::quantize, d.kernel) ||
-                 (d.db && restricts(gemm_kernels(), Operation::column_sum, d.kernel)))) {
+  constexpr Task kTask = {Operation::gradient_quantize};
+  const bool named = restricts(quantize_kernels(), kTask, d.kernel);
+  // A request for one of the steps that it would replace.
+  if (!named && (restricts(quantize_kernels(), {Operation::quantize}, d.kernel) ||
+                 (d.db && restricts(gemm_kernels(), {Operation::column_sum}, d.kernel)))) {
     return;
   }
   const QuantizeProblem problem = gradient_problem(d);
-  auto gradient = named ? choose(quantize_kernels(), kOperation, problem, kSelect, d.kernel)
-                        : ask(quantize_kernels(), kOperation, problem, d.kernel);
+  auto gradient = named ? choose(quantize_kernels(), kTask, problem, kSelect, d.kernel)
+                        : ask(quantize_kernels(), kTask, problem, d.kernel);
   const bool may_be_apart = impl.dx->quantize->kernel && impl.dw->quantize->kernel;
   const double apart =
       impl.dx->quantize->cost.seconds + impl.dw->quantize->cost.seconds + (impl.db ? impl.db->cost.seconds : 0);
@@ -223,7 +233,7 @@ void add_steps(LinearBackwardImpl& impl) {
   const auto add_product = [&](std::string_view what, const std::optional<ProductSteps>& product) {
     if (!product) return;
     if (product->quantize) {
-      require(*product->quantize, Operation::quantize, kSelect);
+      require(*product->quantize, {Operation::quantize}, kSelect);
       add(message("quantize dY for ", what), *product->quantize);
     }
     impl.add_product(what, product->product);
@@ -235,7 +245,7 @@ void add_steps(LinearBackwardImpl& impl) {
   if (impl.db) add("dB", *impl.db);
 }
 
-struct Bound {
+struct BoundArgs {
   ConstTensor dy;
   ConstTensor weight;        // (K, N) view
   ConstTensor weight_scale;  // (N)
@@ -246,7 +256,7 @@ struct Bound {
   Tensor db;                 // (N)
 };
 
-Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, TensorChecks& checks) {
+BoundArgs bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, TensorChecks& checks) {
   const LinearBackwardDescription& d = impl.description;
   const bool out_in = d.weight_layout == WeightLayout::out_in;
   if (args.dy.rank != 2 || args.dy.rows() < 0 || args.dy.rows() > d.m) {
@@ -254,7 +264,7 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, Tenso
   }
   const std::int64_t m = args.dy.rows();
   const auto weight_shape = out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
-  Bound b;
+  BoundArgs b;
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
   if (d.dx != Product::none) {
     const bool per_channel = d.weight == WeightFormat::s8_per_channel;
@@ -289,7 +299,7 @@ Bound bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, Tenso
 struct Run {
   const LinearBackwardImpl& impl;
   const LinearBackwardArgs& args;
-  const Bound& bound;
+  const BoundArgs& bound;
   std::byte* memory;
   Stream stream;
 
@@ -304,7 +314,7 @@ struct Run {
 // q1, q2 transposed and dB from one dY.
 void run_gradient(const Run& run) {
   const LinearBackwardImpl& impl = run.impl;
-  const Bound& b = run.bound;
+  const BoundArgs& b = run.bound;
   const std::int64_t m = b.dy.rows();
   const std::int64_t n = b.dy.cols();
   if (m == 0 || n == 0) return;
@@ -334,9 +344,9 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
     if (!problem.accumulate) write_empty_sum(o, problem.device, run.stream);
     return;
   }
-  if (problem.operation != Operation::w8a8_gemm) {
+  if (is_float(problem.a)) {
     o.a = problem.a_major == Major::contraction ? dy : transposed(dy);
-    o.c_scale = scale;
+    o.b_scale = scale;
   } else {
     const Tensor quantized = run.quantized(steps, rows, contraction);
     if (steps.quantize) {
@@ -377,19 +387,24 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
                               ", weight ", name(d.weight), " ", name(d.weight_layout), ", on ", d.device, "\n");
   if (d.dx != Product::none) select_product(*impl, impl->dx, dx_problem(d));
   if (d.dw != Product::none) select_product(*impl, impl->dw, dw_problem(d));
-  if (d.db) impl->db = choose(gemm_kernels(), Operation::column_sum, db_problem(d), kSelect, d.kernel);
+  if (d.db) impl->db = choose(gemm_kernels(), {Operation::column_sum}, db_problem(d), kSelect, d.kernel);
   select_gradient(*impl);
   add_steps(*impl);
   impl->tell_times(d.device, d.threads);
-  const DType real = scale_type(d.dy);
-  const auto floats = [&](std::string_view terms, DType y) {
-    return PrecisionGuarantee{true, false, real, float_bound(terms, real, y)};
+  const auto promise = [](const auto& product, std::string_view terms) {
+    return product ? guarantee_of(product->product.all, terms) : PrecisionGuarantee{true, true, DType::s32, "exact"};
   };
-  const PrecisionGuarantee exact{true, true, DType::s32, "exact"};
-  impl->guarantees = {d.dx == Product::int8 ? exact : floats("N", d.dy),
-                      d.dw == Product::int8 ? exact : floats("M", dw_dtype(d)), floats("M", d.dy)};
-  const bool any_float = d.dx == Product::dequantized || d.dw == Product::dequantized || d.db;
-  impl->guarantee = any_float ? floats("N (dX) or M (dW, dB)", d.dy) : exact;
+  // gradient_quantize adds dB up as column_sum does.
+  const PrecisionGuarantee db{true, false, scale_type(d.dy), in_words(Bound::sum, {"M", d.dy, d.dy})};
+  impl->guarantees = {promise(impl->dx, "N"), promise(impl->dw, "M"), db};
+  impl->guarantee = PrecisionGuarantee{true, true, DType::s32, "exact"};
+  for (const Gradient gradient : {Gradient::dx, Gradient::dw, Gradient::db}) {
+    const PrecisionGuarantee& one = impl->guarantees[static_cast<std::size_t>(gradient)];
+    if (one.bit_stable || (gradient == Gradient::db && !d.db)) continue;
+    PrecisionGuarantee& all = impl->guarantee;
+    all = {true, false, one.accumulator,
+           message(all.bit_stable ? "" : all.error_bound + "; ", name(gradient), ": ", one.error_bound)};
+  }
   return LinearBackwardPlan(std::move(impl));
 }
 
@@ -417,7 +432,7 @@ void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace
   const cpu::FloatEnvironment environment;
   const LinearBackwardImpl& impl = backward(impl_);
   TensorChecks checks(impl.function, impl.description.device);
-  const Bound b = bind(impl, args, checks);
+  const BoundArgs b = bind(impl, args, checks);
   const Run run{impl, args, b, finish_checks(checks, impl, workspace), stream};
   if (impl.gradient) run_gradient(run);
   if (impl.dx) {

@@ -15,11 +15,11 @@ constexpr std::int64_t kTermsOfS4Lane = 8;
 
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
-bool is_s4(const GemmProblem& p) { return p.operation == Operation::w4a8_gemm || p.operation == Operation::w4a16_gemm; }
+bool is_s4(const GemmProblem& p) { return p.b.type == DType::s4; }
 
 std::int64_t scale_bytes(const GemmProblem& p) { return bits(p.scale) / 8; }
 
-std::int64_t group_of(const GemmProblem& p) { return is_s4(p) ? p.group : std::max<std::int64_t>(p.k, 1); }
+std::int64_t group_of(const GemmProblem& p) { return is_s4(p) ? p.b.group : std::max<std::int64_t>(p.k, 1); }
 
 // Of value (j, c): the byte, for s4 the byte that holds its nibble too.
 std::int64_t byte_of(const GemmProblem& p, const PackedLayout& at, std::int64_t j, std::int64_t c) {
@@ -30,7 +30,7 @@ std::int64_t byte_of(const GemmProblem& p, const PackedLayout& at, std::int64_t 
          j % kPanelChannels * kLaneBytes + term % kLaneBytes;
 }
 
-bool in_high_nibble(const GemmProblem& p, std::int64_t c) { return c % p.group % kTermsOfS4Lane >= kLaneBytes; }
+bool in_high_nibble(const GemmProblem& p, std::int64_t c) { return c % p.b.group % kTermsOfS4Lane >= kLaneBytes; }
 
 // Of value (j, c): its scale, sum or zero point.
 std::int64_t segment_of(const GemmProblem& p, const PackedLayout& at, std::int64_t j, std::int64_t c) {
@@ -110,7 +110,7 @@ void pack_channel(const GemmProblem& p, const GemmOperands& o, const PackedLayou
       put(packed + at.scales_at, segment, load<float>(o.b_scale, j, col));
     }
     if (!is_s4(p)) put(packed + at.sums_at, segment, sum_of_channel(p, o.b, j));
-    if (p.zero_point) {
+    if (p.b.zero_point) {
       bytes[at.zero_points_at + segment] = static_cast<std::uint8_t>(8 + load_integer(o.zero_point, j, g));
     }
   }
@@ -122,15 +122,15 @@ PackedLayout packed_layout(const GemmProblem& p) {
   const bool s4 = is_s4(p);
   PackedLayout at;
   at.panels = (p.n + kPanelChannels - 1) / kPanelChannels;
-  at.groups = s4 ? p.k / p.group : 1;
-  at.group_depth = s4 ? round_up(p.group, kS4Depth) : round_up(p.k, kS8Depth);
+  at.groups = s4 ? p.k / p.b.group : 1;
+  at.group_depth = s4 ? round_up(p.b.group, kS4Depth) : round_up(p.k, kS8Depth);
   at.group_bytes = at.group_depth / (s4 ? kTermsOfS4Lane : kTermsOfS8Lane) * kPanelLine;
   at.panel_bytes = at.groups * at.group_bytes;
   const std::int64_t segments = at.panels * at.groups * kPanelChannels;
   at.sums_at = at.panels * at.panel_bytes;
   at.scales_at = at.sums_at + (s4 ? 0 : segments * static_cast<std::int64_t>(sizeof(std::int32_t)));
   at.zero_points_at = at.scales_at + segments * scale_bytes(p);
-  at.size = at.zero_points_at + (p.zero_point ? round_up(segments, kPanelLine) : 0);
+  at.size = at.zero_points_at + (p.b.zero_point ? round_up(segments, kPanelLine) : 0);
   return at;
 }
 
@@ -146,7 +146,7 @@ void pack_weight(const GemmProblem& p, const GemmOperands& o, std::byte* packed)
     };
     if (!is_s4(p)) fill(at.sums_at, static_cast<std::int64_t>(sizeof(std::int32_t)), 0);
     fill(at.scales_at, scale_bytes(p), 0);
-    if (p.zero_point) fill(at.zero_points_at, 1, 8);
+    if (p.b.zero_point) fill(at.zero_points_at, 1, 8);
     const std::int64_t first = panel * kPanelChannels;
     for (std::int64_t j = first; j < std::min(p.n, first + kPanelChannels); ++j) pack_channel(p, o, at, j, packed);
   });
@@ -158,7 +158,7 @@ std::int32_t packed_value(const GemmProblem& p, const void* packed, std::int64_t
   const auto byte = get<std::uint8_t>(data, byte_of(p, at, j, c));
   if (!is_s4(p)) return static_cast<std::int8_t>(byte);
   const int nibble = in_high_nibble(p, c) ? byte >> 4 : byte & 15;
-  const int zero = p.zero_point ? get<std::uint8_t>(data, at.zero_points_at + segment_of(p, at, j, c)) : 8;
+  const int zero = p.b.zero_point ? get<std::uint8_t>(data, at.zero_points_at + segment_of(p, at, j, c)) : 8;
   return nibble - zero;
 }
 

@@ -51,8 +51,8 @@ void Plan::Impl::tell_times(Device device, int threads) {
     times = "expected times are estimates, launch included, with nothing in the GPU's caches\n";
     return;
   }
-  const int most = threads > 0 ? threads : cpu::hardware_threads();
-  times = message("expected times are estimates for ", most, most == 1 ? " thread" : " threads",
+  const int max_threads = threads > 0 ? threads : cpu::hardware_threads();
+  times = message("expected times are estimates for ", max_threads, max_threads == 1 ? " thread" : " threads",
                   " with nothing in the caches\n");
 }
 
@@ -82,32 +82,35 @@ std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace
   return static_cast<std::byte*>(workspace.data) + (aligned(address) - address);
 }
 
-void check_kernel_wish(std::string_view function, const KernelWish& wish) {
-  if (wish.wish.empty()) return;
+void check_requested_kernel(std::string_view function, const RequestedKernel& requested) {
+  if (requested.name.empty()) return;
   bool found = false;
   std::string known;
   const auto look = [&](const auto& kernel) {
-    found = found || matches(kernel.name, wish.wish);
-    const auto* end = wish.operations.end();
-    if (kernel.device != wish.device.type || std::find(wish.operations.begin(), end, kernel.operation) == end) return;
+    found = found || matches(kernel.name, requested.name);
+    const auto* end = requested.tasks.end();
+    if (kernel.device != requested.device.type || std::find(requested.tasks.begin(), end, kernel.task) == end) return;
     known += message(" ", kernel.name);
   };
-  for (const QuantizeKernel& kernel : quantize_kernels()) look(kernel);
-  for (const GemmKernel& kernel : gemm_kernels()) look(kernel);
+  for (const QuantizeKernel* kernel : quantize_kernels()) look(*kernel);
+  for (const GemmKernel* kernel : gemm_kernels()) look(*kernel);
   if (found) return;
-  fail(Status::invalid_argument, function, ": no kernel is named ", wish.wish, ", nor has that arch; this plan on ",
-       wish.device, " can have:", known);
+  fail(Status::invalid_argument, function, ": no kernel is named ", requested.name,
+       ", nor has that arch; this plan on ", requested.device, " can have:", known);
 }
 
-std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view wish) {
+std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view requested) {
   GemmProblem p = all.problem;
-  const bool exact = p.operation == Operation::w8a8_gemm || p.operation == Operation::w4a8_gemm;
+  const Task task = task_of(p);
+  const bool exact = task.operation == Operation::gemm && !task.format.float_a;
   if (!exact || p.device.type != DeviceType::cpu || p.m < 2 || p.n == 0 || p.k == 0) return {};
-  const bool restricted = restricts(gemm_kernels(), p.operation, wish);
+  const bool restricted = restricts(gemm_kernels(), task, requested);
   std::vector<const GemmKernel*> able;
-  for (const GemmKernel& kernel : gemm_kernels()) {
-    const bool asked = kernel.operation == p.operation && kernel.device == p.device.type;
-    if (asked && (!restricted || matches(kernel.name, wish)) && kernel.supports(p).empty()) able.push_back(&kernel);
+  for (const GemmKernel* kernel : gemm_kernels()) {
+    const bool asked = kernel->task == task && kernel->device == p.device.type;
+    if (asked && (!restricted || matches(kernel->name, requested)) && refusal(*kernel, p).empty()) {
+      able.push_back(kernel);
+    }
   }
   const auto fastest = [&](std::int64_t rows) {
     p.m = rows;
@@ -126,7 +129,7 @@ std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view w
     if (low.kernel == high.kernel) return;
     if (high.count - low.count == 1) {
       p.m = low.count;
-      fewer.push_back({low.count, {p, low.kernel, low.kernel->cost(p), low.kernel->workspace(p), {}}});
+      fewer.push_back({low.count, {p, low.kernel, nullptr, low.kernel->cost(p), scratch_size(*low.kernel, p), {}}});
       return;
     }
     const std::int64_t count = low.count + (high.count - low.count) / 2;
@@ -157,6 +160,13 @@ ConstTensor repeated(ConstTensor one, std::int64_t size) {
   return one;
 }
 
+ConstTensor as_column(ConstTensor scales) {
+  scales.rank = 2;
+  scales.shape[1] = 1;
+  scales.strides[1] = 1;
+  return scales;
+}
+
 ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const StaticScale& static_scale,
                          const ConstTensor& x_scale, std::int64_t m) {
   if (activation == Activation::static_per_tensor) {
@@ -178,9 +188,11 @@ void write_empty_sum(const GemmOperands& o, Device device, Stream stream) {
   }
 }
 
-std::string float_bound(std::string_view terms, DType scale, DType y) {
-  return message("(", terms, " + 3) * ", scale == DType::f64 ? "2^-53" : "2^-24",
-                 " * the sum of the terms' magnitudes, and one rounding to ", y);
+PrecisionGuarantee guarantee_of(const GemmStep& step, std::string_view terms) {
+  const GemmProblem& p = step.problem;
+  const Bound bound = step.kernel->bound;
+  if (bound == Bound::exact) return {true, true, DType::s32, "exact"};
+  return {true, false, p.scale, in_words(bound, {terms, p.a, p.y, p.grouped() && p.b.group < p.k})};
 }
 
 }  // namespace octile

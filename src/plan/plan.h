@@ -52,12 +52,13 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   // Takes a chosen step into the plan: prepares it, and adds it to sku and explanation.
   template <class Problem, class Operands>
   void add(std::string_view what, const Step<Problem, Operands>& step) {
-    if (step.kernel->prepare) {
-      const cuda::OnDevice current(step.problem.device);
-      step.kernel->prepare(step.problem);
-    }
-    sku += (sku.empty() ? "" : " + ") + std::string(step.kernel->name);
+    const cuda::OnDevice current(step.problem.device);
+    if (step.kernel->prepare) step.kernel->prepare(step.problem);
+    if (step.unaligned && step.unaligned->prepare) step.unaligned->prepare(step.problem);
+    sku += message(sku.empty() ? "" : " + ", step.kernel->name);
+    if (step.unaligned) sku += message(" (unaligned: ", step.unaligned->name, ")");
     add_line(what, step.kernel->name, step.cost);
+    if (step.unaligned) explanation += message("  where operands are not aligned for it: ", step.unaligned->name, "\n");
     if (step.kernel->detail) explanation += "  " + step.kernel->detail(step.problem) + "\n";
     explanation += step.refused;
   }
@@ -85,7 +86,7 @@ void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const O
             Stream stream) {
   const Workspace scratch = {workspace ? workspace + impl.scratch : nullptr, step.workspace};
   const cuda::OnDevice current(step.problem.device);
-  step.kernel->launch(step.problem, operands, {scratch, stream});
+  step.row(operands).launch(step.problem, operands, {scratch, stream});
 }
 
 // Runs a check that throws, and makes a Verdict of it.
@@ -119,6 +120,9 @@ ConstTensor scale_vector(const void* data, DType type, std::int64_t size, std::i
 // A vector of one value as a vector of `size`.
 ConstTensor repeated(ConstTensor one, std::int64_t size);
 
+// A vector of scales as a matrix of one column.
+ConstTensor as_column(ConstTensor scales);
+
 // The same matrix with its dimensions swapped: a view for kernels, which take either stride as 1.
 template <class Void>
 BasicTensor<Void> transposed(BasicTensor<Void> t) {
@@ -132,7 +136,7 @@ ConstTensor bind_x_scale(TensorChecks& checks, Activation activation, const Stat
 // The sum over nothing: y is the bias, or zero.
 void write_empty_sum(const GemmOperands& operands, Device device, Stream stream);
 
-// The float bound that a product in float type `y` over k terms keeps, in words.
-std::string float_bound(std::string_view terms, DType scale, DType y);
+// What a product promises: its row's bound over `terms` ("K").
+PrecisionGuarantee guarantee_of(const GemmStep& step, std::string_view terms);
 
 }  // namespace octile

@@ -35,9 +35,9 @@ void resolve_range(std::string_view function, QuantizeProblem& p) {
   }
 }
 
-void check_least_scale(std::string_view function, const QuantizeProblem& p) {
-  if (p.least_scale >= kLeastScale && p.least_scale <= 1) return;
-  fail(Status::invalid_argument, function, ": least_scale = ", p.least_scale, ": expected 2^-79 to 1");
+void check_min_scale(std::string_view function, const QuantizeProblem& p) {
+  if (p.min_scale >= kMinScale && p.min_scale <= 1) return;
+  fail(Status::invalid_argument, function, ": min_scale = ", p.min_scale, ": expected 2^-79 to 1");
 }
 
 template <class Args>
@@ -80,9 +80,9 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_choice(function, "mask", p.mask, Mask::exclusive);
   check_threads(function, p.threads);
   check_device(function, p.device);
-  check_kernel_wish(function, {p.kernel, p.device, {operation}});
+  check_requested_kernel(function, {p.kernel, p.device, {Task{operation}}});
   resolve_range(function, p);
-  check_least_scale(function, p);
+  check_min_scale(function, p);
   if (p.granularity == Granularity::group && (p.group <= 0 || p.cols % p.group != 0)) {
     fail(Status::invalid_argument, function, ": group = ", p.group, " does not divide cols = ", p.cols);
   }
@@ -99,7 +99,7 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   auto impl = std::make_shared<QuantizerImpl>();
   const QuantizeProblem p = checked_problem(function, operation, description);
   impl->function = message(plan_name(operation), "::run");
-  impl->step = choose(quantize_kernels(), operation, p, function, p.kernel);
+  impl->step = choose(quantize_kernels(), {operation}, p, function, p.kernel);
   impl->explanation = message(name(operation), " ", p.rows, " x ", p.cols, " ", p.x, " <-> ", p.q, " [", p.q_min, ", ",
                               p.q_max, "], ", name(p.granularity));
   if (p.granularity == Granularity::group) impl->explanation += message(" of ", p.group);

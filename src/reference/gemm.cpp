@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/access.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 #include "plan/packed_weight.h"
 
@@ -17,12 +18,12 @@ class Weight {
 
   std::int32_t value(std::int64_t j, std::int64_t c) const {
     if (p_.b_packed) return packed_value(p_, o_.b.data, j, c);
-    return load_integer(o_.b, j, c) - (p_.zero_point ? load_integer(o_.zero_point, j, c / p_.group) : 0);
+    return load_integer(o_.b, j, c) - (p_.b.zero_point ? load_integer(o_.zero_point, j, c / p_.b.group) : 0);
   }
   template <class Real>
   Real scale(std::int64_t j, std::int64_t c) const {
     if (p_.b_packed) return static_cast<Real>(packed_scale(p_, o_.b.data, j, c));
-    return load<Real>(o_.b_scale, j, p_.group > 0 ? c / p_.group : 0);
+    return load<Real>(o_.b_scale, j, p_.grouped() ? c / p_.b.group : 0);
   }
 
  private:
@@ -56,7 +57,7 @@ void w8a16_gemm(const GemmProblem& p, const GemmOperands& o) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       double sum = 0;
       for (std::int64_t c = 0; c < o.a.cols(); ++c) {
-        sum += load<double>(o.a, i, c) * (load_integer(o.b, j, c) * load<double>(o.c_scale, c));
+        sum += load<double>(o.a, i, c) * (load_integer(o.b, j, c) * load<double>(o.b_scale, c));
       }
       put(p, o, i, j, static_cast<Real>(sum));
     }
@@ -83,9 +84,9 @@ void w4a8_gemm(const GemmProblem& p, const GemmOperands& o) {
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       Real total = 0;
-      for (std::int64_t first = 0; first < o.a.cols(); first += p.group) {
+      for (std::int64_t first = 0; first < o.a.cols(); first += p.b.group) {
         std::int32_t acc = 0;
-        for (std::int64_t c = first; c < first + p.group; ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
+        for (std::int64_t c = first; c < first + p.b.group; ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
         total = std::fma(static_cast<Real>(acc), b.scale<Real>(j, first), total);
       }
       const Real scale = load<Real>(o.a_scale, i);
@@ -103,9 +104,9 @@ void column_sum(const GemmOperands& o) {
   }
 }
 
-bool is_double(const GemmProblem& p) { return p.scale == DType::f64; }
+Cost reference_cost(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
 
-}  // namespace
+bool is_double(const GemmProblem& p) { return p.scale == DType::f64; }
 
 void w8a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
   is_double(p) ? w8a8_gemm<double>(p, o) : w8a8_gemm<float>(p, o);
@@ -126,5 +127,45 @@ void w4a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
 void column_sum(const GemmProblem& p, const GemmOperands& o, const Launch&) {
   is_double(p) ? column_sum<double>(o) : column_sum<float>(o);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_reference = {
+    .name = "w8a8_gemm_reference",
+    .task = {Operation::gemm, kW8A8},
+    .cost = reference_cost,
+    .launch = w8a8_gemm,
+};
+
+extern constinit const GemmKernel w8a16_gemm_reference = {
+    .name = "w8a16_gemm_reference",
+    .task = {Operation::gemm, kW8A16},
+    .cost = reference_cost,
+    .launch = w8a16_gemm,
+    .bound = Bound::sum,
+};
+
+extern constinit const GemmKernel w4a16_gemm_reference = {
+    .name = "w4a16_gemm_reference",
+    .task = {Operation::gemm, kW4A16},
+    .cost = reference_cost,
+    .launch = w4a16_gemm,
+    .bound = Bound::sum,
+};
+
+extern constinit const GemmKernel w4a8_gemm_reference = {
+    .name = "w4a8_gemm_reference",
+    .task = {Operation::gemm, kW4A8},
+    .cost = reference_cost,
+    .launch = w4a8_gemm,
+};
+
+extern constinit const GemmKernel column_sum_reference = {
+    .name = "column_sum_reference",
+    .task = {Operation::column_sum},
+    .cost = reference_cost,
+    .launch = column_sum,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::reference

@@ -8,6 +8,7 @@
 
 #include "base/access.h"
 #include "plan/kernel.h"
+#include "reference/kernels.h"
 
 namespace octile::oracle {
 
@@ -95,12 +96,12 @@ void linear_w8a8(const LinearDescription& d, const LinearArgs& args) {
 // Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
 template <class Real>
 void linear_w4a16(const LinearDescription& d, const LinearArgs& args) {
-  const std::int64_t group = d.group == 0 ? d.k : d.group;
+  const std::int64_t group = d.weight.group == 0 ? d.k : d.weight.group;
   for (std::int64_t m = 0; m < args.x.rows(); ++m) {
     for (std::int64_t n = 0; n < d.n; ++n) {
       double sum = d.bias ? load<double>(args.bias, n) : 0.0;
       for (std::int64_t k = 0; k < d.k; ++k) {
-        const std::int32_t z = d.weight_zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
+        const std::int32_t z = d.weight.zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
         const double w = (load_integer(args.weight, n, k) - z) * load<double>(args.weight_scale, n, k / group);
         sum += load<double>(args.x, m, k) * w;
       }
@@ -113,7 +114,7 @@ void linear_w4a16(const LinearDescription& d, const LinearArgs& args) {
 template <class Real>
 void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
   const QuantizedRows<Real> x = quantized_x<Real>(d, args);
-  const std::int64_t group = d.group == 0 ? d.k : d.group;
+  const std::int64_t group = d.weight.group == 0 ? d.k : d.weight.group;
   for (std::int64_t m = 0; m < args.x.rows(); ++m) {
     for (std::int64_t n = 0; n < d.n; ++n) {
       if (d.k == 0) {
@@ -122,7 +123,7 @@ void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
       }
       Real total{};
       for (std::int64_t g = 0; g < d.k / group; ++g) {
-        const std::int32_t z = d.weight_zero_point ? load_integer(args.weight_zero_point, n, g) : 0;
+        const std::int32_t z = d.weight.zero_point ? load_integer(args.weight_zero_point, n, g) : 0;
         std::int64_t acc = 0;
         for (std::int64_t k = g * group; k < (g + 1) * group; ++k) {
           acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * (load_integer(args.weight, n, k) - z);
@@ -171,7 +172,7 @@ struct Backward {
     for (std::size_t i = 0; i < fold.size(); ++i) {
       fold[i] = rows ? s_w(static_cast<std::int64_t>(i)) : s_x(static_cast<std::int64_t>(i));
     }
-    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy, .least_scale = kLeastScale};
+    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy, .min_scale = kMinScale};
     q.granularity = rows ? Granularity::row : Granularity::column;
     q.multiplier = rows ? Multiplier::per_column : Multiplier::per_row;
     q.rounding = d.rounding;
@@ -268,7 +269,7 @@ void quantize(const QuantizeDescription& d, const QuantizeArgs& args) {
   o.scale = scales(d, args.scale, cols);
   o.zero_point = scales(d, args.zero_point, cols);
   o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::quantize(resolved(d), o, {});
+  if (args.x.rows() > 0 && cols > 0) reference::quantize_reference.launch(resolved(d), o, {});
 }
 
 void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
@@ -278,7 +279,7 @@ void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
   o.given_scale = scales(d, args.scale, cols);
   o.given_zero_point = scales(d, args.zero_point, cols);
   o.y = args.x;
-  reference::dequantize(resolved(d), o, {});
+  reference::dequantize_reference.launch(resolved(d), o, {});
 }
 
 void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs& args) {
@@ -289,7 +290,7 @@ void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs&
   o.given_scale = scales(d, args.scale, cols);
   o.given_zero_point = scales(d, args.zero_point, cols);
   o.y = args.dx;
-  reference::quantize_backward(resolved(d), o, {});
+  reference::quantize_backward_reference.launch(resolved(d), o, {});
 }
 
 void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardArgs& args) {
@@ -297,7 +298,7 @@ void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardA
   o.dy = args.dy;
   o.given_scale = scales(d, args.scale, args.dy.cols());
   o.y = args.dq;
-  reference::dequantize_backward(resolved(d), o, {});
+  reference::dequantize_backward_reference.launch(resolved(d), o, {});
 }
 
 void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
@@ -310,7 +311,7 @@ void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
   o.scale = scales(d, args.scale, cols);
   o.zero_point = scales(d, args.zero_point, cols);
   o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize(resolved(d), o, {});
+  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize_reference.launch(resolved(d), o, {});
 }
 
 void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBackwardArgs& args) {
@@ -321,14 +322,14 @@ void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBack
   o.given_scale = scales(d, args.scale, cols);
   o.given_zero_point = scales(d, args.zero_point, cols);
   o.y = args.dx;
-  reference::fake_quantize_backward(resolved(d), o, {});
+  reference::fake_quantize_backward_reference.launch(resolved(d), o, {});
 }
 
 void linear(const LinearDescription& d, const LinearArgs& args) {
   const bool f64 = d.y == DType::f64;
-  if (d.weight == WeightFormat::s4_group && d.activation != Activation::none) {
+  if (d.weight.type == DType::s4 && d.activation != Activation::none) {
     f64 ? linear_w4a8<double>(d, args) : linear_w4a8<float>(d, args);
-  } else if (d.weight == WeightFormat::s4_group) {
+  } else if (d.weight.type == DType::s4) {
     f64 ? linear_w4a16<double>(d, args) : linear_w4a16<float>(d, args);
   } else {
     f64 ? linear_w8a8<double>(d, args) : linear_w8a8<float>(d, args);

@@ -1,7 +1,7 @@
 // The quantizer family, in the words of the contract: one loop over segments, one over the elements of a segment.
 //
-//   symmetric  s = max(max|x| / q_max, least_scale)                      q = clamp(rint(x / s), q_min, q_max)
-//   affine     s = max((x_max - x_min) / (q_max - q_min), least_scale)     q = clamp(rint(x / s) + z, q_min, q_max)
+//   symmetric  s = max(max|x| / q_max, min_scale)                      q = clamp(rint(x / s), q_min, q_max)
+//   affine     s = max((x_max - x_min) / (q_max - q_min), min_scale)     q = clamp(rint(x / s) + z, q_min, q_max)
 //              z = clamp(q_min - rint(x_min / s), q_min, q_max)
 //
 // Reference rows of the kernel table, and the oracle that every other row is compared with.
@@ -11,7 +11,9 @@
 
 #include "base/access.h"
 #include "base/philox.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
+#include "reference/kernels.h"
 
 namespace octile::reference {
 
@@ -79,9 +81,9 @@ void measure(const QuantizeProblem& p, const QuantizeOperands& o, Segment<Real>&
     g.s = scale_at<Real>(o.given_scale, g.row, g.col);
     g.z = zero_point_at(o.given_zero_point, g.row, g.col);
   } else if (p.mapping == Mapping::symmetric) {
-    g.s = std::max(std::max(-low, high) / q_max, static_cast<Real>(p.least_scale));
+    g.s = std::max(std::max(-low, high) / q_max, static_cast<Real>(p.min_scale));
   } else {
-    g.s = std::max((high - low) / (q_max - q_min), static_cast<Real>(p.least_scale));
+    g.s = std::max((high - low) / (q_max - q_min), static_cast<Real>(p.min_scale));
     if (g.finite && std::isfinite(g.s)) {
       g.z = static_cast<std::int32_t>(std::clamp(q_min - std::rint(low / g.s), q_min, q_max));
     }
@@ -190,8 +192,6 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o, bool 
 
 bool is_double(const QuantizeProblem& p) { return p.x == DType::f64; }
 
-}  // namespace
-
 void quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
   is_double(p) ? quantize<double>(p, o) : quantize<float>(p, o);
 }
@@ -235,7 +235,62 @@ void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, cons
   sum.scale = scale_type(p.x);
   GemmOperands operands{.a = o.x};
   operands.y = o.y;
-  column_sum(sum, operands, launch);
+  column_sum_reference.launch(sum, operands, launch);
 }
+
+Cost reference_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); }
+// As slow as its parts, and never chosen unless it is asked for.
+Cost gradient_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.05e9); }
+
+}  // namespace
+
+extern constinit const QuantizeKernel quantize_reference = {
+    .name = "quantize_reference",
+    .task = {Operation::quantize},
+    .cost = reference_cost,
+    .launch = quantize,
+};
+
+extern constinit const QuantizeKernel dequantize_reference = {
+    .name = "dequantize_reference",
+    .task = {Operation::dequantize},
+    .cost = reference_cost,
+    .launch = dequantize,
+};
+
+extern constinit const QuantizeKernel quantize_backward_reference = {
+    .name = "quantize_backward_reference",
+    .task = {Operation::quantize_backward},
+    .cost = reference_cost,
+    .launch = quantize_backward,
+};
+
+extern constinit const QuantizeKernel dequantize_backward_reference = {
+    .name = "dequantize_backward_reference",
+    .task = {Operation::dequantize_backward},
+    .cost = reference_cost,
+    .launch = dequantize_backward,
+};
+
+extern constinit const QuantizeKernel fake_quantize_reference = {
+    .name = "fake_quantize_reference",
+    .task = {Operation::fake_quantize},
+    .cost = reference_cost,
+    .launch = fake_quantize,
+};
+
+extern constinit const QuantizeKernel fake_quantize_backward_reference = {
+    .name = "fake_quantize_backward_reference",
+    .task = {Operation::fake_quantize_backward},
+    .cost = reference_cost,
+    .launch = fake_quantize_backward,
+};
+
+extern constinit const QuantizeKernel gradient_quantize_reference = {
+    .name = "gradient_quantize_reference",
+    .task = {Operation::gradient_quantize},
+    .cost = gradient_cost,
+    .launch = gradient_quantize,
+};
 
 }  // namespace octile::reference

@@ -154,6 +154,11 @@ QuantizeDescription quantize_description(Bytes& in, bool forward) {
   return d;
 }
 
+constexpr WeightFormat kFormats[] = {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat::s4_group,
+                                     WeightFormat::s8_group};  // by their numbers in C
+
+WeightFormat weight_format(Bytes& in) { return in.pick(kFormats); }
+
 LinearDescription linear_description(Bytes& in) {
   LinearDescription d;
   d.m = in.size();
@@ -162,27 +167,29 @@ LinearDescription linear_description(Bytes& in) {
   d.x = in.choice<DType>(5);
   d.y = d.x;
   if (d.x == DType::s8 || (d.x != DType::f64 && in.rarely(3))) d.y = in.choice<DType>(d.x == DType::s8 ? 4 : 3);
-  d.weight = in.choice<WeightFormat>(3);
-  const bool w4a16 = d.weight == WeightFormat::s4_group && in.below(2) == 1;
-  d.activation = w4a16 ? Activation::none : static_cast<Activation>(1 + in.below(3));
+  d.weight = weight_format(in);
+  const bool float_x = in.below(2) == 1;
+  d.activation = float_x ? Activation::none : static_cast<Activation>(1 + in.below(3));
+  if (d.x == DType::s8 && float_x) d.x = d.y;
   d.static_scale = in.real();
-  if (d.weight == WeightFormat::s4_group) {
-    if (d.x == DType::s8 && w4a16) d.x = d.y;
-    d.group = in.pick<std::int64_t>({32, 64, 128, 0});
-    if (d.group != 0 && !in.rarely(10)) d.k = d.group * in.below(4);
-    d.weight_zero_point = in.below(2) == 1;
-  } else {
+  if (d.weight.granularity == Granularity::group) {
+    d.weight.group = in.pick<std::int64_t>({32, 64, 128, 0});
+    if (d.weight.group != 0 && !in.rarely(10)) d.k = d.weight.group * in.below(4);
+    d.weight.zero_point = d.weight.type == DType::s4 && in.below(2) == 1;
+  } else if (!float_x) {
     d.weight_layout = in.choice<WeightLayout>(2);
   }
-  d.x_multiplier = d.x != DType::s8 && !w4a16 && in.below(2) == 1;
+  d.x_multiplier = d.x != DType::s8 && !float_x && in.below(2) == 1;
   d.bias = in.below(2) == 1;
   if (in.rarely(20)) {  // anything at all
     d.activation = in.choice<Activation>(5);
     d.y = in.choice<DType>(9);
     d.weight_layout = in.choice<WeightLayout>(3);
     d.x_multiplier = in.below(2) == 1;
-    d.weight_zero_point = in.below(2) == 1;
-    d.group = in.size();
+    d.weight.zero_point = in.below(2) == 1;
+    d.weight.group = in.size();
+    d.weight.type = in.choice<DType>(9);
+    d.weight.granularity = in.choice<Granularity>(4);
   }
   common_choices(in, d.device, d.threads, d.kernel);
   return d;
@@ -202,7 +209,8 @@ LinearBackwardDescription linear_backward_description(Bytes& in) {
   if (in.rarely(40)) d.activation = in.choice<Activation>(5);
   d.static_scale = in.real();
   d.x_transposed = in.below(2) == 1;
-  d.weight = in.choice<WeightFormat>(in.rarely(40) ? 3 : 2);
+  d.weight = in.rarely(40) ? weight_format(in) : kFormats[in.below(2)];
+  d.weight.group = 0;  // which C does not give
   d.weight_layout = in.choice<WeightLayout>(2);
   d.rounding = in.choice<Rounding>(2);
   common_choices(in, d.device, d.threads, d.kernel);
@@ -581,10 +589,16 @@ void describe(const QuantizeDescription& d, octile_quantize_description& c) {
   c.multiplier = number(d.multiplier), c.mask = number(d.mask), c.q_min = d.q_min, c.q_max = d.q_max;
 }
 
+// A format's number in C; one beyond them where C has no name for it.
+std::int32_t number(const WeightFormat& weight) {
+  const auto same = [&](const WeightFormat& f) { return f.type == weight.type && f.granularity == weight.granularity; };
+  return static_cast<std::int32_t>(std::find_if(std::begin(kFormats), std::end(kFormats), same) - kFormats);
+}
+
 void describe(const LinearDescription& d, octile_linear_description& c) {
-  c.m = d.m, c.n = d.n, c.k = d.k, c.group = d.group, c.static_scale = d.static_scale;
+  c.m = d.m, c.n = d.n, c.k = d.k, c.group = d.weight.group, c.static_scale = d.static_scale;
   c.x = number(d.x), c.y = number(d.y), c.activation = number(d.activation), c.weight = number(d.weight);
-  c.weight_layout = number(d.weight_layout), c.weight_zero_point = d.weight_zero_point, c.bias = d.bias;
+  c.weight_layout = number(d.weight_layout), c.weight_zero_point = d.weight.zero_point, c.bias = d.bias;
   c.x_multiplier = d.x_multiplier;
 }
 
@@ -613,10 +627,11 @@ void create(const Description& d, Status expected, CPlan& plan) {
   const octile_status status = K::create(&c, &plan.plan);
   // A NUL ends a C string early, so that may be another request.
   if (d.kernel.find('\0') != std::string::npos) return;
-  // With several mistakes each may find another one first: C looks at the device before the plan looks at anything.
-  const bool known_device = d.device.type <= DeviceType::cuda;
-  REQUIRE(known_device ? status == number(expected) : status != OCTILE_OK,
-          std::string(K::name) + ": " + octile_last_error());
+  // With several mistakes each may find another one first: C looks at the device and the weight before the plan looks
+  // at anything.
+  bool known = d.device.type <= DeviceType::cuda;
+  if constexpr (requires { d.weight; }) known = known && number(d.weight) < std::ssize(kFormats);
+  REQUIRE(known ? status == number(expected) : status != OCTILE_OK, std::string(K::name) + ": " + octile_last_error());
   REQUIRE((status == OCTILE_OK) == (plan.plan != nullptr), K::name);
 }
 

@@ -1,5 +1,6 @@
 // y[j] = sum_i a[i, j]. Blocks of 256 rows are summed, then the blocks: an order that no thread count changes, and an
 // error that grows with rows / 256 instead of rows.
+#include "cpu/support/cost.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
 #include "plan/kernel.h"
@@ -74,10 +75,18 @@ void column_sum(const GemmProblem& p, const GemmOperands& o) {
                [&](std::int64_t part) { sum_stripe<Real>(o, part * stripe, std::min(stripe, cols - part * stripe)); });
 }
 
-}  // namespace
-
-void column_sum_portable(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+void launch(const GemmProblem& p, const GemmOperands& o, const Launch&) {
   p.scale == DType::f64 ? column_sum<double>(p, o) : column_sum<float>(p, o);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel column_sum_portable = {
+    .name = "column_sum_portable",
+    .task = {Operation::column_sum},
+    .cost = portable_float_cost,
+    .launch = launch,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cpu

@@ -5,6 +5,7 @@
 // integers are exact. A few rows of a stream the weight once, from nibbles in registers; more rows take it as panels of
 // floats. Both sum in the order of panel_gemm.h, so a row of y has the same bits either way.
 #include "cpu/gemm/w4a16_nibbles.h"
+#include "cpu/support/cost.h"
 
 namespace octile::cpu {
 
@@ -243,16 +244,14 @@ void multiply(const GemmProblem& p, const GemmOperands& o, const Nibbles& nibble
   PanelProduct<Real, NibblePanels<Real>>(p, o, NibblePanels<Real>(nibbles)).run(p.threads, workspace);
 }
 
-}  // namespace
-
-void w4a16_gemm_portable(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   const Nibbles nibbles(p, o);
   if (p.scale == DType::f64) return multiply<double>(p, o, nibbles, launch.workspace.data);
   if (o.y.rows() > kMostStreamTiles * stream_rows(isa())) return multiply<float>(p, o, nibbles, launch.workspace.data);
   stream(p, o, nibbles, launch.workspace.data);
 }
 
-std::size_t w4a16_gemm_portable_workspace(const GemmProblem& p) {
+std::size_t workspace(const GemmProblem& p) {
   const PackedLayout layout = packed_layout(p);
   const std::int64_t depth = layout.groups * layout.group_depth;
   if (p.scale == DType::f64) return PanelProduct<double, NibblePanels<double>>::workspace(p, depth);
@@ -260,5 +259,16 @@ std::size_t w4a16_gemm_portable_workspace(const GemmProblem& p) {
   return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch),
                   PanelProduct<float, NibblePanels<float>>::workspace(p, depth));
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemm_portable = {
+    .name = "w4a16_gemm_portable",
+    .task = {Operation::gemm, kW4A16},
+    .cost = portable_float_cost,
+    .workspace = workspace,
+    .launch = launch,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cpu

@@ -48,7 +48,7 @@ NibbleBlock Nibbles::block(std::int64_t panel, std::int64_t term, std::int64_t t
     const std::int64_t segment = (panel * layout_.groups + group) * kPanelChannels;
     return {packed_ + panel * layout_.panel_bytes + term / kLineTerms * kPanelLine,
             packed_ + layout_.scales_at + segment * scale_bytes,
-            p_.zero_point ? packed_ + layout_.zero_points_at + segment : nullptr};
+            p_.b.zero_point ? packed_ + layout_.zero_points_at + segment : nullptr};
   }
   gather_lines(panel, term, terms, buffer.lines);
   for (std::int64_t i = 0; i < kPanelChannels; ++i) {
@@ -59,11 +59,11 @@ NibbleBlock Nibbles::block(std::int64_t panel, std::int64_t term, std::int64_t t
     } else {
       reinterpret_cast<float*>(buffer.scales)[i] = real ? load<float>(o_.b_scale, row, group) : 0;
     }
-    if (p_.zero_point) {
+    if (p_.b.zero_point) {
       buffer.zero_points[i] = static_cast<std::uint8_t>(8 + (real ? load_integer(o_.zero_point, row, group) : 0));
     }
   }
-  return {buffer.lines, buffer.scales, p_.zero_point ? buffer.zero_points : nullptr};
+  return {buffer.lines, buffer.scales, p_.b.zero_point ? buffer.zero_points : nullptr};
 }
 
 void Nibbles::gather_lines(std::int64_t panel, std::int64_t term, std::int64_t terms, std::uint8_t* lines) const {

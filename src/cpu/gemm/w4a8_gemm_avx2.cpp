@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cpu/gemm/w4a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AVX2 __attribute__((target("avx2,fma")))
@@ -125,10 +126,19 @@ void multiply(const GroupsRun& run) {
 
 constexpr GroupKernel kKernel = {kRows, multiply};
 
-}  // namespace
-
-void w4a8_gemm_avx2(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_groups(kKernel, problem, operands, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a8_gemm_avx2 = {
+    .name = "w4a8_gemm_avx2",
+    .task = {Operation::gemm, kW4A8},
+    .supports = needs_f32<Isa::avx2>,
+    .cost = at_rate<300>,
+    .workspace = groups_workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/gemm/w4a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AVX512VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
@@ -97,10 +98,19 @@ void multiply(const GroupsRun& run) {
 
 constexpr GroupKernel kKernel = {kRows, multiply};
 
-}  // namespace
-
-void w4a8_gemm_avx512vnni(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_groups(kKernel, problem, operands, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a8_gemm_avx512vnni = {
+    .name = "w4a8_gemm_avx512vnni",
+    .task = {Operation::gemm, kW4A8},
+    .supports = needs_f32<Isa::avx512vnni>,
+    .cost = at_rate<600>,
+    .workspace = groups_workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/gemm/w4a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_I8MM __attribute__((target("arch=armv8.2-a+i8mm")))
@@ -117,10 +118,19 @@ void multiply(const GroupsRun& run) {
 
 constexpr GroupKernel kKernel = {kRows, multiply};
 
-}  // namespace
-
-void w4a8_gemm_i8mm(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_groups(kKernel, problem, operands, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a8_gemm_i8mm = {
+    .name = "w4a8_gemm_i8mm",
+    .task = {Operation::gemm, kW4A8},
+    .supports = needs_f32<Isa::i8mm>,
+    .cost = at_rate<160>,
+    .workspace = groups_workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/gemm/w4a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_NEON __attribute__((target("arch=armv8.2-a+dotprod")))
@@ -94,10 +95,19 @@ void multiply(const GroupsRun& run) {
 
 constexpr GroupKernel kKernel = {kRows, multiply};
 
-}  // namespace
-
-void w4a8_gemm_neon(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_groups(kKernel, problem, operands, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a8_gemm_neon = {
+    .name = "w4a8_gemm_neon",
+    .task = {Operation::gemm, kW4A8},
+    .supports = needs_f32<Isa::neon>,
+    .cost = at_rate<110>,
+    .workspace = groups_workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

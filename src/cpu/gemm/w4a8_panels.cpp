@@ -27,7 +27,7 @@ struct Memory {
   std::int64_t size;
 
   Memory(const GemmProblem& p, void* workspace)
-      : stride((ceil_div(p.k, kLine) | 1) * kLine), groups(p.k / std::max<std::int64_t>(p.group, 1)) {
+      : stride((ceil_div(p.k, kLine) | 1) * kLine), groups(p.k / std::max<std::int64_t>(p.b.group, 1)) {
     Pieces pieces(workspace);
     a = reinterpret_cast<std::int8_t*>(pieces.take(p.m * stride));
     sums = reinterpret_cast<std::int32_t*>(
@@ -106,7 +106,7 @@ class Multiplication {
     const std::int64_t segment = panel * at_.groups * kPanelChannels;
     run.b = packed_ + panel * at_.panel_bytes;
     run.scales = packed_ + at_.scales_at + segment * static_cast<std::int64_t>(sizeof(float));
-    run.zero_points = problem_.zero_point ? packed_ + at_.zero_points_at + segment : nullptr;
+    run.zero_points = problem_.b.zero_point ? packed_ + at_.zero_points_at + segment : nullptr;
     for (std::int64_t i = 0; i < rows; i += kernel_.rows) {
       run.a = memory_.a + (first_row + i) * memory_.stride;
       run.a_sums = memory_.sums + (first_row + i) * at_.groups;
@@ -147,7 +147,7 @@ void multiply_groups(const GroupKernel& kernel, const GemmProblem& problem, cons
   Multiplication(kernel, problem, operands, launch).run();
 }
 
-std::size_t w4a8_gemm_workspace(const GemmProblem& problem) {
+std::size_t groups_workspace(const GemmProblem& problem) {
   return static_cast<std::size_t>(Memory(problem, nullptr).size);
 }
 

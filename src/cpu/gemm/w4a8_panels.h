@@ -39,4 +39,6 @@ struct GroupKernel {
 
 void multiply_groups(const GroupKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,
                      const Launch& launch);
+std::size_t groups_workspace(const GemmProblem& problem);
+
 }  // namespace octile::cpu

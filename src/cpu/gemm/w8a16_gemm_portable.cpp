@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cpu/gemm/panel_gemm.h"
+#include "cpu/support/cost.h"
 
 namespace octile::cpu {
 
@@ -84,7 +85,7 @@ class ScaledBytes {
     std::int64_t row;
   };
 
-  explicit ScaledBytes(const GemmOperands& o) : b_(o.b), scale_(o.c_scale) {}
+  explicit ScaledBytes(const GemmOperands& o) : b_(o.b), scale_(o.b_scale) {}
 
   std::int64_t depth() const { return b_.cols(); }
   std::int64_t segment() const { return kDepth; }
@@ -128,15 +129,29 @@ void multiply(const GemmProblem& p, const GemmOperands& o, const Launch& launch)
   PanelProduct<Real, ScaledBytes<Real>>(p, o, ScaledBytes<Real>(o)).run(p.threads, launch.workspace.data);
 }
 
-}  // namespace
-
-void w8a16_gemm_portable(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   p.scale == DType::f64 ? multiply<double>(p, o, launch) : multiply<float>(p, o, launch);
 }
 
-std::size_t w8a16_gemm_portable_workspace(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
+  return p.grouped() ? "takes scales along the contraction, not groups" : "";
+}
+
+std::size_t workspace(const GemmProblem& p) {
   return p.scale == DType::f64 ? PanelProduct<double, ScaledBytes<double>>::workspace(p, p.k)
                                : PanelProduct<float, ScaledBytes<float>>::workspace(p, p.k);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a16_gemm_portable = {
+    .name = "w8a16_gemm_portable",
+    .task = {Operation::gemm, kW8A16},
+    .supports = supports,
+    .cost = portable_float_cost,
+    .workspace = workspace,
+    .launch = launch,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cpu

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "cpu/gemm/w8a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AMX __attribute__((target("amx-tile,amx-int8")))
@@ -79,12 +80,28 @@ void multiply(const TileRun& run) { run.rows > kTileRows ? multiply_rows<2>(run)
 
 constexpr PanelKernel kKernel = {LeftForm::tiled, kRows, kTileRows, 512, multiply, nullptr, begin, end};
 
-}  // namespace
-
-void w8a8_gemm_amx(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_panels(kKernel, problem, operands, launch);
 }
 
-std::size_t w8a8_gemm_amx_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+// A tile multiplies 16 rows, however many there are (Sapphire Rapids).
+Cost cost(const GemmProblem& p) {
+  GemmProblem padded = p;
+  padded.m = (p.m + 15) / 16 * 16;
+  return at_rate<1500>(padded);
+}
+
+std::size_t workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_amx = {
+    .name = "w8a8_gemm_amx",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::amx>,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

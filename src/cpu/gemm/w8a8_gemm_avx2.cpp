@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "cpu/gemm/w8a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AVX2 __attribute__((target("avx2")))
@@ -129,12 +130,21 @@ void multiply(const TileRun& run) {
 
 constexpr PanelKernel kKernel = {LeftForm::symmetric, kRows, 1, 1024, multiply, mark, nullptr, nullptr};
 
-}  // namespace
-
-void w8a8_gemm_avx2(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_panels(kKernel, problem, operands, launch);
 }
 
-std::size_t w8a8_gemm_avx2_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+std::size_t workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_avx2 = {
+    .name = "w8a8_gemm_avx2",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::avx2>,
+    .cost = at_rate<180>,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

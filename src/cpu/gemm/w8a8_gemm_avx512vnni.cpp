@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "cpu/gemm/w8a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_AVX512VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
@@ -68,12 +69,21 @@ void multiply(const TileRun& run) {
 
 constexpr PanelKernel kKernel = {LeftForm::offset, kRows, 1, 1024, multiply, nullptr, nullptr, nullptr};
 
-}  // namespace
-
-void w8a8_gemm_avx512vnni(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_panels(kKernel, problem, operands, launch);
 }
 
-std::size_t w8a8_gemm_avx512vnni_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+std::size_t workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_avx512vnni = {
+    .name = "w8a8_gemm_avx512vnni",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::avx512vnni>,
+    .cost = at_rate<700>,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

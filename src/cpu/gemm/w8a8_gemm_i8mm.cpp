@@ -3,6 +3,7 @@
 #include <arm_neon.h>
 
 #include "cpu/gemm/w8a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_I8MM __attribute__((target("arch=armv8.2-a+i8mm")))
@@ -97,12 +98,21 @@ void multiply(const TileRun& run) {
 
 constexpr PanelKernel kKernel = {LeftForm::plain, kRows, 2, 1024, multiply, nullptr, nullptr, nullptr};
 
-}  // namespace
-
-void w8a8_gemm_i8mm(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_panels(kKernel, problem, operands, launch);
 }
 
-std::size_t w8a8_gemm_i8mm_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+std::size_t workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_i8mm = {
+    .name = "w8a8_gemm_i8mm",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::i8mm>,
+    .cost = at_rate<180>,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

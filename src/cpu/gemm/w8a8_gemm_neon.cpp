@@ -3,6 +3,7 @@
 #include <arm_neon.h>
 
 #include "cpu/gemm/w8a8_panels.h"
+#include "cpu/support/cost.h"
 #include "plan/packed_weight.h"
 
 #define OCTILE_NEON __attribute__((target("arch=armv8.2-a+dotprod")))
@@ -80,12 +81,21 @@ void multiply(const TileRun& run) {
 
 constexpr PanelKernel kKernel = {LeftForm::plain, kRows, 1, 1024, multiply, nullptr, nullptr, nullptr};
 
-}  // namespace
-
-void w8a8_gemm_neon(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   multiply_panels(kKernel, problem, operands, launch);
 }
 
-std::size_t w8a8_gemm_neon_workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+std::size_t workspace(const GemmProblem& problem) { return panels_workspace(kKernel, problem); }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_neon = {
+    .name = "w8a8_gemm_neon",
+    .task = {Operation::gemm, kW8A8},
+    .supports = needs<Isa::neon>,
+    .cost = at_rate<130>,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/access.h"
+#include "cpu/support/cost.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
 #include "plan/kernel.h"
@@ -278,16 +279,26 @@ void multiply(const GemmProblem& problem, const Product& p, std::uint8_t* worksp
   }
 }
 
-}  // namespace
-
-void w8a8_gemm_portable(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   const Product product = oriented(problem, operands);
   auto* workspace = static_cast<std::uint8_t*>(launch.workspace.data);
   problem.scale == DType::f64 ? multiply<double>(problem, product, workspace)
                               : multiply<float>(problem, product, workspace);
 }
 
-std::size_t w8a8_gemm_portable_workspace(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
+  if (p.grouped()) return "takes one scale per channel, not groups";
+  return p.b_packed ? "takes the weight as it is, not packed" : "";
+}
+
+Cost cost(const GemmProblem& p) {
+  const double threads = thread_count(p.threads);
+  Cost cost = gemm_cost(p, with_isa(75e9, 140e9, 265e9, 490e9) * threads, kBytesPerSecond * threads);
+  if (p.b_major == Major::outer) cost.seconds += weight_bytes(p) / (0.5e9 * threads);  // transposed first
+  return cost;
+}
+
+std::size_t workspace(const GemmProblem& p) {
   const bool exchanged = p.y_major == Major::outer;
   const std::int64_t stride = packed_stride(p.k);
   const std::int64_t left_rows = std::min(kPackedRows, exchanged ? p.n : p.m);
@@ -295,5 +306,16 @@ std::size_t w8a8_gemm_portable_workspace(const GemmProblem& p) {
   const std::int64_t right_rows = turn ? (exchanged ? p.m : p.n) : 0;
   return static_cast<std::size_t>(stride * (2 * (left_rows + 1) + right_rows));
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_portable = {
+    .name = "w8a8_gemm_portable",
+    .task = {Operation::gemm, kW8A8},
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

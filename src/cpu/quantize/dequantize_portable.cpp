@@ -1,5 +1,6 @@
 // x = (q - z) * s, and its gradient dq = dy * s.
 #include "cpu/quantize/scale_rows.h"
+#include "cpu/support/cost.h"
 
 namespace octile::cpu {
 
@@ -74,14 +75,28 @@ void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
   });
 }
 
-}  // namespace
-
-void dequantize_portable(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+void launch_dequantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
   p.x == DType::f64 ? dequantize<double>(p, o) : dequantize<float>(p, o);
 }
 
-void dequantize_backward_portable(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+void launch_dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
   p.x == DType::f64 ? dequantize_backward<double>(p, o) : dequantize_backward<float>(p, o);
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel dequantize_portable = {
+    .name = "dequantize_portable",
+    .task = {Operation::dequantize},
+    .cost = portable_quantize_cost,
+    .launch = launch_dequantize,
+};
+
+extern constinit const QuantizeKernel dequantize_backward_portable = {
+    .name = "dequantize_backward_portable",
+    .task = {Operation::dequantize_backward},
+    .cost = portable_quantize_cost,
+    .launch = launch_dequantize_backward,
+};
 
 }  // namespace octile::cpu

@@ -1,6 +1,7 @@
 // y = (clamp(rint(x / s) + z, q_min, q_max) - z) * s, scales found on the way. NaN where x is not finite, and with
 // dynamic scales in the whole of its segment.
 #include "cpu/quantize/segments.h"
+#include "cpu/support/cost.h"
 
 namespace octile::cpu {
 
@@ -39,12 +40,20 @@ void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
   SegmentWalk<Real, WriteFloats<Real>>(p, o, row_blocks_of(p, o.x)).run();
 }
 
-}  // namespace
-
-void fake_quantize_portable(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
   p.x == DType::f64 ? fake_quantize<double>(p, o) : fake_quantize<float>(p, o);
 }
 
-std::size_t fake_quantize_portable_workspace(const QuantizeProblem&) { return 0; }
+std::size_t workspace(const QuantizeProblem&) { return 0; }
+
+}  // namespace
+
+extern constinit const QuantizeKernel fake_quantize_portable = {
+    .name = "fake_quantize_portable",
+    .task = {Operation::fake_quantize},
+    .cost = portable_quantize_cost,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

@@ -1,6 +1,7 @@
 // q = clamp(rint(x / s) + z, q_min, q_max), scales found on the way; into (rows, cols), (cols, rows) or both from one
 // read. Stochastic: floor(x / s + u) + z.
 #include "cpu/quantize/segments.h"
+#include "cpu/support/cost.h"
 
 namespace octile::cpu {
 
@@ -163,16 +164,24 @@ void quantize(const QuantizeProblem& p, const QuantizeOperands& o, std::uint8_t*
   SegmentWalk<Real, WriteIntegers<Real>>(p, o, blocks).run();
 }
 
-}  // namespace
-
-void quantize_portable(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   auto* tiles = static_cast<std::uint8_t*>(launch.workspace.data);
   p.x == DType::f64 ? quantize<double>(p, o, tiles) : quantize<float>(p, o, tiles);
 }
 
-std::size_t quantize_portable_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   const int workers = useful_threads(p.threads, static_cast<double>(p.rows) * static_cast<double>(p.cols));
   return transposes(p) ? static_cast<std::size_t>(workers * 2 * Tile(p).bytes()) : 0;
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel quantize_portable = {
+    .name = "quantize_portable",
+    .task = {Operation::quantize},
+    .cost = portable_quantize_cost,
+    .workspace = workspace,
+    .launch = launch,
+};
 
 }  // namespace octile::cpu

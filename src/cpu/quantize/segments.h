@@ -198,10 +198,10 @@ class SegmentWalk {
         g.z = static_cast<const std::int32_t*>(o_.given_zero_point.data)[at(o_.given_zero_point)];
       }
     } else if (symmetric()) {
-      g.s = std::max(value_of<Real>(extremes.high) / q_max, static_cast<Real>(p_.least_scale));
+      g.s = std::max(value_of<Real>(extremes.high) / q_max, static_cast<Real>(p_.min_scale));
     } else if (extremes.finite()) {
       const Real low = value_of<Real>(extremes.low);
-      g.s = std::max((value_of<Real>(extremes.high) - low) / (q_max - q_min), static_cast<Real>(p_.least_scale));
+      g.s = std::max((value_of<Real>(extremes.high) - low) / (q_max - q_min), static_cast<Real>(p_.min_scale));
       if (std::isfinite(g.s)) g.z = static_cast<std::int32_t>(std::clamp(q_min - std::rint(low / g.s), q_min, q_max));
     }
     if (!extremes.finite() || !std::isfinite(g.s)) g = {std::numeric_limits<Real>::quiet_NaN(), 0};
@@ -215,7 +215,7 @@ class SegmentWalk {
     Segment<Real>* const segments = part.segments;
     if (p_.scale == ScaleSource::dynamic && symmetric()) {
       multiversion<ScalesOfMagnitudes>(static_cast<const Extremes<Real>*>(part.extremes), count,
-                                       static_cast<Real>(p_.q_max), static_cast<Real>(p_.least_scale), segments);
+                                       static_cast<Real>(p_.q_max), static_cast<Real>(p_.min_scale), segments);
       if (o_.scale.data) {
         auto* s = static_cast<Real*>(o_.scale.data) + r * o_.scale.row_stride + k * o_.scale.col_stride;
         for (std::int64_t i = 0; i < count; ++i) s[i * o_.scale.col_stride] = segments[i].s;

@@ -235,7 +235,7 @@ Rules<Real> rules_of(const QuantizeProblem& p, const QuantizeOperands& o) {
   Rules<Real> rules;
   rules.q_min = static_cast<Real>(p.q_min);
   rules.q_max = static_cast<Real>(p.q_max);
-  rules.least_scale = static_cast<Real>(p.least_scale);
+  rules.least_scale = static_cast<Real>(p.min_scale);
   rules.given = p.scale == ScaleSource::given;
   rules.symmetric = rules.given || p.mapping == Mapping::symmetric;
   rules.stochastic = p.rounding == Rounding::stochastic;

@@ -50,7 +50,7 @@ struct PlainRules {
 };
 
 inline PlainRules plain_rules(const QuantizeProblem& p) {
-  return {static_cast<float>(p.q_min), static_cast<float>(p.q_max), static_cast<float>(p.least_scale),
+  return {static_cast<float>(p.q_min), static_cast<float>(p.q_max), static_cast<float>(p.min_scale),
           p.scale == ScaleSource::given,
           p.scale == ScaleSource::dynamic && p.rounding == Rounding::nearest && p.q_min <= -p.q_max};
 }

@@ -353,9 +353,9 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
   p.x.count = static_cast<int>(o.a.rows());
   p.x.k = static_cast<int>(o.a.cols());
   p.x.dynamic = problem.dynamic;
-  p.x.multiplied = o.c_scale.present();
+  p.x.multiplied = o.multiplier.present();
   if (o.a_scale.present()) p.x.scale = row_scale<float>(o.a_scale);
-  if (o.c_scale.present()) p.x.multiplier = row_scale<float>(o.c_scale);
+  if (o.multiplier.present()) p.x.multiplier = row_scale<float>(o.multiplier);
   p.b = static_cast<const std::int8_t*>(o.b.data);
   p.b_pitch = o.b.strides[0];
   p.b_copyable = aligned_to_16(o.b.data, o.b.strides[0]);

@@ -156,18 +156,16 @@ void launch_sum(const GemmProblem& p, const GemmOperands& o, const Launch& launc
           all);
 }
 
-}  // namespace
-
-std::string column_sum_sm80_supports(const GemmProblem& p) { return reason_against(p.device, 80); }
+std::string supports(const GemmProblem& p) { return reason_against(p.device, 80); }
 
 // On an H200.
-Cost column_sum_sm80_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double elements = static_cast<double>(p.k) * static_cast<double>(p.n);
   const double bytes = elements * bits(p.a) / 8;
   return {elements, bytes, bytes / 4.1e12 + 4e-6};
 }
 
-std::size_t column_sum_sm80_workspace(const GemmProblem& p) {
+std::size_t workspace(const GemmProblem& p) {
   return with_float_type(p.a, [&](auto a) {
     using T = decltype(a);
     const std::int64_t parts =
@@ -176,7 +174,7 @@ std::size_t column_sum_sm80_workspace(const GemmProblem& p) {
   });
 }
 
-void column_sum_sm80_prepare(const GemmProblem& p) {
+void load(const GemmProblem& p) {
   with_float_type(p.a, [](auto a) {
     using T = decltype(a);
     prepare(kName, sum_rows<T, T, kVectorSize<T>>);
@@ -185,7 +183,7 @@ void column_sum_sm80_prepare(const GemmProblem& p) {
   });
 }
 
-void column_sum_sm80(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   with_float_type(p.a, [&](auto a) {
     using T = decltype(a);
     const std::int64_t pitch = o.a.strides[0] * static_cast<std::int64_t>(sizeof(T));
@@ -193,5 +191,19 @@ void column_sum_sm80(const GemmProblem& p, const GemmOperands& o, const Launch& 
     aligned ? launch_sum<T, kVectorSize<T>>(p, o, launch) : launch_sum<T, 1>(p, o, launch);
   });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel column_sum_sm80 = {
+    .name = "column_sum_sm80",
+    .task = {Operation::column_sum},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cuda

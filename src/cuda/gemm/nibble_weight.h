@@ -63,14 +63,14 @@ inline NibbleWeight nibble_weight(const GemmProblem& p, const GemmOperands& o) {
   w.values = static_cast<const std::uint8_t*>(o.b.data);
   w.rows = static_cast<int>(p.n);
   w.terms = static_cast<int>(p.k);
-  w.group = static_cast<int>(p.group);
-  w.groups = static_cast<int>(p.k / p.group);
+  w.group = static_cast<int>(p.b.group);
+  w.groups = static_cast<int>(p.k / p.b.group);
   w.packed = p.b_packed;
   if (p.b_packed) {
     const PackedLayout at = packed_layout(p);
     w.pitch = at.panel_bytes;
     w.scales = w.values + at.scales_at;
-    if (p.zero_point) w.zeros = w.values + at.zero_points_at;
+    if (p.b.zero_point) w.zeros = w.values + at.zero_points_at;
     w.scale = w.zero = {w.groups * kPanelChannels, 1, kPanelChannels};
     return w;
   }
@@ -80,7 +80,7 @@ inline NibbleWeight nibble_weight(const GemmProblem& p, const GemmOperands& o) {
   w.pitch = o.b.strides[0] / 2;
   w.scales = o.b_scale.data;
   w.scale = places(o.b_scale);
-  if (p.zero_point) {
+  if (p.b.zero_point) {
     w.zeros = o.zero_point.data;
     w.zero = places(o.zero_point);
   }

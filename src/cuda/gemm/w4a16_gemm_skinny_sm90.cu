@@ -29,7 +29,7 @@ using AnyForm = SkinnyForm<__half, kMostTokens, true, 1, false>;
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Groups smaller than a step.
-bool fine(const GemmProblem& p) { return p.group < AnyForm::terms && p.group < p.k; }
+bool fine(const GemmProblem& p) { return p.b.group < AnyForm::terms && p.b.group < p.k; }
 
 struct Choice {
   int parts = 1;  // of the terms
@@ -129,7 +129,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   const auto with_zeros = [&]<class T, int most, bool packed, int folds>() {
-    if (p.zero_point) return body(SkinnyForm<T, most, packed, folds, true>());
+    if (p.b.zero_point) return body(SkinnyForm<T, most, packed, folds, true>());
     body(SkinnyForm<T, most, packed, folds, false>());
   };
   const auto with_packed = [&]<class T, int most>() {
@@ -156,9 +156,7 @@ bool readable(const GemmProblem& p, const GemmOperands& o) {
   return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, pitch));
 }
 
-}  // namespace
-
-std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
@@ -170,7 +168,7 @@ std::string w4a16_gemm_skinny_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w4a16_gemm_skinny_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const auto m = static_cast<double>(p.m);
   const auto n = static_cast<double>(p.n);
   const auto k = static_cast<double>(p.k);
@@ -181,24 +179,39 @@ Cost w4a16_gemm_skinny_sm90_cost(const GemmProblem& p) {
   return cost;
 }
 
-std::string w4a16_gemm_skinny_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   return message("tiles of ", AnyForm::rows, " rows, terms in ", best_choice(p, p.m).parts, " parts");
 }
 
-void w4a16_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int tokens : {kFewTokens, kMostTokens}) {
     with_form(problem, tokens,
               []<class F>(F) { prepare(kName, skinny_nibbles_kernel<F>, sizeof(skinny_nibbles::Shared<F>)); });
   }
-  w4a16_gemm_sm80_prepare(problem);
 }
 
-void w4a16_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+bool aligned(const GemmProblem& p, const GemmOperands& o) { return readable(p, o); }
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (problem.k == 0 || !readable(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   const int parts = best_choice(problem, o.a.rows()).parts;
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, parts, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemm_skinny_sm90 = {
+    .name = "w4a16_gemm_skinny_sm90",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cuda

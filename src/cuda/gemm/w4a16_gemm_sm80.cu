@@ -149,16 +149,14 @@ __global__ void __launch_bounds__(kThreads) w4a16_gemm_kernel(const __grid_const
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-}  // namespace
-
-std::string w4a16_gemm_sm80_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
   if (ceil_div(p.m, kTile) * ceil_div(p.n, kTile) > std::int64_t{1} << 30) return "takes at most 2^30 tiles of y";
   return reason_against(p.device, 80);
 }
 
 // On an H200.
-Cost w4a16_gemm_sm80_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
@@ -169,11 +167,11 @@ Cost w4a16_gemm_sm80_cost(const GemmProblem& p) {
   return {2 * m * n * k, m * k * bits(p.a) / 8 + n * k / 2 + m * n * bits(p.y) / 8, 5e-6 + seconds};
 }
 
-void w4a16_gemm_sm80_prepare(const GemmProblem& p) {
+void load(const GemmProblem& p) {
   with_float_type(p.a, []<class T>(T) { prepare(kName, w4a16_gemm_kernel<T>); });
 }
 
-void w4a16_gemm_sm80(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
   Arguments p;
   p.weight = nibble_weight(problem, o);
@@ -194,5 +192,18 @@ void w4a16_gemm_sm80(const GemmProblem& problem, const GemmOperands& o, const La
     enqueue(kName, w4a16_gemm_kernel<T>, LaunchShape{blocks, kThreads}, launch.stream, p);
   });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemm_sm80 = {
+    .name = "w4a16_gemm_sm80",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .bound = Bound::sum,
+};
 
 }  // namespace octile::cuda

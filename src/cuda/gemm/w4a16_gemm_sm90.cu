@@ -235,9 +235,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
 
-}  // namespace
-
-std::string w4a16_gemm_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
@@ -247,7 +245,7 @@ std::string w4a16_gemm_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w4a16_gemm_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const auto m = static_cast<double>(p.m);
   const auto n = static_cast<double>(p.n);
   const auto k = static_cast<double>(p.k);
@@ -259,25 +257,42 @@ Cost w4a16_gemm_sm90_cost(const GemmProblem& p) {
   return cost;
 }
 
-std::string w4a16_gemm_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   const Choice choice = best_choice(size_of(p), properties(p.device).multiprocessors);
   return message("tile ", choice.rows_a, "x", kRowsB, ", clusters of ", kPair, "x", choice.parts, ", ", choice.halved,
                  " halved");
 }
 
-void w4a16_gemm_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   with_each_tile([&]<class T>(T) {
     with_form(problem, T::rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
   });
-  w4a16_gemm_sm80_prepare(problem);
 }
 
-void w4a16_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  return mappable(o.a) && (p.b_packed || mappable_nibbles(o.b));
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!mappable(o.a) || (!problem.b_packed && !mappable_nibbles(o.b))) return w4a16_gemm_sm80(problem, o, launch);
   const Choice choice = best_choice({o.a.rows(), problem.n, problem.k}, properties(problem.device).multiprocessors);
   with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(problem, o, choice, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemm_sm90 = {
+    .name = "w4a16_gemm_sm90",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+    .bound = Bound::rounded_weight,
+};
 
 }  // namespace octile::cuda

@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-bool fine(const GemmProblem& p) { return p.group < 128 && p.group < p.k; }
+bool fine(const GemmProblem& p) { return p.b.group < 128 && p.b.group < p.k; }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
@@ -401,7 +401,7 @@ void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
   };
   const auto with_type = [&]<class T>(T type) {
     const auto with_zeros = [&]<bool packed, bool fine>(std::bool_constant<packed>, std::bool_constant<fine>) {
-      if (p.zero_point) return with_unit(type, Unit<packed, fine, true>());
+      if (p.b.zero_point) return with_unit(type, Unit<packed, fine, true>());
       return with_unit(type, Unit<packed, fine, false>());
     };
     if (p.b_packed && fine(p)) return with_zeros(std::true_type(), std::true_type());
@@ -428,12 +428,10 @@ bool near(const GemmProblem& p, const GemmOperands& o) {
   };
   if (o.a.strides[0] > std::int64_t{1} << 30) return false;
   return p.b_packed ||
-         (o.b.strides[0] <= std::int64_t{1} << 21 && steps(o.b_scale) && (!p.zero_point || steps(o.zero_point)));
+         (o.b.strides[0] <= std::int64_t{1} << 21 && steps(o.b_scale) && (!p.b.zero_point || steps(o.zero_point)));
 }
 
-}  // namespace
-
-std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.scale != DType::f32) return "has no f64";
@@ -443,12 +441,12 @@ std::string w4a16_gemv_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const double bytes =
-      n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.group, 1)) * (p.zero_point ? 8 : 4);
+      n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.b.group, 1)) * (p.b.zero_point ? 8 : 4);
   const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
   // Of a weight and a block, measured on an H200.
   const double each = p.m > 8 ? 2.8e-11 : 2.4e-11;
@@ -456,23 +454,38 @@ Cost w4a16_gemv_sm90_cost(const GemmProblem& p) {
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
 }
 
-std::string w4a16_gemv_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   int warps = 0;
   with_form(p, p.m, [&]<class F>(F) { warps = F::warps; });
   return message("tiles of ", kTileRows, " rows, ", warps, " warps");
 }
 
-void w4a16_gemv_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   for (const std::int64_t tokens : {8, 16}) {
     with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMostShared); });
   }
-  w4a16_gemm_sm80_prepare(problem);
 }
 
-void w4a16_gemv_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+bool aligned(const GemmProblem& p, const GemmOperands& o) { return readable(p, o) && near(p, o); }
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!readable(problem, o) || !near(problem, o)) return w4a16_gemm_sm80(problem, o, launch);
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_gemv_sm90 = {
+    .name = "w4a16_gemv_sm90",
+    .task = {Operation::gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+    .bound = Bound::offset_weight,
+};
 
 }  // namespace octile::cuda

@@ -183,16 +183,14 @@ void launch_as(const GemmProblem& problem, const GemmOperands& o, Stream stream)
   enqueue(kName, w4a8_gemm_kernel<Real>, LaunchShape{blocks, kThreads}, stream, p);
 }
 
-}  // namespace
-
-std::string w4a8_gemm_sm80_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
   if (ceil_div(p.m, kTile) * ceil_div(p.n, kTile) > std::int64_t{1} << 30) return "takes at most 2^30 tiles of y";
   return reason_against(p.device, 80);
 }
 
 // On an H200.
-Cost w4a8_gemm_sm80_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
@@ -202,14 +200,26 @@ Cost w4a8_gemm_sm80_cost(const GemmProblem& p) {
   return {2 * m * n * k, m * k + n * k / 2 + m * n * bits(p.y) / 8, 5e-6 + seconds};
 }
 
-void w4a8_gemm_sm80_prepare(const GemmProblem& p) {
+void load(const GemmProblem& p) {
   p.scale == DType::f64 ? prepare(kName, w4a8_gemm_kernel<double>) : prepare(kName, w4a8_gemm_kernel<float>);
 }
 
-void w4a8_gemm_sm80(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
   problem.scale == DType::f64 ? launch_as<double>(problem, o, launch.stream)
                               : launch_as<float>(problem, o, launch.stream);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a8_gemm_sm80 = {
+    .name = "w4a8_gemm_sm80",
+    .task = {Operation::gemm, kW4A8},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

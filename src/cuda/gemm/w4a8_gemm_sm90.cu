@@ -83,15 +83,15 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   const auto with_zeros = [&]<int rows, bool packed, bool zero_points>() {
-    if (p.group == 32) return body(Form<rows, packed, zero_points, 1>());
-    if (p.group == 64) return body(Form<rows, packed, zero_points, 2>());
-    if (p.group == 128) return body(Form<rows, packed, zero_points, 4>());
+    if (p.b.group == 32) return body(Form<rows, packed, zero_points, 1>());
+    if (p.b.group == 64) return body(Form<rows, packed, zero_points, 2>());
+    if (p.b.group == 128) return body(Form<rows, packed, zero_points, 4>());
     body(Form<rows, packed, zero_points, 0>());
   };
   const auto with_rows = [&]<int rows>() {
-    if (p.b_packed && p.zero_point) return with_zeros.template operator()<rows, true, true>();
+    if (p.b_packed && p.b.zero_point) return with_zeros.template operator()<rows, true, true>();
     if (p.b_packed) return with_zeros.template operator()<rows, true, false>();
-    if (p.zero_point) return with_zeros.template operator()<rows, false, true>();
+    if (p.b.zero_point) return with_zeros.template operator()<rows, false, true>();
     with_zeros.template operator()<rows, false, false>();
   };
   rows_a == kWide ? with_rows.template operator()<kWide>() : with_rows.template operator()<kNarrow>();
@@ -100,7 +100,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
 // What is expected of tiles with so many rows of a.
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const auto waves = static_cast<double>(ceil_div(order_of(m, p.n, rows_a).count(), clusters_at_once(p.device)));
-  const double folds = p.group == p.k ? 0 : 128.0 / static_cast<double>(p.group);
+  const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double step_cycles = 250 + rows_a * (3.2 + 1.9 * folds);
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }
@@ -109,9 +109,7 @@ int best_rows(const GemmProblem& p, std::int64_t m) {
   return expected_seconds(p, m, kNarrow) < expected_seconds(p, m, kWide) ? kNarrow : kWide;
 }
 
-}  // namespace
-
-std::string w4a8_gemm_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.scale != DType::f32) return "has no f64";
   if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
@@ -119,7 +117,7 @@ std::string w4a8_gemm_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w4a8_gemm_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const auto m = static_cast<double>(p.m);
   const auto n = static_cast<double>(p.n);
   const auto k = static_cast<double>(p.k);
@@ -131,25 +129,41 @@ Cost w4a8_gemm_sm90_cost(const GemmProblem& p) {
   return cost;
 }
 
-std::string w4a8_gemm_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   const int rows = best_rows(p, p.m);
   const TileOrder order = order_of(p.m, p.n, rows);
   return message("y^T = b * a^T, tile ", kRowsB, "x", rows, ", clusters of ", kPair, ", ", order.rows, "x", order.cols,
                  " of them");
 }
 
-void w4a8_gemm_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int rows_a : {kNarrow, kWide}) {
     with_form(problem, rows_a, []<class F>(F) { prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>)); });
   }
-  w4a8_gemm_sm80_prepare(problem);
 }
 
-void w4a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  return mappable(o.a) && (p.b_packed || mappable_nibbles(o.b));
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  if (!mappable(o.a) || (!problem.b_packed && !mappable_nibbles(o.b))) return w4a8_gemm_sm80(problem, o, launch);
   with_form(problem, best_rows(problem, o.a.rows()), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w4a8_gemm_sm90 = {
+    .name = "w4a8_gemm_sm90",
+    .task = {Operation::gemm, kW4A8},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+};
 
 }  // namespace octile::cuda

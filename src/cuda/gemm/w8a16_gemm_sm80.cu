@@ -271,7 +271,7 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
   Product p = {};
   p.tiling = tiling_of<Tile>(operand_of(o.b, problem.b_major == Major::outer),
                              operand_of(o.a, problem.a_major == Major::outer), o.a.cols());
-  p.c_scale = factors_of(o.c_scale, problem.scale);
+  p.c_scale = factors_of(o.b_scale, problem.scale);
   p.y_along_left = problem.y_major == Major::contraction;
   p.y = o.y.data;
   p.y_pitch = o.y.strides[p.y_along_left ? 0 : 1];
@@ -292,7 +292,7 @@ void launch_wide(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.a = {static_cast<const Real*>(o.a.data), o.a.strides[0], o.a.strides[1]};
   p.b = {static_cast<const std::int8_t*>(o.b.data), o.b.strides[0], o.b.strides[1]};
   p.y = {static_cast<Real*>(o.y.data), o.y.strides[0], o.y.strides[1]};
-  p.c_scale = factors_of(o.c_scale, problem.scale);
+  p.c_scale = factors_of(o.b_scale, problem.scale);
   p.m = static_cast<int>(o.y.rows());
   p.n = static_cast<int>(o.y.cols());
   p.k = static_cast<int>(o.a.cols());
@@ -322,11 +322,12 @@ double wide_seconds(double m, double n, const GemmProblem& problem) {
   return 2 * tile * tile * static_cast<double>(problem.k) * rounds / per_second + 7e-6;
 }
 
-}  // namespace
+std::string supports(const GemmProblem& problem) {
+  if (problem.grouped()) return "has no groups";
+  return reason_against_product(problem);
+}
 
-std::string w8a16_gemm_sm80_supports(const GemmProblem& problem) { return reason_against_product(problem); }
-
-Cost w8a16_gemm_sm80_cost(const GemmProblem& problem) {
+Cost cost(const GemmProblem& problem) {
   const auto m = static_cast<double>(problem.m);
   const auto n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
@@ -337,7 +338,7 @@ Cost w8a16_gemm_sm80_cost(const GemmProblem& problem) {
   return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
 }
 
-void w8a16_gemm_sm80_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   if (problem.a == DType::f32) return prepare(kName, wide_product_kernel<float, kWideTile>);
   if (problem.a == DType::f64) return prepare(kName, wide_product_kernel<double, kWideTile>);
   for (const TileKernel<Product>& kernel : {kernel_for<Large>(problem), kernel_for<Small>(problem)}) {
@@ -345,7 +346,7 @@ void w8a16_gemm_sm80_prepare(const GemmProblem& problem) {
   }
 }
 
-void w8a16_gemm_sm80(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.y.rows() == 0 || o.y.cols() == 0) return;
   if (problem.a == DType::f32) return launch_wide<float>(problem, o, launch);
   if (problem.a == DType::f64) return launch_wide<double>(problem, o, launch);
@@ -354,5 +355,18 @@ void w8a16_gemm_sm80(const GemmProblem& problem, const GemmOperands& o, const La
   const bool large = seconds<Large>(m, n, problem) < seconds<Small>(m, n, problem);
   (large ? launch_tile<Large> : launch_tile<Small>)(problem, o, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a16_gemm_sm80 = {
+    .name = "w8a16_gemm_sm80",
+    .task = {Operation::gemm, kW8A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .bound = Bound::rounded_scale,
+};
 
 }  // namespace octile::cuda

@@ -433,7 +433,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   arguments.steps = steps_of(o.a.cols());
   arguments.order = order_of<typename F::Tile>({o.a.rows(), o.b.rows(), o.a.cols()});
   arguments.k = o.a.cols();
-  arguments.scale = row_scale<float>(o.c_scale);
+  arguments.scale = row_scale<float>(o.b_scale);
   arguments.y = {y.data, y.strides[0], static_cast<int>(y.rows()), static_cast<int>(y.cols())};
   arguments.y.along_a = y_along_a;
   arguments.y.wide = wide;
@@ -465,10 +465,9 @@ void with_form(const GemmProblem& p, const Body& body) {
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
 
-}  // namespace
-
-std::string w8a16_gemm_sm90_supports(const GemmProblem& problem) {
+std::string supports(const GemmProblem& problem) {
   if (std::string reason = reason_against(problem.device, 90, 91); !reason.empty()) return reason;
+  if (problem.grouped()) return "has no groups";
   if (problem.a != DType::f16 && problem.a != DType::bf16) return "takes f16 and bf16";
   if (problem.scale != DType::f32) return "has no f64";
   if (problem.b_packed) return "takes the weight as it is, not packed";
@@ -477,7 +476,7 @@ std::string w8a16_gemm_sm90_supports(const GemmProblem& problem) {
   return {};
 }
 
-Cost w8a16_gemm_sm90_cost(const GemmProblem& problem) {
+Cost cost(const GemmProblem& problem) {
   const Size size = size_of(problem);
   const auto m = static_cast<double>(size.m);
   const auto n = static_cast<double>(size.n);
@@ -492,7 +491,7 @@ Cost w8a16_gemm_sm90_cost(const GemmProblem& problem) {
   return cost;
 }
 
-std::string w8a16_gemm_sm90_detail(const GemmProblem& problem) {
+std::string detail(const GemmProblem& problem) {
   const Size size = size_of(problem);
   return with_best_tile(size, properties(problem.device).multiprocessors, [&]<class T>(T) {
     const TileOrder order = order_of<T>(size);
@@ -501,23 +500,38 @@ std::string w8a16_gemm_sm90_detail(const GemmProblem& problem) {
   });
 }
 
-void w8a16_gemm_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   const auto prepare_form = [&]<class F>(F) { prepare(kName, w8a16_gemm_kernel<F>, sizeof(Shared<F>)); };
   with_form<WideTile>(problem, prepare_form);
   with_form<NarrowTile>(problem, prepare_form);
-  w8a16_gemm_sm80_prepare(problem);
 }
 
-void w8a16_gemm_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  return mappable(lines_of(o.a, p.a_major == Major::outer)) && mappable(lines_of(o.b, p.b_major == Major::outer));
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || o.b.rows() == 0) return;
-  const bool readable = mappable(lines_of(o.a, problem.a_major == Major::outer)) &&
-                        mappable(lines_of(o.b, problem.b_major == Major::outer));
-  if (!readable) return w8a16_gemm_sm80(problem, o, launch);
   const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
   with_best_tile(size, properties(problem.device).multiprocessors, [&]<class T>(T) {
     with_form<T>(problem, [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
   });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a16_gemm_sm90 = {
+    .name = "w8a16_gemm_sm90",
+    .task = {Operation::gemm, kW8A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+    .bound = Bound::rounded_scale,
+};
 
 }  // namespace octile::cuda

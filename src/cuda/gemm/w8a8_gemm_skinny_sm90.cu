@@ -179,10 +179,9 @@ bool with_few(std::int64_t tokens, std::int64_t k, const Body& body) {
 
 Size size_of(const GemmProblem& p) { return {p.m, p.n, p.k}; }
 
-}  // namespace
-
-std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
+  if (p.grouped()) return "has no groups";
   if (p.scale != DType::f32) return "has no f64";
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
     return "wants rows of a, b and y contiguous";
@@ -194,33 +193,38 @@ std::string w8a8_gemm_skinny_sm90_supports(const GemmProblem& p) {
   return {};
 }
 
-Cost w8a8_gemm_skinny_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const bool engine_reads = p.k % kBulkAlignment == 0;
   return {2 * m * n * k, m * k + n * k + m * n * bits(p.y) / 8,
-          engine_reads ? best_shape(size_of(p), p.device).seconds : w8a8_gemm_sm80_cost(p).seconds};
+          engine_reads ? best_shape(size_of(p), p.device).seconds : w8a8_gemm_sm80.cost(p).seconds};
 }
 
-std::size_t w8a8_gemm_skinny_sm90_workspace(const GemmProblem&) { return 0; }
+std::size_t workspace(const GemmProblem&) { return 0; }
 
-std::string w8a8_gemm_skinny_sm90_detail(const GemmProblem& p) {
+std::string detail(const GemmProblem& p) {
   const TileShape shape = best_shape(size_of(p), p.device);
   return message("tiles of ", 64 * shape.groups, " tokens and ", shape.tile_rows, " rows of b, clusters ",
                  shape.token_parts, "x", shape.row_parts, ", ", shape.waves, shape.waves > 1 ? " waves" : " wave");
 }
 
-void w8a8_gemm_skinny_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_skinny<std::int8_t, 1>(kName);
   prepare_skinny<std::int8_t, 2>(kName);
   prepare_skinny<std::int8_t, 4>(kName);
   for_each_tile([]<class T>(T) { prepare(kName, skinny_tile_kernel<T>, kSkinnyShared); });
   prepare_tensor_maps(kName);
-  w8a8_gemm_sm80_prepare(problem);
 }
 
-void w8a8_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+// Rows of b that TMA cannot read are read 16 bytes at a time, beside few tokens.
+bool aligned(const GemmProblem&, const GemmOperands& o) {
+  if (mappable(o.a) && mappable(o.b)) return true;
+  return aligned_to_16(o.b.data, o.b.strides[0]) && with_few(o.a.rows(), o.a.cols(), [](auto) {});
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
   if (size.m == 0 || size.n == 0) return;
   if (mappable(o.a) && mappable(o.b)) {
@@ -229,13 +233,25 @@ void w8a8_gemm_skinny_sm90(const GemmProblem& problem, const GemmOperands& o, co
       if (shape.groups == T::groups && shape.rows == T::rows) launch_tile<T>(shape, problem, o, launch.stream);
     });
   }
-  // Lines of b that begin anywhere: byte by byte here, shifted in place there.
-  if (!aligned_to_16(o.b.data, o.b.strides[0])) return w8a8_gemm_sm80(problem, o, launch);
-  const bool few = with_few(size.m, size.k, [&](auto blocks) {
+  with_few(size.m, size.k, [&](auto blocks) {
     SkinnyProduct p = skinny_product(problem, o);
     launch_skinny<std::int8_t, decltype(blocks)::value>(kName, p, problem, launch.stream);
   });
-  if (!few) w8a8_gemm_sm80(problem, o, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_skinny_sm90 = {
+    .name = "w8a8_gemm_skinny_sm90",
+    .task = {Operation::gemm, kW8A8},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+};
 
 }  // namespace octile::cuda

@@ -227,11 +227,12 @@ double seconds(double m, double n, const GemmProblem& problem) {
   return seconds_of<Tile>(kCost<Tile>, m, n, problem);
 }
 
-}  // namespace
+std::string supports(const GemmProblem& problem) {
+  if (problem.grouped()) return "has no groups";
+  return reason_against_product(problem);
+}
 
-std::string w8a8_gemm_sm80_supports(const GemmProblem& problem) { return reason_against_product(problem); }
-
-Cost w8a8_gemm_sm80_cost(const GemmProblem& problem) {
+Cost cost(const GemmProblem& problem) {
   const auto m = static_cast<double>(problem.m);
   const auto n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
@@ -241,18 +242,30 @@ Cost w8a8_gemm_sm80_cost(const GemmProblem& problem) {
   return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
 }
 
-void w8a8_gemm_sm80_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   for (const TileKernel<Product>& kernel : {kernel_for<Large>(problem), kernel_for<Small>(problem)}) {
     prepare(kName, kernel.function, kernel.shared_bytes);
   }
 }
 
-void w8a8_gemm_sm80(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.y.rows() == 0 || o.y.cols() == 0) return;
   const auto m = static_cast<double>(o.y.rows());
   const auto n = static_cast<double>(o.y.cols());
   const bool large = seconds<Large>(m, n, problem) < seconds<Small>(m, n, problem);
   (large ? launch_tile<Large> : launch_tile<Small>)(problem, o, launch);
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_sm80 = {
+    .name = "w8a8_gemm_sm80",
+    .task = {Operation::gemm, kW8A8},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

@@ -170,10 +170,9 @@ GemmOperands exchanged(GemmOperands o) {
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
 
-}  // namespace
-
-std::string w8a8_gemm_sm90_supports(const GemmProblem& problem) {
+std::string supports(const GemmProblem& problem) {
   if (std::string reason = reason_against(problem.device, 90, 91); !reason.empty()) return reason;
+  if (problem.grouped()) return "has no groups";
   if (problem.scale != DType::f32) return "has no f64";
   if (problem.b_packed) return "takes the weight as it is, not packed";
   if (exchanges(problem) && problem.bias) return "wants rows of y contiguous where there is a bias";
@@ -182,7 +181,7 @@ std::string w8a8_gemm_sm90_supports(const GemmProblem& problem) {
   return {};
 }
 
-Cost w8a8_gemm_sm90_cost(const GemmProblem& problem) {
+Cost cost(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
   const Size size = size_of(p);
   const auto m = static_cast<double>(size.m);
@@ -201,7 +200,7 @@ Cost w8a8_gemm_sm90_cost(const GemmProblem& problem) {
   return cost;
 }
 
-std::string w8a8_gemm_sm90_detail(const GemmProblem& problem) {
+std::string detail(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
   const int multiprocessors = properties(p.device).multiprocessors;
   std::string text;
@@ -215,31 +214,34 @@ std::string w8a8_gemm_sm90_detail(const GemmProblem& problem) {
   return text;
 }
 
-std::size_t w8a8_gemm_sm90_workspace(const GemmProblem& problem) {
+std::size_t workspace(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
   return (repacks(p.a_major, p.k) ? repacked_size(p.m, p.k) : 0) +
          (repacks(p.b_major, p.k) ? repacked_size(p.n, p.k) : 0);
 }
 
-void w8a8_gemm_sm90_prepare(const GemmProblem& problem) {
+void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   with_narrow_type(problem.y, [&]<class Y>(Y) {
     for_each_tile([&]<class T>(const Measured<T>&) { prepare(kName, w8a8_gemm_kernel<T, Y>, sizeof(Shared<T, Y>)); });
   });
   prepare_repack();
-  w8a8_gemm_sm80_prepare(problem);
 }
 
-void w8a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+// What the workspace has no room to copy must suit TMA as it is.
+bool aligned(const GemmProblem& problem, const GemmOperands& operands) {
+  const GemmProblem p = exchanged(problem);
+  const GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;
+  return (mappable(o.a) || repacks(p.a_major, p.k)) && (mappable(o.b) || repacks(p.b_major, p.k));
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   const GemmProblem p = exchanged(problem);
   GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;
   const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
   if (size.m == 0 || size.n == 0) return;
   const bool a_as_it_is = mappable(o.a);
   const bool b_as_it_is = mappable(o.b);
-  if ((!a_as_it_is && !repacks(p.a_major, p.k)) || (!b_as_it_is && !repacks(p.b_major, p.k))) {
-    return w8a8_gemm_sm80(problem, operands, launch);
-  }
   auto* room = static_cast<std::byte*>(launch.workspace.data);
   if (!a_as_it_is) {
     o.a = repack(o.a, room, launch.stream);
@@ -253,5 +255,20 @@ void w8a8_gemm_sm90(const GemmProblem& problem, const GemmOperands& operands, co
     });
   });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_gemm_sm90 = {
+    .name = "w8a8_gemm_sm90",
+    .task = {Operation::gemm, kW8A8},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = aligned,
+};
 
 }  // namespace octile::cuda

@@ -17,9 +17,7 @@ namespace {
 constexpr std::string_view kName = "w8a8_linear_sm90";
 constexpr int kMostTokens = 16;
 
-}  // namespace
-
-std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
+std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a == DType::s8) return "quantizes a, which is s8 already";
   if (p.scale != DType::f32) return "has no f64";
@@ -36,7 +34,7 @@ std::string w8a8_linear_sm90_supports(const GemmProblem& p) {
 }
 
 // Fitted to an H200 whose second-level cache had been filled by reading.
-Cost w8a8_linear_sm90_cost(const GemmProblem& p) {
+Cost cost(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
@@ -49,16 +47,16 @@ Cost w8a8_linear_sm90_cost(const GemmProblem& p) {
           7.6e-6 + bytes / 4.7e12 + m * 1.7e-7 + waited_for};
 }
 
-std::size_t w8a8_linear_sm90_workspace(const GemmProblem&) { return 0; }
+std::size_t workspace(const GemmProblem&) { return 0; }
 
-void w8a8_linear_sm90_prepare(const GemmProblem& p) {
+void load(const GemmProblem& p) {
   with_narrow_type(p.a, [&](auto source) {
     prepare_skinny<decltype(source), 1>(kName);
     prepare_skinny<decltype(source), 2>(kName);
   });
 }
 
-void w8a8_linear_sm90(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   SkinnyProduct p = skinny_product(problem, o);
   if (p.x.count == 0 || p.rows == 0) return;
   with_narrow_type(problem.a, [&](auto source) {
@@ -66,5 +64,18 @@ void w8a8_linear_sm90(const GemmProblem& problem, const GemmOperands& o, const L
                    : launch_skinny<decltype(source), 2>(kName, p, problem, launch.stream);
   });
 }
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_linear_sm90 = {
+    .name = "w8a8_linear_sm90",
+    .task = {Operation::linear},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

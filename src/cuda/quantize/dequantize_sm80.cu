@@ -1,5 +1,6 @@
 // x = (q - z) * s, and its gradient dq = dy * s.
 #include "cuda/device/vectors.cuh"
+#include "cuda/quantize/segments.cuh"
 
 namespace octile::cuda {
 
@@ -158,9 +159,7 @@ struct DequantizeBackwardVectors {
   }
 };
 
-}  // namespace
-
-void dequantize_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch_dequantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_float_type(p.x, [&](auto x) {
     using T = decltype(x);
     const Dequantize<T> op = {integer_rows(o.q_in, kVectorSize<T>), given_scales<RealOf<T>>(o), rows_of<T>(o.y)};
@@ -189,7 +188,7 @@ void dequantize_sm80_prepare(const QuantizeProblem& p) {
   });
 }
 
-void dequantize_backward_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch_dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_float_type(p.x, [&](auto x) {
     using T = decltype(x);
     const DequantizeBackward<T> op = {rows_of<T>(o.dy), given_scales<RealOf<T>>(o), rows_of<T>(o.y)};
@@ -216,5 +215,27 @@ void dequantize_backward_sm80_prepare(const QuantizeProblem& p) {
     }
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel dequantize_sm80 = {
+    .name = "dequantize_sm80",
+    .task = {Operation::dequantize},
+    .device = DeviceType::cuda,
+    .supports = quantizer_sm80_supports,
+    .cost = quantizer_sm80_cost,
+    .launch = launch_dequantize,
+    .prepare = dequantize_sm80_prepare,
+};
+
+extern constinit const QuantizeKernel dequantize_backward_sm80 = {
+    .name = "dequantize_backward_sm80",
+    .task = {Operation::dequantize_backward},
+    .device = DeviceType::cuda,
+    .supports = quantizer_sm80_supports,
+    .cost = quantizer_sm80_cost,
+    .launch = launch_dequantize_backward,
+    .prepare = dequantize_backward_sm80_prepare,
+};
 
 }  // namespace octile::cuda

@@ -116,7 +116,7 @@ struct FakeQuantizeVectors {
   }
 };
 
-constexpr std::string_view kRows = "fake_quantize_sm80 (rows)";
+constexpr std::string_view kRows = "launch (rows)";
 
 bool keeps_rows(const QuantizeProblem& p) {
   return p.granularity == Granularity::row && p.mapping == Mapping::symmetric && p.x != DType::f64 &&
@@ -144,9 +144,7 @@ bool launch_rows(const QuantizeProblem& p, const QuantizeOperands& o, const Laun
   return true;
 }
 
-}  // namespace
-
-void fake_quantize_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_float_type(p.x, [&](auto x) {
     using T = decltype(x);
     using Real = RealOf<T>;
@@ -170,11 +168,11 @@ void fake_quantize_sm80(const QuantizeProblem& p, const QuantizeOperands& o, con
   });
 }
 
-std::size_t fake_quantize_sm80_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   return p.scale == ScaleSource::given ? 0 : measure_segments_workspace(p);
 }
 
-void fake_quantize_sm80_prepare(const QuantizeProblem& p) {
+void load(const QuantizeProblem& p) {
   if (p.scale == ScaleSource::dynamic) measure_segments_prepare(p);
   with_float_type(p.x, [&](auto x) {
     using T = decltype(x);
@@ -186,5 +184,18 @@ void fake_quantize_sm80_prepare(const QuantizeProblem& p) {
     }
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel fake_quantize_sm80 = {
+    .name = "fake_quantize_sm80",
+    .task = {Operation::fake_quantize},
+    .device = DeviceType::cuda,
+    .supports = quantizer_sm80_supports,
+    .cost = quantizer_sm80_cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

@@ -1,7 +1,7 @@
 // What the int8 backward needs of dY (m, n):
 //
-//   s1[m] = max(max_n |dY[m, n] w[n]| / 127, least_scale)    q1[m, n] = rint(dY[m, n] w[n] / s1[m])
-//   s2[n] = max(max_m |dY[m, n] x[m]| / 127, least_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
+//   s1[m] = max(max_n |dY[m, n] w[n]| / 127, min_scale)    q1[m, n] = rint(dY[m, n] w[n] / s1[m])
+//   s2[n] = max(max_m |dY[m, n] x[m]| / 127, min_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
 //   dB[n] = sum_m dY[m, n]
 //
 // One launch that looks twice: device/two_looks.cuh. The bits are those of two quantizers.
@@ -42,16 +42,14 @@ LookTwiceArguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands
   a.column_scale_stride = o.column_scale.col_stride;
   if (o.y.present()) a.sum = static_cast<T*>(o.y.data), a.sum_stride = o.y.strides[0];
   a.q_max = static_cast<float>(p.q_max);
-  a.least_scale = static_cast<float>(p.least_scale);
+  a.least_scale = static_cast<float>(p.min_scale);
   a.row_most = words;
   a.column_most = words + at.column_most;
   a.partial_sums = reinterpret_cast<float*>(words + at.partial_sums);
   return a;
 }
 
-}  // namespace
-
-std::string gradient_quantize_sm90_supports(const QuantizeProblem& p) {
+std::string supports(const QuantizeProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.x == DType::f64 || p.q != DType::s8 || p.rounding != Rounding::nearest) {
     return "does f16, bf16 and f32 to s8, to nearest";
@@ -64,24 +62,24 @@ std::string gradient_quantize_sm90_supports(const QuantizeProblem& p) {
 }
 
 // On an H200, 8192 x 8192 f16.
-Cost gradient_quantize_sm90_cost(const QuantizeProblem& p) {
+Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (2 * bits(p.x) + 2 * bits(p.q)) / 8;
   return {4 * elements, bytes, bytes / 3.6e12 + 10e-6};
 }
 
-std::size_t gradient_quantize_sm90_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   return with_narrow_type(p.x, [&](auto x) { return parts<decltype(x)>(p.device, p.rows, p.cols).all * 4; });
 }
 
-void gradient_quantize_sm90_prepare(const QuantizeProblem& p) {
+void load(const QuantizeProblem& p) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     prepare_to_look_twice<T, true>(kName);
   });
 }
 
-void gradient_quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
@@ -89,5 +87,18 @@ void gradient_quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o,
                                launch.stream);
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel gradient_quantize_sm90 = {
+    .name = "gradient_quantize_sm90",
+    .task = {Operation::gradient_quantize},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

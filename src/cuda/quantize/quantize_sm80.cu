@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-constexpr std::string_view kRows = "quantize_sm80 (rows)";
-constexpr std::string_view kLooseRows = "quantize_sm80 (loose rows)";
-constexpr std::string_view kRuns = "quantize_sm80 (runs)";
-constexpr std::string_view kElements = "quantize_sm80 (elements)";
-constexpr std::string_view kTiles = "quantize_sm80 (tiles)";
+constexpr std::string_view kRows = "launch (rows)";
+constexpr std::string_view kLooseRows = "launch (loose rows)";
+constexpr std::string_view kRuns = "launch (runs)";
+constexpr std::string_view kElements = "launch (elements)";
+constexpr std::string_view kTiles = "launch (tiles)";
 
 std::int64_t run_length(const QuantizeProblem& p) { return p.granularity == Granularity::group ? p.group : p.cols; }
 
@@ -327,9 +327,7 @@ void prepare_runs(const QuantizeProblem& p) {
   }
 }
 
-}  // namespace
-
-void quantize_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_float_type(p.x, [&](auto x) {
     using T = decltype(x);
     using Real = RealOf<T>;
@@ -347,7 +345,7 @@ void quantize_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const La
 }
 
 // On an H200, 8192 x 8192 f16: one look at x, or two.
-Cost quantize_sm80_cost(const QuantizeProblem& p) {
+Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
   if (with_float_type(p.x, [&](auto x) { return keeps_runs<decltype(x)>(p); })) {
@@ -356,12 +354,12 @@ Cost quantize_sm80_cost(const QuantizeProblem& p) {
   return {2 * elements, bytes, (bytes + elements * bits(p.x) / 8) / 1.5e12 + 7e-6};
 }
 
-std::size_t quantize_sm80_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   const bool keeps = with_float_type(p.x, [&](auto x) { return keeps_runs<decltype(x)>(p); });
   return keeps ? 0 : measure_segments_workspace(p);
 }
 
-void quantize_sm80_prepare(const QuantizeProblem& p) {
+void load(const QuantizeProblem& p) {
   with_float_type(p.x, [&](auto x) {
     using T = decltype(x);
     if (keeps_runs<T>(p)) return prepare_runs<T>(p);
@@ -370,5 +368,18 @@ void quantize_sm80_prepare(const QuantizeProblem& p) {
                                             : prepare(kTiles, quantize_tiles<T>);
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel quantize_sm80 = {
+    .name = "quantize_sm80",
+    .task = {Operation::quantize},
+    .device = DeviceType::cuda,
+    .supports = quantizer_sm80_supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

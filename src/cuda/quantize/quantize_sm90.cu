@@ -13,9 +13,9 @@ namespace octile::cuda {
 
 namespace {
 
-constexpr std::string_view kBands = "quantize_sm90 (bands)";
-constexpr std::string_view kColumns = "quantize_sm90 (columns)";
-constexpr std::string_view kTensor = "quantize_sm90 (tensor)";
+constexpr std::string_view kBands = "launch (bands)";
+constexpr std::string_view kColumns = "launch (columns)";
+constexpr std::string_view kTensor = "launch (tensor)";
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -106,7 +106,7 @@ void launch_columns(const QuantizeProblem& p, const QuantizeOperands& o, const L
   a.column_scale = static_cast<float*>(o.scale.data);
   a.column_scale_stride = o.scale.col_stride;
   a.q_max = static_cast<float>(p.q_max);
-  a.least_scale = static_cast<float>(p.least_scale);
+  a.least_scale = static_cast<float>(p.min_scale);
   a.column_most = static_cast<std::uint32_t*>(launch.workspace.data);
   const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
   enqueue_two_looks<T, false>(kColumns, a, blocks, tiles::moves_whole<T>(o), launch.stream);
@@ -125,9 +125,7 @@ void launch_tensor(const QuantizeProblem& p, const QuantizeArguments<T>& a, cons
   enqueue(kTensor, quantize_tensor<T>, shape, launch.stream, a, all, partial, known);
 }
 
-}  // namespace
-
-std::string quantize_sm90_supports(const QuantizeProblem& p) {
+std::string supports(const QuantizeProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.x == DType::f64 || p.q == DType::s4 || p.mapping != Mapping::symmetric || p.rounding != Rounding::nearest) {
     return "does f16, bf16 and f32 to bytes, symmetric, to nearest";
@@ -155,7 +153,7 @@ std::string quantize_sm90_supports(const QuantizeProblem& p) {
 }
 
 // On an H200, 8192 x 8192 f16.
-Cost quantize_sm90_cost(const QuantizeProblem& p) {
+Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
   const double rate = p.granularity == Granularity::row      ? 3.0e12
@@ -165,7 +163,7 @@ Cost quantize_sm90_cost(const QuantizeProblem& p) {
   return {2 * elements, bytes, bytes / rate + 4e-6};
 }
 
-std::size_t quantize_sm90_workspace(const QuantizeProblem& p) {
+std::size_t workspace(const QuantizeProblem& p) {
   const auto blocks = static_cast<std::size_t>(properties(p.device).multiprocessors);
   const std::size_t own = p.granularity == Granularity::tensor ? blocks + 3
                           : looks_twice(p)                     ? static_cast<std::size_t>(p.cols)
@@ -173,7 +171,7 @@ std::size_t quantize_sm90_workspace(const QuantizeProblem& p) {
   return std::max(quantize_sm80_workspace(p), own * sizeof(float));
 }
 
-void quantize_sm90_prepare(const QuantizeProblem& p) {
+void load(const QuantizeProblem& p) {
   quantize_sm80_prepare(p);
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
@@ -187,7 +185,7 @@ void quantize_sm90_prepare(const QuantizeProblem& p) {
 }
 
 // Tensors that are not aligned to 16 bytes, and whole tensors with gaps between their rows, are the sm80 row's.
-void quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     const bool aligned = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
@@ -201,5 +199,18 @@ void quantize_sm90(const QuantizeProblem& p, const QuantizeOperands& o, const La
     launch_bands(p, a, known, launch.stream);
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel quantize_sm90 = {
+    .name = "quantize_sm90",
+    .task = {Operation::quantize},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+};
 
 }  // namespace octile::cuda

@@ -5,8 +5,13 @@
 #include <cstddef>
 
 #include "cuda/device/elementwise.cuh"
+#include "plan/kernel.h"
 
 namespace octile::cuda {
+
+// What the sm80 quantizers say of themselves.
+std::string quantizer_sm80_supports(const QuantizeProblem& p);
+Cost quantizer_sm80_cost(const QuantizeProblem& p);
 
 // The scales and zero points that kernels write: to the workspace, if the next kernel needs them, and to the outputs.
 template <class Real>

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/quantize/segments.cuh"
+#include "plan/cost.h"
 
 namespace octile::cuda {
 
@@ -253,6 +254,13 @@ void measure_segments_prepare(const QuantizeProblem& p) {
 }
 
 std::string quantizer_sm80_supports(const QuantizeProblem& p) { return reason_against(p.device, 80); }
+
+// On an H200, launch included (docs/notes/gpu.md).
+Cost quantizer_sm80_cost(const QuantizeProblem& p) {
+  Cost cost = quantize_cost(p, 3.8e12);
+  cost.seconds += 3e-6;
+  return cost;
+}
 
 template SegmentScales<float> measure_segments<__half>(const QuantizeProblem&, const QuantizeOperands&, const Launch&);
 template SegmentScales<float> measure_segments<__nv_bfloat16>(const QuantizeProblem&, const QuantizeOperands&,

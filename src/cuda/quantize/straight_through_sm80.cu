@@ -2,6 +2,7 @@
 //   dx = dy / s (or dy) where q_min <= rint(x / s) + z <= q_max, 0 elsewhere; NaN where x or s is not finite.
 #include "cuda/device/plain.cuh"
 #include "cuda/device/vectors.cuh"
+#include "cuda/quantize/segments.cuh"
 
 namespace octile::cuda {
 
@@ -189,13 +190,11 @@ void straight_through(std::string_view kernel, const QuantizeProblem& p, const Q
   });
 }
 
-}  // namespace
-
-void quantize_backward_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   straight_through("quantize_backward_sm80", p, o, launch, true);
 }
 
-void fake_quantize_backward_sm80(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void launch_fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   straight_through("fake_quantize_backward_sm80", p, o, launch, false);
 }
 
@@ -213,5 +212,27 @@ void straight_through_sm80_prepare(const QuantizeProblem& p) {
     }
   });
 }
+
+}  // namespace
+
+extern constinit const QuantizeKernel quantize_backward_sm80 = {
+    .name = "quantize_backward_sm80",
+    .task = {Operation::quantize_backward},
+    .device = DeviceType::cuda,
+    .supports = quantizer_sm80_supports,
+    .cost = quantizer_sm80_cost,
+    .launch = launch_quantize_backward,
+    .prepare = straight_through_sm80_prepare,
+};
+
+extern constinit const QuantizeKernel fake_quantize_backward_sm80 = {
+    .name = "fake_quantize_backward_sm80",
+    .task = {Operation::fake_quantize_backward},
+    .device = DeviceType::cuda,
+    .supports = quantizer_sm80_supports,
+    .cost = quantizer_sm80_cost,
+    .launch = launch_fake_quantize_backward,
+    .prepare = straight_through_sm80_prepare,
+};
 
 }  // namespace octile::cuda

@@ -1,0 +1,58 @@
+// The CPU rows of the kernel table, in the order in which equally cheap ones are preferred. Each is at the end of its
+// own file.
+#include <array>
+
+#include "plan/kernel.h"
+
+namespace octile::cpu {
+
+// clang-format off
+#define QUANTIZE_ROWS(ROW) \
+  ROW(quantize_portable) \
+  ROW(dequantize_portable) \
+  ROW(quantize_backward_portable) \
+  ROW(dequantize_backward_portable) \
+  ROW(fake_quantize_portable) \
+  ROW(fake_quantize_backward_portable)
+
+#if defined(__x86_64__)
+#define ISA_ROWS(ROW) \
+  ROW(w8a8_gemm_avx2) \
+  ROW(w8a8_gemm_avxvnni) \
+  ROW(w8a8_gemm_avx512vnni) \
+  ROW(w8a8_gemm_amx) \
+  ROW(w4a8_gemm_avx2) \
+  ROW(w4a8_gemm_avx512vnni)
+#elif defined(__aarch64__)
+#define ISA_ROWS(ROW) \
+  ROW(w8a8_gemm_neon) \
+  ROW(w8a8_gemm_i8mm) \
+  ROW(w4a8_gemm_neon) \
+  ROW(w4a8_gemm_i8mm)
+#else
+#define ISA_ROWS(ROW)
+#endif
+#define GEMM_ROWS(ROW) \
+  ROW(w8a8_gemm_portable) \
+  ISA_ROWS(ROW) \
+  ROW(w8a16_gemm_portable) \
+  ROW(w4a16_gemm_portable) \
+  ROW(column_sum_portable)
+// clang-format on
+
+#define DECLARE(row) extern const QuantizeKernel row;
+QUANTIZE_ROWS(DECLARE)
+#undef DECLARE
+#define DECLARE(row) extern const GemmKernel row;
+GEMM_ROWS(DECLARE)
+#undef DECLARE
+
+KernelRows kernels() {
+#define ADDRESS(row) &row,
+  static constexpr const QuantizeKernel* kQuantize[] = {QUANTIZE_ROWS(ADDRESS)};
+  static constexpr const GemmKernel* kGemm[] = {GEMM_ROWS(ADDRESS)};
+#undef ADDRESS
+  return {kQuantize, kGemm};
+}
+
+}  // namespace octile::cpu

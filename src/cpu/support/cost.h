@@ -1,0 +1,52 @@
+// What the CPU rows say of themselves: which instruction set they need, and what one core reaches, on a Zen 5 at 4 GHz
+// where nothing else is said (docs/notes/cpu.md). The rates rank the rows and give explain() its order of magnitude.
+#pragma once
+
+#include <string>
+
+#include "base/thread_pool.h"
+#include "cpu/support/isa.h"
+#include "plan/cost.h"
+#include "plan/kernel.h"
+
+namespace octile::cpu {
+
+inline double thread_count(int requested) { return requested > 0 ? requested : hardware_threads(); }
+
+inline constexpr double kBytesPerSecond = 15e9;  // and core
+
+// The product kernels of one instruction set take one scale per channel, or groups in f32.
+template <Isa isa>
+std::string needs(const GemmProblem& p) {
+  if (p.grouped()) return "takes one scale per channel, not groups";
+  return reason_against(isa);
+}
+template <Isa isa>
+std::string needs_f32(const GemmProblem& p) {
+  if (p.scale == DType::f64) return "has no f64";
+  return reason_against(isa);
+}
+
+inline double weight_bytes(const GemmProblem& p) { return static_cast<double>(p.n) * static_cast<double>(p.k); }
+
+// Of the portable rows, which are compiled for several instruction sets.
+inline double with_isa(double baseline, double avx2, double avx512, double avx512vnni) {
+  return isa() >= Isa::avx512vnni ? avx512vnni : isa() >= Isa::avx512 ? avx512 : isa() >= Isa::avx2 ? avx2 : baseline;
+}
+
+inline Cost portable_quantize_cost(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * thread_count(p.threads)); }
+inline Cost portable_float_cost(const GemmProblem& p) {
+  const double threads = thread_count(p.threads);
+  return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads, kBytesPerSecond * threads);
+}
+
+// Rates in operations per second and core. A weight that does not come packed is packed first.
+template <int giga>
+Cost at_rate(const GemmProblem& p) {
+  const double threads = thread_count(p.threads);
+  Cost cost = gemm_cost(p, giga * 1e9 * threads, kBytesPerSecond * threads);
+  if (!p.b_packed) cost.seconds += weight_bytes(p) / (20e9 * threads);
+  return cost;
+}
+
+}  // namespace octile::cpu

@@ -1,0 +1,51 @@
+// The CUDA rows of the kernel table, in the order in which equally cheap ones are preferred. Each is at the end of its
+// own file.
+#include <array>
+
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+// clang-format off
+#define QUANTIZE_ROWS(ROW) \
+  ROW(quantize_sm80) \
+  ROW(quantize_sm90) \
+  ROW(gradient_quantize_sm90) \
+  ROW(dequantize_sm80) \
+  ROW(quantize_backward_sm80) \
+  ROW(dequantize_backward_sm80) \
+  ROW(fake_quantize_sm80) \
+  ROW(fake_quantize_backward_sm80)
+
+#define GEMM_ROWS(ROW) \
+  ROW(w8a8_gemm_sm80) \
+  ROW(w8a8_gemm_sm90) \
+  ROW(w8a8_gemm_skinny_sm90) \
+  ROW(column_sum_sm80) \
+  ROW(w8a16_gemm_sm80) \
+  ROW(w8a16_gemm_sm90) \
+  ROW(w4a16_gemm_sm80) \
+  ROW(w4a16_gemv_sm90) \
+  ROW(w4a16_gemm_skinny_sm90) \
+  ROW(w4a16_gemm_sm90) \
+  ROW(w4a8_gemm_sm80) \
+  ROW(w4a8_gemm_sm90) \
+  ROW(w8a8_linear_sm90)
+// clang-format on
+
+#define DECLARE(row) extern const QuantizeKernel row;
+QUANTIZE_ROWS(DECLARE)
+#undef DECLARE
+#define DECLARE(row) extern const GemmKernel row;
+GEMM_ROWS(DECLARE)
+#undef DECLARE
+
+KernelRows kernels() {
+#define ADDRESS(row) &row,
+  static constexpr const QuantizeKernel* kQuantize[] = {QUANTIZE_ROWS(ADDRESS)};
+  static constexpr const GemmKernel* kGemm[] = {GEMM_ROWS(ADDRESS)};
+#undef ADDRESS
+  return {kQuantize, kGemm};
+}
+
+}  // namespace octile::cuda

@@ -1,0 +1,26 @@
+// Expected times from rates: what the rows of the reference and of the CPU have in common.
+#pragma once
+
+#include "plan/kernel.h"
+
+namespace octile {
+
+// Bytes of one matrix element read and written, roughly the float in and the integer out.
+inline Cost quantize_cost(const QuantizeProblem& p, double bytes_per_second) {
+  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
+  const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
+  return {2 * elements, bytes, bytes / bytes_per_second};
+}
+
+inline Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_per_second) {
+  const double m = static_cast<double>(p.m);
+  const double n = static_cast<double>(p.n);
+  const double k = static_cast<double>(p.k);
+  const int b_bits = p.operation == Operation::column_sum ? 0 : bits(p.b.type);
+  const double bytes = (m * k * bits(p.a) + n * k * b_bits + m * n * bits(p.y)) / 8;
+  const double operations = 2 * m * n * k;
+  // Added, although they overlap: among kernels that wait for memory alone the one with less to do is the faster.
+  return {operations, bytes, operations / operations_per_second + bytes / bytes_per_second};
+}
+
+}  // namespace octile
