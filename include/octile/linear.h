@@ -13,34 +13,39 @@
 
 namespace octile {
 
-// W8A8 (activation other than none, weight s8):
-//   acc = sum_k Xq[m, k] * Wq[n, k], exact in s32
+// X is quantized to s8 with a scale s_x (activation dynamic or static) or used as it is, in float (activation none). W
+// is described by its WeightFormat. q are integers, z zero points (0 without them), s_w scales; g is a group along k.
+//
+// s8 X, one scale per channel (W8A8)
+//   acc = sum_k Xq[m, k] * q[n, k], exact in s32
 //   Y[m, n] = round_to_y(fma(f32(acc), s_x[m] * s_w[n], bias[n]))
-// the two scales multiplied first in f32 (f64 when y is f64). Without a bias it is the plain product. Bit-identical on
-// every backend; row m of Y depends on row m of X alone unless one dynamic scale serves the whole tensor.
-// W4A8 (activation other than none, weight s4), over the groups g of k in order, in f32 (f64 when y is f64):
+// s8 X, groups (W8A8 with s8_group, W4A8), g in ascending order
 //   acc_g = sum_{k in g} Xq[m, k] * (q[n, k] - z[n, g]), exact in s32
-//   t = fma(f32(acc_g), s_w[n, g], t), from t = 0; Y[m, n] = round_to_y(fma(t, s_x[m], bias[n]))
-// bit-identical on every backend too.
-// W4A16 (activation none, weight s4): Y[m, n] = round_to_y(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]), f32 sums.
+//   t = fma(f32(acc_g), s_w[n, g], t), from t = 0
+//   Y[m, n] = round_to_y(fma(t, s_x[m], bias[n]))
+// float X (W8A16, W4A16), f32 sums in an order of the kernel's choice
+//   Y[m, n] = round_to_y(sum_k X[m, k] * ((q[n, k] - z[n, g]) * s_w[n, g]) + bias[n])
+//
+// f32 is f64 when y is f64. Without a bias, fma(a, b, bias) is a * b. With s8 X the result is the same bits on every
+// backend, and row m of Y depends on row m of X alone unless one dynamic scale serves the whole tensor.
 struct LinearDescription {
-  // A maximum: fewer rows may be run. On the CPU they take as long as with a plan for so few, give or take the time of
-  // a workspace sized for m. On a GPU the kernel and its tiles are chosen for m, and the bits of W4A16 are the
-  // kernel's: make a plan for each size that matters.
+  // Maximum number of rows; `run` accepts fewer. On a CPU they take as long as with a plan for so few. On a GPU the
+  // kernel and its tiles are chosen for m, and the bits of W4A16 and W8A16 are the kernel's: make a plan for each size
+  // that matters.
   std::int64_t m = 0;
   std::int64_t n = 0;
-  std::int64_t k = 0;    // W8A8, W4A8: at most kMaxContraction
-  DType x = DType::f32;  // f16, bf16, f32, f64; or s8: X is handed over quantized
+  std::int64_t k = 0;    // with s8 X: at most kMaxContraction
+  DType x = DType::f32;  // f16, bf16, f32, f64; or s8: X is already quantized
   DType y = DType::f32;  // f16, bf16, f32; f64 exactly when x is f64, or for s8 x with f64 scales
   Activation activation = Activation::dynamic_per_token;
   double static_scale = 0;  // with Activation::static_per_tensor: the scale of X, positive and finite in scale_type(y)
   WeightFormat weight = WeightFormat::s8_per_channel;
-  WeightLayout weight_layout = WeightLayout::out_in;  // s4: out_in only
-  bool packed_weight = false;  // run is handed what `pack` wrote; weight_layout is of what `pack` reads. The fastest
+  WeightLayout weight_layout = WeightLayout::out_in;  // in_out: W8A8 with a scale per channel or tensor
+  bool packed_weight = false;  // `run` takes what `pack` wrote; weight_layout is of what `pack` reads. The fastest
   bool bias = false;
   bool x_multiplier = false;  // X is multiplied per input channel before it is quantized (SmoothQuant's 1 / s)
   Device device = {};
-  int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
@@ -49,7 +54,7 @@ struct LinearArgs {
   ConstTensor x_scale = {};       // only if x is s8: (M) for per_token, (1) for dynamic_per_tensor; absent for static
   ConstTensor x_multiplier = {};  // (K), scale_type(y)
   ConstTensor weight = {};  // (N, K) or (K, N); with packed_weight: (packed_weight_size()), u8, at a multiple of 64
-  ConstTensor weight_scale = {};  // (N); (1) for s8_per_tensor; (N, K / group) for s4. scale_type(y); absent if packed
+  ConstTensor weight_scale = {};       // (N); (1) per tensor; (N, K / group) in groups. scale_type(y); absent if packed
   ConstTensor weight_zero_point = {};  // (N, K / group), s32, within -8..7 (unchecked on a GPU); absent if packed
   ConstTensor bias = {};               // (N), dtype of y
   Tensor y = {};                       // (M, N)
@@ -79,15 +84,15 @@ class OCTILE_API LinearPlan : public Plan {
 };
 
 // The gradients of Y = X * W^T + bias from dY and the int8 tensors that the forward used; any subset.
-//   dequantized  dX[m, k] = sum_n dY[m, n] * (Wq[n, k] * s_w[n])         dW[n, k] = sum_m (Xq[m, k] * s_x[m]) * dY[m,
-//   n]
+//   dequantized  dX[m, k] = sum_n dY[m, n] * (Wq[n, k] * s_w[n])
+//                dW[n, k] = sum_m (Xq[m, k] * s_x[m]) * dY[m, n]
 //                f32 sums (f64 for f64), the same bits on every run on one device
-//   int8         dX: d1 = dY[m, n] * s_w[n], quantized per row to q1, s1:     dX = s1[m] * sum_n q1[m, n] * Wq[n, k]
-//                dW: d2 = dY[m, n] * s_x[m], quantized per column to q2, s2:  dW = s2[n] * sum_m q2[m, n] * Xq[m, k]
+//   int8         d1 = dY[m, n] * s_w[n], quantized per row to q1, s1:     dX = s1[m] * sum_n q1[m, n] * Wq[n, k]
+//                d2 = dY[m, n] * s_x[m], quantized per column to q2, s2:  dW = s2[n] * sum_m q2[m, n] * Xq[m, k]
 //                with min_scale = 2^-79, exact s32 sums, bit-identical on every backend
 //   dB[n] = sum_m dY[m, n], f32 sums (f64 for f64)
 struct LinearBackwardDescription {
-  std::int64_t m = 0;  // a maximum: fewer rows may be run. At most kMaxContraction for an int8 dW
+  std::int64_t m = 0;  // maximum number of rows; at most kMaxContraction for an int8 dW
   std::int64_t n = 0;  // at most kMaxContraction for an int8 dX
   std::int64_t k = 0;
   DType dy = DType::f32;               // float type of dY, dX and dB; scales are scale_type(dy)
@@ -98,13 +103,13 @@ struct LinearBackwardDescription {
   bool db = false;
   Activation activation = Activation::dynamic_per_token;  // the scale that Xq was quantized with
   double static_scale = 0;                                // with static_per_tensor
-  bool x_transposed = false;                              // Xq is handed over as (K, M)
-  WeightFormat weight = WeightFormat::s8_per_channel;     // s8 only
+  bool x_transposed = false;                              // Xq is given as (K, M)
+  WeightFormat weight = WeightFormat::s8_per_channel;     // s8_per_channel or s8_per_tensor
   WeightLayout weight_layout = WeightLayout::out_in;      // of Wq
   std::optional<WeightLayout> dw_layout = {};             // of dW: weight_layout's, or the other one
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
   Device device = {};
-  int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 

@@ -55,11 +55,11 @@ enum {
   OCTILE_OK = 0,
   OCTILE_INVALID_ARGUMENT = 1,    /* a value that no plan accepts: a negative size, an unknown choice, a NULL plan */
   OCTILE_SHAPE_MISMATCH = 2,      /* rank, shape, stride, dtype or device of a tensor differ from the description's */
-  OCTILE_UNSUPPORTED = 3,         /* a legal wish that no kernel on this machine fulfils */
+  OCTILE_UNSUPPORTED = 3,         /* a valid request that no kernel on this machine supports */
   OCTILE_MISALIGNED = 4,          /* a pointer that is not a multiple of its element's size */
   OCTILE_WORKSPACE_TOO_SMALL = 5, /* fewer bytes than octile_plan_workspace_size() */
   OCTILE_CUDA_ERROR = 6,          /* the CUDA runtime refused; the text names the kernel */
-  OCTILE_INTERNAL = 7             /* our own mistake, or no memory left */
+  OCTILE_INTERNAL = 7             /* a bug in Octile, or out of memory */
 };
 
 /* The text of the last call on this thread that did not return OCTILE_OK: the function, and every value that was
@@ -181,7 +181,7 @@ OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* pla
 
 typedef struct {
   size_t struct_size;
-  int64_t rows; /* a maximum: fewer may be run */
+  int64_t rows; /* maximum; run accepts fewer */
   int64_t cols;
   int64_t group;       /* with OCTILE_GRANULARITY_GROUP: its length, a divisor of cols */
   int32_t x;           /* OCTILE_DTYPE_..., float. Default F32 */
@@ -195,7 +195,7 @@ typedef struct {
   int32_t mask;        /* default INCLUSIVE */
   int32_t q_min;       /* both 0: the type's own range */
   int32_t q_max;
-  int32_t threads;      /* CPU threads it may use; 0: all */
+  int32_t threads;      /* maximum number of CPU threads; 0: all */
   octile_device device; /* default the CPU */
   const char* kernel;   /* NULL or "": the fastest. A row's name, or an arch ("reference"), restricts the choice */
   union {
@@ -314,12 +314,12 @@ OCTILE_API octile_status octile_fake_quantize_backward_run(const octile_plan* pl
 
 typedef struct {
   size_t struct_size;
-  int64_t m; /* a maximum: fewer rows may be run */
+  int64_t m; /* maximum; run accepts fewer rows */
   int64_t n;
   int64_t k;
-  int64_t group;             /* S4_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
+  int64_t group;             /* of weights in groups: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
   double static_scale;       /* with STATIC_PER_TENSOR: positive and finite */
-  int32_t x;                 /* F16, BF16, F32 or F64; or S8: X is handed over quantized. Default F32 */
+  int32_t x;                 /* F16, BF16, F32 or F64; or S8: X is already quantized. Default F32 */
   int32_t y;                 /* default F32 */
   int32_t activation;        /* default DYNAMIC_PER_TOKEN */
   int32_t weight;            /* default S8_PER_CHANNEL */
@@ -327,8 +327,8 @@ typedef struct {
   int32_t weight_zero_point; /* boolean, S4_GROUP alone */
   int32_t bias;              /* boolean */
   int32_t x_multiplier;      /* boolean: X is multiplied per input channel before it is quantized */
-  int32_t threads;           /* CPU threads it may use; 0: all */
-  int32_t packed_weight;     /* boolean: run is handed what octile_linear_pack wrote. The fastest */
+  int32_t threads;           /* maximum number of CPU threads; 0: all */
+  int32_t packed_weight;     /* boolean: run takes what octile_linear_pack wrote. The fastest */
   octile_device device;      /* default the CPU */
   const char* kernel;        /* NULL or "": the fastest */
 } octile_linear_description;
@@ -337,11 +337,11 @@ OCTILE_API octile_status octile_linear_description_init(octile_linear_descriptio
 
 typedef struct {
   size_t struct_size;
-  const octile_tensor* x;            /* (M, K) */
-  const octile_tensor* x_scale;      /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
-  const octile_tensor* x_multiplier; /* (K) */
-  const octile_tensor* weight;       /* (N, K), or (K, N) for IN_OUT; packed: uint 8, at a multiple of 64 */
-  const octile_tensor* weight_scale; /* (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP; absent if packed */
+  const octile_tensor* x;                 /* (M, K) */
+  const octile_tensor* x_scale;           /* if x is S8 and not static: (M), or (1) for PER_TENSOR */
+  const octile_tensor* x_multiplier;      /* (K) */
+  const octile_tensor* weight;            /* (N, K), or (K, N) for IN_OUT; packed: uint 8, at a multiple of 64 */
+  const octile_tensor* weight_scale;      /* (N); (1) per tensor; (N, K / group) in groups; absent if packed */
   const octile_tensor* weight_zero_point; /* (N, K / group), int 32, within -8..7; absent if packed */
   const octile_tensor* bias;              /* (N), dtype of y */
   const octile_tensor* y;                 /* out (M, N) */
@@ -369,7 +369,7 @@ OCTILE_API octile_status octile_linear_run(const octile_plan* plan, const octile
 
 typedef struct {
   size_t struct_size;
-  int64_t m; /* a maximum: fewer rows may be run */
+  int64_t m; /* maximum; run accepts fewer rows */
   int64_t n;
   int64_t k;
   double static_scale;   /* with STATIC_PER_TENSOR: positive and finite */
@@ -379,11 +379,11 @@ typedef struct {
   int32_t dw;            /* OCTILE_PRODUCT_..., default DEQUANTIZED */
   int32_t db;            /* boolean */
   int32_t activation;    /* the scale that Xq was quantized with. Default DYNAMIC_PER_TOKEN */
-  int32_t x_transposed;  /* boolean: Xq is handed over as (K, M) */
+  int32_t x_transposed;  /* boolean: Xq is given as (K, M) */
   int32_t weight;        /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
   int32_t weight_layout; /* of Wq. Default OUT_IN */
   int32_t rounding;      /* of dY in the int8 products. Default NEAREST */
-  int32_t threads;       /* CPU threads it may use; 0: all */
+  int32_t threads;       /* maximum number of CPU threads; 0: all */
   int32_t dw_accumulate; /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
   octile_device device;  /* default the CPU */
   const char* kernel;    /* NULL or "": the fastest */

@@ -21,7 +21,7 @@
 namespace octile {
 
 struct QuantizeDescription {
-  std::int64_t rows = 0;  // a maximum: fewer may be run
+  std::int64_t rows = 0;  // maximum; `run` accepts fewer
   std::int64_t cols = 0;
   DType x = DType::f32;  // float type of x, y and the gradients; scales are scale_type(x)
   DType q = DType::s8;   // s8, u8 or s4
@@ -40,7 +40,7 @@ struct QuantizeDescription {
   // Of dynamic scales, rounded to scale_type(x); 2^-79 to 1. Gradients are far smaller than what 1e-8 is meant for.
   double min_scale = 1e-8;
   Device device = {};
-  int threads = 0;          // CPU threads it may use; 0: all of the machine. The bits do not depend on it
+  int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
@@ -108,11 +108,10 @@ struct FakeQuantizeBackwardArgs {
 };
 
 // One of the six plans, told apart by what it is run with.
-//   select         throws Error on a description that no plan accepts, or that no kernel here fulfils
+//   select         throws Error on a description that no plan accepts, or that no kernel here supports
 //   can_implement  whether `run` would take these tensors, or why not
-//   run            writes the outputs; throws Error, and writes nothing, where can_implement says no. An empty matrix
-//   is
-//                  legal and writes nothing
+//   run            writes the outputs; throws Error, and writes nothing, where can_implement says no.
+//                  An empty matrix is legal and writes nothing
 template <class Args>
 class OCTILE_API QuantizerPlan : public Plan {
  public:
