@@ -836,7 +836,7 @@ void fuzz(Bytes& in) {
 
   Memory again = before.copy();
   REQUIRE(run_on(again).run == Status::ok, K::name);
-  require_same(std::string(K::name) + " twice", operands, memory, again);
+  require_same(plan->sku() + " twice", operands, memory, again);
   if (!guarantee.bit_stable) return;
   auto reference = description;
   reference.kernel = "reference";
