@@ -19,15 +19,15 @@
 namespace octile::cpu {
 
 inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, at most
-inline constexpr std::int64_t kMostRows = 12;   // of a tile, on any machine
-inline constexpr std::int64_t kMostCols = 32;   // of a panel of right
+inline constexpr std::int64_t kMaxRows = 12;    // of a tile, on any machine
+inline constexpr std::int64_t kMaxCols = 32;    // of a panel of right
 inline constexpr std::int64_t kPartRows = 264;  // rows of left that use a panel of right once it is float
 inline constexpr std::int64_t kPartCols = 64;   // a line of s8; left comes from far only once for all of them
-inline constexpr std::int64_t kMostPartCols = 128;
+inline constexpr std::int64_t kMaxPartCols = 128;
 inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
 inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a first-level cache
 inline constexpr std::int64_t kPackedTerms = 64;
-inline constexpr std::int64_t kSpreadElements = kPackedTerms * kPackedPanels * kMostRows;
+inline constexpr std::int64_t kSpreadElements = kPackedTerms * kPackedPanels * kMaxRows;
 
 constexpr std::int64_t vector_bytes(Isa isa) { return isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16; }
 
@@ -39,27 +39,27 @@ constexpr std::int64_t panel_cols(Isa isa) {
   return std::max<std::int64_t>(16, 2 * vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real)));
 }
 
-// multiversion<Kernel<rows>>(args...), for rows = 1 .. kMostRows.
+// multiversion<Kernel<rows>>(args...), for rows = 1 .. kMaxRows.
 template <template <std::int64_t> class Kernel, class... Args>
 void with_rows(std::int64_t rows, Args... args) {
   [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
     ((rows == kIndex + 1 ? multiversion<Kernel<kIndex + 1>>(args...) : void()), ...);
   }
-  (std::make_index_sequence<kMostRows>());
+  (std::make_index_sequence<kMaxRows>());
 }
 
 // ---- Packing left ----
 
 template <class Real>
-struct TurnRun {
-  const Real* rows[kMostRows];
+struct TransposeRun {
+  const Real* rows[kMaxRows];
   std::int64_t terms;
   Real* out;  // (terms, rows)
 };
 
-// The first two lanes of a and b in turns, or the last two.
+// The first two lanes of a and b interleaved, or the last two.
 template <int first, class Four>
-OCTILE_INLINE Four in_turns(const Four& a, const Four& b) {
+OCTILE_INLINE Four interleaved(const Four& a, const Four& b) {
 #if defined(__clang__)
   return __builtin_shufflevector(a, b, first, first + 4, first + 1, first + 5);
 #else
@@ -70,27 +70,27 @@ OCTILE_INLINE Four in_turns(const Four& a, const Four& b) {
 
 // 4 x 4 lanes: lane j of v[i] becomes lane i of v[j].
 template <class Four>
-OCTILE_INLINE void turn_lanes(Four (&v)[4]) {
-  const Four low02 = in_turns<0>(v[0], v[2]);
-  const Four high02 = in_turns<2>(v[0], v[2]);
-  const Four low13 = in_turns<0>(v[1], v[3]);
-  const Four high13 = in_turns<2>(v[1], v[3]);
-  v[0] = in_turns<0>(low02, low13);
-  v[1] = in_turns<2>(low02, low13);
-  v[2] = in_turns<0>(high02, high13);
-  v[3] = in_turns<2>(high02, high13);
+OCTILE_INLINE void transpose_lanes(Four (&v)[4]) {
+  const Four low02 = interleaved<0>(v[0], v[2]);
+  const Four high02 = interleaved<2>(v[0], v[2]);
+  const Four low13 = interleaved<0>(v[1], v[3]);
+  const Four high13 = interleaved<2>(v[1], v[3]);
+  v[0] = interleaved<0>(low02, low13);
+  v[1] = interleaved<2>(low02, low13);
+  v[2] = interleaved<0>(high02, high13);
+  v[3] = interleaved<2>(high02, high13);
 }
 
 // out[j * stride + i] = rows[i][c + j], 4 of each.
-OCTILE_INLINE void turn_4x4(const float* const* rows, std::int64_t c, float* out, std::int64_t stride) {
+OCTILE_INLINE void transpose_4x4(const float* const* rows, std::int64_t c, float* out, std::int64_t stride) {
   typedef float Four __attribute__((vector_size(16)));
   Four in[4];
   for (int i = 0; i < 4; ++i) std::memcpy(&in[i], rows[i] + c, sizeof(Four));
-  turn_lanes(in);
+  transpose_lanes(in);
   for (int i = 0; i < 4; ++i) std::memcpy(out + i * stride, &in[i], sizeof(Four));
 }
 
-OCTILE_INLINE void turn_4x4(const double* const* rows, std::int64_t c, double* out, std::int64_t stride) {
+OCTILE_INLINE void transpose_4x4(const double* const* rows, std::int64_t c, double* out, std::int64_t stride) {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) out[j * stride + i] = rows[i][c + j];
   }
@@ -98,14 +98,14 @@ OCTILE_INLINE void turn_4x4(const double* const* rows, std::int64_t c, double* o
 
 // Rows that are contiguous along the contraction.
 template <std::int64_t kRows>
-struct TurnRows {
+struct TransposeRows {
   template <Isa, class Real>
-  OCTILE_INLINE static void run(TurnRun<Real> p) {
+  OCTILE_INLINE static void run(TransposeRun<Real> p) {
     std::int64_t c = 0;
     if constexpr (kRows >= 4) {
       for (; c + 4 <= p.terms; c += 4) {
-        for (std::int64_t r = 0; r + 4 <= kRows; r += 4) turn_4x4(p.rows + r, c, p.out + c * kRows + r, kRows);
-        if (kRows % 4 != 0) turn_4x4(p.rows + kRows - 4, c, p.out + c * kRows + kRows - 4, kRows);
+        for (std::int64_t r = 0; r + 4 <= kRows; r += 4) transpose_4x4(p.rows + r, c, p.out + c * kRows + r, kRows);
+        if (kRows % 4 != 0) transpose_4x4(p.rows + kRows - 4, c, p.out + c * kRows + kRows - 4, kRows);
       }
     }
     for (; c < p.terms; ++c) {
@@ -167,7 +167,7 @@ class LeftPanels {
       const std::int64_t end = std::min(term + shape_.step, shape_.depth);
       for (std::int64_t c = term; c < std::min(end, t_.cols()); c += kPackedTerms) {
         const Terms terms{c, std::min({kPackedTerms, end - c, t_.cols() - c})};
-        t_.strides[1] == 1 ? turn(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
+        t_.strides[1] == 1 ? transpose(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
       }
       const std::int64_t beyond = std::max(term, t_.cols());
       for (std::int64_t panel = 0; panel < panels && beyond < end; ++panel) {
@@ -181,10 +181,10 @@ class LeftPanels {
     std::int64_t first, count;
   };
 
-  void turn(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
-    Real buffer[kMostRows * kPackedTerms];
+  void transpose(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
+    Real buffer[kMaxRows * kPackedTerms];
     for (; rows > 0; row += shape_.panel_rows, rows -= shape_.panel_rows) {
-      TurnRun<Real> run{{}, terms.count, packed_ + shape_.at(panel++, terms.first)};
+      TransposeRun<Real> run{{}, terms.count, packed_ + shape_.at(panel++, terms.first)};
       for (std::int64_t r = 0; r < shape_.panel_rows; ++r) {
         Real* own = buffer + r * kPackedTerms;
         run.rows[r] = own;
@@ -194,7 +194,7 @@ class LeftPanels {
           std::fill_n(own, terms.count, Real{0});
         }
       }
-      with_rows<TurnRows>(shape_.panel_rows, run);
+      with_rows<TransposeRows>(shape_.panel_rows, run);
     }
   }
 
@@ -300,7 +300,7 @@ void write_sums(bool accumulate, const GemmOperands& o, const PartRange& part, R
     accumulate ? add<Real>(o.y.data, at, n, values) : narrow<Real>(o.y.dtype, o.y.data, at, n, values);
   };
   if (o.bias.present()) {
-    Real bias[kMostPartCols];
+    Real bias[kMaxPartCols];
     for (std::int64_t j = 0; j < part.cols; ++j) bias[j] = load<Real>(o.bias, part.col + j);
     for (std::int64_t i = 0; i < part.rows; ++i) {
       add<Real>(sums, i * part.stride, part.cols, bias);
@@ -313,16 +313,16 @@ void write_sums(bool accumulate, const GemmOperands& o, const PartRange& part, R
     }
     return;
   }
-  Real turned[4 * kPartRows];  // (4 columns, rows)
+  Real columns[4 * kPartRows];  // (4 columns, rows)
   for (std::int64_t j = 0; j < part.cols; j += 4) {
     for (std::int64_t i = 0; i < part.rows; i += 4) {
       const Real* const at = sums + i * part.stride + j;
       const Real* const rows[4] = {at, at + part.stride, at + 2 * part.stride, at + 3 * part.stride};
-      turn_4x4(rows, 0, turned + i, kPartRows);
+      transpose_4x4(rows, 0, columns + i, kPartRows);
     }
     for (std::int64_t c = 0; c < std::min<std::int64_t>(4, part.cols - j); ++c) {
       const std::int64_t at = (part.col + j + c) * o.y.strides[1] + part.row;
-      write(at, part.rows, turned + c * kPartRows);
+      write(at, part.rows, columns + c * kPartRows);
     }
   }
 }
@@ -342,7 +342,7 @@ inline int panel_threads(int wanted, std::int64_t rows, std::int64_t cols, std::
 
 // Of left, in Real. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
 inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
-  const std::int64_t rows = std::min(p.m + kMostRows, kRowsAtOnce);
+  const std::int64_t rows = std::min(p.m + kMaxRows, kRowsAtOnce);
   return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
 }
 
@@ -405,7 +405,7 @@ class PanelProduct {
   }
 
  private:
-  static constexpr std::int64_t kWidth = kMostCols * 4 / static_cast<std::int64_t>(sizeof(Real));
+  static constexpr std::int64_t kWidth = kMaxCols * 4 / static_cast<std::int64_t>(sizeof(Real));
   static_assert(kPartRows * kPartCols >= kSpreadElements);
   // Of a thread: too much for its stack.
   struct Scratch {

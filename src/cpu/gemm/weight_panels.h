@@ -1,17 +1,15 @@
-// Four-bit weights as w4a16 takes them: panels of 16 channels, a channel per 32-bit lane of 8 nibbles q + 8, eight
-// terms to a 64-byte line. That is the packed form (packed_weight.h); a weight as the caller has it is gathered into
-// lines, a block at a time, where the nibbles of a lane lie in the order of their terms.
+// Weights as w4a16 and w8a16 take them: panels of 16 channels, a channel per 32-bit lane of 8 nibbles q + 8 or of 4
+// bytes, so many terms to a 64-byte line. That is the packed form (packed_weight.h); a weight as the caller has it is
+// gathered into lines, a block at a time, where the nibbles of a lane lie in the order of their terms.
 #pragma once
 
 #include <bit>
 #include <cstring>
 
-#include "cpu/gemm/panel_gemm.h"
+#include "cpu/gemm/float_panels.h"
 #include "plan/packed_weight.h"
 
 namespace octile::cpu {
-
-inline constexpr std::int64_t kLineTerms = 8;
 
 // Which nibble of a lane holds which term.
 enum class NibbleOrder : std::uint8_t { packed, row };
@@ -33,6 +31,7 @@ constexpr float place_value(int place) { return static_cast<float>(1 << (23 - 8 
 // Of a vector of channels.
 template <Isa isa>
 struct NibbleVectors {
+  static constexpr int kLineTerms = 8;
   static constexpr std::int64_t kLanes = vector_bytes(isa) / 4;
   typedef float Floats __attribute__((vector_size(vector_bytes(isa))));
   typedef std::uint32_t Words __attribute__((vector_size(vector_bytes(isa))));
@@ -88,17 +87,34 @@ struct NibbleVectors {
   }
 };
 
+// The same of bytes, the same way: GCC 12 has no __builtin_convertvector of vectors whose size is a template's.
+template <Isa isa>
+struct ByteVectors {
+  static constexpr int kLineTerms = 4;
+  static constexpr std::int64_t kLanes = vector_bytes(isa) / 4;
+  typedef float Floats __attribute__((vector_size(vector_bytes(isa))));
+  typedef std::uint32_t Words __attribute__((vector_size(vector_bytes(isa))));
+
+  OCTILE_INLINE void set(const std::uint8_t*) {}
+
+  template <NibbleOrder, bool>
+  OCTILE_INLINE void term(const Words& lanes, int t, Floats& value) const {
+    const Words mantissa = (lanes >> (8 * t) & 255u) ^ std::bit_cast<std::uint32_t>(0x1p23f + 128);  // q + 128
+    value = reinterpret_cast<Floats>(mantissa) - (0x1p23f + 128);
+  }
+};
+
 // 16 channels' worth of a few lines, and what belongs to them.
-struct NibbleBlock {
+struct WeightBlock {
   const std::uint8_t* lines;
   const void* scales;               // (16) f32 or f64
   const std::uint8_t* zero_points;  // (16) 8 + z, or null
 };
 
 // b of the product, packed or not.
-class Nibbles {
+class WeightPanels {
  public:
-  Nibbles(const GemmProblem& p, const GemmOperands& o);
+  WeightPanels(const GemmProblem& p, const GemmOperands& o);
 
   std::int64_t depth() const { return layout_.groups * layout_.group_depth; }
   std::int64_t segment() const { return std::min(kDepth, layout_.group_depth); }
@@ -108,16 +124,16 @@ class Nibbles {
 
   // Where a block that is not packed is put together.
   struct Buffer {
-    alignas(64) std::uint8_t lines[kDepth / kLineTerms * kPanelLine];
+    alignas(64) std::uint8_t lines[kDepth * kPanelChannels];
     alignas(64) double scales[kPanelChannels];
     std::uint8_t zero_points[kPanelChannels];
   };
 
   // Terms term .. term + terms - 1, all of one group, of a panel.
-  NibbleBlock block(std::int64_t panel, std::int64_t term, std::int64_t terms, Buffer& buffer) const;
+  WeightBlock block(std::int64_t panel, std::int64_t term, std::int64_t terms, Buffer& buffer) const;
 
  private:
-  void gather_lines(std::int64_t panel, std::int64_t term, std::int64_t terms, std::uint8_t* lines) const;
+  void gather_nibbles(std::int64_t panel, std::int64_t term, std::int64_t terms, std::uint8_t* lines) const;
 
   const GemmProblem& p_;
   const GemmOperands& o_;

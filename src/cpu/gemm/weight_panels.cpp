@@ -1,9 +1,12 @@
-#include "cpu/gemm/w4a16_nibbles.h"
+#include "cpu/gemm/weight_panels.h"
+
+#include "cpu/gemm/pack_panels.h"
 
 namespace octile::cpu {
 
 namespace {
 
+constexpr std::int64_t kLineTerms = 8;
 constexpr std::int64_t kGatheredTerms = 32;  // 16 bytes of a row
 constexpr int kTwoZeroNibbles = 0x88;
 
@@ -13,7 +16,7 @@ struct GatherRun {
   std::uint8_t* lines;
 };
 
-// A lane is 4 bytes of a row: 4 x 4 lanes are turned at a time, and two's complement becomes q + 8.
+// A lane is 4 bytes of a row: 4 x 4 lanes are transposed at a time, and two's complement becomes q + 8.
 struct GatherLines {
   template <Isa>
   OCTILE_INLINE static void run(GatherRun p) {
@@ -23,7 +26,7 @@ struct GatherLines {
       for (std::int64_t row = 0; row < kPanelChannels; row += 4) {
         Four in[4];
         for (int i = 0; i < 4; ++i) std::memcpy(&in[i], p.rows[row + i] + term / 2, sizeof(Four));
-        turn_lanes(in);
+        transpose_lanes(in);
         for (int i = 0; i < 4; ++i) {
           const Four lanes = in[i] ^ kSigns;
           std::memcpy(p.lines + (term / kLineTerms + i) * kPanelLine + row * kLaneBytes, &lanes, sizeof lanes);
@@ -35,22 +38,28 @@ struct GatherLines {
 
 }  // namespace
 
-Nibbles::Nibbles(const GemmProblem& p, const GemmOperands& o)
+WeightPanels::WeightPanels(const GemmProblem& p, const GemmOperands& o)
     : p_(p),
       o_(o),
       layout_(packed_layout(p)),
       packed_(p.b_packed ? static_cast<const std::uint8_t*>(o.b.data) : nullptr) {}
 
-NibbleBlock Nibbles::block(std::int64_t panel, std::int64_t term, std::int64_t terms, Buffer& buffer) const {
+WeightBlock WeightPanels::block(std::int64_t panel, std::int64_t term, std::int64_t terms, Buffer& buffer) const {
   const std::int64_t group = term / layout_.group_depth;
   const std::int64_t scale_bytes = bits(p_.scale) / 8;
   if (packed_) {
     const std::int64_t segment = (panel * layout_.groups + group) * kPanelChannels;
-    return {packed_ + panel * layout_.panel_bytes + term / kLineTerms * kPanelLine,
+    return {packed_ + panel * layout_.panel_bytes + term * kPanelChannels * (p_.b.type == DType::s4 ? 4 : 8) / 8,
             packed_ + layout_.scales_at + segment * scale_bytes,
             p_.b.zero_point ? packed_ + layout_.zero_points_at + segment : nullptr};
   }
-  gather_lines(panel, term, terms, buffer.lines);
+  if (p_.b.type == DType::s4) {
+    gather_nibbles(panel, term, terms, buffer.lines);
+  } else {
+    const std::int64_t first = panel * kPanelChannels;
+    pack_panels(o_.b, {first, std::min(kPanelChannels, p_.n - first)}, {term, std::min(terms, p_.k - term)},
+                {buffer.lines, 0});
+  }
   for (std::int64_t i = 0; i < kPanelChannels; ++i) {
     const std::int64_t row = panel * kPanelChannels + i;
     const bool real = row < p_.n;
@@ -66,7 +75,8 @@ NibbleBlock Nibbles::block(std::int64_t panel, std::int64_t term, std::int64_t t
   return {buffer.lines, buffer.scales, p_.b.zero_point ? buffer.zero_points : nullptr};
 }
 
-void Nibbles::gather_lines(std::int64_t panel, std::int64_t term, std::int64_t terms, std::uint8_t* lines) const {
+void WeightPanels::gather_nibbles(std::int64_t panel, std::int64_t term, std::int64_t terms,
+                                  std::uint8_t* lines) const {
   const std::int64_t first = panel * kPanelChannels;
   const std::int64_t real = std::min(terms, p_.k - term);
   const std::int64_t whole = real / kGatheredTerms * kGatheredTerms;
