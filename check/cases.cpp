@@ -176,11 +176,10 @@ std::vector<Case> ordinary_cases(Task task) {
     default:
       return QuantizerCases(task.operation).all();
   }
-  if (task.format == kW4A16) return w4a16_cases();
-  if (task.format == kW4A8) return w4a8_cases();
   std::vector<Case> all = task.format == kW8A8 ? w8a8_cases() : std::vector<Case>();
-  const std::vector<Case> backward = linear_backward_cases(task);
-  all.insert(all.end(), backward.begin(), backward.end());
+  const auto append = [&](const std::vector<Case>& more) { all.insert(all.end(), more.begin(), more.end()); };
+  if (task.format.b == DType::s8) append(linear_backward_cases(task));
+  append(grouped_cases(task.format));
   return all;
 }
 

@@ -29,9 +29,9 @@ constexpr std::array<Sizes, 8> kLarge = {{{4096, 4096, 256},
                                           {7, 14336, 4096},
                                           {130, 264, 65536}}};
 
-// Weights of 4 bits: around the sizes of tiles, long rows that blocks share, and several waves of tiles. Few terms in
+// Weights in groups: around the sizes of tiles, long rows that blocks share, and several waves of tiles. Few terms in
 // all, for the sake of the bound's arithmetic.
-constexpr std::array<Sizes, 22> kFourBits = {
+constexpr std::array<Sizes, 22> kGrouped = {
     {{1, 4096, 1024}, {1, 272, 14336},  {5, 2064, 1024},   {8, 512, 4096},   {9, 300, 4096},   {16, 1040, 2048},
      {17, 300, 4096}, {31, 528, 4096},  {32, 1000, 1024},  {33, 512, 4096},  {48, 1040, 1024}, {64, 640, 2048},
      {65, 272, 4096}, {100, 1000, 512}, {128, 512, 1024},  {129, 1032, 512}, {257, 528, 512},  {300, 1024, 288},
@@ -63,25 +63,25 @@ class LargeCases {
     return std::move(cases_);
   }
 
-  std::vector<Case> four_bits(GemmFormat format) {
-    for (const Sizes& sizes : kFourBits) {
+  std::vector<Case> grouped(GemmFormat format) {
+    for (const Sizes& sizes : kGrouped) {
       for (int turn = 0; turn < 6; ++turn) {
         LinearCase c;
         LinearDescription d{.m = sizes.m, .n = sizes.n, .k = sizes.k};
         d.x = turn_.pick({DType::f16, DType::bf16});
         d.y = turn_.pick({d.x, d.x, DType::f32});
         d.activation = Activation::none;
-        if (format == kW4A8) {
+        if (!format.float_a) {
           d.x = turn_.pick({DType::f16, DType::s8});
           d.y = turn_.pick({DType::f16, DType::bf16, DType::f32});
           d.activation = turn_.pick(kActivations);
           if (d.activation == Activation::static_per_tensor) d.static_scale = 0.02;
         }
-        d.weight = WeightFormat::s4_group;
+        d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
         do {
           d.weight.group = turn_.pick(kGroups);
         } while (d.weight.group != 0 && d.k % d.weight.group != 0);
-        d.weight.zero_point = turn_.pick(kBools);
+        if (format.b == DType::s4) d.weight.zero_point = turn_.pick(kBools);
         d.bias = turn_.pick(kBools);
         d.packed_weight = turn % 2 == 1;
         dress(c, d.m);
@@ -200,9 +200,12 @@ std::vector<Case> large_cases(Task task) {
     default:
       return LargeCases().quantizers(task.operation);
   }
-  if (task.format == kW8A8) return LargeCases().products();
-  if (task.format == kW8A16) return LargeCases().gradients();
-  return LargeCases().four_bits(task.format);
+  std::vector<Case> all;
+  if (task.format == kW8A8) all = LargeCases().products();
+  if (task.format == kW8A16) all = LargeCases().gradients();
+  const std::vector<Case> grouped = LargeCases().grouped(task.format);
+  all.insert(all.end(), grouped.begin(), grouped.end());
+  return all;
 }
 
 }  // namespace octile::check

@@ -39,33 +39,33 @@ class LinearCases {
     return std::move(cases_);
   }
 
-  std::vector<Case> w4a16() {
-    for (const DType x : kFloats) {
-      for (const DType y : kFloats) {
-        if ((x == DType::f64) == (y == DType::f64)) w4_options({.x = x, .y = y, .activation = Activation::none});
-      }
-    }
-    w4_sizes(kW4A16);
-    return std::move(cases_);
-  }
-
-  std::vector<Case> w4a8() {
-    for (const Activation activation : kActivations) {
-      for (const DType x : {DType::f16, DType::f32, DType::f64, DType::s8}) {
+  // Weights in groups, and under a float X also s8 with a scale per channel or tensor.
+  std::vector<Case> grouped(GemmFormat format) {
+    if (format.float_a) {
+      for (const DType x : kFloats) {
         for (const DType y : kFloats) {
-          if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
-          w4_options({.x = x, .y = y, .activation = activation});
+          if ((x == DType::f64) != (y == DType::f64)) continue;
+          group_options(format, {.x = x, .y = y, .activation = Activation::none});
+        }
+      }
+    } else {
+      for (const Activation activation : kActivations) {
+        for (const DType x : {DType::f16, DType::f32, DType::f64, DType::s8}) {
+          for (const DType y : kFloats) {
+            if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
+            group_options(format, {.x = x, .y = y, .activation = activation});
+          }
         }
       }
     }
-    w4_sizes(kW4A8);
+    group_sizes(format);
     return std::move(cases_);
   }
 
-  std::vector<Case> shared_by_threads(GemmFormat format) {
+  std::vector<Case> shared_by_threads(GemmFormat format, bool in_groups) {
     for (const Sizes sizes : kSharedByThreads) {
       for (int turn = 0; turn < 3; ++turn) {
-        add(format.b == DType::s4 ? rotated_w4(format, sizes.k) : rotated_w8a8(), sizes);
+        add(in_groups ? rotated_grouped(format, sizes.k) : rotated_w8a8(), sizes);
       }
     }
     return std::move(cases_);
@@ -81,10 +81,10 @@ class LinearCases {
   }
 
  private:
-  void w4_options(LinearDescription d) {
-    d.weight = WeightFormat::s4_group;
+  void group_options(GemmFormat format, LinearDescription d) {
+    d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
     for (const std::int64_t group : kGroups) {
-      for (const bool zero_point : kBools) {
+      for (const bool zero_point : std::span(kBools.data(), format.b == DType::s4 ? 2 : 1)) {
         for (const bool bias : kBools) {
           for (const Sizes sizes : {Sizes{3, 7, 128}, {8, 33, 256}}) {
             d.weight.group = group;
@@ -98,16 +98,16 @@ class LinearCases {
     }
   }
 
-  void w4_sizes(GemmFormat format) {
+  void group_sizes(GemmFormat format) {
     for (const std::int64_t m : kRows) {
       for (const std::int64_t n : kSizes) {
         for (const std::int64_t k : {0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384}) {
-          add(rotated_w4(format, k), {m, n, k});
+          add(rotated_grouped(format, k), {m, n, k});
         }
       }
     }
     for (const Sizes sizes : {Sizes{257, 33, 64}, {4, 300, 1024}, {1, 64, 4096}, {1, 5, 4099}}) {
-      for (int turn = 0; turn < 6; ++turn) add(rotated_w4(format, sizes.k), sizes);
+      for (int turn = 0; turn < 6; ++turn) add(rotated_grouped(format, sizes.k), sizes);
     }
   }
 
@@ -142,9 +142,9 @@ class LinearCases {
     return d;
   }
 
-  LinearDescription rotated_w4(GemmFormat format, std::int64_t k) {
+  LinearDescription rotated_grouped(GemmFormat format, std::int64_t k) {
     LinearDescription d;
-    if (format == kW4A8) {
+    if (!format.float_a) {
       d = rotated_w8a8();
       d.weight_layout = WeightLayout::out_in;
     } else {
@@ -152,11 +152,12 @@ class LinearCases {
       d.y = d.x == DType::f64 ? DType::f64 : turn_.pick({DType::f16, DType::bf16, DType::f32});
       d.activation = Activation::none;
     }
-    d.weight = WeightFormat::s4_group;
+    d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
     do {
       d.weight.group = turn_.pick(kGroups);
     } while (d.weight.group != 0 && k % d.weight.group != 0);
-    d.weight.zero_point = turn_.pick(kBools);
+    if (format.b == DType::s4) d.weight.zero_point = turn_.pick(kBools);
+    if (format == kW8A16 && turn_.one_in(2)) d.weight = turn_.pick(kWeights);
     d.bias = turn_.pick(kBools);
     d.packed_weight = turn_.pick(kBools);
     return d;
@@ -301,9 +302,7 @@ class LinearBackwardCases {
 
 std::vector<Case> w8a8_cases() { return LinearCases().w8a8(); }
 
-std::vector<Case> w4a16_cases() { return LinearCases().w4a16(); }
-
-std::vector<Case> w4a8_cases() { return LinearCases().w4a8(); }
+std::vector<Case> grouped_cases(GemmFormat format) { return LinearCases().grouped(format); }
 
 std::vector<Case> linear_backward_cases(Task task) { return LinearBackwardCases(task).all(); }
 
@@ -320,9 +319,8 @@ std::vector<Case> special_linear_cases(Task task) {
       for (const bool packed : kBools) all.push_back(LinearCases::longest_contraction(y, packed));
     }
   }
-  if (linear || (task.operation == Operation::gemm && task.format != kW8A16)) {
-    append(all, LinearCases().shared_by_threads(linear ? kW8A8 : task.format));
-  }
+  if (linear || w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
+  if (task.operation == Operation::gemm) append(all, LinearCases().shared_by_threads(task.format, true));
   if (linear) {
     std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
   } else if (task.format.b == DType::s8) {

@@ -29,7 +29,7 @@ inline constexpr std::array kLayouts = {WeightLayout::out_in, WeightLayout::in_o
 inline constexpr std::array kWeights = {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor};
 inline constexpr std::array kProducts = {Product::none, Product::dequantized, Product::int8};
 inline constexpr std::array kBools = {false, true};
-// The groups of a 4-bit weight; 0 is a whole row.
+// The groups of a weight; 0 is a whole row.
 inline constexpr std::array<std::int64_t, 4> kGroups = {0, 32, 64, 128};
 inline constexpr std::array<double, 3> kStaticScales = {0.03, 0.25, 1.7};
 
@@ -69,14 +69,14 @@ class Rotation {
 
 // A float X that is quantized with a scale per row or a given one: what w8a8_linear does in one step.
 inline bool can_be_one_step(const LinearDescription& d) {
-  return d.x != DType::s8 && d.activation != Activation::dynamic_per_tensor && !d.packed_weight;
+  return d.x != DType::s8 && d.activation != Activation::dynamic_per_tensor && !d.packed_weight &&
+         d.weight.granularity != Granularity::group;
 }
 
 // Of cases.cpp's list: what exercises products (cases_linear.cpp), and what is large (cases_large.cpp).
 std::vector<Case> w8a8_cases();
 std::vector<Case> large_cases(Task task);
-std::vector<Case> w4a16_cases();
-std::vector<Case> w4a8_cases();
+std::vector<Case> grouped_cases(GemmFormat format);
 std::vector<Case> linear_backward_cases(Task task);
 std::vector<Case> special_linear_cases(Task task);
 
