@@ -25,7 +25,7 @@ enum class Layout : std::uint8_t { compact, padded, sliced, repeating, pitched }
 //   ties     multiples of 1/2 up to 127, which a scale of 1 leaves halfway between two integers
 //   tiny     subnormal, and on both sides of what the floor of 1e-8 on a scale decides
 //   poisoned normal, with NaNs of any payload and infinities here and there
-//   near_ties    given scales of one random size, and halves of them, most of them few units in the last place off
+//   near_ties    given scales of one random size, and odd multiples of half of them, up to two units in the last place off
 //   sparse_ties  the same, but most elements lie far from a tie
 //   every_value  all values of a 16-bit type, times 1, 0.7, 3e-5 and 1e30 in bands of 64 rows
 enum class Data : std::uint8_t {

@@ -126,13 +126,13 @@ class LargeCases {
   }
 
  private:
-  void dress(CaseBase& c, std::int64_t& most_rows) {
+  void dress(CaseBase& c, std::int64_t& max_rows) {
     c.large = true;
-    c.rows = most_rows;
+    c.rows = max_rows;
     c.layout = turn_.pick({Layout::compact, Layout::compact, Layout::compact, Layout::pitched, Layout::pitched,
                            Layout::padded, Layout::sliced, Layout::repeating});
     c.data = turn_.pick({Data::normal, Data::normal, Data::normal, Data::ties, Data::zero_rows, Data::poisoned});
-    if (turn_.one_in(8)) most_rows += 3;
+    if (turn_.one_in(8)) max_rows += 3;
   }
 
   void add(const Sizes& sizes, DType x) {

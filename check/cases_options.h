@@ -48,12 +48,12 @@ class Rotation {
   bool one_in(std::uint64_t n) { return next() % n == 0; }
 
   // Layout and data of a case, and how many rows fewer than the description's it runs.
-  void dress(CaseBase& c, std::int64_t& most_rows) {
+  void dress(CaseBase& c, std::int64_t& max_rows) {
     c.layout = pick({Layout::compact, Layout::padded, Layout::sliced, Layout::repeating});
     c.data = pick({Data::normal, Data::normal, Data::heavy_tailed, Data::ties, Data::constant, Data::tiny,
                    Data::zero_rows, Data::huge, Data::poisoned});
-    c.rows = most_rows;
-    if (one_in(4)) most_rows += pick({1, 5});
+    c.rows = max_rows;
+    if (one_in(4)) max_rows += pick({1, 5});
   }
 
  private:

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kGuard = GuardedWorkspace::kGuard;
-constexpr std::size_t kLeast = std::size_t{64} << 20;  // of the one allocation, so that it need not grow often
+constexpr std::size_t kMinBytes = std::size_t{64} << 20;  // of the one allocation, so that it need not grow often
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -32,7 +32,7 @@ void DeviceTensors::place(Tensors& tensors, std::size_t workspace, std::span<std
   }
   staged_ = at;
   if (staged_ > staging_size_) {
-    staging_size_ = std::max(2 * staged_, kLeast);
+    staging_size_ = std::max(2 * staged_, kMinBytes);
     to_device_.reset();
     from_device_.reset();
     to_device_ = gpu_.allocate_on_host(staging_size_);
@@ -44,7 +44,7 @@ void DeviceTensors::place(Tensors& tensors, std::size_t workspace, std::span<std
 void DeviceTensors::place_in_one() {
   const std::size_t before = rounded_up(workspace_size_ + 2 * kGuard);
   if (before + staged_ > memory_size_) {
-    memory_size_ = std::max(2 * (before + staged_), kLeast);
+    memory_size_ = std::max(2 * (before + staged_), kMinBytes);
     memory_.reset();
     memory_ = gpu_.allocate(memory_size_);
   }

@@ -165,7 +165,7 @@ double Gpu::copy_rate() const {
   return static_cast<double>(kTraffic) / best(seconds);
 }
 
-// Operations (2 per product) a clock and multiprocessor of the dense s8 matrix instructions, from the peak rates in
+// Operations (2 per product) per clock and SM of the dense s8 matrix instructions, from the peak rates in
 // NVIDIA's architecture papers over the clock and the number of multiprocessors given there.
 double Gpu::int8_rate(std::string& how) const {
   struct Rate {
@@ -179,7 +179,7 @@ double Gpu::int8_rate(std::string& how) const {
   check(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, index_), "cudaDeviceGetAttribute");
   for (const Rate& rate : kRates) {
     if (rate.capability != 10 * gpu.major + gpu.minor) continue;
-    how = message(rate.operations, " a clock and multiprocessor, ", gpu.multiprocessors, " of them at ",
+    how = message(rate.operations, " per clock and SM, ", gpu.multiprocessors, " of them at ",
                   kilohertz / 1000, " MHz: specified");
     return 1e3 * kilohertz * gpu.multiprocessors * rate.operations;
   }

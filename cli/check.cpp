@@ -62,9 +62,10 @@ void require_device(const std::string& device) {
 }
 
 void require_row(const Options& options) {
-  bool known = options.sweep.kernel.empty();
+  if (options.sweep.kernel.empty()) return;
+  bool known = false;
   for (const KernelInfo& info : kernels()) {
-    if (!options.sweep.kernel.empty() && !matches(info.name, options.sweep.kernel)) continue;
+    if (!matches(info.name, options.sweep.kernel)) continue;
     known = true;
     if (name(info.device) == options.device) return;
   }
@@ -73,8 +74,7 @@ void require_row(const Options& options) {
                                options.sweep.kernel + " is no row of the kernel table, and no arch (see octile info)");
   }
   throw CLI::ValidationError(
-      "--device", message("no row", options.sweep.kernel.empty() ? "" : " " + options.sweep.kernel, " runs on ",
-                          options.device, " (see octile info)"));
+      "--device", message("no row ", options.sweep.kernel, " runs on ", options.device, " (see octile info)"));
 }
 
 std::string hexadecimal(std::uint64_t value) {

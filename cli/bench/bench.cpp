@@ -5,16 +5,16 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "check/refusal.h"
 #include "cli/bench/cases.h"
 #include "cli/bench/gpu.h"
+#include "cli/bench/peaks.h"
 #include "cli/bench/timing.h"
 #include "cli/cli.h"
 #include "cli/support/console.h"
 #include "cuda/devices.h"
 #include "octile/octile.h"
-#include "cli/bench/peaks.h"
 #include "plan/choose.h"
-#include "check/refusal.h"
 
 namespace octile::cli {
 
@@ -79,15 +79,15 @@ struct Result {
 };
 
 Shape parse_shape(const std::string& text) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
   Shape shape;
   const char* at = text.data();
   const char* const end = at + text.size();
   for (std::int64_t* size : {&shape.m, &shape.k, &shape.n}) {
     const auto [next, error] = std::from_chars(at, end, *size);
     const bool last = size == &shape.n;
-    if (error != std::errc{} || *size < 1 || *size > kMost || (last ? next != end : next == end || *next != 'x')) {
-      throw CLI::ValidationError("--shape", text + " is not MxKxN, three sizes of 1 to " + std::to_string(kMost));
+    if (error != std::errc{} || *size < 1 || *size > kMaxSize || (last ? next != end : next == end || *next != 'x')) {
+      throw CLI::ValidationError("--shape", text + " is not MxKxN, three sizes of 1 to " + std::to_string(kMaxSize));
     }
     at = last ? next : next + 1;
   }
@@ -99,10 +99,11 @@ bool is_reference(const std::string& kernel) { return kernel.ends_with("_referen
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // The row of that name, or else those of that arch: quantize_reference is not fake_quantize_reference.
-bool named(const std::string& row, const std::string& wish) {
+bool named(const std::string& row, const std::string& requested) {
   const std::vector<KernelInfo> table = kernels();
-  const bool is_name = std::any_of(table.begin(), table.end(), [&](const KernelInfo& k) { return k.name == wish; });
-  return is_name ? row == wish : matches(row, wish);
+  const bool is_name =
+      std::any_of(table.begin(), table.end(), [&](const KernelInfo& k) { return k.name == requested; });
+  return is_name ? row == requested : matches(row, requested);
 }
 
 bool on_gpu(const Options& options) { return options.device == "cuda"; }
@@ -150,25 +151,25 @@ std::vector<Benchmark> selected(const Options& options) {
 
 void rate(Result& result, const Peaks& peaks, bool gpu) {
   const double memory_rate = result.operations > 0 ? peaks.read.rate : peaks.copy.rate;
-  double least = result.bytes / memory_rate;
+  double shortest = result.bytes / memory_rate;
   result.roof = "mem";
   const Peak& arithmetic = result.arithmetic == Arithmetic::s8 ? peaks.int8 : peaks.f32;
-  if (arithmetic.rate > 0 && result.operations / arithmetic.rate > least) {
-    least = result.operations / arithmetic.rate;
+  if (arithmetic.rate > 0 && result.operations / arithmetic.rate > shortest) {
+    shortest = result.operations / arithmetic.rate;
     result.roof = result.arithmetic == Arithmetic::s8 ? "int8" : gpu ? "f16" : "f32";
   }
-  result.share = least / result.timing.ours;
+  result.share = shortest / result.timing.ours;
 }
 
 Schedule schedule_for(const Options& options, const Machine& machine) {
-  constexpr std::int64_t kLeast = std::int64_t{32} << 20;
+  constexpr std::int64_t kMinBytes = std::int64_t{32} << 20;
   Schedule schedule;
   schedule.threads = options.threads;
   schedule.runs = options.runs;
   schedule.cold = !options.warm;
   // Twice the last cache, which need not keep the newest lines alone.
   if (schedule.cold)
-    schedule.evictor.assign(static_cast<std::size_t>(std::max(kLeast, 2 * machine.last_cache_bytes())), 1);
+    schedule.evictor.assign(static_cast<std::size_t>(std::max(kMinBytes, 2 * machine.last_cache_bytes())), 1);
   return schedule;
 }
 

@@ -115,8 +115,8 @@ std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& ro
   for (const auto& c : cases) {
     if (row.operation != c.operation) continue;
     known = true;
-    for (const Shape& wish : shapes.empty() ? c.shapes : std::span(shapes)) {
-      const Shape shape = kept(wish, c.sizes);
+    for (const Shape& requested : shapes.empty() ? c.shapes : std::span(shapes)) {
+      const Shape shape = kept(requested, c.sizes);
       const std::string name = std::string(c.title) + "_" + text(shape);
       const bool twice = std::any_of(benchmarks.begin(), benchmarks.end(), [&](auto& b) { return b.name == name; });
       if (twice) continue;

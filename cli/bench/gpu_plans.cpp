@@ -25,8 +25,8 @@ struct Drawn {
   std::vector<std::uint8_t> s4;  // two a byte
 };
 
-std::int8_t level(float x, float scale, float most) {
-  return static_cast<std::int8_t>(std::clamp(std::rint(x / scale), -most, most));
+std::int8_t level(float x, float scale, float max) {
+  return static_cast<std::int8_t>(std::clamp(std::rint(x / scale), -max, max));
 }
 
 const Drawn& drawn() {

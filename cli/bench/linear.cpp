@@ -1,4 +1,6 @@
 // The products, forward and backward, compared with the f32 product of the BLAS.
+#include "octile/linear.h"
+
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -6,10 +8,9 @@
 #include <new>
 #include <stdexcept>
 
+#include "bench/blas.h"
 #include "cli/bench/cases.h"
 #include "cli/bench/data.h"
-#include "bench/blas.h"
-#include "octile/linear.h"
 
 namespace octile::cli::bench {
 

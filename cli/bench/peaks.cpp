@@ -227,9 +227,9 @@ Peaks measure_peaks(const Machine& machine, int threads) {
   peaks.int8 = fastest_route(kInt8Routes, threads);
   peaks.f32 = fastest_route(kFloatRoutes, threads);
 
-  constexpr std::int64_t kLeast = std::int64_t{64} << 20;
-  constexpr std::int64_t kMost = std::int64_t{512} << 20;
-  const auto bytes = static_cast<std::size_t>(std::clamp(4 * machine.last_cache_bytes(), kLeast, kMost));
+  constexpr std::int64_t kMinBytes = std::int64_t{64} << 20;
+  constexpr std::int64_t kMaxBytes = std::int64_t{512} << 20;
+  const auto bytes = static_cast<std::size_t>(std::clamp(4 * machine.last_cache_bytes(), kMinBytes, kMaxBytes));
   // Written once, so that every page is a page of its own.
   std::vector<char> from(bytes, 1), to(bytes, 2);
   const double traffic = static_cast<double>(bytes);

@@ -1,14 +1,15 @@
 // What moves data: the quantizers, their gradients and the sum of dY, compared with a memcpy that moves as many bytes.
 // The bytes are those that the algorithm cannot do without: a matrix that does not fit the caches is read twice where
 // its scale is known only after the last row.
+#include "octile/quantize.h"
+
 #include <memory>
 
 #include "cli/bench/cases.h"
 #include "cli/bench/data.h"
+#include "cli/bench/peaks.h"
 #include "cli/support/machine.h"
 #include "octile/linear.h"
-#include "octile/quantize.h"
-#include "cli/bench/peaks.h"
 
 namespace octile::cli::bench {
 

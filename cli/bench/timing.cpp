@@ -11,7 +11,7 @@ namespace octile::cli {
 namespace {
 
 constexpr int kRuns = 20;
-constexpr int kFewestRuns = 3;
+constexpr int kMinRuns = 3;
 constexpr int kBlock = 5;
 constexpr double kLong = 1;  // a run of so many seconds is neither warmed up again nor repeated without need
 
@@ -33,8 +33,8 @@ double seconds_of(const std::function<void()>& work, const Schedule& schedule) {
 
 int affordable_runs(double seconds_each, const Schedule& schedule) {
   if (schedule.runs > 0) return schedule.runs;
-  const int fewest = seconds_each > kLong ? 1 : kFewestRuns;
-  return static_cast<int>(std::clamp(schedule.seconds / seconds_each, static_cast<double>(fewest), double{kRuns}));
+  const int min_runs = seconds_each > kLong ? 1 : kMinRuns;
+  return static_cast<int>(std::clamp(schedule.seconds / seconds_each, static_cast<double>(min_runs), double{kRuns}));
 }
 
 }  // namespace

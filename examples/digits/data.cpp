@@ -11,7 +11,7 @@ extern const std::string_view kDigitsCsv;
 namespace {
 
 constexpr int kInk = 16;
-constexpr std::int64_t kFewest = 2;  // of each digit: one to learn from, one to be tested on
+constexpr std::int64_t kMinOfEach = 2;  // of each digit: one to learn from, one to be tested on
 
 [[noreturn]] void refuse(const std::string& source, std::int64_t line, const std::string& what) {
   throw std::runtime_error(source + ":" + std::to_string(line) + ": " + what);
@@ -69,10 +69,10 @@ Digits parse_digits(std::string_view csv, const std::string& source) {
   }
   for (int label = 0; label < kClasses; ++label) {
     const std::int64_t found = std::count(digits.labels.begin(), digits.labels.end(), label);
-    if (found < kFewest) {
+    if (found < kMinOfEach) {
       throw std::runtime_error(source + ": digit " + std::to_string(label) + " occurs " + std::to_string(found) +
                                " times in " + std::to_string(digits.size()) + " lines, expected at least " +
-                               std::to_string(kFewest) + " times");
+                               std::to_string(kMinOfEach) + " times");
     }
   }
   return digits;
