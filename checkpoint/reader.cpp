@@ -1,10 +1,11 @@
-// What the Python package asks the readers of this library: two C functions of a library of their own.
+// What the Python package asks of this library: C functions in a shared library of their own.
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "folds.h"
 #include "octile/checkpoint/smoothing.h"
 #include "quantized_layer.h"
 
@@ -41,8 +42,9 @@ json describe_checkpoint(const char* path) {
     layers[layer.name] = {{"kind", name(layer.kind)},
                           {"n", layer.n},
                           {"k", layer.k},
-                          {"group", layer.group},
-                          {"zero_points", layer.zero_points},
+                          {"bits", level_bits(layer.weight.type)},
+                          {"group", layer.weight.group},
+                          {"zero_points", layer.weight.zero_point},
                           {"scheme", layer.scheme ? json(*layer.scheme) : json(nullptr)}};
   }
   json files = json::array();
@@ -56,6 +58,19 @@ json describe_checkpoint(const char* path) {
           {"group_size", config.group_size ? json(*config.group_size) : json(nullptr)},
           {"schemes", schemes},
           {"layers", layers}};
+}
+
+json describe_folds() {
+  json list = json::array();
+  for (const Architecture& architecture : architectures()) {
+    json folds = json::array();
+    for (const Fold& fold : architecture.folds) {
+      folds.push_back(
+          {{"before", fold.before}, {"layers", fold.layers}, {"needs_norm_before", fold.needs_norm_before}});
+    }
+    list.push_back({{"model_types", architecture.model_types}, {"blocks", architecture.blocks}, {"folds", folds}});
+  }
+  return list;
 }
 
 // {"result": ...}, or {"error": "..."}; null: there is no memory even for that.
@@ -92,5 +107,8 @@ OCTILE_READER_API char* octile_reader_calibration(const char* path) {
     return nlohmann::json(nullptr);
   });
 }
+
+// The architectures whose layers can take SmoothQuant's factors, as JSON (folds.h).
+OCTILE_READER_API char* octile_reader_folds() { return octile::checkpoint::answer(octile::checkpoint::describe_folds); }
 
 OCTILE_READER_API void octile_reader_free(char* text) { std::free(text); }

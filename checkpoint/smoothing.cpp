@@ -5,56 +5,13 @@
 #include <cstring>
 #include <map>
 
+#include "folds.h"
+
 namespace octile::checkpoint {
 
 namespace {
 
-struct Rule {
-  const char* before;
-  std::vector<const char*> layers;
-};
-
-// Names within one block of the model.
-struct Architecture {
-  std::vector<const char*> model_types;
-  std::vector<Rule> rules;
-};
-
-const std::vector<Architecture>& architectures() {
-  static const std::vector<Architecture> table = {
-      {{"llama", "mistral", "qwen2", "qwen3"},
-       {{"input_layernorm", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
-        {"post_attention_layernorm", {"mlp.gate_proj", "mlp.up_proj"}},
-        // down's input is act(gate) * up: dividing up's outputs divides it.
-        {"mlp.up_proj", {"mlp.down_proj"}},
-        // The heads' outputs are sums of values, channel by channel, with weights that add up to 1.
-        {"self_attn.v_proj", {"self_attn.o_proj"}}}},
-      {{"bert", "roberta", "xlm-roberta", "electra"}, {{"attention.self.value", {"attention.output.dense"}}}},
-      {{"opt"},
-       {{"self_attn_layer_norm", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
-        {"self_attn.v_proj", {"self_attn.out_proj"}},
-        {"final_layer_norm", {"fc1"}}}}};
-  return table;
-}
-
-// The norm stands after the addition, and its output is added again.
-bool is_post_norm(const ModelConfig& config) {
-  const auto& type = config.model_type;
-  return type == "bert" || type == "roberta" || type == "xlm-roberta" || type == "distilbert" || type == "mpnet" ||
-         type == "electra" || (type == "opt" && !config.norm_before);
-}
-
-std::string no_rules_reason(const ModelConfig& config) {
-  if (config.model_type.empty()) return "no config.json says what architecture it is";
-  if (is_post_norm(config)) {
-    return "the norm before it also feeds the residual (" + printable(config.model_type) +
-           " normalizes after its blocks)";
-  }
-  return "no rule for the architecture " + printable(config.model_type);
-}
-
 const Architecture* architecture_of(const ModelConfig& config) {
-  if (config.model_type == "opt" && !config.norm_before) return nullptr;
   for (const Architecture& architecture : architectures()) {
     const auto& types = architecture.model_types;
     if (std::find(types.begin(), types.end(), config.model_type) != types.end()) return &architecture;
@@ -62,16 +19,27 @@ const Architecture* architecture_of(const ModelConfig& config) {
   return nullptr;
 }
 
+std::string no_fold_reason(const ModelConfig& config, const Architecture* architecture) {
+  if (config.model_type.empty()) return "no config.json says what architecture it is";
+  if (!architecture) return "no rule for the architecture " + printable(config.model_type);
+  if (architecture->is_post_norm || !config.norm_before) {
+    return "the norm before it also feeds the residual (" + printable(config.model_type) +
+           " normalizes after its blocks)";
+  }
+  return "no layer before it can take the factors";
+}
+
 struct Match {
-  const Rule* rule = nullptr;  // null: of none
-  std::string block = {};      // what stands before the rule's names
+  const Fold* fold = nullptr;  // null: none
+  std::string block = {};      // what precedes the fold's names
 };
 
-Match match_of(const Architecture& architecture, const std::string& layer) {
-  for (const Rule& rule : architecture.rules) {
-    for (const char* const name : rule.layers) {
-      const std::string suffix = std::string(".") + name;
-      if (layer.ends_with(suffix)) return {&rule, layer.substr(0, layer.size() - suffix.size() + 1)};
+Match match_of(const Architecture& architecture, const ModelConfig& config, const std::string& layer) {
+  for (const Fold& fold : architecture.folds) {
+    if (fold.needs_norm_before && !config.norm_before) continue;
+    for (const std::string_view name : fold.layers) {
+      const std::string suffix = "." + std::string(name);
+      if (layer.ends_with(suffix)) return {&fold, layer.substr(0, layer.size() - suffix.size() + 1)};
     }
   }
   return {};
@@ -208,22 +176,21 @@ std::vector<float> Calibration::excess(const Layer& layer) const {
 }
 
 SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Layer>& layers) {
-  const Architecture* const architecture = architecture_of(checkpoint.config());
+  const ModelConfig& config = checkpoint.config();
+  const Architecture* const architecture = architecture_of(config);
   std::map<std::string, const Layer*> by_name;
   for (const Layer& layer : layers) by_name.emplace(layer.name, &layer);
   SmoothingPlan plan;
   for (const Layer& layer : layers) {
-    const Match match = architecture ? match_of(*architecture, layer.name) : Match();
-    if (match.rule == nullptr) {
-      const bool known = architecture && !is_post_norm(checkpoint.config());
-      plan.others.push_back(
-          {layer.name, known ? "no layer before it can take the factors" : no_rules_reason(checkpoint.config())});
+    const Match match = architecture ? match_of(*architecture, config, layer.name) : Match();
+    if (match.fold == nullptr) {
+      plan.others.push_back({layer.name, no_fold_reason(config, architecture)});
       continue;
     }
-    SmoothingGroup group = {match.block + match.rule->before, {}};
+    SmoothingGroup group = {match.block + std::string(match.fold->before), {}};
     std::string reason;
-    for (const char* const name : match.rule->layers) {
-      const auto found = by_name.find(match.block + name);
+    for (const std::string_view name : match.fold->layers) {
+      const auto found = by_name.find(match.block + std::string(name));
       if (found != by_name.end()) {
         group.layers.push_back(*found->second);
       } else if (reason.empty()) {

@@ -12,9 +12,8 @@ namespace octile_torch {
 namespace {
 
 // A plan takes a few kilobytes.
-constexpr std::size_t kMostPlans = 1024;
-// Of each thread; a power of two. A model's layers have few different shapes, and a thread that keeps them all asks for
-// no lock.
+constexpr std::size_t kMaxPlans = 1024;
+// Per thread; a power of two. A model has few different layer shapes; a thread that holds all of them takes no lock.
 constexpr std::size_t kThreadSlots = 64;
 constexpr std::size_t kKeyWords = 15;
 
@@ -45,13 +44,13 @@ Key key_of(Kind kind, const Description& description) {
   return key;
 }
 
-// The least recently used plan goes when there are too many.
+// Evicts the least recently used plan.
 class Cache {
  public:
   template <class Make>
   Error find(const Key& key, const Make& make, std::shared_ptr<const Plan>* plan) {
     if (std::lock_guard lock(mutex_); take(key, plan)) return nullptr;
-    // Without the lock: several threads may make plans at the same time, seldom the same one.
+    // Without the lock: several threads may create plans at once, rarely the same one.
     octile_plan* handle = nullptr;
     if (make(&handle) != OCTILE_OK) return octile_last_error();
     auto made = std::make_shared<const Plan>(handle);
@@ -60,7 +59,7 @@ class Cache {
     ++made_;
     order_.push_front({key, made});
     places_[key] = order_.begin();
-    if (order_.size() > kMostPlans) {
+    if (order_.size() > kMaxPlans) {
       places_.erase(order_.back().key);
       order_.pop_back();
     }
@@ -88,7 +87,7 @@ class Cache {
   }
 
   std::mutex mutex_;
-  std::list<Entry> order_;  // the last used first
+  std::list<Entry> order_;  // most recently used first
   std::unordered_map<Key, std::list<Entry>::iterator, HashOfKey> places_;
   std::size_t made_ = 0;
 };

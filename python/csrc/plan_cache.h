@@ -1,4 +1,4 @@
-// Plans by their description. Making one takes longer than running it on a small layer.
+// Plans by their description. Creating one takes longer than running it on a small layer.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,13 @@ class Plan {
   std::size_t workspace_size_;
 };
 
-// The plan stays alive as long as the pointer, whatever other threads make the cache forget. Descriptions of two
-// kind, which is part of the key; all of their bytes count.
+// The plan lives as long as the pointer, even if other threads evict it from the cache. The key is the kind and every
+// byte of the description.
 Error find_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan);
 Error find_plan(const octile_linear_description& description, std::shared_ptr<const Plan>* plan);
 Error find_plan(const octile_linear_backward_description& description, std::shared_ptr<const Plan>* plan);
 
-// How many plans the cache holds, and how many were made.
+// Plans in the cache now, and plans created so far.
 struct CacheCounts {
   std::size_t held, made;
 };

@@ -1,4 +1,4 @@
-// Each op: take over the arguments, look at them, find the plan, allocate what it writes, run.
+// Each op: take over the arguments, inspect them, find the plan, allocate the outputs, run.
 #include "torch_ops.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace octile_torch {
 
 namespace {
 
-// Of a segment of zeros, or of nothing.
-constexpr double kSmallestScale = 1e-8;
+// Of a segment that is empty or all zeros.
+constexpr double kMinScale = 1e-8;
 
 template <class Description>
 Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
@@ -28,12 +28,12 @@ Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
 Error threads_of(octile_device device, std::int32_t* threads) {
   if (device.type != OCTILE_DEVICE_CPU) return nullptr;
   std::uint32_t count = 0;
-  if (shim.get_num_threads(&count) != 0) return "torch does not say how many threads it uses";
+  if (shim.get_num_threads(&count) != 0) return "torch did not return its number of threads";
   *threads = static_cast<std::int32_t>(count);
   return nullptr;
 }
 
-// Those of the arguments that are there.
+// Of the arguments that are present.
 template <class... Inputs>
 Error look(Inputs&... inputs) {
   Error error = nullptr;
@@ -61,7 +61,7 @@ Error run(octile_status (*function)(const octile_plan*, const Args*, void*, std:
   return nullptr;
 }
 
-std::int32_t weight_format(const Input& weight_scale) {
+std::int32_t granularity(const Input& weight_scale) {
   return weight_scale.elements() == 1 ? OCTILE_WEIGHT_S8_PER_TENSOR : OCTILE_WEIGHT_S8_PER_CHANNEL;
 }
 
@@ -69,7 +69,7 @@ std::int32_t activation_of(const Input& x_scale) {
   return x_scale.elements() == 1 ? OCTILE_ACTIVATION_DYNAMIC_PER_TENSOR : OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN;
 }
 
-// An int of torch's. One that is no int32_t is no choice either, and is refused as its neighbour.
+// An int of torch's, clamped to int32_t: no choice is outside, so the library refuses the nearest value.
 std::int32_t choice(Value value) {
   using Limits = std::numeric_limits<std::int32_t>;
   return static_cast<std::int32_t>(
@@ -107,31 +107,31 @@ Error quantize(Value* stack) {
   std::shared_ptr<const Plan> plan;
   if (Error error = find_plan(description, &plan)) return error;
 
-  // _fallback.py has the reasons.
-  const std::int64_t row_stride = (columns + 15) / 16 * 16, turned_stride = (rows + 15) / 16 * 16 + 128;
-  const bool straight = orientation != OCTILE_ORIENTATION_TRANSPOSED;
-  const bool turned = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
-  const Shape q_shape = straight ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
-  const Shape turned_shape = turned ? Shape{columns, rows, turned_stride} : Shape{0, 0, 1};
+  // _ctypes_ops.py has the reasons.
+  const std::int64_t row_stride = (columns + 15) / 16 * 16, transposed_stride = (rows + 15) / 16 * 16 + 128;
+  const bool row_major = orientation != OCTILE_ORIENTATION_TRANSPOSED;
+  const bool transposed = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
+  const Shape q_shape = row_major ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
+  const Shape transposed_shape = transposed ? Shape{columns, rows, transposed_stride} : Shape{0, 0, 1};
   const std::int64_t scales = granularity == OCTILE_GRANULARITY_TENSOR ? 1
                               : granularity == OCTILE_GRANULARITY_ROW  ? rows
                                                                        : columns;
   Output q(shim.s8, x.device()), q_transposed(shim.s8, x.device());
   Output scale(x.torch_dtype() == shim.f64 ? shim.f64 : shim.f32, x.device());
   if (Error error = q.create_matrix(q_shape)) return error;
-  if (Error error = q_transposed.create_matrix(turned_shape)) return error;
+  if (Error error = q_transposed.create_matrix(transposed_shape)) return error;
   if (Error error = scale.create_vector(scales)) return error;
   if (rows == 0 || columns == 0) {
     // The library writes nothing then.
-    if (Error error = scale.fill(kSmallestScale)) return error;
+    if (Error error = scale.fill(kMinScale)) return error;
   }
 
-  View x_view, q_view, turned_view, scale_view;
+  View x_view, q_view, transposed_view, scale_view;
   octile_quantize_args args = {};
   args.struct_size = sizeof args;
   args.x = x_view.matrix(x);
-  if (straight) args.q = q_view.matrix(q, q_shape);
-  if (turned) args.q_transposed = turned_view.matrix(q_transposed, turned_shape);
+  if (row_major) args.q = q_view.matrix(q, q_shape);
+  if (transposed) args.q_transposed = transposed_view.matrix(q_transposed, transposed_shape);
   args.scale = scale_view.vector(scale, scales);
   if (Error error = run(octile_quantize_run, *plan, args, x.device())) return error;
   stack[0] = q.release();
@@ -144,11 +144,34 @@ Error quantize(Value* stack) {
 
 namespace {
 
+// How many neighbours along K share a scale of (N, groups); 0: all of them.
+Error group_of(const Input& weight_scale, std::int64_t k, std::int64_t* group) {
+  const std::int64_t groups = weight_scale.columns();
+  if (groups < 1 || k % groups != 0) {
+    return message("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
+                   static_cast<long long>(k));
+  }
+  *group = groups > 1 ? k / groups : 0;
+  return nullptr;
+}
+
+// Of int8 weights, by their scales: (N), (1) or (N, K / group).
+Error describe_s8(Input& weight_scale, std::int64_t k, octile_linear_description* description) {
+  if (weight_scale.dimensions() == 2) {
+    if (Error error = weight_scale.as_matrix()) return error;
+    description->weight = OCTILE_WEIGHT_S8_GROUP;
+    return group_of(weight_scale, k, &description->group);
+  }
+  if (Error error = weight_scale.as_vector()) return error;
+  description->weight = granularity(weight_scale);
+  return nullptr;
+}
+
 struct LinearOperands {
   Input &x, &x_scale, &x_multiplier, &weight, &weight_scale, &weight_zero_point, &bias;
 };
 
-// What they have in common, from a description that lacks m, k, bias, device and threads, and unless it is packed, n.
+// Common to all of them. The description lacks m, k, bias, device and threads, and n unless the weight is packed.
 Error run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
   auto& [x, x_scale, x_multiplier, weight, weight_scale, weight_zero_point, bias] = operands;
   const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP, packed = description.packed_weight != 0;
@@ -178,7 +201,8 @@ Error run_linear(octile_linear_description& description, LinearOperands operands
     args.weight = weight_view.vector(weight);
   } else {
     args.weight = s4 ? weight_view.nibbles(weight, x.columns()) : weight_view.matrix(weight);
-    args.weight_scale = s4 ? weight_scale_view.matrix(weight_scale) : weight_scale_view.vector(weight_scale);
+    args.weight_scale = weight_scale.dimensions() == 2 ? weight_scale_view.matrix(weight_scale)
+                                                       : weight_scale_view.vector(weight_scale);
   }
   if (weight_zero_point.present()) args.weight_zero_point = zero_point_view.matrix(weight_zero_point);
   if (bias.present()) args.bias = bias_view.vector(bias);
@@ -207,11 +231,10 @@ Error linear(Value* stack) {
   if (Error error = look(x, weight, weight_scale, bias, multiplier)) return error;
   if (Error error = x.as_rows()) return error;
   if (Error error = weight.as_matrix()) return error;
-  if (Error error = weight_scale.as_vector()) return error;
+  if (Error error = describe_s8(weight_scale, x.columns(), &description)) return error;
   if (Error error = bias.as_vector()) return error;
   if (Error error = multiplier.as_vector()) return error;
   description.x = description.y = dtype_of(x.torch_dtype());
-  description.weight = weight_format(weight_scale);
   return run_linear(description, {x, none, multiplier, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
@@ -227,14 +250,13 @@ Error linear_int8(Value* stack) {
   if (Error error = x.as_matrix()) return error;
   if (Error error = x_scale.as_vector()) return error;
   if (Error error = weight.as_matrix()) return error;
-  if (Error error = weight_scale.as_vector()) return error;
+  if (Error error = describe_s8(weight_scale, x.columns(), &description)) return error;
   if (Error error = bias.as_vector()) return error;
   if (dtype_of(y_dtype) < 0) return message("dtype is %s", name_of(y_dtype));
   description.x = dtype_of(x.torch_dtype());
   if (description.x != OCTILE_DTYPE_S8) return message("x is of %s, expected int8", name_of(x.torch_dtype()));
   description.y = dtype_of(y_dtype);
   description.activation = activation_of(x_scale);
-  description.weight = weight_format(weight_scale);
   return run_linear(description, {x, x_scale, none, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
 }
 
@@ -251,20 +273,16 @@ Error linear_s4(Value* stack) {
     if (Error error = zero_point.as_matrix()) return error;
   }
   if (Error error = bias.as_vector()) return error;
-  const std::int64_t k = x.columns(), groups = weight_scale.columns();
+  const std::int64_t k = x.columns();
   if (weight.torch_dtype() != shim.u8 || weight.columns() != (k + 1) / 2) {
     return message("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
                    name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
-  }
-  if (groups < 1 || k % groups != 0) {
-    return message("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
-                   static_cast<long long>(k));
   }
   octile_linear_description description = linear_defaults();
   description.x = description.y = dtype_of(x.torch_dtype());
   description.activation = OCTILE_ACTIVATION_NONE;
   description.weight = OCTILE_WEIGHT_S4_GROUP;
-  description.group = groups > 1 ? k / groups : 0;
+  if (Error error = group_of(weight_scale, k, &description.group)) return error;
   description.weight_zero_point = zero_point.present();
   return run_linear(description, {x, none, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
 }
@@ -323,7 +341,7 @@ Error linear_backward(Value* stack) {
     if (Error error = weight.as_matrix()) return error;
     if (Error error = weight_scale.as_vector()) return error;
     description.k = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.rows() : weight.columns();
-    description.weight = weight_format(weight_scale);
+    description.weight = granularity(weight_scale);
   }
   // The library would take -1 for weight_layout's.
   if (dw_layout != OCTILE_LAYOUT_OUT_IN && dw_layout != OCTILE_LAYOUT_IN_OUT) {

@@ -1,4 +1,4 @@
-// What the library exports: the ops are handed to torch.
+// The exported functions: they register the ops with torch.
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -29,11 +29,11 @@ constexpr Registration kOps[] = {
     {"linear_packed", linear_packed, 10, 1},
     {"linear_backward", linear_backward, 14, 3},
 };
-// What torch is told; the compiler's __FILE__ would name a folder of the machine that built this.
+// Reported to torch; __FILE__ would name a folder of the build machine.
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";
 constexpr std::size_t kOpCount = sizeof kOps / sizeof *kOps;
 
-// Makes what is wrong torch's error, which passes through this frame: so nothing here has a destructor.
+// Turns an error message into torch's exception, which passes through this frame: nothing here has a destructor.
 template <std::size_t index>
 void boxed(Value* stack, std::uint64_t inputs, std::uint64_t outputs) {
   constexpr const Registration& op = kOps[index];
@@ -67,8 +67,8 @@ Error register_for(const char* key, LibraryHandle* library) {
 
 }  // namespace octile_torch
 
-// Implements the ops in the torch that is loaded, for good. Their schemas have to be defined already. NULL, or why it
-// cannot be; then nothing is registered.
+// Implements the ops in the loaded torch, for good. Their schemas must be defined already. Returns NULL, or the reason
+// why not; then nothing is registered.
 extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
   using namespace octile_torch;
   if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so is of another version than _octile_torch.so";
@@ -84,7 +84,7 @@ extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
   return error;
 }
 
-// For the tests: how many plans the cache holds, and how many were made.
+// For the tests.
 extern "C" [[gnu::visibility("default")]] void octile_torch_plan_counts(std::size_t* held, std::size_t* made) {
   const octile_torch::CacheCounts counts = octile_torch::cache_counts();
   *held = counts.held;

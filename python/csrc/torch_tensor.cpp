@@ -73,7 +73,7 @@ Error Input::look() {
                       shim.get_device_index(handle, &device_.id) != 0 || shim.get_const_data(handle, &data_) != 0;
   if (failed) return message("torch does not say what %s is", name_);
   if (dimensions_ > kMaxDimensions) {
-    return message("%s has %lld dimensions, %lld are the most", name_, static_cast<long long>(dimensions_),
+    return message("%s has %lld dimensions, %lld is the maximum", name_, static_cast<long long>(dimensions_),
                    static_cast<long long>(kMaxDimensions));
   }
   if (device_type == shim.cpu) {

@@ -1,4 +1,4 @@
-// Tensors of torch's as the ops meet them, and as the library wants to see them.
+// torch's tensors as the ops receive them, and views of them for the library.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace octile_torch {
 
-// NULL, or what is wrong.
+// NULL, or an error message.
 using Error = const char*;
 
-// A tensor that is ours to delete, or none.
+// A tensor that we own, or none.
 class Owned {
  public:
   Owned() = default;
@@ -34,7 +34,7 @@ class Owned {
   TensorHandle handle_ = nullptr;
 };
 
-// More have no use, and torch's own elementwise kernels take no more.
+// torch's own elementwise kernels take no more.
 inline constexpr std::int64_t kMaxDimensions = 64;
 
 struct Shape {
@@ -45,8 +45,7 @@ struct Shape {
 std::int32_t dtype_of(std::int32_t torch_dtype);
 const char* name_of(std::int32_t torch_dtype);
 
-// An argument of an op. Taking it over from the stack is all that happens before every argument has been taken: what
-// fails later then leaves none behind.
+// An argument of an op. Every argument is taken over from the stack before anything can fail, so that none leaks.
 class Input {
  public:
   Input(const char* name, Value value) : name_(name), handle_(reinterpret_cast<TensorHandle>(value)) {}
@@ -55,7 +54,7 @@ class Input {
 
   bool present() const { return handle_.get() != nullptr; }
 
-  // Asks torch what it is. Everything below is known after it.
+  // Queries torch. Everything below is valid afterwards.
   Error look();
 
   std::int64_t dimensions() const { return dimensions_; }
@@ -64,9 +63,8 @@ class Input {
   std::int32_t torch_dtype() const { return torch_dtype_; }
   octile_device device() const { return device_; }
 
-  // What it has to be: a vector (a number counts as one element), or a matrix whose rows a plan can read, which may
-  // take a copy. As rows, all dimensions but the last are taken together. rows() and columns() are known after the last
-  // two.
+  // Requires a vector (a number counts as one element), or a matrix whose rows a plan can read, which may take a copy.
+  // as_rows() merges all dimensions but the last. rows() and columns() are valid after the last two.
   Error as_vector();
   Error as_matrix();
   Error as_rows();
@@ -77,7 +75,7 @@ class Input {
   friend class View;
 
   Error copy();
-  // Fills shape_, if its rows can be read where they are.
+  // Fills shape_ if the rows can be read in place.
   bool collapse();
 
   const char* name_;
@@ -117,7 +115,7 @@ class Output {
   octile_device device_;
 };
 
-// Scratch for one run, given back when the run is over: on a GPU, whatever torch puts on the stream later may use it.
+// Scratch for one run. On a GPU, work that torch puts on the stream later may reuse it.
 class Workspace {
  public:
   Workspace() = default;
@@ -135,14 +133,14 @@ class Workspace {
   void* data_ = nullptr;
 };
 
-// What the library is shown. Points into itself.
+// An octile_tensor with its sizes and strides; holds pointers to itself.
 class View {
  public:
   View() = default;
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // After as_vector; after as_matrix or as_rows; the same of bytes that hold two values of 4 bits each.
+  // After as_vector; after as_matrix or as_rows; the same for bytes of two 4-bit values each.
   const octile_tensor* vector(const Input& input);
   const octile_tensor* matrix(const Input& input);
   const octile_tensor* nibbles(const Input& input, std::int64_t columns);

@@ -1,33 +1,36 @@
 """Octile for PyTorch: linear layers with int8 products, forward and backward, on the CPU and on NVIDIA GPUs.
 
-Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the homework's)
-Layers for inference    W8A8Linear, W8A8StaticLinear, W4A16Linear
-Whole models            quantize_(model, Int8Training() or W8A8Dynamic() or W8A8Static(calibration) or W4A16())
+Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the reference interface)
+Layers for inference    W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear
+Whole models            quantize_(model, Int8Training() or W8A8Dynamic() or W8A8Static(calibration) or W8A16() or W4A16())
 Calibration             with calibrate(model) as calibration: model(x)
 Faster for few rows     pack_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
 A function              linear(x, w, b)
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
-The homework's kernels  octile.homework
+The reference interface octile.compat: QuantizedLinear's kernels by name
 """
 
-from . import _fallback, homework
+import warnings
+
+from . import _plans, compat
 from ._ops import BINDING
 from .calibration import Calibration, calibrate
 from .checkpoint import load_checkpoint_
 from .checkpoint_writer import save_checkpoint
-from .convert import W4A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
+from .compat import CustomLinearFunction
+from .convert import W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
 from .functional import linear
-from .homework import CustomLinearFunction
-from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, pack_
+from .inference import W4A16Linear, W8A8Linear, W8A16Linear, W8A8StaticLinear, pack_
 from .static_weights import cache_weights_
 from .training import Linear, QuantizedLinear, clear_weight_cache
 
-__version__ = _fallback.library().version()
+__version__ = _plans.library().version()
 
 __all__ = [
     "BINDING",
     "W4A16",
+    "W8A16",
     "Calibration",
     "CustomLinearFunction",
     "Int8Training",
@@ -39,14 +42,22 @@ __all__ = [
     "W8A8Linear",
     "W8A8Static",
     "W8A8StaticLinear",
+    "W8A16Linear",
     "__version__",
     "cache_weights_",
     "calibrate",
     "clear_weight_cache",
-    "homework",
+    "compat",
     "linear",
     "load_checkpoint_",
     "pack_",
     "quantize_",
     "save_checkpoint",
 ]
+
+
+def __getattr__(name):
+    if name == "homework":  # deprecated, as octile/homework.py
+        warnings.warn("octile.homework is octile.compat now; the old name goes with 0.2", DeprecationWarning, 2)
+        return compat
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ alias inputs, nothing is mutated. They know nothing of autograd, and never wait 
 RuntimeError with the text of the library.
 
 BINDING says who implements them: "stable" (_octile_torch.so, over torch's stable C interface), or "ctypes"
-(_fallback.py) where that cannot be; BINDING_REASON says why it cannot. OCTILE_TORCH_BINDING forces one of the two.
+(_ctypes_ops.py) where that cannot be; BINDING_REASON says why it cannot. OCTILE_TORCH_BINDING forces one of the two.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ import warnings
 
 import torch
 
-from . import _c, _fallback
+from . import _c, _ctypes_ops, _plans
 
 _SCHEMAS = {
     "quantize": "(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor)",
@@ -48,8 +48,8 @@ def _fake_quantize(x, granularity, orientation):
             return x.new_empty((0, 0), dtype=torch.int8)
         return x.new_empty_strided((rows, columns), (stride, 1), dtype=torch.int8)
 
-    q = make(orientation != _c.TRANSPOSED, rows, columns, _fallback.row_stride(columns))
-    q_transposed = make(orientation != _c.ROW_MAJOR, columns, rows, _fallback.transposed_row_stride(rows))
+    q = make(orientation != _c.TRANSPOSED, rows, columns, _ctypes_ops.row_stride(columns))
+    q_transposed = make(orientation != _c.ROW_MAJOR, columns, rows, _ctypes_ops.transposed_row_stride(rows))
     length = 1 if granularity == _c.PER_TENSOR else rows if granularity == _c.PER_ROW else columns
     scale = x.new_empty((length,), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     return q, q_transposed, scale
@@ -83,22 +83,8 @@ def _fake_linear_packed(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _fake_linear_backward(
-    dy,
-    weight,
-    weight_scale,
-    x,
-    x_scale,
-    dx,
-    dw,
-    db,
-    weight_layout,
-    x_transposed,
-    dw_dtype,
-    dw_layout,
-    rounding=0,
-    seed=0,
-):
+def _fake_linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
+    weight_layout, x_transposed, dw_dtype, dw_layout = choices[:4]
     m, n = dy.shape
     k = 0
     if dx:
@@ -150,7 +136,7 @@ def _wanted():
 
 # What can refuse comes first: torch takes the namespace once, and an import may be tried again.
 _asked = _wanted()
-_fallback.library()
+_plans.library()
 
 # Keeps the registrations alive.
 _library = torch.library.Library("octile", "DEF")
@@ -168,7 +154,7 @@ def _define():
 def _implement_in_python():
     for name in _SCHEMAS:
         for key in _KEYS:
-            _library.impl(name, getattr(_fallback, name), key)
+            _library.impl(name, getattr(_ctypes_ops, name), key)
 
 
 def _bind():
@@ -189,7 +175,7 @@ def _implement_in_cpp():
     if path is None:
         return _missing(f"there is no {_BINARY} in {' or '.join(dict.fromkeys(map(str, folders)))}")
     try:
-        # Needs the library that _fallback has loaded, by its name.
+        # Needs the library that _plans has loaded, by its name.
         binary = ctypes.CDLL(str(path.resolve()))
         register = binary.octile_torch_register
     except (OSError, AttributeError) as error:
@@ -218,7 +204,7 @@ def _missing(reason):
 def plan_counts():
     """How many plans the binding holds, and how many it has made."""
     if _binary is None:
-        info = _fallback._plan.cache_info()
+        info = _plans._plan.cache_info()
         return info.currsize, info.misses
     held, made = ctypes.c_size_t(), ctypes.c_size_t()
     _binary.octile_torch_plan_counts(ctypes.byref(held), ctypes.byref(made))

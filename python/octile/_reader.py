@@ -22,16 +22,18 @@ def _library():
     binary = ctypes.CDLL(str(path.resolve()))
     for function in (binary.octile_reader_checkpoint, binary.octile_reader_calibration):
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_void_p
+    binary.octile_reader_folds.argtypes, binary.octile_reader_folds.restype = [], ctypes.c_void_p
     binary.octile_reader_free.argtypes, binary.octile_reader_free.restype = [ctypes.c_void_p], None
     return binary
 
 
-def _ask(what, path):
-    path = os.fsencode(path)
-    if b"\0" in path:
-        raise ValueError(f"octile: {path!r} is no path: it holds a zero byte")
+def _ask(what, *paths):
+    paths = [os.fsencode(path) for path in paths]
+    for path in paths:
+        if b"\0" in path:
+            raise ValueError(f"octile: {path!r} is no path: it holds a zero byte")
     library = _library()
-    text = getattr(library, f"octile_reader_{what}")(path)
+    text = getattr(library, f"octile_reader_{what}")(*paths)
     if not text:
         raise MemoryError("octile: there is no memory to read a checkpoint")
     try:
@@ -54,6 +56,11 @@ def checkpoint(path):
 def calibration(path):
     """Raises ValueError for a file that is no calibration."""
     _ask("calibration", path)
+
+
+def folds():
+    """The architectures whose layers before can be divided, as checkpoint/folds.cpp has them."""
+    return _ask("folds")
 
 
 def printable(name):

@@ -1,8 +1,8 @@
 """Checkpoints in the layouts of compressed-tensors, which vLLM and Transformers load too: safetensors files, and a
 config.json that says how they are quantized.
 
-    int-quantized    weight int8 (OUT, IN), weight_scale (OUT, 1) or (1), static: input_scale (1)
-    pack-quantized   weight_packed int32 (OUT, IN / 8), weight_scale (OUT, IN / group), weight_shape (2)
+    int-quantized    weight int8 (OUT, IN), weight_scale (OUT, 1), (1) or (OUT, IN / group), static: input_scale (1)
+    pack-quantized   weight_packed int32 (OUT, IN * bits / 32), weight_scale (OUT, IN / group), weight_shape (2)
 """
 
 import pathlib
@@ -14,7 +14,7 @@ from . import _reader, awq_gptq, quantizer
 from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
-from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
+from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
 from .linears import as_linear, is_conv1d
 
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
@@ -28,8 +28,8 @@ def load_checkpoint_(model, folder):
 
     folder: or one safetensors file, as `octile quantize` writes it of one.
 
-    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear or W4A16Linear; all
-    other tensors are loaded as load_state_dict() does. The model may be on the meta device.
+    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear
+    or W4A16Linear; all other tensors are loaded as load_state_dict() does. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
     the wrong type or shape, and where the names of checkpoint and model differ.
@@ -85,22 +85,37 @@ def _make_layer(where, linear, scheme, tensors):
         has, lacks = ("checkpoint", "model") if linear.bias is None else ("model", "checkpoint")
         raise ValueError(f"octile: {where}: the {has} has a bias there, the {lacks} has none")
     weights, activations = scheme["weights"], scheme["input"]
-    if weights["bits"] == 4:
-        if activations:
-            raise ValueError(f"octile: {where}: 4-bit weights with quantized activations are not known")
-        layer = _make_w4a16(where, linear, weights, tensors)
-    elif not weights["symmetric"]:
+    if weights["bits"] == 4 and activations:
+        raise ValueError(f"octile: {where}: 4-bit weights with quantized activations are not known")
+    if weights["bits"] == 8 and not weights["symmetric"]:
         raise ValueError(f"octile: {where}: 8-bit weights with zero points are not known")
-    else:
-        layer = _make_w8a8(where, linear, activations, tensors)
+    group = _group(where, weights)
+    words = {"bias": False, "device": "meta", "dtype": linear.weight.dtype}
+    sizes, points = (linear.in_features, linear.out_features), tensors.get("weight_zero_point")
+    with torch.inference_mode(False):
+        if activations:
+            layer = _make_w8a8(where, sizes, words, group, activations, tensors)
+        elif weights["bits"] == 4:
+            layer = W4A16Linear(*sizes, **words, group=group or 0, zero_point=points is not None)
+        else:
+            layer = W8A16Linear(*sizes, **words, group=group)
+        _fill(layer, tensors, points if weights["bits"] == 4 else None)
     layer.bias = None if bias is None else bias.to(linear.bias.dtype)
     return layer
 
 
-def _make_w8a8(where, linear, activations, tensors):
-    n, k = linear.out_features, linear.in_features
-    if not activations:
-        raise ValueError(f"octile: {where}: 8-bit weights with float activations are not known")
+def _group(where, weights):
+    """As WeightFormat has it; None: per channel, or one scale for all."""
+    group = weights["group_size"] if weights["strategy"] == "group" else None
+    if group not in (None, 32, 64, 128):
+        raise ValueError(
+            f"octile: {where}: {weights['bits']}-bit weights in groups of {group}; groups of 32, 64, 128 and per channel "
+            "are known"
+        )
+    return group
+
+
+def _make_w8a8(where, sizes, words, group, activations, tensors):
     strategy, dynamic = activations["strategy"], activations["dynamic"]
     if activations["bits"] != 8 or activations["type"] != "int":
         raise ValueError(f"octile: {where}: activations of {activations['bits']} bits; int of 8 is known")
@@ -111,37 +126,29 @@ def _make_w8a8(where, linear, activations, tensors):
             f"octile: {where}: activations {'dynamic' if dynamic else 'static'} per {printable(strategy)}; dynamic per "
             "token and static per tensor are known"
         )
-    with torch.inference_mode(False):
-        if dynamic:
-            layer = W8A8Linear(k, n, bias=False, device="meta", dtype=linear.weight.dtype)
-        else:
-            layer = W8A8StaticLinear(k, n, bias=False, device="meta", dtype=linear.weight.dtype)
-            layer.input_scale = tensors["input_scale"].float().reshape(1).clone()
-            if "input_multiplier" in tensors:
-                layer.input_multiplier = tensors["input_multiplier"].float().clone()
+    if dynamic:
+        return W8A8Linear(*sizes, **words, group=group)
+    if group is not None:
+        raise ValueError(f"octile: {where}: 8-bit weights in groups with static activations are not known")
+    layer = W8A8StaticLinear(*sizes, **words)
+    layer.input_scale = tensors["input_scale"].float().reshape(1).clone()
+    if "input_multiplier" in tensors:
+        layer.input_multiplier = tensors["input_multiplier"].float().clone()
+    return layer
+
+
+def _fill(layer, tensors, points):
+    """The weight, its scales and zero points."""
+    bits, scale = layer.format.bits, tensors["weight_scale"].float()
+    layer.weight_scale = (scale if layer.group is not None else scale.reshape(-1)).clone()
+    if "weight_packed" in tensors:
+        levels = quantizer.unpack_words(tensors["weight_packed"], layer.in_features, bits)
+        layer.quantized_weight = quantizer.pack(levels) if bits == 4 else levels
+    else:
         layer.quantized_weight = tensors["weight"].clone()
-        layer.weight_scale = tensors["weight_scale"].float().reshape(-1).clone()
-        layer._align()
-    return layer
-
-
-def _make_w4a16(where, linear, weights, tensors):
-    n, k = linear.out_features, linear.in_features
-    group = weights["group_size"] if weights["strategy"] == "group" else 0
-    if group not in (0, 32, 64, 128):
-        raise ValueError(
-            f"octile: {where}: 4-bit weights in groups of {group}; groups of 32, 64, 128 and per channel are known"
-        )
-    points = tensors.get("weight_zero_point")
-    with torch.inference_mode(False):
-        layer = W4A16Linear(
-            k, n, bias=False, device="meta", dtype=linear.weight.dtype, group=group, zero_point=points is not None
-        )
-        layer.quantized_weight = quantizer.pack(quantizer.unpack_words(tensors["weight_packed"], k))
-        layer.weight_scale = tensors["weight_scale"].float().clone()
-        if points is not None:
-            layer.weight_zero_point = quantizer.unpack_words(points.T.contiguous(), n).T.contiguous().int()
-    return layer
+    if points is not None:
+        layer.weight_zero_point = quantizer.unpack_words(points.T.contiguous(), layer.out_features).T.contiguous().int()
+    layer._align()
 
 
 def _check_names(model, folder, tensors, layers):

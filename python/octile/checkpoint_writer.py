@@ -9,9 +9,10 @@ from torch import nn
 
 from . import quantizer
 from .calibration import replacing, save_safetensors
-from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear
+from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
 
-_LAYERS = (W8A8Linear, W8A8StaticLinear, W4A16Linear)
+_LAYERS = (W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear)
+_WEIGHT_ONLY = (W8A16Linear, W4A16Linear)  # pack-quantized; the others are int-quantized
 
 
 def save_checkpoint(model, folder, *, force=False):
@@ -86,7 +87,7 @@ def _generation_config(model):
 
 
 def _kind(layer, per_channel):
-    if type(layer) is W4A16Linear:
+    if layer.group is not None:
         return layer.group, layer.zero_point
     return (per_channel if layer.out_features == 1 else _per_channel(layer),)
 
@@ -98,15 +99,16 @@ def _per_channel(layer):
 def _layer_tensors(layer, per_channel):
     tensors = {} if layer.bias is None else {"bias": layer.bias}
     weight, scale, zero_point = layer.plain_weight()
-    if type(layer) is W4A16Linear:
-        q = quantizer.unpack(weight.cpu(), layer.in_features)
-        tensors |= {"weight_packed": quantizer.pack_words(q), "weight_scale": scale}
+    tensors["weight_scale"] = scale.reshape(-1, 1) if layer.group is None and per_channel else scale
+    if type(layer) in _WEIGHT_ONLY:
+        q, bits = layer.format.levels(weight.cpu(), layer.in_features), layer.format.bits
+        tensors["weight_packed"] = quantizer.pack_words(q, bits)
         tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
         if zero_point is not None:
             points = zero_point.cpu().to(torch.int8)
-            tensors["weight_zero_point"] = quantizer.pack_words(points.T.contiguous()).T.contiguous()
+            tensors["weight_zero_point"] = quantizer.pack_words(points.T.contiguous(), bits).T.contiguous()
         return tensors
-    tensors |= {"weight": weight, "weight_scale": scale.reshape(-1, 1) if per_channel else scale}
+    tensors["weight"] = weight
     if type(layer) is W8A8StaticLinear:
         tensors["input_scale"] = layer.input_scale
         if layer.input_multiplier is not None:
@@ -135,20 +137,18 @@ def _some(names):
 
 
 def _describe(layer, layers, per_channel, left):
-    w4, static = type(layer) is W4A16Linear, type(layer) is W8A8StaticLinear
-    weights = {"num_bits": 4 if w4 else 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
+    packed, static = type(layer) in _WEIGHT_ONLY, type(layer) is W8A8StaticLinear
+    weights = {"num_bits": layer.format.bits, "type": "int", "symmetric": not layer.zero_point, "dynamic": False}
+    weights["strategy"] = "channel" if per_channel or layer.group is not None else "tensor"
+    if layer.group:
+        weights |= {"strategy": "group", "group_size": layer.group}
     activations = None
-    if w4:
-        weights["symmetric"] = not layer.zero_point
-        if layer.group:
-            weights |= {"strategy": "group", "group_size": layer.group}
-    else:
-        weights["strategy"] = "channel" if per_channel else "tensor"
+    if not packed:
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
     beyond = _beyond_compressed_tensors(layers)
     # As a quant_method Transformers would warn of it, and go on with weights that mean nothing.
-    layout = "octile" if beyond else "pack-quantized" if w4 else "int-quantized"
+    layout = "octile" if beyond else "pack-quantized" if packed else "int-quantized"
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",

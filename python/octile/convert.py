@@ -7,17 +7,35 @@ from typing import Literal
 import torch
 from torch import nn
 
-from . import _c, _fallback, functional, inference, quantizer, training
+from . import _c, _plans, functional, inference, quantizer, training
 from .calibration import Calibration
 from .kernels import plan_text
 from .linears import as_linear, is_conv1d, is_linear
 from .report import Report
 from .smoothing import smooth
+from .weight_format import WeightFormat
 
 
 def _long_sum(linear):
     if linear.in_features > functional.LONGEST_SUM:
         return f"in_features is {linear.in_features}; an exact sum has at most {functional.LONGEST_SUM} terms"
+    return ""
+
+
+def _no_format(linear, format, activation):
+    """Why this layer cannot have its weight in this format: "" if it can."""
+    try:
+        format.check(linear.in_features)
+    except ValueError as error:
+        return str(error).removeprefix("octile: ")
+    w = linear.weight
+    if w.device.type in ("cpu", "cuda"):
+        x = _plans.DTYPES[w.dtype]
+        fields = {"m": 1, "n": linear.out_features, "k": linear.in_features, "x": x, "y": x, "activation": activation}
+        try:
+            plan_text("sku", "linear", w.device, **fields, **format.fields())
+        except RuntimeError as error:
+            return f"no kernel on {w.device.type}: {error}"
     return ""
 
 
@@ -70,15 +88,29 @@ class Int8Training:
 
 @dataclasses.dataclass(frozen=True)
 class W8A8Dynamic:
-    """torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call."""
+    """torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call.
+
+    per_channel: one weight scale per output channel, else one for the whole weight. group: instead a scale per `group`
+    neighbours along IN (32, 64, 128; 0: a whole row). Raises ValueError for another group, and for one without
+    per_channel.
+    """
 
     per_channel: bool = True
+    group: int | None = None
+
+    def __post_init__(self):
+        WeightFormat(group=self.group)
+        if self.group is not None and not self.per_channel:
+            raise ValueError("octile: per_channel=False is one scale for the whole weight; it has no group")
 
     def refusal(self, linear, name):
-        return _long_sum(linear)
+        if self.group is None:
+            return _long_sum(linear)
+        return _long_sum(linear) or _no_format(linear, WeightFormat(group=self.group), _c.DYNAMIC_PER_TOKEN)
 
     def converter(self, model, layers, report):
-        return lambda linear, name: inference.W8A8Linear.from_linear(linear, per_channel=self.per_channel), []
+        words = dataclasses.asdict(self)
+        return lambda linear, name: inference.W8A8Linear.from_linear(linear, **words), []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,8 +118,8 @@ class W8A8Static:
     """torch.nn.Linear to octile.W8A8StaticLinear: int8 weights, and activations quantized with one scale a layer.
 
     calibration: of octile.calibrate() or octile.Calibration.load(), of this model under these names. smoothing: "search"
-    takes of each layer the alpha of the least error, or none where that gains too little, and needs sample rows or second
-    moments; or an alpha from 0 to 1 for every layer; or None. fold: "auto" divides the layers before in blocks that are known;
+    takes for each layer the alpha with the smallest error, or none where the gain is too small, and needs sample rows or
+    second moments; or one alpha from 0 to 1 for all layers; or None. fold: "auto" divides the layers before in blocks that are known;
     {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none.
     multipliers: the other layers multiply their inputs while they quantize them (True), or are not smoothed (False).
     compressed-tensors has no multipliers: only Octile loads a checkpoint of a model that has them.
@@ -141,39 +173,22 @@ class W8A8Static:
         return convert, changes
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class W4A16:
-    """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row).
-
-    method: "nearest"; "clip", which looks for the range of each group that loses least; or "feedback" (GPTQ), where the
-    values to come make up for each one's rounding. "clip" weighs errors with the calibration's second moments, if there
-    is one that has them; "feedback" needs them.
-    """
-
-    group: int = 128
-    method: Literal["nearest", "clip", "feedback"] = "nearest"
-    calibration: Calibration | None = None
+class _WeightOnly:
+    """What W4A16 and W8A16 share; they add the fields, and the layer that they make."""
 
     def __post_init__(self):
-        inference.check_group(self.group, 0)
+        self._format()
         if self.method not in quantizer.METHODS:
             raise ValueError(f"octile: method is {self.method!r}; {', '.join(quantizer.METHODS)} are known")
         if self.method == "feedback" and self.calibration is None:
             raise ValueError('octile: method="feedback" needs a calibration, with second_moments=True')
 
+    def _format(self):
+        return WeightFormat(self._BITS, self.group)
+
     def refusal(self, linear, name):
-        try:
-            inference.check_group(self.group, linear.in_features)
-        except ValueError as error:
-            return str(error).removeprefix("octile: ")
-        w = linear.weight
-        if w.device.type in ("cpu", "cuda"):
-            x = _fallback._DTYPES[w.dtype]
-            fields = {"m": 1, "n": linear.out_features, "k": linear.in_features, "x": x, "y": x, "group": self.group}
-            try:
-                plan_text("sku", "linear", w.device, activation=_c.NONE, weight=_c.S4_GROUP, **fields)
-            except RuntimeError as error:
-                return f"no kernel on {w.device.type}: {error}"
+        if reason := _no_format(linear, self._format(), _c.NONE):
+            return reason
         if self.method == "feedback":
             if reason := _not_calibrated(self.calibration, linear, name):
                 return reason
@@ -188,11 +203,40 @@ class W4A16:
         def convert(linear, name):
             seen = self.calibration.layers.get(name) if self.calibration is not None else None
             moments = None if seen is None else seen.second_moments
-            return inference.W4A16Linear.from_linear(
-                linear, group=self.group, method=self.method, second_moments=moments
-            )
+            return self._LAYER.from_linear(linear, group=self.group, method=self.method, second_moments=moments)
 
         return convert, []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class W8A16(_WeightOnly):
+    """torch.nn.Linear to octile.W8A16Linear: int8 weights with a scale per output channel, or per `group` neighbours
+    along IN (32, 64, 128; 0: a whole row). method and calibration: those of W4A16.
+    """
+
+    _BITS, _LAYER = 8, inference.W8A16Linear
+    group: int | None = None
+    method: Literal["nearest", "clip", "feedback"] = "nearest"
+    calibration: Calibration | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class W4A16(_WeightOnly):
+    """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row).
+
+    method: "nearest"; "clip" searches the range of each group with the smallest error; "feedback" (GPTQ) compensates the
+    rounding of each column in the columns after it. "clip" weighs errors with the calibration's second moments, if there
+    is one that has them; "feedback" needs them. Raises ValueError for an unknown group or method, and for "feedback"
+    without a calibration.
+    """
+
+    _BITS, _LAYER = 4, inference.W4A16Linear
+    group: int = 128
+    method: Literal["nearest", "clip", "feedback"] = "nearest"
+    calibration: Calibration | None = None
+
+
+_CONFIGS = (Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16)
 
 
 def _is_head(name):
@@ -251,7 +295,8 @@ def _sharers(model):
 def quantize_(model, config, filter=None):
     """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
-    Linear layers are torch.nn.Linear and transformers' Conv1D. config: Int8Training, W8A8Dynamic, W8A8Static or W4A16.
+    Linear layers are torch.nn.Linear and transformers' Conv1D. config: Int8Training, W8A8Dynamic, W8A8Static,
+    W8A16 or W4A16.
     filter(module, name) -> bool chooses among them; without one, all but those named lm_head. The modules stay the same
     objects, of another class, so that references to them and their hooks hold.
 
@@ -262,8 +307,9 @@ def quantize_(model, config, filter=None):
     for another kind of config. Whatever it raises, the model is then as it was: it holds the old layers until all new
     ones are made.
     """
-    if not isinstance(config, (Int8Training, W8A8Dynamic, W8A8Static, W4A16)):
-        raise TypeError(f"octile: {config!r} is none of Int8Training, W8A8Dynamic, W8A8Static and W4A16")
+    if not isinstance(config, _CONFIGS):
+        names = [kind.__name__ for kind in _CONFIGS]
+        raise TypeError(f"octile: {config!r} is none of {', '.join(names[:-1])} and {names[-1]}")
     report, sharers, layers = Report(config), _sharers(model), {}
     for name, module in list(model.named_modules()):
         if not (is_linear(module) or isinstance(module, (inference._Inference, training._Trainable))):

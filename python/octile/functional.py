@@ -307,6 +307,8 @@ def run_int8(x, wq, ws, b):
         else:
             dtype = autocast_dtype(x)
     if x.requires_grad and torch.is_grad_enabled():
+        if ws.dim() == 2:
+            raise NotImplementedError("octile: a W8A8 layer in groups has no gradients; call it under torch.no_grad()")
         per_token, product = _c.DYNAMIC_PER_TOKEN, _c.DEQUANTIZED
         return _Linear.apply(x, None, b, wq, None, ws, _c.OUT_IN, per_token, product, product, _c.NEAREST, 0, dtype)
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
@@ -334,10 +336,13 @@ def run_static(x, wq, ws, b, multiplier, scale, in_features):
     return _linear(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
 
 
-def run_s4(x, weight, scale, zero_point, b, in_features):
-    """The layer with a weight of 4 bits."""
-    x, b = _for_inference(x, b, "W4A16", in_features)
-    return _linear_s4(x, weight, scale, zero_point, b)
+def run_weight_only(x, weight, scale, zero_point, b, in_features):
+    """The layer with a quantized weight alone: int8, or uint8 of two 4-bit values."""
+    s4 = weight.dtype is torch.uint8
+    x, b = _for_inference(x, b, "W4A16" if s4 else "W8A16", in_features)
+    if s4:
+        return _linear_s4(x, weight, scale, zero_point, b)
+    return _linear(x, weight, scale, b, _c.NONE, _c.OUT_IN)
 
 
 def run_packed(x, weight, b, in_features, *choices):

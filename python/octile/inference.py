@@ -2,6 +2,7 @@
 
 W8A8Linear         int8 weight, x quantized per token
 W8A8StaticLinear   int8 weight, x quantized with one scale that is known beforehand
+W8A16Linear        int8 weight, x as it is
 W4A16Linear        4-bit weight in groups, x as it is
 """
 
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _c, _fallback, functional, quantizer, save_pretrained
+from . import _c, _plans, functional, save_pretrained
 from .dequantized import DequantizedWeight, read_only
 from .kernels import kernels, plan_text
+from .weight_format import WeightFormat
 
 
 class _Inference(nn.Module):
@@ -22,16 +24,43 @@ class _Inference(nn.Module):
     weight_dtype: the float type of the original weight, as to(dtype) and half() have converted it since.
     """
 
-    _KEPT = ("quantized_weight", "weight_scale")  # buffers that to(dtype) leaves in their type
+    _ACTIVATION = _c.NONE
+    _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")  # buffers that to(dtype) leaves in their type
     in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
 
-    def __init__(self, in_features, out_features, bias, device, dtype):
+    def __init__(self, in_features, out_features, bias, device, dtype, format, per_channel=True):
         super().__init__()
         save_pretrained.install()
+        format.check(in_features)
+        self.format = format
         self.in_features, self.out_features = in_features, out_features
         self.weight_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.register_buffer("bias", torch.zeros(out_features, device=device, dtype=dtype) if bias else None)
         self.register_buffer("packed_weight", None)
+        stored = format.zeros(out_features, in_features, self._scale_type(dtype), per_channel, device)
+        for name, buffer in zip(_Inference._KEPT, stored, strict=True):
+            self.register_buffer(name, buffer)
+
+    @classmethod
+    def _quantized(cls, linear, words, weight=None, bias=None, **how):
+        """A layer made with `words`, whose weight, by default the linear layer's, is quantized as `how` says."""
+        new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype, **words)
+        with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode cannot be loaded into
+            weight, bias = linear.weight if weight is None else weight, linear.bias if bias is None else bias
+            new.quantized_weight, new.weight_scale = new.format.quantize(weight, **how)
+            new.bias = None if bias is None else bias.detach().clone()
+        new._align()
+        return new.train(linear.training)
+
+    @property
+    def group(self):
+        """How many neighbours along IN share a scale; 0: a whole row; None: scales per channel, or one for all."""
+        return self.format.group
+
+    @property
+    def zero_point(self):
+        """Whether the weight has zero points."""
+        return self.format.zero_point
 
     @property
     def weight(self):
@@ -74,9 +103,18 @@ class _Inference(nn.Module):
 
     def _align(self):
         """Lays out the weight as the kernels like it, after something has made it anew."""
-        packed = self._buffers["packed_weight"]
+        packed, weight = self._buffers["packed_weight"], self._buffers["quantized_weight"]
         if packed is not None and not packed.is_meta and packed.data_ptr() % 64:
             self._buffers["packed_weight"] = packed.clone()
+        if weight is not None and weight.dtype is torch.int8 and weight.stride(0) % 16 and not weight.is_meta:
+            pitch = (self.in_features + 15) // 16 * 16
+            padded = weight.new_empty_strided((self.out_features, self.in_features), (pitch, 1))
+            self._buffers["quantized_weight"] = padded.copy_(weight)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (name := prefix + "quantized_weight") in destination:
+            destination[name] = destination[name].contiguous()  # without the padding of _align()
 
     def pack_(self):
         """Puts the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
@@ -95,18 +133,27 @@ class _Inference(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             names = ("x", "y", "activation", "weight", "group", "weight_zero_point", "static_scale")
             fields = {name: fields[name] for name in names if name in fields}
-            packed = _fallback.pack(weight, scale, zero_point, self.in_features, **fields)
+            packed = _plans.pack(weight, scale, zero_point, self.in_features, **fields)
             self._buffers["packed_weight"] = packed.to(device)
-        for name in ("quantized_weight", "weight_scale", "weight_zero_point"):
-            if name in self._buffers:
-                self._buffers[name] = None
+        for name in _Inference._KEPT:
+            self._buffers[name] = None
         return self
 
     def plain_weight(self):
         """quantized_weight, weight_scale and weight_zero_point (or None), of a packed layer too."""
         if self._buffers["packed_weight"] is None:
-            return self.quantized_weight, self.weight_scale, self._buffers.get("weight_zero_point")
-        return self._unpacked(self._buffers["packed_weight"])
+            return self.quantized_weight, self.weight_scale, self.weight_zero_point
+        return self.format.unpack(self._buffers["packed_weight"], self.out_features, self.in_features)
+
+    def _dequantized(self):
+        """The weight in the type of its scales."""
+        return self.format.dequantize(*self.plain_weight(), self.in_features)
+
+    def _packed_choices(self, multiplier=None, static_scale=0.0):
+        """What linear_packed takes beside the tensors."""
+        fields = self.format.fields()
+        format = fields["weight"], fields["group"], self.format.zero_point
+        return self.out_features, self._ACTIVATION, *format, multiplier, static_scale
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         held, name = self._buffers["quantized_weight"], prefix + "quantized_weight"
@@ -134,9 +181,14 @@ class _Inference(nn.Module):
         return new.train(self.training)
 
     def _fields(self, rows):
-        x = _fallback._DTYPES[self.weight_dtype]
+        x = _plans.DTYPES[self.weight_dtype]
         fields = {"m": rows, "n": self.out_features, "k": self.in_features, "x": x, "y": x}
-        return fields | {"bias": int(self.bias is not None), "packed_weight": int(self.packed_weight is not None)}
+        fields |= {"bias": int(self.bias is not None), "packed_weight": int(self.packed_weight is not None)}
+        fields |= self.format.fields() | {"activation": self._ACTIVATION}
+        scale = self._buffers["weight_scale"]
+        if scale is not None and scale.dim() == scale.numel() == 1:
+            fields["weight"] = _c.S8_PER_TENSOR  # packed, it is as per channel
+        return fields
 
     def explain(self, rows):
         """Which kernels serve `rows` rows of x in weight_dtype, and why."""
@@ -144,7 +196,9 @@ class _Inference(nn.Module):
 
     def extra_repr(self):
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        text += self._format()
+        text += "" if self.group is None else f", group={self.group}"
+        text += ", zero_point" if self.zero_point else ""
+        text += ", input_multiplier" if self._buffers.get("input_multiplier") is not None else ""
         text += ", packed" if self.packed_weight is not None else ""
         return text + kernels(self._device(), ("1 row", self._fields(1)), ("4096 rows", self._fields(4096)))
 
@@ -152,86 +206,44 @@ class _Inference(nn.Module):
         packed = self._buffers["packed_weight"]
         return (self._buffers["quantized_weight"] if packed is None else packed).device
 
-    def _format(self):
-        return ""
 
-
-class _Int8(_Inference):
-    """Layers with an int8 weight, whose rows begin where kernels like them."""
-
-    def _align(self):
-        super()._align()
-        weight = self._buffers["quantized_weight"]
-        pitch = (self.in_features + 15) // 16 * 16
-        if weight is not None and weight.stride(0) % 16 and not weight.is_meta:
-            padded = weight.new_empty_strided((self.out_features, self.in_features), (pitch, 1))
-            self._buffers["quantized_weight"] = padded.copy_(weight)
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if (name := prefix + "quantized_weight") in destination:
-            destination[name] = destination[name].contiguous()  # without the padding of _align()
-
-    def _weight_format(self):
-        if self.packed_weight is None and self.weight_scale.numel() == 1:
-            return _c.S8_PER_TENSOR
-        return _c.S8_PER_CHANNEL  # packed, both are the same
-
-    def _unpacked(self, packed):
-        return *quantizer.unpack_panels(packed, self.out_features, self.in_features), None
-
-    def _dequantized(self):
-        """The weight in the type of its scales."""
-        weight, scale, _ = self.plain_weight()
-        return weight.to(scale.dtype) * scale.unsqueeze(-1)
-
-
-class W8A8Linear(_Int8):
+class W8A8Linear(_Inference):
     """Inference with 8-bit weights and activations: y = dequantize(quantize(x)) @ dequantize(weight)^T + bias.
 
-    Buffers: quantized_weight int8 (OUT, IN), weight_scale float32 (OUT), or (1) unless per_channel, bias (OUT) or None.
-    x (..., IN) of any float type is quantized per token in every call. to(dtype) and half() convert the bias alone: the
-    layer answers in x's type, under autocast in autocast's. x may ask for a gradient (16-bit), which the frozen layer
-    passes on to what is before it. PEFT refuses to wrap this layer: train adapters over octile.Linear, merge them, and
-    convert the result.
+    Buffers: quantized_weight int8 (OUT, IN), weight_scale float32 (OUT), or (1) unless per_channel, or (OUT, IN / group)
+    with a group (32, 64 or 128, a divisor of IN; 0: a whole row), bias (OUT) or None. x (..., IN) of any float type is
+    quantized per token in every call. to(dtype) and half() convert the bias alone: the layer answers in x's type, under
+    autocast in autocast's. Without a group x may ask for a gradient (16-bit), which the frozen layer passes on to what
+    is before it. PEFT refuses to wrap this layer: train adapters over octile.Linear, merge them, and convert the result.
+
+    Raises ValueError for an unknown group and one that does not divide IN.
     """
 
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True):
-        super().__init__(in_features, out_features, bias, device, dtype)
-        weight = torch.zeros(out_features, in_features, device=device, dtype=torch.int8)
-        scale = torch.ones(out_features if per_channel else 1, device=device, dtype=self._scale_type(dtype))
-        self.register_buffer("quantized_weight", weight)
-        self.register_buffer("weight_scale", scale)
+    _ACTIVATION = _c.DYNAMIC_PER_TOKEN
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True, group=None):
+        format = WeightFormat(group=group)
+        super().__init__(in_features, out_features, bias, device, dtype, format, per_channel)
         self._align()
 
     @classmethod
-    def from_linear(cls, linear, *, per_channel=True):
+    def from_linear(cls, linear, *, per_channel=True, group=None):
         """Quantizes the weight of a torch.nn.Linear; the bias is copied."""
-        o = functional.options("out_in", per_channel, "per_token", "16bit", "nearest")
-        new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype)
-        with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode cannot be loaded into
-            new.quantized_weight, _, new.weight_scale = functional.quantize_weight(linear.weight, o, False)
-            quantizer.warn_of_vanished(linear.weight, new.quantized_weight)
-            new.bias = None if linear.bias is None else linear.bias.detach().clone()
-        return new.train(linear.training)
+        return cls._quantized(linear, {"group": group}, per_channel=per_channel)
 
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT)."""
         buffers = self._buffers
         if (packed := buffers["packed_weight"]) is not None:
-            choices = self.out_features, _c.DYNAMIC_PER_TOKEN, _c.S8_PER_CHANNEL, 0, False, None, 0.0
-            return functional.run_packed(x, packed, buffers["bias"], self.in_features, *choices)
+            return functional.run_packed(x, packed, buffers["bias"], self.in_features, *self._packed_choices())
         try:
             return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], buffers["bias"])
         except (RuntimeError, IndexError):
             functional.check_input(x, self.in_features)
             raise
 
-    def _fields(self, rows):
-        return super()._fields(rows) | {"activation": _c.DYNAMIC_PER_TOKEN, "weight": self._weight_format()}
 
-
-class W8A8StaticLinear(_Int8):
+class W8A8StaticLinear(_Inference):
     """Inference with 8-bit weights and activations, and one scale for x that is known beforehand.
 
     Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (1) unless per_channel; input_scale float32
@@ -244,17 +256,14 @@ class W8A8StaticLinear(_Int8):
     loaded or called in eager code.
     """
 
-    _KEPT = ("quantized_weight", "weight_scale", "input_scale", "input_multiplier")
+    _ACTIVATION = _c.STATIC_PER_TENSOR
+    _KEPT = (*_Inference._KEPT, "input_scale", "input_multiplier")
 
     def __init__(
         self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True, multiplier=False
     ):
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__(in_features, out_features, bias, device, dtype, WeightFormat(), per_channel)
         of_scales = {"device": device, "dtype": self._scale_type(dtype)}
-        self.register_buffer(
-            "quantized_weight", torch.zeros(out_features, in_features, device=device, dtype=torch.int8)
-        )
-        self.register_buffer("weight_scale", torch.ones(out_features if per_channel else 1, **of_scales))
         self.register_buffer("input_scale", torch.ones(1, **of_scales))
         self.register_buffer("input_multiplier", torch.ones(in_features, **of_scales) if multiplier else None)
         self._align()
@@ -266,20 +275,13 @@ class W8A8StaticLinear(_Int8):
         input_scale: a number, or a tensor of one. input_multiplier (IN): then `weight`, the layer's by default, has to
         be the layer's divided by it, column by column. bias: another than the layer's.
         """
-        o = functional.options("out_in", per_channel, "per_token", "16bit", "nearest")
-        new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype)
+        new = cls._quantized(linear, {}, weight, bias, per_channel=per_channel)
         with torch.inference_mode(False), torch.no_grad():
-            w = linear.weight if weight is None else weight
-            new.quantized_weight, _, new.weight_scale = functional.quantize_weight(w, o, False)
-            quantizer.warn_of_vanished(w, new.quantized_weight)
-            scale = torch.as_tensor(input_scale).reshape(1)
-            new.input_scale = scale.to(new.weight_scale.device, new.weight_scale.dtype, copy=True)
-            if input_multiplier is not None:
-                new.input_multiplier = input_multiplier.to(new.weight_scale.device, new.weight_scale.dtype, copy=True)
-            bias = linear.bias if bias is None else bias
-            new.bias = None if bias is None else bias.detach().clone()
+            like = {"device": new.weight_scale.device, "dtype": new.weight_scale.dtype, "copy": True}
+            new.input_scale = torch.as_tensor(input_scale).reshape(1).to(**like)
+            new.input_multiplier = None if input_multiplier is None else input_multiplier.to(**like)
         new._align()
-        return new.train(linear.training)
+        return new
 
     def _dequantized(self):
         weight = super()._dequantized()
@@ -290,8 +292,7 @@ class W8A8StaticLinear(_Int8):
         buffers, scale = self._buffers, self._static_scale()
         bias, multiplier = buffers["bias"], buffers["input_multiplier"]
         if (packed := buffers["packed_weight"]) is not None:
-            choices = self.out_features, _c.STATIC_PER_TENSOR, _c.S8_PER_CHANNEL, 0, False, multiplier, scale
-            return functional.run_packed(x, packed, bias, self.in_features, *choices)
+            return functional.run_packed(x, packed, bias, self.in_features, *self._packed_choices(multiplier, scale))
         weight, weight_scale = buffers["quantized_weight"], buffers["weight_scale"]
         return functional.run_static(x, weight, weight_scale, bias, multiplier, scale, self.in_features)
 
@@ -317,35 +318,52 @@ class W8A8StaticLinear(_Int8):
         self._static_scale()
 
     def _fields(self, rows):
-        fields = super()._fields(rows) | {"activation": _c.STATIC_PER_TENSOR, "static_scale": self._static_scale()}
-        return fields | {"weight": self._weight_format(), "x_multiplier": int(self.input_multiplier is not None)}
-
-    def _format(self):
-        return "" if self.input_multiplier is None else ", input_multiplier"
+        fields = super()._fields(rows) | {"static_scale": self._static_scale()}
+        return fields | {"x_multiplier": int(self.input_multiplier is not None)}
 
 
-class W4A16Linear(_Inference):
+class _WeightOnly(_Inference):
+    """Layers that do not quantize x."""
+
+    def forward(self, x):
+        """x (..., IN) float; returns (..., OUT)."""
+        buffers, bias = self._buffers, self._buffers["bias"]
+        if (packed := buffers["packed_weight"]) is not None:
+            return functional.run_packed(x, packed, bias, self.in_features, *self._packed_choices())
+        stored = (buffers[name] for name in _Inference._KEPT)
+        return functional.run_weight_only(x, *stored, bias, self.in_features)
+
+
+class W8A16Linear(_WeightOnly):
+    """Inference with 8-bit weights; x is not quantized.
+
+    Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (OUT, IN / group) with a group: 32, 64 or
+    128, a divisor of IN, or 0 for a whole row; bias (OUT) or None. x (..., IN) of any float type; y is in x's type, under
+    autocast in autocast's. No gradients. Raises ValueError for an unknown group and one that does not divide IN.
+    """
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, group=None):
+        super().__init__(in_features, out_features, bias, device, dtype, WeightFormat(group=group))
+        self._align()
+
+    @classmethod
+    def from_linear(cls, linear, *, group=None, method="nearest", second_moments=None):
+        """Quantizes the weight of a torch.nn.Linear; the bias is copied. The arguments are those of W4A16Linear."""
+        return cls._quantized(linear, {"group": group}, method=method, second_moments=second_moments)
+
+
+class W4A16Linear(_WeightOnly):
     """Inference with 4-bit weights, one scale per group of `group` neighbours along IN; x is not quantized.
 
     Buffers: quantized_weight uint8 (OUT, ceil(IN / 2)), two values -8..7 a byte, the even element in the low nibble;
-    weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (others are an error
-    on a CPU, and on a GPU lead to undefined results, but to no wrong access to memory); bias (OUT) or None. group: 32,
-    64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. No
-    gradients.
+    weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (others are an
+    error on a CPU, and on a GPU lead to undefined results, but to no wrong access to memory); bias (OUT) or None. group:
+    32, 64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. No gradients.
+    Raises ValueError for an unknown group and one that does not divide IN.
     """
 
-    _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")
-
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, group=128, zero_point=False):
-        super().__init__(in_features, out_features, bias, device, dtype)
-        check_group(group, in_features)
-        self.group, self.zero_point = group, zero_point
-        shape = (out_features, in_features // group if group else 1)
-        weight = torch.zeros(out_features, (in_features + 1) // 2, device=device, dtype=torch.uint8)
-        self.register_buffer("quantized_weight", weight)
-        self.register_buffer("weight_scale", torch.ones(shape, device=device, dtype=self._scale_type(dtype)))
-        points = torch.zeros(shape, device=device, dtype=torch.int32) if zero_point else None
-        self.register_buffer("weight_zero_point", points)
+        super().__init__(in_features, out_features, bias, device, dtype, WeightFormat(4, group, zero_point))
 
     @classmethod
     def from_linear(cls, linear, *, group=128, method="nearest", second_moments=None):
@@ -353,46 +371,13 @@ class W4A16Linear(_Inference):
 
         method: "nearest", "clip" or "feedback"; second_moments (IN, IN) of the layer's inputs, which "feedback" needs.
         """
-        new = cls(linear.in_features, linear.out_features, False, device="meta", dtype=linear.weight.dtype, group=group)
-        with torch.inference_mode(False), torch.no_grad():
-            new.quantized_weight, new.weight_scale = quantizer.quantize_groups(
-                linear.weight, group, method, second_moments
-            )
-            quantizer.warn_of_vanished(linear.weight, quantizer.unpack(new.quantized_weight, linear.in_features), group)
-            new.bias = None if linear.bias is None else linear.bias.detach().clone()
-        return new.train(linear.training)
-
-    def _dequantized(self):
-        weight, scale, zero_point = self.plain_weight()
-        values, group = quantizer.unpack(weight, self.in_features).to(scale.dtype), self.group or self.in_features
-        if zero_point is not None:
-            values = values - zero_point.repeat_interleave(group, dim=1)
-        return values * scale.repeat_interleave(group, dim=1)
-
-    def forward(self, x):
-        """x (..., IN) float; returns (..., OUT)."""
-        buffers = self._buffers
-        if (packed := buffers["packed_weight"]) is not None:
-            choices = self.out_features, _c.NONE, _c.S4_GROUP, self.group, self.zero_point, None, 0.0
-            return functional.run_packed(x, packed, buffers["bias"], self.in_features, *choices)
-        scale, zero_point = buffers["weight_scale"], buffers["weight_zero_point"]
-        return functional.run_s4(x, buffers["quantized_weight"], scale, zero_point, buffers["bias"], self.in_features)
-
-    def _fields(self, rows):
-        fields = super()._fields(rows) | {"activation": _c.NONE, "weight": _c.S4_GROUP, "group": self.group}
-        return fields | {"weight_zero_point": int(self.zero_point)}
-
-    def _unpacked(self, packed):
-        return quantizer.unpack_groups(packed, self.out_features, self.in_features, self.group, self.zero_point)
-
-    def _format(self):
-        return f", group={self.group}" + (", zero_point" if self.zero_point else "")
+        return cls._quantized(linear, {"group": group}, method=method, second_moments=second_moments)
 
 
 def pack_(model):
     """Packs the weights of all layers for inference in `model`, in place; returns the names of those that were.
 
-    For serving few rows at a time: W4A16Linear gains most. Layers stay as they are on a device whose kernels read no
+    For serving few rows at a time; W4A16Linear gains the most. Layers stay as they are on a device whose kernels read no
     packed weight.
     """
     packed = []
@@ -406,10 +391,3 @@ def pack_(model):
                 continue
             packed.append(name)
     return packed
-
-
-def check_group(group, in_features):
-    if group not in (0, 32, 64, 128):
-        raise ValueError(f"octile: group is {group}; 32, 64, 128, and 0 for a whole row, are known")
-    if group and in_features % group:
-        raise ValueError(f"octile: group is {group}, which does not divide in_features, {in_features}")

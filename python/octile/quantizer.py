@@ -1,22 +1,25 @@
-"""Weights to 4 bits: by rounding each to the nearest level, or better."""
+"""Weights to 8 and 4 bits: each value to the nearest level, or better; and the layouts of levels in memory and files."""
 
 import warnings
 
 import torch
 from torch import nn
 
-from . import _c, _fallback
+from . import _c, _ops, _plans  # noqa: F401  (_ops registers torch.ops.octile)
 
 METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.ERROR_FEEDBACK}
 
 
-def quantize_groups(w, group, method="nearest", second_moments=None):
-    """4-bit w (N, K): bytes (N, ceil(K / 2)), the even element in the low nibble, and scales (N, K / group).
+def nearest_s8(w, group, per_channel):
+    """w (N, K) as int8 (N, K), and scales: (N), (1) unless per_channel, (N, K / group) for a group."""
+    rows = w.reshape(-1, group) if group else w
+    granularity = _c.PER_ROW if per_channel else _c.PER_TENSOR
+    q, _, scale = torch.ops.octile.quantize(rows, granularity, _c.ROW_MAJOR)
+    return (q.reshape(w.shape) if group else q), (scale if group is None else scale.reshape(len(w), -1))
 
-    The methods are those of include/octile/weight_quantizer.h; "clip" and "feedback" run on the CPU. second_moments (K, K): of the inputs; "feedback" needs it, "clip" weighs errors with it.
-    """
-    if method != "nearest":
-        return _by_the_library(w, group, method, second_moments)
+
+def nearest_s4(w, group):
+    """w (N, K) as bytes (N, ceil(K / 2)), the even element in the low nibble, and scales (N, K / group)."""
     n, k = w.shape
     values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, -1, group or max(k, 1))
     scale = _nearest_scale(values)
@@ -26,7 +29,7 @@ def quantize_groups(w, group, method="nearest", second_moments=None):
 
 
 def _nearest_scale(values):
-    """Of each group (..., K), the scale of the least squared error among those that weight_quantizer.h names."""
+    """Of each group (..., K), the scale of the minimum squared error among those of weight_quantizer.h."""
     low, high = (values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0))
     largest = torch.maximum(-low, high)
 
@@ -34,12 +37,12 @@ def _nearest_scale(values):
         return t / torch.full_like(t, number)  # a GPU multiplies by 1 / number for a number's sake
 
     scale = over(largest, 7).clamp(min=1e-8)
-    least = _squared_error(values, scale)
+    min_error = _squared_error(values, scale)
     for candidate in (torch.maximum(over(-low, 8), over(high, 7)), over(largest, 7.5), over(largest, 8)):
         candidate = candidate.clamp(min=1e-8)
         error = _squared_error(values, candidate)
-        better = error < least
-        scale, least = torch.where(better, candidate, scale), torch.where(better, error, least)
+        better = error < min_error
+        scale, min_error = torch.where(better, candidate, scale), torch.where(better, error, min_error)
     return scale
 
 
@@ -56,23 +59,25 @@ def _squared_error(values, scale):
     return sums
 
 
-def _by_the_library(w, group, method, second_moments):
-    (n, k), host = w.shape, w.detach().cpu()
-    weight = host.contiguous()
-    q = torch.zeros(n, (k + 1) // 2, dtype=torch.uint8)
-    scale = torch.empty(n, k // group if group else 1)
-    description = {"n": n, "k": k, "group": group, "w": _fallback._DTYPES[w.dtype], "weight": _c.S4_GROUP}
-    description |= {"method": METHODS[method], "threads": torch.get_num_threads()}
-    moments = None if second_moments is None else second_moments.detach().cpu().contiguous()
-    _fallback.library().quantize_weight(
+def by_the_library(w, format, method, second_moments):
+    """w (N, K) as `format` has it, and its scales, by a method of octile/weight_quantizer.h, on the CPU.
+
+    method: "clip" or "feedback". second_moments (K, K): of the inputs; "feedback" needs it, "clip" weighs errors with it.
+    """
+    weight = w.detach().cpu().contiguous()
+    (n, k), moments = weight.shape, None if second_moments is None else second_moments.detach().cpu().contiguous()
+    q, scale, _ = format.zeros(n, k, torch.float32)
+    fields = format.fields()
+    description = {"n": n, "k": k, "group": fields["group"], "weight": fields["weight"]}
+    description |= {"w": _plans.DTYPES[w.dtype], "method": METHODS[method], "threads": torch.get_num_threads()}
+    _plans.library().quantize_weight(
         description,
-        weight=_fallback._view(weight),
-        second_moments=None if moments is None else _fallback._view(moments),
-        q=_fallback._view_of_nibbles(q, k),
-        scale=_fallback._view(scale),
+        weight=_plans.view(weight),
+        second_moments=None if moments is None else _plans.view(moments),
+        q=_plans.view_of_levels(q, k),
+        scale=_plans.view(scale),
     )
-    scale = scale.double() if w.dtype is torch.float64 else scale
-    return q.to(w.device), scale.to(w.device)
+    return q.to(w.device), scale.to(w.device, torch.float64 if w.dtype is torch.float64 else torch.float32)
 
 
 def warn_of_vanished(w, q, group=0):
@@ -85,8 +90,8 @@ def warn_of_vanished(w, q, group=0):
     if vanished:
         warnings.warn(
             f"octile: {vanished} of {zeros.numel()} {'groups' if group else 'rows'} of a weight {tuple(w.shape)} are all "
-            "zero now and were not: they are too small for the least scale, 1e-8",
-            stacklevel=4,
+            "zero now and were not: they are too small for the smallest scale, 1e-8",
+            stacklevel=5,
         )
 
 
@@ -102,23 +107,22 @@ def unpack(packed, k):
     return torch.where(values > 7, values - 16, values)
 
 
-# ---- As files have them: int32 words of eight values, each 8 more than it is, the first in the lowest bits ----
-
-_SHIFTS = torch.arange(0, 32, 4, dtype=torch.int32)
+# ---- As files have them: int32 words of levels, each stored plus half its range, the first in the lowest bits ----
 
 
-def unpack_words(words, k):
-    """int32 (R, ceil(k / 8)) -> int8 (R, k)."""
-    values = (words.unsqueeze(-1) >> _SHIFTS) & 15
-    return (values.flatten(1)[:, :k] - 8).to(torch.int8).contiguous()
+def unpack_words(words, k, bits=4):
+    """int32 (R, ceil(k * bits / 32)) -> int8 (R, k)."""
+    values = (words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)) & ((1 << bits) - 1)
+    return (values.flatten(1)[:, :k] - (1 << bits - 1)).to(torch.int8).contiguous()
 
 
-def pack_words(q):
-    """int8 (R, K) -> int32 (R, ceil(K / 8))."""
-    q = nn.functional.pad(q, (0, -q.shape[1] % 8)).to(torch.int32) + 8
-    words = torch.zeros(q.shape[0], q.shape[1] // 8, dtype=torch.int32)
-    for i in range(8):
-        words |= q[:, i::8] << (4 * i)
+def pack_words(q, bits=4):
+    """int8 (R, K) -> int32 (R, ceil(K * bits / 32))."""
+    count = 32 // bits
+    q = nn.functional.pad(q, (0, -q.shape[1] % count)).to(torch.int32) + (1 << bits - 1)
+    words = torch.zeros(q.shape[0], q.shape[1] // count, dtype=torch.int32)
+    for i in range(count):
+        words |= q[:, i::count] << (bits * i)
     return words
 
 

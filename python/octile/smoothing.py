@@ -9,38 +9,20 @@ multiplies by 1 / s.
 import collections
 import copy
 import dataclasses
+import functools
 import itertools
 
 import torch
 from torch import nn
 
-from . import _fallback
+from . import _plans, _reader
 from .linears import as_linear
 
-# By the class of a block: which layer's output goes into which linear layers and nowhere else, and may be divided per
-# channel. Of `v` to `out` too: attention mixes tokens, never channels of one head.
-_LLAMA = {
-    "input_layernorm": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "post_attention_layernorm": ["mlp.gate_proj", "mlp.up_proj"],
-    "mlp.up_proj": ["mlp.down_proj"],
-    "self_attn.v_proj": ["self_attn.o_proj"],
-}
-_BERT = {"attention.self.value": ["attention.output.dense"]}
-_OPT = {
-    "self_attn_layer_norm": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "self_attn.v_proj": ["self_attn.out_proj"],
-    "final_layer_norm": ["fc1"],
-}
-_BLOCKS = {
-    "LlamaDecoderLayer": _LLAMA,
-    "MistralDecoderLayer": _LLAMA,
-    "Qwen2DecoderLayer": _LLAMA,
-    "Qwen3DecoderLayer": _LLAMA,
-    "BertLayer": _BERT,
-    "RobertaLayer": _BERT,
-    "XLMRobertaLayer": _BERT,
-    "OPTDecoderLayer": _OPT,
-}
+
+@functools.cache
+def _folds():
+    """By the class of a block: which layer's output goes into which linear layers and nowhere else, and may be divided."""
+    return {block: each["folds"] for each in _reader.folds() for block in each["blocks"]}
 
 
 @dataclasses.dataclass
@@ -69,9 +51,9 @@ def known_folds(model):
     folds = {}
     for name, block in model.named_modules():
         prefix, found = f"{name}." if name else "", {}
-        for producer, consumers in _BLOCKS.get(type(block).__name__, {}).items():
-            if _fits(block, producer, consumers):
-                found[producer] = consumers
+        for fold in _folds().get(type(block).__name__, ()):
+            if _fits(block, fold):
+                found[fold["before"]] = fold["layers"]
         if type(block) is nn.Sequential:
             for (first, one), (second, other) in itertools.pairwise(block._modules.items()):
                 if type(one) in (nn.LayerNorm, nn.RMSNorm) and one.weight is not None and isinstance(other, nn.Linear):
@@ -82,12 +64,12 @@ def known_folds(model):
     return folds
 
 
-def _fits(block, producer, consumers):
+def _fits(block, fold):
     """With grouped queries v has fewer channels than o; before OPT's norms comes a residual in one of its sizes."""
-    if type(block).__name__ == "OPTDecoderLayer" and producer.endswith("norm") and not block.do_layer_norm_before:
+    if fold["needs_norm_before"] and not getattr(block, "do_layer_norm_before", True):
         return False
     try:
-        before, after = block.get_submodule(producer), [block.get_submodule(name) for name in consumers]
+        before, after = block.get_submodule(fold["before"]), [block.get_submodule(name) for name in fold["layers"]]
     except AttributeError:
         return False
     width = getattr(before, "weight", None)
@@ -153,12 +135,12 @@ def factors(channel_max, weights, alpha):
     """s and 1 / s (K), float32, on the CPU, for all layers that read an input together. weights: (N, K) each."""
     largest = torch.stack([w.abs().amax(0).float().cpu() for w in weights]).amax(0)
     s, multiplier = torch.empty_like(largest), torch.empty_like(largest)
-    _fallback.library().smoothing_factors(
+    _plans.library().smoothing_factors(
         alpha=alpha,
-        input_channel_max=_fallback._view(channel_max),
-        weight_channel_max=_fallback._view(largest),
-        factors=_fallback._view(s),
-        multiplier=_fallback._view(multiplier),
+        input_channel_max=_plans.view(channel_max),
+        weight_channel_max=_plans.view(largest),
+        factors=_plans.view(s),
+        multiplier=_plans.view(multiplier),
     )
     return s, multiplier
 
@@ -177,8 +159,8 @@ def _check_held(values, dtype):
 
 
 def best_alpha(statistics, channel_max, weights):
-    """The alpha of the least error of the layers' output on unseen rows, estimated by sample rows or second moments and
-    by what unseen rows exceed the maxima by. None: no smoothing is as good."""
+    """The alpha with the smallest error of the layers' output on unseen rows, estimated from sample rows or second
+    moments and from how far unseen rows exceed the maxima. None: not smoothing is as good."""
     w = torch.cat([w.float().cpu() for w in weights])
     description = {"n": w.shape[0], "k": w.shape[1], "threads": torch.get_num_threads()}
     description["calibration_rows"] = statistics.rows
@@ -188,8 +170,8 @@ def best_alpha(statistics, channel_max, weights):
         tensors["x"] = statistics.samples.float().cpu()
     else:
         tensors["second_moments"], rows = statistics.second_moments.cpu(), {"rows": statistics.rows}
-    fields = {name: None if t is None else _fallback._view(t) for name, t in tensors.items()}
-    found = _fallback.library().search_smoothing(description, **fields, **rows)
+    fields = {name: None if t is None else _plans.view(t) for name, t in tensors.items()}
+    found = _plans.library().search_smoothing(description, **fields, **rows)
     return found.alpha if found.smooth else None
 
 

@@ -1,7 +1,7 @@
 """Layers that train.
 
 Linear            a torch.nn.Linear that multiplies in int8; same parameters, same state_dict
-QuantizedLinear   the homework's layer: weight (IN, OUT), in float16 unless told otherwise
+QuantizedLinear   the layer of the reference interface: weight (IN, OUT), float16 by default
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from . import _c, _fallback, functional
+from . import _c, _plans, functional
 from .kernels import kernels, plan_text
 from .static_weights import BUFFERS
 
@@ -119,7 +119,7 @@ class _Trainable(nn.Module):
         return state
 
     def _fields(self, rows):
-        x = _fallback._DTYPES[self.weight.dtype]
+        x = _plans.DTYPES[self.weight.dtype]
         o = self._options
         format = _c.S8_PER_CHANNEL if o.per_channel else _c.S8_PER_TENSOR
         fields = {"m": rows, "n": self.out_features, "k": self.in_features, "activation": o.activation}
@@ -145,7 +145,7 @@ class _Trainable(nn.Module):
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         text += f", per_channel={self.per_channel}, activation={self.activation}, backward={self.backward}"
         text += ", rounding=stochastic" if self.rounding == "stochastic" else ""
-        if self.weight.dtype not in _fallback._DTYPES:
+        if self.weight.dtype not in _plans.DTYPES:
             return text
         rows = (("1 row", self._fields(1)), ("4096 rows", self._fields(4096)))
         return text + kernels(self.weight.device, *rows)
@@ -166,8 +166,8 @@ class Linear(_Trainable, nn.Linear):
 
     backward: "16bit" multiplies dY with the dequantized operands, "int8" quantizes dY as well; a pair chooses for
     (dX, dW). docs/backward-errors.md says which when. activation: one scale "per_token" or "per_tensor" of x.
-    rounding: of dY in the int8 products, "nearest" or "stochastic": with other random numbers in every call, in a
-    compiled graph with the same in all its runs.
+    rounding: of dY in the int8 products, "nearest" or "stochastic": with new random numbers on every call, but a
+    compiled graph repeats the same ones in all of its runs.
 
     Differentiable once; no forward mode, no torch.func transforms. Raises ValueError for an unknown choice; a call
     raises RuntimeError for shapes and types that do not fit.
@@ -209,10 +209,10 @@ class Linear(_Trainable, nn.Linear):
 
 
 class QuantizedLinear(_Trainable):
-    """The homework's layer, y = x @ weight + bias with int8 products: weight (IN, OUT), bias (OUT).
+    """The layer of the reference interface, y = x @ weight + bias with int8 products: weight (IN, OUT), bias (OUT).
 
     On a GPU where there is one and nothing else was asked for, in float16 (dtype: float16, bfloat16 or float32).
-    Initialised as the homework says; kaiming_uniform_ takes the second size, OUT, for the fan-in.
+    Initialised as that interface defines: kaiming_uniform_ takes the second size, OUT, for the fan-in.
     The other arguments are those of Linear; activation is "per_tensor" here.
     """
 
@@ -274,7 +274,7 @@ class QuantizedLinear(_Trainable):
 def clear_weight_cache(model):
     """Quantizes again the weights that cache_weights_() keeps in `model`, at once; nothing else is kept.
 
-    The same as refresh() of what cache_weights_() returned, for who has only the model.
+    The same as refresh() on the object that cache_weights_() returned, for callers that only have the model.
     """
     for module in model.modules():
         if isinstance(module, _Trainable) and module._weight_cache is not None:

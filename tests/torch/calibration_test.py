@@ -8,7 +8,7 @@ import sys
 import octile
 import pytest
 import torch
-from octile import Calibration, _fallback, calibrate
+from octile import Calibration, _plans, calibrate
 from octile.calibration import InputStatistics, replacing, save_safetensors
 from torch import nn
 
@@ -47,12 +47,12 @@ def test_the_same_as_the_library(dtype, device, generator):
     calibration = watched(model, batches, second_moments=True, samples=4)
     assert list(calibration) == ["first", "by_name", "idle"] and calibration["first"].rows == 22
     rows = torch.cat([x.reshape(-1, 16) for x in seen])
-    theirs = _fallback.library().calibrator(16, second_moments=True)
+    theirs = _plans.library().calibrator(16, second_moments=True)
     host = rows.cpu().contiguous()
-    theirs.observe(_fallback._view(host))
+    theirs.observe(_plans.view(host))
     channel_max, moments = torch.empty(16), torch.empty(16, 16, dtype=torch.float64)
-    theirs.channel_max(_fallback._view(channel_max))
-    theirs.second_moments(_fallback._view(moments))
+    theirs.channel_max(_plans.view(channel_max))
+    theirs.second_moments(_plans.view(moments))
     ours = calibration["by_name"]
     assert ours.rows == theirs.rows == 11 and ours.max.item() == theirs.max
     assert ours.channel_max.device == rows.device and torch.equal(ours.channel_max.cpu(), channel_max)
@@ -244,14 +244,14 @@ def test_no_safetensors_file(tmp_path):
 
 def test_excess_is_that_of_the_library(generator):
     """Rows of two dimensions, in blocks of 128: however they come."""
-    from octile import _fallback
+    from octile import _plans
 
     x = torch.randn(640, 16, generator=generator)
     layer = nn.Sequential(nn.Linear(16, 4))
     theirs = torch.empty(2)
-    calibrator = _fallback.library().calibrator(16)
-    calibrator.observe(_fallback._view(x))
-    calibrator.excess(_fallback._view(theirs))
+    calibrator = _plans.library().calibrator(16)
+    calibrator.observe(_plans.view(x))
+    calibrator.excess(_plans.view(theirs))
     for size in (128, 256, 640):
         ours = watched(layer, x.split(size))["0"]
         assert torch.allclose(ours.excess, theirs, rtol=1e-5) and ours.rows == 640

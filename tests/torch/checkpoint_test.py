@@ -9,7 +9,7 @@ import octile
 import pytest
 import safetensors.torch
 import torch
-from octile import W4A16, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_, save_checkpoint
+from octile import W4A16, W8A16, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_, save_checkpoint
 from torch import nn
 
 
@@ -31,6 +31,7 @@ class Model(nn.Module):
         return self.lm_head(self.block(self.embed(tokens)))
 
 
+EIGHT = ["grouped", "eight", "eight_grouped"]  # of 8 bits: in groups, and with float activations
 TOKENS = torch.arange(30).reshape(3, 10)
 
 
@@ -46,6 +47,9 @@ def converted(kind):
         "four": W4A16(32),
         "feedback": W4A16(32, "feedback", calibration),
         "row": W4A16(0),
+        "grouped": W8A8Dynamic(group=32),
+        "eight": W8A16(),
+        "eight_grouped": W8A16(32),
     }[kind]
     assert quantize_(model, config).converted == ["block.0", "block.2"]
     return model
@@ -53,7 +57,7 @@ def converted(kind):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("target", ["cpu", "meta"])
-@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "smoothed", "four", "feedback", "row"])
+@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "smoothed", "four", "feedback", "row", *EIGHT])
 def test_there_and_back(kind, target, packed, tmp_path):
     model = converted(kind)
     with torch.no_grad():
@@ -100,6 +104,16 @@ def test_the_layouts(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     weights = config["config_groups"]["group_0"]["weights"]
     assert (config["format"], weights["num_bits"], weights["group_size"]) == ("pack-quantized", 4, 32)
+
+
+def test_int_quantized_with_float_activations(tmp_path):
+    """What has no input_activations multiplies floats, whichever layout the levels are in."""
+    model = converted("dynamic")
+    save_checkpoint(model, tmp_path)
+    change(tmp_path, lambda c: group(c).update(input_activations=None))
+    other = load_checkpoint_(Model(), tmp_path)
+    assert type(other.block[0]) is octile.W8A16Linear
+    assert torch.equal(other.block[0].to_linear().weight, model.block[0].to_linear().weight)
 
 
 def test_others_refuse_what_they_would_misread(tmp_path):
@@ -402,7 +416,7 @@ def test_what_is_refused(kind, config, tensors, says, tmp_path):
     ("kind", "config", "tensors", "says"),
     [
         ("dynamic", weights(symmetric=False), put(block__0__weight_zero_point=torch.ones(96, 1), block__2__weight_zero_point=torch.ones(64, 1)), "8-bit weights with zero points"),
-        ("dynamic", lambda c: group(c).update(input_activations=None), None, "8-bit weights with float activations"),
+        ("dynamic", weights(strategy="group", group_size=16), put(block__0__weight_scale=torch.ones(96, 4), block__2__weight_scale=torch.ones(64, 6)), "8-bit weights in groups of 16"),
         ("dynamic", inputs(num_bits=4), None, "activations of 4 bits"),
         ("dynamic", inputs(symmetric=False), None, "with a zero point"),
         ("dynamic", inputs(strategy="tensor"), None, "dynamic per tensor; dyn"),
@@ -624,7 +638,7 @@ def test_what_cannot_be_saved(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "four", "row"])
+@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "four", "row", *EIGHT])
 def test_compressed_tensors_reads_them(kind, tmp_path):
     """The package's own decompression gives the values that our layers have."""
     pytest.importorskip("compressed_tensors")

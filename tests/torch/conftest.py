@@ -21,9 +21,9 @@ def generator():
     return torch.Generator().manual_seed(20)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread():
-    """For models so small that two threads would mostly wait for each other: on a busy machine 69 s become 14."""
+    """For a module of models so small that two threads mostly wait for each other: on a busy machine 69 s become 14."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

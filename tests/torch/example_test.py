@@ -26,6 +26,8 @@ import predict
 import train_gpt
 from gpt import data, model, profiling, report, training
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as in the workers
+
 MODES = list(training.MODES)[:4]  # the default
 SMALL = [
     "--width",
@@ -41,14 +43,6 @@ SMALL = [
     "--validation-windows",
     "8",
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    many = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers: the models are tiny
-    yield
-    torch.set_num_threads(many)
 
 
 @pytest.fixture(scope="module")

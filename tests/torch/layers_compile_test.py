@@ -9,16 +9,10 @@ from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BRAIN, FULL = torch.bfloat16, torch.float32
 BACKWARDS = ["16bit", "int8", ("int8", "16bit")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    many = torch.get_num_threads()
-    torch.set_num_threads(1)  # the layers are tiny
-    yield
-    torch.set_num_threads(many)
 
 
 @pytest.fixture(autouse=True)

@@ -621,13 +621,16 @@ def test_from_and_to_linear(device, generator):
 def test_four_bits(group, device, generator):
     """Bytes and scales against the library's quantizer of weights, and y against the dequantized weight."""
     from octile import quantizer
+    from octile.weight_format import WeightFormat
 
     plain = nn.Linear(128, 12, device=device)
     with torch.no_grad():
         plain.weight[0] = 0
         plain.weight[1, 5] = float("nan")
     layer = W4A16Linear.from_linear(plain, group=group)
-    packed, scale = quantizer._by_the_library(plain.weight.detach().cpu().nan_to_num(0), group, "nearest", None)
+    packed, scale = quantizer.by_the_library(
+        plain.weight.detach().cpu().nan_to_num(0), WeightFormat(4, group), "nearest", None
+    )
     packed[1, : (group or 128) // 2], scale[1, 0] = 0, torch.nan  # the group of the NaN
     assert torch.equal(layer.quantized_weight.cpu(), packed)
     assert torch.equal(layer.weight_scale.cpu().nan_to_num(-1), scale.nan_to_num(-1))

@@ -87,6 +87,18 @@ def linear(x, x_scale, weight, weight_scale, bias):
     return _FMA[one](sums, np.broadcast_to(product, (m, n)), np.broadcast_to(bias, (m, n))).astype(one).reshape(m, n)
 
 
+def linear_groups(x, x_scale, weight, weight_scale, bias):
+    """linear() with weight_scale (N, G): the groups' sums are added in ascending order."""
+    one, (m, k), (n, groups) = x_scale.dtype.type, x.shape, weight_scale.shape
+    t, length = np.zeros((m, n), one), k // groups
+    for g in range(groups):
+        part = slice(g * length, (g + 1) * length)
+        sums = accumulate(x[:, part], weight[:, part]).astype(one)
+        t = _FMA[one](sums, np.broadcast_to(weight_scale[:, g], (m, n)), t).astype(one)
+    x_scale = np.broadcast_to(x_scale.reshape(-1, 1), (m, n))
+    return t * x_scale if bias is None else _FMA[one](t, x_scale, np.broadcast_to(bias, (m, n))).astype(one)
+
+
 def backward_int8(dy, weight, weight_scale, x, x_scale, seed=None):
     """dX (M, K) and dW (N, K) of int8 products, from dy (M, N), weight (N, K), x (M, K). Before the last rounding.
 

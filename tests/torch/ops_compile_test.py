@@ -3,7 +3,7 @@
 import octile
 import pytest
 import torch
-from octile import _c, _fallback, _ops
+from octile import _c, _plans, _ops
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 ops = torch.ops.octile
@@ -26,7 +26,7 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
     zeros = torch.zeros(n, k // 64, dtype=torch.int32, device=device)
     multiplier = (torch.rand(k, generator=g) + 0.5).to(device)
     fields = {"x": _c.F32, "y": _c.F32, "activation": TOKEN, "weight": _c.S8_PER_CHANNEL}
-    packed = _fallback.pack(wq, w_scale, None, k, **fields).to(device)
+    packed = _plans.pack(wq, w_scale, None, k, **fields).to(device)
     back = (dy, wq, w_scale, xq, x_scale)
     turned = (dy, turned_wq, w_scale, turned_xq, x_scale)
     f32 = torch.float32

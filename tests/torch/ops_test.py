@@ -10,7 +10,7 @@ import numpy as np
 import op_reference as reference
 import pytest
 import torch
-from octile import _c, _fallback, _ops
+from octile import _c, _ops, _plans
 
 ops = torch.ops.octile
 
@@ -436,7 +436,7 @@ def test_errors(device):
         (r"linear: .*weight has 1 dimension", lambda: ops.linear(x, w[0], scale, None, TOKEN, OUT_IN)),
         (r"linear: .*weight_scale", lambda: ops.linear(x, w, scale[:5], None, TOKEN, OUT_IN)),
         (r"linear: .*weight_scale", lambda: ops.linear(x, w, scale.double(), None, TOKEN, OUT_IN)),
-        (r"linear: .*weight_scale", lambda: ops.linear(x, w, scale[:, None], None, TOKEN, OUT_IN)),
+        (r"linear: weight_scale has 3 dim", lambda: ops.linear(x, w, scale[:, None, None], None, TOKEN, OUT_IN)),
         (r"linear: .*weight is f32", lambda: ops.linear(x, w.float(), scale, None, TOKEN, OUT_IN)),
         (r"linear: .*bias", lambda: ops.linear(x, w, scale, bias[:5], TOKEN, OUT_IN)),
         (r"linear: .*bias", lambda: ops.linear(x, w, scale, bias.half(), TOKEN, OUT_IN)),

@@ -405,7 +405,16 @@ def test_filtered_layers_are_not_folded():
     assert model.value.input_multiplier is not None and torch.equal(model.norm.weight, norm)
 
 
-KNOWN = ["BertModel", "RobertaModel", "OPTModel", "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"]
+KNOWN = [
+    "BertModel",
+    "RobertaModel",
+    "ElectraModel",
+    "OPTModel",
+    "LlamaModel",
+    "MistralModel",
+    "Qwen2Model",
+    "Qwen3Model",
+]
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -425,7 +434,7 @@ def test_known_blocks(name):
             model(tokens)
         layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and calibration[n].rows}
         folds = smoothing.known_folds(model)
-        assert len(folds) == {"BertModel": 2, "RobertaModel": 2, "OPTModel": 6}.get(name, 8)
+        assert len(folds) == {"BertModel": 2, "RobertaModel": 2, "ElectraModel": 2, "OPTModel": 6}.get(name, 8)
         before = copy.deepcopy(model.state_dict())
         smoothed_in_place(model, layers, W8A8Static(calibration, smoothing=0.6))
         changed = [n for n, t in model.state_dict().items() if not torch.allclose(t, before[n], rtol=1e-3)]

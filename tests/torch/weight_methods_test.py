@@ -4,6 +4,7 @@ import octile
 import pytest
 import torch
 from octile import W4A16, calibrate, quantize_, quantizer
+from octile.weight_format import WeightFormat
 from torch import nn
 
 
@@ -67,7 +68,7 @@ def test_nearest_uses_all_levels_where_that_wins(draw, group):
     """Never behind a scale of the extremes over 7, nor behind the two rules of torchao for -8..7."""
     torch.manual_seed(3)
     w = DRAWS[draw]((48, 256))
-    q, scale = quantizer.quantize_groups(w, group)
+    q, scale = quantizer.nearest_s4(w, group)
     groups = w.reshape(48, -1, group or 256)
     levels = quantizer.unpack(q, 256).reshape(groups.shape)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
@@ -90,7 +91,10 @@ def test_nearest_has_the_bits_of_the_library(dtype, group):
         w = draw((33, 384) if group else (33, 131)).to(dtype)
         w[3] = 0
         w[4] *= 1e-9
-        ours, theirs = quantizer.quantize_groups(w, group), quantizer._by_the_library(w, group, "nearest", None)
+        ours, theirs = (
+            quantizer.nearest_s4(w, group),
+            quantizer.by_the_library(w, WeightFormat(4, group), "nearest", None),
+        )
         assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
 
 

@@ -1,0 +1,80 @@
+"""How a weight is stored: one value, which layers, configs and checkpoints share. WeightFormat of octile/types.h."""
+
+import dataclasses
+
+import torch
+
+from . import _c, quantizer
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightFormat:
+    """A weight (OUT, IN) of integers of `bits`, 8 or 4, and its float scales.
+
+    group: None: a scale per output channel, or one for the whole weight; else a scale per `group` neighbours along IN:
+    32, 64 or 128, a divisor of IN, or 0 for a whole row. 4 bits have groups always. zero_point: integers that are
+    subtracted from the levels, shaped as the scales; 4 bits alone.
+    """
+
+    bits: int = 8
+    group: int | None = None
+    zero_point: bool = False
+
+    def __post_init__(self):
+        if self.group not in (0, 32, 64, 128) and (self.group is not None or self.bits == 4):
+            nothing = "" if self.bits == 4 else ", and None for one per channel,"
+            raise ValueError(
+                f"octile: group is {self.group}; 32, 64, 128, and 0 for a whole row{nothing or ','} are known"
+            )
+
+    def check(self, in_features):
+        """Raises ValueError where the group does not divide in_features."""
+        if self.group and in_features % self.group:
+            raise ValueError(f"octile: group is {self.group}, which does not divide in_features, {in_features}")
+
+    def fields(self):
+        """Those of a plan's description."""
+        code = _c.S4_GROUP if self.bits == 4 else _c.S8_PER_CHANNEL if self.group is None else _c.S8_GROUP
+        return {"weight": code, "group": self.group or 0, "weight_zero_point": int(self.zero_point)}
+
+    def zeros(self, n, k, scale_dtype, per_channel=True, device=None):
+        """A weight of zeros: (weight, scale, zero_point or None). 4 bits: uint8 (N, ceil(K / 2)), else int8 (N, K)."""
+        if self.group is None:
+            shape = (n if per_channel else 1,)
+        else:
+            shape = (n, k // self.group if self.group else 1)
+        columns, dtype = ((k + 1) // 2, torch.uint8) if self.bits == 4 else (k, torch.int8)
+        weight = torch.zeros(n, columns, device=device, dtype=dtype)
+        points = torch.zeros(shape, device=device, dtype=torch.int32) if self.zero_point else None
+        return weight, torch.ones(shape, device=device, dtype=scale_dtype), points
+
+    def quantize(self, w, per_channel=True, method="nearest", second_moments=None):
+        """(weight, scale) of the float weight w (N, K). Warns of rows or groups that vanish."""
+        if method != "nearest":
+            weight, scale = quantizer.by_the_library(w, self, method, second_moments)
+        elif self.bits == 4:
+            weight, scale = quantizer.nearest_s4(w, self.group)
+        else:
+            weight, scale = quantizer.nearest_s8(w, self.group, per_channel)
+        quantizer.warn_of_vanished(w, self.levels(weight, w.shape[1]), self.group or 0)
+        return weight, scale
+
+    def levels(self, weight, k):
+        """The integers, int8 (N, K)."""
+        return quantizer.unpack(weight, k) if self.bits == 4 else weight
+
+    def dequantize(self, weight, scale, zero_point, k):
+        """(N, K) in the type of the scales."""
+        values = self.levels(weight, k).to(scale.dtype)
+        if self.group is None:
+            return values * scale.unsqueeze(-1)
+        length = self.group or k
+        if zero_point is not None:
+            values = values - zero_point.repeat_interleave(length, dim=1)
+        return values * scale.repeat_interleave(length, dim=1)
+
+    def unpack(self, packed, n, k):
+        """(weight, scale, zero_point or None) of packed bytes: docs/packed-weights.md."""
+        if self.group is None:
+            return *quantizer.unpack_panels(packed, n, k), None
+        return quantizer.unpack_groups(packed, n, k, self.group, self.zero_point)
