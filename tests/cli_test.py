@@ -28,10 +28,10 @@ def octile(*arguments, **options):
                           **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
 
 
-def rows(**wish):
+def rows(**values):
     """The kernel table, or the rows of it that have these values."""
     table = json.loads(octile("info", "--json").stdout)["kernels"]
-    return [row for row in table if all(row[key] == value for key, value in wish.items())]
+    return [row for row in table if all(row[key] == value for key, value in values.items())]
 
 
 class Case(unittest.TestCase):
