@@ -13,7 +13,7 @@ namespace octile::checkpoint {
 
 namespace {
 
-// A link to nothing is there: opening it says what is wrong.
+// True for a dangling link too: opening it then reports the error.
 bool is_there(const std::filesystem::path& path) {
   return std::filesystem::exists(std::filesystem::symlink_status(path));
 }
@@ -79,7 +79,7 @@ Checkpoint Checkpoint::of(SafetensorsFile file) {
   return checkpoint;
 }
 
-// The vector's elements move; what places_ points to, inside a SafetensorsFile's vector, does not.
+// shards_ may reallocate; the TensorInfos that places_ points to, inside each file's own vector, stay in place.
 void Checkpoint::add(std::string file_name, SafetensorsFile file) {
   shards_.push_back({std::move(file_name), std::move(file)});
   const Shard& shard = shards_.back();

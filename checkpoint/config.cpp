@@ -17,7 +17,7 @@ constexpr const char* kNormBefore = "do_layer_norm_before";
 constexpr std::string_view kWeightMap = "weight_map";
 constexpr std::string_view kSpace = " \t\r\n";
 
-// What an object has at a key, and of which type. A null is nothing.
+// Typed access to an object's members. A null counts as absent.
 class Object {
  public:
   Object(const json& value, std::string place) : value_(value), place_(std::move(place)) {}
@@ -81,7 +81,7 @@ JsonDocument parse(std::string_view text, std::string_view name, JsonDocument::M
   return document;
 }
 
-// Where the value of the document's own member begins; npos if it is not written so. The text is a JSON object.
+// Where the value of the document's own member begins; npos: the key is escaped. The text is a JSON object.
 std::size_t value_at(std::string_view text, std::string_view key) {
   int depth = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -106,7 +106,7 @@ std::optional<QuantizationArgs> read_args(const Object& group, const char* key) 
   args.strategy = object->text("strategy");
   args.group_size = object->whole("group_size");
   args.symmetric = object->truth("symmetric", true);
-  const json* const dynamic = object->find("dynamic");  // or "local": a kind of scale that no layer here has
+  const json* const dynamic = object->find("dynamic");  // may be "local", a scale that no layer here has
   args.dynamic = dynamic && !dynamic->is_string() && object->truth("dynamic", false);
   if (dynamic && dynamic->is_string()) args.strategy = "dynamic \"" + object->text("dynamic") + '"';
   return args;
@@ -123,8 +123,8 @@ void check_known(const Object& quantization, const char* key, const std::string&
                   list + " are known");
 }
 
-// "octile": our own layers that multiply their inputs. Formats without integers are listed, and no layer is made of
-// them.
+// "octile": our own layers that multiply their inputs. Formats without integers are known too, but none of their layers
+// are read.
 void check_format(const Object& object, const std::string& format) {
   check_known(object, "format", format,
               {"", "int-quantized", "pack-quantized", "naive-quantized", "mixed-precision", "octile", "dense",
@@ -178,7 +178,7 @@ void read_quantization(const Object& quantization, ModelConfig& config) {
   }
 }
 
-// weight_map, member by member: nothing else is kept of an index.
+// Keeps only the weight_map of an index, member by member.
 class IndexReader : public JsonDocument {
  public:
   IndexReader() : JsonDocument(Members(std::in_place)) {}
@@ -202,21 +202,22 @@ class IndexReader : public JsonDocument {
 };
 
 json quantization_json(const QuantizationNote& note) {
-  json weights = {{"num_bits", note.weight_bits},
-                  {"type", "int"},
-                  {"symmetric", !note.zero_points},
-                  {"strategy", note.group > 0 ? "group" : "channel"},
-                  {"group_size", note.group > 0 ? json(note.group) : json(nullptr)},
-                  {"dynamic", false}};
+  const WeightFormat& weight = note.weight;
+  const json weights = {{"num_bits", level_bits(weight.type)},
+                        {"type", "int"},
+                        {"symmetric", !weight.zero_point},
+                        {"strategy", weight.group > 0 ? "group" : "channel"},
+                        {"group_size", weight.group > 0 ? json(weight.group) : json(nullptr)},
+                        {"dynamic", false}};
   json input = nullptr;
-  if (note.input != QuantizationNote::Input::none) {
-    const bool dynamic = note.input == QuantizationNote::Input::dynamic_per_token;
+  if (note.activation != Activation::none) {
+    const bool dynamic = note.activation == Activation::dynamic_per_token;
     input = {{"num_bits", 8},         {"type", "int"},
              {"symmetric", true},     {"strategy", dynamic ? "token" : "tensor"},
              {"group_size", nullptr}, {"dynamic", dynamic}};
   }
   return {{"quant_method", "compressed-tensors"},
-          {"format", note.weight_bits == 8 ? "int-quantized" : "pack-quantized"},
+          {"format", name(kind_of(weight, note.activation))},
           {"quantization_status", "compressed"},
           {"global_compression_ratio", nullptr},
           {"kv_cache_scheme", nullptr},
@@ -275,7 +276,7 @@ std::string add_quantization(std::string_view config, const QuantizationNote& no
   const std::string end_of_line = is_crlf ? "\r\n" : "\n";
   for (std::size_t i = 0; is_crlf && (i = alone.find('\n', i)) != std::string::npos; i += 2)
     alone.replace(i, 1, "\r\n");
-  // Without the braces and the last line's end.
+  // Without the braces and the last newline.
   const std::string member = alone.substr(1, alone.size() - 2 - end_of_line.size());
   if (parse(config, kConfigFile, {{kQuantization}}).kept().contains(kQuantization)) {
     const std::size_t at = value_at(config, kQuantization);

@@ -47,7 +47,7 @@ std::vector<std::byte> narrow(std::span<const float> values) {
 
 struct Character {
   std::uint32_t code = 0;
-  std::size_t bytes = 0;  // 0: the text begins with no character of UTF-8
+  std::size_t bytes = 0;  // 0: not valid UTF-8
 };
 
 Character first_character(std::string_view text) {
@@ -61,14 +61,14 @@ Character first_character(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return {};
     code = code << 6 | (byte(i) & 0x3fu);
   }
-  // Written in more bytes than it needs, half of a pair, or beyond the last one.
-  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (code < kLeast[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
+  // Overlong, half of a surrogate pair, or beyond the last code point.
+  constexpr std::uint32_t kMin[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (code < kMin[bytes] || (code >= 0xd800 && code <= 0xdfff) || code > 0x10ffff) return {};
   return {code, bytes};
 }
 
-// What is shown as nothing and may change how its neighbours are shown: of Unicode 15.1 the categories Cc (control), Cf
-// (format: marks of direction, joiners, tags), Zl and Zp (separators of lines and paragraphs). Sorted.
+// Invisible characters that may change how their neighbours are shown: Unicode 15.1's categories Cc (control), Cf
+// (format: direction marks, joiners, tags), Zl and Zp (line and paragraph separators). Sorted.
 constexpr std::array<std::pair<std::uint32_t, std::uint32_t>, 22> kControls = {
     {{0x00, 0x1f},       {0x7f, 0x9f},       {0xad, 0xad},       {0x600, 0x605},     {0x61c, 0x61c},
      {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},     {0x8e2, 0x8e2},     {0x180e, 0x180e},
@@ -161,10 +161,10 @@ void round_values(ElementType type, std::span<float> values) {
 FileError::FileError(std::string_view text) : std::runtime_error(without_controls(text)) {}
 
 std::string printable(std::string_view text) {
-  constexpr std::size_t kMost = 200;
-  if (text.size() <= kMost) return without_controls(text);
-  // A character that the cut would halve goes as a whole.
-  std::size_t end = kMost;
+  constexpr std::size_t kMax = 200;
+  if (text.size() <= kMax) return without_controls(text);
+  // Does not split a character.
+  std::size_t end = kMax;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
   return without_controls(text.substr(0, end)) + "...";
 }

@@ -24,7 +24,7 @@ Descriptor open_to_read(const fs::path& path) {
   return file;
 }
 
-std::string read_text(const fs::path& path, std::size_t most) {
+std::string read_text(const fs::path& path, std::size_t max) {
   const Descriptor file = open_to_read(path);
   std::string text;
   char block[1 << 16];
@@ -34,7 +34,7 @@ std::string read_text(const fs::path& path, std::size_t most) {
     if (size < 0) fail_on("read", path, errno);
     if (size == 0) return text;
     text.append(block, static_cast<std::size_t>(size));
-    if (text.size() > most) throw FileError(path.string() + ": more than " + std::to_string(most) + " bytes of JSON");
+    if (text.size() > max) throw FileError(path.string() + ": more than " + std::to_string(max) + " bytes of JSON");
   }
 }
 

@@ -1,4 +1,4 @@
-// Reading files, and writing those of a checkpoint's folder.
+// Reads files, and writes those of a checkpoint's folder.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace octile::checkpoint::files {
 
 [[noreturn]] void fail_on(const char* action, const std::filesystem::path& path, int error);
 
-// What std::filesystem and base/output.h throw in `action` becomes a FileError.
+// Turns the exceptions of std::filesystem and base/output.h in `action` into a FileError.
 template <class Action>
 auto with_file_errors(Action action) {
   try {
@@ -27,14 +27,13 @@ auto with_file_errors(Action action) {
 using base::Descriptor;
 using base::Temporary;
 
-// Throws FileError, among others for what is no regular file; does not wait, as opening a pipe does.
+// Throws FileError, among others for anything but a regular file. Does not block on a pipe.
 Descriptor open_to_read(const std::filesystem::path& path);
 
-// Throws FileError, among others for more than this many bytes.
-std::string read_text(const std::filesystem::path& path, std::size_t most);
+// Throws FileError, among others for more than `max` bytes.
+std::string read_text(const std::filesystem::path& path, std::size_t max);
 
-// A new file in the folder, as durable as its contents are whole; or a copy, byte for byte, no more permitted than the
-// original.
+// Writes a new file in the folder durably; or copies one verbatim, with no more permissions than the original.
 void write_text(Temporary& folder, const std::filesystem::path& name, std::string_view text, mode_t mode);
 void copy(const std::filesystem::path& from, Temporary& folder, const std::filesystem::path& name);
 

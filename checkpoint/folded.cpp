@@ -41,7 +41,7 @@ std::optional<double> Folded::search(const SmoothingGroup& group, const std::vec
     throw FileError(options_.calibration->string() + ": has no input_second_moments for \"" + printable(first.name) +
                     "\", which the search for alpha needs");
   }
-  std::vector<float> weights;  // one below the other
+  std::vector<float> weights;  // stacked
   for (const Layer& layer : group.layers) {
     const std::vector<float> weight = read_weight(checkpoint_, layer);
     weights.insert(weights.end(), weight.begin(), weight.end());
@@ -55,8 +55,8 @@ std::optional<double> Folded::search(const SmoothingGroup& group, const std::vec
                               .second_moments = matrix(moments.data(), first.k, first.k),
                               .rows = calibration_.rows(first),
                               .on_step = tell};
-  // A scale per token is that of the row itself: nothing is clamped.
-  if (options_.format == Format::w8a8_static) {
+  // A scale per token is that of the row itself, so nothing is clamped.
+  if (options_.activation == Activation::static_per_tensor) {
     description.calibration_rows = args.rows;
     if (!excess.empty()) args.input_excess = as_vector(excess);
   }
@@ -90,9 +90,9 @@ std::vector<float> Folded::factors(const SmoothingGroup& group, const std::funct
   return factors;
 }
 
-// Tries it: why the tensor cannot be divided, or nothing. A norm's weight is rounded to the file's type once it is
-// divided. What that has really divided by is what the columns are multiplied by, and the bias divided by, so that the
-// model computes what it did.
+// Returns why the tensor cannot be divided, or nothing. A norm's weight is rounded to the file's type after the
+// division. The columns are multiplied, and the bias divided, by the quotient of the old and the rounded weight, so
+// that the model computes the same.
 std::string Folded::divide(const TensorInfo& tensor, std::vector<float>& factors) const {
   const std::vector<float> old = checkpoint_.values(tensor.name);
   std::vector<float> divided = old;

@@ -6,7 +6,7 @@ namespace octile::checkpoint {
 
 void JsonListener::read(std::string_view text, std::string_view name) {
   const std::string file(name);
-  // For the parser it is the end of the text, whatever comes behind.
+  // The parser takes it for the end of the text.
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
     throw FileError(file + ": " + subject() + "no JSON (byte " + std::to_string(zero + 1) + " is 0)");
   }
@@ -31,12 +31,12 @@ bool JsonDocument::key(string_t& key) {
   return true;
 }
 
-// Where the value goes that comes now; null: nowhere.
+// Stores the next value, and returns its place; null: it is not kept.
 nlohmann::json* JsonDocument::place(json& value) {
   Open& parent = open_.back();
   if (open_.size() == 1) {
-    const bool wanted = !wanted_ || std::find(wanted_->begin(), wanted_->end(), parent.key) != wanted_->end();
-    return wanted ? &(kept_[parent.key] = std::move(value)) : nullptr;
+    const bool keep = !requested_ || std::find(requested_->begin(), requested_->end(), parent.key) != requested_->end();
+    return keep ? &(kept_[parent.key] = std::move(value)) : nullptr;
   }
   if (parent.kept == nullptr) return nullptr;
   if (parent.is_object) return &((*parent.kept)[parent.key] = std::move(value));

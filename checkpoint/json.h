@@ -1,4 +1,4 @@
-// JSON that others wrote, of a folder or of a header: one pass, and time and memory in proportion to the text.
+// Untrusted JSON, of a folder or of a header: read in one pass, in time and memory proportional to the text.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ namespace octile::checkpoint {
 inline constexpr std::size_t kMaxJsonDepth = 64;
 inline constexpr std::size_t kMaxJsonValues = 1'000'000;  // members and elements of one document
 
-// Hears a text, event by event. An event that returns false ends it.
+// Receives a text event by event. An event that returns false ends the parse.
 class JsonListener : public nlohmann::json_sax<nlohmann::json> {
  public:
-  // Throws FileError, `name` first, for what is no JSON and for what an event refuses.
+  // Throws FileError, `name` first, for invalid JSON and for what an event rejects.
   void read(std::string_view text, std::string_view name);
 
  protected:
@@ -27,33 +27,33 @@ class JsonListener : public nlohmann::json_sax<nlohmann::json> {
     error_ = std::move(error);
     return false;
   }
-  bool binary(binary_t&) final { return fail("binary data"); }  // no text has any
+  bool binary(binary_t&) final { return fail("binary data"); }  // not in a text
   bool parse_error(std::size_t position, const std::string& token, const nlohmann::json::exception& error) final;
-  virtual std::string subject() const { return {}; }  // "the header is ": of messages about the text as a whole
+  virtual std::string subject() const { return {}; }  // "the header is ", for messages about the whole text
 
  private:
   std::string error_;
 };
 
-// A document that is an object. Checks all of it: its depth, the number of its values, and that no object has a key
-// twice. Keeps the members that are wanted.
+// A document that is an object. Checks its depth, the number of its values, and that no object repeats a key. Keeps the
+// requested members.
 class JsonDocument : public JsonListener {
  public:
   using Members = std::optional<std::vector<std::string_view>>;  // nullopt: all
 
   // Keeps the document's own members of these names.
-  explicit JsonDocument(Members wanted) : wanted_(std::move(wanted)) {}
+  explicit JsonDocument(Members requested) : requested_(std::move(requested)) {}
 
   const nlohmann::json& kept() const { return kept_; }
 
  protected:
-  // A value that is not kept: where it stands, 1 for the document's own members, its key, "" for an element, and its
-  // text if it is one.
+  // Called with each value that is not kept: its depth (1: the document's own members), its key ("": an element), its
+  // kind, and the text of a string.
   virtual bool pass(std::size_t /*depth*/, const std::string& /*key*/, nlohmann::json::value_t /*kind*/,
                     const std::string* /*text*/) {
     return true;
   }
-  // False: whoever reads the object that stands at `depth` sees to it that no key is there twice.
+  // False: the derived class checks for repeated keys in the objects at `depth`.
   virtual bool remembers_keys(std::size_t /*depth*/) const { return true; }
   bool fail_twice(const std::string& key);
   const std::string& top() const { return top_; }  // the document's own member that is being read
@@ -85,7 +85,7 @@ class JsonDocument : public JsonListener {
   bool open(bool is_object);
   bool close();
 
-  Members wanted_;
+  Members requested_;
   json kept_ = json::object();
   std::vector<Open> open_;
   std::string top_;

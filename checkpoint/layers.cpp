@@ -63,7 +63,7 @@ class Finder {
     }
   }
 
-  // What no wish can change.
+  // For what reason no option can make it a linear layer.
   std::string refusal(const std::string& module, const TensorInfo& tensor) const {
     if (tensor.shape.size() != 2) return std::to_string(tensor.shape.size()) + " dimensions";
     if (!is_float(tensor.type)) return "values of " + std::string(name(tensor.type));
@@ -75,7 +75,7 @@ class Finder {
     if (bias && (bias->shape.size() != 1 || !is_float(bias->type))) {
       return "its bias is " + std::string(name(bias->type)) + " " + shape_text(bias->shape);
     }
-    // Square ones of them show nothing by their shape.
+    // The shape of a square one does not tell.
     if (is_one_of(checkpoint_.config().model_type, {"gpt2", "openai-gpt", "imagegpt"}) &&
         is_one_of(last_part(module), {"c_attn", "c_proj", "c_fc", "q_attn"})) {
       return "this architecture stores it (IN, OUT)";
@@ -83,7 +83,7 @@ class Finder {
     return {};
   }
 
-  // Certainly no linear layer, but a row for each token or place.
+  // Certainly not a linear layer: a row per token or position.
   static bool is_table(const std::string& module) {
     const std::string lower = lower_case(module);
     const std::string_view last = last_part(lower);
@@ -132,6 +132,11 @@ class Finder {
 std::string_view name(LayerKind kind) {
   constexpr std::array<std::string_view, 5> kNames = {"float", "int-quantized", "pack-quantized", "awq", "gptq"};
   return kNames.at(static_cast<std::size_t>(kind));
+}
+
+LayerKind kind_of(const WeightFormat& weight, Activation activation) {
+  const bool packs = weight.type == DType::s4 || activation == Activation::none;
+  return packs ? LayerKind::pack_quantized : LayerKind::int_quantized;
 }
 
 std::string Layer::weight_tensor() const { return tensors.front(); }

@@ -8,7 +8,7 @@ namespace octile::checkpoint {
 
 WeightStatistics measure(std::span<const float> values, std::int64_t n, std::int64_t k, double times) {
   WeightStatistics result;
-  if (n == 0 || k == 0) return result;  // whatever the other one is
+  if (n == 0 || k == 0) return result;
   std::vector<float> channel_max(static_cast<std::size_t>(k));
   double squares = 0;
   bool first = true;
@@ -19,12 +19,12 @@ WeightStatistics measure(std::span<const float> values, std::int64_t n, std::int
         ++result.not_finite;
         continue;
       }
-      result.least = first ? value : std::min(result.least, value);
-      result.most = first ? value : std::max(result.most, value);
+      result.min = first ? value : std::min(result.min, value);
+      result.max = first ? value : std::max(result.max, value);
       first = false;
       squares += static_cast<double>(value) * value;
-      float& most = channel_max[static_cast<std::size_t>(j)];
-      most = std::max(most, std::fabs(value));
+      float& max = channel_max[static_cast<std::size_t>(j)];
+      max = std::max(max, std::fabs(value));
     }
   }
   result.rms = std::sqrt(squares / static_cast<double>(n * k));
@@ -47,7 +47,7 @@ void Difference::add_values(std::span<const Real> a, std::span<const Real> b) {
   for (const auto& values : {a, b}) {
     for (const Real value : values) largest = std::max(largest, std::isfinite(value) ? std::fabs(double{value}) : 0);
   }
-  // Squares of 2^-400 to 2^400 and their sums are normal numbers.
+  // Squares of 2^-400 to 2^400, and their sums, are normal numbers.
   const bool is_first = signal == 0 && noise == 0;
   if (largest > 0 && (is_first || largest > unit)) {
     const double wanted = largest > 0x1p-400 && largest < 0x1p400 ? 1 : std::ldexp(1.0, std::ilogb(largest));
@@ -62,7 +62,7 @@ void Difference::add_values(std::span<const Real> a, std::span<const Real> b) {
     const double error = value - b[i];
     signal += value / unit * (value / unit);
     noise += error / unit * (error / unit);
-    if (!std::isnan(max_error) && !(std::fabs(error) <= max_error)) max_error = std::fabs(error);  // a NaN stays one
+    if (!std::isnan(max_error) && !(std::fabs(error) <= max_error)) max_error = std::fabs(error);  // a NaN stays NaN
   }
 }
 

@@ -57,7 +57,7 @@ class PatternCompiler {
   }
   void add_bytes(const Bytes& bytes) { add({Kind::bytes, bytes}); }
 
-  // Puts a state before those from `at` on, whose targets move with them.
+  // Inserts a state at `at`, and shifts the targets behind it.
   void insert(std::size_t at, Pattern::State state) {
     add(state);
     for (std::size_t i = states_.size() - 1; i > at; --i) {
@@ -75,7 +75,7 @@ class PatternCompiler {
     sequence(depth);
     while (take('|')) {
       ends.push_back(add({Kind::go}));
-      // What came so far, or what comes now.
+      // The alternatives so far, or the next one.
       insert(begin, {Kind::split, {}, begin + 1, states_.size() + 1});
       for (std::size_t& end : ends) ++end;
       sequence(depth);
@@ -91,7 +91,7 @@ class PatternCompiler {
     }
   }
 
-  // False: an anchor, which nothing repeats.
+  // False: an anchor, which cannot be repeated.
   bool atom(int depth) {
     const char c = text_[at_++];
     switch (c) {
@@ -115,7 +115,7 @@ class PatternCompiler {
         --at_;
         if (count()) refuse("nothing to repeat");
         ++at_;
-        character(c);  // a brace like any character
+        character(c);  // a literal brace
         return true;
       case '\\':
         return escape();
@@ -139,7 +139,7 @@ class PatternCompiler {
     if (!take(')')) refuse("a missing )");
   }
 
-  // All bytes of one of UTF-8.
+  // All bytes of a UTF-8 character.
   void character(char c) {
     add_bytes(range(static_cast<unsigned char>(c), static_cast<unsigned char>(c)));
     while (static_cast<unsigned char>(c) >= 0xc0 && more() && (static_cast<unsigned char>(text_[at_]) & 0xc0) == 0x80) {
@@ -205,7 +205,7 @@ class PatternCompiler {
     return is_opposite ? ~all : all;
   }
 
-  // A character; or nothing, and what it names is among `all`.
+  // A character; or nullopt after a named class, which is added to `all`.
   std::optional<char> class_member(Bytes& all) {
     if (!more()) refuse("a missing ]");
     const char c = text_[at_++];
@@ -249,7 +249,7 @@ class PatternCompiler {
         }
       }
     }
-    at_ = begin;  // a brace like any character
+    at_ = begin;  // a literal brace
     return std::nullopt;
   }
 
@@ -257,7 +257,7 @@ class PatternCompiler {
     const auto wanted = count();
     if (!wanted) return;
     if (!can_repeat) refuse("a repeated anchor, which is not read,");
-    take('?');  // lazy: the same names fit
+    take('?');  // lazy: matches the same names
     if (count()) refuse("a repeated repetition, which is not read,");
     const std::vector<Pattern::State> one(states_.begin() + static_cast<std::ptrdiff_t>(begin), states_.end());
     states_.resize(begin);

@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Heads that share the embedding's weight are in no file, and linear layers of the model all the same: what loads the
-// result must not look for their scales. A model has such a head if a tensor's name begins so.
+// Heads that share the embedding's weight are in no file, and yet are linear layers of the model: a loader must not
+// look for their scales. A model has such a head if a tensor's name begins with `beside`.
 struct TiedHead {
   std::string_view name;
   std::string_view beside;
@@ -52,7 +52,7 @@ class Quantizer {
     for (const Checkpoint::Shard& shard : checkpoint_.shards()) {
       for (const TensorInfo& tensor : shard.file.tensors()) all_ += static_cast<std::int64_t>(tensor.size());
     }
-    if (options_.smoothing && options_.format == Format::w8a8_static) warn_of_few_rows();
+    if (options_.smoothing && is_static()) warn_of_few_rows();
     if (options_.smoothing) fold();
     quantizer_.emplace(checkpoint_, options_, calibration_ ? &*calibration_ : nullptr, folded_ ? &*folded_ : nullptr);
     report_.size_before = checkpoint_.size();
@@ -62,6 +62,8 @@ class Quantizer {
   }
 
  private:
+  bool is_static() const { return options_.activation == Activation::static_per_tensor; }
+
   [[noreturn]] void fail(const std::string& what) const { throw FileError(checkpoint_.path().string() + ": " + what); }
 
   void tell(const std::string& what) const {
@@ -99,19 +101,18 @@ class Quantizer {
   }
 
   std::string refusal(const Layer& layer) const {
-    if (options_.format != Format::w4a16) {
-      if (layer.k <= kMaxContraction) return {};
+    if (options_.activation != Activation::none && layer.k > kMaxContraction) {
       return std::to_string(layer.k) + " inputs are more than " + std::to_string(kMaxContraction);
     }
-    if (options_.group == 0 || layer.k % options_.group == 0) return {};
-    return std::to_string(layer.k) + " inputs are no multiple of the group, " + std::to_string(options_.group);
+    const std::int64_t group = options_.weight.group;
+    if (group == 0 || layer.k % group == 0) return {};
+    return std::to_string(layer.k) + " inputs are no multiple of the group, " + std::to_string(group);
   }
 
   void check_calibration() const {
     if (!calibration_) return;
     const auto has = [&](const Layer& layer) { return calibration_->has(layer); };
     const auto has_moments = [&](const Layer& layer) { return calibration_->has_second_moments(layer); };
-    const bool is_static = options_.format == Format::w8a8_static;
     const bool feeds_back = options_.method == WeightMethod::error_feedback;
     const auto refuse = [&](const std::string& what) { throw FileError(options_.calibration->string() + ": " + what); };
     if (std::none_of(layers_.begin(), layers_.end(), has)) {
@@ -119,8 +120,8 @@ class Quantizer {
              calibration_->example());
     }
     const bool searches = options_.smoothing && options_.smoothing->search;
-    // With nothing else to take from the file it would be read for nothing.
-    const bool clips_alone = options_.method == WeightMethod::clip_search && !is_static && !options_.smoothing;
+    // Without moments such a file would have no effect.
+    const bool clips_alone = options_.method == WeightMethod::clip_search && !is_static() && !options_.smoothing;
     const bool wants_moments = feeds_back || searches || clips_alone;
     if (wants_moments && std::none_of(layers_.begin(), layers_.end(), has_moments)) {
       refuse("has no input_second_moments; octile.calibrate(model, second_moments=True) takes them");
@@ -133,11 +134,11 @@ class Quantizer {
              "\"" + (missing > 1 ? " and " + std::to_string(missing - 1) + " more layers" : "") +
              "; leave such layers out with --ignore, or calibrate them");
     };
-    if (is_static) need(has, "input_channel_max");
+    if (is_static()) need(has, "input_channel_max");
     if (feeds_back) need(has_moments, "input_second_moments");
   }
 
-  // What a layer becomes must not have the name of a tensor that stays.
+  // A layer's new tensors must not have the name of a tensor that stays.
   void check_names() const {
     for (const Layer& layer : layers_) {
       for (const TensorSpec& spec : quantized_tensors(checkpoint_, layer, options_)) {
@@ -168,7 +169,7 @@ class Quantizer {
     }
   }
 
-  // Before anything is written: a calibration without rows is refused.
+  // Runs before anything is written: a calibration without rows is an error.
   void warn_of_few_rows() {
     std::int64_t rows = kFewCalibrationRows;
     for (const Layer& layer : layers_) {
@@ -183,11 +184,11 @@ class Quantizer {
   void warn_of_vanished() {
     for (const LayerReport& layer : report_.layers) {
       if (layer.vanished == 0) continue;
-      const bool groups = options_.format == Format::w4a16 && options_.group != 0;
-      const std::int64_t all = groups ? layer.n * (layer.k / options_.group) : layer.n;
+      const bool groups = options_.weight.group != 0;
+      const std::int64_t all = layer.n * groups_of(options_.weight, layer.k);
       report_.warnings.push_back("\"" + printable(layer.name) + "\": " + std::to_string(layer.vanished) + " of " +
                                  std::to_string(all) + (groups ? " groups" : " rows") +
-                                 " are all zero now and were not: they are too small for the least scale, 1e-8");
+                                 " are all zero now and were not: they are too small for the smallest scale, 1e-8");
     }
   }
 
@@ -237,13 +238,7 @@ class Quantizer {
   }
 
   QuantizationNote note() const {
-    QuantizationNote note;
-    note.weight_bits = options_.format == Format::w4a16 ? 4 : 8;
-    note.group = options_.format == Format::w4a16 ? options_.group : 0;
-    note.zero_points = options_.format == Format::w4a16 && options_.zero_points;
-    note.input = options_.format == Format::w8a8          ? QuantizationNote::Input::dynamic_per_token
-                 : options_.format == Format::w8a8_static ? QuantizationNote::Input::static_per_tensor
-                                                          : QuantizationNote::Input::none;
+    QuantizationNote note = {.weight = options_.weight, .activation = options_.activation};
     for (const LeftOut& left : report_.left_out) {
       if (left.linear) note.ignore.push_back(left.name);
     }
@@ -264,7 +259,7 @@ class Quantizer {
     write_shard(shard, target_, metadata, mode_of(checkpoint_.path()));
   }
 
-  // What is written is no more permitted than what it is made of, nor than what it replaces.
+  // The permissions of the source and of the file that is replaced, whichever are stricter.
   mode_t mode_of(const fs::path& source) const { return base::mode_of(source, 0) & base::mode_of(target_, 0777); }
 
   void write_folder() {
@@ -308,20 +303,36 @@ class Quantizer {
 };
 
 void check(const QuantizeOptions& options) {
-  const bool w4 = options.format == Format::w4a16;
-  if (w4 && options.group != 0 && options.group != 32 && options.group != 64 && options.group != 128) {
-    throw FileError("a group of " + std::to_string(options.group) + " is none of 32, 64, 128, 0 (a whole row)");
+  const WeightFormat& weight = options.weight;
+  const bool is_static = options.activation == Activation::static_per_tensor;
+  const bool keeps_inputs = options.activation == Activation::none;
+  if (weight.group != 0 && weight.group != 32 && weight.group != 64 && weight.group != 128) {
+    throw OptionError("a group of " + std::to_string(weight.group) + " is none of 32, 64, 128, 0 (a whole row)");
   }
-  if (!w4 && options.zero_points) throw FileError("zero points are of w4a16 alone");
-  if (w4 && options.smoothing) throw FileError("smoothing is for quantized activations, and w4a16 has none");
+  if (weight.granularity != Granularity::group && (weight.granularity != Granularity::row || weight.group != 0)) {
+    throw OptionError("the scales of weights are per row or in groups");
+  }
+  if (options.activation == Activation::dynamic_per_tensor || (weight.type == DType::s4 && !keeps_inputs)) {
+    throw OptionError(std::to_string(level_bits(weight.type)) + "-bit weights with inputs quantized " +
+                      std::string(name(options.activation)) + " are not written");
+  }
+  if (weight.type != DType::s4 && weight.zero_point) throw OptionError("zero points are for 4-bit weights alone");
+  if (keeps_inputs && options.smoothing) {
+    throw OptionError("smoothing is for quantized inputs, which this format does not have");
+  }
   if (options.smoothing && !(options.smoothing->alpha >= 0 && options.smoothing->alpha <= 1)) {
-    throw FileError("alpha = " + number_text(options.smoothing->alpha) + " is not within 0..1");
+    throw OptionError("alpha = " + number_text(options.smoothing->alpha) + " is not within 0..1");
   }
-  const char* const needs = options.format == Format::w8a8_static            ? "w8a8-static"
+  const char* const needs = is_static                                        ? "a static scale of the inputs"
                             : options.smoothing                              ? "smoothing"
                             : options.method == WeightMethod::error_feedback ? "error feedback"
                                                                              : nullptr;
-  if (needs && !options.calibration) throw FileError(std::string(needs) + " needs a calibration file");
+  if (needs && !options.calibration) throw OptionError(std::string(needs) + " needs a calibration file");
+  if (options.calibration && !is_static && !options.smoothing && options.method == WeightMethod::nearest) {
+    throw OptionError(
+        "the calibration file has no effect without smoothing, a static scale of the inputs or a method "
+        "other than nearest");
+  }
 }
 
 }  // namespace

@@ -22,19 +22,21 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 std::vector<TensorSpec> quantized_tensors(const Checkpoint& checkpoint, const Layer& layer,
                                           const QuantizeOptions& options) {
   const ElementType type = checkpoint.get(layer.weight_tensor()).type;
-  if (options.format == Format::w4a16) {
-    const std::int64_t groups = options.group == 0 ? 1 : layer.k / options.group;
-    std::vector<TensorSpec> specs = {{layer.name + ".weight_packed", ElementType::s32, {layer.n, words_for(layer.k)}},
-                                     {layer.name + ".weight_scale", type, {layer.n, groups}},
-                                     {layer.name + ".weight_shape", ElementType::s64, {2}}};
-    if (options.zero_points) {
-      specs.push_back({layer.name + ".weight_zero_point", ElementType::s32, {words_for(layer.n), groups}});
+  const DType level = options.weight.type;
+  const std::int64_t groups = groups_of(options.weight, layer.k);
+  const TensorSpec scale = {layer.name + ".weight_scale", type, {layer.n, groups}};
+  std::vector<TensorSpec> specs;
+  if (kind_of(options.weight, options.activation) == LayerKind::pack_quantized) {
+    specs = {{layer.name + ".weight_packed", ElementType::s32, {layer.n, words_for(layer.k, level)}},
+             scale,
+             {layer.name + ".weight_shape", ElementType::s64, {2}}};
+    if (options.weight.zero_point) {
+      specs.push_back({layer.name + ".weight_zero_point", ElementType::s32, {words_for(layer.n, level), groups}});
     }
-    return specs;
+  } else {
+    specs = {{layer.name + ".weight", ElementType::s8, {layer.n, layer.k}}, scale};
   }
-  std::vector<TensorSpec> specs = {{layer.name + ".weight", ElementType::s8, {layer.n, layer.k}},
-                                   {layer.name + ".weight_scale", type, {layer.n, 1}}};
-  if (options.format == Format::w8a8_static) specs.push_back({layer.name + ".input_scale", type, {1}});
+  if (options.activation == Activation::static_per_tensor) specs.push_back({layer.name + ".input_scale", type, {1}});
   return specs;
 }
 
@@ -69,44 +71,41 @@ std::vector<float> LayerQuantizer::smoothed_moments(const Layer& layer) const {
 float LayerQuantizer::input_scale(const Layer& layer, ElementType type) const {
   const std::vector<float> channel_max = calibration_->channel_max(layer);
   const auto* const factors = columns(layer);
-  float most = 0;
+  float max = 0;
   for (std::size_t j = 0; j < channel_max.size(); ++j) {
     const float value = factors ? channel_max[j] / (*factors)[j] : channel_max[j];
-    most = std::max(most, value);
+    max = std::max(max, value);
   }
-  float scale = most / kInputLevels;
-  if (most == 0) scale = 1;  // every level is 0 then
+  float scale = max / kInputLevels;
+  if (max == 0) scale = 1;  // every level is 0
   round_values(type, {&scale, 1});
   if (std::isfinite(scale) && scale > 0) return scale;
   throw FileError(options_.calibration->string() + ": the largest input of \"" + printable(layer.name) + "\" is " +
-                  number_text(most) + ", which gives no scale in " + std::string(name(type)));
+                  number_text(max) + ", which gives no scale in " + std::string(name(type)));
 }
 
 QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<float>& values, ElementType type) const {
-  const bool w4 = options_.format == Format::w4a16;
   QuantizedWeight weight;
   weight.n = layer.n;
   weight.k = layer.k;
-  weight.type = w4 ? DType::s4 : DType::s8;
-  weight.group = w4 ? options_.group : 0;
+  weight.format = options_.weight;
   weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
   weight.scale.resize(static_cast<std::size_t>(weight.n * weight.groups()));
-  WeightQuantizerDescription description = {.n = layer.n, .k = layer.k};
-  description.weight = w4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel;
-  if (w4) description.weight.group = options_.group;
-  description.weight.zero_point = w4 && options_.zero_points;
+  WeightQuantizerDescription description = {.n = layer.n, .k = layer.k, .weight = options_.weight};
   description.scale = type == ElementType::f16 ? DType::f16 : type == ElementType::bf16 ? DType::bf16 : DType::f32;
   description.method = options_.method;
   description.threads = options_.threads;
   WeightQuantizerArgs args;
   args.weight = matrix(values.data(), layer.n, layer.k);
   const auto scale_view = [&](auto* data) {
-    return w4 ? matrix(data, layer.n, weight.groups()) : vector(data, layer.n);
+    return options_.weight.granularity == Granularity::row ? vector(data, layer.n)
+                                                           : matrix(data, layer.n, weight.groups());
   };
   args.scale = scale_view(weight.scale.data());
-  args.q = w4 ? matrix_s4(weight.q.data(), layer.n, layer.k)
-              : matrix(reinterpret_cast<std::int8_t*>(weight.q.data()), layer.n, layer.k);
-  if (description.weight.zero_point) {
+  args.q = options_.weight.type == DType::s4
+               ? matrix_s4(weight.q.data(), layer.n, layer.k)
+               : matrix(reinterpret_cast<std::int8_t*>(weight.q.data()), layer.n, layer.k);
+  if (options_.weight.zero_point) {
     weight.zero_point.resize(weight.scale.size());
     args.zero_point = scale_view(weight.zero_point.data());
   }
@@ -125,14 +124,14 @@ LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer)
   const QuantizedWeight weight = quantize(layer, values, type);
 
   std::vector<std::vector<std::byte>> tensors;
-  if (weight.type == DType::s8) {
-    tensors = {bytes_of(weight.q), write_values(type, weight.scale)};
-  } else {
+  if (kind_of(options_.weight, options_.activation) == LayerKind::pack_quantized) {
     tensors = {bytes_of(pack_levels(weight)), write_values(type, weight.scale),
                bytes_of(std::vector<std::int64_t>{layer.n, layer.k})};
     if (!weight.zero_point.empty()) tensors.push_back(bytes_of(pack_zero_points(weight)));
+  } else {
+    tensors = {bytes_of(weight.q), write_values(type, weight.scale)};
   }
-  if (options_.format == Format::w8a8_static) {
+  if (options_.activation == Activation::static_per_tensor) {
     const float scale = input_scale(layer, type);
     tensors.push_back(write_values(type, {&scale, 1}));
   }
@@ -151,7 +150,7 @@ LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer)
 
 void LayerQuantizer::measure(const Layer& layer, const std::vector<float>& values, const QuantizedWeight& weight,
                              LayerReport& report) const {
-  // What f32 cannot hold is no zero in the file.
+  // A value too small for f32 is no zero in the file.
   std::vector<double> exact;
   if (checkpoint_.get(layer.weight_tensor()).type == ElementType::f64) {
     exact = read_weight_f64(checkpoint_, layer);
@@ -176,7 +175,7 @@ void LayerQuantizer::measure(const Layer& layer, const std::vector<float>& value
     }
     const std::vector<double> quantized(dequantized.begin(), dequantized.end());
     difference.add(row, quantized);
-    report.vanished += count_vanished(row, quantized, weight.group == 0 ? layer.k : weight.group);
+    report.vanished += count_vanished(row, quantized, weight.run());
   }
   report.sqnr = difference.sqnr();
   report.max_error = difference.max_error;

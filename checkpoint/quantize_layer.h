@@ -1,4 +1,4 @@
-// One layer of a checkpoint: its weight smoothed, quantized and put into the file's layout.
+// Smooths and quantizes the weight of one layer, and writes it in the file's layout.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace octile::checkpoint {
 
-// What the layer will be in the file.
+// The layer's tensors in the new file.
 std::vector<TensorSpec> quantized_tensors(const Checkpoint& checkpoint, const Layer& layer,
                                           const QuantizeOptions& options);
 
 class LayerQuantizer {
  public:
-  // Without a calibration and without folded factors: null.
+  // `calibration` and `folded` may be null.
   LayerQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options, const Calibration* calibration,
                  const Folded* folded)
       : checkpoint_(checkpoint), options_(options), calibration_(calibration), folded_(folded) {}
@@ -30,7 +30,7 @@ class LayerQuantizer {
   std::vector<float> smoothed_weight(const Layer& layer) const;
   std::vector<float> smoothed_moments(const Layer& layer) const;
   float input_scale(const Layer& layer, ElementType type) const;
-  // Fills in how far the quantized weight is from the values in the file.
+  // Fills in the error of the quantized weight against the values in the file.
   void measure(const Layer& layer, const std::vector<float>& values, const QuantizedWeight& weight,
                LayerReport& report) const;
   QuantizedWeight quantize(const Layer& layer, const std::vector<float>& values, ElementType type) const;

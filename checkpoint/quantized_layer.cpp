@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 
 namespace octile::checkpoint {
 
 namespace {
 
-// Of all quantized layers, whatever their layout.
+// The tensors of quantized layers of any layout.
 constexpr std::array<const char*, 13> kSuffixes = {"weight",
                                                    "weight_packed",
                                                    "weight_scale",
@@ -23,10 +22,6 @@ constexpr std::array<const char*, 13> kSuffixes = {"weight",
                                                    "qzeros",
                                                    "scales",
                                                    "g_idx"};
-
-[[noreturn]] void refuse(const Checkpoint& checkpoint, const std::string& module, const std::string& what) {
-  throw FileError(checkpoint.path().string() + ": \"" + printable(module) + "\": " + what);
-}
 
 // The module's name, if `tensor` ends in the suffix.
 std::optional<std::string> before(const std::string& tensor, std::string_view suffix) {
@@ -48,10 +43,17 @@ std::string described(const TensorInfo& tensor) {
   return std::string(name(tensor.type)) + " " + shape_text(tensor.shape);
 }
 
+// Of 4 or 8 bits.
+DType type_of(const QuantizationArgs& weights) { return weights.bits == 4 ? DType::s4 : DType::s8; }
+
 }  // namespace
 
+void layer_error(const Checkpoint& checkpoint, const std::string& layer, const std::string& what) {
+  throw FileError(checkpoint.path().string() + ": \"" + printable(layer) + "\": " + what);
+}
+
 void QuantizedLayers::fail(const std::string& module, const std::string& what) const {
-  refuse(checkpoint_, module, what);
+  layer_error(checkpoint_, module, what);
 }
 
 std::optional<Layer> QuantizedLayers::of(const TensorInfo& tensor) {
@@ -63,11 +65,11 @@ std::optional<Layer> QuantizedLayers::of(const TensorInfo& tensor) {
   }
   const auto module = before(tensor.name, ".weight");
   if (!module || tensor.type != ElementType::s8) return std::nullopt;
-  if (!checkpoint_.find(*module + ".weight_scale")) return std::nullopt;  // integers that are no levels
+  if (!checkpoint_.find(*module + ".weight_scale")) return std::nullopt;  // other integers
   return int_quantized(*module, tensor);
 }
 
-// Where a file says that it has compressed-tensors' layers, a scale has a weight. Those of floats are not ours.
+// In a file with compressed-tensors' layers, a scale must have a weight. Float weights with scales are ignored.
 void QuantizedLayers::check_scale_of_none(const std::string& module) {
   if (checkpoint_.config().groups.empty() || checkpoint_.find(module + ".weight_packed")) return;
   if (schemes_.ignores(module)) return;
@@ -119,7 +121,7 @@ void QuantizedLayers::check_method(const Layer& layer) const {
   }
 }
 
-// Of compressed-tensors; null: nothing says what the tensors are.
+// The layer's group in compressed-tensors' config; null: there is no config.
 const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   check_method(layer);
   const ModelConfig& config = checkpoint_.config();
@@ -139,13 +141,10 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
     fail(layer.name, "weights of " + (weights.bits ? std::to_string(*weights.bits) : "no") + " bits, type \"" +
                          printable(weights.type) + "\"; int of 4 and 8 are known");
   }
-  if (weights.bits != (packs ? 4 : 8)) {
-    fail(layer.name, std::string(packs ? "weight_packed holds 4 bits each" : "weight is I8") +
-                         ", and quantization_config says num_bits " + std::to_string(*weights.bits));
-  }
+  if (!packs && weights.bits != 8) fail(layer.name, "weight is I8, and quantization_config says num_bits 4");
   const bool has_points = has(layer, "weight_zero_point");
   if (!weights.symmetric && !has_points) fail(layer.name, "has no weight_zero_point");
-  // Of 8 bits older files have some that are 0.
+  // Older int8 files have some that are 0.
   if (weights.symmetric && has_points && packs) {
     fail(layer.name, "has a weight_zero_point, and quantization_config says symmetric");
   }
@@ -165,8 +164,7 @@ Layer QuantizedLayers::int_quantized(const std::string& module, const TensorInfo
   Layer layer = {.name = module, .kind = LayerKind::int_quantized, .n = weight.shape[0], .k = weight.shape[1]};
   if (layer.n == 0 || layer.k == 0) return layer;
   const QuantizationGroup* const group = choose_group(layer);
-  expect(layer, "weight_scale", std::nullopt, {{layer.n, 1}, {layer.n}, {1}, {}});
-  layer.zero_points = has(layer, "weight_zero_point");
+  check_scale(layer, group);
   check_input(layer, group);
   take(layer, {"weight", "weight_scale", "weight_zero_point"});
   return layer;
@@ -180,36 +178,52 @@ Layer QuantizedLayers::pack_quantized(const std::string& module) {
   std::memcpy(sizes, checkpoint_.bytes(module + ".weight_shape").data(), sizeof sizes);
   layer.n = sizes[0];
   layer.k = sizes[1];
-  if (layer.n != words[0] || layer.k < 0 || words_for(layer.k) != words[1]) {
+  const auto holds = [&](DType type) { return words_for(layer.k, type) == words[1]; };
+  if (layer.n != words[0] || layer.k < 0 || (!holds(DType::s4) && !holds(DType::s8))) {
     fail(module, "weight_packed " + shape_text(words) + " does not hold 4 bits each of weight_shape " +
-                     shape_text({layer.n, layer.k}) + ", and other widths are not read");
+                     shape_text({layer.n, layer.k}) + ", nor 8");
   }
   if (layer.n == 0 || layer.k == 0) return layer;
   const QuantizationGroup* const group = choose_group(layer);
-  check_groups_of_words(layer, group);
+  layer.weight.type = group ? type_of(*group->weights) : holds(DType::s4) ? DType::s4 : DType::s8;
+  if (!holds(layer.weight.type)) {
+    fail(module, "weight_packed holds " + std::string(holds(DType::s4) ? "4" : "8") +
+                     " bits each, and quantization_config says num_bits " +
+                     std::to_string(level_bits(layer.weight.type)));
+  }
+  check_scale(layer, group);
   check_input(layer, group);
-  layer.zero_points = has(layer, "weight_zero_point");
-  const std::int64_t groups = layer.group == 0 ? 1 : layer.k / layer.group;
-  check_words(layer, "weight_zero_point", {words_for(layer.n), groups}, "weight_g_idx");
+  check_words(layer, "weight_zero_point", {words_for(layer.n, layer.weight.type), groups_of(layer.weight, layer.k)},
+              "weight_g_idx");
   take(layer, {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"});
   return layer;
 }
 
-void QuantizedLayers::check_groups_of_words(Layer& layer, const QuantizationGroup* group) const {
+// Determines the granularity from quantization_config, or from the scale's shape where there is none.
+void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) const {
+  const bool packs = layer.kind == LayerKind::pack_quantized;
+  const std::string strategy = group ? group->weights->strategy : "";
+  const Shape scale = packs && !group ? matrix(layer, "weight_scale", std::nullopt) : get(layer, "weight_scale").shape;
   std::int64_t groups = 1;
-  if (!group) {
-    const Shape scale = matrix(layer, "weight_scale", std::nullopt);
+  if (strategy == "group") {
+    groups = count_groups(layer, group->weights->group_size.value_or(0));
+  } else if (!group && scale.size() == 2 && scale[0] == layer.n) {
     groups = scale[1];
     if (groups == 0 || layer.k % groups != 0) {
       fail(layer.name, std::to_string(layer.k) + " inputs do not come in " + std::to_string(groups) + " groups");
     }
-  } else if (group->weights->strategy == "group") {
-    groups = count_groups(layer, group->weights->group_size.value_or(0));
-  } else if (group->weights->strategy != "channel") {
-    fail(layer.name, "4-bit weights per \"" + printable(group->weights->strategy) + "\"; group and channel are known");
+  } else if (group && packs && strategy != "channel") {
+    fail(layer.name, std::to_string(level_bits(layer.weight.type)) + "-bit weights per \"" + printable(strategy) +
+                         "\"; group and channel are known");
   }
-  expect(layer, "weight_scale", std::nullopt, {{layer.n, groups}});
-  layer.group = groups == 1 ? 0 : layer.k / groups;
+  expect(layer, "weight_scale", std::nullopt,
+         packs || groups > 1 ? std::vector<Shape>{{layer.n, groups}}
+                             : std::vector<Shape>{{layer.n, 1}, {layer.n}, {1}, {}});
+  layer.weight.group = groups == 1 ? 0 : layer.k / groups;
+  layer.weight.granularity = packs || groups > 1                                    ? Granularity::group
+                             : layer.n != 1 && (scale.empty() || scale == Shape{1}) ? Granularity::tensor
+                                                                                    : Granularity::row;
+  layer.weight.zero_point = has(layer, "weight_zero_point");
 }
 
 std::int64_t QuantizedLayers::count_groups(const Layer& layer, std::int64_t length) const {
@@ -223,15 +237,16 @@ void QuantizedLayers::check_words(const Layer& layer, const std::string& zero_po
   if (has(layer, order)) expect(layer, order, ElementType::s32, {{layer.k}});
 }
 
-// AWQ and GPTQ: the words of one lie along OUT, of the other along IN.
+// AWQ packs along OUT, GPTQ along IN.
 Layer QuantizedLayers::transposed_words(const std::string& module) {
   constexpr std::int64_t kMax = std::int64_t{1} << 40;
+  constexpr std::int64_t kPerWord = 8;
   Layer layer = {.name = module, .kind = LayerKind::gptq};
   const Shape words = matrix(layer, "qweight", ElementType::s32);
   const Shape scale = matrix(layer, "scales", std::nullopt);
   const ModelConfig& config = checkpoint_.config();
   layer.n = scale[1];
-  const bool is_awq = layer.n > 0 && layer.n % kInAWord == 0 && words[1] == layer.n / kInAWord;
+  const bool is_awq = layer.n > 0 && layer.n % kPerWord == 0 && words[1] == layer.n / kPerWord;
   if ((!is_awq && words[1] != layer.n) || words[0] > kMax) {
     fail(module, "qweight " + shape_text(words) + " with scales " + shape_text(scale) +
                      " is of no layout that is read (AWQ or GPTQ, 4 bits)");
@@ -241,9 +256,9 @@ Layer QuantizedLayers::transposed_words(const std::string& module) {
   if (!config.method.empty() && config.bits != 4) {
     fail(module, (config.bits ? std::to_string(*config.bits) : "no") + " bits; only 4 are read");
   }
-  layer.k = is_awq ? words[0] : words[0] * kInAWord;
+  layer.k = is_awq ? words[0] : words[0] * kPerWord;
   if (layer.n == 0 || layer.k == 0) return layer;
-  if (layer.n % kInAWord != 0) {
+  if (layer.n % kPerWord != 0) {
     fail(module, "GPTQ packs 8 zero points a word, and there are " + std::to_string(layer.n) + " outputs");
   }
   std::int64_t groups = scale[0];
@@ -252,10 +267,9 @@ Layer QuantizedLayers::transposed_words(const std::string& module) {
     fail(module, std::to_string(layer.k) + " inputs do not come in " + std::to_string(groups) + " groups");
   }
   expect(layer, "scales", std::nullopt, {{groups, layer.n}});
-  layer.group = groups == 1 ? 0 : layer.k / groups;
-  layer.zero_points = true;
+  layer.weight = {DType::s4, Granularity::group, groups == 1 ? 0 : layer.k / groups, true};
   get(layer, "qzeros");
-  check_words(layer, "qzeros", {groups, layer.n / kInAWord}, "g_idx");
+  check_words(layer, "qzeros", {groups, layer.n / kPerWord}, "g_idx");
   if (config.desc_act && !has(layer, "g_idx")) fail(module, "has no g_idx, and quantization_config says desc_act");
   take(layer, {"qweight", "qzeros", "scales", "g_idx"});
   return layer;
@@ -278,130 +292,6 @@ void QuantizedLayers::take(Layer& layer, std::initializer_list<const char*> suff
     }
   }
   if (has(layer, "bias")) expect(layer, "bias", std::nullopt, {{layer.n}});
-}
-
-// ---- Values ----
-
-namespace {
-
-// In f32, since that is what is multiplied by.
-std::vector<float> scales(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix) {
-  std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
-  for (const float value : values) {
-    if (std::isfinite(value) && value > 0) continue;
-    refuse(checkpoint, layer.name, suffix + " holds " + number_text(value) + "; scales are finite and above 0");
-  }
-  return values;
-}
-
-const QuantizationGroup* group_of(const Checkpoint& checkpoint, const Layer& layer) {
-  return layer.scheme ? &checkpoint.config().groups[*layer.scheme] : nullptr;
-}
-
-// What int8 levels can have for a zero point, whatever type it is stored in.
-std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix,
-                                      std::size_t count, bool symmetric) {
-  const std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
-  if (values.size() != count) {
-    refuse(checkpoint, layer.name,
-           suffix + " has " + std::to_string(values.size()) + " values for " + std::to_string(count) + " scales");
-  }
-  std::vector<std::int32_t> result;
-  for (const float value : values) {
-    if (!(value >= -128 && value <= 127) || value != std::trunc(value)) {
-      refuse(checkpoint, layer.name,
-             suffix + " has " + number_text(value) + ", which is no whole number within -128..127");
-    }
-    if (symmetric && value != 0) {
-      refuse(checkpoint, layer.name,
-             suffix + " holds " + number_text(value) + ", and quantization_config says symmetric");
-    }
-    result.push_back(static_cast<std::int32_t>(value));
-  }
-  return result;
-}
-
-// All but the levels.
-QuantizedWeight int8_parameters(const Checkpoint& checkpoint, const Layer& layer) {
-  const QuantizationGroup* const group = group_of(checkpoint, layer);
-  QuantizedWeight weight;
-  weight.n = layer.n;
-  weight.k = layer.k;
-  weight.scale = scales(checkpoint, layer, "weight_scale");
-  weight.per_tensor = weight.scale.size() == 1 && layer.n != 1;
-  if (layer.zero_points) {
-    weight.zero_point =
-        zero_points(checkpoint, layer, "weight_zero_point", weight.scale.size(), group && group->weights->symmetric);
-  }
-  if (!layer.static_input) return weight;
-  weight.input_scale = scales(checkpoint, layer, "input_scale").front();
-  if (checkpoint.find(layer.name + ".input_zero_point")) {
-    weight.input_zero_point =
-        zero_points(checkpoint, layer, "input_zero_point", 1, group && group->input->symmetric).front();
-  }
-  if (checkpoint.find(layer.name + ".input_multiplier")) scales(checkpoint, layer, "input_multiplier");
-  return weight;
-}
-
-// What PackedWords points to.
-struct Words {
-  std::string name = {};
-  std::vector<std::int32_t> words = {};
-  std::vector<float> scale = {};
-  std::vector<std::int32_t> zeros = {};
-  std::vector<std::int32_t> group_of = {};
-
-  PackedWords view(const Layer& layer) const {
-    return {.name = name,
-            .n = layer.n,
-            .k = layer.k,
-            .group = layer.group,
-            .words = words,
-            .scale = scale,
-            .zero_words = zeros};
-  }
-};
-
-int zero_offset(const Checkpoint& checkpoint) { return checkpoint.config().format == "gptq_v2" ? 0 : 1; }
-
-// All but the words of the weight itself.
-Words word_parameters(const Checkpoint& checkpoint, const Layer& layer) {
-  const bool packs = layer.kind == LayerKind::pack_quantized;
-  Words words = {.name = checkpoint.path().string() + ": \"" + layer.name + "\""};
-  words.scale = scales(checkpoint, layer, packs ? "weight_scale" : "scales");
-  if (layer.zero_points) words.zeros = checkpoint.words(layer.name + (packs ? ".weight_zero_point" : ".qzeros"));
-  const std::string order = layer.name + (packs ? ".weight_g_idx" : ".g_idx");
-  if (checkpoint.find(order)) words.group_of = checkpoint.words(order);
-  // -1 is what an order that is not used is filled with.
-  const auto is_unused = [](std::int32_t group) { return group == -1; };
-  if (packs && std::all_of(words.group_of.begin(), words.group_of.end(), is_unused)) words.group_of.clear();
-  check_group_order(words.view(layer), words.group_of);
-  if (layer.kind == LayerKind::gptq) check_gptq_zero_points(words.view(layer), zero_offset(checkpoint));
-  return words;
-}
-
-}  // namespace
-
-void check_values(const Checkpoint& checkpoint, const Layer& layer) {
-  if (layer.kind == LayerKind::plain) return;
-  layer.kind == LayerKind::int_quantized ? (void)int8_parameters(checkpoint, layer)
-                                         : (void)word_parameters(checkpoint, layer);
-}
-
-QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer) {
-  if (layer.kind == LayerKind::int_quantized) {
-    QuantizedWeight weight = int8_parameters(checkpoint, layer);
-    const Bytes levels = checkpoint.bytes(layer.name + ".weight");
-    weight.q.resize(levels.size());
-    std::memcpy(weight.q.data(), levels.data(), levels.size());
-    return weight;
-  }
-  Words words = word_parameters(checkpoint, layer);
-  words.words = checkpoint.words(layer.weight_tensor());
-  const PackedWords packed = words.view(layer);
-  if (layer.kind == LayerKind::awq) return from_awq(packed);
-  if (layer.kind == LayerKind::pack_quantized) return from_pack_quantized(packed);
-  return from_gptq(packed, words.group_of, zero_offset(checkpoint));
 }
 
 }  // namespace octile::checkpoint

@@ -1,5 +1,5 @@
-// What a file has of a quantized layer: which tensors, of which types and shapes, and what quantization_config says of
-// them. All readers of checkpoints go by these checks, the Python package's too.
+// The quantized layers of a file: which tensors, of which types and shapes, and what quantization_config says of them.
+// All readers of checkpoints share these checks, the Python package too.
 #pragma once
 
 #include <initializer_list>
@@ -12,8 +12,11 @@
 
 namespace octile::checkpoint {
 
-// Throws FileError, with the layer's name and the values, for what is wrong in the headers. A layer without inputs or
-// outputs is not looked at further.
+// Throws FileError with the file's and the layer's name.
+[[noreturn]] void layer_error(const Checkpoint& checkpoint, const std::string& layer, const std::string& what);
+
+// Errors in the headers throw FileError with the layer's name and the values. A layer without inputs or outputs is not
+// checked further.
 class QuantizedLayers {
  public:
   explicit QuantizedLayers(const Checkpoint& checkpoint) : checkpoint_(checkpoint), schemes_(checkpoint) {}
@@ -40,10 +43,10 @@ class QuantizedLayers {
   const QuantizationGroup* choose_group(Layer& layer);
   void check_input(Layer& layer, const QuantizationGroup* group) const;
   std::int64_t count_groups(const Layer& layer, std::int64_t length) const;
-  void check_groups_of_words(Layer& layer, const QuantizationGroup* group) const;
+  void check_scale(Layer& layer, const QuantizationGroup* group) const;
   void check_words(const Layer& layer, const std::string& zero_points, const Shape& zero_shape,
                    const std::string& order) const;
-  // The layer's tensors, and that no others are there which a quantized layer could have.
+  // Lists the layer's tensors, and checks that no others are there that a quantized layer could have.
   void take(Layer& layer, std::initializer_list<const char*> suffixes) const;
 
   const Checkpoint& checkpoint_;
@@ -53,8 +56,8 @@ class QuantizedLayers {
 // Throws FileError unless the method is one whose layers are read.
 void check_method(const Checkpoint& checkpoint);
 
-// The values of all that belongs to the levels: scales that are finite and above 0, zero points that are some, groups
-// in order. read_quantized and read_weight check them too. Throws FileError.
+// Checks the values that belong to the levels: scales that are finite and above 0, zero points in range, groups in
+// order. read_quantized and read_weight check them too. Throws FileError.
 void check_values(const Checkpoint& checkpoint, const Layer& layer);
 
 }  // namespace octile::checkpoint

@@ -2,17 +2,66 @@
 
 #include <array>
 #include <cmath>
-#include <cstdlib>
+#include <utility>
 
 namespace octile::checkpoint {
 
 namespace {
 
-int nibble(std::int32_t word, int i) { return static_cast<int>(static_cast<std::uint32_t>(word) >> (4 * i) & 15u); }
+// Unsigned integers of 4 or 8 bits in 32-bit words, which lie along the columns or the rows of a matrix.
+class WordMatrix {
+ public:
+  enum class Along : std::uint8_t { cols, rows };
 
-std::int32_t with_nibble(std::int32_t word, int i, int value) {
-  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word) | static_cast<std::uint32_t>(value) << (4 * i));
-}
+  WordMatrix(std::int64_t rows, std::int64_t cols, DType type, Along along, bool is_awq = false)
+      : bits_(level_bits(type)),
+        along_(along),
+        is_awq_(is_awq),
+        cols_(along == Along::cols ? words_for(cols, type) : cols) {
+    size_ = (along == Along::cols ? rows : words_for(rows, type)) * cols_;
+  }
+
+  std::int64_t size() const { return size_; }  // in words
+
+  int get(std::span<const std::int32_t> words, std::int64_t row, std::int64_t col) const {
+    const Place place = place_of(row, col);
+    return static_cast<int>(static_cast<std::uint32_t>(words[place.word]) >> place.shift & ((1u << bits_) - 1));
+  }
+
+  // Of a word that is still 0 there.
+  void set(std::span<std::int32_t> words, std::int64_t row, std::int64_t col, int value) const {
+    const Place place = place_of(row, col);
+    words[place.word] = static_cast<std::int32_t>(static_cast<std::uint32_t>(words[place.word]) |
+                                                  static_cast<std::uint32_t>(value) << place.shift);
+  }
+
+ private:
+  struct Place {
+    std::size_t word;
+    int shift;
+  };
+
+  Place place_of(std::int64_t row, std::int64_t col) const {
+    // AWQ's output i of eight is nibble kAwqPlace[i] of the word.
+    constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
+    const std::int64_t log = bits_ == 4 ? 3 : 2;
+    std::int64_t& packed = along_ == Along::cols ? col : row;
+    int i = static_cast<int>(packed & ((1 << log) - 1));
+    packed >>= log;
+    if (is_awq_) i = kAwqPlace[static_cast<std::size_t>(i)];
+    return {static_cast<std::size_t>(row * cols_ + col), i * bits_};
+  }
+
+  int bits_;
+  Along along_;
+  bool is_awq_;
+  std::int64_t cols_;  // in words, if they lie along the columns
+  std::int64_t size_;
+};
+
+using Along = WordMatrix::Along;
+
+int offset_of(DType type) { return 1 << (level_bits(type) - 1); }
 
 template <class T>
 T at(std::span<const T> values, std::int64_t i) {
@@ -26,76 +75,98 @@ void check_size(const PackedWords& packed, std::string_view what, std::size_t ha
                   std::to_string(packed.group) + " have " + std::to_string(wants));
 }
 
-// Before anything is computed of the sizes: below these bounds no product of two of them overflows.
+// Comes before any arithmetic on the sizes: below these bounds no product of two of them overflows.
 void check_shape(const PackedWords& packed) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  if (packed.n < 0 || packed.k < 0 || packed.n >= kMost || packed.k >= kMost || packed.group < 0 ||
+  constexpr std::int64_t kMax = std::int64_t{1} << 31;
+  if (packed.n < 0 || packed.k < 0 || packed.n >= kMax || packed.k >= kMax || packed.group < 0 ||
       (packed.group != 0 && packed.k % packed.group != 0)) {
     throw FileError(printable(packed.name) + ": (" + std::to_string(packed.n) + ", " + std::to_string(packed.k) +
                     ") cannot be in groups of " + std::to_string(packed.group));
   }
 }
 
-// The shell of the result, after the checks that all layouts share.
-QuantizedWeight begin(const PackedWords& packed, std::int64_t words, std::int64_t zero_words) {
+// Where a layout keeps the levels, the zero points and the scales.
+struct Layout {
+  bool is_transposed;  // (K, N) and (G, N) instead of (N, K) and (N, G)
+  Along levels;
+  Along zero_points;
+  bool is_awq = false;
+  int zero_offset = 0;  // what the stored zero points lack
+};
+
+constexpr Layout kPackQuantized = {false, Along::cols, Along::rows};
+constexpr Layout kPuzzle = {false, Along::cols, Along::cols};
+constexpr Layout kAwq = {true, Along::cols, Along::cols, true};
+
+WordMatrix matrix_of(const Layout& layout, std::int64_t n, std::int64_t width, DType type, Along along) {
+  return layout.is_transposed ? WordMatrix(width, n, type, along, layout.is_awq) : WordMatrix(n, width, type, along);
+}
+
+QuantizedWeight unpack(const PackedWords& packed, const Layout& layout) {
   QuantizedWeight weight;
   weight.n = packed.n;
   weight.k = packed.k;
-  weight.type = DType::s4;
-  weight.group = packed.group;
-  check_size(packed, "the weight, in words,", packed.words.size(), words);
-  check_size(packed, "the scale", packed.scale.size(), weight.n * weight.groups());
-  if (!packed.zero_words.empty()) check_size(packed, "the zero point, in words,", packed.zero_words.size(), zero_words);
+  weight.format = {packed.type, Granularity::group, packed.group, !packed.zero_words.empty()};
+  const std::int64_t groups = weight.groups();
+  const WordMatrix levels = matrix_of(layout, packed.n, packed.k, packed.type, layout.levels);
+  const WordMatrix zero_points = matrix_of(layout, packed.n, groups, packed.type, layout.zero_points);
+  check_size(packed, "the weight, in words,", packed.words.size(), levels.size());
+  check_size(packed, "the scale", packed.scale.size(), weight.n * groups);
+  if (weight.format.zero_point) {
+    check_size(packed, "the zero point, in words,", packed.zero_words.size(), zero_points.size());
+  }
   for (const float scale : packed.scale) {
     if (!std::isfinite(scale)) throw FileError(printable(packed.name) + ": a scale is " + number_text(scale));
   }
   weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
-  weight.scale.resize(packed.scale.size());
-  if (!packed.zero_words.empty()) weight.zero_point.resize(packed.scale.size());
-  return weight;
-}
-
-// `unsigned_level(row, column)` and the rest of what a layout says, each element once.
-template <class Level>
-void fill_levels(QuantizedWeight& weight, Level unsigned_level) {
+  const auto stored = [&](std::int64_t row, std::int64_t i) {
+    return layout.is_transposed ? std::pair(i, row) : std::pair(row, i);
+  };
+  const int offset = offset_of(packed.type);
   for (std::int64_t row = 0; row < weight.n; ++row) {
     std::uint8_t* const q = weight.q.data() + row * weight.row_bytes();
     for (std::int64_t column = 0; column < weight.k; ++column) {
-      const int signed_level = unsigned_level(row, column) - 8;
-      q[column / 2] = static_cast<std::uint8_t>(q[column / 2] | (signed_level & 15) << (column % 2 * 4));
+      const auto [i, j] = stored(row, column);
+      const int level = levels.get(packed.words, i, j) - offset;
+      if (packed.type == DType::s8) {
+        q[column] = static_cast<std::uint8_t>(level);
+      } else {
+        q[column / 2] = static_cast<std::uint8_t>(q[column / 2] | (level & 15) << (column % 2 * 4));
+      }
+    }
+    for (std::int64_t group = 0; group < groups; ++group) {
+      const auto [i, j] = stored(row, group);
+      weight.scale.push_back(at(packed.scale, layout.is_transposed ? i * weight.n + j : i * groups + j));
+      if (!weight.format.zero_point) continue;
+      weight.zero_point.push_back(zero_points.get(packed.zero_words, i, j) + layout.zero_offset - offset);
     }
   }
+  return weight;
 }
 
-template <class Scale, class Zero>
-void fill_groups(QuantizedWeight& weight, Scale scale, Zero unsigned_zero) {
-  for (std::int64_t row = 0; row < weight.n; ++row) {
-    for (std::int64_t group = 0; group < weight.groups(); ++group) {
-      const auto i = static_cast<std::size_t>(row * weight.groups() + group);
-      weight.scale[i] = scale(row, group);
-      if (!weight.zero_point.empty()) weight.zero_point[i] = unsigned_zero(row, group) - 8;
-    }
-  }
+void check_eights(const PackedWords& packed, std::int64_t count, const char* what) {
+  if (count % 8 == 0) return;
+  throw FileError(printable(packed.name) + ": " + what + " a word, and there are " + std::to_string(count));
 }
 
 }  // namespace
 
 int QuantizedWeight::level(std::int64_t row, std::int64_t column) const {
   const std::uint8_t* const values = q.data() + row * row_bytes();
-  if (type == DType::s8) return static_cast<std::int8_t>(values[column]);
+  if (format.type == DType::s8) return static_cast<std::int8_t>(values[column]);
   return ((values[column / 2] >> (column % 2 * 4) & 15) ^ 8) - 8;
 }
 
 ConstTensor QuantizedWeight::values() const {
-  if (type == DType::s4) return matrix_s4(q.data(), n, k);
+  if (format.type == DType::s4) return matrix_s4(q.data(), n, k);
   return matrix(reinterpret_cast<const std::int8_t*>(q.data()), n, k);
 }
 
 void dequantize_row(const QuantizedWeight& weight, std::int64_t row, std::span<float> values) {
-  const std::int64_t groups = weight.groups();
-  const std::int64_t length = weight.group == 0 ? weight.k : weight.group;
+  const bool per_tensor = weight.format.granularity == Granularity::tensor;
+  const std::int64_t first = per_tensor ? 0 : row * weight.groups();
   for (std::int64_t column = 0; column < weight.k; ++column) {
-    const auto i = static_cast<std::size_t>(weight.per_tensor ? 0 : row * groups + column / length);
+    const auto i = static_cast<std::size_t>(first + column / weight.run());
     const int zero_point = weight.zero_point.empty() ? 0 : weight.zero_point[i];
     values[static_cast<std::size_t>(column)] =
         static_cast<float>(weight.level(row, column) - zero_point) * weight.scale[i];
@@ -103,25 +174,26 @@ void dequantize_row(const QuantizedWeight& weight, std::int64_t row, std::span<f
 }
 
 std::vector<std::int32_t> pack_levels(const QuantizedWeight& weight) {
-  const std::int64_t row_words = words_for(weight.k);
-  std::vector<std::int32_t> words(static_cast<std::size_t>(weight.n * row_words));
+  const DType type = weight.format.type;
+  const WordMatrix levels = matrix_of(kPackQuantized, weight.n, weight.k, type, kPackQuantized.levels);
+  std::vector<std::int32_t> words(static_cast<std::size_t>(levels.size()));
   for (std::int64_t row = 0; row < weight.n; ++row) {
     for (std::int64_t column = 0; column < weight.k; ++column) {
-      std::int32_t& word = words[static_cast<std::size_t>(row * row_words + column / kInAWord)];
-      word = with_nibble(word, static_cast<int>(column % kInAWord), weight.level(row, column) + 8);
+      levels.set(words, row, column, weight.level(row, column) + offset_of(type));
     }
   }
   return words;
 }
 
 std::vector<std::int32_t> pack_zero_points(const QuantizedWeight& weight) {
+  const DType type = weight.format.type;
   const std::int64_t groups = weight.groups();
-  std::vector<std::int32_t> words(static_cast<std::size_t>(words_for(weight.n) * groups));
+  const WordMatrix points = matrix_of(kPackQuantized, weight.n, groups, type, kPackQuantized.zero_points);
+  std::vector<std::int32_t> words(static_cast<std::size_t>(points.size()));
   for (std::int64_t row = 0; row < weight.n; ++row) {
     for (std::int64_t group = 0; group < groups; ++group) {
-      std::int32_t& word = words[static_cast<std::size_t>(row / kInAWord * groups + group)];
-      word = with_nibble(word, static_cast<int>(row % kInAWord),
-                         weight.zero_point[static_cast<std::size_t>(row * groups + group)] + 8);
+      const std::int32_t zero_point = weight.zero_point[static_cast<std::size_t>(row * groups + group)];
+      points.set(words, row, group, zero_point + offset_of(type));
     }
   }
   return words;
@@ -129,40 +201,13 @@ std::vector<std::int32_t> pack_zero_points(const QuantizedWeight& weight) {
 
 QuantizedWeight from_pack_quantized(const PackedWords& packed) {
   check_shape(packed);
-  const std::int64_t row_words = words_for(packed.k);
-  const std::int64_t groups = packed.group == 0 ? 1 : packed.k / packed.group;
-  QuantizedWeight weight = begin(packed, packed.n * row_words, words_for(packed.n) * groups);
-  fill_levels(weight, [&](std::int64_t row, std::int64_t column) {
-    return nibble(at(packed.words, row * row_words + column / kInAWord), static_cast<int>(column % kInAWord));
-  });
-  fill_groups(
-      weight, [&](std::int64_t row, std::int64_t group) { return at(packed.scale, row * groups + group); },
-      [&](std::int64_t row, std::int64_t group) {
-        return nibble(at(packed.zero_words, row / kInAWord * groups + group), static_cast<int>(row % kInAWord));
-      });
-  return weight;
+  return unpack(packed, kPackQuantized);
 }
 
 QuantizedWeight from_awq(const PackedWords& packed) {
   check_shape(packed);
-  // Output i of eight is nibble kPlace[i] of the word.
-  constexpr std::array<int, kInAWord> kPlace = {0, 4, 1, 5, 2, 6, 3, 7};
-  if (packed.n % kInAWord != 0) {
-    throw FileError(printable(packed.name) + ": AWQ packs 8 outputs a word, and there are " + std::to_string(packed.n));
-  }
-  const std::int64_t row_words = packed.n / kInAWord;
-  const std::int64_t groups = packed.group == 0 ? 1 : packed.k / packed.group;
-  QuantizedWeight weight = begin(packed, packed.k * row_words, groups * row_words);
-  const auto place = [&](std::int64_t row) { return kPlace[static_cast<std::size_t>(row % kInAWord)]; };
-  fill_levels(weight, [&](std::int64_t row, std::int64_t column) {
-    return nibble(at(packed.words, column * row_words + row / kInAWord), place(row));
-  });
-  fill_groups(
-      weight, [&](std::int64_t row, std::int64_t group) { return at(packed.scale, group * packed.n + row); },
-      [&](std::int64_t row, std::int64_t group) {
-        return nibble(at(packed.zero_words, group * row_words + row / kInAWord), place(row));
-      });
-  return weight;
+  check_eights(packed, packed.n, "AWQ packs 8 outputs");
+  return unpack(packed, kAwq);
 }
 
 void check_group_order(const PackedWords& packed, std::span<const std::int32_t> group_of) {
@@ -178,14 +223,15 @@ void check_group_order(const PackedWords& packed, std::span<const std::int32_t> 
 }
 
 void check_gptq_zero_points(const PackedWords& packed, int zero_offset) {
-  const std::int64_t zero_row = words_for(packed.n);
-  for (std::size_t i = 0; zero_offset > 0 && i < packed.zero_words.size(); ++i) {
-    for (int place = 0; place < kInAWord; ++place) {
-      if (nibble(packed.zero_words[i], place) + zero_offset <= 15) continue;
-      const auto word = static_cast<std::int64_t>(i);
-      throw FileError(printable(packed.name) + ": the stored zero point of output " +
-                      std::to_string(word % zero_row * kInAWord + place) + ", group " +
-                      std::to_string(word / zero_row) +
+  if (zero_offset == 0 || packed.zero_words.empty()) return;
+  const std::int64_t groups = packed.group == 0 ? 1 : packed.k / packed.group;
+  const WordMatrix points(groups, packed.n, DType::s4, Along::cols);
+  check_size(packed, "the zero point, in words,", packed.zero_words.size(), points.size());
+  for (std::int64_t group = 0; group < groups; ++group) {
+    for (std::int64_t row = 0; row < packed.n; ++row) {
+      if (points.get(packed.zero_words, group, row) + zero_offset <= 15) continue;
+      throw FileError(printable(packed.name) + ": the stored zero point of output " + std::to_string(row) + ", group " +
+                      std::to_string(group) +
                       " is 15, which stands for 16, or for a 0 that has overflowed: it is not read");
     }
   }
@@ -193,46 +239,17 @@ void check_gptq_zero_points(const PackedWords& packed, int zero_offset) {
 
 QuantizedWeight from_gptq(const PackedWords& packed, std::span<const std::int32_t> group_of, int zero_offset) {
   check_shape(packed);
-  if (packed.n % kInAWord != 0 || packed.k % kInAWord != 0) {
-    throw FileError(printable(packed.name) + ": GPTQ packs 8 inputs and 8 zero points a word, and the weight is (" +
-                    std::to_string(packed.n) + ", " + std::to_string(packed.k) + ")");
-  }
-  const std::int64_t groups = packed.group == 0 ? 1 : packed.k / packed.group;
-  const std::int64_t zero_row = packed.n / kInAWord;
-  QuantizedWeight weight = begin(packed, packed.k / kInAWord * packed.n, groups * zero_row);
+  check_eights(packed, packed.k, "GPTQ packs 8 inputs");
+  check_eights(packed, packed.n, "GPTQ packs 8 zero points");
   check_group_order(packed, group_of);
   check_gptq_zero_points(packed, zero_offset);
-  fill_levels(weight, [&](std::int64_t row, std::int64_t column) {
-    return nibble(at(packed.words, column / kInAWord * packed.n + row), static_cast<int>(column % kInAWord));
-  });
-  fill_groups(
-      weight, [&](std::int64_t row, std::int64_t group) { return at(packed.scale, group * packed.n + row); },
-      [&](std::int64_t row, std::int64_t group) {
-        return zero_offset +
-               nibble(at(packed.zero_words, group * zero_row + row / kInAWord), static_cast<int>(row % kInAWord));
-      });
-  return weight;
+  return unpack(packed, {true, Along::rows, Along::cols, false, zero_offset});
 }
 
 QuantizedWeight from_puzzle(const PackedWords& packed) {
   check_shape(packed);
-  if (packed.k % kInAWord != 0) {
-    throw FileError(printable(packed.name) + ": the puzzle packs 8 inputs a word, and there are " +
-                    std::to_string(packed.k));
-  }
-  const std::int64_t row_words = packed.k / kInAWord;
-  const std::int64_t groups = packed.group == 0 ? 1 : packed.k / packed.group;
-  const std::int64_t shift_words = words_for(groups);
-  QuantizedWeight weight = begin(packed, packed.n * row_words, packed.n * shift_words);
-  fill_levels(weight, [&](std::int64_t row, std::int64_t column) {
-    return nibble(at(packed.words, row * row_words + column / kInAWord), static_cast<int>(column % kInAWord));
-  });
-  fill_groups(
-      weight, [&](std::int64_t row, std::int64_t group) { return at(packed.scale, row * groups + group); },
-      [&](std::int64_t row, std::int64_t group) {
-        return nibble(at(packed.zero_words, row * shift_words + group / kInAWord), static_cast<int>(group % kInAWord));
-      });
-  return weight;
+  check_eights(packed, packed.k, "the puzzle packs 8 inputs");
+  return unpack(packed, kPuzzle);
 }
 
 }  // namespace octile::checkpoint

@@ -42,9 +42,9 @@ json describe_checkpoint(const char* path) {
     layers[layer.name] = {{"kind", name(layer.kind)},
                           {"n", layer.n},
                           {"k", layer.k},
-
-                          {"group", layer.group},
-                          {"zero_points", layer.zero_points},
+                          {"bits", level_bits(layer.weight.type)},
+                          {"group", layer.weight.group},
+                          {"zero_points", layer.weight.zero_point},
                           {"scheme", layer.scheme ? json(*layer.scheme) : json(nullptr)}};
   }
   json files = json::array();

@@ -25,7 +25,7 @@ std::optional<ElementType> element_type(std::string_view text) {
   return std::nullopt;
 }
 
-// The header, event by event: nothing is built of what does not belong there, however deep or long it is.
+// Reads the header event by event: nothing is stored of what does not belong there, however deep or long.
 class HeaderReader : public JsonListener {
  public:
   std::vector<TensorInfo> tensors;
@@ -232,10 +232,10 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
   }
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
-  // The length first, so that a file of another kind is called that, not truncated.
-  if (length > kMostHeaderBytes) {
+  // Checked first, so that a file of another kind is not reported as truncated.
+  if (length > kMaxHeaderBytes) {
     throw refuse("no safetensors file: its header would have " + std::to_string(length) + " bytes, more than " +
-                 std::to_string(kMostHeaderBytes));
+                 std::to_string(kMaxHeaderBytes));
   }
   if (length > bytes.size() - kLengthBytes) {
     throw refuse("truncated: the header has " + std::to_string(length) + " bytes, the file " +
@@ -301,7 +301,7 @@ void SafetensorsFile::release(const TensorInfo& tensor) const {
   const Bytes own = bytes(tensor);
   const auto begin = (reinterpret_cast<std::uintptr_t>(own.data()) + page - 1) / page * page;
   const auto end = (reinterpret_cast<std::uintptr_t>(own.data()) + own.size()) / page * page;
-  // Advice alone: nothing is lost if the system does not take it.
+  // Only a hint: its failure does no harm.
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 

@@ -52,9 +52,9 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   }
   text += '}';
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
-  if (text.size() > kMostHeaderBytes) {
+  if (text.size() > kMaxHeaderBytes) {
     throw FileError(path.string() + ": " + std::to_string(text.size()) + " bytes of header are more than " +
-                    std::to_string(kMostHeaderBytes));
+                    std::to_string(kMaxHeaderBytes));
   }
   const std::uint64_t length = text.size();
   text.insert(0, reinterpret_cast<const char*>(&length), sizeof length);

@@ -6,8 +6,7 @@ namespace octile::checkpoint {
 
 namespace {
 
-// Real files have some dozens of expressions with some dozen states each, and a match takes some hundred steps. A step
-// takes some nanoseconds.
+// Real files have dozens of expressions of a dozen states each; a match takes hundreds of steps of some nanoseconds.
 constexpr std::size_t kMaxStates = 100'000;
 constexpr std::int64_t kSteps = 100'000'000, kStepsOfALayer = 20'000;
 

@@ -1,4 +1,4 @@
-// What a quantization_config says of a layer, by its name.
+// The groups of a quantization_config, by a layer's name.
 #pragma once
 
 #include <map>
@@ -12,15 +12,14 @@
 
 namespace octile::checkpoint {
 
-// The targets of compressed-tensors: a layer's name, an expression that fits it ("re:..."), or a class, "Linear" or
-// "Module". Of several that mean a layer the most specific holds, in that order, and among equals the first of the
-// alphabet.
+// The targets of compressed-tensors: a layer's name, an expression that matches it ("re:..."), or a class, "Linear" or
+// "Module". Of several targets that match, the first in that order counts, and among equals the first of the alphabet.
 class Targets {
  public:
-  // Throws FileError, `place` first, for an expression that is not read.
+  // Throws FileError, `place` first, for an expression that is not supported.
   Targets(const std::vector<std::string>& targets, const std::string& place);
 
-  // The target that means the layer; null: none does. Throws FileError when all that was asked has taken too long.
+  // The target that matches the layer; null: none. Throws FileError when all matches so far took too many steps.
   const std::string* of(const std::string& layer);
 
  private:
@@ -34,8 +33,8 @@ class Schemes {
  public:
   explicit Schemes(const Checkpoint& checkpoint);
 
-  // Of compressed-tensors, an index of ModelConfig::groups. Throws FileError for a layer that is in no group, or is to
-  // be ignored.
+  // For compressed-tensors: an index of ModelConfig::groups. Throws FileError for a layer that is in no group, or is
+  // ignored.
   std::size_t group_of(const std::string& layer);
   bool ignores(const std::string& layer) { return ignored_.of(layer) != nullptr; }
 

@@ -21,7 +21,7 @@ Identity identity(const fs::path& path, bool follow = true) {
   return {status.st_dev, status.st_ino};
 }
 
-// Links to files are followed, as model caches use them; links to folders are not, since they may lead back.
+// Follows links to files, which model caches use; not links to folders, which may form cycles.
 void add_folder(const fs::path& folder, std::set<Identity>& read) {
   read.insert(identity(folder));
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {

@@ -1,4 +1,4 @@
-// Where a quantized checkpoint goes: what may be there already, and what is copied to it.
+// The target of a quantized checkpoint: what it may replace, and what is copied to it.
 #pragma once
 
 #include <filesystem>
@@ -11,19 +11,18 @@
 
 namespace octile::checkpoint {
 
-// The place to write: `to` with links followed, without a slash at its end. What would fail at the end fails here: a
-// FileError where `to` is what is read, is inside of it or holds any of it, is there and may not be replaced, or is of
-// another kind. What is read is told by device and inode: all that the checkpoint's folder leads to, and the
-// calibration.
+// The path to write: `to` with links followed, without a trailing slash. Fails early: throws FileError where `to` is an
+// input, is inside of one or holds any, exists and may not be replaced, or is of another kind. Inputs are compared by
+// device and inode: everything in the checkpoint's folder, links followed, and the calibration.
 std::filesystem::path check_target(const Checkpoint& from, const std::filesystem::path& to,
                                    const QuantizeOptions& options);
 
-// A folder is replaced as a whole, so each entry must come from the checkpoint's folder, save what is written anyway:
-// a folder there for a folder, a file there for a file or a link. The check throws FileError, naming what would be
-// lost.
+// A folder is replaced as a whole, so each of its entries must correspond to one of the checkpoint's folder, a folder
+// to a folder, a file or a link to a file; files that are written anyway are excepted. The check throws FileError,
+// naming what would be lost.
 base::CheckReplaced check_replaced(const Checkpoint& from, const std::filesystem::path& target);
 
-// All files of the folder, save those named at its top, byte for byte; each is told to `tell` first.
+// Copies all files of the folder verbatim, except the top-level ones in `except`. Calls `tell` before each.
 void copy_others(const std::filesystem::path& from, base::Temporary& to, const std::set<std::string>& except,
                  const std::function<void(const std::string&)>& tell);
 

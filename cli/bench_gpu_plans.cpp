@@ -243,7 +243,7 @@ Prepared quantize(const Benchmark& b, const Gpu& gpu, Granularity granularity, O
   Prepared p = prepared(plan, args, o, gpu);
   const double elements = product(rows, cols);
   const bool whole = granularity == Granularity::tensor || granularity == Granularity::column;
-  const bool twice = whole && 2 * elements > static_cast<double>(gpu.facts().second_level_cache);
+  const bool twice = whole && 2 * elements > static_cast<double>(gpu.facts().l2_bytes);
   p.bytes = elements * (orientation == Orientation::both ? 4 : 3) + (twice ? 2 * elements : 0);
   return p;
 }

@@ -37,7 +37,7 @@ constexpr std::array<Sizes, 22> kFourBits = {
      {65, 272, 4096}, {100, 1000, 512}, {128, 512, 1024},  {129, 1032, 512}, {257, 528, 512},  {300, 1024, 288},
      {1024, 264, 96}, {4096, 136, 128}, {2100, 2064, 256}, {2100, 2064, 32}}};
 
-// Gradients: more tiles of dX, and of dW, than multiprocessors, and short sums for the sake of the bound's arithmetic.
+// Gradients: more tiles of dX, and of dW, than SMs, and short sums for the sake of the bound's arithmetic.
 constexpr std::array<Sizes, 4> kGradients = {
     {{2100, 208, 2100}, {2051, 136, 2049}, {208, 2100, 2056}, {131, 2049, 2051}}};
 

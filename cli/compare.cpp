@@ -1,4 +1,4 @@
-// octile compare: how far two checkpoints' weights are apart.
+// octile compare: the difference between the weights of two checkpoints.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -30,21 +30,21 @@ constexpr const char* kFooter =
   SQNR       10 log10(sum a^2 / sum (a - b)^2), in dB, of the dequantized weights
   max error  the largest |a - b|
 Weights are compared as the files hold them, F64 unrounded. A warning names layers with rows or
-groups that are all zero in B and not in A.
-All other tensors are compared byte by byte. A checkpoint that was smoothed has other weights
-by design, since its norms were divided by what the weights were multiplied by.
+groups that are all zero in B but not in A.
+All other tensors are compared byte by byte. A smoothed checkpoint has different weights by
+design: they were multiplied by the factors that its norms were divided by.
 
-Exit status: 1 if a layer is below --least-sqnr, is in one of the two alone, or has another
-shape, or if a file cannot be read.
+Exit status: 1 if a layer is below --min-sqnr, is in only one of the two, or differs in shape,
+or if a file cannot be read.
 
 Examples:
   octile compare FOLDER QUANTIZED
-  octile compare FOLDER QUANTIZED --least-sqnr 30 --json | jq '.layers[0]')";
+  octile compare FOLDER QUANTIZED --min-sqnr 30 --json | jq '.layers[0]')";
 
 struct Options {
   std::string a;
   std::string b;
-  double least_sqnr = -std::numeric_limits<double>::infinity();
+  double min_sqnr = -std::numeric_limits<double>::infinity();
   std::size_t worst = 10;
   bool json = false;
 };
@@ -55,7 +55,7 @@ struct LayerRow {
   std::string kind_a;
   std::string kind_b;
   Difference difference;
-  std::int64_t vanished = 0;  // rows, or groups of B, that are all zero in B and not in A
+  std::int64_t vanished = 0;  // rows, or groups of B, that are all zero in B but not in A
 };
 
 struct OtherTensors {
@@ -76,9 +76,9 @@ class Side {
   }
 
   const Checkpoint& model() const { return model_; }
-  const std::vector<std::string>& names() const { return names_; }  // of its layers, in the order of the files
+  const std::vector<std::string>& names() const { return names_; }  // of the layers, in file order
 
-  // If need be from a weight that no name tells to be linear: the other side has quantized it.
+  // May be a matrix that does not look linear by its name: the other side has quantized it.
   std::optional<Layer> layer(const std::string& name) const {
     if (const auto found = layers_.find(name); found != layers_.end()) return found->second;
     const TensorInfo* const weight = model_.find(name + ".weight");
@@ -125,11 +125,11 @@ class Comparison {
     compare_others();
   }
 
-  std::vector<LayerRow> rows;  // the worst first
+  std::vector<LayerRow> rows;  // worst first
   OtherTensors others;
 
  private:
-  // A NaN has no place among numbers: before all of them.
+  // A NaN ranks first.
   static double rank(const LayerRow& row) {
     const double sqnr = row.difference.sqnr();
     return !row.problem.empty() || std::isnan(sqnr) ? -std::numeric_limits<double>::infinity() : sqnr;
@@ -162,14 +162,14 @@ class Comparison {
     return row;
   }
 
-  // Row by row in f64, which takes little memory.
+  // Row by row in f64, to save memory.
   template <class Real>
   static void measure(const std::vector<Real>& a, const std::vector<Real>& b, const Layer& layer, LayerRow& row) {
     for (std::ptrdiff_t first = 0; first < static_cast<std::ptrdiff_t>(a.size()); first += layer.k) {
       const std::vector<double> row_a(a.begin() + first, a.begin() + first + layer.k);
       const std::vector<double> row_b(b.begin() + first, b.begin() + first + layer.k);
       row.difference.add(row_a, row_b);
-      row.vanished += checkpoint::count_vanished(row_a, row_b, layer.group == 0 ? layer.k : layer.group);
+      row.vanished += checkpoint::count_vanished(row_a, row_b, layer.k / checkpoint::groups_of(layer.weight, layer.k));
     }
   }
 
@@ -214,7 +214,7 @@ std::vector<double> compared(const std::vector<LayerRow>& rows) {
 
 bool is_good(const Options& options, const std::vector<LayerRow>& rows) {
   return std::all_of(rows.begin(), rows.end(), [&](const LayerRow& row) {
-    return row.problem.empty() && row.difference.sqnr() >= options.least_sqnr;  // false for a NaN
+    return row.problem.empty() && row.difference.sqnr() >= options.min_sqnr;  // false for a NaN
   });
 }
 
@@ -261,7 +261,7 @@ void print_text(const Options& options, const Comparison& comparison) {
   const auto values = compared(comparison.rows);
   std::cout << comparison.rows.size() << " linear layers";
   if (!values.empty()) {
-    std::cout << ", SQNR least " << decibels(values.front()) << " dB, median " << decibels(values[values.size() / 2])
+    std::cout << ", SQNR min " << decibels(values.front()) << " dB, median " << decibels(values[values.size() / 2])
               << " dB";
   }
   std::cout << "\nother tensors: " << comparison.others.equal << " equal\n";
@@ -299,7 +299,7 @@ void add_compare(CLI::App& app) {
   auto options = std::make_shared<Options>();
   command->add_option("a", options->a, "A safetensors file, or a model's folder")->required();
   command->add_option("b", options->b, "The same; compared with A")->required();
-  command->add_option("--least-sqnr", options->least_sqnr, "Fail if a layer has less, in dB")->type_name("DB");
+  command->add_option("--min-sqnr,--least-sqnr", options->min_sqnr, "Fail if a layer has less, in dB")->type_name("DB");
   command->add_option("--worst", options->worst, "How many layers to show")->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
   add_quiet(*command);

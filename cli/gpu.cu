@@ -14,7 +14,7 @@ namespace octile::cli {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kBlocksPerMultiprocessor = 8;  // twice what is resident: 4.55 TB/s on an H200, half as many 4.5
+constexpr int kBlocksPerSm = 8;  // twice what is resident: 4.55 TB/s on an H200, half as many 4.5
 constexpr int kLoads = 4;                    // in flight per thread
 constexpr std::size_t kTraffic = std::size_t{2} << 30;
 constexpr int kBursts = 12;
@@ -142,7 +142,7 @@ std::vector<double> Gpu::time(int runs, const std::function<void()>& before, con
 double Gpu::read_rate() const {
   const GpuBytes data = allocate(kTraffic);
   fill(data.get(), std::byte{1}, kTraffic);
-  const unsigned blocks = static_cast<unsigned>(facts().multiprocessors * kBlocksPerMultiprocessor);
+  const unsigned blocks = static_cast<unsigned>(facts().sms * kBlocksPerSm);
   constexpr std::size_t kBytes = sizeof(uint4);
   const std::size_t stride = std::size_t{blocks} * kThreads * kLoads;
   const std::size_t count = kTraffic / kBytes / stride * stride;
@@ -165,8 +165,8 @@ double Gpu::copy_rate() const {
   return static_cast<double>(kTraffic) / best(seconds);
 }
 
-// Operations (2 per product) a clock and multiprocessor of the dense s8 matrix instructions, from the peak rates in
-// NVIDIA's architecture papers over the clock and the number of multiprocessors given there.
+// Operations (2 per product) per clock and SM of the dense s8 matrix instructions, from the peak rates in
+// NVIDIA's architecture papers over the clock and the number of SMs given there.
 double Gpu::int8_rate(std::string& how) const {
   struct Rate {
     int capability;
@@ -179,9 +179,9 @@ double Gpu::int8_rate(std::string& how) const {
   check(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, index_), "cudaDeviceGetAttribute");
   for (const Rate& rate : kRates) {
     if (rate.capability != 10 * gpu.major + gpu.minor) continue;
-    how = message(rate.operations, " a clock and multiprocessor, ", gpu.multiprocessors, " of them at ",
+    how = message(rate.operations, " per clock and SM, ", gpu.sms, " of them at ",
                   kilohertz / 1000, " MHz: specified");
-    return 1e3 * kilohertz * gpu.multiprocessors * rate.operations;
+    return 1e3 * kilohertz * gpu.sms * rate.operations;
   }
   how = "not known for this GPU";
   return 0;

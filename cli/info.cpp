@@ -48,7 +48,7 @@ void print_json(const Machine& machine, const CudaDevices& cuda) {
     gpus.push_back({{"name", gpu.name},
                     {"compute_capability", capability(gpu)},
                     {"memory_bytes", gpu.memory},
-                    {"multiprocessors", gpu.multiprocessors}});
+                    {"multiprocessors", gpu.sms}});
   }
   json rows = json::array();
   for (const KernelInfo& kernel : kernels()) {
@@ -90,8 +90,7 @@ void print_text(const Machine& machine, const CudaDevices& cuda) {
   if (!caches.empty()) std::cout << "caches  " << caches << "\n";
   for (const CudaDevice& gpu : cuda.devices) {
     std::cout << "gpu     " << gpu.name << ", compute capability " << capability(gpu) << ", "
-              << binary_size(static_cast<std::int64_t>(gpu.memory)) << ", " << gpu.multiprocessors
-              << " multiprocessors\n";
+              << binary_size(static_cast<std::int64_t>(gpu.memory)) << ", " << gpu.sms << " SMs\n";
   }
   if (cuda.devices.empty()) std::cout << "gpu     none: " << cuda.reason << "\n";
 

@@ -1,4 +1,4 @@
-// octile inspect: what a checkpoint holds.
+// octile inspect: the contents of a checkpoint.
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -25,13 +25,13 @@ using checkpoint::WeightStatistics;
 
 constexpr const char* kFooter =
     R"(PATH is a .safetensors file, or a folder with model.safetensors or the shards that
-model.safetensors.index.json names. Quantized layers are shown dequantized: those of
-compressed-tensors (int-quantized, pack-quantized), AWQ and GPTQ.
+model.safetensors.index.json names. Quantized layers (compressed-tensors' int-quantized and
+pack-quantized, AWQ, GPTQ) are shown dequantized.
 
 An outlier channel is an input channel (a column of the weight) whose largest magnitude
 is more than --outlier times the median of all columns' largest.
 
-Exit status: 1 if a file is truncated, or is not what its header says.
+Exit status: 1 if a file is truncated, or does not match its header.
 
 Examples:
   octile inspect model.safetensors
@@ -82,14 +82,15 @@ nlohmann::json layer_json(const Checkpoint& model, const Inspected& inspected, b
                          {"in", layer.k},
                          {"bytes", bytes_of(model, layer)}};
   if (layer.kind != LayerKind::plain) {
-    json["group"] = layer.group;
-    json["zero_points"] = layer.zero_points;
+    json["bits"] = bits(layer.weight.type);
+    json["group"] = layer.weight.group;
+    json["zero_points"] = layer.weight.zero_point;
     json["static_input"] = layer.static_input;
   }
   if (headers) return json;
   const WeightStatistics& statistics = inspected.statistics;
-  json["least"] = statistics.least;
-  json["most"] = statistics.most;
+  json["min"] = json["least"] = statistics.min;  // least, most: deprecated
+  json["max"] = json["most"] = statistics.max;
   json["rms"] = statistics.rms;
   json["not_finite"] = statistics.not_finite;
   json["outlier_channels"] = statistics.outliers;
@@ -127,15 +128,16 @@ void print_json(const Checkpoint& model, const LayerTable& table, const std::vec
 
 std::string scheme(const Layer& layer) {
   std::string text(name(layer.kind));
-  if (layer.group > 0) text += " g" + std::to_string(layer.group);
-  if (layer.zero_points) text += " zero";
+  if (layer.kind == LayerKind::pack_quantized && layer.weight.type == DType::s8) text += " int8";
+  if (layer.weight.group > 0) text += " g" + std::to_string(layer.weight.group);
+  if (layer.weight.zero_point) text += " zero";
   if (layer.static_input) text += " static";
   return text;
 }
 
 void print_layers(const Checkpoint& model, const std::vector<Inspected>& layers, bool headers) {
   std::vector<std::string> heading = {"linear layer", "scheme", "(OUT, IN)", "bytes"};
-  if (!headers) heading.insert(heading.end(), {"least", "most", "rms", "outliers"});
+  if (!headers) heading.insert(heading.end(), {"min", "max", "rms", "outliers"});
   std::vector<std::vector<std::string>> rows;
   for (const Inspected& inspected : layers) {
     const Layer& layer = *inspected.layer;
@@ -145,7 +147,7 @@ void print_layers(const Checkpoint& model, const std::vector<Inspected>& layers,
     const bool finite = statistics.not_finite == 0;
     const std::string bad = std::to_string(statistics.not_finite) + " not finite";
     rows.back().insert(rows.back().end(),
-                       {fixed(statistics.least, 4), fixed(statistics.most, 4), finite ? fixed(statistics.rms, 4) : bad,
+                       {fixed(statistics.min, 4), fixed(statistics.max, 4), finite ? fixed(statistics.rms, 4) : bad,
                         std::to_string(statistics.outliers.size())});
   }
   if (!rows.empty()) std::cout << "\n" << format_table(heading, rows, 2);
@@ -191,8 +193,8 @@ void add_inspect(CLI::App& app) {
   command->footer(kFooter);
   auto options = std::make_shared<Options>();
   command->add_option("path", options->path, "A safetensors file, or a model's folder")->required();
-  command->add_flag("--headers", options->headers, "Read the headers alone, no values");
-  command->add_option("--outlier", options->outlier, "Times the median that make an outlier")
+  command->add_flag("--headers", options->headers, "Read only the headers");
+  command->add_option("--outlier", options->outlier, "An outlier exceeds the median by this factor")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");

@@ -1,4 +1,4 @@
-// What inspect, quantize and compare say alike.
+// Text shared by inspect, quantize and compare.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ std::string size_text(std::uint64_t bytes);  // "86.7 MB"
 std::string decibels(double value);          // "42.13", or "exact" for an infinite one
 std::string shape_text(const checkpoint::Layer& layer);
 
-// A number, or null where JSON has none for it: an SQNR of equal values.
+// A number, or null where JSON has none: the SQNR of equal values.
 nlohmann::json number(double value);
 
-// What --json writes. All but ASCII is escaped: names come from files, and a terminal must not obey them.
+// For --json. Escapes everything but ASCII: names come from files, and a terminal must not obey them.
 std::string json_text(const nlohmann::json& document);
 std::string error_text(double value);  // an error of weights: "0.001234", "1.2e-09"
-// Lines for the end of a report, or nothing.
+// The last lines of a report.
 std::string warnings_text(const std::vector<std::string>& warnings);
 
-// One line for each reason, with how many and the first of them.
+// One line per reason, with the first few names.
 std::string reasons_text(const std::vector<checkpoint::LeftOut>& left_out);
 
 }  // namespace octile::cli

@@ -1,4 +1,4 @@
-// octile puzzles: twelve puzzles and the homework's kernels in the tile language, and a judge for a learner's own.
+// octile puzzles: puzzles in the tile language, their solutions, and a judge for a learner's own.
 #include "puzzles.h"
 
 #include <algorithm>
@@ -33,15 +33,15 @@ constexpr double kMaxSeconds = 86'400;
 
 constexpr const char* kFooter =
     R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
-`new` writes a file to begin with, and `check` compiles it, runs it and judges it. The file
-compiles as it is, and is told that nothing has been written. `check` runs it as you, with all
-your rights, for a minute at most (--timeout): read a stranger's file before you check it.
+`new` writes a file to begin with; `check` compiles it, runs it and judges it. The file compiles
+as it is; the checker then reports an unwritten output. `check` runs it as you, with all your
+rights, for a minute at most (--timeout): read a stranger's file before you check it.
 
 A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
 0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined
 lanes, memory that nobody wrote, races between programs, and the like.
 
-Numbers 13 to 18 are the kernels of the homework, a linear layer of int8 operands.
+Numbers 13 to 18 are the kernels of an int8 linear layer.
 
 Examples:
   octile puzzles list
@@ -129,36 +129,6 @@ struct Row {
   std::string page = {};
 };
 
-// On a GPU there is no checker: the values are compared, and what lies around the tensors.
-Verdict judge_on_device(const Puzzle& puzzle, const std::function<void()>& progress) {
-  Verdict verdict;
-  for (const Case& a_case : puzzle.cases) {
-    const Outcome outcome = on_device(puzzle.facts, a_case);
-    ++verdict.cases;
-    verdict.hidden += a_case.stated ? 0 : 1;
-    if (!outcome.right()) {
-      verdict.wrong = outcome;
-      break;
-    }
-    progress();
-  }
-  return verdict;
-}
-
-Verdict judge_wrong(const Puzzle& puzzle, const Wrong& wrong, const std::function<void()>& progress) {
-  Verdict verdict;
-  for (const Case& a_case : puzzle.cases) {
-    const Outcome outcome = wrong.run(a_case);
-    ++verdict.cases;
-    verdict.hidden += a_case.stated ? 0 : 1;
-    progress();
-    if (outcome.right() && outcome.clean()) continue;
-    verdict.wrong = outcome;
-    break;
-  }
-  return verdict;
-}
-
 json place(const tile::Site& site) { return {{"file", site.file}, {"line", site.line}, {"column", site.column}}; }
 
 json problems(const Outcome& outcome) {
@@ -221,14 +191,17 @@ class Run {
     };
     for (const Puzzle* puzzle : puzzles_) {
       if (!options_.wrong) {
-        const Verdict verdict = options_.device == "cuda"
-                                    ? judge_on_device(*puzzle, step)
-                                    : judge(puzzle->cases, {puzzle->checked, puzzle->fast, true, step});
+        Try a_try{puzzle->checked, puzzle->fast, true, step};
+        if (options_.device == "cuda") {  // no checker: values are compared, and the memory around the tensors
+          a_try.checked = [puzzle](const Case& a_case) { return on_device(puzzle->facts, a_case); };
+          a_try.fast = nullptr;
+        }
+        const Verdict verdict = judge(puzzle->cases, a_try);
         rows_.push_back({puzzle->facts.name, "", puzzle->facts, verdict, verdict.right()});
         continue;
       }
       for (const Wrong& wrong : puzzle->wrong) {
-        const Verdict verdict = judge_wrong(*puzzle, wrong, [] {});
+        const Verdict verdict = judge(puzzle->cases, {wrong.run});
         rows_.push_back({puzzle->facts.name, wrong.kernel, puzzle->facts, verdict, !verdict.right()});
         if (progress) progress->advance();
       }
@@ -270,13 +243,13 @@ class Run {
                     {"sizes", row.verdict.cases},
                     {"worst", row.verdict.worst}};
       if (!row.kernel.empty()) entry["kernel"] = row.kernel;
-      if (row.verdict.stated && !row.verdict.stated->reports.empty()) {
+      if (row.kernel.empty() && row.verdict.stated) {
         const Score s = score(*row.verdict.stated);
         json reuse = json::object();
         for (const Score::Reuse& r : s.reuse) reuse[r.tensor] = r.times();
         entry["score"] = {{"reads", reuse},
                           {"bytes", s.moved_bytes},
-                          {"least_bytes", s.least_bytes},
+                          {"least_bytes", s.min_bytes},
                           {"sector_bytes", s.sector_bytes},
                           {"used_bytes", s.used_bytes},
                           {"lanes", s.lanes},
@@ -309,14 +282,14 @@ class Run {
                                         std::to_string(row.verdict.cases)};
       if (options_.device == "cpu") {
         const Score s = score(*row.verdict.stated);
-        cells.insert(cells.end(), {std::to_string(s.moved_bytes), fixed(s.times_least(), 2),
+        cells.insert(cells.end(), {std::to_string(s.moved_bytes), fixed(s.times_minimum(), 2),
                                    fixed(100 * s.sector_use(), 0), fixed(100 * s.masked_off(), 0)});
       }
       rows.push_back(cells);
     }
     std::vector<std::string> heading = {"", "puzzle", "verdict", "sizes"};
     if (options_.device == "cpu") {
-      heading.insert(heading.end(), {"bytes", "of the least", "bytes used %", "masked off %"});
+      heading.insert(heading.end(), {"bytes", "of the minimum", "bytes used %", "masked off %"});
     }
     std::cout << format_table(heading, rows, 3);
   }

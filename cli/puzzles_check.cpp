@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMostComplaints = 3;
+constexpr std::size_t kMaxComplaints = 3;
 constexpr int kLastSignal = 64;
 
 // A folder that is gone when the check is over.
@@ -176,8 +176,8 @@ void show_complaints(const Compiled& compiler, const Check& check) {
   std::vector<std::string> source;
   std::istringstream stream(read_file(check.file));
   for (std::string line; std::getline(stream, line);) source.push_back(line);
-  for (std::size_t i = 0; i < all.size() && i < kMostComplaints; ++i) show(all[i], check.file, source);
-  if (all.size() > kMostComplaints) std::cout << "  and " << all.size() - kMostComplaints << " more\n";
+  for (std::size_t i = 0; i < all.size() && i < kMaxComplaints; ++i) show(all[i], check.file, source);
+  if (all.size() > kMaxComplaints) std::cout << "  and " << all.size() - kMaxComplaints << " more\n";
   if (compiler.status != 0) std::cout << "  (--verbose shows all that the compiler says)\n";
 }
 
@@ -199,7 +199,7 @@ std::string violent_end(const GroupEnd& end, double timeout, const std::string& 
   return text.str();
 }
 
-// Where the program was, as far as it has told.
+// The last reported place of the program.
 std::string whereabouts(const tile::puzzles::Watch& watch) {
   if (watch.any_verdict()) return ", after its verdict";
   const std::string place = text(watch.progress());
@@ -222,8 +222,8 @@ Compiled compile(const Check& check, const fs::path& folder, const std::string& 
 }
 
 int run_solution(const Check& check, const fs::path& folder, const std::string& program) {
-  const tile::puzzles::Watch watch((folder / "told").string());
-  std::vector<std::string> command = {program, "--called", check.called, "--told-to", watch.word()};
+  const tile::puzzles::Watch watch((folder / "status").string());
+  std::vector<std::string> command = {program, "--called", check.called, "--watched-by", watch.token()};
   if (check.stated) command.push_back("--stated");
   if (!check.report.empty()) command.insert(command.end(), {"--report", check.report});
   const GroupEnd end = run_group(command, check.timeout);

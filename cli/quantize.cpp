@@ -1,4 +1,4 @@
-// octile quantize: a checkpoint with float weights becomes one with quantized weights.
+// octile quantize: quantizes the linear layers of a checkpoint.
 #include "octile/checkpoint/quantize.h"
 
 #include <unistd.h>
@@ -22,61 +22,71 @@ namespace octile::cli {
 
 namespace {
 
-using checkpoint::Format;
 using checkpoint::LayerReport;
 using checkpoint::printable;
 using checkpoint::QuantizeReport;
 
-constexpr int kInterrupted = 130;  // as a shell says of a program that SIGINT ended
+constexpr int kInterrupted = 130;  // a shell's status of a program that SIGINT ended
 
 constexpr const char* kFooter =
     R"(IN and OUT are both a .safetensors file, or both a folder as Transformers writes it. OUT is
 a compressed-tensors checkpoint, which vLLM and Transformers load too. All other files of a
-folder are copied byte for byte. OUT appears when all is done, or not at all. Links in IN to
-files are followed, wherever they lead; what is written has the permissions of what it is
-made of, less the umask.
+folder are copied verbatim. OUT appears when everything is done, or not at all. Links in IN
+to files are followed, wherever they lead; written files have the permissions of their
+sources, less the umask.
 
 Formats:
-  w8a8         int8 weights, one scale per output channel; activations quantized per token
+  w8a8         int8 weights; activations quantized per token
   w8a8-static  the same, with one scale for all inputs of a layer, from the calibration
-  w4a16        4-bit weights in groups of --group inputs (32, 64, 128; 0 is a whole row)
+  w8a16        int8 weights; activations stay float
+  w4a16        4-bit weights; activations stay float
+A weight has one scale per output channel, or with --group one per 32, 64 or 128 neighbouring
+inputs. w4a16 has groups of 128 by default; --group 0 means a whole row.
 
 Methods, each better and slower than the one before:
   nearest   each weight to the nearest level
-  clip      the scale of least squared error; with second moments, of the layer's output
-  feedback  columns one after another, the error of one made up by those after it; the
-            calibration must hold second moments
+  clip      the scale of min squared error; with second moments, of the layer's output
+  feedback  column by column (GPTQ): later columns compensate for the error of earlier ones;
+            the calibration must hold second moments
 
-A linear layer is a float matrix NAME.weight that is no embedding, norm, head or router by
-its name. PATTERN is of layer names: * is any text. --only takes what it names, whatever
-it is called, and nothing else. Both options take one value each time, one pattern or
-several with commas between:
+A linear layer is a float matrix NAME.weight whose name is not that of an embedding, norm,
+head or router. PATTERN matches layer names: * is any text. --only selects exactly the layers
+it matches, whatever their names. Both options take one value each time, one pattern or
+several separated by commas:
   --ignore '*.down_proj' --ignore '*.o_proj'   is   --ignore '*.down_proj,*.o_proj'
 
---calibration is what octile.calibrate in Python keeps of the layers' inputs, saved to a
-file. --smooth (SmoothQuant) moves outliers from the inputs to the weights where the layer
-before can take the factors without changing what the model computes; other layers are
-named, with the reason.
+--calibration is a file of input statistics, saved by octile.calibrate in Python. --smooth
+(SmoothQuant) moves outliers from the inputs to the weights where the layer before can take
+the factors without changing what the model computes; other layers are listed with the
+reason. With --smooth search, groups that no alpha would improve on unseen inputs stay as
+they are.
 
---force replaces OUT, a file or a folder and nothing else; if it is a link, what it leads to.
-A folder is replaced as a whole, so all that is in it must be in IN too, and nothing that is
-read may be in it.
+--force replaces OUT, a file or a folder and nothing else; if OUT is a link, its target. A
+folder is replaced as a whole, so everything in it must be in IN too, and no input may be in
+it.
 
-The report's SQNR compares the quantized weights with the values in IN. It warns where rows or
-groups of weights became all zeros, being too small for the least scale (1e-8), and where
-smoothing rests on few calibration rows. --smooth search leaves a group as it is where no
-alpha would help on unseen inputs.
+The report's SQNR compares the quantized weights with the values in IN. Warnings name rows or
+groups of weights that became all zeros, being too small for the smallest scale (1e-8), and
+smoothing that rests on few calibration rows.
 
 Exit status: 1 if a file cannot be read or written, 130 after Ctrl-C, which ends the command
-at the next layer. A second one ends it at once, as other signals do. None leaves anything.
+at the next layer. A second Ctrl-C ends it at once, as other signals do. Nothing is left then.
 
 Examples:
   octile quantize FOLDER OUT --format w8a8
+  octile quantize FOLDER OUT --format w8a8 --group 64
   octile quantize FOLDER OUT --format w4a16 --group 32 --method clip
   octile quantize FOLDER OUT --format w8a8-static --calibration FILE --smooth 0.5)";
 
+struct Format {
+  WeightFormat weight;
+  Activation activation;
+};
 const std::map<std::string, Format> kFormats = {
-    {"w8a8", Format::w8a8}, {"w8a8-static", Format::w8a8_static}, {"w4a16", Format::w4a16}};
+    {"w8a8", {WeightFormat::s8_per_channel, Activation::dynamic_per_token}},
+    {"w8a8-static", {WeightFormat::s8_per_channel, Activation::static_per_tensor}},
+    {"w8a16", {WeightFormat::s8_per_channel, Activation::none}},
+    {"w4a16", {WeightFormat::s4_group, Activation::none}}};
 const std::map<std::string, WeightMethod> kMethods = {{"nearest", WeightMethod::nearest},
                                                       {"clip", WeightMethod::clip_search},
                                                       {"feedback", WeightMethod::error_feedback}};
@@ -86,6 +96,8 @@ struct Options {
   std::string to;
   checkpoint::QuantizeOptions quantize;
   std::string format;
+  std::optional<std::int64_t> group;
+  bool zero_points = false;
   std::string method = "nearest";
   std::string smooth;
   std::string calibration;
@@ -98,7 +110,7 @@ extern "C" void note_interrupt(int) {
   constexpr std::string_view kText = "\noctile: stops at the next layer; Ctrl-C again ends at once\n";
   const int error = errno;
   interrupted = 1;
-  std::signal(SIGINT, octile_end_by_signal);  // for a large layer takes minutes
+  std::signal(SIGINT, octile_end_by_signal);  // a large layer takes minutes
   (void)!write(STDERR_FILENO, kText.data(), kText.size());
   errno = error;
 }
@@ -108,16 +120,15 @@ struct Interrupted {};
 std::optional<checkpoint::Smoothing> smoothing_of(const std::string& text) {
   checkpoint::Smoothing smoothing = {.search = text == "search"};
   if (smoothing.search) return smoothing;
-  if (CLI::detail::lexical_cast(text, smoothing.alpha) && smoothing.alpha >= 0 && smoothing.alpha <= 1)
-    return smoothing;
+  if (CLI::detail::lexical_cast(text, smoothing.alpha)) return smoothing;
   return std::nullopt;
 }
 
 std::string check_smooth(const std::string& text) {
-  return smoothing_of(text) ? "" : text + " is neither a number from 0 to 1 nor \"search\"";
+  return smoothing_of(text) ? "" : text + " is neither a number nor \"search\"";
 }
 
-// In dB, the worst first.
+// By SQNR.
 std::vector<const LayerReport*> worst_first(const QuantizeReport& report) {
   std::vector<const LayerReport*> layers;
   for (const LayerReport& layer : report.layers) layers.push_back(&layer);
@@ -197,7 +208,7 @@ void print_text(const Options& options, const QuantizeReport& report) {
   }
   std::cout << printable(options.to) << ": " << report.layers.size() << " layers, "
             << change(layers_before, layers_after) << "; the whole model "
-            << change(report.size_before, report.size_after) << "\nSQNR of the weights: least "
+            << change(report.size_before, report.size_after) << "\nSQNR of the weights: min "
             << decibels(worst.front()->sqnr) << " dB, median " << decibels(worst[worst.size() / 2]->sqnr) << " dB\n\n";
   constexpr std::size_t kShown = 5;
   std::vector<std::vector<std::string>> rows;
@@ -225,19 +236,27 @@ QuantizeReport run(const Options& options) {
 }
 
 void quantize(Options& options) {
-  if (!options.calibration.empty()) options.quantize.calibration = options.calibration;
-  if (!options.smooth.empty()) options.quantize.smoothing = smoothing_of(options.smooth);
+  checkpoint::QuantizeOptions& quantize = options.quantize;
+  quantize.weight = kFormats.at(options.format).weight;
+  quantize.activation = kFormats.at(options.format).activation;
+  if (options.group) quantize.weight.granularity = Granularity::group, quantize.weight.group = *options.group;
+  quantize.weight.zero_point = options.zero_points;
+  quantize.method = kMethods.at(options.method);
+  if (!options.calibration.empty()) quantize.calibration = options.calibration;
+  if (!options.smooth.empty()) quantize.smoothing = smoothing_of(options.smooth);
   QuantizeReport report;
   try {
     report = run(options);
   } catch (const Interrupted&) {
     std::cerr << "octile: interrupted; nothing is left of " << printable(options.to) << std::endl;
     throw CLI::RuntimeError(kInterrupted);
+  } catch (const checkpoint::OptionError& error) {
+    throw CLI::ValidationError(error.what());
   }
   options.json ? print_json(options, report) : print_text(options, report);
 }
 
-// Most often a second pattern after --ignore: then it is not the last word that is wrong.
+// The usual cause is a second pattern after --ignore; the last word is then not the wrong one.
 void refuse_extras(const CLI::App& command, const Options& options) {
   const std::vector<std::string> extras = command.remaining();
   if (extras.empty()) return;
@@ -262,55 +281,36 @@ void add_quantize(CLI::App& app) {
   auto options = std::make_shared<Options>();
   checkpoint::QuantizeOptions& quantize_options = options->quantize;
   command->add_option("in", options->from, "A safetensors file, or a model's folder")->required();
-  command->add_option("out", options->to, "What is written: a file or a folder, as IN")->required();
-  command->add_option("--format", options->format, "What the layers become")
+  command->add_option("out", options->to, "The output: a file or a folder, as IN")->required();
+  command->add_option("--format", options->format, "Format of the quantized layers")
       ->check(CLI::IsMember(names_of(kFormats)))
       ->required();
-  auto* group = command->add_option("--group", quantize_options.group, "Inputs that share a scale, in w4a16");
-  group->check(CLI::IsMember({0, 32, 64, 128}))->capture_default_str();
-  auto* zeros =
-      command->add_flag("--zero-points", quantize_options.zero_points, "A zero point for each group, in w4a16");
-  command->add_option("--method", options->method, "How the levels are found")
+  command->add_option("--group", options->group, "Inputs that share a scale: 32, 64, 128, or 0 for a whole row");
+  command->add_flag("--zero-points", options->zero_points, "A zero point for each scale, with 4-bit weights");
+  command->add_option("--method", options->method, "How weights are rounded")
       ->check(CLI::IsMember(names_of(kMethods)))
       ->capture_default_str();
-  auto* calibration = command->add_option("--calibration", options->calibration, "What is known of the layers' inputs");
-  calibration->type_name("FILE");
-  auto* smooth = command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search");
-  smooth->check(CLI::Validator(check_smooth, ""))->type_name("ALPHA")->needs(calibration);
+  command->add_option("--calibration", options->calibration, "Statistics of the layers' inputs")->type_name("FILE");
+  command->add_option("--smooth", options->smooth, "SmoothQuant's alpha, 0 to 1, or search")
+      ->check(CLI::Validator(check_smooth, ""))
+      ->type_name("ALPHA");
   auto* ignore =
-      command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float; may be repeated");
+      command->add_option("--ignore", quantize_options.selection.ignore, "Layers to leave in float; repeatable");
   auto* only =
-      command->add_option("--only", quantize_options.selection.only, "The only layers to quantize; may be repeated");
+      command->add_option("--only", quantize_options.selection.only, "The only layers to quantize; repeatable");
   for (CLI::Option* const patterns : {ignore, only}) {
     patterns->type_name("PATTERN[,PATTERN...]")->delimiter(',')->expected(1)->allow_extra_args(false);
     patterns->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
   command->add_flag("--force", quantize_options.overwrite, "Replace OUT if it is there");
-  command->add_option("--threads", quantize_options.threads, "CPU threads; 0 is all. The result does not depend on it")
+  command->add_option("--threads", quantize_options.threads, "CPU threads (0: all). Results do not depend on it")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Write one JSON document instead of text");
   add_quiet(*command);
-  command->allow_extras();  // so that the message can be ours
+  command->allow_extras();  // for a message of our own
   command->callback([=] {
     refuse_extras(*command, *options);
-    options->quantize.format = kFormats.at(options->format);
-    options->quantize.method = kMethods.at(options->method);
-    const bool w4 = options->quantize.format == Format::w4a16;
-    if (!w4 && (group->count() > 0 || zeros->count() > 0)) {
-      throw CLI::ValidationError((group->count() > 0 ? "--group" : "--zero-points"), "is of w4a16 alone");
-    }
-    if (w4 && smooth->count() > 0) throw CLI::ValidationError("--smooth", "is not for w4a16, which keeps its inputs");
-    if (options->calibration.empty() && options->quantize.format == Format::w8a8_static) {
-      throw CLI::ValidationError("--format", "w8a8-static needs --calibration");
-    }
-    if (!options->calibration.empty() && smooth->count() == 0 && options->quantize.format != Format::w8a8_static &&
-        options->quantize.method == WeightMethod::nearest) {
-      throw CLI::ValidationError("--calibration", options->format + " with --method nearest uses nothing of it");
-    }
-    if (options->calibration.empty() && options->quantize.method == WeightMethod::error_feedback) {
-      throw CLI::ValidationError("--method", "feedback needs --calibration");
-    }
     quantize(*options);
   });
 }

@@ -1,8 +1,8 @@
-# The CUDA language and runtime. The runtime is linked statically, so that a machine without CUDA can load the library.
+# The CUDA language and runtime. The runtime is linked statically, so the library loads on machines without CUDA.
 
 set(octile_cuda_oldest 12.5)
 
-# Whether the CUDA side is built unasked: by `pip install .`, where there is a toolkit for it.
+# Whether the CUDA side is built by default: by `pip install .`, if there is a toolkit for it.
 function(octile_find_cuda result)
   set(${result} OFF PARENT_SCOPE)
   if(NOT SKBUILD OR DEFINED OCTILE_CUDA)
@@ -28,7 +28,7 @@ macro(octile_enable_cuda)
                         "or build with -DOCTILE_CUDA=OFF")
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # sm_90a has the matrix instructions of Hopper; what is newer compiles the generic code of sm_90.
+    # sm_90a has Hopper's WGMMA; newer GPUs compile the generic sm_90 code.
     set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual" CACHE STRING "CUDA architectures")
   endif()
   enable_language(CUDA)
@@ -38,7 +38,7 @@ macro(octile_enable_cuda)
   find_package(CUDAToolkit ${octile_cuda_oldest} REQUIRED)
 endmacro()
 
-# The kernels, compiled for what they can run on: those whose name ends in sm90 use instructions that Hopper alone has.
+# The kernels, compiled for the GPUs that can run them: names that end in sm90 use instructions of Hopper alone.
 macro(octile_add_cuda_objects)
   file(GLOB octile_cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu src/cuda/*/*.cu)
   set(octile_cuda_sm90_sources ${octile_cuda_sources})

@@ -104,21 +104,23 @@ class PageTest(Case):
             (["inspect"], "path"),
             (["inspect", "a", "b"], "b"),
             (["compare", "a"], "b is required"),
-            (["compare", "a", "b", "--least-sqnr", "x"], "--least-sqnr"),
+            (["compare", "a", "b", "--min-sqnr", "x"], "--min-sqnr"),
             (["quantize", "a", "b"], "--format"),
             (["quantize", "a", "b", "--format", "w3"], "w3"),
             (["quantize", "a", "b", "--format", "w4a16", "--group", "48"], "48"),
-            (["quantize", "a", "b", "--format", "w8a8", "--group", "32"], "w4a16 alone"),
-            (["quantize", "a", "b", "--format", "w8a8", "--zero-points"], "w4a16 alone"),
+            (["quantize", "a", "b", "--format", "w8a8", "--group", "16"], "a group of 16 is none of 32, 64, 128, 0"),
+            (["quantize", "a", "b", "--format", "w8a8", "--zero-points"], "zero points are for 4-bit weights alone"),
+            (["quantize", "a", "b", "--format", "w8a16", "--zero-points"], "zero points are for 4-bit weights alone"),
             (["quantize", "a", "b", "--format", "w8a8", "--method", "best"], "best"),
-            (["quantize", "a", "b", "--format", "w8a8", "--method", "feedback"], "needs --calibration"),
-            (["quantize", "a", "b", "--format", "w8a8-static"], "needs --calibration"),
-            (["quantize", "a", "b", "--format", "w8a8", "--smooth", "0.5"], "--calibration"),
+            (["quantize", "a", "b", "--format", "w8a8", "--method", "feedback"], "needs a calibration file"),
+            (["quantize", "a", "b", "--format", "w8a8-static"], "needs a calibration file"),
+            (["quantize", "a", "b", "--format", "w8a8", "--smooth", "0.5"], "smoothing needs a calibration file"),
+            (["quantize", "a", "b", "--format", "w8a8", "--smooth", "much", "--calibration", "c"], "much"),
             (["quantize", "a", "b", "--format", "w8a8", "--smooth", "1.5", "--calibration", "c"], "1.5"),
-            (["quantize", "a", "b", "--format", "w4a16", "--smooth", "1", "--calibration", "c"], "--smooth"),
+            (["quantize", "a", "b", "--format", "w4a16", "--smooth", "1", "--calibration", "c"], "smoothing is for"),
             (
                 ["quantize", "a", "b", "--format", "w4a16", "--calibration", "c"],
-                "--calibration: w4a16 with --method nearest uses",
+                "the calibration file has no effect without",
             ),
             (["quantize", "a", "b", "--format", "w8a8", "--threads", "-1"], "-1"),
         ):
@@ -131,7 +133,7 @@ class QuantizeTest(Case):
         text = self.good("quantize", self.model, self.out, "--format", "w4a16", "--group", "32")
         self.assertIn("an embedding: embeddings.word_embeddings", text)
         self.assertRegex(text, r"out: 2 layers, 11\.3 kB -> 1\.\d kB")
-        self.assertRegex(text, r"SQNR of the weights: least \d+\.\d\d dB, median \d+\.\d\d dB")
+        self.assertRegex(text, r"SQNR of the weights: min \d+\.\d\d dB, median \d+\.\d\d dB")
         self.assertIn("worst layers", text)
 
     def test_json_and_compare(self):
@@ -147,7 +149,7 @@ class QuantizeTest(Case):
         )
         worst = compared["layers"][0]["sqnr_db"]
         self.assertEqual(worst, compared["sqnr_db_min"])
-        self.good("compare", self.model, self.out, "--least-sqnr", worst)
+        self.good("compare", self.model, self.out, "--min-sqnr", worst)
         done = octile("compare", self.model, self.out, "--least-sqnr", worst + 1e-6)
         self.assertEqual((done.returncode, "worst layers" in done.stdout), (1, True))
 
@@ -173,7 +175,7 @@ class QuantizeTest(Case):
         document = json.loads(octile("compare", self.model, self.out, "--json").stdout)
         self.assertEqual(json_fields.undocumented(document, "compare"), [])
 
-    def test_weights_too_small_for_the_least_scale(self):
+    def test_weights_too_small_for_the_smallest_scale(self):
         """Compared with the values in the file: what f32 cannot hold is no zero."""
         values = struct.unpack("<2048f", floats(2048, 7))
         path, out = self.root / "in.safetensors", self.root / "out.safetensors"
@@ -466,10 +468,10 @@ class InspectTest(Case):
         data = struct.pack(f"<{rows * columns}f", *values)
         write_safetensors(self.model / "model.safetensors", {"a.weight": ("F32", [rows, columns], data)})
         layer = json.loads(self.good("inspect", self.model, "--json"))["layers"][0]
-        self.assertEqual((layer["outlier_channels"], layer["most"], layer["kind"]), ([5], 100, "float"))
+        self.assertEqual((layer["outlier_channels"], layer["max"], layer["kind"]), ([5], 100, "float"))
         layer = json.loads(self.good("inspect", self.model, "--json", "--outlier", "100"))["layers"][0]
         self.assertEqual(layer["outlier_channels"], [])
-        self.assertNotIn("most", json.loads(self.good("inspect", self.model, "--json", "--headers"))["layers"][0])
+        self.assertNotIn("max", json.loads(self.good("inspect", self.model, "--json", "--headers"))["layers"][0])
 
     def test_text_has_every_tensor(self):
         text = self.good("inspect", self.model)

@@ -16,7 +16,7 @@ TEST(Quantize, FoldsWithoutChangingTheModel) {
   for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
     const Model model(type);
     QuantizeOptions options;
-    options.format = Format::w8a8_static;
+    options.activation = Activation::static_per_tensor;
     options.calibration = model.calibration;
     options.smoothing = Smoothing{.search = false, .alpha = 0.5};
     const QuantizeReport report = model.quantize(options);
@@ -185,7 +185,7 @@ TEST(Quantize, FoldsNothingIntoTensorsThatDoNotFit) {
 // What unseen rows exceed the maxima by decides whether a search smooths at all, where a scale is static.
 TEST(Quantize, TheSearchMayFindThatNoSmoothingIsBest) {
   const Model model;
-  QuantizeOptions options{.format = Format::w8a8_static, .overwrite = true};
+  QuantizeOptions options{.activation = Activation::static_per_tensor, .overwrite = true};
   options.calibration = model.calibration;
   options.smoothing = Smoothing{.search = true};
   write_calibration(model.calibration, model.tensors, true, {}, {0.0f, 0.0f});
@@ -201,11 +201,11 @@ TEST(Quantize, TheSearchMayFindThatNoSmoothingIsBest) {
   ASSERT_EQ(report.warnings.size(), 1u);
   EXPECT_NE(report.warnings[0].find("smoothing rests on 10 calibration rows, and fewer than 1024 are few"),
             std::string::npos);
-  options.format = Format::w8a8;  // a scale per token: nothing is clamped
+  options.activation = Activation::dynamic_per_token;  // a scale per token: nothing is clamped
   const QuantizeReport dynamic = model.quantize(options);
   EXPECT_EQ(dynamic.smoothed.size(), 4u);
   EXPECT_TRUE(dynamic.warnings.empty());
-  options.format = Format::w8a8_static;
+  options.activation = Activation::static_per_tensor;
   for (const std::vector<float>& bad : {std::vector<float>{2, 1}, {0.5f, -1}, {0, 1}}) {
     write_calibration(model.calibration, model.tensors, true, {}, bad);
     EXPECT_ERROR(model.quantize(options), "input_excess = (");

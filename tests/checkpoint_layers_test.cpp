@@ -286,7 +286,14 @@ TEST(Layers, PackQuantizedIsChecked) {
   EXPECT_EQ(error_of(write({2, 4}, {2, 32}, {2, 2})), "");
   EXPECT_EQ(error_of(write({2, 4}, {2, 30}, {2, 1})), "");
   EXPECT_ERROR(write({2, 4}, {2, 24}, {2, 1})(), "does not hold 4 bits each of weight_shape (2, 24)");
-  EXPECT_ERROR(write({2, 4}, {2, 16}, {2, 1})(), "other widths are not read");  // 8 bits each
+  EXPECT_EQ(error_of(write({2, 4}, {2, 16}, {2, 4})), "");  // 8 bits each
+  const Layer layer = find_layers(Checkpoint::open(path)).layers.at(0);
+  EXPECT_EQ(layer.weight, (WeightFormat{DType::s8, Granularity::group, 4}));
+  const float bytes[] = {0x78 - 128, 0x56 - 128, 0x34 - 128, 0x12 - 128};
+  const std::vector<float> values = read_weight(Checkpoint::open(path), layer);
+  ASSERT_EQ(values.size(), 32u);
+  for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(values[i], bytes[i % 4]) << i;
+  EXPECT_ERROR(write({2, 4}, {2, 64}, {2, 1})(), "weight_shape (2, 64), nor 8");  // 2 bits each
   EXPECT_ERROR(write({2, 4}, {3, 32}, {3, 1})(), "does not hold");
   EXPECT_ERROR(write({2, 4}, {2, -32}, {2, 1})(), "does not hold");
   EXPECT_ERROR(write({2, 4}, {2, 32, 1}, {2, 1})(), "weight_shape is I64 (3), expected I64 (2)");
@@ -326,6 +333,13 @@ TEST(Layers, IntQuantizedIsChecked) {
     });
   };
   const Values weight = {"w.weight", {2, 2}, {-128, 2, 127, -3}, ElementType::s8};
+  const Values wide = {"w.weight", {1, 4}, {-128, 2, 127, -3}, ElementType::s8};
+  EXPECT_EQ(layer_error({wide, {"w.weight_scale", {1, 2}, {1, 2}}}), "");  // in groups of 2
+  EXPECT_ERROR(find_layers([&] {
+                 write_file(path, {wide, {"w.weight_scale", {1, 3}, {1, 2, 3}}});
+                 return Checkpoint::open(path);
+               }()),
+               "4 inputs do not come in 3 groups");
   EXPECT_EQ(layer_error({weight, {"w.weight_scale", {2, 1}, {1, 2}}}), "");
   EXPECT_EQ(layer_error({weight, {"w.weight_scale", {2}, {1, 2}, ElementType::bf16}, {"w.input_scale", {1}, {3}}}), "");
   EXPECT_NE(layer_error({weight, {"w.weight_scale", {3, 1}, {1, 2, 3}}})

@@ -44,7 +44,7 @@ TEST(Layouts, Gptq) {
   EXPECT_ERROR(from_gptq(gptq.packed(), {}, 1), "output 0, group 0 is 15, which stands for 16");
   PackedWords bad = gptq.packed();
   bad.k = 60, bad.group = 0;
-  EXPECT_ERROR(from_gptq(bad, {}, 1), "the weight is (8, 60)");
+  EXPECT_ERROR(from_gptq(bad, {}, 1), "8 inputs a word, and there are 60");
 }
 
 // scale and weight (32, 8), one word of shifts a row, groups of 8: the puzzle's own sizes.
@@ -72,13 +72,8 @@ TEST(Layouts, LinearPlanRunsAPuzzlesWeight) {
       from_puzzle({.name = "w", .n = 8, .k = 64, .group = 32, .words = weight, .scale = scale, .zero_words = shifts});
   const Values x = normal("x", {3, 64}, 1);
   std::vector<float> y(3 * 8);
-  const LinearDescription description = {.m = 3,
-                                         .n = 8,
-                                         .k = 64,
-                                         .activation = Activation::none,
-                                         .weight = WeightFormat::s4_group,
-                                         .group = 32,
-                                         .weight_zero_point = true};
+  const LinearDescription description = {
+      .m = 3, .n = 8, .k = 64, .activation = Activation::none, .weight = {DType::s4, Granularity::group, 32, true}};
   const LinearPlan plan = LinearPlan::select(description);
   std::vector<std::byte> scratch(plan.workspace_size());
   plan.run({.x = matrix(x.values.data(), 3, 64),
@@ -106,8 +101,7 @@ TEST(Layouts, PackQuantizedBothWays) {
     QuantizedWeight weight;
     weight.n = levels.n;
     weight.k = levels.k;
-    weight.type = DType::s4;
-    weight.group = levels.group == levels.k ? 0 : levels.group;
+    weight.format = {DType::s4, Granularity::group, levels.group == levels.k ? 0 : levels.group, true};
     weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
     for (std::int64_t i = 0; i < levels.n; ++i) {
       for (std::int64_t j = 0; j < levels.k; ++j) {
@@ -132,18 +126,58 @@ TEST(Layouts, PackQuantizedBothWays) {
     const QuantizedWeight back = from_pack_quantized({.name = "w",
                                                       .n = levels.n,
                                                       .k = levels.k,
-                                                      .group = weight.group,
+                                                      .group = weight.format.group,
                                                       .words = packed,
                                                       .scale = weight.scale,
                                                       .zero_words = zeros});
     EXPECT_EQ(back.q, weight.q);
     EXPECT_EQ(back.zero_point, weight.zero_point);
     // Without zero points a level of 8 is 0.
-    const QuantizedWeight symmetric = from_pack_quantized(
-        {.name = "w", .n = levels.n, .k = levels.k, .group = weight.group, .words = packed, .scale = weight.scale});
+    const QuantizedWeight symmetric = from_pack_quantized({.name = "w",
+                                                           .n = levels.n,
+                                                           .k = levels.k,
+                                                           .group = weight.format.group,
+                                                           .words = packed,
+                                                           .scale = weight.scale});
     EXPECT_EQ(symmetric.q, weight.q);
     EXPECT_TRUE(symmetric.zero_point.empty());
   }
+}
+
+// Four levels of 8 bits a word, the last word of a row or column filled with zeros.
+TEST(Layouts, PackQuantizedOfInt8BothWays) {
+  QuantizedWeight weight;
+  weight.n = 5;
+  weight.k = 6;
+  weight.format = {DType::s8, Granularity::group, 3, true};
+  for (int i = 0; i < 30; ++i) weight.q.push_back(static_cast<std::uint8_t>(i * 9 - 128));
+  for (int i = 0; i < 10; ++i) {
+    weight.scale.push_back(static_cast<float>(i + 1));
+    weight.zero_point.push_back(i * 28 - 128);
+  }
+  const auto packed = pack_levels(weight);
+  const auto zeros = pack_zero_points(weight);
+  ASSERT_EQ(packed.size(), 10u);
+  EXPECT_EQ(static_cast<std::uint32_t>(packed[0]), 0x1b120900u);  // levels -128, -119, -110, -101, plus 128
+  EXPECT_EQ(packed[1], 36 | 45 << 8);
+  ASSERT_EQ(zeros.size(), 4u);
+  EXPECT_EQ(static_cast<std::uint32_t>(zeros[0]), 0u | 56u << 8 | 112u << 16 | 168u << 24);  // of rows 0 to 3
+  EXPECT_EQ(zeros[3], 252);
+  const QuantizedWeight back = from_pack_quantized({.name = "w",
+                                                    .n = 5,
+                                                    .k = 6,
+                                                    .group = 3,
+                                                    .type = DType::s8,
+                                                    .words = packed,
+                                                    .scale = weight.scale,
+                                                    .zero_words = zeros});
+  EXPECT_EQ(back.q, weight.q);
+  EXPECT_EQ(back.zero_point, weight.zero_point);
+  EXPECT_EQ(back.format, weight.format);
+  EXPECT_EQ(back.level(4, 5), static_cast<std::int8_t>(29 * 9 - 128));
+  std::vector<float> row(6);
+  dequantize_row(back, 4, row);
+  EXPECT_EQ(row[5], static_cast<float>(back.level(4, 5) - 124) * 10);
 }
 
 TEST(Layouts, RefuseWhatHasNoMeaning) {

@@ -16,12 +16,15 @@ namespace {
 TEST(Quantize, WritesEveryFormat) {
   for (const ElementType type : {ElementType::f32, ElementType::bf16, ElementType::f16}) {
     const Model model(type);
-    std::vector<QuantizeOptions> all(3);
-    all[1].format = Format::w8a8_static;
-    all[1].calibration = model.calibration;
-    all[2].format = Format::w4a16;
-    all[2].group = 32;
-    all[2].zero_points = true;
+    const WeightFormat groups = {DType::s8, Granularity::group, 32};
+    std::vector<QuantizeOptions> all = {
+        {},
+        {.activation = Activation::static_per_tensor, .calibration = model.calibration},
+        {.weight = {DType::s4, Granularity::group, 32, true}, .activation = Activation::none},
+        {.weight = groups},
+        {.weight = groups, .activation = Activation::static_per_tensor, .calibration = model.calibration},
+        {.weight = groups, .activation = Activation::none},
+        {.activation = Activation::none}};
     for (QuantizeOptions& options : all) {
       options.overwrite = true;
       const QuantizeReport report = model.quantize(options);
@@ -30,11 +33,15 @@ TEST(Quantize, WritesEveryFormat) {
       const Checkpoint before = Checkpoint::open(model.in), after = Checkpoint::open(model.out);
       EXPECT_EQ(report.size_after, after.size());
       EXPECT_EQ(after.config().method, "compressed-tensors");
-      EXPECT_EQ(after.config().format, options.format == Format::w4a16 ? "pack-quantized" : "int-quantized");
+      const bool is_static = options.activation == Activation::static_per_tensor;
+      const bool packs = options.activation == Activation::none;
+      EXPECT_EQ(after.config().format, packs ? "pack-quantized" : "int-quantized");
       for (const Layer& layer : find_layers(after).layers) {
         const std::string scale = layer.name + ".weight_scale";
         EXPECT_EQ(after.get(scale).type, type);
-        EXPECT_EQ(layer.static_input, options.format == Format::w8a8_static);
+        EXPECT_EQ(layer.static_input, is_static);
+        EXPECT_EQ(layer.weight.type, options.weight.type);
+        EXPECT_EQ(layer.weight.group, options.weight.group);
         if (layer.static_input) {
           EXPECT_NEAR(after.values(layer.name + ".input_scale")[0], 100.0f / 127, 0.004f);  // bf16 rounds by 2^-9
         }
@@ -44,13 +51,13 @@ TEST(Quantize, WritesEveryFormat) {
         // 7 levels.
         const std::vector<float> scales = after.values(scale);
         const float largest = *std::max_element(scales.begin(), scales.end());
-        EXPECT_LE(difference.max_error, largest * (layer.zero_points ? 1.0 : 0.75)) << layer.name;
+        EXPECT_LE(difference.max_error, largest * (layer.weight.zero_point ? 1.0 : 0.75)) << layer.name;
         const auto& reports = report.layers;
         const auto found =
             std::find_if(reports.begin(), reports.end(), [&](const LayerReport& r) { return r.name == layer.name; });
         ASSERT_NE(found, reports.end());
         EXPECT_EQ(found->sqnr, difference.sqnr());  // what is reported is what the file gives
-        EXPECT_GT(found->sqnr, options.format == Format::w4a16 ? 15 : 35);
+        EXPECT_GT(found->sqnr, options.weight.type == DType::s4 ? 15 : 35);
       }
       for (const char* const name : {"model.embed_tokens.weight", "lm_head.weight"})
         EXPECT_EQ(after.values(name), before.values(name));
@@ -92,11 +99,13 @@ TEST(Quantize, WarnsOfWeightsThatBecomeZero) {
                                [](const Values& v) { return v.name == kBlock + "mlp.gate_proj.weight"; });
   for (float& value : gate.values) value *= 1e-10f;
   write_file(model.in / "model.safetensors", model.tensors);
-  for (const Format format : {Format::w8a8, Format::w4a16}) {
-    const QuantizeReport report = model.quantize({.format = format, .group = 32, .overwrite = true});
+  for (const bool groups : {false, true}) {
+    QuantizeOptions options{.overwrite = true};
+    if (groups) options.weight = {DType::s4, Granularity::group, 32}, options.activation = Activation::none;
+    const QuantizeReport report = model.quantize(options);
     for (const LayerReport& layer : report.layers) {
       const bool is_gate = layer.name == kBlock + "mlp.gate_proj";
-      EXPECT_EQ(layer.vanished, !is_gate ? 0 : format == Format::w8a8 ? kInner : kInner * kHidden / 32);
+      EXPECT_EQ(layer.vanished, !is_gate ? 0 : groups ? kInner * kHidden / 32 : kInner);
       if (is_gate) {
         EXPECT_EQ(layer.sqnr, 0);
       } else {
@@ -104,8 +113,8 @@ TEST(Quantize, WarnsOfWeightsThatBecomeZero) {
       }
     }
     ASSERT_EQ(report.warnings.size(), 1u);
-    EXPECT_NE(report.warnings[0].find(format == Format::w8a8 ? "mlp.gate_proj\": 96 of 96 rows are all zero now"
-                                                             : "mlp.gate_proj\": 192 of 192 groups are all zero now"),
+    EXPECT_NE(report.warnings[0].find(groups ? "mlp.gate_proj\": 192 of 192 groups are all zero now"
+                                             : "mlp.gate_proj\": 96 of 96 rows are all zero now"),
               std::string::npos)
         << report.warnings[0];
   }
@@ -114,8 +123,8 @@ TEST(Quantize, WarnsOfWeightsThatBecomeZero) {
 TEST(Quantize, GivesTheSameBytes) {
   const Model model;
   QuantizeOptions options;
-  options.format = Format::w4a16;
-  options.group = 0;
+  options.weight = {DType::s4, Granularity::group, 0};
+  options.activation = Activation::none;
   options.threads = 1;
   model.quantize(options);
   const std::string first = read_all(model.out / "model.safetensors");
@@ -172,34 +181,44 @@ TEST(Quantize, NamesTheLayerInTheLibrarysErrors) {
   EXPECT_EQ(files_in(model.folder.path), 2u);
 }
 
-TEST(Quantize, RefusesWishes) {
+TEST(Quantize, RefusesOptions) {
   const Model model;
   const auto refuses = [&](auto change, const char* says) {
     QuantizeOptions options;
+    options.method = WeightMethod::clip_search;
     options.calibration = model.calibration;
     change(options);
     EXPECT_ERROR(model.quantize(options), says);
     EXPECT_EQ(files_in(model.folder.path), 2u) << says;
   };
-  refuses([](auto& o) { o.format = Format::w4a16, o.group = 16; }, "a group of 16 is none of");
-  refuses([](auto& o) { o.zero_points = true; }, "zero points are of w4a16");
-  refuses([](auto& o) { o.format = Format::w4a16, o.smoothing = Smoothing{}; },
-          "smoothing is for quantized activations");
+  refuses([](auto& o) { o.weight = {DType::s8, Granularity::group, 16}; }, "a group of 16 is none of");
+  refuses([](auto& o) { o.weight.group = 32; }, "the scales of weights are per row or in groups");
+  refuses([](auto& o) { o.weight = WeightFormat::s8_per_tensor; }, "the scales of weights are per row or in groups");
+  refuses([](auto& o) { o.weight.zero_point = true; }, "zero points are for 4-bit weights alone");
+  refuses([](auto& o) { o.weight = WeightFormat::s4_group; }, "4-bit weights with inputs quantized dynamic_per_token");
+  refuses([](auto& o) { o.activation = Activation::dynamic_per_tensor; }, "inputs quantized dynamic_per_tensor");
+  refuses([](auto& o) { o.activation = Activation::none, o.smoothing = Smoothing{}; },
+          "smoothing is for quantized inputs");
+  refuses([](auto& o) { o.method = WeightMethod::nearest; }, "the calibration file has no effect without");
   refuses([](auto& o) { o.smoothing = Smoothing{.alpha = 1.5}; }, "is not within 0..1");
-  refuses([](auto& o) { o.format = Format::w8a8_static, o.calibration.reset(); }, "w8a8-static needs a calibration");
+  refuses([](auto& o) { o.activation = Activation::static_per_tensor, o.calibration.reset(); },
+          "a static scale of the inputs needs a calibration");
   refuses([](auto& o) { o.smoothing = Smoothing{}, o.calibration.reset(); }, "smoothing needs a calibration");
   refuses([](auto& o) { o.method = WeightMethod::error_feedback, o.calibration.reset(); },
           "error feedback needs a calibration");
   refuses([](auto& o) { o.selection.ignore = {"*"}; }, "there is no linear layer to quantize: 9 left, in --ignore");
-  refuses([](auto& o) { o.format = Format::w4a16, o.selection.only = {"*down_proj"}, o.group = 64; },
-          "there is no linear layer");
+  refuses(
+      [](auto& o) {
+        o.weight = {DType::s8, Granularity::group, 64}, o.selection.only = {"*down_proj"};
+      },
+      "there is no linear layer");
   refuses([&](auto& o) { o.calibration = model.in / "model.safetensors"; }, "does not say octile-calibration");
   write_calibration(model.calibration, model.tensors, false);
   for (const WeightMethod method : {WeightMethod::clip_search, WeightMethod::error_feedback}) {
     refuses([&](auto& o) { o.method = method; }, "calibration: has no input_second_moments; octile.calibrate(");
   }
   write_calibration(model.calibration, {normal("layers.0.q_proj.weight", {4, 4}, 1)});
-  refuses([](auto& o) { o.format = Format::w8a8_static; },
+  refuses([](auto& o) { o.activation = Activation::static_per_tensor; },
           "is not of this model, whose layers have names like \"model.layers.0.mlp.down_proj\": it has "
           "\"layers.0.q_proj.input_channel_max\"");
 }
@@ -308,7 +327,7 @@ TEST(Quantize, RefusesValues) {
   const Metadata metadata = {{"format", "octile-calibration"}, {"version", "1"}};
   write_file(model.calibration, calibration, metadata);
   QuantizeOptions options;
-  options.format = Format::w8a8_static;
+  options.activation = Activation::static_per_tensor;
   options.calibration = model.calibration;
   EXPECT_ERROR(model.quantize(options), "is nan at channel 0, which is no maximum");
   for (Values& tensor : calibration) {  // a NaN among numbers, wherever it stands

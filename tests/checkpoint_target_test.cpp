@@ -77,8 +77,8 @@ TEST(Quantize, WritesWhereLinksAndSlashesLead) {
   EXPECT_EQ(Checkpoint::open(model.out).config().format, "int-quantized");
   std::filesystem::create_directory_symlink("out", model.folder.path / "link");
   options.overwrite = true;
-  options.format = Format::w4a16;
-  options.group = 32;
+  options.weight = {DType::s4, Granularity::group, 32};
+  options.activation = Activation::none;
   quantize_checkpoint(model.in, model.folder.path / "link", options);
   EXPECT_TRUE(std::filesystem::is_symlink(model.folder.path / "link"));
   EXPECT_EQ(Checkpoint::open(model.out).config().format, "pack-quantized");
@@ -141,7 +141,7 @@ TEST(Quantize, RefusesToReplaceTheCalibration) {
   model.quantize();
   QuantizeOptions options;
   options.overwrite = true;
-  options.format = Format::w8a8_static;
+  options.activation = Activation::static_per_tensor;
   options.calibration = model.calibration;
   const std::string before = read_all(model.calibration);
   EXPECT_ERROR(quantize_checkpoint(model.in / "model.safetensors", model.calibration, options), "it is what is read");
@@ -262,8 +262,8 @@ TEST(Quantize, ReplacesWhereFileSystemsCannotExchange) {
   model.quantize();
   QuantizeOptions options;
   options.overwrite = true;
-  options.format = Format::w4a16;
-  options.group = 32;
+  options.weight = {DType::s4, Granularity::group, 32};
+  options.activation = Activation::none;
   for (const int error : {EINVAL, ENOSYS}) {
     const RenamesRefused refused(error, kNoReplace | kExchange);
     model.quantize(options);

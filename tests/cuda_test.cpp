@@ -1,5 +1,5 @@
-// What plans promise on a GPU besides the bits, which `octile check --device cuda` looks at: they can be captured in a
-// graph, shared by threads and streams, run with fewer rows and one after another, and a run allocates nothing.
+// What plans promise on a GPU besides the bits, which `octile check --device cuda` compares: they can be captured in a
+// graph, shared by threads and streams, run with fewer rows and back to back, and a run allocates nothing.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +91,7 @@ class SideStream {
 // The bits of Y, f16.
 using Bits = std::vector<std::uint16_t>;
 
-// What a layer with f16 activations is run with: weights, bias, and X.
+// Inputs of a layer with f16 activations: weights, bias and X.
 struct Values {
   std::vector<std::uint16_t> x, bias;
   std::vector<std::int8_t> weight;
@@ -151,7 +151,7 @@ struct Tensors {
   Workspace workspace() const { return {memory.data(), memory.size()}; }
 };
 
-// What the CPU makes of it.
+// The result on the CPU.
 Bits on_cpu(LinearDescription d, const Values& v) {
   d.device = Device::cpu();
   const LinearPlan plan = LinearPlan::select(d);
@@ -166,8 +166,8 @@ LinearDescription layer(std::int64_t m, std::int64_t n, std::int64_t k) {
   return {.m = m, .n = n, .k = k, .x = DType::f16, .y = DType::f16, .bias = true, .device = kGpu};
 }
 
-// One layer for each way that a plan may take: one launch for few rows, small and large tiles, weights either way, odd
-// sizes, static scales, one scale for the tensor, nothing to sum.
+// One layer per path of a plan: one launch for few rows, small and large tiles, both weight layouts, odd sizes, static
+// scales, one scale for the tensor, an empty contraction.
 std::vector<LinearDescription> layers() {
   std::vector<LinearDescription> all;
   for (const std::int64_t m : {1, 16, 70, 300}) all.push_back(layer(m, 264, 512));
@@ -237,7 +237,7 @@ TEST_F(Cuda, FewerRowsThanM) {
   }
 }
 
-// Each run overwrites what the one before it still reads, unless it waits.
+// A run that does not wait overwrites what the one before it still reads.
 TEST_F(Cuda, RunsOnOneStreamShareAWorkspace) {
   for (const LinearDescription& d : layers()) {
     const LinearPlan plan = LinearPlan::select(d);
@@ -331,8 +331,8 @@ TEST_F(Cuda, ATensorOfTheOtherDeviceIsRefused) {
   }
 }
 
-// The second plan wants less of the shared memory that the kernel of the first one wants more of; and each run
-// overwrites what the one before it still reads, unless it waits.
+// The second plan needs less shared memory of the kernel that the first one shares with it; and a run that does not
+// wait overwrites what the one before it still reads.
 TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   const auto description = [](std::int64_t rows, std::int64_t cols, Granularity granularity, Orientation orientation) {
     QuantizeDescription d;
@@ -374,8 +374,8 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
     SCOPED_TRACE(plans[i].explain());
     const QuantizeDescription& d = all[i];
     const auto size = static_cast<std::size_t>(d.rows * d.cols);
-    const auto most_segments = static_cast<std::size_t>(std::max(d.rows, d.cols));
-    const bool turned = d.orientation != Orientation::row_major;
+    const auto max_segments = static_cast<std::size_t>(std::max(d.rows, d.cols));
+    const bool transposed = d.orientation != Orientation::row_major;
     const QuantizePlan on_cpu = QuantizePlan::select(d);
     std::vector<std::byte> cpu_memory(on_cpu.workspace_size());
     const OnGpu<std::byte> memory(plans[i].workspace_size());
@@ -388,10 +388,11 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
     std::vector<Case> cases;
     for (int run = 0; run < 8; ++run) {
       std::normal_distribution<float> normal(0, static_cast<float>(1 << run));
-      std::vector<float> x(size), scale(most_segments);
+      std::vector<float> x(size), scale(max_segments);
       for (float& v : x) v = normal(random);
-      cases.push_back({std::vector<std::int8_t>(size), std::vector<std::int8_t>(turned ? size : 0), OnGpu<float>(x),
-                       OnGpu<float>(most_segments), OnGpu<std::int8_t>(size), OnGpu<std::int8_t>(turned ? size : 0)});
+      cases.push_back({std::vector<std::int8_t>(size), std::vector<std::int8_t>(transposed ? size : 0), OnGpu<float>(x),
+                       OnGpu<float>(max_segments), OnGpu<std::int8_t>(size),
+                       OnGpu<std::int8_t>(transposed ? size : 0)});
       Case& c = cases.back();
       on_cpu.run(args(d, {}, x, c.q, c.transposed, scale), {cpu_memory.data(), cpu_memory.size()});
     }
@@ -408,7 +409,7 @@ TEST_F(Cuda, QuantizersShareKernelsAndAWorkspace) {
   }
 }
 
-// What gradients with f16 dY are computed from, and what dW is added to.
+// Inputs of gradients with f16 dY, and what dW is added to.
 struct GradientValues {
   std::vector<std::uint16_t> dy;
   std::vector<std::int8_t> weight, x;
@@ -466,8 +467,8 @@ Gradients gradients_on_cpu(LinearBackwardDescription d, const GradientValues& v)
   return g;
 }
 
-// Every pair of products, with dB and without: one graph of a run equals a plain run, which allocates nothing; what is
-// all int8 equals the CPU's.
+// Every pair of products, with and without dB: a graph of a run equals a plain run, which allocates nothing. All-int8
+// results equal the CPU's.
 TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
   constexpr Product kProducts[] = {Product::none, Product::dequantized, Product::int8};
   for (int i = 0; i < 36; ++i) {
@@ -519,7 +520,7 @@ TEST_F(Cuda, GradientsRepeatAndAllocateNothing) {
   }
 }
 
-// A layer with a 4-bit weight in groups of 64, its zero points among it.
+// A layer with a 4-bit weight in groups of 64, with zero points.
 struct FourBits {
   LinearDescription description;
   std::vector<std::uint16_t> x, bias;
@@ -531,9 +532,8 @@ struct FourBits {
     description = {.m = m, .n = 272, .k = k, .x = DType::f16, .y = DType::f16};
     LinearDescription& d = description;
     d.activation = Activation::none;
-    d.weight = WeightFormat::s4_group;
-    d.group = group;
-    d.weight_zero_point = d.bias = true;
+    d.weight = {DType::s4, Granularity::group, group, true};
+    d.bias = true;
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (std::int64_t i = 0; i < d.m * d.k; ++i) x.push_back(Half(normal(random)).bits);
@@ -545,7 +545,7 @@ struct FourBits {
     }
   }
 
-  std::int64_t groups() const { return description.group == 0 ? 1 : description.k / description.group; }
+  std::int64_t groups() const { return description.weight.group == 0 ? 1 : description.k / description.weight.group; }
 
   std::vector<std::uint8_t> packed(const LinearPlan& plan) const {
     const LinearDescription& d = description;
@@ -560,12 +560,12 @@ struct FourBits {
   }
 };
 
-// For every kernel, and for either form of the weight: a graph and repeated runs on a side stream give a plain run's
-// bits, nothing is allocated, and y is what the CPU makes of it but for the roundings that the plan admits.
+// For every kernel, with the weight packed or not: a graph and repeated runs on a side stream give a plain run's bits,
+// nothing is allocated, and y equals the CPU's up to the roundings that the plan admits.
 TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   for (const std::int64_t m : {1, 9, 30, 40, 100, 300, -1, -9, -30, -100}) {
     for (const bool packed : {false, true}) {
-      // After others, and with terms that end within a step of every kernel: nothing may come of what they left.
+      // After others, and with a K that ends within a step of every kernel: their leftovers must not matter.
       FourBits layer(std::abs(m), m < 0 ? 96 : 512, m < 0 ? (m % 2 == 0 ? 0 : 32) : 64);
       LinearDescription& d = layer.description;
       std::vector<std::uint16_t> on_cpu(static_cast<std::size_t>(d.m * d.n));
@@ -636,15 +636,99 @@ TEST_F(Cuda, FourBitWeightsRepeatAndAllocateNothing) {
   }
 }
 
-// Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits are the CPU's all the
-// same, and not all of them are infinities.
+// s8 weights in groups, on the GPU: with int8 activations the bits of the CPU, with float ones its values up to
+// rounding.
+TEST_F(Cuda, ByteWeightsInGroupsAreTheCpus) {
+  for (const std::int64_t group : {0, 32, 64, 128}) {
+    for (const Activation activation : {Activation::dynamic_per_token, Activation::none}) {
+      LinearDescription d{.m = 67, .n = 131, .k = group == 0 ? 259 : 384, .x = DType::f16, .y = DType::f16};
+      d.bias = true;
+      const Values values(d, 11);
+      d.activation = activation;
+      d.weight = {DType::s8, Granularity::group, group};
+      const std::int64_t groups = group == 0 ? 1 : d.k / group;
+      std::vector<float> scale;
+      for (std::int64_t i = 0; i < d.n * groups; ++i) scale.push_back(0.001f * static_cast<float>(1 + i % 23));
+      const auto run = [&](Device device, const Pointers& p, const float* weight_scale) {
+        d.device = device;
+        const LinearPlan plan = LinearPlan::select(d);
+        LinearArgs args = arguments(d, p, d.m);
+        args.weight_scale = on(device, matrix(weight_scale, d.n, groups));
+        if (device.type == DeviceType::cpu) {
+          std::vector<std::byte> memory(plan.workspace_size());
+          plan.run(args, {memory.data(), memory.size()});
+        } else {
+          const OnGpu<std::byte> memory(plan.workspace_size());
+          plan.run(args, {memory.data(), memory.size()});
+          expect(cudaDeviceSynchronize());
+        }
+      };
+      Bits on_cpu(static_cast<std::size_t>(d.m * d.n));
+      run(Device::cpu(), {values.x.data(), values.weight.data(), nullptr, values.bias.data(), on_cpu.data()},
+          scale.data());
+      const Tensors tensors(d, values, 0);
+      const OnGpu<float> scale_on_gpu(scale);
+      run(kGpu, {tensors.x.data(), tensors.weight.data(), nullptr, tensors.bias.data(), tensors.y.data()},
+          scale_on_gpu.data());
+      const Bits y = tensors.y.values();
+      if (activation != Activation::none) {
+        EXPECT_TRUE(y == on_cpu) << "group " << group;
+        continue;
+      }
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const float expected = Half::to_float(on_cpu[i]);
+        EXPECT_NEAR(Half::to_float(y[i]), expected, 0.01 + 0x1p-9 * std::abs(expected)) << "group " << group;
+      }
+    }
+  }
+}
+
+// A quantizer that needs aligned rows names the one that runs where they are not, and the bits are the same.
+TEST_F(Cuda, AQuantizerTellsWhatRunsWithoutAlignment) {
+  QuantizeDescription d{.rows = 96, .cols = 512};
+  d.granularity = Granularity::column;
+  d.orientation = Orientation::both;
+  d.device = kGpu;
+  const QuantizePlan plan = QuantizePlan::select(d);
+  if (plan.sku().find("quantize_sm90") == std::string::npos) GTEST_SKIP() << "not a Hopper GPU";
+  EXPECT_NE(plan.sku().find("(unaligned: quantize_sm80)"), std::string::npos) << plan.sku();
+  const auto size = static_cast<std::size_t>(d.rows * d.cols);
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(size + 1);
+  for (std::size_t i = 0; i < size; ++i) x[i] = normal(random);
+  const OnGpu<float> aligned(x);
+  std::rotate(x.begin(), x.end() - 1, x.end());
+  const OnGpu<float> shifted(x);
+  const OnGpu<std::byte> memory(plan.workspace_size());
+  std::vector<std::int8_t> results[2];
+  for (const bool unaligned : {false, true}) {
+    const OnGpu<std::int8_t> q(size), q_transposed(size);
+    const OnGpu<float> scale(static_cast<std::size_t>(d.cols));
+    QuantizeArgs args;
+    const float* const data = unaligned ? shifted.data() + 1 : aligned.data();
+    args.x = on(kGpu, matrix(data, d.rows, d.cols));
+    args.q = on(kGpu, matrix(q.data(), d.rows, d.cols));
+    args.q_transposed = on(kGpu, matrix(q_transposed.data(), d.cols, d.rows));
+    args.scale = on(kGpu, vector(scale.data(), d.cols));
+    plan.run(args, {memory.data(), memory.size()});
+    expect(cudaDeviceSynchronize());
+    results[unaligned] = q.values();
+    const std::vector<std::int8_t> columns = q_transposed.values();
+    results[unaligned].insert(results[unaligned].end(), columns.begin(), columns.end());
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+}
+
+// Sums near the end of f32's range, which the kernel for Hopper may hold sixteenfold: the bits still equal the CPU's,
+// and not all of them are infinities.
 TEST_F(Cuda, FourBitWeightsWithHugeScales) {
   FourBits layer(70);
   LinearDescription& d = layer.description;
   d.x = DType::s8;
   d.y = DType::f32;
   d.activation = Activation::dynamic_per_token;
-  d.weight_zero_point = d.bias = false;
+  d.weight.zero_point = d.bias = false;
   for (std::size_t i = 0; i < layer.scale.size(); ++i) layer.scale[i] *= i / 8 % 5 == 0 ? 0x1p118f : 1;
   std::vector<std::int8_t> x(static_cast<std::size_t>(d.m * d.k));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::int8_t>(i * 37 % 255 - 127);
@@ -687,17 +771,17 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   LinearDescription& d = layer.description;
   d.device = kGpu;
   const auto refused = [&](const char* kernel, const std::string& text) {
-    LinearDescription wish = d;
-    wish.kernel = kernel;
+    LinearDescription requested = d;
+    requested.kernel = kernel;
     try {
-      LinearPlan::select(wish);
+      LinearPlan::select(requested);
       ADD_FAILURE() << kernel << " was chosen";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   };
   refused("w4a16_gemv_sm90", "is for up to 16 rows of a");
-  refused("w4a16_gemm_skinny_sm90", "wants a packed weight where groups are smaller than 128");
+  refused("w4a16_gemm_skinny_sm90", "needs a packed weight for groups smaller than 128");
   d.m = 65;
   refused("w4a16_gemm_skinny_sm90", "is for up to 64 rows of a");
   d.m = 64;
@@ -709,14 +793,14 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   refused("w4a16_gemm_sm90", "writes y in x's type or f32");
   d.y = DType::f16;
   d.k = 100;
-  d.group = 0;
-  refused("w4a16_gemm_sm90", "wants rows of a multiple of 32 terms");
+  d.weight.group = 0;
+  refused("w4a16_gemm_sm90", "needs K to be a multiple of 32");
   d.m = 1;
-  refused("w4a16_gemv_sm90", "wants rows of a multiple of 32 terms");
+  refused("w4a16_gemv_sm90", "needs K to be a multiple of 32");
   EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_sm80");  // which takes everything
   d.x = DType::s8;
   d.activation = Activation::dynamic_per_token;
-  refused("w4a8_gemm_sm90", "wants rows of a multiple of 32 terms");
+  refused("w4a8_gemm_sm90", "needs K to be a multiple of 32");
   EXPECT_EQ(LinearPlan::select(d).sku(), "w4a8_gemm_sm80");
   d.k = 128;
   d.y = DType::f64;

@@ -442,10 +442,10 @@ TEST(SmoothQuant, TheSearchMeasuresWhatIsServed) {
   const Layer layer(4, 50);
   for (const auto activation :
        {Activation::static_per_tensor, Activation::dynamic_per_token, Activation::dynamic_per_tensor}) {
-    for (const auto format : {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat::s4_group}) {
+    for (const WeightFormat& format :
+         {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat{DType::s4, Granularity::group}}) {
       SmoothingSearchDescription d = layer.description(activation);
       d.weight = format;
-      d.group = 0;
       d.first_alpha = d.last_alpha = 0.6;
       d.steps = 1;
       double error = -1;
@@ -456,7 +456,7 @@ TEST(SmoothQuant, TheSearchMeasuresWhatIsServed) {
       EXPECT_EQ(result.alpha, 0.6);
       EXPECT_EQ(result.error, error);
 
-      const bool s4 = format == WeightFormat::s4_group;
+      const bool s4 = format.type == DType::s4;
       Calibrator weights({.features = layer.k});
       weights.observe(layer.weight());
       const std::vector<float> weight_max = weights.channel_max();
@@ -472,8 +472,8 @@ TEST(SmoothQuant, TheSearchMeasuresWhatIsServed) {
       const Tensor q = s4 ? matrix_s4(bytes.data(), layer.n, layer.k)
                           : matrix(reinterpret_cast<std::int8_t*>(bytes.data()), layer.n, layer.k);
       const Tensor scales = s4 ? matrix(scale.data(), layer.n, 1)
-                               : vector(scale.data(), format == WeightFormat::s8_per_channel ? layer.n : 1);
-      quantize_weight({.n = layer.n, .k = layer.k, .weight = format, .group = 0},
+                               : vector(scale.data(), format.granularity == Granularity::row ? layer.n : 1);
+      quantize_weight({.n = layer.n, .k = layer.k, .weight = format},
                       {.weight = matrix<const float>(w.data(), layer.n, layer.k), .q = q, .scale = scales});
       const auto plan = LinearPlan::select({.m = layer.m,
                                             .n = layer.n,
@@ -481,7 +481,6 @@ TEST(SmoothQuant, TheSearchMeasuresWhatIsServed) {
                                             .activation = activation,
                                             .static_scale = largest / 127,
                                             .weight = format,
-                                            .group = 0,
                                             .x_multiplier = true});
       std::vector<float> y(at(layer.m * layer.n));
       std::vector<std::byte> scratch(plan.workspace_size());
@@ -514,10 +513,10 @@ TEST(SmoothQuant, SecondMomentsTellNearlyWhatTheRowsTell) {
   Calibrator calibrator({.features = layer.k, .second_moments = true});
   calibrator.observe(layer.rows());
   const std::vector<double> h = moments_of(calibrator);
-  for (const auto format : {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat::s4_group}) {
+  for (const WeightFormat& format :
+       {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat{DType::s4, Granularity::group}}) {
     SmoothingSearchDescription d = layer.description(Activation::static_per_tensor);
     d.weight = format;
-    d.group = 0;
     std::vector<double> of_rows(21), of_moments(21);
     const SmoothingSearchResult rows = search_smoothing(d, {.weight = layer.weight(),
                                                             .input_channel_max = layer.maxima(),
@@ -694,9 +693,9 @@ TEST(SmoothQuant, TheSearchRejects) {
   rejected([](Case& c) { c.d.w = static_cast<DType>(9); }, invalid, {"w = 9"});
   rejected([](Case& c) { c.d.activation = Activation::none; }, unsupported, {"activation = none"});
   rejected([](Case& c) { c.d.activation = static_cast<Activation>(5); }, invalid, {"activation = 5"});
-  rejected([](Case& c) { c.d.weight = static_cast<WeightFormat>(5); }, invalid, {"weight = 5"});
-  rejected([](Case& c) { c.d.weight = WeightFormat::s4_group, c.d.group = 48; }, unsupported, {"group = 48"});
-  rejected([](Case& c) { c.d.weight = WeightFormat::s4_group, c.d.group = 128; }, invalid, {"group = 128"});
+  rejected([](Case& c) { c.d.weight.granularity = static_cast<Granularity>(5); }, invalid, {"granularity = 5"});
+  rejected([](Case& c) { c.d.weight = {DType::s4, Granularity::group, 48}; }, unsupported, {"group = 48"});
+  rejected([](Case& c) { c.d.weight = {DType::s4, Granularity::group, 128}; }, invalid, {"group = 128"});
   for (const double alpha : {-0.1, 1.1, std::nan("")}) {
     rejected([=](Case& c) { c.d.first_alpha = alpha; }, invalid, {"first_alpha = "});
     rejected([=](Case& c) { c.d.last_alpha = alpha; }, invalid, {"last_alpha = "});

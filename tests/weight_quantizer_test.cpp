@@ -24,9 +24,11 @@ namespace {
 
 using Description = WeightQuantizerDescription;
 
-bool s4(const Description& d) { return d.weight == WeightFormat::s4_group; }
-std::int64_t segment_of(const Description& d) { return s4(d) && d.group > 0 ? d.group : d.k; }
-std::int64_t segments_of(const Description& d) { return s4(d) ? d.k / segment_of(d) : 1; }
+bool s4(const Description& d) { return d.weight.type == DType::s4; }
+bool grouped(const Description& d) { return d.weight.granularity == Granularity::group; }
+bool per_tensor(const Description& d) { return d.weight.granularity == Granularity::tensor; }
+std::int64_t segment_of(const Description& d) { return grouped(d) && d.weight.group > 0 ? d.weight.group : d.k; }
+std::int64_t segments_of(const Description& d) { return grouped(d) ? d.k / segment_of(d) : 1; }
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // ---- The twin ----
@@ -49,7 +51,9 @@ float as_kept(DType dtype, float s) {
   return dtype == DType::f16 ? static_cast<float>(Half(s)) : dtype == DType::bf16 ? static_cast<float>(BFloat16(s)) : s;
 }
 
-bool uses_all_levels(const Description& d) { return s4(d) && d.method == WeightMethod::nearest && !d.zero_point; }
+bool uses_all_levels(const Description& d) {
+  return s4(d) && d.method == WeightMethod::nearest && !d.weight.zero_point;
+}
 
 int steps_of(const Description& d) {
   if (uses_all_levels(d)) return 4;
@@ -57,7 +61,7 @@ int steps_of(const Description& d) {
 }
 
 float candidate(const Description& d, int step) {
-  return step == 0 ? 1.0f : static_cast<float>(1 - (1 - d.clip_least) * step / (d.clip_steps - 1));
+  return step == 0 ? 1.0f : static_cast<float>(1 - (1 - d.min_clip) * step / (d.clip_steps - 1));
 }
 
 Scale plain_scale(const Description& d, const std::vector<float>& w, int step) {
@@ -66,15 +70,15 @@ Scale plain_scale(const Description& d, const std::vector<float>& w, int step) {
   float high = 0;
   for (const float x : w) low = std::min(low, x), high = std::max(high, x);
   if (!uses_all_levels(d)) low *= candidate(d, step), high *= candidate(d, step);
-  float span = d.zero_point ? (high - low) / static_cast<float>(levels.high - levels.low)
-                            : std::max(-low, high) / static_cast<float>(levels.high);
+  float span = d.weight.zero_point ? (high - low) / static_cast<float>(levels.high - levels.low)
+                                   : std::max(-low, high) / static_cast<float>(levels.high);
   if (uses_all_levels(d)) {
     const float largest = std::max(-low, high);
     span = std::vector{largest / 7, std::max(-low / 8, high / 7), largest / 7.5f, largest / 8}[at(step)];
   }
   float s = as_kept(d.scale, std::max(span, 1e-8f));
   if (s == 0) s = 0x1p-24f;
-  if (!d.zero_point) return {s, 0};
+  if (!d.weight.zero_point) return {s, 0};
   const float z = static_cast<float>(levels.low) - std::nearbyint(low / s);
   return {s, static_cast<int>(std::clamp(z, static_cast<float>(levels.low), static_cast<float>(levels.high)))};
 }
@@ -202,7 +206,7 @@ Result plain(const Problem& p) {
   };
 
   Scale whole{};
-  if (d.weight == WeightFormat::s8_per_tensor) {
+  if (per_tensor(d)) {
     double least = 0;
     for (int step = 0; step < steps_of(d); ++step) {
       const Scale scale = plain_scale(d, p.w, step);
@@ -220,9 +224,8 @@ Result plain(const Problem& p) {
   for (std::int64_t n = 0; n < d.n; ++n) {
     std::vector<Scale> scales(at(segments));
     for (std::int64_t g = 0; g < segments; ++g) {
-      scales[at(g)] = d.weight == WeightFormat::s8_per_tensor
-                          ? whole
-                          : plain_search(d, row_of(p, n, g * segment, segment), slice(g * segment, segment));
+      scales[at(g)] =
+          per_tensor(d) ? whole : plain_search(d, row_of(p, n, g * segment, segment), slice(g * segment, segment));
     }
     std::vector<float> errors(at(k));
     const auto t_of = [&](std::int64_t j, std::int64_t before) {
@@ -267,10 +270,12 @@ struct Outputs {
     return matrix(reinterpret_cast<std::int8_t*>(q.data()), d.n, d.k, q_pitch());
   }
   Tensor scale_tensor() {
-    if (s4(d)) return matrix(scale.data(), d.n, segments_of(d), scale_pitch());
-    return vector(scale.data(), d.weight == WeightFormat::s8_per_channel ? d.n : 1, scale_pitch());
+    if (grouped(d)) return matrix(scale.data(), d.n, segments_of(d), scale_pitch());
+    return vector(scale.data(), per_tensor(d) ? 1 : d.n, scale_pitch());
   }
-  Tensor zero_tensor() { return d.zero_point ? matrix(zero.data(), d.n, segments_of(d), scale_pitch()) : Tensor{}; }
+  Tensor zero_tensor() {
+    return d.weight.zero_point ? matrix(zero.data(), d.n, segments_of(d), scale_pitch()) : Tensor{};
+  }
 
   Description d;
   std::vector<std::uint8_t> q;
@@ -289,8 +294,8 @@ WeightQuantizerArgs args_of(const Problem& p, Outputs& out) {
 
 std::string text(const Description& d) {
   return std::string(name(d.weight)) + " " + std::string(name(d.method)) + " " + std::string(name(d.order)) +
-         " n = " + std::to_string(d.n) + " k = " + std::to_string(d.k) + " group = " + std::to_string(d.group) +
-         (d.zero_point ? " with z" : "") + " scale " + std::string(name(d.scale)) +
+         " n = " + std::to_string(d.n) + " k = " + std::to_string(d.k) + " group = " + std::to_string(d.weight.group) +
+         (d.weight.zero_point ? " with z" : "") + " scale " + std::string(name(d.scale)) +
          " steps = " + std::to_string(d.clip_steps) + " threads = " + std::to_string(d.threads);
 }
 
@@ -302,9 +307,9 @@ void expect_equal(Outputs& out, const Result& wanted) {
     for (std::int64_t c = 0; c < d.k; ++c) wrong += load_integer(q, n, c) != wanted.q[at(n * d.k + c)];
     for (std::int64_t g = 0; g < segments_of(d); ++g) {
       const std::size_t i = at(n * segments_of(d) + g);
-      const std::int64_t place = d.weight == WeightFormat::s8_per_tensor ? 0 : n * out.scale_pitch() + g;
+      const std::int64_t place = per_tensor(d) ? 0 : n * out.scale_pitch() + g;
       EXPECT_EQ(out.scale[at(place)], wanted.scale[i]) << text(d) << " row " << n << " segment " << g;
-      if (d.zero_point) {
+      if (d.weight.zero_point) {
         EXPECT_EQ(out.zero[at(place)], wanted.zero[i]) << text(d);
       }
     }
@@ -344,15 +349,18 @@ std::vector<Description> descriptions() {
   std::vector<Description> all;
   struct Format {
     WeightFormat weight;
-    std::int64_t n, k, group;
-    bool zero_point;
+    std::int64_t n, k;
   };
-  const std::vector<Format> formats = {
-      {WeightFormat::s8_per_channel, 70, 45, 128, false}, {WeightFormat::s8_per_channel, 3, 300, 128, false},
-      {WeightFormat::s8_per_tensor, 66, 37, 128, false},  {WeightFormat::s4_group, 5, 96, 32, false},
-      {WeightFormat::s4_group, 65, 128, 64, true},        {WeightFormat::s4_group, 2, 384, 128, false},
-      {WeightFormat::s4_group, 3, 256, 128, true},        {WeightFormat::s4_group, 9, 131, 0, false},
-      {WeightFormat::s4_group, 4, 32, 32, true},          {WeightFormat::s4_group, 4, 51, 0, true}};
+  const auto group = [](DType type, std::int64_t size, bool zero_point = false) {
+    return WeightFormat{type, Granularity::group, size, zero_point};
+  };
+  const std::vector<Format> formats = {{WeightFormat::s8_per_channel, 70, 45}, {WeightFormat::s8_per_channel, 3, 300},
+                                       {WeightFormat::s8_per_tensor, 66, 37},  {group(DType::s4, 32), 5, 96},
+                                       {group(DType::s4, 64, true), 65, 128},  {group(DType::s4, 128), 2, 384},
+                                       {group(DType::s4, 128, true), 3, 256},  {group(DType::s4, 0), 9, 131},
+                                       {group(DType::s4, 32, true), 4, 32},    {group(DType::s4, 0, true), 4, 51},
+                                       {group(DType::s8, 32), 5, 96},          {group(DType::s8, 64), 65, 128},
+                                       {group(DType::s8, 128), 2, 384},        {group(DType::s8, 0), 9, 131}};
   for (const Format& f : formats) {
     for (const auto method : {WeightMethod::nearest, WeightMethod::clip_search, WeightMethod::error_feedback}) {
       for (const auto order : {ColumnOrder::as_they_lie, ColumnOrder::by_moment}) {
@@ -360,7 +368,7 @@ std::vector<Description> descriptions() {
         for (const int steps : {1, 9}) {
           if (method == WeightMethod::nearest && steps > 1) continue;
           Description d;
-          d.n = f.n, d.k = f.k, d.weight = f.weight, d.group = f.group, d.zero_point = f.zero_point;
+          d.n = f.n, d.k = f.k, d.weight = f.weight;
           d.method = method, d.order = order, d.clip_steps = steps;
           d.scale = all.size() % 3 == 1 ? DType::f16 : all.size() % 3 == 2 ? DType::bf16 : DType::f32;
           all.push_back(d);
@@ -391,7 +399,7 @@ TEST(WeightQuantizer, EqualsThePlainTwinOnEveryInstructionSetAndThreadCount) {
 }
 
 TEST(WeightQuantizer, TakesEveryFloatType) {
-  Description d{.n = 7, .k = 64, .weight = WeightFormat::s4_group, .group = 32, .method = WeightMethod::error_feedback};
+  Description d{.n = 7, .k = 64, .weight = {DType::s4, Granularity::group, 32}, .method = WeightMethod::error_feedback};
   Problem p = problem(d, 5);
   std::vector<Half> half;
   std::vector<BFloat16> bfloat;
@@ -414,40 +422,42 @@ TEST(WeightQuantizer, TakesEveryFloatType) {
 }
 
 TEST(WeightQuantizer, NearestHasTheBitsOfQuantizePlan) {
-  for (const bool affine : {false, true}) {
-    for (const std::int64_t group : {0, 32, 64}) {
-      Description d{.n = 6, .k = 128, .weight = WeightFormat::s4_group, .group = group, .zero_point = affine};
-      if (!affine) d.weight = WeightFormat::s8_per_channel;  // symmetric s4 takes -8 in, which the plan leaves out
-      const Problem p = problem(d, 11);
-      Outputs out(d);
-      quantize_weight(d, args_of(p, out));
-      const std::int64_t segments = segments_of(d);
-      std::vector<std::uint8_t> q(at(d.n * d.k));
-      std::vector<float> scale(at(d.n * segments));
-      std::vector<std::int32_t> zero(scale.size());
-      const auto plan = QuantizePlan::select({.rows = d.n,
-                                              .cols = d.k,
-                                              .q = s4(d) ? DType::s4 : DType::s8,
-                                              .granularity = s4(d) ? Granularity::group : Granularity::row,
-                                              .group = s4(d) ? segment_of(d) : 0,
-                                              .mapping = affine ? Mapping::affine : Mapping::symmetric});
-      std::vector<std::byte> scratch(plan.workspace_size());
-      const Tensor wanted =
-          s4(d) ? matrix_s4(q.data(), d.n, d.k) : matrix(reinterpret_cast<std::int8_t*>(q.data()), d.n, d.k);
-      plan.run({.x = matrix(p.w.data(), d.n, d.k),
-                .q = wanted,
-                .scale = s4(d) ? matrix(scale.data(), d.n, segments) : vector(scale.data(), d.n),
-                .zero_point = affine ? matrix(zero.data(), d.n, segments) : Tensor{}},
-               {scratch.data(), scratch.size()});
-      for (std::int64_t n = 0; n < d.n; ++n) {
-        for (std::int64_t c = 0; c < d.k; ++c) {
-          ASSERT_EQ(load_integer(out.q_tensor(), n, c), load_integer(wanted, n, c)) << text(d);
-        }
-        for (std::int64_t g = 0; g < segments; ++g) {
-          ASSERT_EQ(out.scale[at(n * out.scale_pitch() + g)], scale[at(n * segments + g)]);
-          if (affine) {
-            ASSERT_EQ(out.zero[at(n * out.scale_pitch() + g)], zero[at(n * segments + g)]);
-          }
+  // Symmetric s4 takes -8 in, which the plan leaves out.
+  for (const WeightFormat& weight :
+       {WeightFormat::s8_per_channel, WeightFormat{DType::s8, Granularity::group, 32},
+        WeightFormat{DType::s8, Granularity::group, 128}, WeightFormat{DType::s4, Granularity::group, 0, true},
+        WeightFormat{DType::s4, Granularity::group, 32, true}, WeightFormat{DType::s4, Granularity::group, 64, true}}) {
+    const bool affine = weight.zero_point;
+    Description d{.n = 6, .k = 128, .weight = weight};
+    const Problem p = problem(d, 11);
+    Outputs out(d);
+    quantize_weight(d, args_of(p, out));
+    const std::int64_t segments = segments_of(d);
+    std::vector<std::uint8_t> q(at(d.n * d.k));
+    std::vector<float> scale(at(d.n * segments));
+    std::vector<std::int32_t> zero(scale.size());
+    const auto plan = QuantizePlan::select({.rows = d.n,
+                                            .cols = d.k,
+                                            .q = s4(d) ? DType::s4 : DType::s8,
+                                            .granularity = weight.granularity,
+                                            .group = grouped(d) ? segment_of(d) : 0,
+                                            .mapping = affine ? Mapping::affine : Mapping::symmetric});
+    std::vector<std::byte> scratch(plan.workspace_size());
+    const Tensor wanted =
+        s4(d) ? matrix_s4(q.data(), d.n, d.k) : matrix(reinterpret_cast<std::int8_t*>(q.data()), d.n, d.k);
+    plan.run({.x = matrix(p.w.data(), d.n, d.k),
+              .q = wanted,
+              .scale = grouped(d) ? matrix(scale.data(), d.n, segments) : vector(scale.data(), d.n),
+              .zero_point = affine ? matrix(zero.data(), d.n, segments) : Tensor{}},
+             {scratch.data(), scratch.size()});
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      for (std::int64_t c = 0; c < d.k; ++c) {
+        ASSERT_EQ(load_integer(out.q_tensor(), n, c), load_integer(wanted, n, c)) << text(d);
+      }
+      for (std::int64_t g = 0; g < segments; ++g) {
+        ASSERT_EQ(out.scale[at(n * out.scale_pitch() + g)], scale[at(n * segments + g)]);
+        if (affine) {
+          ASSERT_EQ(out.zero[at(n * out.scale_pitch() + g)], zero[at(n * segments + g)]);
         }
       }
     }
@@ -455,7 +465,7 @@ TEST(WeightQuantizer, NearestHasTheBitsOfQuantizePlan) {
 }
 
 TEST(WeightQuantizer, ImportanceIsWhatADiagonalOfMomentsWouldBe) {
-  Description d{.n = 8, .k = 96, .weight = WeightFormat::s4_group, .group = 32, .method = WeightMethod::clip_search};
+  Description d{.n = 8, .k = 96, .weight = {DType::s4, Granularity::group, 32}, .method = WeightMethod::clip_search};
   Problem p = problem(d, 21);
   Problem q = p;
   q.h.clear();
@@ -583,11 +593,13 @@ TEST(WeightQuantizer, GainsOverNearest) {
     double clip, feedback;  // dB over a scale of the extremes at least; what was measured is in docs/smooth-quant.md
   };
   const auto group = [](std::int64_t size, bool zero_point) {
-    return Description{.weight = WeightFormat::s4_group, .group = size, .zero_point = zero_point};
+    return Description{.weight = {DType::s4, Granularity::group, size, zero_point}};
   };
-  for (Bar bar : {Bar{"s8 per channel", {}, 0.2, 5.5}, Bar{"s4 group 32", group(32, false), 1.2, 6},
-                  Bar{"s4 group 128", group(128, false), 1.4, 7}, Bar{"s4 group 128, z", group(128, true), 0.6, 6},
-                  Bar{"s4 row", group(0, false), 2, 7.5}}) {
+  const Description s8_group_64 = {.weight = {DType::s8, Granularity::group, 64}};
+  EXPECT_GE(sqnr(layer, s8_group_64) - sqnr(layer, {}), 2);  // groups over channels
+  for (Bar bar : {Bar{"s8 per channel", {}, 0.2, 5.5}, Bar{"s8 group 64", s8_group_64, 0, 5},
+                  Bar{"s4 group 32", group(32, false), 1.2, 6}, Bar{"s4 group 128", group(128, false), 1.4, 7},
+                  Bar{"s4 group 128, z", group(128, true), 0.6, 6}, Bar{"s4 row", group(0, false), 2, 7.5}}) {
     const double nearest = sqnr(layer, bar.d);
     bar.d.method = WeightMethod::clip_search;
     bar.d.clip_steps = 1;
@@ -600,7 +612,7 @@ TEST(WeightQuantizer, GainsOverNearest) {
     const double as_they_lie = sqnr(layer, bar.d);
     std::printf("%-16s nearest %5.2f dB, clip_search %+5.2f, error_feedback %+5.2f (as they lie %+5.2f)\n", bar.what,
                 nearest, clip - nearest, feedback - nearest, as_they_lie - nearest);
-    const bool uses_all = uses_all_levels({.weight = bar.d.weight, .zero_point = bar.d.zero_point});
+    const bool uses_all = uses_all_levels({.weight = bar.d.weight});
     EXPECT_GE(nearest - extremes, uses_all ? 0.7 : 0) << bar.what;
     EXPECT_GT(clip, nearest) << bar.what;
     EXPECT_GE(clip - extremes, bar.clip) << bar.what;
@@ -622,9 +634,8 @@ TEST(WeightError, EqualsThePlainSum) {
     for (std::int64_t n = 0; n < d.n; ++n) {
       std::vector<double> e(at(d.k));
       for (std::int64_t c = 0; c < d.k; ++c) {
-        const std::int64_t place =
-            d.weight == WeightFormat::s8_per_tensor ? 0 : n * out.scale_pitch() + c / segment_of(d);
-        const int z = d.zero_point ? out.zero[at(place)] : 0;
+        const std::int64_t place = per_tensor(d) ? 0 : n * out.scale_pitch() + c / segment_of(d);
+        const int z = d.weight.zero_point ? out.zero[at(place)] : 0;
         e[at(c)] =
             static_cast<double>(static_cast<float>(load_integer(out.q_tensor(), n, c) - z) * out.scale[at(place)]) -
             static_cast<double>(p.w[at(n * d.k + c)]);
@@ -663,7 +674,7 @@ TEST(WeightError, EqualsThePlainSum) {
 // ---- Rejections ----
 
 struct Bad {
-  Description d{.n = 3, .k = 64, .weight = WeightFormat::s4_group, .group = 32, .method = WeightMethod::error_feedback};
+  Description d{.n = 3, .k = 64, .weight = {DType::s4, Granularity::group, 32}, .method = WeightMethod::error_feedback};
   Problem p = problem(d, 1);
   std::vector<float> importance = std::vector<float>(64, 1.0f);
   Outputs out{d};
@@ -697,20 +708,20 @@ TEST(BadWeightQuantizer, Descriptions) {
   expect_error([](Bad& b) { b.d.n = b.d.k = std::int64_t{1} << 40; }, invalid, {"overflows"});
   expect_error([](Bad& b) { b.d.w = DType::s8; }, unsupported, {"w = s8"});
   expect_error([](Bad& b) { b.d.w = static_cast<DType>(77); }, invalid, {"w = 77"});
-  expect_error([](Bad& b) { b.d.weight = static_cast<WeightFormat>(3); }, invalid, {"weight = 3"});
+  expect_error([](Bad& b) { b.d.weight.granularity = static_cast<Granularity>(4); }, invalid, {"granularity = 4"});
   expect_error([](Bad& b) { b.d.scale = DType::f64; }, unsupported, {"scale = f64", "f16, bf16 or f32"});
   expect_error([](Bad& b) { b.d.scale = static_cast<DType>(9); }, invalid, {"scale = 9"});
   expect_error([](Bad& b) { b.d.method = static_cast<WeightMethod>(3); }, invalid, {"method = 3"});
   expect_error([](Bad& b) { b.d.order = static_cast<ColumnOrder>(2); }, invalid, {"order = 2"});
-  expect_error([](Bad& b) { b.d.group = 48; }, unsupported, {"group = 48"});
-  expect_error([](Bad& b) { b.d.group = 128; }, invalid, {"group = 128", "k = 64"});
-  expect_error([](Bad& b) { b.d.weight = WeightFormat::s8_per_channel, b.d.zero_point = true; }, unsupported,
+  expect_error([](Bad& b) { b.d.weight.group = 48; }, unsupported, {"group = 48"});
+  expect_error([](Bad& b) { b.d.weight.group = 128; }, invalid, {"group = 128", "k = 64"});
+  expect_error([](Bad& b) { b.d.weight = WeightFormat::s8_per_channel, b.d.weight.zero_point = true; }, unsupported,
                {"zero_point", "s8_per_channel"});
   for (const double damping : {-0.01, 1.5, std::nan("")}) {
     expect_error([=](Bad& b) { b.d.damping = damping; }, invalid, {"damping = ", "0 to 1"});
   }
   for (const double least : {0.0, -1.0, 1.01, std::nan("")}) {
-    expect_error([=](Bad& b) { b.d.clip_least = least; }, invalid, {"clip_least = "});
+    expect_error([=](Bad& b) { b.d.min_clip = least; }, invalid, {"min_clip = "});
   }
   for (const int steps : {0, -3, 1002}) expect_error([=](Bad& b) { b.d.clip_steps = steps; }, invalid, {"clip_steps"});
   expect_error([](Bad& b) { b.d.threads = -1; }, invalid, {"threads = -1"});
@@ -725,7 +736,7 @@ TEST(BadWeightQuantizer, Tensors) {
   expect_error([](Bad& b) { b.args.q.dtype = DType::s8; }, mismatch, {"q is s8", "s4"});
   expect_error([](Bad& b) { b.args.scale.dtype = DType::f16; }, mismatch, {"scale is f16", "f32"});
   expect_error([](Bad& b) { b.args.scale.shape[1] = 1; }, mismatch, {"scale"});
-  expect_error([](Bad& b) { b.d.zero_point = true; }, mismatch, {"zero_point is absent"});
+  expect_error([](Bad& b) { b.d.weight.zero_point = true; }, mismatch, {"zero_point is absent"});
   expect_error([](Bad& b) { b.args.zero_point = matrix(b.out.zero.data(), 3, 2); }, mismatch, {"zero_point", "no use"});
   expect_error([](Bad& b) { b.args.second_moments = {}; }, invalid, {"error_feedback", "without second_moments"});
   expect_error([](Bad& b) { b.args.second_moments.shape[0] = 63; }, mismatch, {"second_moments"});
@@ -769,7 +780,7 @@ TEST(BadWeightQuantizer, Values) {
   expect_error(
       [](Bad& b) {
         b.p.w[3] = 3e38f, b.p.w[4] = -3e38f;
-        b.d.zero_point = true;
+        b.d.weight.zero_point = true;
         b.args.zero_point = matrix(b.out.zero.data(), 3, 2, 3);
       },
       invalid, {"row 0", "3e+38", "beyond f32"});

@@ -29,7 +29,7 @@ const LaneSet* CheckedOverflow::either(const LaneSet& a, const LaneSet& b) {
               [&](int p, int r, int c) { return a.has(p, r, c) || b.has(p, r, c); });
 }
 
-const LaneSet* CheckedOverflow::turned(const LaneSet& a) {
+const LaneSet* CheckedOverflow::as_column(const LaneSet& a) {
   return kept(a.rows, a.columns, 1, [&](int p, int r, int) { return a.has(0, p, r); });
 }
 

@@ -87,12 +87,12 @@ Recorder::Requests Recorder::requests_of_runs(bool full) {
   // One request: the first of `width` neighbouring elements of each thread of a warp.
   const int width = whole ? vector : 1;
   std::int64_t elements[kWarp], sectors[kWarp];
-  const auto request = [&](int plane, int first_row, int first_column, int warp, int piece) {
+  const auto request = [&](int plane, int first_row, int first_column, int warp, int chunk) {
     int active = 0;
     for (int lane = 0; lane < kWarp; ++lane) {
       const int thread = warp * kWarp + lane;
       const int row = first_row + thread / layout.columns;
-      const int column = first_column + thread % layout.columns * vector + piece;
+      const int column = first_column + thread % layout.columns * vector + chunk;
       if (row >= rows || column >= columns) continue;  // these threads repeat what others do
       const std::int64_t element = lanes_[at((std::int64_t{plane} * rows + row) * columns + column)];
       if (element >= 0) elements[active++] = element;
@@ -109,8 +109,8 @@ Recorder::Requests Recorder::requests_of_runs(bool full) {
   for (int plane = 0; plane < planes; ++plane) {
     for (int row = 0; row < rows; row += layout.rows) {
       for (int column = 0; column < columns; column += span) {
-        for (int piece = 0; piece < vector; piece += width) {
-          for (int warp = 0; warp < warps; ++warp) request(plane, row, column, warp, piece);
+        for (int chunk = 0; chunk < vector; chunk += width) {
+          for (int warp = 0; warp < warps; ++warp) request(plane, row, column, warp, chunk);
         }
       }
     }

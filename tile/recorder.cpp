@@ -13,12 +13,12 @@ namespace octile::tile {
 
 namespace {
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-constexpr int kSector = 32;      // bytes: what a GPU's memory moves at least
+constexpr int kSector = 32;      // bytes: the minimum transfer of GPU memory
 constexpr int kAlignment = 256;  // of memory on a GPU
 }  // namespace
 
-Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t max_steps)
-    : most_records_(most_records), max_steps_(max_steps) {
+Recorder::Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t max_records, std::int64_t max_steps)
+    : max_records_(max_records), max_steps_(max_steps) {
   report_.kernel = std::move(kernel);
   report_.grid = grid;
   report_.layout = layout;
@@ -171,7 +171,7 @@ std::uint32_t Recorder::lane_of(int plane, int row, int column) const {
 
 void Recorder::read_by(std::size_t k, std::size_t count, std::uint32_t lane) {
   if (fetching_) return;
-  // Names of their own, which no store through these pointers can change, so that it vectorizes.
+  // Locals, which no store through these pointers can change, so that it vectorizes.
   std::uint32_t* const at = access_.shadow->read_at.data() + k;
   std::uint32_t* const lanes = access_.shadow->read_lane.data() + k;
   const std::uint32_t epoch = read_epoch_, now = next_access_;
@@ -182,7 +182,7 @@ void Recorder::read_by(std::size_t k, std::size_t count, std::uint32_t lane) {
   }
 }
 
-// The access of another lane of this program, since its last barrier, that a store of this lane may overtake; or -1.
+// The access of another lane of this program since its last barrier that this store may overtake, or -1.
 int Recorder::unordered_with(std::size_t k, std::uint32_t lane) const {
   const Shadow& s = *access_.shadow;
   if (s.stored_at[k] >= epoch_ && s.stored_lane[k] != lane) return last_store_site(k);
@@ -349,7 +349,7 @@ void Recorder::undefined(Problem problem, Origin origin, int plane, int row, int
 
 // ---- Records ----
 
-// A row of runs continues the boxes of the row above; there are seldom more than a few side by side.
+// The runs of a row extend the records of the row above; there are seldom more than a few side by side.
 constexpr std::size_t kOpenBoxes = 4;
 
 void Recorder::record(const Run& run) {
@@ -383,7 +383,7 @@ void Recorder::record(const Run& run) {
 }
 
 void Recorder::flush_records() {
-  // Planes whose boxes are alike become one box.
+  // Planes with equal records share one record.
   std::size_t kept = 0;
   for (const Box& next : boxes_) {
     bool joined = false;
@@ -396,14 +396,14 @@ void Recorder::flush_records() {
     if (!joined) boxes_[kept++] = next;
   }
   boxes_.resize(kept);
-  while (static_cast<std::int64_t>(report_.records.size() + boxes_.size()) > most_records_ && halvings_ < 31) {
+  while (static_cast<std::int64_t>(report_.records.size() + boxes_.size()) > max_records_ && halvings_ < 31) {
     ++halvings_;
     const std::size_t before = report_.records.size();
     std::erase_if(report_.records, [&](const Record& r) { return !is_sampled(r.program); });
     report_.records_left_out += static_cast<std::int64_t>(before - report_.records.size());
   }
   for (const Box& box : boxes_) {
-    if (is_sampled(box.record.program) && static_cast<std::int64_t>(report_.records.size()) < most_records_) {
+    if (is_sampled(box.record.program) && static_cast<std::int64_t>(report_.records.size()) < max_records_) {
       report_.records.push_back(box.record);
     } else {
       ++report_.records_left_out;
@@ -431,7 +431,7 @@ void Recorder::end() {
 }
 
 Report Recorder::finish() {
-  progress().program_runs = false;  // not where an exception ends the launch: who catches it may ask
+  progress().program_runs = false;  // kept when an exception ends the launch, for its handler
   for (const Shadow& s : shadows_) {
     TensorUse& use = report_.tensors[at(s.tensor)];
     for (std::size_t k = 0; k < at(s.size); ++k) {

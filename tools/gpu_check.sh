@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that shows on a GPU whether its kernels are right: the tests of plans on a GPU, and then, at once, the whole
-# sweep of each row of the kernel table (alone and as a graph), and the quick sweep under compute-sanitizer's memcheck and
-# racecheck. The tests run alone: one of them compares the GPU's free memory before and after a run.
+# All checks of the kernels on a GPU: the tests of plans on a GPU, and then, in parallel, the full sweep of each row of the
+# kernel table (alone and as a graph) and the quick sweep under compute-sanitizer's memcheck and racecheck. The tests run
+# alone: one of them compares the GPU's free memory before and after a run.
 #
 # usage: tools/gpu_check.sh OCTILE CUDA_TEST FOLDER
 #
@@ -9,8 +9,8 @@
 #   CUDA_TEST  tests/octile_cuda_test of the same build
 #   FOLDER     for the logs
 #
-# It needs no more than these two files and the CUDA toolkit, so that they can be carried to a machine without the checkout.
-# A line for each part; the last says how many went wrong, and so does the exit status (1).
+# It needs only these two files and the CUDA toolkit, so they can be copied to a machine without the checkout. It prints a
+# line per part; the last one counts the failures, and the exit status is 1 if there are any.
 set -euo pipefail
 
 [ $# = 3 ] || {
@@ -21,7 +21,7 @@ octile=$1 cuda_test=$2 folder=$3
 mkdir -p "$folder"
 rm -f "$folder"/*.failed
 
-# part NAME SUMMARY COMMAND...: in the background; SUMMARY is what the line to be shown of its log looks like.
+# part NAME SUMMARY COMMAND...: runs in the background; SUMMARY matches the line of its log to show.
 part() {
   local name=$1 summary=$2
   shift 2

@@ -78,7 +78,7 @@ typedef struct {
   size_t struct_size;
   int64_t n;
   int64_t k;
-  int64_t group;            /* S4_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
+  int64_t group;            /* S4_GROUP, S8_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
   double first_alpha;       /* default 0 */
   double last_alpha;        /* default 1 */
   int32_t x;                /* OCTILE_DTYPE_..., float. Default F32 */
@@ -126,9 +126,12 @@ typedef struct {
   size_t struct_size;
   int64_t n;
   int64_t k;
-  int64_t group;      /* S4_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
-  double damping;     /* default 0.05 */
-  double clip_least;  /* default 0.4 */
+  int64_t group;  /* S4_GROUP, S8_GROUP: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
+  double damping; /* default 0.05 */
+  union {
+    double min_clip;   /* default 0.4 */
+    double clip_least; /* deprecated: the old name of min_clip */
+  };
   int32_t w;          /* F16, BF16, F32 or F64. Default F32 */
   int32_t weight;     /* default S8_PER_CHANNEL */
   int32_t zero_point; /* boolean, S4_GROUP alone */
@@ -148,7 +151,7 @@ typedef struct {
   const octile_tensor* second_moments; /* (K, K), F32 or F64 */
   const octile_tensor* importance;     /* (K), F32 */
   const octile_tensor* q;              /* out (N, K), int 8 or int 4 */
-  const octile_tensor* scale;          /* out (N); (1) for S8_PER_TENSOR; (N, K / group) for S4_GROUP. F32 */
+  const octile_tensor* scale;          /* out (N); (1) for S8_PER_TENSOR; (N, K / group) in groups. F32 */
   const octile_tensor* zero_point;     /* out (N, K / group), int 32 */
 } octile_weight_quantizer_args;
 

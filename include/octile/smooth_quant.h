@@ -1,15 +1,17 @@
-// Octile: what a layer's inputs look like (Calibrator), and SmoothQuant, which moves outliers from inputs to weights.
+// Octile: statistics of a layer's inputs (Calibrator), and SmoothQuant, which moves outliers from inputs to weights.
 //
+// clang-format off
 // G. Xiao, J. Lin, M. Seznec, H. Wu, J. Demouth, S. Han: "SmoothQuant: Accurate and Efficient Post-Training
 // Quantization for Large Language Models", 2022, arXiv 2211.10438. For Y = X * W^T with X (M, K) and W (N, K), and a
 // factor per input channel j:
 //   s_j = max(max|X_j|^alpha / max|W_j|^(1 - alpha), 1e-5), both maxima at least 1e-5
-//   Y = (X / s) * (W * s)^T
+//   Y   = (X / s) * (W * s)^T
+// clang-format on
 // alpha = 0 leaves the weight's channels equally large, alpha = 1 the input's. X / s costs nothing where the layer
-// before can be divided (smooth_before), and otherwise is LinearPlan's x_multiplier = 1 / s.
+// before can be divided (smooth_before); elsewhere it is LinearPlan's x_multiplier = 1 / s.
 //
-// Everything here runs on the CPU, once, before a model is served; it throws octile::Error, and then has written
-// nothing. The same input gives the same bits on every machine and with every number of threads.
+// Everything here runs on the CPU, once, before a model is served. Errors throw octile::Error before anything is
+// written. Results do not depend on the machine or the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +27,22 @@ namespace octile {
 
 struct CalibratorDescription {
   std::int64_t features = 0;
-  bool second_moments = false;  // keep H as well: 8 * features^2 bytes, else 4 * features
-  int threads = 0;              // CPU threads it may use; 0: all of the machine
+  bool second_moments = false;  // keep H as well: 8 * features^2 bytes instead of 4 * features
+  int threads = 0;              // maximum number of CPU threads (0: all)
 };
 
+// clang-format off
 // Running statistics over rows x of `features` values; f64 is rounded to f32 first.
 //   channel_max[j] = max |x_j|          max = max_j channel_max[j]
 //   H[i, j] = sum over rows x_i * x_j   in f64, where each product is exact; added row by row, so that the bits do not
 //                                       depend on how the rows were split into calls
-//   excess = (p, e)                     of one more row, the mean over its channels: p the probability that
+//   excess = (p, e)                     for one more row, averaged over its channels: p is the probability that
 //                                       |x_j| > channel_max[j], e = E max(|x_j| / channel_max[j] - 1, 0)^2
-// The excess is estimated from what each row exceeded the maxima by of the blocks of 128 rows before its own; up to
+// clang-format on
+// The excess is estimated from how far each row exceeded the maxima of the blocks of 128 rows before its own; up to
 // 128 rows it is that of independent rows with exponential tails.
 // A NaN or an infinity in column j, or a value beyond f32, makes channel_max[j], max, and H's row and column j NaN for
-// good. A weight (OUT, IN) may be observed too: channel_max is then max|W_j|, over as many weights as are observed.
+// good. A weight (OUT, IN) may be observed too: channel_max is then max|W_j| over all weights observed.
 class OCTILE_API Calibrator {
  public:
   explicit Calibrator(const CalibratorDescription& description);
@@ -47,7 +51,7 @@ class OCTILE_API Calibrator {
 
   // (rows, features), f16, bf16, f32 or f64.
   void observe(const ConstTensor& x);
-  // As if the rows that `other` has seen had been observed here; H is the sum of both.
+  // As if `other`'s rows had been observed here; H is the sum of both.
   void merge(const Calibrator& other);
 
   std::int64_t features() const;
@@ -72,7 +76,7 @@ struct SmoothingArgs {
   Tensor multiplier = {};               // (K), f32: 1 / s, for LinearPlan; may be absent
 };
 
-// Writes s, and returns max_j(max|X_j| * (1 / s_j)): the largest smoothed input. Over 127 it is a static scale.
+// Writes s, and returns the largest smoothed input, max_j(max|X_j| * (1 / s_j)). Divided by 127 it is a static scale.
 OCTILE_API float smoothing_factors(const SmoothingArgs& args);
 
 // W[n, j] = W[n, j] * s_j, in place, rounded once (f64: in f64).
@@ -85,23 +89,28 @@ struct SmoothBeforeArgs {
   Tensor bias = {};          // (K); may be absent
 };
 
-// The layer before, divided: weight[j] / s_j or row j / s_j, and bias[j] / s_j, in place, rounded once. Whoever else
-// reads that layer's output has to be smoothed with the same s.
+// Divides the layer before: weight[j] / s_j or row j / s_j, and bias[j] / s_j, in place, rounded once. Every other
+// reader of that layer's output must be smoothed with the same s.
 OCTILE_API void smooth_before(const SmoothBeforeArgs& args);
 
-// Finds alpha by the error of the layer's output. Of each alpha on a grid, factors are computed, W * s is quantized to
+// Finds alpha by the error of the layer's output. For each alpha of a grid, factors are computed, W * s is quantized to
 // nearest, X / s is quantized as `activation` says, and the error is
-//   - with x: ||Y' - Y||^2 / ||Y||^2 over these rows, Y' as LinearPlan computes it, Y = X * W^T in f32;
-//   - with second_moments: (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T), where W' is the weight
-//     quantized, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are taken for uniform and
-//     independent. Needs a scale of the whole tensor (static or dynamic_per_tensor).
+// clang-format off
+//   - with x:
+//       ||Y' - Y||^2 / ||Y||^2
+//     over these rows, Y' as LinearPlan computes it, Y = X * W^T in f32;
+//   - with second_moments:
+//       (trace(E H E^T) + rows * d^2 / 12 * ||W'||^2) / trace(W H W^T)
+//     where W' is the quantized weight, E = W' / s - W, and d = max / 127 the static scale, whose rounding errors are
+//     assumed to be uniform and independent. This needs a scale of the whole tensor (static or dynamic_per_tensor).
 // With static_per_tensor, unseen rows exceed the calibrated maxima and are clamped. Smoothing makes many channels
 // equally large, and any of them can exceed: on the calibration rows, which never do, the error of a large alpha looks
 // too small. Where input_excess or calibration_rows is given, each alpha's error therefore has in addition, per row,
 //   sum_j ||W_j||^2 * E max(|x_j| - T * s_j, 0)^2     T = max_j(max|X_j| / s_j)
-// by an exponential tail beyond max|X_j| with the probability and the mean square given. Without smoothing only the
-// largest channel can exceed, and its loss is left out.
-// s8 activations only. Layers that read the same input are searched as one weight, their rows one below the other.
+// clang-format on
+// by an exponential tail beyond max|X_j| with the given probability and mean square. Without smoothing only the
+// largest channel can exceed, and its loss is neglected.
+// s8 activations only. Layers that read the same input are searched as one weight, stacked.
 struct SmoothingSearchDescription {
   std::int64_t n = 0;
   std::int64_t k = 0;  // at most kMaxContraction
@@ -112,13 +121,13 @@ struct SmoothingSearchDescription {
   double first_alpha = 0;  // the grid: `steps` alphas from the first to the last, both included
   double last_alpha = 1;
   int steps = 21;   // 1 to 1001
-  int threads = 0;  // CPU threads it may use; 0: all of the machine
-  // Rows that input_channel_max was taken over: the excess of unseen rows where none is given is that of independent
-  // rows with exponential tails. 0: unknown, and rows are taken to stay within the maxima.
+  int threads = 0;  // maximum number of CPU threads (0: all)
+  // The number of rows behind input_channel_max. Without input_excess, unseen rows then exceed the maxima as
+  // independent rows with exponential tails do. 0: unknown; rows are assumed to stay within the maxima.
   std::int64_t calibration_rows = 0;
 };
 
-// With fewer rows, smoothing is often worth little, since unseen rows exceed the maxima too often. (Measured on small
+// With fewer rows, smoothing often gains little, since unseen rows exceed the maxima too often. (Measured on small
 // Llama, BERT and ViT models: below about 1,000 rows the search leaves most layers without outliers as they are.)
 inline constexpr std::int64_t kFewCalibrationRows = 1024;
 
@@ -127,17 +136,17 @@ struct SmoothingSearchArgs {
   ConstTensor input_channel_max = {};  // (K), f32
   ConstTensor x = {};                  // (rows, K): calibration rows
   ConstTensor second_moments = {};     // (K, K), f32 or f64: H. x or this
-  std::int64_t rows = 0;               // that H was summed over
+  std::int64_t rows = 0;               // summed in H
   ConstTensor input_excess = {};       // (2), f32: what Calibrator::excess() gives; may be absent
   Tensor errors = {};                  // (steps), f64: the error of each alpha; may be absent
-  std::function<void()> on_step = {};  // before each alpha is tried; what it throws ends the search
+  std::function<void()> on_step = {};  // called before each alpha; an exception ends the search
 };
 
 struct SmoothingSearchResult {
-  double alpha = 0;             // of the least error; the first of equal ones
+  double alpha = 0;             // of the smallest error; the first of equal ones
   double error = 0;             // relative, of that alpha
   double unsmoothed_error = 0;  // relative, with s = 1
-  bool smooth = true;           // error < 0.95 * unsmoothed_error: else leave the layer as it is
+  bool smooth = true;           // error < 0.95 * unsmoothed_error; otherwise leave the layer as it is
 };
 
 OCTILE_API SmoothingSearchResult search_smoothing(const SmoothingSearchDescription& description,

@@ -1,34 +1,37 @@
-// Octile: weights to s8 and s4, better than by rounding each to the nearest level.
+// Octile: weights to s8 and s4, with less error than rounding each to the nearest level.
 //
-// W (N, K) becomes integers q, scales s and, optionally, zero points z, such that LinearPlan takes them as they are:
-// W'[n, k] = (q[n, k] - z) * s. A segment is what shares a scale: the tensor, a row, or a group of neighbours in a row.
-// With H = sum over calibration rows x x^T (K, K) and E = W' - W, the layer's output over those rows is off by
+// clang-format off
+// W (N, K) becomes integers q, scales s and, optionally, zero points z, as LinearPlan takes them:
+//   W'[n, k] = (q[n, k] - z) * s
+// A segment is what shares a scale: the tensor, a row, or a group of neighbours in a row. With H = sum over calibration
+// rows x x^T (K, K) and E = W' - W, the error of the layer's output over those rows is
 //   ||X E^T||^2 = trace(E H E^T)
 //
 // nearest         s and z of the contract (octile/quantize.h), min_scale 1e-8. s8, and s4 with z, have QuantizePlan's
-//                 bits with an f32 scale. Symmetric s4 uses all of -8..7: of the scales
+//                 bits with an f32 scale. Symmetric s4 uses all of -8..7. Of the scales
 //                   max|W| / 7,  max(-min W / 8, max W / 7),  max|W| / 7.5,  max|W| / 8
-//                 that of the least sum_k (W'[n, k] - W[n, k])^2 is taken, the first of equal ones.
-// clip_search     of the candidates c = 1, ..., clip_least, clip_steps of them: the segment's extremes times c give s
-// and
-//                 z, q is rounded to nearest and clamped, and the c of the least sum_k h_k (W'[n, k] - W[n, k])^2 is
-//                 taken, the largest of equal ones. h is H's diagonal, or the importance given, or 1. s4 is clamped to
-//                 -8..7.
+//                 the one of min sum_k (W'[n, k] - W[n, k])^2 is taken, the first of equal ones.
+// clip_search     Of clip_steps candidates c = 1, ..., min_clip: the segment's extremes times c give s and z, and q is
+//                 rounded to nearest and clamped (s4: to -8..7). The c of
+//                   min sum_k h_k (W'[n, k] - W[n, k])^2
+//                 is taken, the largest of equal ones. h is H's diagonal, or the importance given, or 1.
 // error_feedback  E. Frantar, S. Ashkboos, T. Hoefler, D. Alistarh: "GPTQ: Accurate Post-Training Quantization for
-//                 Generative Pre-trained Transformers", 2022, arXiv 2210.17323; in the equal form of J. Chee, Y. Cai,
-//                 V. Kuleshov, C. De Sa: "QuIP", 2023, arXiv 2307.13304, theorem 6. Columns are rounded one after
-//                 another, and what a column loses is made up by those after it. With the columns in the order of
-//                 rounding, H + damping * mean(diag H) * I = U D U^T, U upper triangular with a unit diagonal:
-//                   t_j = W_j + sum_{i < j} (W_i - W'_i) * U_ij,  q_j = clamp(rint(t_j / s) + z)
-//                 U and D in f64, U then rounded to f32 and t summed in f32 in the order of i. s and z are of W; in the
-//                 order of the columns, a group's are of its t when the group is reached. With clip_steps > 1 they are
-//                 found by clip_search, weighted by D.
-//                 A dead channel, H_jj = 0, is rounded to nearest and makes up for nothing.
+//                 Generative Pre-trained Transformers", 2022, arXiv 2210.17323; in the equivalent form of J. Chee,
+//                 Y. Cai, V. Kuleshov, C. De Sa: "QuIP", 2023, arXiv 2307.13304, theorem 6. Columns are rounded one
+//                 after another, and later columns compensate for the errors of earlier ones. With the columns in the
+//                 order of rounding, H + damping * mean(diag H) * I = U D U^T, U upper triangular with a unit diagonal:
+//                   t_j = W_j + sum_{i < j} (W_i - W'_i) * U_ij
+//                   q_j = clamp(rint(t_j / s) + z)
+//                 U and D are computed in f64, U then rounded to f32, and t summed in f32 in the order of i. s and z
+//                 are W's; with the columns in their own order, a group's are those of its t when the group is reached.
+//                 With clip_steps > 1 they are found by clip_search, weighted by D.
+//                 A dead channel, H_jj = 0, is rounded to nearest and compensates for nothing.
+// clang-format on
 //
-// H holds n rows' sum or their mean: only ratios matter. It must be symmetric (to 1e-3 * sqrt(H_ii * H_jj)); the upper
-// triangle is read. Everything runs on the CPU. The same input gives the same bits on every machine and with every
-// number of threads. An octile::Error, and then nothing is written: among others where W or H holds a NaN or an
-// infinity, and where H is not positive definite after damping.
+// H is the sum or the mean over n rows: only ratios matter. It must be symmetric (to 1e-3 * sqrt(H_ii * H_jj)); the
+// upper triangle is read. Everything runs on the CPU. Results do not depend on the machine or the number of threads.
+// Errors throw octile::Error before anything is written: among others a NaN or an infinity in W or H, and an H that is
+// not positive definite after damping.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +44,8 @@ namespace octile {
 
 // The numbers are part of the C ABI.
 enum class WeightMethod : std::uint8_t { nearest, clip_search, error_feedback };
-// In which order error_feedback rounds the columns: as they lie, or by H's diagonal, the largest first, equal ones as
-// they lie. Groups are of neighbouring columns either way.
+// The order in which error_feedback rounds the columns: their own, or by H's diagonal, the largest first, ties in their
+// own order. Groups are of neighbouring columns either way.
 enum class ColumnOrder : std::uint8_t { as_they_lie, by_moment };
 
 OCTILE_API std::string_view name(WeightMethod value);
@@ -53,21 +56,21 @@ struct WeightQuantizerDescription {
   std::int64_t k = 0;
   DType w = DType::f32;  // f16, bf16, f32; f64 is rounded to f32 first
   WeightFormat weight = WeightFormat::s8_per_channel;
-  // Scales are written as f32. f16 and bf16 here: rounded to that type before they are used, so that a file that holds
-  // them in it loses nothing.
+  // Scales are written as f32. With f16 or bf16 here, they are rounded to that type before use, so that a file can hold
+  // them in it without loss.
   DType scale = DType::f32;
   WeightMethod method = WeightMethod::nearest;
   ColumnOrder order = ColumnOrder::by_moment;  // error_feedback
   double damping = 0.05;                       // error_feedback: 0 to 1
-  double clip_least = 0.4;                     // clip_search, error_feedback: above 0, at most 1
-  int clip_steps = 61;                         // 1 to 1001; 1: s is of the extremes
-  int threads = 0;                             // CPU threads it may use; 0: all of the machine
+  double min_clip = 0.4;                       // clip_search, error_feedback: above 0, at most 1
+  int clip_steps = 61;                         // 1 to 1001; 1: no search, the extremes decide
+  int threads = 0;                             // maximum number of CPU threads (0: all)
 };
 
 struct WeightQuantizerArgs {
   ConstTensor weight = {};          // (N, K)
-  ConstTensor second_moments = {};  // (K, K), f32 or f64: H. error_feedback needs it, clip_search may have it
-  ConstTensor importance = {};      // (K), f32, not negative: h. clip_search may have it, where there is no H
+  ConstTensor second_moments = {};  // (K, K), f32 or f64: H. error_feedback needs it, clip_search may use it
+  ConstTensor importance = {};      // (K), f32, not negative: h. clip_search may use it instead of H
   Tensor q = {};                    // (N, K), s8 or s4
   Tensor scale = {};                // (N); (1) for s8_per_tensor; (N, K / group) in groups. f32
   Tensor zero_point = {};           // (N, K / group), s32, within -8..7
@@ -75,7 +78,7 @@ struct WeightQuantizerArgs {
 
 OCTILE_API void quantize_weight(const WeightQuantizerDescription& description, const WeightQuantizerArgs& args);
 
-// trace(E H E^T) and trace(W H W^T), or sum_nk h_k E_nk^2 and sum_nk h_k W_nk^2: what the quantized weight costs.
+// trace(E H E^T) and trace(W H W^T), or sum_nk h_k E_nk^2 and sum_nk h_k W_nk^2: the cost of quantizing the weight.
 struct WeightError {
   double noise = 0;
   double signal = 0;
@@ -90,7 +93,7 @@ struct WeightErrorArgs {
   ConstTensor zero_point = {};
 };
 
-// Of the description n, k, w, weight and threads are looked at.
+// Reads n, k, w, weight and threads of the description.
 OCTILE_API WeightError weight_error(const WeightQuantizerDescription& description, const WeightErrorArgs& args);
 
 }  // namespace octile

@@ -24,7 +24,7 @@ static_assert(same(OCTILE_METHOD_NEAREST, WeightMethod::nearest) &&
               same(OCTILE_METHOD_ERROR_FEEDBACK, WeightMethod::error_feedback));
 static_assert(same(OCTILE_ORDER_AS_THEY_LIE, ColumnOrder::as_they_lie) &&
               same(OCTILE_ORDER_BY_MOMENT, ColumnOrder::by_moment));
-// No field is cut by a struct_size that is a multiple of 8; a double is counted by hand (c_agreement.cpp).
+// A struct_size that is a multiple of 8 cuts no field; doubles are counted by hand (agreement.cpp).
 static_assert(sizeof(octile_calibrator_description) == 2 * 8 + 2 * 4);
 static_assert(sizeof(octile_smoothing_args) == 6 * 8 && sizeof(octile_smooth_before_args) == 4 * 8);
 static_assert(sizeof(octile_smoothing_search_description) == 7 * 8 + 6 * 4);
@@ -51,7 +51,7 @@ octile_weight_quantizer_description defaults_of_quantizer() {
   octile_weight_quantizer_description c = {};
   c.group = WeightFormat::s4_group.group;
   c.damping = d.damping;
-  c.clip_least = d.clip_least;
+  c.min_clip = d.min_clip;
   c.w = static_cast<std::int32_t>(d.w);
   c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
   c.scale = static_cast<std::int32_t>(d.scale);
@@ -86,7 +86,7 @@ WeightQuantizerDescription convert(std::string_view function, const octile_weigh
   d.n = c.n;
   d.k = c.k;
   d.damping = c.damping;
-  d.clip_least = c.clip_least;
+  d.min_clip = c.min_clip;
   in.choice(d.w, "w", c.w);
   d.weight = in.weight(c.weight, c.group, in.boolean("zero_point", c.zero_point));
   in.choice(d.scale, "scale", c.scale);
@@ -108,7 +108,7 @@ void check_pointer(std::string_view function, std::string_view what, const Resul
   if (given == nullptr) fail(Status::invalid_argument, function, ": ", what, " is NULL");
 }
 
-// A structure that will be written at the end: what would be refused then is refused before the work.
+// Checks a structure that is written at the end, before the work.
 template <class Result>
 void check_result(std::string_view function, std::string_view what, const Result* given) {
   check_pointer(function, what, given);

@@ -1,6 +1,5 @@
-// Calibrator: maxima as the bits of magnitudes, whose order as integers is that of the values with infinity and NaN
-// beyond them all; H's upper triangle as sums of exact products; what unseen rows will exceed the maxima by, from what
-// each row exceeded the maxima before it by.
+// Calibrator: maxima as the bits of magnitudes, which order like the values as integers, infinity and NaN last; H's
+// upper triangle as sums of exact products; the excess of unseen rows, from how far each row exceeded earlier maxima.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -19,10 +18,10 @@ namespace octile {
 
 namespace {
 
-constexpr std::int64_t kRows = 128;  // that are widened to f64 at a time
-constexpr std::int64_t kTile = 64;   // rows of H that a thread takes
-// Rows that are compared with the maxima of all blocks before theirs. Rows of one text resemble each other: compared
-// with the row before, they would seem to exceed the maxima less than those of another text do.
+constexpr std::int64_t kRows = 128;  // widened to f64 at a time
+constexpr std::int64_t kTile = 64;   // rows of H per task
+// The rows of a block are compared with the maxima of all earlier blocks. Rows of one text resemble each other:
+// compared with the previous row, they would exceed the maxima less often than rows of another text do.
 constexpr std::int64_t kBlock = 128;
 
 constexpr std::uint32_t kInfinity = 0x7f800000u;
@@ -39,11 +38,11 @@ struct __attribute__((visibility("hidden"))) Calibrator::Impl {
   CalibratorDescription description;
   std::int64_t rows = 0;
   std::vector<std::uint32_t> magnitudes;  // (features)
-  std::vector<double> moments;            // (features, features), the upper triangle; or nothing
+  std::vector<double> moments;            // (features, features), the upper triangle; or empty
 
-  // What rows exceeded the maxima of the blocks before theirs by. A row's chance to do so falls as 1 / rows; times
-  // the rows before it, each row's excess is an estimate of the same number.
-  std::vector<std::uint32_t> earlier;  // magnitudes at the beginning of the block
+  // How far rows exceeded the maxima of earlier blocks. The probability falls as 1 / rows, so each row's excess times
+  // the number of rows before it estimates the same value.
+  std::vector<std::uint32_t> earlier;  // magnitudes at the start of the block
   std::int64_t earlier_rows = 0;
   std::int64_t block_rows = 0;
   std::vector<double> excess;  // (features): sum over compared rows of earlier_rows * (|x| - earlier)^2
@@ -136,7 +135,7 @@ void Calibrator::observe(const ConstTensor& x) {
     read_row(plain, r, row.data());
     impl_->observe_maxima(row.data());
     if (block.empty()) continue;
-    // An infinity becomes a NaN, so that no product with it is an infinity that a later step might take for a value.
+    // An infinity becomes a NaN, so that no product is an infinity that a later step could take for a value.
     double* wide = block.data() + r % kRows * k;
     for (std::int64_t j = 0; j < k; ++j) {
       const double value = row[static_cast<std::size_t>(j)];

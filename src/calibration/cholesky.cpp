@@ -1,5 +1,5 @@
-// Right-looking, in blocks of rows of V: the block's own triangle, its rows to the right, and what they take off the
-// rest, which is where the time goes.
+// Right-looking, in blocks of rows of V: the block's triangle, its rows to the right, and the update of the rest, which
+// takes most of the time.
 #include "calibration/cholesky.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace octile {
 namespace {
 
 constexpr std::int64_t kBlock = 128;  // rows of V
-constexpr std::int64_t kChunk = 512;  // columns that a thread takes
+constexpr std::int64_t kChunk = 512;  // columns per task
 
 struct Block {
   double* g;
@@ -38,7 +38,7 @@ struct SolveColumns {
   }
 };
 
-// The triangle itself. `diagonal` is G's before anything was taken off it.
+// The triangle itself. `diagonal` is the original G's.
 BadPivot factor_triangle(const Block& b, const double* diagonal) {
   for (std::int64_t c = b.begin; c < b.end; ++c) {
     double* row = b.g + c * b.k;

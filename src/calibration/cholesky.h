@@ -1,4 +1,4 @@
-// The Cholesky factor that error feedback is made of.
+// The Cholesky factor for error feedback.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace octile {
 
-// Where a matrix was found not to be positive definite; column -1: it is.
+// The column at which a matrix is not positive definite; -1: none.
 struct BadPivot {
   std::int64_t column = -1;
   double value = 0;

@@ -1,4 +1,4 @@
-// How far unseen rows exceed the calibrated maxima: what clamping to a static scale costs beyond rounding.
+// How far unseen rows exceed the calibrated maxima: the cost of clamping to a static scale.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 
 namespace octile {
 
-// Of one more row than were calibrated, the mean over its channels j.
+// For one row more than were calibrated, averaged over its channels j.
 struct InputExcess {
   double probability = 0;  // that |x_j| > max_j
   double square = 0;       // E max(|x_j| / max_j - 1, 0)^2
 };
 
-// Where the maxima of independent rows are all that is known. One more row is the largest with a probability of
-// 1 / (rows + 1); the maximum of an exponential tail of mean 1 is about ln(rows) + 0.58.
+// From the number of independent rows alone. One more row is the largest with a probability of 1 / (rows + 1); the
+// maximum of an exponential tail of mean 1 is about ln(rows) + 0.58.
 inline InputExcess modelled_excess(std::int64_t rows) {
   const double probability = 1 / (static_cast<double>(rows) + 1);
   const double max = log2_of(static_cast<double>(rows)) * 0.69314718055994531 + 0.57721566490153286;

@@ -1,6 +1,6 @@
-// Tiles of C stay in registers while the depth goes by; the strips of A and B that a tile reads are packed first, for
-// rows that lie a power of two apart would share a few places of the caches. 55 G products a second in f32, 26 G in
-// f64, on one thread of Zen 5.
+// Tiles of C stay in registers over the whole depth. The strips of A and B that a tile reads are packed first, since
+// rows a power of two apart would compete for a few cache sets. 55 G products a second in f32, 26 G in f64, on one
+// thread of Zen 5.
 #include "calibration/outer_sum.h"
 
 #include <algorithm>
@@ -12,10 +12,10 @@ namespace octile {
 
 namespace {
 
-constexpr std::int64_t kDepth = 64;  // that is packed at a time
+constexpr std::int64_t kDepth = 64;  // packed at a time
 constexpr std::int64_t kRows = 32;
 
-// The sums of a tile are this many rows of two vectors.
+// A tile is this many rows of two vectors.
 template <cpu::Isa isa>
 struct Tile {
   static constexpr int kRows = isa >= cpu::Isa::avx512 ? 8 : 4;
@@ -65,7 +65,7 @@ struct AddOuter {
     std::int64_t c_stride, rows, cols;
   };
 
-  // `width` columns of `from` side by side, zeros where there are fewer.
+  // Packs `width` columns of `from`, zeros beyond `cols`.
   template <std::int64_t width, class Real>
   OCTILE_INLINE static void pack(const Real* from, std::int64_t stride, std::int64_t depth, std::int64_t cols,
                                  Real* to) {
@@ -106,7 +106,7 @@ struct AddOuter {
     }
   }
 
-  // A tile that reaches beyond C, by way of a whole one.
+  // A partial tile, by way of a full one.
   template <cpu::Isa isa, class Real>
   OCTILE_INLINE static void add_edge(const Real* a, const Real* b, std::int64_t depth, const Edge<Real>& edge) {
     constexpr std::int64_t kTileRows = Tile<isa>::kRows;

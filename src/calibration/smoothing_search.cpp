@@ -1,4 +1,4 @@
-// search_smoothing: every alpha of a grid is tried on the weight, and on calibration rows or by their second moments.
+// search_smoothing: tries every alpha of a grid on the weight, with calibration rows or their second moments.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,6 +14,7 @@
 #include "calibration/input_excess.h"
 #include "calibration/outer_sum.h"
 #include "calibration/weight_moments.h"
+#include "calibration/weight_scales.h"
 #include "octile/linear.h"
 #include "octile/smooth_quant.h"
 #include "octile/weight_quantizer.h"
@@ -23,8 +24,7 @@ namespace octile {
 namespace {
 
 constexpr std::string_view kFunction = "search_smoothing";
-constexpr float kMinScale = 1e-8f;
-// Of the unsmoothed error: what an alpha has to fall below. The estimates are off by more than 0.2 dB.
+// An alpha must lower the unsmoothed error to this share. The estimates are off by more than 0.2 dB.
 constexpr double kWorthwhile = 0.95;
 
 void check(const SmoothingSearchDescription& d) {
@@ -79,12 +79,12 @@ void transpose(const std::vector<float>& from, std::int64_t rows, std::int64_t c
   }
 }
 
-// W' of one s: the weight times s as its own type keeps it, quantized to nearest.
+// The weight times s, rounded to its own type and quantized to nearest.
 struct SmoothedWeight {
   std::vector<float> factors, multiplier;  // (k)
   float smoothed_max = 0;
   std::vector<float> values;  // (n, k): W * s
-  bool finite = true;         // all of it: f16 may be too narrow
+  bool finite = true;         // f16 may be too narrow
   std::vector<std::uint8_t> q;
   std::vector<float> scale;
 };
@@ -148,7 +148,7 @@ class Search {
   }
 
  private:
-  // The weight in f32 with its maxima, and what the layer puts out: of the rows or of their second moments.
+  // Reads the weight with its maxima, and computes the layer's output from the rows or their second moments.
   void read() {
     const auto cells = static_cast<std::size_t>(d_.n * d_.k);
     values_.resize(cells);
@@ -221,18 +221,16 @@ class Search {
     return q;
   }
 
-  bool s4() const { return d_.weight.type == DType::s4; }
-  std::int64_t segment() const {
-    return d_.weight.granularity == Granularity::group && d_.weight.group > 0 ? d_.weight.group
-                                                                              : std::max<std::int64_t>(d_.k, 1);
-  }
+  std::int64_t segment() const { return std::max<std::int64_t>(segment_length(d_.weight, d_.k), 1); }
+  std::int64_t segments() const { return d_.k / segment(); }
 
   Tensor q_of(SmoothedWeight& w) const {
-    return s4() ? matrix_s4(w.q.data(), d_.n, d_.k) : matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
+    if (d_.weight.type == DType::s4) return matrix_s4(w.q.data(), d_.n, d_.k);
+    return matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
   }
   Tensor scale_of(SmoothedWeight& w) const {
-    if (s4()) return matrix(w.scale.data(), d_.n, d_.k / segment());
-    return vector(w.scale.data(), d_.weight == WeightFormat::s8_per_channel ? d_.n : 1);
+    if (d_.weight.granularity == Granularity::group) return matrix(w.scale.data(), d_.n, segments());
+    return vector(w.scale.data(), d_.weight.granularity == Granularity::row ? d_.n : 1);
   }
 
   void quantize(SmoothedWeight& w) const {
@@ -245,8 +243,8 @@ class Search {
     });
     w.finite = std::all_of(w.values.begin(), w.values.end(), [](float value) { return std::isfinite(value); });
     if (!w.finite) return;
-    w.q.resize(static_cast<std::size_t>(d_.n * (s4() ? (d_.k + 1) / 2 : d_.k)));
-    w.scale.resize(static_cast<std::size_t>(d_.n * std::max<std::int64_t>(d_.k / segment(), 1) + 1));
+    w.q.resize(static_cast<std::size_t>(d_.n * ((d_.k * bits(d_.weight.type) + 7) / 8)));
+    w.scale.resize(static_cast<std::size_t>(d_.n * std::max<std::int64_t>(segments(), 1) + 1));
     quantize_weight(quantizer(),
                     {.weight = matrix<const float>(w.values.data(), d_.n, d_.k), .q = q_of(w), .scale = scale_of(w)});
   }
@@ -281,7 +279,7 @@ class Search {
                                           .n = d_.n,
                                           .k = d_.k,
                                           .activation = d_.activation,
-                                          .static_scale = std::max(w.smoothed_max / 127, kMinScale),
+                                          .static_scale = std::max(w.smoothed_max / 127, kMinWeightScale),
                                           .weight = d_.weight,
                                           .x_multiplier = true,
                                           .threads = d_.threads});
@@ -308,9 +306,8 @@ class Search {
     const ConstTensor q = q_of(w);
     parallel_parts(d_.threads, d_.n, [&](std::int64_t r) {
       for (std::int64_t j = 0; j < d_.k; ++j) {
-        const std::int64_t at = s4()                                        ? r * (d_.k / segment()) + j / segment()
-                                : d_.weight == WeightFormat::s8_per_channel ? r
-                                                                            : 0;
+        const bool whole = d_.weight.granularity == Granularity::tensor;
+        const std::int64_t at = whole ? 0 : r * segments() + j / segment();
         const float value = static_cast<float>(load_integer(q, r, j)) * w.scale[static_cast<std::size_t>(at)];
         row_squares[static_cast<std::size_t>(r)] += static_cast<double>(value) * static_cast<double>(value);
         w.values[static_cast<std::size_t>(r * d_.k + j)] = value;
@@ -325,7 +322,7 @@ class Search {
     };
     double noise = 0;
     for (const double part : form_->of_rows(d_.n, error_row)) noise += part;
-    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinScale));
+    const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinWeightScale));
     return noise + static_cast<double>(moment_rows_) * step * step / 12 * squares;
   }
 

@@ -1,8 +1,8 @@
-// Error feedback: columns are rounded one after another, each after the errors of those before it were added to it.
+// Error feedback: rounds one column after another, after adding the errors of the earlier ones.
 //
-// 64 rows of the weight go together, turned, so that a vector holds one column of 16 of them. A panel of columns is
-// first given what all earlier panels lost, which is one product, then its own columns in turn. Each t_j is a sum in
-// the order of the columns whichever part it comes from, so neither panels nor strips leave a trace in the bits.
+// A strip of 64 rows is transposed, so that a vector holds one column of 16 rows. A panel of columns first receives the
+// errors of all earlier panels, in one product, and then those of its own columns in turn. Each t_j is a sum in the
+// order of the columns, so the bits depend neither on panels nor on strips.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -31,8 +31,8 @@ std::vector<std::int64_t> order_of_columns(const WeightProblem& p) {
   return order;
 }
 
-// The damped H with the column that is rounded last in the first place: its V^T V is U D U^T turned by 180 degrees.
-std::vector<double> turned_moments(const WeightProblem& p, const std::vector<std::int64_t>& order) {
+// The damped H with its columns in reverse order of rounding: its V^T V is U D U^T rotated by 180 degrees.
+std::vector<double> reversed_moments(const WeightProblem& p, const std::vector<std::int64_t>& order) {
   const auto k = static_cast<std::int64_t>(order.size());
   const ConstTensor& h = p.second_moments;
   double sum = 0;
@@ -42,10 +42,10 @@ std::vector<double> turned_moments(const WeightProblem& p, const std::vector<std
     alive += moment_at(h, j, j) > 0;
   }
   const double mean = alive > 0 ? sum / static_cast<double>(alive) : 1;
-  std::vector<double> turned(static_cast<std::size_t>(k * k));
+  std::vector<double> reversed(static_cast<std::size_t>(k * k));
   parallel_parts(p.description.threads, k, [&](std::int64_t a) {
     const std::int64_t i = order[static_cast<std::size_t>(k - 1 - a)];
-    double* row = turned.data() + a * k;
+    double* row = reversed.data() + a * k;
     const bool dead = moment_at(h, i, i) == 0;
     row[a] = dead ? mean : moment_at(h, i, i) + p.description.damping * mean;
     for (std::int64_t b = a + 1; b < k; ++b) {
@@ -53,11 +53,11 @@ std::vector<double> turned_moments(const WeightProblem& p, const std::vector<std
       row[b] = dead || moment_at(h, j, j) == 0 ? 0 : moment_at(h, i, j);
     }
   });
-  return turned;
+  return reversed;
 }
 
 std::vector<FeedbackFactor::Panel> panels_of(const WeightProblem& p) {
-  // Where groups get their scales on the way, a panel is a group.
+  // Where groups get their scales during rounding, a panel is a group.
   const bool groups = p.segments > 1 && p.description.order == ColumnOrder::as_they_lie;
   const std::int64_t width = groups ? p.segment : kPanelColumns;
   std::vector<FeedbackFactor::Panel> panels;
@@ -70,7 +70,7 @@ std::vector<FeedbackFactor::Panel> panels_of(const WeightProblem& p) {
   return panels;
 }
 
-// 64 rows of the weight on their way. Arrays of (columns, kStripRows) in the order of rounding.
+// 64 rows of the weight during rounding. Arrays of (columns, kStripRows) in the order of rounding.
 struct Strip {
   std::vector<float> weights;
   std::vector<float> errors;  // W - W'
@@ -92,9 +92,7 @@ struct PanelRun {
   std::int8_t* levels;  // (k, kStripRows)
 };
 
-constexpr float kRounder = 0x1.8p23f;
-
-// The columns of a panel in turn, once the errors of the panels before it are in t.
+// Rounds the columns of a panel in turn; t already holds the errors of the panels before it.
 struct RoundPanel {
   template <cpu::Isa>
   OCTILE_INLINE static void run(PanelRun p) {
@@ -113,12 +111,7 @@ struct RoundPanel {
       float* __restrict e = p.errors + j * kStripRows;
       std::int8_t* __restrict q = p.levels + j * kStripRows;
       for (std::int64_t r = 0; r < kStripRows; ++r) {
-        const float low = p.q_min - z[r];
-        const float high = p.q_max - z[r];
-        float level = t[r] / s[r];
-        level = level < low ? low : level;
-        level = level > high ? high : level;
-        level = (level + kRounder) - kRounder;
+        const float level = rounded_level(t[r] / s[r], p.q_min - z[r], p.q_max - z[r]);
         e[r] = w[r] - level * s[r];
         q[r] = static_cast<std::int8_t>(level + z[r]);
       }
@@ -133,7 +126,7 @@ FeedbackFactor factor_moments(const WeightProblem& p) {
   FeedbackFactor f;
   f.order = order_of_columns(p);
   f.panels = panels_of(p);
-  std::vector<double> v = turned_moments(p, f.order);
+  std::vector<double> v = reversed_moments(p, f.order);
   const BadPivot bad = factor_cholesky(v.data(), k, p.description.threads);
   if (bad.column >= 0) {
     fail(Status::invalid_argument, p.function,
@@ -178,9 +171,9 @@ void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, S
     const auto at = static_cast<std::size_t>(segment * kStripRows + row);
     strip.scales[at] = scale.s;
     strip.zero_points[at] = static_cast<float>(scale.z);
-    if (p.description.weight != WeightFormat::s8_per_tensor) write_scale(p, first + row, segment, scale);
+    if (p.description.weight.granularity != Granularity::tensor) write_scale(p, first + row, segment, scale);
   };
-  const bool on_the_way = p.segments > 1 && p.description.order == ColumnOrder::as_they_lie;
+  const bool scales_during_rounding = p.segments > 1 && p.description.order == ColumnOrder::as_they_lie;
 
   std::vector<float> row(static_cast<std::size_t>(padded_length(k)));
   for (std::int64_t r = 0; r < count; ++r) {
@@ -189,11 +182,11 @@ void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, S
       strip.weights[static_cast<std::size_t>(j * kStripRows + r)] =
           row[static_cast<std::size_t>(factor.order[static_cast<std::size_t>(j)])];
     }
-    for (std::int64_t i = 0; i < p.segments && !on_the_way; ++i) {
+    for (std::int64_t i = 0; i < p.segments && !scales_during_rounding; ++i) {
       const std::int64_t at = i * p.segment;
       const std::int64_t length = p.segments > 1 ? p.segment : padded_length(k);
       keep_scale(r, i,
-                 p.description.weight == WeightFormat::s8_per_tensor
+                 p.description.weight.granularity == Granularity::tensor
                      ? tensor_scale
                      : best_scale(rule, {row.data() + at, factor.weights.data() + at, length}));
     }
@@ -206,7 +199,7 @@ void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, S
     t.assign(strip.weights.begin() + panel.first * kStripRows, strip.weights.begin() + panel.last * kStripRows);
     add_outer(
         {couplings, width, strip.errors.data(), kStripRows, t.data(), kStripRows, panel.first, width, kStripRows});
-    if (on_the_way) {
+    if (scales_during_rounding) {
       for (std::int64_t r = 0; r < count; ++r) {
         for (std::int64_t j = 0; j < width; ++j)
           row[static_cast<std::size_t>(j)] = t[static_cast<std::size_t>(j * kStripRows + r)];

@@ -12,7 +12,7 @@ namespace octile {
 
 namespace {
 
-constexpr std::int64_t kStrip = 128;  // rows that go through H together
+constexpr std::int64_t kStrip = 128;  // rows multiplied by H together
 constexpr double kAsymmetry = 1e-3;
 
 double element(const ConstTensor& h, std::int64_t i, std::int64_t j) {
@@ -42,7 +42,7 @@ ConstTensor check_moments(TensorChecks& checks, const ConstTensor& h, std::int64
     }
     roots[static_cast<std::size_t>(j)] = std::sqrt(value);
   }
-  // In squares, for one side of the diagonal is read down its columns.
+  // In square tiles, since one side of the diagonal is read down its columns.
   constexpr std::int64_t kSquare = 64;
   for (std::int64_t top = 0; top < k; top += kSquare) {
     for (std::int64_t left = top; left < k; left += kSquare) {
@@ -64,7 +64,7 @@ ConstTensor check_moments(TensorChecks& checks, const ConstTensor& h, std::int64
 MomentForm::MomentForm(const ConstTensor& h, const ConstTensor& importance, std::int64_t k, int threads)
     : k_(k), threads_(threads) {
   if (h.present()) {
-    // Over its largest element, which f64 holds and f32 may not.
+    // Divided by its largest element, which may be beyond f32.
     double largest = 0;
     for (std::int64_t j = 0; j < k; ++j) largest = std::max(largest, element(h, j, j));
     unit_ = largest > 0 ? largest : 1;
@@ -91,8 +91,8 @@ std::vector<double> MomentForm::of_rows(std::int64_t rows,
     const std::int64_t first = part * kStrip;
     const std::int64_t count = std::min(kStrip, rows - first);
     std::vector<float> row(static_cast<std::size_t>(k_));
-    std::vector<float> turned(moments_.empty() ? 0 : static_cast<std::size_t>(k_ * kStrip));  // (k, kStrip)
-    std::vector<float> products(turned.size());                                               // H * turned
+    std::vector<float> transposed(moments_.empty() ? 0 : static_cast<std::size_t>(k_ * kStrip));  // (k, kStrip)
+    std::vector<float> products(transposed.size());                                               // H * transposed
     for (std::int64_t r = 0; r < count; ++r) {
       fill(first + r, row.data());
       double sum = 0;
@@ -101,18 +101,18 @@ std::vector<double> MomentForm::of_rows(std::int64_t rows,
         if (moments_.empty()) {
           sum += static_cast<double>(importance_[at]) * static_cast<double>(row[at]) * static_cast<double>(row[at]);
         } else {
-          turned[static_cast<std::size_t>(j * kStrip + r)] = row[at];
+          transposed[static_cast<std::size_t>(j * kStrip + r)] = row[at];
         }
       }
       forms[static_cast<std::size_t>(first + r)] = sum;
     }
     if (moments_.empty()) return;
-    add_outer({moments_.data(), k_, turned.data(), kStrip, products.data(), kStrip, k_, k_, count});
+    add_outer({moments_.data(), k_, transposed.data(), kStrip, products.data(), kStrip, k_, k_, count});
     for (std::int64_t j = 0; j < k_; ++j) {
       for (std::int64_t r = 0; r < count; ++r) {
         const auto at = static_cast<std::size_t>(j * kStrip + r);
         forms[static_cast<std::size_t>(first + r)] +=
-            static_cast<double>(turned[at]) * static_cast<double>(products[at]);
+            static_cast<double>(transposed[at]) * static_cast<double>(products[at]);
       }
     }
   });

@@ -1,4 +1,4 @@
-// Errors of a layer's output by its input's second moments: e^T H e.
+// The error of a layer's output from its input's second moments: e^T H e.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class MomentForm {
  private:
   std::int64_t k_;
   int threads_;
-  double unit_ = 1;             // what moments_ is in
-  std::vector<float> moments_;  // (k, k), or nothing
+  double unit_ = 1;             // of moments_
+  std::vector<float> moments_;  // (k, k), or empty
   std::vector<float> importance_;
 };
 

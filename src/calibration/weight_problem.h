@@ -1,4 +1,4 @@
-// What the stages of quantize_weight share: the checked problem, and where results go.
+// Shared by the stages of quantize_weight: the checked problem and its outputs.
 #pragma once
 
 #include <cstdint>
@@ -48,11 +48,11 @@ struct FeedbackFactor {
 // Throws where H, checked already, is not positive definite after damping.
 FeedbackFactor factor_moments(const WeightProblem& p);
 
-// Columns in a panel where no group fixes it, and rows of the weight that are rounded together.
+// Columns of a panel, unless it is a group; rows of the weight that are rounded together.
 constexpr std::int64_t kPanelColumns = 128;
 constexpr std::int64_t kStripRows = 64;
 
-// Rounds rows first..first + count - 1, count <= kStripRows. tensor_scale: that of the whole tensor, s8_per_tensor.
+// Rounds rows first..first + count - 1, count <= kStripRows. tensor_scale: the tensor's, if it has one scale.
 void round_with_feedback(const WeightProblem& p, const FeedbackFactor& factor, SegmentScale tensor_scale,
                          std::int64_t first, std::int64_t count);
 

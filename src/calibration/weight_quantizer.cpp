@@ -1,5 +1,5 @@
-// quantize_weight and weight_error: check everything, then round strips of rows in parallel. What can fail fails before
-// the first value is written.
+// quantize_weight and weight_error: check everything, then round strips of rows in parallel. All errors are thrown
+// before the first value is written.
 #include "octile/weight_quantizer.h"
 
 #include <algorithm>
@@ -36,8 +36,8 @@ void check(std::string_view function, const WeightQuantizerDescription& d) {
   if (!(d.damping >= 0 && d.damping <= 1)) {
     fail(Status::invalid_argument, function, ": damping = ", d.damping, ", expected 0 to 1");
   }
-  if (!(d.clip_least > 0 && d.clip_least <= 1)) {
-    fail(Status::invalid_argument, function, ": clip_least = ", d.clip_least, ", expected above 0, at most 1");
+  if (!(d.min_clip > 0 && d.min_clip <= 1)) {
+    fail(Status::invalid_argument, function, ": min_clip = ", d.min_clip, ", expected above 0, at most 1");
   }
   if (d.clip_steps < 1 || d.clip_steps > 1001) {
     fail(Status::invalid_argument, function, ": clip_steps = ", d.clip_steps, ", expected 1 to 1001");
@@ -54,15 +54,14 @@ struct Quantized {
 template <class Void>
 void bind_quantized(TensorChecks& checks, WeightProblem& p, Quantized<Void>& t) {
   const WeightQuantizerDescription& d = p.description;
-  const bool s4 = d.weight.type == DType::s4;
   const bool grouped = d.weight.granularity == Granularity::group;
-  p.segment = grouped && d.weight.group != 0 ? d.weight.group : d.k;
-  p.segments = !s4 ? 1 : d.k > 0 ? d.k / p.segment : 0;
-  t.q = checks.matrix("q", t.q, s4 ? DType::s4 : DType::s8, {d.n, d.k});
-  if (s4) {
+  p.segment = segment_length(d.weight, d.k);
+  p.segments = !grouped ? 1 : d.k > 0 ? d.k / p.segment : 0;
+  t.q = checks.matrix("q", t.q, d.weight.type, {d.n, d.k});
+  if (grouped) {
     t.scale = checks.matrix("scale", t.scale, DType::f32, {d.n, p.segments});
   } else {
-    t.scale = checks.vector("scale", t.scale, DType::f32, d.weight == WeightFormat::s8_per_channel ? d.n : 1);
+    t.scale = checks.vector("scale", t.scale, DType::f32, d.weight.granularity == Granularity::row ? d.n : 1);
   }
   if (d.weight.zero_point) {
     t.zero_point = checks.matrix("zero_point", t.zero_point, DType::s32, {d.n, p.segments});
@@ -115,7 +114,7 @@ WeightProblem bind(std::string_view function, const WeightQuantizerDescription& 
   return p;
 }
 
-// The range of the whole weight, which is finite, as are the scales of it.
+// The range of the whole weight. Checks that the weight and its scales are finite.
 Range check_weight(const WeightProblem& p) {
   const std::int64_t n = p.description.n;
   const std::int64_t k = p.description.k;
@@ -147,7 +146,7 @@ Range check_weight(const WeightProblem& p) {
   return whole;
 }
 
-// What rounding errors are weighted by where there is no feedback: over the largest of them, zeros beyond k.
+// The weights of rounding errors without feedback, relative to the largest; zeros beyond k.
 std::vector<float> column_weights(const WeightProblem& p) {
   const std::int64_t k = p.description.k;
   const auto weight = [&](std::int64_t j) {
@@ -191,7 +190,7 @@ void round_to_nearest(const WeightProblem& p, SegmentScale whole, const std::vec
   for (std::int64_t i = 0; i < p.segments; ++i) {
     const float* w = row.data() + i * p.segment;
     SegmentScale scale = whole;
-    if (p.description.weight != WeightFormat::s8_per_tensor) {
+    if (p.description.weight.granularity != Granularity::tensor) {
       const std::int64_t length = p.segments > 1 ? p.segment : padded_length(k);
       scale = best_scale(rule, {w, weights.data() + i * p.segment, length});
       write_scale(p, r, i, scale);
@@ -275,7 +274,7 @@ void quantize_weight(const WeightQuantizerDescription& description, const Weight
     weights = column_weights(p);
   }
   SegmentScale whole;
-  if (d.weight == WeightFormat::s8_per_tensor) {
+  if (d.weight.granularity == Granularity::tensor) {
     whole = tensor_scale(p, range, d.method == WeightMethod::error_feedback ? factor.weights : weights);
     static_cast<float*>(p.scale.data)[0] = whole.s;
   }
@@ -311,7 +310,7 @@ WeightError weight_error(const WeightQuantizerDescription& description, const We
       const std::int64_t segment = c / p.segment;
       const float s = d.weight.granularity == Granularity::group
                           ? load<float>(t.scale, r, segment)
-                          : load<float>(t.scale, d.weight == WeightFormat::s8_per_tensor ? 0 : r);
+                          : load<float>(t.scale, d.weight.granularity == Granularity::tensor ? 0 : r);
       const std::int32_t z = t.zero_point.present() ? load_integer(t.zero_point, r, segment) : 0;
       out[c] = static_cast<float>(load_integer(t.q, r, c) - z) * s - out[c];
     }

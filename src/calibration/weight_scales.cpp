@@ -5,17 +5,13 @@
 #include <cstring>
 
 #include "base/float_rows.h"
-#include "cpu/support/multiversion.h"
 
 namespace octile {
 
 namespace {
 
-constexpr float kMinScale = 1e-8f;
-constexpr float kLeastHalf = 0x1p-24f;  // the least positive f16
-
-// Rounds |x| < 2^22 to an integer, ties to even, with instructions that every machine has.
-constexpr float kRounder = 0x1.8p23f;
+constexpr float kMinHalf = 0x1p-24f;   // the smallest positive f16
+constexpr float kRounder = 0x1.8p23f;  // as in rounded_level
 
 struct ErrorSums {
   const ScaleRule* rule;
@@ -77,10 +73,7 @@ struct Round {
   OCTILE_INLINE static void run(const float* __restrict w, std::int64_t n, float s, float low, float high, float z,
                                 std::int8_t* __restrict q) {
     for (std::int64_t i = 0; i < n; ++i) {
-      float level = w[i] / s;
-      level = level < low ? low : level;
-      level = level > high ? high : level;
-      q[i] = static_cast<std::int8_t>((level + kRounder) - kRounder + z);
+      q[i] = static_cast<std::int8_t>(rounded_level(w[i] / s, low, high) + z);
     }
   }
 };
@@ -105,7 +98,7 @@ ScaleRule::ScaleRule(const WeightQuantizerDescription& d)
       steps_(nearest_s4_                         ? 4
              : d.method == WeightMethod::nearest ? 1
                                                  : d.clip_steps),
-      clip_least_(d.clip_least) {}
+      min_clip_(d.min_clip) {}
 
 float ScaleRule::span(Range range, int step) const {
   if (nearest_s4_) {
@@ -126,11 +119,11 @@ float ScaleRule::span(Range range, int step) const {
 
 SegmentScale ScaleRule::of(Range range, int step) const {
   if (!nearest_s4_ && step > 0) {
-    const auto c = static_cast<float>(1 - (1 - clip_least_) * step / (steps_ - 1));
+    const auto c = static_cast<float>(1 - (1 - min_clip_) * step / (steps_ - 1));
     range = {range.low * c, range.high * c};
   }
-  float s = rounded_to(scale_, std::max(span(range, step), kMinScale));
-  if (!(s > 0)) s = kLeastHalf;
+  float s = rounded_to(scale_, std::max(span(range, step), kMinWeightScale));
+  if (!(s > 0)) s = kMinHalf;
   if (!affine_) return {s, 0};
   const float z = std::clamp(q_min_ - std::nearbyint(range.low / s), q_min_, q_max_);
   return {s, static_cast<std::int32_t>(z)};

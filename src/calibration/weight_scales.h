@@ -4,16 +4,32 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/support/multiversion.h"
 #include "octile/weight_quantizer.h"
 
 namespace octile {
+
+// Neighbours in a row of k that share a scale.
+inline std::int64_t segment_length(const WeightFormat& weight, std::int64_t k) {
+  return weight.granularity == Granularity::group && weight.group > 0 ? weight.group : k;
+}
+
+constexpr float kMinWeightScale = 1e-8f;
+
+// Clamps, and rounds |level| < 2^22 to an integer, ties to even, with instructions that every machine has.
+OCTILE_INLINE float rounded_level(float level, float low, float high) {
+  constexpr float kRounder = 0x1.8p23f;
+  level = level < low ? low : level;
+  level = level > high ? high : level;
+  return (level + kRounder) - kRounder;
+}
 
 struct SegmentScale {
   float s = 0;
   std::int32_t z = 0;
 };
 
-// The least and the largest value of a segment, 0 included.
+// The min and max of a segment, 0 included.
 struct Range {
   float low = 0;
   float high = 0;
@@ -21,7 +37,7 @@ struct Range {
 
 Range range_of(const float* w, std::int64_t n);
 
-// How a description maps a segment to levels.
+// The scales that a description allows a segment.
 class ScaleRule {
  public:
   explicit ScaleRule(const WeightQuantizerDescription& d);
@@ -41,22 +57,22 @@ class ScaleRule {
   DType scale_;
   float q_min_, q_max_;
   int steps_;
-  double clip_least_;
+  double min_clip_;
 };
 
-// Lanes that errors are summed in, whatever the machine's vectors: part of what decides the bits of a near tie.
+// Lanes of the error sums on every machine: they decide near ties, and so the bits.
 constexpr std::int64_t kErrorLanes = 16;
 
 inline std::int64_t padded_length(std::int64_t n) { return (n + kErrorLanes - 1) / kErrorLanes * kErrorLanes; }
 
-// Weights, and how much the error of each counts. `n` is a multiple of 16; zeros may be appended.
+// Weights w, and the weights h of their errors. `n` is a multiple of 16; zeros pad.
 struct WeightedRun {
   const float* w;
   const float* h;
   std::int64_t n;
 };
 
-// The scales to choose from, that of the whole range first.
+// The scales to choose from; that of the whole range comes first.
 std::vector<SegmentScale> candidates(const ScaleRule& rule, Range range);
 
 // sum_k h_k * (W'[k] - W[k])^2 with each scale: in f32, term k in lane k % 16; the lanes are added in f64, l and l + 8
@@ -64,7 +80,7 @@ std::vector<SegmentScale> candidates(const ScaleRule& rule, Range range);
 void rounding_errors(const ScaleRule& rule, const std::vector<SegmentScale>& scales, const WeightedRun& run,
                      double* errors);
 
-// The candidate of the least error, the first of equal ones. With one candidate nothing is measured.
+// The candidate of the smallest error, the first of equal ones. A single candidate is not measured.
 SegmentScale best_scale(const ScaleRule& rule, const WeightedRun& run);
 
 // q[i] = clamp(rint(w[i] / s) + z).

@@ -1,5 +1,5 @@
-// The GPUs that this process can use. src/cuda/device.cu asks the CUDA runtime; src/no_cuda.cpp stands in for it where
-// Octile is built without CUDA.
+// The GPUs that this process can use. src/cuda/launch.cu asks the CUDA runtime; a build without CUDA has
+// src/cuda/none.cpp instead.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ struct CudaDevice {
   int major = 0;  // of the compute capability
   int minor = 0;
   std::size_t memory = 0;  // bytes
-  int multiprocessors = 0;
-  std::size_t second_level_cache = 0;  // bytes
-  std::size_t shared_memory = 0;       // bytes, the most that a block may have
+  int sms = 0;
+  std::size_t l2_bytes = 0;
+  std::size_t shared_memory = 0;  // bytes, of a block at most
 };
 
 struct CudaDevices {

@@ -1,4 +1,4 @@
-// Which GPUs there are, and why not. Runs on machines without a GPU or a driver too: the runtime then says so.
+// The GPUs of this machine, or why there are none. Without a GPU or a driver, the CUDA runtime says so.
 #include <cuda.h>  // types alone: the library is not linked with the driver
 
 #include <algorithm>
@@ -25,7 +25,7 @@ CudaDevices cuda_devices() {
                              static_cast<std::size_t>(p.l2CacheSize), p.sharedMemPerBlockOptin});
   }
   if (error != cudaSuccess) {
-    cudaGetLastError();  // the next caller is not to find our error
+    cudaGetLastError();  // the next caller must not find our error
     found.devices.clear();
     int driver = 0;
     const bool no_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
@@ -53,7 +53,7 @@ void check(cudaError_t error, std::string_view kernel) {
   fail(Status::cuda_error, kernel, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
 }
 
-std::string reason_against(Device device, int least, int beyond) {
+std::string reason_against(Device device, int min, int end) {
   const CudaDevices& known = known_devices();
   if (known.devices.empty()) return known.reason;
   const auto index = static_cast<std::size_t>(device.index);
@@ -62,9 +62,9 @@ std::string reason_against(Device device, int least, int beyond) {
   }
   const CudaDevice& gpu = known.devices[index];
   const int capability = 10 * gpu.major + gpu.minor;
-  if (least <= capability && capability < beyond) return {};
-  return message("is for compute capability ", least / 10, ".", least % 10, beyond == 1000 ? " or later" : " alone",
-                 ", ", device, " (", gpu.name, ") has ", gpu.major, ".", gpu.minor);
+  if (min <= capability && capability < end) return {};
+  return message("is for compute capability ", min / 10, ".", min % 10, end == 1000 ? " or later" : " alone", ", ",
+                 device, " (", gpu.name, ") has ", gpu.major, ".", gpu.minor);
 }
 
 const CudaDevice& properties(Device device) {
@@ -94,9 +94,9 @@ class KernelHandles {
     const std::lock_guard lock(mutex_);
     if (find(function, device)) return;
     cudaFunction_t handle = nullptr;
-    if (count_ == kMost) return;
+    if (count_ == kMax) return;
     if (cudaGetFuncBySymbol(&handle, function) != cudaSuccess) {
-      cudaGetLastError();  // the next caller is not to find our error
+      cudaGetLastError();  // the next caller must not find our error
       return;
     }
     std::size_t i = slot(function);
@@ -123,7 +123,7 @@ class KernelHandles {
     cudaFunction_t handle = nullptr;
   };
   static constexpr std::size_t kSlots = 4096;
-  static constexpr std::size_t kMost = kSlots / 2;
+  static constexpr std::size_t kMax = kSlots / 2;
   static std::size_t slot(const void* function) { return reinterpret_cast<std::uintptr_t>(function) / 16 % kSlots; }
 
   std::array<Entry, kSlots> entries_;
@@ -175,7 +175,7 @@ bool launched_by_driver(const cudaLaunchConfig_t& c, cudaFunction_t kernel, void
 }  // namespace
 
 void prepare(std::string_view kernel, const void* function, unsigned shared_bytes) {
-  // Plans may want different limits of one kernel: the highest stays, whoever comes last.
+  // Plans may need different limits of one kernel: the highest stays.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   // Asking for the attributes is what loads a kernel.
@@ -211,7 +211,7 @@ void enqueue_pointers(std::string_view kernel, const void* function, const Launc
     config.attrs = attributes;
     config.numAttrs = shape.cluster.x * shape.cluster.y * shape.cluster.z > 1 ? 2 : 1;
   }
-  // The driver says no to a thread that has not met the GPU yet; the runtime makes them acquainted, and words errors.
+  // The driver refuses a thread without a current context; the runtime creates one, and words errors.
   if (launched_by_driver(config, kernel_handles.find(function, device), arguments)) return;
   check(cudaLaunchKernelExC(&config, function, arguments), kernel);
 }

@@ -1,26 +1,33 @@
-// How a kernel file of src/cuda/ reaches its GPU: what that GPU is, and how a kernel is prepared and enqueued on it.
-// The plan has made the GPU of the problem current.
+// The host side of a CUDA kernel: what its GPU is, and how a kernel is prepared and enqueued on it. The plan has made
+// the problem's GPU current.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <tuple>
 
+#include "base/ceil_div.h"
 #include "cuda/devices.h"
 #include "octile/types.h"
 
 namespace octile::cuda {
 
-// Throws Status::cuda_error, with the kernel's name, unless all is well.
+// CUDA errors throw Status::cuda_error, with the kernel's name.
 void check(cudaError_t error, std::string_view kernel);
 
-// Why a kernel for GPUs from `least` (10 major + minor) up to below `beyond` cannot run on this one; empty: it can.
-std::string reason_against(Device device, int least, int beyond = 1000);
+// Why a kernel for compute capabilities (10 major + minor) from `min` to below `end` cannot run on this GPU; empty: it
+// can.
+std::string reason_against(Device device, int min, int end = 1000);
 
 // The GPU's facts, read once. The device exists.
 const CudaDevice& properties(Device device);
+
+inline unsigned blocks_for(std::int64_t count, std::int64_t per_block) {
+  return static_cast<unsigned>(ceil_div(count, per_block));
+}
 
 struct LaunchShape {
   dim3 grid;
@@ -30,7 +37,7 @@ struct LaunchShape {
   bool cooperative = false;  // all blocks are resident at once, or the launch fails; starts after all before it
 };
 
-// At select: loads the kernel onto the current GPU and lifts its limit of dynamic shared memory, so that run need not.
+// At select: loads the kernel onto the current GPU and raises its limit of dynamic shared memory, so that run need not.
 void prepare(std::string_view kernel, const void* function, unsigned shared_bytes);
 template <class... Parameters>
 void prepare(std::string_view kernel, void (*function)(Parameters...), unsigned shared_bytes = 0) {

@@ -1,4 +1,4 @@
-// What the host hands to kernels, in forms that are passed by value.
+// Operands in forms that kernels take by value.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,17 @@ struct RowScale {
   Real value = 1;
 
 #ifdef __CUDACC__
-  // Past the first-level cache: a grid that starts early must not meet lines from before the kernel that it waits for.
+  // Past the L1: a grid that starts early must not meet lines from before the kernel that it waits for.
   __device__ Real operator[](std::int64_t i) const { return data ? __ldcg(data + i * stride) : value; }
 #endif
 };
+
+// Whether an address, and every row `pitch` bytes apart from it, is a multiple of `bytes`.
+inline bool aligned_rows(const void* data, std::int64_t pitch, std::int64_t bytes) {
+  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) %
+             static_cast<std::uintptr_t>(bytes) ==
+         0;
+}
 
 template <class Real>
 RowScale<Real> row_scale(const ConstTensor& t) {

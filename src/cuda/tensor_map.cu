@@ -54,13 +54,13 @@ CUresult encode(std::string_view kernel, CUtensorMap& map, const Encoded& e) {
 
 void prepare_tensor_maps(std::string_view kernel) { encode_function(kernel); }
 
-CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const BulkBox& box) {
+CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile) {
   const auto element = static_cast<cuuint64_t>(bits(t.dtype) / 8);
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.cols()), static_cast<cuuint64_t>(t.rows())};
   const cuuint64_t pitch[] = {static_cast<cuuint64_t>(t.strides[0]) * element};
-  const cuuint32_t shape[] = {static_cast<cuuint32_t>(box.cols), static_cast<cuuint32_t>(box.rows)};
+  const cuuint32_t shape[] = {static_cast<cuuint32_t>(tile.cols), static_cast<cuuint32_t>(tile.rows)};
   const cuuint32_t steps[] = {1, 1};
-  const CUtensorMapSwizzle swizzle = !box.swizzled              ? CU_TENSOR_MAP_SWIZZLE_NONE
+  const CUtensorMapSwizzle swizzle = !tile.swizzled             ? CU_TENSOR_MAP_SWIZZLE_NONE
                                      : shape[0] * element == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                      : shape[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                 : CU_TENSOR_MAP_SWIZZLE_128B;
@@ -76,7 +76,7 @@ CUtensorMap tensor_map(std::string_view kernel, const LinePanels& t) {
   constexpr cuuint64_t kLine = 64;
   const cuuint64_t sizes[] = {kLine, static_cast<cuuint64_t>(t.lines), static_cast<cuuint64_t>(t.panels)};
   const cuuint64_t pitch[] = {kLine, static_cast<cuuint64_t>(t.lines) * kLine};
-  const cuuint32_t shape[] = {kLine, static_cast<cuuint32_t>(t.box_lines), static_cast<cuuint32_t>(t.box_panels)};
+  const cuuint32_t shape[] = {kLine, static_cast<cuuint32_t>(t.tile_lines), static_cast<cuuint32_t>(t.tile_panels)};
   const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result = encode(

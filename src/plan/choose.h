@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/message.h"
+#include "cuda/devices.h"
 #include "plan/kernel.h"
 
 namespace octile {
@@ -140,7 +141,9 @@ std::vector<FewerRows> choose_fewer_rows(const Step<GemmProblem, GemmOperands>& 
 template <class Problem, class Operands>
 void require(const Step<Problem, Operands>& step, Task task, std::string_view function) {
   if (step.kernel) return;
-  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, ":\n", step.refused);
+  const std::string no_gpu = step.problem.device.type == DeviceType::cuda ? cuda_devices().reason : "";
+  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, ": ", no_gpu, "\n",
+       step.refused);
 }
 
 template <class Problem, class Operands>

@@ -12,15 +12,20 @@ inline Cost quantize_cost(const QuantizeProblem& p, double bytes_per_second) {
   return {2 * elements, bytes, bytes / bytes_per_second};
 }
 
-inline Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_per_second) {
+// Operations and bytes of a product, without a time.
+inline Cost gemm_work(const GemmProblem& p) {
   const double m = static_cast<double>(p.m);
   const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
   const int b_bits = p.operation == Operation::column_sum ? 0 : bits(p.b.type);
-  const double bytes = (m * k * bits(p.a) + n * k * b_bits + m * n * bits(p.y)) / 8;
-  const double operations = 2 * m * n * k;
+  return {2 * m * n * k, (m * k * bits(p.a) + n * k * b_bits + m * n * bits(p.y)) / 8};
+}
+
+inline Cost gemm_cost(const GemmProblem& p, double operations_per_second, double bytes_per_second) {
+  Cost cost = gemm_work(p);
   // Added, although they overlap: among kernels that wait for memory alone the one with less to do is the faster.
-  return {operations, bytes, operations / operations_per_second + bytes / bytes_per_second};
+  cost.seconds = cost.operations / operations_per_second + cost.bytes / bytes_per_second;
+  return cost;
 }
 
 }  // namespace octile

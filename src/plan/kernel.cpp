@@ -100,12 +100,15 @@ std::pair<int, int> default_range(DType q, Mapping mapping) {
 std::vector<KernelInfo> kernels() {
   std::vector<KernelInfo> rows;
   // A row can run here if it takes one of these: no row refuses all of them on a machine that it is made for.
-  const auto add = [&](const auto& kernel, auto problem, const auto& other) {
+  const auto add = [&](const auto& kernel, auto problem, const auto&... others) {
     problem.device = {kernel.device, 0};
     const auto refusal = [&] { return kernel.supports ? kernel.supports(problem) : std::string(); };
     std::string reason = refusal();
-    other(problem);
-    if (!reason.empty() && refusal().empty()) reason.clear();
+    const auto also = [&](const auto& other) {
+      other(problem);
+      if (!reason.empty() && refusal().empty()) reason.clear();
+    };
+    (also(others), ...);
     rows.push_back({std::string(kernel.name), name(kernel.task), kernel.device, std::move(reason)});
   };
   for (const QuantizeKernel* kernel : quantize_kernels()) {
@@ -117,9 +120,14 @@ std::vector<KernelInfo> kernels() {
     p.b = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel;
     if (format.float_a) p.a = DType::f32;
     if (format == kW8A16) p.b.granularity = Granularity::column;
-    add(*kernel, p, [](GemmProblem& other) {
-      if (is_float(other.a) || other.operation != Operation::gemm) other.a = DType::f16;
-    });
+    add(
+        *kernel, p,
+        [](GemmProblem& other) {
+          if (is_float(other.a) || other.operation != Operation::gemm) other.a = DType::f16;
+        },
+        [](GemmProblem& other) {
+          if (other.b.type == DType::s8) other.b = WeightFormat::s8_group;
+        });
   }
   return rows;
 }

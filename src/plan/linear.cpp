@@ -153,8 +153,9 @@ bool names_one_step(const LinearDescription& d) {
 
 // Why no such row is asked; empty: they are.
 std::string reason_against_one_step(const LinearDescription& d) {
-  if (d.x == DType::s8 || d.activation == Activation::none) return "quantizes X, and here nothing is quantized";
-  if (d.activation == Activation::dynamic_per_tensor) return "looks at a row of X at a time, and one scale is for all";
+  if (d.x == DType::s8 || d.activation == Activation::none) return "quantizes X, which is not quantized here";
+  if (d.activation == Activation::dynamic_per_tensor)
+    return "quantizes row by row; dynamic_per_tensor needs all of X first";
   if (d.weight.type != DType::s8 || d.weight.granularity == Granularity::group) {
     return "takes an s8 weight with a scale per channel";
   }
@@ -294,13 +295,13 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   impl->function = "LinearPlan::run";
   impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
   impl->quantizes = d.activation != Activation::none && d.x != DType::s8;
-  impl->explanation =
-      message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y, ", activation ",
-              name(d.activation), ", weight ", name(d.weight), " ", name(d.weight_layout),
-              d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
+  impl->explanation = message(
+      "linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y, ", activation ", name(d.activation),
+      ", weight ", name(d.weight), d.weight.granularity == Granularity::group ? message(" of ", d.weight.group) : "",
+      " ", name(d.weight_layout), d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
   const GemmProblem p = gemm_problem(d);
   select_steps(*impl, p);
-  impl->tell_times(d.device, d.threads);
+  impl->describe_times(d.device, d.threads);
   impl->reserve_scratch(std::max(impl->quantize.workspace, impl->product.workspace()));
   impl->guarantee = guarantee_of(impl->product.all, "K");
   return LinearPlan(std::move(impl));

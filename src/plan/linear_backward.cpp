@@ -103,7 +103,7 @@ void check(const LinearBackwardDescription& d) {
                  dequantized || !int8 ? float_product : int8_product, Task{Operation::column_sum}}});
 }
 
-// What all products of this plan have in common.
+// The fields that all products of this plan share.
 GemmProblem product_problem(const LinearBackwardDescription& d) {
   GemmProblem p;
   p.scale = scale_type(d.dy);
@@ -390,7 +390,7 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
   if (d.db) impl->db = choose(gemm_kernels(), {Operation::column_sum}, db_problem(d), kSelect, d.kernel);
   select_gradient(*impl);
   add_steps(*impl);
-  impl->tell_times(d.device, d.threads);
+  impl->describe_times(d.device, d.threads);
   const auto promise = [](const auto& product, std::string_view terms) {
     return product ? guarantee_of(product->product.all, terms) : PrecisionGuarantee{true, true, DType::s32, "exact"};
   };

@@ -10,16 +10,16 @@ namespace octile {
 
 namespace {
 
+bool is_s4(const GemmProblem& p) { return p.b.type == DType::s4; }
+
 constexpr std::int64_t kTermsOfS8Lane = 4;
 constexpr std::int64_t kTermsOfS4Lane = 8;
 
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
-bool is_s4(const GemmProblem& p) { return p.b.type == DType::s4; }
-
 std::int64_t scale_bytes(const GemmProblem& p) { return bits(p.scale) / 8; }
 
-std::int64_t group_of(const GemmProblem& p) { return is_s4(p) ? p.b.group : std::max<std::int64_t>(p.k, 1); }
+std::int64_t group_of(const GemmProblem& p) { return p.grouped() ? p.b.group : std::max<std::int64_t>(p.k, 1); }
 
 // Of value (j, c): the byte, for s4 the byte that holds its nibble too.
 std::int64_t byte_of(const GemmProblem& p, const PackedLayout& at, std::int64_t j, std::int64_t c) {
@@ -84,10 +84,10 @@ void pack_value(const GemmProblem& p, std::uint8_t& byte, std::int64_t c, std::i
   }
 }
 
-std::int32_t sum_of_channel(const GemmProblem& p, const ConstTensor& b, std::int64_t j) {
+std::int32_t sum_of(const ConstTensor& b, std::int64_t j, const Terms& range) {
   std::int32_t sum = 0;
-  const auto* values = static_cast<const std::int8_t*>(b.data) + j * b.strides[0];
-  for (std::int64_t c = 0; c < p.k; ++c) sum += values[c * b.strides[1]];
+  const auto* values = static_cast<const std::int8_t*>(b.data) + j * b.strides[0] + range.first * b.strides[1];
+  for (std::int64_t c = 0; c < range.count; ++c) sum += values[c * b.strides[1]];
   return sum;
 }
 
@@ -109,7 +109,7 @@ void pack_channel(const GemmProblem& p, const GemmOperands& o, const PackedLayou
     } else {
       put(packed + at.scales_at, segment, load<float>(o.b_scale, j, col));
     }
-    if (!is_s4(p)) put(packed + at.sums_at, segment, sum_of_channel(p, o.b, j));
+    if (!is_s4(p)) put(packed + at.sums_at, segment, sum_of(o.b, j, {first, end - first}));
     if (p.b.zero_point) {
       bytes[at.zero_points_at + segment] = static_cast<std::uint8_t>(8 + load_integer(o.zero_point, j, g));
     }
@@ -122,8 +122,11 @@ PackedLayout packed_layout(const GemmProblem& p) {
   const bool s4 = is_s4(p);
   PackedLayout at;
   at.panels = (p.n + kPanelChannels - 1) / kPanelChannels;
-  at.groups = s4 ? p.k / p.b.group : 1;
-  at.group_depth = s4 ? round_up(p.b.group, kS4Depth) : round_up(p.k, kS8Depth);
+  const std::int64_t group = p.grouped() ? p.b.group : p.k;
+  at.groups = p.grouped() ? p.k / p.b.group : 1;
+  at.group_depth = s4                                       ? round_up(group, kS4Depth)
+                   : group == kS8Depth / 2 && at.groups > 1 ? group
+                                                            : round_up(group, kS8Depth);
   at.group_bytes = at.group_depth / (s4 ? kTermsOfS4Lane : kTermsOfS8Lane) * kPanelLine;
   at.panel_bytes = at.groups * at.group_bytes;
   const std::int64_t segments = at.panels * at.groups * kPanelChannels;

@@ -15,18 +15,19 @@ namespace octile {
 inline constexpr std::int64_t kPanelChannels = 16;
 inline constexpr std::int64_t kLaneBytes = 4;
 inline constexpr std::int64_t kPanelLine = kPanelChannels * kLaneBytes;
-inline constexpr std::int64_t kS8Depth = 64;  // terms of an s8 panel are padded to a multiple of it
-inline constexpr std::int64_t kS4Depth = 8;   // terms of a group of an s4 panel
+inline constexpr std::int64_t kS8Depth = 64;  // the terms of a channel or group of an s8 panel are padded to a multiple
+inline constexpr std::int64_t kS4Depth = 8;   // of it, but for groups of 32; those of a group of an s4 panel
 
-// Where things lie. Sections begin at multiples of 64 bytes; padding is 0 (s4: the nibble of 0).
-//   s8  values [panel][depth / 4][16][4] s8      sums [panel][16] s32, of each channel's values
-//       scales [panel][16] f32 or f64
-//   s4  values [panel][group][depth / 8][16][4]: byte b has term b in its low nibble, term 4 + b in its high one, as q
-//   + 8
+// Offsets. Sections begin at multiples of 64 bytes; padding is 0 (s4: the nibble of 0). Per channel and per tensor
+// there is one group, the whole row.
+//   s8  values [panel][group][depth / 4][16][4] s8
+//       sums [panel][group][16] s32, of the group's values       scales [panel][group][16] f32 or f64
+//   s4  values [panel][group][depth / 8][16][4] u8: byte b has term b in its low nibble, term 4 + b in its high one,
+//       each as q + 8
 //       scales [panel][group][16]                zero_points [panel][group][16] u8, as 8 + z, if there are any
 struct PackedLayout {
   std::int64_t panels = 0;
-  std::int64_t groups = 1;       // of a channel; s8: one
+  std::int64_t groups = 1;       // of a channel
   std::int64_t group_depth = 0;  // terms of a group, padded
   std::int64_t group_bytes = 0;  // of one panel
   std::int64_t panel_bytes = 0;  // of all groups

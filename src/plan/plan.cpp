@@ -10,11 +10,11 @@ namespace octile {
 
 namespace {
 
-constexpr std::size_t kAlignment = 128;  // of a cache line of a GPU, and what its bulk copies need
+constexpr std::size_t kAlignment = 128;  // a GPU's cache line, and TMA's strictest alignment
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// With room to begin at a multiple of kAlignment, wherever the caller's memory lies.
+// With room to start at a multiple of kAlignment wherever the caller's memory lies.
 std::size_t bytes_of_workspace(const Plan::Impl& impl) {
   return impl.workspace == 0 ? 0 : impl.workspace + kAlignment - 1;
 }
@@ -46,7 +46,7 @@ void Plan::Impl::add_product(std::string_view what, const ProductStep& product) 
   }
 }
 
-void Plan::Impl::tell_times(Device device, int threads) {
+void Plan::Impl::describe_times(Device device, int threads) {
   if (device.type == DeviceType::cuda) {
     times = "expected times are estimates, launch included, with nothing in the GPU's caches\n";
     return;

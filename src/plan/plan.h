@@ -1,4 +1,4 @@
-// What the plans share behind the public Plan.
+// What all plans share behind the public Plan.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace octile {
 using QuantizeStep = Step<QuantizeProblem, QuantizeOperands>;
 using GemmStep = Step<GemmProblem, GemmOperands>;
 
-// A product, and what takes its place where a run has fewer rows.
+// A product, and the rows that are faster for fewer rows of X.
 struct ProductStep {
   GemmStep all = {};
   std::vector<FewerRows> fewer = {};
@@ -36,8 +36,8 @@ struct ProductStep {
   }
 };
 
-// Bytes from row to row of an s8 operand in a workspace. A GPU's bulk copies ask for multiples of 16, and a step of 128
-// bytes that straddles two lines of the cache is read as both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
+// Bytes from row to row of an s8 operand in a workspace. TMA needs multiples of 16, and a step of 128 bytes that
+// straddles two cache lines reads both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
 
 // A plan's concrete Impl adds its description and its steps.
@@ -63,21 +63,21 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
     explanation += step.refused;
   }
   void add_line(std::string_view what, std::string_view kernel, const Cost& cost);
-  // The same of a product, with what is faster for fewer rows.
+  // The same for a product, with the rows that are faster for fewer rows of X.
   void add_product(std::string_view what, const ProductStep& product);
-  // What the times in explain() are of.
-  void tell_times(Device device, int threads);
+  // What the times in explain() stand for.
+  void describe_times(Device device, int threads);
 
   // Reserves bytes of the workspace and returns where they begin; the first reservations of a plan.
   std::size_t reserve(std::int64_t rows, std::int64_t cols, DType dtype);
-  // Reserves scratch that no two steps use at the same time, after everything else.
+  // Reserves scratch that steps use one after the other, behind everything else.
   void reserve_scratch(std::size_t bytes);
   std::size_t scratch = 0;  // where it begins
   bool scratch_begun = false;
 };
 
-// Ends the checks of a run: nothing overlaps, and the workspace is there and large enough. Returns its aligned
-// beginning; null where the plan needs none.
+// The last checks of a run: nothing overlaps, and the workspace is present and large enough. Returns its aligned start;
+// null if the plan needs none.
 std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace);
 
 // Runs one step on part of the plan's workspace.
@@ -89,7 +89,7 @@ void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const O
   step.row(operands).launch(step.problem, operands, {scratch, stream});
 }
 
-// Runs a check that throws, and makes a Verdict of it.
+// The Verdict of a check that throws.
 template <class Check>
 Verdict verdict_of(const Check& check) {
   try {

@@ -106,7 +106,7 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   impl->explanation += message(", ", name(p.scale), " ", name(p.mapping), ", ", name(p.rounding), ", ",
                                name(p.orientation), ", on ", p.device, "\n");
   impl->add(name(operation), impl->step);
-  impl->tell_times(p.device, p.threads);
+  impl->describe_times(p.device, p.threads);
   impl->reserve_scratch(impl->step.workspace);
   impl->guarantee = {true, true, scale_type(p.x), "exact"};
   return impl;

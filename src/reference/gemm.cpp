@@ -23,6 +23,7 @@ class Weight {
   template <class Real>
   Real scale(std::int64_t j, std::int64_t c) const {
     if (p_.b_packed) return static_cast<Real>(packed_scale(p_, o_.b.data, j, c));
+    if (p_.b.granularity == Granularity::column) return load<Real>(o_.b_scale, c);
     return load<Real>(o_.b_scale, j, p_.grouped() ? c / p_.b.group : 0);
   }
 
@@ -37,8 +38,9 @@ void put(const GemmProblem& p, const GemmOperands& o, std::int64_t i, std::int64
   store(o.y, i, j, p.accumulate ? load<Real>(o.y, i, j) + value : value);
 }
 
+// y[i, j] = fma(Real(acc), a_scale[i] * b_scale[j], bias[j]), acc = sum_c a[i, c] * b[j, c].
 template <class Real>
-void w8a8_gemm(const GemmProblem& p, const GemmOperands& o) {
+void per_channel(const GemmProblem& p, const GemmOperands& o) {
   const Weight b(p, o);
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
@@ -51,35 +53,9 @@ void w8a8_gemm(const GemmProblem& p, const GemmOperands& o) {
   }
 }
 
+// y[i, j] = fma(t, a_scale[i], bias[j]), t the fold over the groups g of fma(Real(acc_g), b_scale[j, g], t) from 0.
 template <class Real>
-void w8a16_gemm(const GemmProblem& p, const GemmOperands& o) {
-  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
-    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
-      double sum = 0;
-      for (std::int64_t c = 0; c < o.a.cols(); ++c) {
-        sum += load<double>(o.a, i, c) * (load_integer(o.b, j, c) * load<double>(o.b_scale, c));
-      }
-      put(p, o, i, j, static_cast<Real>(sum));
-    }
-  }
-}
-
-template <class Real>
-void w4a16_gemm(const GemmProblem& p, const GemmOperands& o) {
-  const Weight b(p, o);
-  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
-    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
-      double sum = p.bias ? load<double>(o.bias, j) : 0.0;
-      for (std::int64_t c = 0; c < o.a.cols(); ++c) {
-        sum += load<double>(o.a, i, c) * (b.value(j, c) * b.scale<double>(j, c));
-      }
-      store(o.y, i, j, static_cast<Real>(sum));
-    }
-  }
-}
-
-template <class Real>
-void w4a8_gemm(const GemmProblem& p, const GemmOperands& o) {
+void in_groups(const GemmProblem& p, const GemmOperands& o) {
   const Weight b(p, o);
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
@@ -91,6 +67,21 @@ void w4a8_gemm(const GemmProblem& p, const GemmOperands& o) {
       }
       const Real scale = load<Real>(o.a_scale, i);
       store(o.y, i, j, p.bias ? std::fma(total, scale, load<Real>(o.bias, j)) : total * scale);
+    }
+  }
+}
+
+// y[i, j] = sum_c a[i, c] * (b[j, c] * b_scale) + bias[j], the scale of (j, c).
+template <class Real>
+void float_sum(const GemmProblem& p, const GemmOperands& o) {
+  const Weight b(p, o);
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
+      double sum = p.bias ? load<double>(o.bias, j) : 0.0;
+      for (std::int64_t c = 0; c < o.a.cols(); ++c) {
+        sum += load<double>(o.a, i, c) * (b.value(j, c) * b.scale<double>(j, c));
+      }
+      put(p, o, i, j, static_cast<Real>(sum));
     }
   }
 }
@@ -108,20 +99,13 @@ Cost reference_cost(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
 
 bool is_double(const GemmProblem& p) { return p.scale == DType::f64; }
 
-void w8a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? w8a8_gemm<double>(p, o) : w8a8_gemm<float>(p, o);
+void integer_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  if (p.grouped()) return is_double(p) ? in_groups<double>(p, o) : in_groups<float>(p, o);
+  is_double(p) ? per_channel<double>(p, o) : per_channel<float>(p, o);
 }
 
-void w8a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? w8a16_gemm<double>(p, o) : w8a16_gemm<float>(p, o);
-}
-
-void w4a16_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? w4a16_gemm<double>(p, o) : w4a16_gemm<float>(p, o);
-}
-
-void w4a8_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? w4a8_gemm<double>(p, o) : w4a8_gemm<float>(p, o);
+void float_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? float_sum<double>(p, o) : float_sum<float>(p, o);
 }
 
 void column_sum(const GemmProblem& p, const GemmOperands& o, const Launch&) {
@@ -134,14 +118,14 @@ extern constinit const GemmKernel w8a8_gemm_reference = {
     .name = "w8a8_gemm_reference",
     .task = {Operation::gemm, kW8A8},
     .cost = reference_cost,
-    .launch = w8a8_gemm,
+    .launch = integer_gemm,
 };
 
 extern constinit const GemmKernel w8a16_gemm_reference = {
     .name = "w8a16_gemm_reference",
     .task = {Operation::gemm, kW8A16},
     .cost = reference_cost,
-    .launch = w8a16_gemm,
+    .launch = float_gemm,
     .bound = Bound::sum,
 };
 
@@ -149,7 +133,7 @@ extern constinit const GemmKernel w4a16_gemm_reference = {
     .name = "w4a16_gemm_reference",
     .task = {Operation::gemm, kW4A16},
     .cost = reference_cost,
-    .launch = w4a16_gemm,
+    .launch = float_gemm,
     .bound = Bound::sum,
 };
 
@@ -157,7 +141,7 @@ extern constinit const GemmKernel w4a8_gemm_reference = {
     .name = "w4a8_gemm_reference",
     .task = {Operation::gemm, kW4A8},
     .cost = reference_cost,
-    .launch = w4a8_gemm,
+    .launch = integer_gemm,
 };
 
 extern constinit const GemmKernel column_sum_reference = {

@@ -69,52 +69,33 @@ QuantizedRows<Real> quantized_x(const LinearDescription& d, const LinearArgs& ar
   return x;
 }
 
-// Y[m, n] = round(fma(f32(sum_k Xq[m, k] * Wq[n, k]), s_x[m] * s_w[n], bias[n])).
-template <class Real>
-void linear_w8a8(const LinearDescription& d, const LinearArgs& args) {
-  const QuantizedRows<Real> x = quantized_x<Real>(d, args);
-  const bool out_in = d.weight_layout == WeightLayout::out_in;
-  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
-    for (std::int64_t n = 0; n < d.n; ++n) {
-      if (d.k == 0) {
-        store(args.y, m, n, d.bias ? load<Real>(args.bias, n) : Real{});
-        continue;
-      }
-      std::int64_t acc = 0;
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        const std::int32_t w = out_in ? load_integer(args.weight, n, k) : load_integer(args.weight, k, n);
-        acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * w;
-      }
-      const Real s_w = scale_of<Real>(args.weight_scale, d.weight == WeightFormat::s8_per_tensor, n);
-      const Real scale = x.s[static_cast<std::size_t>(m)] * s_w;
-      const Real product = static_cast<Real>(acc);
-      store(args.y, m, n, d.bias ? std::fma(product, scale, load<Real>(args.bias, n)) : product * scale);
-    }
-  }
-}
+// W by its meaning: value (n, k) less its zero point, and its scale.
+struct Weight {
+  const LinearDescription& d;
+  const LinearArgs& args;
+  std::int64_t group = d.weight.granularity == Granularity::group && d.weight.group > 0 ? d.weight.group : d.k;
 
-// Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
-template <class Real>
-void linear_w4a16(const LinearDescription& d, const LinearArgs& args) {
-  const std::int64_t group = d.weight.group == 0 ? d.k : d.weight.group;
-  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
-    for (std::int64_t n = 0; n < d.n; ++n) {
-      double sum = d.bias ? load<double>(args.bias, n) : 0.0;
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        const std::int32_t z = d.weight.zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
-        const double w = (load_integer(args.weight, n, k) - z) * load<double>(args.weight_scale, n, k / group);
-        sum += load<double>(args.x, m, k) * w;
-      }
-      store(args.y, m, n, static_cast<Real>(sum));
-    }
+  std::int32_t value(std::int64_t n, std::int64_t k) const {
+    const std::int32_t z = d.weight.zero_point ? load_integer(args.weight_zero_point, n, k / group) : 0;
+    return (d.weight_layout == WeightLayout::out_in ? load_integer(args.weight, n, k)
+                                                    : load_integer(args.weight, k, n)) -
+           z;
   }
-}
+  template <class Real>
+  Real scale(std::int64_t n, std::int64_t k) const {
+    return d.weight.granularity == Granularity::group
+               ? load<Real>(args.weight_scale, n, k / group)
+               : scale_of<Real>(args.weight_scale, d.weight.granularity == Granularity::tensor, n);
+  }
+};
 
+// Y[m, n] = round(fma(f32(sum_k Xq[m, k] * Wq[n, k]), s_x[m] * s_w[n], bias[n])); with scales in groups
 // Y[m, n] = round(fma(t, s_x[m], bias[n])), t the fold over the groups g of fma(f32(acc_g), s_w[n, g], t) from 0.
 template <class Real>
-void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
+void linear_integer(const LinearDescription& d, const LinearArgs& args) {
   const QuantizedRows<Real> x = quantized_x<Real>(d, args);
-  const std::int64_t group = d.weight.group == 0 ? d.k : d.weight.group;
+  const Weight w{d, args};
+  const bool in_groups = d.weight.granularity == Granularity::group;
   for (std::int64_t m = 0; m < args.x.rows(); ++m) {
     for (std::int64_t n = 0; n < d.n; ++n) {
       if (d.k == 0) {
@@ -122,16 +103,31 @@ void linear_w4a8(const LinearDescription& d, const LinearArgs& args) {
         continue;
       }
       Real total{};
-      for (std::int64_t g = 0; g < d.k / group; ++g) {
-        const std::int32_t z = d.weight.zero_point ? load_integer(args.weight_zero_point, n, g) : 0;
+      Real scale = x.s[static_cast<std::size_t>(m)];
+      for (std::int64_t first = 0; first < d.k; first += w.group) {
         std::int64_t acc = 0;
-        for (std::int64_t k = g * group; k < (g + 1) * group; ++k) {
-          acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * (load_integer(args.weight, n, k) - z);
+        for (std::int64_t k = first; k < first + w.group; ++k) {
+          acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * w.value(n, k);
         }
-        total = std::fma(static_cast<Real>(acc), load<Real>(args.weight_scale, n, g), total);
+        total = in_groups ? std::fma(static_cast<Real>(acc), w.scale<Real>(n, first), total) : static_cast<Real>(acc);
       }
-      const Real s_x = x.s[static_cast<std::size_t>(m)];
-      store(args.y, m, n, d.bias ? std::fma(total, s_x, load<Real>(args.bias, n)) : total * s_x);
+      if (!in_groups) scale *= w.scale<Real>(n, 0);
+      store(args.y, m, n, d.bias ? std::fma(total, scale, load<Real>(args.bias, n)) : total * scale);
+    }
+  }
+}
+
+// Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
+template <class Real>
+void linear_float(const LinearDescription& d, const LinearArgs& args) {
+  const Weight w{d, args};
+  for (std::int64_t m = 0; m < args.x.rows(); ++m) {
+    for (std::int64_t n = 0; n < d.n; ++n) {
+      double sum = d.bias ? load<double>(args.bias, n) : 0.0;
+      for (std::int64_t k = 0; k < d.k; ++k) {
+        sum += load<double>(args.x, m, k) * (w.value(n, k) * w.scale<double>(n, k));
+      }
+      store(args.y, m, n, static_cast<Real>(sum));
     }
   }
 }
@@ -327,12 +323,10 @@ void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBack
 
 void linear(const LinearDescription& d, const LinearArgs& args) {
   const bool f64 = d.y == DType::f64;
-  if (d.weight.type == DType::s4 && d.activation != Activation::none) {
-    f64 ? linear_w4a8<double>(d, args) : linear_w4a8<float>(d, args);
-  } else if (d.weight.type == DType::s4) {
-    f64 ? linear_w4a16<double>(d, args) : linear_w4a16<float>(d, args);
+  if (d.activation == Activation::none) {
+    f64 ? linear_float<double>(d, args) : linear_float<float>(d, args);
   } else {
-    f64 ? linear_w8a8<double>(d, args) : linear_w8a8<float>(d, args);
+    f64 ? linear_integer<double>(d, args) : linear_integer<float>(d, args);
   }
 }
 

@@ -420,15 +420,26 @@ void check_pattern(Input& in) {
 QuantizeOptions quantize_options(Input& in, const std::filesystem::path& calibration) {
   constexpr std::int64_t kGroups[] = {32, 0, 64};
   QuantizeOptions options;
-  options.format = static_cast<Format>(in.byte() % 3);
+  constexpr octile::Activation kActivations[] = {octile::Activation::dynamic_per_token,
+                                                 octile::Activation::static_per_tensor, octile::Activation::none};
+  options.activation = kActivations[in.byte() % 3];
   options.method = static_cast<octile::WeightMethod>(in.byte() % 3);
-  options.calibration = calibration;
   options.threads = 1;
-  if (options.format == Format::w4a16) {
-    options.group = kGroups[in.byte() % 3];
-    options.zero_points = in.byte() % 2 == 1;
-  } else if (in.byte() % 4 != 0) {
+  if (options.activation == octile::Activation::none && in.byte() % 2 == 1) {
+    options.weight.type = octile::DType::s4;
+    options.weight.zero_point = in.byte() % 2 == 1;
+  }
+  if (options.weight.type == octile::DType::s4 || in.byte() % 2 == 1) {
+    options.weight.granularity = octile::Granularity::group;
+    options.weight.group = kGroups[in.byte() % 3];
+  }
+  if (options.activation != octile::Activation::none && in.byte() % 4 != 0) {
     options.smoothing = Smoothing{.search = in.byte() % 2 == 0, .alpha = in.byte() / 255.0};
+  }
+  // A calibration without effect is an error.
+  if (options.activation == octile::Activation::static_per_tensor || options.smoothing ||
+      options.method != octile::WeightMethod::nearest) {
+    options.calibration = calibration;
   }
   return options;
 }

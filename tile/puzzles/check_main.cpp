@@ -11,8 +11,8 @@ namespace octile::tile::puzzles {
 
 namespace {
 
-// Notes what is tried, for whoever asks when it does not come back.
-Try told(const Facts& facts, Try a_try) {
+// Records what is being tried, in case it crashes or hangs.
+Try watched(const Facts& facts, Try a_try) {
   const auto tell = [&facts](const Case& a_case, const std::string& executor) {
     Progress& now = progress();
     now.program_runs = false;
@@ -32,7 +32,7 @@ Try told(const Facts& facts, Try a_try) {
 
 int concluded(bool right) {
   progress() = {};
-  tell_verdict(right);
+  report_verdict(right);
   return right ? 0 : 1;
 }
 
@@ -58,8 +58,8 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
       report = arguments[++i];
     } else if (arguments[i] == "--called" && i + 1 < arguments.size()) {
       called = arguments[++i];
-    } else if (arguments[i] == "--told-to" && i + 1 < arguments.size()) {
-      tell_to(arguments[++i]);  // octile puzzles check
+    } else if (arguments[i] == "--watched-by" && i + 1 < arguments.size()) {
+      watched_by(arguments[++i]);  // octile puzzles check
     } else {
       const bool asked = arguments[i] == "--help" || arguments[i] == "-h";
       std::ostream& stream = asked ? std::cout : std::cerr;
@@ -73,7 +73,7 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
   }
   Verdict verdict;
   try {
-    verdict = judge(cases, told(facts, wanted));
+    verdict = judge(cases, watched(facts, wanted));
   } catch (const std::exception& error) {
     return threw(facts, type_name(typeid(error)) + ": " + error.what());
   } catch (...) {

@@ -42,8 +42,7 @@ std::string no_device() {
 
 Outcome on_device(const Facts& facts, const Case& a_case) {
   CudaTrial trial(a_case);
-  with_solution(facts.number,
-                [&](auto which, const auto&... kernels) { decltype(which)::Type::run(trial, kernels...); });
+  run_solution(facts.number, trial);
   return std::move(trial.outcome);
 }
 

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "octile/tile/cuda.h"
-#include "puzzles/homework_kernels.h"
+#include "puzzles/linear_kernels.h"
 #include "puzzles/trial.h"
 
 namespace octile::tile::puzzles {
@@ -79,13 +79,13 @@ Passed<A> on_device(const A& value) {
   return Passed<A>(value);
 }
 
-// Most kernels have short rows, one for each warp. Of the products one has operands for matrix units, 16 x 16 a block.
+// Most kernels have short rows, one per warp. One product has operands for tensor cores, 16 x 16 per block.
 template <class Kernel>
 struct LayoutOf {
   using Type = Threads<4, 32>;
 };
 template <>
-struct LayoutOf<homework::Forward> {
+struct LayoutOf<linear::Forward> {
   using Type = Warps<1, 1, 4>;
 };
 

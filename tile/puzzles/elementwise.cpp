@@ -8,29 +8,15 @@ namespace octile::tile::puzzles {
 namespace {
 
 constexpr const char* kOneRounding = "one rounding: half a unit in the last place of the exact result";
-constexpr const char* kVectorToVector =
-    "struct MyKernel {\n"
-    "  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, auto b0) const {";
-constexpr const char* kVectorsToMatrix =
-    "struct MyKernel {\n"
-    "  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {";
+constexpr const char* kVectorToVector = "auto& t, auto x, auto z, int n0, auto b0";
+constexpr const char* kVectorsToMatrix = "auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1";
 constexpr const char* kBlocks = "grid (cdiv(n0, b0), cdiv(n1, b1)); b0 = b1 = 32";
 
 std::vector<Case> matrices() {
-  return {{{100, 90}, true},
-          {{100, 90}, false, Values::negative},
-          {{33, 65}, false, Values::large},
-          {{1, 1}},
-          {{7, 65}},
-          {{64, 32}},
-          {{32, 33}},
-          {{31, 97}},
-          {{200, 3}},
-          {{1, 263}},
-          {{1031, 2}},
-          {{3, 1031}},
-          {{0, 5}},
-          {{5, 0}}};
+  return Cases({100, 90})
+      .with(Values::negative, {{100, 90}})
+      .with(Values::large, {{33, 65}})
+      .sizes({{1, 1}, {7, 65}, {64, 32}, {32, 33}, {31, 97}, {200, 3}, {1, 263}, {1031, 2}, {3, 1031}, {0, 5}, {5, 0}});
 }
 
 }  // namespace
@@ -44,12 +30,10 @@ Facts ConstantAdd::facts() {
           "one program; b0 = n0",
           "t.arange(b0) is 0 .. b0 - 1; x + t.arange(b0) are the places to load from.",
           kOneRounding,
-          kVectorToVector,
-          "MyKernel{}"};
+          kVectorToVector};
 }
 std::vector<Case> ConstantAdd::cases() {
-  return {
-      {{32}, true}, {{32}, false, Values::negative}, {{1}, false, Values::mixed, 1}, {{128}, false, Values::mixed, 2}};
+  return Cases({32}).with(Values::negative, {{32}}).sizes({{1}}, 1).sizes({{128}}, 2);
 }
 
 Facts MaskedAdd::facts() {
@@ -61,20 +45,13 @@ Facts MaskedAdd::facts() {
           "grid (cdiv(n0, b0)); b0 = 32",
           "t.program_id(0) says which block; the last one may be cut off: i < n0 is a mask.",
           kOneRounding,
-          kVectorToVector,
-          "MyKernel{}"};
+          kVectorToVector};
 }
 std::vector<Case> MaskedAdd::cases() {
-  return {{{200}, true},
-          {{200}, false, Values::negative},
-          {{200}, false, Values::large},
-          {{1}},
-          {{31}},
-          {{32}},
-          {{33}},
-          {{1009}},
-          {{4099}},
-          {{0}}};
+  return Cases({200})
+      .with(Values::negative, {{200}})
+      .with(Values::large, {{200}})
+      .sizes({{1}, {31}, {32}, {33}, {1009}, {4099}, {0}});
 }
 
 Facts OuterAdd::facts() {
@@ -86,14 +63,10 @@ Facts OuterAdd::facts() {
           "one program; b0 = n0, b1 = n1",
           "col(v) makes a row a column, and a row plus a column is a matrix.",
           kOneRounding,
-          kVectorsToMatrix,
-          "MyKernel{}"};
+          kVectorsToMatrix};
 }
 std::vector<Case> OuterAdd::cases() {
-  return {{{32, 32}, true},
-          {{32, 32}, false, Values::negative},
-          {{16, 64}, false, Values::mixed, 1},
-          {{8, 1}, false, Values::mixed, 2}};
+  return Cases({32, 32}).with(Values::negative, {{32, 32}}).sizes({{16, 64}}, 1).sizes({{8, 1}}, 2);
 }
 
 Facts BlockedOuterAdd::facts() {
@@ -105,8 +78,7 @@ Facts BlockedOuterAdd::facts() {
           kBlocks,
           "Two masks, (i < n0) & (j < n1): one is a row, one a column.",
           kOneRounding,
-          kVectorsToMatrix,
-          "MyKernel{}"};
+          kVectorsToMatrix};
 }
 std::vector<Case> BlockedOuterAdd::cases() { return matrices(); }
 
@@ -119,8 +91,7 @@ Facts OuterRelu::facts() {
           kBlocks,
           "maximum(v, 0.0f), or where(v > 0.0f, v, 0.0f).",
           kOneRounding,
-          kVectorsToMatrix,
-          "MyKernel{}"};
+          kVectorsToMatrix};
 }
 std::vector<Case> OuterRelu::cases() { return matrices(); }
 
@@ -133,10 +104,7 @@ Facts OuterReluBackward::facts() {
           kBlocks,
           "At 0 the gradient is 0; some inputs are 0.",
           kOneRounding,
-          "struct MyKernel {\n"
-          "  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0,\n"
-          "                              auto b1) const {",
-          "MyKernel{}"};
+          "auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0, auto b1"};
 }
 std::vector<Case> OuterReluBackward::cases() {
   std::vector<Case> result = matrices();
@@ -147,44 +115,51 @@ std::vector<Case> OuterReluBackward::cases() {
 std::vector<Puzzle> elementwise_puzzles() {
   namespace e = elementwise;
   constexpr Problem kOutside = Problem::out_of_bounds;
+  using Constant = e::ConstantAddBut;
+  using Masked = e::MaskedAddBut;
+  using Outer = e::OuterAddBut;
+  using Blocked = e::BlockedOuterAddBut;
+  using Relu = e::OuterReluBut;
+  using Backward = e::OuterReluBackwardBut;
+  const auto constant = mistakes<ConstantAdd, Constant>();
+  const auto masked = mistakes<MaskedAdd, Masked>();
+  const auto outer = mistakes<OuterAdd, Outer>();
+  const auto blocked = mistakes<BlockedOuterAdd, Blocked>();
+  const auto relu = mistakes<OuterRelu, Relu>();
+  const auto backward = mistakes<OuterReluBackward, Backward>();
   return {
       puzzle<ConstantAdd>(
-          {wrong<ConstantAdd>("OneTooFar", kOutside, "a block that begins one element too late", e::OneTooFar{}),
-           wrong<ConstantAdd>("AddsToAnInteger", {}, "rounds before it adds", e::AddsToAnInteger{}),
-           wrong<ConstantAdd>("AddsInHalf", {}, "rounds to f16 before it adds", e::AddsInHalf{})},
+          {constant("OneTooFar", Constant::one_too_far, "a block that begins one element too late", kOutside),
+           constant("AddsToAnInteger", Constant::to_an_integer, "rounds before it adds"),
+           constant("AddsInHalf", Constant::in_half, "rounds to f16 before it adds")},
           e::ConstantAdd{}),
       puzzle<MaskedAdd>(
-          {wrong<MaskedAdd>("MaskTooWide", kOutside, "a mask that tests for too large a size", e::MaskTooWide{}),
-           wrong<MaskedAdd>("StoreWithoutMask", kOutside, "the load is masked, the store is not",
-                            e::StoreWithoutMask{}),
-           wrong<MaskedAdd>("NoProgramId", Problem::race, "all programs write the same block", e::NoProgramId{}),
-           wrong<MaskedAdd>("ProgramsOfFiveBits", Problem::race, "right for up to 32 programs",
-                            e::ProgramsOfFiveBits{})},
+          {masked("MaskTooWide", Masked::mask_too_wide, "a mask that tests for too large a size", kOutside),
+           masked("StoreWithoutMask", Masked::store_without_mask, "the load is masked, the store is not", kOutside),
+           masked("NoProgramId", Masked::no_program_id, "all programs write the same block", Problem::race),
+           masked("ProgramsOfFiveBits", Masked::programs_of_five_bits, "right for up to 32 programs", Problem::race)},
           e::MaskedAdd{}),
-      puzzle<OuterAdd>({wrong<OuterAdd>("RowsOfTheWrongLength", kOutside, "n1 for n0: right as long as both are equal",
-                                        e::RowsOfTheWrongLength{}),
-                        wrong<OuterAdd>("SwappedVectors", {}, "x along the columns", e::SwappedVectors{}),
-                        wrong<OuterAdd>("Transposed", {}, "stores the transpose", e::Transposed{})},
+      puzzle<OuterAdd>({outer("RowsOfTheWrongLength", Outer::rows_of_the_wrong_length,
+                              "n1 for n0: right as long as both are equal", kOutside),
+                        outer("SwappedVectors", Outer::swapped_vectors, "x along the columns"),
+                        outer("Transposed", Outer::transposed, "stores the transpose")},
                        e::OuterAdd{}),
       puzzle<BlockedOuterAdd>(
-          {wrong<BlockedOuterAdd>("RowsOverlap", Problem::race, "rows shorter than they are: programs overlap",
-                                  e::RowsOverlap{}),
-           wrong<BlockedOuterAdd>("MasksOneSide", Problem::race,
-                                  "the mask forgets the columns: a row runs into the next", e::MasksOneSide{}),
-           wrong<BlockedOuterAdd>("OneSizeForBoth", kOutside, "y is masked by the size of x", e::OneSizeForBoth{}),
-           leaves_out<BlockedOuterAdd>("SwappedPrograms", "the axes of the grid are swapped", e::SwappedPrograms{})},
+          {blocked("RowsOverlap", Blocked::rows_overlap, "rows shorter than they are: programs overlap", Problem::race),
+           blocked("MasksOneSide", Blocked::masks_one_side, "the mask forgets the columns: a row runs into the next",
+                   Problem::race),
+           blocked("OneSizeForBoth", Blocked::one_size_for_both, "y is masked by the size of x", kOutside),
+           leaves_out(blocked("SwappedPrograms", Blocked::swapped_programs, "the axes of the grid are swapped"))},
           e::BlockedOuterAdd{}),
-      puzzle<OuterRelu>({wrong<OuterRelu>("NoRelu", {}, "no relu: right for inputs that are not negative", e::NoRelu{}),
-                         wrong<OuterRelu>("ReluOfFactors", {}, "relu of each factor: wrong where both are negative",
-                                          e::ReluOfFactors{}),
-                         wrong<OuterRelu>("ProductInHalf", {}, "rounds the product to f16", e::ProductInHalf{})},
-                        e::OuterRelu{}),
+      puzzle<OuterRelu>(
+          {relu("NoRelu", Relu::no_relu, "no relu: right for inputs that are not negative"),
+           relu("ReluOfFactors", Relu::relu_of_factors, "relu of each factor: wrong where both are negative"),
+           relu("ProductInHalf", Relu::product_in_half, "rounds the product to f16")},
+          e::OuterRelu{}),
       puzzle<OuterReluBackward>(
-          {wrong<OuterReluBackward>("GradientAtZero", {}, "lets the gradient through where the product is 0",
-                                    e::GradientAtZero{}),
-           wrong<OuterReluBackward>("VectorAlongTheRow", kOutside, "y along the rows", e::VectorAlongTheRow{}),
-           wrong<OuterReluBackward>("SignOfXAlone", {}, "asks for the sign of x and not of the product",
-                                    e::SignOfXAlone{})},
+          {backward("GradientAtZero", Backward::gradient_at_zero, "lets the gradient through where the product is 0"),
+           backward("VectorAlongTheRow", Backward::vector_along_the_row, "y along the rows", kOutside),
+           backward("SignOfXAlone", Backward::sign_of_x_alone, "asks for the sign of x and not of the product")},
           e::OuterReluBackward{}),
   };
 }

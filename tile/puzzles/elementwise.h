@@ -5,8 +5,8 @@
 
 namespace octile::tile::puzzles {
 
-// One rounding: half a unit in the last place of the result, or of the least normal number.
-inline Expected rounded_once(double exact) { return {exact, kUnit * std::fmax(std::fabs(exact), kLeastFloat)}; }
+// One rounding: half a unit in the last place of the result, or of the smallest normal number.
+inline Expected rounded_once(double exact) { return {exact, kUnit * std::fmax(std::fabs(exact), kMinFloat)}; }
 
 struct ConstantAdd {
   static Facts facts();

@@ -1,7 +1,8 @@
-// Puzzles 1 to 6: the kernels that solve them, and some that do not. Of a wrong kernel, the line to blame is marked.
+// Puzzles 1 to 6: the kernels that solve them, and wrong ones. A kernel named SomethingBut is the solution with one
+// mistake: compiled once, it is several wrong kernels. A comment on the line to blame names them.
 #pragma once
 
-#include "octile/tile/context.h"
+#include "puzzles/mistake.h"
 
 namespace octile::tile::puzzles::elementwise {
 
@@ -14,26 +15,15 @@ struct ConstantAdd {
   }
 };
 
-struct OneTooFar {
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, int, auto b0) const {
-    const auto i = t.arange(b0);
-    const auto v = t.load(x + i + 1);  // wrong: OneTooFar
-    t.store(z + i, v + 10.0f);
-  }
-};
+struct ConstantAddBut {
+  enum Mistake { one_too_far, to_an_integer, in_half } mistake;
 
-struct AddsToAnInteger {
   TILE_KERNEL void operator()(auto& t, auto x, auto z, int, auto b0) const {
     const auto i = t.arange(b0);
-    const auto v = cast<s32, Round::zero>(t.load(x + i)) + 10;
-    t.store(z + i, cast<f32>(v));  // wrong: AddsToAnInteger
-  }
-};
-
-struct AddsInHalf {
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, int, auto b0) const {
-    const auto i = t.arange(b0);
-    t.store(z + i, cast<f16>(t.load(x + i)) + 10.0f);  // wrong: AddsInHalf
+    auto v = t.load(x + i + (mistake == one_too_far ? 1 : 0));  // wrong: OneTooFar
+    if (mistake == to_an_integer) v = cast<f32>(cast<s32, Round::zero>(v));
+    if (mistake == in_half) v = cast<f32>(cast<f16>(v));
+    t.store(z + i, v + 10.0f);  // wrong: AddsToAnInteger, AddsInHalf
   }
 };
 
@@ -47,35 +37,15 @@ struct MaskedAdd {
   }
 };
 
-struct MaskTooWide {
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, auto b0) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto v = t.load(x + i, i < n0 + 100);  // wrong: MaskTooWide
-    t.store(z + i, v + 10.0f, i < n0);
-  }
-};
+struct MaskedAddBut {
+  enum Mistake { mask_too_wide, store_without_mask, no_program_id, programs_of_five_bits } mistake;
 
-struct StoreWithoutMask {
   TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, auto b0) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto v = t.load(x + i, i < n0, 0.0f);
-    t.store(z + i, v + 10.0f);  // wrong: StoreWithoutMask
-  }
-};
-
-struct NoProgramId {
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, auto b0) const {
-    const auto i = t.arange(b0);
-    const auto v = t.load(x + i, i < n0);
-    t.store(z + i, v + 10.0f, i < n0);  // wrong: NoProgramId
-  }
-};
-
-struct ProgramsOfFiveBits {
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, auto b0) const {
-    const auto i = (t.program_id(0) & 31) * b0 + t.arange(b0);
-    const auto v = t.load(x + i, i < n0);
-    t.store(z + i, v + 10.0f, i < n0);  // wrong: ProgramsOfFiveBits
+    const int bits = mistake == no_program_id ? 0 : mistake == programs_of_five_bits ? 31 : kNoEnd;
+    const auto i = (t.program_id(0) & bits) * b0 + t.arange(b0);
+    const int wide = mistake == mask_too_wide ? 1 : 0, end = mistake == store_without_mask ? kNoEnd : n0;
+    const auto v = t.load(x + i, i < n0 + 100 * wide, 0.0f);  // wrong: MaskTooWide
+    t.store(z + i, v + 10.0f, i < end);  // wrong: StoreWithoutMask, NoProgramId, ProgramsOfFiveBits
   }
 };
 
@@ -89,27 +59,17 @@ struct OuterAdd {
   }
 };
 
-struct RowsOfTheWrongLength {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int, int n1, auto b0, auto b1) const {
+struct OuterAddBut {
+  enum Mistake { rows_of_the_wrong_length, swapped_vectors, transposed } mistake;
+
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
     const auto i = t.arange(b0);
     const auto j = col(t.arange(b1));
-    t.store(z + j * n1 + i, t.load(x + i) + t.load(y + j));  // wrong: RowsOfTheWrongLength
-  }
-};
-
-struct SwappedVectors {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int, auto b0, auto) const {
-    const auto i = t.arange(b0);
-    const auto j = col(t.arange(b0));
-    t.store(z + j * n0 + i, t.load(x + j) + t.load(y + i));  // wrong: SwappedVectors
-  }
-};
-
-struct Transposed {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int, int n1, auto b0, auto b1) const {
-    const auto i = t.arange(b0);
-    const auto j = col(t.arange(b1));
-    t.store(z + i * n1 + j, t.load(x + i) + t.load(y + j));  // wrong: Transposed
+    const bool swapped = mistake == swapped_vectors;
+    const auto v = t.load((swapped ? y : x) + i) + t.load((swapped ? x : y) + j);
+    const int step = mistake == rows_of_the_wrong_length ? n1 : n0;
+    const auto place = mistake == transposed ? i * n1 + j : i * 1 + j * step;
+    t.store(z + place, v);  // wrong: RowsOfTheWrongLength, SwappedVectors, Transposed
   }
 };
 
@@ -124,39 +84,17 @@ struct BlockedOuterAdd {
   }
 };
 
-struct RowsOverlap {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto v = t.load(x + i, i < n0) + t.load(y + j, j < n1);
-    t.store(z + j * n1 + i, v, (i < n0) & (j < n1));  // wrong: RowsOverlap
-  }
-};
+struct BlockedOuterAddBut {
+  enum Mistake { rows_overlap, masks_one_side, one_size_for_both, swapped_programs } mistake;
 
-struct MasksOneSide {
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto v = t.load(x + i, i < n0, 0.0f) + t.load(y + j, j < n1, 0.0f);
-    t.store(z + j * n0 + i, v, j < n1);  // wrong: MasksOneSide
-  }
-};
-
-struct OneSizeForBoth {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto row = t.load(x + i, i < n0), column = t.load(y + j, j < n0);  // wrong: OneSizeForBoth
-    t.store(z + j * n0 + i, row + column, (i < n0) & (j < n1));
-  }
-};
-
-struct SwappedPrograms {  // leaves out what the shorter side of the grid does not reach
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(1) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(0) * b1 + t.arange(b1));
-    const auto v = t.load(x + i, i < n0) + t.load(y + j, j < n1);
-    t.store(z + j * n0 + i, v, (i < n0) & (j < n1));
+    const int axis = mistake == swapped_programs ? 1 : 0;
+    const auto i = t.program_id(axis) * b0 + t.arange(b0);
+    const auto j = col(t.program_id(1 - axis) * b1 + t.arange(b1));
+    const int end = mistake == one_size_for_both ? n0 : n1;
+    const auto row = t.load(x + i, i < n0, 0.0f), column = t.load(y + j, j < end, 0.0f);  // wrong: OneSizeForBoth
+    const int step = mistake == rows_overlap ? n1 : n0, width = mistake == masks_one_side ? kNoEnd : n0;
+    t.store(z + j * step + i, row + column, (i < width) & (j < n1));  // wrong: RowsOverlap, MasksOneSide
   }
 };
 
@@ -171,30 +109,17 @@ struct OuterRelu {
   }
 };
 
-struct NoRelu {  // right for every x and y in [0, 1)
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto v = t.load(x + i, i < n0) * t.load(y + j, j < n1);
-    t.store(z + j * n0 + i, v, (i < n0) & (j < n1));  // wrong: NoRelu
-  }
-};
+struct OuterReluBut {
+  enum Mistake { no_relu, relu_of_factors, product_in_half } mistake;
 
-struct ReluOfFactors {
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
     const auto i = t.program_id(0) * b0 + t.arange(b0);
     const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto v = maximum(t.load(x + i, i < n0), 0.0f) * maximum(t.load(y + j, j < n1), 0.0f);
-    t.store(z + j * n0 + i, v, (i < n0) & (j < n1));  // wrong: ReluOfFactors
-  }
-};
-
-struct ProductInHalf {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto v = cast<f16>(t.load(x + i, i < n0) * t.load(y + j, j < n1));
-    t.store(z + j * n0 + i, maximum(cast<f32>(v), 0.0f), (i < n0) & (j < n1));  // wrong: ProductInHalf
+    const float low = mistake == relu_of_factors ? 0.0f : -kInfinity;
+    auto v = maximum(t.load(x + i, i < n0), low) * maximum(t.load(y + j, j < n1), low);
+    if (mistake == product_in_half) v = cast<f32>(cast<f16>(v));
+    if (mistake != no_relu) v = maximum(v, 0.0f);
+    t.store(z + j * n0 + i, v, (i < n0) & (j < n1));  // wrong: NoRelu, ReluOfFactors, ProductInHalf
   }
 };
 
@@ -211,35 +136,19 @@ struct OuterReluBackward {
   }
 };
 
-struct GradientAtZero {  // relu's gradient at 0 is 0
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto in = (i < n0) & (j < n1);
-    const auto row = t.load(y + j, j < n1);
-    const auto v = where(t.load(x + j * n0 + i, in) * row < 0.0f, 0.0f, row * t.load(dz + j * n0 + i, in));
-    t.store(dx + j * n0 + i, v, in);  // wrong: GradientAtZero
-  }
-};
+struct OuterReluBackwardBut {
+  enum Mistake { gradient_at_zero, vector_along_the_row, sign_of_x_alone } mistake;
 
-struct VectorAlongTheRow {
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0, auto b1) const {
     const auto i = t.program_id(0) * b0 + t.arange(b0);
     const auto j = col(t.program_id(1) * b1 + t.arange(b1));
     const auto in = (i < n0) & (j < n1);
-    const auto row = t.load(y + i, i < n0);  // wrong: VectorAlongTheRow
-    const auto product = t.load(x + j * n0 + i, in) * row;
-    t.store(dx + j * n0 + i, where(product > 0.0f, row * t.load(dz + j * n0 + i, in), 0.0f), in);
-  }
-};
-
-struct SignOfXAlone {
-  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0, auto b1) const {
-    const auto i = t.program_id(0) * b0 + t.arange(b0);
-    const auto j = col(t.program_id(1) * b1 + t.arange(b1));
-    const auto in = (i < n0) & (j < n1);
-    const auto v = t.load(y + j, j < n1) * t.load(dz + j * n0 + i, in);
-    t.store(dx + j * n0 + i, where(t.load(x + j * n0 + i, in) > 0.0f, v, 0.0f), in);  // wrong: SignOfXAlone
+    const auto at = mistake == vector_along_the_row ? i * 1 + j * 0 : i * 0 + j;
+    const auto row = t.load(y + at, in);  // wrong: VectorAlongTheRow
+    const auto value = t.load(x + j * n0 + i, in), v = row * t.load(dz + j * n0 + i, in);
+    const auto sign = mistake == sign_of_x_alone ? value : value * row;
+    const auto through = mistake == gradient_at_zero ? sign >= 0.0f : sign > 0.0f;
+    t.store(dx + j * n0 + i, where(through, v, 0.0f), in);  // wrong: GradientAtZero, SignOfXAlone
   }
 };
 

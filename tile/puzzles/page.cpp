@@ -1,9 +1,6 @@
 #include "puzzles/page.h"
 
-#include <utility>
-
 #include "puzzles/sources.h"
-#include "report/write_report.h"
 
 namespace octile::tile::puzzles {
 
@@ -41,17 +38,7 @@ void write_page(const std::string& path, const Facts& facts, const Verdict& verd
                 {"tolerance", facts.tolerance}};
   page.command = command;
   for (const KernelSource& source : kernel_sources()) page.sources.push_back({source.file, source.text});
-  for (const Seen& seen : outcome.tensors) {
-    TensorValues values;
-    values.name = seen.name;
-    values.values = seen.values;
-    values.written = seen.written;
-    for (const Expected& e : seen.expected) {
-      values.expected.push_back(e.value);
-      values.bounds.push_back(e.bound);
-    }
-    page.tensors.push_back(std::move(values));
-  }
+  page.tensors = outcome.tensors;
   write_report(path, report_of(outcome), page);
 }
 

@@ -11,28 +11,18 @@ Facts Convolution::facts() {
           "convolution of images: z[n, r, s] = sum of k[a, b] * x[n, r + a, s + b], 0 beyond the border",
           {"n0", "h", "w", "kh", "kw"},
           "x f32 [n0, h, w], k f32 [kh, kw], z f32 [n0, h, w]",
-          "grid (cdiv(n0, b0)); b0 = 1, 2 or 4 images; kh, kw are known to the compiler; b1 = 8, for a piece of a row",
+          "grid (cdiv(n0, b0)); b0 = 1, 2 or 4 images; kh, kw are known to the compiler; b1 = 8, for a part of a row",
           "The mask tests the row and the column; one on the place in the image would wrap around.",
           "a sum of kh kw products in any order: (kh kw + 1) u times the sum of their magnitudes",
-          "struct MyKernel {\n"
-          "  TILE_KERNEL void operator()(auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw,\n"
-          "                              auto b0, auto b1) const {",
-          "MyKernel{}"};
+          "auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0, auto b1"};
 }
 std::vector<Case> Convolution::cases() {
-  return {{{4, 8, 8, 4, 4}, true},
-          {{4, 8, 8, 4, 4}, false, Values::negative},
-          {{5, 8, 8, 4, 4}, false, Values::large, 1},
-          {{3, 7, 13, 4, 4}},
-          {{7, 5, 19, 2, 8}, false, Values::mixed, 2},
-          {{2, 3, 131, 4, 4}},
-          {{2, 67, 3, 4, 4}, false, Values::mixed, 1},
-          {{3, 1, 41, 2, 8}, false, Values::mixed, 2},
-          {{2, 29, 1, 2, 8}, false, Values::mixed, 2},
-          {{37, 2, 9, 4, 4}, false, Values::mixed, 1},
-          {{1, 1, 1, 4, 4}, false, Values::mixed, 1},
-          {{0, 8, 8, 4, 4}},
-          {{2, 0, 3, 4, 4}}};
+  return Cases({4, 8, 8, 4, 4})
+      .with(Values::negative, {{4, 8, 8, 4, 4}})
+      .with(Values::large, {{5, 8, 8, 4, 4}}, 1)
+      .sizes({{3, 7, 13, 4, 4}, {2, 3, 131, 4, 4}, {0, 8, 8, 4, 4}, {2, 0, 3, 4, 4}})
+      .sizes({{2, 67, 3, 4, 4}, {37, 2, 9, 4, 4}, {1, 1, 1, 4, 4}}, 1)
+      .sizes({{7, 5, 19, 2, 8}, {3, 1, 41, 2, 8}, {2, 29, 1, 2, 8}}, 2);
 }
 
 Facts BatchedMatmul::facts() {
@@ -45,27 +35,21 @@ Facts BatchedMatmul::facts() {
       "grid (cdiv(n0, b0), cdiv(n1, b1), cdiv(n2, b2)); b0 = b1 = 16, b2 = 1 or 2, b_middle = 16",
       "dot(a, b, total) multiplies plane by plane; col(col(v)) makes planes. Three strides: middle, n1, n1.",
       "a sum of `middle` products in any order: (middle + 1) u times the sum of their magnitudes",
-      "struct MyKernel {\n"
-      "  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0,\n"
-      "                              auto b1, auto b2, auto b_middle) const {",
-      "MyKernel{}"};
+      "auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1, auto b2, auto b_middle"};
 }
 std::vector<Case> BatchedMatmul::cases() {
-  return {{{32, 32, 4, 32}, true},
-          {{32, 32, 4, 32}, false, Values::negative},
-          {{17, 19, 2, 40}, false, Values::large},
-          {{48, 32, 2, 64}},
-          {{17, 33, 3, 40}, false, Values::mixed, 1},
-          {{5, 70, 1, 53}},
-          {{3, 5, 2, 257}},
-          {{2, 3, 3, 1031}, false, Values::mixed, 1},
-          {{131, 2, 1, 7}},
-          {{1, 263, 1, 17}},
-          {{2, 3, 67, 5}, false, Values::mixed, 1},
-          {{1, 1, 1, 1}, false, Values::mixed, 1},
-          {{16, 16, 2, 0}},
-          {{0, 16, 2, 16}},
-          {{16, 16, 0, 16}}};
+  return Cases({32, 32, 4, 32})
+      .with(Values::negative, {{32, 32, 4, 32}})
+      .with(Values::large, {{17, 19, 2, 40}})
+      .sizes({{48, 32, 2, 64},
+              {5, 70, 1, 53},
+              {3, 5, 2, 257},
+              {131, 2, 1, 7},
+              {1, 263, 1, 17},
+              {16, 16, 2, 0},
+              {0, 16, 2, 16},
+              {16, 16, 0, 16}})
+      .sizes({{17, 33, 3, 40}, {2, 3, 3, 1031}, {2, 3, 67, 5}, {1, 1, 1, 1}}, 1);
 }
 
 Facts QuantizedMatmul::facts() {
@@ -81,25 +65,23 @@ Facts QuantizedMatmul::facts() {
       "grid (cdiv(n0, b0), cdiv(n1, b1)); b0 = b1 = 16, b_middle = 64",
       "(col(words) >> t.arange(c<8>) * 4) & 15 takes eight weights out of each word; reshape() puts them in a row.",
       "a sum of `middle` products of a rounded factor: (middle + 2) u times the sum of their magnitudes",
-      "struct MyKernel {\n"
-      "  TILE_KERNEL void operator()(auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0,\n"
-      "                              int n1, int middle, auto b0, auto b1, auto b_middle) const {",
-      "MyKernel{}"};
+      "auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0, int n1, int middle, auto b0, "
+      "auto b1, auto b_middle"};
 }
 std::vector<Case> QuantizedMatmul::cases() {
-  return {{{32, 32, 64}, true},
-          {{32, 32, 64}, false, Values::negative},
-          {{17, 19, 72}, false, Values::large},
-          {{17, 33, 200}},
-          {{48, 16, 128}},
-          {{3, 5, 264}},
-          {{2, 3, 1032}},
-          {{131, 2, 8}},
-          {{1, 131, 56}},
-          {{5, 7, 72}},
-          {{1, 1, 8}},
-          {{16, 16, 0}},
-          {{0, 16, 64}}};
+  return Cases({32, 32, 64})
+      .with(Values::negative, {{32, 32, 64}})
+      .with(Values::large, {{17, 19, 72}})
+      .sizes({{17, 33, 200},
+              {48, 16, 128},
+              {3, 5, 264},
+              {2, 3, 1032},
+              {131, 2, 8},
+              {1, 131, 56},
+              {5, 7, 72},
+              {1, 1, 8},
+              {16, 16, 0},
+              {0, 16, 64}});
 }
 
 std::vector<Puzzle> product_puzzles() {
@@ -108,30 +90,28 @@ std::vector<Puzzle> product_puzzles() {
   using Conv = p::ConvolutionBut;
   using Matmul = p::MatmulBut;
   using Quantized = p::QuantizedBut;
-  const auto matmul = [](const char* name, Matmul::Mistake mistake, const char* lesson) {
-    return wrong<BatchedMatmul>(name, {}, lesson, Matmul{mistake});
-  };
-  const auto quantized = [](const char* name, Quantized::Mistake mistake, const char* lesson) {
-    return wrong<QuantizedMatmul>(name, {}, lesson, Quantized{mistake});
-  };
+  using Pixels = p::ConvolutionByPixel;
+  const auto conv = mistakes<Convolution, Conv>();
+  const auto pixels = mistakes<Convolution, Pixels>();
+  const auto matmul = mistakes<BatchedMatmul, Matmul>();
+  const auto quantized = mistakes<QuantizedMatmul, Quantized>();
   return {
       puzzle<Convolution>(
-          {wrong<Convolution>("ImagesWithoutMask", kOutside, "right with one image a program", p::ImagesWithoutMask{}),
-           wrong<Convolution>("WrapsAround", {}, "tests the place in the image and not the column", p::WrapsAround{}),
-           leaves_out<Convolution>("ConvolutionBut.at_most_24_columns", "right for images of up to 24 columns",
-                                   Conv{Conv::at_most_24_columns}),
-           wrong<Convolution>("ConvolutionBut.into_the_next_image", {}, "the lower border continues in the next image",
-                              Conv{Conv::into_the_next_image}),
-           wrong<Convolution>("ConvolutionBut.taps_transposed", {}, "the strides of the taps are swapped",
-                              Conv{Conv::taps_transposed})},
+          {pixels("ImagesWithoutMask", Pixels::images_without_mask, "right with one image a program", kOutside),
+           pixels("WrapsAround", Pixels::wraps_around, "tests the place in the image and not the column"),
+           leaves_out(conv("ConvolutionBut.at_most_24_columns", Conv::at_most_24_columns,
+                           "right for images of up to 24 columns")),
+           conv("ConvolutionBut.into_the_next_image", Conv::into_the_next_image,
+                "the lower border continues in the next image"),
+           conv("ConvolutionBut.taps_transposed", Conv::taps_transposed, "the strides of the taps are swapped")},
           p::Convolution{}),
       puzzle<BatchedMatmul>(
           {wrong<BatchedMatmul>("SquareOnly", kOutside, "strides that are right only for square matrices",
                                 p::SquareOnly{}),
-           wrong<BatchedMatmul>("WholeBlocksOfTheMiddle", {}, "leaves out what does not fill a block",
-                                p::WholeBlocksOfTheMiddle{}),
-           wrong<BatchedMatmul>("TailTimesZero", Problem::undefined_value, "undefined elements of x times zeros of y",
-                                p::TailTimesZero{}),
+           matmul("WholeBlocksOfTheMiddle", Matmul::whole_blocks_of_the_middle,
+                  "leaves out what does not fill a block"),
+           matmul("TailTimesZero", Matmul::tail_times_zero, "undefined elements of x times zeros of y",
+                  Problem::undefined_value),
            matmul("MatmulBut.at_most_128_terms", Matmul::at_most_128_terms, "right for sums of up to 128 terms"),
            matmul("MatmulBut.batch_before_the_columns", Matmul::batch_before_the_columns,
                   "the first two dimensions of x are swapped"),
@@ -140,9 +120,9 @@ std::vector<Puzzle> product_puzzles() {
            matmul("MatmulBut.in_half", Matmul::in_half, "rounds the sum to f16 after each block")},
           p::BatchedMatmul{}),
       puzzle<QuantizedMatmul>(
-          {wrong<QuantizedMatmul>("WithoutShiftAndScale", {}, "multiplies the bare levels", p::WithoutShiftAndScale{}),
-           wrong<QuantizedMatmul>("ScalesWithoutMask", kOutside, "right where the blocks divide the sizes",
-                                  p::ScalesWithoutMask{}),
+          {quantized("WithoutShiftAndScale", Quantized::without_shift_and_scale, "multiplies the bare levels"),
+           quantized("ScalesWithoutMask", Quantized::scales_without_mask, "right where the blocks divide the sizes",
+                     kOutside),
            quantized("QuantizedBut.at_most_256_terms", Quantized::at_most_256_terms,
                      "right for rows of up to 256 weights"),
            quantized("QuantizedBut.signed_weights", Quantized::signed_weights, "takes the levels for signed ones"),

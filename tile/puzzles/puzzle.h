@@ -7,17 +7,18 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "octile/tile/progress.h"
-#include "octile/tile/report.h"
+#include "report/write_report.h"
 
 namespace octile::tile::puzzles {
 
-inline constexpr double kUnit = 0x1p-24;       // unit roundoff of f32: half a unit in the last place of 1
-inline constexpr double kHalfUnit = 0x1p-11;   // of f16
-inline constexpr double kLeastHalf = 0x1p-25;  // half the least f16 above 0
-inline constexpr double kLeastFloat = 0x1p-126;
+inline constexpr double kUnit = 0x1p-24;      // unit roundoff of f32: half a unit in the last place of 1
+inline constexpr double kHalfUnit = 0x1p-11;  // of f16
+inline constexpr double kMinHalf = 0x1p-25;   // half the smallest f16 above 0
+inline constexpr double kMinFloat = 0x1p-126;
 
 // What the inputs are like. A line is a row, or the whole tensor where one scale belongs to all of it.
 enum class Values : std::uint8_t {
@@ -30,7 +31,7 @@ enum class Values : std::uint8_t {
   rising,    // each block of 32 in a line lies 200 above the one before it, in every other line 95
   falling,   // ... below it
   apart,     // every other line lies 200 below the rest
-  tiny,      // up to 20 of the least f16 above 0: a 127th of them is below the least scale of int8
+  tiny,      // up to 20 times the smallest f16 above 0: a 127th of them is below the minimum scale of int8
   nan,       // a NaN, the first, the last or the middle element of a line; other lines have none
   infinite,  // so has an infinity
 };
@@ -57,6 +58,22 @@ struct Case {
   int blocks = 0;  // which of the puzzle's block sizes
 };
 
+// The cases of a puzzle: the stated sizes, then hidden ones.
+class Cases {
+ public:
+  using Sizes = std::vector<std::vector<int>>;
+  explicit Cases(std::vector<int> stated) : cases_{{std::move(stated), true}} {}
+  Cases& with(Values values, const Sizes& sizes, int blocks = 0) {
+    for (const std::vector<int>& each : sizes) cases_.push_back({each, false, values, blocks});
+    return *this;
+  }
+  Cases& sizes(const Sizes& sizes, int blocks = 0) { return with(Values::mixed, sizes, blocks); }
+  operator std::vector<Case>() const { return cases_; }
+
+ private:
+  std::vector<Case> cases_;
+};
+
 struct Facts {
   int number = 0;
   std::string name;
@@ -65,9 +82,9 @@ struct Facts {
   std::string tensors;
   std::string launch;  // grid and block sizes
   std::string hint;
-  std::string tolerance;  // how it is derived
-  std::string starter;    // the kernel's head, for the learner to fill
-  std::string arguments;  // of check<Puzzle>(): "MyKernel{}"
+  std::string tolerance;                            // how it is derived
+  std::string parameters;                           // of a kernel
+  std::vector<std::string> kernels = {"MyKernel"};  // what the learner calls them; each is launched once, in order
 };
 
 std::string text(const Facts& facts, const Case& a_case);  // "n0 = 33, negative values"
@@ -90,24 +107,16 @@ struct Mismatch {
   int launch = -1, record = -1;  // of the checked launches, who wrote it last
 };
 
-// A tensor after the launches, for the report.
-struct Seen {
-  std::string name;
-  std::vector<double> values;
-  std::vector<Expected> expected;  // of an output
-  std::vector<std::uint8_t> written;
-};
-
 // One try of one case by one executor.
 struct Outcome {
   Case the_case;
   std::vector<Report> reports;  // checked executor: one per launch
   std::vector<Mismatch> mismatches;
-  std::vector<std::byte> outputs;  // all of them, one after the other
-  std::vector<Seen> tensors;       // checked executor
-  double worst = 0;                // largest error as a share of its bound
+  std::vector<std::byte> outputs;     // all of them, one after the other
+  std::vector<TensorValues> tensors;  // checked executor: after the launches
+  double worst = 0;                   // largest error as a share of its bound
   std::vector<std::string> inputs;
-  std::int64_t least_bytes = 0;  // each input read once, each output written once
+  std::int64_t min_bytes = 0;  // each input read once, each output written once
 
   bool right() const { return mismatches.empty(); }
   bool clean() const {
@@ -124,7 +133,7 @@ inline double ratio(std::int64_t a, std::int64_t b) {
 
 // What a launch moves, beside what it would have to.
 struct Score {
-  std::int64_t moved_bytes = 0, least_bytes = 0;
+  std::int64_t moved_bytes = 0, min_bytes = 0;
   std::int64_t sector_bytes = 0, used_bytes = 0;  // of the sectors that warps ask for, and of what they use of them
   std::int64_t lanes = 0, active = 0;
   // Bytes loaded of a tensor, and those that differ: how often an element is read.
@@ -135,7 +144,7 @@ struct Score {
   };
   std::vector<Reuse> reuse;  // of the tensors that are read, launch by launch
 
-  double times_least() const { return ratio(moved_bytes, least_bytes); }
+  double times_minimum() const { return ratio(moved_bytes, min_bytes); }
   double sector_use() const { return ratio(used_bytes, sector_bytes); }
   double masked_off() const { return 1 - ratio(active, lanes); }
 };
@@ -153,7 +162,7 @@ struct Verdict {
 
 // A kernel that is wrong, and how the checker finds out.
 struct Wrong {
-  // Its source line to blame ends in the comment "wrong: Kernel"; "Kernel.mistake" is one of several in one kernel.
+  // The comment "wrong: Kernel, Another" marks the source line to blame; "Kernel.mistake" is one of several of Kernel.
   std::string kernel;
   std::optional<Problem> problem;  // none: its result is wrong, and the line is that of the store
   std::string lesson;
@@ -171,15 +180,15 @@ struct Puzzle {
   std::vector<Wrong> wrong;
 };
 
-// 1 to 12 the puzzles, 13 to 18 the kernels of the homework.
+// 1 to 12 are the puzzles, 13 to 18 the kernels of an int8 linear layer.
 const std::vector<Puzzle>& puzzles();
 const Puzzle* find_puzzle(const std::string& number_or_name);
 
 // ---- The verdict ----
 
 struct Try {
-  std::function<Outcome(const Case&)> checked;
-  std::function<Outcome(const Case&, int threads)> fast;
+  std::function<Outcome(const Case&)> checked;                      // or on a device
+  std::function<Outcome(const Case&, int threads)> fast = nullptr;  // has to give the same bits; nullptr: not tried
   bool hidden = true;
   std::function<void()> progress = {};  // after each case
 };

@@ -7,8 +7,7 @@ namespace octile::tile::puzzles {
 const std::vector<Puzzle>& puzzles() {
   static const std::vector<Puzzle> all = [] {
     std::vector<Puzzle> result;
-    for (auto* part :
-         {elementwise_puzzles, row_puzzles, product_puzzles, homework_quantize_puzzles, homework_linear_puzzles}) {
+    for (auto* part : {elementwise_puzzles, row_puzzles, product_puzzles, linear_quantize_puzzles, linear_puzzles}) {
       std::vector<Puzzle> more = part();
       std::move(more.begin(), more.end(), std::back_inserter(result));
     }

@@ -7,9 +7,7 @@ namespace octile::tile::puzzles {
 
 namespace {
 
-constexpr const char* kRowsToRows =
-    "struct MyKernel {\n"
-    "  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, int length, auto b0, auto b1) const {";
+constexpr const char* kRowsToRows = "auto& t, auto x, auto z, int n0, int length, auto b0, auto b1";
 
 }  // namespace
 
@@ -22,22 +20,14 @@ Facts LongSum::facts() {
           "grid (cdiv(n0, b0)); b0 = 1 or 2, b1 = 32",
           "for (int k : range(0, length, b1)); sum(v) gives a column, and so does t.full(b0, c<1>, 0.0f).",
           "a sum of n terms in any order: n u times the sum of their magnitudes, u = 2^-24",
-          kRowsToRows,
-          "MyKernel{}"};
+          kRowsToRows};
 }
 std::vector<Case> LongSum::cases() {
-  return {{{4, 200}, true},
-          {{4, 200}, false, Values::negative},
-          {{5, 100}, false, Values::low, 1},
-          {{1, 1}},
-          {{5, 31}, false, Values::mixed, 1},
-          {{3, 64}, false, Values::mixed, 1},
-          {{2, 33}},
-          {{7, 997}, false, Values::mixed, 1},
-          {{2, 4099}},
-          {{67, 3}, false, Values::mixed, 1},
-          {{0, 10}},
-          {{3, 0}}};
+  return Cases({4, 200})
+      .with(Values::negative, {{4, 200}})
+      .with(Values::low, {{5, 100}}, 1)
+      .sizes({{1, 1}, {2, 33}, {2, 4099}, {0, 10}, {3, 0}})
+      .sizes({{5, 31}, {3, 64}, {7, 997}, {67, 3}}, 1);
 }
 
 Facts LongSoftmax::facts() {
@@ -51,30 +41,23 @@ Facts LongSoftmax::facts() {
       "exp(x) = exp2(kLog2E * x), and it overflows unless the maximum is subtracted. Three passes do; two can.",
       "a difference, times log2(e), which is rounded too: 3 u (max - min) of its exponential, in the element, in the "
       "sum and in the factors that rescale the sum; the sum and its rescaling: 5 u length; exp2, division: 10 u",
-      kRowsToRows,
-      "MyKernel{}"};
+      kRowsToRows};
 }
 std::vector<Case> LongSoftmax::cases() {
-  return {{{4, 200}, true},
-          {{4, 200}, false, Values::negative},
-          {{4, 200}, false, Values::large},
-          {{4, 200}, false, Values::low},
-          {{4, 200}, false, Values::rising},
-          {{4, 200}, false, Values::falling},
-          {{5, 200}, false, Values::low, 1},
-          {{5, 100}, false, Values::rising, 1},
-          {{5, 100}, false, Values::falling, 1},
-          {{5, 100}, false, Values::apart, 1},
-          {{1, 1}},
-          {{5, 31}, false, Values::mixed, 1},
-          {{3, 64}, false, Values::large, 1},
-          {{2, 33}},
-          {{7, 997}, false, Values::large, 1},
-          {{2, 4099}},
-          {{67, 3}, false, Values::mixed, 1},
-          {{2, 40}, false, Values::zero},
-          {{0, 10}},
-          {{3, 0}}};
+  return Cases({4, 200})
+      .with(Values::negative, {{4, 200}})
+      .with(Values::large, {{4, 200}})
+      .with(Values::low, {{4, 200}})
+      .with(Values::rising, {{4, 200}})
+      .with(Values::falling, {{4, 200}})
+      .with(Values::low, {{5, 200}}, 1)
+      .with(Values::rising, {{5, 100}}, 1)
+      .with(Values::falling, {{5, 100}}, 1)
+      .with(Values::apart, {{5, 100}}, 1)
+      .with(Values::large, {{3, 64}, {7, 997}}, 1)
+      .with(Values::zero, {{2, 40}})
+      .sizes({{1, 1}, {2, 33}, {2, 4099}, {0, 10}, {3, 0}})
+      .sizes({{5, 31}, {67, 3}}, 1);
 }
 
 Facts ScalarAttention::facts() {
@@ -89,25 +72,17 @@ Facts ScalarAttention::facts() {
       "-infinity times a negative query is +infinity.",
       "as for the softmax, for the sum of the weights and for the weighted sum, with one more rounding of q * k: 2 u "
       "(16 max |q k| + 5 length + 10) times the weighted sum of |v|",
-      "struct MyKernel {\n"
-      "  TILE_KERNEL void operator()(auto& t, auto q, auto k, auto v, auto z, int n0, int length, auto b0,\n"
-      "                              auto b1) const {",
-      "MyKernel{}"};
+      "auto& t, auto q, auto k, auto v, auto z, int n0, int length, auto b0, auto b1"};
 }
 std::vector<Case> ScalarAttention::cases() {
-  return {{{200, 200}, true},
-          {{200, 200}, false, Values::negative},
-          {{70, 200}, false, Values::low},
-          {{70, 100}, false, Values::rising},
-          {{70, 100}, false, Values::apart},
-          {{64, 64}},
-          {{1, 1}},
-          {{65, 33}},
-          {{31, 1031}},
-          {{259, 5}},
-          {{100, 50}, false, Values::large},
-          {{20, 7}, false, Values::zero},
-          {{0, 5}}};
+  return Cases({200, 200})
+      .with(Values::negative, {{200, 200}})
+      .with(Values::low, {{70, 200}})
+      .with(Values::rising, {{70, 100}})
+      .with(Values::apart, {{70, 100}})
+      .with(Values::large, {{100, 50}})
+      .with(Values::zero, {{20, 7}})
+      .sizes({{64, 64}, {1, 1}, {65, 33}, {31, 1031}, {259, 5}, {0, 5}});
 }
 
 std::vector<Puzzle> row_puzzles() {
@@ -116,20 +91,13 @@ std::vector<Puzzle> row_puzzles() {
   using Sum = r::SumBut;
   using Softmax = r::SoftmaxBut;
   using Attention = r::AttentionBut;
-  const auto sum = [](const char* name, Sum::Mistake mistake, const char* lesson) {
-    return wrong<LongSum>(name, {}, lesson, Sum{mistake});
-  };
-  const auto softmax = [](const char* name, Softmax::Mistake mistake, const char* lesson) {
-    return wrong<LongSoftmax>(name, {}, lesson, Softmax{mistake});
-  };
-  const auto attention = [](const char* name, Attention::Mistake mistake, const char* lesson) {
-    return wrong<ScalarAttention>(name, {}, lesson, Attention{mistake});
-  };
+  const auto sum = mistakes<LongSum, Sum>();
+  const auto softmax = mistakes<LongSoftmax, Softmax>();
+  const auto attention = mistakes<ScalarAttention, Attention>();
   return {
       puzzle<LongSum>(
-          {wrong<LongSum>("SumOfUndefined", Problem::undefined_value, "a masked load without `other`, summed",
-                          r::SumOfUndefined{}),
-           wrong<LongSum>("SumOfWholeBlocks", {}, "leaves out what does not fill a block", r::SumOfWholeBlocks{}),
+          {sum("SumOfUndefined", Sum::undefined, "a masked load without `other`, summed", Problem::undefined_value),
+           sum("SumOfWholeBlocks", Sum::whole_blocks, "leaves out what does not fill a block"),
            wrong<LongSum>("SumThroughMemory", Problem::unordered, "reads what it stored, without a barrier",
                           r::SumThroughMemory{}),
            sum("SumBut.in_half", Sum::in_half, "rounds the sum to f16 after each block"),
@@ -137,10 +105,9 @@ std::vector<Puzzle> row_puzzles() {
            sum("SumBut.of_the_next_row", Sum::of_the_next_row, "reads the next row")},
           r::LongSum{}),
       puzzle<LongSoftmax>(
-          {wrong<LongSoftmax>("SoftmaxWithoutMaximum", {}, "overflows for large values", r::SoftmaxWithoutMaximum{}),
-           wrong<LongSoftmax>("SoftmaxOfZeros", {}, "0 for what is masked off, which is not neutral",
-                              r::SoftmaxOfZeros{}),
-           wrong<LongSoftmax>("RowsWithoutMask", kOutside, "right only with one row a program", r::RowsWithoutMask{}),
+          {softmax("SoftmaxWithoutMaximum", Softmax::without_maximum, "overflows for large values"),
+           softmax("SoftmaxOfZeros", Softmax::of_zeros, "0 for what is masked off, which is not neutral"),
+           softmax("RowsWithoutMask", Softmax::rows_without_mask, "right only with one row a program", kOutside),
            softmax("SoftmaxBut.maximum_from_0", Softmax::maximum_from_0, "the maximum starts at 0"),
            softmax("SoftmaxBut.masked_lanes_as_0", Softmax::masked_lanes_as_0, "the maximum counts masked lanes as 0"),
            softmax("SoftmaxBut.maximum_of_the_first_block", Softmax::maximum_of_the_first_block,
@@ -154,10 +121,10 @@ std::vector<Puzzle> row_puzzles() {
            softmax("SoftmaxBut.exp2_of_the_difference", Softmax::exp2_of_the_difference, "powers of 2 instead of e")},
           r::LongSoftmax{}),
       puzzle<ScalarAttention>(
-          {wrong<ScalarAttention>("KeysOfMinusInfinity", {}, "-infinity in the keys: right for positive queries only",
-                                  r::KeysOfMinusInfinity{}),
-           wrong<ScalarAttention>("WholeBlocksOfKeys", kOutside, "right where the block divides the length",
-                                  r::WholeBlocksOfKeys{}),
+          {attention("KeysOfMinusInfinity", Attention::keys_of_minus_infinity,
+                     "-infinity in the keys: right for positive queries only"),
+           attention("WholeBlocksOfKeys", Attention::whole_blocks_of_keys, "right where the block divides the length",
+                     kOutside),
            attention("AttentionBut.maximum_from_0", Attention::maximum_from_0, "the maximum starts at 0"),
            attention("AttentionBut.masked_lanes_as_0", Attention::masked_lanes_as_0,
                      "the maximum counts masked lanes as 0"),

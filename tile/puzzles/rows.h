@@ -36,19 +36,19 @@ struct LongSoftmax {
     auto z = output(t, "z", {n0, length});
     const auto go = [&](auto b0) { t.launch({cdiv(n0, b0)}, kernel, x, z, n0, length, b0, c<32>); };
     t.blocks() == 0 ? go(c<1>) : go(c<2>);
-    double most = 0, least = 0, total = 0;  // of the row that i is in
+    double high = 0, low = 0, total = 0;  // of the row that i is in
     expect(t, z, [&](std::int64_t i) {
       if (i % length == 0) {
-        most = least = x[i];
+        high = low = x[i];
         for (int j = 0; j < length; ++j) {
-          most = std::max<double>(most, x[i + j]);
-          least = std::min<double>(least, x[i + j]);
+          high = std::max<double>(high, x[i + j]);
+          low = std::min<double>(low, x[i + j]);
         }
         total = 0;
-        for (int j = 0; j < length; ++j) total += std::exp(x[i + j] - most);
+        for (int j = 0; j < length; ++j) total += std::exp(x[i + j] - high);
       }
-      const double exact = std::exp(x[i] - most) / total;
-      return Expected{exact, kUnit * (12 * (most - least) + 5.0 * length + 10) * exact + kLeastFloat};
+      const double exact = std::exp(x[i] - high) / total;
+      return Expected{exact, kUnit * (12 * (high - low) + 5.0 * length + 10) * exact + kMinFloat};
     });
   }
 };
@@ -76,19 +76,19 @@ struct ScalarAttention {
     t.launch({cdiv(n0, 64)}, kernel, q, k, v, z, n0, length, c<64>, c<32>);
     expect(t, z, [&](std::int64_t i) {
       const double query = q[i];
-      double most = query * k[0], largest = 0;
+      double high = query * k[0], largest = 0;
       for (int j = 0; j < length; ++j) {
-        most = std::max(most, query * k[j]);
+        high = std::max(high, query * k[j]);
         largest = std::max(largest, std::fabs(query * k[j]));
       }
       double total = 0, sum = 0, size = 0;
       for (int j = 0; j < length; ++j) {
-        const double weight = std::exp(query * k[j] - most);
+        const double weight = std::exp(query * k[j] - high);
         total += weight;
         sum += weight * v[j];
         size += weight * std::fabs(v[j]);
       }
-      return Expected{sum / total, 2 * kUnit * (16 * largest + 5.0 * length + 10) * size / total + kLeastFloat};
+      return Expected{sum / total, 2 * kUnit * (16 * largest + 5.0 * length + 10) * size / total + kMinFloat};
     });
   }
 };

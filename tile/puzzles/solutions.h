@@ -1,10 +1,13 @@
 // Which kernels solve which puzzle, for whoever runs them on another executor.
 #pragma once
 
+#include <tuple>
+#include <utility>
+
 #include "puzzles/elementwise.h"
 #include "puzzles/elementwise_kernels.h"
-#include "puzzles/homework.h"
-#include "puzzles/homework_kernels.h"
+#include "puzzles/linear.h"
+#include "puzzles/linear_kernels.h"
 #include "puzzles/products.h"
 #include "puzzles/products_kernels.h"
 #include "puzzles/rows.h"
@@ -12,72 +15,29 @@
 
 namespace octile::tile::puzzles {
 
-// Calls visit(puzzle, kernels...) for the puzzle of this number, a Which<P>; false if there is none.
-template <class P>
-struct Which {
-  using Type = P;
+template <class P, class... Kernels>
+struct Solution {
+  static void run(auto& trial) { P::run(trial, Kernels{}...); }
 };
 
-template <class Visit>
-bool with_solution(int number, Visit visit) {
-  switch (number) {
-    case 1:
-      visit(Which<ConstantAdd>{}, elementwise::ConstantAdd{});
-      return true;
-    case 2:
-      visit(Which<MaskedAdd>{}, elementwise::MaskedAdd{});
-      return true;
-    case 3:
-      visit(Which<OuterAdd>{}, elementwise::OuterAdd{});
-      return true;
-    case 4:
-      visit(Which<BlockedOuterAdd>{}, elementwise::BlockedOuterAdd{});
-      return true;
-    case 5:
-      visit(Which<OuterRelu>{}, elementwise::OuterRelu{});
-      return true;
-    case 6:
-      visit(Which<OuterReluBackward>{}, elementwise::OuterReluBackward{});
-      return true;
-    case 7:
-      visit(Which<LongSum>{}, rows::LongSum{});
-      return true;
-    case 8:
-      visit(Which<LongSoftmax>{}, rows::LongSoftmax{});
-      return true;
-    case 9:
-      visit(Which<ScalarAttention>{}, rows::ScalarAttention{});
-      return true;
-    case 10:
-      visit(Which<Convolution>{}, products::Convolution{});
-      return true;
-    case 11:
-      visit(Which<BatchedMatmul>{}, products::BatchedMatmul{});
-      return true;
-    case 12:
-      visit(Which<QuantizedMatmul>{}, products::QuantizedMatmul{});
-      return true;
-    case 13:
-      visit(Which<QuantizeGlobal>{}, homework::FindMaximum{}, homework::QuantizeGlobal{});
-      return true;
-    case 14:
-      visit(Which<QuantizeRows>{}, homework::QuantizeRows{});
-      return true;
-    case 15:
-      visit(Which<Forward>{}, homework::Forward{});
-      return true;
-    case 16:
-      visit(Which<BackwardDx>{}, homework::BackwardDx{});
-      return true;
-    case 17:
-      visit(Which<BackwardDw>{}, homework::BackwardDw{});
-      return true;
-    case 18:
-      visit(Which<BackwardDb>{}, homework::BackwardDb{});
-      return true;
-    default:
-      return false;
-  }
+using Solutions = std::tuple<  // by number, from 1
+    Solution<ConstantAdd, elementwise::ConstantAdd>, Solution<MaskedAdd, elementwise::MaskedAdd>,
+    Solution<OuterAdd, elementwise::OuterAdd>, Solution<BlockedOuterAdd, elementwise::BlockedOuterAdd>,
+    Solution<OuterRelu, elementwise::OuterRelu>, Solution<OuterReluBackward, elementwise::OuterReluBackward>,
+    Solution<LongSum, rows::LongSum>, Solution<LongSoftmax, rows::LongSoftmax>,
+    Solution<ScalarAttention, rows::ScalarAttention>, Solution<Convolution, products::Convolution>,
+    Solution<BatchedMatmul, products::BatchedMatmul>, Solution<QuantizedMatmul, products::QuantizedMatmul>,
+    Solution<QuantizeGlobal, linear::FindMaximum, linear::QuantizeGlobal>, Solution<QuantizeRows, linear::QuantizeRows>,
+    Solution<Forward, linear::Forward>, Solution<BackwardDx, linear::BackwardDx>,
+    Solution<BackwardDw, linear::BackwardDw>, Solution<BackwardDb, linear::BackwardDb>>;
+
+// Runs the solution of the puzzle of this number; false: there is none.
+template <class AnyTrial>
+bool run_solution(int number, AnyTrial& trial) {
+  const auto run = [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return ((number == static_cast<int>(i) + 1 && (std::tuple_element_t<i, Solutions>::run(trial), true)) || ...);
+  };
+  return run(std::make_index_sequence<std::tuple_size_v<Solutions>>());
 }
 
 }  // namespace octile::tile::puzzles

@@ -24,7 +24,25 @@ std::string comment(const std::string& words) {
 }
 
 std::string header_of(int number) {
-  return number <= 6 ? "elementwise" : number <= 9 ? "rows" : number <= 12 ? "products" : "homework";
+  return number <= 6 ? "elementwise" : number <= 9 ? "rows" : number <= 12 ? "products" : "linear";
+}
+
+// The head of a kernel's operator, its parameters broken as clang-format has them.
+std::string head(const std::string& parameters) {
+  const std::string begin = "  TILE_KERNEL void operator()(", end = ") const {";
+  std::string result, line = begin;
+  for (std::size_t at = 0; at < parameters.size();) {
+    const std::size_t comma = parameters.find(", ", at), next = std::min(comma, parameters.size() - 1) + 1;
+    const std::string word = parameters.substr(at, next - at);
+    const std::size_t closing = next == parameters.size() ? end.size() : 0;
+    if (line.back() != '(' && line.size() + 1 + word.size() + closing > kColumns + 2) {
+      result += line + "\n";
+      line = std::string(begin.size() - 1, ' ');
+    }
+    line += (line.back() == '(' ? "" : " ") + word;
+    at = next + 1;
+  }
+  return result + line + end + "\n";
 }
 
 }  // namespace
@@ -67,9 +85,15 @@ std::string starter(const Puzzle& puzzle, const std::string& check, const std::s
   result += "//\n// Check it, at these sizes and at hidden ones:\n//   " + check + "\n";
   result += "// which compiles it like this:\n//   " + command + "\n";
   result += "#include \"puzzles/" + header_of(facts.number) + ".h\"\n\nusing namespace octile::tile;\n\n";
-  result += facts.starter + "\n    // Your kernel.\n  }\n};\n\n";
-  result += "int main(int argc, char** argv) {\n  return puzzles::check<puzzles::" + puzzle.type + ">(argc, argv, " +
-            facts.arguments + ");\n}\n";
+  std::string arguments;
+  for (const std::string& kernel : facts.kernels) {
+    const bool last = &kernel == &facts.kernels.back();
+    result += "struct " + kernel + " {\n" + head(facts.parameters);
+    result += std::string("    // ") + (last ? "Your kernel." : "The first launch.") + "\n  }\n};\n\n";
+    arguments += ", " + kernel + "{}";
+  }
+  result += "int main(int argc, char** argv) {\n  return puzzles::check<puzzles::" + puzzle.type + ">(argc, argv" +
+            arguments + ");\n}\n";
   return result;
 }
 

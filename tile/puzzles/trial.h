@@ -61,24 +61,14 @@ double as_double(T value) {
   return static_cast<double>(widen(value));
 }
 
-template <class T>
-Seen seen(const Array<T>& array) {
-  Seen result{array.name(), {}, {}, {}};
-  for (std::int64_t i = 0; i < array.size(); ++i) {
-    result.values.push_back(as_double(array[i]));
-    result.written.push_back(array.written(i) ? 1 : 0);
-  }
-  return result;
-}
-
 // value(i) gives element i.
 template <class T = f32, class F>
 Array<T> input(Trial& t, const char* name, std::vector<std::int64_t> shape, F value) {
   Array<T> result(name, std::move(shape));
   for (std::int64_t i = 0; i < result.size(); ++i) result.set(i, value(i));
-  t.outcome.least_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
+  t.outcome.min_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
   t.outcome.inputs.push_back(result.name());
-  if (t.keeps_tensors) t.outcome.tensors.push_back(seen(result));
+  if (t.keeps_tensors) t.outcome.tensors.push_back(tensor_values(result));
   return result;
 }
 
@@ -99,7 +89,7 @@ inline Array<f32> scales(Trial& t, const char* name, std::vector<std::int64_t> s
 template <class T = f32>
 Array<T> output(Trial& t, const char* name, std::vector<std::int64_t> shape) {
   Array<T> result(name, std::move(shape));
-  t.outcome.least_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
+  t.outcome.min_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
   return result;
 }
 
@@ -107,10 +97,13 @@ Array<T> output(Trial& t, const char* name, std::vector<std::int64_t> shape) {
 template <class T, class F>
 void expect(Trial& t, const Array<T>& array, F expected) {
   Mismatch mismatch;
-  Seen* const shown = t.keeps_tensors ? &t.outcome.tensors.emplace_back(seen(array)) : nullptr;
+  TensorValues* const shown = t.keeps_tensors ? &t.outcome.tensors.emplace_back(tensor_values(array)) : nullptr;
   for (std::int64_t i = 0; i < array.size(); ++i) {
     const Expected want = expected(i);
-    if (shown != nullptr) shown->expected.push_back(want);
+    if (shown != nullptr) {
+      shown->expected.push_back(want.value);
+      shown->bounds.push_back(want.bound);
+    }
     const double got = as_double(array[i]);
     const bool same = got == want.value || (std::isnan(got) && std::isnan(want.value));
     const bool written = array.written(i);
@@ -191,11 +184,16 @@ template <class P, class... Kernels>
 Wrong wrong(const char* kernel, std::optional<Problem> problem, const char* lesson, const Kernels&... kernels) {
   return {kernel, problem, lesson, [kernels...](const Case& a_case) { return checked<P>(a_case, kernels...); }};
 }
-template <class P, class... Kernels>
-Wrong leaves_out(const char* kernel, const char* lesson, const Kernels&... kernels) {
-  Wrong result = wrong<P>(kernel, {}, lesson, kernels...);
-  result.leaves_out = true;
-  return result;
+// Kernels with a mistake: a function of the wrong kernel's name, the mistake, the lesson, and what the checker finds.
+template <class P, class... But>
+auto mistakes() {
+  return [](const char* kernel, auto mistake, const char* lesson, std::optional<Problem> problem = {}) {
+    return wrong<P>(kernel, problem, lesson, But{mistake}...);
+  };
+}
+inline Wrong leaves_out(Wrong wrong) {
+  wrong.leaves_out = true;
+  return wrong;
 }
 
 // For a learner's main(): runs every case, says what went wrong first, and returns the exit status.

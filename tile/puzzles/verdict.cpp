@@ -9,7 +9,7 @@ namespace octile::tile::puzzles {
 
 namespace {
 
-constexpr int kMostFindings = 5;
+constexpr int kMaxFindings = 5;
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
@@ -69,7 +69,7 @@ std::string text(const Facts& facts, const Outcome& wrong) {
   int shown = 0, left_out = 0;
   for (const Report& report : wrong.reports) {
     for (const Finding& finding : report.findings) {
-      if (shown++ >= kMostFindings) {
+      if (shown++ >= kMaxFindings) {
         ++left_out;
         continue;
       }
@@ -95,7 +95,7 @@ std::string text(const Facts& facts, const Outcome& wrong) {
     }
     result += "  " + (site != nullptr ? place(*site) + ": " : std::string()) + m.tensor + ": " + how_many +
               "; first: " + element + " is " + number(m.got) + ", not " + number(m.expected.value);
-    if (m.expected.bound >= kLeastFloat) result += " +- " + number(m.expected.bound, "%.2g");
+    if (m.expected.bound >= kMinFloat) result += " +- " + number(m.expected.bound, "%.2g");
     if (site != nullptr) {
       const Report& report = wrong.reports[at(m.launch)];
       const auto program = report.program(report.records[at(m.record)].program);
@@ -114,9 +114,9 @@ std::string text(const Score& score) {
     if (reuse.loaded == reuse.different) continue;
     again += (again.empty() ? "\n  reads " : ", ") + reuse.tensor + " " + number(reuse.times(), "%.2f") + " times";
   }
-  return "moves " + std::to_string(score.moved_bytes) + " bytes, " + number(score.times_least(), "%.2f") +
-         " times the least possible " + std::to_string(score.least_bytes) + "; uses " +
-         number(100 * score.sector_use(), "%.0f") + " % of the bytes that its warps fetch; " +
+  return "moves " + std::to_string(score.moved_bytes) + " bytes, " + number(score.times_minimum(), "%.2f") +
+         " times the minimum of " + std::to_string(score.min_bytes) + "; its warps use " +
+         number(100 * score.sector_use(), "%.0f") + " % of the bytes that they fetch; " +
          number(100 * score.masked_off(), "%.0f") + " % of its lanes are masked off" + again;
 }
 

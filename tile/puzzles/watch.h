@@ -1,5 +1,5 @@
-// What a solution that is checked tells the command that runs it. A solution is somebody's program: it may crash, or
-// leave, and then only what it has told so far is known.
+// How a solution reports its progress to the command that checks it. A solution is a learner's program: it may crash or
+// exit early, and its last report then says how far it came.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace octile::tile::puzzles {
 
 // The content of a file that both map.
-struct Told {
+struct Status {
   std::uint64_t key = 0;              // that of the command, once there is a verdict: nothing else in the file says it
   std::int32_t right = 0, wrong = 0;  // kernels
   Progress progress;
@@ -24,19 +24,19 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  std::string word() const;  // for the solution's command line, after --told-to
-  bool any_verdict() const { return told_->key == key_ && told_->right + told_->wrong > 0; }
-  bool right() const { return any_verdict() && told_->wrong == 0; }
-  const Progress& progress() const { return told_->progress; }
+  std::string token() const;  // for the solution's command line, after --watched-by
+  bool any_verdict() const { return status_->key == key_ && status_->right + status_->wrong > 0; }
+  bool right() const { return any_verdict() && status_->wrong == 0; }
+  const Progress& progress() const { return status_->progress; }
 
  private:
   std::string path_;
   std::uint64_t key_;
-  Told* told_;
+  Status* status_;
 };
 
 // The side of the solution.
-void tell_to(const std::string& word);  // throws std::system_error
-void tell_verdict(bool right);
+void watched_by(const std::string& token);  // throws std::system_error
+void report_verdict(bool right);
 
 }  // namespace octile::tile::puzzles

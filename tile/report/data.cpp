@@ -9,7 +9,7 @@ namespace octile::tile::page {
 
 namespace {
 
-constexpr std::int64_t kMostValues = 65'536;  // of a tensor
+constexpr std::int64_t kMaxValues = 65'536;  // of a tensor
 
 std::string list(const std::vector<double>& values) {
   std::string out = "[";
@@ -38,7 +38,7 @@ std::string tensor(const TensorUse& use, const TensorValues* values) {
                     field("never", use.never_written) + ",\"unwritten\":[";
   for (std::size_t i = 0; i < use.unwritten.size(); ++i) out += (i > 0 ? "," : "") + integers(use.unwritten[i]);
   out += "]";
-  if (values != nullptr && use.size < kMostValues) {
+  if (values != nullptr && use.size < kMaxValues) {
     out += ",\"values\":" + list(values->values);
     if (!values->expected.empty()) {
       out += ",\"expected\":" + list(values->expected) + ",\"absolute\":" + value_text(values->tolerance.absolute) +

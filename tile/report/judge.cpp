@@ -9,8 +9,8 @@ namespace octile::tile {
 
 namespace {
 
-constexpr std::size_t kMostWorst = 12;
-constexpr int kMostUnwritten = 3;  // of a tensor: they are all alike
+constexpr std::size_t kMaxWorst = 12;
+constexpr int kMaxUnwritten = 3;  // of a tensor: they are all alike
 
 // In units of what is allowed; a NaN where none is expected is infinitely far off.
 double distance(double value, double expected, double allowed) {
@@ -19,22 +19,6 @@ double distance(double value, double expected, double allowed) {
   if (!(far <= std::numeric_limits<double>::max())) return std::numeric_limits<double>::infinity();
   return far <= allowed ? 0 : allowed > 0 ? far / allowed : std::numeric_limits<double>::infinity();
 }
-
-void find_writer(const Report& report, WrongElement& element) {
-  for (std::size_t i = report.records.size(); i-- > 0;) {
-    const Record& record = report.records[i];
-    const Site& site = report.sites[page::at(record.site)];
-    if (site.tensor != element.tensor || site.access == Access::load || !page::holds(record, element.index)) continue;
-    element.program = record.program;
-    element.site = record.site;
-    element.operation = record.operation;
-    return;
-  }
-}
-
-}  // namespace
-
-namespace page {
 
 bool holds(const Record& record, std::int64_t index) {
   for (int p = 0; p < record.planes; ++p) {
@@ -48,6 +32,20 @@ bool holds(const Record& record, std::int64_t index) {
   }
   return false;
 }
+
+}  // namespace
+
+// Programs run one after the other, so the last record that holds the element left the value.
+int last_store(const Report& report, int tensor, std::int64_t index) {
+  for (std::size_t i = report.records.size(); i-- > 0;) {
+    const Record& record = report.records[i];
+    const Site& site = report.sites[page::at(record.site)];
+    if (site.tensor == tensor && site.access != Access::load && holds(record, index)) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+namespace page {
 
 const TensorValues* values_of(const ReportPage& page, const TensorUse& tensor) {
   for (const TensorValues& values : page.tensors) {
@@ -83,15 +81,15 @@ Judgement judge(const Report& report, const ReportPage& page) {
       ++result.wrong;
       ++result.wrong_of[t];
       if (first) far = std::numeric_limits<double>::infinity();  // the first one is always among them
-      if (!written && ++unwritten > kMostUnwritten) continue;
-      if (first || worst.size() < 4 * kMostWorst || far > worst.back().distance) {
+      if (!written && ++unwritten > kMaxUnwritten) continue;
+      if (first || worst.size() < 4 * kMaxWorst || far > worst.back().distance) {
         worst.push_back({far,
                          {static_cast<int>(t), static_cast<std::int64_t>(i), values->values[i], values->expected[i],
                           written, -1, -1, -1}});
-        if (worst.size() >= 8 * kMostWorst) {
+        if (worst.size() >= 8 * kMaxWorst) {
           std::stable_sort(worst.begin(), worst.end(),
                            [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
-          worst.resize(kMostWorst);
+          worst.resize(kMaxWorst);
         }
       }
       first = false;
@@ -99,10 +97,15 @@ Judgement judge(const Report& report, const ReportPage& page) {
   }
   std::stable_sort(worst.begin(), worst.end(),
                    [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
-  if (worst.size() > kMostWorst) worst.resize(kMostWorst);
-  for (Candidate& candidate : worst) {
-    find_writer(report, candidate.element);
-    result.worst.push_back(candidate.element);
+  if (worst.size() > kMaxWorst) worst.resize(kMaxWorst);
+  for (const Candidate& candidate : worst) {
+    WrongElement& element = result.worst.emplace_back(candidate.element);
+    const int last = last_store(report, element.tensor, element.index);
+    if (last < 0) continue;
+    const Record& record = report.records[page::at(last)];
+    element.program = record.program;
+    element.site = record.site;
+    element.operation = record.operation;
   }
   result.verdict = !report.findings.empty() ? Verdict::unsafe
                    : result.wrong > 0       ? Verdict::wrong

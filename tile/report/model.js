@@ -12,7 +12,7 @@ launch.sites.forEach((s, i) => {
 });
 const grid = launch.grid;
 const kPrograms = grid[0] * grid[1] * grid[2];
-const kMostElements = 1 << 22;  // of a tensor whose picture is drawn
+const kMaxElements = 1 << 22;  // of a tensor whose picture is drawn
 
 // Record i: lane (p, r, c) is element base + p * planeStride + r * rowStride + c * columnStride.
 const kRecords = launch.records.length / 4;
@@ -150,7 +150,7 @@ function racesOf(tensor) {
 
 // What the whole launch did to each element of a tensor; made when first asked for.
 function mapsOf(tensor) {
-  if (tensor.maps || tensor.size > kMostElements) return tensor.maps;
+  if (tensor.maps || tensor.size > kMaxElements) return tensor.maps;
   const n = tensor.size;
   const maps = tensor.maps = {
     reads: new Uint32Array(n),

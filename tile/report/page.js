@@ -6,6 +6,16 @@ function element(tag, parent, properties) {
   return e;
 }
 const byId = (id) => document.getElementById(id);
+// A row of a table that can be chosen, by mouse or keyboard.
+function selectable(row, select) {
+  row.tabIndex = 0;
+  row.addEventListener('click', select);
+  row.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter' && event.key !== ' ') return;
+    event.preventDefault();
+    select();
+  });
+}
 
 // What is wrong comes first: an unsafe access, else a wrong value, with the program that did it.
 const firstWrong = launch.findings.length ? null : launch.wrong[0];
@@ -47,7 +57,7 @@ function footprint() {
   let own;
   if (selection.program < 0) {
     own = launch.tensors.map((t) => {
-      if (t.size > kMostElements) return null;
+      if (t.size > kMaxElements) return null;
       const bits = together(t, onLine), outside = mapsOf(t).outside;
       return {get: (k) => (k in bits ? bits[k] : outside.has(k) ? 1 : 0)};
     });
@@ -135,7 +145,7 @@ function setMode(mode) {
 
 // ---- The accesses of the selected program ----
 
-const kMostOperations = 500;
+const kMaxOperations = 500;
 let operationsShown = null;
 function showOperations() {
   const box = byId('operations');
@@ -164,10 +174,10 @@ function showOperations() {
     accesses.forEach((access, i) => {
       const iteration = iterations.get(access.site.id) || 0;
       iterations.set(access.site.id, iteration + 1);
-      if (i < kMostOperations) operationItem(list, access, iteration);
+      if (i < kMaxOperations) operationItem(list, access, iteration);
     });
-    if (accesses.length > kMostOperations) {
-      element('p', box, {className: 'soft', textContent: `And ${accesses.length - kMostOperations} more.`});
+    if (accesses.length > kMaxOperations) {
+      element('p', box, {className: 'soft', textContent: `And ${accesses.length - kMaxOperations} more.`});
     }
     list.addEventListener('keydown', (event) => {
       const items = [...list.children],
@@ -205,7 +215,7 @@ function operationItem(list, access, iteration) {
   const races = racesOf(tensor), racing = new Set();
   for (const each of access.records) eachElement(each, (k) => races[k] && racing.add(k));
   if (racing.size) element('span', item, {className: 'race', textContent: `${racing.size} in a race`});
-  const notes = [access.records.length > 1 ? `${access.records.length} pieces` : shapeText(r)];
+  const notes = [access.records.length > 1 ? `${access.records.length} parts` : shapeText(r)];
   if (access.masked) notes.push(`${access.masked} masked`);
   if (access.site.calls > kPrograms) notes.unshift(`step ${iteration}`);
   element('span', item, {className: 'soft', textContent: notes.join(' · ')});
@@ -217,17 +227,10 @@ function operationItem(list, access, iteration) {
 
 function linkSource() {
   for (const row of document.querySelectorAll('table.source tr.accessed')) {
-    row.tabIndex = 0;
-    const select = () => {
+    selectable(row, () => {
       const line = {file: Number(row.dataset.file), line: Number(row.dataset.line)};
       const same = selection.line && selection.line.line === line.line && selection.line.file === line.file;
       choose({line: same ? null : line, operation: -1});
-    };
-    row.addEventListener('click', select);
-    row.addEventListener('keydown', (event) => {
-      if (event.key !== 'Enter' && event.key !== ' ') return;
-      event.preventDefault();
-      select();
     });
   }
   for (const card of document.querySelectorAll('.problem')) {
@@ -262,17 +265,10 @@ function showPlaneOf(tensor, index) {
 function linkWrong() {
   for (const row of document.querySelectorAll('table.wrong tr[data-wrong]')) {
     const wrong = launch.wrong[Number(row.dataset.wrong)];
-    row.tabIndex = 0;
-    const select = () => {
+    selectable(row, () => {
       for (const other of document.querySelectorAll('table.wrong tr.selected')) other.classList.remove('selected');
       row.classList.add('selected');
       explain(wrong);
-    };
-    row.addEventListener('click', select);
-    row.addEventListener('keydown', (event) => {
-      if (event.key !== 'Enter' && event.key !== ' ') return;
-      event.preventDefault();
-      select();
     });
   }
 }
@@ -341,13 +337,17 @@ function showRecount() {
   }
 }
 
+function fitPictures() {
+  for (const picture of pictures)
+    if (picture.canvas) picture.fit();
+}
+
 document.documentElement.classList.add('with-scripts');
 readColours();
 programGrid.build();
 buildModes();
 pictures = launch.tensors.map((t) => new Picture(t, byId('pictures'), (program) => choose({program})));
-for (const picture of pictures)
-  if (picture.canvas) picture.fit();
+fitPictures();
 for (const {site, records} of accessesOf(selection.program).reverse()) {
   if (!pictures[site.tensor].hasProblems) showPlaneOf(site.tensor, records[0].base);
 }
@@ -364,7 +364,6 @@ let width = innerWidth;
 addEventListener('resize', () => {
   if (innerWidth === width) return;
   width = innerWidth;
-  for (const picture of pictures)
-    if (picture.canvas) picture.fit();
+  fitPictures();
   changed();
 });

@@ -14,7 +14,7 @@ namespace octile::tile::page {
 
 extern const std::string_view kStyle, kScript;  // page.css and the scripts beside it
 
-inline constexpr int kSector = 32;  // bytes: what a GPU's memory moves at least
+inline constexpr int kSector = 32;  // bytes: the minimum transfer of GPU memory
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -31,6 +31,13 @@ std::string program_name(const Grid& grid, const std::array<int, 3>& program);
 std::string element_name(const TensorUse& tensor, std::int64_t index);
 std::string file_name(std::string_view path);
 bool is_word(char c);  // a letter, a digit or an underscore
+
+// ---- Tables ----
+
+// Up to the first row. A narrow screen shows the labels of the cells instead of the columns.
+std::string table_head(const std::string& name, const std::string& label, const std::vector<std::string>& columns);
+std::string cell(const std::string& label, const std::string& text);
+inline constexpr const char* kTableEnd = "</tbody></table></div>\n";
 
 // ---- Sources ----
 
@@ -61,8 +68,6 @@ std::string listing(const Report& report, const Sources& sources);
 std::string traffic_table(const Report& report);
 std::string data(const Report& report, const ReportPage& page, const Sources& sources, const Judgement& judgement);
 
-// Whether the record's box holds the element.
-bool holds(const Record& record, std::int64_t index);
 const TensorValues* values_of(const ReportPage& page, const TensorUse& tensor);
 
 }  // namespace octile::tile::page

@@ -1,7 +1,7 @@
 // A tensor as a picture: a window of its elements, at most 512 x 512 cells. A cell of several elements shows the
-// greatest of them, so that a single bad one stays in sight. What lies out of bounds is drawn in a margin.
+// greatest of them, so that a single bad one stays visible. Out-of-bounds elements are drawn in a margin.
 
-const kMostCells = 512, kMostMargin = 8;
+const kMaxCells = 512, kMaxMargin = 8;
 
 class Picture {
   constructor(tensor, parent, chooseProgram) {
@@ -23,7 +23,7 @@ class Picture {
     const head = element('div', figure, {className: 'head'});
     element('h3', head, {innerHTML: '<code></code>'}).firstChild.textContent = t.name;
     element('span', head, {className: 'soft', textContent: `${t.dtype} ${t.shape.join(' × ')}`});
-    if (t.size === 0 || t.size > kMostElements) {
+    if (t.size === 0 || t.size > kMaxElements) {
       element('p', figure, {
         className: 'soft',
         textContent: t.size ? 'More than 4 million elements: no picture.' : 'It has no elements.'
@@ -38,10 +38,7 @@ class Picture {
     };
     tool('−', 'zoom out', () => this.zoom(2));
     tool('+', 'zoom in', () => this.zoom(0.5));
-    tool('⤢', 'show all', () => {
-      this.fit();
-      this.draw();
-    });
+    tool('⤢', 'show all', () => this.showAll());
     this.legend = element('p', figure, {className: 'legend soft'});
     if (this.planes > 1) this.buildSlicers(figure);
     this.canvas = element('canvas', figure, {tabIndex: 0});
@@ -66,8 +63,7 @@ class Picture {
         shown.textContent = `${input.value} of ${side}`;
         this.plane = inputs.reduce((plane, i, a) => plane * sides[a] + Number(i.value), 0);
         this.cursor = null;
-        this.fit();
-        this.draw();
+        this.showAll();
       });
       return input;
     });
@@ -90,8 +86,7 @@ class Picture {
     next.addEventListener('click', () => {
       this.showPlane(planes.find((plane) => plane > this.plane) ?? planes[0]);
       this.cursor = null;
-      this.fit();
-      this.draw();
+      this.showAll();
     });
   }
 
@@ -122,14 +117,14 @@ class Picture {
     let before = 0, after = 0, far = 0;
     const flat = this.rows === 1 && this.planes === 1;
     const unit = flat ? 1 : this.columns,
-          most = flat ? Math.max(kMostMargin, Math.ceil(this.columns / 3)) : kMostMargin;
+          limit = flat ? Math.max(kMaxMargin, Math.ceil(this.columns / 3)) : kMaxMargin;
     for (const [k, lanes] of outside) {
       const distance = k < 0 ? Math.ceil(-k / unit) : Math.floor((k - this.tensor.size) / unit) + 1;
-      if (distance > most) far += lanes;
+      if (distance > limit) far += lanes;
       if (k < 0)
-        before = Math.max(before, Math.min(distance, most));
+        before = Math.max(before, Math.min(distance, limit));
       else
-        after = Math.max(after, Math.min(distance, most));
+        after = Math.max(after, Math.min(distance, limit));
     }
     if (this.plane > 0) before = 0;
     if (this.plane < this.planes - 1) after = 0;
@@ -152,6 +147,11 @@ class Picture {
     const side = Math.min(room / w, 340 / h, 26);
     this.width = Math.round(Math.min(w * Math.max(side, Math.min(24, 160 / w)), room));
     this.height = Math.round(h * Math.max(side, Math.min(h === 1 ? 34 : 24, 150 / h)));
+  }
+
+  showAll() {
+    this.fit();
+    this.draw();
   }
 
   zoom(factor, centre) {
@@ -224,8 +224,7 @@ class Picture {
       } else if (event.key === '-') {
         this.zoom(2);
       } else if (event.key === '0') {
-        this.fit();
-        this.draw();
+        this.showAll();
       } else if (event.key === 'Enter' && this.cursor) {
         this.choose(this.index(at.x, at.y), chooseProgram);
       } else {
@@ -279,7 +278,7 @@ class Picture {
         document.createElement('canvas'), {width: Math.round(this.width * dpr), height: Math.round(this.height * dpr)});
     const g = this.cells.getContext('2d');
     g.scale(dpr, dpr);
-    const poolX = Math.ceil(view.w / kMostCells), poolY = Math.ceil(view.h / kMostCells);
+    const poolX = Math.ceil(view.w / kMaxCells), poolY = Math.ceil(view.h / kMaxCells);
     const cw = this.width / view.w * poolX, ch = this.height / view.h * poolY;
     const gap = Math.min(cw, ch) >= 7 ? 1 : 0;
     const hatched = [], racing = [], outside = [];
@@ -387,16 +386,16 @@ class Picture {
     }
   }
   surround(g, places) {
-    const v = this.view, most = {x: -Infinity, y: -Infinity}, least = {x: Infinity, y: Infinity};
+    const v = this.view, max = {x: -Infinity, y: -Infinity}, min = {x: Infinity, y: Infinity};
     for (const {x, y} of places) {
       if (x < v.x || y < v.y || x >= v.x + v.w || y >= v.y + v.h) continue;
-      least.x = Math.min(least.x, x);
-      least.y = Math.min(least.y, y);
-      most.x = Math.max(most.x, x);
-      most.y = Math.max(most.y, y);
+      min.x = Math.min(min.x, x);
+      min.y = Math.min(min.y, y);
+      max.x = Math.max(max.x, x);
+      max.y = Math.max(max.y, y);
     }
-    if (most.x < least.x) return;
-    const [x, y, w, h] = this.box(least.x, least.y, most.x - least.x + 1, most.y - least.y + 1);
+    if (max.x < min.x) return;
+    const [x, y, w, h] = this.box(min.x, min.y, max.x - min.x + 1, max.y - min.y + 1);
     const left = Math.max(x - 3, 1), top = Math.max(y - 3, 1);
     g.rect(left, top, Math.min(x + w + 3, this.width - 1) - left, Math.min(y + h + 3, this.height - 1) - top);
   }

@@ -7,7 +7,7 @@ namespace octile::tile::page {
 
 namespace {
 
-constexpr std::size_t kMostCards = 20;
+constexpr std::size_t kMaxCards = 20;
 
 std::string verb(Access access) {
   return access == Access::load ? "reads" : access == Access::store ? "stores to" : "updates";
@@ -146,7 +146,7 @@ std::string card(const Report& report, const Sources& sources, std::size_t index
 std::string problems(const Report& report, const Sources& sources) {
   if (report.findings.empty()) return {};
   std::string out = "<section id=\"problems\"><h2>Problems</h2>\n<div class=\"problems\">\n";
-  const std::size_t shown = std::min(report.findings.size(), kMostCards);
+  const std::size_t shown = std::min(report.findings.size(), kMaxCards);
   for (std::size_t i = 0; i < shown; ++i) out += card(report, sources, i);
   out += "</div>\n";
   if (shown < report.findings.size()) {
@@ -169,11 +169,8 @@ std::string wrong_elements(const Report& report, const ReportPage& page, const J
                                          value_text(values->tolerance.relative) + " · |expected|";
     break;
   }
-  out +=
-      "; the first of them, then those farthest off.</p>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
-      "aria-label=\"Wrong values\"><table class=\"wrong rows\"><thead><tr><th scope=\"col\">element</th>"
-      "<th scope=\"col\">value</th><th scope=\"col\">expected</th><th scope=\"col\">written "
-      "by</th></tr></thead><tbody>\n";
+  out += "; the first of them, then those farthest off.</p>\n" +
+         table_head("wrong", "Wrong values", {"element", "value", "expected", "written by"});
   for (std::size_t i = 0; i < judgement.worst.size(); ++i) {
     const WrongElement& element = judgement.worst[i];
     std::string writer = "nobody: never written";
@@ -184,13 +181,11 @@ std::string wrong_elements(const Report& report, const ReportPage& page, const J
       writer = report.records_left_out > 0 ? "unknown: its record was left out" : "nobody in this launch";
     }
     out += "<tr data-wrong=\"" + std::to_string(i) + "\"><th scope=\"row\"><code>" +
-           escaped(element_name(report.tensors[at(element.tensor)], element.index)) +
-           "</code></th><td data-label=\"value\">" + (element.written ? value_text(element.value) : "–") +
-           "</td><td data-label=\"expected\">" + value_text(element.expected) + "</td><td data-label=\"written by\">" +
-           escaped(writer) + "</td></tr>\n";
+           escaped(element_name(report.tensors[at(element.tensor)], element.index)) + "</code></th>" +
+           cell("value", element.written ? value_text(element.value) : "–") +
+           cell("expected", value_text(element.expected)) + cell("written by", escaped(writer)) + "</tr>\n";
   }
-  return out +
-         "</tbody></table></div>\n<div id=\"explorer\" class=\"scripted\" aria-live=\"polite\"></div>\n</section>\n";
+  return out + kTableEnd + "<div id=\"explorer\" class=\"scripted\" aria-live=\"polite\"></div>\n</section>\n";
 }
 
 }  // namespace octile::tile::page

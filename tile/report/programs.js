@@ -133,13 +133,13 @@ const programGrid = {
     Object.assign(this.canvas, {width: width * dpr, height: height * dpr});
     g.scale(dpr, dpr);
     const data = this.stats[selection.colour], gap = this.side >= 7 ? 2 : this.side > 3 ? 1 : 0;
-    let most = 0;
-    for (let i = 0; i < this.count; ++i) most = Math.max(most, data[i]);
+    let max = 0;
+    for (let i = 0; i < this.count; ++i) max = Math.max(max, data[i]);
     const full =
         {bytes: colours.load, masked: colours.soft, problems: colours.bad, accesses: colours.many}[selection.colour];
     for (let i = 0; i < this.count; ++i) {
       const {x, y} = this.place(i), side = this.side - gap;
-      const share = most ? data[i] / most : 0;
+      const share = max ? data[i] / max : 0;
       g.fillStyle = css(share ? mix(colours.cell, full, 0.2 + 0.65 * share) : colours.cell);
       g.fillRect(x * this.side, y * this.side, side, side);
       if (this.stats.problems[i] && selection.colour !== 'problems') {

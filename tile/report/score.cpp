@@ -1,4 +1,4 @@
-// What the launch moved, against the least that it could have, in all and line by line.
+// What the launch moved, against the minimum, in total and line by line.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -22,10 +22,10 @@ std::string time(double seconds) {
   return number(seconds * 1e9, 2) + " ns";
 }
 
-// The records of the site's access with the most lanes: one box, or the pieces of an access that is none.
+// The records of the site's widest access: one, or several for an irregular mask.
 std::vector<const Record*> widest_access(const Report& report, std::size_t site) {
   std::vector<const Record*> widest, now;
-  std::int64_t most = 0, lanes = 0;
+  std::int64_t max_lanes = 0, lanes = 0;
   for (const Record& record : report.records) {
     if (record.site != static_cast<int>(site)) continue;
     if (!now.empty() && (now.back()->program != record.program || now.back()->operation != record.operation)) {
@@ -34,8 +34,8 @@ std::vector<const Record*> widest_access(const Report& report, std::size_t site)
     }
     now.push_back(&record);
     lanes += std::int64_t{record.planes} * record.rows * record.columns;
-    if (lanes <= most) continue;
-    most = lanes;
+    if (lanes <= max_lanes) continue;
+    max_lanes = lanes;
     widest = now;
   }
   return widest;
@@ -45,7 +45,7 @@ std::vector<const Record*> widest_access(const Report& report, std::size_t site)
 std::set<std::int64_t> first_request(const Report& report, const Site& site, const std::vector<const Record*>& access) {
   std::set<std::int64_t> elements;
   if (access.empty()) return elements;
-  if (access.size() > 1) {  // pieces: a thread takes one lane
+  if (access.size() > 1) {  // parts: a thread takes one lane
     for (const Record* const record : access) {
       for (int c = 0; c < record->columns && elements.size() < kWarp; ++c) {
         elements.insert(record->base + c * record->column_stride);
@@ -118,14 +118,10 @@ std::string request_picture(const std::set<std::int64_t>& elements, const Site& 
          plural(static_cast<std::int64_t>(sectors.size()), "sector") + "\">" + marks + "</svg>";
 }
 
-std::string cell(const std::string& label, const std::string& text) {
-  return "<td data-label=\"" + label + "\">" + text + "</td>";
-}
-
 }  // namespace
 
 std::string score(const Report& report) {
-  std::int64_t moved = 0, lanes = 0, active = 0, request_sectors = 0, request_bytes = 0, least = 0;
+  std::int64_t moved = 0, lanes = 0, active = 0, request_sectors = 0, request_bytes = 0, minimum = 0;
   bool atomics = false;
   for (const Site& site : report.sites) {
     moved += site.access == Access::atomic ? 2 * site.bytes : site.bytes;  // it loads and stores
@@ -136,14 +132,14 @@ std::string score(const Report& report) {
     request_bytes += site.request_bytes;
   }
   for (const TensorUse& tensor : report.tensors) {
-    least += (tensor.elements_read + tensor.elements_written) * tensor.element_bytes;
+    minimum += (tensor.elements_read + tensor.elements_written) * tensor.element_bytes;
   }
   std::string out = "<section id=\"score\"><h2>Score</h2>\n<dl class=\"facts\">\n";
   out += tile(bytes(static_cast<double>(moved)), "moved",
-              "the least possible is " + bytes(static_cast<double>(least)) + ": each element once" +
+              "the minimum is " + bytes(static_cast<double>(minimum)) + ": each element once" +
                   (atomics ? "; an atomic counts as a load and a store" : ""));
-  out += tile(least > 0 ? number(static_cast<double>(moved) / static_cast<double>(least), 2) + " ×" : "–",
-              "times the least", "how often each element goes over the memory bus");
+  out += tile(minimum > 0 ? number(static_cast<double>(moved) / static_cast<double>(minimum), 2) + " ×" : "–",
+              "times the minimum", "how often each element goes over the memory bus");
   out += tile(percent(static_cast<double>(request_bytes), static_cast<double>(kSector * request_sectors)), "sector use",
               bytes(static_cast<double>(request_bytes)) + " of the " + number(request_sectors) +
                   " sectors of 32 bytes that warps ask for");
@@ -163,12 +159,10 @@ std::string traffic_table(const Report& report) {
       "<section id=\"traffic\"><h2>Line by line</h2>\n<p class=\"soft\">What each line asks of memory. A warp's "
       "request "
       "is served in sectors of 32 bytes; the picture shows the sectors of one request, and what is used of "
-      "them.</p>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Line by line\"><table "
-      "class=\"traffic rows\">"
-      "<thead><tr><th scope=\"col\">line</th><th scope=\"col\">access</th><th scope=\"col\">calls</th>"
-      "<th scope=\"col\">lanes</th><th scope=\"col\">masked off</th><th scope=\"col\">bytes</th>"
-      "<th scope=\"col\">sectors a request</th><th scope=\"col\">sector use</th><th scope=\"col\">whole vectors</th>"
-      "<th scope=\"col\">a request</th></tr></thead><tbody>\n";
+      "them.</p>\n" +
+      table_head("traffic", "Line by line",
+                 {"line", "access", "calls", "lanes", "masked off", "bytes", "sectors a request", "sector use",
+                  "whole vectors", "a request"});
   for (std::size_t s = 0; s < report.sites.size(); ++s) {
     const Site& site = report.sites[s];
     const TensorUse& tensor = report.tensors[at(site.tensor)];
@@ -190,7 +184,7 @@ std::string traffic_table(const Report& report) {
            cell("a request", request_picture(first_request(report, site, access), site, tensor.element_bytes)) +
            "</tr>\n";
   }
-  return out + "</tbody></table></div>\n</section>\n";
+  return out + kTableEnd + "</section>\n";
 }
 
 }  // namespace octile::tile::page

@@ -43,14 +43,14 @@ function shaderOf(picture, maps, mode) {
   const t = picture.tensor, empty = colours.cell;
   const blank = {fill: css(empty), rank: -1};
   const scaled = (data, colour) => {
-    let most = 1;
-    for (let k = 0; k < t.size; ++k) most = Math.max(most, data[k]);
-    picture.scale = `0 to ${most.toLocaleString('en')}`;
+    let max = 1;
+    for (let k = 0; k < t.size; ++k) max = Math.max(max, data[k]);
+    picture.scale = `0 to ${max.toLocaleString('en')}`;
     const fills = new Map();
     return (k) => {
       const v = data[k];
       if (v === 0) return blank;
-      if (!fills.has(v)) fills.set(v, {fill: css(colour(most === 1 ? 1 : (v - 1) / (most - 1))), rank: v});
+      if (!fills.has(v)) fills.set(v, {fill: css(colour(max === 1 ? 1 : (v - 1) / (max - 1))), rank: v});
       return fills.get(v);
     };
   };
@@ -67,17 +67,17 @@ function shaderOf(picture, maps, mode) {
   }
   if (mode === 'values' && t.values) return valueShader(picture, maps, empty, blank);
   if (mode === 'difference' && t.expected && t.values) {
-    let most = 0, wrong = 0;
+    let max = 0, wrong = 0;
     for (let k = 0; k < t.size; ++k) {
       if (!isWrong(t, k)) continue;
       ++wrong;
-      if (!maps.unwritten[k]) most = Math.max(most, Math.abs(t.values[k] - t.expected[k]) || 0);
+      if (!maps.unwritten[k]) max = Math.max(max, Math.abs(t.values[k] - t.expected[k]) || 0);
     }
-    picture.scale = most ? `wrong by up to ${shortText(most)}` : wrong ? `${wrong} wrong` : 'none above the tolerance';
+    picture.scale = max ? `wrong by up to ${shortText(max)}` : wrong ? `${wrong} wrong` : 'none above the tolerance';
     const right = {fill: css(mix(empty, colours.load, 0.16)), rank: 0};
     return (k) => {
       if (!isWrong(t, k)) return right;
-      const x = Math.abs(t.values[k] - t.expected[k]) / (most || 1);
+      const x = Math.abs(t.values[k] - t.expected[k]) / (max || 1);
       const share = maps.unwritten[k] ? 0 : Number.isFinite(x) ? x : 1;
       return {fill: css(mix(empty, colours.wrong, 0.45 + 0.55 * share)), rank: 1 + share};
     };
@@ -103,12 +103,12 @@ function valueShader(picture, maps, empty, blank) {
   }
   if (low > high) return () => blank;
   picture.scale = `${shortText(low)} to ${shortText(high)}`;
-  const signed = low < 0 && high > 0, most = Math.max(-low, high);
+  const signed = low < 0 && high > 0, max = Math.max(-low, high);
   return (k) => {
     const v = t.values[k];
     if (maps.unwritten[k]) return blank;
     if (!Number.isFinite(v)) return {fill: css(colours.wrong), rank: Infinity};
-    const x = signed ? v / most : high > low ? (v - low) / (high - low) : 1;
+    const x = signed ? v / max : high > low ? (v - low) / (high - low) : 1;
     const end = signed && x < 0 ? colours.low : colours.high;
     return {fill: css(mix(empty, end, signed ? Math.abs(x) : 0.15 + 0.85 * x)), rank: Math.abs(x)};
   };

@@ -11,8 +11,8 @@ namespace octile::tile::page {
 
 namespace {
 
-constexpr int kContext = 4;      // lines around what is no struct of its own
-constexpr int kMostLines = 400;  // of one file
+constexpr int kContext = 4;     // lines around what is no struct of its own
+constexpr int kMaxLines = 400;  // of one file
 
 bool ends_with_path(std::string_view path, std::string_view end) {
   if (!path.ends_with(end)) return false;
@@ -60,8 +60,8 @@ void choose_lines(Sources::File& file, int first_site, int last_site) {
     }
     break;
   }
-  if (file.last - file.first >= kMostLines) file.last = std::max(last_site + kContext, file.first + kMostLines - 1);
-  file.last = std::min({file.last, count, file.first + kMostLines - 1});
+  if (file.last - file.first >= kMaxLines) file.last = std::max(last_site + kContext, file.first + kMaxLines - 1);
+  file.last = std::min({file.last, count, file.first + kMaxLines - 1});
 }
 
 // Comments, strings, keywords and calls of the context, each in a span.

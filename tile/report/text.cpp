@@ -90,4 +90,15 @@ bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 |
 
 std::string file_name(std::string_view path) { return std::string(path.substr(path.rfind('/') + 1)); }
 
+std::string table_head(const std::string& name, const std::string& label, const std::vector<std::string>& columns) {
+  std::string out = "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"" + label +
+                    "\"><table class=\"" + name + " rows\"><thead><tr>";
+  for (const std::string& column : columns) out += "<th scope=\"col\">" + column + "</th>";
+  return out + "</tr></thead><tbody>\n";
+}
+
+std::string cell(const std::string& label, const std::string& text) {
+  return "<td data-label=\"" + label + "\">" + text + "</td>";
+}
+
 }  // namespace octile::tile::page

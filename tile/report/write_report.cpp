@@ -83,29 +83,19 @@ std::string verdict_bar(const Report& report, const ReportPage& page, const Judg
 }
 
 std::string tensor_table(const Report& report, const Judgement& judgement) {
-  std::string out =
-      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Tensors\"><table class=\"tensors "
-      "rows\"><thead><tr>"
-      "<th scope=\"col\">tensor</th><th scope=\"col\">type</th><th scope=\"col\">shape</th><th scope=\"col\">elements "
-      "read</th><th scope=\"col\">elements written</th><th scope=\"col\">never written</th><th scope=\"col\">wrong</th>"
-      "</tr></thead><tbody>\n";
+  std::string out = table_head(
+      "tensors", "Tensors", {"tensor", "type", "shape", "elements read", "elements written", "never written", "wrong"});
   for (std::size_t t = 0; t < report.tensors.size(); ++t) {
     const TensorUse& tensor = report.tensors[t];
     std::string shape;
     for (const std::int64_t side : tensor.shape) shape += (shape.empty() ? "" : " × ") + number(side);
-    const auto cell = [&](const char* label, const std::string& text) {
-      out += "<td data-label=\"" + std::string(label) + "\">" + text + "</td>";
-    };
-    out += "<tr><th scope=\"row\"><code>" + escaped(tensor.name) + "</code></th>";
-    cell("type", name(tensor.dtype));
-    cell("shape", shape);
-    cell("elements read", number(tensor.elements_read));
-    cell("elements written", number(tensor.elements_written));
-    cell("never written", number(tensor.never_written));
-    cell("wrong", number(judgement.wrong_of[t]));
-    out += "</tr>\n";
+    out += "<tr><th scope=\"row\"><code>" + escaped(tensor.name) + "</code></th>" + cell("type", name(tensor.dtype)) +
+           cell("shape", shape) + cell("elements read", number(tensor.elements_read)) +
+           cell("elements written", number(tensor.elements_written)) +
+           cell("never written", number(tensor.never_written)) + cell("wrong", number(judgement.wrong_of[t])) +
+           "</tr>\n";
   }
-  return out + "</tbody></table></div>\n";
+  return out + kTableEnd;
 }
 
 std::string explorer(const Report& report, const Sources& sources, const Judgement& judgement) {

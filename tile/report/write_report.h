@@ -100,6 +100,9 @@ struct Judgement {
 
 Judgement judge(const Report& report, const ReportPage& page);
 
+// The record that stored to an element of a tensor last, or -1.
+int last_store(const Report& report, int tensor, std::int64_t index);
+
 std::string report_html(const Report& report, const ReportPage& page);
 // As base::write_file writes it. Throws std::runtime_error if the file cannot be written.
 void write_report(const std::string& path, const Report& report, const ReportPage& page);

@@ -1,5 +1,5 @@
-// A model's files: one safetensors file; or a folder with model.safetensors, or with the shards that
-// model.safetensors.index.json names, and a config.json.
+// The files of a model: one safetensors file, or a folder with config.json and either model.safetensors or the shards
+// that model.safetensors.index.json names.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@ inline constexpr std::string_view kSingleFile = "model.safetensors";
 inline constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 inline constexpr std::string_view kConfigFile = "config.json";
 
-// How one kind of values is quantized, as compressed-tensors says it.
+// How one kind of values is quantized, in compressed-tensors' terms.
 struct QuantizationArgs {
   std::optional<std::int64_t> bits;
   std::string type = "int";
@@ -34,7 +34,7 @@ struct QuantizationGroup {
   std::optional<QuantizationArgs> input;
 };
 
-// What is said about the model as a whole: config.json of a folder, of a lone file its metadata.
+// The model as a whole: a folder's config.json, or a single file's metadata.
 struct ModelConfig {
   std::string model_type;                  // "llama"; empty: not said
   bool norm_before = true;                 // OPT's do_layer_norm_before
@@ -51,7 +51,7 @@ class Checkpoint {
  public:
   // Opens all files and checks their headers. Throws FileError.
   static Checkpoint open(const std::filesystem::path& path);
-  // Of one file in memory.
+  // One file in memory.
   static Checkpoint of(SafetensorsFile file);
 
   struct Shard {
@@ -75,9 +75,9 @@ class Checkpoint {
   std::size_t shard_of(std::string_view tensor) const;
   Bytes bytes(std::string_view tensor) const;
   void release(std::string_view tensor) const;
-  // All values as f32; f8 and 64-bit integers are refused.
+  // All values as f32. Throws for f8 and 64-bit integers.
   std::vector<float> values(std::string_view tensor) const;
-  // Of I32 tensors.
+  // The values of an I32 tensor.
   std::vector<std::int32_t> words(std::string_view tensor) const;
   std::uint64_t size() const;  // bytes of all safetensors files
 
@@ -96,7 +96,7 @@ class Checkpoint {
   std::string config_text_;
 };
 
-// As module names are compared with patterns: * stands for any text, ? for one character, [abc] for one of these.
+// Whether a module's name matches one of the patterns: * is any text, ? one character, [abc] one of these.
 bool matches(std::string_view name, const std::vector<std::string>& patterns);
 
 }  // namespace octile::checkpoint

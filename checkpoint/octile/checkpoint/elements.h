@@ -11,8 +11,8 @@
 
 namespace octile::checkpoint {
 
-// What a file, or a wish about one, has wrong. what() names the file, the tensor and the values, on one line: names
-// are chosen by files, so what printable() replaces is replaced in all of it.
+// An error in a file, or in a request about one. what() names the file, the tensor and the values, on one line. Names
+// come from files, so the whole text passes through printable()'s replacement.
 class FileError : public std::runtime_error {
  public:
   explicit FileError(std::string_view text);
@@ -38,7 +38,7 @@ enum class ElementType : std::uint8_t {
   f8_e4m3,
   f8_e5m2,
   f8_e8m0,
-  c64,  // known by name and size alone
+  c64,  // known by name and size only
 };
 
 std::string_view name(ElementType type);  // as safetensors writes it: "BF16"
@@ -47,8 +47,8 @@ constexpr bool is_float(ElementType type) { return type >= ElementType::f16 && t
 
 using Bytes = std::span<const std::byte>;
 
-// The elements as f32; f64 is rounded, integers beyond 2^24 too. No alignment is needed. Throws FileError, naming
-// `what`, for a type whose values are not read: fp8 and below, complex, 64-bit integers.
+// The elements as f32; f64 and integers beyond 2^24 are rounded. Any alignment. Throws FileError, naming `what`, for
+// fp8 and narrower types, complex numbers and 64-bit integers.
 void read_values(ElementType type, Bytes bytes, std::span<float> values, std::string_view what);
 
 // The values rounded to f16, bf16, f32 or f64, to nearest, ties to even.
@@ -57,8 +57,8 @@ std::vector<std::byte> write_values(ElementType type, std::span<const float> val
 // The same rounding, in place.
 void round_values(ElementType type, std::span<float> values);
 
-// For messages and tables. What a terminal may obey (Unicode's control and format characters, separators of lines and
-// paragraphs, bytes that are no UTF-8), and a hostile name may hold, becomes '?'; a long text is cut.
+// For messages and tables. Replaces by '?' what a terminal may obey and a hostile name may hold: Unicode's control and
+// format characters, line and paragraph separators, bytes that are not UTF-8. Cuts a long text.
 std::string printable(std::string_view text);
 // "1e+30", "0.1": for messages.
 std::string number_text(double value);

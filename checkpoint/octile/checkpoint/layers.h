@@ -13,32 +13,34 @@ namespace octile::checkpoint {
 enum class LayerKind : std::uint8_t {
   plain,           // NAME.weight, float
   int_quantized,   // NAME.weight, I8, and NAME.weight_scale
-  pack_quantized,  // NAME.weight_packed and its kin
-  awq,             // NAME.qweight and its kin
+  pack_quantized,  // NAME.weight_packed and others
+  awq,             // NAME.qweight and others
   gptq,
 };
 
 std::string_view name(LayerKind kind);
 
+// How compressed-tensors stores such a layer: packed where the weight alone is quantized, or has 4 bits.
+LayerKind kind_of(const WeightFormat& weight, Activation activation);
+
 struct Layer {
   std::string name = {};  // of the module: without ".weight"
   LayerKind kind = LayerKind::plain;
-  std::int64_t n = 0;      // OUT
-  std::int64_t k = 0;      // IN
-  std::int64_t group = 0;  // of a quantized one; 0: a whole row
-  bool zero_points = false;
+  std::int64_t n = 0;                      // OUT
+  std::int64_t k = 0;                      // IN
+  WeightFormat weight = {};                // of a quantized one
   bool static_input = false;               // the activation has a scale in the file
   std::optional<std::size_t> scheme = {};  // of ModelConfig::groups; none: nothing says more than the tensors
-  std::vector<std::string> tensors = {};  // that hold the weight: what a quantizer replaces. The bias is not among them
+  std::vector<std::string> tensors = {};   // that hold the weight, which a quantizer replaces. Without the bias
 
   std::string weight_tensor() const;
 };
 
-// A weight of two dimensions or more that is not taken for a linear layer.
+// A weight of two dimensions or more that does not count as a linear layer.
 struct LeftOut {
   std::string name;  // of the module
   std::string reason;
-  bool linear = false;  // a matrix that may well be one: a reader of the result is told that it is not quantized
+  bool linear = false;  // a matrix that may be one: readers of the result are told that it is not quantized
 };
 
 struct LayerTable {
@@ -46,23 +48,23 @@ struct LayerTable {
   std::vector<LeftOut> left_out;
 };
 
-// Both hold patterns for module names.
+// Patterns of module names.
 struct Selection {
   std::vector<std::string> ignore;
-  std::vector<std::string> only;  // empty: by name. Otherwise exactly these, embeddings and heads too
+  std::vector<std::string> only;  // empty: layers by their names; else exactly these, embeddings and heads too
 };
 
-// A linear layer is a float matrix NAME.weight that is no embedding, no norm, no head and no router by its name, and is
-// stored (OUT, IN). Quantized layers are known by their tensors; what these have wrong, by themselves or beside what
-// the quantization_config says of them, throws FileError. Neither OUT nor IN is 0.
+// A linear layer is a float matrix NAME.weight, stored (OUT, IN), whose name is not that of an embedding, a norm, a
+// head or a router. Quantized layers are known by their tensors; tensors that are wrong, or that disagree with the
+// quantization_config, throw FileError. Neither OUT nor IN is 0.
 LayerTable find_layers(const Checkpoint& checkpoint, const Selection& selection = {});
 
-// Of a layer that is not plain.
+// The layer must not be plain.
 QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer);
 
-// (N, K), f32: of a plain layer as it is, of another one dequantized.
+// (N, K), f32: the values of a plain layer, the dequantized ones of another.
 std::vector<float> read_weight(const Checkpoint& checkpoint, const Layer& layer);
-// The same without rounding to f32 what a file holds in f64.
+// The same, with the values of an f64 tensor unrounded.
 std::vector<double> read_weight_f64(const Checkpoint& checkpoint, const Layer& layer);
 
 }  // namespace octile::checkpoint

@@ -1,4 +1,4 @@
-// What a weight's values are like, and how far two of them are apart.
+// Statistics of a weight, and the difference between two.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace octile::checkpoint {
 
 struct WeightStatistics {
-  float least = 0;
-  float most = 0;
+  float min = 0;
+  float max = 0;
   double rms = 0;
   std::int64_t not_finite = 0;
   double median_channel_max = 0;       // of max |W_j| over the input channels j
-  std::vector<std::int64_t> outliers;  // input channels whose max |W_j| is more than `times` that median, worst first
+  std::vector<std::int64_t> outliers;  // input channels whose max |W_j| exceeds `times` that median, worst first
 };
 
 // values (n, k).
@@ -22,7 +22,7 @@ WeightStatistics measure(std::span<const float> values, std::int64_t n, std::int
 struct Difference {
   double signal = 0;  // sum of (a / unit)^2
   double noise = 0;   // sum of ((a - b) / unit)^2
-  double unit = 1;    // a power of two: another one only where squares would leave f64
+  double unit = 1;    // a power of two; not 1 only where squares would leave f64
   double max_error = 0;
   bool operator==(const Difference&) const = default;
 
@@ -37,7 +37,7 @@ struct Difference {
   void add_values(std::span<const Real> a, std::span<const Real> b);
 };
 
-// Runs of `length` values, as share a scale, that are all zero in b and not in a.
+// The number of runs of `length` values (those that share a scale) that are all zero in b but not in a.
 std::int64_t count_vanished(std::span<const double> a, std::span<const double> b, std::int64_t length);
 
 }  // namespace octile::checkpoint

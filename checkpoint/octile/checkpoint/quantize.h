@@ -1,4 +1,4 @@
-// A checkpoint with float weights becomes one with quantized weights, layer by layer: memory is that of one layer.
+// Quantizes the linear layers of a checkpoint, one at a time: memory is that of one layer.
 #pragma once
 
 #include <filesystem>
@@ -13,37 +13,38 @@
 
 namespace octile::checkpoint {
 
-enum class Format : std::uint8_t {
-  w8a8,         // int-quantized, activations quantized per token
-  w8a8_static,  // int-quantized, one scale for all activations of a layer
-  w4a16,        // pack-quantized
-};
-
 struct Smoothing {
   bool search = false;  // alpha per layer; the calibration must hold second moments
   double alpha = 0.5;   // without search
 };
 
 struct QuantizeOptions {
-  Format format = Format::w8a8;
-  std::int64_t group = 128;  // w4a16: 32, 64, 128, or 0: a whole row
-  bool zero_points = false;  // w4a16
+  // s8 or s4, per row or in groups of 32, 64 or 128; zero points with s4.
+  WeightFormat weight = WeightFormat::s8_per_channel;
+  // none: the weight alone is quantized. s4 needs it. Not dynamic_per_tensor.
+  Activation activation = Activation::dynamic_per_token;
   WeightMethod method = WeightMethod::nearest;
   std::optional<std::filesystem::path> calibration = {};
-  std::optional<Smoothing> smoothing = {};  // w8a8
+  std::optional<Smoothing> smoothing = {};  // of quantized activations
   Selection selection = {};
   bool overwrite = false;
   int threads = 0;
+};
+
+// Options that are wrong, whatever the files hold.
+class OptionError : public FileError {
+ public:
+  using FileError::FileError;
 };
 
 struct LayerReport {
   std::string name;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  double sqnr = 0;  // dB, of the quantized weight, dequantized, beside the values in the file, smoothed
+  double sqnr = 0;  // dB, of the dequantized weight beside the file's values, smoothed
   double max_error = 0;
-  std::int64_t vanished = 0;       // rows, or groups of a row, that are all zero now and were not
-  std::uint64_t bytes = 0;         // of the quantized weight with all that belongs to it
+  std::int64_t vanished = 0;       // rows, or groups of a row, that became all zero
+  std::uint64_t bytes = 0;         // of the quantized weight with its scales
   std::uint64_t bytes_before = 0;  // of the float weight
 };
 
@@ -63,15 +64,15 @@ struct QuantizeReport {
   std::uint64_t size_after = 0;
 };
 
-// Called with the bytes done, of all, and the tensor: before each group that is smoothed, each alpha that is tried for
-// it, each tensor and each file.
-// May throw: then nothing is left of what was written.
+// Called with the bytes done, all bytes, and the tensor: before each group that is smoothed, each alpha that is tried,
+// each tensor and each file. It may throw; then nothing is left of what was written.
 using OnProgress = std::function<void(std::int64_t done, std::int64_t all, const std::string& tensor)>;
 
-// `from` and `to`: both a safetensors file, or both a folder, whose other files are copied byte for byte; links to
-// files are followed. `to` appears when all is done, in one step. `overwrite` replaces a regular file, or a folder all
-// of whose contents come from `from`; nothing that is read may be in it. Permissions are those of the sources, less the
-// umask. The same input gives the same bytes. Throws FileError, among others where `from` is quantized already.
+// `from` and `to` are both a safetensors file, or both a folder, whose other files are copied verbatim; links to files
+// are followed. `to` appears in one step when all is done. `overwrite` replaces a regular file, or a folder all of
+// whose contents come from `from`; nothing that is read may be in it. Permissions are those of the sources, less the
+// umask. The same input gives the same bytes. Throws OptionError, and FileError, among others where `from` is quantized
+// already.
 QuantizeReport quantize_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                    const QuantizeOptions& options, const OnProgress& progress = {});
 

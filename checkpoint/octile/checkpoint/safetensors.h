@@ -1,5 +1,5 @@
-// A safetensors file: 8 bytes that hold the header's length, the header (JSON: each tensor's type, shape and place),
-// and the tensors' bytes.
+// A safetensors file: the header's length in 8 bytes, the header (JSON: type, shape and place of each tensor), and the
+// tensors' bytes.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Temporary;
 
 namespace octile::checkpoint {
 
-inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // what other readers accept
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // as in other readers
 
 struct TensorInfo {
   std::string name;
@@ -32,18 +32,18 @@ struct TensorInfo {
 
 std::string shape_text(const std::vector<std::int64_t>& shape);  // "(384, 1536)"
 
-// Bytes of a tensor, or FileError, naming `what`, where the shape is negative or its product overflows.
+// Bytes of a tensor. Throws FileError, naming `what`, where the shape is negative or its product overflows.
 std::uint64_t size_of(ElementType type, const std::vector<std::int64_t>& shape, std::string_view what);
 
 using Metadata = std::map<std::string, std::string>;
 
-// Reads in place: the file is memory-mapped, nothing is copied, and a tensor's bytes are read when they are looked at.
-// All of the header is checked first: every tensor has its place, as large as its type and shape say, and together they
-// are the whole file, without overlap or hole. The file must not be shortened while it is open.
+// Reads in place: the file is memory-mapped, nothing is copied, and a tensor's bytes are read on access. The whole
+// header is checked first: the size of each tensor follows from its type and shape, and together the tensors fill the
+// file without overlap or gap. The file must not be truncated while it is open.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::filesystem::path& path);
-  // Of bytes in memory, which must outlive it; `name` is for messages.
+  // The bytes must outlive it; `name` is for messages.
   static SafetensorsFile parse(Bytes file, std::string name);
 
   const std::string& name() const { return name_; }
@@ -54,7 +54,7 @@ class SafetensorsFile {
   Bytes bytes(const TensorInfo& tensor) const { return data_.subspan(tensor.begin, tensor.size()); }
   SafetensorsFile(SafetensorsFile&&) = default;
   SafetensorsFile& operator=(SafetensorsFile&&) = default;
-  // Lets the system have back the memory of what has been read; it may be read again.
+  // Returns the tensor's pages to the system; it may be read again.
   void release(const TensorInfo& tensor) const;
 
  private:
@@ -76,13 +76,12 @@ struct TensorSpec {
   std::vector<std::int64_t> shape;
 };
 
-// Writes a file tensor by tensor, in any order, each from its first byte to its last: the header comes first, since
-// all sizes are known. The bytes go to a temporary name beside `path`; `finish` makes them durable and renames. Without
-// `finish` nothing is left. The same tensors give the same bytes, whatever the order: the larger elements first, then
-// by name, so that every tensor is aligned.
+// Writes a file tensor by tensor, in any order, each from its first byte to its last. The bytes go to a temporary file
+// beside `path`; `finish` makes them durable and renames it. Without `finish` nothing is left. The same tensors give
+// the same bytes in any order: wider elements come first, then the order is by name, so that every tensor is aligned.
 class SafetensorsWriter {
  public:
-  // `mode`: the file's permission bits, less those of the umask.
+  // `mode`: the file's permission bits, before the umask.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorSpec>& tensors, const Metadata& metadata,
                     unsigned mode = 0666);
   ~SafetensorsWriter();
@@ -91,7 +90,7 @@ class SafetensorsWriter {
 
   void append(std::string_view tensor, Bytes bytes);
   std::uint64_t size() const { return size_; }
-  // Once. Throws FileError if a tensor is not complete, or if `path` exists and `overwrite` is not set.
+  // To be called once. Throws FileError if a tensor is not complete, or if `path` exists and `overwrite` is not set.
   void finish(bool overwrite);
 
  private:

@@ -1,5 +1,5 @@
-// SmoothQuant in a checkpoint: what a calibration file says of the layers' inputs, and between which layers the factors
-// can be folded.
+// SmoothQuant in a checkpoint: the statistics of a calibration file, and the layers between which factors can be
+// folded.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace octile::checkpoint {
 // NAME.input_second_moments f32 (K, K) and NAME.input_excess f32 (2), which is Calibrator::excess().
 class Calibration {
  public:
-  // Checks all of the file but the second moments' values. Throws FileError.
+  // Checks the whole file but the second moments' values. Throws FileError.
   static Calibration open(const std::filesystem::path& path);
 
   bool has(const Layer& layer) const;
@@ -35,8 +35,8 @@ class Calibration {
   Checkpoint file_;
 };
 
-// Layers that read one input, and the layer before, which alone makes that input and whose output nobody else reads: so
-// the factors can go from the one to the others without changing what the model computes.
+// Layers that read one input, and the layer before, which alone produces that input and whose output has no other
+// reader: factors move from one to the others without changing what the model computes.
 struct SmoothingGroup {
   std::string before;  // a norm, or a linear layer whose outputs are divided
   std::vector<Layer> layers;
@@ -52,10 +52,10 @@ struct SmoothingPlan {
   std::vector<NotSmoothed> others;
 };
 
-// By the names that config.json's model_type is known to use. A norm takes the factors where it stands before what it
-// feeds (llama, mistral, qwen2, qwen3, opt), not where its output is also added to the residual (bert). Linear layers
-// take them where what follows passes a factor on, channel by channel: values to the attention's output layer, unless
-// heads share them, and up_proj to down_proj.
+// By config.json's model_type (folds.h). A norm takes the factors where it precedes what it feeds (llama, mistral,
+// qwen2, qwen3, opt), not where its output is also added to the residual (bert). A linear layer takes them where each
+// channel of its output is passed on unmixed: values to the attention's output layer, unless heads share them, and
+// up_proj to down_proj.
 SmoothingPlan plan_smoothing(const Checkpoint& checkpoint, const std::vector<Layer>& layers);
 
 }  // namespace octile::checkpoint

@@ -3,13 +3,9 @@
 
 #include <cstdint>
 
-#include "octile/tensor.h"
+#include "cpu/gemm/gemm_view.h"
 
 namespace octile::cpu {
-
-struct Range {
-  std::int64_t first, count;
-};
 
 // Panels of (terms / 4, 16, 4), `stride` bytes apart.
 struct Panels {

@@ -1,11 +1,14 @@
-// y[i, j] = sum_c a[i, c] * (b[j, c] * c_scale[c]); a (m, k) float, b (n, k) s8, either of them along either dimension.
+// w8a16 on any CPU; a (m, k) float, b (n, k) s8:
+//
+//   backward  y[i, j] = sum_c a[i, c] * (b[j, c] * b_scale[c]), a and b along either dimension
+//   forward   y[i, j] = sum_c a[i, c] * (b[j, c] * b_scale[j, g]) + bias[j], b packed or not: weight_gemm.h
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include <type_traits>
 
-#include "cpu/gemm/panel_gemm.h"
+#include "cpu/gemm/weight_gemm.h"
 #include "cpu/support/cost.h"
 
 namespace octile::cpu {
@@ -75,7 +78,7 @@ struct CopyRows {
   }
 };
 
-// b[j, c] * c_scale[c]: the scale lies along the sum, so it belongs to each term.
+// b[j, c] * b_scale[c]: the scale lies along the sum, so it belongs to each term.
 template <class Real>
 class ScaledBytes {
  public:
@@ -125,21 +128,24 @@ class ScaledBytes {
 };
 
 template <class Real>
-void multiply(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  PanelProduct<Real, ScaledBytes<Real>>(p, o, ScaledBytes<Real>(o)).run(p.threads, launch.workspace.data);
-}
+using ColumnProduct = PanelProduct<Real, ScaledBytes<Real>>;
+
+bool along_contraction(const GemmProblem& p) { return p.b.granularity == Granularity::column; }
 
 void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  p.scale == DType::f64 ? multiply<double>(p, o, launch) : multiply<float>(p, o, launch);
-}
-
-std::string supports(const GemmProblem& p) {
-  return p.grouped() ? "takes scales along the contraction, not groups" : "";
+  void* const workspace = launch.workspace.data;
+  if (!along_contraction(p)) {
+    multiply_weight<ByteVectors>(p, o, launch);
+  } else if (p.scale == DType::f64) {
+    ColumnProduct<double>(p, o, ScaledBytes<double>(o)).run(p.threads, workspace);
+  } else {
+    ColumnProduct<float>(p, o, ScaledBytes<float>(o)).run(p.threads, workspace);
+  }
 }
 
 std::size_t workspace(const GemmProblem& p) {
-  return p.scale == DType::f64 ? PanelProduct<double, ScaledBytes<double>>::workspace(p, p.k)
-                               : PanelProduct<float, ScaledBytes<float>>::workspace(p, p.k);
+  if (!along_contraction(p)) return weight_workspace<ByteVectors>(p);
+  return p.scale == DType::f64 ? ColumnProduct<double>::workspace(p, p.k) : ColumnProduct<float>::workspace(p, p.k);
 }
 
 }  // namespace
@@ -147,7 +153,6 @@ std::size_t workspace(const GemmProblem& p) {
 extern constinit const GemmKernel w8a16_gemm_portable = {
     .name = "w8a16_gemm_portable",
     .task = {Operation::gemm, kW8A16},
-    .supports = supports,
     .cost = portable_float_cost,
     .workspace = workspace,
     .launch = launch,

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/access.h"
+#include "cpu/gemm/finish.h"
 #include "cpu/support/cost.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
@@ -25,37 +26,7 @@ constexpr std::int64_t kLine = 64;          // bytes; packed rows begin on one
 template <Isa isa>
 using PackedFor = std::conditional_t<isa == Isa::avx512vnni, std::uint8_t, std::int16_t>;
 
-// Elements from one packed row to the next. An odd number of lines: rows a power of two apart share their places in the
-// first-level cache.
-std::int64_t packed_stride(std::int64_t k) { return (ceil_div(k, kLine) | 1) * kLine; }
-
 std::size_t packed_size() { return isa() >= Isa::avx512vnni ? sizeof(std::uint8_t) : sizeof(std::int16_t); }
-
-// y is written along its contiguous dimension: if that is i, then a and b exchange their parts.
-struct Product {
-  ConstTensor left, right;  // (rows, k), (cols, k)
-  ConstTensor left_scale, right_scale;
-  ConstTensor bias;
-  bool bias_per_row = false;
-  bool accumulate = false;
-  Tensor y;  // (rows, cols), contiguous along a row
-  std::int64_t rows = 0, cols = 0, k = 0;
-};
-
-Product oriented(const GemmProblem& problem, const GemmOperands& o) {
-  Product p{o.a, o.b, o.a_scale, o.b_scale, o.bias, false, problem.accumulate, o.y, o.y.rows(), o.y.cols(), o.a.cols()};
-  // By the problem, as the workspace is: the strides of a single column would do either way.
-  if (problem.y_major == Major::contraction) return p;
-  std::swap(p.left, p.right);
-  std::swap(p.left_scale, p.right_scale);
-  std::swap(p.rows, p.cols);
-  std::swap(p.y.shape[0], p.y.shape[1]);
-  std::swap(p.y.strides[0], p.y.strides[1]);
-  p.bias_per_row = true;
-  return p;
-}
-
-const std::uint8_t* bytes(const ConstTensor& t) { return static_cast<const std::uint8_t*>(t.data); }
 
 struct PackRow {
   struct Vnni {};
@@ -72,18 +43,14 @@ struct PackRow {
   }
 };
 
-struct Range {
-  std::int64_t first, count;
-};
-
-// A block of an operand that is contiguous along its rows' numbers, into `turned` (kBlock, kBlock), contiguous along k.
-void turn(const ConstTensor& t, Range rows, Range terms, std::uint8_t* turned) {
-  transpose({bytes(t) + terms.first * t.strides[1] + rows.first, t.strides[1]}, {turned, kBlock}, terms.count,
+// A block of an operand that is contiguous along its rows' numbers, into `transposed` (kBlock, kBlock).
+void transpose_block(const ConstTensor& t, Range rows, Range terms, std::uint8_t* transposed) {
+  transpose({bytes(t) + terms.first * t.strides[1] + rows.first, t.strides[1]}, {transposed, kBlock}, terms.count,
             rows.count);
 }
 
 // Packs rows `first` .. of left.
-void pack_left(const Product& p, std::int64_t first, std::int64_t rows, Bytes packed) {
+void pack_left(const GemmView& p, std::int64_t first, std::int64_t rows, Bytes packed) {
   if (p.left.strides[1] == 1) {
     for (std::int64_t r = 0; r < rows; ++r) {
       multiversion<PackRow>(bytes(p.left) + (first + r) * p.left.strides[0], p.k,
@@ -91,25 +58,25 @@ void pack_left(const Product& p, std::int64_t first, std::int64_t rows, Bytes pa
     }
     return;
   }
-  std::uint8_t turned[kBlock * kBlock];
+  std::uint8_t transposed[kBlock * kBlock];
   for (std::int64_t c = 0; c < p.k; c += kBlock) {
     const std::int64_t terms = std::min(kBlock, p.k - c);
-    turn(p.left, {first, rows}, {c, terms}, turned);
+    transpose_block(p.left, {first, rows}, {c, terms}, transposed);
     for (std::int64_t r = 0; r < rows; ++r) {
       std::uint8_t* out = packed.data + r * packed.stride + c * static_cast<std::int64_t>(packed_size());
-      multiversion<PackRow>(static_cast<const std::uint8_t*>(turned + r * kBlock), terms, static_cast<void*>(out));
+      multiversion<PackRow>(static_cast<const std::uint8_t*>(transposed + r * kBlock), terms, static_cast<void*>(out));
     }
   }
 }
 
-// Turns rows `first` .. of right into rows along k.
-void turn_right(const Product& p, std::int64_t first, std::int64_t rows, Bytes out) {
-  std::uint8_t turned[kBlock * kBlock];
+// Rows `first` .. of right, contiguous along k.
+void transpose_right(const GemmView& p, std::int64_t first, std::int64_t rows, Bytes out) {
+  std::uint8_t transposed[kBlock * kBlock];
   for (std::int64_t c = 0; c < p.k; c += kBlock) {
     const std::int64_t terms = std::min(kBlock, p.k - c);
-    turn(p.right, {first, rows}, {c, terms}, turned);
+    transpose_block(p.right, {first, rows}, {c, terms}, transposed);
     for (std::int64_t r = 0; r < rows; ++r)
-      std::memcpy(out.data + r * out.stride + c, turned + r * kBlock, static_cast<std::size_t>(terms));
+      std::memcpy(out.data + r * out.stride + c, transposed + r * kBlock, static_cast<std::size_t>(terms));
   }
 }
 
@@ -182,84 +149,63 @@ struct Sums {
   }
 };
 
-template <class Real>
-struct FinishRun {
-  const std::int32_t* sums;
-  Real left_scale;
-  const Real* right_scale;
-  const Real* bias;  // one per column
-  std::int64_t n;
-  Real* y;
-};
-
-template <bool with_bias>
-struct FinishRow {
+// totals = fma(Real(sums), scale, totals), for one group of (rows, cols).
+struct FoldGroup {
   template <Isa, class Real>
-  OCTILE_INLINE static void run(FinishRun<Real> p) {
-    const std::int32_t* __restrict sums = p.sums;
-    const Real* __restrict right_scale = p.right_scale;
-    const Real* __restrict bias = p.bias;
-    Real* __restrict y = p.y;
-    for (std::int64_t j = 0; j < p.n; ++j) {
-      const Real scale = p.left_scale * right_scale[j];
-      if constexpr (with_bias) {
-        y[j] = std::fma(static_cast<Real>(sums[j]), scale, bias[j]);
-      } else {
-        y[j] = static_cast<Real>(sums[j]) * scale;
-      }
+  OCTILE_INLINE static void run(const std::int32_t* __restrict sums, const Real* __restrict scale, std::int64_t rows,
+                                std::int64_t cols, Real* __restrict totals) {
+    for (std::int64_t i = 0; i < rows; ++i, sums += kBlock, totals += kBlock) {
+      for (std::int64_t j = 0; j < cols; ++j) totals[j] = std::fma(static_cast<Real>(sums[j]), scale[j], totals[j]);
     }
   }
 };
 
-// Scales and bias of one block, and its rows of y.
 template <class Real>
-void finish(const Product& p, std::int64_t first_row, std::int64_t first_col, const std::int32_t* sums) {
-  const std::int64_t rows = std::min(kBlock, p.rows - first_row);
-  const std::int64_t cols = std::min(kBlock, p.cols - first_col);
-  const bool with_bias = p.bias.present();
-  Real right_scale[kBlock];
-  Real bias[kBlock];
-  Real buffer[kBlock];
-  for (std::int64_t j = 0; j < cols; ++j) {
-    right_scale[j] = p.k == 0 ? Real{0} : load<Real>(p.right_scale, first_col + j);
-    if (with_bias && !p.bias_per_row) bias[j] = load<Real>(p.bias, first_col + j);
+void multiply_block(const GemmView& p, SumsRun run, std::int64_t group, Finish<Real, kBlock, kBlock>& finish) {
+  alignas(64) std::int32_t sums[kBlock * kBlock];
+  run.sums = sums;
+  if (group == 0) {
+    for (std::int64_t j = 0; j < run.cols; ++j)
+      finish.right_scale[j] = load<Real>(p.right_scale, finish.cols.first + j);
+    multiversion<Sums>(run);
+    constexpr std::int32_t kNoCorrection[kBlock] = {};
+    return finish.write(sums, kBlock, kNoCorrection);
   }
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const Real left_scale = p.k == 0 ? Real{0} : load<Real>(p.left_scale, first_row + i);
-    if (with_bias && p.bias_per_row) std::fill_n(bias, cols, load<Real>(p.bias, first_row + i));
-    const std::int64_t at = (first_row + i) * p.y.strides[0] + first_col;
-    Real* y = p.accumulate ? buffer : narrowing_target(p.y.dtype, p.y.data, at, buffer);
-    const FinishRun<Real> run{sums + i * kBlock, left_scale, right_scale, bias, cols, y};
-    with_bias ? multiversion<FinishRow<true>>(run) : multiversion<FinishRow<false>>(run);
-    if (p.accumulate) {
-      add<Real>(p.y.data, at, cols, buffer);
-    } else {
-      narrow<Real>(p.y.dtype, p.y.data, at, cols, y);
-    }
+  alignas(64) Real totals[kBlock * kBlock] = {};
+  Real scale[kBlock];
+  run.k = group;
+  for (std::int64_t g = 0; g < p.k / group; ++g) {
+    for (std::int64_t j = 0; j < run.cols; ++j) scale[j] = load<Real>(p.right_scale, finish.cols.first + j, g);
+    multiversion<Sums>(run);
+    multiversion<FoldGroup>(static_cast<const std::int32_t*>(sums), static_cast<const Real*>(scale), run.rows, run.cols,
+                            static_cast<Real*>(totals));
+    run.left = static_cast<const std::uint8_t*>(run.left) + group * static_cast<std::int64_t>(packed_size());
+    run.right += group;
   }
+  finish.write(totals, kBlock, nullptr);
 }
 
-// Workspace: kLine-aligned packed rows of left, one of zeros, then right turned, if it has to be.
+// Workspace: kLine-aligned packed rows of left, one of zeros, then right transposed, where it has to be.
 template <class Real>
-void multiply(const GemmProblem& problem, const Product& p, std::uint8_t* workspace) {
-  const std::int64_t stride = packed_stride(p.k);
+void multiply(const GemmProblem& problem, const GemmView& p, std::uint8_t* workspace) {
+  const std::int64_t stride = row_stride(p.k);
   const auto size = static_cast<std::int64_t>(packed_size());
-  const bool must_turn = p.right.strides[1] != 1;
+  const bool transposes = p.right.strides[1] != 1;
   std::uint8_t* zero = workspace;
-  std::uint8_t* turned = zero + stride * static_cast<std::int64_t>(sizeof(std::int16_t));
-  std::uint8_t* packed = turned + (must_turn ? p.cols * stride : 0);
+  std::uint8_t* transposed = zero + stride * static_cast<std::int64_t>(sizeof(std::int16_t));
+  std::uint8_t* packed = transposed + (transposes ? p.cols * stride : 0);
   const double k = static_cast<double>(p.k);
   const double products = static_cast<double>(p.rows) * static_cast<double>(p.cols) * k;
   const int threads = useful_threads(problem.threads, products / 64);
 
   std::fill_n(zero, stride * size, packed_size() == 1 ? std::uint8_t{0x80} : std::uint8_t{0});
-  if (must_turn) {
+  if (transposes) {
     parallel_for(threads, ceil_div(p.cols, kBlock), [&](std::int64_t part) {
       const std::int64_t j = part * kBlock;
-      turn_right(p, j, std::min(kBlock, p.cols - j), {turned + j * stride, stride});
+      transpose_right(p, j, std::min(kBlock, p.cols - j), {transposed + j * stride, stride});
     });
   }
-  const ConstBytes right = must_turn ? ConstBytes{turned, stride} : ConstBytes{bytes(p.right), p.right.strides[0]};
+  const ConstBytes right = transposes ? ConstBytes{transposed, stride} : ConstBytes{bytes(p.right), p.right.strides[0]};
   for (std::int64_t first = 0; first < p.rows; first += kPackedRows) {
     const std::int64_t rows = std::min(kPackedRows, p.rows - first);
     const std::int64_t row_blocks = ceil_div(rows, kBlock);
@@ -270,26 +216,28 @@ void multiply(const GemmProblem& problem, const Product& p, std::uint8_t* worksp
     parallel_for(threads, row_blocks * ceil_div(p.cols, kBlock), [&](std::int64_t part) {
       const std::int64_t i = part % row_blocks * kBlock;
       const std::int64_t j = part / row_blocks * kBlock;
-      alignas(64) std::int32_t sums[kBlock * kBlock];
-      multiversion<Sums>(SumsRun{packed + i * stride * size, stride, zero,
-                                 reinterpret_cast<const std::int8_t*>(right.data) + j * right.stride, right.stride,
-                                 std::min(kBlock, rows - i), std::min(kBlock, p.cols - j), p.k, sums});
-      finish<Real>(p, first + i, j, sums);
+      const SumsRun run{packed + i * stride * size,
+                        stride,
+                        zero,
+                        reinterpret_cast<const std::int8_t*>(right.data) + j * right.stride,
+                        right.stride,
+                        std::min(kBlock, rows - i),
+                        std::min(kBlock, p.cols - j),
+                        p.k,
+                        nullptr};
+      Finish<Real, kBlock, kBlock> finish(p, {first + i, run.rows}, {j, run.cols});
+      multiply_block(p, run, problem.grouped() ? problem.b.group : 0, finish);
     });
   }
 }
 
 void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  const Product product = oriented(problem, operands);
+  const GemmView view(problem, operands);
   auto* workspace = static_cast<std::uint8_t*>(launch.workspace.data);
-  problem.scale == DType::f64 ? multiply<double>(problem, product, workspace)
-                              : multiply<float>(problem, product, workspace);
+  problem.scale == DType::f64 ? multiply<double>(problem, view, workspace) : multiply<float>(problem, view, workspace);
 }
 
-std::string supports(const GemmProblem& p) {
-  if (p.grouped()) return "takes one scale per channel, not groups";
-  return p.b_packed ? "takes the weight as it is, not packed" : "";
-}
+std::string supports(const GemmProblem& p) { return p.b_packed ? "takes the weight as it is, not packed" : ""; }
 
 Cost cost(const GemmProblem& p) {
   const double threads = thread_count(p.threads);
@@ -299,12 +247,10 @@ Cost cost(const GemmProblem& p) {
 }
 
 std::size_t workspace(const GemmProblem& p) {
-  const bool exchanged = p.y_major == Major::outer;
-  const std::int64_t stride = packed_stride(p.k);
-  const std::int64_t left_rows = std::min(kPackedRows, exchanged ? p.n : p.m);
-  const bool turn = (exchanged ? p.a_major : p.b_major) == Major::outer;
-  const std::int64_t right_rows = turn ? (exchanged ? p.m : p.n) : 0;
-  return static_cast<std::size_t>(stride * (2 * (left_rows + 1) + right_rows));
+  const GemmExtent extent(p);
+  const bool transposes = (p.y_major == Major::outer ? p.a_major : p.b_major) == Major::outer;
+  const std::int64_t rows = 2 * (std::min(kPackedRows, extent.rows) + 1) + (transposes ? extent.cols : 0);
+  return static_cast<std::size_t>(row_stride(p.k) * rows);
 }
 
 }  // namespace

@@ -15,15 +15,10 @@ inline double thread_count(int requested) { return requested > 0 ? requested : h
 
 inline constexpr double kBytesPerSecond = 15e9;  // and core
 
-// The product kernels of one instruction set take one scale per channel, or groups in f32.
+// Of the product kernels of one instruction set.
 template <Isa isa>
 std::string needs(const GemmProblem& p) {
-  if (p.grouped()) return "takes one scale per channel, not groups";
-  return reason_against(isa);
-}
-template <Isa isa>
-std::string needs_f32(const GemmProblem& p) {
-  if (p.scale == DType::f64) return "has no f64";
+  if (p.grouped() && p.scale == DType::f64) return "has no f64 with scales in groups";
   return reason_against(isa);
 }
 

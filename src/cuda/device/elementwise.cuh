@@ -1,9 +1,10 @@
-// The walk of the kernels that know their scales: elementwise, 16 bytes of a row at a time.
+// The elementwise walk of kernels whose scales are known, 16 bytes of a row at a time.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/levels.cuh"
@@ -22,12 +23,6 @@ struct Rows {
 
   __device__ T* at(std::int64_t r, std::int64_t c) const { return data + r * stride + c; }
 };
-
-inline bool aligned_rows(const void* data, std::int64_t pitch, std::int64_t bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) %
-             static_cast<std::uintptr_t>(bytes) ==
-         0;
-}
 
 template <class T>
 Rows<const T> rows_of(const ConstTensor& t) {
@@ -55,17 +50,17 @@ struct IntegerRows {
     std::uint8_t* const p = data + r * stride + c;
     if (aligned && count >= n) {
       if constexpr (n == 8) {
-        *reinterpret_cast<uint2*>(p) = {pack(q[0], q[1], q[2], q[3]), pack(q[4], q[5], q[6], q[7])};
+        *reinterpret_cast<uint2*>(p) = {low_bytes(q[0], q[1], q[2], q[3]), low_bytes(q[4], q[5], q[6], q[7])};
       } else if constexpr (n == 4) {
-        *reinterpret_cast<unsigned*>(p) = pack(q[0], q[1], q[2], q[3]);
+        *reinterpret_cast<unsigned*>(p) = low_bytes(q[0], q[1], q[2], q[3]);
       } else {
-        *reinterpret_cast<unsigned short*>(p) = static_cast<unsigned short>(pack(q[0], q[1], 0, 0));
+        *reinterpret_cast<unsigned short*>(p) = static_cast<unsigned short>(low_bytes(q[0], q[1], 0, 0));
       }
       return;
     }
     put_bytes(r, c, q, count);
   }
-  // The same whatever the alignment.
+  // The same at any alignment.
   template <int n>
   __device__ void put_bytes(std::int64_t r, std::int64_t c, const std::int32_t (&q)[n], int count) const {
     if (dtype == DType::s4) return put_nibbles(data + (r * stride + c) / 2, q, count);
@@ -116,10 +111,6 @@ struct IntegerRows {
   }
 
  private:
-  __device__ static unsigned pack(std::int32_t a, std::int32_t b, std::int32_t c, std::int32_t d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-  }
-
   template <int n>
   __device__ static void put_nibbles(std::uint8_t* p, const std::int32_t (&q)[n], int count) {
 #pragma unroll
@@ -235,7 +226,7 @@ Rules<Real> rules_of(const QuantizeProblem& p, const QuantizeOperands& o) {
   Rules<Real> rules;
   rules.q_min = static_cast<Real>(p.q_min);
   rules.q_max = static_cast<Real>(p.q_max);
-  rules.least_scale = static_cast<Real>(p.min_scale);
+  rules.min_scale = static_cast<Real>(p.min_scale);
   rules.given = p.scale == ScaleSource::given;
   rules.symmetric = rules.given || p.mapping == Mapping::symmetric;
   rules.stochastic = p.rounding == Rounding::stochastic;
@@ -244,7 +235,7 @@ Rules<Real> rules_of(const QuantizeProblem& p, const QuantizeOperands& o) {
 }
 
 inline constexpr int kWalkThreads = 256;
-inline constexpr std::int64_t kMostDown = 65535;  // blocks of a grid along y
+inline constexpr std::int64_t kMaxDown = 65535;  // blocks of a grid along y
 
 // Over all elements, 16 bytes of floats at a time where they share a scale, otherwise two elements at a time:
 //   Op::Loaded load(r, c, count), then finish(loaded, r, c, count), for op.kElements, the last ones of a row fewer;
@@ -285,16 +276,16 @@ __global__ void __launch_bounds__(kWalkThreads) walk_elements(std::int64_t rows,
   }
 }
 
-// For up to about `most` blocks, which go on to other rows.
+// For at most about `max_blocks` blocks, which loop over rows.
 template <class Op>
-LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t most) {
-  const std::int64_t vectors = (matrix.cols() + Op::kElements - 1) / Op::kElements;
+LaunchShape walk_shape(const ConstTensor& matrix, std::int64_t max_blocks) {
+  const std::int64_t vectors = ceil_div(matrix.cols(), Op::kElements);
   unsigned width = kWalkThreads;
   while (width > 1 && width / 2 >= vectors) width /= 2;
   const unsigned height = kWalkThreads / width;
   const unsigned high = height * Op::kBatch;
-  const auto across = static_cast<unsigned>((vectors + width - 1) / width);
-  const std::int64_t down = std::min({(matrix.rows() + high - 1) / high, (most + across - 1) / across, kMostDown});
+  const auto across = blocks_for(vectors, width);
+  const std::int64_t down = std::min({ceil_div(matrix.rows(), high), ceil_div(max_blocks, across), kMaxDown});
   return {dim3(across, static_cast<unsigned>(down)), dim3(width, height)};
 }
 

@@ -63,7 +63,7 @@ __device__ void widen(const Vector<T>& v, RealOf<T> (&x)[kVectorSize<T>]) {
   }
 }
 
-// `count` elements at p, zeros after them. `aligned`: p is a multiple of 16 bytes. Loads go past the first-level cache:
+// `count` elements at p, zeros after them. `aligned`: p is a multiple of 16 bytes. Loads go past the L1:
 // nothing is read twice, and a grid that started early must not meet its stale lines.
 template <class T>
 __device__ Vector<T> load_vector(const T* p, int count, bool aligned) {

@@ -3,15 +3,15 @@
 
 namespace octile::cuda {
 
-// Before the first access to global memory: the grids before this one on the stream have ended, and their writes can be
-// seen. Every kernel has it, since each is launched so that it may start early.
+// Before the first access to global memory: the grids before this one on the stream have ended, and their writes are
+// visible. Every kernel calls it, since each may be launched early.
 __device__ inline void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Early in a kernel: the next grid may take what multiprocessors become free.
+// Early in a kernel: the next grid may use the SMs that become free.
 __device__ inline void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

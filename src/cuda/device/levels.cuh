@@ -22,7 +22,7 @@ template <class Real>
 struct Rules {
   Real q_min = 0;
   Real q_max = 0;
-  Real least_scale = 0;
+  Real min_scale = 0;
   bool symmetric = true;  // also where scales are given: then nothing is measured but whether all is finite
   bool given = false;
   bool stochastic = false;
@@ -105,7 +105,7 @@ __device__ Segment<Real> resolve(const Extremes<Real>& e, const Segment<Real>& g
   if (!rules.given) {
     const Real range = rules.symmetric ? e.high : e.high - e.low;
     const Real steps = rules.symmetric ? rules.q_max : rules.q_max - rules.q_min;
-    g.s = fmax(quotient(range, steps), rules.least_scale);
+    g.s = fmax(quotient(range, steps), rules.min_scale);
     const Real z = rules.q_min - rint(quotient(e.low, g.s));
     g.z = rules.symmetric ? 0 : static_cast<std::int32_t>(fmin(fmax(z, rules.q_min), rules.q_max));
   }
@@ -191,10 +191,10 @@ __device__ inline double divided(double x, double s) { return quotient(x, s); }
 // Whether quotient_by may divide them.
 template <int n>
 __device__ bool can_divide(const float (&x)[n], float inv) {
-  float most = 0;
+  float largest = 0;
 #pragma unroll
-  for (int i = 0; i < n; ++i) most = fmaxf(most, fabsf(x[i]));
-  return inv != 0 && most * inv < 0x1p100f;
+  for (int i = 0; i < n; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  return inv != 0 && largest * inv < 0x1p100f;
 }
 template <int n>
 __device__ bool can_divide(const double (&)[n], double) {

@@ -1,6 +1,5 @@
-// The instructions of a matrix product since Ampere: copies into shared memory that run beside the arithmetic, matrix
-// loads, and the products of one warp. One wrapper an instruction; what they do is in the PTX manual, sections
-// "cp.async", "ldmatrix", "mma.m16n8k32" and "mma.m16n8k16".
+// Ampere's instructions for matrix products: cp.async, ldmatrix and mma.sync, one wrapper each. The PTX manual
+// describes them in "cp.async", "ldmatrix", "mma.m16n8k32" and "mma.m16n8k16".
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,6 +1,7 @@
-// The quantizer as most callers have it: symmetric, to nearest, into bytes, in whole aligned vectors of 16 bytes.
+// The quantizer in the common case: symmetric, to nearest, into bytes, in whole aligned vectors of 16 bytes.
 #pragma once
 
+#include "cuda/device/bytes.cuh"
 #include "cuda/device/levels.cuh"
 #include "plan/kernel.h"
 
@@ -9,25 +10,25 @@ namespace octile::cuda {
 // The largest magnitude, NaN if there is a NaN. 16-bit floats are compared as they are, two at a time.
 template <class T>
 struct Magnitude {
-  T most = 0;
+  T largest = 0;
 
   __device__ void include(const Vector<T>& v) {
 #pragma unroll
-    for (int i = 0; i < kVectorSize<T>; ++i) most = max_nan(most, fabs(v.at[i]));
+    for (int i = 0; i < kVectorSize<T>; ++i) largest = max_nan(largest, fabs(v.at[i]));
   }
-  __device__ T value() const { return most; }
+  __device__ T value() const { return largest; }
 };
 
 template <class T, class Pair>
 struct PackedMagnitude {
-  Pair most = {T(0.0f), T(0.0f)};
+  Pair largest = {T(0.0f), T(0.0f)};
 
   __device__ void include(const Vector<T>& v) {
     const auto* pairs = reinterpret_cast<const Pair*>(&v);
 #pragma unroll
-    for (int i = 0; i < kVectorSize<T> / 2; ++i) most = __hmax2_nan(most, __habs2(pairs[i]));
+    for (int i = 0; i < kVectorSize<T> / 2; ++i) largest = __hmax2_nan(largest, __habs2(pairs[i]));
   }
-  __device__ float value() const { return max_nan(widen(most.x), widen(most.y)); }
+  __device__ float value() const { return max_nan(widen(largest.x), widen(largest.y)); }
 };
 
 template <>
@@ -44,7 +45,7 @@ __device__ inline float max_of_lanes(float x, int width = 32) {
 }
 
 struct PlainRules {
-  float q_min, q_max, least_scale;
+  float q_min, q_max, min_scale;
   bool given;
   bool fits;  // nothing rounds to a level beyond q_min and q_max
 };
@@ -64,9 +65,9 @@ struct PlainScale {
 };
 
 // `given` counts where rules.given.
-__device__ inline PlainScale plain_scale(const PlainRules& rules, float most, float given) {
-  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), rules.least_scale);
-  const bool finite = most <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
+__device__ inline PlainScale plain_scale(const PlainRules& rules, float largest, float given) {
+  const float s = rules.given ? given : fmaxf(__fdiv_rn(largest, rules.q_max), rules.min_scale);
+  const bool finite = largest <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
   if (!finite) return {not_a_number(s), 0.0f, __int_as_float(0x7f800000)};
   const float inv = inverse(s);
   return {s, inv, inv != 0 ? kNearTie * s : 0.0f};
@@ -90,11 +91,11 @@ struct Divisor {
 };
 
 // `given` counts where rules.given.
-__device__ inline Divisor divisor(const PlainRules& rules, float most, float given) {
-  const float s = rules.given ? given : fmaxf(__fdiv_rn(most, rules.q_max), rules.least_scale);
-  const bool finite = most <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
+__device__ inline Divisor divisor(const PlainRules& rules, float largest, float given) {
+  const float s = rules.given ? given : fmaxf(__fdiv_rn(largest, rules.q_max), rules.min_scale);
+  const bool finite = largest <= 0x1.fffffep127f && s <= 0x1.fffffep127f;
   const float inv = inverse(s);
-  return {finite ? s : not_a_number(s), finite && most * inv < 0x1p100f ? inv : 0.0f};
+  return {finite ? s : not_a_number(s), finite && largest * inv < 0x1p100f ? inv : 0.0f};
 }
 
 // The level of a quotient, plus rounder(): its low bits are the integer. To nearest, or the integer below ratio + u.
@@ -104,10 +105,6 @@ __device__ inline float plus_rounder(float ratio, float u) {
 }
 __device__ inline float clamped(float sum, const PlainRules& rules) {
   return fminf(fmaxf(sum, rules.q_min + rounder(sum)), rules.q_max + rounder(sum));
-}
-
-__device__ inline std::uint32_t low_bytes(std::int32_t a, std::int32_t b, std::int32_t c, std::int32_t d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
 // As bytes; zeros where the segment is bad.
@@ -137,7 +134,7 @@ struct LevelBytes {
   }
 };
 
-// The rare vector that has to be divided; out of line, to keep it out of the loops' registers and instructions.
+// The rare vector that needs a division; out of line, to keep it out of the loops' registers and instructions.
 template <class T>
 __device__ __noinline__ std::uint64_t divided_bytes(uint4 v, float factor, float s, float q_min, float q_max) {
   constexpr int n = kVectorSize<T>;

@@ -1,5 +1,5 @@
-// Tiles of a matrix product by mma.sync: their shapes, their order over a grid, and the loop over the terms, which
-// feeds two operands' pieces (pieces.cuh) through a ring of stages in shared memory to the arithmetic of one kernel.
+// Tiles of a matrix product by mma.sync: their shapes, their order over a grid, and the main loop, which feeds tiles of
+// both operands (operand_tiles.cuh) through a ring of stages in shared memory to the arithmetic of one kernel.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/pieces.cuh"
+#include "cuda/device/operand_tiles.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "plan/kernel.h"
@@ -28,7 +28,7 @@ struct TileShape {
   static constexpr int kStages = kStages_;
   static constexpr int kRightWarps = kRightWarps_;
   static constexpr int kThreads = 32 * kLeftWarps_ * kRightWarps_;
-  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor, which bounds the registers
+  static constexpr int kBlocks = kBlocks_;  // on an SM, which bounds the registers
   static constexpr int kWarpLeft = kLeft / kLeftWarps_;
   static constexpr int kWarpRight = kRight / kRightWarps_;
 };
@@ -69,19 +69,19 @@ __device__ int2 first_of_warp() {
   return {warp / Tile::kRightWarps * Tile::kWarpLeft, warp % Tile::kRightWarps * Tile::kWarpRight};
 }
 
-// A stage of the ring: left's piece, right's piece, and kBeside bytes for what a kernel keeps beside them.
+// A stage of the ring: left's tile, right's tile, and kBeside bytes for what a kernel keeps beside them.
 template <class Tile, bool kLeftOuter, bool kRightOuter, int kRightElement = 1, int kBeside = 0>
 struct Stage {
   using LeftFiller = Filler<Tile, Tile::kLeft, kLeftOuter>;
   using RightFiller = Filler<Tile, Tile::kRight, kRightOuter, kRightElement>;
-  static constexpr int kRightPiece = LeftFiller::kBytes;
-  static constexpr int kBesidePieces = kRightPiece + RightFiller::kBytes;
-  static constexpr int kBytes = kBesidePieces + kBeside;
-  static_assert(kRightPiece % 128 == 0 && kBesidePieces % 128 == 0 && kBytes % 128 == 0);
+  static constexpr int kRightTile = LeftFiller::kBytes;
+  static constexpr int kBesideTiles = kRightTile + RightFiller::kBytes;
+  static constexpr int kBytes = kBesideTiles + kBeside;
+  static_assert(kRightTile % 128 == 0 && kBesideTiles % 128 == 0 && kBytes % 128 == 0);
 };
 
-// How a step of the main loop fills the ring: with whole pieces of operands that are not shifted, with any, or, at the
-// end, no more. In one loop for all, what the others need would cost the first a fifth of its speed.
+// How a step of the main loop fills the ring: with whole tiles of operands that are not shifted, with any, or, at the
+// end, with none. One loop for all three would cost the first a fifth of its speed.
 enum class Filling { whole, any, none };
 
 // All terms of the tile. A kernel's `work` does, of a stage in shared memory,
@@ -103,11 +103,11 @@ __device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, W
   const auto fill = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, int step, std::uint32_t stage) {
     if (kFilling == Filling::whole || (kFilling == Filling::any && step < unit_steps)) {
       left_filler.template copy<kFilling == Filling::whole>(t.left, stage);
-      right_filler.template copy<kFilling == Filling::whole>(t.right, stage + Stage::kRightPiece);
+      right_filler.template copy<kFilling == Filling::whole>(t.right, stage + Stage::kRightTile);
       work.fill(step, stage);
     } else if (kFilling == Filling::any && step < t.steps) {
       left_filler.copy_ragged(t.left, t.k, step, stage);
-      right_filler.copy_ragged(t.right, t.k, step, stage + Stage::kRightPiece);
+      right_filler.copy_ragged(t.right, t.k, step, stage + Stage::kRightTile);
       work.fill(step, stage);
     }
     commit_copies();
@@ -117,7 +117,7 @@ __device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, W
   const auto arrive = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, std::uint32_t stage) {
     wait_for_copies<Tile::kStages - 2>();
     if (kFilling == Filling::any && t.left.shifted) left_filler.straighten_lines(stage);
-    if (kFilling == Filling::any && t.right.shifted) right_filler.straighten_lines(stage + Stage::kRightPiece);
+    if (kFilling == Filling::any && t.right.shifted) right_filler.straighten_lines(stage + Stage::kRightTile);
     __syncthreads();
   };
   constexpr std::integral_constant<Filling, Filling::whole> kWhole;
@@ -204,7 +204,7 @@ struct TileKernel {
   unsigned shared_bytes;
 };
 
-// What a tile takes at K = 4096 on one multiprocessor of an H200: seconds for each of many, for one alone, and for a
+// What a tile takes at K = 4096 on one SM of an H200: seconds for each of many, for one alone, and for a
 // grid besides.
 struct TileCost {
   double each, alone, grid;
@@ -213,7 +213,7 @@ struct TileCost {
 template <class Tile>
 double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& problem) {
   const double tiles = std::ceil(m / Tile::kLeft) * std::ceil(n / Tile::kRight);
-  const double rounds = std::ceil(tiles / properties(problem.device).multiprocessors);
+  const double rounds = std::ceil(tiles / properties(problem.device).sms);
   const double depth = static_cast<double>(problem.k) / 4096;
   return std::max(cost.alone * depth, cost.each * depth * rounds + cost.grid);
 }
@@ -225,10 +225,6 @@ inline std::string reason_against_product(const GemmProblem& problem) {
   return reason_against(problem.device, 80);
 }
 
-inline bool aligned(const void* p, std::int64_t pitch_bytes, std::int64_t bytes) {
-  return (static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) | pitch_bytes) % bytes == 0;
-}
-
 inline Operand operand_of(const ConstTensor& t, bool outer) {
   const std::int64_t element = bits(t.dtype) / 8;
   Operand o;
@@ -236,7 +232,7 @@ inline Operand operand_of(const ConstTensor& t, bool outer) {
   o.pitch = t.strides[outer ? 1 : 0] * element;
   o.rows = static_cast<int>(t.rows());
   o.end = o.data + ((outer ? t.cols() : t.rows()) - 1) * o.pitch + (outer ? t.rows() : t.cols()) * element;
-  o.shifted = !aligned(o.data, o.pitch, kChunk);
+  o.shifted = !aligned_rows(o.data, o.pitch, kChunk);
   return o;
 }
 
@@ -246,9 +242,9 @@ Tiling tiling_of(const Operand& left, const Operand& right, std::int64_t k) {
   t.left = left;
   t.right = right;
   t.k = static_cast<int>(k);
-  t.steps = (t.k + Tile::kStep - 1) / Tile::kStep;
-  t.left_tiles = (left.rows + Tile::kLeft - 1) / Tile::kLeft;
-  t.right_tiles = (right.rows + Tile::kRight - 1) / Tile::kRight;
+  t.steps = ceil_div(t.k, Tile::kStep);
+  t.left_tiles = ceil_div(left.rows, Tile::kLeft);
+  t.right_tiles = ceil_div(right.rows, Tile::kRight);
   return t;
 }
 

@@ -1,5 +1,5 @@
-// Rows as most callers have them: symmetric, in whole aligned vectors of 16 bytes. x is read once, and kept in
-// registers until the scale of its row is known; then it becomes bytes, or (fake quantize) floats again.
+// Rows in the common case: symmetric, in whole aligned vectors of 16 bytes. x is read once and stays in registers until
+// the scale of its row is known; then it becomes bytes, or (fake quantize) floats again.
 #pragma once
 
 #include "cuda/device/elementwise.cuh"
@@ -7,11 +7,11 @@
 
 namespace octile::cuda {
 
-constexpr int kRowThreads = 512;                 // at most
-constexpr int kVectorsOfMany = 4;                // that a thread keeps where there are rows enough
-constexpr int kVectorsOfLong = 8;                // and of a long row
-constexpr int kFactorBlocks = 5;                 // of a multiprocessor
-constexpr std::int64_t kMostFactors = 24 << 10;  // of columns, that fit shared memory twice
+constexpr int kRowThreads = 512;                // at most
+constexpr int kVectorsOfMany = 4;               // that a thread keeps where there are rows enough
+constexpr int kVectorsOfLong = 8;               // and of a long row
+constexpr int kFactorBlocks = 5;                // of an SM
+constexpr std::int64_t kMaxFactors = 24 << 10;  // of columns, that fit shared memory twice
 
 template <bool kFactors, bool kStochastic, bool kFake>
 struct RowKind {
@@ -59,18 +59,18 @@ __device__ inline float noise_at(std::uint64_t index, std::uint64_t seed) {
   return static_cast<float>(index & 1 ? word >> 16 : word & 0xffffu) * 0x1p-16f;
 }
 
-// Blocks of the most threads on a multiprocessor, for the compiler to count registers by.
+// Blocks of kRowThreads on an SM, which bounds the registers.
 template <int kVectors, class Kind>
 constexpr int kRowBlocks = kVectors > 4 || Kind::factors || Kind::stochastic ? 2 : 3;
 
 // A row of the block, a power of two up to 32 threads or whole warps, keeps a row: kVectors vectors for each thread.
-// With factors a block goes on to other rows, so that it fetches those once: into shared memory, (n / 4, vectors, 4).
-// Its next row fetched ahead makes it slower (74 us instead of 69 at 8192 x 8192 f16), for it takes registers.
+// With factors a block loops over rows, so that it loads them once: into shared memory, (n / 4, vectors, 4).
+// Prefetching its next row costs registers and time (74 us instead of 69 at 8192 x 8192 f16).
 template <class T, int kVectors, class Kind>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quantize_rows(const RowsArguments<T> a) {
   constexpr int n = kVectorSize<T>;
   constexpr int kCorrections = sizeof(T) == 2 && !Kind::factors ? 1 : 2;
-  __shared__ float warp_most[kRowThreads / 32];
+  __shared__ float warp_max[kRowThreads / 32];
   __shared__ Divisor of_block;
   extern __shared__ float4 factors[];
   const int lane = static_cast<int>(threadIdx.x);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quant
       if (k * width + lane < vectors) v[k] = load_vector(row + (k * width + lane) * n, n, true);
     }
 
-    float most = 0;
+    float largest = 0;
     if constexpr (Kind::factors) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
@@ -140,25 +140,25 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quant
         float x[n];
         widen_at(v[k], k * width + lane, x);
 #pragma unroll
-        for (int i = 0; i < n; ++i) most = max_nan(most, fabsf(x[i]));
+        for (int i = 0; i < n; ++i) largest = max_nan(largest, fabsf(x[i]));
       }
     } else {
       Magnitude<T> magnitude;
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) magnitude.include(v[k]);
-      most = magnitude.value();
+      largest = magnitude.value();
     }
     Divisor g;
     if (width <= 32) {
-      g = divisor(a.rules, max_of_lanes(most, width), a.rules.given ? a.given_scale[vectors > 0 ? r : 0] : 0.0f);
+      g = divisor(a.rules, max_of_lanes(largest, width), a.rules.given ? a.given_scale[vectors > 0 ? r : 0] : 0.0f);
     } else {
       // One warp resolves for all: the divisions cost as much as rounding a dozen elements.
-      most = max_of_warp(most);
-      if (lane % 32 == 0) warp_most[lane / 32] = most;
+      largest = max_of_warp(largest);
+      if (lane % 32 == 0) warp_max[lane / 32] = largest;
       __syncthreads();
       if (lane < 32) {
-        most = max_of_warp(lane < width / 32 ? warp_most[lane] : 0.0f);
-        g = divisor(a.rules, most, a.rules.given ? a.given_scale[r] : 0.0f);
+        largest = max_of_warp(lane < width / 32 ? warp_max[lane] : 0.0f);
+        g = divisor(a.rules, largest, a.rules.given ? a.given_scale[r] : 0.0f);
         if (lane == 0) of_block = g;
       }
       __syncthreads();
@@ -197,18 +197,18 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<kVectors, Kind>) quant
 
 // Threads for a segment of so many vectors: a power of two, or whole warps.
 inline unsigned width_for(std::int64_t vectors, int each) {
-  const auto threads = static_cast<unsigned>((vectors + each - 1) / each);
+  const auto threads = blocks_for(vectors, each);
   unsigned width = (threads + 31) / 32 * 32;
   while (width <= 32 && width / 2 >= threads) width /= 2;
   return width;
 }
 
 template <class T, int kVectors, class Kind>
-void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int multiprocessors, Stream stream) {
+void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int sms, Stream stream) {
   const unsigned width = width_for(a.vectors, kVectors);
   const unsigned height = width <= 32 ? 256 / width : 1;
-  std::int64_t blocks = (a.rows + height - 1) / height;
-  if (Kind::factors) blocks = std::min<std::int64_t>(blocks, kFactorBlocks * multiprocessors);
+  std::int64_t blocks = ceil_div(a.rows, height);
+  if (Kind::factors) blocks = std::min<std::int64_t>(blocks, kFactorBlocks * sms);
   const unsigned shared = Kind::factors ? static_cast<unsigned>(a.vectors) * kVectorSize<T> * 4 : 0;
   enqueue(kernel, quantize_rows<T, kVectors, Kind>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height), shared},
           stream, a);
@@ -216,25 +216,25 @@ void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int mul
 
 // Rows of up to so many vectors.
 template <class Kind>
-constexpr std::int64_t kMostVectors = Kind::factors ? kRowThreads* kVectorsOfMany : kRowThreads* kVectorsOfLong;
+constexpr std::int64_t kMaxVectors = Kind::factors ? kRowThreads* kVectorsOfMany : kRowThreads* kVectorsOfLong;
 
 template <class T, class Kind>
 void enqueue_rows(std::string_view kernel, const RowsArguments<T>& a, Device device, Stream stream) {
-  const int multiprocessors = properties(device).multiprocessors;
+  const int sms = properties(device).sms;
   if constexpr (!Kind::factors && !Kind::stochastic && !Kind::fake) {
-    if (a.rows <= 2 * multiprocessors && a.vectors <= kRowThreads) {
-      return enqueue_rows_as<T, 1, Kind>(kernel, a, multiprocessors, stream);
+    if (a.rows <= 2 * sms && a.vectors <= kRowThreads) {
+      return enqueue_rows_as<T, 1, Kind>(kernel, a, sms, stream);
     }
   }
   if (Kind::factors || a.vectors <= kRowThreads * kVectorsOfMany) {
-    return enqueue_rows_as<T, kVectorsOfMany, Kind>(kernel, a, multiprocessors, stream);
+    return enqueue_rows_as<T, kVectorsOfMany, Kind>(kernel, a, sms, stream);
   }
-  if constexpr (!Kind::factors) enqueue_rows_as<T, kVectorsOfLong, Kind>(kernel, a, multiprocessors, stream);
+  if constexpr (!Kind::factors) enqueue_rows_as<T, kVectorsOfLong, Kind>(kernel, a, sms, stream);
 }
 
 template <class T, class Kind>
 void prepare_rows(std::string_view kernel) {
-  prepare(kernel, quantize_rows<T, kVectorsOfMany, Kind>, Kind::factors ? kMostFactors * sizeof(float) : 0);
+  prepare(kernel, quantize_rows<T, kVectorsOfMany, Kind>, Kind::factors ? kMaxFactors * sizeof(float) : 0);
   if constexpr (!Kind::factors) prepare(kernel, quantize_rows<T, kVectorsOfLong, Kind>);
   if constexpr (!Kind::factors && !Kind::stochastic && !Kind::fake) prepare(kernel, quantize_rows<T, 1, Kind>);
 }

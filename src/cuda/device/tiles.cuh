@@ -1,30 +1,30 @@
 // Tiles of floats that become levels in both orientations, as the kernels for gradients and columns walk them.
 //
-// A tile is 8 pieces of 16 rows by 32 vectors of 16 bytes, a piece for each warp: below one another, or side by side. A
-// lane has one vector of each row. What a lane looks at it has copied itself, so that the copies need no barrier: while
-// it works on one tile, the next one arrives in the places that become free. Levels leave as rows at once, and as
-// columns from shared memory, while the next tile is worked on.
+// A tile is 8 warp tiles of 16 rows by 32 vectors of 16 bytes, below one another or side by side. A lane has one vector
+// of each row. A lane reads what it has copied itself, so the copies need no barrier: while it works on one tile, the
+// next one arrives in the places that become free. Levels leave as rows at once, and as columns from shared memory,
+// while the next tile is worked on.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/device/elementwise.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/mma.cuh"
 
 namespace octile::cuda::tiles {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kPieceRows = 16;
-constexpr int kBatch = 4;  // rows that are looked at together
-constexpr int kBatches = kPieceRows / kBatch;
-constexpr int kBlocks = 2;  // on a multiprocessor
-constexpr unsigned kTileBytes = kWarps * kPieceRows * 32 * 16;
+constexpr int kWarpRows = 16;
+constexpr int kBatch = 4;  // rows that are read together
+constexpr int kBatches = kWarpRows / kBatch;
+constexpr int kBlocks = 2;  // on an SM
+constexpr unsigned kTileBytes = kWarps * kWarpRows * 32 * 16;
 
 template <class T>
-constexpr int kPieceCols = 32 * kVectorSize<T>;
+constexpr int kWarpCols = 32 * kVectorSize<T>;
 template <class T>
-constexpr unsigned kSharedBytes = kTileBytes + kWarps* kPieceRows* kPieceCols<T>;  // x, and columns of levels
+constexpr unsigned kSharedBytes = kTileBytes + kWarps* kWarpRows* kWarpCols<T>;  // x, and columns of levels
 
 // What the elements of a segment are rounded with: s, NaN in a bad segment, and 1 / s with three units in the last
 // place less and more. 1 / s was rounded by at most 2^-24 of itself, a unit is at least that, and the IEEE quotient is
@@ -37,13 +37,13 @@ struct LevelRule {
   __device__ static std::uint32_t bad(float s) { return __float_as_uint(s) & 0x80000000u; }
 };
 
-// `most`: the largest magnitude, as bits.
-__device__ inline LevelRule level_rule(std::uint32_t most_bits, float q_max, float least_scale) {
-  const float most = __uint_as_float(most_bits);
-  const float s = fmaxf(__fdiv_rn(most, q_max), least_scale);
+// `largest`: the largest magnitude, as bits.
+__device__ inline LevelRule level_rule(std::uint32_t max_bits, float q_max, float min_scale) {
+  const float largest = __uint_as_float(max_bits);
+  const float s = fmaxf(__fdiv_rn(largest, q_max), min_scale);
   constexpr float kLargest = 0x1.fffffep127f;
   const float nan = __uint_as_float(0xffc00000);
-  if (!(most <= kLargest && s <= kLargest)) return {nan, 0.0f, nan};
+  if (!(largest <= kLargest && s <= kLargest)) return {nan, 0.0f, nan};
   if (s >= 0x1p100f) return {s, 0.0f, nan};
   const int inverse = __float_as_int(__fdiv_rn(1.0f, s));
   return {s, __int_as_float(inverse - 3), __int_as_float(inverse + 3)};
@@ -69,10 +69,6 @@ __device__ inline std::uint32_t settled_level(float x, const LevelRule& rule) {
   return differ == 0 ? level & 0xff : divided_level(x, rule.s);
 }
 
-__device__ inline std::uint32_t low_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
 // Levels of the batch's row k into words of four rows, one word a column.
 template <int n>
 __device__ void pack_columns(int k, const std::uint32_t (&levels)[n], std::uint32_t (&before)[n],
@@ -85,15 +81,9 @@ __device__ void pack_columns(int k, const std::uint32_t (&levels)[n], std::uint3
   }
 }
 
-template <int pending>
-__device__ inline void wait_for_batches() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-__device__ inline void end_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
 // 16 bytes, or zeros.
 __device__ inline void copy_or_clear(void* shared, const void* global, bool inside) {
-  const std::uint32_t to = ptx::shared_address(shared);
+  const std::uint32_t to = shared_address(shared);
   const int bytes = inside ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
@@ -139,37 +129,37 @@ struct Spot {
   std::uint8_t* q;  // of the next row to be written
 };
 
-// A tile in shared memory, and its columns of levels. kHigh: how many pieces are below one another. kWhole: x, q and
-// q_transposed are moved in whole vectors.
+// A tile in shared memory, and its columns of levels. kHigh: how many warp tiles are below one another. kWhole: x, q
+// and q_transposed are moved in whole vectors.
 template <class T, int kHigh, bool kWhole>
 struct Tile {
   static constexpr int n = kVectorSize<T>;
-  static constexpr int kRows = kHigh * kPieceRows;
-  static constexpr int kCols = kWarps / kHigh * kPieceCols<T>;
+  static constexpr int kRows = kHigh * kWarpRows;
+  static constexpr int kCols = kWarps / kHigh * kWarpCols<T>;
 
   const Matrices<T>& m;
-  Vector<T>* vectors;    // [kWarps][kPieceRows][32]
-  std::uint8_t* turned;  // [kCols][kHigh] of 16 bytes
+  Vector<T>* vectors;        // [kWarps][kWarpRows][32]
+  std::uint8_t* transposed;  // [kCols][kHigh] of 16 bytes
   int thread, warp, lane;
 
   __device__ Tile(const Matrices<T>& matrices, unsigned char* memory)
       : m(matrices),
         vectors(reinterpret_cast<Vector<T>*>(memory)),
-        turned(memory + kTileBytes),
+        transposed(memory + kTileBytes),
         thread(static_cast<int>(threadIdx.x)),
         warp(thread / 32),
         lane(thread % 32) {}
 
   // Of the tile that begins at (row, column).
   __device__ Spot<T> spot(int tile_row, int tile_column) const {
-    const int row = tile_row + warp % kHigh * kPieceRows;
-    const int column = tile_column + warp / kHigh * kPieceCols<T> + lane * n;
-    const int rows = column < m.cols ? min(m.rows - row, kPieceRows) : 0;
+    const int row = tile_row + warp % kHigh * kWarpRows;
+    const int column = tile_column + warp / kHigh * kWarpCols<T> + lane * n;
+    const int rows = column < m.cols ? min(m.rows - row, kWarpRows) : 0;
     return {row, column, rows, m.x + row * m.x_stride + column, m.q + row * m.q_stride + column};
   }
   __device__ int valid(int column) const { return min(n, m.cols - column); }
 
-  __device__ Vector<T>* at(int r) const { return vectors + (warp * kPieceRows + r) * 32 + lane; }
+  __device__ Vector<T>* at(int r) const { return vectors + (warp * kWarpRows + r) * 32 + lane; }
   __device__ Vector<T> get(int r) const {
     const uint4 v = *reinterpret_cast<const uint4*>(at(r));  // as one load
     return *reinterpret_cast<const Vector<T>*>(&v);
@@ -178,7 +168,7 @@ struct Tile {
   // Begins to bring one batch: always a group of copies, an empty one if there is nothing to bring.
   __device__ void fetch(Spot<T>& s, int batch, bool really) const {
     if (really) {
-      if (kWhole && s.rows == kPieceRows) {
+      if (kWhole && s.rows == kWarpRows) {
 #pragma unroll
         for (int k = 0; k < kBatch; ++k, s.x += m.x_stride) copy_or_clear(at(batch * kBatch + k), s.x, true);
       } else {
@@ -193,7 +183,7 @@ struct Tile {
         }
       }
     }
-    end_batch();
+    commit_copies();
   }
 
   // A vector of levels to q.
@@ -211,22 +201,22 @@ struct Tile {
     }
   }
 
-  // Where 16 levels of a column lie. Eight lanes that store one column each, or load the pieces of one or more columns,
+  // Where 16 levels of a column lie. Eight lanes that store one column each, or load the chunks of one or more columns,
   // meet 8 different places of 128 bytes.
-  __device__ std::uint8_t* piece(int column, int high) const {
-    return turned + ((column * kHigh + high) ^ column / n % 8) * 16;
+  __device__ std::uint8_t* chunk(int column, int high) const {
+    return transposed + ((column * kHigh + high) ^ column / n % 8) * 16;
   }
   // The words of this lane's columns.
-  __device__ void turn(const std::uint32_t (&words)[kBatches][n]) const {
-    const int first = warp / kHigh * kPieceCols<T> + lane * n;
+  __device__ void transpose(const std::uint32_t (&words)[kBatches][n]) const {
+    const int first = warp / kHigh * kWarpCols<T> + lane * n;
 #pragma unroll
     for (int i = 0; i < n; ++i) {
-      *reinterpret_cast<uint4*>(piece(first + i, warp % kHigh)) = {words[0][i], words[1][i], words[2][i], words[3][i]};
+      *reinterpret_cast<uint4*>(chunk(first + i, warp % kHigh)) = {words[0][i], words[1][i], words[2][i], words[3][i]};
     }
   }
   // One level of this lane's.
-  __device__ void turn_one(int i, int r, std::uint32_t level) const {
-    piece(warp / kHigh * kPieceCols<T> + lane * n + i, warp % kHigh)[r] = static_cast<std::uint8_t>(level);
+  __device__ void transpose_one(int i, int r, std::uint32_t level) const {
+    chunk(warp / kHigh * kWarpCols<T> + lane * n + i, warp % kHigh)[r] = static_cast<std::uint8_t>(level);
   }
 
   // The tile's rows of q_transposed: kHigh lanes have 16 bytes each of a column.
@@ -244,7 +234,7 @@ struct Tile {
 #pragma unroll
       for (int c = 0; c < kCols; c += kStep, to += step) {
         if (c + first < columns) {
-          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(piece(c + first, high));
+          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk(c + first, high));
         }
       }
       return;
@@ -252,7 +242,7 @@ struct Tile {
 #pragma unroll 1
     for (int c = first; c < columns; c += kStep, to += step) {
 #pragma unroll 1
-      for (int i = 0; i < min(left, 16); ++i) to[i] = piece(c, high)[i];
+      for (int i = 0; i < min(left, 16); ++i) to[i] = chunk(c, high)[i];
     }
   }
 };

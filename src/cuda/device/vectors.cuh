@@ -1,4 +1,4 @@
-// The walk of elementwise.cuh where all is plain: rows of whole aligned vectors of 16 bytes.
+// The walk of elementwise.cuh in the common case: rows of whole aligned vectors of 16 bytes.
 #pragma once
 
 #include "cuda/device/elementwise.cuh"
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kWalkThreads, Op::kBlocks)
 template <class Op>
 void enqueue_vectors(std::string_view kernel, const ConstTensor& matrix, const Op& op, Stream stream) {
   // Scales of columns are fetched, and inverted, once for many rows.
-  const std::int64_t most = Op::kColumns ? 2 * Op::kBlocks * properties(matrix.device).multiprocessors : INT32_MAX;
-  enqueue(kernel, walk_vectors<Op>, walk_shape<Op>(matrix, most), stream, matrix.rows(), matrix.cols(), op);
+  const std::int64_t max_blocks = Op::kColumns ? 2 * Op::kBlocks * properties(matrix.device).sms : INT32_MAX;
+  enqueue(kernel, walk_vectors<Op>, walk_shape<Op>(matrix, max_blocks), stream, matrix.rows(), matrix.cols(), op);
 }
 
 // Calls body with the VectorScales of the matrix; false if walk_vectors is not for them.

@@ -4,7 +4,8 @@
 //               aligned, and every `parts`-th bunch of rows; its lines add up in shared memory, to partial (parts, n)
 //               in the workspace, or to y
 //
-// Where there is more than one part, the same kernel sums those. The order of all additions follows from the shapes.
+// Where there is more than one part, the same kernel sums the parts. The order of all additions follows from the
+// shapes.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -20,8 +21,8 @@ namespace {
 
 constexpr std::string_view kName = "column_sum_sm80";
 constexpr int kThreads = 256;
-constexpr int kBlocksEach = 4;  // of a multiprocessor
-constexpr std::int64_t kMostParts = 512;
+constexpr int kBlocksEach = 4;  // of an SM
+constexpr std::int64_t kMaxParts = 512;
 
 // Where a thread takes n elements of a row: threads side by side, rows at a time, loads of a thread under way together.
 template <int n>
@@ -126,14 +127,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach) sum_rows(const __grid_c
   }
 }
 
-unsigned blocks_for(std::int64_t count, std::int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
-
-// As many as keep all multiprocessors busy, each with a few rows for every line.
+// As many as keep all SMs busy, each with a few rows for every line.
 template <int n>
 std::int64_t parts_for(std::int64_t rows, std::int64_t cols, Device device) {
   const std::int64_t across = blocks_for(cols, kLanes<n> * n);
-  const std::int64_t wanted = kBlocksEach * properties(device).multiprocessors / std::max<std::int64_t>(across, 1);
-  return std::clamp<std::int64_t>(std::min(wanted, rows / (kAhead<n> * kLines<n>)), 1, kMostParts);
+  const std::int64_t wanted = kBlocksEach * properties(device).sms / std::max<std::int64_t>(across, 1);
+  return std::clamp<std::int64_t>(std::min(wanted, rows / (kAhead<n> * kLines<n>)), 1, kMaxParts);
 }
 
 template <class T, int n>

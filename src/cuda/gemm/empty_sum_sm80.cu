@@ -46,7 +46,7 @@ void launch_empty_sum(const GemmOperands& o, Stream stream) {
                     o.y.cols(),
                     static_cast<const Bits*>(o.bias.present() ? o.bias.data : nullptr),
                     o.bias.strides[0]};
-  const auto columns = static_cast<unsigned>((s.cols + kThreads - 1) / kThreads);
+  const auto columns = blocks_for(s.cols, kThreads);
   const auto rows = static_cast<unsigned>(std::min<std::int64_t>(s.rows, kMaxBlocks));
   enqueue(kName, empty_sum_kernel<Bits>, LaunchShape{{columns, rows}, kThreads}, stream, s);
 }

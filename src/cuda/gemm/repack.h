@@ -1,5 +1,5 @@
-// An s8 operand that bulk copies cannot read as it is, copied into a form that they can: a matter of 2 bytes an element
-// at the memory's speed, where a kernel that gathers bytes itself is three times slower at the product.
+// Copies an s8 operand that TMA cannot read into a form that it can. That costs 2 bytes an element at memory speed; a
+// kernel that gathers bytes itself makes the product three times slower.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace octile::cuda {
 
 inline std::int64_t repacked_pitch(std::int64_t columns) {
-  return (columns + kBulkAlignment - 1) / kBulkAlignment * kBulkAlignment;
+  return (columns + kTmaAlignment - 1) / kTmaAlignment * kTmaAlignment;
 }
 
 // Bytes that the copy takes.
@@ -20,7 +20,7 @@ inline std::size_t repacked_size(std::int64_t rows, std::int64_t columns) {
 }
 
 void prepare_repack();
-// Enqueues the copy, and returns what it will be. Rows of columns are 1 apart, or columns of rows.
+// Enqueues the copy and returns its view. One of the strides of `from` is 1.
 ConstTensor repack(const ConstTensor& from, std::byte* memory, Stream stream);
 
 }  // namespace octile::cuda

@@ -1,4 +1,4 @@
-// An s8 matrix in the form that bulk copies read: to[r, c] = from[r, c], rows of `to` contiguous, each at a multiple of
+// An s8 matrix in the form that TMA reads: to[r, c] = from[r, c], rows of `to` contiguous, each at a multiple of
 // 16 bytes. `from` has either of its strides 1 and any pitch and base.
 //
 // A tile of 128 x 128 bytes a block. Where columns of `from` are contiguous, four words of four rows become four of
@@ -105,10 +105,9 @@ ConstTensor repack(const ConstTensor& from, std::byte* memory, Stream stream) {
   to.strides = {repacked_pitch(columns), 1};
   auto* const out = reinterpret_cast<std::int8_t*>(memory);
   const auto* const in = static_cast<const std::int8_t*>(from.data);
-  const auto tiles = [](std::int64_t size) { return static_cast<unsigned>((size + kTile - 1) / kTile); };
-  constexpr unsigned kMostAlongY = 65535;
-  const unsigned high = std::min(tiles(rows), kMostAlongY);
-  const LaunchShape shape{{tiles(columns), high, (tiles(rows) + high - 1) / high}, {32 * kWarps}};
+  constexpr unsigned kMaxAlongY = 65535;
+  const unsigned high = std::min(blocks_for(rows, kTile), kMaxAlongY);
+  const LaunchShape shape{{blocks_for(columns, kTile), high, ceil_div(blocks_for(rows, kTile), high)}, {32 * kWarps}};
   if (from.strides[1] == 1) {
     const std::int64_t pitch = from.strides[0];
     enqueue("repack_sm80", words_aligned(from, pitch) ? copy_rows<true> : copy_rows<false>, shape, stream,

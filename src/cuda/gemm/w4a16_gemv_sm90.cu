@@ -1,29 +1,32 @@
-// w4a16 for few rows of a, tokens: near the time of the weight's way through memory.
+// w4a16_gemv_sm90, for few rows of a, tokens: close to the time of reading the weight from memory.
 //
 //   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * (q[j, c] - z[j, g])) + bias[j])
 //
-// a f16 or bf16. With b the integer that q becomes (device/nibble_units.cuh), q + 8 or q + 24, and o = b - q, a group's
-// share is s * (sum a b - (o + z) sum a): all products are exact, and their sums in f32. So a result is within
+// a f16 or bf16. With b the integer that q becomes (w4a16_gemv_sm90.cuh), q + 8 or q + 24, and o = b - q, a group
+// contributes s * (sum a b - (o + z) sum a): all products are exact, and their sums in f32. The error of a result is at
+// most
 //   sum |a s| (b + |o + z|) (k + 4) 2^-24 / (1 - (k + 4) 2^-24)
-// of the exact one (the k terms, their offset, two scalings and the bias), and half a unit in the last place of y. An
-// infinite a gives NaN.
+// (the k terms, their offset, two scalings and the bias) plus half a unit in the last place of y. An infinite a gives
+// NaN.
 //
-// A block has a run of tiles of 16 rows of the weight. Its warps share their units of 128 terms; each keeps all tokens'
-// terms of a unit in registers, as the matrix unit wants them, while that unit of one tile after the other comes
-// straight into registers, a few tiles ahead: no warp waits for another. What it has of a tile's sums it leaves in
-// shared memory, where those of all warps are added when the run is done.
+// A block has a run of tiles of 16 rows of the weight. Its warps share the units of 128 columns. Activations stay
+// resident: a warp keeps a unit of all tokens in registers, as mma fragments, while that unit of tile after tile
+// streams from global memory into registers, a few tiles ahead; no warp waits for another. Each leaves its sums in
+// shared memory, where those of all warps are added at the end.
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/nibble_units.cuh"
-#include "cuda/device/nibbles.cuh"
-#include "cuda/gemm/nibble_weight.h"
+#include "cuda/device/output.cuh"
+#include "cuda/dispatch.h"
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/w4a16_gemv_sm90.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 
@@ -32,8 +35,8 @@ namespace octile::cuda {
 namespace {
 
 constexpr std::string_view kName = "w4a16_gemv_sm90";
-constexpr int kMostShared = 160 * 1024;  // the rest is where loads arrive
-constexpr int kMostTokens = 16;
+constexpr int kMaxShared = 160 * 1024;  // the rest is L1, where loads arrive
+constexpr int kMaxTokens = 16;
 
 struct Arguments {
   NibbleWeight weight;
@@ -42,20 +45,19 @@ struct Arguments {
   int x_pitch = 0;  // of eight terms
   int tokens = 0;
   int units = 0;
-  int tiles = 0;       // of each block,
-  int more_tiles = 0;  // and so many blocks have one more
-  int pair_bits = 0;   // of eight tokens 2^pair_bits pairs are there
-  int sum_bytes = 0;   // of a tile's sums that a warp has,
-  int tile_bytes = 0;  // and that all have
-  int biases_at = 0;   // in shared memory, behind the sums
-  const void* bias = nullptr;
-  std::int64_t bias_stride = 0;
+  int tiles = 0;       // of each block
+  int more_tiles = 0;  // blocks that have one more
+  int pair_bits = 0;   // of eight tokens 2^pair_bits pairs exist
+  int sum_bytes = 0;   // of a warp's sums of a tile
+  int tile_bytes = 0;  // of all warps' sums of a tile
+  int biases_at = 0;   // in shared memory, after the sums
+  Bias bias;
   void* y = nullptr;
   std::int64_t y_pitch = 0;
   DType y_type = DType::f32;
 };
 
-// token_blocks: of eight. ahead: units a warp has on their way.
+// token_blocks: of eight. ahead: units in flight per warp.
 template <class T_, int token_blocks_, int warps_, int ahead_, class Unit_>
 struct Form {
   using T = T_;
@@ -66,7 +68,7 @@ struct Form {
   static constexpr int ahead = ahead_;
 };
 
-// Where sums are kept for all tokens of an eight, the compiler knows these.
+// Compile-time constants where sums of all eight tokens of a block are kept.
 template <class F>
 constexpr bool kWholeEights = F::token_blocks > 1 || !F::Unit::kPacked;
 template <class F>
@@ -80,19 +82,11 @@ __device__ int sum_bytes(const Arguments& p) {
 
 // ---- Bias.
 
-__device__ inline float bias_of(const Arguments& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return 0;
-  const std::int64_t at = row * p.bias_stride;
-  if (p.y_type == DType::f32) return __ldcg(static_cast<const float*>(p.bias) + at);
-  const unsigned short half = __ldcg(static_cast<const unsigned short*>(p.bias) + at);
-  return p.y_type == DType::f16 ? widen(__ushort_as_half(half)) : widen(__ushort_as_bfloat16(half));
-}
-
-// Into L2, so that nobody waits for it when it is wanted.
+// Into L2, well ahead of its use.
 __device__ inline void prefetch_bias(const Arguments& p, int row) {
-  if (p.bias == nullptr || row >= p.weight.rows) return;
-  const std::int64_t at = row * p.bias_stride * (p.y_type == DType::f32 ? 4 : 2);
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias) + at));
+  if (p.bias.data == nullptr || row >= p.weight.rows) return;
+  const std::int64_t at = row * p.bias.stride * (p.y_type == DType::f32 ? 4 : 2);
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias.data) + at));
 }
 
 // ---- Products.
@@ -104,7 +98,7 @@ __device__ inline void add(float4& sums, float4 more) {
   sums.w += more.w;
 }
 
-// All tokens' terms of a unit, a lane's own, and their sums in each part.
+// A lane's columns of a unit of all tokens, and the tokens' sums of each part.
 template <class F>
 struct TokenTerms {
   using T = typename F::T;
@@ -112,7 +106,7 @@ struct TokenTerms {
   uint4 at[F::token_blocks][kUnitBlocks];
   float sums[F::token_blocks][Unit::kParts][2];
 
-  // As they lie in memory.
+  // Not yet permuted.
   __device__ void read(const Arguments& p, int unit) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int first = unit * kUnitTerms + Unit::first_term(0, lane % 4);
@@ -128,12 +122,12 @@ struct TokenTerms {
     }
   }
 
-  // A lane's blocks side by side share what memory brings at once: the second comes from L1.
+  // A lane's adjacent blocks share a sector: the second comes from L1.
   __device__ static uint4 read_terms(const uint4* from) {
     return Unit::first_term(1, 0) == 8 ? __ldca(from) : __ldcg(from);
   }
 
-  // In the order of the weight's. The sums are products with ones.
+  // Permuted to match the weight. The sums are products with ones.
   __device__ void prepare() {
     constexpr std::uint32_t kOnes[4] = {Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes, Raw<T>::kOnes};
 #pragma unroll
@@ -144,7 +138,7 @@ struct TokenTerms {
       for (int block = 0; block < kUnitBlocks; ++block) {
         const int part = block * Unit::kParts / kUnitBlocks;
         uint4& terms = at[t][block];
-        terms = as_nibbles_lie<Unit::kPacked>(terms);
+        terms = to_unpack_order<Unit::kPacked>(terms);
         multiply_add_16(T(), even[part], kOnes, uint2{terms.x, terms.z});
         multiply_add_16(T(), odd[part], kOnes, uint2{terms.y, terms.w});
       }
@@ -157,7 +151,7 @@ struct TokenTerms {
   }
 };
 
-// A unit's share of this lane's sums of a tile.
+// A unit's contribution to this lane's sums of a tile.
 template <class F>
 __device__ void multiply_unit(const typename F::Unit& unit, const TokenTerms<F>& x,
                               float (&total)[F::token_blocks][4]) {
@@ -201,16 +195,16 @@ template <class F>
 __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int first, int count) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Steps are units of a tile, all tiles of one unit after another; each warp has as many, from unit and tile on.
+  // Steps are (unit, tile) pairs, all tiles of a unit in a row; each warp has its share of them.
   const auto steps = static_cast<unsigned>(p.units * count);
   const unsigned begin = steps * warp / F::warps;
   int left = static_cast<int>(steps * (warp + 1) / F::warps - begin);
   int unit = static_cast<unsigned>(p.units) * warp / F::warps;
   int tile = static_cast<int>(begin) - unit * count;
   if (p.places.unit_step > 1) unit = warp;
-  // A tile's sums have a place for each unit, or, where there are more, for each warp, whose later units are added.
+  // A tile has a slot of sums for each unit; where there are more units than warps, for each warp, which adds to it.
   const bool once = p.units <= F::warps;
-  const int old_from = once ? 0 : left - count;  // steps that were left when the tile's sums had been written
+  const int old_from = once ? 0 : left - count;  // steps left when all tiles' sums had been written once
   const int pairs = 1 << pair_bits<F>(p);
   const int place = pairs == 4 ? lane : lane / 4 * pairs + lane % 4;
   std::uint32_t sums = all_sums + (once ? unit : warp) * sum_bytes<F>(p) + place * 16;
@@ -277,11 +271,11 @@ __device__ void store_sums(const Arguments& p, int token, int2 rows, float4 sums
   }
 }
 
-// A warp has a tile's sums of eight tokens. Where few of them are there, several lanes share in adding up a sum.
+// A warp reduces a tile's sums of eight tokens. Where there are fewer tokens, several lanes share a sum.
 template <class F>
 __device__ void finish_tiles(const Arguments& p, const std::uint8_t* sums, const float* biases, int first, int tiles) {
   constexpr int kAtOnce = 8;
-  // Read anew: what follows from it shall not take registers while tiles are multiplied.
+  // Read again, so that nothing derived from it occupies registers in the main loop.
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int lane = thread % 32;
@@ -339,16 +333,14 @@ __global__ void __launch_bounds__(F::threads, 1) w4a16_gemv_kernel(const __grid_
   let_next_start();
   wait_for_previous();
   multiply_tiles<F>(p, shared_address(shared), first, count);
-  if (thread < count * kTileRows) biases[thread] = bias_of(p, first * kTileRows + thread);
+  if (thread < count * kTileRows) biases[thread] = p.bias.at(first * kTileRows + thread, p.weight.rows, 0);
   __syncthreads();
   finish_tiles<F>(p, shared, biases, first, count);
 }
 
 // ---- Launching.
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-bool fine(const GemmProblem& p) { return p.b.group < 128 && p.b.group < p.k; }
+bool small_groups(const GemmProblem& p) { return p.b.group < 128 && p.b.group < p.k; }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
@@ -358,86 +350,53 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.x_pitch = static_cast<int>(o.a.strides[0] / 8);
   p.tokens = static_cast<int>(o.a.rows());
   p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
-  // Units side by side share lines of memory, unless packed: then warps have them at the same time, where they come out
-  // even.
+  // Adjacent units of a row-major weight share cache lines: warps take them at the same time, where they divide evenly.
   p.places = unit_places(p.weight, !F::Unit::kPacked && p.units % F::warps == 0 ? F::warps : 1);
   p.pair_bits = kWholeEights<F> || p.tokens > 4 ? 2 : p.tokens > 2 ? 1 : 0;
   p.sum_bytes = F::token_blocks * (128 << p.pair_bits);
   p.tile_bytes = std::min(p.units, F::warps) * p.sum_bytes;
-  // A block for each multiprocessor, or as many times more as there is too little room for the sums.
+  // One block per SM, or several waves where there is too little room for the sums.
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
-  const std::int64_t room = std::min(kMostShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
-  const std::int64_t multiprocessors = properties(problem.device).multiprocessors;
-  const std::int64_t waves = ceil_div(tiles, multiprocessors * room);
-  const std::int64_t blocks = std::min(tiles, multiprocessors * waves);
+  const std::int64_t room = std::min(kMaxShared / (p.tile_bytes + kTileRows * 4), F::threads / kTileRows);
+  const std::int64_t sms = properties(problem.device).sms;
+  const std::int64_t waves = ceil_div(tiles, sms * room);
+  const std::int64_t blocks = std::min(tiles, sms * waves);
   p.tiles = static_cast<int>(tiles / blocks);
   p.more_tiles = static_cast<int>(tiles % blocks);
-  const int most = p.tiles + (p.more_tiles > 0 ? 1 : 0);
-  p.biases_at = most * p.tile_bytes;
-  if (problem.bias) {
-    p.bias = o.bias.data;
-    p.bias_stride = o.bias.strides[0];
-  }
+  const int max_tiles = p.tiles + (p.more_tiles > 0 ? 1 : 0);
+  p.biases_at = max_tiles * p.tile_bytes;
+  p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  const auto bytes = static_cast<unsigned>(p.biases_at + most * kTileRows * 4);
+  const auto bytes = static_cast<unsigned>(p.biases_at + max_tiles * kTileRows * 4);
   const unsigned grid = static_cast<unsigned>(blocks);
   enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{grid, F::threads, bytes}, stream, p);
 }
 
-// Calls body(form) for the problem's, with so many tokens.
+// Calls body(form) with the problem's form for this many tokens.
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
-  const auto with_unit = [&]<class T, class U>(T, U) {
-    // As many warps, and as many units ahead, as registers allow.
-    constexpr bool kWide = U::kFine || U::kZeros || !U::kPacked;
-    constexpr int kWarps8 = kWide ? 16 : 32;
-    constexpr int kAhead8 = kWide && !U::kFine ? 2 : 1;
-    constexpr int kWarps16 = U::kFine ? 8 : 16;
-    constexpr int kAhead16 = U::kFine || U::kPacked ? 2 : 1;
-    if (tokens <= 8) return body(Form<T, 1, kWarps8, kAhead8, U>());
-    return body(Form<T, 2, kWarps16, kAhead16, U>());
+  const auto with = [&]<bool half, bool packed, bool small, bool zeros, bool few>() {
+    // As many warps, and units in flight, as registers allow.
+    constexpr bool kWide = small || zeros || !packed;
+    constexpr int kWarps = few ? (kWide ? 16 : 32) : (small ? 8 : 16);
+    constexpr int kAhead = few ? (kWide && !small ? 2 : 1) : (small || packed ? 2 : 1);
+    constexpr int kBlocks = few ? 1 : 2;
+    using T = std::conditional_t<half, __half, __nv_bfloat16>;
+    using U = Unit<packed, small, zeros>;
+    body(Form<T, kBlocks, kWarps, kAhead, U>());
   };
-  const auto with_type = [&]<class T>(T type) {
-    const auto with_zeros = [&]<bool packed, bool fine>(std::bool_constant<packed>, std::bool_constant<fine>) {
-      if (p.b.zero_point) return with_unit(type, Unit<packed, fine, true>());
-      return with_unit(type, Unit<packed, fine, false>());
-    };
-    if (p.b_packed && fine(p)) return with_zeros(std::true_type(), std::true_type());
-    if (p.b_packed) return with_zeros(std::true_type(), std::false_type());
-    if (fine(p)) return with_zeros(std::false_type(), std::true_type());
-    return with_zeros(std::false_type(), std::false_type());
-  };
-  return p.a == DType::f16 ? with_type(__half()) : with_type(__nv_bfloat16());
-}
-
-bool aligned(const void* data, std::int64_t pitch_bytes) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
-}
-
-// Whether 16 bytes of a row may be read at a time.
-bool readable(const GemmProblem& p, const GemmOperands& o) {
-  return aligned(o.a.data, o.a.strides[0] * 2) && (p.b_packed || aligned(o.b.data, o.b.strides[0] / 2));
-}
-
-// Whether the steps through a block's tiles, at most 64, have 31 bits.
-bool near(const GemmProblem& p, const GemmOperands& o) {
-  const auto steps = [](const ConstTensor& t) {
-    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
-  };
-  if (o.a.strides[0] > std::int64_t{1} << 30) return false;
-  return p.b_packed ||
-         (o.b.strides[0] <= std::int64_t{1} << 21 && steps(o.b_scale) && (!p.b.zero_point || steps(o.zero_point)));
+  with_flags(with, p.a == DType::f16, p.b_packed, small_groups(p), p.b.zero_point, tokens <= 8);
 }
 
 std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.scale != DType::f32) return "has no f64";
-  if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
-  if (p.k % 32 != 0) return "wants rows of a multiple of 32 terms";
-  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or terms";
+  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
+  if (p.k % 32 != 0) return "needs K to be a multiple of 32";
+  if (std::max(p.n, p.k) > std::int64_t{1} << 23) return "takes at most 2^23 rows or columns";
   return {};
 }
 
@@ -447,8 +406,8 @@ Cost cost(const GemmProblem& p) {
   const double k = static_cast<double>(p.k);
   const double bytes =
       n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.b.group, 1)) * (p.b.zero_point ? 8 : 4);
-  const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).multiprocessors);
-  // Of a weight and a block, measured on an H200.
+  const std::int64_t rounds = ceil_div(ceil_div(p.n, kTileRows), properties(p.device).sms);
+  // Seconds per weight element of a block, measured on an H200.
   const double each = p.m > 8 ? 2.8e-11 : 2.4e-11;
   const double tile = kTileRows * std::max(k, 2048.0) * each * (p.b_packed ? 1 : p.m > 8 ? 1.25 : 1.1);
   return {2 * m * n * k, m * k * 2 + bytes + m * n * bits(p.y) / 8, 5e-6 + static_cast<double>(rounds) * tile};
@@ -462,11 +421,22 @@ std::string detail(const GemmProblem& p) {
 
 void load(const GemmProblem& problem) {
   for (const std::int64_t tokens : {8, 16}) {
-    with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMostShared); });
+    with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a16_gemv_kernel<F>, kMaxShared); });
   }
 }
 
-bool aligned(const GemmProblem& p, const GemmOperands& o) { return readable(p, o) && near(p, o); }
+// Whether rows can be read 16 bytes at a time, and offsets within a block's tiles, at most 64, fit into 31 bits.
+bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  const auto of_16 = [](const void* data, std::int64_t pitch_bytes) {
+    return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
+  };
+  const auto near = [](const ConstTensor& t) {
+    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
+  };
+  if (!of_16(o.a.data, o.a.strides[0] * 2) || o.a.strides[0] > std::int64_t{1} << 30) return false;
+  return p.b_packed || (of_16(o.b.data, o.b.strides[0] / 2) && o.b.strides[0] <= std::int64_t{1} << 21 &&
+                        near(o.b_scale) && (!p.b.zero_point || near(o.zero_point)));
+}
 
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;

@@ -2,12 +2,11 @@
 // Ampere on, for every stride and alignment.
 //
 // 16-bit floats: mma.sync with sums in f32. A block multiplies a tile (kLeft rows of b, kRight rows of a), kStep terms
-// at a time, through a ring of pieces in shared memory (device/product_tiles.cuh). b becomes 16-bit floats in
-// registers, which is exact, and is multiplied by the scales there, rounded to 16 bits before and after
-// (device/mixed_pieces.cuh). With u the unit roundoff of a's type, the sum before y's rounding is off by at most
+// at a time, through a ring of operand tiles in shared memory (device/product_tiles.cuh). b is converted to 16-bit
+// floats in registers, which is exact, and multiplied by the scales there, with a rounding to 16 bits of the scale and
+// of the product. With u the unit roundoff of a's type, the sum before y's rounding is off by at most
 //   sum_c |a b s| * (2 u + k 2^-23) + (f16) sum_c |a| (|b| + 1) * 2^-33 * max_c |s|,
-// since the matrix unit cuts off where it adds. f32 and f64: plain arithmetic in their own type
-// (device/wide_product.cuh).
+// since the tensor core truncates where it adds. f32 and f64: the ordinary arithmetic units.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,9 +14,8 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/mixed_pieces.cuh"
 #include "cuda/device/product_tiles.cuh"
-#include "cuda/device/wide_product.cuh"
+#include "cuda/gemm/w8a16_gemm_sm80.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 
@@ -26,11 +24,11 @@ namespace octile::cuda {
 namespace {
 
 constexpr char kName[] = "w8a16_gemm_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and multiprocessor
+constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 // At 4096 cubed on an H200 this tile reaches 379 to 394 T/s, and 409 at 8192 cubed, whatever the operands'
 // orientations. Warps of 64 x 64, each of which dequantizes twice as much, 336 to 383; a block of 8 warps alone on its
-// multiprocessor, 256 x 128 or 128 x 256, 347 to 402, but with more shared memory than small GPUs have.
+// SM, 256 x 128 or 128 x 256, 347 to 402, but with more shared memory than small GPUs have.
 using Large = TileShape<128, 128, 64, 3, 4, 1, 2>;
 using Small = TileShape<64, 64, 64, 4, 2, 2, 3>;
 
@@ -67,7 +65,7 @@ struct Work {
       : left_reader(first.x, lane), right_reader(first.y, lane), term(lane % 4 * 4), scales(p.c_scale, p.tiling.k) {}
 
   __device__ void fill(int step, std::uint32_t stage) {
-    scales.write(stage + Stage::kBesidePieces);
+    scales.write(stage + Stage::kBesideTiles);
     scales.read(step + 1);
   }
 
@@ -96,14 +94,14 @@ struct Work {
     if (part % kParts == 0) {
 #pragma unroll
       for (int i = 0; i < kLeftBlocks / 2; ++i) left_reader.load(stage, i, slice, left[to][i]);
-      scale[to] = load_shared_pair(stage + Stage::kBesidePieces + (slice * kHalfSlice + term) * 2);
+      scale[to] = load_shared_pair(stage + Stage::kBesideTiles + (slice * kHalfSlice + term) * 2);
     }
     const int first = part % kParts * kPartBlocks / 2;
 #pragma unroll
     for (int j = 0; j < kPartBlocks / 2; ++j) {
-      right_reader.load(stage + Stage::kRightPiece, first + j, slice, right[to][j]);
+      right_reader.load(stage + Stage::kRightTile, first + j, slice, right[to][j]);
     }
-    if (Scales::kScaled && part == 0) coming_exponent = Scales::exponent_at(stage + Stage::kBesidePieces);
+    if (Scales::kScaled && part == 0) coming_exponent = Scales::exponent_at(stage + Stage::kBesideTiles);
   }
 
   __device__ void multiply(int from, int part) {
@@ -143,7 +141,7 @@ struct Work {
   const HalfReader<Tile, Tile::kRight, kRightOuter> right_reader;
   const int term;
   Scales scales;
-  int exponent = Scales::kLeastExponent, coming_exponent;
+  int exponent = Scales::kMinExponent, coming_exponent;
   float sums[kLeftBlocks][kRightBlocks][4] = {};
   std::uint32_t left[2][kLeftBlocks / 2][4];
   std::uint32_t terms[kLeftBlocks][4];
@@ -278,7 +276,7 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.y_type = problem.y;
   p.accumulate = problem.accumulate;
   const std::int64_t element = bits(problem.y) / 8;
-  p.y_aligned = aligned(p.y, p.y_pitch * element, 4 * element);
+  p.y_aligned = aligned_rows(p.y, p.y_pitch * element, 4 * element);
   const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
   const TileKernel<Product> kernel = kernel_for<Tile>(problem);
   enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);
@@ -297,8 +295,7 @@ void launch_wide(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.n = static_cast<int>(o.y.cols());
   p.k = static_cast<int>(o.a.cols());
   p.accumulate = problem.accumulate;
-  const unsigned blocks = static_cast<unsigned>((p.m + kWideTile - 1) / kWideTile) *
-                          static_cast<unsigned>((p.n + kWideTile - 1) / kWideTile);
+  const unsigned blocks = blocks_for(p.m, kWideTile) * blocks_for(p.n, kWideTile);
   enqueue(kName, wide_product_kernel<Real, kWideTile>, LaunchShape{blocks, kWideThreads}, launch.stream, p);
 }
 
@@ -316,9 +313,8 @@ double seconds(double m, double n, const GemmProblem& problem) {
 double wide_seconds(double m, double n, const GemmProblem& problem) {
   const bool f64 = problem.a == DType::f64;
   constexpr double tile = kWideTile;
-  const double rounds =
-      std::ceil(std::ceil(m / tile) * std::ceil(n / tile) / properties(problem.device).multiprocessors);
-  const double per_second = f64 ? 0.12e12 : 0.26e12;  // of a multiprocessor
+  const double rounds = std::ceil(std::ceil(m / tile) * std::ceil(n / tile) / properties(problem.device).sms);
+  const double per_second = f64 ? 0.12e12 : 0.26e12;  // of an SM
   return 2 * tile * tile * static_cast<double>(problem.k) * rounds / per_second + 7e-6;
 }
 
@@ -334,7 +330,7 @@ Cost cost(const GemmProblem& problem) {
   const double bytes = m * k * bits(problem.a) / 8 + n * k + m * n * bits(problem.y) / 8;
   const double arithmetic = is_half(problem) ? std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem))
                                              : wide_seconds(m, n, problem);
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).multiprocessors);
+  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
   return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
 }
 

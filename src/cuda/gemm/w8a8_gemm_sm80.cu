@@ -2,11 +2,11 @@
 // GPU from Ampere on, for every stride and alignment.
 //
 // A block multiplies a tile (kLeft rows of the left operand, kRight rows of the right one), kStep terms at a time,
-// through a ring of kStages pairs of pieces in shared memory (device/product_tiles.cuh), which have the orientations
-// that the operands have in global memory. At 4096 cubed on an H200 an outer-major operand costs 6 % of the speed, two
-// cost 14 %, and lines that cp.async cannot copy as they are cost half of it.
+// through a ring of kStages pairs of operand tiles in shared memory (device/product_tiles.cuh), in the orientations of
+// the operands in global memory. At 4096 cubed on an H200 an outer-major operand costs 6 % of the speed, two cost 14 %,
+// and lines that cp.async cannot copy as they are cost half of it.
 //
-// y is written along its contiguous dimension: where that is i, the operands change places, left is b and right is a.
+// y is written along its contiguous dimension. Where that is i, the operands are swapped: left is b and right is a.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
-#include "cuda/device/pieces.cuh"
+#include "cuda/device/operand_tiles.cuh"
 #include "cuda/device/product_tiles.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
@@ -26,7 +26,7 @@ namespace octile::cuda {
 namespace {
 
 constexpr char kName[] = "w8a8_gemm_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and multiprocessor
+constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 // At 4096 cubed on an H200, everything aligned and along k, 128 x 128 by 4 warps, two blocks at a time, reaches 805
 // T/s, with three stages 721; 128 x 256 by 8 warps 757; 256 x 128 no more than that.
@@ -96,7 +96,7 @@ struct Work {
   static constexpr int kLeftBlocks = Tile::kWarpLeft / 16;
   static constexpr int kRightBlocks = Tile::kWarpRight / 16;
   static constexpr int kSlices = Tile::kStep / kSlice;
-  static constexpr int kRightPiece = Stage<Tile, kLeftOuter, kRightOuter>::kRightPiece;
+  static constexpr int kRightTile = Stage<Tile, kLeftOuter, kRightOuter>::kRightTile;
 
   __device__ Work(int2 first, int lane) : left_reader(first.x, lane), right_reader(first.y, lane) {}
   __device__ void fill(int, std::uint32_t) {}
@@ -106,7 +106,7 @@ struct Work {
 #pragma unroll
     for (int i = 0; i < kLeftBlocks; ++i) left[to][i] = left_reader.load(stage, i, slice);
 #pragma unroll
-    for (int j = 0; j < kRightBlocks; ++j) right[to][j] = right_reader.load(stage + kRightPiece, j, slice);
+    for (int j = 0; j < kRightBlocks; ++j) right[to][j] = right_reader.load(stage + kRightTile, j, slice);
   }
 
   __device__ void multiply(int from, int) {
@@ -188,30 +188,30 @@ constexpr TileKernel<Product> kKernel = {w8a8_gemm_kernel<Tile, kLeftOuter, kRig
 
 template <class Tile>
 TileKernel<Product> kernel_for(const GemmProblem& problem) {
-  const bool turned = problem.y_major == Major::outer;
-  const bool left_outer = (turned ? problem.b_major : problem.a_major) == Major::outer;
-  const bool right_outer = (turned ? problem.a_major : problem.b_major) == Major::outer;
+  const bool swapped = problem.y_major == Major::outer;
+  const bool left_outer = (swapped ? problem.b_major : problem.a_major) == Major::outer;
+  const bool right_outer = (swapped ? problem.a_major : problem.b_major) == Major::outer;
   if (left_outer) return right_outer ? kKernel<Tile, true, true> : kKernel<Tile, true, false>;
   return right_outer ? kKernel<Tile, false, true> : kKernel<Tile, false, false>;
 }
 
 template <class Tile>
 void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  const bool turned = problem.y_major == Major::outer;
+  const bool swapped = problem.y_major == Major::outer;
   Product p = {};
   const Operand a = operand_of(o.a, problem.a_major == Major::outer);
   const Operand b = operand_of(o.b, problem.b_major == Major::outer);
-  p.tiling = tiling_of<Tile>(turned ? b : a, turned ? a : b, o.a.cols());
-  p.left_scale = factors_of(turned ? o.b_scale : o.a_scale, problem.scale);
-  p.right_scale = factors_of(turned ? o.a_scale : o.b_scale, problem.scale);
+  p.tiling = tiling_of<Tile>(swapped ? b : a, swapped ? a : b, o.a.cols());
+  p.left_scale = factors_of(swapped ? o.b_scale : o.a_scale, problem.scale);
+  p.right_scale = factors_of(swapped ? o.a_scale : o.b_scale, problem.scale);
   if (problem.bias) p.bias = {o.bias.data, o.bias.strides[0], 0};
-  p.bias_of_left = turned;
+  p.bias_of_left = swapped;
   p.y = o.y.data;
-  p.y_pitch = o.y.strides[turned ? 1 : 0];
+  p.y_pitch = o.y.strides[swapped ? 1 : 0];
   p.y_type = problem.y;
   p.accumulate = problem.accumulate;
   const std::int64_t element = bits(problem.y) / 8;
-  p.y_aligned = aligned(p.y, p.y_pitch * element, std::min<std::int64_t>(4 * element, 16));
+  p.y_aligned = aligned_rows(p.y, p.y_pitch * element, std::min<std::int64_t>(4 * element, 16));
   const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
   const TileKernel<Product> kernel = kernel_for<Tile>(problem);
   enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);
@@ -238,7 +238,7 @@ Cost cost(const GemmProblem& problem) {
   const auto k = static_cast<double>(problem.k);
   const double bytes = (m + n) * k + m * n * bits(problem.y) / 8;
   const double arithmetic = std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem));
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).multiprocessors);
+  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
   return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
 }
 

@@ -1,5 +1,4 @@
-// w8a8 on Hopper's matrix unit, for many rows: which tiles the kernel of device/large.cuh has for a problem, what it is
-// expected to cost, and its launch.
+// w8a8_gemm_sm90, for many rows, on the host: tiles, cost model, launch.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,10 +7,12 @@
 #include <string_view>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
-#include "cuda/device/large.cuh"
 #include "cuda/gemm/repack.h"
+#include "cuda/gemm/w8a8_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "cuda/tensor_map.h"
@@ -21,19 +22,19 @@ namespace octile::cuda {
 
 namespace {
 
-using namespace large;
+using namespace w8a8;
 
 constexpr std::string_view kName = "w8a8_gemm_sm90";
 
-// The tiles, with what they cost on an H200, fitted to 152 timings (M from 129 to 14336: 2.3 % in the mean square, and
-// what it chooses is within 2.2 % of the best). The clock is what the power limit leaves at first; the larger the tile,
-// the less is moved, the higher the clock.
+// The tiles and their cost on an H200, fitted to 152 timings (M from 129 to 14336: 2.3 % root mean square, and the
+// choice is within 2.2 % of the best). The clock is what the power limit allows at first; the larger the tile, the less
+// data moves, the higher the clock.
 template <class T_>
 struct Measured {
   using T = T_;
   double gigahertz;
-  double tile_seconds;  // besides the products, with y of 16 bits; twice that with 32
-  double later;         // how much longer it takes after kBurstSeconds, when the power limit has had time to act
+  double tile_seconds;  // besides the products, with 16-bit y; twice that with 32-bit y
+  double later;         // slowdown after kBurstSeconds, when the power limit acts
 };
 
 using Tile128 = Tile<128, 128, false, 6, 2, Schedule::ping_pong>;
@@ -50,42 +51,40 @@ void for_each_tile(const Body& body) {
   body(Measured<Tile256>{1.850, 1.85e-6, 0.093});
 }
 
-constexpr double kProductsPerCycle = 4096;  // of s8, of a multiprocessor
-constexpr double kAroundSeconds = 6.4e-6;   // launch, the way to the first products, and what follows the last ones
-constexpr double kHiddenBytesPerSecond = 12e12;  // what operands cost that come from memory while there are products
+constexpr double kProductsPerCycle = 4096;       // int8 multiply-adds of an SM
+constexpr double kAroundSeconds = 6.4e-6;        // launch, prologue and epilogue
+constexpr double kHiddenBytesPerSecond = 12e12;  // of operands, while the tensor cores are busy
 constexpr double kBurstSeconds = 100e-6;
 constexpr double kBytesPerSecond = 4e12;   // of memory, alone
 constexpr double kRepackSeconds = 2.3e-6;  // besides its bytes
-constexpr std::int64_t kBandRows = 2048;   // of an operand, that a band of tiles keeps in the second-level cache
+constexpr std::int64_t kBandRows = 2048;   // of an operand that a band of tiles keeps in L2
 
 struct Size {
   std::int64_t m, n, k;
 };
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 template <class T>
 TileOrder order_of(const Size& size) {
   constexpr int kRows = T::rows * T::cluster_rows;
   constexpr int kCols = T::cols * T::cluster_cols;
-  // Bands lie across the operand that blocks have for themselves: kBandRows rows of it stay while the other passes by.
+  // kBandRows rows of the operand that blocks do not share stay in L2 while the other one streams past.
   const std::int64_t band = kBandRows / (T::share_b ? kRows : kCols);
   return {static_cast<int>(ceil_div(size.m, kRows)), static_cast<int>(ceil_div(size.n, kCols)), static_cast<int>(band),
           T::share_b};
 }
 
 template <class T>
-int waves(const Size& size, int multiprocessors) {
+int waves(const Size& size, int clusters) {
   const TileOrder order = order_of<T>(size);
-  return static_cast<int>(ceil_div(static_cast<std::int64_t>(order.rows) * order.cols, multiprocessors / kCluster));
+  return static_cast<int>(ceil_div(static_cast<std::int64_t>(order.rows) * order.cols, clusters));
 }
 
 template <class T>
-double expected_seconds(const Measured<T>& measured, const Size& size, DType y, int multiprocessors) {
+double expected_seconds(const Measured<T>& measured, const Size& size, DType y, int clusters) {
   const double tile_cycles =
-      static_cast<double>(ceil_div(size.k, kStep)) * kStep * T::rows * T::cols / kProductsPerCycle;
+      static_cast<double>(ceil_div(size.k, kTileK)) * kTileK * T::rows * T::cols / kProductsPerCycle;
   const double tile_seconds = tile_cycles / (measured.gigahertz * 1e9) + measured.tile_seconds * bits(y) / 16;
-  const double products = waves<T>(size, multiprocessors) * tile_seconds;
+  const double products = waves<T>(size, clusters) * tile_seconds;
   const double operands = static_cast<double>(size.m + size.n) * static_cast<double>(size.k);
   return kAroundSeconds + operands / kHiddenBytesPerSecond + products +
          measured.later * std::max(0.0, products - kBurstSeconds);
@@ -93,38 +92,38 @@ double expected_seconds(const Measured<T>& measured, const Size& size, DType y, 
 
 // Calls body(measured) for the tile that is expected to be the fastest.
 template <class Body>
-void with_best_tile(const Size& size, DType y, int multiprocessors, const Body& body) {
+void with_best_tile(const Size& size, DType y, int clusters, const Body& body) {
   double best = std::numeric_limits<double>::infinity();
-  for_each_tile([&](const auto& tile) { best = std::min(best, expected_seconds(tile, size, y, multiprocessors)); });
+  for_each_tile([&](const auto& tile) { best = std::min(best, expected_seconds(tile, size, y, clusters)); });
   bool done = false;
   for_each_tile([&](const auto& tile) {
-    if (done || expected_seconds(tile, size, y, multiprocessors) > best) return;
+    if (done || expected_seconds(tile, size, y, clusters) > best) return;
     body(tile);
     done = true;
   });
 }
 
-// Whether the workspace has room for a copy of this operand that the copy engine can read. A row of k bytes that is no
-// multiple of 16 and not padded either is not readable, and neither is what lies across.
-bool repacks(Major major, std::int64_t k) { return major == Major::outer || k % kBulkAlignment != 0; }
+// Whether the workspace has room for a K-major, aligned copy of this operand. TMA reads neither rows of k bytes that
+// are not a multiple of 16 and not padded, nor an operand that is not K-major.
+bool repacks(Major major, std::int64_t k) { return major == Major::outer || k % kTmaAlignment != 0; }
 
 struct Order {
-  int multiprocessors;
+  int clusters;
   bool accumulate;
   Stream stream;
 };
 
 template <class T, class Y>
 void launch_tile(const GemmOperands& o, const Order& order) {
-  static_assert(sizeof(Shared<T, Y>) <= 227 * 1024);
-  using Box = typename Shared<T, Y>::Box;
-  const CUtensorMap a = tensor_map(kName, o.a, {T::rows / T::cluster_cols, kStep, true});
-  const CUtensorMap b = tensor_map(kName, o.b, {T::cols / T::cluster_rows, kStep, true});
-  const bool by_engine = mappable(o.y);
-  const CUtensorMap y = by_engine ? tensor_map(kName, o.y, {Box::rows, Box::cols, Box::swizzled}) : a;
+  static_assert(sizeof(Shared<T, Y>) <= kMaxSharedBytes);
+  using Store = typename Shared<T, Y>::Store;
+  const CUtensorMap a = tensor_map(kName, o.a, {T::rows / T::cluster_cols, kTileK, true});
+  const CUtensorMap b = tensor_map(kName, o.b, {T::cols / T::cluster_rows, kTileK, true});
+  const bool by_tma = mappable(o.y);
+  const CUtensorMap y = by_tma ? tensor_map(kName, o.y, {Store::rows, Store::cols, Store::swizzled}) : a;
 
   Arguments<Y> arguments;
-  arguments.steps = static_cast<int>(ceil_div(o.a.cols(), kStep));
+  arguments.steps = static_cast<int>(ceil_div(o.a.cols(), kTileK));
   arguments.order = order_of<T>({o.a.rows(), o.b.rows(), o.a.cols()});
   arguments.a_scale = row_scale<float>(o.a_scale);
   arguments.b_scale = row_scale<float>(o.b_scale);
@@ -133,23 +132,23 @@ void launch_tile(const GemmOperands& o, const Order& order) {
     arguments.bias_stride = o.bias.strides[0];
   }
   arguments.y = {static_cast<Y*>(o.y.data), o.y.strides[0], static_cast<int>(o.y.rows()), static_cast<int>(o.y.cols())};
-  // It writes sixteen bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
+  // TMA writes 16 bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
   const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
-  arguments.engine_cols = !by_engine ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
+  arguments.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
 
-  // A tile that would reach beyond y begins earlier instead, and what it has in common with its neighbour is computed
-  // twice: the copy engine is slow to fill in zeros. M = 257 took 50.9 us where M = 384 took 40.0 (K 4096, N 14336).
+  // A tile that would reach beyond y begins earlier instead, and overlaps its neighbour: TMA is slow to fill in zeros.
+  // M = 257 took 50.9 us where M = 384 took 40.0 (K 4096, N 14336).
   arguments.accumulate = order.accumulate;
   if (!order.accumulate && arguments.y.rows >= T::rows) arguments.last.x = arguments.y.rows - T::rows;
   if (!order.accumulate && arguments.y.cols >= T::cols && whole) arguments.last.y = arguments.y.cols - T::cols;
 
-  const int clusters = std::min(order.multiprocessors / kCluster, arguments.order.count());
+  const int clusters = std::min(order.clusters, arguments.order.count());
   enqueue(kName, w8a8_gemm_kernel<T, Y>,
-          LaunchShape{static_cast<unsigned>(clusters * kCluster), kThreads, sizeof(Shared<T, Y>), kCluster},
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared<T, Y>), kClusterSize},
           order.stream, a, b, y, arguments);
 }
 
-// y transposed is the product of b and a: what is said of the one is then true of the other.
+// y^T = b * a^T: where y is column-major, a and b change places.
 bool exchanges(const GemmProblem& problem) { return problem.y_major == Major::outer; }
 
 GemmProblem exchanged(GemmProblem p) {
@@ -175,9 +174,9 @@ std::string supports(const GemmProblem& problem) {
   if (problem.grouped()) return "has no groups";
   if (problem.scale != DType::f32) return "has no f64";
   if (problem.b_packed) return "takes the weight as it is, not packed";
-  if (exchanges(problem) && problem.bias) return "wants rows of y contiguous where there is a bias";
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // counted in 32 bits
-  if (std::max(problem.m, problem.n) > kMost) return "takes at most 2^30 rows of an operand";
+  if (exchanges(problem) && problem.bias) return "needs contiguous rows of y where there is a bias";
+  constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
+  if (std::max(problem.m, problem.n) > kMax) return "takes at most 2^30 rows of an operand";
   return {};
 }
 
@@ -190,11 +189,11 @@ Cost cost(const GemmProblem& problem) {
   Cost cost;
   cost.operations = 2 * m * n * k;
   cost.bytes = (m + n) * k + m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1);
-  const int multiprocessors = properties(p.device).multiprocessors;
-  with_best_tile(size, p.y, multiprocessors, [&](const auto& tile) {
-    cost.seconds = std::max(expected_seconds(tile, size, p.y, multiprocessors), cost.bytes / kBytesPerSecond);
+  const int clusters = max_active_clusters(p.device, kClusterSize);
+  with_best_tile(size, p.y, clusters, [&](const auto& tile) {
+    cost.seconds = std::max(expected_seconds(tile, size, p.y, clusters), cost.bytes / kBytesPerSecond);
   });
-  // An X that a plan quantized is readable whatever k is.
+  // Plans quantize X into aligned rows, whatever k is.
   if (p.a_major == Major::outer) cost.seconds += 2 * m * k / kBytesPerSecond + kRepackSeconds;
   if (repacks(p.b_major, p.k)) cost.seconds += 2 * n * k / kBytesPerSecond + kRepackSeconds;
   return cost;
@@ -202,14 +201,14 @@ Cost cost(const GemmProblem& problem) {
 
 std::string detail(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
-  const int multiprocessors = properties(p.device).multiprocessors;
+  const int clusters = max_active_clusters(p.device, kClusterSize);
   std::string text;
-  with_best_tile(size_of(p), p.y, multiprocessors, [&]<class T>(const Measured<T>&) {
+  with_best_tile(size_of(p), p.y, clusters, [&]<class T>(const Measured<T>&) {
     const TileOrder order = order_of<T>(size_of(p));
     text = message(exchanges(problem) ? "y^T = b * a^T, " : "", "tile ", T::rows, "x", T::cols,
                    T::ping_pong ? " ping-pong" : " cooperative", ", clusters ", T::cluster_rows, "x", T::cluster_cols,
                    ", ", T::stages, " stages, bands of ", order.band, order.bands_of_rows ? " rows" : " columns",
-                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size_of(p), multiprocessors), " waves");
+                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size_of(p), clusters), " waves");
   });
   return text;
 }
@@ -248,10 +247,10 @@ void launch(const GemmProblem& problem, const GemmOperands& operands, const Laun
     room += repacked_size(size.m, size.k);
   }
   if (!b_as_it_is) o.b = repack(o.b, room, launch.stream);
-  const int multiprocessors = properties(p.device).multiprocessors;
+  const int clusters = max_active_clusters(p.device, kClusterSize);
   with_narrow_type(p.y, [&]<class Y>(Y) {
-    with_best_tile(size, p.y, multiprocessors, [&]<class T>(const Measured<T>&) {
-      launch_tile<T, Y>(o, {multiprocessors, p.accumulate, launch.stream});
+    with_best_tile(size, p.y, clusters, [&]<class T>(const Measured<T>&) {
+      launch_tile<T, Y>(o, {clusters, p.accumulate, launch.stream});
     });
   });
 }

@@ -1,5 +1,5 @@
-// A whole W8A8 layer in one launch, for up to 16 tokens: X is quantized by every block, in the time its first weights
-// take to arrive. device/skinny.cuh has the kernel.
+// w8a8_linear_sm90: a whole W8A8 layer in one launch, for up to 16 tokens. Each block quantizes X while its first
+// weights are in flight.
 //
 //   s[i] = max(max_c |a[i, c] * multiplier[c]| / 127, 1e-8), or given
 //   q[i, c] = clamp(rint(a[i, c] * multiplier[c] / s[i]), -127, 127)
@@ -8,14 +8,16 @@
 #include <string>
 
 #include "base/message.h"
-#include "cuda/device/skinny.cuh"
+#include "cuda/clusters.h"
+#include "cuda/gemm/w8a8_linear_sm90.cuh"
+#include "plan/cost.h"
 
 namespace octile::cuda {
 
 namespace {
 
 constexpr std::string_view kName = "w8a8_linear_sm90";
-constexpr int kMostTokens = 16;
+constexpr int kMaxTokens = 16;
 
 std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
@@ -23,33 +25,31 @@ std::string supports(const GemmProblem& p) {
   if (p.scale != DType::f32) return "has no f64";
   if (p.b_packed) return "takes the weight as it is, not packed";
   if (p.a_major != Major::contraction || p.b_major != Major::contraction || p.y_major != Major::contraction) {
-    return "wants rows of a, b and y contiguous";
+    return "needs contiguous rows of a, b and y";
   }
-  if (p.m > kMostTokens) return message("is for up to ", kMostTokens, " rows of a");
-  if (p.n > kMostRows) return "takes at most 2^30 rows of b";
+  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
+  if (p.n > kMaxRows) return "takes at most 2^30 rows of b";
   if (!(p.m <= 8 ? fits_skinny<1>(p.m, p.k) : fits_skinny<2>(p.m, p.k))) {
     return message("has no room for ", p.m, " rows of ", p.k, " in shared memory");
   }
   return {};
 }
 
-// Fitted to an H200 whose second-level cache had been filled by reading.
+// Fitted to an H200, L2 filled by reads.
 Cost cost(const GemmProblem& p) {
+  // Each block quantizes all of X, or from 9 tokens on two blocks half each, while the first weights are in flight;
+  // this does not hide all of it (8 x 14336: 10 us).
   const double m = static_cast<double>(p.m);
-  const double n = static_cast<double>(p.n);
   const double k = static_cast<double>(p.k);
-  const double bytes = n * k;
-  // Each block quantizes all of X, or from 9 tokens on two blocks half each, while the first weights are on their way;
-  // what that does not hide is waited for (8 x 14336: 10 us).
   const double quantized = m > 8 ? m * k / 2 : m * k;
-  const double waited_for = std::max(quantized - 40e3, 0.0) * 1.4e-10;
-  return {2 * m * n * k, m * k * bits(p.a) / 8 + bytes + m * n * bits(p.y) / 8,
-          7.6e-6 + bytes / 4.7e12 + m * 1.7e-7 + waited_for};
+  const double exposed = std::max(quantized - 40e3, 0.0) * 1.4e-10;
+  Cost cost = gemm_work(p);
+  cost.seconds = 7.6e-6 + static_cast<double>(p.n) * k / 4.7e12 + m * 1.7e-7 + exposed;
+  return cost;
 }
 
-std::size_t workspace(const GemmProblem&) { return 0; }
-
 void load(const GemmProblem& p) {
+  prepare_clusters(p.device);
   with_narrow_type(p.a, [&](auto source) {
     prepare_skinny<decltype(source), 1>(kName);
     prepare_skinny<decltype(source), 2>(kName);
@@ -73,7 +73,6 @@ extern constinit const GemmKernel w8a8_linear_sm90 = {
     .device = DeviceType::cuda,
     .supports = supports,
     .cost = cost,
-    .workspace = workspace,
     .launch = launch,
     .prepare = load,
 };

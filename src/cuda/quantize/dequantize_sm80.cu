@@ -1,6 +1,6 @@
 // x = (q - z) * s, and its gradient dq = dy * s.
 #include "cuda/device/vectors.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 

@@ -2,7 +2,7 @@
 // before this one finds, in the whole of its segment.
 #include "cuda/device/quantize_rows.cuh"
 #include "cuda/device/vectors.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 
@@ -116,20 +116,20 @@ struct FakeQuantizeVectors {
   }
 };
 
-constexpr std::string_view kRows = "launch (rows)";
+constexpr std::string_view kRows = "fake_quantize_sm80 (rows)";
 
 bool keeps_rows(const QuantizeProblem& p) {
   return p.granularity == Granularity::row && p.mapping == Mapping::symmetric && p.x != DType::f64 &&
          p.scale == ScaleSource::dynamic && p.rounding == Rounding::nearest;
 }
 
-// In one look at x; false if the tensors are not what it needs.
+// In one pass over x; false if the tensors do not suit it.
 template <class T>
 bool launch_rows(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   constexpr int n = kVectorSize<T>;
   const Rows<const T> x = rows_of<T>(o.x);
   const Rows<T> y = rows_of<T>(o.y);
-  if (!x.aligned || !y.aligned || o.x.cols() % n != 0 || o.x.cols() > kMostVectors<PlainRows> * n) return false;
+  if (!x.aligned || !y.aligned || o.x.cols() % n != 0 || o.x.cols() > kMaxVectors<PlainRows> * n) return false;
   RowsArguments<T> a = {};
   a.x = x.data;
   a.x_stride = x.stride;

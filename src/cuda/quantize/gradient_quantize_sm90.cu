@@ -4,11 +4,11 @@
 //   s2[n] = max(max_m |dY[m, n] x[m]| / 127, min_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[n])
 //   dB[n] = sum_m dY[m, n]
 //
-// One launch that looks twice: device/two_looks.cuh. The bits are those of two quantizers.
+// One launch that reads dY twice: device/two_pass.cuh. The bits are those of two quantizers.
 #include <algorithm>
 #include <string>
 
-#include "cuda/device/two_looks.cuh"
+#include "cuda/device/two_pass.cuh"
 
 namespace octile::cuda {
 
@@ -18,21 +18,21 @@ constexpr std::string_view kName = "gradient_quantize_sm90";
 
 // The parts of the workspace after the rows' maxima, in elements of 4 bytes.
 struct Parts {
-  std::size_t column_most, partial_sums, all;
+  std::size_t column_max, partial_sums, all;
 };
 
 template <class T>
 Parts parts(Device device, std::int64_t rows, std::int64_t cols) {
-  const auto owners = static_cast<std::size_t>(tiling_of<T>(device, rows, cols).most_owners());
+  const auto owners = static_cast<std::size_t>(tiling_of<T>(device, rows, cols).max_owners());
   const std::size_t sums = static_cast<std::size_t>(rows) + static_cast<std::size_t>(cols);
   return {static_cast<std::size_t>(rows), sums, sums + owners * static_cast<std::size_t>(cols)};
 }
 
 template <class T>
-LookTwiceArguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& o, void* workspace) {
+TwoPassArguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& o, void* workspace) {
   const Parts at = parts<T>(p.device, o.x.rows(), o.x.cols());
   auto* const words = static_cast<std::uint32_t*>(workspace);
-  LookTwiceArguments<T> a = {};
+  TwoPassArguments<T> a = {};
   a.m = tiles::matrices<T>(o);
   a.column_factor = row_scale<float>(o.multiplier);
   a.row_factor = row_scale<float>(o.row_multiplier);
@@ -42,9 +42,9 @@ LookTwiceArguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands
   a.column_scale_stride = o.column_scale.col_stride;
   if (o.y.present()) a.sum = static_cast<T*>(o.y.data), a.sum_stride = o.y.strides[0];
   a.q_max = static_cast<float>(p.q_max);
-  a.least_scale = static_cast<float>(p.min_scale);
-  a.row_most = words;
-  a.column_most = words + at.column_most;
+  a.min_scale = static_cast<float>(p.min_scale);
+  a.row_max = words;
+  a.column_max = words + at.column_max;
   a.partial_sums = reinterpret_cast<float*>(words + at.partial_sums);
   return a;
 }
@@ -75,7 +75,7 @@ std::size_t workspace(const QuantizeProblem& p) {
 void load(const QuantizeProblem& p) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
-    prepare_to_look_twice<T, true>(kName);
+    prepare_two_pass<T, true>(kName);
   });
 }
 
@@ -83,8 +83,8 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
-    enqueue_two_looks<T, true>(kName, arguments<T>(p, o, launch.workspace.data), blocks, tiles::moves_whole<T>(o),
-                               launch.stream);
+    enqueue_two_pass<T, true>(kName, arguments<T>(p, o, launch.workspace.data), blocks, tiles::moves_whole<T>(o),
+                              launch.stream);
   });
 }
 

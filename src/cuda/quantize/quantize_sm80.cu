@@ -1,21 +1,21 @@
-// q = clamp(rint(x / s) + z, q_min, q_max), scales found on the way; into (rows, cols), (cols, rows) or both.
+// q = clamp(rint(x / s) + z, q_min, q_max), with scales found on the way; into (rows, cols), (cols, rows) or both.
 // Stochastic: floor(x / s + u) + z.
 //
-//   quantize_rows        segments along rows, row-major out, symmetric, into bytes, aligned: x is read once and kept in
-//                        registers until the scale is known (device/quantize_rows.cuh)
-//   quantize_loose_rows  the same to nearest, wherever the rows lie (device/quantize_loose.cuh)
-//   quantize_runs        the same with any option and type
-//   everything else      scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements row-major,
-//                        quantize_tiles by way of shared memory
-#include "cuda/device/quantize_loose.cuh"
+//   quantize_rows            segments along rows, row-major out, symmetric, into bytes, aligned: x is read once and
+//                            stays in registers until the scale is known (device/quantize_rows.cuh)
+//   quantize_unaligned_rows  the same to nearest, at any address (quantize_sm80.cuh)
+//   quantize_runs            the same with any option and type
+//   everything else          scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements
+//                            row-major, quantize_tiles through shared memory
 #include "cuda/device/quantize_rows.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/quantize_sm80.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 
 namespace {
 
-constexpr int kMostThreads = 1024;
+constexpr int kMaxThreads = 1024;
 
 // Segments of `length` neighbours, `per_row` in each row.
 struct Runs {
@@ -34,11 +34,11 @@ struct RunsArguments {
 
 // A row of the block, a power of two up to 32 threads or whole warps, keeps a segment, with whatever options.
 template <class T>
-__global__ void __launch_bounds__(kMostThreads) quantize_runs(RunsArguments<T> a) {
+__global__ void __launch_bounds__(kMaxThreads) quantize_runs(RunsArguments<T> a) {
   using Real = RealOf<T>;
   constexpr int n = kVectorSize<T>;
   constexpr int kVectors = kVectorsOfMany;
-  __shared__ Extremes<Real> scratch[kMostThreads / 32];
+  __shared__ Extremes<Real> scratch[kMaxThreads / 32];
   const int lane = static_cast<int>(threadIdx.x);
   const int width = static_cast<int>(blockDim.x);
   const std::int64_t segment = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ std::uint8_t tile[kTile][kTilePitch];
   let_next_start();
   wait_for_previous();
-  const auto tiles_down = static_cast<unsigned>((rows + kTile - 1) / kTile);
+  const auto tiles_down = static_cast<unsigned>(ceil_div(rows, kTile));
   const std::int64_t r0 = std::int64_t{blockIdx.x % tiles_down} * kTile;
   const std::int64_t c0 = std::int64_t{blockIdx.x / tiles_down} * kTile;
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile / n; i += kTileThreads) {
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-constexpr std::string_view kRows = "launch (rows)";
-constexpr std::string_view kLooseRows = "launch (loose rows)";
-constexpr std::string_view kRuns = "launch (runs)";
-constexpr std::string_view kElements = "launch (elements)";
-constexpr std::string_view kTiles = "launch (tiles)";
+constexpr std::string_view kRows = "quantize_sm80 (rows)";
+constexpr std::string_view kUnalignedRows = "quantize_sm80 (unaligned rows)";
+constexpr std::string_view kRuns = "quantize_sm80 (runs)";
+constexpr std::string_view kElements = "quantize_sm80 (elements)";
+constexpr std::string_view kTiles = "quantize_sm80 (tiles)";
 
 std::int64_t run_length(const QuantizeProblem& p) { return p.granularity == Granularity::group ? p.group : p.cols; }
 
@@ -205,11 +205,11 @@ template <class T>
 bool keeps_runs(const QuantizeProblem& p) {
   const std::int64_t length = run_length(p);
   return (p.granularity == Granularity::row || p.granularity == Granularity::group) &&
-         p.orientation == Orientation::row_major && length <= kMostThreads * kVectorsOfMany * kVectorSize<T> &&
+         p.orientation == Orientation::row_major && length <= kMaxThreads * kVectorsOfMany * kVectorSize<T> &&
          !(p.q == DType::s4 && p.granularity == Granularity::group && length % 2 != 0);
 }
 
-// Whether quantize_rows may do it, if the tensors too are what it needs.
+// Whether quantize_rows can do it, if the tensors suit it too.
 bool is_plain(const QuantizeProblem& p) {
   return p.mapping == Mapping::symmetric && p.x != DType::f64 && p.q != DType::s4 &&
          p.multiplier != Multiplier::per_row;
@@ -226,7 +226,7 @@ void with_row_kind(const QuantizeProblem& p, const Body& body) {
   p.multiplier == Multiplier::none ? with(kNo) : with(kYes);
 }
 
-// False if the tensors are not what it needs.
+// False if the tensors do not suit it.
 template <class T>
 bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   constexpr int n = kVectorSize<T>;
@@ -235,10 +235,10 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
   const std::int64_t length = run_length(p);
   const std::int64_t per_row = o.x.cols() / length;
   const bool factors = p.multiplier != Multiplier::none;
-  if (!x.aligned || !q.aligned || length % n != 0 || length > kMostVectors<PlainRows> * n) return false;
+  if (!x.aligned || !q.aligned || length % n != 0 || length > kMaxVectors<PlainRows> * n) return false;
   if (factors && (per_row > 1 || o.multiplier.device.type == DeviceType::cpu || o.multiplier.strides[0] != 1 ||
-                  !aligned_rows(o.multiplier.data, 0, 16) || length > kMostFactors ||
-                  length > kMostVectors<RowKind<true, false, false>> * n)) {
+                  !aligned_rows(o.multiplier.data, 0, 16) || length > kMaxFactors ||
+                  length > kMaxVectors<RowKind<true, false, false>> * n)) {
     return false;
   }
   RowsArguments<T> a = {};
@@ -274,26 +274,26 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
 
 // False if there are no whole rows, or they are too long or too short to share among a block.
 template <class T>
-bool launch_loose(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  constexpr std::int64_t kEach = kLooseVectors * kVectorSize<T>;
+bool launch_unaligned(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  constexpr std::int64_t kEach = kUnalignedVectors * kVectorSize<T>;
   const std::int64_t length = o.x.cols();
-  if (p.granularity != Granularity::row || length > kLooseThreads * kEach || length < 512) return false;
+  if (p.granularity != Granularity::row || length > kUnalignedThreads * kEach || length < 512) return false;
   if (p.rounding != Rounding::nearest) return false;
   const SegmentScales<float> given = given_scales<float>(o);
   const IntegerRows q = integer_rows(o.q, kVectorSize<T>);
-  const LooseArguments<T> a = {input_of<T>(p, o),
-                               static_cast<const T*>(o.x.data) + (o.x.rows() - 1) * o.x.strides[0] + length,
-                               q.data,
-                               q.stride,
-                               q.aligned,
-                               static_cast<int>(length),
-                               plain_rules(p),
-                               {given.scale, given.row_stride, given.value},
-                               static_cast<float*>(o.scale.data),
-                               o.scale.row_stride};
-  const auto width = static_cast<unsigned>((length + kEach - 1) / kEach);
-  enqueue(kLooseRows, quantize_loose_rows<T>, {dim3(static_cast<unsigned>(o.x.rows())), dim3((width + 31) / 32 * 32)},
-          launch.stream, a);
+  const UnalignedArguments<T> a = {input_of<T>(p, o),
+                                   static_cast<const T*>(o.x.data) + (o.x.rows() - 1) * o.x.strides[0] + length,
+                                   q.data,
+                                   q.stride,
+                                   q.aligned,
+                                   static_cast<int>(length),
+                                   plain_rules(p),
+                                   {given.scale, given.row_stride, given.value},
+                                   static_cast<float*>(o.scale.data),
+                                   o.scale.row_stride};
+  const auto width = blocks_for(length, kEach);
+  enqueue(kUnalignedRows, quantize_unaligned_rows<T>,
+          {dim3(static_cast<unsigned>(o.x.rows())), dim3((width + 31) / 32 * 32)}, launch.stream, a);
   return true;
 }
 
@@ -302,7 +302,7 @@ void launch_runs(const QuantizeProblem& p, const QuantizeOperands& o, const Laun
   using Real = RealOf<T>;
   constexpr int n = kVectorSize<T>;
   if constexpr (!std::is_same_v<T, double>) {
-    if (is_plain(p) && (launch_plain<T>(p, o, launch) || launch_loose<T>(p, o, launch))) return;
+    if (is_plain(p) && (launch_plain<T>(p, o, launch) || launch_unaligned<T>(p, o, launch))) return;
   }
   const std::int64_t length = run_length(p);
   const Runs runs = {o.x.rows(), o.x.cols(), o.x.cols() / length, length};
@@ -310,9 +310,9 @@ void launch_runs(const QuantizeProblem& p, const QuantizeOperands& o, const Laun
                         integer_rows(o.q, n),  rules_of<Real>(p, o),
                         given_scales<Real>(o), scale_outputs<Real>(o, runs.per_row)};
   if (runs.per_row > 1 && length % n != 0) a.x.x.aligned = a.q.aligned = false;
-  const unsigned width = width_for((length + n - 1) / n, kVectorsOfMany);
+  const unsigned width = width_for(ceil_div(length, n), kVectorsOfMany);
   const unsigned height = width <= 32 ? 256 / width : 1;
-  const std::int64_t blocks = (runs.rows * runs.per_row + height - 1) / height;
+  const std::int64_t blocks = ceil_div(runs.rows * runs.per_row, height);
   enqueue(kRuns, quantize_runs<T>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height)}, launch.stream, a);
 }
 
@@ -323,7 +323,7 @@ void prepare_runs(const QuantizeProblem& p) {
     if (!is_plain(p)) return;
     with_row_kind(p,
                   [](auto factors, auto stochastic) { prepare_rows<T, RowKind<factors, stochastic, false>>(kRows); });
-    prepare(kLooseRows, quantize_loose_rows<T>);
+    prepare(kUnalignedRows, quantize_unaligned_rows<T>);
   }
 }
 
@@ -338,13 +338,13 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
     if (!o.q_transposed.present()) {
       return enqueue_walk(kElements, o.x, QuantizeElements<T>{scales, levels, q}, launch.stream);
     }
-    const std::int64_t tiles = ((o.x.rows() + kTile - 1) / kTile) * ((o.x.cols() + kTile - 1) / kTile);
+    const std::int64_t tiles = ceil_div(o.x.rows(), kTile) * ceil_div(o.x.cols(), kTile);
     enqueue(kTiles, quantize_tiles<T>, {dim3(static_cast<unsigned>(tiles)), dim3(kTileThreads)}, launch.stream, levels,
             o.x.rows(), q, integer_rows(o.q_transposed, 8));
   });
 }
 
-// On an H200, 8192 x 8192 f16: one look at x, or two.
+// On an H200, 8192 x 8192 f16: one pass over x, or two.
 Cost cost(const QuantizeProblem& p) {
   const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;

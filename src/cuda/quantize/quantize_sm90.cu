@@ -1,23 +1,20 @@
-// q = clamp(rint(x / s), q_min, q_max) where a segment is more than the registers of a block hold: bands of rows
-// (device/quantize_bands.cuh), columns (device/two_looks.cuh, and with given scales or clamped levels bands again), or
-// a whole tensor in row-major order (device/quantize_tensor.cuh). A whole tensor transposed or in both orientations:
-// the first half of quantize_tensor, then quantize_bands with the scale known.
+// q = clamp(rint(x / s), q_min, q_max) for segments larger than the registers of a block: bands of rows
+// (quantize_bands); columns (device/two_pass.cuh, or bands where scales are given or levels clamped); a whole tensor in
+// row-major order (quantize_tensor). A whole tensor transposed or in both orientations: the first half of
+// quantize_tensor, then quantize_bands with the scale known.
 #include <algorithm>
 #include <string>
 
-#include "cuda/device/quantize_bands.cuh"
-#include "cuda/device/quantize_tensor.cuh"
-#include "cuda/device/two_looks.cuh"
+#include "cuda/device/two_pass.cuh"
+#include "cuda/quantize/quantize_sm90.cuh"
 
 namespace octile::cuda {
 
 namespace {
 
-constexpr std::string_view kBands = "launch (bands)";
-constexpr std::string_view kColumns = "launch (columns)";
-constexpr std::string_view kTensor = "launch (tensor)";
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::string_view kBands = "quantize_sm90 (bands)";
+constexpr std::string_view kColumns = "quantize_sm90 (columns)";
+constexpr std::string_view kTensor = "quantize_sm90 (tensor)";
 
 struct BandShape {
   Part part;
@@ -26,13 +23,13 @@ struct BandShape {
 };
 
 constexpr unsigned kThird = 64 << 10;
-constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with what else they have
+constexpr unsigned kHalf = 100 << 10;  // room for two blocks, with their other shared memory
 
-// What a part may take. Blocks of more than half a multiprocessor's memory have one each, and 16 neighbours for a
-// cluster are sure to exist where they have been seen: on chips with at least an H200's number.
-unsigned most_shared(Device device) { return properties(device).multiprocessors < 132 ? kHalf : kMostShared; }
+// The most shared memory of a part. A block with more than half of an SM's has the SM alone, and then 16 free SMs for a
+// cluster are certain only where that was tried: on chips with at least an H200's number of SMs.
+unsigned max_shared(Device device) { return properties(device).sms < 132 ? kHalf : kMaxShared; }
 
-// The smallest cluster whose parts leave room for three blocks on a multiprocessor, or as near to that as it goes.
+// The smallest cluster whose parts leave room for three blocks on an SM, or for as many as possible.
 template <class T>
 BandShape band_shape(const QuantizeProblem& p, std::int64_t rows, std::int64_t cols) {
   const auto vectors = ceil_div(cols, kVectorSize<T>);
@@ -45,7 +42,7 @@ BandShape band_shape(const QuantizeProblem& p, std::int64_t rows, std::int64_t c
     return BandShape{part, cluster, static_cast<unsigned>(part.rows) * static_cast<unsigned>(part.vectors) * 16};
   };
   int cluster = 1;
-  while (cluster < kMostCluster && make(cluster).shared > kThird) cluster *= 2;
+  while (cluster < kMaxCluster && make(cluster).shared > kThird) cluster *= 2;
   return make(cluster);
 }
 
@@ -82,8 +79,8 @@ auto* band_kernel(const QuantizeProblem& p) {
 template <class T>
 void launch_bands(const QuantizeProblem& p, const QuantizeArguments<T>& a, const float* known, Stream stream) {
   const BandShape shape = band_shape<T>(p, a.rows, a.cols);
-  const auto wide = static_cast<unsigned>(ceil_div(a.cols, std::int64_t{shape.part.vectors} * kVectorSize<T>));
-  const auto high = static_cast<unsigned>(ceil_div(a.rows, shape.part.rows));
+  const auto wide = blocks_for(a.cols, std::int64_t{shape.part.vectors} * kVectorSize<T>);
+  const auto high = blocks_for(a.rows, shape.part.rows);
   const auto cluster = static_cast<unsigned>(shape.cluster);
   LaunchShape launch = {dim3(wide, high), dim3(kBandThreads), shape.shared};
   if (p.granularity == Granularity::row) {
@@ -96,20 +93,20 @@ void launch_bands(const QuantizeProblem& p, const QuantizeArguments<T>& a, const
   enqueue(kBands, band_kernel<T>(p), launch, stream, a, shape.part, known);
 }
 
-bool looks_twice(const QuantizeProblem& p) { return p.granularity == Granularity::column && plain_rules(p).fits; }
+bool takes_two_passes(const QuantizeProblem& p) { return p.granularity == Granularity::column && plain_rules(p).fits; }
 
 template <class T>
 void launch_columns(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  LookTwiceArguments<T> a = {};
+  TwoPassArguments<T> a = {};
   a.m = tiles::matrices<T>(o);
   if (p.multiplier != Multiplier::none) a.row_factor = row_scale<float>(o.multiplier);
   a.column_scale = static_cast<float*>(o.scale.data);
   a.column_scale_stride = o.scale.col_stride;
   a.q_max = static_cast<float>(p.q_max);
-  a.least_scale = static_cast<float>(p.min_scale);
-  a.column_most = static_cast<std::uint32_t*>(launch.workspace.data);
+  a.min_scale = static_cast<float>(p.min_scale);
+  a.column_max = static_cast<std::uint32_t*>(launch.workspace.data);
   const int blocks = tiling_of<T>(p.device, o.x.rows(), o.x.cols()).blocks;
-  enqueue_two_looks<T, false>(kColumns, a, blocks, tiles::moves_whole<T>(o), launch.stream);
+  enqueue_two_pass<T, false>(kColumns, a, blocks, tiles::moves_whole<T>(o), launch.stream);
 }
 
 constexpr unsigned kTensorShared = kStashed * kTensorThreads * 16;
@@ -117,10 +114,10 @@ constexpr unsigned kTensorShared = kStashed * kTensorThreads * 16;
 template <class T>
 void launch_tensor(const QuantizeProblem& p, const QuantizeArguments<T>& a, const Launch& launch) {
   auto* const partial = static_cast<float*>(launch.workspace.data);
-  const int multiprocessors = properties(p.device).multiprocessors;
-  float* const known = a.q_transposed ? partial + multiprocessors : nullptr;
+  const int sms = properties(p.device).sms;
+  float* const known = a.q_transposed ? partial + sms : nullptr;
   const std::int64_t all = a.rows * (a.cols / kVectorSize<T>);
-  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors, ceil_div(all, kTensorThreads)));
+  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(sms, ceil_div(all, kTensorThreads)));
   const LaunchShape shape = {dim3(grid), dim3(kTensorThreads), kTensorShared, dim3(1), true};
   enqueue(kTensor, quantize_tensor<T>, shape, launch.stream, a, all, partial, known);
 }
@@ -134,7 +131,7 @@ std::string supports(const QuantizeProblem& p) {
   if (p.multiplier != Multiplier::none && !(columns && p.multiplier == Multiplier::per_row)) {
     return "multiplies columns' rows alone";
   }
-  if (looks_twice(p) && p.cols > 1 << 30) return "counts columns in 32 bits";
+  if (takes_two_passes(p) && p.cols > 1 << 30) return "counts columns in 32 bits";
   if (p.granularity == Granularity::group) return "does not do groups";
   if (p.granularity == Granularity::row && p.orientation == Orientation::row_major) {
     return "leaves rows in row-major order to quantize_sm80";
@@ -143,9 +140,9 @@ std::string supports(const QuantizeProblem& p) {
     using T = decltype(x);
     if (p.cols % kVectorSize<T> != 0) return "needs columns in whole 16 bytes";
     if (p.rows > 65535 * kBandRows) return "counts bands of 32 rows in 16 bits";
-    if (p.granularity == Granularity::tensor || looks_twice(p)) return {};
+    if (p.granularity == Granularity::tensor || takes_two_passes(p)) return {};
     const bool too_wide = p.granularity == Granularity::row && p.cols > 1 << 24;  // to be counted in 32 bits
-    if (too_wide || band_shape<T>(p, p.rows, p.cols).shared > most_shared(p.device)) {
+    if (too_wide || band_shape<T>(p, p.rows, p.cols).shared > max_shared(p.device)) {
       return "needs a band to fit the shared memory of 16 blocks";
     }
     return {};
@@ -158,44 +155,46 @@ Cost cost(const QuantizeProblem& p) {
   const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
   const double rate = p.granularity == Granularity::row      ? 3.0e12
                       : p.granularity == Granularity::tensor ? 2.3e12
-                      : looks_twice(p)                       ? 2.1e12
+                      : takes_two_passes(p)                  ? 2.1e12
                                                              : 1.6e12;
   return {2 * elements, bytes, bytes / rate + 4e-6};
 }
 
 std::size_t workspace(const QuantizeProblem& p) {
-  const auto blocks = static_cast<std::size_t>(properties(p.device).multiprocessors);
-  const std::size_t own = p.granularity == Granularity::tensor ? blocks + 3
-                          : looks_twice(p)                     ? static_cast<std::size_t>(p.cols)
-                                                               : 0;
-  return std::max(quantize_sm80_workspace(p), own * sizeof(float));
+  const auto blocks = static_cast<std::size_t>(properties(p.device).sms);
+  if (p.granularity == Granularity::tensor) return (blocks + 3) * sizeof(float);
+  return takes_two_passes(p) ? static_cast<std::size_t>(p.cols) * sizeof(float) : 0;
 }
 
 void load(const QuantizeProblem& p) {
-  quantize_sm80_prepare(p);
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
     if (p.granularity == Granularity::tensor) prepare(kTensor, quantize_tensor<T>, kTensorShared);
     if (p.granularity == Granularity::tensor && p.orientation == Orientation::row_major) return;
-    if (looks_twice(p)) return prepare_to_look_twice<T, false>(kColumns);
+    if (takes_two_passes(p)) return prepare_two_pass<T, false>(kColumns);
     // Fewer rows have a smaller cluster, or smaller parts.
     prepare(kBands, band_kernel<T>(p), std::max(kThird, band_shape<T>(p, p.rows, p.cols).shared));
     check(cudaFuncSetAttribute(band_kernel<T>(p), cudaFuncAttributeNonPortableClusterSizeAllowed, 1), kBands);
   });
 }
 
-// Tensors that are not aligned to 16 bytes, and whole tensors with gaps between their rows, are the sm80 row's.
+// Takes vectors of 16 bytes, and a whole tensor without gaps between its rows.
+bool aligned(const QuantizeProblem& p, const QuantizeOperands& o) {
+  return with_narrow_type(p.x, [&]<class T>(T) {
+    const bool vectors = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
+    const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
+    return vectors && !(gaps && p.granularity == Granularity::tensor);
+  });
+}
+
 void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
-    const bool aligned = rows_of<T>(o.x).aligned && (!o.q.present() || integer_rows(o.q, kVectorSize<T>).aligned);
-    const bool gaps = o.x.strides[0] != o.x.cols() || (o.q.present() && o.q.strides[0] != o.x.cols());
-    if (!aligned || (gaps && p.granularity == Granularity::tensor)) return quantize_sm80(p, o, launch);
-    if (looks_twice(p)) return launch_columns<T>(p, o, launch);
+    if (takes_two_passes(p)) return launch_columns<T>(p, o, launch);
     const QuantizeArguments<T> a = arguments<T>(p, o);
     if (p.granularity == Granularity::tensor) launch_tensor(p, a, launch);
     if (p.granularity == Granularity::tensor && !a.q_transposed) return;
-    const float* const known = static_cast<const float*>(launch.workspace.data) + properties(p.device).multiprocessors;
+    const float* const known = static_cast<const float*>(launch.workspace.data) + properties(p.device).sms;
     launch_bands(p, a, known, launch.stream);
   });
 }
@@ -211,6 +210,7 @@ extern constinit const QuantizeKernel quantize_sm90 = {
     .workspace = workspace,
     .launch = launch,
     .prepare = load,
+    .aligned = aligned,
 };
 
 }  // namespace octile::cuda

@@ -1,4 +1,4 @@
-// The extremes of segments, and the scales and zero points that follow from them.
+// The minima and maxima of segments, and the scales and zero points that follow from them.
 //
 //   rows, groups   one launch: some lanes, or a block, for each segment
 //   tensor         blocks find the extremes of parts, and one block those of all
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 #include "plan/cost.h"
 
 namespace octile::cuda {
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr std::int64_t kChunk = 8192;        // elements of a row that a block looks at together
-constexpr std::int64_t kTensorParts = 1056;  // eight blocks for each multiprocessor of the largest GPU
+constexpr std::int64_t kChunk = 8192;        // elements of a row that a block reads together
+constexpr std::int64_t kTensorParts = 1056;  // eight blocks for each SM of the largest GPU
 constexpr std::int64_t kColumnParts = 32;
 
 // How a matrix is cut into segments along its rows.
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   let_next_start();
   wait_for_previous();
   __shared__ Extremes<RealOf<T>> scratch[kWarps];
-  const std::int64_t per_row = (cols + kChunk - 1) / kChunk;
+  const std::int64_t per_row = ceil_div(cols, kChunk);
   Extremes<RealOf<T>> e;
   for (std::int64_t chunk = blockIdx.x; chunk < rows * per_row; chunk += gridDim.x) {
     const std::int64_t c = chunk % per_row * kChunk;
@@ -177,10 +177,6 @@ constexpr std::string_view kMeasureTensor = "measure_tensor";
 constexpr std::string_view kMeasureColumns = "measure_columns";
 constexpr std::string_view kResolveParts = "resolve_parts";
 
-unsigned blocks_for(std::int64_t count, std::int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
-
 }  // namespace
 
 // The workspace: partial extremes (none for rows and groups), scales, zero points.
@@ -228,7 +224,7 @@ SegmentScales<RealOf<T>> measure_segments(const QuantizeProblem& p, const Quanti
   }
   std::int64_t parts = kColumnParts;
   if (p.granularity == Granularity::tensor) {
-    parts = std::min(kTensorParts, rows * ((cols + kChunk - 1) / kChunk));
+    parts = std::min(kTensorParts, rows * ceil_div(cols, kChunk));
     enqueue(kMeasureTensor, measure_tensor<T>, {dim3(static_cast<unsigned>(parts)), dim3(kThreads)}, launch.stream, x,
             rows, cols, rules.symmetric, partial);
   } else {

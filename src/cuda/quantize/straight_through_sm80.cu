@@ -2,7 +2,7 @@
 //   dx = dy / s (or dy) where q_min <= rint(x / s) + z <= q_max, 0 elsewhere; NaN where x or s is not finite.
 #include "cuda/device/plain.cuh"
 #include "cuda/device/vectors.cuh"
-#include "cuda/quantize/segments.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
 
 namespace octile::cuda {
 

@@ -7,12 +7,12 @@
 
 namespace octile::tile {
 
-// For executors that do not look for overflow.
+// For executors that do not detect overflow.
 struct NoOverflow {
   TILE_FUNCTION void merge(NoOverflow) {}
   template <class A>
   TILE_FUNCTION void check(const A&) {}
-  TILE_FUNCTION void turn_to_column() {}
+  TILE_FUNCTION void to_column() {}
 };
 
 // Unit: the column stride is 1, known to the compiler. The stride of a dimension of length 1 is 0.
@@ -147,7 +147,7 @@ TILE_FUNCTION auto column(const A& a) {
   result.plane = result.row;
   result.row = result.column;
   result.column = 0;
-  result.overflow.turn_to_column();
+  result.overflow.to_column();
   return result;
 }
 

@@ -13,9 +13,9 @@
 namespace octile::tile {
 
 struct CheckedCpu {
-  WarpLayout layout{};                  // what coalescing is counted for
-  std::int64_t most_records = 200'000;  // of the report; what is beyond is counted only
-  std::int64_t max_steps = 0;           // accesses of a program; one with more ends the launch. 0: any number
+  WarpLayout layout{};                 // what coalescing is counted for
+  std::int64_t max_records = 200'000;  // of the report; what is beyond is counted only
+  std::int64_t max_steps = 0;          // accesses of a program; one with more ends the launch. 0: any number
 
   template <class T, class S>
   struct Storage {
@@ -431,7 +431,7 @@ std::string type_name(const std::type_info& type);
 
 template <class Kernel, class... Args>
 Report launch(CheckedCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
-  Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.most_records, executor.max_steps);
+  Recorder recorder(type_name(typeid(Kernel)), grid, executor.layout, executor.max_records, executor.max_steps);
   const CheckedCpu::Under under(recorder);
   const auto run = [&](const auto&... a) {
     try {

@@ -1,4 +1,4 @@
-// Index arithmetic that notices when it leaves 32 bits, as it would on a GPU.
+// Index arithmetic that detects when it exceeds 32 bits, as it would on a GPU.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ struct LaneSet {
   auto operator<=>(const LaneSet&) const = default;
 };
 
-// The lanes that left 32 bits somewhere on the way. Most often none, so an index carries a pointer only; the sets live
-// as long as the thread's launch.
+// The lanes whose arithmetic left 32 bits. Usually none, so an index carries only a pointer; the sets live as long as
+// the thread's launch.
 struct CheckedOverflow {
   const LaneSet* lanes = nullptr;
 
@@ -51,15 +51,15 @@ struct CheckedOverflow {
       merge(here);
     }
   }
-  void turn_to_column() {
-    if (lanes != nullptr) lanes = turned(*lanes);
+  void to_column() {
+    if (lanes != nullptr) lanes = as_column(*lanes);
   }
   static CheckedOverflow everywhere() { return {outside({1, 1, 1}, {s64{1} << 32, 0, 0, 0})}; }
   static void forget();  // every set
 
  private:
   static const LaneSet* either(const LaneSet& a, const LaneSet& b);
-  static const LaneSet* turned(const LaneSet& a);  // for col()
+  static const LaneSet* as_column(const LaneSet& a);  // for col()
   // Where base + p * plane + r * row + c * column is no s32.
   static const LaneSet* outside(std::array<int, 3> sides, std::array<s64, 4> index);
 };

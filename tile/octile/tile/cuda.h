@@ -1,5 +1,5 @@
-// The CUDA executor: a program of the grid is a block of threads, laid out as L says, each holding its part of every
-// tile. It gives the bits of the CPU executors, but for the sums of floats in dot. Compiled by anything but nvcc it
+// The CUDA executor: a program of the grid is a block of threads with layout L; each thread holds its part of every
+// tile. Results match the CPU executors bit for bit, except sums of floats in dot. Compiled by anything but nvcc, it
 // emulates the blocks on the CPU, slowly.
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace octile::tile {
 
-// How exp2 and the division of rows are done. exact: the bits of the CPU executors. fast: by the GPU's own exp2, and by
-// a multiplication with the reciprocal, as other compilers for GPUs do. Then exp2 is within 2^-22 of the result, or 0
+// How exp2 and the division of rows are done. exact: the bits of the CPU executors. fast: with the GPU's exp2 and
+// multiplication by the reciprocal, as other GPU compilers do. Then exp2 is within 2^-22 of the result, or 0
 // where that is below 2^-126; a quotient of a tile and a column is within 2^-22.9, where the divisor is between 2^-126
-// and 2^126 and the quotient is normal. All else is exact as ever.
+// and 2^126 and the quotient is normal. Everything else stays exact.
 enum class Math : std::uint8_t { exact, fast };
 
 // L: Threads<rows, columns, vector> or Warps<rows, columns, vector>.
@@ -136,7 +136,7 @@ struct Cuda {
     return true;
   }
 
-  // Zeros of different signs are all that gpu::extreme() may get wrong: a number beside a tile is seldom one.
+  // gpu::extreme() may get only zeros of different signs wrong; a number beside a tile is seldom zero.
   template <class A, class B>
   TILE_FUNCTION static bool never_two_zeros(const A& a, const B& b) {
     if constexpr (!TileLike<A>) {
@@ -161,7 +161,7 @@ struct Cuda {
     }
   }
 
-  // Rows of many columns are divided by a number each: its reciprocal is worth keeping.
+  // Each row is divided by one number; with many columns its reciprocal is worth keeping.
   template <class S, class A, class B>
   TILE_FUNCTION static constexpr bool divides_rows() {
     return Mine<S>::kRow >= 4 && B::Shape::kColumns == 1;
@@ -169,26 +169,26 @@ struct Cuda {
   template <class S, class A, class B>
   TILE_FUNCTION static bool divide_plainly(f32* out, const A& a, const B& b) {
     constexpr int kRow = Mine<S>::kRow, kRows = Mine<S>::kSize / kRow;
-    constexpr f32 kLeast = kMath == Math::fast ? 0x1p-126f : gpu::kPlainLeast;
-    constexpr f32 kMost = kMath == Math::fast ? 0x1p126f : gpu::kPlainMost;
+    constexpr f32 kMin = kMath == Math::fast ? 0x1p-126f : gpu::kPlainLeast;
+    constexpr f32 kMax = kMath == Math::fast ? 0x1p126f : gpu::kPlainMost;
     f32 divisor[kRows] = {}, reciprocal[kRows] = {};
     bool plain = true, zeros = false;
     each_place<S>([&](const gpu::Place& at, int i) {
       if (i % kRow == 0) {
         const f32 y = divisor[i / kRow] = static_cast<f32>(gpu::value_at<L>(b, at));
         reciprocal[i / kRow] = gpu::reciprocal(y);
-        plain = plain & (y >= kLeast) & (y <= kMost);
+        plain = plain & (y >= kMin) & (y <= kMax);
       }
       if constexpr (kMath == Math::exact) {
         const f32 x = fabsf(static_cast<f32>(gpu::value_at<L>(a, at)));
-        plain = plain & (x <= kMost);
-        zeros = zeros | !(x >= kLeast);
+        plain = plain & (x <= kMax);
+        zeros = zeros | !(x >= kMin);
       }
     });
     if (zeros) {
       each_place<S>([&](const gpu::Place& at, int) {
         const f32 x = fabsf(static_cast<f32>(gpu::value_at<L>(a, at)));
-        plain = plain & ((x == 0.0f) | (x >= kLeast));
+        plain = plain & ((x == 0.0f) | (x >= kMin));
       });
     }
     if (!plain) return false;
@@ -268,7 +268,7 @@ class Cuda<L, kMath>::Program {
     gpu::access_each<L>(p, mask, [&](T* to, int i) { gpu::atomic<kOp>(to, value.values[i]); });
   }
 
-  // A pipeline within a body has memory of its own, behind this one's.
+  // A nested pipeline has its own memory, after this one's.
   template <class Context, int Stages, class Stage, class Body>
   TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body& body) {
     const int memory = pipeline_memory_;
@@ -278,7 +278,7 @@ class Cuda<L, kMath>::Program {
   }
 
  private:
-  // Before the owner of an element stores it, all who hold it have loaded it. (Other lanes are the kernel's own care.)
+  // All holders of an element load it before its owner stores it. (Ordering between lanes is up to the kernel.)
   template <class S>
   TILE_FUNCTION void wait_for_holders() {
     if constexpr (Mine<S>::kHolders > 1) {
@@ -300,14 +300,14 @@ inline constexpr bool in_host_memory<Array<T>> = true;
 template <class Kernel, class... Args>
 struct Launch {};  // a name for Needs
 
-// Never called: compiled, so that the kernel's needs are noted.
+// Never called; compiling it records the kernel's needs.
 template <class N, class Kernel, class... A>
 void note_needs(const Kernel& kernel, const A&... a) {
   Context<N> t{};
   kernel(t, a...);
 }
 
-// What goes to the GPU is an address: Pointer's empty member would make it two words.
+// The GPU gets a plain address: Pointer's empty member would make it two words.
 template <class A>
 auto sent(A a) {
   return a;
@@ -338,13 +338,18 @@ inline void check(cudaError_t error, const char* what) {
 }
 #endif
 
+// No template, as all that need not be one: it is compiled once, not for every kernel.
+inline void check_launch(const Grid& grid, int shared) {
+  constexpr int kMaxShared = 227 * 1024;
+  if (grid.y > 65535 || grid.z > 65535) throw std::invalid_argument("octile: a GPU's grid has up to 65535 y and z.");
+  if (grid.size() == 0 || shared <= kMaxShared) return;
+  throw std::invalid_argument("octile: the tiles of this kernel take " + std::to_string(shared) +
+                              " bytes of shared memory, and a block has 232448: smaller tiles or fewer stages.");
+}
+
 template <class E, class Kernel, class... A>
 void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const Kernel& kernel, const A&... a) {
-  constexpr int kMostShared = 227 * 1024, kThreads = E::Layout::kThreads;
-  if (shared > kMostShared) {
-    throw std::invalid_argument("octile: the tiles of this kernel take " + std::to_string(shared) +
-                                " bytes of shared memory, and a block has 232448: smaller tiles or fewer stages.");
-  }
+  constexpr int kThreads = E::Layout::kThreads;
 #if defined(__CUDACC__)
   void (*const function)(Kernel, int, A...) = run<E, Kernel, A...>;
   if (shared > 48 * 1024) {
@@ -355,16 +360,11 @@ void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const 
       kernel, scratch, a...);
   check(cudaGetLastError(), "launch");
 #else
-  emulation::Block block(kThreads, static_cast<std::size_t>(shared), executor.backwards);
-  block.body = [&] {
+  const auto thread = [&] {
     Context<E> t{typename E::Program(scratch)};
     kernel(t, received<E>(a)...);
   };
-  for (int z = 0; z < grid.z; ++z) {
-    for (int y = 0; y < grid.y; ++y) {
-      for (int x = 0; x < grid.x; ++x) block.run_block({x, y, z}, {grid.x, grid.y, grid.z});
-    }
-  }
+  emulation::run_grid(kThreads, static_cast<std::size_t>(shared), executor.backwards, {grid.x, grid.y, grid.z}, thread);
 #endif
 }
 
@@ -378,15 +378,15 @@ void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... 
       (!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
-  if (grid.y > 65535 || grid.z > 65535) throw std::invalid_argument("octile: a GPU's grid has up to 65535 y and z.");
   using Key = gpu::Launch<Kernel, std::remove_cvref_t<Args>...>;
   if (grid.size() < 0) {
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);
   }
-  if (grid.size() == 0) return;
   using Noted = gpu::Noted<Key>;
+  gpu::check_launch(grid, Noted::scratch + Noted::pipeline);
+  if (grid.size() == 0) return;
   gpu::launch_blocks(executor, grid, Noted::scratch, Noted::scratch + Noted::pipeline, kernel,
                      gpu::sent(argument(executor, args))...);
   (assume_written(args), ...);

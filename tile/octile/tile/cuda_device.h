@@ -1,6 +1,6 @@
-// What a block of threads can do beyond plain C++: barriers, shuffles, asynchronous copies, matrix products. Under nvcc
-// these are instructions; any other compiler emulates a block on the CPU (cuda_emulation.h), so that everything above
-// this file is tested without a GPU.
+// Block primitives beyond plain C++: barriers, shuffles, asynchronous copies, tensor core products. Under nvcc these
+// are instructions; any other compiler emulates a block on the CPU (cuda_emulation.h), so that all code above this file
+// is tested without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -94,65 +94,65 @@ TILE_FUNCTION bool all_lanes([[maybe_unused]] bool value) {
 #endif
 }
 
-// ---- Memory in pieces of up to 16 bytes, at an address that is a multiple of their size ----
+// ---- Memory in chunks of up to 16 bytes, at an address that is a multiple of their size ----
 
 template <int kBytes>
-struct alignas(kBytes) Piece {
+struct alignas(kBytes) Chunk {
   unsigned char bytes[kBytes];
 };
 template <>
-struct alignas(16) Piece<16> {
+struct alignas(16) Chunk<16> {
   Word words[4];
 };
 template <>
-struct alignas(8) Piece<8> {
+struct alignas(8) Chunk<8> {
   Word words[2];
 };
 template <>
-struct Piece<4> {
+struct Chunk<4> {
   Word word;
 };
 template <>
-struct Piece<2> {
+struct Chunk<2> {
   std::uint16_t half;
 };
 
 template <class T>
-TILE_FUNCTION T* in_global_memory(T* p) {  // so that the compiler need not ask which memory it is
+TILE_FUNCTION T* in_global_memory(T* p) {  // tells the compiler the address space
 #if defined(__CUDA_ARCH__)
   __builtin_assume(__isGlobal(p));
 #endif
   return p;
 }
 
-// From memory into registers, and back: one access for each piece.
+// Between memory and registers: one access per chunk.
 template <int n, class T>
 TILE_FUNCTION void load_vector(T* to, const T* from) {
   constexpr int kBytes = n * static_cast<int>(sizeof(T));
-  constexpr int kPiece = kBytes < 16 ? kBytes : 16;
-  constexpr int kElements = kPiece / static_cast<int>(sizeof(T));
+  constexpr int kChunk = kBytes < 16 ? kBytes : 16;
+  constexpr int kElements = kChunk / static_cast<int>(sizeof(T));
 #if !defined(__CUDACC__)
-  emulation::check_aligned(from, kPiece);
+  emulation::check_aligned(from, kChunk);
 #endif
   TILE_UNROLL
   for (int i = 0; i < n; i += kElements) {
-    const Piece<kPiece> piece = *reinterpret_cast<const Piece<kPiece>*>(from + i);
-    memcpy(static_cast<void*>(to + i), &piece, kPiece);
+    const Chunk<kChunk> chunk = *reinterpret_cast<const Chunk<kChunk>*>(from + i);
+    memcpy(static_cast<void*>(to + i), &chunk, kChunk);
   }
 }
 template <int n, class T>
 TILE_FUNCTION void store_vector(T* to, const T* from) {
   constexpr int kBytes = n * static_cast<int>(sizeof(T));
-  constexpr int kPiece = kBytes < 16 ? kBytes : 16;
-  constexpr int kElements = kPiece / static_cast<int>(sizeof(T));
+  constexpr int kChunk = kBytes < 16 ? kBytes : 16;
+  constexpr int kElements = kChunk / static_cast<int>(sizeof(T));
 #if !defined(__CUDACC__)
-  emulation::check_aligned(to, kPiece);
+  emulation::check_aligned(to, kChunk);
 #endif
   TILE_UNROLL
   for (int i = 0; i < n; i += kElements) {
-    Piece<kPiece> piece;
-    memcpy(&piece, from + i, kPiece);
-    *reinterpret_cast<Piece<kPiece>*>(to + i) = piece;
+    Chunk<kChunk> chunk;
+    memcpy(&chunk, from + i, kChunk);
+    *reinterpret_cast<Chunk<kChunk>*>(to + i) = chunk;
   }
 }
 

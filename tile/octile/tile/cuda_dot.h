@@ -16,7 +16,7 @@ TILE_FUNCTION constexpr bool uses_mma() {
          K * sizeof(T) >= 32;
 }
 
-// One step along k, 32 bytes of a row of a: the fragments of a and b that this thread feeds to mma.sync.
+// One step along k, 32 bytes of a row of a: this thread's fragments of a and b for mma.sync.
 template <class L, class T, class S>
 struct Fragments {
   using P = Part<L, S>;
@@ -49,8 +49,8 @@ struct Fragments {
         for (int i = 0; i < 2 * kTogether; ++i) b[g + i / 2][i % 2] = m[i];
       }
     } else {
-      // Four neighbours along k are wanted in a word, but lie in four rows. Transposed as if of 16 bits, a lane gets
-      // two rows of two neighbouring columns at a time: rows are chosen so that these are its four.
+      // A word needs four neighbours along k, which lie in four rows. Transposing as 16-bit elements gives a lane two
+      // rows of two neighbouring columns at a time; the row order makes these the four that it needs.
       const int row = first_b + 32 * step + matrix / 2 * 16 + line / 2 * 4 + line % 2 + matrix % 2 * 2;
       TILE_UNROLL
       for (int g = 0; g < P::kGroups; ++g) {
@@ -93,7 +93,7 @@ TILE_FUNCTION void dot_mma(A a, B b, C* sum) {
   constexpr int K = A::Shape::kColumns, kSteps = K * static_cast<int>(sizeof(T)) / 32;
   TILE_UNROLL
   for (int p = 0; p < S::kPlanes; ++p) {
-    Fragments<L, T, S> fragments[2];  // the next ones are on their way while these are multiplied
+    Fragments<L, T, S> fragments[2];  // one is loaded while the other is multiplied
     fragments[0].read(a, p * S::kRows, b, p * K, 0);
     TILE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
@@ -154,7 +154,7 @@ TILE_FUNCTION void dot_plain(A a, B b, C* sum) {
   }
 }
 
-// Shared memory for operands that are not there yet.
+// Shared memory for operands that are not staged yet.
 template <class A, class S = typename A::Shape, class T = typename A::Type>
 TILE_FUNCTION constexpr int operand_bytes() {
   return is_staged<A> ? 0 : (StagedLayout<T, S>::kBytes + 127) / 128 * 128;

@@ -1,8 +1,8 @@
-// A block of GPU threads on a CPU, for tests of the CUDA executor where there is no GPU. Every thread is a context of
-// its own on one CPU thread. Each runs up to its next collective operation (barrier, shuffle, matrix product); then the
-// next one runs. So whoever reads before somebody else has written, or overwrites before somebody else has read, gets
-// it wrong here every time. Threads that disagree on which collective comes next are an error.
-// Asynchronous copies are made as late as the waits allow, and shared memory starts as 0xA5.
+// A block of GPU threads on a CPU, for tests of the CUDA executor where there is no GPU. Each thread has its
+// own context on one CPU thread and runs up to its next collective operation (barrier, shuffle, matrix product); then
+// the next thread runs. A read before a write, or an overwrite before a read, therefore fails every time. Threads that
+// disagree on the next collective are an error. Asynchronous copies complete as late as the waits allow, and shared
+// memory starts as 0xA5.
 #pragma once
 
 #include <ucontext.h>
@@ -56,7 +56,7 @@ struct Block {
   ucontext_t scheduler;
   std::function<void()> body;
 
-  static constexpr std::size_t kGuard = 8192;  // behind the shared memory, and nobody's
+  static constexpr std::size_t kGuard = 8192;  // after the shared memory, unused
 
   static Block*& here() {
     static thread_local Block* block = nullptr;
@@ -134,6 +134,18 @@ struct Block {
     return all;
   }
 };
+
+// Every block of a grid, one after the other; `thread` is what each thread does.
+inline void run_grid(int threads, std::size_t shared, bool backwards, std::array<int, 3> count,
+                     std::function<void()> thread) {
+  Block block(threads, shared, backwards);
+  block.body = std::move(thread);
+  for (int z = 0; z < count[2]; ++z) {
+    for (int y = 0; y < count[1]; ++y) {
+      for (int x = 0; x < count[0]; ++x) block.run_block({x, y, z}, count);
+    }
+  }
+}
 
 inline int thread() { return Block::here()->current; }
 inline int block_index(int axis) { return Block::here()->index[static_cast<std::size_t>(axis)]; }

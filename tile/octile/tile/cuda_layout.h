@@ -10,11 +10,11 @@ namespace octile::tile {
 TILE_FUNCTION constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 TILE_FUNCTION constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// Rows x Columns threads, Vector neighbouring elements each: 16 bytes of f32 with 4. Blocks: how many of these blocks a
-// multiprocessor shall hold at once, at least; the compiler then keeps to as many registers.
+// Rows x Columns threads, Vector neighbouring elements each: 16 bytes of f32 with 4. Blocks: how many of these
+// blocks an SM should hold at least; the compiler limits registers accordingly.
 //
-// Where a row of a tile has several warps, eight lanes stand side by side (128 bytes of f32), then the warps, then the
-// other two bits of the lane: a sum, which starts with the highest bit, is a quarter of its size when it comes to the
+// When a row of a tile spans several warps, eight lanes are adjacent (128 bytes of f32), then the warps, then the other
+// two bits of the lane. A sum starts with the highest bit, so it has a quarter of its size left when it reaches the
 // warps. `kUsed`: how many thread columns the tile has elements for.
 template <int Rows, int Columns, int Vector = 4, int Blocks = 1>
 struct Threads {
@@ -23,7 +23,7 @@ struct Threads {
   static_assert(power_of_two(Rows) && power_of_two(Columns) && power_of_two(Vector));
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "octile: a block has whole warps, and up to 1024 threads.");
 
-  // With bits: the compiler does not know that no thread is negative.
+  // Bit operations: the compiler does not know that thread numbers are never negative.
   TILE_FUNCTION static constexpr int row(int thread) { return thread >> log2_of(Columns); }
   TILE_FUNCTION static constexpr int place(int thread) { return thread & (Columns - 1); }
   template <int kUsed>

@@ -1,5 +1,5 @@
-// exp2 and division on a GPU in fewer instructions, with the bits of scalar::Exp2 and scalar::Divide. Each is for
-// numbers in a stated range; outside of it the plain ones are called.
+// exp2 and division on a GPU in fewer instructions, with the bits of scalar::Exp2 and scalar::Divide. Each serves
+// a stated range; outside it the plain functions run.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace octile::tile::gpu {
 
-constexpr float kExp2Normal = 125.0f;  // up to here no result, and no step, leaves the normal numbers
+constexpr float kExp2Normal = 125.0f;  // up to here every result and intermediate is a normal number
 
 // scalar::Exp2 where |x| <= kExp2Normal: what it multiplies by two powers of two goes to the exponent.
 TILE_FUNCTION f32 exp2_normal(f32 x) {
@@ -46,9 +46,9 @@ TILE_FUNCTION f32 reciprocal(f32 y) {  // rounded to nearest
 }
 
 // x / y, rounded to nearest, where y > 0 and both are between 2^-60 and 2^60, or x is a zero; r is reciprocal(y). The
-// quotient of the first step is less than two units in the last place off, and what the correction leaves is less than
-// a half of the distance that a quotient can have from the middle of two floats, but for a few quotients of each y:
-// those were all tried. The remainder is negated, so that zeros keep their signs.
+// quotient of the first step is less than two units in the last place off. The error after the correction is less than
+// half the minimum distance of a quotient from the midpoint of two floats, except for a few quotients of each y; all of
+// those were tested. The remainder is negated so that zeros keep their signs.
 TILE_FUNCTION f32 divide_plainly(f32 x, f32 y, f32 r) {
   const f32 q = x * r;
   return fmaf(fmaf(q, y, -x), -r, q);

@@ -1,5 +1,5 @@
-// How much shared memory a kernel takes. Shapes are types, so compiling the kernel tells: this executor computes
-// nothing, and each operation that is compiled for it notes its bytes before main() begins. `Key` is a launch.
+// How much shared memory a kernel needs. Shapes are types, so compilation determines it: this executor computes
+// nothing; each operation instantiated for it records its bytes before main() begins. `Key` is a launch.
 #pragma once
 
 #include "octile/tile/cuda_dot.h"
@@ -11,8 +11,8 @@ namespace octile::tile::gpu {
 
 template <class Key>
 struct Noted {
-  static inline int scratch = 0;   // one operation after the other uses this
-  static inline int pipeline = 0;  // and this lies behind it: a part for each pipeline, since one may be in another
+  static inline int scratch = 0;   // shared by all operations, one at a time
+  static inline int pipeline = 0;  // after it: a part per pipeline, since pipelines nest
 };
 template <class Key, int kScratch>
 struct NoteScratch {

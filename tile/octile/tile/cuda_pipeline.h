@@ -35,8 +35,8 @@ TILE_FUNCTION T rest_of([[maybe_unused]] Other other) {
   }
 }
 
-// Copies what `fetch` names to shared memory, 16 bytes at a time and without waiting where that can be. Threads take
-// chunk after chunk, whatever the layout of the tiles.
+// Copies the operand of `fetch` to shared memory: 16 bytes at a time and asynchronously where possible. Threads take
+// consecutive chunks, independent of the tile layout.
 template <class L, class F>
 TILE_FUNCTION void copy_chunks(const F& fetch, int offset) {
   using S = FetchedShape<F>;
@@ -49,7 +49,7 @@ TILE_FUNCTION void copy_chunks(const F& fetch, int offset) {
   bool aligned = false;
   if constexpr (unit_stride<std::remove_cvref_t<decltype(index)>>()) aligned = rows_aligned<16>(fetch.pointers);
   if (aligned && fetch.mask.all()) {
-    // The threads take whole rows at a time where they can, so that a thread stays in its column.
+    // Threads take whole rows at a time where possible, so that each stays in its column.
     constexpr int kRowsAtOnce = L::kThreads / kInRow;  // 0: a row is longer
     if constexpr (S::kPlanes == 1 && kRowsAtOnce > 0 && kRowsAtOnce % 8 == 0 && kChunks % L::kThreads == 0) {
       const int row = thread() / kInRow, chunk = thread() % kInRow;
@@ -128,14 +128,14 @@ struct StagedFetches {
   }
 };
 
-// One barrier a step: after it, step k's operands are there for all threads, and all have done with step k - 1, whose
-// memory the copies of step k + kStages - 1 then take.
+// One barrier per step: after it, all threads see the operands of step k and have finished step k - 1, whose memory the
+// copies of step k + kStages - 1 reuse.
 template <class L, class E, int Stages, class Program, class Stage, class Body>
 TILE_FUNCTION void pipeline(Program& program, int memory, int steps, Stage& stage, Body& body) {
   constexpr int kStages = stages_of<Stages>();
   constexpr int kBytes = fetched_bytes<decltype(stage(0))>;
   NoBody nothing;
-  barrier();  // whoever used this memory before has done with it
+  barrier();  // earlier uses of this memory are complete
   TILE_NO_UNROLL
   for (int k = 0; k < kStages - 1; ++k) {
     int offset = memory + k * kBytes;

@@ -1,5 +1,5 @@
-// Reductions in the order of the language: the highest bit of the index is folded first. Of a column index the high
-// bits count groups, the middle ones threads, the low ones the elements of a vector.
+// Reductions in the language's order: the highest bit of the index is folded first. In a column index the high bits
+// count groups, the middle bits threads, the low bits the elements of a vector.
 #pragma once
 
 #include "octile/tile/cuda_device.h"
@@ -8,7 +8,7 @@
 
 namespace octile::tile::gpu {
 
-// f(mine, theirs), with the lower index first. Where the order changes no bit it costs nothing.
+// f(mine, theirs), with the lower index first. Free where the order does not matter.
 template <class F, class T>
 TILE_FUNCTION T ordered(F f, bool mine_is_second, T mine, T theirs) {
   if constexpr (std::is_same_v<F, scalar::Add> || is_integer_type<T>) {
@@ -99,9 +99,8 @@ TILE_FUNCTION constexpr int warp_bits_on_top() {
 }
 
 // The lowest `kBits` bits of the thread columns, then the vector of `n` that each thread holds of each of its rows.
-// Where it has more than one, a lane gives half of its vector away for the other lane's half: then each has half as
-// many sums to make. The bits of the vector that lanes stand for in this way (kLanes, the highest first) are folded
-// after all thread columns.
+// With more than one element, two lanes exchange halves of their vectors, so each computes half as many sums. The
+// vector bits that lanes then stand for (kLanes, the highest first) are folded after all thread columns.
 template <class P, int kBits, int kRows, int n, int... kLanes, class F, class T>
 TILE_FUNCTION void fold_columns(F f, T* x) {
   constexpr int kWarpBits = warp_bits_on_top<P, kBits>();
@@ -173,7 +172,7 @@ TILE_FUNCTION void fold_rows(F f, T* x) {
   }
 }
 
-// extreme() as a function that is folded: in any order, and without regard to zeros and NaNs.
+// extreme() as a fold: in any order, ignoring the special cases of zeros and NaNs.
 template <class F>
 struct Extreme {
   TILE_FUNCTION f32 operator()(f32 a, f32 b) const { return extreme(F{}, a, b); }
@@ -191,8 +190,8 @@ TILE_FUNCTION void fold_columns_anyhow(F f, f32* x) {
   }
 }
 
-// The maximum or minimum of each row by extreme(): true if all of them are neither zero nor a NaN, and so right. All
-// threads that must agree on it do.
+// The maximum or minimum of each row by extreme(). True if none is zero or NaN: then all are exact. All threads that
+// must agree on the answer do.
 template <class L, class S, class F>
 TILE_FUNCTION bool reduce_extreme(F, const f32* x, f32* out) {
   using P = Part<L, S>;
@@ -211,8 +210,8 @@ TILE_FUNCTION bool reduce_extreme(F, const f32* x, f32* out) {
   for (int r = 0; r < kRows; ++r) right = right & (fabsf(out[r]) > 0.0f);
   return P::kThreadRows == 1 ? right : all_lanes(right);
 }
-// Not where several warps share a row and there are several rows: not all threads would know whether all are right. And
-// not for many rows a thread, whose code this would double.
+// Not for several rows that several warps share: some threads would not know whether all rows are exact. Nor for many
+// rows per thread: it would double their code.
 template <class L, class S>
 inline constexpr bool extreme_is_agreed =
     (Part<L, S>::kThreadRows == 1 || warp_bits<L, 2, S>() == 0) && Part<L, S>::kRows* S::kPlanes <= 8;

@@ -51,7 +51,7 @@ inline constexpr bool is_staged = false;
 template <class E, class T, class S>
 inline constexpr bool is_staged<Staged<E, T, S>> = true;
 
-// A staged tile holds values: whatever takes a tile takes it.
+// A staged tile holds values and is accepted wherever a tile is.
 template <class E, class T, class S>
 inline constexpr bool is_tile<Staged<E, T, S>> = true;
 

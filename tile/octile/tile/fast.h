@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <thread>
 
 #include "octile/tile/cpu_tile.h"
 #include "octile/tile/tensor.h"
@@ -240,27 +239,15 @@ class FastCpu::Program {
   int ids_[3], counts_[3];
 };
 
-// Calls body(first, last) for parts of 0 .. n - 1 on up to `threads` threads.
-template <class Body>
-void parallel_ranges(int threads, std::int64_t n, const Body& body) {
-  if (n == 0) return;
-  if (threads <= 0) threads = static_cast<int>(std::thread::hardware_concurrency());
-  if (threads > n) threads = static_cast<int>(n);
-  if (threads <= 1) return body(std::int64_t{0}, n);
-  const std::int64_t part = n / (threads * std::int64_t{16}) + 1;  // small enough to even out, large enough to be cheap
-  std::atomic<std::int64_t> next{0};
-  const auto work = [&] {
-    for (std::int64_t first; (first = next.fetch_add(part)) < n;) body(first, first + part < n ? first + part : n);
-  };
-  std::vector<std::jthread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(work);
-  work();
-}
+// Calls body(context, first, last) for parts of 0 .. n - 1 on up to `threads` threads. No template: the threads are
+// compiled once, not for every kernel.
+void parallel_ranges(int threads, std::int64_t n, void (*body)(const void*, std::int64_t, std::int64_t),
+                     const void* context);
 
 template <class Kernel, class... Args>
 void launch(FastCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
   const auto run = [&](const auto... a) {
-    parallel_ranges(executor.threads, grid.size(), [&](std::int64_t first, std::int64_t last) {
+    const auto part = [&](std::int64_t first, std::int64_t last) {
       std::array<int, 3> id = {static_cast<int>(first % grid.x), static_cast<int>(first / grid.x % grid.y),
                                static_cast<int>(first / grid.x / grid.y)};
       for (std::int64_t number = first; number < last; ++number) {
@@ -271,7 +258,11 @@ void launch(FastCpu executor, Grid grid, const Kernel& kernel, Args&&... args) {
           if (++id[1] == grid.y) id[1] = 0, ++id[2];
         }
       }
-    });
+    };
+    const auto call = [](const void* context, std::int64_t first, std::int64_t last) {
+      (*static_cast<decltype(&part)>(context))(first, last);
+    };
+    parallel_ranges(executor.threads, grid.size(), call, &part);
   };
   run(argument(executor, args)...);
   if (grid.size() > 0) (assume_written(args), ...);

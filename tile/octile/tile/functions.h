@@ -122,7 +122,7 @@ struct Transposed {
 // v[..., None]: a row becomes a column.
 template <TileLike A>
 TILE_FUNCTION auto col(const A& a) {
-  static_assert(A::Shape::kPlanes == 1, "octile: col() would make a tile of rank 4; the most is 3.");
+  static_assert(A::Shape::kPlanes == 1, "octile: col() would make a tile of rank 4; the maximum is 3.");
   static_assert(!LazyMask<A>, "octile: take col() of the index before it is compared: col(i) < n.");
   if constexpr (AffineTile<A>) {
     return affine::column(a);

@@ -1,5 +1,5 @@
-// Masks. A comparison of an index tile with a number is not stored: it can say in a few operations whether it holds
-// everywhere, and which columns of a row it holds for. Such masks stay so under & and !. All others are tiles of bool.
+// Masks. A comparison of an index tile with a number is lazy: a few operations tell whether it holds everywhere, and
+// for which columns of a row. Lazy masks stay lazy under & and !. All others are tiles of bool.
 #pragma once
 
 #include "octile/tile/affine.h"
@@ -36,7 +36,7 @@ struct Bound {
     return index != n;
   }
 
-  // Holds everywhere. not_equal may answer no where it does.
+  // Whether it holds everywhere; may return false negatives for not_equal.
   TILE_FUNCTION bool all() const {
     if constexpr (kCompare == Compare::not_equal) return a.lowest() > n || a.highest() < n;
     return holds(a.lowest()) && holds(a.highest());
@@ -130,7 +130,7 @@ struct EitherMask {
   B b;
 
   TILE_FUNCTION bool at(int p, int r, int c) const { return a.at(p, r, c) || b.at(p, r, c); }
-  TILE_FUNCTION bool all() const { return a.all() || b.all(); }  // may answer no where it holds
+  TILE_FUNCTION bool all() const { return a.all() || b.all(); }  // may return false negatives
 };
 
 template <class A>

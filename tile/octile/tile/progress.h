@@ -1,4 +1,4 @@
-// Where a launch is, for whoever has to say what a program was doing when it crashed, or had to be stopped.
+// Where a launch is: to say what a program was doing when it crashed or was stopped.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace octile::tile {
 
-// Without pointers: another process may look at it.
+// Without pointers: another process may read it.
 struct Progress {
   char doing[256] = {};  // by the caller of the launch: a size, an executor
   // Of the checked executor.
@@ -29,7 +29,7 @@ void put(char (&to)[n], const std::string& text) {
 }
 
 Progress& progress();
-void put_progress(Progress& where);  // from now on: memory that others see
+void put_progress(Progress& where);  // from now on in this (shared) memory
 
 // "n0 = 200, checked executor, program (6,0,0), after 2 accesses: load x at masked_add.cpp:19:26"
 std::string text(const Progress& progress);

@@ -36,7 +36,7 @@ struct Shadow {
   std::int64_t size = 0;
   int element_bytes = 4;
   std::uint8_t* written = nullptr;
-  std::vector<std::uint8_t> own_written;   // where the tensor brings none
+  std::vector<std::uint8_t> own_written;   // if the tensor has none
   Users readers, writers, atomics;         // atomics: empty until there is one
   std::vector<std::uint32_t> stored_at;    // number of the store that wrote it last
   std::vector<std::uint32_t> stored_lane;  // the lane that did, or kAtomicLane
@@ -46,7 +46,7 @@ struct Shadow {
   std::vector<std::uint8_t> raced;
 };
 
-// Where a lane without a value has lost it: 1 + the site of a load that was masked off there, or one of these.
+// Why a lane is undefined: 1 + the site of the load that masked it off, or one of these.
 using Origin = std::uint16_t;
 inline constexpr Origin kDefined = 0, kOverflow = 0xFFFF, kDivision = 0xFFFE, kShift = 0xFFFD;
 
@@ -70,7 +70,7 @@ struct AccessTile {
 
 class Recorder {
  public:
-  Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t most_records, std::int64_t max_steps);
+  Recorder(std::string kernel, Grid grid, WarpLayout layout, std::int64_t max_records, std::int64_t max_steps);
   struct Endless {};  // thrown by begin() when a program makes more than max_steps accesses; the finding is made
 
   // Two arguments that are the same memory are one tensor, under the first name. Throws std::invalid_argument if they
@@ -94,7 +94,7 @@ class Recorder {
     loads_since_ = epoch_;
     fetching_ = false;
   }
-  // For a call whose result nobody looks at.
+  // For a call whose result is discarded.
   void mute(bool muted) { muted_ = muted; }
   bool muted() const { return muted_; }
 
@@ -152,7 +152,7 @@ class Recorder {
   Requests requests_of_runs(bool full);
 
   Report report_;
-  std::int64_t most_records_, max_steps_;
+  std::int64_t max_records_, max_steps_;
   int halvings_ = 0;  // of the programs whose records are kept
   std::deque<Shadow> shadows_;
   std::uint32_t me_ = 0;                      // the program, from 1

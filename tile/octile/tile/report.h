@@ -26,7 +26,7 @@ enum class Problem : std::uint8_t {
   same_address,     // two lanes of one store write to one element
   unordered,        // a program uses an element twice, one of the two stores, and no barrier says which comes first
   overflow,         // an index or a mask comes from index arithmetic that left 32 bits
-  endless           // a program does not end: it has made as many accesses as it may
+  endless           // a program exceeded its maximum number of accesses
 };
 inline constexpr int kProblems = 9;
 constexpr const char* name(Problem problem) {
@@ -52,7 +52,7 @@ struct Site {
   std::int64_t lanes = 0;    // their elements
   std::int64_t active = 0;   // those not masked off
   std::int64_t bytes = 0;    // of the active lanes
-  std::int64_t sectors = 0;  // different 32-byte pieces touched, call by call: what no layout can avoid
+  std::int64_t sectors = 0;  // different 32-byte sectors touched, call by call: what no layout can avoid
   bool masked = false;       // the call has a mask, whether or not it is ever false
 
   // On a GPU, with WarpLayout: instructions of one warp, the sectors they ask for, and the bytes that they use of
@@ -83,8 +83,8 @@ struct Finding {
   Instance first;
 };
 
-// A box of one access: lane (p, r, c) is element base + p * plane_stride + r * row_stride + c * column_stride.
-// Masked-off lanes are left out; lanes out of bounds are in. An access whose mask is no box has several records.
+// A strided block of one access: lane (p, r, c) is element base + p * plane_stride + r * row_stride + c *
+// column_stride. Masked-off lanes are left out; lanes out of bounds are in. An irregular mask takes several records.
 struct Record {
   std::int32_t site = 0, program = 0;
   std::int32_t operation = 0;  // counts the accesses of a program, in their order
@@ -100,7 +100,7 @@ struct TensorUse {
   std::int64_t size = 1;                                 // elements
   std::int64_t elements_read = 0, elements_written = 0;  // different ones; a lower bound of the traffic
   std::int64_t never_written = 0;                        // neither by this launch nor before it
-  std::vector<std::array<std::int64_t, 2>> unwritten{};  // begin and end of what nobody had written before the launch
+  std::vector<std::array<std::int64_t, 2>> unwritten{};  // ranges not written before the launch
 };
 
 // How a GPU would spread a tile over its threads: rows x columns of threads, `vector` neighbouring elements each.
@@ -117,7 +117,7 @@ struct Report {
   std::vector<Site> sites;
   std::vector<Finding> findings;      // one per problem and site, in the order of the first instances
   std::vector<Record> records;        // in the order of execution
-  std::int64_t records_left_out = 0;  // where there are too many, those of some programs only are kept
+  std::int64_t records_left_out = 0;  // if there are too many, only those of some programs are kept
   std::int64_t flops = 0;             // of dot()
 
   bool clean() const { return findings.empty(); }

@@ -284,9 +284,9 @@ struct Cast {
       x = x < kLow ? kLow : x;
       return static_cast<To>(static_cast<s32>(x == x ? x : 0.0f));
     } else {
-      constexpr To kMost = sizeof(To) == 4 ? To(0x7fffffff) : To(0x7fffffffffffffff);
+      constexpr To kMax = sizeof(To) == 4 ? To(0x7fffffff) : To(0x7fffffffffffffff);
       const f32 inside = x >= kEnd || x != x ? 0.0f : x < kLow ? kLow : x;
-      return x >= kEnd ? kMost : static_cast<To>(inside);
+      return x >= kEnd ? kMax : static_cast<To>(inside);
     }
   }
 };

@@ -16,7 +16,8 @@
 
 namespace octile::tile {
 
-// What a launch takes: memory of somebody's, its shape, and its name for reports. On a GPU `data` is device memory.
+// An argument of a launch: memory it does not own, its shape, and its name in reports. On a GPU `data` is device
+// memory.
 template <class T>
 struct Tensor {
   std::string name;
@@ -104,7 +105,7 @@ template <class E, class A>
 requires std::is_arithmetic_v<A> || std::is_empty_v<A> || is_float_type<A>
 auto argument(E&, A value) { return value; }
 
-// After an executor that keeps no record: whatever the launch may have written counts as written.
+// After an executor without records: everything that the launch may have written counts as written.
 template <class T>
 void assume_written(const Tensor<T>& tensor) {
   if (tensor.written != nullptr) memset(tensor.written, 1, static_cast<std::size_t>(tensor.size()));

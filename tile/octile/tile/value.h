@@ -2,7 +2,7 @@
 //
 // An executor E (checked CPU, fast CPU, CUDA) provides, as static members,
 //   Storage<T, S>              how a tile is held: on a CPU an array, on a GPU one thread's part of it
-//   Index<I>, Overflow         how an index of type I is held, and what notices that it left its type
+//   Index<I>, Overflow         how an index of type I is held, and what detects its overflow
 //   map<S>(f, operands...)     elementwise, operands broadcast to the shape S
 //   reduce<Axis>(Op, v)        keeps the dimension, with length 1; order as in functions.h
 //   rearrange<S>(v, Source)    element (p, r, c) of the result is v's element Source::of<..>(p, r, c)

@@ -1,0 +1,104 @@
+// The end of an int8 product: from the sums of a part to its rows of y.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "base/access.h"
+#include "cpu/gemm/gemm_view.h"
+#include "cpu/support/multiversion.h"
+#include "cpu/support/rows.h"
+
+namespace octile::cpu {
+
+enum class BiasOf : std::uint8_t { none, column, row };
+
+// A row of y: sums of s32, or totals of groups in Real, which hold right's scales already.
+template <class Real, class Sum>
+struct FinishRun {
+  const Sum* sums;                 // (n)
+  const std::int32_t* correction;  // (n), subtracted from sums of s32
+  Real left_scale;
+  const Real* right_scale;  // (n)
+  const Real* bias;         // (n), or one
+  std::int64_t n;
+  Real* y;
+};
+
+template <BiasOf bias_of>
+struct FinishRow {
+  template <Isa, class Real, class Sum>
+  OCTILE_INLINE static void run(FinishRun<Real, Sum> p) {
+    const Sum* __restrict sums = p.sums;
+    const std::int32_t* __restrict correction = p.correction;
+    const Real* __restrict right_scale = p.right_scale;
+    const Real* __restrict bias = p.bias;
+    Real* __restrict y = p.y;
+    const Real bias_of_row = bias_of == BiasOf::row ? *bias : Real{0};
+    for (std::int64_t j = 0; j < p.n; ++j) {
+      Real scale = p.left_scale;
+      Real sum;
+      if constexpr (std::is_same_v<Sum, std::int32_t>) {
+        scale *= right_scale[j];
+        const auto exact = static_cast<std::uint32_t>(sums[j]) - static_cast<std::uint32_t>(correction[j]);
+        sum = static_cast<Real>(static_cast<std::int32_t>(exact));
+      } else {
+        sum = sums[j];
+      }
+      if constexpr (bias_of == BiasOf::none) {
+        y[j] = sum * scale;
+      } else {
+        y[j] = std::fma(sum, scale, bias_of == BiasOf::row ? bias_of_row : bias[j]);
+      }
+    }
+  }
+};
+
+// Of a part of at most kRows x kCols.
+template <class Real, std::int64_t kRows, std::int64_t kCols>
+struct Finish {
+  const GemmView& view;
+  Range rows, cols;
+  BiasOf bias_of = BiasOf::none;
+  Real left_scale[kRows];
+  Real right_scale[kCols];  // the caller's to fill
+  Real bias[std::max(kRows, kCols)];
+
+  Finish(const GemmView& gemm, const Range& part_rows, const Range& part_cols)
+      : view(gemm), rows(part_rows), cols(part_cols) {
+    for (std::int64_t i = 0; i < rows.count; ++i) left_scale[i] = load<Real>(view.left_scale, rows.first + i);
+    if (!view.bias.present()) return;
+    bias_of = view.bias_per_row ? BiasOf::row : BiasOf::column;
+    const Range range = view.bias_per_row ? rows : cols;
+    for (std::int64_t i = 0; i < range.count; ++i) bias[i] = load<Real>(view.bias, range.first + i);
+  }
+
+  // sums (rows, cols), `stride` apart.
+  template <class Sum>
+  void write(const Sum* sums, std::int64_t stride, const std::int32_t* correction) const {
+    const bool direct = view.y.dtype == DTypeOf<Real>::value && !view.accumulate;
+    Real values[kCols];
+    FinishRun<Real, Sum> run{sums, correction, Real{}, right_scale, bias, cols.count, values};
+    for (std::int64_t i = 0; i < rows.count; ++i, run.sums += stride) {
+      const std::int64_t at = (rows.first + i) * view.y.strides[0] + cols.first;
+      if (direct) run.y = static_cast<Real*>(view.y.data) + at;
+      run.left_scale = left_scale[i];
+      if (bias_of == BiasOf::none) {
+        multiversion<FinishRow<BiasOf::none>>(run);
+      } else if (bias_of == BiasOf::column) {
+        multiversion<FinishRow<BiasOf::column>>(run);
+      } else {
+        multiversion<FinishRow<BiasOf::row>>(run);
+        ++run.bias;
+      }
+      if (view.accumulate) {
+        add<Real>(view.y.data, at, cols.count, values);
+      } else if (!direct) {
+        narrow<Real>(view.y.dtype, view.y.data, at, cols.count, values);
+      }
+    }
+  }
+};
+
+}  // namespace octile::cpu

@@ -1,0 +1,458 @@
+// The float product behind w8a16 and w4a16: y[i, j] = sum_c left[i, c] * right[j, c] (+ bias).
+//
+// Left, the float operand, is packed once into panels of a tile's rows; right, the quantized one, becomes float on the
+// fly, in panels of two vectors that stay in the first-level cache. Terms are summed in segments of at most kDepth:
+// each from zero and in order of its terms, then (times the segment's scale, if right has any) added to the segments
+// before. That holds whatever the tile, the thread and the other rows, so the bits of y[i, j] depend on row i of left
+// and row j of right alone. A product is fused with its addition where the machine can (the files that include this are
+// compiled with -ffp-contract=fast), so the bits do depend on the instruction set.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "base/access.h"
+#include "cpu/support/multiversion.h"
+#include "cpu/support/rows.h"
+#include "plan/kernel.h"
+
+namespace octile::cpu {
+
+inline constexpr std::int64_t kDepth = 256;     // terms of a panel of right, at most
+inline constexpr std::int64_t kMaxRows = 12;    // of a tile, on any machine
+inline constexpr std::int64_t kMaxCols = 32;    // of a panel of right
+inline constexpr std::int64_t kPartRows = 264;  // rows of left that use a panel of right once it is float
+inline constexpr std::int64_t kPartCols = 64;   // a line of s8; left comes from far only once for all of them
+inline constexpr std::int64_t kMaxPartCols = 128;
+inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
+inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a first-level cache
+inline constexpr std::int64_t kPackedTerms = 64;
+inline constexpr std::int64_t kSpreadElements = kPackedTerms * kPackedPanels * kMaxRows;
+
+constexpr std::int64_t vector_bytes(Isa isa) { return isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16; }
+
+// Rows x 2 vectors of sums, 2 of right and 1 of left: 16 registers, or the 32 of AVX-512.
+constexpr std::int64_t tile_rows(Isa isa) { return isa >= Isa::avx512 ? 12 : 6; }
+
+template <class Real>
+constexpr std::int64_t panel_cols(Isa isa) {
+  return std::max<std::int64_t>(16, 2 * vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real)));
+}
+
+// multiversion<Kernel<rows>>(args...), for rows = 1 .. kMaxRows.
+template <template <std::int64_t> class Kernel, class... Args>
+void with_rows(std::int64_t rows, Args... args) {
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    ((rows == kIndex + 1 ? multiversion<Kernel<kIndex + 1>>(args...) : void()), ...);
+  }
+  (std::make_index_sequence<kMaxRows>());
+}
+
+// ---- Packing left ----
+
+template <class Real>
+struct TransposeRun {
+  const Real* rows[kMaxRows];
+  std::int64_t terms;
+  Real* out;  // (terms, rows)
+};
+
+// The first two lanes of a and b interleaved, or the last two.
+template <int first, class Four>
+OCTILE_INLINE Four interleaved(const Four& a, const Four& b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, first, first + 4, first + 1, first + 5);
+#else
+  typedef std::uint32_t Lanes __attribute__((vector_size(16)));
+  return __builtin_shuffle(a, b, Lanes{first, first + 4, first + 1, first + 5});
+#endif
+}
+
+// 4 x 4 lanes: lane j of v[i] becomes lane i of v[j].
+template <class Four>
+OCTILE_INLINE void transpose_lanes(Four (&v)[4]) {
+  const Four low02 = interleaved<0>(v[0], v[2]);
+  const Four high02 = interleaved<2>(v[0], v[2]);
+  const Four low13 = interleaved<0>(v[1], v[3]);
+  const Four high13 = interleaved<2>(v[1], v[3]);
+  v[0] = interleaved<0>(low02, low13);
+  v[1] = interleaved<2>(low02, low13);
+  v[2] = interleaved<0>(high02, high13);
+  v[3] = interleaved<2>(high02, high13);
+}
+
+// out[j * stride + i] = rows[i][c + j], 4 of each.
+OCTILE_INLINE void transpose_4x4(const float* const* rows, std::int64_t c, float* out, std::int64_t stride) {
+  typedef float Four __attribute__((vector_size(16)));
+  Four in[4];
+  for (int i = 0; i < 4; ++i) std::memcpy(&in[i], rows[i] + c, sizeof(Four));
+  transpose_lanes(in);
+  for (int i = 0; i < 4; ++i) std::memcpy(out + i * stride, &in[i], sizeof(Four));
+}
+
+OCTILE_INLINE void transpose_4x4(const double* const* rows, std::int64_t c, double* out, std::int64_t stride) {
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) out[j * stride + i] = rows[i][c + j];
+  }
+}
+
+// Rows that are contiguous along the contraction.
+template <std::int64_t kRows>
+struct TransposeRows {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(TransposeRun<Real> p) {
+    std::int64_t c = 0;
+    if constexpr (kRows >= 4) {
+      for (; c + 4 <= p.terms; c += 4) {
+        for (std::int64_t r = 0; r + 4 <= kRows; r += 4) transpose_4x4(p.rows + r, c, p.out + c * kRows + r, kRows);
+        if (kRows % 4 != 0) transpose_4x4(p.rows + kRows - 4, c, p.out + c * kRows + kRows - 4, kRows);
+      }
+    }
+    for (; c < p.terms; ++c) {
+      for (std::int64_t r = 0; r < kRows; ++r) p.out[c * kRows + r] = p.rows[r][c];
+    }
+  }
+};
+
+template <class Real>
+struct SpreadRun {
+  const Real* in;  // (terms, panels * rows)
+  std::int64_t in_stride;
+  std::int64_t terms, panels;
+  Real* out;  // (panels, terms, rows)
+  std::int64_t out_stride;
+};
+
+// Rows that lie side by side.
+template <std::int64_t kRows>
+struct SpreadRows {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(SpreadRun<Real> p) {
+    for (std::int64_t c = 0; c < p.terms; ++c) {
+      const Real* in = p.in + c * p.in_stride;
+      Real* out = p.out + c * kRows;
+      for (std::int64_t panel = 0; panel < p.panels; ++panel) {
+        std::memcpy(out, in, kRows * sizeof(Real));
+        in += kRows;
+        out += p.out_stride;
+      }
+    }
+  }
+};
+
+// The float operand, (rows, k), contiguous along either, packed: for each `step` terms, panels of (step, panel_rows),
+// so that what the tiles of a part read lies in one piece. Zero beyond the last row and the last term.
+template <class Real>
+class LeftPanels {
+ public:
+  struct Shape {
+    std::int64_t panels, panel_rows;
+    std::int64_t depth, step;  // terms, and how many of them lie together
+
+    std::int64_t at(std::int64_t panel, std::int64_t term) const {
+      const std::int64_t begin = term / step * step;
+      return panel_rows * (panels * begin + panel * std::min(step, depth - begin) + term - begin);
+    }
+  };
+
+  LeftPanels(const ConstTensor& t, const Shape& shape, Real* packed) : t_(t), shape_(shape), packed_(packed) {}
+
+  const Real* panel(std::int64_t panel, std::int64_t term) const { return packed_ + shape_.at(panel, term); }
+
+  // Row `row` of the operand becomes the first of panel `first`. At most kPackedPanels panels. `buffer` holds
+  // kSpreadElements.
+  void pack(std::int64_t row, std::int64_t first, std::int64_t panels, Real* buffer) const {
+    const std::int64_t rows = std::min(panels * shape_.panel_rows, t_.rows() - row);
+    for (std::int64_t term = 0; term < shape_.depth; term += shape_.step) {
+      const std::int64_t end = std::min(term + shape_.step, shape_.depth);
+      for (std::int64_t c = term; c < std::min(end, t_.cols()); c += kPackedTerms) {
+        const Terms terms{c, std::min({kPackedTerms, end - c, t_.cols() - c})};
+        t_.strides[1] == 1 ? transpose(row, rows, terms, first) : spread(row, rows, terms, {first, buffer});
+      }
+      const std::int64_t beyond = std::max(term, t_.cols());
+      for (std::int64_t panel = 0; panel < panels && beyond < end; ++panel) {
+        std::fill_n(packed_ + shape_.at(first + panel, beyond), (end - beyond) * shape_.panel_rows, Real{0});
+      }
+    }
+  }
+
+ private:
+  struct Terms {
+    std::int64_t first, count;
+  };
+
+  void transpose(std::int64_t row, std::int64_t rows, Terms terms, std::int64_t panel) const {
+    Real buffer[kMaxRows * kPackedTerms];
+    for (; rows > 0; row += shape_.panel_rows, rows -= shape_.panel_rows) {
+      TransposeRun<Real> run{{}, terms.count, packed_ + shape_.at(panel++, terms.first)};
+      for (std::int64_t r = 0; r < shape_.panel_rows; ++r) {
+        Real* own = buffer + r * kPackedTerms;
+        run.rows[r] = own;
+        if (r < rows) {
+          run.rows[r] = widened(t_.dtype, t_.data, (row + r) * t_.strides[0] + terms.first, terms.count, own);
+        } else {
+          std::fill_n(own, terms.count, Real{0});
+        }
+      }
+      with_rows<TransposeRows>(shape_.panel_rows, run);
+    }
+  }
+
+  struct Spread {
+    std::int64_t panel;
+    Real* buffer;  // (terms, width)
+  };
+
+  void spread(std::int64_t row, std::int64_t rows, Terms terms, const Spread& to) const {
+    const auto [panel, buffer] = to;
+    const std::int64_t panels = ceil_div(rows, shape_.panel_rows);
+    const std::int64_t width = panels * shape_.panel_rows;
+    const std::int64_t at = terms.first * t_.strides[1] + row;
+    const bool direct = t_.dtype == DTypeOf<Real>::value && rows == width;
+    for (std::int64_t c = 0; c < terms.count && !direct; ++c) {
+      widen(t_.dtype, t_.data, at + c * t_.strides[1], rows, buffer + c * width);
+      std::fill_n(buffer + c * width + rows, width - rows, Real{0});
+    }
+    with_rows<SpreadRows>(
+        shape_.panel_rows,
+        SpreadRun<Real>{direct ? static_cast<const Real*>(t_.data) + at : buffer, direct ? t_.strides[1] : width,
+                        terms.count, panels, packed_ + shape_.at(panel, terms.first),
+                        shape_.at(panel + 1, terms.first) - shape_.at(panel, terms.first)});
+  }
+
+  ConstTensor t_;
+  Shape shape_;
+  Real* packed_;
+};
+
+// ---- The tile ----
+
+template <class Real>
+struct FloatTile {
+  const Real* left;  // (panels, depth, rows)
+  std::int64_t panels;
+  const Real* right;  // (depth, panel_cols)
+  std::int64_t depth, segment;
+  const Real* scales;  // (depth / segment, panel_cols), or null
+  Real* sums;          // (panels * rows, kPartCols)
+};
+
+template <std::int64_t kRows>
+struct MultiplyPanels {
+  template <Isa isa, class Real>
+  OCTILE_INLINE static void run(FloatTile<Real> p) {
+    if constexpr (kRows <= tile_rows(isa)) {
+      for (std::int64_t panel = 0; panel < p.panels; ++panel) {
+        constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
+        for (std::int64_t col = 0; col < panel_cols<Real>(isa); col += 2 * kLanes) {
+          for (std::int64_t first = 0; first < p.depth; first += p.segment) {
+            add_segment<isa>(p, panel, col, first);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <Isa isa, class Real>
+  OCTILE_INLINE static void add_segment(const FloatTile<Real>& p, std::int64_t panel, std::int64_t col,
+                                        std::int64_t first) {
+    typedef Real Vector __attribute__((vector_size(vector_bytes(isa))));
+    constexpr std::int64_t kLanes = vector_bytes(isa) / static_cast<std::int64_t>(sizeof(Real));
+    constexpr std::int64_t kCols = panel_cols<Real>(isa);
+    const Real* __restrict left = p.left + (panel * p.depth + first) * kRows;
+    const Real* __restrict right = p.right + first * kCols + col;
+    Vector sum[kRows][2] = {};
+    for (std::int64_t c = std::min(p.segment, p.depth - first); c > 0; --c) {
+      const Vector b0 = *reinterpret_cast<const Vector*>(right);
+      const Vector b1 = *reinterpret_cast<const Vector*>(right + kLanes);
+#pragma GCC unroll 12
+      for (int i = 0; i < kRows; ++i) {
+        const Vector a = left[i] - Vector{};  // broadcast once
+        sum[i][0] += a * b0;
+        sum[i][1] += a * b1;
+      }
+      left += kRows;
+      right += kCols;
+    }
+    const auto* scale =
+        p.scales ? reinterpret_cast<const Vector*>(p.scales + first / p.segment * kCols + col) : nullptr;
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+      auto* sums = reinterpret_cast<Vector*>(p.sums + (panel * kRows + i) * kPartCols + col);
+      sums[0] = scale ? sums[0] + sum[i][0] * scale[0] : sums[0] + sum[i][0];
+      sums[1] = scale ? sums[1] + sum[i][1] * scale[1] : sums[1] + sum[i][1];
+    }
+  }
+};
+
+// Rows and columns of y that a part computes.
+struct PartRange {
+  std::int64_t row, rows;
+  std::int64_t col, cols;
+  std::int64_t stride = kPartCols;  // of its sums
+};
+
+// y = sums (rows, stride) + bias, or y + sums, along the dimension in which y is contiguous.
+template <class Real>
+void write_sums(bool accumulate, const GemmOperands& o, const PartRange& part, Real* sums) {
+  const auto write = [&](std::int64_t at, std::int64_t n, const Real* values) {
+    accumulate ? add<Real>(o.y.data, at, n, values) : narrow<Real>(o.y.dtype, o.y.data, at, n, values);
+  };
+  if (o.bias.present()) {
+    Real bias[kMaxPartCols];
+    for (std::int64_t j = 0; j < part.cols; ++j) bias[j] = load<Real>(o.bias, part.col + j);
+    for (std::int64_t i = 0; i < part.rows; ++i) {
+      add<Real>(sums, i * part.stride, part.cols, bias);
+    }
+  }
+  if (o.y.strides[1] == 1) {
+    for (std::int64_t i = 0; i < part.rows; ++i) {
+      const std::int64_t at = (part.row + i) * o.y.strides[0] + part.col;
+      write(at, part.cols, sums + i * part.stride);
+    }
+    return;
+  }
+  Real columns[4 * kPartRows];  // (4 columns, rows)
+  for (std::int64_t j = 0; j < part.cols; j += 4) {
+    for (std::int64_t i = 0; i < part.rows; i += 4) {
+      const Real* const at = sums + i * part.stride + j;
+      const Real* const rows[4] = {at, at + part.stride, at + 2 * part.stride, at + 3 * part.stride};
+      transpose_4x4(rows, 0, columns + i, kPartRows);
+    }
+    for (std::int64_t c = 0; c < std::min<std::int64_t>(4, part.cols - j); ++c) {
+      const std::int64_t at = (part.col + j + c) * o.y.strides[1] + part.row;
+      write(at, part.rows, columns + c * kPartRows);
+    }
+  }
+}
+
+// ---- The product ----
+
+// Part of right: rows row .. row + rows - 1, and terms term .. term + terms - 1.
+struct PanelRange {
+  std::int64_t row, rows;
+  std::int64_t term, terms;
+};
+
+inline int panel_threads(int wanted, std::int64_t rows, std::int64_t cols, std::int64_t depth) {
+  return useful_threads(wanted,
+                        static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(depth) / 16);
+}
+
+// Of left, in Real. A row more than a multiple of a tile's rows is not rare, and fewer rows than p.m may be run.
+inline std::size_t left_panels_workspace(const GemmProblem& p, std::int64_t depth) {
+  const std::int64_t rows = std::min(p.m + kMaxRows, kRowsAtOnce);
+  return static_cast<std::size_t>(rows * depth * (p.scale == DType::f64 ? 8 : 4));
+}
+
+// `Right` is the quantized operand:
+//   std::int64_t depth()    terms of left and right, padding included
+//   std::int64_t segment()  terms of a segment, at most kDepth
+//   std::int64_t step()     terms that are fetched at a time: whole segments, at most kDepth
+//   struct Stage            at most (kPartCols, step) of it, close at hand and still quantized
+//   void stage(const PanelRange&, std::int64_t at, Stage&)   at: the place of the first term in the stage
+//   void prefetch(const PanelRange&)
+//   const Real* fetch(const Stage&, const PanelRange&, Real* out, Real* scales)   out (terms, panel_cols); returns
+//   scales
+//                           (segments, panel_cols), or null if it has none
+template <class Real, class Right>
+class PanelProduct {
+ public:
+  PanelProduct(const GemmProblem& problem, const GemmOperands& o, const Right& right)
+      : accumulate_(problem.accumulate),
+        o_(o),
+        right_(right),
+        rows_(o.y.rows()),
+        cols_(o.y.cols()),
+        depth_(right.depth()) {
+    panel_rows_ = ceil_div(rows_, ceil_div(rows_, tile_rows(isa())));  // no panel much emptier than the others
+    step_ = right.step();
+  }
+
+  void run(int threads_wanted, void* workspace) const {
+    const int threads = panel_threads(threads_wanted, rows_, cols_, depth_);
+    auto* const scratch = static_cast<Scratch*>(workspace);
+    auto* const packed = reinterpret_cast<Real*>(scratch + threads);
+    const std::int64_t rows_at_once = kRowsAtOnce / panel_rows_ * panel_rows_;
+    for (std::int64_t first = 0; first < rows_; first += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, rows_ - first);
+      const std::int64_t panels = ceil_div(rows, panel_rows_);
+      const LeftPanels<Real> left(o_.a, {panels, panel_rows_, depth_, step_}, packed);
+      parallel_for(threads, ceil_div(panels, kPackedPanels), [&](std::int64_t part, int thread) {
+        const std::int64_t panel = part * kPackedPanels;
+        left.pack(first + panel * panel_rows_, panel, std::min(kPackedPanels, panels - panel), scratch[thread].sums);
+      });
+      const std::int64_t part_panels = ceil_div(panels, ceil_div(panels, kPartRows / panel_rows_));
+      const std::int64_t part_rows = part_panels * panel_rows_;
+      const std::int64_t row_parts = ceil_div(panels, part_panels);
+      const bool few = row_parts * ceil_div(cols_, kPartCols) < 4 * threads;
+      const std::int64_t part_cols = few ? panel_cols<Real>(isa()) : kPartCols;
+      const std::int64_t col_parts = ceil_div(cols_, part_cols);
+      parallel_for(threads, row_parts * col_parts, [&](std::int64_t part, int thread) {
+        const std::int64_t r = part / col_parts * part_rows;
+        const std::int64_t c = part % col_parts * part_cols;
+        multiply(left, r / panel_rows_, {first + r, std::min(part_rows, rows - r), c, std::min(part_cols, cols_ - c)},
+                 scratch[thread]);
+      });
+    }
+  }
+
+  // Left packed, of p.m rows at most, and scratch for each thread.
+  static std::size_t workspace(const GemmProblem& p, std::int64_t depth) {
+    const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
+    return left_panels_workspace(p, depth) + threads * sizeof(Scratch);
+  }
+
+ private:
+  static constexpr std::int64_t kWidth = kMaxCols * 4 / static_cast<std::int64_t>(sizeof(Real));
+  static_assert(kPartRows * kPartCols >= kSpreadElements);
+  // Of a thread: too much for its stack.
+  struct Scratch {
+    alignas(64) Real panel[kDepth * kWidth];       // (depth, panel_cols)
+    alignas(64) Real scales[kDepth / 8 * kWidth];  // (segments, panel_cols)
+    alignas(64) Real sums[kPartRows * kPartCols];  // (rows, kPartCols)
+    typename Right::Stage stages[2];
+  };
+
+  void multiply(const LeftPanels<Real>& left, std::int64_t first_panel, const PartRange& part, Scratch& scratch) const {
+    const std::int64_t width = panel_cols<Real>(isa());
+    const std::int64_t panels = ceil_div(part.rows, panel_rows_);
+    Real* const panel = scratch.panel;
+    Real* const sums = scratch.sums;
+    auto& stages = scratch.stages;
+    std::fill_n(sums, panels * panel_rows_ * kPartCols, Real{0});
+    const std::int64_t piece = ceil_div(step_, ceil_div(part.cols, width));
+    right_.stage(terms_of(part, 0, step_), 0, stages[0]);
+    for (std::int64_t term = 0; term < depth_; term += step_) {
+      const std::int64_t depth = std::min(step_, depth_ - term);
+      // While a panel is multiplied, a piece of the next stage comes nearer. The lines of a stage often lie a power of
+      // two apart: all of them at once would drive each other out of the cache.
+      std::int64_t next = 0;
+      for (std::int64_t c = 0; c < part.cols; c += width) {
+        const PanelRange range{part.col + c, std::min(width, part.cols - c), term, depth};
+        const Real* scale = right_.fetch(stages[term / step_ % 2], range, panel, scratch.scales);
+        const std::int64_t count = std::min(piece, step_ - next);
+        right_.stage(terms_of(part, term + step_ + next, count), next, stages[(term / step_ + 1) % 2]);
+        next += count;
+        right_.prefetch(terms_of(part, term + step_ + next, piece));
+        with_rows<MultiplyPanels>(panel_rows_, FloatTile<Real>{left.panel(first_panel, term), panels, panel, depth,
+                                                               right_.segment(), scale, sums + c});
+      }
+    }
+    write_sums(accumulate_, o_, part, sums);
+  }
+
+  PanelRange terms_of(const PartRange& part, std::int64_t term, std::int64_t terms) const {
+    return {part.col, part.cols, term, std::clamp<std::int64_t>(depth_ - term, 0, terms)};
+  }
+
+  bool accumulate_;
+  const GemmOperands& o_;
+  const Right& right_;
+  std::int64_t rows_, cols_, depth_;
+  std::int64_t panel_rows_;
+  std::int64_t step_;  // terms of a panel of right
+};
+
+}  // namespace octile::cpu

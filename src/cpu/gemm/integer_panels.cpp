@@ -1,0 +1,483 @@
+#include "cpu/gemm/integer_panels.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "base/access.h"
+#include "cpu/gemm/finish.h"
+#include "cpu/gemm/pack_panels.h"
+#include "cpu/support/multiversion.h"
+#include "cpu/support/rows.h"
+#include "plan/packed_weight.h"
+
+namespace octile::cpu {
+
+namespace {
+
+constexpr std::int64_t kMaxRows = 128;    // of a part; half of them where its span is more than half of kMaxSpan
+constexpr std::int64_t kMaxSpan = 8;      // column blocks in a part
+constexpr std::int64_t kNarrowRows = 16;  // rows from which it pays to look for narrow sums first
+constexpr std::int64_t kMaxDepth = 1024;  // of any kernel
+constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
+constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
+static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
+constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for itself
+constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
+constexpr std::int64_t kTransposedRows = 32;  // elsewhere
+constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
+constexpr std::int64_t kLine = 64;
+
+// ---- Left: copied once, as the tile wants it ----
+
+struct FlipSigns {
+  template <Isa>
+  OCTILE_INLINE static void run(std::uint8_t* __restrict row, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) row[i] ^= 0x80;
+  }
+};
+
+struct HoldsLowest {
+  template <Isa>
+  OCTILE_INLINE static void run(const std::uint8_t* __restrict row, std::int64_t n, std::uint8_t* found) {
+    std::uint8_t any = 0;
+    for (std::int64_t i = 0; i < n; ++i) any |= row[i] == 0x80 ? 1 : 0;
+    *found = any;
+  }
+};
+
+struct SumGroup {
+  template <Isa>
+  OCTILE_INLINE static void run(const std::uint8_t* __restrict row, std::int64_t n, std::int32_t* sum) {
+    std::int32_t total = 0;
+    for (std::int64_t i = 0; i < n; ++i) total += static_cast<std::int8_t>(row[i]);
+    *sum = total;
+  }
+};
+
+// row becomes half of itself, rounded down, and `rest` the other half.
+struct Halve {
+  template <Isa>
+  OCTILE_INLINE static void run(std::uint8_t* __restrict row, std::int64_t n, std::uint8_t* __restrict rest) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto whole = static_cast<std::int8_t>(row[i]);
+      const auto half = static_cast<std::int8_t>(whole >> 1);
+      row[i] = static_cast<std::uint8_t>(half);
+      rest[i] = static_cast<std::uint8_t>(whole - half);
+    }
+  }
+};
+
+// Bytes of the sums of a part, whose rows lie an odd number of lines apart, so that they do not share cache sets.
+constexpr std::int64_t sums_stride(std::int64_t channels) {
+  return round_up(channels, 2 * kPanelChannels) + kPanelChannels;
+}
+std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
+  const auto sums = [&](std::int64_t block, std::int64_t channels) {
+    return round_up(std::min(rows, block), kernel.rows) * sums_stride(channels);
+  };
+  return std::max(sums(kMaxRows, kMaxChannels / 2), sums(kMaxRows / 2, kMaxChannels)) *
+         static_cast<std::int64_t>(sizeof(std::int32_t));
+}
+
+// Workspace: rows of left, the second halves of those that are halved, a flag for each that is, sums of left over each
+// group, right in panels, then for each thread the sums of a part and the panels that it packs for itself: too much for
+// the stack of a thread.
+struct Memory {
+  std::int64_t stride;
+  std::int64_t channel_bytes;  // of right
+  std::uint8_t* left;
+  std::uint8_t* rest;
+  std::uint8_t* halved;
+  std::int32_t* left_sums;  // (rows, groups)
+  std::uint8_t* panels;
+  std::uint8_t* threads;
+  std::int64_t sums_bytes;
+  std::int64_t thread_bytes;
+  std::int64_t size;
+  bool packs;
+  bool packs_in_parts;
+
+  // Laid out for the maximum of rows of left; `run_rows` are there in this run. Few of them do not pay for panels of
+  // all right, which is then packed part by part. A right in groups is packed as a caller would pack it.
+  Memory(const PanelKernel& kernel, const GemmProblem& p, std::int64_t run_rows, void* workspace)
+      : stride(row_stride(p.k)), channel_bytes(p.b.type == DType::s4 ? p.k / 2 : p.k) {
+    const GemmExtent extent(p);
+    const std::int64_t rows = round_up(extent.rows, kMaxTileRows);
+    const bool symmetric = kernel.a == AForm::symmetric;
+    const bool may_pack = !p.b_packed && (p.grouped() || extent.rows > kMaxRows);
+    packs = may_pack && (p.grouped() || run_rows > kMaxRows);
+    packs_in_parts = !p.b_packed && !packs;
+    const PackedLayout layout = packed_layout(p);
+    Pieces pieces(workspace);
+    left = pieces.take(rows * stride);
+    rest = pieces.take(symmetric ? rows * stride : 0);
+    halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
+    left_sums = reinterpret_cast<std::int32_t*>(
+        pieces.take(p.b.type == DType::s4 ? round_up(4 * rows * layout.groups, kLine) : 0));
+    panels = pieces.take(!may_pack     ? 0
+                         : p.grouped() ? layout.size
+                                       : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
+    sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
+    thread_bytes = sums_bytes + (p.b_packed || p.grouped() ? 0 : kPackedDepth * kBlockChannels);
+    threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
+    size = pieces.size();
+  }
+};
+
+void copy_rows(const ConstTensor& t, std::int64_t k, std::int64_t first, std::int64_t rows, const Bytes& out) {
+  if (t.strides[1] == 1) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(out.data + r * out.stride, bytes(t) + (first + r) * t.strides[0], static_cast<std::size_t>(k));
+    }
+  } else {
+    transpose({bytes(t) + first, t.strides[1]}, out, k, rows);
+  }
+}
+
+// At most kTiledRows rows, that begin a block.
+void tile_left(const GemmView& p, const Memory& memory, const Range& range) {
+  const auto [first, rows] = range;
+  std::uint8_t* block = memory.left + first * memory.stride;
+  for (std::int64_t c = 0; c < p.k; c += kS8Depth) {
+    std::uint8_t* tile = block + c * kTiledRows;
+    const std::int64_t terms = std::min(kS8Depth, p.k - c);
+    if (terms < kS8Depth) std::memset(tile, 0, kTiledRows * kS8Depth);
+    const std::uint8_t* from = bytes(p.left) + first * p.left.strides[0] + c * p.left.strides[1];
+    if (p.left.strides[1] != 1) {
+      transpose({from, p.left.strides[1]}, {tile, kS8Depth}, terms, rows);
+      continue;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(tile + r * kS8Depth, from + r * p.left.strides[0], static_cast<std::size_t>(terms));
+    }
+  }
+}
+
+void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& memory, Range range) {
+  const auto [first, rows] = range;
+  if (kernel.a == AForm::tiled) return tile_left(p, memory, range);
+  const std::int64_t depth = round_up(p.k, kS8Depth);
+  copy_rows(p.left, p.k, first, rows, {memory.left + first * memory.stride, memory.stride});
+  for (std::int64_t r = first; r < first + rows; ++r) {
+    std::uint8_t* row = memory.left + r * memory.stride;
+    std::memset(row + p.k, 0, static_cast<std::size_t>(depth - p.k));
+    if (kernel.a == AForm::offset) multiversion<FlipSigns>(row, p.k);
+    if (kernel.a == AForm::symmetric) {
+      multiversion<HoldsLowest>(static_cast<const std::uint8_t*>(row), p.k, memory.halved + r);
+      std::uint8_t* rest = memory.rest + r * memory.stride;
+      if (memory.halved[r]) {
+        multiversion<Halve>(row, depth, rest);
+      } else {
+        std::memset(rest, 0, static_cast<std::size_t>(depth));
+      }
+    }
+  }
+}
+
+// ---- Parts of the product ----
+
+// Parts in the order in which a thread goes through them. Rows of left are taken in bands that fit half a second-level
+// cache, and a band meets all panels before the next begins; within a band, all its rows meet a span of groups.
+//
+// A span is wide because of y: rows of 2 KiB are long enough for the prefetchers, rows of 256 bytes are not, and one
+// thread then writes 7 GB/s (Sapphire Rapids). It is narrow where there would be too few parts for the threads.
+class Order {
+ public:
+  Order(const PanelKernel& kernel, const GemmView& p, const Memory& memory, int threads)
+      : rows_(p.rows), cols_(p.cols) {
+    if (!memory.packs_in_parts && cols_ * memory.channel_bytes <= second_level_cache() / 2 &&
+        rows_ >= threads * kTiledRows) {
+      by_rows(kernel, threads);
+      return;
+    }
+    constexpr std::int64_t kPartsOfAThread = 3;
+    // Where each part packs its own panels, one part has all rows.
+    for (std::int64_t span = memory.packs_in_parts ? kMaxSpan / 2 : kMaxSpan; span > 0; span /= 2) {
+      channels_ = span * kBlockChannels;
+      row_block_ = (span > kMaxSpan / 2 ? kMaxRows / 2 : kMaxRows) / kernel.rows * kernel.rows;
+      band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * memory.stride));
+      spans_ = ceil_div(cols_, channels_);
+      const bool stays = channels_ * memory.channel_bytes <= second_level_cache() / 4;  // for all rows of the band
+      if (stays && (threads == 1 || parts() >= kPartsOfAThread * threads)) break;
+    }
+  }
+
+  std::int64_t parts() const {
+    const std::int64_t whole = rows_ / band_;
+    return spans_ * (whole * (band_ / row_block_) + ceil_div(rows_ - whole * band_, row_block_));
+  }
+  Range rows(std::int64_t part) const {
+    const std::int64_t row = band_of(part) * band_ + in_band(part) % blocks_in(band_of(part)) * row_block_;
+    return {row, std::min(row_block_, rows_ - row)};
+  }
+  Range cols(std::int64_t part) const {
+    const std::int64_t col = in_band(part) / blocks_in(band_of(part)) * channels_;
+    return {col, std::min(channels_, cols_ - col)};
+  }
+
+ private:
+  // A right that fits the second-level cache of every thread stays there from run to run, and a thread takes the rows
+  // that it has quantized itself.
+  void by_rows(const PanelKernel& kernel, int threads) {
+    channels_ = kMaxChannels;
+    spans_ = ceil_div(cols_, channels_);
+    const std::int64_t share = round_up(ceil_div(rows_, threads), std::max<std::int64_t>(kernel.row_step, 4));
+    row_block_ = std::min(share, kMaxRows / 2 / kernel.rows * kernel.rows);
+    band_ = row_block_;
+  }
+
+  std::int64_t band_of(std::int64_t part) const { return part / (spans_ * (band_ / row_block_)); }
+  std::int64_t in_band(std::int64_t part) const { return part % (spans_ * (band_ / row_block_)); }
+  std::int64_t blocks_in(std::int64_t band) const {
+    return ceil_div(std::min(band_, rows_ - band * band_), row_block_);
+  }
+
+  std::int64_t rows_, cols_, row_block_ = 0, band_ = 0, channels_ = 0, spans_ = 0;
+};
+
+// A part is computed by blocks of up to four panels, and then finished row by row.
+
+template <class Real>
+class Multiplication {
+ public:
+  Multiplication(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& o, const Launch& launch)
+      : kernel_(kernel),
+        problem_(problem),
+        o_(o),
+        p_(problem, o),
+        memory_(kernel, problem, p_.rows, launch.workspace.data),
+        layout_(packed_layout(problem)),
+        in_groups_(problem.grouped()),
+        depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
+    packed_ = problem.b_packed || in_groups_;
+    if (packed_) {
+      panels_ = problem.b_packed ? bytes(p_.right) : memory_.panels;
+      panel_bytes_ = layout_.panel_bytes;
+    } else if (memory_.packs) {
+      panels_ = memory_.panels;
+      panel_bytes_ = round_up(p_.k, kS8Depth) * kPanelChannels;
+    }
+  }
+
+  void run() const {
+    const int threads = useful_threads(problem_.threads, product_units(p_.rows, p_.cols, p_.k));
+    const std::int64_t at_once = kernel_.a == AForm::tiled ? kTiledRows
+                                 : p_.left.strides[1] == 1 ? kConvertedRows
+                                                           : kTransposedRows;
+    parallel_for(threads, ceil_div(p_.rows, at_once), [&](std::int64_t part) {
+      const Range rows{part * at_once, std::min(at_once, p_.rows - part * at_once)};
+      convert_left(kernel_, p_, memory_, rows);
+      if (problem_.b.type == DType::s4) sum_groups(rows);
+    });
+    if (memory_.packs && in_groups_) {
+      pack_weight(problem_, o_, reinterpret_cast<std::byte*>(memory_.panels));
+    } else if (memory_.packs) {
+      parallel_for(threads, ceil_div(p_.cols, kBlockChannels), [&](std::int64_t part) {
+        const std::int64_t first = part * kBlockChannels;
+        pack_panels(p_.right, {first, std::min(kBlockChannels, p_.cols - first)}, {0, p_.k},
+                    {memory_.panels + part * kMaxPanels * panel_bytes_, panel_bytes_});
+      });
+    }
+    const Order order(kernel_, p_, memory_, threads);
+    parallel_for(threads, order.parts(), [&](std::int64_t part, int thread) {
+      if (kernel_.configure) kernel_.configure();
+      multiply(order.rows(part), order.cols(part), memory_.threads + thread * memory_.thread_bytes);
+      if (kernel_.release) kernel_.release();
+    });
+  }
+
+ private:
+  // What a part keeps on its stack, and its thread's memory.
+  struct Scratch {
+    std::int32_t* sums;  // or the totals of groups
+    std::uint8_t* packed;
+    std::int64_t sums_stride;
+    alignas(64) std::int32_t correction[kMaxChannels] = {};
+
+    float* totals() const { return reinterpret_cast<float*>(sums); }
+  };
+
+  void sum_groups(const Range& rows) const {
+    for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
+      for (std::int64_t g = 0; g < layout_.groups; ++g) {
+        multiversion<SumGroup>(
+            static_cast<const std::uint8_t*>(memory_.left + r * memory_.stride + g * problem_.b.group),
+            problem_.b.group, memory_.left_sums + r * layout_.groups + g);
+      }
+    }
+  }
+
+  void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
+    Scratch s{reinterpret_cast<std::int32_t*>(memory), memory + memory_.sums_bytes, sums_stride(cols.count)};
+    Finish<Real, kMaxRows, kMaxChannels> finish(p_, rows, cols);
+    if (in_groups_) {
+      std::fill_n(s.totals(), rows.count * s.sums_stride, 0.0f);
+    } else {
+      load_channels(cols, finish.right_scale, s.correction);
+    }
+    for (std::int64_t j = 0; j < cols.count; j += kBlockChannels) {
+      multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j);
+    }
+    in_groups_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
+  }
+
+  // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
+  // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
+  std::int64_t block_depth() const {
+    if (in_groups_ && !kernel_.find_narrow) return layout_.groups * layout_.group_depth;
+    if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
+    const std::int64_t depth = round_up(p_.k, kS8Depth);
+    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth) : kernel_.depth;
+    return round_up(ceil_div(depth, ceil_div(depth, max)), kS8Depth);
+  }
+
+  // Channels from `at` of the part on.
+  void multiply_block(const Range& rows, const Range& cols, Scratch& s, std::int64_t at) const {
+    std::int32_t* const correction = s.correction + at;
+    const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
+    const std::int64_t block = block_depth();
+    // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
+    const std::int64_t tiles = ceil_div(rows.count, kernel_.rows);
+    const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
+    GroupRun group{};
+    if (in_groups_) group = groups_of(cols.first);
+    group.totals_stride = s.sums_stride;
+    TileRun run{};
+    run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
+    run.a_stride = memory_.stride;
+    run.sums_stride = s.sums_stride;
+    for (std::int64_t term = 0; term < depth; term += block) {
+      run.depth = std::min(block, depth - term);
+      run.accumulate = term > 0;
+      if (memory_.packs_in_parts) {
+        run.b = s.packed;
+        run.b_stride = run.depth * kPanelChannels;
+        pack_panels(p_.right, cols, {term, std::min(p_.k - term, block)}, {s.packed, run.b_stride});
+      } else {
+        run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * depth_bytes_;
+        run.b_stride = panel_bytes_;
+      }
+      if (kernel_.a == AForm::offset && !packed_) add_correction(run, correction);
+      std::uint8_t narrow[kMaxPanels * kMaxNarrowBlocks];
+      if (kernel_.find_narrow && rows.count >= kNarrowRows && run.depth <= kMaxDepth &&
+          layout_.group_depth % kNarrowDepth == 0) {
+        run.narrow = narrow;
+        for (int j = 0; j < run.panels; ++j) {
+          kernel_.find_narrow(run.b + j * run.b_stride, run.depth, narrow + j * kMaxNarrowBlocks);
+        }
+      } else {
+        run.narrow = nullptr;
+      }
+      for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
+        run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
+        if (in_groups_) {
+          group.totals = s.totals() + i * s.sums_stride + at;
+          fold_groups(run, {rows.first + i, term}, group);
+        } else {
+          run.sums = s.sums + i * s.sums_stride + at;
+          tile(run, {rows.first + i, term});
+        }
+      }
+    }
+  }
+
+  struct Place {
+    std::int64_t row, term;
+  };
+
+  void tile(TileRun run, const Place& at) const {
+    run.a = memory_.left + at.row * memory_.stride + (kernel_.a == AForm::tiled ? kTiledRows : 1) * at.term;
+    kernel_.tile(run);
+    if (kernel_.a != AForm::symmetric) return;
+    const std::uint8_t* halved = memory_.halved + at.row;
+    if (std::find(halved, halved + run.rows, 1) == halved + run.rows) return;
+    run.a = memory_.rest + at.row * memory_.stride + at.term;
+    run.accumulate = true;
+    kernel_.tile(run);
+  }
+
+  // The groups of a block: `group` has those of the part's channels, from the first term on.
+  void fold_groups(TileRun run, const Place& at, GroupRun group) const {
+    const std::int64_t first = at.term / layout_.group_depth;
+    const std::int64_t segment = first * kPanelChannels;
+    group.groups = run.depth / layout_.group_depth;
+    group.scales += segment * static_cast<std::int64_t>(sizeof(float));
+    group.channel_sums += segment * static_cast<std::int64_t>(sizeof(std::int32_t));
+    if (group.zero_points) group.zero_points += segment;
+    group.row_sums = memory_.left_sums + at.row * layout_.groups + first;
+    group.row_sums_stride = layout_.groups;
+    const std::uint8_t* halved = memory_.halved + at.row;
+    if (kernel_.a == AForm::symmetric && std::find(halved, halved + run.rows, 1) != halved + run.rows) {
+      group.rest = memory_.rest + at.row * memory_.stride + at.term;
+    }
+    run.a = memory_.left + at.row * memory_.stride + at.term;
+    run.depth = layout_.group_depth;
+    run.group = group;
+    kernel_.folding_tile(run);
+  }
+
+  // The scales of channels from `col` on, and what goes with them.
+  GroupRun groups_of(std::int64_t col) const {
+    const std::int64_t segment = col * layout_.groups;
+    GroupRun group{};
+    group.scales = panels_ + layout_.scales_at + segment * static_cast<std::int64_t>(sizeof(float));
+    group.channel_sums = panels_ + layout_.sums_at + segment * static_cast<std::int64_t>(sizeof(std::int32_t));
+    group.zero_points = problem_.b.zero_point ? panels_ + layout_.zero_points_at + segment : nullptr;
+    group.segments_stride = layout_.groups * kPanelChannels;
+    return group;
+  }
+
+  // The sums of a row of zeros.
+  void add_correction(TileRun run, std::int32_t* correction) const {
+    alignas(64) static constexpr auto kZeros = [] {
+      std::array<std::uint8_t, kMaxDepth> zeros{};
+      zeros.fill(0x80);
+      return zeros;
+    }();
+    run.a = kZeros.data();
+    run.rows = 1;
+    run.sums = correction;
+    kernel_.tile(run);
+  }
+
+  // Scales, and what a packed right says of the correction.
+  void load_channels(const Range& cols, Real* scale, std::int32_t* correction) const {
+    if (!packed_) {
+      for (std::int64_t j = 0; j < cols.count; ++j) scale[j] = load<Real>(p_.right_scale, cols.first + j);
+      return;
+    }
+    const auto count = static_cast<std::size_t>(cols.count);
+    std::memcpy(scale, reinterpret_cast<const Real*>(panels_ + layout_.scales_at) + cols.first, count * sizeof(Real));
+    if (kernel_.a != AForm::offset) return;
+    const auto* sums = reinterpret_cast<const std::uint32_t*>(panels_ + layout_.sums_at) + cols.first;
+    for (std::int64_t j = 0; j < cols.count; ++j) correction[j] = static_cast<std::int32_t>(sums[j] * 128u);
+  }
+
+  const PanelKernel& kernel_;
+  const GemmProblem& problem_;
+  const GemmOperands& o_;
+  GemmView p_;
+  Memory memory_;
+  PackedLayout layout_;
+  bool in_groups_;
+  bool packed_;                           // panels_ are in the packed form, with sums and scales
+  std::int64_t depth_bytes_;              // of a panel: bytes of a term
+  const std::uint8_t* panels_ = nullptr;  // unless each part packs its own
+  std::int64_t panel_bytes_ = 0;
+};
+
+}  // namespace
+
+void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,
+                     const Launch& launch) {
+  problem.scale == DType::f64 ? Multiplication<double>(kernel, problem, operands, launch).run()
+                              : Multiplication<float>(kernel, problem, operands, launch).run();
+}
+
+std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem) {
+  return static_cast<std::size_t>(Memory(kernel, problem, GemmExtent(problem).rows, nullptr).size);
+}
+
+}  // namespace octile::cpu

@@ -1,0 +1,148 @@
+// The int8 product behind the w8a8 and w4a8 rows of one instruction set each; a (m, k) s8, b (n, k) s8 or s4:
+//
+//   one scale per channel:  y[i, j] = fma(Real(acc), a_scale[i] * b_scale[j], bias[j]), acc = sum_c a[i, c] * b[j, c]
+//   scales in groups:       y[i, j] = fma(t, a_scale[i], bias[j]), where t folds the groups g in order, from 0:
+//                           t = fma(Real(acc), b_scale[j, g], t), acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g])
+//
+// b comes in panels of 16 channels (packed_weight.h), packed once by the caller or here. a is copied once, in the form
+// that the tile takes. A kernel is a tile, a few rows of a times up to four panels; everything else is here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <utility>
+
+#include "cpu/support/cost.h"
+#include "plan/kernel.h"
+
+namespace octile::cpu {
+
+inline constexpr std::int64_t kMaxPanels = 4;  // of a tile
+
+// What a tile needs to fold groups: all of it from the first of them on.
+struct GroupRun {
+  std::int64_t groups;               // 0: sums are stored, not folded
+  const std::uint8_t* scales;        // panels of (groups, 16) f32
+  const std::uint8_t* channel_sums;  // s8: panels of (groups, 16) s32
+  const std::uint8_t* zero_points;   // s4: panels of (groups, 16) as 8 + z; null: 8
+  std::int64_t segments_stride;      // segments from one panel to the next, of all three
+  const std::int32_t* row_sums;      // s4: (rows, groups), of a
+  std::int64_t row_sums_stride;
+  const std::uint8_t* rest;  // AForm::symmetric: the second halves of a, or null
+  float* totals;             // (rows, 16 * panels)
+  std::int64_t totals_stride;
+};
+
+// Without groups: sums[r, c] (+)= sum over `depth` terms of a[r] * b[c], modulo 2^32, which the end result fits.
+// With them, each of `depth` terms and in order: totals[r, c] = fma(f32(acc), scale, totals[r, c]).
+struct TileRun {
+  const std::uint8_t* a;  // (rows, depth); AForm::tiled: blocks of (depth / 64, 16, 64)
+  std::int64_t a_stride;  // tiled: a sixteenth of a block's bytes
+  const std::uint8_t* b;  // panels of (depth / 4, 16, 4); s4: (depth / 8, 16, 4)
+  std::int64_t b_stride;
+  std::int64_t depth;        // a multiple of 32, of s4 8; beyond the last term b is 0
+  int rows;                  // at most the kernel's
+  int panels;                // at most kMaxPanels
+  std::int32_t* sums;        // (rows, 16 * panels); rows up to a multiple of the kernel's may be overwritten
+  std::int64_t sums_stride;  // a multiple of 16
+  bool accumulate;
+  const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
+  GroupRun group;
+};
+
+// A tile of few rows waits for memory alone. It prefetches b this many bytes ahead in each panel.
+inline constexpr std::int64_t kAhead = 2048;
+inline constexpr int kFewRows = 4;
+
+inline constexpr std::int64_t kNarrowDepth = 64;      // terms that share a flag
+inline constexpr std::int64_t kMaxNarrowBlocks = 16;  // flags of a panel
+
+// What a kernel's tile takes as a.
+enum class AForm : std::uint8_t {
+  plain,      // s8
+  offset,     // u8, 128 more: 128 * sum(b) is subtracted from the sums
+  symmetric,  // s8 in -127..127: a row that holds -128 is taken as the sum of two halves
+  tiled,      // s8, 16 rows by 64 terms together
+};
+inline constexpr std::int64_t kTiledRows = 16;
+
+struct PanelKernel {
+  AForm a;
+  int rows;            // of a tile, at most
+  int row_step;        // its rows cost as much as the next multiple of this
+  std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
+  void (*tile)(const TileRun&);
+  void (*folding_tile)(const TileRun&) = nullptr;  // for groups
+  // Flags the blocks of a panel whose sums fit 16 bits, before many rows meet it; may be null.
+  void (*find_narrow)(const std::uint8_t* panel, std::int64_t depth, std::uint8_t* narrow) = nullptr;
+  void (*configure)() = nullptr;  // on each thread, before its tiles; may be null
+  void (*release)() = nullptr;
+};
+
+// Where the sums of a group begin, since the tile's operands are not a and b themselves.
+enum class Start : std::uint8_t {
+  zero,
+  channel_sums,  // -128 * the channel's sum: a is 128 too large
+  row_sums,      // -(8 + z) * the row's sum: b is q + 8
+};
+
+// A kernel gives its `Terms`, and the header of its instruction set makes tiles of them:
+//   kRowStep   rows of a row step
+//   kColSteps  column steps of a panel: vectors that hold a row of its sums
+//   kSteps[]   column steps at a time, for 1, 2, ... row steps: what the registers hold
+//   kStart
+//   kDepthBytes  of a panel, for each term
+//   multiply(run, operands, sum)  adds `run.depth` terms to (row steps, column steps) of sums in registers
+struct TileOperands {
+  const std::uint8_t* a;
+  const std::uint8_t* b;
+  const std::uint8_t* narrow;
+};
+
+// The whole run, by a tile's `run<row steps, column steps>(run, first column step)`.
+template <class Tile, std::size_t kIndex>
+void run_row_steps(const TileRun& run) {
+  constexpr int kStep = Tile::kSteps[kIndex];
+  const int end = run.panels * Tile::kColSteps;
+  int j = 0;
+  for (; j + kStep <= end; j += kStep) Tile::template run<kIndex + 1, kStep>(run, j);
+  if constexpr (kStep > Tile::kColSteps) {
+    for (; j < end; j += Tile::kColSteps) Tile::template run<kIndex + 1, Tile::kColSteps>(run, j);
+  }
+}
+
+template <class Tile>
+void run_tile(const TileRun& run) {
+  static constexpr auto kRuns = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    return std::array<void (*)(const TileRun&), sizeof...(kIndex)>{run_row_steps<Tile, kIndex>...};
+  }
+  (std::make_index_sequence<std::size(Tile::kSteps)>());
+  kRuns[static_cast<std::size_t>((run.rows - 1) / Tile::kRowStep)](run);
+}
+
+template <template <class, bool> class Tile, class Terms>
+constexpr PanelKernel panel_kernel(AForm a) {
+  return {.a = a,
+          .rows = static_cast<int>(std::size(Terms::kSteps)) * Terms::kRowStep,
+          .row_step = Terms::kRowStep,
+          .depth = 1024,
+          .tile = run_tile<Tile<Terms, false>>,
+          .folding_tile = run_tile<Tile<Terms, true>>};
+}
+
+void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,
+                     const Launch& launch);
+std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem);
+
+// The same, as a row of the kernel table has them.
+template <const PanelKernel& kKernel>
+void launch_panels(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+  multiply_panels(kKernel, problem, operands, launch);
+}
+template <const PanelKernel& kKernel>
+std::size_t panels_workspace(const GemmProblem& problem) {
+  return panels_workspace(kKernel, problem);
+}
+
+}  // namespace octile::cpu

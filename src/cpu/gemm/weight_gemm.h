@@ -1,0 +1,295 @@
+// A float matrix times a weight of s4 or s8 with scales along the rows, packed or not; a (m, k), b (n, k):
+//
+//   y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, g]) * b_scale[j, g]) + bias[j], g the group that c is in
+//
+// The scale stays out of the sum over a group: y = sum_g scale_g * sum_{c in g} a[i, c] * float(b[j, c] - z), where the
+// integers are exact. A few rows of a stream the weight once, as integers in registers; more rows take it as panels of
+// floats. Both sum in the order of float_panels.h, so a row of y has the same bits either way.
+//
+// `Codec` is NibbleVectors or ByteVectors.
+#pragma once
+
+#include "cpu/gemm/weight_panels.h"
+
+namespace octile::cpu {
+
+namespace {
+
+// ---- Many rows: panels of floats ----
+
+template <class Real>
+struct DecodeRun {
+  WeightBlock block;
+  std::int64_t terms;
+  NibbleOrder order;
+  Real* out;  // (terms, width), 16 columns of it
+  std::int64_t width;
+};
+
+template <template <Isa> class Codec>
+struct DecodeBlock {
+  template <Isa isa>
+  OCTILE_INLINE static void run(DecodeRun<float> p) {
+    p.order == NibbleOrder::packed ? decode<isa, NibbleOrder::packed>(p) : decode<isa, NibbleOrder::row>(p);
+  }
+
+  template <Isa>
+  OCTILE_INLINE static void run(DecodeRun<double> p) {
+    for (std::int64_t c = 0; c < p.terms; ++c) {
+      if constexpr (kLineTerms == 4) {
+        const auto* bytes = reinterpret_cast<const std::int8_t*>(p.block.lines) + c / 4 * kPanelLine + c % 4;
+        for (std::int64_t i = 0; i < kPanelChannels; ++i) p.out[c * p.width + i] = bytes[i * kLaneBytes];
+        continue;
+      }
+      const int bit = nibble_bit(p.order, static_cast<int>(c % kLineTerms));
+      for (std::int64_t i = 0; i < kPanelChannels; ++i) {
+        const int byte = p.block.lines[c / kLineTerms * kPanelLine + i * kLaneBytes + bit / 8];
+        const int zero = p.block.zero_points ? p.block.zero_points[i] : 8;
+        p.out[c * p.width + i] = (byte >> bit % 8 & 15) - zero;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kLineTerms = Codec<Isa::baseline>::kLineTerms;
+
+  template <Isa isa, NibbleOrder kOrder>
+  OCTILE_INLINE static void decode(const DecodeRun<float>& p) {
+    using V = Codec<isa>;
+    for (std::int64_t i = 0; i < kPanelChannels; i += V::kLanes) {
+      V codec;
+      codec.set(p.block.zero_points ? p.block.zero_points + i : nullptr);
+      const std::uint8_t* line = p.block.lines + i * kLaneBytes;
+      for (std::int64_t c = 0; c < p.terms; c += kLineTerms, line += kPanelLine) {
+        typename V::Words lanes;
+        std::memcpy(&lanes, line, sizeof lanes);
+#pragma GCC unroll 8
+        for (int t = 0; t < kLineTerms; ++t) {
+          codec.template term<kOrder, false>(lanes, t,
+                                             *reinterpret_cast<typename V::Floats*>(p.out + (c + t) * p.width + i));
+        }
+      }
+    }
+  }
+};
+
+// What PanelProduct takes as its right operand.
+template <class Real, template <Isa> class Codec>
+class WeightOperand {
+ public:
+  struct Stage {};  // nothing: a panel is one run of memory, or soon will be
+
+  explicit WeightOperand(const WeightPanels& weight) : weight_(weight) {}
+
+  std::int64_t depth() const { return weight_.depth(); }
+  std::int64_t segment() const { return weight_.segment(); }
+  std::int64_t step() const { return std::max<std::int64_t>(128 / segment(), 1) * segment(); }
+  void stage(const PanelRange&, std::int64_t, Stage&) const {}
+  void prefetch(const PanelRange&) const {}
+
+  const Real* fetch(const Stage&, const PanelRange& range, Real* out, Real* scales) const {
+    const std::int64_t width = panel_cols<Real>(isa());
+    if (range.rows <= width - kPanelChannels) {
+      std::fill_n(out, range.terms * width, Real{0});
+      std::fill_n(scales, ceil_div(range.terms, segment()) * width, Real{0});
+    }
+    WeightPanels::Buffer buffer;
+    for (std::int64_t i = 0; i < range.rows; i += kPanelChannels) {
+      const std::int64_t panel = (range.row + i) / kPanelChannels;
+      for (std::int64_t c = 0; c < range.terms; c += segment()) {
+        const std::int64_t terms = std::min(segment(), range.terms - c);
+        const WeightBlock block = weight_.block(panel, range.term + c, terms, buffer);
+        multiversion<DecodeBlock<Codec>>(DecodeRun<Real>{block, terms, weight_.order(), out + c * width + i, width});
+        std::memcpy(scales + c / segment() * width + i, block.scales, kPanelChannels * sizeof(Real));
+      }
+    }
+    return scales;
+  }
+
+ private:
+  const WeightPanels& weight_;
+};
+
+// ---- A few rows: integers in registers ----
+
+// Enough sums for the latency of their additions, at most what the registers hold beside a weight and an activation.
+constexpr std::int64_t stream_rows(Isa isa) { return isa >= Isa::avx512 ? 12 : isa >= Isa::avx2 ? 6 : 2; }
+constexpr std::int64_t stream_panels(Isa isa, std::int64_t rows) {
+  if (isa >= Isa::avx512) return rows == 1 ? 8 : rows <= 4 ? 4 : rows <= 6 ? 3 : rows <= 8 ? 2 : 1;
+  if (isa >= Isa::avx2) return rows <= 2 ? 2 : 1;
+  return rows == 1 ? 2 : 1;
+}
+constexpr std::int64_t kMaxStreamPanels = 8;
+constexpr std::int64_t kStreamCols = kMaxStreamPanels * kPanelChannels;
+
+// Bytes ahead in each panel; beyond a page the machine does not look by itself (21 to 28 GB/s on one thread of Zen 5).
+constexpr std::int64_t kPrefetch = 2048;
+
+struct StreamRun {
+  WeightBlock panels[kMaxStreamPanels];
+  const float* left;  // (groups * group_depth, rows)
+  std::int64_t groups, group_depth;
+  NibbleOrder order;
+  float* sums;  // (rows, kStreamCols)
+};
+
+template <std::int64_t kRows, template <Isa> class Codec>
+struct StreamPanels {
+  template <Isa isa>
+  OCTILE_INLINE static void run(StreamRun p) {
+    if constexpr (kRows <= stream_rows(isa)) {
+      if constexpr (Codec<isa>::kLineTerms == 4) {
+        stream<isa, NibbleOrder::packed, false>(p);
+      } else if (p.order == NibbleOrder::packed) {
+        p.panels[0].zero_points ? stream<isa, NibbleOrder::packed, true>(p)
+                                : stream<isa, NibbleOrder::packed, false>(p);
+      } else {
+        p.panels[0].zero_points ? stream<isa, NibbleOrder::row, true>(p) : stream<isa, NibbleOrder::row, false>(p);
+      }
+    }
+  }
+
+ private:
+  template <Isa isa, NibbleOrder kOrder, bool kZeroPoints>
+  OCTILE_INLINE static void stream(const StreamRun& p) {
+    using V = Codec<isa>;
+    using Floats = typename V::Floats;
+    constexpr int kLineTerms = V::kLineTerms;
+    constexpr std::int64_t kVectors = kPanelChannels / V::kLanes;  // of a panel
+    constexpr std::int64_t kAll = stream_panels(isa, kRows) * kVectors;
+    V codecs[kZeroPoints ? kAll : 1];
+    if (!kZeroPoints) codecs[0].set(nullptr);
+    constexpr bool kLookUp = !kZeroPoints && kRows <= 4;
+    const float* left = p.left;
+    std::int64_t at = 0;  // bytes into each panel
+    for (std::int64_t group = 0; group < p.groups; ++group) {
+      for (std::int64_t i = 0; i < kAll && kZeroPoints; ++i) {
+        codecs[i].set(p.panels[i / kVectors].zero_points + group * kPanelChannels + i % kVectors * V::kLanes);
+      }
+      for (std::int64_t first = 0; first < p.group_depth; first += kDepth) {
+        Floats sum[kRows][kAll] = {};
+        for (std::int64_t end = at + std::min(kDepth, p.group_depth - first) / kLineTerms * kPanelLine; at < end;
+             at += kPanelLine) {
+          typename V::Words lanes[kAll];
+#pragma GCC unroll 8
+          for (int i = 0; i < kAll; ++i) {
+            const std::uint8_t* line = p.panels[i / kVectors].lines + at + i % kVectors * V::kLanes * kLaneBytes;
+            std::memcpy(&lanes[i], line, sizeof lanes[i]);
+            if (i % kVectors == 0) __builtin_prefetch(line + kPrefetch);
+          }
+#pragma GCC unroll 8
+          for (int t = 0; t < kLineTerms; ++t) {
+            Floats w[kAll];
+#pragma GCC unroll 8
+            for (int i = 0; i < kAll; ++i) {
+              codecs[kZeroPoints ? i : 0].template term<kOrder, kLookUp>(lanes[i], t, w[i]);
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; ++r) {
+              const Floats x = left[t * kRows + r] - Floats{};
+#pragma GCC unroll 8
+              for (int i = 0; i < kAll; ++i) sum[r][i] += x * w[i];
+            }
+          }
+          left += kLineTerms * kRows;
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kAll; ++i) {
+          Floats scale;
+          std::memcpy(&scale,
+                      static_cast<const float*>(p.panels[i / kVectors].scales) + group * kPanelChannels +
+                          i % kVectors * V::kLanes,
+                      sizeof scale);
+#pragma GCC unroll 12
+          for (int r = 0; r < kRows; ++r) {
+            auto* sums = reinterpret_cast<Floats*>(p.sums + r * kStreamCols + i * V::kLanes);
+            *sums = *sums + sum[r][i] * scale;
+          }
+        }
+      }
+    }
+  }
+};
+
+// More rows than a tile's go through the weight again and again while it is near: kMaxStreamTiles times, and panels of
+// floats are as fast (Zen 5).
+constexpr std::int64_t kMaxStreamTiles = 4;
+
+// Of a thread: too much for its stack.
+struct StreamScratch {
+  alignas(64) float sums[kMaxStreamTiles * kMaxRows * kStreamCols];
+  WeightPanels::Buffer buffers[kMaxStreamPanels];
+};
+
+template <template <Isa> class Codec>
+struct StreamOf {
+  template <std::int64_t kRows>
+  using Rows = StreamPanels<kRows, Codec>;
+};
+
+template <template <Isa> class Codec>
+void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& weight, void* workspace) {
+  const std::int64_t rows = o.y.rows();
+  const std::int64_t depth = weight.depth();
+  const PackedLayout& layout = weight.layout();
+  const std::int64_t tiles = ceil_div(rows, stream_rows(isa()));
+  const std::int64_t tile_rows = ceil_div(rows, tiles);
+  const int threads = panel_threads(p.threads, rows, p.n, depth);
+  auto* const scratch = static_cast<StreamScratch*>(workspace);
+  const LeftPanels<float> left(o.a, {tiles, tile_rows, depth, depth}, reinterpret_cast<float*>(scratch + threads));
+  left.pack(0, 0, tiles, scratch->sums);
+  const std::int64_t part_panels = stream_panels(isa(), tile_rows);
+  const std::int64_t step = weight.packed() ? depth : weight.segment();
+  parallel_for(threads, ceil_div(layout.panels, part_panels), [&](std::int64_t part, int thread) {
+    const std::int64_t first = part * part_panels;
+    auto& [sums, buffers] = scratch[thread];
+    std::fill_n(sums, tiles * tile_rows * kStreamCols, 0.0f);
+    for (std::int64_t term = 0; term < depth; term += step) {
+      const std::int64_t terms = std::min(step, depth - term);
+      StreamRun run{{}, nullptr, 1, terms, weight.order(), nullptr};
+      if (weight.packed()) run.groups = layout.groups, run.group_depth = layout.group_depth;
+      for (std::int64_t i = 0; i < part_panels; ++i) {
+        run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i]);
+      }
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        run.left = left.panel(tile, term);
+        run.sums = sums + tile * tile_rows * kStreamCols;
+        with_rows<StreamOf<Codec>::template Rows>(tile_rows, run);
+      }
+    }
+    const std::int64_t col = first * kPanelChannels;
+    write_sums(false, o, {0, rows, col, std::min(part_panels * kPanelChannels, p.n - col), kStreamCols}, sums);
+  });
+}
+
+template <class Real, template <Isa> class Codec>
+using WeightProduct = PanelProduct<Real, WeightOperand<Real, Codec>>;
+
+template <template <Isa> class Codec>
+void multiply_weight(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  const WeightPanels weight(p, o);
+  void* const workspace = launch.workspace.data;
+  if (p.scale == DType::f64) {
+    const WeightOperand<double, Codec> right(weight);
+    WeightProduct<double, Codec>(p, o, right).run(p.threads, workspace);
+  } else if (o.y.rows() > kMaxStreamTiles * stream_rows(isa())) {
+    const WeightOperand<float, Codec> right(weight);
+    WeightProduct<float, Codec>(p, o, right).run(p.threads, workspace);
+  } else {
+    stream<Codec>(p, o, weight, workspace);
+  }
+}
+
+template <template <Isa> class Codec>
+std::size_t weight_workspace(const GemmProblem& p) {
+  const PackedLayout layout = packed_layout(p);
+  const std::int64_t depth = layout.groups * layout.group_depth;
+  if (p.scale == DType::f64) return WeightProduct<double, Codec>::workspace(p, depth);
+  const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
+  return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch),
+                  WeightProduct<float, Codec>::workspace(p, depth));
+}
+
+}  // namespace
+
+}  // namespace octile::cpu

@@ -1,0 +1,350 @@
+// Products on the ordinary arithmetic units: a float or s8 a by a weight with a scale per group, for every type, stride
+// and alignment.
+//
+// A block of 16 x 16 threads computes a tile of 64 x 64 elements of y, 32 terms at a time. The tiles of a and b lie in
+// shared memory with their rows contiguous, and the next ones are on their way in registers. A codec says how the
+// weight is read; FloatProduct and ByteProduct say what an element of a tile is and how it is multiplied.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/ceil_div.h"
+#include "cuda/device/floats.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/launch.h"
+#include "cuda/operands.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+constexpr int kSimtTile = 64;
+constexpr int kSimtTerms = 32;  // of a step
+constexpr int kSimtSide = 16;   // threads of a block, in both directions
+constexpr int kSimtThreads = kSimtSide * kSimtSide;
+constexpr int kSimtEach = kSimtTile / kSimtSide;  // rows and columns of a thread
+constexpr int kSimtPitch = kSimtTile + 4;
+constexpr int kSimtRun = kSimtTile * kSimtTerms / kSimtThreads;  // terms of one row that a thread loads
+static_assert(kSimtRun == 8, "within one group, and one lane of a packed weight");
+
+// ---- The weight (rows, terms), a scale for each of its groups. A codec has `group`, and
+//   stored(j, c), offset(j, g)   the value is stored less offset
+//   scale_at<Real>(j, g)
+
+struct NibbleCodec : NibbleWeight {
+  static NibbleCodec of(const GemmProblem& problem, const GemmOperands& o) { return {nibble_weight(problem, o)}; }
+
+  __device__ int stored(std::int64_t j, int c) const { return nibble(j, c); }
+  template <class Real>
+  __device__ Real scale_at(std::int64_t j, int g) const {
+    return __ldcg(static_cast<const Real*>(scales) + scale.at(j, g));
+  }
+};
+
+// s8, as it is. A scale per channel is one for a group that is the whole row.
+struct ByteCodec {
+  const std::int8_t* values = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t col_stride = 0;
+  const void* scales = nullptr;
+  std::int64_t scale_row_stride = 0;
+  std::int64_t scale_col_stride = 0;
+  int group = 0;
+
+  static ByteCodec of(const GemmProblem& problem, const GemmOperands& o) {
+    return {static_cast<const std::int8_t*>(o.b.data),
+            o.b.strides[0],
+            o.b.strides[1],
+            o.b_scale.data,
+            o.b_scale.strides[0],
+            o.b_scale.strides[1],
+            static_cast<int>(problem.b.group)};
+  }
+
+  __device__ int stored(std::int64_t j, int c) const { return __ldcg(values + j * row_stride + c * col_stride); }
+  __device__ static int offset(std::int64_t, int) { return 0; }
+  template <class Real>
+  __device__ Real scale_at(std::int64_t j, int g) const {
+    return __ldcg(static_cast<const Real*>(scales) + j * scale_row_stride + g * scale_col_stride);
+  }
+};
+
+// ---- The products. Element: of a tile in shared memory, kTerms terms. read_a and read_b bring a run of one row, zeros
+// for what lies outside.
+
+template <class T, class Codec>
+struct SimtOperands {
+  Codec b;
+  const T* a = nullptr;
+  std::int64_t a_row_stride = 0;
+  std::int64_t a_col_stride = 0;
+  int m = 0;
+  int n = 0;
+  int k = 0;
+  const void* bias = nullptr;  // null: none
+  std::int64_t bias_stride = 0;
+  void* y = nullptr;
+  std::int64_t y_row_stride = 0;
+  std::int64_t y_col_stride = 0;
+  DType y_type = DType::f32;
+
+  __device__ T load_a(std::int64_t row, std::int64_t c) const {
+    return __ldcg(a + row * a_row_stride + c * a_col_stride);
+  }
+  template <class Y>
+  __device__ RealOf<Y> bias_at(std::int64_t col) const {
+    return widen(__ldcg(static_cast<const Y*>(bias) + col * bias_stride));
+  }
+};
+
+// y (m, n) = round_to_y(sum_c a[i, c] * ((q[j, c] - z[j, c / g]) * s[j, c / g]) + bias[j])
+template <class T, class Codec>
+struct FloatProduct : SimtOperands<T, Codec> {
+  using Element = RealOf<T>;
+  using Sum = Element;
+  using Total = Element;
+  static constexpr int kTerms = 1;
+  static constexpr bool kFolds = false;
+
+  __device__ static Sum multiply_add(Element a, Element b, Sum sum) { return fma(a, b, sum); }
+
+  __device__ void read_a(int row, int c, Element (&run)[kSimtRun]) const {
+#pragma unroll
+    for (int i = 0; i < kSimtRun; ++i) {
+      run[i] = row < this->m && c + i < this->k ? widen(this->load_a(row, c + i)) : Element(0);
+    }
+  }
+  __device__ void read_b(int row, int c, Element (&run)[kSimtRun]) const {
+    const bool inside = row < this->n && c < this->k;
+    const int group = inside ? c / this->b.group : 0;
+    const int offset = inside ? this->b.offset(row, group) : 0;
+    const Element scale = inside ? this->b.template scale_at<Element>(row, group) : Element(0);
+#pragma unroll
+    for (int i = 0; i < kSimtRun; ++i) {
+      const bool valid = inside && c + i < this->k;
+      run[i] = valid ? static_cast<Element>(this->b.stored(row, c + i) - offset) * scale : Element(0);
+    }
+  }
+  template <class Y>
+  __device__ Total finish(std::int64_t, std::int64_t col, Total sum) const {
+    return this->bias ? sum + this->template bias_at<Y>(col) : sum;
+  }
+};
+
+// t = fma(f32(sum_{c in g} a[i, c] * (q[j, c] - z[j, g])), s[j, g], t) over the groups g in order, from t = 0
+// y[i, j] = round_to_y(fma(t, a_scale[i], bias[j]))
+//
+// Four terms an instruction. The terms of a step lie within one group.
+template <class Real, class Codec>
+struct ByteProduct : SimtOperands<std::int8_t, Codec> {
+  using Element = int;
+  using Sum = int;
+  using Total = Real;
+  static constexpr int kTerms = 4;
+  static constexpr bool kFolds = true;
+
+  RowScale<Real> a_scale;
+
+  __device__ static Sum multiply_add(Element a, Element b, Sum sum) { return __dp4a(a, b, sum); }
+
+  __device__ void read_a(int row, int c, int (&run)[kSimtRun / 4]) const {
+    pack(run, [&](int i) { return row < this->m && c + i < this->k ? this->load_a(row, c + i) : 0; });
+  }
+  __device__ void read_b(int row, int c, int (&run)[kSimtRun / 4]) const {
+    const bool inside = row < this->n && c < this->k;
+    const int offset = inside ? this->b.offset(row, c / this->b.group) : 0;
+    pack(run, [&](int i) { return inside && c + i < this->k ? this->b.stored(row, c + i) - offset : 0; });
+  }
+  template <class Y>
+  __device__ Real finish(std::int64_t row, std::int64_t col, Real total) const {
+    const Real scale = a_scale[row];
+    return this->bias ? fma(total, scale, Real(this->template bias_at<Y>(col))) : total * scale;
+  }
+
+ private:
+  template <class Value>
+  __device__ static void pack(int (&words)[kSimtRun / 4], const Value& value) {
+    words[0] = words[1] = 0;
+#pragma unroll
+    for (int i = 0; i < kSimtRun; ++i) words[i / 4] |= (value(i) & 255) << i % 4 * 8;
+  }
+};
+
+// ---- The kernel.
+
+template <class Product>
+__device__ void store(const Product& p, std::int64_t row, std::int64_t col, typename Product::Total total) {
+  const auto as = [&]<class Y>(Y) {
+    Y* const y = static_cast<Y*>(p.y) + row * p.y_row_stride + col * p.y_col_stride;
+    *y = narrow<Y>(p.template finish<Y>(row, col, total));
+  };
+  if constexpr (sizeof(total) == 8) {
+    as(double());
+  } else if (p.y_type == DType::f16) {
+    as(__half());
+  } else if (p.y_type == DType::bf16) {
+    as(__nv_bfloat16());
+  } else {
+    as(float());
+  }
+}
+
+template <class Product>
+__global__ void __launch_bounds__(kSimtThreads, sizeof(typename Product::Total) == 8 ? 2 : 3)
+    simt_gemm_kernel(const __grid_constant__ Product p) {
+  using Element = typename Product::Element;
+  using Total = typename Product::Total;
+  constexpr int kStep = kSimtTerms / Product::kTerms;  // elements
+  constexpr int kRun = kSimtRun / Product::kTerms;
+  __shared__ __align__(16) Element a_tile[kStep][kSimtPitch];
+  __shared__ __align__(16) Element b_tile[kStep][kSimtPitch];
+  const int tiles = (p.n + kSimtTile - 1) / kSimtTile;
+  const int first_row = static_cast<int>(blockIdx.x) / tiles * kSimtTile;
+  const int first_col = static_cast<int>(blockIdx.x) % tiles * kSimtTile;
+  const int down = static_cast<int>(threadIdx.x) / kSimtSide * kSimtEach;
+  const int across = static_cast<int>(threadIdx.x) % kSimtSide * kSimtEach;
+  // What a thread loads: a run of one row of each tile.
+  const int line = static_cast<int>(threadIdx.x) / (kStep / kRun);
+  const int place = static_cast<int>(threadIdx.x) % (kStep / kRun) * kRun;
+  Element a_run[kRun];
+  Element b_run[kRun];
+  const auto read = [&](int term) {
+    p.read_a(first_row + line, term + place * Product::kTerms, a_run);
+    p.read_b(first_col + line, term + place * Product::kTerms, b_run);
+  };
+  typename Product::Sum sums[kSimtEach][kSimtEach] = {};
+  Total totals[kSimtEach][kSimtEach] = {};
+
+  wait_for_previous();
+  let_next_start();
+  read(0);
+#pragma unroll 1
+  for (int term = 0; term < p.k; term += kSimtTerms) {
+    const int next = term + kSimtTerms;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      a_tile[place + i][line] = a_run[i];
+      b_tile[place + i][line] = b_run[i];
+    }
+    __syncthreads();
+    if (next < p.k) read(next);
+#pragma unroll 8
+    for (int c = 0; c < kStep; ++c) {
+      Element a[kSimtEach];
+      Element b[kSimtEach];
+#pragma unroll
+      for (int i = 0; i < kSimtEach; ++i) {
+        a[i] = a_tile[c][down + i];
+        b[i] = b_tile[c][across + i];
+      }
+#pragma unroll
+      for (int i = 0; i < kSimtEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < kSimtEach; ++j) sums[i][j] = Product::multiply_add(a[i], b[j], sums[i][j]);
+      }
+    }
+    if constexpr (Product::kFolds) {
+      if (next >= p.k || next % p.b.group == 0) {
+#pragma unroll
+        for (int j = 0; j < kSimtEach; ++j) {
+          const int col = min(first_col + across + j, p.n - 1);
+          const Total scale = p.b.template scale_at<Total>(col, term / p.b.group);
+#pragma unroll
+          for (int i = 0; i < kSimtEach; ++i) {
+            totals[i][j] = fma(static_cast<Total>(sums[i][j]), scale, totals[i][j]);
+            sums[i][j] = 0;
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < kSimtEach; ++i) {
+#pragma unroll
+    for (int j = 0; j < kSimtEach; ++j) {
+      const int row = first_row + down + i;
+      const int col = first_col + across + j;
+      if (row < p.m && col < p.n) store(p, row, col, Product::kFolds ? totals[i][j] : sums[i][j]);
+    }
+  }
+}
+
+// ---- The rows' host side.
+
+inline std::int64_t simt_tiles(std::int64_t m, std::int64_t n) {
+  return ceil_div(m, kSimtTile) * ceil_div(n, kSimtTile);
+}
+
+inline std::string simt_supports(const GemmProblem& p) {
+  if (!p.grouped()) return "takes scales of groups of a row";
+  if (p.b_packed && p.b.type == DType::s8) return "takes an s8 weight as it is, not packed";
+  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  if (simt_tiles(p.m, p.n) > std::int64_t{1} << 30) return "takes at most 2^30 tiles of y";
+  return reason_against(p.device, 80);
+}
+
+// On an H200.
+inline Cost simt_cost(const GemmProblem& p) {
+  const double m = static_cast<double>(p.m);
+  const double n = static_cast<double>(p.n);
+  const double k = static_cast<double>(p.k);
+  const std::int64_t rounds = ceil_div(simt_tiles(p.m, p.n), 4 * properties(p.device).sms);
+  const double per_second = p.a == DType::f64 ? 0.06e12 : 0.12e12;
+  const double seconds = static_cast<double>(rounds) * k * 4 * kSimtTile * kSimtTile * 2 / per_second;
+  const double bytes = (m * k * bits(p.a) + n * k * bits(p.b.type) + m * n * bits(p.y)) / 8;
+  return {2 * m * n * k, bytes, 5e-6 + seconds};
+}
+
+template <class Product>
+void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, Stream stream) {
+  if (o.a.rows() == 0 || problem.n == 0) return;
+  Product p;
+  p.b = decltype(p.b)::of(problem, o);
+  p.a = static_cast<decltype(p.a)>(o.a.data);
+  p.a_row_stride = o.a.strides[0];
+  p.a_col_stride = o.a.strides[1];
+  if constexpr (Product::kFolds) p.a_scale = row_scale<typename Product::Total>(o.a_scale);
+  p.m = static_cast<int>(o.a.rows());
+  p.n = static_cast<int>(problem.n);
+  p.k = static_cast<int>(problem.k);
+  if (problem.bias) {
+    p.bias = o.bias.data;
+    p.bias_stride = o.bias.strides[0];
+  }
+  p.y = o.y.data;
+  p.y_row_stride = o.y.strides[0];
+  p.y_col_stride = o.y.strides[1];
+  p.y_type = problem.y;
+  const auto blocks = static_cast<unsigned>(simt_tiles(p.m, p.n));
+  enqueue(kernel, simt_gemm_kernel<Product>, LaunchShape{blocks, kSimtThreads}, stream, p);
+}
+
+// What rows have for `prepare` and `launch`, of a float a and of an s8 one. kName is the row's.
+
+template <class Codec, const std::string_view& kName>
+void load_float_product(const GemmProblem& p) {
+  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_gemm_kernel<FloatProduct<T, Codec>>); });
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_float_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<FloatProduct<T, Codec>>(kName, p, o, launch.stream); });
+}
+
+template <class Codec, const std::string_view& kName>
+void load_byte_product(const GemmProblem& p) {
+  p.scale == DType::f64 ? prepare(kName, simt_gemm_kernel<ByteProduct<double, Codec>>)
+                        : prepare(kName, simt_gemm_kernel<ByteProduct<float, Codec>>);
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  p.scale == DType::f64 ? enqueue_simt<ByteProduct<double, Codec>>(kName, p, o, launch.stream)
+                        : enqueue_simt<ByteProduct<float, Codec>>(kName, p, o, launch.stream);
+}
+
+}  // namespace octile::cuda

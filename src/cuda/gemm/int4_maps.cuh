@@ -1,0 +1,56 @@
+// Operands of the GEMMs with 4-bit weights: tensor maps of a and of the weight, and the weight's TMA loads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/tensor_map.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+// Whether TMA can read a, and b where it is not packed.
+inline bool int4_mappable(const GemmProblem& problem, const GemmOperands& o) {
+  if (!mappable(o.a)) return false;
+  const auto pitch = static_cast<std::uintptr_t>(o.b.strides[0] / 2);
+  return problem.b_packed || (pitch > 0 && (reinterpret_cast<std::uintptr_t>(o.b.data) | pitch) % kTmaAlignment == 0);
+}
+
+// One thread: a tile of the weight, `bytes` in all, from this column and row on: packed, or the even rows and then the
+// odd ones.
+template <bool packed>
+__device__ void load_int4_tile(std::uint32_t to, int bytes, const GemmMaps& maps, int term, int row,
+                               std::uint32_t full) {
+  if constexpr (packed) {
+    ptx::tma_load(to, maps.b, term * 2, row / 16, full);
+  } else {
+    ptx::tma_load(to, maps.b, term / 2, row / 2, full);
+    ptx::tma_load(to + bytes / 2, maps.b_odd, term / 2, row / 2, full);
+  }
+}
+
+struct Int4Tiles {
+  int rows_a, rows_b, terms;
+};
+
+// All maps but y's, for which a's stands in.
+inline GemmMaps int4_maps(std::string_view kernel, const GemmProblem& problem, const ConstTensor& a,
+                          const NibbleWeight& w, const Int4Tiles& tile) {
+  GemmMaps maps;
+  maps.a = maps.y = tensor_map(kernel, a, {tile.rows_a, tile.terms, true});
+  if (w.packed) {  // one row per panel, in words of eight elements of a channel
+    const ConstTensor panels =
+        matrix(w.values, DType::f32, problem.device, (w.rows + 15) / 16, w.pitch / 4, w.pitch / 4);
+    maps.b = maps.b_odd = tensor_map(kernel, panels, {tile.rows_b / 16, tile.terms * 2, false});
+  } else {
+    const ConstTensor bytes = matrix(w.values, DType::u8, problem.device, w.rows, (w.terms + 1) / 2, w.pitch);
+    maps.b = tensor_map(kernel, every_second_row(bytes, 0), {tile.rows_b / 2, tile.terms / 2, true});
+    maps.b_odd = tensor_map(kernel, every_second_row(bytes, 1), {tile.rows_b / 2, tile.terms / 2, true});
+  }
+  return maps;
+}
+
+}  // namespace octile::cuda

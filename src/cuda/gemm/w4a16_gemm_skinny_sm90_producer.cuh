@@ -1,0 +1,271 @@
+// w4a16_gemm_skinny_sm90: launch arguments, shared memory, and the producer warpgroup, which loads the weight, its
+// scales and the tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/gemm/int4_weight.h"
+
+namespace octile::cuda {
+
+// ---- Arguments.
+
+struct SkinnyArguments {
+  NibbleWeight weight;  // scale.col and zero.col are 0 where a row has one group
+  int tokens = 0;
+  int steps = 0;
+  int parts = 1;        // of K: blocks of a cluster
+  int group_folds = 1;  // groups of 64 are two folds
+  Bias bias;
+  void* y = nullptr;
+  std::int64_t y_pitch = 0;
+  DType y_type = DType::f32;
+  bool y_aligned = false;  // for two elements at a time
+};
+
+struct SkinnyMaps {
+  CUtensorMap weight, tokens;
+  CUtensorMap scales, zeros;  // of a packed weight
+};
+
+// tokens: at most. folds: how often in a step products are scaled; a group is one or two folds.
+template <class T_, int tokens_, bool packed_, int folds_, bool zeros_>
+struct SkinnyForm {
+  using T = T_;
+  static constexpr int tokens = tokens_;
+  static constexpr bool packed = packed_;
+  static constexpr int folds = folds_;
+  static constexpr bool zeros = zeros_;
+
+  static constexpr int rows = 256;   // of the weight
+  static constexpr int terms = 128;  // of a step
+  static constexpr int sets = terms / 32;
+  static constexpr int token_stages = 5;
+  static constexpr int stage_bytes = rows * terms / 2 + rows * folds * (zeros ? packed ? 5 : 8 : 4);  // of the weight
+  static constexpr int weight_stages = std::min(10, (224 * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
+  static_assert(weight_stages > token_stages);
+};
+
+namespace w4a16_skinny {
+
+constexpr int kTiles = 2;  // of 64 rows, of a warpgroup
+constexpr int kConsumerThreads = 256;
+constexpr int kProducerThreads = 128;
+constexpr int kThreads = kConsumerThreads + kProducerThreads;
+constexpr int kConsumerRegisters = 208;
+constexpr int kProducerRegisters = 88;
+
+template <class F>
+struct Shared {
+  using Zero = std::conditional_t<F::packed, std::uint8_t, std::int32_t>;  // 8 + z; z
+  std::uint8_t weight[F::weight_stages][F::rows * F::terms / 2];
+  std::uint8_t tokens[F::token_stages][F::tokens * F::terms * 2];
+  float scales[F::weight_stages][F::folds][F::rows / 16][16];
+  Zero zeros[F::zeros ? F::weight_stages : 1][F::folds][F::zeros ? F::rows / 16 : 1][16];
+  float biases[F::rows];
+  std::uint64_t weight_full[F::weight_stages];
+  std::uint64_t tokens_raw[F::token_stages];  // not yet permuted
+  std::uint64_t tokens_full[F::token_stages];
+  std::uint64_t tokens_empty[F::token_stages];
+};
+
+template <class F>
+struct Place {
+  int part;
+  int first_row;
+  int first_step;
+  int steps;
+
+  __device__ explicit Place(const SkinnyArguments& p) {
+    const int cluster = static_cast<int>(blockIdx.x) / p.parts;
+    part = static_cast<int>(blockIdx.x) % p.parts;
+    first_row = cluster * F::rows;
+    first_step = p.steps * part / p.parts;
+    steps = p.steps * (part + 1) / p.parts - first_step;
+  }
+};
+
+template <class F>
+__device__ void init(Shared<F>& shared) {
+  constexpr std::uint32_t kWeightArrivals = F::packed ? 1 : 1 + kProducerThreads;
+  for (auto& barrier : shared.weight_full) ptx::mbarrier_init(barrier, kWeightArrivals);
+  for (auto& barrier : shared.tokens_raw) ptx::mbarrier_init(barrier, 1);
+  for (auto& barrier : shared.tokens_full) ptx::mbarrier_init(barrier, kProducerThreads);
+  for (auto& barrier : shared.tokens_empty) ptx::mbarrier_init(barrier, kConsumerThreads / 32);
+  ptx::fence_mbarrier_init();
+}
+
+// Prefetches the weight's first stage into L2 while TMA still reads its tensor maps: lines of 128 bytes of a panel, or
+// 64 bytes of a row.
+template <class F>
+__device__ void prefetch_first(const SkinnyArguments& p, const Place<F>& place) {
+  constexpr int kOwners = F::packed ? F::rows / 16 : F::rows;
+  constexpr int kBytes = F::rows * F::terms / 2 / kOwners;
+  constexpr int kLines = (kBytes + 127) / 128;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int row = place.first_row + thread / kLines * (F::rows / kOwners);
+  const std::int64_t at = std::int64_t{place.first_step} * kBytes + thread % kLines * 128;
+  if (thread >= kOwners * kLines || row >= p.weight.rows || at >= p.weight.pitch) return;
+  const std::uint8_t* const owner = p.weight.values + row / (F::rows / kOwners) * p.weight.pitch;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(owner + at) : "memory");
+}
+
+// ---- The weight.
+
+// One thread. Packed: of 16 panels, lines of 64 bytes (eight columns of 16 rows), and a line of scales and of zero
+// points. Else 64 bytes of 256 rows.
+template <class F>
+__device__ void fetch_weight(Shared<F>& shared, const Place<F>& place, const SkinnyArguments& p, const SkinnyMaps& maps,
+                             int step) {
+  const std::uint64_t policy = ptx::evict_first();
+  const int stage = step % F::weight_stages;
+  const std::uint32_t full = ptx::shared_address(&shared.weight_full[stage]);
+  const std::uint32_t to = ptx::shared_address(shared.weight[stage]);
+  step += place.first_step;
+  ptx::mbarrier_arrive_expect_tx(full, F::packed ? F::stage_bytes : sizeof(shared.weight[0]));
+  const int panel = place.first_row / 16;
+  if constexpr (F::packed) {
+    ptx::tma_load(to, maps.weight, int3{0, step * (F::terms / 8), panel}, full, policy);
+#pragma unroll
+    for (int fold = 0; fold < F::folds; ++fold) {
+      // Groups out of bounds are zeros; stale values might be NaN, and 0 times NaN is NaN.
+      const int group = p.weight.groups == 1 ? 0 : F::folds == 1 ? step : (step * F::folds + fold) / p.group_folds;
+      ptx::tma_load(ptx::shared_address(shared.scales[stage][fold]), maps.scales, group * 16, panel, full);
+      if constexpr (F::zeros) {
+        ptx::tma_load(ptx::shared_address(shared.zeros[stage][fold]), maps.zeros, group * 16, panel, full);
+      }
+    }
+  } else {
+    ptx::tma_load(to, maps.weight, int2{step * (F::terms / 2), place.first_row}, full, policy);
+  }
+}
+
+// All producer threads: a step's scales and zero points of a row-major weight; zeros beyond K. Rows out of bounds are
+// not used.
+template <class F>
+__device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const SkinnyArguments& p, int step) {
+  static_assert(!F::packed && F::folds == 1);
+  const NibbleWeight& w = p.weight;
+  const int stage = step % F::weight_stages;
+  const int group = place.first_step + step;
+  const bool inside = w.groups == 1 || group < w.groups;
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x) - kConsumerThreads; i < F::rows; i += kProducerThreads) {
+    const int row = place.first_row + i;
+    if (row >= w.rows) continue;
+    ptx::cp_async_4(&shared.scales[stage][0][0][i],
+                    static_cast<const float*>(w.scales) + (inside ? w.scale.at(row, group) : 0), inside);
+    if constexpr (F::zeros) {
+      ptx::cp_async_4(&shared.zeros[stage][0][0][i],
+                      static_cast<const std::int32_t*>(w.zeros) + (inside ? w.zero.at(row, group) : 0), inside);
+    }
+  }
+  ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.weight_full[stage]));
+}
+
+// ---- The tokens.
+
+// TMA loads two tiles of 64 columns, in lines of 128 bytes. A thread then takes 32 columns of a token, four units of
+// eight; a unit is four pairs, in the order of a word's nibbles. The four pairs j, one of each unit, become unit j.
+template <class F>
+struct Producer {
+  static constexpr int kOwn = F::tokens / 32;  // sets of a token
+  static constexpr int kLag = 2;               // steps from the one being permuted to the one whose stage is refilled
+  static constexpr int kAtOnce = 2;            // stages of the weight requested at first
+  static constexpr int kMore = 1;              // and after each of the first steps
+
+  const SkinnyArguments& p;
+  const Place<F>& place;
+  const int thread = static_cast<int>(threadIdx.x) - kConsumerThreads;
+  const bool fetches = thread == 0;
+
+  __device__ void fetch_tokens(Shared<F>& shared, const CUtensorMap& map, int step) const {
+    if (!fetches) return;
+    const int stage = step % F::token_stages;
+    const std::uint32_t full = ptx::shared_address(&shared.tokens_raw[stage]);
+    const std::uint32_t to = ptx::shared_address(shared.tokens[stage]);
+    const int term = (place.first_step + step) * F::terms;
+    ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.tokens[0]));
+    ptx::tma_load(to, map, term, 0, full);
+    ptx::tma_load(to + F::tokens * 128, map, term + 64, 0, full);
+  }
+
+  __device__ void put_in_order(std::uint32_t stage) const {
+    const int token = thread % F::tokens;
+    const std::uint32_t line = stage + static_cast<std::uint32_t>(token) * 128;
+    const std::uint32_t twist = static_cast<std::uint32_t>(token) % 8 * 16;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const auto set = static_cast<std::uint32_t>(thread / F::tokens + i * (kProducerThreads / F::tokens));
+      const std::uint32_t at = line + set / 2 * (F::tokens * 128);
+      uint4 pairs[4];
+#pragma unroll
+      for (std::uint32_t j = 0; j < 4; ++j) {
+        pairs[j] = to_unpack_order<F::packed>(load_shared(at + ((set % 2 * 4 + j) * 16 ^ twist)));
+      }
+      store_shared(at + ((set % 2 * 4 + 0) * 16 ^ twist), {pairs[0].x, pairs[1].x, pairs[2].x, pairs[3].x});
+      store_shared(at + ((set % 2 * 4 + 1) * 16 ^ twist), {pairs[0].y, pairs[1].y, pairs[2].y, pairs[3].y});
+      store_shared(at + ((set % 2 * 4 + 2) * 16 ^ twist), {pairs[0].z, pairs[1].z, pairs[2].z, pairs[3].z});
+      store_shared(at + ((set % 2 * 4 + 3) * 16 ^ twist), {pairs[0].w, pairs[1].w, pairs[2].w, pairs[3].w});
+    }
+  }
+
+  // The first requests; more would only queue up before the first.
+  __device__ void begin(Shared<F>& shared, const SkinnyMaps& maps) const {
+    if (!fetches) return;
+    fetch_tokens(shared, maps.tokens, 0);
+    fetch_weight(shared, place, p, maps, 0);
+#pragma unroll 1
+    for (int step = 1; step < min(F::token_stages, place.steps); ++step) {
+      fetch_tokens(shared, maps.tokens, step);
+      if (step < kAtOnce) fetch_weight(shared, place, p, maps, step);
+    }
+  }
+
+  __device__ void run(Shared<F>& shared, const SkinnyMaps& maps) const {
+    static_assert(kAtOnce <= F::token_stages);
+    int weights = 0;  // steps requested
+    const auto fetch_until = [&](int end) {
+#pragma unroll 1
+      for (; weights < min(end, place.steps); ++weights) {
+        if constexpr (!F::packed) fetch_scales(shared, place, p, weights);
+        if (fetches && weights >= kAtOnce) fetch_weight(shared, place, p, maps, weights);
+      }
+    };
+    fetch_until(kAtOnce);
+    RingPosition<F::token_stages> at;
+    RingPosition<F::token_stages> freed;
+#pragma unroll 1
+    for (int step = 0; step < place.steps; ++step) {
+      if (step + 1 == place.steps) {
+#pragma unroll 1
+        for (int i = thread; i < F::rows; i += kProducerThreads)
+          shared.biases[i] = p.bias.at(place.first_row + i, p.weight.rows, 0);
+      }
+      ptx::mbarrier_wait(shared.tokens_raw[at.stage], at.parity);
+      put_in_order(ptx::shared_address(shared.tokens[at.stage]));
+      ptx::fence_proxy_async();
+      ptx::mbarrier_arrive(shared.tokens_full[at.stage]);
+      at.next();
+      int free_stages = 0;
+      if (step >= kLag) {
+        ptx::mbarrier_wait(shared.tokens_empty[freed.stage], freed.parity);
+        freed.next();
+        free_stages = step - kLag + 1;
+        const int next = step - kLag + F::token_stages;
+        if (next < place.steps) fetch_tokens(shared, maps.tokens, next);
+      }
+      fetch_until(min(free_stages + F::weight_stages, kAtOnce + (step + 1) * kMore));
+    }
+  }
+};
+
+}  // namespace w4a16_skinny
+
+}  // namespace octile::cuda

@@ -1,0 +1,210 @@
+// Tile scheduler and producer warpgroup of w4a16_gemm_sm90. One thread issues TMA loads for a and the weight; two warps
+// load the scales through their own ring of stages.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/gemm/int4_maps.cuh"
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
+
+namespace octile::cuda::w4a16 {
+
+constexpr int kTileK = 64;            // of a tile of K
+constexpr int kRowsB = 128;           // of a tile of the weight; columns of y
+constexpr int kNamedBarrier = 1;      // of both consumers
+constexpr int kConsumerBarriers = 2;  // of each: this and the next
+constexpr int kMaxParts = 4;
+constexpr int kScales = 4;       // stages of the scales' ring
+constexpr int kScalesAhead = 2;  // stages of them in flight
+
+// rows_a: of a tile of a, and of y, `width` per WGMMA. k_tiles: of a stage. blocks: per SM; two hide each other's
+// waits.
+template <int width_, int products_, int stages_, int k_tiles_ = 1, int blocks_ = 1>
+struct Tile {
+  static constexpr int k_tiles = k_tiles_;
+  static constexpr int step = kTileK * k_tiles;  // columns of a stage
+  static constexpr int width = width_;
+  static constexpr int products = products_;
+  static constexpr int rows_a = width * products;
+  static constexpr int stages = stages_;
+  static constexpr int blocks = blocks_;
+  static constexpr int producer_registers = blocks == 1 ? kProducerRegisters : 32;
+  static constexpr int consumer_registers = blocks == 1 ? kConsumerRegisters : 104;
+};
+
+template <class T_, class Tile_, bool packed_>
+struct Form : Tile_ {
+  using T = T_;
+  using Tile = Tile_;
+  static constexpr bool packed = packed_;
+};
+
+template <class F>
+struct Shared {
+  struct Stage {
+    std::uint8_t a[F::k_tiles][F::rows_a * kTileK * 2];
+    std::uint8_t b[F::k_tiles][NibbleReader<typename F::T, F::packed>::kTileBytes];
+  };
+  Stage stages[F::stages];
+  TransposeBuffer<F::width> lines[kConsumers];
+  GroupScales scales[kScales];
+  std::uint64_t full[F::stages];
+  std::uint64_t empty[F::stages];
+  std::uint64_t scales_full[kScales];
+  std::uint64_t scales_empty[kScales];
+};
+
+struct Arguments {
+  NibbleWeight weight;
+  int steps = 0;    // of k
+  int parts = 1;    // of k
+  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
+  int halved = 0;   // of the last tiles, after whole waves
+  Bias bias;
+  TransposeTarget y;
+};
+
+// A block's share of a tile: its first rows of the weight and of a, and its part of K.
+struct Task {
+  int2 origin;
+  int part;
+  int parts;
+  int first_step;
+  int steps;
+
+  // In units of 128 columns: whole groups.
+  __device__ void take_part(int all_steps, int unit) {
+    const int units = (all_steps + unit - 1) / unit;
+    first_step = units * part / parts * unit;
+    steps = min(units * (part + 1) / parts * unit, all_steps) - first_step;
+  }
+};
+
+// The tile scheduler. The two blocks of a pair compute stacked tiles. Where the last wave would leave half of the
+// clusters idle, its tiles are halved: a pair then computes one tile, and each block half of its K.
+template <class F>
+struct Place {
+  const Arguments& p;
+  int clusters;
+  int cluster;
+  int rank;  // in its pair
+  Task whole;
+
+  __device__ explicit Place(const Arguments& arguments) : p(arguments) {
+    const int blocks = kClusterSize * p.parts;
+    clusters = static_cast<int>(gridDim.x) / blocks;
+    cluster = static_cast<int>(blockIdx.x) / blocks;
+    const int in_cluster = static_cast<int>(blockIdx.x) % blocks;
+    rank = in_cluster % kClusterSize;
+    whole.part = in_cluster / kClusterSize;
+    whole.parts = p.parts;
+    whole.take_part(p.steps, 128 / F::step);
+  }
+
+  __device__ int tasks() const { return p.order.count() + p.halved; }
+  __device__ bool is_halved(int index) const { return index >= p.order.count() - p.halved; }
+  // Whether this block's last tile is split along K.
+  __device__ bool adds() const { return p.parts > 1 || cluster < kClusterSize * p.halved; }
+
+  __device__ Task operator[](int index) const {
+    Task task = whole;
+    int tile = index;
+    int row = rank;
+    if (is_halved(index)) {
+      const int first = p.order.count() - p.halved;
+      tile = first + (index - first) / kClusterSize;
+      row = (index - first) % kClusterSize;
+      task.part = rank;
+      task.parts = kClusterSize;
+      task.take_part(p.steps, 128 / F::step);
+    }
+    const int2 at = p.order[tile];
+    task.origin = {(at.x * kClusterSize + row) * kRowsB, at.y * F::rows_a};
+    return task;
+  }
+
+  // The block of the cluster with this part of the same tile.
+  __device__ std::uint32_t block_of(int part) const {
+    return static_cast<std::uint32_t>(p.parts > 1 ? kClusterSize * part + rank : part);
+  }
+};
+
+template <class F>
+__device__ void init(Shared<F>& shared) {
+  init_barriers(shared.full, 1);
+  init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
+  init_barriers(shared.scales_full, kRowsB / 2);
+  init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
+}
+
+// One thread: tiles of a and b, stage by stage. Each block of a pair loads half of a for both, unless they split K.
+template <class F>
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps) {
+  constexpr int kHalf = F::rows_a / kClusterSize;
+  constexpr int kHalfBytes = kHalf * kTileK * 2;
+  const auto both = static_cast<std::uint16_t>(3u << kClusterSize * place.whole.part);
+  RingPosition<F::stages> at;
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const Task task = place[t];
+    const bool halved = place.is_halved(t);
+    for (int step = 0; step < task.steps; ++step) {
+      auto& stage = shared.stages[at.stage];
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
+#pragma unroll
+      for (int k_tile = 0; k_tile < F::k_tiles; ++k_tile) {
+        const std::uint32_t a = ptx::shared_address(stage.a[k_tile]);
+        const std::uint32_t b = ptx::shared_address(stage.b[k_tile]);
+        const int term = (task.first_step + step) * F::step + k_tile * kTileK;
+        if (halved) {
+          ptx::tma_load(a, maps.a, term, task.origin.y, full);
+          ptx::tma_load(a + kHalfBytes, maps.a, term, task.origin.y + kHalf, full);
+        } else {
+          ptx::tma_load_multicast(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf},
+                                  full);
+        }
+        load_int4_tile<F::packed>(b, sizeof(stage.b[k_tile]), maps, term, task.origin.x, full);
+      }
+      at.next();
+    }
+  }
+}
+
+// Two warps: the scales. Each lane arrives for its own copies.
+template <class F>
+__device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
+  const NibbleWeight& weight = place.p.weight;
+  ScaleFetcher<F::packed> fetcher(weight, static_cast<int>(threadIdx.x) - 32);
+  RingPosition<kScales> to;
+  RingPosition<kScales> here;
+  int ahead = 0;
+  const auto report = [&] {
+    ptx::mbarrier_arrive(shared.scales_full[here.stage]);
+    here.next();
+  };
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const Task task = place[t];
+    const int steps = steps_of_group(weight, task.steps * F::k_tiles);
+    fetcher.start_tile(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
+    for (int step = 0; step < task.steps * F::k_tiles; step += steps) {
+      ptx::mbarrier_wait(shared.scales_empty[to.stage], to.parity ^ 1);
+      fetcher.fetch(shared.scales[to.stage]);
+      to.next();
+      if (ahead++ < kScalesAhead) continue;
+      wait_for_copies<kScalesAhead>();
+      report();
+    }
+  }
+  wait_for_copies<0>();
+  for (int i = 0; i < min(ahead, kScalesAhead); ++i) report();
+}
+
+}  // namespace octile::cuda::w4a16

@@ -1,0 +1,494 @@
+// w4a8_gemm_sm90, the kernel: y (m, n), over the groups g of k in order,
+//
+//   t = fma(f32(sum_c a[i, c] * (q[j, c] - z[j, g])), s[j, g], t), then y[i, j] = fma(t, a_scale[i], bias[j])
+//
+// The sums of a group are exact in s32, so the bits are those of every other backend.
+//
+// It computes y^T = weight * a^T: int8 WGMMA takes the weight from registers, where its nibbles have just become bytes,
+// and a from shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In
+// each block one producer warp fills a ring of stages by TMA, a second loads scales and zero points. Two consumer
+// warpgroups take half of the weight's rows each: while half of a stage is multiplied they convert the next half, and
+// fold the sums of each finished group into t.
+//
+// Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
+// all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
+#include "cuda/device/tma_transpose.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/gemm/int4_maps.cuh"
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/operands.h"
+
+namespace octile::cuda::w4a8 {
+
+constexpr int kTileK = 128;  // of a stage
+constexpr int kRowsB = 128;  // of a tile of the weight; columns of y
+constexpr int kWide = 192;   // of a tile of a; rows of y
+constexpr int kNarrow = 128;
+constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
+constexpr int kGroupsAhead = 2;       // stages whose scales are in flight
+
+// rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
+template <int rows_a_, bool packed_, bool zero_points_, int slices_>
+struct Form {
+  static constexpr int rows_a = rows_a_;
+  static constexpr bool packed = packed_;
+  static constexpr bool zero_points = zero_points_;
+  static constexpr int slices = slices_;
+  static constexpr int groups = slices == 0 ? 1 : 4 / slices;            // of a stage
+  using Zeros = std::conditional_t<packed, std::uint8_t, std::int32_t>;  // 8 + z; z
+
+  static constexpr int kGroupBytes =
+      groups * kRowsB * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
+  static constexpr int kStageBytes = rows_a * kTileK + kRowsB * kTileK / 2 + kGroupBytes + 24;
+  static constexpr int stages = (kMaxSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
+  static_assert(stages > kGroupsAhead);
+};
+
+template <class F>
+struct Shared {
+  std::uint8_t a[F::stages][F::rows_a * kTileK];
+  std::uint8_t b[F::stages][kRowsB * kTileK / 2];
+  TransposeBuffer<F::rows_a> buffers[kConsumers];
+  float a_scales[kConsumers][F::rows_a];  // of the tile's rows of a
+  float scales[F::stages][F::groups][kRowsB];
+  typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
+  std::uint64_t full[F::stages];
+  std::uint64_t empty[F::stages];
+  std::uint64_t scales_empty[F::stages];
+};
+
+struct Arguments {
+  NibbleWeight weight;
+  int steps = 0;    // of k
+  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
+  const std::int8_t* a = nullptr;
+  std::int64_t a_pitch = 0;
+  RowScale<float> a_scale;
+  Bias bias;  // of y's type
+  TransposeTarget y;
+};
+
+template <class F>
+using Place = TransposedPlace<F::rows_a, kRowsB>;
+
+// One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
+template <class F>
+__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
+                              const Arguments& arguments) {
+  constexpr int kHalf = F::rows_a / kClusterSize;
+  constexpr int kBytesB = sizeof(shared.b[0]);
+  RingPosition<F::stages> at;
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int2 origin = place.origin(arguments.order[t]);
+    for (int step = 0; step < arguments.steps; ++step) {
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kTileK);
+      const std::uint32_t b = ptx::shared_address(shared.b[at.stage]);
+      const int term = step * kTileK;
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]) + kBytesB);
+      ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
+      load_int4_tile<F::packed>(b, kBytesB, maps, term, origin.x, full);
+      at.next();
+    }
+  }
+}
+
+// One warp: scales and zero points of each stage; zeros out of bounds. Each lane arrives for its own copies, once those
+// of the next stages are in flight.
+template <class F>
+__device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
+  const NibbleWeight& w = arguments.weight;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float* const scales = static_cast<const float*>(w.scales);
+  const auto* const zeros = static_cast<const typename F::Zeros*>(w.zeros);
+  RingPosition<F::stages> at;
+  RingPosition<F::stages> arrived;
+  int ahead = 0;
+  const auto report = [&] {
+    ptx::mbarrier_arrive(shared.full[arrived.stage]);
+    arrived.next();
+  };
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int first = place.origin(arguments.order[t]).x;
+    for (int step = 0; step < arguments.steps; ++step) {
+      ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
+#pragma unroll 1
+      for (int i = 0; i < F::groups; ++i) {
+        const int group = F::slices == 0 ? 0 : step * F::groups + i;
+        const bool inside = group < w.groups;
+#pragma unroll
+        for (int row = lane; row < kRowsB; row += 32) {
+          const bool exists = inside && first + row < w.rows;
+          ptx::cp_async_4(&shared.scales[at.stage][i][row], exists ? scales + w.scale.at(first + row, group) : scales,
+                          exists);
+          if constexpr (F::zero_points && !F::packed) {
+            ptx::cp_async_4(&shared.zeros[at.stage][i][row], exists ? zeros + w.zero.at(first + row, group) : zeros,
+                            exists);
+          }
+        }
+        if constexpr (F::zero_points && F::packed) {  // of four rows
+          const bool exists = inside && first + 4 * lane < w.rows;
+          ptx::cp_async_4(&shared.zeros[at.stage][i][4 * lane],
+                          exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros, exists);
+        }
+      }
+      commit_copies();
+      at.next();
+      if (ahead < kGroupsAhead) {
+        ++ahead;
+        continue;
+      }
+      wait_for_copies<kGroupsAhead>();
+      report();
+    }
+  }
+  wait_for_copies<0>();
+  for (; ahead > 0; --ahead) report();
+}
+
+// ---- Conversion.
+
+// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, 128 x 128:
+//
+//   row-major: the even rows, then the odd ones, lines of 64 bytes, swizzled
+//   packed: eight panels of sixteen lines of 64 bytes
+//
+// Without zero points a byte becomes 16 q, by at most one shift and one logical operation; with them it becomes q - z,
+// two more operations.
+//
+// A warp's 16 rows of a tile. Rows g and g + 8 of the WGMMA are rows 2g and 2g + 1 of the tile.
+template <bool packed, bool zero_points>
+class NibbleBytes {
+ public:
+  static constexpr int kTileBytes = 128 * 64;
+
+  // sixteen: which 16 of the tile's 128 rows.
+  __device__ explicit NibbleBytes(unsigned sixteen) {
+    const unsigned g = threadIdx.x % 32 / 4;
+    const unsigned c = threadIdx.x % 4;
+    if constexpr (packed) {
+      place_ = sixteen * 1024 + c / 2 * 64 + g * 8;
+      shift_ = c % 2 == (zero_points ? 1 : 0) ? 4 : 0;
+    } else {
+      place_ = (sixteen * 8 + g) * 64 + g / 2 * 16 + 2 * c;
+    }
+  }
+
+  // 32 columns of 128. offsets: 8 + z in all four bytes, of the thread's two rows.
+  template <int slice>
+  __device__ void convert(Fragment& to, const std::uint8_t* tile, const std::uint32_t (&offsets)[2]) const {
+    if constexpr (packed) {
+      const uint2 first = *reinterpret_cast<const uint2*>(tile + place_ + slice * 256);
+      const uint2 second = *reinterpret_cast<const uint2*>(tile + place_ + slice * 256 + 128);
+      to[0] = of_panel(first.x, offsets[0]), to[1] = of_panel(first.y, offsets[1]);
+      to[2] = of_panel(second.x, offsets[0]), to[3] = of_panel(second.y, offsets[1]);
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::uint8_t* const at = tile + (place_ ^ slice * 16) + h * kTileBytes / 2;
+        const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at);
+        const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(at + 8);
+        const std::uint32_t halves = low | high << 16;
+        // The low nibbles where a byte's nibble is expected, and the high ones.
+        const std::uint32_t firsts = zero_points ? halves : halves << 4;
+        const std::uint32_t seconds = zero_points ? halves >> 4 : halves;
+        to[h] = of_row(__byte_perm(firsts, seconds, 0x5140), offsets[h]);
+        to[h + 2] = of_row(__byte_perm(firsts, seconds, 0x7362), offsets[h]);
+      }
+    }
+  }
+
+ private:
+  // Of four nibbles, u = q + 8.
+  __device__ std::uint32_t of_panel(std::uint32_t word, std::uint32_t offset) const {
+    if constexpr (!zero_points) return and_xor(word << shift_, 0xf0f0f0f0u, 0x80808080u);
+    return subtract(and_xor(word >> shift_, 0x0f0f0f0fu, 0x80808080u), offset);
+  }
+
+  // Of four nibbles, q.
+  __device__ static std::uint32_t of_row(std::uint32_t word, std::uint32_t offset) {
+    if constexpr (!zero_points) return word & 0xf0f0f0f0u;
+    return subtract(and_xor(word, 0x0f0f0f0fu, 0x88888888u), offset);
+  }
+
+  // Four bytes 128 + u: no borrow crosses a byte.
+  __device__ static std::uint32_t subtract(std::uint32_t biased, std::uint32_t offset) {
+    return (biased - offset) ^ 0x80808080u;
+  }
+
+  unsigned place_;  // of this thread's bytes
+  unsigned shift_;  // packed: to the expected position of a nibble
+};
+
+// ---- Products.
+
+constexpr float kNoBias = -0.0f;  // changes no sum, its sign included
+
+// One element of y before a_scale, straight from memory.
+template <class F>
+__device__ float recompute_sum(const Arguments& p, int row, int col) {
+  float total = 0;
+  for (int g = 0; g < p.weight.groups; ++g) {
+    int sum = 0;
+    const int first = g * p.weight.group;
+    const int offset = p.weight.offset(col, g);
+    for (int c = first; c < first + p.weight.group; ++c) {
+      sum += p.a[row * p.a_pitch + c] * (p.weight.nibble(col, c) - offset);
+    }
+    const float scale = __ldcg(static_cast<const float*>(p.weight.scales) + p.weight.scale.at(col, g));
+    total = __fmaf_rn(__int2float_rn(sum), scale, total);
+  }
+  return total;
+}
+
+// A column of y in a tile, by four threads.
+template <class F>
+__device__ __noinline__ void recompute_column(const Arguments& p, int first_row, int col) {
+  if (col >= p.weight.rows) return;
+  const float bias = p.bias.at(col, p.weight.rows, kNoBias);
+  for (int row = first_row + static_cast<int>(threadIdx.x) % 4; row < min(first_row + F::rows_a, p.y.rows); row += 4) {
+    const float value = __fmaf_rn(recompute_sum<F>(p, row, col), p.a_scale[row], bias);
+    store_float(p.y.data, row * p.y.pitch + col, p.bias.type, value);
+  }
+}
+
+// A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
+// stages.
+template <class F>
+struct Consumer {
+  static constexpr int kSums = F::rows_a / 2;  // of a thread
+  static constexpr bool kRow = F::slices == 0;
+  static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices converted at a time
+  static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units of a stage that are summed together
+  static constexpr int kUnits = 4 / kUnit;                            // of a stage
+
+  Shared<F>& shared;
+  const Arguments& arguments;
+  const Place<F>& place;
+  int group;
+  int warp;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
+  int rows = 64 * group + 16 * warp + lane / 4 * 2;  // of the tile, the first of this thread's two
+  NibbleBytes<F::packed, F::zero_points> reader = NibbleBytes<F::packed, F::zero_points>(4 * group + warp);
+
+  int sums[kSums];  // of a group
+  float totals[kSums];
+  Fragment b[2][kUnit];
+
+  // Each lane arrives for the scales and zero points that it has read.
+  __device__ void release(int stage) const {
+    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
+    ptx::mbarrier_arrive(shared.scales_empty[stage]);
+  }
+
+  __device__ void wait_full(const RingPosition<F::stages>& at) const {
+    ptx::mbarrier_wait(shared.full[at.stage], at.parity);
+  }
+
+  template <int unit>
+  __device__ void convert(int stage) {
+    std::uint32_t offsets[2] = {};
+    if constexpr (F::zero_points) {
+      const auto* const zeros = shared.zeros[stage][unit / kGroupUnits] + rows;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) offsets[h] = (zeros[h] + (F::packed ? 0 : 8)) * 0x01010101u;
+    }
+    reader.template convert<unit * kUnit>(b[unit % 2][0], shared.b[stage], offsets);
+    reader.template convert<unit * kUnit + kUnit - 1>(b[unit % 2][kUnit - 1], shared.b[stage], offsets);
+  }
+
+  template <int unit>
+  __device__ void enqueue(int stage, bool accumulate) {
+    const std::uint32_t a = smem_descriptor_in_cluster<false>(ptx::shared_address(shared.a[stage]));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      wgmma_s8(sums, b[unit % 2][i], a + 2 * (unit * kUnit + i), accumulate || i > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ void fold(float2 scales) {
+    wgmma_fence_operand(sums);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      totals[i] = __fmaf_rn(__int2float_rn(sums[i]), i / 2 % 2 ? scales.y : scales.x, totals[i]);
+    }
+  }
+
+  // Scales of the thread's two rows in the stage's i-th group.
+  __device__ float2 scales_of(int stage, int i) const {
+    return *reinterpret_cast<const float2*>(&shared.scales[stage][i][rows]);
+  }
+
+  // Multiplies a unit, and converts the next one meanwhile.
+  template <int unit>
+  __device__ void advance(int stage, bool accumulate, const RingPosition<F::stages>& next, bool more) {
+    constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or the part of it in this stage
+    const float2 scales = scales_of(stage, unit / kGroupUnits);
+    enqueue<unit>(stage, accumulate);
+    ptx::wgmma_wait<1>();
+    if constexpr (unit + 1 < kUnits) {
+      convert<unit + 1>(stage);
+    } else if (more) {
+      wait_full(next);
+      convert<0>(next.stage);
+    }
+    if constexpr (kEnds) {
+      ptx::wgmma_wait<0>();
+      if constexpr (unit + 1 == kUnits) release(stage);
+      if constexpr (!kRow) fold(scales);
+    }
+  }
+
+  // The main loop: totals of the tile. The first unit has been converted; at the end, that of the next tile has, if
+  // any.
+  __device__ void multiply(RingPosition<F::stages>& at, bool more) {
+    float2 scales = {};
+#pragma unroll
+    for (float& total : totals) total = 0;
+    for (int step = 0; step < arguments.steps; ++step) {
+      const int stage = at.stage;
+      at.next();
+      const bool next = more || step + 1 < arguments.steps;
+      if constexpr (kRow) scales = scales_of(stage, 0);
+      advance<0>(stage, kRow && step > 0, at, next);
+      advance<1>(stage, kGroupUnits == 2, at, next);
+      if constexpr (kUnits == 4) {
+        advance<2>(stage, false, at, next);
+        advance<3>(stage, false, at, next);
+      }
+    }
+    if constexpr (kRow) fold(scales);
+  }
+
+  // Starts copying the scales of a tile's rows of a to shared memory.
+  __device__ void fetch_scales(int first) {
+    float* const to = shared.a_scales[group];
+    const RowScale<float>& scale = arguments.a_scale;
+    for (int row = static_cast<int>(threadIdx.x) % kWarpgroup; row < F::rows_a; row += kWarpgroup) {
+      if (scale.data == nullptr) {
+        to[row] = scale.value;
+      } else {
+        const bool exists = first + row < arguments.y.rows;
+        ptx::cp_async_4(&to[row], exists ? scale.data + (first + row) * scale.stride : scale.data, exists);
+      }
+    }
+  }
+
+  // Stores the tile. beyond: whether a total of each of the thread's two columns of y was out of range.
+  __device__ void finish(int2 origin, const CUtensorMap& y, bool (&beyond)[2]) {
+    const int col = origin.x + rows;
+    const Bias& b = arguments.bias;
+    const float bias[2] = {b.at(col, arguments.weight.rows, kNoBias), b.at(col + 1, arguments.weight.rows, kNoBias)};
+    float check[2] = {};
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    ptx::bar_sync<kWarpgroup>(kConsumerBarriers + group);
+    const float* const row_scales = shared.a_scales[group] + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+      const float2 both = *reinterpret_cast<const float2*>(row_scales + 8 * j);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float scale = e == 0 ? both.x : both.y;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float& total = totals[4 * j + 2 * h + e];
+          if constexpr (!F::zero_points) {
+            check[h] = __fmaf_rn(total, 0, check[h]);
+            total = __fmul_rn(total, 0x1p-4f);
+          }
+          total = __fmaf_rn(total, scale, bias[h]);
+        }
+      }
+    }
+    beyond[0] = check[0] != 0;  // NaN
+    beyond[1] = check[1] != 0;
+    TransposeBuffer<F::rows_a>& buffers = shared.buffers[group];
+    const int2 at = {origin.x + 64 * group, origin.y};
+    const int barrier = kConsumerBarriers + group;
+    if (arguments.bias.type == DType::f16) {
+      store_tiles<__half, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
+    } else if (arguments.bias.type == DType::bf16) {
+      store_tiles<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
+    } else {
+      store_tiles<float, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
+    }
+  }
+
+  // A barrier of the warpgroup, which returns whether any thread passed true.
+  __device__ bool any_of_warpgroup(bool mine) const {
+    int any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, 128, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+        : "=r"(any)
+        : "r"(static_cast<int>(mine)), "r"(kConsumerBarriers + group)
+        : "memory");
+    return any != 0;
+  }
+
+  __device__ void run(const CUtensorMap& y) {
+    RingPosition<F::stages> at;
+    const int count = arguments.order.count();
+    if (place.cluster < count) {
+      wait_full(at);
+      convert<0>(at.stage);
+    }
+    for (int t = place.cluster; t < count; t += place.clusters) {
+      const int2 origin = place.origin(arguments.order[t]);
+      fetch_scales(origin.y);
+      multiply(at, t + place.clusters < count);
+      bool beyond[2];
+      finish(origin, y, beyond);
+      if constexpr (!F::zero_points) {
+        const unsigned four = 0xfu << lane / 4 * 4;
+        const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
+        const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
+        if (any_of_warpgroup((first | second) != 0)) {
+          // After the TMA stores.
+          if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
+          any_of_warpgroup(false);
+          if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
+          if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
+        }
+      }
+    }
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
+    __syncwarp();
+  }
+};
+
+template <class F>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    w4a8_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
+  const int warp = uniform_warp();
+  const Place<F> place;
+  gemm_prologue([&] {
+    maps.prefetch();
+    init_barriers(shared.full, 1 + 32);
+    init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
+    init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
+  });
+  const auto produce = [&](int warp) {
+    if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
+    if (warp == 1) load_groups(shared, place, arguments);
+  };
+  const auto consume = [&](int group, int warp) { Consumer<F>{shared, arguments, place, group, warp}.run(maps.y); };
+  produce_and_consume<kProducerRegisters, kConsumerRegisters>(warp, produce, consume);
+}
+
+}  // namespace octile::cuda::w4a8

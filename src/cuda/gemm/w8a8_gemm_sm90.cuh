@@ -1,0 +1,417 @@
+// w8a8_gemm_sm90, the kernel:
+//
+//   y[i, j] = fma(f32(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]), or without a bias added to y
+//
+//   a   (m, k) s8, rows contiguous       b   (n, k) s8, rows contiguous       y   (m, n), sums in s32 over all of k
+//
+// A persistent grid of clusters of two blocks, which share one operand by TMA multicast. In each block a producer warp
+// fills a ring of stages with swizzled tiles of a and b, 128 bytes of k at a time, and another loads the scales. Two
+// consumer warpgroups multiply by int8 WGMMA and store y through shared memory and TMA.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "cuda/device/output.cuh"
+#include "cuda/device/warp_specialized.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/operands.h"
+
+namespace octile::cuda::w8a8 {
+
+inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
+
+// ---- Epilogue: scales, bias, conversion, and tiles of y in shared memory that TMA stores.
+
+__device__ inline float scaled(int sum, float a_scale, float b_scale, float bias) {
+  return __fmaf_rn(static_cast<float>(sum), __fmul_rn(a_scale, b_scale), bias);
+}
+
+// Sums 4j .. 4j + 3 of a thread, scaled: columns 8j + 2c, 8j + 2c + 1 of its upper row, then of its lower row. col is
+// {scale, scale, bias, bias}.
+__device__ inline float4 scaled_four(const int* sums, float upper, float lower, const float4& col) {
+  return {scaled(sums[0], upper, col.x, col.z), scaled(sums[1], upper, col.y, col.w),
+          scaled(sums[2], lower, col.x, col.z), scaled(sums[3], lower, col.y, col.w)};
+}
+
+// What a warp stores at a time: 16 rows of a part of the tile's columns. Rows of 128 bytes are swizzled, 16-byte chunk
+// i of row r at chunk i ^ (r % 8); with an odd number of chunks per row there are no bank conflicts anyway.
+template <class Y, int tile_cols>
+struct StoreTile {
+  static constexpr bool swizzled = tile_cols * sizeof(Y) % 128 == 0;
+  static constexpr int cols = swizzled ? 128 / sizeof(Y) : sizeof(Y) == 2 ? tile_cols / 2 : 16;
+  static constexpr int row_bytes = cols * static_cast<int>(sizeof(Y));
+  static constexpr int rows = 16;
+  static constexpr int bytes = rows * row_bytes;
+  static constexpr int eights = cols / 8;
+  static constexpr int count = tile_cols / cols;
+  static_assert(tile_cols % cols == 0 && cols % 8 == 0 && bytes % 128 == 0);
+
+  // The offset of a byte of a row.
+  __device__ static std::uint32_t offset(int row, int byte) {
+    return static_cast<std::uint32_t>(row * row_bytes + (swizzled ? byte ^ row % 8 * 16 : byte));
+  }
+};
+
+// A matrix in global memory.
+template <class Y>
+struct Destination {
+  Y* data = nullptr;
+  std::int64_t pitch = 0;
+  int rows = 0;
+  int cols = 0;
+};
+
+// A thread's elements of a store tile.
+template <class Y, class Store>
+struct StoreValues {
+  std::uint32_t values[Store::eights][sizeof(Y) == 2 ? 2 : 4];
+
+  // col(j): the scales and the bias of columns 8j + 2c and 8j + 2c + 1.
+  template <class Col>
+  __device__ void compute(const int* sums, float upper, float lower, Col col) {
+#pragma unroll
+    for (int j = 0; j < Store::eights; ++j) {
+      const float4 y = scaled_four(sums + 4 * j, upper, lower, col(j));
+      if constexpr (sizeof(Y) == 2) {
+        values[j][0] = pack<Y>(y.x, y.y);
+        values[j][1] = pack<Y>(y.z, y.w);
+      } else {
+        values[j][0] = __float_as_uint(y.x);
+        values[j][1] = __float_as_uint(y.y);
+        values[j][2] = __float_as_uint(y.z);
+        values[j][3] = __float_as_uint(y.w);
+      }
+    }
+  }
+
+  __device__ void write(std::uint32_t buffer) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (sizeof(Y) == 2) {
+#pragma unroll
+      for (int j = 0; j + 1 < Store::eights; j += 2) {
+        const std::uint32_t four[4] = {values[j][0], values[j][1], values[j + 1][0], values[j + 1][1]};
+        ptx::stmatrix(buffer + Store::offset(lane % 16, (j + lane / 16) * 16), four);
+      }
+      if constexpr (Store::eights % 2 == 1) {
+        constexpr int kLast = Store::eights - 1;
+        ptx::stmatrix(buffer + Store::offset(lane % 16, kLast * 16), values[kLast]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < Store::eights; ++j) {
+        const int byte = 32 * j + lane % 4 * 8;
+        ptx::store_shared_v2(buffer + Store::offset(lane / 4, byte), values[j][0], values[j][1]);
+        ptx::store_shared_v2(buffer + Store::offset(lane / 4 + 8, byte), values[j][2], values[j][3]);
+      }
+    }
+  }
+};
+
+// Adds what y of f32 holds to a store tile that this warp has written.
+template <class Store>
+__device__ void add_to_tile(std::uint8_t* buffer, int2 at, const Destination<float>& y) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int c = 0; c < Store::cols; c += 32) {
+    const bool inside = c + lane < Store::cols && at.y + c + lane < y.cols;
+    const float* const from = y.data + at.x * y.pitch + at.y + c + lane;
+    float before[Store::rows];
+#pragma unroll
+    for (int r = 0; r < Store::rows; ++r) before[r] = inside && at.x + r < y.rows ? __ldcg(from + r * y.pitch) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < Store::rows; ++r) {
+      if (!inside) continue;
+      auto* const sum = reinterpret_cast<float*>(buffer + Store::offset(r, (c + lane) * 4));
+      *sum = __fadd_rn(before[r], *sum);
+    }
+  }
+}
+
+// A store tile directly to y at row and column `at`: any alignment, nothing out of bounds.
+template <class Y, class Store>
+__device__ void store_edge(const std::uint8_t* buffer, int2 at, const Destination<Y>& y) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int rows = min(Store::rows, y.rows - at.x);
+  const int cols = min(Store::cols, y.cols - at.y);
+#pragma unroll 1  // keeps the code small: every launch fetches it anew
+  for (int r = 0; r < rows; ++r) {
+    Y* const row = y.data + (at.x + r) * y.pitch + at.y;
+#pragma unroll
+    for (int c = 0; c < Store::cols; c += 32) {
+      if (c + lane < cols) {
+        row[c + lane] =
+            *reinterpret_cast<const Y*>(buffer + Store::offset(r, (c + lane) * static_cast<int>(sizeof(Y))));
+      }
+    }
+  }
+}
+
+// ---- The kernel.
+
+// ping_pong: each consumer has tiles of its own, and multiplies while the other one stores.
+// cooperative: each has half of a tile's rows, and nothing is multiplied while they store.
+enum class Schedule { ping_pong, cooperative };
+
+// rows x cols: of y, of a block. The blocks of a cluster are stacked and share b, or lie side by side and share a.
+template <int rows_, int cols_, bool share_b_, int stages_, int store_buffers_, Schedule schedule_>
+struct Tile {
+  static constexpr int rows = rows_;
+  static constexpr int cols = cols_;
+  static constexpr bool share_b = share_b_;
+  static constexpr int stages = stages_;
+  static constexpr int store_buffers = store_buffers_;  // of a warp, used in turn
+  static constexpr Schedule schedule = schedule_;
+  static constexpr bool ping_pong = schedule == Schedule::ping_pong;
+  static constexpr int cluster_rows = share_b ? kClusterSize : 1;
+  static constexpr int cluster_cols = share_b ? 1 : kClusterSize;
+  static constexpr int blocks = (ping_pong ? rows : rows / kConsumers) / 64;  // of 64 rows, of a warpgroup
+  static constexpr int readers = ping_pong ? 4 : 4 * kConsumers;              // warps that read a stage
+  static constexpr int tiles = ping_pong ? kConsumers : 1;                    // at a time
+};
+
+template <class T, class Y>
+struct Shared {
+  struct Stage {
+    std::uint8_t a[T::rows * kTileK];
+    std::uint8_t b[T::cols * kTileK];
+  };
+  using Store = StoreTile<Y, T::cols>;
+
+  Stage stages[T::stages];
+  std::uint8_t store_buffers[kConsumers * 4][T::store_buffers][Store::bytes];  // of a warp
+  float4 col_scales[T::tiles][T::cols / 2];  // {scale, scale, bias, bias} of two columns
+  std::uint64_t full[T::stages];
+  std::uint64_t empty[T::stages];
+  std::uint64_t turn[kConsumers];
+  std::uint64_t scales_full[T::tiles];
+  std::uint64_t scales_empty[T::tiles];
+};
+
+template <class Y>
+struct Arguments {
+  int steps = 0;    // of k
+  TileOrder order;  // of the clusters' tiles
+  RowScale<float> a_scale;
+  RowScale<float> b_scale;
+  const Y* bias = nullptr;
+  std::int64_t bias_stride = 0;
+  Destination<Y> y;
+  bool accumulate = false;  // y += instead of y =; y is f32
+  // The last row and column at which a tile may begin.
+  int2 last = {std::numeric_limits<int>::max(), std::numeric_limits<int>::max()};
+  int tma_cols = 0;  // TMA may store tiles that end here or before
+};
+
+template <class T>
+struct Place : ClusterPlace {
+  template <class Y>
+  __device__ int2 origin(int number, const Arguments<Y>& arguments) const {
+    const int2 tile = arguments.order[number];
+    return {min((tile.x * T::cluster_rows + (T::share_b ? rank : 0)) * T::rows, arguments.last.x),
+            min((tile.y * T::cluster_cols + (T::share_b ? 0 : rank)) * T::cols, arguments.last.y)};
+  }
+};
+
+// One thread: tiles of a and b, stage by stage. Each block loads half of the shared operand for both.
+template <class T, class Y>
+__device__ void load_operands(Shared<T, Y>& shared, const Place<T>& place, const CUtensorMap& a, const CUtensorMap& b,
+                              const Arguments<Y>& arguments) {
+  constexpr int kSharedRows = (T::share_b ? T::cols : T::rows) / kClusterSize;
+  const int half = place.rank * kSharedRows;
+  RingPosition<T::stages> at;
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int2 origin = place.origin(t, arguments);
+#pragma unroll 1
+    for (int step = 0; step < arguments.steps; ++step) {
+      auto& stage = shared.stages[at.stage];
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      const int col = step * kTileK;
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
+      if constexpr (T::share_b) {
+        ptx::tma_load(ptx::shared_address(stage.a), a, col, origin.x, full);
+        ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(stage.b + half * kTileK), b, {col, origin.y + half},
+                                full);
+      } else {
+        ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(stage.a + half * kTileK), a, {col, origin.x + half},
+                                full);
+        ptx::tma_load(ptx::shared_address(stage.b), b, col, origin.y, full);
+      }
+      at.next();
+    }
+  }
+}
+
+// One warp: scales and bias of each tile's columns, any stride, well ahead of their use. A missing bias is -0: fma(x,
+// y, -0) is the rounded product, its sign included.
+template <class T, class Y>
+__device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const Arguments<Y>& arguments) {
+  const auto column = [&](int j, float& scale, float& bias) {
+    const bool inside = j < arguments.y.cols;
+    scale = inside ? arguments.b_scale[j] : 0.0f;
+    bias = inside && arguments.bias ? widen(__ldcg(arguments.bias + j * arguments.bias_stride)) : -0.0f;
+  };
+  RingPosition<T::tiles> at;
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int first = place.origin(t, arguments).y;
+    ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
+#pragma unroll 1
+    for (int j = static_cast<int>(threadIdx.x) % 32; j < T::cols / 2; j += 32) {
+      float4 pair;
+      column(first + 2 * j, pair.x, pair.z);
+      column(first + 2 * j + 1, pair.y, pair.w);
+      shared.col_scales[at.stage][j] = pair;
+    }
+    ptx::mbarrier_arrive(shared.scales_full[at.stage]);
+    at.next();
+  }
+}
+
+// A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
+// stages.
+template <class T, class Y>
+struct Consumer {
+  Shared<T, Y>& shared;
+  const Arguments<Y>& arguments;
+  int group;
+  int warp;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
+  std::uint32_t other_turn = ptx::mapa(ptx::shared_address(&shared.turn[group ^ 1]), ptx::cluster_rank());
+
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
+
+  // The main loop: sums (blocks x 64, cols) = a * b^T over all steps. Leaves `at` behind the last one. One step's
+  // WGMMAs are in flight while the next one's are issued.
+  __device__ void multiply(int (&sums)[T::blocks][T::cols / 2], RingPosition<T::stages>& at) const {
+    const int first_row = T::ping_pong ? 0 : group * T::blocks * 64;
+    int last = 0;
+    for (int step = 0; step < arguments.steps; ++step) {
+      ptx::mbarrier_wait(shared.full[at.stage], at.parity);
+      if constexpr (T::ping_pong) ptx::mbarrier_arrive_cluster(other_turn, step + 1 == arguments.steps && lane == 0);
+      const std::uint32_t a = smem_descriptor(ptx::shared_address(shared.stages[at.stage].a + first_row * kTileK));
+      const std::uint32_t b = smem_descriptor(ptx::shared_address(shared.stages[at.stage].b));
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int part = 0; part < kTileK / 32; ++part) {
+#pragma unroll
+        for (int block = 0; block < T::blocks; ++block) {
+          wgmma_s8<kTileK>(sums[block], a + 512 * block + 2 * part, b + 2 * part, step > 0 || part > 0);
+        }
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (step > 0) release(last);
+      last = at.stage;
+      at.next();
+    }
+    ptx::wgmma_wait<0>();
+    release(last);
+#pragma unroll
+    for (int block = 0; block < T::blocks; ++block) wgmma_fence_operand(sums[block]);
+  }
+
+  // 64 rows of y from `at` on, through this warp's store buffers. upper and lower: the scales of this thread's two
+  // rows.
+  __device__ void store(const int (&sums)[T::cols / 2], int2 at, float upper, float lower, const float4* cols,
+                        int first_buffer, const CUtensorMap& y) const {
+    using Store = typename Shared<T, Y>::Store;
+    const bool by_tma = at.y + T::cols <= arguments.tma_cols;
+    const int row = at.x + 16 * warp;
+#pragma unroll
+    for (int part = 0; part < Store::count; ++part) {
+      const int col = at.y + part * Store::cols;
+      std::uint8_t* const buffer = shared.store_buffers[4 * group + warp][(first_buffer + part) % T::store_buffers];
+      StoreValues<Y, Store> values;
+      values.compute(sums + part * 4 * Store::eights, upper, lower,
+                     [&](int j) { return cols[4 * (part * Store::eights + j) + lane % 4]; });
+      if (lane == 0) ptx::tma_store_wait_read<T::store_buffers - 1>();
+      __syncwarp();
+      values.write(ptx::shared_address(buffer));
+      if constexpr (std::is_same_v<Y, float>) {
+        if (arguments.accumulate) {
+          __syncwarp();
+          add_to_tile<Store>(buffer, {row, col}, arguments.y);
+        }
+      }
+      if (by_tma) ptx::fence_proxy_async();
+      __syncwarp();
+      if (!by_tma) store_edge<Y, Store>(buffer, {row, col}, arguments.y);
+      if (lane == 0) {
+        if (by_tma) ptx::tma_store(y, col, row, ptx::shared_address(buffer));
+        ptx::tma_store_commit();  // one group per tile, even if empty: the wait above counts them
+      }
+    }
+  }
+
+  __device__ void run(const Place<T>& place, const CUtensorMap& y) const {
+    const int set = T::ping_pong ? group : 0;
+    const int first_row = T::ping_pong ? 0 : group * T::blocks * 64;
+    const int apart = T::tiles * place.clusters;
+    std::uint32_t parity = 0;
+    RingPosition<T::stages> at;
+    if constexpr (T::ping_pong) at = at.ahead(group * arguments.steps);
+    int sums[T::blocks][T::cols / 2];
+    for (int t = place.cluster + set * place.clusters; t < arguments.order.count(); t += apart) {
+      int2 origin = place.origin(t, arguments);
+      origin.x += first_row;
+      float row_scales[T::blocks][2];
+#pragma unroll
+      for (int i = 0; i < 2 * T::blocks; ++i) {
+        const int row = origin.x + 8 * i + 48 * (i / 2) + 16 * warp + lane / 4;
+        row_scales[i / 2][i % 2] = row < arguments.y.rows ? arguments.a_scale[row] : 0.0f;
+      }
+      // The other consumer has waited for all of its stages, so ours are at most one lap away: the parities are valid.
+      if constexpr (T::ping_pong) ptx::mbarrier_wait(shared.turn[group], parity ^ (group == 0));
+      multiply(sums, at);
+      if constexpr (T::ping_pong) at = at.ahead(arguments.steps);
+      ptx::mbarrier_wait(shared.scales_full[set], parity);
+#pragma unroll
+      for (int block = 0; block < T::blocks; ++block) {
+        store(sums[block], {origin.x + 64 * block, origin.y}, row_scales[block][0], row_scales[block][1],
+              shared.col_scales[set], block * Shared<T, Y>::Store::count, y);
+      }
+      if (lane == 0) ptx::mbarrier_arrive(shared.scales_empty[set]);
+      __syncwarp();
+      parity ^= 1;
+    }
+    if (lane == 0) ptx::tma_store_wait_read<0>();
+    __syncwarp();
+  }
+};
+
+template <class T, class Y>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    w8a8_gemm_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+                     const __grid_constant__ CUtensorMap y, const __grid_constant__ Arguments<Y> arguments) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared<T, Y>*>(shared_bytes);
+  const int warp = uniform_warp();
+  const Place<T> place;
+  gemm_prologue([&] {
+    ptx::prefetch_tensormap(a);
+    ptx::prefetch_tensormap(b);
+    ptx::prefetch_tensormap(y);
+    init_barriers(shared.full, 1);
+    init_barriers(shared.empty, kClusterSize * T::readers);
+    init_barriers(shared.turn, 4);
+    init_barriers(shared.scales_full, 32);
+    init_barriers(shared.scales_empty, T::readers);
+  });
+  // Not produce_and_consume: in this order the compiler places the code of the first loads here, not behind the
+  // consumers'.
+  if (warp >= 4) {
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    Consumer<T, Y>{shared, arguments, warp / 4 - 1, warp % 4}.run(place, y);
+  } else {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x == 0) load_operands(shared, place, a, b, arguments);
+    if (warp == 1) load_scales(shared, place, arguments);
+    __syncwarp();
+  }
+  ptx::cluster_sync_relaxed();  // no block leaves while the other one still writes to its shared memory
+}
+
+}  // namespace octile::cuda::w8a8

@@ -1,0 +1,148 @@
+"""Octile as others use it: installed and moved, found by CMake and by pkg-config, or inside another CMake project."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(os.environ["OCTILE_SOURCE_DIR"])
+BUILD = Path(os.environ["OCTILE_BUILD_DIR"])
+CMAKE = os.environ["OCTILE_CMAKE"]
+CC = os.environ["OCTILE_CC"]
+CXX = os.environ["OCTILE_CXX"]
+CONSUMER = SOURCE / "tests" / "package" / "consumer"
+
+
+def run(*command, **environment):
+    """Runs a command and returns what it printed; if it fails, all of it is in the exception."""
+    result = subprocess.run(list(map(str, command)), env={**os.environ, **environment}, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    if result.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}: exit status {result.returncode}\n{result.stdout}")
+    return result.stdout
+
+
+def configure_build_test(source, build, *options):
+    run(CMAKE, "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_C_COMPILER={CC}", f"-DCMAKE_CXX_COMPILER={CXX}",
+        *options)
+    run(CMAKE, "--build", build, "-j", "2")
+    run(os.environ["OCTILE_CTEST"], "--test-dir", build, "--output-on-failure", "--no-tests=error")
+
+
+class InstallTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.scratch = Path(tempfile.mkdtemp(prefix="octile-install-"))
+        cls.addClassCleanup(shutil.rmtree, cls.scratch)
+        run(CMAKE, "--install", BUILD, "--prefix", cls.scratch / "before")
+        cls.prefix = cls.scratch / "after the move"  # a tree that depends on its place, or on quoting, breaks here
+        (cls.scratch / "before").rename(cls.prefix)
+        cls.lib = next(cls.prefix.glob("lib*/**/pkgconfig")).parent
+        cls.shared = (cls.lib / "liboctile.so").exists()
+
+    def test_find_package(self):
+        configure_build_test(CONSUMER, self.scratch / "consumer", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
+    def test_find_package_refuses_another_version(self):
+        source = self.scratch / "wants_9_9"
+        source.mkdir()
+        (source / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES NONE)\n"
+                                               "find_package(octile 9.9 CONFIG REQUIRED)\n")
+        with self.assertRaisesRegex(AssertionError, "octile"):
+            run(CMAKE, "-S", source, "-B", source / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
+    def test_pkg_config(self):
+        if not shutil.which("pkg-config"):
+            self.skipTest("there is no pkg-config")
+        pkg_config = {"PKG_CONFIG_PATH": str(self.lib / "pkgconfig")}
+        version = run("pkg-config", "--modversion", "octile", **pkg_config).strip()
+        self.assertRegex(version, r"^\d+\.\d+\.\d+$")
+        # A shell takes pkg-config's quoting apart, as a makefile would.
+        for compiler, source in ((f"{CXX} -std=c++20", "main.cpp"), (f"{CC} -std=c11", "main.c")):
+            program = self.scratch / f"pc_{source.replace('.', '_')}"
+            run("sh", "-ec", f"""eval "{compiler} '{CONSUMER / source}' -o '{program}' """
+                             """$(pkg-config --cflags --libs octile)" """, **pkg_config)
+            run(program, LD_LIBRARY_PATH=str(self.lib))
+
+    def test_pkg_config_as_the_readme_has_it(self):
+        """Without LD_LIBRARY_PATH; the library is in a folder that the dynamic linker does not know."""
+        if not shutil.which("pkg-config"):
+            self.skipTest("there is no pkg-config")
+        place = self.scratch / "plain"  # the line of the README does not quote
+        place.symlink_to(self.prefix)
+        line, = [line for line in (SOURCE / "README.md").read_text().splitlines() if line.startswith("g++ -std=c++20 main.cpp")]
+        program = self.scratch / "readme"
+        environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+        environment["PKG_CONFIG_PATH"] = str(place / self.lib.relative_to(self.prefix) / "pkgconfig")
+        subprocess.run(["sh", "-ec", line.replace("g++", CXX).replace("main.cpp", f"'{CONSUMER}/main.cpp' -o '{program}'")],
+                       env=environment, check=True)
+        subprocess.run([program], env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    def test_shared_library_is_versioned(self):
+        if not self.shared:
+            self.skipTest("a static library has no soname")
+        library = (self.lib / "liboctile.so").resolve()
+        soname = re.search(r"\(SONAME\).*\[(.*)\]", run("readelf", "-d", library)).group(1)
+        self.assertRegex(soname, r"^liboctile\.so\.\d+$")
+        self.assertTrue((self.lib / soname).exists())
+
+    def test_headers_and_texts_are_there(self):
+        ours = sorted(path.name for path in (SOURCE / "include" / "octile").iterdir())
+        installed = self.prefix / "include" / "octile"
+        self.assertEqual(sorted(path.name for path in installed.iterdir() if path.is_file()), ours)
+        if (installed / "tile").exists():  # the tile language is an option of the build
+            headers = sorted(path.name for path in (SOURCE / "tile" / "octile" / "tile").iterdir())
+            self.assertEqual(sorted(path.name for path in (installed / "tile").iterdir()), headers)
+        self.assertTrue(list(self.prefix.glob("share/doc/octile/LICENSE")))
+
+    def test_documents_that_others_name_are_there(self):
+        documents = self.prefix / "share" / "doc" / "octile"
+        pages = [*documents.rglob("*.md")]
+        self.assertIn(documents / "docs" / "contract.md", pages)
+        for page in pages:
+            for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+                if "://" not in link:
+                    self.assertTrue((page.parent / link).exists(), f"{page.relative_to(documents)}: {link}")
+        headers = [path for path in (self.prefix / "include").rglob("*") if path.is_file()]
+        for path in [*headers, *pages]:
+            for name in re.findall(r"\bdocs/[\w-]+\.\w+", path.read_text()):
+                self.assertTrue((documents / name).exists(), f"{path}: {name}")
+
+    def test_by_another_user_than_the_builder(self):
+        """Who may read the build folder, and not write the list of what is installed there."""
+        prefix, manifest = self.scratch / "by another", BUILD / "install_manifest.txt"
+        manifest.unlink()
+        self.addCleanup(manifest.unlink)
+        manifest.symlink_to("no such folder/list")  # nor may root write there
+        self.assertIn("All is installed", run(CMAKE, "--install", BUILD, "--prefix", prefix))
+        self.assertEqual(*(sorted(path.relative_to(folder) for path in folder.rglob("*")) for folder in (prefix, self.prefix)))
+
+    @unittest.skipUnless("OCTILE_COMMAND" in os.environ, "the command was not built")
+    def test_command(self):
+        command = self.prefix / "bin" / "octile"
+        version = run("pkg-config", "--modversion", "octile", PKG_CONFIG_PATH=str(self.lib / "pkgconfig")).strip()
+        self.assertIn(version, run(command, "--version"))
+
+    def test_nothing_points_back_to_the_source_or_build_tree(self):
+        for path in [*self.lib.glob("cmake/octile/*"), *self.lib.glob("pkgconfig/*")]:
+            text = path.read_text()
+            for place in (SOURCE, BUILD, self.scratch):
+                self.assertNotIn(str(place), text, path)
+
+
+class SubprojectTest(unittest.TestCase):
+    def test_add_subdirectory(self):
+        # With the options of a release build, and beside it, its objects are in the compile cache, whose base_dir may make
+        # paths relative.
+        with tempfile.TemporaryDirectory(prefix="subproject-", dir=BUILD.parent) as scratch:
+            launcher = shutil.which("ccache") or ""
+            configure_build_test(SOURCE / "tests" / "package" / "subproject", scratch, f"-DOCTILE_SOURCE_DIR={SOURCE}",
+                                 f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}", "-DCMAKE_BUILD_TYPE=Release",
+                                 "-DBUILD_SHARED_LIBS=ON")
+
+
+if __name__ == "__main__":
+    unittest.main()

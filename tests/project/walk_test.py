@@ -1,0 +1,114 @@
+"""The documents keep up with the tree: "Follow one call" names files and functions that are there, in at most four
+files, and relative links lead somewhere. Public headers include the standard library and each other, nothing else.
+
+The section "## Follow one call" of README.md has two numbered lists: from C++ to the kernel, and from Python to C++. Each item
+begins with the path of a file in backticks; the names in backticks after it are found in that file, or, written
+"`name` in `path`", in the file of that path.
+"""
+
+import os
+import re
+import unittest
+from pathlib import Path
+
+SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parents[2]))
+PATH = r"[\w./-]+/[\w.-]+\.\w+"
+NAME = r"[A-Za-z_]\w*(?:::[A-Za-z_~]\w*)*"
+
+
+def code(path):
+    """The text of a file without its comments: a name that is only talked about does not count."""
+    text = (SOURCE / path).read_text()
+    if path.endswith(".py"):
+        return re.sub(r'#[^\n]*|"{3}.*?"{3}', " ", text, flags=re.DOTALL)
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+
+
+def walks():
+    """Of each list of README's "Follow one call": [(path, [names])], one entry per item, and the same for the names
+    placed in other files."""
+    readme = (SOURCE / "README.md").read_text()
+    section = re.search(r"^## Follow one call\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
+    assert section, 'README.md has no section "## Follow one call"'
+    found = []
+    for number, item in re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^\S|\Z)", section.group(1), re.MULTILINE | re.DOTALL):
+        if number == "1":
+            found.append(([], []))
+        steps, elsewhere = found[-1]
+        item = re.sub(r"\s+", " ", item)
+        for name, path in re.findall(rf"`({NAME})(?:\(\))?` in `({PATH})`", item):
+            elsewhere.append((path, [name]))
+        item = re.sub(rf"`{NAME}(?:\(\))?` in `{PATH}`", "", item)
+        path = re.match(rf"\[?`({PATH})`", item)
+        assert path, f"this step does not begin with a path in backticks: {item}"
+        steps.append((path.group(1), re.findall(rf"`({NAME})(?:\(\))?`", item[path.end():])))
+    return found
+
+
+def has(text, name):
+    """Whether code has the name: all its parts as words, and the whole as written or, in a class, the last part."""
+    return all(re.search(rf"\b{part}\b", text) for part in name.split("::"))
+
+
+def anchors(text):
+    """The anchors that GitHub gives to the headings of a Markdown text."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def documents():
+    folders = ["bench", "cli", "data", "docs", "examples", "include", "python", "src", "tests", "tools"]
+    return [*SOURCE.glob("*.md"), *(path for folder in folders for path in SOURCE.glob(f"{folder}/**/*.md"))]
+
+
+class WalkTest(unittest.TestCase):
+    def test_call_is_at_most_four_files(self):
+        self.assertEqual(len(walks()), 2)
+        for steps, _ in walks():
+            self.assertGreaterEqual(len(steps), 2)
+            self.assertLessEqual(len({path for path, _ in steps}), 4, steps)
+
+    def test_files_have_the_functions(self):
+        for path, names in [entry for steps, elsewhere in walks() for entry in steps + elsewhere]:
+            with self.subTest(path=path):
+                self.assertTrue((SOURCE / path).is_file(), f"there is no {path}")
+                self.assertTrue(names, f"the step of {path} names no function")
+                text = code(path)
+                for name in names:
+                    self.assertTrue(has(text, name), f"{path} has no {name}")
+
+    def test_the_last_file_defines_the_kernel(self):
+        steps, _ = walks()[0]
+        path, names = steps[-1]
+        kernel = names[0].split("::")[-1]
+        self.assertRegex(code(path), rf"\bvoid {kernel}\([^;]*?\) *{{", f"{path} does not define {kernel}")
+
+    def test_links_of_documents(self):
+        found = 0
+        for document in documents():
+            text = document.read_text()
+            prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+            for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+                if re.match(r"[a-z]+:", target):
+                    continue
+                found += 1
+                with self.subTest(document=str(document), target=target):
+                    path, _, anchor = target.partition("#")
+                    linked = document.parent / path if path else document
+                    self.assertTrue(linked.exists(), f"{document} links to {target}, which is not there")
+                    if anchor and linked.suffix == ".md":
+                        self.assertIn(anchor, anchors(linked.read_text()), f"{document}: no heading {target}")
+        self.assertGreater(found, 0)
+
+    def test_public_headers_stand_alone(self):
+        standard = re.compile(r"^<[a-z_0-9]+(\.h)?>$")
+        for header in sorted((SOURCE / "include" / "octile").iterdir()):
+            for target in re.findall(r'^ *# *include +([<"].*[>"])', header.read_text(), re.MULTILINE):
+                with self.subTest(header=header.name, target=target):
+                    self.assertTrue(standard.match(target) or re.match(r'^"octile/[a-z_]+\.(h|hpp)"$', target),
+                                    f"{header.name} includes {target}")
+
+
+if __name__ == "__main__":
+    unittest.main()

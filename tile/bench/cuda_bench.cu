@@ -1,0 +1,182 @@
+// Kernels in the tile language as C functions on device pointers, for tile/bench/cuda_bench.py. `variant` picks a
+// layout and block sizes; a variant that is not there gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
+// products.
+#include "octile/tile/cuda.h"
+#include "puzzles/elementwise_kernels.h"
+#include "puzzles/linear_kernels.h"
+#include "puzzles/rows_kernels.h"
+
+namespace octile::tile {
+namespace {
+
+using puzzles::elementwise::MaskedAdd;
+using puzzles::linear::Forward;
+using puzzles::linear::QuantizeRows;
+using puzzles::rows::LongSoftmax;
+using puzzles::rows::LongSum;
+
+struct SoftmaxHeld {  // a row in one tile, read once
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, int length, auto b1) const {
+    const auto j = t.arange(b1);
+    const auto from = t.program_id(0) * length + j;
+    const auto v = t.load(x + from, j < length, -kInfinity);
+    const auto e = exp2(kLog2E * (v - max(v)));
+    t.store(z + from, e / sum(e), j < length);
+  }
+};
+
+struct QuantizeRowsHeld {
+  TILE_KERNEL void operator()(auto& t, auto x, auto q, auto scale, int columns, auto b1) const {
+    const auto j = t.arange(b1);
+    const auto from = t.program_id(0) * columns + j;
+    const auto v = t.load(x + from, j < columns, 0.0f);
+    const auto s = maximum(max(abs(v)) / 127.0f, 1e-8f);
+    t.store(scale + t.program_id(0), s);
+    t.store(q + from, cast<s8, Round::even>(clamp(v / s, -127.0f, 127.0f)), j < columns);
+  }
+};
+
+struct Matmul {  // f16, summed in f32
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int middle, auto b0, auto b1, auto b2,
+                              auto stages) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    auto total = t.full(b0, b1, 0.0f);
+    t.pipeline(
+        stages, cdiv(middle, b2),
+        [&](int step) {
+          const auto k = t.arange(b2) + step * b2;
+          return fetches(t.fetch(x + i * middle + k, (i < n0) & (k < middle), 0.0f),
+                         t.fetch(y + col(k) * n1 + j, (col(k) < middle) & (j < n1), 0.0f));
+        },
+        [&](int, const auto& a, const auto& b) { total = dot(a, b, total); });
+    t.store(z + i * n1 + j, cast<f16>(total), (i < n0) & (j < n1));
+  }
+};
+
+template <class T>
+Tensor<T> tensor(const void* p) {
+  return {"", static_cast<T*>(const_cast<void*>(p)), {}};
+}
+
+}  // namespace
+}  // namespace octile::tile
+
+using namespace octile::tile;
+
+#if !defined(TILE_PART) || TILE_PART == 0
+extern "C" int tile_masked_add(int variant, const void* px, void* pz, int n, void* stream) {
+  const auto x = tensor<f32>(px), z = tensor<f32>(pz);
+  const auto run = [&](auto layout, auto block) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(n, block)}, MaskedAdd{}, x, z, n, block);
+    return 0;
+  };
+  if (variant == 0) return run(Threads<1, 256>{}, c<1024>);
+  if (variant == 1) return run(Threads<1, 128>{}, c<1024>);
+  return -1;
+}
+
+template <Math kMath>
+int softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  const auto x = tensor<f32>(px), z = tensor<f32>(pz);
+  const auto run = [&](auto layout, auto b0, auto b1) {
+    launch(Cuda<decltype(layout), kMath>{stream}, Grid{cdiv(rows, b0)}, LongSoftmax{}, x, z, rows, columns, b0, b1);
+    return 0;
+  };
+  if (variant == 0) return run(Threads<1, 256, 4, 5>{}, c<1>, c<4096>);
+  if (variant == 1) return run(Threads<1, 128, 4, 6>{}, c<1>, c<4096>);
+  if (variant == 2) return run(Threads<1, 128>{}, c<1>, c<2048>);
+  return -1;
+}
+extern "C" int tile_softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  return softmax<Math::exact>(variant, px, pz, rows, columns, stream);
+}
+extern "C" int tile_softmax_fast(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  return softmax<Math::fast>(variant, px, pz, rows, columns, stream);
+}
+
+extern "C" int tile_softmax_held(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  const auto x = tensor<f32>(px), z = tensor<f32>(pz);
+  if (columns > 4096) return -1;
+  const auto run = [&](auto layout) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{rows}, SoftmaxHeld{}, x, z, columns, c<4096>);
+    return 0;
+  };
+  if (variant == 0) return run(Threads<1, 256>{});
+  if (variant == 1) return run(Threads<1, 128>{});
+  return -1;
+}
+
+extern "C" int tile_quantize_rows(int variant, const void* px, void* pq, void* ps, int rows, int columns,
+                                  void* stream) {
+  const auto x = tensor<f32>(px), s = tensor<f32>(ps);
+  const auto q = tensor<s8>(pq);
+  const auto run = [&](auto layout, auto b0, auto b1) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(rows, b0)}, QuantizeRows{}, x, q, s, rows, columns, b0, b1);
+    return 0;
+  };
+  if (variant == 0) return run(Threads<1, 128, 4, 7>{}, c<1>, c<4096>);
+  if (variant == 1) return run(Threads<1, 64, 4, 8>{}, c<1>, c<4096>);
+  if (variant == 2) return run(Threads<1, 128>{}, c<1>, c<2048>);
+  return -1;
+}
+
+extern "C" int tile_quantize_rows_held(int variant, const void* px, void* pq, void* ps, int rows, int columns,
+                                       void* stream) {
+  const auto x = tensor<f32>(px), s = tensor<f32>(ps);
+  const auto q = tensor<s8>(pq);
+  if (columns > 4096) return -1;
+  const auto run = [&](auto layout) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{rows}, QuantizeRowsHeld{}, x, q, s, columns, c<4096>);
+    return 0;
+  };
+  if (variant == 0) return run(Threads<1, 128>{});
+  if (variant == 1) return run(Threads<1, 128, 4, 6>{});
+  return -1;
+}
+
+extern "C" int tile_long_sum(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
+  const auto x = tensor<f32>(px), z = tensor<f32>(pz);
+  const auto run = [&](auto layout, auto b0, auto b1) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(rows, b0)}, LongSum{}, x, z, rows, columns, b0, b1);
+    return 0;
+  };
+  if (variant == 0) return run(Threads<4, 32>{}, c<4>, c<1024>);
+  if (variant == 1) return run(Threads<4, 32>{}, c<4>, c<2048>);
+  if (variant == 2) return run(Threads<1, 128>{}, c<1>, c<4096>);
+  return -1;
+}
+#endif
+
+#if !defined(TILE_PART) || TILE_PART == 1
+extern "C" int tile_matmul(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle,
+                           void* stream) {
+  const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);
+  const auto run = [&](auto layout, auto b0, auto b1, auto b2, auto stages) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(n0, b0), cdiv(n1, b1)}, Matmul{}, x, y, z, n0, n1, middle, b0, b1,
+           b2, stages);
+    return 0;
+  };
+  if (variant == 0) return run(Warps<2, 2>{}, c<128>, c<128>, c<32>, c<4>);
+  if (variant == 1) return run(Warps<2, 2>{}, c<128>, c<128>, c<64>, c<3>);
+  if (variant == 2) return run(Warps<2, 4>{}, c<128>, c<256>, c<32>, c<4>);
+  if (variant == 3) return run(Warps<2, 4>{}, c<128>, c<256>, c<64>, c<4>);
+  if (variant == 4) return run(Warps<4, 2>{}, c<256>, c<128>, c<64>, c<3>);
+  return -1;
+}
+
+// The forward product of puzzle 15: s8, summed in s32.
+extern "C" int tile_forward(int variant, const void* const* p, int batch, int in, int out, void* stream) {
+  const auto x = tensor<s8>(p[0]), w = tensor<s8>(p[2]);
+  const auto x_scale = tensor<f32>(p[1]), w_scale = tensor<f32>(p[3]);
+  const auto bias = tensor<f16>(p[4]), y = tensor<f16>(p[5]);
+  const auto run = [&](auto layout, auto b0, auto b1, auto b2) {
+    launch(Cuda<decltype(layout)>{stream}, Grid{cdiv(batch, b0), cdiv(out, b1)}, Forward{}, x, x_scale, w, w_scale,
+           bias, y, batch, in, out, c<1>, c<1>, b0, b1, b2);
+    return 0;
+  };
+  if (variant == 0) return run(Warps<2, 2, 4>{}, c<128>, c<128>, c<64>);
+  if (variant == 1) return run(Warps<2, 4, 4>{}, c<128>, c<256>, c<128>);
+  return -1;
+}
+#endif

@@ -1,0 +1,311 @@
+"""Kernels in the tile language beside Triton and torch on one GPU: checks the results, then times all of them with the
+same timer, in turns. Usage: cuda_bench.py FOLDER [NAME ...], with bench0.so and bench1.so in the folder and the
+names of functions below; without names, all of them."""
+
+import ctypes
+import functools
+import json
+import sys
+
+import torch
+import triton
+import triton.language as tl
+from triton.testing import do_bench
+
+ROWS, COLUMNS = 32768, 4096
+LOG2E = tl.constexpr(1.44269504)
+
+
+@triton.jit
+def add_kernel(x, z, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(z + i, v + 10.0, mask=i < n)
+
+
+@triton.jit
+def softmax_kernel(x, z, n0, length, B0: tl.constexpr, B1: tl.constexpr):
+    i = (tl.program_id(0) * B0 + tl.arange(0, B0))[:, None]
+    most = tl.full((B0, 1), -float("inf"), tl.float32)
+    total = tl.full((B0, 1), 0.0, tl.float32)
+    for k in range(0, length, B1):
+        j = (k + tl.arange(0, B1))[None, :]
+        v = tl.load(x + i * length + j, mask=(i < n0) & (j < length), other=-float("inf"))
+        larger = tl.maximum(most, tl.max(v, axis=1, keep_dims=True))
+        total = total * tl.exp2(LOG2E * (most - larger)) + tl.sum(tl.exp2(LOG2E * (v - larger)), axis=1, keep_dims=True)
+        most = larger
+    for k in range(0, length, B1):
+        j = (k + tl.arange(0, B1))[None, :]
+        inside = (i < n0) & (j < length)
+        v = tl.load(x + i * length + j, mask=inside, other=-float("inf"))
+        tl.store(z + i * length + j, tl.exp2(LOG2E * (v - most)) / total, mask=inside)
+
+
+@triton.jit
+def softmax_held_kernel(x, z, length, BLOCK: tl.constexpr):
+    j = tl.arange(0, BLOCK)
+    start = tl.program_id(0) * length
+    v = tl.load(x + start + j, mask=j < length, other=-float("inf"))
+    e = tl.exp2(LOG2E * (v - tl.max(v, axis=0)))
+    tl.store(z + start + j, e / tl.sum(e, axis=0), mask=j < length)
+
+
+@triton.jit
+def round_to_byte(v):
+    v = tl.minimum(tl.maximum(v, -127.0), 127.0)
+    return (v + 12582912.0 - 12582912.0).to(tl.int8)  # ties to even
+
+
+@triton.jit
+def quantize_kernel(x, q, s, n0, length, B0: tl.constexpr, B1: tl.constexpr):
+    i = (tl.program_id(0) * B0 + tl.arange(0, B0))[:, None]
+    most = tl.full((B0, 1), 0.0, tl.float32)
+    for k in range(0, length, B1):
+        j = (k + tl.arange(0, B1))[None, :]
+        v = tl.load(x + i * length + j, mask=(i < n0) & (j < length), other=0.0)
+        most = tl.maximum(most, tl.max(tl.abs(v), axis=1, keep_dims=True))
+    scale = tl.maximum(most / 127.0, 1e-8)
+    tl.store(s + i, scale, mask=i < n0)
+    for k in range(0, length, B1):
+        j = (k + tl.arange(0, B1))[None, :]
+        inside = (i < n0) & (j < length)
+        v = tl.load(x + i * length + j, mask=inside, other=0.0)
+        tl.store(q + i * length + j, round_to_byte(v / scale), mask=inside)
+
+
+@triton.jit
+def quantize_held_kernel(x, q, s, length, BLOCK: tl.constexpr):
+    j = tl.arange(0, BLOCK)
+    start = tl.program_id(0) * length
+    v = tl.load(x + start + j, mask=j < length, other=0.0)
+    scale = tl.maximum(tl.max(tl.abs(v), axis=0) / 127.0, 1e-8)
+    tl.store(s + tl.program_id(0), scale)
+    tl.store(q + start + j, round_to_byte(v / scale), mask=j < length)
+
+
+@triton.jit
+def sum_kernel(x, z, n0, length, B0: tl.constexpr, B1: tl.constexpr):
+    i = (tl.program_id(0) * B0 + tl.arange(0, B0))[:, None]
+    total = tl.full((B0, 1), 0.0, tl.float32)
+    for k in range(0, length, B1):
+        j = (k + tl.arange(0, B1))[None, :]
+        total += tl.sum(tl.load(x + i * length + j, mask=(i < n0) & (j < length), other=0.0), axis=1, keep_dims=True)
+    tl.store(z + i, total, mask=i < n0)
+
+
+def pointer(tensor):
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def stream():
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def variants(function, *arguments):
+    """The variants of a C function that exist, as callables."""
+    found = []
+    for variant in range(16):
+        if function(variant, *arguments, stream()) != 0:
+            break
+        found.append((f"variant {variant}", lambda v=variant: function(v, *arguments, stream())))
+    torch.cuda.synchronize()
+    return found
+
+
+def compare(name, work, unit, sides):
+    """The best of each side, by the medians of a few rounds in turns."""
+    times = {side: {} for side in sides}
+    for _ in range(3):
+        for side, candidates in sides.items():
+            for label, call in candidates:
+                ms = do_bench(call, warmup=10, rep=40, return_mode="median")
+                times[side][label] = min(ms, times[side].get(label, ms))
+    line, best = {"kernel": name}, {}
+    for side, each in times.items():
+        label = min(each, key=each.get)
+        best[side] = each[label]
+        line[side] = {"us": round(best[side] * 1e3, 1), unit: round(work / best[side] / 1e9, 3), "by": label}
+        line[side]["each"] = {label: round(ms * 1e3, 1) for label, ms in each.items()}
+    print(json.dumps(line), flush=True)
+    return best
+
+
+def verdict(text, value, least):
+    print(f"{'PASS' if value >= least else 'MISS'}  {text}: {value:.1%} (at least {least:.0%})", flush=True)
+
+
+WRONG = []
+
+
+def expect(name, right):
+    if not right:
+        WRONG.append(name)
+        print("WRONG", name, flush=True)
+
+
+@functools.cache
+def copy_rate():
+    """Bytes a millisecond, read and written, of torch's copy of a matrix."""
+    x = torch.randn(ROWS, COLUMNS, device="cuda")
+    z = torch.empty_like(x)
+    ms = min(do_bench(lambda: z.copy_(x), warmup=10, rep=40, return_mode="median") for _ in range(3))
+    print(f"copy of {ROWS} x {COLUMNS} f32: {8 * x.numel() / ms / 1e9:.3f} TB/s", flush=True)
+    return 8 * x.numel() / ms
+
+
+def judge(name, times, bytes_moved):
+    verdict(f"{name}, of Triton's speed", times["triton"] / times["tile"], 0.95)
+    verdict(f"{name}, of a copy's rate", bytes_moved / times["tile"] / copy_rate(), 0.90)
+
+
+def masked_add(library):
+    n = 1 << 28
+    x, z = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
+    tile = variants(library.tile_masked_add, pointer(x), pointer(z), n)
+    for label, call in tile:
+        z.fill_(float("nan"))
+        call()
+        expect(f"masked add {label}", torch.equal(z, x + 10.0))
+    triton_kernels = [
+        (f"{b}/{w}", lambda b=b, w=w: add_kernel[(triton.cdiv(n, b),)](x, z, n, b, num_warps=w))
+        for b, w in ((1024, 4), (1024, 8), (2048, 8), (4096, 8))
+    ]
+    judge("masked add", compare("masked add", 8 * n, "TB/s", {"tile": tile, "triton": triton_kernels}), 8 * n)
+
+
+BLOCKS = ((1, 4096, 4), (1, 4096, 8), (1, 2048, 4), (4, 1024, 4))  # of Triton: rows, columns, warps
+
+
+def softmax(library):
+    x = torch.randn(ROWS, COLUMNS, device="cuda")
+    z = torch.empty_like(x)
+    exact = torch.softmax(x.double(), dim=1)
+    shape = (pointer(x), pointer(z), ROWS, COLUMNS)
+    two_passes = [
+        (
+            f"{b0}x{b1}/{w}",
+            lambda b0=b0, b1=b1, w=w: softmax_kernel[(triton.cdiv(ROWS, b0),)](
+                x, z, ROWS, COLUMNS, b0, b1, num_warps=w
+            ),
+        )
+        for b0, b1, w in BLOCKS
+    ]
+    held = [
+        (f"4096/{w}", lambda w=w: softmax_held_kernel[(ROWS,)](x, z, COLUMNS, 4096, num_warps=w)) for w in (4, 8, 16)
+    ]
+    for name, function, kernels in (
+        ("softmax, two passes", library.tile_softmax, two_passes),
+        ("softmax, two passes, Math::fast", library.tile_softmax_fast, two_passes),
+        ("softmax, row held", library.tile_softmax_held, held),
+    ):
+        tile = variants(function, *shape)
+        for label, call in tile:
+            z.fill_(float("nan"))
+            call()
+            expect(f"{name} {label}", bool(((z - exact).abs() <= 4e-6 * exact + 1e-30).all()))
+        judge(name, compare(name, 8 * x.numel(), "TB/s", {"tile": tile, "triton": kernels}), 8 * x.numel())
+
+
+def quantize(library):
+    x = torch.randn(ROWS, COLUMNS, device="cuda")
+    q, s = torch.empty(ROWS, COLUMNS, dtype=torch.int8, device="cuda"), torch.empty(ROWS, device="cuda")
+    scale = torch.clamp(x.abs().amax(dim=1) / torch.tensor(127.0, device="cuda"), min=1e-8)
+    level = torch.clamp(torch.round(x / scale[:, None]), -127, 127).to(torch.int8)
+    two_passes = [
+        (
+            f"{b0}x{b1}/{w}",
+            lambda b0=b0, b1=b1, w=w: quantize_kernel[(triton.cdiv(ROWS, b0),)](
+                x, q, s, ROWS, COLUMNS, b0, b1, num_warps=w
+            ),
+        )
+        for b0, b1, w in BLOCKS
+    ]
+    held = [
+        (f"4096/{w}", lambda w=w: quantize_held_kernel[(ROWS,)](x, q, s, COLUMNS, 4096, num_warps=w))
+        for w in (4, 8, 16)
+    ]
+    for name, function, kernels in (
+        ("row quantize, two passes", library.tile_quantize_rows, two_passes),
+        ("row quantize, row held", library.tile_quantize_rows_held, held),
+    ):
+        tile = variants(function, pointer(x), pointer(q), pointer(s), ROWS, COLUMNS)
+        for label, call in tile:
+            q.fill_(99), s.fill_(-1)
+            call()
+            expect(f"{name} {label}", torch.equal(s, scale) and torch.equal(q, level))
+        judge(name, compare(name, 5 * x.numel(), "TB/s", {"tile": tile, "triton": kernels}), 5 * x.numel())
+
+
+def long_sum(library):
+    x, z = torch.randn(ROWS, COLUMNS, device="cuda"), torch.empty(ROWS, device="cuda")
+    exact, size = x.double().sum(dim=1), x.double().abs().sum(dim=1)
+    tile = variants(library.tile_long_sum, pointer(x), pointer(z), ROWS, COLUMNS)
+    for label, call in tile:
+        z.fill_(float("nan"))
+        call()
+        expect(f"long sum {label}", bool(((z - exact).abs() <= 16 * 2.0**-24 * size).all()))
+    triton_kernels = [
+        (
+            f"{b0}x{b1}/{w}",
+            lambda b0=b0, b1=b1, w=w: sum_kernel[(triton.cdiv(ROWS, b0),)](x, z, ROWS, COLUMNS, b0, b1, num_warps=w),
+        )
+        for b0, b1, w in ((1, 4096, 4), (1, 2048, 4), (4, 1024, 4), (4, 2048, 4))
+    ]
+    judge(
+        "long sum", compare("long sum", 4 * x.numel(), "TB/s", {"tile": tile, "triton": triton_kernels}), 4 * x.numel()
+    )
+
+
+def matmul(library):
+    n = 4096
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.float16) for _ in range(2))
+    y = torch.empty(n, n, device="cuda", dtype=torch.float16)
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    tile = variants(library.tile_matmul, pointer(a), pointer(b), pointer(y), n, n, n)
+    for label, call in tile:
+        y.fill_(float("nan"))
+        call()
+        bound = 2.0**-11 * exact.abs() + 2 * n * 2.0**-24 * size + 1e-4
+        expect(f"matmul {label}", bool(((y.double() - exact).abs() <= bound).all()))
+    cublas = [("torch", lambda: torch.mm(a, b, out=y))]
+    times = compare("f16 matmul 4096", 2 * n**3, "TFLOP/s", {"tile": tile, "cublas": cublas})
+    verdict("f16 matmul, of cuBLAS", times["cublas"] / times["tile"], 0.50)
+
+
+def forward(library):
+    n = 4096
+    xq, wq = (torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
+    xs, ws = torch.tensor([0.013], device="cuda"), torch.rand(n, device="cuda") * 0.01
+    bias, y = torch.randn(n, device="cuda").half(), torch.empty(n, n, device="cuda", dtype=torch.float16)
+    arguments = (ctypes.c_void_p * 6)(*(t.data_ptr() for t in (xq, xs, wq, ws, bias, y)))
+    tile = variants(library.tile_forward, arguments, n, n, n)
+    exact = torch._int_mm(xq, wq).double() * (xs * ws).double() + bias.double()
+    for label, call in tile:
+        y.fill_(float("nan"))
+        call()
+        expect(f"forward {label}", bool(((y.double() - exact).abs() <= 2.0**-10 * exact.abs() + 1e-6).all()))
+    cublas = [("_int_mm", lambda: torch._int_mm(xq, wq))]
+    compare("s8 forward 4096", 2 * n**3, "TOP/s", {"tile": tile, "cublas": cublas})
+
+
+BENCHMARKS = {masked_add: 0, softmax: 0, quantize: 0, long_sum: 0, matmul: 1, forward: 1}  # which library has it
+
+
+def main():
+    folder, names = sys.argv[1], sys.argv[2:]
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, flush=True)
+    unknown = set(names) - {benchmark.__name__ for benchmark in BENCHMARKS}
+    if unknown:
+        raise SystemExit(
+            f"no benchmark {', '.join(sorted(unknown))}; there are: "
+            + ", ".join(benchmark.__name__ for benchmark in BENCHMARKS)
+        )
+    for benchmark, part in BENCHMARKS.items():
+        if not names or benchmark.__name__ in names:
+            benchmark(ctypes.CDLL(f"{folder}/bench{part}.so"))
+    print("wrong:", ", ".join(WRONG) if WRONG else "none")
+    return 1 if WRONG else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+// The CUDA executor on a GPU against the fast CPU executor: the kernels and sizes of cuda_cases.h, with guards
+// around every tensor. TILE_LAYOUT picks one of four layouts and TILE_PART one group of cases, so that the programs
+// compile side by side; without them everything is in one. tile/bench/cuda.sh builds and runs them all.
+#include <cuda_runtime.h>
+
+#include "cuda_cases.h"
+
+namespace octile::tile {
+namespace {
+
+// Copies the arrays of a launch to the GPU and back.
+class Device {
+ public:
+  Device() { gpu::check(cudaMalloc(reinterpret_cast<void**>(&memory_), kBytes), "memory"); }
+  ~Device() { cudaFree(memory_); }
+  Device(const Device&) = delete;
+
+  int overwritten() const { return overwritten_; }
+
+  template <class L, Math kMath = Math::exact, class Kernel, class... Args>
+  void launch(Grid grid, const Kernel& kernel, Args&&... args) {
+    used_ = 0;
+    gpu::check(cudaMemset(memory_, 0x5A, kBytes), "memory");
+    const auto run = [&](auto... a) {
+      octile::tile::launch(Cuda<L, kMath>{}, grid, kernel, a...);
+      gpu::check(cudaDeviceSynchronize(), "kernel");
+      used_ = 0;
+      (fetch(args, a), ...);
+    };
+    run(place(args)...);
+  }
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{4} << 20, kGuard = 4096;
+
+  template <class T>
+  Tensor<T> place(Array<T>& array) {
+    const std::size_t bytes = static_cast<std::size_t>(array.size()) * sizeof(T);
+    unsigned char* const at = memory_ + used_ + kGuard;
+    used_ += (bytes + 255) / 256 * 256 + kGuard;
+    if (used_ + kGuard > kBytes) throw std::runtime_error("the arrays of this case are too large");
+    gpu::check(cudaMemcpy(at, array.data(), bytes, cudaMemcpyHostToDevice), "copy");
+    return {array.name(), reinterpret_cast<T*>(at), array.shape()};
+  }
+  template <class A>
+  A place(A a) {
+    return a;
+  }
+
+  template <class T>
+  void fetch(Array<T>& array, const Tensor<T>& tensor) {
+    const std::size_t bytes = static_cast<std::size_t>(array.size()) * sizeof(T);
+    gpu::check(cudaMemcpy(array.data(), tensor.data, bytes, cudaMemcpyDeviceToHost), "copy");
+    auto* const at = reinterpret_cast<unsigned char*>(tensor.data);
+    std::vector<unsigned char> guards(2 * kGuard);
+    gpu::check(cudaMemcpy(guards.data(), at - kGuard, kGuard, cudaMemcpyDeviceToHost), "copy");
+    gpu::check(cudaMemcpy(guards.data() + kGuard, at + bytes, (256 - bytes % 256) % 256 + 256, cudaMemcpyDeviceToHost),
+               "copy");
+    for (std::size_t i = kGuard - 256; i < kGuard + (256 - bytes % 256) % 256 + 256; ++i) {
+      if (guards[i] == 0x5A) continue;
+      ++overwritten_;
+      std::printf("WRONG %s: a byte outside of it was written\n", array.name().c_str());
+      return;
+    }
+  }
+  template <class A>
+  void fetch(const A&, const A&) {}
+
+  unsigned char* memory_ = nullptr;
+  std::size_t used_ = 0;
+  int overwritten_ = 0;
+};
+
+template <class L>
+int run(const char* layout) {
+  Device device;
+  cuda_cases::Cases<L, Device> cases(device);
+#if defined(TILE_PART)
+  cases.TILE_PART();
+#else
+  cases.all();
+#endif
+  std::printf("%s: %d launches, %d wrong, %d outside of their tensors\n", layout, cases.runs(), cases.wrong(),
+              device.overwritten());
+  return cases.wrong() + device.overwritten();
+}
+
+struct FastMath {  // z = exp2(x), w = x / y: a block of x for each y
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, auto w, auto b0) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    const auto v = t.load(x + i);
+    t.store(z + i, exp2(v));
+    t.store(w + i, v / t.load(y + t.program_id(0)));
+  }
+};
+
+// Math::fast against the bounds that it states: numbers of all sizes up to 150, and divisors from 2^-120 to 2^120.
+[[maybe_unused]] int fast_math() {
+  constexpr int kBlock = 1024, kBlocks = 160, kCount = kBlock * kBlocks;
+  Array<f32> x("x", {kCount}), y("y", {kBlocks}), z("z", {kCount}), w("w", {kCount});
+  std::mt19937 random(3);
+  for (int i = 0; i < kCount; ++i) {
+    const float spread = std::ldexp(static_cast<float>(random() >> 8), -24);
+    x.set(i, i % 2 == 0 ? 300.0f * spread - 150.0f : std::ldexp(1.0f + spread, static_cast<int>(random() % 40) - 32));
+  }
+  for (int i = 0; i < kBlocks; ++i)
+    y.set(i, std::ldexp(1.0f + static_cast<float>(i) / kBlocks, i * 240 / kBlocks - 120));
+  Device device;
+  device.launch<Threads<1, 128>, Math::fast>({kBlocks}, FastMath{}, x, y, z, w, c<kBlock>);
+  constexpr double kMin = 0x1p-126;
+  int wrong = 0;
+  double worst = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const double power = std::exp2(static_cast<double>(x[i])), quotient = static_cast<double>(x[i]) / y[i / kBlock];
+    const double bound = std::ldexp(power, -22) + (power < 1.01 * kMin ? kMin : 0.0);
+    const bool range = power < 0x1p128 && std::fabs(quotient) >= kMin && std::fabs(quotient) < 0x1p127;
+    if (power < 0x1p127 && !(std::fabs(z[i] - power) <= bound)) ++wrong;
+    if (power >= 0x1.01p128 && !(z[i] > 0x1p127f)) ++wrong;
+    if (power >= kMin && power < 0x1p127) worst = std::fmax(worst, std::fabs(z[i] - power) / power);
+    if (range && !(std::fabs(w[i] - quotient) <= std::ldexp(std::fabs(quotient), -23) * 1.01)) ++wrong;
+  }
+  std::printf("Math::fast: %d numbers, %d wrong, %d outside of their tensors; exp2 within 2^%.2f\n", kCount, wrong,
+              device.overwritten(), std::log2(worst));
+  return wrong + device.overwritten();
+}
+
+}  // namespace
+}  // namespace octile::tile
+
+int main() try {
+  using namespace octile::tile;
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("skipped: there is no GPU\n");
+    return 77;
+  }
+  int wrong = 0;
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 0
+  wrong += run<Threads<4, 32>>("Threads<4, 32>");
+#endif
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 1
+  wrong += run<Threads<1, 128>>("Threads<1, 128>");
+  wrong += fast_math();
+#endif
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 2
+  wrong += run<Warps<2, 2>>("Warps<2, 2>");
+#endif
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 3
+  wrong += run<Warps<2, 2, 4>>("Warps<2, 2, 4>");
+#endif
+  return wrong != 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 2;
+}
