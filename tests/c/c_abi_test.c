@@ -534,7 +534,7 @@ static void test_bad_choices(void) {
   BAD_LINEAR(activation, -1, OCTILE_INVALID_ARGUMENT, "activation = -1");
   BAD_LINEAR(activation, 257, OCTILE_INVALID_ARGUMENT, "activation = 257"); /* 1 in eight bits */
   BAD_LINEAR(x, 99, OCTILE_INVALID_ARGUMENT, "99");
-  BAD_LINEAR(weight, 3, OCTILE_INVALID_ARGUMENT, "weight = 3");
+  BAD_LINEAR(weight, 4, OCTILE_INVALID_ARGUMENT, "weight = 4");
   BAD_LINEAR(weight_layout, 2, OCTILE_INVALID_ARGUMENT, "weight_layout = 2");
   BAD_LINEAR(bias, 2, OCTILE_INVALID_ARGUMENT, "bias = 2");
   BAD_LINEAR(x_multiplier, -1, OCTILE_INVALID_ARGUMENT, "x_multiplier = -1");
