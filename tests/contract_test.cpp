@@ -671,6 +671,36 @@ TEST_P(EveryArch, TheInt8BackwardIsTheContractsFormula) {
   }
 }
 
+// ---- W8A8 in groups: the fold rounds once per group, and once more with the bias ----
+
+TEST_P(EveryArch, WeightsInGroupsFoldInOrder) {
+  if (GetParam() == "amx") GTEST_SKIP() << "has no groups";
+  constexpr std::int64_t kM = 3, kN = 18, kK = 192, kGroup = 64, kGroups = 3;
+  const Bytes x = full_range(kM * kK, 21), w = full_range(kN * kK, 22);
+  const Floats s = normal(kN * kGroups, 23), bias = normal(kN, 24, 1000), s_x = {0.5f, 0.001f, 3.0f};
+  Floats y(kM * kN);
+  LinearDescription d{.m = kM, .n = kN, .k = kK, .x = DType::s8, .bias = true};
+  d.weight = {DType::s8, Granularity::group, kGroup};
+  run<LinearPlan>(d, GetParam(),
+                  LinearArgs{.x = matrix(as(x), kM, kK),
+                             .x_scale = vector(as(s_x), kM),
+                             .weight = matrix(as(w), kN, kK),
+                             .weight_scale = matrix(as(s), kN, kGroups),
+                             .bias = vector(as(bias), kN),
+                             .y = matrix(as(y), kM, kN)});
+  for (std::int64_t m = 0; m < kM; ++m) {
+    for (std::int64_t n = 0; n < kN; ++n) {
+      float t = 0;
+      for (std::int64_t g = 0; g < kGroups; ++g) {
+        int acc = 0;
+        for (std::int64_t k = g * kGroup; k < (g + 1) * kGroup; ++k) acc += x[at(m * kK + k)] * w[at(n * kK + k)];
+        t = std::fma(static_cast<float>(acc), s[at(n * kGroups + g)], t);
+      }
+      ASSERT_EQ(y[at(m * kN + n)], std::fma(t, s_x[at(m)], bias[at(n)])) << m << ' ' << n;
+    }
+  }
+}
+
 // ---- W4A16, where the sums are exact whatever their order ----
 
 TEST_P(EveryArch, FourBitWeightsByExactSums) {

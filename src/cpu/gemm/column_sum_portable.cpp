@@ -10,7 +10,7 @@ namespace octile::cpu {
 namespace {
 
 constexpr std::int64_t kBlockRows = 256;
-constexpr std::int64_t kStripe = 1024;  // columns at a time: their sums stay in the first-level cache
+constexpr std::int64_t kStripe = 1024;  // columns at a time: their sums stay in the L1 cache
 
 // sum[j] = ((sum[j] + x[0][j]) + x[1][j]) + ..., `rows` rows. Four at a time, so that a sum is loaded and stored once
 // for each four.

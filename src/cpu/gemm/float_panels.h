@@ -1,7 +1,7 @@
 // The float product behind w8a16 and w4a16: y[i, j] = sum_c left[i, c] * right[j, c] (+ bias).
 //
 // Left, the float operand, is packed once into panels of a tile's rows; right, the quantized one, becomes float on the
-// fly, in panels of two vectors that stay in the first-level cache. Terms are summed in segments of at most kDepth:
+// fly, in panels of two vectors that stay in the L1 cache. Terms are summed in segments of at most kDepth:
 // each from zero and in order of its terms, then (times the segment's scale, if right has any) added to the segments
 // before. That holds whatever the tile, the thread and the other rows, so the bits of y[i, j] depend on row i of left
 // and row j of right alone. A product is fused with its addition where the machine can (the files that include this are
@@ -25,7 +25,7 @@ inline constexpr std::int64_t kPartRows = 264;  // rows of left that use a panel
 inline constexpr std::int64_t kPartCols = 64;   // a line of s8; left comes from far only once for all of them
 inline constexpr std::int64_t kMaxPartCols = 128;
 inline constexpr std::int64_t kRowsAtOnce = 1536;  // rows of left packed at a time, which bounds the workspace
-inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a first-level cache
+inline constexpr std::int64_t kPackedPanels = 8;   // panels of left written side by side: ways of a L1 cache
 inline constexpr std::int64_t kPackedTerms = 64;
 inline constexpr std::int64_t kSpreadElements = kPackedTerms * kPackedPanels * kMaxRows;
 

@@ -54,7 +54,7 @@ struct GemmExtent {
 inline const std::uint8_t* bytes(const ConstTensor& t) { return static_cast<const std::uint8_t*>(t.data); }
 
 // Elements from one copied row to the next. An odd number of cache lines: rows a power of two apart share their places
-// in the first-level cache.
+// in the L1 cache.
 constexpr std::int64_t row_stride(std::int64_t k) { return ((k + 63) / 64 | 1) * 64; }
 
 }  // namespace octile::cpu

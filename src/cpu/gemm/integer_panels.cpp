@@ -27,7 +27,7 @@ constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for its
 constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
 constexpr std::int64_t kTransposedRows = 32;  // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
-constexpr std::int64_t kMaxFoldedRows = 12;    // of a tile that folds: GCC 12 keeps the sums of more on the stack
+constexpr std::int64_t kMaxFoldedRows = 12;   // of a tile that folds: GCC 12 keeps the sums of more on the stack
 constexpr std::int64_t kLine = 64;
 
 // ---- Left: copied once, as the tile wants it ----
@@ -219,7 +219,7 @@ class Order {
   }
 
  private:
-  // A right that fits the second-level cache of every thread stays there from run to run, and a thread takes the rows
+  // A right that fits the L2 cache of every thread stays there from run to run, and a thread takes the rows
   // that it has quantized itself.
   void by_rows(const PanelKernel& kernel, int threads) {
     channels_ = kMaxChannels;

@@ -19,7 +19,7 @@ constexpr std::int64_t kTerms = 64;  // packed at a time: a line of each channel
 #if defined(__x86_64__)
 
 // 8 x 8 lanes: lane c of row r becomes lane r of row c.
-__attribute__((target("avx2"), always_inline)) inline void turn_lanes(__m256i (&row)[8]) {
+__attribute__((target("avx2"), always_inline)) inline void transpose_lanes(__m256i (&row)[8]) {
   __m256i pairs[8];
   __m256i fours[8];
 #pragma GCC unroll 4
@@ -50,7 +50,7 @@ __attribute__((target("avx2"))) void pack_rows_avx2(const std::uint8_t* in, std:
       for (int r = 0; r < 8; ++r) {
         row[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + (8 * half + r) * stride + 32 * line));
       }
-      turn_lanes(row);
+      transpose_lanes(row);
 #pragma GCC unroll 8
       for (int q = 0; q < 8; ++q) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (8 * line + q) * kPanelLine + 32 * half), row[q]);

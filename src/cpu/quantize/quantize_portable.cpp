@@ -18,13 +18,13 @@ struct Tile {
   std::int64_t bytes() const { return kBlockRows * stride(); }
 };
 
-// The transposed output, a block of rows behind: a strip of the block before is turned and written after each few
+// The transposed output, a block of rows behind: a strip of the block before is transposed and written after each few
 // pieces of the next, so that memory is read and written at the same time. Zen 5, two threads, 64 MiB read and 16 MiB
-// written around the caches in scattered lines: 1.7 ms in turns, 2.2 ms when a block was written at its end, 3.1 ms
+// written around the caches in scattered lines: 1.7 ms interleaved, 2.2 ms when a block was written at its end, 3.1 ms
 // through the caches.
-class Turner {
+class Transposer {
  public:
-  Turner(const QuantizeProblem& p, const Tensor& q_transposed, std::uint8_t* tiles, bool around_caches)
+  Transposer(const QuantizeProblem& p, const Tensor& q_transposed, std::uint8_t* tiles, bool around_caches)
       : q_(q_transposed),
         stride_(Tile(p).stride()),
         tile_(tiles),
@@ -69,15 +69,15 @@ class Turner {
     const ConstBytes from = {other_ + done_, stride_};
     done_ += cols;
     if (q_.dtype != DType::s4) return transpose(from, {data + to, stride}, pending_.rows, cols, around_caches_);
-    std::uint8_t turned[kStrip * kBlockRows];
-    transpose(from, {turned, kBlockRows}, pending_.rows, cols);
-    for (std::int64_t i = 0; i < cols; ++i) pack_s4(turned + i * kBlockRows, pending_.rows, data, to + i * stride);
+    std::uint8_t transposed[kStrip * kBlockRows];
+    transpose(from, {transposed, kBlockRows}, pending_.rows, cols);
+    for (std::int64_t i = 0; i < cols; ++i) pack_s4(transposed + i * kBlockRows, pending_.rows, data, to + i * stride);
   }
 
   const Tensor& q_;
   std::int64_t stride_;
   std::uint8_t* tile_;   // being filled
-  std::uint8_t* other_;  // being turned
+  std::uint8_t* other_;  // being transposed
   bool around_caches_;
   Block pending_;
   std::int64_t done_ = 0;     // columns of it
@@ -94,27 +94,27 @@ class WriteIntegers {
         o_(o),
         around_caches_(outgrows_caches(bytes_moved(o))),
         fits_(p.scale == ScaleSource::dynamic && p.mapping == Mapping::symmetric && p.q_min <= -p.q_max),
-        turner_(p, o.q_transposed, tiles, around_caches_) {}
+        transposer_(p, o.q_transposed, tiles, around_caches_) {}
 
   template <class Scale>
   void piece(const Piece<Real>& piece, const Scale& scale) {
-    const bool turns = o_.q_transposed.present();
+    const bool transposes = o_.q_transposed.present();
     // Bytes that need no more go straight to their place.
-    const bool direct = !around_caches_ && !turns && o_.q.dtype != DType::s4;
-    std::uint8_t* q = direct ? row_of(piece) : turns ? turner_.at(piece.block_row, piece.block_col) : row_;
+    const bool direct = !around_caches_ && !transposes && o_.q.dtype != DType::s4;
+    std::uint8_t* q = direct ? row_of(piece) : transposes ? transposer_.at(piece.block_row, piece.block_col) : row_;
     round_to_levels(LevelRun<Real, std::uint8_t>{piece.x, piece.noise, static_cast<Real>(p_.q_min),
                                                  static_cast<Real>(p_.q_max), piece.n, piece.ahead, q, fits_},
                     scale);
     if (!direct && o_.q.present()) put(piece, q);
-    if (turns) turner_.advance(piece.n);
+    if (transposes) transposer_.advance(piece.n);
   }
 
   void block(std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t cols) {
-    if (o_.q_transposed.present()) turner_.finish_block(row, col, rows, cols);
+    if (o_.q_transposed.present()) transposer_.finish_block(row, col, rows, cols);
   }
 
   void finish() {
-    turner_.finish();
+    transposer_.finish();
     if (around_caches_) end_copies();
   }
 
@@ -142,7 +142,7 @@ class WriteIntegers {
   const QuantizeOperands& o_;
   bool around_caches_;
   bool fits_;
-  Turner turner_;
+  Transposer transposer_;
   alignas(64) std::uint8_t row_[kChunk<Real>];
 };
 

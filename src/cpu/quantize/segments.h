@@ -349,7 +349,7 @@ class SegmentWalk {
     measure_as(x, count, length, {}, static_cast<Extremes<Real>*>(part.extremes));
   }
 
-  // Columns, in stripes as wide as their scales fit the first-level cache: two threads' stripes of a few thousand rows
+  // Columns, in stripes as wide as their scales fit the L1 cache: two threads' stripes of a few thousand rows
   // are in the last cache when they are looked at again, from the last row up.
   void run_columns() const {
     const std::int64_t stripe = std::clamp(cols_ / (2 * threads_) / 64 * 64, std::int64_t{64}, kChunk<Real>);

@@ -66,11 +66,11 @@ void copy_around_caches(void* to, const void* from, std::int64_t bytes);
 void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines);
 void end_copies();
 
+// The last-level cache that a program may count on; the system's own figure is at times that of all sockets. Tests
+// lower it.
+inline constinit std::atomic<double> cache_bytes = 32 << 20;
 // Whether a kernel that moves so many bytes should write around the caches: by its end they would hold little of what
 // it wrote, and a line that is not written whole is read first. Zen 5, 64 MiB in and 16 MiB out: 1.7 ms, else 1.9.
-// What a program may hope to find of a last cache; the system's own figure is at times that of all sockets. Tests lower
-// it.
-inline constinit std::atomic<double> cache_bytes = 32 << 20;
 inline bool outgrows_caches(double bytes) { return bytes > cache_bytes.load(std::memory_order_relaxed); }
 
 // Floats on their way to a tensor: rounded to its type, and past the caches where the kernel outgrows them. `elements`
@@ -90,14 +90,14 @@ class FloatsOut {
     return t_.dtype == DTypeOf<Real>::value && !around_caches_ ? static_cast<Real*>(t_.data) + i : buffer;
   }
 
-  // Takes n <= kMost values from where `target` said.
-  static constexpr std::int64_t kMost = 1024;
+  // Takes n <= kMax values from where `target` said.
+  static constexpr std::int64_t kMax = 1024;
   void put(std::int64_t i, std::int64_t n, const Real* values) const {
     const std::int64_t bytes = bits(t_.dtype) / 8;
     void* to = static_cast<char*>(t_.data) + i * bytes;
     if (!around_caches_) return narrow<Real>(t_.dtype, t_.data, i, n, values);
     if (t_.dtype == DTypeOf<Real>::value) return copy_around_caches(to, values, n * bytes);
-    alignas(64) std::uint16_t narrowed[kMost];  // f16 or bf16
+    alignas(64) std::uint16_t narrowed[kMax];  // f16 or bf16
     narrow<Real>(t_.dtype, narrowed, 0, n, values);
     copy_around_caches(to, narrowed, n * bytes);
   }
@@ -136,9 +136,6 @@ struct Ahead {
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
-// How many of the threads to use so that each has enough to do: waking one costs about as much as `kWorthAThread`
-// units (an element quantized, or 32 products of a matrix multiplication).
-inline constexpr double kWorthAThread = 16384;
 // Hands out a workspace piece by piece; or, without one, only adds up how much is needed.
 class Pieces {
  public:
@@ -155,14 +152,18 @@ class Pieces {
   std::int64_t size_ = 0;
 };
 
+// Waking a thread costs about as much as so many units (an element quantized, or 32 products of a matrix
+// multiplication): each thread in use has at least as much to do.
+inline constexpr double kWorthAThread = 16384;
+
 // Of a product with an integer weight (cols, k): 256 products take about as long as reading 16 bytes of it.
 inline double product_units(std::int64_t rows, std::int64_t cols, std::int64_t k) {
   const double weight = static_cast<double>(cols) * static_cast<double>(k);
   return weight * std::max(static_cast<double>(rows) / 256, 1.0 / 16);
 }
 inline int useful_threads(int threads, double units) {
-  const int most = std::min(threads > 0 ? threads : hardware_threads(), kMaxThreads);
-  return static_cast<int>(std::clamp(units / kWorthAThread, 1.0, static_cast<double>(most)));
+  const int max = std::min(threads > 0 ? threads : hardware_threads(), kMaxThreads);
+  return static_cast<int>(std::clamp(units / kWorthAThread, 1.0, static_cast<double>(max)));
 }
 
 // Calls body(worker, take) on workers 0 .. threads - 1 at most. take() gives each of them a part that nobody else has,

@@ -1,4 +1,4 @@
-// Bytes turned by 90 degrees in registers, 16 x 16 of them at a time.
+// Bytes transposed in registers, 16 x 16 of them at a time.
 #include <cstring>
 #include <utility>
 
@@ -16,7 +16,7 @@ struct VectorOf {
 template <int width>
 using Vector = typename VectorOf<width>::type;
 
-// In every 16 bytes, the first or second halves of a and b in turns.
+// In every 16 bytes, the first or second halves of a and b interleaved.
 template <int half, int width>
 OCTILE_INLINE void interleave(const Vector<width>& a, const Vector<width>& b, Vector<width>& out) {
   constexpr auto pick = [](int i) { return i / 16 * 16 + half * 8 + i % 16 / 2 + i % 2 * width; };
@@ -66,24 +66,24 @@ constexpr std::int64_t kLine = 64;  // bytes of a cache line
 // 64 x 64 bytes by way of a buffer, so that lines are written whole.
 template <int width>
 OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches) {
-  alignas(64) std::uint8_t turned[kLine * kLine];
+  alignas(64) std::uint8_t transposed[kLine * kLine];
   for (std::int64_t r = 0; r < kLine; r += 16) {
     for (std::int64_t c = 0; c < kLine; c += width) {
       Vector<width> a[16];
       transpose_squares<width>({from.data + r * from.stride + c, from.stride}, a);
       for (int i = 0; i < 16; ++i) {
         for (int j = 0; j < width; j += 16) {
-          std::memcpy(turned + (c + i + j) * kLine + r, reinterpret_cast<const std::uint8_t*>(&a[i]) + j, 16);
+          std::memcpy(transposed + (c + i + j) * kLine + r, reinterpret_cast<const std::uint8_t*>(&a[i]) + j, 16);
         }
       }
     }
   }
-  if (around_caches) return copy_lines_around_caches(to, turned, kLine);
-  for (std::int64_t c = 0; c < kLine; ++c) std::memcpy(to.data + c * to.stride, turned + c * kLine, kLine);
+  if (around_caches) return copy_lines_around_caches(to, transposed, kLine);
+  for (std::int64_t c = 0; c < kLine; ++c) std::memcpy(to.data + c * to.stride, transposed + c * kLine, kLine);
 }
 
 // The side whose rows lie further apart is gone through a whole line at a time: its lines may all fall into the same
-// few places of the first-level cache, and would not stay there for a second visit.
+// few places of the L1 cache, and would not stay there for a second visit.
 struct Transpose {
   template <Isa isa>
   OCTILE_INLINE static void run(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols, bool around_caches) {
