@@ -167,8 +167,8 @@ class ReadFlush:
         self.words.max()
 
 
-def octile_calls(torch, octile, layer, x, arguments, most):
-    """{name: (call, error, the most it may be)}, of either form of the weight."""
+def octile_calls(torch, octile, layer, x, arguments, bound):
+    """{name: (call, error, its bound)}, of either form of the weight."""
     exact = x.double() @ layer.exact.T + layer.bias.double()
     found = {}
     for packed in (False, True):
@@ -181,7 +181,7 @@ def octile_calls(torch, octile, layer, x, arguments, most):
                 raise
             call()
             error = ((y.double() - exact).norm() / exact.norm()).item()
-            found[plan.sku + (" packed" if packed else "")] = call, error, most
+            found[plan.sku + (" packed" if packed else "")] = call, error, bound
         if arguments.a8:
             plan, call, y = octile.run(torch, layer, x, packed, a8=True)
             call()
@@ -208,13 +208,13 @@ def main():
         clock.flushed = ReadFlush(clock.flushed, torch)
     torch.manual_seed(1)
     k, n = (int(size) for size in arguments.layer.split("x"))
-    dtype, most = {"f16": (torch.float16, 6e-4), "bf16": (torch.bfloat16, 5e-3)}[arguments.type]
+    dtype, bound = {"f16": (torch.float16, 6e-4), "bf16": (torch.bfloat16, 5e-3)}[arguments.type]
     layer = Layer(torch, k, n, arguments.group, dtype, arguments.zero_points)
     name = torch.cuda.get_device_name()
     print(f"{name}, K {k}, N {n}, group {arguments.group}, {arguments.type}, flushed by {arguments.flush}")
     for m in (int(size) for size in arguments.batches.split(",")):
         x = torch.randn(m, k, device="cuda").to(dtype)
-        ours = octile_calls(torch, octile, layer, x, arguments, most)
+        ours = octile_calls(torch, octile, layer, x, arguments, bound)
         bad = {name: error for name, (_, error, limit) in ours.items() if not error < limit}
         wrong += len(bad)
         calls = {name: call for name, (call, _, _) in ours.items()}

@@ -3,14 +3,13 @@
 
 #include <CLI/CLI.hpp>
 
-#include "console.h"
+#include "cli/support/console.h"
 
 namespace octile::cli {
 
 void add_info(CLI::App& app);
 void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
-void add_demo(CLI::App& app);
 void add_puzzles(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_quantize(CLI::App& app);

@@ -3,11 +3,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli.h"
-#include "console.h"
+#include "cli/cli.h"
+#include "cli/support/console.h"
 #include "cpu/support/isa.h"
 #include "cuda/devices.h"
-#include "machine.h"
+#include "cli/support/machine.h"
 #include "octile/octile.h"
 #include "octile/plan.h"
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <set>
 
-#include "cli.h"
-#include "console.h"
+#include "cli/cli.h"
+#include "cli/support/console.h"
 #include "model_text.h"
 #include "octile/checkpoint/measure.h"
 

@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "base/output.h"
-#include "cli.h"
+#include "cli/cli.h"
 #include "cpu/support/isa.h"
 #include "octile/octile.h"
 
@@ -20,9 +20,8 @@ constexpr const char* kDescription =
     R"(octile - quantized linear layers, forward and backward, on this machine
 
 The command shows what the Octile library can do here: which kernels run on this
-machine, whether each computes what the contract says, how fast it is, and how a
-network trains with them. It quantizes checkpoints of models and looks into them, and
-its puzzles teach to write kernels.
+machine, whether each computes what the contract says, and how fast it is. It quantizes
+checkpoints of models and looks into them, and its puzzles teach to write kernels.
 )";
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
@@ -51,7 +50,6 @@ Examples:
   octile info                        what this machine has, and the kernel table
   octile check                       compare every kernel with the oracle
   octile bench --filter w8a8_forward time the int8 forward
-  octile demo                        train on handwritten digits in f32 and in int8
   octile quantize IN OUT --format w4a16
                                      write a model's checkpoint with 4-bit weights
   octile puzzles list                learn to write block kernels)";
@@ -81,7 +79,6 @@ int run(int argc, char** argv) {
   octile::cli::add_check(app);
 #if OCTILE_BLAS
   octile::cli::add_bench(app);
-  octile::cli::add_demo(app);
 #endif
 #if OCTILE_CHECKPOINT
   octile::cli::add_inspect(app);

@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "console.h"
+#include "cli/support/console.h"
 
 namespace octile::cli {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/output.h"
-#include "cli.h"
-#include "console.h"
+#include "cli/cli.h"
+#include "cli/support/console.h"
 #include "octile/octile.h"
 #include "puzzles/device.h"
 #include "puzzles/page.h"

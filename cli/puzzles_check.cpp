@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "console.h"
-#include "group.h"
+#include "cli/support/console.h"
+#include "cli/support/group.h"
 #include "puzzles.h"
 #include "puzzles/watch.h"
 

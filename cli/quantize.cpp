@@ -14,8 +14,8 @@
 #include <string_view>
 
 #include "base/output.h"
-#include "cli.h"
-#include "console.h"
+#include "cli/cli.h"
+#include "cli/support/console.h"
 #include "model_text.h"
 
 namespace octile::cli {

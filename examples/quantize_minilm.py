@@ -98,7 +98,7 @@ def neighbours(embeddings, count=10):
 
 
 def compare(embeddings, exact):
-    """Mean and least cosine to the exact ones, the share of the 10 nearest neighbours that stays, and the SQNR in dB."""
+    """Mean and minimum cosine to the exact ones, the share of the 10 nearest neighbours that stays, and the SQNR in dB."""
     cosine = (embeddings * exact).sum(1)
     kept = (neighbours(embeddings).unsqueeze(2) == neighbours(exact).unsqueeze(1)).any(2).float().mean()
     noise = (embeddings - exact).square().sum() / exact.square().sum()
@@ -167,9 +167,9 @@ def show_quality(encoder, model, exact, judged, calibration):
             print(f"{name:32} not here: {layer}: {reason}")
             continue
         made[name] = other
-        mean, least, kept, _ = compare(encoder.embed(other, judged), exact)
+        mean, minimum, kept, _ = compare(encoder.embed(other, judged), exact)
         linear, whole = megabytes(other)
-        print(f"{name:32} {mean:9.4f} {least:8.4f} {kept:10.1%} {linear:9.1f} {whole:8.1f}", flush=True)
+        print(f"{name:32} {mean:9.4f} {minimum:8.4f} {kept:10.1%} {linear:9.1f} {whole:8.1f}", flush=True)
     return made
 
 

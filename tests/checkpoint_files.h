@@ -85,7 +85,7 @@ inline std::string error_of_open(const std::filesystem::path& path) {
   }
 }
 
-// Normal values, exact in bf16 and f16 if wished.
+// Normal values, rounded to `type`.
 inline Values normal(const std::string& name, std::vector<std::int64_t> shape, unsigned seed,
                      ElementType type = ElementType::f32) {
   Values result = {name, shape, {}, type};

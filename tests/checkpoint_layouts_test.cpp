@@ -1,6 +1,7 @@
 // What the layouts of quantized weights hold.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -92,6 +93,54 @@ TEST(Layouts, LinearPlanRunsAPuzzlesWeight) {
       }
       // An f32 sum of 64 products: each of them, its dequantization and 64 additions round, each by at most 2^-24.
       EXPECT_NEAR(y[static_cast<std::size_t>(m * 8 + n)], sum, 68 * 0x1p-24 * magnitude);
+    }
+  }
+}
+
+// int8 in groups, packed by a file or not: LinearPlan takes the levels and scales as they are, W8A16 and W8A8.
+TEST(Layouts, LinearPlanRunsInt8InGroups) {
+  constexpr std::int64_t kM = 3, kN = 8, kK = 128, kGroup = 32, kGroups = kK / kGroup;
+  QuantizedWeight weight;
+  weight.n = kN;
+  weight.k = kK;
+  weight.format = {DType::s8, Granularity::group, kGroup};
+  for (int i = 0; i < kN * kK; ++i) weight.q.push_back(static_cast<std::uint8_t>(i * 37 % 255 - 127));
+  for (int i = 0; i < kN * kGroups; ++i) weight.scale.push_back(static_cast<float>(i % 7 + 1) / 64);
+  const QuantizedWeight packed = from_pack_quantized({.name = "w",
+                                                      .n = kN,
+                                                      .k = kK,
+                                                      .group = kGroup,
+                                                      .type = DType::s8,
+                                                      .words = pack_levels(weight),
+                                                      .scale = weight.scale});
+  const Values x = normal("x", {kM, kK}, 1);
+  for (const Activation activation : {Activation::none, Activation::dynamic_per_token}) {
+    const LinearPlan plan =
+        LinearPlan::select({.m = kM, .n = kN, .k = kK, .activation = activation, .weight = packed.format});
+    std::vector<float> y(kM * kN);
+    std::vector<std::byte> scratch(plan.workspace_size());
+    plan.run({.x = matrix(x.values.data(), kM, kK),
+              .weight = packed.values(),
+              .weight_scale = matrix(packed.scale.data(), kN, kGroups),
+              .y = matrix(y.data(), kM, kN)},
+             {scratch.data(), scratch.size()});
+    for (std::int64_t m = 0; m < kM; ++m) {
+      const float* const row = x.values.data() + m * kK;
+      double max = 0;
+      for (std::int64_t k = 0; k < kK; ++k) max = std::max(max, std::fabs(static_cast<double>(row[k])));
+      for (std::int64_t n = 0; n < kN; ++n) {
+        std::vector<float> values(kK);
+        dequantize_row(packed, n, values);
+        double sum = 0, magnitude = 0, levels = 0;
+        for (std::size_t k = 0; k < kK; ++k) {
+          sum += static_cast<double>(values[k]) * row[k];
+          magnitude += std::fabs(static_cast<double>(values[k]) * row[k]);
+          levels += std::fabs(static_cast<double>(values[k]));
+        }
+        // Float sums round as in the test above; inputs rounded to levels are off by half a step of max / 127 each.
+        const double bound = 132 * 0x1p-24 * magnitude + (activation == Activation::none ? 0 : max / 254 * levels);
+        EXPECT_NEAR(y[static_cast<std::size_t>(m * kN + n)], sum, bound) << name(activation) << " " << m << ", " << n;
+      }
     }
   }
 }

@@ -39,14 +39,14 @@ inline void write_calibration(const std::filesystem::path& path, const std::vect
     if (tensor.shape.size() != 2) continue;
     const std::string name = tensor.name.substr(0, tensor.name.size() - std::string(".weight").size());
     const std::int64_t k = tensor.shape[1];
-    std::vector<float> most(static_cast<std::size_t>(k), 1), h(static_cast<std::size_t>(k * k));
-    for (std::size_t j = 0; j < most.size(); ++j) {
-      if (j % 16 == 3) most[j] = 100;
-      h[j * most.size() + j] = most[j] * most[j];
+    std::vector<float> max(static_cast<std::size_t>(k), 1), h(static_cast<std::size_t>(k * k));
+    for (std::size_t j = 0; j < max.size(); ++j) {
+      if (j % 16 == 3) max[j] = 100;
+      h[j * max.size() + j] = max[j] * max[j];
     }
-    if (instead.first == name + ".input_channel_max" && !instead.second.empty()) most = instead.second;
-    all.push_back({name + ".input_channel_max", {k}, most});
-    all.push_back({name + ".input_max", {1}, {*std::max_element(most.begin(), most.end())}});
+    if (instead.first == name + ".input_channel_max" && !instead.second.empty()) max = instead.second;
+    all.push_back({name + ".input_channel_max", {k}, max});
+    all.push_back({name + ".input_max", {1}, {*std::max_element(max.begin(), max.end())}});
     all.push_back({name + ".rows", {1}, {10}, ElementType::s64});
     if (!excess.empty()) all.push_back({name + ".input_excess", {2}, excess});
     if (moments) all.push_back({name + ".input_second_moments", {k, k}, h});

@@ -694,9 +694,7 @@ TEST_P(EveryArch, FourBitWeightsByExactSums) {
                       .n = kN,
                       .k = kK,
                       .activation = Activation::none,
-                      .weight = WeightFormat::s4_group,
-                      .group = kGroup,
-                      .weight_zero_point = true,
+                      .weight = {DType::s4, Granularity::group, kGroup, true},
                       .bias = true};
   LinearArgs a{
       .x = matrix(as(x), kM, kK), .weight = matrix_s4(as(packed), kN, kK), .weight_scale = matrix(as(s), kN, kGroups)};

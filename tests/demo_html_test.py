@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs `octile demo`, opens its page in a headless Chromium and compares what it shows with --json.
+"""Runs examples/digits, opens its page in a headless Chromium and compares what it shows with --json.
 
-usage: demo_html_test.py [OCTILE] [SCREENSHOT_DIRECTORY]     (or the environment variable OCTILE_COMMAND)
+usage: demo_html_test.py [PROGRAM] [SCREENSHOT_DIRECTORY]     (or the environment variable OCTILE_DIGITS)
 Needs selenium, chromium and chromedriver; without them it exits with 77, which CTest counts as skipped.
 """
 
@@ -167,15 +167,15 @@ def requests(browser):
 
 
 def main():
-    octile = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_COMMAND", "build/octile")
-    if not os.path.exists(octile):
-        print("skipped: there is no command", octile)
+    program = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_DIGITS", "build/octile-digits")
+    if not os.path.exists(program):
+        print("skipped: there is no program", program)
         sys.exit(77)
     with tempfile.TemporaryDirectory() as directory:
         shots = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else directory)
         shots.mkdir(parents=True, exist_ok=True)
         page = pathlib.Path(directory, "page.html")
-        command = [octile, "demo", "--seeds", str(SEEDS), "--epochs", str(EPOCHS), "--hidden", "128", "--json"]
+        command = [program, "--seeds", str(SEEDS), "--epochs", str(EPOCHS), "--hidden", "128", "--json"]
         run = subprocess.run(command + ["--html", str(page)], check=True, stdout=subprocess.PIPE)
         result = json.loads(run.stdout)
         check(result["html"] == str(page), "JSON names the page")

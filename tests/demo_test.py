@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`octile demo` on files and options that it must refuse, and on a data file that it must take.
+"""examples/digits on files and options that it must refuse, and on a data file that it must take.
 
-usage: demo_test.py [OCTILE]     (or the environment variable OCTILE_COMMAND)
+usage: demo_test.py [PROGRAM]     (or the environment variable OCTILE_DIGITS)
 """
 
 import gzip
@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 
-OCTILE = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_COMMAND", "build/octile"))
-DIGITS = pathlib.Path(__file__).parent.parent / "data" / "digits.csv"
+import json_fields
+
+PROGRAM = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_DIGITS", "build/octile-digits"))
+DIGITS = pathlib.Path(__file__).parent.parent / "examples" / "digits" / "digits.csv"
 QUICK = ["--epochs", "1", "--seeds", "1", "--hidden", "32", "--json"]
 
 failures = 0
@@ -27,7 +29,7 @@ def check(good, what):
 
 
 def demo(*arguments, cwd):
-    run = subprocess.run([OCTILE, "demo", *arguments], cwd=cwd, text=True, capture_output=True)
+    run = subprocess.run([PROGRAM, *arguments], cwd=cwd, text=True, capture_output=True)
     return run.returncode, run.stdout, run.stderr
 
 
@@ -63,8 +65,8 @@ def bad_files():
 
 
 def main():
-    if not os.path.exists(OCTILE):
-        print("skipped: there is no command", OCTILE)
+    if not os.path.exists(PROGRAM):
+        print("skipped: there is no program", PROGRAM)
         sys.exit(77)
     with tempfile.TemporaryDirectory() as directory:
         folder = pathlib.Path(directory)
@@ -89,6 +91,7 @@ def main():
             status, out, err = demo(*QUICK, "--no-html", *data, cwd=folder)
             check(status == 0, f"{data}: status {status}: {err}")
             result = json.loads(out)
+            check(not json_fields.undocumented(result, "demo"), json_fields.undocumented(result, "demo"))
             check(result["data"]["images"] == 1797, f"{data}: {result['data']}")
             results.append([(way["accuracy"], way["curves"]) for way in result["ways"]])
         check(results[0] == results[1] == results[2], "the same digits give the same curves")
@@ -97,6 +100,18 @@ def main():
         status, out, err = demo("--epochs", "1", "--seeds", "1", "--hidden", "32", cwd=folder)
         check(status == 0 and "wrote octile-demo.html" in out, f"status {status}: {out}{err}")
         check((folder / "octile-demo.html").read_text().endswith("</html>\n"), "the page is whole")
+
+        # A page that is replaced: whole or not at all, under no name that could be foreseen; through a link, and into a pipe.
+        page = folder / "octile-demo.html"
+        page.write_text("old")
+        for suffix in (".tmp", ".part", "~"):
+            (folder / f"octile-demo.html{suffix}").symlink_to("victim")
+        (folder / "link.html").symlink_to("octile-demo.html")
+        status, out, err = demo(*QUICK, "--html", "link.html", cwd=folder)
+        check(status == 0 and (folder / "link.html").is_symlink(), f"status {status}: {err}")
+        check(page.read_text().endswith("</html>\n") and not (folder / "victim").exists(), "the page behind the link")
+        status, out, err = demo(*QUICK, "--html", "/dev/stdout", cwd=folder)
+        check(status == 0 and out.startswith("<!DOCTYPE html>") and "</html>\n" in out, f"/dev/stdout: {status}: {err}")
 
         # Minibatches of one image, of a number that does not divide, and of more than there are.
         for batch in ("1", "33", "4096"):

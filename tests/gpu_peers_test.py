@@ -220,7 +220,8 @@ class InterfaceTest(unittest.TestCase):
             (octile_c.BackwardDescription, "octile_linear_backward_description"),
             (octile_c.BackwardArguments, "octile_linear_backward_args"),
         ):
-            body = re.search(rf"typedef struct {{([^}}]*)}} {name};", header).group(1)
+            body = re.search(rf"typedef struct {{((?:[^{{}}]|{{[^{{}}]*}})*)}} {name};", header).group(1)
+            body = re.sub(r"union {\s*(.*?;).*?}", r"\1", body, flags=re.DOTALL).replace(";;", ";")  # a union: its first name
             fields = [re.search(r"(\w+)$", declaration).group(1) for declaration in body.split(";")[:-1]]
             self.assertEqual([field[0] for field in ours._fields_], fields, name)
 

@@ -40,7 +40,7 @@ struct Layer {
 
   Layer(LinearDescription description, Random random) : d(description) {
     const auto size = [](std::int64_t rows, std::int64_t cols) { return static_cast<std::size_t>(rows * cols); };
-    const std::int64_t groups = d.weight == WeightFormat::s4_group ? d.k / d.group : 1;
+    const std::int64_t groups = this->groups();
     std::normal_distribution<float> normal(0, 1);
     x.resize(size(d.m, d.k));
     bias.resize(size(1, d.n));
@@ -58,18 +58,17 @@ struct Layer {
     for (auto& v : w4) v = static_cast<std::uint8_t>(random() % 256);
   }
 
-  bool s4() const { return d.weight == WeightFormat::s4_group; }
+  bool s4() const { return d.weight.type == DType::s4; }
+  bool in_groups() const { return d.weight.granularity == Granularity::group; }
+  std::int64_t groups() const { return in_groups() && d.weight.group > 0 ? d.k / d.weight.group : 1; }
   LinearPackArgs weight() const {
     LinearPackArgs a;
-    if (s4()) {
-      a.weight = matrix_s4<const std::uint8_t>(w4.data(), d.n, d.k);
-      a.weight_scale = matrix<const float>(scale.data(), d.n, d.k / d.group);
-      if (d.weight_zero_point) a.weight_zero_point = matrix<const std::int32_t>(z.data(), d.n, d.k / d.group);
-    } else {
-      const bool out_in = d.weight_layout == WeightLayout::out_in;
-      a.weight = matrix<const std::int8_t>(w.data(), out_in ? d.n : d.k, out_in ? d.k : d.n);
-      a.weight_scale = vector<const float>(scale.data(), d.n);
-    }
+    const bool out_in = d.weight_layout == WeightLayout::out_in;
+    a.weight = s4() ? ConstTensor(matrix_s4<const std::uint8_t>(w4.data(), d.n, d.k))
+                    : matrix<const std::int8_t>(w.data(), out_in ? d.n : d.k, out_in ? d.k : d.n);
+    a.weight_scale =
+        in_groups() ? matrix<const float>(scale.data(), d.n, groups()) : vector<const float>(scale.data(), d.n);
+    if (d.weight.zero_point) a.weight_zero_point = matrix<const std::int32_t>(z.data(), d.n, groups());
     return a;
   }
   LinearArgs args(float* out) const {
@@ -96,8 +95,15 @@ LinearDescription s4_layer() {
   LinearDescription d = s8_layer();
   d.k = 192;
   d.weight = WeightFormat::s4_group;
-  d.group = 64;
-  d.weight_zero_point = true;
+  d.weight.group = 64;
+  d.weight.zero_point = true;
+  return d;
+}
+LinearDescription s8_group_layer(std::int64_t group) {
+  LinearDescription d = s8_layer();
+  d.k = 192;
+  d.weight = WeightFormat::s8_group;
+  d.weight.group = group;
   return d;
 }
 
@@ -154,6 +160,38 @@ TEST(PackedWeight, ValuesOfS8LieWhereTheManualSays) {
   }
 }
 
+TEST(PackedWeight, ValuesOfS8InGroupsLieWhereTheManualSays) {
+  for (const std::int64_t group : {32, 64}) {
+    const Layer layer(s8_group_layer(group), Random(12));
+    const LinearPlan plan = LinearPlan::select(layer.d);
+    const Buffer packed = packed_by(plan, layer);
+    constexpr std::int64_t kPanels = 3;
+    const std::int64_t groups = 192 / group;
+    const std::int64_t values = kPanels * 16 * 192;
+    const std::int64_t segments = kPanels * groups * 16;
+    ASSERT_EQ(plan.packed_weight_size(), static_cast<std::size_t>(values + segments * (4 + 4)));
+    for (std::int64_t j = 0; j < kPanels * 16; ++j) {
+      for (std::int64_t g = 0; g < groups; ++g) {
+        std::int32_t sum = 0;
+        for (std::int64_t term = 0; term < group; ++term) {
+          const std::int64_t c = g * group + term;
+          const int expected = j < layer.d.n ? layer.w[static_cast<std::size_t>(j * layer.d.k + c)] : 0;
+          const std::int64_t at = ((j / 16 * groups + g) * (group / 4) + term / 4) * 64 + j % 16 * 4 + term % 4;
+          ASSERT_EQ(static_cast<std::int8_t>(packed[static_cast<std::size_t>(at)]), expected) << j << ' ' << c;
+          sum += expected;
+        }
+        const std::int64_t segment = (j / 16 * groups + g) * 16 + j % 16;
+        std::int32_t stored_sum;
+        float stored_scale;
+        std::memcpy(&stored_sum, packed.get() + values + 4 * segment, 4);
+        std::memcpy(&stored_scale, packed.get() + values + segments * 4 + 4 * segment, 4);
+        EXPECT_EQ(stored_sum, sum);
+        EXPECT_EQ(stored_scale, j < layer.d.n ? layer.scale[static_cast<std::size_t>(j * groups + g)] : 0.0f);
+      }
+    }
+  }
+}
+
 TEST(PackedWeight, ValuesOfS4LieWhereTheManualSays) {
   const Layer layer(s4_layer(), Random(2));
   const LinearPlan plan = LinearPlan::select(layer.d);
@@ -183,7 +221,7 @@ TEST(PackedWeight, ValuesOfS4LieWhereTheManualSays) {
 }
 
 TEST(PackedWeight, DependsOnNothingButTheWeight) {
-  for (const LinearDescription& d : {s8_layer(), s4_layer()}) {
+  for (const LinearDescription& d : {s8_layer(), s8_group_layer(32), s4_layer()}) {
     const Layer layer(d, Random(3));
     const LinearPlan plan = LinearPlan::select(d);
     const Buffer packed = packed_by(plan, layer);
@@ -201,15 +239,15 @@ TEST(PackedWeight, DependsOnNothingButTheWeight) {
 TEST(PackedWeight, InOutIsPackedToTheSameBytes) {
   Layer layer(s8_layer(), Random(4));
   const Buffer packed = packed_by(LinearPlan::select(layer.d), layer);
-  Layer turned = layer;
-  turned.d.weight_layout = WeightLayout::in_out;
+  Layer transposed = layer;
+  transposed.d.weight_layout = WeightLayout::in_out;
   for (std::int64_t j = 0; j < layer.d.n; ++j) {
     for (std::int64_t c = 0; c < layer.d.k; ++c) {
-      turned.w[static_cast<std::size_t>(c * layer.d.n + j)] = layer.w[static_cast<std::size_t>(j * layer.d.k + c)];
+      transposed.w[static_cast<std::size_t>(c * layer.d.n + j)] = layer.w[static_cast<std::size_t>(j * layer.d.k + c)];
     }
   }
-  const LinearPlan plan = LinearPlan::select(turned.d);
-  EXPECT_EQ(std::memcmp(packed.get(), packed_by(plan, turned).get(), plan.packed_weight_size()), 0);
+  const LinearPlan plan = LinearPlan::select(transposed.d);
+  EXPECT_EQ(std::memcmp(packed.get(), packed_by(plan, transposed).get(), plan.packed_weight_size()), 0);
 }
 
 TEST(PackedWeight, BadCallsAreRefused) {
@@ -252,11 +290,11 @@ TEST(PackedWeight, BadCallsAreRefused) {
 TEST(W8A8, MagnitudesAtTheEdgeOfSixteenBits) {
   for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::amx}) {
     cpu::isa_ceiling = isa;
-    for (const int most : {64, 65, 127, 128}) {
+    for (const int max : {64, 65, 127, 128}) {
       Layer layer({.m = 33, .n = 40, .k = 200, .packed_weight = true, .bias = true}, Random(6));
       Random random(7);
       for (std::size_t i = 0; i < layer.w.size(); ++i) {
-        const int magnitude = i % 4 == 0 ? 258 - 3 * (most < 86 ? most : 43) : most < 86 ? most : i % 2 ? most : 0;
+        const int magnitude = i % 4 == 0 ? 258 - 3 * (max < 86 ? max : 43) : max < 86 ? max : i % 2 ? max : 0;
         layer.w[i] = static_cast<std::int8_t>(random() % 2 ? std::min(magnitude, 127) : -magnitude);
       }
       for (float& v : layer.x) v = random() % 2 ? 127.0f : -127.0f;
@@ -265,7 +303,7 @@ TEST(W8A8, MagnitudesAtTheEdgeOfSixteenBits) {
       run(plan, layer.packed_args(packed.get(), plan.packed_weight_size()));
       oracle::linear(layer.d, layer.args(layer.expected.data()));
       ASSERT_EQ(std::memcmp(layer.y.data(), layer.expected.data(), layer.y.size() * sizeof(float)), 0)
-          << plan.sku() << ", " << most;
+          << plan.sku() << ", " << max;
     }
   }
   cpu::isa_ceiling = cpu::Isa::amx;
@@ -284,6 +322,86 @@ TEST(W8A8, WeightsInABellCurveOnEveryInstructionSet) {
     const Buffer packed = packed_by(plan, layer);
     run(plan, layer.packed_args(packed.get(), plan.packed_weight_size()));
     EXPECT_EQ(std::memcmp(layer.y.data(), layer.expected.data(), layer.y.size() * sizeof(float)), 0) << plan.sku();
+  }
+  cpu::isa_ceiling = cpu::Isa::amx;
+}
+
+// Values of the whole range on both sides, -128 included, which the AVX2 row has to split.
+TEST(W8A8, WeightsInGroupsOnEveryInstructionSet) {
+  for (const std::int64_t group : {0, 32, 64, 128}) {
+    for (const bool packed : {true, false}) {
+      Layer layer({.m = 37, .n = 90, .k = group == 0 ? 200 : 1280, .packed_weight = packed, .bias = true}, Random(10));
+      layer.d.x = DType::s8;
+      layer.d.weight = WeightFormat::s8_group;
+      layer.d.weight.group = group;
+      layer = Layer(layer.d, Random(10));
+      Random random(11);
+      std::vector<std::int8_t> x(static_cast<std::size_t>(layer.d.m * layer.d.k));
+      for (auto& v : x) v = static_cast<std::int8_t>(random() % 256);
+      const std::vector<float> x_scale(static_cast<std::size_t>(layer.d.m), 0.0625f);
+      const auto given = [&](LinearArgs args) {
+        args.x = matrix<const std::int8_t>(x.data(), layer.d.m, layer.d.k);
+        args.x_scale = vector<const float>(x_scale.data(), layer.d.m);
+        return args;
+      };
+      oracle::linear(layer.d, given(layer.args(layer.expected.data())));
+      for (int i = 0; i < cpu::kIsaCount; ++i) {
+        cpu::isa_ceiling = static_cast<cpu::Isa>(i);
+        const LinearPlan plan = LinearPlan::select(layer.d);
+        const Buffer bytes = packed ? packed_by(plan, layer) : Buffer();
+        run(plan,
+            given(packed ? layer.packed_args(bytes.get(), plan.packed_weight_size()) : layer.args(layer.y.data())));
+        EXPECT_EQ(std::memcmp(layer.y.data(), layer.expected.data(), layer.y.size() * sizeof(float)), 0)
+            << plan.sku() << ", group " << group << (packed ? ", packed" : "");
+      }
+    }
+  }
+  cpu::isa_ceiling = cpu::Isa::amx;
+}
+
+// Per tensor, per channel and in groups, packed and not, a few rows and many, within the bound of a float sum.
+TEST(W8A16, EveryGranularityOnEveryInstructionSet) {
+  for (const WeightFormat& weight :
+       {WeightFormat::s8_per_tensor, WeightFormat::s8_per_channel, WeightFormat::s8_group}) {
+    for (const bool packed : {true, false}) {
+      for (const std::int64_t m : {3, 70}) {
+        LinearDescription d{.m = m, .n = 90, .k = 384, .activation = Activation::none, .weight = weight};
+        d.packed_weight = packed;
+        d.bias = true;
+        Layer layer(d, Random(13));
+        const bool one = weight.granularity == Granularity::tensor;
+        const auto with_scale = [&](auto args) {
+          if (one) args.weight_scale = vector<const float>(layer.scale.data(), 1);
+          return args;
+        };
+        oracle::linear(d, with_scale(layer.args(layer.expected.data())));
+        for (int i = 0; i < cpu::kIsaCount; ++i) {
+          cpu::isa_ceiling = static_cast<cpu::Isa>(i);
+          const LinearPlan plan = LinearPlan::select(d);
+          Buffer bytes = aligned(plan.packed_weight_size());
+          LinearArgs args = with_scale(layer.args(layer.y.data()));
+          if (packed) {
+            LinearPackArgs pack = with_scale(layer.weight());
+            pack.packed = vector(bytes.get(), static_cast<std::int64_t>(plan.packed_weight_size()));
+            plan.pack(pack);
+            args = layer.packed_args(bytes.get(), plan.packed_weight_size());
+          }
+          run(plan, args);
+          for (std::size_t at = 0; at < layer.y.size(); ++at) {
+            const std::int64_t row = static_cast<std::int64_t>(at) / d.n, col = static_cast<std::int64_t>(at) % d.n;
+            double magnitude = std::abs(layer.bias[static_cast<std::size_t>(col)]);
+            for (std::int64_t k = 0; k < d.k; ++k) {
+              const float scale =
+                  layer.scale[static_cast<std::size_t>(one ? 0 : col * layer.groups() + k * layer.groups() / d.k)];
+              magnitude += std::abs(layer.x[static_cast<std::size_t>(row * d.k + k)] * scale *
+                                    static_cast<float>(layer.w[static_cast<std::size_t>(col * d.k + k)]));
+            }
+            ASSERT_NEAR(layer.y[at], layer.expected[at], static_cast<double>(d.k + 4) * 0x1p-24 * magnitude)
+                << plan.sku() << ' ' << row << ' ' << col << ", m = " << m << (packed ? ", packed" : "");
+          }
+        }
+      }
+    }
   }
   cpu::isa_ceiling = cpu::Isa::amx;
 }

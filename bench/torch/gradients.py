@@ -44,9 +44,9 @@ def caught(t: training.Trainer, starts: torch.Tensor) -> dict[str, dict[str, tor
 
 def spread(d: torch.Tensor, dim: int) -> tuple[float, float]:
     """The share of d that is rounded to 0, with a scale per row (dim 1) or column (dim 0); the largest over the rms."""
-    most = d.abs().amax(dim, keepdim=True)
-    zeros = (d.abs() < 0.5 * most / 127).float().mean().item()
-    return zeros, (most / d.pow(2).mean(dim, keepdim=True).sqrt()).nanmedian().item()
+    largest = d.abs().amax(dim, keepdim=True)
+    zeros = (d.abs() < 0.5 * largest / 127).float().mean().item()
+    return zeros, (largest / d.pow(2).mean(dim, keepdim=True).sqrt()).nanmedian().item()
 
 
 def measure(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> dict[str, float]:

@@ -92,7 +92,7 @@ class Device:
 def layers(size: int, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
     torch.manual_seed(0)
     plain = nn.Linear(size, size, dtype=dtype, device=device)
-    homework = octile.QuantizedLinear(size, size, dtype=dtype, device=device)
+    trained_in_out = octile.QuantizedLinear(size, size, dtype=dtype, device=device)
     served = nn.Sequential(nn.Linear(size, size, dtype=dtype, device=device))
     octile.quantize_(served, octile.W8A8Dynamic())
     made = {"nn.Linear": plain}
@@ -100,7 +100,7 @@ def layers(size: int, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
         model = nn.Sequential(nn.Linear(size, size, dtype=dtype, device=device))
         octile.quantize_(model, octile.Int8Training(backward=backward))
         made[f"octile.Linear, {backward}"] = model[0]
-    return made | {"octile.QuantizedLinear": homework, "octile.W8A8Linear": served[0]}
+    return made | {"octile.QuantizedLinear": trained_in_out, "octile.W8A8Linear": served[0]}
 
 
 def host_times(d: Device, made: dict[str, nn.Module], m: int, size: int, dtype: torch.dtype) -> list[dict]:

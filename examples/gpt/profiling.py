@@ -9,7 +9,7 @@ from torch.autograd import DeviceType
 # The first that matches counts.
 KINDS = [
     ("Octile: products", r"octile.*(gemm|w8a8|w8a16)"),
-    ("Octile: pass over dY", r"octile.*(look_twice|gradient_quantize)"),
+    ("Octile: pass over dY", r"octile.*(two_pass|gradient_quantize)"),
     ("Octile: quantize", r"octile.*quantize"),
     ("Octile: dB", r"octile.*sum_rows"),
     ("Octile: other", r"octile"),

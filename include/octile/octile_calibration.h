@@ -1,6 +1,6 @@
-/* Octile: calibration, SmoothQuant and the weight quantizer for C. Rules, tensors and errors are those of octile.h; the
- * mathematics is in octile/smooth_quant.h and octile/weight_quantizer.h, and every field means what the field of that
- * name means there. All on the CPU: every tensor lies there, and a GPU is not touched.
+/* Octile: calibration, SmoothQuant and the weight quantizer for C. Rules, tensors and errors are those of octile.h.
+ * octile/smooth_quant.h and octile/weight_quantizer.h have the mathematics; fields mean what the fields of the same
+ * names mean there. Everything runs on the CPU, with tensors in host memory.
  *
  *   octile_weight_quantizer_description description;
  *   octile_weight_quantizer_description_init(&description, sizeof description);
@@ -71,7 +71,7 @@ typedef struct {
   const octile_tensor* bias;    /* in place: (K); may be absent */
 } octile_smooth_before_args;
 
-/* The layer before: weight[j] / s_j or row j / s_j, bias[j] / s_j. */
+/* Divides the layer before: weight[j] / s_j or row j / s_j, bias[j] / s_j. */
 OCTILE_API octile_status octile_smooth_before(const octile_smooth_before_args* args);
 
 typedef struct {
@@ -87,7 +87,7 @@ typedef struct {
   int32_t weight;           /* default S8_PER_CHANNEL */
   int32_t steps;            /* default 21 */
   int32_t threads;          /* CPU threads it may use; 0: all */
-  int64_t calibration_rows; /* that input_channel_max was taken over; 0 (the default): unknown */
+  int64_t calibration_rows; /* behind input_channel_max; 0 (the default): unknown */
 } octile_smoothing_search_description;
 
 OCTILE_API octile_status octile_smoothing_search_description_init(octile_smoothing_search_description* description,
@@ -109,7 +109,7 @@ typedef struct {
   double alpha;
   double error;
   double unsmoothed_error;
-  int32_t smooth;   /* boolean: whether alpha is worth it; else leave the layer as it is */
+  int32_t smooth;   /* boolean: alpha is worth it; otherwise leave the layer as it is */
   int32_t reserved; /* 0 */
 } octile_smoothing_search_result;
 

@@ -69,6 +69,13 @@ def find():
     raise ImportError(f"octile: there is no liboctile.so in {here}, and OCTILE_LIBRARY is not set")
 
 
+def beside(name):
+    """The path of a binary beside the library or this package, or None; and the folders that were searched."""
+    library = find()
+    folders = (library.parent, library.resolve().parent, pathlib.Path(__file__).resolve().parent)
+    return next((folder / name for folder in folders if (folder / name).exists()), None), folders
+
+
 class Plan:
     """Owns a plan."""
 

@@ -18,7 +18,6 @@ BINDING says who implements them: "stable" (_octile_torch.so, over torch's stabl
 import ctypes
 import functools
 import os
-import pathlib
 import warnings
 
 import torch
@@ -169,9 +168,7 @@ def _bind():
 
 def _implement_in_cpp():
     """Why _octile_torch.so cannot implement the ops; "" if it does."""
-    library = _c.find()
-    folders = (library.parent, library.resolve().parent, pathlib.Path(__file__).resolve().parent)
-    path = next((folder / _BINARY for folder in folders if (folder / _BINARY).exists()), None)
+    path, folders = _c.beside(_BINARY)
     if path is None:
         return _missing(f"there is no {_BINARY} in {' or '.join(dict.fromkeys(map(str, folders)))}")
     try:

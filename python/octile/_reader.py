@@ -5,7 +5,6 @@ import ctypes
 import functools
 import json
 import os
-import pathlib
 
 from . import _c
 
@@ -14,9 +13,7 @@ _BINARY = "_octile_reader.so"
 
 @functools.cache
 def _library():
-    library = _c.find()
-    folders = (library.parent, library.resolve().parent, pathlib.Path(__file__).resolve().parent)
-    path = next((folder / _BINARY for folder in folders if (folder / _BINARY).exists()), None)
+    path, folders = _c.beside(_BINARY)
     if path is None:
         raise ImportError(f"octile: there is no {_BINARY} in {folders[0]}: build the target octile_torch")
     binary = ctypes.CDLL(str(path.resolve()))

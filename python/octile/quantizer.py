@@ -136,30 +136,24 @@ def _take(packed, at, count, dtype):
     return packed[at : at + size].view(dtype), at + size
 
 
-def unpack_panels(packed, n, k):
-    """weight int8 (n, k) and weight_scale (n) of packed bytes."""
-    panels, depth = -(-n // _PANEL), -(-k // 64) * 64
-    values, at = _take(packed, 0, panels * _PANEL * depth, torch.int8)
-    _, at = _take(packed, at, panels * _PANEL, torch.int32)
-    scale, _ = _take(packed, at, panels * _PANEL, torch.float32)
-    values = values.reshape(panels, depth // 4, _PANEL, 4).transpose(1, 2).reshape(-1, depth)
-    return values[:n, :k].contiguous(), scale[:n].clone()
-
-
-def unpack_groups(packed, n, k, group, zero_point):
-    """weight (n, ceil(k / 2)), weight_scale (n, k / group) and weight_zero_point, or None, of packed bytes."""
-    group = group or max(k, 1)
-    panels, depth, groups = -(-n // _PANEL), -(-group // 8) * 8, k // group
-    values, at = _take(packed, 0, panels * groups * depth * _PANEL // 2, torch.uint8)
-    scale, at = _take(packed, at, panels * groups * _PANEL, torch.float32)
-    values = values.reshape(panels, groups, depth // 8, _PANEL, 4)
-    values = torch.stack((values & 15, values >> 4), -2)  # (panels, groups, depth / 8, 16, 2, 4)
-    values = values.permute(0, 3, 1, 2, 4, 5).reshape(panels * _PANEL, groups, depth)[:n, :, :group]
+def unpack_panels(packed, n, k, format):
+    """weight, weight_scale and weight_zero_point, or None, of packed bytes, as `format` has them."""
+    s4, group = format.bits == 4, format.group or max(k, 1)
+    panels, groups = -(-n // _PANEL), max(k // group, 1)
+    unit = 8 if s4 else 32 if group == 32 and groups > 1 else 64
+    depth, count = -(-group // unit) * unit, panels * groups * _PANEL
 
     def by_row(t):
-        return t.reshape(panels, groups, _PANEL).transpose(1, 2).reshape(-1, groups)[:n].contiguous()
+        rows = t.reshape(panels, groups, _PANEL).transpose(1, 2).reshape(-1, groups)[:n]
+        return rows.clone(memory_format=torch.contiguous_format)
 
-    points = None
-    if zero_point:
-        points = by_row(_take(packed, at, panels * groups * _PANEL, torch.uint8)[0]).int() - 8
-    return pack(values.reshape(n, k).to(torch.int8) - 8), by_row(scale), points
+    values, at = _take(packed, 0, count * depth // (2 if s4 else 1), torch.uint8 if s4 else torch.int8)
+    at += 0 if s4 else 4 * count  # the sums
+    scale, at = _take(packed, at, count, torch.float32)
+    values = values.reshape(panels, groups, -1, _PANEL, 1, 4)
+    if s4:
+        values = torch.cat((values & 15, values >> 4), -2).to(torch.int8) - 8
+    values = values.permute(0, 3, 1, 2, 4, 5).reshape(panels * _PANEL, groups, depth)[:n, :, :group].reshape(n, k)
+    points = by_row(_take(packed, at, count, torch.uint8)[0]).int() - 8 if format.zero_point else None
+    scale = by_row(scale)
+    return pack(values) if s4 else values.contiguous(), scale.flatten() if format.group is None else scale, points

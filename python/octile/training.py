@@ -14,6 +14,15 @@ from .kernels import kernels, plan_text
 from .static_weights import BUFFERS
 
 
+def _option(name, read, doc):
+    return property(lambda self: read(self._options), lambda self, value: self._change(**{name: value}), doc=doc)
+
+
+def _backward_words(o):
+    dx, dw = ("int8" if one == _c.INT8 else "16bit" for one in (o.dx, o.dw))
+    return dx if dx == dw else (dx, dw)
+
+
 class _Trainable(nn.Module):
     """What Linear and QuantizedLinear share: options, the buffers of cache_weights_(), forward."""
 
@@ -29,42 +38,26 @@ class _Trainable(nn.Module):
         if self._weight_cache is not None:
             self._weight_cache.refresh()
 
-    @property
-    def per_channel(self):
-        """One scale per output channel of the weight (True), or one for all of it."""
-        return self._options.per_channel
-
-    @per_channel.setter
-    def per_channel(self, value):
-        self._change(per_channel=value)
-
-    @property
-    def activation(self):
-        """What one scale of x is for: "per_token" or "per_tensor"."""
-        return "per_token" if self._options.activation == _c.DYNAMIC_PER_TOKEN else "per_tensor"
-
-    @activation.setter
-    def activation(self, value):
-        self._change(activation=value)
-
-    @property
-    def backward(self):
-        """How gradients are multiplied: "16bit" or "int8"; a pair of them for (dX, dW) where they differ."""
-        dx, dw = ("int8" if one == _c.INT8 else "16bit" for one in (self._options.dx, self._options.dw))
-        return dx if dx == dw else (dx, dw)
-
-    @backward.setter
-    def backward(self, value):
-        self._change(backward=value)
-
-    @property
-    def rounding(self):
-        """Of dY in the int8 products of the backward: "nearest" or "stochastic"."""
-        return "stochastic" if self._options.rounding == _c.STOCHASTIC else "nearest"
-
-    @rounding.setter
-    def rounding(self, value):
-        self._change(rounding=value)
+    per_channel = _option(
+        "per_channel",
+        lambda o: o.per_channel,
+        "One scale per output channel of the weight (True), or one for all of it.",
+    )
+    activation = _option(
+        "activation",
+        lambda o: "per_token" if o.activation == _c.DYNAMIC_PER_TOKEN else "per_tensor",
+        'What one scale of x is for: "per_token" or "per_tensor".',
+    )
+    backward = _option(
+        "backward",
+        _backward_words,
+        'How gradients are multiplied: "16bit" or "int8"; a pair of them for (dX, dW) where they differ.',
+    )
+    rounding = _option(
+        "rounding",
+        lambda o: "stochastic" if o.rounding == _c.STOCHASTIC else "nearest",
+        'Of dY in the int8 products of the backward: "nearest" or "stochastic".',
+    )
 
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT) in x's type, under autocast in autocast's."""

@@ -75,6 +75,4 @@ class WeightFormat:
 
     def unpack(self, packed, n, k):
         """(weight, scale, zero_point or None) of packed bytes: docs/packed-weights.md."""
-        if self.group is None:
-            return *quantizer.unpack_panels(packed, n, k), None
-        return quantizer.unpack_groups(packed, n, k, self.group, self.zero_point)
+        return quantizer.unpack_panels(packed, n, k, self)

@@ -25,7 +25,9 @@
 #include <string>
 #include <vector>
 
-#include "cpu/support/multiversion.h"
+#include "base/access.h"
+#include "check/operands.h"
+#include "cpu/support/isa.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
 #ifdef OCTILE_FUZZ_MAIN
@@ -36,8 +38,8 @@ namespace {
 
 using namespace octile;
 
-constexpr std::int64_t kMostBytes = 1 << 20;            // of one tensor or workspace
-constexpr std::int64_t kMostMultiplications = 1 << 17;  // of one run: milliseconds, even under sanitizers
+constexpr std::int64_t kMaxBytes = 1 << 20;            // of one tensor or workspace
+constexpr std::int64_t kMaxMultiplications = 1 << 17;  // of one run: milliseconds, even under sanitizers
 
 #define REQUIRE(condition, text)                                                                                   \
   do {                                                                                                             \
@@ -152,6 +154,11 @@ QuantizeDescription quantize_description(Bytes& in, bool forward) {
   return d;
 }
 
+constexpr WeightFormat kFormats[] = {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor, WeightFormat::s4_group,
+                                     WeightFormat::s8_group};  // by their numbers in C
+
+WeightFormat weight_format(Bytes& in) { return in.pick(kFormats); }
+
 LinearDescription linear_description(Bytes& in) {
   LinearDescription d;
   d.m = in.size();
@@ -160,27 +167,29 @@ LinearDescription linear_description(Bytes& in) {
   d.x = in.choice<DType>(5);
   d.y = d.x;
   if (d.x == DType::s8 || (d.x != DType::f64 && in.rarely(3))) d.y = in.choice<DType>(d.x == DType::s8 ? 4 : 3);
-  d.weight = in.choice<WeightFormat>(3);
-  const bool w4a16 = d.weight == WeightFormat::s4_group && in.below(2) == 1;
-  d.activation = w4a16 ? Activation::none : static_cast<Activation>(1 + in.below(3));
+  d.weight = weight_format(in);
+  const bool float_x = in.below(2) == 1;
+  d.activation = float_x ? Activation::none : static_cast<Activation>(1 + in.below(3));
+  if (d.x == DType::s8 && float_x) d.x = d.y;
   d.static_scale = in.real();
-  if (d.weight == WeightFormat::s4_group) {
-    if (d.x == DType::s8 && w4a16) d.x = d.y;
-    d.group = in.pick<std::int64_t>({32, 64, 128, 0});
-    if (d.group != 0 && !in.rarely(10)) d.k = d.group * in.below(4);
-    d.weight_zero_point = in.below(2) == 1;
-  } else {
+  if (d.weight.granularity == Granularity::group) {
+    d.weight.group = in.pick<std::int64_t>({32, 64, 128, 0});
+    if (d.weight.group != 0 && !in.rarely(10)) d.k = d.weight.group * in.below(4);
+    d.weight.zero_point = d.weight.type == DType::s4 && in.below(2) == 1;
+  } else if (!float_x) {
     d.weight_layout = in.choice<WeightLayout>(2);
   }
-  d.x_multiplier = d.x != DType::s8 && !w4a16 && in.below(2) == 1;
+  d.x_multiplier = d.x != DType::s8 && !float_x && in.below(2) == 1;
   d.bias = in.below(2) == 1;
   if (in.rarely(20)) {  // anything at all
     d.activation = in.choice<Activation>(5);
     d.y = in.choice<DType>(9);
     d.weight_layout = in.choice<WeightLayout>(3);
     d.x_multiplier = in.below(2) == 1;
-    d.weight_zero_point = in.below(2) == 1;
-    d.group = in.size();
+    d.weight.zero_point = in.below(2) == 1;
+    d.weight.group = in.size();
+    d.weight.type = in.choice<DType>(9);
+    d.weight.granularity = in.choice<Granularity>(4);
   }
   common_choices(in, d.device, d.threads, d.kernel);
   return d;
@@ -200,7 +209,8 @@ LinearBackwardDescription linear_backward_description(Bytes& in) {
   if (in.rarely(40)) d.activation = in.choice<Activation>(5);
   d.static_scale = in.real();
   d.x_transposed = in.below(2) == 1;
-  d.weight = in.choice<WeightFormat>(in.rarely(40) ? 3 : 2);
+  d.weight = in.rarely(40) ? weight_format(in) : kFormats[in.below(2)];
+  d.weight.group = 0;  // which C does not give
   d.weight_layout = in.choice<WeightLayout>(2);
   d.rounding = in.choice<Rounding>(2);
   common_choices(in, d.device, d.threads, d.kernel);
@@ -209,251 +219,61 @@ LinearBackwardDescription linear_backward_description(Bytes& in) {
 
 // ---- Operands: a view each, in the order of the argument structures' fields ----
 
-enum class Content : std::uint8_t { real, integer, scale, zero_point };
-
-struct Operand {
-  Tensor view;
-  bool output = false;
-  bool optional = false;  // may be absent
-  Content content = Content::real;
-  std::array<int, 2> range = {-8, 7};  // of zero points
+struct Operand : check::Operand {
+  Tensor view = {};
   std::size_t block = 0;
   std::size_t offset = 0;  // of view.data in its block
 };
 
-Operand absent() { return {}; }
-
-Operand matrix_of(Device device, DType dtype, std::array<std::int64_t, 2> shape, Content content) {
-  const std::int64_t row = dtype == DType::s4 ? shape[1] + shape[1] % 2 : shape[1];
-  return {{nullptr, dtype, device, 2, shape, {row, 1}}, false, false, content};
-}
-
-Operand vector_of(Device device, DType dtype, std::int64_t size, Content content) {
-  return {{nullptr, dtype, device, 1, {size, 0}, {1, 0}}, false, false, content};
-}
-
-Operand out(Operand operand) {
-  operand.output = true;
-  return operand;
-}
-
-// An output that the caller may leave out.
-Operand optional_out(Operand operand, bool present) {
-  if (!present) operand.view = {};
-  operand.optional = true;
-  return out(operand);
-}
-
-Content content_of(DType dtype) { return is_float(dtype) ? Content::real : Content::integer; }
-
-// Scales or zero points of a quantizer's matrix.
-Operand segments_of(const QuantizeDescription& d, std::int64_t rows, Content content) {
-  const DType dtype = content == Content::scale ? scale_type(d.x) : DType::s32;
-  Operand operand;
-  switch (d.granularity) {
-    case Granularity::tensor:
-      operand = vector_of(d.device, dtype, 1, content);
-      break;
-    case Granularity::row:
-      operand = vector_of(d.device, dtype, rows, content);
-      break;
-    case Granularity::column:
-      operand = vector_of(d.device, dtype, d.cols, content);
-      break;
-    case Granularity::group:
-      operand = matrix_of(d.device, dtype, {rows, d.cols / d.group}, content);
-      break;
-  }
-  const bool symmetric = d.mapping == Mapping::symmetric;
-  operand.range = {d.q_min, d.q_max};
-  if (d.q_min == 0 && d.q_max == 0) {
-    operand.range = d.q == DType::u8   ? std::array{0, 255}
-                    : d.q == DType::s4 ? std::array{-8, 7}
-                                       : std::array{-128, 127};
-    if (symmetric && d.q != DType::u8) ++operand.range[0];
-  }
-  return operand;
-}
-
 using Operands = std::vector<Operand>;
 
-Operand q_matrix(const QuantizeDescription& d, std::int64_t rows) {
-  return matrix_of(d.device, d.q, {rows, d.cols}, Content::integer);
-}
-Operand x_matrix(const QuantizeDescription& d, std::int64_t rows) {
-  return matrix_of(d.device, d.x, {rows, d.cols}, Content::real);
-}
-Operand zero_points(const QuantizeDescription& d, std::int64_t rows) {
-  return d.mapping == Mapping::affine ? segments_of(d, rows, Content::zero_point) : absent();
+// The operands of a legal run. Those that a caller may leave out come by chance.
+template <class Args, class Description>
+Operands operands_of(const Description& d, std::int64_t rows, Bytes& in) {
+  Operands all;
+  for (const check::Operand& o : check::operands<Args>(d, rows)) {
+    Operand& operand = all.emplace_back(Operand{o});
+    if (!o.present() || (o.optional && in.below(2) == 0)) continue;
+    const std::int64_t cols = o.size.cols.value_or(0);
+    const std::int64_t pitch = o.dtype == DType::s4 ? cols + cols % 2 : cols;
+    operand.view = {nullptr, o.dtype, d.device, o.size.cols ? 2 : 1, {o.size.rows, cols}, {1, 0}};
+    if (o.size.cols) operand.view.strides = {pitch, 1};
+  }
+  return all;
 }
 
-// One specialization per plan: its description, its operands, and its C functions.
+template <class Args>
+Args args_of(const Operands& operands, std::uint64_t seed) {
+  std::vector<Tensor> views;
+  for (const Operand& o : operands) views.push_back(o.view);
+  return check::args_of<Args>(views, seed);
+}
+
+// One specialization per plan: its description and its C functions.
 template <class Args>
 struct Kind;
 
-#define OCTILE_C_FUNCTIONS(kind, description)                           \
-  using CArgs = octile_##kind##_args;                                   \
-  using CDescription = octile_##description##_description;              \
-  static constexpr auto init = octile_##description##_description_init; \
-  static constexpr auto create = octile_##kind##_plan_create;           \
-  static constexpr auto can_implement = octile_##kind##_can_implement;  \
-  static constexpr auto run = octile_##kind##_run;                      \
-  static constexpr const char* name = #kind
+#define OCTILE_KIND(args, kind, description, from_bytes)                  \
+  template <>                                                             \
+  struct Kind<args> : check::Kind<args> {                                 \
+    using CArgs = octile_##kind##_args;                                   \
+    using CDescription = octile_##description##_description;              \
+    static constexpr auto init = octile_##description##_description_init; \
+    static constexpr auto create = octile_##kind##_plan_create;           \
+    static constexpr auto can_implement = octile_##kind##_can_implement;  \
+    static constexpr auto run = octile_##kind##_run;                      \
+    static constexpr const char* name = #kind;                            \
+    static auto describe(Bytes& in) { return from_bytes; }                \
+  }
 
-template <>
-struct Kind<QuantizeArgs> {
-  OCTILE_C_FUNCTIONS(quantize, quantize);
-  using Plan = QuantizePlan;
-  static QuantizeDescription description(Bytes& in) { return quantize_description(in, true); }
-  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes& in) {
-    const bool given = d.scale == ScaleSource::given;
-    const std::int64_t multipliers = d.multiplier == Multiplier::per_row ? rows : d.cols;
-    return {
-        x_matrix(d, rows),
-        d.multiplier == Multiplier::none ? absent() : vector_of(d.device, scale_type(d.x), multipliers, Content::real),
-        given ? segments_of(d, rows, Content::scale) : absent(),
-        given ? zero_points(d, rows) : absent(),
-        d.orientation == Orientation::transposed ? absent() : out(q_matrix(d, rows)),
-        d.orientation == Orientation::row_major ? absent()
-                                                : out(matrix_of(d.device, d.q, {d.cols, rows}, Content::integer)),
-        given ? optional_out(segments_of(d, rows, Content::scale), in.below(2) == 1)
-              : out(segments_of(d, rows, Content::scale)),
-        given || d.mapping == Mapping::symmetric ? absent() : out(zero_points(d, rows))};
-  }
-  static QuantizeArgs args(const Operands& o, std::uint64_t seed) {
-    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, o[6].view, o[7].view, seed};
-  }
-};
-
-template <>
-struct Kind<DequantizeArgs> {
-  OCTILE_C_FUNCTIONS(dequantize, quantize);
-  using Plan = DequantizePlan;
-  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
-  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
-    return {q_matrix(d, rows), segments_of(d, rows, Content::scale), zero_points(d, rows), out(x_matrix(d, rows))};
-  }
-  static DequantizeArgs args(const Operands& o, std::uint64_t) { return {o[0].view, o[1].view, o[2].view, o[3].view}; }
-};
-
-template <>
-struct Kind<QuantizeBackwardArgs> {
-  OCTILE_C_FUNCTIONS(quantize_backward, quantize);
-  using Plan = QuantizeBackwardPlan;
-  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
-  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
-    return {x_matrix(d, rows), x_matrix(d, rows), segments_of(d, rows, Content::scale), zero_points(d, rows),
-            out(x_matrix(d, rows))};
-  }
-  static QuantizeBackwardArgs args(const Operands& o, std::uint64_t) {
-    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view};
-  }
-};
-
-template <>
-struct Kind<DequantizeBackwardArgs> {
-  OCTILE_C_FUNCTIONS(dequantize_backward, quantize);
-  using Plan = DequantizeBackwardPlan;
-  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
-  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
-    return {x_matrix(d, rows), segments_of(d, rows, Content::scale), out(x_matrix(d, rows))};
-  }
-  static DequantizeBackwardArgs args(const Operands& o, std::uint64_t) { return {o[0].view, o[1].view, o[2].view}; }
-};
-
-template <>
-struct Kind<FakeQuantizeArgs> {
-  OCTILE_C_FUNCTIONS(fake_quantize, quantize);
-  using Plan = FakeQuantizePlan;
-  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
-  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes&) {
-    const bool given = d.scale == ScaleSource::given;
-    return {x_matrix(d, rows),
-            given ? segments_of(d, rows, Content::scale) : absent(),
-            given ? zero_points(d, rows) : absent(),
-            out(x_matrix(d, rows)),
-            given ? absent() : out(segments_of(d, rows, Content::scale)),
-            given || d.mapping == Mapping::symmetric ? absent() : out(zero_points(d, rows))};
-  }
-  static FakeQuantizeArgs args(const Operands& o, std::uint64_t seed) {
-    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, seed};
-  }
-};
-
-template <>
-struct Kind<FakeQuantizeBackwardArgs> {
-  OCTILE_C_FUNCTIONS(fake_quantize_backward, quantize);
-  using Plan = FakeQuantizeBackwardPlan;
-  static QuantizeDescription description(Bytes& in) { return quantize_description(in, false); }
-  static Operands operands(const QuantizeDescription& d, std::int64_t rows, Bytes& in) {
-    return Kind<QuantizeBackwardArgs>::operands(d, rows, in);
-  }
-  static FakeQuantizeBackwardArgs args(const Operands& o, std::uint64_t) {
-    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view};
-  }
-};
-
-Operand weight_scales(Device device, WeightFormat weight, DType dtype, std::int64_t n) {
-  return vector_of(device, dtype, weight == WeightFormat::s8_per_tensor ? 1 : n, Content::scale);
-}
-
-Operand x_scales(Device device, Activation activation, DType dtype, std::int64_t m) {
-  if (activation == Activation::static_per_tensor) return absent();
-  return vector_of(device, dtype, activation == Activation::dynamic_per_token ? m : 1, Content::scale);
-}
-
-std::array<std::int64_t, 2> weight_shape(WeightLayout layout, std::int64_t n, std::int64_t k) {
-  return layout == WeightLayout::out_in ? std::array{n, k} : std::array{k, n};
-}
-
-template <>
-struct Kind<LinearArgs> {
-  OCTILE_C_FUNCTIONS(linear, linear);
-  using Plan = LinearPlan;
-  static LinearDescription description(Bytes& in) { return linear_description(in); }
-  static Operands operands(const LinearDescription& d, std::int64_t m, Bytes&) {
-    const DType scale = scale_type(d.y);
-    const bool w4 = d.weight == WeightFormat::s4_group;
-    const std::int64_t groups = !w4 ? 0 : d.group == 0 ? d.k / std::max<std::int64_t>(d.k, 1) : d.k / d.group;
-    return {
-        matrix_of(d.device, d.x, {m, d.k}, content_of(d.x)),
-        d.x == DType::s8 ? x_scales(d.device, d.activation, scale, m) : absent(),
-        d.x_multiplier ? vector_of(d.device, scale, d.k, Content::real) : absent(),
-        matrix_of(d.device, w4 ? DType::s4 : DType::s8, weight_shape(d.weight_layout, d.n, d.k), Content::integer),
-        w4 ? matrix_of(d.device, scale, {d.n, groups}, Content::scale) : weight_scales(d.device, d.weight, scale, d.n),
-        d.weight_zero_point ? matrix_of(d.device, DType::s32, {d.n, groups}, Content::zero_point) : absent(),
-        d.bias ? vector_of(d.device, d.y, d.n, Content::real) : absent(),
-        out(matrix_of(d.device, d.y, {m, d.n}, Content::real))};
-  }
-  static LinearArgs args(const Operands& o, std::uint64_t) {
-    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, o[6].view, o[7].view};
-  }
-};
-
-template <>
-struct Kind<LinearBackwardArgs> {
-  OCTILE_C_FUNCTIONS(linear_backward, linear_backward);
-  using Plan = LinearBackwardPlan;
-  static LinearBackwardDescription description(Bytes& in) { return linear_backward_description(in); }
-  static Operands operands(const LinearBackwardDescription& d, std::int64_t m, Bytes&) {
-    const DType scale = scale_type(d.dy);
-    const auto w = weight_shape(d.weight_layout, d.n, d.k);
-    const bool dx = d.dx != Product::none;
-    const bool dw = d.dw != Product::none;
-    const auto x = d.x_transposed ? std::array{d.k, m} : std::array{m, d.k};
-    return {matrix_of(d.device, d.dy, {m, d.n}, Content::real),
-            dx ? matrix_of(d.device, DType::s8, w, Content::integer) : absent(),
-            dx ? weight_scales(d.device, d.weight, scale, d.n) : absent(),
-            dw ? matrix_of(d.device, DType::s8, x, Content::integer) : absent(),
-            dw ? x_scales(d.device, d.activation, scale, m) : absent(),
-            dx ? out(matrix_of(d.device, d.dy, {m, d.k}, Content::real)) : absent(),
-            dw ? out(matrix_of(d.device, d.dw_dtype.value_or(d.dy), w, Content::real)) : absent(),
-            d.db ? out(vector_of(d.device, d.dy, d.n, Content::real)) : absent()};
-  }
-  static LinearBackwardArgs args(const Operands& o, std::uint64_t seed) {
-    return {o[0].view, o[1].view, o[2].view, o[3].view, o[4].view, o[5].view, o[6].view, o[7].view, seed};
-  }
-};
+OCTILE_KIND(QuantizeArgs, quantize, quantize, quantize_description(in, true));
+OCTILE_KIND(DequantizeArgs, dequantize, quantize, quantize_description(in, false));
+OCTILE_KIND(QuantizeBackwardArgs, quantize_backward, quantize, quantize_description(in, false));
+OCTILE_KIND(DequantizeBackwardArgs, dequantize_backward, quantize, quantize_description(in, false));
+OCTILE_KIND(FakeQuantizeArgs, fake_quantize, quantize, quantize_description(in, false));
+OCTILE_KIND(FakeQuantizeBackwardArgs, fake_quantize_backward, quantize, quantize_description(in, false));
+OCTILE_KIND(LinearArgs, linear, linear, linear_description(in));
+OCTILE_KIND(LinearBackwardArgs, linear_backward, linear_backward, linear_backward_description(in));
 
 std::int64_t rows_of(const QuantizeDescription& d) { return d.rows; }
 std::int64_t rows_of(const LinearDescription& d) { return d.m; }
@@ -511,8 +331,8 @@ std::optional<std::size_t> extent(const Tensor& t) {
   if (rows == 0 || cols == 0) return 0;
   const __int128 last_row = (rows - 1) * t.strides[0];
   const __int128 last_col = (cols - 1) * (t.rank == 2 ? t.strides[1] : 0);
-  const __int128 most = kMostBytes;
-  if (last_row < 0 || last_col < 0 || last_row > most || last_col > most || rows * cols > most) return {};
+  const __int128 max = kMaxBytes;
+  if (last_row < 0 || last_col < 0 || last_row > max || last_col > max || rows * cols > max) return {};
   return static_cast<std::size_t>((last_row * bits(t.dtype) + 7) / 8 + ((last_col + 1) * bits(t.dtype) + 7) / 8);
 }
 
@@ -559,29 +379,14 @@ double random_scale(Bytes& in, bool wild) {
   return std::ldexp(1 + static_cast<double>(in.random() & 0xffffff) * 0x1p-24, static_cast<int>(in.random() % 24) - 16);
 }
 
+Tensor element_at(const std::uint8_t* at, DType dtype) {
+  return {const_cast<std::uint8_t*>(at), dtype, {}, 1, {1, 0}, {1, 0}};
+}
+
 void put_real(std::uint8_t* at, DType dtype, double value) {
-  const auto put = [&](auto converted) { std::memcpy(at, &converted, sizeof converted); };
   // A double beyond f32 becomes an infinity first; the cast alone would be undefined.
-  const float narrow =
-      std::abs(value) > std::numeric_limits<float>::max() && std::isfinite(value)
-          ? std::copysign(std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1))
-          : static_cast<float>(value);
-  switch (dtype) {
-    case DType::f16:
-      put(Half(narrow));
-      break;
-    case DType::bf16:
-      put(BFloat16(narrow));
-      break;
-    case DType::f32:
-      put(narrow);
-      break;
-    case DType::f64:
-      put(value);
-      break;
-    default:
-      break;
-  }
+  const bool beyond = dtype != DType::f64 && std::abs(value) > std::numeric_limits<float>::max();
+  store(element_at(at, dtype), 0, 0, beyond ? std::copysign(HUGE_VAL, value) : value);
 }
 
 void fill(const Operand& o, Bytes& in, bool wild) {
@@ -589,14 +394,15 @@ void fill(const Operand& o, Bytes& in, bool wild) {
   const int mode = in.below(5);
   for_each_element(o.view, [&](std::size_t at) {
     std::uint8_t* const element = data + at;
-    if (o.content == Content::zero_point && o.view.dtype == DType::s32) {
+    if (o.content == check::Content::zero_point && o.view.dtype == DType::s32) {
       const auto span = static_cast<std::uint64_t>(std::max(o.range[1] - o.range[0], 0)) + 1;
       const std::int32_t value = wild && in.random() % 4 == 0
                                      ? static_cast<std::int32_t>(in.random())
                                      : o.range[0] + static_cast<std::int32_t>(in.random() % span);
       std::memcpy(element, &value, sizeof value);
     } else if (is_float(o.view.dtype)) {
-      put_real(element, o.view.dtype, o.content == Content::scale ? random_scale(in, wild) : random_real(in, mode));
+      const bool scale = o.content == check::Content::scale || o.content == check::Content::given_scale;
+      put_real(element, o.view.dtype, scale ? random_scale(in, wild) : random_real(in, mode));
     } else {
       for (std::size_t i = 0; i < element_bytes(o.view.dtype); ++i) element[i] = static_cast<std::uint8_t>(in.random());
     }
@@ -665,7 +471,7 @@ Memory allocate(Operands& operands, Bytes& in, Mistakes& mistakes) {
   for (Operand& o : operands) {
     o.block = kNoBlock;
     const std::optional<std::size_t> size = extent(o.view);
-    if (!size || *size > kMostBytes) {
+    if (!size || *size > kMaxBytes) {
       if (o.view.present()) mistakes.any = true;
       continue;
     }
@@ -783,10 +589,16 @@ void describe(const QuantizeDescription& d, octile_quantize_description& c) {
   c.multiplier = number(d.multiplier), c.mask = number(d.mask), c.q_min = d.q_min, c.q_max = d.q_max;
 }
 
+// A format's number in C; one beyond them where C has no name for it.
+std::int32_t number(const WeightFormat& weight) {
+  const auto same = [&](const WeightFormat& f) { return f.type == weight.type && f.granularity == weight.granularity; };
+  return static_cast<std::int32_t>(std::find_if(std::begin(kFormats), std::end(kFormats), same) - kFormats);
+}
+
 void describe(const LinearDescription& d, octile_linear_description& c) {
-  c.m = d.m, c.n = d.n, c.k = d.k, c.group = d.group, c.static_scale = d.static_scale;
+  c.m = d.m, c.n = d.n, c.k = d.k, c.group = d.weight.group, c.static_scale = d.static_scale;
   c.x = number(d.x), c.y = number(d.y), c.activation = number(d.activation), c.weight = number(d.weight);
-  c.weight_layout = number(d.weight_layout), c.weight_zero_point = d.weight_zero_point, c.bias = d.bias;
+  c.weight_layout = number(d.weight_layout), c.weight_zero_point = d.weight.zero_point, c.bias = d.bias;
   c.x_multiplier = d.x_multiplier;
 }
 
@@ -813,12 +625,13 @@ void create(const Description& d, Status expected, CPlan& plan) {
   c.device = c_device(d.device);
   c.kernel = d.kernel.c_str();
   const octile_status status = K::create(&c, &plan.plan);
-  // A NUL ends a C string early, so that may be another wish.
+  // A NUL ends a C string early, so that may be another request.
   if (d.kernel.find('\0') != std::string::npos) return;
-  // With several mistakes each may find another one first: C looks at the device before the plan looks at anything.
-  const bool known_device = d.device.type <= DeviceType::cuda;
-  REQUIRE(known_device ? status == number(expected) : status != OCTILE_OK,
-          std::string(K::name) + ": " + octile_last_error());
+  // With several mistakes each may find another one first: C looks at the device and the weight before the plan looks
+  // at anything.
+  bool known = d.device.type <= DeviceType::cuda;
+  if constexpr (requires { d.weight; }) known = known && number(d.weight) < std::ssize(kFormats);
+  REQUIRE(known ? status == number(expected) : status != OCTILE_OK, std::string(K::name) + ": " + octile_last_error());
   REQUIRE((status == OCTILE_OK) == (plan.plan != nullptr), K::name);
 }
 
@@ -875,7 +688,7 @@ struct Outcome {
 template <class Args>
 Outcome run_cpp(const typename Kind<Args>::Plan& plan, const Operands& operands, Workspace workspace,
                 std::uint64_t seed) {
-  const Args args = Kind<Args>::args(operands, seed);
+  const auto args = args_of<Args>(operands, seed);
   const Verdict verdict = plan.can_implement(args);
   REQUIRE(static_cast<bool>(verdict) == verdict.reason.empty(), verdict.reason);
   return {verdict.status, status_of([&] { plan.run(args, workspace); })};
@@ -927,22 +740,7 @@ void require_untouched(const char* kind, const Operands& operands, const Memory&
 }
 
 bool is_nan(const std::uint8_t* at, DType dtype) {
-  const auto read = [&]<class T>(T value) {
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  };
-  switch (dtype) {
-    case DType::f16:
-      return std::isnan(static_cast<float>(read(Half{})));
-    case DType::bf16:
-      return std::isnan(static_cast<float>(read(BFloat16{})));
-    case DType::f32:
-      return std::isnan(read(0.0f));
-    case DType::f64:
-      return std::isnan(read(0.0));
-    default:
-      return false;
-  }
+  return is_float(dtype) && std::isnan(load<double>(element_at(at, dtype), 0));
 }
 
 // A NaN's payload is not in the contract.
@@ -967,7 +765,7 @@ void fuzz(Bytes& in) {
   using K = Kind<Args>;
   if (in.rarely(30)) return create_from_bytes<K>(in);
 
-  const auto description = K::description(in);
+  const auto description = K::describe(in);
   std::optional<typename K::Plan> plan;
   const Status selected = status_of([&] { plan = K::Plan::select(description); });
   CPlan c_plan;
@@ -980,12 +778,12 @@ void fuzz(Bytes& in) {
 
   std::int64_t rows = rows_of(description);
   if (rows > 64 || in.rarely(4)) rows = std::min<std::int64_t>(rows, in.below(20));
-  if (plan->workspace_size() > kMostBytes || work_of(description, rows) > kMostMultiplications) return;
-  Operands operands = K::operands(description, rows, in);
+  if (plan->workspace_size() > kMaxBytes || work_of(description, rows) > kMaxMultiplications) return;
+  Operands operands = operands_of<Args>(description, rows, in);
   Mistakes mistakes;
   for (Operand& o : operands) {
     const std::optional<std::size_t> size = extent(o.view);
-    if (o.view.present() && (!size || *size > kMostBytes / 8)) return;
+    if (o.view.present() && (!size || *size > kMaxBytes / 8)) return;
     vary_layout(o, in);
   }
   const Operands wanted_operands = operands;
@@ -1026,8 +824,8 @@ void fuzz(Bytes& in) {
   require_untouched(K::name, operands, before, memory, refused);
   if (outcome.verdict != Status::ok) {
     REQUIRE(outcome.run == outcome.verdict, std::string(K::name) + ": can_implement and run differ");
-    REQUIRE(mistakes.any || mistakes.wild_values,
-            std::string(K::name) + ": legal arguments refused: " + plan->can_implement(K::args(operands, seed)).reason);
+    REQUIRE(mistakes.any || mistakes.wild_values, std::string(K::name) + ": legal arguments refused: " +
+                                                      plan->can_implement(args_of<Args>(operands, seed)).reason);
     return;
   }
   if (mistakes.short_workspace || mistakes.null_workspace) {
@@ -1038,7 +836,7 @@ void fuzz(Bytes& in) {
 
   Memory again = before.copy();
   REQUIRE(run_on(again).run == Status::ok, K::name);
-  require_same(std::string(K::name) + " twice", operands, memory, again);
+  require_same(plan->sku() + " twice", operands, memory, again);
   if (!guarantee.bit_stable) return;
   auto reference = description;
   reference.kernel = "reference";
@@ -1046,7 +844,7 @@ void fuzz(Bytes& in) {
   Memory wanted = before.copy();
   wanted.bind(operands);
   std::vector<std::uint8_t> oracle_scratch(oracle.workspace_size());
-  oracle.run(K::args(operands, seed), {oracle_scratch.data(), oracle_scratch.size()});
+  oracle.run(args_of<Args>(operands, seed), {oracle_scratch.data(), oracle_scratch.size()});
   require_same(plan->sku() + " and " + oracle.sku(), operands, memory, wanted);
   ++counts.compared;
 }

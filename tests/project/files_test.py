@@ -27,8 +27,6 @@ class Case(unittest.TestCase):
         self.writers = []
         if "puzzles" in VERBS:
             self.writers += [("puzzles", "run", "1", "--report"), ("puzzles", "new", "1")]
-        if " demo " in VERBS:
-            self.writers += [("demo", "--epochs", "1", "--seeds", "1", "--hidden", "32", "--html")]
 
     def octile(self, *arguments, status=0, **options):
         done = subprocess.run([COMMAND, *arguments], cwd=self.root, text=True, timeout=60, **options,
@@ -113,14 +111,14 @@ class SourceTest(unittest.TestCase):
     def test_one_file_opens_files_to_write(self):
         ways = re.compile(r"\b(?:ofstream|fstream|fopen|freopen|creat|mkstemp|mkostemp|tmpfile|O_CREAT|renameat2?|rename)\b")
         found = set()
-        for folder in ("checkpoint", "cli", "src", "tile"):
+        for folder in ("check", "checkpoint", "cli", "src", "tile"):
             for path in (SOURCE / folder).rglob("*"):
                 if path.suffix in (".cpp", ".h", ".cu", ".cuh") and path.parent != SOURCE / "tile" / "tests":
                     code = "\n".join(line.split("//")[0] for line in path.read_text().splitlines())
                     if ways.search(code.replace("#include <fstream>", "").replace("std::ifstream", "")):
                         found.add(str(path.relative_to(SOURCE)))
         # puzzles check also makes files, but only within its own folder, which mkdtemp() made for it alone.
-        self.assertEqual(found, {"src/base/output.cpp", "cli/group.cpp", "tile/puzzles/watch.cpp"})
+        self.assertEqual(found, {"src/base/output.cpp", "cli/support/group.cpp", "tile/puzzles/watch.cpp"})
 
 
 if __name__ == "__main__":

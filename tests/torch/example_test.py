@@ -386,7 +386,7 @@ KERNELS = [
     ("triton_poi_fused_gelu_quantize_1", 3.0),
     ("void octile::cuda::large::w8a8_gemm_kernel<Tile, __nv_bfloat16>", 2.0),
     ("void octile::cuda::quantize_bands<float, (octile::cuda::Scope)0>", 2.0),
-    ("void octile::cuda::look_twice<__nv_bfloat16, true, true>", 2.0),
+    ("void octile::cuda::two_pass_kernel<__nv_bfloat16, true, true>", 2.0),
     ("multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>", 2.0),
     ("multi_tensor_apply_kernel<TensorListMetadata<1>, LpNormFunctor>", 2.0),
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import op_reference as reference
 import pytest
 import torch
-from octile import _c, _ops, _plans
+from octile import _c, _ops
 
 ops = torch.ops.octile
 

@@ -13,7 +13,7 @@ from octile import W8A8Dynamic, W8A8Linear, W8A16, W8A16Linear, _c, _ctypes_ops,
 from octile.weight_format import WeightFormat
 from torch import nn
 
-OUT_IN, IN_OUT = _c.OUT_IN, _c.IN_OUT
+OUT_IN = _c.OUT_IN
 ops = torch.ops.octile
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -115,6 +115,20 @@ def test_layers(kind, group, device, generator):
             layer(x[..., :64])
         assert f"group={group}" in repr(layer) if group is not None else "group" not in repr(layer)
         assert "gemm" in layer.explain(4)
+
+
+@pytest.mark.parametrize("group", [None, 0, 32, 64, 128])
+@pytest.mark.parametrize("kind", [W8A8Linear, W8A16Linear])
+def test_packed(kind, group, generator):
+    layer, x = kind.from_linear(nn.Linear(256, 40), group=group), draw(generator, "cpu", 3, 256)
+    with torch.no_grad():
+        plain, y = layer.plain_weight(), layer(x)
+        assert octile.pack_(layer) == [""] and "packed" in repr(layer)
+        exact = layer.to_linear()(x)
+        assert (layer(x) - exact).norm() < (0.02 if kind is W8A8Linear else 1e-6) * exact.norm()
+        assert kind is W8A16Linear or torch.equal(layer(x), y)
+    for mine, theirs in zip(layer.plain_weight(), plain, strict=True):
+        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
 
 
 def test_gradients_are_refused(device, generator):

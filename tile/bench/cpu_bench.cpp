@@ -76,9 +76,9 @@ __attribute__((noinline)) void plain_add(const float* x, float* z, int n) {
 
 __attribute__((noinline)) void plain_quantize(const float* x, s8* q, float* scale, int rows, int columns) {
   for (int r = 0; r < rows; ++r, x += columns, q += columns) {
-    float most = 0;
-    for (int i = 0; i < columns; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
-    const float s = std::max(most / 127.0f, 1e-8f);
+    float highest = 0;
+    for (int i = 0; i < columns; ++i) highest = std::fabs(x[i]) > highest ? std::fabs(x[i]) : highest;
+    const float s = std::max(highest / 127.0f, 1e-8f);
     scale[r] = s;
     for (int i = 0; i < columns; ++i) {
       float v = std::rint(x[i] / s);
@@ -91,10 +91,10 @@ __attribute__((noinline)) void plain_quantize(const float* x, s8* q, float* scal
 
 __attribute__((noinline)) void plain_softmax(const float* x, float* z, int rows, int columns) {
   for (int r = 0; r < rows; ++r, x += columns, z += columns) {
-    float most = -kInfinity, total = 0;
-    for (int i = 0; i < columns; ++i) most = x[i] > most ? x[i] : most;
+    float highest = -kInfinity, total = 0;
+    for (int i = 0; i < columns; ++i) highest = x[i] > highest ? x[i] : highest;
     for (int i = 0; i < columns; ++i) {
-      z[i] = std::exp(x[i] - most);
+      z[i] = std::exp(x[i] - highest);
       total += z[i];
     }
     for (int i = 0; i < columns; ++i) z[i] /= total;

@@ -26,19 +26,20 @@ def add_kernel(x, z, n, BLOCK: tl.constexpr):
 @triton.jit
 def softmax_kernel(x, z, n0, length, B0: tl.constexpr, B1: tl.constexpr):
     i = (tl.program_id(0) * B0 + tl.arange(0, B0))[:, None]
-    most = tl.full((B0, 1), -float("inf"), tl.float32)
+    running_max = tl.full((B0, 1), -float("inf"), tl.float32)
     total = tl.full((B0, 1), 0.0, tl.float32)
     for k in range(0, length, B1):
         j = (k + tl.arange(0, B1))[None, :]
         v = tl.load(x + i * length + j, mask=(i < n0) & (j < length), other=-float("inf"))
-        larger = tl.maximum(most, tl.max(v, axis=1, keep_dims=True))
-        total = total * tl.exp2(LOG2E * (most - larger)) + tl.sum(tl.exp2(LOG2E * (v - larger)), axis=1, keep_dims=True)
-        most = larger
+        new_max = tl.maximum(running_max, tl.max(v, axis=1, keep_dims=True))
+        total *= tl.exp2(LOG2E * (running_max - new_max))
+        total += tl.sum(tl.exp2(LOG2E * (v - new_max)), axis=1, keep_dims=True)
+        running_max = new_max
     for k in range(0, length, B1):
         j = (k + tl.arange(0, B1))[None, :]
         inside = (i < n0) & (j < length)
         v = tl.load(x + i * length + j, mask=inside, other=-float("inf"))
-        tl.store(z + i * length + j, tl.exp2(LOG2E * (v - most)) / total, mask=inside)
+        tl.store(z + i * length + j, tl.exp2(LOG2E * (v - running_max)) / total, mask=inside)
 
 
 @triton.jit
@@ -59,12 +60,12 @@ def round_to_byte(v):
 @triton.jit
 def quantize_kernel(x, q, s, n0, length, B0: tl.constexpr, B1: tl.constexpr):
     i = (tl.program_id(0) * B0 + tl.arange(0, B0))[:, None]
-    most = tl.full((B0, 1), 0.0, tl.float32)
+    running_max = tl.full((B0, 1), 0.0, tl.float32)
     for k in range(0, length, B1):
         j = (k + tl.arange(0, B1))[None, :]
         v = tl.load(x + i * length + j, mask=(i < n0) & (j < length), other=0.0)
-        most = tl.maximum(most, tl.max(tl.abs(v), axis=1, keep_dims=True))
-    scale = tl.maximum(most / 127.0, 1e-8)
+        running_max = tl.maximum(running_max, tl.max(tl.abs(v), axis=1, keep_dims=True))
+    scale = tl.maximum(running_max / 127.0, 1e-8)
     tl.store(s + i, scale, mask=i < n0)
     for k in range(0, length, B1):
         j = (k + tl.arange(0, B1))[None, :]
@@ -130,8 +131,8 @@ def compare(name, work, unit, sides):
     return best
 
 
-def verdict(text, value, least):
-    print(f"{'PASS' if value >= least else 'MISS'}  {text}: {value:.1%} (at least {least:.0%})", flush=True)
+def verdict(text, value, minimum):
+    print(f"{'PASS' if value >= minimum else 'MISS'}  {text}: {value:.1%} (at least {minimum:.0%})", flush=True)
 
 
 WRONG = []

@@ -1,5 +1,5 @@
 // A tensor as a picture: a window of its elements, at most 512 x 512 cells. A cell of several elements shows the
-// greatest of them, so that a single bad one stays visible. Out-of-bounds elements are drawn in a margin.
+// largest of them, so that a single bad one stays visible. Out-of-bounds elements are drawn in a margin.
 
 const kMaxCells = 512, kMaxMargin = 8;
 

@@ -151,11 +151,12 @@ class Cases {
       check("casts", wide, my_wide, {cdiv(n, 64)}, Casts{}, v, half, brain, byte, small, Out{}, n, c<64>);
       auto finite = normal("v", {n}, 2.0f);
       Array<s32> count("count", {8}), my_count("count", {8}), largest("largest", {2}), my_largest("largest", {2});
-      Array<f32> most("most", {1}), my_most("most", {1});
+      Array<f32> highest("highest", {1}), my_highest("highest", {1});
       start_ = true;
-      check("atomic add", count, my_count, {cdiv(n, 64)}, Atomics{}, finite, Out{}, most, largest, n, c<64>);
-      check("atomic max of floats", most, my_most, {cdiv(n, 64)}, Atomics{}, finite, count, Out{}, largest, n, c<64>);
-      check("atomic max", largest, my_largest, {cdiv(n, 64)}, Atomics{}, finite, count, most, Out{}, n, c<64>);
+      check("atomic add", count, my_count, {cdiv(n, 64)}, Atomics{}, finite, Out{}, highest, largest, n, c<64>);
+      check("atomic max of floats", highest, my_highest, {cdiv(n, 64)}, Atomics{}, finite, count, Out{}, largest, n,
+            c<64>);
+      check("atomic max", largest, my_largest, {cdiv(n, 64)}, Atomics{}, finite, count, highest, Out{}, n, c<64>);
       start_ = false;
     }
   }
@@ -241,16 +242,16 @@ class Cases {
     Array<f32> z("z", {3, 16, C}), mine("z", {3, 16, C});
     auto x = normal("x", {C}), again = normal("x", {C});
     Array<f32> s("s", {1}, {3.0f}), s_again("s", {1}, {3.0f});
-    Array<s32> most("most", {C}), most_again("most", {C});
-    most.fill(7);
-    most_again.fill(7);
-    octile::tile::launch(FastCpu{1}, Grid{1}, InPlace{}, x, z, s, most, c<16>, c<C>);
-    machine_.template launch<L>(Grid{1}, InPlace{}, again, mine, s_again, most_again, c<16>, c<C>);
+    Array<s32> highest("highest", {C}), highest_again("highest", {C});
+    highest.fill(7);
+    highest_again.fill(7);
+    octile::tile::launch(FastCpu{1}, Grid{1}, InPlace{}, x, z, s, highest, c<16>, c<C>);
+    machine_.template launch<L>(Grid{1}, InPlace{}, again, mine, s_again, highest_again, c<16>, c<C>);
     ++runs_;
     compare("in place", z, mine);
     compare("in place, x", x, again);
     compare("in place, s", s, s_again);
-    compare("in place, most", most, most_again);
+    compare("in place, highest", highest, highest_again);
   }
 
   template <int P, int R, int C>

@@ -71,14 +71,14 @@ struct Casts {
   }
 };
 
-struct Atomics {  // count[bin of x] += 1, most = max x, largest = max as an integer
-  TILE_KERNEL void operator()(auto& t, auto x, auto count, auto most, auto largest, int n0, auto b0) const {
+struct Atomics {  // count[bin of x] += 1, highest = max x, largest = max as an integer
+  TILE_KERNEL void operator()(auto& t, auto x, auto count, auto highest, auto largest, int n0, auto b0) const {
     const auto i = t.program_id(0) * b0 + t.arange(b0);
     const auto in = i < n0;
     const auto v = t.load(x + i, in, 0.0f);
     const auto level = cast<s32, Round::down>(v * 4.0f);
     t.atomic_add(count + (level & 7), where(in, level * 0 + 1, 0), in);
-    t.atomic_max(most, max(where(in, v, -kInfinity)));
+    t.atomic_max(highest, max(where(in, v, -kInfinity)));
     t.atomic_max(largest + (i & 1), level, in);
   }
 };
@@ -96,14 +96,14 @@ struct StoreThenLoad {  // a program reads what its other threads have stored
 // A tile that several threads hold, stored or counted up where it was loaded, by one of them: what it was goes into
 // every row of z, where each holder stores its own. The scalar s too.
 struct InPlace {
-  TILE_KERNEL void operator()(auto& t, auto x, auto z, auto s, auto most, auto b0, auto b1) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, auto s, auto highest, auto b0, auto b1) const {
     const auto j = t.arange(b1);
     const auto rows = z + col(t.arange(b0)) * b1 + j;
     const auto v = t.load(x + j);
     t.store(x + j, v * 2.0f);
     t.store(rows, v);
-    const auto level = t.load(most + j);
-    t.atomic_max(most + j, level + 5);
+    const auto level = t.load(highest + j);
+    t.atomic_max(highest + j, level + 5);
     t.store(rows + b0 * b1, cast<f32>(level));
     const auto one = t.load(s);
     t.store(s, one + 1.0f);

@@ -157,7 +157,7 @@ TYPED_TEST(OnCpu, IntegersWrap) {
 TYPED_TEST(OnCpu, ANanWins) {
   using E = TypeParam;
   Array<f32> a("a", {4}, {1, kNan, 2, kInfinity}), b("b", {4}, {kNan, 1, 3, -kInfinity});
-  Array<f32> most("most", {4}), least("least", {4}), top("top", {1});
+  Array<f32> highest("highest", {4}), lowest("lowest", {4}), top("top", {1});
   run<E>(
       {},
       [](auto& t, auto pa, auto pb, auto pm, auto pl, auto pt) {
@@ -167,10 +167,10 @@ TYPED_TEST(OnCpu, ANanWins) {
         t.store(pl + i, minimum(x, y));
         t.store(pt, max(x));
       },
-      a, b, most, least, top);
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(std::isnan(most[i]) && std::isnan(least[i]));
-  EXPECT_EQ(most[2], 3);
-  EXPECT_EQ(least[3], -kInfinity);
+      a, b, highest, lowest, top);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(std::isnan(highest[i]) && std::isnan(lowest[i]));
+  EXPECT_EQ(highest[2], 3);
+  EXPECT_EQ(lowest[3], -kInfinity);
   EXPECT_TRUE(std::isnan(top[0]));
 }
 

@@ -117,20 +117,20 @@ TEST(Puzzles, AnotherWayToTheSameResult) {
 struct SoftmaxOfPowersOf2 {  // log2(e) first, and the maximum after it: a rounding as large as the element is
   void operator()(auto& t, auto x, auto z, int n0, int length, auto b0, auto b1) const {
     const auto i = col(t.program_id(0) * b0 + t.arange(b0));
-    auto most = t.full(b0, c<1>, -kInfinity);
+    auto highest = t.full(b0, c<1>, -kInfinity);
     auto total = t.full(b0, c<1>, 0.0f);
     for (int k : range(0, length, b1)) {
       const auto j = t.arange(b1) + k;
       const auto v = kLog2E * t.load(x + i * length + j, (i < n0) & (j < length), -kInfinity);
-      const auto larger = maximum(most, max(v));
-      total = total * exp2(most - larger) + sum(exp2(v - larger));
-      most = larger;
+      const auto new_max = maximum(highest, max(v));
+      total = total * exp2(highest - new_max) + sum(exp2(v - new_max));
+      highest = new_max;
     }
     for (int k : range(0, length, b1)) {
       const auto j = t.arange(b1) + k;
       const auto in = (i < n0) & (j < length);
       const auto v = kLog2E * t.load(x + i * length + j, in, 0.0f);
-      t.store(z + i * length + j, exp2(v - most) * (1.0f / total), in);
+      t.store(z + i * length + j, exp2(v - highest) * (1.0f / total), in);
     }
   }
 };

@@ -69,7 +69,7 @@ struct NarrowMask {  // safe, but the last rows are never written, and one colum
   }
 };
 
-struct RacyQuantize {  // the whole tensor's greatest value, found by all programs at once, and used right away
+struct RacyQuantize {  // the tensor's maximum, found by all programs at once, and used right away
   TILE_KERNEL void operator()(auto& t, auto x, auto scale, auto q, int n, auto b) const {
     const auto i = t.program_id(0) * b + t.arange(b);
     const auto v = t.load(x + i, i < n, 0.0f);
@@ -157,11 +157,11 @@ inline Page softmax() {
   p.page.title = "Puzzle 8: softmax of long rows";
   std::vector<double> expected(800);
   for (int i = 0; i < 4; ++i) {
-    double most = -1e30, total = 0;
-    for (int j = 0; j < 200; ++j) most = std::max<double>(most, x[i * 200 + j]);
-    for (int j = 0; j < 200; ++j) total += std::exp(x[i * 200 + j] - most);
+    double highest = -1e30, total = 0;
+    for (int j = 0; j < 200; ++j) highest = std::max<double>(highest, x[i * 200 + j]);
+    for (int j = 0; j < 200; ++j) total += std::exp(x[i * 200 + j] - highest);
     for (int j = 0; j < 200; ++j) {
-      expected[static_cast<std::size_t>(i * 200 + j)] = std::exp(x[i * 200 + j] - most) / total;
+      expected[static_cast<std::size_t>(i * 200 + j)] = std::exp(x[i * 200 + j] - highest) / total;
     }
   }
   p.page.tensors = {tensor_values(x), tensor_values(z, expected)};
@@ -216,7 +216,7 @@ inline Page racy_quantizer() {
   Array<f32> scale("scale", {1}, {1e-8f});
   Array<s8> q("q", {1000});
   Page p{launch(CheckedCpu{}, Grid{8}, RacyQuantize{}, x, scale, q, 1000, c<128>), {}};
-  p.page.title = "Quantize with the tensor's greatest value, in one launch";
+  p.page.title = "Quantize with the tensor's maximum, in one launch";
   p.page.tensors = {tensor_values(x), tensor_values(scale), tensor_values(q)};
   return p;
 }

@@ -25,8 +25,8 @@ TYPED_TEST(OnCpu, ReductionsFoldHalvesOntoEachOther) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   for (int i = 0; i < x.size(); ++i) x.set(i, normal(random));
-  Array<f32> rows("rows", {2, 8}), columns("columns", {2, 64}), planes("planes", {8, 64}), most("most", {2, 8}),
-      least("least", {2, 64});
+  Array<f32> rows("rows", {2, 8}), columns("columns", {2, 64}), planes("planes", {8, 64}), highest("highest", {2, 8}),
+      lowest("lowest", {2, 64});
   run<E>(
       {},
       [](auto& t, auto px, auto pr, auto pc, auto pp, auto pm, auto pl) {
@@ -40,19 +40,19 @@ TYPED_TEST(OnCpu, ReductionsFoldHalvesOntoEachOther) {
         t.store(pm + p * 8 + i, max(v));
         t.store(pl + p * 64 + j, min(v, kRows));
       },
-      x, rows, columns, planes, most, least);
+      x, rows, columns, planes, highest, lowest);
   for (int p = 0; p < 2; ++p) {
     for (int i = 0; i < 8; ++i) {
       std::vector<float> row;
       for (int j = 0; j < 64; ++j) row.push_back(x[p * 512 + i * 64 + j]);
       EXPECT_EQ(rows[p * 8 + i], folded(row)[0]);
-      EXPECT_EQ(most[p * 8 + i], *std::max_element(row.begin(), row.end()));
+      EXPECT_EQ(highest[p * 8 + i], *std::max_element(row.begin(), row.end()));
     }
     for (int j = 0; j < 64; ++j) {
       std::vector<float> column;
       for (int i = 0; i < 8; ++i) column.push_back(x[p * 512 + i * 64 + j]);
       EXPECT_EQ(columns[p * 64 + j], folded(column)[0]);
-      EXPECT_EQ(least[p * 64 + j], *std::min_element(column.begin(), column.end()));
+      EXPECT_EQ(lowest[p * 64 + j], *std::min_element(column.begin(), column.end()));
       for (int i = 0; i < 8 && p == 0; ++i) EXPECT_EQ(planes[i * 64 + j], x[i * 64 + j] + x[512 + i * 64 + j]);
     }
   }
@@ -99,12 +99,12 @@ TYPED_TEST(OnCpu, Rearranging) {
       },
       x, transposed, reshaped, nibbles, repeated);
   for (int i = 0; i < 8; ++i) {
-    s32 most = x[i * 4];
-    for (int j = 0; j < 4; ++j) most = std::max(most, x[i * 4 + j]);
+    s32 highest = x[i * 4];
+    for (int j = 0; j < 4; ++j) highest = std::max(highest, x[i * 4 + j]);
     for (int j = 0; j < 4; ++j) {
       EXPECT_EQ(transposed[j * 8 + i], x[i * 4 + j]);
       EXPECT_EQ(reshaped[i * 4 + j], x[i * 4 + j]);
-      EXPECT_EQ(repeated[i * 4 + j], most);
+      EXPECT_EQ(repeated[i * 4 + j], highest);
       for (int k = 0; k < 8; ++k) EXPECT_EQ(nibbles[(i * 4 + j) * 8 + k], (x[i * 4 + j] >> (4 * k)) & 15);
     }
   }
@@ -273,7 +273,7 @@ TYPED_TEST(OnCpu, Atomics) {
   using E = TypeParam;
   auto x = values<s32>("x", {1000}, 13, -50, 50);
   auto y = values<f32>("y", {1000}, 14);
-  Array<s32> total("total", {1}, {5}), bins("bins", {4}, {0, 0, 0, 0}), most("most", {1}, {INT32_MIN});
+  Array<s32> total("total", {1}, {5}), bins("bins", {4}, {0, 0, 0, 0}), highest("highest", {1}, {INT32_MIN});
   Array<f32> real("real", {1}, {-kInfinity});
   run<E>(
       {32},
@@ -285,7 +285,7 @@ TYPED_TEST(OnCpu, Atomics) {
         t.atomic_max(pm, max(v));
         t.atomic_max(pr, max(t.load(py + i, i < n, -kInfinity)));
       },
-      x, y, total, bins, most, real, 1000);
+      x, y, total, bins, highest, real, 1000);
   s32 sum = 5, count[4] = {}, top = INT32_MIN;
   float largest = -kInfinity;
   for (int i = 0; i < 1000; ++i) {
@@ -296,7 +296,7 @@ TYPED_TEST(OnCpu, Atomics) {
   }
   EXPECT_EQ(total[0], sum);
   for (int k = 0; k < 4; ++k) EXPECT_EQ(bins[k], count[k]);
-  EXPECT_EQ(most[0], top);
+  EXPECT_EQ(highest[0], top);
   EXPECT_EQ(real[0], largest);
 }
 

@@ -27,6 +27,7 @@ constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for its
 constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
 constexpr std::int64_t kTransposedRows = 32;  // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
+constexpr std::int64_t kMaxFoldedRows = 12;    // of a tile that folds: GCC 12 keeps the sums of more on the stack
 constexpr std::int64_t kLine = 64;
 
 // ---- Left: copied once, as the tile wants it ----
@@ -339,7 +340,8 @@ class Multiplication {
     const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
     const std::int64_t block = block_depth();
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
-    const std::int64_t tiles = ceil_div(rows.count, kernel_.rows);
+    const std::int64_t max_rows = in_groups_ ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;
+    const std::int64_t tiles = ceil_div(rows.count, max_rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     GroupRun group{};
     if (in_groups_) group = groups_of(cols.first);

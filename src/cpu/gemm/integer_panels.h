@@ -80,18 +80,18 @@ struct PanelKernel {
   void (*release)() = nullptr;
 };
 
-// Where the sums of a group begin, since the tile's operands are not a and b themselves.
-enum class Start : std::uint8_t {
-  zero,
-  channel_sums,  // -128 * the channel's sum: a is 128 too large
-  row_sums,      // -(8 + z) * the row's sum: b is q + 8
+// What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.
+enum class Offset : std::uint8_t {
+  none,
+  channel_sums,  // 128 * the channel's sum: a is 128 too large
+  row_sums,      // (8 + z) * the row's sum: b is q + 8
 };
 
 // A kernel gives its `Terms`, and the header of its instruction set makes tiles of them:
 //   kRowStep   rows of a row step
 //   kColSteps  column steps of a panel: vectors that hold a row of its sums
 //   kSteps[]   column steps at a time, for 1, 2, ... row steps: what the registers hold
-//   kStart
+//   kOffset
 //   kDepthBytes  of a panel, for each term
 //   multiply(run, operands, sum)  adds `run.depth` terms to (row steps, column steps) of sums in registers
 struct TileOperands {

@@ -33,10 +33,10 @@ struct Tile : Terms {
   // (rows, halves) vectors of sums in registers, from half `first` of the panels on.
   template <int rows, int halves>
   OCTILE_TILE static void run(const TileRun& run, int first) {
-    __m256i sum[rows][halves];
     const int panel = first / kHalves;
     TileOperands at{run.a, run.b + panel * run.b_stride, run.narrow ? run.narrow + panel * kMaxNarrowBlocks : nullptr};
     if constexpr (!kFolds) {
+      __m256i sum[rows][halves];
       auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kHalfChannels);
       const std::int64_t stride = run.sums_stride / kHalfChannels;
 #pragma GCC unroll 8
@@ -54,9 +54,10 @@ struct Tile : Terms {
       }
     } else {
       for (std::int64_t g = 0; g < run.group.groups; ++g) {
+        __m256i sum[rows][halves];
         start(run.group, first, g, sum);
         Terms::multiply(run, at, sum);
-        if (Terms::kStart == Start::zero && run.group.rest) {
+        if (Terms::kOffset == Offset::none && run.group.rest) {
           Terms::multiply(run, {run.group.rest + g * run.depth, at.b, at.narrow}, sum);
         }
         fold(run.group, first, g, sum);
@@ -77,36 +78,36 @@ struct Tile : Terms {
   OCTILE_TILE_INLINE static void start(const GroupRun& run, int first, std::int64_t g, __m256i (&sum)[rows][halves]) {
 #pragma GCC unroll 8
     for (int j = 0; j < halves; ++j) {
-      const std::int64_t segment = segment_of(run, first + j, g);
-      [[maybe_unused]] __m256i channel = _mm256_setzero_si256();
-      if constexpr (Terms::kStart == Start::channel_sums) {
-        channel = _mm256_sub_epi32(channel, _mm256_slli_epi32(load(run.channel_sums + segment * 4), 7));
-      } else if (Terms::kStart == Start::row_sums && run.zero_points) {
-        channel = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(run.zero_points + segment)));
-      }
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
-        if constexpr (Terms::kStart == Start::row_sums) {
-          const __m256i less = _mm256_set1_epi32(-run.row_sums[i * run.row_sums_stride + g]);
-          sum[i][j] = run.zero_points ? _mm256_mullo_epi32(less, channel) : _mm256_slli_epi32(less, 3);
-        } else {
-          sum[i][j] = channel;
-        }
+        sum[i][j] = _mm256_setzero_si256();
+        if constexpr (Terms::kOffset != Offset::row_sums) continue;
+        const __m256i less = _mm256_set1_epi32(-run.row_sums[i * run.row_sums_stride + g]);
+        sum[i][j] = _mm256_slli_epi32(less, 3);
+        if (!run.zero_points) continue;
+        const auto* z = reinterpret_cast<const __m128i*>(run.zero_points + segment_of(run, first + j, g));
+        sum[i][j] = _mm256_mullo_epi32(less, _mm256_cvtepu8_epi32(_mm_loadl_epi64(z)));
       }
     }
   }
 
-  template <int rows, int halves>
+  // By recursion, not in a loop: tile_avx512vnni.h.
+  template <int j = 0, int rows, int halves>
   OCTILE_TILE_INLINE static void fold(const GroupRun& run, int first, std::int64_t g, __m256i (&sum)[rows][halves]) {
-#pragma GCC unroll 8
-    for (int j = 0; j < halves; ++j) {
-      const __m256 scale = _mm256_castsi256_ps(load(run.scales + segment_of(run, first + j, g) * 4));
-#pragma GCC unroll 8
-      for (int i = 0; i < rows; ++i) {
-        float* totals = run.totals + i * run.totals_stride + (first + j) * kHalfChannels;
-        _mm256_storeu_ps(totals, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, _mm256_loadu_ps(totals)));
-      }
+    const std::int64_t segment = segment_of(run, first + j, g);
+    const __m256 scale = _mm256_castsi256_ps(load(run.scales + segment * 4));
+    [[maybe_unused]] __m256i less;
+    if constexpr (Terms::kOffset == Offset::channel_sums) {
+      less = _mm256_slli_epi32(load(run.channel_sums + segment * 4), 7);
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      asm("" : "+x"(sum[i][j]));
+      if constexpr (Terms::kOffset == Offset::channel_sums) sum[i][j] = _mm256_sub_epi32(sum[i][j], less);
+      float* totals = run.totals + i * run.totals_stride + (first + j) * kHalfChannels;
+      _mm256_storeu_ps(totals, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, _mm256_loadu_ps(totals)));
+    }
+    if constexpr (j + 1 < halves) fold<j + 1>(run, first, g, sum);
   }
 };
 

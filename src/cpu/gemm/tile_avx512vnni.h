@@ -28,9 +28,9 @@ struct Tile : Terms {
   // (rows, panels) sums in registers, from panel `first` on.
   template <int rows, int panels>
   OCTILE_TILE static void run(const TileRun& run, int first) {
-    __m512i sum[rows][panels];
     TileOperands at{run.a, run.b + first * run.b_stride, nullptr};
     if constexpr (!kFolds) {
+      __m512i sum[rows][panels];
       std::int32_t* sums = run.sums + first * kPanelChannels;
 #pragma GCC unroll 12
       for (int i = 0; i < rows; ++i) {
@@ -50,6 +50,7 @@ struct Tile : Terms {
       }
     } else {
       for (std::int64_t g = 0; g < run.group.groups; ++g) {
+        __m512i sum[rows][panels];
         start(run.group, first, g, sum);
         Terms::multiply(run, at, sum);
         fold(run.group, first, g, sum);
@@ -64,39 +65,39 @@ struct Tile : Terms {
   OCTILE_TILE_INLINE static void start(const GroupRun& run, int first, std::int64_t g, __m512i (&sum)[rows][panels]) {
 #pragma GCC unroll 4
     for (int j = 0; j < panels; ++j) {
-      const std::int64_t segment = (first + j) * run.segments_stride + g * kPanelChannels;
-      [[maybe_unused]] __m512i channel = _mm512_setzero_si512();
-      if constexpr (Terms::kStart == Start::channel_sums) {
-        const __m512i sums = _mm512_loadu_si512(run.channel_sums + segment * 4);
-        channel = _mm512_sub_epi32(channel, _mm512_maskz_slli_epi32(kAllLanes, sums, 7));
-      } else if (run.zero_points) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(run.zero_points + segment));
-        channel = _mm512_maskz_cvtepu8_epi32(kAllLanes, bytes);
-      }
 #pragma GCC unroll 12
       for (int i = 0; i < rows; ++i) {
-        if constexpr (Terms::kStart == Start::channel_sums) {
-          sum[i][j] = channel;
-        } else {
-          const __m512i less = _mm512_set1_epi32(-run.row_sums[i * run.row_sums_stride + g]);
-          sum[i][j] = run.zero_points ? _mm512_mullo_epi32(less, channel) : _mm512_maskz_slli_epi32(kAllLanes, less, 3);
-        }
+        sum[i][j] = _mm512_setzero_si512();
+        if constexpr (Terms::kOffset != Offset::row_sums) continue;
+        const __m512i less = _mm512_set1_epi32(-run.row_sums[i * run.row_sums_stride + g]);
+        sum[i][j] = _mm512_maskz_slli_epi32(kAllLanes, less, 3);
+        if (!run.zero_points) continue;
+        const std::uint8_t* z = run.zero_points + (first + j) * run.segments_stride + g * kPanelChannels;
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(z));
+        sum[i][j] = _mm512_mullo_epi32(less, _mm512_maskz_cvtepu8_epi32(kAllLanes, bytes));
       }
     }
   }
 
-  template <int rows, int panels>
+  // A panel at a time by recursion, not in a loop: GCC 12 unrolls no loop that becomes so long, and then keeps the sums
+  // on the stack. It does so, too, with sums that begin at the same value other than 0.
+  template <int j = 0, int rows, int panels>
   OCTILE_TILE_INLINE static void fold(const GroupRun& run, int first, std::int64_t g, __m512i (&sum)[rows][panels]) {
-#pragma GCC unroll 4
-    for (int j = 0; j < panels; ++j) {
-      const __m512 scale = _mm512_loadu_ps(run.scales + ((first + j) * run.segments_stride + g * kPanelChannels) * 4);
-#pragma GCC unroll 12
-      for (int i = 0; i < rows; ++i) {
-        float* totals = run.totals + i * run.totals_stride + (first + j) * kPanelChannels;
-        const __m512 acc = _mm512_maskz_cvtepi32_ps(kAllLanes, sum[i][j]);
-        _mm512_storeu_ps(totals, _mm512_fmadd_ps(acc, scale, _mm512_loadu_ps(totals)));
-      }
+    const std::int64_t segment = (first + j) * run.segments_stride + g * kPanelChannels;
+    const __m512 scale = _mm512_loadu_ps(run.scales + segment * 4);
+    [[maybe_unused]] __m512i less;
+    if constexpr (Terms::kOffset == Offset::channel_sums) {
+      less = _mm512_maskz_slli_epi32(kAllLanes, _mm512_loadu_si512(run.channel_sums + segment * 4), 7);
     }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; ++i) {
+      asm("" : "+v"(sum[i][j]));
+      if constexpr (Terms::kOffset == Offset::channel_sums) sum[i][j] = _mm512_sub_epi32(sum[i][j], less);
+      float* totals = run.totals + i * run.totals_stride + (first + j) * kPanelChannels;
+      const __m512 acc = _mm512_maskz_cvtepi32_ps(kAllLanes, sum[i][j]);
+      _mm512_storeu_ps(totals, _mm512_fmadd_ps(acc, scale, _mm512_loadu_ps(totals)));
+    }
+    if constexpr (j + 1 < panels) fold<j + 1>(run, first, g, sum);
   }
 };
 

@@ -62,9 +62,9 @@ struct Tile : Terms {
   // (row steps, quarters) sums in registers, from quarter `first` of the panels on.
   template <int steps, int quarters>
   OCTILE_TILE static void run(const TileRun& run, int first) {
-    Sum sum[steps][quarters];
     TileOperands at{run.a, run.b + first / kQuarters * run.b_stride + first % kQuarters * kVectorBytes, nullptr};
     if constexpr (!kFolds) {
+      Sum sum[steps][quarters];
       std::int32_t* sums = run.sums + first * kQuarterChannels;
       start(sums, run.sums_stride, run.accumulate, sum);
       Terms::multiply(run, at, sum);
@@ -78,6 +78,7 @@ struct Tile : Terms {
       }
     } else {
       for (std::int64_t g = 0; g < run.group.groups; ++g) {
+        Sum sum[steps][quarters];
         start(nullptr, 0, false, sum);
         Terms::multiply(run, at, sum);
         fold(run, first, g, sum);
@@ -114,7 +115,7 @@ struct Tile : Terms {
       for (int i = 0; i < steps * Terms::kRowStep; ++i) {
         if (i == run.rows) break;  // an odd last row
         int32x4_t acc = row_of(sum[i / Terms::kRowStep][j], i % Terms::kRowStep);
-        if constexpr (Terms::kStart == Start::row_sums) {
+        if constexpr (Terms::kOffset == Offset::row_sums) {
           acc = vmlsq_n_s32(acc, offset, group.row_sums[i * group.row_sums_stride + g]);
         }
         float* totals = group.totals + i * group.totals_stride + quarter * kQuarterChannels;

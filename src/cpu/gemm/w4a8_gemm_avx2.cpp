@@ -16,7 +16,7 @@ struct Terms {
   static constexpr int kColSteps = kHalves;
   // 4 x 2 vectors of pairs, 4 of b and 2 of a; the sums go to memory.
   static constexpr int kSteps[] = {2, 2, 2, 2};
-  static constexpr Start kStart = Start::row_sums;
+  static constexpr Offset kOffset = Offset::row_sums;
   static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
   template <int rows, int halves>

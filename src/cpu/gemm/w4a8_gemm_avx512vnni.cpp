@@ -10,7 +10,7 @@ struct Terms {
   static constexpr int kColSteps = 1;
   // 8 x 2 vectors of sums, and the low and high nibbles of two panels; a comes from memory.
   static constexpr int kSteps[] = {4, 4, 4, 4, 2, 2, 2, 2};
-  static constexpr Start kStart = Start::row_sums;
+  static constexpr Offset kOffset = Offset::row_sums;
   static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
   template <int rows, int panels>

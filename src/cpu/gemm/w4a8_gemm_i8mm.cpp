@@ -12,7 +12,7 @@ struct Terms {
   static constexpr int kColSteps = kQuarters;
   // 4 pairs of rows x 4 vectors of sums, 4 of a, 4 for the nibbles.
   static constexpr int kSteps[] = {8, 4, 2, 2};
-  static constexpr Start kStart = Start::row_sums;
+  static constexpr Offset kOffset = Offset::row_sums;
   static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
   template <int pairs, int quarters>

@@ -11,7 +11,7 @@ struct Terms {
   static constexpr int kColSteps = kQuarters;
   // 4 x 4 vectors of sums; 6 would leave no registers for 6 of a beside the nibbles.
   static constexpr int kSteps[] = {16, 8, 4, 4};
-  static constexpr Start kStart = Start::row_sums;
+  static constexpr Offset kOffset = Offset::row_sums;
   static constexpr std::int64_t kDepthBytes = kPanelChannels / 2;
 
   template <int rows, int quarters>

@@ -19,7 +19,7 @@ struct Terms {
   static constexpr int kColSteps = kHalves;
   // 4 x 2 sums, b, |b|, a and the ones fill 16 registers, with two for products.
   static constexpr int kSteps[] = {8, 4, 2, 2};
-  static constexpr Start kStart = Start::zero;
+  static constexpr Offset kOffset = Offset::none;
   static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
   template <int rows, int halves>

@@ -10,7 +10,7 @@ struct Terms {
   static constexpr int kColSteps = 1;
   // 12 x 2 vectors of sums leave 8 of 32 registers for operands.
   static constexpr int kSteps[] = {4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2};
-  static constexpr Start kStart = Start::channel_sums;
+  static constexpr Offset kOffset = Offset::channel_sums;
   static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
   template <int rows, int panels>

@@ -11,7 +11,7 @@ struct Terms {
   static constexpr int kColSteps = kHalves;
   // 6 x 2 vectors of sums leave 4 of 16 registers for operands.
   static constexpr int kSteps[] = {8, 4, 4, 2, 2, 2};
-  static constexpr Start kStart = Start::channel_sums;
+  static constexpr Offset kOffset = Offset::channel_sums;
   static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
   template <int rows, int halves>

@@ -16,7 +16,7 @@ struct Terms {
   static constexpr int kColSteps = kQuarters;
   // 4 pairs of rows x 4 vectors of sums, 8 of a; of 3 x 8 gcc spills some.
   static constexpr int kSteps[] = {8, 4, 2, 2};
-  static constexpr Start kStart = Start::zero;
+  static constexpr Offset kOffset = Offset::none;
   static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
   template <int pairs, int quarters>

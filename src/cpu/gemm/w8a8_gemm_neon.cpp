@@ -25,7 +25,7 @@ struct Terms {
   static constexpr int kColSteps = kQuarters;
   // 8 x 2 vectors of sums, 8 of a and one of b; gcc spills sums of 6 x 4.
   static constexpr int kSteps[] = {16, 8, 8, 4, 4, 2, 2, 2};
-  static constexpr Start kStart = Start::zero;
+  static constexpr Offset kOffset = Offset::none;
   static constexpr std::int64_t kDepthBytes = kPanelChannels;
 
   template <int rows, int quarters>

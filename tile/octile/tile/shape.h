@@ -6,7 +6,7 @@
 
 namespace octile::tile {
 
-// An integer that is part of the type: a block size handed to a kernel is c<32>.
+// An integer that is part of the type: a block size passed to a kernel is c<32>.
 template <int N>
 struct Constant {
   static constexpr int value = N;

@@ -1,0 +1,211 @@
+// The large cases, for GPUs: sizes that fill their tiles, split their sums and reach their fast paths. No oracle could
+// keep up, so what is expected comes from the CPU's rows.
+#include <algorithm>
+#include <tuple>
+
+#include "check/cases_options.h"
+
+namespace octile::check {
+
+namespace {
+
+struct Sizes {
+  std::int64_t m, n, k;
+};
+
+// Around the sizes of tiles, and where a kernel for few rows may end.
+constexpr std::array<std::int64_t, 23> kManyRows = {1,  2,  4,  5,   8,   15,  16,  17,  32,  33,  48,  63,
+                                                    64, 65, 96, 100, 128, 129, 200, 256, 257, 300, 1024};
+// Columns and contractions: whole tiles, multiples of 16, of 8, and of nothing.
+constexpr std::array<std::pair<std::int64_t, std::int64_t>, 8> kPlanes = {
+    {{512, 512}, {1000, 512}, {4112, 1024}, {1024, 4096}, {640, 1000}, {4096, 1008}, {301, 4112}, {2056, 777}}};
+// Several waves of tiles; long sums for few outputs.
+constexpr std::array<Sizes, 8> kLarge = {{{4096, 4096, 256},
+                                          {3000, 5000, 272},
+                                          {8192, 1040, 128},
+                                          {1, 4096, 14336},
+                                          {16, 1024, 14336},
+                                          {64, 512, 28672},
+                                          {7, 14336, 4096},
+                                          {130, 264, 65536}}};
+
+// Weights in groups: around the sizes of tiles, long rows that blocks share, and several waves of tiles. Few terms in
+// all, for the sake of the bound's arithmetic.
+constexpr std::array<Sizes, 22> kGrouped = {
+    {{1, 4096, 1024}, {1, 272, 14336},  {5, 2064, 1024},   {8, 512, 4096},   {9, 300, 4096},   {16, 1040, 2048},
+     {17, 300, 4096}, {31, 528, 4096},  {32, 1000, 1024},  {33, 512, 4096},  {48, 1040, 1024}, {64, 640, 2048},
+     {65, 272, 4096}, {100, 1000, 512}, {128, 512, 1024},  {129, 1032, 512}, {257, 528, 512},  {300, 1024, 288},
+     {1024, 264, 96}, {4096, 136, 128}, {2100, 2064, 256}, {2100, 2064, 32}}};
+
+// Gradients: more tiles of dX, and of dW, than SMs, and short sums for the sake of the bound's arithmetic.
+constexpr std::array<Sizes, 4> kGradients = {
+    {{2100, 208, 2100}, {2051, 136, 2049}, {208, 2100, 2056}, {131, 2049, 2051}}};
+
+struct Matrix {
+  std::int64_t rows, cols;
+};
+// Rows of one block, of several, longer than shared memory; a matrix that fits the last cache, and one that does not.
+constexpr std::array<Matrix, 8> kMatrices = {
+    {{1024, 4096}, {4096, 1000}, {64, 14336}, {3, 70000}, {2048, 2064}, {333, 777}, {16, 100001}, {5003, 6000}}};
+
+class LargeCases {
+ public:
+  std::vector<Case> products() {
+    for (const std::int64_t m : kManyRows) {
+      for (const auto& [n, k] : kPlanes) {
+        add({m, n, k}, DType::s8);
+        add({m, n, k}, turn_.pick({DType::f16, DType::f16, DType::bf16, DType::f32}));
+      }
+    }
+    for (const Sizes& sizes : kLarge) {
+      for (int turn = 0; turn < 3; ++turn) add(sizes, turn == 0 ? DType::f16 : DType::s8);
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> grouped(GemmFormat format) {
+    for (const Sizes& sizes : kGrouped) {
+      for (int turn = 0; turn < 6; ++turn) {
+        LinearCase c;
+        LinearDescription d{.m = sizes.m, .n = sizes.n, .k = sizes.k};
+        d.x = turn_.pick({DType::f16, DType::bf16});
+        d.y = turn_.pick({d.x, d.x, DType::f32});
+        d.activation = Activation::none;
+        if (!format.float_a) {
+          d.x = turn_.pick({DType::f16, DType::s8});
+          d.y = turn_.pick({DType::f16, DType::bf16, DType::f32});
+          d.activation = turn_.pick(kActivations);
+          if (d.activation == Activation::static_per_tensor) d.static_scale = 0.02;
+        }
+        d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
+        do {
+          d.weight.group = turn_.pick(kGroups);
+        } while (d.weight.group != 0 && d.k % d.weight.group != 0);
+        if (format.b == DType::s4) d.weight.zero_point = turn_.pick(kBools);
+        d.bias = turn_.pick(kBools);
+        d.packed_weight = turn % 2 == 1;
+        dress(c, d.m);
+        c.layout = turn_.pick({Layout::compact, Layout::compact, Layout::pitched});
+        c.description = d;
+        cases_.emplace_back(c);
+      }
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> gradients() {
+    for (const Sizes& sizes : kGradients) {
+      for (const WeightLayout layout : kLayouts) {
+        LinearBackwardCase c;
+        LinearBackwardDescription d{.m = sizes.m, .n = sizes.n, .k = sizes.k};
+        d.dy = turn_.pick({DType::f16, DType::bf16});
+        d.dx = sizes.m > sizes.n ? Product::dequantized : Product::none;
+        d.dw = sizes.m > sizes.n ? Product::none : Product::dequantized;
+        d.weight_layout = layout;
+        d.x_transposed = turn_.pick(kBools);
+        if (d.dw != Product::none && turn_.pick(kBools)) d.dw_dtype = DType::f32;
+        d.dw_accumulate = d.dw_dtype && turn_.pick(kBools);
+        dress(c, d.m);
+        c.layout = turn_.pick({Layout::compact, Layout::pitched});
+        c.data = Data::normal;
+        c.description = d;
+        cases_.emplace_back(c);
+      }
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> quantizers(Operation operation) {
+    const int turns = operation == Operation::quantize ? 4 : 1;
+    for (const Matrix& size : kMatrices) {
+      for (const Granularity granularity : kGranularities) {
+        for (int turn = 0; turn < turns; ++turn) add(operation, granularity, size);
+      }
+    }
+    return std::move(cases_);
+  }
+
+ private:
+  void dress(CaseBase& c, std::int64_t& max_rows) {
+    c.large = true;
+    c.rows = max_rows;
+    c.layout = turn_.pick({Layout::compact, Layout::compact, Layout::compact, Layout::pitched, Layout::pitched,
+                           Layout::padded, Layout::sliced, Layout::repeating});
+    c.data = turn_.pick({Data::normal, Data::normal, Data::normal, Data::ties, Data::zero_rows, Data::poisoned});
+    if (turn_.one_in(8)) max_rows += 3;
+  }
+
+  void add(const Sizes& sizes, DType x) {
+    LinearCase c;
+    LinearDescription d;
+    std::tie(d.m, d.n, d.k) = std::tie(sizes.m, sizes.n, sizes.k);
+    d.x = x;
+    d.y = turn_.pick({DType::f16, DType::f16, DType::bf16, DType::f32});
+    d.activation = turn_.pick({Activation::dynamic_per_token, Activation::dynamic_per_token,
+                               Activation::static_per_tensor, Activation::dynamic_per_tensor});
+    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
+    d.weight = turn_.pick({WeightFormat::s8_per_channel, WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor});
+    d.weight_layout = turn_.one_in(6) ? WeightLayout::in_out : WeightLayout::out_in;
+    d.bias = turn_.pick(kBools);
+    d.x_multiplier = x != DType::s8 && turn_.one_in(4);
+    dress(c, d.m);
+    c.description = d;
+    cases_.emplace_back(c);
+  }
+
+  void add(Operation operation, Granularity granularity, const Matrix& size) {
+    QuantizerCase c;
+    c.operation = operation;
+    QuantizeDescription d{.rows = size.rows, .cols = size.cols, .granularity = granularity};
+    d.x = turn_.pick({DType::f16, DType::f16, DType::bf16, DType::f32});
+    d.q = turn_.pick({DType::s8, DType::s8, DType::s8, DType::u8, DType::s4});
+    d.mapping = turn_.pick({Mapping::symmetric, Mapping::symmetric, Mapping::affine});
+    if (operation == Operation::quantize || operation == Operation::fake_quantize) {
+      d.scale = turn_.pick({ScaleSource::dynamic, ScaleSource::dynamic, ScaleSource::given});
+      d.rounding = turn_.pick({Rounding::nearest, Rounding::nearest, Rounding::stochastic});
+    }
+    if (operation == Operation::quantize) {
+      d.orientation = turn_.pick(kOrientations);
+      d.multiplier = turn_.pick({Multiplier::none, Multiplier::none, Multiplier::per_column, Multiplier::per_row});
+    }
+    if (granularity == Granularity::group) {
+      d.group = d.cols;
+      for (const std::int64_t group : {128, 64, 32, 8, 7}) {
+        if (d.cols % group == 0) {
+          d.group = group;
+          break;
+        }
+      }
+    }
+    c.scale_out = turn_.pick(kBools);
+    dress(c, d.rows);
+    c.description = d;
+    cases_.emplace_back(c);
+  }
+
+  Rotation turn_;
+  std::vector<Case> cases_;
+};
+
+}  // namespace
+
+std::vector<Case> large_cases(Task task) {
+  switch (task.operation) {
+    case Operation::gradient_quantize:
+    case Operation::linear:
+    case Operation::column_sum:
+      return {};
+    case Operation::gemm:
+      break;
+    default:
+      return LargeCases().quantizers(task.operation);
+  }
+  std::vector<Case> all;
+  if (task.format == kW8A8) all = LargeCases().products();
+  if (task.format == kW8A16) all = LargeCases().gradients();
+  const std::vector<Case> grouped = LargeCases().grouped(task.format);
+  all.insert(all.end(), grouped.begin(), grouped.end());
+  return all;
+}
+
+}  // namespace octile::check

@@ -1,0 +1,332 @@
+// The cases of products: the forward, and the backward.
+#include <algorithm>
+#include <span>
+
+#include "check/cases_options.h"
+
+namespace octile::check {
+
+namespace {
+
+struct Sizes {
+  std::int64_t m, n, k;
+};
+
+// Several threads have work; the last has more rows than are packed at a time.
+constexpr std::array<Sizes, 6> kSharedByThreads = {
+    {{97, 200, 257}, {130, 97, 512}, {200, 130, 700}, {400, 40, 300}, {7, 10, 300}, {2100, 9, 70}}};
+
+class LinearCases {
+ public:
+  std::vector<Case> w8a8() {
+    for (const Activation activation : kActivations) {
+      for (const WeightFormat weight : kWeights) {
+        for (const WeightLayout layout : kLayouts) {
+          for (const bool bias : kBools) {
+            w8a8_types({.activation = activation, .weight = weight, .weight_layout = layout, .bias = bias});
+          }
+        }
+      }
+    }
+    for (const std::int64_t m : kRows) {
+      for (const std::int64_t n : kSizes) {
+        for (const std::int64_t k : kSizes) add(rotated_w8a8(), {m, n, k});
+      }
+    }
+    for (const Sizes sizes : {Sizes{257, 33, 64}, {300, 128, 100}, {4, 700, 513}, {1, 300, 4099}, {130, 66, 1030}}) {
+      for (int turn = 0; turn < 6; ++turn) add(rotated_w8a8(), sizes);
+    }
+    return std::move(cases_);
+  }
+
+  // Weights in groups, and under a float X also s8 with a scale per channel or tensor.
+  std::vector<Case> grouped(GemmFormat format) {
+    if (format.float_a) {
+      for (const DType x : kFloats) {
+        for (const DType y : kFloats) {
+          if ((x == DType::f64) != (y == DType::f64)) continue;
+          group_options(format, {.x = x, .y = y, .activation = Activation::none});
+        }
+      }
+    } else {
+      for (const Activation activation : kActivations) {
+        for (const DType x : {DType::f16, DType::f32, DType::f64, DType::s8}) {
+          for (const DType y : kFloats) {
+            if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
+            group_options(format, {.x = x, .y = y, .activation = activation});
+          }
+        }
+      }
+    }
+    group_sizes(format);
+    return std::move(cases_);
+  }
+
+  std::vector<Case> shared_by_threads(GemmFormat format, bool in_groups) {
+    for (const Sizes sizes : kSharedByThreads) {
+      for (int turn = 0; turn < 3; ++turn) {
+        add(in_groups ? rotated_grouped(format, sizes.k) : rotated_w8a8(), sizes);
+      }
+    }
+    return std::move(cases_);
+  }
+
+  // All of both operands -128 over the longest contraction: the s32 sum is 2^31 - 2^14, one short of overflow.
+  static Case longest_contraction(DType y, bool packed) {
+    LinearCase c;
+    c.rows = 2;
+    c.data = Data::constant;
+    c.description = {.m = 2, .n = 3, .k = kMaxContraction, .x = DType::s8, .y = y, .packed_weight = packed};
+    return c;
+  }
+
+ private:
+  void group_options(GemmFormat format, LinearDescription d) {
+    d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
+    for (const std::int64_t group : kGroups) {
+      for (const bool zero_point : std::span(kBools.data(), format.b == DType::s4 ? 2 : 1)) {
+        for (const bool bias : kBools) {
+          for (const Sizes sizes : {Sizes{3, 7, 128}, {8, 33, 256}}) {
+            d.weight.group = group;
+            d.weight.zero_point = zero_point;
+            d.bias = bias;
+            d.packed_weight = turn_.pick(kBools);
+            add(d, sizes);
+          }
+        }
+      }
+    }
+  }
+
+  void group_sizes(GemmFormat format) {
+    for (const std::int64_t m : kRows) {
+      for (const std::int64_t n : kSizes) {
+        for (const std::int64_t k : {0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384}) {
+          add(rotated_grouped(format, k), {m, n, k});
+        }
+      }
+    }
+    for (const Sizes sizes : {Sizes{257, 33, 64}, {4, 300, 1024}, {1, 64, 4096}, {1, 5, 4099}}) {
+      for (int turn = 0; turn < 6; ++turn) add(rotated_grouped(format, sizes.k), sizes);
+    }
+  }
+
+  void w8a8_types(LinearDescription d) {
+    for (const DType x : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8}) {
+      for (const DType y : kFloats) {
+        if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
+        for (const bool x_multiplier : kBools) {
+          if (x == DType::s8 && x_multiplier) continue;
+          d.x = x;
+          d.y = y;
+          d.x_multiplier = x_multiplier;
+          d.packed_weight = turn_.pick(kBools);
+          for (const Sizes sizes : {Sizes{3, 7, 31}, {33, 16, 64}}) add(d, sizes);
+        }
+      }
+    }
+  }
+
+  LinearDescription rotated_w8a8() {
+    LinearDescription d;
+    d.x = turn_.pick({DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8});
+    d.y = d.x == DType::f64  ? DType::f64
+          : d.x == DType::s8 ? turn_.pick(kFloats)
+                             : turn_.pick({DType::f16, DType::bf16, DType::f32});
+    d.activation = turn_.pick(kActivations);
+    d.weight = turn_.pick(kWeights);
+    d.weight_layout = turn_.pick(kLayouts);
+    d.bias = turn_.pick(kBools);
+    d.x_multiplier = d.x != DType::s8 && turn_.pick(kBools);
+    d.packed_weight = turn_.pick(kBools);
+    return d;
+  }
+
+  LinearDescription rotated_grouped(GemmFormat format, std::int64_t k) {
+    LinearDescription d;
+    if (!format.float_a) {
+      d = rotated_w8a8();
+      d.weight_layout = WeightLayout::out_in;
+    } else {
+      d.x = turn_.pick(kFloats);
+      d.y = d.x == DType::f64 ? DType::f64 : turn_.pick({DType::f16, DType::bf16, DType::f32});
+      d.activation = Activation::none;
+    }
+    d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
+    do {
+      d.weight.group = turn_.pick(kGroups);
+    } while (d.weight.group != 0 && k % d.weight.group != 0);
+    if (format.b == DType::s4) d.weight.zero_point = turn_.pick(kBools);
+    if (format == kW8A16 && turn_.one_in(2)) d.weight = turn_.pick(kWeights);
+    d.bias = turn_.pick(kBools);
+    d.packed_weight = turn_.pick(kBools);
+    return d;
+  }
+
+  void add(LinearDescription d, const Sizes& sizes) {
+    LinearCase c;
+    d.m = sizes.m;
+    d.n = sizes.n;
+    d.k = sizes.k;
+    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
+    turn_.dress(c, d.m);
+    c.description = d;
+    cases_.emplace_back(c);
+  }
+
+  Rotation turn_;
+  std::vector<Case> cases_;
+};
+
+class LinearBackwardCases {
+ public:
+  explicit LinearBackwardCases(Task task) : task_(task) {}
+
+  std::vector<Case> all() {
+    for (const Product dx : kProducts) {
+      for (const Product dw : kProducts) {
+        for (const bool db : kBools) {
+          for (const DType dy : kFloats) cross({.dy = dy, .dx = dx, .dw = dw, .db = db});
+        }
+      }
+    }
+    for (const std::int64_t m : kRows) {
+      for (const std::int64_t n : kSizes) {
+        for (const std::int64_t k : kSizes) add(rotated(), {m, n, k});
+      }
+    }
+    for (const Sizes sizes : {Sizes{257, 33, 64}, {300, 128, 100}, {4, 700, 513}, {1030, 66, 31}, {2, 4099, 5}}) {
+      for (int turn = 0; turn < 6; ++turn) add(rotated(), sizes);
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> shared_by_threads() {
+    for (const Sizes sizes : kSharedByThreads) {
+      for (int turn = 0; turn < 3; ++turn) add(rotated(), sizes);
+    }
+    return std::move(cases_);
+  }
+
+  // One case each for dX and dW, with a column of dY quantized to 127 beside weights of -128 over the longest sum.
+  static std::vector<Case> longest_contractions() {
+    LinearBackwardCase dx;
+    dx.rows = 2;
+    dx.data = Data::constant;
+    dx.description = {.m = 2, .n = kMaxContraction, .k = 3, .dx = Product::int8, .dw = Product::none};
+    LinearBackwardCase dw = dx;
+    dw.rows = kMaxContraction;
+    dw.description = {.m = kMaxContraction, .n = 2, .k = 3, .dx = Product::none, .dw = Product::int8};
+    return {dx, dw};
+  }
+
+ private:
+  bool exercises(const LinearBackwardDescription& d) const {
+    if (task_.operation == Operation::column_sum) return d.db;
+    if (task_.operation == Operation::gradient_quantize) return d.dx == Product::int8 && d.dw == Product::int8;
+    const Product wanted = task_.format == kW8A8 ? Product::int8 : Product::dequantized;
+    return d.dx == wanted || d.dw == wanted;
+  }
+
+  // The options that these products have; those that they have no use for stay at their defaults.
+  void cross(LinearBackwardDescription d) {
+    if (!exercises(d)) return;
+    const bool dx = d.dx != Product::none;
+    const bool dw = d.dw != Product::none;
+    const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
+    const bool narrow = d.dy == DType::f16 || d.dy == DType::bf16;
+    for (const WeightLayout layout : std::span(kLayouts.data(), dx || dw ? 2 : 1)) {
+      for (const WeightFormat weight : std::span(kWeights.data(), dx ? 2 : 1)) {
+        for (const Activation activation : std::span(kActivations.data(), dw ? 3 : 1)) {
+          for (const bool x_transposed : std::span(kBools.data(), dw ? 2 : 1)) {
+            for (const bool dw_f32 : std::span(kBools.data(), dw && narrow ? 2 : 1)) {
+              for (const Rounding rounding : std::span(kRoundings.data(), int8 ? 2 : 1)) {
+                d.weight_layout = layout;
+                d.weight = weight;
+                d.activation = activation;
+                d.x_transposed = x_transposed;
+                d.dw_dtype.reset();
+                if (dw_f32) d.dw_dtype = DType::f32;
+                d.dw_layout.reset();
+                if (dw && turn_.one_in(3)) d.dw_layout = turn_.pick(kLayouts);
+                d.dw_accumulate = dw && (dw_f32 || !narrow) && turn_.pick(kBools);
+                d.rounding = rounding;
+                add(d, turn_.pick(kSmall));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  LinearBackwardDescription rotated() {
+    LinearBackwardDescription d;
+    do {
+      d.dx = turn_.pick(kProducts);
+      d.dw = turn_.pick(kProducts);
+      d.db = turn_.pick(kBools);
+    } while (!exercises(d));
+    d.dy = turn_.pick(kFloats);
+    const bool narrow = d.dy == DType::f16 || d.dy == DType::bf16;
+    if (narrow && turn_.pick(kBools)) d.dw_dtype = DType::f32;
+    d.dw_accumulate = d.dw != Product::none && (!narrow || d.dw_dtype) && turn_.pick(kBools);
+    d.activation = turn_.pick(kActivations);
+    d.x_transposed = turn_.pick(kBools);
+    d.weight = turn_.pick(kWeights);
+    d.weight_layout = turn_.pick(kLayouts);
+    if (turn_.one_in(3)) d.dw_layout = turn_.pick(kLayouts);
+    d.rounding = turn_.pick(kRoundings);
+    return d;
+  }
+
+  void add(LinearBackwardDescription d, const Sizes& sizes) {
+    LinearBackwardCase c;
+    d.m = sizes.m;
+    d.n = sizes.n;
+    d.k = sizes.k;
+    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
+    turn_.dress(c, d.m);
+    c.description = d;
+    cases_.emplace_back(c);
+  }
+
+  static constexpr std::array<Sizes, 6> kSmall = {
+      {{3, 31, 7}, {8, 16, 33}, {1, 64, 5}, {33, 7, 16}, {17, 34, 31}, {2, 1, 3}}};
+  Task task_;
+  Rotation turn_;
+  std::vector<Case> cases_;
+};
+
+}  // namespace
+
+std::vector<Case> w8a8_cases() { return LinearCases().w8a8(); }
+
+std::vector<Case> grouped_cases(GemmFormat format) { return LinearCases().grouped(format); }
+
+std::vector<Case> linear_backward_cases(Task task) { return LinearBackwardCases(task).all(); }
+
+std::vector<Case> special_linear_cases(Task task) {
+  const auto append = [](std::vector<Case>& all, const std::vector<Case>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  const bool w8a8 = task == Task{Operation::gemm, kW8A8};
+  const bool linear = task.operation == Operation::linear;
+  std::vector<Case> all;
+  if (w8a8) {
+    all = LinearBackwardCases::longest_contractions();
+    for (const DType y : {DType::f32, DType::f64}) {
+      for (const bool packed : kBools) all.push_back(LinearCases::longest_contraction(y, packed));
+    }
+  }
+  if (linear || w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
+  if (task.operation == Operation::gemm) append(all, LinearCases().shared_by_threads(task.format, true));
+  if (linear) {
+    std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
+  } else if (task.format.b == DType::s8) {
+    append(all, LinearBackwardCases(task).shared_by_threads());
+  }
+  return all;
+}
+
+}  // namespace octile::check

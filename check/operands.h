@@ -1,0 +1,104 @@
+// The tensors of a run, for each kind of plan: their types, shapes and contents. In the order of the fields of its
+// argument structure, by which a list of views becomes arguments.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "octile/octile.hpp"
+
+namespace octile::check {
+
+// A vector, or a matrix where there are columns.
+struct Size {
+  std::int64_t rows = 0;
+  std::optional<std::int64_t> cols = {};
+};
+
+// A scale that the caller gives is positive and finite; one that a quantizer has computed may be NaN.
+enum class Content : std::uint8_t { real, integer, zero_point, multiplier, given_scale, scale };
+
+struct Operand {
+  std::string_view name = {};  // empty: this run has no such tensor
+  DType dtype = DType::f32;
+  Size size = {};
+  Content content = Content::real;
+  std::array<int, 2> range = {};  // of integers and zero points
+  double typical = 1;             // of scales and multipliers
+  bool output = false;
+  bool optional = false;     // an output that the caller may leave out
+  bool accumulates = false;  // an output that a run adds to
+
+  bool present() const { return !name.empty(); }
+};
+
+template <class Args>
+struct Kind {
+  using Plan = QuantizerPlan<Args>;
+  using Description = QuantizeDescription;
+};
+template <>
+struct Kind<LinearArgs> {
+  using Plan = LinearPlan;
+  using Description = LinearDescription;
+};
+template <>
+struct Kind<LinearBackwardArgs> {
+  using Plan = LinearBackwardPlan;
+  using Description = LinearBackwardDescription;
+};
+
+// Of a run of so many rows. A weight is not packed here.
+template <class Args>
+std::vector<Operand> operands(const typename Kind<Args>::Description& d, std::int64_t rows);
+
+// Calls visit with the tensors among the arguments of a run, all at once.
+template <class Visit>
+void visit_tensors(QuantizeArgs& a, const Visit& visit) {
+  visit(a.x, a.multiplier, a.given_scale, a.given_zero_point, a.q, a.q_transposed, a.scale, a.zero_point);
+}
+template <class Visit>
+void visit_tensors(DequantizeArgs& a, const Visit& visit) {
+  visit(a.q, a.scale, a.zero_point, a.x);
+}
+template <class Visit>
+void visit_tensors(QuantizeBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.x, a.scale, a.zero_point, a.dx);
+}
+template <class Visit>
+void visit_tensors(DequantizeBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.scale, a.dq);
+}
+template <class Visit>
+void visit_tensors(FakeQuantizeArgs& a, const Visit& visit) {
+  visit(a.x, a.given_scale, a.given_zero_point, a.y, a.scale, a.zero_point);
+}
+template <class Visit>
+void visit_tensors(FakeQuantizeBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.x, a.scale, a.zero_point, a.dx);
+}
+template <class Visit>
+void visit_tensors(LinearArgs& a, const Visit& visit) {
+  visit(a.x, a.x_scale, a.x_multiplier, a.weight, a.weight_scale, a.weight_zero_point, a.bias, a.y);
+}
+template <class Visit>
+void visit_tensors(LinearBackwardArgs& a, const Visit& visit) {
+  visit(a.dy, a.weight, a.weight_scale, a.x, a.x_scale, a.dx, a.dw, a.db);
+}
+
+// Arguments of these views, one for each operand. The seed is for those that have one.
+template <class Args>
+Args args_of(const std::vector<Tensor>& views, std::uint64_t seed) {
+  Args args;
+  visit_tensors(args, [&](auto&... field) {
+    std::size_t i = 0;
+    ((field = views[i++]), ...);
+  });
+  if constexpr (requires { args.seed; }) args.seed = seed;
+  return args;
+}
+
+}  // namespace octile::check

@@ -1,0 +1,103 @@
+// How a case's plan is made and run on its tensors, on the CPU and on a GPU, for the files that make trials.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "base/message.h"
+#include "check/operands.h"
+#include "check/trial.h"
+
+namespace octile::check {
+
+struct Packed {
+  std::vector<std::byte> memory;
+  std::span<std::byte> bytes;  // of it
+};
+
+// The arguments of a run, where they are the caller's own.
+template <class Description, class Plan, class Args>
+Args prepared(const Description&, const Plan&, const Args& args, Packed&) {
+  return args;
+}
+
+// A packed weight is packed first.
+inline LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearArgs args, Packed& packed) {
+  if (!d.packed_weight) return args;
+  const std::size_t size = plan.packed_weight_size();
+  constexpr std::size_t kAlignment = 64;
+  constexpr std::byte kGuard{0xa5};
+  std::vector<std::byte>& memory = packed.memory;
+  memory.assign(size + 2 * kAlignment, kGuard);
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  auto* data = static_cast<std::byte*>(std::align(kAlignment, size, begin, space));
+  const auto bytes = vector(reinterpret_cast<std::uint8_t*>(data), static_cast<std::int64_t>(size));
+  plan.pack({args.weight, args.weight_scale, args.weight_zero_point, bytes});
+  const auto guard = [](std::byte b) { return b == kGuard; };
+  if (!std::all_of(memory.data(), data, guard) || !std::all_of(data + size, memory.data() + memory.size(), guard)) {
+    throw std::runtime_error(message("pack wrote outside of its ", size, " bytes"));
+  }
+  packed.bytes = {data, size};
+  args.weight = bytes;
+  args.weight_scale = args.weight_zero_point = {};
+  return args;
+}
+
+template <class Plan, class Args>
+void run_on_host(const Plan& plan, const Args& args) {
+  GuardedWorkspace workspace(plan.workspace_size());
+  plan.run(args, workspace.get());
+  if (!workspace.intact())
+    throw std::runtime_error(message("wrote outside of its workspace of ", plan.workspace_size(), " bytes"));
+}
+
+template <class Plan, class Args>
+void run_on_gpu(const Plan& plan, Args args, Tensors& tensors, const Packed& packed, const Attempt& attempt) {
+  DeviceTensors& gpu = *attempt.gpu;
+  gpu.place(tensors, plan.workspace_size(), packed.bytes);
+  visit_tensors(args, [&](auto&... view) { ((view = gpu.there(view)), ...); });
+  gpu.run([&] { plan.run(args, gpu.workspace(), gpu.stream()); }, attempt.as_graph);
+}
+
+template <class Args, class Description>
+auto runner(const std::shared_ptr<Tensors>& tensors, Description description, const Args& args) {
+  return [tensors, description, args](const Attempt& attempt) mutable -> Choice {
+    description.kernel = attempt.kernel;
+    description.threads = attempt.threads;
+    if (attempt.gpu) description.device = attempt.gpu->device();
+    const auto plan = Kind<Args>::Plan::select(description);
+    Packed packed;
+    const Args ready = prepared(description, plan, args, packed);
+    if (attempt.gpu) {
+      run_on_gpu(plan, ready, *tensors, packed, attempt);
+    } else {
+      run_on_host(plan, ready);
+    }
+    return {plan.sku(), plan.explain()};
+  };
+}
+
+// The outputs as the contract has them, or, for a large case, as the CPU's fastest rows compute them.
+template <class Args, class Description>
+void expect(Tensors& tensors, const CaseBase& c, const Description& d, const Args& args,
+            void (*oracle)(const Description&, const Args&)) {
+  if (c.large) {
+    run_on_host(Kind<Args>::Plan::select(d), args);
+  } else {
+    oracle(d, args);
+  }
+  tensors.keep_expected();
+}
+
+// One file per family.
+Trial trial_of(const QuantizerCase& c, std::uint64_t seed);
+Trial trial_of(const LinearCase& c, std::uint64_t seed);
+Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed);
+
+}  // namespace octile::check

@@ -1,0 +1,100 @@
+// What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter. On a CPU in f32,
+// beside another program; on a GPU in f16, by itself.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "check/gpu.h"
+#include "octile/plan.h"
+
+namespace octile::cli {
+
+using check::Gpu;
+using check::GpuBytes;
+
+struct Shape {
+  std::int64_t m = 0;
+  std::int64_t k = 0;
+  std::int64_t n = 0;
+  friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+enum class Arithmetic : std::uint8_t { none, s8, floats };  // floats: f32, on a GPU f16
+
+// A plan with its operands, ready to run, and the program it is compared with.
+struct Prepared {
+  std::string sku;
+  std::function<void()> run;  // on a GPU: enqueues
+  std::string baseline;       // none on a GPU
+  std::function<void()> run_baseline;
+  Arithmetic arithmetic = Arithmetic::none;
+  double operations = 0;  // 2 M N K; 0 for what only moves data
+  double bytes = 0;       // read and written, each operand once
+};
+
+// What a plan may use.
+struct Place {
+  int threads = 1;           // on a CPU
+  const Gpu* gpu = nullptr;  // null: on a CPU
+};
+
+struct Benchmark {
+  std::string name;    // <format>_<operation>_<shape>
+  std::string kernel;  // the row of the table that it is about; empty: what the plan chooses
+  Shape shape;         // what does not matter to the operation is 0
+  std::function<Prepared(const Benchmark&, const Place&)> prepare;  // throws Error if the row cannot do it
+};
+
+// Of one row, at `shapes`, or at its usual ones if there are none given.
+std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes);
+
+// For bench_cases.cpp: the plans, one file per family.
+namespace bench {
+Prepared forward_w8a8(const Benchmark&, int threads);
+Prepared forward_w8a8_unpacked(const Benchmark&, int threads);
+Prepared forward_w4a8(const Benchmark&, int threads);
+Prepared forward_w4a16(const Benchmark&, int threads);
+Prepared forward_w4a16_unpacked(const Benchmark&, int threads);
+Prepared backward_dx_int8(const Benchmark&, int threads);
+Prepared backward_dw_int8(const Benchmark&, int threads);
+Prepared backward_dx_dequantized(const Benchmark&, int threads);
+Prepared backward_dw_dequantized(const Benchmark&, int threads);
+Prepared backward_db(const Benchmark&, int threads);
+Prepared gradient_quantize(const Benchmark&, int threads);
+Prepared quantize_rows(const Benchmark&, int threads);
+Prepared quantize_columns(const Benchmark&, int threads);
+Prepared quantize_tensor(const Benchmark&, int threads);
+Prepared quantize_both(const Benchmark&, int threads);
+Prepared dequantize(const Benchmark&, int threads);
+Prepared quantize_backward(const Benchmark&, int threads);
+Prepared dequantize_backward(const Benchmark&, int threads);
+Prepared fake_quantize(const Benchmark&, int threads);
+Prepared fake_quantize_backward(const Benchmark&, int threads);
+
+Prepared gpu_forward_w8a8(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w8a8_s8(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w4a16(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w4a16_unpacked(const Benchmark&, const Gpu&);
+Prepared gpu_forward_w4a8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dx_int8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dw_int8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dx_dequantized(const Benchmark&, const Gpu&);
+Prepared gpu_backward_dw_dequantized(const Benchmark&, const Gpu&);
+Prepared gpu_backward_int8(const Benchmark&, const Gpu&);
+Prepared gpu_backward_db(const Benchmark&, const Gpu&);
+Prepared gpu_gradient_quantize(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_rows(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_columns(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_tensor(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_both(const Benchmark&, const Gpu&);
+Prepared gpu_dequantize(const Benchmark&, const Gpu&);
+Prepared gpu_quantize_backward(const Benchmark&, const Gpu&);
+Prepared gpu_dequantize_backward(const Benchmark&, const Gpu&);
+Prepared gpu_fake_quantize(const Benchmark&, const Gpu&);
+Prepared gpu_fake_quantize_backward(const Benchmark&, const Gpu&);
+}  // namespace bench
+
+}  // namespace octile::cli

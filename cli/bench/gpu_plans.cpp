@@ -1,0 +1,354 @@
+// The plans in device memory, in f16: random normal values, and integers that fill the range as quantizing those does.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "cli/bench/cases.h"
+#include "cli/bench/data.h"
+#include "octile/linear.h"
+#include "octile/quantize.h"
+
+namespace octile::cli::bench {
+
+namespace {
+
+constexpr float kScale = 1 / 30.0f;        // 127 stands for 4.2 times the standard deviation
+constexpr float kNibbleScale = 1 / 1.65f;  // so does 7
+constexpr std::int64_t kGroup = 128;
+
+// Prime, so that no row of a usual matrix repeats another.
+constexpr std::int64_t kDrawn = 1'048'573;
+
+struct Drawn {
+  std::vector<Half> f16;
+  std::vector<std::int8_t> s8;
+  std::vector<std::uint8_t> s4;  // two a byte
+};
+
+std::int8_t level(float x, float scale, float max) {
+  return static_cast<std::int8_t>(std::clamp(std::rint(x / scale), -max, max));
+}
+
+const Drawn& drawn() {
+  static const Drawn values = [] {
+    Drawn v;
+    float before = 0;
+    for (const float x : normal(1, kDrawn, 1)) {
+      v.f16.push_back(Half(x));
+      v.s8.push_back(level(x, kScale, 127));
+      const int low = level(before, kNibbleScale, 7) & 15;
+      v.s4.push_back(static_cast<std::uint8_t>(low | (level(x, kNibbleScale, 7) & 15) << 4));
+      before = x;
+    }
+    return v;
+  }();
+  return values;
+}
+
+double product(std::int64_t a, std::int64_t b) { return static_cast<double>(a) * static_cast<double>(b); }
+
+// Memory that lives as long as the benchmark.
+class Operands {
+ public:
+  explicit Operands(const Gpu& gpu) : gpu_(gpu) {}
+
+  Tensor f16(std::int64_t rows, std::int64_t cols) { return repeated(drawn().f16, rows, cols); }
+  Tensor s8(std::int64_t rows, std::int64_t cols) { return repeated(drawn().s8, rows, cols); }
+  Tensor f16(std::int64_t size) { return flat(f16(1, size)); }
+  Tensor scales(std::int64_t size) { return flat(repeated(std::vector<float>(64, kScale), 1, size)); }
+  // (n, k) of 4 bits, and their scales.
+  void nibbles(std::int64_t n, std::int64_t k, std::int64_t groups, LinearArgs& args) {
+    args.weight = repeated(drawn().s4, n, (k + 1) / 2);
+    args.weight = on(gpu_.device(), matrix_s4(static_cast<const std::uint8_t*>(args.weight.data), n, k));
+    args.weight_scale = repeated(std::vector<float>(64, kNibbleScale), n, groups);
+  }
+  // The same as a plan packs them, on the host.
+  void packed_nibbles(const LinearPlan& plan, std::int64_t n, std::int64_t k, std::int64_t groups, LinearArgs& args) {
+    const std::vector<std::uint8_t>& values = drawn().s4;
+    std::vector<std::uint8_t> plain(static_cast<std::size_t>(n * ((k + 1) / 2)));
+    for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = values[i % values.size()];
+    const std::vector<float> scale(static_cast<std::size_t>(n * groups), kNibbleScale);
+    const auto size = static_cast<std::int64_t>(plan.packed_weight_size());
+    const GpuBytes packed = gpu_.allocate_on_host(plan.packed_weight_size());
+    plan.pack({matrix_s4(plain.data(), n, k),
+               matrix(scale.data(), n, groups),
+               {},
+               vector(reinterpret_cast<std::uint8_t*>(packed.get()), size)});
+    const Tensor there = flat(empty<std::uint8_t>(1, size));
+    gpu_.copy(there.data, packed.get(), plan.packed_weight_size());
+    gpu_.wait();
+    args.weight = there;
+  }
+  template <class T>
+  Tensor empty(std::int64_t rows, std::int64_t cols) {
+    void* const data = allocate(static_cast<std::size_t>(rows * cols) * sizeof(T));
+    return on(gpu_.device(), matrix(static_cast<T*>(data), rows, cols));
+  }
+  Tensor empty_f16(std::int64_t size) { return flat(empty<Half>(1, size)); }
+  Tensor empty_scales(std::int64_t size) { return flat(empty<float>(1, size)); }
+  Workspace workspace(std::size_t size) { return {allocate(size), size}; }
+
+ private:
+  std::byte* allocate(std::size_t size) {
+    memory_.push_back(gpu_.allocate(size));
+    return memory_.back().get();
+  }
+  static Tensor flat(Tensor row) {
+    row.rank = 1;
+    row.shape = {row.shape[1], 0};
+    row.strides = {1, 0};
+    return row;
+  }
+  // The values over and over: copied once, then the copy is doubled.
+  template <class T>
+  Tensor repeated(const std::vector<T>& values, std::int64_t rows, std::int64_t cols) {
+    const Tensor t = empty<T>(rows, cols);
+    const std::size_t bytes = static_cast<std::size_t>(rows * cols) * sizeof(T);
+    std::size_t done = std::min(bytes, values.size() * sizeof(T));
+    gpu_.copy(t.data, values.data(), done);
+    while (done < bytes) {
+      const std::size_t more = std::min(done, bytes - done);
+      gpu_.copy(static_cast<std::byte*>(t.data) + done, t.data, more);
+      done += more;
+    }
+    gpu_.wait();
+    return t;
+  }
+
+  const Gpu& gpu_;
+  std::vector<GpuBytes> memory_;
+};
+using SharedOperands = std::shared_ptr<Operands>;
+
+template <class Plan, class Args>
+Prepared prepared(const Plan& plan, const Args& args, const SharedOperands& o, const Gpu& gpu) {
+  Prepared p;
+  p.sku = plan.sku();
+  const Workspace workspace = o->workspace(plan.workspace_size());
+  const Stream stream = gpu.stream();
+  p.run = [plan, args, workspace, stream, o] { plan.run(args, workspace, stream); };  // o: its memory
+  return p;
+}
+
+LinearDescription linear(const Benchmark& b, const Gpu& gpu) {
+  LinearDescription d;
+  d.m = b.shape.m;
+  d.n = b.shape.n;
+  d.k = b.shape.k;
+  d.y = DType::f16;
+  d.bias = true;
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  return d;
+}
+
+Prepared forward(const Benchmark& b, const Gpu& gpu, DType x) {
+  const auto [m, k, n] = b.shape;
+  LinearDescription d = linear(b, gpu);
+  d.x = x;
+  const LinearPlan plan = LinearPlan::select(d);
+  const auto o = std::make_shared<Operands>(gpu);
+  LinearArgs args = {.x = x == DType::s8 ? o->s8(m, k) : o->f16(m, k)};
+  if (x == DType::s8) args.x_scale = o->scales(m);
+  args.weight = o->s8(n, k);
+  args.weight_scale = o->scales(n);
+  args.bias = o->f16(n);
+  args.y = o->empty<Half>(m, n);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.arithmetic = Arithmetic::s8;
+  p.operations = 2 * product(m, n) * static_cast<double>(k);
+  p.bytes = product(m, k) * bits(x) / 8 + product(n, k) + 2 * product(m, n);
+  return p;
+}
+
+Prepared forward_s4(const Benchmark& b, const Gpu& gpu, Activation activation, bool packed) {
+  const auto [m, k, n] = b.shape;
+  LinearDescription d = linear(b, gpu);
+  d.x = DType::f16;
+  d.activation = activation;
+  d.weight = WeightFormat::s4_group;
+  d.weight.group = k % kGroup == 0 ? kGroup : 0;  // 0: a whole row
+  d.packed_weight = packed;
+  const LinearPlan plan = LinearPlan::select(d);
+  const std::int64_t groups = d.weight.group > 0 ? k / d.weight.group : 1;
+  const auto o = std::make_shared<Operands>(gpu);
+  LinearArgs args = {.x = o->f16(m, k)};
+  packed ? o->packed_nibbles(plan, n, k, groups, args) : o->nibbles(n, k, groups, args);
+  args.bias = o->f16(n);
+  args.y = o->empty<Half>(m, n);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.arithmetic = activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
+  p.operations = 2 * product(m, n) * static_cast<double>(k);
+  p.bytes = 2 * product(m, k) + product(n, k) / 2 + 4 * product(n, groups) + 2 * product(m, n);
+  return p;
+}
+
+// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN).
+Prepared gradients(const Benchmark& b, const Gpu& gpu, Product dx, Product dw, bool db = false) {
+  const auto [m, k, n] = b.shape;
+  LinearBackwardDescription d{.m = m, .n = n, .k = k, .dy = DType::f16, .dx = dx, .dw = dw, .db = db};
+  d.x_transposed = true;
+  d.weight_layout = WeightLayout::in_out;
+  d.dw_layout = WeightLayout::out_in;
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+  const auto o = std::make_shared<Operands>(gpu);
+  LinearBackwardArgs args = {.dy = o->f16(m, n)};
+  const int products = (dx != Product::none) + (dw != Product::none);
+  const bool pass_alone = products > 0 && k == 0;
+  double bytes = 2 * product(m, n) * (pass_alone ? 3 : 1);
+  if (dx != Product::none) {
+    args.weight = o->s8(k, n);
+    args.weight_scale = o->scales(n);
+    args.dx = o->empty<Half>(m, k);
+    bytes += product(n, k) + 2 * product(m, k);
+  }
+  if (dw != Product::none) {
+    args.x = o->s8(k, m);
+    args.x_scale = o->scales(m);
+    args.dw = o->empty<Half>(n, k);
+    bytes += product(m, k) + 2 * product(n, k);
+  }
+  if (db) args.db = o->empty_f16(n);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
+  const bool int8 = dx == Product::int8 || dw == Product::int8;
+  if (p.operations > 0) p.arithmetic = int8 ? Arithmetic::s8 : Arithmetic::floats;
+  p.bytes = bytes;
+  return p;
+}
+
+QuantizeDescription quantizer(const Benchmark& b, const Gpu& gpu) {
+  QuantizeDescription d;
+  d.rows = b.shape.m;
+  d.cols = b.shape.k;
+  d.x = DType::f16;
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  return d;
+}
+
+Prepared quantize(const Benchmark& b, const Gpu& gpu, Granularity granularity, Orientation orientation) {
+  const auto [rows, cols, unused] = b.shape;
+  QuantizeDescription d = quantizer(b, gpu);
+  d.granularity = granularity;
+  d.orientation = orientation;
+  const QuantizePlan plan = QuantizePlan::select(d);
+  const auto o = std::make_shared<Operands>(gpu);
+  QuantizeArgs args = {.x = o->f16(rows, cols)};
+  args.q = o->empty<std::int8_t>(rows, cols);
+  if (orientation == Orientation::both) args.q_transposed = o->empty<std::int8_t>(cols, rows);
+  args.scale = o->empty_scales(granularity == Granularity::row ? rows : granularity == Granularity::column ? cols : 1);
+  Prepared p = prepared(plan, args, o, gpu);
+  const double elements = product(rows, cols);
+  const bool whole = granularity == Granularity::tensor || granularity == Granularity::column;
+  const bool twice = whole && 2 * elements > static_cast<double>(gpu.facts().l2_bytes);
+  p.bytes = elements * (orientation == Orientation::both ? 4 : 3) + (twice ? 2 * elements : 0);
+  return p;
+}
+
+// What comes after the quantizer, with a scale per row. `bytes_each` per element.
+template <class Plan, class Args>
+Prepared elementwise(const Benchmark& b, const Gpu& gpu, double bytes_each,
+                     const std::function<Args(Operands&, std::int64_t rows, std::int64_t cols)>& make) {
+  const auto [rows, cols, unused] = b.shape;
+  const Plan plan = Plan::select(quantizer(b, gpu));
+  const auto o = std::make_shared<Operands>(gpu);
+  Prepared p = prepared(plan, make(*o, rows, cols), o, gpu);
+  p.bytes = product(rows, cols) * bytes_each;
+  return p;
+}
+
+template <class Plan, class Args>
+Prepared straight_through(const Benchmark& b, const Gpu& gpu) {
+  return elementwise<Plan, Args>(b, gpu, 6, [](Operands& o, std::int64_t rows, std::int64_t cols) {
+    Args args;
+    args.dy = o.f16(rows, cols);
+    args.x = o.f16(rows, cols);
+    args.scale = o.scales(rows);
+    args.dx = o.empty<Half>(rows, cols);
+    return args;
+  });
+}
+
+}  // namespace
+
+Prepared gpu_forward_w8a8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::f16); }
+Prepared gpu_forward_w8a8_s8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::s8); }
+
+Prepared gpu_forward_w4a16(const Benchmark& b, const Gpu& gpu) { return forward_s4(b, gpu, Activation::none, true); }
+Prepared gpu_forward_w4a16_unpacked(const Benchmark& b, const Gpu& gpu) {
+  return forward_s4(b, gpu, Activation::none, false);
+}
+Prepared gpu_forward_w4a8(const Benchmark& b, const Gpu& gpu) {
+  return forward_s4(b, gpu, Activation::dynamic_per_token, true);
+}
+
+Prepared gpu_backward_dx_int8(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, Product::int8, Product::none);
+}
+Prepared gpu_backward_dw_int8(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, Product::none, Product::int8);
+}
+Prepared gpu_backward_dx_dequantized(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, Product::dequantized, Product::none);
+}
+Prepared gpu_backward_dw_dequantized(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, Product::none, Product::dequantized);
+}
+Prepared gpu_backward_int8(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, Product::int8, Product::int8, true);
+}
+Prepared gpu_backward_db(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, Product::none, Product::none, true);
+}
+// With K = 0 nothing comes after the pass over dY: two looks and two writes of a byte.
+Prepared gpu_gradient_quantize(const Benchmark& b, const Gpu& gpu) { return gpu_backward_int8(b, gpu); }
+
+Prepared gpu_quantize_rows(const Benchmark& b, const Gpu& gpu) {
+  return quantize(b, gpu, Granularity::row, Orientation::row_major);
+}
+Prepared gpu_quantize_columns(const Benchmark& b, const Gpu& gpu) {
+  return quantize(b, gpu, Granularity::column, Orientation::row_major);
+}
+Prepared gpu_quantize_tensor(const Benchmark& b, const Gpu& gpu) {
+  return quantize(b, gpu, Granularity::tensor, Orientation::row_major);
+}
+Prepared gpu_quantize_both(const Benchmark& b, const Gpu& gpu) {
+  return quantize(b, gpu, Granularity::row, Orientation::both);
+}
+
+Prepared gpu_dequantize(const Benchmark& b, const Gpu& gpu) {
+  return elementwise<DequantizePlan, DequantizeArgs>(b, gpu, 3, [](Operands& o, std::int64_t rows, std::int64_t cols) {
+    return DequantizeArgs{
+        .q = o.s8(rows, cols), .scale = o.scales(rows), .zero_point = {}, .x = o.empty<Half>(rows, cols)};
+  });
+}
+
+Prepared gpu_dequantize_backward(const Benchmark& b, const Gpu& gpu) {
+  return elementwise<DequantizeBackwardPlan, DequantizeBackwardArgs>(
+      b, gpu, 4, [](Operands& o, std::int64_t rows, std::int64_t cols) {
+        return DequantizeBackwardArgs{
+            .dy = o.f16(rows, cols), .scale = o.scales(rows), .dq = o.empty<Half>(rows, cols)};
+      });
+}
+
+Prepared gpu_fake_quantize(const Benchmark& b, const Gpu& gpu) {
+  return elementwise<FakeQuantizePlan, FakeQuantizeArgs>(b, gpu, 4,
+                                                         [](Operands& o, std::int64_t rows, std::int64_t cols) {
+                                                           FakeQuantizeArgs args{.x = o.f16(rows, cols)};
+                                                           args.y = o.empty<Half>(rows, cols);
+                                                           args.scale = o.empty_scales(rows);
+                                                           return args;
+                                                         });
+}
+
+Prepared gpu_quantize_backward(const Benchmark& b, const Gpu& gpu) {
+  return straight_through<QuantizeBackwardPlan, QuantizeBackwardArgs>(b, gpu);
+}
+Prepared gpu_fake_quantize_backward(const Benchmark& b, const Gpu& gpu) {
+  return straight_through<FakeQuantizeBackwardPlan, FakeQuantizeBackwardArgs>(b, gpu);
+}
+
+}  // namespace octile::cli::bench
