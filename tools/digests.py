@@ -11,8 +11,8 @@ Every line is `problem/row  sha256[:16]` of all bytes that the plan wrote; the l
 by the row that the library chooses ("chosen") and by every other row that serves it. Inputs are made of fixed seeds without
 numpy. What a library refuses is a line too where it chooses for itself ("refused: STATUS"), and no line for a row.
 
-It speaks the C interface alone, by python/octile/_c.py of this checkout (or --binding FILE), so that libraries of either
-side of a change can be run with one copy: the structures only ever grow at their end.
+It speaks the C interface alone, by python/octile/_c.py of this checkout (or --binding FILE), which reads the headers: libraries of
+either side of a change run with one copy, since the structures only ever grow at their end.
 """
 
 import argparse
@@ -484,30 +484,8 @@ QUANTIZERS = {
     "fake_quantize_backward": others("dy", "x", output="dx"),
 }
 
-ARGUMENTS = {
-    "quantize": "QuantizeArguments",
-    "dequantize": ("q", "scale", "zero_point", "x"),
-    "quantize_backward": ("dy", "x", "scale", "zero_point", "dx"),
-    "dequantize_backward": ("dy", "scale", "dq"),
-    "fake_quantize": ("x", "given_scale", "given_zero_point", "y", "scale", "zero_point", "seed"),
-    "fake_quantize_backward": ("dy", "x", "scale", "zero_point", "dx"),
-    "linear": "RunArguments",
-    "linear_backward": "BackwardArguments",
-}
-
 
 # ---- Running ----
-
-
-class Kernel(C.Structure):
-    _fields_ = [
-        ("struct_size", C.c_size_t),
-        ("name", C.c_char_p),
-        ("operation", C.c_char_p),
-        ("reason", C.c_char_p),
-        ("device_type", C.c_int32),
-        ("reserved", C.c_int32),
-    ]
 
 
 class Runner:
@@ -521,31 +499,19 @@ class Runner:
         self.c.octile_kernel_count.restype = C.c_size_t
         rows = []
         for index in range(self.c.octile_kernel_count()):
-            kernel = Kernel(C.sizeof(Kernel))
+            kernel = self.binding.STRUCTURES["octile_kernel"]()
+            kernel.struct_size = C.sizeof(kernel)
             self.library.ok(self.c.octile_kernel_info(C.c_size_t(index), C.byref(kernel)))
             if kernel.device_type == self.memory.type and not kernel.reason:
                 rows.append(kernel.name.decode())
         return rows
 
-    def structure(self, kind):
-        names = ARGUMENTS[kind]
-        if isinstance(names, str):
-            return getattr(self.binding, names)
-        tensors = [name for name in names if name != "seed"]
-
-        class Arguments(C.Structure):
-            _fields_ = [("struct_size", C.c_size_t)] + [(name, C.POINTER(self.binding.Tensor)) for name in tensors]
-            _fields_ += [("seed", C.c_uint64)] if "seed" in names else []
-
-        return Arguments
-
     def plan(self, kind, description, kernel):
         """A plan, or the status of the refusal."""
-        structure = {"linear": "LinearDescription", "linear_backward": "BackwardDescription"}.get(kind, "QuantizeDescription")
-        filled = getattr(self.binding, structure)()
-        initialize = "quantize" if structure == "QuantizeDescription" else kind
+        described = kind if kind.startswith("linear") else "quantize"
+        filled = self.binding.STRUCTURES[f"octile_{described}_description"]()
         size = C.c_size_t(C.sizeof(filled))
-        self.library.ok(getattr(self.c, f"octile_{initialize}_description_init")(C.byref(filled), size))
+        self.library.ok(getattr(self.c, f"octile_{described}_description_init")(C.byref(filled), size))
         for name, value in description.items():
             setattr(filled, name, value)
         filled.device.type, filled.device.id = self.memory.type, self.memory.number
@@ -574,7 +540,7 @@ class Runner:
         with Tensors(self.binding, self.memory, self.pool) as t:
             make, loose = tensors
             made = {key: value for key, value in make(t, description, loose, plan).items() if value is not None}
-            structure = self.structure(kind)
+            structure = self.binding.STRUCTURES[f"octile_{kind}_args"]
             pointers = {
                 key: C.pointer(value) if isinstance(value, self.binding.Tensor) else value for key, value in made.items()
             }
@@ -621,6 +587,20 @@ class Runner:
         calibrator.second_moments(moments)
         return calibrator, moments
 
+    def weight_error(self, description, **tensors):
+        filled = self.binding.STRUCTURES["octile_weight_quantizer_description"]()
+        size = C.c_size_t(C.sizeof(filled))
+        self.library.ok(self.c.octile_weight_quantizer_description_init(C.byref(filled), size))
+        for name, value in description.items():
+            setattr(filled, name, value)
+        structure = self.binding.STRUCTURES["octile_weight_quantizer_args"]
+        pointers = {name: C.pointer(value) for name, value in tensors.items()}
+        arguments = structure(struct_size=C.sizeof(structure), **pointers)
+        result = self.binding.STRUCTURES["octile_weight_error_result"]()
+        result.struct_size = C.sizeof(result)
+        self.library.ok(self.c.octile_weight_error(C.byref(filled), C.byref(arguments), C.byref(result)))
+        return result.noise, result.signal
+
     def weight_quantizer(self):
         turn = Turn()
         for method, (weight, group), w in itertools.product(range(3), ((0, 0), (1, 0), (2, 0), (2, 32), (2, 64)), FLOATS):
@@ -645,7 +625,7 @@ class Runner:
                     }
                     tensors = {key: value for key, value in tensors.items() if value is not None}
                     self.library.quantize_weight(description, **tensors)
-                    noise = self.library.weight_error(description, **{**tensors, "second_moments": moments})
+                    noise = self.weight_error(description, **{**tensors, "second_moments": moments})
                     yield name, hashlib.sha256(struct.pack("<dd", *noise) + t.digest().encode()).hexdigest()[:16]
 
     def smoothing_search(self):
@@ -698,9 +678,8 @@ def main():
     arguments = parser.parse_args()
     if not arguments.library:
         parser.error("name the library, or set OCTILE_LIBRARY")
-    candidates = [here.parent.parent / "python/octile/_c.py", here.parent / "_c.py"]
-    binding = load_binding(arguments.binding or next(path for path in candidates if path.exists()))
-    fields = [field[0] for field in binding.QuantizeDescription._fields_]
+    binding = load_binding(arguments.binding or here.parents[1] / "python/octile/_c.py")
+    fields = [field[0] for field in binding.STRUCTURES["octile_quantize_description"]._fields_]
     globals()["min_scale_field"] = "min_scale" if "min_scale" in fields else "least_scale"
     only = re.compile(arguments.only)
     runner = Runner(binding, arguments.library, Cuda() if arguments.device == "cuda" else Host())

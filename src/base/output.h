@@ -1,5 +1,5 @@
 // The one way in which Octile's command and libraries write files: a file or folder appears whole or not at all, under
-// a name that nobody can foresee until then, and nothing else is left, whatever ends the process.
+// a name that is unpredictable until then, and nothing else is left, whatever ends the process.
 #pragma once
 
 #include <sys/types.h>

@@ -182,13 +182,13 @@ TEST(Plan, TheCheapestRowIsTheDefault) {
   GTEST_SKIP() << "a scalar build has only reference rows";
 }
 
-TEST(Plan, AWishForOneRowLeavesTheOtherStepsFree) {
+TEST(Plan, ARequestForOneRowLeavesTheOtherStepsFree) {
   const LinearPlan plan = LinearPlan::select({.m = 64, .n = 64, .k = 64, .kernel = "w8a8_gemm_reference"});
   const std::string free_choice = QuantizePlan::select({.rows = 64, .cols = 64}).sku();
   EXPECT_EQ(plan.sku(), free_choice + " + w8a8_gemm_reference");
 }
 
-TEST(Plan, AWishIsAWholeNameOrAnArch) {
+TEST(Plan, ARequestIsAWholeNameOrAnArch) {
   EXPECT_EQ(QuantizePlan::select({.rows = 4, .cols = 4, .kernel = "reference"}).sku(), "quantize_reference");
   const std::string free_choice = FakeQuantizePlan::select({.rows = 4, .cols = 4}).sku();
   EXPECT_EQ(FakeQuantizePlan::select({.rows = 4, .cols = 4, .kernel = "quantize_reference"}).sku(), free_choice);
