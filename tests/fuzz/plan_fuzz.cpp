@@ -379,14 +379,21 @@ double random_scale(Bytes& in, bool wild) {
   return std::ldexp(1 + static_cast<double>(in.random() & 0xffffff) * 0x1p-24, static_cast<int>(in.random() % 24) - 16);
 }
 
-Tensor element_at(const std::uint8_t* at, DType dtype) {
-  return {const_cast<std::uint8_t*>(at), dtype, {}, 1, {1, 0}, {1, 0}};
-}
+// One element of any type, in memory of its own: operands may begin at any byte.
+struct Element {
+  explicit Element(DType dtype) : view{bytes, dtype, {}, 1, {1, 0}, {1, 0}} {}
+  std::size_t size() const { return static_cast<std::size_t>(bits(view.dtype) / 8); }
+
+  alignas(8) std::uint8_t bytes[8] = {};
+  Tensor view;
+};
 
 void put_real(std::uint8_t* at, DType dtype, double value) {
   // A double beyond f32 becomes an infinity first; the cast alone would be undefined.
   const bool beyond = dtype != DType::f64 && std::abs(value) > std::numeric_limits<float>::max();
-  store(element_at(at, dtype), 0, 0, beyond ? std::copysign(HUGE_VAL, value) : value);
+  Element element(dtype);
+  store(element.view, 0, 0, beyond ? std::copysign(HUGE_VAL, value) : value);
+  std::memcpy(at, element.bytes, element.size());
 }
 
 void fill(const Operand& o, Bytes& in, bool wild) {
@@ -740,7 +747,10 @@ void require_untouched(const char* kind, const Operands& operands, const Memory&
 }
 
 bool is_nan(const std::uint8_t* at, DType dtype) {
-  return is_float(dtype) && std::isnan(load<double>(element_at(at, dtype), 0));
+  if (!is_float(dtype)) return false;
+  Element element(dtype);
+  std::memcpy(element.bytes, at, element.size());
+  return std::isnan(load<double>(ConstTensor(element.view), 0));
 }
 
 // A NaN's payload is not in the contract.
