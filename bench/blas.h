@@ -1,5 +1,5 @@
-// The BLAS behind the f32 baselines of `octile bench` and examples/digits. It is loaded on first use: OpenBLAS makes its
-// threads while it is loaded, and ends the process where it gets none.
+// The BLAS behind the f32 baselines of `octile bench` and examples/digits. It is loaded on first use: OpenBLAS makes
+// its threads while it is loaded, and ends the process where it gets none.
 #pragma once
 
 #include <cblas.h>

@@ -6,8 +6,8 @@
 #include <stdexcept>
 
 #include "base/message.h"
-#include "cuda/devices.h"
 #include "check/gpu.h"
+#include "cuda/devices.h"
 
 namespace octile::check {
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kBlocksPerSm = 8;  // twice what is resident: 4.55 TB/s on an H200, half as many 4.5
-constexpr int kLoads = 4;                    // in flight per thread
+constexpr int kLoads = 4;        // in flight per thread
 constexpr std::size_t kTraffic = std::size_t{2} << 30;
 constexpr int kBursts = 12;
 
@@ -179,8 +179,7 @@ double Gpu::int8_rate(std::string& how) const {
   check(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, index_), "cudaDeviceGetAttribute");
   for (const Rate& rate : kRates) {
     if (rate.capability != 10 * gpu.major + gpu.minor) continue;
-    how = message(rate.operations, " per clock and SM, ", gpu.sms, " of them at ",
-                  kilohertz / 1000, " MHz: specified");
+    how = message(rate.operations, " per clock and SM, ", gpu.sms, " of them at ", kilohertz / 1000, " MHz: specified");
     return 1e3 * kilohertz * gpu.sms * rate.operations;
   }
   how = "not known for this GPU";

@@ -225,7 +225,7 @@ std::string Sweep::try_everywhere(RowResult& row, const Trial& trial) {
   return {};
 }
 
-// The row's own "no" is a skip; a case that no row at all can do is a mistake of the case, unless rows are missing:
+// The row's own "no" is a skip; a case that no row can do is an error in the case, unless rows are missing:
 // on a GPU there is no reference.
 Choice Sweep::run_or_refuse(const RowResult& row, const Trial& trial, const Attempt& attempt) {
   try {

@@ -5,9 +5,9 @@
 
 #include "cli/cli.h"
 #include "cli/support/console.h"
+#include "cli/support/machine.h"
 #include "cpu/support/isa.h"
 #include "cuda/devices.h"
-#include "cli/support/machine.h"
 #include "octile/octile.h"
 #include "octile/plan.h"
 

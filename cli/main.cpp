@@ -89,7 +89,7 @@ int run(int argc, char** argv) {
   octile::cli::add_puzzles(app);
 #endif
   app.parse_complete_callback([] {  // before any command runs, so that it is said once
-    const std::string reason = octile::cpu::reason_against_wish();
+    const std::string reason = octile::cpu::reason_against_requested_isa();
     if (!reason.empty()) throw CLI::ValidationError(reason);
   });
   try {

@@ -303,7 +303,7 @@ Prepared gpu_backward_int8(const Benchmark& b, const Gpu& gpu) {
 Prepared gpu_backward_db(const Benchmark& b, const Gpu& gpu) {
   return gradients(b, gpu, Product::none, Product::none, true);
 }
-// With K = 0 nothing comes after the pass over dY: two looks and two writes of a byte.
+// With K = 0 nothing follows the pass over dY: two reads, and two writes of a byte.
 Prepared gpu_gradient_quantize(const Benchmark& b, const Gpu& gpu) { return gpu_backward_int8(b, gpu); }
 
 Prepared gpu_quantize_rows(const Benchmark& b, const Gpu& gpu) {

@@ -99,7 +99,7 @@ struct Workspace {
 
 // The part of a matrix that shares one scale. A group is `group` neighbours along a row.
 enum class Granularity : std::uint8_t { tensor, row, column, group };
-// dynamic: computed from the data by the plan. given: handed over by the caller.
+// dynamic: computed from the data by the plan. given: passed by the caller.
 enum class ScaleSource : std::uint8_t { dynamic, given };
 // symmetric: no zero point. affine: q = x / s + z.
 enum class Mapping : std::uint8_t { symmetric, affine };

@@ -155,7 +155,7 @@ _TWICE = b"octile: a quantized layer can be differentiated once; its gradients a
 
 
 def once_differentiable(backward):
-    """torch's decorator of that name lets a penalty on gradients pass in silence, as a constant, where dY needs none."""
+    """torch's decorator of that name silently takes a gradient penalty for a constant where dY needs no gradient."""
 
     @functools.wraps(backward)
     def wrapper(ctx, dy):

@@ -5,5 +5,6 @@ import warnings
 
 from . import compat
 
+# The deprecated name says so.
 warnings.warn("octile.homework is octile.compat now; the old name goes with 0.2", DeprecationWarning, stacklevel=2)
 sys.modules[__name__] = compat

@@ -138,7 +138,7 @@ void check_device(std::string_view function, Device device) {
   if (device.index < 0 || (device.type == DeviceType::cpu && device.index != 0)) {
     fail(Status::invalid_argument, function, ": there is no device ", device, " with index ", device.index);
   }
-  if (device.type == DeviceType::cpu) cpu::check_isa_wish(function);
+  if (device.type == DeviceType::cpu) cpu::check_requested_isa(function);
 }
 
 void check_weight_format(std::string_view function, const WeightFormat& weight, std::int64_t k) {

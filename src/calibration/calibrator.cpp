@@ -107,7 +107,7 @@ struct __attribute__((visibility("hidden"))) Calibrator::Impl {
 
 Calibrator::Calibrator(const CalibratorDescription& description) : impl_(std::make_shared<Impl>()) {
   constexpr std::string_view kFunction = "Calibrator";
-  cpu::check_isa_wish(kFunction);
+  cpu::check_requested_isa(kFunction);
   check_size(kFunction, "features", description.features);
   check_bytes(kFunction, "H", description.features, description.second_moments ? description.features : 1);
   check_threads(kFunction, description.threads);

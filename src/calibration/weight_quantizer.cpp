@@ -259,7 +259,7 @@ void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* l
 void quantize_weight(const WeightQuantizerDescription& description, const WeightQuantizerArgs& args) {
   const cpu::FloatEnvironment environment;
   constexpr std::string_view kFunction = "quantize_weight";
-  cpu::check_isa_wish(kFunction);
+  cpu::check_requested_isa(kFunction);
   check(kFunction, description);
   const WeightProblem p = bind(kFunction, description, args);
   const WeightQuantizerDescription& d = p.description;

@@ -15,7 +15,7 @@ namespace octile {
 
 namespace {
 
-constexpr float kLeast = 1e-5f;
+constexpr float kMin = 1e-5f;
 
 const float* f32_at(const ConstTensor& t, std::int64_t i) {
   return static_cast<const float*>(t.data) + i * t.strides[0];
@@ -80,10 +80,10 @@ float smoothing_factors(const SmoothingArgs& args) {
   float largest = 0;
   for (std::int64_t j = 0; j < k; ++j) {
     const float x = *f32_at(inputs, j);
-    const double log_x = log2_of(std::max(x, kLeast));
-    const double log_w = log2_of(std::max(*f32_at(weights, j), kLeast));
+    const double log_x = log2_of(std::max(x, kMin));
+    const double log_w = log2_of(std::max(*f32_at(weights, j), kMin));
     const auto power = static_cast<float>(exp2_of(args.alpha * log_x - (1 - args.alpha) * log_w));
-    const float factor = std::max(power, kLeast);
+    const float factor = std::max(power, kMin);
     write_f32(factors, j, factor);
     if (args.multiplier.present()) write_f32(args.multiplier, j, 1 / factor);
     largest = std::max(largest, x * (1 / factor));

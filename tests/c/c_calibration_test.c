@@ -141,7 +141,8 @@ static void quantize(void) {
   octile_weight_quantizer_description description;
   ERROR(octile_weight_quantizer_description_init(&description, 3), OCTILE_INVALID_ARGUMENT, "struct_size = 3");
   OK(octile_weight_quantizer_description_init(&description, sizeof description));
-  CHECK(description.damping == 0.05 && description.min_clip == 0.4 && description.clip_least == 0.4 && description.clip_steps == 61);
+  CHECK(description.damping == 0.05 && description.min_clip == 0.4 && description.clip_least == 0.4 &&
+        description.clip_steps == 61);
   CHECK(description.order == OCTILE_ORDER_BY_MOMENT && description.group == 128);
   CHECK(description.scale == OCTILE_DTYPE_F32 && description.method == OCTILE_METHOD_NEAREST);
   description.n = 1, description.k = 3;

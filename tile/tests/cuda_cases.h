@@ -213,7 +213,9 @@ class Cases {
            atx = rounded<f16>(absolute(normal("x", {s.middle, s.n0})));
       blocks("matmul of a transposed tile", MatmulTransposed{}, tx, hy, atx, ahy);
     }
-    for (const auto& size_of : {std::array{32, 32, 4, 32}, {17, 33, 3, 40}, {5, 70, 1, 50}}) {
+    // Named, since nvcc's front end spells the deduced type in a way that g++ refuses.
+    using Four = std::array<int, 4>;
+    for (const Four& size_of : {Four{32, 32, 4, 32}, Four{17, 33, 3, 40}, Four{5, 70, 1, 50}}) {
       const int n0 = size_of[0], n1 = size_of[1], n2 = size_of[2], middle = size_of[3];
       auto x = normal("x", {n2, n0, middle}), y = normal("y", {n2, middle, n1});
       auto ax = absolute(x), ay = absolute(y);

@@ -89,13 +89,13 @@ std::array<Isa, kIsaCount> widest_under() {
   return widest;
 }
 
-const char* wish() {
+const char* requested_isa() {
   const char* text = std::getenv("OCTILE_ISA");
   return text && *text ? text : nullptr;
 }
 
-Isa wished_ceiling() {
-  const char* text = wish();
+Isa requested_ceiling() {
+  const char* text = requested_isa();
   for (std::size_t i = 0; text && i < kNames.size(); ++i) {
     if (kNames[i] == text) return static_cast<Isa>(i);
   }
@@ -104,7 +104,7 @@ Isa wished_ceiling() {
 
 }  // namespace
 
-std::atomic<Isa> isa_ceiling = wished_ceiling();
+std::atomic<Isa> isa_ceiling = requested_ceiling();
 const std::array<Isa, kIsaCount> widest_usable = widest_under();
 
 std::string_view name(Isa isa) { return kNames[static_cast<std::size_t>(isa)]; }
@@ -140,8 +140,8 @@ std::string explain_isa() {
   return message(name(isa()), ", the widest that may be used", wider);
 }
 
-std::string reason_against_wish() {
-  const char* text = wish();
+std::string reason_against_requested_isa() {
+  const char* text = requested_isa();
   if (!text) return {};
   std::string here;
   std::string missing;
@@ -156,8 +156,8 @@ std::string reason_against_wish() {
                  missing.empty() ? "" : "; this machine has no ", missing);
 }
 
-void check_isa_wish(std::string_view function) {
-  const std::string reason = reason_against_wish();
+void check_requested_isa(std::string_view function) {
+  const std::string reason = reason_against_requested_isa();
   if (!reason.empty()) fail(Status::invalid_argument, function, ": ", reason);
 }
 

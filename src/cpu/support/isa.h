@@ -39,8 +39,8 @@ std::string explain_isa();
 
 // What is wrong with OCTILE_ISA: it holds something else than the name of an instruction set that this machine has.
 // Empty: nothing.
-std::string reason_against_wish();
+std::string reason_against_requested_isa();
 // Throws it.
-void check_isa_wish(std::string_view function);
+void check_requested_isa(std::string_view function);
 
 }  // namespace octile::cpu

@@ -373,7 +373,8 @@ struct Consumer {
         store(sums[block], {origin.x + 64 * block, origin.y}, row_scales[block][0], row_scales[block][1],
               shared.col_scales[set], block * Shared<T, Y>::Store::count, y);
       }
-      if (lane == 0) ptx::mbarrier_arrive(shared.scales_empty[set]);
+      // Every lane, though one behind a __syncwarp() would do: racecheck cannot follow that, and it costs nothing.
+      ptx::mbarrier_arrive(shared.scales_empty[set]);
       __syncwarp();
       parity ^= 1;
     }
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     init_barriers(shared.empty, kClusterSize * T::readers);
     init_barriers(shared.turn, 4);
     init_barriers(shared.scales_full, 32);
-    init_barriers(shared.scales_empty, T::readers);
+    init_barriers(shared.scales_empty, 32 * T::readers);
   });
   // Not produce_and_consume: in this order the compiler places the code of the first loads here, not behind the
   // consumers'.
