@@ -15,7 +15,7 @@ import tempfile
 import json_fields
 
 PROGRAM = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OCTILE_DIGITS", "build/octile-digits"))
-DIGITS = pathlib.Path(__file__).parent.parent / "examples" / "digits" / "digits.csv"
+DIGITS = pathlib.Path(__file__).parents[2] / "examples" / "digits" / "digits.csv"
 QUICK = ["--epochs", "1", "--seeds", "1", "--hidden", "32", "--json"]
 
 failures = 0

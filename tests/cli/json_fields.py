@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "json.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "json.md"
 
 
 def leaves(value, path=""):

@@ -11,7 +11,7 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parent.parent))
+SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parents[2]))
 PEERS = SOURCE / "bench" / "peers"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(PEERS))

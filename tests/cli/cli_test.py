@@ -19,7 +19,7 @@ except ImportError:
 import json_fields
 
 COMMAND = os.environ.get("OCTILE_COMMAND")
-SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parent.parent))
+SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parents[2]))
 COMMANDS = ("info", "check", "bench")
 
 
