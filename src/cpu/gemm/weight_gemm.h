@@ -93,12 +93,12 @@ class WeightOperand {
       std::fill_n(out, range.terms * width, Real{0});
       std::fill_n(scales, ceil_div(range.terms, segment()) * width, Real{0});
     }
-    WeightPanels::Buffer buffer;
+    WeightPanels::Storage<Codec> storage;
     for (std::int64_t i = 0; i < range.rows; i += kPanelChannels) {
       const std::int64_t panel = (range.row + i) / kPanelChannels;
       for (std::int64_t c = 0; c < range.terms; c += segment()) {
         const std::int64_t terms = std::min(segment(), range.terms - c);
-        const WeightBlock block = weight_.block(panel, range.term + c, terms, buffer);
+        const WeightBlock block = weight_.block(panel, range.term + c, terms, storage.buffer);
         multiversion<DecodeBlock<Codec>>(DecodeRun<Real>{block, terms, weight_.order(), out + c * width + i, width});
         std::memcpy(scales + c / segment() * width + i, block.scales, kPanelChannels * sizeof(Real));
       }
@@ -216,9 +216,10 @@ struct StreamPanels {
 constexpr std::int64_t kMaxStreamTiles = 4;
 
 // Of a thread: too much for its stack.
+template <template <Isa> class Codec>
 struct StreamScratch {
   alignas(64) float sums[kMaxStreamTiles * kMaxRows * kStreamCols];
-  WeightPanels::Buffer buffers[kMaxStreamPanels];
+  WeightPanels::Storage<Codec> buffers[kMaxStreamPanels];
 };
 
 template <template <Isa> class Codec>
@@ -235,7 +236,7 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
   const std::int64_t tiles = ceil_div(rows, stream_rows(isa()));
   const std::int64_t tile_rows = ceil_div(rows, tiles);
   const int threads = panel_threads(p.threads, rows, p.n, depth);
-  auto* const scratch = static_cast<StreamScratch*>(workspace);
+  auto* const scratch = static_cast<StreamScratch<Codec>*>(workspace);
   const LeftPanels<float> left(o.a, {tiles, tile_rows, depth, depth}, reinterpret_cast<float*>(scratch + threads));
   left.pack(0, 0, tiles, scratch->sums);
   const std::int64_t part_panels = stream_panels(isa(), tile_rows);
@@ -249,7 +250,7 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
       StreamRun run{{}, nullptr, 1, terms, weight.order(), nullptr};
       if (weight.packed()) run.groups = layout.groups, run.group_depth = layout.group_depth;
       for (std::int64_t i = 0; i < part_panels; ++i) {
-        run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i]);
+        run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i].buffer);
       }
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         run.left = left.panel(tile, term);
@@ -286,7 +287,7 @@ std::size_t weight_workspace(const GemmProblem& p) {
   const std::int64_t depth = layout.groups * layout.group_depth;
   if (p.scale == DType::f64) return WeightProduct<double, Codec>::workspace(p, depth);
   const auto threads = static_cast<std::size_t>(panel_threads(p.threads, p.m, p.n, depth));
-  return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch),
+  return std::max(left_panels_workspace(p, depth) + threads * sizeof(StreamScratch<Codec>),
                   WeightProduct<float, Codec>::workspace(p, depth));
 }
 

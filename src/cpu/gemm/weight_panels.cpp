@@ -54,11 +54,11 @@ WeightBlock WeightPanels::block(std::int64_t panel, std::int64_t term, std::int6
             p_.b.zero_point ? packed_ + layout_.zero_points_at + segment : nullptr};
   }
   if (p_.b.type == DType::s4) {
-    gather_nibbles(panel, term, terms, buffer.lines);
+    gather_nibbles(panel, term, terms, buffer.lines());
   } else {
     const std::int64_t first = panel * kPanelChannels;
     pack_panels(o_.b, {first, std::min(kPanelChannels, p_.n - first)}, {term, std::min(terms, p_.k - term)},
-                {buffer.lines, 0});
+                {buffer.lines(), 0});
   }
   for (std::int64_t i = 0; i < kPanelChannels; ++i) {
     const std::int64_t row = panel * kPanelChannels + i;
@@ -72,7 +72,7 @@ WeightBlock WeightPanels::block(std::int64_t panel, std::int64_t term, std::int6
       buffer.zero_points[i] = static_cast<std::uint8_t>(8 + (real ? load_integer(o_.zero_point, row, group) : 0));
     }
   }
-  return {buffer.lines, buffer.scales, p_.b.zero_point ? buffer.zero_points : nullptr};
+  return {buffer.lines(), buffer.scales, p_.b.zero_point ? buffer.zero_points : nullptr};
 }
 
 void WeightPanels::gather_nibbles(std::int64_t panel, std::int64_t term, std::int64_t terms,
