@@ -48,7 +48,8 @@ class _Observer:
     def __init__(self, features, second_moments, samples):
         self.features, self.wanted_samples, self.wants_moments = features, samples, second_moments
         self.rows, self.channel_max, self.moments, self.samples, self.keys = 0, None, None, None, None
-        # As in src/calibrator.cpp: what rows exceed the maxima of the blocks before theirs by, times the rows before.
+        # As in src/calibration/calibrator.cpp: by how much rows exceed the maxima of the blocks before theirs, times the
+        # rows before.
         self.excess, self.exceeding, self.compared = None, 0.0, 0
         self.generator = torch.Generator().manual_seed(_SAMPLE_SEED)
 

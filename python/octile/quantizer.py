@@ -47,7 +47,7 @@ def _nearest_scale(values):
 
 
 def _squared_error(values, scale):
-    """In the order of rounding_errors() in src/weight_scales.cpp, so that near ties are decided alike."""
+    """In the order of rounding_errors() in src/calibration/weight_scales.cpp, so that near ties are decided alike."""
     error = (values * (torch.ones_like(scale) / scale)).clamp(-8, 7).round() * scale - values
     lanes = nn.functional.pad(error * error, (0, -error.shape[-1] % 16)).unflatten(-1, (-1, 16))
     sums = lanes[..., 0, :]

@@ -123,8 +123,10 @@ Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>* const> ta
   step.refused += slower;
   if (!step.kernel) return step;
   step.workspace = scratch_size(*step.kernel, problem);
-  if (step.kernel->aligned) step.unaligned = cheapest_for_any_alignment(table, task, problem);
-  if (step.unaligned) step.workspace = std::max(step.workspace, scratch_size(*step.unaligned, problem));
+  if (!step.kernel->aligned) return step;
+  step.unaligned = cheapest_for_any_alignment(table, task, problem);
+  if (!step.unaligned) fail(Status::internal, step.kernel->name, ": no row for operands that are not aligned for it");
+  step.workspace = std::max(step.workspace, scratch_size(*step.unaligned, problem));
   return step;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/message.h"
+#include "plan/choose.h"
 
 namespace octile {
 
@@ -102,11 +103,10 @@ std::vector<KernelInfo> kernels() {
   // A row can run here if it takes one of these: no row refuses all of them on a machine that it is made for.
   const auto add = [&](const auto& kernel, auto problem, const auto&... others) {
     problem.device = {kernel.device, 0};
-    const auto refusal = [&] { return kernel.supports ? kernel.supports(problem) : std::string(); };
-    std::string reason = refusal();
+    std::string reason = refusal(kernel, problem);
     const auto also = [&](const auto& other) {
       other(problem);
-      if (!reason.empty() && refusal().empty()) reason.clear();
+      if (!reason.empty() && refusal(kernel, problem).empty()) reason.clear();
     };
     (also(others), ...);
     rows.push_back({std::string(kernel.name), name(kernel.task), kernel.device, std::move(reason)});

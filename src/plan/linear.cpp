@@ -295,10 +295,13 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   impl->function = "LinearPlan::run";
   impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
   impl->quantizes = d.activation != Activation::none && d.x != DType::s8;
-  impl->explanation = message(
-      "linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y, ", activation ", name(d.activation),
-      ", weight ", name(d.weight), d.weight.granularity == Granularity::group ? message(" of ", d.weight.group) : "",
-      " ", name(d.weight_layout), d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "", ", on ", d.device, "\n");
+  impl->explanation = message("linear ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), ", d.x, " -> ", d.y,
+                              ", activation ", name(d.activation), ", weight ", name(d.weight),
+                              d.weight.granularity != Granularity::group ? ""
+                              : d.weight.group == 0                      ? " of a row"
+                                                                         : message(" of ", d.weight.group),
+                              " ", name(d.weight_layout), d.packed_weight ? ", packed" : "", d.bias ? ", bias" : "",
+                              ", on ", d.device, "\n");
   const GemmProblem p = gemm_problem(d);
   select_steps(*impl, p);
   impl->describe_times(d.device, d.threads);

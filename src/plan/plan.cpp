@@ -107,7 +107,7 @@ std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view r
   const bool restricted = restricts(gemm_kernels(), task, requested);
   std::vector<const GemmKernel*> able;
   for (const GemmKernel* kernel : gemm_kernels()) {
-    const bool asked = kernel->task == task && kernel->device == p.device.type;
+    const bool asked = kernel->task == task && kernel->device == p.device.type && !kernel->aligned;
     if (asked && (!restricted || matches(kernel->name, requested)) && refusal(*kernel, p).empty()) {
       able.push_back(kernel);
     }

@@ -125,8 +125,8 @@ struct Couplings {
   std::vector<double> u, d;  // (k, k) and (k), by the order of rounding
 };
 
-// H = U D U^T by elimination from the last column to the first: the Cholesky loop of src/cholesky.h with both orders
-// reversed.
+// H = U D U^T by elimination from the last column to the first: the Cholesky loop of src/calibration/cholesky.h with
+// both orders reversed.
 Couplings plain_couplings(const Description& d, const std::vector<double>& h) {
   const std::int64_t k = d.k;
   Couplings c;
