@@ -38,6 +38,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     p.add_argument(
         "--modes", nargs="+", choices=training.MODES, default=list(training.MODES)[:4], help="kinds of layers"
     )
+    p.add_argument("--architecture", choices=model.ARCHITECTURES, help="of the blocks (gpt)")
     p.add_argument("--seeds", type=int, default=1, help="how many")
     p.add_argument("--first-seed", type=int, default=0)
     p.add_argument("--data", nargs="+", default=[], help="files or folders of text instead of Python's sources")
@@ -262,7 +263,7 @@ def main() -> int:
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "text": corpus.describe(),
-        "parameters": model.parameters(s.width, s.layers, s.length),
+        "parameters": model.parameters(s.width, s.layers, s.heads, s.length, architecture=s.architecture),
         "command": " ".join(["train_gpt.py", *sys.argv[1:]]),
     }
     document = {"facts": facts, "settings": dataclasses.asdict(s) | {"tokens": s.tokens}}

@@ -1,5 +1,9 @@
-"""A byte-level GPT: pre-LN blocks of nn.Linear, so that a layer converter has something to convert."""
+"""Byte-level transformers: pre-norm blocks of nn.Linear, so that a layer converter has something to convert.
 
+Two architectures: "gpt" (LayerNorm, GELU, biases, learned positions) and "llama" (RMSNorm, SwiGLU, rotary positions).
+"""
+
+import functools
 import math
 
 import torch
@@ -7,12 +11,26 @@ import torch.nn.functional as F
 from torch import nn
 
 VOCABULARY = 256  # bytes
+ARCHITECTURES = ("gpt", "llama")
+
+
+def rotations(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of rotary positions, (length, size), for heads of that size; base 10,000 (Su et al., RoFormer)."""
+    frequencies = 10_000 ** -(torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
+    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies.repeat(2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Element i of each head turns with element i + size / 2. x: (batch, heads, length, size)."""
+    left, right = x.chunk(2, -1)
+    return (x * cosines + torch.cat([-right, left], -1) * sines).to(x.dtype)
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, bias: bool, split: bool):
+    def __init__(self, width: int, heads: int, bias: bool, split: bool, rotary: bool = False):
         super().__init__()
-        self.heads = heads
+        self.heads, self.rotary = heads, rotary
         # One layer for queries, keys and values, or one for each.
         self.inputs = nn.ModuleList(
             nn.Linear(width, size, bias=bias) for size in ([width] * 3 if split else [3 * width])
@@ -24,6 +42,9 @@ class Attention(nn.Module):
         parts = [layer(x).view(batch, length, -1, self.heads, width // self.heads) for layer in self.inputs]
         # Each (batch, heads, length, width / heads).
         q, k, v = (one.transpose(1, 2) for part in parts for one in part.unbind(2))
+        if self.rotary:
+            turns = rotations(length, width // self.heads, x.device)
+            q, k = rotate(q, *turns), rotate(k, *turns)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
@@ -38,11 +59,28 @@ class Mlp(nn.Module):
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, bias: bool, split: bool):
+class GatedMlp(nn.Module):
+    """SwiGLU (Shazeer, GLU Variants Improve Transformer). Gate and up are one layer; 8/3 of the width, in 128s."""
+
+    def __init__(self, width: int, bias: bool):
         super().__init__()
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.mlp = Attention(width, heads, bias, split), Mlp(width, bias)
+        hidden = math.ceil(8 * width / 3 / 128) * 128
+        self.up = nn.Linear(width, 2 * hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, bias: bool, split: bool, architecture: str):
+        super().__init__()
+        llama = architecture == "llama"
+        norm = functools.partial(nn.RMSNorm, eps=1e-5) if llama else nn.LayerNorm
+        self.norm_attention, self.norm_mlp = norm(width), norm(width)
+        self.attention = Attention(width, heads, bias, split, rotary=llama)
+        self.mlp = (GatedMlp if llama else Mlp)(width, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Under autocast a norm answers in f32; the sums stay in the type of x.
@@ -57,16 +95,34 @@ class Gpt(nn.Module):
     neither it nor the embedding asks for another precision than it has.
     """
 
-    def __init__(self, width: int, layers: int, heads: int, length: int, bias: bool = True, split: bool = False):
+    def __init__(
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        length: int,
+        *,
+        bias: bool = True,
+        split: bool = False,
+        architecture: str = "gpt",
+    ):
         super().__init__()
-        self.bytes, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads, bias, split) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
+        if architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture is {architecture!r}; it is one of {', '.join(ARCHITECTURES)}")
+        llama = architecture == "llama"
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.positions = None if llama else nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, bias and not llama, split, architecture) for _ in range(layers)
+        )
+        self.norm = nn.RMSNorm(width, eps=1e-5) if llama else nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, symbols: torch.Tensor, following: torch.Tensor, residual: torch.dtype) -> torch.Tensor:
-        at = torch.arange(symbols.shape[1], device=symbols.device)
-        x = (self.bytes(symbols) + self.positions(at)).to(residual)
+        x = self.bytes(symbols)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(symbols.shape[1], device=symbols.device))
+        x = x.to(residual)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x)).float()
@@ -93,9 +149,10 @@ class Gpt(nn.Module):
         return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def parameters(width: int, layers: int, length: int) -> int:
-    """Parameters without biases and norms."""
-    return 12 * layers * width * width + (2 * VOCABULARY + length) * width
+def parameters(*arguments, **named) -> int:
+    """Parameters of a Gpt of these arguments, without biases and norms."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in Gpt(*arguments, **named).parameters() if p.dim() > 1)
 
 
 def operations(width: int, layers: int, length: int) -> tuple[int, int]:

@@ -137,7 +137,7 @@ def heading(document: dict) -> str:
         compiled += f" ({s['compile_mode']})"
     accumulated = f" x {s['accumulate']}" if s["accumulate"] > 1 else ""
     return (
-        f"{s['layers']} blocks of {s['width']}, {s['heads']} heads, {f['parameters'] / 1e6:,.0f} million parameters; "
+        f"{s['architecture']}, {s['layers']} blocks of {s['width']}, {s['heads']} heads, {f['parameters'] / 1e6:,.0f} million parameters; "
         f"{s['batch']} x {s['length']}{accumulated} = {s['tokens']:,} tokens a step; {master}, {compiled}; "
         f"head {'quantized too' if s['quantize_head'] else 'in 16 bits'}{', q, k and v apart' if s.get('split_qkv') else ''}. {f['device']}, torch {f['torch']}."
     )

@@ -32,6 +32,7 @@ Emit = Callable[[dict], None]
 @dataclasses.dataclass
 class Settings:
     mode: str = "bf16"
+    architecture: str = "gpt"
     seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
     width: int = 1024
     layers: int = 8
@@ -97,7 +98,9 @@ class Trainer:
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False
         with torch.device(s.device):
-            self.model = Gpt(s.width, s.layers, s.heads, s.length, s.bias, s.split_qkv)
+            self.model = Gpt(
+                s.width, s.layers, s.heads, s.length, bias=s.bias, split=s.split_qkv, architecture=s.architecture
+            )
         if s.precision == "bf16":
             self.model.bfloat16()
         self.converted = convert(self.model, s)
