@@ -167,6 +167,8 @@ std::vector<Case> one_step_only(std::vector<Case> all) {
 std::vector<Case> ordinary_cases(Task task) {
   switch (task.operation) {
     case Operation::gradient_quantize:
+    case Operation::blocked_gradient_quantize:
+    case Operation::blocked_gemm:
     case Operation::column_sum:
       return linear_backward_cases(task);
     case Operation::linear:
@@ -191,6 +193,8 @@ std::vector<Case> large_cases_of(Task task) {
 std::vector<Case> special_cases(Task task) {
   switch (task.operation) {
     case Operation::gradient_quantize:
+    case Operation::blocked_gradient_quantize:
+    case Operation::blocked_gemm:
     case Operation::linear:
     case Operation::gemm:
     case Operation::column_sum:

@@ -41,6 +41,10 @@ constexpr std::array<Sizes, 22> kGrouped = {
 constexpr std::array<Sizes, 4> kGradients = {
     {{2100, 208, 2100}, {2051, 136, 2049}, {208, 2100, 2056}, {131, 2049, 2051}}};
 
+// Gradients in blocks: more tiles than SMs, long sums, short last blocks, and sizes that TMA cannot read as they are.
+constexpr std::array<Sizes, 6> kBlockedGradients = {
+    {{512, 1024, 768}, {1000, 640, 520}, {2048, 384, 256}, {333, 4104, 1000}, {2051, 136, 2049}, {128, 2056, 4096}}};
+
 struct Matrix {
   std::int64_t rows, cols;
 };
@@ -108,6 +112,28 @@ class LargeCases {
         dress(c, d.m);
         c.layout = turn_.pick({Layout::compact, Layout::pitched});
         c.data = Data::normal;
+        c.description = d;
+        cases_.emplace_back(c);
+      }
+    }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> blocked_gradients() {
+    for (const Sizes& sizes : kBlockedGradients) {
+      for (int turn = 0; turn < 4; ++turn) {
+        LinearBackwardCase c;
+        LinearBackwardDescription d{.m = sizes.m, .n = sizes.n, .k = sizes.k};
+        d.dy = turn_.pick({DType::bf16, DType::f16, DType::bf16, DType::f32});
+        d.dx = turn_.pick({Product::int8, Product::int8, Product::none});
+        d.dw = d.dx == Product::none ? Product::int8 : turn_.pick({Product::int8, Product::dequantized});
+        d.db = turn_.pick(kBools);
+        d.gradient_block = turn_.pick({128, 128, 128, 256, 1024});
+        d.weight_layout = turn_.pick({WeightLayout::out_in, WeightLayout::out_in, WeightLayout::in_out});
+        d.x_transposed = turn_.pick({true, true, false});
+        if (d.dy != DType::f32 && turn_.pick(kBools)) d.dw_dtype = DType::f32;
+        d.dw_accumulate = (d.dw_dtype || d.dy == DType::f32) && turn_.pick(kBools);
+        dress(c, d.m);
         c.description = d;
         cases_.emplace_back(c);
       }
@@ -195,6 +221,9 @@ std::vector<Case> large_cases(Task task) {
     case Operation::linear:
     case Operation::column_sum:
       return {};
+    case Operation::blocked_gradient_quantize:
+    case Operation::blocked_gemm:
+      return LargeCases().blocked_gradients();
     case Operation::gemm:
       break;
     default:

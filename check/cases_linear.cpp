@@ -198,6 +198,10 @@ class LinearBackwardCases {
     for (const Sizes sizes : {Sizes{257, 33, 64}, {300, 128, 100}, {4, 700, 513}, {1030, 66, 31}, {2, 4099, 5}}) {
       for (int turn = 0; turn < 6; ++turn) add(rotated(), sizes);
     }
+    // Several blocks of either contraction, the last one whole or short.
+    for (const Sizes sizes : {Sizes{129, 260, 40}, {256, 128, 17}, {260, 385, 70}, {513, 129, 33}, {1100, 300, 20}}) {
+      for (int turn = 0; is_blocked() && turn < 8; ++turn) add(rotated(), sizes);
+    }
     return std::move(cases_);
   }
 
@@ -221,8 +225,13 @@ class LinearBackwardCases {
   }
 
  private:
+  bool is_blocked() const {
+    return task_.operation == Operation::blocked_gemm || task_.operation == Operation::blocked_gradient_quantize;
+  }
+
   bool exercises(const LinearBackwardDescription& d) const {
     if (task_.operation == Operation::column_sum) return d.db;
+    if (is_blocked()) return d.dx == Product::int8 || d.dw == Product::int8;
     if (task_.operation == Operation::gradient_quantize) return d.dx == Product::int8 && d.dw == Product::int8;
     const Product wanted = task_.format == kW8A8 ? Product::int8 : Product::dequantized;
     return d.dx == wanted || d.dw == wanted;
@@ -286,11 +295,13 @@ class LinearBackwardCases {
     d.n = sizes.n;
     d.k = sizes.k;
     if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
+    if (is_blocked()) d.gradient_block = turn_.pick(kGradientBlocks);
     turn_.dress(c, d.m);
     c.description = d;
     cases_.emplace_back(c);
   }
 
+  static constexpr std::array<std::int64_t, 6> kGradientBlocks = {128, 256, 128, 512, 128, 1024};
   static constexpr std::array<Sizes, 6> kSmall = {
       {{3, 31, 7}, {8, 16, 33}, {1, 64, 5}, {33, 7, 16}, {17, 34, 31}, {2, 1, 3}}};
   Task task_;

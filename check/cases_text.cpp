@@ -30,7 +30,8 @@ std::string describe_one(const LinearBackwardCase& c) {
                  " dw_dtype=", d.dw_dtype.value_or(d.dy), d.dw_accumulate ? " dw_accumulate" : "", " dx=", name(d.dx),
                  " dw=", name(d.dw), " db=", d.db, ' ', name(d.activation), " static_scale=", d.static_scale,
                  " x_transposed=", d.x_transposed, ' ', name(d.weight), ' ', name(d.weight_layout),
-                 " dw_layout=", name(d.dw_layout.value_or(d.weight_layout)), ' ', name(d.rounding));
+                 " dw_layout=", name(d.dw_layout.value_or(d.weight_layout)), ' ', name(d.rounding),
+                 d.gradient_block > 0 ? message(" gradient_block=", d.gradient_block) : "");
 }
 
 }  // namespace

@@ -63,12 +63,16 @@ bool lists(std::string_view sku, std::string_view row) {
   return false;
 }
 
+// The steps that quantize dY add dB up as column_sum does.
+bool sums_columns(Task task) {
+  return task.operation == Operation::gradient_quantize || task.operation == Operation::blocked_gradient_quantize;
+}
+
 Bounds bounds_of(std::string_view sku) {
   Bounds bounds;
   for (const std::string& row : rows_in(sku)) {
     const Work work = work_of(row);
-    // It adds dB up as column_sum does.
-    const bool gradients = work.task.operation == Operation::gradient_quantize;
+    const bool gradients = sums_columns(work.task);
     bounds[gradients ? Task{Operation::column_sum} : work.task].push_back(gradients ? Bound::sum : work.bound);
   }
   return bounds;
@@ -111,7 +115,7 @@ Sweep::Sweep(const SweepOptions& options) : options_(options) {
     RowResult& row = rows_.emplace_back(RowResult{info});
     const Work work = work_of(info.name);
     tasks_[work.task].push_back(&row);
-    row.sums_in_float = work.bound != Bound::exact || work.task.operation == Operation::gradient_quantize;
+    row.sums_in_float = work.bound != Bound::exact || sums_columns(work.task);
   }
 }
 

@@ -90,6 +90,9 @@ class OCTILE_API LinearPlan : public Plan {
 //   int8         d1 = dY[m, n] * s_w[n], quantized per row to q1, s1:     dX = s1[m] * sum_n q1[m, n] * Wq[n, k]
 //                d2 = dY[m, n] * s_x[m], quantized per column to q2, s2:  dW = s2[n] * sum_m q2[m, n] * Xq[m, k]
 //                with min_scale = 2^-79, exact s32 sums, bit-identical on every backend
+//   int8 with gradient_block T: d1 and d2 have a scale for each block b of T terms of the contraction, the last one short:
+//                s1[m, b] over T columns of d1, s2[b, n] over T rows of d2. acc_b is exact in s32;
+//                t = fma(f32(acc_b), s[b], t) from t = 0, b in ascending order; dX, dW = t, rounded once
 //   dB[n] = sum_m dY[m, n], f32 sums (f64 for f64)
 struct LinearBackwardDescription {
   std::int64_t m = 0;  // maximum number of rows; at most kMaxContraction for an int8 dW
@@ -108,6 +111,9 @@ struct LinearBackwardDescription {
   WeightLayout weight_layout = WeightLayout::out_in;      // of Wq
   std::optional<WeightLayout> dw_layout = {};             // of dW: weight_layout's, or the other one
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
+  // Terms of the contraction that share a scale of dY in the int8 products: 0 (all of them), 128, 256, 512 or 1024. The
+  // error of a gradient falls with the block; 128 loses no loss in training (docs/training.md).
+  std::int64_t gradient_block = 0;
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice

@@ -372,23 +372,24 @@ typedef struct {
   int64_t m; /* maximum; run accepts fewer rows */
   int64_t n;
   int64_t k;
-  double static_scale;   /* with STATIC_PER_TENSOR: positive and finite */
-  int32_t dy;            /* float type of dY, dX and dB. Default F32 */
-  int32_t dw_dtype;      /* of dW: SAME (the default) as dy, or F32 */
-  int32_t dx;            /* OCTILE_PRODUCT_..., default DEQUANTIZED */
-  int32_t dw;            /* OCTILE_PRODUCT_..., default DEQUANTIZED */
-  int32_t db;            /* boolean */
-  int32_t activation;    /* the scale that Xq was quantized with. Default DYNAMIC_PER_TOKEN */
-  int32_t x_transposed;  /* boolean: Xq is given as (K, M) */
-  int32_t weight;        /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
-  int32_t weight_layout; /* of Wq. Default OUT_IN */
-  int32_t rounding;      /* of dY in the int8 products. Default NEAREST */
-  int32_t threads;       /* maximum number of CPU threads; 0: all */
-  int32_t dw_accumulate; /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
-  octile_device device;  /* default the CPU */
-  const char* kernel;    /* NULL or "": the fastest */
-  int32_t dw_layout;     /* of dW: SAME (the default) as Wq, or the other one */
-  int32_t reserved;      /* 0 */
+  double static_scale;    /* with STATIC_PER_TENSOR: positive and finite */
+  int32_t dy;             /* float type of dY, dX and dB. Default F32 */
+  int32_t dw_dtype;       /* of dW: SAME (the default) as dy, or F32 */
+  int32_t dx;             /* OCTILE_PRODUCT_..., default DEQUANTIZED */
+  int32_t dw;             /* OCTILE_PRODUCT_..., default DEQUANTIZED */
+  int32_t db;             /* boolean */
+  int32_t activation;     /* the scale that Xq was quantized with. Default DYNAMIC_PER_TOKEN */
+  int32_t x_transposed;   /* boolean: Xq is given as (K, M) */
+  int32_t weight;         /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
+  int32_t weight_layout;  /* of Wq. Default OUT_IN */
+  int32_t rounding;       /* of dY in the int8 products. Default NEAREST */
+  int32_t threads;        /* maximum number of CPU threads; 0: all */
+  int32_t dw_accumulate;  /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
+  octile_device device;   /* default the CPU */
+  const char* kernel;     /* NULL or "": the fastest */
+  int32_t dw_layout;      /* of dW: SAME (the default) as Wq, or the other one */
+  int32_t gradient_block; /* terms that share a scale of dY in the int8 products: 0 (the default: all), 128, 256, 512,
+                             1024 */
 } octile_linear_backward_description;
 
 OCTILE_API octile_status octile_linear_backward_description_init(octile_linear_backward_description* description,

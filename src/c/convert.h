@@ -284,7 +284,7 @@ inline LinearBackwardDescription convert(std::string_view function, const octile
   d.dw_accumulate = in.boolean("dw_accumulate", c.dw_accumulate);
   d.kernel = text(c.kernel);
   if (c.dw_layout != OCTILE_LAYOUT_SAME) in.choice(d.dw_layout.emplace(), "dw_layout", c.dw_layout);
-  in.reserved(c.reserved);
+  d.gradient_block = c.gradient_block;
   return d;
 }
 

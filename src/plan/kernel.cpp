@@ -42,16 +42,12 @@ std::span<const GemmKernel* const> gemm_kernels() {
 }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 10> kNames = {"quantize",
-                                                              "dequantize",
-                                                              "quantize_backward",
-                                                              "dequantize_backward",
-                                                              "fake_quantize",
-                                                              "fake_quantize_backward",
-                                                              "gradient_quantize",
-                                                              "w8a8_linear",
-                                                              "gemm",
-                                                              "column_sum"};
+  static constexpr std::array<std::string_view, 12> kNames = {"quantize",          "dequantize",
+                                                              "quantize_backward", "dequantize_backward",
+                                                              "fake_quantize",     "fake_quantize_backward",
+                                                              "gradient_quantize", "blocked_gradient_quantize",
+                                                              "w8a8_linear",       "gemm",
+                                                              "w8a8_blocked_gemm", "column_sum"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -112,7 +108,9 @@ std::vector<KernelInfo> kernels() {
     rows.push_back({std::string(kernel.name), name(kernel.task), kernel.device, std::move(reason)});
   };
   for (const QuantizeKernel* kernel : quantize_kernels()) {
-    add(*kernel, QuantizeProblem{}, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; });
+    QuantizeProblem problem;
+    if (kernel->task.operation == Operation::blocked_gradient_quantize) problem.group = kMinGradientBlock;
+    add(*kernel, problem, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; });
   }
   for (const GemmKernel* kernel : gemm_kernels()) {
     GemmProblem p{.operation = kernel->task.operation};
@@ -120,6 +118,7 @@ std::vector<KernelInfo> kernels() {
     p.b = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel;
     if (format.float_a) p.a = DType::f32;
     if (format == kW8A16) p.b.granularity = Granularity::column;
+    if (p.operation == Operation::blocked_gemm) p.a_block = kMinGradientBlock;
     add(
         *kernel, p,
         [](GemmProblem& other) {

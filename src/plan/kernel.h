@@ -29,6 +29,7 @@ enum class Operation : std::uint8_t {
   fake_quantize,
   fake_quantize_backward,
   gradient_quantize,  // both quantizers of dY and its column sums at once: QuantizeOperands
+  blocked_gradient_quantize,  // the same, a scale for each `group` terms of either contraction; any subset
   linear,             // a is float: quantized per row to s8 and a scale, as quantize does, and then gemm
   gemm,               // the product of a and b, each in its format:
     // a s8, b s8 with a scale per row (w8a8)
@@ -40,6 +41,9 @@ enum class Operation : std::uint8_t {
     //   y[i, j] = sum_c a[i, c] * ((b[j, c] - z[j, g]) * b_scale[j, g]) + bias[j]
     // a float, b s8 with a scale per column (w8a16 of the backward)
     //   y[i, j] = sum_c a[i, c] * (b[j, c] * b_scale[c])
+  blocked_gemm,       // a s8 in blocks g of a_block terms along c, the last one short; b s8; the backward's
+    //   acc_g = sum_{c in g} a[i, c] * b[j, c];  t = fma(f32(acc_g), a_scale[i, g], t), g ascending, from t = 0
+    //   y[i, j] = t
   column_sum,         // y[0, j] = sum_i a[i, j]
 };
 // clang-format on
@@ -51,17 +55,24 @@ using QuantizeProblem = QuantizeDescription;
 // quotients.
 inline constexpr double kMinScale = 0x1p-79;
 
-// One scale per segment, as strides over the matrix: element (r, c) uses data[r * row_stride + c / group * col_stride].
-// Absent: data is null. A scale that a plan keeps itself lies in host memory whatever the device is: on_host, one
-// value.
+// The lengths of a gradient's blocks: powers of two. A block's sum is below 2^24, so that f32(acc) is exact.
+inline constexpr std::int64_t kMinGradientBlock = 128;
+inline constexpr std::int64_t kMaxGradientBlock = 1024;
+
+// One scale per segment, as strides over the matrix: element (r, c) uses
+// data[r / row_group * row_stride + c / group * col_stride]. Absent: data is null. A scale that a plan keeps itself
+// lies in host memory whatever the device is: on_host, one value.
 struct Scales {
   void* data = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t col_stride = 0;
   std::int64_t group = 1;
   bool on_host = false;
+  std::int64_t row_group = 1;
 
-  std::int64_t index(std::int64_t r, std::int64_t c) const { return r * row_stride + c / group * col_stride; }
+  std::int64_t index(std::int64_t r, std::int64_t c) const {
+    return r / row_group * row_stride + c / group * col_stride;
+  }
 };
 
 // Scales or zero points of a matrix with `cols` columns, from a tensor of the shape that its granularity asks for.
@@ -77,6 +88,10 @@ std::pair<int, int> default_range(DType q, Mapping mapping);
 //
 // gradient_quantize: x is dY. q and scale are the rows of x[r, c] * multiplier[c] quantized, q_transposed and
 // column_scale its columns of x[r, c] * row_multiplier[r]; y (cols), in x's type, the column sums of x, may be absent.
+// blocked_gradient_quantize: the problem's `group` is the length of a block; q's scales are per row and block of
+// columns, scale.data[r * row_stride + c / group * col_stride], q_transposed's per block of rows and column,
+// column_scale.data[r / group * row_stride + c * col_stride]. q, q_transposed and y may each be absent, with its scales
+// and multiplier.
 struct QuantizeOperands {
   ConstTensor x = {};           // (rows, cols): quantize, fake quantize, and the straight-through backwards
   ConstTensor q_in = {};        // dequantize
@@ -112,7 +127,8 @@ struct GemmProblem {
   Major a_major = Major::contraction;
   Major b_major = Major::contraction;
   Major y_major = Major::contraction;  // contraction: rows of y are contiguous
-  bool b_packed = false;               // b is the plan's packed weight: packed_weight.h
+  std::int64_t a_block = 0;  // blocked_gemm: terms of a block, a multiple of 128; a is K-major, without a bias
+  bool b_packed = false;     // b is the plan's packed weight: packed_weight.h
   bool bias = false;
   bool accumulate = false;  // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
   bool dynamic = true;      // linear: the scale of a row is computed; otherwise a_scale is one given value
@@ -152,7 +168,7 @@ std::string name(Task task);  // "w4a16_gemm"
 struct GemmOperands {
   ConstTensor a = {};
   ConstTensor b = {};
-  ConstTensor a_scale = {};     // (m)
+  ConstTensor a_scale = {};     // (m); blocked_gemm: (m, blocks), any strides
   ConstTensor b_scale = {};     // by b's granularity: (n), (n, k / group) or, along the contraction, (k)
   ConstTensor multiplier = {};  // linear: (k)
   ConstTensor zero_point = {};  // (n, k / group), s32

@@ -4,11 +4,13 @@
 //   dW (N, K)  dequantized: dY^T * diag(s_x) * Xq       int8: quantize columns of diag(s_x) * dY, then q2^T * Xq
 //   dB (N)     the column sums of dY
 //
-// Where both products are int8, one step may do both quantizers and dB: gradient_quantize.
+// Where both products are int8, one step may do both quantizers and dB: gradient_quantize. With a gradient_block, one
+// step always does all that is asked of dY: blocked_gradient_quantize.
 #include <algorithm>
 #include <array>
 #include <optional>
 
+#include "base/ceil_div.h"
 #include "base/float_environment.h"
 #include "base/message.h"
 #include "base/validate.h"
@@ -26,7 +28,7 @@ struct ProductSteps {
   std::optional<QuantizeStep> quantize;
   ProductStep product;
   std::size_t q_at = 0;      // dY quantized: (m, n), or transposed (n, m)
-  std::size_t scale_at = 0;  // (m), or (n)
+  std::size_t scale_at = 0;  // (m), or (n); for each block of the contraction
 };
 
 struct LinearBackwardImpl : Plan::Impl {
@@ -46,6 +48,21 @@ const LinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl
 
 DType dw_dtype(const LinearBackwardDescription& d) { return d.dw_dtype.value_or(d.dy); }
 WeightLayout dw_layout(const LinearBackwardDescription& d) { return d.dw_layout.value_or(d.weight_layout); }
+
+bool is_int8(const LinearBackwardDescription& d) { return d.dx == Product::int8 || d.dw == Product::int8; }
+bool is_blocked(const LinearBackwardDescription& d) { return d.gradient_block > 0; }
+
+void check_block(const LinearBackwardDescription& d) {
+  const std::int64_t block = d.gradient_block;
+  if (block == 0) return;
+  if (block < kMinGradientBlock || block > kMaxGradientBlock || (block & (block - 1)) != 0) {
+    fail(Status::unsupported, kSelect, ": gradient_block = ", block, ", expected 0, 128, 256, 512 or 1024");
+  }
+  if (!is_int8(d)) {
+    fail(Status::unsupported, kSelect, ": gradient_block = ", block, " with dx = ", name(d.dx), ", dw = ", name(d.dw),
+         ", expected an int8 product");
+  }
+}
 
 void check_contraction(std::string_view product, std::string_view size_name, std::int64_t size) {
   if (size <= kMaxContraction) return;
@@ -87,20 +104,21 @@ void check(const LinearBackwardDescription& d) {
   if (d.dw != Product::none && d.activation == Activation::static_per_tensor) {
     check_static_scale(kSelect, d.static_scale, scale_type(d.dy));
   }
+  check_block(d);
   if (d.dx == Product::int8) check_contraction("dX", "n", d.n);
   if (d.dw == Product::int8) check_contraction("dW", "m", d.m);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
-  const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
+  const bool int8 = is_int8(d);
   const bool dequantized = d.dx == Product::dequantized || d.dw == Product::dequantized;
-  const Task int8_product{Operation::gemm, kW8A8};
+  const Task int8_product = is_blocked(d) ? Task{Operation::blocked_gemm} : Task{Operation::gemm, kW8A8};
   const Task float_product{Operation::gemm, kW8A16};
-  check_requested_kernel(
-      kSelect, {d.kernel,
-                d.device,
-                {int8 ? Task{Operation::quantize} : float_product,
-                 int8 ? Task{Operation::gradient_quantize} : float_product, int8 ? int8_product : float_product,
-                 dequantized || !int8 ? float_product : int8_product, Task{Operation::column_sum}}});
+  const Task gradient{is_blocked(d) ? Operation::blocked_gradient_quantize : Operation::gradient_quantize};
+  check_requested_kernel(kSelect, {d.kernel,
+                                   d.device,
+                                   {int8 ? is_blocked(d) ? gradient : Task{Operation::quantize} : float_product,
+                                    int8 ? gradient : float_product, int8 ? int8_product : float_product,
+                                    dequantized || !int8 ? float_product : int8_product, Task{Operation::column_sum}}});
 }
 
 // The fields that all products of this plan share.
@@ -115,7 +133,10 @@ GemmProblem product_problem(const LinearBackwardDescription& d) {
 // dY times an s8 operand: dequantized, whose scales lie along the contraction, or quantized, with them folded into dY.
 GemmProblem product_problem(const LinearBackwardDescription& d, Product product) {
   GemmProblem p = product_problem(d);
-  if (product == Product::int8) return p;
+  if (product == Product::int8) {
+    if (is_blocked(d)) p.operation = Operation::blocked_gemm, p.a_block = d.gradient_block;
+    return p;
+  }
   p.a = d.dy;
   p.b.granularity = Granularity::column;
   return p;
@@ -157,12 +178,16 @@ GemmProblem db_problem(const LinearBackwardDescription& d) {
 }
 
 // dY as it is quantized, whichever way. Kernels are asked about one element at least; an empty dY is not quantized.
+// In blocks, the orientation says which products are int8.
 QuantizeProblem gradient_problem(const LinearBackwardDescription& d) {
   QuantizeProblem p;
   p.rows = std::max<std::int64_t>(d.m, 1);
   p.cols = std::max<std::int64_t>(d.n, 1);
   p.x = d.dy;
   p.orientation = Orientation::both;
+  p.group = d.gradient_block;
+  if (is_blocked(d) && d.dx != Product::int8) p.orientation = Orientation::transposed;
+  if (is_blocked(d) && d.dw != Product::int8) p.orientation = Orientation::row_major;
   p.rounding = d.rounding;
   p.q_min = -127;
   p.q_max = 127;
@@ -181,13 +206,19 @@ QuantizeProblem dy_problem(const LinearBackwardDescription& d, bool for_dx) {
   return p;
 }
 
+std::int64_t blocks_of(const LinearBackwardDescription& d, std::int64_t contraction) {
+  return is_blocked(d) ? ceil_div(contraction, d.gradient_block) : 1;
+}
+
 void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps, const GemmProblem& problem) {
   const LinearBackwardDescription& d = impl.description;
   steps.emplace();
   if (!is_float(problem.a)) {
-    steps->quantize = ask(quantize_kernels(), {Operation::quantize}, dy_problem(d, &steps == &impl.dx), d.kernel);
+    if (!is_blocked(d)) {
+      steps->quantize = ask(quantize_kernels(), {Operation::quantize}, dy_problem(d, &steps == &impl.dx), d.kernel);
+    }
     steps->q_at = impl.reserve(problem.m, operand_pitch(problem.k), DType::s8);
-    steps->scale_at = impl.reserve(1, problem.m, problem.scale);
+    steps->scale_at = impl.reserve(blocks_of(d, problem.k), problem.m, problem.scale);
   }
   steps->product.all = choose(gemm_kernels(), task_of(problem), problem, kSelect, d.kernel);
   // Of dX, whose rows are the batch's; dW has one row for each output channel, however few tokens there are.
@@ -197,6 +228,12 @@ void select_product(LinearBackwardImpl& impl, std::optional<ProductSteps>& steps
 // Both quantizers and dB as one step, where that is expected to be faster, or was asked for by name.
 void select_gradient(LinearBackwardImpl& impl) {
   const LinearBackwardDescription& d = impl.description;
+  if (is_blocked(d)) {
+    impl.gradient =
+        choose(quantize_kernels(), {Operation::blocked_gradient_quantize}, gradient_problem(d), kSelect, d.kernel);
+    impl.db.reset();
+    return;
+  }
   if (d.dx != Product::int8 || d.dw != Product::int8) return;
   constexpr Task kTask = {Operation::gradient_quantize};
   const bool named = restricts(quantize_kernels(), kTask, d.kernel);
@@ -320,12 +357,18 @@ void run_gradient(const Run& run) {
   if (m == 0 || n == 0) return;
   QuantizeOperands q;
   q.x = b.dy;
-  q.multiplier = b.weight_scale;
-  q.row_multiplier = b.x_scale;
-  q.q = run.quantized(*impl.dx, m, n);
-  q.scale = {run.scales(*impl.dx), 1, 0, n};
-  q.q_transposed = run.quantized(*impl.dw, n, m);
-  q.column_scale = {run.scales(*impl.dw), 0, 1, 1};
+  const std::int64_t block = impl.description.gradient_block;
+  if (impl.description.dx == Product::int8) {
+    q.multiplier = b.weight_scale;
+    q.q = run.quantized(*impl.dx, m, n);
+    q.scale = {run.scales(*impl.dx), 1, block > 0 ? m : 0, block > 0 ? block : n};
+  }
+  if (impl.description.dw == Product::int8) {
+    q.row_multiplier = b.x_scale;
+    q.q_transposed = run.quantized(*impl.dw, n, m);
+    q.column_scale = {run.scales(*impl.dw), block > 0 ? n : 0, 1, 1};
+    if (block > 0) q.column_scale.row_group = block;
+  }
   q.y = b.db;
   q.seed = run.args.seed;
   launch(impl, *impl.gradient, q, run.memory, run.stream);
@@ -360,8 +403,13 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
       launch(impl, *steps.quantize, q, run.memory, run.stream);
     }
     o.a = quantized;
-    o.a_scale = on(problem.device, scale_vector(run.scales(steps), problem.scale, rows, 1));
-    o.b_scale = scale_vector(impl.one.data(), problem.scale, o.y.cols(), 0);
+    if (problem.a_block > 0) {
+      o.a_scale = {run.scales(steps), problem.scale, problem.device, 2, {rows, ceil_div(contraction, problem.a_block)},
+                   {1, rows}};
+    } else {
+      o.a_scale = on(problem.device, scale_vector(run.scales(steps), problem.scale, rows, 1));
+      o.b_scale = scale_vector(impl.one.data(), problem.scale, o.y.cols(), 0);
+    }
   }
   launch(impl, product, o, run.memory, run.stream);
 }
@@ -384,7 +432,8 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
   impl->one = StaticScale(1.0, scale_type(d.dy));
   impl->explanation = message("linear backward ", d.m, " x ", d.k, " x ", d.n, " (M x K x N), dY ", d.dy, ", dX ",
                               name(d.dx), ", dW ", name(d.dw), " ", dw_dtype(d), ", dB ", d.db ? "yes" : "no",
-                              ", weight ", name(d.weight), " ", name(d.weight_layout), ", on ", d.device, "\n");
+                              is_blocked(d) ? message(", blocks of ", d.gradient_block) : "", ", weight ",
+                              name(d.weight), " ", name(d.weight_layout), ", on ", d.device, "\n");
   if (d.dx != Product::none) select_product(*impl, impl->dx, dx_problem(d));
   if (d.dw != Product::none) select_product(*impl, impl->dw, dw_problem(d));
   if (d.db) impl->db = choose(gemm_kernels(), {Operation::column_sum}, db_problem(d), kSelect, d.kernel);

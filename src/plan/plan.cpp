@@ -102,7 +102,8 @@ void check_requested_kernel(std::string_view function, const RequestedKernel& re
 std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view requested) {
   GemmProblem p = all.problem;
   const Task task = task_of(p);
-  const bool exact = task.operation == Operation::gemm && !task.format.float_a;
+  const bool exact =
+      task.operation == Operation::blocked_gemm || (task.operation == Operation::gemm && !task.format.float_a);
   if (!exact || p.device.type != DeviceType::cpu || p.m < 2 || p.n == 0 || p.k == 0) return {};
   const bool restricted = restricts(gemm_kernels(), task, requested);
   std::vector<const GemmKernel*> able;

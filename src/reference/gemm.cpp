@@ -1,5 +1,6 @@
 // The products, each as the one loop nest that defines it. Sums of integers are exact in s32; sums of floats are taken
 // in f64, so that the result is the central value that a faster kernel's error is measured from.
+#include <algorithm>
 #include <cmath>
 
 #include "base/access.h"
@@ -71,6 +72,24 @@ void in_groups(const GemmProblem& p, const GemmOperands& o) {
   }
 }
 
+// y[i, j] = t, the fold over the blocks g of a of fma(Real(acc_g), a_scale[i, g], t) from 0.
+template <class Real>
+void in_blocks(const GemmProblem& p, const GemmOperands& o) {
+  for (std::int64_t i = 0; i < o.y.rows(); ++i) {
+    for (std::int64_t j = 0; j < o.y.cols(); ++j) {
+      Real total = 0;
+      for (std::int64_t first = 0; first < o.a.cols(); first += p.a_block) {
+        std::int32_t acc = 0;
+        for (std::int64_t c = first; c < std::min(first + p.a_block, o.a.cols()); ++c) {
+          acc += load_integer(o.a, i, c) * load_integer(o.b, j, c);
+        }
+        total = std::fma(static_cast<Real>(acc), load<Real>(o.a_scale, i, first / p.a_block), total);
+      }
+      put(p, o, i, j, total);
+    }
+  }
+}
+
 // y[i, j] = sum_c a[i, c] * (b[j, c] * b_scale) + bias[j], the scale of (j, c).
 template <class Real>
 void float_sum(const GemmProblem& p, const GemmOperands& o) {
@@ -104,6 +123,10 @@ void integer_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
   is_double(p) ? per_channel<double>(p, o) : per_channel<float>(p, o);
 }
 
+void blocked_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  is_double(p) ? in_blocks<double>(p, o) : in_blocks<float>(p, o);
+}
+
 void float_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
   is_double(p) ? float_sum<double>(p, o) : float_sum<float>(p, o);
 }
@@ -119,6 +142,13 @@ extern constinit const GemmKernel w8a8_gemm_reference = {
     .task = {Operation::gemm, kW8A8},
     .cost = reference_cost,
     .launch = integer_gemm,
+};
+
+extern constinit const GemmKernel w8a8_blocked_gemm_reference = {
+    .name = "w8a8_blocked_gemm_reference",
+    .task = {Operation::blocked_gemm},
+    .cost = reference_cost,
+    .launch = blocked_gemm,
 };
 
 extern constinit const GemmKernel w8a16_gemm_reference = {

@@ -13,10 +13,12 @@ namespace octile::reference {
   ROW(dequantize_backward_reference) \
   ROW(fake_quantize_reference) \
   ROW(fake_quantize_backward_reference) \
-  ROW(gradient_quantize_reference)
+  ROW(gradient_quantize_reference) \
+  ROW(blocked_gradient_quantize_reference)
 
 #define GEMM_ROWS(ROW) \
   ROW(w8a8_gemm_reference) \
+  ROW(w8a8_blocked_gemm_reference) \
   ROW(w8a16_gemm_reference) \
   ROW(w4a16_gemm_reference) \
   ROW(w4a8_gemm_reference) \

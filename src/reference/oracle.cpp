@@ -1,5 +1,6 @@
 #include "reference/oracle.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -160,25 +161,52 @@ struct Backward {
     store(args.dw, r, c, d.dw_accumulate ? load<Real>(args.dw, r, c) + value : value);
   }
 
-  // dY with a scale folded in, quantized per row or per column.
+  // Terms of the contraction that share a scale, and how many such blocks there are.
+  std::int64_t block(std::int64_t contraction) const {
+    return d.gradient_block > 0 ? d.gradient_block : std::max<std::int64_t>(contraction, 1);
+  }
+  std::int64_t blocks(std::int64_t contraction) const {
+    return (contraction + block(contraction) - 1) / block(contraction);
+  }
+
+  // dY with a scale folded in, quantized per row or per column, in blocks along the other dimension: scale i of block b
+  // is s[b * (m or n) + i].
   QuantizedRows<Real> quantized_dy(bool rows) const {
+    const std::int64_t outer = rows ? m() : d.n;
+    const std::int64_t contraction = rows ? d.n : m();
     QuantizedRows<Real> out{std::vector<std::int8_t>(static_cast<std::size_t>(m() * d.n)),
-                            std::vector<Real>(static_cast<std::size_t>(rows ? m() : d.n))};
+                            std::vector<Real>(static_cast<std::size_t>(outer * blocks(contraction)))};
     std::vector<Real> fold(static_cast<std::size_t>(rows ? d.n : m()));
     for (std::size_t i = 0; i < fold.size(); ++i) {
       fold[i] = rows ? s_w(static_cast<std::int64_t>(i)) : s_x(static_cast<std::int64_t>(i));
     }
-    QuantizeDescription q{.rows = m(), .cols = d.n, .x = d.dy, .min_scale = kMinScale};
-    q.granularity = rows ? Granularity::row : Granularity::column;
+    QuantizeProblem q = resolved({.rows = m(), .cols = d.n, .x = d.dy, .min_scale = kMinScale});
+    q.granularity = rows ? Granularity::group : Granularity::column;
+    q.group = block(contraction);
     q.multiplier = rows ? Multiplier::per_column : Multiplier::per_row;
     q.rounding = d.rounding;
-    QuantizeArgs a{.x = args.dy};
-    a.multiplier = vector(static_cast<const Real*>(fold.data()), static_cast<std::int64_t>(fold.size()));
-    a.q = matrix(out.q.data(), m(), d.n);
-    a.scale = vector(out.s.data(), static_cast<std::int64_t>(out.s.size()));
-    a.seed = args.seed;
-    quantize(q, a);
+    QuantizeOperands o{.x = args.dy};
+    o.multiplier = vector(static_cast<const Real*>(fold.data()), static_cast<std::int64_t>(fold.size()));
+    o.q = matrix(out.q.data(), m(), d.n);
+    o.scale = {out.s.data(), rows ? 1 : outer, rows ? outer : 1, rows ? q.group : 1};
+    o.scale.row_group = rows ? 1 : q.group;
+    o.seed = args.seed;
+    reference::quantize_reference.launch(q, o, {});
     return out;
+  }
+
+  // The sum over the blocks b of s[b] times the exact sum of value(c) in it; one scale alone multiplies its sum.
+  template <class Value>
+  Real folded(const QuantizedRows<Real>& quantized, std::int64_t outer, std::int64_t i, std::int64_t contraction,
+              const Value& value) const {
+    Real total{};
+    for (std::int64_t b = 0; b < blocks(contraction); ++b) {
+      std::int64_t acc = 0;
+      const std::int64_t first = b * block(contraction);
+      for (std::int64_t c = first; c < std::min(first + block(contraction), contraction); ++c) acc += value(c);
+      total = std::fma(static_cast<Real>(acc), quantized.s[static_cast<std::size_t>(b * outer + i)], total);
+    }
+    return total;
   }
 
   // d1 = dY * s_w, quantized per row: dX[m, k] = s1[m] * sum_n q1[m, n] * Wq[n, k].
@@ -186,10 +214,9 @@ struct Backward {
     const QuantizedRows<Real> q1 = quantized_dy(true);
     for (std::int64_t i = 0; i < m(); ++i) {
       for (std::int64_t k = 0; k < d.k; ++k) {
-        std::int64_t acc = 0;
-        for (std::int64_t n = 0; n < d.n; ++n)
-          acc += std::int64_t{q1.q[static_cast<std::size_t>(i * d.n + n)]} * w(n, k);
-        store(args.dx, i, k, d.n == 0 ? Real{} : static_cast<Real>(acc) * q1.s[static_cast<std::size_t>(i)]);
+        store(args.dx, i, k, folded(q1, m(), i, d.n, [&](std::int64_t n) {
+                return std::int64_t{q1.q[static_cast<std::size_t>(i * d.n + n)]} * w(n, k);
+              }));
       }
     }
   }
@@ -199,10 +226,9 @@ struct Backward {
     const QuantizedRows<Real> q2 = quantized_dy(false);
     for (std::int64_t n = 0; n < d.n; ++n) {
       for (std::int64_t k = 0; k < d.k; ++k) {
-        std::int64_t acc = 0;
-        for (std::int64_t i = 0; i < m(); ++i)
-          acc += std::int64_t{q2.q[static_cast<std::size_t>(i * d.n + n)]} * x(i, k);
-        store_dw(n, k, m() == 0 ? Real{} : static_cast<Real>(acc) * q2.s[static_cast<std::size_t>(n)]);
+        store_dw(n, k, folded(q2, d.n, n, m(), [&](std::int64_t i) {
+                   return std::int64_t{q2.q[static_cast<std::size_t>(i * d.n + n)]} * x(i, k);
+                 }));
       }
     }
   }

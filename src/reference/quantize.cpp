@@ -105,11 +105,12 @@ void for_each_segment(const QuantizeProblem& p, const QuantizeOperands& o, const
   const std::int64_t cols = o.x.cols();
   const bool whole_rows = p.granularity == Granularity::tensor || p.granularity == Granularity::row;
   const bool whole_columns = p.granularity == Granularity::tensor || p.granularity == Granularity::column;
-  const std::int64_t segment_rows = whole_columns ? rows : 1;
+  const bool row_blocks = p.granularity == Granularity::column && p.group > 0;  // of a gradient
+  const std::int64_t segment_rows = row_blocks ? p.group : whole_columns ? rows : 1;
   const std::int64_t segment_cols = whole_rows ? cols : p.granularity == Granularity::group ? p.group : 1;
   for (std::int64_t r = 0; r < rows; r += segment_rows) {
     for (std::int64_t c = 0; c < cols; c += segment_cols) {
-      Segment<Real> g{r, c, segment_rows, segment_cols, true, 0, 0};
+      Segment<Real> g{r, c, std::min(segment_rows, rows - r), std::min(segment_cols, cols - c), true, 0, 0};
       measure(p, o, g);
       visit(g);
     }
@@ -216,20 +217,24 @@ void fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o,
   is_double(p) ? straight_through<double>(p, o, false) : straight_through<float>(p, o, false);
 }
 
-// Three operations that read the same x.
+// Three operations that read the same x. With a group: in blocks.
 void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  QuantizeProblem by_row = p;
-  by_row.granularity = Granularity::row;
-  by_row.multiplier = Multiplier::per_column;
-  QuantizeOperands rows{.x = o.x, .multiplier = o.multiplier, .scale = o.scale, .q = o.q, .seed = o.seed};
-  quantize(by_row, rows, launch);
-  QuantizeProblem by_column = p;
-  by_column.granularity = Granularity::column;
-  by_column.multiplier = Multiplier::per_row;
-  QuantizeOperands columns{.x = o.x, .multiplier = o.row_multiplier, .scale = o.column_scale};
-  columns.q_transposed = o.q_transposed;
-  columns.seed = o.seed;
-  quantize(by_column, columns, launch);
+  if (o.q.present()) {
+    QuantizeProblem by_row = p;
+    by_row.granularity = p.group > 0 ? Granularity::group : Granularity::row;
+    by_row.multiplier = Multiplier::per_column;
+    QuantizeOperands rows{.x = o.x, .multiplier = o.multiplier, .scale = o.scale, .q = o.q, .seed = o.seed};
+    quantize(by_row, rows, launch);
+  }
+  if (o.q_transposed.present()) {
+    QuantizeProblem by_column = p;
+    by_column.granularity = Granularity::column;
+    by_column.multiplier = Multiplier::per_row;
+    QuantizeOperands columns{.x = o.x, .multiplier = o.row_multiplier, .scale = o.column_scale};
+    columns.q_transposed = o.q_transposed;
+    columns.seed = o.seed;
+    quantize(by_column, columns, launch);
+  }
   if (!o.y.present()) return;
   GemmProblem sum{.operation = Operation::column_sum};
   sum.scale = scale_type(p.x);
@@ -289,6 +294,13 @@ extern constinit const QuantizeKernel fake_quantize_backward_reference = {
 extern constinit const QuantizeKernel gradient_quantize_reference = {
     .name = "gradient_quantize_reference",
     .task = {Operation::gradient_quantize},
+    .cost = gradient_cost,
+    .launch = gradient_quantize,
+};
+
+extern constinit const QuantizeKernel blocked_gradient_quantize_reference = {
+    .name = "blocked_gradient_quantize_reference",
+    .task = {Operation::blocked_gradient_quantize},
     .cost = gradient_cost,
     .launch = gradient_quantize,
 };
