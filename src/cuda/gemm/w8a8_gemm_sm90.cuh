@@ -13,7 +13,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "cuda/device/output.cuh"
+#include "cuda/device/store_tiles.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/operands.h"
@@ -22,7 +22,7 @@ namespace octile::cuda::w8a8 {
 
 inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
 
-// ---- Epilogue: scales, bias, conversion, and tiles of y in shared memory that TMA stores.
+// ---- Epilogue: scales and bias.
 
 __device__ inline float scaled(int sum, float a_scale, float b_scale, float bias) {
   return __fmaf_rn(static_cast<float>(sum), __fmul_rn(a_scale, b_scale), bias);
@@ -33,119 +33,6 @@ __device__ inline float scaled(int sum, float a_scale, float b_scale, float bias
 __device__ inline float4 scaled_four(const int* sums, float upper, float lower, const float4& col) {
   return {scaled(sums[0], upper, col.x, col.z), scaled(sums[1], upper, col.y, col.w),
           scaled(sums[2], lower, col.x, col.z), scaled(sums[3], lower, col.y, col.w)};
-}
-
-// What a warp stores at a time: 16 rows of a part of the tile's columns. Rows of 128 bytes are swizzled, 16-byte chunk
-// i of row r at chunk i ^ (r % 8); with an odd number of chunks per row there are no bank conflicts anyway.
-template <class Y, int tile_cols>
-struct StoreTile {
-  static constexpr bool swizzled = tile_cols * sizeof(Y) % 128 == 0;
-  static constexpr int cols = swizzled ? 128 / sizeof(Y) : sizeof(Y) == 2 ? tile_cols / 2 : 16;
-  static constexpr int row_bytes = cols * static_cast<int>(sizeof(Y));
-  static constexpr int rows = 16;
-  static constexpr int bytes = rows * row_bytes;
-  static constexpr int eights = cols / 8;
-  static constexpr int count = tile_cols / cols;
-  static_assert(tile_cols % cols == 0 && cols % 8 == 0 && bytes % 128 == 0);
-
-  // The offset of a byte of a row.
-  __device__ static std::uint32_t offset(int row, int byte) {
-    return static_cast<std::uint32_t>(row * row_bytes + (swizzled ? byte ^ row % 8 * 16 : byte));
-  }
-};
-
-// A matrix in global memory.
-template <class Y>
-struct Destination {
-  Y* data = nullptr;
-  std::int64_t pitch = 0;
-  int rows = 0;
-  int cols = 0;
-};
-
-// A thread's elements of a store tile.
-template <class Y, class Store>
-struct StoreValues {
-  std::uint32_t values[Store::eights][sizeof(Y) == 2 ? 2 : 4];
-
-  // col(j): the scales and the bias of columns 8j + 2c and 8j + 2c + 1.
-  template <class Col>
-  __device__ void compute(const int* sums, float upper, float lower, Col col) {
-#pragma unroll
-    for (int j = 0; j < Store::eights; ++j) {
-      const float4 y = scaled_four(sums + 4 * j, upper, lower, col(j));
-      if constexpr (sizeof(Y) == 2) {
-        values[j][0] = pack<Y>(y.x, y.y);
-        values[j][1] = pack<Y>(y.z, y.w);
-      } else {
-        values[j][0] = __float_as_uint(y.x);
-        values[j][1] = __float_as_uint(y.y);
-        values[j][2] = __float_as_uint(y.z);
-        values[j][3] = __float_as_uint(y.w);
-      }
-    }
-  }
-
-  __device__ void write(std::uint32_t buffer) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (sizeof(Y) == 2) {
-#pragma unroll
-      for (int j = 0; j + 1 < Store::eights; j += 2) {
-        const std::uint32_t four[4] = {values[j][0], values[j][1], values[j + 1][0], values[j + 1][1]};
-        ptx::stmatrix(buffer + Store::offset(lane % 16, (j + lane / 16) * 16), four);
-      }
-      if constexpr (Store::eights % 2 == 1) {
-        constexpr int kLast = Store::eights - 1;
-        ptx::stmatrix(buffer + Store::offset(lane % 16, kLast * 16), values[kLast]);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < Store::eights; ++j) {
-        const int byte = 32 * j + lane % 4 * 8;
-        ptx::store_shared_v2(buffer + Store::offset(lane / 4, byte), values[j][0], values[j][1]);
-        ptx::store_shared_v2(buffer + Store::offset(lane / 4 + 8, byte), values[j][2], values[j][3]);
-      }
-    }
-  }
-};
-
-// Adds what y of f32 holds to a store tile that this warp has written.
-template <class Store>
-__device__ void add_to_tile(std::uint8_t* buffer, int2 at, const Destination<float>& y) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int c = 0; c < Store::cols; c += 32) {
-    const bool inside = c + lane < Store::cols && at.y + c + lane < y.cols;
-    const float* const from = y.data + at.x * y.pitch + at.y + c + lane;
-    float before[Store::rows];
-#pragma unroll
-    for (int r = 0; r < Store::rows; ++r) before[r] = inside && at.x + r < y.rows ? __ldcg(from + r * y.pitch) : 0.0f;
-#pragma unroll
-    for (int r = 0; r < Store::rows; ++r) {
-      if (!inside) continue;
-      auto* const sum = reinterpret_cast<float*>(buffer + Store::offset(r, (c + lane) * 4));
-      *sum = __fadd_rn(before[r], *sum);
-    }
-  }
-}
-
-// A store tile directly to y at row and column `at`: any alignment, nothing out of bounds.
-template <class Y, class Store>
-__device__ void store_edge(const std::uint8_t* buffer, int2 at, const Destination<Y>& y) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int rows = min(Store::rows, y.rows - at.x);
-  const int cols = min(Store::cols, y.cols - at.y);
-#pragma unroll 1  // keeps the code small: every launch fetches it anew
-  for (int r = 0; r < rows; ++r) {
-    Y* const row = y.data + (at.x + r) * y.pitch + at.y;
-#pragma unroll
-    for (int c = 0; c < Store::cols; c += 32) {
-      if (c + lane < cols) {
-        row[c + lane] =
-            *reinterpret_cast<const Y*>(buffer + Store::offset(r, (c + lane) * static_cast<int>(sizeof(Y))));
-      }
-    }
-  }
 }
 
 // ---- The kernel.
@@ -206,8 +93,8 @@ struct Arguments {
 
 template <class T>
 struct Place : ClusterPlace {
-  template <class Y>
-  __device__ int2 origin(int number, const Arguments<Y>& arguments) const {
+  template <class Arguments>
+  __device__ int2 origin(int number, const Arguments& arguments) const {
     const int2 tile = arguments.order[number];
     return {min((tile.x * T::cluster_rows + (T::share_b ? rank : 0)) * T::rows, arguments.last.x),
             min((tile.y * T::cluster_cols + (T::share_b ? 0 : rank)) * T::cols, arguments.last.y)};
@@ -215,9 +102,9 @@ struct Place : ClusterPlace {
 };
 
 // One thread: tiles of a and b, stage by stage. Each block loads half of the shared operand for both.
-template <class T, class Y>
-__device__ void load_operands(Shared<T, Y>& shared, const Place<T>& place, const CUtensorMap& a, const CUtensorMap& b,
-                              const Arguments<Y>& arguments) {
+template <class T, class Shared, class Arguments>
+__device__ void load_operands(Shared& shared, const Place<T>& place, const CUtensorMap& a, const CUtensorMap& b,
+                              const Arguments& arguments) {
   constexpr int kSharedRows = (T::share_b ? T::cols : T::rows) / kClusterSize;
   const int half = place.rank * kSharedRows;
   RingPosition<T::stages> at;
@@ -318,32 +205,9 @@ struct Consumer {
   __device__ void store(const int (&sums)[T::cols / 2], int2 at, float upper, float lower, const float4* cols,
                         int first_buffer, const CUtensorMap& y) const {
     using Store = typename Shared<T, Y>::Store;
-    const bool by_tma = at.y + T::cols <= arguments.tma_cols;
-    const int row = at.x + 16 * warp;
-#pragma unroll
-    for (int part = 0; part < Store::count; ++part) {
-      const int col = at.y + part * Store::cols;
-      std::uint8_t* const buffer = shared.store_buffers[4 * group + warp][(first_buffer + part) % T::store_buffers];
-      StoreValues<Y, Store> values;
-      values.compute(sums + part * 4 * Store::eights, upper, lower,
-                     [&](int j) { return cols[4 * (part * Store::eights + j) + lane % 4]; });
-      if (lane == 0) ptx::tma_store_wait_read<T::store_buffers - 1>();
-      __syncwarp();
-      values.write(ptx::shared_address(buffer));
-      if constexpr (std::is_same_v<Y, float>) {
-        if (arguments.accumulate) {
-          __syncwarp();
-          add_to_tile<Store>(buffer, {row, col}, arguments.y);
-        }
-      }
-      if (by_tma) ptx::fence_proxy_async();
-      __syncwarp();
-      if (!by_tma) store_edge<Y, Store>(buffer, {row, col}, arguments.y);
-      if (lane == 0) {
-        if (by_tma) ptx::tma_store(y, col, row, ptx::shared_address(buffer));
-        ptx::tma_store_commit();  // one group per tile, even if empty: the wait above counts them
-      }
-    }
+    const StoreTarget<Y> target{y, arguments.y, arguments.tma_cols, arguments.accumulate};
+    store_tiles<Y, Store>(shared.store_buffers[4 * group + warp], first_buffer, {at.x + 16 * warp, at.y}, target,
+                          [&](int j) { return scaled_four(sums + 4 * j, upper, lower, cols[4 * j + lane % 4]); });
   }
 
   __device__ void run(const Place<T>& place, const CUtensorMap& y) const {
