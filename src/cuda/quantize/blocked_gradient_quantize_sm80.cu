@@ -8,10 +8,10 @@
 //                    once. Longer blocks: one launch for the maxima of tiles, another for the levels
 //   sum_tiles        the tiles' sums of columns, in the order of the tiles
 #include <cstdint>
-#include <limits>
 #include <string>
 
 #include "base/ceil_div.h"
+#include "base/message.h"
 #include "cuda/dispatch.h"
 #include "cuda/quantize/blocked_gradient_quantize_sm80.cuh"
 #include "plan/cost.h"
@@ -74,9 +74,8 @@ std::string supports(const QuantizeProblem& p) {
   if (p.mapping != Mapping::symmetric || p.scale != ScaleSource::dynamic || p.q_min > -p.q_max) {
     return "does symmetric dynamic scales with nothing to clamp";
   }
-  if (p.rows > 1 << 30 || p.cols > 1 << 30 ||
-      ceil_div(p.rows, kTile) * ceil_div(p.cols, kTile) > std::numeric_limits<int>::max()) {
-    return "counts rows, columns and tiles in 32 bits";
+  if (p.rows > kMaxDown * kTile || p.cols > kMaxDown * kTile) {
+    return message("does at most ", kMaxDown * kTile, " rows and columns");
   }
   return {};
 }
@@ -114,8 +113,11 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
   const bool whole = with_narrow_type(p.x, [&](auto x) { return tiles::moves_whole<decltype(x)>(o); });
   with_variant(p, whole, [&]<class T, bool kWhole, bool kStochastic>() {
     const Arguments<T> a = arguments<T>(p, o, launch.workspace.data);
-    const LaunchShape shape = {dim3(static_cast<unsigned>(a.tiles_down) * static_cast<unsigned>(a.tiles_across)),
-                               dim3(kThreads)};
+    const int bands = ceil_div(a.tiles_across, kBand);
+    const int width = ceil_div(a.tiles_across, bands);
+    const LaunchShape shape = {
+        dim3(static_cast<unsigned>(width), static_cast<unsigned>(a.tiles_down), static_cast<unsigned>(bands)),
+        dim3(kThreads)};
     if (is_fused(p)) {
       enqueue(kName, quantize_tiles<T, kWhole, Pass::fused, kStochastic>, shape, launch.stream, a);
     } else {

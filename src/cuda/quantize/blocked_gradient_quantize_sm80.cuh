@@ -15,8 +15,8 @@ using tiles::LevelRule;
 
 constexpr int kTile = 128;
 constexpr int kThreads = 256;
-// Tiles go down a band of so many columns of tiles, so that those under way at one time have long runs of rows of dY
-// and of q, and of rows of q_transposed.
+// The grid goes down a band of at most so many columns of tiles, and then down the next, so that the tiles under way at
+// one time have long runs of rows of dY, of q and of q_transposed.
 constexpr int kBand = 8;
 
 // fused: T is 128. Otherwise the first pass writes the maxima of tiles, and the second has those of blocks from them.
@@ -52,7 +52,8 @@ struct Layout {
   // What belongs to columns lies in shared memory so that the lanes of a row read 16 bytes side by side: first all
   // first halves of vectors. The column at a place:
   __device__ static int column_at(int place) {
-    return place % (4 * kLanes) / 4 * n + place / (4 * kLanes) * 4 + place % 4;
+    const auto at = static_cast<unsigned>(place);
+    return static_cast<int>(at % (4 * kLanes) / 4 * n + at / (4 * kLanes) * 4 + at % 4);
   }
 };
 
@@ -78,6 +79,16 @@ struct Shared {
   alignas(16) float column_s[kTile];
   std::uint32_t row_max[kTile];
 };
+
+// The compiler must not keep what it has made of them before, floats in twice as many registers.
+template <class T, int count>
+__device__ void forget_origin(Vector<T> (&v)[count]) {
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    auto& words = *reinterpret_cast<uint4*>(&v[k]);
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+  }
+}
 
 __device__ inline float4 load4(const float* p, int i) { return reinterpret_cast<const float4*>(p)[i]; }
 
@@ -134,36 +145,32 @@ struct Tile {
       : a(arguments),
         shared(memory),
         thread(static_cast<int>(threadIdx.x)),
-        lane(thread % kLanes),
-        group(thread / kLanes) {
-    const int of_band = a.tiles_down * kBand;
-    const int band = static_cast<int>(blockIdx.x) / of_band;
-    const int in_band = static_cast<int>(blockIdx.x) % of_band;
-    const int width = min(kBand, a.tiles_across - band * kBand);
-    down = in_band / width;
-    across = band * kBand + in_band % width;
+        lane(static_cast<int>(threadIdx.x % kLanes)),
+        group(static_cast<int>(threadIdx.x / kLanes)) {
+    down = static_cast<int>(blockIdx.y);
+    across = static_cast<int>(blockIdx.z * gridDim.x + blockIdx.x);
     rows = min(kTile, a.m.rows - down * kTile);
     cols = min(kTile, a.m.cols - across * kTile);
     row = down * kTile + group * kRows;
     column = across * kTile + lane * n;
   }
 
-  __device__ int rows_inside() const { return rows - group * kRows; }  // of this thread's, if from 0 to kRows
   __device__ int columns_inside() const { return cols - lane * n; }
-  __device__ bool full() const { return kWhole && rows == kTile && cols == kTile; }
+  // Of this thread's rows: any number up to kRows, none where that is not above 0.
+  __device__ int rows_inside() const { return columns_inside() > 0 ? rows - group * kRows : 0; }
+  __device__ Vector<T> load_row(const T* x) const {
+    if constexpr (!kWhole) return load_vector(x, columns_inside(), false);
+    const uint4 v = __ldcg(reinterpret_cast<const uint4*>(x));
+    return *reinterpret_cast<const Vector<T>*>(&v);
+  }
 
   __device__ void load(Vector<T> (&v)[kRows]) const {
-    const T* const x = a.m.x + row * a.m.x_stride + column;
-    if (full()) {
+    const T* x = a.m.x + row * a.m.x_stride + column;
+    const int inside = rows_inside();
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        *reinterpret_cast<uint4*>(&v[k]) = __ldcg(reinterpret_cast<const uint4*>(x + k * a.m.x_stride));
-      }
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      v[k] = load_vector(x + k * a.m.x_stride, k < rows_inside() ? columns_inside() : 0, kWhole);
+    for (int k = 0; k < kRows; ++k, x += a.m.x_stride) {
+      *reinterpret_cast<uint4*>(&v[k]) = {};
+      if (k < inside) v[k] = load_row(x);
     }
   }
 
@@ -298,19 +305,16 @@ struct Tile {
     if constexpr (kPass == Pass::fused) put_sum(r);
   }
 
-  // A vector of levels to row k of this thread's.
-  __device__ void put_row(int k, const std::uint32_t (&bytes)[Its::kHalves]) const {
-    if (k >= rows_inside()) return;
-    std::uint8_t* const q = a.m.q + (row + k) * a.m.q_stride + column;
-    const int count = columns_inside();
-    if constexpr (kWhole) {
-      if (count <= 0) return;
-      if constexpr (n == 8) {
-        *reinterpret_cast<uint2*>(q) = {bytes[0], bytes[1]};
-      } else {
-        *reinterpret_cast<std::uint32_t*>(q) = bytes[0];
-      }
+  __device__ std::uint8_t* row_of_q(int k) const { return a.m.q + (row + k) * a.m.q_stride + column; }
+
+  // A vector of levels to a row.
+  __device__ void put_row(std::uint8_t* q, const std::uint32_t (&bytes)[Its::kHalves]) const {
+    if constexpr (kWhole && n == 8) {
+      *reinterpret_cast<uint2*>(q) = {bytes[0], bytes[1]};
+    } else if constexpr (kWhole) {
+      *reinterpret_cast<std::uint32_t*>(q) = bytes[0];
     } else {
+      const int count = columns_inside();
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         if (i < count) q[i] = static_cast<std::uint8_t>(bytes[i / 4] >> i % 4 * 8);
@@ -321,7 +325,7 @@ struct Tile {
   // Where 16 levels of a column lie. Eight lanes that store one column each, or load the chunks of a column, meet eight
   // different places of 128 bytes.
   __device__ std::uint8_t* chunk(int c, int high) const {
-    return shared.transposed + c * kTile + (high ^ c / n % 8) * 16;
+    return shared.transposed + c * kTile + (high ^ static_cast<int>(static_cast<unsigned>(c) / n % 8)) * 16;
   }
   // Where this thread's levels of its column i lie.
   __device__ std::uint8_t* levels_of(int i) const {
@@ -333,6 +337,8 @@ struct Tile {
   __device__ void nearest(const Vector<T> (&v)[kRows]) const {
     std::uint32_t suspects = 0;
     std::uint32_t of_rows[kRows][Its::kHalves];
+    std::uint8_t* q = kByRows ? row_of_q(0) : nullptr;
+    const int inside = rows_inside();
 #pragma unroll
     for (int half = 0; half < Its::kHalves; ++half) {
       const int place = half * kLanes + lane;
@@ -369,7 +375,10 @@ struct Tile {
           tiles::pack_columns(k % 4, levels, before, words[k / 4]);
         }
         if (differ != 0) suspects |= 1u << k;
-        if (kByRows && half + 1 == Its::kHalves) put_row(k, of_rows[k]);
+        if (kByRows && half + 1 == Its::kHalves) {
+          if (k < inside) put_row(q, of_rows[k]);
+          q += a.m.q_stride;
+        }
       }
       if constexpr (kByColumns) put_words(half, words);
     }
@@ -394,7 +403,7 @@ struct Tile {
     for (; suspects != 0; suspects &= suspects - 1) {
       const int k = __ffs(static_cast<int>(suspects)) - 1;
       if (k >= rows_inside()) return;
-      const Vector<T> v = load_vector(a.m.x + (row + k) * a.m.x_stride + column, columns_inside(), kWhole);
+      const Vector<T> v = load_row(a.m.x + (row + k) * a.m.x_stride + column);
       const float4 r = load4(&shared.rows[group][k].factor, 0);
       const LevelRule of_row = {r.w, r.y, r.z};
       std::uint32_t bytes[Its::kHalves] = {};
@@ -414,7 +423,7 @@ struct Tile {
           }
         }
       }
-      if constexpr (kByRows) put_row(k, bytes);
+      if constexpr (kByRows) put_row(row_of_q(k), bytes);
     }
   }
 
@@ -448,22 +457,29 @@ struct Tile {
           }
         }
       }
-      if constexpr (kByRows) put_row(k, bytes);
+      if (kByRows && k < rows_inside()) put_row(row_of_q(k), bytes);
     }
   }
 
   // The columns' levels: eight lanes have 16 bytes each of a column.
   __device__ void put_columns() const {
     constexpr int kStep = kThreads / 8;
-    const int high = thread % 8;
-    const int first = thread / 8;
+    const int high = static_cast<int>(threadIdx.x % 8);
+    const int first = static_cast<int>(threadIdx.x / 8);
     const int left = rows - high * 16;
-    std::uint8_t* to = a.m.q_transposed + (across * kTile + first) * a.m.q_transposed_stride + down * kTile + high * 16;
     const std::int64_t step = kStep * a.m.q_transposed_stride;
+    std::uint8_t* to = a.m.q_transposed + (across * kTile + first) * a.m.q_transposed_stride + down * kTile + high * 16;
     if (kWhole && left >= 16) {
+      constexpr int kPeriod = 8 * n / kStep;  // of the pattern of chunks
+      const std::uint8_t* from[kPeriod];
 #pragma unroll
-      for (int c = first; c < kTile + first; c += kStep, to += step) {
-        if (c < cols) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk(c, high));
+      for (int i = 0; i < kPeriod; ++i) from[i] = chunk(first + i * kStep, high);
+#pragma unroll
+      for (int i = 0; i < kTile / kStep; ++i, to += step) {
+        if (first + i * kStep < cols) {
+          const auto* const chunks = from[i % kPeriod] + i / kPeriod * kPeriod * kStep * kTile;
+          *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunks);
+        }
       }
       return;
     }
@@ -492,6 +508,7 @@ template <class T, bool kWhole, Pass kPass, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(const __grid_constant__ Arguments<T> a) {
   __shared__ Shared<T> shared;
   const Tile<T, kWhole> tile(a, shared);
+  if (tile.cols <= 0) return;
   Vector<T> v[Layout<T>::kRows];
   let_next_start();
   wait_for_previous();
@@ -500,6 +517,7 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   __syncthreads();
   if constexpr (kPass != Pass::levels) {
     tile.measure(v);
+    forget_origin(v);
     __syncthreads();
   }
   if constexpr (kPass == Pass::measure) {
