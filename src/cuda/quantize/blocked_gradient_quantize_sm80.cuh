@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/tiles.cuh"
 
@@ -47,6 +48,7 @@ struct Layout {
   static constexpr int kGroups = kThreads / kLanes;  // of rows
   static constexpr int kRows = kTile / kGroups;      // of a group: those of a thread
   static constexpr int kBlocks = n == 8 ? 3 : 2;     // on an SM
+  static constexpr int kBatches = kRows / 4;
   static_assert(kLanes == 2 * kRows);
 
   // What belongs to columns lies in shared memory so that the lanes of a row read 16 bytes side by side: first all
@@ -270,9 +272,10 @@ struct Tile {
   }
   __device__ bool first_of_block(int tile) const { return (tile & ((1 << a.block_shift) - 1)) == 0; }
 
-  // Rules to shared memory, scales to where they are wanted.
+  // Rules to shared memory, scales to where they are wanted. Whether all has to be divided: products do not always show
+  // a bad segment, since NaNs are alike.
   template <Pass kPass>
-  __device__ void resolve() const {
+  __device__ bool resolve() const {
     if (thread < kTile) {
       const int c = Its::column_at(thread);
       const int at = across * kTile + c;
@@ -288,7 +291,7 @@ struct Tile {
       if (a.column_scale && c < cols && first_of_block(down)) {
         a.column_scale[(down >> a.block_shift) * a.column_scale_block_stride + at * a.column_scale_stride] = rule.s;
       }
-      return;
+      return LevelRule::bad(rule.high) != 0;
     }
     const int r = thread - kTile;
     const int at = down * kTile + r;
@@ -303,6 +306,7 @@ struct Tile {
       a.row_scale[at * a.row_scale_stride + (across >> a.block_shift) * a.row_scale_block_stride] = rule.s;
     }
     if constexpr (kPass == Pass::fused) put_sum(r);
+    return LevelRule::bad(rule.high) != 0;
   }
 
   __device__ std::uint8_t* row_of_q(int k) const { return a.m.q + (row + k) * a.m.q_stride + column; }
@@ -332,10 +336,11 @@ struct Tile {
     return chunk(lane * n + i, group * kRows / 16) + group * kRows % 16;
   }
 
-  // Levels to q, and those of columns to shared memory. By products, and by division where they do not decide.
+  // Levels to q, and those of columns to shared memory. By products, and by division where they do not decide: of four
+  // rows by four columns each; of all of them if `divides`.
   template <bool kByRows, bool kByColumns>
-  __device__ void nearest(const Vector<T> (&v)[kRows]) const {
-    std::uint32_t suspects = 0;
+  __device__ void nearest(const Vector<T> (&v)[kRows], bool divides) const {
+    std::uint32_t suspects = divides ? (1u << Its::kHalves * Its::kBatches) - 1 : 0;
     std::uint32_t of_rows[kRows][Its::kHalves];
     std::uint8_t* q = kByRows ? row_of_q(0) : nullptr;
     const int inside = rows_inside();
@@ -348,44 +353,45 @@ struct Tile {
       const float factor[4] = {f.x, f.y, f.z, f.w};
       const float low[4] = {l.x, l.y, l.z, l.w};
       const float high[4] = {h.x, h.y, h.z, h.w};
-      const std::uint32_t bad =
-          kByColumns ? __float_as_uint(h.x) | __float_as_uint(h.y) | __float_as_uint(h.z) | __float_as_uint(h.w) : 0;
-      std::uint32_t before[4];
-      std::uint32_t words[kRows / 4][4];
+      std::uint32_t words[Its::kBatches][4];
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        const float4 of_row = load4(&shared.rows[group][k].factor, 0);
-        float x[4];
-        widen_half(v[k], half, x);
-        std::uint32_t differ = ((kByRows ? __float_as_uint(of_row.z) : 0) | bad) & 0x80000000u;
-        if constexpr (kByRows) {
+      for (int batch = 0; batch < Its::kBatches; ++batch) {
+        std::uint32_t differ = 0;
+        std::uint32_t before[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int k = 4 * batch + j;
+          const float4 of_row = load4(&shared.rows[group][k].factor, 0);
+          float x[4];
           std::uint32_t levels[4];
+          widen_half(v[k], half, x);
+          if constexpr (kByRows) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            levels[i] = tiles::product_level(__fmul_rn(x[i], factor[i]), of_row.y, of_row.z, differ);
+            for (int i = 0; i < 4; ++i) {
+              levels[i] = tiles::product_level(__fmul_rn(x[i], factor[i]), of_row.y, of_row.z, differ);
+            }
+            of_rows[k][half] = low_bytes(levels[0], levels[1], levels[2], levels[3]);
+            if (half + 1 == Its::kHalves) {
+              if (k < inside) put_row(q, of_rows[k]);
+              q += a.m.q_stride;
+            }
           }
-          of_rows[k][half] = low_bytes(levels[0], levels[1], levels[2], levels[3]);
-        }
-        if constexpr (kByColumns) {
-          std::uint32_t levels[4];
+          if constexpr (kByColumns) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            levels[i] = tiles::product_level(__fmul_rn(x[i], of_row.x), low[i], high[i], differ);
+            for (int i = 0; i < 4; ++i) {
+              levels[i] = tiles::product_level(__fmul_rn(x[i], of_row.x), low[i], high[i], differ);
+            }
+            tiles::pack_columns(j, levels, before, words[batch]);
           }
-          tiles::pack_columns(k % 4, levels, before, words[k / 4]);
         }
-        if (differ != 0) suspects |= 1u << k;
-        if (kByRows && half + 1 == Its::kHalves) {
-          if (k < inside) put_row(q, of_rows[k]);
-          q += a.m.q_stride;
-        }
+        if (differ != 0) suspects |= 1u << (half * Its::kBatches + batch);
       }
       if constexpr (kByColumns) put_words(half, words);
     }
     divide<kByRows, kByColumns>(suspects);
   }
 
-  __device__ void put_words(int half, const std::uint32_t (&words)[kRows / 4][4]) const {
+  __device__ void put_words(int half, const std::uint32_t (&words)[Its::kBatches][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       std::uint8_t* const to = levels_of(4 * half + i);
@@ -401,29 +407,58 @@ struct Tile {
   template <bool kByRows, bool kByColumns>
   __device__ void divide(std::uint32_t suspects) const {
     for (; suspects != 0; suspects &= suspects - 1) {
-      const int k = __ffs(static_cast<int>(suspects)) - 1;
-      if (k >= rows_inside()) return;
-      const Vector<T> v = load_row(a.m.x + (row + k) * a.m.x_stride + column);
-      const float4 r = load4(&shared.rows[group][k].factor, 0);
-      const LevelRule of_row = {r.w, r.y, r.z};
-      std::uint32_t bytes[Its::kHalves] = {};
-#pragma unroll
-      for (int half = 0; half < Its::kHalves; ++half) {
+      const int at = __ffs(static_cast<int>(suspects)) - 1;
+      const int half = at / Its::kBatches;
+      const int first = at % Its::kBatches * 4;
+      const int inside = rows_inside() - first;
+      const int columns = columns_inside() - 4 * half;
+      const int place = half * kLanes + lane;
+      const float4 f = load4(shared.column_factor, place);
+      const float4 s = load4(shared.column_s, place);
+      const float4 l = load4(shared.column_low, place);
+      const float4 h = load4(shared.column_high, place);
+      const float factor[4] = {f.x, f.y, f.z, f.w};
+      const LevelRule of_columns[4] = {{s.x, l.x, h.x}, {s.y, l.y, h.y}, {s.z, l.z, h.z}, {s.w, l.w, h.w}};
+      std::uint32_t words[4] = {};
+#pragma unroll 1
+      for (int j = 0; j < 4 && j < inside; ++j) {
+        const float4 r = load4(&shared.rows[group][first + j].factor, 0);
         float x[4];
-        widen_half(v, half, x);
+        load_four(a.m.x + (row + first + j) * a.m.x_stride + column + 4 * half, columns, x);
+        std::uint32_t bytes = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int place = 4 * (half * kLanes + lane) + i;
-          if constexpr (kByRows) {
-            bytes[half] |= exact_level(__fmul_rn(x[i], shared.column_factor[place]), of_row) << i * 8;
-          }
-          if constexpr (kByColumns) {
-            const LevelRule of_column = {shared.column_s[place], shared.column_low[place], shared.column_high[place]};
-            levels_of(4 * half + i)[k] = static_cast<std::uint8_t>(exact_level(__fmul_rn(x[i], r.x), of_column));
-          }
+          if constexpr (kByRows) bytes |= exact_level(__fmul_rn(x[i], factor[i]), {r.w, r.y, r.z}) << i * 8;
+          if constexpr (kByColumns) words[i] |= exact_level(__fmul_rn(x[i], r.x), of_columns[i]) << j * 8;
         }
+        if constexpr (kByRows) put_four(row_of_q(first + j) + 4 * half, bytes, columns);
       }
-      if constexpr (kByRows) put_row(row_of_q(k), bytes);
+      if constexpr (kByColumns) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) *reinterpret_cast<std::uint32_t*>(levels_of(4 * half + i) + first) = words[i];
+      }
+    }
+  }
+
+  __device__ static void load_four(const T* from, int count, float (&x)[4]) {
+    if constexpr (kWhole) {
+      using Words = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+      const Words v = __ldcg(reinterpret_cast<const Words*>(from));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = widen(reinterpret_cast<const T*>(&v)[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = i < count ? widen(__ldcg(from + i)) : 0.0f;
+    }
+  }
+  __device__ static void put_four(std::uint8_t* q, std::uint32_t bytes, int count) {
+    if constexpr (kWhole) {
+      *reinterpret_cast<std::uint32_t*>(q) = bytes;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i < count) q[i] = static_cast<std::uint8_t>(bytes >> i * 8);
+      }
     }
   }
 
@@ -491,11 +526,11 @@ struct Tile {
   }
 
   template <bool kStochastic, bool kByRows, bool kByColumns>
-  __device__ void put_levels(const Vector<T> (&v)[kRows]) const {
+  __device__ void put_levels(const Vector<T> (&v)[kRows], bool divides) const {
     if constexpr (kStochastic) {
       stochastic<kByRows, kByColumns>(v);
     } else {
-      nearest<kByRows, kByColumns>(v);
+      nearest<kByRows, kByColumns>(v, divides);
     }
     if constexpr (kByColumns) {
       __syncthreads();
@@ -523,14 +558,13 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   if constexpr (kPass == Pass::measure) {
     tile.put_maxima();
   } else {
-    tile.template resolve<kPass>();
-    __syncthreads();
+    const bool divides = __syncthreads_or(tile.template resolve<kPass>());
     if (a.m.q && a.m.q_transposed) {
-      tile.template put_levels<kStochastic, true, true>(v);
+      tile.template put_levels<kStochastic, true, true>(v, divides);
     } else if (a.m.q) {
-      tile.template put_levels<kStochastic, true, false>(v);
+      tile.template put_levels<kStochastic, true, false>(v, divides);
     } else if (a.m.q_transposed) {
-      tile.template put_levels<kStochastic, false, true>(v);
+      tile.template put_levels<kStochastic, false, true>(v, divides);
     }
   }
 }
