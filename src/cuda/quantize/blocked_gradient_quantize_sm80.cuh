@@ -187,6 +187,19 @@ struct Tile {
     shared.column_factor[place] = c < cols ? a.column_factor[across * kTile + c] : 0.0f;
   }
 
+  // Each exchange leaves a lane with half as many rows, in the end with row lane / 2.
+  template <int count>
+  __device__ void exchange(float (&of_rows)[kRows]) const {
+    const bool upper = lane & 2 * count;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const float sent = upper ? of_rows[i] : of_rows[i + count];
+      const float kept = upper ? of_rows[i + count] : of_rows[i];
+      of_rows[i] = max_nan(kept, __shfl_xor_sync(~0u, sent, 2 * count));
+    }
+    if constexpr (count > 1) exchange<count / 2>(of_rows);
+  }
+
   // Maxima of rows, and maxima and sums of the columns of a group, to shared memory.
   __device__ void measure(const Vector<T> (&v)[kRows]) const {
     float of_rows[kRows] = {};
@@ -218,17 +231,7 @@ struct Tile {
                                                                            largest[3]};
       reinterpret_cast<float4*>(shared.of_groups.sum[group])[place] = {sum[0], sum[1], sum[2], sum[3]};
     }
-    // Each exchange leaves a lane with half as many rows, in the end with row lane / 2.
-#pragma unroll
-    for (int count = kRows / 2; count > 0; count /= 2) {
-      const bool upper = lane & 2 * count;
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float sent = upper ? of_rows[i] : of_rows[i + count];
-        const float kept = upper ? of_rows[i + count] : of_rows[i];
-        of_rows[i] = max_nan(kept, __shfl_xor_sync(~0u, sent, 2 * count));
-      }
-    }
+    exchange<kRows / 2>(of_rows);
     const float all = max_nan(of_rows[0], __shfl_xor_sync(~0u, of_rows[0], 1));
     if (lane % 2 == 0) shared.row_max[group * kRows + lane / 2] = __float_as_uint(all);
   }
