@@ -81,6 +81,7 @@ constexpr Case<const Gpu&> kGpuCases[] = {
     {"w8a16_gemm",             "w8a16_backward_dw",        Sizes::mkn, kGpuTraining, bench::gpu_backward_dw_dequantized},
     {"column_sum",             "f16_backward_db",          Sizes::mn,  kGpuMatrix,  bench::gpu_backward_db},
     {"gradient_quantize",      "s8_gradient_quantize",     Sizes::mn,  kGpuMatrix,  bench::gpu_gradient_quantize},
+    {"blocked_gradient_quantize", "s8_blocked_gradient_quantize", Sizes::mn, kGpuMatrix, bench::gpu_blocked_gradient_quantize},
     {"quantize",               "s8_quantize_rows",         Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_rows},
     {"quantize",               "s8_quantize_columns",      Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_columns},
     {"quantize",               "s8_quantize_tensor",       Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_tensor},

@@ -86,6 +86,7 @@ Prepared gpu_backward_dw_dequantized(const Benchmark&, const Gpu&);
 Prepared gpu_backward_int8(const Benchmark&, const Gpu&);
 Prepared gpu_backward_db(const Benchmark&, const Gpu&);
 Prepared gpu_gradient_quantize(const Benchmark&, const Gpu&);
+Prepared gpu_blocked_gradient_quantize(const Benchmark&, const Gpu&);
 Prepared gpu_quantize_rows(const Benchmark&, const Gpu&);
 Prepared gpu_quantize_columns(const Benchmark&, const Gpu&);
 Prepared gpu_quantize_tensor(const Benchmark&, const Gpu&);

@@ -184,9 +184,10 @@ Prepared forward_s4(const Benchmark& b, const Gpu& gpu, Activation activation, b
 }
 
 // Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN).
-Prepared gradients(const Benchmark& b, const Gpu& gpu, Product dx, Product dw, bool db = false) {
+Prepared gradients(const Benchmark& b, const Gpu& gpu, LinearBackwardDescription d) {
   const auto [m, k, n] = b.shape;
-  LinearBackwardDescription d{.m = m, .n = n, .k = k, .dy = DType::f16, .dx = dx, .dw = dw, .db = db};
+  d.m = m, d.n = n, d.k = k;
+  d.dy = DType::f16;
   d.x_transposed = true;
   d.weight_layout = WeightLayout::in_out;
   d.dw_layout = WeightLayout::out_in;
@@ -195,25 +196,25 @@ Prepared gradients(const Benchmark& b, const Gpu& gpu, Product dx, Product dw, b
   const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
   const auto o = std::make_shared<Operands>(gpu);
   LinearBackwardArgs args = {.dy = o->f16(m, n)};
-  const int products = (dx != Product::none) + (dw != Product::none);
+  const int products = (d.dx != Product::none) + (d.dw != Product::none);
   const bool pass_alone = products > 0 && k == 0;
-  double bytes = 2 * product(m, n) * (pass_alone ? 3 : 1);
-  if (dx != Product::none) {
+  double bytes = 2 * product(m, n) * (!pass_alone ? 1 : d.gradient_block == 128 ? 2 : 3);
+  if (d.dx != Product::none) {
     args.weight = o->s8(k, n);
     args.weight_scale = o->scales(n);
     args.dx = o->empty<Half>(m, k);
     bytes += product(n, k) + 2 * product(m, k);
   }
-  if (dw != Product::none) {
+  if (d.dw != Product::none) {
     args.x = o->s8(k, m);
     args.x_scale = o->scales(m);
     args.dw = o->empty<Half>(n, k);
     bytes += product(m, k) + 2 * product(n, k);
   }
-  if (db) args.db = o->empty_f16(n);
+  if (d.db) args.db = o->empty_f16(n);
   Prepared p = prepared(plan, args, o, gpu);
   p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
-  const bool int8 = dx == Product::int8 || dw == Product::int8;
+  const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
   if (p.operations > 0) p.arithmetic = int8 ? Arithmetic::s8 : Arithmetic::floats;
   p.bytes = bytes;
   return p;
@@ -286,25 +287,29 @@ Prepared gpu_forward_w4a8(const Benchmark& b, const Gpu& gpu) {
 }
 
 Prepared gpu_backward_dx_int8(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, Product::int8, Product::none);
+  return gradients(b, gpu, {.dx = Product::int8, .dw = Product::none});
 }
 Prepared gpu_backward_dw_int8(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, Product::none, Product::int8);
+  return gradients(b, gpu, {.dx = Product::none, .dw = Product::int8});
 }
 Prepared gpu_backward_dx_dequantized(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, Product::dequantized, Product::none);
+  return gradients(b, gpu, {.dx = Product::dequantized, .dw = Product::none});
 }
 Prepared gpu_backward_dw_dequantized(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, Product::none, Product::dequantized);
+  return gradients(b, gpu, {.dx = Product::none, .dw = Product::dequantized});
 }
 Prepared gpu_backward_int8(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, Product::int8, Product::int8, true);
+  return gradients(b, gpu, {.dx = Product::int8, .dw = Product::int8, .db = true});
 }
 Prepared gpu_backward_db(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, Product::none, Product::none, true);
+  return gradients(b, gpu, {.dx = Product::none, .dw = Product::none, .db = true});
 }
 // With K = 0 nothing follows the pass over dY: two reads, and two writes of a byte.
 Prepared gpu_gradient_quantize(const Benchmark& b, const Gpu& gpu) { return gpu_backward_int8(b, gpu); }
+// In blocks of 128 one read is enough.
+Prepared gpu_blocked_gradient_quantize(const Benchmark& b, const Gpu& gpu) {
+  return gradients(b, gpu, {.dx = Product::int8, .dw = Product::int8, .db = true, .gradient_block = 128});
+}
 
 Prepared gpu_quantize_rows(const Benchmark& b, const Gpu& gpu) {
   return quantize(b, gpu, Granularity::row, Orientation::row_major);
