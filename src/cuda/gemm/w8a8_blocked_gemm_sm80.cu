@@ -25,7 +25,7 @@ constexpr char kName[] = "w8a8_blocked_gemm_sm80";
 constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 using Large = TileShape<128, 128, 64, 4, 4, 2, 1>;
-using Small = TileShape<64, 64, 128, 4, 2, 2, 3>;
+using Small = TileShape<64, 64, 64, 6, 2, 2, 3>;
 
 struct BlockScales {
   const float* data;
