@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"

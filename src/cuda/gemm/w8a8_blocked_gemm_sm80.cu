@@ -4,11 +4,12 @@
 // a (m, k) s8, K-major, and b (n, k) s8 of either major, on every GPU from Ampere on, for every stride and alignment.
 //
 // The tiles and the main loop are w8a8_gemm_sm80's (device/product_tiles.cuh, device/byte_work.cuh). Left is a, so that
-// a lane needs two scales for 16 rows. Sums of one block and totals are live together, twice w8a8_gemm_sm80's
-// accumulators, so a warp has half its tile. Where a block begins, the first matrix instructions start from 0, and each
-// lets the sums that it replaces be folded into the totals first.
+// a lane needs two scales for 16 rows. The sums of a block and the totals are live together, twice w8a8_gemm_sm80's
+// accumulators, so a warp has half its tile. A block's first matrix instructions start from 0; the sums of the block
+// before are folded into the totals just before that.
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "cuda/device/byte_work.cuh"
 #include "cuda/device/grid.cuh"

@@ -15,7 +15,6 @@
 #include "cuda/device/byte_work.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/operand_tiles.cuh"
 #include "cuda/device/product_tiles.cuh"
 #include "cuda/launch.h"
