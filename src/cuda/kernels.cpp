@@ -24,6 +24,7 @@ namespace octile::cuda {
   ROW(w8a8_gemm_skinny_sm90) \
   ROW(w8a8_blocked_gemm_sm90) \
   ROW(w8a8_group_gemm_sm80) \
+  ROW(w8a8_blocked_gemm_sm80) \
   ROW(column_sum_sm80) \
   ROW(w8a16_gemm_sm80) \
   ROW(w8a16_gemm_sm90) \

@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/output_tiles.cuh"
 #include "cuda/device/product_tiles.cuh"
 #include "cuda/gemm/w8a16_gemm_sm80.cuh"
 #include "cuda/launch.h"
@@ -35,12 +35,7 @@ using Small = TileShape<64, 64, 64, 4, 2, 2, 3>;
 struct Product {
   Tiling tiling;  // left is b, right is a
   Factors c_scale;
-  void* y;
-  std::int64_t y_pitch;
-  DType y_type;
-  bool y_along_left;  // its lines are rows
-  bool y_aligned;     // to 4 elements
-  bool accumulate;    // y is f32
+  TileOutput output;
 };
 
 // ---- The arithmetic of a tile.
@@ -60,6 +55,7 @@ struct Work {
   static constexpr int kPartBlocks = kRightBlocks / kParts;
   static constexpr int kSlices = Tile::kStep / kHalfSlice * kParts;
   static_assert(kParts <= 2, "two sets of registers");
+  static constexpr int kSlabPitch = std::max(Tile::kWarpLeft, Tile::kWarpRight) + 4;
 
   __device__ Work(const Product& p, int2 first, int lane)
       : left_reader(first.x, lane), right_reader(first.y, lane), term(lane % 4 * 4), scales(p.c_scale, p.tiling.k) {}
@@ -135,7 +131,10 @@ struct Work {
   }
 
   // Of 16 rows of sums a lane has two: of the two halves, or outer-major neighbours.
-  __device__ static int row_of(int lane, int half) { return kLeftOuter ? lane / 4 * 2 + half : lane / 4 + half * 8; }
+  __device__ static int row_of(int lane, int e) { return kLeftOuter ? lane / 4 * 2 + e / 2 : lane / 4 + e / 2 * 8; }
+  __device__ static int column_of(int lane, int block, int e) { return block * 8 + lane % 4 * 2 + e % 2; }
+  __device__ float result(int i, int j, int e) const { return sums[i][j][e]; }
+  __device__ float result_scale() const { return Scales::kScaled ? Scales::scale_of(exponent) : 1.0f; }
 
   const ByteReader<Tile, Tile::kLeft, kLeftOuter> left_reader;
   const HalfReader<Tile, Tile::kRight, kRightOuter> right_reader;
@@ -148,79 +147,6 @@ struct Work {
   uint2 right[2][kPartBlocks / 2][2];
   uint2 scale[2];
 };
-
-// ---- From registers to y.
-
-// Sums of kLines lines of y, kAlong of each, lie in shared memory, kPitch apart; `first` is the line and the place in
-// it of the first one.
-template <class Y, int kLines, int kAlong, int kPitch>
-__device__ void store_lines(const Product& p, const float* sums, int2 first, float scale) {
-  constexpr int kLanes = kAlong / 4;  // of a line
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int lines = p.y_along_left ? p.tiling.right.rows : p.tiling.left.rows;
-  const int length = p.y_along_left ? p.tiling.left.rows : p.tiling.right.rows;
-  const int at = lane % kLanes * 4;
-  const int count = min(length - first.y - at, 4);
-  if (count <= 0) return;
-  with_accumulate<std::is_same_v<Y, float>>(p.accumulate, [&](auto accumulate) {
-#pragma unroll 2
-    for (int i = lane / kLanes; i < kLines; i += 32 / kLanes) {
-      if (first.x + i >= lines) break;
-      const float4 sum = *reinterpret_cast<const float4*>(sums + i * kPitch + at);
-      Y out[4] = {narrow<Y>(sum.x * scale), narrow<Y>(sum.y * scale), narrow<Y>(sum.z * scale),
-                  narrow<Y>(sum.w * scale)};
-      Y* const to = static_cast<Y*>(p.y) + (first.x + i) * p.y_pitch + first.y + at;
-      store_four<decltype(accumulate)::value>(to, out, count, p.y_aligned);
-    }
-  });
-}
-
-// Each warp passes its sums through its own slab of shared memory, 32 lines of y at a time.
-template <class Y, class Tile, class Work>
-__device__ void store_tile(const Product& p, const Work& work, int2 first, float* slabs) {
-  constexpr int kSlab = 32;
-  constexpr int kPitch = (Tile::kWarpLeft > Tile::kWarpRight ? Tile::kWarpLeft : Tile::kWarpRight) + 4;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int pair = lane % 4 * 2;
-  static_assert(Tile::kThreads * kPitch * 4 <= Tile::kStages * Work::Stage::kBytes);
-  float* const slab = slabs + threadIdx.x / 32 * kSlab * kPitch;
-  const float scale = Work::Scales::kScaled ? Work::Scales::scale_of(work.exponent) : 1.0f;
-  if (p.y_along_left) {
-#pragma unroll
-    for (int begin = 0; begin < Work::kRightBlocks; begin += kSlab / 8) {
-#pragma unroll
-      for (int j = 0; j < kSlab / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < Work::kLeftBlocks; ++i) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            slab[(j * 8 + pair + e % 2) * kPitch + i * 16 + Work::row_of(lane, e / 2)] = work.sums[i][begin + j][e];
-          }
-        }
-      }
-      __syncwarp();
-      store_lines<Y, kSlab, Tile::kWarpLeft, kPitch>(p, slab, {first.y + begin * 8, first.x}, scale);
-      __syncwarp();
-    }
-    return;
-  }
-#pragma unroll
-  for (int begin = 0; begin < Work::kLeftBlocks; begin += kSlab / 16) {
-#pragma unroll
-    for (int i = 0; i < kSlab / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < Work::kRightBlocks; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          slab[(i * 16 + Work::row_of(lane, e / 2)) * kPitch + j * 8 + pair + e % 2] = work.sums[begin + i][j][e];
-        }
-      }
-    }
-    __syncwarp();
-    store_lines<Y, kSlab, Tile::kWarpRight, kPitch>(p, slab, {first.x + begin * 16, first.y}, scale);
-    __syncwarp();
-  }
-}
 
 // ---- The kernel.
 
@@ -238,10 +164,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a16_gemm_kern
 
   const int2 first = {tile.x + part.x, tile.y + part.y};
   float* const slabs = reinterpret_cast<float*>(shared);
-  if (p.y_type == DType::f32) {
-    store_tile<float, Tile>(p, work, first, slabs);
+  if (p.output.type == DType::f32) {
+    store_tile<float, Tile>(p.output, p.tiling, work, first, slabs);
   } else {
-    store_tile<T, Tile>(p, work, first, slabs);
+    store_tile<T, Tile>(p.output, p.tiling, work, first, slabs);
   }
 }
 
@@ -270,13 +196,7 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.tiling = tiling_of<Tile>(operand_of(o.b, problem.b_major == Major::outer),
                              operand_of(o.a, problem.a_major == Major::outer), o.a.cols());
   p.c_scale = factors_of(o.b_scale, problem.scale);
-  p.y_along_left = problem.y_major == Major::contraction;
-  p.y = o.y.data;
-  p.y_pitch = o.y.strides[p.y_along_left ? 0 : 1];
-  p.y_type = problem.y;
-  p.accumulate = problem.accumulate;
-  const std::int64_t element = bits(problem.y) / 8;
-  p.y_aligned = aligned_rows(p.y, p.y_pitch * element, 4 * element);
+  p.output = output_of(problem, o.y, problem.y_major == Major::contraction);
   const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
   const TileKernel<Product> kernel = kernel_for<Tile>(problem);
   enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);

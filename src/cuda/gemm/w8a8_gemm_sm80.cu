@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/byte_work.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/operand_tiles.cuh"
 #include "cuda/device/product_tiles.cuh"
 #include "cuda/launch.h"
@@ -92,44 +92,9 @@ __device__ void store_slab(const Product& p, const std::int32_t* sums, int first
 // ---- The kernel.
 
 template <class Tile, bool kLeftOuter, bool kRightOuter>
-struct Work {
-  static constexpr int kLeftBlocks = Tile::kWarpLeft / 16;
-  static constexpr int kRightBlocks = Tile::kWarpRight / 16;
-  static constexpr int kSlices = Tile::kStep / kSlice;
-  static constexpr int kRightTile = Stage<Tile, kLeftOuter, kRightOuter>::kRightTile;
-
-  __device__ Work(int2 first, int lane) : left_reader(first.x, lane), right_reader(first.y, lane) {}
-  __device__ void fill(int, std::uint32_t) {}
-  __device__ void begin() {}
-
-  __device__ void read(int to, std::uint32_t stage, int slice) {
-#pragma unroll
-    for (int i = 0; i < kLeftBlocks; ++i) left[to][i] = left_reader.load(stage, i, slice);
-#pragma unroll
-    for (int j = 0; j < kRightBlocks; ++j) right[to][j] = right_reader.load(stage + kRightTile, j, slice);
-  }
-
-  __device__ void multiply(int from, int) {
-#pragma unroll
-    for (int i = 0; i < kLeftBlocks; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2 * kRightBlocks; ++j) {
-        const Fragment& b = right[from][j / 2];
-        multiply_add_s8(sums[i][j], left[from][i].part, b.part[j % 2 * 2], b.part[j % 2 * 2 + 1]);
-      }
-    }
-  }
-
-  const Reader<Tile, Tile::kLeft, kLeftOuter, false> left_reader;
-  const Reader<Tile, Tile::kRight, kRightOuter, true> right_reader;
-  std::int32_t sums[kLeftBlocks][2 * kRightBlocks][4] = {};
-  Fragment left[2][kLeftBlocks], right[2][kRightBlocks];
-};
-
-template <class Tile, bool kLeftOuter, bool kRightOuter>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a8_gemm_kernel(const __grid_constant__ Product p) {
   using Stage = Stage<Tile, kLeftOuter, kRightOuter>;
-  using Work = Work<Tile, kLeftOuter, kRightOuter>;
+  using Work = ByteWork<Tile, kLeftOuter, kRightOuter>;
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int2 tile = first_of_tile<Tile>(p.tiling);
   const int2 part = first_of_warp<Tile>();
@@ -153,10 +118,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a8_gemm_kerne
       for (int j = 0; j < 2 * Work::kRightBlocks; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int half = e / 2;
-          const int col = lane % 4 * 2 + e % 2;
-          slab[(i * 16 + (kLeftOuter ? lane / 4 * 2 + half : lane / 4 + half * 8)) * kPitch + j / 2 * 16 +
-               (kRightOuter ? col * 2 + j % 2 : col + j % 2 * 8)] = work.sums[first + i][j][e];
+          slab[(i * 16 + Work::row_of(lane, e)) * kPitch + Work::column_of(lane, j, e)] = work.sums[first + i][j][e];
         }
       }
     }

@@ -1,0 +1,238 @@
+// t = fma(f32(sum_{c in g} a[i, c] * b[j, c]), a_scale[i, g], t) over the blocks g of T terms in order, from t = 0
+// y[i, j] = round_to_y(t)
+//
+// a (m, k) s8, K-major, and b (n, k) s8 of either major, on every GPU from Ampere on, for every stride and alignment.
+//
+// The tiles and the main loop are w8a8_gemm_sm80's (device/product_tiles.cuh, device/byte_work.cuh). Left is a, so that
+// a lane needs two scales for 16 rows. The sums of a block and the totals are live together, twice w8a8_gemm_sm80's
+// accumulators, so a warp has half its tile. A block's first matrix instructions start from 0; the sums of the block
+// before are folded into the totals just before that.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "cuda/device/byte_work.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/output_tiles.cuh"
+#include "cuda/device/product_tiles.cuh"
+#include "cuda/launch.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+namespace {
+
+constexpr char kName[] = "w8a8_blocked_gemm_sm80";
+constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
+
+using Large = TileShape<128, 128, 64, 4, 4, 2, 1>;
+using Small = TileShape<64, 64, 64, 6, 2, 2, 3>;
+
+struct BlockScales {
+  const float* data;
+  std::int64_t row_stride, block_stride;
+};
+
+struct Product {
+  Tiling tiling;  // left is a, right is b
+  BlockScales scales;
+  int block;  // terms
+  TileOutput output;
+};
+
+// ---- The arithmetic of a tile.
+
+// Exact. kShort: of a block of at most kShortBlock terms, |sum| <= 2^22, so that 1.5 * 2^23 + sum has the exponent of
+// 1.5 * 2^23, whose last bit counts ones. A100 converts 16 integers per clock and SM, and adds 64 of them, and as many
+// floats.
+constexpr std::int64_t kShortBlock = 256;
+template <bool kShort>
+__device__ float to_float(std::int32_t sum) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  constexpr float kOne = 0x1.8p23f;
+  if constexpr (kShort) return __int_as_float(sum + __float_as_int(kOne)) - kOne;
+#endif
+  return __int2float_rn(sum);
+}
+
+template <class Tile, bool kRightOuter, bool kShort>
+struct BlockedWork : ByteWork<Tile, false, kRightOuter> {
+  using Base = ByteWork<Tile, false, kRightOuter>;
+  using Stage = Stage<Tile, false, kRightOuter>;
+  // No bank conflicts along right.
+  static constexpr int kSlabPitch = std::max(Tile::kWarpLeft, Tile::kWarpRight) + (kRightOuter ? 16 : 8);
+  static_assert(kMinGradientBlock % Tile::kStep == 0, "a block is a number of steps");
+
+  // first_row: of the warp
+  __device__ BlockedWork(const Product& p, int first_row, int2 part, int lane)
+      : Base(part, lane),
+        product(p),
+        rows(p.tiling.left.rows - first_row - lane / 4),
+        next_scales(p.scales.data + (first_row + lane / 4) * p.scales.row_stride) {}
+
+  __device__ void multiply(int from, int slice) {
+    if (slice == 0 && steps_of_block-- == 0) {
+      multiply_first(from);
+      steps_of_block = product.block / Tile::kStep - 1;
+      read_scales();
+    } else {
+      Base::multiply(from, slice);
+    }
+  }
+
+  // The first terms of a block. Before the first block, this folds sums of 0 with scales of 0.
+  __device__ void multiply_first(int from) {
+#pragma unroll
+    for (int i = 0; i < Base::kLeftBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * Base::kRightBlocks; ++j) {
+        fold(i, j);
+        const Fragment& b = this->right[from][j / 2];
+        multiply_s8(this->sums[i][j], this->left[from][i].part, b.part[j % 2 * 2], b.part[j % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  __device__ void fold(int i, int j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      totals[i][j][e] = __fmaf_rn(to_float<kShort>(this->sums[i][j][e]), scale[i][e / 2], totals[i][j][e]);
+    }
+  }
+  __device__ void fold_last() {
+#pragma unroll
+    for (int i = 0; i < Base::kLeftBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * Base::kRightBlocks; ++j) fold(i, j);
+    }
+  }
+
+  // Of the block that begins: they are wanted where it ends. Past the L1: the grid may have started early.
+  __device__ void read_scales() {
+#pragma unroll
+    for (int i = 0; i < Base::kLeftBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = i * 16 + half * 8;
+        if (row < rows) scale[i][half] = __ldcg(next_scales + row * product.scales.row_stride);
+      }
+    }
+    next_scales += product.scales.block_stride;
+  }
+
+  __device__ float result(int i, int j, int e) const { return totals[i][j][e]; }
+  __device__ static float result_scale() { return 1.0f; }
+
+  const Product& product;
+  const int rows;  // from this lane's first on
+  const float* next_scales;
+  int steps_of_block = 0;  // that are to come
+  float scale[Base::kLeftBlocks][2] = {};
+  float totals[Base::kLeftBlocks][2 * Base::kRightBlocks][4] = {};
+};
+
+// ---- The kernel.
+
+template <class Tile, bool kRightOuter, bool kShort>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    w8a8_blocked_gemm_kernel(const __grid_constant__ Product p) {
+  using Work = BlockedWork<Tile, kRightOuter, kShort>;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const int2 tile = first_of_tile<Tile>(p.tiling);
+  const int2 part = first_of_warp<Tile>();
+  const int2 first = {tile.x + part.x, tile.y + part.y};
+  Work work(p, first.x, part, static_cast<int>(threadIdx.x) % 32);
+  wait_for_previous();
+  let_next_start();
+  multiply_tile<Tile, typename Work::Stage>(p.tiling, tile, shared_address(shared), work);
+  work.fold_last();
+
+  float* const slabs = reinterpret_cast<float*>(shared);
+  switch (p.output.type) {
+    case DType::f16:
+      store_tile<__half, Tile>(p.output, p.tiling, work, first, slabs);
+      break;
+    case DType::bf16:
+      store_tile<__nv_bfloat16, Tile>(p.output, p.tiling, work, first, slabs);
+      break;
+    default:
+      store_tile<float, Tile>(p.output, p.tiling, work, first, slabs);
+  }
+}
+
+// ---- The launch.
+
+template <class Tile, bool kRightOuter, bool kShort>
+constexpr TileKernel<Product> kKernel = {w8a8_blocked_gemm_kernel<Tile, kRightOuter, kShort>,
+                                         Tile::kStages* Stage<Tile, false, kRightOuter>::kBytes};
+
+template <class Tile>
+TileKernel<Product> kernel_for(const GemmProblem& problem) {
+  const bool is_short = problem.a_block <= kShortBlock;
+  if (problem.b_major == Major::outer) return is_short ? kKernel<Tile, true, true> : kKernel<Tile, true, false>;
+  return is_short ? kKernel<Tile, false, true> : kKernel<Tile, false, false>;
+}
+
+template <class Tile>
+void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+  Product p = {};
+  p.tiling = tiling_of<Tile>(operand_of(o.a, false), operand_of(o.b, problem.b_major == Major::outer), o.a.cols());
+  p.scales = {static_cast<const float*>(o.a_scale.data), o.a_scale.strides[0], o.a_scale.strides[1]};
+  p.block = static_cast<int>(problem.a_block);
+  p.output = output_of(problem, o.y, problem.y_major == Major::outer);
+  const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
+  const TileKernel<Product> kernel = kernel_for<Tile>(problem);
+  enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);
+}
+
+// The smaller tile serves products of few large ones. w8a8_gemm_sm80's, a fifth slower.
+template <class Tile>
+constexpr TileCost kCost = Tile::kLeft == Large::kLeft ? TileCost{27e-6, 30e-6, 9e-6} : TileCost{9.3e-6, 22e-6, 7e-6};
+
+template <class Tile>
+double seconds(double m, double n, const GemmProblem& problem) {
+  return seconds_of<Tile>(kCost<Tile>, m, n, problem);
+}
+
+std::string supports(const GemmProblem& problem) {
+  if (problem.scale != DType::f32) return "has no f64";
+  return reason_against_product(problem);
+}
+
+Cost cost(const GemmProblem& problem) {
+  const auto m = static_cast<double>(problem.m);
+  const auto n = static_cast<double>(problem.n);
+  const auto k = static_cast<double>(problem.k);
+  const double bytes = (m + n) * k + m * n * bits(problem.y) / 8;
+  const double arithmetic = std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem));
+  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
+  return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
+}
+
+void load(const GemmProblem& problem) {
+  for (const TileKernel<Product>& kernel : {kernel_for<Large>(problem), kernel_for<Small>(problem)}) {
+    prepare(kName, kernel.function, kernel.shared_bytes);
+  }
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+  if (o.y.rows() == 0 || o.y.cols() == 0) return;
+  const auto m = static_cast<double>(o.y.rows());
+  const auto n = static_cast<double>(o.y.cols());
+  const bool large = seconds<Large>(m, n, problem) < seconds<Small>(m, n, problem);
+  (large ? launch_tile<Large> : launch_tile<Small>)(problem, o, launch);
+}
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_blocked_gemm_sm80 = {
+    .name = "w8a8_blocked_gemm_sm80",
+    .task = {Operation::blocked_gemm},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+};
+
+}  // namespace octile::cuda
