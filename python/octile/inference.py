@@ -250,11 +250,23 @@ class _Inference(nn.Module):
         text += ", zero_point" if self.zero_point else ""
         text += ", input_multiplier" if self._buffers.get("input_multiplier") is not None else ""
         text += ", packed" if self.packed_weight is not None else ""
+        text += ", backward=int8" if self._product == _c.INT8 else ""
         return text + kernels(self._device(), ("1 row", self._fields(1)), ("4096 rows", self._fields(4096)))
 
     def _device(self):
         packed = self._buffers["packed_weight"]
         return (self._buffers["quantized_weight"] if packed is None else packed).device
+
+
+def check_backward(backward, group=None):
+    """The constant of this word. Raises ValueError for an unknown one, and for int8 with a weight in groups."""
+    product = functional.product(backward)
+    if product == _c.INT8 and group:
+        raise ValueError(
+            f"octile: backward is 'int8' and group is {group}: an int8 dX folds the weight's scales into dY, which takes "
+            "one for each output channel"
+        )
+    return product
 
 
 class _Int8(_Inference):
@@ -267,13 +279,7 @@ class _Int8(_Inference):
 
     @backward.setter
     def backward(self, value):
-        product = functional.product(value)
-        if product == _c.INT8 and self.group:
-            raise ValueError(
-                f"octile: backward is 'int8' and group is {self.group}: an int8 dX folds the weight's scales into dY, which "
-                "takes one for each output channel"
-            )
-        self._product = product
+        self._product = check_backward(value, self.group)
 
 
 class W8A8Linear(_Int8):
