@@ -85,6 +85,8 @@ class _Inference(nn.Module):
 
     def __setattr__(self, name, value):
         if name == "weight":
+            if isinstance(value, DequantizedWeight) and value._layer is self:
+                return  # PEFT before 0.18 puts back what the layer has
             raise AttributeError(f"octile: {read_only(self)}")
         super().__setattr__(name, value)
 
