@@ -21,18 +21,25 @@ _MODULE = "peft.tuners.lora.model"
 class _OnImport(importlib.abc.MetaPathFinder):
     """Waits for PEFT: its module is imported as it would be without this, and then taught."""
 
+    _asking = False  # the other finders
+
     def find_spec(self, name, path=None, target=None):
-        if name != _MODULE:
+        if name != _MODULE or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
 
         def exec_module(module):
             run(module)
-            _teach(module)
+            if module.__name__ == _MODULE and self in sys.meta_path:  # a loader may be that of other modules too
+                sys.meta_path.remove(self)
+                _teach(module)
 
         spec.loader.exec_module = exec_module
         return spec

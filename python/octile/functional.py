@@ -303,6 +303,13 @@ def _is_per_channel(weight, scale):
     return weight.dtype is torch.int8 and (scale.dim() < 2 or scale.shape[1] == 1)
 
 
+def _dx_and_db(dy, weight, scale, product, db):
+    """dX (M, K), with a product, and dB (N), if it is asked for, of dY (M, N)."""
+    words = _c.OUT_IN, False, dy.dtype, _c.OUT_IN, _c.NEAREST, 0
+    dx, _, db = _linear_backward(dy, weight, scale, None, None, product, _c.NO_PRODUCT, db, *words)
+    return dx, db
+
+
 def _through_groups(dy, weight, scale, zero_point, k):
     """dX (M, K) of a weight in groups: dY times the weight, dequantized for the time of this product.
 
@@ -356,32 +363,21 @@ class _Frozen(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         need_x, need_b = ctx.needs_input_grad[:2]
-        rows, dx, db = _rows(dy), None, None
+        rows = _rows(dy)
         if not need_x:
-            db = _db(rows)
-            return (None, db, *(None,) * 6)
+            return (None, _dx_and_db(rows, None, None, _c.NO_PRODUCT, True)[1], *(None,) * 6)
         weight, scale, zero_point, multiplier, unclamped = ctx.saved_tensors
         if _is_per_channel(weight, scale):
-            scale = scale.flatten()
-            none, layout = _c.NO_PRODUCT, _c.OUT_IN
-            words = ctx.product, none, need_b, layout, False, dy.dtype, layout, _c.NEAREST, 0
-            dx, _, db = _linear_backward(rows, weight, scale, None, None, *words)
+            dx, db = _dx_and_db(rows, weight, scale.flatten(), ctx.product, need_b)
         else:
             dx = _through_groups(rows, weight, scale, zero_point, ctx.shape[-1])
-            db = _db(rows) if need_b else None
+            db = _dx_and_db(rows, None, None, _c.NO_PRODUCT, True)[1] if need_b else None
         if multiplier is not None:
             dx = dx * multiplier
         if unclamped is not None:
             dx = torch.where(unclamped, dx, 0)
         dx = dx.to(ctx.dtype)
         return (dx if dy.dim() == 2 else dx.view(ctx.shape), db if need_b else None, *(None,) * 6)
-
-
-def _db(dy):
-    """dB alone, of dY (M, N)."""
-    none, layout = _c.NO_PRODUCT, _c.OUT_IN
-    words = none, none, True, layout, False, dy.dtype, layout, _c.NEAREST, 0
-    return _linear_backward(dy, None, None, None, None, *words)[2]
 
 
 _frozen_at_once = super(torch.autograd.Function, _Frozen).apply
