@@ -17,7 +17,7 @@ constexpr std::size_t kMaxPlans = 1024;
 constexpr std::size_t kThreadSlots = 64;
 constexpr std::size_t kKeyWords = 15;
 
-enum class Kind : std::uint64_t { quantize = 1, linear, backward };
+enum class Kind : std::uint64_t { quantize = 1, dequantize, linear, backward };
 
 struct Key {
   std::array<std::uint64_t, kKeyWords> words = {};
@@ -121,6 +121,11 @@ Error find(const Key& key, const Make& make, std::shared_ptr<const Plan>* plan) 
 Error find_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan) {
   auto make = [&](octile_plan** made) { return octile_quantize_plan_create(&description, made); };
   return find(key_of(Kind::quantize, description), make, plan);
+}
+
+Error find_dequantize_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan) {
+  auto make = [&](octile_plan** made) { return octile_dequantize_plan_create(&description, made); };
+  return find(key_of(Kind::dequantize, description), make, plan);
 }
 
 Error find_plan(const octile_linear_description& description, std::shared_ptr<const Plan>* plan) {

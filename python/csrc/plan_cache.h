@@ -27,6 +27,7 @@ class Plan {
 // The plan lives as long as the pointer, even if other threads evict it from the cache. The key is the kind and every
 // byte of the description.
 Error find_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan);
+Error find_dequantize_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan);
 Error find_plan(const octile_linear_description& description, std::shared_ptr<const Plan>* plan);
 Error find_plan(const octile_linear_backward_description& description, std::shared_ptr<const Plan>* plan);
 

@@ -140,8 +140,6 @@ Error quantize(Value* stack) {
   return nullptr;
 }
 
-// ---- The linear layers ----
-
 namespace {
 
 // How many neighbours along K share a scale of (N, groups); 0: all of them.
@@ -154,6 +152,82 @@ Error group_of(const Input& weight_scale, std::int64_t k, std::int64_t* group) {
   *group = groups > 1 ? k / groups : 0;
   return nullptr;
 }
+
+// A weight of `columns` values a row: int8, or bytes of two 4-bit values each.
+Error check_levels(const Input& weight, std::int64_t columns) {
+  const bool s4 = weight.torch_dtype() == shim.u8;
+  const std::int64_t stored = s4 ? columns / 2 + columns % 2 : columns;
+  if ((s4 || weight.torch_dtype() == shim.s8) && weight.columns() == stored) return nullptr;
+  return message("weight has %lld columns of %s, expected %lld of int8 or %lld of uint8",
+                 static_cast<long long>(weight.columns()), name_of(weight.torch_dtype()),
+                 static_cast<long long>(columns), static_cast<long long>(columns / 2 + columns % 2));
+}
+
+}  // namespace
+
+// ---- dequantize(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype)
+//      -> Tensor ----
+
+Error dequantize(Value* stack) {
+  Input weight("weight", stack[0]), scale("weight_scale", stack[1]);
+  Input zero_point = Input::optional("weight_zero_point", stack[2]);
+  const auto columns = static_cast<std::int64_t>(stack[3]);
+  const auto dtype = static_cast<std::int32_t>(stack[4]);
+  if (Error error = look(weight, scale, zero_point)) return error;
+  if (Error error = weight.as_matrix()) return error;
+  if (Error error = check_levels(weight, columns)) return error;
+  if (dtype_of(dtype) < 0) return message("dtype is %s", name_of(dtype));
+
+  static const auto kDefaults = defaults(octile_quantize_description_init);
+  octile_quantize_description description = kDefaults;
+  description.rows = weight.rows();
+  description.cols = columns;
+  description.x = dtype_of(dtype);
+  description.q = weight.torch_dtype() == shim.u8 ? OCTILE_DTYPE_S4 : OCTILE_DTYPE_S8;
+  description.mapping = zero_point.present() ? OCTILE_MAPPING_AFFINE : OCTILE_MAPPING_SYMMETRIC;
+  description.device = weight.device();
+  const bool grouped = scale.dimensions() == 2 && columns > 0;
+  if (grouped) {
+    if (Error error = scale.as_matrix()) return error;
+    if (zero_point.present()) {
+      if (Error error = zero_point.as_matrix()) return error;
+    }
+    if (Error error = group_of(scale, columns, &description.group)) return error;
+    if (description.group == 0) description.group = columns;
+    description.granularity = OCTILE_GRANULARITY_GROUP;
+  } else if (columns > 0) {
+    if (Error error = scale.as_vector()) return error;
+    if (zero_point.present()) {
+      if (Error error = zero_point.as_vector()) return error;
+    }
+    description.granularity = scale.elements() == 1 ? OCTILE_GRANULARITY_TENSOR : OCTILE_GRANULARITY_ROW;
+  }
+  if (Error error = threads_of(weight.device(), &description.threads)) return error;
+  std::shared_ptr<const Plan> plan;
+  if (Error error = find_dequantize_plan(description, &plan)) return error;
+
+  const Shape shape = {weight.rows(), columns, columns};
+  Output x(dtype, weight.device());
+  if (Error error = x.create_matrix(shape)) return error;
+  if (shape.rows > 0 && columns > 0) {
+    View weight_view, scale_view, zero_point_view, x_view;
+    octile_dequantize_args args = {};
+    args.struct_size = sizeof args;
+    args.q = description.q == OCTILE_DTYPE_S4 ? weight_view.nibbles(weight, columns) : weight_view.matrix(weight);
+    args.scale = grouped ? scale_view.matrix(scale) : scale_view.vector(scale);
+    if (zero_point.present()) {
+      args.zero_point = grouped ? zero_point_view.matrix(zero_point) : zero_point_view.vector(zero_point);
+    }
+    args.x = x_view.matrix(x, shape);
+    if (Error error = run(octile_dequantize_run, *plan, args, weight.device())) return error;
+  }
+  stack[0] = x.release();
+  return nullptr;
+}
+
+// ---- The linear layers ----
+
+namespace {
 
 // Of int8 weights, by their scales: (N), (1) or (N, K / group).
 Error describe_s8(Input& weight_scale, std::int64_t k, octile_linear_description* description) {

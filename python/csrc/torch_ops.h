@@ -10,6 +10,7 @@
 namespace octile_torch {
 
 Error quantize(Value* stack);
+Error dequantize(Value* stack);
 Error linear(Value* stack);
 Error linear_int8(Value* stack);
 Error linear_s4(Value* stack);

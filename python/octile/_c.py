@@ -16,7 +16,8 @@ CPU, CUDA = 1, 2  # OCTILE_DEVICE_...
 F16, BF16, F32, F64, S8, U8, S4, S32 = range(8)  # OCTILE_DTYPE_...
 NONE, DYNAMIC_PER_TOKEN, DYNAMIC_PER_TENSOR, STATIC_PER_TENSOR = range(4)  # OCTILE_ACTIVATION_...
 S8_PER_CHANNEL, S8_PER_TENSOR, S4_GROUP, S8_GROUP = range(4)  # OCTILE_WEIGHT_...
-PER_TENSOR, PER_ROW, PER_COLUMN = 0, 1, 2  # OCTILE_GRANULARITY_...
+PER_TENSOR, PER_ROW, PER_COLUMN, PER_GROUP = 0, 1, 2, 3  # OCTILE_GRANULARITY_...
+SYMMETRIC, AFFINE = 0, 1  # OCTILE_MAPPING_...
 ROW_MAJOR, TRANSPOSED, BOTH = 0, 1, 2  # OCTILE_ORIENTATION_...
 OUT_IN, IN_OUT = 0, 1  # OCTILE_LAYOUT_...
 NO_PRODUCT, DEQUANTIZED, INT8 = 0, 1, 2  # OCTILE_PRODUCT_...
@@ -49,6 +50,7 @@ Device, Element, Tensor = (STRUCTURES[f"octile_{name}"] for name in ("device", "
 LinearDescription, RunArguments = STRUCTURES["octile_linear_description"], STRUCTURES["octile_linear_args"]
 PackArguments = STRUCTURES["octile_linear_pack_args"]
 QuantizeDescription, QuantizeArguments = STRUCTURES["octile_quantize_description"], STRUCTURES["octile_quantize_args"]
+DequantizeArguments = STRUCTURES["octile_dequantize_args"]
 BackwardDescription = STRUCTURES["octile_linear_backward_description"]
 BackwardArguments = STRUCTURES["octile_linear_backward_args"]
 
@@ -180,8 +182,8 @@ class Library:
             setattr(description, name, value)
         return description
 
-    def _plan(self, kind, fields):
-        description, handle = self._description(kind, fields), C.c_void_p()
+    def _plan(self, kind, fields, described=None):
+        description, handle = self._description(described or kind, fields), C.c_void_p()
         create = getattr(self.c, f"octile_{kind}_plan_create")
         self.ok(create(C.byref(description), C.byref(handle)))
         return Plan(self, handle)
@@ -191,6 +193,9 @@ class Library:
 
     def quantize(self, **fields):
         return self._plan("quantize", fields)
+
+    def dequantize(self, **fields):
+        return self._plan("dequantize", fields, described="quantize")
 
     def backward(self, **fields):
         return self._plan("linear_backward", fields)

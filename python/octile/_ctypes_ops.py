@@ -134,6 +134,33 @@ def _group(weight_scale, k):
     return k // groups if groups > 1 else 0
 
 
+@_op
+def dequantize(weight, weight_scale, weight_zero_point, columns, dtype):
+    weight = _matrix("weight", weight)
+    s4, stored = weight.dtype == torch.uint8, columns // 2 + columns % 2
+    if not s4 and weight.dtype != torch.int8 or weight.shape[1] != (stored if s4 else columns):
+        found = f"{weight.shape[1]} columns of {weight.dtype}"
+        _fail(f"weight has {found}, expected {columns} of torch.int8 or {stored} of torch.uint8")
+    rows, grouped = weight.shape[0], weight_scale.dim() == 2 and columns > 0
+    fields = {"rows": rows, "cols": columns, "x": _dtype("dtype", dtype), "q": _c.S4 if s4 else _c.S8}
+    fields["mapping"] = _c.SYMMETRIC if weight_zero_point is None else _c.AFFINE
+    if grouped:
+        weight_scale = _readable(weight_scale)
+        weight_zero_point = None if weight_zero_point is None else _matrix("weight_zero_point", weight_zero_point)
+        fields |= {"granularity": _c.PER_GROUP, "group": _group(weight_scale, columns) or columns}
+    elif columns:
+        weight_scale = _vector("weight_scale", weight_scale)
+        weight_zero_point = _vector("weight_zero_point", weight_zero_point)
+        fields["granularity"] = _c.PER_TENSOR if weight_scale.numel() == 1 else _c.PER_ROW
+    chosen = plan("dequantize", weight.device, **fields)
+    x = torch.empty((rows, columns), dtype=dtype, device=weight.device)
+    if x.numel():
+        views = {"q": view_of_levels(weight, columns), "scale": view(weight_scale), "x": view(x)}
+        views["zero_point"] = None if weight_zero_point is None else view(weight_zero_point)
+        run("dequantize", chosen, _c.DequantizeArguments, views, weight.device)
+    return x
+
+
 def _s8_weight(weight, weight_scale, weight_layout, k):
     """The two as a plan reads them, and the fields that describe them. weight_scale: (N), (1) or (N, K / group)."""
     weight = _matrix("weight", weight)

@@ -1,6 +1,7 @@
 """The ops torch.ops.octile.*: their schemas, their shapes (fake kernels), and which implementation is behind them.
 
     quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C)
+    dequantize       weight (N, columns) as floats, int8 or of 4 bits a value
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
     linear_s4        y = x * dequantize(weight)^T + bias, weight of 4 bits a value, x not quantized
@@ -26,6 +27,7 @@ from . import _c, _ctypes_ops, _plans
 
 _SCHEMAS = {
     "quantize": "(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor)",
+    "dequantize": "(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype) -> Tensor",
     "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout, "
     "Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor",
     "linear_int8": "(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout, "
@@ -52,6 +54,10 @@ def _fake_quantize(x, granularity, orientation):
     length = 1 if granularity == _c.PER_TENSOR else rows if granularity == _c.PER_ROW else columns
     scale = x.new_empty((length,), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     return q, q_transposed, scale
+
+
+def _fake_dequantize(weight, weight_scale, weight_zero_point, columns, dtype):
+    return weight.new_empty((weight.shape[0], columns), dtype=dtype)
 
 
 def _outputs(x, weight, weight_layout):
@@ -114,6 +120,7 @@ def _on_one_device(fake):
 
 _FAKES = {
     "quantize": _fake_quantize,
+    "dequantize": _fake_dequantize,
     "linear": _fake_linear,
     "linear_int8": _fake_linear_int8,
     "linear_s4": _fake_linear_s4,

@@ -41,7 +41,7 @@ def _plan(kind, device_type, device_index, fields):
 
 
 def plan(kind, device, **fields):
-    """The plan of this description, from the cache. kind: "quantize", "linear" or "backward"; device: torch's."""
+    """The plan of this description, from the cache. kind: "quantize", "dequantize", "linear" or "backward"; device: torch's."""
     for name in _CHOICES & fields.keys():
         fields[name] = min(max(fields[name], -(2**31)), 2**31 - 1)  # ctypes would take the low half
     if device.type == "cpu":

@@ -97,7 +97,7 @@ def _per_channel(layer):
 
 
 def _layer_tensors(layer, per_channel):
-    tensors = {} if layer.bias is None else {"bias": layer.bias}
+    tensors = {} if layer.bias is None else {"bias": layer.bias.detach()}
     weight, scale, zero_point = layer.plain_weight()
     tensors["weight_scale"] = scale.reshape(-1, 1) if layer.group is None and per_channel else scale
     if type(layer) in _WEIGHT_ONLY:

@@ -22,6 +22,12 @@ def _long_sum(linear):
     return ""
 
 
+def _long_gradient(linear, backward):
+    if backward == "int8" and linear.out_features > functional.LONGEST_SUM:
+        return f"out_features is {linear.out_features}; an int8 dX sums at most {functional.LONGEST_SUM} terms"
+    return ""
+
+
 def _no_format(linear, format, activation):
     """Why this layer cannot have its weight in this format: "" if it can."""
     try:
@@ -69,9 +75,7 @@ class Int8Training:
     def refusal(self, linear, name):
         if reason := _long_sum(linear):
             return reason
-        if self._options().dx == _c.INT8 and linear.out_features > functional.LONGEST_SUM:
-            return f"out_features is {linear.out_features}; an int8 dX sums at most {functional.LONGEST_SUM} terms"
-        return ""
+        return _long_gradient(linear, "int8" if self._options().dx == _c.INT8 else "16bit")
 
     def converter(self, model, layers, report):
         words = dataclasses.asdict(self)
@@ -91,22 +95,26 @@ class W8A8Dynamic:
     """torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call.
 
     per_channel: one weight scale per output channel, else one for the whole weight. group: instead a scale per `group`
-    neighbours along IN (32, 64, 128; 0: a whole row). Raises ValueError for another group, and for one without
-    per_channel.
+    neighbours along IN (32, 64, 128; 0: a whole row). backward: how dX is multiplied where the frozen model is trained
+    through, "16bit" or "int8". Raises ValueError for another group or backward, for a group without per_channel, and for
+    an int8 backward with a group other than 0.
     """
 
     per_channel: bool = True
     group: int | None = None
+    backward: Literal["16bit", "int8"] = "16bit"
 
     def __post_init__(self):
-        WeightFormat(group=self.group)
+        inference.check_backward(self.backward, WeightFormat(group=self.group).group)
         if self.group is not None and not self.per_channel:
             raise ValueError("octile: per_channel=False is one scale for the whole weight; it has no group")
 
     def refusal(self, linear, name):
+        if reason := _long_sum(linear) or _long_gradient(linear, self.backward):
+            return reason
         if self.group is None:
-            return _long_sum(linear)
-        return _long_sum(linear) or _no_format(linear, WeightFormat(group=self.group), _c.DYNAMIC_PER_TOKEN)
+            return ""
+        return _no_format(linear, WeightFormat(group=self.group), _c.DYNAMIC_PER_TOKEN)
 
     def converter(self, model, layers, report):
         words = dataclasses.asdict(self)
@@ -122,6 +130,7 @@ class W8A8Static:
     second moments; or one alpha from 0 to 1 for all layers; or None. fold: "auto" divides the layers before in blocks that are known;
     {producer: [consumers]} names them, all linear layers that read the producer's output; None divides none.
     multipliers: the other layers multiply their inputs while they quantize them (True), or are not smoothed (False).
+    backward: that of W8A8Dynamic.
     compressed-tensors has no multipliers: only Octile loads a checkpoint of a model that has them.
     """
 
@@ -130,8 +139,10 @@ class W8A8Static:
     fold: Literal["auto"] | dict[str, list[str]] | None = "auto"
     per_channel: bool = True
     multipliers: bool = True
+    backward: Literal["16bit", "int8"] = "16bit"
 
     def __post_init__(self):
+        inference.check_backward(self.backward)
         if not isinstance(self.calibration, Calibration):
             raise TypeError(f"octile: calibration is a {type(self.calibration).__name__}, expected octile.Calibration")
         known = self.smoothing is None or self.smoothing == "search"
@@ -147,10 +158,13 @@ class W8A8Static:
 
     def __repr__(self):
         fold = f", fold={self.fold!r}, multipliers={self.multipliers}" if self.smoothing is not None else ""
-        return f"W8A8Static({self.calibration!r}, smoothing={self.smoothing!r}{fold})"
+        backward = "" if self.backward == "16bit" else f", backward={self.backward!r}"
+        return f"W8A8Static({self.calibration!r}, smoothing={self.smoothing!r}{fold}{backward})"
 
     def refusal(self, linear, name):
-        return _long_sum(linear) or _not_calibrated(self.calibration, linear, name)
+        if reason := _long_sum(linear) or _long_gradient(linear, self.backward):
+            return reason
+        return _not_calibrated(self.calibration, linear, name)
 
     def converter(self, model, layers, report):
         self.calibration.check(layers)
@@ -168,6 +182,7 @@ class W8A8Static:
                 weight=own.weight,
                 bias=own.bias,
                 per_channel=self.per_channel,
+                backward=self.backward,
             )
 
         return convert, changes

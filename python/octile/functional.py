@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
 
 _quantize = torch.ops.octile.quantize.default
+_dequantize = torch.ops.octile.dequantize.default
 _linear = torch.ops.octile.linear.default
 _linear_int8 = torch.ops.octile.linear_int8.default
 _linear_s4 = torch.ops.octile.linear_s4.default
@@ -54,6 +55,11 @@ def _choice(name, value, known):
         return known[value]
     except (KeyError, TypeError):
         raise ValueError(f"octile: {name} is {value!r}; {' and '.join(map(repr, known))} are known") from None
+
+
+def product(backward):
+    """The constant of a word that says how dX of a frozen layer is multiplied."""
+    return _choice("backward", backward, _PRODUCTS)
 
 
 def options(layout, per_channel, activation, backward, rounding):
@@ -195,7 +201,7 @@ class _Linear(torch.autograd.Function):
             ctx.save_for_backward(x_saved, xs_saved, None, None)
         ctx.choices = layout, dx, dw
         ctx.rounding, ctx.seed = rounding, seed
-        ctx.dtypes = x.dtype, (None if w is None else w.dtype), (None if b is None else b.dtype)
+        ctx.dtypes = x.dtype, w.dtype, (None if b is None else b.dtype)
         ctx.leading = x.shape[:-1]
         return y
 
@@ -217,7 +223,7 @@ class _Linear(torch.autograd.Function):
             need_b,
             _c.IN_OUT if dx_product == _c.INT8 else _c.OUT_IN,
             dw_product == _c.INT8,
-            _dw_dtype(dy.dtype, w_dtype or dy.dtype),
+            _dw_dtype(dy.dtype, w_dtype),
             layout,
             ctx.rounding,
             ctx.seed,
@@ -292,7 +298,102 @@ def run(x, w, b, o, static=None):
     return _infer(x, wq, ws, b, o.activation, dtype)
 
 
-def run_int8(x, wq, ws, b):
+def _is_per_channel(weight, scale):
+    """Whether the scale of an int8 weight is one for each row, or for all of it: what linear_backward reads."""
+    return weight.dtype is torch.int8 and (scale.dim() < 2 or scale.shape[1] == 1)
+
+
+def _dx_and_db(dy, weight, scale, product, db):
+    """dX (M, K), with a product, and dB (N), if it is asked for, of dY (M, N)."""
+    words = _c.OUT_IN, False, dy.dtype, _c.OUT_IN, _c.NEAREST, 0
+    dx, _, db = _linear_backward(dy, weight, scale, None, None, product, _c.NO_PRODUCT, db, *words)
+    return dx, db
+
+
+def _through_groups(dy, weight, scale, zero_point, k):
+    """dX (M, K) of a weight in groups: dY times the weight, dequantized for the time of this product.
+
+    On a CPU in float32, on a GPU in dY's type, as torch multiplies there.
+    """
+    dtype = dy.dtype
+    if dy.device.type != "cuda" and dtype is not torch.float64:
+        dtype = torch.float32
+    w = _dequantize(weight, scale, zero_point, k, dtype)
+    if dy.is_meta or not torch.is_autocast_enabled(dy.device.type):
+        return (dy.to(dtype) @ w).to(dy.dtype)
+    with torch.autocast(dy.device.type, enabled=False):
+        return (dy.to(dtype) @ w).to(dy.dtype)
+
+
+def _unclamped(x, multiplier, static_scale):
+    """Where the contract's straight-through gradient passes: where rint(x / s) is at most 127, and x is not finite."""
+    wide = x if x.dtype is torch.float64 else x.float()
+    if multiplier is not None:
+        wide = wide * multiplier
+    # A tensor: a GPU would multiply by the inverse of a number. 127.5 is rounded to 128.
+    levels = wide / torch.full((), static_scale, dtype=wide.dtype, device=wide.device)
+    return (levels.abs() < 127.5) | ~x.isfinite()
+
+
+class _Frozen(torch.autograd.Function):
+    """A layer whose weight stays as it is: y by the op that it has without gradients, and dX and dB.
+
+    Of x, where a static scale clamps, one boolean a value is kept; else nothing.
+    """
+
+    @staticmethod
+    def forward(ctx, x, b, multiplier, weight, scale, zero_point, packed, choices):
+        activation, static_scale, product, dtype, words = choices
+        if packed is not None:
+            y = _linear_packed(x, packed, b, *words, multiplier, static_scale)
+        elif weight.dtype is torch.uint8:
+            y = _linear_s4(x, weight, scale, zero_point, b)
+        elif dtype is not x.dtype:
+            y = _infer(x, weight, scale, b, activation, dtype)
+        else:
+            y = _linear(x, weight, scale, b, activation, _c.OUT_IN, multiplier, static_scale)
+        if ctx.needs_input_grad[0]:
+            static = activation == _c.STATIC_PER_TENSOR
+            unclamped = _unclamped(_rows(x), multiplier, static_scale) if static else None
+            ctx.save_for_backward(weight, scale, zero_point, multiplier, unclamped)
+        ctx.product, ctx.dtype, ctx.shape = product, x.dtype, x.shape
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        need_x, need_b = ctx.needs_input_grad[:2]
+        rows = _rows(dy)
+        if not need_x:
+            return (None, _dx_and_db(rows, None, None, _c.NO_PRODUCT, True)[1], *(None,) * 6)
+        weight, scale, zero_point, multiplier, unclamped = ctx.saved_tensors
+        if _is_per_channel(weight, scale):
+            dx, db = _dx_and_db(rows, weight, scale.flatten(), ctx.product, need_b)
+        else:
+            dx = _through_groups(rows, weight, scale, zero_point, ctx.shape[-1])
+            db = _dx_and_db(rows, None, None, _c.NO_PRODUCT, True)[1] if need_b else None
+        if multiplier is not None:
+            dx = dx * multiplier
+        if unclamped is not None:
+            dx = torch.where(unclamped, dx, 0)
+        dx = dx.to(ctx.dtype)
+        return (dx if dy.dim() == 2 else dx.view(ctx.shape), db if need_b else None, *(None,) * 6)
+
+
+_frozen_at_once = super(torch.autograd.Function, _Frozen).apply
+
+
+def _frozen(*arguments):
+    if torch.compiler.is_compiling():
+        return _Frozen.apply(*arguments)
+    return _frozen_at_once(*arguments)
+
+
+def _needs_gradient(x, b):
+    return torch.is_grad_enabled() and (x.requires_grad or (b is not None and b.requires_grad))
+
+
+def run_int8(x, wq, ws, b, product):
     """The layer with a weight that is int8 for good."""
     if torch.compiler.is_compiling():
         dtype = autocast_dtype(x)
@@ -302,26 +403,23 @@ def run_int8(x, wq, ws, b):
             refuse_transforms(x)
         dtype = x.dtype
         if not _any_autocast():
-            if (b is None or b.dtype is dtype) and not (x.requires_grad and torch.is_grad_enabled()):
+            if (b is None or b.dtype is dtype) and not _needs_gradient(x, b):
                 return _linear_at_once(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, _c.OUT_IN)
         else:
             dtype = autocast_dtype(x)
-    if x.requires_grad and torch.is_grad_enabled():
-        if ws.dim() == 2:
-            raise NotImplementedError("octile: a W8A8 layer in groups has no gradients; call it under torch.no_grad()")
-        per_token, product = _c.DYNAMIC_PER_TOKEN, _c.DEQUANTIZED
-        return _Linear.apply(x, None, b, wq, None, ws, _c.OUT_IN, per_token, product, product, _c.NEAREST, 0, dtype)
+    if _needs_gradient(x, b):
+        if b is not None and b.dtype is not dtype:
+            b = b.to(dtype)
+        return _frozen(x, b, None, wq, ws, None, None, (_c.DYNAMIC_PER_TOKEN, 0.0, product, dtype, ()))
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
 
 
-def _for_inference(x, b, kind, in_features):
-    """x and b in the type of y, where there are no gradients."""
+def _in_one_type(x, b, in_features):
+    """x and b in the type of y."""
     # Beforehand: a packed weight, or one of 4 bits with a scale per row, is of one size for several in_features.
     check_input(x, in_features)
     if not torch.compiler.is_compiling():
         refuse_transforms(x)
-    if x.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(f"octile: a {kind} layer has no gradients; call it under torch.no_grad()")
     dtype = autocast_dtype(x)
     if x.dtype is not dtype:
         x = x.to(dtype)
@@ -330,25 +428,36 @@ def _for_inference(x, b, kind, in_features):
     return x, b
 
 
-def run_static(x, wq, ws, b, multiplier, scale, in_features):
+def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
     """The layer with a weight that is int8 for good, and one scale of x that is known beforehand."""
-    x, b = _for_inference(x, b, "static W8A8", in_features)
+    x, b = _in_one_type(x, b, in_features)
+    if _needs_gradient(x, b):
+        return _frozen(x, b, multiplier, wq, ws, None, None, (_c.STATIC_PER_TENSOR, scale, product, x.dtype, ()))
     return _linear(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
 
 
 def run_weight_only(x, weight, scale, zero_point, b, in_features):
     """The layer with a quantized weight alone: int8, or uint8 of two 4-bit values."""
-    s4 = weight.dtype is torch.uint8
-    x, b = _for_inference(x, b, "W4A16" if s4 else "W8A16", in_features)
-    if s4:
+    x, b = _in_one_type(x, b, in_features)
+    if _needs_gradient(x, b):
+        return _frozen(x, b, None, weight, scale, zero_point, None, (_c.NONE, 0.0, _c.DEQUANTIZED, x.dtype, ()))
+    if weight.dtype is torch.uint8:
         return _linear_s4(x, weight, scale, zero_point, b)
     return _linear(x, weight, scale, b, _c.NONE, _c.OUT_IN)
 
 
-def run_packed(x, weight, b, in_features, *choices):
-    """Any of them with a weight that is packed."""
-    x, b = _for_inference(x, b, "packed", in_features)
-    return _linear_packed(x, weight, b, *choices)
+def run_packed(x, weight, b, in_features, for_gradient, *choices):
+    """Any of them with a weight that is packed.
+
+    for_gradient: what gives the weight, its scale and its zero points as they were before, and the product of dX.
+    """
+    x, b = _in_one_type(x, b, in_features)
+    if not _needs_gradient(x, b):
+        return _linear_packed(x, weight, b, *choices)
+    unpacked, product = for_gradient
+    *words, multiplier, static_scale = choices
+    plain = unpacked() if x.requires_grad else (None, None, None)
+    return _frozen(x, b, multiplier, *plain, weight, (words[1], static_scale, product, x.dtype, tuple(words)))
 
 
 def linear(

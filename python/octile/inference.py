@@ -4,13 +4,15 @@ W8A8Linear         int8 weight, x quantized per token
 W8A8StaticLinear   int8 weight, x quantized with one scale that is known beforehand
 W8A16Linear        int8 weight, x as it is
 W4A16Linear        4-bit weight in groups, x as it is
+
+Each passes gradients on to x: dX = dY times the dequantized weight. The weight itself stays as it is.
 """
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _c, _plans, functional, save_pretrained
+from . import _c, _plans, adapters, functional, save_pretrained
 from .dequantized import DequantizedWeight, read_only
 from .kernels import kernels, plan_text
 from .weight_format import WeightFormat
@@ -22,15 +24,22 @@ class _Inference(nn.Module):
     A layer made by its constructor holds zeros; from_linear() or a state_dict fills it.
 
     weight_dtype: the float type of the original weight, as to(dtype) and half() have converted it since.
+
+    x may ask for a gradient: dX (..., IN) in x's type is dY times the dequantized weight, through the quantizer of x as if
+    it were not there (where a static scale clamps x: 0). The weight has none. The bias has one where it was made a
+    parameter: layer.bias = torch.nn.Parameter(layer.bias). The layer keeps nothing of x for that, but W8A8StaticLinear
+    one byte a value. Differentiable once; no forward mode, no torch.func transforms.
     """
 
     _ACTIVATION = _c.NONE
+    _product = _c.DEQUANTIZED  # of dX
+    _unpacked = None  # (version of packed_weight, plain_weight()) of a packed layer that has had a gradient
     _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")  # buffers that to(dtype) leaves in their type
     in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
 
     def __init__(self, in_features, out_features, bias, device, dtype, format, per_channel=True):
         super().__init__()
-        save_pretrained.install()
+        _meet_others()
         format.check(in_features)
         self.format = format
         self.in_features, self.out_features = in_features, out_features
@@ -76,12 +85,18 @@ class _Inference(nn.Module):
 
     def __setattr__(self, name, value):
         if name == "weight":
+            if isinstance(value, DequantizedWeight) and value._layer is self:
+                return  # PEFT before 0.18 puts back what the layer has
             raise AttributeError(f"octile: {read_only(self)}")
         super().__setattr__(name, value)
 
     def __setstate__(self, state):
-        save_pretrained.install()
+        _meet_others()
         super().__setstate__(state)
+
+    def __getstate__(self):
+        """For copies and pickles: without what gradients have unpacked."""
+        return {name: value for name, value in self.__dict__.items() if name != "_unpacked"}
 
     def _scale_type(self, dtype):
         return torch.float64 if dtype is torch.float64 else torch.float32
@@ -103,6 +118,7 @@ class _Inference(nn.Module):
 
     def _align(self):
         """Lays out the weight as the kernels like it, after something has made it anew."""
+        self._unpacked = None
         packed, weight = self._buffers["packed_weight"], self._buffers["quantized_weight"]
         if packed is not None and not packed.is_meta and packed.data_ptr() % 64:
             self._buffers["packed_weight"] = packed.clone()
@@ -120,8 +136,9 @@ class _Inference(nn.Module):
         """Puts the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
 
         The form is that of docs/packed-weights.md, the same for all machines. The layer then computes the same, faster
-        for few rows, and no gradients; its state_dict has packed_weight instead of what went into it. Returns the layer.
-        Raises RuntimeError where no kernel reads it.
+        for few rows; its state_dict has packed_weight instead of what went into it. Gradients need the weight as it was
+        before: the first one unpacks it and keeps that as well, and a compiled graph that is older unpacks it each time.
+        Returns the layer. Raises RuntimeError where no kernel reads it.
         """
         if self._buffers["packed_weight"] is not None:
             return self
@@ -145,15 +162,50 @@ class _Inference(nn.Module):
             return self.quantized_weight, self.weight_scale, self.weight_zero_point
         return self.format.unpack(self._buffers["packed_weight"], self.out_features, self.in_features)
 
+    def _unpacked_weight(self):
+        """plain_weight() of a packed layer, unpacked once: eager code keeps it until something makes the layer anew."""
+        packed = self._buffers["packed_weight"]
+        if torch.compiler.is_compiling():
+            return self.plain_weight() if self._unpacked is None else self._unpacked[1]
+        if self._unpacked is None or self._unpacked[0] != packed._version:
+            with torch.no_grad():
+                self._unpacked = packed._version, self.plain_weight()
+        return self._unpacked[1]
+
     def _dequantized(self):
         """The weight in the type of its scales."""
         return self.format.dequantize(*self.plain_weight(), self.in_features)
 
-    def _packed_choices(self, multiplier=None, static_scale=0.0):
-        """What linear_packed takes beside the tensors."""
+    def _requantize(self, weight):
+        """Takes another float weight, shaped as `weight` is: quantized anew, to the nearest level, in the same format.
+
+        Zero points become 0. The tensors that were there before are left as they are.
+        """
+        packed = self._buffers["packed_weight"] is not None
+        _, scale, zero_point = self.plain_weight()
+        weight = weight.detach().to(self._device(), scale.dtype)
+        weight = self._divided((weight.t() if self.in_out else weight).contiguous())
+        per_channel = scale.dim() > 1 or scale.numel() > 1
+        quantized = *self.format.quantize(weight, per_channel=per_channel), zero_point
+        if zero_point is not None:
+            quantized = *quantized[:2], torch.zeros_like(zero_point)
+        for name, buffer in zip(_Inference._KEPT, quantized, strict=True):
+            self._buffers[name] = buffer
+        self._buffers["packed_weight"] = None
+        self._align()
+        if packed:
+            self.pack_()
+
+    def _divided(self, weight):
+        """`weight` as it is quantized."""
+        return weight
+
+    def _run_packed(self, x, packed, bias, multiplier=None, static_scale=0.0):
         fields = self.format.fields()
         format = fields["weight"], fields["group"], self.format.zero_point
-        return self.out_features, self._ACTIVATION, *format, multiplier, static_scale
+        choices = self.out_features, self._ACTIVATION, *format, multiplier, static_scale
+        for_gradient = self._unpacked_weight, self._product
+        return functional.run_packed(x, packed, bias, self.in_features, for_gradient, *choices)
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         held, name = self._buffers["quantized_weight"], prefix + "quantized_weight"
@@ -200,6 +252,7 @@ class _Inference(nn.Module):
         text += ", zero_point" if self.zero_point else ""
         text += ", input_multiplier" if self._buffers.get("input_multiplier") is not None else ""
         text += ", packed" if self.packed_weight is not None else ""
+        text += ", backward=int8" if self._product == _c.INT8 else ""
         return text + kernels(self._device(), ("1 row", self._fields(1)), ("4096 rows", self._fields(4096)))
 
     def _device(self):
@@ -207,49 +260,90 @@ class _Inference(nn.Module):
         return (self._buffers["quantized_weight"] if packed is None else packed).device
 
 
-class W8A8Linear(_Inference):
+def check_backward(backward, group=None):
+    """The constant of this word. Raises ValueError for an unknown one, and for int8 with a weight in groups."""
+    product = functional.product(backward)
+    if product == _c.INT8 and group:
+        raise ValueError(
+            f"octile: backward is 'int8' and group is {group}: an int8 dX folds the weight's scales into dY, which takes "
+            "one for each output channel"
+        )
+    return product
+
+
+class _Int8(_Inference):
+    """Layers whose products are of int8, so that dX may be one too."""
+
+    @property
+    def backward(self):
+        """How dX is multiplied: "16bit" (dY in its own type, the weight dequantized) or "int8" (dY quantized as well)."""
+        return "int8" if self._product == _c.INT8 else "16bit"
+
+    @backward.setter
+    def backward(self, value):
+        self._product = check_backward(value, self.group)
+
+
+class W8A8Linear(_Int8):
     """Inference with 8-bit weights and activations: y = dequantize(quantize(x)) @ dequantize(weight)^T + bias.
 
     Buffers: quantized_weight int8 (OUT, IN), weight_scale float32 (OUT), or (1) unless per_channel, or (OUT, IN / group)
     with a group (32, 64 or 128, a divisor of IN; 0: a whole row), bias (OUT) or None. x (..., IN) of any float type is
     quantized per token in every call. to(dtype) and half() convert the bias alone: the layer answers in x's type, under
-    autocast in autocast's. Without a group x may ask for a gradient (16-bit), which the frozen layer passes on to what
-    is before it. PEFT refuses to wrap this layer: train adapters over octile.Linear, merge them, and convert the result.
+    autocast in autocast's.
 
-    Raises ValueError for an unknown group and one that does not divide IN.
+    backward: how dX is multiplied, "16bit" (the default: it adds nothing but the rounding of its type) or "int8" (dY is
+    quantized per token too: faster where there are many tokens, about 1 % of noise; not with a group but 0). An
+    attribute too.
+
+    Raises ValueError for an unknown group and one that does not divide IN, and for an unknown backward and an int8 one
+    with a group.
     """
 
     _ACTIVATION = _c.DYNAMIC_PER_TOKEN
 
-    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True, group=None):
+    def __init__(
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        per_channel=True,
+        group=None,
+        backward="16bit",
+    ):
         format = WeightFormat(group=group)
         super().__init__(in_features, out_features, bias, device, dtype, format, per_channel)
+        self.backward = backward
         self._align()
 
     @classmethod
-    def from_linear(cls, linear, *, per_channel=True, group=None):
+    def from_linear(cls, linear, *, per_channel=True, group=None, backward="16bit"):
         """Quantizes the weight of a torch.nn.Linear; the bias is copied."""
-        return cls._quantized(linear, {"group": group}, per_channel=per_channel)
+        return cls._quantized(linear, {"group": group, "backward": backward}, per_channel=per_channel)
 
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT)."""
         buffers = self._buffers
+        bias = buffers.get("bias", self._parameters.get("bias"))
         if (packed := buffers["packed_weight"]) is not None:
-            return functional.run_packed(x, packed, buffers["bias"], self.in_features, *self._packed_choices())
+            return self._run_packed(x, packed, bias)
         try:
-            return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], buffers["bias"])
+            return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], bias, self._product)
         except (RuntimeError, IndexError):
             functional.check_input(x, self.in_features)
             raise
 
 
-class W8A8StaticLinear(_Inference):
+class W8A8StaticLinear(_Int8):
     """Inference with 8-bit weights and activations, and one scale for x that is known beforehand.
 
     Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (1) unless per_channel; input_scale float32
     (1); input_multiplier float32 (IN), SmoothQuant's 1 / s, or None; bias (OUT) or None. x (..., IN) of any float type
     is multiplied by input_multiplier and quantized with input_scale, where it is clamped to -127..127. y is in x's type,
-    under autocast in autocast's. No gradients.
+    under autocast in autocast's. backward: that of W8A8Linear. dX has input_multiplier in it, and is 0 where x is clamped.
 
     The kernels take input_scale as a number, so the buffer stays on the CPU wherever the layer goes. Eager code reads
     it in every call. A compiled graph keeps the number that it was compiled with until the layer is filled, moved,
@@ -260,22 +354,42 @@ class W8A8StaticLinear(_Inference):
     _KEPT = (*_Inference._KEPT, "input_scale", "input_multiplier")
 
     def __init__(
-        self, in_features, out_features, bias=True, device=None, dtype=None, *, per_channel=True, multiplier=False
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        per_channel=True,
+        multiplier=False,
+        backward="16bit",
     ):
         super().__init__(in_features, out_features, bias, device, dtype, WeightFormat(), per_channel)
+        self.backward = backward
         of_scales = {"device": device, "dtype": self._scale_type(dtype)}
         self.register_buffer("input_scale", torch.ones(1, **of_scales))
         self.register_buffer("input_multiplier", torch.ones(in_features, **of_scales) if multiplier else None)
         self._align()
 
     @classmethod
-    def from_linear(cls, linear, input_scale, *, input_multiplier=None, weight=None, bias=None, per_channel=True):
+    def from_linear(
+        cls,
+        linear,
+        input_scale,
+        *,
+        input_multiplier=None,
+        weight=None,
+        bias=None,
+        per_channel=True,
+        backward="16bit",
+    ):
         """Quantizes a torch.nn.Linear; the bias is copied.
 
         input_scale: a number, or a tensor of one. input_multiplier (IN): then `weight`, the layer's by default, has to
         be the layer's divided by it, column by column. bias: another than the layer's.
         """
-        new = cls._quantized(linear, {}, weight, bias, per_channel=per_channel)
+        new = cls._quantized(linear, {"backward": backward}, weight, bias, per_channel=per_channel)
         with torch.inference_mode(False), torch.no_grad():
             like = {"device": new.weight_scale.device, "dtype": new.weight_scale.dtype, "copy": True}
             new.input_scale = torch.as_tensor(input_scale).reshape(1).to(**like)
@@ -287,14 +401,18 @@ class W8A8StaticLinear(_Inference):
         weight = super()._dequantized()
         return weight if self.input_multiplier is None else weight * self.input_multiplier
 
+    def _divided(self, weight):
+        return weight if self.input_multiplier is None else weight / self.input_multiplier
+
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT)."""
         buffers, scale = self._buffers, self._static_scale()
-        bias, multiplier = buffers["bias"], buffers["input_multiplier"]
+        bias = buffers.get("bias", self._parameters.get("bias"))
+        multiplier = buffers["input_multiplier"]
         if (packed := buffers["packed_weight"]) is not None:
-            return functional.run_packed(x, packed, bias, self.in_features, *self._packed_choices(multiplier, scale))
+            return self._run_packed(x, packed, bias, multiplier, scale)
         weight, weight_scale = buffers["quantized_weight"], buffers["weight_scale"]
-        return functional.run_static(x, weight, weight_scale, bias, multiplier, scale, self.in_features)
+        return functional.run_static(x, weight, weight_scale, bias, multiplier, scale, self.in_features, self._product)
 
     def _static_scale(self):
         """input_scale as a number, read in every call: 0.4 us, less than to ask whether the buffer has changed."""
@@ -327,9 +445,10 @@ class _WeightOnly(_Inference):
 
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT)."""
-        buffers, bias = self._buffers, self._buffers["bias"]
+        buffers = self._buffers
+        bias = buffers.get("bias", self._parameters.get("bias"))
         if (packed := buffers["packed_weight"]) is not None:
-            return functional.run_packed(x, packed, bias, self.in_features, *self._packed_choices())
+            return self._run_packed(x, packed, bias)
         stored = (buffers[name] for name in _Inference._KEPT)
         return functional.run_weight_only(x, *stored, bias, self.in_features)
 
@@ -339,7 +458,7 @@ class W8A16Linear(_WeightOnly):
 
     Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (OUT, IN / group) with a group: 32, 64 or
     128, a divisor of IN, or 0 for a whole row; bias (OUT) or None. x (..., IN) of any float type; y is in x's type, under
-    autocast in autocast's. No gradients. Raises ValueError for an unknown group and one that does not divide IN.
+    autocast in autocast's. Raises ValueError for an unknown group and one that does not divide IN.
     """
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, group=None):
@@ -358,8 +477,8 @@ class W4A16Linear(_WeightOnly):
     Buffers: quantized_weight uint8 (OUT, ceil(IN / 2)), two values -8..7 a byte, the even element in the low nibble;
     weight_scale float32 (OUT, IN / group); weight_zero_point int32 (OUT, IN / group), -8..7, or None (others are an
     error on a CPU, and on a GPU lead to undefined results, but to no wrong access to memory); bias (OUT) or None. group:
-    32, 64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. No gradients.
-    Raises ValueError for an unknown group and one that does not divide IN.
+    32, 64 or 128, a divisor of IN, or 0 for a whole row. y is in x's type, under autocast in autocast's. A gradient
+    dequantizes the weight for its product: OUT * IN values of dY's type (on a CPU of float32), freed at once. Raises ValueError for an unknown group and one that does not divide IN.
     """
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, group=128, zero_point=False):
@@ -372,6 +491,12 @@ class W4A16Linear(_WeightOnly):
         method: "nearest", "clip" or "feedback"; second_moments (IN, IN) of the layer's inputs, which "feedback" needs.
         """
         return cls._quantized(linear, {"group": group}, method=method, second_moments=second_moments)
+
+
+def _meet_others():
+    """Lets Transformers save such layers, and PEFT adapt them. Each layer asks for it as it is made, copied or unpickled."""
+    save_pretrained.install()
+    adapters.install()
 
 
 def pack_(model):

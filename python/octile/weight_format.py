@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from . import _c, quantizer
+from . import _c, _ops, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +65,7 @@ class WeightFormat:
 
     def dequantize(self, weight, scale, zero_point, k):
         """(N, K) in the type of the scales."""
-        values = self.levels(weight, k).to(scale.dtype)
-        if self.group is None:
-            return values * scale.unsqueeze(-1)
-        length = self.group or k
-        if zero_point is not None:
-            values = values - zero_point.repeat_interleave(length, dim=1)
-        return values * scale.repeat_interleave(length, dim=1)
+        return torch.ops.octile.dequantize(weight, scale, zero_point, k, scale.dtype)
 
     def unpack(self, packed, n, k):
         """(weight, scale, zero_point or None) of packed bytes: docs/packed-weights.md."""

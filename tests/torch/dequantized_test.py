@@ -111,6 +111,7 @@ def test_writes_are_refused(name):
     for write in writes:
         with pytest.raises(RuntimeError, match="the weight of a W.* is read-only: .* to_linear"), torch.no_grad():
             write(layer.weight)
+    layer.weight = layer.weight  # changes nothing
     for value in (torch.zeros(24, 64), nn.Parameter(torch.zeros(24, 64)), None):
         with pytest.raises(AttributeError, match="the weight of a W.* is read-only"):
             layer.weight = value

@@ -111,6 +111,44 @@ def fsdp(rank, backward):
         assert torch.equal(model(x), 2 * y)
 
 
+class Adapted(nn.Module):
+    """Frozen layers of all kinds one after another, each with a LoRA beside it."""
+
+    def __init__(self, backward):
+        super().__init__()
+        torch.manual_seed(0)
+        makers = (
+            lambda linear: octile.W8A8Linear.from_linear(linear, backward=backward),
+            lambda linear: octile.W8A8StaticLinear.from_linear(linear, 0.02, input_multiplier=torch.rand(32) + 0.5),
+            octile.W8A16Linear.from_linear,
+            lambda linear: octile.W4A16Linear.from_linear(linear, group=32),
+        )
+        self.frozen = nn.ModuleList(make(nn.Linear(32, 32)) for make in makers)
+        self.down = nn.ModuleList(nn.Linear(32, 4) for _ in makers)
+        self.up = nn.ModuleList(nn.Linear(4, 32) for _ in makers)
+
+    def forward(self, x):
+        for frozen, down, up in zip(self.frozen, self.down, self.up, strict=True):
+            x = torch.tanh(frozen(x) + up(down(x)))
+        return x
+
+
+def frozen_ddp(rank, backward):
+    """The quantized buffers stay where they are, whether DDP broadcasts them in each forward or not."""
+    whole = Adapted(backward)
+    train(whole, None, Always)
+    for broadcast in (False, True):
+        model = DistributedDataParallel(Adapted(backward), broadcast_buffers=broadcast)
+        train(model, rank, only_last)
+        for mine, other in zip(model.module.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-2, atol=2e-3)
+            theirs = mine.detach().clone()
+            dist.broadcast(theirs, 0)
+            assert torch.equal(mine, theirs)
+        for mine, other in zip(model.module.buffers(), whole.buffers(), strict=True):
+            assert torch.equal(mine, other)
+
+
 def spawn(what, backward):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -118,7 +156,7 @@ def spawn(what, backward):
     mp.spawn(work, (port, what, backward), nprocs=2)
 
 
-@pytest.mark.parametrize("what", ["ddp", "fsdp"])
+@pytest.mark.parametrize("what", ["ddp", "fsdp", "frozen_ddp"])
 def test_two_processes(what):
     if not dist.is_available() or not dist.is_gloo_available():
         pytest.skip("no gloo")

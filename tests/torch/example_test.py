@@ -403,3 +403,24 @@ def test_a_kernel_that_starts_early_counts_from_the_end_of_the_one_before():
     events.append(event("host", 0, 100, torch.autograd.DeviceType.CPU))
     rows = profiling.kernels(types.SimpleNamespace(events=lambda: events))
     assert [(r["name"], r["calls"], r["us"]) for r in rows] == [("a", 2, 20), ("b", 1, 20)]
+
+
+# ---- bench/torch/lora.py ----
+
+
+def test_the_benchmark_of_lora_runs(tmp_path):
+    out, script = tmp_path / "lora.json", ROOT / "bench" / "torch" / "lora.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, script, "--tiny", "--device", "cpu", "--steps", "40", "--seeds", "2", "--rate", "0.01"]
+    done = subprocess.run(
+        [*command, "--json", out], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_text())
+    assert [r["kind"] for r in told["results"]] == ["bf16", "w8a8", "w8a8-int8", "w4a16"]
+    plain, *frozen = told["results"]
+    assert plain["loss"] < 5.2  # of 5.55 at the start
+    for r in frozen:
+        assert r["loss"] == pytest.approx(plain["loss"], rel=0.1) and r["standard_error"] < 0.5
+        assert r["tokens_per_second"] > 0 and r["weight_bytes"] < plain["weight_bytes"]
+    assert done.stdout.count("skipped: bitsandbytes is measured on a GPU alone") == 2

@@ -123,14 +123,15 @@ def dequantize_s4(weight, k, scale, zero_point):
     return (q - z) * np.repeat(scale.astype(np.float64), group, 1)
 
 
-def assert_sum(actual, exact, magnitudes, terms, dtype, device):
+def assert_sum(actual, exact, magnitudes, terms, dtype, device, *, roundings=1):
     """actual, of dtype, is a float sum of `terms` products within the contract's bound of the exact one.
 
     magnitudes: the sum of the terms' magnitudes. On a GPU a 16-bit type rounds the dequantized operand as well.
+    roundings: to dtype, of the sum and of what it is multiplied with afterwards.
     """
     unit = 2.0**-53 if dtype == torch.float64 else 2.0**-24
     last = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, unit)
-    bound = (terms + 3) * unit * magnitudes + last * np.abs(exact) + 1e-30
+    bound = (terms + 2 + roundings) * unit * magnitudes + roundings * last * np.abs(exact) + 1e-30
     if device.type == "cuda" and last != unit:
         bound = bound + 2 * last * magnitudes
     if dtype == torch.float16:

@@ -37,6 +37,12 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             for orientation in (_c.ROW_MAJOR, _c.TRANSPOSED, _c.BOTH)
         ]
         + [(x.t(), _c.PER_ROW, _c.BOTH)],
+        "dequantize": [
+            (wq, w_scale, None, k, dtype),
+            (turned_wq.t(), one_scale, None, k, f32),
+            (s4, s4_scale, zeros, k, dtype),
+            (s4, s4_scale, None, k, f32),
+        ],
         "linear": [
             (x, wq, w_scale, bias, TOKEN, OUT_IN),
             (x, wq, one_scale, None, TENSOR, OUT_IN),

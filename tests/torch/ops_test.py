@@ -294,6 +294,55 @@ def test_linear_s4_of_any_strides(device, generator):
     assert torch.equal(ops.linear_s4(turned, weight, scale, zeros, None), expected.transpose(0, 1))
 
 
+# ---- dequantize ----
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 128), (33, 256), (3, 50), (2, 7), (0, 64), (4, 0)])
+def test_dequantize(shape, dtype, device, generator):
+    n, k = shape
+    real = reference.working(dtype)[0]
+    q8 = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
+    q4 = torch.randint(0, 256, (n, (k + 1) // 2), generator=generator, dtype=torch.uint8)
+    for group in (k, 32, 64, 128):
+        if group and k % group:
+            continue
+        groups = k // group if group else 1
+        scale = (torch.rand(n, groups, generator=generator) + 0.5).to(scale_type(dtype))
+        zeros = torch.randint(-8, 8, (n, groups), generator=generator, dtype=torch.int32)
+        for weight in (q8, q4):
+            for points in (None, zeros):
+                ones = np.ones((n, groups), real)
+                z = None if points is None else points.numpy()
+                if weight is q4:
+                    levels = reference.dequantize_s4(weight.numpy(), k, ones, z) if k else np.zeros((n, 0))
+                else:
+                    levels = weight.numpy() - (0 if z is None else np.repeat(z, group or 1, 1)[:, :k])
+                exact = levels.astype(real) * np.repeat(scale.numpy(), group or 1, 1)[:, :k]
+                given = weight.to(device), scale.to(device), None if points is None else points.to(device)
+                w = ops.dequantize(*given, k, dtype)
+                assert w.shape == (n, k) and w.dtype == dtype and w.is_contiguous()
+                assert torch.equal(w.cpu(), reference.narrow(exact, dtype))
+                if group == k and weight is q8:
+                    flat = [None if t is None else t.flatten() for t in given[1:]]
+                    assert torch.equal(ops.dequantize(given[0], *flat, k, dtype), w)
+    one = torch.full((1,), 0.3, dtype=scale_type(dtype))
+    w = ops.dequantize(q8.to(device), one.to(device), None, k, dtype)
+    assert torch.equal(w.cpu(), reference.narrow(q8.numpy().astype(real) * one.numpy(), dtype))
+
+
+def test_dequantize_of_any_strides(device, generator):
+    weight = torch.randint(0, 256, (10, 32), generator=generator, dtype=torch.uint8).to(device)
+    scale = torch.rand(10, 2, generator=generator).to(device)
+    zeros = torch.randint(-8, 8, (10, 2), generator=generator, dtype=torch.int32).to(device)
+    for q, k in ((weight, 64), (weight.view(torch.int8), 32)):
+        expected = ops.dequantize(q, scale, zeros, k, torch.float16)
+        for w in awkward(q):
+            for s in awkward(scale):
+                for z in awkward(zeros):
+                    assert torch.equal(ops.dequantize(w, s, z, k, torch.float16), expected)
+
+
 # ---- linear_backward ----
 
 
@@ -456,6 +505,17 @@ def test_errors(device):
         (r"linear_s4: weight_scale has 3 columns", lambda: ops.linear_s4(x, s4, torch.ones(6, 3), None, None)),
         (r"linear_s4: .*group", lambda: ops.linear_s4(x, s4, scale[:, None].expand(6, 2), None, None)),
         (r"linear_s4: weight_scale has 1 dim", lambda: ops.linear_s4(x, s4, scale, None, None)),
+        (r"dequantize: weight has 8 columns of .*int8, expected 9", lambda: ops.dequantize(w, scale, None, 9, f32)),
+        (r"dequantize: weight has 4 columns of .*uint8, exp", lambda: ops.dequantize(s4, scale, None, 6, f32)),
+        (r"dequantize: weight has 8 columns of .*float32", lambda: ops.dequantize(w.float(), scale, None, 8, f32)),
+        (r"dequantize: weight has 8 .* expected -8", lambda: ops.dequantize(w, scale, None, -8, f32)),
+        (r"dequantize: weight has 1 dim", lambda: ops.dequantize(w[0], scale, None, 8, f32)),
+        (r"dequantize: .*scale is", lambda: ops.dequantize(w, scale[:5], None, 8, f32)),
+        (r"dequantize: .*scale is", lambda: ops.dequantize(w, scale, None, 8, torch.float64)),
+        (r"dequantize: weight_scale has 3 columns", lambda: ops.dequantize(w, torch.ones(6, 3), None, 8, f32)),
+        (r"dequantize: weight_zero_point has 1 dim", lambda: ops.dequantize(w, scale[:, None], scale.int(), 8, f32)),
+        (r"dequantize: .*zero_point", lambda: ops.dequantize(w, scale, scale, 8, f32)),
+        (r"dequantize: dtype is", lambda: ops.dequantize(w, scale, None, 8, torch.int64)),
         (
             r"linear_backward: dx needs weight",
             lambda: ops.linear_backward(dy, None, scale, xq, x_scale, 1, 1, True, 0, False, f32, 0),
@@ -529,6 +589,7 @@ def test_nothing_is_kept(device, generator):
         ops.linear(layer.x, layer.wq, layer.w_scale, layer.bias, TOKEN, OUT_IN)
         ops.linear(odd[0], odd[1], layer.w_scale, odd[2], TOKEN, OUT_IN)
         ops.linear_int8(layer.xq, layer.x_scale, layer.wq, layer.w_scale, layer.bias, OUT_IN, torch.float32)
+        ops.dequantize(odd[1], layer.w_scale, None, 16, torch.float16)
         backward(layer, INT8, FLOAT)
         backward(layer, NONE, NONE)
 
@@ -540,6 +601,8 @@ def test_nothing_is_kept(device, generator):
             lambda: ops.linear(odd[0], layer.wq, bad, odd[2], TOKEN, OUT_IN),
             lambda: ops.linear_int8(layer.x, layer.x_scale, layer.wq, layer.w_scale, layer.bias, 0, torch.float32),
             lambda: ops.linear_s4(layer.x, layer.wq, layer.w_scale, layer.bias, bad),
+            lambda: ops.dequantize(layer.wq, bad, None, 16, torch.float32),
+            lambda: ops.dequantize(layer.wq, layer.w_scale, bad, 16, torch.float32),
             lambda: ops.linear_backward(
                 layer.dy, layer.wq, bad, layer.xq, layer.x_scale, 1, 1, True, 0, False, torch.float32, 0
             ),
@@ -576,6 +639,7 @@ def test_not_a_byte_is_kept(generator):
         ops.linear(layer.x, layer.wq, layer.w_scale, layer.bias, TOKEN, OUT_IN)
         backward(layer, INT8, FLOAT)
         ops.quantize(layer.x, 1, 2)
+        ops.dequantize(layer.wq, layer.w_scale, None, 8, torch.float32)
         with pytest.raises(RuntimeError):
             ops.linear(layer.x, layer.wq, layer.w_scale, layer.bias[:2], TOKEN, OUT_IN)
 

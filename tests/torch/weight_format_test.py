@@ -131,15 +131,6 @@ def test_packed(kind, group, generator):
         assert (mine is None and theirs is None) or torch.equal(mine, theirs)
 
 
-def test_gradients_are_refused(device, generator):
-    x = draw(generator, device, 4, 64).requires_grad_()
-    for layer in (W8A8Linear(64, 8, device=device, group=32), W8A16Linear(64, 8, device=device)):
-        with pytest.raises(NotImplementedError, match="no gradients"):
-            layer(x)
-        with torch.no_grad():
-            layer(x)
-
-
 @pytest.mark.parametrize("method", ["nearest", "clip", "feedback"])
 def test_methods_of_eight_bits(method, generator):
     model = nn.Sequential(nn.Linear(64, 32))
