@@ -35,7 +35,7 @@ LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/contra
 _LAYOUTS = {"out_in": _c.OUT_IN, "in_out": _c.IN_OUT}
 _ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR}
 _PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8, "int8-whole": _c.INT8}
-GRADIENT_BLOCK = 128  # of "int8": the block that loses no loss in training, docs/training.md
+GRADIENT_BLOCK = 128  # of "int8"; docs/training.md, "Which blocks"
 _ROUNDINGS = {"nearest": _c.NEAREST, "stochastic": _c.STOCHASTIC}
 
 
