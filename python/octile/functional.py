@@ -34,7 +34,8 @@ LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/contra
 
 _LAYOUTS = {"out_in": _c.OUT_IN, "in_out": _c.IN_OUT}
 _ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR}
-_PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8, "int8-whole": _c.INT8}
+_PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8}
+_BACKWARDS = _PRODUCTS | {"int8-whole": _c.INT8}  # of layers that train
 GRADIENT_BLOCK = 128  # of "int8"; docs/training.md, "Which blocks"
 _ROUNDINGS = {"nearest": _c.NEAREST, "stochastic": _c.STOCHASTIC}
 
@@ -75,8 +76,8 @@ def _options(layout, per_channel, activation, backward, rounding):
         _choice("layout", layout, _LAYOUTS),
         bool(per_channel),
         _choice("activation", activation, _ACTIVATIONS),
-        _choice("backward", pair[0], _PRODUCTS),
-        _choice("backward", pair[1], _PRODUCTS),
+        _choice("backward", pair[0], _BACKWARDS),
+        _choice("backward", pair[1], _BACKWARDS),
         _choice("rounding", rounding, _ROUNDINGS),
         GRADIENT_BLOCK if "int8" in pair else 0,
     )

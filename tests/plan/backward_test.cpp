@@ -659,9 +659,7 @@ TEST(BlockedBackward, ErrorsFallWithTheBlock) {
   double last = 1;
   for (const std::int64_t block : {1024, 256, 128}) {
     BlockedRun<float> run({blocked(1024, 24, 8, block), 1024});
-    for (std::int64_t r = 0; r < run.m; ++r) {  // one large token in 100
-      for (std::int64_t c = 0; c < run.n; ++c) run.dy[at(r, c, run.n)] *= r % 301 == 7 ? 4096.0f : 1.0f;
-    }
+    for (std::int64_t c = 0; c < run.n; ++c) run.dy[at(7, c, run.n)] *= 0x1p16f;
     run.run();
     double squares = 0;
     for (std::int64_t n = 0; n < run.n; ++n) {
@@ -675,7 +673,8 @@ TEST(BlockedBackward, ErrorsFallWithTheBlock) {
       }
     }
     const double error = std::sqrt(squares);
-    if (block < 1024) EXPECT_LT(error, 0.9 * last) << block;
+    // Its block's tokens are rounded away, so the error's square is about as the length of the block.
+    if (block < 1024) EXPECT_LT(error, (block == 256 ? 0.6 : 0.9) * last) << block;
     last = error;
   }
 }
