@@ -337,8 +337,14 @@ def linear_tensors(t, d, loose, plan):
 
 
 def backward_problems(sizes, on_gpu):
+    products = list(itertools.product((0, 1, 2), (0, 1, 2)))
+    yield from backwards(itertools.product(products, FLOATS, sizes, (0,)))
+    yield from backwards(itertools.product([pair for pair in products if 2 in pair], FLOATS, sizes, (128, 512)))
+
+
+def backwards(problems):
     turn = Turn()
-    for (dx, dw), dy, (m, n, k) in itertools.product(itertools.product((0, 1, 2), (0, 1, 2)), FLOATS, sizes):
+    for (dx, dw), dy, (m, n, k), block in problems:
         activation = turn(PER_TOKEN, PER_TENSOR, STATIC)
         description = {
             "m": m, "n": n, "k": k, "dy": dy, "dx": dx, "dw": dw,
@@ -356,6 +362,8 @@ def backward_problems(sizes, on_gpu):
         description["dw_accumulate"] = turn(0, 1) if gradient in (F32, F64) and dw else 0
         if activation == STATIC:
             description["static_scale"] = 0.0625
+        if block:
+            description["gradient_block"] = block
         shown = "".join(f"-{key}{value}" for key, value in description.items() if key not in ("m", "n", "k", "dy", "threads"))
         loose = turn(0, 0, 0, 3)
         yield f"backward-{m}x{n}x{k}-{NAMES[dy]}{shown}-e{loose}", "linear_backward", description, (backward_tensors, loose)

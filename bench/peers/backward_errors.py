@@ -18,12 +18,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ONE_IN = 64  # of the columns or rows stand out
 SEEDS = 16
 
-# name: dtype of dY, product, rounding
+# name: dtype of dY, product, rounding, gradient_block
 MODES = {
-    "16-bit, f16": (torch.float16, octile_c.DEQUANTIZED, octile_c.NEAREST),
-    "16-bit, bf16": (torch.bfloat16, octile_c.DEQUANTIZED, octile_c.NEAREST),
-    "int8, nearest": (torch.float16, octile_c.INT8, octile_c.NEAREST),
-    "int8, stochastic": (torch.float16, octile_c.INT8, octile_c.STOCHASTIC),
+    "16-bit, f16": (torch.float16, octile_c.DEQUANTIZED, octile_c.NEAREST, 0),
+    "16-bit, bf16": (torch.bfloat16, octile_c.DEQUANTIZED, octile_c.NEAREST, 0),
+    "int8, blocks of 128": (torch.float16, octile_c.INT8, octile_c.NEAREST, 128),
+    "int8, nearest": (torch.float16, octile_c.INT8, octile_c.NEAREST, 0),
+    "int8, stochastic": (torch.float16, octile_c.INT8, octile_c.STOCHASTIC, 0),
 }
 
 
@@ -84,15 +85,13 @@ class Layer:
 
     def gradients(self, mode, seed=1):
         """{name: values in f64}, and dY as the products were handed it, in f64."""
-        dtype, product, rounding = MODES[mode]
+        dtype, product, rounding, block = MODES[mode]
         dy = self.dy.to(dtype)
         out = {"dX": torch.empty_like(self.x, dtype=dtype), "dW": torch.empty_like(self.w, dtype=dtype)}
         tensors = {"dy": dy, "weight": self.wq, "weight_scale": self.w_scale, "x": self.xq, "x_scale": self.x_scale}
         tensors |= {"dx": out["dX"], "dw": out["dW"]}
-        run = octile_torch.backward(
-            self.library, self.shape, tensors, seed=seed, dx=product, dw=product, rounding=rounding
-        )
-        run()
+        fields = {"dx": product, "dw": product, "rounding": rounding, "gradient_block": block}
+        octile_torch.backward(self.library, self.shape, tensors, seed=seed, **fields)()
         return {name: t.double() for name, t in out.items()}, dy.double()
 
     def exact(self, dy, quantized=True):

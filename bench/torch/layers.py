@@ -96,7 +96,7 @@ def layers(size: int, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
     served = nn.Sequential(nn.Linear(size, size, dtype=dtype, device=device))
     octile.quantize_(served, octile.W8A8Dynamic())
     made = {"nn.Linear": plain}
-    for backward in ("16bit", "int8"):
+    for backward in ("16bit", "int8", "int8-whole"):
         model = nn.Sequential(nn.Linear(size, size, dtype=dtype, device=device))
         octile.quantize_(model, octile.Int8Training(backward=backward))
         made[f"octile.Linear, {backward}"] = model[0]

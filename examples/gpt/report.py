@@ -18,6 +18,7 @@ NAMES = {
     "octile-16bit": "Octile, 16-bit backward",
     "octile-mixed": "Octile, int8 dX, 16-bit dW",
     "octile-int8": "Octile, int8",
+    "octile-int8-whole": "Octile, int8, no blocks",
     "octile-int8-dw": "Octile, 16-bit dX, int8 dW",
     "octile-stochastic": "Octile, int8, stochastic",
 }
@@ -26,6 +27,7 @@ COLORS = {
     "octile-16bit": "#59a14f",
     "octile-mixed": "#edc948",
     "octile-int8": "#d62728",
+    "octile-int8-whole": "#f28e2b",
     "octile-int8-dw": "#76b7b2",
     "octile-stochastic": "#9467bd",
 }

@@ -385,7 +385,7 @@ Error linear_packed(Value* stack) {
 
 // ---- linear_backward(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw,
 //                      bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout,
-//                      int rounding=0, SymInt seed=0) -> (Tensor, Tensor, Tensor) ----
+//                      int rounding=0, SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor) ----
 
 Error linear_backward(Value* stack) {
   Input dy("dy", stack[0]), weight = Input::optional("weight", stack[1]);
@@ -402,6 +402,7 @@ Error linear_backward(Value* stack) {
   const std::int32_t dw_layout = choice(stack[11]);
   description.rounding = choice(stack[12]);
   const std::uint64_t seed = stack[13];
+  description.gradient_block = choice(stack[14]);
   const bool wants_dx = description.dx != OCTILE_PRODUCT_NONE, wants_dw = description.dw != OCTILE_PRODUCT_NONE;
   const bool wants_db = description.db != 0;
 

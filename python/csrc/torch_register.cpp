@@ -28,7 +28,7 @@ constexpr Registration kOps[] = {
     {"linear_int8", linear_int8, 7, 1},
     {"linear_s4", linear_s4, 5, 1},
     {"linear_packed", linear_packed, 10, 1},
-    {"linear_backward", linear_backward, 14, 3},
+    {"linear_backward", linear_backward, 15, 3},
 };
 // Reported to torch; __FILE__ would name a folder of the build machine.
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";

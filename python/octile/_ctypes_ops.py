@@ -236,7 +236,7 @@ def linear_packed(
 
 @_op
 def linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
-    weight_layout, x_transposed, dw_dtype, dw_layout, *randomness = choices
+    weight_layout, x_transposed, dw_dtype, dw_layout, *defaulted = choices
     dy = _matrix("dy", dy)
     m, n = dy.shape
     k = 0
@@ -253,8 +253,8 @@ def linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
         x, x_scale = _matrix("x", x), _vector("x_scale", x_scale)
         k = x.shape[0 if x_transposed else 1]
     fields = {"m": m, "n": n, "k": k, "dy": _dtype("dy", dy.dtype), "dx": dx, "dw": dw, "db": int(db)}
-    rounding, seed = (*randomness, 0, 0)[:2]  # torch leaves out defaults
-    fields["rounding"] = rounding
+    rounding, seed, gradient_block = (*defaulted, 0, 0, 0)[:3]  # torch leaves out defaults
+    fields |= {"rounding": rounding, "gradient_block": gradient_block}
     fields |= {"weight_layout": weight_layout, "x_transposed": int(x_transposed)}
     if dx:
         fields["weight"] = _granularity(weight_scale)

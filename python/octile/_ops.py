@@ -36,8 +36,8 @@ _SCHEMAS = {
     "linear_packed": "(Tensor x, Tensor weight, Tensor? bias, int out_features, int activation, int weight_format, "
     "int group, bool zero_point, Tensor? x_multiplier, float static_scale) -> Tensor",
     "linear_backward": "(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw, "
-    "bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout, int rounding=0, SymInt seed=0) "
-    "-> (Tensor, Tensor, Tensor)",
+    "bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout, int rounding=0, SymInt seed=0, "
+    "int gradient_block=0) -> (Tensor, Tensor, Tensor)",
 }
 
 

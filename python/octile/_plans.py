@@ -24,7 +24,7 @@ _ELEMENTS = {
     torch.float64: _c.Element(2, 64, 1),
 }
 _S4 = _c.Element(0, 4, 1)
-_CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "rounding"}
+_CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "rounding", "gradient_block"}
 
 
 @functools.lru_cache(maxsize=1)

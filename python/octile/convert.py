@@ -57,9 +57,13 @@ def _not_calibrated(calibration, linear, name):
 @dataclasses.dataclass(frozen=True)
 class Int8Training:
     """torch.nn.Linear to octile.Linear, Conv1D to octile.conv1d.Conv1D. The parameters stay the same objects: optimizers
-    and ties hold."""
+    and ties hold.
 
-    backward: Literal["16bit", "int8"] | tuple[str, str] = "16bit"
+    The options are octile.Linear's. backward="int8" quantizes dY in blocks of 128 terms of each product's contraction,
+    "int8-whole" with one scale for all of them. Raises ValueError for an unknown choice.
+    """
+
+    backward: Literal["16bit", "int8", "int8-whole"] | tuple[str, str] = "16bit"
     activation: Literal["per_token", "per_tensor"] = "per_token"
     per_channel: bool = True
     rounding: Literal["nearest", "stochastic"] = "nearest"

@@ -36,6 +36,8 @@ LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/contra
 _LAYOUTS = {"out_in": _c.OUT_IN, "in_out": _c.IN_OUT}
 _ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR}
 _PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8}
+_BACKWARDS = _PRODUCTS | {"int8-whole": _c.INT8}  # of layers that train
+GRADIENT_BLOCK = 128  # of "int8"; docs/training.md, "Which blocks"
 _ROUNDINGS = {"nearest": _c.NEAREST, "stochastic": _c.STOCHASTIC}
 
 
@@ -48,6 +50,7 @@ class Options(NamedTuple):
     dx: int
     dw: int
     rounding: int  # of dY in the int8 products of the backward
+    gradient_block: int  # terms of the contraction that share a scale of dY in them; 0: all
 
 
 def _choice(name, value, known):
@@ -63,7 +66,7 @@ def product(backward):
 
 
 def options(layout, per_channel, activation, backward, rounding):
-    """Options of the words that layers take. `backward`: "16bit", "int8", or a pair of them for (dX, dW)."""
+    """Options of the words that layers take. `backward`: "16bit", "int8", "int8-whole", or a pair for (dX, dW)."""
     make = _options if torch.compiler.is_compiling() else _known_options
     backward = tuple(backward) if isinstance(backward, list) else backward
     return make(layout, per_channel, activation, backward, rounding)
@@ -73,13 +76,16 @@ def _options(layout, per_channel, activation, backward, rounding):
     pair = backward if isinstance(backward, tuple) else (backward, backward)
     if len(pair) != 2:
         raise ValueError(f"octile: backward is {backward!r}; a pair is for (dX, dW)")
+    if pair in (("int8", "int8-whole"), ("int8-whole", "int8")):
+        raise ValueError(f"octile: backward is {backward!r}; dX and dW have the same blocks, or one of them is '16bit'")
     return Options(
         _choice("layout", layout, _LAYOUTS),
         bool(per_channel),
         _choice("activation", activation, _ACTIVATIONS),
-        _choice("backward", pair[0], _PRODUCTS),
-        _choice("backward", pair[1], _PRODUCTS),
+        _choice("backward", pair[0], _BACKWARDS),
+        _choice("backward", pair[1], _BACKWARDS),
         _choice("rounding", rounding, _ROUNDINGS),
+        GRADIENT_BLOCK if "int8" in pair else 0,
     )
 
 
@@ -180,7 +186,7 @@ class _Linear(torch.autograd.Function):
     """Positional, so that torch.compile can trace it."""
 
     @staticmethod
-    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype):
+    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype, gradient_block=0):
         need_x, need_w = ctx.needs_input_grad[:2]
         if need_w:
             bias = b if b is None or b.dtype is dtype else b.to(dtype)
@@ -203,6 +209,7 @@ class _Linear(torch.autograd.Function):
         ctx.rounding, ctx.seed = rounding, seed
         ctx.dtypes = x.dtype, w.dtype, (None if b is None else b.dtype)
         ctx.leading = x.shape[:-1]
+        ctx.gradient_block = gradient_block
         return y
 
     @staticmethod
@@ -212,6 +219,7 @@ class _Linear(torch.autograd.Function):
         x, xs, w, ws = ctx.saved_tensors
         layout, dx_product, dw_product = ctx.choices
         x_dtype, w_dtype, b_dtype = ctx.dtypes
+        int8 = (need_x and dx_product == _c.INT8) or (need_w and dw_product == _c.INT8)
         dx, dw, db = _linear_backward(
             _rows(dy),
             w if need_x else None,
@@ -227,6 +235,7 @@ class _Linear(torch.autograd.Function):
             layout,
             ctx.rounding,
             ctx.seed,
+            ctx.gradient_block if int8 else 0,
         )
         if need_x:
             dx = dx if dx.dtype is x_dtype else dx.to(x_dtype)
@@ -236,7 +245,7 @@ class _Linear(torch.autograd.Function):
         if need_b and db.dtype is not b_dtype:
             db = db.to(b_dtype)
         gradients = (dx if need_x else None, dw if need_w else None, db if need_b else None)
-        return (*gradients, *(None,) * 10)
+        return (*gradients, *(None,) * (len(ctx.needs_input_grad) - 3))
 
 
 # Function.apply without its questions about torch.func, which run() has asked already: 1.5 us.
@@ -270,7 +279,8 @@ def traced(x, w, b, o, prepared=None):
     wq, wt, ws = prepared or quantize_weight(w.detach(), o, need_x and o.dx == _c.INT8)
     if not (need_x or w_or_b):
         return _infer(x, wq, ws, b, o.activation, dtype)
-    return _Linear.apply(x, w, b, wq, wt, ws, o.layout, o.activation, o.dx, o.dw, o.rounding, 0, dtype)
+    words = o.layout, o.activation, o.dx, o.dw, o.rounding, 0
+    return _Linear.apply(x, w, b, wq, wt, ws, *words, dtype, o.gradient_block)
 
 
 def run(x, w, b, o, static=None):
@@ -291,7 +301,7 @@ def run(x, w, b, o, static=None):
             wq, wt, ws = quantize_weight(w.detach(), o, both) if static is None else static.get(w, o, both)
             seed = next(_seeds) if o.rounding else 0
             words = o.layout, o.activation, o.dx, o.dw, o.rounding, seed
-            return _apply_at_once(x, w, b, wq, wt, ws, *words, dtype)
+            return _apply_at_once(x, w, b, wq, wt, ws, *words, dtype, o.gradient_block)
     wq, _, ws = quantize_weight(w, o, False) if static is None else static.get(w, o, False)
     if dtype is x_dtype and (b is None or b.dtype is dtype):
         return _linear_at_once(x, wq, ws, b, o.activation, _c.OUT_IN)
@@ -469,7 +479,8 @@ def linear(
     differ), or float64 throughout. Returns (..., OUT) in x's type, under autocast in autocast's.
 
     per_channel: one scale per output channel of w, else one. activation: one scale "per_token" (row of x) or
-    "per_tensor". backward: "16bit" (dequantized operands), "int8", or a pair for (dX, dW). rounding: of dY in the int8
+    "per_tensor". backward: "16bit" (dequantized operands), "int8" (dY quantized too, with a scale for each block of 128
+    terms of the contraction), "int8-whole" (one scale for all terms), or a pair for (dX, dW). rounding: of dY in the int8
     ones, "nearest" or "stochastic".
 
     Differentiable once, in x, w and b. Raises ValueError for an unknown choice, RuntimeError for shapes and types that

@@ -19,7 +19,8 @@ def _option(name, read, doc):
 
 
 def _backward_words(o):
-    dx, dw = ("int8" if one == _c.INT8 else "16bit" for one in (o.dx, o.dw))
+    int8 = "int8" if o.gradient_block else "int8-whole"
+    dx, dw = (int8 if one == _c.INT8 else "16bit" for one in (o.dx, o.dw))
     return dx if dx == dw else (dx, dw)
 
 
@@ -51,7 +52,7 @@ class _Trainable(nn.Module):
     backward = _option(
         "backward",
         _backward_words,
-        'How gradients are multiplied: "16bit" or "int8"; a pair of them for (dX, dW) where they differ.',
+        'How gradients are multiplied: "16bit", "int8" or "int8-whole"; a pair for (dX, dW) where they differ.',
     )
     rounding = _option(
         "rounding",
@@ -130,7 +131,7 @@ class _Trainable(nn.Module):
         o = self._options
         wanted = {"dy": fields["y"], "dx": o.dx, "dw": o.dw, "db": fields["bias"], "dw_layout": o.layout}
         wanted |= {name: fields[name] for name in ("m", "n", "k", "activation", "weight")}
-        wanted |= {"x_transposed": int(o.dw == _c.INT8), "rounding": o.rounding}
+        wanted |= {"x_transposed": int(o.dw == _c.INT8), "rounding": o.rounding, "gradient_block": o.gradient_block}
         wanted |= {"weight_layout": _c.IN_OUT if o.dx == _c.INT8 else _c.OUT_IN}
         return plan_text("explain", "backward", device, **wanted)
 
@@ -157,10 +158,12 @@ class Linear(_Trainable, nn.Linear):
     x (..., IN) and the weight may be of any float type each; float64 goes with float64 alone. The gradient of the
     weight has the weight's type, and leaves the kernel in it where that is float32 and x 16-bit.
 
-    backward: "16bit" multiplies dY with the dequantized operands, "int8" quantizes dY as well; a pair chooses for
-    (dX, dW). docs/backward-errors.md says which when. activation: one scale "per_token" or "per_tensor" of x.
-    rounding: of dY in the int8 products, "nearest" or "stochastic": with new random numbers on every call, but a
-    compiled graph repeats the same ones in all of its runs.
+    backward: "16bit" multiplies dY (M, OUT) with the dequantized operands. "int8" quantizes dY as well, with a scale for
+    each block of 128 terms of the contraction: per token and 128 channels for dX (M, IN), per channel and 128 tokens for
+    dW (OUT, IN); docs/contract.md has the formula. "int8-whole" has one scale for all terms. A pair chooses for (dX, dW);
+    where both are int8, both are in blocks or neither. docs/training.md says which when.
+    activation: one scale "per_token" or "per_tensor" of x. rounding: of dY in the int8 products, "nearest" or
+    "stochastic": with new random numbers on every call, but a compiled graph repeats the same ones in all of its runs.
 
     Differentiable once; no forward mode, no torch.func transforms. Raises ValueError for an unknown choice; a call
     raises RuntimeError for shapes and types that do not fit.

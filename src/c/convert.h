@@ -107,10 +107,6 @@ class Converter {
     return value == 1;
   }
 
-  void reserved(std::int32_t value) const {
-    if (value != 0) fail(Status::invalid_argument, function_, ": reserved = ", value, ", expected 0");
-  }
-
   Device device(std::string_view what, octile_device device) const {
     if (device.type != OCTILE_DEVICE_CPU && device.type != OCTILE_DEVICE_CUDA) {
       fail(Status::invalid_argument, function_, ": the device type of ", what, " is ", device.type,

@@ -134,7 +134,7 @@ static void test_defaults(void) {
   OK(octile_linear_backward_description_init(&b, sizeof b));
   CHECK(b.dw_dtype == OCTILE_DTYPE_SAME && b.dx == OCTILE_PRODUCT_DEQUANTIZED && b.dw == OCTILE_PRODUCT_DEQUANTIZED);
   CHECK(b.rounding == OCTILE_ROUNDING_NEAREST && b.dy == OCTILE_DTYPE_F32 && b.dw_accumulate == 0 &&
-        b.dw_layout == OCTILE_LAYOUT_SAME);
+        b.dw_layout == OCTILE_LAYOUT_SAME && b.gradient_block == 0);
 }
 
 static void test_quantize_rows(void) {
@@ -448,6 +448,51 @@ static void test_linear_backward(void) {
   FLOATS(dw, 40386, -3842, -508, -32258, -254, 508);
   FLOATS(db, 381, -253);
   octile_plan_destroy(plan);
+
+  /* One block is the whole contraction */
+  memset(dx, 0, sizeof dx);
+  d.gradient_block = 1024;
+  OK(octile_linear_backward_plan_create(&d, &plan));
+  CHECK(strstr(octile_plan_explain(plan), "blocks of 1024") != NULL);
+  RUN(linear_backward, plan, &args);
+  FLOATS(dx, 383, -66, 8573, 63.5f, 127, 190.5f);
+  FLOATS(dw, 40386, -3842, -508, -32258, -254, 508);
+  FLOATS(db, 381, -253);
+  octile_plan_destroy(plan);
+}
+
+/* 129 tokens, one feature: q = 127 for each, with a scale of 1 in the first 128 and of 3 in the last */
+static void test_gradient_blocks(void) {
+  float dy[129], x_scale[129], dw[1];
+  signed char x[129];
+  for (int i = 0; i < 129; ++i) {
+    dy[i] = i < 128 ? 127 : 381;
+    x_scale[i] = 1;
+    x[i] = 1;
+  }
+  octile_linear_backward_description d;
+  OK(octile_linear_backward_description_init(&d, sizeof d));
+  d.m = 129;
+  d.n = 1;
+  d.k = 1;
+  d.dx = OCTILE_PRODUCT_NONE;
+  d.dw = OCTILE_PRODUCT_INT8;
+  octile_linear_backward_args args = {.struct_size = sizeof args,
+                                      .dy = MATRIX(dy, kF32, 129, 1),
+                                      .x = MATRIX(x, kS8, 129, 1),
+                                      .x_scale = VECTOR(x_scale, kF32, 129),
+                                      .dw = MATRIX(dw, kF32, 1, 1)};
+  octile_plan* plan = NULL;
+  d.gradient_block = 128;
+  OK(octile_linear_backward_plan_create(&d, &plan));
+  RUN(linear_backward, plan, &args);
+  FLOATS(dw, 128 * 127 + 381);
+  octile_plan_destroy(plan);
+  d.gradient_block = 0; /* with a scale of 3, 127 is 42 steps */
+  OK(octile_linear_backward_plan_create(&d, &plan));
+  RUN(linear_backward, plan, &args);
+  FLOATS(dw, 3 * (128 * 42 + 127));
+  octile_plan_destroy(plan);
 }
 
 static void test_bad_structures(void) {
@@ -560,6 +605,11 @@ static void test_bad_choices(void) {
   OK(octile_linear_backward_description_init(&backward, sizeof backward));
   backward.dw_dtype = -2;
   ERROR(octile_linear_backward_plan_create(&backward, &none), OCTILE_INVALID_ARGUMENT, "dw_dtype = -2");
+  OK(octile_linear_backward_description_init(&backward, sizeof backward));
+  backward.dx = OCTILE_PRODUCT_INT8;
+  backward.gradient_block = 64;
+  ERROR(octile_linear_backward_plan_create(&backward, &none), OCTILE_UNSUPPORTED,
+        "gradient_block = 64|0, 128, 256, 512 or 1024");
   CHECK(none == NULL);
 }
 
@@ -732,6 +782,7 @@ int main(void) {
   test_linear_s4();
   test_empty();
   test_linear_backward();
+  test_gradient_blocks();
   test_bad_structures();
   test_bad_choices();
   test_bad_arguments();

@@ -213,6 +213,8 @@ LinearBackwardDescription linear_backward_description(Bytes& in) {
   d.weight.group = 0;  // which C does not give
   d.weight_layout = in.choice<WeightLayout>(2);
   d.rounding = in.choice<Rounding>(2);
+  if (in.below(2) == 1)
+    d.gradient_block = in.rarely(10) ? in.below(2000) : in.pick<std::int64_t>({128, 256, 512, 1024});
   common_choices(in, d.device, d.threads, d.kernel);
   return d;
 }
@@ -614,7 +616,7 @@ void describe(const LinearBackwardDescription& d, octile_linear_backward_descrip
   c.dy = number(d.dy), c.dw_dtype = d.dw_dtype ? number(*d.dw_dtype) : OCTILE_DTYPE_SAME;
   c.dx = number(d.dx), c.dw = number(d.dw), c.db = d.db, c.activation = number(d.activation);
   c.x_transposed = d.x_transposed, c.weight = number(d.weight), c.weight_layout = number(d.weight_layout);
-  c.rounding = number(d.rounding);
+  c.rounding = number(d.rounding), c.gradient_block = static_cast<std::int32_t>(d.gradient_block);
 }
 
 struct CPlan {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/philox.h"
 #include "octile/octile.hpp"
 
 namespace octile {
@@ -438,6 +440,242 @@ TEST(BackwardIdentities, AUnitGradientReadsTheWeight) {
       // Divided by 127 and multiplied again: two roundings.
       ASSERT_NEAR(int8.dx[at(m, k, kK)], layer.w_at(m, k), 2.01 * 0x1p-53 * std::abs(layer.w_at(m, k)));
     }
+  }
+}
+
+// ---- Blocks of the contraction ----
+
+// A description, and how many of its rows run.
+struct Blocked {
+  LinearBackwardDescription description;
+  std::int64_t rows = 0;
+  std::uint64_t seed = 0;
+};
+
+// Operands and outputs of one. Tokens differ in size by up to 2^12, so that blocks have scales of their own.
+template <class T>
+struct BlockedRun {
+  using Real = RealOf<T>;
+  LinearBackwardDescription d;
+  std::int64_t m, n, k;
+  std::uint64_t seed;
+  std::vector<T> dy, dx, db;
+  std::vector<Real> s_w, s_x, dw;  // dW in the type of the scales
+  std::vector<std::int8_t> w, x;
+
+  explicit BlockedRun(const Blocked& c) : d(c.description), m(c.rows), n(d.n), k(d.k), seed(c.seed) {
+    d.dy = kDType<T>;
+    d.dw_dtype = kDType<Real>;
+    std::mt19937_64 random(static_cast<std::uint64_t>(m * 31 + n * 7 + k));
+    std::normal_distribution<double> normal;
+    dy.resize(at(m, 0, n));
+    for (std::size_t i = 0; i < dy.size(); ++i) {
+      dy[i] = converted<T>(normal(random) * std::ldexp(1, -static_cast<int>(i / static_cast<std::size_t>(n) * 7 % 13)));
+    }
+    const auto integers = [&](std::vector<std::int8_t>& of, std::int64_t rows) {
+      of.resize(at(rows, 0, k));
+      for (auto& v : of) v = static_cast<std::int8_t>(static_cast<int>(random() % 256) - 128);
+    };
+    integers(w, n);
+    integers(x, m);
+    const auto scales = [&](std::vector<Real>& of, std::int64_t size) {
+      of.resize(static_cast<std::size_t>(size));
+      for (Real& s : of) s = static_cast<Real>(0.001 + 0.01 * std::abs(normal(random)));
+    };
+    scales(s_w, n);
+    scales(s_x, m);
+    dx.assign(at(m, 0, k), converted<T>(-99));
+    dw.assign(at(n, 0, k), 3);
+    db.assign(static_cast<std::size_t>(n), converted<T>(-99));
+  }
+
+  void run() {
+    const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+    LinearBackwardArgs a{.dy = matrix<const T>(dy.data(), m, n)};
+    if (d.dx != Product::none) {
+      a.weight = matrix<const std::int8_t>(w.data(), n, k);
+      a.weight_scale = vector<const Real>(s_w.data(), n);
+      a.dx = matrix(dx.data(), m, k);
+    }
+    if (d.dw != Product::none) {
+      a.x = matrix<const std::int8_t>(x.data(), m, k);
+      a.x_scale = vector<const Real>(s_x.data(), m);
+      a.dw = matrix(dw.data(), n, k);
+    }
+    if (d.db) a.db = vector(db.data(), n);
+    a.seed = seed;
+    std::vector<std::byte> workspace(plan.workspace_size());
+    plan.run(a, {workspace.data(), workspace.size()});
+  }
+
+  // One term of the contract's sum: a block of dY times a scale, quantized, times integers.
+  struct Term {
+    Real d;
+    std::int8_t integer;
+    std::uint64_t index;  // of dY's element, for the random number
+  };
+
+  Real folded(const std::vector<Term>& terms) const {
+    Real t = 0;
+    const auto length = static_cast<std::size_t>(d.gradient_block);
+    for (std::size_t first = 0; first < terms.size(); first += length) {
+      const std::size_t end = std::min(first + length, terms.size());
+      Real largest = 0;
+      for (std::size_t c = first; c < end; ++c) largest = std::max(largest, std::abs(terms[c].d));
+      const Real s = std::max<Real>(largest / 127, static_cast<Real>(0x1p-79));
+      std::int64_t acc = 0;
+      for (std::size_t c = first; c < end; ++c) {
+        const Real ratio = terms[c].d / s;
+        const Real level = d.rounding == Rounding::nearest
+                               ? std::nearbyint(ratio)
+                               : std::floor(ratio + static_cast<Real>(uniform(terms[c].index, seed)));
+        acc += static_cast<std::int64_t>(std::clamp<Real>(level, -127, 127)) * terms[c].integer;
+      }
+      t = std::fma(static_cast<Real>(acc), s, t);
+    }
+    return t;
+  }
+
+  Real dy_at(std::int64_t r, std::int64_t c) const { return static_cast<Real>(exact(dy[at(r, c, n)])); }
+  std::uint64_t index(std::int64_t r, std::int64_t c) const { return static_cast<std::uint64_t>(r * n + c); }
+
+  Real expected_dx(std::int64_t row, std::int64_t col) const {
+    std::vector<Term> terms;
+    for (std::int64_t c = 0; c < n; ++c) {
+      terms.push_back({dy_at(row, c) * s_w[static_cast<std::size_t>(c)], w[at(c, col, k)], index(row, c)});
+    }
+    return folded(terms);
+  }
+
+  Real expected_dw(std::int64_t row, std::int64_t col) const {
+    std::vector<Term> terms;
+    for (std::int64_t r = 0; r < m; ++r) {
+      terms.push_back({dy_at(r, row) * s_x[static_cast<std::size_t>(r)], x[at(r, col, k)], index(r, row)});
+    }
+    const Real sum = folded(terms);
+    return d.dw_accumulate ? 3 + sum : sum;
+  }
+
+  void expect_int8_products() const {
+    for (std::int64_t r = 0; d.dx == Product::int8 && r < m; ++r) {
+      for (std::int64_t c = 0; c < k; ++c) {
+        ASSERT_EQ(exact(dx[at(r, c, k)]), exact(converted<T>(expected_dx(r, c)))) << "dX " << r << ' ' << c;
+      }
+    }
+    for (std::int64_t r = 0; d.dw == Product::int8 && r < n; ++r) {
+      for (std::int64_t c = 0; c < k; ++c) ASSERT_EQ(dw[at(r, c, k)], expected_dw(r, c)) << "dW " << r << ' ' << c;
+    }
+    for (std::int64_t c = 0; d.db && c < n; ++c) {
+      Central sum;
+      for (std::int64_t r = 0; r < m; ++r) sum.add(dy_at(r, c));
+      const double value = exact(db[static_cast<std::size_t>(c)]);
+      ASSERT_NEAR(value, sum.value, float_sum_error<T>(sum) + half_ulp<T>(value)) << "dB " << c;
+    }
+  }
+};
+
+constexpr Product kNo = Product::none, kFloat = Product::dequantized, kInt8 = Product::int8;
+
+LinearBackwardDescription blocked(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t block) {
+  return {.m = m, .n = n, .k = k, .dx = kInt8, .dw = kInt8, .db = true, .gradient_block = block};
+}
+
+TYPED_TEST(Backward, GradientsInBlocksAreTheContractsSums) {
+  // Several blocks, whole and short; one; contractions shorter than a block; fewer rows than the plan's.
+  struct Size {
+    std::int64_t max_rows, rows, n, block;
+  };
+  for (const Size& s : {Size{256, 256, 384, 128},
+                        {300, 300, 257, 128},
+                        {600, 513, 300, 256},
+                        {700, 131, 129, 128},
+                        {5, 5, 3, 128},
+                        {1100, 1, 1030, 1024},
+                        {1030, 1025, 70, 1024},
+                        {530, 530, 520, 512}}) {
+    for (const Rounding rounding : {Rounding::nearest, Rounding::stochastic}) {
+      SCOPED_TRACE(testing::Message() << s.rows << " x " << s.n << ", blocks of " << s.block << ' ' << name(rounding));
+      Blocked c{blocked(s.max_rows, s.n, 5, s.block), s.rows, 77};
+      c.description.rounding = rounding;
+      c.description.dw_accumulate = s.rows == 513;
+      BlockedRun<TypeParam> run(c);
+      run.run();
+      run.expect_int8_products();
+      if (this->HasFatalFailure()) return;
+    }
+  }
+}
+
+// A product that is not int8 has the bits that it has without blocks.
+TEST(BlockedBackward, OneProductAlone) {
+  for (const auto& [dx, dw] : {std::pair{kInt8, kFloat}, {kFloat, kInt8}, {kInt8, kNo}, {kNo, kInt8}}) {
+    for (const bool db : {false, true}) {
+      SCOPED_TRACE(testing::Message() << name(dx) << ' ' << name(dw) << ' ' << db);
+      LinearBackwardDescription d = blocked(260, 200, 9, 128);
+      d.dx = dx, d.dw = dw, d.db = db;
+      BlockedRun<BFloat16> run({d, 260});
+      run.run();
+      run.expect_int8_products();
+      d.gradient_block = 0;
+      BlockedRun<BFloat16> whole({d, 260});
+      whole.run();
+      if (dx == kFloat) EXPECT_EQ(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(BFloat16)), 0);
+      if (dw == kFloat) EXPECT_EQ(run.dw, whole.dw);
+      if (dx == kInt8) EXPECT_NE(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(BFloat16)), 0);
+      if (dw == kInt8) EXPECT_NE(run.dw, whole.dw);
+    }
+  }
+}
+
+TEST(BlockedBackward, OneBlockIsTheWholeContraction) {
+  for (const std::int64_t block : {128, 256, 512, 1024}) {
+    BlockedRun<Half> run({blocked(block, block - 1, 7, block), block});
+    run.run();
+    LinearBackwardDescription d = blocked(block, block - 1, 7, 0);
+    BlockedRun<Half> whole({d, block});
+    whole.run();
+    EXPECT_EQ(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(Half)), 0) << block;
+    EXPECT_EQ(run.dw, whole.dw) << block;
+  }
+}
+
+TEST(BlockedBackward, SumsOfNothingAreZero) {
+  const std::array<std::array<std::int64_t, 4>, 4> sizes = {{{0, 0, 3, 4}, {9, 0, 3, 4}, {3, 3, 0, 4}, {3, 3, 4, 0}}};
+  for (const auto& [max_rows, rows, n, k] : sizes) {
+    SCOPED_TRACE(testing::Message() << rows << " of " << max_rows << " x " << n << " x " << k);
+    BlockedRun<float> run({blocked(max_rows, n, k, 128), rows});
+    run.run();
+    run.expect_int8_products();
+    if (n == 0) EXPECT_EQ(run.dx, std::vector<float>(run.dx.size(), 0.0f));
+    if (rows == 0) {
+      EXPECT_EQ(run.dw, std::vector<float>(run.dw.size(), 0.0f));
+      EXPECT_EQ(run.db, std::vector<float>(run.db.size(), 0.0f));
+    }
+  }
+}
+
+// What blocks are for: where tokens differ in size, a large one costs only its own block's tokens their bits.
+TEST(BlockedBackward, ErrorsFallWithTheBlock) {
+  double last = 1;
+  for (const std::int64_t block : {1024, 256, 128}) {
+    BlockedRun<float> run({blocked(1024, 24, 8, block), 1024});
+    for (std::int64_t c = 0; c < run.n; ++c) run.dy[at(7, c, run.n)] *= 0x1p16f;
+    run.run();
+    double squares = 0;
+    for (std::int64_t n = 0; n < run.n; ++n) {
+      for (std::int64_t k = 0; k < run.k; ++k) {
+        double exact_dw = 0;
+        for (std::int64_t r = 0; r < run.m; ++r) {
+          exact_dw += static_cast<double>(run.dy_at(r, n)) * static_cast<double>(run.s_x[static_cast<std::size_t>(r)]) *
+                      run.x[at(r, k, run.k)];
+        }
+        squares += std::pow(exact_dw - static_cast<double>(run.dw[at(n, k, run.k)]), 2);
+      }
+    }
+    const double error = std::sqrt(squares);
+    // Its block's tokens are rounded away, so the error's square is about as the length of the block.
+    if (block < 1024) EXPECT_LT(error, (block == 256 ? 0.6 : 0.9) * last) << block;
+    last = error;
   }
 }
 

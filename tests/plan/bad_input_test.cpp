@@ -385,6 +385,9 @@ TEST(BadDescription, AnUnknownKernelIsAnsweredWithThoseOfThePlanOnItsDevice) {
   b.dx = Product::int8;
   expect(kernels_listed([&] { LinearBackwardPlan::select(b); }),
          {"quantize", "gradient_quantize", "w8a8_gemm", "w8a16_gemm", "column_sum"});
+  b.gradient_block = 128;
+  expect(kernels_listed([&] { LinearBackwardPlan::select(b); }),
+         {"blocked_gradient_quantize", "w8a8_blocked_gemm", "w8a16_gemm", "column_sum"});
 }
 
 TEST(BadArguments, Linear) {
@@ -495,6 +498,15 @@ TEST(BadDescription, LinearBackward) {
   expect_backward_error([](auto& c) { c.description.n = 200000; }, {unsupported, {"n = 200000", "int8 dX", "131071"}});
   expect_backward_error([](auto& c) { c.description.m = 200000, c.description.dw = Product::int8; },
                         {unsupported, {"m = 200000", "int8 dW", "131071"}});
+  for (const std::int64_t block : {1, 64, 127, 129, 384, 2048, -128}) {
+    expect_backward_error([&](auto& c) { c.description.gradient_block = block; },
+                          {unsupported,
+                           {"LinearBackwardPlan::select", "gradient_block = " + std::to_string(block) + ",",
+                            "0, 128, 256, 512 or 1024"}});
+  }
+  expect_backward_error(
+      [](auto& c) { c.description.gradient_block = 128, c.description.dx = Product::dequantized; },
+      {unsupported, {"gradient_block = 128 with dx = dequantized, dw = dequantized", "expected an int8 product"}});
   expect_backward_error([](auto& c) { c.description.device = Device::cuda(99); }, {unsupported, {"no kernel"}});
 }
 

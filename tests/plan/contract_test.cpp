@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/philox.h"
@@ -107,6 +108,10 @@ Bytes full_range(std::size_t size, std::uint64_t seed) {
   for (auto& x : v) x = static_cast<std::int8_t>(static_cast<int>(random() % 256) - 128);
   return v;
 }
+
+// The products of a backward, and the blocks of its gradient.
+constexpr std::pair<Product, std::int64_t> kBackwards[] = {
+    {Product::dequantized, 0}, {Product::int8, 0}, {Product::int8, 128}};
 
 // One row of f32, quantized whole.
 struct RowResult {
@@ -594,7 +599,7 @@ TEST_P(EveryArch, TheBitsDoNotDependOnTheNumberOfThreads) {
     Values<Half> y{kM * kN}, dx{kM * kK}, db{kN};
     Floats dw = Floats(kN * kK);
   };
-  const auto compute = [&](int threads, Product product) {
+  const auto compute = [&](int threads, Product product, std::int64_t block) {
     Results r;
     LinearDescription d = layer.description(kM);
     d.threads = threads;
@@ -607,6 +612,7 @@ TEST_P(EveryArch, TheBitsDoNotDependOnTheNumberOfThreads) {
                                 .dx = product,
                                 .dw = product,
                                 .db = true,
+                                .gradient_block = block,
                                 .threads = threads};
     LinearBackwardArgs a{.dy = matrix(as(dy), kM, kN),
                          .weight = matrix(as(layer.w), kN, kK),
@@ -619,18 +625,74 @@ TEST_P(EveryArch, TheBitsDoNotDependOnTheNumberOfThreads) {
     run<LinearBackwardPlan>(b, GetParam(), a);
     return r;
   };
-  for (const Product product : {Product::dequantized, Product::int8}) {
-    const Results one = compute(1, product);
+  for (const auto& [product, block] : kBackwards) {
+    const Results one = compute(1, product, block);
     for (const int threads : {2, 7}) {
-      const Results many = compute(threads, product);
+      const Results many = compute(threads, product, block);
       EXPECT_TRUE(same_bits(one.y, many.y) && same_bits(one.dx, many.dx) && same_bits(one.dw, many.dw) &&
                   same_bits(one.db, many.db))
-          << threads << ' ' << name(product);
+          << threads << ' ' << name(product) << ' ' << block;
     }
   }
 }
 
 // ---- The int8 backward ----
+
+// The fold over blocks of d, quantized with the backward's least scale, times the integers beside it.
+float folded(const Floats& d, const Bytes& integers, std::size_t block) {
+  float t = 0;
+  for (std::size_t first = 0; first < d.size(); first += block) {
+    const std::size_t end = std::min(first + block, d.size());
+    float amax = 0;
+    for (std::size_t c = first; c < end; ++c) amax = std::max(amax, std::abs(d[c]));
+    const float s = std::max(quotient(amax, 127.0f), 0x1p-79f);
+    double acc = 0;  // an integer
+    for (std::size_t c = first; c < end; ++c) {
+      acc += std::clamp(round_half_even(quotient(d[c], s)), -127.0, 127.0) * integers[c];
+    }
+    t = std::fma(static_cast<float>(acc), s, t);
+  }
+  return t;
+}
+
+TEST_P(EveryArch, TheBlockedBackwardIsTheContractsFormula) {
+  constexpr std::int64_t kM = 333, kN = 290, kK = 33;
+  Floats dy = normal(kM * kN, 46);
+  for (std::int64_t i = 0; i < kM * kN; ++i) dy[at(i)] *= std::ldexp(1.0f, static_cast<int>(-(i / kN * 7 % 13)));
+  const Bytes w = full_range(kN * kK, 47), x = full_range(kM * kK, 48);
+  Floats s_w = normal(kN, 49), s_x = normal(kM, 50);
+  for (float& s : s_w) s = std::abs(s) + 0.01f;
+  for (float& s : s_x) s = std::abs(s) + 0.01f;
+  for (const std::int64_t block : {128, 256, 512, 1024}) {
+    Floats dx(kM * kK), dw(kN * kK);
+    LinearBackwardArgs a{
+        .dy = matrix(as(dy), kM, kN), .weight = matrix(as(w), kN, kK), .weight_scale = vector(as(s_w), kN)};
+    a.x = matrix(as(x), kM, kK);
+    a.x_scale = vector(as(s_x), kM);
+    a.dx = matrix(as(dx), kM, kK);
+    a.dw = matrix(as(dw), kN, kK);
+    LinearBackwardDescription d{.m = kM, .n = kN, .k = kK, .dx = Product::int8, .dw = Product::int8};
+    d.gradient_block = block;
+    run<LinearBackwardPlan>(d, GetParam(), a);
+    const auto column = [](const Bytes& of, std::int64_t k) {
+      Bytes out;
+      for (std::size_t i = at(k); i < of.size(); i += kK) out.push_back(of[i]);
+      return out;
+    };
+    for (std::int64_t k = 0; k < kK; ++k) {
+      for (std::int64_t m = 0; m < kM; ++m) {
+        Floats d1;
+        for (std::int64_t n = 0; n < kN; ++n) d1.push_back(product(dy[at(m * kN + n)], s_w[at(n)]));
+        ASSERT_EQ(dx[at(m * kK + k)], folded(d1, column(w, k), at(block))) << block << ' ' << m << ' ' << k;
+      }
+      for (std::int64_t n = 0; n < kN; ++n) {
+        Floats d2;
+        for (std::int64_t m = 0; m < kM; ++m) d2.push_back(product(dy[at(m * kN + n)], s_x[at(m)]));
+        ASSERT_EQ(dw[at(n * kK + k)], folded(d2, column(x, k), at(block))) << block << ' ' << n << ' ' << k;
+      }
+    }
+  }
+}
 
 TEST_P(EveryArch, TheInt8BackwardIsTheContractsFormula) {
   constexpr std::int64_t kM = 45, kN = 70, kK = 33;
@@ -804,12 +866,15 @@ TEST_P(EveryArch, ABadValueReachesTheOutputAsNaN) {
     b.x_scale = vector(as(ones), kM);
     b.dx = matrix(as(dx), kM, kK);
     b.dw = matrix(as(dw), kN, kK);
-    run<LinearBackwardPlan>(
-        LinearBackwardDescription{.m = kM, .n = kN, .k = kK, .dx = Product::int8, .dw = Product::int8}, GetParam(), b);
-    for (std::int64_t m = 0; m < kM; ++m)
-      EXPECT_TRUE(m == 1 ? all_nan(as(dx) + m * kK, kK) : all_finite(as(dx) + m * kK, kK));
-    for (std::int64_t n = 0; n < kN; ++n)
-      EXPECT_TRUE(n == 3 ? all_nan(as(dw) + n * kK, kK) : all_finite(as(dw) + n * kK, kK));
+    LinearBackwardDescription backward{.m = kM, .n = kN, .k = kK, .dx = Product::int8, .dw = Product::int8};
+    for (const std::int64_t block : {0, 128}) {
+      backward.gradient_block = block;
+      run<LinearBackwardPlan>(backward, GetParam(), b);
+      for (std::int64_t m = 0; m < kM; ++m)
+        EXPECT_TRUE(m == 1 ? all_nan(as(dx) + m * kK, kK) : all_finite(as(dx) + m * kK, kK)) << block;
+      for (std::int64_t n = 0; n < kN; ++n)
+        EXPECT_TRUE(n == 3 ? all_nan(as(dw) + n * kK, kK) : all_finite(as(dw) + n * kK, kK)) << block;
+    }
   }
 }
 
@@ -830,7 +895,7 @@ TEST_P(EveryArch, ASumOverNothingIsTheBiasOrZero) {
   EXPECT_EQ((Forward{0, 3, 4, {}, Bytes(12), {}, {1, 1, 1}, {}}.run_on(GetParam())), Floats{});
   EXPECT_EQ((Forward{2, 0, 4, Bytes(8), {}, {1, 1}, {}, {}}.run_on(GetParam())), Floats{});
 
-  for (const Product product : {Product::dequantized, Product::int8}) {
+  for (const auto& [product, block] : kBackwards) {
     const Bytes w(12, 1), x(8, 1);
     const Floats ones(4, 1);
     Floats dw(12, -99), db(3, -99), dx(8, -99);
@@ -839,16 +904,17 @@ TEST_P(EveryArch, ASumOverNothingIsTheBiasOrZero) {
     LinearBackwardArgs a{.dy = matrix(nothing, 0, 3), .x = matrix(no_bytes, 0, 4), .x_scale = vector(nothing, 0)};
     a.dw = matrix(as(dw), 3, 4);
     a.db = vector(as(db), 3);
-    run<LinearBackwardPlan>(
-        LinearBackwardDescription{.m = 2, .n = 3, .k = 4, .dx = Product::none, .dw = product, .db = true}, GetParam(),
-        a);
+    LinearBackwardDescription of_a{.m = 2, .n = 3, .k = 4, .dx = Product::none, .dw = product, .db = true};
+    of_a.gradient_block = block;
+    run<LinearBackwardPlan>(of_a, GetParam(), a);
     EXPECT_EQ(dw, Floats(12, 0.0f));
     EXPECT_EQ(db, Floats(3, 0.0f));
     LinearBackwardArgs b{
         .dy = matrix(nothing, 2, 0), .weight = matrix(no_bytes, 0, 4), .weight_scale = vector(nothing, 0)};
     b.dx = matrix(as(dx), 2, 4);
-    run<LinearBackwardPlan>(LinearBackwardDescription{.m = 2, .n = 0, .k = 4, .dx = product, .dw = Product::none},
-                            GetParam(), b);
+    LinearBackwardDescription of_b{.m = 2, .n = 0, .k = 4, .dx = product, .dw = Product::none};
+    of_b.gradient_block = block;
+    run<LinearBackwardPlan>(of_b, GetParam(), b);
     EXPECT_EQ(dx, Floats(8, 0.0f));
   }
 }

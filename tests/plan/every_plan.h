@@ -326,6 +326,9 @@ class EveryPlan {
                                       .kernel = choice_.kernel};
           if (dy == DType::f16) d.dw_dtype = DType::f32;
           backward(std::string(name(dy)) + " " + std::string(name(product)) + " " + std::string(name(layout)), d);
+          if (product != Product::int8) continue;
+          d.gradient_block = 128;
+          backward(std::string(name(dy)) + " in blocks " + std::string(name(layout)), d);
         }
       }
     }

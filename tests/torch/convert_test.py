@@ -118,6 +118,9 @@ def test_subclasses_of_ours_and_lists():
     with pytest.warns(UserWarning, match="converted nothing"):
         left = quantize_(nn.Sequential(Mine(64, 64)), W8A8Dynamic()).skipped
     assert left == {"0": "it is an octile.Linear, a Mine, already"}
+    model = nn.Sequential(nn.Linear(8, 4))
+    quantize_(model, Int8Training(backward="int8-whole"))
+    assert model[0].backward == "int8-whole"
     pair = Int8Training(backward=["int8", "16bit"])
     assert hash(pair) == hash(Int8Training(backward=("int8", "16bit")))
 

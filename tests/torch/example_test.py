@@ -296,6 +296,8 @@ def test_conversion_takes_the_blocks_and_leaves_the_head():
     assert len(kinds) == 4 and all(issubclass(k, octile.Linear) for k in kinds.values())
     assert t.model.blocks[0].mlp.up.backward == ("int8", "16bit")
     assert isinstance(trainer(mode="octile-int8", quantize_head=True).model.head, octile.Linear)
+    assert trainer(mode="octile-int8").model.blocks[0].mlp.up.backward == "int8"
+    assert trainer(mode="octile-int8-whole").model.blocks[0].mlp.up.backward == "int8-whole"
 
 
 @pytest.mark.parametrize("mode", ["bf16", "octile-int8"])
@@ -320,7 +322,7 @@ def test_parameters_are_counted():
 
 
 def test_what_is_predicted():
-    modes = ("bf16", "octile-16bit", "octile-mixed", "octile-int8")
+    modes = ("bf16", "octile-16bit", "octile-mixed", "octile-int8-whole")
     times = [sum(predict.parts(4096, 6, 16384, 1024, m, True).values()) for m in modes]
     assert times == sorted(times, reverse=True)
     # Three products of 2 * 12 * 4096^2 * 6 * 16384 operations.
@@ -332,8 +334,8 @@ def test_what_is_predicted():
 
 def test_who_gets_which_seed():
     s, modes = training.Settings(), list(training.MODES)
-    assert [j.seeds for j in train_gpt.split(s, modes, [0, 1, 2], 6)] == [[0, 1, 2]] * 6
-    jobs = train_gpt.split(s, modes, [0, 1, 2], 8)
+    assert [j.seeds for j in train_gpt.split(s, modes, [0, 1, 2], len(modes))] == [[0, 1, 2]] * len(modes)
+    jobs = train_gpt.split(s, modes, [0, 1, 2], len(modes) + 2)
     assert sorted((j.mode, *j.seeds) for j in jobs) == sorted((m, i) for m in modes for i in range(3))
 
 

@@ -22,16 +22,16 @@ class Expected:
         assert torch.equal(y.detach().cpu(), self.y())
 
     def assert_dx(self, dx, dy, product):
-        if product == "int8":
-            self._assert_int8(dx, self._int8(dy)[0], dy.dtype)
+        if product != "16bit":
+            self._assert_int8(dx, self._int8(dy, product)[0], dy.dtype)
         else:
             w = self.wq.astype(np.float64) * self.ws.reshape(-1, 1).astype(np.float64)
             self._assert_sum(dx, _f64(dy) @ w, np.abs(_f64(dy)) @ np.abs(w), dy.shape[1], dy.dtype)
 
     def assert_dw(self, dw, dy, product):
         """dw (N, K)."""
-        if product == "int8":
-            self._assert_int8(dw, self._int8(dy)[1], dw.dtype)
+        if product != "16bit":
+            self._assert_int8(dw, self._int8(dy, product)[1], dw.dtype)
         else:
             x = self.xq.astype(np.float64) * self.xs.reshape(-1, 1).astype(np.float64)
             exact, magnitudes = _f64(dy).T @ x, np.abs(_f64(dy)).T @ np.abs(x)
@@ -40,8 +40,9 @@ class Expected:
     def assert_db(self, db, dy):
         self._assert_sum(db, _f64(dy).sum(0), np.abs(_f64(dy)).sum(0), dy.shape[0], dy.dtype)
 
-    def _int8(self, dy):
-        return reference.backward_int8(reference.wide(dy), self.wq, self.ws, self.xq, self.xs)
+    def _int8(self, dy, product):
+        block = {"int8": 128, "int8-whole": 0}[product]
+        return reference.backward_int8(reference.wide(dy), self.wq, self.ws, self.xq, self.xs, block=block)
 
     def _assert_int8(self, actual, expected, dtype):
         # Rounded to the kernel's type first, where the parameter's is another.

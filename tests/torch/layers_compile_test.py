@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BRAIN, FULL = torch.bfloat16, torch.float32
-BACKWARDS = ["16bit", "int8", ("int8", "16bit")]
+BACKWARDS = ["16bit", "int8", "int8-whole", ("int8", "16bit")]
 
 
 @pytest.fixture(autouse=True)

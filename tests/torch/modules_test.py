@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 HALF, BRAIN, FULL, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-BACKWARDS = ["16bit", "int8", ("int8", "16bit"), ("16bit", "int8")]
+BACKWARDS = ["16bit", "int8", "int8-whole", ("int8", "16bit"), ("16bit", "int8"), ("16bit", "int8-whole")]
 
 
 def pair(backward):
@@ -50,6 +50,7 @@ def test_gradients(kind, dtype, backward, device, generator):
         (33, 70, 50, True, True),
         (64, 32, 48, False, True),
         (5, 129, 3, True, False),
+        (300, 20, 140, True, True),  # several blocks of either contraction
     ):
         activation = "per_token" if per_token else "per_tensor"
         layer = make(kind, k, n, device, dtype, per_channel=per_channel, activation=activation, backward=backward)
@@ -84,6 +85,61 @@ def test_function(backward, device, generator):
     assert torch.equal(turned, y)
     assert torch.equal(octile.linear(x, w.t().contiguous().t(), b), y)  # any strides
     assert not octile.linear(x.detach(), w.detach(), b.detach()).requires_grad
+
+
+def test_what_the_words_of_a_backward_mean(device):
+    """The options are set by words, and read as the same words."""
+    for backward in BACKWARDS:
+        layer = Linear(8, 4, device=device, backward=backward)
+        assert layer.backward == backward and f"backward={backward}" in str(layer)
+        layer.rounding = "stochastic"
+        assert layer.backward == backward
+        blocked = "int8" in pair(backward)
+        assert ("blocks of 128" in layer.explain(300, of="backward")) == blocked
+    layer.backward = "int8-whole"
+    assert layer.backward == "int8-whole" and "blocks of" not in layer.explain(300, of="backward")
+    layer.backward = ("int8", "int8")
+    assert layer.backward == "int8"
+    for wrong in (("int8", "int8-whole"), ["int8-whole", "int8"]):
+        with pytest.raises(ValueError, match=r"octile: backward is \('int8.*same blocks"):
+            layer.backward = wrong
+    with pytest.raises(ValueError, match="backward is 'int9'; '16bit' and 'int8' and 'int8-whole' are known"):
+        Linear(8, 4, backward="int9")
+
+
+def test_blocks_keep_the_gradient_of_small_tokens(device, generator):
+    """One token a hundred times the others: with one scale for the whole contraction it rounds theirs away."""
+    plain = nn.Linear(32, 24, device=device)
+    x = draw(generator, device, 1024, 32).requires_grad_()
+    dy = draw(generator, device, 1024, 24)
+    dy[700] *= 1000
+
+    def dw(backward):
+        layer = Linear.from_linear(plain, backward=backward)
+        return torch.autograd.grad(layer(x), layer.weight, dy)[0]
+
+    exact = dw("16bit")
+    error = {word: ((dw(word) - exact).norm() / exact.norm()).item() for word in ("int8", "int8-whole")}
+    assert error["int8"] < 0.45 * error["int8-whole"]
+
+
+def test_gradients_accumulate_over_micro_batches(device, generator):
+    """With the weight quantized once; each micro-batch has blocks of its own. The same again gives the same bits."""
+    layer = make(Linear, 64, 48, device, FULL, backward="int8")
+    octile.cache_weights_(layer)
+    parts = [(draw(generator, device, 200, 64), draw(generator, device, 200, 48)) for _ in range(3)]
+
+    def accumulated():
+        layer.weight.grad = None
+        for x, dy in parts:
+            layer(x).backward(dy)
+        return layer.weight.grad.clone()
+
+    total = None
+    for x, dy in parts:
+        (one,) = torch.autograd.grad(layer(x), layer.weight, dy)
+        total = one if total is None else total + one
+    assert torch.equal(accumulated(), total) and torch.equal(accumulated(), total)
 
 
 def test_small_gradients_are_not_lost(device, generator):
@@ -213,8 +269,8 @@ def test_saves_int8_alone(backward, device, generator):
     x_saved, xs, w_saved, ws = y.grad_fn.saved_tensors
     dx_product, dw_product = pair(backward)
     assert x_saved.dtype == w_saved.dtype == torch.int8 and xs.dtype == ws.dtype == FULL
-    assert x_saved.shape == ((64, 32) if dw_product == "int8" else (32, 64))
-    assert w_saved.shape == ((64, 48) if dx_product == "int8" else (48, 64))
+    assert x_saved.shape == ((64, 32) if dw_product != "16bit" else (32, 64))
+    assert w_saved.shape == ((64, 48) if dx_product != "16bit" else (48, 64))
 
 
 def test_nothing_that_nobody_asked_for(device, generator):
@@ -259,16 +315,16 @@ def test_backward_computes_what_is_asked(device, generator, monkeypatch):
 # ---- Mixed types ----
 
 
-@pytest.mark.parametrize("backward", ["16bit", "int8"])
+@pytest.mark.parametrize("backward", ["16bit", "int8", "int8-whole"])
 @pytest.mark.parametrize("x_dtype", [FULL, BRAIN])
 def test_autocast(x_dtype, backward, device, generator):
     layer = make(Linear, 64, 48, device, FULL, backward=backward)
-    x = draw(generator, device, 32, 64, dtype=x_dtype).requires_grad_()
+    x = draw(generator, device, 160, 64, dtype=x_dtype).requires_grad_()
     with torch.autocast(device.type, BRAIN):
         y = layer(x)
         with torch.no_grad():
             assert torch.equal(layer(x), y)
-    dy = draw(generator, device, 32, 48, dtype=BRAIN)
+    dy = draw(generator, device, 160, 48, dtype=BRAIN)
     y.backward(dy)
     # From the float32 weight and x as they are: no rounding to bfloat16 before they are quantized.
     expected = layer_reference.Expected(x, layer.weight, layer.bias, dtype=BRAIN)

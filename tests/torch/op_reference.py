@@ -99,17 +99,27 @@ def linear_groups(x, x_scale, weight, weight_scale, bias):
     return t * x_scale if bias is None else _FMA[one](t, x_scale, np.broadcast_to(bias, (m, n))).astype(one)
 
 
-def backward_int8(dy, weight, weight_scale, x, x_scale, seed=None):
+def gradient(d, integers, block, noise):
+    """d (R, C) quantized with a scale for each row and block of C, times integers (K, C): (R, K)."""
+    one, (rows, terms) = d.dtype.type, d.shape
+    t = np.zeros((rows, integers.shape[0]), one)
+    for first in range(0, terms, block or max(terms, 1)):
+        part = slice(first, first + block if block else terms)
+        q, s = quantize(d[:, part], 1, 2.0**-79, None if noise is None else noise[:, part])
+        sums = accumulate(q, integers[:, part]).astype(one)
+        t = _FMA[one](sums, np.broadcast_to(s.reshape(-1, 1), sums.shape), t).astype(one).reshape(t.shape)
+    return t
+
+
+def backward_int8(dy, weight, weight_scale, x, x_scale, seed=None, block=0):
     """dX (M, K) and dW (N, K) of int8 products, from dy (M, N), weight (N, K), x (M, K). Before the last rounding.
 
-    seed: of stochastic rounding.
+    seed: of stochastic rounding. block: terms of the contraction that share a scale of dY; 0: all.
     """
-    one = dy.dtype.type
     noise = None if seed is None else uniform(dy.shape, seed)
-    q1, s1 = quantize(dy * weight_scale.reshape(1, -1), 1, 2.0**-79, noise)
-    q2, s2 = quantize(dy * x_scale.reshape(-1, 1), 0, 2.0**-79, noise)
-    dx = accumulate(q1, weight.T).astype(one) * s1.reshape(-1, 1)
-    dw = accumulate(q2.T, x.T).astype(one) * s2.reshape(-1, 1)
+    turned = None if noise is None else noise.T
+    dx = gradient(dy * weight_scale.reshape(1, -1), weight.T, block, noise)
+    dw = gradient((dy * x_scale.reshape(-1, 1)).T, x.T, block, turned)
     return dx, dw
 
 

@@ -65,6 +65,7 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             (*back, 2, 1, False, OUT_IN, False, f32, IN_OUT),
             (*turned, 2, 2, True, IN_OUT, True, f32, OUT_IN),
             (*turned, 2, 2, True, IN_OUT, True, f32, OUT_IN, _c.STOCHASTIC, 2**40 + 1),
+            (*turned, 2, 2, True, IN_OUT, True, f32, OUT_IN, _c.NEAREST, 0, 128),
             (dy, None, None, None, None, 0, 0, True, OUT_IN, False, dtype, OUT_IN),
             (dy, None, None, xq, x_scale, 0, 2, False, OUT_IN, False, dtype, OUT_IN),
             (dy, wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dtype, OUT_IN),
@@ -139,7 +140,7 @@ def training_step(x, w, bias, dy):
     y = ops.linear_int8(xq, x_scale, wq, w_scale, bias, OUT_IN, x.dtype)
     served = ops.linear(x, wq, w_scale, bias, TOKEN, OUT_IN) + 1
     back = (dy + y, turned_wq, w_scale, turned_xq, x_scale, 2, 2, True, IN_OUT, True, torch.float32, OUT_IN)
-    return (y, served, *ops.linear_backward(*back))
+    return (y, served, *ops.linear_backward(*back), *ops.linear_backward(*back, gradient_block=128))
 
 
 def step_arguments(m, device):

@@ -51,6 +51,9 @@ class Tensors:
             "backward int8": lambda: ops.linear_backward(
                 *back, INT8, INT8, False, _c.IN_OUT, True, torch.float32, _c.OUT_IN
             ),
+            "backward int8 in blocks": lambda: ops.linear_backward(
+                *back, INT8, INT8, False, _c.IN_OUT, True, torch.float32, _c.OUT_IN, gradient_block=128
+            ),
         }
 
     def float_calls(self):

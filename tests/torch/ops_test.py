@@ -379,6 +379,46 @@ def test_backward_int8_with_stochastic_rounding(seed, device, generator):
     assert not torch.equal(dx, nearest[0]) and torch.equal(nearest[0], backward(layer, INT8, INT8)[0])
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("block", [128, 256, 512, 1024])
+def test_backward_int8_in_blocks(block, dtype, device, generator):
+    """Contractions of several blocks, the last one short; of one; of none."""
+    for shape in ((2 * block + 7, 130, 9), (30, 2 * block, 5), *EMPTY[:3]):
+        layer = Layer(shape, dtype, device, generator)
+        host = layer.host
+        operands = (host["dy"], host["wq"], host["w_scale"], host["xq"], host["x_scale"])
+        for rounding, seed in ((_c.NEAREST, None), (_c.STOCHASTIC, 2**40 + 3)):
+            exact = reference.backward_int8(*operands, seed, block)
+            back = (layer.dy, layer.wq, layer.w_scale, layer.xq, layer.x_scale)
+            rest = (OUT_IN, False, scale_type(dtype), OUT_IN, rounding, seed or 0, block)
+            dx, dw, db = ops.linear_backward(*back, INT8, INT8, True, *rest)
+            assert torch.equal(dx.cpu(), reference.narrow(exact[0], dtype))
+            assert torch.equal(dw.cpu(), reference.narrow(exact[1], scale_type(dtype)))
+            check_db(layer, db)
+            again = ops.linear_backward(*back, INT8, INT8, True, *rest)
+            assert all(torch.equal(a, b) for a, b in zip((dx, dw, db), again))
+        # One product in blocks leaves the other one's bits alone.
+        whole = backward(layer, FLOAT, FLOAT)
+        rest = (True, OUT_IN, False, dtype, OUT_IN, _c.NEAREST, 0)
+        exact = reference.backward_int8(*operands, block=block)
+        mixed = ops.linear_backward(*back, INT8, FLOAT, *rest, gradient_block=block)
+        assert torch.equal(mixed[1], whole[1]) and torch.equal(mixed[0].cpu(), reference.narrow(exact[0], dtype))
+        mixed = ops.linear_backward(*back, FLOAT, INT8, *rest, gradient_block=block)
+        assert torch.equal(mixed[0], whole[0]) and torch.equal(mixed[1].cpu(), reference.narrow(exact[1], dtype))
+
+
+def test_blocks_have_plans_of_their_own(device, generator):
+    """The same problem with and without blocks, in turns."""
+    layer = Layer((300, 24, 20), torch.float32, device, generator)
+    back = (layer.dy, layer.wq, layer.w_scale, layer.xq, layer.x_scale, NONE, INT8, False, OUT_IN, False)
+    back += (torch.float32, OUT_IN, _c.NEAREST, 0)
+    first = [ops.linear_backward(*back, block)[1] for block in (0, 128, 256)]
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
+    assert torch.equal(first[0], ops.linear_backward(*back)[1])
+    for block, expected in zip((0, 128, 256), first):
+        assert torch.equal(ops.linear_backward(*back, block)[1], expected)
+
+
 def check_db(layer, db):
     dy = layer.dy.cpu().double().numpy()
     reference.assert_sum(db, dy.sum(0), np.abs(dy).sum(0), layer.m, layer.dtype, torch.device("cpu"))
@@ -539,6 +579,18 @@ def test_errors(device):
         (
             r"linear_backward: .*rounding",
             lambda: ops.linear_backward(dy, w, scale, xq, x_scale, 2, 2, True, 0, False, f32, 0, 2),
+        ),
+        (
+            r"linear_backward: .*gradient_block = 64, expected 0, 128, 256, 512 or 1024",
+            lambda: ops.linear_backward(dy, w, scale, xq, x_scale, 2, 2, True, 0, False, f32, 0, 0, 0, 64),
+        ),
+        (
+            r"linear_backward: .*gradient_block = 2147483647, expected 0",
+            lambda: ops.linear_backward(dy, w, scale, xq, x_scale, 2, 2, True, 0, False, f32, 0, 0, 0, 2**32 + 128),
+        ),
+        (
+            r"linear_backward: .*gradient_block = 128 .*expected an int8 product",
+            lambda: ops.linear_backward(dy, w, scale, xq, x_scale, 1, 1, True, 0, False, f32, 0, 0, 0, 128),
         ),
         (
             r"linear_backward: .*dw_dtype",

@@ -15,7 +15,7 @@ class Contender:
     name: str
     part: str  # the table: of report.PARTS or report.BACKWARD
     # What is computed: "float", "sums", "product", "product, one scale", "layer", "layer, one scale"; of the backward
-    # "float", "one scale", "int8"
+    # "float", "one scale", "int8", "int8 in blocks"
     task: str
     prepare: typing.Callable[[], dict]
 

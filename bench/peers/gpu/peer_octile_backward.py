@@ -4,18 +4,20 @@ import octile_c
 import octile_torch
 import torch
 from gpu.contender import Contender
+from gpu.gradients import BLOCK
 from gpu.shape import Shape
 
 BOTH = {"orientation": octile_c.BOTH, "granularity": octile_c.PER_ROW}
 ROWS = {"orientation": octile_c.ROW_MAJOR, "granularity": octile_c.PER_ROW}
 INT8 = {"dx": octile_c.INT8, "dw": octile_c.INT8}
+BLOCKED = {**INT8, "gradient_block": BLOCK}
 FLOAT = {"dx": octile_c.DEQUANTIZED, "dw": octile_c.DEQUANTIZED}
 # For an int8 dX a step quantizes W in both orientations, or in one, and the plan turns it in each run.
 TURNED = {"W^T kept": True, "W turned in the run": False}
 
 
 def layouts(fields):
-    return TURNED if fields == INT8 else {"W": False}
+    return TURNED if fields["dx"] == octile_c.INT8 else {"W": False}
 
 
 def in_order(runs, out):
@@ -86,13 +88,13 @@ class Backward:
         run = octile_torch.linear(self.library, shape, tensors, weight=octile_c.S8_PER_TENSOR)
         return {run.plan.sku: in_order([run], out)}
 
-    def pass_over_dy(self):
+    def pass_over_dy(self, products):
         """A plan for K = 0 has no product left."""
         g, s = self.g, self.g.shape
         tensors = {"weight": g.wq_t[:0], "weight_scale": g.w_scale, "x": g.xq_t[:0], "x_scale": g.x_scale, "dy": g.dy}
         out = g.empty("db")
         tensors |= {"dx": g.dy.new_empty(s.m, 0), "dw": g.dy.new_empty(0, s.n), **out}
-        fields = {"weight_layout": octile_c.IN_OUT, "x_transposed": 1, **INT8}
+        fields = {"weight_layout": octile_c.IN_OUT, "x_transposed": 1, **products}
         run = octile_torch.backward(self.library, Shape(s.m, 0, s.n), tensors, **fields)
         if "gradient_quantize" not in run.plan.sku:
             raise RuntimeError(f"the plan has no such step: {run.plan.sku}")
@@ -119,7 +121,7 @@ class Backward:
         return {text: self.one_step(dtype, fields, turned, with_weight) for text, turned in layouts(fields).items()}
 
     def one_step(self, dtype, fields, turned, with_weight):
-        g, k, int8 = self.g, Kept(self.g, dtype, turned), fields == INT8
+        g, k, int8 = self.g, Kept(self.g, dtype, turned), fields["dx"] == octile_c.INT8
         w = {"q": k.wq, "scale": k.w_scale} | ({"q_transposed": k.wq_t} if turned else {})
         x = {"q": k.xq, "scale": k.x_scale} | ({"q_transposed": k.xq_t} if int8 else {})
         quantize_w = octile_torch.quantize(self.library, k.w, w, **(BOTH if turned else ROWS))
@@ -145,9 +147,15 @@ class Backward:
         add("f16", "db", "float", self.db)
         add("int8", "dx", "int8", lambda: self.int8_product("dx"))
         add("int8", "dw", "int8", lambda: self.int8_product("dw"))
-        add("int8", "pass", "int8", self.pass_over_dy)
+        add("int8", "pass", "int8", lambda: self.pass_over_dy(INT8))
         add("int8", "backward", "int8", lambda: self.backward(torch.float16, INT8))
         add("f16", "step", "float", lambda: self.step(torch.float16, FLOAT))
         add("int8", "step", "int8", lambda: self.step(torch.float16, INT8))
+        for part, prepare in (
+            ("pass", lambda: self.pass_over_dy(BLOCKED)),
+            ("backward", lambda: self.backward(torch.float16, BLOCKED)),
+            ("step", lambda: self.step(torch.float16, BLOCKED)),
+        ):
+            add(f"int8, blocks of {BLOCK}", part, "int8 in blocks", prepare)
         add("int8, W kept", "step", "int8", lambda: self.step(torch.float16, INT8, with_weight=False))
         return made
