@@ -36,8 +36,10 @@ LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/contra
 _LAYOUTS = {"out_in": _c.OUT_IN, "in_out": _c.IN_OUT}
 _ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR}
 _PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8}
-_BACKWARDS = _PRODUCTS | {"int8-whole": _c.INT8}  # of layers that train
-GRADIENT_BLOCK = 128  # of "int8"; docs/training.md, "Which blocks"
+GRADIENT_BLOCK = 256  # of "int8"; docs/training.md, "Which blocks"
+# Of layers that train: the words for int8 products, and the blocks that they mean.
+GRADIENT_BLOCKS = {"int8": GRADIENT_BLOCK, "int8-whole": 0} | {f"int8-{size}": size for size in (128, 256, 512, 1024)}
+_BACKWARDS = _PRODUCTS | dict.fromkeys(GRADIENT_BLOCKS, _c.INT8)
 _ROUNDINGS = {"nearest": _c.NEAREST, "stochastic": _c.STOCHASTIC}
 
 
@@ -66,7 +68,7 @@ def product(backward):
 
 
 def options(layout, per_channel, activation, backward, rounding):
-    """Options of the words that layers take. `backward`: "16bit", "int8", "int8-whole", or a pair for (dX, dW)."""
+    """Options of the words that layers take. `backward`: "16bit", one of GRADIENT_BLOCKS, or a pair for (dX, dW)."""
     make = _options if torch.compiler.is_compiling() else _known_options
     backward = tuple(backward) if isinstance(backward, list) else backward
     return make(layout, per_channel, activation, backward, rounding)
@@ -76,7 +78,8 @@ def _options(layout, per_channel, activation, backward, rounding):
     pair = backward if isinstance(backward, tuple) else (backward, backward)
     if len(pair) != 2:
         raise ValueError(f"octile: backward is {backward!r}; a pair is for (dX, dW)")
-    if pair in (("int8", "int8-whole"), ("int8-whole", "int8")):
+    blocks = {GRADIENT_BLOCKS[word] for word in pair if isinstance(word, str) and word in GRADIENT_BLOCKS}
+    if len(blocks) > 1:
         raise ValueError(f"octile: backward is {backward!r}; dX and dW have the same blocks, or one of them is '16bit'")
     return Options(
         _choice("layout", layout, _LAYOUTS),
@@ -85,7 +88,7 @@ def _options(layout, per_channel, activation, backward, rounding):
         _choice("backward", pair[0], _BACKWARDS),
         _choice("backward", pair[1], _BACKWARDS),
         _choice("rounding", rounding, _ROUNDINGS),
-        GRADIENT_BLOCK if "int8" in pair else 0,
+        max(blocks, default=0),
     )
 
 

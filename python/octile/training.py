@@ -19,7 +19,7 @@ def _option(name, read, doc):
 
 
 def _backward_words(o):
-    int8 = "int8" if o.gradient_block else "int8-whole"
+    int8 = next(word for word, block in functional.GRADIENT_BLOCKS.items() if block == o.gradient_block)
     dx, dw = (int8 if one == _c.INT8 else "16bit" for one in (o.dx, o.dw))
     return dx if dx == dw else (dx, dw)
 
@@ -52,7 +52,7 @@ class _Trainable(nn.Module):
     backward = _option(
         "backward",
         _backward_words,
-        'How gradients are multiplied: "16bit", "int8" or "int8-whole"; a pair for (dX, dW) where they differ.',
+        'How gradients are multiplied: "16bit", "int8", "int8-whole", "int8-128" to "int8-1024"; a pair for (dX, dW).',
     )
     rounding = _option(
         "rounding",
