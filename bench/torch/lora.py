@@ -148,12 +148,13 @@ def adapted(s: Settings, kind: str, device: str) -> Block:
 def of_bitsandbytes(linear: nn.Linear, how: str, device: str) -> nn.Module:
     import bitsandbytes as bnb
 
-    sizes = linear.in_features, linear.out_features
+    sizes, weight = (linear.in_features, linear.out_features), linear.weight.detach().cpu()
     if how == "8bit":
         new = bnb.nn.Linear8bitLt(*sizes, bias=False, has_fp16_weights=False)
+        new.weight = bnb.nn.Int8Params(weight.half(), requires_grad=False, has_fp16_weights=False)
     else:
         new = bnb.nn.Linear4bit(*sizes, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-    new.load_state_dict({"weight": linear.weight.cpu()})
+        new.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
     return new.to(device)  # quantizes
 
 

@@ -165,9 +165,9 @@ Error check_levels(const Input& weight, std::int64_t columns) {
 
 }  // namespace
 
-// ---- dequantize(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype)
-//      -> Tensor ----
+// ---- dequantize ----
 
+// dequantize(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype) -> Tensor
 Error dequantize(Value* stack) {
   Input weight("weight", stack[0]), scale("weight_scale", stack[1]);
   Input zero_point = Input::optional("weight_zero_point", stack[2]);

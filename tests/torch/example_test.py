@@ -414,9 +414,7 @@ def test_the_benchmark_of_lora_runs(tmp_path):
     out, script = tmp_path / "lora.json", ROOT / "bench" / "torch" / "lora.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, script, "--tiny", "--device", "cpu", "--steps", "40", "--seeds", "2", "--rate", "0.01"]
-    done = subprocess.run(
-        [*command, "--json", out], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "--json", out], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(out.read_text())
     assert [r["kind"] for r in told["results"]] == ["bf16", "w8a8", "w8a8-int8", "w4a16"]
