@@ -318,7 +318,7 @@ def test_the_rate_rises_and_falls():
 def test_parameters_are_counted():
     m = model.Gpt(64, 3, 4, 48, bias=False)
     matrices = sum(p.numel() for p in m.parameters() if p.dim() > 1)
-    assert model.parameters(64, 3, 48) == matrices
+    assert model.parameters(64, 3, 4, 48) == matrices
 
 
 def test_what_is_predicted():
