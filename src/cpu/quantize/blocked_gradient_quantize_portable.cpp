@@ -79,10 +79,15 @@ class GradientWalk {
     share(threads_, tiles, [&](std::int64_t worker, auto take) {
       Part part;
       part.band = bands_ + worker * kBandRows * band_stride(p_);
-      for (std::int64_t i; (i = take()) < tiles;) {
+      const auto tile = [&](std::int64_t i) {
         const std::int64_t row = i / across * p_.group;
         const std::int64_t col = i % across * width_;
-        run_tile(part, {row, col, std::min(p_.group, rows_ - row), std::min(width_, cols_ - col)});
+        return Tile{row, col, std::min(p_.group, rows_ - row), std::min(width_, cols_ - col)};
+      };
+      for (std::int64_t i = take(); i < tiles;) {
+        const std::int64_t next = take();
+        run_tile(part, tile(i), next < tiles ? tile(next) : Tile());
+        i = next;
       }
       if (around_caches_) end_copies();
     });
@@ -93,7 +98,7 @@ class GradientWalk {
 
  private:
   struct Tile {
-    std::int64_t row, col, rows, cols;
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
   };
 
   // Of a worker.
@@ -124,7 +129,8 @@ class GradientWalk {
     return ceil_div(p.rows, p.group) * p.cols * static_cast<std::int64_t>(sizeof(float));
   }
 
-  void run_tile(Part& part, const Tile& tile) const {
+  // `next` is fetched while q2 is written.
+  void run_tile(Part& part, const Tile& tile, const Tile& next) const {
     std::fill_n(part.sums, tile.cols, 0.0f);
     std::fill_n(part.high, tile.cols, 0);
     if (o_.q.present()) {
@@ -139,7 +145,7 @@ class GradientWalk {
     if (!o_.q_transposed.present()) return;
     find_column_scales(part, tile);
     for (std::int64_t r = 0; r < tile.rows; r += kBandRows) {
-      write_band(part, {tile.row + r, tile.col, std::min(kBandRows, tile.rows - r), tile.cols});
+      write_band(part, {tile.row + r, tile.col, std::min(kBandRows, tile.rows - r), tile.cols}, next, r);
     }
   }
 
@@ -147,19 +153,15 @@ class GradientWalk {
     return widened(o_.x.dtype, o_.x.data, r * o_.x.strides[0] + c, n, buffer);
   }
 
-  // The same columns of the rows that are looked at next.
-  void prefetch_below(const Tile& rows) const {
-    const std::int64_t size = bits(o_.x.dtype) / 8;
-    const auto* x = static_cast<const char*>(o_.x.data);
-    for (std::int64_t r = rows.row + rows.rows; r < std::min(rows.row + 2 * rows.rows, rows_); ++r) {
-      const char* from = x + (r * o_.x.strides[0] + rows.col) * size;
-      for (std::int64_t b = 0; b < rows.cols * size; b += 64) __builtin_prefetch(from + b, 0, 2);
-    }
+  // From element (r, c) of x on, as fast as others are rounded.
+  Ahead ahead_of(std::int64_t r, std::int64_t c) const {
+    const int bytes = bits(o_.x.dtype) / 8;
+    return {static_cast<const char*>(o_.x.data), (r * o_.x.strides[0] + c) * bytes,
+            static_cast<int>(kAheadStep) * bytes / 64};
   }
 
   // A few rows of a tile.
   void look(Part& part, const Tile& rows) const {
-    prefetch_below(rows);
     const float* x[kLookRows];
     float factors[kLookRows] = {};
     for (std::int64_t i = 0; i < rows.rows; ++i) {
@@ -196,16 +198,13 @@ class GradientWalk {
     return part.noise + skipped;
   }
 
-  LevelRun<float, std::uint8_t> levels(const float* x, const std::uint16_t* noise, std::int64_t n,
-                                       std::uint8_t* out) const {
-    return {.x = x,
-            .noise = noise,
-            .q_min = static_cast<float>(p_.q_min),
-            .q_max = static_cast<float>(p_.q_max),
-            .n = n,
-            .ahead = {},
-            .out = out,
-            .fits = p_.q_min <= -p_.q_max};
+  // All but the elements.
+  LevelRun<float, std::uint8_t> levels() const {
+    LevelRun<float, std::uint8_t> run{};
+    run.q_min = static_cast<float>(p_.q_min);
+    run.q_max = static_cast<float>(p_.q_max);
+    run.fits = p_.q_min <= -p_.q_max;
+    return run;
   }
 
   void find_scales(Part& part, std::int64_t count) const {
@@ -227,15 +226,23 @@ class GradientWalk {
       multiversion<Measure<true>>(product + whole * p_.group, std::int64_t{1}, rest, Ahead(), part.extremes + whole);
     }
     find_scales(part, segments);
+    auto* scale = static_cast<float*>(o_.scale.data) + o_.scale.index(row.row, row.col);
     auto* q = static_cast<std::uint8_t*>(o_.q.data) + row.row * o_.q.strides[0] + row.col;
     std::uint8_t* out = around_caches_ ? part.q : q;
     const std::uint16_t* u = noise(part, row);
+    LevelRun<float, std::uint8_t> run = levels();
+    // Else write_band has fetched them.
+    const Ahead ahead = o_.q_transposed.present() ? Ahead() : ahead_of(row.row + kLookRows, row.col);
     for (std::int64_t k = 0; k < segments; ++k) {
       const std::int64_t c = k * p_.group;
       const float s = part.segments[k].s;
-      static_cast<float*>(o_.scale.data)[o_.scale.index(row.row, row.col + c)] = s;
-      round_to_levels(levels(product + c, u ? u + c : nullptr, std::min(p_.group, row.cols - c), out + c),
-                      OneScale<float>(s, 0));
+      scale[k * o_.scale.col_stride] = s;
+      run.x = product + c;
+      run.noise = u ? u + c : nullptr;
+      run.n = std::min(p_.group, row.cols - c);
+      run.ahead = ahead.after(c);
+      run.out = out + c;
+      round_to_levels(run, OneScale<float>(s, 0));
     }
     if (around_caches_) copy_around_caches(q, part.q, row.cols);
   }
@@ -250,15 +257,20 @@ class GradientWalk {
     for (std::int64_t i = 0; i < tile.cols; ++i) scale[i * o_.column_scale.col_stride] = part.scales[i];
   }
 
-  // Rows of a tile, of q_transposed.
-  void write_band(Part& part, const Tile& band) const {
+  // Rows of a tile, from its row `done` on, of q_transposed.
+  void write_band(Part& part, const Tile& band, const Tile& next, std::int64_t done) const {
     const std::int64_t stride = band_stride(p_);
+    LevelRun<float, std::uint8_t> run = levels();
+    run.x = part.product;
+    run.n = band.cols;
     for (std::int64_t i = 0; i < band.rows; ++i) {
       const Tile row = {band.row + i, band.col, 1, band.cols};
       const float* x = row_of_x(row.row, row.col, row.cols, part.product);
       multiversion<MultiplyByOne>(x, row_factor(row.row), row.cols, static_cast<float*>(part.product));
-      round_to_levels(levels(part.product, noise(part, row), row.cols, part.band + i * stride),
-                      ScaleEach<false, float>{part.scales, part.inverses, nullptr});
+      run.noise = noise(part, row);
+      run.ahead = done + i < next.rows ? ahead_of(next.row + done + i, next.col) : Ahead();
+      run.out = part.band + i * stride;
+      round_to_levels(run, ScaleEach<false, float>{part.scales, part.inverses, nullptr});
     }
     const std::int64_t to_stride = o_.q_transposed.strides[0];
     auto* to = static_cast<std::uint8_t*>(o_.q_transposed.data) + band.col * to_stride + band.row;
