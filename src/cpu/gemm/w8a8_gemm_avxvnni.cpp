@@ -51,7 +51,7 @@ extern constinit const GemmKernel w8a8_blocked_gemm_avxvnni = {
     .name = "w8a8_blocked_gemm_avxvnni",
     .task = {Operation::blocked_gemm},
     .supports = needs<Isa::avxvnni>,
-    .cost = at_rate<300>,
+    .cost = at_rate<320>,
     .workspace = panels_workspace<kKernel>,
     .launch = launch_panels<kKernel>,
 };
