@@ -24,11 +24,8 @@ inline constexpr std::int64_t kMaxPanels = 4;  // of a tile
 
 // What a tile needs to fold groups: all of it from the first of them on.
 struct GroupRun {
-  std::int64_t groups;         // 0: sums are stored, not folded
-  const std::uint8_t* scales;  // Fold::channels: panels of (groups, 16) f32
-  const float* row_scales;     // Fold::rows: (rows, groups), with these strides
-  std::int64_t row_scales_stride;
-  std::int64_t row_scales_group;
+  std::int64_t groups;               // 0: sums are stored, not folded
+  const std::uint8_t* scales;        // Fold::channels: panels of (groups, 16) f32
   const std::uint8_t* channel_sums;  // s8, AForm::offset: panels of (groups, 16) s32
   const std::uint8_t* zero_points;   // s4: panels of (groups, 16) as 8 + z; null: 8
   std::int64_t segments_stride;      // segments from one panel to the next, of these three
@@ -37,6 +34,9 @@ struct GroupRun {
   const std::uint8_t* rest;  // AForm::symmetric: the second halves of a, or null
   float* totals;             // (rows, 16 * panels)
   std::int64_t totals_stride;
+  const float* row_scales;  // Fold::rows: (rows, groups), with these strides
+  std::int64_t row_scales_stride;
+  std::int64_t row_scales_group;
 };
 
 // Without groups: sums[r, c] (+)= sum over `depth` terms of a[r] * b[c], modulo 2^32, which the end result fits.
