@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/support/cost.h"
@@ -99,6 +100,11 @@ enum class Fold : std::uint8_t {
   channels,  // adds them to the totals, times a scale for each channel and group
   rows,      // times a scale for each row and group
 };
+
+// As a tile keeps what it needs to fold: a copy of its own, since stores to totals might change another's for all that
+// the compiler knows.
+template <Fold kFold>
+using GroupOf = std::conditional_t<kFold == Fold::rows, GroupRun, const GroupRun&>;
 
 // A kernel gives its `Terms`, and the header of its instruction set makes tiles of them:
 //   kRowStep   rows of a row step

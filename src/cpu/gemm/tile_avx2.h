@@ -53,14 +53,15 @@ struct Tile : Terms {
         for (int j = 0; j < halves; ++j) _mm256_storeu_si256(sums + i * stride + j, sum[i][j]);
       }
     } else {
-      for (std::int64_t g = 0; g < run.group.groups; ++g) {
+      const GroupOf<kFold> group = run.group;
+      for (std::int64_t g = 0; g < group.groups; ++g) {
         __m256i sum[rows][halves];
-        start(run.group, first, g, sum);
+        start(group, first, g, sum);
         Terms::multiply(run, at, sum);
-        if (Terms::kOffset == Offset::none && run.group.rest) {
-          Terms::multiply(run, {run.group.rest + g * run.depth, at.b, at.narrow}, sum);
+        if (Terms::kOffset == Offset::none && group.rest) {
+          Terms::multiply(run, {group.rest + g * run.depth, at.b, at.narrow}, sum);
         }
-        fold(run.group, first, g, sum);
+        fold(group, first, g, sum);
         at.a += run.depth;
         at.b += run.depth * Terms::kDepthBytes;
         if (at.narrow) at.narrow += run.depth / kNarrowDepth;

@@ -49,11 +49,12 @@ struct Tile : Terms {
         }
       }
     } else {
-      for (std::int64_t g = 0; g < run.group.groups; ++g) {
+      const GroupOf<kFold> group = run.group;
+      for (std::int64_t g = 0; g < group.groups; ++g) {
         __m512i sum[rows][panels];
-        start(run.group, first, g, sum);
+        start(group, first, g, sum);
         Terms::multiply(run, at, sum);
-        fold(run.group, first, g, sum);
+        fold(group, first, g, sum);
         at.a += run.depth;
         at.b += run.depth * Terms::kDepthBytes;
       }
