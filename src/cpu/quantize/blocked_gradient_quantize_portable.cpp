@@ -300,7 +300,7 @@ class GradientWalk {
 
 std::string supports(const QuantizeProblem& p) { return p.x == DType::f64 ? "has no f64" : ""; }
 
-Cost cost(const QuantizeProblem& p) { return quantize_cost(p, 5e9 * thread_count(p.threads)); }
+Cost cost(const QuantizeProblem& p) { return quantize_cost(p, 8e9 * thread_count(p.threads)); }
 
 void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   GradientWalk(p, o, launch.workspace.data).run();
