@@ -120,10 +120,18 @@ LinearBackwardDescription backward_description(const Benchmark& b, int threads) 
   return d;
 }
 
-Prepared backward_dx(const Benchmark& b, Product arithmetic, int threads) {
+// How a product of the backward is computed; `block` is of an int8 product.
+struct Gradient {
+  Product arithmetic = Product::int8;
+  std::int64_t block = 0;
+};
+
+Prepared backward_dx(const Benchmark& b, const Gradient& gradient, int threads) {
   const Shape s = b.shape;
+  const Product arithmetic = gradient.arithmetic;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dx = arithmetic;
+  d.gradient_block = gradient.block;
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
   o->w = normal(s.n, s.k, 2);
@@ -140,10 +148,12 @@ Prepared backward_dx(const Benchmark& b, Product arithmetic, int threads) {
   return p;
 }
 
-Prepared backward_dw(const Benchmark& b, Product arithmetic, int threads) {
+Prepared backward_dw(const Benchmark& b, const Gradient& gradient, int threads) {
   const Shape s = b.shape;
+  const Product arithmetic = gradient.arithmetic;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dw = arithmetic;
+  d.gradient_block = gradient.block;
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
   o->x = normal(s.m, s.k, 2);
@@ -201,13 +211,15 @@ Prepared forward_w4a16_unpacked(const Benchmark& b, int threads) {
   return forward_s4(b, {.activation = Activation::none}, threads);
 }
 
-Prepared backward_dx_int8(const Benchmark& b, int threads) { return backward_dx(b, Product::int8, threads); }
-Prepared backward_dw_int8(const Benchmark& b, int threads) { return backward_dw(b, Product::int8, threads); }
+Prepared backward_dx_int8(const Benchmark& b, int threads) { return backward_dx(b, {}, threads); }
+Prepared backward_dw_int8(const Benchmark& b, int threads) { return backward_dw(b, {}, threads); }
+Prepared backward_dx_int8_blocks(const Benchmark& b, int threads) { return backward_dx(b, {.block = 128}, threads); }
+Prepared backward_dw_int8_blocks(const Benchmark& b, int threads) { return backward_dw(b, {.block = 128}, threads); }
 Prepared backward_dx_dequantized(const Benchmark& b, int threads) {
-  return backward_dx(b, Product::dequantized, threads);
+  return backward_dx(b, {Product::dequantized}, threads);
 }
 Prepared backward_dw_dequantized(const Benchmark& b, int threads) {
-  return backward_dw(b, Product::dequantized, threads);
+  return backward_dw(b, {Product::dequantized}, threads);
 }
 
 }  // namespace octile::cli::bench

@@ -107,6 +107,26 @@ LinearBackwardDescription dy_alone(const Benchmark& b, Product products, int thr
   return d;
 }
 
+Prepared quantize_gradient(const Benchmark& b, std::int64_t block, int threads) {
+  const Shape s = b.shape;
+  const auto o = std::make_shared<Operands>();
+  o->dy = normal(s.m, s.n, 1);
+  o->out = zeros<float>(1, s.n);
+  o->scale.assign(static_cast<std::size_t>(std::max(s.m, s.n)), 1.0f);
+  const std::int8_t nothing = 0;
+  LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n), .db = vector(o->out.data(), s.n)};
+  args.weight = matrix(&nothing, s.n, 0);
+  args.weight_scale = vector(o->scale.data(), s.n);
+  args.x = matrix(&nothing, s.m, 0);
+  args.x_scale = vector(o->scale.data(), s.m);
+  args.dx = matrix(o->out.data(), s.m, 0);
+  args.dw = matrix(o->out.data(), s.n, 0);
+  const double elements = static_cast<double>(s.m) * static_cast<double>(s.n);
+  LinearBackwardDescription d = dy_alone(b, Product::int8, threads);
+  d.gradient_block = block;
+  return against_memcpy(LinearBackwardPlan::select(d), args, o, 6 * elements, threads);
+}
+
 }  // namespace
 
 Prepared quantize_rows(const Benchmark& b, int threads) {
@@ -167,24 +187,8 @@ Prepared fake_quantize_backward(const Benchmark& b, int threads) {
   return against_memcpy(FakeQuantizeBackwardPlan::select(description(b, threads)), args, o, elements(s) * 12, threads);
 }
 
-Prepared gradient_quantize(const Benchmark& b, int threads) {
-  const Shape s = b.shape;
-  const auto o = std::make_shared<Operands>();
-  o->dy = normal(s.m, s.n, 1);
-  o->out = zeros<float>(1, s.n);
-  o->scale.assign(static_cast<std::size_t>(std::max(s.m, s.n)), 1.0f);
-  const std::int8_t nothing = 0;
-  LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n), .db = vector(o->out.data(), s.n)};
-  args.weight = matrix(&nothing, s.n, 0);
-  args.weight_scale = vector(o->scale.data(), s.n);
-  args.x = matrix(&nothing, s.m, 0);
-  args.x_scale = vector(o->scale.data(), s.m);
-  args.dx = matrix(o->out.data(), s.m, 0);
-  args.dw = matrix(o->out.data(), s.n, 0);
-  const double elements = static_cast<double>(s.m) * static_cast<double>(s.n);
-  return against_memcpy(LinearBackwardPlan::select(dy_alone(b, Product::int8, threads)), args, o, 6 * elements,
-                        threads);
-}
+Prepared gradient_quantize(const Benchmark& b, int threads) { return quantize_gradient(b, 0, threads); }
+Prepared blocked_gradient_quantize(const Benchmark& b, int threads) { return quantize_gradient(b, 128, threads); }
 
 // The copy reads half of what the sum reads, and writes as much.
 Prepared backward_db(const Benchmark& b, int threads) {

@@ -1,5 +1,5 @@
-// The CPU rows of the kernel table, in the order in which equally cheap ones are preferred. Each is at the end of its
-// own file.
+// The CPU rows of the kernel table, in the order in which equally cheap ones are preferred. Each is at the end of the
+// file that has its kernel.
 #include <array>
 
 #include "plan/kernel.h"
@@ -13,13 +13,17 @@ namespace octile::cpu {
   ROW(quantize_backward_portable) \
   ROW(dequantize_backward_portable) \
   ROW(fake_quantize_portable) \
-  ROW(fake_quantize_backward_portable)
+  ROW(fake_quantize_backward_portable) \
+  ROW(blocked_gradient_quantize_portable)
 
 #if defined(__x86_64__)
 #define ISA_ROWS(ROW) \
   ROW(w8a8_gemm_avx2) \
   ROW(w8a8_gemm_avxvnni) \
   ROW(w8a8_gemm_avx512vnni) \
+  ROW(w8a8_blocked_gemm_avx2) \
+  ROW(w8a8_blocked_gemm_avxvnni) \
+  ROW(w8a8_blocked_gemm_avx512vnni) \
   ROW(w8a8_gemm_amx) \
   ROW(w4a8_gemm_avx2) \
   ROW(w4a8_gemm_avx512vnni)
@@ -27,6 +31,8 @@ namespace octile::cpu {
 #define ISA_ROWS(ROW) \
   ROW(w8a8_gemm_neon) \
   ROW(w8a8_gemm_i8mm) \
+  ROW(w8a8_blocked_gemm_neon) \
+  ROW(w8a8_blocked_gemm_i8mm) \
   ROW(w4a8_gemm_neon) \
   ROW(w4a8_gemm_i8mm)
 #else
@@ -34,6 +40,7 @@ namespace octile::cpu {
 #endif
 #define GEMM_ROWS(ROW) \
   ROW(w8a8_gemm_portable) \
+  ROW(w8a8_blocked_gemm_portable) \
   ISA_ROWS(ROW) \
   ROW(w8a16_gemm_portable) \
   ROW(w4a16_gemm_portable) \

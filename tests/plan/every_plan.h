@@ -325,10 +325,12 @@ class EveryPlan {
                                       .threads = choice_.threads,
                                       .kernel = choice_.kernel};
           if (dy == DType::f16) d.dw_dtype = DType::f32;
-          backward(std::string(name(dy)) + " " + std::string(name(product)) + " " + std::string(name(layout)), d);
+          const std::string title =
+              std::string(name(dy)) + " " + std::string(name(product)) + " " + std::string(name(layout));
+          backward(title, d);
           if (product != Product::int8) continue;
           d.gradient_block = 128;
-          backward(std::string(name(dy)) + " in blocks " + std::string(name(layout)), d);
+          backward(title + " in blocks", d);
         }
       }
     }

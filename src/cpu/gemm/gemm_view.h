@@ -20,6 +20,9 @@ struct GemmView {
   bool bias_per_row = false;
   bool accumulate;
   std::int64_t rows, cols, k;
+  std::int64_t block;             // of a, in terms; 0: none
+  ConstTensor block_scale;        // (rows, blocks), or of right (cols, blocks); the other scales are 1 then
+  bool right_has_blocks = false;  // else left, if there are any
 
   // By the problem, as the workspace is: the strides of a single column would do either way.
   GemmView(const GemmProblem& problem, const GemmOperands& o)
@@ -32,8 +35,15 @@ struct GemmView {
         accumulate(problem.accumulate),
         rows(o.y.rows()),
         cols(o.y.cols()),
-        k(o.a.cols()) {
+        k(o.a.cols()),
+        block(problem.a_block) {
+    if (block > 0) {
+      static constexpr float kOne = 1;
+      block_scale = o.a_scale;
+      left_scale = right_scale = vector(&kOne, 1, 0);
+    }
     if (problem.y_major == Major::contraction) return;
+    right_has_blocks = block > 0;
     std::swap(left, right);
     std::swap(left_scale, right_scale);
     std::swap(rows, cols);

@@ -28,6 +28,8 @@ constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are conti
 constexpr std::int64_t kTransposedRows = 32;  // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
 constexpr std::int64_t kMaxFoldedRows = 12;   // of a tile that folds: GCC 12 keeps the sums of more on the stack
+constexpr std::int64_t kMaxBlocks = kMaxDepth / kMinGradientBlock;  // of a, in a block of terms
+static_assert(kMaxGradientBlock <= kMaxDepth);
 constexpr std::int64_t kLine = 64;
 
 // ---- Left: copied once, as the tile wants it ----
@@ -121,7 +123,7 @@ struct Memory {
                          : p.grouped() ? layout.size
                                        : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
     sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
-    thread_bytes = sums_bytes + (p.b_packed || p.grouped() ? 0 : kPackedDepth * kBlockChannels);
+    thread_bytes = sums_bytes + (p.b_packed || p.grouped() ? 0 : std::max(kPackedDepth, p.a_block) * kBlockChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
@@ -251,6 +253,7 @@ class Multiplication {
         memory_(kernel, problem, p_.rows, launch.workspace.data),
         layout_(packed_layout(problem)),
         in_groups_(problem.grouped()),
+        folds_(in_groups_ || problem.a_block > 0),
         depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
     packed_ = problem.b_packed || in_groups_;
     if (packed_) {
@@ -300,6 +303,12 @@ class Multiplication {
     float* totals() const { return reinterpret_cast<float*>(sums); }
   };
 
+  // Of a's blocks in a block of terms, for each channel of up to four panels.
+  struct BlockSegments {
+    alignas(64) float scales[kMaxPanels][kMaxBlocks][kPanelChannels];
+    alignas(64) std::int32_t sums[kMaxPanels][kMaxBlocks][kPanelChannels];
+  };
+
   void sum_groups(const Range& rows) const {
     for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
       for (std::int64_t g = 0; g < layout_.groups; ++g) {
@@ -313,7 +322,7 @@ class Multiplication {
   void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
     Scratch s{reinterpret_cast<std::int32_t*>(memory), memory + memory_.sums_bytes, sums_stride(cols.count)};
     Finish<Real, kMaxRows, kMaxChannels> finish(p_, rows, cols);
-    if (in_groups_) {
+    if (folds_) {
       std::fill_n(s.totals(), rows.count * s.sums_stride, 0.0f);
     } else {
       load_channels(cols, finish.right_scale, s.correction);
@@ -321,7 +330,7 @@ class Multiplication {
     for (std::int64_t j = 0; j < cols.count; j += kBlockChannels) {
       multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j);
     }
-    in_groups_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
+    folds_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
   }
 
   // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
@@ -330,8 +339,9 @@ class Multiplication {
     if (in_groups_ && !kernel_.find_narrow) return layout_.groups * layout_.group_depth;
     if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
     const std::int64_t depth = round_up(p_.k, kS8Depth);
+    const std::int64_t step = std::max(p_.block, kS8Depth);
     const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth) : kernel_.depth;
-    return round_up(ceil_div(depth, ceil_div(depth, max)), kS8Depth);
+    return round_up(ceil_div(depth, ceil_div(depth, std::max(max, step))), step);
   }
 
   // Channels from `at` of the part on.
@@ -340,12 +350,12 @@ class Multiplication {
     const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
     const std::int64_t block = block_depth();
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
-    const std::int64_t max_rows = in_groups_ ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;
+    const std::int64_t max_rows = folds_ ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;
     const std::int64_t tiles = ceil_div(rows.count, max_rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     GroupRun group{};
     if (in_groups_) group = groups_of(cols.first);
-    group.totals_stride = s.sums_stride;
+    BlockSegments segments;
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
@@ -361,7 +371,11 @@ class Multiplication {
         run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * depth_bytes_;
         run.b_stride = panel_bytes_;
       }
-      if (kernel_.a == AForm::offset && !packed_) add_correction(run, correction);
+      if (p_.block > 0) {
+        group = blocks_of(run, {cols.first, term}, segments);
+      } else if (kernel_.a == AForm::offset && !packed_) {
+        add_correction(run, correction);
+      }
       std::uint8_t narrow[kMaxPanels * kMaxNarrowBlocks];
       if (kernel_.find_narrow && rows.count >= kNarrowRows && run.depth <= kMaxDepth &&
           layout_.group_depth % kNarrowDepth == 0) {
@@ -374,9 +388,11 @@ class Multiplication {
       }
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
-        if (in_groups_) {
+        if (folds_) {
           group.totals = s.totals() + i * s.sums_stride + at;
-          fold_groups(run, {rows.first + i, term}, group);
+          group.totals_stride = s.sums_stride;
+          in_groups_ ? fold_groups(run, {rows.first + i, term}, group)
+                     : fold_blocks(run, {rows.first + i, term}, group);
         } else {
           run.sums = s.sums + i * s.sums_stride + at;
           tile(run, {rows.first + i, term});
@@ -410,14 +426,74 @@ class Multiplication {
     if (group.zero_points) group.zero_points += segment;
     group.row_sums = memory_.left_sums + at.row * layout_.groups + first;
     group.row_sums_stride = layout_.groups;
+    run.depth = layout_.group_depth;
+    fold(run, at, group);
+  }
+
+  // a's blocks in a block of terms: the whole ones, then one that is short. `group` has what is right's of them.
+  void fold_blocks(TileRun run, const Place& at, GroupRun group) const {
+    const std::int64_t depth = run.depth;
+    for (std::int64_t done = 0; done < depth; done += group.groups * p_.block) {
+      const std::int64_t block = done / p_.block;
+      group.groups = std::max<std::int64_t>((depth - done) / p_.block, 1);
+      if (!p_.right_has_blocks) group.row_scales = block_scale(at.row, at.term / p_.block + block);
+      run.depth = std::min(p_.block, depth - done);
+      fold(run, {at.row, at.term + done}, group);
+      const std::int64_t segments = group.groups * kPanelChannels * static_cast<std::int64_t>(sizeof(float));
+      group.scales += segments;
+      group.channel_sums += segments;
+      run.b += group.groups * p_.block * depth_bytes_;
+      if (run.narrow) run.narrow += group.groups * p_.block / kNarrowDepth;
+    }
+  }
+
+  // The terms of the groups from `at` on, `run.depth` each.
+  void fold(TileRun run, const Place& at, const GroupRun& group) const {
+    run.a = memory_.left + at.row * memory_.stride + at.term;
+    run.group = group;
     const std::uint8_t* halved = memory_.halved + at.row;
     if (kernel_.a == AForm::symmetric && std::find(halved, halved + run.rows, 1) != halved + run.rows) {
-      group.rest = memory_.rest + at.row * memory_.stride + at.term;
+      run.group.rest = memory_.rest + at.row * memory_.stride + at.term;
     }
-    run.a = memory_.left + at.row * memory_.stride + at.term;
-    run.depth = layout_.group_depth;
-    run.group = group;
-    kernel_.folding_tile(run);
+    group.row_scales ? kernel_.row_folding_tile(run) : kernel_.folding_tile(run);
+  }
+
+  const float* block_scale(std::int64_t i, std::int64_t block) const {
+    return static_cast<const float*>(p_.block_scale.data) + i * p_.block_scale.strides[0] +
+           block * p_.block_scale.strides[1];
+  }
+
+  struct PanelPlace {
+    std::int64_t col, term;
+  };
+
+  // What goes with the blocks of a that `run` has of right's channels from `at` on.
+  GroupRun blocks_of(const TileRun& run, const PanelPlace& at, BlockSegments& s) const {
+    GroupRun group{};
+    group.scales = reinterpret_cast<const std::uint8_t*>(s.scales);
+    group.channel_sums = reinterpret_cast<const std::uint8_t*>(s.sums);
+    group.segments_stride = kMaxBlocks * kPanelChannels;
+    group.row_scales_stride = p_.block_scale.strides[0];
+    group.row_scales_group = p_.block_scale.strides[1];
+    for (std::int64_t g = 0; g * p_.block < run.depth; ++g) {
+      alignas(64) std::int32_t sums[kBlockChannels] = {};
+      if (kernel_.a == AForm::offset) {
+        TileRun block = run;
+        block.b += g * p_.block * depth_bytes_;
+        block.depth = std::min(p_.block, run.depth - g * p_.block);
+        block.accumulate = false;
+        add_correction(block, sums);
+      }
+      const std::int64_t channels = std::min(kBlockChannels, p_.cols - at.col);
+      for (std::int64_t c = 0; c < run.panels * kPanelChannels; ++c) {
+        const std::int64_t panel = c / kPanelChannels;
+        const std::int64_t lane = c % kPanelChannels;
+        s.sums[panel][g][lane] = sums[c] / 128;
+        if (!p_.right_has_blocks) continue;
+        s.scales[panel][g][lane] = c < channels ? *block_scale(at.col + c, at.term / p_.block + g) : 0.0f;
+      }
+    }
+    return group;
   }
 
   // The scales of channels from `col` on, and what goes with them.
@@ -463,7 +539,8 @@ class Multiplication {
   GemmView p_;
   Memory memory_;
   PackedLayout layout_;
-  bool in_groups_;
+  bool in_groups_;                        // of right
+  bool folds_;                            // in_groups_, or a is in blocks
   bool packed_;                           // panels_ are in the packed form, with sums and scales
   std::int64_t depth_bytes_;              // of a panel: bytes of a term
   const std::uint8_t* panels_ = nullptr;  // unless each part packs its own

@@ -3,6 +3,8 @@
 //   one scale per channel:  y[i, j] = fma(Real(acc), a_scale[i] * b_scale[j], bias[j]), acc = sum_c a[i, c] * b[j, c]
 //   scales in groups:       y[i, j] = fma(t, a_scale[i], bias[j]), where t folds the groups g in order, from 0:
 //                           t = fma(Real(acc), b_scale[j, g], t), acc = sum_{c in g} a[i, c] * (b[j, c] - z[j, g])
+//   a in blocks:            y[i, j] = t, where t folds the blocks g in order, from 0:
+//                           t = fma(Real(acc), a_scale[i, g], t), acc = sum_{c in g} a[i, c] * b[j, c]
 //
 // b comes in panels of 16 channels (packed_weight.h), packed once by the caller or here. a is copied once, in the form
 // that the tile takes. A kernel is a tile, a few rows of a times up to four panels; everything else is here.
@@ -11,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/support/cost.h"
@@ -23,15 +26,18 @@ inline constexpr std::int64_t kMaxPanels = 4;  // of a tile
 // What a tile needs to fold groups: all of it from the first of them on.
 struct GroupRun {
   std::int64_t groups;               // 0: sums are stored, not folded
-  const std::uint8_t* scales;        // panels of (groups, 16) f32
-  const std::uint8_t* channel_sums;  // s8: panels of (groups, 16) s32
+  const std::uint8_t* scales;        // Fold::channels: panels of (groups, 16) f32
+  const std::uint8_t* channel_sums;  // s8, AForm::offset: panels of (groups, 16) s32
   const std::uint8_t* zero_points;   // s4: panels of (groups, 16) as 8 + z; null: 8
-  std::int64_t segments_stride;      // segments from one panel to the next, of all three
+  std::int64_t segments_stride;      // segments from one panel to the next, of these three
   const std::int32_t* row_sums;      // s4: (rows, groups), of a
   std::int64_t row_sums_stride;
   const std::uint8_t* rest;  // AForm::symmetric: the second halves of a, or null
   float* totals;             // (rows, 16 * panels)
   std::int64_t totals_stride;
+  const float* row_scales;  // Fold::rows: (rows, groups), with these strides
+  std::int64_t row_scales_stride;
+  std::int64_t row_scales_group;
 };
 
 // Without groups: sums[r, c] (+)= sum over `depth` terms of a[r] * b[c], modulo 2^32, which the end result fits.
@@ -73,7 +79,8 @@ struct PanelKernel {
   int row_step;        // its rows cost as much as the next multiple of this
   std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
   void (*tile)(const TileRun&);
-  void (*folding_tile)(const TileRun&) = nullptr;  // for groups
+  void (*folding_tile)(const TileRun&) = nullptr;      // for groups, whose scales are b's
+  void (*row_folding_tile)(const TileRun&) = nullptr;  // for groups, whose scales are a's; s8
   // Flags the blocks of a panel whose sums fit 16 bits, before many rows meet it; may be null.
   void (*find_narrow)(const std::uint8_t* panel, std::int64_t depth, std::uint8_t* narrow) = nullptr;
   void (*configure)() = nullptr;  // on each thread, before its tiles; may be null
@@ -86,6 +93,18 @@ enum class Offset : std::uint8_t {
   channel_sums,  // 128 * the channel's sum: a is 128 too large
   row_sums,      // (8 + z) * the row's sum: b is q + 8
 };
+
+// What a tile does with the sums of its terms.
+enum class Fold : std::uint8_t {
+  none,      // stores them
+  channels,  // adds them to the totals, times a scale for each channel and group
+  rows,      // times a scale for each row and group
+};
+
+// As a tile keeps what it needs to fold: a copy of its own, since stores to totals might change another's for all that
+// the compiler knows.
+template <Fold kFold>
+using GroupOf = std::conditional_t<kFold == Fold::rows, GroupRun, const GroupRun&>;
 
 // A kernel gives its `Terms`, and the header of its instruction set makes tiles of them:
 //   kRowStep   rows of a row step
@@ -121,14 +140,17 @@ void run_tile(const TileRun& run) {
   kRuns[static_cast<std::size_t>((run.rows - 1) / Tile::kRowStep)](run);
 }
 
-template <template <class, bool> class Tile, class Terms>
+template <template <class, Fold> class Tile, class Terms>
 constexpr PanelKernel panel_kernel(AForm a) {
-  return {.a = a,
-          .rows = static_cast<int>(std::size(Terms::kSteps)) * Terms::kRowStep,
-          .row_step = Terms::kRowStep,
-          .depth = 1024,
-          .tile = run_tile<Tile<Terms, false>>,
-          .folding_tile = run_tile<Tile<Terms, true>>};
+  PanelKernel kernel = {.a = a,
+                        .rows = static_cast<int>(std::size(Terms::kSteps)) * Terms::kRowStep,
+                        .row_step = Terms::kRowStep,
+                        .depth = 1024,
+                        .tile = run_tile<Tile<Terms, Fold::none>>,
+                        .folding_tile = run_tile<Tile<Terms, Fold::channels>>};
+  // Blocks of a gradient meet s8 alone.
+  if constexpr (Terms::kOffset != Offset::row_sums) kernel.row_folding_tile = run_tile<Tile<Terms, Fold::rows>>;
+  return kernel;
 }
 
 void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, const GemmOperands& operands,

@@ -28,14 +28,14 @@ OCTILE_TILE_INLINE __m256i broadcast(const std::uint8_t* four) {
   return _mm256_set1_epi32(lane);
 }
 
-template <class Terms, bool kFolds>
+template <class Terms, Fold kFold>
 struct Tile : Terms {
   // (rows, halves) vectors of sums in registers, from half `first` of the panels on.
   template <int rows, int halves>
   OCTILE_TILE static void run(const TileRun& run, int first) {
     const int panel = first / kHalves;
     TileOperands at{run.a, run.b + panel * run.b_stride, run.narrow ? run.narrow + panel * kMaxNarrowBlocks : nullptr};
-    if constexpr (!kFolds) {
+    if constexpr (kFold == Fold::none) {
       __m256i sum[rows][halves];
       auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kHalfChannels);
       const std::int64_t stride = run.sums_stride / kHalfChannels;
@@ -53,14 +53,15 @@ struct Tile : Terms {
         for (int j = 0; j < halves; ++j) _mm256_storeu_si256(sums + i * stride + j, sum[i][j]);
       }
     } else {
-      for (std::int64_t g = 0; g < run.group.groups; ++g) {
+      const GroupOf<kFold> group = run.group;
+      for (std::int64_t g = 0; g < group.groups; ++g) {
         __m256i sum[rows][halves];
-        start(run.group, first, g, sum);
+        start(group, first, g, sum);
         Terms::multiply(run, at, sum);
-        if (Terms::kOffset == Offset::none && run.group.rest) {
-          Terms::multiply(run, {run.group.rest + g * run.depth, at.b, at.narrow}, sum);
+        if (Terms::kOffset == Offset::none && group.rest) {
+          Terms::multiply(run, {group.rest + g * run.depth, at.b, at.narrow}, sum);
         }
-        fold(run.group, first, g, sum);
+        fold(group, first, g, sum);
         at.a += run.depth;
         at.b += run.depth * Terms::kDepthBytes;
         if (at.narrow) at.narrow += run.depth / kNarrowDepth;
@@ -94,8 +95,9 @@ struct Tile : Terms {
   // By recursion, not in a loop: tile_avx512vnni.h.
   template <int j = 0, int rows, int halves>
   OCTILE_TILE_INLINE static void fold(const GroupRun& run, int first, std::int64_t g, __m256i (&sum)[rows][halves]) {
-    const std::int64_t segment = segment_of(run, first + j, g);
-    const __m256 scale = _mm256_castsi256_ps(load(run.scales + segment * 4));
+    [[maybe_unused]] const std::int64_t segment = segment_of(run, first + j, g);
+    [[maybe_unused]] __m256 scale;
+    if constexpr (kFold == Fold::channels) scale = _mm256_castsi256_ps(load(run.scales + segment * 4));
     [[maybe_unused]] __m256i less;
     if constexpr (Terms::kOffset == Offset::channel_sums) {
       less = _mm256_slli_epi32(load(run.channel_sums + segment * 4), 7);
@@ -104,6 +106,9 @@ struct Tile : Terms {
     for (int i = 0; i < rows; ++i) {
       asm("" : "+x"(sum[i][j]));
       if constexpr (Terms::kOffset == Offset::channel_sums) sum[i][j] = _mm256_sub_epi32(sum[i][j], less);
+      if constexpr (kFold == Fold::rows) {
+        scale = _mm256_set1_ps(run.row_scales[i * run.row_scales_stride + g * run.row_scales_group]);
+      }
       float* totals = run.totals + i * run.totals_stride + (first + j) * kHalfChannels;
       _mm256_storeu_ps(totals, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, _mm256_loadu_ps(totals)));
     }

@@ -23,13 +23,13 @@ OCTILE_TILE_INLINE __m512i broadcast(const std::uint8_t* four) {
   return _mm512_set1_epi32(lane);
 }
 
-template <class Terms, bool kFolds>
+template <class Terms, Fold kFold>
 struct Tile : Terms {
   // (rows, panels) sums in registers, from panel `first` on.
   template <int rows, int panels>
   OCTILE_TILE static void run(const TileRun& run, int first) {
     TileOperands at{run.a, run.b + first * run.b_stride, nullptr};
-    if constexpr (!kFolds) {
+    if constexpr (kFold == Fold::none) {
       __m512i sum[rows][panels];
       std::int32_t* sums = run.sums + first * kPanelChannels;
 #pragma GCC unroll 12
@@ -49,11 +49,12 @@ struct Tile : Terms {
         }
       }
     } else {
-      for (std::int64_t g = 0; g < run.group.groups; ++g) {
+      const GroupOf<kFold> group = run.group;
+      for (std::int64_t g = 0; g < group.groups; ++g) {
         __m512i sum[rows][panels];
-        start(run.group, first, g, sum);
+        start(group, first, g, sum);
         Terms::multiply(run, at, sum);
-        fold(run.group, first, g, sum);
+        fold(group, first, g, sum);
         at.a += run.depth;
         at.b += run.depth * Terms::kDepthBytes;
       }
@@ -83,8 +84,9 @@ struct Tile : Terms {
   // on the stack. It does so, too, with sums that begin at the same value other than 0.
   template <int j = 0, int rows, int panels>
   OCTILE_TILE_INLINE static void fold(const GroupRun& run, int first, std::int64_t g, __m512i (&sum)[rows][panels]) {
-    const std::int64_t segment = (first + j) * run.segments_stride + g * kPanelChannels;
-    const __m512 scale = _mm512_loadu_ps(run.scales + segment * 4);
+    [[maybe_unused]] const std::int64_t segment = (first + j) * run.segments_stride + g * kPanelChannels;
+    [[maybe_unused]] __m512 scale;
+    if constexpr (kFold == Fold::channels) scale = _mm512_loadu_ps(run.scales + segment * 4);
     [[maybe_unused]] __m512i less;
     if constexpr (Terms::kOffset == Offset::channel_sums) {
       less = _mm512_maskz_slli_epi32(kAllLanes, _mm512_loadu_si512(run.channel_sums + segment * 4), 7);
@@ -93,6 +95,9 @@ struct Tile : Terms {
     for (int i = 0; i < rows; ++i) {
       asm("" : "+v"(sum[i][j]));
       if constexpr (Terms::kOffset == Offset::channel_sums) sum[i][j] = _mm512_sub_epi32(sum[i][j], less);
+      if constexpr (kFold == Fold::rows) {
+        scale = _mm512_set1_ps(run.row_scales[i * run.row_scales_stride + g * run.row_scales_group]);
+      }
       float* totals = run.totals + i * run.totals_stride + (first + j) * kPanelChannels;
       const __m512 acc = _mm512_maskz_cvtepi32_ps(kAllLanes, sum[i][j]);
       _mm512_storeu_ps(totals, _mm512_fmadd_ps(acc, scale, _mm512_loadu_ps(totals)));

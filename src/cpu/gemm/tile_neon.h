@@ -55,7 +55,7 @@ OCTILE_TILE_INLINE int32x4_t row_of(const int32x4_t (&sum)[2], int row) {
   return vreinterpretq_s8_u8(vcombine_u8(vld1_u8(row), vld1_u8(row + stride)));
 }
 
-template <class Terms, bool kFolds>
+template <class Terms, Fold kFold>
 struct Tile : Terms {
   using Sum = std::conditional_t<Terms::kRowStep == 2, int32x4_t[2], int32x4_t>;
 
@@ -63,7 +63,7 @@ struct Tile : Terms {
   template <int steps, int quarters>
   OCTILE_TILE static void run(const TileRun& run, int first) {
     TileOperands at{run.a, run.b + first / kQuarters * run.b_stride + first % kQuarters * kVectorBytes, nullptr};
-    if constexpr (!kFolds) {
+    if constexpr (kFold == Fold::none) {
       Sum sum[steps][quarters];
       std::int32_t* sums = run.sums + first * kQuarterChannels;
       start(sums, run.sums_stride, run.accumulate, sum);
@@ -110,13 +110,17 @@ struct Tile : Terms {
       const std::int64_t segment =
           quarter / kQuarters * group.segments_stride + g * kPanelChannels + quarter % kQuarters * kQuarterChannels;
       const int32x4_t offset = group.zero_points ? zero_points_at(group.zero_points + segment) : vdupq_n_s32(8);
-      const float32x4_t scale = vreinterpretq_f32_u8(vld1q_u8(group.scales + segment * 4));
+      float32x4_t scale;
+      if constexpr (kFold == Fold::channels) scale = vreinterpretq_f32_u8(vld1q_u8(group.scales + segment * 4));
 #pragma GCC unroll 8
       for (int i = 0; i < steps * Terms::kRowStep; ++i) {
         if (i == run.rows) break;  // an odd last row
         int32x4_t acc = row_of(sum[i / Terms::kRowStep][j], i % Terms::kRowStep);
         if constexpr (Terms::kOffset == Offset::row_sums) {
           acc = vmlsq_n_s32(acc, offset, group.row_sums[i * group.row_sums_stride + g]);
+        }
+        if constexpr (kFold == Fold::rows) {
+          scale = vdupq_n_f32(group.row_scales[i * group.row_scales_stride + g * group.row_scales_group]);
         }
         float* totals = group.totals + i * group.totals_stride + quarter * kQuarterChannels;
         vst1q_f32(totals, vfmaq_f32(vld1q_f32(totals), vcvtq_f32_s32(acc), scale));

@@ -105,4 +105,13 @@ extern constinit const GemmKernel w8a8_gemm_avx2 = {
     .launch = launch_panels<kKernel>,
 };
 
+extern constinit const GemmKernel w8a8_blocked_gemm_avx2 = {
+    .name = "w8a8_blocked_gemm_avx2",
+    .task = {Operation::blocked_gemm},
+    .supports = needs<Isa::avx2>,
+    .cost = at_rate<170>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
+
 }  // namespace octile::cpu

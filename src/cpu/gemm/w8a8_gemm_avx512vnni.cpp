@@ -46,4 +46,13 @@ extern constinit const GemmKernel w8a8_gemm_avx512vnni = {
     .launch = launch_panels<kKernel>,
 };
 
+extern constinit const GemmKernel w8a8_blocked_gemm_avx512vnni = {
+    .name = "w8a8_blocked_gemm_avx512vnni",
+    .task = {Operation::blocked_gemm},
+    .supports = needs<Isa::avx512vnni>,
+    .cost = at_rate<600>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
+
 }  // namespace octile::cpu

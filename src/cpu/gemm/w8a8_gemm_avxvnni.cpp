@@ -47,4 +47,13 @@ extern constinit const GemmKernel w8a8_gemm_avxvnni = {
     .launch = launch_panels<kKernel>,
 };
 
+extern constinit const GemmKernel w8a8_blocked_gemm_avxvnni = {
+    .name = "w8a8_blocked_gemm_avxvnni",
+    .task = {Operation::blocked_gemm},
+    .supports = needs<Isa::avxvnni>,
+    .cost = at_rate<320>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
+
 }  // namespace octile::cpu

@@ -59,4 +59,14 @@ extern constinit const GemmKernel w8a8_gemm_i8mm = {
     .launch = launch_panels<kKernel>,
 };
 
+extern constinit const GemmKernel w8a8_blocked_gemm_i8mm = {
+    .name = "w8a8_blocked_gemm_i8mm",
+    .task = {Operation::blocked_gemm},
+    .supports = needs<Isa::i8mm>,
+    // Not measured.
+    .cost = at_rate<160>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
+
 }  // namespace octile::cpu

@@ -59,4 +59,14 @@ extern constinit const GemmKernel w8a8_gemm_neon = {
     .launch = launch_panels<kKernel>,
 };
 
+extern constinit const GemmKernel w8a8_blocked_gemm_neon = {
+    .name = "w8a8_blocked_gemm_neon",
+    .task = {Operation::blocked_gemm},
+    .supports = needs<Isa::neon>,
+    // Not measured.
+    .cost = at_rate<115>,
+    .workspace = panels_workspace<kKernel>,
+    .launch = launch_panels<kKernel>,
+};
+
 }  // namespace octile::cpu

@@ -1,4 +1,5 @@
-// y[i, j] = fma(Real(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k) and b (n, k) s8.
+// y[i, j] = fma(Real(sum_c a[i, c] * b[j, c]), a_scale[i] * b_scale[j], bias[j]); a (m, k) and b (n, k) s8. Also with b
+// in groups, and with a in blocks, which have a scale each.
 //
 // Dot products along k of 4 x 4 rows at a time. The compiler turns the innermost statement into a dot-product
 // instruction if its operands have the right types: s16 x s8 gives pmaddwd, u8 x s8 gives vpdpbusd. So one operand, the
@@ -149,13 +150,18 @@ struct Sums {
   }
 };
 
-// totals = fma(Real(sums), scale, totals), for one group of (rows, cols).
+// totals = fma(Real(sums), scale, totals), for one group of (rows, cols), whose scales are those of its columns or
+// rows.
+template <bool of_rows>
 struct FoldGroup {
   template <Isa, class Real>
   OCTILE_INLINE static void run(const std::int32_t* __restrict sums, const Real* __restrict scale, std::int64_t rows,
                                 std::int64_t cols, Real* __restrict totals) {
     for (std::int64_t i = 0; i < rows; ++i, sums += kBlock, totals += kBlock) {
-      for (std::int64_t j = 0; j < cols; ++j) totals[j] = std::fma(static_cast<Real>(sums[j]), scale[j], totals[j]);
+      const Real of_row = of_rows ? scale[i] : Real{0};
+      for (std::int64_t j = 0; j < cols; ++j) {
+        totals[j] = std::fma(static_cast<Real>(sums[j]), of_rows ? of_row : scale[j], totals[j]);
+      }
     }
   }
 };
@@ -173,12 +179,18 @@ void multiply_block(const GemmView& p, SumsRun run, std::int64_t group, Finish<R
   }
   alignas(64) Real totals[kBlock * kBlock] = {};
   Real scale[kBlock];
-  run.k = group;
-  for (std::int64_t g = 0; g < p.k / group; ++g) {
-    for (std::int64_t j = 0; j < run.cols; ++j) scale[j] = load<Real>(p.right_scale, finish.cols.first + j, g);
+  const bool of_rows = p.block > 0 && !p.right_has_blocks;
+  const ConstTensor& scales = p.block > 0 ? p.block_scale : p.right_scale;
+  const Range segments = of_rows ? finish.rows : finish.cols;
+  for (std::int64_t g = 0; g < ceil_div(p.k, group); ++g) {
+    run.k = std::min(group, p.k - g * group);
+    for (std::int64_t s = 0; s < segments.count; ++s) scale[s] = load<Real>(scales, segments.first + s, g);
     multiversion<Sums>(run);
-    multiversion<FoldGroup>(static_cast<const std::int32_t*>(sums), static_cast<const Real*>(scale), run.rows, run.cols,
-                            static_cast<Real*>(totals));
+    const auto fold = [&](auto kernel) {
+      multiversion<decltype(kernel)>(static_cast<const std::int32_t*>(sums), static_cast<const Real*>(scale), run.rows,
+                                     run.cols, static_cast<Real*>(totals));
+    };
+    of_rows ? fold(FoldGroup<true>()) : fold(FoldGroup<false>());
     run.left = static_cast<const std::uint8_t*>(run.left) + group * static_cast<std::int64_t>(packed_size());
     run.right += group;
   }
@@ -226,7 +238,7 @@ void multiply(const GemmProblem& problem, const GemmView& p, std::uint8_t* works
                         p.k,
                         nullptr};
       Finish<Real, kBlock, kBlock> finish(p, {first + i, run.rows}, {j, run.cols});
-      multiply_block(p, run, problem.grouped() ? problem.b.group : 0, finish);
+      multiply_block(p, run, problem.grouped() ? problem.b.group : problem.a_block, finish);
     });
   }
 }
@@ -241,7 +253,9 @@ std::string supports(const GemmProblem& p) { return p.b_packed ? "takes the weig
 
 Cost cost(const GemmProblem& p) {
   const double threads = thread_count(p.threads);
-  Cost cost = gemm_cost(p, with_isa(75e9, 140e9, 265e9, 490e9) * threads, kBytesPerSecond * threads);
+  // Each block ends with sums across vectors, which a block of 128 terms hardly pays for.
+  const double rate = p.a_block > 0 ? with_isa(40e9, 105e9, 120e9, 210e9) : with_isa(75e9, 140e9, 265e9, 490e9);
+  Cost cost = gemm_cost(p, rate * threads, kBytesPerSecond * threads);
   if (p.b_major == Major::outer) cost.seconds += weight_bytes(p) / (0.5e9 * threads);  // transposed first
   return cost;
 }
@@ -259,6 +273,14 @@ extern constinit const GemmKernel w8a8_gemm_portable = {
     .name = "w8a8_gemm_portable",
     .task = {Operation::gemm, kW8A8},
     .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+};
+
+extern constinit const GemmKernel w8a8_blocked_gemm_portable = {
+    .name = "w8a8_blocked_gemm_portable",
+    .task = {Operation::blocked_gemm},
     .cost = cost,
     .workspace = workspace,
     .launch = launch,

@@ -18,7 +18,7 @@ inline constexpr double kBytesPerSecond = 15e9;  // and core
 // Of the product kernels of one instruction set.
 template <Isa isa>
 std::string needs(const GemmProblem& p) {
-  if (p.grouped() && p.scale == DType::f64) return "has no f64 with scales in groups";
+  if ((p.grouped() || p.a_block > 0) && p.scale == DType::f64) return "has no f64 with scales in groups or blocks";
   return reason_against(isa);
 }
 
