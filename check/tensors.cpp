@@ -25,6 +25,11 @@ struct FloatFormat {
   int max_exponent;  // of the largest power of two
 };
 
+// By memcmp: == on vectors of std::byte is a loop over bytes, which sanitizers make slow.
+bool same_bytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
 FloatFormat format(DType dtype) {
   switch (dtype) {
     case DType::f16:
@@ -365,7 +370,7 @@ std::string Tensors::Output::compare_elements(const std::vector<Bound>& bounds, 
 }
 
 Tensors::Comparison Tensors::Output::compare(const std::vector<Bound>& bounds) const {
-  if (bytes == expected) return {};
+  if (same_bytes(bytes, expected)) return {};
   Comparison result;
   result.difference = compare_elements(bounds, result.worst);
   if (!result.difference.empty()) return result;
@@ -377,7 +382,7 @@ Tensors::Comparison Tensors::Output::compare(const std::vector<Bound>& bounds) c
       std::copy_n(expected.begin() + static_cast<std::ptrdiff_t>(at), bytes_of(view.dtype, 1),
                   rest.begin() + static_cast<std::ptrdiff_t>(at));
     });
-    if (rest == expected) return result;
+    if (same_bytes(rest, expected)) return result;
   }
   const auto [first, unused] = std::mismatch(rest.begin(), rest.end(), expected.begin());
   result.difference = message(name, ": wrote outside of its elements, the first time ",
@@ -417,8 +422,14 @@ std::uint64_t Tensors::digest(std::uint64_t before) const {
   return digest;
 }
 
+bool Tensors::outputs_are(const std::vector<std::vector<std::byte>>& snapshot) const {
+  return std::equal(outputs_.begin(), outputs_.end(), snapshot.begin(), snapshot.end(),
+                    [](const auto& output, const auto& bytes) { return same_bytes(output->bytes, bytes); });
+}
+
 bool Tensors::inputs_changed() const {
-  return std::any_of(inputs_.begin(), inputs_.end(), [](const auto& input) { return input->bytes != input->before; });
+  return std::any_of(inputs_.begin(), inputs_.end(),
+                     [](const auto& input) { return !same_bytes(input->bytes, input->before); });
 }
 
 std::vector<Tensors::Block> Tensors::blocks() {

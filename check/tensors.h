@@ -63,6 +63,7 @@ class Tensors {
   bool sums_in_float() const;
   // The bytes of all outputs.
   std::vector<std::vector<std::byte>> snapshot() const;
+  bool outputs_are(const std::vector<std::vector<std::byte>>& snapshot) const;
   // Of the outputs' elements, in their order, after those before it; one NaN is as good as another.
   std::uint64_t digest(std::uint64_t before) const;
   // Some input has changed since it was filled.

@@ -12,9 +12,6 @@ namespace {
 
 bool is_s4(const GemmProblem& p) { return p.b.type == DType::s4; }
 
-constexpr std::int64_t kTermsOfS8Lane = 4;
-constexpr std::int64_t kTermsOfS4Lane = 8;
-
 std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
 std::int64_t scale_bytes(const GemmProblem& p) { return bits(p.scale) / 8; }
@@ -40,13 +37,6 @@ std::int64_t segment_of(const GemmProblem& p, const PackedLayout& at, std::int64
 template <class Real>
 void put(std::byte* at, std::int64_t i, Real value) {
   std::memcpy(at + i * static_cast<std::int64_t>(sizeof value), &value, sizeof value);
-}
-
-template <class T>
-T get(const std::byte* at, std::int64_t i) {
-  T value;
-  std::memcpy(&value, at + i * static_cast<std::int64_t>(sizeof value), sizeof value);
-  return value;
 }
 
 // The four low nibbles as the low nibbles of four bytes.
@@ -153,23 +143,6 @@ void pack_weight(const GemmProblem& p, const GemmOperands& o, std::byte* packed)
     const std::int64_t first = panel * kPanelChannels;
     for (std::int64_t j = first; j < std::min(p.n, first + kPanelChannels); ++j) pack_channel(p, o, at, j, packed);
   });
-}
-
-std::int32_t packed_value(const GemmProblem& p, const void* packed, std::int64_t j, std::int64_t c) {
-  const PackedLayout at = packed_layout(p);
-  const auto* data = static_cast<const std::byte*>(packed);
-  const auto byte = get<std::uint8_t>(data, byte_of(p, at, j, c));
-  if (!is_s4(p)) return static_cast<std::int8_t>(byte);
-  const int nibble = in_high_nibble(p, c) ? byte >> 4 : byte & 15;
-  const int zero = p.b.zero_point ? get<std::uint8_t>(data, at.zero_points_at + segment_of(p, at, j, c)) : 8;
-  return nibble - zero;
-}
-
-double packed_scale(const GemmProblem& p, const void* packed, std::int64_t j, std::int64_t c) {
-  const PackedLayout at = packed_layout(p);
-  const auto* scales = static_cast<const std::byte*>(packed) + at.scales_at;
-  const std::int64_t segment = segment_of(p, at, j, c);
-  return p.scale == DType::f64 ? get<double>(scales, segment) : static_cast<double>(get<float>(scales, segment));
 }
 
 }  // namespace octile

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "plan/kernel.h"
 
@@ -15,6 +16,8 @@ namespace octile {
 inline constexpr std::int64_t kPanelChannels = 16;
 inline constexpr std::int64_t kLaneBytes = 4;
 inline constexpr std::int64_t kPanelLine = kPanelChannels * kLaneBytes;
+inline constexpr std::int64_t kTermsOfS8Lane = 4;
+inline constexpr std::int64_t kTermsOfS4Lane = 8;
 inline constexpr std::int64_t kS8Depth = 64;  // the terms of a channel or group of an s8 panel are padded to a multiple
 inline constexpr std::int64_t kS4Depth = 8;   // of it, but for groups of 32; those of a group of an s4 panel
 
@@ -43,9 +46,47 @@ PackedLayout packed_layout(const GemmProblem& problem);
 // What is packed: b (n, k) s8 or s4, whichever stride is 1; b_scale; zero_point. All of it has been checked.
 void pack_weight(const GemmProblem& problem, const GemmOperands& operands, std::byte* packed);
 
-// Value (j, c) of a packed weight: s8, or s4 with its zero point subtracted.
-std::int32_t packed_value(const GemmProblem& problem, const void* packed, std::int64_t j, std::int64_t c);
-// Scale of value (j, c), in f64.
-double packed_scale(const GemmProblem& problem, const void* packed, std::int64_t j, std::int64_t c);
+// Reads a packed weight value by value, for the reference. Inline: most of the time of a check goes into it.
+class PackedWeight {
+ public:
+  PackedWeight(const GemmProblem& problem, const void* packed)
+      : at_(packed_layout(problem)),
+        packed_(static_cast<const std::byte*>(packed)),
+        s4_(problem.b.type == DType::s4),
+        zero_point_(problem.b.zero_point),
+        f64_(problem.scale == DType::f64) {}
+
+  // Term t of group g of channel j: s8, or s4 with its zero point subtracted.
+  std::int32_t value(std::int64_t j, std::int64_t g, std::int64_t t) const {
+    const std::byte* const group = packed_ + j / kPanelChannels * at_.panel_bytes + g * at_.group_bytes;
+    const std::int64_t lane = s4_ ? t / kTermsOfS4Lane : t / kTermsOfS8Lane;
+    const auto byte =
+        static_cast<std::uint8_t>(group[lane * kPanelLine + j % kPanelChannels * kLaneBytes + t % kLaneBytes]);
+    if (!s4_) return static_cast<std::int8_t>(byte);
+    const int nibble = t % kTermsOfS4Lane >= kLaneBytes ? byte >> 4 : byte & 15;
+    return nibble - (zero_point_ ? static_cast<std::uint8_t>(packed_[at_.zero_points_at + segment(j, g)]) : 8);
+  }
+  // The scale of group g of channel j, in f64.
+  double scale(std::int64_t j, std::int64_t g) const {
+    return f64_ ? get<double>(segment(j, g)) : static_cast<double>(get<float>(segment(j, g)));
+  }
+
+ private:
+  std::int64_t segment(std::int64_t j, std::int64_t g) const {
+    return (j / kPanelChannels * at_.groups + g) * kPanelChannels + j % kPanelChannels;
+  }
+  template <class T>
+  T get(std::int64_t i) const {
+    T value;
+    std::memcpy(&value, packed_ + at_.scales_at + i * static_cast<std::int64_t>(sizeof value), sizeof value);
+    return value;
+  }
+
+  PackedLayout at_;
+  const std::byte* packed_;
+  bool s4_;
+  bool zero_point_;
+  bool f64_;
+};
 
 }  // namespace octile

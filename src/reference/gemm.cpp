@@ -2,6 +2,7 @@
 // in f64, so that the result is the central value that a faster kernel's error is measured from.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/access.h"
 #include "plan/cost.h"
@@ -12,25 +13,29 @@ namespace octile::reference {
 
 namespace {
 
-// Value (j, c) of b less its zero point, and its scale, packed or not.
+// Term t of group g of row j of b, less its zero point, and its scale, packed or not. Without groups, a row is one.
 class Weight {
  public:
-  Weight(const GemmProblem& p, const GemmOperands& o) : p_(p), o_(o) {}
+  Weight(const GemmProblem& p, const GemmOperands& o) : p_(p), o_(o), group_(p.grouped() ? p.b.group : o.a.cols()) {
+    if (p.b_packed) packed_.emplace(p, o.b.data);
+  }
 
-  std::int32_t value(std::int64_t j, std::int64_t c) const {
-    if (p_.b_packed) return packed_value(p_, o_.b.data, j, c);
-    return load_integer(o_.b, j, c) - (p_.b.zero_point ? load_integer(o_.zero_point, j, c / p_.b.group) : 0);
+  std::int64_t group() const { return group_; }
+
+  std::int32_t value(std::int64_t j, std::int64_t g, std::int64_t t) const {
+    if (packed_) return packed_->value(j, g, t);
+    return load_integer(o_.b, j, g * group_ + t) - (p_.b.zero_point ? load_integer(o_.zero_point, j, g) : 0);
   }
   template <class Real>
-  Real scale(std::int64_t j, std::int64_t c) const {
-    if (p_.b_packed) return static_cast<Real>(packed_scale(p_, o_.b.data, j, c));
-    if (p_.b.granularity == Granularity::column) return load<Real>(o_.b_scale, c);
-    return load<Real>(o_.b_scale, j, p_.grouped() ? c / p_.b.group : 0);
+  Real scale(std::int64_t j, std::int64_t g) const {
+    return packed_ ? static_cast<Real>(packed_->scale(j, g)) : load<Real>(o_.b_scale, j, g);
   }
 
  private:
   const GemmProblem& p_;
   const GemmOperands& o_;
+  std::int64_t group_;
+  std::optional<PackedWeight> packed_;
 };
 
 // Into y, or onto what it holds.
@@ -46,7 +51,7 @@ void per_channel(const GemmProblem& p, const GemmOperands& o) {
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       std::int32_t acc = 0;
-      for (std::int64_t c = 0; c < o.a.cols(); ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
+      for (std::int64_t c = 0; c < o.a.cols(); ++c) acc += load_integer(o.a, i, c) * b.value(j, 0, c);
       const Real scale = load<Real>(o.a_scale, i) * b.scale<Real>(j, 0);
       const Real sum = static_cast<Real>(acc);
       put(p, o, i, j, p.bias ? std::fma(sum, scale, load<Real>(o.bias, j)) : sum * scale);
@@ -61,10 +66,10 @@ void in_groups(const GemmProblem& p, const GemmOperands& o) {
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       Real total = 0;
-      for (std::int64_t first = 0; first < o.a.cols(); first += p.b.group) {
+      for (std::int64_t g = 0; g * b.group() < o.a.cols(); ++g) {
         std::int32_t acc = 0;
-        for (std::int64_t c = first; c < first + p.b.group; ++c) acc += load_integer(o.a, i, c) * b.value(j, c);
-        total = std::fma(static_cast<Real>(acc), b.scale<Real>(j, first), total);
+        for (std::int64_t t = 0; t < b.group(); ++t) acc += load_integer(o.a, i, g * b.group() + t) * b.value(j, g, t);
+        total = std::fma(static_cast<Real>(acc), b.scale<Real>(j, g), total);
       }
       const Real scale = load<Real>(o.a_scale, i);
       store(o.y, i, j, p.bias ? std::fma(total, scale, load<Real>(o.bias, j)) : total * scale);
@@ -94,11 +99,16 @@ void in_blocks(const GemmProblem& p, const GemmOperands& o) {
 template <class Real>
 void float_sum(const GemmProblem& p, const GemmOperands& o) {
   const Weight b(p, o);
+  const bool one_per_term = p.b.granularity == Granularity::column;
   for (std::int64_t i = 0; i < o.y.rows(); ++i) {
     for (std::int64_t j = 0; j < o.y.cols(); ++j) {
       double sum = p.bias ? load<double>(o.bias, j) : 0.0;
-      for (std::int64_t c = 0; c < o.a.cols(); ++c) {
-        sum += load<double>(o.a, i, c) * (b.value(j, c) * b.scale<double>(j, c));
+      for (std::int64_t g = 0; g * b.group() < o.a.cols(); ++g) {
+        const double scale = one_per_term ? 0 : b.scale<double>(j, g);
+        for (std::int64_t t = 0; t < b.group(); ++t) {
+          const double s = one_per_term ? load<double>(o.b_scale, t) : scale;
+          sum += load<double>(o.a, i, g * b.group() + t) * (b.value(j, g, t) * s);
+        }
       }
       put(p, o, i, j, static_cast<Real>(sum));
     }

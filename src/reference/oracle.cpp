@@ -30,6 +30,29 @@ Real scale_of(const ConstTensor& scale, bool one_for_all, std::int64_t i) {
   return load<Real>(scale, one_for_all ? 0 : i);
 }
 
+// All elements of a matrix, row by row, so that a sum over a row runs over memory: sums take most of the time of a
+// check.
+template <class T, class Element>
+std::vector<T> dense(std::int64_t rows, std::int64_t cols, const Element& element) {
+  std::vector<T> all(static_cast<std::size_t>(rows * cols));
+  T* next = all.data();
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) *next++ = element(r, c);
+  }
+  return all;
+}
+
+std::int64_t dot(const std::int8_t* a, const std::int32_t* b, std::int64_t size) {
+  std::int64_t sum = 0;
+  for (std::int64_t i = 0; i < size; ++i) sum += std::int64_t{a[i]} * b[i];
+  return sum;
+}
+// Onto `sum`, term by term.
+double dot(const double* a, const double* b, std::int64_t size, double sum) {
+  for (std::int64_t i = 0; i < size; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
 // X as integers and a scale for each row.
 template <class Real>
 struct QuantizedRows {
@@ -95,7 +118,8 @@ struct Weight {
 template <class Real>
 void linear_integer(const LinearDescription& d, const LinearArgs& args) {
   const QuantizedRows<Real> x = quantized_x<Real>(d, args);
-  const Weight w{d, args};
+  const Weight weight{d, args};
+  const auto w = dense<std::int32_t>(d.n, d.k, [&](std::int64_t n, std::int64_t k) { return weight.value(n, k); });
   const bool in_groups = d.weight.granularity == Granularity::group;
   for (std::int64_t m = 0; m < args.x.rows(); ++m) {
     for (std::int64_t n = 0; n < d.n; ++n) {
@@ -105,14 +129,11 @@ void linear_integer(const LinearDescription& d, const LinearArgs& args) {
       }
       Real total{};
       Real scale = x.s[static_cast<std::size_t>(m)];
-      for (std::int64_t first = 0; first < d.k; first += w.group) {
-        std::int64_t acc = 0;
-        for (std::int64_t k = first; k < first + w.group; ++k) {
-          acc += std::int64_t{x.q[static_cast<std::size_t>(m * d.k + k)]} * w.value(n, k);
-        }
-        total = in_groups ? std::fma(static_cast<Real>(acc), w.scale<Real>(n, first), total) : static_cast<Real>(acc);
+      for (std::int64_t first = 0; first < d.k; first += weight.group) {
+        const auto acc = static_cast<Real>(dot(x.q.data() + m * d.k + first, w.data() + n * d.k + first, weight.group));
+        total = in_groups ? std::fma(acc, weight.scale<Real>(n, first), total) : acc;
       }
-      if (!in_groups) scale *= w.scale<Real>(n, 0);
+      if (!in_groups) scale *= weight.scale<Real>(n, 0);
       store(args.y, m, n, d.bias ? std::fma(total, scale, load<Real>(args.bias, n)) : total * scale);
     }
   }
@@ -121,14 +142,15 @@ void linear_integer(const LinearDescription& d, const LinearArgs& args) {
 // Y[m, n] = round(sum_k X[m, k] * ((q[n, k] - z) * s) + bias[n]).
 template <class Real>
 void linear_float(const LinearDescription& d, const LinearArgs& args) {
-  const Weight w{d, args};
+  const Weight weight{d, args};
+  const auto x =
+      dense<double>(args.x.rows(), d.k, [&](std::int64_t m, std::int64_t k) { return load<double>(args.x, m, k); });
+  const auto w = dense<double>(
+      d.n, d.k, [&](std::int64_t n, std::int64_t k) { return weight.value(n, k) * weight.scale<double>(n, k); });
   for (std::int64_t m = 0; m < args.x.rows(); ++m) {
     for (std::int64_t n = 0; n < d.n; ++n) {
-      double sum = d.bias ? load<double>(args.bias, n) : 0.0;
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        sum += load<double>(args.x, m, k) * (w.value(n, k) * w.scale<double>(n, k));
-      }
-      store(args.y, m, n, static_cast<Real>(sum));
+      const double bias = d.bias ? load<double>(args.bias, n) : 0.0;
+      store(args.y, m, n, static_cast<Real>(dot(x.data() + m * d.k, w.data() + n * d.k, d.k, bias)));
     }
   }
 }
@@ -195,15 +217,13 @@ struct Backward {
     return out;
   }
 
-  // The sum over the blocks b of s[b] times the exact sum of value(c) in it; one scale alone multiplies its sum.
-  template <class Value>
-  Real folded(const QuantizedRows<Real>& quantized, std::int64_t outer, std::int64_t i, std::int64_t contraction,
-              const Value& value) const {
+  // The fold over the blocks b of the scales of `i`: fma(Real(acc_b), s[b], t) from 0, acc_b the sum of q * other in b.
+  Real folded(const QuantizedRows<Real>& quantized, std::int64_t outer, std::int64_t i, const std::int8_t* q,
+              const std::int32_t* other, std::int64_t contraction) const {
     Real total{};
     for (std::int64_t b = 0; b < blocks(contraction); ++b) {
-      std::int64_t acc = 0;
       const std::int64_t first = b * block(contraction);
-      for (std::int64_t c = first; c < std::min(first + block(contraction), contraction); ++c) acc += value(c);
+      const std::int64_t acc = dot(q + first, other + first, std::min(block(contraction), contraction - first));
       total = std::fma(static_cast<Real>(acc), quantized.s[static_cast<std::size_t>(b * outer + i)], total);
     }
     return total;
@@ -212,11 +232,10 @@ struct Backward {
   // d1 = dY * s_w, quantized per row: dX[m, k] = s1[m] * sum_n q1[m, n] * Wq[n, k].
   void dx_int8() const {
     const QuantizedRows<Real> q1 = quantized_dy(true);
+    const auto w_t = dense<std::int32_t>(d.k, d.n, [&](std::int64_t k, std::int64_t n) { return w(n, k); });
     for (std::int64_t i = 0; i < m(); ++i) {
       for (std::int64_t k = 0; k < d.k; ++k) {
-        store(args.dx, i, k, folded(q1, m(), i, d.n, [&](std::int64_t n) {
-                return std::int64_t{q1.q[static_cast<std::size_t>(i * d.n + n)]} * w(n, k);
-              }));
+        store(args.dx, i, k, folded(q1, m(), i, q1.q.data() + i * d.n, w_t.data() + k * d.n, d.n));
       }
     }
   }
@@ -224,37 +243,38 @@ struct Backward {
   // d2 = dY * s_x, quantized per column: dW[n, k] = s2[n] * sum_m q2[m, n] * Xq[m, k].
   void dw_int8() const {
     const QuantizedRows<Real> q2 = quantized_dy(false);
+    const auto q2_t = dense<std::int8_t>(
+        d.n, m(), [&](std::int64_t n, std::int64_t i) { return q2.q[static_cast<std::size_t>(i * d.n + n)]; });
+    const auto x_t = dense<std::int32_t>(d.k, m(), [&](std::int64_t k, std::int64_t i) { return x(i, k); });
     for (std::int64_t n = 0; n < d.n; ++n) {
       for (std::int64_t k = 0; k < d.k; ++k) {
-        store_dw(n, k, folded(q2, d.n, n, m(), [&](std::int64_t i) {
-                   return std::int64_t{q2.q[static_cast<std::size_t>(i * d.n + n)]} * x(i, k);
-                 }));
+        store_dw(n, k, folded(q2, d.n, n, q2_t.data() + n * m(), x_t.data() + k * m(), m()));
       }
     }
   }
 
   // dX[m, k] = sum_n dY[m, n] * (Wq[n, k] * s_w[n]).
   void dx_dequantized() const {
+    const auto dy =
+        dense<double>(m(), d.n, [&](std::int64_t i, std::int64_t n) { return load<double>(args.dy, i, n); });
+    const auto w_t =
+        dense<double>(d.k, d.n, [&](std::int64_t k, std::int64_t n) { return w(n, k) * static_cast<double>(s_w(n)); });
     for (std::int64_t i = 0; i < m(); ++i) {
       for (std::int64_t k = 0; k < d.k; ++k) {
-        double sum = 0;
-        for (std::int64_t n = 0; n < d.n; ++n) {
-          sum += load<double>(args.dy, i, n) * (w(n, k) * static_cast<double>(s_w(n)));
-        }
-        store(args.dx, i, k, static_cast<Real>(sum));
+        store(args.dx, i, k, static_cast<Real>(dot(dy.data() + i * d.n, w_t.data() + k * d.n, d.n, 0)));
       }
     }
   }
 
   // dW[n, k] = sum_m (Xq[m, k] * s_x[m]) * dY[m, n].
   void dw_dequantized() const {
+    const auto dy_t =
+        dense<double>(d.n, m(), [&](std::int64_t n, std::int64_t i) { return load<double>(args.dy, i, n); });
+    const auto x_t =
+        dense<double>(d.k, m(), [&](std::int64_t k, std::int64_t i) { return x(i, k) * static_cast<double>(s_x(i)); });
     for (std::int64_t n = 0; n < d.n; ++n) {
       for (std::int64_t k = 0; k < d.k; ++k) {
-        double sum = 0;
-        for (std::int64_t i = 0; i < m(); ++i) {
-          sum += load<double>(args.dy, i, n) * (x(i, k) * static_cast<double>(s_x(i)));
-        }
-        store_dw(n, k, static_cast<Real>(sum));
+        store_dw(n, k, static_cast<Real>(dot(dy_t.data() + n * m(), x_t.data() + k * m(), m(), 0)));
       }
     }
   }
