@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "base/access.h"
@@ -184,52 +185,46 @@ struct Backward {
   // d1 = dY * s_w, quantized per row: dX[m, k] = s1[m] * sum_n q1[m, n] * Wq[n, k].
   void dx_int8() const {
     const QuantizedRows<Real> q1 = quantized_dy(true);
-    for (std::int64_t i = 0; i < m(); ++i) {
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        std::int64_t acc = 0;
-        for (std::int64_t n = 0; n < d.n; ++n)
-          acc += std::int64_t{q1.q[static_cast<std::size_t>(i * d.n + n)]} * w(n, k);
-        store(args.dx, i, k, d.n == 0 ? Real{} : static_cast<Real>(acc) * q1.s[static_cast<std::size_t>(i)]);
-      }
-    }
+    for_each(m(), [&](std::int64_t i, std::int64_t k) {
+      std::int64_t acc = 0;
+      for (std::int64_t n = 0; n < d.n; ++n) acc += std::int64_t{q1.q[static_cast<std::size_t>(i * d.n + n)]} * w(n, k);
+      store(args.dx, i, k, d.n == 0 ? Real{} : static_cast<Real>(acc) * q1.s[static_cast<std::size_t>(i)]);
+    });
   }
 
   // d2 = dY * s_x, quantized per column: dW[n, k] = s2[n] * sum_m q2[m, n] * Xq[m, k].
   void dw_int8() const {
     const QuantizedRows<Real> q2 = quantized_dy(false);
-    for (std::int64_t n = 0; n < d.n; ++n) {
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        std::int64_t acc = 0;
-        for (std::int64_t i = 0; i < m(); ++i)
-          acc += std::int64_t{q2.q[static_cast<std::size_t>(i * d.n + n)]} * x(i, k);
-        store_dw(n, k, m() == 0 ? Real{} : static_cast<Real>(acc) * q2.s[static_cast<std::size_t>(n)]);
-      }
-    }
+    for_each(d.n, [&](std::int64_t n, std::int64_t k) {
+      std::int64_t acc = 0;
+      for (std::int64_t i = 0; i < m(); ++i) acc += std::int64_t{q2.q[static_cast<std::size_t>(i * d.n + n)]} * x(i, k);
+      store_dw(n, k, m() == 0 ? Real{} : static_cast<Real>(acc) * q2.s[static_cast<std::size_t>(n)]);
+    });
   }
 
   // dX[m, k] = sum_n dY[m, n] * (Wq[n, k] * s_w[n]).
   void dx_dequantized() const {
-    for (std::int64_t i = 0; i < m(); ++i) {
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        double sum = 0;
-        for (std::int64_t n = 0; n < d.n; ++n) {
-          sum += load<double>(args.dy, i, n) * (w(n, k) * static_cast<double>(s_w(n)));
-        }
-        store(args.dx, i, k, static_cast<Real>(sum));
-      }
-    }
+    for_each(m(), [&](std::int64_t i, std::int64_t k) {
+      double sum = 0;
+      for (std::int64_t n = 0; n < d.n; ++n) sum += load<double>(args.dy, i, n) * (w(n, k) * double{s_w(n)});
+      store(args.dx, i, k, static_cast<Real>(sum));
+    });
   }
 
   // dW[n, k] = sum_m (Xq[m, k] * s_x[m]) * dY[m, n].
   void dw_dequantized() const {
-    for (std::int64_t n = 0; n < d.n; ++n) {
-      for (std::int64_t k = 0; k < d.k; ++k) {
-        double sum = 0;
-        for (std::int64_t i = 0; i < m(); ++i) {
-          sum += load<double>(args.dy, i, n) * (x(i, k) * static_cast<double>(s_x(i)));
-        }
-        store_dw(n, k, static_cast<Real>(sum));
-      }
+    for_each(d.n, [&](std::int64_t n, std::int64_t k) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < m(); ++i) sum += load<double>(args.dy, i, n) * (x(i, k) * double{s_x(i)});
+      store_dw(n, k, static_cast<Real>(sum));
+    });
+  }
+
+  // visit(row, k) of each element of dX or dW.
+  template <class Visit>
+  void for_each(std::int64_t rows, const Visit& visit) const {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t k = 0; k < d.k; ++k) visit(row, k);
     }
   }
 
@@ -251,74 +246,60 @@ struct Backward {
   }
 };
 
+// What a quantizer's row takes. `scale` is what a quantizer writes, and what the others are given.
+template <class Args>
+void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args& args, const ConstTensor& matrix) {
+  constexpr bool kQuantizes = requires { args.given_scale; };
+  const std::int64_t cols = matrix.cols();
+  QuantizeOperands o;
+  if constexpr (kQuantizes) {
+    if (matrix.rows() == 0 || cols == 0) return;
+    o.given_scale = scales(d, args.given_scale, cols);
+    o.given_zero_point = scales(d, args.given_zero_point, cols);
+    o.scale = scales(d, args.scale, cols);
+    o.zero_point = scales(d, args.zero_point, cols);
+    o.seed = args.seed;
+  } else {
+    o.given_scale = scales(d, args.scale, cols);
+    if constexpr (requires { args.zero_point; }) o.given_zero_point = scales(d, args.zero_point, cols);
+  }
+  if constexpr (std::is_same_v<Args, DequantizeArgs>) {
+    o.q_in = args.q;
+    o.y = args.x;
+  } else {
+    if constexpr (requires { args.x; }) o.x = args.x;
+    if constexpr (requires { args.dy; }) o.dy = args.dy;
+    if constexpr (requires { args.y; }) o.y = args.y;
+    if constexpr (requires { args.dx; }) o.y = args.dx;
+    if constexpr (requires { args.dq; }) o.y = args.dq;
+  }
+  if constexpr (std::is_same_v<Args, QuantizeArgs>) {
+    o.multiplier = args.multiplier;
+    o.q = args.q;
+    o.q_transposed = args.q_transposed;
+  }
+  row.launch(resolved(d), o, {});
+}
+
 }  // namespace
 
 void quantize(const QuantizeDescription& d, const QuantizeArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.x = args.x;
-  o.multiplier = args.multiplier;
-  o.given_scale = scales(d, args.given_scale, cols);
-  o.given_zero_point = scales(d, args.given_zero_point, cols);
-  o.q = args.q;
-  o.q_transposed = args.q_transposed;
-  o.scale = scales(d, args.scale, cols);
-  o.zero_point = scales(d, args.zero_point, cols);
-  o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::quantize_reference.launch(resolved(d), o, {});
+  launch(reference::quantize_reference, d, args, args.x);
 }
-
 void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
-  const std::int64_t cols = args.q.cols();
-  QuantizeOperands o;
-  o.q_in = args.q;
-  o.given_scale = scales(d, args.scale, cols);
-  o.given_zero_point = scales(d, args.zero_point, cols);
-  o.y = args.x;
-  reference::dequantize_reference.launch(resolved(d), o, {});
+  launch(reference::dequantize_reference, d, args, args.q);
 }
-
 void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.dy = args.dy;
-  o.x = args.x;
-  o.given_scale = scales(d, args.scale, cols);
-  o.given_zero_point = scales(d, args.zero_point, cols);
-  o.y = args.dx;
-  reference::quantize_backward_reference.launch(resolved(d), o, {});
+  launch(reference::quantize_backward_reference, d, args, args.x);
 }
-
 void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardArgs& args) {
-  QuantizeOperands o;
-  o.dy = args.dy;
-  o.given_scale = scales(d, args.scale, args.dy.cols());
-  o.y = args.dq;
-  reference::dequantize_backward_reference.launch(resolved(d), o, {});
+  launch(reference::dequantize_backward_reference, d, args, args.dy);
 }
-
 void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.x = args.x;
-  o.given_scale = scales(d, args.given_scale, cols);
-  o.given_zero_point = scales(d, args.given_zero_point, cols);
-  o.y = args.y;
-  o.scale = scales(d, args.scale, cols);
-  o.zero_point = scales(d, args.zero_point, cols);
-  o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize_reference.launch(resolved(d), o, {});
+  launch(reference::fake_quantize_reference, d, args, args.x);
 }
-
 void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBackwardArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.dy = args.dy;
-  o.x = args.x;
-  o.given_scale = scales(d, args.scale, cols);
-  o.given_zero_point = scales(d, args.zero_point, cols);
-  o.y = args.dx;
-  reference::fake_quantize_backward_reference.launch(resolved(d), o, {});
+  launch(reference::fake_quantize_backward_reference, d, args, args.x);
 }
 
 void linear(const LinearDescription& d, const LinearArgs& args) {
