@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "octile/types.h"
+#include "reject.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian, and read in place");
 
@@ -105,8 +106,7 @@ int bits(ElementType type) { return kKinds.at(static_cast<std::size_t>(type)).bi
 
 void read_values(ElementType type, Bytes bytes, std::span<float> values, std::string_view what) {
   if (bytes.size() * 8 != values.size() * static_cast<std::size_t>(bits(type))) {
-    throw FileError(printable(what) + ": " + std::to_string(bytes.size()) + " bytes are not " +
-                    std::to_string(values.size()) + " values of " + std::string(name(type)));
+    reject(printable(what), ": ", bytes.size(), " bytes are not ", values.size(), " values of ", name(type));
   }
   switch (type) {
     case ElementType::boolean:
@@ -131,7 +131,7 @@ void read_values(ElementType type, Bytes bytes, std::span<float> values, std::st
     case ElementType::f64:
       return widen<double>(bytes, values);
     default:
-      throw FileError(printable(what) + ": values of " + std::string(name(type)) + " are not read");
+      reject(printable(what), ": values of ", name(type), " are not read");
   }
 }
 
@@ -146,7 +146,7 @@ std::vector<std::byte> write_values(ElementType type, std::span<const float> val
     case ElementType::f64:
       return narrow<double>(values);
     default:
-      throw FileError("values of " + std::string(name(type)) + " are not written");
+      reject("values of ", name(type), " are not written");
   }
 }
 
