@@ -160,7 +160,8 @@ OCTILE_DESCRIPTION(quantize, Quantize)
 OCTILE_DESCRIPTION(linear, Linear)
 OCTILE_DESCRIPTION(linear_backward, LinearBackward)
 
-// The three functions of a kind of plan, by its name here and in C++, and those of its description.
+// The three functions of a kind of plan, octile_linear_plan_create, octile_linear_can_implement and octile_linear_run,
+// by its name here and in C++, and those of its description.
 #define OCTILE_PLAN(name, Cpp, described, CppDescribed)                                                                \
   octile_status octile_##name##_plan_create(const octile_##described##_description* description, octile_plan** plan) { \
     return octile::create<octile::Cpp##Plan, octile::CppDescribed##Description>(__func__, description, plan);          \
