@@ -1,13 +1,8 @@
-// Tiles of 32-byte vectors, which hold 8 channels of a row, half a panel. Terms: integer_panels.h. The file that
-// includes this says OCTILE_TILE, the target of its functions.
+// Vectors of 32 bytes, which hold 8 channels of a row, half a panel. The file that includes this says OCTILE_TILE, the
+// target of its functions.
 #pragma once
 
 #include <immintrin.h>
-
-#include <cstring>
-
-#include "cpu/gemm/integer_panels.h"
-#include "plan/packed_weight.h"
 
 #define OCTILE_TILE_INLINE OCTILE_TILE inline __attribute__((always_inline))
 
@@ -15,102 +10,13 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr int kHalfChannels = 8;
-constexpr int kHalves = 2;  // of a panel
+using Integers = __m256i;
+using Floats = __m256;
 
-OCTILE_TILE_INLINE __m256i load(const std::uint8_t* bytes) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
-}
-
-OCTILE_TILE_INLINE __m256i broadcast(const std::uint8_t* four) {
-  std::int32_t lane;
-  std::memcpy(&lane, four, sizeof lane);
-  return _mm256_set1_epi32(lane);
-}
-
-template <class Terms, bool kFolds>
-struct Tile : Terms {
-  // (rows, halves) vectors of sums in registers, from half `first` of the panels on.
-  template <int rows, int halves>
-  OCTILE_TILE static void run(const TileRun& run, int first) {
-    const int panel = first / kHalves;
-    TileOperands at{run.a, run.b + panel * run.b_stride, run.narrow ? run.narrow + panel * kMaxNarrowBlocks : nullptr};
-    if constexpr (!kFolds) {
-      __m256i sum[rows][halves];
-      auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kHalfChannels);
-      const std::int64_t stride = run.sums_stride / kHalfChannels;
-#pragma GCC unroll 8
-      for (int i = 0; i < rows; ++i) {
-#pragma GCC unroll 8
-        for (int j = 0; j < halves; ++j) {
-          sum[i][j] = run.accumulate ? _mm256_loadu_si256(sums + i * stride + j) : _mm256_setzero_si256();
-        }
-      }
-      Terms::multiply(run, at, sum);
-#pragma GCC unroll 8
-      for (int i = 0; i < rows; ++i) {
-#pragma GCC unroll 8
-        for (int j = 0; j < halves; ++j) _mm256_storeu_si256(sums + i * stride + j, sum[i][j]);
-      }
-    } else {
-      for (std::int64_t g = 0; g < run.group.groups; ++g) {
-        __m256i sum[rows][halves];
-        start(run.group, first, g, sum);
-        Terms::multiply(run, at, sum);
-        if (Terms::kOffset == Offset::none && run.group.rest) {
-          Terms::multiply(run, {run.group.rest + g * run.depth, at.b, at.narrow}, sum);
-        }
-        fold(run.group, first, g, sum);
-        at.a += run.depth;
-        at.b += run.depth * Terms::kDepthBytes;
-        if (at.narrow) at.narrow += run.depth / kNarrowDepth;
-      }
-    }
-  }
-
- private:
-  // Of vector j, from half `first` on.
-  static std::int64_t segment_of(const GroupRun& run, int half, std::int64_t g) {
-    return half / kHalves * run.segments_stride + g * kPanelChannels + half % kHalves * kHalfChannels;
-  }
-
-  template <int rows, int halves>
-  OCTILE_TILE_INLINE static void start(const GroupRun& run, int first, std::int64_t g, __m256i (&sum)[rows][halves]) {
-#pragma GCC unroll 8
-    for (int j = 0; j < halves; ++j) {
-#pragma GCC unroll 8
-      for (int i = 0; i < rows; ++i) {
-        sum[i][j] = _mm256_setzero_si256();
-        if constexpr (Terms::kOffset != Offset::row_sums) continue;
-        const __m256i less = _mm256_set1_epi32(-run.row_sums[i * run.row_sums_stride + g]);
-        sum[i][j] = _mm256_slli_epi32(less, 3);
-        if (!run.zero_points) continue;
-        const auto* z = reinterpret_cast<const __m128i*>(run.zero_points + segment_of(run, first + j, g));
-        sum[i][j] = _mm256_mullo_epi32(less, _mm256_cvtepu8_epi32(_mm_loadl_epi64(z)));
-      }
-    }
-  }
-
-  // By recursion, not in a loop: tile_avx512vnni.h.
-  template <int j = 0, int rows, int halves>
-  OCTILE_TILE_INLINE static void fold(const GroupRun& run, int first, std::int64_t g, __m256i (&sum)[rows][halves]) {
-    const std::int64_t segment = segment_of(run, first + j, g);
-    const __m256 scale = _mm256_castsi256_ps(load(run.scales + segment * 4));
-    [[maybe_unused]] __m256i less;
-    if constexpr (Terms::kOffset == Offset::channel_sums) {
-      less = _mm256_slli_epi32(load(run.channel_sums + segment * 4), 7);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i) {
-      asm("" : "+x"(sum[i][j]));
-      if constexpr (Terms::kOffset == Offset::channel_sums) sum[i][j] = _mm256_sub_epi32(sum[i][j], less);
-      float* totals = run.totals + i * run.totals_stride + (first + j) * kHalfChannels;
-      _mm256_storeu_ps(totals, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, _mm256_loadu_ps(totals)));
-    }
-    if constexpr (j + 1 < halves) fold<j + 1>(run, first, g, sum);
-  }
-};
+OCTILE_TILE_INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 
 }  // namespace
 
 }  // namespace octile::cpu
+
+#include "cpu/gemm/tile_x86.h"

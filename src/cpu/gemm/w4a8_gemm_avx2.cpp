@@ -13,7 +13,7 @@ constexpr int kChunk = 32;  // terms whose sums fit 16 bits: 2 * 15 * 128 * 8 = 
 
 struct Terms {
   static constexpr int kRowStep = 1;
-  static constexpr int kColSteps = kHalves;
+  static constexpr int kColSteps = kVectors;
   // 4 x 2 vectors of pairs, 4 of b and 2 of a; the sums go to memory.
   static constexpr int kSteps[] = {2, 2, 2, 2};
   static constexpr Offset kOffset = Offset::row_sums;

@@ -16,7 +16,7 @@ OCTILE_TILE_INLINE __m256i pairs_of(const std::uint8_t* left, __m256i right, __m
 
 struct Terms {
   static constexpr int kRowStep = 1;
-  static constexpr int kColSteps = kHalves;
+  static constexpr int kColSteps = kVectors;
   // 4 x 2 sums, b, |b|, a and the ones fill 16 registers, with two for products.
   static constexpr int kSteps[] = {8, 4, 2, 2};
   static constexpr Offset kOffset = Offset::none;
@@ -24,7 +24,7 @@ struct Terms {
 
   template <int rows, int halves>
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m256i (&sum)[rows][halves]) {
-    if (halves != kHalves || !at.narrow) return multiply_range<false>(run, at, {0, run.depth}, sum);
+    if (halves != kVectors || !at.narrow) return multiply_range<false>(run, at, {0, run.depth}, sum);
     for (std::int64_t c = 0; c < run.depth; c += kNarrowDepth) {
       if (at.narrow[c / kNarrowDepth]) {
         multiply_range<true>(run, at, {c, c + kNarrowDepth}, sum);
@@ -77,7 +77,7 @@ OCTILE_TILE void find_narrow(const std::uint8_t* panel, std::int64_t depth, std:
   for (std::int64_t c = 0; c < depth; c += kNarrowDepth) {
     __m256i beyond = _mm256_setzero_si256();
     for (std::int64_t t = c; t < c + kNarrowDepth; t += 2 * kLaneBytes) {
-      for (int j = 0; j < kHalves; ++j) {
+      for (int j = 0; j < kVectors; ++j) {
         const std::uint8_t* half = panel + t * kPanelChannels + j * kPanelLine / 2;
         const __m256i first = _mm256_maddubs_epi16(_mm256_abs_epi8(load(half)), ones);
         const __m256i second = _mm256_maddubs_epi16(_mm256_abs_epi8(load(half + kPanelLine)), ones);

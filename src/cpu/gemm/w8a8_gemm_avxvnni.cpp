@@ -8,7 +8,7 @@ namespace {
 
 struct Terms {
   static constexpr int kRowStep = 1;
-  static constexpr int kColSteps = kHalves;
+  static constexpr int kColSteps = kVectors;
   // 6 x 2 vectors of sums leave 4 of 16 registers for operands.
   static constexpr int kSteps[] = {8, 4, 4, 2, 2, 2};
   static constexpr Offset kOffset = Offset::channel_sums;
