@@ -223,23 +223,18 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 }
 
 SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
-  const auto refuse = [&](const std::string& why) -> FileError { return FileError(name + ": " + why); };
-  if (bytes.size() < kLengthBytes) {
-    throw refuse("truncated: " + std::to_string(bytes.size()) + " bytes are no safetensors file");
-  }
+  if (bytes.size() < kLengthBytes) reject(name, ": truncated: ", bytes.size(), " bytes are no safetensors file");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   // Checked first, so that a file of another kind is not reported as truncated.
   if (length > kMaxHeaderBytes) {
-    throw refuse("no safetensors file: its header would have " + std::to_string(length) + " bytes, more than " +
-                 std::to_string(kMaxHeaderBytes));
+    reject(name, ": no safetensors file: its header would have ", length, " bytes, more than ", kMaxHeaderBytes);
   }
   if (length > bytes.size() - kLengthBytes) {
-    throw refuse("truncated: the header has " + std::to_string(length) + " bytes, the file " +
-                 std::to_string(bytes.size()));
+    reject(name, ": truncated: the header has ", length, " bytes, the file ", bytes.size());
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
-  if (length == 0 || *text != '{') throw refuse("no safetensors file: its header does not begin with {");
+  if (length == 0 || *text != '{') reject(name, ": no safetensors file: its header does not begin with {");
   HeaderReader header;
   header.read({text, length}, name);
 

@@ -34,6 +34,9 @@ inline void read_row(const ConstTensor& t, std::int64_t row, float* out) {
 inline float read_f32(const ConstTensor& t, std::int64_t i) {
   return static_cast<const float*>(t.data)[i * t.strides[0]];
 }
+inline void write_f32(const Tensor& t, std::int64_t i, float value) {
+  static_cast<float*>(t.data)[i * t.strides[0]] = value;
+}
 
 // As the type would keep it.
 inline float rounded_to(DType dtype, float value) {

@@ -2,21 +2,11 @@
 #include "octile/types.h"
 
 #include <array>
-#include <initializer_list>
 
+#include "base/pick.h"
 #include "octile/error.h"
 
 namespace octile {
-
-namespace {
-
-template <class Enum>
-std::string_view pick(std::initializer_list<std::string_view> names, Enum value) {
-  const auto i = static_cast<std::size_t>(value);
-  return i < names.size() ? names.begin()[i] : "?";
-}
-
-}  // namespace
 
 int bits(DType dtype) {
   static constexpr std::array<int, 8> kBits = {16, 16, 32, 64, 8, 8, 4, 32};
