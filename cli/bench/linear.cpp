@@ -1,6 +1,4 @@
 // The products, forward and backward, compared with the f32 product of the BLAS.
-#include "octile/linear.h"
-
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -120,7 +118,9 @@ LinearBackwardDescription backward_description(const Benchmark& b, int threads) 
   return d;
 }
 
-Prepared backward_dx(const Benchmark& b, Product arithmetic, int threads) {
+}  // namespace
+
+Prepared backward_dx(const Benchmark& b, int threads, Product arithmetic) {
   const Shape s = b.shape;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dx = arithmetic;
@@ -140,7 +140,7 @@ Prepared backward_dx(const Benchmark& b, Product arithmetic, int threads) {
   return p;
 }
 
-Prepared backward_dw(const Benchmark& b, Product arithmetic, int threads) {
+Prepared backward_dw(const Benchmark& b, int threads, Product arithmetic) {
   const Shape s = b.shape;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dw = arithmetic;
@@ -160,7 +160,7 @@ Prepared backward_dw(const Benchmark& b, Product arithmetic, int threads) {
   return p;
 }
 
-Prepared forward_s8(const Benchmark& b, bool packed, int threads) {
+Prepared forward_s8(const Benchmark& b, int threads, bool packed) {
   const Shape s = b.shape;
   const SharedOperands o = forward_operands(s);
   o->quantized = quantized_rows(o->w, s.n, s.k);
@@ -173,7 +173,7 @@ Prepared forward_s8(const Benchmark& b, bool packed, int threads) {
   return p;
 }
 
-Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) {
+Prepared forward_s4(const Benchmark& b, int threads, Activation activation, bool packed) {
   const Shape s = b.shape;
   const std::int64_t group = s.k % kGroup == 0 ? kGroup : s.k;
   const SharedOperands o = forward_operands(s);
@@ -181,33 +181,12 @@ Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) 
   LinearArgs args;
   args.weight = matrix_s4(o->packed.values.data(), s.n, s.k);
   args.weight_scale = matrix(o->packed.scale.data(), s.n, s.k / group);
-  choices.weight = WeightFormat::s4_group;
+  LinearDescription choices{.activation = activation, .weight = WeightFormat::s4_group, .packed_weight = packed};
   choices.weight.group = group == kGroup ? kGroup : 0;  // 0: a whole row
   Prepared p = forward(b, choices, o, args, threads);
-  p.arithmetic = choices.activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
+  p.arithmetic = activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);
   return p;
-}
-
-}  // namespace
-
-Prepared forward_w8a8(const Benchmark& b, int threads) { return forward_s8(b, true, threads); }
-Prepared forward_w8a8_unpacked(const Benchmark& b, int threads) { return forward_s8(b, false, threads); }
-Prepared forward_w4a8(const Benchmark& b, int threads) { return forward_s4(b, {.packed_weight = true}, threads); }
-Prepared forward_w4a16(const Benchmark& b, int threads) {
-  return forward_s4(b, {.activation = Activation::none, .packed_weight = true}, threads);
-}
-Prepared forward_w4a16_unpacked(const Benchmark& b, int threads) {
-  return forward_s4(b, {.activation = Activation::none}, threads);
-}
-
-Prepared backward_dx_int8(const Benchmark& b, int threads) { return backward_dx(b, Product::int8, threads); }
-Prepared backward_dw_int8(const Benchmark& b, int threads) { return backward_dw(b, Product::int8, threads); }
-Prepared backward_dx_dequantized(const Benchmark& b, int threads) {
-  return backward_dx(b, Product::dequantized, threads);
-}
-Prepared backward_dw_dequantized(const Benchmark& b, int threads) {
-  return backward_dw(b, Product::dequantized, threads);
 }
 
 }  // namespace octile::cli::bench
