@@ -33,23 +33,13 @@ class LinearCases {
 
   // Weights in groups, and under a float X also s8 with a scale per channel or tensor.
   std::vector<Case> grouped(GemmFormat format) {
-    if (format.float_a) {
-      for (const DType x : kFloats) {
-        for (const DType y : kFloats) {
-          if ((x == DType::f64) != (y == DType::f64)) continue;
-          group_options(format, {.x = x, .y = y, .activation = Activation::none});
-        }
-      }
-    } else {
-      for (const Activation activation : kActivations) {
-        for (const DType x : {DType::f16, DType::f32, DType::f64, DType::s8}) {
-          for (const DType y : kFloats) {
-            if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
-            group_options(format, {.x = x, .y = y, .activation = activation});
-          }
-        }
-      }
-    }
+    constexpr std::array kNone = {Activation::none};
+    combine(
+        [&](Activation activation, DType x, DType y) {
+          if (go_together(x, y)) group_options(format, {.x = x, .y = y, .activation = activation});
+        },
+        format.float_a ? std::span<const Activation>(kNone) : kActivations,
+        format.float_a ? std::span<const DType>(kFloats) : kSomeX, kFloats);
     group_sizes(format);
     return std::move(cases_);
   }
@@ -73,6 +63,11 @@ class LinearCases {
   }
 
  private:
+  static constexpr std::array kX = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8};
+  static constexpr std::array kSomeX = {DType::f16, DType::f32, DType::f64, DType::s8};
+
+  static bool go_together(DType x, DType y) { return x == DType::s8 || (x == DType::f64) == (y == DType::f64); }
+
   void group_options(GemmFormat format, LinearDescription d) {
     d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
     combine(
@@ -99,24 +94,21 @@ class LinearCases {
   }
 
   void w8a8_types(LinearDescription d) {
-    for (const DType x : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8}) {
-      for (const DType y : kFloats) {
-        if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
-        for (const bool x_multiplier : kBools) {
-          if (x == DType::s8 && x_multiplier) continue;
+    combine(
+        [&](DType x, DType y, bool x_multiplier) {
+          if (!go_together(x, y) || (x == DType::s8 && x_multiplier)) return;
           d.x = x;
           d.y = y;
           d.x_multiplier = x_multiplier;
           d.packed_weight = turn_.pick(kBools);
           for (const Sizes sizes : {Sizes{3, 7, 31}, {33, 16, 64}}) add(d, sizes);
-        }
-      }
-    }
+        },
+        kX, kFloats, kBools);
   }
 
   LinearDescription rotated_w8a8() {
     LinearDescription d;
-    d.x = turn_.pick({DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8});
+    d.x = turn_.pick(kX);
     d.y = d.x == DType::f64  ? DType::f64
           : d.x == DType::s8 ? turn_.pick(kFloats)
                              : turn_.pick({DType::f16, DType::bf16, DType::f32});

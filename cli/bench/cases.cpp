@@ -1,9 +1,9 @@
+#include "cli/bench/cases.h"
+
 #include <algorithm>
 #include <array>
 #include <span>
 #include <stdexcept>
-
-#include "cli/bench/cases.h"
 
 namespace octile::cli {
 
