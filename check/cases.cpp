@@ -25,21 +25,14 @@ class QuantizerCases {
   explicit QuantizerCases(Operation operation) : operation_(operation) {}
 
   std::vector<Case> all() {
-    for (const DType x : kFloats) {
-      for (const DType q : kQuantized) {
-        for (const Granularity granularity : kGranularities) {
-          for (const Mapping mapping : kMappings)
-            cross({.x = x, .q = q, .granularity = granularity, .mapping = mapping});
-        }
-      }
-    }
-    for (const std::int64_t rows : kRows) {
-      for (const std::int64_t cols : kSizes) {
-        for (const Granularity granularity : kGranularities) {
+    combine([&](DType x, DType q, Granularity granularity,
+                Mapping mapping) { cross({.x = x, .q = q, .granularity = granularity, .mapping = mapping}); },
+            kFloats, kQuantized, kGranularities, kMappings);
+    combine(
+        [&](std::int64_t rows, std::int64_t cols, Granularity granularity) {
           for (int turn = 0; turn < 3; ++turn) add(rotated(granularity), {rows, cols});
-        }
-      }
-    }
+        },
+        kRows, kSizes, kGranularities);
     // Longer than a kernel's tile, or a chunk of a thread, is likely to be.
     for (const Shape shape : {Shape{257, 300}, {300, 257}, {3, 5000}, {4099, 3}, {1, 20000}}) {
       for (const Granularity granularity : kGranularities) {
@@ -89,22 +82,16 @@ class QuantizerCases {
     const std::span roundings(kRoundings.data(), has_scale_source() ? kRoundings.size() : 1);
     const std::span orientations(kOrientations.data(), quantizes() ? kOrientations.size() : 1);
     const std::span multipliers(kMultipliers.data(), quantizes() ? kMultipliers.size() : 1);
-    for (const Mask mask : masks) {
-      for (const ScaleSource scale : sources) {
-        for (const Rounding rounding : roundings) {
-          for (const Orientation orientation : orientations) {
-            for (const Multiplier multiplier : multipliers) {
-              d.mask = mask;
-              d.scale = scale;
-              d.rounding = rounding;
-              d.orientation = orientation;
-              d.multiplier = multiplier;
-              for (int turn = 0; turn < 2; ++turn) add(d, turn_.pick(kSmallShapes));
-            }
-          }
-        }
-      }
-    }
+    combine(
+        [&](Mask mask, ScaleSource scale, Rounding rounding, Orientation orientation, Multiplier multiplier) {
+          d.mask = mask;
+          d.scale = scale;
+          d.rounding = rounding;
+          d.orientation = orientation;
+          d.multiplier = multiplier;
+          for (int turn = 0; turn < 2; ++turn) add(d, turn_.pick(kSmallShapes));
+        },
+        masks, sources, roundings, orientations, multipliers);
   }
 
   QuantizeDescription rotated(Granularity granularity) {

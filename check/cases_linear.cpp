@@ -19,20 +19,12 @@ constexpr std::array<Sizes, 6> kSharedByThreads = {
 class LinearCases {
  public:
   std::vector<Case> w8a8() {
-    for (const Activation activation : kActivations) {
-      for (const WeightFormat weight : kWeights) {
-        for (const WeightLayout layout : kLayouts) {
-          for (const bool bias : kBools) {
-            w8a8_types({.activation = activation, .weight = weight, .weight_layout = layout, .bias = bias});
-          }
-        }
-      }
-    }
-    for (const std::int64_t m : kRows) {
-      for (const std::int64_t n : kSizes) {
-        for (const std::int64_t k : kSizes) add(rotated_w8a8(), {m, n, k});
-      }
-    }
+    combine(
+        [&](Activation activation, WeightFormat weight, WeightLayout layout, bool bias) {
+          w8a8_types({.activation = activation, .weight = weight, .weight_layout = layout, .bias = bias});
+        },
+        kActivations, kWeights, kLayouts, kBools);
+    combine([&](auto m, auto n, auto k) { add(rotated_w8a8(), {m, n, k}); }, kRows, kSizes, kSizes);
     for (const Sizes sizes : {Sizes{257, 33, 64}, {300, 128, 100}, {4, 700, 513}, {1, 300, 4099}, {130, 66, 1030}}) {
       for (int turn = 0; turn < 6; ++turn) add(rotated_w8a8(), sizes);
     }
@@ -41,23 +33,13 @@ class LinearCases {
 
   // Weights in groups, and under a float X also s8 with a scale per channel or tensor.
   std::vector<Case> grouped(GemmFormat format) {
-    if (format.float_a) {
-      for (const DType x : kFloats) {
-        for (const DType y : kFloats) {
-          if ((x == DType::f64) != (y == DType::f64)) continue;
-          group_options(format, {.x = x, .y = y, .activation = Activation::none});
-        }
-      }
-    } else {
-      for (const Activation activation : kActivations) {
-        for (const DType x : {DType::f16, DType::f32, DType::f64, DType::s8}) {
-          for (const DType y : kFloats) {
-            if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
-            group_options(format, {.x = x, .y = y, .activation = activation});
-          }
-        }
-      }
-    }
+    constexpr std::array kNone = {Activation::none};
+    combine(
+        [&](Activation activation, DType x, DType y) {
+          if (go_together(x, y)) group_options(format, {.x = x, .y = y, .activation = activation});
+        },
+        format.float_a ? std::span<const Activation>(kNone) : kActivations,
+        format.float_a ? std::span<const DType>(kFloats) : kSomeX, kFloats);
     group_sizes(format);
     return std::move(cases_);
   }
@@ -81,55 +63,52 @@ class LinearCases {
   }
 
  private:
+  static constexpr std::array kX = {DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8};
+  static constexpr std::array kSomeX = {DType::f16, DType::f32, DType::f64, DType::s8};
+
+  static bool go_together(DType x, DType y) { return x == DType::s8 || (x == DType::f64) == (y == DType::f64); }
+
   void group_options(GemmFormat format, LinearDescription d) {
     d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
-    for (const std::int64_t group : kGroups) {
-      for (const bool zero_point : std::span(kBools.data(), format.b == DType::s4 ? 2 : 1)) {
-        for (const bool bias : kBools) {
-          for (const Sizes sizes : {Sizes{3, 7, 128}, {8, 33, 256}}) {
-            d.weight.group = group;
-            d.weight.zero_point = zero_point;
-            d.bias = bias;
-            d.packed_weight = turn_.pick(kBools);
-            add(d, sizes);
-          }
-        }
-      }
-    }
+    combine(
+        [&](std::int64_t group, bool zero_point, bool bias, const Sizes& sizes) {
+          d.weight.group = group;
+          d.weight.zero_point = zero_point;
+          d.bias = bias;
+          d.packed_weight = turn_.pick(kBools);
+          add(d, sizes);
+        },
+        kGroups, std::span(kBools.data(), format.b == DType::s4 ? 2 : 1), kBools,
+        std::array{Sizes{3, 7, 128}, Sizes{8, 33, 256}});
   }
 
   void group_sizes(GemmFormat format) {
-    for (const std::int64_t m : kRows) {
-      for (const std::int64_t n : kSizes) {
-        for (const std::int64_t k : {0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384}) {
+    combine(
+        [&](auto m, auto n, std::int64_t k) {
           add(rotated_grouped(format, k), {m, n, k});
-        }
-      }
-    }
+        },
+        kRows, kSizes, std::array{0, 1, 7, 31, 32, 64, 100, 127, 128, 192, 255, 256, 384});
     for (const Sizes sizes : {Sizes{257, 33, 64}, {4, 300, 1024}, {1, 64, 4096}, {1, 5, 4099}}) {
       for (int turn = 0; turn < 6; ++turn) add(rotated_grouped(format, sizes.k), sizes);
     }
   }
 
   void w8a8_types(LinearDescription d) {
-    for (const DType x : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8}) {
-      for (const DType y : kFloats) {
-        if (x != DType::s8 && (x == DType::f64) != (y == DType::f64)) continue;
-        for (const bool x_multiplier : kBools) {
-          if (x == DType::s8 && x_multiplier) continue;
+    combine(
+        [&](DType x, DType y, bool x_multiplier) {
+          if (!go_together(x, y) || (x == DType::s8 && x_multiplier)) return;
           d.x = x;
           d.y = y;
           d.x_multiplier = x_multiplier;
           d.packed_weight = turn_.pick(kBools);
           for (const Sizes sizes : {Sizes{3, 7, 31}, {33, 16, 64}}) add(d, sizes);
-        }
-      }
-    }
+        },
+        kX, kFloats, kBools);
   }
 
   LinearDescription rotated_w8a8() {
     LinearDescription d;
-    d.x = turn_.pick({DType::f16, DType::bf16, DType::f32, DType::f64, DType::s8});
+    d.x = turn_.pick(kX);
     d.y = d.x == DType::f64  ? DType::f64
           : d.x == DType::s8 ? turn_.pick(kFloats)
                              : turn_.pick({DType::f16, DType::bf16, DType::f32});
@@ -163,15 +142,8 @@ class LinearCases {
     return d;
   }
 
-  void add(LinearDescription d, const Sizes& sizes) {
-    LinearCase c;
-    d.m = sizes.m;
-    d.n = sizes.n;
-    d.k = sizes.k;
-    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
-    turn_.dress(c, d.m);
-    c.description = d;
-    cases_.emplace_back(c);
+  void add(const LinearDescription& d, const Sizes& sizes) {
+    cases_.emplace_back(sized_case<LinearCase>(turn_, d, sizes.m, sizes.n, sizes.k));
   }
 
   Rotation turn_;
@@ -183,18 +155,9 @@ class LinearBackwardCases {
   explicit LinearBackwardCases(Task task) : task_(task) {}
 
   std::vector<Case> all() {
-    for (const Product dx : kProducts) {
-      for (const Product dw : kProducts) {
-        for (const bool db : kBools) {
-          for (const DType dy : kFloats) cross({.dy = dy, .dx = dx, .dw = dw, .db = db});
-        }
-      }
-    }
-    for (const std::int64_t m : kRows) {
-      for (const std::int64_t n : kSizes) {
-        for (const std::int64_t k : kSizes) add(rotated(), {m, n, k});
-      }
-    }
+    combine([&](Product dx, Product dw, bool db, DType dy) { cross({.dy = dy, .dx = dx, .dw = dw, .db = db}); },
+            kProducts, kProducts, kBools, kFloats);
+    combine([&](auto m, auto n, auto k) { add(rotated(), {m, n, k}); }, kRows, kSizes, kSizes);
     for (const Sizes sizes : {Sizes{257, 33, 64}, {300, 128, 100}, {4, 700, 513}, {1030, 66, 31}, {2, 4099, 5}}) {
       for (int turn = 0; turn < 6; ++turn) add(rotated(), sizes);
     }
@@ -244,29 +207,24 @@ class LinearBackwardCases {
     const bool dw = d.dw != Product::none;
     const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
     const bool narrow = d.dy == DType::f16 || d.dy == DType::bf16;
-    for (const WeightLayout layout : std::span(kLayouts.data(), dx || dw ? 2 : 1)) {
-      for (const WeightFormat weight : std::span(kWeights.data(), dx ? 2 : 1)) {
-        for (const Activation activation : std::span(kActivations.data(), dw ? 3 : 1)) {
-          for (const bool x_transposed : std::span(kBools.data(), dw ? 2 : 1)) {
-            for (const bool dw_f32 : std::span(kBools.data(), dw && narrow ? 2 : 1)) {
-              for (const Rounding rounding : std::span(kRoundings.data(), int8 ? 2 : 1)) {
-                d.weight_layout = layout;
-                d.weight = weight;
-                d.activation = activation;
-                d.x_transposed = x_transposed;
-                d.dw_dtype.reset();
-                if (dw_f32) d.dw_dtype = DType::f32;
-                d.dw_layout.reset();
-                if (dw && turn_.one_in(3)) d.dw_layout = turn_.pick(kLayouts);
-                d.dw_accumulate = dw && (dw_f32 || !narrow) && turn_.pick(kBools);
-                d.rounding = rounding;
-                add(d, turn_.pick(kSmall));
-              }
-            }
-          }
-        }
-      }
-    }
+    combine(
+        [&](WeightLayout layout, WeightFormat weight, Activation activation, bool x_transposed, bool dw_f32,
+            Rounding rounding) {
+          d.weight_layout = layout;
+          d.weight = weight;
+          d.activation = activation;
+          d.x_transposed = x_transposed;
+          d.dw_dtype.reset();
+          if (dw_f32) d.dw_dtype = DType::f32;
+          d.dw_layout.reset();
+          if (dw && turn_.one_in(3)) d.dw_layout = turn_.pick(kLayouts);
+          d.dw_accumulate = dw && (dw_f32 || !narrow) && turn_.pick(kBools);
+          d.rounding = rounding;
+          add(d, turn_.pick(kSmall));
+        },
+        std::span(kLayouts.data(), dx || dw ? 2 : 1), std::span(kWeights.data(), dx ? 2 : 1),
+        std::span(kActivations.data(), dw ? 3 : 1), std::span(kBools.data(), dw ? 2 : 1),
+        std::span(kBools.data(), dw && narrow ? 2 : 1), std::span(kRoundings.data(), int8 ? 2 : 1));
   }
 
   LinearBackwardDescription rotated() {
@@ -290,15 +248,8 @@ class LinearBackwardCases {
   }
 
   void add(LinearBackwardDescription d, const Sizes& sizes) {
-    LinearBackwardCase c;
-    d.m = sizes.m;
-    d.n = sizes.n;
-    d.k = sizes.k;
-    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
     if (is_blocked()) d.gradient_block = turn_.pick(kGradientBlocks);
-    turn_.dress(c, d.m);
-    c.description = d;
-    cases_.emplace_back(c);
+    cases_.emplace_back(sized_case<LinearBackwardCase>(turn_, d, sizes.m, sizes.n, sizes.k));
   }
 
   static constexpr std::array<std::int64_t, 6> kGradientBlocks = {128, 256, 128, 512, 128, 1024};

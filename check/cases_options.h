@@ -33,8 +33,18 @@ inline constexpr std::array kBools = {false, true};
 inline constexpr std::array<std::int64_t, 4> kGroups = {0, 32, 64, 128};
 inline constexpr std::array<double, 3> kStaticScales = {0.03, 0.25, 1.7};
 
-// Turns through the options that a loop does not cross. SplitMix64 from a fixed start: the same list on every machine,
-// and no two options in step with each other, as counters with a common divisor would be.
+// Calls visit with every combination of an option of each list, the last list's the fastest.
+template <class Visit>
+void combine(const Visit& visit) {
+  visit();
+}
+template <class Visit, class List, class... Lists>
+void combine(const Visit& visit, const List& list, const Lists&... lists) {
+  for (const auto& option : list) combine([&](const auto&... others) { visit(option, others...); }, lists...);
+}
+
+// Turns through the options that `combine` does not cross. SplitMix64 from a fixed start: the same list on every
+// machine, and no two options in step with each other, as counters with a common divisor would be.
 class Rotation {
  public:
   template <class Options>
@@ -71,6 +81,19 @@ class Rotation {
 inline bool can_be_one_step(const LinearDescription& d) {
   return d.x != DType::s8 && d.activation != Activation::dynamic_per_tensor && !d.packed_weight &&
          d.weight.granularity != Granularity::group;
+}
+
+// A case of these sizes, in some layout and with some data.
+template <class Case>
+Case sized_case(Rotation& turn, decltype(Case::description) d, std::int64_t m, std::int64_t n, std::int64_t k) {
+  Case c;
+  d.m = m;
+  d.n = n;
+  d.k = k;
+  if (d.activation == Activation::static_per_tensor) d.static_scale = turn.pick(kStaticScales);
+  turn.dress(c, d.m);
+  c.description = d;
+  return c;
 }
 
 // Of cases.cpp's list: what exercises products (cases_linear.cpp), and what is large (cases_large.cpp).

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
+#include "base/fields.h"
 #include "octile/octile.hpp"
 
 namespace octile::check {
@@ -56,37 +58,9 @@ template <class Args>
 std::vector<Operand> operands(const typename Kind<Args>::Description& d, std::int64_t rows);
 
 // Calls visit with the tensors among the arguments of a run, all at once.
-template <class Visit>
-void visit_tensors(QuantizeArgs& a, const Visit& visit) {
-  visit(a.x, a.multiplier, a.given_scale, a.given_zero_point, a.q, a.q_transposed, a.scale, a.zero_point);
-}
-template <class Visit>
-void visit_tensors(DequantizeArgs& a, const Visit& visit) {
-  visit(a.q, a.scale, a.zero_point, a.x);
-}
-template <class Visit>
-void visit_tensors(QuantizeBackwardArgs& a, const Visit& visit) {
-  visit(a.dy, a.x, a.scale, a.zero_point, a.dx);
-}
-template <class Visit>
-void visit_tensors(DequantizeBackwardArgs& a, const Visit& visit) {
-  visit(a.dy, a.scale, a.dq);
-}
-template <class Visit>
-void visit_tensors(FakeQuantizeArgs& a, const Visit& visit) {
-  visit(a.x, a.given_scale, a.given_zero_point, a.y, a.scale, a.zero_point);
-}
-template <class Visit>
-void visit_tensors(FakeQuantizeBackwardArgs& a, const Visit& visit) {
-  visit(a.dy, a.x, a.scale, a.zero_point, a.dx);
-}
-template <class Visit>
-void visit_tensors(LinearArgs& a, const Visit& visit) {
-  visit(a.x, a.x_scale, a.x_multiplier, a.weight, a.weight_scale, a.weight_zero_point, a.bias, a.y);
-}
-template <class Visit>
-void visit_tensors(LinearBackwardArgs& a, const Visit& visit) {
-  visit(a.dy, a.weight, a.weight_scale, a.x, a.x_scale, a.dx, a.dw, a.db);
+template <class Args, class Visit>
+void visit_tensors(Args& args, const Visit& visit) {
+  std::apply(visit, kFields<Args>.tie(args));
 }
 
 // Arguments of these views, one for each operand. The seed is for those that have one.

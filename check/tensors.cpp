@@ -119,8 +119,7 @@ double load_any(const ConstTensor& t, std::int64_t r, std::int64_t c) {
 }
 
 const std::byte* address(const ConstTensor& t, std::int64_t r, std::int64_t c) {
-  const std::int64_t i = r * t.strides[0] + (t.rank == 2 ? c * t.strides[1] : 0);
-  return static_cast<const std::byte*>(t.data) + i * bits(t.dtype) / 8;
+  return static_cast<const std::byte*>(t.data) + place_of(t, r, c) * bits(t.dtype) / 8;
 }
 
 // The same bits, or both NaN.

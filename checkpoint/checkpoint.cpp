@@ -8,6 +8,7 @@
 
 #include "config.h"
 #include "files.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -47,8 +48,8 @@ void Checkpoint::open_folder() {
   has_index_ = is_there(index);
   const bool has_single = is_there(single);
   if (has_index_ == has_single) {
-    throw FileError(path_.string() + (has_single ? ": has both " : ": has neither ") + std::string(kSingleFile) +
-                    (has_single ? " and " : " nor ") + std::string(kIndexFile));
+    reject(path_.string(), (has_single ? ": has both " : ": has neither "), kSingleFile,
+           (has_single ? " and " : " nor "), kIndexFile);
   }
   has_single ? add(std::string(kSingleFile), SafetensorsFile::open(single)) : open_shards(index);
 }
@@ -61,13 +62,12 @@ void Checkpoint::open_shards(const std::filesystem::path& index) {
   for (const auto& [tensor, shard] : shard_of) {
     const auto found = places_.find(tensor);
     if (found == places_.end() || shards_[found->second.shard].file_name != shard) {
-      throw FileError(index.string() + ": \"" + printable(tensor) + "\" is not in " + printable(shard));
+      reject(index.string(), ": ", quoted(tensor), " is not in ", printable(shard));
     }
   }
   for (const auto& [tensor, place] : places_) {
     if (shard_of.count(tensor) != 0) continue;
-    throw FileError(index.string() + ": lacks \"" + printable(tensor) + "\", which is in " +
-                    printable(shards_[place.shard].file_name));
+    reject(index.string(), ": lacks ", quoted(tensor), ", which is in ", printable(shards_[place.shard].file_name));
   }
 }
 
@@ -86,8 +86,8 @@ void Checkpoint::add(std::string file_name, SafetensorsFile file) {
   for (const TensorInfo& tensor : shard.file.tensors()) {
     const auto [place, is_new] = places_.emplace(tensor.name, Place{shards_.size() - 1, &tensor});
     if (!is_new) {
-      throw FileError(path_.string() + ": \"" + printable(tensor.name) + "\" is in " +
-                      printable(shards_[place->second.shard].file_name) + " and in " + printable(shard.file_name));
+      reject(path_.string(), ": ", quoted(tensor.name), " is in ", printable(shards_[place->second.shard].file_name),
+             " and in ", printable(shard.file_name));
     }
   }
 }
@@ -105,7 +105,7 @@ const TensorInfo* Checkpoint::find(std::string_view tensor) const {
 
 const TensorInfo& Checkpoint::get(std::string_view tensor) const {
   if (const TensorInfo* const info = find(tensor)) return *info;
-  throw FileError(path_.string() + ": there is no tensor \"" + printable(tensor) + "\"");
+  reject(path_.string(), ": there is no tensor ", quoted(tensor));
 }
 
 std::size_t Checkpoint::shard_of(std::string_view tensor) const {
@@ -128,8 +128,7 @@ std::vector<float> Checkpoint::values(std::string_view tensor) const {
 std::vector<std::int32_t> Checkpoint::words(std::string_view tensor) const {
   const TensorInfo& info = get(tensor);
   if (info.type != ElementType::s32) {
-    throw FileError(path_.string() + ": \"" + printable(tensor) + "\" is " + std::string(name(info.type)) +
-                    ", not I32");
+    reject(path_.string(), ": ", quoted(tensor), " is ", name(info.type), ", not I32");
   }
   std::vector<std::int32_t> result(static_cast<std::size_t>(info.size()) / 4);
   if (!result.empty()) std::memcpy(result.data(), bytes(tensor).data(), result.size() * 4);

@@ -63,7 +63,7 @@ class Object {
     return keys;
   }
   [[noreturn]] void refuse(const std::string& key, const char* what) const {
-    throw FileError(place_ + ": \"" + printable(key) + "\" is " + what);
+    reject(place_, ": ", quoted(key), " is ", what);
   }
   const std::string& place() const { return place_; }
 
@@ -74,7 +74,7 @@ class Object {
 
 JsonDocument parse(std::string_view text, std::string_view name, JsonDocument::Members wanted) {
   if (text.size() > kMaxConfigBytes) {
-    throw FileError(std::string(name) + ": more than " + std::to_string(kMaxConfigBytes) + " bytes of JSON");
+    reject(name, ": more than ", kMaxConfigBytes, " bytes of JSON");
   }
   JsonDocument document(std::move(wanted));
   document.read(text, name);
@@ -119,8 +119,7 @@ void check_known(const Object& quantization, const char* key, const std::string&
     if (value == one) return;
     if (*one != 0) list += (list.empty() ? "" : ", ") + std::string(one);
   }
-  throw FileError(quantization.place() + ": " + key + " is \"" + printable(value) + "\", which has another layout; " +
-                  list + " are known");
+  reject(quantization.place(), ": ", key, " is ", quoted(value), ", which has another layout; ", list, " are known");
 }
 
 // "octile": our own layers that multiply their inputs. Formats without integers are known too, but none of their layers
@@ -136,7 +135,7 @@ void read_groups(const Object& quantization, ModelConfig& config) {
   const json* const groups = quantization.find("config_groups");
   const auto is_object = [](const json& group) { return group.is_object(); };
   if (!groups || !groups->is_object() || !std::all_of(groups->begin(), groups->end(), is_object)) {
-    throw FileError(quantization.place() + " has no config_groups");
+    reject(quantization.place(), " has no config_groups");
   }
   const Object all(*groups, quantization.place() + ": config_groups");
   for (const std::string& key : all.keys()) {
@@ -151,7 +150,7 @@ void read_groups(const Object& quantization, ModelConfig& config) {
 
 void read_quantization(const Object& quantization, ModelConfig& config) {
   config.method = quantization.text("quant_method");
-  if (config.method.empty()) throw FileError(quantization.place() + " has no \"quant_method\"");
+  if (config.method.empty()) reject(quantization.place(), " has no \"quant_method\"");
   if (config.method == "compressed-tensors") {
     config.format = quantization.text("format");
     check_format(quantization, config.format);
@@ -191,11 +190,10 @@ class IndexReader : public JsonDocument {
   bool pass(std::size_t depth, const std::string& key, nlohmann::json::value_t kind, const std::string* text) override {
     if (depth == 1 && key == kWeightMap) has_map = kind == nlohmann::json::value_t::object;
     if (depth != 2 || top() != kWeightMap || !has_map) return true;
-    if (!text) return fail("the file of \"" + printable(key) + "\" is no text");
+    if (!text) return fail("the file of ", quoted(key), " is no text");
     if (text->empty() || text->front() == '.' || text->find_first_of("/\\") != std::string::npos ||
         text->find('\0') != std::string::npos) {
-      return fail('"' + printable(key) + "\" would be in \"" + printable(*text) +
-                  "\", which is no name of a file in this folder");
+      return fail(quoted(key), " would be in ", quoted(*text), ", which is no name of a file in this folder");
     }
     return files.emplace(key, *text).second || fail_twice(key);
   }
@@ -256,8 +254,8 @@ std::map<std::string, std::string> read_index(std::string_view text, std::string
   IndexReader index;
   index.read(text, name);
   const std::string file(name);
-  if (!index.has_map) throw FileError(file + ": there is no object \"weight_map\"");
-  if (index.files.empty()) throw FileError(file + ": \"weight_map\" is empty");
+  if (!index.has_map) reject(file, ": there is no object \"weight_map\"");
+  if (index.files.empty()) reject(file, ": \"weight_map\" is empty");
   return std::move(index.files);
 }
 
@@ -281,7 +279,7 @@ std::string add_quantization(std::string_view config, const QuantizationNote& no
   if (parse(config, kConfigFile, {{kQuantization}}).kept().contains(kQuantization)) {
     const std::size_t at = value_at(config, kQuantization);
     if (at == std::string_view::npos || config.substr(at, 4) != "null") {
-      throw FileError(std::string(kConfigFile) + ": \"" + kQuantization + "\" is there already");
+      reject(kConfigFile, ": \"", kQuantization, "\" is there already");
     }
     return std::string(config.substr(0, at)) + member.substr(member.find('{')) + std::string(config.substr(at + 4));
   }

@@ -8,23 +8,13 @@
 #include <utility>
 
 #include "octile/types.h"
+#include "reject.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian, and read in place");
 
 namespace octile::checkpoint {
 
 namespace {
-
-struct Kind {
-  std::string_view name;
-  int bits;
-};
-
-// In the order of ElementType.
-constexpr std::array<Kind, 20> kKinds = {
-    {{"BOOL", 8},    {"U8", 8},      {"I8", 8},      {"U16", 16},    {"I16", 16},    {"U32", 32}, {"I32", 32},
-     {"U64", 64},    {"I64", 64},    {"F16", 16},    {"BF16", 16},   {"F32", 32},    {"F64", 64}, {"F4", 4},
-     {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"C64", 64}}};
 
 template <class T>
 void widen(Bytes bytes, std::span<float> values) {
@@ -44,6 +34,37 @@ std::vector<std::byte> narrow(std::span<const float> values) {
   }
   return bytes;
 }
+
+struct Kind {
+  std::string_view name;
+  int bits;
+  void (*read)(Bytes bytes, std::span<float> values) = nullptr;
+  std::vector<std::byte> (*write)(std::span<const float> values) = nullptr;
+};
+
+// In the order of ElementType.
+constexpr std::array<Kind, 20> kKinds = {{{"BOOL", 8, widen<std::uint8_t>},
+                                          {"U8", 8, widen<std::uint8_t>},
+                                          {"I8", 8, widen<std::int8_t>},
+                                          {"U16", 16, widen<std::uint16_t>},
+                                          {"I16", 16, widen<std::int16_t>},
+                                          {"U32", 32, widen<std::uint32_t>},
+                                          {"I32", 32, widen<std::int32_t>},
+                                          {"U64", 64},
+                                          {"I64", 64},
+                                          {"F16", 16, widen<Half>, narrow<Half>},
+                                          {"BF16", 16, widen<BFloat16>, narrow<BFloat16>},
+                                          {"F32", 32, widen<float>, narrow<float>},
+                                          {"F64", 64, widen<double>, narrow<double>},
+                                          {"F4", 4},
+                                          {"F6_E2M3", 6},
+                                          {"F6_E3M2", 6},
+                                          {"F8_E4M3", 8},
+                                          {"F8_E5M2", 8},
+                                          {"F8_E8M0", 8},
+                                          {"C64", 64}}};
+
+const Kind& kind_of(ElementType type) { return kKinds.at(static_cast<std::size_t>(type)); }
 
 struct Character {
   std::uint32_t code = 0;
@@ -99,55 +120,21 @@ std::string without_controls(std::string_view text) {
 
 }  // namespace
 
-std::string_view name(ElementType type) { return kKinds.at(static_cast<std::size_t>(type)).name; }
+std::string_view name(ElementType type) { return kind_of(type).name; }
 
-int bits(ElementType type) { return kKinds.at(static_cast<std::size_t>(type)).bits; }
+int bits(ElementType type) { return kind_of(type).bits; }
 
 void read_values(ElementType type, Bytes bytes, std::span<float> values, std::string_view what) {
   if (bytes.size() * 8 != values.size() * static_cast<std::size_t>(bits(type))) {
-    throw FileError(printable(what) + ": " + std::to_string(bytes.size()) + " bytes are not " +
-                    std::to_string(values.size()) + " values of " + std::string(name(type)));
+    reject(printable(what), ": ", bytes.size(), " bytes are not ", values.size(), " values of ", name(type));
   }
-  switch (type) {
-    case ElementType::boolean:
-    case ElementType::u8:
-      return widen<std::uint8_t>(bytes, values);
-    case ElementType::s8:
-      return widen<std::int8_t>(bytes, values);
-    case ElementType::u16:
-      return widen<std::uint16_t>(bytes, values);
-    case ElementType::s16:
-      return widen<std::int16_t>(bytes, values);
-    case ElementType::u32:
-      return widen<std::uint32_t>(bytes, values);
-    case ElementType::s32:
-      return widen<std::int32_t>(bytes, values);
-    case ElementType::f16:
-      return widen<Half>(bytes, values);
-    case ElementType::bf16:
-      return widen<BFloat16>(bytes, values);
-    case ElementType::f32:
-      return widen<float>(bytes, values);
-    case ElementType::f64:
-      return widen<double>(bytes, values);
-    default:
-      throw FileError(printable(what) + ": values of " + std::string(name(type)) + " are not read");
-  }
+  if (!kind_of(type).read) reject(printable(what), ": values of ", name(type), " are not read");
+  kind_of(type).read(bytes, values);
 }
 
 std::vector<std::byte> write_values(ElementType type, std::span<const float> values) {
-  switch (type) {
-    case ElementType::f16:
-      return narrow<Half>(values);
-    case ElementType::bf16:
-      return narrow<BFloat16>(values);
-    case ElementType::f32:
-      return narrow<float>(values);
-    case ElementType::f64:
-      return narrow<double>(values);
-    default:
-      throw FileError("values of " + std::string(name(type)) + " are not written");
-  }
+  if (!kind_of(type).write) reject("values of ", name(type), " are not written");
+  return kind_of(type).write(values);
 }
 
 void round_values(ElementType type, std::span<float> values) {

@@ -7,20 +7,21 @@
 #include <cerrno>
 #include <system_error>
 
+#include "reject.h"
+
 namespace octile::checkpoint::files {
 
 namespace fs = std::filesystem;
 
 void fail_on(const char* action, const fs::path& path, int error) {
-  throw FileError(std::string("cannot ") + action + " " + path.string() + ": " +
-                  std::generic_category().message(error));
+  reject("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error));
 }
 
 Descriptor open_to_read(const fs::path& path) {
   Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat status = {};
   if (file.number() < 0 || fstat(file.number(), &status) != 0) fail_on("read", path, errno);
-  if (!S_ISREG(status.st_mode)) throw FileError("cannot read " + path.string() + ": it is no file");
+  if (!S_ISREG(status.st_mode)) reject("cannot read ", path.string(), ": it is no file");
   return file;
 }
 
@@ -34,7 +35,7 @@ std::string read_text(const fs::path& path, std::size_t max) {
     if (size < 0) fail_on("read", path, errno);
     if (size == 0) return text;
     text.append(block, static_cast<std::size_t>(size));
-    if (text.size() > max) throw FileError(path.string() + ": more than " + std::to_string(max) + " bytes of JSON");
+    if (text.size() > max) reject(path.string(), ": more than ", max, " bytes of JSON");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "octile/smooth_quant.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -38,8 +39,8 @@ std::optional<double> Folded::search(const SmoothingGroup& group, const std::vec
                                      const std::function<void()>& tell) const {
   const Layer& first = group.layers.front();
   if (!calibration_.has_second_moments(first)) {
-    throw FileError(options_.calibration->string() + ": has no input_second_moments for \"" + printable(first.name) +
-                    "\", which the search for alpha needs");
+    reject(options_.calibration->string(), ": has no input_second_moments for ", quoted(first.name),
+           ", which the search for alpha needs");
   }
   std::vector<float> weights;  // stacked
   for (const Layer& layer : group.layers) {

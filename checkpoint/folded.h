@@ -10,6 +10,7 @@
 
 #include "octile/checkpoint/quantize.h"
 #include "octile/error.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -22,7 +23,7 @@ auto of_layer(const Checkpoint& checkpoint, const std::string& layer, Action act
   try {
     return action();
   } catch (const Error& error) {
-    throw FileError(checkpoint.path().string() + ": \"" + printable(layer) + "\": " + error.what());
+    reject(checkpoint.path().string(), ": ", quoted(layer), ": ", error.what());
   }
 }
 

@@ -8,20 +8,20 @@ void JsonListener::read(std::string_view text, std::string_view name) {
   const std::string file(name);
   // The parser takes it for the end of the text.
   if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
-    throw FileError(file + ": " + subject() + "no JSON (byte " + std::to_string(zero + 1) + " is 0)");
+    reject(file, ": ", subject(), "no JSON (byte ", zero + 1, " is 0)");
   }
   nlohmann::json_sax<nlohmann::json>* const events = this;
-  if (!nlohmann::json::sax_parse(text.begin(), text.end(), events)) throw FileError(file + ": " + error_);
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), events)) reject(file, ": ", error_);
 }
 
 bool JsonListener::parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) {
   if (dynamic_cast<const nlohmann::json::parse_error*>(&error)) {
-    return fail(subject() + "no JSON (byte " + std::to_string(position) + ")");
+    return fail(subject(), "no JSON (byte ", position, ")");
   }
-  return fail(subject() + "JSON that is not read (" + printable(error.what()) + ")");  // a number beyond every double
+  return fail(subject(), "JSON that is not read (", printable(error.what()), ")");  // a number beyond every double
 }
 
-bool JsonDocument::fail_twice(const std::string& key) { return fail('"' + printable(key) + "\" is there twice"); }
+bool JsonDocument::fail_twice(const std::string& key) { return fail(quoted(key), " is there twice"); }
 
 bool JsonDocument::key(string_t& key) {
   Open& object = open_.back();
@@ -45,8 +45,8 @@ nlohmann::json* JsonDocument::place(json& value) {
 }
 
 bool JsonDocument::add(json value) {
-  if (open_.empty()) return fail(subject() + "no JSON object");
-  if (++values_ > kMaxJsonValues) return fail("more than " + std::to_string(kMaxJsonValues) + " values");
+  if (open_.empty()) return fail(subject(), "no JSON object");
+  if (++values_ > kMaxJsonValues) return fail("more than ", kMaxJsonValues, " values");
   if (place(value) != nullptr) return true;
   return pass(open_.size(), open_.back().key, value.type(), value.get_ptr<const std::string*>());
 }
@@ -54,12 +54,12 @@ bool JsonDocument::add(json value) {
 bool JsonDocument::open(bool is_object) {
   json value(is_object ? json::value_t::object : json::value_t::array);
   if (open_.empty()) {
-    if (!is_object) return fail(subject() + "no JSON object");
+    if (!is_object) return fail(subject(), "no JSON object");
     open_.push_back({nullptr, true});
     return true;
   }
-  if (open_.size() == kMaxJsonDepth) return fail("deeper than " + std::to_string(kMaxJsonDepth) + " levels");
-  if (++values_ > kMaxJsonValues) return fail("more than " + std::to_string(kMaxJsonValues) + " values");
+  if (open_.size() == kMaxJsonDepth) return fail("deeper than ", kMaxJsonDepth, " levels");
+  if (++values_ > kMaxJsonValues) return fail("more than ", kMaxJsonValues, " values");
   json* const kept = place(value);
   if (kept == nullptr && !pass(open_.size(), open_.back().key, value.type(), nullptr)) return false;
   open_.push_back({kept, is_object});

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "octile/checkpoint/elements.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -23,8 +23,9 @@ class JsonListener : public nlohmann::json_sax<nlohmann::json> {
   void read(std::string_view text, std::string_view name);
 
  protected:
-  bool fail(std::string error) {
-    error_ = std::move(error);
+  template <class... Parts>
+  bool fail(const Parts&... parts) {
+    error_ = message(parts...);
     return false;
   }
   bool binary(binary_t&) final { return fail("binary data"); }  // not in a text

@@ -10,21 +10,11 @@ namespace octile::checkpoint {
 
 namespace {
 
-// The module's name, if `tensor` ends in the suffix.
-std::optional<std::string> before(const std::string& tensor, std::string_view suffix) {
-  if (tensor.size() <= suffix.size() || !tensor.ends_with(suffix)) return std::nullopt;
-  return tensor.substr(0, tensor.size() - suffix.size());
-}
-
 std::string_view last_part(std::string_view module) { return module.substr(module.rfind('.') + 1); }
 
 std::string lower_case(std::string text) {
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return text;
-}
-
-bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
-  return std::find(list.begin(), list.end(), text) != list.end();
 }
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }

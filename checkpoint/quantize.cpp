@@ -10,6 +10,7 @@
 #include "files.h"
 #include "octile/smooth_quant.h"
 #include "quantize_layer.h"
+#include "reject.h"
 #include "target.h"
 
 namespace octile::checkpoint {
@@ -64,7 +65,7 @@ class Quantizer {
  private:
   bool is_static() const { return options_.activation == Activation::static_per_tensor; }
 
-  [[noreturn]] void fail(const std::string& what) const { throw FileError(checkpoint_.path().string() + ": " + what); }
+  [[noreturn]] void fail(const std::string& what) const { reject(checkpoint_.path().string(), ": ", what); }
 
   void tell(const std::string& what) const {
     if (progress_) progress_(done_, all_, what);
@@ -114,7 +115,7 @@ class Quantizer {
     const auto has = [&](const Layer& layer) { return calibration_->has(layer); };
     const auto has_moments = [&](const Layer& layer) { return calibration_->has_second_moments(layer); };
     const bool feeds_back = options_.method == WeightMethod::error_feedback;
-    const auto refuse = [&](const std::string& what) { throw FileError(options_.calibration->string() + ": " + what); };
+    const auto refuse = [&](const std::string& what) { reject(options_.calibration->string(), ": ", what); };
     if (std::none_of(layers_.begin(), layers_.end(), has)) {
       refuse("is not of this model, whose layers have names like \"" + printable(layers_.front().name) + "\": it has " +
              calibration_->example());

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "octile/checkpoint/measure.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -46,9 +47,8 @@ std::vector<float> LayerQuantizer::smoothed_weight(const Layer& layer) const {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
     const double value = read_weight_f64(checkpoint_, layer)[i];
-    throw FileError(checkpoint_.path().string() + ": \"" + printable(layer.name) + "\": the weight is " +
-                    number_text(value) + " at (" + std::to_string(i / k) + ", " + std::to_string(i % k) + ")" +
-                    (std::isfinite(value) ? ", which is beyond f32" : ""));
+    reject(checkpoint_.path().string(), ": ", quoted(layer.name), ": the weight is ", number_text(value), " at (",
+           i / k, ", ", i % k, ")", (std::isfinite(value) ? ", which is beyond f32" : ""));
   }
   if (const auto* const rows = folded_ ? folded_->rows(layer.weight_tensor()) : nullptr) divide_rows(values, *rows);
   if (const auto* const factors = columns(layer)) {
@@ -80,8 +80,8 @@ float LayerQuantizer::input_scale(const Layer& layer, ElementType type) const {
   if (max == 0) scale = 1;  // every level is 0
   round_values(type, {&scale, 1});
   if (std::isfinite(scale) && scale > 0) return scale;
-  throw FileError(options_.calibration->string() + ": the largest input of \"" + printable(layer.name) + "\" is " +
-                  number_text(max) + ", which gives no scale in " + std::string(name(type)));
+  reject(options_.calibration->string(), ": the largest input of ", quoted(layer.name), " is ", number_text(max),
+         ", which gives no scale in ", name(type));
 }
 
 QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<float>& values, ElementType type) const {

@@ -23,24 +23,10 @@ constexpr std::array<const char*, 13> kSuffixes = {"weight",
                                                    "scales",
                                                    "g_idx"};
 
-// The module's name, if `tensor` ends in the suffix.
-std::optional<std::string> before(const std::string& tensor, std::string_view suffix) {
-  if (tensor.size() <= suffix.size() || !tensor.ends_with(suffix)) return std::nullopt;
-  return tensor.substr(0, tensor.size() - suffix.size());
-}
-
-bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
-  return std::find(list.begin(), list.end(), text) != list.end();
-}
-
 std::string type_text(std::optional<ElementType> type) { return type ? std::string(name(*type)) : "a float type"; }
 
 bool fits(const TensorInfo& tensor, std::optional<ElementType> type) {
   return type ? tensor.type == *type : is_float(tensor.type);
-}
-
-std::string described(const TensorInfo& tensor) {
-  return std::string(name(tensor.type)) + " " + shape_text(tensor.shape);
 }
 
 // Of 4 or 8 bits.
@@ -48,12 +34,13 @@ DType type_of(const QuantizationArgs& weights) { return weights.bits == 4 ? DTyp
 
 }  // namespace
 
-void layer_error(const Checkpoint& checkpoint, const std::string& layer, const std::string& what) {
-  throw FileError(checkpoint.path().string() + ": \"" + printable(layer) + "\": " + what);
+std::optional<std::string> before(const std::string& tensor, std::string_view suffix) {
+  if (tensor.size() <= suffix.size() || !tensor.ends_with(suffix)) return std::nullopt;
+  return tensor.substr(0, tensor.size() - suffix.size());
 }
 
-void QuantizedLayers::fail(const std::string& module, const std::string& what) const {
-  layer_error(checkpoint_, module, what);
+bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
+  return std::find(list.begin(), list.end(), text) != list.end();
 }
 
 std::optional<Layer> QuantizedLayers::of(const TensorInfo& tensor) {
@@ -76,12 +63,12 @@ void QuantizedLayers::check_scale_of_none(const std::string& module) {
   const TensorInfo* const weight = checkpoint_.find(module + ".weight");
   if (!weight) fail(module, "has a weight_scale and no weight");
   if (weight->type == ElementType::s8 || (!is_float(weight->type) && weight->type >= ElementType::f16)) return;
-  fail(module, "weight is " + described(*weight) + ", expected I8");
+  fail(module, "weight is ", described(*weight), ", expected I8");
 }
 
 const TensorInfo& QuantizedLayers::get(const Layer& layer, const std::string& suffix) const {
   if (const TensorInfo* const tensor = checkpoint_.find(layer.name + "." + suffix)) return *tensor;
-  fail(layer.name, "has no " + suffix);
+  fail(layer.name, "has no ", suffix);
 }
 
 bool QuantizedLayers::has(const Layer& layer, const std::string& suffix) const {
@@ -94,21 +81,21 @@ void QuantizedLayers::expect(const Layer& layer, const std::string& suffix, std:
   if (fits(tensor, type) && std::find(shapes.begin(), shapes.end(), tensor.shape) != shapes.end()) return;
   std::string list;
   for (const Shape& shape : shapes) list += (list.empty() ? "" : " or ") + shape_text(shape);
-  fail(layer.name, suffix + " is " + described(tensor) + ", expected " + type_text(type) + " " + list);
+  fail(layer.name, suffix, " is ", described(tensor), ", expected ", type_text(type), " ", list);
 }
 
 QuantizedLayers::Shape QuantizedLayers::matrix(const Layer& layer, const std::string& suffix,
                                                std::optional<ElementType> type) const {
   const TensorInfo& tensor = get(layer, suffix);
   if (fits(tensor, type) && tensor.shape.size() == 2) return tensor.shape;
-  fail(layer.name, suffix + " is " + described(tensor) + ", not a matrix of " + type_text(type));
+  fail(layer.name, suffix, " is ", described(tensor), ", not a matrix of ", type_text(type));
 }
 
 void check_method(const Checkpoint& checkpoint) {
   const std::string& method = checkpoint.config().method;
   if (is_one_of(method, {"compressed-tensors", "awq", "gptq"})) return;
-  throw FileError(checkpoint.path().string() + ": quant_method is \"" + printable(method) +
-                  "\"; compressed-tensors, awq and gptq are known");
+  reject(checkpoint.path().string(), ": quant_method is ", quoted(method),
+         "; compressed-tensors, awq and gptq are known");
 }
 
 void QuantizedLayers::check_method(const Layer& layer) const {
@@ -117,7 +104,7 @@ void QuantizedLayers::check_method(const Layer& layer) const {
   checkpoint::check_method(checkpoint_);
   const bool is_compressed = layer.kind == LayerKind::int_quantized || layer.kind == LayerKind::pack_quantized;
   if (method != (is_compressed ? "compressed-tensors" : name(layer.kind))) {
-    fail(layer.name, "is " + std::string(name(layer.kind)) + ", and quant_method is \"" + printable(method) + '"');
+    fail(layer.name, "is ", name(layer.kind), ", and quant_method is ", quoted(method));
   }
 }
 
@@ -132,14 +119,13 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   const std::string& format = group.format.empty() ? config.format : group.format;
   if (!is_one_of(format, {"", "octile", "mixed-precision", name(layer.kind)}) &&
       (packs || format != "naive-quantized")) {
-    fail(layer.name,
-         "is " + std::string(name(layer.kind)) + ", and quantization_config says \"" + printable(format) + '"');
+    fail(layer.name, "is ", name(layer.kind), ", and quantization_config says ", quoted(format));
   }
   if (!group.weights) fail(layer.name, "its group of quantization_config has no weights");
   const QuantizationArgs& weights = *group.weights;
   if (weights.type != "int" || (weights.bits != 4 && weights.bits != 8)) {
-    fail(layer.name, "weights of " + (weights.bits ? std::to_string(*weights.bits) : "no") + " bits, type \"" +
-                         printable(weights.type) + "\"; int of 4 and 8 are known");
+    fail(layer.name, "weights of ", (weights.bits ? std::to_string(*weights.bits) : "no"), " bits, type ",
+         quoted(weights.type), "; int of 4 and 8 are known");
   }
   if (!packs && weights.bits != 8) fail(layer.name, "weight is I8, and quantization_config says num_bits 4");
   const bool has_points = has(layer, "weight_zero_point");
@@ -160,7 +146,7 @@ void QuantizedLayers::check_input(Layer& layer, const QuantizationGroup* group) 
 }
 
 Layer QuantizedLayers::int_quantized(const std::string& module, const TensorInfo& weight) {
-  if (weight.shape.size() != 2) fail(module, "an I8 weight of shape " + shape_text(weight.shape));
+  if (weight.shape.size() != 2) fail(module, "an I8 weight of shape ", shape_text(weight.shape));
   Layer layer = {.name = module, .kind = LayerKind::int_quantized, .n = weight.shape[0], .k = weight.shape[1]};
   if (layer.n == 0 || layer.k == 0) return layer;
   const QuantizationGroup* const group = choose_group(layer);
@@ -180,16 +166,15 @@ Layer QuantizedLayers::pack_quantized(const std::string& module) {
   layer.k = sizes[1];
   const auto holds = [&](DType type) { return words_for(layer.k, type) == words[1]; };
   if (layer.n != words[0] || layer.k < 0 || (!holds(DType::s4) && !holds(DType::s8))) {
-    fail(module, "weight_packed " + shape_text(words) + " does not hold 4 bits each of weight_shape " +
-                     shape_text({layer.n, layer.k}) + ", nor 8");
+    fail(module, "weight_packed ", shape_text(words), " does not hold 4 bits each of weight_shape ",
+         shape_text({layer.n, layer.k}), ", nor 8");
   }
   if (layer.n == 0 || layer.k == 0) return layer;
   const QuantizationGroup* const group = choose_group(layer);
   layer.weight.type = group ? type_of(*group->weights) : holds(DType::s4) ? DType::s4 : DType::s8;
   if (!holds(layer.weight.type)) {
-    fail(module, "weight_packed holds " + std::string(holds(DType::s4) ? "4" : "8") +
-                     " bits each, and quantization_config says num_bits " +
-                     std::to_string(level_bits(layer.weight.type)));
+    fail(module, "weight_packed holds ", holds(DType::s4) ? "4" : "8",
+         " bits each, and quantization_config says num_bits ", level_bits(layer.weight.type));
   }
   check_scale(layer, group);
   check_input(layer, group);
@@ -210,11 +195,11 @@ void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) 
   } else if (!group && scale.size() == 2 && scale[0] == layer.n) {
     groups = scale[1];
     if (groups == 0 || layer.k % groups != 0) {
-      fail(layer.name, std::to_string(layer.k) + " inputs do not come in " + std::to_string(groups) + " groups");
+      fail(layer.name, layer.k, " inputs do not come in ", groups, " groups");
     }
   } else if (group && packs && strategy != "channel") {
-    fail(layer.name, std::to_string(level_bits(layer.weight.type)) + "-bit weights per \"" + printable(strategy) +
-                         "\"; group and channel are known");
+    fail(layer.name, level_bits(layer.weight.type), "-bit weights per ", quoted(strategy),
+         "; group and channel are known");
   }
   expect(layer, "weight_scale", std::nullopt,
          packs || groups > 1 ? std::vector<Shape>{{layer.n, groups}}
@@ -228,7 +213,7 @@ void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) 
 
 std::int64_t QuantizedLayers::count_groups(const Layer& layer, std::int64_t length) const {
   if (length > 0 && layer.k % length == 0) return layer.k / length;
-  fail(layer.name, "groups of " + std::to_string(length) + " do not divide its " + std::to_string(layer.k) + " inputs");
+  fail(layer.name, "groups of ", length, " do not divide its ", layer.k, " inputs");
 }
 
 void QuantizedLayers::check_words(const Layer& layer, const std::string& zero_points, const Shape& zero_shape,
@@ -248,23 +233,23 @@ Layer QuantizedLayers::transposed_words(const std::string& module) {
   layer.n = scale[1];
   const bool is_awq = layer.n > 0 && layer.n % kPerWord == 0 && words[1] == layer.n / kPerWord;
   if ((!is_awq && words[1] != layer.n) || words[0] > kMax) {
-    fail(module, "qweight " + shape_text(words) + " with scales " + shape_text(scale) +
-                     " is of no layout that is read (AWQ or GPTQ, 4 bits)");
+    fail(module, "qweight ", shape_text(words), " with scales ", shape_text(scale),
+         " is of no layout that is read (AWQ or GPTQ, 4 bits)");
   }
   if (is_awq) layer.kind = LayerKind::awq;
   check_method(layer);
   if (!config.method.empty() && config.bits != 4) {
-    fail(module, (config.bits ? std::to_string(*config.bits) : "no") + " bits; only 4 are read");
+    fail(module, (config.bits ? std::to_string(*config.bits) : "no"), " bits; only 4 are read");
   }
   layer.k = is_awq ? words[0] : words[0] * kPerWord;
   if (layer.n == 0 || layer.k == 0) return layer;
   if (layer.n % kPerWord != 0) {
-    fail(module, "GPTQ packs 8 zero points a word, and there are " + std::to_string(layer.n) + " outputs");
+    fail(module, "GPTQ packs 8 zero points a word, and there are ", layer.n, " outputs");
   }
   std::int64_t groups = scale[0];
   if (config.group_size) groups = *config.group_size == -1 ? 1 : count_groups(layer, *config.group_size);
   if (groups == 0 || layer.k % groups != 0) {
-    fail(module, std::to_string(layer.k) + " inputs do not come in " + std::to_string(groups) + " groups");
+    fail(module, layer.k, " inputs do not come in ", groups, " groups");
   }
   expect(layer, "scales", std::nullopt, {{groups, layer.n}});
   layer.weight = {DType::s4, Granularity::group, groups == 1 ? 0 : layer.k / groups, true};
@@ -288,7 +273,7 @@ void QuantizedLayers::take(Layer& layer, std::initializer_list<const char*> suff
     const std::string tensor = layer.name + "." + suffix;
     const auto is_it = [&](const std::string& own) { return own == tensor; };
     if (checkpoint_.find(tensor) && std::none_of(layer.tensors.begin(), layer.tensors.end(), is_it)) {
-      fail(layer.name, std::string(suffix) + " is nothing that layers of this scheme have");
+      fail(layer.name, suffix, " is nothing that layers of this scheme have");
     }
   }
   if (has(layer, "bias")) expect(layer, "bias", std::nullopt, {{layer.n}});

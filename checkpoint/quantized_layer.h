@@ -8,12 +8,16 @@
 #include <vector>
 
 #include "octile/checkpoint/layers.h"
+#include "reject.h"
 #include "scheme.h"
 
 namespace octile::checkpoint {
 
 // Throws FileError with the file's and the layer's name.
-[[noreturn]] void layer_error(const Checkpoint& checkpoint, const std::string& layer, const std::string& what);
+template <class... Parts>
+[[noreturn]] void layer_error(const Checkpoint& checkpoint, const std::string& layer, const Parts&... what) {
+  reject(checkpoint.path().string(), ": ", quoted(layer), ": ", what...);
+}
 
 // Errors in the headers throw FileError with the layer's name and the values. A layer without inputs or outputs is not
 // checked further.
@@ -32,7 +36,10 @@ class QuantizedLayers {
   Layer transposed_words(const std::string& module);
   void check_scale_of_none(const std::string& module);
 
-  [[noreturn]] void fail(const std::string& module, const std::string& what) const;
+  template <class... Parts>
+  [[noreturn]] void fail(const std::string& module, const Parts&... what) const {
+    layer_error(checkpoint_, module, what...);
+  }
   const TensorInfo& get(const Layer& layer, const std::string& suffix) const;
   bool has(const Layer& layer, const std::string& suffix) const;
   // nullopt: any float type.
@@ -52,6 +59,10 @@ class QuantizedLayers {
   const Checkpoint& checkpoint_;
   Schemes schemes_;
 };
+
+// The module's name, if `tensor` ends in the suffix.
+std::optional<std::string> before(const std::string& tensor, std::string_view suffix);
+bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list);
 
 // Throws FileError unless the method is one whose layers are read.
 void check_method(const Checkpoint& checkpoint);

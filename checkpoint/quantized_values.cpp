@@ -14,7 +14,7 @@ std::vector<float> scales(const Checkpoint& checkpoint, const Layer& layer, cons
   std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
   for (const float value : values) {
     if (std::isfinite(value) && value > 0) continue;
-    layer_error(checkpoint, layer.name, suffix + " holds " + number_text(value) + "; scales are finite and above 0");
+    layer_error(checkpoint, layer.name, suffix, " holds ", number_text(value), "; scales are finite and above 0");
   }
   return values;
 }
@@ -28,18 +28,17 @@ std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer&
                                       std::size_t count, bool symmetric) {
   const std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
   if (values.size() != count) {
-    layer_error(checkpoint, layer.name,
-                suffix + " has " + std::to_string(values.size()) + " values for " + std::to_string(count) + " scales");
+    layer_error(checkpoint, layer.name, suffix, " has ", values.size(), " values for ", count, " scales");
   }
   std::vector<std::int32_t> result;
   for (const float value : values) {
     if (!(value >= -128 && value <= 127) || value != std::trunc(value)) {
-      layer_error(checkpoint, layer.name,
-                  suffix + " has " + number_text(value) + ", which is no whole number within -128..127");
+      layer_error(checkpoint, layer.name, suffix, " has ", number_text(value),
+                  ", which is no whole number within -128..127");
     }
     if (symmetric && value != 0) {
-      layer_error(checkpoint, layer.name,
-                  suffix + " holds " + number_text(value) + ", and quantization_config says symmetric");
+      layer_error(checkpoint, layer.name, suffix, " holds ", number_text(value),
+                  ", and quantization_config says symmetric");
     }
     result.push_back(static_cast<std::int32_t>(value));
   }

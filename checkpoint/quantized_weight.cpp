@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "reject.h"
+
 namespace octile::checkpoint {
 
 namespace {
@@ -70,9 +72,8 @@ T at(std::span<const T> values, std::int64_t i) {
 
 void check_size(const PackedWords& packed, std::string_view what, std::size_t has, std::int64_t wants) {
   if (has == static_cast<std::size_t>(wants)) return;
-  throw FileError(printable(packed.name) + ": " + std::string(what) + " has " + std::to_string(has) + " values; (" +
-                  std::to_string(packed.n) + ", " + std::to_string(packed.k) + ") in groups of " +
-                  std::to_string(packed.group) + " have " + std::to_string(wants));
+  reject(printable(packed.name), ": ", what, " has ", has, " values; (", packed.n, ", ", packed.k, ") in groups of ",
+         packed.group, " have ", wants);
 }
 
 // Comes before any arithmetic on the sizes: below these bounds no product of two of them overflows.
@@ -80,8 +81,7 @@ void check_shape(const PackedWords& packed) {
   constexpr std::int64_t kMax = std::int64_t{1} << 31;
   if (packed.n < 0 || packed.k < 0 || packed.n >= kMax || packed.k >= kMax || packed.group < 0 ||
       (packed.group != 0 && packed.k % packed.group != 0)) {
-    throw FileError(printable(packed.name) + ": (" + std::to_string(packed.n) + ", " + std::to_string(packed.k) +
-                    ") cannot be in groups of " + std::to_string(packed.group));
+    reject(printable(packed.name), ": (", packed.n, ", ", packed.k, ") cannot be in groups of ", packed.group);
   }
 }
 
@@ -116,7 +116,7 @@ QuantizedWeight unpack(const PackedWords& packed, const Layout& layout) {
     check_size(packed, "the zero point, in words,", packed.zero_words.size(), zero_points.size());
   }
   for (const float scale : packed.scale) {
-    if (!std::isfinite(scale)) throw FileError(printable(packed.name) + ": a scale is " + number_text(scale));
+    if (!std::isfinite(scale)) reject(printable(packed.name), ": a scale is ", number_text(scale));
   }
   weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
   const auto stored = [&](std::int64_t row, std::int64_t i) {
@@ -146,7 +146,7 @@ QuantizedWeight unpack(const PackedWords& packed, const Layout& layout) {
 
 void check_eights(const PackedWords& packed, std::int64_t count, const char* what) {
   if (count % 8 == 0) return;
-  throw FileError(printable(packed.name) + ": " + what + " a word, and there are " + std::to_string(count));
+  reject(printable(packed.name), ": ", what, " a word, and there are ", count);
 }
 
 }  // namespace
@@ -216,9 +216,8 @@ void check_group_order(const PackedWords& packed, std::span<const std::int32_t> 
   const std::int64_t length = packed.group == 0 ? packed.k : packed.group;
   for (std::int64_t column = 0; column < packed.k; ++column) {
     if (at(group_of, column) == column / length) continue;
-    throw FileError(printable(packed.name) + ": g_idx puts input " + std::to_string(column) + " in group " +
-                    std::to_string(at(group_of, column)) + ", not " + std::to_string(column / length) +
-                    ": columns in the order of their activations (desc_act) are not read");
+    reject(printable(packed.name), ": g_idx puts input ", column, " in group ", at(group_of, column), ", not ",
+           column / length, ": columns in the order of their activations (desc_act) are not read");
   }
 }
 
@@ -230,9 +229,8 @@ void check_gptq_zero_points(const PackedWords& packed, int zero_offset) {
   for (std::int64_t group = 0; group < groups; ++group) {
     for (std::int64_t row = 0; row < packed.n; ++row) {
       if (points.get(packed.zero_words, group, row) + zero_offset <= 15) continue;
-      throw FileError(printable(packed.name) + ": the stored zero point of output " + std::to_string(row) + ", group " +
-                      std::to_string(group) +
-                      " is 15, which stands for 16, or for a 0 that has overflowed: it is not read");
+      reject(printable(packed.name), ": the stored zero point of output ", row, ", group ", group,
+             " is 15, which stands for 16, or for a 0 that has overflowed: it is not read");
     }
   }
 }

@@ -31,8 +31,8 @@ json describe_checkpoint(const char* path) {
   const Checkpoint checkpoint = Checkpoint::open(path);
   const ModelConfig& config = checkpoint.config();
   if (config.method.empty()) {
-    throw FileError(std::string(path) + ": " + (checkpoint.is_folder() ? "config.json" : "its metadata") +
-                    " has no quantization_config: the checkpoint is not quantized");
+    reject(path, ": ", (checkpoint.is_folder() ? "config.json" : "its metadata"),
+           " has no quantization_config: the checkpoint is not quantized");
   }
   check_method(checkpoint);
   json layers = json::object();

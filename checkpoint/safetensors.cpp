@@ -37,7 +37,7 @@ class HeaderReader : public JsonListener {
         return start_entry(text);
       case State::metadata:
         key_ = text;
-        return metadata.emplace(text, "").second || fail("__metadata__ has \"" + printable(text) + "\" twice");
+        return metadata.emplace(text, "").second || fail("__metadata__ has ", quoted(text), " twice");
       default:
         return start_field(text);
     }
@@ -72,7 +72,7 @@ class HeaderReader : public JsonListener {
     }
     if (state_ != State::fields || field_ != Field::type) return unexpected("a text");
     const auto type = element_type(text);
-    if (!type) return fail(about() + "the type \"" + printable(text) + "\" is unknown");
+    if (!type) return fail(about(), "the type ", quoted(text), " is unknown");
     tensors.back().type = *type;
     field_ = Field::none;
     return true;
@@ -85,7 +85,7 @@ class HeaderReader : public JsonListener {
 
   bool end_array() override {
     if (field_ == Field::offsets && offsets_ != 2) {
-      return fail(about() + "data_offsets has " + std::to_string(offsets_) + " numbers, not 2");
+      return fail(about(), "data_offsets has ", offsets_, " numbers, not 2");
     }
     field_ = Field::none;
     return go(State::fields);
@@ -94,7 +94,7 @@ class HeaderReader : public JsonListener {
   bool number_unsigned(number_unsigned_t value) override {
     if (state_ != State::numbers) return unexpected("a number");
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-      return fail(about() + "the number " + std::to_string(value) + " is too large");
+      return fail(about(), "the number ", value, " is too large");
     }
     if (field_ == Field::shape) {
       tensors.back().shape.push_back(static_cast<std::int64_t>(value));
@@ -105,11 +105,9 @@ class HeaderReader : public JsonListener {
     return true;
   }
 
-  bool number_integer(number_integer_t value) override {
-    return fail(about() + "the number " + std::to_string(value) + " is negative");
-  }
+  bool number_integer(number_integer_t value) override { return fail(about(), "the number ", value, " is negative"); }
   bool number_float(number_float_t, const string_t& text) override {
-    return fail(about() + "the number " + printable(text) + " is no whole number in range");
+    return fail(about(), "the number ", printable(text), " is no whole number in range");
   }
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("a truth value"); }
@@ -127,8 +125,8 @@ class HeaderReader : public JsonListener {
     return state_ == State::fields || state_ == State::numbers ? "tensor \"" + printable(key_) + "\": " : "";
   }
   bool unexpected(const std::string& what) {
-    if (state_ == State::start) return fail("the header is " + what + ", not a JSON object");
-    return fail(about() + "the header has " + what + " where none belongs" +
+    if (state_ == State::start) return fail("the header is ", what, ", not a JSON object");
+    return fail(about(), "the header has ", what, " where none belongs",
                 (state_ == State::entry || state_ == State::metadata ? " (at \"" + printable(key_) + "\")" : ""));
   }
 
@@ -147,9 +145,9 @@ class HeaderReader : public JsonListener {
              : text == "shape"        ? Field::shape
              : text == "data_offsets" ? Field::offsets
                                       : Field::none;
-    if (field_ == Field::none) return fail(about() + "the field \"" + printable(text) + "\" is unknown");
+    if (field_ == Field::none) return fail(about(), "the field ", quoted(text), " is unknown");
     const unsigned bit = 1u << static_cast<unsigned>(field_);
-    if (seen_ & bit) return fail(about() + "the field \"" + text + "\" is there twice");
+    if (seen_ & bit) return fail(about(), "the field \"", text, "\" is there twice");
     seen_ |= bit;
     return true;
   }
@@ -157,7 +155,7 @@ class HeaderReader : public JsonListener {
   bool finish_tensor() {
     for (const auto& [field, text] :
          {std::pair(Field::type, "dtype"), {Field::shape, "shape"}, {Field::offsets, "data_offsets"}}) {
-      if (!(seen_ & 1u << static_cast<unsigned>(field))) return fail(about() + text + " is missing");
+      if (!(seen_ & 1u << static_cast<unsigned>(field))) return fail(about(), text, " is missing");
     }
     return go(State::names);
   }
@@ -188,12 +186,11 @@ std::uint64_t size_of(ElementType type, const std::vector<std::int64_t>& shape, 
   std::uint64_t count = static_cast<std::uint64_t>(bits(type));
   for (const std::int64_t extent : shape) {
     if (extent < 0 || __builtin_mul_overflow(count, static_cast<std::uint64_t>(extent), &count)) {
-      throw FileError(printable(what) + ": the shape " + shape_text(shape) + " has no size");
+      reject(printable(what), ": the shape ", shape_text(shape), " has no size");
     }
   }
   if (count % 8 != 0) {
-    throw FileError(printable(what) + ": " + shape_text(shape) + " of " + std::string(name(type)) +
-                    " does not end on a byte");
+    reject(printable(what), ": ", shape_text(shape), " of ", name(type), " does not end on a byte");
   }
   return count / 8;
 }
@@ -226,23 +223,18 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
 }
 
 SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
-  const auto refuse = [&](const std::string& why) -> FileError { return FileError(name + ": " + why); };
-  if (bytes.size() < kLengthBytes) {
-    throw refuse("truncated: " + std::to_string(bytes.size()) + " bytes are no safetensors file");
-  }
+  if (bytes.size() < kLengthBytes) reject(name, ": truncated: ", bytes.size(), " bytes are no safetensors file");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   // Checked first, so that a file of another kind is not reported as truncated.
   if (length > kMaxHeaderBytes) {
-    throw refuse("no safetensors file: its header would have " + std::to_string(length) + " bytes, more than " +
-                 std::to_string(kMaxHeaderBytes));
+    reject(name, ": no safetensors file: its header would have ", length, " bytes, more than ", kMaxHeaderBytes);
   }
   if (length > bytes.size() - kLengthBytes) {
-    throw refuse("truncated: the header has " + std::to_string(length) + " bytes, the file " +
-                 std::to_string(bytes.size()));
+    reject(name, ": truncated: the header has ", length, " bytes, the file ", bytes.size());
   }
   const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
-  if (length == 0 || *text != '{') throw refuse("no safetensors file: its header does not begin with {");
+  if (length == 0 || *text != '{') reject(name, ": no safetensors file: its header does not begin with {");
   HeaderReader header;
   header.read({text, length}, name);
 
@@ -258,34 +250,30 @@ SafetensorsFile SafetensorsFile::parse(Bytes bytes, std::string name) {
   for (std::size_t i = 0; i < file.tensors_.size(); ++i) {
     const std::string& tensor = file.tensors_[i].name;
     if (!file.index_.emplace(tensor, i).second) {
-      throw FileError(file.name_ + ": the header has \"" + printable(tensor) + "\" twice");
+      reject(file.name_, ": the header has ", quoted(tensor), " twice");
     }
   }
   for (const TensorInfo& tensor : file.tensors_) {
     const std::string what = file.name_ + ": tensor \"" + printable(tensor.name) + "\"";
     const std::uint64_t size = size_of(tensor.type, tensor.shape, what);
     if (tensor.begin > tensor.end || tensor.end - tensor.begin != size) {
-      throw FileError(what + ": data_offsets " + std::to_string(tensor.begin) + " to " + std::to_string(tensor.end) +
-                      ", but " + shape_text(tensor.shape) + " of " + std::string(checkpoint::name(tensor.type)) +
-                      " has " + std::to_string(size) + " bytes");
+      reject(what, ": data_offsets ", tensor.begin, " to ", tensor.end, ", but ", shape_text(tensor.shape), " of ",
+             checkpoint::name(tensor.type), " has ", size, " bytes");
     }
   }
   std::uint64_t at = 0;
   for (const TensorInfo& tensor : file.tensors_) {
     if (tensor.begin != at) {
-      throw FileError(file.name_ + ": tensor \"" + printable(tensor.name) + "\" begins at byte " +
-                      std::to_string(tensor.begin) + (tensor.begin < at ? " and overlaps" : ", after a hole behind") +
-                      " what ends at " + std::to_string(at));
+      reject(file.name_, ": tensor ", quoted(tensor.name), " begins at byte ", tensor.begin,
+             (tensor.begin < at ? " and overlaps" : ", after a hole behind"), " what ends at ", at);
     }
     at = tensor.end;
   }
   if (at > file.data_.size()) {
-    throw FileError(file.name_ + ": truncated: the tensors have " + std::to_string(at) + " bytes, the file has " +
-                    std::to_string(file.data_.size()) + " for them");
+    reject(file.name_, ": truncated: the tensors have ", at, " bytes, the file has ", file.data_.size(), " for them");
   }
   if (at < file.data_.size()) {
-    throw FileError(file.name_ + ": " + std::to_string(file.data_.size() - at) +
-                    " bytes behind the last tensor belong to none");
+    reject(file.name_, ": ", file.data_.size() - at, " bytes behind the last tensor belong to none");
   }
   return file;
 }

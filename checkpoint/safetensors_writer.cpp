@@ -7,6 +7,7 @@
 
 #include "files.h"
 #include "octile/checkpoint/safetensors.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -18,8 +19,8 @@ std::string json_of(const nlohmann::json& value, const std::filesystem::path& pa
   try {
     return value.dump();
   } catch (const nlohmann::json::exception&) {
-    throw FileError(path.string() + ": " +
-                    printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore)) + " is no UTF-8");
+    reject(path.string(), ": ", printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::ignore)),
+           " is no UTF-8");
   }
 }
 
@@ -43,7 +44,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   for (const TensorSpec* tensor : order) {
     const std::uint64_t end = at + size_of(tensor->type, tensor->shape, tensor->name);
     if (tensor->name == "__metadata__" || !places_.emplace(tensor->name, Place{at, end}).second) {
-      throw FileError(path.string() + ": two tensors would be called \"" + printable(tensor->name) + "\"");
+      reject(path.string(), ": two tensors would be called ", quoted(tensor->name));
     }
     add(tensor->name, R"({"dtype":")" + std::string(name(tensor->type)) + R"(","shape":)" +
                           json_of(tensor->shape, path) + R"(,"data_offsets":[)" + std::to_string(at) + "," +
@@ -53,8 +54,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   text += '}';
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
   if (text.size() > kMaxHeaderBytes) {
-    throw FileError(path.string() + ": " + std::to_string(text.size()) + " bytes of header are more than " +
-                    std::to_string(kMaxHeaderBytes));
+    reject(path.string(), ": ", text.size(), " bytes of header are more than ", kMaxHeaderBytes);
   }
   const std::uint64_t length = text.size();
   text.insert(0, reinterpret_cast<const char*>(&length), sizeof length);
@@ -84,12 +84,11 @@ void SafetensorsWriter::write_at(std::uint64_t at, Bytes bytes) {
 void SafetensorsWriter::append(std::string_view tensor, Bytes bytes) {
   const auto found = places_.find(tensor);
   if (found == places_.end()) {
-    throw FileError(path_.string() + ": the header has no tensor \"" + printable(tensor) + "\"");
+    reject(path_.string(), ": the header has no tensor ", quoted(tensor));
   }
   Place& place = found->second;
   if (bytes.size() > place.end - place.next) {
-    throw FileError(path_.string() + ": " + std::to_string(bytes.size()) + " bytes for \"" + printable(tensor) +
-                    "\", which lacks " + std::to_string(place.end - place.next));
+    reject(path_.string(), ": ", bytes.size(), " bytes for ", quoted(tensor), ", which lacks ", place.end - place.next);
   }
   write_at(place.next, bytes);
   place.next += bytes.size();
@@ -98,8 +97,7 @@ void SafetensorsWriter::append(std::string_view tensor, Bytes bytes) {
 void SafetensorsWriter::finish(bool overwrite) {
   for (const auto& [name, place] : places_) {
     if (place.next != place.end) {
-      throw FileError(path_.string() + ": \"" + printable(name) + "\" lacks " + std::to_string(place.end - place.next) +
-                      " bytes");
+      reject(path_.string(), ": ", quoted(name), " lacks ", place.end - place.next, " bytes");
     }
   }
   files::with_file_errors([&] { overwrite ? temporary_->replace() : temporary_->move_into_place(); });

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "reject.h"
+
 namespace octile::checkpoint {
 
 namespace {
@@ -36,10 +38,9 @@ Targets::Targets(const std::vector<std::string>& targets, const std::string& pla
     try {
       states += patterns_.emplace_back(target, std::string_view(target).substr(3)).second.states();
     } catch (const std::invalid_argument& error) {
-      throw FileError(place_ + ": the target \"" + printable(target) +
-                      "\" is no regular expression that is read: " + error.what());
+      reject(place_, ": the target ", quoted(target), " is no regular expression that is read: ", error.what());
     }
-    if (states > kMaxStates) throw FileError(place_ + ": its regular expressions are too long");
+    if (states > kMaxStates) reject(place_, ": its regular expressions are too long");
   }
 }
 
@@ -48,7 +49,7 @@ const std::string* Targets::of(const std::string& layer) {
   steps_ += kStepsOfALayer;
   for (const auto& [target, pattern] : patterns_) {
     if (pattern.matches(layer, steps_)) return &target;
-    if (steps_ < 0) throw FileError(place_ + ": its regular expressions take too long");
+    if (steps_ < 0) reject(place_, ": its regular expressions take too long");
   }
   for (const char* const name : {"Linear", "Module"}) {
     if (const auto found = names_.find(name); found != names_.end()) return &*found;

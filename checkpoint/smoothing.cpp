@@ -6,6 +6,7 @@
 #include <map>
 
 #include "folds.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -74,7 +75,7 @@ Calibration Calibration::open(const std::filesystem::path& path) {
   const auto version = metadata.find("version");
   if (format == metadata.end() || format->second != "octile-calibration" || version == metadata.end() ||
       version->second != "1") {
-    throw FileError(path.string() + ": its metadata does not say octile-calibration, version 1");
+    reject(path.string(), ": its metadata does not say octile-calibration, version 1");
   }
   Calibration calibration(Checkpoint::of(std::move(file)));
   calibration.check();
@@ -89,7 +90,7 @@ void Calibration::check() const {
     const std::string_view known[] = {".input_channel_max", ".input_max", ".rows", ".input_second_moments",
                                       ".input_excess"};
     if (std::find(std::begin(known), std::end(known), what) == std::end(known)) {
-      throw FileError(file_.path().string() + ": \"" + printable(tensor) + "\" is nothing that a calibration holds");
+      reject(file_.path().string(), ": ", quoted(tensor), " is nothing that a calibration holds");
     }
     Layer layer = {.name = tensor.substr(0, dot)};
     if (what != ".input_channel_max") {
@@ -98,16 +99,15 @@ void Calibration::check() const {
     }
     const TensorInfo& info = file_.get(tensor);
     if (info.shape.size() != 1) {
-      throw FileError(file_.path().string() + ": \"" + printable(tensor) + "\" is " + std::string(name(info.type)) +
-                      " " + shape_text(info.shape) + ", not F32 of one dimension");
+      reject(file_.path().string(), ": ", quoted(tensor), " is ", described(info), ", not F32 of one dimension");
     }
     layer.k = info.shape[0];
     const std::vector<float> channel_max = this->channel_max(layer);
     const float input_max = values(layer, ".input_max", {1}).front();
     const float largest = channel_max.empty() ? 0 : *std::max_element(channel_max.begin(), channel_max.end());
     if (input_max != largest) {
-      throw FileError(file_.path().string() + ": \"" + printable(layer.name) + ".input_max\" is " +
-                      number_text(input_max) + ", and the largest of input_channel_max " + number_text(largest));
+      reject(file_.path().string(), ": \"", printable(layer.name), ".input_max\" is ", number_text(input_max),
+             ", and the largest of input_channel_max ", number_text(largest));
     }
     rows(layer);
     if (has_second_moments(layer)) check_shape(layer, ".input_second_moments", {layer.k, layer.k});
@@ -129,8 +129,7 @@ std::string Calibration::example() const {
 void Calibration::check_shape(const Layer& layer, const char* what, const std::vector<std::int64_t>& shape) const {
   const TensorInfo& info = file_.get(layer.name + what);
   if (info.type == ElementType::f32 && info.shape == shape) return;
-  throw FileError(file_.path().string() + ": \"" + printable(info.name) + "\" is " + std::string(name(info.type)) +
-                  " " + shape_text(info.shape) + ", not F32 " + shape_text(shape));
+  reject(file_.path().string(), ": ", quoted(info.name), " is ", described(info), ", not F32 ", shape_text(shape));
 }
 
 std::vector<float> Calibration::values(const Layer& layer, const char* what, std::vector<std::int64_t> shape) const {
@@ -145,8 +144,8 @@ std::vector<float> Calibration::channel_max(const Layer& layer) const {
   std::vector<float> result = values(layer, ".input_channel_max", {layer.k});
   for (std::size_t j = 0; j < result.size(); ++j) {
     if (std::isfinite(result[j]) && result[j] >= 0) continue;
-    throw FileError(file_.path().string() + ": \"" + printable(layer.name) + ".input_channel_max\" is " +
-                    number_text(result[j]) + " at channel " + std::to_string(j) + ", which is no maximum");
+    reject(file_.path().string(), ": \"", printable(layer.name), ".input_channel_max\" is ", number_text(result[j]),
+           " at channel ", j, ", which is no maximum");
   }
   return result;
 }
@@ -154,14 +153,12 @@ std::vector<float> Calibration::channel_max(const Layer& layer) const {
 std::int64_t Calibration::rows(const Layer& layer) const {
   const TensorInfo& info = file_.get(layer.name + ".rows");
   if (info.type != ElementType::s64 || info.size() != sizeof(std::int64_t)) {
-    throw FileError(file_.path().string() + ": \"" + printable(info.name) + "\" is " + std::string(name(info.type)) +
-                    " " + shape_text(info.shape) + ", not I64 (1)");
+    reject(file_.path().string(), ": ", quoted(info.name), " is ", described(info), ", not I64 (1)");
   }
   std::int64_t rows = 0;
   std::memcpy(&rows, file_.bytes(info.name).data(), sizeof rows);
   if (rows < 1) {
-    throw FileError(file_.path().string() + ": \"" + printable(info.name) + "\" is " + std::to_string(rows) +
-                    "; a calibration has seen 1 row or more");
+    reject(file_.path().string(), ": ", quoted(info.name), " is ", rows, "; a calibration has seen 1 row or more");
   }
   return rows;
 }

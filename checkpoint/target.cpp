@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "files.h"
+#include "reject.h"
 
 namespace octile::checkpoint {
 
@@ -26,12 +27,12 @@ void add_folder(const fs::path& folder, std::set<Identity>& read) {
   read.insert(identity(folder));
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (entry.is_directory()) {
-      if (entry.is_symlink()) throw FileError(entry.path().string() + ": a link to a folder is not followed");
+      if (entry.is_symlink()) reject(entry.path().string(), ": a link to a folder is not followed");
       add_folder(entry.path(), read);
     } else if (entry.is_regular_file()) {
       read.insert(identity(entry.path()));
     } else {
-      throw FileError(entry.path().string() + ": neither a file nor a folder");
+      reject(entry.path().string(), ": neither a file nor a folder");
     }
   }
 }
@@ -107,8 +108,7 @@ base::CheckReplaced check_replaced(const Checkpoint& from, const fs::path& targe
     const fs::path source = from.path() / name;
     if (is_folder && fs::is_directory(source)) return;
     if (is_file && (name == kConfigFile || fs::is_regular_file(source))) return;
-    throw FileError("cannot replace " + target.string() + ": " + name.string() + " in it does not come from " +
-                    from.path().string());
+    reject("cannot replace ", target.string(), ": ", name.string(), " in it does not come from ", from.path().string());
   };
 }
 

@@ -79,7 +79,7 @@ std::string page_path(const std::string& path, const std::string& name, bool sev
 // "100 x 90"
 std::string sizes(const Puzzle& puzzle) {
   std::string result;
-  for (const int n : puzzle.cases[0].sizes) result += (result.empty() ? "" : " x ") + std::to_string(n);
+  for (const int n : puzzle.facts.cases[0].sizes) result += (result.empty() ? "" : " x ") + std::to_string(n);
   return result;
 }
 
@@ -104,8 +104,8 @@ void list(bool as_json) {
                         {"launch", puzzle.facts.launch},
                         {"hint", puzzle.facts.hint},
                         {"tolerance", puzzle.facts.tolerance},
-                        {"sizes", text(puzzle.facts, puzzle.cases[0])},
-                        {"cases", puzzle.cases.size()},
+                        {"sizes", text(puzzle.facts, puzzle.facts.cases[0])},
+                        {"cases", puzzle.facts.cases.size()},
                         {"wrong", wrong}});
   }
   std::cout << json{{"version", octile_version()}, {"puzzles", document}}.dump(2) << "\n";
@@ -182,7 +182,7 @@ class Run {
   void run() {
     std::int64_t total = 0;
     for (const Puzzle* puzzle : puzzles_) {
-      total += static_cast<std::int64_t>(options_.wrong ? puzzle->wrong.size() : puzzle->cases.size());
+      total += static_cast<std::int64_t>(options_.wrong ? puzzle->wrong.size() : puzzle->facts.cases.size());
     }
     std::optional<Progress> progress;
     if (options_.which == "all") progress.emplace("puzzles", total);
@@ -196,12 +196,12 @@ class Run {
           a_try.checked = [puzzle](const Case& a_case) { return on_device(puzzle->facts, a_case); };
           a_try.fast = nullptr;
         }
-        const Verdict verdict = judge(puzzle->cases, a_try);
+        const Verdict verdict = judge(puzzle->facts.cases, a_try);
         rows_.push_back({puzzle->facts.name, "", puzzle->facts, verdict, verdict.right()});
         continue;
       }
       for (const Wrong& wrong : puzzle->wrong) {
-        const Verdict verdict = judge(puzzle->cases, {wrong.run});
+        const Verdict verdict = judge(puzzle->facts.cases, {wrong.run});
         rows_.push_back({puzzle->facts.name, wrong.kernel, puzzle->facts, verdict, !verdict.right()});
         if (progress) progress->advance();
       }

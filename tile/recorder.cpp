@@ -245,10 +245,8 @@ void Recorder::visit_load(const Run& run, int column, std::size_t k) {
   if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
     race(k, {s.writers.site[k], writer}, {site_, me_}, nullptr, 0);
   }
-  if (!s.atomics.first.empty()) {
-    if (const std::uint32_t other = s.atomics.other_than(k, me_)) {
-      race(k, {s.atomics.site[k], other}, {site_, me_}, nullptr, 0);
-    }
+  if (const std::uint32_t other = s.atomics.other_than(k, me_)) {
+    race(k, {s.atomics.site[k], other}, {site_, me_}, nullptr, 0);
   }
   use(s.readers, k, 1, me_, site_);
   read_by(k, 1, lane_of(run.plane, run.row, column));
@@ -268,10 +266,8 @@ void Recorder::visit_store(const Run& run, int column, std::size_t k) {
   } else if (const std::uint32_t reader = s.readers.other_than(k, me_)) {
     race(k, {site_, me_}, {s.readers.site[k], reader}, &run, column);
   }
-  if (!s.atomics.first.empty()) {
-    if (const std::uint32_t other = s.atomics.other_than(k, me_)) {
-      race(k, {site_, me_}, {s.atomics.site[k], other}, &run, column);
-    }
+  if (const std::uint32_t other = s.atomics.other_than(k, me_)) {
+    race(k, {site_, me_}, {s.atomics.site[k], other}, &run, column);
   }
   use(s.writers, k, 1, me_, site_);
   s.stored_at[k] = store_;

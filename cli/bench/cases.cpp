@@ -43,59 +43,72 @@ constexpr std::array<Shape, 5> kGpuW4 = {
 constexpr std::array<Shape, 3> kGpuTraining = {{{4096, 4096, 4096}, {8192, 8192, 8192}, {4096, 4096, 14336}}};
 constexpr std::array<Shape, 1> kGpuMatrix = {{{8192, 8192, 8192}}};
 
-// clang-format off
+// A function of the plans with its last arguments.
+template <auto kFunction, auto... kChoices, class Where>
+Prepared with(const Benchmark& b, Where where) {
+  return kFunction(b, where, kChoices...);
+}
+
+using enum Granularity;
+using enum Orientation;
+using enum Product;
+using enum Sizes;
+using namespace bench;
+
+constexpr Gradients kInt8Gradients = {.dx = int8, .dw = int8, .db = true};
+constexpr Gradients kInt8Blocks = {.dx = int8, .dw = int8, .db = true, .block = 128};
+
 constexpr Case<int> kCases[] = {
-    {"w8a8_gemm",              "w8a8_forward",             Sizes::mkn, kForward,  bench::forward_w8a8},
-    {"w8a8_gemm",              "w8a8_forward_unpacked",    Sizes::mkn, kUnpacked, bench::forward_w8a8_unpacked},
-    {"w8a8_gemm",              "w8a8_backward_dx",         Sizes::mkn, kTraining, bench::backward_dx_int8},
-    {"w8a8_gemm",              "w8a8_backward_dw",         Sizes::mkn, kTraining, bench::backward_dw_int8},
-    {"w8a8_blocked_gemm",      "w8a8_backward_dx_blocks",  Sizes::mkn, kTraining, bench::backward_dx_int8_blocks},
-    {"w8a8_blocked_gemm",      "w8a8_backward_dw_blocks",  Sizes::mkn, kTraining, bench::backward_dw_int8_blocks},
-    {"w8a16_gemm",             "w8a16_backward_dx",        Sizes::mkn, kTraining, bench::backward_dx_dequantized},
-    {"w8a16_gemm",             "w8a16_backward_dw",        Sizes::mkn, kTraining, bench::backward_dw_dequantized},
-    {"w4a16_gemm",             "w4a16_forward",            Sizes::mkn, kW4,       bench::forward_w4a16},
-    {"w4a16_gemm",             "w4a16_forward_unpacked",   Sizes::mkn, kW4,       bench::forward_w4a16_unpacked},
-    {"w4a8_gemm",              "w4a8_forward",             Sizes::mkn, kW4,       bench::forward_w4a8},
-    {"column_sum",             "f32_backward_db",          Sizes::mn,  kMatrix,   bench::backward_db},
-    {"gradient_quantize",      "s8_gradient_quantize",     Sizes::mn,  kMatrix,   bench::gradient_quantize},
-    {"blocked_gradient_quantize", "s8_gradient_quantize_blocks", Sizes::mn, kMatrix, bench::blocked_gradient_quantize},
-    {"quantize",               "s8_quantize_rows",         Sizes::mk,  kMatrix,   bench::quantize_rows},
-    {"quantize",               "s8_quantize_columns",      Sizes::mk,  kMatrix,   bench::quantize_columns},
-    {"quantize",               "s8_quantize_tensor",       Sizes::mk,  kMatrix,   bench::quantize_tensor},
-    {"quantize",               "s8_quantize_both",         Sizes::mk,  kMatrix,   bench::quantize_both},
-    {"dequantize",             "s8_dequantize",            Sizes::mk,  kMatrix,   bench::dequantize},
-    {"quantize_backward",      "s8_quantize_backward",     Sizes::mk,  kMatrix,   bench::quantize_backward},
-    {"dequantize_backward",    "s8_dequantize_backward",   Sizes::mk,  kMatrix,   bench::dequantize_backward},
-    {"fake_quantize",          "s8_fake_quantize",         Sizes::mk,  kMatrix,   bench::fake_quantize},
-    {"fake_quantize_backward", "s8_fake_quantize_backward", Sizes::mk, kMatrix,   bench::fake_quantize_backward},
+    {"w8a8_gemm", "w8a8_forward", mkn, kForward, with<forward_s8, true>},
+    {"w8a8_gemm", "w8a8_forward_unpacked", mkn, kUnpacked, with<forward_s8, false>},
+    {"w8a8_gemm", "w8a8_backward_dx", mkn, kTraining, with<backward_dx, int8, 0>},
+    {"w8a8_gemm", "w8a8_backward_dw", mkn, kTraining, with<backward_dw, int8, 0>},
+    {"w8a8_blocked_gemm", "w8a8_backward_dx_blocks", mkn, kTraining, with<backward_dx, int8, 128>},
+    {"w8a8_blocked_gemm", "w8a8_backward_dw_blocks", mkn, kTraining, with<backward_dw, int8, 128>},
+    {"w8a16_gemm", "w8a16_backward_dx", mkn, kTraining, with<backward_dx, dequantized, 0>},
+    {"w8a16_gemm", "w8a16_backward_dw", mkn, kTraining, with<backward_dw, dequantized, 0>},
+    {"w4a16_gemm", "w4a16_forward", mkn, kW4, with<forward_s4, Activation::none, true>},
+    {"w4a16_gemm", "w4a16_forward_unpacked", mkn, kW4, with<forward_s4, Activation::none, false>},
+    {"w4a8_gemm", "w4a8_forward", mkn, kW4, with<forward_s4, Activation::dynamic_per_token, true>},
+    {"column_sum", "f32_backward_db", mn, kMatrix, backward_db},
+    {"gradient_quantize", "s8_gradient_quantize", mn, kMatrix, gradient_quantize},
+    {"blocked_gradient_quantize", "s8_gradient_quantize_blocks", mn, kMatrix, blocked_gradient_quantize},
+    {"quantize", "s8_quantize_rows", mk, kMatrix, with<quantize, row, row_major>},
+    {"quantize", "s8_quantize_columns", mk, kMatrix, with<quantize, column, row_major>},
+    {"quantize", "s8_quantize_tensor", mk, kMatrix, with<quantize, tensor, row_major>},
+    {"quantize", "s8_quantize_both", mk, kMatrix, with<quantize, row, both>},
+    {"dequantize", "s8_dequantize", mk, kMatrix, elementwise<DequantizeArgs>},
+    {"quantize_backward", "s8_quantize_backward", mk, kMatrix, elementwise<QuantizeBackwardArgs>},
+    {"dequantize_backward", "s8_dequantize_backward", mk, kMatrix, elementwise<DequantizeBackwardArgs>},
+    {"fake_quantize", "s8_fake_quantize", mk, kMatrix, elementwise<FakeQuantizeArgs>},
+    {"fake_quantize_backward", "s8_fake_quantize_backward", mk, kMatrix, elementwise<FakeQuantizeBackwardArgs>},
 };
 
 constexpr Case<const Gpu&> kGpuCases[] = {
-    {"w8a8_gemm",              "w8a8_forward",             Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8},
-    {"w8a8_gemm",              "w8a8_forward_s8",          Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8_s8},
-    {"w8a8_linear",            "w8a8_forward",             Sizes::mkn, kGpuForward, bench::gpu_forward_w8a8},
-    {"w4a16_gemm",             "w4a16_forward",            Sizes::mkn, kGpuW4,      bench::gpu_forward_w4a16},
-    {"w4a16_gemm",             "w4a16_forward_unpacked",   Sizes::mkn, kGpuW4,      bench::gpu_forward_w4a16_unpacked},
-    {"w4a8_gemm",              "w4a8_forward",             Sizes::mkn, kGpuW4,      bench::gpu_forward_w4a8},
-    {"w8a8_gemm",              "w8a8_backward_dx",         Sizes::mkn, kGpuTraining, bench::gpu_backward_dx_int8},
-    {"w8a8_gemm",              "w8a8_backward_dw",         Sizes::mkn, kGpuTraining, bench::gpu_backward_dw_int8},
-    {"w8a8_gemm",              "w8a8_backward",            Sizes::mkn, kGpuTraining, bench::gpu_backward_int8},
-    {"w8a16_gemm",             "w8a16_backward_dx",        Sizes::mkn, kGpuTraining, bench::gpu_backward_dx_dequantized},
-    {"w8a16_gemm",             "w8a16_backward_dw",        Sizes::mkn, kGpuTraining, bench::gpu_backward_dw_dequantized},
-    {"column_sum",             "f16_backward_db",          Sizes::mn,  kGpuMatrix,  bench::gpu_backward_db},
-    {"gradient_quantize",      "s8_gradient_quantize",     Sizes::mn,  kGpuMatrix,  bench::gpu_gradient_quantize},
-    {"blocked_gradient_quantize", "s8_blocked_gradient_quantize", Sizes::mn, kGpuMatrix, bench::gpu_blocked_gradient_quantize},
-    {"quantize",               "s8_quantize_rows",         Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_rows},
-    {"quantize",               "s8_quantize_columns",      Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_columns},
-    {"quantize",               "s8_quantize_tensor",       Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_tensor},
-    {"quantize",               "s8_quantize_both",         Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_both},
-    {"dequantize",             "s8_dequantize",            Sizes::mk,  kGpuMatrix,  bench::gpu_dequantize},
-    {"quantize_backward",      "s8_quantize_backward",     Sizes::mk,  kGpuMatrix,  bench::gpu_quantize_backward},
-    {"dequantize_backward",    "s8_dequantize_backward",   Sizes::mk,  kGpuMatrix,  bench::gpu_dequantize_backward},
-    {"fake_quantize",          "s8_fake_quantize",         Sizes::mk,  kGpuMatrix,  bench::gpu_fake_quantize},
-    {"fake_quantize_backward", "s8_fake_quantize_backward", Sizes::mk, kGpuMatrix,  bench::gpu_fake_quantize_backward},
+    {"w8a8_gemm", "w8a8_forward", mkn, kGpuForward, with<gpu_forward, DType::f16>},
+    {"w8a8_gemm", "w8a8_forward_s8", mkn, kGpuForward, with<gpu_forward, DType::s8>},
+    {"w8a8_linear", "w8a8_forward", mkn, kGpuForward, with<gpu_forward, DType::f16>},
+    {"w4a16_gemm", "w4a16_forward", mkn, kGpuW4, with<gpu_forward_s4, Activation::none, true>},
+    {"w4a16_gemm", "w4a16_forward_unpacked", mkn, kGpuW4, with<gpu_forward_s4, Activation::none, false>},
+    {"w4a8_gemm", "w4a8_forward", mkn, kGpuW4, with<gpu_forward_s4, Activation::dynamic_per_token, true>},
+    {"w8a8_gemm", "w8a8_backward_dx", mkn, kGpuTraining, with<gpu_backward, Gradients{.dx = int8}>},
+    {"w8a8_gemm", "w8a8_backward_dw", mkn, kGpuTraining, with<gpu_backward, Gradients{.dw = int8}>},
+    {"w8a8_gemm", "w8a8_backward", mkn, kGpuTraining, with<gpu_backward, kInt8Gradients>},
+    {"w8a16_gemm", "w8a16_backward_dx", mkn, kGpuTraining, with<gpu_backward, Gradients{.dx = dequantized}>},
+    {"w8a16_gemm", "w8a16_backward_dw", mkn, kGpuTraining, with<gpu_backward, Gradients{.dw = dequantized}>},
+    {"column_sum", "f16_backward_db", mn, kGpuMatrix, with<gpu_backward, Gradients{.db = true}>},
+    {"gradient_quantize", "s8_gradient_quantize", mn, kGpuMatrix, with<gpu_backward, kInt8Gradients>},
+    {"blocked_gradient_quantize", "s8_blocked_gradient_quantize", mn, kGpuMatrix, with<gpu_backward, kInt8Blocks>},
+    {"quantize", "s8_quantize_rows", mk, kGpuMatrix, with<gpu_quantize, row, row_major>},
+    {"quantize", "s8_quantize_columns", mk, kGpuMatrix, with<gpu_quantize, column, row_major>},
+    {"quantize", "s8_quantize_tensor", mk, kGpuMatrix, with<gpu_quantize, tensor, row_major>},
+    {"quantize", "s8_quantize_both", mk, kGpuMatrix, with<gpu_quantize, row, both>},
+    {"dequantize", "s8_dequantize", mk, kGpuMatrix, gpu_elementwise<DequantizeArgs>},
+    {"quantize_backward", "s8_quantize_backward", mk, kGpuMatrix, gpu_elementwise<QuantizeBackwardArgs>},
+    {"dequantize_backward", "s8_dequantize_backward", mk, kGpuMatrix, gpu_elementwise<DequantizeBackwardArgs>},
+    {"fake_quantize", "s8_fake_quantize", mk, kGpuMatrix, gpu_elementwise<FakeQuantizeArgs>},
+    {"fake_quantize_backward", "s8_fake_quantize_backward", mk, kGpuMatrix, gpu_elementwise<FakeQuantizeBackwardArgs>},
 };
-// clang-format on
 
 Prepared prepare(const Case<int>& c, const Benchmark& b, const Place& place) { return c.prepare(b, place.threads); }
 Prepared prepare(const Case<const Gpu&>& c, const Benchmark& b, const Place& place) { return c.prepare(b, *place.gpu); }

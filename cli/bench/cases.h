@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "check/gpu.h"
-#include "octile/plan.h"
+#include "octile/linear.h"
+#include "octile/quantize.h"
 
 namespace octile::cli {
 
@@ -51,54 +52,33 @@ struct Benchmark {
 // Of one row, at `shapes`, or at its usual ones if there are none given.
 std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes);
 
-// For bench_cases.cpp: the plans, one file per family.
+// For cases.cpp: the plans, one file per family.
 namespace bench {
-Prepared forward_w8a8(const Benchmark&, int threads);
-Prepared forward_w8a8_unpacked(const Benchmark&, int threads);
-Prepared forward_w4a8(const Benchmark&, int threads);
-Prepared forward_w4a16(const Benchmark&, int threads);
-Prepared forward_w4a16_unpacked(const Benchmark&, int threads);
-Prepared backward_dx_int8(const Benchmark&, int threads);
-Prepared backward_dw_int8(const Benchmark&, int threads);
-Prepared backward_dx_int8_blocks(const Benchmark&, int threads);
-Prepared backward_dw_int8_blocks(const Benchmark&, int threads);
-Prepared backward_dx_dequantized(const Benchmark&, int threads);
-Prepared backward_dw_dequantized(const Benchmark&, int threads);
+Prepared forward_s8(const Benchmark&, int threads, bool packed);
+Prepared forward_s4(const Benchmark&, int threads, Activation activation, bool packed);
+// `block`: of an int8 product.
+Prepared backward_dx(const Benchmark&, int threads, Product arithmetic, std::int64_t block);
+Prepared backward_dw(const Benchmark&, int threads, Product arithmetic, std::int64_t block);
 Prepared backward_db(const Benchmark&, int threads);
 Prepared gradient_quantize(const Benchmark&, int threads);
 Prepared blocked_gradient_quantize(const Benchmark&, int threads);
-Prepared quantize_rows(const Benchmark&, int threads);
-Prepared quantize_columns(const Benchmark&, int threads);
-Prepared quantize_tensor(const Benchmark&, int threads);
-Prepared quantize_both(const Benchmark&, int threads);
-Prepared dequantize(const Benchmark&, int threads);
-Prepared quantize_backward(const Benchmark&, int threads);
-Prepared dequantize_backward(const Benchmark&, int threads);
-Prepared fake_quantize(const Benchmark&, int threads);
-Prepared fake_quantize_backward(const Benchmark&, int threads);
+Prepared quantize(const Benchmark&, int threads, Granularity granularity, Orientation orientation);
+// What comes after the quantizer, by what it is run with.
+template <class Args>
+Prepared elementwise(const Benchmark&, int threads);
 
-Prepared gpu_forward_w8a8(const Benchmark&, const Gpu&);
-Prepared gpu_forward_w8a8_s8(const Benchmark&, const Gpu&);
-Prepared gpu_forward_w4a16(const Benchmark&, const Gpu&);
-Prepared gpu_forward_w4a16_unpacked(const Benchmark&, const Gpu&);
-Prepared gpu_forward_w4a8(const Benchmark&, const Gpu&);
-Prepared gpu_backward_dx_int8(const Benchmark&, const Gpu&);
-Prepared gpu_backward_dw_int8(const Benchmark&, const Gpu&);
-Prepared gpu_backward_dx_dequantized(const Benchmark&, const Gpu&);
-Prepared gpu_backward_dw_dequantized(const Benchmark&, const Gpu&);
-Prepared gpu_backward_int8(const Benchmark&, const Gpu&);
-Prepared gpu_backward_db(const Benchmark&, const Gpu&);
-Prepared gpu_gradient_quantize(const Benchmark&, const Gpu&);
-Prepared gpu_blocked_gradient_quantize(const Benchmark&, const Gpu&);
-Prepared gpu_quantize_rows(const Benchmark&, const Gpu&);
-Prepared gpu_quantize_columns(const Benchmark&, const Gpu&);
-Prepared gpu_quantize_tensor(const Benchmark&, const Gpu&);
-Prepared gpu_quantize_both(const Benchmark&, const Gpu&);
-Prepared gpu_dequantize(const Benchmark&, const Gpu&);
-Prepared gpu_quantize_backward(const Benchmark&, const Gpu&);
-Prepared gpu_dequantize_backward(const Benchmark&, const Gpu&);
-Prepared gpu_fake_quantize(const Benchmark&, const Gpu&);
-Prepared gpu_fake_quantize_backward(const Benchmark&, const Gpu&);
+Prepared gpu_forward(const Benchmark&, const Gpu&, DType x);
+Prepared gpu_forward_s4(const Benchmark&, const Gpu&, Activation activation, bool packed);
+struct Gradients {
+  Product dx = Product::none;
+  Product dw = Product::none;
+  bool db = false;
+  std::int64_t block = 0;  // of the int8 products
+};
+Prepared gpu_backward(const Benchmark&, const Gpu&, const Gradients& gradients);
+Prepared gpu_quantize(const Benchmark&, const Gpu&, Granularity granularity, Orientation orientation);
+template <class Args>
+Prepared gpu_elementwise(const Benchmark&, const Gpu&);
 }  // namespace bench
 
 }  // namespace octile::cli

@@ -2,11 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <type_traits>
 
 #include "cli/bench/cases.h"
 #include "cli/bench/data.h"
-#include "octile/linear.h"
-#include "octile/quantize.h"
 
 namespace octile::cli::bench {
 
@@ -142,7 +141,19 @@ LinearDescription linear(const Benchmark& b, const Gpu& gpu) {
   return d;
 }
 
-Prepared forward(const Benchmark& b, const Gpu& gpu, DType x) {
+QuantizeDescription quantizer(const Benchmark& b, const Gpu& gpu) {
+  QuantizeDescription d;
+  d.rows = b.shape.m;
+  d.cols = b.shape.k;
+  d.x = DType::f16;
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  return d;
+}
+
+}  // namespace
+
+Prepared gpu_forward(const Benchmark& b, const Gpu& gpu, DType x) {
   const auto [m, k, n] = b.shape;
   LinearDescription d = linear(b, gpu);
   d.x = x;
@@ -161,7 +172,7 @@ Prepared forward(const Benchmark& b, const Gpu& gpu, DType x) {
   return p;
 }
 
-Prepared forward_s4(const Benchmark& b, const Gpu& gpu, Activation activation, bool packed) {
+Prepared gpu_forward_s4(const Benchmark& b, const Gpu& gpu, Activation activation, bool packed) {
   const auto [m, k, n] = b.shape;
   LinearDescription d = linear(b, gpu);
   d.x = DType::f16;
@@ -183,11 +194,17 @@ Prepared forward_s4(const Benchmark& b, const Gpu& gpu, Activation activation, b
   return p;
 }
 
-// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN).
-Prepared gradients(const Benchmark& b, const Gpu& gpu, LinearBackwardDescription d) {
+// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN). With
+// K = 0 nothing follows the pass over dY: two reads, and two writes of a byte. In blocks of 128 one read is enough.
+Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
   const auto [m, k, n] = b.shape;
+  LinearBackwardDescription d;
   d.m = m, d.n = n, d.k = k;
   d.dy = DType::f16;
+  d.dx = gradients.dx;
+  d.dw = gradients.dw;
+  d.db = gradients.db;
+  d.gradient_block = gradients.block;
   d.x_transposed = true;
   d.weight_layout = WeightLayout::in_out;
   d.dw_layout = WeightLayout::out_in;
@@ -220,17 +237,7 @@ Prepared gradients(const Benchmark& b, const Gpu& gpu, LinearBackwardDescription
   return p;
 }
 
-QuantizeDescription quantizer(const Benchmark& b, const Gpu& gpu) {
-  QuantizeDescription d;
-  d.rows = b.shape.m;
-  d.cols = b.shape.k;
-  d.x = DType::f16;
-  d.device = gpu.device();
-  d.kernel = b.kernel;
-  return d;
-}
-
-Prepared quantize(const Benchmark& b, const Gpu& gpu, Granularity granularity, Orientation orientation) {
+Prepared gpu_quantize(const Benchmark& b, const Gpu& gpu, Granularity granularity, Orientation orientation) {
   const auto [rows, cols, unused] = b.shape;
   QuantizeDescription d = quantizer(b, gpu);
   d.granularity = granularity;
@@ -249,111 +256,37 @@ Prepared quantize(const Benchmark& b, const Gpu& gpu, Granularity granularity, O
   return p;
 }
 
-// What comes after the quantizer, with a scale per row. `bytes_each` per element.
-template <class Plan, class Args>
-Prepared elementwise(const Benchmark& b, const Gpu& gpu, double bytes_each,
-                     const std::function<Args(Operands&, std::int64_t rows, std::int64_t cols)>& make) {
+template <class Args>
+Prepared gpu_elementwise(const Benchmark& b, const Gpu& gpu) {
   const auto [rows, cols, unused] = b.shape;
-  const Plan plan = Plan::select(quantizer(b, gpu));
+  const auto plan = QuantizerPlan<Args>::select(quantizer(b, gpu));
   const auto o = std::make_shared<Operands>(gpu);
-  Prepared p = prepared(plan, make(*o, rows, cols), o, gpu);
-  p.bytes = product(rows, cols) * bytes_each;
+  Args args;
+  int halves = 0;
+  const auto filled = [&](auto& tensor) {
+    ++halves;
+    if constexpr (std::is_same_v<std::remove_reference_t<decltype(tensor)>, Tensor>) {
+      tensor = o->empty<Half>(rows, cols);
+    } else {
+      tensor = o->f16(rows, cols);
+    }
+  };
+  if constexpr (requires { args.q; }) args.q = o->s8(rows, cols);
+  if constexpr (requires { args.dy; }) filled(args.dy);
+  if constexpr (requires { args.x; }) filled(args.x);
+  if constexpr (requires { args.dx; }) filled(args.dx);
+  if constexpr (requires { args.dq; }) filled(args.dq);
+  if constexpr (requires { args.y; }) filled(args.y);
+  args.scale = std::is_same_v<decltype(args.scale), Tensor> ? o->empty_scales(rows) : o->scales(rows);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.bytes = product(rows, cols) * (2 * halves + (std::is_same_v<Args, DequantizeArgs> ? 1 : 0));
   return p;
 }
 
-template <class Plan, class Args>
-Prepared straight_through(const Benchmark& b, const Gpu& gpu) {
-  return elementwise<Plan, Args>(b, gpu, 6, [](Operands& o, std::int64_t rows, std::int64_t cols) {
-    Args args;
-    args.dy = o.f16(rows, cols);
-    args.x = o.f16(rows, cols);
-    args.scale = o.scales(rows);
-    args.dx = o.empty<Half>(rows, cols);
-    return args;
-  });
-}
-
-}  // namespace
-
-Prepared gpu_forward_w8a8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::f16); }
-Prepared gpu_forward_w8a8_s8(const Benchmark& b, const Gpu& gpu) { return forward(b, gpu, DType::s8); }
-
-Prepared gpu_forward_w4a16(const Benchmark& b, const Gpu& gpu) { return forward_s4(b, gpu, Activation::none, true); }
-Prepared gpu_forward_w4a16_unpacked(const Benchmark& b, const Gpu& gpu) {
-  return forward_s4(b, gpu, Activation::none, false);
-}
-Prepared gpu_forward_w4a8(const Benchmark& b, const Gpu& gpu) {
-  return forward_s4(b, gpu, Activation::dynamic_per_token, true);
-}
-
-Prepared gpu_backward_dx_int8(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::int8, .dw = Product::none});
-}
-Prepared gpu_backward_dw_int8(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::none, .dw = Product::int8});
-}
-Prepared gpu_backward_dx_dequantized(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::dequantized, .dw = Product::none});
-}
-Prepared gpu_backward_dw_dequantized(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::none, .dw = Product::dequantized});
-}
-Prepared gpu_backward_int8(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::int8, .dw = Product::int8, .db = true});
-}
-Prepared gpu_backward_db(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::none, .dw = Product::none, .db = true});
-}
-// With K = 0 nothing follows the pass over dY: two reads, and two writes of a byte.
-Prepared gpu_gradient_quantize(const Benchmark& b, const Gpu& gpu) { return gpu_backward_int8(b, gpu); }
-// In blocks of 128 one read is enough.
-Prepared gpu_blocked_gradient_quantize(const Benchmark& b, const Gpu& gpu) {
-  return gradients(b, gpu, {.dx = Product::int8, .dw = Product::int8, .db = true, .gradient_block = 128});
-}
-
-Prepared gpu_quantize_rows(const Benchmark& b, const Gpu& gpu) {
-  return quantize(b, gpu, Granularity::row, Orientation::row_major);
-}
-Prepared gpu_quantize_columns(const Benchmark& b, const Gpu& gpu) {
-  return quantize(b, gpu, Granularity::column, Orientation::row_major);
-}
-Prepared gpu_quantize_tensor(const Benchmark& b, const Gpu& gpu) {
-  return quantize(b, gpu, Granularity::tensor, Orientation::row_major);
-}
-Prepared gpu_quantize_both(const Benchmark& b, const Gpu& gpu) {
-  return quantize(b, gpu, Granularity::row, Orientation::both);
-}
-
-Prepared gpu_dequantize(const Benchmark& b, const Gpu& gpu) {
-  return elementwise<DequantizePlan, DequantizeArgs>(b, gpu, 3, [](Operands& o, std::int64_t rows, std::int64_t cols) {
-    return DequantizeArgs{
-        .q = o.s8(rows, cols), .scale = o.scales(rows), .zero_point = {}, .x = o.empty<Half>(rows, cols)};
-  });
-}
-
-Prepared gpu_dequantize_backward(const Benchmark& b, const Gpu& gpu) {
-  return elementwise<DequantizeBackwardPlan, DequantizeBackwardArgs>(
-      b, gpu, 4, [](Operands& o, std::int64_t rows, std::int64_t cols) {
-        return DequantizeBackwardArgs{
-            .dy = o.f16(rows, cols), .scale = o.scales(rows), .dq = o.empty<Half>(rows, cols)};
-      });
-}
-
-Prepared gpu_fake_quantize(const Benchmark& b, const Gpu& gpu) {
-  return elementwise<FakeQuantizePlan, FakeQuantizeArgs>(b, gpu, 4,
-                                                         [](Operands& o, std::int64_t rows, std::int64_t cols) {
-                                                           FakeQuantizeArgs args{.x = o.f16(rows, cols)};
-                                                           args.y = o.empty<Half>(rows, cols);
-                                                           args.scale = o.empty_scales(rows);
-                                                           return args;
-                                                         });
-}
-
-Prepared gpu_quantize_backward(const Benchmark& b, const Gpu& gpu) {
-  return straight_through<QuantizeBackwardPlan, QuantizeBackwardArgs>(b, gpu);
-}
-Prepared gpu_fake_quantize_backward(const Benchmark& b, const Gpu& gpu) {
-  return straight_through<FakeQuantizeBackwardPlan, FakeQuantizeBackwardArgs>(b, gpu);
-}
+template Prepared gpu_elementwise<DequantizeArgs>(const Benchmark&, const Gpu&);
+template Prepared gpu_elementwise<QuantizeBackwardArgs>(const Benchmark&, const Gpu&);
+template Prepared gpu_elementwise<DequantizeBackwardArgs>(const Benchmark&, const Gpu&);
+template Prepared gpu_elementwise<FakeQuantizeArgs>(const Benchmark&, const Gpu&);
+template Prepared gpu_elementwise<FakeQuantizeBackwardArgs>(const Benchmark&, const Gpu&);
 
 }  // namespace octile::cli::bench

@@ -1,6 +1,4 @@
 // The products, forward and backward, compared with the f32 product of the BLAS.
-#include "octile/linear.h"
-
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -120,18 +118,13 @@ LinearBackwardDescription backward_description(const Benchmark& b, int threads) 
   return d;
 }
 
-// How a product of the backward is computed; `block` is of an int8 product.
-struct Gradient {
-  Product arithmetic = Product::int8;
-  std::int64_t block = 0;
-};
+}  // namespace
 
-Prepared backward_dx(const Benchmark& b, const Gradient& gradient, int threads) {
+Prepared backward_dx(const Benchmark& b, int threads, Product arithmetic, std::int64_t block) {
   const Shape s = b.shape;
-  const Product arithmetic = gradient.arithmetic;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dx = arithmetic;
-  d.gradient_block = gradient.block;
+  d.gradient_block = block;
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
   o->w = normal(s.n, s.k, 2);
@@ -148,12 +141,11 @@ Prepared backward_dx(const Benchmark& b, const Gradient& gradient, int threads) 
   return p;
 }
 
-Prepared backward_dw(const Benchmark& b, const Gradient& gradient, int threads) {
+Prepared backward_dw(const Benchmark& b, int threads, Product arithmetic, std::int64_t block) {
   const Shape s = b.shape;
-  const Product arithmetic = gradient.arithmetic;
   LinearBackwardDescription d = backward_description(b, threads);
   d.dw = arithmetic;
-  d.gradient_block = gradient.block;
+  d.gradient_block = block;
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
   o->x = normal(s.m, s.k, 2);
@@ -170,7 +162,7 @@ Prepared backward_dw(const Benchmark& b, const Gradient& gradient, int threads) 
   return p;
 }
 
-Prepared forward_s8(const Benchmark& b, bool packed, int threads) {
+Prepared forward_s8(const Benchmark& b, int threads, bool packed) {
   const Shape s = b.shape;
   const SharedOperands o = forward_operands(s);
   o->quantized = quantized_rows(o->w, s.n, s.k);
@@ -183,7 +175,7 @@ Prepared forward_s8(const Benchmark& b, bool packed, int threads) {
   return p;
 }
 
-Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) {
+Prepared forward_s4(const Benchmark& b, int threads, Activation activation, bool packed) {
   const Shape s = b.shape;
   const std::int64_t group = s.k % kGroup == 0 ? kGroup : s.k;
   const SharedOperands o = forward_operands(s);
@@ -191,35 +183,12 @@ Prepared forward_s4(const Benchmark& b, LinearDescription choices, int threads) 
   LinearArgs args;
   args.weight = matrix_s4(o->packed.values.data(), s.n, s.k);
   args.weight_scale = matrix(o->packed.scale.data(), s.n, s.k / group);
-  choices.weight = WeightFormat::s4_group;
+  LinearDescription choices{.activation = activation, .weight = WeightFormat::s4_group, .packed_weight = packed};
   choices.weight.group = group == kGroup ? kGroup : 0;  // 0: a whole row
   Prepared p = forward(b, choices, o, args, threads);
-  p.arithmetic = choices.activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
+  p.arithmetic = activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
   p.bytes = 4 * product(s.m, s.k) + product(s.n, s.k) / 2 + 4 * product(s.n, s.k / group) + 4 * product(s.m, s.n);
   return p;
-}
-
-}  // namespace
-
-Prepared forward_w8a8(const Benchmark& b, int threads) { return forward_s8(b, true, threads); }
-Prepared forward_w8a8_unpacked(const Benchmark& b, int threads) { return forward_s8(b, false, threads); }
-Prepared forward_w4a8(const Benchmark& b, int threads) { return forward_s4(b, {.packed_weight = true}, threads); }
-Prepared forward_w4a16(const Benchmark& b, int threads) {
-  return forward_s4(b, {.activation = Activation::none, .packed_weight = true}, threads);
-}
-Prepared forward_w4a16_unpacked(const Benchmark& b, int threads) {
-  return forward_s4(b, {.activation = Activation::none}, threads);
-}
-
-Prepared backward_dx_int8(const Benchmark& b, int threads) { return backward_dx(b, {}, threads); }
-Prepared backward_dw_int8(const Benchmark& b, int threads) { return backward_dw(b, {}, threads); }
-Prepared backward_dx_int8_blocks(const Benchmark& b, int threads) { return backward_dx(b, {.block = 128}, threads); }
-Prepared backward_dw_int8_blocks(const Benchmark& b, int threads) { return backward_dw(b, {.block = 128}, threads); }
-Prepared backward_dx_dequantized(const Benchmark& b, int threads) {
-  return backward_dx(b, {Product::dequantized}, threads);
-}
-Prepared backward_dw_dequantized(const Benchmark& b, int threads) {
-  return backward_dw(b, {Product::dequantized}, threads);
 }
 
 }  // namespace octile::cli::bench

@@ -1,15 +1,13 @@
 // What moves data: the quantizers, their gradients and the sum of dY, compared with a memcpy that moves as many bytes.
 // The bytes are those that the algorithm cannot do without: a matrix that does not fit the caches is read twice where
 // its scale is known only after the last row.
-#include "octile/quantize.h"
-
 #include <memory>
+#include <type_traits>
 
 #include "cli/bench/cases.h"
 #include "cli/bench/data.h"
 #include "cli/bench/peaks.h"
 #include "cli/support/machine.h"
-#include "octile/linear.h"
 
 namespace octile::cli::bench {
 
@@ -62,27 +60,6 @@ SharedOperands matrix_operands(const Shape& s) {
   return o;
 }
 
-Prepared quantize(const Benchmark& b, Granularity granularity, Orientation orientation, int threads) {
-  const Shape s = b.shape;
-  QuantizeDescription d = description(b, threads);
-  d.granularity = granularity;
-  d.orientation = orientation;
-  const SharedOperands o = matrix_operands(s);
-  const std::int64_t segments = granularity == Granularity::row ? s.m : granularity == Granularity::column ? s.k : 1;
-  o->q = zeros<std::int8_t>(s.m, s.k);
-  o->scale = zeros<float>(segments, 1);
-  QuantizeArgs args = {.x = matrix(o->x.data(), s.m, s.k),
-                       .q = matrix(o->q.data(), s.m, s.k),
-                       .scale = vector(o->scale.data(), segments)};
-  double bytes = elements(s) * 5 + second_reading(s, granularity);
-  if (orientation == Orientation::both) {
-    o->q_transposed = zeros<std::int8_t>(s.k, s.m);
-    args.q_transposed = matrix(o->q_transposed.data(), s.k, s.m);
-    bytes += elements(s);
-  }
-  return against_memcpy(QuantizePlan::select(d), args, o, bytes, threads);
-}
-
 // x with its integers and scales, a gradient and an output, for everything that comes after the quantizer.
 SharedOperands quantized_operands(const Shape& s) {
   const SharedOperands o = matrix_operands(s);
@@ -129,63 +106,53 @@ Prepared quantize_gradient(const Benchmark& b, std::int64_t block, int threads) 
 
 }  // namespace
 
-Prepared quantize_rows(const Benchmark& b, int threads) {
-  return quantize(b, Granularity::row, Orientation::row_major, threads);
-}
-Prepared quantize_columns(const Benchmark& b, int threads) {
-  return quantize(b, Granularity::column, Orientation::row_major, threads);
-}
-Prepared quantize_tensor(const Benchmark& b, int threads) {
-  return quantize(b, Granularity::tensor, Orientation::row_major, threads);
-}
-Prepared quantize_both(const Benchmark& b, int threads) {
-  return quantize(b, Granularity::row, Orientation::both, threads);
+Prepared quantize(const Benchmark& b, int threads, Granularity granularity, Orientation orientation) {
+  const Shape s = b.shape;
+  QuantizeDescription d = description(b, threads);
+  d.granularity = granularity;
+  d.orientation = orientation;
+  const SharedOperands o = matrix_operands(s);
+  const std::int64_t segments = granularity == Granularity::row ? s.m : granularity == Granularity::column ? s.k : 1;
+  o->q = zeros<std::int8_t>(s.m, s.k);
+  o->scale = zeros<float>(segments, 1);
+  QuantizeArgs args = {.x = matrix(o->x.data(), s.m, s.k),
+                       .q = matrix(o->q.data(), s.m, s.k),
+                       .scale = vector(o->scale.data(), segments)};
+  double bytes = elements(s) * 5 + second_reading(s, granularity);
+  if (orientation == Orientation::both) {
+    o->q_transposed = zeros<std::int8_t>(s.k, s.m);
+    args.q_transposed = matrix(o->q_transposed.data(), s.k, s.m);
+    bytes += elements(s);
+  }
+  return against_memcpy(QuantizePlan::select(d), args, o, bytes, threads);
 }
 
-Prepared dequantize(const Benchmark& b, int threads) {
+template <class Args>
+Prepared elementwise(const Benchmark& b, int threads) {
   const Shape s = b.shape;
   const SharedOperands o = quantized_operands(s);
-  const DequantizeArgs args = {
-      .q = matrix(o->q.data(), s.m, s.k), .scale = vector(o->scale.data(), s.m), .x = matrix(o->out.data(), s.m, s.k)};
-  return against_memcpy(DequantizePlan::select(description(b, threads)), args, o, elements(s) * 5, threads);
+  Args args;
+  double bytes_each = 0;
+  const auto is = [&](auto& tensor, auto& values) {
+    tensor = matrix(values.data(), s.m, s.k);
+    bytes_each += sizeof values[0];
+  };
+  if constexpr (requires { args.q; }) is(args.q, o->q);
+  if constexpr (requires { args.dy; }) is(args.dy, o->dy);
+  if constexpr (requires { args.dx; }) is(args.dx, o->out);
+  if constexpr (requires { args.dq; }) is(args.dq, o->out);
+  if constexpr (requires { args.y; }) is(args.y, o->out);
+  if constexpr (requires { args.x; }) is(args.x, std::is_same_v<decltype(args.x), Tensor> ? o->out : o->x);
+  args.scale = vector(o->scale.data(), s.m);
+  const auto plan = QuantizerPlan<Args>::select(description(b, threads));
+  return against_memcpy(plan, args, o, elements(s) * bytes_each, threads);
 }
 
-Prepared quantize_backward(const Benchmark& b, int threads) {
-  const Shape s = b.shape;
-  const SharedOperands o = quantized_operands(s);
-  const QuantizeBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.k),
-                                     .x = matrix(o->x.data(), s.m, s.k),
-                                     .scale = vector(o->scale.data(), s.m),
-                                     .dx = matrix(o->out.data(), s.m, s.k)};
-  return against_memcpy(QuantizeBackwardPlan::select(description(b, threads)), args, o, elements(s) * 12, threads);
-}
-
-Prepared dequantize_backward(const Benchmark& b, int threads) {
-  const Shape s = b.shape;
-  const SharedOperands o = quantized_operands(s);
-  const DequantizeBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.k),
-                                       .scale = vector(o->scale.data(), s.m),
-                                       .dq = matrix(o->out.data(), s.m, s.k)};
-  return against_memcpy(DequantizeBackwardPlan::select(description(b, threads)), args, o, elements(s) * 8, threads);
-}
-
-Prepared fake_quantize(const Benchmark& b, int threads) {
-  const Shape s = b.shape;
-  const SharedOperands o = quantized_operands(s);
-  const FakeQuantizeArgs args = {
-      .x = matrix(o->x.data(), s.m, s.k), .y = matrix(o->out.data(), s.m, s.k), .scale = vector(o->scale.data(), s.m)};
-  return against_memcpy(FakeQuantizePlan::select(description(b, threads)), args, o, elements(s) * 8, threads);
-}
-
-Prepared fake_quantize_backward(const Benchmark& b, int threads) {
-  const Shape s = b.shape;
-  const SharedOperands o = quantized_operands(s);
-  const FakeQuantizeBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.k),
-                                         .x = matrix(o->x.data(), s.m, s.k),
-                                         .scale = vector(o->scale.data(), s.m),
-                                         .dx = matrix(o->out.data(), s.m, s.k)};
-  return against_memcpy(FakeQuantizeBackwardPlan::select(description(b, threads)), args, o, elements(s) * 12, threads);
-}
+template Prepared elementwise<DequantizeArgs>(const Benchmark&, int threads);
+template Prepared elementwise<QuantizeBackwardArgs>(const Benchmark&, int threads);
+template Prepared elementwise<DequantizeBackwardArgs>(const Benchmark&, int threads);
+template Prepared elementwise<FakeQuantizeArgs>(const Benchmark&, int threads);
+template Prepared elementwise<FakeQuantizeBackwardArgs>(const Benchmark&, int threads);
 
 Prepared gradient_quantize(const Benchmark& b, int threads) { return quantize_gradient(b, 0, threads); }
 Prepared blocked_gradient_quantize(const Benchmark& b, int threads) { return quantize_gradient(b, 128, threads); }

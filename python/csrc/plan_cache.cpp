@@ -48,14 +48,14 @@ Key key_of(Kind kind, const Description& description) {
 class Cache {
  public:
   template <class Make>
-  Error find(const Key& key, const Make& make, std::shared_ptr<const Plan>* plan) {
-    if (std::lock_guard lock(mutex_); take(key, plan)) return nullptr;
+  std::shared_ptr<const Plan> find(const Key& key, const Make& make) {
+    if (std::lock_guard lock(mutex_); auto found = take(key)) return found;
     // Without the lock: several threads may create plans at once, rarely the same one.
     octile_plan* handle = nullptr;
-    if (make(&handle) != OCTILE_OK) return octile_last_error();
+    if (make(&handle) != OCTILE_OK) fail("%s", octile_last_error());
     auto made = std::make_shared<const Plan>(handle);
     std::lock_guard lock(mutex_);
-    if (take(key, plan)) return nullptr;
+    if (auto found = take(key)) return found;
     ++made_;
     order_.push_front({key, made});
     places_[key] = order_.begin();
@@ -63,8 +63,7 @@ class Cache {
       places_.erase(order_.back().key);
       order_.pop_back();
     }
-    *plan = std::move(made);
-    return nullptr;
+    return made;
   }
 
   CacheCounts counts() {
@@ -78,12 +77,12 @@ class Cache {
     std::shared_ptr<const Plan> plan;
   };
 
-  bool take(const Key& key, std::shared_ptr<const Plan>* plan) {
+  // NULL: there is none.
+  std::shared_ptr<const Plan> take(const Key& key) {
     auto place = places_.find(key);
-    if (place == places_.end()) return false;
+    if (place == places_.end()) return nullptr;
     order_.splice(order_.begin(), order_, place->second);
-    *plan = place->second->plan;
-    return true;
+    return place->second->plan;
   }
 
   std::mutex mutex_;
@@ -103,39 +102,32 @@ struct Slot {
   std::shared_ptr<const Plan> plan;
 };
 
-template <class Make>
-Error find(const Key& key, const Make& make, std::shared_ptr<const Plan>* plan) {
+// By `create`, if there is none yet.
+template <class Description>
+std::shared_ptr<const Plan> find(Kind kind, const Description& description,
+                                 octile_status (*create)(const Description*, octile_plan**)) {
   thread_local std::array<Slot, kThreadSlots> slots;
+  const Key key = key_of(kind, description);
   Slot& slot = slots[key.hash % kThreadSlots];
   if (slot.plan == nullptr || !(slot.key == key)) {
-    std::shared_ptr<const Plan> found;
-    if (Error error = cache().find(key, make, &found)) return error;
-    slot = {key, std::move(found)};
+    slot = {key, cache().find(key, [&](octile_plan** made) { return create(&description, made); })};
   }
-  *plan = slot.plan;
-  return nullptr;
+  return slot.plan;
 }
 
 }  // namespace
 
-Error find_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan) {
-  auto make = [&](octile_plan** made) { return octile_quantize_plan_create(&description, made); };
-  return find(key_of(Kind::quantize, description), make, plan);
+std::shared_ptr<const Plan> find_plan(const octile_quantize_description& description) {
+  return find(Kind::quantize, description, octile_quantize_plan_create);
 }
-
-Error find_dequantize_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan) {
-  auto make = [&](octile_plan** made) { return octile_dequantize_plan_create(&description, made); };
-  return find(key_of(Kind::dequantize, description), make, plan);
+std::shared_ptr<const Plan> find_dequantize_plan(const octile_quantize_description& description) {
+  return find(Kind::dequantize, description, octile_dequantize_plan_create);
 }
-
-Error find_plan(const octile_linear_description& description, std::shared_ptr<const Plan>* plan) {
-  auto make = [&](octile_plan** made) { return octile_linear_plan_create(&description, made); };
-  return find(key_of(Kind::linear, description), make, plan);
+std::shared_ptr<const Plan> find_plan(const octile_linear_description& description) {
+  return find(Kind::linear, description, octile_linear_plan_create);
 }
-
-Error find_plan(const octile_linear_backward_description& description, std::shared_ptr<const Plan>* plan) {
-  auto make = [&](octile_plan** made) { return octile_linear_backward_plan_create(&description, made); };
-  return find(key_of(Kind::backward, description), make, plan);
+std::shared_ptr<const Plan> find_plan(const octile_linear_backward_description& description) {
+  return find(Kind::backward, description, octile_linear_backward_plan_create);
 }
 
 CacheCounts cache_counts() { return cache().counts(); }

@@ -26,10 +26,10 @@ class Plan {
 
 // The plan lives as long as the pointer, even if other threads evict it from the cache. The key is the kind and every
 // byte of the description.
-Error find_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan);
-Error find_dequantize_plan(const octile_quantize_description& description, std::shared_ptr<const Plan>* plan);
-Error find_plan(const octile_linear_description& description, std::shared_ptr<const Plan>* plan);
-Error find_plan(const octile_linear_backward_description& description, std::shared_ptr<const Plan>* plan);
+std::shared_ptr<const Plan> find_plan(const octile_quantize_description& description);
+std::shared_ptr<const Plan> find_dequantize_plan(const octile_quantize_description& description);
+std::shared_ptr<const Plan> find_plan(const octile_linear_description& description);
+std::shared_ptr<const Plan> find_plan(const octile_linear_backward_description& description);
 
 // Plans in the cache now, and plans created so far.
 struct CacheCounts {

@@ -25,40 +25,33 @@ Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
 }
 
 // A plan's threads are torch's, so that torch.set_num_threads() is obeyed. GPUs have none.
-Error threads_of(octile_device device, std::int32_t* threads) {
-  if (device.type != OCTILE_DEVICE_CPU) return nullptr;
+std::int32_t threads_of(octile_device device) {
+  if (device.type != OCTILE_DEVICE_CPU) return 0;
   std::uint32_t count = 0;
-  if (shim.get_num_threads(&count) != 0) return "torch did not return its number of threads";
-  *threads = static_cast<std::int32_t>(count);
-  return nullptr;
+  if (shim.get_num_threads(&count) != 0) fail("torch did not return its number of threads");
+  return static_cast<std::int32_t>(count);
 }
 
 // Of the arguments that are present.
 template <class... Inputs>
-Error look(Inputs&... inputs) {
-  Error error = nullptr;
-  const auto one = [&error](Input& input) {
-    if (error == nullptr && input.present()) error = input.look();
-  };
-  (one(inputs), ...);
-  return error;
+void look(Inputs&... inputs) {
+  ((inputs.present() ? inputs.look() : void()), ...);
 }
 
 template <class Args>
-Error run(octile_status (*function)(const octile_plan*, const Args*, void*, std::size_t, void*), const Plan& plan,
-          const Args& args, octile_device device) {
+void run(octile_status (*function)(const octile_plan*, const Args*, void*, std::size_t, void*), const Plan& plan,
+         const Args& args, octile_device device) {
   void* stream = nullptr;
   if (device.type == OCTILE_DEVICE_CUDA) {
     const CudaShim& cuda = cuda_shim();
-    if (cuda.current_stream == nullptr) return "this torch has no stable interface to its CUDA side";
-    if (cuda.current_stream(device.id, &stream) != 0) return message("torch has no stream for cuda:%d", device.id);
+    if (cuda.current_stream == nullptr) fail("this torch has no stable interface to its CUDA side");
+    if (cuda.current_stream(device.id, &stream) != 0) fail("torch has no stream for cuda:%d", device.id);
   }
   Workspace workspace;
-  if (Error error = workspace.create(plan.workspace_size(), device)) return error;
+  workspace.create(plan.workspace_size(), device);
   if (function(plan.handle(), &args, workspace.data(), plan.workspace_size(), stream) != OCTILE_OK) {
-    return octile_last_error();
+    fail("%s", octile_last_error());
   }
-  return nullptr;
 }
 
 std::int32_t granularity(const Input& weight_scale) {
@@ -82,17 +75,17 @@ bool boolean(Value value) { return (value & 0xff) != 0; }
 
 // ---- quantize(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor) ----
 
-Error quantize(Value* stack) {
+void quantize(Value* stack) {
   Input x("x", stack[0]);
   const std::int32_t granularity = choice(stack[1]), orientation = choice(stack[2]);
-  if (Error error = look(x)) return error;
-  if (Error error = x.as_matrix()) return error;
+  look(x);
+  x.as_matrix();
   const std::int64_t rows = x.rows(), columns = x.columns();
   if (granularity < OCTILE_GRANULARITY_TENSOR || granularity > OCTILE_GRANULARITY_COLUMN) {
-    return message("granularity is %d; 0 (tensor), 1 (row) and 2 (column) are known", granularity);
+    fail("granularity is %d; 0 (tensor), 1 (row) and 2 (column) are known", granularity);
   }
   if (orientation < OCTILE_ORIENTATION_ROW_MAJOR || orientation > OCTILE_ORIENTATION_BOTH) {
-    return message("orientation is %d; 0 (row-major), 1 (transposed) and 2 (both) are known", orientation);
+    fail("orientation is %d; 0 (row-major), 1 (transposed) and 2 (both) are known", orientation);
   }
 
   static const auto kDefaults = defaults(octile_quantize_description_init);
@@ -103,9 +96,8 @@ Error quantize(Value* stack) {
   description.granularity = granularity;
   description.orientation = orientation;
   description.device = x.device();
-  if (Error error = threads_of(x.device(), &description.threads)) return error;
-  std::shared_ptr<const Plan> plan;
-  if (Error error = find_plan(description, &plan)) return error;
+  description.threads = threads_of(x.device());
+  const std::shared_ptr<const Plan> plan = find_plan(description);
 
   // _ctypes_ops.py has the reasons.
   const std::int64_t row_stride = (columns + 15) / 16 * 16, transposed_stride = (rows + 15) / 16 * 16 + 128;
@@ -118,13 +110,10 @@ Error quantize(Value* stack) {
                                                                        : columns;
   Output q(shim.s8, x.device()), q_transposed(shim.s8, x.device());
   Output scale(x.torch_dtype() == shim.f64 ? shim.f64 : shim.f32, x.device());
-  if (Error error = q.create_matrix(q_shape)) return error;
-  if (Error error = q_transposed.create_matrix(transposed_shape)) return error;
-  if (Error error = scale.create_vector(scales)) return error;
-  if (rows == 0 || columns == 0) {
-    // The library writes nothing then.
-    if (Error error = scale.fill(kMinScale)) return error;
-  }
+  q.create_matrix(q_shape);
+  q_transposed.create_matrix(transposed_shape);
+  scale.create_vector(scales);
+  if (rows == 0 || columns == 0) scale.fill(kMinScale);  // the library writes nothing then
 
   View x_view, q_view, transposed_view, scale_view;
   octile_quantize_args args = {};
@@ -133,34 +122,32 @@ Error quantize(Value* stack) {
   if (row_major) args.q = q_view.matrix(q, q_shape);
   if (transposed) args.q_transposed = transposed_view.matrix(q_transposed, transposed_shape);
   args.scale = scale_view.vector(scale, scales);
-  if (Error error = run(octile_quantize_run, *plan, args, x.device())) return error;
+  run(octile_quantize_run, *plan, args, x.device());
   stack[0] = q.release();
   stack[1] = q_transposed.release();
   stack[2] = scale.release();
-  return nullptr;
 }
 
 namespace {
 
 // How many neighbours along K share a scale of (N, groups); 0: all of them.
-Error group_of(const Input& weight_scale, std::int64_t k, std::int64_t* group) {
+std::int64_t group_of(const Input& weight_scale, std::int64_t k) {
   const std::int64_t groups = weight_scale.columns();
   if (groups < 1 || k % groups != 0) {
-    return message("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
-                   static_cast<long long>(k));
+    fail("weight_scale has %lld columns, which do not divide %lld", static_cast<long long>(groups),
+         static_cast<long long>(k));
   }
-  *group = groups > 1 ? k / groups : 0;
-  return nullptr;
+  return groups > 1 ? k / groups : 0;
 }
 
 // A weight of `columns` values a row: int8, or bytes of two 4-bit values each.
-Error check_levels(const Input& weight, std::int64_t columns) {
+void check_levels(const Input& weight, std::int64_t columns) {
   const bool s4 = weight.torch_dtype() == shim.u8;
   const std::int64_t stored = s4 ? columns / 2 + columns % 2 : columns;
-  if ((s4 || weight.torch_dtype() == shim.s8) && weight.columns() == stored) return nullptr;
-  return message("weight has %lld columns of %s, expected %lld of int8 or %lld of uint8",
-                 static_cast<long long>(weight.columns()), name_of(weight.torch_dtype()),
-                 static_cast<long long>(columns), static_cast<long long>(columns / 2 + columns % 2));
+  if ((s4 || weight.torch_dtype() == shim.s8) && weight.columns() == stored) return;
+  fail("weight has %lld columns of %s, expected %lld of int8 or %lld of uint8",
+       static_cast<long long>(weight.columns()), name_of(weight.torch_dtype()), static_cast<long long>(columns),
+       static_cast<long long>(columns / 2 + columns % 2));
 }
 
 }  // namespace
@@ -168,15 +155,15 @@ Error check_levels(const Input& weight, std::int64_t columns) {
 // ---- dequantize ----
 
 // dequantize(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype) -> Tensor
-Error dequantize(Value* stack) {
+void dequantize(Value* stack) {
   Input weight("weight", stack[0]), scale("weight_scale", stack[1]);
   Input zero_point = Input::optional("weight_zero_point", stack[2]);
   const auto columns = static_cast<std::int64_t>(stack[3]);
   const auto dtype = static_cast<std::int32_t>(stack[4]);
-  if (Error error = look(weight, scale, zero_point)) return error;
-  if (Error error = weight.as_matrix()) return error;
-  if (Error error = check_levels(weight, columns)) return error;
-  if (dtype_of(dtype) < 0) return message("dtype is %s", name_of(dtype));
+  look(weight, scale, zero_point);
+  weight.as_matrix();
+  check_levels(weight, columns);
+  if (dtype_of(dtype) < 0) fail("dtype is %s", name_of(dtype));
 
   static const auto kDefaults = defaults(octile_quantize_description_init);
   octile_quantize_description description = kDefaults;
@@ -188,27 +175,22 @@ Error dequantize(Value* stack) {
   description.device = weight.device();
   const bool grouped = scale.dimensions() == 2 && columns > 0;
   if (grouped) {
-    if (Error error = scale.as_matrix()) return error;
-    if (zero_point.present()) {
-      if (Error error = zero_point.as_matrix()) return error;
-    }
-    if (Error error = group_of(scale, columns, &description.group)) return error;
+    scale.as_matrix();
+    if (zero_point.present()) zero_point.as_matrix();
+    description.group = group_of(scale, columns);
     if (description.group == 0) description.group = columns;
     description.granularity = OCTILE_GRANULARITY_GROUP;
   } else if (columns > 0) {
-    if (Error error = scale.as_vector()) return error;
-    if (zero_point.present()) {
-      if (Error error = zero_point.as_vector()) return error;
-    }
+    scale.as_vector();
+    if (zero_point.present()) zero_point.as_vector();
     description.granularity = scale.elements() == 1 ? OCTILE_GRANULARITY_TENSOR : OCTILE_GRANULARITY_ROW;
   }
-  if (Error error = threads_of(weight.device(), &description.threads)) return error;
-  std::shared_ptr<const Plan> plan;
-  if (Error error = find_dequantize_plan(description, &plan)) return error;
+  description.threads = threads_of(weight.device());
+  const std::shared_ptr<const Plan> plan = find_dequantize_plan(description);
 
   const Shape shape = {weight.rows(), columns, columns};
   Output x(dtype, weight.device());
-  if (Error error = x.create_matrix(shape)) return error;
+  x.create_matrix(shape);
   if (shape.rows > 0 && columns > 0) {
     View weight_view, scale_view, zero_point_view, x_view;
     octile_dequantize_args args = {};
@@ -219,10 +201,9 @@ Error dequantize(Value* stack) {
       args.zero_point = grouped ? zero_point_view.matrix(zero_point) : zero_point_view.vector(zero_point);
     }
     args.x = x_view.matrix(x, shape);
-    if (Error error = run(octile_dequantize_run, *plan, args, weight.device())) return error;
+    run(octile_dequantize_run, *plan, args, weight.device());
   }
   stack[0] = x.release();
-  return nullptr;
 }
 
 // ---- The linear layers ----
@@ -230,15 +211,15 @@ Error dequantize(Value* stack) {
 namespace {
 
 // Of int8 weights, by their scales: (N), (1) or (N, K / group).
-Error describe_s8(Input& weight_scale, std::int64_t k, octile_linear_description* description) {
+void describe_s8(Input& weight_scale, std::int64_t k, octile_linear_description* description) {
   if (weight_scale.dimensions() == 2) {
-    if (Error error = weight_scale.as_matrix()) return error;
+    weight_scale.as_matrix();
     description->weight = OCTILE_WEIGHT_S8_GROUP;
-    return group_of(weight_scale, k, &description->group);
+    description->group = group_of(weight_scale, k);
+  } else {
+    weight_scale.as_vector();
+    description->weight = granularity(weight_scale);
   }
-  if (Error error = weight_scale.as_vector()) return error;
-  description->weight = granularity(weight_scale);
-  return nullptr;
 }
 
 struct LinearOperands {
@@ -246,7 +227,7 @@ struct LinearOperands {
 };
 
 // Common to all of them. The description lacks m, k, bias, device and threads, and n unless the weight is packed.
-Error run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
+void run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
   auto& [x, x_scale, x_multiplier, weight, weight_scale, weight_zero_point, bias] = operands;
   const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP, packed = description.packed_weight != 0;
   if (!packed) {
@@ -258,12 +239,11 @@ Error run_linear(octile_linear_description& description, LinearOperands operands
   description.bias = bias.present();
   description.x_multiplier = x_multiplier.present();
   description.device = x.device();
-  if (Error error = threads_of(x.device(), &description.threads)) return error;
-  std::shared_ptr<const Plan> plan;
-  if (Error error = find_plan(description, &plan)) return error;
+  description.threads = threads_of(x.device());
+  const std::shared_ptr<const Plan> plan = find_plan(description);
 
   Output y(y_dtype, x.device());
-  if (Error error = y.create_rows(x, n)) return error;
+  y.create_rows(x, n);
 
   View x_view, x_scale_view, multiplier_view, weight_view, weight_scale_view, zero_point_view, bias_view, y_view;
   octile_linear_args args = {};
@@ -281,9 +261,8 @@ Error run_linear(octile_linear_description& description, LinearOperands operands
   if (weight_zero_point.present()) args.weight_zero_point = zero_point_view.matrix(weight_zero_point);
   if (bias.present()) args.bias = bias_view.vector(bias);
   args.y = y_view.matrix(y, {x.rows(), n, n});
-  if (Error error = run(octile_linear_run, *plan, args, x.device())) return error;
+  run(octile_linear_run, *plan, args, x.device());
   *result = y.release();
-  return nullptr;
 }
 
 octile_linear_description linear_defaults() {
@@ -295,75 +274,73 @@ octile_linear_description linear_defaults() {
 
 // linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout,
 //        Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor
-Error linear(Value* stack) {
+void linear(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
   Input bias = Input::optional("bias", stack[3]), multiplier = Input::optional("x_multiplier", stack[6]), none("", 0);
   octile_linear_description description = linear_defaults();
   description.activation = choice(stack[4]);
   description.weight_layout = choice(stack[5]);
   std::memcpy(&description.static_scale, &stack[7], sizeof description.static_scale);
-  if (Error error = look(x, weight, weight_scale, bias, multiplier)) return error;
-  if (Error error = x.as_rows()) return error;
-  if (Error error = weight.as_matrix()) return error;
-  if (Error error = describe_s8(weight_scale, x.columns(), &description)) return error;
-  if (Error error = bias.as_vector()) return error;
-  if (Error error = multiplier.as_vector()) return error;
+  look(x, weight, weight_scale, bias, multiplier);
+  x.as_rows();
+  weight.as_matrix();
+  describe_s8(weight_scale, x.columns(), &description);
+  bias.as_vector();
+  multiplier.as_vector();
   description.x = description.y = dtype_of(x.torch_dtype());
-  return run_linear(description, {x, none, multiplier, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
+  run_linear(description, {x, none, multiplier, weight, weight_scale, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
 // linear_int8(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout,
 //             ScalarType dtype) -> Tensor
-Error linear_int8(Value* stack) {
+void linear_int8(Value* stack) {
   Input x("x", stack[0]), x_scale("x_scale", stack[1]), weight("weight", stack[2]);
   Input weight_scale("weight_scale", stack[3]), bias = Input::optional("bias", stack[4]), none("", 0);
   octile_linear_description description = linear_defaults();
   description.weight_layout = choice(stack[5]);
   const auto y_dtype = static_cast<std::int32_t>(stack[6]);
-  if (Error error = look(x, x_scale, weight, weight_scale, bias)) return error;
-  if (Error error = x.as_matrix()) return error;
-  if (Error error = x_scale.as_vector()) return error;
-  if (Error error = weight.as_matrix()) return error;
-  if (Error error = describe_s8(weight_scale, x.columns(), &description)) return error;
-  if (Error error = bias.as_vector()) return error;
-  if (dtype_of(y_dtype) < 0) return message("dtype is %s", name_of(y_dtype));
+  look(x, x_scale, weight, weight_scale, bias);
+  x.as_matrix();
+  x_scale.as_vector();
+  weight.as_matrix();
+  describe_s8(weight_scale, x.columns(), &description);
+  bias.as_vector();
+  if (dtype_of(y_dtype) < 0) fail("dtype is %s", name_of(y_dtype));
   description.x = dtype_of(x.torch_dtype());
-  if (description.x != OCTILE_DTYPE_S8) return message("x is of %s, expected int8", name_of(x.torch_dtype()));
+  if (description.x != OCTILE_DTYPE_S8) fail("x is of %s, expected int8", name_of(x.torch_dtype()));
   description.y = dtype_of(y_dtype);
   description.activation = activation_of(x_scale);
-  return run_linear(description, {x, x_scale, none, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
+  run_linear(description, {x, x_scale, none, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
 }
 
 // linear_s4(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor
-Error linear_s4(Value* stack) {
+void linear_s4(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
   Input zero_point = Input::optional("weight_zero_point", stack[3]), bias = Input::optional("bias", stack[4]),
         none("", 0);
-  if (Error error = look(x, weight, weight_scale, zero_point, bias)) return error;
-  if (Error error = x.as_rows()) return error;
-  if (Error error = weight.as_matrix()) return error;
-  if (Error error = weight_scale.as_matrix()) return error;
-  if (zero_point.present()) {
-    if (Error error = zero_point.as_matrix()) return error;
-  }
-  if (Error error = bias.as_vector()) return error;
+  look(x, weight, weight_scale, zero_point, bias);
+  x.as_rows();
+  weight.as_matrix();
+  weight_scale.as_matrix();
+  if (zero_point.present()) zero_point.as_matrix();
+  bias.as_vector();
   const std::int64_t k = x.columns();
   if (weight.torch_dtype() != shim.u8 || weight.columns() != (k + 1) / 2) {
-    return message("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
-                   name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
+    fail("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
+         name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
   }
   octile_linear_description description = linear_defaults();
   description.x = description.y = dtype_of(x.torch_dtype());
   description.activation = OCTILE_ACTIVATION_NONE;
   description.weight = OCTILE_WEIGHT_S4_GROUP;
-  if (Error error = group_of(weight_scale, k, &description.group)) return error;
+  description.group = group_of(weight_scale, k);
   description.weight_zero_point = zero_point.present();
-  return run_linear(description, {x, none, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
+  run_linear(description, {x, none, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
 }
 
 // linear_packed(Tensor x, Tensor weight, Tensor? bias, int out_features, int activation, int weight_format, int group,
 //               bool zero_point, Tensor? x_multiplier, float static_scale) -> Tensor
-Error linear_packed(Value* stack) {
+void linear_packed(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), bias = Input::optional("bias", stack[2]);
   Input multiplier = Input::optional("x_multiplier", stack[8]), none("", 0);
   octile_linear_description description = linear_defaults();
@@ -374,20 +351,20 @@ Error linear_packed(Value* stack) {
   description.group = static_cast<std::int64_t>(stack[6]);
   description.weight_zero_point = boolean(stack[7]);
   std::memcpy(&description.static_scale, &stack[9], sizeof description.static_scale);
-  if (Error error = look(x, weight, bias, multiplier)) return error;
-  if (Error error = x.as_rows()) return error;
-  if (Error error = weight.as_vector()) return error;
-  if (Error error = bias.as_vector()) return error;
-  if (Error error = multiplier.as_vector()) return error;
+  look(x, weight, bias, multiplier);
+  x.as_rows();
+  weight.as_vector();
+  bias.as_vector();
+  multiplier.as_vector();
   description.x = description.y = dtype_of(x.torch_dtype());
-  return run_linear(description, {x, none, multiplier, weight, none, none, bias}, x.torch_dtype(), &stack[0]);
+  run_linear(description, {x, none, multiplier, weight, none, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
 // ---- linear_backward(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw,
 //                      bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout,
 //                      int rounding=0, SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor) ----
 
-Error linear_backward(Value* stack) {
+void linear_backward(Value* stack) {
   Input dy("dy", stack[0]), weight = Input::optional("weight", stack[1]);
   Input weight_scale = Input::optional("weight_scale", stack[2]);
   Input x = Input::optional("x", stack[3]), x_scale = Input::optional("x_scale", stack[4]);
@@ -406,43 +383,42 @@ Error linear_backward(Value* stack) {
   const bool wants_dx = description.dx != OCTILE_PRODUCT_NONE, wants_dw = description.dw != OCTILE_PRODUCT_NONE;
   const bool wants_db = description.db != 0;
 
-  if (Error error = look(dy, weight, weight_scale, x, x_scale)) return error;
-  if (Error error = dy.as_matrix()) return error;
+  look(dy, weight, weight_scale, x, x_scale);
+  dy.as_matrix();
   description.m = dy.rows();
   description.n = dy.columns();
   description.dy = dtype_of(dy.torch_dtype());
   if (wants_dx) {
-    if (!weight.present() || !weight_scale.present()) return "dx needs weight and weight_scale";
-    if (Error error = weight.as_matrix()) return error;
-    if (Error error = weight_scale.as_vector()) return error;
+    if (!weight.present() || !weight_scale.present()) fail("dx needs weight and weight_scale");
+    weight.as_matrix();
+    weight_scale.as_vector();
     description.k = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.rows() : weight.columns();
     description.weight = granularity(weight_scale);
   }
   // The library would take -1 for weight_layout's.
   if (dw_layout != OCTILE_LAYOUT_OUT_IN && dw_layout != OCTILE_LAYOUT_IN_OUT) {
-    return message("dw_layout is %d; 0 (N, K) and 1 (K, N) are known", dw_layout);
+    fail("dw_layout is %d; 0 (N, K) and 1 (K, N) are known", dw_layout);
   }
   if (wants_dw) {
-    if (!x.present() || !x_scale.present()) return "dw needs x and x_scale";
-    if (Error error = x.as_matrix()) return error;
-    if (Error error = x_scale.as_vector()) return error;
-    if (dtype_of(dw_dtype) < 0) return message("dw_dtype is %s", name_of(dw_dtype));
+    if (!x.present() || !x_scale.present()) fail("dw needs x and x_scale");
+    x.as_matrix();
+    x_scale.as_vector();
+    if (dtype_of(dw_dtype) < 0) fail("dw_dtype is %s", name_of(dw_dtype));
     description.k = description.x_transposed ? x.rows() : x.columns();
     description.dw_dtype = dtype_of(dw_dtype);
     description.dw_layout = dw_layout;
     description.activation = activation_of(x_scale);
   }
   description.device = dy.device();
-  if (Error error = threads_of(dy.device(), &description.threads)) return error;
-  std::shared_ptr<const Plan> plan;
-  if (Error error = find_plan(description, &plan)) return error;
+  description.threads = threads_of(dy.device());
+  const std::shared_ptr<const Plan> plan = find_plan(description);
 
   const std::int64_t m = description.m, n = description.n, k = description.k;
   const Shape dx_shape = {m, k, k}, dw_shape = dw_layout == OCTILE_LAYOUT_IN_OUT ? Shape{k, n, n} : Shape{n, k, k};
   Output dx(dy.torch_dtype(), dy.device()), dw(dw_dtype, dy.device()), db(dy.torch_dtype(), dy.device());
-  if (Error error = wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0)) return error;
-  if (Error error = wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0)) return error;
-  if (Error error = db.create_vector(wants_db ? n : 0)) return error;
+  wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0);
+  wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0);
+  db.create_vector(wants_db ? n : 0);
 
   View dy_view, weight_view, weight_scale_view, x_view, x_scale_view, dx_view, dw_view, db_view;
   octile_linear_backward_args args = {};
@@ -460,11 +436,10 @@ Error linear_backward(Value* stack) {
     args.dw = dw_view.matrix(dw, dw_shape);
   }
   if (wants_db) args.db = db_view.vector(db, n);
-  if (Error error = run(octile_linear_backward_run, *plan, args, dy.device())) return error;
+  run(octile_linear_backward_run, *plan, args, dy.device());
   stack[0] = dx.release();
   stack[1] = dw.release();
   stack[2] = db.release();
-  return nullptr;
 }
 
 }  // namespace octile_torch

@@ -1,7 +1,7 @@
 // The ops torch.ops.octile.*, for CPU and CUDA tensors. Their schemas, and what they mean, are in
 // python/octile/_ops.py; python/octile/_ctypes_ops.py does the same in Python.
 //
-// Each takes its arguments over from the stack, and leaves its results there unless it returns an error.
+// Each takes its arguments over from the stack, and leaves its results there. What they throw: Failure, std::bad_alloc.
 #pragma once
 
 #include "torch_shim.h"
@@ -9,12 +9,12 @@
 
 namespace octile_torch {
 
-Error quantize(Value* stack);
-Error dequantize(Value* stack);
-Error linear(Value* stack);
-Error linear_int8(Value* stack);
-Error linear_s4(Value* stack);
-Error linear_packed(Value* stack);
-Error linear_backward(Value* stack);
+void quantize(Value* stack);
+void dequantize(Value* stack);
+void linear(Value* stack);
+void linear_int8(Value* stack);
+void linear_s4(Value* stack);
+void linear_packed(Value* stack);
+void linear_backward(Value* stack);
 
 }  // namespace octile_torch

@@ -13,7 +13,7 @@ namespace octile_torch {
 
 namespace {
 
-using Op = Error (*)(Value* stack);
+using Op = void (*)(Value* stack);
 
 struct Registration {
   const char* name;
@@ -41,12 +41,15 @@ void boxed(Value* stack, std::uint64_t inputs, std::uint64_t outputs) {
   Error error = "the schema is of another version than _octile_torch.so";
   if (inputs == op.inputs && outputs == op.outputs) {
     try {
-      error = op.op(stack);
+      op.op(stack);
+      return;
+    } catch (const Failure& failure) {
+      error = failure.error;
     } catch (const std::bad_alloc&) {
       error = "out of memory";
     }
   }
-  if (error != nullptr) shim.check(false, op.name, kFile, __LINE__, message("octile::%s: %s", op.name, error));
+  shim.check(false, op.name, kFile, __LINE__, message("octile::%s: %s", op.name, error));
 }
 
 template <std::size_t... index>

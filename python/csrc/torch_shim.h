@@ -106,7 +106,19 @@ struct CudaShim {
 // NULL) where libtorch_cuda is not loaded or lacks a function.
 const CudaShim& cuda_shim();
 
+// NULL, or what went wrong.
+using Error = const char*;
+
 // A message, kept until the next one on this thread. It needs no memory.
 [[gnu::format(printf, 1, 2)]] const char* message(const char* format, ...);
+
+// What an op throws: a message.
+struct Failure {
+  Error error;
+};
+template <class... Values>
+[[noreturn]] void fail(const char* format, Values... values) {
+  throw Failure{message(format, values...)};
+}
 
 }  // namespace octile_torch

@@ -32,10 +32,10 @@ const Type& type_of(std::int32_t torch_dtype) {
 }
 
 // Torch 2.13 and later say more. The first words are what programs look for that try again with less.
-Error no_memory(octile_device device) {
+[[noreturn]] void no_memory(octile_device device) {
   const char* why = shim.last_error != nullptr ? shim.last_error() : "out of memory";
-  if (device.type == OCTILE_DEVICE_CPU) return message("torch cannot allocate on the CPU: %s", why);
-  return message("CUDA out of memory. Torch cannot allocate on cuda:%d: %s", device.id, why);
+  if (device.type == OCTILE_DEVICE_CPU) fail("torch cannot allocate on the CPU: %s", why);
+  fail("CUDA out of memory. Torch cannot allocate on cuda:%d: %s", device.id, why);
 }
 
 // The strides of a dense tensor, as torch counts them: a size of 0 counts as 1.
@@ -64,27 +64,26 @@ Input Input::optional(const char* name, Value value) {
   return Input(name, handle);
 }
 
-Error Input::look() {
+void Input::look() {
   std::int32_t device_type = -1;
   TensorHandle handle = handle_.get();
   const bool failed = shim.get_dim(handle, &dimensions_) != 0 || shim.get_sizes(handle, &sizes_) != 0 ||
                       shim.get_strides(handle, &strides_) != 0 || shim.get_dtype(handle, &torch_dtype_) != 0 ||
                       shim.get_device_type(handle, &device_type) != 0 ||
                       shim.get_device_index(handle, &device_.id) != 0 || shim.get_const_data(handle, &data_) != 0;
-  if (failed) return message("torch does not say what %s is", name_);
+  if (failed) fail("torch does not say what %s is", name_);
   if (dimensions_ > kMaxDimensions) {
-    return message("%s has %lld dimensions, %lld is the maximum", name_, static_cast<long long>(dimensions_),
-                   static_cast<long long>(kMaxDimensions));
+    fail("%s has %lld dimensions, %lld is the maximum", name_, static_cast<long long>(dimensions_),
+         static_cast<long long>(kMaxDimensions));
   }
   if (device_type == shim.cpu) {
     device_ = {OCTILE_DEVICE_CPU, 0};
   } else if (device_type == shim.cuda) {
     device_.type = OCTILE_DEVICE_CUDA;
   } else {
-    return message("%s is neither on the CPU nor on a GPU", name_);
+    fail("%s is neither on the CPU nor on a GPU", name_);
   }
-  if (dtype_of(torch_dtype_) < 0) return message("%s is of %s", name_, name_of(torch_dtype_));
-  return nullptr;
+  if (dtype_of(torch_dtype_) < 0) fail("%s is of %s", name_, name_of(torch_dtype_));
 }
 
 std::int64_t Input::elements() const {
@@ -93,22 +92,20 @@ std::int64_t Input::elements() const {
   return count;
 }
 
-Error Input::as_vector() {
-  if (dimensions_ > 1) return message("%s has %d dimensions, expected 1", name_, static_cast<int>(dimensions_));
-  return nullptr;
+void Input::as_vector() {
+  if (dimensions_ > 1) fail("%s has %d dimensions, expected 1", name_, static_cast<int>(dimensions_));
 }
 
-Error Input::as_matrix() {
-  if (dimensions_ != 2) return message("%s has %d dimensions, expected 2", name_, static_cast<int>(dimensions_));
-  return as_rows();
+void Input::as_matrix() {
+  if (dimensions_ != 2) fail("%s has %d dimensions, expected 2", name_, static_cast<int>(dimensions_));
+  as_rows();
 }
 
-Error Input::as_rows() {
-  if (dimensions_ == 0) return message("%s has no dimensions", name_);
-  if (collapse()) return nullptr;
-  if (Error error = copy()) return error;
+void Input::as_rows() {
+  if (dimensions_ == 0) fail("%s has no dimensions", name_);
+  if (collapse()) return;
+  copy();
   collapse();
-  return nullptr;
 }
 
 bool Input::collapse() {
@@ -128,88 +125,85 @@ bool Input::collapse() {
   return shape_.row_stride >= shape_.columns || shape_.row_stride == 0;
 }
 
-Error Input::copy() {
+void Input::copy() {
   std::int64_t strides[kMaxDimensions];
   dense_strides(dimensions_, sizes_, strides);
   TensorHandle dense = nullptr;
   const std::int32_t type = device_.type == OCTILE_DEVICE_CPU ? shim.cpu : shim.cuda;
   const std::int32_t index = device_.type == OCTILE_DEVICE_CPU ? -1 : device_.id;
   if (shim.empty_strided(dimensions_, sizes_, strides, torch_dtype_, type, index, &dense) != 0) {
-    return no_memory(device_);
+    no_memory(device_);
   }
   Owned owned(dense);
-  if (shim.copy(dense, handle_.get(), 0) != 0) return message("torch cannot copy %s", name_);
+  if (shim.copy(dense, handle_.get(), 0) != 0) fail("torch cannot copy %s", name_);
   handle_ = std::move(owned);
-  return look();
+  look();
 }
 
-Error Output::create_vector(std::int64_t size) {
+void Output::create_vector(std::int64_t size) {
   const std::int64_t stride = 1;
-  return create(1, &size, &stride);
+  create(1, &size, &stride);
 }
 
-Error Output::create_matrix(Shape shape) {
+void Output::create_matrix(Shape shape) {
   const std::int64_t sizes[] = {shape.rows, shape.columns};
   const std::int64_t strides[] = {shape.row_stride, 1};
-  return create(2, sizes, strides);
+  create(2, sizes, strides);
 }
 
-Error Output::create_rows(const Input& input, std::int64_t columns) {
+void Output::create_rows(const Input& input, std::int64_t columns) {
   std::int64_t sizes[kMaxDimensions], strides[kMaxDimensions];
   const std::int64_t dimensions = input.dimensions();
   for (std::int64_t i = 0; i + 1 < dimensions; ++i) sizes[i] = input.size(i);
   sizes[dimensions - 1] = columns;
   dense_strides(dimensions, sizes, strides);
-  return create(dimensions, sizes, strides);
+  create(dimensions, sizes, strides);
 }
 
-Error Output::create(std::int64_t dimensions, const std::int64_t* sizes, const std::int64_t* strides) {
+void Output::create(std::int64_t dimensions, const std::int64_t* sizes, const std::int64_t* strides) {
   const bool on_cpu = device_.type == OCTILE_DEVICE_CPU;
   TensorHandle made = nullptr;
   if (shim.empty_strided(dimensions, sizes, strides, torch_dtype_, on_cpu ? shim.cpu : shim.cuda,
                          on_cpu ? -1 : device_.id, &made) != 0) {
-    return no_memory(device_);
+    no_memory(device_);
   }
   handle_ = Owned(made);
-  if (shim.get_mutable_data(made, &data_) != 0) return "torch does not say where an output is";
-  return nullptr;
+  if (shim.get_mutable_data(made, &data_) != 0) fail("torch does not say where an output is");
 }
 
-Error Output::fill(double value) {
+void Output::fill(double value) {
   // A number on the CPU, which torch reads at once.
   Output number(torch_dtype_, {OCTILE_DEVICE_CPU, 0});
-  if (Error error = number.create(0, nullptr, nullptr)) return error;
+  number.create(0, nullptr, nullptr);
   if (torch_dtype_ == shim.f64) {
     *static_cast<double*>(number.data_) = value;
   } else {
     *static_cast<float*>(number.data_) = static_cast<float>(value);
   }
   TensorHandle same = nullptr;
-  if (shim.new_tensor(handle_.get(), &same) != 0) return "torch cannot share a tensor";
+  if (shim.new_tensor(handle_.get(), &same) != 0) fail("torch cannot share a tensor");
   Value stack[] = {reinterpret_cast<Value>(same), number.release()};
-  if (shim.call("aten::fill_", "Tensor", stack, kTorchVersion) != 0) return "torch cannot fill a tensor";
+  if (shim.call("aten::fill_", "Tensor", stack, kTorchVersion) != 0) fail("torch cannot fill a tensor");
   Owned filled(reinterpret_cast<TensorHandle>(stack[0]));
-  return nullptr;
 }
 
 Workspace::~Workspace() {
   if (memory_ != nullptr) cuda_shim().deallocate(memory_);
 }
 
-Error Workspace::create(std::size_t size, octile_device device) {
-  if (size == 0) return nullptr;
+void Workspace::create(std::size_t size, octile_device device) {
+  if (size == 0) return;
   std::int32_t current = -1;
   // Making a tensor takes longer, but it can be on a GPU that is not the current one.
   if (device.type == OCTILE_DEVICE_CUDA && shim.get_current_device(&current) == 0 && current == device.id) {
-    if (cuda_shim().allocate(size, &memory_) != 0) return no_memory(device);
+    if (cuda_shim().allocate(size, &memory_) != 0) no_memory(device);
     data_ = memory_;
-    return nullptr;
+    return;
   }
   Output bytes(shim.u8, device);
-  if (Error error = bytes.create_vector(static_cast<std::int64_t>(size))) return error;
+  bytes.create_vector(static_cast<std::int64_t>(size));
   data_ = bytes.data();
   tensor_ = Owned(reinterpret_cast<TensorHandle>(bytes.release()));
-  return nullptr;
 }
 
 const octile_tensor* View::fill(const void* data, std::int32_t torch_dtype, octile_device device, Shape shape) {

@@ -10,9 +10,6 @@
 
 namespace octile_torch {
 
-// NULL, or an error message.
-using Error = const char*;
-
 // A tensor that we own, or none.
 class Owned {
  public:
@@ -55,7 +52,7 @@ class Input {
   bool present() const { return handle_.get() != nullptr; }
 
   // Queries torch. Everything below is valid afterwards.
-  Error look();
+  void look();
 
   std::int64_t dimensions() const { return dimensions_; }
   std::int64_t size(std::int64_t dimension) const { return sizes_[dimension]; }
@@ -65,16 +62,16 @@ class Input {
 
   // Requires a vector (a number counts as one element), or a matrix whose rows a plan can read, which may take a copy.
   // as_rows() merges all dimensions but the last. rows() and columns() are valid after the last two.
-  Error as_vector();
-  Error as_matrix();
-  Error as_rows();
+  void as_vector();
+  void as_matrix();
+  void as_rows();
   std::int64_t rows() const { return shape_.rows; }
   std::int64_t columns() const { return shape_.columns; }
 
  private:
   friend class View;
 
-  Error copy();
+  void copy();
   // Fills shape_ if the rows can be read in place.
   bool collapse();
 
@@ -94,12 +91,12 @@ class Output {
  public:
   Output(std::int32_t torch_dtype, octile_device device) : torch_dtype_(torch_dtype), device_(device) {}
 
-  Error create_vector(std::int64_t size);
-  Error create_matrix(Shape shape);
+  void create_vector(std::int64_t size);
+  void create_matrix(Shape shape);
   // (the sizes of `input` but the last, columns)
-  Error create_rows(const Input& input, std::int64_t columns);
+  void create_rows(const Input& input, std::int64_t columns);
   // Of f32 or f64.
-  Error fill(double value);
+  void fill(double value);
 
   void* data() const { return data_; }
   std::int32_t torch_dtype() const { return torch_dtype_; }
@@ -107,7 +104,7 @@ class Output {
   Value release() { return reinterpret_cast<Value>(handle_.release()); }
 
  private:
-  Error create(std::int64_t dimensions, const std::int64_t* sizes, const std::int64_t* strides);
+  void create(std::int64_t dimensions, const std::int64_t* sizes, const std::int64_t* strides);
 
   Owned handle_;
   void* data_ = nullptr;
@@ -124,7 +121,7 @@ class Workspace {
   ~Workspace();
 
   // At a multiple of 64 on the CPU, of 512 on a GPU.
-  Error create(std::size_t size, octile_device device);
+  void create(std::size_t size, octile_device device);
   void* data() const { return data_; }
 
  private:

@@ -266,15 +266,12 @@ def linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
     dw_shape = (k, n) if dw_layout == _c.IN_OUT else (n, k)
     dw_out = torch.empty(dw_shape if dw else (0,), dtype=dw_dtype, device=dy.device)
     db_out = torch.empty((n,) if db else (0,), dtype=dy.dtype, device=dy.device)
-    views = {
-        "dy": view(dy),
-        "weight": view(weight) if dx else None,
-        "weight_scale": view(weight_scale) if dx else None,
-        "x": view(x) if dw else None,
-        "x_scale": view(x_scale) if dw else None,
-        "dx": view(dx_out) if dx else None,
-        "dw": view(dw_out) if dw else None,
-        "db": view(db_out) if db else None,
-    }
+    views = {"dy": view(dy)}
+    if dx:
+        views |= {"weight": view(weight), "weight_scale": view(weight_scale), "dx": view(dx_out)}
+    if dw:
+        views |= {"x": view(x), "x_scale": view(x_scale), "dw": view(dw_out)}
+    if db:
+        views["db"] = view(db_out)
     run("linear_backward", chosen, _c.BackwardArguments, views, dy.device, seed)
     return dx_out, dw_out, db_out

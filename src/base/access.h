@@ -2,33 +2,45 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "octile/tensor.h"
 
 namespace octile {
 
+// Calls visit with the typed pointer to element i of a float view. Of another type, nothing is visited.
+template <class Void, class Visit>
+auto visit_floats(const BasicTensor<Void>& t, std::int64_t i, const Visit& visit) {
+  const auto at = [&]<class T>(T) {
+    return visit(static_cast<std::conditional_t<std::is_const_v<Void>, const T, T>*>(t.data) + i);
+  };
+  switch (t.dtype) {
+    case DType::f16:
+      return at(Half{});
+    case DType::bf16:
+      return at(BFloat16{});
+    case DType::f32:
+      return at(float{});
+    case DType::f64:
+      return at(double{});
+    default:
+      return decltype(at(float{}))();
+  }
+}
+
+inline std::int64_t place_of(const ConstTensor& t, std::int64_t r, std::int64_t c) {
+  return r * t.strides[0] + (t.rank == 2 ? c * t.strides[1] : 0);
+}
+
 // Element (r, c) as Real (float or double). Exact: only f64 is wider than f32, and f64 views are read as double.
 template <class Real>
 Real load(const ConstTensor& t, std::int64_t r, std::int64_t c = 0) {
-  const std::int64_t i = r * t.strides[0] + (t.rank == 2 ? c * t.strides[1] : 0);
-  switch (t.dtype) {
-    case DType::f16:
-      return static_cast<Real>(static_cast<float>(static_cast<const Half*>(t.data)[i]));
-    case DType::bf16:
-      return static_cast<Real>(static_cast<float>(static_cast<const BFloat16*>(t.data)[i]));
-    case DType::f32:
-      return static_cast<Real>(static_cast<const float*>(t.data)[i]);
-    case DType::f64:
-      return static_cast<Real>(static_cast<const double*>(t.data)[i]);
-    default:
-      break;
-  }
-  return Real{};
+  return visit_floats(t, place_of(t, r, c), [](const auto* x) { return static_cast<Real>(*x); });
 }
 
 // Element (r, c) of an integer view. s4: low nibble first, sign-extended; its strides count elements.
 inline std::int32_t load_integer(const ConstTensor& t, std::int64_t r, std::int64_t c = 0) {
-  const std::int64_t i = r * t.strides[0] + (t.rank == 2 ? c * t.strides[1] : 0);
+  const std::int64_t i = place_of(t, r, c);
   switch (t.dtype) {
     case DType::s8:
       return static_cast<const std::int8_t*>(t.data)[i];
@@ -49,23 +61,13 @@ inline std::int32_t load_integer(const ConstTensor& t, std::int64_t r, std::int6
 // Rounds once to the view's float type. A double goes to f64 only.
 template <class Real>
 void store(const Tensor& t, std::int64_t r, std::int64_t c, Real value) {
-  const std::int64_t i = r * t.strides[0] + (t.rank == 2 ? c * t.strides[1] : 0);
-  switch (t.dtype) {
-    case DType::f16:
-      static_cast<Half*>(t.data)[i] = Half(static_cast<float>(value));
-      break;
-    case DType::bf16:
-      static_cast<BFloat16*>(t.data)[i] = BFloat16(static_cast<float>(value));
-      break;
-    case DType::f32:
-      static_cast<float*>(t.data)[i] = static_cast<float>(value);
-      break;
-    case DType::f64:
-      static_cast<double*>(t.data)[i] = static_cast<double>(value);
-      break;
-    default:
-      break;
-  }
+  visit_floats(t, place_of(t, r, c), [&]<class T>(T* x) {
+    if constexpr (std::is_same_v<T, double>) {
+      *x = static_cast<double>(value);
+    } else {
+      *x = T(static_cast<float>(value));
+    }
+  });
 }
 
 // The odd last column of an s4 row leaves its high nibble 0.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/float_rows.h"
 #include "base/message.h"
 #include "cpu/support/isa.h"
 
@@ -104,6 +105,15 @@ void check_values_within(const TensorChecks& checks, std::string_view name, cons
     fail(Status::invalid_argument, checks.function(), ": ", name, "[", r, ", ", c, "] = ", value, " is outside ", low,
          "..", high);
   });
+}
+
+void check_positive(std::string_view function, std::string_view name, const ConstTensor& t, bool or_zero) {
+  for (std::int64_t j = 0; j < t.shape[0]; ++j) {
+    const float value = read_f32(t, j);
+    if ((or_zero ? value >= 0 : value > 0) && std::isfinite(value)) continue;
+    fail(Status::invalid_argument, function, ": ", name, "[", j, "] = ", value, ", expected ",
+         or_zero ? "finite and not negative" : "positive and finite");
+  }
 }
 
 void check_size(std::string_view function, std::string_view name, std::int64_t size) {

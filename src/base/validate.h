@@ -87,6 +87,8 @@ void for_each_element(const ConstTensor& t, const Visit& visit) {
 
 // Every value of an s32 tensor in host memory lies in low..high.
 void check_values_within(const TensorChecks& checks, std::string_view name, const ConstTensor& t, int low, int high);
+// Every value of an f32 vector in host memory is positive, or 0 where that will do, and finite.
+void check_positive(std::string_view function, std::string_view name, const ConstTensor& t, bool or_zero);
 // A size: not negative.
 void check_size(std::string_view function, std::string_view name, std::int64_t size);
 // A matrix that a plan will need: its bytes fit in 63 bits.

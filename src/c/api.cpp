@@ -49,11 +49,11 @@ using namespace c_interface;
 
 // ---- Plans ----
 
-template <class Plan, class Description>
-octile_status create(std::string_view function, const Description* description, octile_plan** plan) noexcept {
+template <class Plan, class Description, class C>
+octile_status create(std::string_view function, const C* description, octile_plan** plan) noexcept {
   return guarded([&] {
     if (plan == nullptr) fail(Status::invalid_argument, function, ": plan is NULL");
-    const Plan selected = Plan::select(convert(function, description));
+    const Plan selected = Plan::select(convert<Description>(function, description));
     *plan = new octile_plan{selected, selected.sku(), selected.explain(), selected.precision_guarantee()};
   });
 }
@@ -68,10 +68,10 @@ const Plan& plan_of(std::string_view function, const octile_plan* plan) {
   return *own;
 }
 
-template <class Plan, class Args>
-octile_status can_implement(std::string_view function, const octile_plan* plan, const Args* args) noexcept {
+template <class Plan, class Args, class C>
+octile_status can_implement(std::string_view function, const octile_plan* plan, const C* args) noexcept {
   return guarded([&] {
-    const Verdict verdict = plan_of<Plan>(function, plan).can_implement(convert(function, args));
+    const Verdict verdict = plan_of<Plan>(function, plan).can_implement(convert<Args>(function, args));
     if (!verdict) throw Error(verdict.status, verdict.reason);
   });
 }
@@ -81,11 +81,11 @@ struct RunContext {
   Stream stream;
 };
 
-template <class Plan, class Args>
-octile_status run(std::string_view function, const octile_plan* plan, const Args* args,
+template <class Plan, class Args, class C>
+octile_status run(std::string_view function, const octile_plan* plan, const C* args,
                   const RunContext& context) noexcept {
   return guarded(
-      [&] { plan_of<Plan>(function, plan).run(convert(function, args), context.workspace, context.stream); });
+      [&] { plan_of<Plan>(function, plan).run(convert<Args>(function, args), context.workspace, context.stream); });
 }
 
 void write_precision(std::string_view function, octile_precision* precision, const PrecisionGuarantee& guarantee) {
@@ -150,112 +150,38 @@ octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t 
   });
 }
 
-octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size) {
-  return octile::init_struct("octile_quantize_description_init", description, size, octile::defaults_of_quantize());
-}
+#define OCTILE_DESCRIPTION(name, Cpp)                                                                     \
+  octile_status octile_##name##_description_init(octile_##name##_description* description, size_t size) { \
+    using Description = octile_##name##_description;                                                      \
+    return octile::init_struct(__func__, description, size,                                               \
+                               octile::c_interface::defaults<octile::Cpp##Description, Description>());   \
+  }
+OCTILE_DESCRIPTION(quantize, Quantize)
+OCTILE_DESCRIPTION(linear, Linear)
+OCTILE_DESCRIPTION(linear_backward, LinearBackward)
 
-octile_status octile_linear_description_init(octile_linear_description* description, size_t size) {
-  return octile::init_struct("octile_linear_description_init", description, size, octile::defaults_of_linear());
-}
-
-octile_status octile_linear_backward_description_init(octile_linear_backward_description* description, size_t size) {
-  return octile::init_struct("octile_linear_backward_description_init", description, size,
-                             octile::defaults_of_linear_backward());
-}
-
-octile_status octile_quantize_plan_create(const octile_quantize_description* description, octile_plan** plan) {
-  return octile::create<octile::QuantizePlan>("octile_quantize_plan_create", description, plan);
-}
-
-octile_status octile_quantize_can_implement(const octile_plan* plan, const octile_quantize_args* args) {
-  return octile::can_implement<octile::QuantizePlan>("octile_quantize_can_implement", plan, args);
-}
-
-octile_status octile_quantize_run(const octile_plan* plan, const octile_quantize_args* args, void* workspace,
-                                  size_t workspace_size, void* stream) {
-  return octile::run<octile::QuantizePlan>("octile_quantize_run", plan, args, {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_dequantize_plan_create(const octile_quantize_description* description, octile_plan** plan) {
-  return octile::create<octile::DequantizePlan>("octile_dequantize_plan_create", description, plan);
-}
-
-octile_status octile_dequantize_can_implement(const octile_plan* plan, const octile_dequantize_args* args) {
-  return octile::can_implement<octile::DequantizePlan>("octile_dequantize_can_implement", plan, args);
-}
-
-octile_status octile_dequantize_run(const octile_plan* plan, const octile_dequantize_args* args, void* workspace,
-                                    size_t workspace_size, void* stream) {
-  return octile::run<octile::DequantizePlan>("octile_dequantize_run", plan, args,
-                                             {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_quantize_backward_plan_create(const octile_quantize_description* description, octile_plan** plan) {
-  return octile::create<octile::QuantizeBackwardPlan>("octile_quantize_backward_plan_create", description, plan);
-}
-
-octile_status octile_quantize_backward_can_implement(const octile_plan* plan,
-                                                     const octile_quantize_backward_args* args) {
-  return octile::can_implement<octile::QuantizeBackwardPlan>("octile_quantize_backward_can_implement", plan, args);
-}
-
-octile_status octile_quantize_backward_run(const octile_plan* plan, const octile_quantize_backward_args* args,
-                                           void* workspace, size_t workspace_size, void* stream) {
-  return octile::run<octile::QuantizeBackwardPlan>("octile_quantize_backward_run", plan, args,
-                                                   {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_dequantize_backward_plan_create(const octile_quantize_description* description,
-                                                     octile_plan** plan) {
-  return octile::create<octile::DequantizeBackwardPlan>("octile_dequantize_backward_plan_create", description, plan);
-}
-
-octile_status octile_dequantize_backward_can_implement(const octile_plan* plan,
-                                                       const octile_dequantize_backward_args* args) {
-  return octile::can_implement<octile::DequantizeBackwardPlan>("octile_dequantize_backward_can_implement", plan, args);
-}
-
-octile_status octile_dequantize_backward_run(const octile_plan* plan, const octile_dequantize_backward_args* args,
-                                             void* workspace, size_t workspace_size, void* stream) {
-  return octile::run<octile::DequantizeBackwardPlan>("octile_dequantize_backward_run", plan, args,
-                                                     {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_fake_quantize_plan_create(const octile_quantize_description* description, octile_plan** plan) {
-  return octile::create<octile::FakeQuantizePlan>("octile_fake_quantize_plan_create", description, plan);
-}
-
-octile_status octile_fake_quantize_can_implement(const octile_plan* plan, const octile_fake_quantize_args* args) {
-  return octile::can_implement<octile::FakeQuantizePlan>("octile_fake_quantize_can_implement", plan, args);
-}
-
-octile_status octile_fake_quantize_run(const octile_plan* plan, const octile_fake_quantize_args* args, void* workspace,
-                                       size_t workspace_size, void* stream) {
-  return octile::run<octile::FakeQuantizePlan>("octile_fake_quantize_run", plan, args,
-                                               {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_fake_quantize_backward_plan_create(const octile_quantize_description* description,
-                                                        octile_plan** plan) {
-  return octile::create<octile::FakeQuantizeBackwardPlan>("octile_fake_quantize_backward_plan_create", description,
-                                                          plan);
-}
-
-octile_status octile_fake_quantize_backward_can_implement(const octile_plan* plan,
-                                                          const octile_fake_quantize_backward_args* args) {
-  return octile::can_implement<octile::FakeQuantizeBackwardPlan>("octile_fake_quantize_backward_can_implement", plan,
-                                                                 args);
-}
-
-octile_status octile_fake_quantize_backward_run(const octile_plan* plan, const octile_fake_quantize_backward_args* args,
-                                                void* workspace, size_t workspace_size, void* stream) {
-  return octile::run<octile::FakeQuantizeBackwardPlan>("octile_fake_quantize_backward_run", plan, args,
-                                                       {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_linear_plan_create(const octile_linear_description* description, octile_plan** plan) {
-  return octile::create<octile::LinearPlan>("octile_linear_plan_create", description, plan);
-}
+// The three functions of a kind of plan, octile_linear_plan_create, octile_linear_can_implement and octile_linear_run,
+// by its name here and in C++, and those of its description.
+#define OCTILE_PLAN(name, Cpp, described, CppDescribed)                                                                \
+  octile_status octile_##name##_plan_create(const octile_##described##_description* description, octile_plan** plan) { \
+    return octile::create<octile::Cpp##Plan, octile::CppDescribed##Description>(__func__, description, plan);          \
+  }                                                                                                                    \
+  octile_status octile_##name##_can_implement(const octile_plan* plan, const octile_##name##_args* args) {             \
+    return octile::can_implement<octile::Cpp##Plan, octile::Cpp##Args>(__func__, plan, args);                          \
+  }                                                                                                                    \
+  octile_status octile_##name##_run(const octile_plan* plan, const octile_##name##_args* args, void* workspace,        \
+                                    size_t workspace_size, void* stream) {                                             \
+    return octile::run<octile::Cpp##Plan, octile::Cpp##Args>(__func__, plan, args,                                     \
+                                                             {{workspace, workspace_size}, {stream}});                 \
+  }
+OCTILE_PLAN(quantize, Quantize, quantize, Quantize)
+OCTILE_PLAN(dequantize, Dequantize, quantize, Quantize)
+OCTILE_PLAN(quantize_backward, QuantizeBackward, quantize, Quantize)
+OCTILE_PLAN(dequantize_backward, DequantizeBackward, quantize, Quantize)
+OCTILE_PLAN(fake_quantize, FakeQuantize, quantize, Quantize)
+OCTILE_PLAN(fake_quantize_backward, FakeQuantizeBackward, quantize, Quantize)
+OCTILE_PLAN(linear, Linear, linear, Linear)
+OCTILE_PLAN(linear_backward, LinearBackward, linear_backward, LinearBackward)
 
 octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* size) {
   return octile::guarded([&] {
@@ -268,32 +194,9 @@ octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* 
 octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args) {
   return octile::guarded([&] {
     constexpr std::string_view kFunction = "octile_linear_pack";
-    octile::plan_of<octile::LinearPlan>(kFunction, plan).pack(octile::convert(kFunction, args));
+    octile::plan_of<octile::LinearPlan>(kFunction, plan)
+        .pack(octile::c_interface::convert<octile::LinearPackArgs>(kFunction, args));
   });
-}
-
-octile_status octile_linear_can_implement(const octile_plan* plan, const octile_linear_args* args) {
-  return octile::can_implement<octile::LinearPlan>("octile_linear_can_implement", plan, args);
-}
-
-octile_status octile_linear_run(const octile_plan* plan, const octile_linear_args* args, void* workspace,
-                                size_t workspace_size, void* stream) {
-  return octile::run<octile::LinearPlan>("octile_linear_run", plan, args, {{workspace, workspace_size}, {stream}});
-}
-
-octile_status octile_linear_backward_plan_create(const octile_linear_backward_description* description,
-                                                 octile_plan** plan) {
-  return octile::create<octile::LinearBackwardPlan>("octile_linear_backward_plan_create", description, plan);
-}
-
-octile_status octile_linear_backward_can_implement(const octile_plan* plan, const octile_linear_backward_args* args) {
-  return octile::can_implement<octile::LinearBackwardPlan>("octile_linear_backward_can_implement", plan, args);
-}
-
-octile_status octile_linear_backward_run(const octile_plan* plan, const octile_linear_backward_args* args,
-                                         void* workspace, size_t workspace_size, void* stream) {
-  return octile::run<octile::LinearBackwardPlan>("octile_linear_backward_run", plan, args,
-                                                 {{workspace, workspace_size}, {stream}});
 }
 
 size_t octile_kernel_count(void) {

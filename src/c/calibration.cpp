@@ -32,71 +32,6 @@ static_assert(sizeof(octile_smoothing_search_args) == 8 * 8 && sizeof(octile_smo
 static_assert(sizeof(octile_weight_quantizer_description) == 6 * 8 + 8 * 4);
 static_assert(sizeof(octile_weight_quantizer_args) == 7 * 8 && sizeof(octile_weight_error_result) == 3 * 8);
 
-octile_smoothing_search_description defaults_of_search() {
-  const SmoothingSearchDescription d;
-  octile_smoothing_search_description c = {};
-  c.group = WeightFormat::s4_group.group;
-  c.first_alpha = d.first_alpha;
-  c.last_alpha = d.last_alpha;
-  c.x = static_cast<std::int32_t>(d.x);
-  c.w = static_cast<std::int32_t>(d.w);
-  c.activation = static_cast<std::int32_t>(d.activation);
-  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
-  c.steps = d.steps;
-  return c;
-}
-
-octile_weight_quantizer_description defaults_of_quantizer() {
-  const WeightQuantizerDescription d;
-  octile_weight_quantizer_description c = {};
-  c.group = WeightFormat::s4_group.group;
-  c.damping = d.damping;
-  c.min_clip = d.min_clip;
-  c.w = static_cast<std::int32_t>(d.w);
-  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
-  c.scale = static_cast<std::int32_t>(d.scale);
-  c.method = static_cast<std::int32_t>(d.method);
-  c.order = static_cast<std::int32_t>(d.order);
-  c.clip_steps = d.clip_steps;
-  return c;
-}
-
-SmoothingSearchDescription convert(std::string_view function, const octile_smoothing_search_description* given) {
-  const auto c = read_struct(function, "description", given, defaults_of_search());
-  const Converter in(function);
-  SmoothingSearchDescription d;
-  d.n = c.n;
-  d.k = c.k;
-  d.first_alpha = c.first_alpha;
-  d.last_alpha = c.last_alpha;
-  in.choice(d.x, "x", c.x);
-  in.choice(d.w, "w", c.w);
-  in.choice(d.activation, "activation", c.activation);
-  d.weight = in.weight(c.weight, c.group);
-  d.steps = c.steps;
-  d.threads = c.threads;
-  d.calibration_rows = c.calibration_rows;
-  return d;
-}
-
-WeightQuantizerDescription convert(std::string_view function, const octile_weight_quantizer_description* given) {
-  const auto c = read_struct(function, "description", given, defaults_of_quantizer());
-  const Converter in(function);
-  WeightQuantizerDescription d;
-  d.n = c.n;
-  d.k = c.k;
-  d.damping = c.damping;
-  d.min_clip = c.min_clip;
-  in.choice(d.w, "w", c.w);
-  d.weight = in.weight(c.weight, c.group, in.boolean("zero_point", c.zero_point));
-  in.choice(d.scale, "scale", c.scale);
-  in.choice(d.method, "method", c.method);
-  in.choice(d.order, "order", c.order);
-  d.clip_steps = c.clip_steps;
-  d.threads = c.threads;
-  return d;
-}
-
 template <class Calibrator>
 auto& calibrator_of(std::string_view function, Calibrator* given) {
   if (given == nullptr) fail(Status::invalid_argument, function, ": calibrator is NULL");
@@ -117,12 +52,37 @@ void check_result(std::string_view function, std::string_view what, const Result
 
 }  // namespace
 
+template <>
+inline constexpr auto kFields<SmoothingArgs> = OCTILE_FIELDS(a.alpha, a.input_channel_max, a.weight_channel_max,
+                                                             a.factors, a.multiplier);
+template <>
+inline constexpr auto kFields<SmoothBeforeArgs> = OCTILE_FIELDS(a.factors, a.weight, a.bias);
+template <>
+inline constexpr auto kFields<SmoothingSearchDescription> = OCTILE_FIELDS(a.n, a.k, a.first_alpha, a.last_alpha, a.x,
+                                                                          a.w, a.activation, a.weight, a.steps,
+                                                                          a.threads, a.calibration_rows);
+template <>
+inline constexpr auto kFields<SmoothingSearchArgs> = OCTILE_FIELDS(a.weight, a.input_channel_max, a.x, a.second_moments,
+                                                                   a.rows, a.input_excess, a.errors);
+template <>
+inline constexpr auto kFields<WeightQuantizerDescription> = OCTILE_FIELDS(a.n, a.k, a.damping, a.min_clip, a.w,
+                                                                          a.weight, a.scale, a.method, a.order,
+                                                                          a.clip_steps, a.threads);
+template <>
+inline constexpr auto kFields<WeightQuantizerArgs> = OCTILE_FIELDS(a.weight, a.second_moments, a.importance, a.q,
+                                                                   a.scale, a.zero_point);
+template <>
+inline constexpr auto kFields<WeightErrorArgs> = OCTILE_FIELDS(a.weight, a.second_moments, a.importance, a.q, a.scale,
+                                                               a.zero_point);
+
 }  // namespace octile
 
 extern "C" {
 
 using octile::guarded;
+using octile::c_interface::convert;
 using octile::c_interface::Converter;
+using octile::c_interface::defaults;
 using octile::c_interface::read_struct;
 using octile::c_interface::write_struct;
 
@@ -186,14 +146,7 @@ octile_status octile_smoothing_factors(const octile_smoothing_args* args, float*
   return guarded([&] {
     constexpr std::string_view kFunction = "octile_smoothing_factors";
     octile::check_pointer(kFunction, "smoothed_max", smoothed_max);
-    const auto c = read_struct(kFunction, "args", args);
-    const Converter in(kFunction);
-    *smoothed_max =
-        octile::smoothing_factors({.alpha = c.alpha,
-                                   .input_channel_max = in.tensor("input_channel_max", c.input_channel_max),
-                                   .weight_channel_max = in.tensor("weight_channel_max", c.weight_channel_max),
-                                   .factors = in.tensor("factors", c.factors),
-                                   .multiplier = in.tensor("multiplier", c.multiplier)});
+    *smoothed_max = octile::smoothing_factors(convert<octile::SmoothingArgs>(kFunction, args));
   });
 }
 
@@ -205,19 +158,12 @@ octile_status octile_smooth_weight(const octile_tensor* weight, const octile_ten
 }
 
 octile_status octile_smooth_before(const octile_smooth_before_args* args) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_smooth_before";
-    const auto c = read_struct(kFunction, "args", args);
-    const Converter in(kFunction);
-    octile::smooth_before({.factors = in.tensor("factors", c.factors),
-                           .weight = in.tensor("weight", c.weight),
-                           .bias = in.tensor("bias", c.bias)});
-  });
+  return guarded([&] { octile::smooth_before(convert<octile::SmoothBeforeArgs>("octile_smooth_before", args)); });
 }
 
 octile_status octile_smoothing_search_description_init(octile_smoothing_search_description* description, size_t size) {
-  return octile::init_struct("octile_smoothing_search_description_init", description, size,
-                             octile::defaults_of_search());
+  return octile::init_struct(__func__, description, size,
+                             defaults<octile::SmoothingSearchDescription, octile_smoothing_search_description>());
 }
 
 octile_status octile_search_smoothing(const octile_smoothing_search_description* description,
@@ -226,39 +172,23 @@ octile_status octile_search_smoothing(const octile_smoothing_search_description*
   return guarded([&] {
     constexpr std::string_view kFunction = "octile_search_smoothing";
     octile::check_result(kFunction, "result", result);
-    const auto d = octile::convert(kFunction, description);
-    const auto c = read_struct(kFunction, "args", args);
-    const Converter in(kFunction);
-    const octile::SmoothingSearchResult found =
-        octile::search_smoothing(d, {.weight = in.tensor("weight", c.weight),
-                                     .input_channel_max = in.tensor("input_channel_max", c.input_channel_max),
-                                     .x = in.tensor("x", c.x),
-                                     .second_moments = in.tensor("second_moments", c.second_moments),
-                                     .rows = c.rows,
-                                     .input_excess = in.tensor("input_excess", c.input_excess),
-                                     .errors = in.tensor("errors", c.errors)});
+    const auto d = convert<octile::SmoothingSearchDescription>(kFunction, description);
+    const auto found = octile::search_smoothing(d, convert<octile::SmoothingSearchArgs>(kFunction, args));
     write_struct(kFunction, "result", result, {0, found.alpha, found.error, found.unsmoothed_error, found.smooth, 0});
   });
 }
 
 octile_status octile_weight_quantizer_description_init(octile_weight_quantizer_description* description, size_t size) {
-  return octile::init_struct("octile_weight_quantizer_description_init", description, size,
-                             octile::defaults_of_quantizer());
+  return octile::init_struct(__func__, description, size,
+                             defaults<octile::WeightQuantizerDescription, octile_weight_quantizer_description>());
 }
 
 octile_status octile_quantize_weight(const octile_weight_quantizer_description* description,
                                      const octile_weight_quantizer_args* args) {
   return guarded([&] {
     constexpr std::string_view kFunction = "octile_quantize_weight";
-    const auto d = octile::convert(kFunction, description);
-    const auto c = read_struct(kFunction, "args", args);
-    const Converter in(kFunction);
-    octile::quantize_weight(d, {.weight = in.tensor("weight", c.weight),
-                                .second_moments = in.tensor("second_moments", c.second_moments),
-                                .importance = in.tensor("importance", c.importance),
-                                .q = in.tensor("q", c.q),
-                                .scale = in.tensor("scale", c.scale),
-                                .zero_point = in.tensor("zero_point", c.zero_point)});
+    const auto d = convert<octile::WeightQuantizerDescription>(kFunction, description);
+    octile::quantize_weight(d, convert<octile::WeightQuantizerArgs>(kFunction, args));
   });
 }
 
@@ -267,16 +197,8 @@ octile_status octile_weight_error(const octile_weight_quantizer_description* des
   return guarded([&] {
     constexpr std::string_view kFunction = "octile_weight_error";
     octile::check_result(kFunction, "result", result);
-    const auto d = octile::convert(kFunction, description);
-    const auto c = read_struct(kFunction, "args", args);
-    const Converter in(kFunction);
-    const octile::WeightError error =
-        octile::weight_error(d, {.weight = in.tensor("weight", c.weight),
-                                 .second_moments = in.tensor("second_moments", c.second_moments),
-                                 .importance = in.tensor("importance", c.importance),
-                                 .q = in.tensor("q", c.q),
-                                 .scale = in.tensor("scale", c.scale),
-                                 .zero_point = in.tensor("zero_point", c.zero_point)});
+    const auto d = convert<octile::WeightQuantizerDescription>(kFunction, description);
+    const auto error = octile::weight_error(d, convert<octile::WeightErrorArgs>(kFunction, args));
     write_struct(kFunction, "result", result, {0, error.noise, error.signal});
   });
 }

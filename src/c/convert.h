@@ -1,5 +1,5 @@
-// The structures and tensors of the C interface become their C++ twins. Field by field, so that a new field is a line
-// in the header, a line in the C++ structure and a line here.
+// The structures and tensors of the C interface become their C++ twins, field by field: a new field is a line in the
+// header, a line in the C++ structure and a word in its list of fields.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 
+#include "base/fields.h"
 #include "base/message.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
@@ -71,6 +76,8 @@ constexpr std::array<Element, 8> kElements = {{{OCTILE_CODE_FLOAT, 16, DType::f1
                                                {OCTILE_CODE_INT, 4, DType::s4},
                                                {OCTILE_CODE_INT, 32, DType::s32}}};
 
+constexpr std::int32_t kSame = -1;  // OCTILE_DTYPE_SAME, OCTILE_LAYOUT_SAME
+
 // By the value of OCTILE_WEIGHT_....
 constexpr std::array kWeightFormats = {WeightFormat::s8_per_channel, WeightFormat::s8_per_tensor,
                                        WeightFormat::s4_group, WeightFormat::s8_group};
@@ -87,17 +94,6 @@ class Converter {
       fail(Status::invalid_argument, function_, ": ", what, " = ", value, " is not one of its values");
     }
     choice = static_cast<Enum>(value);
-  }
-
-  // C spells a format as one of four names, a group and a zero point.
-  WeightFormat weight(std::int32_t name, std::int64_t group = 0, bool zero_point = false) const {
-    if (name < 0 || name >= static_cast<std::int32_t>(kWeightFormats.size())) {
-      fail(Status::invalid_argument, function_, ": weight = ", name, " is not one of its values");
-    }
-    WeightFormat format = kWeightFormats[static_cast<std::size_t>(name)];
-    if (format.granularity == Granularity::group) format.group = group;
-    format.zero_point = zero_point;
-    return format;
   }
 
   bool boolean(std::string_view what, std::int32_t value) const {
@@ -151,7 +147,59 @@ class Converter {
     return t;
   }
 
+  // The fields of `d` that the list names, from those of `c`.
+  template <class List, class C, class D>
+  void fields(const List& list, const C& c, D& d) const {
+    std::string_view rest = list.text;
+    const auto next = [&rest] {  // "a.x, a.scale"
+      const std::string_view name = rest.substr(2, rest.find(',') - 2);
+      rest.remove_prefix(std::min(rest.size(), name.size() + 4));
+      return name;
+    };
+    const auto into = list.tie(d);
+    std::apply([&](const auto&... from) { std::apply([&](auto&... to) { (field(next(), c, from, to), ...); }, into); },
+               list.tie(c));
+  }
+
  private:
+  template <class C, class From, class To>
+  void field(std::string_view what, const C& c, const From& from, To& to) const {
+    if constexpr (std::is_same_v<To, bool>) {
+      to = boolean(what, from);
+    } else if constexpr (std::is_enum_v<To>) {
+      choice(to, what, from);
+    } else if constexpr (std::is_same_v<To, std::optional<DType>> || std::is_same_v<To, std::optional<WeightLayout>>) {
+      if (from != kSame) choice(to.emplace(), what, from);
+    } else if constexpr (std::is_same_v<To, WeightFormat>) {
+      to = weight(c);
+    } else if constexpr (std::is_same_v<To, Device>) {
+      to = device("the description", from);
+    } else if constexpr (std::is_same_v<From, const octile_tensor*>) {
+      to = tensor(what, from);
+    } else if constexpr (std::is_same_v<To, std::string>) {
+      to = from ? from : "";
+    } else {
+      to = from;
+    }
+  }
+
+  // C spells a format as one of four names and, where the structure has them, a group and a zero point.
+  template <class C>
+  WeightFormat weight(const C& c) const {
+    bool zero_point = false;
+    if constexpr (requires { c.weight_zero_point; }) zero_point = boolean("weight_zero_point", c.weight_zero_point);
+    if constexpr (requires { c.zero_point; }) zero_point = boolean("zero_point", c.zero_point);
+    if (c.weight < 0 || c.weight >= static_cast<std::int32_t>(kWeightFormats.size())) {
+      fail(Status::invalid_argument, function_, ": weight = ", c.weight, " is not one of its values");
+    }
+    WeightFormat format = kWeightFormats[static_cast<std::size_t>(c.weight)];
+    std::int64_t group = 0;
+    if constexpr (requires { c.group; }) group = c.group;
+    if (format.granularity == Granularity::group) format.group = group;
+    format.zero_point = zero_point;
+    return format;
+  }
+
   // Rows of s4 start on a byte, so a compact one has an even number of elements. Unsigned, so that a wild size reaches
   // the plan's checks without an overflow here.
   static std::int64_t compact_row(const Tensor& t) {
@@ -162,223 +210,63 @@ class Converter {
   std::string_view function_;
 };
 
-inline const char* text(const char* kernel) { return kernel ? kernel : ""; }
-
-inline octile_quantize_description defaults_of_quantize() {
-  const QuantizeDescription d;
-  octile_quantize_description c = {};
-  c.x = static_cast<std::int32_t>(d.x);
-  c.q = static_cast<std::int32_t>(d.q);
-  c.granularity = static_cast<std::int32_t>(d.granularity);
-  c.scale = static_cast<std::int32_t>(d.scale);
-  c.mapping = static_cast<std::int32_t>(d.mapping);
-  c.rounding = static_cast<std::int32_t>(d.rounding);
-  c.orientation = static_cast<std::int32_t>(d.orientation);
-  c.multiplier = static_cast<std::int32_t>(d.multiplier);
-  c.mask = static_cast<std::int32_t>(d.mask);
-  c.device = {OCTILE_DEVICE_CPU, 0};
-  c.min_scale = d.min_scale;
+// The defaults of a description: those of its C++ twin.
+template <class Description, class C>
+C defaults() {
+  const Description d;
+  C c = {};
+  const auto field = [&c]<class From, class To>(const From& from, To& to) {
+    if constexpr (std::is_same_v<From, bool> || std::is_enum_v<From>) {
+      to = static_cast<std::int32_t>(from);
+    } else if constexpr (std::is_same_v<From, WeightFormat>) {
+      to = OCTILE_WEIGHT_S8_PER_CHANNEL;
+      if constexpr (requires { c.group; }) c.group = WeightFormat::s4_group.group;
+    } else if constexpr (std::is_same_v<From, Device>) {
+      to = {OCTILE_DEVICE_CPU, 0};
+    } else if constexpr (std::is_arithmetic_v<From>) {
+      to = from;
+    } else if constexpr (!std::is_same_v<From, std::string>) {
+      to = kSame;
+    }
+  };
+  const auto into = kFields<Description>.tie(c);
+  std::apply([&](const auto&... from) { std::apply([&](auto&... to) { (field(from, to), ...); }, into); },
+             kFields<Description>.tie(d));
   return c;
 }
 
-inline octile_linear_description defaults_of_linear() {
-  const LinearDescription d;
-  octile_linear_description c = {};
-  c.group = WeightFormat::s4_group.group;
-  c.x = static_cast<std::int32_t>(d.x);
-  c.y = static_cast<std::int32_t>(d.y);
-  c.activation = static_cast<std::int32_t>(d.activation);
-  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
-  c.weight_layout = static_cast<std::int32_t>(d.weight_layout);
-  c.device = {OCTILE_DEVICE_CPU, 0};
-  return c;
-}
-
-inline octile_linear_backward_description defaults_of_linear_backward() {
-  const LinearBackwardDescription d;
-  octile_linear_backward_description c = {};
-  c.dy = static_cast<std::int32_t>(d.dy);
-  c.dw_dtype = OCTILE_DTYPE_SAME;
-  c.dx = static_cast<std::int32_t>(d.dx);
-  c.dw = static_cast<std::int32_t>(d.dw);
-  c.activation = static_cast<std::int32_t>(d.activation);
-  c.weight = OCTILE_WEIGHT_S8_PER_CHANNEL;
-  c.weight_layout = static_cast<std::int32_t>(d.weight_layout);
-  c.rounding = static_cast<std::int32_t>(d.rounding);
-  c.device = {OCTILE_DEVICE_CPU, 0};
-  c.dw_layout = OCTILE_LAYOUT_SAME;
-  return c;
-}
-
-inline QuantizeDescription convert(std::string_view function, const octile_quantize_description* given) {
-  const auto c = read_struct(function, "description", given, defaults_of_quantize());
-  const Converter in(function);
-  QuantizeDescription d;
-  d.rows = c.rows;
-  d.cols = c.cols;
-  in.choice(d.x, "x", c.x);
-  in.choice(d.q, "q", c.q);
-  in.choice(d.granularity, "granularity", c.granularity);
-  d.group = c.group;
-  in.choice(d.scale, "scale", c.scale);
-  in.choice(d.mapping, "mapping", c.mapping);
-  in.choice(d.rounding, "rounding", c.rounding);
-  in.choice(d.orientation, "orientation", c.orientation);
-  in.choice(d.multiplier, "multiplier", c.multiplier);
-  in.choice(d.mask, "mask", c.mask);
-  d.q_min = c.q_min;
-  d.q_max = c.q_max;
-  d.min_scale = c.min_scale;
-  d.device = in.device("the description", c.device);
-  d.threads = c.threads;
-  d.kernel = text(c.kernel);
-  return d;
-}
-
-inline LinearDescription convert(std::string_view function, const octile_linear_description* given) {
-  const auto c = read_struct(function, "description", given, defaults_of_linear());
-  const Converter in(function);
-  LinearDescription d;
-  d.m = c.m;
-  d.n = c.n;
-  d.k = c.k;
-  in.choice(d.x, "x", c.x);
-  in.choice(d.y, "y", c.y);
-  in.choice(d.activation, "activation", c.activation);
-  d.static_scale = c.static_scale;
-  d.weight = in.weight(c.weight, c.group, in.boolean("weight_zero_point", c.weight_zero_point));
-  in.choice(d.weight_layout, "weight_layout", c.weight_layout);
-  d.bias = in.boolean("bias", c.bias);
-  d.x_multiplier = in.boolean("x_multiplier", c.x_multiplier);
-  d.device = in.device("the description", c.device);
-  d.threads = c.threads;
-  d.packed_weight = in.boolean("packed_weight", c.packed_weight);
-  d.kernel = text(c.kernel);
-  return d;
-}
-
-inline LinearBackwardDescription convert(std::string_view function, const octile_linear_backward_description* given) {
-  const auto c = read_struct(function, "description", given, defaults_of_linear_backward());
-  const Converter in(function);
-  LinearBackwardDescription d;
-  d.m = c.m;
-  d.n = c.n;
-  d.k = c.k;
-  in.choice(d.dy, "dy", c.dy);
-  if (c.dw_dtype != OCTILE_DTYPE_SAME) in.choice(d.dw_dtype.emplace(), "dw_dtype", c.dw_dtype);
-  in.choice(d.dx, "dx", c.dx);
-  in.choice(d.dw, "dw", c.dw);
-  d.db = in.boolean("db", c.db);
-  in.choice(d.activation, "activation", c.activation);
-  d.static_scale = c.static_scale;
-  d.x_transposed = in.boolean("x_transposed", c.x_transposed);
-  d.weight = in.weight(c.weight);
-  in.choice(d.weight_layout, "weight_layout", c.weight_layout);
-  in.choice(d.rounding, "rounding", c.rounding);
-  d.device = in.device("the description", c.device);
-  d.threads = c.threads;
-  d.dw_accumulate = in.boolean("dw_accumulate", c.dw_accumulate);
-  d.kernel = text(c.kernel);
-  if (c.dw_layout != OCTILE_LAYOUT_SAME) in.choice(d.dw_layout.emplace(), "dw_layout", c.dw_layout);
-  d.gradient_block = c.gradient_block;
-  return d;
-}
-
-inline QuantizeArgs convert(std::string_view function, const octile_quantize_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.x = in.tensor("x", c.x),
-          .multiplier = in.tensor("multiplier", c.multiplier),
-          .given_scale = in.tensor("given_scale", c.given_scale),
-          .given_zero_point = in.tensor("given_zero_point", c.given_zero_point),
-          .q = in.tensor("q", c.q),
-          .q_transposed = in.tensor("q_transposed", c.q_transposed),
-          .scale = in.tensor("scale", c.scale),
-          .zero_point = in.tensor("zero_point", c.zero_point),
-          .seed = c.seed};
-}
-
-inline DequantizeArgs convert(std::string_view function, const octile_dequantize_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.q = in.tensor("q", c.q),
-          .scale = in.tensor("scale", c.scale),
-          .zero_point = in.tensor("zero_point", c.zero_point),
-          .x = in.tensor("x", c.x)};
-}
-
-inline QuantizeBackwardArgs convert(std::string_view function, const octile_quantize_backward_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.dy = in.tensor("dy", c.dy),
-          .x = in.tensor("x", c.x),
-          .scale = in.tensor("scale", c.scale),
-          .zero_point = in.tensor("zero_point", c.zero_point),
-          .dx = in.tensor("dx", c.dx)};
-}
-
-inline DequantizeBackwardArgs convert(std::string_view function, const octile_dequantize_backward_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.dy = in.tensor("dy", c.dy), .scale = in.tensor("scale", c.scale), .dq = in.tensor("dq", c.dq)};
-}
-
-inline FakeQuantizeArgs convert(std::string_view function, const octile_fake_quantize_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.x = in.tensor("x", c.x),
-          .given_scale = in.tensor("given_scale", c.given_scale),
-          .given_zero_point = in.tensor("given_zero_point", c.given_zero_point),
-          .y = in.tensor("y", c.y),
-          .scale = in.tensor("scale", c.scale),
-          .zero_point = in.tensor("zero_point", c.zero_point),
-          .seed = c.seed};
-}
-
-inline FakeQuantizeBackwardArgs convert(std::string_view function, const octile_fake_quantize_backward_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.dy = in.tensor("dy", c.dy),
-          .x = in.tensor("x", c.x),
-          .scale = in.tensor("scale", c.scale),
-          .zero_point = in.tensor("zero_point", c.zero_point),
-          .dx = in.tensor("dx", c.dx)};
-}
-
-inline LinearArgs convert(std::string_view function, const octile_linear_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.x = in.tensor("x", c.x),
-          .x_scale = in.tensor("x_scale", c.x_scale),
-          .x_multiplier = in.tensor("x_multiplier", c.x_multiplier),
-          .weight = in.tensor("weight", c.weight),
-          .weight_scale = in.tensor("weight_scale", c.weight_scale),
-          .weight_zero_point = in.tensor("weight_zero_point", c.weight_zero_point),
-          .bias = in.tensor("bias", c.bias),
-          .y = in.tensor("y", c.y)};
-}
-
-inline LinearPackArgs convert(std::string_view function, const octile_linear_pack_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.weight = in.tensor("weight", c.weight),
-          .weight_scale = in.tensor("weight_scale", c.weight_scale),
-          .weight_zero_point = in.tensor("weight_zero_point", c.weight_zero_point),
-          .packed = in.tensor("packed", c.packed)};
-}
-
-inline LinearBackwardArgs convert(std::string_view function, const octile_linear_backward_args* given) {
-  const auto c = read_struct(function, "args", given);
-  const Converter in(function);
-  return {.dy = in.tensor("dy", c.dy),
-          .weight = in.tensor("weight", c.weight),
-          .weight_scale = in.tensor("weight_scale", c.weight_scale),
-          .x = in.tensor("x", c.x),
-          .x_scale = in.tensor("x_scale", c.x_scale),
-          .dx = in.tensor("dx", c.dx),
-          .dw = in.tensor("dw", c.dw),
-          .db = in.tensor("db", c.db),
-          .seed = c.seed};
+// A description, or the arguments of a call.
+template <class Twin, class C>
+Twin convert(std::string_view function, const C* given) {
+  constexpr bool kDescribes = requires(const C& c) { c.threads; };
+  C c = {};
+  if constexpr (kDescribes) c = defaults<Twin, C>();
+  c = read_struct(function, kDescribes ? "description" : "args", given, c);
+  Twin twin;
+  Converter(function).fields(kFields<Twin>, c, twin);
+  if constexpr (requires { twin.seed; }) twin.seed = c.seed;
+  if constexpr (requires { c.reserved; }) {
+    if (c.reserved != 0) fail(Status::invalid_argument, function, ": reserved = ", c.reserved, ", expected 0");
+  }
+  return twin;
 }
 
 }  // namespace octile::c_interface
+
+namespace octile {
+
+template <>
+inline constexpr auto kFields<QuantizeDescription> = OCTILE_FIELDS(a.rows, a.cols, a.x, a.q, a.granularity, a.group,
+                                                                   a.scale, a.mapping, a.rounding, a.orientation,
+                                                                   a.multiplier, a.mask, a.q_min, a.q_max, a.min_scale,
+                                                                   a.device, a.threads, a.kernel);
+template <>
+inline constexpr auto kFields<LinearDescription> = OCTILE_FIELDS(a.m, a.n, a.k, a.x, a.y, a.activation, a.static_scale,
+                                                                 a.weight, a.weight_layout, a.bias, a.x_multiplier,
+                                                                 a.device, a.threads, a.packed_weight, a.kernel);
+template <>
+inline constexpr auto kFields<LinearBackwardDescription> = OCTILE_FIELDS(
+    a.m, a.n, a.k, a.dy, a.dw_dtype, a.dx, a.dw, a.db, a.activation, a.static_scale, a.x_transposed, a.weight,
+    a.weight_layout, a.rounding, a.device, a.threads, a.dw_accumulate, a.kernel, a.dw_layout, a.gradient_block);
+
+}  // namespace octile

@@ -185,7 +185,7 @@ void Calibrator::channel_max(const Tensor& out) const {
   checks.vector("out", out, DType::f32, features());
   const std::vector<float> values = channel_max();
   for (std::int64_t j = 0; j < features(); ++j) {
-    static_cast<float*>(out.data)[j * out.strides[0]] = values[static_cast<std::size_t>(j)];
+    write_f32(out, j, values[static_cast<std::size_t>(j)]);
   }
 }
 
@@ -193,9 +193,8 @@ void Calibrator::excess(const Tensor& out) const {
   TensorChecks checks("Calibrator::excess", {});
   checks.vector("out", out, DType::f32, 2);
   const InputExcess expected = impl_->expected_excess();
-  float* const values = static_cast<float*>(out.data);
-  values[0] = static_cast<float>(expected.probability);
-  values[out.strides[0]] = static_cast<float>(expected.square);
+  write_f32(out, 0, static_cast<float>(expected.probability));
+  write_f32(out, 1, static_cast<float>(expected.square));
 }
 
 void Calibrator::second_moments(const Tensor& h) const {

@@ -164,7 +164,7 @@ class Search {
     if (!moments_.present()) return read_rows();
     form_.emplace(moments_, ConstTensor{}, d_.k, d_.threads);
     const auto row = [&](std::int64_t r, float* out) { std::copy_n(values_.data() + r * d_.k, d_.k, out); };
-    for (const double part : form_->of_rows(d_.n, row)) signal_ += part;
+    signal_ = form_->sum_of_rows(d_.n, row);
   }
 
   void read_rows() {
@@ -320,8 +320,7 @@ class Search {
         out[j] = w.values[at] / w.factors[static_cast<std::size_t>(j)] - values_[at];
       }
     };
-    double noise = 0;
-    for (const double part : form_->of_rows(d_.n, error_row)) noise += part;
+    const double noise = form_->sum_of_rows(d_.n, error_row);
     const double step = static_cast<double>(std::max(w.smoothed_max / 127, kMinWeightScale));
     return noise + static_cast<double>(moment_rows_) * step * step / 12 * squares;
   }

@@ -84,8 +84,7 @@ MomentForm::MomentForm(const ConstTensor& h, const ConstTensor& importance, std:
   }
 }
 
-std::vector<double> MomentForm::of_rows(std::int64_t rows,
-                                        const std::function<void(std::int64_t, float*)>& fill) const {
+double MomentForm::sum_of_rows(std::int64_t rows, const std::function<void(std::int64_t, float*)>& fill) const {
   std::vector<double> forms(static_cast<std::size_t>(rows));
   parallel_parts(threads_, (rows + kStrip - 1) / kStrip, [&](std::int64_t part) {
     const std::int64_t first = part * kStrip;
@@ -116,8 +115,9 @@ std::vector<double> MomentForm::of_rows(std::int64_t rows,
       }
     }
   });
-  for (double& form : forms) form *= unit_;
-  return forms;
+  double sum = 0;
+  for (const double form : forms) sum += form * unit_;
+  return sum;
 }
 
 }  // namespace octile

@@ -16,14 +16,14 @@ ConstTensor check_moments(TensorChecks& checks, const ConstTensor& h, std::int64
 
 double moment_at(const ConstTensor& h, std::int64_t i, std::int64_t j);  // of the upper triangle
 
-// For each of `rows` rows e that `fill` writes (k values): e^T H e, H * e in f32, summed in the order of the columns,
-// the product with e in f64. With an importance h in place of H: sum_j h_j e_j^2 in f64.
+// The sum over `rows` rows e that `fill` writes (k values) of e^T H e: H * e in f32, summed in the order of the
+// columns, the product with e in f64. With an importance h in place of H: sum_j h_j e_j^2 in f64.
 class MomentForm {
  public:
   // Copies what it needs. An absent H: `importance` (k), f32; both absent: 1.
   MomentForm(const ConstTensor& h, const ConstTensor& importance, std::int64_t k, int threads);
 
-  std::vector<double> of_rows(std::int64_t rows, const std::function<void(std::int64_t, float*)>& fill) const;
+  double sum_of_rows(std::int64_t rows, const std::function<void(std::int64_t, float*)>& fill) const;
 
  private:
   std::int64_t k_;

@@ -11,6 +11,7 @@
 #include "base/float_rows.h"
 #include "base/message.h"
 #include "base/parallel.h"
+#include "base/pick.h"
 #include "base/validate.h"
 #include "calibration/weight_moments.h"
 #include "calibration/weight_problem.h"
@@ -70,15 +71,6 @@ void bind_quantized(TensorChecks& checks, WeightProblem& p, Quantized<Void>& t) 
   }
 }
 
-// h_j >= 0, finite.
-void check_importance(std::string_view function, const ConstTensor& h) {
-  for (std::int64_t j = 0; j < h.shape[0]; ++j) {
-    const float value = read_f32(h, j);
-    if (value >= 0 && std::isfinite(value)) continue;
-    fail(Status::invalid_argument, function, ": importance[", j, "] = ", value, ", expected finite and not negative");
-  }
-}
-
 void bind_statistics(TensorChecks& checks, WeightProblem& p, const ConstTensor& moments,
                      const ConstTensor& importance) {
   if (moments.present() && importance.present()) {
@@ -87,7 +79,7 @@ void bind_statistics(TensorChecks& checks, WeightProblem& p, const ConstTensor& 
   if (moments.present()) p.second_moments = check_moments(checks, moments, p.description.k);
   if (importance.present()) {
     p.importance = checks.vector("importance", importance, DType::f32, p.description.k);
-    check_importance(p.function, importance);
+    check_positive(p.function, "importance", importance, true);
   }
 }
 
@@ -211,35 +203,12 @@ void check_feedback_range(const WeightProblem& p, Range range, const FeedbackFac
        " and couplings of columns up to ", largest, " leave f32's range; more damping makes couplings smaller");
 }
 
-double total(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return sum;
-}
-
 }  // namespace
 
 std::string_view name(WeightMethod value) {
-  switch (value) {
-    case WeightMethod::nearest:
-      return "nearest";
-    case WeightMethod::clip_search:
-      return "clip_search";
-    case WeightMethod::error_feedback:
-      return "error_feedback";
-  }
-  return "unknown";
+  return pick({"nearest", "clip_search", "error_feedback"}, value, "unknown");
 }
-
-std::string_view name(ColumnOrder value) {
-  switch (value) {
-    case ColumnOrder::as_they_lie:
-      return "as_they_lie";
-    case ColumnOrder::by_moment:
-      return "by_moment";
-  }
-  return "unknown";
-}
+std::string_view name(ColumnOrder value) { return pick({"as_they_lie", "by_moment"}, value, "unknown"); }
 
 void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* levels) {
   const std::int64_t k = p.description.k;
@@ -315,7 +284,7 @@ WeightError weight_error(const WeightQuantizerDescription& description, const We
       out[c] = static_cast<float>(load_integer(t.q, r, c) - z) * s - out[c];
     }
   };
-  return {.noise = total(form.of_rows(d.n, noise)), .signal = total(form.of_rows(d.n, signal))};
+  return {.noise = form.sum_of_rows(d.n, noise), .signal = form.sum_of_rows(d.n, signal)};
 }
 
 }  // namespace octile

@@ -1,8 +1,6 @@
 // The CPU rows of the kernel table, in the order in which equally cheap ones are preferred. Each is at the end of the
 // file that has its kernel.
-#include <array>
-
-#include "plan/kernel.h"
+#include "plan/kernel_list.h"
 
 namespace octile::cpu {
 
@@ -47,19 +45,6 @@ namespace octile::cpu {
   ROW(column_sum_portable)
 // clang-format on
 
-#define DECLARE(row) extern const QuantizeKernel row;
-QUANTIZE_ROWS(DECLARE)
-#undef DECLARE
-#define DECLARE(row) extern const GemmKernel row;
-GEMM_ROWS(DECLARE)
-#undef DECLARE
-
-KernelRows kernels() {
-#define ADDRESS(row) &row,
-  static constexpr const QuantizeKernel* kQuantize[] = {QUANTIZE_ROWS(ADDRESS)};
-  static constexpr const GemmKernel* kGemm[] = {GEMM_ROWS(ADDRESS)};
-#undef ADDRESS
-  return {kQuantize, kGemm};
-}
+OCTILE_KERNEL_LIST
 
 }  // namespace octile::cpu

@@ -1,8 +1,6 @@
 // The CUDA rows of the kernel table, in the order in which equally cheap ones are preferred. Each is at the end of its
 // own file.
-#include <array>
-
-#include "plan/kernel.h"
+#include "plan/kernel_list.h"
 
 namespace octile::cuda {
 
@@ -38,19 +36,6 @@ namespace octile::cuda {
   ROW(w8a8_linear_sm90)
 // clang-format on
 
-#define DECLARE(row) extern const QuantizeKernel row;
-QUANTIZE_ROWS(DECLARE)
-#undef DECLARE
-#define DECLARE(row) extern const GemmKernel row;
-GEMM_ROWS(DECLARE)
-#undef DECLARE
-
-KernelRows kernels() {
-#define ADDRESS(row) &row,
-  static constexpr const QuantizeKernel* kQuantize[] = {QUANTIZE_ROWS(ADDRESS)};
-  static constexpr const GemmKernel* kGemm[] = {GEMM_ROWS(ADDRESS)};
-#undef ADDRESS
-  return {kQuantize, kGemm};
-}
+OCTILE_KERNEL_LIST
 
 }  // namespace octile::cuda

@@ -7,6 +7,7 @@
 
 #include "base/access.h"
 #include "base/float_environment.h"
+#include "base/float_rows.h"
 #include "base/message.h"
 #include "base/powers.h"
 #include "base/validate.h"
@@ -17,31 +18,9 @@ namespace {
 
 constexpr float kMin = 1e-5f;
 
-const float* f32_at(const ConstTensor& t, std::int64_t i) {
-  return static_cast<const float*>(t.data) + i * t.strides[0];
-}
-
-void write_f32(const Tensor& t, std::int64_t i, float value) { static_cast<float*>(t.data)[i * t.strides[0]] = value; }
-
 std::int64_t length_of(std::string_view function, std::string_view name, const ConstTensor& t) {
   check_size(function, message("the length of ", name), t.shape[0]);
   return t.shape[0];
-}
-
-void check_maxima(std::string_view function, std::string_view name, const ConstTensor& t) {
-  for (std::int64_t j = 0; j < t.shape[0]; ++j) {
-    const float value = *f32_at(t, j);
-    if (value >= 0 && std::isfinite(value)) continue;
-    fail(Status::invalid_argument, function, ": ", name, "[", j, "] = ", value, ", expected finite and not negative");
-  }
-}
-
-void check_factors(std::string_view function, const ConstTensor& factors) {
-  for (std::int64_t j = 0; j < factors.shape[0]; ++j) {
-    const float value = *f32_at(factors, j);
-    if (value > 0 && std::isfinite(value)) continue;
-    fail(Status::invalid_argument, function, ": factors[", j, "] = ", value, ", expected positive and finite");
-  }
 }
 
 void check_float(std::string_view function, std::string_view name, const ConstTensor& t) {
@@ -74,14 +53,14 @@ float smoothing_factors(const SmoothingArgs& args) {
   const Tensor factors = checks.vector("factors", args.factors, DType::f32, k);
   if (args.multiplier.present()) checks.vector("multiplier", args.multiplier, DType::f32, k);
   checks.no_overlap();
-  check_maxima(kFunction, "input_channel_max", inputs);
-  check_maxima(kFunction, "weight_channel_max", weights);
+  check_positive(kFunction, "input_channel_max", inputs, true);
+  check_positive(kFunction, "weight_channel_max", weights, true);
 
   float largest = 0;
   for (std::int64_t j = 0; j < k; ++j) {
-    const float x = *f32_at(inputs, j);
+    const float x = read_f32(inputs, j);
     const double log_x = log2_of(std::max(x, kMin));
-    const double log_w = log2_of(std::max(*f32_at(weights, j), kMin));
+    const double log_w = log2_of(std::max(read_f32(weights, j), kMin));
     const auto power = static_cast<float>(exp2_of(args.alpha * log_x - (1 - args.alpha) * log_w));
     const float factor = std::max(power, kMin);
     write_f32(factors, j, factor);
@@ -100,9 +79,9 @@ void smooth_weight(const Tensor& weight, const ConstTensor& factors) {
   check_size(kFunction, "the rows of weight", weight.shape[0]);
   const Tensor w = checks.matrix("weight", weight, weight.dtype, {weight.shape[0], s.shape[0]});
   checks.no_overlap();
-  check_factors(kFunction, s);
+  check_positive(kFunction, "factors", s, false);
   for (std::int64_t r = 0; r < w.rows(); ++r) {
-    for (std::int64_t j = 0; j < w.cols(); ++j) scale_element<false>(w, r, j, *f32_at(s, j));
+    for (std::int64_t j = 0; j < w.cols(); ++j) scale_element<false>(w, r, j, read_f32(s, j));
   }
 }
 
@@ -126,9 +105,9 @@ void smooth_before(const SmoothBeforeArgs& args) {
     checks.vector("bias", args.bias, args.bias.dtype, k);
   }
   checks.no_overlap();
-  check_factors(kFunction, s);
+  check_positive(kFunction, "factors", s, false);
   for (std::int64_t j = 0; j < k; ++j) {
-    const float factor = *f32_at(s, j);
+    const float factor = read_f32(s, j);
     const std::int64_t cols = weight.rank == 2 ? weight.cols() : 1;
     for (std::int64_t c = 0; c < cols; ++c) scale_element<true>(weight, j, c, factor);
     if (args.bias.present()) scale_element<true>(args.bias, j, 0, factor);

@@ -116,7 +116,7 @@ void float_sum(const GemmProblem& p, const GemmOperands& o) {
 }
 
 template <class Real>
-void column_sum(const GemmOperands& o) {
+void column_sum(const GemmProblem&, const GemmOperands& o) {
   for (std::int64_t j = 0; j < o.a.cols(); ++j) {
     double sum = 0;
     for (std::int64_t i = 0; i < o.a.rows(); ++i) sum += load<double>(o.a, i, j);
@@ -124,72 +124,41 @@ void column_sum(const GemmOperands& o) {
   }
 }
 
+template <class Real>
+void integer_gemm(const GemmProblem& p, const GemmOperands& o) {
+  p.grouped() ? in_groups<Real>(p, o) : per_channel<Real>(p, o);
+}
+
+using Loop = void (*)(const GemmProblem&, const GemmOperands&);
+
+// In f64 where the scales are.
+template <Loop kFloat, Loop kDouble>
+void either(const GemmProblem& p, const GemmOperands& o, const Launch&) {
+  p.scale == DType::f64 ? kDouble(p, o) : kFloat(p, o);
+}
+constexpr auto launch_integer = either<integer_gemm<float>, integer_gemm<double>>;
+constexpr auto launch_float = either<float_sum<float>, float_sum<double>>;
+
 Cost reference_cost(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
 
-bool is_double(const GemmProblem& p) { return p.scale == DType::f64; }
-
-void integer_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  if (p.grouped()) return is_double(p) ? in_groups<double>(p, o) : in_groups<float>(p, o);
-  is_double(p) ? per_channel<double>(p, o) : per_channel<float>(p, o);
-}
-
-void blocked_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? in_blocks<double>(p, o) : in_blocks<float>(p, o);
-}
-
-void float_gemm(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? float_sum<double>(p, o) : float_sum<float>(p, o);
-}
-
-void column_sum(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  is_double(p) ? column_sum<double>(o) : column_sum<float>(o);
+constexpr GemmKernel row(std::string_view name, Task task, Bound bound, decltype(GemmKernel::launch) launch) {
+  return {.name = name, .task = task, .cost = reference_cost, .launch = launch, .bound = bound};
 }
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_reference = {
-    .name = "w8a8_gemm_reference",
-    .task = {Operation::gemm, kW8A8},
-    .cost = reference_cost,
-    .launch = integer_gemm,
-};
-
-extern constinit const GemmKernel w8a8_blocked_gemm_reference = {
-    .name = "w8a8_blocked_gemm_reference",
-    .task = {Operation::blocked_gemm},
-    .cost = reference_cost,
-    .launch = blocked_gemm,
-};
-
-extern constinit const GemmKernel w8a16_gemm_reference = {
-    .name = "w8a16_gemm_reference",
-    .task = {Operation::gemm, kW8A16},
-    .cost = reference_cost,
-    .launch = float_gemm,
-    .bound = Bound::sum,
-};
-
-extern constinit const GemmKernel w4a16_gemm_reference = {
-    .name = "w4a16_gemm_reference",
-    .task = {Operation::gemm, kW4A16},
-    .cost = reference_cost,
-    .launch = float_gemm,
-    .bound = Bound::sum,
-};
-
-extern constinit const GemmKernel w4a8_gemm_reference = {
-    .name = "w4a8_gemm_reference",
-    .task = {Operation::gemm, kW4A8},
-    .cost = reference_cost,
-    .launch = integer_gemm,
-};
-
-extern constinit const GemmKernel column_sum_reference = {
-    .name = "column_sum_reference",
-    .task = {Operation::column_sum},
-    .cost = reference_cost,
-    .launch = column_sum,
-    .bound = Bound::sum,
-};
+extern constinit const GemmKernel w8a8_gemm_reference =
+    row("w8a8_gemm_reference", {Operation::gemm, kW8A8}, Bound::exact, launch_integer);
+extern constinit const GemmKernel w8a8_blocked_gemm_reference =
+    row("w8a8_blocked_gemm_reference", {Operation::blocked_gemm}, Bound::exact,
+        either<in_blocks<float>, in_blocks<double>>);
+extern constinit const GemmKernel w8a16_gemm_reference =
+    row("w8a16_gemm_reference", {Operation::gemm, kW8A16}, Bound::sum, launch_float);
+extern constinit const GemmKernel w4a16_gemm_reference =
+    row("w4a16_gemm_reference", {Operation::gemm, kW4A16}, Bound::sum, launch_float);
+extern constinit const GemmKernel w4a8_gemm_reference =
+    row("w4a8_gemm_reference", {Operation::gemm, kW4A8}, Bound::exact, launch_integer);
+extern constinit const GemmKernel column_sum_reference =
+    row("column_sum_reference", {Operation::column_sum}, Bound::sum, either<column_sum<float>, column_sum<double>>);
 
 }  // namespace octile::reference

@@ -1,7 +1,5 @@
 // The reference rows of the kernel table: quantize.cpp, gemm.cpp.
-#include <array>
-
-#include "plan/kernel.h"
+#include "plan/kernel_list.h"
 
 namespace octile::reference {
 
@@ -25,19 +23,6 @@ namespace octile::reference {
   ROW(column_sum_reference)
 // clang-format on
 
-#define DECLARE(row) extern const QuantizeKernel row;
-QUANTIZE_ROWS(DECLARE)
-#undef DECLARE
-#define DECLARE(row) extern const GemmKernel row;
-GEMM_ROWS(DECLARE)
-#undef DECLARE
-
-KernelRows kernels() {
-#define ADDRESS(row) &row,
-  static constexpr const QuantizeKernel* kQuantize[] = {QUANTIZE_ROWS(ADDRESS)};
-  static constexpr const GemmKernel* kGemm[] = {GEMM_ROWS(ADDRESS)};
-#undef ADDRESS
-  return {kQuantize, kGemm};
-}
+OCTILE_KERNEL_LIST
 
 }  // namespace octile::reference

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "base/access.h"
@@ -297,74 +298,60 @@ struct Backward {
   }
 };
 
+// What a quantizer's row takes. `scale` is what a quantizer writes, and what the others are given.
+template <class Args>
+void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args& args, const ConstTensor& matrix) {
+  constexpr bool kQuantizes = requires { args.given_scale; };
+  const std::int64_t cols = matrix.cols();
+  QuantizeOperands o;
+  if constexpr (kQuantizes) {
+    if (matrix.rows() == 0 || cols == 0) return;
+    o.given_scale = scales(d, args.given_scale, cols);
+    o.given_zero_point = scales(d, args.given_zero_point, cols);
+    o.scale = scales(d, args.scale, cols);
+    o.zero_point = scales(d, args.zero_point, cols);
+    o.seed = args.seed;
+  } else {
+    o.given_scale = scales(d, args.scale, cols);
+    if constexpr (requires { args.zero_point; }) o.given_zero_point = scales(d, args.zero_point, cols);
+  }
+  if constexpr (std::is_same_v<Args, DequantizeArgs>) {
+    o.q_in = args.q;
+    o.y = args.x;
+  } else {
+    if constexpr (requires { args.x; }) o.x = args.x;
+    if constexpr (requires { args.dy; }) o.dy = args.dy;
+    if constexpr (requires { args.y; }) o.y = args.y;
+    if constexpr (requires { args.dx; }) o.y = args.dx;
+    if constexpr (requires { args.dq; }) o.y = args.dq;
+  }
+  if constexpr (std::is_same_v<Args, QuantizeArgs>) {
+    o.multiplier = args.multiplier;
+    o.q = args.q;
+    o.q_transposed = args.q_transposed;
+  }
+  row.launch(resolved(d), o, {});
+}
+
 }  // namespace
 
 void quantize(const QuantizeDescription& d, const QuantizeArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.x = args.x;
-  o.multiplier = args.multiplier;
-  o.given_scale = scales(d, args.given_scale, cols);
-  o.given_zero_point = scales(d, args.given_zero_point, cols);
-  o.q = args.q;
-  o.q_transposed = args.q_transposed;
-  o.scale = scales(d, args.scale, cols);
-  o.zero_point = scales(d, args.zero_point, cols);
-  o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::quantize_reference.launch(resolved(d), o, {});
+  launch(reference::quantize_reference, d, args, args.x);
 }
-
 void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
-  const std::int64_t cols = args.q.cols();
-  QuantizeOperands o;
-  o.q_in = args.q;
-  o.given_scale = scales(d, args.scale, cols);
-  o.given_zero_point = scales(d, args.zero_point, cols);
-  o.y = args.x;
-  reference::dequantize_reference.launch(resolved(d), o, {});
+  launch(reference::dequantize_reference, d, args, args.q);
 }
-
 void quantize_backward(const QuantizeDescription& d, const QuantizeBackwardArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.dy = args.dy;
-  o.x = args.x;
-  o.given_scale = scales(d, args.scale, cols);
-  o.given_zero_point = scales(d, args.zero_point, cols);
-  o.y = args.dx;
-  reference::quantize_backward_reference.launch(resolved(d), o, {});
+  launch(reference::quantize_backward_reference, d, args, args.x);
 }
-
 void dequantize_backward(const QuantizeDescription& d, const DequantizeBackwardArgs& args) {
-  QuantizeOperands o;
-  o.dy = args.dy;
-  o.given_scale = scales(d, args.scale, args.dy.cols());
-  o.y = args.dq;
-  reference::dequantize_backward_reference.launch(resolved(d), o, {});
+  launch(reference::dequantize_backward_reference, d, args, args.dy);
 }
-
 void fake_quantize(const QuantizeDescription& d, const FakeQuantizeArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.x = args.x;
-  o.given_scale = scales(d, args.given_scale, cols);
-  o.given_zero_point = scales(d, args.given_zero_point, cols);
-  o.y = args.y;
-  o.scale = scales(d, args.scale, cols);
-  o.zero_point = scales(d, args.zero_point, cols);
-  o.seed = args.seed;
-  if (args.x.rows() > 0 && cols > 0) reference::fake_quantize_reference.launch(resolved(d), o, {});
+  launch(reference::fake_quantize_reference, d, args, args.x);
 }
-
 void fake_quantize_backward(const QuantizeDescription& d, const FakeQuantizeBackwardArgs& args) {
-  const std::int64_t cols = args.x.cols();
-  QuantizeOperands o;
-  o.dy = args.dy;
-  o.x = args.x;
-  o.given_scale = scales(d, args.scale, cols);
-  o.given_zero_point = scales(d, args.zero_point, cols);
-  o.y = args.dx;
-  reference::fake_quantize_backward_reference.launch(resolved(d), o, {});
+  launch(reference::fake_quantize_backward_reference, d, args, args.x);
 }
 
 void linear(const LinearDescription& d, const LinearArgs& args) {

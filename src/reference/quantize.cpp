@@ -155,7 +155,7 @@ void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
 }
 
 template <class Real>
-void dequantize(const QuantizeOperands& o) {
+void dequantize(const QuantizeProblem&, const QuantizeOperands& o) {
   for (std::int64_t r = 0; r < o.q_in.rows(); ++r) {
     for (std::int64_t c = 0; c < o.q_in.cols(); ++c) {
       const std::int32_t difference = load_integer(o.q_in, r, c) - zero_point_at(o.given_zero_point, r, c);
@@ -165,7 +165,7 @@ void dequantize(const QuantizeOperands& o) {
 }
 
 template <class Real>
-void dequantize_backward(const QuantizeOperands& o) {
+void dequantize_backward(const QuantizeProblem&, const QuantizeOperands& o) {
   for (std::int64_t r = 0; r < o.dy.rows(); ++r) {
     for (std::int64_t c = 0; c < o.dy.cols(); ++c) {
       store(o.y, r, c, load<Real>(o.dy, r, c) * scale_at<Real>(o.given_scale, r, c));
@@ -174,8 +174,8 @@ void dequantize_backward(const QuantizeOperands& o) {
 }
 
 // dx = dy / s or dy where in range, 0 elsewhere, NaN where there was nothing to round.
-template <class Real>
-void straight_through(const QuantizeProblem& p, const QuantizeOperands& o, bool divide) {
+template <class Real, bool kDivides>
+void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
   for (std::int64_t r = 0; r < o.x.rows(); ++r) {
     for (std::int64_t c = 0; c < o.x.cols(); ++c) {
       const Real x = load<Real>(o.x, r, c);
@@ -185,38 +185,21 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o, bool 
       if (!std::isfinite(x) || !std::isfinite(s)) {
         dx = std::numeric_limits<Real>::quiet_NaN();
       } else if (in_range(p, x / s, zero_point_at(o.given_zero_point, r, c))) {
-        dx = divide ? dy / s : dy;
+        dx = kDivides ? dy / s : dy;
       }
       store(o.y, r, c, dx);
     }
   }
 }
 
-bool is_double(const QuantizeProblem& p) { return p.x == DType::f64; }
+using Loop = void (*)(const QuantizeProblem&, const QuantizeOperands&);
 
-void quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  is_double(p) ? quantize<double>(p, o) : quantize<float>(p, o);
+// In f64 where x is.
+template <Loop kFloat, Loop kDouble>
+void either(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
+  p.x == DType::f64 ? kDouble(p, o) : kFloat(p, o);
 }
-
-void dequantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  is_double(p) ? dequantize<double>(o) : dequantize<float>(o);
-}
-
-void quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  is_double(p) ? straight_through<double>(p, o, true) : straight_through<float>(p, o, true);
-}
-
-void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  is_double(p) ? dequantize_backward<double>(o) : dequantize_backward<float>(o);
-}
-
-void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  is_double(p) ? fake_quantize<double>(p, o) : fake_quantize<float>(p, o);
-}
-
-void fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  is_double(p) ? straight_through<double>(p, o, false) : straight_through<float>(p, o, false);
-}
+constexpr auto launch_quantize = either<quantize<float>, quantize<double>>;
 
 // Three operations that read the same x. With a group: in blocks.
 void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
@@ -225,7 +208,7 @@ void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, cons
     by_row.granularity = p.group > 0 ? Granularity::group : Granularity::row;
     by_row.multiplier = Multiplier::per_column;
     QuantizeOperands rows{.x = o.x, .multiplier = o.multiplier, .scale = o.scale, .q = o.q, .seed = o.seed};
-    quantize(by_row, rows, launch);
+    launch_quantize(by_row, rows, launch);
   }
   if (o.q_transposed.present()) {
     QuantizeProblem by_column = p;
@@ -234,7 +217,7 @@ void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, cons
     QuantizeOperands columns{.x = o.x, .multiplier = o.row_multiplier, .scale = o.column_scale};
     columns.q_transposed = o.q_transposed;
     columns.seed = o.seed;
-    quantize(by_column, columns, launch);
+    launch_quantize(by_column, columns, launch);
   }
   if (!o.y.present()) return;
   GemmProblem sum{.operation = Operation::column_sum};
@@ -248,62 +231,32 @@ Cost reference_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); 
 // As slow as its parts, and never chosen unless it is asked for.
 Cost gradient_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.05e9); }
 
+constexpr QuantizeKernel row(std::string_view name, Operation operation, decltype(QuantizeKernel::launch) launch,
+                             decltype(QuantizeKernel::cost) cost = reference_cost) {
+  return {.name = name, .task = {operation}, .cost = cost, .launch = launch};
+}
+
 }  // namespace
 
-extern constinit const QuantizeKernel quantize_reference = {
-    .name = "quantize_reference",
-    .task = {Operation::quantize},
-    .cost = reference_cost,
-    .launch = quantize,
-};
+extern constinit const QuantizeKernel quantize_reference =
+    row("quantize_reference", Operation::quantize, launch_quantize);
+extern constinit const QuantizeKernel dequantize_reference =
+    row("dequantize_reference", Operation::dequantize, either<dequantize<float>, dequantize<double>>);
+extern constinit const QuantizeKernel quantize_backward_reference =
+    row("quantize_backward_reference", Operation::quantize_backward,
+        either<straight_through<float, true>, straight_through<double, true>>);
+extern constinit const QuantizeKernel dequantize_backward_reference =
+    row("dequantize_backward_reference", Operation::dequantize_backward,
+        either<dequantize_backward<float>, dequantize_backward<double>>);
+extern constinit const QuantizeKernel fake_quantize_reference =
+    row("fake_quantize_reference", Operation::fake_quantize, either<fake_quantize<float>, fake_quantize<double>>);
+extern constinit const QuantizeKernel fake_quantize_backward_reference =
+    row("fake_quantize_backward_reference", Operation::fake_quantize_backward,
+        either<straight_through<float, false>, straight_through<double, false>>);
+extern constinit const QuantizeKernel gradient_quantize_reference =
+    row("gradient_quantize_reference", Operation::gradient_quantize, gradient_quantize, gradient_cost);
 
-extern constinit const QuantizeKernel dequantize_reference = {
-    .name = "dequantize_reference",
-    .task = {Operation::dequantize},
-    .cost = reference_cost,
-    .launch = dequantize,
-};
-
-extern constinit const QuantizeKernel quantize_backward_reference = {
-    .name = "quantize_backward_reference",
-    .task = {Operation::quantize_backward},
-    .cost = reference_cost,
-    .launch = quantize_backward,
-};
-
-extern constinit const QuantizeKernel dequantize_backward_reference = {
-    .name = "dequantize_backward_reference",
-    .task = {Operation::dequantize_backward},
-    .cost = reference_cost,
-    .launch = dequantize_backward,
-};
-
-extern constinit const QuantizeKernel fake_quantize_reference = {
-    .name = "fake_quantize_reference",
-    .task = {Operation::fake_quantize},
-    .cost = reference_cost,
-    .launch = fake_quantize,
-};
-
-extern constinit const QuantizeKernel fake_quantize_backward_reference = {
-    .name = "fake_quantize_backward_reference",
-    .task = {Operation::fake_quantize_backward},
-    .cost = reference_cost,
-    .launch = fake_quantize_backward,
-};
-
-extern constinit const QuantizeKernel gradient_quantize_reference = {
-    .name = "gradient_quantize_reference",
-    .task = {Operation::gradient_quantize},
-    .cost = gradient_cost,
-    .launch = gradient_quantize,
-};
-
-extern constinit const QuantizeKernel blocked_gradient_quantize_reference = {
-    .name = "blocked_gradient_quantize_reference",
-    .task = {Operation::blocked_gradient_quantize},
-    .cost = gradient_cost,
-    .launch = gradient_quantize,
-};
+extern constinit const QuantizeKernel blocked_gradient_quantize_reference =
+    row("blocked_gradient_quantize_reference", Operation::blocked_gradient_quantize, gradient_quantize, gradient_cost);
 
 }  // namespace octile::reference

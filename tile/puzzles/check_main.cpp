@@ -45,8 +45,7 @@ int threw(const Facts& facts, const std::string& what) {
 
 }  // namespace
 
-int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_try,
-               const std::vector<std::string>& command) {
+int check_main(const Facts& facts, const Try& a_try, const std::vector<std::string>& command) {
   const std::string program = command.empty() ? facts.name : command[0];
   const std::vector<std::string> arguments(command.begin() + (command.empty() ? 0 : 1), command.end());
   Try wanted = a_try;
@@ -73,7 +72,7 @@ int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_
   }
   Verdict verdict;
   try {
-    verdict = judge(cases, watched(facts, wanted));
+    verdict = judge(facts.cases, watched(facts, wanted));
   } catch (const std::exception& error) {
     return threw(facts, type_name(typeid(error)) + ": " + error.what());
   } catch (...) {

@@ -12,7 +12,7 @@ constexpr const char* kVectorToVector = "auto& t, auto x, auto z, int n0, auto b
 constexpr const char* kVectorsToMatrix = "auto& t, auto x, auto y, auto z, int n0, int n1, auto b0, auto b1";
 constexpr const char* kBlocks = "grid (cdiv(n0, b0), cdiv(n1, b1)); b0 = b1 = 32";
 
-std::vector<Case> matrices() {
+Cases matrices() {
   return Cases({100, 90})
       .with(Values::negative, {{100, 90}})
       .with(Values::large, {{33, 65}})
@@ -30,10 +30,8 @@ Facts ConstantAdd::facts() {
           "one program; b0 = n0",
           "t.arange(b0) is 0 .. b0 - 1; x + t.arange(b0) are the places to load from.",
           kOneRounding,
-          kVectorToVector};
-}
-std::vector<Case> ConstantAdd::cases() {
-  return Cases({32}).with(Values::negative, {{32}}).sizes({{1}}, 1).sizes({{128}}, 2);
+          kVectorToVector,
+          Cases({32}).with(Values::negative, {{32}}).sizes({{1}}, 1).sizes({{128}}, 2)};
 }
 
 Facts MaskedAdd::facts() {
@@ -45,13 +43,11 @@ Facts MaskedAdd::facts() {
           "grid (cdiv(n0, b0)); b0 = 32",
           "t.program_id(0) says which block; the last one may be cut off: i < n0 is a mask.",
           kOneRounding,
-          kVectorToVector};
-}
-std::vector<Case> MaskedAdd::cases() {
-  return Cases({200})
-      .with(Values::negative, {{200}})
-      .with(Values::large, {{200}})
-      .sizes({{1}, {31}, {32}, {33}, {1009}, {4099}, {0}});
+          kVectorToVector,
+          Cases({200})
+              .with(Values::negative, {{200}})
+              .with(Values::large, {{200}})
+              .sizes({{1}, {31}, {32}, {33}, {1009}, {4099}, {0}})};
 }
 
 Facts OuterAdd::facts() {
@@ -63,10 +59,8 @@ Facts OuterAdd::facts() {
           "one program; b0 = n0, b1 = n1",
           "col(v) makes a row a column, and a row plus a column is a matrix.",
           kOneRounding,
-          kVectorsToMatrix};
-}
-std::vector<Case> OuterAdd::cases() {
-  return Cases({32, 32}).with(Values::negative, {{32, 32}}).sizes({{16, 64}}, 1).sizes({{8, 1}}, 2);
+          kVectorsToMatrix,
+          Cases({32, 32}).with(Values::negative, {{32, 32}}).sizes({{16, 64}}, 1).sizes({{8, 1}}, 2)};
 }
 
 Facts BlockedOuterAdd::facts() {
@@ -78,9 +72,9 @@ Facts BlockedOuterAdd::facts() {
           kBlocks,
           "Two masks, (i < n0) & (j < n1): one is a row, one a column.",
           kOneRounding,
-          kVectorsToMatrix};
+          kVectorsToMatrix,
+          matrices()};
 }
-std::vector<Case> BlockedOuterAdd::cases() { return matrices(); }
 
 Facts OuterRelu::facts() {
   return {5,
@@ -91,9 +85,9 @@ Facts OuterRelu::facts() {
           kBlocks,
           "maximum(v, 0.0f), or where(v > 0.0f, v, 0.0f).",
           kOneRounding,
-          kVectorsToMatrix};
+          kVectorsToMatrix,
+          matrices()};
 }
-std::vector<Case> OuterRelu::cases() { return matrices(); }
 
 Facts OuterReluBackward::facts() {
   return {6,
@@ -104,12 +98,8 @@ Facts OuterReluBackward::facts() {
           kBlocks,
           "At 0 the gradient is 0; some inputs are 0.",
           kOneRounding,
-          "auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0, auto b1"};
-}
-std::vector<Case> OuterReluBackward::cases() {
-  std::vector<Case> result = matrices();
-  result.push_back({{33, 20}, false, Values::zero});
-  return result;
+          "auto& t, auto x, auto y, auto dz, auto dx, int n0, int n1, auto b0, auto b1",
+          matrices().with(Values::zero, {{33, 20}})};
 }
 
 std::vector<Puzzle> elementwise_puzzles() {

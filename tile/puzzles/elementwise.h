@@ -10,7 +10,6 @@ inline Expected rounded_once(double exact) { return {exact, kUnit * std::fmax(st
 
 struct ConstantAdd {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0);
     auto x = input(t, "x", {n0});
@@ -23,7 +22,6 @@ struct ConstantAdd {
 
 struct MaskedAdd {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0);
     auto x = input(t, "x", {n0});
@@ -35,7 +33,6 @@ struct MaskedAdd {
 
 struct OuterAdd {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), n1 = t.size(1);
     auto x = input(t, "x", {n0}), y = input(t, "y", {n1});
@@ -48,7 +45,6 @@ struct OuterAdd {
 
 struct BlockedOuterAdd {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), n1 = t.size(1);
     auto x = input(t, "x", {n0}), y = input(t, "y", {n1});
@@ -60,7 +56,6 @@ struct BlockedOuterAdd {
 
 struct OuterRelu {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), n1 = t.size(1);
     auto x = input(t, "x", {n0}), y = input(t, "y", {n1});
@@ -73,7 +68,6 @@ struct OuterRelu {
 
 struct OuterReluBackward {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), n1 = t.size(1);
     auto x = input(t, "x", {n1, n0}), y = input(t, "y", {n1}), dz = input(t, "dz", {n1, n0});

@@ -18,14 +18,12 @@ Facts Forward::facts() {
       "the sum is exact; four roundings of the product in f32, and two to f16, since the product may be rounded before "
       "the bias is added",
       "auto& t, auto x_q, auto x_scale, auto w_q, auto w_scale, auto bias, auto y, int batch, int in, int out, auto "
-      "per_channel, auto biased, auto bm, auto bn, auto bk"};
-}
-std::vector<Case> Forward::cases() {
-  return Cases({32, 64, 48})
-      .with(Values::negative, {{33, 100, 47}}, 1)
-      .sizes({{33, 100, 47}, {3, 1031, 5}, {2, 5, 131}, {1, 1, 1}, {5, 0, 9}, {0, 16, 16}})
-      .sizes({{131, 3, 2}}, 1)
-      .sizes({{17, 257, 20}}, 2);
+      "per_channel, auto biased, auto bm, auto bn, auto bk",
+      Cases({32, 64, 48})
+          .with(Values::negative, {{33, 100, 47}}, 1)
+          .sizes({{33, 100, 47}, {3, 1031, 5}, {2, 5, 131}, {1, 1, 1}, {5, 0, 9}, {0, 16, 16}})
+          .sizes({{131, 3, 2}}, 1)
+          .sizes({{17, 257, 20}}, 2)};
 }
 
 Facts BackwardDx::facts() {
@@ -40,13 +38,11 @@ Facts BackwardDx::facts() {
       "a sum of `out` products of a rounded factor: (out + 2) u times the sum of their magnitudes, and a rounding to "
       "f16",
       "auto& t, auto dy, auto w_q, auto w_scale, auto dx, int batch, int in, int out, auto per_channel, auto bm, auto "
-      "bn, auto bk"};
-}
-std::vector<Case> BackwardDx::cases() {
-  return Cases({32, 48, 64})
-      .with(Values::negative, {{17, 65, 31}}, 1)
-      .sizes({{33, 47, 100}, {3, 5, 257}, {2, 3, 1031}, {131, 2, 5}, {1, 1, 1}, {9, 5, 0}, {0, 16, 16}})
-      .sizes({{2, 131, 3}}, 1);
+      "bn, auto bk",
+      Cases({32, 48, 64})
+          .with(Values::negative, {{17, 65, 31}}, 1)
+          .sizes({{33, 47, 100}, {3, 5, 257}, {2, 3, 1031}, {131, 2, 5}, {1, 1, 1}, {9, 5, 0}, {0, 16, 16}})
+          .sizes({{2, 131, 3}}, 1)};
 }
 
 Facts BackwardDw::facts() {
@@ -60,12 +56,11 @@ Facts BackwardDw::facts() {
       "The sum runs over the batch: both operands are loaded with it along their rows.",
       "a sum of `batch` products of a rounded factor: (batch + 2) u times the sum of their magnitudes, and a rounding "
       "to f16",
-      "auto& t, auto x_q, auto x_scale, auto dy, auto dw, int batch, int in, int out, auto bm, auto bn, auto bk"};
-}
-std::vector<Case> BackwardDw::cases() {
-  return Cases({64, 32, 48})
-      .with(Values::negative, {{31, 17, 65}})
-      .sizes({{100, 33, 47}, {257, 3, 5}, {1031, 2, 3}, {3, 131, 2}, {5, 2, 131}, {1, 1, 1}, {0, 5, 9}, {16, 0, 16}});
+      "auto& t, auto x_q, auto x_scale, auto dy, auto dw, int batch, int in, int out, auto bm, auto bn, auto bk",
+      Cases({64, 32, 48})
+          .with(Values::negative, {{31, 17, 65}})
+          .sizes(
+              {{100, 33, 47}, {257, 3, 5}, {1031, 2, 3}, {3, 131, 2}, {5, 2, 131}, {1, 1, 1}, {0, 5, 9}, {16, 0, 16}})};
 }
 
 Facts BackwardDb::facts() {
@@ -77,12 +72,10 @@ Facts BackwardDb::facts() {
           "grid (cdiv(out, bn)); bn = 64, bm = 16 rows at a time",
           "sum(v, kRows) adds up the rows of a tile. Keep the sum in f32 to the end.",
           "a sum of `batch` terms: (batch + 1) u times the sum of their magnitudes, and a rounding to f16",
-          "auto& t, auto dy, auto db, int batch, int out, auto bn, auto bm"};
-}
-std::vector<Case> BackwardDb::cases() {
-  return Cases({64, 128})
-      .with(Values::negative, {{1001, 65}})
-      .sizes({{1001, 65}, {4099, 3}, {3, 1031}, {1, 1}, {17, 31}, {0, 5}, {5, 0}});
+          "auto& t, auto dy, auto db, int batch, int out, auto bn, auto bm",
+          Cases({64, 128})
+              .with(Values::negative, {{1001, 65}})
+              .sizes({{1001, 65}, {4099, 3}, {3, 1031}, {1, 1}, {17, 31}, {0, 5}, {5, 0}})};
 }
 
 std::vector<Puzzle> linear_puzzles() {

@@ -27,7 +27,6 @@ inline Expected in_half(double exact, double bound) {
 
 struct QuantizeGlobal {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& find_maximum, const auto& quantize) {
     const int rows = t.size(0), columns = t.size(1), n = rows * columns;
     auto x = input<f16>(t, "x", {rows, columns}, [&](std::int64_t i) {  // an odd line, of a kind that hangs on rows
@@ -48,7 +47,6 @@ struct QuantizeGlobal {
 
 struct QuantizeRows {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int rows = t.size(0), columns = t.size(1);
     auto x = input<f16>(t, "x", {rows, columns});
@@ -71,7 +69,6 @@ struct QuantizeRows {
 
 struct Forward {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int batch = t.size(0), in = t.size(1), out = t.size(2);
     const bool per_channel = t.blocks() != 1, with_bias = t.blocks() != 2;
@@ -99,7 +96,6 @@ struct Forward {
 
 struct BackwardDx {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int batch = t.size(0), in = t.size(1), out = t.size(2);
     const bool per_channel = t.blocks() != 1;
@@ -125,7 +121,6 @@ struct BackwardDx {
 
 struct BackwardDw {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int batch = t.size(0), in = t.size(1), out = t.size(2);
     auto x_q = input<s8>(t, "x_q", {batch, in});
@@ -145,7 +140,6 @@ struct BackwardDw {
 
 struct BackwardDb {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int batch = t.size(0), out = t.size(1);
     auto dy = input<f16>(t, "dy", {batch, out});

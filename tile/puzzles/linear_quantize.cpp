@@ -22,18 +22,16 @@ Facts QuantizeGlobal::facts() {
       "t.atomic_max(max_abs, v) adds a block's to it.",
       "none: the contract decides every bit",
       "auto& t, auto x, auto q, auto scale, auto max_abs, int n, auto b0",
+      Cases({16, 128})
+          .with(Values::negative, {{16, 128}})
+          .with(Values::large, {{33, 65}})
+          .with(Values::tied, {{9, 50}, {10, 120}})
+          .with(Values::zero, {{3, 100}})
+          .with(Values::tiny, {{3, 100}})
+          .with(Values::nan, {{15, 40}, {16, 40}, {17, 40}})
+          .with(Values::infinite, {{15, 40}, {16, 40}, {17, 40}})
+          .sizes({{1, 1}, {1, 257}, {7, 211}, {17, 1009}, {0, 8}}),
       {"FindMaximum", "MyKernel"}};
-}
-std::vector<Case> QuantizeGlobal::cases() {
-  return Cases({16, 128})
-      .with(Values::negative, {{16, 128}})
-      .with(Values::large, {{33, 65}})
-      .with(Values::tied, {{9, 50}, {10, 120}})
-      .with(Values::zero, {{3, 100}})
-      .with(Values::tiny, {{3, 100}})
-      .with(Values::nan, {{15, 40}, {16, 40}, {17, 40}})
-      .with(Values::infinite, {{15, 40}, {16, 40}, {17, 40}})
-      .sizes({{1, 1}, {1, 257}, {7, 211}, {17, 1009}, {0, 8}});
 }
 
 Facts QuantizeRows::facts() {
@@ -46,19 +44,17 @@ Facts QuantizeRows::facts() {
           "grid (cdiv(rows, b0)); b0 = 4, b1 = 64 columns at a time",
           "Two passes over the row; abs(), maximum(), clamp(), cast<s8, Round::even>(v).",
           "none: the contract decides every bit",
-          "auto& t, auto x, auto q, auto scale, int rows, int columns, auto b0, auto b1"};
-}
-std::vector<Case> QuantizeRows::cases() {
-  return Cases({16, 200})
-      .with(Values::negative, {{16, 200}})
-      .with(Values::large, {{33, 65}})
-      .with(Values::apart, {{9, 70}})
-      .with(Values::tied, {{8, 120}})
-      .with(Values::zero, {{5, 70}})
-      .with(Values::tiny, {{5, 70}})
-      .with(Values::nan, {{14, 200}})
-      .with(Values::infinite, {{14, 200}})
-      .sizes({{1, 1}, {7, 128}, {5, 257}, {3, 1031}, {67, 3}, {2, 0}, {0, 9}});
+          "auto& t, auto x, auto q, auto scale, int rows, int columns, auto b0, auto b1",
+          Cases({16, 200})
+              .with(Values::negative, {{16, 200}})
+              .with(Values::large, {{33, 65}})
+              .with(Values::apart, {{9, 70}})
+              .with(Values::tied, {{8, 120}})
+              .with(Values::zero, {{5, 70}})
+              .with(Values::tiny, {{5, 70}})
+              .with(Values::nan, {{14, 200}})
+              .with(Values::infinite, {{14, 200}})
+              .sizes({{1, 1}, {7, 128}, {5, 257}, {3, 1031}, {67, 3}, {2, 0}, {0, 9}})};
 }
 
 std::vector<Puzzle> linear_quantize_puzzles() {

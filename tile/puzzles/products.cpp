@@ -14,15 +14,13 @@ Facts Convolution::facts() {
           "grid (cdiv(n0, b0)); b0 = 1, 2 or 4 images; kh, kw are known to the compiler; b1 = 8, for a part of a row",
           "The mask tests the row and the column; one on the place in the image would wrap around.",
           "a sum of kh kw products in any order: (kh kw + 1) u times the sum of their magnitudes",
-          "auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0, auto b1"};
-}
-std::vector<Case> Convolution::cases() {
-  return Cases({4, 8, 8, 4, 4})
-      .with(Values::negative, {{4, 8, 8, 4, 4}})
-      .with(Values::large, {{5, 8, 8, 4, 4}}, 1)
-      .sizes({{3, 7, 13, 4, 4}, {2, 3, 131, 4, 4}, {0, 8, 8, 4, 4}, {2, 0, 3, 4, 4}})
-      .sizes({{2, 67, 3, 4, 4}, {37, 2, 9, 4, 4}, {1, 1, 1, 4, 4}}, 1)
-      .sizes({{7, 5, 19, 2, 8}, {3, 1, 41, 2, 8}, {2, 29, 1, 2, 8}}, 2);
+          "auto& t, auto x, auto k, auto z, int n0, int h, int w, auto kh, auto kw, auto b0, auto b1",
+          Cases({4, 8, 8, 4, 4})
+              .with(Values::negative, {{4, 8, 8, 4, 4}})
+              .with(Values::large, {{5, 8, 8, 4, 4}}, 1)
+              .sizes({{3, 7, 13, 4, 4}, {2, 3, 131, 4, 4}, {0, 8, 8, 4, 4}, {2, 0, 3, 4, 4}})
+              .sizes({{2, 67, 3, 4, 4}, {37, 2, 9, 4, 4}, {1, 1, 1, 4, 4}}, 1)
+              .sizes({{7, 5, 19, 2, 8}, {3, 1, 41, 2, 8}, {2, 29, 1, 2, 8}}, 2)};
 }
 
 Facts BatchedMatmul::facts() {
@@ -35,21 +33,19 @@ Facts BatchedMatmul::facts() {
       "grid (cdiv(n0, b0), cdiv(n1, b1), cdiv(n2, b2)); b0 = b1 = 16, b2 = 1 or 2, b_middle = 16",
       "dot(a, b, total) multiplies plane by plane; col(col(v)) makes planes. Three strides: middle, n1, n1.",
       "a sum of `middle` products in any order: (middle + 1) u times the sum of their magnitudes",
-      "auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1, auto b2, auto b_middle"};
-}
-std::vector<Case> BatchedMatmul::cases() {
-  return Cases({32, 32, 4, 32})
-      .with(Values::negative, {{32, 32, 4, 32}})
-      .with(Values::large, {{17, 19, 2, 40}})
-      .sizes({{48, 32, 2, 64},
-              {5, 70, 1, 53},
-              {3, 5, 2, 257},
-              {131, 2, 1, 7},
-              {1, 263, 1, 17},
-              {16, 16, 2, 0},
-              {0, 16, 2, 16},
-              {16, 16, 0, 16}})
-      .sizes({{17, 33, 3, 40}, {2, 3, 3, 1031}, {2, 3, 67, 5}, {1, 1, 1, 1}}, 1);
+      "auto& t, auto x, auto y, auto z, int n0, int n1, int n2, int middle, auto b0, auto b1, auto b2, auto b_middle",
+      Cases({32, 32, 4, 32})
+          .with(Values::negative, {{32, 32, 4, 32}})
+          .with(Values::large, {{17, 19, 2, 40}})
+          .sizes({{48, 32, 2, 64},
+                  {5, 70, 1, 53},
+                  {3, 5, 2, 257},
+                  {131, 2, 1, 7},
+                  {1, 263, 1, 17},
+                  {16, 16, 2, 0},
+                  {0, 16, 2, 16},
+                  {16, 16, 0, 16}})
+          .sizes({{17, 33, 3, 40}, {2, 3, 3, 1031}, {2, 3, 67, 5}, {1, 1, 1, 1}}, 1)};
 }
 
 Facts QuantizedMatmul::facts() {
@@ -66,22 +62,20 @@ Facts QuantizedMatmul::facts() {
       "(col(words) >> t.arange(c<8>) * 4) & 15 takes eight weights out of each word; reshape() puts them in a row.",
       "a sum of `middle` products of a rounded factor: (middle + 2) u times the sum of their magnitudes",
       "auto& t, auto scale, auto offset, auto weight, auto activation, auto z, int n0, int n1, int middle, auto b0, "
-      "auto b1, auto b_middle"};
-}
-std::vector<Case> QuantizedMatmul::cases() {
-  return Cases({32, 32, 64})
-      .with(Values::negative, {{32, 32, 64}})
-      .with(Values::large, {{17, 19, 72}})
-      .sizes({{17, 33, 200},
-              {48, 16, 128},
-              {3, 5, 264},
-              {2, 3, 1032},
-              {131, 2, 8},
-              {1, 131, 56},
-              {5, 7, 72},
-              {1, 1, 8},
-              {16, 16, 0},
-              {0, 16, 64}});
+      "auto b1, auto b_middle",
+      Cases({32, 32, 64})
+          .with(Values::negative, {{32, 32, 64}})
+          .with(Values::large, {{17, 19, 72}})
+          .sizes({{17, 33, 200},
+                  {48, 16, 128},
+                  {3, 5, 264},
+                  {2, 3, 1032},
+                  {131, 2, 8},
+                  {1, 131, 56},
+                  {5, 7, 72},
+                  {1, 1, 8},
+                  {16, 16, 0},
+                  {0, 16, 64}})};
 }
 
 std::vector<Puzzle> product_puzzles() {

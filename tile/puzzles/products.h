@@ -26,7 +26,6 @@ class SumOfTerms {
 
 struct Convolution {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), h = t.size(1), w = t.size(2), kh = t.size(3), kw = t.size(4);
     auto x = input(t, "x", {n0, h, w}), k = input(t, "k", {kh, kw});
@@ -50,7 +49,6 @@ struct Convolution {
 
 struct BatchedMatmul {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), n1 = t.size(1), n2 = t.size(2), middle = t.size(3);
     auto x = input(t, "x", {n2, n0, middle}), y = input(t, "y", {n2, middle, n1});
@@ -76,7 +74,6 @@ struct QuantizedMatmul {
   static constexpr int kGroup = 8, kInAWord = 8;
 
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), n1 = t.size(1), middle = t.size(2), groups = middle / kGroup;
     const int words = cdiv(groups, kInAWord);  // of shifts

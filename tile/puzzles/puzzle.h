@@ -82,8 +82,9 @@ struct Facts {
   std::string tensors;
   std::string launch;  // grid and block sizes
   std::string hint;
-  std::string tolerance;                            // how it is derived
-  std::string parameters;                           // of a kernel
+  std::string tolerance;   // how it is derived
+  std::string parameters;  // of a kernel
+  std::vector<Case> cases;
   std::vector<std::string> kernels = {"MyKernel"};  // what the learner calls them; each is launched once, in order
 };
 
@@ -174,7 +175,6 @@ struct Wrong {
 struct Puzzle {
   Facts facts;
   std::string type;  // that names it in check<...>()
-  std::vector<Case> cases;
   std::function<Outcome(const Case&)> checked;
   std::function<Outcome(const Case&, int threads)> fast;
   std::vector<Wrong> wrong;

@@ -20,14 +20,12 @@ Facts LongSum::facts() {
           "grid (cdiv(n0, b0)); b0 = 1 or 2, b1 = 32",
           "for (int k : range(0, length, b1)); sum(v) gives a column, and so does t.full(b0, c<1>, 0.0f).",
           "a sum of n terms in any order: n u times the sum of their magnitudes, u = 2^-24",
-          kRowsToRows};
-}
-std::vector<Case> LongSum::cases() {
-  return Cases({4, 200})
-      .with(Values::negative, {{4, 200}})
-      .with(Values::low, {{5, 100}}, 1)
-      .sizes({{1, 1}, {2, 33}, {2, 4099}, {0, 10}, {3, 0}})
-      .sizes({{5, 31}, {3, 64}, {7, 997}, {67, 3}}, 1);
+          kRowsToRows,
+          Cases({4, 200})
+              .with(Values::negative, {{4, 200}})
+              .with(Values::low, {{5, 100}}, 1)
+              .sizes({{1, 1}, {2, 33}, {2, 4099}, {0, 10}, {3, 0}})
+              .sizes({{5, 31}, {3, 64}, {7, 997}, {67, 3}}, 1)};
 }
 
 Facts LongSoftmax::facts() {
@@ -41,23 +39,21 @@ Facts LongSoftmax::facts() {
       "exp(x) = exp2(kLog2E * x), and it overflows unless the maximum is subtracted. Three passes do; two can.",
       "a difference, times log2(e), which is rounded too: 3 u (max - min) of its exponential, in the element, in the "
       "sum and in the factors that rescale the sum; the sum and its rescaling: 5 u length; exp2, division: 10 u",
-      kRowsToRows};
-}
-std::vector<Case> LongSoftmax::cases() {
-  return Cases({4, 200})
-      .with(Values::negative, {{4, 200}})
-      .with(Values::large, {{4, 200}})
-      .with(Values::low, {{4, 200}})
-      .with(Values::rising, {{4, 200}})
-      .with(Values::falling, {{4, 200}})
-      .with(Values::low, {{5, 200}}, 1)
-      .with(Values::rising, {{5, 100}}, 1)
-      .with(Values::falling, {{5, 100}}, 1)
-      .with(Values::apart, {{5, 100}}, 1)
-      .with(Values::large, {{3, 64}, {7, 997}}, 1)
-      .with(Values::zero, {{2, 40}})
-      .sizes({{1, 1}, {2, 33}, {2, 4099}, {0, 10}, {3, 0}})
-      .sizes({{5, 31}, {67, 3}}, 1);
+      kRowsToRows,
+      Cases({4, 200})
+          .with(Values::negative, {{4, 200}})
+          .with(Values::large, {{4, 200}})
+          .with(Values::low, {{4, 200}})
+          .with(Values::rising, {{4, 200}})
+          .with(Values::falling, {{4, 200}})
+          .with(Values::low, {{5, 200}}, 1)
+          .with(Values::rising, {{5, 100}}, 1)
+          .with(Values::falling, {{5, 100}}, 1)
+          .with(Values::apart, {{5, 100}}, 1)
+          .with(Values::large, {{3, 64}, {7, 997}}, 1)
+          .with(Values::zero, {{2, 40}})
+          .sizes({{1, 1}, {2, 33}, {2, 4099}, {0, 10}, {3, 0}})
+          .sizes({{5, 31}, {67, 3}}, 1)};
 }
 
 Facts ScalarAttention::facts() {
@@ -72,17 +68,15 @@ Facts ScalarAttention::facts() {
       "-infinity times a negative query is +infinity.",
       "as for the softmax, for the sum of the weights and for the weighted sum, with one more rounding of q * k: 2 u "
       "(16 max |q k| + 5 length + 10) times the weighted sum of |v|",
-      "auto& t, auto q, auto k, auto v, auto z, int n0, int length, auto b0, auto b1"};
-}
-std::vector<Case> ScalarAttention::cases() {
-  return Cases({200, 200})
-      .with(Values::negative, {{200, 200}})
-      .with(Values::low, {{70, 200}})
-      .with(Values::rising, {{70, 100}})
-      .with(Values::apart, {{70, 100}})
-      .with(Values::large, {{100, 50}})
-      .with(Values::zero, {{20, 7}})
-      .sizes({{64, 64}, {1, 1}, {65, 33}, {31, 1031}, {259, 5}, {0, 5}});
+      "auto& t, auto q, auto k, auto v, auto z, int n0, int length, auto b0, auto b1",
+      Cases({200, 200})
+          .with(Values::negative, {{200, 200}})
+          .with(Values::low, {{70, 200}})
+          .with(Values::rising, {{70, 100}})
+          .with(Values::apart, {{70, 100}})
+          .with(Values::large, {{100, 50}})
+          .with(Values::zero, {{20, 7}})
+          .sizes({{64, 64}, {1, 1}, {65, 33}, {31, 1031}, {259, 5}, {0, 5}})};
 }
 
 std::vector<Puzzle> row_puzzles() {

@@ -9,7 +9,6 @@ namespace octile::tile::puzzles {
 
 struct LongSum {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), length = t.size(1);
     auto x = input(t, "x", {n0, length});
@@ -29,7 +28,6 @@ struct LongSum {
 
 struct LongSoftmax {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), length = t.size(1);
     auto x = input(t, "x", {n0, length});
@@ -55,7 +53,6 @@ struct LongSoftmax {
 
 struct ScalarAttention {
   static Facts facts();
-  static std::vector<Case> cases();
   static void run(auto& t, const auto& kernel) {
     const int n0 = t.size(0), length = t.size(1);
     // Scores q k that are low; that rise for one query and fall for the next; of which those of one query are as large

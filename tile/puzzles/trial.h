@@ -173,10 +173,7 @@ Outcome fast(const Case& a_case, int threads, const Kernels&... kernels) {
 
 template <class P, class... Kernels>
 Puzzle puzzle(std::vector<Wrong> wrong, const Kernels&... kernels) {
-  return {P::facts(),
-          type_name(typeid(P)),
-          P::cases(),
-          [kernels...](const Case& a_case) { return checked<P>(a_case, kernels...); },
+  return {P::facts(), type_name(typeid(P)), [kernels...](const Case& a_case) { return checked<P>(a_case, kernels...); },
           [kernels...](const Case& a_case, int threads) { return fast<P>(a_case, threads, kernels...); },
           std::move(wrong)};
 }
@@ -197,14 +194,13 @@ inline Wrong leaves_out(Wrong wrong) {
 }
 
 // For a learner's main(): runs every case, says what went wrong first, and returns the exit status.
-int check_main(const Facts& facts, const std::vector<Case>& cases, const Try& a_try,
-               const std::vector<std::string>& command);
+int check_main(const Facts& facts, const Try& a_try, const std::vector<std::string>& command);
 
 template <class P, class... Kernels>
 int check(int argc, char** argv, const Kernels&... kernels) {
   const Try a_try{[&](const Case& a_case) { return checked<P>(a_case, kernels...); },
                   [&](const Case& a_case, int threads) { return fast<P>(a_case, threads, kernels...); }};
-  return check_main(P::facts(), P::cases(), a_try, {argv, argv + argc});
+  return check_main(P::facts(), a_try, {argv, argv + argc});
 }
 
 }  // namespace octile::tile::puzzles

@@ -22,7 +22,7 @@ namespace {
 TEST(Emulated, KernelsAreRight) {
   const std::set<std::string> sums_of_its_own = {"batched_matmul", "quantized_matmul", "backward_dx", "backward_dw"};
   for (const Puzzle& puzzle : puzzles()) {
-    for (const Case& a_case : puzzle.cases) {
+    for (const Case& a_case : puzzle.facts.cases) {
       SCOPED_TRACE(puzzle.facts.name + ": " + text(puzzle.facts, a_case));
       CudaTrial trial(a_case);
       EXPECT_TRUE(run_solution(puzzle.facts.number, trial));

@@ -36,7 +36,7 @@ bool marked(const Site& site, const std::string& kernel) {
 
 // What the checker says of the first case that goes wrong.
 void expect_caught(const Puzzle& puzzle, const Wrong& wrong) {
-  for (const Case& a_case : puzzle.cases) {
+  for (const Case& a_case : puzzle.facts.cases) {
     const Outcome outcome = wrong.run(a_case);
     if (outcome.right() && outcome.clean()) continue;
     const std::string said = text(puzzle.facts, outcome);
@@ -73,12 +73,12 @@ TEST(Puzzles, AllAreThere) {
     EXPECT_EQ(find_puzzle(puzzle.facts.name), &puzzle);
     EXPECT_EQ(find_puzzle(std::to_string(number)), &puzzle);
     int stated = 0;
-    for (const Case& a_case : puzzle.cases) {
+    for (const Case& a_case : puzzle.facts.cases) {
       stated += a_case.stated ? 1 : 0;
       EXPECT_EQ(a_case.sizes.size(), puzzle.facts.size_names.size());
     }
     EXPECT_EQ(stated, 1);
-    EXPECT_TRUE(puzzle.cases[0].stated);
+    EXPECT_TRUE(puzzle.facts.cases[0].stated);
   }
   EXPECT_EQ(number, 18);
   EXPECT_EQ(find_puzzle("19"), nullptr);
@@ -87,9 +87,9 @@ TEST(Puzzles, AllAreThere) {
 TEST(Puzzles, KernelsAreRight) {
   for (const Puzzle& puzzle : puzzles()) {
     int cases = 0;
-    const Verdict verdict = judge(puzzle.cases, {puzzle.checked, puzzle.fast, true, [&] { ++cases; }});
+    const Verdict verdict = judge(puzzle.facts.cases, {puzzle.checked, puzzle.fast, true, [&] { ++cases; }});
     EXPECT_TRUE(verdict.right()) << text(puzzle.facts, verdict);
-    EXPECT_EQ(cases, static_cast<int>(puzzle.cases.size()));
+    EXPECT_EQ(cases, static_cast<int>(puzzle.facts.cases.size()));
     EXPECT_EQ(verdict.cases, cases);
   }
 }
@@ -104,12 +104,12 @@ TEST(Puzzles, WrongKernelsAreCaughtAtTheirLine) {
 }
 
 TEST(Puzzles, AnotherWayToTheSameResult) {
-  for (const Case& a_case : Convolution::cases()) {
+  for (const Case& a_case : Convolution::facts().cases) {
     const Outcome outcome = checked<Convolution>(a_case, products::ConvolutionByPixel{});
     EXPECT_TRUE(outcome.right() && outcome.clean()) << text(Convolution::facts(), outcome);
   }
   // Pixel by pixel, a warp asks for single elements of different images.
-  const Case stated = Convolution::cases()[0];
+  const Case stated = Convolution::facts().cases[0];
   EXPECT_LT(score(checked<Convolution>(stated, products::ConvolutionByPixel{})).sector_use(),
             score(checked<Convolution>(stated, products::Convolution{})).sector_use());
 }
@@ -136,7 +136,7 @@ struct SoftmaxOfPowersOf2 {  // log2(e) first, and the maximum after it: a round
 };
 
 TEST(Puzzles, SoftmaxInAnotherOrderOfRoundings) {
-  for (const Case& a_case : LongSoftmax::cases()) {
+  for (const Case& a_case : LongSoftmax::facts().cases) {
     const Outcome outcome = checked<LongSoftmax>(a_case, SoftmaxOfPowersOf2{});
     EXPECT_TRUE(outcome.right() && outcome.clean()) << text(LongSoftmax::facts(), outcome);
   }
@@ -147,9 +147,10 @@ struct Empty {
 };
 
 TEST(Puzzles, NothingWritten) {
-  const Verdict verdict = judge(
-      MaskedAdd::cases(), {[](const Case& a_case) { return checked<MaskedAdd>(a_case, Empty{}); },
-                           [](const Case& a_case, int threads) { return fast<MaskedAdd>(a_case, threads, Empty{}); }});
+  const Verdict verdict =
+      judge(MaskedAdd::facts().cases,
+            {[](const Case& a_case) { return checked<MaskedAdd>(a_case, Empty{}); },
+             [](const Case& a_case, int threads) { return fast<MaskedAdd>(a_case, threads, Empty{}); }});
   EXPECT_EQ(text(MaskedAdd::facts(), verdict),
             "2 masked_add: wrong, at n0 = 200\n  z: 200 of 200 are wrong; first: nobody wrote z[0] of 200\n");
 }
@@ -164,7 +165,7 @@ struct WritesItsInput {
 };
 
 TEST(Puzzles, InputsMayNotBeWritten) {
-  const Outcome outcome = checked<MaskedAdd>(MaskedAdd::cases()[0], WritesItsInput{});
+  const Outcome outcome = checked<MaskedAdd>(MaskedAdd::facts().cases[0], WritesItsInput{});
   EXPECT_TRUE(outcome.clean());
   ASSERT_EQ(outcome.mismatches.size(), 1u);
   EXPECT_TRUE(outcome.mismatches[0].input);
@@ -180,7 +181,7 @@ TEST(Puzzles, ExecutorsHaveToAgree) {
     if (threads == 2) outcome.outputs[3] ^= std::byte{1};
     return outcome;
   };
-  const Verdict verdict = judge(puzzle.cases, {puzzle.checked, other});
+  const Verdict verdict = judge(puzzle.facts.cases, {puzzle.checked, other});
   EXPECT_FALSE(verdict.right());
   EXPECT_EQ(verdict.disagreement, "the fast executor gives other bits than the checked one with 2 threads");
 }
@@ -188,10 +189,10 @@ TEST(Puzzles, ExecutorsHaveToAgree) {
 TEST(Puzzles, StatedSizesAlone) {
   const Puzzle& puzzle = *find_puzzle("batched_matmul");
   const Wrong& wrong = puzzle.wrong[0];
-  Verdict verdict = judge(puzzle.cases, {wrong.run, puzzle.fast, false});
+  Verdict verdict = judge(puzzle.facts.cases, {wrong.run, puzzle.fast, false});
   EXPECT_TRUE(verdict.right());  // as in the notebook: all is square
   EXPECT_EQ(verdict.cases, 1);
-  verdict = judge(puzzle.cases, {wrong.run, puzzle.fast});
+  verdict = judge(puzzle.facts.cases, {wrong.run, puzzle.fast});
   EXPECT_FALSE(verdict.right());
   EXPECT_NE(text(puzzle.facts, verdict).find("(a hidden size)"), std::string::npos);
 }
@@ -212,7 +213,7 @@ TEST(Puzzles, Starter) {
 
 TEST(Puzzles, Score) {
   const Puzzle& puzzle = *find_puzzle("masked_add");
-  const Score result = score(puzzle.checked(puzzle.cases[0]));
+  const Score result = score(puzzle.checked(puzzle.facts.cases[0]));
   EXPECT_EQ(result.moved_bytes, 1600);
   EXPECT_EQ(result.times_minimum(), 1);
   EXPECT_EQ(result.used_bytes, 1600);
@@ -220,9 +221,9 @@ TEST(Puzzles, Score) {
   EXPECT_EQ(result.lanes, 2 * 224);
   EXPECT_EQ(result.active, 2 * 200);
   const Puzzle& matmul = *find_puzzle("batched_matmul");
-  EXPECT_EQ(matmul.checked(matmul.cases[0]).reports[0].flops, 4 * 2 * 32 * 32 * 32);
+  EXPECT_EQ(matmul.checked(matmul.facts.cases[0]).reports[0].flops, 4 * 2 * 32 * 32 * 32);
   const Puzzle& attention = *find_puzzle("scalar_attention");
-  const Score again = score(attention.checked(attention.cases[0]));
+  const Score again = score(attention.checked(attention.facts.cases[0]));
   ASSERT_EQ(again.reuse.size(), 3u);
   EXPECT_EQ(again.reuse[0].times(), 1);  // q
   EXPECT_EQ(again.reuse[1].times(), 4);  // k: each of four programs reads all of it

@@ -96,6 +96,15 @@ struct CheckedCpu {
     }
   }
 
+  template <class S, class Visit>
+  static void each_lane(Visit visit) {
+    for (int p = 0; p < S::kPlanes; ++p) {
+      for (int r = 0; r < S::kRows; ++r) {
+        for (int c = 0; c < S::kColumns; ++c) visit(p, r, c);
+      }
+    }
+  }
+
   template <class S, class F, class... A>
   static auto map(F f, const A&... a) {
     Tile<CheckedCpu, cpu::MapType<F, A...>, S> out;
@@ -108,25 +117,21 @@ struct CheckedCpu {
   static void mark_undefined(Out& out, const A&... a) {
     constexpr bool kPartial = requires { F::undefined(widen(std::declval<typename A::Type>())...); };
     constexpr bool kShifts = std::is_same_v<F, scalar::ShiftLeft> || std::is_same_v<F, scalar::ShiftRight>;
-    for (int p = 0; p < S::kPlanes; ++p) {
-      for (int r = 0; r < S::kRows; ++r) {
-        for (int c = 0; c < S::kColumns; ++c) {
-          Origin origin = kDefined;
-          if constexpr (std::is_same_v<F, scalar::Select>) {
-            origin = origin_of_select(p, r, c, a...);
-          } else {
-            origin = first_of(origin_at(a, p, r, c)...);
-            if constexpr (std::is_same_v<F, scalar::And> || std::is_same_v<F, scalar::Or>) {
-              if (origin != kDefined && decided<F>(p, r, c, a...)) origin = kDefined;
-            }
-          }
-          if constexpr (kPartial) {
-            if (origin == kDefined && F::undefined(cpu::row_of(a, p, r)(c)...)) origin = kShifts ? kShift : kDivision;
-          }
-          if (origin != kDefined) out.set_undefined(SameOrder::of<S>(p, r, c), origin);
+    each_lane<S>([&](int p, int r, int c) {
+      Origin origin = kDefined;
+      if constexpr (std::is_same_v<F, scalar::Select>) {
+        origin = origin_of_select(p, r, c, a...);
+      } else {
+        origin = first_of(origin_at(a, p, r, c)...);
+        if constexpr (std::is_same_v<F, scalar::And> || std::is_same_v<F, scalar::Or>) {
+          if (origin != kDefined && decided<F>(p, r, c, a...)) origin = kDefined;
         }
       }
-    }
+      if constexpr (kPartial) {
+        if (origin == kDefined && F::undefined(cpu::row_of(a, p, r)(c)...)) origin = kShifts ? kShift : kDivision;
+      }
+      if (origin != kDefined) out.set_undefined(SameOrder::of<S>(p, r, c), origin);
+    });
   }
   // Of where(), the side that is not taken does not matter.
   template <class M, class A, class B>
@@ -137,35 +142,28 @@ struct CheckedCpu {
   }
 
   template <int Axis, class F, class A>
-  static auto reduce(F f, const A& a) {
-    if constexpr (is_tile<A>) {
-      using S = typename A::Shape;
-      using R = Reduced<S, Axis>;
-      Tile<CheckedCpu, Common<typename A::Type, typename A::Type>, R> out;
-      cpu::reduce_tile<Axis, S>(f, a.values, out.values);
-      for (int lane = 0; a.any_undefined && lane < S::kSize; ++lane) {
-        const int p = lane / (S::kRows * S::kColumns), r = lane / S::kColumns % S::kRows, c = lane % S::kColumns;
-        const int to = SameOrder::of<R>(Axis == 0 ? 0 : p, Axis == 1 ? 0 : r, Axis == 2 ? 0 : c);
-        if (a.undefined[lane] != kDefined) out.set_undefined(to, first_of(out.origin(to), a.undefined[lane]));
-      }
-      return out;
-    } else {
-      return reduce<Axis>(f, elementwise(scalar::Cast<typename A::Type, Round::unstated>{}, a));
+  static auto reduce(F f, const A& operand) {
+    using S = typename A::Shape;
+    using R = Reduced<S, Axis>;
+    const auto& a = cpu::stored(operand);
+    Tile<CheckedCpu, Common<typename A::Type, typename A::Type>, R> out;
+    cpu::reduce_tile<Axis, S>(f, a.values, out.values);
+    for (int lane = 0; a.any_undefined && lane < S::kSize; ++lane) {
+      const int p = lane / (S::kRows * S::kColumns), r = lane / S::kColumns % S::kRows, c = lane % S::kColumns;
+      const int to = SameOrder::of<R>(Axis == 0 ? 0 : p, Axis == 1 ? 0 : r, Axis == 2 ? 0 : c);
+      if (a.undefined[lane] != kDefined) out.set_undefined(to, first_of(out.origin(to), a.undefined[lane]));
     }
+    return out;
   }
 
   template <class S, class A, class Source>
   static auto rearrange(const A& a, Source) {
     Tile<CheckedCpu, typename A::Type, S> out;
-    for (int p = 0; p < S::kPlanes; ++p) {
-      for (int r = 0; r < S::kRows; ++r) {
-        for (int c = 0; c < S::kColumns; ++c) {
-          const int from = Source::template of<S>(p, r, c), to = SameOrder::of<S>(p, r, c);
-          out.values[to] = a.values[from];
-          if (a.origin(from) != kDefined) out.set_undefined(to, a.origin(from));
-        }
-      }
-    }
+    each_lane<S>([&](int p, int r, int c) {
+      const int from = Source::template of<S>(p, r, c), to = SameOrder::of<S>(p, r, c);
+      out.values[to] = a.values[from];
+      if (a.origin(from) != kDefined) out.set_undefined(to, a.origin(from));
+    });
     return out;
   }
 
@@ -177,16 +175,12 @@ struct CheckedCpu {
     cpu::dot(a, b, sum);
     if (recorder_ != nullptr) recorder_->add_flops(std::int64_t{2} * SC::kSize * K);
     if (!a.any_undefined && !b.any_undefined) return sum;
-    for (int p = 0; p < SC::kPlanes; ++p) {
-      for (int r = 0; r < SC::kRows; ++r) {
-        for (int c = 0; c < SC::kColumns; ++c) {
-          const int to = SameOrder::of<SC>(p, r, c);
-          Origin origin = sum.origin(to);
-          for (int k = 0; k < K; ++k) origin = first_of(origin, origin_at(a, p, r, k), origin_at(b, p, k, c));
-          if (origin != kDefined) sum.set_undefined(to, origin);
-        }
-      }
-    }
+    each_lane<SC>([&](int p, int r, int c) {
+      const int to = SameOrder::of<SC>(p, r, c);
+      Origin origin = sum.origin(to);
+      for (int k = 0; k < K; ++k) origin = first_of(origin, origin_at(a, p, r, k), origin_at(b, p, k, c));
+      if (origin != kDefined) sum.set_undefined(to, origin);
+    });
     return sum;
   }
 
@@ -237,7 +231,7 @@ class CheckedCpu::Program {
       const T rest = scalar::Cast<T, Round::unstated>{}(other);
       for (T& value : out.values) value = rest;
     } else if constexpr (!std::is_same_v<M, Everything>) {
-      if (!everywhere(mask)) {
+      if (!holds_everywhere(mask)) {
         memset(out.values, std::is_same_v<T, bool> ? 1 : is_float_type<T> ? 0xFF : 0xA5, sizeof(out.values));
         for (Origin& origin : out.undefined) origin = 1;
         out.any_undefined = true;
@@ -299,14 +293,6 @@ class CheckedCpu::Program {
   }
 
  private:
-  template <class M>
-  static bool everywhere(const M& mask) {
-    if constexpr (is_tile<M>) {
-      return false;
-    } else {
-      return mask.all();
-    }
-  }
   template <class T>
   static T out_of_bounds_value() {
     T value{};

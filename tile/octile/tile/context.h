@@ -90,43 +90,23 @@ class Context {
   }
 
   // Where the mask is false nothing is read, and the value is `other`, or undefined.
-  template <class P>
-  TILE_FUNCTION auto load(const P& p, Where where = Where::here()) {
-    return load_through(p, Everything{}, Nothing{}, where);
-  }
-  template <class P, TileLike M>
-  TILE_FUNCTION auto load(const P& p, const M& mask, Where where = Where::here()) {
-    return load_through(p, mask, Nothing{}, where);
-  }
-  template <class P, TileLike M, Number V>
-  TILE_FUNCTION auto load(const P& p, const M& mask, V other, Where where = Where::here()) {
-    return load_through(p, mask, number(other), where);
+  template <class P, class M = Everything, class Other = Nothing>
+  TILE_FUNCTION auto load(const P& p, const M& mask = {}, Other other = {}, Where where = Where::here()) {
+    return load_through(p, mask, number_of(other), where);
   }
 
-  template <class P, class V>
-  TILE_FUNCTION void store(const P& p, const V& value, Where where = Where::here()) {
-    store_through(p, value, Everything{}, where);
-  }
-  template <class P, class V, TileLike M>
-  TILE_FUNCTION void store(const P& p, const V& value, const M& mask, Where where = Where::here()) {
+  template <class P, class V, class M = Everything>
+  TILE_FUNCTION void store(const P& p, const V& value, const M& mask = {}, Where where = Where::here()) {
     store_through(p, value, mask, where);
   }
 
   // Integers: exact in any order. max also takes f32. A float sum would depend on the order, so there is none.
-  template <class P, class V>
-  TILE_FUNCTION void atomic_add(const P& p, const V& value, Where where = Where::here()) {
-    atomic_through<AtomicOp::add>(p, value, Everything{}, where);
-  }
-  template <class P, class V, TileLike M>
-  TILE_FUNCTION void atomic_add(const P& p, const V& value, const M& mask, Where where = Where::here()) {
+  template <class P, class V, class M = Everything>
+  TILE_FUNCTION void atomic_add(const P& p, const V& value, const M& mask = {}, Where where = Where::here()) {
     atomic_through<AtomicOp::add>(p, value, mask, where);
   }
-  template <class P, class V>
-  TILE_FUNCTION void atomic_max(const P& p, const V& value, Where where = Where::here()) {
-    atomic_through<AtomicOp::max>(p, value, Everything{}, where);
-  }
-  template <class P, class V, TileLike M>
-  TILE_FUNCTION void atomic_max(const P& p, const V& value, const M& mask, Where where = Where::here()) {
+  template <class P, class V, class M = Everything>
+  TILE_FUNCTION void atomic_max(const P& p, const V& value, const M& mask = {}, Where where = Where::here()) {
     atomic_through<AtomicOp::max>(p, value, mask, where);
   }
 
@@ -139,13 +119,9 @@ class Context {
   TILE_FUNCTION void pipeline(Constant<Stages> stages, int steps, Stage stage, Body body) {
     program.pipeline(*this, stages, steps, stage, body);
   }
-  template <class P, TileLike M, Number V>
-  TILE_FUNCTION auto fetch(const P& p, const M& mask, V other, Where where = Where::here()) const {
-    return fetch_of(to_pointers(p), mask, number(other), where);
-  }
-  template <class P>
-  TILE_FUNCTION auto fetch(const P& p, Where where = Where::here()) const {
-    return fetch_of(to_pointers(p), Everything{}, Nothing{}, where);
+  template <class P, class M = Everything, class Other = Nothing>
+  TILE_FUNCTION auto fetch(const P& p, const M& mask = {}, Other other = {}, Where where = Where::here()) const {
+    return fetch_of(to_pointers(p), mask, number_of(other), where);
   }
   template <class F>
   TILE_FUNCTION auto load_fetch(const F& f) {
@@ -153,6 +129,12 @@ class Context {
   }
 
  private:
+  TILE_FUNCTION static Nothing number_of(Nothing) { return {}; }
+  template <Number V>
+  TILE_FUNCTION static auto number_of(V value) {
+    return number(value);
+  }
+
   template <class S, class T>
   TILE_FUNCTION static auto filled(T value) {
     return E::template map<S>(scalar::Cast<T, Round::unstated>{}, Scalar<T>{value});

@@ -194,4 +194,14 @@ inline void dot(const A& a, const B& b, C& c) {
   }
 }
 
+// An operand with its values in memory.
+template <class A>
+inline decltype(auto) stored(const A& a) {
+  if constexpr (is_tile<A>) {
+    return (a);
+  } else {
+    return elementwise(scalar::Cast<typename A::Type, Round::unstated>{}, a);
+  }
+}
+
 }  // namespace octile::tile::cpu

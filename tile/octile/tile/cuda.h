@@ -41,7 +41,7 @@ struct Cuda {
     using T = decltype(std::declval<F>()(widen(std::declval<typename A::Type>())...));
     Tile<Cuda, T, S> out;
     if constexpr (std::is_same_v<F, scalar::Exp2> && kMath == Math::fast) {
-      each_place<S>(
+      gpu::each_place<L, S>(
           [&](const gpu::Place& at, int i) { out.values[i] = gpu::exp2_fast(f32{gpu::value_at<L>(a, at)}...); });
       return out;
     } else if constexpr (std::is_same_v<F, scalar::Exp2>) {
@@ -52,23 +52,24 @@ struct Cuda {
       }
     } else if constexpr (gpu::is_extreme<F> && std::is_same_v<T, f32>) {
       if (never_two_zeros(a...)) {
-        each_place<S>([&](const gpu::Place& at, int i) {
+        gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
           out.values[i] = gpu::extreme(f, static_cast<f32>(gpu::value_at<L>(a, at))...);
         });
         return out;
       }
     } else if constexpr (rounds_to_bytes<F, S, A...>()) {
       f32 four[4];
-      each_place<S>([&](const gpu::Place& at, int i) {
+      gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
         four[i % 4] = static_cast<f32>((gpu::value_at<L>(a, at), ...));
         if (i % 4 == 3) gpu::round_to_bytes(f, out.values + i - 3, four);
       });
       return out;
     } else if constexpr (gpu::is_rounding<F>) {
-      each_place<S>([&](const gpu::Place& at, int i) { out.values[i] = round_one(f, gpu::value_at<L>(a, at)...); });
+      gpu::each_place<L, S>(
+          [&](const gpu::Place& at, int i) { out.values[i] = round_one(f, gpu::value_at<L>(a, at)...); });
       return out;
     }
-    each_place<S>([&](const gpu::Place& at, int i) { out.values[i] = f(gpu::value_at<L>(a, at)...); });
+    gpu::each_place<L, S>([&](const gpu::Place& at, int i) { out.values[i] = f(gpu::value_at<L>(a, at)...); });
     return out;
   }
 
@@ -77,7 +78,7 @@ struct Cuda {
     using S = typename A::Shape;
     using T = Common<typename A::Type, typename A::Type>;
     T values[Mine<S>::kSize];
-    each_place<S>([&](const gpu::Place& at, int i) { values[i] = static_cast<T>(gpu::value_at<L>(a, at)); });
+    gpu::each_place<L, S>([&](const gpu::Place& at, int i) { values[i] = static_cast<T>(gpu::value_at<L>(a, at)); });
     gpu::reduce<L, Axis, S>(f, values);
     Tile<Cuda, T, Reduced<S, Axis>> out;
     TILE_UNROLL
@@ -93,7 +94,7 @@ struct Cuda {
     T* const shared = reinterpret_cast<T*>(gpu::arena());
     gpu::barrier();
     if (Mine<From>::owns(gpu::thread())) {
-      each_place<From>([&](const gpu::Place& at, int i) {
+      gpu::each_place<L, From>([&](const gpu::Place& at, int i) {
         const int linear = SameOrder::of<From>(at.plane, at.row, at.column);
         if constexpr (is_staged<A>) {
           shared[linear] = a.at(at.plane * From::kRows + at.row, at.column);
@@ -104,7 +105,7 @@ struct Cuda {
     }
     gpu::barrier();
     Tile<Cuda, T, S> out;
-    each_place<S>([&](const gpu::Place& at, int i) {
+    gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
       out.values[i] = shared[Source::template of<S>(at.plane, at.row, at.column)];
     });
     return out;
@@ -127,11 +128,11 @@ struct Cuda {
   template <class S, class A>
   TILE_FUNCTION static bool exp2_plainly(f32* out, const A& a) {
     bool plain = true;
-    each_place<S>([&](const gpu::Place& at, int) {
+    gpu::each_place<L, S>([&](const gpu::Place& at, int) {
       plain = plain & (fabsf(static_cast<f32>(gpu::value_at<L>(a, at))) <= gpu::kExp2Normal);
     });
     if (!plain) return false;
-    each_place<S>(
+    gpu::each_place<L, S>(
         [&](const gpu::Place& at, int i) { out[i] = gpu::exp2_normal(static_cast<f32>(gpu::value_at<L>(a, at))); });
     return true;
   }
@@ -173,7 +174,7 @@ struct Cuda {
     constexpr f32 kMax = kMath == Math::fast ? 0x1p126f : gpu::kPlainMost;
     f32 divisor[kRows] = {}, reciprocal[kRows] = {};
     bool plain = true, zeros = false;
-    each_place<S>([&](const gpu::Place& at, int i) {
+    gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
       if (i % kRow == 0) {
         const f32 y = divisor[i / kRow] = static_cast<f32>(gpu::value_at<L>(b, at));
         reciprocal[i / kRow] = gpu::reciprocal(y);
@@ -186,13 +187,13 @@ struct Cuda {
       }
     });
     if (zeros) {
-      each_place<S>([&](const gpu::Place& at, int) {
+      gpu::each_place<L, S>([&](const gpu::Place& at, int) {
         const f32 x = fabsf(static_cast<f32>(gpu::value_at<L>(a, at)));
         plain = plain & ((x == 0.0f) | (x >= kMin));
       });
     }
     if (!plain) return false;
-    each_place<S>([&](const gpu::Place& at, int i) {
+    gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
       const f32 x = static_cast<f32>(gpu::value_at<L>(a, at));
       if constexpr (kMath == Math::fast) {
         out[i] = x * reciprocal[i / kRow];
@@ -201,18 +202,6 @@ struct Cuda {
       }
     });
     return true;
-  }
-
-  template <class S, class Visit>
-  TILE_FUNCTION static void each_place(Visit visit) {
-    using P = Mine<S>;
-    const int me = gpu::thread(), thread_row = L::row(me);
-    TILE_UNROLL
-    for (int i = 0; i < P::kSize; ++i) {
-      const int line = i / P::kRow, plane = line / P::kRows, a = line % P::kRows;
-      const int group = i % P::kRow / P::kVector, v = i % P::kVector;
-      visit(gpu::Place{plane, a, group, v, P::row(thread_row, a), P::column(me, group) + v}, i);
-    }
   }
 };
 
@@ -262,10 +251,12 @@ class Cuda<L, kMath>::Program {
 
   template <AtomicOp kOp, class P, class V, class M>
   TILE_FUNCTION void atomic(const P& p, const V& value, const M& mask, Where) {
-    using T = typename P::Element;
     wait_for_holders<typename P::Shape>();
     if (!Mine<typename P::Shape>::owns(gpu::thread())) return;
-    gpu::access_each<L>(p, mask, [&](T* to, int i) { gpu::atomic<kOp>(to, value.values[i]); });
+    gpu::each_place<L, typename P::Shape>([&](const gpu::Place& at, int i) {
+      if (!gpu::value_at<L>(mask, at)) return;
+      gpu::atomic<kOp>(p.tensor.data + gpu::value_at<L>(p.index, at), value.values[i]);
+    });
   }
 
   // A nested pipeline has its own memory, after this one's.

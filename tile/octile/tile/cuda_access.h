@@ -13,6 +13,19 @@ struct Place {
   int row, column;
 };
 
+// Calls visit(place, index in the part) for each of this thread's elements of a tile S.
+template <class L, class S, class Visit>
+TILE_FUNCTION void each_place(Visit visit) {
+  using Mine = Part<L, S>;
+  const int me = thread(), thread_row = L::row(me);
+  TILE_UNROLL
+  for (int i = 0; i < Mine::kSize; ++i) {
+    const int line = i / Mine::kRow, a = line % Mine::kRows;
+    const int group = i % Mine::kRow / Mine::kVector, v = i % Mine::kVector;
+    visit(Place{line / Mine::kRows, a, group, v, Mine::row(thread_row, a), Mine::column(me, group) + v}, i);
+  }
+}
+
 template <class L, class A>
 TILE_FUNCTION auto value_at(const A& operand, const Place& at) {
   if constexpr (is_staged<A>) {
@@ -49,14 +62,6 @@ TILE_FUNCTION bool rows_aligned(const P& p) {
   return bits % kBytes == 0;
 }
 
-template <class M>
-TILE_FUNCTION bool everywhere(const M& mask) {
-  if constexpr (LazyMask<M>) {
-    return mask.all();
-  } else {
-    return false;
-  }
-}
 // The mask holds for n columns from `column` on. May answer no where it does.
 template <class M>
 TILE_FUNCTION bool holds_for(const M& mask, int plane, int row, int column, int n) {
@@ -80,7 +85,7 @@ TILE_FUNCTION void access(const P& p, const M& mask, Vector vector, Element elem
   [[maybe_unused]] bool aligned = false;
   if constexpr (unit_stride<Index>() && kVector > 1) {
     aligned = rows_aligned<(kBytes < 16 ? kBytes : 16)>(p);
-    if (aligned && everywhere(mask)) {
+    if (aligned && holds_everywhere(mask)) {
       TILE_UNROLL
       for (int plane = 0; plane < S::kPlanes; ++plane) {
         TILE_UNROLL
@@ -117,20 +122,6 @@ TILE_FUNCTION void access(const P& p, const M& mask, Vector vector, Element elem
         }
       }
     }
-  }
-}
-
-// Calls element(pointer, index) for each that the mask holds for.
-template <class L, class P, class M, class Element>
-TILE_FUNCTION void access_each(const P& p, const M& mask, Element element) {
-  using Mine = Part<L, typename P::Shape>;
-  const int me = thread(), thread_row = L::row(me);
-  TILE_UNROLL
-  for (int i = 0; i < Mine::kSize; ++i) {
-    const int line = i / Mine::kRow, a = line % Mine::kRows;
-    const int group = i % Mine::kRow / Mine::kVector, v = i % Mine::kVector;
-    const Place at{line / Mine::kRows, a, group, v, Mine::row(thread_row, a), Mine::column(me, group) + v};
-    if (value_at<L>(mask, at)) element(p.tensor.data + value_at<L>(p.index, at), i);
   }
 }
 

@@ -11,7 +11,7 @@
 #if defined(__CUDA_ARCH__)
 #define TILE_UNROLL _Pragma("unroll")
 #define TILE_NO_UNROLL _Pragma("unroll 1")
-#define TILE_EMULATED(call)
+#define TILE_DEVICE(emulated, ...) __VA_ARGS__  // the statement on a GPU, and the emulation's call
 extern __shared__ __align__(128) unsigned char octile_tile_arena[];
 #elif defined(__CUDACC__)
 #define TILE_UNROLL
@@ -23,55 +23,28 @@ extern __shared__ __align__(128) unsigned char octile_tile_arena[];
 #define TILE_NO_UNROLL
 #define TILE_EMULATED(call) return emulation::call
 #endif
+#if !defined(__CUDA_ARCH__)
+#define TILE_DEVICE(emulated, ...) TILE_EMULATED(emulated)
+#endif
 
 namespace octile::tile::gpu {
 
 using Word = std::uint32_t;
 
-TILE_FUNCTION int thread() {
-#if defined(__CUDA_ARCH__)
-  return static_cast<int>(threadIdx.x);
-#else
-  TILE_EMULATED(thread());
-#endif
-}
+TILE_FUNCTION int thread() { TILE_DEVICE(thread(), return static_cast<int>(threadIdx.x)); }
 TILE_FUNCTION int block_index([[maybe_unused]] int axis) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<int>(axis == 0 ? blockIdx.x : axis == 1 ? blockIdx.y : blockIdx.z);
-#else
-  TILE_EMULATED(block_index(axis));
-#endif
+  TILE_DEVICE(block_index(axis), return static_cast<int>(axis == 0 ? blockIdx.x : axis == 1 ? blockIdx.y : blockIdx.z));
 }
 TILE_FUNCTION int block_count([[maybe_unused]] int axis) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<int>(axis == 0 ? gridDim.x : axis == 1 ? gridDim.y : gridDim.z);
-#else
-  TILE_EMULATED(block_count(axis));
-#endif
+  TILE_DEVICE(block_count(axis), return static_cast<int>(axis == 0 ? gridDim.x : axis == 1 ? gridDim.y : gridDim.z));
 }
 
 // The shared memory of the block.
-TILE_FUNCTION unsigned char* arena() {
-#if defined(__CUDA_ARCH__)
-  return octile_tile_arena;
-#else
-  TILE_EMULATED(arena());
-#endif
-}
-TILE_FUNCTION void barrier() {
-#if defined(__CUDA_ARCH__)
-  __syncthreads();
-#else
-  TILE_EMULATED(barrier());
-#endif
-}
+TILE_FUNCTION unsigned char* arena() { TILE_DEVICE(arena(), return octile_tile_arena); }
+TILE_FUNCTION void barrier() { TILE_DEVICE(barrier(), __syncthreads()); }
 
 TILE_FUNCTION Word shuffle_xor([[maybe_unused]] Word value, [[maybe_unused]] int mask) {
-#if defined(__CUDA_ARCH__)
-  return __shfl_xor_sync(0xffffffffu, value, mask);
-#else
-  TILE_EMULATED(shuffle_xor(value, mask));
-#endif
+  TILE_DEVICE(shuffle_xor(value, mask), return __shfl_xor_sync(0xffffffffu, value, mask));
 }
 template <class T>
 TILE_FUNCTION T shuffle_xor(T value, int mask) {
@@ -87,11 +60,7 @@ TILE_FUNCTION T shuffle_xor(T value, int mask) {
 }
 
 TILE_FUNCTION bool all_lanes([[maybe_unused]] bool value) {
-#if defined(__CUDA_ARCH__)
-  return __all_sync(0xffffffffu, value) != 0;
-#else
-  TILE_EMULATED(all_lanes(value));
-#endif
+  TILE_DEVICE(all_lanes(value), return __all_sync(0xffffffffu, value) != 0);
 }
 
 // ---- Memory in chunks of up to 16 bytes, at an address that is a multiple of their size ----
@@ -159,36 +128,21 @@ TILE_FUNCTION void store_vector(T* to, const T* from) {
 // ---- Asynchronous copies of 16 bytes from global to shared memory ----
 
 TILE_FUNCTION Word shared_address([[maybe_unused]] const void* p) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<Word>(__cvta_generic_to_shared(p));
-#else
-  TILE_EMULATED(shared_address(p));
-#endif
+  TILE_DEVICE(shared_address(p), return static_cast<Word>(__cvta_generic_to_shared(p)));
 }
 TILE_FUNCTION void copy_async([[maybe_unused]] void* to, [[maybe_unused]] const void* from) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),
-               "l"(__cvta_generic_to_global(from))
-               : "memory");
-#else
-  TILE_EMULATED(copy_async(to, from));
-#endif
+  TILE_DEVICE(copy_async(to, from),
+              asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)),
+                           "l"(__cvta_generic_to_global(from))
+                           : "memory"));
 }
 TILE_FUNCTION void commit_copies() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-  TILE_EMULATED(commit_copies());
-#endif
+  TILE_DEVICE(commit_copies(), asm volatile("cp.async.commit_group;" ::: "memory"));
 }
 // Until at most `kPending` groups of this thread are under way.
 template <int kPending>
 TILE_FUNCTION void wait_for_copies() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#else
-  TILE_EMULATED(wait_for_copies(kPending));
-#endif
+  TILE_DEVICE(wait_for_copies(kPending), asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"));
 }
 
 // ---- Matrices: eight rows of 16 bytes; lane l names row l % 8 of matrix l / 8 ----

@@ -15,14 +15,7 @@ constexpr float kExp2Normal = 125.0f;  // up to here every result and intermedia
 TILE_FUNCTION f32 exp2_normal(f32 x) {
   const f32 shifted = x + 12582912.0f;
   const f32 r = x - (shifted - 12582912.0f);
-  f32 p = 0.00015353359f;
-  p = p * r + 0.0013398875f;
-  p = p * r + 0.009618437f;
-  p = p * r + 0.055503324f;
-  p = p * r + 0.24022648f;
-  p = p * r + 0.6931472f;
-  p = p * r + 1.0f;
-  return bits_as<f32>(bits_as<Word>(p) + (bits_as<Word>(shifted) << 23));
+  return bits_as<f32>(bits_as<Word>(scalar::Exp2::power(r)) + (bits_as<Word>(shifted) << 23));
 }
 
 // Of Math::fast: within 2^-22 of the result where that is normal; 0 below.

@@ -27,14 +27,11 @@ TILE_FUNCTION void fold_in_order(F f, T* x) {
   }
 }
 
-template <int n, int inner, class F>
-TILE_FUNCTION void fold_extreme(F f, f32* x) {
-  if constexpr (n > 1) {
-    TILE_UNROLL
-    for (int i = 0; i < n / 2 * inner; ++i) x[i] = extreme(f, x[i], x[i + n / 2 * inner]);
-    fold_extreme<n / 2, inner>(f, x);
-  }
-}
+// extreme() as a fold: in any order, ignoring the special cases of zeros and NaNs.
+template <class F>
+struct Extreme {
+  TILE_FUNCTION f32 operator()(f32 a, f32 b) const { return extreme(F{}, a, b); }
+};
 
 // Folds n rows of `inner` values into the first row.
 template <int n, int inner, class F, class T>
@@ -43,7 +40,7 @@ TILE_FUNCTION void fold(F f, T* x) {
     T y[n / 2 * inner];
     TILE_UNROLL
     for (int i = 0; i < n / 2 * inner; ++i) y[i] = extreme(f, x[i], x[i + n / 2 * inner]);
-    fold_extreme<n / 2, inner>(f, y);
+    fold_in_order<n / 2, inner>(Extreme<F>{}, y);
     bool plain = true;
     TILE_UNROLL
     for (int i = 0; i < inner; ++i) plain = plain & (fabsf(y[i]) > 0.0f);
@@ -172,11 +169,6 @@ TILE_FUNCTION void fold_rows(F f, T* x) {
   }
 }
 
-// extreme() as a fold: in any order, ignoring the special cases of zeros and NaNs.
-template <class F>
-struct Extreme {
-  TILE_FUNCTION f32 operator()(f32 a, f32 b) const { return extreme(F{}, a, b); }
-};
 template <class P, int kBits, int n, class F>
 TILE_FUNCTION void fold_columns_anyhow(F f, f32* x) {
   constexpr int kWarpBits = warp_bits_on_top<P, kBits>();

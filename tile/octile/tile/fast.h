@@ -30,14 +30,10 @@ struct FastCpu {
 
   template <int Axis, class F, class A>
   static auto reduce(F f, const A& a) {
-    if constexpr (is_tile<A>) {
-      using S = typename A::Shape;
-      Tile<FastCpu, Common<typename A::Type, typename A::Type>, Reduced<S, Axis>> out;
-      cpu::reduce_tile<Axis, S>(f, a.values, out.values);
-      return out;
-    } else {
-      return reduce<Axis>(f, elementwise(scalar::Cast<typename A::Type, Round::unstated>{}, a));
-    }
+    using S = typename A::Shape;
+    Tile<FastCpu, Common<typename A::Type, typename A::Type>, Reduced<S, Axis>> out;
+    cpu::reduce_tile<Axis, S>(f, cpu::stored(a).values, out.values);
+    return out;
   }
 
   template <class S, class A, class Source>
@@ -82,7 +78,7 @@ class FastCpu::Program {
     Tile<FastCpu, T, S> out;
     T rest{};
     if constexpr (!std::is_same_v<Other, Nothing>) rest = scalar::Cast<T, Round::unstated>{}(other);
-    const bool all = everywhere(mask);
+    const bool all = holds_everywhere(mask);
     for (int plane = 0; plane < S::kPlanes; ++plane) {
       for (int row = 0; row < S::kRows; ++row) {
         T* to = out.values + (plane * S::kRows + row) * S::kColumns;
@@ -111,7 +107,7 @@ class FastCpu::Program {
   void store(const P& p, const V& value, const M& mask, Where) {
     if constexpr (contiguous<P>()) {
       using S = typename P::Shape;
-      if (everywhere(mask)) {
+      if (holds_everywhere(mask)) {
         for (int plane = 0; plane < S::kPlanes; ++plane) {
           for (int row = 0; row < S::kRows; ++row) {
             copy<S::kColumns>(&source(p, plane, row)(0), value.values + (plane * S::kRows + row) * S::kColumns);
@@ -190,14 +186,6 @@ class FastCpu::Program {
   }
 
   template <class M>
-  static bool everywhere(const M& mask) {
-    if constexpr (is_tile<M>) {
-      return false;
-    } else {
-      return mask.all();
-    }
-  }
-  template <class M>
   static constexpr bool has_interval() {
     if constexpr (LazyMask<M>) return M::kInterval;
     return false;
@@ -216,7 +204,7 @@ class FastCpu::Program {
   template <class P, class M, class Visit>
   static void lanes(const P& p, const M& mask, Visit visit) {
     using S = typename P::Shape;
-    const bool all = everywhere(mask);
+    const bool all = holds_everywhere(mask);
     for (int plane = 0; plane < S::kPlanes; ++plane) {
       for (int row = 0; row < S::kRows; ++row) {
         const int first = (plane * S::kRows + row) * S::kColumns;

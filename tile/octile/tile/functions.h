@@ -40,37 +40,20 @@ TILE_FUNCTION auto clamp(const A& a, Low low, High high) {
   return minimum(maximum(a, low), high);
 }
 
-template <class A>
-TILE_FUNCTION auto tile_or_scalar(const A& a) {
-  if constexpr (TileLike<A>) {
-    return a;
-  } else {
-    return operand(a);
-  }
-}
-template <class A>
-struct ShapeOf {
-  using Type = Single;
-};
-template <TileLike A>
-struct ShapeOf<A> {
-  using Type = typename A::Shape;
-};
-
 // a * b + c, rounded once.
 template <TileLike A, class B, class C>
 TILE_FUNCTION auto fma(const A& a, const B& b, const C& c) {
-  using S = Broadcast<Broadcast<typename A::Shape, typename ShapeOf<B>::Type>, typename ShapeOf<C>::Type>;
+  using S = Broadcast<Broadcast<typename A::Shape, ShapeOf<B>>, ShapeOf<C>>;
   static_assert(is_float_type<ElementOf<A>>, "octile: fma() takes floats.");
-  return A::Executor::template map<S>(scalar::Fma{}, a, tile_or_scalar(b), tile_or_scalar(c));
+  return A::Executor::template map<S>(scalar::Fma{}, a, as_tile(b), as_tile(c));
 }
 
 // condition ? a : b, lane by lane.
 template <TileLike M, class A, class B>
 TILE_FUNCTION auto where(const M& condition, const A& a, const B& b) {
   static_assert(Mask<M>, "octile: the first argument of where() is a mask.");
-  using S = Broadcast<Broadcast<typename M::Shape, typename ShapeOf<A>::Type>, typename ShapeOf<B>::Type>;
-  return M::Executor::template map<S>(scalar::Select{}, condition, tile_or_scalar(a), tile_or_scalar(b));
+  using S = Broadcast<Broadcast<typename M::Shape, ShapeOf<A>>, ShapeOf<B>>;
+  return M::Executor::template map<S>(scalar::Select{}, condition, as_tile(a), as_tile(b));
 }
 
 // Floats to 16-bit floats: to nearest, ties to even. Floats to integers: as stated; out of range gives the nearest end,

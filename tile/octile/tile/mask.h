@@ -159,4 +159,14 @@ struct Everything {
   TILE_FUNCTION bool all() const { return true; }
 };
 
+// May answer no where it does.
+template <class M>
+TILE_FUNCTION bool holds_everywhere(const M& mask) {
+  if constexpr (LazyMask<M>) {
+    return mask.all();
+  } else {
+    return false;
+  }
+}
+
 }  // namespace octile::tile

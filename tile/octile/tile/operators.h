@@ -5,25 +5,29 @@
 
 namespace octile::tile {
 
+template <class A, class B>
+concept Operands = (TileLike<A> && (TileLike<B> || Number<B>)) || (Number<A> && TileLike<B>);
+
+template <TileLike A>
+TILE_FUNCTION const A& as_tile(const A& a) {
+  return a;
+}
+template <Number A>
+TILE_FUNCTION auto as_tile(const A& a) {
+  return operand(a);
+}
+template <class A>
+using ShapeOf = typename std::remove_cvref_t<decltype(as_tile(std::declval<const A&>()))>::Shape;
+
 template <class F, TileLike A>
 TILE_FUNCTION auto elementwise(F f, const A& a) {
   return A::Executor::template map<typename A::Shape>(f, a);
 }
-template <class F, TileLike A, TileLike B>
-TILE_FUNCTION auto elementwise(F f, const A& a, const B& b) {
-  return A::Executor::template map<Broadcast<typename A::Shape, typename B::Shape>>(f, a, b);
+template <class F, class A, class B>
+requires Operands<A, B> TILE_FUNCTION auto elementwise(F f, const A& a, const B& b) {
+  using Executor = typename std::conditional_t<TileLike<A>, A, B>::Executor;
+  return Executor::template map<Broadcast<ShapeOf<A>, ShapeOf<B>>>(f, as_tile(a), as_tile(b));
 }
-template <class F, TileLike A, Number B>
-TILE_FUNCTION auto elementwise(F f, const A& a, const B& b) {
-  return A::Executor::template map<typename A::Shape>(f, a, operand(b));
-}
-template <class F, Number A, TileLike B>
-TILE_FUNCTION auto elementwise(F f, const A& a, const B& b) {
-  return B::Executor::template map<typename B::Shape>(f, operand(a), b);
-}
-
-template <class A, class B>
-concept Operands = (TileLike<A> && (TileLike<B> || Number<B>)) || (Number<A> && TileLike<B>);
 
 // Numbers are taken by value: a constant of the host, by reference, would be undefined on a GPU.
 #define TILE_BINARY(op, Name)                              \
@@ -158,8 +162,7 @@ TILE_FUNCTION auto operator-(const A& a) {
   }
 }
 template <TileLike A>
-TILE_FUNCTION auto operator!(const A& a) {
-  static_assert(Mask<A>, "octile: ! takes a mask; ~ flips the bits of integers.");
+TILE_FUNCTION auto operator~(const A& a) {
   if constexpr (LazyMask<A>) {
     return NotMask<A>{a};
   } else {
@@ -167,12 +170,9 @@ TILE_FUNCTION auto operator!(const A& a) {
   }
 }
 template <TileLike A>
-TILE_FUNCTION auto operator~(const A& a) {
-  if constexpr (LazyMask<A>) {
-    return NotMask<A>{a};
-  } else {
-    return elementwise(scalar::Not{}, a);
-  }
+TILE_FUNCTION auto operator!(const A& a) {
+  static_assert(Mask<A>, "octile: ! takes a mask; ~ flips the bits of integers.");
+  return ~a;
 }
 
 #define TILE_ASSIGN(op)                                                                            \

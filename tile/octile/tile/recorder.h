@@ -27,7 +27,9 @@ struct Shadow {
       first.resize(n);
       site.resize(n);
     }
-    std::uint32_t other_than(std::size_t k, std::uint32_t me) const { return first[k] != me ? first[k] : 0; }
+    std::uint32_t other_than(std::size_t k, std::uint32_t me) const {
+      return first.empty() || first[k] == me ? 0 : first[k];
+    }
   };
 
   int tensor = 0;

@@ -204,6 +204,17 @@ struct Sqrt {
 // 2^x within 1.2 units in the last place; infinity, 0, NaN and subnormal results as they should be. x = n + r with
 // |r| <= 1/2; 2^r is a polynomial; 2^n is multiplied in two halves, so that a subnormal result is rounded once.
 struct Exp2 {
+  TILE_FUNCTION static f32 power(f32 r) {  // 2^r
+    f32 p = 0.00015353359f;
+    p = p * r + 0.0013398875f;
+    p = p * r + 0.009618437f;
+    p = p * r + 0.055503324f;
+    p = p * r + 0.24022648f;
+    p = p * r + 0.6931472f;
+    p = p * r + 1.0f;
+    return p;
+  }
+
   TILE_FUNCTION f32 operator()(f32 x) const {
     x = x < -152.0f ? -152.0f : x;
     x = x > 129.0f ? 129.0f : x;
@@ -213,14 +224,7 @@ struct Exp2 {
     const s32 half = n >> 1;
     const f32 low = bits_as<f32>(static_cast<std::uint32_t>(half + 127) << 23);
     const f32 high = bits_as<f32>(static_cast<std::uint32_t>(n - half + 127) << 23);
-    f32 p = 0.00015353359f;
-    p = p * r + 0.0013398875f;
-    p = p * r + 0.009618437f;
-    p = p * r + 0.055503324f;
-    p = p * r + 0.24022648f;
-    p = p * r + 0.6931472f;
-    p = p * r + 1.0f;
-    return p * low * high;
+    return power(r) * low * high;
   }
 };
 
