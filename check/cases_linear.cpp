@@ -248,8 +248,15 @@ class LinearBackwardCases {
   }
 
   void add(LinearBackwardDescription d, const Sizes& sizes) {
+    LinearBackwardCase c;
+    d.m = sizes.m;
+    d.n = sizes.n;
+    d.k = sizes.k;
+    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
     if (is_blocked()) d.gradient_block = turn_.pick(kGradientBlocks);
-    cases_.emplace_back(sized_case<LinearBackwardCase>(turn_, d, sizes.m, sizes.n, sizes.k));
+    turn_.dress(c, d.m);
+    c.description = d;
+    cases_.emplace_back(c);
   }
 
   static constexpr std::array<std::int64_t, 6> kGradientBlocks = {128, 256, 128, 512, 128, 1024};
