@@ -339,7 +339,8 @@ class BenchTest(Case):
 
     def test_filter_takes_benchmarks_and_kernels(self):
         lines = self.listed("--kernel", "reference", "--filter", "backward_dx")
-        self.assertEqual([line["row"] for line in lines], ["w8a8_gemm_reference", "w8a16_gemm_reference"])
+        rows = ["w8a8_gemm_reference", "w8a8_blocked_gemm_reference", "w8a16_gemm_reference"]
+        self.assertEqual([line["row"] for line in lines], rows)
         self.assertTrue(all("_backward_dx_" in line["name"] for line in lines))
 
     def check_lines(self, lines):
