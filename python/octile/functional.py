@@ -482,8 +482,8 @@ def linear(
     differ), or float64 throughout. Returns (..., OUT) in x's type, under autocast in autocast's.
 
     per_channel: one scale per output channel of w, else one. activation: one scale "per_token" (row of x) or
-    "per_tensor". backward: "16bit" (dequantized operands), "int8" (dY quantized too, with a scale for each block of 128
-    terms of the contraction), "int8-whole" (one scale for all terms), or a pair for (dX, dW). rounding: of dY in the int8
+    "per_tensor". backward: "16bit" (dequantized operands), "int8" (dY quantized too, with a scale for each block of 256
+    terms of the contraction), "int8-128" to "int8-1024" (blocks of so many), "int8-whole" (one scale for all), or a pair for (dX, dW). rounding: of dY in the int8
     ones, "nearest" or "stochastic".
 
     Differentiable once, in x, w and b. Raises ValueError for an unknown choice, RuntimeError for shapes and types that
