@@ -46,6 +46,8 @@ def out_in(layer, t):
 @pytest.mark.parametrize("dtype", [HALF, BRAIN, FULL, DOUBLE])
 @pytest.mark.parametrize("kind", [Linear, QuantizedLinear])
 def test_gradients(kind, dtype, backward, device, generator):
+    if dtype == DOUBLE and device.type == "cuda" and {"int8", "int8-128"} & set(pair(backward)):
+        pytest.skip("blocks of float64 are for a CPU")
     for m, k, n, per_token, per_channel in (
         (33, 70, 50, True, True),
         (64, 32, 48, False, True),
