@@ -107,7 +107,9 @@ def apart_in_blocks(share: int, block: int) -> Recipe:
         if len(d) % block:
             return apart(share, block)(d)
         keys = size(d).view(-1, block)
-        large = (keys.topk(block // share).indices + torch.arange(len(keys), device=d.device)[:, None] * block).flatten()
+        large = (
+            keys.topk(block // share).indices + torch.arange(len(keys), device=d.device)[:, None] * block
+        ).flatten()
         rest = d.clone()
         rest[large] = 0
         out = blocked(rest, block)
@@ -168,7 +170,9 @@ def integers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (a.float() / scale).round().double(), scale.double()
 
 
-def measure(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, recipes: dict[str, Recipe]) -> dict[str, dict[str, float]]:
+def measure(
+    x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, recipes: dict[str, Recipe]
+) -> dict[str, dict[str, float]]:
     x, dy = x.flatten(0, -2), dy.flatten(0, -2).double()
     (xq, xs), (wq, ws) = integers(x), integers(w)
     out: dict[str, dict[str, float]] = {}
@@ -206,7 +210,9 @@ def main() -> None:
             for name, tensors in caught(t, starts[min(number, len(starts) - 1), 0]).items():
                 rows.setdefault(name.split(".", 1)[1], []).append(measure(**tensors, recipes=recipes))
             for gradient in ("dX", "dW"):
-                print(f"\n{gradient}, {a.architecture}, after {number} steps, % of its norm, over {settings.layers} blocks:\n")
+                print(
+                    f"\n{gradient}, {a.architecture}, after {number} steps, % of its norm, over {settings.layers} blocks:\n"
+                )
                 print("| | " + " | ".join(rows) + " |\n| --- |" + " ---: |" * len(rows))
                 for what in next(iter(rows.values()))[0][gradient]:
                     cells = ([r[gradient][what] for r in of] for of in rows.values())

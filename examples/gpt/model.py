@@ -112,9 +112,7 @@ class Gpt(nn.Module):
         llama = architecture == "llama"
         self.bytes = nn.Embedding(VOCABULARY, width)
         self.positions = None if llama else nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(
-            Block(width, heads, bias and not llama, split, architecture) for _ in range(layers)
-        )
+        self.blocks = nn.ModuleList(Block(width, heads, bias and not llama, split, architecture) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-5) if llama else nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 

@@ -13,13 +13,15 @@ from torch import nn
 from . import data, profiling
 from .model import Gpt
 
-# What the linear layers of the blocks are. dX and dW of each: in 16 bits, or in int8, dY in blocks of 128 terms or with one
+# What the linear layers of the blocks are. dX and dW of each: in 16 bits, or in int8, dY in blocks of 256 terms or with one
 # scale for the whole contraction; the forward is int8 in all of Octile's.
 MODES = {
     "bf16": None,
     "octile-16bit": {"backward": "16bit"},
     "octile-mixed": {"backward": ("int8", "16bit")},
     "octile-int8": {"backward": "int8"},
+    "octile-int8-128": {"backward": "int8-128"},
+    "octile-int8-512": {"backward": "int8-512"},
     "octile-int8-whole": {"backward": "int8-whole"},
     "octile-int8-dw": {"backward": ("16bit", "int8")},
     "octile-stochastic": {"backward": "int8", "rounding": "stochastic"},

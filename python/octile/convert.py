@@ -59,11 +59,11 @@ class Int8Training:
     """torch.nn.Linear to octile.Linear, Conv1D to octile.conv1d.Conv1D. The parameters stay the same objects: optimizers
     and ties hold.
 
-    The options are octile.Linear's. backward="int8" quantizes dY in blocks of 128 terms of each product's contraction,
-    "int8-whole" with one scale for all of them. Raises ValueError for an unknown choice.
+    The options are octile.Linear's. backward="int8" quantizes dY in blocks of 256 terms of each product's contraction,
+    "int8-128" to "int8-1024" in blocks of so many, "int8-whole" with one scale for all of them. Raises ValueError for an unknown choice.
     """
 
-    backward: Literal["16bit", "int8", "int8-whole"] | tuple[str, str] = "16bit"
+    backward: str | tuple[str, str] = "16bit"
     activation: Literal["per_token", "per_tensor"] = "per_token"
     per_channel: bool = True
     rounding: Literal["nearest", "stochastic"] = "nearest"

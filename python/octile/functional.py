@@ -318,7 +318,8 @@ def _is_per_channel(weight, scale):
 
 def _dx_and_db(dy, weight, scale, product, db):
     """dX (M, K), with a product, and dB (N), if it is asked for, of dY (M, N)."""
-    words = _c.OUT_IN, False, dy.dtype, _c.OUT_IN, _c.NEAREST, 0
+    block = GRADIENT_BLOCK if product == _c.INT8 else 0
+    words = _c.OUT_IN, False, dy.dtype, _c.OUT_IN, _c.NEAREST, 0, block
     dx, _, db = _linear_backward(dy, weight, scale, None, None, product, _c.NO_PRODUCT, db, *words)
     return dx, db
 
@@ -482,8 +483,8 @@ def linear(
     differ), or float64 throughout. Returns (..., OUT) in x's type, under autocast in autocast's.
 
     per_channel: one scale per output channel of w, else one. activation: one scale "per_token" (row of x) or
-    "per_tensor". backward: "16bit" (dequantized operands), "int8" (dY quantized too, with a scale for each block of 128
-    terms of the contraction), "int8-whole" (one scale for all terms), or a pair for (dX, dW). rounding: of dY in the int8
+    "per_tensor". backward: "16bit" (dequantized operands), "int8" (dY quantized too, with a scale for each block of 256
+    terms of the contraction), "int8-128" to "int8-1024" (blocks of so many), "int8-whole" (one scale for all), or a pair for (dX, dW). rounding: of dY in the int8
     ones, "nearest" or "stochastic".
 
     Differentiable once, in x, w and b. Raises ValueError for an unknown choice, RuntimeError for shapes and types that

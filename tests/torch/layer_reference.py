@@ -41,7 +41,7 @@ class Expected:
         self._assert_sum(db, _f64(dy).sum(0), np.abs(_f64(dy)).sum(0), dy.shape[0], dy.dtype)
 
     def _int8(self, dy, product):
-        block = {"int8": 128, "int8-whole": 0}[product]
+        block = {"int8": 256, "int8-128": 128, "int8-whole": 0}[product]
         return reference.backward_int8(reference.wide(dy), self.wq, self.ws, self.xq, self.xs, block=block)
 
     def _assert_int8(self, actual, expected, dtype):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 HALF, BRAIN, FULL, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-BACKWARDS = ["16bit", "int8", "int8-whole", ("int8", "16bit"), ("16bit", "int8"), ("16bit", "int8-whole")]
+BACKWARDS = ["16bit", "int8", "int8-128", "int8-whole", ("int8", "16bit"), ("16bit", "int8"), ("16bit", "int8-whole")]
 
 
 def pair(backward):
@@ -46,6 +46,8 @@ def out_in(layer, t):
 @pytest.mark.parametrize("dtype", [HALF, BRAIN, FULL, DOUBLE])
 @pytest.mark.parametrize("kind", [Linear, QuantizedLinear])
 def test_gradients(kind, dtype, backward, device, generator):
+    if dtype == DOUBLE and device.type == "cuda" and {"int8", "int8-128"} & set(pair(backward)):
+        pytest.skip("blocks of float64 are for a CPU")
     for m, k, n, per_token, per_channel in (
         (33, 70, 50, True, True),
         (64, 32, 48, False, True),
@@ -94,16 +96,21 @@ def test_what_the_words_of_a_backward_mean(device):
         assert layer.backward == backward and f"backward={backward}" in str(layer)
         layer.rounding = "stochastic"
         assert layer.backward == backward
-        blocked = "int8" in pair(backward)
-        assert ("blocks of 128" in layer.explain(300, of="backward")) == blocked
+        text = layer.explain(300, of="backward")
+        for word, block in (("int8", 256), ("int8-128", 128)):
+            assert (f"blocks of {block}" in text) == (word in pair(backward))
     layer.backward = "int8-whole"
     assert layer.backward == "int8-whole" and "blocks of" not in layer.explain(300, of="backward")
     layer.backward = ("int8", "int8")
     assert layer.backward == "int8"
-    for wrong in (("int8", "int8-whole"), ["int8-whole", "int8"]):
+    layer.backward = "int8-256"
+    assert layer.backward == "int8"
+    layer.backward = ("16bit", "int8-1024")
+    assert layer.backward == ("16bit", "int8-1024") and "blocks of 1024" in layer.explain(300, of="backward")
+    for wrong in (("int8", "int8-whole"), ["int8-whole", "int8"], ("int8-128", "int8-512")):
         with pytest.raises(ValueError, match=r"octile: backward is \('int8.*same blocks"):
             layer.backward = wrong
-    with pytest.raises(ValueError, match="backward is 'int9'; '16bit' and 'int8' and 'int8-whole' are known"):
+    with pytest.raises(ValueError, match="backward is 'int9'; '16bit' and 'int8' and 'int8-whole' and 'int8-128'"):
         Linear(8, 4, backward="int9")
 
 

@@ -106,7 +106,11 @@ struct BlockedConsumer {
   // One per lane, the empty barriers of the blocks that fill this one's stages.
   std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
 
-  __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
+  // Two lanes arrive for the warp, whose other lanes have read scales of the stage.
+  __device__ void release(int stage) const {
+    __syncwarp();
+    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
+  }
 
   struct Block {
     int sums[T::cols / 2];
