@@ -142,8 +142,15 @@ class LinearCases {
     return d;
   }
 
-  void add(const LinearDescription& d, const Sizes& sizes) {
-    cases_.emplace_back(sized_case<LinearCase>(turn_, d, sizes.m, sizes.n, sizes.k));
+  void add(LinearDescription d, const Sizes& sizes) {
+    LinearCase c;
+    d.m = sizes.m;
+    d.n = sizes.n;
+    d.k = sizes.k;
+    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
+    turn_.dress(c, d.m);
+    c.description = d;
+    cases_.emplace_back(c);
   }
 
   Rotation turn_;

@@ -83,19 +83,6 @@ inline bool can_be_one_step(const LinearDescription& d) {
          d.weight.granularity != Granularity::group;
 }
 
-// A case of these sizes, in some layout and with some data.
-template <class Case>
-Case sized_case(Rotation& turn, decltype(Case::description) d, std::int64_t m, std::int64_t n, std::int64_t k) {
-  Case c;
-  d.m = m;
-  d.n = n;
-  d.k = k;
-  if (d.activation == Activation::static_per_tensor) d.static_scale = turn.pick(kStaticScales);
-  turn.dress(c, d.m);
-  c.description = d;
-  return c;
-}
-
 // Of cases.cpp's list: what exercises products (cases_linear.cpp), and what is large (cases_large.cpp).
 std::vector<Case> w8a8_cases();
 std::vector<Case> large_cases(Task task);
