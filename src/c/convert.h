@@ -224,7 +224,7 @@ C defaults() {
     } else if constexpr (std::is_same_v<From, Device>) {
       to = {OCTILE_DEVICE_CPU, 0};
     } else if constexpr (std::is_arithmetic_v<From>) {
-      to = from;
+      to = static_cast<To>(from);
     } else if constexpr (!std::is_same_v<From, std::string>) {
       to = kSame;
     }

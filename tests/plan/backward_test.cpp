@@ -619,10 +619,18 @@ TEST(BlockedBackward, OneProductAlone) {
       d.gradient_block = 0;
       BlockedRun<BFloat16> whole({d, 260});
       whole.run();
-      if (dx == kFloat) EXPECT_EQ(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(BFloat16)), 0);
-      if (dw == kFloat) EXPECT_EQ(run.dw, whole.dw);
-      if (dx == kInt8) EXPECT_NE(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(BFloat16)), 0);
-      if (dw == kInt8) EXPECT_NE(run.dw, whole.dw);
+      if (dx == kFloat) {
+        EXPECT_EQ(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(BFloat16)), 0);
+      }
+      if (dw == kFloat) {
+        EXPECT_EQ(run.dw, whole.dw);
+      }
+      if (dx == kInt8) {
+        EXPECT_NE(std::memcmp(run.dx.data(), whole.dx.data(), run.dx.size() * sizeof(BFloat16)), 0);
+      }
+      if (dw == kInt8) {
+        EXPECT_NE(run.dw, whole.dw);
+      }
     }
   }
 }
@@ -646,7 +654,9 @@ TEST(BlockedBackward, SumsOfNothingAreZero) {
     BlockedRun<float> run({blocked(max_rows, n, k, 128), rows});
     run.run();
     run.expect_int8_products();
-    if (n == 0) EXPECT_EQ(run.dx, std::vector<float>(run.dx.size(), 0.0f));
+    if (n == 0) {
+      EXPECT_EQ(run.dx, std::vector<float>(run.dx.size(), 0.0f));
+    }
     if (rows == 0) {
       EXPECT_EQ(run.dw, std::vector<float>(run.dw.size(), 0.0f));
       EXPECT_EQ(run.db, std::vector<float>(run.db.size(), 0.0f));
@@ -674,7 +684,9 @@ TEST(BlockedBackward, ErrorsFallWithTheBlock) {
     }
     const double error = std::sqrt(squares);
     // Its block's tokens are rounded away, so the error's square is about as the length of the block.
-    if (block < 1024) EXPECT_LT(error, (block == 256 ? 0.6 : 0.9) * last) << block;
+    if (block < 1024) {
+      EXPECT_LT(error, (block == 256 ? 0.6 : 0.9) * last) << block;
+    }
     last = error;
   }
 }

@@ -5,9 +5,8 @@
 //
 //   a  (m, k) s8, rows contiguous    b  (n, k) s8, rows contiguous    a_scale  (blocks, m)    y  (m, n)
 //
-// The frame is that of w8a8_gemm_sm90. Each consumer warpgroup has 64 rows of the block's tile, its sums in s32 and
-// their totals in f32. While it folds a block, the tensor cores work for the other warpgroups: folding 64 x 128 sums
-// takes about as long as multiplying 100 terms of them.
+// The frame is that of w8a8_gemm_sm90. Each consumer warpgroup has 64 rows of the tile, its sums in s32 and their
+// totals in f32. It has two sets of sums: while it folds one block into the totals, the tensor cores multiply the next.
 #pragma once
 
 #include "cuda/gemm/w8a8_gemm_sm90.cuh"
