@@ -27,11 +27,6 @@ from gpt import data, training  # noqa: E402
 RECIPES = gradients.all_recipes() | {"exact": lambda d: d}
 
 
-def integers(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = (a.float().abs().amax(1, keepdim=True) / 127).clamp_min(1e-8)
-    return (a.float() / scale).round().bfloat16(), scale
-
-
 @torch.library.custom_op("recipes::mm", mutates_args=())
 def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
@@ -45,7 +40,8 @@ def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 class Emulated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, recipes):
-        (xq, xs), (wq, ws) = integers(x), integers(weight)
+        (xq, xs), (wq, ws) = gradients.integers(x), gradients.integers(weight)
+        xq, wq = xq.bfloat16(), wq.bfloat16()  # exact
         ctx.save_for_backward(xq, xs, wq, ws)
         ctx.recipes = recipes
         return (mm(xq, wq.t()) * (xs * ws.t())).to(torch.bfloat16)

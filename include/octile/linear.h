@@ -112,7 +112,7 @@ struct LinearBackwardDescription {
   std::optional<WeightLayout> dw_layout = {};             // of dW: weight_layout's, or the other one
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
   // Terms of the contraction that share a scale of dY in the int8 products: 0 (all of them), 128, 256, 512 or 1024. The
-  // error of a gradient falls with the block, and the speed too (docs/training.md).
+  // shorter the block, the smaller the error of a gradient, and the lower the speed (docs/training.md).
   std::int64_t gradient_block = 0;
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it

@@ -3,7 +3,7 @@
 //   q1[r, c] = rint(dY[r, c] * w[c] / s1), s1 of row r and T columns
 //   q2[r, c] = rint(dY[r, c] * x[r] / s2), s2 of T rows and column c; transposed
 //
-// A tile has T rows and at least T columns. Its first look finds s2, adds up its columns and does all of q1; its
+// A tile has T rows and at least T columns. Its first pass finds s2, adds up its columns and does all of q1; its
 // second, which finds it in the caches, does q2. So dY is read from memory once. Sums of tiles are added in the order
 // of their rows, whichever thread had them.
 #include <algorithm>
@@ -15,10 +15,10 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kMinTileCols = 512;  // 128 x 512 in f32: a quarter of a second-level cache
+constexpr std::int64_t kMinTileCols = 512;  // 128 x 512 in f32: a quarter of a 1 MiB L2
 constexpr std::int64_t kMaxTileCols = std::max(kMinTileCols, kMaxGradientBlock);
-constexpr std::int64_t kBandRows = 64;  // transposed together: a line of each transposed row
-constexpr std::int64_t kLookRows = 4;   // of the first look at a time
+constexpr std::int64_t kBandRows = 64;     // transposed together: a line of each transposed row
+constexpr std::int64_t kMeasuredRows = 4;  // measured at a time
 
 std::int64_t tile_cols(const QuantizeProblem& p) { return std::max(p.group, kMinTileCols); }
 
@@ -28,14 +28,14 @@ std::int64_t band_stride(const QuantizeProblem& p) { return tile_cols(p) + 64; }
 
 // The column sums of `rows` rows of x, and the largest magnitudes of x times each row's factor.
 template <bool sums, bool magnitudes>
-struct LookAtRows {
+struct MeasureRows {
   template <Isa>
   OCTILE_INLINE static void run(const float* __restrict x, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                 const float* __restrict factors, float* __restrict sum, Key<float>* __restrict high) {
-    if (rows == kLookRows) {
-      const float f[kLookRows] = {factors[0], factors[1], factors[2], factors[3]};
+    if (rows == kMeasuredRows) {
+      const float f[kMeasuredRows] = {factors[0], factors[1], factors[2], factors[3]};
       for (std::int64_t j = 0; j < n; ++j) {
-        const float v[kLookRows] = {x[j], x[stride + j], x[2 * stride + j], x[3 * stride + j]};
+        const float v[kMeasuredRows] = {x[j], x[stride + j], x[2 * stride + j], x[3 * stride + j]};
         if constexpr (sums) sum[j] = (((sum[j] + v[0]) + v[1]) + v[2]) + v[3];
         if constexpr (magnitudes) {
           const Key<float> first = std::max(magnitude_key(v[0] * f[0]), magnitude_key(v[1] * f[1]));
@@ -104,7 +104,7 @@ class GradientWalk {
   // Of a worker.
   struct Part {
     std::uint8_t* band;
-    alignas(64) float x[kLookRows][kMaxTileCols];
+    alignas(64) float x[kMeasuredRows][kMaxTileCols];
     alignas(64) float product[kMaxTileCols];
     alignas(64) float multiplier[kMaxTileCols];
     alignas(64) float sums[kMaxTileCols];
@@ -138,8 +138,8 @@ class GradientWalk {
       const std::int64_t stride = o_.multiplier.strides[0];
       for (std::int64_t i = 0; i < tile.cols; ++i) part.multiplier[i] = factors[(tile.col + i) * stride];
     }
-    for (std::int64_t r = 0; r < tile.rows; r += kLookRows) {
-      look(part, {tile.row + r, tile.col, std::min(kLookRows, tile.rows - r), tile.cols});
+    for (std::int64_t r = 0; r < tile.rows; r += kMeasuredRows) {
+      measure(part, {tile.row + r, tile.col, std::min(kMeasuredRows, tile.rows - r), tile.cols});
     }
     if (o_.y.present()) std::copy_n(part.sums, tile.cols, sums_ + tile.row / p_.group * cols_ + tile.col);
     if (!o_.q_transposed.present()) return;
@@ -161,24 +161,24 @@ class GradientWalk {
   }
 
   // A few rows of a tile.
-  void look(Part& part, const Tile& rows) const {
-    const float* x[kLookRows];
-    float factors[kLookRows] = {};
+  void measure(Part& part, const Tile& rows) const {
+    const float* x[kMeasuredRows];
+    float factors[kMeasuredRows] = {};
     for (std::int64_t i = 0; i < rows.rows; ++i) {
       x[i] = row_of_x(rows.row + i, rows.col, rows.cols, part.x[i]);
       if (o_.q_transposed.present()) factors[i] = row_factor(rows.row + i);
     }
-    const auto look_at = [&](auto kernel) {
+    const auto measure_by = [&](auto kernel) {
       multiversion<decltype(kernel)>(x[0], x[0] == part.x[0] ? kMaxTileCols : o_.x.strides[0], rows.rows, rows.cols,
                                      static_cast<const float*>(factors), static_cast<float*>(part.sums),
                                      static_cast<Key<float>*>(part.high));
     };
     if (o_.y.present() && o_.q_transposed.present()) {
-      look_at(LookAtRows<true, true>());
+      measure_by(MeasureRows<true, true>());
     } else if (o_.y.present()) {
-      look_at(LookAtRows<true, false>());
+      measure_by(MeasureRows<true, false>());
     } else if (o_.q_transposed.present()) {
-      look_at(LookAtRows<false, true>());
+      measure_by(MeasureRows<false, true>());
     }
     if (!o_.q.present()) return;
     for (std::int64_t i = 0; i < rows.rows; ++i) write_row(part, {rows.row + i, rows.col, 1, rows.cols}, x[i]);
@@ -232,7 +232,7 @@ class GradientWalk {
     const std::uint16_t* u = noise(part, row);
     LevelRun<float, std::uint8_t> run = levels();
     // Else write_band has fetched them.
-    const Ahead ahead = o_.q_transposed.present() ? Ahead() : ahead_of(row.row + kLookRows, row.col);
+    const Ahead ahead = o_.q_transposed.present() ? Ahead() : ahead_of(row.row + kMeasuredRows, row.col);
     for (std::int64_t k = 0; k < segments; ++k) {
       const std::int64_t c = k * p_.group;
       const float s = part.segments[k].s;
