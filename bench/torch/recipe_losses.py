@@ -12,6 +12,7 @@ Prints a line of JSON for each run.
 import argparse
 import json
 import pathlib
+import statistics
 import sys
 import time
 
@@ -100,13 +101,16 @@ def main() -> None:
         t = training.Trainer(settings, *texts)
         t.warm_up(lambda event: None)
         for seed in a.seeds:
-            begun, losses, validation = time.time(), [], None
+            begun, losses, paces, validation = time.time(), [], [], None
             for event in t.run(seed):
-                losses += event.get("losses", [])
+                if event["event"] == "steps":
+                    losses += event["losses"]
+                    paces.append(event["seconds"] / len(event["losses"]))
                 validation = event["loss"] if event["event"] == "validation" else validation
             last = losses[-max(1, len(losses) // 20) :]
             line = {"kind": kind, "architecture": settings.architecture, "seed": seed, "steps": len(losses)}
             line |= {"training": sum(last) / len(last), "validation": validation, "seconds": time.time() - begun}
+            line["tokens_per_second"] = round(settings.tokens / statistics.median(paces))
             print(json.dumps(line), flush=True)
         del t
         torch.cuda.empty_cache()
