@@ -24,6 +24,8 @@ struct BlockedTile {
   static constexpr int cluster_cols = kClusterSize;
 };
 
+inline constexpr int kScaleBlocks = 4;  // whose scales are in shared memory at a time
+
 template <class Y>
 struct BlockedShared {
   using T = BlockedTile;
@@ -35,9 +37,11 @@ struct BlockedShared {
 
   Stage stages[T::stages];
   std::uint8_t store_buffers[kConsumers * 4][T::store_buffers][Store::bytes];  // of a warp
-  float scales[T::stages][T::rows];                                            // of the block that a stage is of
+  float scales[kScaleBlocks][T::rows];
   std::uint64_t full[T::stages];
   std::uint64_t empty[T::stages];
+  std::uint64_t scales_full[kScaleBlocks];
+  std::uint64_t scales_empty[kScaleBlocks];
 };
 
 // totals = fma(f32(sums), scale, totals).
@@ -63,31 +67,27 @@ struct BlockedArguments {
   int tma_cols = 0;  // TMA may store tiles that end here or before
 };
 
-// One warp: the scales of each stage's rows. A load into registers would have the consumers wait for L2 in each block.
+// One warp: the scales of each block's rows. A load into registers would have the consumers wait for L2 in each block.
 template <class Y>
 __device__ void load_scales(BlockedShared<Y>& shared, const Place<BlockedTile>& place,
                             const BlockedArguments<Y>& arguments) {
   using T = BlockedTile;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  RingPosition<T::stages> at;
+  RingPosition<kScaleBlocks> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(t, arguments).x;
     const float* scales = arguments.a_scale + first;
-    int left = arguments.block_steps;
 #pragma unroll 1
-    for (int step = 0; step < arguments.steps; ++step) {
-      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+    for (int step = 0; step < arguments.steps; step += arguments.block_steps) {
+      ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
 #pragma unroll
       for (int row = 0; row < T::rows; row += 32) {
         const bool inside = first + row + lane < arguments.y.rows;
         ptx::cp_async_4(&shared.scales[at.stage][row + lane], inside ? scales + row + lane : arguments.a_scale, inside);
       }
-      ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.full[at.stage]));
+      ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.scales_full[at.stage]));
       at.next();
-      if (--left == 0) {
-        scales += arguments.a_scale_pitch;
-        left = arguments.block_steps;
-      }
+      scales += arguments.a_scale_pitch;
     }
   }
 }
@@ -105,11 +105,7 @@ struct BlockedConsumer {
   // One per lane, the empty barriers of the blocks that fill this one's stages.
   std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
 
-  // Two lanes arrive for the warp, whose other lanes have read scales of the stage.
-  __device__ void release(int stage) const {
-    __syncwarp();
-    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
-  }
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
 
   struct Block {
     int sums[T::cols / 2];
@@ -119,15 +115,14 @@ struct BlockedConsumer {
 
   struct State {
     RingPosition<T::stages> at;
-    int last = 0;  // the stage of the step before
-    bool first = true;
+    RingPosition<kScaleBlocks> scales;
+    int last = 0;       // the stage of the step before
+    bool first = true;  // no step is under way
   };
 
   // Begins a step of a block: its sums are complete after the next wait.
   __device__ void multiply(Block& block, State& state, bool accumulate) const {
     ptx::mbarrier_wait(shared.full[state.at.stage], state.at.parity);
-    const float* const scales = shared.scales[state.at.stage] + group * 64 + 16 * warp + lane / 4;
-    block.scale = {scales[0], scales[8]};
     const auto& stage = shared.stages[state.at.stage];
     const std::uint32_t a = smem_descriptor(ptx::shared_address(stage.a + group * 64 * kTileK));
     const std::uint32_t b = smem_descriptor(ptx::shared_address(stage.b));
@@ -139,29 +134,55 @@ struct BlockedConsumer {
     ptx::wgmma_commit();
   }
 
-  // A block of `steps` steps; the block before it is folded meanwhile.
-  __device__ void multiply_block(Block& block, Block& before, int steps, State& state, Totals& totals) const {
+  // A block of `steps` steps. meanwhile(): once the first one is under way, and all before it are done.
+  template <class Meanwhile>
+  __device__ void multiply_block(Block& block, int steps, State& state, const Meanwhile& meanwhile) const {
+    ptx::mbarrier_wait(shared.scales_full[state.scales.stage], state.scales.parity);
+    const float* const scales = shared.scales[state.scales.stage] + group * 64 + 16 * warp + lane / 4;
+    block.scale = {scales[0], scales[8]};
+    ptx::mbarrier_arrive(shared.scales_empty[state.scales.stage]);  // every lane: racecheck cannot follow __syncwarp()
+    state.scales.next();
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       multiply(block, state, step > 0);
       ptx::wgmma_wait<1>();
       if (!state.first) release(state.last);
+      if (step == 0) meanwhile();
       state.last = state.at.stage;
-      state.at.next();
-      if (step == 0 && !state.first) {
-        wgmma_fence_operand(before.sums);
-        fold(before.sums, before.scale, totals);
-      }
       state.first = false;
+      state.at.next();
     }
   }
 
-  // Folds the last block.
-  __device__ void finish(Block& block, const State& state, Totals& totals) const {
-    ptx::wgmma_wait<0>();
-    release(state.last);
+  __device__ static void fold_block(Block& block, Totals& totals) {
     wgmma_fence_operand(block.sums);
     fold(block.sums, block.scale, totals);
+  }
+
+  // Folds the last block.
+  __device__ void finish(Block& block, State& state, Totals& totals) const {
+    ptx::wgmma_wait<0>();
+    release(state.last);
+    state.first = true;
+    fold_block(block, totals);
+  }
+
+  // All blocks of a tile.
+  __device__ void multiply_tile(State& state, Totals& totals) const {
+    int left = arguments.steps;
+    Block even;
+    Block odd;
+#pragma unroll 1
+    while (true) {
+      multiply_block(even, min(left, arguments.block_steps), state, [&] {
+        if (!state.first) fold_block(odd, totals);
+      });
+      left -= arguments.block_steps;
+      if (left <= 0) return finish(even, state, totals);
+      multiply_block(odd, min(left, arguments.block_steps), state, [&] { fold_block(even, totals); });
+      left -= arguments.block_steps;
+      if (left <= 0) return finish(odd, state, totals);
+    }
   }
 
   __device__ void run(const Place<T>& place, const CUtensorMap& y) const {
@@ -171,26 +192,8 @@ struct BlockedConsumer {
     for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
       const int2 origin = place.origin(t, arguments);
       const int row = origin.x + 64 * group + 16 * warp;
-      Block even;
-      Block odd;
       Totals totals = {};
-      state.first = true;
-      int left = arguments.steps;
-#pragma unroll 1
-      while (true) {
-        multiply_block(even, odd, min(left, arguments.block_steps), state, totals);
-        left -= arguments.block_steps;
-        if (left <= 0) {
-          finish(even, state, totals);
-          break;
-        }
-        multiply_block(odd, even, min(left, arguments.block_steps), state, totals);
-        left -= arguments.block_steps;
-        if (left <= 0) {
-          finish(odd, state, totals);
-          break;
-        }
-      }
+      multiply_tile(state, totals);
       store_tiles<Y, Store>(shared.store_buffers[4 * group + warp], 0, {row, origin.y}, target, [&](int j) {
         return float4{totals[4 * j], totals[4 * j + 1], totals[4 * j + 2], totals[4 * j + 3]};
       });
@@ -213,8 +216,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     ptx::prefetch_tensormap(a);
     ptx::prefetch_tensormap(b);
     ptx::prefetch_tensormap(y);
-    init_barriers(shared.full, 1 + 32);
+    init_barriers(shared.full, 1);
     init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
+    init_barriers(shared.scales_full, 32);
+    init_barriers(shared.scales_empty, 32 * 4 * kConsumers);
   });
   if (warp >= 4) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
