@@ -128,7 +128,7 @@ class LargeCases {
         d.dx = turn_.pick({Product::int8, Product::int8, Product::none});
         d.dw = d.dx == Product::none ? Product::int8 : turn_.pick({Product::int8, Product::dequantized});
         d.db = turn_.pick(kBools);
-        d.gradient_block = turn_.pick({128, 128, 128, 256, 1024});
+        d.gradient_block = turn_.pick({128, 128, 256, 512, 1024});
         d.weight_layout = turn_.pick({WeightLayout::out_in, WeightLayout::out_in, WeightLayout::in_out});
         d.x_transposed = turn_.pick({true, true, false});
         if (d.dy != DType::f32 && turn_.pick(kBools)) d.dw_dtype = DType::f32;

@@ -56,7 +56,8 @@ using enum Sizes;
 using namespace bench;
 
 constexpr Gradients kInt8Gradients = {.dx = int8, .dw = int8, .db = true};
-constexpr Gradients kInt8Blocks = {.dx = int8, .dw = int8, .db = true, .block = 128};
+template <int block>
+constexpr Gradients kInt8Blocks = {.dx = int8, .dw = int8, .db = true, .block = block};
 
 constexpr Case<int> kCases[] = {
     {"w8a8_gemm", "w8a8_forward", mkn, kForward, with<forward_s8, true>},
@@ -102,7 +103,11 @@ constexpr Case<const Gpu&> kGpuCases[] = {
     {"w8a16_gemm", "w8a16_backward_dw", mkn, kGpuTraining, with<gpu_backward, Gradients{.dw = dequantized}>},
     {"column_sum", "f16_backward_db", mn, kGpuMatrix, with<gpu_backward, Gradients{.db = true}>},
     {"gradient_quantize", "s8_gradient_quantize", mn, kGpuMatrix, with<gpu_backward, kInt8Gradients>},
-    {"blocked_gradient_quantize", "s8_gradient_quantize_blocks", mn, kGpuMatrix, with<gpu_backward, kInt8Blocks>},
+    {"blocked_gradient_quantize", "s8_gradient_quantize_blocks", mn, kGpuMatrix, with<gpu_backward, kInt8Blocks<128>>},
+    {"blocked_gradient_quantize", "s8_gradient_quantize_blocks_256", mn, kGpuMatrix,
+     with<gpu_backward, kInt8Blocks<256>>},
+    {"blocked_gradient_quantize", "s8_gradient_quantize_blocks_512", mn, kGpuMatrix,
+     with<gpu_backward, kInt8Blocks<512>>},
     {"quantize", "s8_quantize_rows", mk, kGpuMatrix, with<gpu_quantize, row, row_major>},
     {"quantize", "s8_quantize_columns", mk, kGpuMatrix, with<gpu_quantize, column, row_major>},
     {"quantize", "s8_quantize_tensor", mk, kGpuMatrix, with<gpu_quantize, tensor, row_major>},

@@ -195,7 +195,7 @@ Prepared gpu_forward_s4(const Benchmark& b, const Gpu& gpu, Activation activatio
 }
 
 // Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN). With
-// K = 0 nothing follows the pass over dY: two reads, and two writes of a byte. In blocks of 128 one read is enough.
+// K = 0 nothing follows the pass over dY: two reads, and two writes of a byte. In blocks one read is enough.
 Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
   const auto [m, k, n] = b.shape;
   LinearBackwardDescription d;
@@ -215,7 +215,7 @@ Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradi
   LinearBackwardArgs args = {.dy = o->f16(m, n)};
   const int products = (d.dx != Product::none) + (d.dw != Product::none);
   const bool pass_alone = products > 0 && k == 0;
-  double bytes = 2 * product(m, n) * (!pass_alone ? 1 : d.gradient_block == 128 ? 2 : 3);
+  double bytes = 2 * product(m, n) * (!pass_alone ? 1 : d.gradient_block != 0 ? 2 : 3);
   if (d.dx != Product::none) {
     args.weight = o->s8(k, n);
     args.weight_scale = o->scales(n);

@@ -68,9 +68,15 @@ def seconds_per_step(document: dict, mode: str) -> float:
     return statistics.median(s for run in of_mode(document, mode) for s in run["step_seconds"])
 
 
+def peak_of(document: dict, mode: str) -> int:
+    """The most bytes of GPU memory, 0 where no run told."""
+    return max((run["peak"] or 0 for run in of_mode(document, mode)), default=0)
+
+
 def mean(document: dict, mode: str, of) -> float | None:
-    """Over the seeds that this mode and the baseline both finished as far."""
-    values = [of(run) for run in of_mode(document, mode)]
+    """Over the runs that went as far as the longest."""
+    longest = max(len(run["losses"]) for run in document["runs"])
+    values = [of(run) for run in of_mode(document, mode) if len(run["losses"]) == longest]
     return statistics.fmean(values) if values and None not in values else None
 
 
@@ -89,10 +95,11 @@ def grid(header: list[str], rows: list[list[str]]) -> str:
 
 
 def told_difference(values: list[float]) -> str:
+    """The mean and its standard error."""
     if not values:
         return "-"
-    around = f" ({100 * min(values):+.2f} to {100 * max(values):+.2f})" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):+.2f} %{around}"
+    error = f" ± {100 * statistics.stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):+.2f}{error} %"
 
 
 def number(value: float | None, form: str) -> str:
@@ -106,9 +113,9 @@ def table(document: dict) -> str:
     for mode in there:
         runs, seconds = of_mode(document, mode), seconds_per_step(document, mode)
         ratio = f"{seconds_per_step(document, BASELINE) / seconds:.2f}" if BASELINE in there else "-"
-        peaks = [run["peak"] for run in runs if run["peak"]]
+        peak = peak_of(document, mode)
         row = [NAMES[mode], f"{tokens / seconds:,.0f}", ratio, f"{1e3 * seconds:.1f}"]
-        row.append(f"{max(peaks) / 2**30:.1f} GiB" if peaks else "-")
+        row.append(f"{peak / 2**30:.1f} GiB" if peak else "-")
         for of in (training_loss, validation_loss):
             row.append(number(mean(document, mode, of), ".4f"))
             row.append("" if mode == BASELINE else told_difference(differences(document, mode, of)))
@@ -231,9 +238,7 @@ def draw(document: dict) -> str:
     speeds = {mode: s["tokens"] / seconds_per_step(document, mode) for mode in there}
     base = speeds.get(BASELINE)
     bars(svg, "Tokens per second", speeds, lambda v: f"{v:,.0f}" + (f" ({v / base:.2f})" if base else ""))
-    peaks = {
-        m: max(run["peak"] for run in of_mode(document, m)) / 2**30 for m in there if of_mode(document, m)[0]["peak"]
-    }
+    peaks = {m: peak / 2**30 for m in there if (peak := peak_of(document, m))}
     if peaks:
         bars(svg, "Peak memory", peaks, lambda v: f"{v:.1f} GiB")
     legend(svg, there)

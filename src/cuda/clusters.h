@@ -10,6 +10,10 @@ namespace octile::cuda {
 // all sizes.
 int max_active_clusters(Device device, int size);
 
+// Whether the GPU runs clusters of 16 blocks, two to an SM: more than a GPU with clusters has to. The first call for a
+// GPU asks the driver.
+bool runs_clusters_of_16(Device device);
+
 // At select, by rows that would otherwise ask in run.
 void prepare_clusters(Device device);
 

@@ -355,7 +355,7 @@ def made_up(**more):
 def test_the_table_compares_seed_by_seed():
     row = next(line for line in report.table(made_up()).splitlines() if "Octile, int8" in line)
     assert "1,000" in row and "2.00" in row and "1.0 GiB" in row
-    assert "+1.50 % (+1.00 to +2.00)" in row
+    assert "+1.50 ± 0.50 %" in row
 
 
 def test_runs_of_other_lengths_are_not_compared():
@@ -367,6 +367,14 @@ def test_runs_of_other_lengths_are_not_compared():
 
 def test_the_chart_is_xml():
     xml.etree.ElementTree.fromstring(report.draw(made_up()))
+
+
+def test_a_run_that_was_stopped(tmp_path):
+    document = made_up(interrupted=True)
+    document["runs"][2] |= {"losses": [1.0], "validation": [], "peak": None, "done": False}
+    report.save(document, tmp_path)
+    row = next(line for line in report.table(document).splitlines() if "Octile, int8" in line)
+    assert "2.0400" in row and "+2.00 %" in row and "1.0 GiB" in row
 
 
 def test_nothing_measured(tmp_path):

@@ -55,6 +55,11 @@ __device__ inline void store_cluster(std::uint32_t to, const float* four) {
                "f"(four[3])
                : "memory");
 }
+__device__ inline std::uint32_t load_cluster(std::uint32_t from) {
+  std::uint32_t word;
+  asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+  return word;
+}
 __device__ inline void load_cluster(std::uint32_t from, float (&four)[4]) {
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])

@@ -1,14 +1,25 @@
-// What the int8 backward needs of dY (m, n) in blocks of T terms of either contraction: see the .cu.
+// What the int8 backward needs of dY (m, n) in blocks of T terms of either contraction:
+//
+//   s1[m, g] = max(max_{n in g} |dY[m, n] w[n]| / 127, min_scale)    q1[m, n] = rint(dY[m, n] w[n] / s1[m, g])
+//   s2[g, n] = max(max_{m in g} |dY[m, n] x[m]| / 127, min_scale)    q2[n, m] = rint(dY[m, n] x[m] / s2[g, n])
+//   dB[n] = sum_m dY[m, n]
 //
 // A block of threads has a tile of 128 rows by 128 columns in its registers: a thread has one vector of 16 bytes of
 // several rows below one another, and the lanes that share a row have all of its tile. Where T is 128, a tile is one
-// block of both contractions, and all is local: dY is read once.
+// block of both contractions, and all is local: dY is read once. So it is where a cluster has all tiles of a block,
+// whose maxima it exchanges. Otherwise there are two passes.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <type_traits>
 
+#include "base/ceil_div.h"
+#include "base/message.h"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/tiles.cuh"
+#include "cuda/dispatch.h"
 
 namespace octile::cuda::blocked_gradient {
 
@@ -20,8 +31,10 @@ constexpr int kThreads = 256;
 // one time have long runs of rows of dY, of q and of q_transposed.
 constexpr int kBand = 8;
 
-// fused: T is 128. Otherwise the first pass writes the maxima of tiles, and the second has those of blocks from them.
-enum class Pass { fused, measure, levels };
+// fused: T is 128. clustered: a cluster has the tiles of a block. measure writes the maxima of tiles, and levels has
+// those of blocks from them.
+enum class Pass { fused, clustered, measure, levels };
+constexpr int kMaxSide = 4;  // of a cluster, in tiles
 
 template <class T>
 struct Arguments {
@@ -79,6 +92,7 @@ struct Shared {
   alignas(16) float column_low[kTile];
   alignas(16) float column_high[kTile];
   alignas(16) float column_s[kTile];
+  std::uint32_t column_max[kTile];  // at their places; these two are read by the whole cluster
   std::uint32_t row_max[kTile];
 };
 
@@ -273,7 +287,34 @@ struct Tile {
     for (int i = first; i < end; ++i) largest = max(largest, __ldcg(maxima + i * pitch));
     return largest;
   }
+  // The same from the cluster's shared memory: the tiles of a block are `step` ranks apart. All loads are under way
+  // together, since those past the last tile read it once more.
+  __device__ std::uint32_t cluster_max(const std::uint32_t& mine, int tile, int all, int step) const {
+    const int first = tile >> a.block_shift << a.block_shift;
+    const int last = min(first + (1 << a.block_shift), all) - 1;
+    const int rank = static_cast<int>(ptx::cluster_rank()) - (tile - first) * step;
+    const std::uint32_t address = ptx::shared_address(&mine);
+    std::uint32_t maxima[kMaxSide];
+#pragma unroll
+    for (int i = 0; i < kMaxSide; ++i) {
+      const int at = rank + min(i, last - first) * step;
+      maxima[i] = ptx::load_cluster(ptx::mapa(address, static_cast<std::uint32_t>(at)));
+    }
+    std::uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxSide; ++i) largest = max(largest, maxima[i]);
+    return largest;
+  }
   __device__ bool first_of_block(int tile) const { return (tile & ((1 << a.block_shift) - 1)) == 0; }
+
+  // The maxima of tiles to all blocks of the cluster. Those wholly outside of the matrix have ended: neither barrier
+  // waits for them, and nobody reads theirs.
+  __device__ void share_maxima() const {
+    if (thread < kTile) shared.column_max[thread] = measured_column(thread);
+    ptx::cluster_arrive_release();
+    if (thread >= kTile) put_sum(thread - kTile);
+    ptx::cluster_wait();
+  }
 
   // Rules to shared memory, scales to where they are wanted. Whether all has to be divided: products do not always show
   // a bad segment, since NaNs are alike.
@@ -284,6 +325,9 @@ struct Tile {
       const int at = across * kTile + c;
       std::uint32_t largest = 0;
       if constexpr (kPass == Pass::fused) largest = measured_column(thread);
+      if constexpr (kPass == Pass::clustered) {
+        largest = cluster_max(shared.column_max[thread], down, a.tiles_down, 1 << a.block_shift);
+      }
       if constexpr (kPass == Pass::levels) {
         if (c < cols) largest = block_max(a.column_max + at, down, a.tiles_down, a.m.cols);
       }
@@ -300,6 +344,7 @@ struct Tile {
     const int at = down * kTile + r;
     std::uint32_t largest = 0;
     if constexpr (kPass == Pass::fused) largest = shared.row_max[r];
+    if constexpr (kPass == Pass::clustered) largest = cluster_max(shared.row_max[r], across, a.tiles_across, 1);
     if constexpr (kPass == Pass::levels) {
       if (r < rows) largest = block_max(a.row_max + at, across, a.tiles_across, a.m.rows);
     }
@@ -546,7 +591,7 @@ template <class T, bool kWhole, Pass kPass, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(const __grid_constant__ Arguments<T> a) {
   __shared__ Shared<T> shared;
   const Tile<T, kWhole> tile(a, shared);
-  if (tile.cols <= 0) return;
+  if (tile.rows <= 0 || tile.cols <= 0) return;
   Vector<T> v[Layout<T>::kRows];
   let_next_start();
   wait_for_previous();
@@ -561,7 +606,9 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   if constexpr (kPass == Pass::measure) {
     tile.put_maxima();
   } else {
+    if constexpr (kPass == Pass::clustered) tile.share_maxima();
     const bool divides = __syncthreads_or(tile.template resolve<kPass>());
+    if constexpr (kPass == Pass::clustered) ptx::cluster_arrive_relaxed();  // the others' maxima are here, and used
     if (a.m.q && a.m.q_transposed) {
       tile.template put_levels<kStochastic, true, true>(v, divides);
     } else if (a.m.q) {
@@ -569,6 +616,7 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
     } else if (a.m.q_transposed) {
       tile.template put_levels<kStochastic, false, true>(v, divides);
     }
+    if constexpr (kPass == Pass::clustered) ptx::cluster_wait();  // no block leaves while others read its maxima
   }
 }
 
@@ -609,6 +657,80 @@ __global__ void __launch_bounds__(32 * kSumLines) sum_tiles(const __grid_constan
   if (line != 0 || c >= s.cols) return;
   for (int k = 1; k < kSumLines; ++k) sum += of_lines[k][lane];
   s.y[c * s.y_stride] = narrow<T>(sum);
+}
+
+// ---- The host side.
+
+// Of the sums of tiles, in elements of 4 bytes: the first part of the workspace.
+inline std::size_t sum_words(std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::size_t>(ceil_div(rows, kTile) * cols);
+}
+
+// All but the maxima.
+template <class T>
+Arguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& o, void* workspace) {
+  Arguments<T> a = {};
+  a.m = tiles::matrices<T>(o);
+  if (o.q.present()) {
+    a.column_factor = row_scale<float>(o.multiplier);
+    a.row_scale = static_cast<float*>(o.scale.data);
+    a.row_scale_stride = o.scale.row_stride;
+    a.row_scale_block_stride = o.scale.col_stride;
+  }
+  if (o.q_transposed.present()) {
+    a.row_factor = row_scale<float>(o.row_multiplier);
+    a.column_scale = static_cast<float*>(o.column_scale.data);
+    a.column_scale_stride = o.column_scale.col_stride;
+    a.column_scale_block_stride = o.column_scale.row_stride;
+  }
+  if (o.y.present()) a.partial_sums = static_cast<float*>(workspace);
+  a.tiles_down = static_cast<int>(ceil_div(o.x.rows(), kTile));
+  a.tiles_across = static_cast<int>(ceil_div(o.x.cols(), kTile));
+  for (std::int64_t length = kTile; length < p.group; length *= 2) ++a.block_shift;
+  a.q_min = static_cast<float>(p.q_min);
+  a.q_max = static_cast<float>(p.q_max);
+  a.min_scale = static_cast<float>(p.min_scale);
+  a.seed = o.seed;
+  return a;
+}
+
+// Why the tiles cannot serve the problem; empty: they can.
+inline std::string refusal(const QuantizeProblem& p) {
+  if (p.x == DType::f64 || p.q != DType::s8) return "does f16, bf16 and f32 to s8";
+  if (p.mapping != Mapping::symmetric || p.scale != ScaleSource::dynamic || p.q_min > -p.q_max) {
+    return "does symmetric dynamic scales with nothing to clamp";
+  }
+  constexpr std::int64_t kMaxLength = kMaxDown / kMaxSide * kMaxSide * kTile;
+  if (p.rows > kMaxLength || p.cols > kMaxLength) return message("does at most ", kMaxLength, " rows and columns");
+  return {};
+}
+
+// Calls body.operator()<T, kWhole, kStochastic>().
+template <class Body>
+void with_variant(const QuantizeProblem& p, bool whole, const Body& body) {
+  with_narrow_type(p.x, [&](auto x) {
+    with_flags([&]<bool kWhole, bool kStochastic>() { body.template operator()<decltype(x), kWhole, kStochastic>(); },
+               whole, p.rounding == Rounding::stochastic);
+  });
+}
+
+// A block of threads for each tile, in clusters of side x side, side at most kBand.
+template <class T>
+LaunchShape shape_of(const Arguments<T>& a, int side) {
+  const int down = ceil_div(a.tiles_down, side);
+  const int across = ceil_div(a.tiles_across, side);
+  const int width = ceil_div(across, ceil_div(across, kBand / side));
+  LaunchShape shape = {dim3(static_cast<unsigned>(width * side), static_cast<unsigned>(down * side),
+                            static_cast<unsigned>(ceil_div(across, width))),
+                       dim3(kThreads)};
+  shape.cluster = dim3(static_cast<unsigned>(side), static_cast<unsigned>(side));
+  return shape;
+}
+
+template <class T>
+void enqueue_sums(std::string_view name, const Arguments<T>& a, const Tensor& y, Stream stream) {
+  const SumArguments<T> s = {a.partial_sums, a.m.cols, a.tiles_down, static_cast<T*>(y.data), y.strides[0]};
+  enqueue(name, sum_tiles<T>, {dim3(blocks_for(s.cols, 32)), dim3(32, kSumLines)}, stream, s);
 }
 
 }  // namespace octile::cuda::blocked_gradient
