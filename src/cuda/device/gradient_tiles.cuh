@@ -92,8 +92,12 @@ struct Shared {
   alignas(16) float column_low[kTile];
   alignas(16) float column_high[kTile];
   alignas(16) float column_s[kTile];
-  std::uint32_t column_max[kTile];  // at their places; these two are read by the whole cluster
-  std::uint32_t row_max[kTile];
+  alignas(16) std::uint32_t column_max[kTile];  // at their places
+  alignas(16) std::uint32_t row_max[kTile];
+  // Of the tiles of a cluster in these columns, and in these rows; `arrived`: all of them are here.
+  alignas(16) std::uint32_t columns_of_cluster[kMaxSide][kTile];
+  alignas(16) std::uint32_t rows_of_cluster[kMaxSide][kTile];
+  std::uint64_t arrived;
 };
 
 // The compiler must not keep what it has made of them before, floats in twice as many registers.
@@ -287,33 +291,55 @@ struct Tile {
     for (int i = first; i < end; ++i) largest = max(largest, __ldcg(maxima + i * pitch));
     return largest;
   }
-  // The same from the cluster's shared memory: the tiles of a block are `step` ranks apart. All loads are under way
-  // together, since those past the last tile read it once more.
-  __device__ std::uint32_t cluster_max(const std::uint32_t& mine, int tile, int all, int step) const {
+  // The tiles of a cluster that lie in a line with this one and within the matrix.
+  struct Line {
+    int count, own;        // this tile is number `own`
+    int first_rank, step;  // of the blocks that have them
+  };
+  __device__ Line line_of(int tile, int all, int step) const {
     const int first = tile >> a.block_shift << a.block_shift;
-    const int last = min(first + (1 << a.block_shift), all) - 1;
-    const int rank = static_cast<int>(ptx::cluster_rank()) - (tile - first) * step;
-    const std::uint32_t address = ptx::shared_address(&mine);
-    std::uint32_t maxima[kMaxSide];
-#pragma unroll
-    for (int i = 0; i < kMaxSide; ++i) {
-      const int at = rank + min(i, last - first) * step;
-      maxima[i] = ptx::load_cluster(ptx::mapa(address, static_cast<std::uint32_t>(at)));
-    }
+    const int own = tile - first;
+    return {min(1 << a.block_shift, all - first), own, static_cast<int>(ptx::cluster_rank()) - own * step, step};
+  }
+  __device__ Line line_down() const { return line_of(down, a.tiles_down, 1 << a.block_shift); }
+  __device__ Line line_across() const { return line_of(across, a.tiles_across, 1); }
+  __device__ static std::uint32_t largest_of(const std::uint32_t (&maxima)[kMaxSide][kTile], int at, int count) {
     std::uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < kMaxSide; ++i) largest = max(largest, maxima[i]);
+    for (int i = 0; i < count; ++i) largest = max(largest, maxima[i][at]);
     return largest;
   }
   __device__ bool first_of_block(int tile) const { return (tile & ((1 << a.block_shift) - 1)) == 0; }
 
-  // The maxima of tiles to all blocks of the cluster. Those wholly outside of the matrix have ended: neither barrier
-  // waits for them, and nobody reads theirs.
+  // Blocks of the cluster that lie wholly outside of the matrix have ended: no barrier waits for them.
+  __device__ void expect_maxima() const {
+    if (thread == 0) {
+      ptx::mbarrier_init(shared.arrived, 1);
+      ptx::fence_mbarrier_init();
+      const int lines = line_down().count + line_across().count;
+      ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&shared.arrived), static_cast<unsigned>(lines * kTile) * 4);
+    }
+    __syncwarp();
+    ptx::cluster_arrive_relaxed();
+  }
+
+  // Those of this tile to all in a line with it, one warp each, and theirs to here.
   __device__ void share_maxima() const {
     if (thread < kTile) shared.column_max[thread] = measured_column(thread);
-    ptx::cluster_arrive_release();
+    ptx::cluster_wait();  // all barriers are initialized
+    __syncthreads();
+    const int i = thread / 32 % kMaxSide;
+    const int four = thread % 32 * 4;
+    const bool of_rows = thread / 32 >= kMaxSide;
+    const Line line = of_rows ? line_across() : line_down();
+    if (i < line.count) {
+      const auto rank = static_cast<std::uint32_t>(line.first_rank + i * line.step);
+      auto& to = of_rows ? shared.rows_of_cluster : shared.columns_of_cluster;
+      const uint4 maxima = *reinterpret_cast<const uint4*>((of_rows ? shared.row_max : shared.column_max) + four);
+      ptx::store_cluster_async(ptx::mapa(ptx::shared_address(&to[line.own][four]), rank), maxima,
+                               ptx::mapa(ptx::shared_address(&shared.arrived), rank));
+    }
     if (thread >= kTile) put_sum(thread - kTile);
-    ptx::cluster_wait();
+    ptx::mbarrier_wait_acquire_cluster(ptx::shared_address(&shared.arrived));
   }
 
   // Rules to shared memory, scales to where they are wanted. Whether all has to be divided: products do not always show
@@ -326,7 +352,7 @@ struct Tile {
       std::uint32_t largest = 0;
       if constexpr (kPass == Pass::fused) largest = measured_column(thread);
       if constexpr (kPass == Pass::clustered) {
-        largest = cluster_max(shared.column_max[thread], down, a.tiles_down, 1 << a.block_shift);
+        largest = largest_of(shared.columns_of_cluster, thread, line_down().count);
       }
       if constexpr (kPass == Pass::levels) {
         if (c < cols) largest = block_max(a.column_max + at, down, a.tiles_down, a.m.cols);
@@ -344,7 +370,7 @@ struct Tile {
     const int at = down * kTile + r;
     std::uint32_t largest = 0;
     if constexpr (kPass == Pass::fused) largest = shared.row_max[r];
-    if constexpr (kPass == Pass::clustered) largest = cluster_max(shared.row_max[r], across, a.tiles_across, 1);
+    if constexpr (kPass == Pass::clustered) largest = largest_of(shared.rows_of_cluster, r, line_across().count);
     if constexpr (kPass == Pass::levels) {
       if (r < rows) largest = block_max(a.row_max + at, across, a.tiles_across, a.m.rows);
     }
@@ -593,6 +619,7 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   const Tile<T, kWhole> tile(a, shared);
   if (tile.rows <= 0 || tile.cols <= 0) return;
   Vector<T> v[Layout<T>::kRows];
+  if constexpr (kPass == Pass::clustered) tile.expect_maxima();
   let_next_start();
   wait_for_previous();
   tile.load(v);
@@ -608,7 +635,6 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   } else {
     if constexpr (kPass == Pass::clustered) tile.share_maxima();
     const bool divides = __syncthreads_or(tile.template resolve<kPass>());
-    if constexpr (kPass == Pass::clustered) ptx::cluster_arrive_relaxed();  // the others' maxima are here, and used
     if (a.m.q && a.m.q_transposed) {
       tile.template put_levels<kStochastic, true, true>(v, divides);
     } else if (a.m.q) {
@@ -616,7 +642,6 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
     } else if (a.m.q_transposed) {
       tile.template put_levels<kStochastic, false, true>(v, divides);
     }
-    if constexpr (kPass == Pass::clustered) ptx::cluster_wait();  // no block leaves while others read its maxima
   }
 }
 

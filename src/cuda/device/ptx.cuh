@@ -55,10 +55,12 @@ __device__ inline void store_cluster(std::uint32_t to, const float* four) {
                "f"(four[3])
                : "memory");
 }
-__device__ inline std::uint32_t load_cluster(std::uint32_t from) {
-  std::uint32_t word;
-  asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
-  return word;
+// `barrier`, of the same block as `to`, counts the 16 bytes when they have arrived.
+__device__ inline void store_cluster_async(std::uint32_t to, const uint4& words, std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(barrier)
+      : "memory");
 }
 __device__ inline void load_cluster(std::uint32_t from, float (&four)[4]) {
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
