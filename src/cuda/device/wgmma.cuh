@@ -113,6 +113,19 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
                  : OCTILE_REGS_##count("+r", sums)                                                               \
                  : "r"(left), "r"(right), "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<row_bytes>));  \
   }
+// sums = A * B: the sums' registers hold nothing before, so that the compiler may use them until then.
+#define OCTILE_WGMMA_S8_OF_ZERO(count, n, a, b, upper)                                                           \
+  template <int row_bytes>                                                                                       \
+  __device__ void wgmma_s8_of_zero(int(&sums)[count], std::uint32_t left, std::uint32_t right) {                 \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, 0, 0;\nmov.b64 a, {%" #a ", %" #upper        \
+                 "};\nmov.b64 b, {%" #b ", %" #upper                                                             \
+                 "};\n"                                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" OCTILE_LIST_##count "}, a, b, p;\n}\n" \
+                 : OCTILE_REGS_##count("=r", sums)                                                               \
+                 : "r"(left), "r"(right), "n"(kDescriptorUpper<row_bytes>));                                     \
+  }
+OCTILE_WGMMA_S8_OF_ZERO(64, 128, 64, 65, 66)
+
 OCTILE_WGMMA_S8(16, 32, 16, 17, 18, 19)
 OCTILE_WGMMA_S8(32, 64, 32, 33, 34, 35)
 OCTILE_WGMMA_S8(56, 112, 56, 57, 58, 59)

@@ -120,18 +120,29 @@ struct BlockedConsumer {
     bool first = true;  // no step is under way
   };
 
-  // Begins a step of a block: its sums are complete after the next wait.
-  __device__ void multiply(Block& block, State& state, bool accumulate) const {
+  // Begins a step of a block: its sums are complete after the next wait. Where the first step read the sums, too, by a
+  // predicate that is false, 8192 cubed in blocks of 256 took 1.1 times as long.
+  template <bool first>
+  __device__ void multiply(Block& block, State& state) const {
     ptx::mbarrier_wait(shared.full[state.at.stage], state.at.parity);
     const auto& stage = shared.stages[state.at.stage];
     const std::uint32_t a = smem_descriptor(ptx::shared_address(stage.a + group * 64 * kTileK));
     const std::uint32_t b = smem_descriptor(ptx::shared_address(stage.b));
     ptx::wgmma_fence();
+    if constexpr (first) wgmma_s8_of_zero<kTileK>(block.sums, a, b);
 #pragma unroll
-    for (int part = 0; part < kTileK / 32; ++part) {
-      wgmma_s8<kTileK>(block.sums, a + 2 * part, b + 2 * part, accumulate || part > 0);
+    for (int part = first; part < kTileK / 32; ++part) {
+      wgmma_s8<kTileK>(block.sums, a + 2 * part, b + 2 * part, true);
     }
     ptx::wgmma_commit();
+  }
+
+  // Waits for the step before, if there is one.
+  __device__ void advance(State& state) const {
+    ptx::wgmma_wait<1>();
+    if (!state.first) release(state.last);
+    state.last = state.at.stage;
+    state.at.next();
   }
 
   // A block of `steps` steps. meanwhile(): once the first one is under way, and all before it are done.
@@ -142,15 +153,14 @@ struct BlockedConsumer {
     block.scale = {scales[0], scales[8]};
     ptx::mbarrier_arrive(shared.scales_empty[state.scales.stage]);  // every lane: racecheck cannot follow __syncwarp()
     state.scales.next();
+    multiply<true>(block, state);
+    advance(state);
+    meanwhile();
+    state.first = false;
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      multiply(block, state, step > 0);
-      ptx::wgmma_wait<1>();
-      if (!state.first) release(state.last);
-      if (step == 0) meanwhile();
-      state.last = state.at.stage;
-      state.first = false;
-      state.at.next();
+    for (int step = 1; step < steps; ++step) {
+      multiply<false>(block, state);
+      advance(state);
     }
   }
 
