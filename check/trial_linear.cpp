@@ -171,7 +171,7 @@ ConstTensor row_of(ConstTensor t, std::int64_t row) {
 }
 
 ConstTensor column_of(ConstTensor t, std::int64_t col) {
-  t.data = static_cast<const std::byte*>(t.data) + col * bits(t.dtype) / 8;
+  if (t.data) t.data = static_cast<const std::byte*>(t.data) + col * bits(t.dtype) / 8;
   t.shape[1] = 1;
   return t;
 }

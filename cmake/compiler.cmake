@@ -44,6 +44,11 @@ macro(octile_apply_sanitizers sanitizers)
                         $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>
                         $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>)
     add_link_options(-fsanitize=${sanitizers})
+    if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # g++ defines them
+      string(REGEX MATCH "address|thread" sanitizer "${sanitizers}")
+      string(TOUPPER "__SANITIZE_${sanitizer}__" macro)
+      add_compile_definitions(${macro}=1)
+    endif()
   endif()
   if(OCTILE_FUZZ)
     if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")

@@ -34,8 +34,8 @@ const LaneSet* CheckedOverflow::as_column(const LaneSet& a) {
 }
 
 const LaneSet* CheckedOverflow::outside(std::array<int, 3> sides, std::array<s64, 4> index) {
-  const auto [base, plane, row, column] = index;
-  return kept(sides[0], sides[1], sides[2], [=](int p, int r, int c) {
+  return kept(sides[0], sides[1], sides[2], [&](int p, int r, int c) {
+    const auto [base, plane, row, column] = index;
     const s64 value = base + plane * p + row * r + column * c;
     return value < INT32_MIN || value > INT32_MAX;
   });

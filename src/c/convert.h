@@ -215,7 +215,7 @@ template <class Description, class C>
 C defaults() {
   const Description d;
   C c = {};
-  const auto field = [&c]<class From, class To>(const From& from, To& to) {
+  const auto field = [&]<class From, class To>(const From& from, To& to) {
     if constexpr (std::is_same_v<From, bool> || std::is_enum_v<From>) {
       to = static_cast<std::int32_t>(from);
     } else if constexpr (std::is_same_v<From, WeightFormat>) {

@@ -76,6 +76,7 @@ void pack_value(const GemmProblem& p, std::uint8_t& byte, std::int64_t c, std::i
 
 std::int32_t sum_of(const ConstTensor& b, std::int64_t j, const Terms& range) {
   std::int32_t sum = 0;
+  if (range.count == 0) return 0;  // there may be no data
   const auto* values = static_cast<const std::int8_t*>(b.data) + j * b.strides[0] + range.first * b.strides[1];
   for (std::int64_t c = 0; c < range.count; ++c) sum += values[c * b.strides[1]];
   return sum;

@@ -773,7 +773,7 @@ void require_same(const std::string& what, const Operands& operands, const Memor
 }
 
 template <class Args>
-void fuzz(Bytes& in) {
+void fuzz_one(Bytes& in) {
   using K = Kind<Args>;
   if (in.rarely(30)) return create_from_bytes<K>(in);
 
@@ -869,28 +869,28 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   cpu::isa_ceiling = in.pick<Isa>({Isa::amx, Isa::baseline, Isa::avx2, Isa::avxvnni, Isa::avx512, Isa::avx512vnni});
   switch (in.below(8)) {
     case 0:
-      fuzz<LinearArgs>(in);
+      fuzz_one<LinearArgs>(in);
       break;
     case 1:
-      fuzz<LinearBackwardArgs>(in);
+      fuzz_one<LinearBackwardArgs>(in);
       break;
     case 2:
-      fuzz<QuantizeArgs>(in);
+      fuzz_one<QuantizeArgs>(in);
       break;
     case 3:
-      fuzz<DequantizeArgs>(in);
+      fuzz_one<DequantizeArgs>(in);
       break;
     case 4:
-      fuzz<QuantizeBackwardArgs>(in);
+      fuzz_one<QuantizeBackwardArgs>(in);
       break;
     case 5:
-      fuzz<DequantizeBackwardArgs>(in);
+      fuzz_one<DequantizeBackwardArgs>(in);
       break;
     case 6:
-      fuzz<FakeQuantizeArgs>(in);
+      fuzz_one<FakeQuantizeArgs>(in);
       break;
     default:
-      fuzz<FakeQuantizeBackwardArgs>(in);
+      fuzz_one<FakeQuantizeBackwardArgs>(in);
       break;
   }
   return 0;

@@ -22,7 +22,6 @@ namespace {
 
 constexpr std::int64_t kBlock = 64;         // rows of left and of right per part: (kBlock, kBlock) sums on the stack
 constexpr std::int64_t kPackedRows = 2048;  // rows of left packed at a time, which bounds the workspace
-constexpr std::int64_t kLine = 64;          // bytes; packed rows begin on one
 
 template <Isa isa>
 using PackedFor = std::conditional_t<isa == Isa::avx512vnni, std::uint8_t, std::int16_t>;
@@ -197,7 +196,7 @@ void multiply_block(const GemmView& p, SumsRun run, std::int64_t group, Finish<R
   finish.write(totals, kBlock, nullptr);
 }
 
-// Workspace: kLine-aligned packed rows of left, one of zeros, then right transposed, where it has to be.
+// Workspace: packed rows of left, each on a cache line, one of zeros, then right transposed, where it has to be.
 template <class Real>
 void multiply(const GemmProblem& problem, const GemmView& p, std::uint8_t* workspace) {
   const std::int64_t stride = row_stride(p.k);
