@@ -19,11 +19,19 @@
 #if defined(__unix__)
 #include <pthread.h>
 #endif
+#if defined(__clang__) && defined(__SANITIZE_THREAD__)
+#include <sanitizer/allocator_interface.h>
+#endif
 
 namespace {
 std::atomic<long> allocations{0};
 }  // namespace
 
+#if defined(__clang__) && defined(__SANITIZE_THREAD__)
+// Its operator new cannot be replaced, and tells of allocations.
+[[maybe_unused]] const int hooks = __sanitizer_install_malloc_and_free_hooks(
+    [](const volatile void*, std::size_t) { ++allocations; }, [](const volatile void*) {});
+#else
 void* operator new(std::size_t size) {
   ++allocations;
   if (void* memory = std::malloc(size ? size : 1)) return memory;
@@ -31,6 +39,7 @@ void* operator new(std::size_t size) {
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
 
 namespace octile {
 namespace {
