@@ -80,7 +80,9 @@ struct ScaleEach {
   OCTILE_INLINE Real s(std::int64_t i) const { return scales[i]; }
   OCTILE_INLINE std::int32_t z(std::int64_t i) const { return affine ? zeros[i] : 0; }
   OCTILE_INLINE Real inv(std::int64_t i) const { return inverses[i]; }
-  OCTILE_INLINE ScaleEach from(std::int64_t i) const { return {scales + i, inverses + i, affine ? zeros + i : nullptr}; }
+  OCTILE_INLINE ScaleEach from(std::int64_t i) const {
+    return {scales + i, inverses + i, affine ? zeros + i : nullptr};
+  }
 };
 
 // The scale and zero point of a segment; s is NaN if the segment is bad.
