@@ -313,7 +313,7 @@ void check(const QuantizeOptions& options) {
   if (weight.granularity != Granularity::group && (weight.granularity != Granularity::row || weight.group != 0)) {
     throw OptionError("the scales of weights are per row or in groups");
   }
-  if (options.activation == Activation::dynamic_per_tensor || (weight.type == DType::s4 && !keeps_inputs)) {
+  if (options.activation == Activation::dynamic_per_tensor || (weight.type == DType::s4 && is_static)) {
     throw OptionError(std::to_string(level_bits(weight.type)) + "-bit weights with inputs quantized " +
                       std::string(name(options.activation)) + " are not written");
   }

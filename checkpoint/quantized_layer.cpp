@@ -127,7 +127,6 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
     fail(layer.name, "weights of ", (weights.bits ? std::to_string(*weights.bits) : "no"), " bits, type ",
          quoted(weights.type), "; int of 4 and 8 are known");
   }
-  if (!packs && weights.bits != 8) fail(layer.name, "weight is I8, and quantization_config says num_bits 4");
   const bool has_points = has(layer, "weight_zero_point");
   if (!weights.symmetric && !has_points) fail(layer.name, "has no weight_zero_point");
   // Older int8 files have some that are 0.
@@ -138,9 +137,9 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
 }
 
 void QuantizedLayers::check_input(Layer& layer, const QuantizationGroup* group) const {
-  const bool is_static = group ? group->input && !group->input->dynamic : has(layer, "input_scale");
-  layer.static_input = is_static;
-  if (!is_static) return;
+  layer.static_input = group ? group->input && !group->input->dynamic : has(layer, "input_scale");
+  layer.dynamic_input = group && group->input && group->input->dynamic;
+  if (!layer.static_input) return;
   expect(layer, "input_scale", std::nullopt, {{1}, {}});
   if (has(layer, "input_multiplier")) expect(layer, "input_multiplier", std::nullopt, {{layer.k}});
 }
@@ -150,6 +149,7 @@ Layer QuantizedLayers::int_quantized(const std::string& module, const TensorInfo
   Layer layer = {.name = module, .kind = LayerKind::int_quantized, .n = weight.shape[0], .k = weight.shape[1]};
   if (layer.n == 0 || layer.k == 0) return layer;
   const QuantizationGroup* const group = choose_group(layer);
+  if (group) layer.weight.type = type_of(*group->weights);
   check_scale(layer, group);
   check_input(layer, group);
   take(layer, {"weight", "weight_scale", "weight_zero_point"});
@@ -187,6 +187,7 @@ Layer QuantizedLayers::pack_quantized(const std::string& module) {
 // Determines the granularity from quantization_config, or from the scale's shape where there is none.
 void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) const {
   const bool packs = layer.kind == LayerKind::pack_quantized;
+  const bool in_groups = packs || layer.weight.type == DType::s4;  // if need be of a whole row
   const std::string strategy = group ? group->weights->strategy : "";
   const Shape scale = packs && !group ? matrix(layer, "weight_scale", std::nullopt) : get(layer, "weight_scale").shape;
   std::int64_t groups = 1;
@@ -197,15 +198,15 @@ void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) 
     if (groups == 0 || layer.k % groups != 0) {
       fail(layer.name, layer.k, " inputs do not come in ", groups, " groups");
     }
-  } else if (group && packs && strategy != "channel") {
+  } else if (group && in_groups && strategy != "channel") {
     fail(layer.name, level_bits(layer.weight.type), "-bit weights per ", quoted(strategy),
          "; group and channel are known");
   }
   expect(layer, "weight_scale", std::nullopt,
-         packs || groups > 1 ? std::vector<Shape>{{layer.n, groups}}
-                             : std::vector<Shape>{{layer.n, 1}, {layer.n}, {1}, {}});
+         in_groups || groups > 1 ? std::vector<Shape>{{layer.n, groups}}
+                                 : std::vector<Shape>{{layer.n, 1}, {layer.n}, {1}, {}});
   layer.weight.group = groups == 1 ? 0 : layer.k / groups;
-  layer.weight.granularity = packs || groups > 1                                    ? Granularity::group
+  layer.weight.granularity = in_groups || groups > 1                                ? Granularity::group
                              : layer.n != 1 && (scale.empty() || scale == Shape{1}) ? Granularity::tensor
                                                                                     : Granularity::row;
   layer.weight.zero_point = has(layer, "weight_zero_point");

@@ -23,18 +23,26 @@ const QuantizationGroup* group_of(const Checkpoint& checkpoint, const Layer& lay
   return layer.scheme ? &checkpoint.config().groups[*layer.scheme] : nullptr;
 }
 
-// Zero points of int8 levels, stored in any type.
+struct ZeroPoints {
+  std::size_t count;
+  bool symmetric;  // says quantization_config
+  DType type = DType::s8;
+};
+
+// Of levels that are not packed, stored in any type.
 std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix,
-                                      std::size_t count, bool symmetric) {
+                                      const ZeroPoints& expected) {
+  const auto [count, symmetric, type] = expected;
+  const int limit = type == DType::s4 ? 8 : 128;
   const std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
   if (values.size() != count) {
     layer_error(checkpoint, layer.name, suffix, " has ", values.size(), " values for ", count, " scales");
   }
   std::vector<std::int32_t> result;
   for (const float value : values) {
-    if (!(value >= -128 && value <= 127) || value != std::trunc(value)) {
-      layer_error(checkpoint, layer.name, suffix, " has ", number_text(value),
-                  ", which is no whole number within -128..127");
+    if (!(value >= static_cast<float>(-limit) && value < static_cast<float>(limit)) || value != std::trunc(value)) {
+      layer_error(checkpoint, layer.name, suffix, " has ", number_text(value), ", which is no whole number within ",
+                  -limit, "..", limit - 1);
     }
     if (symmetric && value != 0) {
       layer_error(checkpoint, layer.name, suffix, " holds ", number_text(value),
@@ -45,8 +53,17 @@ std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer&
   return result;
 }
 
+// 4-bit levels, a byte each.
+void check_nibbles(const Checkpoint& checkpoint, const Layer& layer) {
+  for (const std::byte byte : checkpoint.bytes(layer.name + ".weight")) {
+    const int level = static_cast<std::int8_t>(byte);
+    if (level >= -8 && level <= 7) continue;
+    layer_error(checkpoint, layer.name, "weight holds ", level, ", and quantization_config says num_bits 4");
+  }
+}
+
 // Everything but the levels.
-QuantizedWeight int8_parameters(const Checkpoint& checkpoint, const Layer& layer) {
+QuantizedWeight int_parameters(const Checkpoint& checkpoint, const Layer& layer) {
   const QuantizationGroup* const group = group_of(checkpoint, layer);
   QuantizedWeight weight;
   weight.n = layer.n;
@@ -54,14 +71,14 @@ QuantizedWeight int8_parameters(const Checkpoint& checkpoint, const Layer& layer
   weight.format = layer.weight;
   weight.scale = scales(checkpoint, layer, "weight_scale");
   if (layer.weight.zero_point) {
-    weight.zero_point =
-        zero_points(checkpoint, layer, "weight_zero_point", weight.scale.size(), group && group->weights->symmetric);
+    weight.zero_point = zero_points(checkpoint, layer, "weight_zero_point",
+                                    {weight.scale.size(), group && group->weights->symmetric, layer.weight.type});
   }
   if (!layer.static_input) return weight;
   weight.input_scale = scales(checkpoint, layer, "input_scale").front();
   if (checkpoint.find(layer.name + ".input_zero_point")) {
     weight.input_zero_point =
-        zero_points(checkpoint, layer, "input_zero_point", 1, group && group->input->symmetric).front();
+        zero_points(checkpoint, layer, "input_zero_point", {1, group && group->input->symmetric}).front();
   }
   if (checkpoint.find(layer.name + ".input_multiplier")) scales(checkpoint, layer, "input_multiplier");
   return weight;
@@ -109,16 +126,30 @@ Words word_parameters(const Checkpoint& checkpoint, const Layer& layer) {
 
 void check_values(const Checkpoint& checkpoint, const Layer& layer) {
   if (layer.kind == LayerKind::plain) return;
-  layer.kind == LayerKind::int_quantized ? (void)int8_parameters(checkpoint, layer)
-                                         : (void)word_parameters(checkpoint, layer);
+  if (layer.kind != LayerKind::int_quantized) {
+    word_parameters(checkpoint, layer);
+    return;
+  }
+  int_parameters(checkpoint, layer);
+  if (layer.weight.type == DType::s4) check_nibbles(checkpoint, layer);
 }
 
 QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer) {
   if (layer.kind == LayerKind::int_quantized) {
-    QuantizedWeight weight = int8_parameters(checkpoint, layer);
+    QuantizedWeight weight = int_parameters(checkpoint, layer);
     const Bytes levels = checkpoint.bytes(layer.name + ".weight");
-    weight.q.resize(levels.size());
-    std::memcpy(weight.q.data(), levels.data(), levels.size());
+    weight.q.resize(static_cast<std::size_t>(weight.n * weight.row_bytes()));
+    if (layer.weight.type == DType::s8) {
+      std::memcpy(weight.q.data(), levels.data(), levels.size());
+      return weight;
+    }
+    check_nibbles(checkpoint, layer);
+    for (std::size_t i = 0; i < levels.size(); ++i) {
+      const auto k = static_cast<std::size_t>(layer.k), row = i / k, column = i % k;
+      const auto nibble = static_cast<std::uint8_t>(levels[i]) & 15;
+      std::uint8_t& two = weight.q[row * static_cast<std::size_t>(weight.row_bytes()) + column / 2];
+      two = static_cast<std::uint8_t>(two | nibble << (column % 2 * 4));
+    }
     return weight;
   }
   Words words = word_parameters(checkpoint, layer);

@@ -86,6 +86,7 @@ nlohmann::json layer_json(const Checkpoint& model, const Inspected& inspected, b
     json["group"] = layer.weight.group;
     json["zero_points"] = layer.weight.zero_point;
     json["static_input"] = layer.static_input;
+    json["dynamic_input"] = layer.dynamic_input;
   }
   if (headers) return json;
   const WeightStatistics& statistics = inspected.statistics;
@@ -128,10 +129,13 @@ void print_json(const Checkpoint& model, const LayerTable& table, const std::vec
 
 std::string scheme(const Layer& layer) {
   std::string text(name(layer.kind));
-  if (layer.kind == LayerKind::pack_quantized && layer.weight.type == DType::s8) text += " int8";
+  const bool is_packed = layer.kind == LayerKind::pack_quantized;
+  if (is_packed && layer.weight.type == DType::s8) text += " int8";
+  if (layer.kind == LayerKind::int_quantized && layer.weight.type == DType::s4) text += " int4";
   if (layer.weight.group > 0) text += " g" + std::to_string(layer.weight.group);
   if (layer.weight.zero_point) text += " zero";
   if (layer.static_input) text += " static";
+  if (layer.dynamic_input) text += " dynamic";
   return text;
 }
 

@@ -40,8 +40,9 @@ Formats:
   w8a8-static  the same, with one scale for all inputs of a layer, from the calibration
   w8a16        int8 weights; activations stay float
   w4a16        4-bit weights; activations stay float
+  w4a8         4-bit weights; activations quantized per token
 A weight has one scale per output channel, or with --group one per 32, 64 or 128 neighbouring
-inputs. w4a16 has groups of 128 by default; --group 0 means a whole row.
+inputs. w4a16 and w4a8 have groups of 128 by default; --group 0 means a whole row.
 
 Methods, each better and slower than the one before:
   nearest   each weight to the nearest level
@@ -86,7 +87,8 @@ const std::map<std::string, Format> kFormats = {
     {"w8a8", {WeightFormat::s8_per_channel, Activation::dynamic_per_token}},
     {"w8a8-static", {WeightFormat::s8_per_channel, Activation::static_per_tensor}},
     {"w8a16", {WeightFormat::s8_per_channel, Activation::none}},
-    {"w4a16", {WeightFormat::s4_group, Activation::none}}};
+    {"w4a16", {WeightFormat::s4_group, Activation::none}},
+    {"w4a8", {WeightFormat::s4_group, Activation::dynamic_per_token}}};
 const std::map<std::string, WeightMethod> kMethods = {{"nearest", WeightMethod::nearest},
                                                       {"clip", WeightMethod::clip_search},
                                                       {"feedback", WeightMethod::error_feedback}};

@@ -313,7 +313,8 @@ void linear_int8(Value* stack) {
   run_linear(description, {x, x_scale, none, weight, weight_scale, none, bias}, y_dtype, &stack[0]);
 }
 
-// linear_s4(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor
+// linear_s4(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias, int activation=0)
+//     -> Tensor
 void linear_s4(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
   Input zero_point = Input::optional("weight_zero_point", stack[3]), bias = Input::optional("bias", stack[4]),
@@ -331,7 +332,7 @@ void linear_s4(Value* stack) {
   }
   octile_linear_description description = linear_defaults();
   description.x = description.y = dtype_of(x.torch_dtype());
-  description.activation = OCTILE_ACTIVATION_NONE;
+  description.activation = choice(stack[5]);
   description.weight = OCTILE_WEIGHT_S4_GROUP;
   description.group = group_of(weight_scale, k);
   description.weight_zero_point = zero_point.present();

@@ -26,7 +26,7 @@ constexpr Registration kOps[] = {
     {"dequantize", dequantize, 5, 1},
     {"linear", linear, 8, 1},
     {"linear_int8", linear_int8, 7, 1},
-    {"linear_s4", linear_s4, 5, 1},
+    {"linear_s4", linear_s4, 6, 1},
     {"linear_packed", linear_packed, 10, 1},
     {"linear_backward", linear_backward, 15, 3},
 };

@@ -1,8 +1,8 @@
 """Octile for PyTorch: linear layers with int8 products, forward and backward, on the CPU and on NVIDIA GPUs.
 
 Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the reference interface)
-Layers for inference    W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear
-Whole models            quantize_(model, Int8Training() or W8A8Dynamic() or W8A8Static(calibration) or W8A16() or W4A16())
+Layers for inference    W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear
+Whole models            quantize_(model, config): Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16 or W4A8
 Calibration             with calibrate(model) as calibration: model(x)
 Faster for few rows     pack_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
@@ -19,9 +19,9 @@ from .calibration import Calibration, calibrate
 from .checkpoint import load_checkpoint_
 from .checkpoint_writer import save_checkpoint
 from .compat import CustomLinearFunction
-from .convert import W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
+from .convert import W4A8, W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
 from .functional import linear
-from .inference import W4A16Linear, W8A8Linear, W8A16Linear, W8A8StaticLinear, pack_
+from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
 from .static_weights import cache_weights_
 from .training import Linear, QuantizedLinear, clear_weight_cache
 
@@ -29,6 +29,7 @@ __version__ = _plans.library().version()
 
 __all__ = [
     "BINDING",
+    "W4A8",
     "W4A16",
     "W8A16",
     "Calibration",
@@ -37,6 +38,7 @@ __all__ = [
     "Linear",
     "QuantizedLinear",
     "Report",
+    "W4A8Linear",
     "W4A16Linear",
     "W8A8Dynamic",
     "W8A8Linear",

@@ -209,13 +209,13 @@ def linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dtype):
 
 
 @_op
-def linear_s4(x, weight, weight_scale, weight_zero_point, bias):
+def linear_s4(x, weight, weight_scale, weight_zero_point, bias, activation=_c.NONE):
     rows, weight = _rows(x), _matrix("weight", weight)
     tensors = {"weight": weight, "weight_scale": _matrix("weight_scale", weight_scale), "bias": _vector("bias", bias)}
     k = rows.shape[1]
     if weight.dtype != torch.uint8 or weight.shape[1] != (k + 1) // 2:
         _fail(f"weight has {weight.shape[1]} columns of {weight.dtype}, expected {(k + 1) // 2} of torch.uint8")
-    fields = {"n": weight.shape[0], "activation": _c.NONE, "weight": _c.S4_GROUP, "group": _group(weight_scale, k)}
+    fields = {"n": weight.shape[0], "activation": activation, "weight": _c.S4_GROUP, "group": _group(weight_scale, k)}
     if weight_zero_point is not None:
         tensors["weight_zero_point"] = _matrix("weight_zero_point", weight_zero_point)
         fields["weight_zero_point"] = 1

@@ -4,7 +4,7 @@
     dequantize       weight (N, columns) as floats, int8 or of 4 bits a value
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
-    linear_s4        y = x * dequantize(weight)^T + bias, weight of 4 bits a value, x not quantized
+    linear_s4        the same for a weight of 4 bits a value, x quantized inside or not at all
     linear_packed    linear or linear_s4 with the weight and its scales packed (docs/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
 
@@ -32,7 +32,8 @@ _SCHEMAS = {
     "Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor",
     "linear_int8": "(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, int weight_layout, "
     "ScalarType dtype) -> Tensor",
-    "linear_s4": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias) -> Tensor",
+    "linear_s4": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, Tensor? bias, "
+    "int activation=0) -> Tensor",
     "linear_packed": "(Tensor x, Tensor weight, Tensor? bias, int out_features, int activation, int weight_format, "
     "int group, bool zero_point, Tensor? x_multiplier, float static_scale) -> Tensor",
     "linear_backward": "(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw, "
@@ -78,7 +79,7 @@ def _fake_linear_int8(x, x_scale, weight, weight_scale, bias, weight_layout, dty
     return x.new_empty((x.shape[0], n), dtype=dtype)
 
 
-def _fake_linear_s4(x, weight, weight_scale, weight_zero_point, bias):
+def _fake_linear_s4(x, weight, weight_scale, weight_zero_point, bias, activation=_c.NONE):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

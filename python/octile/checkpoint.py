@@ -3,6 +3,8 @@ config.json that says how they are quantized.
 
     int-quantized    weight int8 (OUT, IN), weight_scale (OUT, 1), (1) or (OUT, IN / group), static: input_scale (1)
     pack-quantized   weight_packed int32 (OUT, IN * bits / 32), weight_scale (OUT, IN / group), weight_shape (2)
+
+4-bit weights are read from both; save_checkpoint() packs them.
 """
 
 import pathlib
@@ -14,7 +16,7 @@ from . import _reader, awq_gptq, quantizer
 from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
-from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
+from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
 from .linears import as_linear, is_conv1d
 
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
@@ -28,8 +30,8 @@ def load_checkpoint_(model, folder):
 
     folder: or one safetensors file, as `octile quantize` writes it of one.
 
-    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear
-    or W4A16Linear; all other tensors are loaded as load_state_dict() does. The model may be on the meta device.
+    The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
+    W4A16Linear or W4A8Linear; all other tensors are loaded as load_state_dict() does. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
     the wrong type or shape, and where the names of checkpoint and model differ.
@@ -85,21 +87,26 @@ def _make_layer(where, linear, scheme, tensors):
         has, lacks = ("checkpoint", "model") if linear.bias is None else ("model", "checkpoint")
         raise ValueError(f"octile: {where}: the {has} has a bias there, the {lacks} has none")
     weights, activations = scheme["weights"], scheme["input"]
-    if weights["bits"] == 4 and activations:
-        raise ValueError(f"octile: {where}: 4-bit weights with quantized activations are not known")
     if weights["bits"] == 8 and not weights["symmetric"]:
         raise ValueError(f"octile: {where}: 8-bit weights with zero points are not known")
     group = _group(where, weights)
     words = {"bias": False, "device": "meta", "dtype": linear.weight.dtype}
-    sizes, points = (linear.in_features, linear.out_features), tensors.get("weight_zero_point")
+    sizes, four = (linear.in_features, linear.out_features), weights["bits"] == 4
+    # Older files have some that are 0.
+    points = tensors.get("weight_zero_point") if four and not weights.get("symmetric") else None
+    if activations:
+        _check_activations(where, weights, activations)
     with torch.inference_mode(False):
-        if activations:
-            layer = _make_w8a8(where, sizes, words, group, activations, tensors)
-        elif weights["bits"] == 4:
-            layer = W4A16Linear(*sizes, **words, group=group or 0, zero_point=points is not None)
-        else:
+        if four:
+            kind = W4A8Linear if activations else W4A16Linear
+            layer = kind(*sizes, **words, group=group or 0, zero_point=points is not None)
+        elif not activations:
             layer = W8A16Linear(*sizes, **words, group=group)
-        _fill(layer, tensors, points if weights["bits"] == 4 else None)
+        elif activations["dynamic"]:
+            layer = W8A8Linear(*sizes, **words, group=group)
+        else:
+            layer = _make_static(sizes, words, tensors)
+        _fill(layer, tensors, points)
     layer.bias = None if bias is None else bias.to(linear.bias.dtype)
     return layer
 
@@ -115,10 +122,13 @@ def _group(where, weights):
     return group
 
 
-def _make_w8a8(where, sizes, words, group, activations, tensors):
+def _check_activations(where, weights, activations):
     strategy, dynamic = activations["strategy"], activations["dynamic"]
     if activations["bits"] != 8 or activations["type"] != "int":
-        raise ValueError(f"octile: {where}: activations of {activations['bits']} bits; int of 8 is known")
+        raise ValueError(
+            f"octile: {where}: activations of {activations['bits']} bits, type "
+            f"{printable(activations['type'])}; int of 8 is known"
+        )
     if not activations["symmetric"]:
         raise ValueError(f"octile: {where}: activations with a zero point are not known")
     if (dynamic, strategy) not in ((True, "token"), (False, "tensor")):
@@ -126,10 +136,14 @@ def _make_w8a8(where, sizes, words, group, activations, tensors):
             f"octile: {where}: activations {'dynamic' if dynamic else 'static'} per {printable(strategy)}; dynamic per "
             "token and static per tensor are known"
         )
-    if dynamic:
-        return W8A8Linear(*sizes, **words, group=group)
-    if group is not None:
-        raise ValueError(f"octile: {where}: 8-bit weights in groups with static activations are not known")
+    in_groups = " in groups" if weights["strategy"] == "group" else ""
+    if not dynamic and (in_groups or weights["bits"] == 4):
+        raise ValueError(
+            f"octile: {where}: {weights['bits']}-bit weights{in_groups} with static activations are not known"
+        )
+
+
+def _make_static(sizes, words, tensors):
     layer = W8A8StaticLinear(*sizes, **words)
     layer.input_scale = tensors["input_scale"].float().reshape(1).clone()
     if "input_multiplier" in tensors:
@@ -143,10 +157,12 @@ def _fill(layer, tensors, points):
     layer.weight_scale = (scale if layer.group is not None else scale.reshape(-1)).clone()
     if "weight_packed" in tensors:
         levels = quantizer.unpack_words(tensors["weight_packed"], layer.in_features, bits)
-        layer.quantized_weight = quantizer.pack(levels) if bits == 4 else levels
     else:
-        layer.quantized_weight = tensors["weight"].clone()
-    if points is not None:
+        levels = tensors["weight"].clone()
+    layer.quantized_weight = quantizer.pack(levels) if bits == 4 else levels
+    if points is not None and "weight_packed" not in tensors:
+        layer.weight_zero_point = points.int()
+    elif points is not None:
         layer.weight_zero_point = quantizer.unpack_words(points.T.contiguous(), layer.out_features).T.contiguous().int()
     layer._align()
 

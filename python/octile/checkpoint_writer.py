@@ -7,12 +7,12 @@ import warnings
 import torch
 from torch import nn
 
-from . import quantizer
+from . import _c, quantizer
 from .calibration import replacing, save_safetensors
-from .inference import W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
+from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
 
-_LAYERS = (W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear)
-_WEIGHT_ONLY = (W8A16Linear, W4A16Linear)  # pack-quantized; the others are int-quantized
+_LAYERS = (W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear)
+_PACKED = (W8A16Linear, W4A16Linear, W4A8Linear)  # pack-quantized; the others are int-quantized
 
 
 def save_checkpoint(model, folder, *, force=False):
@@ -100,7 +100,7 @@ def _layer_tensors(layer, per_channel):
     tensors = {} if layer.bias is None else {"bias": layer.bias.detach()}
     weight, scale, zero_point = layer.plain_weight()
     tensors["weight_scale"] = scale.reshape(-1, 1) if layer.group is None and per_channel else scale
-    if type(layer) in _WEIGHT_ONLY:
+    if type(layer) in _PACKED:
         q, bits = layer.format.levels(weight.cpu(), layer.in_features), layer.format.bits
         tensors["weight_packed"] = quantizer.pack_words(q, bits)
         tensors["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
@@ -137,13 +137,13 @@ def _some(names):
 
 
 def _describe(layer, layers, per_channel, left):
-    packed, static = type(layer) in _WEIGHT_ONLY, type(layer) is W8A8StaticLinear
+    packed, static = type(layer) in _PACKED, type(layer) is W8A8StaticLinear
     weights = {"num_bits": layer.format.bits, "type": "int", "symmetric": not layer.zero_point, "dynamic": False}
     weights["strategy"] = "channel" if per_channel or layer.group is not None else "tensor"
     if layer.group:
         weights |= {"strategy": "group", "group_size": layer.group}
     activations = None
-    if not packed:
+    if layer._ACTIVATION != _c.NONE:
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
     beyond = _beyond_compressed_tensors(layers)

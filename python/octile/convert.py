@@ -192,8 +192,8 @@ class W8A8Static:
         return convert, changes
 
 
-class _WeightOnly:
-    """What W4A16 and W8A16 share; they add the fields, and the layer that they make."""
+class _ByMethod:
+    """What W4A16, W4A8 and W8A16 share; they add the fields, and the layer that they make."""
 
     def __post_init__(self):
         self._format()
@@ -206,7 +206,7 @@ class _WeightOnly:
         return WeightFormat(self._BITS, self.group)
 
     def refusal(self, linear, name):
-        if reason := _no_format(linear, self._format(), _c.NONE):
+        if reason := _no_format(linear, self._format(), self._LAYER._ACTIVATION):
             return reason
         if self.method == "feedback":
             if reason := _not_calibrated(self.calibration, linear, name):
@@ -219,16 +219,19 @@ class _WeightOnly:
         if self.calibration is not None and self.method != "nearest":
             self.calibration.check(layers)
 
+        names = (field.name for field in dataclasses.fields(self))
+        words = {name: getattr(self, name) for name in names if name != "calibration"}
+
         def convert(linear, name):
             seen = self.calibration.layers.get(name) if self.calibration is not None else None
             moments = None if seen is None else seen.second_moments
-            return self._LAYER.from_linear(linear, group=self.group, method=self.method, second_moments=moments)
+            return self._LAYER.from_linear(linear, second_moments=moments, **words)
 
         return convert, []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class W8A16(_WeightOnly):
+class W8A16(_ByMethod):
     """torch.nn.Linear to octile.W8A16Linear: int8 weights with a scale per output channel, or per `group` neighbours
     along IN (32, 64, 128; 0: a whole row). method and calibration: those of W4A16.
     """
@@ -240,7 +243,7 @@ class W8A16(_WeightOnly):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class W4A16(_WeightOnly):
+class W4A16(_ByMethod):
     """torch.nn.Linear to octile.W4A16Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row).
 
     method: "nearest"; "clip" searches the range of each group with the smallest error; "feedback" (GPTQ) compensates the
@@ -255,7 +258,29 @@ class W4A16(_WeightOnly):
     calibration: Calibration | None = None
 
 
-_CONFIGS = (Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16)
+@dataclasses.dataclass(frozen=True, eq=False)
+class W4A8(_ByMethod):
+    """torch.nn.Linear to octile.W4A8Linear: 4-bit weights with a scale per `group` (32, 64, 128; 0: a row), activations
+    quantized per token in every call.
+
+    method and calibration: those of W4A16. backward: that of W8A8Dynamic, "int8" with group=0 alone.
+    """
+
+    _BITS, _LAYER = 4, inference.W4A8Linear
+    group: int = 128
+    method: Literal["nearest", "clip", "feedback"] = "nearest"
+    calibration: Calibration | None = None
+    backward: Literal["16bit", "int8"] = "16bit"
+
+    def __post_init__(self):
+        super().__post_init__()
+        inference.check_backward(self.backward, self.group)
+
+    def refusal(self, linear, name):
+        return _long_sum(linear) or _long_gradient(linear, self.backward) or super().refusal(linear, name)
+
+
+_CONFIGS = (Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16, W4A8)
 
 
 def _is_head(name):
@@ -315,7 +340,7 @@ def quantize_(model, config, filter=None):
     """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
     Linear layers are torch.nn.Linear and transformers' Conv1D. config: Int8Training, W8A8Dynamic, W8A8Static,
-    W8A16 or W4A16.
+    W8A16, W4A16 or W4A8.
     filter(module, name) -> bool chooses among them; without one, all but those named lm_head. The modules stay the same
     objects, of another class, so that references to them and their hooks hold.
 

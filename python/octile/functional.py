@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _c, _ops, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
 
 _quantize = torch.ops.octile.quantize.default
 _dequantize = torch.ops.octile.dequantize.default
@@ -324,6 +324,14 @@ def _dx_and_db(dy, weight, scale, product, db):
     return dx, db
 
 
+def _levels(weight, zero_point, k):
+    """Of a weight with one zero point a row: q - z, int8 (N, K)."""
+    if weight.dtype is torch.uint8:
+        weight = quantizer.unpack(weight, k)
+        return weight if zero_point is None else weight - zero_point.to(torch.int8)
+    return weight
+
+
 def _through_groups(dy, weight, scale, zero_point, k):
     """dX (M, K) of a weight in groups: dY times the weight, dequantized for the time of this product.
 
@@ -361,7 +369,7 @@ class _Frozen(torch.autograd.Function):
         if packed is not None:
             y = _linear_packed(x, packed, b, *words, multiplier, static_scale)
         elif weight.dtype is torch.uint8:
-            y = _linear_s4(x, weight, scale, zero_point, b)
+            y = _linear_s4(x, weight, scale, zero_point, b, activation)
         elif dtype is not x.dtype:
             y = _infer(x, weight, scale, b, activation, dtype)
         else:
@@ -381,6 +389,8 @@ class _Frozen(torch.autograd.Function):
         if not need_x:
             return (None, _dx_and_db(rows, None, None, _c.NO_PRODUCT, True)[1], *(None,) * 6)
         weight, scale, zero_point, multiplier, unclamped = ctx.saved_tensors
+        if ctx.product == _c.INT8:
+            weight = _levels(weight, zero_point, ctx.shape[-1])
         if _is_per_channel(weight, scale):
             dx, db = _dx_and_db(rows, weight, scale.flatten(), ctx.product, need_b)
         else:
@@ -450,14 +460,14 @@ def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
     return _linear(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
 
 
-def run_weight_only(x, weight, scale, zero_point, b, in_features):
-    """The layer with a quantized weight alone: int8, or uint8 of two 4-bit values."""
+def run_frozen(x, weight, scale, zero_point, b, in_features, activation, product):
+    """The layer with a weight that is quantized for good, int8 or uint8 of two 4-bit values, and no static scale."""
     x, b = _in_one_type(x, b, in_features)
     if _needs_gradient(x, b):
-        return _frozen(x, b, None, weight, scale, zero_point, None, (_c.NONE, 0.0, _c.DEQUANTIZED, x.dtype, ()))
+        return _frozen(x, b, None, weight, scale, zero_point, None, (activation, 0.0, product, x.dtype, ()))
     if weight.dtype is torch.uint8:
-        return _linear_s4(x, weight, scale, zero_point, b)
-    return _linear(x, weight, scale, b, _c.NONE, _c.OUT_IN)
+        return _linear_s4(x, weight, scale, zero_point, b, activation)
+    return _linear(x, weight, scale, b, activation, _c.OUT_IN)
 
 
 def run_packed(x, weight, b, in_features, for_gradient, *choices):

@@ -3,6 +3,7 @@
 W8A8Linear         int8 weight, x quantized per token
 W8A8StaticLinear   int8 weight, x quantized with one scale that is known beforehand
 W8A16Linear        int8 weight, x as it is
+W4A8Linear         4-bit weight in groups, x quantized per token
 W4A16Linear        4-bit weight in groups, x as it is
 
 Each passes gradients on to x: dX = dY times the dequantized weight. The weight itself stays as it is.
@@ -199,6 +200,15 @@ class _Inference(nn.Module):
     def _divided(self, weight):
         """`weight` as it is quantized."""
         return weight
+
+    def forward(self, x):
+        """x (..., IN) float; returns (..., OUT)."""
+        buffers = self._buffers
+        bias = buffers.get("bias", self._parameters.get("bias"))
+        if (packed := buffers["packed_weight"]) is not None:
+            return self._run_packed(x, packed, bias)
+        stored = (buffers[name] for name in _Inference._KEPT)
+        return functional.run_frozen(x, *stored, bias, self.in_features, self._ACTIVATION, self._product)
 
     def _run_packed(self, x, packed, bias, multiplier=None, static_scale=0.0):
         fields = self.format.fields()
@@ -440,20 +450,7 @@ class W8A8StaticLinear(_Int8):
         return fields | {"x_multiplier": int(self.input_multiplier is not None)}
 
 
-class _WeightOnly(_Inference):
-    """Layers that do not quantize x."""
-
-    def forward(self, x):
-        """x (..., IN) float; returns (..., OUT)."""
-        buffers = self._buffers
-        bias = buffers.get("bias", self._parameters.get("bias"))
-        if (packed := buffers["packed_weight"]) is not None:
-            return self._run_packed(x, packed, bias)
-        stored = (buffers[name] for name in _Inference._KEPT)
-        return functional.run_weight_only(x, *stored, bias, self.in_features)
-
-
-class W8A16Linear(_WeightOnly):
+class W8A16Linear(_Inference):
     """Inference with 8-bit weights; x is not quantized.
 
     Buffers: quantized_weight int8 (OUT, IN); weight_scale float32 (OUT), or (OUT, IN / group) with a group: 32, 64 or
@@ -471,7 +468,7 @@ class W8A16Linear(_WeightOnly):
         return cls._quantized(linear, {"group": group}, method=method, second_moments=second_moments)
 
 
-class W4A16Linear(_WeightOnly):
+class W4A16Linear(_Inference):
     """Inference with 4-bit weights, one scale per group of `group` neighbours along IN; x is not quantized.
 
     Buffers: quantized_weight uint8 (OUT, ceil(IN / 2)), two values -8..7 a byte, the even element in the low nibble;
@@ -491,6 +488,40 @@ class W4A16Linear(_WeightOnly):
         method: "nearest", "clip" or "feedback"; second_moments (IN, IN) of the layer's inputs, which "feedback" needs.
         """
         return cls._quantized(linear, {"group": group}, method=method, second_moments=second_moments)
+
+
+class W4A8Linear(_Int8):
+    """Inference with 4-bit weights, one scale per group of `group` neighbours along IN; x is quantized per token.
+
+    The sums of a group are exact integers, so every kernel gives the same bits. Buffers, group and zero_point are those
+    of W4A16Linear. x (..., IN) of any float type is quantized in every call, under autocast after its cast; y is in its
+    type. backward: that of W8A8Linear, so "int8" is for group=0 alone; with a group dX is that of W4A16Linear.
+
+    Raises ValueError as W4A16Linear does, and for an unknown backward and an int8 one with a group.
+    """
+
+    _ACTIVATION = _c.DYNAMIC_PER_TOKEN
+
+    def __init__(
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        group=128,
+        zero_point=False,
+        backward="16bit",
+    ):
+        super().__init__(in_features, out_features, bias, device, dtype, WeightFormat(4, group, zero_point))
+        self.backward = backward
+
+    @classmethod
+    def from_linear(cls, linear, *, group=128, method="nearest", second_moments=None, backward="16bit"):
+        """Quantizes the weight of a torch.nn.Linear as W4A16Linear does; the bias is copied."""
+        words = {"group": group, "backward": backward}
+        return cls._quantized(linear, words, method=method, second_moments=second_moments)
 
 
 def _meet_others():

@@ -12,7 +12,7 @@ namespace octile::checkpoint {
 
 enum class LayerKind : std::uint8_t {
   plain,           // NAME.weight, float
-  int_quantized,   // NAME.weight, I8, and NAME.weight_scale
+  int_quantized,   // NAME.weight, I8 (of 4 bits too), and NAME.weight_scale
   pack_quantized,  // NAME.weight_packed and others
   awq,             // NAME.qweight and others
   gptq,
@@ -30,6 +30,7 @@ struct Layer {
   std::int64_t k = 0;                      // IN
   WeightFormat weight = {};                // of a quantized one
   bool static_input = false;               // the activation has a scale in the file
+  bool dynamic_input = false;              // quantization_config says that the activation is quantized in each call
   std::optional<std::size_t> scheme = {};  // of ModelConfig::groups; none: nothing says more than the tensors
   std::vector<std::string> tensors = {};   // that hold the weight, which a quantizer replaces. Without the bias
 
