@@ -214,8 +214,10 @@ json quantization_json(const QuantizationNote& note) {
              {"symmetric", true},     {"strategy", dynamic ? "token" : "tensor"},
              {"group_size", nullptr}, {"dynamic", dynamic}};
   }
+  // In the group as well: compressed-tensors would take 4-bit weights with quantized inputs for int-quantized.
+  const std::string_view format = name(kind_of(weight, note.activation));
   return {{"quant_method", "compressed-tensors"},
-          {"format", name(kind_of(weight, note.activation))},
+          {"format", format},
           {"quantization_status", "compressed"},
           {"global_compression_ratio", nullptr},
           {"kv_cache_scheme", nullptr},
@@ -223,6 +225,7 @@ json quantization_json(const QuantizationNote& note) {
           {"config_groups",
            {{"group_0",
              {{"targets", {"Linear"}},
+              {"format", format},
               {"weights", weights},
               {"input_activations", input},
               {"output_activations", nullptr}}}}}};

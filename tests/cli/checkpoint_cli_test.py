@@ -110,6 +110,7 @@ class PageTest(Case):
             (["quantize", "a", "b", "--format", "w4a16", "--group", "48"], "48"),
             (["quantize", "a", "b", "--format", "w8a8", "--group", "16"], "a group of 16 is none of 32, 64, 128, 0"),
             (["quantize", "a", "b", "--format", "w8a8", "--zero-points"], "zero points are for 4-bit weights alone"),
+            (["quantize", "a", "b", "--format", "w4a8", "--method", "feedback"], "needs a calibration file"),
             (["quantize", "a", "b", "--format", "w8a16", "--zero-points"], "zero points are for 4-bit weights alone"),
             (["quantize", "a", "b", "--format", "w8a8", "--method", "best"], "best"),
             (["quantize", "a", "b", "--format", "w8a8", "--method", "feedback"], "needs a calibration file"),

@@ -9,7 +9,7 @@ import octile
 import pytest
 import safetensors.torch
 import torch
-from octile import W4A16, W8A16, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_, save_checkpoint
+from octile import W4A8, W4A16, W8A16, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_, save_checkpoint
 from torch import nn
 
 
@@ -32,6 +32,7 @@ class Model(nn.Module):
 
 
 EIGHT = ["grouped", "eight", "eight_grouped"]  # of 8 bits: in groups, and with float activations
+FOUR = ["four", "row", "integer", "integer_row"]  # of 4 bits, the last two with int8 activations
 TOKENS = torch.arange(30).reshape(3, 10)
 
 
@@ -47,6 +48,8 @@ def converted(kind):
         "four": W4A16(32),
         "feedback": W4A16(32, "feedback", calibration),
         "row": W4A16(0),
+        "integer": W4A8(32),
+        "integer_row": W4A8(0),
         "grouped": W8A8Dynamic(group=32),
         "eight": W8A16(),
         "eight_grouped": W8A16(32),
@@ -57,7 +60,7 @@ def converted(kind):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("target", ["cpu", "meta"])
-@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "smoothed", "four", "feedback", "row", *EIGHT])
+@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "smoothed", *FOUR, "feedback", *EIGHT])
 def test_there_and_back(kind, target, packed, tmp_path):
     model = converted(kind)
     with torch.no_grad():
@@ -114,6 +117,43 @@ def test_int_quantized_with_float_activations(tmp_path):
     other = load_checkpoint_(Model(), tmp_path)
     assert type(other.block[0]) is octile.W8A16Linear
     assert torch.equal(other.block[0].to_linear().weight, model.block[0].to_linear().weight)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("kind", ["integer", "integer_row", "four"])
+def test_int_quantized_of_four_bits(kind, symmetric, tmp_path):
+    """A byte for each level and zero point, as llm-compressor writes what has input_activations."""
+    model = converted(kind)
+    save_checkpoint(model, tmp_path)
+    tensors = dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    for name in ("block.0", "block.2"):
+        layer = model.get_submodule(name)
+        tensors[f"{name}.weight"] = layer.format.levels(layer.quantized_weight, layer.in_features)
+        tensors[f"{name}.weight_zero_point"] = torch.full_like(layer.weight_scale, 0 if symmetric else -3).char()
+        del tensors[f"{name}.weight_packed"], tensors[f"{name}.weight_shape"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+
+    def int_quantized(config):
+        config["format"] = group(config)["format"] = "int-quantized"
+        group(config)["weights"]["symmetric"] = symmetric
+
+    change(tmp_path, int_quantized)
+    loaded = load_checkpoint_(Model(), tmp_path)
+    for name in ("block.0", "block.2"):
+        layer, theirs = model.get_submodule(name), loaded.get_submodule(name)
+        assert type(theirs) is type(layer) and theirs.zero_point is not symmetric and theirs.group == layer.group
+        assert torch.equal(theirs.quantized_weight, layer.quantized_weight)
+        assert symmetric or theirs.weight_zero_point.eq(-3).all()
+    if COMMAND:
+        done = subprocess.run([COMMAND, "inspect", tmp_path, "--json"], capture_output=True, check=True, timeout=60)
+        shown = json.loads(done.stdout)["layers"][0]
+        assert (shown["kind"], shown["bits"], shown["dynamic_input"]) == ("int-quantized", 4, kind != "four")
+        save_checkpoint(loaded, tmp_path / "packed")
+        done = command("compare", tmp_path, tmp_path / "packed", "--min-sqnr", "1000")
+        assert done[0] == 0, done
+    tensors["block.0.weight_zero_point"][0] = 8
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    refused_by_both(tmp_path, "weight_zero_point has 8, which is no whole number within -8..7")
 
 
 def test_others_refuse_what_they_would_misread(tmp_path):
@@ -375,7 +415,8 @@ def inputs(**values):
         ("dynamic", None, put(block__0__input_multiplier=torch.ones(64)), '"block.0": input_multiplier is nothing that'),
         ("dynamic", weights(num_bits=2), None, "weights of 2 bits"),
         ("dynamic", weights(num_bits=None), None, "weights of no bits"),
-        ("dynamic", weights(num_bits=4), None, "weight is I8, and quantization_config says num_bits 4"),
+        ("dynamic", weights(num_bits=4), None, '"block.[02]": weight holds -?[0-9]+, and quantization_config says num_bits 4'),
+        ("tensor", weights(num_bits=4), None, '4-bit weights per "tensor"; group and channel are known'),
         ("four", weights(num_bits=8), None, "weight_packed holds 4 bits each, and quantization_config says num_bits 8"),
         ("dynamic", weights(type="float"), None, 'type "float"; int of 4 and 8 are known'),
         ("dynamic", weights(symmetric=False), None, '"block.0": has no weight_zero_point'),
@@ -421,7 +462,8 @@ def test_what_is_refused(kind, config, tensors, says, tmp_path):
         ("dynamic", inputs(symmetric=False), None, "with a zero point"),
         ("dynamic", inputs(strategy="tensor"), None, "dynamic per tensor; dyn"),
         ("static", inputs(strategy="token"), None, "activations static per tok"),
-        ("four", lambda c: group(c).update(input_activations={"num_bits": 8, "dynamic": True}), None, "4-bit weights with quantized"),
+        ("integer", inputs(strategy="tensor", dynamic=False), put(block__0__input_scale=torch.ones(1), block__2__input_scale=torch.ones(1)), "4-bit weights in groups with static activations"),
+        ("integer", inputs(type="float"), None, "activations of 8 bits, type float; int of 8 is known"),
         ("four", weights(group_size=16), put(block__0__weight_scale=torch.ones(96, 4), block__2__weight_scale=torch.ones(64, 6)), "in groups of 16; groups of 32, 64, 128"),
         ("dynamic", None, put(block__0__weight=torch.ones(96, 60).char()), r"block.0 is \(96, 60\), and the model's layer \(96, 64\)"),
         ("dynamic", None, put(block__0__bias=None), "the model has a bias there, the checkpoint has none"),
@@ -638,7 +680,7 @@ def test_what_cannot_be_saved(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", "four", "row", *EIGHT])
+@pytest.mark.parametrize("kind", ["dynamic", "tensor", "static", *FOUR, *EIGHT])
 def test_compressed_tensors_reads_them(kind, tmp_path):
     """The package's own decompression gives the values that our layers have."""
     pytest.importorskip("compressed_tensors")

@@ -6,7 +6,7 @@ import copy
 import octile
 import pytest
 import torch
-from octile import W4A16, Int8Training, Linear, W4A16Linear, W8A8Dynamic, W8A8Linear, quantize_
+from octile import W4A8, W4A16, Int8Training, Linear, W4A8Linear, W4A16Linear, W8A8Dynamic, W8A8Linear, quantize_
 from torch import nn
 
 
@@ -40,7 +40,12 @@ def error(a, b):
 
 @pytest.mark.parametrize(
     ("config", "kind", "limit"),
-    [(Int8Training(), Linear, 0.03), (W8A8Dynamic(), W8A8Linear, 0.03), (W4A16(64), W4A16Linear, 0.25)],
+    [
+        (Int8Training(), Linear, 0.03),
+        (W8A8Dynamic(), W8A8Linear, 0.03),
+        (W4A16(64), W4A16Linear, 0.25),
+        (W4A8(64), W4A8Linear, 0.25),
+    ],
 )
 def test_kinds(config, kind, limit, device):
     model = mlp(device)

@@ -10,7 +10,7 @@ import octile
 import op_reference as reference
 import pytest
 import torch
-from octile import W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, _c
+from octile import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, _c
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -40,9 +40,10 @@ def static(linear, smoothed, **words):
     return W8A8StaticLinear.from_linear(linear, STATIC_SCALE, input_multiplier=multiplier, weight=weight, **words)
 
 
-def with_zero_points(linear):
-    layer = W4A16Linear(linear.in_features, linear.out_features, group=32, zero_point=True, dtype=linear.weight.dtype)
-    plain, g = W4A16Linear.from_linear(linear, group=32), torch.Generator().manual_seed(4)
+def with_zero_points(linear, kind, group=32, **words):
+    words |= {"group": group, "zero_point": True, "dtype": linear.weight.dtype}
+    layer = kind(linear.in_features, linear.out_features, **words)
+    plain, g = kind.from_linear(linear, group=group), torch.Generator().manual_seed(4)
     points = torch.randint(-8, 8, layer.weight_zero_point.shape, generator=g, dtype=torch.int32)
     layer.load_state_dict(plain.state_dict() | {"weight_zero_point": points})
     return layer.to(linear.weight.device)
@@ -59,13 +60,16 @@ LAYERS = {
     "W8A16, groups": lambda linear: W8A16Linear.from_linear(linear, group=32),
     "W4A16": lambda linear: W4A16Linear.from_linear(linear, group=32),
     "W4A16, rows": lambda linear: W4A16Linear.from_linear(linear, group=0),
-    "W4A16, zero points": with_zero_points,
+    "W4A16, zero points": lambda linear: with_zero_points(linear, W4A16Linear),
+    "W4A8, zero points": lambda linear: with_zero_points(linear, W4A8Linear),
 }
 INT8 = {
     "W8A8": lambda linear: W8A8Linear.from_linear(linear, backward="int8"),
     "W8A8, one scale": lambda linear: W8A8Linear.from_linear(linear, per_channel=False, backward="int8"),
     "W8A8, rows": lambda linear: W8A8Linear.from_linear(linear, group=0, backward="int8"),
     "smoothed": lambda linear: static(linear, smoothed=True, backward="int8"),
+    "W4A8, rows": lambda linear: W4A8Linear.from_linear(linear, group=0, backward="int8"),
+    "W4A8, zero points": lambda linear: with_zero_points(linear, W4A8Linear, 0, backward="int8"),
 }
 SHAPES = [(1, 64, 48), (5, 96, 33), (70, 128, 200)]  # M, K, N
 ODD = [(3, 63, 31), (17, 1, 5), (4, 65, 1)]  # where there are no groups
@@ -73,7 +77,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def odd(name):
-    return "groups" not in name and name not in ("W4A16", "W4A16, zero points")
+    return "groups" not in name and "zero points" not in name and name != "W4A16"
 
 
 CASES = [(name, shape) for name in LAYERS for shape in SHAPES + (ODD if odd(name) else [])]
@@ -169,9 +173,9 @@ def test_int8_dx(name, dtype, device, generator):
         layer = INT8[name](linear(k, n, device, dtype))
         x, dy = draw(generator, device, dtype, m, k).requires_grad_(), draw(generator, device, dtype, m, n)
         layer(x).backward(dy)
-        weight, scale, _ = (None if t is None else t.cpu() for t in layer.plain_weight())
-        no_x = np.zeros((m, k), np.int8), np.ones(m, reference.wide(scale).dtype)
-        operands = reference.wide(dy), weight.numpy(), reference.wide(scale), *no_x
+        scale, levels = reference.wide(layer.plain_weight()[1]), integers_and_scales(layer)[0].astype(np.int8)
+        no_x = np.zeros((m, k), np.int8), np.ones(m, scale.dtype)
+        operands = reference.wide(dy), levels, scale, *no_x
         dx = reference.narrow(reference.backward_int8(*operands, block=256)[0], dtype)
         if layer._buffers.get("input_multiplier") is not None:
             dx = (dx * layer.input_multiplier.cpu()).to(dtype)
@@ -494,15 +498,17 @@ def test_words_for_the_backward(device):
             make("fp8")
     with pytest.raises(ValueError, match="backward is 'int8' and group is 32"):
         W8A8Linear(64, 24, group=32, backward="int8")
-    with pytest.raises(ValueError, match="backward is 'int8' and group is 32"):
-        octile.W8A8Dynamic(group=32, backward="int8")
+    for config in (octile.W8A8Dynamic, octile.W4A8):
+        with pytest.raises(ValueError, match="backward is 'int8' and group is 32"):
+            config(group=32, backward="int8")
     grouped = W8A8Linear(64, 24, group=32)
     with pytest.raises(ValueError, match="backward is 'int8' and group is 32"):
         grouped.backward = "int8"
     assert grouped.backward == "16bit"
-    model = nn.Sequential(plain)
-    octile.quantize_(model, octile.W8A8Dynamic(backward="int8"))
-    assert model[0].backward == "int8"
+    for config in (octile.W8A8Dynamic(backward="int8"), octile.W4A8(0, backward="int8")):
+        model = nn.Sequential(copy.deepcopy(plain))
+        octile.quantize_(model, config)
+        assert model[0].backward == "int8"
 
 
 def test_the_option_of_static_scales(generator):
@@ -555,5 +561,5 @@ def test_lora_by_hand(name, generator):
     float_loss = losses(lambda linear: linear.requires_grad_(False))
     first, last = losses(LAYERS[name])
     assert last < 0.8 * first
-    if name != "W4A16, zero points":  # random ones there: another weight
+    if "zero points" not in name:  # random ones there: another weight
         assert last == pytest.approx(float_loss[1], rel=0.03 if name.startswith("W8") else 0.1)

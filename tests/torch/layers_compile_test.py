@@ -5,7 +5,7 @@ import copy
 import octile
 import pytest
 import torch
-from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear
+from octile import Linear, QuantizedLinear, W4A8Linear, W4A16Linear, W8A8Linear
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -83,7 +83,7 @@ def test_one_graph_for_all_batches(kind, backward, leading, device, generator):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("kind", [Linear, W8A8Linear, W4A16Linear])
+@pytest.mark.parametrize("kind", [Linear, W8A8Linear, W4A16Linear, W4A8Linear])
 def test_one_graph_without_gradients(kind, device, generator):
     torch.manual_seed(0)
     plain = kind.from_linear(nn.Linear(128, 96, device=device))

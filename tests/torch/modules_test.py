@@ -13,7 +13,7 @@ import op_reference as reference
 import pytest
 import safetensors.torch
 import torch
-from octile import Linear, QuantizedLinear, W4A16Linear, W8A8Linear, W8A8StaticLinear
+from octile import Linear, QuantizedLinear, W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -343,7 +343,7 @@ def test_autocast(x_dtype, backward, device, generator):
     assert not torch.equal(layer.weight.grad, layer.weight.grad.to(BRAIN).float())
 
 
-@pytest.mark.parametrize("kind", [QuantizedLinear, W8A8Linear, W4A16Linear])
+@pytest.mark.parametrize("kind", [QuantizedLinear, W8A8Linear, W4A16Linear, W4A8Linear])
 def test_autocast_elsewhere(kind, device, generator):
     layer = kind.from_linear(nn.Linear(128, 48, device=device))
     x = draw(generator, device, 32, 128)
@@ -500,9 +500,9 @@ def test_state_dict(device, tmp_path):
 
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("inputs", [64, 33])
-@pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear])
+@pytest.mark.parametrize("kind", [W8A8Linear, W4A16Linear, W4A8Linear])
 def test_state_dict_of_inference(kind, inputs, assign, device, generator, tmp_path):
-    options = {"group": 0} if kind is W4A16Linear else {}
+    options = {} if kind is W8A8Linear else {"group": 0}
     a = kind.from_linear(nn.Linear(inputs, 24, device=device), **options)
     b = kind(inputs, 24, device=device, **options)
     assert list(a.parameters()) == [] and set(a.state_dict()) == {"quantized_weight", "weight_scale", "bias"}
@@ -536,7 +536,7 @@ def test_made_in_inference_mode(device, generator):
         made.load_state_dict(made.state_dict())
 
 
-@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W4A16Linear])
+@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W4A16Linear, W4A8Linear])
 def test_copies(kind, device, generator):
     layer = kind.from_linear(nn.Linear(128, 24, device=device))
     x = draw(generator, device, 5, 128)
@@ -662,7 +662,11 @@ def test_from_and_to_linear(device, generator):
     assert torch.equal(square.to_linear().weight, plain.weight) and torch.equal(square.to_linear().bias, plain.bias)
     # Each is as near to the plain layer as its steps say: W8A8 1.5 % of the output, 4 bits of 15 steps about 10 %.
     exact = plain(x)
-    for layer, limit in ((W8A8Linear.from_linear(plain), 0.02), (W4A16Linear.from_linear(plain), 0.15)):
+    for layer, limit in (
+        (W8A8Linear.from_linear(plain), 0.02),
+        (W4A16Linear.from_linear(plain), 0.15),
+        (W4A8Linear.from_linear(plain), 0.15),
+    ):
         assert (layer(x) - exact).norm() / exact.norm() < limit
         assert (layer.to_linear()(x) - exact).norm() / exact.norm() < limit
         assert layer.to_linear(BRAIN).weight.dtype == BRAIN and not layer.training
@@ -680,7 +684,7 @@ def test_from_and_to_linear(device, generator):
 
 @pytest.mark.parametrize("group", [0, 32, 64, 128])
 def test_four_bits(group, device, generator):
-    """Bytes and scales against the library's quantizer of weights, and y against the dequantized weight."""
+    """Bytes and scales against the library's quantizer of weights, y against the dequantized weight, or by the contract."""
     from octile import quantizer
     from octile.weight_format import WeightFormat
 
@@ -702,6 +706,12 @@ def test_four_bits(group, device, generator):
     exact = (x.double() @ w_hat.t())[:, good] + plain.bias.detach().double()[good]
     magnitudes = (x.double().abs() @ w_hat.abs().t())[:, good] + plain.bias.detach().double().abs()[good]
     reference.assert_sum(layer(x)[:, good], exact.cpu().numpy(), magnitudes.cpu().numpy(), 129, FULL, device)
+    integer = W4A8Linear.from_linear(plain, group=group)
+    assert torch.equal(integer.quantized_weight, layer.quantized_weight)
+    levels, scale = (t[good].cpu() for t in (layer.format.levels(layer.quantized_weight, 128), layer.weight_scale))
+    q, bias = reference.quantize(reference.wide(x), 1), reference.wide(plain.bias)[good]
+    y = reference.linear_groups(*q, levels.numpy(), scale.numpy(), bias)
+    assert torch.equal(integer(x)[:, good].cpu(), reference.narrow(y, FULL))
 
 
 # ---- What a layer says of itself ----
@@ -769,11 +779,12 @@ def test_refusals(device, generator):
 
 
 @pytest.mark.parametrize("shape", [(5, 63), (2, 3, 65), (5, 32), (63,), ()])
-@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W8A8StaticLinear, W4A16Linear])
+@pytest.mark.parametrize("kind", [Linear, QuantizedLinear, W8A8Linear, W8A8StaticLinear, W4A16Linear, W4A8Linear])
 def test_a_wrong_input_is_named(kind, shape, device):
     """Not the weight, which is the layer's own. A packed weight may be of one size for several of IN."""
     plain = nn.Linear(64, 32, device=device)
-    options = {W8A8StaticLinear: [{"input_scale": 0.1}], W4A16Linear: [{"group": 32}, {"group": 0}]}
+    groups = [{"group": 32}, {"group": 0}]
+    options = {W8A8StaticLinear: [{"input_scale": 0.1}], W4A16Linear: groups, W4A8Linear: groups}
     layers = [kind.from_linear(plain, **one) for one in options.get(kind, [{}])]
     if device.type == "cpu" and kind not in (Linear, QuantizedLinear):
         layers += [copy.deepcopy(layer).pack_() for layer in layers]

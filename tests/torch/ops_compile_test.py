@@ -55,7 +55,7 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             (xq, x_scale, wq, w_scale, bias, OUT_IN, dtype),
             (xq, x_scale[:1].clone(), turned_wq, one_scale, None, IN_OUT, f32),
         ],
-        "linear_s4": [(x, s4, s4_scale, None, None), (leading, s4, s4_scale, zeros, bias)],
+        "linear_s4": [(x, s4, s4_scale, None, None), (leading, s4, s4_scale, zeros, bias, 1)],
         "linear_packed": [
             (x, packed, bias, n, TOKEN, _c.S8_PER_CHANNEL, 0, False, None, 0.0),
             (leading, packed, None, n, STATIC, _c.S8_PER_CHANNEL, 0, False, multiplier, 0.02),

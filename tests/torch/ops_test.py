@@ -277,6 +277,11 @@ def test_linear_s4(shape, dtype, device, generator):
                 added = 0 if b is None else b.cpu().double().numpy()
                 exact, magnitudes = wide @ w.T + added, np.abs(wide) @ np.abs(w).T + np.abs(added)
                 reference.assert_sum(y, exact, magnitudes, k, dtype, device)
+                levels = reference.dequantize_s4(weight.cpu().numpy(), k, np.ones(scale.shape), z).astype(np.int8)
+                q = reference.quantize(reference.wide(x), 1)
+                y = reference.linear_groups(*q, levels, scale.cpu().numpy(), None if b is None else reference.wide(b))
+                got = ops.linear_s4(x, weight, scale, zero_point, b, TOKEN)
+                assert torch.equal(got.cpu(), reference.narrow(y, dtype))
 
 
 def test_linear_s4_of_any_strides(device, generator):
@@ -546,6 +551,7 @@ def test_errors(device):
         (r"linear_s4: weight has 4 columns of", lambda: ops.linear_s4(x, s4.char(), scale[:, None], None, None)),
         (r"linear_s4: weight_scale has 3 columns", lambda: ops.linear_s4(x, s4, torch.ones(6, 3), None, None)),
         (r"linear_s4: .*group", lambda: ops.linear_s4(x, s4, scale[:, None].expand(6, 2), None, None)),
+        (r"linear_s4: .*activation = 9", lambda: ops.linear_s4(x, s4, scale[:, None], None, None, 9)),
         (r"linear_s4: weight_scale has 1 dim", lambda: ops.linear_s4(x, s4, scale, None, None)),
         (r"dequantize: weight has 8 columns of .*int8, expected 9", lambda: ops.dequantize(w, scale, None, 9, f32)),
         (r"dequantize: weight has 4 columns of .*uint8, exp", lambda: ops.dequantize(s4, scale, None, 6, f32)),

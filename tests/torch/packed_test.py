@@ -5,7 +5,7 @@ import copy
 import octile
 import pytest
 import torch
-from octile import W4A16Linear, W8A8Linear, W8A8StaticLinear, _c, _ctypes_ops, _ops
+from octile import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, _c, _ctypes_ops, _ops
 from torch import nn
 
 
@@ -17,11 +17,11 @@ def layers(inputs, outputs):
     multiplier = torch.rand(inputs) + 0.5
     yield W8A8StaticLinear.from_linear(plain, 0.03, input_multiplier=multiplier, weight=plain.weight / multiplier)
     for group in (0, 32):
-        if inputs % (group or 1) == 0:
-            yield W4A16Linear.from_linear(plain, group=group)
-            shifted = W4A16Linear(inputs, outputs, group=group, zero_point=True)
+        for kind in (W4A16Linear, W4A8Linear) if inputs % (group or 1) == 0 else ():
+            yield kind.from_linear(plain, group=group)
+            shifted = kind(inputs, outputs, group=group, zero_point=True)
             points = torch.randint(-8, 8, shifted.weight_zero_point.shape, dtype=torch.int32)
-            four = W4A16Linear.from_linear(plain, group=group).state_dict()
+            four = kind.from_linear(plain, group=group).state_dict()
             shifted.load_state_dict(four | {"weight_zero_point": points})
             yield shifted
 

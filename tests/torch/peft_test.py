@@ -98,10 +98,11 @@ CONFIGS = {
     "W8A8, groups": octile.W8A8Dynamic(group=32),
     "W8A16": octile.W8A16(),
     "W4A16": octile.W4A16(group=32),
+    "W4A8": octile.W4A8(group=32),
 }
 # Cosines, the others 0.999: the sum is rounded to the format's levels again; and a static scale, which the adapter's own
 # input had not, clamps that of the sum.
-SAME_AFTER_MERGING = {"W4A16": 0.98, "static": 0.97}
+SAME_AFTER_MERGING = {"W4A16": 0.98, "W4A8": 0.98, "static": 0.97}
 
 
 def static(model):

@@ -67,6 +67,11 @@ def by_hand(model):
     return model
 
 
+def four_bits(model):
+    quantize_(model, octile.W4A8(32))
+    return model
+
+
 @pytest.fixture
 def plain_transformers(monkeypatch):
     """As before any layer was made: what another process begins with."""
@@ -74,12 +79,13 @@ def plain_transformers(monkeypatch):
     monkeypatch.setattr(kind, "save_pretrained", getattr(kind.save_pretrained, "__wrapped__", kind.save_pretrained))
 
 
-@pytest.mark.parametrize("how", [a_part, the_base, wrapped, copied, pickled, by_hand])
+@pytest.mark.parametrize("how", [a_part, the_base, wrapped, copied, pickled, by_hand, four_bits])
 def test_whatever_was_converted(how, plain_transformers, tmp_path):
     model = how(llama())
     model.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    assert written["quantization_config"]["format"] == "int-quantized"
+    layout = "pack-quantized" if how is four_bits else "int-quantized"
+    assert written["quantization_config"]["format"] == layout
     assert written["architectures"] == ["LlamaForCausalLM"] and (tmp_path / "generation_config.json").exists()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     y = logits(model)

@@ -3,7 +3,7 @@
 import octile
 import pytest
 import torch
-from octile import W4A16, calibrate, quantize_, quantizer
+from octile import W4A8, W4A16, calibrate, quantize_, quantizer
 from octile.weight_format import WeightFormat
 from torch import nn
 
@@ -37,6 +37,9 @@ def test_better_than_rounding(group, device):
         for method in quantizer.METHODS:
             other = layer().to(device)
             assert quantize_(other, W4A16(group, method, calibration)).converted == ["0"] or device.type == "cuda"
+            integer = layer().to(device)
+            assert quantize_(integer, W4A8(group, method, calibration)).converted == ["0"]
+            assert torch.equal(integer[0].weight, other[0].weight)
             plain = octile.W4A16Linear.from_linear(
                 model[0], group=group, method=method, second_moments=calibration["0"].second_moments
             ).to_linear()
