@@ -31,6 +31,7 @@ KINDS = {
     "w8a8": octile.W8A8Dynamic(),
     "w8a8-int8": octile.W8A8Dynamic(backward="int8"),
     "w4a16": octile.W4A16(),
+    "w4a8": octile.W4A8(),
     "bnb-8bit": "8bit",
     "bnb-nf4": "nf4",
 }
