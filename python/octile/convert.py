@@ -351,6 +351,19 @@ def quantize_(model, config, filter=None):
     for another kind of config. Whatever it raises, the model is then as it was: it holds the old layers until all new
     ones are made.
     """
+    layers, report = choose(model, config, filter, asked=filter is not None)
+    exchange(model, config, layers, report)
+    report.count(model)
+    if not report.converted:
+        warnings.warn(f"octile: quantize_() converted nothing: {report.why_nothing()}", stacklevel=2)
+    return report
+
+
+def choose(model, config, filter, asked):
+    """The layers that quantize_() converts, by name, and a Report that says why not the others.
+
+    asked: whether the filter may ask for a head and for a weight that other modules hold.
+    """
     if not isinstance(config, _CONFIGS):
         names = [kind.__name__ for kind in _CONFIGS]
         raise TypeError(f"octile: {config!r} is none of {', '.join(names[:-1])} and {names[-1]}")
@@ -362,32 +375,37 @@ def quantize_(model, config, filter=None):
         parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
         if isinstance(parent, nn.TransformerEncoderLayer) and not isinstance(config, Int8Training):
             reason = reason or "its parent, a TransformerEncoderLayer, reads the weight itself"
-        if not reason and filter is None and _is_head(name):
+        if not reason and not asked and _is_head(name):
             reason = "lm_head: a filter has to ask for it"
         if not reason and filter is not None and not filter(module, name):
             reason = "the filter"
         others = [] if reason else [n for n in sharers[id(module.weight)] if n != name]
-        if others and filter is None and not isinstance(config, Int8Training):
+        if others and not asked and not isinstance(config, Int8Training):
             reason = f"its weight is that of {', '.join(others)} too: a filter has to ask for it"
         reason = reason or config.refusal(as_linear(module), name)
         if reason:
             report.skipped[name] = reason
         else:
             layers[name] = module
+    return layers, report
+
+
+def exchange(model, config, layers, report):
+    """Converts these layers of `model`."""
     convert, changes = config.converter(model, layers, report)
     made = {name: convert(as_linear(module), name) for name, module in layers.items()}
     with torch.no_grad():
         for parameter, new in changes:
             parameter.copy_(new)
     for name, module in layers.items():
-        report.bytes_before += _bytes(module)
-        become(module, made.pop(name))
-        report.bytes_after += _bytes(module)
-        report.converted.append(name)
-    report.count(model)
-    if not report.converted:
-        warnings.warn(f"octile: quantize_() converted nothing: {report.why_nothing()}", stacklevel=2)
-    return report
+        exchange_one(name, module, made.pop(name), report)
+
+
+def exchange_one(name, module, new, report):
+    report.bytes_before += _bytes(module)
+    become(module, new)
+    report.bytes_after += _bytes(module)
+    report.converted.append(name)
 
 
 def _bytes(module):

@@ -1,0 +1,238 @@
+"""Octile in Transformers: models that are quantized while they are loaded, and checkpoints on Octile's layers.
+
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=OctileConfig("w8a8"))
+    from_checkpoint(folder)
+
+Importing this registers OctileConfig and its quantizer with Transformers.
+"""
+
+import dataclasses
+import os
+import pathlib
+import warnings
+
+import transformers
+from torch import nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from . import convert
+from .calibration import Calibration
+from .checkpoint import load_checkpoint_
+from .convert import choose, exchange, exchange_one
+from .linears import as_linear
+
+__all__ = ["OctileConfig", "OctileQuantizer", "from_checkpoint"]
+
+_TRAINING = "int8-training"
+_FORMATS = {"w8a8": "W8A8Dynamic", "w8a16": "W8A16", "w4a16": "W4A16", "w4a8": "W4A8", _TRAINING: "Int8Training"}
+
+
+@register_quantization_config("octile")
+class OctileConfig(QuantizationConfigMixin):
+    """Quantizes the linear layers of a model while from_pretrained() loads its float weights.
+
+    format: "w8a8", "w8a16", "w4a16" or "int8-training". options: those of W8A8Dynamic, W8A16, W4A16 and Int8Training;
+    `calibration` is the path of a file that Calibration.save() wrote.
+
+    modules_to_not_convert: names to leave in float, besides a layer named lm_head and weights that several modules share.
+    modules_to_convert: names of the only layers to convert, lm_head and shared weights included. As elsewhere in
+    Transformers a name is the start of a module's full name up to a dot, or its end, or a regular expression.
+
+    Raises ValueError for an unknown format or option and for options that do not fit.
+    """
+
+    def __init__(
+        self, format, *, modules_to_convert=None, modules_to_not_convert=None, quant_method="octile", **options
+    ):
+        self.quant_method, self.format, self.options = quant_method, format, options
+        self.modules_to_convert, self.modules_to_not_convert = modules_to_convert, modules_to_not_convert
+        for word in ("modules_to_convert", "modules_to_not_convert"):
+            names = getattr(self, word)
+            if names is not None and not (isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)):
+                raise ValueError(f"octile: {word} is {names!r}, expected a list of names")
+        self.octile_config()
+
+    def octile_config(self):
+        """What quantize_() takes."""
+        known = [name for name, kind in _FORMATS.items() if hasattr(convert, kind)]
+        if self.format not in known:
+            why = ": this version of octile has none" if self.format in _FORMATS else ""
+            raise ValueError(f"octile: format is {self.format!r}{why}; {', '.join(known)} are known")
+        kind = getattr(convert, _FORMATS[self.format])
+        has = [field.name for field in dataclasses.fields(kind)]
+        if unknown := [name for name in self.options if name not in has]:
+            raise ValueError(f"octile: {self.format} has no option {', '.join(unknown)}; it has {', '.join(has)}")
+        options = dict(self.options)
+        if (path := options.get("calibration")) is not None:
+            if not isinstance(path, (str, os.PathLike)):
+                raise ValueError("octile: calibration is the path of a file that Calibration.save() wrote")
+            options["calibration"] = Calibration.load(path)
+        return kind(**options)
+
+    def converts(self, module, name):
+        """The filter of quantize_()."""
+        if self.modules_to_convert is not None and should_convert_module(name, self.modules_to_convert):
+            return False
+        return should_convert_module(name, self.modules_to_not_convert)
+
+    def to_dict(self):
+        lists = {word: getattr(self, word) for word in ("modules_to_convert", "modules_to_not_convert")}
+        lists = {word: list(names) for word, names in lists.items() if names is not None}
+        options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in self.options.items()}
+        return {"quant_method": self.quant_method, "format": self.format} | lists | options
+
+    def __eq__(self, other):
+        return isinstance(other, OctileConfig) and self.to_dict() == other.to_dict()
+
+
+@register_quantizer("octile")
+class OctileQuantizer(HfQuantizer):
+    """Transformers' side of OctileConfig. The model that it has loaded has a Report, model.octile_report.
+
+    Each weight is quantized as it is read, so that at most one of them is in memory in float. What needs the whole model
+    is converted after that: weights that the files lack, and shared ones.
+    """
+
+    is_trainable = True  # through the frozen weights, for adapters
+    is_compileable = True
+
+    def __init__(self, quantization_config, **words):
+        super().__init__(quantization_config, **words)
+        # Where a folder's config.json has this config, its weights are floats all the same: save_pretrained() writes
+        # quantized ones as compressed-tensors.
+        self.pre_quantized = False
+        self._layers, self._convert, self._report = {}, None, None
+
+    @property
+    def _trains(self):
+        return self.quantization_config.format == _TRAINING
+
+    def is_serializable(self):
+        return True
+
+    @property
+    def is_qat_trainable(self):
+        return self._trains
+
+    def validate_environment(self, *arguments, device_map=None, **words):
+        devices = {str(device) for device in device_map.values()} if isinstance(device_map, dict) else set()
+        if not self._trains and ("disk" in devices or ("cpu" in devices and len(devices) > 1)):
+            raise ValueError(
+                f"octile: device_map names {', '.join(sorted(devices))}: quantized weights are not offloaded. Name "
+                "accelerators alone, or the CPU alone"
+            )
+
+    def _choose(self, model):
+        config = self.quantization_config
+        return choose(model, self._octile_config, config.converts, config.modules_to_convert is not None)
+
+    def _process_model_before_weight_loading(self, model, **words):
+        self._octile_config = self.quantization_config.octile_config()
+        layers, self._report = self._choose(model)
+        if not layers:
+            self._report.count(model)
+            raise ValueError(f"octile: {type(model).__name__} has no layer to convert: {self._report.why_nothing()}")
+        if self._trains:
+            exchange(model, self._octile_config, layers, self._report)
+            return
+        tied = model.all_tied_weights_keys
+        tied = {*tied, *tied.values()}
+        self._layers = {name: module for name, module in layers.items() if f"{name}.weight" not in tied}
+        self._convert, _ = self._octile_config.converter(model, layers, self._report)
+
+    def param_needs_quantization(self, model, param_name, **words):
+        name, _, last = param_name.rpartition(".")
+        return last == "weight" and name in self._layers
+
+    def param_element_size(self, model, param_name, param):
+        if not self.param_needs_quantization(model, param_name):
+            return super().param_element_size(model, param_name, param)
+        group = getattr(self._octile_config, "group", None)
+        bits = 4 if self.quantization_config.format.startswith("w4") else 8
+        return bits / 8 + (4 / group if group else 0)
+
+    def get_quantize_ops(self):
+        return _Quantize(self)
+
+    def quantize(self, name, weight):
+        """Gives the layer of this name its weight, and converts it. Returns whether it could be."""
+        module = self._layers.pop(name)
+        if weight.shape != module.weight.shape:
+            return False  # Transformers refuses it, or makes a new one
+        module.weight = nn.Parameter(weight, requires_grad=False)
+        if self._octile_config.refusal(as_linear(module), name):
+            return False
+        exchange_one(name, module, self._convert(as_linear(module), name), self._report)
+        module._is_hf_initialized = True
+        return True
+
+    def _process_model_after_weight_loading(self, model, **words):
+        layers, rest = self._choose(model)
+        exchange(model, self._octile_config, layers, rest)
+        report = self._report
+        report.bytes_before += rest.bytes_before
+        report.bytes_after += rest.bytes_after
+        done = {*report.converted, *rest.converted}
+        report.converted = [name for name, _ in model.named_modules() if name in done]
+        report.skipped = {name: why for name, why in rest.skipped.items() if name not in done}
+        report.count(model)
+        self._layers, self._convert, self._report = {}, None, None
+        if not report.converted:
+            raise ValueError(f"octile: {type(model).__name__} has no layer to convert: {report.why_nothing()}")
+        if experts := [m.name for m in report.matrices if not m.quantized and m.reason.startswith("experts")]:
+            more = f" and {len(experts) - 4} more" if len(experts) > 4 else ""
+            warnings.warn(
+                f"octile: experts in one tensor stay in float: {', '.join(experts[:4])}{more}", stacklevel=2
+            )
+        model.octile_report = report
+        if self._trains:  # its parameters are floats: to half(), to save_pretrained() and to Trainer it is any model
+            self.remove_quantization_config(model)
+        return model
+
+
+class _Quantize(ConversionOps):
+    """Takes the weights of layers to convert out of what is loaded."""
+
+    def __init__(self, quantizer):
+        self.quantizer = quantizer
+
+    def convert(self, input_dict, model=None, missing_keys=None, **words):
+        rest = {}
+        for key, value in input_dict.items():
+            weight = value[0] if isinstance(value, list) else value
+            taken = self.quantizer.param_needs_quantization(model, key)
+            if taken and self.quantizer.quantize(key.removesuffix(".weight"), weight):
+                (missing_keys if missing_keys is not None else set()).discard(key)
+            else:
+                rest[key] = value
+        return rest
+
+
+def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype=None, device=None):
+    """A model of Transformers from a quantized checkpoint, on Octile's layers.
+
+    Its layouts are those of load_checkpoint_(): compressed-tensors, as save_pretrained(), `octile quantize` and
+    llm-compressor write it, and AWQ's and GPTQ's of 4 bits. Transformers' own from_pretrained() gives such a folder to
+    the library that its config.json names.
+
+    folder: on this machine. kind: an Auto class of Transformers. dtype: of what is not quantized, by default as it is in
+    the files. Raises what load_checkpoint_() raises.
+    """
+    from accelerate import init_empty_weights
+
+    folder = pathlib.Path(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.__dict__.pop("quantization_config", None)
+    with init_empty_weights():
+        model = kind.from_config(config)
+    model.tie_weights()
+    load_checkpoint_(model, folder)
+    if (folder / "generation_config.json").exists() and model.can_generate():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    if dtype is not None:
+        model.config.dtype = dtype
+    return model.to(device=device, dtype=dtype).eval()
