@@ -8,6 +8,7 @@ Faster for few rows     pack_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
 A function              linear(x, w, b)
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
+Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
 The reference interface octile.compat: QuantizedLinear's kernels by name
 """
 

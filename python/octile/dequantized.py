@@ -9,6 +9,8 @@ class DequantizedWeight(torch.Tensor):
     Its shape, dtype and device cost nothing: T5 asks for them in every forward. Writes raise RuntimeError.
     """
 
+    _is_hf_initialized = True  # Transformers, which initializes what it has not loaded, leaves it alone
+
     @staticmethod
     def __new__(cls, layer):
         shape = (layer.in_features, layer.out_features) if layer.in_out else (layer.out_features, layer.in_features)

@@ -20,6 +20,17 @@ def nearest_s8(w, group, per_channel):
 
 def nearest_s4(w, group):
     """w (N, K) as bytes (N, ceil(K / 2)), the even element in the low nibble, and scales (N, K / group)."""
+    parts = [_rows_s4(rows, group) for rows in _some_rows(w)]
+    return tuple(part[0] if len(parts) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def _some_rows(w):
+    """w (N, K) in parts, so that what is computed of each stays small: on a CPU, in its cache."""
+    values = 2**18 if w.device.type == "cpu" else 2**24
+    return w.split(max(1, values // max(w.shape[1], 1)))
+
+
+def _rows_s4(w, group):
     n, k = w.shape
     values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, -1, group or max(k, 1))
     scale = _nearest_scale(values)
@@ -84,13 +95,14 @@ def warn_of_vanished(w, q, group=0):
     """Warns of rows of w (N, K), or groups of them, that q, integers of that shape, has as zeros and w has not."""
     if w.is_meta:
         return
-    length = group or max(w.shape[1], 1)
-    zeros, values = (q.reshape(len(w), -1, length) == 0).all(-1), w.reshape(len(w), -1, length)
-    vanished = (zeros & (values != 0).any(-1) & values.isfinite().all(-1)).sum().item()
-    if vanished:
+    length, vanished = group or max(w.shape[1], 1), 0
+    for levels, values in zip(_some_rows(q), _some_rows(w), strict=True):
+        zeros, values = (levels.reshape(len(levels), -1, length) == 0).all(-1), values.reshape(len(levels), -1, length)
+        vanished += (zeros & (values != 0).any(-1) & values.isfinite().all(-1)).sum()
+    if vanished := int(vanished):
         warnings.warn(
-            f"octile: {vanished} of {zeros.numel()} {'groups' if group else 'rows'} of a weight {tuple(w.shape)} are all "
-            "zero now and were not: they are too small for the smallest scale, 1e-8",
+            f"octile: {vanished} of {w.numel() // length} {'groups' if group else 'rows'} of a weight {tuple(w.shape)} are "
+            "all zero now and were not: they are too small for the smallest scale, 1e-8",
             stacklevel=5,
         )
 

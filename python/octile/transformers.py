@@ -163,11 +163,14 @@ class OctileQuantizer(HfQuantizer):
         module = self._layers.pop(name)
         if weight.shape != module.weight.shape:
             return False  # Transformers refuses it, or makes a new one
+        if module.bias is not None and module.bias.is_meta:
+            return False  # it may be missing, and Transformers initializes those of float layers alone
         module.weight = nn.Parameter(weight, requires_grad=False)
         if self._octile_config.refusal(as_linear(module), name):
             return False
         exchange_one(name, module, self._convert(as_linear(module), name), self._report)
-        module._is_hf_initialized = True
+        if module.bias is not None:
+            module.bias._is_hf_initialized = True
         return True
 
     def _process_model_after_weight_loading(self, model, **words):
@@ -185,9 +188,7 @@ class OctileQuantizer(HfQuantizer):
             raise ValueError(f"octile: {type(model).__name__} has no layer to convert: {report.why_nothing()}")
         if experts := [m.name for m in report.matrices if not m.quantized and m.reason.startswith("experts")]:
             more = f" and {len(experts) - 4} more" if len(experts) > 4 else ""
-            warnings.warn(
-                f"octile: experts in one tensor stay in float: {', '.join(experts[:4])}{more}", stacklevel=2
-            )
+            warnings.warn(f"octile: experts in one tensor stay in float: {', '.join(experts[:4])}{more}", stacklevel=2)
         model.octile_report = report
         if self._trains:  # its parameters are floats: to half(), to save_pretrained() and to Trainer it is any model
             self.remove_quantization_config(model)
