@@ -19,24 +19,23 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import convert
 from .calibration import Calibration
 from .checkpoint import load_checkpoint_
-from .convert import choose, exchange, exchange_one
+from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, choose, exchange, exchange_one
 from .linears import as_linear
 
 __all__ = ["OctileConfig", "OctileQuantizer", "from_checkpoint"]
 
 _TRAINING = "int8-training"
-_FORMATS = {"w8a8": "W8A8Dynamic", "w8a16": "W8A16", "w4a16": "W4A16", "w4a8": "W4A8", _TRAINING: "Int8Training"}
+_FORMATS = {"w8a8": W8A8Dynamic, "w8a16": W8A16, "w4a16": W4A16, "w4a8": W4A8, _TRAINING: Int8Training}
 
 
 @register_quantization_config("octile")
 class OctileConfig(QuantizationConfigMixin):
     """Quantizes the linear layers of a model while from_pretrained() loads its float weights.
 
-    format: "w8a8", "w8a16", "w4a16" or "int8-training". options: those of W8A8Dynamic, W8A16, W4A16 and Int8Training;
-    `calibration` is the path of a file that Calibration.save() wrote.
+    format: "w8a8", "w8a16", "w4a16", "w4a8" or "int8-training". options: those of W8A8Dynamic, W8A16, W4A16, W4A8 and
+    Int8Training; `calibration` is the path of a file that Calibration.save() wrote.
 
     modules_to_not_convert: names to leave in float, besides a layer named lm_head and weights that several modules share.
     modules_to_convert: names of the only layers to convert, lm_head and shared weights included. As elsewhere in
@@ -58,11 +57,9 @@ class OctileConfig(QuantizationConfigMixin):
 
     def octile_config(self):
         """What quantize_() takes."""
-        known = [name for name, kind in _FORMATS.items() if hasattr(convert, kind)]
-        if self.format not in known:
-            why = ": this version of octile has none" if self.format in _FORMATS else ""
-            raise ValueError(f"octile: format is {self.format!r}{why}; {', '.join(known)} are known")
-        kind = getattr(convert, _FORMATS[self.format])
+        if self.format not in _FORMATS:
+            raise ValueError(f"octile: format is {self.format!r}; {', '.join(_FORMATS)} are known")
+        kind = _FORMATS[self.format]
         has = [field.name for field in dataclasses.fields(kind)]
         if unknown := [name for name in self.options if name not in has]:
             raise ValueError(f"octile: {self.format} has no option {', '.join(unknown)}; it has {', '.join(has)}")

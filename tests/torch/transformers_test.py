@@ -26,6 +26,7 @@ TOKENS = torch.arange(3, 27).reshape(2, 12)
 CONFIGS = {
     "w8a8": (octile.W8A8Dynamic, {}),
     "w4a16": (octile.W4A16, {"group": 32, "method": "clip"}),
+    "w4a8": (octile.W4A8, {"group": 0}),
     "int8-training": (octile.Int8Training, {"backward": ["int8", "16bit"]}),
 }
 LLAMA = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -95,7 +96,7 @@ def test_bits_are_those_of_quantize(name, format, folders, recwarn):
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("format", ["w8a8", "w4a16"])
+@pytest.mark.parametrize("format", ["w8a8", "w4a16", "w4a8"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:octile. the format of this checkpoint")  # of Conv1D
 def test_saved_and_loaded_again(name, format, folders, tmp_path):
@@ -196,7 +197,7 @@ def test_config():
         assert again == config and type(again.octile_config()) is kind
     assert OctileConfig("w8a8") != OctileConfig("w8a16")
     for words, says in (
-        ({"format": "int4"}, "format is 'int4'; w8a8, w8a16, w4a16, .*int8-training are known"),
+        ({"format": "int4"}, "format is 'int4'; w8a8, w8a16, w4a16, w4a8, int8-training are known"),
         ({"format": "w8a8", "method": "clip"}, "w8a8 has no option method; it has per_channel, group, backward"),
         ({"format": "w8a8", "group": 48}, "group is 48"),
         ({"format": "w4a16", "method": "feedback"}, "needs a calibration"),
@@ -205,9 +206,6 @@ def test_config():
     ):
         with pytest.raises(ValueError, match=f"octile: .*{says}"):
             OctileConfig(**words)
-    if not hasattr(octile, "W4A8"):
-        with pytest.raises(ValueError, match="format is 'w4a8': this version of octile has none"):
-            OctileConfig("w4a8")
 
 
 def test_calibration(folders, tmp_path):
@@ -333,7 +331,7 @@ def test_memory_while_loading(tmp_path):
     """Never above the quantized model plus one float layer. malloc gives back what is freed, so that it is not counted."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(tmp_path)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     layer, slack = 768 * 2048 * 4, 2e6  # as the file has it; buffers of what reads it
     for line in run.stdout.splitlines():
