@@ -328,12 +328,13 @@ MEMORY = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_while_loading(tmp_path):
-    """Never above the quantized model plus one float layer. malloc gives back what is freed, so that it is not counted."""
+    """The quantized model and one float layer, in the types of the file and of the model; the whole model would be 57 MB.
+    malloc gives back what is freed, so that it is not counted."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    layer, slack = 768 * 2048 * 4, 2e6  # as the file has it; buffers of what reads it
+    layer, slack = 768 * 2048 * (4 + 2), 4e6  # slack: buffers of what reads the file, and what else Python allocates
     for line in run.stdout.splitlines():
         size, peak = map(int, line.split())
         assert 0.7 * size < peak < size + layer + slack, (size, peak)
