@@ -144,11 +144,11 @@ QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer)
       return weight;
     }
     check_nibbles(checkpoint, layer);
-    for (std::size_t i = 0; i < levels.size(); ++i) {
-      const auto k = static_cast<std::size_t>(layer.k), row = i / k, column = i % k;
-      const auto nibble = static_cast<std::uint8_t>(levels[i]) & 15;
-      std::uint8_t& two = weight.q[row * static_cast<std::size_t>(weight.row_bytes()) + column / 2];
-      two = static_cast<std::uint8_t>(two | nibble << (column % 2 * 4));
+    const std::byte* level = levels.data();
+    for (std::int64_t row = 0; row < weight.n; ++row) {
+      for (std::int64_t column = 0; column < weight.k; ++column) {
+        weight.put(row, column, static_cast<std::int8_t>(*level++));
+      }
     }
     return weight;
   }

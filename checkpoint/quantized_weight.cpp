@@ -124,15 +124,9 @@ QuantizedWeight unpack(const PackedWords& packed, const Layout& layout) {
   };
   const int offset = offset_of(packed.type);
   for (std::int64_t row = 0; row < weight.n; ++row) {
-    std::uint8_t* const q = weight.q.data() + row * weight.row_bytes();
     for (std::int64_t column = 0; column < weight.k; ++column) {
       const auto [i, j] = stored(row, column);
-      const int level = levels.get(packed.words, i, j) - offset;
-      if (packed.type == DType::s8) {
-        q[column] = static_cast<std::uint8_t>(level);
-      } else {
-        q[column / 2] = static_cast<std::uint8_t>(q[column / 2] | (level & 15) << (column % 2 * 4));
-      }
+      weight.put(row, column, levels.get(packed.words, i, j) - offset);
     }
     for (std::int64_t group = 0; group < groups; ++group) {
       const auto [i, j] = stored(row, group);
@@ -155,6 +149,15 @@ int QuantizedWeight::level(std::int64_t row, std::int64_t column) const {
   const std::uint8_t* const values = q.data() + row * row_bytes();
   if (format.type == DType::s8) return static_cast<std::int8_t>(values[column]);
   return ((values[column / 2] >> (column % 2 * 4) & 15) ^ 8) - 8;
+}
+
+void QuantizedWeight::put(std::int64_t row, std::int64_t column, int level) {
+  std::uint8_t* const values = q.data() + row * row_bytes();
+  if (format.type == DType::s8) {
+    values[column] = static_cast<std::uint8_t>(level);
+  } else {
+    values[column / 2] = static_cast<std::uint8_t>(values[column / 2] | (level & 15) << (column % 2 * 4));
+  }
 }
 
 ConstTensor QuantizedWeight::values() const {

@@ -109,6 +109,7 @@ std::vector<KernelInfo> kernels() {
   };
   for (const QuantizeKernel* kernel : quantize_kernels()) {
     QuantizeProblem problem;
+    // A block that every row takes.
     if (kernel->task.operation == Operation::blocked_gradient_quantize) problem.group = 2 * kMinGradientBlock;
     add(*kernel, problem, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; });
   }

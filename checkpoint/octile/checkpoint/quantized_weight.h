@@ -49,6 +49,7 @@ struct QuantizedWeight {
   std::int64_t groups() const { return groups_of(format, k); }               // of a row
   std::int64_t run() const { return format.group == 0 ? k : format.group; }  // neighbours that share a scale
   int level(std::int64_t row, std::int64_t column) const;
+  void put(std::int64_t row, std::int64_t column, int level);  // where q is 0
   // For LinearPlan and DequantizePlan.
   ConstTensor values() const;
 };

@@ -113,19 +113,6 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
                  : OCTILE_REGS_##count("+r", sums)                                                               \
                  : "r"(left), "r"(right), "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<row_bytes>));  \
   }
-// sums = A * B: the sums' registers hold nothing before, so that the compiler may use them until then.
-#define OCTILE_WGMMA_S8_OF_ZERO(count, n, a, b, upper)                                                           \
-  template <int row_bytes>                                                                                       \
-  __device__ void wgmma_s8_of_zero(int(&sums)[count], std::uint32_t left, std::uint32_t right) {                 \
-    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, 0, 0;\nmov.b64 a, {%" #a ", %" #upper        \
-                 "};\nmov.b64 b, {%" #b ", %" #upper                                                             \
-                 "};\n"                                                                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" OCTILE_LIST_##count "}, a, b, p;\n}\n" \
-                 : OCTILE_REGS_##count("=r", sums)                                                               \
-                 : "r"(left), "r"(right), "n"(kDescriptorUpper<row_bytes>));                                     \
-  }
-OCTILE_WGMMA_S8_OF_ZERO(64, 128, 64, 65, 66)
-
 OCTILE_WGMMA_S8(16, 32, 16, 17, 18, 19)
 OCTILE_WGMMA_S8(32, 64, 32, 33, 34, 35)
 OCTILE_WGMMA_S8(56, 112, 56, 57, 58, 59)
@@ -134,6 +121,16 @@ OCTILE_WGMMA_S8(88, 176, 88, 89, 90, 91)
 OCTILE_WGMMA_S8(96, 192, 96, 97, 98, 99)
 OCTILE_WGMMA_S8(112, 224, 112, 113, 114, 115)
 OCTILE_WGMMA_S8(128, 256, 128, 129, 130, 131)
+
+// sums = A * B, 128 columns. The registers of the sums hold nothing before: until then they are the compiler's.
+template <int row_bytes>
+__device__ void wgmma_s8_of_zero(int (&sums)[64], std::uint32_t left, std::uint32_t right) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, 0, 0;\nmov.b64 a, {%64, %66};\nmov.b64 b, {%65, %66};\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" OCTILE_LIST_64 "}, a, b, p;\n}\n"
+      : OCTILE_REGS_64("=r", sums)
+      : "r"(left), "r"(right), "n"(kDescriptorUpper<row_bytes>));
+}
 
 // The same with A in registers, rows of 128 bytes.
 #define OCTILE_WGMMA_S8_RS(count, n, a0, a1, a2, a3, b, p, upper)                                                  \
