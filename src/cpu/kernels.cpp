@@ -23,6 +23,7 @@ namespace octile::cpu {
   ROW(w8a8_blocked_gemm_avxvnni) \
   ROW(w8a8_blocked_gemm_avx512vnni) \
   ROW(w8a8_gemm_amx) \
+  ROW(w8a8_blocked_gemm_amx) \
   ROW(w4a8_gemm_avx2) \
   ROW(w4a8_gemm_avx512vnni)
 #elif defined(__aarch64__)

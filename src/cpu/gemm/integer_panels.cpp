@@ -27,7 +27,8 @@ constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for its
 constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
 constexpr std::int64_t kTransposedRows = 32;  // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
-constexpr std::int64_t kMaxFoldedRows = 12;   // of a tile that folds: GCC 12 keeps the sums of more on the stack
+constexpr std::int64_t kMaxFoldedRows =
+    12;  // of a tile that folds in registers: GCC 12 keeps the sums of more on the stack
 constexpr std::int64_t kMaxBlocks = kMaxDepth / kMinGradientBlock;  // of a, in a block of terms
 static_assert(kMaxGradientBlock <= kMaxDepth);
 constexpr std::int64_t kLine = 64;
@@ -350,7 +351,8 @@ class Multiplication {
     const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
     const std::int64_t block = block_depth();
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
-    const std::int64_t max_rows = folds_ ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;
+    const bool in_registers = folds_ && kernel_.a != AForm::tiled;
+    const std::int64_t max_rows = in_registers ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;
     const std::int64_t tiles = ceil_div(rows.count, max_rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     GroupRun group{};
@@ -405,8 +407,12 @@ class Multiplication {
     std::int64_t row, term;
   };
 
+  const std::uint8_t* left(const Place& at) const {
+    return memory_.left + at.row * memory_.stride + (kernel_.a == AForm::tiled ? kTiledRows : 1) * at.term;
+  }
+
   void tile(TileRun run, const Place& at) const {
-    run.a = memory_.left + at.row * memory_.stride + (kernel_.a == AForm::tiled ? kTiledRows : 1) * at.term;
+    run.a = left(at);
     kernel_.tile(run);
     if (kernel_.a != AForm::symmetric) return;
     const std::uint8_t* halved = memory_.halved + at.row;
@@ -449,7 +455,7 @@ class Multiplication {
 
   // The terms of the groups from `at` on, `run.depth` each.
   void fold(TileRun run, const Place& at, const GroupRun& group) const {
-    run.a = memory_.left + at.row * memory_.stride + at.term;
+    run.a = left(at);
     run.group = group;
     const std::uint8_t* halved = memory_.halved + at.row;
     if (kernel_.a == AForm::symmetric && std::find(halved, halved + run.rows, 1) != halved + run.rows) {
