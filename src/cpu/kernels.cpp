@@ -25,7 +25,8 @@ namespace octile::cpu {
   ROW(w8a8_gemm_amx) \
   ROW(w8a8_blocked_gemm_amx) \
   ROW(w4a8_gemm_avx2) \
-  ROW(w4a8_gemm_avx512vnni)
+  ROW(w4a8_gemm_avx512vnni) \
+  ROW(w4a8_gemm_amx)
 #elif defined(__aarch64__)
 #define ISA_ROWS(ROW) \
   ROW(w8a8_gemm_neon) \

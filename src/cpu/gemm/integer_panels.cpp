@@ -311,11 +311,19 @@ class Multiplication {
   };
 
   void sum_groups(const Range& rows) const {
+    const bool tiled = kernel_.a == AForm::tiled;
     for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
       for (std::int64_t g = 0; g < layout_.groups; ++g) {
-        multiversion<SumGroup>(
-            static_cast<const std::uint8_t*>(memory_.left + r * memory_.stride + g * problem_.b.group),
-            problem_.b.group, memory_.left_sums + r * layout_.groups + g);
+        const std::int64_t end = (g + 1) * problem_.b.group;
+        const std::int64_t step = tiled ? kS8Depth : problem_.b.group;
+        std::int32_t& total = memory_.left_sums[r * layout_.groups + g] = 0;
+        for (std::int64_t c = g * problem_.b.group; c < end; c += step) {
+          const std::uint8_t* terms =
+              tiled ? left({r / kTiledRows * kTiledRows, c}) + r % kTiledRows * kS8Depth : left({r, c});
+          std::int32_t sum = 0;
+          multiversion<SumGroup>(terms, std::min(step, end - c), &sum);
+          total += sum;
+        }
       }
     }
   }

@@ -1,0 +1,173 @@
+// Tiles of AMX: tdpbssd adds the product of 16 rows of a by 64 terms and of 64 terms by a panel, which are 1 KiB: 16
+// lines of 16 channels of 4 terms. AVX-512, which all chips with AMX have, folds groups and blocks. Terms:
+// integer_panels.h, but instead of `multiply`
+//   kScratch                          bytes for each panel, for `lines`
+//   lines(b, c, depth, scratch)       the lines of 64 of a panel's `depth` terms, from term c on; 0 where there are fewer
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "cpu/gemm/integer_panels.h"
+#include "plan/packed_weight.h"
+
+#define OCTILE_TILE __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw")))
+#define OCTILE_TILE_INLINE OCTILE_TILE inline __attribute__((always_inline))
+
+namespace octile::cpu {
+
+namespace {
+
+constexpr int kTileRows = 16;
+constexpr int kTileBytes = 64;  // of a row
+constexpr __mmask16 kAllLanes = 0xffff;
+
+struct alignas(64) TileConfiguration {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes,
+                                 kTileBytes, kTileBytes, kTileBytes, kTileBytes};
+  std::uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
+};
+static_assert(sizeof(TileConfiguration) == 64);
+static_assert(kTileRows == kTiledRows && kTileBytes == kS8Depth);
+
+OCTILE_TILE void configure() {
+  static constexpr TileConfiguration kConfiguration;
+  _tile_loadconfig(&kConfiguration);
+}
+
+OCTILE_TILE void release() { _tile_release(); }
+
+template <class Terms, Fold kFold>
+struct Tile : Terms {
+  // (row tiles, panels) of sums, from panel `first` on.
+  template <int row_tiles, int panels>
+  OCTILE_TILE static void run(const TileRun& run, int first) {
+    const std::uint8_t* a = run.a;
+    const std::uint8_t* b = run.b + first * run.b_stride;
+    if constexpr (kFold == Fold::none) {
+      std::int32_t* sums = run.sums + first * kPanelChannels;
+      run.accumulate ? load<row_tiles, panels>(sums, run.sums_stride) : zero();
+      multiply<row_tiles, panels>(run, a, b);
+      store<row_tiles, panels>(sums, run.sums_stride);
+    } else {
+      const GroupRun group = run.group;
+      const int rows = std::min(run.rows, row_tiles * kTileRows);
+      // Two of them, so that the tiles of a group needn't wait until the one before is folded.
+      alignas(64) std::int32_t sums[2][row_tiles * kTileRows][panels * kPanelChannels];
+      for (std::int64_t g = 0; g < group.groups; ++g) {
+        zero();
+        multiply<row_tiles, panels>(run, a, b);
+        store<row_tiles, panels>(sums[g % 2][0], panels * kPanelChannels);
+        fold<panels>(group, first, g, rows, sums[g % 2]);
+        a += run.depth * kTileRows;
+        b += run.depth * Terms::kDepthBytes;
+      }
+    }
+  }
+
+ private:
+  // Tiles 0 to 3 are sums (row of tiles, panel), 4 and 5 hold a, 6 and 7 hold b: all eight.
+  OCTILE_TILE_INLINE static void zero() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+
+  template <int row_tiles, int panels>
+  OCTILE_TILE_INLINE static void load(const std::int32_t* sums, std::int64_t stride) {
+    const std::int32_t* lower = sums + kTileRows * stride;
+    _tile_loadd(0, sums, 4 * stride);
+    if constexpr (panels == 2) _tile_loadd(1, sums + kPanelChannels, 4 * stride);
+    if constexpr (row_tiles == 2) _tile_loadd(2, lower, 4 * stride);
+    if constexpr (row_tiles == 2 && panels == 2) _tile_loadd(3, lower + kPanelChannels, 4 * stride);
+  }
+
+  template <int row_tiles, int panels>
+  OCTILE_TILE_INLINE static void store(std::int32_t* sums, std::int64_t stride) {
+    std::int32_t* lower = sums + kTileRows * stride;
+    _tile_stored(0, sums, 4 * stride);
+    if constexpr (panels == 2) _tile_stored(1, sums + kPanelChannels, 4 * stride);
+    if constexpr (row_tiles == 2) _tile_stored(2, lower, 4 * stride);
+    if constexpr (row_tiles == 2 && panels == 2) _tile_stored(3, lower + kPanelChannels, 4 * stride);
+  }
+
+  template <int row_tiles, int panels>
+  OCTILE_TILE_INLINE static void multiply(const TileRun& run, const std::uint8_t* a, const std::uint8_t* b) {
+    // By turns, so that lines needn't wait until the ones before are loaded.
+    alignas(64) std::uint8_t scratch[2][panels][std::max(Terms::kScratch, 1)];
+    const std::uint8_t* lower_a = a + kTileRows * run.a_stride;
+    for (std::int64_t c = 0; c < run.depth; c += kTileBytes) {
+      auto& mine = scratch[c / kTileBytes % 2];
+      _tile_loadd(4, a + c * kTileRows, kTileBytes);
+      _tile_loadd(6, Terms::lines(b, c, run.depth, mine[0]), kTileBytes);
+      if constexpr (panels == 2) _tile_loadd(7, Terms::lines(b + run.b_stride, c, run.depth, mine[1]), kTileBytes);
+      if constexpr (row_tiles == 2) _tile_loadd(5, lower_a + c * kTileRows, kTileBytes);
+      _tile_dpbssd(0, 4, 6);
+      if constexpr (panels == 2) _tile_dpbssd(1, 4, 7);
+      if constexpr (row_tiles == 2) _tile_dpbssd(2, 5, 6);
+      if constexpr (row_tiles == 2 && panels == 2) _tile_dpbssd(3, 5, 7);
+    }
+  }
+
+  // The sums of group g, of as many rows as there are: there are no scales for others.
+  template <int panels>
+  OCTILE_TILE_INLINE static void fold(const GroupRun& run, int first, std::int64_t g, int rows,
+                                      const std::int32_t (*sums)[panels * kPanelChannels]) {
+    __m512 scale[panels];
+    __m512i zero_point[panels];
+    for (int j = 0; j < panels; ++j) {
+      const std::int64_t segment = (first + j) * run.segments_stride + g * kPanelChannels;
+      if constexpr (kFold == Fold::channels) scale[j] = _mm512_loadu_ps(run.scales + segment * 4);
+      if constexpr (Terms::kOffset == Offset::row_sums) {
+        const auto* z = reinterpret_cast<const __m128i*>(run.zero_points + segment);
+        zero_point[j] =
+            run.zero_points ? _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(z)) : _mm512_set1_epi32(8);
+      }
+    }
+    for (int i = 0; i < rows; ++i) {
+      float* totals = run.totals + i * run.totals_stride + first * kPanelChannels;
+      for (int j = 0; j < panels; ++j, totals += kPanelChannels) {
+        __m512i acc = _mm512_load_si512(sums[i] + j * kPanelChannels);
+        if constexpr (Terms::kOffset == Offset::row_sums) {
+          const __m512i row_sum = _mm512_set1_epi32(run.row_sums[i * run.row_sums_stride + g]);
+          acc = _mm512_sub_epi32(acc, _mm512_mullo_epi32(zero_point[j], row_sum));
+        }
+        if constexpr (kFold == Fold::rows) {
+          scale[j] = _mm512_set1_ps(run.row_scales[i * run.row_scales_stride + g * run.row_scales_group]);
+        }
+        _mm512_storeu_ps(totals,
+                         _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(kAllLanes, acc), scale[j], _mm512_loadu_ps(totals)));
+      }
+    }
+  }
+};
+
+template <class Terms>
+constexpr PanelKernel amx_kernel() {
+  PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::tiled);
+  kernel.depth = 512;
+  kernel.configure = configure;
+  kernel.release = release;
+  return kernel;
+}
+
+struct TermsOfTiles {
+  static constexpr int kRowStep = kTileRows;
+  static constexpr int kColSteps = 1;
+  static constexpr int kSteps[] = {2, 2};
+};
+
+// A tile multiplies 16 rows, however many there are.
+inline GemmProblem whole_tiles(GemmProblem p) {
+  p.m = (p.m + kTileRows - 1) / kTileRows * kTileRows;
+  return p;
+}
+
+}  // namespace
+
+}  // namespace octile::cpu
