@@ -33,7 +33,7 @@ std::string supports(const GemmProblem& p) {
 }
 
 // Sapphire Rapids.
-Cost cost(const GemmProblem& p) { return at_rate<800>(whole_tiles(p)); }
+Cost cost(const GemmProblem& p) { return at_rate<1000>(whole_tiles(p)); }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// w4a16_gemm_skinny_sm90, for up to 64 rows of a, tokens.
+// w4a16_gemm_skinny_sm90, for up to 128 rows of a, tokens; up to 64 where the weight is not packed.
 //
 //   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * (q[j, c] - z[j, g])) + bias[j])
 //
@@ -28,38 +28,61 @@ namespace {
 
 constexpr std::string_view kName = "w4a16_gemm_skinny_sm90";
 constexpr int kFewTokens = 32;
-constexpr int kMaxTokens = 64;
-using AnyForm = SkinnyForm<__half, kMaxTokens, true, 1, false>;
+constexpr int kMoreTokens = 64;
+constexpr int kMaxTokens = 128;
+template <int tokens>
+using AnyForm = SkinnyForm<__half, tokens, true, 1, false>;
+constexpr int kTerms = AnyForm<kMaxTokens>::terms;
+
+int form_tokens(std::int64_t tokens) {
+  return tokens <= kFewTokens ? kFewTokens : tokens <= kMoreTokens ? kMoreTokens : kMaxTokens;
+}
 
 // Groups smaller than a step.
-bool small_groups(const GemmProblem& p) { return p.b.group < AnyForm::terms && p.b.group < p.k; }
+bool small_groups(const GemmProblem& p) { return p.b.group < kTerms && p.b.group < p.k; }
 
 struct Choice {
+  int rows = 0;   // of a tile
   int parts = 1;  // of K
   double seconds = std::numeric_limits<double>::infinity();
 };
 
 // Fitted to an H200, L2 flushed: seconds of a step, and a fixed part.
-Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
+template <int tokens>
+Choice choice_for(const GemmProblem& p) {
   struct Seconds {
     double fixed, packed, plain, small_groups;
   };
   constexpr Seconds kFew = {7.2e-6, 0.725e-6, 0.98e-6, 1.28e-6};
   constexpr Seconds kMore = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
-  constexpr double kSharingSeconds = 0.05e-6;
+  constexpr Seconds kMost = {8e-6, 1.06e-6, 1.06e-6, 2.03e-6};
+  constexpr double kSharingSeconds = 0.4e-6;
   constexpr double kWaveSeconds = 4e-6;
-  const Seconds& each = tokens > kFewTokens ? kMore : kFew;
+  using F = AnyForm<tokens>;
+  constexpr Seconds each = tokens == kFewTokens ? kFew : tokens == kMoreTokens ? kMore : kMost;
   const double step_seconds = small_groups(p) ? each.small_groups : p.b_packed ? each.packed : each.plain;
-  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.n, AnyForm::rows), 1);
-  const std::int64_t steps = ceil_div(p.k, AnyForm::terms);
+  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.n, F::rows), 1);
+  const std::int64_t steps = ceil_div(p.k, F::terms);
   Choice best;
-  for (int parts = 1; parts <= 8 && parts <= std::max<std::int64_t>(steps, 1); parts *= 2) {
+  for (int parts = 1; parts <= 8 && parts <= std::max<std::int64_t>(steps, 1); ++parts) {
+    if (!w4a16_skinny::Exchange<F>::has_room(parts)) continue;
     const auto waves = static_cast<double>(ceil_div(tiles, max_active_clusters(p.device, parts)));
     const double seconds = each.fixed + (parts - 1) * kSharingSeconds + (waves - 1) * kWaveSeconds +
                            waves * static_cast<double>(ceil_div(steps, parts)) * step_seconds;
-    if (seconds < best.seconds) best = {parts, seconds};
+    if (seconds < best.seconds) best = {F::rows, parts, seconds};
   }
   return best;
+}
+
+Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
+  switch (form_tokens(tokens)) {
+    case kFewTokens:
+      return choice_for<kFewTokens>(p);
+    case kMoreTokens:
+      return choice_for<kMoreTokens>(p);
+    default:
+      return choice_for<kMaxTokens>(p);
+  }
 }
 
 template <class F>
@@ -109,13 +132,16 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
 // Calls body(form) with the problem's form for this many tokens.
 template <class Body>
 void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
-  const auto with = [&]<bool few, bool half, bool packed, bool folds, bool zeros>() {
+  const auto with = [&]<bool half, bool packed, bool folds, bool zeros>() {
     using T = std::conditional_t<half, __half, __nv_bfloat16>;
-    constexpr int kTokens = few ? kFewTokens : kMaxTokens;
     constexpr int kFolds = folds ? 4 : 1;
-    if constexpr (packed || !folds) body(SkinnyForm<T, kTokens, packed, kFolds, zeros>());
+    if constexpr (packed || !folds) {
+      if (tokens <= kFewTokens) return body(SkinnyForm<T, kFewTokens, packed, kFolds, zeros>());
+      if (tokens <= kMoreTokens) return body(SkinnyForm<T, kMoreTokens, packed, kFolds, zeros>());
+      if constexpr (packed) body(SkinnyForm<T, kMaxTokens, packed, kFolds, zeros>());
+    }
   };
-  with_flags(with, tokens <= kFewTokens, p.a == DType::f16, p.b_packed, p.b_packed && small_groups(p), p.b.zero_point);
+  with_flags(with, p.a == DType::f16, p.b_packed, p.b_packed && small_groups(p), p.b.zero_point);
 }
 
 std::string supports(const GemmProblem& p) {
@@ -123,7 +149,8 @@ std::string supports(const GemmProblem& p) {
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
   if (p.scale != DType::f32) return "has no f64";
-  if (p.m > kMaxTokens) return message("is for up to ", kMaxTokens, " rows of a");
+  const int max_tokens = p.b_packed ? kMaxTokens : kMoreTokens;
+  if (p.m > max_tokens) return message("is for up to ", max_tokens, " rows of a");
   if (p.k % 32 != 0) return "needs K to be a multiple of 32";
   if (small_groups(p) && !p.b_packed) return "needs a packed weight for groups smaller than 128";
   if (std::max(p.n, p.k) > std::int64_t{1} << 30) return "takes at most 2^30 rows or columns";
@@ -137,12 +164,13 @@ Cost cost(const GemmProblem& p) {
 }
 
 std::string detail(const GemmProblem& p) {
-  return message("tiles of ", AnyForm::rows, " rows, split-K ", best_choice(p, p.m).parts);
+  const Choice choice = best_choice(p, p.m);
+  return message("tiles of ", choice.rows, " rows, split-K ", choice.parts);
 }
 
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  for (const int tokens : {kFewTokens, kMaxTokens}) {
+  for (const int tokens : {kFewTokens, kMoreTokens, kMaxTokens}) {
     with_form(problem, tokens, []<class F>(F) {
       prepare(kName, w4a16_skinny::w4a16_gemm_skinny_kernel<F>, sizeof(w4a16_skinny::Shared<F>));
     });

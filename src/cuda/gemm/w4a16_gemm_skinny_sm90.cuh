@@ -1,11 +1,12 @@
 // w4a16_gemm_skinny_sm90, the kernel and its consumers: y^T = weight * tokens^T by WGMMA.
 //
-// A block has 256 rows of the weight, all tokens, and a part of K; the blocks of a cluster split K. In a block
-//   - the producer warpgroup fills two rings by TMA, one with the tokens and one with the weight, 256 x 128 per stage,
-//   and
-//     permutes the tokens to match the nibble unpacking order (w4a16_gemm_skinny_sm90_producer.cuh);
-//   - two consumer warpgroups have two tiles of 64 rows each: nibbles become exact 16-bit integers q - z in registers,
-//     from where WGMMA takes them. The products of a group are scaled in f32 and added to the sums.
+// A block has 256 rows of the weight, or 128 where there are more than 64 tokens, all tokens, and a part of K; the
+// blocks of a cluster split K. In a block
+//   - the producer warpgroup fills two rings by TMA, one with the tokens and one with 128 columns of the weight per
+//     stage, and permutes the tokens to match the nibble unpacking order (w4a16_gemm_skinny_sm90_producer.cuh);
+//   - two consumer warpgroups have two units of sums each, two tiles of 64 rows or one with two halves of the tokens:
+//     nibbles become exact 16-bit integers q - z in registers, from where WGMMA takes them. The products of a group are
+//     scaled in f32 and added to the sums.
 // At the end the blocks of a cluster exchange their sums, and each adds up some of them, in the order of K.
 #pragma once
 
@@ -19,7 +20,7 @@ namespace octile::cuda {
 
 namespace w4a16_skinny {
 
-// ---- Consumers. A warp has 16 rows of each of its warpgroup's two tiles.
+// ---- Consumers. A warp has 16 rows of each of its warpgroup's tiles.
 
 // Which of 16 rows a lane has as rows g and g + 8 of the WGMMA. Packed: neighbours, in an order without bank conflicts
 // within half a warp.
@@ -32,9 +33,10 @@ __device__ int2 rows_of(int lane) {
 }
 
 // Which 16 of the block's rows the warp has in its first tile; in the next tile, the fourth 16 after that.
-__device__ inline int first_sixteen() {
+template <class F>
+__device__ int first_sixteen() {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  return warp / 4 * kTiles * 4 + warp % 4;
+  return warp / 4 * F::row_tiles * 4 + warp % 4;
 }
 
 // Addresses of a lane's words, scales and zero points in a stage.
@@ -45,7 +47,7 @@ struct Reader {
 
   __device__ Reader() {
     const unsigned lane = threadIdx.x % 32;
-    const auto sixteen = static_cast<unsigned>(first_sixteen());
+    const auto sixteen = static_cast<unsigned>(first_sixteen<F>());
     row = sixteen * 16 + static_cast<unsigned>(rows_of<F::packed>(static_cast<int>(lane)).x);
     if constexpr (F::packed) {
       const unsigned pair = row % 16 / 2;
@@ -111,41 +113,46 @@ __device__ void convert(const std::uint32_t (&words)[2], const Offset<typename F
   }
 }
 
-// The main loop. The tiles alternate: while the tensor cores work on one, the products of the other are scaled, and its
-// next set is converted. read_all() is called once the last words have been read.
+// The main loop. The units alternate: while the tensor cores work on one, the products of the other are scaled, and the
+// next set of a tile is converted. read_all() is called once the last words have been read.
 template <class F, class ReadAll>
-__device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared, const Place<F>& place,
+__device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& shared, const Place<F>& place,
                          const ReadAll& read_all) {
   using T = typename F::T;
   constexpr int kFoldSets = F::sets / F::folds;
   const Reader<F> reader;
   RingPosition<F::weight_stages> at;  // of the words being converted
   RingPosition<F::token_stages> token_at;
-  Fragment fragments[2][kTiles][2];
-  std::uint32_t words[kTiles][2][2];
-  Offset<T> offsets[kTiles][2];
-  float products[kTiles][F::tokens / 2];
+  Fragment fragments[2][F::row_tiles][2];
+  std::uint32_t words[F::row_tiles][2][2];
+  Offset<T> offsets[F::row_tiles][2];
+  float products[kUnits][F::unit_tokens / 2];
 
   const auto wait_for_weight = [&] { ptx::mbarrier_wait(shared.weight_full[at.stage], at.parity); };
-  const auto convert_set = [&](int set, int tile) {
+  // For the tile of a unit, once its last unit has begun with the set before.
+  const auto convert_set = [&](int set, int unit) {
+    if (unit % F::token_parts != F::token_parts - 1) return;
+    const int tile = unit / F::token_parts;
     if (set % 2 == 0) reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
     if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
     convert<F>(words[tile][set % 2], offsets[tile], fragments[set % 2][tile]);
   };
-  const auto issue = [&](int set, int tile, std::uint32_t tokens) {
-    const std::uint32_t of_set = tokens + set / 2 * (F::tokens * 8) + set % 2 * 4;
+  const auto issue = [&](int set, int unit, std::uint32_t tokens) {
+    constexpr int kNextTokens = F::unit_tokens * 128 / 16;
+    const std::uint32_t of_set = tokens + set / 2 * (F::tokens * 8) + set % 2 * 4 + unit % F::token_parts * kNextTokens;
+    const Fragment(&fragment)[2] = fragments[set % 2][unit / F::token_parts];
     ptx::wgmma_fence();
-    wgmma_f32<T>(products[tile], fragments[set % 2][tile][0], of_set, set % kFoldSets > 0);
-    wgmma_f32<T>(products[tile], fragments[set % 2][tile][1], of_set + 2, true);
+    wgmma_f32<T>(products[unit], fragment[0], of_set, set % kFoldSets > 0);
+    wgmma_f32<T>(products[unit], fragment[1], of_set + 2, true);
     ptx::wgmma_commit();
   };
-  const auto fold = [&](int tile, const float(&scale)[2]) {
-    wgmma_fence_operand(products[tile]);
+  const auto fold = [&](int unit, const float(&scale)[2]) {
+    wgmma_fence_operand(products[unit]);
 #pragma unroll
-    for (int i = 0; i < F::tokens / 2; ++i) {
-      sums[tile][i] = __fmaf_rn(products[tile][i], scale[i / 2 % 2], sums[tile][i]);
+    for (int i = 0; i < F::unit_tokens / 2; ++i) {
+      sums[unit][i] = __fmaf_rn(products[unit][i], scale[i / 2 % 2], sums[unit][i]);
     }
-    wgmma_fence_operand(sums[tile]);
+    wgmma_fence_operand(sums[unit]);
   };
   const auto take_tokens = [&](int step) {
     ptx::mbarrier_wait(shared.tokens_full[token_at.stage], token_at.parity);
@@ -155,7 +162,7 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   const auto do_step = [&]<bool last>(int step, std::uint32_t& tokens) {
     const int stage = at.stage;
     int token_before = 0;
-    float scales[kTiles][2];
+    float scales[F::row_tiles][2];
 #pragma unroll
     for (int i = 1; i <= F::sets; ++i) {
       if (i == F::sets && !last) {
@@ -164,21 +171,22 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
         tokens = take_tokens(step + 1);
       }
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int unit = 0; unit < kUnits; ++unit) {
         if (i % kFoldSets == 0) {
-          reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
-          // The other tile's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over.
-          if ((last && i == F::sets && tile == kTiles - 1) || i + tile == 1) {
+          const int tile = unit / F::token_parts;
+          if (unit % F::token_parts == 0) reader.read_scales(shared, stage, tile, i / kFoldSets - 1, scales[tile]);
+          // The other unit's WGMMAs stay in flight; but ptxas cannot see that those of the iteration before are over.
+          if ((last && i == F::sets && unit == kUnits - 1) || i + unit == 1) {
             ptx::wgmma_wait<0>();
           } else {
-            ptx::wgmma_wait<kTiles - 1>();
+            ptx::wgmma_wait<kUnits - 1>();
           }
-          fold(tile, scales[tile]);
+          fold(unit, scales[tile]);
         }
         if (i == F::sets && last) continue;
-        issue(i % F::sets, tile, tokens);
-        ptx::wgmma_wait<kTiles>();  // this tile's previous set
-        if (i + 1 < F::sets || !last) convert_set((i + 1) % F::sets, tile);
+        issue(i % F::sets, unit, tokens);
+        ptx::wgmma_wait<kUnits>();  // this unit's previous set
+        if (i + 1 < F::sets || !last) convert_set((i + 1) % F::sets, unit);
       }
       if (i + 2 != F::sets) continue;
       if (!last) {
@@ -194,16 +202,16 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
   };
   wait_for_weight();
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    convert_set(0, tile);
+  for (int unit = 0; unit < kUnits; ++unit) {
+    convert_set(0, unit);
 #pragma unroll
-    for (int i = 0; i < F::tokens / 2; ++i) sums[tile][i] = 0;
+    for (int i = 0; i < F::unit_tokens / 2; ++i) sums[unit][i] = 0;
   }
   std::uint32_t tokens = take_tokens(0);
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    issue(0, tile, tokens);
-    convert_set(1, tile);
+  for (int unit = 0; unit < kUnits; ++unit) {
+    issue(0, unit, tokens);
+    convert_set(1, unit);
   }
 #pragma unroll 1
   for (int step = 0; step + 1 < place.steps; ++step) do_step.template operator()<false>(step, tokens);
@@ -214,21 +222,25 @@ __device__ void multiply(float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared
 // It receives them from all blocks, itself included, in place of the weight: [block][chunk][thread].
 template <class F>
 struct Exchange {
-  static constexpr int kChunks = kTiles * F::tokens / 8;
-  static_assert(kChunks % 8 == 0);
-  static constexpr int kAtOnce = std::min(4, F::tokens / 8);
+  static constexpr int kTileChunks = F::tokens / 8;
+  static constexpr int kChunks = F::row_tiles * kTileChunks;
+  static constexpr int kAtOnce = std::min(4, kTileChunks);
   static constexpr unsigned kChunkBytes = kConsumerThreads * 16;
 
   const SkinnyArguments& p;
   const Place<F>& place;
-  const int own = kChunks / p.parts;  // chunks
+  const int own = chunks_of_part(p.parts);
 
-  __device__ void send(const float (&sums)[kTiles][F::tokens / 2], Shared<F>& shared) const {
-    static_assert(kChunks * kChunkBytes <= sizeof(shared.weight));
+  __host__ __device__ static constexpr int chunks_of_part(int parts) { return (kChunks + parts - 1) / parts; }
+  static constexpr bool has_room(int parts) {
+    return parts * chunks_of_part(parts) * kChunkBytes <= sizeof(Shared<F>::weight);
+  }
+
+  __device__ void send(const float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& shared) const {
     const std::uint32_t here = ptx::shared_address(shared.weight) + place.part * own * kChunkBytes + threadIdx.x * 16;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const float* const from = &sums[chunk / (F::tokens / 8)][chunk % (F::tokens / 8) * 4];
+      const float* const from = &sums[chunk / (F::unit_tokens / 8)][chunk % (F::unit_tokens / 8) * 4];
       const int to = chunk / own;
       const std::uint32_t at = here + chunk % own * kChunkBytes;
       if (to == place.part) {
@@ -250,25 +262,28 @@ struct Exchange {
     const bool odd = lane / 4 % 2 != 0;
     const int2 rows = rows_of<F::packed>(lane);
     const int row = F::packed || !odd ? rows.x : rows.y - 1;
+    const int end_chunk = min(own, kChunks - place.part * own);
 #pragma unroll 1
-    for (int first = 0; first < own; first += kAtOnce) {
+    for (int first = 0, count; first < end_chunk; first += count) {
+      const int chunk = place.part * own + first;
+      const int of_tile = chunk % kTileChunks;
+      count = min(kAtOnce, min(end_chunk - first, kTileChunks - of_tile));
       float y[kAtOnce][4] = {};
 #pragma unroll 1
       for (int block = 0; block < p.parts; ++block) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          // May read a chunk of the next block, which is not used.
+          // May read a chunk that is another's, which is not used.
           const uint4 more = load_shared(from + (block * own + first + i) * kChunkBytes);
           y[i][0] += __uint_as_float(more.x), y[i][1] += __uint_as_float(more.y);
           y[i][2] += __uint_as_float(more.z), y[i][3] += __uint_as_float(more.w);
         }
       }
-      const int chunk = place.part * own + first;
-      const int sixteen = (first_sixteen() + chunk / (F::tokens / 8) * 4) * 16;
+      const int sixteen = (first_sixteen<F>() + chunk / kTileChunks * 4) * 16;
       const float bias[2] = {shared.biases[sixteen + rows.x], shared.biases[sixteen + rows.y]};
-      const int token = chunk % (F::tokens / 8) * 8 + lane % 4 * 2;
-      const int end = min(p.tokens, (chunk % (F::tokens / 8) + own - first) * 8);
-      const int count = p.weight.rows - place.first_row - sixteen - row;
+      const int token = of_tile * 8 + lane % 4 * 2;
+      const int end = min(p.tokens, (of_tile + count) * 8);
+      const int rows_inside = p.weight.rows - place.first_row - sixteen - row;
       Y* to = static_cast<Y*>(p.y) + token * p.y_pitch + (place.first_row + sixteen + row);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -287,8 +302,8 @@ struct Exchange {
             using Pair = std::conditional_t<sizeof(Y) == 4, std::uint64_t, std::uint32_t>;
             if (inside) *reinterpret_cast<Pair*>(there) = *reinterpret_cast<const Pair*>(values);
           } else {
-            if (inside && count > 0) there[0] = values[0];
-            if (inside && count > 1) there[1] = values[1];
+            if (inside && rows_inside > 0) there[0] = values[0];
+            if (inside && rows_inside > 1) there[1] = values[1];
           }
         }
       }
@@ -333,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Exchange<F> exchange{p, place};
   if (warp < kConsumerThreads / 32) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    float sums[kTiles][F::tokens / 2];
+    float sums[kUnits][F::unit_tokens / 2];
     multiply<F>(sums, shared, place, [&] { ptx::cluster_arrive_relaxed(); });
     ptx::cluster_wait();  // the other blocks have read their weight, which the sums replace
     exchange.send(sums, shared);

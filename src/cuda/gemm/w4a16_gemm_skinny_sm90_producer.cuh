@@ -34,6 +34,8 @@ struct SkinnyMaps {
   CUtensorMap scales, zeros;  // of a packed weight
 };
 
+constexpr int kUnits = 2;
+
 // tokens: at most. folds: how often in a step products are scaled; a group is one or two folds.
 template <class T_, int tokens_, bool packed_, int folds_, bool zeros_>
 struct SkinnyForm {
@@ -43,10 +45,15 @@ struct SkinnyForm {
   static constexpr int folds = folds_;
   static constexpr bool zeros = zeros_;
 
-  static constexpr int rows = 256;   // of the weight
-  static constexpr int terms = 128;  // of a step
+  // A consumer warpgroup has two units of sums: two tiles of 64 rows of the weight, or two halves of the tokens.
+  static constexpr int row_tiles = tokens > 64 ? 1 : 2;
+  static constexpr int token_parts = kUnits / row_tiles;
+  static constexpr int unit_tokens = tokens / token_parts;
+
+  static constexpr int rows = 2 * 64 * row_tiles;  // of the weight
+  static constexpr int terms = 128;                // of a step
   static constexpr int sets = terms / 32;
-  static constexpr int token_stages = 5;
+  static constexpr int token_stages = tokens > 64 ? 4 : 5;
   static constexpr int stage_bytes = rows * terms / 2 + rows * folds * (zeros ? packed ? 5 : 8 : 4);  // of the weight
   static constexpr int weight_stages = std::min(10, (224 * 1024 - token_stages * tokens * terms * 2) / stage_bytes);
   static_assert(weight_stages > token_stages);
@@ -54,7 +61,6 @@ struct SkinnyForm {
 
 namespace w4a16_skinny {
 
-constexpr int kTiles = 2;  // of 64 rows, of a warpgroup
 constexpr int kConsumerThreads = 256;
 constexpr int kProducerThreads = 128;
 constexpr int kThreads = kConsumerThreads + kProducerThreads;
