@@ -53,13 +53,13 @@ Choice choice_for(const GemmProblem& p) {
   struct Seconds {
     double fixed, packed, plain, small_groups;
   };
-  constexpr Seconds kFew = {7.2e-6, 0.725e-6, 0.98e-6, 1.28e-6};
-  constexpr Seconds kMore = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
-  constexpr Seconds kMost = {8e-6, 1.06e-6, 1.06e-6, 2.03e-6};
+  constexpr Seconds kUpTo32 = {7.2e-6, 0.725e-6, 0.98e-6, 1.28e-6};
+  constexpr Seconds kUpTo64 = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
+  constexpr Seconds kUpTo128 = {8e-6, 1.06e-6, 1.06e-6, 2.03e-6};
   constexpr double kSharingSeconds = 0.4e-6;
   constexpr double kWaveSeconds = 4e-6;
   using F = AnyForm<tokens>;
-  constexpr Seconds each = tokens == kFewTokens ? kFew : tokens == kMoreTokens ? kMore : kMost;
+  constexpr Seconds each = tokens == kFewTokens ? kUpTo32 : tokens == kMoreTokens ? kUpTo64 : kUpTo128;
   const double step_seconds = small_groups(p) ? each.small_groups : p.b_packed ? each.packed : each.plain;
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.n, F::rows), 1);
   const std::int64_t steps = ceil_div(p.k, F::terms);
