@@ -10,6 +10,7 @@ namespace octile::cli {
 void add_info(CLI::App& app);
 void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_tune(CLI::App& app);
 void add_puzzles(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_quantize(CLI::App& app);

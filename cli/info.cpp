@@ -10,6 +10,7 @@
 #include "cuda/devices.h"
 #include "octile/octile.h"
 #include "octile/plan.h"
+#include "plan/tuning.h"
 
 namespace octile::cli {
 
@@ -19,6 +20,8 @@ constexpr const char* kFooter =
     R"("uses" is the widest instruction set that the kernels are written for and that may be used
 here; the environment variable OCTILE_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, amx;
 on 64-bit Arm baseline, neon, i8mm) forces a narrower one.
+
+"tuning" is the file of measured choices that plans follow (octile tune), for each device.
 
 The kernel table has one row per kernel. "yes" in its last column: a plan can choose the
 kernel on this machine; otherwise the column says what is missing. `octile check` compares
@@ -50,6 +53,14 @@ void print_json(const Machine& machine, const CudaDevices& cuda) {
                     {"memory_bytes", gpu.memory},
                     {"multiprocessors", gpu.sms}});
   }
+  json tunings = json::array();
+  for (const Device device : all_devices()) {
+    const std::shared_ptr<const Tuning> tuning = tuning_of(device);
+    tunings.push_back({{"device", tuning_device(device)},
+                       {"file", tuning->path.string()},
+                       {"used", tuning->reason.empty()},
+                       {"reason", tuning->reason}});
+  }
   json rows = json::array();
   for (const KernelInfo& kernel : kernels()) {
     rows.push_back({{"name", kernel.name},
@@ -68,6 +79,7 @@ void print_json(const Machine& machine, const CudaDevices& cuda) {
                            {"caches", caches}}},
                          {"gpus", gpus},
                          {"gpus_reason", cuda.reason},
+                         {"tuning", tunings},
                          {"kernels", rows}};
   // What a driver calls a device need not be UTF-8.
   std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
@@ -93,6 +105,10 @@ void print_text(const Machine& machine, const CudaDevices& cuda) {
               << binary_size(static_cast<std::int64_t>(gpu.memory)) << ", " << gpu.sms << " SMs\n";
   }
   if (cuda.devices.empty()) std::cout << "gpu     none: " << cuda.reason << "\n";
+
+  for (const Device device : all_devices()) {
+    std::cout << "tuning  " << name(device.type) << ": " << in_words(*tuning_of(device)) << "\n";
+  }
 
   std::vector<std::vector<std::string>> rows;
   for (const KernelInfo& kernel : kernels()) {

@@ -20,8 +20,9 @@ constexpr const char* kDescription =
     R"(octile - quantized linear layers, forward and backward, on this machine
 
 The command shows what the Octile library can do here: which kernels run on this
-machine, whether each computes what the contract says, and how fast it is. It quantizes
-checkpoints of models and looks into them, and its puzzles teach to write kernels.
+machine, whether each computes what the contract says, how fast it is, and which are the
+fastest, for plans to follow. It quantizes checkpoints of models and looks into them, and its
+puzzles teach to write kernels.
 )";
 
 constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND --help.
@@ -44,12 +45,15 @@ Environment:
   OCTILE_ISA  the widest instruction set that the kernels may use: baseline, avx2, avxvnni,
             avx512, avx512vnni, amx, or on Arm neon, i8mm, and the machine must have it.
             octile info says which is used
+  OCTILE_TUNING  the file of measured kernels that plans follow, or "off"; octile tune --help
   TERM      "dumb": the progress is shown in plain lines
 
 Examples:
   octile info                        what this machine has, and the kernel table
   octile check                       compare every kernel with the oracle
   octile bench --filter w8a8_forward time the int8 forward
+  octile tune --model-config config.json
+                                     measure which kernels are the fastest for a model
   octile quantize IN OUT --format w4a16
                                      write a model's checkpoint with 4-bit weights
   octile puzzles list                learn to write block kernels)";
@@ -80,6 +84,7 @@ int run(int argc, char** argv) {
 #if OCTILE_BLAS
   octile::cli::add_bench(app);
 #endif
+  octile::cli::add_tune(app);
 #if OCTILE_CHECKPOINT
   octile::cli::add_inspect(app);
   octile::cli::add_quantize(app);

@@ -1,6 +1,5 @@
 // octile bench: how fast each row of the kernel table is here, how near the roof, and against what.
 #include <algorithm>
-#include <charconv>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -77,22 +76,6 @@ struct Result {
   double share = 0;  // of the roof
   std::string roof;  // "int8", "f32", "mem"
 };
-
-Shape parse_shape(const std::string& text) {
-  constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
-  Shape shape;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  for (std::int64_t* size : {&shape.m, &shape.k, &shape.n}) {
-    const auto [next, error] = std::from_chars(at, end, *size);
-    const bool last = size == &shape.n;
-    if (error != std::errc{} || *size < 1 || *size > kMaxSize || (last ? next != end : next == end || *next != 'x')) {
-      throw CLI::ValidationError("--shape", text + " is not MxKxN, three sizes of 1 to " + std::to_string(kMaxSize));
-    }
-    at = last ? next : next + 1;
-  }
-  return shape;
-}
 
 bool is_reference(const std::string& kernel) { return kernel.ends_with("_reference"); }
 
@@ -340,7 +323,7 @@ void time_on_gpu(const std::vector<Benchmark>& benchmarks, const Options& option
 }
 
 void time_kernels(Options options) {
-  for (const std::string& text : options.shape_texts) options.shapes.push_back(parse_shape(text));
+  for (const std::string& text : options.shape_texts) options.shapes.push_back(parse_shape("--shape", text));
   if (on_gpu(options)) {
     const CudaDevices cuda = cuda_devices();
     if (cuda.devices.empty()) throw std::runtime_error("bench --device cuda: " + cuda.reason);

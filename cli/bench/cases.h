@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check/gpu.h"
+#include "cli/support/shape.h"
 #include "octile/linear.h"
 #include "octile/quantize.h"
 
@@ -15,13 +16,6 @@ namespace octile::cli {
 
 using check::Gpu;
 using check::GpuBytes;
-
-struct Shape {
-  std::int64_t m = 0;
-  std::int64_t k = 0;
-  std::int64_t n = 0;
-  friend bool operator==(const Shape&, const Shape&) = default;
-};
 
 enum class Arithmetic : std::uint8_t { none, s8, floats };  // floats: f32, on a GPU f16
 

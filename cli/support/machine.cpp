@@ -1,14 +1,12 @@
 #include "cli/support/machine.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <exception>
 #include <filesystem>
-#include <sstream>
 
 #include "base/thread_pool.h"
 #include "cli/support/console.h"
+#include "cpu/support/processor.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -78,16 +76,6 @@ std::vector<Isa> usable_isas() {
   return isas;
 }
 
-std::string cpu_name() {
-  constexpr unsigned kBrand = 0x80000002;
-  std::array<Registers, 3> parts;
-  static_assert(sizeof parts == 48, "the brand is 48 characters");
-  for (unsigned i = 0; i < 3; ++i) parts[i] = cpuid(kBrand + i, 0);
-  std::array<char, sizeof parts + 1> text = {};
-  std::memcpy(text.data(), parts.data(), sizeof parts);
-  return text.data();
-}
-
 #elif defined(__aarch64__) && defined(__linux__)
 
 std::vector<Isa> usable_isas() {
@@ -101,39 +89,15 @@ std::vector<Isa> usable_isas() {
           {"sve2", (second & kSve2) != 0}};
 }
 
-std::string cpu_name() { return {}; }
-
 #else
 
 std::vector<Isa> usable_isas() { return {}; }
-std::string cpu_name() { return {}; }
 
 #endif
 
 std::string trimmed(const std::string& text) {
   const auto first = text.find_first_not_of(" \t\n");
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
-}
-
-// The value of the first line of /proc/cpuinfo that begins with `key`; "" if there is none.
-std::string cpuinfo(const std::string& key) {
-  std::istringstream lines(read_file("/proc/cpuinfo"));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(key) && line.find(':') != std::string::npos) return trimmed(line.substr(line.find(':') + 1));
-  }
-  return {};
-}
-
-std::string described_cpu() {
-  std::string name = trimmed(cpu_name());
-  try {
-    if (name.empty()) name = cpuinfo("model name");
-    if (name.empty() && !cpuinfo("CPU part").empty()) {
-      name = "implementer " + cpuinfo("CPU implementer") + " part " + cpuinfo("CPU part");
-    }
-  } catch (const std::exception&) {  // no such file: the name stays unknown
-  }
-  return name.empty() ? "unknown" : name;
 }
 
 Cache cache_at(const std::filesystem::path& folder) {
@@ -166,6 +130,6 @@ std::int64_t Machine::last_cache_bytes() const {
   return bytes;
 }
 
-Machine this_machine() { return {described_cpu(), cpu::hardware_threads(), usable_isas(), described_caches()}; }
+Machine this_machine() { return {cpu::processor_name(), cpu::hardware_threads(), usable_isas(), described_caches()}; }
 
 }  // namespace octile::cli

@@ -169,6 +169,11 @@ OCTILE_API octile_status octile_plan_precision(const octile_plan* plan, octile_p
 OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t gradient,
                                                           octile_precision* precision);
 
+/* Which file of measured choices (`octile tune`) the plans created from now on follow, in this process; it replaces the
+ * value of the environment variable OCTILE_TUNING. NULL or "": octile tune's own file of the plan's device, for exact
+ * sums alone. "off": none. A path: that file, for sums of floats too; where it cannot be used, creating a plan fails. */
+OCTILE_API octile_status octile_use_tuning(const char* file);
+
 /* For each kind of plan there are three functions:
  *   octile_<kind>_plan_create    chooses the kernels; *plan is the caller's to destroy
  *   octile_<kind>_can_implement  OCTILE_OK, or what the run would return for these arguments, with its text

@@ -7,5 +7,6 @@
 #include "octile/quantize.h"
 #include "octile/smooth_quant.h"
 #include "octile/tensor.h"
+#include "octile/tuning.h"
 #include "octile/types.h"
 #include "octile/weight_quantizer.h"

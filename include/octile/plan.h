@@ -30,7 +30,8 @@ class OCTILE_API Plan {
   // What holds for all outputs of the plan. LinearBackwardPlan has one for each output too.
   PrecisionGuarantee precision_guarantee() const;
   // For a person: the problem, the kernels chosen with their expected bytes and time, and why each other one was not.
-  // The times are the cost model's, for data that is in no cache yet; they rank kernels, they are no measurement.
+  // The times are the cost model's, for data that is in no cache yet; they rank kernels, they are no measurement. Where
+  // a measurement decided (octile/tuning.h), a line says so, with its times and its file.
   std::string explain() const;
 
   struct Impl;

@@ -9,6 +9,7 @@ Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, 
 A function              linear(x, w, b)
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
 Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
+Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
 The reference interface octile.compat: QuantizedLinear's kernels by name
 """
 
@@ -25,6 +26,7 @@ from .functional import linear
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
 from .static_weights import cache_weights_
 from .training import Linear, QuantizedLinear, clear_weight_cache
+from .tuning import use_tuning
 
 __version__ = _plans.library().version()
 
@@ -56,6 +58,7 @@ __all__ = [
     "pack_",
     "quantize_",
     "save_checkpoint",
+    "use_tuning",
 ]
 
 

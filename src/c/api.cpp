@@ -199,6 +199,10 @@ octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pa
   });
 }
 
+octile_status octile_use_tuning(const char* file) {
+  return octile::guarded([&] { octile::use_tuning(file ? file : ""); });
+}
+
 size_t octile_kernel_count(void) {
   std::size_t count = 0;
   octile::guarded([&] { count = octile::table().size(); });

@@ -1,5 +1,5 @@
-// From a problem to a row of the kernel table: every row of the task is asked, the cheapest that can is taken, and
-// what each other one answered is kept for explain().
+// From a problem to a row of the kernel table: every row of the task is asked, and of those that can the one that was
+// measured to be the fastest is taken (tuning.h), else the cheapest. What each other one answered is kept for explain().
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "base/message.h"
 #include "cuda/devices.h"
 #include "plan/kernel.h"
+#include "plan/tuning.h"
 
 namespace octile {
 
@@ -27,6 +29,9 @@ struct Step {
   Cost cost;
   std::size_t workspace = 0;
   std::string refused;  // a line for each row of the task that was not chosen
+  TunedChoice tuned = {};  // what was measured for this problem; it need not be able to do it
+
+  bool is_tuned() const { return kernel && kernel->name == tuned.kernel; }
 
   // The row that runs these operands.
   const Row& row(const Operands& operands) const {
@@ -89,12 +94,18 @@ const Kernel<Problem, Operands>* cheapest_for_any_alignment(std::span<const Kern
   return cheapest;
 }
 
-// The cheapest row that can do it; without one the step has no kernel, and `refused` says why of each.
+// The row that was measured to be the fastest, where one was and it can do it; else the cheapest that can. Without one
+// the step has no kernel, and `refused` says why of each.
 template <class Problem, class Operands>
 Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>* const> table, Task task, const Problem& problem,
                             std::string_view requested) {
-  Step<Problem, Operands> step{problem, nullptr, nullptr, {}, 0, {}};
+  Step<Problem, Operands> step{problem, nullptr, nullptr, {}, 0, {}, {}};
   const bool restricted = restricts(table, task, requested);
+  if constexpr (std::is_same_v<Problem, GemmProblem>) {
+    const std::shared_ptr<const TunedRows> measured = requested.empty() ? tuned_rows(problem) : nullptr;
+    const TunedChoice* const choice = measured ? tuned_at(*measured, problem.m) : nullptr;
+    if (choice) step.tuned = *choice;
+  }
   std::string slower;
   for (const auto* kernel : table) {
     if (kernel->task != task) continue;
@@ -111,7 +122,8 @@ Step<Problem, Operands> ask(std::span<const Kernel<Problem, Operands>* const> ta
       continue;
     }
     const Cost cost = kernel->cost(problem);
-    if (step.kernel && cost.seconds >= step.cost.seconds) {
+    const bool slower_than_chosen = step.kernel && (step.is_tuned() || cost.seconds >= step.cost.seconds);
+    if (slower_than_chosen && kernel->name != step.tuned.kernel) {
       slower += message("  not ", kernel->name, ": expected ", milliseconds(cost.seconds), "\n");
       continue;
     }

@@ -159,6 +159,11 @@ struct Task {
 constexpr Task task_of(const GemmProblem& p) {
   return {p.operation, p.operation == Operation::gemm ? GemmFormat{p.b.type, is_float(p.a)} : GemmFormat{}};
 }
+// Whether all rows of a product give the same bits, in any order of summation.
+constexpr bool is_exact(Task task) {
+  return task.operation == Operation::linear || task.operation == Operation::blocked_gemm ||
+         (task.operation == Operation::gemm && !task.format.float_a);
+}
 std::string_view name(Operation operation);
 std::string name(Task task);  // "w4a16_gemm"
 

@@ -89,6 +89,7 @@ void check(const LinearDescription& d) {
   check_formats(d);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
+  if (d.kernel.empty()) check_tuning(kSelect, d.device);
   const Task product = task_of(d);
   const bool quantizes = d.activation != Activation::none && d.x != DType::s8;
   check_requested_kernel(kSelect, {d.kernel,
@@ -113,6 +114,8 @@ QuantizeProblem quantize_problem(const LinearDescription& d) {
   return p;
 }
 
+}  // namespace
+
 GemmProblem gemm_problem(const LinearDescription& d) {
   GemmProblem p;
   p.m = d.m;
@@ -133,7 +136,6 @@ GemmProblem gemm_problem(const LinearDescription& d) {
   return p;
 }
 
-// The two steps as one.
 GemmProblem linear_problem(const LinearDescription& d) {
   GemmProblem p = gemm_problem(d);
   p.operation = Operation::linear;
@@ -142,6 +144,8 @@ GemmProblem linear_problem(const LinearDescription& d) {
   p.multiplier = d.x_multiplier;
   return p;
 }
+
+namespace {
 
 // Whether the description names a row that is quantizer and product in one.
 bool names_one_step(const LinearDescription& d) {
@@ -258,7 +262,9 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
     }
     impl.product.all = choose(gemm_kernels(), task_of(p), p, kSelect, d.kernel);
   }
-  if (named || (whole.kernel && whole.cost.seconds < impl.quantize.cost.seconds + impl.product.all.cost.seconds)) {
+  const bool expected = whole.cost.seconds < impl.quantize.cost.seconds + impl.product.all.cost.seconds;
+  const bool two_steps_measured = whole.tuned.kernel == kTwoSteps;
+  if (named || (whole.kernel && !two_steps_measured && (expected || whole.is_tuned()))) {
     impl.quantizes = false;
     impl.quantize = {};
     impl.product.all = whole;
@@ -276,6 +282,7 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
     impl.explanation += message("  not ", whole.kernel->name, ": expected ", milliseconds(whole.cost.seconds), "\n");
   }
   impl.explanation += whole.refused;
+  if (two_steps_measured) impl.explanation += "  " + in_words(whole.tuned) + "\n";
   if (p.b_packed) return;
   GemmProblem packed = p;
   packed.b_packed = true;
@@ -305,6 +312,7 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
   const GemmProblem p = gemm_problem(d);
   select_steps(*impl, p);
   impl->describe_times(d.device, d.threads);
+  impl->describe_tuning(d.device, d.kernel);
   impl->reserve_scratch(std::max(impl->quantize.workspace, impl->product.workspace()));
   impl->guarantee = guarantee_of(impl->product.all, "K");
   return LinearPlan(std::move(impl));

@@ -109,6 +109,7 @@ void check(const LinearBackwardDescription& d) {
   if (d.dw == Product::int8) check_contraction("dW", "m", d.m);
   check_threads(kSelect, d.threads);
   check_device(kSelect, d.device);
+  if (d.kernel.empty()) check_tuning(kSelect, d.device);
   const bool int8 = is_int8(d);
   const bool dequantized = d.dx == Product::dequantized || d.dw == Product::dequantized;
   const Task int8_product = is_blocked(d) ? Task{Operation::blocked_gemm} : Task{Operation::gemm, kW8A8};
@@ -440,6 +441,7 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
   select_gradient(*impl);
   add_steps(*impl);
   impl->describe_times(d.device, d.threads);
+  impl->describe_tuning(d.device, d.kernel);
   const auto promise = [](const auto& product, std::string_view terms) {
     return product ? guarantee_of(product->product.all, terms) : PrecisionGuarantee{true, true, DType::s32, "exact"};
   };

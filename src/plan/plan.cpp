@@ -42,7 +42,8 @@ void Plan::Impl::add_product(std::string_view what, const ProductStep& product) 
   add(what, product.all);
   for (const FewerRows& few : product.fewer) {
     explanation += message("  up to ", few.rows, few.rows == 1 ? " row: " : " rows: ", few.step.kernel->name,
-                           ": expected ", milliseconds(few.step.cost.seconds), "\n");
+                           ": expected ", milliseconds(few.step.cost.seconds),
+                           few.step.is_tuned() ? "; " + in_words(few.step.tuned) : "", "\n");
   }
 }
 
@@ -54,6 +55,11 @@ void Plan::Impl::describe_times(Device device, int threads) {
   const int max_threads = threads > 0 ? threads : cpu::hardware_threads();
   times = message("expected times are estimates for ", max_threads, max_threads == 1 ? " thread" : " threads",
                   " with nothing in the caches\n");
+}
+
+void Plan::Impl::describe_tuning(Device device, std::string_view kernel) {
+  times += message("tuning: ",
+                   kernel.empty() ? in_words(*tuning_of(device)) : "not asked, the description names a kernel", "\n");
 }
 
 std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtype) {
@@ -102,9 +108,7 @@ void check_requested_kernel(std::string_view function, const RequestedKernel& re
 std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view requested) {
   GemmProblem p = all.problem;
   const Task task = task_of(p);
-  const bool exact =
-      task.operation == Operation::blocked_gemm || (task.operation == Operation::gemm && !task.format.float_a);
-  if (!exact || p.device.type != DeviceType::cpu || p.m < 2 || p.n == 0 || p.k == 0) return {};
+  if (!is_exact(task) || p.device.type != DeviceType::cpu || p.m < 2 || p.n == 0 || p.k == 0) return {};
   const bool restricted = restricts(gemm_kernels(), task, requested);
   std::vector<const GemmKernel*> able;
   for (const GemmKernel* kernel : gemm_kernels()) {
@@ -113,8 +117,14 @@ std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view r
       able.push_back(kernel);
     }
   }
+  const std::shared_ptr<const TunedRows> measured = requested.empty() ? tuned_rows(p) : nullptr;
+  const auto tuned = [&](std::int64_t rows) { return measured ? tuned_at(*measured, rows) : nullptr; };
   const auto fastest = [&](std::int64_t rows) {
     p.m = rows;
+    if (const TunedChoice* choice = tuned(rows)) {
+      const auto is_it = [&](const GemmKernel* kernel) { return kernel->name == choice->kernel; };
+      if (const auto found = std::find_if(able.begin(), able.end(), is_it); found != able.end()) return *found;
+    }
     const auto faster = [&](const GemmKernel* a, const GemmKernel* b) {
       return a->cost(p).seconds < b->cost(p).seconds;
     };
@@ -130,7 +140,9 @@ std::vector<FewerRows> choose_fewer_rows(const GemmStep& all, std::string_view r
     if (low.kernel == high.kernel) return;
     if (high.count - low.count == 1) {
       p.m = low.count;
-      fewer.push_back({low.count, {p, low.kernel, nullptr, low.kernel->cost(p), scratch_size(*low.kernel, p), {}}});
+      GemmStep step{p, low.kernel, nullptr, low.kernel->cost(p), scratch_size(*low.kernel, p), {}, {}};
+      if (const TunedChoice* choice = tuned(low.count)) step.tuned = *choice;
+      fewer.push_back({low.count, std::move(step)});
       return;
     }
     const std::int64_t count = low.count + (high.count - low.count) / 2;

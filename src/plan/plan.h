@@ -9,6 +9,7 @@
 
 #include "base/validate.h"
 #include "cuda/devices.h"
+#include "octile/linear.h"
 #include "octile/plan.h"
 #include "plan/choose.h"
 #include "plan/kernel.h"
@@ -40,6 +41,10 @@ struct ProductStep {
 // straddles two cache lines reads both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
 
+// The product of a linear layer, and it with the quantizer of X before it as one step.
+GemmProblem gemm_problem(const LinearDescription& description);
+GemmProblem linear_problem(const LinearDescription& description);
+
 // A plan's concrete Impl adds its description and its steps.
 struct __attribute__((visibility("hidden"))) Plan::Impl {
   std::string function;     // "LinearPlan::run"
@@ -58,6 +63,7 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
     sku += message(sku.empty() ? "" : " + ", step.kernel->name);
     if (step.unaligned) sku += message(" (unaligned: ", step.unaligned->name, ")");
     add_line(what, step.kernel->name, step.cost);
+    if (step.tuned.m > 0) explanation += message("  ", in_words(step.tuned), step.is_tuned() ? "\n" : ", cannot do this\n");
     if (step.unaligned) explanation += message("  where operands are not aligned for it: ", step.unaligned->name, "\n");
     if (step.kernel->detail) explanation += "  " + step.kernel->detail(step.problem) + "\n";
     explanation += step.refused;
@@ -67,6 +73,8 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   void add_product(std::string_view what, const ProductStep& product);
   // What the times in explain() stand for.
   void describe_times(Device device, int threads);
+  // What products follow beside the cost model.
+  void describe_tuning(Device device, std::string_view kernel);
 
   // Reserves bytes of the workspace and returns where they begin; the first reservations of a plan.
   std::size_t reserve(std::int64_t rows, std::int64_t cols, DType dtype);

@@ -1,0 +1,15 @@
+// What the processor calls itself.
+#pragma once
+
+#include <string>
+
+namespace octile::cpu {
+
+// "AMD EPYC 9654 96-Core Processor"; "unknown" where nothing tells.
+std::string processor_name();
+
+// The family, model and stepping, in hexadecimal: virtual machines give different processors one name. Empty where
+// there is no such number.
+std::string processor_signature();
+
+}  // namespace octile::cpu
