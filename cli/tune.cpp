@@ -42,8 +42,9 @@ file, one for each model of device and version of the library:
   $XDG_CACHE_HOME/octile/DEVICE-VERSION.tuning   (without that variable: ~/.cache)
 
 Plans follow it by themselves. The kernels of a product with int8 activations (w8a8, w4a8) all
-give the same bits, so tuning changes nothing but the time. Those of w8a16 and w4a16 add floats
-in orders of their own: plans follow such choices only from a file that OCTILE_TUNING names.
+give the same bits, so tuning changes nothing but the time. Those of w8a16 and w4a16 on a GPU
+add floats in orders of their own: plans follow such choices only from a file that OCTILE_TUNING
+names. A CPU has one kernel for each of the two, and nothing to choose.
 
 A shape is M x K x N: the batch, IN, OUT. A choice holds for batches above half its own too:
 that for 64 rows serves 33 to 64, unless one for fewer of them is there. Without --shape and the
@@ -223,15 +224,22 @@ class Stand {
 
 // ---- One product ----
 
-const std::vector<std::uint8_t>& random_bytes() {
+// As quantizers make them of a bell curve: kernels have slower ways for levels that are large or evenly spread. `max`
+// stands for 4.2 times the standard deviation.
+std::int8_t level(std::mt19937& random, float max) {
+  std::normal_distribution<float> curve(0, max / 4.2f);
+  return static_cast<std::int8_t>(std::clamp(std::rint(curve(random)), -max, max));
+}
+
+std::vector<std::int8_t> random_levels(DType type) {
   constexpr std::size_t kCount = 1'048'573;  // prime, so that no row repeats another
-  static const std::vector<std::uint8_t> bytes = [] {
-    std::vector<std::uint8_t> drawn(kCount);
-    std::mt19937 random(1);
-    for (std::uint8_t& byte : drawn) byte = static_cast<std::uint8_t>(random());
-    return drawn;
-  }();
-  return bytes;
+  std::vector<std::int8_t> drawn(kCount);
+  std::mt19937 random(1);
+  for (std::int8_t& byte : drawn) {
+    byte = type == DType::s8 ? level(random, 127)
+                             : static_cast<std::int8_t>((level(random, 7) & 15) | (level(random, 7) << 4));
+  }
+  return drawn;
 }
 
 // Numbers of either sign from 1 to below 2, as bits of the type.
@@ -255,8 +263,10 @@ std::byte* filled(Memory& memory, DType type, std::int64_t elements) {
       return memory.filled(random_floats<std::uint16_t>(0x3f80, 0x7f, 0x8000), bytes);
     case DType::f32:
       return memory.filled(random_floats<std::uint32_t>(0x3f800000, 0x7fffff, 0x80000000), bytes);
-    default:
-      return memory.filled(random_bytes(), bytes);
+    default: {
+      static const std::vector<std::int8_t> s8 = random_levels(DType::s8), s4 = random_levels(DType::s4);
+      return memory.filled(type == DType::s8 ? s8 : s4, bytes);
+    }
   }
 }
 
@@ -270,7 +280,7 @@ Tensor tensor(std::byte* data, DType type, Device device, std::int64_t size) {
 // The operands of a layer, of every plan for it.
 LinearArgs operands_of(const LinearDescription& d, Memory& memory, const Stand& stand) {
   const Device device = stand.device();
-  const std::int64_t row_bytes = d.weight.type == DType::s4 ? (d.k + 1) / 2 : d.k;
+  const std::int64_t row = d.weight.type == DType::s4 ? (d.k + 1) / 2 * 2 : d.k;
   const bool grouped = d.weight.granularity == Granularity::group;
   const std::int64_t groups = grouped && d.weight.group > 0 ? d.k / d.weight.group : 1;
   LinearArgs args;
@@ -278,7 +288,7 @@ LinearArgs operands_of(const LinearDescription& d, Memory& memory, const Stand& 
   if (d.x == DType::s8) args.x_scale = tensor(filled(memory, DType::f32, d.m), DType::f32, device, d.m);
   args.y = tensor(memory.allocate(static_cast<std::size_t>(d.m * d.n * bits(d.y) / 8)), d.y, device, d.m, d.n);
   if (!d.packed_weight) {
-    args.weight = tensor(filled(memory, DType::u8, d.n * row_bytes), d.weight.type, device, d.n, d.k);
+    args.weight = tensor(filled(memory, d.weight.type, d.n * row), d.weight.type, device, d.n, d.k);
     std::byte* const scale = filled(memory, DType::f32, d.n * groups);
     args.weight_scale = grouped ? tensor(scale, DType::f32, device, d.n, groups) : tensor(scale, DType::f32, device, d.n);
     return args;
@@ -288,7 +298,7 @@ LinearArgs operands_of(const LinearDescription& d, Memory& memory, const Stand& 
   const auto size = static_cast<std::int64_t>(plan.packed_weight_size());
   std::byte* const packed = host.allocate(plan.packed_weight_size());
   std::byte* const scale = filled(host, DType::f32, d.n * groups);
-  plan.pack({tensor(filled(host, DType::u8, d.n * row_bytes), d.weight.type, {}, d.n, d.k),
+  plan.pack({tensor(filled(host, d.weight.type, d.n * row), d.weight.type, {}, d.n, d.k),
              grouped ? tensor(scale, DType::f32, {}, d.n, groups) : tensor(scale, DType::f32, {}, d.n),
              {},
              tensor(packed, DType::u8, {}, size)});
@@ -333,7 +343,9 @@ void time_in_turns(const std::vector<Candidate*>& candidates, Stand& stand) {
 // The fastest, and beside it the cost model's choice.
 TunedChoice fastest(std::vector<Candidate>& candidates, const std::string& model, Stand& stand) {
   constexpr double kHopeless = 1.5;  // after two rounds
-  constexpr double kGain = 0.97;     // what is hardly faster does not replace the model's choice
+  // What is hardly faster, or not in most turns, does not replace the model's choice.
+  constexpr double kGain = 0.95;
+  constexpr double kTurns = 0.75;
   const auto is_faster = [](const Candidate* a, const Candidate* b) { return a->time() < b->time(); };
   std::vector<Candidate*> left;
   Candidate* of_model = nullptr;
@@ -356,7 +368,10 @@ TunedChoice fastest(std::vector<Candidate>& candidates, const std::string& model
     best->seconds.clear();
     of_model->seconds.clear();
     time_in_turns({best, of_model}, stand);
-    if (best->time() > kGain * of_model->time()) best = of_model;
+    const auto turns = static_cast<double>(best->seconds.size());
+    double won = 0;
+    for (std::size_t i = 0; i < best->seconds.size(); ++i) won += best->seconds[i] < of_model->seconds[i];
+    if (best->time() > kGain * of_model->time() || won < kTurns * turns) best = of_model;
   }
   return {0, best->name, best->time(), model, of_model->time()};
 }
@@ -402,7 +417,8 @@ std::vector<Measured> measure(const Product& product, Stand& stand) {
   Memory memory(stand.gpu());
   std::string model;
   const std::vector<const GemmKernel*> rows = rows_for(p, model);
-  const LinearArgs args = operands_of(d, memory, stand);  // throws if there is no row
+  if (rows.empty()) LinearPlan::select(d);  // throws, and says why
+  const LinearArgs args = operands_of(d, memory, stand);
   std::vector<Candidate> candidates;
   for (const GemmKernel* row : rows) {
     d.kernel = row->name;
@@ -549,6 +565,11 @@ void list(const Options& options) {
 
 void tune(Options options) {
   if (options.list) return list(options);
+  const bool floats = std::any_of(options.formats.begin(), options.formats.end(),
+                                  [](const std::string& format) { return format.ends_with("a16"); });
+  if (floats && !on_gpu(options)) {
+    throw CLI::ValidationError("--format", "a CPU has one kernel for w8a16 and one for w4a16: there is nothing to choose");
+  }
   use_tuning("off");  // the plans that are timed are the cost model's
   if (options.dtype.empty()) options.dtype = on_gpu(options) ? "f16" : "f32";
   const std::vector<Shape> shapes = shapes_of(options);
@@ -608,8 +629,6 @@ void tune(Options options) {
             << " other than the cost model's; its times are " << fixed(gain(measured), 3)
             << " of these (geometric mean)\n"
             << path.string() << "\n";
-  const bool floats = std::any_of(options.formats.begin(), options.formats.end(),
-                                  [](const std::string& format) { return format.ends_with("a16"); });
   if (floats) std::cout << "plans follow the choices for sums of floats (a16) with OCTILE_TUNING=" << path.string() << "\n";
 }
 

@@ -171,7 +171,8 @@ OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* pla
 
 /* Which file of measured choices (`octile tune`) the plans created from now on follow, in this process; it replaces the
  * value of the environment variable OCTILE_TUNING. NULL or "": octile tune's own file of the plan's device, for exact
- * sums alone. "off": none. A path: that file, for sums of floats too; where it cannot be used, creating a plan fails. */
+ * sums alone. "off": none. A path: that file, on a GPU for sums of floats too; where it cannot be used, creating a plan
+ * fails. */
 OCTILE_API octile_status octile_use_tuning(const char* file);
 
 /* For each kind of plan there are three functions:

@@ -15,8 +15,8 @@ namespace octile {
 //   ""     `octile tune`'s own file of the plan's device in the user's cache folder, where there is one. It decides for
 //          exact sums alone, so it changes no bit of any result
 //   "off"  none
-//   a path that file, for sums of floats too. Where it cannot be used, select() throws: it is damaged, or of another
-//          device or version of the library. For the other type of device (CPU, GPU) it decides nothing
+//   a path that file, on a GPU for sums of floats too. Where it cannot be used, select() throws: it is damaged, or of
+//          another device or version of the library. For the other type of device (CPU, GPU) it decides nothing
 // The file is read when the first plan needs it. Plans selected before keep their kernels. Thread-safe.
 OCTILE_API void use_tuning(std::string_view file);
 

@@ -327,8 +327,10 @@ void check_tuning(std::string_view function, Device device) {
 std::shared_ptr<const TunedRows> tuned_rows(const GemmProblem& problem) {
   const std::shared_ptr<const Tuning> tuning = tuning_of(problem.device);
   if (!tuning->reason.empty()) return nullptr;
-  // The bits of a sum of floats are its kernel's: only a file that was named changes them.
-  if (!tuning->named && !is_exact(task_of(problem))) return nullptr;
+  // The bits of a sum of floats are its kernel's. On a CPU they do not depend on m; on a GPU they do, and only a file
+  // that was named changes them.
+  const bool may_change_bits = tuning->named && problem.device.type == DeviceType::cuda;
+  if (!may_change_bits && !is_exact(task_of(problem))) return nullptr;
   const auto found = tuning->file.choices.find(tuning_key(problem));
   if (found == tuning->file.choices.end()) return nullptr;
   return {tuning, &found->second};
@@ -344,7 +346,7 @@ std::string in_words(const TunedChoice& c) {
 std::string in_words(const Tuning& tuning) {
   if (tuning.path.empty()) return tuning.reason;
   if (!tuning.reason.empty()) return message("not ", tuning.path.string(), ": ", tuning.reason);
-  return tuning.path.string() + (tuning.named ? "" : ", for exact sums");
+  return tuning.path.string() + (tuning.named ? "" : ", for exact sums alone");
 }
 
 }  // namespace octile

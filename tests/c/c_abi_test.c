@@ -722,6 +722,22 @@ static void test_null_plan(void) {
   CHECK(strcmp(octile_plan_sku(NULL), "") == 0 && strcmp(octile_plan_explain(NULL), "") == 0);
 }
 
+static void test_tuning(void) {
+  octile_linear_description d = linear(4, 8, 16);
+  octile_plan* plan = NULL;
+  OK(octile_use_tuning("/no/such/file"));
+  ERROR(octile_linear_plan_create(&d, &plan), OCTILE_INVALID_ARGUMENT, "LinearPlan::select|/no/such/file|No such file");
+  OK(octile_use_tuning("off"));
+  OK(octile_linear_plan_create(&d, &plan));
+  CHECK(strstr(octile_plan_explain(plan), "tuning: off") != NULL);
+  octile_plan_destroy(plan);
+  OK(octile_use_tuning(NULL));
+  OK(octile_linear_plan_create(&d, &plan));
+  CHECK(strstr(octile_plan_explain(plan), "tuning: off") == NULL);
+  octile_plan_destroy(plan);
+  OK(octile_use_tuning("off"));
+}
+
 static void test_kernels(void) {
   const size_t count = octile_kernel_count();
   CHECK(count >= 10);
@@ -788,6 +804,7 @@ int main(void) {
   test_bad_arguments();
   test_null_plan();
   test_kernels();
+  test_tuning();
   test_last_error_per_thread();
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures != 0;

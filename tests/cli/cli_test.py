@@ -20,7 +20,7 @@ import json_fields
 
 COMMAND = os.environ.get("OCTILE_COMMAND")
 SOURCE = Path(os.environ.get("OCTILE_SOURCE_DIR", Path(__file__).parents[2]))
-COMMANDS = ("info", "check", "bench")
+COMMANDS = ("info", "check", "bench", "tune")
 
 
 def octile(*arguments, **options):
@@ -126,7 +126,7 @@ class InfoTest(Case):
 
     def test_json(self):
         document = json.loads(self.good("info", "--json"))
-        self.assertEqual(set(document), {"version", "cpu", "gpus", "gpus_reason", "kernels"})
+        self.assertEqual(set(document), {"version", "cpu", "gpus", "gpus_reason", "tuning", "kernels"})
         self.assertGreaterEqual(document["cpu"]["threads"], 1)
         self.assertTrue(document["cpu"]["name"])
         self.assertNotEqual(bool(document["gpus"]), bool(document["gpus_reason"]))

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <new>
@@ -21,6 +23,8 @@
 
 #include "cuda/devices.h"
 #include "octile/octile.hpp"
+#include "plan/plan.h"
+#include "plan/tuning.h"
 
 namespace {
 std::atomic<long> allocations{0};
@@ -820,6 +824,42 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   args.y = on(kGpu, matrix(reinterpret_cast<Half*>(y.data()), d.m, d.n));
   args.weight = on(kGpu, vector(weight.data() + 16, static_cast<std::int64_t>(plan.packed_weight_size())));
   EXPECT_EQ(plan.can_implement(args).status, Status::misaligned);
+}
+
+// What a tuning file names is chosen; it decides for sums of floats only where it was named itself.
+TEST_F(Cuda, ATuningFileIsFollowed) {
+  std::string folder = std::filesystem::temp_directory_path() / "octile_tuning_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+  LinearDescription w8a8{.m = 64, .n = 256, .k = 256, .x = DType::s8, .y = DType::f16, .device = kGpu};
+  LinearDescription w4a16{.m = 64, .n = 256, .k = 256, .x = DType::f16, .y = DType::f16, .device = kGpu};
+  w4a16.activation = Activation::none;
+  w4a16.weight = WeightFormat::s4_group;
+  w4a16.weight.group = 64;
+  for (const LinearDescription& d : {w8a8, w4a16}) {
+    use_tuning("off");
+    const std::string free_choice = LinearPlan::select(d).sku();
+    const GemmProblem p = gemm_problem(d);
+    for (const GemmKernel* row : gemm_kernels()) {
+      if (row->task != task_of(p) || row->device != DeviceType::cuda || !refusal(*row, p).empty()) continue;
+      SCOPED_TRACE(row->name);
+      const std::string name(row->name);
+      const std::string unaligned = row->aligned ? name + " (unaligned: " : name;
+      TuningFile file{tuning_device(kGpu), {}};
+      file.choices[tuning_key(p)][64] = {64, name, 1e-6, name, 1e-6};
+      const std::filesystem::path path = default_tuning_path(file.device);
+      std::filesystem::create_directories(path.parent_path());
+      std::ofstream(path) << text_of(file);
+      use_tuning(path.string());
+      EXPECT_EQ(LinearPlan::select(d).sku().find(unaligned), 0u) << LinearPlan::select(d).explain();
+      use_tuning("");
+      const std::string found = LinearPlan::select(d).sku();
+      EXPECT_EQ(is_exact(task_of(p)) ? found.find(unaligned) : found.compare(free_choice), 0u) << found;
+    }
+  }
+  use_tuning("off");
+  unsetenv("XDG_CACHE_HOME");
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

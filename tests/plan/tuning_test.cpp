@@ -200,15 +200,16 @@ TEST_F(TuningTest, ExactPathsHaveTheSameBits) {
   }
 }
 
-TEST_F(TuningTest, SumsOfFloatsFollowAFileThatWasNamedAlone) {
-  const std::string text = file_for(gemm_problem(w4a16(64)), 64, "w4a16_gemm_reference");
+TEST_F(TuningTest, SumsOfFloatsOnACpuFollowNone) {
   const std::string free_choice = product_of(LinearPlan::select(w4a16(64)));
+  if (free_choice == "w4a16_gemm_reference") GTEST_SKIP() << "a scalar build has only reference rows";
+  const std::string text = file_for(gemm_problem(w4a16(64)), 64, "w4a16_gemm_reference");
   const fs::path path = write_default(text);
   use_tuning("");
   EXPECT_EQ(product_of(LinearPlan::select(w4a16(64))), free_choice);
-  EXPECT_TRUE(says(LinearPlan::select(w4a16(64)), "\ntuning: " + path.string() + ", for exact sums\n"));
+  EXPECT_TRUE(says(LinearPlan::select(w4a16(64)), "\ntuning: " + path.string() + ", for exact sums alone\n"));
   use_tuning(path.string());
-  EXPECT_EQ(product_of(LinearPlan::select(w4a16(64))), "w4a16_gemm_reference");
+  EXPECT_EQ(product_of(LinearPlan::select(w4a16(64))), free_choice);
 }
 
 TEST_F(TuningTest, TheDefaultFileIsFollowed) {
