@@ -290,7 +290,8 @@ LinearArgs operands_of(const LinearDescription& d, Memory& memory, const Stand& 
   if (!d.packed_weight) {
     args.weight = tensor(filled(memory, d.weight.type, d.n * row), d.weight.type, device, d.n, d.k);
     std::byte* const scale = filled(memory, DType::f32, d.n * groups);
-    args.weight_scale = grouped ? tensor(scale, DType::f32, device, d.n, groups) : tensor(scale, DType::f32, device, d.n);
+    args.weight_scale =
+        grouped ? tensor(scale, DType::f32, device, d.n, groups) : tensor(scale, DType::f32, device, d.n);
     return args;
   }
   Memory host(nullptr);
@@ -323,7 +324,8 @@ struct Candidate {
   }
 };
 
-Candidate candidate(std::string name, const LinearDescription& d, const LinearArgs& args, Memory& memory, Stream stream) {
+Candidate candidate(std::string name, const LinearDescription& d, const LinearArgs& args, Memory& memory,
+                    Stream stream) {
   const LinearPlan plan = LinearPlan::select(d);
   const Workspace workspace = {memory.allocate(plan.workspace_size()), plan.workspace_size()};
   return {std::move(name), [plan, args, workspace, stream] { plan.run(args, workspace, stream); }};
@@ -531,7 +533,11 @@ void print_json(const nlohmann::json& document) {
 }
 
 std::vector<std::string> choice_row(const std::string& key, const TunedChoice& c) {
-  return {std::to_string(c.m), key, c.kernel, milliseconds_text(c.seconds), c.model_kernel,
+  return {std::to_string(c.m),
+          key,
+          c.kernel,
+          milliseconds_text(c.seconds),
+          c.model_kernel,
           milliseconds_text(c.model_seconds)};
 }
 const std::vector<std::string> kHeading = {"M", "product", "kernel", "ms", "cost model's choice", "ms"};
@@ -568,7 +574,8 @@ void tune(Options options) {
   const bool floats = std::any_of(options.formats.begin(), options.formats.end(),
                                   [](const std::string& format) { return format.ends_with("a16"); });
   if (floats && !on_gpu(options)) {
-    throw CLI::ValidationError("--format", "a CPU has one kernel for w8a16 and one for w4a16: there is nothing to choose");
+    throw CLI::ValidationError("--format",
+                               "a CPU has one kernel for w8a16 and one for w4a16: there is nothing to choose");
   }
   use_tuning("off");  // the plans that are timed are the cost model's
   if (options.dtype.empty()) options.dtype = on_gpu(options) ? "f16" : "f32";
@@ -591,8 +598,8 @@ void tune(Options options) {
     Progress progress("tune", static_cast<std::int64_t>(shapes.size() * options.formats.size()));
     for (const std::string& format : options.formats) {
       for (const Shape& shape : shapes) {
-        const std::string name = format + " " + std::to_string(shape.m) + "x" + std::to_string(shape.k) + "x" +
-                                 std::to_string(shape.n);
+        const std::string name =
+            format + " " + std::to_string(shape.m) + "x" + std::to_string(shape.k) + "x" + std::to_string(shape.n);
         try {
           const std::vector<Measured> more = measure(product_of(format, shape, options, stand.device()), stand);
           save(path, device, more);
@@ -629,7 +636,8 @@ void tune(Options options) {
             << " other than the cost model's; its times are " << fixed(gain(measured), 3)
             << " of these (geometric mean)\n"
             << path.string() << "\n";
-  if (floats) std::cout << "plans follow the choices for sums of floats (a16) with OCTILE_TUNING=" << path.string() << "\n";
+  if (floats)
+    std::cout << "plans follow the choices for sums of floats (a16) with OCTILE_TUNING=" << path.string() << "\n";
 }
 
 }  // namespace
@@ -649,7 +657,8 @@ void add_tune(CLI::App& app) {
       ->type_name("MxKxN")
       ->allow_extra_args(false);
   command->add_option("--shapes", options->shape_file, "Products, one a line")->type_name("FILE");
-  command->add_option("--model-config", options->model_config, "The layers of the model that this config.json describes")
+  command
+      ->add_option("--model-config", options->model_config, "The layers of the model that this config.json describes")
       ->type_name("FILE");
   command->add_option("--batch", options->batches, "M of a model's layers (default: powers of 2 to 512; cuda: 4096)")
       ->type_name("M,M,...")

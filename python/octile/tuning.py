@@ -8,9 +8,9 @@ from . import _plans, kernels
 def use_tuning(file=None):
     """Chooses the file of measured kernels that plans follow from now on, in this process, instead of OCTILE_TUNING's.
 
-    None: `octile tune`'s own file of the device, for exact sums alone. "off": none. A path: that file, on a GPU for sums
-    of floats too; where it cannot be used, the next layer that needs a plan raises RuntimeError. Plans made before keep their
-    kernels, so call it before the first layer runs.
+    None: `octile tune`'s own file of the device, for exact sums alone. "off": none. A path: that file, on a GPU for
+    sums of floats too; where it cannot be used, the next layer that needs a plan raises RuntimeError. Plans made before
+    keep their kernels, so call it before the first layer runs.
     """
     library = _plans.library()
     library.ok(library.c.octile_use_tuning(os.fsencode(file) if file else None))

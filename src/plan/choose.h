@@ -1,5 +1,6 @@
 // From a problem to a row of the kernel table: every row of the task is asked, and of those that can the one that was
-// measured to be the fastest is taken (tuning.h), else the cheapest. What each other one answered is kept for explain().
+// measured to be the fastest is taken (tuning.h), else the cheapest. What each other one answered is kept for
+// explain().
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,7 @@ struct Step {
   const Row* unaligned = nullptr;  // runs where the operands' addresses or strides do not suit `kernel`
   Cost cost;
   std::size_t workspace = 0;
-  std::string refused;  // a line for each row of the task that was not chosen
+  std::string refused;     // a line for each row of the task that was not chosen
   TunedChoice tuned = {};  // what was measured for this problem; it need not be able to do it
 
   bool is_tuned() const { return kernel && kernel->name == tuned.kernel; }

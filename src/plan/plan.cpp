@@ -41,9 +41,9 @@ void Plan::Impl::add_line(std::string_view what, std::string_view kernel, const 
 void Plan::Impl::add_product(std::string_view what, const ProductStep& product) {
   add(what, product.all);
   for (const FewerRows& few : product.fewer) {
-    explanation += message("  up to ", few.rows, few.rows == 1 ? " row: " : " rows: ", few.step.kernel->name,
-                           ": expected ", milliseconds(few.step.cost.seconds),
-                           few.step.is_tuned() ? "; " + in_words(few.step.tuned) : "", "\n");
+    explanation +=
+        message("  up to ", few.rows, few.rows == 1 ? " row: " : " rows: ", few.step.kernel->name, ": expected ",
+                milliseconds(few.step.cost.seconds), few.step.is_tuned() ? "; " + in_words(few.step.tuned) : "", "\n");
   }
 }
 
@@ -58,8 +58,8 @@ void Plan::Impl::describe_times(Device device, int threads) {
 }
 
 void Plan::Impl::describe_tuning(Device device, std::string_view kernel) {
-  times += message("tuning: ",
-                   kernel.empty() ? in_words(*tuning_of(device)) : "not asked, the description names a kernel", "\n");
+  times += message(
+      "tuning: ", kernel.empty() ? in_words(*tuning_of(device)) : "not asked, the description names a kernel", "\n");
 }
 
 std::size_t Plan::Impl::reserve(std::int64_t rows, std::int64_t cols, DType dtype) {

@@ -63,7 +63,8 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
     sku += message(sku.empty() ? "" : " + ", step.kernel->name);
     if (step.unaligned) sku += message(" (unaligned: ", step.unaligned->name, ")");
     add_line(what, step.kernel->name, step.cost);
-    if (step.tuned.m > 0) explanation += message("  ", in_words(step.tuned), step.is_tuned() ? "\n" : ", cannot do this\n");
+    if (step.tuned.m > 0)
+      explanation += message("  ", in_words(step.tuned), step.is_tuned() ? "\n" : ", cannot do this\n");
     if (step.unaligned) explanation += message("  where operands are not aligned for it: ", step.unaligned->name, "\n");
     if (step.kernel->detail) explanation += "  " + step.kernel->detail(step.problem) + "\n";
     explanation += step.refused;

@@ -52,7 +52,8 @@ std::string library_version() {
 std::string quoted(std::string_view text) {
   constexpr std::size_t kShown = 60;
   std::string shown(text.substr(0, kShown));
-  std::replace_if(shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
+  std::replace_if(
+      shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
   return message('"', shown, text.size() > kShown ? "...\"" : "\"");
 }
 
@@ -102,7 +103,8 @@ class Reader {
     if (next_line() != kTitle) refuse("is no tuning file: its first line is ", quoted(line_), ", not \"", kTitle, '"');
     const std::string_view version = after("library ");
     if (version != library_version()) {
-      refuse("is of version ", quoted(version), " of the library, this is ", library_version(), ": run octile tune again");
+      refuse("is of version ", quoted(version), " of the library, this is ", library_version(),
+             ": run octile tune again");
     }
     TuningFile file;
     file.device = after("device ");
@@ -111,7 +113,8 @@ class Reader {
       add_choice(file);
       ++count;
     }
-    if (number<std::size_t>(line_.substr(4)) != count) refuse_line("has ", quoted(line_), " after ", count, " products");
+    if (number<std::size_t>(line_.substr(4)) != count)
+      refuse_line("has ", quoted(line_), " after ", count, " products");
     if (!text_.empty()) refuse("goes on after its end");
     return file;
   }
@@ -256,7 +259,8 @@ std::string tuning_device(Device device) {
     if (static_cast<std::size_t>(device.index) >= cuda.devices.size()) return {};
     model = cuda.devices[static_cast<std::size_t>(device.index)].name;
   }
-  std::replace_if(model.begin(), model.end(), [](unsigned char c) { return c < 0x20; }, ' ');
+  std::replace_if(
+      model.begin(), model.end(), [](unsigned char c) { return c < 0x20; }, ' ');
   return message(name(device.type), " ", model);
 }
 
@@ -293,15 +297,17 @@ std::string text_of(const TuningFile& file) {
   std::size_t count = 0;
   for (const auto& [key, rows] : file.choices) {
     for (const auto& [m, choice] : rows) {
-      whole += line(m, " ", choice.kernel, " ", choice.seconds, " ", choice.model_kernel, " ", choice.model_seconds, " ",
-                    key, "\n");
+      whole += line(m, " ", choice.kernel, " ", choice.seconds, " ", choice.model_kernel, " ", choice.model_seconds,
+                    " ", key, "\n");
       ++count;
     }
   }
   return whole + line("end ", count, "\n");
 }
 
-TuningFile read_tuning(const std::filesystem::path& path) { return Reader(contents_of(path)).read(); }
+TuningFile parse_tuning(std::string_view text) { return Reader(text).read(); }
+
+TuningFile read_tuning(const std::filesystem::path& path) { return parse_tuning(contents_of(path)); }
 
 const TunedChoice* tuned_at(const TunedRows& rows, std::int64_t m) {
   const auto at = rows.lower_bound(m);

@@ -58,6 +58,7 @@ std::string text_of(const TuningFile& file);
 // Throws Error with what is wrong: no regular file, too large, not such a text, of another version of the library, or
 // with a kernel that this library does not have.
 TuningFile read_tuning(const std::filesystem::path& path);
+TuningFile parse_tuning(std::string_view text);
 
 // The choice at the smallest tuned m from `m` to below 2 * m; null: none.
 const TunedChoice* tuned_at(const TunedRows& rows, std::int64_t m);

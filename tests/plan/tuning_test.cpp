@@ -222,8 +222,10 @@ TEST_F(TuningTest, TheDefaultFileIsFollowed) {
 
 TEST_F(TuningTest, ReadsWhatItWrites) {
   TuningFile file{"cuda Some GPU", {}};
-  file.choices[tuning_key(gemm_problem(w8a8(64)))][64] = {64, std::string(kReference), 1.5e-5, std::string(kReference), 1};
-  file.choices[tuning_key(gemm_problem(w8a8(64)))][1] = {1, std::string(kReference), 2e-300, std::string(kReference), 1e9};
+  file.choices[tuning_key(gemm_problem(w8a8(64)))][64] = {64, std::string(kReference), 1.5e-5, std::string(kReference),
+                                                          1};
+  file.choices[tuning_key(gemm_problem(w8a8(64)))][1] = {1, std::string(kReference), 2e-300, std::string(kReference),
+                                                         1e9};
   file.choices[tuning_key(gemm_problem(w4a16(8)))][8] = {8, "w4a16_gemm_reference", 1, "w4a16_gemm_reference", 1};
   const TuningFile read = read_tuning(write(text_of(file)));
   EXPECT_EQ(read.device, file.device);
@@ -274,8 +276,10 @@ TEST_F(TuningTest, DamagedFilesAreRefusedInWords) {
       {with("0.25", "0"), "line 4 has \"0\""},
       {with("0.25", "1e999"), "line 4 has \"1e999\""},
       {with("0.25", "fast"), "line 4 has \"fast\""},
-      {with("w8a8_gemm_reference", "w8a8_gemm_magic"), "line 4 has \"w8a8_gemm_magic\", which is no kernel of this library"},
-      {with("w8a8_gemm_reference", "w4a8_gemm_reference"), "line 4 has the kernel w4a8_gemm_reference for \"w8a8_gemm\""},
+      {with("w8a8_gemm_reference", "w8a8_gemm_magic"),
+       "line 4 has \"w8a8_gemm_magic\", which is no kernel of this library"},
+      {with("w8a8_gemm_reference", "w4a8_gemm_reference"),
+       "line 4 has the kernel w4a8_gemm_reference for \"w8a8_gemm\""},
       {with("w8a8_gemm_reference", kTwoSteps), "line 4 has \"two_steps\""},
       {with("64 w8a8_gemm_reference", "w8a8_gemm_reference"), "line 4 has \"w8a8_gemm_reference\" where a number"},
       {with("end 1", "64"), "line 5 is \"64\", which is no product"},
@@ -293,6 +297,48 @@ TEST_F(TuningTest, DamagedFilesAreRefusedInWords) {
   const std::size_t line = good.find("64 "), end = good.find("end");
   twice.insert(end, good.substr(line, end - line));
   expect_refused(write(twice), "line 5 has a product for the second time");
+}
+
+TEST_F(TuningTest, AnyDamageIsRefusedOrAnotherGoodFile) {
+  TuningFile file{tuning_device({}), {}};
+  for (const std::int64_t m : {1, 64, 4096}) {
+    file.choices[tuning_key(gemm_problem(w8a8(m)))][m] = {m, std::string(kReference), 1e-3, std::string(kReference),
+                                                          2e300};
+  }
+  const std::string good = text_of(file);
+  std::mt19937 random(3);
+  int accepted = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string text = good;
+    for (std::uint32_t changes = random() % 3 + 1; changes > 0; --changes) {
+      const std::size_t at = random() % text.size();
+      const char byte = random() % 2 ? good[random() % good.size()] : static_cast<char>(random());
+      switch (random() % 4) {
+        case 0:
+          text[at] = byte;
+          break;
+        case 1:
+          text.insert(at, 1, byte);
+          break;
+        case 2:
+          text.erase(at, random() % 20 + 1);
+          break;
+        default:
+          text.insert(at, good.substr(random() % good.size(), random() % 200));
+      }
+      if (text.empty()) break;
+    }
+    try {
+      const std::string again = text_of(parse_tuning(text));
+      EXPECT_EQ(text_of(parse_tuning(again)), again) << text;
+      ++accepted;
+    } catch (const Error& error) {
+      const std::string_view what = error.what();
+      EXPECT_EQ(std::find_if(what.begin(), what.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }),
+                what.end());
+    }
+  }
+  EXPECT_GT(accepted, 0);  // a digit of a time
 }
 
 TEST_F(TuningTest, WhatIsNoFileIsRefused) {

@@ -37,6 +37,11 @@ def test_a_file_is_named_found_or_turned_off(tmp_path, monkeypatch):
 def test_the_environment_chooses():
     code = "import octile; print(octile.Linear(48, 32).explain(rows=3))"
     for value, says in (("off", "tuning: off"), ("/no/such/file", "the tuning file /no/such/file cannot be read")):
-        done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ, OCTILE_TUNING=value), text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=dict(os.environ, OCTILE_TUNING=value),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert says in done.stdout
