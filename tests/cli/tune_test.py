@@ -64,11 +64,11 @@ class TuneTest(unittest.TestCase):
     def test_packed_weights_in_groups(self):
         self.tune("2x64x48", options=["--packed", "--group=32"])
         self.assertEqual(len(self.choices()), 2)
+        for _, product in self.choices():
+            self.assertRegex(product, " b=32 .* packed ")
         done = self.octile("tune", "--group=128", "--shape=2x100x8", "--shape=2x128x8", "--format=w4a8")
         self.assertEqual((done.returncode, done.stderr),
                          (0, "w4a8 2x100x8 left out: LinearPlan::select: group = 128 does not divide k = 100\n"))
-        for _, product in self.choices():
-            self.assertRegex(product, " b=32 .* packed ")
 
     def test_layers_of_a_model(self):
         config = self.folder / "config.json"
