@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import _c, _plans, adapters, functional, save_pretrained
+from . import _c, _plans, adapters, functional, quantizer, save_pretrained
 from .dequantized import DequantizedWeight, read_only
 from .kernels import kernels, plan_text
 from .weight_format import WeightFormat
@@ -123,10 +123,8 @@ class _Inference(nn.Module):
         packed, weight = self._buffers["packed_weight"], self._buffers["quantized_weight"]
         if packed is not None and not packed.is_meta and packed.data_ptr() % 64:
             self._buffers["packed_weight"] = packed.clone()
-        if weight is not None and weight.dtype is torch.int8 and weight.stride(0) % 16 and not weight.is_meta:
-            pitch = (self.in_features + 15) // 16 * 16
-            padded = weight.new_empty_strided((self.out_features, self.in_features), (pitch, 1))
-            self._buffers["quantized_weight"] = padded.copy_(weight)
+        if weight is not None and weight.dtype is torch.int8:
+            self._buffers["quantized_weight"] = quantizer.aligned(weight)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -143,19 +141,21 @@ class _Inference(nn.Module):
         """
         if self._buffers["packed_weight"] is not None:
             return self
-        device, fields = self._device(), self._fields(1)
+        device = self._device()
         if self.weight_scale.dtype is torch.float64:
             raise RuntimeError("octile: no kernel is meant for packed layers in float64")
-        plan_text("sku", "linear", device, **fields | {"packed_weight": 1})
-        weight, scale, zero_point = self.plain_weight()
+        plan_text("sku", "linear", device, **self._fields(1) | {"packed_weight": 1})
         with torch.inference_mode(False), torch.no_grad():
-            names = ("x", "y", "activation", "weight", "group", "weight_zero_point", "static_scale")
-            fields = {name: fields[name] for name in names if name in fields}
-            packed = _plans.pack(weight, scale, zero_point, self.in_features, **fields)
-            self._buffers["packed_weight"] = packed.to(device)
+            self._buffers["packed_weight"] = self._pack(*self.plain_weight()).to(device)
         for name in _Inference._KEPT:
             self._buffers[name] = None
         return self
+
+    def _pack(self, weight, scale, zero_point):
+        """Their packed form, on the CPU."""
+        names = ("x", "y", "activation", "weight", "group", "weight_zero_point", "static_scale")
+        fields = {name: value for name, value in self._fields(1).items() if name in names}
+        return _plans.pack(weight, scale, zero_point, self.in_features, **fields)
 
     def plain_weight(self):
         """quantized_weight, weight_scale and weight_zero_point (or None), of a packed layer too."""
@@ -196,6 +196,50 @@ class _Inference(nn.Module):
         self._align()
         if packed:
             self.pack_()
+
+    def refit_(self, weight, bias=None):
+        """Quantizes the float `weight`, shaped as `weight` is, into the memory that the layer has; returns the layer.
+
+        Each buffer stays where it is: compiled code and captured graphs compute with the new weight from then on. The
+        bits are those of from_linear() with its defaults, but zero points become 0. Scales of the input stay. An int8
+        weight that is not packed and has no input_multiplier is written by one kernel, without a copy in between. bias:
+        copied, if it is given.
+
+        Raises ValueError for another shape, device or an integer type, and for a bias that the layer has not.
+        """
+        device, shape = self._device(), (self.out_features, self.in_features)
+        for what, t, expected in (
+            ("weight", weight, shape[::-1] if self.in_out else shape),
+            ("bias", bias, None if self.bias is None else (self.out_features,)),
+        ):
+            if t is not None and (tuple(t.shape) != expected or t.device != device or not t.is_floating_point()):
+                found = f"{tuple(t.shape)}, {t.dtype}, on {t.device}"
+                expected = "the layer has none" if expected is None else f"expected {expected}, floats, on {device}"
+                raise ValueError(f"octile: {what} is {found}; {expected}")
+        with torch.no_grad():
+            weight = self._divided(weight.detach().t() if self.in_out else weight.detach())
+            if (packed := self._buffers["packed_weight"]) is None:
+                self._refit_plain(weight, *(self._buffers[name] for name in _Inference._KEPT))
+            else:
+                plain = [None if t is None else t.clone() for t in self.plain_weight()]
+                self._refit_plain(weight, *plain)
+                packed.copy_(self._pack(*plain))
+            if bias is not None:
+                self.bias.copy_(bias)
+        self._unpacked = None
+        return self
+
+    def _refit_plain(self, weight, levels, scale, zero_point):
+        if torch.float64 in (weight.dtype, scale.dtype):
+            weight = weight.to(scale.dtype)
+        if self.format.bits == 8:
+            quantizer.nearest_s8_into(weight, levels, scale, self.format.group)
+            return
+        new, new_scale = self.format.quantize(weight)
+        levels.copy_(new)
+        scale.copy_(new_scale)
+        if zero_point is not None:
+            zero_point.zero_()
 
     def _divided(self, weight):
         """`weight` as it is quantized."""

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import nn
 
-from . import _c, _ops, _plans  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _c, _ctypes_ops, _ops, _plans  # noqa: F401  (_ops registers torch.ops.octile)
 
 METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.ERROR_FEEDBACK}
 
@@ -16,6 +16,28 @@ def nearest_s8(w, group, per_channel):
     granularity = _c.PER_ROW if per_channel else _c.PER_TENSOR
     q, _, scale = torch.ops.octile.quantize(rows, granularity, _c.ROW_MAJOR)
     return (q.reshape(w.shape) if group else q), (scale if group is None else scale.reshape(len(w), -1))
+
+
+def nearest_s8_into(w, weight, scale, group):
+    """What nearest_s8() gives of w (N, K), into weight and scale as that has made them: they stay where they are."""
+    if w.numel() == 0:
+        return
+    if group:
+        w, weight, scale = w.reshape(-1, group), weight.view(-1, group), scale.view(-1)
+    w = _ctypes_ops._readable(w)
+    granularity = _c.PER_TENSOR if scale.numel() == 1 and len(w) != 1 else _c.PER_ROW
+    fields = {"rows": w.shape[0], "cols": w.shape[1], "x": _plans.DTYPES[w.dtype]}
+    plan = _plans.plan("quantize", w.device, **fields, granularity=granularity, orientation=_c.ROW_MAJOR)
+    views = {"x": _plans.view(w), "q": _plans.view(weight), "scale": _plans.view(scale.view(-1))}
+    _plans.run("quantize", plan, _c.QuantizeArguments, views, w.device)
+
+
+def aligned(weight):
+    """An int8 weight (N, K), or a copy whose rows begin at multiples of 16, as kernels like it."""
+    n, k = weight.shape
+    if weight.is_meta or (weight.stride() == (weight.stride(0), 1) and weight.stride(0) % 16 == 0):
+        return weight
+    return weight.new_empty_strided((n, k), ((k + 15) // 16 * 16, 1)).copy_(weight)
 
 
 def nearest_s4(w, group):
@@ -124,7 +146,7 @@ def unpack(packed, k):
 
 def unpack_words(words, k, bits=4):
     """int32 (R, ceil(k * bits / 32)) -> int8 (R, k)."""
-    values = (words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)) & ((1 << bits) - 1)
+    values = (words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)) & ((1 << bits) - 1)
     return (values.flatten(1)[:, :k] - (1 << bits - 1)).to(torch.int8).contiguous()
 
 

@@ -1,0 +1,253 @@
+"""Octile in vLLM: linear layers of quantized checkpoints on Octile's kernels, on CPUs and NVIDIA GPUs.
+
+vLLM finds register() by its entry point, vllm.general_plugins, in each of its processes. That puts two classes in front of
+vLLM's own kernels, and vLLM asks them first, for each layer:
+
+OctileInt8LinearKernel    int8 weights and int8 activations, dynamic per token or static per tensor (W8A8)
+OctileWeightLinearKernel  weights of 4 or 8 bits in int32 words (W4A16, W8A16), and of 4 bits with int8 activations (W4A8)
+
+Where one refuses, it says why, and vLLM takes a kernel of its own. OCTILE_VLLM=last puts them behind vLLM's, off leaves
+them out; VLLM_DISABLED_KERNELS takes their names, VLLM_PLUGINS "octile".
+"""
+
+import os
+import warnings
+
+import torch
+import vllm
+from vllm.platforms import PlatformEnum, current_platform
+from vllm.scalar_type import scalar_types
+
+try:
+    from vllm.model_executor.kernels import linear
+    from vllm.model_executor.kernels.linear import Int8ScaledMMLinearKernel, MPLinearKernel
+    from vllm.model_executor.utils import replace_parameter
+except ImportError as error:
+    raise ImportError(f"octile: vLLM {vllm.__version__} has other plug-in points; 0.32 and 0.33 were tried") from error
+
+from . import _c, _plans, quantizer
+from .kernels import plan_text
+
+__all__ = ["OctileInt8LinearKernel", "OctileWeightLinearKernel", "refit_", "register"]
+
+_PLACES = ("first", "last", "off")
+# Bits of the weight, and whether it may, or must, have zero points.
+_WEIGHTS = {
+    scalar_types.int4: (4, False),
+    scalar_types.uint4b8: (4, False),
+    scalar_types.uint4: (4, True),
+    scalar_types.uint8b128: (8, False),
+}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def register():
+    """Offers the kernels to vLLM, once a process. Raises ValueError for an OCTILE_VLLM that is unknown."""
+    place = os.environ.get("OCTILE_VLLM", "first")
+    if place not in _PLACES:
+        raise ValueError(f"octile: OCTILE_VLLM is {place!r}; {', '.join(_PLACES)} are known")
+    if place == "off":
+        return
+    for kind, kernel, lists in (
+        ("int8", OctileInt8LinearKernel, "_POSSIBLE_INT8_KERNELS"),
+        ("mp", OctileWeightLinearKernel, "_POSSIBLE_KERNELS"),
+    ):
+        for platform in (PlatformEnum.CPU, PlatformEnum.CUDA):
+            known = getattr(linear, lists, {})
+            if kernel in known.get(platform, []):
+                continue
+            linear.register_linear_kernel(kernel, platform, kind)
+            if place == "first" and kernel in known.get(platform, []):
+                known[platform].insert(0, known[platform].pop())
+            elif place == "first":
+                warnings.warn(f"octile: this vLLM keeps its kernels elsewhere: {kernel.__name__} is the last", stacklevel=2)
+
+
+def _refusal(capability=None, **fields):
+    """Why the library cannot serve such a layer; None where it can. Without fields: no layer at all."""
+    if current_platform.is_cpu():
+        device = torch.device("cpu")
+    elif not current_platform.is_cuda():
+        return "requires a CPU or an NVIDIA GPU"
+    elif capability is not None and capability < 80:
+        return f"requires compute capability 8.0, and this GPU has {capability / 10}"
+    else:
+        device = torch.device("cuda", torch.cuda.current_device())
+    x = fields.pop("x", _c.BF16)
+    wanted = {"m": 1, "n": 64, "k": 64, "x": x, "y": x, "activation": _c.DYNAMIC_PER_TOKEN} | fields
+    try:
+        plan_text("sku", "linear", device, **wanted)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _answer(reason):
+    return reason is None, reason
+
+
+def _rows_first(parameter):
+    """(OUT, ...) of a parameter of vLLM's with two dimensions."""
+    return parameter.data if parameter.output_dim == 0 else parameter.data.t()
+
+
+def _bias(bias, x):
+    return bias if bias is None or bias.dtype is x.dtype else bias.to(x.dtype)
+
+
+class OctileInt8LinearKernel(Int8ScaledMMLinearKernel):
+    """W8A8 with exact sums: the bits of octile.W8A8Linear, on every device and for every number of rows."""
+
+    @classmethod
+    def is_supported(cls, compute_capability=None):
+        return _answer(_refusal(compute_capability))
+
+    @classmethod
+    def can_implement(cls, c):
+        return _answer(None if c.input_symmetric else "takes no zero point of the activations")
+
+    def process_weights_after_loading(self, layer):
+        weight_name, scale_name, input_scale_name, *_ = self.layer_param_names
+        weight, scale = getattr(layer, weight_name).data, getattr(layer, scale_name).data
+        if len(layer.logical_widths) > 1 and not self.config.is_channelwise:  # one scale for each of several layers
+            widths = torch.tensor(layer.logical_widths, device=scale.device)
+            scale = scale.flatten().repeat_interleave(widths, output_size=weight.shape[0])
+        self._activation, self._static_scale = _c.DYNAMIC_PER_TOKEN, 0.0
+        if self.config.is_static_input_scheme:
+            self._activation = _c.STATIC_PER_TENSOR
+            self._static_scale = getattr(layer, input_scale_name).max().item()
+        replace_parameter(layer, weight_name, quantizer.aligned(weight))
+        replace_parameter(layer, scale_name, scale.flatten().float())
+        layer.octile = self
+
+    def apply_weights(self, layer, x, bias=None):
+        weight, scale, *_ = self._get_layer_params(layer)
+        choices = self._activation, _c.OUT_IN, None, self._static_scale
+        return torch.ops.octile.linear(x, weight, scale, _bias(bias, x), *choices)
+
+
+class OctileWeightLinearKernel(MPLinearKernel):
+    """W4A16, W4A8 and W8A16. Sums of W4A8 are exact: the bits of octile.W4A8Linear on every device."""
+
+    @classmethod
+    def get_min_capability(cls):
+        return 80
+
+    @classmethod
+    def can_implement(cls, c):
+        return _answer(cls._reason(c))
+
+    @classmethod
+    def _reason(cls, c):
+        k, n = c.partition_weight_shape
+        if c.weight_type not in _WEIGHTS:
+            return f"weights of {c.weight_type} are not known; int4, uint4b8, uint4 and uint8b128 are"
+        bits, points = _WEIGHTS[c.weight_type]
+        if bool(c.zero_points) is not points:
+            return f"weights of {c.weight_type} have {'' if points else 'no '}zero points here"
+        if c.act_type not in (*_FLOATS, torch.int8) or (bits == 8 and c.act_type is torch.int8):
+            return f"activations of {c.act_type} are not known for {bits}-bit weights"
+        if getattr(c, "out_type", None) not in (None, c.act_type):
+            return f"answers in the type of x, and this layer in {c.out_type}"
+        if getattr(c, "has_g_idx", False):
+            return "groups have to be of neighbours, and this layer has them in another order (g_idx)"
+        if c.group_size not in (-1, 32, 64, 128, k):
+            return f"groups of {c.group_size} are not known; 32, 64, 128 and whole rows are"
+        if c.group_size > k or k % max(c.group_size, 1):
+            return f"groups of {c.group_size} do not divide the {k} inputs of this shard"
+        return _refusal(n=n, k=k, **cls._description(c, c.weight_type is scalar_types.int4))
+
+    @staticmethod
+    def _description(c, int8_activations):
+        """Of a plan's description."""
+        bits, points = _WEIGHTS[c.weight_type]
+        group = 0 if c.group_size in (-1, c.partition_weight_shape[0]) else c.group_size
+        if bits == 4:
+            fields = {"weight": _c.S4_GROUP, "group": group, "weight_zero_point": int(points)}
+        else:
+            fields = {"weight": _c.S8_GROUP if group else _c.S8_PER_CHANNEL, "group": group, "weight_zero_point": 0}
+        int8_activations = int8_activations or c.act_type is torch.int8
+        x = torch.bfloat16 if c.act_type is torch.int8 else c.act_type
+        activation = _c.DYNAMIC_PER_TOKEN if int8_activations else _c.NONE
+        return fields | {"x": _plans.DTYPES[x], "activation": activation}
+
+    def process_weights_after_loading(self, layer):
+        c, (k, n) = self.config, self.config.partition_weight_shape
+        (bits, has_points), int4 = _WEIGHTS[c.weight_type], c.weight_type is scalar_types.int4
+        held = getattr(layer, self.w_q_name)
+        weight, scale = _rows_first(held), _rows_first(getattr(layer, self.w_s_name))
+        points = _rows_first(getattr(layer, self.w_zp_name)) if has_points else None
+        self._fields = self._description(c, int4 or self._asks_for_int8(layer))
+
+        if weight.dtype is torch.int8:
+            weight = quantizer.pack(weight) if bits == 4 else weight
+        else:  # words of levels, each stored plus half its range
+            weight = weight.contiguous().view(torch.uint8)[:, : -(-k * bits // 8)]
+            weight = weight ^ 0x88 if bits == 4 else (weight ^ 0x80).view(torch.int8)
+        scale = scale.float().contiguous()
+        if points is not None:
+            points = quantizer.unpack_words(points.t().contiguous(), n).t().int().contiguous()
+        if bits == 8:
+            weight, scale = quantizer.aligned(weight), scale if self._fields["group"] else scale.flatten()
+
+        self._packed = self._fields["weight"] == _c.S4_GROUP or current_platform.is_cpu()
+        self._packed = self._packed and _refusal(n=n, k=k, packed_weight=1, **self._fields) is None
+        if self._packed:
+            y = {"y": self._fields["x"]}
+            weight = _plans.pack(weight, scale, points, k, **self._fields, **y).to(weight.device)
+            scale = points = None
+        replace_parameter(layer, self.w_q_name, weight)
+        replace_parameter(layer, self.w_s_name, scale)
+        if self.w_zp_name is not None and getattr(layer, self.w_zp_name, None) is not None:
+            replace_parameter(layer, self.w_zp_name, points)
+        for name, parameter in layer._parameters.items():  # CompressedTensorsW4A8Int gives the weight two names
+            if parameter is held:
+                layer._parameters[name] = getattr(layer, self.w_q_name)
+
+    @staticmethod
+    def _asks_for_int8(layer):
+        """Whether x is to be quantized: vLLM tells pack-quantized layers alone, after it has chosen their kernel."""
+        wanted = getattr(layer, "_humming_input_quant_config", None)
+        if wanted is None:
+            return False
+        known = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+        if any(wanted.get(name) != value for name, value in known.items()):
+            raise ValueError(
+                f"octile: activations are to be quantized as {wanted}, and {known} is known; "
+                "VLLM_DISABLED_KERNELS=OctileWeightLinearKernel leaves such a checkpoint to vLLM's kernels"
+            )
+        return True
+
+    def apply_weights(self, layer, x, bias=None):
+        weight, scale, points = self._get_weight_params(layer)
+        f, bias = self._fields, _bias(bias, x)
+        if self._packed:
+            n = self.config.partition_weight_shape[1]
+            words = n, f["activation"], f["weight"], f["group"], bool(f["weight_zero_point"])
+            return torch.ops.octile.linear_packed(x, weight, bias, *words, None, 0.0)
+        if f["weight"] == _c.S4_GROUP:
+            return torch.ops.octile.linear_s4(x, weight, scale, points, bias, f["activation"])
+        return torch.ops.octile.linear(x, weight, scale, bias, f["activation"], _c.OUT_IN)
+
+
+def refit_(layer, weight, row=0):
+    """Quantizes a float weight (OUT, IN) into the memory of a layer that OctileInt8LinearKernel serves.
+
+    The bits are those of octile.W8A8Linear. Nothing is allocated and nothing moves, so captured graphs stay valid. row:
+    the first output channel that `weight` is for, where a layer has several fused (q, k and v). A layer that is sharded
+    takes its shard: of the columns (OUT) it gets the bits of the whole layer, of the rows (IN) it has scales of its own.
+
+    Raises ValueError for another layer, shape or device, and where the layer has one scale for all channels.
+    """
+    if not isinstance(getattr(layer, "octile", None), OctileInt8LinearKernel):
+        raise ValueError(f"octile: refit_() takes a layer of OctileInt8LinearKernel, not {type(layer).__name__}")
+    held, scale, *_ = layer.octile._get_layer_params(layer)
+    (n, k), end = held.shape, row + weight.shape[0]
+    if weight.dim() != 2 or weight.shape[1] != k or not 0 <= row <= end <= n or weight.device != held.device:
+        raise ValueError(
+            f"octile: weight is {tuple(weight.shape)} on {weight.device}, for channels from {row}; the layer has {(n, k)} on "
+            f"{held.device}"
+        )
+    if scale.numel() != n:
+        raise ValueError("octile: the layer has one scale for all channels; refit_() makes one for each")
+    quantizer.nearest_s8_into(weight.detach(), held.data[row:end], scale.data[row:end], None)
