@@ -12,7 +12,7 @@ import octile
 import pytest
 import torch
 import vllm_interface
-from octile import quantizer
+from octile import awq_gptq, quantizer
 
 REAL = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not REAL, reason="vLLM is not installed")
@@ -236,11 +236,11 @@ FOUR_BITS = {
 }
 
 
-def four_bit_module(kind, group, n=48, zero_point=False):
+def four_bit_module(kind, group, n=48, zero_point=False, k=128):
     """With levels and zero points of every value."""
-    module = kind(128, n, group=group, zero_point=zero_point)
-    module.quantized_weight = torch.randint(0, 256, (n, 64), dtype=torch.uint8)
-    module.weight_scale = torch.rand_like(module.weight_scale).bfloat16().float() / 50
+    module = kind(k, n, bias=False, group=group, zero_point=zero_point)
+    module.quantized_weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    module.weight_scale = (torch.rand_like(module.weight_scale) / 50).bfloat16().float()
     if zero_point:
         module.weight_zero_point = torch.randint(-8, 8, module.weight_scale.shape, dtype=torch.int32)
     return module.pack_()
@@ -387,6 +387,97 @@ def test_entry_point():
     name, target = re.search(r'\[project.entry-points."vllm.general_plugins"\]\n(\w+) = "(.*)"', text).groups()
     module, function = target.split(":")
     assert name == "octile" and callable(getattr(importlib.import_module(module), function))
+
+
+_AWQ_ORDER = torch.argsort(awq_gptq._PLACE)
+
+
+def _awq_words(levels):
+    return quantizer.pack_words(levels.unflatten(1, (-1, 8))[:, :, _AWQ_ORDER].flatten(1))
+
+
+def checkpoint_of(module, kind):
+    """The tensors of a layer, as files have them."""
+    (weight, scale, points), k = module.plain_weight(), module.in_features
+    levels = module.format.levels(weight, k)
+    if kind in ("gptq", "awq"):
+        tensors = {"scales": scale.T.contiguous()}
+        if kind == "gptq":
+            tensors["qweight"] = quantizer.pack_words(levels).T.contiguous()
+            tensors["qzeros"] = torch.full_like(quantizer.pack_words(scale.T.to(torch.int8)), 0x77777777)
+            return tensors
+        return tensors | {"qweight": _awq_words(levels.T.contiguous()), "qzeros": _awq_words(points.T.contiguous())}
+    tensors = {"weight_scale": scale.reshape(len(scale), -1)}
+    if points is not None:
+        tensors["weight_zero_point"] = quantizer.pack_words(points.T.contiguous()).T.contiguous()
+    if kind == "int-quantized":
+        return tensors | {"weight": levels, "weight_packed": levels}
+    return tensors | {"weight_packed": quantizer.pack_words(levels, module.format.bits)}
+
+
+def schemes():
+    """By name: vLLM's scheme, the layer of octile's that it should equal, and the layout of its files."""
+    from compressed_tensors.quantization import QuantizationArgs
+    from vllm.model_executor.layers.quantization import auto_awq, auto_gptq
+    from vllm.model_executor.layers.quantization.compressed_tensors import schemes as of
+
+    per_token = QuantizationArgs(num_bits=8, type="int", strategy="token", symmetric=True, dynamic=True)
+    gptq = auto_gptq.AutoGPTQConfig(4, 64, False, True, False, {}, {})
+    awq = auto_awq.AutoAWQConfig(4, 64, True, False)
+    four, eight = torch.nn.Linear(256, 64, bias=False), torch.nn.Linear(256, 64, bias=False)
+    symmetric, points = (four_bit_module(octile.W4A16Linear, 64, 64, z, 256) for z in (False, True))
+    a8 = four_bit_module(octile.W4A8Linear, 64, 64, False, 256)
+    int8, int8_weights = octile.W8A8Linear.from_linear(eight), octile.W8A16Linear.from_linear(four)
+    int8_weights.weight_scale = int8_weights.weight_scale.bfloat16().float()  # vLLM keeps these in the model's type
+    return {
+        "W8A8": (lambda: of.CompressedTensorsW8A8Int8("channel", False, True), int8, "int-quantized"),
+        "W4A16": (lambda: of.CompressedTensorsWNA16("group", 4, 64), symmetric, "pack-quantized"),
+        "W4A16, zero points": (lambda: of.CompressedTensorsWNA16("group", 4, 64, False), points, "pack-quantized"),
+        "W8A16": (lambda: of.CompressedTensorsWNA16("channel", 8), int8_weights, "pack-quantized"),
+        "W4A8": (lambda: of.CompressedTensorsWNA8Int(4, "group", 64, True, per_token), a8, "pack-quantized"),
+        "W4A8, int8": (lambda: of.CompressedTensorsW4A8Int("group", 4, 64), a8, "int-quantized"),
+        "GPTQ": (lambda: auto_gptq.AutoGPTQLinearMethod(gptq), symmetric, "gptq"),
+        "AWQ": (lambda: auto_awq.AutoAWQMarlinLinearMethod(awq), points, "awq"),
+    }
+
+
+@needs_vllm
+@pytest.mark.parametrize("name", ["W8A8", "W4A16", "W4A16, zero points", "W8A16", "W4A8", "W4A8, int8", "GPTQ", "AWQ"])
+def test_vllms_schemes_and_shards(monkeypatch, name):
+    """Created, loaded and run by vLLM's own classes: whole, in two shards of the outputs, in two of the inputs."""
+    from vllm.model_executor import parameter as parameters
+
+    made, module, files = schemes()[name]
+    tensors, (n, k) = checkpoint_of(module, files), (module.out_features, module.in_features)
+
+    def load(rank, direction, outputs, inputs):
+        for dim in ("rank", "world_size"):
+            number = rank if dim == "rank" else k * n // (inputs * outputs)
+            monkeypatch.setattr(parameters, f"get_tensor_model_parallel_{dim}", lambda number=number: number)
+        method, layer = made(), torch.nn.Module()
+        layer.bias = None
+        sizes = {"input_size": k, "output_size": n, "input_size_per_partition": inputs}
+        method.create_weights(
+            layer=layer,
+            output_partition_sizes=[outputs],
+            params_dtype=torch.bfloat16,
+            weight_loader=lambda *_: None,
+            **sizes,
+        )
+        for tensor, p in layer.named_parameters():
+            if tensor in tensors:
+                getattr(p, f"load_{direction}_parallel_weight")(tensors[tensor])
+        method.process_weights_after_loading(layer)
+        assert type(method.kernel).__module__ == "octile.vllm"
+        return lambda x: (method.apply if hasattr(method, "apply") else method.apply_weights)(layer, x, None)
+
+    x = normal(7, k, dtype=torch.bfloat16)
+    expected = module(x)
+    assert torch.equal(load(0, "column", n, k)(x), expected)
+    parts = [load(rank, "column", n // 2, k)(x) for rank in (0, 1)]
+    assert torch.equal(torch.cat(parts, -1), expected)
+    total = sum(load(rank, "row", n, k // 2)(x[:, at]).float() for rank, at in enumerate((slice(0, 128), slice(128, 256))))
+    assert (total - expected.float()).norm() < 0.02 * expected.float().norm()
 
 
 @needs_vllm
