@@ -1,5 +1,6 @@
 """PEFT's LoRA over octile's layers: trained, merged and unmerged by PEFT alone, on a small random Llama."""
 
+import contextlib
 import subprocess
 import sys
 import warnings
@@ -25,16 +26,18 @@ def logits(model):
         return model(input_ids=TOKENS).logits
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("backward", ["16bit", "int8"])
-def test_lora(backward, mode):
+@pytest.mark.parametrize(
+    ("backward", "mode", "dora"),
+    [("16bit", "train", False), ("int8", "eval", False), ("16bit", "eval", True), ("int8", "train", True)],
+)
+def test_lora(backward, mode, dora):
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
     plain = transformers.LlamaForCausalLM(config)
     octile.quantize_(plain, octile.Int8Training(backward=backward))
     targets = ["q_proj", "v_proj", "gate_proj", "down_proj"]
-    model = peft.get_peft_model(plain, peft.LoraConfig(r=8, lora_alpha=32, target_modules=targets))
+    model = peft.get_peft_model(plain, peft.LoraConfig(r=8, lora_alpha=32, target_modules=targets, use_dora=dora))
     assert isinstance(plain.model.layers[0].mlp.down_proj.base_layer, octile.Linear)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer, losses = torch.optim.AdamW(trained, lr=0.03), []
@@ -164,6 +167,8 @@ def test_adapters_are_saved_and_loaded(tmp_path):
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 200_000
     again = peft.PeftModel.from_pretrained(llama(CONFIGS["W4A16"]), tmp_path)
     assert torch.equal(logits(again), logits(model))
+    trainable = peft.PeftModel.from_pretrained(llama(octile.Int8Training()), tmp_path)
+    assert cosine(logits(trainable), logits(model)) > 0.98
     other = peft.PeftModel.from_pretrained(llama(CONFIGS["W8A8"]), tmp_path, is_trainable=True)
     assert cosine(logits(other), logits(model)) > 0.98
     assert train(other, [TOKENS] * 2)[1] < train(model, [TOKENS] * 1)[0] + 0.5
@@ -216,12 +221,14 @@ def test_transformers_own_adapters():
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_conv1d():
+@pytest.mark.parametrize("kind", ["W8A8", "Int8Training"])
+def test_conv1d(kind):
     """Its weight is (IN, OUT), and so is what PEFT adds to it."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=96, n_positions=32)
     plain = transformers.GPT2LMHeadModel(config).eval()
-    octile.quantize_(plain, octile.W8A8Dynamic())
+    frozen = kind == "W8A8"
+    octile.quantize_(plain, octile.W8A8Dynamic() if frozen else octile.Int8Training(backward="int8"))
     for dora in (False, True):
         model = peft.get_peft_model(
             plain, peft.LoraConfig(r=8, lora_alpha=32, target_modules=["c_attn", "c_fc"], use_dora=dora)
@@ -230,11 +237,11 @@ def test_conv1d():
         losses = train(model.eval())
         assert losses[-1] < losses[0] - 0.1
         adapted = logits(model)
-        with pytest.warns(UserWarning, match="merged into weights of 8 bits"):
+        with pytest.warns(UserWarning, match="merged into weights of 8 bits") if frozen else contextlib.nullcontext():
             model.merge_adapter()
         assert cosine(logits(model), adapted) >= 0.999
-        model.unmerge_adapter()
-        assert torch.equal(logits(model), adapted)
+        model.unmerge_adapter()  # a float weight has lost a rounding
+        assert torch.equal(logits(model), adapted) if frozen else cosine(logits(model), adapted) >= 0.9999
         model.unload()
 
 
