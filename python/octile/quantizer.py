@@ -146,7 +146,9 @@ def unpack(packed, k):
 
 def unpack_words(words, k, bits=4):
     """int32 (R, ceil(k * bits / 32)) -> int8 (R, k)."""
-    values = (words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)) & ((1 << bits) - 1)
+    values = (words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)) & (
+        (1 << bits) - 1
+    )
     return (values.flatten(1)[:, :k] - (1 << bits - 1)).to(torch.int8).contiguous()
 
 

@@ -60,7 +60,9 @@ def register():
             if place == "first" and kernel in known.get(platform, []):
                 known[platform].insert(0, known[platform].pop())
             elif place == "first":
-                warnings.warn(f"octile: this vLLM keeps its kernels elsewhere: {kernel.__name__} is the last", stacklevel=2)
+                warnings.warn(
+                    f"octile: this vLLM keeps its kernels elsewhere: {kernel.__name__} is the last", stacklevel=2
+                )
 
 
 def _refusal(capability=None, **fields):

@@ -77,6 +77,8 @@ class PackageTest(unittest.TestCase):
         with zipfile.ZipFile(self.wheel) as wheel:
             names = set(wheel.namelist())
             wheel.extractall(self.scratch / "wheel")
+            entry_points = wheel.read(f"octile-{version_of_header()}.dist-info/entry_points.txt").decode()
+        self.assertEqual(entry_points.split(), ["[vllm.general_plugins]", "octile", "=", "octile.vllm:register"])
         package = {f"octile/{path.name}" for path in (SOURCE / "python" / "octile").iterdir() if path.is_file()}
         self.assertIn("octile/py.typed", package)
         expected = package | {"octile/liboctile.so", "octile/_octile_torch.so", "octile/_octile_reader.so"}

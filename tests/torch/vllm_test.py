@@ -281,7 +281,9 @@ def test_compiled(vllm, types):
 
     @torch.compile(fullgraph=True, dynamic=True, backend="eager")
     def model(x, z):
-        return kernel.apply_weights(layer, x, module.bias).relu(), four_kernel.apply_weights(four_layer, z, four.bias) * 2
+        return kernel.apply_weights(layer, x, module.bias).relu(), four_kernel.apply_weights(
+            four_layer, z, four.bias
+        ) * 2
 
     for rows in (3, 17):
         x, z = normal(rows, 64), normal(rows, 128)
@@ -476,7 +478,9 @@ def test_vllms_schemes_and_shards(monkeypatch, name):
     assert torch.equal(load(0, "column", n, k)(x), expected)
     parts = [load(rank, "column", n // 2, k)(x) for rank in (0, 1)]
     assert torch.equal(torch.cat(parts, -1), expected)
-    total = sum(load(rank, "row", n, k // 2)(x[:, at]).float() for rank, at in enumerate((slice(0, 128), slice(128, 256))))
+    total = sum(
+        load(rank, "row", n, k // 2)(x[:, at]).float() for rank, at in enumerate((slice(0, 128), slice(128, 256)))
+    )
     assert (total - expected.float()).norm() < 0.02 * expected.float().norm()
 
 
