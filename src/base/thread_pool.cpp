@@ -9,7 +9,10 @@
 #include <thread>
 
 #if defined(__linux__)
+#include <dirent.h>
 #include <sched.h>
+
+#include <cstdlib>
 #endif
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -31,6 +34,44 @@ constexpr int kSpins = 4000;
 
 // True while this thread runs parts: a nested call must not wait for the pool that it occupies.
 thread_local bool inside_parallel_for = false;
+
+#if defined(__linux__)
+// What any thread of the process may use. The caller's part may be smaller: OpenMP binds each of its threads, the main
+// one among them, to a core where it is told to (OMP_PROC_BIND, vLLM), and threads inherit that.
+cpu_set_t cores_of_the_process() {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  sched_getaffinity(0, sizeof(all), &all);
+  if (DIR* threads = opendir("/proc/self/task")) {
+    while (const dirent* thread = readdir(threads)) {
+      cpu_set_t own;
+      const int id = std::atoi(thread->d_name);
+      if (id > 0 && sched_getaffinity(id, sizeof(own), &own) == 0) CPU_OR(&all, &all, &own);
+    }
+    closedir(threads);
+  }
+  return all;
+}
+
+// While it lives, the calling thread may use all of them, and so may the threads that it starts, for good.
+class OnAllCores {
+ public:
+  OnAllCores() {
+    const cpu_set_t all = cores_of_the_process();
+    widened_ = sched_getaffinity(0, sizeof(before_), &before_) == 0 && !CPU_EQUAL(&before_, &all) &&
+               sched_setaffinity(0, sizeof(all), &all) == 0;
+  }
+  ~OnAllCores() {
+    if (widened_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  OnAllCores(const OnAllCores&) = delete;
+  OnAllCores& operator=(const OnAllCores&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool widened_;
+};
+#endif
 
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -163,6 +204,9 @@ class Pool {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
 #endif
+#if defined(__linux__)
+    const OnAllCores cores;
+#endif
     const std::uint64_t seen = state_.load(std::memory_order_relaxed) >> 32;
     try {
       for (; workers_ < wanted; ++workers_) {
@@ -214,8 +258,8 @@ Pool& pool() {
 
 int count_hardware_threads() {
 #if defined(__linux__)
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return std::max(1, CPU_COUNT(&allowed));
+  const cpu_set_t cores = cores_of_the_process();
+  if (CPU_COUNT(&cores) > 0) return CPU_COUNT(&cores);
 #endif
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }

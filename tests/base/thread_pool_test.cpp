@@ -4,12 +4,16 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/float_environment.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__unix__)
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -169,6 +173,59 @@ TEST(ThreadPool, WorksWhereTheSystemGivesNoThreads) {
   if (WEXITSTATUS(status) == kNoLimit) GTEST_SKIP() << "this system limits no threads";
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
+
+#if defined(__linux__)
+// In a child, whose pool is new: the caller is bound to one core and another thread to a second one, as OpenMP does it.
+int cores_of_a_worker(int first, int second) {
+  const auto bind = [](int core) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    return sched_setaffinity(0, sizeof(cores), &cores) == 0;
+  };
+  std::atomic<bool> bound = false;
+  std::atomic<bool> over = false;
+  std::thread other([&] {
+    bound = bind(second);
+    while (!over) std::this_thread::yield();
+  });
+  while (!bound) std::this_thread::yield();
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> of_a_worker = 0;
+  if (!bind(first)) return -1;
+  parallel_for(2, 200, [&](std::int64_t) {
+    cpu_set_t cores;
+    sched_getaffinity(0, sizeof(cores), &cores);
+    if (std::this_thread::get_id() != caller) of_a_worker = CPU_COUNT(&cores);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  over = true;
+  other.join();
+  cpu_set_t own;
+  sched_getaffinity(0, sizeof(own), &own);
+  return CPU_COUNT(&own) == 1 && CPU_ISSET(first, &own) ? of_a_worker.load() : -1;
+}
+
+TEST(ThreadPool, WorkersAreNotBoundWithTheirCaller) {
+  cpu_set_t cores;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+  if (CPU_COUNT(&cores) < 2) GTEST_SKIP() << "one core";
+  int first = 0;
+  while (!CPU_ISSET(first, &cores)) ++first;
+  int second = first + 1;
+  while (!CPU_ISSET(second, &cores)) ++second;
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    _exit(cores_of_a_worker(first, second));
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+}
+#endif
 
 // TSan does not follow a fork of a process with threads.
 TEST(ThreadPool, WorksInAForkedChild) {
