@@ -10,6 +10,7 @@ A function              linear(x, w, b)
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
 Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
 Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
+vLLM                    octile.vllm: found by vLLM itself; refit_() for weights that change
 The reference interface octile.compat: QuantizedLinear's kernels by name
 """
 

@@ -27,6 +27,7 @@ except ImportError as error:
 
 from . import _c, _plans, quantizer
 from .kernels import plan_text
+from .weight_format import WeightFormat
 
 __all__ = ["OctileInt8LinearKernel", "OctileWeightLinearKernel", "refit_", "register"]
 
@@ -38,6 +39,7 @@ _WEIGHTS = {
     scalar_types.uint4: (4, True),
     scalar_types.uint8b128: (8, False),
 }
+_FORMAT = WeightFormat()  # of W8A8: int8, a scale per output channel
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -84,6 +86,13 @@ def _refusal(capability=None, **fields):
     return None
 
 
+def _pack(weight, scale, points, n, k, fields):
+    """Their packed form, or None where no kernel reads it."""
+    if _refusal(n=n, k=k, packed_weight=1, **fields) is not None:
+        return None
+    return _plans.pack(weight, scale, points, k, y=fields["x"], **fields).to(weight.device)
+
+
 def _answer(reason):
     return reason is None, reason
 
@@ -110,22 +119,46 @@ class OctileInt8LinearKernel(Int8ScaledMMLinearKernel):
 
     def process_weights_after_loading(self, layer):
         weight_name, scale_name, input_scale_name, *_ = self.layer_param_names
-        weight, scale = getattr(layer, weight_name).data, getattr(layer, scale_name).data
-        if len(layer.logical_widths) > 1 and not self.config.is_channelwise:  # one scale for each of several layers
+        weight, scale = getattr(layer, weight_name).data, getattr(layer, scale_name).data.flatten().float()
+        self._n, self._k = weight.shape
+        if not self.config.is_channelwise:  # one scale, or one for each of several fused layers
             widths = torch.tensor(layer.logical_widths, device=scale.device)
-            scale = scale.flatten().repeat_interleave(widths, output_size=weight.shape[0])
+            scale = scale.repeat_interleave(widths, output_size=self._n)
         self._activation, self._static_scale = _c.DYNAMIC_PER_TOKEN, 0.0
         if self.config.is_static_input_scheme:
             self._activation = _c.STATIC_PER_TENSOR
             self._static_scale = getattr(layer, input_scale_name).max().item()
-        replace_parameter(layer, weight_name, quantizer.aligned(weight))
-        replace_parameter(layer, scale_name, scale.flatten().float())
+        packed = self._pack(weight, scale)
+        self._packed = packed is not None
+        replace_parameter(layer, weight_name, packed if self._packed else quantizer.aligned(weight))
+        replace_parameter(layer, scale_name, None if self._packed else scale)
         layer.octile = self
+
+    def _pack(self, weight, scale):
+        fields = _FORMAT.fields() | {"activation": self._activation, "static_scale": self._static_scale}
+        return _pack(weight, scale, None, self._n, self._k, fields | {"x": _c.BF16})
 
     def apply_weights(self, layer, x, bias=None):
         weight, scale, *_ = self._get_layer_params(layer)
-        choices = self._activation, _c.OUT_IN, None, self._static_scale
-        return torch.ops.octile.linear(x, weight, scale, _bias(bias, x), *choices)
+        bias = _bias(bias, x)
+        if self._packed:
+            words = self._n, self._activation, _c.S8_PER_CHANNEL, 0, False
+            return torch.ops.octile.linear_packed(x, weight, bias, *words, None, self._static_scale)
+        return torch.ops.octile.linear(x, weight, scale, bias, self._activation, _c.OUT_IN, None, self._static_scale)
+
+    def refit(self, layer, weight, row):
+        """What refit_() does, once it has looked at the layer."""
+        held, scale, *_ = self._get_layer_params(layer)
+        (n, k), end = (self._n, self._k), row + len(weight)
+        if weight.dim() != 2 or weight.shape[1] != k or not 0 <= row <= end <= n or weight.device != held.device:
+            raise ValueError(
+                f"octile: weight is {tuple(weight.shape)} on {weight.device}, for channels from {row}; the layer has "
+                f"{(n, k)} on {held.device}"
+            )
+        plain = _FORMAT.unpack(held.data, n, k)[:2] if self._packed else (held.data, scale.data)
+        quantizer.nearest_s8_into(weight.detach(), plain[0][row:end], plain[1][row:end], None)
+        if self._packed:
+            held.data.copy_(self._pack(*plain))
 
 
 class OctileWeightLinearKernel(MPLinearKernel):
@@ -192,12 +225,10 @@ class OctileWeightLinearKernel(MPLinearKernel):
         if bits == 8:
             weight, scale = quantizer.aligned(weight), scale if self._fields["group"] else scale.flatten()
 
-        self._packed = self._fields["weight"] == _c.S4_GROUP or current_platform.is_cpu()
-        self._packed = self._packed and _refusal(n=n, k=k, packed_weight=1, **self._fields) is None
+        packed = _pack(weight, scale, points, n, k, self._fields)
+        self._packed = packed is not None
         if self._packed:
-            y = {"y": self._fields["x"]}
-            weight = _plans.pack(weight, scale, points, k, **self._fields, **y).to(weight.device)
-            scale = points = None
+            weight, scale, points = packed, None, None
         replace_parameter(layer, self.w_q_name, weight)
         replace_parameter(layer, self.w_s_name, scale)
         if self.w_zp_name is not None and getattr(layer, self.w_zp_name, None) is not None:
@@ -235,21 +266,14 @@ class OctileWeightLinearKernel(MPLinearKernel):
 def refit_(layer, weight, row=0):
     """Quantizes a float weight (OUT, IN) into the memory of a layer that OctileInt8LinearKernel serves.
 
-    The bits are those of octile.W8A8Linear. Nothing is allocated and nothing moves, so captured graphs stay valid. row:
-    the first output channel that `weight` is for, where a layer has several fused (q, k and v). A layer that is sharded
-    takes its shard: of the columns (OUT) it gets the bits of the whole layer, of the rows (IN) it has scales of its own.
+    The bits are those of octile.W8A8Linear. No address changes, so captured graphs stay valid, and on a GPU nothing is
+    allocated; on a CPU the weight is packed, which takes a copy on the way. row: the first output channel that `weight` is
+    for, where a layer has several fused (q, k and v). A layer that is sharded takes its shard: of the outputs it gets the
+    bits of the whole layer, of the inputs it has scales of its own.
 
-    Raises ValueError for another layer, shape or device, and where the layer has one scale for all channels.
+    Raises ValueError for another layer, shape or device.
     """
-    if not isinstance(getattr(layer, "octile", None), OctileInt8LinearKernel):
+    kernel = getattr(layer, "octile", None)
+    if not isinstance(kernel, OctileInt8LinearKernel):
         raise ValueError(f"octile: refit_() takes a layer of OctileInt8LinearKernel, not {type(layer).__name__}")
-    held, scale, *_ = layer.octile._get_layer_params(layer)
-    (n, k), end = held.shape, row + weight.shape[0]
-    if weight.dim() != 2 or weight.shape[1] != k or not 0 <= row <= end <= n or weight.device != held.device:
-        raise ValueError(
-            f"octile: weight is {tuple(weight.shape)} on {weight.device}, for channels from {row}; the layer has {(n, k)} on "
-            f"{held.device}"
-        )
-    if scale.numel() != n:
-        raise ValueError("octile: the layer has one scale for all channels; refit_() makes one for each")
-    quantizer.nearest_s8_into(weight.detach(), held.data[row:end], scale.data[row:end], None)
+    kernel.refit(layer, weight, row)

@@ -168,9 +168,17 @@ def int8_layer(vllm, module, static=False, widths=None, channelwise=True):
     return kernel, layer
 
 
+def not_packed(monkeypatch):
+    """As on a GPU, where kernels of int8 weights read none that are packed."""
+    monkeypatch.setattr(importlib.import_module("octile.vllm"), "_pack", lambda *_: None)
+
+
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(96, 64), (50, 33)])
-def test_w8a8(vllm, dtype, shape):
+def test_w8a8(vllm, monkeypatch, dtype, shape, packed):
+    if not packed:
+        not_packed(monkeypatch)
     for bias, per_channel in itertools.product((True, False), (True, False)):
         linear = torch.nn.Linear(*shape, bias=bias, dtype=dtype)
         module = octile.W8A8Linear.from_linear(linear, per_channel=per_channel)
@@ -248,13 +256,17 @@ def four_bit_module(kind, group, n=48, zero_point=False, k=128):
 
 @pytest.mark.parametrize("group", [32, 128, 0])
 @pytest.mark.parametrize("name", FOUR_BITS)
-def test_four_bits(vllm, types, name, group):
+def test_four_bits(vllm, types, monkeypatch, name, group):
     kind, words, how = FOUR_BITS[name]
     module = four_bit_module(kind, group, **words)
     kernel, layer = weight_layer(vllm, types, module, **how)
     same(kernel, layer, module, torch.bfloat16)
     held = {id(p): p for p in layer.parameters()}.values()
     assert sum(p.numel() * p.element_size() for p in held) <= module.packed_weight.numel() + 64  # nothing is kept twice
+    not_packed(monkeypatch)
+    plain = kind(128, 48, bias=False, group=group, **words)
+    plain.quantized_weight, plain.weight_scale, plain.weight_zero_point = module.plain_weight()
+    same(*weight_layer(vllm, types, module, **how), plain, torch.bfloat16)
 
 
 @pytest.mark.parametrize("group", [None, 64])
@@ -358,27 +370,28 @@ def test_row_parallel_with_exact_sums():
 # ---- Other weights in place ----
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_refit(vllm, dtype):
+def test_refit(vllm, monkeypatch, dtype, packed):
     from octile.vllm import refit_
+
+    if not packed:
+        not_packed(monkeypatch)
 
     old, new = (torch.nn.Linear(96, 80, dtype=dtype) for _ in range(2))
     expected = octile.W8A8Linear.from_linear(new)
     kernel, layer = int8_layer(vllm, octile.W8A8Linear.from_linear(old))
-    held = [(t, t.data_ptr()) for t in (layer.weight, layer.weight_scale)]
+    held = {name: p.data_ptr() for name, p in layer.named_parameters()}
     refit_(layer, new.weight[:48])
     refit_(layer, new.weight[48:], row=48)
-    assert [(t, t.data_ptr()) for t in (layer.weight, layer.weight_scale)] == held
+    assert {name: p.data_ptr() for name, p in layer.named_parameters()} == held
     same(kernel, layer, octile.W8A8Linear.from_linear(new), dtype)
-    assert torch.equal(layer.weight, expected.quantized_weight)
+    assert torch.equal(layer.weight, expected.pack_().packed_weight if packed else expected.quantized_weight)
     for weight, row in ((new.weight[:, :64], 0), (new.weight, 1), (new.weight, -1), (new.weight.to("meta"), 0)):
         with pytest.raises(ValueError, match="octile: weight is .* for channels from .*; the layer has"):
             refit_(layer, weight, row)
     with pytest.raises(ValueError, match="takes a layer of OctileInt8LinearKernel, not Linear"):
         refit_(new, new.weight)
-    _, per_tensor = int8_layer(vllm, octile.W8A8Linear.from_linear(old, per_channel=False), channelwise=False)
-    with pytest.raises(ValueError, match="one scale for all channels"):
-        refit_(per_tensor, new.weight)
 
 
 # ---- vLLM itself ----
