@@ -517,6 +517,9 @@ def _parameters(of):
 @needs_vllm
 def test_the_part_is_vllms(vllm, types):
     """What vllm_interface.py says of vLLM is so."""
+    version = sys.modules["vllm"].__version__
+    if re.match(r"0\.([12]?\d|3[0-2])\.", version):
+        pytest.skip(f"it is that of 0.33, and this is {version}")
     for kernel in ("Int8ScaledMMLinearKernel", "MPLinearKernel"):
         ours, theirs = getattr(vllm_interface, kernel), getattr(vllm, kernel)
         for name, method in vars(ours).items():
