@@ -1,5 +1,6 @@
 #include "check/sweep.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cctype>
 #include <chrono>
@@ -111,7 +112,9 @@ Sweep::Sweep(const SweepOptions& options) : options_(options) {
   const std::vector<KernelInfo> all = kernels();
   rows_.reserve(all.size());  // tasks_ points into it
   for (const KernelInfo& info : all) {
-    if (info.device != options.device || (!options.kernel.empty() && !matches(info.name, options.kernel))) continue;
+    const auto asked_for = [&](const std::string& kernel) { return matches(info.name, kernel); };
+    const bool wanted = options.kernels.empty() || std::any_of(options.kernels.begin(), options.kernels.end(), asked_for);
+    if (info.device != options.device || !wanted) continue;
     RowResult& row = rows_.emplace_back(RowResult{info});
     const Work work = work_of(info.name);
     tasks_[work.task].push_back(&row);

@@ -16,7 +16,7 @@ namespace octile::check {
 
 struct SweepOptions {
   DeviceType device = DeviceType::cpu;
-  std::string kernel;  // a row, or an arch: its rows. Empty: all
+  std::vector<std::string> kernels;  // rows, or archs: their rows. Empty: all
   std::uint64_t seed = 1;
   int threads = 0;  // 0: 1, 2 and 7 in turn
   bool quick = false;

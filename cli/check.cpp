@@ -61,20 +61,18 @@ void require_device(const std::string& device) {
   if (cuda.devices.empty()) throw std::runtime_error("check --device cuda: " + cuda.reason);
 }
 
-void require_row(const Options& options) {
-  if (options.sweep.kernel.empty()) return;
+void require_row(const std::string& kernel, const Options& options) {
   bool known = false;
   for (const KernelInfo& info : kernels()) {
-    if (!matches(info.name, options.sweep.kernel)) continue;
+    if (!matches(info.name, kernel)) continue;
     known = true;
     if (name(info.device) == options.device) return;
   }
   if (!known) {
-    throw CLI::ValidationError("--kernel",
-                               options.sweep.kernel + " is no row of the kernel table, and no arch (see octile info)");
+    throw CLI::ValidationError("--kernel", kernel + " is no row of the kernel table, and no arch (see octile info)");
   }
-  throw CLI::ValidationError(
-      "--device", message("no row ", options.sweep.kernel, " runs on ", options.device, " (see octile info)"));
+  throw CLI::ValidationError("--device",
+                             message("no row ", kernel, " runs on ", options.device, " (see octile info)"));
 }
 
 std::string hexadecimal(std::uint64_t value) {
@@ -147,7 +145,7 @@ void print_json(const check::Sweep& sweep, const Options& options) {
 
 void run(Options& options) {
   options.sweep.device = options.device == "cuda" ? DeviceType::cuda : DeviceType::cpu;
-  require_row(options);
+  for (const std::string& kernel : options.sweep.kernels) require_row(kernel, options);
   require_device(options.device);
   check::Sweep sweep(options.sweep);
   Progress progress("check", sweep.steps());
@@ -172,8 +170,11 @@ void add_check(CLI::App& app) {
   check->add_option("--device", options->device, "Rows of this device: cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  check->add_option("--kernel", options->sweep.kernel, "Only this row, or the rows of this arch (portable, reference)")
-      ->type_name("NAME");
+  check
+      ->add_option("--kernel", options->sweep.kernels,
+                   "Only this row, or the rows of this arch (portable, reference); may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
   check->add_option("--seed", options->sweep.seed, "Of the random inputs")->capture_default_str();
   check->add_option("--threads", options->sweep.threads, "CPU threads of each plan; without it 1, 2 and 7 in turn")
       ->check(CLI::Range(1, 1024));

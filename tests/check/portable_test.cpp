@@ -11,7 +11,7 @@ class PortableTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(PortableTest, AtEveryInstructionSet) {
   check::SweepOptions options;
-  options.kernel = std::string(GetParam()) + "_portable";
+  options.kernels = {std::string(GetParam()) + "_portable"};
   options.seed = 7;
   options.quick = true;
   options.thorough = true;

@@ -254,7 +254,8 @@ class CheckTest(Case):
         self.assertEqual(digests("quantize_reference", "--threads", "3"), once)
         self.assertNotEqual(digests("quantize_reference", "--seed", "2"), once)
         if rows(name="quantize_portable"):
-            self.assertEqual(digests("quantize_portable"), {"quantize_portable": once["quantize_reference"]})
+            both = digests("quantize_portable", "--kernel", "quantize_reference")
+            self.assertEqual(both, {"quantize_portable": once["quantize_reference"], **once})
 
     def test_bad_values(self):
         for option, value in (("--device", "gpu"), ("--kernel", "no_such_kernel"), ("--threads", "0"), ("--seed", "x")):
