@@ -113,7 +113,8 @@ Sweep::Sweep(const SweepOptions& options) : options_(options) {
   rows_.reserve(all.size());  // tasks_ points into it
   for (const KernelInfo& info : all) {
     const auto asked_for = [&](const std::string& kernel) { return matches(info.name, kernel); };
-    const bool wanted = options.kernels.empty() || std::any_of(options.kernels.begin(), options.kernels.end(), asked_for);
+    const bool wanted =
+        options.kernels.empty() || std::any_of(options.kernels.begin(), options.kernels.end(), asked_for);
     if (info.device != options.device || !wanted) continue;
     RowResult& row = rows_.emplace_back(RowResult{info});
     const Work work = work_of(info.name);

@@ -71,8 +71,7 @@ void require_row(const std::string& kernel, const Options& options) {
   if (!known) {
     throw CLI::ValidationError("--kernel", kernel + " is no row of the kernel table, and no arch (see octile info)");
   }
-  throw CLI::ValidationError("--device",
-                             message("no row ", kernel, " runs on ", options.device, " (see octile info)"));
+  throw CLI::ValidationError("--device", message("no row ", kernel, " runs on ", options.device, " (see octile info)"));
 }
 
 std::string hexadecimal(std::uint64_t value) {

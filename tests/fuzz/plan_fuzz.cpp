@@ -10,7 +10,7 @@
 //
 // The kernels run at each of the instruction sets that this machine has, so the bits are compared across them too.
 //
-// With libFuzzer it is a target as usual; compiled with OCTILE_FUZZ_MAIN a program of its own (standalone.h).
+// It is linked with libFuzzer, or with standalone.cpp.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -30,9 +30,7 @@
 #include "cpu/support/isa.h"
 #include "octile/octile.h"
 #include "octile/octile.hpp"
-#ifdef OCTILE_FUZZ_MAIN
-#include "standalone.h"
-#endif
+#include "target.h"
 
 namespace {
 
@@ -896,13 +894,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   return 0;
 }
 
-#ifdef OCTILE_FUZZ_MAIN
-
-int main(int argc, char** argv) {
-  return octile::fuzz::run("plan_fuzz", argc, argv, [](std::uint64_t) {
-    return "plans " + std::to_string(counts.plans) + ", runs refused " + std::to_string(counts.refused) + ", done " +
-           std::to_string(counts.ran) + ", compared with the reference " + std::to_string(counts.compared);
-  });
+std::string octile::fuzz::reached(std::uint64_t) {
+  return "plans " + std::to_string(counts.plans) + ", runs refused " + std::to_string(counts.refused) + ", done " +
+         std::to_string(counts.ran) + ", compared with the reference " + std::to_string(counts.compared);
 }
-
-#endif

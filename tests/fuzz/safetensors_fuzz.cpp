@@ -16,7 +16,7 @@
 // together of, so that more than the first check is reached; or how a long text is made of a short piece; or one of the
 // others.
 //
-// With libFuzzer it is a target as usual; compiled with OCTILE_FUZZ_MAIN a program of its own (standalone.h).
+// It is linked with libFuzzer, or with standalone.cpp.
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,9 +40,7 @@
 #include "pattern.h"
 #include "quantized_layer.h"
 #include "small_model.h"
-#ifdef OCTILE_FUZZ_MAIN
-#include "standalone.h"
-#endif
+#include "target.h"
 
 namespace {
 
@@ -512,16 +510,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   return 0;
 }
 
-#ifdef OCTILE_FUZZ_MAIN
-
-int main(int argc, char** argv) {
-  return octile::fuzz::run("safetensors_fuzz", argc, argv, [](std::uint64_t inputs) {
-    if (inputs >= 1000 && (counts.layers == 0 || counts.quantized == 0 || counts.long_texts == 0)) return std::string();
-    return "files read " + std::to_string(counts.read) + ", layers read " + std::to_string(counts.layers) +
-           ", by a config " + std::to_string(counts.described) + ", long texts " + std::to_string(counts.long_texts) +
-           ", models quantized " + std::to_string(counts.quantized) + ", groups smoothed " +
-           std::to_string(counts.smoothed);
-  });
+std::string octile::fuzz::reached(std::uint64_t inputs) {
+  if (inputs >= 1000 && (counts.layers == 0 || counts.quantized == 0 || counts.long_texts == 0)) return {};
+  return "files read " + std::to_string(counts.read) + ", layers read " + std::to_string(counts.layers) +
+         ", by a config " + std::to_string(counts.described) + ", long texts " + std::to_string(counts.long_texts) +
+         ", models quantized " + std::to_string(counts.quantized) + ", groups smoothed " +
+         std::to_string(counts.smoothed);
 }
-
-#endif

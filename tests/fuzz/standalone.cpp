@@ -1,33 +1,31 @@
 // What a fuzz target without libFuzzer is run by: random inputs, or the bytes of files.
 //   NAME [--runs N] [--seconds S] [--seed S] [FILE...]
-#pragma once
-
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <string>
 #include <vector>
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+#include "target.h"
 
 // Sanitizers then end in SIGABRT too, which saves the input.
 extern "C" const char* __asan_default_options() { return "abort_on_error=1"; }
 extern "C" const char* __ubsan_default_options() { return "abort_on_error=1"; }
 extern "C" const char* __tsan_default_options() { return "abort_on_error=1"; }
 
-namespace octile::fuzz {
+namespace {
 
 // The input that is running, and where it goes when something aborts.
-inline std::vector<std::uint8_t> current;
-inline std::string failure_file;
+std::vector<std::uint8_t> current;
+std::string failure_file;
 
-inline void save_current(int) {
+void save_current(int) {
   std::FILE* const file = std::fopen(failure_file.c_str(), "wb");
   if (file != nullptr) {
     std::fwrite(current.data(), 1, current.size(), file);
@@ -37,13 +35,13 @@ inline void save_current(int) {
   std::_Exit(1);
 }
 
-inline std::uint64_t next_random(std::uint64_t& state) {
+std::uint64_t next_random(std::uint64_t& state) {
   state ^= state << 13;
   state ^= state >> 7;
   return state ^= state << 17;
 }
 
-inline void run_file(const char* name, const std::string& path) {
+void run_file(const char* name, const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     std::fprintf(stderr, "%s: cannot read %s\n", name, path.c_str());
@@ -59,10 +57,10 @@ struct Options {
   std::uint64_t seed = 1;
 };
 
-// `counts` is what the target has reached, as text; an empty one makes the run fail, for a target that reaches nothing
-// finds nothing.
-inline int run(const char* name, int argc, char** argv,
-               const std::function<std::string(std::uint64_t inputs)>& counts) {
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string name = std::filesystem::path(argv[0]).filename().string();
   Options options;
   bool files = false;
   for (int i = 1; i < argc; ++i) {
@@ -75,13 +73,13 @@ inline int run(const char* name, int argc, char** argv,
     } else if (argument == "--seed") {
       options.seed = std::strtoull(value, nullptr, 10), ++i;
     } else {
-      run_file(name, argument);
+      run_file(name.c_str(), argument);
       files = true;
     }
   }
   if (files) return 0;
 
-  failure_file = std::string(name) + "_failure.bin";
+  failure_file = name + "_failure.bin";
   std::signal(SIGABRT, save_current);
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
@@ -96,10 +94,8 @@ inline int run(const char* name, int argc, char** argv,
     LLVMFuzzerTestOneInput(current.data(), current.size());
     slowest = std::max(slowest, elapsed() - start);
   }
-  const std::string text = counts(done);
+  const std::string text = octile::fuzz::reached(done);
   std::printf("inputs %llu, %s, last seed %llu, slowest %.1f ms\n", static_cast<unsigned long long>(done), text.c_str(),
               static_cast<unsigned long long>(options.seed + done - 1), slowest * 1e3);
   return text.empty() ? 1 : 0;
 }
-
-}  // namespace octile::fuzz
