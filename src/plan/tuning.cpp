@@ -284,9 +284,10 @@ std::filesystem::path default_tuning_path(std::string_view device) {
   }
   constexpr std::size_t kMaxName = 150;
   std::string name;
-  for (const unsigned char c : device.substr(0, kMaxName)) {
-    const bool plain = c < 0x80 && std::isalnum(c);
-    if (plain) name += static_cast<char>(std::tolower(c));
+  for (const char c : device.substr(0, kMaxName)) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = byte < 0x80 && std::isalnum(byte);
+    if (plain) name += static_cast<char>(std::tolower(byte));
     if (!plain && !name.empty() && name.back() != '-') name += '-';
   }
   return folder / "octile" / message(name, "-", library_version(), ".tuning");
