@@ -171,7 +171,7 @@ void add_check(CLI::App& app) {
       ->capture_default_str();
   check
       ->add_option("--kernel", options->sweep.kernels,
-                   "Only this row, or the rows of this arch (portable, reference); may be repeated")
+                   "Only this row, or those of this arch, as portable; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
   check->add_option("--seed", options->sweep.seed, "Of the random inputs")->capture_default_str();
