@@ -6,7 +6,7 @@ Whole models            quantize_(model, config): Int8Training, W8A8Dynamic, W8A
 Calibration             with calibrate(model) as calibration: model(x)
 Faster for few rows     pack_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
-A function              linear(x, w, b)
+A function              linear(x, w, b), of arrays of numpy, JAX and CuPy too; with octile.arrays alone where there is no torch
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
 Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
 Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
@@ -16,22 +16,13 @@ The reference interface octile.compat: QuantizedLinear's kernels by name
 
 import warnings
 
-from . import _plans, compat
-from ._ops import BINDING
-from .calibration import Calibration, calibrate
-from .checkpoint import load_checkpoint_
-from .checkpoint_writer import save_checkpoint
-from .compat import CustomLinearFunction
-from .convert import W4A8, W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
-from .functional import linear
-from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
-from .static_weights import cache_weights_
-from .training import Linear, QuantizedLinear, clear_weight_cache
-from .tuning import use_tuning
+from . import _c, arrays
 
-__version__ = _plans.library().version()
+__version__ = _c.library().version()
 
-__all__ = [
+__all__ = ["__version__", "arrays", "linear"]
+
+_OF_TORCH = [
     "BINDING",
     "W4A8",
     "W4A16",
@@ -49,12 +40,10 @@ __all__ = [
     "W8A8Static",
     "W8A8StaticLinear",
     "W8A16Linear",
-    "__version__",
     "cache_weights_",
     "calibrate",
     "clear_weight_cache",
     "compat",
-    "linear",
     "load_checkpoint_",
     "pack_",
     "quantize_",
@@ -62,8 +51,34 @@ __all__ = [
     "use_tuning",
 ]
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    from .arrays import linear
+else:
+    from . import compat
+    from ._ops import BINDING
+    from .calibration import Calibration, calibrate
+    from .checkpoint import load_checkpoint_
+    from .checkpoint_writer import save_checkpoint
+    from .compat import CustomLinearFunction
+    from .convert import W4A8, W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
+    from .functional import linear
+    from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
+    from .static_weights import cache_weights_
+    from .training import Linear, QuantizedLinear, clear_weight_cache
+    from .tuning import use_tuning
+
+    __all__ += _OF_TORCH
+
 
 def __getattr__(name):
+    if name in _OF_TORCH:
+        raise ImportError(
+            f"octile.{name} needs PyTorch, which is not installed; octile.linear and octile.arrays do not"
+        )
     if name == "homework":  # deprecated, as octile/homework.py
         warnings.warn("octile.homework is octile.compat now; the old name goes with 0.2", DeprecationWarning, 2)
         return compat

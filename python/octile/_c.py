@@ -210,25 +210,25 @@ class Library:
     # The methods below take tensors by name; None is an absent one.
 
     @staticmethod
-    def _arguments(name, fields):
+    def arguments(name, fields):
         structure = STRUCTURES[f"octile_{name}_args"]
         pointers = {name: C.pointer(value) if isinstance(value, Tensor) else value for name, value in fields.items()}
         return structure(struct_size=C.sizeof(structure), **pointers)
 
     def pack(self, plan, **fields):
-        self.ok(self.c.octile_linear_pack(plan.handle, C.byref(self._arguments("linear_pack", fields))))
+        self.ok(self.c.octile_linear_pack(plan.handle, C.byref(self.arguments("linear_pack", fields))))
 
     def smoothing_factors(self, **fields):
         """Writes the factors, and returns the largest smoothed input."""
         largest = C.c_float()
-        arguments = self._arguments("smoothing", {"alpha": 0.5, **fields})
+        arguments = self.arguments("smoothing", {"alpha": 0.5, **fields})
         self.ok(self.c.octile_smoothing_factors(C.byref(arguments), C.byref(largest)))
         return largest.value
 
     def search_smoothing(self, description, **fields):
         """The octile_smoothing_search_result. description: a dictionary of the fields that are not the default."""
         description = self._description("smoothing_search", description)
-        arguments = self._arguments("smoothing_search", fields)
+        arguments = self.arguments("smoothing_search", fields)
         result = STRUCTURES["octile_smoothing_search_result"]()
         result.struct_size = C.sizeof(result)
         self.ok(self.c.octile_search_smoothing(C.byref(description), C.byref(arguments), C.byref(result)))
@@ -236,5 +236,18 @@ class Library:
 
     def quantize_weight(self, description, **fields):
         description = self._description("weight_quantizer", description)
-        arguments = self._arguments("weight_quantizer", fields)
+        arguments = self.arguments("weight_quantizer", fields)
         self.ok(self.c.octile_quantize_weight(C.byref(description), C.byref(arguments)))
+
+
+@functools.lru_cache(maxsize=1)
+def library():
+    """The library, loaded once."""
+    return Library(find())
+
+
+# A plan that falls out of the cache lives on until the call that uses it is over.
+@functools.lru_cache(maxsize=1024)
+def plan(kind, device_type, device_index, fields):
+    """The plan of a description. kind: "quantize", "dequantize", "linear" or "backward"; fields: pairs."""
+    return getattr(library(), kind)(**dict(fields, device=Device(device_type, device_index)))

@@ -209,7 +209,7 @@ def _missing(reason):
 def plan_counts():
     """How many plans the binding holds, and how many it has made."""
     if _binary is None:
-        info = _plans._plan.cache_info()
+        info = _c.plan.cache_info()
         return info.currsize, info.misses
     held, made = ctypes.c_size_t(), ctypes.c_size_t()
     _binary.octile_torch_plan_counts(ctypes.byref(held), ctypes.byref(made))

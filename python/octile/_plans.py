@@ -6,6 +6,7 @@ import functools
 import torch
 
 from . import _c
+from ._c import library
 
 DTYPES = {
     torch.float16: _c.F16,
@@ -27,27 +28,14 @@ _S4 = _c.Element(0, 4, 1)
 _CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "rounding", "gradient_block"}
 
 
-@functools.lru_cache(maxsize=1)
-def library():
-    """The library, loaded once."""
-    return _c.Library(_c.find())
-
-
-# A plan that falls out of the cache lives on until the call that uses it is over.
-@functools.lru_cache(maxsize=1024)
-def _plan(kind, device_type, device_index, fields):
-    description = dict(fields, device=_c.Device(device_type, device_index))
-    return getattr(library(), kind)(**description)
-
-
 def plan(kind, device, **fields):
     """The plan of this description, from the cache. kind: "quantize", "dequantize", "linear" or "backward"; device: torch's."""
     for name in _CHOICES & fields.keys():
         fields[name] = min(max(fields[name], -(2**31)), 2**31 - 1)  # ctypes would take the low half
     if device.type == "cpu":
-        return _plan(kind, _c.CPU, 0, tuple(fields.items()) + (("threads", torch.get_num_threads()),))
+        return _c.plan(kind, _c.CPU, 0, tuple(fields.items()) + (("threads", torch.get_num_threads()),))
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _plan(kind, _c.CUDA, index, tuple(fields.items()))
+    return _c.plan(kind, _c.CUDA, index, tuple(fields.items()))
 
 
 @functools.lru_cache(maxsize=64)

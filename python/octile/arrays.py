@@ -207,14 +207,15 @@ def _free_of_gpu(address):
 
 
 class _Call:
-    """What the arrays of one call have in common: the library of the first, its device, and the stream."""
+    """What the arrays of one call have in common: the library of the first, its device, and the stream. Holds them all."""
 
     def __init__(self, name, array):
+        self.held = []
         self.device = _device(name, array)
         module = sys.modules.get(type(array).__module__.partition(".")[0])
-        namespace = getattr(array, "__array_namespace__", None)
-        self.namespace = module if namespace is None else namespace()
         self.own = getattr(module, "__name__", "") in ("numpy", "cupy")  # its arrays may be written to
+        namespace = None if self.own else getattr(array, "__array_namespace__", None)
+        self.namespace = module if namespace is None else namespace()
         self.stream, self.waits = None, False
         if self.device[0] == _c.CUDA:
             self.stream, self.waits = _LEGACY_STREAM, not self.own
@@ -224,17 +225,21 @@ class _Call:
     def view(self, name, array):
         """The array as a plan can read it."""
         view = _View(name, array, self.stream)
-        return view if view.compact else _View(name, array.copy(), self.stream)
+        if not view.compact:
+            view = _View(name, array.copy(), self.stream)
+        self.held.append(view)
+        return view
 
     def new(self, dtype, *shape):
         if not self.own:
-            return _New(self.device, dtype, shape)
-        where = self.namespace.cuda.Device(self.device[1]) if self.stream else contextlib.nullcontext()
-        with where:
-            array = self.namespace.empty(shape, dtype=_ELEMENTS[dtype][2])
-        view = _View("y", array, self.stream)
-        view.array = array
-        return view
+            made = _New(self.device, dtype, shape)
+        else:
+            with self.namespace.cuda.Device(self.device[1]) if self.stream else contextlib.nullcontext():
+                array = self.namespace.empty(shape, dtype=_ELEMENTS[dtype][2])
+            made = _View("y", array, self.stream)
+            made.array = array
+        self.held.append(made)
+        return made
 
     def array(self, new):
         return new.array if self.own else self.namespace.from_dlpack(new)
@@ -242,9 +247,9 @@ class _Call:
     def plan(self, kind, **fields):
         return _c.plan(kind, *self.device, tuple(fields.items()))
 
-    def run(self, kind, plan, **views):
+    def run(self, kind, plan, **tensors):
         library, size = _c.library(), plan.workspace_size
-        arguments = library._arguments(kind, {name: view.tensor for name, view in views.items() if view is not None})
+        arguments = library.arguments(kind, tensors)
         workspace = self.new(_c.U8, size) if size else None
         place = C.c_void_p(workspace.tensor.data) if size else None
         function = getattr(library.c, f"octile_{kind}_run")
@@ -254,41 +259,128 @@ class _Call:
 
 
 def _s4(view, columns):
-    """uint8 (N, ceil(columns / 2)) as 4-bit (N, columns)."""
+    """The octile_tensor of uint8 (N, ceil(columns / 2)) as 4-bit (N, columns)."""
     rows, stored = view.shape
     if view.dtype != _c.U8 or stored != (columns + 1) // 2:
-        raise ValueError(f"octile: levels has {stored} columns of {view.dtype}, expected {(columns + 1) // 2} of uint8")
+        raise ValueError(
+            f"octile: levels has {stored} columns of {_ELEMENTS[view.dtype][2]}, expected {(columns + 1) // 2} of uint8"
+        )
     sizes = C.c_int64 * 2
     view.tensor.dtype = _S4
     view.tensor.shape, view.tensor.strides = sizes(rows, columns), sizes(2 * view.tensor.strides[0], 1)
+    return view.tensor
+
+
+def _quantize_s8(call, w, granularity, scales, **fields):
+    """int8 levels (N, K), or (K, N) read as such with TRANSPOSED, and their scales, of shape `scales`."""
+    rows, columns = w.shape
+    transposed = fields.get("orientation") == _c.TRANSPOSED
+    plan = call.plan("quantize", rows=rows, cols=columns, x=w.dtype, granularity=granularity, **fields)
+    q = call.new(_c.S8, *(w.shape[::-1] if transposed else w.shape))
+    scale = call.new(_c.F64 if w.dtype == _c.F64 else _c.F32, *scales)
+    out = "q_transposed" if transposed else "q"
+    call.run("quantize", plan, x=w.tensor, scale=scale.tensor, **{out: q.tensor})
+    return q, scale
+
+
+def _matrix(call, name, array):
+    view = call.view(name, array)
+    if len(view.shape) != 2 or 0 in view.shape:
+        raise ValueError(f"octile: {name} is {view.shape}, expected two dimensions, none of them 0")
     return view
 
 
 def quantize(w, bits=8, group=None):
-    """The Weight of a float array w (N, K), of w's library, each value rounded to the nearest level.
+    """The Weight of a float array w (N, K), in arrays of w's library; each value is rounded to the nearest level.
 
-    bits: 8 or 4; 4 on a CPU alone. group: a scale per 32, 64 or 128 neighbours along K, or 0 for a whole row; 8 bits also
-    take None, a scale per output channel; 4 bits take it for 128.
+    bits: 8, or on a CPU 4. group: a scale per 32, 64 or 128 neighbours along K, or per row, 0. None is a scale per output
+    channel, and 128 with 4 bits.
     """
-    call = _Call("w", w)
-    view = call.view("w", w)
-    if len(view.shape) != 2:
-        raise ValueError(f"octile: w has {len(view.shape)} dimensions, expected 2")
     if bits not in (8, 4) or group not in (None, 0, 32, 64, 128):
-        raise ValueError(f"octile: bits is {bits} and group {group}; 8 and 4, and None, 0, 32, 64 and 128 are known")
+        raise ValueError(
+            f"octile: bits is {bits!r} and group {group!r}; 8 and 4, and None, 0, 32, 64 and 128 are known"
+        )
+    call = _Call("w", w)
+    view = _matrix(call, "w", w)
     n, k = view.shape
-    if bits == 8:
-        granularity = _c.PER_ROW if group is None else _c.PER_GROUP
-        return call_quantize(call, view, granularity, (n,) if group is None else (n, k // (group or max(k, 1))), group or k)
-    if call.device[0] != _c.CPU:
-        raise ValueError("octile: a weight is quantized to 4 bits on a CPU; its arrays can be moved to the GPU then")
-    group = 128 if group is None else group
+    group = 128 if group is None and bits == 4 else group
     if group and k % group:
         raise ValueError(f"octile: group is {group}, which does not divide {k}")
-    q, scale = call.new(_c.U8, n, (k + 1) // 2), call.new(_c.F32, n, k // (group or k))
-    description = {"n": n, "k": k, "group": group, "weight": _c.S4_GROUP, "w": view.dtype}
-    description["method"] = _c.METHOD_NEAREST
-    views = {"weight": view, "q": q, "scale": scale}
-    _s4(q, k)
-    _c.library().quantize_weight(description, **{name: view.tensor for name, view in views.items()})
-    return Weight(call.array(q), call.array(scale))
+    if bits == 8 and group is None:
+        levels, scale = _quantize_s8(call, view, _c.PER_ROW, (n,))
+    elif bits == 8:
+        levels, scale = _quantize_s8(call, view, _c.PER_GROUP, (n, k // (group or k)), group=group or k)
+    elif call.device[0] == _c.CPU:
+        levels, scale = call.new(_c.U8, n, (k + 1) // 2), call.new(_c.F32, n, k // (group or k))
+        fields = {"n": n, "k": k, "group": group, "weight": _c.S4_GROUP, "w": view.dtype, "method": _c.METHOD_NEAREST}
+        tensors = {"weight": view.tensor, "q": _s4(levels, k), "scale": scale.tensor}
+        _c.library().quantize_weight(fields, **tensors)
+    else:
+        raise ValueError("octile: a CPU quantizes to 4 bits; the arrays of the Weight can be moved to the GPU")
+    scale = call.array(scale)
+    return Weight(call.array(levels), scale.astype(w.dtype) if view.dtype == _c.F64 and bits == 4 else scale)
+
+
+def _weight(call, w, k):
+    """The tensors of a Weight for the product with x (..., K), and the fields that describe them."""
+    levels, scale = call.view("levels", w.levels), call.view("scale", w.scale)
+    tensors = {"weight": levels.tensor, "weight_scale": scale.tensor}
+    s4, grouped = levels.dtype == _c.U8, len(scale.shape) == 2
+    if s4:
+        tensors["weight"] = _s4(levels, k)
+    if w.zero_point is not None:
+        tensors["weight_zero_point"] = call.view("zero_point", w.zero_point).tensor
+    if grouped:
+        groups = scale.shape[1]
+        if groups < 1 or k % groups:
+            raise ValueError(f"octile: scale has {groups} columns, which do not divide {k}")
+        group = k // groups if groups > 1 else 0
+        fields = {"weight": _c.S4_GROUP if s4 else _c.S8_GROUP, "group": group}
+    else:
+        fields = {"weight": _c.S8_PER_TENSOR if scale.shape == (1,) else _c.S8_PER_CHANNEL}
+    return tensors, fields
+
+
+def linear(x, w, b=None, *, layout="out_in", per_channel=True, activation="per_token"):
+    """x @ w^T + b, in x's type, as an array of x's library. There is no gradient.
+
+    x (..., K), b (N) or None. w: a Weight; or floats (N, K), (K, N) with layout="in_out", which are quantized to int8 in
+    the call, with a scale per output channel, or one unless per_channel. activation: x is quantized to int8 too, with a
+    scale "per_token" (a row of x) or "per_tensor"; "none": it is not, and the products are of floats.
+    """
+    for name, value, known in (("layout", layout, _LAYOUTS), ("activation", activation, _ACTIVATIONS)):
+        if value not in known:
+            raise ValueError(f"octile: {name} is {value!r}; {' and '.join(map(repr, known))} are known")
+    call = _Call("x", x)
+    shape = tuple(x.shape)
+    if not shape:
+        raise ValueError("octile: x has no dimensions")
+    m, k = math.prod(shape[:-1]), shape[-1]
+    rows = call.view("x", x if len(shape) == 2 else x.reshape(m, k))
+    if isinstance(w, Weight):
+        tensors, fields = _weight(call, w, k)
+    else:
+        w = _matrix(call, "w", w)
+        if layout == "in_out":
+            granularity, orientation, n = _c.PER_COLUMN, _c.TRANSPOSED, w.shape[1]
+        else:
+            granularity, orientation, n = _c.PER_ROW, _c.ROW_MAJOR, w.shape[0]
+        if not per_channel:
+            granularity, n = _c.PER_TENSOR, 1
+        levels, scale = _quantize_s8(call, w, granularity, (n,), orientation=orientation)
+        tensors = {"weight": levels.tensor, "weight_scale": scale.tensor}
+        fields = {"weight": _c.S8_PER_CHANNEL if per_channel else _c.S8_PER_TENSOR}
+    n, columns = tensors["weight"].shape[:2]
+    if columns != k:  # which the library would blame on the weight
+        raise ValueError(f"octile: x is {shape}; w multiplies (..., {columns})")
+    if b is not None:
+        bias = call.view("b", b)
+        bias = bias if bias.dtype == rows.dtype else call.view("b", b.astype(x.dtype))
+        tensors["bias"] = bias.tensor
+    present = {"bias": int(b is not None), "weight_zero_point": int("weight_zero_point" in tensors)}
+    fields |= {"m": m, "n": n, "k": k, "x": rows.dtype, "y": rows.dtype, "activation": _ACTIVATIONS[activation]}
+    plan = call.plan("linear", **fields, **present)
+    y = call.new(rows.dtype, m, n)
+    call.run("linear", plan, x=rows.tensor, y=y.tensor, **tensors)
+    array = call.array(y)
+    return array if len(shape) == 2 else array.reshape(*shape[:-1], n)

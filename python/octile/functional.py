@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from . import _c, _ops, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _c, _ops, arrays, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
 
 _quantize = torch.ops.octile.quantize.default
 _dequantize = torch.ops.octile.dequantize.default
@@ -498,8 +498,10 @@ def linear(
     ones, "nearest" or "stochastic".
 
     Differentiable once, in x, w and b. Raises ValueError for an unknown choice, RuntimeError for shapes and types that
-    do not fit.
+    do not fit. Arrays of numpy, JAX and CuPy are for octile.arrays.linear(), which has no gradient.
     """
+    if not isinstance(x, torch.Tensor):
+        return arrays.linear(x, w, b, layout=layout, per_channel=per_channel, activation=activation)
     o = options(layout, per_channel, activation, backward, rounding)
     if torch.compiler.is_compiling():
         return traced(x, w, b, o)

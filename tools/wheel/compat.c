@@ -1,4 +1,5 @@
 /* What g++ and its libstdc++ call of glibc that is younger than 2.28. The linker takes of it what a library needs. */
+#define _GNU_SOURCE
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/random.h>
