@@ -1,9 +1,10 @@
-"""Conan's recipe of the C++ library: conan create . (-o octile/*:cuda=True with a CUDA toolkit)."""
+"""Conan's recipe of the C++ library: conan create . (-o "octile/*:cuda=True" with a CUDA toolkit)."""
 
 import re
 from pathlib import Path
 
 from conan import ConanFile
+from conan.errors import ConanInvalidConfiguration
 from conan.tools.build import check_min_cppstd
 from conan.tools.cmake import CMake, CMakeToolchain, cmake_layout
 
@@ -26,6 +27,8 @@ class Octile(ConanFile):
 
     def validate(self):
         check_min_cppstd(self, 20)
+        if self.options.cuda and not self.options.shared:
+            raise ConanInvalidConfiguration("octile with cuda is a shared library, which has CUDA's runtime inside")
 
     def layout(self):
         cmake_layout(self)
@@ -51,5 +54,3 @@ class Octile(ConanFile):
         if not self.options.shared:
             self.cpp_info.defines = ["OCTILE_STATIC"]
             self.cpp_info.system_libs = ["m", "pthread"]
-            if self.options.cuda:
-                self.cpp_info.system_libs += ["cudart_static", "dl", "rt"]
