@@ -156,7 +156,7 @@ def _device(name, array):
         ) from None
     if int(kind) not in _DEVICES:
         raise TypeError(f"octile: {name} is on a device of DLPack's type {int(kind)}; CPUs and CUDA are known")
-    return _DEVICES[int(kind)], int(index)
+    return _DEVICES[int(kind)], int(index) if _DEVICES[int(kind)] == _c.CUDA else 0
 
 
 class _Gpu:
