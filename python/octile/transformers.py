@@ -226,7 +226,7 @@ def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype=Non
     config = transformers.AutoConfig.from_pretrained(folder)
     config.__dict__.pop("quantization_config", None)
     with init_empty_weights():
-        model = kind.from_config(config)
+        model = getattr(kind, "from_config", getattr(kind, "_from_config", None))(config)
     model.tie_weights()
     load_checkpoint_(model, folder)
     if (folder / "generation_config.json").exists() and model.can_generate():

@@ -1,0 +1,232 @@
+"""Small random models of many families of Transformers, through from_pretrained(quantization_config=OctileConfig(...)).
+
+    OCTILE_LIBRARY=... PYTHONPATH=python python tests/torch/transformers_zoo.py [--models llama gpt2] [--formats w8a8]
+
+prints the table of docs/python.md. transformers_test.py runs a few of them. Of each model and format: the bits are those of
+quantize_(), the cosine to float, generate(), and that a saved model loads again bit for bit, on its own and by
+from_pretrained(). A ValueError of Octile's is a refusal, and the table has its words.
+"""
+
+import argparse
+import copy
+import pathlib
+import sys
+import tempfile
+import warnings
+
+import octile
+import torch
+import transformers
+from octile.linears import is_linear
+from octile.transformers import OctileConfig, from_checkpoint
+
+
+def text(**more):
+    heads = {"num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    return {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96} | heads | more
+
+
+GQA = {"num_key_value_heads": 2, "head_dim": 16}
+MLA = {
+    "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+    "v_head_dim": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_mtp_layers": 0,
+}  # fmt: skip
+# The name of the architecture, or of model and config; and the fields of the config.
+MODELS = {
+    "llama": ("LlamaForCausalLM", text(**GQA)),
+    "mistral": ("MistralForCausalLM", text(**GQA)),
+    "qwen2": ("Qwen2ForCausalLM", text(num_key_value_heads=2)),
+    "qwen3": ("Qwen3ForCausalLM", text(**GQA)),
+    "gemma2": ("Gemma2ForCausalLM", text(**GQA)),
+    "gemma3": ("Gemma3ForCausalLM", text(**GQA), "Gemma3TextConfig"),
+    "phi3": ("Phi3ForCausalLM", text(num_key_value_heads=2, pad_token_id=0)),
+    "olmo2": ("Olmo2ForCausalLM", text(num_key_value_heads=2)),
+    "cohere": ("CohereForCausalLM", text(num_key_value_heads=2)),
+    "granite": ("GraniteForCausalLM", text(num_key_value_heads=2)),
+    "stablelm": ("StableLmForCausalLM", text(num_key_value_heads=2)),
+    "starcoder2": ("Starcoder2ForCausalLM", text(num_key_value_heads=2)),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 96, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64}, "GPT2Config"),
+    "gptj": ("GPTJForCausalLM", {"vocab_size": 96, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 64, "rotary_dim": 8}),
+    "gpt_neox": ("GPTNeoXForCausalLM", text()),
+    "opt": (
+        "OPTForCausalLM",
+        {"vocab_size": 96, "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "max_position_embeddings": 64, "word_embed_proj_dim": 32},
+    ),
+    "bloom": ("BloomForCausalLM", {"vocab_size": 96, "hidden_size": 64, "n_layer": 1, "n_head": 4}),
+    "falcon": ("FalconForCausalLM", {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}),
+    "mixtral": ("MixtralForCausalLM", text(**GQA, num_local_experts=4)),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", text(**GQA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
+    "olmoe": ("OlmoeForCausalLM", text(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2)),
+    "gpt_oss": ("GptOssForCausalLM", text(**GQA, num_local_experts=4, num_experts_per_tok=2)),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", text(**MLA) | {"num_hidden_layers": 2}),
+    "bert": ("BertForMaskedLM", text()),
+    "roberta": ("RobertaForMaskedLM", text()),
+    "modernbert": ("ModernBertForMaskedLM", text(pad_token_id=0)),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0},
+    ),
+    "bart": (
+        "BartForConditionalGeneration",
+        {"vocab_size": 96, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_position_embeddings": 64},
+    ),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        {"vocab_size": 96, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "num_mel_bins": 16,
+         "max_source_positions": 16, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+         "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None},
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16,
+         "patch_size": 8},
+    ),
+    "mamba": (
+        "MambaForCausalLM",
+        {"vocab_size": 96, "hidden_size": 64, "state_size": 16, "num_hidden_layers": 1, "time_step_rank": 32},
+    ),
+}  # fmt: skip
+FORMATS = {
+    "w8a8": {},
+    "w8a16": {},
+    "w4a16": {"group": 32},
+    "w4a8": {"group": 32},
+    "int8-training": {},
+}
+BOUNDS = {"w8a8": 0.99, "w8a16": 0.99, "w4a16": 0.95, "w4a8": 0.95, "int8-training": 0.99}
+
+
+def make(name):
+    """A model whose linear layers decide what it says: with the small weights of the configs it would be the residual."""
+    kind, fields, *config = MODELS[name]
+    config = config[0] if config else kind.partition("For")[0] + "Config"
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**fields)).eval()
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    with torch.no_grad():
+        for module in model.modules():
+            if is_linear(module) and id(module.weight) not in tables and module is not getattr(model, "lm_head", None):
+                inputs = module.weight.shape[0 if hasattr(module, "nx") else 1]
+                module.weight.normal_(0, inputs**-0.5)
+                if module.bias is not None:
+                    module.bias.zero_()  # Mamba's would make its steps too short to matter
+    return model
+
+
+def inputs(name):
+    g = torch.Generator().manual_seed(5)
+    if name == "vit":
+        return {"pixel_values": torch.randn(6, 3, 16, 16, generator=g)}
+    ids = torch.randint(3, 96, (6, 12), generator=g)
+    if name == "whisper":
+        return {"input_features": torch.randn(6, 16, 32, generator=g), "decoder_input_ids": ids}
+    return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :6]} if name in ("t5", "bart") else {})
+
+
+def logits(model, name):
+    with torch.no_grad():
+        return model(**inputs(name)).logits
+
+
+def cosine(a, b):
+    return torch.nn.functional.cosine_similarity(a.flatten().double(), b.flatten().double(), dim=0).item()
+
+
+def generated(model, name, **words):
+    first = {key: value[:2] for key, value in inputs(name).items() if key != "decoder_input_ids"}
+    return model.generate(**first, min_new_tokens=4, max_new_tokens=4, do_sample=False, **words)
+
+
+def same(a, b):
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(t, right[name]) for name, t in left.items())
+
+
+class Outcome:
+    """Of one model and format: refusal, or the cosine, the names of the converted layers and what else is to be said."""
+
+    def __init__(self):
+        self.refusal, self.cosine, self.converted, self.notes = "", None, [], []
+
+    def __str__(self):
+        if self.refusal:
+            return f"refused: {self.refusal}"
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        return f"{self.cosine:.5f}, {len(self.converted)} layers{notes}"
+
+
+def run(name, format, folder):
+    """folder: of make(name), as save_pretrained() wrote it; more goes beside it."""
+    outcome, saved = Outcome(), pathlib.Path(f"{folder}-{format}")
+    kind = getattr(transformers, MODELS[name][0])
+    plain, config = kind.from_pretrained(folder), OctileConfig(format, **FORMATS[format])
+    exact = logits(plain, name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            model = kind.from_pretrained(folder, quantization_config=config)
+        except ValueError as error:
+            if not str(error).startswith("octile: "):
+                raise
+            outcome.refusal = str(error)
+            return outcome
+        report = octile.quantize_(plain, config.octile_config())
+    outcome.notes += [str(w.message).removeprefix("octile: ") for w in caught if "octile" in str(w.message)]
+    outcome.converted = report.converted
+    y = logits(model, name)
+    outcome.cosine = cosine(y, exact)
+    assert BOUNDS[format] < outcome.cosine < 1 - 1e-9, outcome.cosine
+    assert same(model, plain) and torch.equal(logits(plain, name), y), "other bits than quantize_()'s"
+    assert report.converted == model.octile_report.converted
+
+    if model.can_generate():
+        tokens = generated(model, name)
+        if model._can_compile_fullgraph:
+            assert torch.equal(generated(model, name, cache_implementation="static"), tokens), "static cache"
+    if format == "int8-training":
+        model.train()(**inputs(name)).logits.square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad and p.dim() == 2) or True
+        model.eval().save_pretrained(saved)
+        assert torch.equal(logits(kind.from_pretrained(saved), name), exact), "saved floats"
+        return outcome
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(saved)
+    again = from_checkpoint(saved, kind)
+    assert same(again, model) and torch.equal(logits(again, name), y), "from_checkpoint()"
+    return outcome
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    failed = []
+    for name in given.models:
+        with tempfile.TemporaryDirectory() as root:
+            folder = pathlib.Path(root) / name
+            try:
+                make(name).save_pretrained(folder)
+            except Exception as error:
+                failed.append((name, "make"))
+                print(f"{name}: MAKE {type(error).__name__}: {str(error)[:300]}", flush=True)
+                continue
+            for format in given.formats:
+                try:
+                    print(f"{name} {format}: {run(name, format, folder)}", flush=True)
+                except Exception as error:
+                    failed.append((name, format))
+                    print(f"{name} {format}: FAILED {type(error).__name__}: {str(error)[:400]}", flush=True)
+    sys.exit(f"{len(failed)} failed" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
