@@ -4,6 +4,8 @@ AWQ    qweight int32 (IN, OUT / 8), qzeros int32 (IN / group, OUT / 8), scales (
 GPTQ   qweight int32 (IN / 8, OUT), qzeros and scales alike, g_idx int32 (IN)
 """
 
+import dataclasses
+
 import torch
 
 from .quantizer import pack_words, unpack_words
@@ -35,15 +37,11 @@ def to_compressed_tensors(checked, layer, tensors, linear):
     return result, {"weights": {"bits": 4} | strategy, "input": None}
 
 
-def drop_zero_points_of_zero(layers, quantized):
-    """Where no layer of a checkpoint of AWQ's or GPTQ's has another one: each of these layouts stores some."""
-    parts = [quantized[name][-1] for name, layer in layers.items() if layer["kind"] in KINDS]
-    if all((tensors["weight_zero_point"] == _WORD_OF_ZEROS).all() for tensors in parts):
-        for tensors in parts:
-            del tensors["weight_zero_point"]
-
-
-_WORD_OF_ZEROS = pack_words(torch.zeros(1, 8, dtype=torch.int8)).item()
+def drop_zero_points_of_zero(layers):
+    """Of the layers that such a checkpoint gave, where none has another one: each of these layouts stores some."""
+    if not any(layer.weight_zero_point.any() for layer in layers):
+        for layer in layers:
+            layer.weight_zero_point, layer.format = None, dataclasses.replace(layer.format, zero_point=False)
 
 
 def _awq_rows(words):

@@ -17,10 +17,10 @@ from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
-from .linears import as_linear, is_conv1d
+from .linears import as_linear, is_conv1d, is_plain_linear
 
-_SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-_SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "qweight", "qzeros", "scales", "g_idx", "bias")
+SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
+SUFFIXES += ("input_scale", "input_zero_point", "input_multiplier", "qweight", "qzeros", "scales", "g_idx", "bias")
 
 
 def load_checkpoint_(model, folder):
@@ -42,26 +42,15 @@ def load_checkpoint_(model, folder):
     for name in checked["files"]:
         tensors |= read_safetensors(folder / name if folder.is_dir() else folder)
     modules = dict(model.named_modules(remove_duplicate=False))
-    quantized = {}
+    layers = {}
     for name, layer in checked["layers"].items():
-        where, module = f"{folder}: {printable(name)}", modules.get(name)
-        if type(module) is not nn.Linear and not (is_conv1d(module) and checked["format"] == "octile"):
-            what = "no such layer" if module is None else f"a {type(module).__name__} there"
-            raise ValueError(f"octile: {where} is a quantized linear layer, and the model has {what}")
-        linear, shape = as_linear(module), (layer["n"], layer["k"])
-        if shape != (linear.out_features, linear.in_features):
-            raise ValueError(
-                f"octile: {where} is {shape}, and the model's layer {(linear.out_features, linear.in_features)}"
-            )
-        own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in _SUFFIXES if f"{name}.{suffix}" in tensors}
-        scheme = {} if layer["scheme"] is None else checked["schemes"][layer["scheme"]]
-        if layer["kind"] in awq_gptq.KINDS:
-            own, scheme = awq_gptq.to_compressed_tensors(checked, layer, own, linear)
-        quantized[name] = where, linear, scheme, own
-    awq_gptq.drop_zero_points_of_zero(checked["layers"], quantized)
-    layers = {name: _make_layer(*parts) for name, parts in quantized.items()}
+        where = f"{folder}: {printable(name)}"
+        linear = layer_to_fill(where, modules.get(name), checked, layer)
+        own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in SUFFIXES if f"{name}.{suffix}" in tensors}
+        layers[name] = make_layer(where, linear, checked, layer, own)
     if not layers:
         raise ValueError(f"octile: {folder} holds no quantized layer")
+    drop_zero_points_of_zero(checked, layers)
     _check_names(model, folder, tensors, layers)
     for name, layer in layers.items():
         module = modules[name]
@@ -80,8 +69,24 @@ def load_checkpoint_(model, folder):
     return model
 
 
-def _make_layer(where, linear, scheme, tensors):
+def layer_to_fill(where, module, checked, layer):
+    """The linear layer of a model that this layer of a checkpoint is for."""
+    if not is_plain_linear(module) and not (is_conv1d(module) and checked["format"] == "octile"):
+        what = "no such layer" if module is None else f"a {type(module).__name__} there"
+        raise ValueError(f"octile: {where} is a quantized linear layer, and the model has {what}")
+    linear, shape = as_linear(module), (layer["n"], layer["k"])
+    if shape != (linear.out_features, linear.in_features):
+        raise ValueError(
+            f"octile: {where} is {shape}, and the model's layer {(linear.out_features, linear.in_features)}"
+        )
+    return linear
+
+
+def make_layer(where, linear, checked, layer, tensors):
     """Of a layer that the reader has checked: what is refused here is what no layer of ours computes."""
+    scheme = {} if layer["scheme"] is None else checked["schemes"][layer["scheme"]]
+    if layer["kind"] in awq_gptq.KINDS:
+        tensors, scheme = awq_gptq.to_compressed_tensors(checked, layer, tensors, linear)
     bias = tensors.pop("bias", None)
     if (linear.bias is None) != (bias is None):
         has, lacks = ("checkpoint", "model") if linear.bias is None else ("model", "checkpoint")
@@ -109,6 +114,12 @@ def _make_layer(where, linear, scheme, tensors):
         _fill(layer, tensors, points)
     layer.bias = None if bias is None else bias.to(linear.bias.dtype)
     return layer
+
+
+def drop_zero_points_of_zero(checked, layers):
+    """layers: those made of a whole checkpoint, by their names in it."""
+    parts = [made for name, made in layers.items() if checked["layers"][name]["kind"] in awq_gptq.KINDS]
+    awq_gptq.drop_zero_points_of_zero(parts)
 
 
 def _group(where, weights):

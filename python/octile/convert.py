@@ -10,7 +10,7 @@ from torch import nn
 from . import _c, _plans, functional, inference, quantizer, training
 from .calibration import Calibration
 from .kernels import plan_text
-from .linears import as_linear, is_conv1d, is_linear
+from .linears import as_linear, is_conv1d, is_linear, is_plain_linear
 from .report import Report
 from .smoothing import smooth
 from .weight_format import WeightFormat
@@ -301,10 +301,10 @@ def _unfit(module, config):
             return "its weight is cached by cache_weights_(): call remove() first"
     elif kind is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return f"{kind.__name__} is a subclass of torch.nn.Linear whose weight torch.nn.MultiheadAttention reads itself"
-    elif kind is not nn.Linear and is_conv1d(module):
+    elif is_conv1d(module):
         if kind.__module__ != "transformers.pytorch_utils":
             return f"{kind.__name__} is a subclass of transformers' Conv1D and may compute something else"
-    elif kind is not nn.Linear:
+    elif not is_plain_linear(module):
         return f"{kind.__name__} is a subclass of torch.nn.Linear and may compute something else"
     w = module._parameters.get("weight")
     if w is None:

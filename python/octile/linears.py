@@ -17,6 +17,16 @@ def is_linear(module):
     return isinstance(module, nn.Linear) or is_conv1d(module)
 
 
+# Subclasses of torch.nn.Linear that compute what it does.
+_SAME = {"transformers.models.falcon.modeling_falcon.FalconLinear"}
+
+
+def is_plain_linear(module):
+    """Whether it is a torch.nn.Linear, or of a class that is known to compute the same; not of any other derived one."""
+    kind = type(module)
+    return kind is nn.Linear or f"{kind.__module__}.{kind.__qualname__}" in _SAME
+
+
 def as_linear(module):
     """`module`, or for a Conv1D a torch.nn.Linear over its parameters, the weight as a transposed view."""
     if not is_conv1d(module):

@@ -3,39 +3,42 @@
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=OctileConfig("w8a8"))
     from_checkpoint(folder)
 
-Importing this registers OctileConfig and its quantizer with Transformers.
+Importing this registers OctileConfig and its quantizer with Transformers. A checkpoint is loaded by
+transformers_checkpoints.py.
 """
 
 import dataclasses
 import os
-import pathlib
 import warnings
 
 import transformers
+from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 from torch import nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ._reader import printable
 from .calibration import Calibration
-from .checkpoint import load_checkpoint_
-from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, choose, exchange, exchange_one
-from .linears import as_linear
+from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, W8A8Static, choose, exchange, exchange_one
+from .linears import as_linear, is_linear
+from .transformers_checkpoints import METHOD, use_for
+from .transformers_quantizer import Quantizer
 
-__all__ = ["OctileConfig", "OctileQuantizer", "from_checkpoint"]
+__all__ = ["OctileConfig", "OctileQuantizer", "from_checkpoint", "use_for"]
 
-_TRAINING = "int8-training"
-_FORMATS = {"w8a8": W8A8Dynamic, "w8a16": W8A16, "w4a16": W4A16, "w4a8": W4A8, _TRAINING: Int8Training}
+_TRAINING, _STATIC = "int8-training", "w8a8-static"
+_FORMATS = {"w8a8": W8A8Dynamic, _STATIC: W8A8Static, "w8a16": W8A16, "w4a16": W4A16, "w4a8": W4A8}
+_FORMATS[_TRAINING] = Int8Training
 
 
 @register_quantization_config("octile")
 class OctileConfig(QuantizationConfigMixin):
     """Quantizes the linear layers of a model while from_pretrained() loads its float weights.
 
-    format: "w8a8", "w8a16", "w4a16", "w4a8" or "int8-training". options: those of W8A8Dynamic, W8A16, W4A16, W4A8 and
-    Int8Training; `calibration` is the path of a file that Calibration.save() wrote.
+    format: "w8a8", "w8a8-static", "w8a16", "w4a16", "w4a8" or "int8-training". options: those of W8A8Dynamic, W8A8Static,
+    W8A16, W4A16, W4A8 and Int8Training; `calibration` is the path of a file that Calibration.save() wrote.
 
     modules_to_not_convert: names to leave in float, besides a layer named lm_head and weights that several modules share.
     modules_to_convert: names of the only layers to convert, lm_head and shared weights included. As elsewhere in
@@ -68,6 +71,8 @@ class OctileConfig(QuantizationConfigMixin):
             if not isinstance(path, (str, os.PathLike)):
                 raise ValueError("octile: calibration is the path of a file that Calibration.save() wrote")
             options["calibration"] = Calibration.load(path)
+        elif self.format == _STATIC:
+            raise ValueError('octile: w8a8-static needs calibration="file", that of a calibration')
         return kind(**options)
 
     def converts(self, module, name):
@@ -87,15 +92,12 @@ class OctileConfig(QuantizationConfigMixin):
 
 
 @register_quantizer("octile")
-class OctileQuantizer(HfQuantizer):
+class OctileQuantizer(Quantizer):
     """Transformers' side of OctileConfig. The model that it has loaded has a Report, model.octile_report.
 
     Each weight is quantized as it is read, so that at most one of them is in memory in float. What needs the whole model
-    is converted after that: weights that the files lack, and shared ones.
+    is converted after that: weights that the files lack, shared ones, and all of them for "w8a8-static", which smooths.
     """
-
-    is_trainable = True  # through the frozen weights, for adapters
-    is_compileable = True
 
     def __init__(self, quantization_config, **words):
         super().__init__(quantization_config, **words)
@@ -108,26 +110,21 @@ class OctileQuantizer(HfQuantizer):
     def _trains(self):
         return self.quantization_config.format == _TRAINING
 
-    def is_serializable(self):
-        return True
-
     @property
     def is_qat_trainable(self):
         return self._trains
 
     def validate_environment(self, *arguments, device_map=None, **words):
-        devices = {str(device) for device in device_map.values()} if isinstance(device_map, dict) else set()
-        if not self._trains and ("disk" in devices or ("cpu" in devices and len(devices) > 1)):
-            raise ValueError(
-                f"octile: device_map names {', '.join(sorted(devices))}: quantized weights are not offloaded. Name "
-                "accelerators alone, or the CPU alone"
-            )
+        if not self._trains:
+            super().validate_environment(device_map=device_map)
 
     def _choose(self, model):
         config = self.quantization_config
         return choose(model, self._octile_config, config.converts, config.modules_to_convert is not None)
 
     def _process_model_before_weight_loading(self, model, **words):
+        if not self._trains:
+            super()._process_model_before_weight_loading(model)
         self._octile_config = self.quantization_config.octile_config()
         layers, self._report = self._choose(model)
         if not layers:
@@ -135,6 +132,8 @@ class OctileQuantizer(HfQuantizer):
             raise ValueError(f"octile: {type(model).__name__} has no layer to convert: {self._report.why_nothing()}")
         if self._trains:
             exchange(model, self._octile_config, layers, self._report)
+            return
+        if self.quantization_config.format == _STATIC:
             return
         tied = model.all_tied_weights_keys
         tied = {*tied, *tied.values()}
@@ -171,9 +170,13 @@ class OctileQuantizer(HfQuantizer):
         return True
 
     def _process_model_after_weight_loading(self, model, **words):
+        hooks = _take_hooks(model)
         layers, rest = self._choose(model)
         exchange(model, self._octile_config, layers, rest)
+        for module, hook in hooks:
+            add_hook_to_module(module, hook)
         report = self._report
+        report.multipliers, report.unsmoothed = rest.multipliers, rest.unsmoothed
         report.bytes_before += rest.bytes_before
         report.bytes_after += rest.bytes_after
         done = {*report.converted, *rest.converted}
@@ -190,6 +193,14 @@ class OctileQuantizer(HfQuantizer):
         if self._trains:  # its parameters are floats: to half(), to save_pretrained() and to Trainer it is any model
             self.remove_quantization_config(model)
         return model
+
+
+def _take_hooks(model):
+    """Removes what accelerate has put before layers of a model on several devices. It replaces their forward."""
+    hooks = [(module, module._hf_hook) for module in model.modules() if hasattr(module, "_hf_hook") and is_linear(module)]
+    for module, _ in hooks:
+        remove_hook_from_module(module)
+    return hooks
 
 
 class _Quantize(ConversionOps):
@@ -210,27 +221,28 @@ class _Quantize(ConversionOps):
         return rest
 
 
-def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype=None, device=None):
+def from_checkpoint(folder, kind=transformers.AutoModelForCausalLM, *, dtype="auto", device=None, **words):
     """A model of Transformers from a quantized checkpoint, on Octile's layers.
 
     Its layouts are those of load_checkpoint_(): compressed-tensors, as save_pretrained(), `octile quantize` and
     llm-compressor write it, and AWQ's and GPTQ's of 4 bits. Transformers' own from_pretrained() gives such a folder to
-    the library that its config.json names.
+    the library that its config.json names, unless use_for() says otherwise.
 
-    folder: on this machine. kind: an Auto class of Transformers. dtype: of what is not quantized, by default as it is in
-    the files. Raises what load_checkpoint_() raises.
+    folder: on this machine, or a name on the Hub. kind: a class of Transformers, or an Auto class. dtype: of what is not
+    quantized, by default as in config.json. words: for from_pretrained(). Raises ValueError for what load_checkpoint_()
+    refuses, and where the names of checkpoint and model differ.
     """
-    from accelerate import init_empty_weights
-
-    folder = pathlib.Path(folder)
     config = transformers.AutoConfig.from_pretrained(folder)
-    config.__dict__.pop("quantization_config", None)
-    with init_empty_weights():
-        model = getattr(kind, "from_config", getattr(kind, "_from_config", None))(config)
-    model.tie_weights()
-    load_checkpoint_(model, folder)
-    if (folder / "generation_config.json").exists() and model.can_generate():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    if dtype is not None:
-        model.config.dtype = dtype
-    return model.to(device=device, dtype=dtype).eval()
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        raise ValueError(f"octile: {folder}: config.json has no quantization_config: the checkpoint is not quantized")
+    config.quantization_config = {"quant_method": METHOD}
+    if device is not None:
+        words["device_map"] = {"": device}
+    model, loaded = kind.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **words)
+    model.config.quantization_config.said = dict(said)
+    for which, says in (("missing_keys", "there is no"), ("unexpected_keys", "the model has no")):
+        if names := sorted(loaded[which]):
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise ValueError(f"octile: {folder}: {says} {', '.join(map(printable, names[:4]))}{more}")
+    return model

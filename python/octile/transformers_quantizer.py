@@ -1,0 +1,49 @@
+"""What Octile's two quantizers for Transformers share."""
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
+
+from .convert import become
+from .inference import _Inference
+
+
+class Quantizer(HfQuantizer):
+    is_trainable = True  # through the frozen weights, for adapters
+    is_compileable = True
+
+    def is_serializable(self):
+        return True
+
+    def validate_environment(self, *arguments, device_map=None, **words):
+        devices = {str(device) for device in device_map.values()} if isinstance(device_map, dict) else set()
+        if "disk" in devices or ("cpu" in devices and len(devices) > 1):
+            raise ValueError(
+                f"octile: device_map names {', '.join(sorted(devices))}: quantized weights are not offloaded. Name "
+                "accelerators alone, or the CPU alone"
+            )
+
+    def _process_model_before_weight_loading(self, model, **words):
+        plan = getattr(model.config, "distributed_config", None)
+        sizes = {size: getattr(plan, size, None) or 1 for size in ("tp_size", "pp_size", "ep_size", "fsdp_size")}
+        if split := [f"{size} {n}" for size, n in sizes.items() if n > 1]:
+            raise ValueError(
+                f"octile: distributed_config has {', '.join(split)}: quantized weights are not split among processes. vLLM "
+                "splits them; octile.Int8Training of a float model takes FSDP"
+            )
+
+    def _dequantize(self, model, dtype=None):
+        for module in model.modules():
+            if isinstance(module, _Inference):
+                become(module, _float_layer(module, dtype))
+        return model
+
+
+def _float_layer(layer, dtype):
+    linear = layer.to_linear(dtype)
+    if not layer.in_out:
+        return linear
+    conv = Conv1D(0, 0)
+    conv.nf, conv.nx, conv.weight = linear.out_features, linear.in_features, nn.Parameter(linear.weight.detach().t().contiguous())
+    conv.bias = linear.bias
+    return conv.train(layer.training)
