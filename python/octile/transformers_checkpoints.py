@@ -7,7 +7,13 @@ import pathlib
 import re
 
 import torch
-from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    rename_source_key,
+)
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     register_quantization_config,
@@ -63,11 +69,13 @@ class CheckpointQuantizer(Quantizer):
             raise ValueError("octile: a quantized checkpoint is loaded from files, not from a state_dict")
         self._folder = pathlib.Path(checkpoint_files[0]).parent
         self._checked, self._model, self._made, self._error = _reader.checkpoint(self._folder), model, {}, None
+        self._kept_wide = model._get_dtype_plan(model.dtype)
 
     def update_weight_conversions(self, weight_conversions, model=None):
         model = self._model
         renamings = [c for c in weight_conversions if isinstance(c, WeightRenaming)]
         own, modules = model.state_dict(), dict(model.named_modules(remove_duplicate=False))
+        wide, wide_names, _ = build_glob_alternation(list(self._kept_wide)) if self._kept_wide else (None, None, None)
         self._layers, patterns = {}, []  # name in the model: name in the files
         for name, layer in self._checked["layers"].items():
             where, key = f"{self._folder}: {printable(name)}", f"{name}.weight"
@@ -77,11 +85,16 @@ class CheckpointQuantizer(Quantizer):
                     f"octile: {where} is one of several experts, which the model holds in one tensor: quantized experts "
                     "are not loaded"
                 )
-            layer_to_fill(where, modules.get(renamed), self._checked, layer)
+            if renamed not in modules:
+                continue  # of another head, say: Transformers tells of its tensors
+            module = modules[renamed]
+            layer_to_fill(where, module, self._checked, layer)
+            if wide is not None and (kept := wide.search(f"{renamed}.weight")):
+                module.to(self._kept_wide[wide_names[kept.lastgroup]])
             self._layers[renamed] = name
             patterns.append(re.escape(rename_source_key(key, renamings, [])[0].removesuffix(".weight")))
         if not patterns:
-            raise ValueError(f"octile: {self._folder} holds no quantized layer")
+            raise ValueError(f"octile: {self._folder} holds no quantized layer of a {type(model).__name__}")
         sources = [rf"^({'|'.join(patterns)})\.{suffix}" for suffix in SUFFIXES]
         return [WeightConverter(sources, [r"\1.weight"], [_Load(self)]), *weight_conversions]
 
@@ -108,8 +121,14 @@ class CheckpointQuantizer(Quantizer):
         if self._error is not None:
             raise self._error
         drop_zero_points_of_zero(self._checked, self._made)
+        # save_pretrained() would reverse them.
+        model._weight_conversions = [c for c in model._weight_conversions if not _is_ours(c)]
         self._model = self._checked = self._made = self._layers = None
         return model
+
+
+def _is_ours(conversion):
+    return any(isinstance(operation, _Load) for operation in getattr(conversion, "operations", ()))
 
 
 class _Load(ConversionOps):
