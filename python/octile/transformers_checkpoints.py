@@ -95,7 +95,7 @@ class CheckpointQuantizer(Quantizer):
             patterns.append(re.escape(rename_source_key(key, renamings, [])[0].removesuffix(".weight")))
         if not patterns:
             raise ValueError(f"octile: {self._folder} holds no quantized layer of a {type(model).__name__}")
-        sources = [rf"^({'|'.join(patterns)})\.{suffix}" for suffix in SUFFIXES]
+        sources = [rf"^({'|'.join(patterns)})\.{suffix}$" for suffix in SUFFIXES]
         return [WeightConverter(sources, [r"\1.weight"], [_Load(self)]), *weight_conversions]
 
     def take(self, name, tensors):

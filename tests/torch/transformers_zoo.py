@@ -17,7 +17,6 @@ import octile
 import torch
 import transformers
 from octile.linears import is_linear
-from octile.transformers import OctileConfig, from_checkpoint, use_for
 
 
 def text(**more):
@@ -204,6 +203,8 @@ class Outcome:
 
 def run(name, format, folder):
     """folder: of make(name), as save_pretrained() wrote it; more goes beside it."""
+    from octile.transformers import OctileConfig, from_checkpoint, use_for  # zoo_test.py needs none of it
+
     outcome, saved = Outcome(), pathlib.Path(f"{folder}-{format}")
     kind = getattr(transformers, MODELS[name][0])
     plain, options = kind.from_pretrained(folder), dict(FORMATS[format])
