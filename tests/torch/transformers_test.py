@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import octile
 import pytest
+import safetensors.torch
 import torch
+from awq_gptq_test import ORDER, words_along_rows
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -16,7 +19,8 @@ register = pytest.importorskip("transformers.quantizers.auto")
 if not hasattr(register, "register_quantizer") or not hasattr(transformers, "core_model_loading"):
     pytest.skip("this Transformers takes no quantizer from outside", allow_module_level=True)
 
-from octile.transformers import OctileConfig, from_checkpoint  # noqa: E402
+import transformers_zoo as zoo  # noqa: E402
+from octile.transformers import OctileConfig, from_checkpoint, use_for  # noqa: E402
 from transformers import AutoModel, AutoModelForCausalLM  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
@@ -197,7 +201,8 @@ def test_config():
         assert again == config and type(again.octile_config()) is kind
     assert OctileConfig("w8a8") != OctileConfig("w8a16")
     for words, says in (
-        ({"format": "int4"}, "format is 'int4'; w8a8, w8a16, w4a16, w4a8, int8-training are known"),
+        ({"format": "int4"}, "format is 'int4'; w8a8, w8a8-static, w8a16, w4a16, w4a8, int8-training are known"),
+        ({"format": "w8a8-static"}, 'w8a8-static needs calibration="file"'),
         ({"format": "w8a8", "method": "clip"}, "w8a8 has no option method; it has per_channel, group, backward"),
         ({"format": "w8a8", "group": 48}, "group is 48"),
         ({"format": "w4a16", "method": "feedback"}, "needs a calibration"),
@@ -219,6 +224,21 @@ def test_calibration(folders, tmp_path):
     assert same(AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=config), plain)
 
 
+def test_static(folders, tmp_path):
+    plain = AutoModelForCausalLM.from_pretrained(folders / "llama")
+    with octile.calibrate(plain) as calibration:
+        answer(plain)
+    calibration.save(tmp_path / "calibration.safetensors")
+    with pytest.warns(UserWarning, match="smoothing rests on 24 calibration rows"):
+        report = octile.quantize_(plain, octile.W8A8Static(calibration, 0.5))
+        config = OctileConfig("w8a8-static", smoothing=0.5, calibration=tmp_path / "calibration.safetensors")
+        model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=config)
+    assert same(model, plain) and str(model.octile_report) == str(report) and report.multipliers
+    with pytest.warns(UserWarning, match="multiply their inputs"):
+        model.save_pretrained(tmp_path / "saved")
+    assert same(from_checkpoint(tmp_path / "saved"), model)
+
+
 def test_models_with_nothing_to_convert(folders):
     config = OctileConfig("w8a8", modules_to_convert=["nothing"])
     with pytest.raises(ValueError, match=r"octile: LlamaForCausalLM has no layer to convert: the filter \(15 layers\)"):
@@ -232,6 +252,195 @@ def test_folders_of_other_methods(folders, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=OctileConfig("w8a8"))
     with pytest.raises(ValueError, match="octile: "):
         from_checkpoint(folders / "llama")
+
+
+@pytest.fixture
+def used():
+    give_back = use_for("compressed-tensors", "awq", "gptq")
+    yield
+    give_back()
+
+
+def write_other(method, folder, model):
+    """A checkpoint of this method, in shards, of a float model, whose weights become what the checkpoint says."""
+    tensors = model.state_dict()
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear or name == "lm_head":
+            continue
+        w = module.weight.detach().unflatten(1, (-1, 32))
+        low, high = w.amin(-1).clamp(max=0), w.amax(-1).clamp(min=0)
+        scale = ((high - low) / 15).half()
+        z = (-low / scale).round().clamp(1, 15).int()  # GPTQ stores one less
+        u = ((w / scale[..., None]).round() + z[..., None]).clamp(0, 15).int()
+        module.weight.data = ((u - z[..., None]) * scale[..., None].float()).flatten(1)
+        u, own = u.flatten(1), {"scales": scale.T.contiguous()}
+        if method == "awq":
+            own |= {"qweight": words_along_rows(u.T, ORDER), "qzeros": words_along_rows(z.T, ORDER)}
+        else:
+            own |= {"qweight": words_along_rows(u).T.contiguous(), "qzeros": words_along_rows(z.T - 1)}
+            own |= {"g_idx": (torch.arange(u.shape[1]) // 32).int(), "bias": torch.zeros(len(u)).half()}
+        del tensors[f"{name}.weight"]
+        tensors |= {f"{name}.{suffix}": t for suffix, t in own.items()}
+    more = {"version": "gemm", "zero_point": True} if method == "awq" else {"desc_act": False}
+    config = json.loads(model.config.to_json_string())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32} | more
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    names = sorted(tensors)
+    parts = {f"model-{i + 1:05}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for file, part in parts.items():
+        safetensors.torch.save_file({name: tensors[name] for name in part}, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_checkpoints_of_awq_and_gptq(method, folders, tmp_path, used):
+    plain = AutoModelForCausalLM.from_pretrained(folders / "llama")
+    write_other(method, tmp_path / "theirs", plain)
+    model = from_checkpoint(tmp_path / "theirs", dtype=torch.float32)
+    layers = [module for module in model.modules() if type(module) is octile.W4A16Linear]
+    assert len(layers) == 14 and all(layer.zero_point for layer in layers)
+    name = "model.layers.1.mlp.down_proj"
+    assert torch.equal(model.get_submodule(name).to_linear().weight, plain.get_submodule(name).weight)
+    torch.testing.assert_close(answer(model), answer(plain), rtol=1e-3, atol=1e-3)
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32), model)
+    assert model.config.quantization_config.to_dict()["quant_method"] == method
+    model.save_pretrained(tmp_path / "ours")
+    assert torch.equal(answer(AutoModelForCausalLM.from_pretrained(tmp_path / "ours")), answer(model))
+    half = from_checkpoint(tmp_path / "theirs", dtype=torch.float16, device="cpu")
+    assert half.dtype is half.model.layers[0].mlp.up_proj.weight_dtype is torch.float16
+
+
+def test_what_others_load_and_what_octile_does(folders, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    with pytest.raises(ValueError, match=r"octile: 'hqq' cannot be read; compressed-tensors, awq, gptq can"):
+        use_for("awq", "hqq")
+    model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a8"))
+    model.save_pretrained(tmp_path)
+    give_back = use_for("compressed-tensors")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path)
+    give_back()
+    assert same(ours, model) and type(ours.model.layers[0].mlp.up_proj) is octile.W8A8Linear
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(theirs.model.layers[0].mlp.up_proj, torch.nn.Linear)
+
+
+def test_checkpoints_of_another_head(folders, tmp_path, used):
+    model = AutoModel.from_pretrained(folders / "llama", quantization_config=OctileConfig("w4a16", group=32))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="octile: .*there is no lm_head.weight"):
+        from_checkpoint(tmp_path)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same(whole.model, model) and not whole.lm_head.weight.is_meta
+    assert same(from_checkpoint(tmp_path, transformers.LlamaModel), model)
+
+
+def test_checkpoints_that_are_refused(folders, tmp_path):
+    with pytest.raises(ValueError, match="config.json has no quantization_config: the checkpoint is not quantized"):
+        from_checkpoint(folders / "llama")
+    model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a8"))
+    model.save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+
+    def refused(says, config={}, **changes):  # noqa: B006
+        words = json.loads((tmp_path / "config.json").read_text()) | config
+        safetensors.torch.save_file({**tensors, **changes}, tmp_path / "model.safetensors", {"format": "pt"})
+        (tmp_path / "config.json").write_text(json.dumps(words))
+        with pytest.raises(ValueError, match=f"octile: .*{says}"):
+            from_checkpoint(tmp_path)
+
+    levels, scale = torch.zeros(96, 64, dtype=torch.int8), torch.ones(96, 1)
+    up = "model.layers.0.mlp.up_proj."
+    refused("up_proj: the checkpoint has a bias there, the model has none", **{up + "bias": torch.zeros(96)})
+    expert = "model.layers.0.mlp.experts.3.up_proj.weight"
+    refused("experts.3.up_proj is one of several experts", **{expert: levels, expert + "_scale": scale})
+    other = "model.layers.9.mlp.up_proj.weight"
+    refused("the model has no model.layers.9.mlp.up_proj.weight", **{other: levels, other + "_scale": scale})
+    refused(r"down_proj is \(64, 96\), and the model's layer \(64, 80\)", {"intermediate_size": 80})
+
+
+def test_dequantize(folders, tmp_path):
+    for name, kind in (("llama", torch.nn.Linear), ("gpt2", transformers.pytorch_utils.Conv1D)):
+        model = auto(name).from_pretrained(folders / name, quantization_config=OctileConfig("w4a16", group=32))
+        before = answer(model)
+        model.dequantize()
+        layers = [module for module in model.modules() if isinstance(module, kind)]
+        assert len(layers) == (15 if name == "llama" else 4) and not hasattr(model, "hf_quantizer")
+        torch.testing.assert_close(answer(model), before, rtol=1e-3, atol=1e-3)
+        model.save_pretrained(tmp_path / name)
+        assert same(auto(name).from_pretrained(tmp_path / name), model)
+    model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a8"))
+    model.save_pretrained(tmp_path / "saved")
+    model = from_checkpoint(tmp_path / "saved")
+    model.dequantize(torch.bfloat16)
+    assert model.model.layers[0].mlp.up_proj.weight.dtype is torch.bfloat16
+    model.save_pretrained(tmp_path / "floats")
+    assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=None), model)
+
+
+def test_layers_that_stay_wide(tmp_path):
+    """T5 keeps some layers in float32 where the model is in float16, and asks for their weights' type."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 1, "num_heads": 4}
+    kind = transformers.T5EncoderModel
+    kind(transformers.T5Config(**sizes)).save_pretrained(tmp_path / "one")
+    model = kind.from_pretrained(tmp_path / "one", dtype=torch.float16, quantization_config=OctileConfig("w8a8"))
+    model.save_pretrained(tmp_path / "two")
+    again = from_checkpoint(tmp_path / "two", kind)
+    for one in (model, again):
+        layer = one.encoder.block[0].layer[1].DenseReluDense
+        assert (layer.wi.weight_dtype, layer.wo.weight_dtype) == (torch.float16, torch.float32)
+    assert torch.equal(answer(again), answer(model))
+
+
+def test_several_processes_are_refused(folders):
+    config = transformers.AutoConfig.from_pretrained(folders / "llama")
+    config.distributed_config = transformers.distributed.DistributedConfig(tp_size=2)
+    for format in ("w8a8", "w4a16"):
+        with pytest.raises(ValueError, match="octile: distributed_config has tp_size 2: quantized weights are not split"):
+            AutoModelForCausalLM.from_pretrained(
+                folders / "llama", config=config, quantization_config=OctileConfig(format)
+            )
+
+
+def test_layers_that_accelerate_moves_to(folders, monkeypatch):
+    """On several devices accelerate has replaced the forward of a layer before it is converted."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    def dispatch(model, *arguments):
+        for module in model.modules():
+            add_hook_to_module(module, AlignDevicesHook("cpu"))
+
+    config = OctileConfig("w8a8", modules_to_convert=["lm_head", "up_proj"])
+    plain = AutoModelForCausalLM.from_pretrained(folders / "tied", quantization_config=config)
+    monkeypatch.setattr(transformers.PreTrainedModel, "set_use_kernels", dispatch)
+    model = AutoModelForCausalLM.from_pretrained(folders / "tied", quantization_config=config)
+    assert type(model.lm_head) is octile.W8A8Linear and hasattr(model.lm_head, "_hf_hook")
+    assert torch.equal(answer(model), answer(plain))
+
+
+def test_what_is_pushed(folders, monkeypatch):
+    hub, seen = transformers.utils.hub, {}
+    monkeypatch.setattr(hub, "hf_api", lambda: types.SimpleNamespace(create_repo=lambda *a, **k: types.SimpleNamespace(repo_id="a/b")))
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *a, **k: types.SimpleNamespace(save=lambda path: None))
+
+    def upload(self, folder, *arguments, **words):
+        seen["files"], seen["same"] = sorted(os.listdir(folder)), same(from_checkpoint(folder), self)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "_upload_modified_files", upload)
+    model = AutoModelForCausalLM.from_pretrained(folders / "llama", quantization_config=OctileConfig("w8a8"))
+    model.push_to_hub("a/b")
+    assert seen == {"files": ["config.json", "generation_config.json", "model.safetensors"], "same": True}
+
+
+@pytest.mark.parametrize("format", ["w8a8-static", "w4a8", "int8-training"])
+@pytest.mark.parametrize("name", ["falcon", "qwen2_vl", "jamba"])
+def test_zoo(name, format, tmp_path):
+    """The others: transformers_zoo.py."""
+    pytest.importorskip("compressed_tensors")
+    zoo.make(name).save_pretrained(tmp_path / name)
+    assert not zoo.run(name, format, tmp_path / name).refusal
 
 
 def steps(model, folder):

@@ -7,10 +7,11 @@ import octile
 import pytest
 import torch
 from octile import W4A16, Int8Training, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_
-from transformers_zoo import UNPACKED_LATE, cosine, inputs, logits, make
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
+from transformers_zoo import UNPACKED_LATE, cosine, inputs, logits, make  # noqa: E402
+
 transformers.utils.logging.disable_progress_bar()
 pytestmark = pytest.mark.usefixtures("one_thread")
 
