@@ -10,7 +10,6 @@ config.json that says how they are quantized.
 import pathlib
 
 import torch
-from torch import nn
 
 from . import _reader, awq_gptq, quantizer
 from ._reader import printable

@@ -197,7 +197,7 @@ class OctileQuantizer(Quantizer):
 
 def _take_hooks(model):
     """Removes what accelerate has put before layers of a model on several devices. It replaces their forward."""
-    hooks = [(module, module._hf_hook) for module in model.modules() if hasattr(module, "_hf_hook") and is_linear(module)]
+    hooks = [(m, m._hf_hook) for m in model.modules() if is_linear(m) and hasattr(m, "_hf_hook")]
     for module, _ in hooks:
         remove_hook_from_module(module)
         if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:

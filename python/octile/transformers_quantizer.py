@@ -44,6 +44,6 @@ def _float_layer(layer, dtype):
     if not layer.in_out:
         return linear
     conv = Conv1D(0, 0)
-    conv.nf, conv.nx, conv.weight = linear.out_features, linear.in_features, nn.Parameter(linear.weight.detach().t().contiguous())
-    conv.bias = linear.bias
+    conv.nf, conv.nx = linear.out_features, linear.in_features
+    conv.weight, conv.bias = nn.Parameter(linear.weight.detach().t().contiguous()), linear.bias
     return conv.train(layer.training)

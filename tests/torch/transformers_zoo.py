@@ -195,10 +195,7 @@ class Outcome:
         self.refusal, self.cosine, self.converted, self.notes = "", None, [], []
 
     def __str__(self):
-        if self.refusal:
-            return f"refused: {self.refusal}"
-        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
-        return f"{self.cosine:.5f}, {len(self.converted)} layers{notes}"
+        return "refused" if self.refusal else f"{self.cosine:.4f}"
 
 
 def run(name, format, folder):
@@ -243,7 +240,8 @@ def run(name, format, folder):
     if format == "int8-training":
         model.train()(**inputs(name)).logits.square().mean().backward()
         modules = dict(model.named_modules())
-        lack = [n for n in report.converted if modules[n].weight.grad is None and not any(word in n for word in ("vis", "projector"))]
+        lack = [n for n in report.converted if modules[n].weight.grad is None]
+        lack = [n for n in lack if "vis" not in n and "projector" not in n]  # no image is given
         assert not lack, f"no gradient of {lack}"
         model.eval().save_pretrained(saved)
         assert torch.equal(logits(kind.from_pretrained(saved), name), exact), "saved floats"
@@ -283,23 +281,26 @@ def main():
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    failed = []
+    print(f"| | layers | {' | '.join(given.formats)} | |\n| --- | ---: |{' ---: |' * len(given.formats)} --- |")
+    failures = 0
     for name in given.models:
+        outcomes = {}
         with tempfile.TemporaryDirectory() as root:
             folder = pathlib.Path(root) / name
-            try:
-                make(name).save_pretrained(folder)
-            except Exception as error:
-                failed.append((name, "make"))
-                print(f"{name}: MAKE {type(error).__name__}: {str(error)[:300]}", flush=True)
-                continue
+            make(name).save_pretrained(folder)
             for format in given.formats:
                 try:
-                    print(f"{name} {format}: {run(name, format, folder)}", flush=True)
-                except Exception as error:
-                    failed.append((name, format))
-                    print(f"{name} {format}: FAILED {type(error).__name__}: {str(error)[:400]}", flush=True)
-    sys.exit(f"{len(failed)} failed" if failed else 0)
+                    outcomes[format] = run(name, format, folder)
+                except Exception as error:  # the others are run all the same
+                    failures += 1
+                    outcomes[format] = "failed"
+                    print(f"{name} {format}: {type(error).__name__}: {error}", file=sys.stderr)
+        known = [outcome for outcome in outcomes.values() if outcome != "failed"]
+        layers = sorted({len(outcome.converted) for outcome in known})
+        notes = dict.fromkeys(note for outcome in known for note in (*outcome.notes, outcome.refusal) if note)
+        layers = "-".join(map(str, (layers[0], layers[-1])[: len(layers)])) if layers else ""
+        print(f"| {name} | {layers} | {' | '.join(map(str, outcomes.values()))} | {'; '.join(notes)} |", flush=True)
+    sys.exit(f"{failures} failed" if failures else 0)
 
 
 if __name__ == "__main__":

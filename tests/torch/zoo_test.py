@@ -3,7 +3,6 @@
 import copy
 import warnings
 
-import octile
 import pytest
 import torch
 from octile import W4A16, Int8Training, W8A8Dynamic, W8A8Static, calibrate, load_checkpoint_, quantize_
