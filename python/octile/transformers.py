@@ -12,7 +12,6 @@ import os
 import warnings
 
 import transformers
-from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 from torch import nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -24,7 +23,7 @@ from .calibration import Calibration
 from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, W8A8Static, choose, exchange, exchange_one
 from .linears import as_linear, is_linear
 from .transformers_checkpoints import METHOD, use_for
-from .transformers_quantizer import Quantizer
+from .transformers_quantizer import Quantizer, untie
 
 __all__ = ["OctileConfig", "OctileQuantizer", "from_checkpoint", "use_for"]
 
@@ -170,11 +169,12 @@ class OctileQuantizer(Quantizer):
         return True
 
     def _process_model_after_weight_loading(self, model, **words):
-        hooks = _take_hooks(model)
+        put_back = _take_hooks(model)
         layers, rest = self._choose(model)
         exchange(model, self._octile_config, layers, rest)
-        for module, hook in hooks:
-            add_hook_to_module(module, hook)
+        for name in () if self._trains else layers:
+            untie(model, name)
+        put_back()
         report = self._report
         report.multipliers, report.unsmoothed = rest.multipliers, rest.unsmoothed
         report.bytes_before += rest.bytes_before
@@ -196,13 +196,18 @@ class OctileQuantizer(Quantizer):
 
 
 def _take_hooks(model):
-    """Removes what accelerate has put before layers of a model on several devices. It replaces their forward."""
+    """Removes what accelerate has put before layers of a model on several devices, since it replaces their forward.
+    Returns a function that puts it back."""
     hooks = [(m, m._hf_hook) for m in model.modules() if is_linear(m) and hasattr(m, "_hf_hook")]
+    if not hooks:
+        return lambda: None
+    from accelerate.hooks import add_hook_to_module, remove_hook_from_module
+
     for module, _ in hooks:
         remove_hook_from_module(module)
         if getattr(module.__dict__.get("forward"), "__func__", None) is type(module).forward:
             del module.forward  # accelerate puts that of the class on the instance
-    return hooks
+    return lambda: [add_hook_to_module(module, hook) for module, hook in hooks]
 
 
 class _Quantize(ConversionOps):

@@ -25,7 +25,7 @@ from . import _reader
 from ._reader import printable
 from .checkpoint import SUFFIXES, drop_zero_points_of_zero, layer_to_fill, make_layer
 from .convert import become
-from .transformers_quantizer import Quantizer
+from .transformers_quantizer import Quantizer, untie
 
 METHOD = "octile-checkpoint"
 
@@ -80,17 +80,18 @@ class CheckpointQuantizer(Quantizer):
         for name, layer in self._checked["layers"].items():
             where, key = f"{self._folder}: {printable(name)}", f"{name}.weight"
             renamed = rename_source_key(key, renamings, [], model.base_model_prefix, own)[0].removesuffix(".weight")
-            if renamed not in modules and ".experts." in name:
+            if renamed not in modules:
+                if ".experts." not in name:
+                    continue  # of another head, say: Transformers tells of its tensors
                 raise ValueError(
                     f"octile: {where} is one of several experts, which the model holds in one tensor: quantized experts "
                     "are not loaded"
                 )
-            if renamed not in modules:
-                continue  # of another head, say: Transformers tells of its tensors
             module = modules[renamed]
             layer_to_fill(where, module, self._checked, layer)
             if wide is not None and (kept := wide.search(f"{renamed}.weight")):
                 module.to(self._kept_wide[wide_names[kept.lastgroup]])
+            untie(model, renamed)
             self._layers[renamed] = name
             patterns.append(re.escape(rename_source_key(key, renamings, [])[0].removesuffix(".weight")))
         if not patterns:

@@ -39,6 +39,11 @@ class Quantizer(HfQuantizer):
         return model
 
 
+def untie(model, layer):
+    """A quantized head has a weight of its own."""
+    model.all_tied_weights_keys.pop(f"{layer}.weight", None)
+
+
 def _float_layer(layer, dtype):
     linear = layer.to_linear(dtype)
     if not layer.in_out:

@@ -326,6 +326,15 @@ def test_what_others_load_and_what_octile_does(folders, tmp_path):
     assert isinstance(theirs.model.layers[0].mlp.up_proj, torch.nn.Linear)
 
 
+def test_quantized_heads_that_were_shared(folders, tmp_path):
+    config = OctileConfig("w8a8", modules_to_convert=["lm_head", "up_proj"])
+    model = AutoModelForCausalLM.from_pretrained(folders / "tied", quantization_config=config)
+    model.save_pretrained(tmp_path)
+    again = from_checkpoint(tmp_path)
+    assert same(again, model) and torch.equal(answer(again), answer(model))
+    assert type(again.lm_head) is octile.W8A8Linear and type(again.model.layers[0].mlp.down_proj) is torch.nn.Linear
+
+
 def test_checkpoints_of_another_head(folders, tmp_path, used):
     model = AutoModel.from_pretrained(folders / "llama", quantization_config=OctileConfig("w4a16", group=32))
     model.save_pretrained(tmp_path)
