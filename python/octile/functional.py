@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _c, _ops, arrays, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
+from .fsdp import GatheredWeight
 
 _quantize = torch.ops.octile.quantize.default
 _dequantize = torch.ops.octile.dequantize.default
@@ -103,8 +104,11 @@ def quantize_weight(w, o, both):
     """int8 of the float weight w: (wq (N, K), wt (K, N) or None, scale (N) or (1)).
 
     `both`: also make wt, which int8 dX reads. A weight (IN, OUT) is read as it is: its columns are the channels, and
-    its transpose is what the forward reads.
+    its transpose is what the forward reads. One that FSDP2 has gathered is int8 already, and has no wt.
     """
+    if type(w) is GatheredWeight:
+        wq, scale = w.quantized(o)
+        return wq, None, scale
     if o.layout == _c.OUT_IN:
         granularity = _c.PER_ROW if o.per_channel else _c.PER_TENSOR
         wq, wt, scale = _quantize(w, granularity, _c.BOTH if both else _c.ROW_MAJOR)
@@ -204,11 +208,12 @@ class _Linear(torch.autograd.Function):
         else:
             y = _infer(x, wq, ws, b, activation, dtype)
             x_saved = xs_saved = None
+        w_transposed = dx == _c.INT8 and wt is not None
         if need_x:
-            ctx.save_for_backward(x_saved, xs_saved, wt if dx == _c.INT8 else wq, ws)
+            ctx.save_for_backward(x_saved, xs_saved, wt if w_transposed else wq, ws)
         else:
             ctx.save_for_backward(x_saved, xs_saved, None, None)
-        ctx.choices = layout, dx, dw
+        ctx.choices = layout, dx, dw, _c.IN_OUT if w_transposed else _c.OUT_IN
         ctx.rounding, ctx.seed = rounding, seed
         ctx.dtypes = x.dtype, w.dtype, (None if b is None else b.dtype)
         ctx.leading = x.shape[:-1]
@@ -220,7 +225,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         need_x, need_w, need_b = ctx.needs_input_grad[:3]
         x, xs, w, ws = ctx.saved_tensors
-        layout, dx_product, dw_product = ctx.choices
+        layout, dx_product, dw_product, w_layout = ctx.choices
         x_dtype, w_dtype, b_dtype = ctx.dtypes
         int8 = (need_x and dx_product == _c.INT8) or (need_w and dw_product == _c.INT8)
         dx, dw, db = _linear_backward(
@@ -232,7 +237,7 @@ class _Linear(torch.autograd.Function):
             dx_product if need_x else _c.NO_PRODUCT,
             dw_product if need_w else _c.NO_PRODUCT,
             need_b,
-            _c.IN_OUT if dx_product == _c.INT8 else _c.OUT_IN,
+            w_layout,
             dw_product == _c.INT8,
             _dw_dtype(dy.dtype, w_dtype),
             layout,

@@ -1,0 +1,252 @@
+"""FSDP2 that gathers weights as int8: prepare_(model), then torch's fully_shard.
+
+A rank holds the float values of its output channels. It quantizes them, once after each change, and FSDP2 gathers the
+int8 values and their scales. A scale is of one output channel, so what is gathered are the bits that one process makes of
+the whole weight; no collective looks for a maximum.
+"""
+
+import torch
+from torch import nn
+
+from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
+
+_aten = torch.ops.aten
+_quantize = torch.ops.octile.quantize.default
+
+
+class _State:
+    """Of all views of one weight: how often it was written, and the int8 values that were made of it."""
+
+    key = tensors = stream = None
+    writes = 0
+
+    def __reduce__(self):  # copies and pickles begin anew
+        return _State, ()
+
+
+class ShardedWeight(torch.Tensor):
+    """A float weight, or the rows of it that one rank holds, which FSDP2 gathers as int8. Any operation works as on the
+    plain tensor inside, and sees to it that a write is noticed."""
+
+    _VIEWS = {
+        _aten.alias.default,
+        _aten.as_strided.default,
+        _aten.detach.default,
+        _aten.slice.Tensor,
+        _aten.split.Tensor,
+        _aten.view.default,
+    }
+    _COPIES = {
+        _aten._pin_memory.default,
+        _aten._to_copy.default,
+        _aten.clone.default,
+        _aten.empty_like.default,
+        _aten.new_zeros.default,
+    }
+
+    @staticmethod
+    def __new__(cls, values, whole, state=None):
+        self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            values.shape,
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=values.device,
+        )
+        self._values, self._whole, self._state = values, whole, state or _State()
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        plain = torch.utils._pytree.tree_map_only(cls, lambda w: w._values, (arguments, keywords))
+        out = function(*plain[0], **plain[1])
+        if function._schema.is_mutable:
+            for written in _written(cls, function, arguments, keywords):
+                written._state.writes += 1
+                if out is written._values:
+                    out = written
+            return out
+        if function in cls._VIEWS or function in cls._COPIES:
+            whole, state = arguments[0]._whole, arguments[0]._state if function in cls._VIEWS else None
+            return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: cls(t, whole, state), out)
+        return out
+
+    def __tensor_flatten__(self):
+        return ["_values"], self._whole
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, whole, size, stride):
+        return cls(inner["_values"], whole)
+
+    def __repr__(self, *, tensor_contents=None):
+        return f"ShardedWeight({self._values!r})"
+
+    # With this signature, the older one of two, FSDP2 does not ask the scales for the size of the weight where sizes are
+    # uneven.
+    def fsdp_pre_all_gather(self, mesh):
+        values, state = self._values, self._state
+        channels, in_features = self._whole
+        if values.dim() != 2 or values.shape[1] != in_features:
+            raise RuntimeError(
+                f"octile: a weight {self._whole} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
+                "sharded along its output channels, fully_shard's default"
+            )
+        key = state.writes, values._version, values.data_ptr(), values.shape
+        stream = torch.cuda.current_stream(values.device) if values.is_cuda else None
+        if state.key != key:
+            q, _, scale = _quantize(values.detach(), _c.PER_ROW, _c.ROW_MAJOR)
+            missing = -(-channels // mesh.size()) - len(values)  # of the last ranks
+            if missing > 0:
+                q, scale = nn.functional.pad(q, (0, 0, 0, missing)), nn.functional.pad(scale, (0, missing))
+            state.key, state.tensors, state.stream = key, (q.contiguous(), scale), stream
+        elif stream != state.stream:
+            stream.wait_stream(state.stream)
+            for tensor in state.tensors:
+                tensor.record_stream(stream)
+        return state.tensors, None
+
+    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
+        if out is not None:  # its tensors are views of these, which FSDP2 fills in place
+            return None
+        channels = self._whole[0]
+        q, scale = all_gather_outputs
+        return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
+
+
+def _written(cls, function, arguments, keywords):
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = arguments[place] if place < len(arguments) else keywords.get(argument.name)
+            yield from (one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, cls))
+
+
+class GatheredWeight(torch.Tensor):
+    """A whole weight as FSDP2 has gathered it: int8 and scales. It has the shape and type of the float weight, and of its
+    gradient, but no float values: any operation that would read them raises NotImplementedError."""
+
+    @staticmethod
+    def __new__(cls, q, scale, dtype):
+        self = torch.Tensor._make_wrapper_subclass(cls, q.shape, dtype=dtype, device=q.device)
+        self._q, self._scale = q, scale
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+        w = arguments[0]
+        if function in (_aten.detach.default, _aten.alias.default) or (
+            function is _aten.as_strided.default and list(arguments[1]) == list(w.shape)
+        ):
+            return cls(w._q, w._scale, w.dtype)
+        if function is _aten.zeros_like.default:
+            return torch.zeros(w.shape, dtype=w.dtype, device=w.device)
+        raise NotImplementedError(
+            f"octile: {function} would read a weight that FSDP2 has gathered as int8; in forward and backward only the "
+            "layer itself can use it"
+        )
+
+    def __tensor_flatten__(self):
+        return ["_q", "_scale"], self.dtype
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, dtype, size, stride):
+        return cls(inner["_q"], inner["_scale"], dtype)
+
+    def __repr__(self, *, tensor_contents=None):
+        return f"GatheredWeight(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def quantized(self, o):
+        """int8 (N, K) and its scales, for a layer with these options."""
+        if o.layout != _c.OUT_IN or not o.per_channel:
+            raise ValueError("octile: a weight that FSDP2 gathers as int8 is (OUT, IN) with one scale per output channel")
+        return self._q, self._scale
+
+
+def _local(weight):
+    """The part of a parameter that this rank holds."""
+    return getattr(weight, "_local_tensor", weight)
+
+
+def _like(weight, values):
+    """`values` distributed as the parameter `weight`, if it is."""
+    if _local(weight) is weight:
+        return values
+    from torch.distributed.tensor import DTensor
+
+    words = {"run_check": False, "shape": weight.shape, "stride": weight.stride()}
+    return DTensor.from_local(values, weight.device_mesh, weight.placements, **words)
+
+
+def _save(layer, state_dict, prefix, _):
+    """state_dict() gets the plain values: the same memory, and their version counter."""
+    name, weight = f"{prefix}weight", layer._parameters["weight"]
+    if name in state_dict and state_dict[name] is not weight and isinstance(_local(weight), ShardedWeight):
+        state_dict[name] = _like(weight.detach(), _local(weight)._values.detach())
+
+
+def _assign(layer, state_dict, prefix, metadata, *_):
+    """load_state_dict(assign=True) puts a plain tensor in the parameter's place."""
+    name, weight = f"{prefix}weight", layer._parameters["weight"]
+    if metadata.get("assign_to_params_buffers") and name in state_dict and isinstance(_local(weight), ShardedWeight):
+        given = state_dict[name].detach()
+        state_dict[name] = _like(given, ShardedWeight(_local(given), _local(weight)._whole))
+
+
+def _refusal(layer):
+    from .training import Linear
+
+    weight = layer._parameters.get("weight")
+    if not isinstance(layer, Linear):
+        return "its weight is (IN, OUT), whose shards along IN have no scale per output channel; octile.Linear has"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}, not a plain parameter: prepare_() comes before fully_shard()"
+    if not layer.per_channel:
+        return "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
+    if layer._weight_cache is not None:
+        return "its weight is cached by cache_weights_(): call remove() first"
+    return ""
+
+
+def prepare_(model):
+    """Makes torch's FSDP2 gather the weights of `model`'s octile.Linear layers as int8; returns the layers' names.
+
+        octile.quantize_(model, octile.Int8Training(backward="int8"))
+        octile.fsdp.prepare_(model)
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+    To be called after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over the same
+    values. Parameters that were sharded stay float; state_dict() holds plain tensors. docs/fsdp.md has the rest.
+
+    Raises ValueError, and changes nothing, if there is no octile.Linear, if a layer of octile's that trains cannot be
+    gathered so, or if another module uses the weight of one as well.
+    """
+    from .training import _Trainable
+
+    layers = {name or "the model": m for name, m in model.named_modules() if isinstance(m, _Trainable)}
+    if not layers:
+        raise ValueError("octile: the model has no octile.Linear; quantize_(model, Int8Training()) comes first")
+    for name, layer in layers.items():
+        if reason := _refusal(layer):
+            raise ValueError(f"octile: {name} cannot gather int8: {reason}")
+    ours = {id(layer.weight) for layer in layers.values()}
+    for name, module in model.named_modules():
+        if name not in layers and any(id(p) in ours for p in module._parameters.values()):
+            raise ValueError(f"octile: {name or 'the model'} uses the weight of an octile.Linear, and would read int8")
+    made = {}
+    for layer in layers.values():
+        old = layer.weight
+        if id(old) not in made:
+            sharded = ShardedWeight(old.detach(), tuple(old.shape))
+            made[id(old)] = nn.Parameter(sharded, requires_grad=old.requires_grad)
+        layer.weight = made[id(old)]
+        layer.register_state_dict_post_hook(_save)
+        layer.register_load_state_dict_pre_hook(_assign)
+    return list(layers)
