@@ -8,6 +8,7 @@ Faster for few rows     pack_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
 A function              linear(x, w, b), of arrays of numpy, JAX and CuPy too; with octile.arrays alone where there is no torch
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
+Many GPUs               octile.fsdp.prepare_(model): torch's FSDP2 gathers the weights as int8
 Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
 Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
 vLLM                    octile.vllm: found by vLLM itself; refit_() for weights that change
@@ -44,6 +45,7 @@ _OF_TORCH = [
     "calibrate",
     "clear_weight_cache",
     "compat",
+    "fsdp",
     "load_checkpoint_",
     "pack_",
     "quantize_",
@@ -58,7 +60,7 @@ except ModuleNotFoundError as error:
         raise
     from .arrays import linear
 else:
-    from . import compat
+    from . import compat, fsdp
     from ._ops import BINDING
     from .calibration import Calibration, calibrate
     from .checkpoint import load_checkpoint_

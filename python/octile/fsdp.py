@@ -15,9 +15,10 @@ _quantize = torch.ops.octile.quantize.default
 
 
 class _State:
-    """Of all views of one weight: how often it was written, and the int8 values that were made of it."""
+    """Of all views of one weight: how often it was written, the plain tensor that state_dict() gives away, and the int8
+    values that were made of it."""
 
-    key = tensors = stream = None
+    key = tensors = stream = given = None
     writes = 0
 
     def __reduce__(self):  # copies and pickles begin anew
@@ -95,7 +96,8 @@ class ShardedWeight(torch.Tensor):
                 f"octile: a weight {self._whole} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
                 "sharded along its output channels, fully_shard's default"
             )
-        key = state.writes, values._version, values.data_ptr(), values.shape
+        versions = [t._version for t in (values, state.given, _local(state.given)) if t is not None]
+        key = state.writes, versions, values.data_ptr(), values.shape
         stream = torch.cuda.current_stream(values.device) if values.is_cuda else None
         if state.key != key:
             q, _, scale = _quantize(values.detach(), _c.PER_ROW, _c.ROW_MAJOR)
@@ -107,13 +109,17 @@ class ShardedWeight(torch.Tensor):
             stream.wait_stream(state.stream)
             for tensor in state.tensors:
                 tensor.record_stream(stream)
-        return state.tensors, None
+        return state.tensors, state.tensors[1]
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
-        if out is not None:  # its tensors are views of these, which FSDP2 fills in place
+        # FSDP2 fills the same tensors each time, of which those of `out` are views. On one rank it hands over the first alone.
+        alone = len(all_gather_outputs) == 1
+        if out is not None:
+            if alone:
+                _local(out)._scale = metadata
             return None
         channels = self._whole[0]
-        q, scale = all_gather_outputs
+        q, scale = (*all_gather_outputs, metadata) if alone else all_gather_outputs
         return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
 
 
@@ -172,6 +178,11 @@ def _local(weight):
     return getattr(weight, "_local_tensor", weight)
 
 
+def gathers_int8(weight):
+    """Whether this parameter is one that prepare_() made."""
+    return isinstance(_local(weight), (ShardedWeight, GatheredWeight))
+
+
 def _like(weight, values):
     """`values` distributed as the parameter `weight`, if it is."""
     if _local(weight) is weight:
@@ -183,16 +194,20 @@ def _like(weight, values):
 
 
 def _save(layer, state_dict, prefix, _):
-    """state_dict() gets the plain values: the same memory, and their version counter."""
+    """state_dict() gets the plain values: the same memory, and always the same tensor, whose version counter and that of
+    its local tensor tell of writes."""
     name, weight = f"{prefix}weight", layer._parameters["weight"]
-    if name in state_dict and state_dict[name] is not weight and isinstance(_local(weight), ShardedWeight):
-        state_dict[name] = _like(weight.detach(), _local(weight)._values.detach())
+    if name in state_dict and state_dict[name] is not weight and gathers_int8(weight):
+        local = _local(weight)
+        if local._state.given is None:
+            local._state.given = _like(weight.detach(), local._values.detach())
+        state_dict[name] = local._state.given
 
 
 def _assign(layer, state_dict, prefix, metadata, *_):
     """load_state_dict(assign=True) puts a plain tensor in the parameter's place."""
     name, weight = f"{prefix}weight", layer._parameters["weight"]
-    if metadata.get("assign_to_params_buffers") and name in state_dict and isinstance(_local(weight), ShardedWeight):
+    if metadata.get("assign_to_params_buffers") and name in state_dict and gathers_int8(weight):
         given = state_dict[name].detach()
         state_dict[name] = _like(given, ShardedWeight(_local(given), _local(weight)._whole))
 
@@ -238,7 +253,7 @@ def prepare_(model):
             raise ValueError(f"octile: {name} cannot gather int8: {reason}")
     ours = {id(layer.weight) for layer in layers.values()}
     for name, module in model.named_modules():
-        if name not in layers and any(id(p) in ours for p in module._parameters.values()):
+        if not isinstance(module, _Trainable) and any(id(p) in ours for p in module._parameters.values()):
             raise ValueError(f"octile: {name or 'the model'} uses the weight of an octile.Linear, and would read int8")
     made = {}
     for layer in layers.values():

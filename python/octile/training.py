@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from . import _c, _plans, functional
+from . import _c, _plans, fsdp, functional
 from .kernels import kernels, plan_text
 from .static_weights import BUFFERS
 
@@ -132,7 +132,8 @@ class _Trainable(nn.Module):
         wanted = {"dy": fields["y"], "dx": o.dx, "dw": o.dw, "db": fields["bias"], "dw_layout": o.layout}
         wanted |= {name: fields[name] for name in ("m", "n", "k", "activation", "weight")}
         wanted |= {"x_transposed": int(o.dw == _c.INT8), "rounding": o.rounding, "gradient_block": o.gradient_block}
-        wanted |= {"weight_layout": _c.IN_OUT if o.dx == _c.INT8 else _c.OUT_IN}
+        transposed = o.dx == _c.INT8 and not fsdp.gathers_int8(self.weight)
+        wanted |= {"weight_layout": _c.IN_OUT if transposed else _c.OUT_IN}
         return plan_text("explain", "backward", device, **wanted)
 
     def extra_repr(self):

@@ -1,0 +1,478 @@
+"""FSDP2 with int8 all-gather: octile.fsdp. Four processes over gloo, as four ranks, twice two, or four times one."""
+
+import collections
+import copy
+import os
+import socket
+import tempfile
+import time
+
+import octile
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from octile import fsdp
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+RANKS, ROWS, WIDTH, HIDDEN, OUT = 4, 1024, 40, 33, 2  # 33 and 2 rows in four shards: one is short, two are empty
+BACKWARDS = ["16bit", "int8", "int8-whole", "int8-128", ("int8", "16bit"), ("16bit", "int8")]
+
+
+class Net(nn.Module):
+    """Two layers, the first with a bias; a LoRA beside the first, if that is frozen."""
+
+    def __init__(self, backward="int8", lora=False, dtype=None, device=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(WIDTH, HIDDEN, dtype=dtype, device=device)
+        self.down = nn.Linear(HIDDEN, OUT, bias=False, dtype=dtype, device=device)
+        self.lora = nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, HIDDEN)) if lora else None
+        if lora:
+            self.up.requires_grad_(False)
+        octile.quantize_(self, octile.Int8Training(backward=backward), filter=lambda _, name: "lora" not in name)
+        self.checkpointed = False
+
+    def hidden(self, x):
+        y = self.up(x)
+        return F.gelu(y if self.lora is None else y + self.lora(x))
+
+    def forward(self, x):
+        return self.down(checkpoint(self.hidden, x, use_reentrant=False) if self.checkpointed else self.hidden(x))
+
+
+def inputs():
+    """x and dY of all ranks' rows."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(ROWS, WIDTH, generator=generator), torch.randn(ROWS, OUT, generator=generator)
+
+
+def shard(model, mesh, **words):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model.up, model.down, model):
+        fully_shard(layer, mesh=mesh, **words)
+    return model
+
+
+def prepared(model, mesh, **words):
+    assert fsdp.prepare_(model) == ["up", "down"]
+    return shard(model, mesh, **words)
+
+
+def full(model):
+    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+# ---- What each of the four processes checks. meshes: by the number of ranks. ----
+
+
+def bits(meshes, rank):
+    """Forward and dX of n ranks are those of one process with all rows; dW differs by the rounding of its sum over ranks."""
+    x, dy = inputs()
+    for backward in BACKWARDS:
+        whole = Net(backward)
+        given = x.clone().requires_grad_()
+        y = whole(given)
+        y.backward(dy)
+        for n in (1, 2, 4):
+            parts = []  # one process, on each rank's rows
+            for mine, theirs in zip(x.chunk(n), dy.chunk(n), strict=True):
+                part = Net(backward)
+                part(mine).backward(theirs)
+                parts.append({name: p.grad for name, p in part.named_parameters()})
+            for reshard in (True, False)[: 1 if isinstance(backward, tuple) else 2]:
+                model = prepared(Net(backward), meshes[n], reshard_after_forward=reshard)
+                mine = x.chunk(n)[rank % n].clone().requires_grad_()
+                out = model(mine)
+                assert torch.equal(out, y.chunk(n)[rank % n])
+                out.backward(dy.chunk(n)[rank % n])
+                assert torch.equal(mine.grad, given.grad.chunk(n)[rank % n])
+                for name, p in model.named_parameters():
+                    terms = torch.stack([part[name] for part in parts]).double()
+                    got = p.grad.full_tensor().double() * n  # FSDP2 takes the mean
+                    error, sizes = (got - terms.sum(0)).abs(), terms.abs().sum(0)
+                    assert (error <= (n - 1) * 2.0**-24 * sizes).all(), (backward, n, name)
+                    if backward in ("int8", "int8-128"):
+                        # Ranks have whole blocks of tokens, so the whole batch's dW is the same products, added otherwise:
+                        # at most 8 blocks. Of a bias, 1,024 terms.
+                        count = 1024 if name == "up.bias" else 16
+                        whole_grad = dict(whole.named_parameters())[name].grad
+                        blocks = torch.stack([t.abs() for t in terms]).sum(0) + whole_grad.abs()
+                        assert ((got - whole_grad).abs() <= count * 2.0**-23 * blocks.amax()).all(), (backward, n, name)
+
+
+def train(model, rank, n, optimizer, steps=2, sync_each=True):
+    """Micro-batches of unequal values; returns the losses."""
+    x, _ = inputs()
+    losses = []
+    for step in range(steps):
+        for micro in range(2):
+            if not sync_each:
+                model.set_requires_gradient_sync(micro == 1)
+            part = x.roll(7 * (2 * step + micro), 0)[: 64 * n].chunk(n)[rank % n]
+            loss = model(part).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.stack(losses)
+
+
+def training(meshes, rank):
+    """Whatever FSDP2 is asked for, int8 on the wire trains with the bits of float on the wire."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    offload = CPUOffloadPolicy(pin_memory=False)
+    cases = [
+        (2, {}, {}, {"foreach": True}),
+        (4, {"reshard_after_forward": False}, {"sync_each": False}, {"fused": True}),
+        (4, {"offload_policy": offload}, {}, {"foreach": False}),
+        ("2x2", {}, {}, {"fused": True}),
+    ]
+    for place, (n, words, how, kind) in enumerate(cases):
+        mesh, n = meshes[n], 4 if n == "2x2" else n
+        results = []
+        for wrap in (shard, prepared):
+            model = wrap(Net(lora=place == 1), mesh, **words)
+            model.checkpointed = place == 2
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, **kind)
+            results.append((train(model, rank, n, optimizer, **how), full(model)))
+            assert all(type(v._local_tensor) is torch.Tensor for s in optimizer.state.values() for v in [s["exp_avg"]])
+        (losses, weights), (losses_int8, weights_int8) = results
+        assert torch.equal(losses, losses_int8), place
+        assert_same(weights, weights_int8)
+        start = dict(Net(lora=place == 1).named_parameters())
+        assert torch.equal(weights["up.weight"], start["up.weight"]) == (place == 1)  # frozen
+        assert not torch.equal(weights["down.weight"], start["down.weight"])
+
+
+def mixed_precision(meshes, rank):
+    """int8 is made of the optimizer's f32, whatever type parameters are gathered in; dW is reduced in what was asked for."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    x, dy = inputs()
+    whole = Net()
+    whole.up.bias.data = whole.up.bias.data.bfloat16()  # as FSDP2 gathers it
+    expected = whole(x.bfloat16())
+    for reduced in (torch.float32, torch.bfloat16):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
+        model = prepared(Net(), meshes[2], mp_policy=policy)
+        y = model(x.chunk(2)[rank % 2])
+        assert y.dtype is torch.bfloat16 and torch.equal(y, expected.chunk(2)[rank % 2])
+        y.backward(dy.bfloat16().chunk(2)[rank % 2])
+        parts = []
+        for mine, theirs in zip(x.bfloat16().chunk(2), dy.bfloat16().chunk(2), strict=True):
+            whole.zero_grad()
+            whole(mine).backward(theirs)
+            parts.append(whole.up.weight.grad.bfloat16().double())
+        got = model.up.weight.grad.full_tensor()
+        assert got.dtype is torch.float32  # the optimizer's
+        bound = (2.0**-24 if reduced is torch.float32 else 2.0**-8) * sum(p.abs() for p in parts)
+        assert ((got.double() * 2 - sum(parts)).abs() <= bound).all()
+    model = prepared(Net(dtype=torch.bfloat16), meshes[2])  # no f32 at all
+    assert torch.equal(model(x.bfloat16().chunk(2)[rank % 2]), Net(dtype=torch.bfloat16)(x.bfloat16()).chunk(2)[rank % 2])
+
+
+class Gathered(TorchDispatchMode):
+    """Counts the bytes that collectives put on the wire, by the op; and the float weights that are quantized."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.quantized = collections.Counter(), 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        name = function.name()
+        if name.startswith("c10d::") and "allgather" in name:
+            self.bytes[name] += sum(t.nbytes for t in torch.utils._pytree.tree_leaves(arguments[0]))
+        self.quantized += name == "octile::quantize" and arguments[0].shape[0] != 24  # x has 24 rows
+        return function(*arguments, **(keywords or {}))
+
+
+def wire(meshes, rank):
+    """Bytes that all ranks receive together, and how often a shard is quantized."""
+    n, size = 4, 64
+    x = torch.randn(24, size)
+    totals = {}
+    for kind in ("bf16", "int8"):
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False))
+        if kind == "int8":
+            octile.quantize_(model, octile.Int8Training(backward="int8"))
+            fsdp.prepare_(model)
+        for layer in (*model, model):
+            fully_shard(layer, mesh=meshes[n], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x).sum().backward()
+        with Gathered() as seen:
+            for step in range(2):
+                for _ in range(3):
+                    model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if kind == "int8":
+                    # The first of all was before this; afterwards once a step.
+                    assert seen.quantized == 2 * step, seen.quantized
+        (totals[kind],) = seen.bytes.values()
+    gathers = 2 * 3 * 2 * 2  # steps, micro-batches, forward and backward, layers
+    assert totals == {"bf16": gathers * 2 * size * size, "int8": gathers * size * (size + 4)}, (totals, gathers)
+
+
+def writes(meshes, rank):
+    """Every way in which a weight changes is seen by the next forward."""
+    x, _ = inputs()
+    model = prepared(Net(), meshes[2])
+
+    def assert_current():
+        whole = Net()
+        whole.load_state_dict(full(model))
+        assert torch.equal(model(x), whole(x))
+
+    assert_current()
+    with torch.no_grad():
+        model.up.weight.mul_(2)
+    assert_current()
+    model.up.weight.data.mul_(2)
+    assert_current()
+    model.up.weight.to_local().detach().mul_(2)
+    assert_current()
+    first, second = model.state_dict()["up.weight"], model.state_dict()["up.weight"]
+    for given in (first, second):
+        given.mul_(2)
+        assert_current()
+        given.to_local()[:5].mul_(2)  # as DCP loads in place
+        assert_current()
+    nn.init.normal_(model.down.weight)
+    assert_current()
+    other = {name: 2 * value for name, value in model.state_dict().items()}
+    model.load_state_dict(other)
+    assert_current()
+    assert_same({n: v.full_tensor() for n, v in other.items()}, full(model))
+    other = {name: 2 * value for name, value in other.items()}
+    model.load_state_dict(other, assign=True)
+    assert_current()
+    assert fsdp.gathers_int8(model.up.weight)
+    # Without memory at first.
+    model = prepared(Net(device="meta"), meshes[2])
+    model.to_empty(device="cpu")
+    model.load_state_dict(other)
+    assert_current()
+    for name, value in model.state_dict().items():
+        assert type(value._local_tensor) is torch.Tensor, name
+
+
+def checkpoints(meshes, rank):
+    """Plain float tensors, which any number of ranks loads; weights and the optimizer's state."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_state_dict
+
+    def build(n, wrap=prepared):
+        model = wrap(Net(), meshes[n])
+        return model, torch.optim.AdamW(model.parameters(), lr=0.05, foreach=True)
+
+    def document(model, optimizer):
+        weights, state = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": state}
+
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    groups = {n: {"process_group": meshes[n].get_group()} if n > 1 else {"no_dist": True} for n in (1, 2, 4)}
+    saved = {}
+    for n in (1, 2, 4):
+        model, optimizer = build(n)
+        train(model, rank, n, optimizer, steps=1)
+        saved[n] = full(model)
+        if rank < n:
+            dcp.save(document(model, optimizer), checkpoint_id=f"{folder[0]}/{n}", **groups[n])
+    dist.barrier()
+    x, _ = inputs()
+    for n, wrap in ((1, prepared), (2, prepared), (4, prepared), (2, shard)):
+        for source, weights in saved.items():
+            model, optimizer = build(n, wrap)
+            if rank < n:
+                fresh = document(model, optimizer)
+                dcp.load(fresh, checkpoint_id=f"{folder[0]}/{source}", **groups[n])
+                set_state_dict(model, optimizer, model_state_dict=fresh["model"], optim_state_dict=fresh["optimizer"])
+                assert_same(full(model), weights)
+                (moment, *_) = (s["exp_avg"].full_tensor() for s in optimizer.state.values())
+                assert moment.abs().sum() > 0
+                whole = Net()
+                whole.load_state_dict(weights)
+                assert torch.equal(model(x), whole(x))
+    # All of it on one rank, in torch's own file.
+    model, _ = build(4)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(saved[2]) if rank == 0 else {}, options=options)
+    plain = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        torch.save(plain, f"{folder[0]}/plain.pt")
+        assert_same(torch.load(f"{folder[0]}/plain.pt", weights_only=True), saved[2])
+        nn.Sequential(collections.OrderedDict(up=nn.Linear(WIDTH, HIDDEN), down=nn.Linear(HIDDEN, OUT, False))).load_state_dict(plain)
+
+
+def refusals(meshes, rank):
+    from torch.distributed.tensor import Shard
+
+    x, _ = inputs()
+    model = Net()
+    fsdp.prepare_(model)
+    shard(model, meshes[2], shard_placement_fn=lambda p: Shard(p.dim() - 1) if p.shape[-1] % 2 == 0 else None)
+    with pytest.raises(RuntimeError, match=r"a weight \(33, 40\) is sharded as \(33, 20\); .* along its output channels"):
+        model(x)
+    model = shard(Net(), meshes[2])
+    with pytest.raises(ValueError, match=r"up cannot gather int8: its weight is a DTensor, .* comes before fully_shard"):
+        fsdp.prepare_(model)
+    model = prepared(Net(), meshes[2])
+    with pytest.raises(ValueError, match="the weight of up is a DTensor, not a plain parameter"):
+        octile.cache_weights_(model)
+    model.up.per_channel = False
+    with pytest.raises(ValueError, match="gathers as int8 is .* one scale per output channel"):
+        model(x)
+    model = prepared(Net(), meshes[2])
+    model.up.forward = lambda x: F.linear(x, model.up.weight)
+    with pytest.raises(NotImplementedError, match="would read a weight that FSDP2 has gathered as int8"):
+        model(x)
+
+
+CHECKS = [bits, training, mixed_precision, wire, writes, checkpoints, refusals]
+
+
+def work(rank, port, checks):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    meshes = {n: init_device_mesh("cpu", (RANKS // n, n), mesh_dim_names=("r", "s"))["s"] for n in (1, 2, 4)}
+    meshes["2x2"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
+    for check in checks:
+        begun = time.process_time()
+        globals()[check](meshes, rank)
+        if rank == 0:
+            print(f"{check}: {time.process_time() - begun:.2f} s of rank 0's CPU time", flush=True)
+        dist.barrier()
+    if rank == 0:
+        print(f"{time.process_time():.2f} s", flush=True)
+    os._exit(0)  # as in distributed_test.py
+
+
+def test_four_processes():
+    """One group for all checks: it is torch's import that takes long, so a server has done that before it forks."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("no gloo")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.get_context("forkserver").set_forkserver_preload(["fsdp_test", "torch._dynamo", "torch.distributed.fsdp"])
+    checks = os.environ.get("OCTILE_FSDP_CHECKS", "").split() or [check.__name__ for check in CHECKS]
+    mp.start_processes(work, (port, checks), nprocs=RANKS, start_method="forkserver")
+
+
+@pytest.fixture
+def mesh():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_compiled_blocks(mesh):
+    x, dy = inputs()
+    for backward in ("16bit", "int8"):
+        whole, model = Net(backward), prepared_and_compiled(backward, mesh)
+        given, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
+        for _ in range(2):
+            expected = whole(given)
+            expected.backward(dy)
+            y = model(mine)
+            y.backward(dy)
+            assert torch.equal(y, expected) and torch.equal(mine.grad, given.grad)
+        assert torch.equal(model.up.weight.grad.full_tensor(), whole.up.weight.grad)
+        with torch.no_grad():
+            model.up.weight.mul_(2), whole.up.weight.mul_(2)
+        assert torch.equal(model(x), whole(x))
+
+
+def prepared_and_compiled(backward, mesh):
+    model = Net(backward)
+    fsdp.prepare_(model)
+    for layer in (model.up, model.down):
+        layer.compile(fullgraph=True, backend="aot_eager")
+    return shard(model, mesh)
+
+
+def test_without_sharding():
+    """Prepared, and never sharded: the layer is as it was."""
+    x, dy = inputs()
+    whole, model = Net(), Net()
+    model.up.bias.requires_grad_(False)
+    up = model.up.weight
+    fsdp.prepare_(model)
+    assert isinstance(model.up.weight, nn.Parameter) and model.up.weight.data_ptr != up.data_ptr
+    y = model(x)
+    assert torch.equal(y, whole(x))
+    y.backward(dy)
+    whole(x).backward(dy)
+    assert torch.equal(model.up.weight.grad, whole.up.weight.grad)
+    for one in (model, copy.deepcopy(model)):
+        state = one.state_dict()
+        assert {type(v) for v in state.values()} == {torch.Tensor}
+        assert_same(state, whole.state_dict())
+    model.to(torch.float64)
+    assert fsdp.gathers_int8(model.up.weight) and model.up.weight.dtype is torch.float64
+
+
+def test_tied_layers_stay_tied():
+    model = nn.ModuleList(octile.Linear(8, 8) for _ in range(2))
+    model[1].weight = model[0].weight
+    assert fsdp.prepare_(model) == ["0", "1"]
+    assert model[0].weight is model[1].weight
+
+
+def test_what_cannot_be_prepared():
+    def tied():
+        model = nn.ModuleDict({"words": nn.Embedding(8, 8), "head": octile.Linear(8, 8)})
+        model["head"].weight = model["words"].weight
+        return model
+
+    cached = nn.ModuleDict({"up": octile.Linear(8, 8)})
+    octile.cache_weights_(cached)
+    cases = [
+        (nn.Linear(8, 8), "the model has no octile.Linear"),
+        (octile.Linear(8, 8, per_channel=False), "the model cannot gather int8: it has one scale for its whole weight"),
+        (octile.QuantizedLinear(8, 8, device="cpu"), r"cannot gather int8: its weight is \(IN, OUT\)"),
+        (cached, r"up cannot gather int8: its weight is cached by cache_weights_\(\): call remove\(\) first"),
+        (tied(), "words uses the weight of an octile.Linear, and would read int8"),
+    ]
+    for model, reason in cases:
+        before = list(model.parameters())
+        with pytest.raises(ValueError, match=reason):
+            fsdp.prepare_(model)
+        assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    model = octile.Linear(8, 8)
+    fsdp.prepare_(model)
+    with pytest.raises(ValueError, match="its weight is a ShardedWeight, not a plain parameter"):
+        fsdp.prepare_(model)
+    with pytest.raises(ValueError, match="the weight of the layer is a ShardedWeight"):
+        octile.cache_weights_(model)
+
+
+def test_explains_what_runs():
+    """The transpose of W that int8 dX reads is made in the backward."""
+    layer = octile.Linear(64, 64, backward="int8")
+    before = layer.explain(64, "backward")
+    fsdp.prepare_(layer)
+    assert "in_out" in before and "in_out" not in layer.explain(64, "backward").replace("dW", "")
