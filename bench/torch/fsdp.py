@@ -142,7 +142,9 @@ def main():
         if dist.get_rank() == 0:
             print(*words, flush=True)
 
-    say(f"{dist.get_world_size()} x {torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}, octile")
+    say(
+        f"{dist.get_world_size()} x {torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}, octile"
+    )
     say(f"{octile.__version__} ({octile.BINDING}), width {a.width}, {a.layers} blocks, {a.length} tokens a sequence")
     say(f"{'kind':20}{'batch':>6}{'tokens/s':>11}{'ms':>9}{'to bf16':>9}{'gathered':>12}{'peak':>11}{'loss':>9}")
     for kind in a.kinds:
@@ -160,7 +162,9 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
         for batch in a.batches:
             one = measure(kind, model, optimizer, batch, a, device, gathers)
-            beside = [f for f in found if f["batch"] == batch and f["kind"] == "bf16" + "-alone" * kind.endswith("alone")]
+            beside = [
+                f for f in found if f["batch"] == batch and f["kind"] == "bf16" + "-alone" * kind.endswith("alone")
+            ]
             ratio = one["tokens_per_second"] / beside[0]["tokens_per_second"] if beside else 1.0
             found.append(one | {"to_bf16": ratio})
             say(

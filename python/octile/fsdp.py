@@ -169,7 +169,9 @@ class GatheredWeight(torch.Tensor):
     def quantized(self, o):
         """int8 (N, K) and its scales, for a layer with these options."""
         if o.layout != _c.OUT_IN or not o.per_channel:
-            raise ValueError("octile: a weight that FSDP2 gathers as int8 is (OUT, IN) with one scale per output channel")
+            raise ValueError(
+                "octile: a weight that FSDP2 gathers as int8 is (OUT, IN) with one scale per output channel"
+            )
         return self._q, self._scale
 
 

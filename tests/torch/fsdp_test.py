@@ -180,7 +180,9 @@ def mixed_precision(meshes, rank):
         bound = (2.0**-24 if reduced is torch.float32 else 2.0**-8) * sum(p.abs() for p in parts)
         assert ((got.double() * 2 - sum(parts)).abs() <= bound).all()
     model = prepared(Net(dtype=torch.bfloat16), meshes[2])  # no f32 at all
-    assert torch.equal(model(x.bfloat16().chunk(2)[rank % 2]), Net(dtype=torch.bfloat16)(x.bfloat16()).chunk(2)[rank % 2])
+    assert torch.equal(
+        model(x.bfloat16().chunk(2)[rank % 2]), Net(dtype=torch.bfloat16)(x.bfloat16()).chunk(2)[rank % 2]
+    )
 
 
 class Gathered(TorchDispatchMode):
@@ -311,6 +313,15 @@ def checkpoints(meshes, rank):
                 whole = Net()
                 whole.load_state_dict(weights)
                 assert torch.equal(model(x), whole(x))
+    # In place, without load_state_dict().
+    for read in (nn.Module.state_dict, get_model_state_dict):
+        model, _ = build(4)
+        model(x)
+        dcp.load({"model": read(model)}, checkpoint_id=f"{folder[0]}/2")
+        assert_same(full(model), saved[2])
+        whole = Net()
+        whole.load_state_dict(saved[2])
+        assert torch.equal(model(x), whole(x))
     # All of it on one rank, in torch's own file.
     model, _ = build(4)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -319,7 +330,9 @@ def checkpoints(meshes, rank):
     if rank == 0:
         torch.save(plain, f"{folder[0]}/plain.pt")
         assert_same(torch.load(f"{folder[0]}/plain.pt", weights_only=True), saved[2])
-        nn.Sequential(collections.OrderedDict(up=nn.Linear(WIDTH, HIDDEN), down=nn.Linear(HIDDEN, OUT, False))).load_state_dict(plain)
+        nn.Sequential(
+            collections.OrderedDict(up=nn.Linear(WIDTH, HIDDEN), down=nn.Linear(HIDDEN, OUT, False))
+        ).load_state_dict(plain)
 
 
 def refusals(meshes, rank):
@@ -329,10 +342,14 @@ def refusals(meshes, rank):
     model = Net()
     fsdp.prepare_(model)
     shard(model, meshes[2], shard_placement_fn=lambda p: Shard(p.dim() - 1) if p.shape[-1] % 2 == 0 else None)
-    with pytest.raises(RuntimeError, match=r"a weight \(33, 40\) is sharded as \(33, 20\); .* along its output channels"):
+    with pytest.raises(
+        RuntimeError, match=r"a weight \(33, 40\) is sharded as \(33, 20\); .* along its output channels"
+    ):
         model(x)
     model = shard(Net(), meshes[2])
-    with pytest.raises(ValueError, match=r"up cannot gather int8: its weight is a DTensor, .* comes before fully_shard"):
+    with pytest.raises(
+        ValueError, match=r"up cannot gather int8: its weight is a DTensor, .* comes before fully_shard"
+    ):
         fsdp.prepare_(model)
     model = prepared(Net(), meshes[2])
     with pytest.raises(ValueError, match="the weight of up is a DTensor, not a plain parameter"):
@@ -391,37 +408,30 @@ def mesh():
 
 def test_compiled_blocks(mesh):
     x, dy = inputs()
-    for backward in ("16bit", "int8"):
-        whole, model = Net(backward), prepared_and_compiled(backward, mesh)
-        given, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
-        for _ in range(2):
-            expected = whole(given)
-            expected.backward(dy)
-            y = model(mine)
-            y.backward(dy)
-            assert torch.equal(y, expected) and torch.equal(mine.grad, given.grad)
-        assert torch.equal(model.up.weight.grad.full_tensor(), whole.up.weight.grad)
-        with torch.no_grad():
-            model.up.weight.mul_(2), whole.up.weight.mul_(2)
-        assert torch.equal(model(x), whole(x))
-
-
-def prepared_and_compiled(backward, mesh):
-    model = Net(backward)
+    whole, model = Net(), Net()
     fsdp.prepare_(model)
     for layer in (model.up, model.down):
         layer.compile(fullgraph=True, backend="aot_eager")
-    return shard(model, mesh)
+    shard(model, mesh)
+    given, mine = x.clone().requires_grad_(), x.clone().requires_grad_()
+    for _ in range(2):
+        expected, y = whole(given), model(mine)
+        expected.backward(dy)
+        y.backward(dy)
+        assert torch.equal(y, expected) and torch.equal(mine.grad, given.grad)
+    assert torch.equal(model.up.weight.grad.full_tensor(), whole.up.weight.grad)
+    with torch.no_grad():
+        model.up.weight.mul_(2), whole.up.weight.mul_(2)
+    assert torch.equal(model(x), whole(x))
 
 
 def test_without_sharding():
     """Prepared, and never sharded: the layer is as it was."""
     x, dy = inputs()
     whole, model = Net(), Net()
-    model.up.bias.requires_grad_(False)
     up = model.up.weight
     fsdp.prepare_(model)
-    assert isinstance(model.up.weight, nn.Parameter) and model.up.weight.data_ptr != up.data_ptr
+    assert isinstance(model.up.weight, nn.Parameter) and model.up.weight is not up
     y = model(x)
     assert torch.equal(y, whole(x))
     y.backward(dy)
