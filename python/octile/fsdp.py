@@ -29,21 +29,13 @@ class ShardedWeight(torch.Tensor):
     """A float weight, or the rows of it that one rank holds, which FSDP2 gathers as int8. Any operation works as on the
     plain tensor inside, and sees to it that a write is noticed."""
 
-    _VIEWS = {
-        _aten.alias.default,
-        _aten.as_strided.default,
-        _aten.detach.default,
-        _aten.slice.Tensor,
-        _aten.split.Tensor,
-        _aten.view.default,
-    }
-    _COPIES = {
+    _COPIES = (
         _aten._pin_memory.default,
         _aten._to_copy.default,
         _aten.clone.default,
         _aten.empty_like.default,
         _aten.new_zeros.default,
-    }
+    )
 
     @staticmethod
     def __new__(cls, values, whole, state=None):
@@ -71,8 +63,9 @@ class ShardedWeight(torch.Tensor):
                 if out is written._values:
                     out = written
             return out
-        if function in cls._VIEWS or function in cls._COPIES:
-            whole, state = arguments[0]._whole, arguments[0]._state if function in cls._VIEWS else None
+        is_view = any(returned.alias_info is not None for returned in function._schema.returns)
+        if is_view or function in cls._COPIES:
+            whole, state = arguments[0]._whole, arguments[0]._state if is_view else None
             return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: cls(t, whole, state), out)
         return out
 
@@ -211,6 +204,8 @@ def _assign(layer, state_dict, prefix, metadata, *_):
     name, weight = f"{prefix}weight", layer._parameters["weight"]
     if metadata.get("assign_to_params_buffers") and name in state_dict and gathers_int8(weight):
         given = state_dict[name].detach()
+        if gathers_int8(given):
+            return
         state_dict[name] = _like(given, ShardedWeight(_local(given), _local(weight)._whole))
 
 
