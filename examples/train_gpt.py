@@ -3,6 +3,7 @@
 
     python3 examples/train_gpt.py                          # 101 million parameters, four kinds of layers, 1,000 steps
     python3 examples/train_gpt.py --modes bf16 octile-int8 --width 4096 --layers 6 --steps 40
+    python3 examples/train_gpt.py --parallel fsdp          # each kind on all GPUs together, by torchrun and FSDP2
     python3 examples/train_gpt.py --tiny                   # a minute on a CPU
 
 Every kind of layers sees the same initial values and the same bytes in the same order, seed by seed. Each trains in a
@@ -68,6 +69,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--profile", action="store_true", default=None, help="a table of where the time of a step goes")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--gpus", type=int, help="use at most so many (all that are visible)")
+    p.add_argument(
+        "--parallel", choices=["none", "fsdp"], help="fsdp: every kind on all GPUs (on a CPU two processes, or --gpus)"
+    )
     p.add_argument("--tiny", action="store_true", help="a model for trying this out")
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/training"), help="folder of the results")
     return p.parse_args(given)
@@ -85,6 +89,11 @@ def settings_of(a: argparse.Namespace) -> training.Settings:
     if a.device == "cpu" and a.compile is None:
         fields["compile"] = "off"
     s = training.Settings(**fields)
+    if s.parallel == "fsdp":
+        s.ranks = len(visible(a.gpus)) if s.device == "cuda" else a.gpus or 2
+        s.compile = "blocks" if s.compile == "model" else s.compile
+        if s.batch % s.ranks:
+            raise SystemExit(f"train_gpt: a batch of {s.batch} does not divide into {s.ranks} processes")
     if s.width % s.heads:
         raise SystemExit(f"train_gpt: a width of {s.width} does not divide into {s.heads} heads")
     return s
@@ -137,7 +146,11 @@ class Driver:
 
     def start(self, s: training.Settings, gpu: str | None) -> None:
         environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
-        command = [sys.executable, __file__, "--worker", json.dumps(dataclasses.asdict(s)), str(self.texts)]
+        command = [__file__, "--worker", json.dumps(dataclasses.asdict(s)), str(self.texts)]
+        if s.parallel == "fsdp":
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(s.ranks)]
+            command = [*torchrun, *command]
+        command = [sys.executable, *command]
         with tempfile.TemporaryFile("w+") as errors:
             # A session of its own: Ctrl-C is for this process, which ends its workers.
             process = subprocess.Popen(
@@ -269,6 +282,8 @@ def main() -> int:
     document = {"facts": facts, "settings": dataclasses.asdict(s) | {"tokens": s.tokens}}
     document |= {"workers": [], "runs": [], "profiles": [], "failures": [], "interrupted": False}
     places = visible(a.gpus) if s.device == "cuda" else [None]
+    if s.parallel == "fsdp" and s.device == "cuda":
+        places = [",".join(places)]
     with tempfile.TemporaryDirectory() as folder:
         texts = pathlib.Path(folder)
         corpus.training.tofile(texts / "training")

@@ -146,12 +146,13 @@ def heading(document: dict) -> str:
     f, s = document["facts"], document["settings"]
     master = {"master": "f32 parameters, bf16 autocast", "bf16": "bf16 parameters", "f32": "f32"}[s["precision"]]
     compiled = {"off": "eager", "model": "compiled", "blocks": "blocks compiled"}[s["compile"]]
+    shared = f", FSDP2 over {s['ranks']} processes" if s.get("parallel") == "fsdp" else ""
     if s["compile"] != "off" and s["compile_mode"] != "default":
         compiled += f" ({s['compile_mode']})"
     accumulated = f" x {s['accumulate']}" if s["accumulate"] > 1 else ""
     return (
         f"{s['architecture']}, {s['layers']} blocks of {s['width']}, {s['heads']} heads, {f['parameters'] / 1e6:,.0f} million parameters; "
-        f"{s['batch']} x {s['length']}{accumulated} = {s['tokens']:,} tokens a step; {master}, {compiled}; "
+        f"{s['batch']} x {s['length']}{accumulated} = {s['tokens']:,} tokens a step{shared}; {master}, {compiled}; "
         f"head {'quantized too' if s['quantize_head'] else 'in 16 bits'}{', q, k and v apart' if s.get('split_qkv') else ''}. {f['device']}, torch {f['torch']}."
     )
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from . import data, profiling
@@ -59,6 +60,8 @@ class Settings:
     validate_every: int = 500
     validation_windows: int = 1024  # rounded to whole batches
     profile: bool = False
+    parallel: str = "none"  # "fsdp": the processes of torch.distributed share the parameters and each step's sequences
+    ranks: int = 1  # how many processes
     device: str = "cuda"
 
     @property
@@ -93,6 +96,23 @@ def convert(model: Gpt, settings: Settings) -> str:
     return str(report)
 
 
+def shard(model: Gpt, settings: Settings) -> None:
+    """FSDP2, block by block. It gathers the weights of Octile's layers as int8."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if MODES[settings.mode] is not None:
+        import octile
+
+        octile.fsdp.prepare_(model)
+    policy = MixedPrecisionPolicy()
+    if settings.precision == "master":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(torch.device(settings.device).type, (dist.get_world_size(),))
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+
+
 class Trainer:
     def __init__(self, settings: Settings, training: torch.Tensor, validation: torch.Tensor):
         self.settings, self.training, self.validation = settings, training, validation
@@ -101,15 +121,12 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False
-        with torch.device(s.device):
-            self.model = Gpt(
-                s.width, s.layers, s.heads, s.length, bias=s.bias, split=s.split_qkv, architecture=s.architecture
-            )
-        if s.precision == "bf16":
-            self.model.bfloat16()
+        self.parallel = s.parallel == "fsdp"
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if self.parallel else (0, 1)
+        self.model = self.build()
         self.converted = convert(self.model, s)
         self.cached = None
-        if MODES[s.mode] and s.accumulate > 1:
+        if MODES[s.mode] and s.accumulate > 1 and not self.parallel:
             import octile
 
             # Otherwise each micro-batch quantizes the weights.
@@ -121,14 +138,44 @@ class Trainer:
         elif s.compile == "blocks":
             for block in self.model.blocks:
                 block.compile(fullgraph=True, mode=s.compile_mode)
+        if self.parallel:
+            shard(self.model, s)
+
+    def build(self) -> Gpt:
+        s = self.settings
+        with torch.device(s.device):
+            built = Gpt(
+                s.width, s.layers, s.heads, s.length, bias=s.bias, split=s.split_qkv, architecture=s.architecture
+            )
+        return built.bfloat16() if s.precision == "bf16" else built
+
+    def reset(self, seed: int) -> None:
+        if not self.parallel:
+            self.model.reset(seed)
+            return
+        from torch.distributed.tensor import distribute_tensor
+
+        whole = self.build()
+        whole.reset(seed)
+        values = whole.state_dict()
+        for name, p in self.model.named_parameters():  # the same on all ranks: nothing is sent
+            values[name] = distribute_tensor(values[name], p.device_mesh, p.placements, src_data_rank=None)
+        self.model.load_state_dict(values)
+
+    def mean(self, loss: torch.Tensor) -> torch.Tensor:
+        """Over the ranks."""
+        if self.parallel:
+            dist.all_reduce(loss)
+            loss /= self.ranks
+        return loss
 
     def autocast(self):
-        if self.settings.precision != "master":
+        if self.settings.precision != "master" or self.parallel:  # FSDP2 casts by itself
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.settings.device).type, torch.bfloat16)
 
     def loss(self, starts: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        symbols, following = data.windows(text, starts, self.settings.length)
+        symbols, following = data.windows(text, starts.chunk(self.ranks)[self.rank], self.settings.length)
         with self.autocast():
             return self.forward(symbols, following, self.residual)
 
@@ -136,7 +183,7 @@ class Trainer:
         """A fresh model and optimizer; returns the first bytes of all windows, (steps, micro-batches, batch)."""
         s = self.settings
         self.model.zero_grad(set_to_none=True)
-        self.model.reset(seed)
+        self.reset(seed)
         if self.cached:
             self.cached.refresh()
         fused = torch.device(s.device).type == "cuda"
@@ -156,14 +203,15 @@ class Trainer:
         if self.cached:
             self.cached.refresh()
         self.optimizer.zero_grad(set_to_none=True)
-        return total
+        return self.mean(total)
 
     def validate(self) -> float:
         """By the graph that training uses, so that nothing is compiled again."""
         s = self.settings
         batches = max(1, round(s.validation_windows / s.batch))
         starts = data.even_starts(self.validation, batches * s.batch, s.length)
-        return torch.stack([self.loss(part, self.validation).detach() for part in starts.split(s.batch)]).mean().item()
+        losses = [self.loss(part, self.validation).detach() for part in starts.split(s.batch)]
+        return self.mean(torch.stack(losses).mean()).item()
 
     def wait(self) -> float:
         if self.settings.device.startswith("cuda"):
@@ -204,9 +252,17 @@ class Trainer:
 
 
 def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, emit: Emit) -> None:
+    if settings.parallel == "fsdp":  # as torchrun has started it
+        if settings.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if settings.device == "cuda" else "gloo")
+        if dist.get_rank():
+            emit = lambda event: None  # noqa: E731
     trainer = Trainer(settings, training.to(settings.device), validation.to(settings.device))
     emit({"event": "built", "layers": trainer.converted})
     trainer.warm_up(emit)
     for seed in settings.seeds:
         for event in trainer.run(seed):
             emit({"seed": seed, **event})
+    if settings.parallel == "fsdp":
+        dist.destroy_process_group()

@@ -3,7 +3,9 @@
 import collections
 import copy
 import os
+import pathlib
 import socket
+import sys
 import tempfile
 import time
 
@@ -364,7 +366,23 @@ def refusals(meshes, rank):
         model(x)
 
 
-CHECKS = [bits, training, mixed_precision, wire, writes, checkpoints, refusals]
+def example(meshes, rank):
+    """train_gpt.py --parallel fsdp: the loss curve of one process."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
+    from gpt import training as gpt
+
+    text = torch.randint(97, 105, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shape = {"width": 32, "layers": 1, "heads": 2, "length": 16, "batch": 8, "steps": 3, "accumulate": 2}
+    shape |= {"mode": "octile-int8", "precision": "f32", "device": "cpu", "compile": "off", "validation_windows": 8}
+    curves = []
+    for parallel in ("none", "fsdp"):
+        trainer = gpt.Trainer(gpt.Settings(**shape, parallel=parallel), text, text)
+        starts = trainer.begin(1)
+        curves.append([trainer.step(i, starts[i]).item() for i in range(3)] + [trainer.validate()])
+    torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-4, atol=0)
+
+
+CHECKS = [bits, training, mixed_precision, wire, writes, checkpoints, refusals, example]
 
 
 def work(rank, port, checks):
