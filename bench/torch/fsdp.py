@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Training under FSDP2: bf16, Octile's int8 with weights gathered as bf16 and as int8, and torchao's fp8 with its all-gather.
+"""Training under FSDP2: bf16, Octile's int8 with weights gathered as bf16 and as int8, torchao's fp8 gathered as fp8.
 
     torchrun --nproc-per-node 2 bench/torch/fsdp.py                 # 2 GPUs, within three minutes
     torchrun --nproc-per-node 2 bench/torch/fsdp.py --tiny          # CPUs, to try it out
 
-The example's GPT (examples/gpt), its blocks compiled. For each kind and number of sequences a GPU: tokens a second and GPU
-beside bf16, the bytes that a GPU's all-gathers of a step deliver, and the peak of memory. A kind ends with "alone" where each GPU
-trains its own model: what sharding costs. A pause of the host between steps is in the times, as it is in training.
+The example's GPT (examples/gpt), its blocks compiled. For each kind and number of sequences a GPU: tokens a second and
+GPU beside bf16, the bytes that a GPU's all-gathers of a step deliver, and the peak of memory. A kind ends with "alone"
+where each GPU trains its own model: what sharding costs. Each step waits for the GPU.
 """
 
 import argparse
@@ -32,7 +32,7 @@ KINDS = ["bf16", "int8", "int8-gathered-bf16", "fp8", "bf16-alone", "int8-alone"
 
 
 class Gathers:
-    """Counts what all-gathers deliver to this rank, by wrapping torch.distributed's functions, which FSDP2 calls by name."""
+    """Counts what all-gathers deliver to this rank: wraps torch.distributed's functions, which FSDP2 calls by name."""
 
     def __init__(self):
         self.bytes, self.inside = 0, False

@@ -1,8 +1,8 @@
 """FSDP2 that gathers weights as int8: prepare_(model), then torch's fully_shard.
 
 A rank holds the float values of its output channels. It quantizes them, once after each change, and FSDP2 gathers the
-int8 values and their scales. A scale is of one output channel, so what is gathered are the bits that one process makes of
-the whole weight; no collective looks for a maximum.
+int8 values and their scales. A scale is of one output channel, so these are the bits that one process makes of the whole
+weight, and no collective looks for a maximum.
 """
 
 import torch
@@ -79,8 +79,7 @@ class ShardedWeight(torch.Tensor):
     def __repr__(self, *, tensor_contents=None):
         return f"ShardedWeight({self._values!r})"
 
-    # With this signature, the older one of two, FSDP2 does not ask the scales for the size of the weight where sizes are
-    # uneven.
+    # With this signature, the older of two, FSDP2 does not want scales of the weight's size where shards are uneven.
     def fsdp_pre_all_gather(self, mesh):
         values, state = self._values, self._state
         channels, in_features = self._whole
@@ -105,7 +104,7 @@ class ShardedWeight(torch.Tensor):
         return state.tensors, state.tensors[1]
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
-        # FSDP2 fills the same tensors each time, of which those of `out` are views. On one rank it hands over the first alone.
+        # FSDP2 fills the same tensors each time, and those of `out` are views of them. On one rank it has the first alone.
         alone = len(all_gather_outputs) == 1
         if out is not None:
             if alone:
@@ -124,7 +123,7 @@ def _written(cls, function, arguments, keywords):
 
 
 class GatheredWeight(torch.Tensor):
-    """A whole weight as FSDP2 has gathered it: int8 and scales. It has the shape and type of the float weight, and of its
+    """A whole weight as FSDP2 has gathered it: int8 and scales. It has the shape of the float weight and the type of its
     gradient, but no float values: any operation that would read them raises NotImplementedError."""
 
     @staticmethod
@@ -189,8 +188,8 @@ def _like(weight, values):
 
 
 def _save(layer, state_dict, prefix, _):
-    """state_dict() gets the plain values: the same memory, and always the same tensor, whose version counter and that of
-    its local tensor tell of writes."""
+    """state_dict() gets the plain values: the same memory, and always the same tensor, so that its version counter and
+    that of its local tensor tell of writes."""
     name, weight = f"{prefix}weight", layer._parameters["weight"]
     if name in state_dict and state_dict[name] is not weight and gathers_int8(weight):
         local = _local(weight)
@@ -234,8 +233,8 @@ def prepare_(model):
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
 
-    To be called after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over the same
-    values. Parameters that were sharded stay float; state_dict() holds plain tensors. docs/fsdp.md has the rest.
+    To be called after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over
+    the same values. Sharded parameters stay float, and state_dict() holds plain tensors. docs/fsdp.md has the rest.
 
     Raises ValueError, and changes nothing, if there is no octile.Linear, if a layer of octile's that trains cannot be
     gathered so, or if another module uses the weight of one as well.

@@ -79,7 +79,7 @@ def assert_same(a, b):
 
 
 def bits(meshes, rank):
-    """Forward and dX of n ranks are those of one process with all rows; dW differs by the rounding of its sum over ranks."""
+    """Forward and dX of n ranks are those of one process with all rows; dW differs by the rounding of a sum."""
     x, dy = inputs()
     for backward in BACKWARDS:
         whole = Net(backward)
@@ -105,7 +105,7 @@ def bits(meshes, rank):
                     error, sizes = (got - terms.sum(0)).abs(), terms.abs().sum(0)
                     assert (error <= (n - 1) * 2.0**-24 * sizes).all(), (backward, n, name)
                     if backward in ("int8", "int8-128"):
-                        # Ranks have whole blocks of tokens, so the whole batch's dW is the same products, added otherwise:
+                        # Ranks have whole blocks of tokens, so the batch's dW is the same products, added otherwise:
                         # at most 8 blocks. Of a bias, 1,024 terms.
                         count = 1024 if name == "up.bias" else 16
                         whole_grad = dict(whole.named_parameters())[name].grad
@@ -159,7 +159,7 @@ def training(meshes, rank):
 
 
 def mixed_precision(meshes, rank):
-    """int8 is made of the optimizer's f32, whatever type parameters are gathered in; dW is reduced in what was asked for."""
+    """int8 is made of the optimizer's f32, whatever type the others are gathered in; dW is reduced as was asked for."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     x, dy = inputs()
