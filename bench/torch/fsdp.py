@@ -177,7 +177,10 @@ def main():
     say(f"{time.monotonic() - begun:.0f} s")
     if a.json and dist.get_rank() == 0:
         a.json.write_text(json.dumps({"settings": {**vars(a), "json": str(a.json)}, "runs": found}, indent=1))
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # the interpreter's end beside gloo's threads has aborted now and then
 
 
 if __name__ == "__main__":

@@ -265,4 +265,5 @@ def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, e
         for event in trainer.run(seed):
             emit({"seed": seed, **event})
     if settings.parallel == "fsdp":
+        dist.barrier()
         dist.destroy_process_group()

@@ -1,8 +1,8 @@
 """FSDP2 that gathers weights as int8: prepare_(model), then torch's fully_shard.
 
 A rank holds the float values of its output channels. It quantizes them, once after each change, and FSDP2 gathers the
-int8 values and their scales. A scale is of one output channel, so these are the bits that one process makes of the whole
-weight, and no collective looks for a maximum.
+int8 values and their scales. A scale is of one output channel, so these are the bits that one process makes of the
+whole weight, and no collective looks for a maximum.
 """
 
 import torch
@@ -104,7 +104,7 @@ class ShardedWeight(torch.Tensor):
         return state.tensors, state.tensors[1]
 
     def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
-        # FSDP2 fills the same tensors each time, and those of `out` are views of them. On one rank it has the first alone.
+        # FSDP2 fills the same tensors each time, and those of `out` are views of them. On one rank it has the first.
         alone = len(all_gather_outputs) == 1
         if out is not None:
             if alone:
@@ -123,8 +123,8 @@ def _written(cls, function, arguments, keywords):
 
 
 class GatheredWeight(torch.Tensor):
-    """A whole weight as FSDP2 has gathered it: int8 and scales. It has the shape of the float weight and the type of its
-    gradient, but no float values: any operation that would read them raises NotImplementedError."""
+    """A whole weight as FSDP2 has gathered it: int8 and scales. It has the float weight's shape and its gradient's
+    type, but no float values: any operation that would read them raises NotImplementedError."""
 
     @staticmethod
     def __new__(cls, q, scale, dtype):
