@@ -23,6 +23,7 @@ int fstat64(int file, struct stat64* status) { return __fxstat(1, file, (struct 
 /* 2.36, of std::random_device. */
 uint32_t arc4random(void) {
   uint32_t value;
-  while (getrandom(&value, sizeof value, 0) != sizeof value) {}
+  while (getrandom(&value, sizeof value, 0) != sizeof value) {
+  }
   return value;
 }
