@@ -27,8 +27,8 @@ constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for its
 constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
 constexpr std::int64_t kTransposedRows = 32;  // elsewhere
 constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
-constexpr std::int64_t kMaxFoldedRows =
-    12;  // of a tile that folds in registers: GCC 12 keeps the sums of more on the stack
+// Of a tile that folds in registers: GCC 12 keeps the sums of more on the stack.
+constexpr std::int64_t kMaxFoldedRows = 12;
 constexpr std::int64_t kMaxBlocks = kMaxDepth / kMinGradientBlock;  // of a, in a block of terms
 static_assert(kMaxGradientBlock <= kMaxDepth);
 constexpr std::int64_t kLine = 64;

@@ -124,9 +124,10 @@ struct Tile : Terms {
       const std::int64_t segment = (first + j) * run.segments_stride + g * kPanelChannels;
       if constexpr (kFold == Fold::channels) scale[j] = _mm512_loadu_ps(run.scales + segment * 4);
       if constexpr (Terms::kOffset == Offset::row_sums) {
+        zero_point[j] = _mm512_set1_epi32(8);
+        if (!run.zero_points) continue;
         const auto* z = reinterpret_cast<const __m128i*>(run.zero_points + segment);
-        zero_point[j] =
-            run.zero_points ? _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(z)) : _mm512_set1_epi32(8);
+        zero_point[j] = _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(z));
       }
     }
     for (int i = 0; i < rows; ++i) {
