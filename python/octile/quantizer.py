@@ -12,10 +12,13 @@ METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.
 
 def nearest_s8(w, group, per_channel):
     """w (N, K) as int8 (N, K), and scales: (N), (1) unless per_channel, (N, K / group) for a group."""
-    rows = w.reshape(-1, group) if group else w
+    n, k = w.shape
+    rows = w.reshape(n * (k // group), group) if group else w
     granularity = _c.PER_ROW if per_channel else _c.PER_TENSOR
     q, _, scale = torch.ops.octile.quantize(rows, granularity, _c.ROW_MAJOR)
-    return (q.reshape(w.shape) if group else q), (scale if group is None else scale.reshape(len(w), -1))
+    return (q.reshape(w.shape) if group else q), (
+        scale if group is None else scale.reshape(n, k // group if group else 1)
+    )
 
 
 def nearest_s8_into(w, weight, scale, group):
@@ -54,7 +57,8 @@ def _some_rows(w):
 
 def _rows_s4(w, group):
     n, k = w.shape
-    values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, -1, group or max(k, 1))
+    length = group or max(k, 1)
+    values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, k // length, length)
     scale = _nearest_scale(values)
     scale = torch.where(scale.isfinite(), scale, torch.nan)
     q = (values / scale).round().clamp(-8, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
@@ -119,7 +123,8 @@ def warn_of_vanished(w, q, group=0):
         return
     length, vanished = group or max(w.shape[1], 1), 0
     for levels, values in zip(_some_rows(q), _some_rows(w), strict=True):
-        zeros, values = (levels.reshape(len(levels), -1, length) == 0).all(-1), values.reshape(len(levels), -1, length)
+        levels, values = (t.unflatten(1, (w.shape[1] // length, length)) for t in (levels, values))
+        zeros = (levels == 0).all(-1)
         vanished += (zeros & (values != 0).any(-1) & values.isfinite().all(-1)).sum()
     if vanished := int(vanished):
         warnings.warn(

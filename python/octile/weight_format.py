@@ -28,7 +28,9 @@ class WeightFormat:
             )
 
     def check(self, in_features):
-        """Raises ValueError where the group does not divide in_features."""
+        """Raises ValueError where groups do not fit in_features."""
+        if self.group is not None and in_features == 0:
+            raise ValueError(f"octile: group is {self.group}, and in_features is 0")
         if self.group and in_features % self.group:
             raise ValueError(f"octile: group is {self.group}, which does not divide in_features, {in_features}")
 

@@ -156,8 +156,9 @@ std::vector<FewerRows> choose_fewer_rows(const Step<GemmProblem, GemmOperands>& 
 template <class Problem, class Operands>
 void require(const Step<Problem, Operands>& step, Task task, std::string_view function) {
   if (step.kernel) return;
-  const std::string no_gpu = step.problem.device.type == DeviceType::cuda ? cuda_devices().reason : "";
-  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, ": ", no_gpu, "\n",
+  std::string no_gpu = step.problem.device.type == DeviceType::cuda ? cuda_devices().reason : "";
+  if (!no_gpu.empty()) no_gpu = " (" + no_gpu + ")";
+  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, no_gpu, ":\n",
        step.refused);
 }
 

@@ -303,7 +303,7 @@ TEST(BadDescription, Linear) {
           c.description.kernel = "w8a8_linear_sm90";
           c.description.activation = Activation::dynamic_per_tensor;
         },
-        {unsupported, {"not w8a8_linear_sm90", "one scale is for all"}});
+        {unsupported, {"not w8a8_linear_sm90", "quantizes row by row"}});
   }
   for (const double scale : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan(""), 1e-60, 1e60}) {
     expect_layer_error(

@@ -9,7 +9,7 @@ import octile
 import op_reference as reference
 import pytest
 import torch
-from octile import W8A8Dynamic, W8A8Linear, W8A16, W8A16Linear, _c, _ctypes_ops, quantize_
+from octile import W4A8, W4A16, W8A8Dynamic, W8A8Linear, W8A16, W8A16Linear, _c, _ctypes_ops, quantize_
 from octile.weight_format import WeightFormat
 from torch import nn
 
@@ -163,6 +163,29 @@ def test_models(device, generator):
                 assert report.skipped == {"4": "group is 32, which does not divide in_features, 40"}
             assert (quantized(x) - exact).norm() < bound * exact.norm()
             assert report.bytes_after < 0.5 * report.bytes_before
+
+
+@pytest.mark.parametrize("shape", [(64, 0), (0, 5), (0, 0)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        W8A8Dynamic(),
+        W8A8Dynamic(per_channel=False),
+        W8A8Dynamic(group=32),
+        W8A16(),
+        W4A16(32),
+        W4A16(32, "clip"),
+        W4A8(0),
+    ],
+)
+def test_no_inputs_or_no_outputs(config, shape):
+    model = nn.Sequential(nn.Linear(*shape))
+    report = quantize_(model, config)
+    if shape[0] == 0 and getattr(config, "group", None) is not None:
+        assert report.skipped == {"0": f"group is {config.group}, and in_features is 0"}
+    else:
+        assert report.converted == ["0"]
+        assert torch.equal(model(torch.randn(3, shape[0])), model[0].bias.expand(3, -1))
 
 
 def test_unknown_choices():
