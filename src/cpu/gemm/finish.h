@@ -55,6 +55,13 @@ struct FinishRow {
   }
 };
 
+// A range of a vector.
+template <class Real>
+void load_range(const ConstTensor& t, const Range& range, Real* out) {
+  if (t.strides[0] == 1) return widen(t.dtype, t.data, range.first, range.count, out);
+  for (std::int64_t i = 0; i < range.count; ++i) out[i] = load<Real>(t, range.first + i);
+}
+
 // Of a part of at most kRows x kCols.
 template <class Real, std::int64_t kRows, std::int64_t kCols>
 struct Finish {
@@ -67,11 +74,11 @@ struct Finish {
 
   Finish(const GemmView& gemm, const Range& part_rows, const Range& part_cols)
       : view(gemm), rows(part_rows), cols(part_cols) {
-    for (std::int64_t i = 0; i < rows.count; ++i) left_scale[i] = load<Real>(view.left_scale, rows.first + i);
+    load_range(view.left_scale, rows, left_scale);
     if (!view.bias.present()) return;
     bias_of = view.bias_per_row ? BiasOf::row : BiasOf::column;
     const Range range = view.bias_per_row ? rows : cols;
-    for (std::int64_t i = 0; i < range.count; ++i) bias[i] = load<Real>(view.bias, range.first + i);
+    load_range(view.bias, range, bias);
   }
 
   // sums (rows, cols), `stride` apart.

@@ -203,7 +203,8 @@ class Order {
       row_block_ = (span > kMaxSpan / 2 ? kMaxRows / 2 : kMaxRows) / kernel.rows * kernel.rows;
       band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * memory.stride));
       spans_ = ceil_div(cols_, channels_);
-      const bool stays = channels_ * memory.channel_bytes <= second_level_cache() / 4;  // for all rows of the band
+      // For all rows of the band, where they need it more than once.
+      const bool stays = rows_ <= row_block_ || channels_ * memory.channel_bytes <= second_level_cache() / 4;
       if (stays && (threads == 1 || parts() >= kPartsOfAThread * threads)) break;
     }
   }
@@ -344,10 +345,11 @@ class Multiplication {
 
   // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
   // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
-  std::int64_t block_depth() const {
+  std::int64_t block_depth(std::int64_t rows) const {
     if (in_groups_ && !kernel_.find_narrow) return layout_.groups * layout_.group_depth;
     if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
     const std::int64_t depth = round_up(p_.k, kS8Depth);
+    if (packed_ && rows <= kernel_.rows) return depth;  // read once: no need to keep it in a cache
     const std::int64_t step = std::max(p_.block, kS8Depth);
     const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth) : kernel_.depth;
     return round_up(ceil_div(depth, ceil_div(depth, std::max(max, step))), step);
@@ -357,7 +359,7 @@ class Multiplication {
   void multiply_block(const Range& rows, const Range& cols, Scratch& s, std::int64_t at) const {
     std::int32_t* const correction = s.correction + at;
     const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
-    const std::int64_t block = block_depth();
+    const std::int64_t block = block_depth(rows.count);
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
     const bool in_registers = folds_ && kernel_.a != AForm::tiled;
     const std::int64_t max_rows = in_registers ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;

@@ -57,9 +57,8 @@ struct TileRun {
   GroupRun group;
 };
 
-// A tile of few rows waits for memory alone. It prefetches b this many bytes ahead in each panel.
+// A tile prefetches b this many bytes ahead in each panel.
 inline constexpr std::int64_t kAhead = 2048;
-inline constexpr int kFewRows = 4;
 
 inline constexpr std::int64_t kNarrowDepth = 64;      // terms that share a flag
 inline constexpr std::int64_t kMaxNarrowBlocks = 16;  // flags of a panel

@@ -30,7 +30,7 @@ struct Terms {
       for (int i = 0; i < rows; ++i) pairs[i][0] = pairs[i][1] = _mm256_setzero_si256();
       for (std::int64_t t = c; t < end; t += kS4Depth) {
         const auto* line = at.b + t / kS4Depth * kPanelLine;
-        if (rows < kFewRows) _mm_prefetch(line + kAhead, _MM_HINT_T0);
+        _mm_prefetch(line + kAhead, _MM_HINT_T0);
         __m256i lower[halves];
         __m256i upper[halves];
 #pragma GCC unroll 2

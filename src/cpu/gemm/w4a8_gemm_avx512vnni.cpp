@@ -16,21 +16,25 @@ struct Terms {
   template <int rows, int panels>
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
     const __m512i low = _mm512_set1_epi8(15);
-    for (std::int64_t c = 0; c < run.depth; c += kS4Depth) {
+    const std::uint8_t* right[panels];
+#pragma GCC unroll 8
+    for (int j = 0; j < panels; ++j) right[j] = at.b + j * run.b_stride;
+    const std::uint8_t* left_at = at.a;
+    const std::int64_t bytes = run.depth * kDepthBytes;
+    for (std::int64_t line_at = 0; line_at < bytes; line_at += kPanelLine, left_at += kS4Depth) {
       __m512i lower[panels];
       __m512i upper[panels];
 #pragma GCC unroll 8
       for (int j = 0; j < panels; ++j) {
-        const std::uint8_t* lines = at.b + j * run.b_stride + c / kS4Depth * kPanelLine;
-        if (rows <= kFewRows) _mm_prefetch(lines + kAhead, _MM_HINT_T0);
-        const __m512i line = _mm512_loadu_si512(lines);
+        _mm_prefetch(right[j] + line_at + kAhead, _MM_HINT_T0);
+        const __m512i line = _mm512_loadu_si512(right[j] + line_at);
         lower[j] = _mm512_and_si512(line, low);
         upper[j] = _mm512_and_si512(line >> 4, low);
       }
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
-        const __m512i left = broadcast(at.a + i * run.a_stride + c);
-        const __m512i left_upper = broadcast(at.a + i * run.a_stride + c + kLaneBytes);
+        const __m512i left = broadcast(left_at + i * run.a_stride);
+        const __m512i left_upper = broadcast(left_at + i * run.a_stride + kLaneBytes);
 #pragma GCC unroll 8
         for (int j = 0; j < panels; ++j) {
           sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], lower[j], left);

@@ -20,7 +20,7 @@ struct Terms {
 #pragma GCC unroll 4
       for (int j = 0; j < panels; ++j) {
         const std::uint8_t* line = at.b + j * run.b_stride + c * kPanelChannels;
-        if (rows <= kFewRows) _mm_prefetch(line + kAhead, _MM_HINT_T0);
+        _mm_prefetch(line + kAhead, _MM_HINT_T0);
         right[j] = _mm512_loadu_si512(line);
       }
 #pragma GCC unroll 12
