@@ -14,30 +14,39 @@ namespace octile::cpu {
 
 enum class BiasOf : std::uint8_t { none, column, row };
 
-// A row of y: sums of s32, or totals of groups in Real, which hold right's scales already.
+// Rows of y: sums of s32, or totals of groups in Real, which hold right's scales already.
 template <class Real, class Sum>
 struct FinishRun {
-  const Sum* sums;                 // (n)
+  const Sum* sums;  // (rows, n)
+  std::int64_t sums_stride;
   const std::int32_t* correction;  // (n), subtracted from sums of s32
-  Real left_scale;
-  const Real* right_scale;  // (n)
-  const Real* bias;         // (n), or one
-  std::int64_t n;
+  const Real* left_scale;          // (rows)
+  const Real* right_scale;         // (n)
+  const Real* bias;                // (n), or (rows)
+  std::int64_t rows, n;
   Real* y;
+  std::int64_t y_stride;
 };
 
 template <BiasOf bias_of>
-struct FinishRow {
+struct FinishRows {
   template <Isa, class Real, class Sum>
   OCTILE_INLINE static void run(FinishRun<Real, Sum> p) {
-    const Sum* __restrict sums = p.sums;
+    for (std::int64_t i = 0; i < p.rows; ++i) run_row(p, i);
+  }
+
+ private:
+  template <class Real, class Sum>
+  OCTILE_INLINE static void run_row(const FinishRun<Real, Sum>& p, std::int64_t i) {
+    const Sum* __restrict sums = p.sums + i * p.sums_stride;
     const std::int32_t* __restrict correction = p.correction;
     const Real* __restrict right_scale = p.right_scale;
     const Real* __restrict bias = p.bias;
-    Real* __restrict y = p.y;
-    const Real bias_of_row = bias_of == BiasOf::row ? *bias : Real{0};
+    Real* __restrict y = p.y + i * p.y_stride;
+    const Real left_scale = p.left_scale[i];
+    const Real bias_of_row = bias_of == BiasOf::row ? bias[i] : Real{0};
     for (std::int64_t j = 0; j < p.n; ++j) {
-      Real scale = p.left_scale;
+      Real scale = left_scale;
       Real sum;
       if constexpr (std::is_same_v<Sum, std::int32_t>) {
         scale *= right_scale[j];
@@ -84,26 +93,51 @@ struct Finish {
   // sums (rows, cols), `stride` apart.
   template <class Sum>
   void write(const Sum* sums, std::int64_t stride, const std::int32_t* correction) const {
-    const bool direct = view.y.dtype == DTypeOf<Real>::value && !view.accumulate;
+    write(sums, stride, correction, {0, rows.count}, {0, cols.count});
+  }
+
+  // The same of some of the part's rows and columns, counted from its first.
+  template <class Sum>
+  void write(const Sum* sums, std::int64_t stride, const std::int32_t* correction, const Range& part_rows,
+             const Range& part_cols) const {
+    const std::int64_t at = (rows.first + part_rows.first) * view.y.strides[0] + cols.first + part_cols.first;
+    FinishRun<Real, Sum> run{sums,
+                             stride,
+                             correction,
+                             left_scale + part_rows.first,
+                             right_scale + part_cols.first,
+                             bias + (bias_of == BiasOf::row ? part_rows.first : part_cols.first),
+                             part_rows.count,
+                             part_cols.count,
+                             nullptr,
+                             view.y.strides[0]};
+    if (view.y.dtype == DTypeOf<Real>::value && !view.accumulate) {
+      run.y = static_cast<Real*>(view.y.data) + at;
+      return finish(run);
+    }
     Real values[kCols];
-    FinishRun<Real, Sum> run{sums, correction, Real{}, right_scale, bias, cols.count, values};
-    for (std::int64_t i = 0; i < rows.count; ++i, run.sums += stride) {
-      const std::int64_t at = (rows.first + i) * view.y.strides[0] + cols.first;
-      if (direct) run.y = static_cast<Real*>(view.y.data) + at;
-      run.left_scale = left_scale[i];
-      if (bias_of == BiasOf::none) {
-        multiversion<FinishRow<BiasOf::none>>(run);
-      } else if (bias_of == BiasOf::column) {
-        multiversion<FinishRow<BiasOf::column>>(run);
-      } else {
-        multiversion<FinishRow<BiasOf::row>>(run);
-        ++run.bias;
-      }
+    run.y = values;
+    run.rows = 1;
+    for (std::int64_t i = 0; i < part_rows.count; ++i, run.sums += stride, ++run.left_scale) {
+      finish(run);
+      if (bias_of == BiasOf::row) ++run.bias;
       if (view.accumulate) {
-        add<Real>(view.y.data, at, cols.count, values);
-      } else if (!direct) {
-        narrow<Real>(view.y.dtype, view.y.data, at, cols.count, values);
+        add<Real>(view.y.data, at + i * view.y.strides[0], part_cols.count, values);
+      } else {
+        narrow<Real>(view.y.dtype, view.y.data, at + i * view.y.strides[0], part_cols.count, values);
       }
+    }
+  }
+
+ private:
+  template <class Sum>
+  void finish(const FinishRun<Real, Sum>& run) const {
+    if (bias_of == BiasOf::none) {
+      multiversion<FinishRows<BiasOf::none>>(run);
+    } else if (bias_of == BiasOf::column) {
+      multiversion<FinishRows<BiasOf::column>>(run);
+    } else {
+      multiversion<FinishRows<BiasOf::row>>(run);
     }
   }
 };

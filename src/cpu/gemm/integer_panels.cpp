@@ -16,19 +16,18 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kMaxRows = 128;    // of a part; half of them where its span is more than half of kMaxSpan
-constexpr std::int64_t kMaxSpan = 8;      // column blocks in a part
-constexpr std::int64_t kNarrowRows = 16;  // rows from which it pays to look for narrow sums first
-constexpr std::int64_t kMaxDepth = 1024;  // of any kernel
+constexpr std::int64_t kMaxRows = 128;     // of a part; half of them where its span is more than half of kMaxSpan
+constexpr std::int64_t kStreamRows = 512;  // of a part where rows stream past right
+constexpr std::int64_t kMaxSpan = 8;       // column blocks in a part
+constexpr std::int64_t kNarrowRows = 16;   // rows from which it pays to look for narrow sums first
+constexpr std::int64_t kMaxDepth = 1024;   // of any kernel
 constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
 constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
 static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
-constexpr std::int64_t kPackedDepth = 512;    // terms that a part packs for itself
-constexpr std::int64_t kConvertedRows = 8;    // at a time, where rows are contiguous
-constexpr std::int64_t kTransposedRows = 32;  // elsewhere
-constexpr std::int64_t kMaxTileRows = 32;     // rows beyond the last that a tile may read
-// Of a tile that folds in registers: GCC 12 keeps the sums of more on the stack.
-constexpr std::int64_t kMaxFoldedRows = 12;
+constexpr std::int64_t kPackedDepth = 512;                          // terms that a part packs for itself
+constexpr std::int64_t kConvertedRows = 8;                          // at a time, where rows are contiguous
+constexpr std::int64_t kTransposedRows = 32;                        // elsewhere
+constexpr std::int64_t kMaxTileRows = 32;                           // rows beyond the last that a tile may read
 constexpr std::int64_t kMaxBlocks = kMaxDepth / kMinGradientBlock;  // of a, in a block of terms
 static_assert(kMaxGradientBlock <= kMaxDepth);
 constexpr std::int64_t kLine = 64;
@@ -81,7 +80,8 @@ std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
   const auto sums = [&](std::int64_t block, std::int64_t channels) {
     return round_up(std::min(rows, block), kernel.rows) * sums_stride(channels);
   };
-  return std::max(sums(kMaxRows, kMaxChannels / 2), sums(kMaxRows / 2, kMaxChannels)) *
+  return std::max({sums(kMaxRows, kMaxChannels / 2), sums(kMaxRows / 2, kMaxChannels),
+                   kernel.stream_rows > 0 ? sums(kStreamRows, kBlockChannels) : 0}) *
          static_cast<std::int64_t>(sizeof(std::int32_t));
 }
 
@@ -182,6 +182,9 @@ void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& me
 
 // ---- Parts of the product ----
 
+// Whether rows of left stream past a block of right.
+bool streams(const PanelKernel& kernel, std::int64_t rows) { return kernel.stream_rows > 0 && rows > kernel.rows; }
+
 // Parts in the order in which a thread goes through them. Rows of left are taken in bands that fit half a second-level
 // cache, and a band meets all panels before the next begins; within a band, all its rows meet a span of groups.
 //
@@ -197,6 +200,14 @@ class Order {
       return;
     }
     constexpr std::int64_t kPartsOfAThread = 3;
+    if (streams(kernel, rows_) && !memory.packs_in_parts) {
+      channels_ = kBlockChannels;
+      spans_ = ceil_div(cols_, channels_);
+      for (row_block_ = kStreamRows;; row_block_ /= 2) {
+        band_ = row_block_;
+        if (threads == 1 || row_block_ < kMaxRows || parts() >= kPartsOfAThread * threads) return;
+      }
+    }
     // Where each part packs its own panels, one part has all rows.
     for (std::int64_t span = memory.packs_in_parts ? kMaxSpan / 2 : kMaxSpan; span > 0; span /= 2) {
       channels_ = span * kBlockChannels;
@@ -255,6 +266,7 @@ class Multiplication {
         memory_(kernel, problem, p_.rows, launch.workspace.data),
         layout_(packed_layout(problem)),
         in_groups_(problem.grouped()),
+        streams_(streams(kernel, p_.rows)),
         folds_(in_groups_ || problem.a_block > 0),
         depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
     packed_ = problem.b_packed || in_groups_;
@@ -295,6 +307,8 @@ class Multiplication {
   }
 
  private:
+  using PartFinish = Finish<Real, kStreamRows, kMaxChannels>;
+
   // What a part keeps on its stack, and its thread's memory.
   struct Scratch {
     std::int32_t* sums;  // or the totals of groups
@@ -331,38 +345,45 @@ class Multiplication {
 
   void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
     Scratch s{reinterpret_cast<std::int32_t*>(memory), memory + memory_.sums_bytes, sums_stride(cols.count)};
-    Finish<Real, kMaxRows, kMaxChannels> finish(p_, rows, cols);
-    if (folds_) {
+    PartFinish finish(p_, rows, cols);
+    if (streams_) s.sums_stride = sums_stride(kBlockChannels);
+    if (folds_ && !streams_) {
       std::fill_n(s.totals(), rows.count * s.sums_stride, 0.0f);
-    } else {
+    } else if (!folds_) {
       load_channels(cols, finish.right_scale, s.correction);
     }
     for (std::int64_t j = 0; j < cols.count; j += kBlockChannels) {
-      multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j);
+      multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j, finish);
     }
+    if (streams_) return;
     folds_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
   }
 
   // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
   // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
   std::int64_t block_depth(std::int64_t rows) const {
-    if (in_groups_ && !kernel_.find_narrow) return layout_.groups * layout_.group_depth;
-    if (in_groups_) return std::max<std::int64_t>(kernel_.depth / layout_.group_depth, 1) * layout_.group_depth;
+    const std::int64_t depth_in_cache = second_level_cache() / 4 / (kMaxPanels * depth_bytes_);
+    const std::int64_t kernel_depth =
+        streams_ ? std::clamp(depth_in_cache, kernel_.depth, kMaxNarrowBlocks * kNarrowDepth) : kernel_.depth;
+    if (in_groups_ && !kernel_.find_narrow && !streams_) return layout_.groups * layout_.group_depth;
+    if (in_groups_) return std::max<std::int64_t>(kernel_depth / layout_.group_depth, 1) * layout_.group_depth;
     const std::int64_t depth = round_up(p_.k, kS8Depth);
     if (packed_ && rows <= kernel_.rows) return depth;  // read once: no need to keep it in a cache
     const std::int64_t step = std::max(p_.block, kS8Depth);
-    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth) : kernel_.depth;
+    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth)
+                             : p_.block > 0         ? kMaxDepth
+                                                    : kernel_depth;
     return round_up(ceil_div(depth, ceil_div(depth, std::max(max, step))), step);
   }
 
   // Channels from `at` of the part on.
-  void multiply_block(const Range& rows, const Range& cols, Scratch& s, std::int64_t at) const {
+  void multiply_block(const Range& rows, const Range& cols, Scratch& s, std::int64_t at,
+                      const PartFinish& finish) const {
     std::int32_t* const correction = s.correction + at;
     const std::int64_t depth = in_groups_ ? layout_.groups * layout_.group_depth : round_up(p_.k, kS8Depth);
     const std::int64_t block = block_depth(rows.count);
     // Tiles of equal height: 16 rows are 8 and 8, not 12 and 4.
-    const bool in_registers = folds_ && kernel_.a != AForm::tiled;
-    const std::int64_t max_rows = in_registers ? std::min<std::int64_t>(kernel_.rows, kMaxFoldedRows) : kernel_.rows;
+    const std::int64_t max_rows = streams_ ? kernel_.stream_rows : kernel_.rows;
     const std::int64_t tiles = ceil_div(rows.count, max_rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     GroupRun group{};
@@ -389,7 +410,7 @@ class Multiplication {
         add_correction(run, correction);
       }
       std::uint8_t narrow[kMaxPanels * kMaxNarrowBlocks];
-      if (kernel_.find_narrow && rows.count >= kNarrowRows && run.depth <= kMaxDepth &&
+      if (kernel_.find_narrow && rows.count >= kNarrowRows && run.depth <= kMaxNarrowBlocks * kNarrowDepth &&
           layout_.group_depth % kNarrowDepth == 0) {
         run.narrow = narrow;
         for (int j = 0; j < run.panels; ++j) {
@@ -400,15 +421,23 @@ class Multiplication {
       }
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
+        // A tile that meets all terms at once leaves nothing for later ones.
+        const std::int64_t place = !streams_ ? i * s.sums_stride + at : block < depth ? i * s.sums_stride : 0;
         if (folds_) {
-          group.totals = s.totals() + i * s.sums_stride + at;
+          group.totals = s.totals() + place;
           group.totals_stride = s.sums_stride;
+          if (streams_ && term == 0) std::fill_n(group.totals, run.rows * s.sums_stride, 0.0f);
           in_groups_ ? fold_groups(run, {rows.first + i, term}, group)
                      : fold_blocks(run, {rows.first + i, term}, group);
         } else {
-          run.sums = s.sums + i * s.sums_stride + at;
+          run.sums = s.sums + place;
           tile(run, {rows.first + i, term});
         }
+        if (!streams_ || term + block < depth) continue;
+        const Range tile_range{i, run.rows};
+        const Range part_cols{at, cols.count};
+        folds_ ? finish.write(s.totals() + place, s.sums_stride, nullptr, tile_range, part_cols)
+               : finish.write(s.sums + place, s.sums_stride, correction, tile_range, part_cols);
       }
     }
   }
@@ -533,7 +562,13 @@ class Multiplication {
     run.a = kZeros.data();
     run.rows = 1;
     run.sums = correction;
-    kernel_.tile(run);
+    const std::int64_t depth = run.depth;
+    for (std::int64_t term = 0; term < depth; term += run.depth) {
+      run.depth = std::min(kMaxDepth, depth - term);
+      kernel_.tile(run);
+      run.b += run.depth * depth_bytes_;
+      run.accumulate = true;
+    }
   }
 
   // Scales, and what a packed right says of the correction.
@@ -556,6 +591,7 @@ class Multiplication {
   Memory memory_;
   PackedLayout layout_;
   bool in_groups_;                        // of right
+  bool streams_;                          // rows stream past right
   bool folds_;                            // in_groups_, or a is in blocks
   bool packed_;                           // panels_ are in the packed form, with sums and scales
   std::int64_t depth_bytes_;              // of a panel: bytes of a term

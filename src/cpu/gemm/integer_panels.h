@@ -61,7 +61,7 @@ struct TileRun {
 inline constexpr std::int64_t kAhead = 2048;
 
 inline constexpr std::int64_t kNarrowDepth = 64;      // terms that share a flag
-inline constexpr std::int64_t kMaxNarrowBlocks = 16;  // flags of a panel
+inline constexpr std::int64_t kMaxNarrowBlocks = 64;  // flags of a panel
 
 // What a kernel's tile takes as a.
 enum class AForm : std::uint8_t {
@@ -76,7 +76,7 @@ struct PanelKernel {
   AForm a;
   int rows;            // of a tile, at most
   int row_step;        // its rows cost as much as the next multiple of this
-  std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows
+  std::int64_t depth;  // terms of a block: its part of b stays in a cache for all rows; more where `stream_rows`
   void (*tile)(const TileRun&);
   void (*folding_tile)(const TileRun&) = nullptr;      // for groups, whose scales are b's
   void (*row_folding_tile)(const TileRun&) = nullptr;  // for groups, whose scales are a's; s8
@@ -84,6 +84,10 @@ struct PanelKernel {
   void (*find_narrow)(const std::uint8_t* panel, std::int64_t depth, std::uint8_t* narrow) = nullptr;
   void (*configure)() = nullptr;  // on each thread, before its tiles; may be null
   void (*release)() = nullptr;
+  // Rows of a tile where there are many. 64 channels of b then stay in the L2 cache while rows of a stream past them,
+  // and y is finished tile by tile, from sums that are still in the L1 cache. 0: tiles of `rows`, and parts whose rows
+  // of y are long.
+  int stream_rows = 0;
 };
 
 // What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.
@@ -125,6 +129,9 @@ void run_row_steps(const TileRun& run) {
   const int end = run.panels * Tile::kColSteps;
   int j = 0;
   for (; j + kStep <= end; j += kStep) Tile::template run<kIndex + 1, kStep>(run, j);
+  if constexpr (kStep > 2 * Tile::kColSteps) {
+    for (; j + kStep / 2 <= end; j += kStep / 2) Tile::template run<kIndex + 1, kStep / 2>(run, j);
+  }
   if constexpr (kStep > Tile::kColSteps) {
     for (; j < end; j += Tile::kColSteps) Tile::template run<kIndex + 1, Tile::kColSteps>(run, j);
   }
