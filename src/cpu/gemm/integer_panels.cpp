@@ -24,10 +24,11 @@ constexpr std::int64_t kMaxDepth = 1024;   // of any kernel
 constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
 constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
 static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
-constexpr std::int64_t kPackedDepth = 512;                          // terms that a part packs for itself
-constexpr std::int64_t kConvertedRows = 8;                          // at a time, where rows are contiguous
-constexpr std::int64_t kTransposedRows = 32;                        // elsewhere
-constexpr std::int64_t kMaxTileRows = 32;                           // rows beyond the last that a tile may read
+constexpr std::int64_t kPackedBytes = 512;                  // of a channel, that a part packs for itself
+constexpr std::int64_t kMaxGroups = 2 * kPackedBytes / 32;  // of a channel, in so many
+constexpr std::int64_t kConvertedRows = 8;                  // at a time, where rows are contiguous
+constexpr std::int64_t kTransposedRows = 32;                // elsewhere
+constexpr std::int64_t kMaxTileRows = 32;                   // rows beyond the last that a tile may read
 constexpr std::int64_t kMaxBlocks = kMaxDepth / kMinGradientBlock;  // of a, in a block of terms
 static_assert(kMaxGradientBlock <= kMaxDepth);
 constexpr std::int64_t kLine = 64;
@@ -38,6 +39,14 @@ struct FlipSigns {
   template <Isa>
   OCTILE_INLINE static void run(std::uint8_t* __restrict row, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) row[i] ^= 0x80;
+  }
+};
+
+// Two's complement becomes q + 8.
+struct FlipNibbles {
+  template <Isa>
+  OCTILE_INLINE static void run(std::uint8_t* __restrict pairs, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) pairs[i] ^= 0x88;
   }
 };
 
@@ -56,6 +65,24 @@ struct SumGroup {
     std::int32_t total = 0;
     for (std::int64_t i = 0; i < n; ++i) total += static_cast<std::int8_t>(row[i]);
     *sum = total;
+  }
+};
+
+// Of each 8 terms the even ones first: the nibbles of an s4 weight as its owner has it lie in this order in a lane.
+struct EvenTermsFirst {
+  template <Isa>
+  OCTILE_INLINE static void run(std::uint8_t* row, std::int64_t n) {
+    typedef std::uint8_t Sixteen __attribute__((vector_size(16)));
+    for (std::int64_t i = 0; i < n; i += 16) {
+      Sixteen terms;
+      std::memcpy(&terms, row + i, sizeof terms);
+#if defined(__clang__)
+      terms = __builtin_shufflevector(terms, terms, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+#else
+      terms = __builtin_shuffle(terms, Sixteen{0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15});
+#endif
+      std::memcpy(row + i, &terms, sizeof terms);
+    }
   }
 };
 
@@ -102,29 +129,34 @@ struct Memory {
   std::int64_t size;
   bool packs;
   bool packs_in_parts;
+  bool as_caller;  // packs, as a caller would
 
   // Laid out for the maximum of rows of left; `run_rows` are there in this run. Few of them do not pay for panels of
-  // all right, which is then packed part by part. A right in groups is packed as a caller would pack it.
+  // all right, which is then packed part by part. A right in groups is packed as a caller would pack it where a part
+  // cannot hold a group, or where its nibbles or the tile's form of left ask for it.
   Memory(const PanelKernel& kernel, const GemmProblem& p, std::int64_t run_rows, void* workspace)
       : stride(row_stride(p.k)), channel_bytes(p.b.type == DType::s4 ? p.k / 2 : p.k) {
     const GemmExtent extent(p);
     const std::int64_t rows = round_up(extent.rows, kMaxTileRows);
     const bool symmetric = kernel.a == AForm::symmetric;
-    const bool may_pack = !p.b_packed && (p.grouped() || extent.rows > kMaxRows);
-    packs = may_pack && (p.grouped() || run_rows > kMaxRows);
+    const bool s4 = p.b.type == DType::s4;
+    const bool only_as_caller =
+        p.grouped() && (p.b.group > kPackedBytes || kernel.a == AForm::tiled || (s4 && p.b_major == Major::outer));
+    const bool may_pack = !p.b_packed && (only_as_caller || extent.rows > kMaxRows);
+    packs = !p.b_packed && (only_as_caller || run_rows > kMaxRows);
+    as_caller = packs && p.grouped();
     packs_in_parts = !p.b_packed && !packs;
     const PackedLayout layout = packed_layout(p);
     Pieces pieces(workspace);
     left = pieces.take(rows * stride);
     rest = pieces.take(symmetric ? rows * stride : 0);
     halved = pieces.take(symmetric ? round_up(rows, kLine) : 0);
-    left_sums = reinterpret_cast<std::int32_t*>(
-        pieces.take(p.b.type == DType::s4 ? round_up(4 * rows * layout.groups, kLine) : 0));
+    left_sums = reinterpret_cast<std::int32_t*>(pieces.take(s4 ? round_up(4 * rows * layout.groups, kLine) : 0));
     panels = pieces.take(!may_pack     ? 0
                          : p.grouped() ? layout.size
                                        : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
     sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
-    thread_bytes = sums_bytes + (p.b_packed || p.grouped() ? 0 : std::max(kPackedDepth, p.a_block) * kBlockChannels);
+    thread_bytes = sums_bytes + (p.b_packed || only_as_caller ? 0 : std::max(kPackedBytes, p.a_block) * kBlockChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
@@ -269,7 +301,7 @@ class Multiplication {
         streams_(streams(kernel, p_.rows)),
         folds_(in_groups_ || problem.a_block > 0),
         depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
-    packed_ = problem.b_packed || in_groups_;
+    packed_ = problem.b_packed || memory_.as_caller;
     if (packed_) {
       panels_ = problem.b_packed ? bytes(p_.right) : memory_.panels;
       panel_bytes_ = layout_.panel_bytes;
@@ -288,8 +320,13 @@ class Multiplication {
       const Range rows{part * at_once, std::min(at_once, p_.rows - part * at_once)};
       convert_left(kernel_, p_, memory_, rows);
       if (problem_.b.type == DType::s4) sum_groups(rows);
+      if (problem_.b.type == DType::s4 && !packed_) {
+        for (std::int64_t r = rows.first; r < rows.first + rows.count; ++r) {
+          multiversion<EvenTermsFirst>(memory_.left + r * memory_.stride, round_up(p_.k, kS8Depth));
+        }
+      }
     });
-    if (memory_.packs && in_groups_) {
+    if (memory_.as_caller) {
       pack_weight(problem_, o_, reinterpret_cast<std::byte*>(memory_.panels));
     } else if (memory_.packs) {
       parallel_for(threads, ceil_div(p_.cols, kBlockChannels), [&](std::int64_t part) {
@@ -362,6 +399,10 @@ class Multiplication {
   // Terms of a block. Of equal depth: 768 terms are 384 and 384, not 512 and 256. All groups are one block, since a
   // tile that folds many of them is called less often (M = 1: 6 %), unless flags are kept for so many terms alone.
   std::int64_t block_depth(std::int64_t rows) const {
+    if (in_groups_ && !packed_) {
+      const std::int64_t terms = kPackedBytes * 8 / bits(problem_.b.type);
+      return std::min(terms / layout_.group_depth, layout_.groups) * layout_.group_depth;
+    }
     const std::int64_t depth_in_cache = second_level_cache() / 4 / (kMaxPanels * depth_bytes_);
     const std::int64_t kernel_depth =
         streams_ ? std::clamp(depth_in_cache, kernel_.depth, kMaxNarrowBlocks * kNarrowDepth) : kernel_.depth;
@@ -370,7 +411,7 @@ class Multiplication {
     const std::int64_t depth = round_up(p_.k, kS8Depth);
     if (packed_ && rows <= kernel_.rows) return depth;  // read once: no need to keep it in a cache
     const std::int64_t step = std::max(p_.block, kS8Depth);
-    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedDepth, kernel_.depth)
+    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedBytes, kernel_.depth)
                              : p_.block > 0         ? kMaxDepth
                                                     : kernel_depth;
     return round_up(ceil_div(depth, ceil_div(depth, std::max(max, step))), step);
@@ -387,8 +428,8 @@ class Multiplication {
     const std::int64_t tiles = ceil_div(rows.count, max_rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
     GroupRun group{};
-    if (in_groups_) group = groups_of(cols.first);
     BlockSegments segments;
+    GroupSegments group_segments;
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
@@ -398,13 +439,14 @@ class Multiplication {
       run.accumulate = term > 0;
       if (memory_.packs_in_parts) {
         run.b = s.packed;
-        run.b_stride = run.depth * kPanelChannels;
-        pack_panels(p_.right, cols, {term, std::min(p_.k - term, block)}, {s.packed, run.b_stride});
+        pack(cols, term, run, s.packed);
       } else {
         run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * depth_bytes_;
         run.b_stride = panel_bytes_;
       }
-      if (p_.block > 0) {
+      if (in_groups_) {
+        group = packed_ ? groups_of(cols.first, term) : groups_packed(run, {cols.first, term}, group_segments);
+      } else if (p_.block > 0) {
         group = blocks_of(run, {cols.first, term}, segments);
       } else if (kernel_.a == AForm::offset && !packed_) {
         add_correction(run, correction);
@@ -442,6 +484,18 @@ class Multiplication {
     }
   }
 
+  // The run's terms of these channels, `run.depth` at most, for one part.
+  void pack(const Range& cols, std::int64_t term, TileRun& run, std::uint8_t* packed) const {
+    const std::int64_t terms = std::min(p_.k - term, run.depth);
+    run.b = packed;
+    run.b_stride = round_up(run.depth * depth_bytes_, kPanelChannels * kS8Depth);
+    if (problem_.b.type == DType::s8) return pack_panels(p_.right, cols, {term, terms}, {packed, run.b_stride});
+    ConstTensor pairs = p_.right;
+    pairs.strides = {p_.right.strides[0] / 2, 1};
+    pack_panels(pairs, cols, {term / 2, ceil_div(terms, 2)}, {packed, run.b_stride});
+    multiversion<FlipNibbles>(packed, run.panels * run.b_stride);
+  }
+
   struct Place {
     std::int64_t row, term;
   };
@@ -461,14 +515,10 @@ class Multiplication {
     kernel_.tile(run);
   }
 
-  // The groups of a block: `group` has those of the part's channels, from the first term on.
+  // The groups of a block: `group` has those of the part's channels, from its first term on.
   void fold_groups(TileRun run, const Place& at, GroupRun group) const {
     const std::int64_t first = at.term / layout_.group_depth;
-    const std::int64_t segment = first * kPanelChannels;
     group.groups = run.depth / layout_.group_depth;
-    group.scales += segment * static_cast<std::int64_t>(sizeof(float));
-    group.channel_sums += segment * static_cast<std::int64_t>(sizeof(std::int32_t));
-    if (group.zero_points) group.zero_points += segment;
     group.row_sums = memory_.left_sums + at.row * layout_.groups + first;
     group.row_sums_stride = layout_.groups;
     run.depth = layout_.group_depth;
@@ -512,6 +562,50 @@ class Multiplication {
     std::int64_t col, term;
   };
 
+  // What goes with the groups of right's channels that `run` has packed, from `at` on.
+  struct GroupSegments {
+    alignas(64) float scales[kMaxPanels][kMaxGroups][kPanelChannels];
+    alignas(64) std::int32_t sums[kMaxPanels][kMaxGroups][kPanelChannels];
+    std::uint8_t zero_points[kMaxPanels][kMaxGroups][kPanelChannels];
+  };
+  GroupRun groups_packed(const TileRun& run, const PanelPlace& at, GroupSegments& s) const {
+    GroupRun group{};
+    group.scales = reinterpret_cast<const std::uint8_t*>(s.scales);
+    group.channel_sums = reinterpret_cast<const std::uint8_t*>(s.sums);
+    group.zero_points = problem_.b.zero_point ? &s.zero_points[0][0][0] : nullptr;
+    group.segments_stride = kMaxGroups * kPanelChannels;
+    const std::int64_t first = at.term / layout_.group_depth;
+    const std::int64_t groups = run.depth / layout_.group_depth;
+    for (std::int64_t c = 0; c < run.panels * kPanelChannels; ++c) {
+      const std::int64_t channel = std::min(at.col + c, p_.cols - 1);  // beyond the last one anything will do
+      float scales[kMaxGroups];
+      if (o_.b_scale.strides[1] == 1) {
+        widen(o_.b_scale.dtype, o_.b_scale.data, channel * o_.b_scale.strides[0] + first, groups, scales);
+      } else {
+        for (std::int64_t g = 0; g < groups; ++g) scales[g] = load<float>(o_.b_scale, channel, first + g);
+      }
+      for (std::int64_t g = 0; g < groups; ++g) {
+        s.scales[c / kPanelChannels][g][c % kPanelChannels] = scales[g];
+        if (!problem_.b.zero_point) continue;
+        s.zero_points[c / kPanelChannels][g][c % kPanelChannels] =
+            static_cast<std::uint8_t>(8 + load_integer(o_.zero_point, channel, first + g));
+      }
+    }
+    if (kernel_.a != AForm::offset || problem_.b.type != DType::s8) return group;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      alignas(64) std::int32_t sums[kBlockChannels] = {};
+      TileRun part = run;
+      part.b += g * layout_.group_depth * depth_bytes_;
+      part.depth = layout_.group_depth;
+      part.accumulate = false;
+      add_correction(part, sums);
+      for (std::int64_t c = 0; c < run.panels * kPanelChannels; ++c) {
+        s.sums[c / kPanelChannels][g][c % kPanelChannels] = sums[c] / 128;
+      }
+    }
+    return group;
+  }
+
   // What goes with the blocks of a that `run` has of right's channels from `at` on.
   GroupRun blocks_of(const TileRun& run, const PanelPlace& at, BlockSegments& s) const {
     GroupRun group{};
@@ -541,9 +635,9 @@ class Multiplication {
     return group;
   }
 
-  // The scales of channels from `col` on, and what goes with them.
-  GroupRun groups_of(std::int64_t col) const {
-    const std::int64_t segment = col * layout_.groups;
+  // The scales of channels from `col` on, and what goes with them, from a term on.
+  GroupRun groups_of(std::int64_t col, std::int64_t term) const {
+    const std::int64_t segment = col * layout_.groups + term / layout_.group_depth * kPanelChannels;
     GroupRun group{};
     group.scales = panels_ + layout_.scales_at + segment * static_cast<std::int64_t>(sizeof(float));
     group.channel_sums = panels_ + layout_.sums_at + segment * static_cast<std::int64_t>(sizeof(std::int32_t));
