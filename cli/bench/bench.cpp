@@ -52,6 +52,7 @@ Examples:
 
 struct Options {
   std::string device = "cpu";
+  std::string dtype = "f32";
   bool chosen = false;
   std::string filter;
   std::string kernel;
@@ -91,6 +92,10 @@ bool named(const std::string& row, const std::string& requested) {
 
 bool on_gpu(const Options& options) { return options.device == "cuda"; }
 
+DType float_type(const std::string& text) {
+  return text == "f16" ? DType::f16 : text == "bf16" ? DType::bf16 : DType::f32;
+}
+
 // The rows that run here, or that --kernel names. Reference rows are slow: they have to be asked for.
 bool row_wanted(const KernelInfo& row, const Options& options) {
   if (name(row.device) != options.device) return false;
@@ -116,7 +121,7 @@ std::vector<Benchmark> selected(const Options& options) {
     if (!row_wanted(row, options)) continue;
     known = true;
     if (!row.reason.empty()) throw std::runtime_error(row.name + " cannot run here: " + row.reason);
-    for (Benchmark& b : benchmarks_of(row, options.shapes)) add(benchmarks, std::move(b), options);
+    for (Benchmark& b : benchmarks_of(row, options.shapes, float_type(options.dtype))) add(benchmarks, std::move(b), options);
   }
   if (!known && !options.kernel.empty()) {
     throw CLI::ValidationError("--kernel", "no kernel for " + options.device + " is named " + options.kernel +
@@ -285,6 +290,7 @@ void print_json(const std::vector<Result>& results, const std::string& where, co
                    {"benchmarks", lines}};
   document[on_gpu(options) ? "gpu" : "cpu"] = where;
   if (!on_gpu(options)) document["threads"] = options.threads;
+  if (!on_gpu(options)) document["dtype"] = options.dtype;
   std::cout << document.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
 }
 
@@ -313,7 +319,8 @@ void time_on_cpu(const std::vector<Benchmark>& benchmarks, Options options) {
       {options.threads, nullptr}, measure_peaks(machine, options.threads), schedule_for(options, machine)};
   const std::vector<Result> results = run_all(benchmarks, stand, options);
   const std::string threads = std::to_string(options.threads) + (options.threads == 1 ? " thread" : " threads");
-  print(results, options.json ? machine.cpu : machine.cpu + ", " + threads, stand.peaks, options);
+  print(results, options.json ? machine.cpu : machine.cpu + ", " + threads + ", " + options.dtype, stand.peaks,
+        options);
 }
 
 void time_on_gpu(const std::vector<Benchmark>& benchmarks, const Options& options) {
@@ -346,6 +353,9 @@ void add_bench(CLI::App& app) {
       ->type_name("SUBSTRING");
   command->add_option("--kernel", options->kernel, "Only this kernel, or those of this arch, as \"reference\"")
       ->type_name("NAME");
+  command->add_option("--dtype", options->dtype, "Floats of what moves data, on a CPU; f16 and bf16 leave products out")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
   command->add_flag("--chosen", options->chosen, "Not each row, but what the plans choose by themselves")
       ->excludes("--kernel");
   command->add_option("--shape", options->shape_texts, "Instead of the usual shapes; may be repeated")

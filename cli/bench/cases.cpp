@@ -50,6 +50,7 @@ Prepared with(const Benchmark& b, Where where) {
 }
 
 using enum Granularity;
+using enum Mapping;
 using enum Orientation;
 using enum Product;
 using enum Sizes;
@@ -71,18 +72,39 @@ constexpr Case<int> kCases[] = {
     {"w4a16_gemm", "w4a16_forward", mkn, kW4, with<forward_s4, Activation::none, true>},
     {"w4a16_gemm", "w4a16_forward_unpacked", mkn, kW4, with<forward_s4, Activation::none, false>},
     {"w4a8_gemm", "w4a8_forward", mkn, kW4, with<forward_s4, Activation::dynamic_per_token, true>},
-    {"column_sum", "f32_backward_db", mn, kMatrix, backward_db},
+    {"column_sum", "backward_db", mn, kMatrix, backward_db},
     {"gradient_quantize", "s8_gradient_quantize", mn, kMatrix, gradient_quantize},
     {"blocked_gradient_quantize", "s8_gradient_quantize_blocks", mn, kMatrix, blocked_gradient_quantize},
-    {"quantize", "s8_quantize_rows", mk, kMatrix, with<quantize, row, row_major>},
-    {"quantize", "s8_quantize_columns", mk, kMatrix, with<quantize, column, row_major>},
-    {"quantize", "s8_quantize_tensor", mk, kMatrix, with<quantize, tensor, row_major>},
-    {"quantize", "s8_quantize_both", mk, kMatrix, with<quantize, row, both>},
-    {"dequantize", "s8_dequantize", mk, kMatrix, elementwise<DequantizeArgs>},
-    {"quantize_backward", "s8_quantize_backward", mk, kMatrix, elementwise<QuantizeBackwardArgs>},
-    {"dequantize_backward", "s8_dequantize_backward", mk, kMatrix, elementwise<DequantizeBackwardArgs>},
-    {"fake_quantize", "s8_fake_quantize", mk, kMatrix, elementwise<FakeQuantizeArgs>},
-    {"fake_quantize_backward", "s8_fake_quantize_backward", mk, kMatrix, elementwise<FakeQuantizeBackwardArgs>},
+    {"quantize", "s8_quantize_rows", mk, kMatrix, with<quantize, Quantizing{}>},
+    {"quantize", "s8_quantize_transposed", mk, kMatrix, with<quantize, Quantizing{.orientation = transposed}>},
+    {"quantize", "s8_quantize_both", mk, kMatrix, with<quantize, Quantizing{.orientation = both}>},
+    {"quantize", "s8_quantize_rows_smoothed", mk, kMatrix, with<quantize, Quantizing{.smoothed = true}>},
+    {"quantize", "u8_quantize_rows", mk, kMatrix, with<quantize, Quantizing{.q = DType::u8, .mapping = affine}>},
+    {"quantize", "s8_quantize_columns", mk, kMatrix, with<quantize, Quantizing{.granularity = column}>},
+    {"quantize", "s8_quantize_columns_transposed", mk, kMatrix, with<quantize, Quantizing{.granularity = column, .orientation = transposed}>},
+    {"quantize", "s8_quantize_columns_both", mk, kMatrix, with<quantize, Quantizing{.granularity = column, .orientation = both}>},
+    {"quantize", "s8_quantize_tensor", mk, kMatrix, with<quantize, Quantizing{.granularity = tensor}>},
+    {"quantize", "s8_quantize_tensor_transposed", mk, kMatrix, with<quantize, Quantizing{.granularity = tensor, .orientation = transposed}>},
+    {"quantize", "s8_quantize_tensor_both", mk, kMatrix, with<quantize, Quantizing{.granularity = tensor, .orientation = both}>},
+    {"quantize", "s8_quantize_groups", mk, kMatrix, with<quantize, Quantizing{.granularity = group}>},
+    {"quantize", "s8_quantize_groups_transposed", mk, kMatrix, with<quantize, Quantizing{.granularity = group, .orientation = transposed}>},
+    {"quantize", "s8_quantize_groups_both", mk, kMatrix, with<quantize, Quantizing{.granularity = group, .orientation = both}>},
+    {"quantize", "s8_quantize_static", mk, kMatrix, with<quantize, Quantizing{.granularity = tensor, .scale = ScaleSource::given}>},
+    {"quantize", "s4_quantize_groups", mk, kMatrix, with<quantize, Quantizing{.granularity = group, .q = DType::s4}>},
+    {"dequantize", "s8_dequantize", mk, kMatrix, with<elementwise<DequantizeArgs>, Quantizing{}>},
+    {"dequantize", "s8_dequantize_columns", mk, kMatrix, with<elementwise<DequantizeArgs>, Quantizing{.granularity = column}>},
+    {"dequantize", "s8_dequantize_groups", mk, kMatrix, with<elementwise<DequantizeArgs>, Quantizing{.granularity = group}>},
+    {"dequantize", "u8_dequantize", mk, kMatrix, with<elementwise<DequantizeArgs>, Quantizing{.q = DType::u8, .mapping = affine}>},
+    {"dequantize", "s4_dequantize_groups", mk, kMatrix, with<elementwise<DequantizeArgs>, Quantizing{.granularity = group, .q = DType::s4}>},
+    {"quantize_backward", "s8_quantize_backward", mk, kMatrix, with<elementwise<QuantizeBackwardArgs>, Quantizing{}>},
+    {"quantize_backward", "s8_quantize_backward_columns", mk, kMatrix, with<elementwise<QuantizeBackwardArgs>, Quantizing{.granularity = column}>},
+    {"dequantize_backward", "s8_dequantize_backward", mk, kMatrix, with<elementwise<DequantizeBackwardArgs>, Quantizing{}>},
+    {"dequantize_backward", "s8_dequantize_backward_columns", mk, kMatrix, with<elementwise<DequantizeBackwardArgs>, Quantizing{.granularity = column}>},
+    {"fake_quantize", "s8_fake_quantize", mk, kMatrix, with<elementwise<FakeQuantizeArgs>, Quantizing{}>},
+    {"fake_quantize", "s8_fake_quantize_columns", mk, kMatrix, with<elementwise<FakeQuantizeArgs>, Quantizing{.granularity = column}>},
+    {"fake_quantize_backward", "s8_fake_quantize_backward", mk, kMatrix, with<elementwise<FakeQuantizeBackwardArgs>, Quantizing{}>},
+    {"fake_quantize_backward", "s8_fake_quantize_backward_columns", mk, kMatrix, with<elementwise<FakeQuantizeBackwardArgs>, Quantizing{.granularity = column}>},
+    {"fake_quantize", "u8_fake_quantize_tensor", mk, kMatrix, with<elementwise<FakeQuantizeArgs>, Quantizing{.granularity = tensor, .q = DType::u8, .mapping = affine}>},
 };
 
 constexpr Case<const Gpu&> kGpuCases[] = {
@@ -135,19 +157,21 @@ std::string text(const Shape& shape) {
 }
 
 template <class Cases>
-std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& row, const std::vector<Shape>& shapes) {
+std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& row, const std::vector<Shape>& shapes,
+                                        DType dtype) {
   std::vector<Benchmark> benchmarks;
   bool known = false;
   for (const auto& c : cases) {
     if (row.operation != c.operation) continue;
     known = true;
+    if (c.sizes == mkn && dtype != DType::f32) continue;
     for (const Shape& requested : shapes.empty() ? c.shapes : std::span(shapes)) {
       const Shape shape = kept(requested, c.sizes);
       const std::string name = std::string(c.title) + "_" + text(shape);
       const bool twice = std::any_of(benchmarks.begin(), benchmarks.end(), [&](auto& b) { return b.name == name; });
       if (twice) continue;
       benchmarks.push_back(
-          {name, row.name, shape, [&c](const Benchmark& b, const Place& place) { return prepare(c, b, place); }});
+          {name, row.name, shape, dtype, [&c](const Benchmark& b, const Place& place) { return prepare(c, b, place); }});
     }
   }
   if (!known) throw std::logic_error("no benchmark for the operation " + row.operation + " of " + row.name);
@@ -156,9 +180,9 @@ std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& ro
 
 }  // namespace
 
-std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes) {
-  return row.device == DeviceType::cuda ? benchmarks_among(kGpuCases, row, shapes)
-                                        : benchmarks_among(kCases, row, shapes);
+std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes, DType dtype) {
+  return row.device == DeviceType::cuda ? benchmarks_among(kGpuCases, row, shapes, DType::f32)
+                                        : benchmarks_among(kCases, row, shapes, dtype);
 }
 
 }  // namespace octile::cli

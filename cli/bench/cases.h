@@ -1,5 +1,5 @@
-// What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter. On a CPU in f32,
-// beside another program; on a GPU in f16, by itself.
+// What is timed: for each row of the kernel table, the plans that use it, at the shapes that matter. On a CPU in f32
+// (what moves data: in any 16- or 32-bit float), beside another program; on a GPU in f16, by itself.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +40,12 @@ struct Benchmark {
   std::string name;    // <format>_<operation>_<shape>
   std::string kernel;  // the row of the table that it is about; empty: what the plan chooses
   Shape shape;         // what does not matter to the operation is 0
+  DType dtype;         // on a CPU, of the floats of what moves data
   std::function<Prepared(const Benchmark&, const Place&)> prepare;  // throws Error if the row cannot do it
 };
 
-// Of one row, at `shapes`, or at its usual ones if there are none given.
-std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes);
+// Of one row, at `shapes`, or at its usual ones if there are none given. On a CPU products are in f32 alone.
+std::vector<Benchmark> benchmarks_of(const KernelInfo& row, const std::vector<Shape>& shapes, DType dtype);
 
 // For cases.cpp: the plans, one file per family.
 namespace bench {
@@ -56,10 +57,19 @@ Prepared backward_dw(const Benchmark&, int threads, Product arithmetic, std::int
 Prepared backward_db(const Benchmark&, int threads);
 Prepared gradient_quantize(const Benchmark&, int threads);
 Prepared blocked_gradient_quantize(const Benchmark&, int threads);
-Prepared quantize(const Benchmark&, int threads, Granularity granularity, Orientation orientation);
+// What a quantizer does other than quantize rows of X to s8.
+struct Quantizing {
+  Granularity granularity = Granularity::row;
+  Orientation orientation = Orientation::row_major;
+  DType q = DType::s8;
+  Mapping mapping = Mapping::symmetric;
+  ScaleSource scale = ScaleSource::dynamic;
+  bool smoothed = false;  // X times a factor for each column
+};
+Prepared quantize(const Benchmark&, int threads, Quantizing q);
 // What comes after the quantizer, by what it is run with.
 template <class Args>
-Prepared elementwise(const Benchmark&, int threads);
+Prepared elementwise(const Benchmark&, int threads, Quantizing q);
 
 Prepared gpu_forward(const Benchmark&, const Gpu&, DType x);
 Prepared gpu_forward_s4(const Benchmark&, const Gpu&, Activation activation, bool packed);

@@ -1,6 +1,7 @@
 // What moves data: the quantizers, their gradients and the sum of dY, compared with a memcpy that moves as many bytes.
 // The bytes are those that the algorithm cannot do without: a matrix that does not fit the caches is read twice where
 // its scale is known only after the last row.
+#include <cstring>
 #include <memory>
 #include <type_traits>
 
@@ -13,62 +14,125 @@ namespace octile::cli::bench {
 
 namespace {
 
+// Memory that begins at a cache line, as that of frameworks does.
+class Memory {
+ public:
+  void resize(std::size_t bytes) { lines_.resize((bytes + sizeof(Line) - 1) / sizeof(Line)); }
+  std::uint8_t* data() { return reinterpret_cast<std::uint8_t*>(lines_.data()); }
+
+ private:
+  struct alignas(64) Line {
+    std::uint8_t bytes[64];
+  };
+  std::vector<Line> lines_;
+};
+
+// An array of the benchmark's float type.
+class Floats {
+ public:
+  Floats() = default;
+  Floats(DType dtype, const std::vector<float>& values) : dtype_(dtype) {
+    memory_.resize(values.size() * sizeof(float));
+    std::uint8_t* to = memory_.data();
+    for (const float value : values) {
+      if (dtype == DType::f16) {
+        append(to, Half(value));
+      } else if (dtype == DType::bf16) {
+        append(to, BFloat16(value));
+      } else {
+        append(to, value);
+      }
+    }
+  }
+  Tensor matrix(std::int64_t rows, std::int64_t cols) {
+    return {memory_.data(), dtype_, {}, 2, {rows, cols}, {cols, 1}};
+  }
+  Tensor vector(std::int64_t size) { return {memory_.data(), dtype_, {}, 1, {size, 0}, {1, 0}}; }
+
+ private:
+  template <class T>
+  static void append(std::uint8_t*& to, T value) {
+    std::memcpy(to, &value, sizeof value);
+    to += sizeof value;
+  }
+
+  DType dtype_ = DType::f32;
+  Memory memory_;
+};
+
 struct Operands {
-  std::vector<float> x, dy, out, scale;
-  std::vector<std::int8_t> q, q_transposed;
-  std::vector<std::byte> workspace, copied_from, copied_to;  // the last two are the memcpy's
+  Floats x, dy, out;
+  Memory q, q_transposed, workspace, copied_from, copied_to;  // the last two are the memcpy's
+  std::vector<float> scale, multiplier;
+  std::vector<std::int32_t> zero_point;
 };
 using SharedOperands = std::shared_ptr<Operands>;
+
+constexpr std::int64_t kGroup = 128;
+constexpr float kScale = 1 / 30.0f;
 
 double elements(const Shape& s) { return static_cast<double>(s.m) * static_cast<double>(s.k); }
 
 template <class Plan, class Args>
 Prepared against_memcpy(const Plan& plan, const Args& args, const SharedOperands& operands, double bytes, int threads) {
-  operands->workspace.resize(plan.workspace_size());
-  // Not zeros: a page that was never written is the same zero page wherever it is read.
-  operands->copied_from.assign(static_cast<std::size_t>(bytes / 2), std::byte{1});
-  operands->copied_to.assign(operands->copied_from.size(), std::byte{2});
+  const std::size_t size = plan.workspace_size();
+  const auto half = static_cast<std::size_t>(bytes / 2);
+  operands->workspace.resize(size);
+  operands->copied_from.resize(half);
+  operands->copied_to.resize(half);
+  // A page that was never written is the same zero page wherever it is read.
+  std::memset(operands->copied_from.data(), 1, half);
+  std::memset(operands->copied_to.data(), 2, half);
   Prepared p;
   p.sku = plan.sku();
-  p.run = [=] { plan.run(args, {operands->workspace.data(), operands->workspace.size()}); };
+  p.run = [=] { plan.run(args, {operands->workspace.data(), size}); };
   p.baseline = "memcpy";
   p.run_baseline = [=] {
-    parallel_copy(threads, operands->copied_to.data(), operands->copied_from.data(), operands->copied_from.size());
+    parallel_copy(threads, operands->copied_to.data(), operands->copied_from.data(), half);
   };
   p.bytes = bytes;
   return p;
 }
 
-double second_reading(const Shape& s, Granularity granularity) {
-  const bool whole = granularity == Granularity::tensor || granularity == Granularity::column;
-  const double bytes = elements(s) * 4;
+double second_reading(const Benchmark& b, const Quantizing& q) {
+  const bool whole = q.granularity == Granularity::tensor || q.granularity == Granularity::column;
+  const double bytes = elements(b.shape) * bits(b.dtype) / 8;
   return whole && bytes > static_cast<double>(this_machine().last_cache_bytes()) ? bytes : 0;
 }
 
-QuantizeDescription description(const Benchmark& b, int threads) {
-  QuantizeDescription d;
-  d.rows = b.shape.m;
-  d.cols = b.shape.k;
-  d.threads = threads;
-  d.kernel = b.kernel;
-  return d;
+QuantizeDescription description(const Benchmark& b, const Quantizing& q, int threads) {
+  return {.rows = b.shape.m,
+          .cols = b.shape.k,
+          .x = b.dtype,
+          .q = q.q,
+          .granularity = q.granularity,
+          .group = q.granularity == Granularity::group ? kGroup : 0,
+          .scale = q.scale,
+          .mapping = q.mapping,
+          .orientation = q.orientation,
+          .multiplier = q.smoothed ? Multiplier::per_column : Multiplier::none,
+          .threads = threads,
+          .kernel = b.kernel};
 }
 
-SharedOperands matrix_operands(const Shape& s) {
-  const auto o = std::make_shared<Operands>();
-  o->x = normal(s.m, s.k, 1);
-  return o;
+// One scale or zero point for each segment: 127 of them stand for 4.2 times the standard deviation of x.
+template <class T>
+TensorOf<T> of_segments(std::vector<T>& values, const Shape& s, Granularity granularity, T value) {
+  const bool groups = granularity == Granularity::group;
+  const std::int64_t size = granularity == Granularity::row ? s.m : granularity == Granularity::column ? s.k : 1;
+  values.assign(static_cast<std::size_t>(groups ? s.m * (s.k / kGroup) : size), value);
+  return groups ? matrix(values.data(), s.m, s.k / kGroup) : vector(values.data(), size);
 }
 
-// x with its integers and scales, a gradient and an output, for everything that comes after the quantizer.
-SharedOperands quantized_operands(const Shape& s) {
-  const SharedOperands o = matrix_operands(s);
-  QuantizedMatrix quantized = quantized_rows(o->x, s.m, s.k);
-  o->q = std::move(quantized.values);
-  o->scale = std::move(quantized.scale);
-  o->dy = normal(s.m, s.k, 2);
-  o->out = zeros<float>(s.m, s.k);
-  return o;
+Tensor integers(Memory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t row_bytes = (cols * bits(dtype) + 7) / 8;
+  memory.resize(static_cast<std::size_t>(rows * row_bytes));
+  for (std::int64_t i = 0; i < rows * row_bytes; ++i) memory.data()[i] = static_cast<std::uint8_t>(i * 2654435761 >> 24);
+  return {memory.data(), dtype, {}, 2, {rows, cols}, {row_bytes * 8 / bits(dtype), 1}};
+}
+
+double bytes_of(const Tensor& t) {
+  return t.present() ? static_cast<double>(t.rows()) * static_cast<double>(t.cols()) * bits(t.dtype) / 8 : 0;
 }
 
 // dB, and what both products have to do with dY: with K = 0 nothing comes after.
@@ -76,6 +140,7 @@ LinearBackwardDescription dy_alone(const Benchmark& b, Product products, int thr
   LinearBackwardDescription d;
   d.m = b.shape.m;
   d.n = b.shape.n;
+  d.dy = b.dtype;
   d.dx = products;
   d.dw = products;
   d.db = true;
@@ -87,72 +152,79 @@ LinearBackwardDescription dy_alone(const Benchmark& b, Product products, int thr
 Prepared quantize_gradient(const Benchmark& b, std::int64_t block, int threads) {
   const Shape s = b.shape;
   const auto o = std::make_shared<Operands>();
-  o->dy = normal(s.m, s.n, 1);
-  o->out = zeros<float>(1, s.n);
+  o->dy = Floats(b.dtype, normal(s.m, s.n, 1));
+  o->out = Floats(b.dtype, zeros<float>(1, s.n));
   o->scale.assign(static_cast<std::size_t>(std::max(s.m, s.n)), 1.0f);
   const std::int8_t nothing = 0;
-  LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n), .db = vector(o->out.data(), s.n)};
+  LinearBackwardArgs args = {.dy = o->dy.matrix(s.m, s.n), .db = o->out.vector(s.n)};
   args.weight = matrix(&nothing, s.n, 0);
   args.weight_scale = vector(o->scale.data(), s.n);
   args.x = matrix(&nothing, s.m, 0);
   args.x_scale = vector(o->scale.data(), s.m);
-  args.dx = matrix(o->out.data(), s.m, 0);
-  args.dw = matrix(o->out.data(), s.n, 0);
-  const double elements = static_cast<double>(s.m) * static_cast<double>(s.n);
+  args.dx = o->out.matrix(s.m, 0);
+  args.dw = o->out.matrix(s.n, 0);
   LinearBackwardDescription d = dy_alone(b, Product::int8, threads);
   d.gradient_block = block;
-  return against_memcpy(LinearBackwardPlan::select(d), args, o, 6 * elements, threads);
+  const double outputs = 2 * static_cast<double>(s.m) * static_cast<double>(s.n);
+  return against_memcpy(LinearBackwardPlan::select(d), args, o, bytes_of(o->dy.matrix(s.m, s.n)) + outputs, threads);
 }
 
 }  // namespace
 
-Prepared quantize(const Benchmark& b, int threads, Granularity granularity, Orientation orientation) {
+Prepared quantize(const Benchmark& b, int threads, Quantizing q) {
   const Shape s = b.shape;
-  QuantizeDescription d = description(b, threads);
-  d.granularity = granularity;
-  d.orientation = orientation;
-  const SharedOperands o = matrix_operands(s);
-  const std::int64_t segments = granularity == Granularity::row ? s.m : granularity == Granularity::column ? s.k : 1;
-  o->q = zeros<std::int8_t>(s.m, s.k);
-  o->scale = zeros<float>(segments, 1);
-  QuantizeArgs args = {.x = matrix(o->x.data(), s.m, s.k),
-                       .q = matrix(o->q.data(), s.m, s.k),
-                       .scale = vector(o->scale.data(), segments)};
-  double bytes = elements(s) * 5 + second_reading(s, granularity);
-  if (orientation == Orientation::both) {
-    o->q_transposed = zeros<std::int8_t>(s.k, s.m);
-    args.q_transposed = matrix(o->q_transposed.data(), s.k, s.m);
-    bytes += elements(s);
+  const auto o = std::make_shared<Operands>();
+  o->x = Floats(b.dtype, normal(s.m, s.k, 1));
+  QuantizeArgs args = {.x = o->x.matrix(s.m, s.k)};
+  if (q.orientation != Orientation::transposed) args.q = integers(o->q, q.q, s.m, s.k);
+  if (q.orientation != Orientation::row_major) args.q_transposed = integers(o->q_transposed, q.q, s.k, s.m);
+  const Tensor scale = of_segments(o->scale, s, q.granularity, kScale);
+  q.scale == ScaleSource::given ? args.given_scale = scale : args.scale = scale;
+  if (q.mapping == Mapping::affine) args.zero_point = of_segments(o->zero_point, s, q.granularity, 0);
+  if (q.smoothed) {
+    o->multiplier.assign(static_cast<std::size_t>(s.k), 0.75f);
+    args.multiplier = vector(o->multiplier.data(), s.k);
   }
-  return against_memcpy(QuantizePlan::select(d), args, o, bytes, threads);
+  const double bytes =
+      bytes_of(o->x.matrix(s.m, s.k)) + second_reading(b, q) + bytes_of(args.q) + bytes_of(args.q_transposed);
+  return against_memcpy(QuantizePlan::select(description(b, q, threads)), args, o, bytes, threads);
 }
 
 template <class Args>
-Prepared elementwise(const Benchmark& b, int threads) {
+Prepared elementwise(const Benchmark& b, int threads, Quantizing q) {
   const Shape s = b.shape;
-  const SharedOperands o = quantized_operands(s);
+  const auto o = std::make_shared<Operands>();
+  o->x = Floats(b.dtype, normal(s.m, s.k, 1));
+  o->dy = Floats(b.dtype, normal(s.m, s.k, 2));
+  o->out = Floats(b.dtype, zeros<float>(s.m, s.k));
   Args args;
-  double bytes_each = 0;
-  const auto is = [&](auto& tensor, auto& values) {
-    tensor = matrix(values.data(), s.m, s.k);
-    bytes_each += sizeof values[0];
+  double bytes = 0;
+  const auto is = [&](auto& argument, const Tensor& tensor) {
+    argument = tensor;
+    bytes += bytes_of(tensor);
   };
-  if constexpr (requires { args.q; }) is(args.q, o->q);
-  if constexpr (requires { args.dy; }) is(args.dy, o->dy);
-  if constexpr (requires { args.dx; }) is(args.dx, o->out);
-  if constexpr (requires { args.dq; }) is(args.dq, o->out);
-  if constexpr (requires { args.y; }) is(args.y, o->out);
-  if constexpr (requires { args.x; }) is(args.x, std::is_same_v<decltype(args.x), Tensor> ? o->out : o->x);
-  args.scale = vector(o->scale.data(), s.m);
-  const auto plan = QuantizerPlan<Args>::select(description(b, threads));
-  return against_memcpy(plan, args, o, elements(s) * bytes_each, threads);
+  if constexpr (requires { args.q; }) is(args.q, integers(o->q, q.q, s.m, s.k));
+  if constexpr (requires { args.dy; }) is(args.dy, o->dy.matrix(s.m, s.k));
+  if constexpr (requires { args.dx; }) is(args.dx, o->out.matrix(s.m, s.k));
+  if constexpr (requires { args.dq; }) is(args.dq, o->out.matrix(s.m, s.k));
+  if constexpr (requires { args.y; }) is(args.y, o->out.matrix(s.m, s.k));
+  if constexpr (requires { args.x; }) {
+    is(args.x, (std::is_same_v<decltype(args.x), Tensor> ? o->out : o->x).matrix(s.m, s.k));
+  }
+  args.scale = of_segments(o->scale, s, q.granularity, kScale);
+  if constexpr (requires { args.zero_point; }) {
+    if (q.mapping == Mapping::affine) args.zero_point = of_segments(o->zero_point, s, q.granularity, 3);
+  }
+  if constexpr (requires { args.y; args.seed; }) bytes += second_reading(b, q);
+  const auto plan = QuantizerPlan<Args>::select(description(b, q, threads));
+  return against_memcpy(plan, args, o, bytes, threads);
 }
 
-template Prepared elementwise<DequantizeArgs>(const Benchmark&, int threads);
-template Prepared elementwise<QuantizeBackwardArgs>(const Benchmark&, int threads);
-template Prepared elementwise<DequantizeBackwardArgs>(const Benchmark&, int threads);
-template Prepared elementwise<FakeQuantizeArgs>(const Benchmark&, int threads);
-template Prepared elementwise<FakeQuantizeBackwardArgs>(const Benchmark&, int threads);
+template Prepared elementwise<DequantizeArgs>(const Benchmark&, int threads, Quantizing q);
+template Prepared elementwise<QuantizeBackwardArgs>(const Benchmark&, int threads, Quantizing q);
+template Prepared elementwise<DequantizeBackwardArgs>(const Benchmark&, int threads, Quantizing q);
+template Prepared elementwise<FakeQuantizeArgs>(const Benchmark&, int threads, Quantizing q);
+template Prepared elementwise<FakeQuantizeBackwardArgs>(const Benchmark&, int threads, Quantizing q);
 
 Prepared gradient_quantize(const Benchmark& b, int threads) { return quantize_gradient(b, 0, threads); }
 Prepared blocked_gradient_quantize(const Benchmark& b, int threads) { return quantize_gradient(b, 128, threads); }
@@ -161,12 +233,11 @@ Prepared blocked_gradient_quantize(const Benchmark& b, int threads) { return qua
 Prepared backward_db(const Benchmark& b, int threads) {
   const Shape s = b.shape;
   const auto o = std::make_shared<Operands>();
-  o->dy = normal(s.m, s.n, 1);
-  o->out = zeros<float>(1, s.n);
-  const LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n), .db = vector(o->out.data(), s.n)};
-  const double elements = static_cast<double>(s.m) * static_cast<double>(s.n);
-  return against_memcpy(LinearBackwardPlan::select(dy_alone(b, Product::none, threads)), args, o, 4 * elements,
-                        threads);
+  o->dy = Floats(b.dtype, normal(s.m, s.n, 1));
+  o->out = Floats(b.dtype, zeros<float>(1, s.n));
+  const LinearBackwardArgs args = {.dy = o->dy.matrix(s.m, s.n), .db = o->out.vector(s.n)};
+  return against_memcpy(LinearBackwardPlan::select(dy_alone(b, Product::none, threads)), args, o,
+                        bytes_of(o->dy.matrix(s.m, s.n)), threads);
 }
 
 }  // namespace octile::cli::bench

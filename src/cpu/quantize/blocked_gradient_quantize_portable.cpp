@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kMinTileCols = 512;  // 128 x 512 in f32: a quarter of a 1 MiB L2
 constexpr std::int64_t kMaxTileCols = std::max(kMinTileCols, kMaxGradientBlock);
-constexpr std::int64_t kBandRows = 64;     // transposed together: a line of each transposed row
+constexpr std::int64_t kBandRows = 128;    // transposed together: two lines of each transposed row
 constexpr std::int64_t kMeasuredRows = 4;  // measured at a time
 
 std::int64_t tile_cols(const QuantizeProblem& p) { return std::max(p.group, kMinTileCols); }
@@ -242,7 +242,8 @@ class GradientWalk {
       run.n = std::min(p_.group, row.cols - c);
       run.ahead = ahead.after(c);
       run.out = out + c;
-      round_to_levels(run, OneScale<float>(s, 0));
+      const OneScale<float> one(s, 0);
+      round_to_levels(run, ScaleSteps<float>{&one, 0});
     }
     if (around_caches_) copy_around_caches(q, part.q, row.cols);
   }

@@ -12,9 +12,9 @@ struct Dequantize {
     std::int64_t i = 0;
     for (; i + kAheadStep <= n; i += kAheadStep) {
       ahead.prefetch();
-      dequantize(q + i, scale.from(i), kAheadStep, y + i);
+      dequantize(q + i, scale.from(i).step(), kAheadStep, y + i);
     }
-    dequantize(q + i, scale.from(i), n - i, y + i);
+    if (i < n) dequantize(q + i, scale.from(i).step(), n - i, y + i);
   }
 
   template <class Q, class Real, class Scale>
@@ -30,9 +30,9 @@ struct MultiplyByScale {
     std::int64_t i = 0;
     for (; i + kAheadStep <= n; i += kAheadStep) {
       ahead.prefetch();
-      multiply(x + i, scale.from(i), kAheadStep, y + i);
+      multiply(x + i, scale.from(i).step(), kAheadStep, y + i);
     }
-    multiply(x + i, scale.from(i), n - i, y + i);
+    if (i < n) multiply(x + i, scale.from(i).step(), n - i, y + i);
   }
 
   template <class Real, class Scale>
@@ -43,7 +43,7 @@ struct MultiplyByScale {
 
 template <class Real>
 void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(p, o, o.q_in, [&](const RowPiece& piece, auto scale, auto& out) {
+  for_each_scaled_piece<Real>(p, o, o.q_in, GivenScales<Real>(o.given_zero_point.data), [&](const RowPiece& piece, auto scale, auto& out) {
     Real buffer[kRowChunk<Real>];
     const std::int64_t from = piece.at(o.q_in);
     const std::int64_t at = piece.at(o.y);
@@ -64,7 +64,7 @@ void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
 
 template <class Real>
 void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(p, o, o.dy, [&](const RowPiece& piece, auto scale, auto& out) {
+  for_each_scaled_piece<Real>(p, o, o.dy, GivenScales<Real>(false), [&](const RowPiece& piece, auto scale, auto& out) {
     Real dy_buffer[kRowChunk<Real>];
     Real buffer[kRowChunk<Real>];
     const Real* dy = widened(o.dy.dtype, o.dy.data, piece.at(o.dy), piece.n, dy_buffer);

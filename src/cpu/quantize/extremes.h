@@ -113,26 +113,34 @@ struct Measure {
   }
 };
 
-// Down the columns: one pair of extremes for each element of a row.
+inline constexpr std::int64_t kRowsAtATime = 4;
+
+// Down the columns: one pair of extremes for each element of a row, loaded and stored once for kRowsAtATime rows.
 template <bool symmetric>
 struct MeasureColumns {
   template <Isa, class T>
   OCTILE_INLINE static void run(const T* __restrict x, std::int64_t stride, std::int64_t rows, std::int64_t n,
                                 Key<T>* __restrict low, Key<T>* __restrict high) {
-    // Four rows at a time: the extremes are loaded and stored once for all of them.
-    for (; rows >= 4; rows -= 4, x += 4 * stride) {
-      for (std::int64_t i = 0; i < n; i += kAheadStep) {
-        for (int r = 4; r < 8; ++r) Ahead(x + i, r * stride, sizeof(T)).prefetch();
-        for (std::int64_t j = i; j < std::min(n, i + kAheadStep); ++j) {
-          include<symmetric>(x[j], low[j], high[j]);
-          include<symmetric>(x[stride + j], low[j], high[j]);
-          include<symmetric>(x[2 * stride + j], low[j], high[j]);
-          include<symmetric>(x[3 * stride + j], low[j], high[j]);
+    for (; rows >= kRowsAtATime; rows -= kRowsAtATime, x += kRowsAtATime * stride) {
+      std::int64_t i = 0;
+      for (; i + kAheadStep <= n; i += kAheadStep) {
+        for (std::int64_t r = kRowsAtATime; r < 2 * kRowsAtATime; ++r) {
+          Ahead(x + i, r * stride, 2 * sizeof(T)).prefetch();
         }
+        step(x + i, stride, kAheadStep, low + i, high + i);
       }
+      step(x + i, stride, n - i, low + i, high + i);
     }
     for (; rows > 0; --rows, x += stride) {
       for (std::int64_t j = 0; j < n; ++j) include<symmetric>(x[j], low[j], high[j]);
+    }
+  }
+
+  template <class T>
+  OCTILE_INLINE static void step(const T* __restrict x, std::int64_t stride, std::int64_t n, Key<T>* __restrict low,
+                                 Key<T>* __restrict high) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      for (int r = 0; r < kRowsAtATime; ++r) include<symmetric>(x[r * stride + j], low[j], high[j]);
     }
   }
 };

@@ -36,15 +36,16 @@ class WriteFloats {
 };
 
 template <class Real>
-void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
-  SegmentWalk<Real, WriteFloats<Real>>(p, o, row_blocks_of(p, o.x)).run();
+void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o, std::uint8_t* columns) {
+  SegmentWalk<Real, WriteFloats<Real>>(p, o, row_blocks_of(p, o.x, columns)).run();
 }
 
-void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  p.x == DType::f64 ? fake_quantize<double>(p, o) : fake_quantize<float>(p, o);
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  auto* columns = static_cast<std::uint8_t*>(launch.workspace.data);
+  p.x == DType::f64 ? fake_quantize<double>(p, o, columns) : fake_quantize<float>(p, o, columns);
 }
 
-std::size_t workspace(const QuantizeProblem&) { return 0; }
+std::size_t workspace(const QuantizeProblem& p) { return static_cast<std::size_t>(column_bytes(p)); }
 
 }  // namespace
 

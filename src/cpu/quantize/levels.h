@@ -63,11 +63,21 @@ struct OneScale {
   std::int32_t zero;
   Real inverted;
 
+  OneScale() = default;
   OCTILE_INLINE OneScale(Real s, std::int32_t z) : scale(s), zero(z), inverted(inverse(s)) {}
   OCTILE_INLINE Real s(std::int64_t) const { return scale; }
   OCTILE_INLINE std::int32_t z(std::int64_t) const { return zero; }
   OCTILE_INLINE Real inv(std::int64_t) const { return inverted; }
-  OCTILE_INLINE OneScale from(std::int64_t) const { return *this; }
+};
+
+// One for each `advance` steps of kAheadStep elements, or, where it is 0, for all.
+template <class Real>
+struct ScaleSteps {
+  const OneScale<Real>* scales;
+  std::int64_t advance;
+
+  OCTILE_INLINE OneScale<Real> step() const { return *scales; }
+  OCTILE_INLINE ScaleSteps from(std::int64_t i) const { return {scales + i / kAheadStep * advance, advance}; }
 };
 
 // Those of each element.
@@ -80,6 +90,7 @@ struct ScaleEach {
   OCTILE_INLINE Real s(std::int64_t i) const { return scales[i]; }
   OCTILE_INLINE std::int32_t z(std::int64_t i) const { return affine ? zeros[i] : 0; }
   OCTILE_INLINE Real inv(std::int64_t i) const { return inverses[i]; }
+  OCTILE_INLINE ScaleEach step() const { return *this; }
   OCTILE_INLINE ScaleEach from(std::int64_t i) const {
     return {scales + i, inverses + i, affine ? zeros + i : nullptr};
   }
@@ -233,14 +244,16 @@ struct RoundToLevels {
     if constexpr (!stochastic && sizeof(Real) == 4) {
       p.fits ? multiply<isa, false>(p, scale) : multiply<isa, true>(p, scale);
     }
-    divided_levels<stochastic>(p, scale, p.n);
+    for (; p.n > kAheadStep; advance(p, scale)) divided_levels<stochastic>(p, scale.step(), kAheadStep);
+    if (p.n > 0) divided_levels<stochastic>(p, scale.step(), p.n);
   }
 
   template <Isa isa, bool clamp, class Out, class Scale>
   OCTILE_INLINE static void multiply(LevelRun<float, Out>& p, Scale& scale) {
     for (; p.n >= kAheadStep; advance(p, scale)) {
       p.ahead.prefetch();
-      if (!multiplied_levels<isa, clamp>(p, scale)) divided_levels<false>(p, scale, kAheadStep);
+      const auto step = scale.step();
+      if (!multiplied_levels<isa, clamp>(p, step)) divided_levels<false>(p, step, kAheadStep);
     }
   }
 
@@ -248,6 +261,7 @@ struct RoundToLevels {
   OCTILE_INLINE static void advance(Run& p, Scale& scale) {
     p.x += kAheadStep;
     p.out += kAheadStep;
+    if (p.noise) p.noise += kAheadStep;
     p.n -= kAheadStep;
     scale = scale.from(kAheadStep);
   }

@@ -27,23 +27,64 @@ struct RowPiece {
   }
 };
 
-// Calls body(piece, scale, out) for pieces of at most kRowChunk<Real> elements, with OneScale<Real> or
-// ScaleEach<affine, Real> and the FloatsOut of o.y.
-template <class Real, class Body>
+// What the kernels are given for each element of a piece: scales and zero points.
+template <class Real>
+class GivenScales {
+ public:
+  explicit GivenScales(bool affine) : affine_(affine) {}
+  ScaleSteps<Real> one(const Segment<Real>& g) {
+    steps_[0] = OneScale<Real>(g.s, g.z);
+    return {steps_, 0};
+  }
+  // Of `count` segments of `length` elements.
+  void spread(const Segment<Real>* segments, std::int64_t count, std::int64_t length) {
+    in_steps_ = length % kAheadStep == 0;
+    for (std::int64_t i = 0; in_steps_ && i < count * length / kAheadStep; ++i) {
+      const Segment<Real>& g = segments[i * kAheadStep / length];
+      steps_[i] = OneScale<Real>(g.s, g.z);
+    }
+    if (in_steps_) return;
+    const auto with = [&](auto kernel) {
+      multiversion<decltype(kernel)>(segments, count, length, static_cast<Real*>(s_), static_cast<Real*>(inverses_),
+                                     static_cast<std::int32_t*>(z_));
+    };
+    affine_ ? with(SpreadScales<true>()) : with(SpreadScales<false>());
+  }
+  template <class Body>
+  void visit(const Body& body) const {
+    if (in_steps_) return body(ScaleSteps<Real>{steps_, 1});
+    affine_ ? body(ScaleEach<true, Real>{s_, inverses_, z_}) : body(ScaleEach<false, Real>{s_, inverses_, z_});
+  }
+
+ private:
+  bool affine_;
+  bool in_steps_ = false;
+  OneScale<Real> steps_[kRowChunk<Real> / kAheadStep];
+  alignas(64) Real s_[kRowChunk<Real>];
+  alignas(64) Real inverses_[kRowChunk<Real>];
+  alignas(64) std::int32_t z_[kRowChunk<Real>];
+};
+
+// Calls body(piece, scale, out) for pieces of at most kRowChunk<Real> elements, with what Given makes of one segment, or
+// of several, and the FloatsOut of o.y.
+template <class Real, class Given, class Body>
 class ScaledRows {
  public:
-  ScaledRows(const QuantizeProblem& p, const QuantizeOperands& o, const ConstTensor& shape, const Body& body)
-      : o_(o), body_(body), rows_(shape.rows()), cols_(shape.cols()) {
+  ScaledRows(const QuantizeProblem& p, const QuantizeOperands& o, const ConstTensor& shape, const Given& given,
+             const Body& body)
+      : o_(o), given_(given), body_(body), rows_(shape.rows()), cols_(shape.cols()) {
     elements_ = static_cast<double>(rows_) * static_cast<double>(cols_);
     threads_ = useful_threads(p.threads, elements_);
   }
 
   void run() const {
+    // Scales of columns are spread once for a block, so that it is long.
     const std::int64_t even = ceil_div(rows_, 4 * threads_);
     const std::int64_t block =
-        std::clamp<std::int64_t>(std::min(even, (1 << 18) / std::max<std::int64_t>(cols_, 1)), 1, 256);
+        one_per_column() ? even
+                         : std::clamp<std::int64_t>(std::min(even, (1 << 18) / std::max<std::int64_t>(cols_, 1)), 1, 256);
     share(threads_, ceil_div(rows_, block), [&](std::int64_t, auto take) {
-      Worker worker(o_.y, 2 * elements_);
+      Worker worker(o_.y, 2 * elements_, given_);
       for (std::int64_t first; (first = take() * block) < rows_;) {
         run_block(worker, first, std::min(rows_, first + block));
       }
@@ -52,13 +93,16 @@ class ScaledRows {
 
  private:
   struct Worker {
-    Worker(const Tensor& y, double elements) : out(y, elements) {}
+    Worker(const Tensor& y, double elements, const Given& g) : out(y, elements), given(g) {}
     FloatsOut<Real> out;
+    Given given;
     Segment<Real> segments[kRowChunk<Real>];
-    alignas(64) Real s[kRowChunk<Real>];
-    alignas(64) Real inverses[kRowChunk<Real>];
-    alignas(64) std::int32_t z[kRowChunk<Real>];
   };
+
+  bool one_per_column() const {
+    return o_.given_scale.row_stride == 0 && (o_.given_zero_point.row_stride == 0 || !o_.given_zero_point.data) &&
+           o_.given_scale.col_stride != 0;
+  }
 
   void run_block(Worker& w, std::int64_t r0, std::int64_t r1) const {
     const Scales& s = o_.given_scale;
@@ -68,7 +112,7 @@ class ScaledRows {
       for (std::int64_t r = r0; r < r1; ++r) {
         for (std::int64_t c = 0; c < cols_; c += s.group) run_one(w, r, c, s.group);
       }
-    } else if (s.row_stride == 0 && (o_.given_zero_point.row_stride == 0 || !o_.given_zero_point.data)) {
+    } else if (one_per_column()) {
       for (std::int64_t c = 0; c < cols_; c += step()) {
         spread(w, r0, c);
         for (std::int64_t r = r0; r < r1; ++r) run_each(w, {r, c, std::min(step(), cols_ - c), r + 1, c});
@@ -96,7 +140,7 @@ class ScaledRows {
   // Columns c .. c + width - 1 of a row have one scale.
   void run_one(Worker& w, std::int64_t r, std::int64_t c, std::int64_t width) const {
     const Segment<Real> g = segment(r, c);
-    const OneScale<Real> one(g.s, g.z);
+    const auto one = w.given.one(g);
     for (std::int64_t i = 0; i < width; i += kRowChunk<Real>) {
       call(RowPiece{r, c + i, std::min(kRowChunk<Real>, width - i), r, c + i + kDistance}, one, w.out);
     }
@@ -107,17 +151,11 @@ class ScaledRows {
     const std::int64_t group = o_.given_scale.group;
     const std::int64_t count = std::min(step(), cols_ - c) / group;
     for (std::int64_t k = 0; k < count; ++k) w.segments[k] = segment(r, c + k * group);
-    const auto with = [&](auto kernel) {
-      multiversion<decltype(kernel)>(static_cast<const Segment<Real>*>(w.segments), count, group,
-                                     static_cast<Real*>(w.s), static_cast<Real*>(w.inverses),
-                                     static_cast<std::int32_t*>(w.z));
-    };
-    o_.given_zero_point.data ? with(SpreadScales<true>()) : with(SpreadScales<false>());
+    w.given.spread(w.segments, count, group);
   }
 
   void run_each(Worker& w, const RowPiece& piece) const {
-    o_.given_zero_point.data ? call(piece, ScaleEach<true, Real>{w.s, w.inverses, w.z}, w.out)
-                             : call(piece, ScaleEach<false, Real>{w.s, w.inverses, w.z}, w.out);
+    w.given.visit([&](const auto& scale) { call(piece, scale, w.out); });
   }
 
   // Not inlined: each copy would have its buffers in the one frame.
@@ -127,6 +165,7 @@ class ScaledRows {
   }
 
   const QuantizeOperands& o_;
+  const Given& given_;
   const Body& body_;
   std::int64_t rows_;
   std::int64_t cols_;
@@ -134,10 +173,10 @@ class ScaledRows {
   int threads_;
 };
 
-template <class Real, class Body>
+template <class Real, class Given, class Body>
 void for_each_scaled_piece(const QuantizeProblem& p, const QuantizeOperands& o, const ConstTensor& shape,
-                           const Body& body) {
-  ScaledRows<Real, Body>(p, o, shape, body).run();
+                           const Given& given, const Body& body) {
+  ScaledRows<Real, Given, Body>(p, o, shape, given, body).run();
 }
 
 }  // namespace octile::cpu

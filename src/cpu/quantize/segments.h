@@ -17,7 +17,7 @@ namespace octile::cpu {
 // Elements of a row at a time. Their scales lie on the stack.
 template <class Real>
 inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
-inline constexpr std::int64_t kBlockRows = 64;      // rows of a block at most; transposed, a cache line of bytes
+inline constexpr std::int64_t kBlockRows = 128;     // rows of a block at most
 inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
 
 struct Multiply {
@@ -51,22 +51,56 @@ struct Blocks {
   std::int64_t first_rows = 0;  // of the first block, at most `rows`
   std::uint8_t* memory = nullptr;
   std::int64_t bytes = 0;
+  std::uint8_t* columns = nullptr;  // ColumnMemory
 };
+
+// What is known of all columns: extremes, of each worker's rows, then scales. 0 bytes for other granularities.
+template <class Real>
+struct ColumnMemory {
+  std::uint8_t* extremes = nullptr;
+  std::int64_t extremes_bytes = 0;  // of a worker
+  Real* s = nullptr;
+  Real* inverses = nullptr;
+  std::int32_t* z = nullptr;
+  std::int64_t bytes = 0;
+
+  ColumnMemory(const QuantizeProblem& p, std::int64_t cols, int workers, std::uint8_t* memory) {
+    if (p.granularity != Granularity::column) return;
+    const std::int64_t array = round_up(cols * static_cast<std::int64_t>(sizeof(Real)), 64);
+    Pieces pieces(memory);
+    extremes_bytes = 2 * array;
+    extremes = pieces.take(workers * extremes_bytes);
+    s = reinterpret_cast<Real*>(pieces.take(array));
+    inverses = reinterpret_cast<Real*>(pieces.take(array));
+    z = reinterpret_cast<std::int32_t*>(pieces.take(array));
+    bytes = pieces.size();
+  }
+};
+
+inline int quantizing_threads(const QuantizeProblem& p, std::int64_t rows) {
+  return useful_threads(p.threads, static_cast<double>(rows) * static_cast<double>(p.cols));
+}
+inline std::int64_t column_bytes(const QuantizeProblem& p) {
+  const int threads = quantizing_threads(p, p.rows);
+  return p.x == DType::f64 ? ColumnMemory<double>(p, p.cols, threads, nullptr).bytes
+                           : ColumnMemory<float>(p, p.cols, threads, nullptr).bytes;
+}
 
 // Of rows that need not be transposed together: enough for the threads to share, few enough that one thread does not
 // wait for another.
-inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x) {
+inline Blocks row_blocks_of(const QuantizeProblem& p, const ConstTensor& x, std::uint8_t* columns) {
   constexpr std::int64_t kElements = 1 << 18;
-  const std::int64_t cols = std::max<std::int64_t>(x.cols(), 1);
-  const int threads = useful_threads(p.threads, static_cast<double>(x.rows()) * static_cast<double>(cols));
-  const std::int64_t even = ceil_div(x.rows(), 4 * threads);
-  const std::int64_t rows = std::clamp<std::int64_t>(std::min(even, kElements / cols), 1, kBlockRows);
-  return {.rows = rows, .cols = cols, .first_rows = rows};
+  constexpr std::int64_t kMaxColumns = 4096;  // of which the scales are in the L1 cache
+  const std::int64_t all = std::max<std::int64_t>(x.cols(), 1);
+  const std::int64_t cols = p.granularity == Granularity::column ? std::min(all, kMaxColumns) : all;
+  const std::int64_t even = ceil_div(x.rows(), 4 * quantizing_threads(p, x.rows()));
+  const std::int64_t rows = std::clamp<std::int64_t>(std::min(even, kElements / cols), 1, kBlockRows / 2);
+  return {.rows = rows, .cols = cols, .first_rows = rows, .columns = columns};
 }
 
 // Emit is made once per worker and is called with every piece of a block, then with the block:
 //   Emit(problem, operands, worker's memory)
-//   void piece(const Piece<Real>&, const Scale&)   with OneScale<Real> or ScaleEach<affine, Real>
+//   void piece(const Piece<Real>&, const Scale&)   with ScaleSteps<Real> or ScaleEach<affine, Real>
 //   void block(row, col, rows, cols)
 //   void finish()   after the last block
 template <class Real, class Emit>
@@ -74,7 +108,7 @@ class SegmentWalk {
  public:
   SegmentWalk(const QuantizeProblem& p, const QuantizeOperands& o, const Blocks& blocks)
       : p_(p), o_(o), rows_(o.x.rows()), cols_(o.x.cols()), blocks_(blocks) {
-    threads_ = useful_threads(p.threads, static_cast<double>(rows_) * static_cast<double>(cols_));
+    threads_ = quantizing_threads(p, rows_);
   }
 
   void run() const {
@@ -99,8 +133,16 @@ class SegmentWalk {
     alignas(64) Real inverses[kChunk<Real>];
     alignas(64) std::int32_t z[kChunk<Real>];
     alignas(64) std::uint16_t noise[kChunk<Real> + 16];
+    OneScale<Real> steps[kChunk<Real> / kAheadStep];
     Segment<Real> segments[kChunk<Real>];
     Extremes<Real> extremes[kChunk<Real>];
+  };
+
+  // Scales of each element of a run.
+  struct Each {
+    Real* s;
+    Real* inverses;
+    std::int32_t* z;
   };
 
   template <class Body>
@@ -210,28 +252,32 @@ class SegmentWalk {
     return g;
   }
 
-  // Those of segments k .. k + count - 1 of row r, from part.extremes, and for each of their elements.
-  void resolve_all(Part& part, std::int64_t r, std::int64_t k, std::int64_t count, std::int64_t length) const {
-    Segment<Real>* const segments = part.segments;
+  // Those of segments k .. k + count - 1 of row r, from part.extremes.
+  void resolve_all(Part& part, std::int64_t r, std::int64_t k, std::int64_t count) const {
     if (p_.scale == ScaleSource::dynamic && symmetric()) {
       multiversion<ScalesOfMagnitudes>(static_cast<const Extremes<Real>*>(part.extremes), count,
-                                       static_cast<Real>(p_.q_max), static_cast<Real>(p_.min_scale), segments);
+                                       static_cast<Real>(p_.q_max), static_cast<Real>(p_.min_scale),
+                                       static_cast<Segment<Real>*>(part.segments));
       if (o_.scale.data) {
         auto* s = static_cast<Real*>(o_.scale.data) + r * o_.scale.row_stride + k * o_.scale.col_stride;
-        for (std::int64_t i = 0; i < count; ++i) s[i * o_.scale.col_stride] = segments[i].s;
+        for (std::int64_t i = 0; i < count; ++i) s[i * o_.scale.col_stride] = part.segments[i].s;
       }
     } else {
-      for (std::int64_t i = 0; i < count; ++i) segments[i] = resolve(part.extremes[i], r, k + i);
+      for (std::int64_t i = 0; i < count; ++i) part.segments[i] = resolve(part.extremes[i], r, k + i);
     }
-    const auto spread = [&](auto kernel) {
-      multiversion<decltype(kernel)>(static_cast<const Segment<Real>*>(segments), count, length,
-                                     static_cast<Real*>(part.s), static_cast<Real*>(part.inverses),
-                                     static_cast<std::int32_t*>(part.z));
-    };
-    symmetric() ? spread(SpreadScales<false>()) : spread(SpreadScales<true>());
   }
 
-  void emit(Part& part, const Piece<Real>& where, const OneScale<Real>* one) const {
+  // Of part.segments, for each of their elements.
+  void spread(const Part& part, std::int64_t count, std::int64_t length, const Each& each) const {
+    const auto with = [&](auto kernel) {
+      multiversion<decltype(kernel)>(static_cast<const Segment<Real>*>(part.segments), count, length, each.s,
+                                     each.inverses, each.z);
+    };
+    symmetric() ? with(SpreadScales<false>()) : with(SpreadScales<true>());
+  }
+
+  template <class Scale>
+  void emit(Part& part, const Piece<Real>& where, const Scale& scale) const {
     Piece<Real> piece = where;
     piece.x = input(piece.row, piece.col, piece.n, part.x);
     if (p_.rounding == Rounding::stochastic) {
@@ -241,9 +287,12 @@ class SegmentWalk {
                               static_cast<std::uint16_t*>(part.noise));
       piece.noise = part.noise + skipped;
     }
-    if (one) return part.emit.piece(piece, *one);
-    if (symmetric()) return part.emit.piece(piece, ScaleEach<false, Real>{part.s, part.inverses, part.z});
-    part.emit.piece(piece, ScaleEach<true, Real>{part.s, part.inverses, part.z});
+    part.emit.piece(piece, scale);
+  }
+
+  void emit_each(Part& part, const Piece<Real>& piece, const Each& each) const {
+    symmetric() ? emit(part, piece, ScaleEach<false, Real>{each.s, each.inverses, each.z})
+                : emit(part, piece, ScaleEach<true, Real>{each.s, each.inverses, each.z});
   }
 
   // Columns c .. c + width - 1 of row r, all with one scale.
@@ -258,7 +307,7 @@ class SegmentWalk {
             .block_row = block_row,
             .block_col = i,
             .ahead = ahead.after(i)},
-           &one);
+           ScaleSteps<Real>{&one, 0});
     }
   }
 
@@ -327,19 +376,33 @@ class SegmentWalk {
         for (std::int64_t i = 0; i < width; i += step) {
           const std::int64_t n = std::min(step, width - i);
           measure_groups(part, r, c0 + i, n / length, length);
-          resolve_all(part, r, (c0 + i) / length, n / length, length);
-          emit(part,
-               {.row = r,
-                .col = c0 + i,
-                .n = n,
-                .block_row = r - r0,
-                .block_col = i,
-                .ahead = ahead_in_block(r, c0 + i)},
-               nullptr);
+          resolve_all(part, r, (c0 + i) / length, n / length);
+          emit_groups(part, length,
+                      {.row = r,
+                       .col = c0 + i,
+                       .n = n,
+                       .block_row = r - r0,
+                       .block_col = i,
+                       .ahead = ahead_in_block(r, c0 + i)});
         }
       }
       part.emit.block(r0, c0, r1 - r0, width);
     }
+  }
+
+  // Of part.segments, of `length` elements each.
+  void emit_groups(Part& part, std::int64_t length, const Piece<Real>& piece) const {
+    if (length % kAheadStep == 0) {
+      const std::int64_t steps = length / kAheadStep;
+      for (std::int64_t i = 0; i < piece.n / kAheadStep; ++i) {
+        const Segment<Real>& g = part.segments[i / steps];
+        part.steps[i] = OneScale<Real>(g.s, g.z);
+      }
+      return emit(part, piece, ScaleSteps<Real>{part.steps, 1});
+    }
+    const Each each = {part.s, part.inverses, part.z};
+    spread(part, piece.n / length, length, each);
+    emit_each(part, piece, each);
   }
 
   void measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count, std::int64_t length) const {
@@ -349,56 +412,118 @@ class SegmentWalk {
     measure_as(x, count, length, {}, static_cast<Extremes<Real>*>(part.extremes));
   }
 
-  // Columns, in stripes as wide as their scales fit the L1 cache: two threads' stripes of a few thousand rows
-  // are in the last cache when they are looked at again, from the last row up.
+  // Columns: x is read twice in the order in which it lies, which is faster than once in stripes that stay in a cache.
   void run_columns() const {
-    const std::int64_t stripe = std::clamp(cols_ / (2 * threads_) / 64 * 64, std::int64_t{64}, kChunk<Real>);
-    for_each_part(ceil_div(cols_, stripe), [&](Part& part, std::int64_t turn) {
-      const std::int64_t c = turn * stripe;
-      const std::int64_t n = std::min(stripe, cols_ - c);
+    const ColumnMemory<Real> memory(p_, cols_, threads_, blocks_.columns);
+    int measured = 0;  // workers with extremes
+    if (must_measure() && p_.multiplier != Multiplier::none) {
+      measured = measure_columns<Real>(memory, nullptr);
+    } else if (must_measure()) {
+      with_elements([&](auto* x) { measured = measure_columns<std::remove_cvref_t<decltype(*x)>>(memory, x); });
+    }
+    for_each_part(ceil_div(cols_, kChunk<Real>), [&](Part& part, std::int64_t chunk) {
+      const std::int64_t c = chunk * kChunk<Real>;
+      const std::int64_t n = std::min(kChunk<Real>, cols_ - c);
       std::fill_n(part.extremes, n, Extremes<Real>{});
-      if (must_measure()) measure_columns(part, c, n);
-      resolve_all(part, 0, c, n, 1);
-      for (std::int64_t block = row_blocks() - 1; block >= 0; --block) {
-        const std::int64_t r0 = first_row(block);
-        const std::int64_t r1 = first_row(block + 1);
-        for (std::int64_t r = r0; r < r1; ++r) {
-          emit(part, {.row = r, .col = c, .n = n, .block_row = r - r0, .ahead = ahead_of(r + 1, c)}, nullptr);
-        }
-        part.emit.block(r0, c, r1 - r0, n);
+      if (p_.multiplier != Multiplier::none) {
+        add_extremes<Real>(memory, measured, c, n, part.extremes);
+      } else {
+        with_elements([&](auto* x) {
+          add_extremes<std::remove_cvref_t<decltype(*x)>>(memory, measured, c, n, part.extremes);
+        });
       }
+      resolve_all(part, 0, c, n);
+      spread(part, n, 1, {memory.s + c, memory.inverses + c, memory.z + c});
+    });
+    const std::int64_t across = ceil_div(cols_, blocks_.cols);
+    for_each_part(row_blocks() * across, [&](Part& part, std::int64_t turn) {
+      const std::int64_t block = row_blocks() - 1 - turn / across;
+      const std::int64_t r0 = first_row(block);
+      const std::int64_t r1 = first_row(block + 1);
+      const std::int64_t c0 = turn % across * blocks_.cols;
+      const std::int64_t width = std::min(blocks_.cols, cols_ - c0);
+      for (std::int64_t r = r0; r < r1; ++r) {
+        for (std::int64_t i = 0; i < width; i += kChunk<Real>) {
+          const std::int64_t c = c0 + i;
+          emit_each(part,
+                    {.row = r,
+                     .col = c,
+                     .n = std::min(kChunk<Real>, width - i),
+                     .block_row = r - r0,
+                     .block_col = i,
+                     .ahead = ahead_in_block(r, c)},
+                    {memory.s + c, memory.inverses + c, memory.z + c});
+        }
+      }
+      part.emit.block(r0, c0, r1 - r0, width);
     });
   }
 
-  __attribute__((noinline)) void measure_columns(Part& part, std::int64_t c, std::int64_t n) const {
-    if (p_.multiplier != Multiplier::none) {
-      ColumnExtremes<Real> columns{};
-      for (std::int64_t r = 0; r < rows_; ++r) add_rows(input(r, c, n, part.x), 0, 1, n, columns);
-      return columns.copy_to(part.extremes, n);
-    }
-    with_elements([&](auto* x) {
-      ColumnExtremes<std::remove_cvref_t<decltype(*x)>> columns{};
-      add_rows(x + c, o_.x.strides[0], rows_, n, columns);
-      columns.copy_to(part.extremes, n);
-    });
-  }
-
+  // The keys of all columns that a worker has seen.
   template <class T>
-  struct ColumnExtremes {
-    Key<T> low[kChunk<Real>];
-    Key<T> high[kChunk<Real>];
+  struct ColumnKeys {
+    Key<T>* low;
+    Key<T>* high;
 
-    void copy_to(Extremes<Real>* extremes, std::int64_t n) const {
-      for (std::int64_t i = 0; i < n; ++i) extremes[i].add(Extremes<T>{low[i], high[i]});
-    }
+    ColumnKeys(const ColumnMemory<Real>& memory, std::int64_t worker)
+        : low(reinterpret_cast<Key<T>*>(memory.extremes + worker * memory.extremes_bytes)),
+          high(reinterpret_cast<Key<T>*>(memory.extremes + worker * memory.extremes_bytes + memory.extremes_bytes / 2)) {}
   };
 
+  // Of x as it lies, or, where x is null, times the multiplier. Returns how many workers have extremes.
   template <class T>
-  void add_rows(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t n, ColumnExtremes<T>& columns) const {
-    auto* low = static_cast<Key<T>*>(columns.low);
-    auto* high = static_cast<Key<T>*>(columns.high);
+  int measure_columns(const ColumnMemory<Real>& memory, const T* x) const {
+    constexpr std::int64_t kStripe = 2048;  // columns: their extremes are in the L1 cache
+    const std::int64_t stripe = std::min(cols_, kStripe);
+    const std::int64_t across = ceil_div(cols_, stripe);
+    const std::int64_t rows = round_up(ceil_div(rows_ * across, 8 * threads_), kRowsAtATime);
+    const std::int64_t parts = ceil_div(rows_, rows) * across;
+    share(threads_, parts, [&](std::int64_t worker, auto take) {
+      const ColumnKeys<T> keys(memory, worker);
+      std::fill_n(keys.low, cols_, Key<T>{0});
+      std::fill_n(keys.high, cols_, Key<T>{0});
+      for (std::int64_t i; (i = take()) < parts;) {
+        const std::int64_t r = i / across * rows;
+        const std::int64_t c = i % across * stripe;
+        const std::int64_t count = std::min(rows, rows_ - r);
+        const std::int64_t n = std::min(stripe, cols_ - c);
+        if (x) {
+          add_rows(x + r * o_.x.strides[0] + c, o_.x.strides[0], count, n, keys.low + c, keys.high + c);
+        } else if constexpr (std::is_same_v<T, Real>) {
+          add_products(r, c, count, n, keys.low + c, keys.high + c);
+        }
+      }
+    });
+    return static_cast<int>(std::min<std::int64_t>(threads_, parts));
+  }
+
+  template <class T>
+  void add_rows(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t n, Key<T>* low, Key<T>* high) const {
     symmetric() ? multiversion<MeasureColumns<true>>(x, stride, rows, n, low, high)
                 : multiversion<MeasureColumns<false>>(x, stride, rows, n, low, high);
+  }
+
+  // x times the multiplier.
+  __attribute__((noinline)) void add_products(std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t n,
+                                              Key<Real>* low, Key<Real>* high) const {
+    alignas(64) Real products[kRowsAtATime][kChunk<Real>];
+    for (std::int64_t r = 0; r < rows; r += kRowsAtATime) {
+      const std::int64_t count = std::min(kRowsAtATime, rows - r);
+      for (std::int64_t c = 0; c < n; c += kChunk<Real>) {
+        const std::int64_t width = std::min(kChunk<Real>, n - c);
+        for (std::int64_t i = 0; i < count; ++i) input(row + r + i, col + c, width, products[i]);
+        add_rows(static_cast<const Real*>(products[0]), kChunk<Real>, count, width, low + c, high + c);
+      }
+    }
+  }
+
+  template <class T>
+  void add_extremes(const ColumnMemory<Real>& memory, int workers, std::int64_t c, std::int64_t n,
+                    Extremes<Real>* extremes) const {
+    for (int worker = 0; worker < workers; ++worker) {
+      const ColumnKeys<T> keys(memory, worker);
+      for (std::int64_t i = 0; i < n; ++i) extremes[i].add(Extremes<T>{keys.low[c + i], keys.high[c + i]});
+    }
   }
 
   const QuantizeProblem& p_;

@@ -10,68 +10,120 @@ namespace octile::cpu {
 
 namespace {
 
+// rint(x / s) grows with x, so which x round into the range is decided by two comparisons with x itself: `low` and
+// `high` are the smallest and the largest of them. NaN for a scale that is not positive and finite.
+template <class Real>
+struct OneRange {
+  Real scale, lowest, highest;
+
+  OCTILE_INLINE Real s(std::int64_t) const { return scale; }
+  OCTILE_INLINE Real low(std::int64_t) const { return lowest; }
+  OCTILE_INLINE Real high(std::int64_t) const { return highest; }
+};
+
+template <class Real>
+struct RangeEach {
+  const Real* scales;
+  const Real* lowest;
+  const Real* highest;
+
+  OCTILE_INLINE Real s(std::int64_t i) const { return scales[i]; }
+  OCTILE_INLINE Real low(std::int64_t i) const { return lowest[i]; }
+  OCTILE_INLINE Real high(std::int64_t i) const { return highest[i]; }
+};
+
+// The largest x with rint(x / s) <= level. The quotient and (level + 0.5) * s are rounded once each, so it is at most
+// three floats away from that product.
+template <class Real>
+OCTILE_INLINE Real last_in_range(Real s, Real level) {
+  const Key<Real> first = static_cast<Key<Real>>(key((level + static_cast<Real>(0.5)) * s) - 4);
+  Key<Real> count = 0;  // of the eight from there on that are within the range: they come first
+  for (Key<Real> i = 0; i < 8; ++i) {
+    const Real near = clamped(value_of<Real>(first + i) / s, level - 1, level + 1);
+    const Real rounded = (near + kRounder<Real>)-kRounder<Real>;
+    count += static_cast<Key<Real>>(rounded <= level);
+  }
+  const bool ordinary = s > 0 && s < std::numeric_limits<Real>::infinity();
+  return ordinary ? value_of<Real>(first + count - 1) : std::numeric_limits<Real>::quiet_NaN();
+}
+
+struct FindRanges {
+  template <Isa, class Real>
+  OCTILE_INLINE static void run(const Segment<Real>* __restrict segments, std::int64_t count, Real low, Real high,
+                                Real* __restrict scales, Real* __restrict lowest, Real* __restrict highest) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      const Real offset = static_cast<Real>(segments[k].z);
+      scales[k] = segments[k].s;
+      lowest[k] = -last_in_range(segments[k].s, offset - low);
+      highest[k] = last_in_range(segments[k].s, high - offset);
+    }
+  }
+};
+
+// The ranges for each element of a piece.
+template <class Real>
+class GivenRanges {
+ public:
+  GivenRanges(Real low, Real high) : low_(low), high_(high) {}
+  OneRange<Real> one(const Segment<Real>& g) const {
+    OneRange<Real> range;
+    multiversion<FindRanges>(&g, std::int64_t{1}, low_, high_, &range.scale, &range.lowest, &range.highest);
+    return range;
+  }
+  void spread(const Segment<Real>* segments, std::int64_t count, std::int64_t length) {
+    multiversion<FindRanges>(segments, count, low_, high_, static_cast<Real*>(scales_), static_cast<Real*>(lowest_),
+                             static_cast<Real*>(highest_));
+    for (std::int64_t k = count - 1; k >= 0 && length > 1; --k) {  // in place, from the last one down
+      std::fill_n(scales_ + k * length, length, scales_[k]);
+      std::fill_n(lowest_ + k * length, length, lowest_[k]);
+      std::fill_n(highest_ + k * length, length, highest_[k]);
+    }
+  }
+  template <class Body>
+  void visit(const Body& body) const {
+    body(RangeEach<Real>{scales_, lowest_, highest_});
+  }
+
+ private:
+  Real low_, high_;  // levels, both inclusive
+  alignas(64) Real scales_[kRowChunk<Real>];
+  alignas(64) Real lowest_[kRowChunk<Real>];
+  alignas(64) Real highest_[kRowChunk<Real>];
+};
+
 template <class Real>
 struct StraightThroughRun {
   const Real* x;
   const Real* dy;
-  Real low, high;  // of the range, both inclusive
   std::int64_t n;
   Ahead ahead, ahead_dy;
   Real* dx;
 };
 
-// The slope where x rounds into the range by quotients, or by products (`multiply`) unless one of them is near a tie or
-// not finite: then it returns false. See levels.h.
-template <bool divide, bool multiply, class Real, class Scale>
-OCTILE_INLINE bool pass_slopes(const StraightThroughRun<Real>& p, const Scale& scale, std::int64_t n) {
-  const Real* __restrict dy = p.dy;
-  Real* __restrict dx = p.dx;
-  Key<Real> nearest_tie = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Real x = p.x[i];
-    const Real s = scale.s(i);
-    const Real low = p.low - static_cast<Real>(scale.z(i));
-    const Real high = p.high - static_cast<Real>(scale.z(i));
-    // Just outside the range is outside enough, and small enough to be rounded by an addition.
-    const Real near = clamped(multiply ? x * scale.inv(i) : x / s, low - 1, high + 1);
-    const Real level = (near + kRounder<Real>)-kRounder<Real>;
-    const Real slope = divide ? dy[i] / s : dy[i];
-    // 0 / 0 is in no range.
-    const Real not_below = level >= low ? slope : Real{0};
-    const Real inside = level <= high ? not_below : Real{0};
-    if constexpr (multiply) {
-      nearest_tie = std::max(nearest_tie, magnitude_key((near - level) + (x - x)));
-      dx[i] = inside;
-    } else {
-      const Real poison = (x - x) + (s - s);
-      dx[i] = poison == 0 ? inside : std::numeric_limits<Real>::quiet_NaN();
-    }
-  }
-  if constexpr (multiply) return nearest_tie < tie_key(p.low - 1, p.high + 1);
-  return true;
-}
-
 template <bool divide>
 struct StraightThrough {
-  template <Isa, class Real, class Scale>
-  OCTILE_INLINE static void run(StraightThroughRun<Real> p, Scale scale) {
-    if constexpr (sizeof(Real) == 4) {
-      for (; p.n >= kAheadStep; advance(p, scale)) {
-        p.ahead.prefetch();
-        p.ahead_dy.prefetch();
-        if (!pass_slopes<divide, true>(p, scale, kAheadStep)) pass_slopes<divide, false>(p, scale, kAheadStep);
-      }
+  template <Isa, class Real, class Range>
+  OCTILE_INLINE static void run(StraightThroughRun<Real> p, Range range) {
+    std::int64_t i = 0;
+    for (; i + kAheadStep <= p.n; i += kAheadStep) {
+      p.ahead.prefetch();
+      p.ahead_dy.prefetch();
+      pass_slopes(p, range, i, i + kAheadStep);
     }
-    pass_slopes<divide, false>(p, scale, p.n);
+    pass_slopes(p, range, i, p.n);
   }
 
-  template <class Run, class Scale>
-  OCTILE_INLINE static void advance(Run& p, Scale& scale) {
-    p.x += kAheadStep;
-    p.dy += kAheadStep;
-    p.dx += kAheadStep;
-    p.n -= kAheadStep;
-    scale = scale.from(kAheadStep);
+  template <class Real, class Range>
+  OCTILE_INLINE static void pass_slopes(const StraightThroughRun<Real>& p, const Range& range, std::int64_t begin,
+                                        std::int64_t end) {
+    const Real* __restrict x = p.x;
+    const Real* __restrict dy = p.dy;
+    Real* __restrict dx = p.dx;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Real slope = divide ? dy[i] / range.s(i) : dy[i];
+      const Real outside = (x[i] - x[i]) * range.s(i);  // 0, or NaN
+      dx[i] = (x[i] >= range.low(i)) & (x[i] <= range.high(i)) ? slope : outside;
+    }
   }
 };
 
@@ -80,7 +132,8 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
   const int inset = p.mask == Mask::exclusive ? 1 : 0;
   const Real low = static_cast<Real>(p.q_min + inset);
   const Real high = static_cast<Real>(p.q_max - inset);
-  for_each_scaled_piece<Real>(p, o, o.x, [&](const RowPiece& piece, auto scale, auto& out) {
+  const GivenRanges<Real> ranges(low, high);
+  for_each_scaled_piece<Real>(p, o, o.x, ranges, [&](const RowPiece& piece, const auto& range, auto& out) {
     Real x_buffer[kRowChunk<Real>];
     Real dy_buffer[kRowChunk<Real>];
     Real dx_buffer[kRowChunk<Real>];
@@ -89,7 +142,7 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
     const std::int64_t at = piece.at(o.y);
     Real* const dx = out.target(at, dx_buffer);
     multiversion<StraightThrough<divide>>(
-        StraightThroughRun<Real>{x, dy, low, high, piece.n, piece.ahead(o.x), piece.ahead(o.dy), dx}, scale);
+        StraightThroughRun<Real>{x, dy, piece.n, piece.ahead(o.x), piece.ahead(o.dy), dx}, range);
     out.put(at, piece.n, dx);
   });
 }

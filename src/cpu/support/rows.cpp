@@ -171,6 +171,73 @@ __attribute__((target("avx512f"))) std::int64_t narrow_to_halves_512(const float
   return i;
 }
 
+// bfloat16 is the upper half of a float. AVX-512 BF16 takes subnormal numbers for zero, so it is not used.
+OCTILE_TARGET_F16C std::int64_t widen_bfloats(const BFloat16* in, std::int64_t n, float* out) {
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_slli_epi32(halves, 16));
+  }
+  return i;
+}
+
+__attribute__((target("avx512f"))) std::int64_t widen_bfloats_512(const BFloat16* in, std::int64_t n, float* out) {
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    _mm512_storeu_si512(out + i, _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, halves), 16));
+  }
+  return i;
+}
+
+// Rounded, in the upper half of each float.
+OCTILE_TARGET_F16C inline __m256i rounded_to_bfloats(__m256i x) {
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(x, _mm256_set1_epi32(0x400000));
+  const __m256 values = _mm256_castsi256_ps(x);
+  const __m256 nan = _mm256_cmp_ps(values, values, _CMP_UNORD_Q);
+  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
+}
+
+OCTILE_TARGET_F16C std::int64_t narrow_to_bfloats(const float* in, std::int64_t n, BFloat16* out) {
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i a = rounded_to_bfloats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i)));
+    const __m256i b = rounded_to_bfloats(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i + 8)));
+    const __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_permute4x64_epi64(both, 0xd8));
+  }
+  return i;
+}
+
+__attribute__((target("avx512f"))) std::int64_t narrow_to_bfloats_512(const float* in, std::int64_t n, BFloat16* out) {
+  const __m512i one = _mm512_set1_epi32(1);
+  const __m512i below_half = _mm512_set1_epi32(0x7fff);
+  const __m512i quiet = _mm512_set1_epi32(0x400000);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512i x = _mm512_loadu_si512(in + i);
+    const __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(x), _mm512_castsi512_ps(x), _CMP_UNORD_Q);
+    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, x, 16), one);
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(x, below_half), odd);
+    const __m512i all = _mm512_mask_or_epi32(rounded, nan, x, quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                        _mm512_maskz_cvtepi32_epi16(0xffff, _mm512_maskz_srli_epi32(0xffff, all, 16)));
+  }
+  return i;
+}
+
+std::int64_t widen_fast(const BFloat16* in, std::int64_t n, float* out) {
+  if (isa() >= Isa::avx512) return widen_bfloats_512(in, n, out);
+  return isa() >= Isa::avx2 && has_f16c() ? widen_bfloats(in, n, out) : 0;
+}
+
+std::int64_t narrow_fast(const float* in, std::int64_t n, BFloat16* out) {
+  if (isa() >= Isa::avx512) return narrow_to_bfloats_512(in, n, out);
+  return isa() >= Isa::avx2 && has_f16c() ? narrow_to_bfloats(in, n, out) : 0;
+}
+
 std::int64_t widen_fast(const Half* in, std::int64_t n, float* out) {
   if (isa() >= Isa::avx512) return widen_halves_512(in, n, out);
   return isa() >= Isa::avx2 && has_f16c() ? widen_halves(in, n, out) : 0;
@@ -183,17 +250,25 @@ std::int64_t narrow_fast(const float* in, std::int64_t n, Half* out) {
 
 #else
 
-std::int64_t widen_fast(const Half*, std::int64_t, float*) { return 0; }
-std::int64_t narrow_fast(const float*, std::int64_t, Half*) { return 0; }
+template <class T>
+std::int64_t widen_fast(const T*, std::int64_t, float*) {
+  return 0;
+}
+template <class T>
+std::int64_t narrow_fast(const float*, std::int64_t, T*) {
+  return 0;
+}
 
 #endif
 
-void widen_half(const Half* in, std::int64_t n, float* out) {
+template <class T>
+void widen_16(const T* in, std::int64_t n, float* out) {
   const std::int64_t done = widen_fast(in, n, out);
   if (done < n) multiversion<Widen>(in + done, n - done, out + done);
 }
 
-void narrow_half(const float* in, std::int64_t n, Half* out) {
+template <class T>
+void narrow_to_16(const float* in, std::int64_t n, T* out) {
   const std::int64_t done = narrow_fast(in, n, out);
   if (done < n) multiversion<Narrow>(in + done, n - done, out + done);
 }
@@ -204,9 +279,9 @@ template <>
 void widen(DType dtype, const void* data, std::int64_t i, std::int64_t n, float* out) {
   switch (dtype) {
     case DType::f16:
-      return widen_half(static_cast<const Half*>(data) + i, n, out);
+      return widen_16(static_cast<const Half*>(data) + i, n, out);
     case DType::bf16:
-      return multiversion<Widen>(static_cast<const BFloat16*>(data) + i, n, out);
+      return widen_16(static_cast<const BFloat16*>(data) + i, n, out);
     case DType::f32:
       return multiversion<Widen>(static_cast<const float*>(data) + i, n, out);
     default:
@@ -232,9 +307,9 @@ template <>
 void narrow(DType dtype, void* data, std::int64_t i, std::int64_t n, const float* values) {
   switch (dtype) {
     case DType::f16:
-      return narrow_half(values, n, static_cast<Half*>(data) + i);
+      return narrow_to_16(values, n, static_cast<Half*>(data) + i);
     case DType::bf16:
-      return multiversion<Narrow>(values, n, static_cast<BFloat16*>(data) + i);
+      return narrow_to_16(values, n, static_cast<BFloat16*>(data) + i);
     case DType::f32:
       if (static_cast<float*>(data) + i != values) std::copy_n(values, n, static_cast<float*>(data) + i);
       return;
@@ -288,25 +363,29 @@ void pack_s4(const std::uint8_t* bytes, std::int64_t n, std::uint8_t* data, std:
 
 namespace {
 
-void copy_lines(Bytes to, const std::uint8_t* from, std::int64_t lines) {
-  for (std::int64_t i = 0; i < lines; ++i, from += 64) {
-    for (int j = 0; j < 64; j += 16) {  // the processor gathers the parts of a line
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to.data + i * to.stride + j),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+void copy_rows(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t lines) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t i = 0; i < 64 * lines; i += 16) {  // the processor gathers the parts of a line
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to.data + r * to.stride + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.data + r * from.stride + i)));
     }
   }
 }
 
-__attribute__((target("avx512f"))) void copy_lines_512(Bytes to, const std::uint8_t* from, std::int64_t lines) {
-  for (std::int64_t i = 0; i < lines; ++i, from += 64) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to.data + i * to.stride), _mm512_loadu_si512(from));
+__attribute__((target("avx512f"))) void copy_rows_512(ConstBytes from, Bytes to, std::int64_t rows,
+                                                               std::int64_t lines) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t i = 0; i < 64 * lines; i += 64) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to.data + r * to.stride + i),
+                          _mm512_loadu_si512(from.data + r * from.stride + i));
+    }
   }
 }
 
 }  // namespace
 
-void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines) {
-  isa() >= Isa::avx512 ? copy_lines_512(to, from, lines) : copy_lines(to, from, lines);
+void copy_rows_around_caches(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t lines) {
+  isa() >= Isa::avx512 ? copy_rows_512(from, to, rows, lines) : copy_rows(from, to, rows, lines);
 }
 
 void copy_around_caches(void* to, const void* from, std::int64_t bytes) {
@@ -316,7 +395,7 @@ void copy_around_caches(void* to, const void* from, std::int64_t bytes) {
   const std::int64_t lines = (bytes - head) / 64;
   const std::int64_t end = head + lines * 64;
   std::memcpy(out, in, static_cast<std::size_t>(head));
-  copy_lines_around_caches({out + head, 64}, in + head, lines);
+  copy_rows_around_caches({in + head, 0}, {out + head, 0}, 1, lines);
   std::memcpy(out + end, in + end, static_cast<std::size_t>(bytes - end));
 }
 
@@ -328,8 +407,10 @@ void copy_around_caches(void* to, const void* from, std::int64_t bytes) {
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines) {
-  for (std::int64_t i = 0; i < lines; ++i) std::memcpy(to.data + i * to.stride, from + i * 64, 64);
+void copy_rows_around_caches(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t lines) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(to.data + r * to.stride, from.data + r * from.stride, static_cast<std::size_t>(64 * lines));
+  }
 }
 
 void end_copies() {}

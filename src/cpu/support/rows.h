@@ -62,8 +62,8 @@ void transpose(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t cols, 
 // Copies on the way to memory: past the caches where the machine can do that. What was written so is seen by other
 // threads after `end_copies`.
 void copy_around_caches(void* to, const void* from, std::int64_t bytes);
-// `lines` times 64 bytes, one after another, to aligned places a stride apart.
-void copy_lines_around_caches(Bytes to, const std::uint8_t* from, std::int64_t lines);
+// `rows` times `lines` lines of 64 bytes, each row to an aligned place.
+void copy_rows_around_caches(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t lines);
 void end_copies();
 
 // The last-level cache that a program may count on; the system's own figure is at times that of all sockets. Tests

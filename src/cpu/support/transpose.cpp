@@ -63,23 +63,26 @@ OCTILE_INLINE void transpose_block(ConstBytes from, Bytes to, std::int64_t rows,
 
 constexpr std::int64_t kLine = 64;  // bytes of a cache line
 
-// 64 x 64 bytes by way of a buffer, so that lines are written whole.
-template <int width>
+// 64 lines x 64 bytes by way of a buffer, so that lines are written whole, and neighbours one after the other.
+template <int width, int lines>
 OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches) {
-  alignas(64) std::uint8_t transposed[kLine * kLine];
-  for (std::int64_t r = 0; r < kLine; r += 16) {
+  constexpr std::int64_t kRow = lines * kLine;
+  alignas(64) std::uint8_t transposed[kLine * kRow];
+  for (std::int64_t r = 0; r < kRow; r += 16) {
     for (std::int64_t c = 0; c < kLine; c += width) {
       Vector<width> a[16];
       transpose_squares<width>({from.data + r * from.stride + c, from.stride}, a);
       for (int i = 0; i < 16; ++i) {
         for (int j = 0; j < width; j += 16) {
-          std::memcpy(transposed + (c + i + j) * kLine + r, reinterpret_cast<const std::uint8_t*>(&a[i]) + j, 16);
+          std::memcpy(transposed + (c + i + j) * kRow + r, reinterpret_cast<const std::uint8_t*>(&a[i]) + j, 16);
         }
       }
     }
   }
-  if (around_caches) return copy_lines_around_caches(to, transposed, kLine);
-  for (std::int64_t c = 0; c < kLine; ++c) std::memcpy(to.data + c * to.stride, transposed + c * kLine, kLine);
+  for (std::int64_t c = 0; c < kLine && !around_caches; ++c) {
+    std::memcpy(to.data + c * to.stride, transposed + c * kRow, static_cast<std::size_t>(kRow));
+  }
+  if (around_caches) copy_rows_around_caches({transposed, kRow}, to, kLine, lines);
 }
 
 // The side whose rows lie further apart is gone through a whole line at a time: its lines may all fall into the same
@@ -90,17 +93,22 @@ struct Transpose {
     // Lines that do not begin at one are not written whole.
     around_caches = around_caches && reinterpret_cast<std::uintptr_t>(to.data) % kLine == 0 && to.stride % kLine == 0;
     const bool along_rows = from.stride > to.stride;
-    const std::int64_t down = ceil_div(rows, kLine);
+    const int lines = around_caches && rows >= 2 * kLine ? 2 : 1;
+    const std::int64_t height = lines * kLine;
+    const std::int64_t down = ceil_div(rows, height);
     const std::int64_t across = ceil_div(cols, kLine);
     for (std::int64_t i = 0; i < down * across; ++i) {
-      const std::int64_t r = (along_rows ? i / across : i % down) * kLine;
+      const std::int64_t r = (along_rows ? i / across : i % down) * height;
       const std::int64_t c = (along_rows ? i % across : i / down) * kLine;
       const ConstBytes source = {from.data + r * from.stride + c, from.stride};
       const Bytes target = {to.data + c * to.stride + r, to.stride};
-      if (rows - r >= kLine && cols - c >= kLine) {
-        transpose_lines<isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16>(source, target, around_caches);
+      constexpr int kWidth = isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16;
+      if (rows - r < height || cols - c < kLine) {
+        transpose_edge(source, target, std::min(height, rows - r), std::min(kLine, cols - c));
+      } else if (lines == 2) {
+        transpose_lines<kWidth, 2>(source, target, around_caches);
       } else {
-        transpose_edge(source, target, std::min(kLine, rows - r), std::min(kLine, cols - c));
+        transpose_lines<kWidth, 1>(source, target, around_caches);
       }
     }
   }
