@@ -121,7 +121,8 @@ std::vector<Benchmark> selected(const Options& options) {
     if (!row_wanted(row, options)) continue;
     known = true;
     if (!row.reason.empty()) throw std::runtime_error(row.name + " cannot run here: " + row.reason);
-    for (Benchmark& b : benchmarks_of(row, options.shapes, float_type(options.dtype))) add(benchmarks, std::move(b), options);
+    for (Benchmark& b : benchmarks_of(row, options.shapes, float_type(options.dtype)))
+      add(benchmarks, std::move(b), options);
   }
   if (!known && !options.kernel.empty()) {
     throw CLI::ValidationError("--kernel", "no kernel for " + options.device + " is named " + options.kernel +

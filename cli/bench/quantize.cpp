@@ -69,7 +69,7 @@ struct Operands {
 using SharedOperands = std::shared_ptr<Operands>;
 
 constexpr std::int64_t kGroup = 128;
-constexpr float kScale = 1 / 30.0f;
+constexpr float kScale = 4.2f / 127;
 
 double elements(const Shape& s) { return static_cast<double>(s.m) * static_cast<double>(s.k); }
 
@@ -87,9 +87,7 @@ Prepared against_memcpy(const Plan& plan, const Args& args, const SharedOperands
   p.sku = plan.sku();
   p.run = [=] { plan.run(args, {operands->workspace.data(), size}); };
   p.baseline = "memcpy";
-  p.run_baseline = [=] {
-    parallel_copy(threads, operands->copied_to.data(), operands->copied_from.data(), half);
-  };
+  p.run_baseline = [=] { parallel_copy(threads, operands->copied_to.data(), operands->copied_from.data(), half); };
   p.bytes = bytes;
   return p;
 }
@@ -127,7 +125,8 @@ TensorOf<T> of_segments(std::vector<T>& values, const Shape& s, Granularity gran
 Tensor integers(Memory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {
   const std::int64_t row_bytes = (cols * bits(dtype) + 7) / 8;
   memory.resize(static_cast<std::size_t>(rows * row_bytes));
-  for (std::int64_t i = 0; i < rows * row_bytes; ++i) memory.data()[i] = static_cast<std::uint8_t>(i * 2654435761 >> 24);
+  for (std::int64_t i = 0; i < rows * row_bytes; ++i)
+    memory.data()[i] = static_cast<std::uint8_t>(i * 2654435761 >> 24);
   return {memory.data(), dtype, {}, 2, {rows, cols}, {row_bytes * 8 / bits(dtype), 1}};
 }
 
@@ -215,7 +214,11 @@ Prepared elementwise(const Benchmark& b, int threads, Quantizing q) {
   if constexpr (requires { args.zero_point; }) {
     if (q.mapping == Mapping::affine) args.zero_point = of_segments(o->zero_point, s, q.granularity, 3);
   }
-  if constexpr (requires { args.y; args.seed; }) bytes += second_reading(b, q);
+  if constexpr (requires {
+                  args.y;
+                  args.seed;
+                })
+    bytes += second_reading(b, q);
   const auto plan = QuantizerPlan<Args>::select(description(b, q, threads));
   return against_memcpy(plan, args, o, bytes, threads);
 }

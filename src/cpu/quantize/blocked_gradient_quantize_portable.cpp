@@ -15,12 +15,12 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kMinTileCols = 512;  // 128 x 512 in f32: a quarter of a 1 MiB L2
-constexpr std::int64_t kMaxTileCols = std::max(kMinTileCols, kMaxGradientBlock);
+constexpr std::int64_t kMinRowBytes = 2048;  // 128 such rows: a quarter of a 1 MiB L2
+constexpr std::int64_t kMaxTileCols = std::max(kMinRowBytes / 2, kMaxGradientBlock);
 constexpr std::int64_t kBandRows = 128;    // transposed together: two lines of each transposed row
 constexpr std::int64_t kMeasuredRows = 4;  // measured at a time
 
-std::int64_t tile_cols(const QuantizeProblem& p) { return std::max(p.group, kMinTileCols); }
+std::int64_t tile_cols(const QuantizeProblem& p) { return std::max(p.group, kMinRowBytes * 8 / bits(p.x)); }
 
 // Rows of a band lie 64 bytes further apart than they are long, since a power of two would drive the bytes of a column
 // into the same few places of a cache.
@@ -233,18 +233,17 @@ class GradientWalk {
     LevelRun<float, std::uint8_t> run = levels();
     // Else write_band has fetched them.
     const Ahead ahead = o_.q_transposed.present() ? Ahead() : ahead_of(row.row + kMeasuredRows, row.col);
-    for (std::int64_t k = 0; k < segments; ++k) {
-      const std::int64_t c = k * p_.group;
-      const float s = part.segments[k].s;
-      scale[k * o_.scale.col_stride] = s;
-      run.x = product + c;
-      run.noise = u ? u + c : nullptr;
-      run.n = std::min(p_.group, row.cols - c);
-      run.ahead = ahead.after(c);
-      run.out = out + c;
-      const OneScale<float> one(s, 0);
-      round_to_levels(run, ScaleSteps<float>{&one, 0});
+    OneScale<float> steps[kMaxTileCols / kAheadStep];
+    for (std::int64_t k = 0; k < segments; ++k) scale[k * o_.scale.col_stride] = part.segments[k].s;
+    for (std::int64_t i = 0; i * kAheadStep < row.cols; ++i) {
+      steps[i] = OneScale<float>(part.segments[i * kAheadStep / p_.group].s, 0);
     }
+    run.x = product;
+    run.noise = u;
+    run.n = row.cols;
+    run.ahead = ahead;
+    run.out = out;
+    round_to_levels(run, ScaleSteps<float>{steps, 1});
     if (around_caches_) copy_around_caches(q, part.q, row.cols);
   }
 

@@ -43,23 +43,24 @@ struct MultiplyByScale {
 
 template <class Real>
 void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
-  for_each_scaled_piece<Real>(p, o, o.q_in, GivenScales<Real>(o.given_zero_point.data), [&](const RowPiece& piece, auto scale, auto& out) {
-    Real buffer[kRowChunk<Real>];
-    const std::int64_t from = piece.at(o.q_in);
-    const std::int64_t at = piece.at(o.y);
-    const Ahead ahead = piece.ahead(o.q_in);
-    Real* const y = out.target(at, buffer);
-    if (o.q_in.dtype == DType::s8) {
-      multiversion<Dequantize>(static_cast<const std::int8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
-    } else if (o.q_in.dtype == DType::u8) {
-      multiversion<Dequantize>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
-    } else {
-      std::int8_t q[kRowChunk<Real>];
-      unpack_s4(static_cast<const std::uint8_t*>(o.q_in.data), from, piece.n, q);
-      multiversion<Dequantize>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
-    }
-    out.put(at, piece.n, y);
-  });
+  for_each_scaled_piece<Real>(
+      p, o, o.q_in, GivenScales<Real>(o.given_zero_point.data), [&](const RowPiece& piece, auto scale, auto& out) {
+        Real buffer[kRowChunk<Real>];
+        const std::int64_t from = piece.at(o.q_in);
+        const std::int64_t at = piece.at(o.y);
+        const Ahead ahead = piece.ahead(o.q_in);
+        Real* const y = out.target(at, buffer);
+        if (o.q_in.dtype == DType::s8) {
+          multiversion<Dequantize>(static_cast<const std::int8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+        } else if (o.q_in.dtype == DType::u8) {
+          multiversion<Dequantize>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+        } else {
+          std::int8_t q[kRowChunk<Real>];
+          unpack_s4(static_cast<const std::uint8_t*>(o.q_in.data), from, piece.n, q);
+          multiversion<Dequantize>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
+        }
+        out.put(at, piece.n, y);
+      });
 }
 
 template <class Real>

@@ -37,7 +37,7 @@ OCTILE_INLINE Key<T> key(T x) {
 }
 
 template <class T>
-T value_of(Key<T> key) {
+OCTILE_INLINE T value_of(Key<T> key) {
   return std::bit_cast<T>(flipped<T>(key));
 }
 

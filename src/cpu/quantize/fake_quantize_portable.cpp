@@ -32,7 +32,7 @@ class WriteFloats {
   const QuantizeProblem& p_;
   const QuantizeOperands& o_;
   FloatsOut<Real> out_;
-  alignas(64) Real y_[kChunk<Real>];
+  alignas(64) Real y_[kRun<Real>];
 };
 
 template <class Real>

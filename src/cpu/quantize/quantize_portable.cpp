@@ -146,7 +146,7 @@ class WriteIntegers {
   bool around_caches_;
   bool fits_;
   Transposer transposer_;
-  alignas(64) std::uint8_t row_[kChunk<Real>];
+  alignas(64) std::uint8_t row_[kRun<Real>];
 };
 
 bool transposes(const QuantizeProblem& p) { return p.orientation != Orientation::row_major; }

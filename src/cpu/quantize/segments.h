@@ -17,6 +17,9 @@ namespace octile::cpu {
 // Elements of a row at a time. Their scales lie on the stack.
 template <class Real>
 inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
+// The same where they have one scale, or the scales lie elsewhere.
+template <class Real>
+inline constexpr std::int64_t kRun = 4 * kChunk<Real>;
 inline constexpr std::int64_t kBlockRows = 128;     // rows of a block at most
 inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
 
@@ -40,7 +43,7 @@ struct Piece {
   std::int64_t row = 0, col = 0, n = 0;
   std::int64_t block_row = 0, block_col = 0;
   Ahead ahead = {};
-  const Real* x = nullptr;
+  const Real* x = nullptr;               // null: not yet read
   const std::uint16_t* noise = nullptr;  // null: nearest
 };
 
@@ -128,11 +131,11 @@ class SegmentWalk {
     Part(const SegmentWalk& walk, std::int64_t worker)
         : emit(walk.p_, walk.o_, walk.blocks_.memory + worker * walk.blocks_.bytes) {}
     Emit emit;
-    alignas(64) Real x[kChunk<Real>];
+    alignas(64) Real x[kRun<Real>];
     alignas(64) Real s[kChunk<Real>];
     alignas(64) Real inverses[kChunk<Real>];
     alignas(64) std::int32_t z[kChunk<Real>];
-    alignas(64) std::uint16_t noise[kChunk<Real> + 16];
+    alignas(64) std::uint16_t noise[kRun<Real> + 16];
     OneScale<Real> steps[kChunk<Real> / kAheadStep];
     Segment<Real> segments[kChunk<Real>];
     Extremes<Real> extremes[kChunk<Real>];
@@ -279,7 +282,7 @@ class SegmentWalk {
   template <class Scale>
   void emit(Part& part, const Piece<Real>& where, const Scale& scale) const {
     Piece<Real> piece = where;
-    piece.x = input(piece.row, piece.col, piece.n, part.x);
+    if (!piece.x) piece.x = input(piece.row, piece.col, piece.n, part.x);
     if (p_.rounding == Rounding::stochastic) {
       const auto index = static_cast<std::uint64_t>(piece.row * cols_ + piece.col);
       const auto skipped = static_cast<std::int64_t>(index % 8);
@@ -296,17 +299,19 @@ class SegmentWalk {
   }
 
   // Columns c .. c + width - 1 of row r, all with one scale.
+  // `x`: they have been read.
   void emit_run(Part& part, std::int64_t r, std::int64_t c, std::int64_t width, std::int64_t block_row, Ahead ahead,
-                Segment<Real> g) const {
+                Segment<Real> g, const Real* x = nullptr) const {
     const OneScale<Real> one(g.s, g.z);
-    for (std::int64_t i = 0; i < width; i += kChunk<Real>) {
+    for (std::int64_t i = 0; i < width; i += kRun<Real>) {
       emit(part,
            {.row = r,
             .col = c + i,
-            .n = std::min(kChunk<Real>, width - i),
+            .n = std::min(kRun<Real>, width - i),
             .block_row = block_row,
             .block_col = i,
-            .ahead = ahead.after(i)},
+            .ahead = ahead.after(i),
+            .x = x ? x + i : nullptr},
            ScaleSteps<Real>{&one, 0});
     }
   }
@@ -352,16 +357,23 @@ class SegmentWalk {
   // Columns c .. c + length - 1 are a segment of each row.
   void long_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t length) const {
     Segment<Real> segments[kBlockRows];
+    // Products with the multiplier are kept from the one look at a row to the other.
+    Real* const products =
+        must_measure() && p_.multiplier != Multiplier::none && length <= kRun<Real> ? part.x : nullptr;
     for (std::int64_t done = 0; done < length; done += blocks_.cols) {
       const std::int64_t width = std::min(blocks_.cols, length - done);
       for (std::int64_t r = r0; r < r1; ++r) {
         if (done == 0) {
           Extremes<Real> extremes;
-          if (must_measure()) measure(r, c, length, {}, extremes);
+          if (products) {
+            measure_as(input(r, c, length, products), 1, length, {}, &extremes);
+          } else if (must_measure()) {
+            measure(r, c, length, {}, extremes);
+          }
           segments[r - r0] = resolve(extremes, r, c / length);
         }
         const Ahead ahead = r + 1 < r1 ? ahead_of(r + 1, c + done) : Ahead();
-        emit_run(part, r, c + done, width, r - r0, ahead, segments[r - r0]);
+        emit_run(part, r, c + done, width, r - r0, ahead, segments[r - r0], products);
       }
       part.emit.block(r0, c + done, r1 - r0, width);
     }
@@ -375,7 +387,7 @@ class SegmentWalk {
       for (std::int64_t r = r0; r < r1; ++r) {
         for (std::int64_t i = 0; i < width; i += step) {
           const std::int64_t n = std::min(step, width - i);
-          measure_groups(part, r, c0 + i, n / length, length);
+          const Real* x = measure_groups(part, r, c0 + i, n / length, length);
           resolve_all(part, r, (c0 + i) / length, n / length);
           emit_groups(part, length,
                       {.row = r,
@@ -383,7 +395,8 @@ class SegmentWalk {
                        .n = n,
                        .block_row = r - r0,
                        .block_col = i,
-                       .ahead = ahead_in_block(r, c0 + i)});
+                       .ahead = ahead_in_block(r, c0 + i),
+                       .x = x});
         }
       }
       part.emit.block(r0, c0, r1 - r0, width);
@@ -405,11 +418,14 @@ class SegmentWalk {
     emit_each(part, piece, each);
   }
 
-  void measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count, std::int64_t length) const {
+  // Returns what it has read.
+  const Real* measure_groups(Part& part, std::int64_t r, std::int64_t c, std::int64_t count,
+                             std::int64_t length) const {
     std::fill_n(part.extremes, count, Extremes<Real>{});
-    if (!must_measure()) return;
+    if (!must_measure()) return nullptr;
     const Real* x = input(r, c, count * length, part.x);
     measure_as(x, count, length, {}, static_cast<Extremes<Real>*>(part.extremes));
+    return x;
   }
 
   // Columns: x is read twice in the order in which it lies, which is faster than once in stripes that stay in a cache.
@@ -428,9 +444,8 @@ class SegmentWalk {
       if (p_.multiplier != Multiplier::none) {
         add_extremes<Real>(memory, measured, c, n, part.extremes);
       } else {
-        with_elements([&](auto* x) {
-          add_extremes<std::remove_cvref_t<decltype(*x)>>(memory, measured, c, n, part.extremes);
-        });
+        with_elements(
+            [&](auto* x) { add_extremes<std::remove_cvref_t<decltype(*x)>>(memory, measured, c, n, part.extremes); });
       }
       resolve_all(part, 0, c, n);
       spread(part, n, 1, {memory.s + c, memory.inverses + c, memory.z + c});
@@ -443,12 +458,12 @@ class SegmentWalk {
       const std::int64_t c0 = turn % across * blocks_.cols;
       const std::int64_t width = std::min(blocks_.cols, cols_ - c0);
       for (std::int64_t r = r0; r < r1; ++r) {
-        for (std::int64_t i = 0; i < width; i += kChunk<Real>) {
+        for (std::int64_t i = 0; i < width; i += kRun<Real>) {
           const std::int64_t c = c0 + i;
           emit_each(part,
                     {.row = r,
                      .col = c,
-                     .n = std::min(kChunk<Real>, width - i),
+                     .n = std::min(kRun<Real>, width - i),
                      .block_row = r - r0,
                      .block_col = i,
                      .ahead = ahead_in_block(r, c)},
@@ -467,7 +482,8 @@ class SegmentWalk {
 
     ColumnKeys(const ColumnMemory<Real>& memory, std::int64_t worker)
         : low(reinterpret_cast<Key<T>*>(memory.extremes + worker * memory.extremes_bytes)),
-          high(reinterpret_cast<Key<T>*>(memory.extremes + worker * memory.extremes_bytes + memory.extremes_bytes / 2)) {}
+          high(reinterpret_cast<Key<T>*>(memory.extremes + worker * memory.extremes_bytes +
+                                         memory.extremes_bytes / 2)) {}
   };
 
   // Of x as it lies, or, where x is null, times the multiplier. Returns how many workers have extremes.

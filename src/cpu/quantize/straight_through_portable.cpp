@@ -33,18 +33,19 @@ struct RangeEach {
 };
 
 // The largest x with rint(x / s) <= level. The quotient and (level + 0.5) * s are rounded once each, so it is at most
-// three floats away from that product.
+// three floats away from that product: three steps of a bisection find it.
 template <class Real>
 OCTILE_INLINE Real last_in_range(Real s, Real level) {
-  const Key<Real> first = static_cast<Key<Real>>(key((level + static_cast<Real>(0.5)) * s) - 4);
-  Key<Real> count = 0;  // of the eight from there on that are within the range: they come first
-  for (Key<Real> i = 0; i < 8; ++i) {
-    const Real near = clamped(value_of<Real>(first + i) / s, level - 1, level + 1);
-    const Real rounded = (near + kRounder<Real>)-kRounder<Real>;
-    count += static_cast<Key<Real>>(rounded <= level);
-  }
+  const auto in_range = [&](Key<Real> x) {
+    const Real near = clamped(value_of<Real>(x) / s, level - 1, level + 1);
+    return (near + kRounder<Real>)-kRounder<Real> <= level;
+  };
+  Key<Real> last = key((level + static_cast<Real>(0.5)) * s) - 4;
+  last += in_range(last + 4) ? 4 : 0;
+  last += in_range(last + 2) ? 2 : 0;
+  last += in_range(last + 1) ? 1 : 0;
   const bool ordinary = s > 0 && s < std::numeric_limits<Real>::infinity();
-  return ordinary ? value_of<Real>(first + count - 1) : std::numeric_limits<Real>::quiet_NaN();
+  return ordinary ? value_of<Real>(last) : std::numeric_limits<Real>::quiet_NaN();
 }
 
 struct FindRanges {
@@ -60,35 +61,37 @@ struct FindRanges {
   }
 };
 
-// The ranges for each element of a piece.
+// Those of each element.
 template <class Real>
 class GivenRanges {
  public:
   GivenRanges(Real low, Real high) : low_(low), high_(high) {}
+  GivenRanges(const GivenRanges& other) : low_(other.low_), high_(other.high_) {}
+  GivenRanges& operator=(const GivenRanges&) = delete;
+
   OneRange<Real> one(const Segment<Real>& g) const {
     OneRange<Real> range;
     multiversion<FindRanges>(&g, std::int64_t{1}, low_, high_, &range.scale, &range.lowest, &range.highest);
     return range;
   }
-  void spread(const Segment<Real>* segments, std::int64_t count, std::int64_t length) {
-    multiversion<FindRanges>(segments, count, low_, high_, static_cast<Real*>(scales_), static_cast<Real*>(lowest_),
-                             static_cast<Real*>(highest_));
-    for (std::int64_t k = count - 1; k >= 0 && length > 1; --k) {  // in place, from the last one down
-      std::fill_n(scales_ + k * length, length, scales_[k]);
-      std::fill_n(lowest_ + k * length, length, lowest_[k]);
-      std::fill_n(highest_ + k * length, length, highest_[k]);
+  void spread(const Segment<Real>* segments, std::int64_t count, std::int64_t length, std::int64_t col) {
+    Real* const arrays[] = {scales_ + col, lowest_ + col, highest_ + col};
+    multiversion<FindRanges>(segments, count, low_, high_, arrays[0], arrays[1], arrays[2]);
+    for (Real* array : arrays) {
+      // In place, from the last one down.
+      for (std::int64_t k = count - 1; k >= 0 && length > 1; --k) std::fill_n(array + k * length, length, array[k]);
     }
   }
   template <class Body>
-  void visit(const Body& body) const {
-    body(RangeEach<Real>{scales_, lowest_, highest_});
+  void visit(std::int64_t col, const Body& body) const {
+    body(RangeEach<Real>{scales_ + col, lowest_ + col, highest_ + col});
   }
 
  private:
   Real low_, high_;  // levels, both inclusive
-  alignas(64) Real scales_[kRowChunk<Real>];
-  alignas(64) Real lowest_[kRowChunk<Real>];
-  alignas(64) Real highest_[kRowChunk<Real>];
+  alignas(64) Real scales_[kWindow<Real>];
+  alignas(64) Real lowest_[kWindow<Real>];
+  alignas(64) Real highest_[kWindow<Real>];
 };
 
 template <class Real>

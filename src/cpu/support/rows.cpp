@@ -373,7 +373,7 @@ void copy_rows(ConstBytes from, Bytes to, std::int64_t rows, std::int64_t lines)
 }
 
 __attribute__((target("avx512f"))) void copy_rows_512(ConstBytes from, Bytes to, std::int64_t rows,
-                                                               std::int64_t lines) {
+                                                      std::int64_t lines) {
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t i = 0; i < 64 * lines; i += 64) {
       _mm512_stream_si512(reinterpret_cast<__m512i*>(to.data + r * to.stride + i),

@@ -91,7 +91,7 @@ class FloatsOut {
   }
 
   // Takes n <= kMax values from where `target` said.
-  static constexpr std::int64_t kMax = 1024;
+  static constexpr std::int64_t kMax = 4096;
   void put(std::int64_t i, std::int64_t n, const Real* values) const {
     const std::int64_t bytes = bits(t_.dtype) / 8;
     void* to = static_cast<char*>(t_.data) + i * bytes;
@@ -129,7 +129,7 @@ struct Ahead {
   }
 
   __attribute__((always_inline)) void prefetch() {
-    for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(reinterpret_cast<const void*>(next), 0, 2);
+    for (int i = 0; i < lines; ++i, next += 64) __builtin_prefetch(reinterpret_cast<const void*>(next), 0, 3);
   }
 };
 
