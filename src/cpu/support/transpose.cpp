@@ -5,6 +5,10 @@
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace octile::cpu {
 
 namespace {
@@ -85,6 +89,43 @@ OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches
   if (around_caches) copy_rows_around_caches({transposed, kRow}, to, kLine, lines);
 }
 
+#if defined(__x86_64__)
+
+// The same without a buffer: the four squares of a vector lie below each other, so that it becomes a whole line.
+__attribute__((target("avx512f,avx512bw"))) inline void transpose_lines_512(ConstBytes from, Bytes to, int lines,
+                                                                           bool around_caches) {
+  for (int c = 0; c < kLine; c += 16) {
+    for (int line = 0; line < lines; ++line) {
+      const auto row = [&](std::int64_t r) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.data + (line * kLine + r) * from.stride + c));
+      };
+      __m512i a[16], b[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        const __m512i upper = _mm512_inserti32x4(_mm512_castsi128_si512(row(i)), row(i + 16), 1);
+        a[i] = _mm512_inserti32x4(_mm512_inserti32x4(upper, row(i + 32), 2), row(i + 48), 3);
+      }
+#pragma GCC unroll 4
+      for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+          b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+          b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) a[i] = b[i];
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        auto* out = reinterpret_cast<__m512i*>(to.data + (c + i) * to.stride + line * kLine);
+        around_caches ? _mm512_stream_si512(out, a[i]) : _mm512_storeu_si512(out, a[i]);
+      }
+    }
+  }
+}
+
+#endif
+
 // The side whose rows lie further apart is gone through a whole line at a time: its lines may all fall into the same
 // few places of the L1 cache, and would not stay there for a second visit.
 struct Transpose {
@@ -102,10 +143,18 @@ struct Transpose {
       const std::int64_t c = (along_rows ? i % across : i / down) * kLine;
       const ConstBytes source = {from.data + r * from.stride + c, from.stride};
       const Bytes target = {to.data + c * to.stride + r, to.stride};
-      constexpr int kWidth = isa >= Isa::avx512 ? 64 : isa >= Isa::avx2 ? 32 : 16;
       if (rows - r < height || cols - c < kLine) {
         transpose_edge(source, target, std::min(height, rows - r), std::min(kLine, cols - c));
-      } else if (lines == 2) {
+        continue;
+      }
+#if defined(__x86_64__)
+      if constexpr (isa >= Isa::avx512) {
+        transpose_lines_512(source, target, lines, around_caches);
+        continue;
+      }
+#endif
+      constexpr int kWidth = isa >= Isa::avx2 ? 32 : 16;
+      if (lines == 2) {
         transpose_lines<kWidth, 2>(source, target, around_caches);
       } else {
         transpose_lines<kWidth, 1>(source, target, around_caches);
