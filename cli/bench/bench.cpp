@@ -23,8 +23,9 @@ constexpr const char* kFooter =
     R"(A benchmark is called <format>_<operation>_<shape>, as in w8a8_forward_16x4096x4096. A
 shape is M x K x N: the batch, IN, OUT; what the operation does not have is left out. All
 of them time a plan's run() on f32 tensors (on a GPU: f16) of random normal values,
-quantized to the full range; forward_s8 is handed X quantized. Without options every kernel
-is timed that is not a plain reference loop.
+quantized to the full range; forward_s8 is handed X quantized. What only moves data is timed
+in other floats with --dtype. Without options every kernel is timed that is not a plain
+reference loop.
 
 Columns:
   time      the median; the runs are counted in the last column
@@ -47,6 +48,7 @@ Examples:
   octile bench --filter w8a8                  everything int8
   octile bench --kernel w8a8_gemm_reference --shape 8x512x512
   octile bench --filter forward --shape 32x4096x11008 --shape 1x4096x11008 --threads 1
+  octile bench --filter quantize --dtype bf16 everything that quantizes, from and to bf16
   octile bench --device cuda --chosen         the first GPU, what the plans choose there
   octile bench --json > bench.json)";
 

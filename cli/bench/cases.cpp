@@ -72,7 +72,7 @@ constexpr Case<int> kCases[] = {
     {"w4a16_gemm", "w4a16_forward", mkn, kW4, with<forward_s4, Activation::none, true>},
     {"w4a16_gemm", "w4a16_forward_unpacked", mkn, kW4, with<forward_s4, Activation::none, false>},
     {"w4a8_gemm", "w4a8_forward", mkn, kW4, with<forward_s4, Activation::dynamic_per_token, true>},
-    {"column_sum", "backward_db", mn, kMatrix, backward_db},
+    {"column_sum", "f32_backward_db", mn, kMatrix, backward_db},
     {"gradient_quantize", "s8_gradient_quantize", mn, kMatrix, gradient_quantize},
     {"blocked_gradient_quantize", "s8_gradient_quantize_blocks", mn, kMatrix, blocked_gradient_quantize},
     {"quantize", "s8_quantize_rows", mk, kMatrix, with<quantize, Quantizing{}>},
@@ -185,7 +185,9 @@ std::vector<Benchmark> benchmarks_among(const Cases& cases, const KernelInfo& ro
     if (c.sizes == mkn && dtype != DType::f32) continue;
     for (const Shape& requested : shapes.empty() ? c.shapes : std::span(shapes)) {
       const Shape shape = kept(requested, c.sizes);
-      const std::string name = std::string(c.title) + "_" + text(shape);
+      const std::string title = c.title;
+      const std::string format = title.starts_with("f32") ? std::string(octile::name(dtype)) + title.substr(3) : title;
+      const std::string name = format + "_" + text(shape);
       const bool twice = std::any_of(benchmarks.begin(), benchmarks.end(), [&](auto& b) { return b.name == name; });
       if (twice) continue;
       benchmarks.push_back({name, row.name, shape, dtype,

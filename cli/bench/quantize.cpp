@@ -68,8 +68,10 @@ struct Operands {
 };
 using SharedOperands = std::shared_ptr<Operands>;
 
-constexpr std::int64_t kGroup = 128;
 constexpr float kScale = 4.2f / 127;
+
+// A whole row where 128 does not divide it.
+std::int64_t group_of(const Shape& s) { return s.k % 128 == 0 ? 128 : s.k; }
 
 double elements(const Shape& s) { return static_cast<double>(s.m) * static_cast<double>(s.k); }
 
@@ -104,7 +106,7 @@ QuantizeDescription description(const Benchmark& b, const Quantizing& q, int thr
           .x = b.dtype,
           .q = q.q,
           .granularity = q.granularity,
-          .group = q.granularity == Granularity::group ? kGroup : 0,
+          .group = q.granularity == Granularity::group ? group_of(b.shape) : 0,
           .scale = q.scale,
           .mapping = q.mapping,
           .orientation = q.orientation,
@@ -118,8 +120,8 @@ template <class T>
 TensorOf<T> of_segments(std::vector<T>& values, const Shape& s, Granularity granularity, T value) {
   const bool groups = granularity == Granularity::group;
   const std::int64_t size = granularity == Granularity::row ? s.m : granularity == Granularity::column ? s.k : 1;
-  values.assign(static_cast<std::size_t>(groups ? s.m * (s.k / kGroup) : size), value);
-  return groups ? matrix(values.data(), s.m, s.k / kGroup) : vector(values.data(), size);
+  values.assign(static_cast<std::size_t>(groups ? s.m * (s.k / group_of(s)) : size), value);
+  return groups ? matrix(values.data(), s.m, s.k / group_of(s)) : vector(values.data(), size);
 }
 
 Tensor integers(Memory& memory, DType dtype, std::int64_t rows, std::int64_t cols) {

@@ -336,7 +336,13 @@ class BenchTest(Case):
         for line in lines:
             shape = "x".join(str(line["shape"][size]) for size in "mkn" if size in line["shape"])
             self.assertTrue(line["name"].endswith("_" + shape), line)
-            self.assertIn(line["name"].split("_")[0], ("w8a8", "w8a16", "w4a16", "w4a8", "s8", "f32"))
+            self.assertIn(line["name"].split("_")[0], ("w8a8", "w8a16", "w4a16", "w4a8", "s8", "u8", "s4", "f32"))
+
+    def test_other_floats_leave_products_out(self):
+        names = [line["name"] for line in self.listed("--kernel", "reference", "--shape", "5x40x8", "--dtype", "bf16")]
+        self.assertIn("s8_quantize_rows_5x40", names)
+        self.assertIn("bf16_backward_db_5x8", names)
+        self.assertFalse([name for name in names if name.startswith("w")])
 
     def test_filter_takes_benchmarks_and_kernels(self):
         lines = self.listed("--kernel", "reference", "--filter", "backward_dx")

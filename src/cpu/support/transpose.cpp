@@ -93,7 +93,7 @@ OCTILE_INLINE void transpose_lines(ConstBytes from, Bytes to, bool around_caches
 
 // The same without a buffer: the four squares of a vector lie below each other, so that it becomes a whole line.
 __attribute__((target("avx512f,avx512bw"))) inline void transpose_lines_512(ConstBytes from, Bytes to, int lines,
-                                                                           bool around_caches) {
+                                                                            bool around_caches) {
   for (int c = 0; c < kLine; c += 16) {
     for (int line = 0; line < lines; ++line) {
       const auto row = [&](std::int64_t r) {
