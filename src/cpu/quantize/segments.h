@@ -19,7 +19,10 @@ template <class Real>
 inline constexpr std::int64_t kChunk = 4096 / sizeof(Real);
 // The same where they have one scale, or the scales lie elsewhere.
 template <class Real>
-inline constexpr std::int64_t kRun = 4 * kChunk<Real>;
+inline constexpr std::int64_t kRun = 2 * kChunk<Real>;
+// Products with a multiplier that are kept from the one look at a row to the other.
+template <class Real>
+inline constexpr std::int64_t kKept = 4 * kChunk<Real>;
 inline constexpr std::int64_t kBlockRows = 128;     // rows of a block at most
 inline constexpr std::int64_t kDistance = 8 << 10;  // bytes from what is read to what is fetched, along a row
 
@@ -131,7 +134,7 @@ class SegmentWalk {
     Part(const SegmentWalk& walk, std::int64_t worker)
         : emit(walk.p_, walk.o_, walk.blocks_.memory + worker * walk.blocks_.bytes) {}
     Emit emit;
-    alignas(64) Real x[kRun<Real>];
+    alignas(64) Real x[kKept<Real>];
     alignas(64) Real s[kChunk<Real>];
     alignas(64) Real inverses[kChunk<Real>];
     alignas(64) std::int32_t z[kChunk<Real>];
@@ -150,11 +153,13 @@ class SegmentWalk {
 
   template <class Body>
   void for_each_part(std::int64_t parts, const Body& body) const {
-    share(threads_, parts, [&](std::int64_t worker, auto take) {
-      Part part(*this, worker);
-      for (std::int64_t i; (i = take()) < parts;) body(part, i);
-      part.emit.finish();
-    });
+    // Not inlined: a frame would hold a Part for each call.
+    share(
+        threads_, parts, [&](std::int64_t worker, auto take) __attribute__((noinline)) {
+          Part part(*this, worker);
+          for (std::int64_t i; (i = take()) < parts;) body(part, i);
+          part.emit.finish();
+        });
   }
 
   std::int64_t row_blocks() const { return ceil_div(rows_ + blocks_.rows - blocks_.first_rows, blocks_.rows); }
@@ -357,9 +362,8 @@ class SegmentWalk {
   // Columns c .. c + length - 1 are a segment of each row.
   void long_segments(Part& part, std::int64_t r0, std::int64_t r1, std::int64_t c, std::int64_t length) const {
     Segment<Real> segments[kBlockRows];
-    // Products with the multiplier are kept from the one look at a row to the other.
     Real* const products =
-        must_measure() && p_.multiplier != Multiplier::none && length <= kRun<Real> ? part.x : nullptr;
+        must_measure() && p_.multiplier != Multiplier::none && length <= kKept<Real> ? part.x : nullptr;
     for (std::int64_t done = 0; done < length; done += blocks_.cols) {
       const std::int64_t width = std::min(blocks_.cols, length - done);
       for (std::int64_t r = r0; r < r1; ++r) {

@@ -91,7 +91,7 @@ class FloatsOut {
   }
 
   // Takes n <= kMax values from where `target` said.
-  static constexpr std::int64_t kMax = 4096;
+  static constexpr std::int64_t kMax = 2048;
   void put(std::int64_t i, std::int64_t n, const Real* values) const {
     const std::int64_t bytes = bits(t_.dtype) / 8;
     void* to = static_cast<char*>(t_.data) + i * bytes;
