@@ -10,6 +10,7 @@ import tempfile
 import numpy as np
 
 GROUP = 128
+BLOCK = 32  # the smallest that a contender quantizes X in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +77,11 @@ def folder_of_problem(shape):
 
 
 def full_range(rng, shape, low):
-    """A row of the lowest, a row of the highest, and random ones, in which each group of K has both ends."""
+    """A row of the lowest, a row of the highest, and random ones, in which each block of K has both ends."""
     rows, k = shape
     high = 127
     values = rng.integers(low, high, (rows, k), endpoint=True, dtype=np.int8)
-    values[:, ::GROUP], values[:, 1::GROUP] = low, high
+    values[:, ::BLOCK], values[:, 1::BLOCK] = low, high
     if rows > 2:
         values[0], values[1] = low, high
     return values

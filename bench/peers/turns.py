@@ -57,14 +57,14 @@ def environment(peer, arguments):
 
 
 class Peer:
-    def __init__(self, name, arguments, settings):
+    def __init__(self, name, settings, environment, script="worker.py"):
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, HERE / "worker.py", name, json.dumps(settings)],
+            [sys.executable, HERE / script, name, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("PEERS_VERBOSE") else subprocess.DEVNULL,
-            env=environment(name, arguments),
+            env=environment,
             text=True,
         )
 
@@ -92,13 +92,17 @@ class Peer:
         finally:
             self.stop()
 
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
 
 class Peers:
     def __init__(self, arguments, settings):
         self.arguments = arguments
         self.contenders, self.versions, self.missing, self.processes = [], {}, {}, {}
         for name in ["octile", *arguments.peers]:
-            peer = self.processes[name] = Peer(name, arguments, settings)
+            peer = self.processes[name] = Peer(name, settings, environment(name, arguments))
             answer = peer.answer()
             peer.stop()
             if "failed" in answer:
@@ -113,7 +117,7 @@ class Peers:
     @property
     def not_limited(self):
         """Those that an --isa does not reach: they have no switch, and there is no copy of them that can be masked."""
-        parts = {"onnxruntime": "ONNX Runtime", "torch": "FBGEMM inside torch"}
+        parts = {"onnxruntime": "ONNX Runtime", "torch": "FBGEMM inside torch", "ggml": "ggml"}
         return [text for name, text in parts.items() if name in self.processes and not can_mask(name, self.arguments)]
 
     def wanted(self, peer, contender):
@@ -135,5 +139,4 @@ class Peers:
 
     def end(self):
         for peer in self.processes.values():
-            peer.process.kill()
-            peer.process.wait()
+            peer.end()

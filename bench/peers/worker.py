@@ -24,6 +24,7 @@ MODULES = {
     "onednn-debian": "peer_c",
     "onednn-pypi": "peer_c",
     "openblas": "peer_c",
+    "ggml": "peer_ggml",
 }
 
 
@@ -124,7 +125,7 @@ class Worker:
         self.ready = {}
         self.next_copy = {}
 
-    def describe(self, _):
+    def describe(self):
         fields = ("name", "kind", "x", "fused", "quantizer", "largest_weight", "timed")
         return {
             "contenders": [{f: getattr(c, f) for f in fields} for c in self.contenders],
@@ -176,13 +177,14 @@ class Worker:
         return {}
 
 
-def main():
+def serve(worker_class, argv):
+    """Makes the worker that argv names, and answers its parent until that ends."""
     # Dies with its parent, even when stopped.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     # What libraries print must not be taken for answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    settings = json.loads(sys.argv[2])
+    settings = json.loads(argv[2])
     os.sched_setaffinity(0, settings["cpus"])
 
     def answer(work):
@@ -197,8 +199,8 @@ def main():
 
     def start():
         nonlocal worker
-        worker = Worker(sys.argv[1], settings)
-        return worker.describe({})
+        worker = worker_class(argv[1], settings)
+        return worker.describe()
 
     answer(start)
     for line in sys.stdin:
@@ -207,4 +209,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker, sys.argv)

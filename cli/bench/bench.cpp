@@ -1,5 +1,6 @@
 // octile bench: how fast each row of the kernel table is here, how near the roof, and against what.
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -316,6 +317,9 @@ void print(const std::vector<Result>& results, const std::string& where, const P
 }
 
 void time_on_cpu(const std::vector<Benchmark>& benchmarks, Options options) {
+  // OpenBLAS reads it while it is loaded. Its idle threads would spin for some 30 ms on the cores that ours need; with 2^4
+  // cycles they sleep at once.
+  setenv("OPENBLAS_THREAD_TIMEOUT", "4", 0);
   const Machine machine = this_machine();
   if (options.threads == 0) options.threads = machine.threads;
   const Stand stand = {
