@@ -25,8 +25,10 @@ _linear_s4 = torch.ops.octile.linear_s4.default
 _linear_packed = torch.ops.octile.linear_packed.default
 _linear_backward = torch.ops.octile.linear_backward.default
 
-# The same op without the Python frame around it, a third of a microsecond; torch.compile takes the one above.
+# The same ops without the Python frame around them, a third of a microsecond; torch.compile takes those above.
 _linear_at_once = getattr(_linear, "_op", _linear)
+_linear_s4_at_once = getattr(_linear_s4, "_op", _linear_s4)
+_linear_packed_at_once = getattr(_linear_packed, "_op", _linear_packed)
 
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", None) or (
     lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -443,6 +445,18 @@ def run_int8(x, wq, ws, b, product):
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
 
 
+def _as_it_is(x, b, in_features):
+    """Whether the op is all that is to do: eager code, no gradient, x and b of one type. In decoding, with one row, the
+    questions of the long way take as long as the op's own overhead."""
+    if torch.compiler.is_compiling() or _any_autocast() or _transforms_active() or forward_ad._current_level >= 0:
+        return False
+    if b is not None and b.dtype is not x.dtype:
+        return False
+    if _grad_enabled() and (x.requires_grad or (b is not None and b.requires_grad)):
+        return False
+    return x.dim() > 0 and x.size(-1) == in_features
+
+
 def _in_one_type(x, b, in_features):
     """x and b in the type of y."""
     # Beforehand: a packed weight, or one of 4 bits with a scale per row, is of one size for several in_features.
@@ -459,6 +473,8 @@ def _in_one_type(x, b, in_features):
 
 def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
     """The layer with a weight that is int8 for good, and one scale of x that is known beforehand."""
+    if _as_it_is(x, b, in_features):
+        return _linear_at_once(x, wq, ws, b, _c.STATIC_PER_TENSOR, _c.OUT_IN, multiplier, scale)
     x, b = _in_one_type(x, b, in_features)
     if _needs_gradient(x, b):
         return _frozen(x, b, multiplier, wq, ws, None, None, (_c.STATIC_PER_TENSOR, scale, product, x.dtype, ()))
@@ -467,6 +483,10 @@ def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
 
 def run_frozen(x, weight, scale, zero_point, b, in_features, activation, product):
     """The layer with a weight that is quantized for good, int8 or uint8 of two 4-bit values, and no static scale."""
+    if _as_it_is(x, b, in_features):
+        if weight.dtype is torch.uint8:
+            return _linear_s4_at_once(x, weight, scale, zero_point, b, activation)
+        return _linear_at_once(x, weight, scale, b, activation, _c.OUT_IN)
     x, b = _in_one_type(x, b, in_features)
     if _needs_gradient(x, b):
         return _frozen(x, b, None, weight, scale, zero_point, None, (activation, 0.0, product, x.dtype, ()))
@@ -480,6 +500,8 @@ def run_packed(x, weight, b, in_features, for_gradient, *choices):
 
     for_gradient: what gives the weight, its scale and its zero points as they were before, and the product of dX.
     """
+    if _as_it_is(x, b, in_features):
+        return _linear_packed_at_once(x, weight, b, *choices)
     x, b = _in_one_type(x, b, in_features)
     if not _needs_gradient(x, b):
         return _linear_packed(x, weight, b, *choices)

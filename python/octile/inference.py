@@ -251,15 +251,16 @@ class _Inference(nn.Module):
         bias = buffers.get("bias", self._parameters.get("bias"))
         if (packed := buffers["packed_weight"]) is not None:
             return self._run_packed(x, packed, bias)
-        stored = (buffers[name] for name in _Inference._KEPT)
+        stored = buffers["quantized_weight"], buffers["weight_scale"], buffers["weight_zero_point"]
         return functional.run_frozen(x, *stored, bias, self.in_features, self._ACTIVATION, self._product)
 
     def _run_packed(self, x, packed, bias, multiplier=None, static_scale=0.0):
-        fields = self.format.fields()
-        format = fields["weight"], fields["group"], self.format.zero_point
-        choices = self.out_features, self._ACTIVATION, *format, multiplier, static_scale
+        format = self.format
+        choices = self.out_features, self._ACTIVATION, format.code, format.group or 0, format.zero_point
         for_gradient = self._unpacked_weight, self._product
-        return functional.run_packed(x, packed, bias, self.in_features, for_gradient, *choices)
+        return functional.run_packed(
+            x, packed, bias, self.in_features, for_gradient, *choices, multiplier, static_scale
+        )
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         held, name = self._buffers["quantized_weight"], prefix + "quantized_weight"

@@ -36,8 +36,12 @@ class WeightFormat:
 
     def fields(self):
         """Those of a plan's description."""
-        code = _c.S4_GROUP if self.bits == 4 else _c.S8_PER_CHANNEL if self.group is None else _c.S8_GROUP
-        return {"weight": code, "group": self.group or 0, "weight_zero_point": int(self.zero_point)}
+        return {"weight": self.code, "group": self.group or 0, "weight_zero_point": int(self.zero_point)}
+
+    @property
+    def code(self):
+        """The constant OCTILE_WEIGHT_..."""
+        return _c.S4_GROUP if self.bits == 4 else _c.S8_PER_CHANNEL if self.group is None else _c.S8_GROUP
 
     def zeros(self, n, k, scale_dtype, per_channel=True, device=None):
         """A weight of zeros: (weight, scale, zero_point or None). 4 bits: uint8 (N, ceil(K / 2)), else int8 (N, K)."""
