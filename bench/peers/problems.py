@@ -77,13 +77,14 @@ def folder_of_problem(shape):
 
 
 def full_range(rng, shape, low):
-    """A row of the lowest, a row of the highest, and random ones, in which each block of K has both ends."""
+    """A row of the lowest and a row of the highest but for one value, and random ones, whose blocks of K have both ends."""
     rows, k = shape
     high = 127
     values = rng.integers(low, high, (rows, k), endpoint=True, dtype=np.int8)
     values[:, ::BLOCK], values[:, 1::BLOCK] = low, high
     if rows > 2:
         values[0], values[1] = low, high
+        values[0, 0], values[1, 0] = high, low  # for quantizers that map a row's ends
     return values
 
 

@@ -25,6 +25,7 @@ MODULES = {
     "onednn-pypi": "peer_c",
     "openblas": "peer_c",
     "ggml": "peer_ggml",
+    "litert": "peer_litert",
 }
 
 
@@ -76,7 +77,7 @@ class Contender:
     x: str  # the X that is handed over: f32 (what is quantized, is quantized in the time), bf16, s8, u8
     fused: str  # what else is in the time: scales, bias, nothing
     # What the quantizer of f32 X writes: "row" -127 ... 127 with a scale a row or a block, "tensor" 0 ... 255 with one
-    # scale; "": there is none.
+    # scale, or one a row; "": there is none.
     quantizer: str = ""
     largest_weight: int = 1 << 62  # elements; beyond it is left out
     timed: bool = True  # else only checked
