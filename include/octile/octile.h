@@ -175,6 +175,14 @@ OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* pla
  * fails. */
 OCTILE_API octile_status octile_use_tuning(const char* file);
 
+/* Whose threads work for plans on a CPU, in this process: the library's own, or those of a pool that the program has
+ * anyway, as OpenMP's. Two pools spin on the same cores, each while the other has work. run(tasks, task, context) calls
+ * task(context, i) once for each i from 0 to tasks - 1, at once as far as it has threads, and returns when all have
+ * returned. NULL: the library's own threads again, as in a child after fork(). */
+typedef void (*octile_task)(void* context, int32_t index);
+typedef void (*octile_task_runner)(int32_t tasks, octile_task task, void* context);
+OCTILE_API octile_status octile_use_task_runner(octile_task_runner run);
+
 /* For each kind of plan there are three functions:
  *   octile_<kind>_plan_create    chooses the kernels; *plan is the caller's to destroy
  *   octile_<kind>_can_implement  OCTILE_OK, or what the run would return for these arguments, with its text

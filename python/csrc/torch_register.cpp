@@ -1,4 +1,5 @@
 // The exported functions: they register the ops with torch.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -67,6 +68,26 @@ Error register_for(const char* key, LibraryHandle* library) {
   return register_all(*library, std::make_index_sequence<kOpCount>());
 }
 
+struct Tasks {
+  std::int32_t count;
+  octile_task task;
+  void* context;
+};
+
+// On torch's threads, always on all of them: OpenMP ends those that a smaller team leaves out, and makes new ones.
+void run_tasks(std::int32_t count, octile_task task, void* context) {
+  std::uint32_t threads = 1;
+  shim.get_num_threads(&threads);
+  Tasks tasks = {count, task, context};
+  const auto some = [](std::int64_t begin, std::int64_t end, void* given) {
+    const Tasks& all = *static_cast<const Tasks*>(given);
+    for (std::int64_t i = begin; i < std::min<std::int64_t>(end, all.count); ++i) {
+      all.task(all.context, static_cast<std::int32_t>(i));
+    }
+  };
+  shim.parallel_for(0, std::max<std::int64_t>(threads, count), 1, some, &tasks);
+}
+
 }  // namespace
 
 }  // namespace octile_torch
@@ -84,6 +105,8 @@ extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
     for (LibraryHandle library : {cpu, cuda}) {
       if (library != nullptr) shim.delete_library(library);
     }
+  } else if (shim.parallel_for != nullptr) {
+    octile_use_task_runner(run_tasks);
   }
   return error;
 }

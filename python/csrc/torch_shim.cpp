@@ -50,6 +50,7 @@ const char* fill(void* torch) {
   need("torch_call_dispatcher", &shim.call);
   need("aoti_torch_get_current_device_index", &shim.get_current_device);
   need("torch_get_num_threads", &shim.get_num_threads);
+  find(torch, "torch_parallel_for", &shim.parallel_for);
   find(torch, "torch_delete_stable_ivalue", &shim.delete_value);
   find(torch, "torch_exception_get_what_without_backtrace", &shim.last_error);
 

@@ -76,6 +76,9 @@ struct Shim {
   // torch.get_num_threads().
   Status (*get_num_threads)(std::uint32_t* threads);
 
+  // at::parallel_for: function(begin, end, context) for parts of the range, on torch's threads. May be NULL.
+  Status (*parallel_for)(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                         void (*function)(std::int64_t begin, std::int64_t end, void* context), void* context);
   // May be NULL.
   Status (*delete_value)(Value* value);
   // May be NULL. Why the last function on this thread failed: borrowed, until the next one fails.

@@ -32,6 +32,8 @@ static_assert(kMaxThreads < 1 << 15, "the bits of Pool::state_");
 // sleeping threads wake.
 constexpr int kSpins = 4000;
 
+std::atomic<TaskRunner> the_runner = nullptr;
+
 // True while this thread runs parts: a nested call must not wait for the pool that it occupies.
 thread_local bool inside_parallel_for = false;
 
@@ -111,13 +113,15 @@ class Pool {
 
   // Only between try_acquire and release.
   void run(int threads, const Job& job) {
-    grow(threads - 1);
+    const TaskRunner runner = the_runner.load(std::memory_order_acquire);
+    if (!runner) grow(threads - 1);
     job_ = job;
     for (int i = 0; i < threads; ++i) {
       Share& share = shares_[static_cast<std::size_t>(i)];
       share.next.store(job.parts * i / threads, std::memory_order_relaxed);
       share.end = job.parts * (i + 1) / threads;
     }
+    if (runner) return runner(threads, run_task, this);
     const std::uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     const auto limit = static_cast<std::uint64_t>(std::min(threads - 1, workers_));
     state_.store(number << 32 | limit << 17 | kOpen, std::memory_order_seq_cst);
@@ -137,6 +141,11 @@ class Pool {
  private:
   static constexpr std::uint64_t kInside = 0xffff;
   static constexpr std::uint64_t kOpen = 0x10000;
+
+  static void run_task(void* pool, std::int32_t index) {
+    const FloatEnvironment environment;
+    static_cast<Pool*>(pool)->work(index);
+  }
 
   void work(int own) {
     const Job job = job_;
@@ -240,6 +249,7 @@ void renew_after_fork() {
   fresh->abandoned = old;
   the_pool.store(fresh, std::memory_order_relaxed);
   inside_parallel_for = false;
+  the_runner.store(nullptr, std::memory_order_relaxed);  // the threads behind it are gone too
 }
 
 Pool& pool() {
@@ -269,6 +279,11 @@ int count_hardware_threads() {
 int hardware_threads() {
   static const int count = count_hardware_threads();
   return count;
+}
+
+void use_task_runner(TaskRunner runner) {
+  pool();  // which forgets it after a fork
+  the_runner.store(runner, std::memory_order_release);
 }
 
 void parallel_for(int threads, std::int64_t parts, PartFunction function, const void* context) {

@@ -1,4 +1,5 @@
-// The library's threads. One pool for the process, made at the first parallel run and kept.
+// The library's threads: one pool for the process, made at the first parallel run and kept. Or another pool's, which
+// the program hands over.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,15 @@ using PartFunction = void (*)(const void* context, std::int64_t part, int thread
 // busy with another caller's work, or the system gives no threads, the caller does all parts itself. `function` must
 // not throw.
 void parallel_for(int threads, std::int64_t parts, PartFunction function, const void* context);
+
+// run(tasks, task, context) calls task(context, i) once for each 0 <= i < tasks, at once as far as it has threads, and
+// returns when all have returned.
+using Task = void (*)(void* context, std::int32_t index);
+using TaskRunner = void (*)(std::int32_t tasks, Task task, void* context);
+
+// Whose threads run jobs from now on. NULL: the library's own, as in a child after fork(). Two pools in one process
+// spin on the same cores, each while the other has work.
+void use_task_runner(TaskRunner runner);
 
 // body(part) or body(part, thread).
 template <class Body>

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/message.h"
+#include "base/thread_pool.h"
 #include "c/convert.h"
 #include "c/guard.h"
 #include "octile/octile.h"
@@ -201,6 +202,10 @@ octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pa
 
 octile_status octile_use_tuning(const char* file) {
   return octile::guarded([&] { octile::use_tuning(file ? file : ""); });
+}
+
+octile_status octile_use_task_runner(octile_task_runner run) {
+  return octile::guarded([&] { octile::cpu::use_task_runner(run); });
 }
 
 size_t octile_kernel_count(void) {

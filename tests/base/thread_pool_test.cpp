@@ -112,6 +112,47 @@ TEST(ThreadPool, NamesTheThreadOfAPart) {
   }
 }
 
+// Pools of a program: one with a thread for each task, and one that has but the caller's.
+std::atomic<int> tasks_run = 0;
+void on_new_threads(std::int32_t tasks, Task task, void* context) {
+  std::vector<std::thread> threads;
+  for (std::int32_t i = 1; i < tasks; ++i) threads.emplace_back([=] { task(context, i); });
+  task(context, 0);
+  for (std::thread& thread : threads) thread.join();
+  tasks_run += tasks;
+}
+void on_the_caller(std::int32_t tasks, Task task, void* context) {
+  for (std::int32_t i = tasks; i-- > 0;) task(context, i);
+  tasks_run += tasks;
+}
+
+TEST(ThreadPool, WorksOnAnotherPool) {
+  for (TaskRunner runner : {on_new_threads, on_the_caller}) {
+    use_task_runner(runner);
+    tasks_run = 0;
+    EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
+    EXPECT_EQ(tasks_run.load(), 3);
+    EXPECT_EQ(counts_of(7, 2), std::vector<int>(2, 1));
+    EXPECT_EQ(tasks_run.load(), 5);
+    use_task_runner(nullptr);
+    EXPECT_EQ(counts_of(3, 1000), std::vector<int>(1000, 1));
+    EXPECT_EQ(tasks_run.load(), 5);
+  }
+}
+
+TEST(ThreadPool, ThreadsOfAnotherPoolHaveTheirOwnRounding) {
+  use_task_runner(on_new_threads);
+  std::atomic<int> upward = 0;
+  std::fesetround(FE_UPWARD);
+  {
+    const FloatEnvironment environment;
+    parallel_for(4, 100, [&](std::int64_t) { upward += std::fegetround() != FE_TONEAREST; });
+  }
+  std::fesetround(FE_TONEAREST);
+  use_task_runner(nullptr);
+  EXPECT_EQ(upward.load(), 0);
+}
+
 TEST(ThreadPool, WorkersDoNotInheritTheRoundingOfTheirMaker) {
   // More threads than any test before has asked for, so that some are made here.
   constexpr int kThreads = 24;
@@ -241,6 +282,22 @@ TEST(ThreadPool, WorksInAForkedChild) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_EQ(counts_of(4, 100), std::vector<int>(100, 1));
+}
+
+TEST(ThreadPool, AForkedChildForgetsAnotherPool) {
+  use_task_runner(on_the_caller);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    tasks_run = 0;
+    _exit(counts_of(4, 1000) == std::vector<int>(1000, 1) && tasks_run == 0 ? 0 : 1);
+  }
+  use_task_runner(nullptr);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 #endif
 

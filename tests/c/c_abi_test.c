@@ -738,6 +738,39 @@ static void test_tuning(void) {
   OK(octile_use_tuning("off"));
 }
 
+static int tasks_run = 0;
+static void run_in_turn(int32_t tasks, octile_task task, void* context) {
+  for (int32_t i = 0; i < tasks; ++i) task(context, i);
+  tasks_run += tasks;
+}
+
+static float many_x[512 * 512];
+static signed char many_q[512 * 512];
+
+static void test_task_runner(void) {
+  octile_quantize_description d = quantizer(512, 512);
+  d.threads = 3;
+  octile_plan* plan = NULL;
+  OK(octile_quantize_plan_create(&d, &plan));
+  for (int i = 0; i < 512 * 512; ++i) many_x[i] = (float)(i % 255 - 127);
+  float scale[512];
+  octile_quantize_args args = {.struct_size = sizeof args,
+                               .x = MATRIX(many_x, kF32, 512, 512),
+                               .q = MATRIX(many_q, kS8, 512, 512),
+                               .scale = VECTOR(scale, kF32, 512)};
+  OK(octile_use_task_runner(run_in_turn));
+  RUN(quantize, plan, &args);
+  OK(octile_use_task_runner(NULL));
+  CHECK(tasks_run >= 2);
+  int wrong = 0;
+  for (int i = 0; i < 512 * 512; ++i) wrong += many_q[i] != i % 255 - 127;
+  CHECK(wrong == 0);
+  tasks_run = 0;
+  RUN(quantize, plan, &args);
+  CHECK(tasks_run == 0);
+  octile_plan_destroy(plan);
+}
+
 static void test_kernels(void) {
   const size_t count = octile_kernel_count();
   CHECK(count >= 10);
@@ -805,6 +838,7 @@ int main(void) {
   test_null_plan();
   test_kernels();
   test_tuning();
+  test_task_runner();
   test_last_error_per_thread();
   if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
   return failures != 0;

@@ -4,6 +4,8 @@ import ctypes
 import gc
 import math
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -788,6 +790,24 @@ def test_bits_do_not_depend_on_the_threads(generator):
             assert torch.equal(y, layer.y())
     finally:
         torch.set_num_threads(many)
+
+
+@pytest.mark.skipif(_ops.BINDING != "stable", reason="the ctypes binding has threads of its own")
+def test_the_threads_are_those_of_torch():
+    """In a process of its own, where nothing has made threads yet."""
+    program = """
+import os, torch, octile
+torch.set_num_threads(3)
+x = torch.randn(1024, 1024)
+(x @ x).sum(), x.exp()
+threads = len(os.listdir("/proc/self/task"))
+for _ in range(5):
+    torch.ops.octile.quantize(x, 1, 0)
+print(threads, len(os.listdir("/proc/self/task")))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after = ran.stdout.split()
+    assert before == after
 
 
 def test_plans_are_kept_and_few(generator):
