@@ -117,7 +117,7 @@ class Peers:
     @property
     def not_limited(self):
         """Those that an --isa does not reach: they have no switch, and there is no copy of them that can be masked."""
-        parts = {"onnxruntime": "ONNX Runtime", "torch": "FBGEMM inside torch", "ggml": "ggml"}
+        parts = {"onnxruntime": "ONNX Runtime", "torch": "FBGEMM inside torch", "ggml": "ggml", "litert": "XNNPACK"}
         return [text for name, text in parts.items() if name in self.processes and not can_mask(name, self.arguments)]
 
     def wanted(self, peer, contender):
