@@ -219,6 +219,7 @@ std::string Sweep::try_everywhere(RowResult& row, const Trial& trial) {
     const Override ceiling(cpu::isa_ceiling, isa);
     std::vector<std::vector<std::byte>> first;
     for (const int threads : kThreads) {
+      if (options_.threads > 0 && threads != options_.threads) continue;
       const Override caches(cpu::cache_bytes, (threads + i) % 2 == 0 ? kOutgrown : kFitting);
       const Attempt attempt{row.info.name, threads};
       std::string what = run_and_compare(row, trial, attempt);

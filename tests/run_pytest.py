@@ -1,6 +1,8 @@
 """Runs tests of the Python package: the arguments are pytest's. Ends with 77, which CTest takes for a skip, where Python
-has no torch or no pytest, and where every test was skipped."""
+has no torch or no pytest, and where every test was skipped; with --gpu before them, where there is no driver of a GPU,
+before torch is imported."""
 
+import ctypes
 import importlib.util
 import os
 import sys
@@ -24,6 +26,13 @@ def main(arguments):
     if missing:
         print(f"skipped: Python has no {' and no '.join(missing)}")
         return 77
+    if arguments[0] == "--gpu":
+        del arguments[0]
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            print(f"skipped: there is no GPU: {error}")
+            return 77
     import pytest
 
     outcomes = Outcomes()

@@ -1,13 +1,20 @@
 """What the tests of the torch package share."""
 
 import gc
+import multiprocessing
 import os
+import socket
 
 # Otherwise torch.compile compiles a program for each instruction set, to see whether the compiler knows it: 8 seconds.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+# Workers of several processes fork from a server that has imported what takes long.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["octile.fsdp", "pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
+)
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -35,3 +42,18 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def start_processes():
+    """start_processes(work, arguments, n) runs work(rank, port, *arguments) n times, for a group over gloo."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("no gloo")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+
+    def start(work, arguments, n):
+        torch.multiprocessing.start_processes(work, (port, *arguments), nprocs=n, start_method="forkserver")
+
+    return start

@@ -1,13 +1,11 @@
 """Two processes over gloo: DistributedDataParallel, and FSDP where the parameters come and go."""
 
 import os
-import socket
 
 import octile
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -149,15 +147,6 @@ def frozen_ddp(rank, backward):
             assert torch.equal(mine, other)
 
 
-def spawn(what, backward):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(work, (port, what, backward), nprocs=2)
-
-
 @pytest.mark.parametrize("what", ["ddp", "fsdp", "frozen_ddp"])
-def test_two_processes(what):
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("no gloo")
-    spawn(what, "int8")
+def test_two_processes(what, start_processes):
+    start_processes(work, (what, "int8"), 2)

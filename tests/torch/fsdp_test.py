@@ -4,7 +4,6 @@ import collections
 import copy
 import os
 import pathlib
-import socket
 import sys
 import tempfile
 import time
@@ -13,7 +12,6 @@ import octile
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from octile import fsdp
 from torch import nn
@@ -402,16 +400,10 @@ def work(rank, port, checks):
     os._exit(0)  # as in distributed_test.py
 
 
-def test_four_processes():
-    """One group for all checks: it is torch's import that takes long, so a server has done that before it forks."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("no gloo")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.get_context("forkserver").set_forkserver_preload(["fsdp_test", "torch._dynamo", "torch.distributed.fsdp"])
+def test_four_processes(start_processes):
+    """One group for all checks."""
     checks = os.environ.get("OCTILE_FSDP_CHECKS", "").split() or [check.__name__ for check in CHECKS]
-    mp.start_processes(work, (port, checks), nprocs=RANKS, start_method="forkserver")
+    start_processes(work, (checks,), RANKS)
 
 
 @pytest.fixture

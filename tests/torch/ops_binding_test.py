@@ -1,5 +1,6 @@
-"""How the package finds its libraries and chooses between the two implementations, each time in a fresh interpreter."""
+"""How the package finds its libraries and chooses between the two implementations, each time in a fresh process."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,13 +16,59 @@ PACKAGE = Path(_c.__file__).resolve().parent.parent
 BINARY = "_octile_torch.so"
 
 
+def variables(environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("OCTILE_")}
+    kept |= {"PYTHONPATH": str(PACKAGE), "OCTILE_LIBRARY": str(LIBRARY), **environment}
+    return {k: v for k, v in kept.items() if v is not None}
+
+
 def run(code, **environment):
     """(exit status, output) of Python code that can import the package."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("OCTILE_")}
-    variables |= {"PYTHONPATH": str(PACKAGE), "OCTILE_LIBRARY": str(LIBRARY), **environment}
-    variables = {k: v for k, v in variables.items() if v is not None}
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables(environment), capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout + done.stderr
+
+
+# Forks for each line of input. Importing torch takes 3 s.
+SERVER = """
+import json, os, sys, traceback
+import torch
+for line in sys.stdin:
+    code, variables, output = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.path.insert(1, variables["PYTHONPATH"])
+        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1), os.dup2(file, 2)
+        status = 0
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_with_torch(tmp_path_factory):
+    """run() in processes that have imported torch, and nothing of the package."""
+    output = tmp_path_factory.mktemp("run") / "output"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+    def run(code, **environment):
+        output.unlink(missing_ok=True)
+        server.stdin.write(json.dumps([code, variables(environment), str(output)]) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline()), output.read_text()
+
+    with subprocess.Popen([sys.executable, "-c", SERVER], env=variables({}), **pipes) as server:
+        yield run
 
 
 def binary():
@@ -34,39 +81,39 @@ def binary():
 TELL = "from octile import _ops; print('binding', _ops.BINDING, '|', _ops.BINDING_REASON)"
 
 
-def test_binding_that_is_not_known():
-    status, text = run(TELL, OCTILE_TORCH_BINDING="cython")
+def test_binding_that_is_not_known(run_with_torch):
+    status, text = run_with_torch(TELL, OCTILE_TORCH_BINDING="cython")
     assert status != 0 and "OCTILE_TORCH_BINDING is 'cython'; stable and ctypes are known" in text
 
 
-def test_binding_is_cpp_where_it_can_be():
+def test_binding_is_cpp_where_it_can_be(run_with_torch):
     folder = binary().parent
-    status, text = run(TELL, OCTILE_LIBRARY=str(folder / "liboctile.so"))
+    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(folder / "liboctile.so"))
     assert status == 0
     old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11)
     assert ("older than 2.11" in text) if old else ("binding stable |" in text)
     assert "Warning" not in text
 
 
-def test_without_the_binary(tmp_path):
+def test_without_the_binary(tmp_path, run_with_torch):
     """Python does the same then, unless C++ was asked for."""
     if (PACKAGE / "octile" / BINARY).exists():
         pytest.skip("the installed package has its binary beside it")
     alone = shutil.copy(LIBRARY, tmp_path / "liboctile.so")
-    status, text = run(TELL, OCTILE_LIBRARY=str(alone))
+    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone))
     assert status == 0 and f"binding ctypes | there is no {BINARY} in {tmp_path}" in text
     warned = f"RuntimeWarning: octile: there is no {BINARY} in {tmp_path}"
     assert text.count(warned) == 1 and "the operators are called over ctypes" in text
-    status, text = run(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="ctypes")
+    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="ctypes")
     assert status == 0 and "binding ctypes | OCTILE_TORCH_BINDING is ctypes" in text and "Warning" not in text
-    status, text = run(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
+    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
     assert status != 0 and f"OCTILE_TORCH_BINDING is stable, but there is no {BINARY}" in text
     twice = "import os\ntry:\n    from octile import _ops\n"
     twice += "except ImportError:\n    del os.environ['OCTILE_TORCH_BINDING']\n"
-    status, text = run(twice + TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
+    status, text = run_with_torch(twice + TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
     assert status == 0 and "binding ctypes" in text
     (tmp_path / BINARY).write_text("no library")
-    status, text = run(TELL, OCTILE_LIBRARY=str(alone))
+    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone))
     assert status == 0 and f"binding ctypes | {tmp_path / BINARY} cannot be loaded" in text
     assert f"RuntimeWarning: octile: {tmp_path / BINARY} cannot be loaded" in text
 
@@ -109,12 +156,12 @@ def test_binary_without_torch():
 
 
 @pytest.mark.skipif(_ops.BINDING != "stable", reason="of the C++ alone")
-def test_schemas_of_another_version():
+def test_schemas_of_another_version(run_with_torch):
     """A call that does not fit the binary is refused, and nothing is read from its stack."""
     code = "import torch\nlibrary = torch.library.Library('octile', 'DEF')\n"
     code += "library.define('linear(Tensor x) -> Tensor')\n"
     code += LOAD.format(library=str(LIBRARY), binary=str(binary()))
     code += "print(register())\ntorch.ops.octile.linear(torch.ones(2, 3))"
-    status, text = run(code)
+    status, text = run_with_torch(code)
     assert status != 0 and "None" in text
     assert "RuntimeError: octile::linear: the schema is of another version than _octile_torch.so" in text
