@@ -23,8 +23,9 @@ struct SweepOptions {
   bool graphs = true;  // on a GPU: once more as a CUDA graph
   bool own_allocations = false;
   bool digest = false;  // of each row's outputs
-  // Each case at every instruction set of this machine, with 1, 2 and 7 threads or `threads`, with outputs written through the
-  // caches and around them, and float products once more a row at a time. For rows that run at every instruction set.
+  // Each case at every instruction set of this machine, with 1, 2 and 7 threads or `threads`, with outputs written
+  // through the caches and around them, and float products once more a row at a time. For rows that run at every
+  // instruction set.
   bool thorough = false;
 };
 
