@@ -761,7 +761,9 @@ static void test_task_runner(void) {
   OK(octile_use_task_runner(run_in_turn));
   RUN(quantize, plan, &args);
   OK(octile_use_task_runner(NULL));
-  CHECK(tasks_run >= 2);
+  const int has_tasks =
+      strstr(octile_plan_sku(plan), "reference") == NULL;  // the reference works on the calling thread
+  CHECK(has_tasks ? tasks_run >= 2 : tasks_run == 0);
   int wrong = 0;
   for (int i = 0; i < 512 * 512; ++i) wrong += many_q[i] != i % 255 - 127;
   CHECK(wrong == 0);

@@ -10,8 +10,8 @@ namespace octile::cpu {
 
 namespace {
 
-// rint(x / s) grows with x, so which x round into the range is decided by two comparisons with x itself: `low` and
-// `high` are the smallest and the largest of them. NaN for a scale that is not positive and finite.
+// rint(x / s) grows with x, or falls where s is negative, so which x round into the range is decided by two comparisons
+// with x itself: `low` and `high` are the smallest and the largest of them. NaN for a scale that is 0 or not finite.
 template <class Real>
 struct OneRange {
   Real scale, lowest, highest;
@@ -32,8 +32,8 @@ struct RangeEach {
   OCTILE_INLINE Real high(std::int64_t i) const { return highest[i]; }
 };
 
-// The largest x with rint(x / s) <= level. The quotient and (level + 0.5) * s are rounded once each, so it is at most
-// three floats away from that product: three steps of a bisection find it.
+// The largest x with rint(x / s) <= level, s not negative. The quotient and (level + 0.5) * s are rounded once each, so
+// it is at most three floats away from that product: three steps of a bisection find it.
 template <class Real>
 OCTILE_INLINE Real last_in_range(Real s, Real level) {
   const auto in_range = [&](Key<Real> x) {
@@ -54,9 +54,13 @@ struct FindRanges {
                                 Real* __restrict scales, Real* __restrict lowest, Real* __restrict highest) {
     for (std::int64_t k = 0; k < count; ++k) {
       const Real offset = static_cast<Real>(segments[k].z);
-      scales[k] = segments[k].s;
-      lowest[k] = -last_in_range(segments[k].s, offset - low);
-      highest[k] = last_in_range(segments[k].s, high - offset);
+      const Real s = segments[k].s;
+      const Real magnitude = s < 0 ? -s : s;
+      const Real down = last_in_range(magnitude, offset - low);
+      const Real up = last_in_range(magnitude, high - offset);
+      scales[k] = s;
+      lowest[k] = s < 0 ? -up : -down;
+      highest[k] = s < 0 ? down : up;
     }
   }
 };
@@ -124,8 +128,9 @@ struct StraightThrough {
     Real* __restrict dx = p.dx;
     for (std::int64_t i = begin; i < end; ++i) {
       const Real slope = divide ? dy[i] / range.s(i) : dy[i];
-      const Real outside = (x[i] - x[i]) * range.s(i);  // 0, or NaN
-      dx[i] = (x[i] >= range.low(i)) & (x[i] <= range.high(i)) ? slope : outside;
+      const Real outside = (x[i] - x[i]) + (range.s(i) - range.s(i));  // 0, or NaN
+      const bool not_below = x[i] >= range.low(i), not_above = x[i] <= range.high(i);
+      dx[i] = (static_cast<int>(not_below) & static_cast<int>(not_above)) != 0 ? slope : outside;
     }
   }
 };
