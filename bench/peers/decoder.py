@@ -97,7 +97,9 @@ def reference(arguments):
         if "failed" in answer:
             raise SystemExit(f"{REFERENCE}: {answer['failed']}")
         FOLDER.mkdir(parents=True, exist_ok=True)
-        np.save(path, answer["logits"])
+        unfinished = path.with_suffix(f".{os.getpid()}.npy")
+        np.save(unfinished, answer["logits"])
+        unfinished.rename(path)
     return np.load(path)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 import zlib
 
@@ -96,7 +97,7 @@ def gguf_file(decoder, kind, folder):
     import gguf
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     writer = gguf.GGUFWriter(unfinished, "llama")
     writer.add_context_length(4096)
     writer.add_embedding_length(decoder.hidden)

@@ -317,8 +317,8 @@ void print(const std::vector<Result>& results, const std::string& where, const P
 }
 
 void time_on_cpu(const std::vector<Benchmark>& benchmarks, Options options) {
-  // OpenBLAS reads it while it is loaded. Its idle threads would spin for some 30 ms on the cores that ours need; with
-  // 2^4 cycles they sleep at once.
+  // OpenBLAS reads it while it is loaded: the logarithm of the cycles for which idle threads spin, on the cores that
+  // ours need.
   setenv("OPENBLAS_THREAD_TIMEOUT", "4", 0);
   const Machine machine = this_machine();
   if (options.threads == 0) options.threads = machine.threads;

@@ -216,11 +216,7 @@ Prepared elementwise(const Benchmark& b, int threads, Quantizing q) {
   if constexpr (requires { args.zero_point; }) {
     if (q.mapping == Mapping::affine) args.zero_point = of_segments(o->zero_point, s, q.granularity, 3);
   }
-  if constexpr (requires {
-                  args.y;
-                  args.seed;
-                })
-    bytes += second_reading(b, q);
+  if constexpr (std::is_same_v<Args, FakeQuantizeArgs>) bytes += second_reading(b, q);
   const auto plan = QuantizerPlan<Args>::select(description(b, q, threads));
   return against_memcpy(plan, args, o, bytes, threads);
 }

@@ -16,9 +16,9 @@ def nearest_s8(w, group, per_channel):
     rows = w.reshape(n * (k // group), group) if group else w
     granularity = _c.PER_ROW if per_channel else _c.PER_TENSOR
     q, _, scale = torch.ops.octile.quantize(rows, granularity, _c.ROW_MAJOR)
-    return (q.reshape(w.shape) if group else q), (
-        scale if group is None else scale.reshape(n, k // group if group else 1)
-    )
+    if group is not None:
+        scale = scale.reshape(n, k // group if group else 1)
+    return (q.reshape(w.shape) if group else q), scale
 
 
 def nearest_s8_into(w, weight, scale, group):

@@ -438,7 +438,6 @@ class Multiplication {
       run.depth = std::min(block, depth - term);
       run.accumulate = term > 0;
       if (memory_.packs_in_parts) {
-        run.b = s.packed;
         pack(cols, term, run, s.packed);
       } else {
         run.b = panels_ + cols.first / kPanelChannels * panel_bytes_ + term * depth_bytes_;

@@ -36,15 +36,16 @@ struct RangeEach {
 // it is at most three floats away from that product: three steps of a bisection find it.
 template <class Real>
 OCTILE_INLINE Real last_in_range(Real s, Real level) {
+  const bool ordinary = s > 0 && s < std::numeric_limits<Real>::infinity();
+  const Real ordinary_s = ordinary ? s : Real{1};  // a key of NaN would overflow
   const auto in_range = [&](Key<Real> x) {
-    const Real near = clamped(value_of<Real>(x) / s, level - 1, level + 1);
+    const Real near = clamped(value_of<Real>(x) / ordinary_s, level - 1, level + 1);
     return (near + kRounder<Real>)-kRounder<Real> <= level;
   };
-  Key<Real> last = key((level + static_cast<Real>(0.5)) * s) - 4;
+  Key<Real> last = key((level + static_cast<Real>(0.5)) * ordinary_s) - 4;
   last += in_range(last + 4) ? 4 : 0;
   last += in_range(last + 2) ? 2 : 0;
   last += in_range(last + 1) ? 1 : 0;
-  const bool ordinary = s > 0 && s < std::numeric_limits<Real>::infinity();
   return ordinary ? value_of<Real>(last) : std::numeric_limits<Real>::quiet_NaN();
 }
 
