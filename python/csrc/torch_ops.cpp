@@ -73,12 +73,14 @@ bool boolean(Value value) { return (value & 0xff) != 0; }
 
 }  // namespace
 
-// ---- quantize(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor) ----
+// ---- quantize ----
 
+// quantize(Tensor x, int granularity, int orientation, Tensor? given_scale=None) -> (Tensor, Tensor, Tensor)
 void quantize(Value* stack) {
   Input x("x", stack[0]);
   const std::int32_t granularity = choice(stack[1]), orientation = choice(stack[2]);
-  look(x);
+  Input given_scale = Input::optional("given_scale", stack[3]);
+  look(x, given_scale);
   x.as_matrix();
   const std::int64_t rows = x.rows(), columns = x.columns();
   if (granularity < OCTILE_GRANULARITY_TENSOR || granularity > OCTILE_GRANULARITY_COLUMN) {
@@ -95,6 +97,10 @@ void quantize(Value* stack) {
   description.x = dtype_of(x.torch_dtype());
   description.granularity = granularity;
   description.orientation = orientation;
+  if (given_scale.present()) {
+    given_scale.as_vector();
+    description.scale = OCTILE_SCALE_GIVEN;
+  }
   description.device = x.device();
   description.threads = threads_of(x.device());
   const std::shared_ptr<const Plan> plan = find_plan(description);
@@ -115,10 +121,11 @@ void quantize(Value* stack) {
   scale.create_vector(scales);
   if (rows == 0 || columns == 0) scale.fill(kMinScale);  // the library writes nothing then
 
-  View x_view, q_view, transposed_view, scale_view;
+  View x_view, given_view, q_view, transposed_view, scale_view;
   octile_quantize_args args = {};
   args.struct_size = sizeof args;
   args.x = x_view.matrix(x);
+  if (given_scale.present()) args.given_scale = given_view.vector(given_scale);
   if (row_major) args.q = q_view.matrix(q, q_shape);
   if (transposed) args.q_transposed = transposed_view.matrix(q_transposed, transposed_shape);
   args.scale = scale_view.vector(scale, scales);

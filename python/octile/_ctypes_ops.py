@@ -91,8 +91,8 @@ def _padded(rows, columns, stride, device):
 
 
 @_op
-def quantize(x, granularity, orientation):
-    x = _matrix("x", x)
+def quantize(x, granularity, orientation, given_scale=None):
+    x, given_scale = _matrix("x", x), _vector("given_scale", given_scale)
     rows, columns = x.shape
     scales = {_c.PER_TENSOR: 1, _c.PER_ROW: rows, _c.PER_COLUMN: columns}
     if granularity not in scales:
@@ -100,6 +100,8 @@ def quantize(x, granularity, orientation):
     if orientation not in (_c.ROW_MAJOR, _c.TRANSPOSED, _c.BOTH):
         _fail(f"orientation is {orientation}; 0 (row-major), 1 (transposed) and 2 (both) are known")
     fields = {"rows": rows, "cols": columns, "x": _dtype("x", x.dtype)}
+    if given_scale is not None:
+        fields["scale"] = _c.GIVEN
     chosen = plan("quantize", x.device, **fields, granularity=granularity, orientation=orientation)
     nothing = torch.empty((0, 0), dtype=torch.int8, device=x.device)
     q = _padded(rows, columns, row_stride(columns), x.device) if orientation != _c.TRANSPOSED else nothing
@@ -114,6 +116,7 @@ def quantize(x, granularity, orientation):
         scale.fill_(1e-8)  # as of zeros; the library writes nothing then
     views = {
         "x": view(x),
+        "given_scale": None if given_scale is None else view(given_scale),
         "q": view(q) if orientation != _c.TRANSPOSED else None,
         "q_transposed": view(q_transposed) if orientation != _c.ROW_MAJOR else None,
         "scale": view(scale),

@@ -1,6 +1,7 @@
 """The ops torch.ops.octile.*: their schemas, their shapes (fake kernels), and which implementation is behind them.
 
-    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C)
+    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C), computed or
+                     given
     dequantize       weight (N, columns) as floats, int8 or of 4 bits a value
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
@@ -26,7 +27,7 @@ import torch
 from . import _c, _ctypes_ops, _plans
 
 _SCHEMAS = {
-    "quantize": "(Tensor x, int granularity, int orientation) -> (Tensor, Tensor, Tensor)",
+    "quantize": "(Tensor x, int granularity, int orientation, Tensor? given_scale=None) -> (Tensor, Tensor, Tensor)",
     "dequantize": "(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype) -> Tensor",
     "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout, "
     "Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor",
@@ -42,7 +43,7 @@ _SCHEMAS = {
 }
 
 
-def _fake_quantize(x, granularity, orientation):
+def _fake_quantize(x, granularity, orientation, given_scale=None):
     rows, columns = x.shape
 
     def make(present, rows, columns, stride):

@@ -5,10 +5,14 @@ int8 values and their scales. A scale is of one output channel, so these are the
 whole weight, and no collective looks for a maximum.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
 from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
+
+# Not at once: `parallel`, `agreement` and DTensor, which need torch.distributed.
 
 _aten = torch.ops.aten
 _quantize = torch.ops.octile.quantize.default
@@ -21,8 +25,34 @@ class _State:
     key = tensors = stream = given = None
     writes = 0
 
+    def __init__(self, likeness=None):
+        self.likeness = likeness  # of all weights of the model
+
     def __reduce__(self):  # copies and pickles begin anew
         return _State, ()
+
+
+class _Likeness:
+    """Asks once whether the ranks that gather a model have the same one."""
+
+    def __init__(self, facts):
+        self.facts, self.groups = facts, set()
+
+    def check(self, mesh, device):
+        group = mesh.get_group()
+        if group.group_name not in self.groups:
+            from . import agreement
+
+            agreement.check(self.facts, group, device)
+            self.groups.add(group.group_name)
+
+
+class _Whole(NamedTuple):
+    """The weight that all shards make; with tensor parallelism, this rank's part of the layer's."""
+
+    channels: int
+    in_features: int
+    group: str | None = None  # of the ranks that have other parts of the same channels and share their scales
 
 
 class ShardedWeight(torch.Tensor):
@@ -65,7 +95,8 @@ class ShardedWeight(torch.Tensor):
             return out
         is_view = any(returned.alias_info is not None for returned in function._schema.returns)
         if is_view or function in cls._COPIES:
-            whole, state = arguments[0]._whole, arguments[0]._state if is_view else None
+            whole, state = arguments[0]._whole, arguments[0]._state
+            state = state if is_view else _State(state.likeness)
             return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: cls(t, whole, state), out)
         return out
 
@@ -82,17 +113,24 @@ class ShardedWeight(torch.Tensor):
     # With this signature, the older of two, FSDP2 does not want scales of the weight's size where shards are uneven.
     def fsdp_pre_all_gather(self, mesh):
         values, state = self._values, self._state
-        channels, in_features = self._whole
+        channels, in_features, group = self._whole
+        if state.likeness is not None:
+            state.likeness.check(mesh, values.device)
         if values.dim() != 2 or values.shape[1] != in_features:
             raise RuntimeError(
-                f"octile: a weight {self._whole} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
+                f"octile: a weight {(channels, in_features)} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
                 "sharded along its output channels, fully_shard's default"
             )
         versions = [t._version for t in (values, state.given, _local(state.given)) if t is not None]
         key = state.writes, versions, values.data_ptr(), values.shape
         stream = torch.cuda.current_stream(values.device) if values.is_cuda else None
         if state.key != key:
-            q, _, scale = _quantize(values.detach(), _c.PER_ROW, _c.ROW_MAJOR)
+            if group is None:
+                q, _, scale = _quantize(values.detach(), _c.PER_ROW, _c.ROW_MAJOR)
+            else:
+                from .parallel import quantize_shared
+
+                q, _, scale = quantize_shared(values.detach(), group)
             missing = -(-channels // mesh.size()) - len(values)  # of the last ranks
             if missing > 0:
                 q, scale = nn.functional.pad(q, (0, 0, 0, missing)), nn.functional.pad(scale, (0, missing))
@@ -110,7 +148,7 @@ class ShardedWeight(torch.Tensor):
             if alone:
                 _local(out)._scale = metadata
             return None
-        channels = self._whole[0]
+        channels = self._whole.channels
         q, scale = (*all_gather_outputs, metadata) if alone else all_gather_outputs
         return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
 
@@ -138,7 +176,7 @@ class GatheredWeight(torch.Tensor):
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         w = arguments[0]
         if function in (_aten.detach.default, _aten.alias.default) or (
-            function is _aten.as_strided.default and list(arguments[1]) == list(w.shape)
+            function in (_aten.as_strided.default, _aten.view.default) and list(arguments[1]) == list(w.shape)
         ):
             return cls(w._q, w._scale, w.dtype)
         if function is _aten.zeros_like.default:
@@ -214,7 +252,7 @@ def _refusal(layer):
     weight = layer._parameters.get("weight")
     if not isinstance(layer, Linear):
         return "its weight is (IN, OUT), whose shards along IN have no scale per output channel; octile.Linear has"
-    if type(weight) is not nn.Parameter:
+    if type(weight) is not nn.Parameter and (layer._parallel is None or weight.device_mesh != layer._parallel.mesh):
         return f"its weight is a {type(weight).__name__}, not a plain parameter: prepare_() comes before fully_shard()"
     if not layer.per_channel:
         return "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
@@ -251,11 +289,18 @@ def prepare_(model):
     for name, module in model.named_modules():
         if not isinstance(module, _Trainable) and any(id(p) in ours for p in module._parameters.values()):
             raise ValueError(f"octile: {name or 'the model'} uses the weight of an octile.Linear, and would read int8")
+    likeness = None
+    if torch.distributed.is_available():
+        from . import agreement
+
+        likeness = _Likeness({name: agreement.described(layer) for name, layer in layers.items()})
     made = {}
     for layer in layers.values():
-        old = layer.weight
+        old, shards = layer.weight, layer._parallel
         if id(old) not in made:
-            sharded = ShardedWeight(old.detach(), tuple(old.shape))
+            local = _local(old).detach()
+            group = shards.group if shards is not None and shards.row and shards.exact else None
+            sharded = _like(old, ShardedWeight(local, _Whole(*local.shape, group), _State(likeness)))
             made[id(old)] = nn.Parameter(sharded, requires_grad=old.requires_grad)
         layer.weight = made[id(old)]
         layer.register_state_dict_post_hook(_save)

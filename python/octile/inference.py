@@ -34,6 +34,7 @@ class _Inference(nn.Module):
 
     _ACTIVATION = _c.NONE
     _product = _c.DEQUANTIZED  # of dX
+    _parallel = None  # the parallel.Shards of a layer that is one part of several
     _unpacked = None  # (version of packed_weight, plain_weight()) of a packed layer that has had a gradient
     _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")  # buffers that to(dtype) leaves in their type
     in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
@@ -130,6 +131,8 @@ class _Inference(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if (name := prefix + "quantized_weight") in destination:
             destination[name] = destination[name].contiguous()  # without the padding of _align()
+        if self._parallel is not None:
+            self._parallel.save(self, destination, prefix)
 
     def pack_(self):
         """Puts the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
@@ -247,8 +250,12 @@ class _Inference(nn.Module):
 
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT)."""
+        if self._parallel is not None:
+            return self._parallel.frozen(self, x)
+        return self._run(x, self._buffers.get("bias", self._parameters.get("bias")))
+
+    def _run(self, x, bias):
         buffers = self._buffers
-        bias = buffers.get("bias", self._parameters.get("bias"))
         if (packed := buffers["packed_weight"]) is not None:
             return self._run_packed(x, packed, bias)
         stored = buffers["quantized_weight"], buffers["weight_scale"], buffers["weight_zero_point"]
@@ -263,6 +270,8 @@ class _Inference(nn.Module):
         )
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
+        if self._parallel is not None:
+            self._parallel.load(self, state_dict, prefix)
         held, name = self._buffers["quantized_weight"], prefix + "quantized_weight"
         if prefix + "weight" in state_dict and name not in state_dict and held is not None:  # the name until 0.1
             name = prefix + "weight"
@@ -379,10 +388,8 @@ class W8A8Linear(_Int8):
         """Quantizes the weight of a torch.nn.Linear; the bias is copied."""
         return cls._quantized(linear, {"group": group, "backward": backward}, per_channel=per_channel)
 
-    def forward(self, x):
-        """x (..., IN) float; returns (..., OUT)."""
+    def _run(self, x, bias):
         buffers = self._buffers
-        bias = buffers.get("bias", self._parameters.get("bias"))
         if (packed := buffers["packed_weight"]) is not None:
             return self._run_packed(x, packed, bias)
         try:
@@ -459,10 +466,8 @@ class W8A8StaticLinear(_Int8):
     def _divided(self, weight):
         return weight if self.input_multiplier is None else weight / self.input_multiplier
 
-    def forward(self, x):
-        """x (..., IN) float; returns (..., OUT)."""
+    def _run(self, x, bias):
         buffers, scale = self._buffers, self._static_scale()
-        bias = buffers.get("bias", self._parameters.get("bias"))
         multiplier = buffers["input_multiplier"]
         if (packed := buffers["packed_weight"]) is not None:
             return self._run_packed(x, packed, bias, multiplier, scale)

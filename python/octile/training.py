@@ -28,6 +28,7 @@ class _Trainable(nn.Module):
     """What Linear and QuantizedLinear share: options, the buffers of cache_weights_(), forward."""
 
     _layout = "out_in"
+    _parallel = None  # the parallel.Shards of a layer that is one part of several
     _weight_cache = None  # the StaticWeight of cache_weights_()
 
     def _configure(self, **words):
@@ -62,6 +63,8 @@ class _Trainable(nn.Module):
 
     def forward(self, x):
         """x (..., IN) float; returns (..., OUT) in x's type, under autocast in autocast's."""
+        if self._parallel is not None:
+            return self._parallel.trained(self, x)
         if torch.compiler.is_compiling():
             return functional.traced(x, self.weight, self.bias, self._options, self._static_weight())
         parameters = self._parameters  # nn.Module's __getattr__ takes half a microsecond a name

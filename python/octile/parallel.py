@@ -1,0 +1,411 @@
+"""Tensor parallelism for torch's parallelize_module: ColumnParallel and RowParallel for octile's layers.
+
+    parallelize_module(block, mesh, {"up": ColumnParallel(), "down": RowParallel(exact=True)})
+
+A column-parallel layer has the bits of one GPU by itself: a scale belongs to one token or one channel, and a rank has
+whole ones. A row-parallel layer has a part of each token. With exact=True a token's scale is the maximum over the
+ranks, sums travel in s32, and are scaled after that: again the bits of one GPU. docs/fsdp.md has the rest.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from . import _c, agreement, functional
+from .inference import W8A8Linear, _Inference
+from .training import Linear
+
+_quantize = torch.ops.octile.quantize.default
+_linear_int8 = torch.ops.octile.linear_int8.default
+_linear_backward = torch.ops.octile.linear_backward.default
+_collectives = torch.ops._c10d_functional
+
+EXACT_TERMS = 1024  # whose sum of int8 products, at most 2^24, is exact in f32
+LEAST_OF_X, LEAST_OF_DY = 1e-8, 2.0**-79  # docs/contract.md
+
+
+# ---- What travels. `group`: a group's name; `tokens`: the dimension along which ranks have different tokens, or -1. ----
+
+
+def _sum(t, tokens, group, size):
+    """The sum over ranks; with `tokens`, this rank's part of it."""
+    if tokens < 0:
+        return _collectives.wait_tensor(_collectives.all_reduce(t.contiguous(), "sum", group))
+    if t.shape[tokens] % size:
+        raise ValueError(f"octile: {t.shape[tokens]} tokens do not divide into {size} ranks")
+    stacked = torch.cat(t.chunk(size, tokens)) if tokens else t.contiguous()
+    return _collectives.wait_tensor(_collectives.reduce_scatter_tensor(stacked, "sum", size, group))
+
+
+def _gather(t, tokens, group, size):
+    """All ranks' tokens."""
+    stacked = _collectives.wait_tensor(_collectives.all_gather_into_tensor(t.contiguous(), size, group))
+    return torch.cat(stacked.chunk(size), tokens) if tokens else stacked
+
+
+def _shared_scale(t, least, group):
+    """Scales of rows of which each rank has a part: the bits of the quantizer that sees them whole."""
+    real = torch.float64 if t.dtype is torch.float64 else torch.float32
+    largest = torch.linalg.vector_norm(t, math.inf, -1, dtype=real)
+    scale = torch.maximum(largest / torch.full((), 127, dtype=real, device=t.device), largest.new_full((), least))
+    # As integers, in the order of positive floats, and above them NaN, which maxima of floats may lose.
+    scale = torch.where(scale.isfinite(), scale, math.nan)
+    bits = scale.view(torch.int64 if real is torch.float64 else torch.int32)
+    return _collectives.wait_tensor(_collectives.all_reduce(bits, "max", group)).view(real)
+
+
+def quantize_shared(t, group, orientation=_c.ROW_MAJOR, least=LEAST_OF_X):
+    """t (R, C) of each rank as columns of one matrix that is quantized by rows: what torch.ops.octile.quantize gives."""
+    scale = _shared_scale(t, least, group)
+    q, q_transposed, _ = _quantize(t, _c.PER_ROW, orientation, torch.where(scale.isfinite(), scale, 1))
+    return q, q_transposed, scale
+
+
+# ---- Exact products ----
+
+
+def _integer_product(a, b, layout):
+    """a (M, T) int8 times b (N, T), or (T, N) in the layout IN_OUT, in s32: parts whose sums are exact in f32."""
+    one = torch.ones(1, device=a.device)
+    total = None
+    for first in range(0, a.shape[1], EXACT_TERMS):
+        terms = slice(first, first + EXACT_TERMS)
+        of_b = b[:, terms] if layout == _c.OUT_IN else b[terms]
+        part = _linear_int8(a[:, terms], one, of_b, one, None, layout, torch.float32)
+        total = part.to(torch.int32) if total is None else total + part.to(torch.int32)
+    return total
+
+
+def _fma(a, b, c):
+    """a * b + c of float32, rounded once: in float64, to odd, where the sum is not exact, and then to float32."""
+    product, c = a.double() * b.double(), c.double()  # 48 bits
+    total = product + c
+    of_c = total - product
+    error = (product - (total - of_c)) + (c - of_c)
+    to_odd = (error != 0) & (total.view(torch.int64) & 1 == 0)
+    other = torch.nextafter(total, torch.copysign(torch.full_like(total, math.inf), error))
+    return torch.where(to_odd, other, total).float()
+
+
+def _scaled(acc, x_scale, w_scale, b, dtype):
+    """y of exact sums (..., N), as the kernels end: contract.md, "Forward"."""
+    scale, acc = x_scale[..., None] * w_scale, acc.float()
+    return (acc * scale if b is None else _fma(acc, scale, b.float().expand_as(acc))).to(dtype)
+
+
+class _Sharded(torch.autograd.Function):
+    """One rank's part of a layer: as functional._Linear, with collectives. Positional, so that torch.compile can trace it.
+
+    x (..., K) has the tokens of all ranks, or of this one (column, tokens >= 0); in a row-parallel layer it has a part of
+    each token. y likewise.
+    """
+
+    @staticmethod
+    def forward(ctx, x, w, b, wq, wt, ws, o, seed, dtype, row, exact, sum_dx, tokens, group, size, rank):
+        need_x, need_w = ctx.needs_input_grad[:2]
+        lead, n = x.shape[:-1], wq.shape[0]
+        rows = functional._rows(x)
+        b = b if b is None or b.dtype is dtype else b.to(dtype)
+        orientation = _c.BOTH if need_w and o.dw == _c.INT8 else _c.ROW_MAJOR
+        if row and exact:
+            xq, xt, xs = quantize_shared(rows, group, orientation)
+            acc = _sum(_integer_product(xq, wq, _c.OUT_IN).view(*lead, n), tokens, group, size)
+            mine = xs.view(lead) if tokens < 0 else xs.view(lead).chunk(size, tokens)[rank]
+            y = _scaled(acc, mine, ws, b, dtype)
+        elif row or tokens < 0:
+            granularity = _c.PER_ROW if o.activation == _c.DYNAMIC_PER_TOKEN else _c.PER_TENSOR
+            xq, xt, xs = _quantize(rows, granularity, orientation)
+            y = _linear_int8(xq, xs, wq, ws, None if row and rank else b, _c.OUT_IN, dtype).view(*lead, n)
+            y = _sum(y, tokens, group, size) if row else y
+        else:  # int8 travels, and the product of dW makes the transpose
+            xq, xt, xs = _quantize(rows, _c.PER_ROW, _c.ROW_MAJOR)
+            xq = _gather(xq.view(*lead, -1), tokens, group, size)
+            lead = xq.shape[:-1]
+            xq, xs = functional._rows(xq), _gather(xs.view(x.shape[:-1]), tokens, group, size).flatten()
+            xt = None
+            y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype).view(*lead, n)
+        if need_w and xq.shape[0] > functional.LONGEST_SUM and o.dw == _c.INT8:
+            raise ValueError(f"octile: x has {xq.shape[0]} rows, and an int8 dW sums at most {functional.LONGEST_SUM}")
+        w_transposed = o.dx == _c.INT8 and wt is not None
+        ctx.save_for_backward(
+            (xt if xt is not None and orientation == _c.BOTH else xq) if need_w else None,
+            xs if need_w else None,
+            (wt if w_transposed else wq) if need_x else None,
+            ws if need_x else None,
+        )
+        ctx.x_transposed = xt is not None and orientation == _c.BOTH
+        ctx.w_layout = _c.IN_OUT if w_transposed else _c.OUT_IN
+        ctx.o, ctx.seed, ctx.lead = o, seed, lead
+        ctx.places = row, exact, sum_dx, tokens, group, size, rank
+        ctx.dtypes = x.dtype, (None if w is None else w.dtype), (None if b is None else b.dtype)
+        return y
+
+    @staticmethod
+    @functional.once_differentiable
+    def backward(ctx, dy):
+        need_x, need_w, need_b = ctx.needs_input_grad[:3]
+        x, xs, w, ws = ctx.saved_tensors
+        row, exact, sum_dx, tokens, group, size, rank = ctx.places
+        o = ctx.o
+        x_dtype, w_dtype, b_dtype = ctx.dtypes
+        if row and tokens >= 0:
+            dy = _gather(dy, tokens, group, size)
+        rows = functional._rows(dy)
+        by_integers = need_x and exact and not row
+        dx_product = o.dx if need_x and not by_integers else _c.NO_PRODUCT
+        dw_product = o.dw if need_w else _c.NO_PRODUCT
+        dx, dw, db = _linear_backward(
+            rows,
+            w if dx_product else None,
+            ws if dx_product else None,
+            x,
+            xs,
+            dx_product,
+            dw_product,
+            need_b,
+            ctx.w_layout,
+            ctx.x_transposed,
+            functional._dw_dtype(dy.dtype, w_dtype) if need_w else dy.dtype,
+            _c.OUT_IN,
+            o.rounding,
+            ctx.seed,
+            o.gradient_block if _c.INT8 in (dx_product, dw_product) else 0,
+        )
+        if by_integers:
+            q, _, scale = quantize_shared(rows.to(ws.dtype) * ws, group, least=LEAST_OF_DY)
+            # The product's layout is of a weight (OUT, IN), and here IN is what is left.
+            acc = _integer_product(q, w, _c.OUT_IN if ctx.w_layout == _c.IN_OUT else _c.IN_OUT)
+            acc = _sum(acc.view(*ctx.lead, -1), tokens, group, size)
+            scale = scale.view(ctx.lead) if tokens < 0 else scale.view(ctx.lead).chunk(size, tokens)[rank]
+            dx = (acc.to(scale.dtype) * scale[..., None]).to(dy.dtype)
+        elif need_x:
+            dx = dx.view(*ctx.lead, -1)
+            if not row and sum_dx:
+                dx = _sum(dx, tokens, group, size)
+        return (
+            dx.to(x_dtype) if need_x else None,
+            dw.to(w_dtype) if need_w else None,
+            db.to(b_dtype) if need_b else None,
+            *(None,) * (len(ctx.needs_input_grad) - 3),
+        )
+
+
+# ---- Layers ----
+
+
+class Shards:
+    """How a layer is split over the ranks of a mesh, and its forward there."""
+
+    def __init__(self, style, mesh, row):
+        self.mesh, self.row, self.exact = mesh, row, style.exact
+        self.input, self.output = style.input_layouts[0], style.output_layouts[0]
+        self.local_output = style.use_local_output
+        self.group, self.size, self.rank = mesh.get_group().group_name, mesh.size(), mesh.get_local_rank()
+        self.placements = {}  # of an inference layer's buffers
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        raise TypeError("octile: a layer that is split over ranks cannot be pickled; save its state_dict()")
+
+    def _tokens(self, layout, dimensions):
+        """The dimension of tokens that a layout shards, or -1."""
+        return layout.dim % dimensions if isinstance(layout, Shard) else -1
+
+    def _enter(self, x, wanted, gradient):
+        """x as a local tensor in the wanted layout; its gradient has the layout `gradient`."""
+        if not isinstance(x, DTensor):
+            if self.input == wanted == gradient:
+                return x
+            x = DTensor.from_local(x, self.mesh, (self.input,), run_check=False)
+        return x.redistribute(self.mesh, (wanted,)).to_local(grad_placements=(gradient,))
+
+    def _leave(self, y, made):
+        if made == self.output and self.local_output:
+            return y
+        y = DTensor.from_local(y, self.mesh, (made,), run_check=False).redistribute(self.mesh, (self.output,))
+        return y.to_local() if self.local_output else y
+
+    def _multiply(self, x, w, b, wq, wt, ws, o, seed, exact):
+        if self.row:
+            wanted = gradient = Shard(x.dim() - 1) if self.input == Shard(x.dim() - 1) else Shard(-1)
+        else:
+            tokens = isinstance(self.input, Shard) and self.input.dim not in (-1, x.dim() - 1)
+            wanted = gradient = self.input if tokens else Replicate()
+            if isinstance(x, DTensor) and not tokens and not exact:
+                gradient = Partial()  # added to that of other layers with this x, before it travels
+        local = self._enter(x, wanted, gradient)
+        tokens = self._tokens(self.output if self.row else wanted, x.dim())
+        words = self.row, exact, gradient != Partial(), tokens, self.group, self.size, self.rank
+        dtype = functional.autocast_dtype(local)
+        y = _Sharded.apply(local.to(dtype), w, b, wq, wt, ws, o, seed, dtype, *words)
+        return self._leave(y, self.output if self.row else Shard(-1))
+
+    def trained(self, layer, x):
+        """The forward of an octile.Linear."""
+        if not torch.compiler.is_compiling():
+            functional.refuse_transforms(x)
+        o, w, b = layer._options, layer.weight, layer.bias
+        w, b = (t.to_local() if isinstance(t, DTensor) else t for t in (w, b))
+        both = torch.is_grad_enabled() and x.requires_grad and o.dx == _c.INT8
+        if self.row and self.exact and not isinstance(w, functional.GatheredWeight):
+            wq, wt, ws = quantize_shared(w.detach(), self.group, _c.BOTH if both else _c.ROW_MAJOR)
+            wt = wt if both else None
+        else:
+            wq, wt, ws = functional.quantize_weight(w.detach(), o, both)
+        seed = next(functional._seeds) if o.rounding and not torch.compiler.is_compiling() else 0
+        return self._multiply(x, w, b, wq, wt, ws, o, seed, self.exact)
+
+    def frozen(self, layer, x):
+        """The forward of a layer for inference."""
+        bias = layer._buffers.get("bias", layer._parameters.get("bias"))
+        if type(layer) is W8A8Linear and layer.group is None and layer.packed_weight is None:
+            block = functional.GRADIENT_BLOCK if layer._product == _c.INT8 else 0
+            words = _c.DYNAMIC_PER_TOKEN, layer._product, _c.DEQUANTIZED, _c.NEAREST, block
+            o = functional.Options(_c.OUT_IN, True, *words)
+            stored = layer.quantized_weight, None, layer.weight_scale
+            return self._multiply(x, None, bias, *stored, o, 0, self.exact and self.row)
+        if self.row:
+            y = layer._run(self._enter(x, Shard(-1), Shard(-1)), None if self.rank else bias)
+            return self._leave(y, Partial())
+        return self._leave(layer._run(self._enter(x, Replicate(), Partial()), bias), Shard(-1))
+
+    # ---- Buffers of layers for inference: this rank's part, of which a state_dict makes DTensors. ----
+
+    def split(self, layer):
+        """Leaves this rank its part of the layer."""
+        tensors = {name: t for name, t in layer._buffers.items() if t is not None}
+        for name, t in tensors.items():
+            if (
+                name == "input_scale"
+                or t.numel() == 1
+                or (self.row and (name == "bias" or t.dim() == 2 and t.shape[1] == 1))
+            ):
+                continue
+            if self.row and name != "input_multiplier" and t.dim() < 2:
+                continue
+            if not self.row and name == "input_multiplier":
+                continue
+            self.placements[name] = Shard(1 if self.row and t.dim() == 2 else 0)
+            layer._buffers[name] = t.chunk(self.size, self.placements[name].dim)[self.rank].contiguous()
+        if self.row:
+            layer.in_features //= self.size
+        else:
+            layer.out_features //= self.size
+        layer._align()
+
+    def save(self, layer, state, prefix):
+        if layer.packed_weight is not None:
+            raise RuntimeError("octile: a layer that is split over ranks has no state_dict once it is packed")
+        for name, placement in self.placements.items():
+            state[prefix + name] = DTensor.from_local(state[prefix + name], self.mesh, (placement,), run_check=False)
+
+    def load(self, layer, state, prefix):
+        """Of DTensors, or of whole tensors, this rank's part."""
+        for name, placement in self.placements.items():
+            t = state.get(prefix + name)
+            if isinstance(t, DTensor):
+                state[prefix + name] = t.redistribute(self.mesh, (placement,)).to_local()
+            elif t is not None and t.shape != layer._buffers[name].shape:
+                state[prefix + name] = t.chunk(self.size, placement.dim)[self.rank]
+
+
+def _refusal(layer, style, mesh, row):
+    trains, size = isinstance(layer, Linear), mesh.size()
+    name, length = ("in_features", layer.in_features) if row else ("out_features", layer.out_features)
+    if length % size:
+        return f"{name} is {length}, which {size} ranks cannot share evenly"
+    if trains:
+        o = layer._options
+        if any(type(p) is not nn.Parameter for p in layer._parameters.values() if p is not None):
+            return "its parameters are not plain ones: parallelize_module() comes before octile.fsdp.prepare_() and fully_shard()"
+        if layer._weight_cache is not None:
+            return "its weight is cached by cache_weights_(): call remove() first"
+        if not layer.per_channel:
+            return "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
+        tokens = isinstance(style.input_layouts[0], Shard) and not row
+        if layer.activation != "per_token" and (tokens or style.exact):
+            return "it has one scale for all tokens (activation='per_tensor'), which no rank knows by itself"
+        if style.exact and o.rounding:
+            return "exact=True and stochastic rounding: the random numbers of a rank are not those of one GPU"
+        if style.exact and not row and (o.dx != _c.INT8 or o.gradient_block):
+            return (
+                f"exact=True and backward={layer.backward!r}: dX of a column-parallel layer is a sum over ranks, and exact "
+                "with backward='int8-whole' alone; other sums are of floats"
+            )
+        return _not_exact(layer.weight.dtype, layer.in_features if row else layer.out_features) if style.exact else ""
+    if layer.packed_weight is not None:
+        return "it is packed: pack_() comes after parallelize_module()"
+    if row:
+        part = layer.in_features // size
+        if layer.group and part % layer.group or layer.format.bits == 4 and part % 2:
+            return f"a rank would have {part} of its inputs, which is not a multiple of its group, {layer.group}"
+        if style.exact and not (type(layer) is W8A8Linear and layer.group is None):
+            return "exact=True: its sums are of floats; those of octile.Linear and of a W8A8Linear without groups are of integers"
+        if isinstance(layer._parameters.get("bias"), nn.Parameter):
+            return "its bias is a parameter"
+    return _not_exact(layer.weight_dtype, layer.in_features) if style.exact and row else ""
+
+
+def _not_exact(dtype, terms):
+    if dtype is torch.float64:
+        return "exact=True is not for float64"
+    if terms > functional.LONGEST_SUM:
+        return f"exact=True: a sum of {terms} int8 products does not fit into 32 bits"
+    return ""
+
+
+def _split(layer, style, mesh, row):
+    """What the two styles do to a layer; None: it is none of octile's."""
+    if not isinstance(layer, (Linear, _Inference)):
+        if type(layer).__module__.startswith("octile."):
+            raise ValueError(f"octile: {type(layer).__name__} cannot be split over ranks; octile.Linear can")
+        if style.exact:
+            raise ValueError(f"octile: exact=True is for layers of octile's, not for {type(layer).__name__}")
+        return None
+    if reason := _refusal(layer, style, mesh, row):
+        raise ValueError(f"octile: {layer!r} cannot be split over {mesh.size()} ranks: {reason}")
+    facts = {"the layer to be split": f"{agreement.described(layer)}, {style!r}, exact={style.exact}"}
+    agreement.check(facts, mesh.get_group(), mesh.device_type)
+    shards = Shards(style, mesh, row)
+    if isinstance(layer, Linear):
+        style._partition_linear_fn("", layer, mesh)
+    else:
+        shards.split(layer)
+    layer._parallel = shards
+    return layer
+
+
+class ColumnParallel(ColwiseParallel):
+    """torch's ColwiseParallel for octile's layers; other layers are split as torch does.
+
+    Forward, dW and dB have the bits of one GPU. dX is a sum over ranks, in its own type. exact=True makes that a sum of
+    integers: for octile.Linear with backward="int8-whole". With input_layouts=Shard(1), tokens travel as int8.
+    """
+
+    def __init__(self, *, exact=False, **words):
+        super().__init__(**words)
+        self.exact = exact
+
+    def _apply(self, module, device_mesh):
+        return _split(module, self, device_mesh, row=False) or super()._apply(module, device_mesh)
+
+
+class RowParallel(RowwiseParallel):
+    """torch's RowwiseParallel for octile's layers; other layers are split as torch does.
+
+    A rank quantizes its part of each token and of each channel with scales of its own, and ranks add y in y's type. exact=True:
+    scales are the maximum over ranks, and they add integers, of four bytes: y and int8 gradients have the bits of one GPU.
+    For octile.Linear and for W8A8Linear without groups.
+    """
+
+    def __init__(self, *, exact=False, **words):
+        super().__init__(**words)
+        self.exact = exact
+
+    def _apply(self, module, device_mesh):
+        return _split(module, self, device_mesh, row=True) or super()._apply(module, device_mesh)
