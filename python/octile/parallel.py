@@ -96,6 +96,11 @@ def _scaled(acc, x_scale, w_scale, b, dtype):
     return (acc * scale if b is None else _fma(acc, scale, b.float().expand_as(acc))).to(dtype)
 
 
+def _shaped(rows, lead):
+    """(..., N) of (M, N), which nobody else has: no view for autograd."""
+    return torch.ops.aten._unsafe_view(rows, (*lead, rows.shape[1]))
+
+
 class _Sharded(torch.autograd.Function):
     """One rank's part of a layer: as functional._Linear, with collectives. Positional, so that torch.compile can trace it.
 
@@ -118,7 +123,7 @@ class _Sharded(torch.autograd.Function):
         elif row or tokens < 0:
             granularity = _c.PER_ROW if o.activation == _c.DYNAMIC_PER_TOKEN else _c.PER_TENSOR
             xq, xt, xs = _quantize(rows, granularity, orientation)
-            y = _linear_int8(xq, xs, wq, ws, None if row and rank else b, _c.OUT_IN, dtype).view(*lead, n)
+            y = _shaped(_linear_int8(xq, xs, wq, ws, None if row and rank else b, _c.OUT_IN, dtype), lead)
             y = _sum(y, tokens, group, size) if row else y
         else:  # int8 travels, and the product of dW makes the transpose
             xq, xt, xs = _quantize(rows, _c.PER_ROW, _c.ROW_MAJOR)
@@ -126,7 +131,7 @@ class _Sharded(torch.autograd.Function):
             lead = xq.shape[:-1]
             xq, xs = functional._rows(xq), _gather(xs.view(x.shape[:-1]), tokens, group, size).flatten()
             xt = None
-            y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype).view(*lead, n)
+            y = _shaped(_linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype), lead)
         if need_w and xq.shape[0] > functional.LONGEST_SUM and o.dw == _c.INT8:
             raise ValueError(f"octile: x has {xq.shape[0]} rows, and an int8 dW sums at most {functional.LONGEST_SUM}")
         w_transposed = o.dx == _c.INT8 and wt is not None

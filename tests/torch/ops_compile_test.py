@@ -36,7 +36,7 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             for granularity in (_c.PER_TENSOR, _c.PER_ROW, _c.PER_COLUMN)
             for orientation in (_c.ROW_MAJOR, _c.TRANSPOSED, _c.BOTH)
         ]
-        + [(x.t(), _c.PER_ROW, _c.BOTH)],
+        + [(x.t(), _c.PER_ROW, _c.BOTH), (x, _c.PER_ROW, _c.BOTH, x_scale)],
         "dequantize": [
             (wq, w_scale, None, k, dtype),
             (turned_wq.t(), one_scale, None, k, f32),

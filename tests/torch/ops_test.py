@@ -143,6 +143,24 @@ def test_rows_that_overlap(device, generator):
     assert torch.equal(ops.linear(x, *rest), ops.linear(x.contiguous(), *rest))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_quantize_with_a_given_scale(dtype, device, generator):
+    """Parts of rows with the scales of whole rows have the levels of whole rows."""
+    x = torch.randn(19, 40, generator=generator, dtype=torch.float64).to(dtype).to(device)
+    for granularity in (_c.PER_TENSOR, _c.PER_ROW):
+        q, turned, scale = ops.quantize(x, granularity, _c.BOTH)
+        for part in (slice(0, 17), slice(17, 40)):
+            for given in (scale, scale.reshape(-1, 1).expand(-1, 2).t()[0]):
+                got, got_turned, same = ops.quantize(x[:, part], granularity, _c.BOTH, given)
+                assert torch.equal(got, q[:, part]) and torch.equal(got_turned, turned[part])
+                assert torch.equal(same, scale)
+    x[3, 2] = math.inf
+    q, _, told = ops.quantize(x, _c.PER_ROW, _c.ROW_MAJOR, torch.ones(19, dtype=scale_type(dtype), device=device))
+    assert not q[3].any() and told.isnan().nonzero().tolist() == [[3]]
+    with pytest.raises(RuntimeError, match="given_scale is .*, expected"):
+        ops.quantize(x, _c.PER_ROW, _c.ROW_MAJOR, torch.ones(18, dtype=scale_type(dtype), device=device))
+
+
 def test_quantize_of_what_is_not_finite(device):
     x = torch.ones(4, 8, device=device)
     x[1, 3], x[2, 5] = math.nan, math.inf

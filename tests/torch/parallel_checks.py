@@ -1,0 +1,419 @@
+"""Tensor parallelism, alone and under FSDP2: what the processes of fsdp_test.py check."""
+
+import math
+import pathlib
+import sys
+import tempfile
+
+import octile
+import pytest
+import torch
+import torch.distributed as dist
+from octile import fsdp
+from octile.parallel import ColumnParallel, RowParallel
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import PrepareModuleInput, parallelize_module
+
+BATCH, TOKENS, WIDTH, HIDDEN = 2, 64, 48, 64
+
+
+class Mlp(nn.Module):
+    """Both layers with biases. K of `down` has more terms than one exact part, if asked for."""
+
+    def __init__(self, backward="int8", hidden=HIDDEN, dtype=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(WIDTH, hidden, dtype=dtype), nn.Linear(hidden, WIDTH, dtype=dtype)
+        octile.quantize_(self, octile.Int8Training(backward=backward))
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+def inputs(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    x, dy = (torch.randn(BATCH, TOKENS, WIDTH, generator=generator).to(dtype) for _ in range(2))
+    return x, dy
+
+
+def part(t, mesh, dim):
+    return t.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+
+
+def split(model, mesh, tokens=None, column=False, row=True):
+    """Column-parallel `up`, row-parallel `down`; tokens: the dimension along which ranks have different ones."""
+    layout = Replicate() if tokens is None else Shard(tokens)
+    plan = {
+        "up": ColumnParallel(exact=column, input_layouts=layout),
+        "down": RowParallel(exact=row, output_layouts=layout),
+    }
+    return parallelize_module(model, mesh, plan)
+
+
+def step(model, x, dy):
+    x = x.clone().requires_grad_()
+    y = model(x)
+    y.backward(dy)
+    return y.detach(), x.grad, {n: p.grad for n, p in model.named_parameters()}
+
+
+def whole_of(gradients):
+    return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in gradients.items()}
+
+
+def exact_bits(meshes, rank):
+    """y and integer gradients of 1, 2 and 4 ranks are those of one process, with all tokens on each rank or a part."""
+    cases = [("int8-whole", torch.float32, HIDDEN), ("int8", torch.float32, HIDDEN), ("16bit", torch.float32, HIDDEN)]
+    cases += [("int8-whole", torch.bfloat16, 4608), (("int8-128", "16bit"), torch.float16, HIDDEN)]
+    for backward, dtype, hidden in cases:
+        x, dy = inputs(dtype)
+        y, dx, gradients = step(Mlp(backward, hidden, dtype), x, dy)
+        column = backward == "int8-whole"
+        for n, tokens in ((1, None), (2, None), (2, 0), (4, None), (4, 1)):
+            mesh = meshes[n]
+            model = split(Mlp(backward, hidden, dtype), mesh, tokens, column)
+            mine, theirs = (t if tokens is None else part(t, mesh, tokens) for t in (x, dy))
+            got_y, got_dx, got = step(model, mine, theirs)
+            assert torch.equal(got_y, y if tokens is None else part(y, mesh, tokens)), (backward, n, tokens)
+            expected_dx = dx if tokens is None else part(dx, mesh, tokens)
+            if column:
+                assert torch.equal(got_dx, expected_dx), (backward, n, tokens)
+            else:  # a sum of floats over ranks, and blocks of fewer channels
+                error = (got_dx - expected_dx).float().norm() / expected_dx.float().norm()
+                assert error < {torch.float32: 0.01, torch.float16: 0.01}[dtype], (backward, n, error)
+            for name, gradient in whole_of(got).items():
+                if backward == "16bit" or (backward[1] == "16bit" and "weight" in name):
+                    torch.testing.assert_close(gradient, gradients[name], rtol=1e-4, atol=1e-4)
+                else:
+                    assert torch.equal(gradient, gradients[name]), (backward, n, tokens, name)
+
+
+def inexact_sums(meshes, rank):
+    """What is not exact: sums of floats over ranks, each of what one process computes of its part."""
+    mesh, n = meshes[2], 2
+    generator = torch.Generator().manual_seed(1)
+    x, dy = torch.randn(24, 96, generator=generator), torch.randn(24, 512, generator=generator)
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 512)
+
+    def layer(weight, bias):
+        new = octile.Linear(weight.shape[1], weight.shape[0], bias is not None, backward="int8")
+        new.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+        return new
+
+    w, b = linear.weight.detach(), linear.bias.detach()
+    terms = [step(layer(w.chunk(n, 1)[i], None if i else b), x.chunk(n, 1)[i].contiguous(), dy)[0] for i in range(n)]
+    row = parallelize_module(octile.Linear.from_linear(linear, backward="int8"), mesh, RowParallel())
+    assert torch.equal(row(part(x, mesh, 1)), terms[0] + terms[1])
+    # dX by blocks of 256 channels: each rank has whole ones, so the terms are those of one process.
+    whole_dx = step(layer(w, b), x, dy)[1]
+    terms = [step(layer(w.chunk(n)[i], None), x, dy.chunk(n, 1)[i].contiguous())[1] for i in range(n)]
+    column = parallelize_module(octile.Linear.from_linear(linear, backward="int8"), mesh, ColumnParallel())
+    _, dx, _ = step(column, x, part(dy, mesh, 1))
+    assert torch.equal(dx, terms[0] + terms[1])
+    assert ((dx - whole_dx).abs() <= 2 * 2.0**-24 * (terms[0].abs() + terms[1].abs())).all()
+    # A row-parallel layer makes its part of what every rank has; a DTensor of x lets dX wait for others'.
+    row = parallelize_module(
+        octile.Linear.from_linear(linear, backward="int8"), mesh, RowParallel(exact=True, input_layouts=Replicate())
+    )
+    assert torch.equal(row(x), layer(w, b)(x))
+    pair = nn.ModuleDict({"up": octile.Linear.from_linear(linear, backward="int8")})
+    pair["gate"] = octile.Linear.from_linear(linear, backward="int8")
+    pair.forward = lambda x: pair["up"](x) + pair["gate"](x)
+    parallelize_module(
+        pair,
+        mesh,
+        {
+            "": PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate()),
+            "up": ColumnParallel(),
+            "gate": ColumnParallel(output_layouts=Shard(-1)),
+        },
+    )
+    mine = part(x, mesh, 0).clone().requires_grad_()
+    y = pair(mine)
+    y.backward(part(dy, mesh, 1))
+    assert torch.equal(y, 2 * part(layer(w, b)(x), mesh, 1))
+    assert torch.equal(mine.grad, 2 * part(terms[0] + terms[1], mesh, 0))
+    head = parallelize_module(
+        octile.Linear.from_linear(linear, backward="int8"), mesh, ColumnParallel(output_layouts=Replicate())
+    )
+    assert torch.equal(head(x), layer(w, b)(x))
+
+
+def frozen_layers(meshes, rank):
+    """Layers for inference: column-parallel ones are exact; row-parallel ones are sums of floats, or of integers."""
+    makers = {
+        "w8a8": (octile.W8A8Linear.from_linear, {}),
+        "w8a8_groups": (octile.W8A8Linear.from_linear, {"group": 32}),
+        "static": (
+            octile.W8A8StaticLinear.from_linear,
+            {"input_scale": 0.02, "input_multiplier": torch.rand(128) + 0.5},
+        ),
+        "w8a16": (octile.W8A16Linear.from_linear, {}),
+        "w4a16": (octile.W4A16Linear.from_linear, {"group": 32}),
+        "w4a8": (octile.W4A8Linear.from_linear, {"group": 0}),
+    }
+    generator = torch.Generator().manual_seed(1)
+    x, dy = torch.randn(5, 128, generator=generator), torch.randn(5, 64, generator=generator)
+    torch.manual_seed(0)
+    linear = nn.Linear(128, 64)
+    for n in (2, 4):
+        mesh = meshes[n]
+        for name, (make, words) in makers.items():
+            whole = make(linear, **words)
+            state = {key: value.clone() for key, value in whole.state_dict().items()}
+            y, dx, _ = step(whole, x, dy)
+            is_float = name in ("w8a16", "w4a16")
+            for style in (ColumnParallel(), RowParallel(), RowParallel(exact=True)):
+                row = isinstance(style, RowParallel)
+                if style.exact and name != "w8a8":
+                    continue
+                layer = parallelize_module(make(linear, **words), mesh, style)
+                got, got_dx, _ = step(layer, part(x, mesh, 1) if row else x, dy if row else part(dy, mesh, 1))
+                expected = y if row else part(y, mesh, 1)
+                expected_dx = part(dx, mesh, 1) if row else dx
+                if style.exact or (not row and not is_float):
+                    assert torch.equal(got, expected), (name, style)
+                else:
+                    error = (got - expected).norm() / expected.norm()
+                    assert error < (1e-5 if is_float or name == "static" else 0.02), (name, style, error)
+                torch.testing.assert_close(got_dx, expected_dx, rtol=1e-4, atol=1e-4)
+                saved = {key: value.clone() for key, value in layer.state_dict().items()}
+                for key, value in state.items():
+                    held = saved[key].full_tensor() if isinstance(saved[key], DTensor) else saved[key]
+                    assert torch.equal(held, value), (name, style, key)
+                for given in (saved, state):
+                    with torch.no_grad():
+                        layer.quantized_weight.zero_()
+                        layer.bias.zero_()
+                    layer.load_state_dict(given)
+                    assert torch.equal(layer(part(x, mesh, 1) if row else x), got)
+                if name == "w4a16":
+                    layer.pack_()
+                    torch.testing.assert_close(layer(part(x, mesh, 1) if row else x), got, rtol=1e-4, atol=1e-4)
+                    with pytest.raises(RuntimeError, match="no state_dict once it is packed"):
+                        layer.state_dict()
+
+
+def two_dimensions(meshes, rank):
+    """FSDP2 over two ranks, tensor parallelism over two: y has one process's bits, and int8 on the wire trains as float
+    on the wire does. Checkpoints are plain floats, for any other mesh."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    both, alone = meshes["2x2"], meshes[1]
+    x, dy = inputs()
+
+    def build(replicas, ranks, prepared=True, row=True):
+        """Over so many replicas of FSDP2 and ranks of tensor parallelism. None: without."""
+        model = Mlp("int8-whole")
+        if ranks is not None:
+            split(model, ranks, column=row, row=row)
+        if prepared and replicas is not None:
+            assert fsdp.prepare_(model) == ["up", "down"]
+        if replicas is not None:
+            for layer in (model.up, model.down, model):
+                fully_shard(layer, mesh=replicas)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.05, foreach=True)
+
+    def run(model, optimizer, steps=2):
+        losses = []
+        for i in range(steps):
+            loss = model(x.roll(i, 0)[both["r"].get_local_rank()]).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.stack(losses)
+
+    def document(model, optimizer):
+        weights, state = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": state}
+
+    whole = Mlp("int8-whole")
+    expected = whole(x)
+    results = []
+    for prepared in (False, True):
+        model, optimizer = build(both["r"], both["s"], prepared)
+        mine = x[both["r"].get_local_rank()].clone().requires_grad_()
+        assert torch.equal(model(mine), expected[both["r"].get_local_rank()])
+        results.append((run(model, optimizer), whole_of(dict(model.named_parameters()))))
+    assert torch.equal(results[0][0], results[1][0])
+    for name, value in results[0][1].items():
+        assert torch.equal(value, results[1][1][name]), name
+    model_fast = build(both["r"], both["s"], row=False)
+    torch.testing.assert_close(run(*model_fast), results[0][0], rtol=0.02, atol=0)
+    for name, value in model.state_dict().items():
+        assert type(value._local_tensor) is torch.Tensor, name
+    # Saved by this mesh, loaded by others, and the other way round.
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    everywhere = {
+        "2d": (both["r"], both["s"]),
+        "tp4": (None, meshes[4]),
+        "fsdp4": (meshes[4], None),
+        "one": (None, None),
+    }
+    for source in ("2d", "tp4"):
+        model, optimizer = (model, optimizer) if source == "2d" else build(*everywhere[source])
+        run(model, optimizer, steps=1)
+        held = {name: value.detach() for name, value in whole_of(dict(model.named_parameters())).items()}
+        dcp.save(document(model, optimizer), checkpoint_id=f"{folder[0]}/{source}")
+        for place, meshes_of in everywhere.items():
+            other, of_other = build(*meshes_of)
+            fresh = document(other, of_other)
+            dcp.load(fresh, checkpoint_id=f"{folder[0]}/{source}")
+            set_state_dict(other, of_other, model_state_dict=fresh["model"], optim_state_dict=fresh["optimizer"])
+            for name, value in whole_of(dict(other.named_parameters())).items():
+                assert torch.equal(value, held[name]), (source, place, name)
+            moments = [s["exp_avg"] for s in of_other.state.values()]
+            assert all(m.full_tensor().any() if isinstance(m, DTensor) else m.any() for m in moments)
+            whole.load_state_dict(held)
+            assert torch.equal(other(x), whole(x)), (source, place)
+    assert alone.size() == 1
+
+
+def values_that_are_not_finite(meshes, rank):
+    """A NaN that one rank alone has in a token is in this token's y on all ranks, and in no other."""
+    mesh = meshes[4]
+    x, dy = inputs()
+    x, dy = x.flatten(0, 1), dy.flatten(0, 1)
+    for bad in (math.nan, -math.inf):
+        for exact in (True, False):
+            layer = parallelize_module(octile.Linear(WIDTH, 32, backward="int8"), mesh, RowParallel(exact=exact))
+            good = layer(part(x, mesh, 1))
+            mine = part(x, mesh, 1)
+            mine[7, 3] = bad if rank == 2 else mine[7, 3]
+            mine.requires_grad_()
+            y = layer(mine)
+            assert y[7].isnan().all()
+            y, good = (torch.cat([t[:7], t[8:]]) for t in (y, good))
+            assert torch.equal(y, good)
+            y.sum().backward()
+            assert mine.grad.isfinite().all()
+        # dY of one rank: dX is NaN where one process's would be.
+        layer = parallelize_module(octile.Linear(WIDTH, 32, backward="int8-whole"), mesh, ColumnParallel(exact=True))
+        mine = x.clone().requires_grad_()
+        given = part(dy[:, :32], mesh, 1)
+        given[5, 0] = bad if rank == 1 else given[5, 0]
+        layer(mine).backward(given)
+        assert mine.grad[5].isnan().all() and mine.grad[:5].isfinite().all() and mine.grad[6:].isfinite().all()
+
+
+def refused_parallel(meshes, rank):
+    mesh = meshes[2]
+    cached = octile.Linear(8, 8)
+    octile.cache_weights_(cached)
+    prepared = octile.Linear(8, 8)
+    fsdp.prepare_(prepared)
+    linear = nn.Linear(128, 8)
+    packed = octile.W4A16Linear.from_linear(linear, group=32)
+    packed.pack_()
+    tuned = octile.W8A8Linear.from_linear(linear)
+    tuned.bias = nn.Parameter(tuned.bias)
+    cases = [
+        (octile.Linear(8, 7), ColumnParallel(), "out_features is 7, which 2 ranks cannot share evenly"),
+        (octile.Linear(7, 8), RowParallel(), "in_features is 7, which 2 ranks cannot share evenly"),
+        (cached, RowParallel(), r"cached by cache_weights_\(\): call remove\(\) first"),
+        (prepared, RowParallel(), r"comes before octile.fsdp.prepare_\(\) and fully_shard\(\)"),
+        (octile.Linear(8, 8, per_channel=False), ColumnParallel(), "one scale for its whole weight"),
+        (octile.Linear(8, 8, activation="per_tensor"), RowParallel(exact=True), "one scale for all tokens"),
+        (octile.Linear(8, 8, activation="per_tensor"), ColumnParallel(input_layouts=Shard(1)), "one scale for all tok"),
+        (octile.Linear(8, 8, backward="int8"), ColumnParallel(exact=True), "exact with backward='int8-whole' alone"),
+        (octile.Linear(8, 8, backward="16bit"), ColumnParallel(exact=True), "exact with backward='int8-whole' alone"),
+        (octile.Linear(8, 8, rounding="stochastic"), RowParallel(exact=True), "and stochastic rounding"),
+        (octile.Linear(8, 8, dtype=torch.float64), RowParallel(exact=True), "exact=True is not for float64"),
+        (octile.Linear(131_072, 2, device="meta"), RowParallel(exact=True), "131072 int8 products does not fit"),
+        (octile.QuantizedLinear(8, 8, device="cpu"), ColumnParallel(), "QuantizedLinear cannot be split over ranks"),
+        (nn.Linear(8, 8), RowParallel(exact=True), "exact=True is for layers of octile's, not for Linear"),
+        (packed, ColumnParallel(), r"it is packed: pack_\(\) comes after parallelize_module\(\)"),
+        (
+            octile.W4A16Linear.from_linear(linear),
+            RowParallel(),
+            "64 of its inputs, which is not a multiple of its group",
+        ),
+        (octile.W4A16Linear.from_linear(linear, group=32), RowParallel(exact=True), "its sums are of floats"),
+        (tuned, RowParallel(), "its bias is a parameter"),
+    ]
+    for layer, style, reason in cases:
+        with pytest.raises(ValueError, match=reason):
+            parallelize_module(layer, mesh, style)
+        assert layer._parallel is None if hasattr(layer, "_parallel") else True
+    # Others are torch's.
+    plain = parallelize_module(nn.Linear(WIDTH, 8), mesh, RowParallel())
+    assert plain(part(inputs()[0], mesh, -1)).shape[-1] == 8
+    # Tokens that ranks cannot share evenly.
+    layer = parallelize_module(octile.Linear(8, 8), mesh, RowParallel(output_layouts=Shard(0)))
+    with pytest.raises(ValueError, match="5 tokens do not divide into 2 ranks"):
+        layer(torch.randn(5, 4))
+
+
+def unlike_ranks(meshes, rank):
+    """A rank with another option, another layer or another version is named on all ranks, before anything is computed."""
+    mesh = meshes[4]
+    backward = "int8-128" if rank == 2 else "int8"
+    with pytest.raises(ValueError, match="the layer to be split is .* on rank 0 and .* on rank 2"):
+        parallelize_module(octile.Linear(8, 8, backward=backward), mesh, ColumnParallel())
+    with pytest.raises(ValueError, match="the layer to be split is .*exact=True on rank 0 and .*exact=False on rank 1"):
+        parallelize_module(octile.Linear(8, 8), mesh, RowParallel(exact=rank == 0))
+    from torch.distributed.fsdp import fully_shard
+
+    def first_gather(**words):
+        model = nn.Sequential(octile.Linear(8, 8, **words), nn.ReLU())
+        fsdp.prepare_(model)
+        fully_shard(model, mesh=mesh)
+        return model(torch.randn(4, 8))
+
+    with pytest.raises(ValueError, match=r"octile: 0 is Linear.* on rank 0 and .* on rank 2"):
+        first_gather(backward=backward)
+    held = octile.__version__
+    octile.__version__ = "0.0.9" if rank == 3 else held
+    with pytest.raises(ValueError, match=f"octile: octile is {held} on rank 0 and 0.0.9 on rank 3"):
+        first_gather()
+    octile.__version__ = held
+    assert first_gather().shape == (4, 8)
+
+
+def compiled_parallel(meshes, rank):
+    """Blocks that torch.compile has in one graph, collectives and all."""
+    if rank:
+        return
+    x, dy = inputs()
+    expected = step(split(Mlp("int8-whole"), meshes[1], 1, column=True), x, dy)
+    model = split(Mlp("int8-whole"), meshes[1], 1, column=True)
+    model.compile(fullgraph=True, backend="aot_eager")
+    got = step(model, x, dy)
+    assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+    for name, gradient in whole_of(got[2]).items():
+        assert torch.equal(gradient, whole_of(expected[2])[name]), name
+
+
+def example_parallel(meshes, rank):
+    """train_gpt.py --parallel tp and 2d: the loss curve of one process."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
+    from gpt import training as gpt
+
+    text = torch.randint(97, 105, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shape = {"width": 32, "layers": 1, "heads": 4, "length": 16, "batch": 8, "steps": 2, "accumulate": 1}
+    shape |= {"mode": "octile-int8-whole", "precision": "f32", "device": "cpu", "compile": "off"}
+    curves = []
+    for parallel in ("none", "tp", "2d"):
+        trainer = gpt.Trainer(gpt.Settings(**shape, validation_windows=8, parallel=parallel), text, text)
+        starts = trainer.begin(1)
+        curves.append([trainer.step(i, starts[i]).item() for i in range(2)] + [trainer.validate()])
+    for curve in curves[1:]:
+        torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curve), rtol=1e-4, atol=0)
+
+
+CHECKS = [
+    exact_bits,
+    inexact_sums,
+    frozen_layers,
+    two_dimensions,
+    values_that_are_not_finite,
+    refused_parallel,
+    unlike_ranks,
+    compiled_parallel,
+]
