@@ -4,6 +4,7 @@
     python3 examples/train_gpt.py                          # 101 million parameters, four kinds of layers, 1,000 steps
     python3 examples/train_gpt.py --modes bf16 octile-int8 --width 4096 --layers 6 --steps 40
     python3 examples/train_gpt.py --parallel fsdp          # each kind on all GPUs together, by torchrun and FSDP2
+    python3 examples/train_gpt.py --parallel 2d --split 2  # FSDP2 over pairs of GPUs that share each layer
     python3 examples/train_gpt.py --tiny                   # a minute on a CPU
 
 Every kind of layers sees the same initial values and the same bytes in the same order, seed by seed. Each trains in a
@@ -70,8 +71,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--gpus", type=int, help="use at most so many (all that are visible)")
     p.add_argument(
-        "--parallel", choices=["none", "fsdp"], help="fsdp: every kind on all GPUs (on a CPU two processes, or --gpus)"
+        "--parallel",
+        choices=["none", "fsdp", "tp", "2d"],
+        help="every kind on all GPUs, or on --gpus processes: FSDP2, tensor parallelism, or both",
     )
+    p.add_argument("--split", type=int, help="with --parallel 2d: GPUs that share a layer (2)")
+    p.add_argument("--exact", action="store_true", default=None, help="with tp and 2d: integers are summed over GPUs")
     p.add_argument("--tiny", action="store_true", help="a model for trying this out")
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/training"), help="folder of the results")
     return p.parse_args(given)
@@ -89,11 +94,19 @@ def settings_of(a: argparse.Namespace) -> training.Settings:
     if a.device == "cpu" and a.compile is None:
         fields["compile"] = "off"
     s = training.Settings(**fields)
-    if s.parallel == "fsdp":
-        s.ranks = len(visible(a.gpus)) if s.device == "cuda" else a.gpus or 2
+    if s.parallel != "none":
+        s.ranks = len(visible(a.gpus)) if s.device == "cuda" else a.gpus or (4 if s.parallel == "2d" else 2)
         s.compile = "blocks" if s.compile == "model" else s.compile
-        if s.batch % s.ranks:
-            raise SystemExit(f"train_gpt: a batch of {s.batch} does not divide into {s.ranks} processes")
+        shared = {"fsdp": 1, "tp": s.ranks, "2d": s.split}[s.parallel]
+        s.split_qkv = s.split_qkv or shared > 1  # a rank has whole heads
+        if s.ranks % shared or s.batch % (s.ranks // shared):
+            raise SystemExit(
+                f"train_gpt: a batch of {s.batch} does not divide into {s.ranks} processes, {shared} a layer"
+            )
+        if s.heads % shared or s.length % shared:
+            raise SystemExit(f"train_gpt: {s.heads} heads and {s.length} bytes do not divide into {shared} processes")
+        if shared > 1 and s.architecture != "gpt":
+            raise SystemExit(f"train_gpt: --parallel {s.parallel} is for gpt; in llama gate and up are one layer")
     if s.width % s.heads:
         raise SystemExit(f"train_gpt: a width of {s.width} does not divide into {s.heads} heads")
     return s
@@ -108,7 +121,7 @@ def worker() -> None:
     folder = pathlib.Path(sys.argv[3])
     texts = [torch.from_numpy(np.fromfile(folder / name, np.uint8)) for name in ("training", "validation")]
     training.work(s, *texts, lambda event: print(json.dumps(event), flush=True))
-    if s.parallel == "fsdp":
+    if s.parallel != "none":
         os._exit(0)  # the interpreter's end beside gloo's threads has aborted now and then
 
 
@@ -149,7 +162,7 @@ class Driver:
     def start(self, s: training.Settings, gpu: str | None) -> None:
         environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
         command = [__file__, "--worker", json.dumps(dataclasses.asdict(s)), str(self.texts)]
-        if s.parallel == "fsdp":
+        if s.parallel != "none":
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(s.ranks)]
             command = [*torchrun, *command]
         command = [sys.executable, *command]
@@ -284,7 +297,7 @@ def main() -> int:
     document = {"facts": facts, "settings": dataclasses.asdict(s) | {"tokens": s.tokens}}
     document |= {"workers": [], "runs": [], "profiles": [], "failures": [], "interrupted": False}
     places = visible(a.gpus) if s.device == "cuda" else [None]
-    if s.parallel == "fsdp" and s.device == "cuda":
+    if s.parallel != "none" and s.device == "cuda":
         places = [",".join(places)]
     with tempfile.TemporaryDirectory() as folder:
         texts = pathlib.Path(folder)

@@ -30,7 +30,7 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, bias: bool, split: bool, rotary: bool = False):
         super().__init__()
-        self.heads, self.rotary = heads, rotary
+        self.heads, self.size, self.rotary = heads, width // heads, rotary
         # One layer for queries, keys and values, or one for each.
         self.inputs = nn.ModuleList(
             nn.Linear(width, size, bias=bias) for size in ([width] * 3 if split else [3 * width])
@@ -38,15 +38,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        parts = [layer(x).view(batch, length, -1, self.heads, width // self.heads) for layer in self.inputs]
+        # The layers' sizes count: with tensor parallelism x may have fewer tokens, and there are fewer heads.
+        parts = [y.unflatten(-1, (-1, self.heads, self.size)) for y in (layer(x) for layer in self.inputs)]
         # Each (batch, heads, length, width / heads).
         q, k, v = (one.transpose(1, 2) for part in parts for one in part.unbind(2))
         if self.rotary:
-            turns = rotations(length, width // self.heads, x.device)
+            turns = rotations(q.shape[2], self.size, x.device)
             q, k = rotate(q, *turns), rotate(k, *turns)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):

@@ -146,7 +146,8 @@ def heading(document: dict) -> str:
     f, s = document["facts"], document["settings"]
     master = {"master": "f32 parameters, bf16 autocast", "bf16": "bf16 parameters", "f32": "f32"}[s["precision"]]
     compiled = {"off": "eager", "model": "compiled", "blocks": "blocks compiled"}[s["compile"]]
-    shared = f", FSDP2 over {s['ranks']} processes" if s.get("parallel") == "fsdp" else ""
+    shared = {"fsdp": "FSDP2", "tp": "tensor parallelism", "2d": f"FSDP2 and, by {s.get('split')}, tensor parallelism"}
+    shared = f", {shared[s['parallel']]} over {s['ranks']} processes" if s.get("parallel", "none") != "none" else ""
     if s["compile"] != "off" and s["compile_mode"] != "default":
         compiled += f" ({s['compile_mode']})"
     accumulated = f" x {s['accumulate']}" if s["accumulate"] > 1 else ""

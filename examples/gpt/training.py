@@ -60,8 +60,12 @@ class Settings:
     validate_every: int = 500
     validation_windows: int = 1024  # rounded to whole batches
     profile: bool = False
-    parallel: str = "none"  # "fsdp": the processes of torch.distributed share the parameters and each step's sequences
+    # What the processes of torch.distributed share. "fsdp": the parameters, and each step's sequences; "tp": each layer, and
+    # the tokens between layers; "2d": groups of `split` processes do as in "tp", and these groups as in "fsdp".
+    parallel: str = "none"
     ranks: int = 1  # how many processes
+    split: int = 2  # in "2d": processes that share a layer
+    exact: bool = False  # whether their sums are of integers, where Octile's layers can
     device: str = "cuda"
 
     @property
@@ -96,9 +100,52 @@ def convert(model: Gpt, settings: Settings) -> str:
     return str(report)
 
 
-def shard(model: Gpt, settings: Settings) -> None:
-    """FSDP2, block by block. It gathers the weights of Octile's layers as int8."""
+def meshes(settings: Settings):
+    """The processes that have other sequences, and those that share layers; None: no such."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    kind, ranks = torch.device(settings.device).type, dist.get_world_size()
+    if settings.parallel == "fsdp":
+        return init_device_mesh(kind, (ranks,)), None
+    if settings.parallel == "tp":
+        return None, init_device_mesh(kind, (ranks,))
+    both = init_device_mesh(kind, (ranks // settings.split, settings.split), mesh_dim_names=("replicas", "split"))
+    return both["replicas"], both["split"]
+
+
+def split_layers(model: Gpt, settings: Settings, mesh) -> None:
+    """Tensor parallelism: a rank has some heads, some channels and, between the layers, some tokens of each sequence."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    column, row, words = ColwiseParallel, RowwiseParallel, {}
+    if MODES[settings.mode] is not None:
+        from octile.parallel import ColumnParallel as column  # noqa: N813
+        from octile.parallel import RowParallel as row  # noqa: N813
+
+        words = {"exact": settings.exact}
+    tokens = Shard(1)
+    for block in model.blocks:
+        plan = {name: SequenceParallel(use_local_output=True) for name in ("norm_attention", "norm_mlp")}
+        for name in [f"attention.inputs.{i}" for i in range(len(block.attention.inputs))] + ["mlp.up"]:
+            plan[name] = column(input_layouts=tokens)
+        plan |= {name: row(output_layouts=tokens, **words) for name in ("attention.out", "mlp.down")}
+        parallelize_module(block, mesh, plan)
+        block.attention.heads //= mesh.size()
+    plan = {"bytes": RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens)}
+    plan |= {"positions": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))}
+    plan |= {"norm": SequenceParallel(use_local_output=True)}
+    plan |= {"head": column(input_layouts=tokens, output_layouts=Replicate())}
+    parallelize_module(model, mesh, plan)
+
+
+def shard(model: Gpt, settings: Settings, mesh) -> None:
+    """FSDP2, block by block. It gathers the weights of Octile's layers as int8."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if MODES[settings.mode] is not None:
@@ -108,7 +155,6 @@ def shard(model: Gpt, settings: Settings) -> None:
     policy = MixedPrecisionPolicy()
     if settings.precision == "master":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    mesh = init_device_mesh(torch.device(settings.device).type, (dist.get_world_size(),))
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
 
@@ -121,8 +167,10 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False
-        self.parallel = s.parallel == "fsdp"
-        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if self.parallel else (0, 1)
+        replicas, split = meshes(s) if s.parallel != "none" else (None, None)
+        self.parallel, self.sharded = s.parallel != "none", replicas is not None
+        # Of the processes that have other sequences.
+        self.rank, self.ranks = (replicas.get_local_rank(), replicas.size()) if replicas else (0, 1)
         self.model = self.build()
         self.converted = convert(self.model, s)
         self.cached = None
@@ -131,6 +179,8 @@ class Trainer:
 
             # Otherwise each micro-batch quantizes the weights.
             self.cached = octile.cache_weights_(self.model)
+        if split:
+            split_layers(self.model, s, split)
         self.residual = torch.float32 if s.precision == "f32" else torch.bfloat16
         self.forward = self.model
         if s.compile == "model":
@@ -138,8 +188,8 @@ class Trainer:
         elif s.compile == "blocks":
             for block in self.model.blocks:
                 block.compile(fullgraph=True, mode=s.compile_mode)
-        if self.parallel:
-            shard(self.model, s)
+        if replicas:
+            shard(self.model, s, replicas)
 
     def build(self) -> Gpt:
         s = self.settings
@@ -153,24 +203,21 @@ class Trainer:
         if not self.parallel:
             self.model.reset(seed)
             return
-        from torch.distributed.tensor import distribute_tensor
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
         whole = self.build()
         whole.reset(seed)
-        values = whole.state_dict()
-        for name, p in self.model.named_parameters():  # the same on all ranks: nothing is sent
-            values[name] = distribute_tensor(values[name], p.device_mesh, p.placements, src_data_rank=None)
-        self.model.load_state_dict(values)
+        set_model_state_dict(self.model, whole.state_dict(), options=StateDictOptions(full_state_dict=True))
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """Over the ranks."""
         if self.parallel:
             dist.all_reduce(loss)
-            loss /= self.ranks
+            loss /= dist.get_world_size()
         return loss
 
     def autocast(self):
-        if self.settings.precision != "master" or self.parallel:  # FSDP2 casts by itself
+        if self.settings.precision != "master" or self.sharded:  # FSDP2 casts by itself
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.settings.device).type, torch.bfloat16)
 
@@ -252,7 +299,7 @@ class Trainer:
 
 
 def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, emit: Emit) -> None:
-    if settings.parallel == "fsdp":  # as torchrun has started it
+    if settings.parallel != "none":  # as torchrun has started it
         if settings.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if settings.device == "cuda" else "gloo")
@@ -264,6 +311,6 @@ def work(settings: Settings, training: torch.Tensor, validation: torch.Tensor, e
     for seed in settings.seeds:
         for event in trainer.run(seed):
             emit({"seed": seed, **event})
-    if settings.parallel == "fsdp":
+    if settings.parallel != "none":
         dist.barrier()
         dist.destroy_process_group()

@@ -397,7 +397,8 @@ def example_parallel(meshes, rank):
 
     text = torch.randint(97, 105, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     shape = {"width": 32, "layers": 1, "heads": 4, "length": 16, "batch": 8, "steps": 2, "accumulate": 1}
-    shape |= {"mode": "octile-int8-whole", "precision": "f32", "device": "cpu", "compile": "off"}
+    shape |= {"mode": "octile-int8-whole", "precision": "f32", "device": "cpu", "compile": "off", "split_qkv": True}
+    shape |= {"exact": True}
     curves = []
     for parallel in ("none", "tp", "2d"):
         trainer = gpt.Trainer(gpt.Settings(**shape, validation_windows=8, parallel=parallel), text, text)
@@ -416,4 +417,5 @@ CHECKS = [
     refused_parallel,
     unlike_ranks,
     compiled_parallel,
+    example_parallel,
 ]
