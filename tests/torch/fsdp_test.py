@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import datetime
 import os
 import pathlib
 import sys
@@ -187,18 +188,21 @@ def mixed_precision(meshes, rank):
 
 
 class Gathered(TorchDispatchMode):
-    """Counts the bytes that collectives put on the wire, by the op; and the float weights that are quantized."""
+    """Counts the bytes that all-gathers write, or all collectives, by the op; and the float weights that are quantized."""
 
-    def __init__(self):
+    def __init__(self, every=False):
         super().__init__()
-        self.bytes, self.quantized = collections.Counter(), 0
+        self.bytes, self.quantized, self.every = collections.Counter(), 0, every
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         name = function.name()
-        if name.startswith("c10d::") and "allgather" in name:
+        out = function(*arguments, **(keywords or {}))
+        if name.startswith("c10d::") and ("allgather" in name or self.every):
             self.bytes[name] += sum(t.nbytes for t in torch.utils._pytree.tree_leaves(arguments[0]))
+        elif name.startswith("_c10d_functional::") and self.every and "wait" not in name:
+            self.bytes[name] += out.nbytes
         self.quantized += name == "octile::quantize" and arguments[0].shape[0] != 24  # x has 24 rows
-        return function(*arguments, **(keywords or {}))
+        return out
 
 
 def wire(meshes, rank):
@@ -403,16 +407,84 @@ def work(rank, port, checks):
     os._exit(0)  # as in distributed_test.py
 
 
-def test_four_processes():
-    """One group for all checks: it is torch's import that takes long, so a server has done that before it forks."""
+def start(work, ranks, arguments):
+    """It is torch's import that takes long, so a server has done that before it forks."""
     if not dist.is_available() or not dist.is_gloo_available():
         pytest.skip("no gloo")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     mp.get_context("forkserver").set_forkserver_preload(["fsdp_test", "torch._dynamo", "torch.distributed.fsdp"])
+    mp.start_processes(work, (port, *arguments), nprocs=ranks, start_method="forkserver")
+
+
+def test_four_processes():
+    """One group for all checks."""
     checks = os.environ.get("OCTILE_FSDP_CHECKS", "").split() or [check.__name__ for check in CHECKS]  # fewer by hand
-    mp.start_processes(work, (port, checks), nprocs=RANKS, start_method="forkserver")
+    start(work, RANKS, (checks,))
+
+
+def lose_a_rank(rank, port):
+    """The others hear of it from the collective that they are in, and not by the group's time having passed."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    from octile.parallel import RowParallel
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60))
+    layer = parallelize_module(octile.Linear(8, 8), init_device_mesh("cpu", (2,)), RowParallel(exact=True))
+    x = torch.randn(4, 4)
+    layer(x)
+    if rank == 1:
+        os._exit(0)
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError):
+        for _ in range(2):
+            layer(x)
+    assert time.monotonic() - begun < 50
+    os._exit(0)
+
+
+def test_a_rank_dies():
+    start(lose_a_rank, 2, ())
+
+
+def test_sixty_four_ranks():
+    """Shapes and bytes of one rank of 64, 8 of FSDP2 by 8 of tensor parallelism: no other is there."""
+    from octile.parallel import ColumnParallel, RowParallel
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    width, hidden, tokens, parts = 64, 256, 16, 8
+    dist.init_process_group("fake", store=FakeStore(), rank=11, world_size=64)
+    try:
+        mesh = init_device_mesh("cpu", (8, parts), mesh_dim_names=("replicas", "split"))
+        model = nn.Sequential(nn.Linear(width, hidden, False), nn.ReLU(), nn.Linear(hidden, width, False))
+        octile.quantize_(model, octile.Int8Training(backward="int8-whole"))
+        plan = {"0": ColumnParallel(input_layouts=Shard(0)), "2": RowParallel(output_layouts=Shard(0))}
+        parallelize_module(model, mesh["split"], plan)
+        fsdp.prepare_(model)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh["replicas"])
+        assert [p.to_local().shape for p in model.parameters()] == [(hidden // 64, width), (width // 8, hidden // 8)]
+        x = torch.randn(tokens // parts, width, requires_grad=True)
+        with Gathered(True) as seen:
+            y = model(x)
+            y.sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert y.shape == x.shape and model[0].weight.grad.to_local().shape == (hidden // 64, width)
+    of_weights = 2 * 2 * width * hidden // parts + 2 * 4 * (hidden // parts + width)  # forward and backward
+    assert seen.bytes == {
+        "c10d::_allgather_base_": of_weights,
+        "c10d::_reduce_scatter_base_": 4 * 2 * width * hidden // parts // 8,  # dW in f32, what one rank keeps
+        "_c10d_functional::all_gather_into_tensor": tokens * (width + 4) + 4 * tokens * width,  # x as int8, dY
+        "_c10d_functional::reduce_scatter_tensor": 2 * 4 * tokens // parts * width,  # y and dX
+    }, seen.bytes
 
 
 @pytest.fixture

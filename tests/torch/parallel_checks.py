@@ -408,6 +408,38 @@ def example_parallel(meshes, rank):
         torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curve), rtol=1e-4, atol=0)
 
 
+def interrupted_checkpoint(meshes, rank):
+    """A rank that fails while it writes: no rank takes the checkpoint for one, and the one before it still is."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    class Failing(FileSystemWriter):
+        def write_data(self, plan, planner):
+            if rank == 1:
+                raise OSError("the disk is full")
+            return super().write_data(plan, planner)
+
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    model = split(Mlp(), meshes[4])
+    state = model.state_dict()
+    dcp.save(state, checkpoint_id=f"{folder[0]}/first")
+    with pytest.raises(CheckpointException, match="the disk is full"):
+        dcp.save(state, storage_writer=Failing(f"{folder[0]}/second"))
+    assert (pathlib.Path(folder[0]) / "first/.metadata").exists()
+    assert not (pathlib.Path(folder[0]) / "second/.metadata").exists()
+    held = {name: value.full_tensor() for name, value in state.items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    with pytest.raises(CheckpointException):
+        dcp.load(state, storage_reader=FileSystemReader(f"{folder[0]}/second"))
+    dcp.load(state, checkpoint_id=f"{folder[0]}/first")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.full_tensor(), held[name])
+
+
 CHECKS = [
     exact_bits,
     inexact_sums,
@@ -418,4 +450,5 @@ CHECKS = [
     unlike_ranks,
     compiled_parallel,
     example_parallel,
+    interrupted_checkpoint,
 ]
