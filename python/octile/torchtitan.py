@@ -4,8 +4,8 @@
 
     model_registry("8B", converters=[Int8LinearConverter.Config(backward="int8", filter_fqns=["lm_head"])])
 
-FSDP2 and HSDP gather the weights as int8. torchtitan's own tensor parallelism multiplies DTensors, which these layers do
-not take: it is refused. docs/fsdp.md has the rest.
+FSDP2 and HSDP gather the weights as int8, with parallelism.spmd_backend = "partial_dtensor". torchtitan's other backends
+and its tensor parallelism multiply DTensors, which these layers do not take: refused. docs/fsdp.md has the rest.
 """
 
 from dataclasses import dataclass, field
@@ -32,8 +32,8 @@ class Int8Linear(training.Linear, Module):
 
     def parallelize(self, parallel_dims):
         raise ValueError(
-            "octile: torchtitan's tensor parallelism and its spmd backends multiply DTensors, which Int8Linear does not "
-            "take; use data_parallel_shard_degree, or octile.parallel in a parallelize_fn of your own"
+            "octile: Int8Linear takes no DTensors, which torchtitan's tensor parallelism and its backends full_dtensor and "
+            'spmd_types multiply; set parallelism.spmd_backend = "partial_dtensor" and tensor_parallel_degree = 1'
         )
 
 
