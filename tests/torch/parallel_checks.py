@@ -300,6 +300,15 @@ def values_that_are_not_finite(meshes, rank):
         given[5, 0] = bad if rank == 1 else given[5, 0]
         layer(mine).backward(given)
         assert mine.grad[5].isnan().all() and mine.grad[:5].isfinite().all() and mine.grad[6:].isfinite().all()
+        # In W of one rank of FSDP2: a channel of y, on all.
+        from torch.distributed.fsdp import fully_shard
+
+        layer = octile.Linear(WIDTH, 32)
+        fsdp.prepare_(layer)
+        fully_shard(layer, mesh=mesh)
+        with torch.no_grad():
+            layer.weight.to_local()[3, 1] = bad if rank == 2 else 0
+        assert layer(x).isnan().any(0).nonzero().flatten().tolist() == [2 * 8 + 3]
 
 
 def refused_parallel(meshes, rank):
