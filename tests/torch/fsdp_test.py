@@ -407,21 +407,10 @@ def work(rank, port, checks):
     os._exit(0)  # as in distributed_test.py
 
 
-def start(work, ranks, arguments):
-    """It is torch's import that takes long, so a server has done that before it forks."""
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("no gloo")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.get_context("forkserver").set_forkserver_preload(["fsdp_test", "torch._dynamo", "torch.distributed.fsdp"])
-    mp.start_processes(work, (port, *arguments), nprocs=ranks, start_method="forkserver")
-
-
-def test_four_processes():
+def test_four_processes(start_processes):
     """One group for all checks."""
     checks = os.environ.get("OCTILE_FSDP_CHECKS", "").split() or [check.__name__ for check in CHECKS]  # fewer by hand
-    start(work, RANKS, (checks,))
+    start_processes(work, (checks,), RANKS)
 
 
 def lose_a_rank(rank, port):
@@ -446,8 +435,8 @@ def lose_a_rank(rank, port):
     os._exit(0)
 
 
-def test_a_rank_dies():
-    start(lose_a_rank, 2, ())
+def test_a_rank_dies(start_processes):
+    start_processes(lose_a_rank, (), 2)
 
 
 def test_sixty_four_ranks():
