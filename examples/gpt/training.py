@@ -233,8 +233,7 @@ class Trainer:
         self.reset(seed)
         if self.cached:
             self.cached.refresh()
-        fused = torch.device(s.device).type == "cuda"
-        self.optimizer = torch.optim.AdamW(self.model.groups(DECAY), lr=s.rate, betas=BETAS, fused=fused)
+        self.optimizer = torch.optim.AdamW(self.model.groups(DECAY), lr=s.rate, betas=BETAS, fused=True)
         return data.random_starts(self.training, (s.steps, s.accumulate, s.batch), s.length, seed)
 
     def step(self, number: int, starts: torch.Tensor) -> torch.Tensor:

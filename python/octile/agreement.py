@@ -10,8 +10,8 @@ import torch.distributed as dist
 def described(layer):
     """A layer in one line: its class, sizes, types and options."""
     options = {name: value for name, value in vars(layer).items() if name in ("_options", "format", "_product")}
-    sizes = {n: (str(t.dtype), tuple(t.shape)) for n, t in layer.named_parameters(recurse=False)}
-    return f"{type(layer).__name__}{sizes}{options}"
+    tensors = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+    return f"{type(layer).__name__}{ ({n: (str(t.dtype), tuple(t.shape)) for n, t in tensors}) }{options}"
 
 
 def check(facts, group, device):

@@ -14,6 +14,9 @@ from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
 
 # Not at once: `parallel`, `agreement` and DTensor, which need torch.distributed.
 
+ONE_SCALE = "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
+CACHED = "its weight is cached by cache_weights_(): call remove() first"
+
 _aten = torch.ops.aten
 _quantize = torch.ops.octile.quantize.default
 
@@ -121,10 +124,17 @@ class ShardedWeight(torch.Tensor):
                 f"octile: a weight {(channels, in_features)} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
                 "sharded along its output channels, fully_shard's default"
             )
-        versions = [t._version for t in (values, state.given, _local(state.given)) if t is not None]
-        key = state.writes, versions, values.data_ptr(), values.shape
         stream = torch.cuda.current_stream(values.device) if values.is_cuda else None
-        if state.key != key:
+        if group is None:
+            versions = [t._version for t in (values, state.given, _local(state.given)) if t is not None]
+            key = state.writes, versions, values.data_ptr(), values.shape
+            changed = state.key != key
+        else:
+            # The ranks' maximum is a collective, and no rank knows whether another's values have changed. So each forward
+            # takes it, and a backward, which is a graph task of autograd, gathers what its forward made.
+            key = None
+            changed = state.tensors is None or torch._C._current_graph_task_id() == -1
+        if changed:
             if group is None:
                 q, _, scale = _quantize(values.detach(), _c.PER_ROW, _c.ROW_MAJOR)
             else:
@@ -252,13 +262,13 @@ def _refusal(layer):
     weight = layer._parameters.get("weight")
     if not isinstance(layer, Linear):
         return "its weight is (IN, OUT), whose shards along IN have no scale per output channel; octile.Linear has"
-    if type(weight) is not nn.Parameter and (layer._parallel is None or weight.device_mesh != layer._parallel.mesh):
-        return f"its weight is a {type(weight).__name__}, not a plain parameter: prepare_() comes before fully_shard()"
+    split = layer._parallel is not None and weight.device_mesh == layer._parallel.mesh and not gathers_int8(weight)
+    if type(weight) is not nn.Parameter and not split:
+        kind = type(_local(weight) if gathers_int8(weight) else weight).__name__
+        return f"its weight is a {kind}, not a plain parameter: prepare_() comes before fully_shard()"
     if not layer.per_channel:
-        return "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
-    if layer._weight_cache is not None:
-        return "its weight is cached by cache_weights_(): call remove() first"
-    return ""
+        return ONE_SCALE
+    return CACHED if layer._weight_cache is not None else ""
 
 
 def prepare_(model):

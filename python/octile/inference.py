@@ -145,6 +145,8 @@ class _Inference(nn.Module):
         if self._buffers["packed_weight"] is not None:
             return self
         device = self._device()
+        if self._parallel is not None and self._parallel.exact:
+            raise RuntimeError("octile: a packed layer has no sums of integers, which exact=True adds over ranks")
         if self.weight_scale.dtype is torch.float64:
             raise RuntimeError("octile: no kernel is meant for packed layers in float64")
         plan_text("sku", "linear", device, **self._fields(1) | {"packed_weight": 1})
@@ -185,6 +187,7 @@ class _Inference(nn.Module):
 
         Zero points become 0. The tensors that were there before are left as they are.
         """
+        self._refuse_split()
         packed = self._buffers["packed_weight"] is not None
         _, scale, zero_point = self.plain_weight()
         weight = weight.detach().to(self._device(), scale.dtype)
@@ -200,6 +203,12 @@ class _Inference(nn.Module):
         if packed:
             self.pack_()
 
+    def _refuse_split(self):
+        if self._parallel is not None:
+            raise ValueError(
+                "octile: a layer that is split over ranks takes no new weight, whose scales they may share"
+            )
+
     def refit_(self, weight, bias=None):
         """Quantizes the float `weight`, shaped as `weight` is, into the memory that the layer has; returns the layer.
 
@@ -208,8 +217,10 @@ class _Inference(nn.Module):
         weight that is not packed and has no input_multiplier is written by one kernel, without a copy in between. bias:
         copied, if it is given.
 
-        Raises ValueError for another shape, device or an integer type, and for a bias that the layer has not.
+        Raises ValueError for another shape, device or an integer type, for a bias that the layer has not, and where
+        octile.parallel has split the layer.
         """
+        self._refuse_split()
         device, shape = self._device(), (self.out_features, self.in_features)
         for what, t, expected in (
             ("weight", weight, shape[::-1] if self.in_out else shape),

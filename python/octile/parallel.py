@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from . import _c, agreement, functional
+from . import _c, agreement, fsdp, functional
 from .inference import W8A8Linear, _Inference
 from .training import Linear
 
@@ -46,20 +46,21 @@ def _gather(t, tokens, group, size):
     return torch.cat(stacked.chunk(size), tokens) if tokens else stacked
 
 
-def _shared_scale(t, least, group):
-    """Scales of rows of which each rank has a part: the bits of the quantizer that sees them whole."""
-    real = torch.float64 if t.dtype is torch.float64 else torch.float32
-    largest = torch.linalg.vector_norm(t, math.inf, -1, dtype=real)
-    scale = torch.maximum(largest / torch.full((), 127, dtype=real, device=t.device), largest.new_full((), least))
-    # As integers, in the order of positive floats, and above them NaN, which maxima of floats may lose.
-    scale = torch.where(scale.isfinite(), scale, math.nan)
-    bits = scale.view(torch.int64 if real is torch.float64 else torch.int32)
-    return _collectives.wait_tensor(_collectives.all_reduce(bits, "max", group)).view(real)
+def _own_scale(t, least):
+    """Scales of this rank's part of rows, f32 (f64 for f64): NaN where a value is not finite."""
+    if least == LEAST_OF_X:
+        return _quantize(t, _c.PER_ROW, _c.ROW_MAJOR)[2]  # one kernel, which reads t once
+    largest = torch.maximum(t.amax(-1), -t.amin(-1))  # much faster than a norm on a CPU
+    scale = torch.maximum(largest / torch.full((), 127, dtype=t.dtype, device=t.device), t.new_full((), least))
+    return torch.where(scale.isfinite(), scale, math.nan)
 
 
 def quantize_shared(t, group, orientation=_c.ROW_MAJOR, least=LEAST_OF_X):
     """t (R, C) of each rank as columns of one matrix that is quantized by rows: what torch.ops.octile.quantize gives."""
-    scale = _shared_scale(t, least, group)
+    scale = _own_scale(t, least)
+    # As integers, in the order of positive floats, and above them NaN, which maxima of floats may lose.
+    bits = scale.abs().view(torch.int64 if scale.dtype is torch.float64 else torch.int32)
+    scale = _collectives.wait_tensor(_collectives.all_reduce(bits, "max", group)).view(scale.dtype)
     q, q_transposed, _ = _quantize(t, _c.PER_ROW, orientation, torch.where(scale.isfinite(), scale, 1))
     return q, q_transposed, scale
 
@@ -126,23 +127,22 @@ class _Sharded(torch.autograd.Function):
             y = _shaped(_linear_int8(xq, xs, wq, ws, None if row and rank else b, _c.OUT_IN, dtype), lead)
             y = _sum(y, tokens, group, size) if row else y
         else:  # int8 travels, and the product of dW makes the transpose
-            xq, xt, xs = _quantize(rows, _c.PER_ROW, _c.ROW_MAJOR)
-            xq = _gather(xq.view(*lead, -1), tokens, group, size)
+            orientation = _c.ROW_MAJOR
+            xq, xt, xs = _quantize(rows, _c.PER_ROW, orientation)
+            xq = _gather(xq.view(x.shape), tokens, group, size)
             lead = xq.shape[:-1]
             xq, xs = functional._rows(xq), _gather(xs.view(x.shape[:-1]), tokens, group, size).flatten()
-            xt = None
             y = _shaped(_linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype), lead)
         if need_w and xq.shape[0] > functional.LONGEST_SUM and o.dw == _c.INT8:
             raise ValueError(f"octile: x has {xq.shape[0]} rows, and an int8 dW sums at most {functional.LONGEST_SUM}")
-        w_transposed = o.dx == _c.INT8 and wt is not None
+        x_transposed, w_transposed = orientation == _c.BOTH, o.dx == _c.INT8 and wt is not None
         ctx.save_for_backward(
-            (xt if xt is not None and orientation == _c.BOTH else xq) if need_w else None,
+            (xt if x_transposed else xq) if need_w else None,
             xs if need_w else None,
             (wt if w_transposed else wq) if need_x else None,
             ws if need_x else None,
         )
-        ctx.x_transposed = xt is not None and orientation == _c.BOTH
-        ctx.w_layout = _c.IN_OUT if w_transposed else _c.OUT_IN
+        ctx.x_transposed, ctx.w_layout = x_transposed, _c.IN_OUT if w_transposed else _c.OUT_IN
         ctx.o, ctx.seed, ctx.lead = o, seed, lead
         ctx.places = row, exact, sum_dx, tokens, group, size, rank
         ctx.dtypes = x.dtype, (None if w is None else w.dtype), (None if b is None else b.dtype)
@@ -183,11 +183,11 @@ class _Sharded(torch.autograd.Function):
             q, _, scale = quantize_shared(rows.to(ws.dtype) * ws, group, least=LEAST_OF_DY)
             # The product's layout is of a weight (OUT, IN), and here IN is what is left.
             acc = _integer_product(q, w, _c.OUT_IN if ctx.w_layout == _c.IN_OUT else _c.IN_OUT)
-            acc = _sum(acc.view(*ctx.lead, -1), tokens, group, size)
+            acc = _sum(acc.view(*ctx.lead, acc.shape[1]), tokens, group, size)
             scale = scale.view(ctx.lead) if tokens < 0 else scale.view(ctx.lead).chunk(size, tokens)[rank]
             dx = (acc.to(scale.dtype) * scale[..., None]).to(dy.dtype)
         elif need_x:
-            dx = dx.view(*ctx.lead, -1)
+            dx = dx.view(*ctx.lead, dx.shape[1])
             if not row and sum_dx:
                 dx = _sum(dx, tokens, group, size)
         return (
@@ -199,6 +199,11 @@ class _Sharded(torch.autograd.Function):
 
 
 # ---- Layers ----
+
+
+def _placed(layout, dimensions):
+    """The layout, of a tensor of so many dimensions; they count from the first."""
+    return Shard(layout.dim % dimensions) if isinstance(layout, Shard) else layout
 
 
 class Shards:
@@ -217,38 +222,54 @@ class Shards:
     def __reduce__(self):
         raise TypeError("octile: a layer that is split over ranks cannot be pickled; save its state_dict()")
 
-    def _tokens(self, layout, dimensions):
-        """The dimension of tokens that a layout shards, or -1."""
-        return layout.dim % dimensions if isinstance(layout, Shard) else -1
+    def check_options(self, o):
+        """Raises ValueError where a layer that is split so cannot have these options."""
+        if reason := refused_options(o, self.exact, self.row, not self.row and isinstance(self.input, Shard)):
+            raise ValueError(f"octile: the layer is split over {self.size} ranks: {reason}")
 
-    def _enter(self, x, wanted, gradient):
-        """x as a local tensor in the wanted layout; its gradient has the layout `gradient`."""
+    def local_size(self, n, k):
+        """OUT and IN of this rank's part."""
+        return (n, k // self.size) if self.row else (n // self.size, k)
+
+    def _enter(self, x, given, wanted, gradient):
+        """x as a local tensor in the wanted layout; a plain one has the layout `given`. Its gradient has `gradient`."""
         if not isinstance(x, DTensor):
-            if self.input == wanted == gradient:
+            if given == wanted == gradient:
                 return x
-            x = DTensor.from_local(x, self.mesh, (self.input,), run_check=False)
+            x = DTensor.from_local(x, self.mesh, (given,), run_check=False)
+        if isinstance(wanted, Shard) and x.shape[wanted.dim] % self.size:
+            raise ValueError(
+                f"octile: x is {tuple(x.shape)}, and {self.size} ranks cannot share dimension {wanted.dim} evenly"
+            )
         return x.redistribute(self.mesh, (wanted,)).to_local(grad_placements=(gradient,))
 
     def _leave(self, y, made):
-        if made == self.output and self.local_output:
+        output = _placed(self.output, y.dim())
+        if made == output and self.local_output:
             return y
-        y = DTensor.from_local(y, self.mesh, (made,), run_check=False).redistribute(self.mesh, (self.output,))
+        y = DTensor.from_local(y, self.mesh, (made,), run_check=False).redistribute(self.mesh, (output,))
         return y.to_local() if self.local_output else y
 
     def _multiply(self, x, w, b, wq, wt, ws, o, seed, exact):
-        if self.row:
-            wanted = gradient = Shard(x.dim() - 1) if self.input == Shard(x.dim() - 1) else Shard(-1)
-        else:
-            tokens = isinstance(self.input, Shard) and self.input.dim not in (-1, x.dim() - 1)
-            wanted = gradient = self.input if tokens else Replicate()
-            if isinstance(x, DTensor) and not tokens and not exact:
-                gradient = Partial()  # added to that of other layers with this x, before it travels
-        local = self._enter(x, wanted, gradient)
-        tokens = self._tokens(self.output if self.row else wanted, x.dim())
-        words = self.row, exact, gradient != Partial(), tokens, self.group, self.size, self.rank
+        last = Shard(x.dim() - 1)
+        given = _placed(self.input, x.dim())
+        # Ranks have different tokens before a column-parallel layer, or after a row-parallel one.
+        between = _placed(self.output, x.dim()) if self.row else given
+        between = between if isinstance(between, Shard) and between != last else Replicate()
+        wanted = gradient = last if self.row else between
+        if isinstance(x, DTensor) and wanted == Replicate() and not exact:
+            gradient = Partial()  # added to that of other layers with this x, before it travels
+        local = self._enter(x, given, wanted, gradient)
+        functional.check_input(local, wq.shape[1])
         dtype = functional.autocast_dtype(local)
-        y = _Sharded.apply(local.to(dtype), w, b, wq, wt, ws, o, seed, dtype, *words)
-        return self._leave(y, self.output if self.row else Shard(-1))
+        if exact and dtype is torch.float64:
+            raise RuntimeError("octile: exact=True is not for float64")
+        if torch.compiler.is_compiling():  # as functional.traced()
+            local = local.to(dtype)
+        tokens = between.dim if isinstance(between, Shard) else -1
+        words = self.row, exact, gradient != Partial(), tokens, self.group, self.size, self.rank
+        y = _Sharded.apply(local, w, b, wq, wt, ws, o, seed, dtype, *words)
+        return self._leave(y, between if self.row else last)
 
     def trained(self, layer, x):
         """The forward of an octile.Linear."""
@@ -256,6 +277,8 @@ class Shards:
             functional.refuse_transforms(x)
         o, w, b = layer._options, layer.weight, layer.bias
         w, b = (t.to_local() if isinstance(t, DTensor) else t for t in (w, b))
+        if not torch.is_grad_enabled():
+            w = w.detach()  # or what dW reads would be made
         both = torch.is_grad_enabled() and x.requires_grad and o.dx == _c.INT8
         if self.row and self.exact and not isinstance(w, functional.GatheredWeight):
             wq, wt, ws = quantize_shared(w.detach(), self.group, _c.BOTH if both else _c.ROW_MAJOR)
@@ -267,36 +290,33 @@ class Shards:
 
     def frozen(self, layer, x):
         """The forward of a layer for inference."""
-        bias = layer._buffers.get("bias", layer._parameters.get("bias"))
+        if layer._parameters:
+            raise RuntimeError("octile: the bias of a layer for inference that is split over ranks is not a parameter")
+        bias = layer._buffers["bias"]
         if type(layer) is W8A8Linear and layer.group is None and layer.packed_weight is None:
             block = functional.GRADIENT_BLOCK if layer._product == _c.INT8 else 0
             words = _c.DYNAMIC_PER_TOKEN, layer._product, _c.DEQUANTIZED, _c.NEAREST, block
             o = functional.Options(_c.OUT_IN, True, *words)
             stored = layer.quantized_weight, None, layer.weight_scale
-            return self._multiply(x, None, bias, *stored, o, 0, self.exact and self.row)
+            return self._multiply(x, None, bias, *stored, o, 0, self.exact)
+        last = Shard(x.dim() - 1)
+        wanted, gradient = (last, last) if self.row else (Replicate(), Partial())
+        x = self._enter(x, _placed(self.input, x.dim()), wanted, gradient)
         if self.row:
-            y = layer._run(self._enter(x, Shard(-1), Shard(-1)), None if self.rank else bias)
-            return self._leave(y, Partial())
-        return self._leave(layer._run(self._enter(x, Replicate(), Partial()), bias), Shard(-1))
+            return self._leave(layer._run(x, None if self.rank else bias), Partial())
+        return self._leave(layer._run(x, bias), last)
 
     # ---- Buffers of layers for inference: this rank's part, of which a state_dict makes DTensors. ----
 
     def split(self, layer):
         """Leaves this rank its part of the layer."""
-        tensors = {name: t for name, t in layer._buffers.items() if t is not None}
-        for name, t in tensors.items():
-            if (
-                name == "input_scale"
-                or t.numel() == 1
-                or (self.row and (name == "bias" or t.dim() == 2 and t.shape[1] == 1))
-            ):
+        for name, t in layer._buffers.items():
+            if t is None or t.numel() == 1:
                 continue
-            if self.row and name != "input_multiplier" and t.dim() < 2:
-                continue
-            if not self.row and name == "input_multiplier":
-                continue
-            self.placements[name] = Shard(1 if self.row and t.dim() == 2 else 0)
-            layer._buffers[name] = t.chunk(self.size, self.placements[name].dim)[self.rank].contiguous()
+            of_inputs = name == "input_multiplier" or t.dim() == 2 and t.shape[1] > 1
+            if of_inputs if self.row else name != "input_multiplier":
+                self.placements[name] = Shard(t.dim() - 1 if self.row else 0)
+                layer._buffers[name] = t.chunk(self.size, self.placements[name].dim)[self.rank].contiguous()
         if self.row:
             layer.in_features //= self.size
         else:
@@ -312,55 +332,65 @@ class Shards:
     def load(self, layer, state, prefix):
         """Of DTensors, or of whole tensors, this rank's part."""
         for name, placement in self.placements.items():
-            t = state.get(prefix + name)
+            t, held = state.get(prefix + name), layer._buffers[name]  # None, once the layer is packed
             if isinstance(t, DTensor):
                 state[prefix + name] = t.redistribute(self.mesh, (placement,)).to_local()
-            elif t is not None and t.shape != layer._buffers[name].shape:
+            elif t is not None and held is not None and t.shape != held.shape:
                 state[prefix + name] = t.chunk(self.size, placement.dim)[self.rank]
 
 
-def _refusal(layer, style, mesh, row):
-    trains, size = isinstance(layer, Linear), mesh.size()
+def refused_options(o, exact, row, tokens):
+    """Why a layer with these options cannot be split, or "". tokens: whether ranks have different ones before it."""
+    if not o.per_channel:
+        return fsdp.ONE_SCALE
+    if o.activation != _c.DYNAMIC_PER_TOKEN and (tokens or exact):
+        return "it has one scale for all tokens (activation='per_tensor'), which no rank knows by itself"
+    if exact and o.rounding:
+        return "exact=True and stochastic rounding: the random numbers of a rank are not those of one GPU"
+    if exact and not row and (o.dx != _c.INT8 or o.gradient_block):
+        return (
+            "exact=True: dX of a column-parallel layer is a sum over ranks, and exact with backward='int8-whole' alone; "
+            "other sums are of floats"
+        )
+    return ""
+
+
+def _refusal(layer, style, size, row):
+    trains = isinstance(layer, Linear)
+    if layer._parallel is not None:
+        return "it is split already"
     name, length = ("in_features", layer.in_features) if row else ("out_features", layer.out_features)
     if length % size:
         return f"{name} is {length}, which {size} ranks cannot share evenly"
+    if not isinstance(style.output_layouts[0], (Replicate, Shard)):
+        return f"output_layouts is {style.output_layouts[0]}; Replicate and Shard are known"
     if trains:
-        o = layer._options
         if any(type(p) is not nn.Parameter for p in layer._parameters.values() if p is not None):
             return "its parameters are not plain ones: parallelize_module() comes before octile.fsdp.prepare_() and fully_shard()"
         if layer._weight_cache is not None:
-            return "its weight is cached by cache_weights_(): call remove() first"
-        if not layer.per_channel:
-            return "it has one scale for its whole weight (per_channel=False), which no rank knows by itself"
-        tokens = isinstance(style.input_layouts[0], Shard) and not row
-        if layer.activation != "per_token" and (tokens or style.exact):
-            return "it has one scale for all tokens (activation='per_tensor'), which no rank knows by itself"
-        if style.exact and o.rounding:
-            return "exact=True and stochastic rounding: the random numbers of a rank are not those of one GPU"
-        if style.exact and not row and (o.dx != _c.INT8 or o.gradient_block):
-            return (
-                f"exact=True and backward={layer.backward!r}: dX of a column-parallel layer is a sum over ranks, and exact "
-                "with backward='int8-whole' alone; other sums are of floats"
-            )
-        return _not_exact(layer.weight.dtype, layer.in_features if row else layer.out_features) if style.exact else ""
-    if layer.packed_weight is not None:
-        return "it is packed: pack_() comes after parallelize_module()"
-    if row:
+            return fsdp.CACHED
+        if reason := refused_options(
+            layer._options, style.exact, row, not row and isinstance(style.input_layouts[0], Shard)
+        ):
+            return reason
+    else:
+        if layer.packed_weight is not None:
+            return "it is packed: pack_() comes after parallelize_module()"
+        if "bias" in layer._parameters:
+            return "its bias is a parameter"
         part = layer.in_features // size
-        if layer.group and part % layer.group or layer.format.bits == 4 and part % 2:
+        if row and (layer.group and part % layer.group or layer.format.bits == 4 and part % 2):
             return f"a rank would have {part} of its inputs, which is not a multiple of its group, {layer.group}"
+        if style.exact and not row:
+            return "exact=True: its dX is a sum of floats; y has the bits of one GPU without"
         if style.exact and not (type(layer) is W8A8Linear and layer.group is None):
             return "exact=True: its sums are of floats; those of octile.Linear and of a W8A8Linear without groups are of integers"
-        if isinstance(layer._parameters.get("bias"), nn.Parameter):
-            return "its bias is a parameter"
-    return _not_exact(layer.weight_dtype, layer.in_features) if style.exact and row else ""
-
-
-def _not_exact(dtype, terms):
-    if dtype is torch.float64:
-        return "exact=True is not for float64"
-    if terms > functional.LONGEST_SUM:
-        return f"exact=True: a sum of {terms} int8 products does not fit into 32 bits"
+    if style.exact:
+        if (layer.weight.dtype if trains else layer.weight_dtype) is torch.float64:
+            return "exact=True is not for float64"
+        terms = layer.in_features if row else layer.out_features
+        if terms > functional.LONGEST_SUM:
+            return f"exact=True: a sum of {terms} int8 products does not fit into 32 bits"
     return ""
 
 
@@ -372,10 +402,10 @@ def _split(layer, style, mesh, row):
         if style.exact:
             raise ValueError(f"octile: exact=True is for layers of octile's, not for {type(layer).__name__}")
         return None
-    if reason := _refusal(layer, style, mesh, row):
-        raise ValueError(f"octile: {layer!r} cannot be split over {mesh.size()} ranks: {reason}")
     facts = {"the layer to be split": f"{agreement.described(layer)}, {style!r}, exact={style.exact}"}
-    agreement.check(facts, mesh.get_group(), mesh.device_type)
+    agreement.check(facts, mesh.get_group(), mesh.device_type)  # first: what is refused is refused on all ranks
+    if reason := _refusal(layer, style, mesh.size(), row):
+        raise ValueError(f"octile: {layer!r} cannot be split over {mesh.size()} ranks: {reason}")
     shards = Shards(style, mesh, row)
     if isinstance(layer, Linear):
         style._partition_linear_fn("", layer, mesh)

@@ -36,7 +36,10 @@ class _Trainable(nn.Module):
 
     def _change(self, **words):
         current = {name: getattr(self, name) for name in ("per_channel", "activation", "backward", "rounding")}
-        self._options = functional.options(self._layout, **(current | words))
+        options = functional.options(self._layout, **(current | words))
+        if self._parallel is not None:
+            self._parallel.check_options(options)
+        self._options = options
         if self._weight_cache is not None:
             self._weight_cache.refresh()
 
@@ -119,7 +122,10 @@ class _Trainable(nn.Module):
         x = _plans.DTYPES[self.weight.dtype]
         o = self._options
         format = _c.S8_PER_CHANNEL if o.per_channel else _c.S8_PER_TENSOR
-        fields = {"m": rows, "n": self.out_features, "k": self.in_features, "activation": o.activation}
+        n, k = self.out_features, self.in_features
+        if self._parallel is not None:
+            n, k = self._parallel.local_size(n, k)
+        fields = {"m": rows, "n": n, "k": k, "activation": o.activation}
         return fields | {"weight": format, "x": x, "y": x, "bias": int(self.bias is not None)}
 
     def explain(self, rows, of="forward"):

@@ -13,7 +13,14 @@ import torch  # noqa: E402
 
 # Workers of several processes fork from a server that has imported what takes long.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
-    ["octile.fsdp", "pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
+    [
+        "octile.parallel",
+        "pytest",
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.nn.parallel",
+    ]
 )
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])

@@ -505,6 +505,18 @@ def test_compiled_blocks(mesh):
     assert torch.equal(model(x), whole(x))
 
 
+def test_compiled_parallel(mesh):
+    """Blocks that torch.compile has in one graph, collectives and all."""
+    x, dy = parallel_checks.inputs()
+    expected, model = (parallel_checks.split(parallel_checks.Mlp("int8-whole"), mesh, 1, column=True) for _ in range(2))
+    model.compile(fullgraph=True, backend="aot_eager")
+    y, dx, gradients = parallel_checks.step(expected, x, dy)
+    got = parallel_checks.step(model, x, dy)
+    assert torch.equal(got[0], y) and torch.equal(got[1], dx)
+    for name, gradient in parallel_checks.whole_of(got[2]).items():
+        assert torch.equal(gradient, gradients[name].full_tensor()), name
+
+
 def test_without_sharding():
     """Prepared, and never sharded: the layer is as it was."""
     x, dy = inputs()
