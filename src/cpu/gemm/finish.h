@@ -7,6 +7,7 @@
 
 #include "base/access.h"
 #include "cpu/gemm/gemm_view.h"
+#include "cpu/gemm/integer_panels.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
 
@@ -127,6 +128,18 @@ struct Finish {
         narrow<Real>(view.y.dtype, view.y.data, at + i * view.y.strides[0], part_cols.count, values);
       }
     }
+  }
+
+  // What tiles need to do the same: where Real and y are float, and there is a bias for each column or none.
+  TileFinish of_tiles(const std::int32_t* correction, const Range& part_cols) const {
+    TileFinish tile{};
+    if constexpr (std::is_same_v<Real, float>) {
+      const float* column_bias = bias_of == BiasOf::none ? nullptr : bias + part_cols.first;
+      tile = {correction,        left_scale,     right_scale + part_cols.first, column_bias, nullptr,
+              view.y.strides[0], part_cols.count};
+      tile.y = static_cast<float*>(view.y.data) + rows.first * view.y.strides[0] + cols.first + part_cols.first;
+    }
+    return tile;
   }
 
  private:

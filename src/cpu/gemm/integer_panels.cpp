@@ -300,6 +300,8 @@ class Multiplication {
         in_groups_(problem.grouped()),
         streams_(streams(kernel, p_.rows)),
         folds_(in_groups_ || problem.a_block > 0),
+        finishes_(kernel.finishes && !folds_ && std::is_same_v<Real, float> && p_.y.dtype == DType::f32 &&
+                  !p_.accumulate && !(p_.bias.present() && p_.bias_per_row)),
         depth_bytes_(kPanelChannels * (problem.b.type == DType::s4 ? 4 : 8) / 8) {
     packed_ = problem.b_packed || memory_.as_caller;
     if (packed_) {
@@ -392,7 +394,7 @@ class Multiplication {
     for (std::int64_t j = 0; j < cols.count; j += kBlockChannels) {
       multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j, finish);
     }
-    if (streams_) return;
+    if (streams_ || finishes_) return;
     folds_ ? finish.write(s.totals(), s.sums_stride, nullptr) : finish.write(s.sums, s.sums_stride, s.correction);
   }
 
@@ -430,6 +432,7 @@ class Multiplication {
     GroupRun group{};
     BlockSegments segments;
     GroupSegments group_segments;
+    const TileFinish to_y = finish.of_tiles(correction, {at, cols.count});
     TileRun run{};
     run.panels = static_cast<int>(ceil_div(cols.count, kPanelChannels));
     run.a_stride = memory_.stride;
@@ -460,8 +463,17 @@ class Multiplication {
       } else {
         run.narrow = nullptr;
       }
+      run.finish = finishes_ && term + block >= depth ? &to_y : nullptr;
+      // Where rows stream past right, each of the first tiles fetches a panel of the next block.
+      const std::uint8_t* next = !streams_ || !panels_  ? nullptr
+                                 : term + block < depth ? run.b + block * depth_bytes_
+                                 : cols.first + kBlockChannels < p_.cols
+                                     ? run.b + kMaxPanels * panel_bytes_ - term * depth_bytes_
+                                     : nullptr;
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
+        run.row = i;
+        run.later = next && i < run.panels * tile_rows ? next - run.b + i / tile_rows * panel_bytes_ : 0;
         // A tile that meets all terms at once leaves nothing for later ones.
         const std::int64_t place = !streams_ ? i * s.sums_stride + at : block < depth ? i * s.sums_stride : 0;
         if (folds_) {
@@ -473,6 +485,7 @@ class Multiplication {
         } else {
           run.sums = s.sums + place;
           tile(run, {rows.first + i, term});
+          if (run.finish) continue;
         }
         if (!streams_ || term + block < depth) continue;
         const Range tile_range{i, run.rows};
@@ -503,15 +516,16 @@ class Multiplication {
     return memory_.left + at.row * memory_.stride + (kernel_.a == AForm::tiled ? kTiledRows : 1) * at.term;
   }
 
-  void tile(TileRun run, const Place& at) const {
+  void tile(TileRun& run, const Place& at) const {
     run.a = left(at);
     kernel_.tile(run);
     if (kernel_.a != AForm::symmetric) return;
     const std::uint8_t* halved = memory_.halved + at.row;
     if (std::find(halved, halved + run.rows, 1) == halved + run.rows) return;
-    run.a = memory_.rest + at.row * memory_.stride + at.term;
-    run.accumulate = true;
-    kernel_.tile(run);
+    TileRun again = run;
+    again.a = memory_.rest + at.row * memory_.stride + at.term;
+    again.accumulate = true;
+    kernel_.tile(again);
   }
 
   // The groups of a block: `group` has those of the part's channels, from its first term on.
@@ -686,6 +700,7 @@ class Multiplication {
   bool in_groups_;                        // of right
   bool streams_;                          // rows stream past right
   bool folds_;                            // in_groups_, or a is in blocks
+  bool finishes_;                         // tiles write y
   bool packed_;                           // panels_ are in the packed form, with sums and scales
   std::int64_t depth_bytes_;              // of a panel: bytes of a term
   const std::uint8_t* panels_ = nullptr;  // unless each part packs its own

@@ -40,6 +40,17 @@ struct GroupRun {
   std::int64_t row_scales_group;
 };
 
+// How the sums of a part become y, as FinishRows does it, while they are still in registers.
+struct TileFinish {
+  const std::int32_t* correction;  // (channels)
+  const float* left_scale;         // (rows)
+  const float* right_scale;        // (channels)
+  const float* bias;               // (channels), or null
+  float* y;                        // (rows, channels)
+  std::int64_t y_stride;
+  std::int64_t channels;
+};
+
 // Without groups: sums[r, c] (+)= sum over `depth` terms of a[r] * b[c], modulo 2^32, which the end result fits.
 // With them, each of `depth` terms and in order: totals[r, c] = fma(f32(acc), scale, totals[r, c]).
 struct TileRun {
@@ -53,6 +64,9 @@ struct TileRun {
   std::int32_t* sums;        // (rows, 16 * panels); rows up to a multiple of the kernel's may be overwritten
   std::int64_t sums_stride;  // a multiple of 16
   bool accumulate;
+  const TileFinish* finish;    // y is written instead of sums; null: it is not
+  std::int64_t row;            // of the part, for `finish`
+  std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
   GroupRun group;
 };
@@ -88,6 +102,7 @@ struct PanelKernel {
   // and y is finished tile by tile, from sums that are still in the L1 cache. 0: tiles of `rows`, and parts whose rows
   // of y are long.
   int stream_rows = 0;
+  bool finishes = false;  // knows what `TileRun::finish` means
 };
 
 // What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.

@@ -16,6 +16,9 @@ struct Terms {
   template <int rows, int panels>
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
+      if (rows >= 4 && panels == kMaxPanels && run.later != 0) {
+        _mm_prefetch(at.b + c * kPanelChannels + run.later, _MM_HINT_T1);
+      }
       __m512i right[panels];
 #pragma GCC unroll 4
       for (int j = 0; j < panels; ++j) {
@@ -36,6 +39,7 @@ struct Terms {
 constexpr PanelKernel kKernel = [] {
   PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::offset);
   kernel.stream_rows = 6;
+  kernel.finishes = true;
   return kernel;
 }();
 
