@@ -429,7 +429,6 @@ class Multiplication {
     const std::int64_t max_rows = streams_ ? kernel_.stream_rows : kernel_.rows;
     const std::int64_t tiles = ceil_div(rows.count, max_rows);
     const std::int64_t tile_rows = round_up(ceil_div(rows.count, tiles), kernel_.row_step);
-    GroupRun group{};
     BlockSegments segments;
     GroupSegments group_segments;
     const TileFinish to_y = finish.of_tiles(correction, {at, cols.count});
@@ -447,9 +446,9 @@ class Multiplication {
         run.b_stride = panel_bytes_;
       }
       if (in_groups_) {
-        group = packed_ ? groups_of(cols.first, term) : groups_packed(run, {cols.first, term}, group_segments);
+        run.group = packed_ ? groups_of(cols.first, term) : groups_packed(run, {cols.first, term}, group_segments);
       } else if (p_.block > 0) {
-        group = blocks_of(run, {cols.first, term}, segments);
+        run.group = blocks_of(run, {cols.first, term}, segments);
       } else if (kernel_.a == AForm::offset && !packed_) {
         add_correction(run, correction);
       }
@@ -477,11 +476,10 @@ class Multiplication {
         // A tile that meets all terms at once leaves nothing for later ones.
         const std::int64_t place = !streams_ ? i * s.sums_stride + at : block < depth ? i * s.sums_stride : 0;
         if (folds_) {
-          group.totals = s.totals() + place;
-          group.totals_stride = s.sums_stride;
-          if (streams_ && term == 0) std::fill_n(group.totals, run.rows * s.sums_stride, 0.0f);
-          in_groups_ ? fold_groups(run, {rows.first + i, term}, group)
-                     : fold_blocks(run, {rows.first + i, term}, group);
+          run.group.totals = s.totals() + place;
+          run.group.totals_stride = s.sums_stride;
+          if (streams_ && term == 0) std::fill_n(run.group.totals, run.rows * s.sums_stride, 0.0f);
+          in_groups_ ? fold_groups(run, {rows.first + i, term}) : fold_blocks(run, {rows.first + i, term});
         } else {
           run.sums = s.sums + place;
           tile(run, {rows.first + i, term});
@@ -528,25 +526,27 @@ class Multiplication {
     kernel_.tile(again);
   }
 
-  // The groups of a block: `group` has those of the part's channels, from its first term on.
-  void fold_groups(TileRun run, const Place& at, GroupRun group) const {
-    const std::int64_t first = at.term / layout_.group_depth;
-    group.groups = run.depth / layout_.group_depth;
-    group.row_sums = memory_.left_sums + at.row * layout_.groups + first;
-    group.row_sums_stride = layout_.groups;
+  // The groups of a block of terms: `run.group` has those of the part's channels, from its first term on.
+  void fold_groups(TileRun& run, const Place& at) const {
+    const std::int64_t depth = run.depth;
+    run.group.groups = depth / layout_.group_depth;
+    run.group.row_sums = memory_.left_sums + at.row * layout_.groups + at.term / layout_.group_depth;
+    run.group.row_sums_stride = layout_.groups;
     run.depth = layout_.group_depth;
-    fold(run, at, group);
+    fold(run, at);
+    run.depth = depth;
   }
 
-  // a's blocks in a block of terms: the whole ones, then one that is short. `group` has what is right's of them.
-  void fold_blocks(TileRun run, const Place& at, GroupRun group) const {
+  // a's blocks in a block of terms: the whole ones, then one that is short. `run.group` has what is right's of them.
+  void fold_blocks(TileRun run, const Place& at) const {
+    GroupRun& group = run.group;
     const std::int64_t depth = run.depth;
     for (std::int64_t done = 0; done < depth; done += group.groups * p_.block) {
       const std::int64_t block = done / p_.block;
       group.groups = std::max<std::int64_t>((depth - done) / p_.block, 1);
       if (!p_.right_has_blocks) group.row_scales = block_scale(at.row, at.term / p_.block + block);
       run.depth = std::min(p_.block, depth - done);
-      fold(run, {at.row, at.term + done}, group);
+      fold(run, {at.row, at.term + done});
       const std::int64_t segments = group.groups * kPanelChannels * static_cast<std::int64_t>(sizeof(float));
       group.scales += segments;
       group.channel_sums += segments;
@@ -556,14 +556,14 @@ class Multiplication {
   }
 
   // The terms of the groups from `at` on, `run.depth` each.
-  void fold(TileRun run, const Place& at, const GroupRun& group) const {
+  void fold(TileRun& run, const Place& at) const {
     run.a = left(at);
-    run.group = group;
+    run.group.rest = nullptr;
     const std::uint8_t* halved = memory_.halved + at.row;
     if (kernel_.a == AForm::symmetric && std::find(halved, halved + run.rows, 1) != halved + run.rows) {
       run.group.rest = memory_.rest + at.row * memory_.stride + at.term;
     }
-    group.row_scales ? kernel_.row_folding_tile(run) : kernel_.folding_tile(run);
+    run.group.row_scales ? kernel_.row_folding_tile(run) : kernel_.folding_tile(run);
   }
 
   const float* block_scale(std::int64_t i, std::int64_t block) const {

@@ -119,11 +119,6 @@ enum class Fold : std::uint8_t {
   rows,      // times a scale for each row and group
 };
 
-// As a tile keeps what it needs to fold: a copy of its own, since stores to totals might change another's for all that
-// the compiler knows.
-template <Fold kFold>
-using GroupOf = std::conditional_t<kFold == Fold::rows, GroupRun, const GroupRun&>;
-
 // A kernel gives its `Terms`, and the header of its instruction set makes tiles of them:
 //   kRowStep   rows of a row step
 //   kColSteps  column steps of a panel: vectors that hold a row of its sums

@@ -53,7 +53,7 @@ struct Tile : Terms {
         for (int j = 0; j < halves; ++j) _mm256_storeu_si256(sums + i * stride + j, sum[i][j]);
       }
     } else {
-      const GroupOf<kFold> group = run.group;
+      const GroupRun group = run.group;  // stores to totals might change another's, for all that the compiler knows
       for (std::int64_t g = 0; g < group.groups; ++g) {
         __m256i sum[rows][halves];
         start(group, first, g, sum);

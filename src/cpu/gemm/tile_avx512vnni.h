@@ -50,7 +50,7 @@ struct Tile : Terms {
         }
       }
     } else {
-      const GroupOf<kFold> group = run.group;
+      const GroupRun group = run.group;  // stores to totals might change another's, for all that the compiler knows
       for (std::int64_t g = 0; g < group.groups; ++g) {
         __m512i sum[rows][panels];
         start(group, first, g, sum);
