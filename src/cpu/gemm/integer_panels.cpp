@@ -516,14 +516,17 @@ class Multiplication {
 
   void tile(TileRun& run, const Place& at) const {
     run.a = left(at);
-    kernel_.tile(run);
-    if (kernel_.a != AForm::symmetric) return;
     const std::uint8_t* halved = memory_.halved + at.row;
-    if (std::find(halved, halved + run.rows, 1) == halved + run.rows) return;
-    TileRun again = run;
-    again.a = memory_.rest + at.row * memory_.stride + at.term;
-    again.accumulate = true;
-    kernel_.tile(again);
+    if (kernel_.a != AForm::symmetric || std::find(halved, halved + run.rows, 1) == halved + run.rows) {
+      return kernel_.tile(run);
+    }
+    TileRun half = run;
+    half.finish = nullptr;
+    kernel_.tile(half);
+    half.a = memory_.rest + at.row * memory_.stride + at.term;
+    half.accumulate = true;
+    half.finish = run.finish;
+    kernel_.tile(half);
   }
 
   // The groups of a block of terms: `run.group` has those of the part's channels, from its first term on.

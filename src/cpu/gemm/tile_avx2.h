@@ -47,6 +47,7 @@ struct Tile : Terms {
         }
       }
       Terms::multiply(run, at, sum);
+      if (run.finish) return finish(*run.finish, run.row, first, sum);
 #pragma GCC unroll 8
       for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 8
@@ -70,6 +71,29 @@ struct Tile : Terms {
   }
 
  private:
+  template <int j = 0, int rows, int halves>
+  OCTILE_TILE_INLINE static void finish(const TileFinish& f, std::int64_t row, int first,
+                                        __m256i (&sum)[rows][halves]) {
+    const std::int64_t at = (first + j) * kHalfChannels;
+    const std::int64_t channels = f.channels - at;
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(channels)), lanes);
+    [[maybe_unused]] const __m256i correction = _mm256_maskload_epi32(f.correction + at, mask);
+    const __m256 right_scale = _mm256_maskload_ps(f.right_scale + at, mask);
+    // To add -0 changes nothing.
+    const __m256 bias = f.bias ? _mm256_maskload_ps(f.bias + at, mask) : _mm256_set1_ps(-0.0f);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      asm("" : "+x"(sum[i][j]));
+      if constexpr (Terms::kOffset != Offset::none) sum[i][j] = _mm256_sub_epi32(sum[i][j], correction);
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(f.left_scale[row + i]), right_scale);
+      const __m256 y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i][j]), scale, bias);
+      float* out = f.y + (row + i) * f.y_stride + at;
+      channels >= kHalfChannels ? _mm256_storeu_ps(out, y) : _mm256_maskstore_ps(out, mask, y);
+    }
+    if constexpr (j + 1 < halves) finish<j + 1>(f, row, first, sum);
+  }
+
   // Of vector j, from half `first` on.
   static std::int64_t segment_of(const GroupRun& run, int half, std::int64_t g) {
     return half / kHalves * run.segments_stride + g * kPanelChannels + half % kHalves * kHalfChannels;

@@ -91,6 +91,8 @@ OCTILE_TILE void find_narrow(const std::uint8_t* panel, std::int64_t depth, std:
 constexpr PanelKernel kKernel = [] {
   PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::symmetric);
   kernel.find_narrow = find_narrow;
+  kernel.stream_rows = 4;
+  kernel.finishes = true;
   return kernel;
 }();
 

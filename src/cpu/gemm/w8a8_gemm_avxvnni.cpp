@@ -34,7 +34,12 @@ struct Terms {
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::offset);
+constexpr PanelKernel kKernel = [] {
+  PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::offset);
+  kernel.stream_rows = 6;
+  kernel.finishes = true;
+  return kernel;
+}();
 
 }  // namespace
 
