@@ -130,6 +130,7 @@ struct TileOperands {
   const std::uint8_t* a;
   const std::uint8_t* b;
   const std::uint8_t* narrow;
+  std::int64_t later;  // TileRun's, where b is the first panel
 };
 
 // The whole run, by a tile's `run<row steps, column steps>(run, first column step)`.

@@ -34,7 +34,8 @@ struct Tile : Terms {
   template <int rows, int halves>
   OCTILE_TILE static void run(const TileRun& run, int first) {
     const int panel = first / kHalves;
-    TileOperands at{run.a, run.b + panel * run.b_stride, run.narrow ? run.narrow + panel * kMaxNarrowBlocks : nullptr};
+    TileOperands at{run.a, run.b + panel * run.b_stride, run.narrow ? run.narrow + panel * kMaxNarrowBlocks : nullptr,
+                    first == 0 ? run.later : 0};
     if constexpr (kFold == Fold::none) {
       __m256i sum[rows][halves];
       auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kHalfChannels);
@@ -60,7 +61,7 @@ struct Tile : Terms {
         start(group, first, g, sum);
         Terms::multiply(run, at, sum);
         if (Terms::kOffset == Offset::none && group.rest) {
-          Terms::multiply(run, {group.rest + g * run.depth, at.b, at.narrow}, sum);
+          Terms::multiply(run, {group.rest + g * run.depth, at.b, at.narrow, 0}, sum);
         }
         fold(group, first, g, sum);
         at.a += run.depth;

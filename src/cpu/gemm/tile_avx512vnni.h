@@ -28,7 +28,7 @@ struct Tile : Terms {
   // (rows, panels) sums in registers, from panel `first` on.
   template <int rows, int panels>
   OCTILE_TILE static void run(const TileRun& run, int first) {
-    TileOperands at{run.a, run.b + first * run.b_stride, nullptr};
+    TileOperands at{run.a, run.b + first * run.b_stride, nullptr, first == 0 ? run.later : 0};
     if constexpr (kFold == Fold::none) {
       __m512i sum[rows][panels];
       std::int32_t* sums = run.sums + first * kPanelChannels;

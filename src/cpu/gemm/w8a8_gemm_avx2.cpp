@@ -46,6 +46,10 @@ struct Terms {
     const __m256i ones = _mm256_set1_epi16(1);
     constexpr std::int64_t kStep = narrow ? 2 * kLaneBytes : kLaneBytes;
     for (std::int64_t c = terms.first; c < terms.end; c += kStep) {
+      if (rows == 4 && at.later != 0) {
+        _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
+        if constexpr (narrow) _mm_prefetch(at.b + c * kPanelChannels + kPanelLine + at.later, _MM_HINT_T1);
+      }
 #pragma GCC unroll 8
       for (int j = 0; j < halves; ++j) {
         const std::uint8_t* half = at.b + j / 2 * run.b_stride + c * kPanelChannels + j % 2 * kPanelLine / 2;

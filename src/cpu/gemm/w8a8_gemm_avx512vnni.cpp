@@ -16,8 +16,8 @@ struct Terms {
   template <int rows, int panels>
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
-      if (rows >= 4 && panels == kMaxPanels && run.later != 0) {
-        _mm_prefetch(at.b + c * kPanelChannels + run.later, _MM_HINT_T1);
+      if (rows >= 4 && panels == kMaxPanels && at.later != 0) {
+        _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
       }
       __m512i right[panels];
 #pragma GCC unroll 4

@@ -17,6 +17,7 @@ struct Terms {
   template <int rows, int halves>
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m256i (&sum)[rows][halves]) {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
+      if (rows >= 4 && at.later != 0) _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
       __m256i right[halves];
 #pragma GCC unroll 8
       for (int j = 0; j < halves; ++j) {
