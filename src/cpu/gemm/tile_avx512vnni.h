@@ -41,7 +41,10 @@ struct Tile : Terms {
         }
       }
       Terms::multiply(run, at, sum);
-      if (run.finish) return finish(*run.finish, run.row, first, sum);
+      if (run.finish) {
+        const TileFinish f = *run.finish;  // a copy, as of the groups below
+        return finish(f, run.row, first, sum);
+      }
 #pragma GCC unroll 12
       for (int i = 0; i < rows; ++i) {
 #pragma GCC unroll 4
