@@ -99,8 +99,8 @@ struct PanelKernel {
   void (*configure)() = nullptr;  // on each thread, before its tiles; may be null
   void (*release)() = nullptr;
   // Rows of a tile where there are many. 64 channels of b then stay in the L2 cache while rows of a stream past them,
-  // and y is finished tile by tile, from sums that are still in the L1 cache. 0: tiles of `rows`, and parts whose rows
-  // of y are long.
+  // and y is finished tile by tile, by the tile itself or from sums that are still in the L1 cache. 0: tiles of `rows`,
+  // and parts whose rows of y are long.
   int stream_rows = 0;
   bool finishes = false;  // knows what `TileRun::finish` means
 };
@@ -130,7 +130,7 @@ struct TileOperands {
   const std::uint8_t* a;
   const std::uint8_t* b;
   const std::uint8_t* narrow;
-  std::int64_t later;  // TileRun's, where b is the first panel
+  std::int64_t later = 0;  // TileRun's, where b is the first panel
 };
 
 // The whole run, by a tile's `run<row steps, column steps>(run, first column step)`.

@@ -64,7 +64,7 @@ struct Tile : Terms {
         start(group, first, g, sum);
         Terms::multiply(run, at, sum);
         if (Terms::kOffset == Offset::none && group.rest) {
-          Terms::multiply(run, {group.rest + g * run.depth, at.b, at.narrow, 0}, sum);
+          Terms::multiply(run, {group.rest + g * run.depth, at.b, at.narrow}, sum);
         }
         fold(group, first, g, sum);
         at.a += run.depth;
