@@ -33,6 +33,7 @@ namespace octile::cuda {
   ROW(w4a16_gemm_skinny_sm90) \
   ROW(w4a16_gemm_sm90) \
   ROW(w4a8_gemm_sm80) \
+  ROW(w4a8_gemv_sm90) \
   ROW(w4a8_gemm_sm90) \
   ROW(w8a8_linear_sm90)
 // clang-format on

@@ -91,13 +91,13 @@ __device__ inline void multiply_add_s8(std::int32_t (&sums)[4], const std::uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second));
 }
 
-// The same from sums of 0.
+// The same, all sums from `start`.
 __device__ inline void multiply_s8(std::int32_t (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b_first,
-                                   std::uint32_t b_second) {
+                                   std::uint32_t b_second, std::int32_t start = 0) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%10, %10, %10, %10};"
       : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second), "r"(0));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_first), "r"(b_second), "r"(start));
 }
 
 // sums (16, 8) += a (16, 16) * b (8, 16)^T, 16-bit floats in pairs; sums lie as above, and a lane holds of

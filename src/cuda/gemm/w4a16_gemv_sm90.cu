@@ -52,9 +52,7 @@ struct Arguments {
   int tile_bytes = 0;  // of all warps' sums of a tile
   int biases_at = 0;   // in shared memory, after the sums
   Bias bias;
-  void* y = nullptr;
-  std::int64_t y_pitch = 0;
-  DType y_type = DType::f32;
+  TokenRows y;
 };
 
 // token_blocks: of eight. ahead: units in flight per warp.
@@ -85,7 +83,7 @@ __device__ int sum_bytes(const Arguments& p) {
 // Into L2, well ahead of its use.
 __device__ inline void prefetch_bias(const Arguments& p, int row) {
   if (p.bias.data == nullptr || row >= p.weight.rows) return;
-  const std::int64_t at = row * p.bias.stride * (p.y_type == DType::f32 ? 4 : 2);
+  const std::int64_t at = row * p.bias.stride * (p.y.type == DType::f32 ? 4 : 2);
   asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(p.bias.data) + at));
 }
 
@@ -179,7 +177,7 @@ __device__ void multiply_unit(const typename F::Unit& unit, const TokenTerms<F>&
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float scale = unit.scale(part, e / 2) * Raw<T>::kUnit;
-      const float offset = -Raw<T>::kAdded - unit.zero(part, e / 2);
+      const float offset = -Raw<T>::kAdded - static_cast<float>(unit.zero(part, e / 2));
 #pragma unroll
       for (int t = 0; t < F::token_blocks; ++t) {
         const float raw = __fmaf_rn(odd[t][e], Raw<T>::kOddShare, even[t][e]);
@@ -257,20 +255,6 @@ __device__ void multiply_tiles(const Arguments& p, std::uint32_t all_sums, int f
 
 // ---- From the sums of all warps to y.
 
-template <class T>
-__device__ void store_sums(const Arguments& p, int token, int2 rows, float4 sums) {
-  T* const y = static_cast<T*>(p.y) + token * p.y_pitch;
-  const bool second = token + 1 < p.tokens;
-  if (rows.x < p.weight.rows) {
-    y[rows.x] = narrow<T>(sums.x);
-    if (second) y[p.y_pitch + rows.x] = narrow<T>(sums.y);
-  }
-  if (rows.y < p.weight.rows) {
-    y[rows.y] = narrow<T>(sums.z);
-    if (second) y[p.y_pitch + rows.y] = narrow<T>(sums.w);
-  }
-}
-
 // A warp reduces a tile's sums of eight tokens. Where there are fewer tokens, several lanes share a sum.
 template <class F>
 __device__ void finish_tiles(const Arguments& p, const std::uint8_t* sums, const float* biases, int first, int tiles) {
@@ -312,13 +296,7 @@ __device__ void finish_tiles(const Arguments& p, const std::uint8_t* sums, const
     add(sum, {biases[rows.x], biases[rows.x], biases[rows.y], biases[rows.y]});
     rows.x += first * kTileRows;
     rows.y += first * kTileRows;
-    if (p.y_type == DType::f16) {
-      store_sums<__half>(p, token, rows, sum);
-    } else if (p.y_type == DType::bf16) {
-      store_sums<__nv_bfloat16>(p, token, rows, sum);
-    } else {
-      store_sums<float>(p, token, rows, sum);
-    }
+    p.y.store(token, rows, sum);
   }
 }
 
@@ -366,9 +344,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const int max_tiles = p.tiles + (p.more_tiles > 0 ? 1 : 0);
   p.biases_at = max_tiles * p.tile_bytes;
   p.bias = bias_of(problem, o);
-  p.y = o.y.data;
-  p.y_pitch = o.y.strides[0];
-  p.y_type = problem.y;
+  p.y = {o.y.data, o.y.strides[0], problem.y, p.weight.rows, p.tokens};
   const auto bytes = static_cast<unsigned>(p.biases_at + max_tiles * kTileRows * 4);
   const unsigned grid = static_cast<unsigned>(blocks);
   enqueue(kName, w4a16_gemv_kernel<F>, LaunchShape{grid, F::threads, bytes}, stream, p);
@@ -425,19 +401,6 @@ void load(const GemmProblem& problem) {
   }
 }
 
-// Whether rows can be read 16 bytes at a time, and offsets within a block's tiles, at most 64, fit into 31 bits.
-bool aligned(const GemmProblem& p, const GemmOperands& o) {
-  const auto of_16 = [](const void* data, std::int64_t pitch_bytes) {
-    return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
-  };
-  const auto near = [](const ConstTensor& t) {
-    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
-  };
-  if (!of_16(o.a.data, o.a.strides[0] * 2) || o.a.strides[0] > std::int64_t{1} << 30) return false;
-  return p.b_packed || (of_16(o.b.data, o.b.strides[0] / 2) && o.b.strides[0] <= std::int64_t{1} << 21 &&
-                        near(o.b_scale) && (!p.b.zero_point || near(o.zero_point)));
-}
-
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
   with_form(problem, o.a.rows(), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
@@ -454,7 +417,7 @@ extern constinit const GemmKernel w4a16_gemv_sm90 = {
     .launch = launch,
     .prepare = load,
     .detail = detail,
-    .aligned = aligned,
+    .aligned = units_aligned,
     .bound = Bound::offset_weight,
 };
 

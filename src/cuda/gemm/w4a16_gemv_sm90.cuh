@@ -1,6 +1,6 @@
-// The weight of w4a16_gemv_sm90, from global memory straight into registers, as A of mma.m16n8k16: units of 16 rows by
-// 128 columns, of which a lane has eight words, four of each of two rows. Which columns a lane has is free, as long as
-// the activations match (first_term).
+// The weight of w4a16_gemv_sm90 and w4a8_gemv_sm90, from global memory straight into registers, as A of mma.m16n8k16 or
+// k32: units of 16 rows by 128 columns, of which a lane has eight words, four of each of two rows. Which columns a lane
+// has is free, as long as the activations match (first_term).
 //
 //   packed: lines of 64 bytes, 8 columns of 16 rows; a lane has two rows of every fourth line
 //   row-major: with a scale for 128 columns or more, a lane takes 16 adjacent bytes of either row; with small groups,
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/floats.cuh"
 #include "cuda/device/int4.cuh"
 #include "cuda/gemm/int4_weight.h"
 
@@ -95,6 +96,19 @@ inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
   return places;
 }
 
+// Whether rows can be read 16 bytes at a time, and offsets within a block's tiles, at most 64, fit into 31 bits.
+inline bool units_aligned(const GemmProblem& p, const GemmOperands& o) {
+  const auto of_16 = [](const void* data, std::int64_t pitch_bytes) {
+    return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
+  };
+  const auto near = [](const ConstTensor& t) {
+    return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
+  };
+  if (!of_16(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8) || o.a.strides[0] > std::int64_t{1} << 30) return false;
+  return p.b_packed || (of_16(o.b.data, o.b.strides[0] / 2) && o.b.strides[0] <= std::int64_t{1} << 21 &&
+                        near(o.b_scale) && (!p.b.zero_point || near(o.zero_point)));
+}
+
 // A predicated load; without a branch, so that loads stay together. A lane's neighbours in memory are read soon after:
 // with 16 bytes L2 gets whole lines, words stay in L1, the others are whole lines.
 __device__ inline void read_if(bool predicate, uint4& v, const void* from) {
@@ -156,13 +170,13 @@ struct Unit {
   }
   __device__ float scale(int part, int h) const { return __uint_as_float(h == 0 ? scales[part].x : scales[part].y); }
   // 8 + z
-  __device__ float zero(int part, int h) const {
+  __device__ int zero(int part, int h) const {
     if constexpr (!zeros_) {
       return 8;
     } else if constexpr (packed_) {
-      return static_cast<float>(zeros[part] >> 8 * h & 255);
+      return zeros[part] >> 8 * h & 255;
     } else {
-      return static_cast<float>(8 + static_cast<int>(h == 0 ? zeros[part].x : zeros[part].y));
+      return 8 + static_cast<int>(h == 0 ? zeros[part].x : zeros[part].y);
     }
   }
 };
@@ -253,6 +267,43 @@ class UnitReader {
   int tiles_;
   int unit_;
   int rows_;
+};
+
+// ---- Results.
+
+// y (tokens, rows).
+struct TokenRows {
+  void* y = nullptr;
+  std::int64_t pitch = 0;
+  DType type = DType::f32;
+  int rows = 0;
+  int tokens = 0;
+
+  // A lane's sums as mma leaves them: rows.x and rows.y of two tokens.
+  __device__ void store(int token, int2 at, float4 sums) const {
+    if (type == DType::f16) {
+      store_as<__half>(token, at, sums);
+    } else if (type == DType::bf16) {
+      store_as<__nv_bfloat16>(token, at, sums);
+    } else {
+      store_as<float>(token, at, sums);
+    }
+  }
+
+ private:
+  template <class T>
+  __device__ void store_as(int token, int2 at, float4 sums) const {
+    T* const to = static_cast<T*>(y) + token * pitch;
+    const bool second = token + 1 < tokens;
+    if (at.x < rows) {
+      to[at.x] = narrow<T>(sums.x);
+      if (second) to[pitch + at.x] = narrow<T>(sums.y);
+    }
+    if (at.y < rows) {
+      to[at.y] = narrow<T>(sums.z);
+      if (second) to[pitch + at.y] = narrow<T>(sums.w);
+    }
+  }
 };
 
 }  // namespace octile::cuda
