@@ -29,16 +29,19 @@ constexpr double kTileCycles = 4500;
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 3.5e12;
 
-TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) { return transposed_order(m, n, rows_a, kRowsB); }
+int rows_b_of(int rows_a) { return rows_a == kFew ? 64 : 128; }
+TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
+  return transposed_order(m, n, rows_a, rows_b_of(rows_a));
+}
 
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
+  static_assert(sizeof(Shared<F>) <= F::kSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
-  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTileK});
+  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, F::rows_b, kTileK});
   arguments.steps = steps_of(problem.k);
   arguments.order = order_of(o.a.rows(), problem.n, F::rows_a);
   arguments.a = static_cast<const std::int8_t*>(o.a.data);
@@ -47,37 +50,55 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   arguments.bias = bias_of(problem, o);
   arguments.y = transpose_target<F::rows_a>(kName, o.y, false, maps.y);
 
-  const int clusters = std::min(max_active_clusters(problem.device, kClusterSize), arguments.order.count());
+  const int clusters = std::min(F::blocks * max_active_clusters(problem.device, kClusterSize), arguments.order.count());
   enqueue(
       kName, w4a8_gemm_kernel<F>,
-      LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared<F>), dim3(kClusterSize)},
+      LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)},
       stream, maps, arguments);
 }
 
 // Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
-  const auto with = [&]<bool wide, bool packed, bool zero_points>() {
-    constexpr int kRows = wide ? kWide : kNarrow;
-    if (p.b.group == 32) return body(Form<kRows, packed, zero_points, 1>());
-    if (p.b.group == 64) return body(Form<kRows, packed, zero_points, 2>());
-    if (p.b.group == 128) return body(Form<kRows, packed, zero_points, 4>());
-    body(Form<kRows, packed, zero_points, 0>());
+  const auto with_rows = [&]<int rows>(std::integral_constant<int, rows>) {
+    const auto with = [&]<bool packed, bool zero_points>() {
+      if constexpr (packed || rows != kFew) {
+        if (p.b.group == 32) return body(Form<rows, packed, zero_points, 1>());
+        if (p.b.group == 64) return body(Form<rows, packed, zero_points, 2>());
+        if (p.b.group == 128) return body(Form<rows, packed, zero_points, 4>());
+        body(Form<rows, packed, zero_points, 0>());
+      }
+    };
+    with_flags(with, p.b_packed, p.b.zero_point);
   };
-  with_flags(with, rows_a == kWide, p.b_packed, p.b.zero_point);
+  if (rows_a == kFew) return with_rows(std::integral_constant<int, kFew>());
+  if (rows_a == kNarrow) return with_rows(std::integral_constant<int, kNarrow>());
+  with_rows(std::integral_constant<int, kWide>());
 }
 
-// Of tiles with this many rows of a.
+// Of tiles with this many rows of a. Two blocks on an SM share its time.
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
-  const auto waves =
-      static_cast<double>(ceil_div(order_of(m, p.n, rows_a).count(), max_active_clusters(p.device, kClusterSize)));
+  const int count = order_of(m, p.n, rows_a).count();
+  const int clusters = max_active_clusters(p.device, kClusterSize);
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
-  const double step_cycles = 250 + rows_a * (3.2 + 1.9 * folds);
+  const double products = rows_a * (3.2 + 1.9 * folds);
+  double step_cycles = 250 + products;
+  int at_once = clusters;
+  if (rows_a == kFew) {
+    step_cycles = 250 + products / (count > clusters ? 1 : 2);
+    at_once *= 2;
+  }
+  const auto waves = static_cast<double>(ceil_div(count, at_once));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }
 
 int best_rows(const GemmProblem& p, std::int64_t m) {
-  return expected_seconds(p, m, kNarrow) < expected_seconds(p, m, kWide) ? kNarrow : kWide;
+  int best = kNarrow;
+  for (const int rows : {kWide, kFew}) {
+    if (rows == kFew && !p.b_packed) continue;
+    if (expected_seconds(p, m, rows) < expected_seconds(p, m, best)) best = rows;
+  }
+  return best;
 }
 
 std::string supports(const GemmProblem& p) {
@@ -98,13 +119,13 @@ Cost cost(const GemmProblem& p) {
 std::string detail(const GemmProblem& p) {
   const int rows = best_rows(p, p.m);
   const TileOrder order = order_of(p.m, p.n, rows);
-  return message("y^T = b * a^T, tile ", kRowsB, "x", rows, ", clusters of ", kClusterSize, ", ", order.rows, "x",
-                 order.cols, " of them");
+  return message("y^T = b * a^T, tile ", rows_b_of(rows), "x", rows, ", clusters of ", kClusterSize, ", ", order.rows,
+                 "x", order.cols, " of them");
 }
 
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  for (const int rows_a : {kNarrow, kWide}) {
+  for (const int rows_a : {kFew, kNarrow, kWide}) {
     with_form(problem, rows_a, []<class F>(F) { prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>)); });
   }
 }

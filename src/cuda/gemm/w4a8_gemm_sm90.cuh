@@ -6,9 +6,10 @@
 //
 // It computes y^T = weight * a^T: int8 WGMMA takes the weight from registers, where its nibbles have just become bytes,
 // and a from shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In
-// each block one producer warp fills a ring of stages by TMA, a second loads scales and zero points. Two consumer
-// warpgroups take half of the weight's rows each: while half of a stage is multiplied they convert the next half, and
-// fold the sums of each finished group into t.
+// each block one producer warp fills a ring of stages by TMA, a second loads scales and zero points. Consumer
+// warpgroups take 64 of the weight's rows each: while half of a stage is multiplied they convert the next half, and
+// fold the sums of each finished group into t. For few rows of a, a block has one consumer warpgroup, and an SM two
+// blocks: the folds are in the order of K, which no two blocks can share.
 //
 // Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
 // all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
@@ -31,9 +32,9 @@
 namespace octile::cuda::w4a8 {
 
 constexpr int kTileK = 128;  // of a stage
-constexpr int kRowsB = 128;  // of a tile of the weight; columns of y
 constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
+constexpr int kFew = 64;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 constexpr int kGroupsAhead = 2;       // stages whose scales are in flight
 
@@ -41,27 +42,33 @@ constexpr int kGroupsAhead = 2;       // stages whose scales are in flight
 template <int rows_a_, bool packed_, bool zero_points_, int slices_>
 struct Form {
   static constexpr int rows_a = rows_a_;
+  static constexpr int consumers = rows_a == kFew ? 1 : 2;  // warpgroups
+  static constexpr int rows_b = 64 * consumers;             // of a tile of the weight; columns of y
+  static constexpr int threads = (1 + consumers) * kWarpgroup;
+  static constexpr int blocks = rows_a == kFew ? 2 : 1;  // of an SM
+  static constexpr int consumer_registers = rows_a == kFew ? 200 : kConsumerRegisters;
   static constexpr bool packed = packed_;
   static constexpr bool zero_points = zero_points_;
   static constexpr int slices = slices_;
   static constexpr int groups = slices == 0 ? 1 : 4 / slices;            // of a stage
   using Zeros = std::conditional_t<packed, std::uint8_t, std::int32_t>;  // 8 + z; z
 
+  static constexpr int kSharedBytes = (kMaxSharedBytes + 1024) / blocks - 1024;
   static constexpr int kGroupBytes =
-      groups * kRowsB * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
-  static constexpr int kStageBytes = rows_a * kTileK + kRowsB * kTileK / 2 + kGroupBytes + 24;
-  static constexpr int stages = (kMaxSharedBytes - kConsumers * rows_a * (128 + 4) - 64) / kStageBytes;
+      groups * rows_b * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
+  static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
+  static constexpr int stages = (kSharedBytes - consumers * rows_a * (128 + 4) - 64) / kStageBytes;
   static_assert(stages > kGroupsAhead);
 };
 
 template <class F>
 struct Shared {
   std::uint8_t a[F::stages][F::rows_a * kTileK];
-  std::uint8_t b[F::stages][kRowsB * kTileK / 2];
-  TransposeBuffer<F::rows_a> buffers[kConsumers];
-  float a_scales[kConsumers][F::rows_a];  // of the tile's rows of a
-  float scales[F::stages][F::groups][kRowsB];
-  typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? kRowsB : 4];
+  std::uint8_t b[F::stages][F::rows_b * kTileK / 2];
+  TransposeBuffer<F::rows_a> buffers[F::consumers];
+  float a_scales[F::consumers][F::rows_a];  // of the tile's rows of a
+  float scales[F::stages][F::groups][F::rows_b];
+  typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? F::rows_b : 4];
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
   std::uint64_t scales_empty[F::stages];
@@ -79,7 +86,7 @@ struct Arguments {
 };
 
 template <class F>
-using Place = TransposedPlace<F::rows_a, kRowsB>;
+using Place = TransposedPlace<F::rows_a, F::rows_b>;
 
 // One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
 template <class F>
@@ -128,7 +135,7 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
         const int group = F::slices == 0 ? 0 : step * F::groups + i;
         const bool inside = group < w.groups;
 #pragma unroll
-        for (int row = lane; row < kRowsB; row += 32) {
+        for (int row = lane; row < F::rows_b; row += 32) {
           const bool exists = inside && first + row < w.rows;
           ptx::cp_async_4(&shared.scales[at.stage][i][row], exists ? scales + w.scale.at(first + row, group) : scales,
                           exists);
@@ -137,7 +144,7 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
                             exists);
           }
         }
-        if constexpr (F::zero_points && F::packed) {  // of four rows
+        if (F::zero_points && F::packed && 4 * lane < F::rows_b) {  // of four rows
           const bool exists = inside && first + 4 * lane < w.rows;
           ptx::cp_async_4(&shared.zeros[at.stage][i][4 * lane],
                           exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros, exists);
@@ -159,21 +166,19 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
 
 // ---- Conversion.
 
-// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, 128 x 128:
+// From nibbles in shared memory to the s8 fragments of WGMMA. A tile of the weight, 128 (64) x 128:
 //
 //   row-major: the even rows, then the odd ones, lines of 64 bytes, swizzled
-//   packed: eight panels of sixteen lines of 64 bytes
+//   packed: eight (four) panels of sixteen lines of 64 bytes
 //
 // Without zero points a byte becomes 16 q, by at most one shift and one logical operation; with them it becomes q - z,
 // two more operations.
 //
 // A warp's 16 rows of a tile. Rows g and g + 8 of the WGMMA are rows 2g and 2g + 1 of the tile.
-template <bool packed, bool zero_points>
+template <int rows, bool packed, bool zero_points>
 class NibbleBytes {
  public:
-  static constexpr int kTileBytes = 128 * 64;
-
-  // sixteen: which 16 of the tile's 128 rows.
+  // sixteen: which 16 of the tile's rows.
   __device__ explicit NibbleBytes(unsigned sixteen) {
     const unsigned g = threadIdx.x % 32 / 4;
     const unsigned c = threadIdx.x % 4;
@@ -196,7 +201,7 @@ class NibbleBytes {
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const std::uint8_t* const at = tile + (place_ ^ slice * 16) + h * kTileBytes / 2;
+        const std::uint8_t* const at = tile + (place_ ^ slice * 16) + h * (rows / 2 * 64);
         const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(at);
         const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(at + 8);
         const std::uint32_t halves = low | high << 16;
@@ -281,7 +286,8 @@ struct Consumer {
   int lane = static_cast<int>(threadIdx.x) % 32;
   std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
   int rows = 64 * group + 16 * warp + lane / 4 * 2;  // of the tile, the first of this thread's two
-  NibbleBytes<F::packed, F::zero_points> reader = NibbleBytes<F::packed, F::zero_points>(4 * group + warp);
+  using Reader = NibbleBytes<F::rows_b, F::packed, F::zero_points>;
+  Reader reader = Reader(static_cast<unsigned>(4 * group + warp));
 
   int sums[kSums];  // of a group
   float totals[kSums];
@@ -471,7 +477,7 @@ struct Consumer {
 };
 
 template <class F>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+__global__ void __launch_bounds__(F::threads, F::blocks)
     w4a8_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
@@ -480,15 +486,15 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   gemm_prologue([&] {
     maps.prefetch();
     init_barriers(shared.full, 1 + 32);
-    init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
-    init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
+    init_barriers(shared.empty, kClusterSize * 4 * F::consumers);
+    init_barriers(shared.scales_empty, kWarpgroup * F::consumers);
   });
   const auto produce = [&](int warp) {
     if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
     if (warp == 1) load_groups(shared, place, arguments);
   };
   const auto consume = [&](int group, int warp) { Consumer<F>{shared, arguments, place, group, warp}.run(maps.y); };
-  produce_and_consume<kProducerRegisters, kConsumerRegisters>(warp, produce, consume);
+  produce_and_consume<kProducerRegisters, F::consumer_registers>(warp, produce, consume);
 }
 
 }  // namespace octile::cuda::w4a8
