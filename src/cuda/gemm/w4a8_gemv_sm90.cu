@@ -13,7 +13,6 @@
 // 1.5 * 2^23, so that one exact fma makes the float that f32 of the group's sum is.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
@@ -28,6 +27,7 @@
 #include "cuda/gemm/w4a16_gemv_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -36,7 +36,7 @@ namespace {
 
 constexpr std::string_view kName = "w4a8_gemv_sm90";
 constexpr int kMaxShared = 162 * 1024;  // the rest is L1, where loads arrive
-constexpr int kMaxTokens = 64;
+constexpr int kMaxTokens = 32;
 constexpr int kMaxTokensSmallGroups = 16;
 constexpr float kNoBias = -0.0f;  // changes no sum, its sign included
 
@@ -59,7 +59,6 @@ struct Arguments {
   int totals_at = 0;
   int biases_at = 0;
   int x_scales_at = 0;
-  int prefetched = 0;
   Bias bias;
   TokenRows y;
 };
@@ -193,8 +192,8 @@ __device__ void multiply_unit(const typename F::Unit& unit, const TokenTerms<F>&
 // ---- From the sums of groups to y.
 
 struct Phase {
-  int tile = 0;   // of the block, the first
-  int unit = 0;   // the first
+  int tile = 0;  // of the block, the first
+  int unit = 0;  // the first
   int tiles = 0;
   int units = 0;
   int buffer = 0;
@@ -289,24 +288,6 @@ __device__ void finish_phase(const Arguments& p, std::uint8_t* shared, int first
 
 // ---- The main loop.
 
-// Into L2, while the grid before this one may still run.
-template <class F>
-__device__ void prefetch_units(const Arguments& p, int first, int count) {
-  const int unit = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if ((unit + 1) * kUnitTerms > p.weight.terms) return;
-  const int place = F::Unit::kPacked ? lane * 32 : lane / 2 * static_cast<int>(p.weight.pitch) + lane % 2 * 32;
-  const std::uint8_t* from = p.weight.values + static_cast<std::int64_t>(first) * p.places.values.tile +
-                             static_cast<std::int64_t>(unit) * p.places.values.unit + place;
-#pragma unroll 1
-  for (int i = 0; i < min(count, p.prefetched); ++i) {
-    if (F::Unit::kPacked || (first + i) * kTileRows + lane / 2 < p.weight.rows) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-    }
-    from += p.places.values.tile;
-  }
-}
-
 template <class F>
 __device__ void multiply_tiles(const Arguments& p, std::uint8_t* shared, int first, int count) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -376,17 +357,11 @@ __global__ void __launch_bounds__(F::max_warps * 32, 1) w4a8_gemv_kernel(const _
   const int first = p.tiles * block + min(block, p.more_tiles);
   const int count = p.tiles + (block < p.more_tiles ? 1 : 0);
   let_next_start();
-  prefetch_units<F>(p, first, count);
   wait_for_previous();
   multiply_tiles<F>(p, shared, first, count);
 }
 
 // ---- Launching.
-
-int knob(const char* name, int otherwise) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? otherwise : std::atoi(value);
-}
 
 bool small_groups(const GemmProblem& p) { return p.b.group < 128 && p.b.group < p.k; }
 
@@ -399,8 +374,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.x_scale = row_scale<float>(o.a_scale);
   p.tokens = static_cast<int>(o.a.rows());
   p.units = static_cast<int>(ceil_div(problem.k, kUnitTerms));
-  const int max_warps = std::min(knob("OCTILE_WARPS", F::max_warps), F::max_warps);
-  p.rounds = ceil_div(p.units, max_warps);
+  p.rounds = ceil_div(p.units, F::max_warps);
   const int warps = ceil_div(p.units, p.rounds);
   p.places = unit_places(p.weight, warps);
   const std::int64_t tiles = ceil_div(problem.n, kTileRows);
@@ -412,15 +386,14 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 
   const int vectors = (max_tiles * kTileRows + F::token_blocks * 8) * 4;
   const int round_bytes = warps * F::slot_bytes;  // of a tile
-  const int max_shared = knob("OCTILE_SHARED", kMaxShared / 1024) * 1024;
   p.phase_rounds = p.rounds;
   p.phase_tiles = max_tiles;
   int buffers = 1;
   int total_bytes = 0;
-  if (p.rounds * max_tiles * round_bytes + vectors > max_shared) {
+  if (p.rounds * max_tiles * round_bytes + vectors > kMaxShared) {
     buffers = 2;
     total_bytes = max_tiles * F::token_blocks * 512;
-    const int steps = std::max((max_shared - vectors - total_bytes) / (2 * round_bytes), 1);
+    const int steps = std::max((kMaxShared - vectors - total_bytes) / (2 * round_bytes), 1);
     p.phase_rounds = std::max(steps / max_tiles, 1);
     p.phase_rounds = ceil_div(p.rounds, ceil_div(p.rounds, p.phase_rounds));
     p.phase_tiles = std::min(steps, max_tiles);
@@ -430,7 +403,6 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   p.totals_at = buffers * p.buffer_bytes;
   p.x_scales_at = p.totals_at + total_bytes;
   p.biases_at = p.x_scales_at + F::token_blocks * 8 * 4;
-  p.prefetched = knob("OCTILE_PREFETCH", 0);
   p.bias = bias_of(problem, o);
   p.y = {o.y.data, o.y.strides[0], problem.y, p.weight.rows, p.tokens};
   enqueue(kName, w4a8_gemv_kernel<F>,
@@ -448,33 +420,12 @@ void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
       if (p.b.group == p.k) return body(Form<blocks, warps, ahead, true, Whole>());
       if (p.b.group == 128) return body(Form<blocks, warps, ahead, false, Whole>());
       if constexpr (blocks * 8 <= kMaxTokensSmallGroups) {
-        body(Form<blocks, blocks == 1 ? warps : 8, ahead, false, Unit<packed, true, zeros>>());
+        body(Form < blocks, blocks == 1 ? 16 : 8, 2, false, Unit < packed, true, zeros >> ());
       }
     };
-    if constexpr (packed && !zeros) {
-      const int form = knob("OCTILE_FORM", 0);
-      using U = Unit<true, false, false>;
-      if (p.b.group == 128 && form > 0) {
-        if (tokens <= 8) {
-          if (form == 1) return body(Form<1, 16, 3, false, U>());
-          if (form == 2) return body(Form<1, 16, 4, false, U>());
-          if (form == 3) return body(Form<1, 32, 1, false, U>());
-        } else if (tokens <= 16) {
-          if (form == 1) return body(Form<2, 16, 3, false, U>());
-          if (form == 2) return body(Form<2, 8, 4, false, U>());
-        } else if (tokens <= 32) {
-          if (form == 1) return body(Form<4, 16, 1, false, U>());
-          if (form == 2) return body(Form<4, 8, 3, false, U>());
-        } else {
-          if (form == 1) return body(Form<8, 8, 1, false, U>());
-          if (form == 2) return body(Form<8, 12, 1, false, U>());
-        }
-      }
-    }
-    if (tokens <= 8) return with_blocks.template operator()<1, 16, 2>();
+    if (tokens <= 8) return with_blocks.template operator()<1, 32, 1>();
     if (tokens <= 16) return with_blocks.template operator()<2, 16, 2>();
-    if (tokens <= 32) return with_blocks.template operator()<4, 8, 2>();
-    with_blocks.template operator()<8, 8, 2>();
+    with_blocks.template operator()<4, 16, 1>();
   };
   with_flags(with, p.b_packed, p.b.zero_point);
 }
@@ -489,13 +440,17 @@ std::string supports(const GemmProblem& p) {
   return {};
 }
 
+// Fitted to an H200, L2 flushed; small groups are a guess.
 Cost cost(const GemmProblem& p) {
-  const double m = static_cast<double>(p.m);
-  const double n = static_cast<double>(p.n);
-  const double k = static_cast<double>(p.k);
-  const double bytes =
-      n * k / 2 + n * k / static_cast<double>(std::max<std::int64_t>(p.b.group, 1)) * (p.b.zero_point ? 8 : 4);
-  return {2 * m * n * k, m * k + bytes + m * n * bits(p.y) / 8, 5e-6 + bytes / 3.5e12};
+  struct Speed {
+    double fixed, bytes_per_second;
+  };
+  const Speed speed = p.m <= 8 ? Speed{9.1e-6, 3.9e12} : p.m <= 16 ? Speed{10.2e-6, 2.55e12} : Speed{11e-6, 1.72e12};
+  Cost cost = gemm_work(p);
+  const double groups = static_cast<double>(p.n) * static_cast<double>(ceil_div(p.k, p.b.group));
+  const double bytes = static_cast<double>(p.n) * static_cast<double>(p.k) / 2 + groups * (p.b.zero_point ? 8 : 4);
+  cost.seconds = speed.fixed + (small_groups(p) ? 1.5 : 1.0) * bytes / speed.bytes_per_second;
+  return cost;
 }
 
 std::string detail(const GemmProblem& p) {
@@ -505,7 +460,7 @@ std::string detail(const GemmProblem& p) {
 }
 
 void load(const GemmProblem& problem) {
-  for (const std::int64_t tokens : {8, 16, 32, 64}) {
+  for (const std::int64_t tokens : {8, 16, 32}) {
     with_form(problem, tokens, []<class F>(F) { prepare(kName, w4a8_gemv_kernel<F>, 227 * 1024); });
   }
 }
