@@ -3,7 +3,8 @@
 // A block has 256 rows of the weight, or 128 where there are more than 64 tokens, all tokens, and a part of K; the
 // blocks of a cluster split K. In a block
 //   - the producer warpgroup fills two rings by TMA, one with the tokens and one with 128 columns of the weight per
-//     stage, and permutes the tokens to match the nibble unpacking order (w4a16_gemm_skinny_sm90_producer.cuh);
+//     stage, and up to 64 tokens are permuted to match the nibble unpacking order
+//     (w4a16_gemm_skinny_sm90_producer.cuh);
 //   - two consumer warpgroups have two units of sums each, two tiles of 64 rows or one with two halves of the tokens:
 //     nibbles become exact 16-bit integers q - z in registers, from where WGMMA takes them. The products of a group are
 //     scaled in f32 and added to the sums.
@@ -15,6 +16,7 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/w4a16_gemm_skinny_sm90_producer.cuh"
+#include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
 
 namespace octile::cuda {
 
@@ -39,11 +41,18 @@ __device__ int first_sixteen() {
   return warp / 4 * F::row_tiles * 4 + warp % 4;
 }
 
-// Addresses of a lane's words, scales and zero points in a stage.
+// A lane's words, scales and zero points in a stage, and its fragments from them.
 template <class F>
 struct Reader {
-  std::uint32_t words;
+  using T = typename F::T;
+  using RowOffset = std::conditional_t<F::in_order, std::uint32_t, Offset<T>>;
+  // Of a tile: in order, the words of 32 columns; else those of two sets, [set][row], eight columns of each row.
+  using Words = std::uint32_t[F::in_order ? 4 : 2][2];
+
+  std::uint32_t place;
   std::uint32_t row;  // the first of its rows, in elements of scales
+  struct Nothing {};
+  std::conditional_t<F::in_order, PairOfWord<T, true>, Nothing> pair_of_word;
 
   __device__ Reader() {
     const unsigned lane = threadIdx.x % 32;
@@ -51,26 +60,27 @@ struct Reader {
     row = sixteen * 16 + static_cast<unsigned>(rows_of<F::packed>(static_cast<int>(lane)).x);
     if constexpr (F::packed) {
       const unsigned pair = row % 16 / 2;
-      const unsigned line = lane % 4;
-      words = sixteen * 1024 + line * 64 + (pair / 2 ^ line / 2) * 16 + pair % 2 * 8;
+      const unsigned line = F::in_order ? 0 : lane % 4;
+      place = sixteen * 1024 + line * 64 + (pair / 2 ^ line / 2) * 16 + pair % 2 * 8;
     } else {
       const unsigned line = lane % 16;
-      words = (sixteen * 16 + line) * 64 + (lane / 16 ^ line / 2 % 4) * 16;
+      place = (sixteen * 16 + line) * 64 + (lane / 16 ^ line / 2 % 4) * 16;
     }
   }
 
-  // The words of two sets of 32 columns, [set][row]: eight columns of each row.
-  __device__ void read_words(std::uint32_t stage, int tile, int first_set, std::uint32_t (&to)[2][2]) const {
-    const std::uint32_t at = stage + words + tile * 4096;
+  // For the sets from this one on.
+  __device__ void read_words(std::uint32_t stage, int tile, int set, Words& to) const {
+    const std::uint32_t at = stage + place + tile * 4096;
     if constexpr (F::packed) {
+      // Lines of 64 bytes with TMA's swizzle of 64 bytes.
 #pragma unroll
-      for (unsigned set = 0; set < 2; ++set) {
-        // Lines of 64 bytes with TMA's swizzle of 64 bytes.
-        const uint2 two = load_shared_pair((at ^ set * 32) + (first_set + set) * 256);
-        to[set][0] = two.x, to[set][1] = two.y;
+      for (unsigned i = 0; i < std::extent_v<Words>; ++i) {
+        const unsigned line = F::in_order ? set * 4 + i : (set + i) * 4;
+        const uint2 two = load_shared_pair((at ^ line / 2 % 4 * 16) + line * 64);
+        to[i][0] = two.x, to[i][1] = two.y;
       }
     } else {
-      load_matrices(at ^ first_set * 16, reinterpret_cast<std::uint32_t(&)[4]>(to));
+      load_matrices(at ^ set * 16, reinterpret_cast<std::uint32_t(&)[4]>(to));
     }
   }
 
@@ -84,34 +94,46 @@ struct Reader {
     }
   }
 
-  __device__ void read_offsets(const Shared<F>& shared, int stage, int tile, int fold,
-                               Offset<typename F::T> (&to)[2]) const {
+  // u = 8 + z
+  __device__ static RowOffset offset(unsigned u) {
+    if constexpr (F::in_order) return offset_of<T, true>(u);
+    if constexpr (!F::in_order) return RowOffset(u);
+  }
+
+  __device__ void read_offsets(const Shared<F>& shared, int stage, int tile, int fold, RowOffset (&to)[2]) const {
     if constexpr (F::zeros) {
       const auto* const at = &shared.zeros[stage][fold][tile * 4][0] + row;
       if constexpr (F::packed) {
         const unsigned two = *reinterpret_cast<const std::uint16_t*>(at);
-        to[0] = Offset<typename F::T>(two & 255);
-        to[1] = Offset<typename F::T>(two >> 8);
+        to[0] = offset(two & 255);
+        to[1] = offset(two >> 8);
       } else {
-        to[0] = Offset<typename F::T>(static_cast<unsigned>(8 + at[0]));
-        to[1] = Offset<typename F::T>(static_cast<unsigned>(8 + at[8]));
+        to[0] = offset(static_cast<unsigned>(8 + at[0]));
+        to[1] = offset(static_cast<unsigned>(8 + at[8]));
+      }
+    }
+  }
+
+  // The 32 columns of a set.
+  __device__ void convert(const Words& words, int set, const RowOffset (&offset)[2], Fragment (&to)[2]) const {
+    if constexpr (F::in_order) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        to[i / 4][i % 4] = as_bits(pair_of_word.integers(words[i / 2][i % 2], offset[i % 2]));
+      }
+    } else {
+      std::uint32_t upper[4];
+      std::uint32_t lower[4];
+      integers<!F::packed>(words[set % 2][0], offset[0], upper);
+      integers<!F::packed>(words[set % 2][1], offset[1], lower);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        to[i][0] = upper[2 * i], to[i][1] = lower[2 * i];
+        to[i][2] = upper[2 * i + 1], to[i][3] = lower[2 * i + 1];
       }
     }
   }
 };
-
-template <class F>
-__device__ void convert(const std::uint32_t (&words)[2], const Offset<typename F::T> (&offset)[2], Fragment (&to)[2]) {
-  std::uint32_t upper[4];
-  std::uint32_t lower[4];
-  integers<!F::packed>(words[0], offset[0], upper);
-  integers<!F::packed>(words[1], offset[1], lower);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    to[i][0] = upper[2 * i], to[i][1] = lower[2 * i];
-    to[i][2] = upper[2 * i + 1], to[i][3] = lower[2 * i + 1];
-  }
-}
 
 // The main loop. The units alternate: while the tensor cores work on one, the products of the other are scaled, and the
 // next set of a tile is converted. read_all() is called once the last words have been read.
@@ -124,8 +146,10 @@ __device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& s
   RingPosition<F::weight_stages> at;  // of the words being converted
   RingPosition<F::token_stages> token_at;
   Fragment fragments[2][F::row_tiles][2];
-  std::uint32_t words[F::row_tiles][2][2];
-  Offset<T> offsets[F::row_tiles][2];
+  typename Reader<F>::Words words[F::row_tiles];
+  typename Reader<F>::RowOffset offsets[F::row_tiles][2];
+#pragma unroll
+  for (auto& of_tile : offsets) of_tile[0] = of_tile[1] = Reader<F>::offset(8);
   float products[kUnits][F::unit_tokens / 2];
 
   const auto wait_for_weight = [&] { ptx::mbarrier_wait(shared.weight_full[at.stage], at.parity); };
@@ -133,9 +157,11 @@ __device__ void multiply(float (&sums)[kUnits][F::unit_tokens / 2], Shared<F>& s
   const auto convert_set = [&](int set, int unit) {
     if (unit % F::token_parts != F::token_parts - 1) return;
     const int tile = unit / F::token_parts;
-    if (set % 2 == 0) reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
+    if (F::in_order || set % 2 == 0) {
+      reader.read_words(ptx::shared_address(shared.weight[at.stage]), tile, set, words[tile]);
+    }
     if (set % kFoldSets == 0) reader.read_offsets(shared, at.stage, tile, set / kFoldSets, offsets[tile]);
-    convert<F>(words[tile][set % 2], offsets[tile], fragments[set % 2][tile]);
+    reader.convert(words[tile], set, offsets[tile], fragments[set % 2][tile]);
   };
   const auto issue = [&](int set, int unit, std::uint32_t tokens) {
     constexpr int kNextTokens = F::unit_tokens * 128 / 16;

@@ -50,6 +50,10 @@ struct SkinnyForm {
   static constexpr int token_parts = kUnits / row_tiles;
   static constexpr int unit_tokens = tokens / token_parts;
 
+  // Whether the tokens stay in the order of K: then each pair of the weight's columns is taken out of its word. Else
+  // the tokens are put into the order of a word's nibbles, which moves twice their bytes through shared memory.
+  static constexpr bool in_order = tokens > 64;
+
   static constexpr int rows = 2 * 64 * row_tiles;  // of the weight
   static constexpr int terms = 128;                // of a step
   static constexpr int sets = terms / 32;
@@ -177,8 +181,9 @@ __device__ void fetch_scales(Shared<F>& shared, const Place<F>& place, const Ski
 
 // ---- The tokens.
 
-// TMA loads two tiles of 64 columns, in lines of 128 bytes. A thread then takes 32 columns of a token, four units of
-// eight; a unit is four pairs, in the order of a word's nibbles. The four pairs j, one of each unit, become unit j.
+// TMA loads two tiles of 64 columns, in lines of 128 bytes. Unless F::in_order, a thread then takes 32 columns of a
+// token, four units of eight; a unit is four pairs, in the order of a word's nibbles. The four pairs j, one of each
+// unit, become unit j.
 template <class F>
 struct Producer {
   static constexpr int kOwn = F::tokens / 32;  // sets of a token
@@ -255,8 +260,10 @@ struct Producer {
           shared.biases[i] = p.bias.at(place.first_row + i, p.weight.rows, 0);
       }
       ptx::mbarrier_wait(shared.tokens_raw[at.stage], at.parity);
-      put_in_order(ptx::shared_address(shared.tokens[at.stage]));
-      ptx::fence_proxy_async();
+      if constexpr (!F::in_order) {
+        put_in_order(ptx::shared_address(shared.tokens[at.stage]));
+        ptx::fence_proxy_async();
+      }
       ptx::mbarrier_arrive(shared.tokens_full[at.stage]);
       at.next();
       int free_stages = 0;

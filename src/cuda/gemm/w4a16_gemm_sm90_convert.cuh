@@ -234,6 +234,46 @@ class RowScales {
   std::uint32_t offset_[2];
 };
 
+// From a word of eight nibbles the pair that this thread has as an operand of WGMMA, as the integers q - z. Packed:
+// columns 2c and 2c + 1 are the low nibbles of bytes 2c and 2c + 1; from c = 2 on the high ones of 2c - 4 and 2c - 3.
+template <class T, bool packed>
+class PairOfWord {
+ public:
+  __device__ PairOfWord() {
+    const unsigned c = threadIdx.x % 4;
+    if constexpr (packed) {
+      mask_ = in_high_nibbles<packed>() ? 0x00f000f0u : 0x000f000fu;
+      factor_ = in_high_nibbles<packed>() ? 0x2c002c00u : 0x3c003c00u;
+      shift_ = in_high_nibbles<packed>() ? 4 : 0;
+      bytes_ = (c % 2 * 2) | 4u << 4 | (c % 2 * 2 + 1) << 8 | 4u << 12;
+      asm volatile("" : "+r"(mask_), "+r"(factor_), "+r"(shift_),
+                        "+r"(bytes_));  // kept in registers, not recomputed
+    } else {
+      bytes_ = std::is_same_v<T, __half> ? c | 4u << 4 | c << 8 | 4u << 12 : c | 0x4440u;
+    }
+  }
+
+  // offset: offset_of(8 + z)
+  __device__ Two<T> integers(std::uint32_t word, std::uint32_t offset) const {
+    const std::uint32_t two = __byte_perm(word, 0, bytes_);
+    if constexpr (std::is_same_v<T, __half>) {
+      const std::uint32_t biased = packed ? and_xor(two, mask_, 0x64006400u) : and_xor(two, 0x00f0000fu, 0x64806408u);
+      const std::uint32_t factor = packed ? factor_ : 0x2c003c00u;
+      return __hfma2(as_pair<__half2>(biased), as_pair<__half2>(factor), as_pair<__half2>(offset));
+    } else {
+      const std::uint32_t low = packed ? two >> shift_ : two * 0x1001u;
+      const std::uint32_t biased = and_xor(low, 0x000f000fu, packed ? 0x43004300u : 0x43084308u);
+      return __hadd2(as_pair<__nv_bfloat162>(biased), as_pair<__nv_bfloat162>(offset));
+    }
+  }
+
+ private:
+  unsigned bytes_;        // selector of __byte_perm
+  std::uint32_t mask_;    // f16, packed: where in a byte
+  std::uint32_t factor_;  // f16, packed: 1/16 for the high nibbles
+  unsigned shift_;        // bf16, packed
+};
+
 template <class T, bool packed>
 class NibbleReader {
  public:
@@ -242,21 +282,11 @@ class NibbleReader {
   // sixteen: which 16 of the tile's 128 rows.
   __device__ explicit NibbleReader(unsigned sixteen) {
     const unsigned g = threadIdx.x % 32 / 4;
-    const unsigned c = threadIdx.x % 4;
     if constexpr (packed) {
       place_ = sixteen * 512 + g * 8;
-      // Columns 2c and 2c + 1 are the low nibbles of bytes 2c and 2c + 1; from c = 2 on the high ones of 2c - 4 and 2c
-      // - 3.
-      mask_ = in_high_nibbles<packed>() ? 0x00f000f0u : 0x000f000fu;
-      factor_ = in_high_nibbles<packed>() ? 0x2c002c00u : 0x3c003c00u;
-      shift_ = in_high_nibbles<packed>() ? 4 : 0;
-      bytes_ = (c % 2 * 2) | 4u << 4 | (c % 2 * 2 + 1) << 8 | 4u << 12;
-      asm volatile("" : "+r"(mask_), "+r"(factor_), "+r"(shift_),
-                        "+r"(bytes_));  // kept in registers, not recomputed
     } else {
       const unsigned line = sixteen * 8 + g;
       place_ = line * 32 + (line / 4 % 2) * 16;
-      bytes_ = std::is_same_v<T, __half> ? c | 4u << 4 | c << 8 | 4u << 12 : c | 0x4440u;
     }
   }
 
@@ -283,30 +313,14 @@ class NibbleReader {
   __device__ void convert(Fragment& to, const Scales& scales, int sixteen) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const Two<T> exact = integers(words_[4 * sixteen + i], scales.offset(i % 2));
+      const Two<T> exact = pair_.integers(words_[4 * sixteen + i], scales.offset(i % 2));
       to[i] = as_bits(__hmul2(exact, scales.scale(i % 2)));
     }
   }
 
  private:
-  __device__ Two<T> integers(std::uint32_t word, std::uint32_t offset) const {
-    const std::uint32_t two = __byte_perm(word, 0, bytes_);
-    if constexpr (std::is_same_v<T, __half>) {
-      const std::uint32_t biased = packed ? and_xor(two, mask_, 0x64006400u) : and_xor(two, 0x00f0000fu, 0x64806408u);
-      const std::uint32_t factor = packed ? factor_ : 0x2c003c00u;
-      return __hfma2(as_pair<__half2>(biased), as_pair<__half2>(factor), as_pair<__half2>(offset));
-    } else {
-      const std::uint32_t low = packed ? two >> shift_ : two * 0x1001u;
-      const std::uint32_t biased = and_xor(low, 0x000f000fu, packed ? 0x43004300u : 0x43084308u);
-      return __hadd2(as_pair<__nv_bfloat162>(biased), as_pair<__nv_bfloat162>(offset));
-    }
-  }
-
-  unsigned place_;        // of this thread's bytes
-  unsigned bytes_;        // selector of __byte_perm
-  std::uint32_t mask_;    // f16, packed: where in a byte
-  std::uint32_t factor_;  // f16, packed: 1/16 for the high nibbles
-  unsigned shift_;        // bf16, packed
+  PairOfWord<T, packed> pair_;
+  unsigned place_;  // of this thread's bytes
   std::uint32_t words_[8];
 };
 
