@@ -26,7 +26,7 @@ extern const GemmKernel w8a8_gemm_sm80;  // whose cost is expected where TMA can
 namespace {
 
 constexpr std::string_view kName = "w8a8_gemm_skinny_sm90";
-constexpr std::int64_t kMaxTokens = 256;
+constexpr std::int64_t kMaxTokens = 512;
 
 struct Size {
   std::int64_t m, n, k;
@@ -86,6 +86,7 @@ void for_each_tile(const Body& body) {
   body(SkinnyTile<1, 112>());
   body(SkinnyTile<2, 64>());
   body(SkinnyTile<2, 112>());
+  body(SkinnyTile<2, 176>());
   body(SkinnyTile<2, 224>());
 }
 
