@@ -536,10 +536,10 @@ struct Tile {
     }
   }
 
-  // The same with noise: all is divided.
+  // The same with noise: all is divided. The rows move up through the registers, since unrolled they are 290 KB of code.
   template <bool kByRows, bool kByColumns>
-  __device__ void stochastic(const Vector<T> (&v)[kRows]) const {
-#pragma unroll
+  __device__ void stochastic(Vector<T> (&v)[kRows]) const {
+#pragma unroll 1
     for (int k = 0; k < kRows; ++k) {
       const float4 r = load4(&shared.rows[group][k].factor, 0);
       const LevelRule of_row = {r.w, r.y, r.z};
@@ -550,7 +550,7 @@ struct Tile {
 #pragma unroll
       for (int half = 0; half < Its::kHalves; ++half) {
         float x[4];
-        widen_half(v[k], half, x);
+        widen_half(v[0], half, x);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int place = 4 * (half * kLanes + lane) + i;
@@ -567,6 +567,8 @@ struct Tile {
         }
       }
       if (kByRows && k < rows_inside()) put_row(row_of_q(k), bytes);
+#pragma unroll
+      for (int i = 1; i < kRows; ++i) v[i - 1] = v[i];
     }
   }
 
@@ -600,7 +602,7 @@ struct Tile {
   }
 
   template <bool kStochastic, bool kByRows, bool kByColumns>
-  __device__ void put_levels(const Vector<T> (&v)[kRows], bool divides) const {
+  __device__ void put_levels(Vector<T> (&v)[kRows], bool divides) const {
     if constexpr (kStochastic) {
       stochastic<kByRows, kByColumns>(v);
     } else {
