@@ -536,7 +536,8 @@ struct Tile {
     }
   }
 
-  // The same with noise: all is divided. The rows move up through the registers, since unrolled they are 290 KB of code.
+  // The same with noise: all is divided. The rows move up through the registers, since unrolled they are 290 KB of
+  // code.
   template <bool kByRows, bool kByColumns>
   __device__ void stochastic(Vector<T> (&v)[kRows]) const {
 #pragma unroll 1
