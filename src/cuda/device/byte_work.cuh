@@ -14,10 +14,13 @@ template <class Tile, bool kLeftOuter, bool kRightOuter>
 struct ByteWork {
   static constexpr int kLeftBlocks = Tile::kWarpLeft / 16;
   static constexpr int kRightBlocks = Tile::kWarpRight / 16;
-  static constexpr int kSlices = Tile::kStep / kSlice;
+  static constexpr int kSlices = Tile::kStep / kSlice / Tile::kDepth;  // of a warp
+  static_assert(kSlices % 2 == 0, "two sets of fragments, in turns");
   static constexpr int kRightTile = Stage<Tile, kLeftOuter, kRightOuter>::kRightTile;
 
-  __device__ ByteWork(int2 first, int lane) : left_reader(first.x, lane), right_reader(first.y, lane) {}
+  // depth: which of the warps that share this part of the tile
+  __device__ ByteWork(int2 first, int lane, int depth = 0)
+      : left_reader(first.x, lane, depth * kSlices), right_reader(first.y, lane, depth * kSlices) {}
   __device__ void fill(int, std::uint32_t) {}
   __device__ void begin() {}
 

@@ -24,6 +24,22 @@ __device__ inline void copy_async(std::uint32_t to_shared, const void* from, int
                : "memory");
 }
 
+// Either of them where `really`, without a branch.
+__device__ inline void copy_async_if(bool really, std::uint32_t to_shared, const void* from) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n\t"
+      "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }" ::"r"(to_shared),
+      "l"(from), "r"(static_cast<int>(really))
+      : "memory");
+}
+__device__ inline void copy_async_if(bool really, std::uint32_t to_shared, const void* from, int count) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %3, 0;\n\t"
+      "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2; }" ::"r"(to_shared),
+      "l"(from), "r"(count), "r"(static_cast<int>(really))
+      : "memory");
+}
+
 // Closes a group of copies, perhaps an empty one.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

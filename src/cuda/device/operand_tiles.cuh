@@ -68,35 +68,57 @@ class Filler {
  public:
   static constexpr int kLineBytes = (kOuter ? kRows : Tile::kStep) * kElement;
   static constexpr int kLines = kOuter ? Tile::kStep : kRows;
-  static constexpr int kBytes = kLines * (kLineBytes + kChunk);  // with the unit behind each line, after all lines
+  // With the unit behind each line, after all lines.
+  static constexpr int kBytes = kLines * (kLineBytes + (Tile::kShifts ? kChunk : 0));
 
-  __device__ Filler(const Operand& o, int first_row)
+  __device__ Filler(const Operand& o, int first_row, int first_term)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         across_(static_cast<int>(threadIdx.x) % kAcross),
         rows_(kOuter ? min(o.rows - first_row, kRows) * kElement - across_ * kChunk : o.rows - first_row - line_),
         from_(o.data + across_ * kChunk +
-              (kOuter ? line_ * o.pitch + std::int64_t{first_row} * kElement : (first_row + line_) * o.pitch)),
-        head_(static_cast<int>(reinterpret_cast<std::uintptr_t>(from_) % kChunk)) {
+              (kOuter ? (first_term + line_) * o.pitch + std::int64_t{first_row} * kElement
+                      : (first_row + line_) * o.pitch + std::int64_t{first_term} * kElement)),
+        head_(Tile::kShifts ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from_) % kChunk) : 0) {
     from_ -= head_;
   }
+
+  // Whether lines that are not shifted, of k terms, end with a unit.
+  __device__ static bool ends_by_units(int k) { return kOuter || k % (kChunk / kElement) == 0; }
 
   // Whether whole units can be copied in all steps but the last. A unit of which only half belongs to a line may lie
   // outside of all memory, behind the last line.
   __device__ static bool by_units(const Operand& o, int first_row) {
     if (!kOuter) return true;
-    if (o.shifted) return first_row + kRows <= o.rows && o.pitch != 0;
+    if (Tile::kShifts && o.shifted) return first_row + kRows <= o.rows && o.pitch != 0;
     return first_row + kRows <= o.rows || o.rows % (kChunk / kElement) == 0;
   }
 
-  // Whole units. kWhole: the whole tile lies inside of an operand that is not shifted. Steps are copied in order.
-  template <bool kWhole>
+  // Whole units; steps are copied in order. kWhole: the whole tile lies inside of the operand. kShifted: the operand
+  // may be.
+  template <bool kWhole, bool kShifted>
   __device__ void copy(const Operand& o, std::uint32_t tile) {
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
       const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
-      const bool inside = kWhole || rows_ > (kOuter ? 0 : i * kLinesAtOnce);
-      if (inside) copy_async(tile + place(across_, i), from);
-      if (!kWhole && inside && o.shifted && across_ == kAcross - 1) copy_async(tile + behind(i), from + kChunk);
+      if constexpr (kWhole) {
+        copy_async(tile + place(across_, i), from);
+      } else {
+        copy_async_if(inside(i), tile + place(across_, i), from);
+        if constexpr (kShifted && Tile::kShifts) {
+          copy_async_if(o.shifted && across_ == kAcross - 1 && inside(i), tile + behind(i), from + kChunk);
+        }
+      }
+    }
+    advance(o);
+  }
+
+  // The last units, and zeros behind them, of lines that begin and end with units.
+  __device__ void copy_end(const Operand& o, int k, int step, std::uint32_t tile) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const bool units = term(step, i) < k;
+      const std::int8_t* from = units ? from_ + i * kLinesAtOnce * o.pitch : o.data;
+      copy_async_if(inside(i), tile + place(across_, i), from, units ? kChunk : 0);
     }
     advance(o);
   }
@@ -107,10 +129,11 @@ class Filler {
     for (int i = 0; i < kTurns; ++i) {
       if (!kOuter && rows_ <= i * kLinesAtOnce) break;
       const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
-      const int term = step * Tile::kStep + (kOuter ? line_ + i * kLinesAtOnce : across_ * (kChunk / kElement));
-      const int bytes = (kOuter ? (term < k ? rows_ : -kChunk) : min(k - term, Tile::kStep) * kElement) + head_;
+      const int left = k - term(step, i);
+      const int bytes = (kOuter ? (left > 0 ? rows_ : -kChunk) : min(left, Tile::kStep) * kElement) + head_;
       copy_part(o, tile + place(across_, i), from, bytes);
-      if (o.shifted && across_ == kAcross - 1) copy_part(o, tile + behind(i), from + kChunk, bytes - kChunk);
+      if (Tile::kShifts && o.shifted && across_ == kAcross - 1)
+        copy_part(o, tile + behind(i), from + kChunk, bytes - kChunk);
     }
     advance(o);
   }
@@ -129,12 +152,19 @@ class Filler {
   }
 
  private:
+  // Whether a turn's unit lies in the rows of the operand.
+  __device__ bool inside(int turn) const { return rows_ > (kOuter ? 0 : turn * kLinesAtOnce); }
+  // The first term of a turn's unit.
+  __device__ int term(int step, int turn) const {
+    return step * Tile::kStep + (kOuter ? line_ + turn * kLinesAtOnce : across_ * (kChunk / kElement));
+  }
   __device__ void advance(const Operand& o) { from_ += Tile::kStep * (kOuter ? o.pitch : kElement); }
 
   static constexpr int kAcross = kLineBytes / kChunk;
   static constexpr int kLinesAtOnce = Tile::kThreads / kAcross;
   static constexpr int kTurns = kLines / kLinesAtOnce;
-  static_assert(kLinesAtOnce * kElement % 16 == 0 && kLines % kLinesAtOnce == 0, "every turn has the same shift");
+  static_assert(!Tile::kShifts || kLinesAtOnce * kElement % 16 == 0, "every turn has the same shift");
+  static_assert(kLines % kLinesAtOnce == 0);
   static_assert(32 % kAcross == 0, "a line belongs to one warp");
 
   __device__ std::uint32_t place(int across, int turn) const {
@@ -169,18 +199,19 @@ template <class Tile, int kRows, bool kOuter, bool kIsRight>
 class Reader {
  public:
   // first_row: of the warp
-  __device__ Reader(int first_row, int lane) {
+  __device__ Reader(int first_row, int lane, int first_slice = 0) {
     const int matrix = lane / 8;
     if constexpr (kOuter) {
       // Rows 0, 1, 2, 3, .. of the four matrices are terms 0, 1, 4, 5, ..; 2, 3, 6, 7, ..; and 16 more: a lane then
       // gets terms 4 t .. 4 t + 3 of two rows from two matrices.
       const int term = matrix / 2 * 16 + lane % 8 / 2 * 4 + matrix % 2 * 2 + lane % 2;
-      offset_ = term * kLineBytes + (first_row / kChunk ^ twist<kLineBytes, true>(term)) * kChunk;
+      offset_ = term * kLineBytes + (first_row / kChunk ^ twist<kLineBytes, true>(term)) * kChunk +
+                first_slice * kSlice * kLineBytes;
     } else {
       const int half_of_rows = kIsRight ? matrix / 2 : matrix % 2;
       const int half_of_terms = kIsRight ? matrix % 2 : matrix / 2;
       const int row = first_row + half_of_rows * 8 + lane % 8;
-      offset_ = row * kLineBytes + (half_of_terms ^ twist<kLineBytes, false>(row)) * kChunk;
+      offset_ = row * kLineBytes + ((first_slice * 2 + half_of_terms) ^ twist<kLineBytes, false>(row)) * kChunk;
     }
   }
 

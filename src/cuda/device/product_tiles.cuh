@@ -20,14 +20,18 @@ namespace octile::cuda {
 inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of an operand: they are counted in 32 bits
 inline constexpr int kBand = 8;  // tiles of left that are visited together, so that right's tiles are found in L2
 
-template <int kLeft_, int kRight_, int kStep_, int kStages_, int kLeftWarps_, int kRightWarps_, int kBlocks_>
+template <int kLeft_, int kRight_, int kStep_, int kStages_, int kLeftWarps_, int kRightWarps_, int kBlocks_,
+          int kDepth_ = 1, bool kShifts_ = true>
 struct TileShape {
   static constexpr int kLeft = kLeft_;    // rows of left
   static constexpr int kRight = kRight_;  // rows of right
   static constexpr int kStep = kStep_;    // terms
   static constexpr int kStages = kStages_;
   static constexpr int kRightWarps = kRightWarps_;
-  static constexpr int kThreads = 32 * kLeftWarps_ * kRightWarps_;
+  static constexpr int kDepth = kDepth_;     // warps that share a part of the tile: each multiplies its terms of a step
+  static constexpr bool kShifts = kShifts_;  // whether lines may begin between aligned units
+  static constexpr int kWarps = kLeftWarps_ * kRightWarps_ * kDepth;
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocks = kBlocks_;  // on an SM, which bounds the registers
   static constexpr int kWarpLeft = kLeft / kLeftWarps_;
   static constexpr int kWarpRight = kRight / kRightWarps_;
@@ -48,7 +52,7 @@ struct Factors {
 // What is multiplied: left (rows, k) by right (cols, k).
 struct Tiling {
   Operand left, right;
-  int k, steps;
+  int k;
   int left_tiles, right_tiles;
 };
 
@@ -65,7 +69,7 @@ __device__ int2 first_of_tile(const Tiling& t) {
 // The part of a warp within its tile.
 template <class Tile>
 __device__ int2 first_of_warp() {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 % (Tile::kWarps / Tile::kDepth);
   return {warp / Tile::kRightWarps * Tile::kWarpLeft, warp % Tile::kRightWarps * Tile::kWarpRight};
 }
 
@@ -80,34 +84,51 @@ struct Stage {
   static_assert(kRightTile % 128 == 0 && kBesideTiles % 128 == 0 && kBytes % 128 == 0);
 };
 
-// How a step of the main loop fills the ring: with whole tiles of operands that are not shifted, with any, or, at the
-// end, with none. One loop for all three would cost the first a fifth of its speed.
-enum class Filling { whole, any, none };
+// How a step of the main loop fills the ring: with whole tiles of operands that are not shifted; with whole units of
+// such operands, of the rows that there are; with anything; or, at the end, with nothing. One loop for all would cost
+// the first a fifth of its speed.
+enum class Filling { whole, units, any, none };
 
-// All terms of the tile. A kernel's `work` does, of a stage in shared memory,
+// Some terms of a product, in a row.
+struct Terms {
+  int first, count;
+};
+
+// These terms of the tile. A kernel's `work` does, of a stage in shared memory,
 //   fill(step, stage)        what else it wants there, before a barrier; once a step, in order
+//   filled()                 once, while the first stages are on their way, before a barrier; may be missing
 //   begin()                  whatever a step begins with, after its first fragments have been read
 //   read(to, stage, slice)   fragments into one of two sets of registers
 //   multiply(from, slice)    the set, into its sums
 // Fragments are read one slice ahead of their multiplication, across the steps too.
 template <class Tile, class Stage, class Work>
-__device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, Work& work) {
+__device__ void multiply_terms(const Tiling& t, int2 first, std::uint32_t ring, Work& work, Terms terms) {
   using LeftFiller = typename Stage::LeftFiller;
   using RightFiller = typename Stage::RightFiller;
-  LeftFiller left_filler(t.left, first.x);
-  RightFiller right_filler(t.right, first.y);
-  const bool shifted = t.left.shifted || t.right.shifted;
+  LeftFiller left_filler(t.left, first.x, terms.first);
+  RightFiller right_filler(t.right, first.y, terms.first);
+  const bool shifted = Tile::kShifts && (t.left.shifted || t.right.shifted);
+  const int steps = (terms.count + Tile::kStep - 1) / Tile::kStep;
   const bool by_units = LeftFiller::by_units(t.left, first.x) && RightFiller::by_units(t.right, first.y);
-  const int unit_steps = by_units ? (shifted ? max(t.k - kChunk, 0) : t.k) / Tile::kStep : 0;
+  const int unit_steps = by_units ? (shifted ? max(terms.count - kChunk, 0) : terms.count) / Tile::kStep : 0;
   const bool whole = first.x + Tile::kLeft <= t.left.rows && first.y + Tile::kRight <= t.right.rows && !shifted;
+  const bool ends_by_units =
+      by_units && !shifted && LeftFiller::ends_by_units(terms.count) && RightFiller::ends_by_units(terms.count);
   const auto fill = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, int step, std::uint32_t stage) {
-    if (kFilling == Filling::whole || (kFilling == Filling::any && step < unit_steps)) {
-      left_filler.template copy<kFilling == Filling::whole>(t.left, stage);
-      right_filler.template copy<kFilling == Filling::whole>(t.right, stage + Stage::kRightTile);
+    constexpr bool kWhole = kFilling == Filling::whole;
+    constexpr bool kAny = kFilling == Filling::any;
+    if (kWhole || kFilling == Filling::units || (kAny && step < unit_steps)) {
+      left_filler.template copy<kWhole, kAny>(t.left, stage);
+      right_filler.template copy<kWhole, kAny>(t.right, stage + Stage::kRightTile);
       work.fill(step, stage);
-    } else if (kFilling == Filling::any && step < t.steps) {
-      left_filler.copy_ragged(t.left, t.k, step, stage);
-      right_filler.copy_ragged(t.right, t.k, step, stage + Stage::kRightTile);
+    } else if (kAny && step < steps) {
+      if (ends_by_units) {
+        left_filler.copy_end(t.left, terms.count, step, stage);
+        right_filler.copy_end(t.right, terms.count, step, stage + Stage::kRightTile);
+      } else {
+        left_filler.copy_ragged(t.left, terms.count, step, stage);
+        right_filler.copy_ragged(t.right, terms.count, step, stage + Stage::kRightTile);
+      }
       work.fill(step, stage);
     }
     commit_copies();
@@ -116,23 +137,33 @@ __device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, W
   // warps, and that nobody reads the stage before it any more.
   const auto arrive = [&]<Filling kFilling>(std::integral_constant<Filling, kFilling>, std::uint32_t stage) {
     wait_for_copies<Tile::kStages - 2>();
-    if (kFilling == Filling::any && t.left.shifted) left_filler.straighten_lines(stage);
-    if (kFilling == Filling::any && t.right.shifted) right_filler.straighten_lines(stage + Stage::kRightTile);
+    if constexpr (Tile::kShifts && kFilling == Filling::any) {
+      if (t.left.shifted) left_filler.straighten_lines(stage);
+      if (t.right.shifted) right_filler.straighten_lines(stage + Stage::kRightTile);
+    }
     __syncthreads();
   };
   constexpr std::integral_constant<Filling, Filling::whole> kWhole;
+  constexpr std::integral_constant<Filling, Filling::units> kUnits;
   constexpr std::integral_constant<Filling, Filling::any> kAny;
   constexpr std::integral_constant<Filling, Filling::none> kNone;
+  constexpr int kAhead = Tile::kStages - 1;
+  if (!shifted && unit_steps >= kAhead) {
 #pragma unroll 1
-  for (int step = 0; step < Tile::kStages - 1; ++step) fill(kAny, step, ring + step * Stage::kBytes);
+    for (int step = 0; step < kAhead; ++step) fill(kUnits, step, ring + step * Stage::kBytes);
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < kAhead; ++step) fill(kAny, step, ring + step * Stage::kBytes);
+  }
+  if constexpr (requires { work.filled(); }) work.filled();
   arrive(kAny, ring);
   work.read(0, ring, 0);
 
   const auto following = [&](std::uint32_t stage) {
-    return stage == ring + (Tile::kStages - 1) * Stage::kBytes ? ring : stage + Stage::kBytes;
+    return stage == ring + kAhead * Stage::kBytes ? ring : stage + Stage::kBytes;
   };
   std::uint32_t reading = ring;
-  std::uint32_t filling = ring + (Tile::kStages - 1) * Stage::kBytes;
+  std::uint32_t filling = ring + kAhead * Stage::kBytes;
   const auto multiply_step = [&](auto filling_kind, int step) {
     work.begin();
 #pragma unroll
@@ -143,7 +174,7 @@ __device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, W
       }
       work.read((slice + 1) % 2, reading, (slice + 1) % Work::kSlices);
       if (slice == 0) {
-        fill(filling_kind, step + Tile::kStages - 1, filling);
+        fill(filling_kind, step + kAhead, filling);
         filling = following(filling);
       }
       work.multiply(slice % 2, slice);
@@ -151,13 +182,21 @@ __device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, W
   };
   int step = 0;
 #pragma unroll 1
-  for (; whole && step + Tile::kStages - 1 < unit_steps; ++step) multiply_step(kWhole, step);
+  for (; whole && step + kAhead < unit_steps; ++step) multiply_step(kWhole, step);
 #pragma unroll 1
-  for (; step < (shifted ? t.steps : t.steps - Tile::kStages + 1); ++step) multiply_step(kAny, step);
+  for (; !shifted && step + kAhead < unit_steps; ++step) multiply_step(kUnits, step);
 #pragma unroll 1
-  for (; step < t.steps; ++step) multiply_step(kNone, step);
+  for (; step < (shifted ? steps : steps - kAhead); ++step) multiply_step(kAny, step);
+#pragma unroll 1
+  for (; step < steps; ++step) multiply_step(kNone, step);
   wait_for_copies<0>();
   __syncthreads();
+}
+
+// All terms of the tile.
+template <class Tile, class Stage, class Work>
+__device__ void multiply_tile(const Tiling& t, int2 first, std::uint32_t ring, Work& work) {
+  multiply_terms<Tile, Stage>(t, first, ring, work, {0, t.k});
 }
 
 // Calls body(whether y is added to), a constant, which is true only where that is possible: two loops instead of a
@@ -242,7 +281,6 @@ Tiling tiling_of(const Operand& left, const Operand& right, std::int64_t k) {
   t.left = left;
   t.right = right;
   t.k = static_cast<int>(k);
-  t.steps = ceil_div(t.k, Tile::kStep);
   t.left_tiles = ceil_div(left.rows, Tile::kLeft);
   t.right_tiles = ceil_div(right.rows, Tile::kRight);
   return t;

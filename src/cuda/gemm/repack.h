@@ -1,17 +1,20 @@
-// Copies an s8 operand that TMA cannot read into a form that it can. That costs 2 bytes an element at memory speed; a
-// kernel that gathers bytes itself makes the product three times slower.
+// Copies s8 operands that TMA or cp.async cannot read into a form that they can. That costs 2 bytes an element at
+// memory speed; a kernel that gathers bytes itself makes the product three times slower.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "cuda/tensor_map.h"
 #include "octile/tensor.h"
 
 namespace octile::cuda {
 
+// Rows begin at lines of L2 where that costs little: reading others costs the products up to a third.
 inline std::int64_t repacked_pitch(std::int64_t columns) {
-  return (columns + kTmaAlignment - 1) / kTmaAlignment * kTmaAlignment;
+  const std::int64_t unit = columns < 1024 ? kTmaAlignment : 128;
+  return (columns + unit - 1) / unit * unit;
 }
 
 // Bytes that the copy takes.
@@ -20,7 +23,8 @@ inline std::size_t repacked_size(std::int64_t rows, std::int64_t columns) {
 }
 
 void prepare_repack();
-// Enqueues the copy and returns its view. One of the strides of `from` is 1.
-ConstTensor repack(const ConstTensor& from, std::byte* memory, Stream stream);
+// Enqueues copies of at most two operands, one behind the other in `memory`, and makes views of them of the operands.
+// One of the strides of each is 1.
+void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream);
 
 }  // namespace octile::cuda

@@ -1,8 +1,9 @@
-// An s8 matrix in the form that TMA reads: to[r, c] = from[r, c], rows of `to` contiguous, each at a multiple of
-// 16 bytes. `from` has either of its strides 1 and any pitch and base.
+// s8 matrices in the form that TMA and cp.async read: to[r, c] = from[r, c], rows of `to` contiguous, each at a
+// multiple of 16 bytes. `from` has either of its strides 1 and any pitch and base.
 //
-// A tile of 128 x 128 bytes a block. Where columns of `from` are contiguous, four words of four rows become four of
-// four columns in registers, and a shared tile lets both sides move 128 bytes a warp.
+// Where rows of `from` are contiguous, a warp copies a row, 16 aligned bytes a lane, which neighbouring lanes exchange.
+// Where columns are, a block transposes a tile of 128 x 128 bytes: four words of four columns become four of four rows
+// in registers, and a shared tile lets both sides move 128 bytes a warp.
 #include <algorithm>
 
 #include "cuda/device/bytes.cuh"
@@ -14,6 +15,7 @@ namespace octile::cuda {
 
 namespace {
 
+constexpr char kName[] = "repack_sm80";
 constexpr int kTile = 128;
 constexpr int kWords = kTile / 4;  // of a tile's row
 constexpr int kWarps = 8;
@@ -43,16 +45,73 @@ __device__ void store_word(std::int8_t* row, std::int64_t at, std::int64_t pitch
 // Of this block. Rows of tiles are counted along y, and what y cannot count along z.
 __device__ std::int64_t row_of_tiles() { return (std::int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * kTile; }
 
-// Lines of `from` are rows of `to`.
-template <bool aligned>
-__global__ void __launch_bounds__(32 * kWarps) copy_rows(From from, std::int8_t* to, std::int64_t to_pitch) {
+// 16 bytes, as far as they lie before `end`: what lies behind may be nobody's.
+template <bool kWhole>
+__device__ uint4 load_unit(const std::int8_t* at, const std::int8_t* end) {
+  if (kWhole || at + 16 <= end) return __ldcg(reinterpret_cast<const uint4*>(at));
+  std::uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (at + i < end) words[i / 4] |= std::uint32_t{static_cast<std::uint8_t>(__ldcg(at + i))} << (8 * (i % 4));
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+// kTurns * 512 bytes from `first` on of a line that begins `shift` bytes behind `units`. The bytes before a line share
+// a unit with it, so they can be read.
+constexpr int kTurns = 4;
+template <bool kWhole>
+__device__ void copy_part(const std::int8_t* units, unsigned shift, std::int64_t first, std::int64_t length,
+                          const std::int8_t* end, std::int8_t* to) {
+  const int lane = threadIdx.x % 32;
+  uint4 own[kTurns], behind[kTurns];
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const std::int64_t at = first + (i * 32 + lane) * 16;
+    const bool last = lane == 31 || at + 16 >= length;
+    own[i] = at < length ? load_unit<kWhole>(units + at, end) : uint4{};
+    behind[i] = at < length && last && shift > 0 ? load_unit<kWhole>(units + at + 16, end) : uint4{};
+  }
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    const std::int64_t at = first + (i * 32 + lane) * 16;
+    uint4 next = {__shfl_down_sync(~0u, own[i].x, 1), __shfl_down_sync(~0u, own[i].y, 1),
+                  __shfl_down_sync(~0u, own[i].z, 1), __shfl_down_sync(~0u, own[i].w, 1)};
+    if (lane == 31 || at + 16 >= length) next = behind[i];
+    if (at < length) *reinterpret_cast<uint4*>(to + at) = shifted_bytes(own[i], next, shift);
+  }
+}
+
+// Copies of which lines are rows.
+struct Rows {
+  From from[2];
+  std::int8_t* to[2];
+  std::int64_t to_pitch[2];
+};
+constexpr int kPart = kTurns * 512;
+
+__global__ void __launch_bounds__(32 * kWarps) copy_rows(const __grid_constant__ Rows rows) {
   let_next_start();
   wait_for_previous();
-  const int lane = threadIdx.x % 32;
-  const std::int64_t at = std::int64_t{blockIdx.x} * kTile + 4 * lane;
-  for (int i = threadIdx.x / 32; i < kTile; i += kWarps) {
-    const std::int64_t row = row_of_tiles() + i;
-    if (row < from.lines) store_word(to + row * to_pitch, at, to_pitch, load_word<aligned>(from, row, at));
+  const std::int64_t line_of_all = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const bool second = line_of_all >= rows.from[0].lines;
+  const From& from = rows.from[second];
+  const std::int64_t line = line_of_all - (second ? rows.from[0].lines : 0);
+  if (line >= from.lines) return;
+  const std::int8_t* const begin = from.data + line * from.pitch;
+  const std::int8_t* const end = from.data + (from.lines - 1) * from.pitch + from.length;
+  const auto shift = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(begin) % 16);
+  const std::int8_t* const units = begin - shift;
+  std::int8_t* const to = rows.to[second] + line * rows.to_pitch[second];
+  const bool whole = units + (from.length + 15) / 16 * 16 + 16 <= end;
+#pragma unroll 1
+  for (std::int64_t first = std::int64_t{blockIdx.y} * kPart; first < from.length;
+       first += std::int64_t{gridDim.y} * kPart) {
+    if (whole) {
+      copy_part<true>(units, shift, first, from.length, end, to);
+    } else {
+      copy_part<false>(units, shift, first, from.length, end, to);
+    }
   }
 }
 
@@ -84,40 +143,54 @@ __global__ void __launch_bounds__(32 * kWarps) transpose(From from, std::int8_t*
   }
 }
 
-bool words_aligned(const ConstTensor& t, std::int64_t pitch) {
-  return reinterpret_cast<std::uintptr_t>(t.data) % 4 == 0 && pitch % 4 == 0;
+bool words_aligned(const From& from) {
+  return reinterpret_cast<std::uintptr_t>(from.data) % 4 == 0 && from.pitch % 4 == 0;
+}
+
+From from_of(const ConstTensor& t) {
+  const bool rows = t.strides[1] == 1;
+  return {static_cast<const std::int8_t*>(t.data), t.strides[rows ? 0 : 1], rows ? t.rows() : t.cols(),
+          rows ? t.cols() : t.rows()};
+}
+
+void enqueue_transpose(const ConstTensor& from, const ConstTensor& to, Stream stream) {
+  constexpr unsigned kMaxAlongY = 65535;
+  const unsigned blocks = blocks_for(to.rows(), kTile);
+  const unsigned high = std::min(blocks, kMaxAlongY);
+  const LaunchShape shape{{blocks_for(to.cols(), kTile), high, ceil_div(blocks, high)}, {32 * kWarps}};
+  const From columns = from_of(from);
+  enqueue(kName, words_aligned(columns) ? transpose<true> : transpose<false>, shape, stream, columns,
+          static_cast<std::int8_t*>(const_cast<void*>(to.data)), to.strides[0]);
 }
 
 }  // namespace
 
 void prepare_repack() {
-  prepare("repack_sm80", copy_rows<true>);
-  prepare("repack_sm80", copy_rows<false>);
-  prepare("repack_sm80", transpose<true>);
-  prepare("repack_sm80", transpose<false>);
+  prepare(kName, copy_rows);
+  prepare(kName, transpose<true>);
+  prepare(kName, transpose<false>);
 }
 
-ConstTensor repack(const ConstTensor& from, std::byte* memory, Stream stream) {
-  const std::int64_t rows = from.rows();
-  const std::int64_t columns = from.cols();
-  ConstTensor to = from;
-  to.data = memory;
-  to.strides = {repacked_pitch(columns), 1};
-  auto* const out = reinterpret_cast<std::int8_t*>(memory);
-  const auto* const in = static_cast<const std::int8_t*>(from.data);
-  constexpr unsigned kMaxAlongY = 65535;
-  const unsigned high = std::min(blocks_for(rows, kTile), kMaxAlongY);
-  const LaunchShape shape{{blocks_for(columns, kTile), high, ceil_div(blocks_for(rows, kTile), high)}, {32 * kWarps}};
-  if (from.strides[1] == 1) {
-    const std::int64_t pitch = from.strides[0];
-    enqueue("repack_sm80", words_aligned(from, pitch) ? copy_rows<true> : copy_rows<false>, shape, stream,
-            From{in, pitch, rows, columns}, out, to.strides[0]);
-  } else {
-    const std::int64_t pitch = from.strides[1];
-    enqueue("repack_sm80", words_aligned(from, pitch) ? transpose<true> : transpose<false>, shape, stream,
-            From{in, pitch, columns, rows}, out, to.strides[0]);
+void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream) {
+  Rows rows = {};
+  std::size_t count = 0;
+  for (ConstTensor* const operand : operands) {
+    const ConstTensor from = *operand;
+    operand->data = memory;
+    operand->strides = {repacked_pitch(from.cols()), 1};
+    if (from.strides[1] == 1) {
+      rows.from[count] = from_of(from);
+      rows.to[count] = reinterpret_cast<std::int8_t*>(memory);
+      rows.to_pitch[count++] = operand->strides[0];
+    } else {
+      enqueue_transpose(from, *operand, stream);
+    }
+    memory += repacked_size(from.rows(), from.cols());
   }
-  return to;
+  if (count == 0) return;
+  const unsigned blocks = blocks_for(rows.from[0].lines + rows.from[1].lines, kWarps);
+  const unsigned parts = blocks_for(std::max(rows.from[0].length, rows.from[1].length), kPart);
+  enqueue(kName, copy_rows, LaunchShape{{blocks, std::min(parts, 65535u)}, 32 * kWarps}, stream, rows);
 }
 
 }  // namespace octile::cuda

@@ -136,7 +136,7 @@ bool aligned(const GemmProblem& p, const GemmOperands& o) {
 void launch(const GemmProblem& p, const GemmOperands& operands, const Launch& launch) {
   GemmOperands o = operands;
   if (o.a.rows() == 0 || o.b.rows() == 0) return;
-  if (!mappable(o.b)) o.b = repack(o.b, static_cast<std::byte*>(launch.workspace.data), launch.stream);
+  if (!mappable(o.b)) repack({&o.b}, static_cast<std::byte*>(launch.workspace.data), launch.stream);
   with_narrow_type(p.y, [&]<class Y>(Y) { enqueue_product<Y>(p, o, launch.stream); });
 }
 

@@ -3,167 +3,305 @@
 //
 // A block multiplies a tile (kLeft rows of the left operand, kRight rows of the right one), kStep terms at a time,
 // through a ring of kStages pairs of operand tiles in shared memory (device/product_tiles.cuh), in the orientations of
-// the operands in global memory. At 4096 cubed on an H200 an outer-major operand costs 6 % of the speed, two cost 14 %,
-// and lines that cp.async cannot copy as they are cost half of it.
-//
-// y is written along its contiguous dimension. Where that is i, the operands are swapped: left is b and right is a.
+// the operands in global memory. y is written along its contiguous dimension. Where that is i, the operands are
+// swapped: left is b and right is a. Few tiles share the GPU by parts of k, whose exact sums a second kernel adds up.
+// Lines that cp.async cannot copy as they are cost half of the speed; large operands with such lines are copied first.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <type_traits>
+#include <limits>
+#include <string>
 
-#include "cuda/device/byte_work.cuh"
-#include "cuda/device/floats.cuh"
-#include "cuda/device/grid.cuh"
-#include "cuda/device/operand_tiles.cuh"
-#include "cuda/device/product_tiles.cuh"
+#include "base/message.h"
+#include "cuda/gemm/repack.h"
+#include "cuda/gemm/w8a8_gemm_sm80.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
 
 namespace {
 
+using namespace w8a8_sm80;
+
 constexpr char kName[] = "w8a8_gemm_sm80";
 constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
-// At 4096 cubed on an H200, everything aligned and along k, 128 x 128 by 4 warps, two blocks at a time, reaches 805
-// T/s, with three stages 721; 128 x 256 by 8 warps 757; 256 x 128 no more than that.
-using Large = TileShape<128, 128, 64, 4, 2, 2, 2>;
-using Small = TileShape<64, 64, 128, 4, 2, 2, 3>;
-static_assert(Large::kLeft == Large::kRight && Small::kLeft == Small::kRight, "seconds() need not know which is m");
-
-struct Product {
-  Tiling tiling;
-  Factors left_scale, right_scale;
-  Factors bias;  // data is null: none
-  bool bias_of_left;
-  void* y;  // (rows, cols), contiguous along a row
-  std::int64_t y_pitch;
-  DType y_type;
-  bool y_aligned;   // to 4 elements
-  bool accumulate;  // y is of the scales' type
+// Seconds on an SM of an H200. Fitted to one run; see docs/notes/gpu.md.
+struct TileTimes {
+  double each;   // 4096 terms of a tile, of many at a time
+  double end;    // what each of them takes besides
+  double alone;  // 4096 terms of a block that has its SM for itself
 };
 
-// ---- From registers to y.
+// kOuter: compiled for outer-major operands too.
+template <class Tile, bool kOuter>
+struct Candidate {
+  TileTimes times;
+};
 
-__device__ inline float to_real(int sum, float) { return __int2float_rn(sum); }
-__device__ inline double to_real(int sum, double) { return __int2double_rn(sum); }
+// Lines of 128 bytes cost fewer sectors of L2 than those of 64 where a pitch is no multiple of 64.
+using Widest = TileShape<128, 256, 128, 3, 2, 4, 1, 1, false>;
+using Wide = TileShape<128, 256, 64, 4, 2, 4, 1, 1, false>;
+using Large = TileShape<128, 128, 128, 3, 2, 2, 2, 1, false>;
+using Plain = TileShape<128, 128, 64, 4, 2, 2, 2, 1, false>;
+using Half = TileShape<64, 128, 128, 4, 1, 2, 2, 2, false>;
+using Deep = TileShape<64, 64, 128, 5, 1, 2, 2, 2, false>;
+using Square = TileShape<64, 64, 128, 4, 2, 2, 2>;
+using Low = TileShape<32, 64, 256, 4, 1, 2, 2, 4, false>;
+using Lowest = TileShape<16, 64, 256, 4, 1, 2, 2, 4>;
 
-// Rows first_row .. of kSlab, columns first_col .. of kWarpRight: sums (kSlab, kWarpRight) lie in shared memory, kPitch
-// apart.
-template <class Y, int kSlab, int kCols, int kPitch>
-__device__ void store_slab(const Product& p, const std::int32_t* sums, int first_row, int first_col) {
-  using Real = RealOf<Y>;
-  constexpr int kLanes = kCols / 4;  // of a row
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int col_in_slab = lane % kLanes * 4;
-  const int col = first_col + col_in_slab;
-  const int cols = min(p.tiling.right.rows - col, 4);
-  const bool bias = p.bias.data != nullptr;
-  Real scale[4], bias_of_col[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    scale[e] = e < cols ? p.right_scale.at<Real>(col + e) : Real{};
-    bias_of_col[e] = e < cols && bias && !p.bias_of_left ? widen(p.bias.at<Y>(col + e)) : Real{};
-  }
-  with_accumulate<std::is_same_v<Y, Real>>(p.accumulate, [&](auto accumulate) {
-#pragma unroll 2
-    for (int i = lane / kLanes; i < kSlab; i += 32 / kLanes) {
-      const int row = first_row + i;
-      if (row >= p.tiling.left.rows || cols <= 0) break;
-      const int4 sum = *reinterpret_cast<const int4*>(sums + i * kPitch + col_in_slab);
-      const int acc[4] = {sum.x, sum.y, sum.z, sum.w};
-      const Real row_scale = p.left_scale.at<Real>(row);
-      const Real bias_of_row = bias && p.bias_of_left ? widen(p.bias.at<Y>(row)) : Real{};
-      Y out[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const Real factor = row_scale * scale[e];
-        const Real value = to_real(acc[e], Real{});
-        out[e] = narrow<Y>(bias ? fma(value, factor, p.bias_of_left ? bias_of_row : bias_of_col[e]) : value * factor);
-      }
-      store_four<decltype(accumulate)::value>(static_cast<Y*>(p.y) + row * p.y_pitch + col, out, cols, p.y_aligned);
-    }
-  });
+template <class Body>
+void for_each_tile(const Body& body) {
+  body(Candidate<Widest, false>{{33.6e-6, 3.4e-6, 34.5e-6}});
+  body(Candidate<Wide, false>{{34.9e-6, 3.4e-6, 35.7e-6}});
+  body(Candidate<Large, false>{{17.0e-6, 1.9e-6, 22.5e-6}});
+  body(Candidate<Plain, true>{{17.7e-6, 1.9e-6, 23.4e-6}});
+  body(Candidate<Half, false>{{8.8e-6, 1.4e-6, 14.0e-6}});
+  body(Candidate<Deep, false>{{5.2e-6, 1.0e-6, 12.0e-6}});
+  body(Candidate<Square, true>{{5.7e-6, 0.8e-6, 13.5e-6}});
+  body(Candidate<Low, false>{{3.4e-6, 0.9e-6, 8.2e-6}});
+  body(Candidate<Lowest, false>{{2.6e-6, 0.7e-6, 5.9e-6}});
 }
 
-// ---- The kernel.
+constexpr double kLaunchSeconds = 5e-6;
+constexpr double kBlockSeconds = 2e-6;  // of a block that has its SM for itself, besides its terms
+constexpr double kSumSeconds = 2.5e-6;  // of the second kernel, besides its bytes
+constexpr double kRepackSeconds = 2.5e-6;
+constexpr double kShiftedEach = 3.5;  // times as long with lines that are not aligned
+constexpr double kShiftedAlone = 2.5;
+constexpr double kHidden = 0.8;  // of the shorter one of arithmetic and memory
+constexpr int kMaxParts = 8;
+constexpr int kMinTerms = 512;             // of a part
+constexpr std::size_t kMaxSums = 8 << 20;  // bytes
 
-template <class Tile, bool kLeftOuter, bool kRightOuter>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a8_gemm_kernel(const __grid_constant__ Product p) {
-  using Stage = Stage<Tile, kLeftOuter, kRightOuter>;
-  using Work = ByteWork<Tile, kLeftOuter, kRightOuter>;
-  extern __shared__ __align__(128) std::uint8_t shared[];
-  const int2 tile = first_of_tile<Tile>(p.tiling);
-  const int2 part = first_of_warp<Tile>();
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  Work work(part, lane);
-  wait_for_previous();
-  let_next_start();
-  multiply_tile<Tile, Stage>(p.tiling, tile, shared_address(shared), work);
+// What a launch runs.
+struct Choice {
+  int tile = -1;
+  int parts = 1;
+  bool repacks = false;  // lines that are not aligned
+  double seconds = std::numeric_limits<double>::infinity();
+};
 
-  // Each warp passes its sums through its own slab of shared memory, kSlab rows at a time, to store y along rows. The
-  // pitch makes that free of bank conflicts.
-  constexpr int kPitch = Tile::kWarpRight + (kRightOuter ? 16 : 8) / (kLeftOuter ? 2 : 1);
-  constexpr int kSlab = Tile::kThreads / 32 * 32 * kPitch * 4 <= Tile::kStages * Stage::kBytes ? 32 : 16;
-  std::int32_t* const slab = reinterpret_cast<std::int32_t*>(shared) + warp * kSlab * kPitch;
-#pragma unroll
-  for (int first = 0; first < Work::kLeftBlocks; first += kSlab / 16) {
-#pragma unroll
-    for (int i = 0; i < kSlab / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2 * Work::kRightBlocks; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          slab[(i * 16 + Work::row_of(lane, e)) * kPitch + Work::column_of(lane, j, e)] = work.sums[first + i][j][e];
-        }
+// A product, as a plan is selected for it or as a run has it. Lines that are shifted are not aligned as cp.async wants
+// them.
+struct Call {
+  std::int64_t m, n, k;
+  bool a_outer, b_outer, a_shifted, b_shifted;
+  bool swapped;  // left is b
+  DType y;
+  Device device;
+  std::size_t room;  // bytes of scratch
+
+  friend bool operator==(const Call&, const Call&) = default;
+
+  bool shifted() const { return a_shifted || b_shifted; }
+  std::int64_t left() const { return swapped ? n : m; }
+  std::int64_t right() const { return swapped ? m : n; }
+  std::size_t copies_size() const {
+    return (a_shifted ? repacked_size(m, k) : 0) + (b_shifted ? repacked_size(n, k) : 0);
+  }
+  std::int64_t sums_pitch() const { return ceil_div(right(), 4) * 4; }
+  std::size_t sums_size(int parts) const {
+    return parts == 1 ? 0 : static_cast<std::size_t>(parts * left() * sums_pitch()) * sizeof(std::int32_t);
+  }
+  std::size_t size(const Choice& c) const { return (c.repacks ? copies_size() : 0) + sums_size(c.parts); }
+};
+
+// As far as a problem tells it: lines without gaps, from an aligned address on.
+Call call_of(const GemmProblem& p) {
+  const bool a_outer = p.a_major == Major::outer;
+  const bool b_outer = p.b_major == Major::outer;
+  const bool a_shifted = (a_outer ? p.m : p.k) % kChunk != 0;
+  const bool b_shifted = (b_outer ? p.n : p.k) % kChunk != 0;
+  const bool swapped = p.y_major == Major::outer;
+  return {p.m, p.n, p.k, a_outer, b_outer, a_shifted, b_shifted, swapped, p.y, p.device, ~std::size_t{0}};
+}
+
+std::int64_t terms_of_part(std::int64_t k, int parts, int step) { return ceil_div(ceil_div(k, parts), step) * step; }
+
+template <class Tile, bool kLeftOuter = false, bool kRightOuter = false>
+constexpr unsigned kSharedBytes = kRingBytes<Tile, kLeftOuter, kRightOuter> + sizeof(TileFactors<Tile>);
+
+template <class Tile>
+bool fits(const CudaDevice& gpu) {
+  return kSharedBytes<Tile> <= gpu.shared_memory;
+}
+
+// Of the tiles alone. Blocks that share an SM hide each other's waits.
+template <class Tile>
+double tile_seconds(TileTimes times, const Call& call, const Choice& choice, const CudaDevice& gpu) {
+  const int parts = choice.parts;
+  if (call.shifted() && !choice.repacks) {
+    times.each *= kShiftedEach;
+    times.alone *= kShiftedAlone;
+  }
+  const std::int64_t blocks = ceil_div(call.left(), Tile::kLeft) * ceil_div(call.right(), Tile::kRight) * parts;
+  const std::int64_t fit = static_cast<std::int64_t>(gpu.shared_memory + 1024) / (kSharedBytes<Tile> + 1024);
+  const auto at_once = static_cast<double>(std::clamp<std::int64_t>(fit, 1, Tile::kBlocks));
+  const auto of_sm = static_cast<double>(ceil_div(blocks, gpu.sms));
+  const double depth = static_cast<double>(terms_of_part(call.k, parts, Tile::kStep)) / 4096;
+  return std::max(of_sm * (times.each * depth + times.end),
+                  std::ceil(of_sm / at_once) * (times.alone * depth + kBlockSeconds));
+}
+
+Choice search(const Call& call) {
+  const CudaDevice& gpu = properties(call.device);
+  const double bytes_per_second = kBytesPerSecond * gpu.sms;
+  const double operands = static_cast<double>(call.m + call.n) * static_cast<double>(call.k);
+  const double y = static_cast<double>(call.m) * static_cast<double>(call.n) * bits(call.y) / 8;
+  const double memory = (operands + y) / bytes_per_second;
+  Choice best;
+  int number = 0;
+  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>& candidate) {
+    const int tile = number++;
+    if (!fits<Tile>(gpu)) return;
+    for (const bool repacks : {false, true}) {
+      if (repacks ? !call.shifted() : call.shifted() && !Tile::kShifts) continue;
+      const bool a_outer = call.a_outer && !(repacks && call.a_shifted);
+      const bool b_outer = call.b_outer && !(repacks && call.b_shifted);
+      if (!kOuter && (a_outer || b_outer)) continue;
+      for (int parts = 1; parts <= kMaxParts && (parts == 1 || call.k >= parts * kMinTerms); ++parts) {
+        Choice choice = {tile, parts, repacks};
+        if (call.size(choice) > call.room || call.sums_size(parts) > kMaxSums) continue;
+        const double tiles = tile_seconds<Tile>(candidate.times, call, choice, gpu);
+        choice.seconds = kLaunchSeconds + std::max(tiles, memory) + (1 - kHidden) * std::min(tiles, memory);
+        if (repacks) choice.seconds += kRepackSeconds + 2 * operands / bytes_per_second;
+        if (parts > 1)
+          choice.seconds += kSumSeconds + 2 * static_cast<double>(call.sums_size(parts)) / bytes_per_second;
+        if (choice.seconds < best.seconds) best = choice;
       }
     }
-    __syncwarp();
-    const int row = tile.x + part.x + first * 16;
-    const int col = tile.y + part.y;
-    switch (p.y_type) {
-      case DType::f16:
-        store_slab<__half, kSlab, Tile::kWarpRight, kPitch>(p, slab, row, col);
-        break;
-      case DType::bf16:
-        store_slab<__nv_bfloat16, kSlab, Tile::kWarpRight, kPitch>(p, slab, row, col);
-        break;
-      case DType::f32:
-        store_slab<float, kSlab, Tile::kWarpRight, kPitch>(p, slab, row, col);
-        break;
-      default:
-        store_slab<double, kSlab, Tile::kWarpRight, kPitch>(p, slab, row, col);
-    }
-    __syncwarp();
-  }
+  });
+  return best;
+}
+
+// A search takes the host microseconds, so each thread remembers its results.
+Choice choose(const Call& call) {
+  struct Found {
+    Call call = {};
+    Choice choice;
+  };
+  constexpr std::size_t kRemembered = 64;
+  static thread_local Found found[kRemembered];
+  Found& f = found[static_cast<std::size_t>(call.m * 31 + call.n * 7 + call.k / 16) % kRemembered];
+  if (f.choice.tile < 0 || f.call != call) f = {call, search(call)};
+  return f.choice;
+}
+
+// Calls body.operator()<Tile, kOuter>() for the tile with this number.
+template <class Body>
+void with_tile(int number, const Body& body) {
+  int i = 0;
+  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>&) {
+    if (i++ == number) body.template operator()<Tile, kOuter>();
+  });
 }
 
 // ---- The launch.
 
 template <class Tile, bool kLeftOuter, bool kRightOuter>
-constexpr TileKernel<Product> kKernel = {w8a8_gemm_kernel<Tile, kLeftOuter, kRightOuter>,
-                                         Tile::kStages* Stage<Tile, kLeftOuter, kRightOuter>::kBytes};
-
-template <class Tile>
-TileKernel<Product> kernel_for(const GemmProblem& problem) {
-  const bool swapped = problem.y_major == Major::outer;
-  const bool left_outer = (swapped ? problem.b_major : problem.a_major) == Major::outer;
-  const bool right_outer = (swapped ? problem.a_major : problem.b_major) == Major::outer;
-  if (left_outer) return right_outer ? kKernel<Tile, true, true> : kKernel<Tile, true, false>;
-  return right_outer ? kKernel<Tile, false, true> : kKernel<Tile, false, false>;
+TileKernel<Product> kernel() {
+  return {w8a8_gemm_kernel<Tile, kLeftOuter, kRightOuter>, kSharedBytes<Tile, kLeftOuter, kRightOuter>};
 }
 
-template <class Tile>
-void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  const bool swapped = problem.y_major == Major::outer;
+template <class Tile, bool kOuter>
+TileKernel<Product> kernel_for(bool left_outer, bool right_outer) {
+  if constexpr (kOuter) {
+    if (left_outer) return right_outer ? kernel<Tile, true, true>() : kernel<Tile, true, false>();
+    if (right_outer) return kernel<Tile, false, true>();
+  }
+  return kernel<Tile, false, false>();
+}
+
+void (*sum_parts_for(DType y))(Product) {
+  switch (y) {
+    case DType::f16:
+      return sum_parts_kernel<__half>;
+    case DType::bf16:
+      return sum_parts_kernel<__nv_bfloat16>;
+    case DType::f32:
+      return sum_parts_kernel<float>;
+    default:
+      return sum_parts_kernel<double>;
+  }
+}
+
+std::string supports(const GemmProblem& problem) {
+  if (problem.grouped()) return "has no groups";
+  return reason_against_product(problem);
+}
+
+Cost cost(const GemmProblem& problem) {
+  Cost cost = gemm_work(problem);
+  cost.seconds = choose(call_of(problem)).seconds;
+  return cost;
+}
+
+std::string detail(const GemmProblem& problem) {
+  const Choice choice = choose(call_of(problem));
+  std::string text;
+  with_tile(choice.tile, [&]<class Tile, bool kOuter>() {
+    text = message(problem.y_major == Major::outer ? "y^T = b * a^T, " : "", "tile ", Tile::kLeft, "x", Tile::kRight,
+                   ", steps of ", Tile::kStep, ", ", choice.parts, choice.parts == 1 ? " part of k" : " parts of k",
+                   choice.repacks ? ", after a copy with aligned lines" : "");
+  });
+  return text;
+}
+
+std::size_t workspace(const GemmProblem& problem) {
+  const Call call = call_of(problem);
+  return call.size(choose(call));
+}
+
+// All kernels that a run may take, which may have fewer rows and other lines than the problem tells.
+void load(const GemmProblem& problem) {
+  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>&) {
+    if (!fits<Tile>(properties(problem.device))) return;
+    for (const bool left_outer : {false, true}) {
+      for (const bool right_outer : {false, true}) {
+        if (!kOuter && (left_outer || right_outer)) continue;
+        const TileKernel<Product> kernel = kernel_for<Tile, kOuter>(left_outer, right_outer);
+        prepare(kName, kernel.function, kernel.shared_bytes);
+      }
+    }
+  });
+  prepare(kName, sum_parts_for(problem.y));
+  prepare_repack();
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+  GemmOperands o = operands;
+  if (o.y.rows() == 0 || o.y.cols() == 0) return;
+  Call call = call_of(problem);
+  call.m = o.a.rows();
+  call.n = o.b.rows();
+  call.k = o.a.cols();
+  Operand a = operand_of(o.a, call.a_outer);
+  Operand b = operand_of(o.b, call.b_outer);
+  call.a_shifted = a.shifted;
+  call.b_shifted = b.shifted;
+  call.room = launch.workspace.size;
+  const Choice choice = choose(call);
+  auto* room = static_cast<std::byte*>(launch.workspace.data);
+  if (choice.repacks) {
+    if (a.shifted && b.shifted) {
+      repack({&o.a, &o.b}, room, launch.stream);
+    } else {
+      repack({a.shifted ? &o.a : &o.b}, room, launch.stream);
+    }
+    call.a_outer = call.a_outer && !a.shifted;
+    call.b_outer = call.b_outer && !b.shifted;
+    a = operand_of(o.a, call.a_outer);
+    b = operand_of(o.b, call.b_outer);
+    room += call.copies_size();
+  }
+
+  const bool swapped = call.swapped;
   Product p = {};
-  const Operand a = operand_of(o.a, problem.a_major == Major::outer);
-  const Operand b = operand_of(o.b, problem.b_major == Major::outer);
-  p.tiling = tiling_of<Tile>(swapped ? b : a, swapped ? a : b, o.a.cols());
   p.left_scale = factors_of(swapped ? o.b_scale : o.a_scale, problem.scale);
   p.right_scale = factors_of(swapped ? o.a_scale : o.b_scale, problem.scale);
   if (problem.bias) p.bias = {o.bias.data, o.bias.strides[0], 0};
@@ -174,48 +312,22 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.accumulate = problem.accumulate;
   const std::int64_t element = bits(problem.y) / 8;
   p.y_aligned = aligned_rows(p.y, p.y_pitch * element, std::min<std::int64_t>(4 * element, 16));
-  const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
-  const TileKernel<Product> kernel = kernel_for<Tile>(problem);
-  enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);
-}
-
-// The smaller tile serves products of few large ones.
-template <class Tile>
-constexpr TileCost kCost =
-    Tile::kLeft == Large::kLeft ? TileCost{21.5e-6, 36e-6, 9e-6} : TileCost{7.4e-6, 18.5e-6, 7e-6};
-
-template <class Tile>
-double seconds(double m, double n, const GemmProblem& problem) {
-  return seconds_of<Tile>(kCost<Tile>, m, n, problem);
-}
-
-std::string supports(const GemmProblem& problem) {
-  if (problem.grouped()) return "has no groups";
-  return reason_against_product(problem);
-}
-
-Cost cost(const GemmProblem& problem) {
-  const auto m = static_cast<double>(problem.m);
-  const auto n = static_cast<double>(problem.n);
-  const auto k = static_cast<double>(problem.k);
-  const double bytes = (m + n) * k + m * n * bits(problem.y) / 8;
-  const double arithmetic = std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem));
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
-  return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
-}
-
-void load(const GemmProblem& problem) {
-  for (const TileKernel<Product>& kernel : {kernel_for<Large>(problem), kernel_for<Small>(problem)}) {
-    prepare(kName, kernel.function, kernel.shared_bytes);
-  }
-}
-
-void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  if (o.y.rows() == 0 || o.y.cols() == 0) return;
-  const auto m = static_cast<double>(o.y.rows());
-  const auto n = static_cast<double>(o.y.cols());
-  const bool large = seconds<Large>(m, n, problem) < seconds<Small>(m, n, problem);
-  (large ? launch_tile<Large> : launch_tile<Small>)(problem, o, launch);
+  with_tile(choice.tile, [&]<class Tile, bool kOuter>() {
+    p.tiling = tiling_of<Tile>(swapped ? b : a, swapped ? a : b, call.k);
+    p.part_terms = static_cast<int>(terms_of_part(call.k, choice.parts, Tile::kStep));
+    p.parts = ceil_div(p.tiling.k, p.part_terms);
+    if (p.parts > 1) p.sums = reinterpret_cast<std::int32_t*>(room);
+    p.sums_pitch = call.sums_pitch();
+    const unsigned tiles = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
+    const TileKernel<Product> kernel =
+        kernel_for<Tile, kOuter>(swapped ? call.b_outer : call.a_outer, swapped ? call.a_outer : call.b_outer);
+    const LaunchShape shape{{tiles, static_cast<unsigned>(p.parts)}, Tile::kThreads, kernel.shared_bytes};
+    enqueue(kName, kernel.function, shape, launch.stream, p);
+  });
+  if (p.parts == 1) return;
+  const auto rows = static_cast<unsigned>(std::min<std::int64_t>(call.left(), 65535));
+  const LaunchShape shape{{blocks_for(call.right(), 4 * kSumThreads), rows}, kSumThreads};
+  enqueue(kName, sum_parts_for(problem.y), shape, launch.stream, p);
 }
 
 }  // namespace
@@ -226,8 +338,10 @@ extern constinit const GemmKernel w8a8_gemm_sm80 = {
     .device = DeviceType::cuda,
     .supports = supports,
     .cost = cost,
+    .workspace = workspace,
     .launch = launch,
     .prepare = load,
+    .detail = detail,
 };
 
 }  // namespace octile::cuda

@@ -239,14 +239,12 @@ void launch(const GemmProblem& problem, const GemmOperands& operands, const Laun
   GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;
   const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
   if (size.m == 0 || size.n == 0) return;
-  const bool a_as_it_is = mappable(o.a);
-  const bool b_as_it_is = mappable(o.b);
-  auto* room = static_cast<std::byte*>(launch.workspace.data);
-  if (!a_as_it_is) {
-    o.a = repack(o.a, room, launch.stream);
-    room += repacked_size(size.m, size.k);
+  auto* const room = static_cast<std::byte*>(launch.workspace.data);
+  if (!mappable(o.a) && !mappable(o.b)) {
+    repack({&o.a, &o.b}, room, launch.stream);
+  } else if (!mappable(o.a) || !mappable(o.b)) {
+    repack({mappable(o.a) ? &o.b : &o.a}, room, launch.stream);
   }
-  if (!b_as_it_is) o.b = repack(o.b, room, launch.stream);
   const int clusters = max_active_clusters(p.device, kClusterSize);
   with_narrow_type(p.y, [&]<class Y>(Y) {
     with_best_tile(size, p.y, clusters, [&]<class T>(const Measured<T>&) {
