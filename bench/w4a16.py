@@ -121,7 +121,7 @@ class Octile:
         stream = C.c_void_p(torch.cuda.current_stream().cuda_stream)
         rest = (C.byref(arguments), C.c_void_p(workspace.data_ptr()), C.c_size_t(plan.workspace_size), stream)
 
-        def call(keep=(views, pointers, arguments)):
+        def call(keep=(views, pointers, arguments, workspace)):
             self.library.ok(self.library.c.octile_linear_run(plan.handle, *rest))
 
         return plan, call, y

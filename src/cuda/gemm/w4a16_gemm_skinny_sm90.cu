@@ -55,8 +55,11 @@ Choice choice_for(const GemmProblem& p) {
   };
   constexpr Seconds kUpTo32 = {7.2e-6, 0.725e-6, 0.98e-6, 1.28e-6};
   constexpr Seconds kUpTo64 = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
-  constexpr Seconds kUpTo128 = {8e-6, 1.06e-6, 1.06e-6, 2.03e-6};
+  constexpr Seconds kUpTo128 = {12.5e-6, 0.66e-6, 0.66e-6, 1.26e-6};
   constexpr double kSharingSeconds = 0.4e-6;
+  // 65 to 79 tokens take up to 10 us longer than 88 to 128, why is not known.
+  constexpr int kUneven = 80;
+  constexpr double kUnevenSeconds = 4e-6;
   constexpr double kWaveSeconds = 4e-6;
   using F = AnyForm<tokens>;
   constexpr Seconds each = tokens == kFewTokens ? kUpTo32 : tokens == kMoreTokens ? kUpTo64 : kUpTo128;
@@ -67,8 +70,9 @@ Choice choice_for(const GemmProblem& p) {
   for (int parts = 1; parts <= 8 && parts <= std::max<std::int64_t>(steps, 1); ++parts) {
     if (!w4a16_skinny::Exchange<F>::has_room(parts)) continue;
     const auto waves = static_cast<double>(ceil_div(tiles, max_active_clusters(p.device, parts)));
-    const double seconds = each.fixed + (parts - 1) * kSharingSeconds + (waves - 1) * kWaveSeconds +
-                           waves * static_cast<double>(ceil_div(steps, parts)) * step_seconds;
+    double seconds = each.fixed + (parts - 1) * kSharingSeconds + (waves - 1) * kWaveSeconds +
+                     waves * static_cast<double>(ceil_div(steps, parts)) * step_seconds;
+    if (tokens == kMaxTokens && p.m < kUneven) seconds += kUnevenSeconds;
     if (seconds < best.seconds) best = {F::rows, parts, seconds};
   }
   return best;

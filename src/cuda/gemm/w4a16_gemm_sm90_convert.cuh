@@ -73,7 +73,6 @@ class ScaleFetcher {
   __device__ void fetch(GroupScales& to) {
     fetch_group(to, 0);
     if (w_.group == 32) fetch_group(to, 1);
-    commit_copies();
   }
 
  private:

@@ -21,8 +21,7 @@ constexpr int kRowsB = 128;           // of a tile of the weight; columns of y
 constexpr int kNamedBarrier = 1;      // of both consumers
 constexpr int kConsumerBarriers = 2;  // of each: this and the next
 constexpr int kMaxParts = 4;
-constexpr int kScales = 4;       // stages of the scales' ring
-constexpr int kScalesAhead = 2;  // stages of them in flight
+constexpr int kScales = 5;           // stages of the scales' ring
 
 // rows_a: of a tile of a, and of y, `width` per WGMMA. k_tiles: of a stage. blocks: per SM; two hide each other's
 // waits.
@@ -178,33 +177,23 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
   }
 }
 
-// Two warps: the scales. Each lane arrives for its own copies.
+// Two warps: the scales. Each lane's copies arrive when they have landed.
 template <class F>
 __device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
   const NibbleWeight& weight = place.p.weight;
   ScaleFetcher<F::packed> fetcher(weight, static_cast<int>(threadIdx.x) - 32);
-  RingPosition<kScales> to;
-  RingPosition<kScales> here;
-  int ahead = 0;
-  const auto report = [&] {
-    ptx::mbarrier_arrive(shared.scales_full[here.stage]);
-    here.next();
-  };
+  RingPosition<kScales> at;
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
     const Task task = place[t];
     const int steps = steps_of_group(weight, task.steps * F::k_tiles);
     fetcher.start_tile(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
     for (int step = 0; step < task.steps * F::k_tiles; step += steps) {
-      ptx::mbarrier_wait(shared.scales_empty[to.stage], to.parity ^ 1);
-      fetcher.fetch(shared.scales[to.stage]);
-      to.next();
-      if (ahead++ < kScalesAhead) continue;
-      wait_for_copies<kScalesAhead>();
-      report();
+      ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
+      fetcher.fetch(shared.scales[at.stage]);
+      ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.scales_full[at.stage]));
+      at.next();
     }
   }
-  wait_for_copies<0>();
-  for (int i = 0; i < min(ahead, kScalesAhead); ++i) report();
 }
 
 }  // namespace octile::cuda::w4a16

@@ -24,7 +24,7 @@ using namespace w4a8;
 constexpr std::string_view kName = "w4a8_gemm_sm90";
 
 constexpr double kGigahertz = 1.77;
-constexpr double kGridCycles = 6000;
+constexpr double kGridCycles = 8500;
 constexpr double kTileCycles = 4500;
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 3.5e12;
@@ -76,18 +76,15 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   with_rows(std::integral_constant<int, kWide>());
 }
 
-// Of tiles with this many rows of a. Two blocks on an SM share its time.
+// Of tiles with this many rows of a.
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const int count = order_of(m, p.n, rows_a).count();
   const int clusters = max_active_clusters(p.device, kClusterSize);
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double products = rows_a * (3.2 + 1.9 * folds);
-  double step_cycles = 250 + products;
-  int at_once = clusters;
-  if (rows_a == kFew) {
-    step_cycles = 250 + products / (count > clusters ? 1 : 2);
-    at_once *= 2;
-  }
+  // Of few rows the chain of waits counts, one block on an SM or two.
+  const double step_cycles = rows_a == kFew ? 750 : 250 + products;
+  const int at_once = rows_a == kFew ? 2 * clusters : clusters;
   const auto waves = static_cast<double>(ceil_div(count, at_once));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }

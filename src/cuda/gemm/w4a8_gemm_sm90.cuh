@@ -36,7 +36,6 @@ constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
 constexpr int kFew = 64;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
-constexpr int kGroupsAhead = 2;       // stages whose scales are in flight
 
 // rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
 template <int rows_a_, bool packed_, bool zero_points_, int slices_>
@@ -58,7 +57,6 @@ struct Form {
       groups * rows_b * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
   static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
   static constexpr int stages = (kSharedBytes - consumers * rows_a * (128 + 4) - 64) / kStageBytes;
-  static_assert(stages > kGroupsAhead);
 };
 
 template <class F>
@@ -111,8 +109,7 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
   }
 }
 
-// One warp: scales and zero points of each stage; zeros out of bounds. Each lane arrives for its own copies, once those
-// of the next stages are in flight.
+// One warp: scales and zero points of each stage; zeros out of bounds. Each lane's copies arrive when they have landed.
 template <class F>
 __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
   const NibbleWeight& w = arguments.weight;
@@ -120,12 +117,6 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   const float* const scales = static_cast<const float*>(w.scales);
   const auto* const zeros = static_cast<const typename F::Zeros*>(w.zeros);
   RingPosition<F::stages> at;
-  RingPosition<F::stages> arrived;
-  int ahead = 0;
-  const auto report = [&] {
-    ptx::mbarrier_arrive(shared.full[arrived.stage]);
-    arrived.next();
-  };
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(arguments.order[t]).x;
     for (int step = 0; step < arguments.steps; ++step) {
@@ -150,18 +141,10 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
                           exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros, exists);
         }
       }
-      commit_copies();
+      ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.full[at.stage]));
       at.next();
-      if (ahead < kGroupsAhead) {
-        ++ahead;
-        continue;
-      }
-      wait_for_copies<kGroupsAhead>();
-      report();
     }
   }
-  wait_for_copies<0>();
-  for (; ahead > 0; --ahead) report();
 }
 
 // ---- Conversion.
