@@ -90,8 +90,8 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const int clusters = max_active_clusters(p.device, kClusterSize);
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double products = rows_a * (3.2 + 1.9 * folds);
-  // Of few rows the chain of waits counts, one block on an SM or two.
-  const double step_cycles = rows_a == kFew ? 750 : 250 + products;
+  // Of few rows the chain of waits counts, of one block on an SM or two.
+  const double step_cycles = rows_a != kFew ? 250 + products : count > clusters ? 750 : 510;
   const int at_once = rows_a == kFew ? 2 * clusters : clusters;
   const auto waves = static_cast<double>(ceil_div(count, at_once));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
