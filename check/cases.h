@@ -68,7 +68,15 @@ struct LinearBackwardCase : CaseBase {
   LinearBackwardDescription description;
 };
 
-using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase>;
+// `rows` are the sorted rows, some of which may be nobody's.
+struct GroupedLinearCase : CaseBase {
+  GroupedLinearDescription description;
+  std::vector<std::int32_t> offsets;
+  std::vector<std::int32_t> token = {};  // with gather
+  std::vector<std::int32_t> place = {};  // with slots: of each token
+};
+
+using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase, GroupedLinearCase>;
 
 // All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
 // quick: an eleventh of them, spread evenly, and the special ones. Throws std::runtime_error for an operation that it

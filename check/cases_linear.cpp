@@ -53,6 +53,18 @@ class LinearCases {
     return std::move(cases_);
   }
 
+  // Experts with no rows, one, two and many, and rows that are nobody's.
+  std::vector<Case> experts(GemmFormat format) {
+    const std::vector<std::int64_t> rows[] = {
+        {0, 1, 2, 40}, {3}, {0, 0, 0}, {1, 1, 1, 1, 1, 1, 1, 1}, {2, 133, 0, 5, 1}};
+    for (const auto& of_experts : rows) {
+      for (const Sizes sizes : {Sizes{0, 33, 64}, {2, 100, 257}, {0, 1, 31}, {1, 70, 128}}) {
+        add_experts(format, of_experts, sizes);
+      }
+    }
+    return std::move(cases_);
+  }
+
   // All of both operands -128 over the longest contraction: the s32 sum is 2^31 - 2^14, one short of overflow.
   static Case longest_contraction(DType y, bool packed) {
     LinearCase c;
@@ -150,6 +162,45 @@ class LinearCases {
     if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
     turn_.dress(c, d.m);
     c.description = d;
+    cases_.emplace_back(c);
+  }
+
+  // sizes.m: rows before the first expert's, and behind the last one's.
+  void add_experts(GemmFormat format, const std::vector<std::int64_t>& rows, const Sizes& sizes) {
+    const LinearDescription e = format == kW8A8 && turn_.one_in(2) ? rotated_w8a8() : rotated_grouped(format, sizes.k);
+    GroupedLinearCase c;
+    GroupedLinearDescription& d = c.description;
+    d.experts = static_cast<std::int64_t>(rows.size());
+    d.n = sizes.n;
+    d.k = sizes.k;
+    d.x = e.x;
+    d.y = e.y;
+    d.activation = e.activation == Activation::dynamic_per_tensor ? Activation::dynamic_per_token : e.activation;
+    if (d.activation == Activation::static_per_tensor) d.static_scale = turn_.pick(kStaticScales);
+    d.weight = e.weight;
+    d.bias = e.bias;
+    d.packed_weight = e.packed_weight;
+    d.m = sizes.m;
+    for (const std::int64_t count : rows) {
+      c.offsets.push_back(static_cast<std::int32_t>(d.m));
+      d.m += count;
+    }
+    c.offsets.push_back(static_cast<std::int32_t>(d.m));
+    d.m += sizes.m;
+    turn_.dress(c, d.m);
+    if (c.layout == Layout::repeating) c.layout = Layout::compact;  // offsets do not repeat
+    // Where sums are rounded differently, so would be what overflows.
+    if (format.float_a && (c.data == Data::huge || c.data == Data::poisoned)) c.data = Data::normal;
+    constexpr std::array<std::int32_t, 7> kTokens = {0, 3, 1, 6, 2, 5, 4};
+    constexpr std::array<std::int64_t, 4> kSlots = {0, 1, 2, 5};
+    d.gather = turn_.pick(kBools);
+    d.slots = turn_.pick(kSlots);
+    if (d.gather || d.slots > 0) d.tokens = kTokens.size();
+    for (std::int64_t r = 0; d.gather && r < c.rows; ++r) c.token.push_back(turn_.pick(kTokens));
+    for (std::int64_t i = 0; i < d.slots * d.tokens; ++i) {
+      // Some are no row, or nobody's.
+      c.place.push_back(turn_.one_in(5) ? -1 : static_cast<std::int32_t>((i * 5 + 2) % (c.rows + 2)));
+    }
     cases_.emplace_back(c);
   }
 
@@ -295,6 +346,7 @@ std::vector<Case> special_linear_cases(Task task) {
       for (const bool packed : kBools) all.push_back(LinearCases::longest_contraction(y, packed));
     }
   }
+  if (task.operation == Operation::gemm) append(all, LinearCases().experts(task.format));
   if (linear || w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
   if (task.operation == Operation::gemm) append(all, LinearCases().shared_by_threads(task.format, true));
   if (linear) {

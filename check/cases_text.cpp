@@ -34,6 +34,17 @@ std::string describe_one(const LinearBackwardCase& c) {
                  d.gradient_block > 0 ? message(" gradient_block=", d.gradient_block) : "");
 }
 
+std::string describe_one(const GroupedLinearCase& c) {
+  const GroupedLinearDescription& d = c.description;
+  std::string offsets;
+  for (const std::int32_t offset : c.offsets) offsets += message(offsets.empty() ? "" : ",", offset);
+  return message("grouped_linear experts=", d.experts, " m=", c.rows, " of ", d.m, " n=", d.n, " k=", d.k,
+                 " tokens=", d.tokens, " gather=", d.gather, " slots=", d.slots, " x=", d.x, " y=", d.y, ' ',
+                 name(d.activation), " static_scale=", d.static_scale, ' ', name(d.weight),
+                 d.packed_weight ? " packed" : "", " group=", d.weight.group, " zero_point=", d.weight.zero_point,
+                 " bias=", d.bias, " offsets=", offsets);
+}
+
 }  // namespace
 
 std::string_view name(Layout value) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "check/cases.h"
 #include "plan/kernel.h"
 
 namespace octile::check {
@@ -185,6 +186,34 @@ Operands operands<LinearBackwardArgs>(const LinearBackwardDescription& d, std::i
           if_present(dx, out("dx", d.dy, {rows, d.k})),
           if_present(dw, dw_out),
           if_present(d.db, out("db", d.dy, {d.n}))};
+}
+
+Operands operands(const GroupedLinearCase& c) {
+  const GroupedLinearDescription& d = c.description;
+  const DType real = scale_type(d.y);
+  const std::int64_t rows = d.gather ? d.tokens : c.rows;
+  const bool per_tensor = d.weight.granularity == Granularity::tensor;
+  const Size scales = per_tensor ? Size{d.experts} : weight_scale_size(d.weight, d.experts * d.n, d.k);
+  const auto given = [](std::string_view name, const Size& size, const std::vector<std::int32_t>& values) {
+    return Operand{.name = name, .dtype = DType::s32, .size = size, .content = Content::integer, .values = values};
+  };
+  const Operand x =
+      d.x == DType::s8 ? integers("x", d.x, {rows, d.k}) : Operand{.name = "x", .dtype = d.x, .size = {rows, d.k}};
+  return {x,
+          if_present(d.x == DType::s8, x_scale(d.activation, real, rows)),
+          given("offsets", {d.experts + 1}, c.offsets),
+          if_present(d.gather, given("token", {c.rows}, c.token)),
+          integers("weight", d.weight.type, {d.experts * d.n, d.k}),
+          weight_scale(d.weight, real, scales),
+          if_present(d.weight.zero_point, {.name = "weight_zero_point",
+                                           .dtype = DType::s32,
+                                           .size = scales,
+                                           .content = Content::zero_point,
+                                           .range = {-8, 7}}),
+          if_present(d.bias, {.name = "bias", .dtype = d.y, .size = {d.experts, d.n}}),
+          if_present(d.slots > 0, given("place", {d.tokens, d.slots}, c.place)),
+          if_present(d.slots > 0, {.name = "router_weight", .dtype = real, .size = {d.tokens, d.slots}}),
+          out("y", d.y, {d.slots > 0 ? d.tokens : c.rows, d.n})};
 }
 
 }  // namespace octile::check

@@ -31,8 +31,9 @@ struct Operand {
   std::array<int, 2> range = {};  // of integers and zero points
   double typical = 1;             // of scales and multipliers
   bool output = false;
-  bool optional = false;     // an output that the caller may leave out
-  bool accumulates = false;  // an output that a run adds to
+  bool optional = false;                  // an output that the caller may leave out
+  bool accumulates = false;               // an output that a run adds to
+  std::vector<std::int32_t> values = {};  // of integers that are not random, row by row
 
   bool present() const { return !name.empty(); }
 };
@@ -53,9 +54,19 @@ struct Kind<LinearBackwardArgs> {
   using Description = LinearBackwardDescription;
 };
 
+template <>
+struct Kind<GroupedLinearArgs> {
+  using Plan = GroupedLinearPlan;
+  using Description = GroupedLinearDescription;
+};
+
 // Of a run of so many rows. A weight is not packed here.
 template <class Args>
 std::vector<Operand> operands(const typename Kind<Args>::Description& d, std::int64_t rows);
+
+// Rows of each expert, the sorted rows' tokens and the tokens' places are the case's own.
+struct GroupedLinearCase;
+std::vector<Operand> operands(const GroupedLinearCase& c);
 
 // Calls visit with the tensors among the arguments of a run, all at once.
 template <class Args, class Visit>

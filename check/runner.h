@@ -20,15 +20,8 @@ struct Packed {
   std::span<std::byte> bytes;  // of it
 };
 
-// The arguments of a run, where they are the caller's own.
-template <class Description, class Plan, class Args>
-Args prepared(const Description&, const Plan&, const Args& args, Packed&) {
-  return args;
-}
-
-// A packed weight is packed first.
-inline LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, LinearArgs args, Packed& packed) {
-  if (!d.packed_weight) return args;
+template <class Plan, class Args>
+void pack(const Plan& plan, Args& args, Packed& packed) {
   const std::size_t size = plan.packed_weight_size();
   constexpr std::size_t kAlignment = 64;
   constexpr std::byte kGuard{0xa5};
@@ -46,6 +39,14 @@ inline LinearArgs prepared(const LinearDescription& d, const LinearPlan& plan, L
   packed.bytes = {data, size};
   args.weight = bytes;
   args.weight_scale = args.weight_zero_point = {};
+}
+
+// The arguments of a run: the caller's own, but a packed weight, which is packed first.
+template <class Description, class Plan, class Args>
+Args prepared(const Description& d, const Plan& plan, Args args, Packed& packed) {
+  if constexpr (requires { plan.packed_weight_size(); }) {
+    if (d.packed_weight) pack(plan, args, packed);
+  }
   return args;
 }
 
@@ -99,5 +100,6 @@ void expect(Tensors& tensors, const CaseBase& c, const Description& d, const Arg
 Trial trial_of(const QuantizerCase& c, std::uint64_t seed);
 Trial trial_of(const LinearCase& c, std::uint64_t seed);
 Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed);
+Trial trial_of(const GroupedLinearCase& c, std::uint64_t seed);
 
 }  // namespace octile::check

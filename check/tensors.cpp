@@ -242,6 +242,10 @@ Tensor Tensors::add_input(const Operand& o) {
     case Content::integer:
     case Content::zero_point:
       for_each(input.view, [&](std::int64_t r, std::int64_t c) {
+        if (!o.values.empty()) {
+          store_integer(input.view, r, c, o.values[static_cast<std::size_t>(r * o.size.cols.value_or(1) + c)]);
+          return;
+        }
         const auto [low, high] = o.range;
         const int value = low + static_cast<int>(random_() % static_cast<std::uint64_t>(high - low + 1));
         store_integer(input.view, r, c, data_ == Data::constant ? low : value);

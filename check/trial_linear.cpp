@@ -1,8 +1,11 @@
 // The trials of the products, forward and backward, and how far their float sums may lie from the oracle's.
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/access.h"
@@ -258,6 +261,63 @@ std::string gradient_rows_alone(LinearBackwardDescription d, const LinearBackwar
   return {};
 }
 
+// What the error of the experts' float sums depends on: that of an expert's row, or of a sum of them over slots.
+class GroupedFacts {
+ public:
+  GroupedFacts(const GroupedLinearDescription& d, const GroupedLinearArgs& args) : d_(d), args_(args) {
+    for (std::int64_t e = 0; e < d.experts; ++e) {
+      const std::int64_t first = load_integer(args.offsets, e);
+      const std::int64_t count = load_integer(args.offsets, e + 1) - first;
+      if (count == 0) continue;
+      const Alone& x = *rows_.emplace_back(std::make_unique<Alone>(ConstTensor{nullptr, d.x, {}, 2, {count, d.k}, {}}));
+      for (std::int64_t r = 0; r < count; ++r) {
+        const std::int64_t from = d.gather ? load_integer(args.token, first + r) : first + r;
+        for (std::int64_t k = 0; k < d.k; ++k) store(x.view, r, k, load<double>(args.x, from, k));
+      }
+      const auto of_expert = [&](ConstTensor t, std::int64_t rows) {
+        if (!t.present()) return t;
+        t.data = static_cast<const std::byte*>(t.data) + e * rows * t.strides[0] * bits(t.dtype) / 8;
+        t.shape[0] = rows;
+        return t;
+      };
+      LinearArgs one{.x = x.view, .weight = of_expert(args.weight, d.n)};
+      one.weight_scale = of_expert(args.weight_scale, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+      one.weight_zero_point = of_expert(args.weight_zero_point, d.n);
+      const ConstTensor bias = of_expert(args.bias, 1);
+      if (d.bias) one.bias = {bias.data, bias.dtype, {}, 1, {d.n, 0}, {1, 0}};
+      const LinearDescription dense{.n = d.n, .k = d.k, .x = d.x, .weight = d.weight, .bias = d.bias};
+      const auto facts = std::make_shared<ForwardFacts>(dense, one);
+      for (std::int64_t r = 0; r < count; ++r) of_row_[first + r] = {facts, r};
+    }
+  }
+
+  SumFacts at(Bound bound, std::int64_t i, std::int64_t j) {
+    if (d_.slots == 0) return of(bound, i, j);
+    SumFacts sum{.a = d_.x, .terms = d_.k + d_.slots};
+    for (std::int64_t s = 0; s < d_.slots; ++s) {
+      const double weight = std::abs(load<double>(args_.router_weight, i, s));
+      const SumFacts one = of(bound, load_integer(args_.place, i, s), j);
+      sum.several_scales = sum.several_scales || one.several_scales;
+      sum.magnitude += weight * one.magnitude;
+      sum.offset_magnitude += weight * one.offset_magnitude;
+      sum.a_magnitude += weight * one.a_magnitude;
+      sum.max_scale = std::max(sum.max_scale, one.max_scale);
+    }
+    return sum;
+  }
+
+ private:
+  SumFacts of(Bound bound, std::int64_t row, std::int64_t j) {
+    const auto found = of_row_.find(row);
+    return found == of_row_.end() ? SumFacts{.a = d_.x} : found->second.first->at(bound, found->second.second, j);
+  }
+
+  GroupedLinearDescription d_;
+  GroupedLinearArgs args_;
+  std::vector<std::unique_ptr<Alone>> rows_;
+  std::map<std::int64_t, std::pair<std::shared_ptr<ForwardFacts>, std::int64_t>> of_row_;
+};
+
 }  // namespace
 
 Trial trial_of(const LinearCase& c, std::uint64_t seed) {
@@ -292,6 +352,21 @@ Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
     trial.rows_alone = [d, args](const Attempt& attempt) { return gradient_rows_alone(d, args, attempt); };
   }
   return trial;
+}
+
+Trial trial_of(const GroupedLinearCase& c, std::uint64_t seed) {
+  const GroupedLinearDescription& d = c.description;
+  const auto tensors = std::make_shared<Tensors>(c, seed);
+  const bool sums_in_float = d.activation == Activation::none;
+  if (sums_in_float) tensors->keep_sums_finite();
+  const auto args = args_of<GroupedLinearArgs>(tensors->add(operands(c)), 0);
+  expect(*tensors, c, d, args, oracle::grouped_linear);
+  if (sums_in_float && d.k > 0) {
+    const auto facts = std::make_shared<GroupedFacts>(d, args);
+    tensors->set_facts("y", {Operation::gemm, {d.weight.type, true}},
+                       [facts](Bound bound, auto i, auto j) { return facts->at(bound, i, j); });
+  }
+  return {tensors, runner(tensors, d, args)};
 }
 
 }  // namespace octile::check

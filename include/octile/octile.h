@@ -429,6 +429,61 @@ OCTILE_API octile_status octile_linear_backward_can_implement(const octile_plan*
 OCTILE_API octile_status octile_linear_backward_run(const octile_plan* plan, const octile_linear_backward_args* args,
                                                     void* workspace, size_t workspace_size, void* stream);
 
+/* ---- Linear layers of one shape for rows of their own, the experts of a mixture: octile/grouped_linear.h ---- */
+
+typedef struct {
+  size_t struct_size;
+  int64_t experts;
+  int64_t m; /* maximum of rows of all experts together; run accepts fewer */
+  int64_t n;
+  int64_t k;
+  int64_t tokens;            /* with gather or slots: maximum */
+  int64_t slots;             /* experts of a token; 0: rows of Y are the sorted rows */
+  int64_t group;             /* of weights in groups: 32, 64 or 128, a divisor of k; 0: a whole row. Default 128 */
+  double static_scale;       /* with STATIC_PER_TENSOR: positive and finite */
+  int32_t x;                 /* F16, BF16, F32 or F64; or S8: X is already quantized. Default F32 */
+  int32_t y;                 /* default F32 */
+  int32_t activation;        /* DYNAMIC_PER_TOKEN (the default), STATIC_PER_TENSOR or NONE */
+  int32_t weight;            /* default S8_PER_CHANNEL */
+  int32_t weight_zero_point; /* boolean, S4_GROUP alone */
+  int32_t packed_weight;     /* boolean: run takes what octile_grouped_linear_pack wrote. The fastest */
+  int32_t bias;              /* boolean */
+  int32_t gather;            /* boolean: rows of X are tokens */
+  int32_t threads;           /* maximum number of CPU threads; 0: all */
+  int32_t reserved;          /* 0 */
+  octile_device device;      /* default the CPU */
+  const char* kernel;        /* NULL or "": the fastest */
+} octile_grouped_linear_description;
+
+OCTILE_API octile_status octile_grouped_linear_description_init(octile_grouped_linear_description* description,
+                                                                size_t size);
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* x;                 /* (M, K); with gather (tokens, K) */
+  const octile_tensor* x_scale;           /* if x is S8 and not static: one for each row of x */
+  const octile_tensor* offsets;           /* (E + 1), int 32: ascending, 0 to M */
+  const octile_tensor* token;             /* (M), int 32, with gather: rows of x */
+  const octile_tensor* weight;            /* (E * N, K); packed: uint 8, at a multiple of 64 */
+  const octile_tensor* weight_scale;      /* (E * N); (E) per tensor; (E * N, K / group); absent if packed */
+  const octile_tensor* weight_zero_point; /* (E * N, K / group), int 32, within -8..7; absent if packed */
+  const octile_tensor* bias;              /* (E, N), dtype of y */
+  const octile_tensor* place;             /* (tokens, slots), int 32, with slots: rows among the sorted ones */
+  const octile_tensor* router_weight;     /* (tokens, slots), F32, or F64 for an F64 y, with slots */
+  const octile_tensor* y;                 /* out (M, N); with slots (tokens, N) */
+} octile_grouped_linear_args;
+
+OCTILE_API octile_status octile_grouped_linear_plan_create(const octile_grouped_linear_description* description,
+                                                           octile_plan** plan);
+/* Of all experts: their packed weights, each that of a linear plan, one behind the other. */
+OCTILE_API octile_status octile_grouped_linear_packed_weight_size(const octile_plan* plan, size_t* size);
+/* Tensors as in octile_grouped_linear_args. */
+OCTILE_API octile_status octile_grouped_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args);
+OCTILE_API octile_status octile_grouped_linear_can_implement(const octile_plan* plan,
+                                                             const octile_grouped_linear_args* args);
+OCTILE_API octile_status octile_grouped_linear_run(const octile_plan* plan, const octile_grouped_linear_args* args,
+                                                   void* workspace, size_t workspace_size, void* stream);
+
 /* ---- The kernel table ---- */
 
 typedef struct {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "octile/error.h"
+#include "octile/grouped_linear.h"
 #include "octile/linear.h"
 #include "octile/plan.h"
 #include "octile/quantize.h"

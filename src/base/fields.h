@@ -5,6 +5,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "octile/grouped_linear.h"
 #include "octile/linear.h"
 #include "octile/quantize.h"
 
@@ -49,5 +50,9 @@ inline constexpr auto kFields<LinearPackArgs> = OCTILE_FIELDS(a.weight, a.weight
 template <>
 inline constexpr auto kFields<LinearBackwardArgs> = OCTILE_FIELDS(a.dy, a.weight, a.weight_scale, a.x, a.x_scale, a.dx,
                                                                   a.dw, a.db);
+template <>
+inline constexpr auto kFields<GroupedLinearArgs> = OCTILE_FIELDS(a.x, a.x_scale, a.offsets, a.token, a.weight,
+                                                                 a.weight_scale, a.weight_zero_point, a.bias, a.place,
+                                                                 a.router_weight, a.y);
 
 }  // namespace octile

@@ -18,7 +18,7 @@
 struct octile_plan {
   std::variant<octile::QuantizePlan, octile::DequantizePlan, octile::QuantizeBackwardPlan,
                octile::DequantizeBackwardPlan, octile::FakeQuantizePlan, octile::FakeQuantizeBackwardPlan,
-               octile::LinearPlan, octile::LinearBackwardPlan>
+               octile::LinearPlan, octile::LinearBackwardPlan, octile::GroupedLinearPlan>
       plan;
   // The C++ plan returns its texts by value; a C caller is given pointers that live as long as the plan.
   std::string sku;
@@ -160,6 +160,7 @@ octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t 
 OCTILE_DESCRIPTION(quantize, Quantize)
 OCTILE_DESCRIPTION(linear, Linear)
 OCTILE_DESCRIPTION(linear_backward, LinearBackward)
+OCTILE_DESCRIPTION(grouped_linear, GroupedLinear)
 
 // The three functions of a kind of plan, octile_linear_plan_create, octile_linear_can_implement and octile_linear_run,
 // by its name here and in C++, and those of its description.
@@ -183,22 +184,26 @@ OCTILE_PLAN(fake_quantize, FakeQuantize, quantize, Quantize)
 OCTILE_PLAN(fake_quantize_backward, FakeQuantizeBackward, quantize, Quantize)
 OCTILE_PLAN(linear, Linear, linear, Linear)
 OCTILE_PLAN(linear_backward, LinearBackward, linear_backward, LinearBackward)
+OCTILE_PLAN(grouped_linear, GroupedLinear, grouped_linear, GroupedLinear)
 
-octile_status octile_linear_packed_weight_size(const octile_plan* plan, size_t* size) {
-  return octile::guarded([&] {
-    constexpr std::string_view kFunction = "octile_linear_packed_weight_size";
-    if (size == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": size is NULL");
-    *size = octile::plan_of<octile::LinearPlan>(kFunction, plan).packed_weight_size();
-  });
-}
-
-octile_status octile_linear_pack(const octile_plan* plan, const octile_linear_pack_args* args) {
-  return octile::guarded([&] {
-    constexpr std::string_view kFunction = "octile_linear_pack";
-    octile::plan_of<octile::LinearPlan>(kFunction, plan)
-        .pack(octile::c_interface::convert<octile::LinearPackArgs>(kFunction, args));
-  });
-}
+// What a plan with packed weights has beside them.
+#define OCTILE_PACKING(name, Cpp)                                                                       \
+  octile_status octile_##name##_packed_weight_size(const octile_plan* plan, size_t* size) {             \
+    return octile::guarded([&] {                                                                        \
+      constexpr std::string_view kFunction = "octile_" #name "_packed_weight_size";                     \
+      if (size == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": size is NULL"); \
+      *size = octile::plan_of<octile::Cpp##Plan>(kFunction, plan).packed_weight_size();                 \
+    });                                                                                                 \
+  }                                                                                                     \
+  octile_status octile_##name##_pack(const octile_plan* plan, const octile_linear_pack_args* args) {    \
+    return octile::guarded([&] {                                                                        \
+      constexpr std::string_view kFunction = "octile_" #name "_pack";                                   \
+      octile::plan_of<octile::Cpp##Plan>(kFunction, plan)                                               \
+          .pack(octile::c_interface::convert<octile::LinearPackArgs>(kFunction, args));                 \
+    });                                                                                                 \
+  }
+OCTILE_PACKING(linear, Linear)
+OCTILE_PACKING(grouped_linear, GroupedLinear)
 
 octile_status octile_use_tuning(const char* file) {
   return octile::guarded([&] { octile::use_tuning(file ? file : ""); });

@@ -268,5 +268,10 @@ template <>
 inline constexpr auto kFields<LinearBackwardDescription> = OCTILE_FIELDS(
     a.m, a.n, a.k, a.dy, a.dw_dtype, a.dx, a.dw, a.db, a.activation, a.static_scale, a.x_transposed, a.weight,
     a.weight_layout, a.rounding, a.device, a.threads, a.dw_accumulate, a.kernel, a.dw_layout, a.gradient_block);
+template <>
+inline constexpr auto kFields<GroupedLinearDescription> = OCTILE_FIELDS(a.experts, a.m, a.n, a.k, a.tokens, a.gather,
+                                                                        a.slots, a.x, a.y, a.activation, a.static_scale,
+                                                                        a.weight, a.packed_weight, a.bias, a.device,
+                                                                        a.threads, a.kernel);
 
 }  // namespace octile

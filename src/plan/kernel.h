@@ -45,6 +45,7 @@ enum class Operation : std::uint8_t {
     //   acc_g = sum_{c in g} a[i, c] * b[j, c];  t = fma(f32(acc_g), a_scale[i, g], t), g ascending, from t = 0
     //   y[i, j] = t
   column_sum,         // y[0, j] = sum_i a[i, j]
+  grouped_linear,     // octile/grouped_linear.h in one launch. On the CPU its plan launches gemms instead
 };
 // clang-format on
 

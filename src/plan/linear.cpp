@@ -32,45 +32,45 @@ const LinearImpl& linear(const std::shared_ptr<const Plan::Impl>& impl) {
   return static_cast<const LinearImpl&>(*impl);
 }
 
-void check_types(const LinearDescription& d) {
-  check_choice(kSelect, "x", d.x, DType::s32);
-  check_choice(kSelect, "y", d.y, DType::s32);
-  check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
-  check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
+void check_types(std::string_view function, const LinearDescription& d) {
+  check_choice(function, "x", d.x, DType::s32);
+  check_choice(function, "y", d.y, DType::s32);
+  check_choice(function, "activation", d.activation, Activation::static_per_tensor);
+  check_choice(function, "weight_layout", d.weight_layout, WeightLayout::in_out);
   if (!is_float(d.x) && d.x != DType::s8) {
-    fail(Status::unsupported, kSelect, ": x = ", d.x, ", expected f16, bf16, f32, f64 or s8");
+    fail(Status::unsupported, function, ": x = ", d.x, ", expected f16, bf16, f32, f64 or s8");
   }
-  if (!is_float(d.y)) fail(Status::unsupported, kSelect, ": y = ", d.y, ", expected f16, bf16, f32 or f64");
+  if (!is_float(d.y)) fail(Status::unsupported, function, ": y = ", d.y, ", expected f16, bf16, f32 or f64");
   if (d.x != DType::s8 && (d.x == DType::f64) != (d.y == DType::f64)) {
-    fail(Status::unsupported, kSelect, ": x = ", d.x, ", y = ", d.y, ": f64 goes in and out together");
+    fail(Status::unsupported, function, ": x = ", d.x, ", y = ", d.y, ": f64 goes in and out together");
   }
 }
 
 // What W8A8 and W4A8 have in common.
-void check_a8(const LinearDescription& d) {
+void check_a8(std::string_view function, const LinearDescription& d) {
   if (d.k > kMaxContraction) {
-    fail(Status::unsupported, kSelect, ": k = ", d.k, ", expected at most ", kMaxContraction,
+    fail(Status::unsupported, function, ": k = ", d.k, ", expected at most ", kMaxContraction,
          ": a longer sum of s8 products can overflow s32");
   }
   if (d.x == DType::s8 && d.x_multiplier) {
-    fail(Status::unsupported, kSelect, ": x_multiplier with x = s8: X is quantized already");
+    fail(Status::unsupported, function, ": x_multiplier with x = s8: X is quantized already");
   }
-  if (d.activation == Activation::static_per_tensor) check_static_scale(kSelect, d.static_scale, scale_type(d.y));
+  if (d.activation == Activation::static_per_tensor) check_static_scale(function, d.static_scale, scale_type(d.y));
 }
 
-void check_formats(const LinearDescription& d) {
-  check_weight_format(kSelect, d.weight, d.k);
+void check_formats(std::string_view function, const LinearDescription& d) {
+  check_weight_format(function, d.weight, d.k);
   if (d.activation != Activation::none) {
-    check_a8(d);
+    check_a8(function, d);
   } else if (d.x == DType::s8) {
-    fail(Status::unsupported, kSelect, ": weight = ", name(d.weight),
+    fail(Status::unsupported, function, ": weight = ", name(d.weight),
          " with activation = none, x = s8, expected a float x");
   } else if (d.x_multiplier) {
-    fail(Status::unsupported, kSelect, ": x_multiplier with activation = none: nothing is quantized");
+    fail(Status::unsupported, function, ": x_multiplier with activation = none: nothing is quantized");
   }
   const bool per_channel = d.weight.granularity != Granularity::group && d.activation != Activation::none;
   if (d.weight_layout != WeightLayout::out_in && !per_channel) {
-    fail(Status::unsupported, kSelect, ": weight = ", name(d.weight), " in layout in_out, expected out_in");
+    fail(Status::unsupported, function, ": weight = ", name(d.weight), " in layout in_out, expected out_in");
   }
 }
 
@@ -78,24 +78,26 @@ Task task_of(const LinearDescription& d) {
   return {Operation::gemm, {d.weight.type, d.activation == Activation::none}};
 }
 
-void check(const LinearDescription& d) {
-  check_size(kSelect, "m", d.m);
-  check_size(kSelect, "n", d.n);
-  check_size(kSelect, "k", d.k);
-  check_bytes(kSelect, "X", d.m, d.k);
-  check_bytes(kSelect, "W", d.n, d.k);
-  check_bytes(kSelect, "Y", d.m, d.n);
-  check_types(d);
-  check_formats(d);
-  check_threads(kSelect, d.threads);
-  check_device(kSelect, d.device);
-  if (d.kernel.empty()) check_tuning(kSelect, d.device);
+}  // namespace
+
+void check_linear(std::string_view function, const LinearDescription& d) {
+  check_size(function, "m", d.m);
+  check_size(function, "n", d.n);
+  check_size(function, "k", d.k);
+  check_bytes(function, "X", d.m, d.k);
+  check_bytes(function, "W", d.n, d.k);
+  check_bytes(function, "Y", d.m, d.n);
+  check_types(function, d);
+  check_formats(function, d);
+  check_threads(function, d.threads);
+  check_device(function, d.device);
+  if (d.kernel.empty()) check_tuning(function, d.device);
   const Task product = task_of(d);
   const bool quantizes = d.activation != Activation::none && d.x != DType::s8;
-  check_requested_kernel(kSelect, {d.kernel,
-                                   d.device,
-                                   {quantizes ? Task{Operation::quantize} : product, product,
-                                    product.format == kW8A8 ? Task{Operation::linear} : product}});
+  check_requested_kernel(function, {d.kernel,
+                                    d.device,
+                                    {quantizes ? Task{Operation::quantize} : product, product,
+                                     product.format == kW8A8 ? Task{Operation::linear} : product}});
 }
 
 // With a static scale too the quantizer works row by row, so that a NaN in X spoils its own row of Y and no other.
@@ -113,8 +115,6 @@ QuantizeProblem quantize_problem(const LinearDescription& d) {
   p.threads = d.threads;
   return p;
 }
-
-}  // namespace
 
 GemmProblem gemm_problem(const LinearDescription& d) {
   GemmProblem p;
@@ -190,13 +190,6 @@ void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorCheck
     bound.zero_point = z;
   } else {
     checks.absent("weight_zero_point", args.weight_zero_point);
-  }
-}
-
-// A packed weight must not make every vector of it cross a cache line.
-void check_alignment(std::string_view function, std::string_view name, const void* data) {
-  if (reinterpret_cast<std::uintptr_t>(data) % kPanelLine != 0) {
-    fail(Status::misaligned, function, ": ", name, " lies at ", data, ", expected a multiple of ", kPanelLine);
   }
 }
 
@@ -296,7 +289,7 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
 
 LinearPlan LinearPlan::select(const LinearDescription& description) {
   const cpu::FloatEnvironment environment;
-  check(description);
+  check_linear(kSelect, description);
   auto impl = std::make_shared<LinearImpl>();
   const LinearDescription& d = impl->description = description;
   impl->function = "LinearPlan::run";

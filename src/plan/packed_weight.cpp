@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/access.h"
+#include "base/message.h"
 #include "base/thread_pool.h"
 
 namespace octile {
@@ -126,6 +127,12 @@ PackedLayout packed_layout(const GemmProblem& p) {
   at.zero_points_at = at.scales_at + segments * scale_bytes(p);
   at.size = at.zero_points_at + (p.b.zero_point ? round_up(segments, kPanelLine) : 0);
   return at;
+}
+
+void check_alignment(std::string_view function, std::string_view name, const void* data) {
+  if (reinterpret_cast<std::uintptr_t>(data) % kPanelLine != 0) {
+    fail(Status::misaligned, function, ": ", name, " lies at ", data, ", expected a multiple of ", kPanelLine);
+  }
 }
 
 void pack_weight(const GemmProblem& p, const GemmOperands& o, std::byte* packed) {

@@ -43,6 +43,9 @@ struct PackedLayout {
 // Of problem.n channels of problem.k terms.
 PackedLayout packed_layout(const GemmProblem& problem);
 
+// A packed weight must not make every vector of it cross a cache line.
+void check_alignment(std::string_view function, std::string_view name, const void* data);
+
 // What is packed: b (n, k) s8 or s4, whichever stride is 1; b_scale; zero_point. All of it has been checked.
 void pack_weight(const GemmProblem& problem, const GemmOperands& operands, std::byte* packed);
 

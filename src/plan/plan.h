@@ -41,7 +41,11 @@ struct ProductStep {
 // straddles two cache lines reads both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
 
-// The product of a linear layer, and it with the quantizer of X before it as one step.
+// What a linear layer's description has to be, in the words of `function`.
+void check_linear(std::string_view function, const LinearDescription& description);
+
+// The quantizer of a linear layer's X; its product; and both as one step.
+QuantizeProblem quantize_problem(const LinearDescription& description);
 GemmProblem gemm_problem(const LinearDescription& description);
 GemmProblem linear_problem(const LinearDescription& description);
 

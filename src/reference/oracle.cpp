@@ -363,6 +363,75 @@ void linear(const LinearDescription& d, const LinearArgs& args) {
   }
 }
 
+namespace {
+
+// A part of a matrix or vector, from row `first` on.
+template <class Void>
+BasicTensor<Void> part_of(BasicTensor<Void> t, std::int64_t first, std::int64_t rows) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  if (!t.present()) return t;
+  t.data = static_cast<Byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
+  t.shape[0] = rows;
+  return t;
+}
+
+// z a row at a time, so that no row can hang on another.
+template <class Real>
+std::vector<Real> grouped_rows(const GroupedLinearDescription& d, const GroupedLinearArgs& args, DType z_type) {
+  const std::int64_t m = d.gather ? args.token.rows() : args.x.rows();
+  std::vector<Real> z(static_cast<std::size_t>(m * d.n));
+  std::vector<double> row(static_cast<std::size_t>(d.n));  // of any type
+  for (std::int64_t e = 0; e < d.experts; ++e) {
+    for (std::int64_t r = load_integer(args.offsets, e); r < load_integer(args.offsets, e + 1); ++r) {
+      const std::int64_t t = d.gather ? load_integer(args.token, r) : r;
+      const Tensor y{row.data(), z_type, {}, 2, {1, d.n}, {d.n, 1}};
+      LinearArgs one{.x = part_of(args.x, t, 1), .x_scale = part_of(args.x_scale, t, 1), .y = y};
+      one.weight = part_of(args.weight, e * d.n, d.n);
+      const std::int64_t scales = d.weight.granularity == Granularity::tensor ? 1 : d.n;
+      one.weight_scale = part_of(args.weight_scale, e * scales, scales);
+      one.weight_zero_point = part_of(args.weight_zero_point, e * d.n, d.n);
+      one.bias = part_of(args.bias, e, 1);
+      one.bias = {one.bias.data, d.y, {}, d.bias ? 1 : 0, {d.n, 0}, {1, 0}};
+      linear({.m = 1,
+              .n = d.n,
+              .k = d.k,
+              .x = d.x,
+              .y = z_type,
+              .activation = d.activation,
+              .static_scale = d.static_scale,
+              .weight = d.weight,
+              .bias = d.bias},
+             one);
+      for (std::int64_t n = 0; n < d.n; ++n) z[static_cast<std::size_t>(r * d.n + n)] = load<Real>(y, 0, n);
+    }
+  }
+  return z;
+}
+
+template <class Real>
+void grouped(const GroupedLinearDescription& d, const GroupedLinearArgs& args) {
+  const std::int32_t begin = load_integer(args.offsets, 0), end = load_integer(args.offsets, d.experts);
+  const std::vector<Real> z = grouped_rows<Real>(d, args, d.slots > 0 ? scale_type(d.y) : d.y);
+  const auto at = [&](std::int64_t r, std::int64_t n) { return z[static_cast<std::size_t>(r * d.n + n)]; };
+  for (std::int64_t n = 0; n < d.n; ++n) {
+    for (std::int64_t r = begin; d.slots == 0 && r < end; ++r) store(args.y, r, n, at(r, n));
+    for (std::int64_t t = 0; d.slots > 0 && t < args.y.rows(); ++t) {
+      Real sum{};
+      for (std::int64_t s = 0; s < d.slots; ++s) {
+        const std::int32_t r = load_integer(args.place, t, s);
+        if (begin <= r && r < end) sum = std::fma(load<Real>(args.router_weight, t, s), at(r, n), sum);
+      }
+      store(args.y, t, n, sum);
+    }
+  }
+}
+
+}  // namespace
+
+void grouped_linear(const GroupedLinearDescription& d, const GroupedLinearArgs& args) {
+  d.y == DType::f64 ? grouped<double>(d, args) : grouped<float>(d, args);
+}
+
 void linear_backward(const LinearBackwardDescription& d, const LinearBackwardArgs& args) {
   d.dy == DType::f64 ? Backward<double>{d, args}.run() : Backward<float>{d, args}.run();
 }

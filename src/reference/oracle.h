@@ -5,6 +5,7 @@
 // f64 and rounded once: the central value.
 #pragma once
 
+#include "octile/grouped_linear.h"
 #include "octile/linear.h"
 #include "octile/quantize.h"
 
@@ -17,6 +18,7 @@ void dequantize_backward(const QuantizeDescription& description, const Dequantiz
 void fake_quantize(const QuantizeDescription& description, const FakeQuantizeArgs& args);
 void fake_quantize_backward(const QuantizeDescription& description, const FakeQuantizeBackwardArgs& args);
 void linear(const LinearDescription& description, const LinearArgs& args);
+void grouped_linear(const GroupedLinearDescription& description, const GroupedLinearArgs& args);
 void linear_backward(const LinearBackwardDescription& description, const LinearBackwardArgs& args);
 
 }  // namespace octile::oracle

@@ -495,6 +495,43 @@ static void test_gradient_blocks(void) {
   octile_plan_destroy(plan);
 }
 
+/* Two experts with one weight each, a token that goes to both, and one that goes to the second. */
+static void test_grouped_linear(void) {
+  octile_grouped_linear_description d;
+  OK(octile_grouped_linear_description_init(&d, sizeof d));
+  CHECK(d.activation == OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN && d.group == 128 && d.slots == 0);
+  d.experts = 2, d.m = 3, d.n = 1, d.k = 1, d.tokens = 2, d.gather = 1, d.slots = 2, d.x = OCTILE_DTYPE_S8;
+  d.packed_weight = 1;
+  octile_plan* plan = NULL;
+  OK(octile_grouped_linear_plan_create(&d, &plan));
+  size_t size = 0;
+  OK(octile_grouped_linear_packed_weight_size(plan, &size));
+  CHECK(size == 2 * (64 * 16 + 2 * 64));
+  signed char* packed = aligned_alloc(64, size);
+  signed char weight[2] = {3, 5}, x[2] = {10, 20};
+  float scale[2] = {1, 2}, x_scale[2] = {0.5f, 0.25f}, router[4] = {2, 0.5f, 4, 1};
+  int32_t offsets[3] = {0, 1, 3}, token[3] = {0, 0, 1}, place[4] = {0, 1, 2, -1};
+  float y[2];
+  octile_linear_pack_args pack = {.struct_size = sizeof pack,
+                                  .weight = MATRIX(weight, kS8, 2, 1),
+                                  .weight_scale = VECTOR(scale, kF32, 2),
+                                  .packed = VECTOR(packed, kU8, (int64_t)size)};
+  OK(octile_grouped_linear_pack(plan, &pack));
+  octile_grouped_linear_args args = {.struct_size = sizeof args,
+                                     .x = MATRIX(x, kS8, 2, 1),
+                                     .x_scale = VECTOR(x_scale, kF32, 2),
+                                     .offsets = VECTOR(offsets, kS32, 3),
+                                     .token = VECTOR(token, kS32, 3),
+                                     .weight = VECTOR(packed, kU8, (int64_t)size),
+                                     .place = MATRIX(place, kS32, 2, 2),
+                                     .router_weight = MATRIX(router, kF32, 2, 2),
+                                     .y = MATRIX(y, kF32, 2, 1)};
+  RUN(grouped_linear, plan, &args);
+  FLOATS(y, 2 * 15 + 0.5f * 50, 4 * 50);
+  free(packed);
+  octile_plan_destroy(plan);
+}
+
 static void test_bad_structures(void) {
   octile_plan* const untouched = (octile_plan*)&failures;
   octile_plan* plan = untouched;
@@ -834,6 +871,7 @@ int main(void) {
   test_empty();
   test_linear_backward();
   test_gradient_blocks();
+  test_grouped_linear();
   test_bad_structures();
   test_bad_choices();
   test_bad_arguments();

@@ -1,0 +1,115 @@
+// What the grouped plans share: rows of tensors by expert, and which threads take which experts.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <type_traits>
+
+#include "base/access.h"
+#include "base/message.h"
+#include "base/thread_pool.h"
+#include "base/validate.h"
+#include "cpu/support/rows.h"
+
+namespace octile {
+
+// Numbers of rows are s32.
+inline constexpr std::int64_t kMaxGroupedRows = std::numeric_limits<std::int32_t>::max();
+// Of an expert that one thread takes by itself.
+inline constexpr std::int64_t kFewGroupedRows = 128;
+
+// Rows first .. first + count - 1 of a matrix, or elements of a vector.
+template <class Void>
+BasicTensor<Void> rows_at(BasicTensor<Void> t, std::int64_t first, std::int64_t count) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
+  t.data = static_cast<Byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
+  t.shape[0] = count;
+  return t;
+}
+
+// A matrix of one row as a vector.
+inline ConstTensor as_vector(ConstTensor row) { return {row.data, row.dtype, row.device, 1, {row.cols(), 0}, {1, 0}}; }
+
+inline void check_offsets(const TensorChecks& checks, const ConstTensor& offsets, std::int64_t rows) {
+  std::int64_t before = 0;
+  for (std::int64_t e = 0; e < offsets.rows(); ++e) {
+    const std::int64_t offset = load_integer(offsets, e);
+    if (offset < before || offset > rows) {
+      fail(Status::invalid_argument, checks.function(), ": offsets[", e, "] = ", offset, ", expected ", before, " to ",
+           rows);
+    }
+    before = offset;
+  }
+}
+
+inline int threads_of_groups(int threads) {
+  return std::min(threads > 0 ? threads : cpu::hardware_threads(), cpu::kMaxThreads);
+}
+
+// The experts of one run that have rows, the largest first.
+class Schedule {
+ public:
+  struct Size {
+    int threads;
+    std::int64_t n;
+    std::int64_t k;
+  };
+
+  // order: room for a number of each expert.
+  Schedule(const ConstTensor& offsets, const Size& size, std::int32_t* order) : offsets_(offsets), order_(order) {
+    double units = 0;
+    for (std::int64_t e = 0; e + 1 < offsets.rows(); ++e) {
+      if (rows(e) == 0) continue;
+      order_[count_++] = static_cast<std::int32_t>(e);
+      units += cpu::product_units(rows(e), size.n, size.k);
+    }
+    threads_ = cpu::useful_threads(size.threads, units);
+    std::sort(order_, order_ + count_,
+              [&](std::int32_t a, std::int32_t b) { return rows(a) != rows(b) ? rows(a) > rows(b) : a < b; });
+  }
+
+  int threads() const { return threads_; }
+  std::span<const std::int32_t> all() const { return {order_, count_}; }
+
+  // many(expert) for those that all threads work at, few(expert, thread) for the others.
+  template <class Many, class Few>
+  void run(const Many& many, const Few& few) const {
+    const std::size_t alone = threads_ > 1 ? shared_out() : 0;
+    for (const std::int32_t e : all().first(count_ - alone)) many(e);
+    // Thread i begins with part alone * i / threads: the largest are dealt out to the threads, and come first.
+    const auto of_thread = static_cast<std::int64_t>(alone) / threads_;
+    cpu::parallel_for(threads_, static_cast<std::int64_t>(alone), [&](std::int64_t part, int thread) {
+      const std::int64_t i = part / of_thread + part % of_thread * threads_;
+      few(order_[count_ - alone + static_cast<std::size_t>(i)], thread);
+    });
+  }
+
+ private:
+  std::int64_t rows(std::int64_t e) const { return load_integer(offsets_, e + 1) - load_integer(offsets_, e); }
+
+  // How many of the last of `order` the threads take one by one: a multiple of their number.
+  std::size_t shared_out() const {
+    const auto threads = static_cast<std::size_t>(threads_);
+    std::size_t first = 0;
+    while (first < count_ && rows(order_[first]) > kFewGroupedRows) ++first;
+    // An expert that is larger than a thread's share of what is left goes to all of them.
+    double left = 0;
+    for (std::size_t i = first; i < count_; ++i) left += cost(order_[i]);
+    for (; first < count_ && cost(order_[first]) * static_cast<double>(threads) > left; ++first) {
+      left -= cost(order_[first]);
+    }
+    return (count_ - first) / threads * threads;
+  }
+
+  // Up to 16 rows take as long as reading the weight.
+  double cost(std::int64_t e) const { return static_cast<double>(std::max<std::int64_t>(rows(e), 16)); }
+
+  ConstTensor offsets_;
+  std::int32_t* order_;
+  std::size_t count_ = 0;
+  int threads_ = 1;
+};
+
+}  // namespace octile

@@ -1,0 +1,460 @@
+// GroupedLinearPlan on the CPU: X is quantized once, its rows are gathered, and each expert's rows go through a
+// LinearPlan of the expert's shape. Experts with few rows are shared out among the threads, one expert a thread at a
+// time, so that each weight is read once and no thread waits for another between experts; those that would leave
+// threads idle go first, each with all threads.
+#include "octile/grouped_linear.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <span>
+
+#include "base/access.h"
+#include "base/ceil_div.h"
+#include "base/float_environment.h"
+#include "base/message.h"
+#include "base/thread_pool.h"
+#include "base/validate.h"
+#include "cpu/support/multiversion.h"
+#include "cpu/support/rows.h"
+#include "octile/quantize.h"
+#include "plan/grouped.h"
+#include "plan/packed_weight.h"
+#include "plan/plan.h"
+
+namespace octile {
+
+namespace {
+
+constexpr std::string_view kSelect = "GroupedLinearPlan::select";
+constexpr std::string_view kPack = "GroupedLinearPlan::pack";
+
+struct GroupedLinearImpl : Plan::Impl {
+  GroupedLinearDescription description;
+  StaticScale static_scale;
+  std::optional<QuantizePlan> quantize;  // where X is float and the products take it as s8
+  std::optional<LinearPlan> many;        // an expert with all threads
+  std::optional<LinearPlan> few;         // an expert of at most kFewRows rows with one thread
+  std::int64_t expert_bytes = 0;         // of a packed weight
+  std::size_t xq_at = 0;                 // (rows of X, xq_pitch) s8
+  std::size_t x_scale_at = 0;
+  std::size_t gathered_at = 0;  // (m, gathered_pitch), X or Xq
+  std::size_t gathered_scale_at = 0;
+  std::size_t z_at = 0;     // (m, n)
+  std::size_t bias_at = 0;  // (experts, n) in z's type
+  std::size_t order_at = 0;
+  std::int64_t xq_pitch = 0;
+  std::int64_t gathered_pitch = 0;
+};
+
+const GroupedLinearImpl& grouped(const std::shared_ptr<const Plan::Impl>& impl) {
+  return static_cast<const GroupedLinearImpl&>(*impl);
+}
+
+bool quantizes(const GroupedLinearDescription& d) { return d.activation != Activation::none && d.x != DType::s8; }
+DType z_type(const GroupedLinearDescription& d) { return d.slots > 0 ? scale_type(d.y) : d.y; }
+std::int64_t rows_of_x(const GroupedLinearDescription& d) { return d.gather ? d.tokens : d.m; }
+
+// One expert's layer of X as the caller gives it.
+LinearDescription expert_of(const GroupedLinearDescription& d) {
+  return {.m = d.m,
+          .n = d.n,
+          .k = d.k,
+          .x = d.x,
+          .y = d.y,
+          .activation = d.activation,
+          .static_scale = d.static_scale,
+          .weight = d.weight,
+          .packed_weight = d.packed_weight,
+          .bias = d.bias,
+          .device = d.device,
+          .threads = d.threads,
+          .kernel = d.kernel};
+}
+
+// The same of rows that are quantized.
+LinearDescription product_of(const GroupedLinearDescription& d) {
+  LinearDescription product = expert_of(d);
+  product.y = z_type(d);
+  if (!quantizes(d)) return product;
+  product.x = DType::s8;
+  product.activation = Activation::dynamic_per_token;
+  return product;
+}
+
+void check(const GroupedLinearDescription& d) {
+  check_size(kSelect, "experts", d.experts);
+  check_size(kSelect, "tokens", d.tokens);
+  check_size(kSelect, "slots", d.slots);
+  check_linear(kSelect, expert_of(d));
+  if (d.m > kMaxGroupedRows || d.tokens > kMaxGroupedRows) {
+    fail(Status::unsupported, kSelect, ": m = ", d.m, ", tokens = ", d.tokens, ", expected at most ", kMaxGroupedRows);
+  }
+  if (d.experts > kMaxGroupedRows) {
+    fail(Status::unsupported, kSelect, ": experts = ", d.experts, ", expected at most ", kMaxGroupedRows);
+  }
+  if (d.activation == Activation::dynamic_per_tensor) {
+    fail(Status::unsupported, kSelect,
+         ": activation = dynamic_per_tensor, expected a scale per token, a static one or none");
+  }
+  check_bytes(kSelect, "W", d.experts, d.n * std::max<std::int64_t>(d.k, 1));
+  check_bytes(kSelect, "place", d.tokens, d.slots);
+}
+
+// Rows of the experts' tensors.
+ConstTensor expert(const ConstTensor& t, std::int64_t e, std::int64_t rows) { return rows_at(t, e * rows, rows); }
+
+// One expert's, not packed.
+LinearPackArgs weight_of(const GroupedLinearDescription& d, const LinearPackArgs& all, std::int64_t e) {
+  LinearPackArgs one;
+  one.weight = expert(all.weight, e, d.n);
+  one.weight_scale = expert(all.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+  if (d.weight.zero_point) one.weight_zero_point = expert(all.weight_zero_point, e, d.n);
+  return one;
+}
+
+// The weights before they are packed.
+LinearPackArgs bind_weights(const GroupedLinearImpl& impl, const LinearPackArgs& args, TensorChecks& checks) {
+  const GroupedLinearDescription& d = impl.description;
+  const std::int64_t rows = d.experts * d.n;
+  LinearPackArgs bound;
+  bound.weight = checks.matrix("weight", args.weight, d.weight.type, {rows, d.k});
+  const std::int64_t group = d.weight.group > 0 ? d.weight.group : std::max<std::int64_t>(d.k, 1);
+  const DType scale = scale_type(d.y);
+  if (d.weight.granularity == Granularity::group) {
+    bound.weight_scale = checks.matrix("weight_scale", args.weight_scale, scale, {rows, d.k / group});
+  } else {
+    const bool per_channel = d.weight.granularity == Granularity::row;
+    bound.weight_scale = checks.vector("weight_scale", args.weight_scale, scale, per_channel ? rows : d.experts);
+  }
+  if (d.weight.zero_point) {
+    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {rows, d.k / group});
+    check_values_within(checks, "weight_zero_point", z, -8, 7);
+    bound.weight_zero_point = z;
+  } else {
+    checks.absent("weight_zero_point", args.weight_zero_point);
+  }
+  return bound;
+}
+
+std::int64_t rows_of(const GroupedLinearDescription& d, const GroupedLinearArgs& args) {
+  return d.gather ? args.token.rows() : args.x.rows();
+}
+
+// The caller's tensors, checked.
+GroupedLinearArgs bind(const GroupedLinearImpl& impl, const GroupedLinearArgs& args, TensorChecks& checks) {
+  const GroupedLinearDescription& d = impl.description;
+  const auto at_most = [&](std::string_view what, const ConstTensor& t, int rank, std::int64_t maximum) {
+    if (t.rank == rank && t.rows() >= 0 && t.rows() <= maximum) return t.rows();
+    fail(Status::shape_mismatch, impl.function, ": ", what, " is ", t, ", expected at most ", maximum, " rows");
+  };
+  const std::int64_t x_rows = at_most("x", args.x, 2, rows_of_x(d));
+  const std::int64_t m = d.gather ? at_most("token", args.token, 1, d.m) : x_rows;
+  const std::int64_t tokens = d.slots > 0 ? at_most("place", args.place, 2, d.tokens) : 0;
+  const DType scale = scale_type(d.y);
+  GroupedLinearArgs bound;
+  bound.x = checks.matrix("x", args.x, d.x, {x_rows, d.k});
+  const auto if_present = [&](bool present, std::string_view what, const ConstTensor& t, const auto& check) {
+    if (present) return check();
+    checks.absent(what, t);
+    return ConstTensor{};
+  };
+  bound.x_scale = if_present(d.x == DType::s8 && d.activation != Activation::static_per_tensor, "x_scale", args.x_scale,
+                             [&] { return checks.vector("x_scale", args.x_scale, scale, x_rows); });
+  bound.offsets = checks.vector("offsets", args.offsets, DType::s32, d.experts + 1);
+  check_offsets(checks, bound.offsets, m);
+  bound.token = if_present(d.gather, "token", args.token, [&] {
+    const ConstTensor token = checks.vector("token", args.token, DType::s32, m);
+    check_values_within(checks, "token", token, 0, static_cast<int>(x_rows) - 1);
+    return token;
+  });
+  if (d.packed_weight) {
+    bound.weight = checks.vector("weight", args.weight, DType::u8, d.experts * impl.expert_bytes);
+    check_alignment(impl.function, "weight", bound.weight.data);
+    checks.absent("weight_scale", args.weight_scale);
+    checks.absent("weight_zero_point", args.weight_zero_point);
+  } else {
+    const LinearPackArgs weights =
+        bind_weights(impl, {args.weight, args.weight_scale, args.weight_zero_point, {}}, checks);
+    bound.weight = weights.weight;
+    bound.weight_scale = weights.weight_scale;
+    bound.weight_zero_point = weights.weight_zero_point;
+  }
+  bound.bias = if_present(d.bias, "bias", args.bias, [&] {
+    return checks.matrix("bias", args.bias, d.y, {d.experts, d.n});
+  });
+  bound.place = if_present(d.slots > 0, "place", args.place, [&] {
+    return checks.matrix("place", args.place, DType::s32, {tokens, d.slots});
+  });
+  bound.router_weight = if_present(d.slots > 0, "router_weight", args.router_weight, [&] {
+    return checks.matrix("router_weight", args.router_weight, scale, {tokens, d.slots});
+  });
+  bound.y = checks.matrix("y", args.y, d.y, {d.slots > 0 ? tokens : m, d.n});
+  return bound;
+}
+
+// ---- Rows in and out ----
+
+constexpr std::int64_t kGatheredBytes = 1 << 16;  // of a part
+constexpr std::int64_t kSummedColumns = 256;      // of a sum, at a time
+
+void gather_rows(const ConstTensor& x, const ConstTensor& token, const Tensor& out, int threads) {
+  const std::int64_t row_bytes = x.cols() * bits(x.dtype) / 8;
+  const std::int64_t step = std::max<std::int64_t>(kGatheredBytes / std::max<std::int64_t>(row_bytes, 1), 1);
+  cpu::parallel_for(threads, ceil_div(token.rows(), step), [&](std::int64_t part) {
+    for (std::int64_t r = part * step; r < std::min(token.rows(), (part + 1) * step); ++r) {
+      std::memcpy(rows_at(out, r, 1).data, rows_at(x, load_integer(token, r), 1).data,
+                  static_cast<std::size_t>(row_bytes));
+    }
+  });
+}
+
+template <class Real, class Out>
+struct SumRun {
+  const Real* z;  // column 0 of the columns summed
+  std::int64_t z_stride;
+  const std::int32_t* place;
+  const Real* weight;
+  std::int64_t slots;
+  std::int32_t begin, end;  // rows of experts
+  std::int64_t columns;     // at most kSummedColumns
+  Out* y;
+};
+
+struct SumSlots {
+  template <cpu::Isa, class Real, class Out>
+  OCTILE_INLINE static void run(SumRun<Real, Out> p) {
+    Real sum[kSummedColumns] = {};
+    for (std::int64_t s = 0; s < p.slots; ++s) {
+      if (p.place[s] < p.begin || p.place[s] >= p.end) continue;
+      const Real* __restrict z = p.z + p.place[s] * p.z_stride;
+      const Real weight = p.weight[s];
+      for (std::int64_t j = 0; j < p.columns; ++j) sum[j] = std::fma(weight, z[j], sum[j]);
+    }
+    for (std::int64_t j = 0; j < p.columns; ++j) p.y[j] = Out(sum[j]);
+  }
+};
+
+template <class Real>
+void sum_slots(const GroupedLinearArgs& args, const ConstTensor& z, int threads) {
+  const std::int64_t columns = ceil_div(z.cols(), kSummedColumns);
+  const std::int64_t experts = args.offsets.rows() - 1;
+  const std::int64_t slots = args.place.cols();
+  const std::int32_t begin = load_integer(args.offsets, 0), end = load_integer(args.offsets, experts);
+  cpu::parallel_for(threads, args.y.rows(), [&](std::int64_t t) {
+    visit_floats(args.y, t * args.y.strides[0], [&]<class Out>(Out* y) {
+      if constexpr (std::is_same_v<Real, double> == std::is_same_v<Out, double>) {
+        SumRun<Real, Out> run{nullptr,
+                              z.strides[0],
+                              static_cast<const std::int32_t*>(args.place.data) + t * args.place.strides[0],
+                              static_cast<const Real*>(args.router_weight.data) + t * args.router_weight.strides[0],
+                              slots,
+                              begin,
+                              end,
+                              0,
+                              nullptr};
+        for (std::int64_t c = 0; c < columns; ++c) {
+          const std::int64_t first = c * kSummedColumns;
+          run.z = static_cast<const Real*>(z.data) + first;
+          run.columns = std::min(kSummedColumns, z.cols() - first);
+          run.y = y + first;
+          cpu::multiversion<SumSlots>(run);
+        }
+      }
+    });
+  });
+}
+
+struct Run {
+  const GroupedLinearImpl& impl;
+  const GroupedLinearArgs& args;  // bound
+  std::byte* memory;
+  struct {
+    ConstTensor x, x_scale, bias;
+    Tensor y;
+  } rows = {};  // of all experts
+
+  // Quantized, gathered.
+  void prepare(int threads) {
+    const GroupedLinearDescription& d = impl.description;
+    rows.x = args.x;
+    rows.x_scale = args.x_scale;
+    if (impl.quantize) quantize();
+    if (!d.gather) return;
+    const std::int64_t m = args.token.rows();
+    const Tensor x{memory + impl.gathered_at, rows.x.dtype, {}, 2, {m, d.k}, {impl.gathered_pitch, 1}};
+    gather_rows(rows.x, args.token, x, threads);
+    rows.x = x;
+    if (!rows.x_scale.present()) return;
+    const Tensor scale{memory + impl.gathered_scale_at, rows.x_scale.dtype, {}, 1, {m, 0}, {1, 0}};
+    for (std::int64_t r = 0; r < m; ++r) {
+      const std::int64_t t = load_integer(args.token, r);
+      store(scale, r, 0, load<double>(rows.x_scale, t));
+    }
+    rows.x_scale = scale;
+  }
+
+  void quantize() {
+    const GroupedLinearDescription& d = impl.description;
+    const std::int64_t m = args.x.rows();
+    auto* const q = reinterpret_cast<std::int8_t*>(memory + impl.xq_at);
+    const Tensor scale{memory + impl.x_scale_at, scale_type(d.x), {}, 1, {m, 0}, {1, 0}};
+    QuantizeArgs x{.x = args.x, .q = matrix(q, m, d.k, impl.xq_pitch), .scale = scale};
+    if (d.activation == Activation::static_per_tensor) {
+      x.given_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
+    }
+    impl.quantize->run(x, {memory + impl.scratch, impl.quantize->workspace_size()});
+    rows.x = x.q;
+    rows.x_scale = scale;
+  }
+
+  LinearArgs of(std::int64_t e) const {
+    const std::int64_t first = load_integer(args.offsets, e);
+    const std::int64_t count = load_integer(args.offsets, e + 1) - first;
+    LinearArgs one;
+    one.x = rows_at(rows.x, first, count);
+    if (rows.x_scale.present()) one.x_scale = rows_at(rows.x_scale, first, count);
+    if (impl.description.packed_weight) {
+      one.weight = rows_at(args.weight, e * impl.expert_bytes, impl.expert_bytes);
+    } else {
+      const auto weight = weight_of(impl.description, {args.weight, args.weight_scale, args.weight_zero_point, {}}, e);
+      one.weight = weight.weight;
+      one.weight_scale = weight.weight_scale;
+      one.weight_zero_point = weight.weight_zero_point;
+    }
+    if (impl.description.bias) one.bias = as_vector(rows_at(rows.bias, e, 1));
+    one.y = rows_at(rows.y, first, count);
+    return one;
+  }
+};
+
+}  // namespace
+
+GroupedLinearPlan GroupedLinearPlan::select(const GroupedLinearDescription& description) {
+  const cpu::FloatEnvironment environment;
+  check(description);
+  const GroupedLinearDescription& d = description;
+  const LinearDescription product = product_of(d);
+  if (d.device.type != DeviceType::cpu) {
+    GemmProblem p = gemm_problem(product);
+    p.operation = Operation::grouped_linear;
+    require(ask(gemm_kernels(), {Operation::grouped_linear}, p, d.kernel), {Operation::grouped_linear}, kSelect);
+  }
+  auto impl = std::make_shared<GroupedLinearImpl>();
+  impl->description = d;
+  impl->function = "GroupedLinearPlan::run";
+  impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
+  impl->many = LinearPlan::select(product);
+  LinearDescription few = product;
+  few.m = std::min(d.m, kFewGroupedRows);
+  few.threads = 1;
+  impl->few = LinearPlan::select(few);
+  impl->expert_bytes = static_cast<std::int64_t>(impl->many->packed_weight_size());
+  impl->explanation = message("grouped linear, ", d.experts, " experts, ", d.m, " rows",
+                              d.gather ? message(" gathered from ", d.tokens, " tokens") : "",
+                              d.slots > 0 ? message(" summed over ", d.slots, " slots") : "", "\n");
+  std::size_t scratch = std::max(impl->many->workspace_size(),
+                                 impl->few->workspace_size() * static_cast<std::size_t>(threads_of_groups(d.threads)));
+  if (quantizes(d)) {
+    QuantizeDescription x = quantize_problem(expert_of(d));
+    x.rows = rows_of_x(d);
+    x.kernel = d.kernel;
+    impl->quantize = QuantizePlan::select(x);
+    impl->sku = impl->quantize->sku() + " + ";
+    impl->explanation += impl->quantize->explain();
+    scratch = std::max(scratch, impl->quantize->workspace_size());
+    impl->xq_pitch = operand_pitch(d.k);
+    impl->xq_at = impl->reserve(x.rows, impl->xq_pitch, DType::s8);
+    impl->x_scale_at = impl->reserve(1, x.rows, scale_type(d.x));
+  }
+  impl->sku += impl->many->sku();
+  impl->explanation += message("an expert with all threads\n", impl->many->explain(), "an expert of at most ",
+                               kFewGroupedRows, " rows, with one thread: ", impl->few->sku(), "\n");
+  impl->order_at = impl->reserve(1, d.experts, DType::s32);
+  if (d.gather) {
+    impl->gathered_pitch = operand_pitch(d.k);
+    impl->gathered_at = impl->reserve(d.m, impl->gathered_pitch, product.x);
+    impl->gathered_scale_at = impl->reserve(1, d.m, scale_type(d.y));
+  }
+  if (d.slots > 0) impl->z_at = impl->reserve(d.m, d.n, z_type(d));
+  if (d.slots > 0 && d.bias) impl->bias_at = impl->reserve(d.experts, d.n, z_type(d));
+  impl->reserve_scratch(scratch);
+  impl->guarantee = impl->many->precision_guarantee();
+  return GroupedLinearPlan(std::move(impl));
+}
+
+std::size_t GroupedLinearPlan::packed_weight_size() const {
+  const GroupedLinearImpl& impl = grouped(impl_);
+  return static_cast<std::size_t>(impl.description.experts * impl.expert_bytes);
+}
+
+void GroupedLinearPlan::pack(const LinearPackArgs& args) const {
+  const cpu::FloatEnvironment environment;
+  const GroupedLinearImpl& impl = grouped(impl_);
+  if (!impl.description.packed_weight) {
+    fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
+  }
+  TensorChecks checks(kPack, {});
+  LinearPackArgs all = bind_weights(impl, args, checks);
+  const Tensor packed =
+      checks.vector("packed", args.packed, DType::u8, static_cast<std::int64_t>(packed_weight_size()));
+  check_alignment(kPack, "packed", packed.data);
+  checks.no_overlap();
+  for (std::int64_t e = 0; e < impl.description.experts; ++e) {
+    LinearPackArgs one = weight_of(impl.description, all, e);
+    one.packed = rows_at(packed, e * impl.expert_bytes, impl.expert_bytes);
+    impl.many->pack(one);
+  }
+}
+
+Verdict GroupedLinearPlan::can_implement(const GroupedLinearArgs& args) const {
+  const cpu::FloatEnvironment environment;
+  return verdict_of([&] {
+    TensorChecks checks(impl_->function, grouped(impl_).description.device);
+    bind(grouped(impl_), args, checks);
+    checks.no_overlap();
+  });
+}
+
+void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, Stream) const {
+  const cpu::FloatEnvironment environment;
+  const GroupedLinearImpl& impl = grouped(impl_);
+  const GroupedLinearDescription& d = impl.description;
+  TensorChecks checks(impl.function, d.device);
+  const GroupedLinearArgs bound = bind(impl, args, checks);
+  std::byte* const memory = finish_checks(checks, impl, workspace);
+  const std::int64_t m = rows_of(d, bound);
+  if (d.n == 0) return;
+
+  Schedule schedule{bound.offsets, {d.threads, d.n, d.k}, reinterpret_cast<std::int32_t*>(memory + impl.order_at)};
+  Run run{impl, bound, memory};
+  run.prepare(schedule.threads());
+  run.rows.y = bound.y;
+  run.rows.bias = bound.bias;
+  if (d.slots > 0) {
+    run.rows.y = Tensor{memory + impl.z_at, z_type(d), {}, 2, {m, d.n}, {d.n, 1}};
+    if (d.bias) {
+      const Tensor bias{memory + impl.bias_at, z_type(d), {}, 2, {d.experts, d.n}, {d.n, 1}};
+      for (const std::int32_t e : schedule.all()) {
+        for (std::int64_t j = 0; j < d.n; ++j) store(bias, e, j, load<double>(bound.bias, e, j));
+      }
+      run.rows.bias = bias;
+    }
+  }
+  const std::size_t one = impl.few->workspace_size();
+  std::byte* const scratch = memory + impl.scratch;
+  schedule.run(
+      [&](std::int64_t e) {
+        impl.many->run(run.of(e), {scratch, impl.many->workspace_size()});
+      },
+      [&](std::int64_t e, int thread) {
+        impl.few->run(run.of(e), {scratch + static_cast<std::size_t>(thread) * one, one});
+      });
+  if (d.slots == 0) return;
+  z_type(d) == DType::f64 ? sum_slots<double>(bound, run.rows.y, schedule.threads())
+                          : sum_slots<float>(bound, run.rows.y, schedule.threads());
+}
+
+}  // namespace octile
