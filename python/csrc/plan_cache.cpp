@@ -15,9 +15,9 @@ namespace {
 constexpr std::size_t kMaxPlans = 1024;
 // Per thread; a power of two. A model has few different layer shapes; a thread that holds all of them takes no lock.
 constexpr std::size_t kThreadSlots = 64;
-constexpr std::size_t kKeyWords = 15;
+constexpr std::size_t kKeyWords = 18;
 
-enum class Kind : std::uint64_t { quantize = 1, dequantize, linear, backward };
+enum class Kind : std::uint64_t { quantize = 1, dequantize, linear, backward, grouped };
 
 struct Key {
   std::array<std::uint64_t, kKeyWords> words = {};
@@ -128,6 +128,9 @@ std::shared_ptr<const Plan> find_plan(const octile_linear_description& descripti
 }
 std::shared_ptr<const Plan> find_plan(const octile_linear_backward_description& description) {
   return find(Kind::backward, description, octile_linear_backward_plan_create);
+}
+std::shared_ptr<const Plan> find_plan(const octile_grouped_linear_description& description) {
+  return find(Kind::grouped, description, octile_grouped_linear_plan_create);
 }
 
 CacheCounts cache_counts() { return cache().counts(); }

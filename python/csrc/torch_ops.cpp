@@ -450,4 +450,73 @@ void linear_backward(Value* stack) {
   stack[2] = db.release();
 }
 
+// ---- grouped_linear(Tensor x, Tensor? x_scale, Tensor offsets, Tensor? token, Tensor weight, Tensor? weight_scale,
+//                     Tensor? weight_zero_point, Tensor? bias, Tensor? place, Tensor? router_weight, int out_features,
+//                     int activation, int weight_format, int group, bool zero_point, ScalarType dtype) -> Tensor ----
+
+void grouped_linear(Value* stack) {
+  Input x("x", stack[0]), x_scale = Input::optional("x_scale", stack[1]), offsets("offsets", stack[2]);
+  Input token = Input::optional("token", stack[3]), weight("weight", stack[4]);
+  Input weight_scale = Input::optional("weight_scale", stack[5]);
+  Input zero_point = Input::optional("weight_zero_point", stack[6]), bias = Input::optional("bias", stack[7]);
+  Input place = Input::optional("place", stack[8]), router_weight = Input::optional("router_weight", stack[9]);
+  static const auto kDefaults = defaults(octile_grouped_linear_description_init);
+  octile_grouped_linear_description description = kDefaults;
+  description.n = static_cast<std::int64_t>(stack[10]);
+  description.activation = choice(stack[11]);
+  description.weight = choice(stack[12]);
+  description.group = static_cast<std::int64_t>(stack[13]);
+  description.weight_zero_point = boolean(stack[14]);
+  const auto y_dtype = static_cast<std::int32_t>(stack[15]);
+  look(x, x_scale, offsets, token, weight, weight_scale, zero_point, bias, place, router_weight);
+  for (Input* matrix : {&x, &zero_point, &bias, &place, &router_weight}) {
+    if (matrix->present()) matrix->as_matrix();
+  }
+  for (Input* vector : {&x_scale, &offsets, &token}) {
+    if (vector->present()) vector->as_vector();
+  }
+  const bool packed = weight.dimensions() < 2, s4 = description.weight == OCTILE_WEIGHT_S4_GROUP;
+  packed ? weight.as_vector() : weight.as_matrix();
+  const bool grouped = weight_scale.present() && weight_scale.dimensions() == 2;
+  if (weight_scale.present()) grouped ? weight_scale.as_matrix() : weight_scale.as_vector();
+  if (dtype_of(y_dtype) < 0) fail("dtype is %s", name_of(y_dtype));
+  const std::int64_t rows = token.present() ? token.elements() : x.rows();
+  description.experts = offsets.elements() - 1;
+  description.m = rows;
+  description.k = x.columns();
+  description.gather = token.present();
+  description.slots = place.present() ? place.columns() : 0;
+  description.tokens = place.present() ? place.rows() : 0;
+  if (token.present()) description.tokens = std::max(description.tokens, x.rows());
+  description.x = dtype_of(x.torch_dtype());
+  description.y = dtype_of(y_dtype);
+  description.packed_weight = packed;
+  description.bias = bias.present();
+  description.device = x.device();
+  description.threads = threads_of(x.device());
+  const std::shared_ptr<const Plan> plan = find_plan(description);
+
+  const Shape shape = {place.present() ? place.rows() : rows, description.n, description.n};
+  Output y(y_dtype, x.device());
+  y.create_matrix(shape);
+  View views[11];
+  octile_grouped_linear_args args = {};
+  args.struct_size = sizeof args;
+  args.x = views[0].matrix(x);
+  if (x_scale.present()) args.x_scale = views[1].vector(x_scale);
+  args.offsets = views[2].vector(offsets);
+  if (token.present()) args.token = views[3].vector(token);
+  args.weight = packed ? views[4].vector(weight) : s4 ? views[4].nibbles(weight, x.columns()) : views[4].matrix(weight);
+  if (weight_scale.present()) {
+    args.weight_scale = grouped ? views[5].matrix(weight_scale) : views[5].vector(weight_scale);
+  }
+  if (zero_point.present()) args.weight_zero_point = views[6].matrix(zero_point);
+  if (bias.present()) args.bias = views[7].matrix(bias);
+  if (place.present()) args.place = views[8].matrix(place);
+  if (router_weight.present()) args.router_weight = views[9].matrix(router_weight);
+  args.y = views[10].matrix(y, shape);
+  run(octile_grouped_linear_run, *plan, args, x.device());
+  stack[0] = y.release();
+}
+
 }  // namespace octile_torch

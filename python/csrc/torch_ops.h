@@ -16,5 +16,6 @@ void linear_int8(Value* stack);
 void linear_s4(Value* stack);
 void linear_packed(Value* stack);
 void linear_backward(Value* stack);
+void grouped_linear(Value* stack);
 
 }  // namespace octile_torch

@@ -30,6 +30,7 @@ constexpr Registration kOps[] = {
     {"linear_s4", linear_s4, 6, 1},
     {"linear_packed", linear_packed, 10, 1},
     {"linear_backward", linear_backward, 15, 3},
+    {"grouped_linear", grouped_linear, 16, 1},
 };
 // Reported to torch; __FILE__ would name a folder of the build machine.
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";

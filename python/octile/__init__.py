@@ -31,6 +31,7 @@ _OF_TORCH = [
     "W8A16",
     "Calibration",
     "CustomLinearFunction",
+    "Experts",
     "Int8Training",
     "Linear",
     "QuantizedLinear",
@@ -68,6 +69,7 @@ else:
     from .checkpoint_writer import save_checkpoint
     from .compat import CustomLinearFunction
     from .convert import W4A8, W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
+    from .experts import Experts
     from .functional import linear
     from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
     from .static_weights import cache_weights_

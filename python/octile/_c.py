@@ -54,6 +54,7 @@ QuantizeDescription, QuantizeArguments = STRUCTURES["octile_quantize_description
 DequantizeArguments = STRUCTURES["octile_dequantize_args"]
 BackwardDescription = STRUCTURES["octile_linear_backward_description"]
 BackwardArguments = STRUCTURES["octile_linear_backward_args"]
+GroupedArguments = STRUCTURES["octile_grouped_linear_args"]
 
 
 class Error(RuntimeError):
@@ -201,6 +202,9 @@ class Library:
     def backward(self, **fields):
         return self._plan("linear_backward", fields)
 
+    def grouped(self, **fields):
+        return self._plan("grouped_linear", fields)
+
     def calibrator(self, features, second_moments=False, threads=0):
         structure = STRUCTURES["octile_calibrator_description"]
         description = structure(C.sizeof(structure), features, second_moments, threads)
@@ -250,5 +254,5 @@ def library():
 # A plan that falls out of the cache lives on until the call that uses it is over.
 @functools.lru_cache(maxsize=1024)
 def plan(kind, device_type, device_index, fields):
-    """The plan of a description. kind: "quantize", "dequantize", "linear" or "backward"; fields: pairs."""
+    """The plan of a description. kind: "quantize", "dequantize", "linear", "backward" or "grouped"; fields: pairs."""
     return getattr(library(), kind)(**dict(fields, device=Device(device_type, device_index)))

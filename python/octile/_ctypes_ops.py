@@ -278,3 +278,30 @@ def linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
         views["db"] = view(db_out)
     run("linear_backward", chosen, _c.BackwardArguments, views, dy.device, seed)
     return dx_out, dw_out, db_out
+
+
+@_op
+def grouped_linear(x, x_scale, offsets, token, weight, weight_scale, weight_zero_point, bias, place, *choices):
+    router_weight, out_features, activation, weight_format, group, zero_point, dtype = choices
+    x, packed = _matrix("x", x), weight.dim() < 2
+    tensors = {"x": x, "weight": _vector("weight", weight) if packed else _matrix("weight", weight)}
+    for name, t in (("x_scale", x_scale), ("offsets", offsets), ("token", token)):
+        tensors[name] = _vector(name, t)
+    matrices = {"weight_zero_point": weight_zero_point, "bias": bias, "place": place, "router_weight": router_weight}
+    tensors |= {name: None if t is None else _matrix(name, t) for name, t in matrices.items()}
+    grouped = weight_scale is not None and weight_scale.dim() == 2
+    tensors["weight_scale"] = _readable(weight_scale) if grouped else _vector("weight_scale", weight_scale)
+    rows, k = x.shape[0] if token is None else token.numel(), x.shape[1]
+    tokens, slots = (0, 0) if place is None else place.shape
+    fields = {"experts": offsets.numel() - 1, "m": rows, "n": out_features, "k": k, "slots": slots}
+    fields |= {"tokens": tokens if token is None else max(tokens, x.shape[0]), "gather": int(token is not None)}
+    fields |= {"x": _dtype("x", x.dtype), "y": _dtype("dtype", dtype), "activation": activation}
+    fields |= {"weight": weight_format, "group": group, "weight_zero_point": int(zero_point)}
+    fields |= {"packed_weight": int(packed), "bias": int(bias is not None)}
+    chosen = plan("grouped", x.device, **fields)
+    y = torch.empty((rows if place is None else tokens, out_features), dtype=dtype, device=x.device)
+    views = {name: None if t is None else view(t) for name, t in tensors.items()} | {"y": view(y)}
+    if weight_format == _c.S4_GROUP and not packed:
+        views["weight"] = view_of_levels(tensors["weight"], k)
+    run("grouped_linear", chosen, _c.GroupedArguments, views, x.device)
+    return y

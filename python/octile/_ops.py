@@ -8,6 +8,7 @@
     linear_s4        the same for a weight of 4 bits a value, x quantized inside or not at all
     linear_packed    linear or linear_s4 with the weight and its scales packed (docs/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
+    grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h)
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
 alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a
@@ -40,6 +41,9 @@ _SCHEMAS = {
     "linear_backward": "(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw, "
     "bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout, int rounding=0, SymInt seed=0, "
     "int gradient_block=0) -> (Tensor, Tensor, Tensor)",
+    "grouped_linear": "(Tensor x, Tensor? x_scale, Tensor offsets, Tensor? token, Tensor weight, Tensor? weight_scale, "
+    "Tensor? weight_zero_point, Tensor? bias, Tensor? place, Tensor? router_weight, int out_features, int activation, "
+    "int weight_format, int group, bool zero_point, ScalarType dtype) -> Tensor",
 }
 
 
@@ -106,6 +110,12 @@ def _fake_linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *cho
     )
 
 
+def _fake_grouped_linear(x, x_scale, offsets, token, weight, weight_scale, weight_zero_point, bias, place, *choices):
+    router_weight, out_features, activation, weight_format, group, zero_point, dtype = choices
+    rows = place if place is not None else token if token is not None else x
+    return x.new_empty((rows.shape[0], out_features), dtype=dtype)
+
+
 def _on_one_device(fake):
     """Torch calls the fake kernel for one tensor on meta among others too: its outputs are never written."""
 
@@ -128,6 +138,7 @@ _FAKES = {
     "linear_s4": _fake_linear_s4,
     "linear_packed": _fake_linear_packed,
     "linear_backward": _fake_linear_backward,
+    "grouped_linear": _fake_grouped_linear,
 }
 
 _KEYS = ("CPU", "CUDA")

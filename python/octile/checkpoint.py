@@ -11,7 +11,7 @@ import pathlib
 
 import torch
 
-from . import _reader, awq_gptq, quantizer
+from . import _reader, awq_gptq, experts, quantizer
 from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
@@ -30,7 +30,7 @@ def load_checkpoint_(model, folder):
     folder: or one safetensors file, as `octile quantize` writes it of one.
 
     The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
-    W4A16Linear or W4A8Linear; all other tensors are loaded as load_state_dict() does. The model may be on the meta device.
+    W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all other tensors are loaded as load_state_dict() does. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
     the wrong type or shape, and where the names of checkpoint and model differ.
@@ -41,20 +41,27 @@ def load_checkpoint_(model, folder):
     for name in checked["files"]:
         tensors |= read_safetensors(folder / name if folder.is_dir() else folder)
     modules = dict(model.named_modules(remove_duplicate=False))
-    layers = {}
+    layers, mixtures = {}, {}
     for name, layer in checked["layers"].items():
-        where = f"{folder}: {printable(name)}"
-        linear = layer_to_fill(where, modules.get(name), checked, layer)
+        where, part = f"{folder}: {printable(name)}", experts.in_files(modules, name)
+        module = experts.one_linear(modules[part[0]], *part[1:]) if part else modules.get(name)
+        linear = layer_to_fill(where, module, checked, layer)
         own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in SUFFIXES if f"{name}.{suffix}" in tensors}
         layers[name] = make_layer(where, linear, checked, layer, own)
+        if part:
+            mixtures.setdefault(part[0], {})[part[1:]] = name
     if not layers:
         raise ValueError(f"octile: {folder} holds no quantized layer")
     drop_zero_points_of_zero(checked, layers)
+    for name, parts in mixtures.items():
+        own = {part: layers.pop(known) for part, known in parts.items()}
+        layers[name] = experts.join(f"{folder}: {printable(name)}", modules[name], own)
     _check_names(model, folder, tensors, layers)
     for name, layer in layers.items():
         module = modules[name]
-        if not module.weight.is_meta:
-            layer.to(module.weight.device)
+        device = module._parameters["down_proj" if name in mixtures else "weight"].device
+        if device.type != "meta":
+            layer.to(device)
         become(module, layer.train(module.training))
     meta = any(p.is_meta for p in model.parameters())
     own = model.state_dict(keep_vars=True)

@@ -9,6 +9,7 @@ from torch import nn
 
 from . import _c, quantizer
 from .calibration import replacing, save_safetensors
+from .experts import Experts, names_in_files, split
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
 
 _LAYERS = (W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear)
@@ -21,12 +22,18 @@ def save_checkpoint(model, folder, *, force=False):
     config.json is that of model.config, where it has one, with a quantization_config; a model of Transformers that
     generates has a generation_config.json too. Layers that multiply their inputs (W8A8Static's multipliers) and layers
     that were a Conv1D are beyond what compressed-tensors can say: `format` is then "octile", which it and Transformers
-    refuse and load_checkpoint_() reads, and a UserWarning names the layers. Raises ValueError for a model with no
-    quantized layer or several kinds of them, and FileExistsError where one of the files is there already, unless `force`.
+    refuse and load_checkpoint_() reads, and a UserWarning names the layers. Of an octile.Experts each expert's
+    layers are written by themselves (experts.3.gate_proj). Raises ValueError for a model with no quantized layer or several kinds
+    of them, and FileExistsError where one of the files is there already, unless `force`.
     """
     folder = pathlib.Path(folder)
     modules = dict(model.named_modules(remove_duplicate=False))
-    layers = {n: m for n, m in model.named_modules() if type(m) in _LAYERS}
+    mixtures = {n: m for n, m in model.named_modules() if isinstance(m, Experts)}
+    inner = {id(layer) for m in mixtures.values() for layer in m.children()}
+    layers = {n: m for n, m in model.named_modules() if type(m) in _LAYERS and id(m) not in inner}
+    known = names_in_files(model) if mixtures else {}
+    for name, module in mixtures.items():
+        layers |= {f"{name}.{part}": layer for part, layer in split(module, known).items()}
     # With one output the scale of the tensor is that of the channel: such a layer is as the others are.
     per_channel = next((_per_channel(m) for m in layers.values() if m.out_features != 1), True)
     kinds = {(type(m).__name__, *_kind(m, per_channel)) for m in layers.values()}
@@ -37,7 +44,7 @@ def save_checkpoint(model, folder, *, force=False):
         raise ValueError(f"octile: the model has layers of several kinds, {found}: convert all of them with one config")
     tensors, seen = {}, set()
     for name, t in model.state_dict().items():
-        if type(modules.get(name.rpartition(".")[0])) not in _LAYERS and (
+        if type(modules.get(name.rpartition(".")[0])) not in (*_LAYERS, Experts) and (
             t.data_ptr() == 0 or (t.data_ptr(), t.shape) not in seen
         ):
             seen.add((t.data_ptr(), t.shape))
@@ -46,8 +53,8 @@ def save_checkpoint(model, folder, *, force=False):
         tensors |= {f"{name}.{suffix}": t.contiguous() for suffix, t in _layer_tensors(layer, per_channel).items()}
     config = _model_config(model)
     left = [name for name, m in modules.items() if isinstance(m, nn.Linear)]
-    config["quantization_config"] = _describe(next(iter(layers.values())), layers, per_channel, left)
-    if beyond := _beyond_compressed_tensors(layers):
+    config["quantization_config"] = _describe(next(iter(layers.values())), layers, mixtures, per_channel, left)
+    if beyond := _beyond_compressed_tensors(layers, mixtures):
         warnings.warn(
             'octile: the format of this checkpoint is "octile", which octile.load_checkpoint_() reads, and neither '
             f"Transformers nor vLLM: {'; '.join(beyond)}",
@@ -116,7 +123,7 @@ def _layer_tensors(layer, per_channel):
     return tensors
 
 
-def _beyond_compressed_tensors(layers):
+def _beyond_compressed_tensors(layers, mixtures):
     """What its layouts cannot say of these layers, in sentences."""
     multiplied = [n for n, m in layers.items() if type(m) is W8A8StaticLinear and m.input_multiplier is not None]
     transposed = [n for n, m in layers.items() if m.in_out]
@@ -128,6 +135,10 @@ def _beyond_compressed_tensors(layers):
         )
     if transposed:
         said.append(f"{_some(transposed)} were a Conv1D, which compressed-tensors has no layout for")
+    if own := [
+        n for n, m in mixtures.items() if not getattr(m, "is_concatenated", True) or getattr(m, "is_transposed", False)
+    ]:
+        said.append(f"{_some(own)} lie in the model as no layers of one expert each do")
     return said
 
 
@@ -136,7 +147,7 @@ def _some(names):
     return ", ".join(names[:4]) + more
 
 
-def _describe(layer, layers, per_channel, left):
+def _describe(layer, layers, mixtures, per_channel, left):
     packed, static = type(layer) in _PACKED, type(layer) is W8A8StaticLinear
     weights = {"num_bits": layer.format.bits, "type": "int", "symmetric": not layer.zero_point, "dynamic": False}
     weights["strategy"] = "channel" if per_channel or layer.group is not None else "tensor"
@@ -146,7 +157,7 @@ def _describe(layer, layers, per_channel, left):
     if layer._ACTIVATION != _c.NONE:
         activations = {"num_bits": 8, "type": "int", "symmetric": True}
         activations |= {"dynamic": not static, "strategy": "tensor" if static else "token"}
-    beyond = _beyond_compressed_tensors(layers)
+    beyond = _beyond_compressed_tensors(layers, mixtures)
     # As a quant_method Transformers would warn of it, and go on with weights that mean nothing.
     layout = "octile" if beyond else "pack-quantized" if packed else "int-quantized"
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from . import _c, _plans, functional, inference, quantizer, training
+from . import _c, _plans, experts, functional, inference, quantizer, training
 from .calibration import Calibration
 from .kernels import plan_text
 from .linears import as_linear, is_conv1d, is_linear, is_plain_linear
@@ -339,7 +339,8 @@ def _sharers(model):
 def quantize_(model, config, filter=None):
     """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
-    Linear layers are torch.nn.Linear and transformers' Conv1D. config: Int8Training, W8A8Dynamic, W8A8Static,
+    Linear layers are torch.nn.Linear and transformers' Conv1D; the fused experts of Transformers' models become an
+    octile.Experts, but for Int8Training and W8A8Static. config: Int8Training, W8A8Dynamic, W8A8Static,
     W8A16, W4A16 or W4A8.
     filter(module, name) -> bool chooses among them; without one, all but those named lm_head. The modules stay the same
     objects, of another class, so that references to them and their hooks hold.
@@ -369,6 +370,13 @@ def choose(model, config, filter, asked):
         raise TypeError(f"octile: {config!r} is none of {', '.join(names[:-1])} and {names[-1]}")
     report, sharers, layers = Report(config), _sharers(model), {}
     for name, module in list(model.named_modules()):
+        if experts.is_experts(module):
+            reason = _refused_experts(module, name, config, filter, sharers)
+            if reason:
+                report.skipped[name] = reason
+            else:
+                layers[name] = module
+            continue
         if not (is_linear(module) or isinstance(module, (inference._Inference, training._Trainable))):
             continue
         reason = _unfit(module, config)
@@ -390,10 +398,34 @@ def choose(model, config, filter, asked):
     return layers, report
 
 
+def _refused_experts(module, name, config, filter, sharers):
+    """Why these experts are left; "" if they are not."""
+    if reason := experts.unfit(module):
+        return f"experts in one tensor: {reason}"
+    if isinstance(config, (Int8Training, W8A8Static)):
+        return f"experts in one tensor, which {type(config).__name__} leaves in float"
+    if filter is not None and not filter(module, name):
+        return "the filter"
+    for part in experts.names(module):
+        if len(sharers[id(module._parameters[part])]) > 1:
+            return "experts in one tensor, which other modules hold too"
+        if reason := config.refusal(experts.as_linear(module, part), f"{name}.{part}"):
+            return f"experts in one tensor: {part}: {reason}"
+    return ""
+
+
+def converted(convert, module, name):
+    """What takes the place of `module`, a linear layer or experts."""
+    if not experts.is_experts(module):
+        return convert(as_linear(module), name)
+    parts = [convert(experts.as_linear(module, part), f"{name}.{part}") for part in experts.names(module)]
+    return experts.from_module(module, *parts)
+
+
 def exchange(model, config, layers, report):
     """Converts these layers of `model`."""
     convert, changes = config.converter(model, layers, report)
-    made = {name: convert(as_linear(module), name) for name, module in layers.items()}
+    made = {name: converted(convert, module, name) for name, module in layers.items()}
     with torch.no_grad():
         for parameter, new in changes:
             parameter.copy_(new)
@@ -409,7 +441,7 @@ def exchange_one(name, module, new, report):
 
 
 def _bytes(module):
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(False), *module.buffers(False)))
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
 
 
 # Of a layer, what whoever else uses it has put there.

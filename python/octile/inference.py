@@ -38,6 +38,7 @@ class _Inference(nn.Module):
     _unpacked = None  # (version of packed_weight, plain_weight()) of a packed layer that has had a gradient
     _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")  # buffers that to(dtype) leaves in their type
     in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
+    experts = 1  # whose channels its outputs are, one's after the other's: octile.Experts
 
     def __init__(self, in_features, out_features, bias, device, dtype, format, per_channel=True):
         super().__init__()
@@ -160,13 +161,19 @@ class _Inference(nn.Module):
         """Their packed form, on the CPU."""
         names = ("x", "y", "activation", "weight", "group", "weight_zero_point", "static_scale")
         fields = {name: value for name, value in self._fields(1).items() if name in names}
-        return _plans.pack(weight, scale, zero_point, self.in_features, **fields)
+        parts = [[None] * self.experts if t is None else t.chunk(self.experts) for t in (weight, scale, zero_point)]
+        packed = [_plans.pack(*part, self.in_features, **fields) for part in zip(*parts, strict=True)]
+        return packed[0] if len(packed) == 1 else torch.cat(packed)
 
     def plain_weight(self):
         """quantized_weight, weight_scale and weight_zero_point (or None), of a packed layer too."""
         if self._buffers["packed_weight"] is None:
             return self.quantized_weight, self.weight_scale, self.weight_zero_point
-        return self.format.unpack(self._buffers["packed_weight"], self.out_features, self.in_features)
+        n, packed = self.out_features // self.experts, self._buffers["packed_weight"].chunk(self.experts)
+        parts = [self.format.unpack(part, n, self.in_features) for part in packed]
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))
 
     def _unpacked_weight(self):
         """plain_weight() of a packed layer, unpacked once: eager code keeps it until something makes the layer anew."""
@@ -273,6 +280,8 @@ class _Inference(nn.Module):
         return functional.run_frozen(x, *stored, bias, self.in_features, self._ACTIVATION, self._product)
 
     def _run_packed(self, x, packed, bias, multiplier=None, static_scale=0.0):
+        if self.experts > 1:
+            raise RuntimeError("octile: these are the weights of several experts: octile.Experts calls them")
         format = self.format
         choices = self.out_features, self._ACTIVATION, format.code, format.group or 0, format.zero_point
         for_gradient = self._unpacked_weight, self._product
@@ -309,7 +318,7 @@ class _Inference(nn.Module):
 
     def _fields(self, rows):
         x = _plans.DTYPES[self.weight_dtype]
-        fields = {"m": rows, "n": self.out_features, "k": self.in_features, "x": x, "y": x}
+        fields = {"m": rows, "n": self.out_features // self.experts, "k": self.in_features, "x": x, "y": x}
         fields |= {"bias": int(self.bias is not None), "packed_weight": int(self.packed_weight is not None)}
         fields |= self.format.fields() | {"activation": self._ACTIVATION}
         scale = self._buffers["weight_scale"]

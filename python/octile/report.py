@@ -7,6 +7,7 @@ import math
 from torch import nn
 
 from . import inference, training
+from .experts import Experts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _no_layer(module, name):
         return "a convolution"
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return "a recurrent layer"
+    if isinstance(module, Experts):
+        return "a bias of experts, which is added in float"
     if "expert" in f"{type(module).__name__}.{name}".lower():
         return f"experts in one tensor, which {type(module).__name__} multiplies itself: no layer to convert"
     return f"{type(module).__name__}, which is no linear layer, uses it itself"

@@ -18,6 +18,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from . import experts
 from ._reader import printable
 from .calibration import Calibration
 from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, W8A8Static, choose, exchange, exchange_one
@@ -103,7 +104,7 @@ class OctileQuantizer(Quantizer):
         # Where a folder's config.json has this config, its weights are floats all the same: save_pretrained() writes
         # quantized ones as compressed-tensors.
         self.pre_quantized = False
-        self._layers, self._convert, self._report = {}, None, None
+        self._layers, self._parts, self._convert, self._report = {}, {}, None, None
 
     @property
     def _trains(self):
@@ -141,7 +142,10 @@ class OctileQuantizer(Quantizer):
 
     def param_needs_quantization(self, model, param_name, **words):
         name, _, last = param_name.rpartition(".")
-        return last == "weight" and name in self._layers
+        module = self._layers.get(name)
+        if module is None:
+            return False
+        return last in experts.names(module) if experts.is_experts(module) else last == "weight"
 
     def param_element_size(self, model, param_name, param):
         if not self.param_needs_quantization(model, param_name):
@@ -155,6 +159,8 @@ class OctileQuantizer(Quantizer):
 
     def quantize(self, name, weight):
         """Gives the layer of this name its weight, and converts it. Returns whether it could be."""
+        if name not in self._layers:
+            return self._quantize_experts(*name.rpartition(".")[::2], weight)
         module = self._layers.pop(name)
         if weight.shape != module.weight.shape:
             return False  # Transformers refuses it, or makes a new one
@@ -168,7 +174,25 @@ class OctileQuantizer(Quantizer):
             module.bias._is_hf_initialized = True
         return True
 
+    def _quantize_experts(self, name, part, weight):
+        """The same for one of the two weights of experts, which are converted with the second one."""
+        module = self._layers[name]
+        if weight.shape != module._parameters[part].shape:
+            return False
+        linear = experts.as_linear(module, part, weight)
+        if self._octile_config.refusal(linear, f"{name}.{part}"):
+            return False
+        parts = self._parts.setdefault(name, {})
+        parts[part] = self._convert(linear, f"{name}.{part}")
+        if len(parts) == 2:
+            del self._layers[name], self._parts[name]
+            made = (parts[part] for part in experts.names(module))
+            exchange_one(name, module, experts.from_module(module, *made), self._report)
+        return True
+
     def _process_model_after_weight_loading(self, model, **words):
+        for name, parts in self._parts.items():
+            raise ValueError(f"octile: the checkpoint has {', '.join(parts)} of {name}, and not the other one of two")
         put_back = _take_hooks(model)
         layers, rest = self._choose(model)
         exchange(model, self._octile_config, layers, rest)
@@ -183,7 +207,7 @@ class OctileQuantizer(Quantizer):
         report.converted = [name for name, _ in model.named_modules() if name in done]
         report.skipped = {name: why for name, why in rest.skipped.items() if name not in done}
         report.count(model)
-        self._layers, self._convert, self._report = {}, None, None
+        self._layers, self._parts, self._convert, self._report = {}, {}, None, None
         if not report.converted:
             raise ValueError(f"octile: {type(model).__name__} has no layer to convert: {report.why_nothing()}")
         if experts := [m.name for m in report.matrices if not m.quantized and m.reason.startswith("experts")]:

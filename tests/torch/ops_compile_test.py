@@ -71,7 +71,40 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             (dy, wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dtype, OUT_IN),
             (dy.t().contiguous().t(), wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dtype, OUT_IN),
         ],
+        "grouped_linear": grouped(x, xq, x_scale, wq, w_scale, s4, s4_scale, zeros),
     }
+
+
+def grouped(x, xq, x_scale, wq, w_scale, s4, s4_scale, zeros):
+    """Of one expert: sorted rows, two rows a token that are summed, and 4 bits."""
+    (m, k), n, device = x.shape, wq.shape[0], x.device
+    offsets = torch.tensor([0, m], dtype=torch.int32, device=device)
+    token = torch.arange(2 * m, dtype=torch.int32, device=device) % max(m, 1)
+    place = torch.arange(2 * m, dtype=torch.int32, device=device).view(m, 2)
+    router = torch.rand(m, 2, device=device)
+    channels, words = (_c.S8_PER_CHANNEL, 0, False), (n, TOKEN)
+    return [
+        (x, None, offsets, None, wq, w_scale, None, None, None, None, *words, *channels, x.dtype),
+        (xq, x_scale, offsets * 2, token, wq, w_scale, None, None, place, router, *words, *channels, torch.float32),
+        (
+            x,
+            None,
+            offsets,
+            None,
+            s4,
+            s4_scale,
+            zeros,
+            x.new_zeros(1, n),
+            None,
+            None,
+            n,
+            0,
+            _c.S4_GROUP,
+            k // zeros.shape[1],
+            True,
+            x.dtype,
+        ),
+    ]
 
 
 def every_call(*shape, **more):
@@ -79,8 +112,8 @@ def every_call(*shape, **more):
 
 
 def runs(name, device):
-    """Whether there is a kernel for the op: on a GPU none reads packed int8."""
-    return name != "linear_packed" or torch.device(device).type == "cpu"
+    """Whether there is a kernel for the op: on a GPU none reads packed int8, nor takes experts."""
+    return name not in ("linear_packed", "grouped_linear") or torch.device(device).type == "cpu"
 
 
 def flat(results):

@@ -174,12 +174,25 @@ def test_biases_that_the_files_lack(tmp_path):
     assert type(model.encoder.layer[0].output.dense) is octile.W8A8Linear
 
 
-def test_fused_experts_stay(folders):
-    with pytest.warns(UserWarning, match=r"experts in one tensor stay in float: model.layers.0.mlp.experts"):
-        model = AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=OctileConfig("w8a8"))
+@pytest.mark.parametrize("format", ["w8a8", "w4a16"])
+def test_fused_experts(folders, format):
+    kind, options = CONFIGS[format]
+    config = OctileConfig(format, **options)
+    model = AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=config)
     plain = AutoModelForCausalLM.from_pretrained(folders / "mixtral")
-    octile.quantize_(plain, octile.W8A8Dynamic())
-    assert same(model, plain)
+    octile.quantize_(plain, kind(**options))
+    assert type(model.model.layers[1].mlp.experts) is octile.Experts
+    assert same(model, plain) and "model.layers.1.mlp.experts" in model.octile_report.converted
+    with pytest.raises(ValueError, match=r"dequantize\(\) of a model with an octile.Experts"):
+        model.dequantize()
+
+
+def test_fused_experts_stay(folders):
+    config = OctileConfig("w8a8", modules_to_not_convert=["experts"])
+    model = AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=config)
+    assert model.octile_report.skipped["model.layers.0.mlp.experts"] == "the filter"
+    with pytest.warns(UserWarning, match="experts in one tensor stay in float: model.layers.0.mlp.experts"):
+        AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=OctileConfig("int8-training"))
 
 
 def test_recipe_in_config_json(folders, tmp_path):

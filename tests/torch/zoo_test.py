@@ -54,7 +54,8 @@ def test_zoo(name, which, tmp_path):
     assert (0.95 if which == "four" else 0.995) < cosine(y, exact) < 1 - 1e-9
     # Mamba never calls dt_proj, so that no calibration sees it; BERT's head trains with the table that it shares.
     fewer = which in ("static", "folded") and name == "mamba"
-    assert len(report.converted) == DYNAMIC[name] - fewer + (which == "training" and name == "bert")
+    experts = name in ("mixtral", "qwen3_moe") and which in ("dynamic", "four")
+    assert len(report.converted) == DYNAMIC[name] - fewer + (which == "training" and name == "bert") + experts
     assert 0.1 < report.share < 1 and report.parameters == plain.num_parameters()
 
     if model.can_generate():
@@ -86,6 +87,10 @@ def test_zoo(name, which, tmp_path):
         more = {}
         if which == "four" and name in UNPACKED_LATE:
             more["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
-        assert cosine(logits(loads(tmp_path, model, **more), name), y) > (0.9999 if which == "four" else 0.995)
+        if experts and which == "dynamic":
+            with pytest.raises(RuntimeError):  # Transformers 5.23 joins none but packed experts
+                loads(tmp_path, model)
+        else:
+            assert cosine(logits(loads(tmp_path, model, **more), name), y) > (0.9999 if which == "four" else 0.995)
     assert (tmp_path / "generation_config.json").exists() == model.can_generate()
     assert torch.equal(logits(load_checkpoint_(plain, tmp_path), name), y)

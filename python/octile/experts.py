@@ -1,0 +1,277 @@
+"""The experts of a mixture: octile.Experts, and how it is made of the fused experts of Transformers' models."""
+
+import math
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from . import _c, _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
+
+_grouped_linear = torch.ops.octile.grouped_linear.default
+
+
+def sort_by_expert(experts, index):
+    """The rows of a mixture, sorted by expert: (offsets, token, place), int32, on index's device; nothing waits for it.
+
+    index (tokens, slots): the expert of each token's slot; what is not in 0..experts - 1 is nobody's. The sorted rows of an
+    expert are in the order of tokens, then slots. offsets (experts + 1); token (rows): whose row it is; place (tokens,
+    slots): where the row lies.
+    """
+    flat = index.reshape(-1)
+    flat = torch.where(flat < 0, experts, flat)
+    sorted_index, order = torch.sort(flat, stable=True)
+    bounds = torch.arange(experts + 1, device=flat.device, dtype=flat.dtype)
+    offsets = torch.searchsorted(sorted_index, bounds, out_int32=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+    return offsets, (order // max(index.shape[1], 1)).int(), place.view(index.shape).int()
+
+
+def grouped_linear(x, layer, offsets, token=None, bias=None, place=None, router_weight=None):
+    """Each expert's rows through its part of `layer`, an inference layer whose channels are those of all experts.
+
+    x (rows, IN), or with token (tokens, IN). Returns (rows, OUT) in x's type; with place and router_weight (tokens, OUT),
+    each row the weighted sum of its slots' rows: docs/moe.md.
+    """
+    buffers, format = layer._buffers, layer.format.fields()
+    packed, scale = buffers["packed_weight"], buffers["weight_scale"]
+    if packed is not None:
+        stored = packed, None, None
+    else:
+        channels = layer.out_features
+        scale = scale.expand(channels) if scale.dim() == 1 and scale.numel() == 1 else scale  # one for all
+        stored = buffers["quantized_weight"], scale, buffers["weight_zero_point"]
+    words = layer.out_features // layer.experts, layer._ACTIVATION, format["weight"], format["group"], layer.zero_point
+    if bias is not None and bias.dtype is not x.dtype:
+        bias = bias.to(x.dtype)
+    return _grouped_linear(x, None, offsets, token, *stored, bias, place, router_weight, *words, x.dtype)
+
+
+class Experts(nn.Module):
+    """The experts of a mixture with quantized weights, for inference.
+
+    up, down: inference layers (W8A8Linear, W8A16Linear, W4A8Linear or W4A16Linear) whose output channels are those of all
+    experts, one expert's after the other's. gate: what turns rows of `up`'s output into rows of `down`'s input, silu(a) * b
+    of its halves by default. The biases (experts, OUT) are parameters of this module, or None.
+
+    forward(x, index, weights): x (..., IN) float, index and weights (tokens, slots) as a router makes them. It sorts the
+    tokens by expert without waiting for a GPU, quantizes x once, and adds up a token's experts in the order of its slots,
+    in float32. Returns x's shape and type. No gradient passes through it.
+    """
+
+    def __init__(
+        self, experts, up, down, gate=None, *, up_bias=None, down_bias=None, names=("gate_up_proj", "down_proj")
+    ):
+        super().__init__()
+        self.num_experts, self._names, self._gate = experts, tuple(names), gate
+        for name, layer, bias in zip(names, (up, down), (up_bias, down_bias), strict=True):
+            if layer.out_features % max(experts, 1):
+                raise ValueError(f"octile: {layer.out_features} channels are not those of {experts} experts")
+            layer.experts = experts
+            setattr(self, name, layer)
+            self.register_parameter(f"{name}_bias", bias)
+
+    def forward(self, x, index, weights):
+        """x (..., IN) float; index, weights (tokens, slots); returns (..., OUT)."""
+        up, down = (self._modules[name] for name in self._names)
+        functional.check_input(x, up.in_features)
+        if not torch.compiler.is_compiling():
+            functional.refuse_transforms(x, weights)
+        if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
+            raise RuntimeError("octile: no gradient passes through octile.Experts: call it under torch.no_grad()")
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        rows = rows.to(functional.autocast_dtype(x))
+        offsets, token, place = sort_by_expert(self.num_experts, index)
+        up_bias, down_bias = (self._parameters[f"{name}_bias"] for name in self._names)
+        inner = self._gated(grouped_linear(rows, up, offsets, token, up_bias))
+        wide = torch.float64 if rows.dtype is torch.float64 else torch.float32
+        y = grouped_linear(inner, down, offsets, None, down_bias, place, weights.to(wide))
+        return y.view(*x.shape[:-1], y.shape[1])
+
+    def _gated(self, up):
+        if self._gate is None:
+            gate, up = up.chunk(2, dim=-1)
+            return F.silu(gate) * up
+        return self._gate(self, up)
+
+    def extra_repr(self):
+        return f"experts={self.num_experts}"
+
+
+# ---- Transformers' experts ----
+
+# What Transformers' decorator use_experts_implementation puts on a module.
+_FLAGS = {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_concatenated", "_is_expert_parallel"}
+
+
+def is_experts(module):
+    """Whether `module` holds fused experts as Transformers' grouped implementations compute them. Imports nothing."""
+    return module.__dict__.keys() >= _FLAGS and not isinstance(module, Experts)
+
+
+def unfit(module):
+    """Why these experts cannot be converted; "" if they can."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced, on the instance"
+    if module.has_post_expert_norm:
+        return "it normalizes what each expert gives"
+    if module._is_expert_parallel:
+        return "its experts are split among processes"
+    for name in names(module):
+        w = module._parameters.get(name)
+        if type(w) is not nn.Parameter or w.dim() != 3:
+            return f"its {name} is no parameter of three dimensions"
+        if w.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            return f"its {name} is {w.dtype}"
+    return ""
+
+
+def names(module):
+    """Of the two weights."""
+    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
+
+
+def as_linear(module, name, weight=None):
+    """A torch.nn.Linear over the weight of all experts, one's channels after the other's. weight: another than the module's."""
+    weight = module._parameters[name].detach() if weight is None else weight
+    if module.is_transposed:
+        weight = weight.transpose(1, 2)
+    experts, n, k = weight.shape
+    new = nn.Linear(k, experts * n, bias=False, device="meta")
+    new.weight = nn.Parameter(weight.reshape(experts * n, k), requires_grad=False)
+    return new.train(module.training)
+
+
+def from_module(module, up, down):
+    """octile.Experts in place of Transformers' module, with its weights quantized, and its own gate and biases."""
+    kind, own = type(module), names(module)
+    biases = [module._parameters.get(f"{name}_bias") for name in own]
+    experts = module._parameters[own[0]].shape[0]
+    gate = kind._apply_gate if module.has_gate else _activate
+    new = Experts(experts, up, down, gate, up_bias=biases[0], down_bias=biases[1], names=own)
+    new._modules |= module._modules  # the activation
+    return new.train(module.training)
+
+
+def _activate(module, up):
+    return module.act_fn(up)
+
+
+# ---- In files, where each expert has linear layers of its own ----
+
+# Their names, as llm-compressor writes them of a model of Transformers, and as older files have them.
+_IN_FILES = {part: part for part in ("gate_proj", "up_proj", "down_proj")}
+_IN_FILES |= {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def names_in_files(model):
+    """Of a model's parts of experts, by gate_proj, up_proj and down_proj: where Transformers reads other ones, as w1 of Mixtral."""
+    known = {part: part for part in _IN_FILES.values()}
+    mapping = sys.modules.get("transformers.conversion_mapping")
+    if not hasattr(mapping, "get_model_conversion_mapping") or not hasattr(model, "save_pretrained"):
+        return known
+    for conversion in mapping.get_model_conversion_mapping(model):
+        if not any(".experts." in target for target in conversion.target_patterns):
+            continue
+        for source in conversion.source_patterns:
+            name = source.removesuffix("$").removesuffix(".weight").rpartition(".")[2]
+            if name in _IN_FILES:
+                known[_IN_FILES[name]] = name
+    return known
+
+
+def _rows(module, experts, channels, part):
+    """Which of the channels of a module's layer each expert's `part` is: (the layer's name, slices)."""
+    up, down = module._names if isinstance(module, Experts) else names(module)
+    size = channels // experts
+    if part == "down_proj" or up == "up_proj":
+        return (down if part == "down_proj" else up), [slice(e * size, (e + 1) * size) for e in range(experts)]
+    second, half = part == "up_proj", size // 2
+    if getattr(module, "is_concatenated", True):
+        return up, [slice(e * size + second * half, e * size + (second + 1) * half) for e in range(experts)]
+    return up, [slice(e * size + second, (e + 1) * size, 2) for e in range(experts)]
+
+
+def parts(module):
+    """The names in files of what an expert consists of."""
+    up = (module._names if isinstance(module, Experts) else names(module))[0]
+    return ("gate_proj", "up_proj", "down_proj") if up == "gate_up_proj" else ("up_proj", "down_proj")
+
+
+def split(module, known):
+    """The layers of octile.Experts by their names under it, "3.gate_proj": views of its buffers. known: names_in_files()."""
+    layers, up, down = {}, *(module._modules[name] for name in module._names)
+    plain = {up: up.plain_weight(), down: down.plain_weight()}
+    for part in parts(module):
+        layer = down if part == "down_proj" else up
+        name, slices = _rows(module, module.num_experts, layer.out_features, part)
+        bias = module._parameters[f"{name}_bias"]
+        for e, rows in enumerate(slices):
+            weight, scale, points = (t if t is None or len(t) == 1 else t[rows] for t in plain[layer])
+            new = type(layer).__new__(type(layer))
+            buffers = {"quantized_weight": weight, "weight_scale": scale, "weight_zero_point": points}
+            buffers |= {"packed_weight": None, "bias": None if bias is None else bias.detach().flatten()[rows]}
+            new.__dict__ = {**layer.__dict__, "_buffers": buffers, "out_features": weight.shape[0], "experts": 1}
+            layers[f"{e}.{known[part]}"] = new
+    return layers
+
+
+def in_files(modules, name):
+    """Of a layer's name in files: the name of Transformers' experts that it belongs to, the expert and its part; or None."""
+    parent, _, part = name.rpartition(".")
+    parent, _, number = parent.rpartition(".")
+    if part not in _IN_FILES or not number.isdecimal() or parent not in modules or not is_experts(modules[parent]):
+        return None
+    return parent, int(number), _IN_FILES[part]
+
+
+def one_linear(module, number, part):
+    """The linear layer that an expert's part is, without values; None: there is no such expert."""
+    layer_name, down = names(module)
+    weight = module._parameters[down if part == "down_proj" else layer_name]
+    experts, n, k = weight.shape
+    if module.is_transposed:
+        n, k = k, n
+    if number >= experts or part not in parts(module):
+        return None
+    name, slices = _rows(module, experts, experts * n, part)
+    new = nn.Linear(k, len(range(experts * n)[slices[number]]), module.has_bias, device="meta", dtype=weight.dtype)
+    return new
+
+
+def join(where, module, layers):
+    """octile.Experts in place of Transformers' module, of the layers of all its experts by (expert, part)."""
+    count, made, biases = module._parameters["down_proj"].shape[0], [], []
+    if missing := [f"{e}.{part}" for e in range(count) for part in parts(module) if (e, part) not in layers]:
+        raise ValueError(f"octile: {where}: there is no {missing[0]}")
+    for name, own in zip(names(module), (parts(module)[:-1], parts(module)[-1:]), strict=True):
+        first = layers[0, own[0]]
+        channels = sum(layers[e, part].out_features for e in range(count) for part in own)
+        rows = {part: _rows(module, count, channels, part)[1] for part in own}
+        if any(layer.format != first.format or type(layer) is not type(first) for layer in layers.values()):
+            raise ValueError(f"octile: {where}: its experts are quantized in several ways")
+
+        def whole(of, channels=channels, own=own, rows=rows):
+            like = of(layers[0, own[0]])
+            if like is None:
+                return None
+            t = like.new_empty((channels, *like.shape[1:]))
+            for part in own:
+                for e in range(count):
+                    value = of(layers[e, part])
+                    t[rows[part][e]] = value  # one scale for all is each channel's
+            return t
+
+        new = type(first).__new__(type(first))
+        buffers = {key: whole(lambda layer, key=key: layer._buffers[key]) for key in first._KEPT}
+        buffers |= {"packed_weight": None, "bias": None}
+        new.__dict__ = {**first.__dict__, "_buffers": buffers, "out_features": channels}
+        new._align()
+        made.append(new)
+        bias = whole(lambda layer: layer.bias)
+        biases.append(None if bias is None else nn.Parameter(bias.view(count, -1)))
+    new = from_module(module, *made)
+    for name, bias in zip(names(module), biases, strict=True):
+        new._parameters[f"{name}_bias"] = bias
+    return new

@@ -1,0 +1,177 @@
+"""octile.Experts: the same as its layers one by one; Transformers' experts in it; and what is refused."""
+
+import copy
+
+import numpy as np
+import octile
+import pytest
+import torch
+from octile import experts as module_of
+from op_reference import _FMA
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+E, K, I, TOKENS, SLOTS = 5, 64, 96, 9, 3
+
+
+def routed(generator, experts=E, slots=SLOTS):
+    index = torch.stack([torch.randperm(experts, generator=generator)[:slots] for _ in range(TOKENS)])
+    return index, torch.rand(TOKENS, slots, generator=generator)
+
+
+def layer(kind, k, n, **words):
+    float_layer = torch.nn.Linear(k, E * n, bias=False)
+    return kind.from_linear(float_layer, **words)
+
+
+LAYERS = {
+    "w8a8": (octile.W8A8Linear, {}),
+    "w8a16": (octile.W8A16Linear, {"group": 32}),
+    "w4a8": (octile.W4A8Linear, {"group": 32}),
+    "w4a16": (octile.W4A16Linear, {"group": 32}),
+}
+
+
+def one_by_one(experts, x, index, weights):
+    """Each expert by a dense layer, a token's experts added up by fma in the order of its slots."""
+
+    def dense(whole, e):
+        n = whole.out_features // E
+        part = type(whole)(
+            whole.in_features, n, bias=False, **{"group": whole.group} if whole.group is not None else {}
+        )
+        for name in ("quantized_weight", "weight_scale"):
+            setattr(
+                part, name, whole.plain_weight()[("quantized_weight", "weight_scale").index(name)][e * n : (e + 1) * n]
+            )
+        part._align()
+        return part
+
+    y = np.zeros((len(x), experts.down_proj.out_features // E), np.float32)
+    for t in range(len(x)):
+        for s in range(index.shape[1]):
+            e = int(index[t, s])
+            if 0 <= e < E:
+                gate, up = dense(experts.gate_up_proj, e)(x[t : t + 1]).chunk(2, -1)
+                inner = torch.nn.functional.silu(gate) * up
+                z = dense(experts.down_proj, e)(inner.float())
+                y[t] = _FMA[np.float32](np.float32(weights[t, s]), z[0].numpy(), y[t])
+    return torch.from_numpy(y)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bits(name, generator):
+    kind, words = LAYERS[name]
+    experts = octile.Experts(E, layer(kind, K, 2 * I, **words), layer(kind, I, K, **words))
+    x, (index, weights) = torch.randn(TOKENS, K, generator=generator), routed(generator)
+    index[0, 1], index[4, 0] = E, -1  # nobody's
+    with torch.no_grad():
+        y = experts(x, index, weights)
+        assert torch.equal(y, one_by_one(experts, x, index, weights))
+        assert torch.equal(experts(x.view(3, 3, K), index, weights), y.view(3, 3, K))
+        plain = {n: [t.clone() for t in m.plain_weight() if t is not None] for n, m in experts.named_children()}
+        assert octile.pack_(experts) == ["gate_up_proj", "down_proj"]
+        assert torch.equal(experts(x, index, weights), y)
+        for n, m in experts.named_children():
+            assert all(map(torch.equal, plain[n], [t for t in m.plain_weight() if t is not None]))
+        assert torch.equal(copy.deepcopy(experts)(x, index, weights), y)
+        assert experts(x[:0], index[:0], weights[:0]).shape == (0, K)
+        half = experts(x.bfloat16(), index, weights)
+        assert (
+            half.dtype is torch.bfloat16 and torch.nn.functional.cosine_similarity(half.float(), y, dim=-1).min() > 0.99
+        )
+    with pytest.raises(RuntimeError, match="weights of several experts"):
+        experts.gate_up_proj(x)
+
+
+def test_sort_by_expert():
+    index = torch.tensor([[2, 0], [0, 3], [-1, 2]])
+    offsets, token, place = module_of.sort_by_expert(3, index)
+    assert offsets.tolist() == [0, 2, 2, 4] and all(t.dtype is torch.int32 for t in (offsets, token, place))
+    assert token.tolist() == [0, 1, 0, 2, 1, 2] and place.tolist() == [[2, 0], [1, 4], [5, 3]]
+
+
+def test_compiles(generator):
+    experts = octile.Experts(E, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
+    x, (index, weights) = torch.randn(TOKENS, K, generator=generator), routed(generator)
+    with torch.no_grad():
+        y = torch.compile(experts, fullgraph=True, backend="aot_eager")(x, index, weights)
+        assert torch.equal(y, experts(x, index, weights))
+
+
+def test_refuses(generator):
+    experts = octile.Experts(E, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
+    index, weights = routed(generator)
+    with pytest.raises(RuntimeError, match="no gradient passes through octile.Experts"):
+        experts(torch.randn(TOKENS, K, requires_grad=True), index, weights)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"x is \(9, 63\); the layer's in_features"):
+        experts(torch.randn(TOKENS, K - 1), index, weights)
+    with pytest.raises(ValueError, match="960 channels are not those of 7 experts"):
+        octile.Experts(7, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
+
+
+# ---- Transformers' ----
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers.integrations.moe")
+import transformers_zoo as zoo  # noqa: E402
+
+CONFIGS = [(octile.W8A8Dynamic(), 0.995), (octile.W4A16(group=32, method="clip"), 0.98)]
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe"])
+def test_fused_experts(name, generator, tmp_path):
+    """The routing is the same: the tiny models' random routers are near ties."""
+    model = zoo.make(name)
+    found = [n for n, m in model.named_modules() if module_of.is_experts(m)]
+    plain = model.get_submodule(found[-1])
+    x, (index, weights) = torch.randn(TOKENS, K, generator=generator), routed(generator, 4, 2)
+    with torch.no_grad():
+        exact = plain(x, index, weights)
+    for config, bound in CONFIGS:
+        quantized = copy.deepcopy(model)
+        report = octile.quantize_(quantized, config)
+        assert set(found) <= set(report.converted)
+        tables = [m for m in report.matrices if "embed" in m.name or "lm_head" in m.name]
+        assert report.share / (1 - sum(m.share for m in tables)) >= 0.95
+        experts = quantized.get_submodule(found[-1])
+        with torch.no_grad():
+            assert bound < zoo.cosine(experts(x, index, weights), exact) < 1 - 1e-9
+        tokens = zoo.generated(quantized, name)
+        octile.pack_(quantized)
+        assert torch.equal(zoo.generated(quantized, name), tokens)
+    if name == "gpt_oss":  # interleaved, transposed, with biases
+        y = zoo.logits(quantized, name)
+        with pytest.warns(UserWarning, match="as no layers of one expert each do"):
+            octile.save_checkpoint(quantized, tmp_path)
+        assert torch.equal(zoo.logits(octile.load_checkpoint_(model, tmp_path), name), y)
+
+
+def test_left_in_float():
+    model = zoo.make("qwen3_moe")
+    name = "model.layers.0.mlp.experts"
+    report = octile.quantize_(copy.deepcopy(model), octile.Int8Training())
+    assert report.skipped[name] == "experts in one tensor, which Int8Training leaves in float"
+    report = octile.quantize_(copy.deepcopy(model), octile.W8A16(group=64))
+    assert report.skipped[name].startswith("experts in one tensor: down_proj: group is 64, which does not divide")
+    report = octile.quantize_(copy.deepcopy(model), octile.W8A8Dynamic(), lambda module, name: "experts" not in name)
+    assert report.skipped[name] == "the filter"
+    model.model.layers[0].mlp.experts._is_expert_parallel = True
+    report = octile.quantize_(model, octile.W8A8Dynamic())
+    assert report.skipped[name] == "experts in one tensor: its experts are split among processes"
+
+
+def test_incomplete_checkpoint(tmp_path):
+    model = zoo.make("qwen3_moe")
+    quantized = copy.deepcopy(model)
+    octile.quantize_(quantized, octile.W8A8Dynamic())
+    octile.save_checkpoint(quantized, tmp_path)
+    import safetensors.torch
+
+    file = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for end in ("weight", "weight_scale"):
+        tensors.pop(f"model.layers.0.mlp.experts.2.up_proj.{end}")
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="mlp.experts: there is no 2.up_proj"):
+        octile.load_checkpoint_(model, tmp_path)
