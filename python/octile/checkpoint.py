@@ -48,8 +48,8 @@ def load_checkpoint_(model, folder):
         linear = layer_to_fill(where, module, checked, layer)
         own = {suffix: tensors.pop(f"{name}.{suffix}") for suffix in SUFFIXES if f"{name}.{suffix}" in tensors}
         layers[name] = make_layer(where, linear, checked, layer, own)
-        if part:
-            mixtures.setdefault(part[0], {})[part[1:]] = name
+        if part and (other := mixtures.setdefault(part[0], {}).setdefault(part[1:], name)) != name:
+            raise ValueError(f"octile: {where} is the same layer of an expert as {printable(other)}")
     if not layers:
         raise ValueError(f"octile: {folder} holds no quantized layer")
     drop_zero_points_of_zero(checked, layers)

@@ -453,7 +453,7 @@ def become(module, other):
     if isinstance(other, inference._Inference):
         other.in_out = is_conv1d(module)
     kept = {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
-    ours = ("_options", "_weight_cache")
+    ours = ("_options", "_weight_cache", "_names", "_gate", "_kind")
     own = {name: value for name, value in module.__dict__.items() if name not in other.__dict__ and name not in ours}
     module.__class__ = type(other)
     module.__dict__ = {**own, **other.__dict__, **kept}

@@ -65,6 +65,7 @@ class Experts(nn.Module):
     ):
         super().__init__()
         self.num_experts, self._names, self._gate = experts, tuple(names), gate
+        self._kind = None  # Transformers' class that it was made of
         for name, layer, bias in zip(names, (up, down), (up_bias, down_bias), strict=True):
             if layer.out_features % max(experts, 1):
                 raise ValueError(f"octile: {layer.out_features} channels are not those of {experts} experts")
@@ -151,6 +152,23 @@ def from_module(module, up, down):
     gate = kind._apply_gate if module.has_gate else _activate
     new = Experts(experts, up, down, gate, up_bias=biases[0], down_bias=biases[1], names=own)
     new._modules |= module._modules  # the activation
+    new._kind = kind
+    return new.train(module.training)
+
+
+def to_module(module, dtype=None):
+    """Transformers' module that these experts were made of, with the dequantized weights, in `dtype` or their own."""
+    if module._kind is None:
+        raise ValueError("octile: these experts were not made of a module of Transformers: there is none to go back to")
+    new = module._kind.__new__(module._kind)
+    torch.nn.Module.__init__(new)
+    for name in module._names:
+        layer = module._modules[name]
+        weight = layer.to_linear(dtype).weight.detach().view(module.num_experts, -1, layer.in_features)
+        new.register_parameter(name, nn.Parameter(weight.mT.contiguous() if module.is_transposed else weight))
+        if (bias := module._parameters[f"{name}_bias"]) is not None:
+            new.register_parameter(f"{name}_bias", nn.Parameter(bias.detach().to(dtype or bias.dtype)))
+    new._modules |= {name: child for name, child in module._modules.items() if name not in module._names}
     return new.train(module.training)
 
 
@@ -236,15 +254,21 @@ def one_linear(module, number, part):
     if number >= experts or part not in parts(module):
         return None
     name, slices = _rows(module, experts, experts * n, part)
-    new = nn.Linear(k, len(range(experts * n)[slices[number]]), module.has_bias, device="meta", dtype=weight.dtype)
-    return new
+    return nn.Linear(k, len(range(experts * n)[slices[number]]), module.has_bias, device="meta", dtype=weight.dtype)
+
+
+def check_complete(where, module, layers):
+    """layers: of a checkpoint, by (expert, part). Raises ValueError if one is missing."""
+    for e in range(module._parameters["down_proj"].shape[0]):
+        for part in parts(module):
+            if (e, part) not in layers:
+                raise ValueError(f"octile: {where}: there is no {e}.{part}")
 
 
 def join(where, module, layers):
     """octile.Experts in place of Transformers' module, of the layers of all its experts by (expert, part)."""
     count, made, biases = module._parameters["down_proj"].shape[0], [], []
-    if missing := [f"{e}.{part}" for e in range(count) for part in parts(module) if (e, part) not in layers]:
-        raise ValueError(f"octile: {where}: there is no {missing[0]}")
+    check_complete(where, module, layers)
     for name, own in zip(names(module), (parts(module)[:-1], parts(module)[-1:]), strict=True):
         first = layers[0, own[0]]
         channels = sum(layers[e, part].out_features for e in range(count) for part in own)

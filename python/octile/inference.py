@@ -161,7 +161,10 @@ class _Inference(nn.Module):
         """Their packed form, on the CPU."""
         names = ("x", "y", "activation", "weight", "group", "weight_zero_point", "static_scale")
         fields = {name: value for name, value in self._fields(1).items() if name in names}
-        parts = [[None] * self.experts if t is None else t.chunk(self.experts) for t in (weight, scale, zero_point)]
+        parts = [
+            [t] * self.experts if t is None or t.dim() == t.numel() == 1 else t.chunk(self.experts)
+            for t in (weight, scale, zero_point)
+        ]
         packed = [_plans.pack(*part, self.in_features, **fields) for part in zip(*parts, strict=True)]
         return packed[0] if len(packed) == 1 else torch.cat(packed)
 

@@ -21,7 +21,7 @@ from transformers.quantizers.auto import (
 )
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import _reader
+from . import _reader, experts
 from ._reader import printable
 from .checkpoint import SUFFIXES, drop_zero_points_of_zero, layer_to_fill, make_layer
 from .convert import become
@@ -75,17 +75,27 @@ class CheckpointQuantizer(Quantizer):
         model = self._model
         renamings = [c for c in weight_conversions if isinstance(c, WeightRenaming)]
         own, modules = model.state_dict(), dict(model.named_modules(remove_duplicate=False))
+        self._experts, mixtures = {}, []  # of a module of experts: name in the files by (expert, part)
         wide, wide_names, _ = build_glob_alternation(list(self._kept_wide)) if self._kept_wide else (None, None, None)
         self._layers, patterns = {}, []  # name in the model: name in the files
         for name, layer in self._checked["layers"].items():
             where, key = f"{self._folder}: {printable(name)}", f"{name}.weight"
             renamed = rename_source_key(key, renamings, [], model.base_model_prefix, own)[0].removesuffix(".weight")
+            if part := experts.in_files(modules, renamed):
+                parent, part = part[0], part[1:]
+                layer_to_fill(where, experts.one_linear(modules[parent], *part), self._checked, layer)
+                if parent not in self._experts:
+                    known = rename_source_key(key, renamings, [])[0].removesuffix(".weight")
+                    mixtures.append(re.escape(known.rsplit(".", 2)[0]))
+                if (other := self._experts.setdefault(parent, {}).setdefault(part, name)) != name:
+                    raise ValueError(f"octile: {where} is the same layer of an expert as {printable(other)}")
+                continue
             if renamed not in modules:
                 if ".experts." not in name:
                     continue  # of another head, say: Transformers tells of its tensors
                 raise ValueError(
-                    f"octile: {where} is one of several experts, which the model holds in one tensor: quantized experts "
-                    "are not loaded"
+                    f"octile: {where} is one of several experts, which the model holds in another way than one tensor of "
+                    "all of them"
                 )
             module = modules[renamed]
             layer_to_fill(where, module, self._checked, layer)
@@ -94,22 +104,29 @@ class CheckpointQuantizer(Quantizer):
             untie(model, renamed)
             self._layers[renamed] = name
             patterns.append(re.escape(rename_source_key(key, renamings, [])[0].removesuffix(".weight")))
-        if not patterns:
+        if not patterns and not mixtures:
             raise ValueError(f"octile: {self._folder} holds no quantized layer of a {type(model).__name__}")
-        sources = [rf"^({'|'.join(patterns)})\.{suffix}$" for suffix in SUFFIXES]
-        return [WeightConverter(sources, [r"\1.weight"], [_Load(self)]), *weight_conversions]
+        loads = []
+        if patterns:
+            sources = [rf"^({'|'.join(patterns)})\.{suffix}$" for suffix in SUFFIXES]
+            loads.append(WeightConverter(sources, [r"\1.weight"], [_Load(self, SUFFIXES)]))
+        if mixtures:
+            for parent, parts in self._experts.items():
+                experts.check_complete(f"{self._folder}: {printable(parent)}", modules[parent], parts)
+            last = {name.rpartition(".")[2] for parts in self._experts.values() for name in parts.values()}
+            keys = [(part, suffix) for part in sorted(last) for suffix in SUFFIXES]
+            sources = [rf"^({'|'.join(mixtures)})\.\d+\.{part}\.{suffix}$" for part, suffix in keys]
+            loads.append(WeightConverter(sources, [r"\1.down_proj"], [_Load(self, keys)]))
+        return [*loads, *weight_conversions]
 
     def take(self, name, tensors):
         """Makes this layer of the model, of its tensors in the files."""
         known = self._layers[name]
         module, where = self._model.get_submodule(name), f"{self._folder}: {printable(known)}"
-        layer, device = self._checked["layers"][known], next(iter(tensors.values())).device
-        tensors = {suffix: t.cpu() for suffix, t in tensors.items()}
-        if "weight" in tensors:
-            tensors["weight"] = tensors["weight"].to(torch.int8)  # Transformers 5.17 has made it a float
+        device = next(iter(tensors.values()))[0].device
         try:
-            linear = layer_to_fill(where, module, self._checked, layer)
-            made = make_layer(where, linear, self._checked, layer, tensors)
+            linear = layer_to_fill(where, module, self._checked, self._checked["layers"][known])
+            made = self._make(known, linear, {suffix: t[0] for suffix, t in tensors.items()})
         except ValueError as error:  # raised here, Transformers would print it and go on
             self._error = self._error or error
             return
@@ -118,13 +135,44 @@ class CheckpointQuantizer(Quantizer):
         if module.bias is not None:
             module.bias._is_hf_initialized = True
 
+    def take_experts(self, name, tensors):
+        """Makes these experts of the model, of the tensors of all of them: lists, in the order of the experts."""
+        module, where = self._model.get_submodule(name), f"{self._folder}: {printable(name)}"
+        device, count = next(iter(tensors.values()))[0].device, module._parameters["down_proj"].shape[0]
+        layers = {}
+        try:
+            for (part, suffix), values in tensors.items():
+                if len(values) != count:
+                    raise ValueError(f"octile: {where}: {len(values)} of {count} experts have a {part}.{suffix}")
+            for (e, part), known in self._experts[name].items():
+                last = known.rpartition(".")[2]
+                own = {suffix: values[e] for (of, suffix), values in tensors.items() if of == last}
+                layers[e, part] = self._make(known, experts.one_linear(module, e, part), own)
+            made = experts.join(where, module, layers)
+        except ValueError as error:
+            self._error = self._error or error
+            return
+        become(module, made.to(device).train(module.training))
+        for (e, part), known in self._experts[name].items():
+            if e == 0:
+                self._made[known] = module._modules[module._names[part == "down_proj"]]
+        for parameter in module.parameters():
+            parameter._is_hf_initialized = True
+
+    def _make(self, known, linear, tensors):
+        tensors = {suffix: t.cpu() for suffix, t in tensors.items()}
+        if "weight" in tensors:
+            tensors["weight"] = tensors["weight"].to(torch.int8)  # Transformers 5.17 has made it a float
+        layer = self._checked["layers"][known]
+        return make_layer(f"{self._folder}: {printable(known)}", linear, self._checked, layer, tensors)
+
     def _process_model_after_weight_loading(self, model, **words):
         if self._error is not None:
             raise self._error
         drop_zero_points_of_zero(self._checked, self._made)
         # save_pretrained() would reverse them.
         model._weight_conversions = [c for c in model._weight_conversions if not _is_ours(c)]
-        self._model = self._checked = self._made = self._layers = None
+        self._model = self._checked = self._made = self._layers = self._experts = None
         return model
 
 
@@ -133,19 +181,27 @@ def _is_ours(conversion):
 
 
 class _Load(ConversionOps):
-    """Takes the tensors of quantized layers out of what is loaded."""
+    """Takes the tensors of quantized layers out of what is loaded.
 
-    def __init__(self, quantizer):
+    keys: what the source patterns stand for, SUFFIXES, or with experts (name of a part, suffix).
+    """
+
+    def __init__(self, quantizer, keys):
         self.hf_quantizer = quantizer  # by this name Transformers knows that it must not cast them
+        self._keys = keys
 
     def __deepcopy__(self, memo):
         return self  # one for each layer would copy the model
 
-    def convert(self, input_dict, source_patterns=(), full_layer_name=None, missing_keys=None, **words):
-        suffixes = dict(zip(source_patterns, SUFFIXES, strict=True))
-        tensors = {suffixes[pattern]: value[0] for pattern, value in input_dict.items()}
-        name = full_layer_name.removesuffix(".weight")
-        self.hf_quantizer.take(name, tensors)
-        for last in ("weight", "bias"):
+    def convert(self, input_dict, source_patterns=(), full_layer_name=None, model=None, missing_keys=None, **words):
+        keys = dict(zip(source_patterns, self._keys, strict=True))
+        tensors = {keys[pattern]: value for pattern, value in input_dict.items()}
+        name, lasts = full_layer_name.rpartition(".")[0], ("weight", "bias")
+        if self._keys is SUFFIXES:
+            self.hf_quantizer.take(name, tensors)
+        else:
+            lasts = list(model.get_submodule(name)._parameters)
+            self.hf_quantizer.take_experts(name, tensors)
+        for last in lasts:
             (missing_keys if missing_keys is not None else set()).discard(f"{name}.{last}")
         return {}

@@ -5,7 +5,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
 
 from .convert import become
-from .experts import Experts
+from .experts import Experts, to_module
 from .inference import _Inference
 
 
@@ -34,10 +34,10 @@ class Quantizer(HfQuantizer):
             )
 
     def _dequantize(self, model, dtype=None):
-        if any(isinstance(module, Experts) for module in model.modules()):
-            raise ValueError("octile: dequantize() of a model with an octile.Experts is not known")
         for module in model.modules():
-            if isinstance(module, _Inference):
+            if isinstance(module, Experts):
+                become(module, to_module(module, dtype))
+            elif isinstance(module, _Inference):
                 become(module, _float_layer(module, dtype))
         return model
 
