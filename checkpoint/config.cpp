@@ -215,7 +215,7 @@ json quantization_json(const QuantizationNote& note) {
              {"group_size", nullptr}, {"dynamic", dynamic}};
   }
   // In the group as well: compressed-tensors would take 4-bit weights with quantized inputs for int-quantized.
-  const std::string_view format = name(kind_of(weight, note.activation));
+  const std::string_view format = note.for_octile ? "octile" : name(kind_of(weight, note.activation));
   return {{"quant_method", "compressed-tensors"},
           {"format", format},
           {"quantization_status", "compressed"},

@@ -29,6 +29,7 @@ struct QuantizationNote {
   WeightFormat weight = {};
   Activation activation = Activation::dynamic_per_token;
   std::vector<std::string> ignore = {};  // linear layers that are not quantized
+  bool for_octile = false;               // a layout that others would misread: format "octile"
 };
 
 // The value of "quantization_config", as JSON.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 
+#include "fused_experts.h"
 #include "quantized_layer.h"
 
 namespace octile::checkpoint {
@@ -37,6 +39,24 @@ class Finder {
       add(std::move(*layer));
     } else if (const auto plain = before(tensor.name, ".weight"); plain && tensor.shape.size() >= 2) {
       look_at_weight(*plain, tensor);
+    } else if (std::optional<FusedExperts> experts = fused_experts(checkpoint_, tensor)) {
+      look_at_experts(std::move(*experts));
+    }
+  }
+
+  // All of them, or none.
+  void look_at_experts(FusedExperts experts) {
+    const std::string names[] = {experts.name, experts.name + ".gate_up_proj", experts.name + ".down_proj"};
+    const auto is_one = [&](const std::vector<std::string>& patterns) {
+      return std::any_of(std::begin(names), std::end(names), [&](const auto& name) { return matches(name, patterns); });
+    };
+    std::string reason = experts.reason;
+    if (reason.empty() && !selection_.only.empty() && !is_one(selection_.only)) reason = "not in --only";
+    if (reason.empty() && is_one(selection_.ignore)) reason = "in --ignore";
+    if (reason.empty()) {
+      std::move(experts.layers.begin(), experts.layers.end(), std::back_inserter(table_.layers));
+    } else if (table_.left_out.empty() || table_.left_out.back().name != experts.name) {  // of its other tensor
+      table_.left_out.push_back({experts.name, std::move(reason), true});
     }
   }
 
@@ -135,7 +155,21 @@ LayerTable find_layers(const Checkpoint& checkpoint, const Selection& selection)
   return Finder(checkpoint, selection).find();
 }
 
+std::uint64_t size_of(const Checkpoint& checkpoint, const Layer& layer) {
+  std::uint64_t bytes = 0;
+  for (const std::string& tensor : layer.tensors) bytes += checkpoint.get(tensor).size();
+  if (!layer.expert) return bytes;
+  return static_cast<std::uint64_t>(layer.n * layer.k * bits(checkpoint.get(layer.weight_tensor()).type) / 8);
+}
+
 std::vector<float> read_weight(const Checkpoint& checkpoint, const Layer& layer) {
+  if (layer.expert) {
+    const TensorInfo& info = checkpoint.get(layer.weight_tensor());
+    std::vector<float> matrix(static_cast<std::size_t>(info.shape[1] * info.shape[2]));
+    read_values(info.type, bytes_of_expert(checkpoint, info.name, layer.expert->expert), matrix,
+                checkpoint.path().string() + ": " + info.name);
+    return values_of_part(layer, matrix);
+  }
   if (layer.kind == LayerKind::plain) return checkpoint.values(layer.weight_tensor());
   const QuantizedWeight weight = read_quantized(checkpoint, layer);
   std::vector<float> values(static_cast<std::size_t>(weight.n * weight.k));
@@ -147,10 +181,11 @@ std::vector<float> read_weight(const Checkpoint& checkpoint, const Layer& layer)
 
 std::vector<double> read_weight_f64(const Checkpoint& checkpoint, const Layer& layer) {
   if (layer.kind == LayerKind::plain && checkpoint.get(layer.weight_tensor()).type == ElementType::f64) {
-    const Bytes bytes = checkpoint.bytes(layer.weight_tensor());
+    const Bytes bytes = layer.expert ? bytes_of_expert(checkpoint, layer.weight_tensor(), layer.expert->expert)
+                                     : checkpoint.bytes(layer.weight_tensor());
     std::vector<double> values(bytes.size() / sizeof(double));
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
+    return layer.expert ? values_of_part(layer, values) : values;
   }
   const std::vector<float> values = read_weight(checkpoint, layer);
   return {values.begin(), values.end()};

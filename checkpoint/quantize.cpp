@@ -4,10 +4,12 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <string_view>
 
 #include "config.h"
 #include "files.h"
+#include "fused_experts.h"
 #include "octile/smooth_quant.h"
 #include "quantize_layer.h"
 #include "reject.h"
@@ -47,7 +49,8 @@ class Quantizer {
     choose_layers();
     check_calibration();
     for (const Layer& layer : layers_) {
-      for (const std::string& tensor : layer.tensors) layer_of_.emplace(tensor, &layer);
+      for (const std::string& tensor : layer.tensors) layers_in_[tensor].push_back(&layer);
+      if (layer.expert && !layer.expert->bias.empty()) biases_in_[layer.expert->bias].push_back(&layer);
     }
     check_names();
     for (const Checkpoint::Shard& shard : checkpoint_.shards()) {
@@ -77,10 +80,18 @@ class Quantizer {
     if (!checkpoint_.config().method.empty()) {
       fail("is quantized already (" + printable(checkpoint_.config().method) + ")");
     }
+    std::map<std::string, std::string> experts_left;  // reasons by module: all layers of experts, or none
+    for (const Layer& layer : table.layers) {
+      if (!layer.expert) continue;
+      if (const std::string reason = refusal(layer); !reason.empty())
+        experts_left.emplace(layer.expert->module, reason);
+    }
+    for (const auto& [module, reason] : experts_left) report_.left_out.push_back({module, reason, true});
     for (Layer& layer : table.layers) {
       if (layer.kind != LayerKind::plain) {
         fail("\"" + printable(layer.name) + "\" is quantized already (" + std::string(name(layer.kind)) + ")");
       }
+      if (layer.expert && experts_left.count(layer.expert->module) != 0) continue;
       const std::string reason = refusal(layer);
       if (reason.empty()) {
         layers_.push_back(std::move(layer));
@@ -143,11 +154,16 @@ class Quantizer {
   void check_names() const {
     for (const Layer& layer : layers_) {
       for (const TensorSpec& spec : quantized_tensors(checkpoint_, layer, options_)) {
-        if (!checkpoint_.find(spec.name) || layer_of_.count(spec.name) != 0) continue;
-        fail("\"" + printable(layer.name) + "\" would be written with \"" + printable(spec.name) +
-             "\", which is there already");
+        check_name(layer, spec.name);
       }
+      if (layer.expert && !layer.expert->bias.empty()) check_name(layer, layer.name + ".bias");
     }
+  }
+
+  void check_name(const Layer& layer, const std::string& tensor) const {
+    if (!checkpoint_.find(tensor) || layers_in_.count(tensor) != 0) return;
+    fail("\"" + printable(layer.name) + "\" would be written with \"" + printable(tensor) +
+         "\", which is there already");
   }
 
   void fold() {
@@ -206,17 +222,26 @@ class Quantizer {
     checkpoint_.release(tensor.name);
   }
 
+  static std::span<const Layer* const> found_in(const std::map<std::string, std::vector<const Layer*>>& by_tensor,
+                                                const TensorInfo& tensor) {
+    const auto found = by_tensor.find(tensor.name);
+    if (found == by_tensor.end()) return {};
+    return found->second;
+  }
+  std::span<const Layer* const> layers_in(const TensorInfo& tensor) const { return found_in(layers_in_, tensor); }
+  std::span<const Layer* const> biases_in(const TensorInfo& tensor) const { return found_in(biases_in_, tensor); }
+
   // `mode`: the file's permission bits.
   void write_shard(const Checkpoint::Shard& shard, const fs::path& path, const Metadata& metadata, mode_t mode) {
     std::vector<TensorSpec> specs;
     for (const TensorInfo& tensor : shard.file.tensors()) {
-      const auto found = layer_of_.find(tensor.name);
-      if (found == layer_of_.end()) {
-        specs.push_back({tensor.name, tensor.type, tensor.shape});
-      } else {
-        const auto quantized = quantized_tensors(checkpoint_, *found->second, options_);
+      const auto layers = layers_in(tensor), biases = biases_in(tensor);
+      if (layers.empty() && biases.empty()) specs.push_back({tensor.name, tensor.type, tensor.shape});
+      for (const Layer* const layer : layers) {
+        const auto quantized = quantized_tensors(checkpoint_, *layer, options_);
         specs.insert(specs.end(), quantized.begin(), quantized.end());
       }
+      for (const Layer* const layer : biases) specs.push_back({layer->name + ".bias", tensor.type, {layer->n}});
     }
     for (const TensorSpec& spec : specs) {
       index_[spec.name] = shard.file_name;
@@ -225,13 +250,15 @@ class Quantizer {
     SafetensorsWriter writer(path, specs, metadata, mode);
     for (const TensorInfo& tensor : shard.file.tensors()) {
       tell(tensor.name);
-      const auto found = layer_of_.find(tensor.name);
-      if (found == layer_of_.end()) {
-        write_other(tensor, writer);
-      } else {
-        report_.layers.push_back(quantizer_->write(*found->second, writer));
+      const auto layers = layers_in(tensor), biases = biases_in(tensor);
+      if (layers.empty() && biases.empty()) write_other(tensor, writer);
+      for (const Layer* const layer : layers) {
+        report_.layers.push_back(quantizer_->write(*layer, writer));
+        done_ += static_cast<std::int64_t>(report_.layers.back().bytes_before);
+        tell(tensor.name);
       }
-      done_ += static_cast<std::int64_t>(tensor.size());
+      for (const Layer* const layer : biases) writer.append(layer->name + ".bias", bias_of_part(checkpoint_, *layer));
+      if (layers.empty()) done_ += static_cast<std::int64_t>(tensor.size());
     }
     tell(shard.file_name);
     writer.finish(options_.overwrite);
@@ -243,6 +270,9 @@ class Quantizer {
     for (const LeftOut& left : report_.left_out) {
       if (left.linear) note.ignore.push_back(left.name);
     }
+    // Transformers finds no place for such experts one by one, and would go on with random ones.
+    note.for_octile = std::any_of(layers_.begin(), layers_.end(),
+                                  [](const Layer& layer) { return layer.expert && layer.expert->transposed; });
     const std::vector<std::string> names = checkpoint_.names();
     for (const TiedHead& head : kTiedHeads) {
       const auto is_beside = [&](const std::string& name) { return name.starts_with(head.beside); };
@@ -295,8 +325,9 @@ class Quantizer {
   std::optional<Folded> folded_;
   std::optional<LayerQuantizer> quantizer_;
   std::vector<Layer> layers_;
-  std::map<std::string, const Layer*> layer_of_;  // by tensor
-  std::map<std::string, std::string> index_;      // file by tensor
+  std::map<std::string, std::vector<const Layer*>> layers_in_;  // by tensor: of one that holds experts, several
+  std::map<std::string, std::vector<const Layer*>> biases_in_;
+  std::map<std::string, std::string> index_;  // file by tensor
   std::uint64_t tensor_bytes_ = 0;
   QuantizeReport report_;
   std::int64_t done_ = 0;  // bytes

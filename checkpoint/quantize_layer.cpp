@@ -137,7 +137,7 @@ LayerReport LayerQuantizer::write(const Layer& layer, SafetensorsWriter& writer)
   }
 
   LayerReport report = {.name = layer.name, .n = layer.n, .k = layer.k};
-  report.bytes_before = checkpoint_.get(layer.weight_tensor()).size();
+  report.bytes_before = size_of(checkpoint_, layer);
   const std::vector<TensorSpec> specs = quantized_tensors(checkpoint_, layer, options_);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     writer.append(specs[i].name, tensors.at(i));

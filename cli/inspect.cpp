@@ -50,12 +50,6 @@ struct Inspected {
   WeightStatistics statistics;
 };
 
-std::uint64_t bytes_of(const Checkpoint& model, const Layer& layer) {
-  std::uint64_t bytes = 0;
-  for (const std::string& tensor : layer.tensors) bytes += model.get(tensor).size();
-  return bytes;
-}
-
 std::vector<Inspected> read_layers(const Checkpoint& model, const LayerTable& table, const Options& options) {
   std::vector<Inspected> result;
   std::int64_t all = 0;
@@ -80,7 +74,7 @@ nlohmann::json layer_json(const Checkpoint& model, const Inspected& inspected, b
                          {"kind", name(layer.kind)},
                          {"out", layer.n},
                          {"in", layer.k},
-                         {"bytes", bytes_of(model, layer)}};
+                         {"bytes", size_of(model, layer)}};
   if (layer.kind != LayerKind::plain) {
     json["bits"] = bits(layer.weight.type);
     json["group"] = layer.weight.group;
@@ -145,7 +139,7 @@ void print_layers(const Checkpoint& model, const std::vector<Inspected>& layers,
   std::vector<std::vector<std::string>> rows;
   for (const Inspected& inspected : layers) {
     const Layer& layer = *inspected.layer;
-    rows.push_back({printable(layer.name), scheme(layer), shape_text(layer), size_text(bytes_of(model, layer))});
+    rows.push_back({printable(layer.name), scheme(layer), shape_text(layer), size_text(size_of(model, layer))});
     if (headers) continue;
     const WeightStatistics& statistics = inspected.statistics;
     const bool finite = statistics.not_finite == 0;

@@ -51,9 +51,10 @@ Methods, each better and slower than the one before:
             the calibration must hold second moments
 
 A linear layer is a float matrix NAME.weight whose name is not that of an embedding, norm,
-head or router. PATTERN matches layer names: * is any text. --only selects exactly the layers
-it matches, whatever their names. Both options take one value each time, one pattern or
-several separated by commas:
+head or router. Experts in one tensor (gate_up_proj, down_proj) become layers of their own.
+PATTERN matches layer names: * is any text. --only selects exactly the layers it matches,
+whatever their names. Both options take one value each time, one pattern or several separated
+by commas:
   --ignore '*.down_proj' --ignore '*.o_proj'   is   --ignore '*.down_proj,*.o_proj'
 
 --calibration is a file of input statistics, saved by octile.calibrate in Python. --smooth

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "checkpoint_levels.h"
 #include "checkpoint_model.h"
@@ -68,6 +69,149 @@ TEST(Quantize, WritesEveryFormat) {
       EXPECT_EQ(read_all(model.out / "1_Pooling/config.json"), "{}");
       EXPECT_EQ(read_all(model.out / "config.json").rfind(R"({"model_type": "llama", "x": 1e-6,)", 0), 0u);
       EXPECT_EQ(files_in(model.folder.path), 3u);
+    }
+  }
+}
+
+struct Experts {
+  static constexpr std::int64_t kExperts = 3, kInner = 32, kHidden = 64;
+  Folder folder;
+  std::filesystem::path in = folder.path / "in", out = folder.path / "out";
+  bool transposed;
+  bool alternate;
+  std::vector<Values> tensors;
+
+  Experts(const std::string& model_type, bool is_transposed, ElementType type)
+      : transposed(is_transposed), alternate(model_type == "gpt_oss") {
+    std::filesystem::create_directory(in);
+    write_text(in / "config.json", R"({"model_type": ")" + model_type + R"("})");
+    const auto shape = [&](std::int64_t n, std::int64_t k) {
+      return transposed ? std::vector{kExperts, k, n} : std::vector{kExperts, n, k};
+    };
+    tensors = {normal("l.mlp.experts.down_proj", shape(kHidden, kInner), 1, type),
+               normal("l.mlp.experts.down_proj_bias", {kExperts, kHidden}, 2, type),
+               normal("l.mlp.experts.gate_up_proj", shape(2 * kInner, kHidden), 3, type),
+               normal("l.mlp.experts.gate_up_proj_bias", {kExperts, 2 * kInner}, 4, type),
+               normal("l.o_proj.weight", {64, 64}, 5, type)};
+  }
+
+  void write() const { write_file(in / "model.safetensors", tensors); }
+
+  // Row r of an expert's gate, or up.
+  std::int64_t channel(bool up, std::int64_t r) const { return alternate ? 2 * r + up : up * kInner + r; }
+
+  // The weight and the bias, as the layout says.
+  std::pair<std::vector<float>, std::vector<float>> expected(std::int64_t e, const std::string& part) const {
+    const bool down = part == "down_proj";
+    const Values &weight = tensors[down ? 0 : 2], &bias = tensors[down ? 1 : 3];
+    const std::int64_t rows = down ? kHidden : kInner, k = down ? kInner : kHidden, all = down ? kHidden : 2 * kInner;
+    std::pair<std::vector<float>, std::vector<float>> result;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t c = down ? r : channel(part == "up_proj", r);
+      result.second.push_back(bias.values[static_cast<std::size_t>(e * all + c)]);
+      for (std::int64_t j = 0; j < k; ++j) {
+        const std::int64_t at = transposed ? (e * k + j) * all + c : (e * all + c) * k + j;
+        result.first.push_back(weight.values[static_cast<std::size_t>(at)]);
+      }
+    }
+    return result;
+  }
+
+  QuantizeReport quantize(QuantizeOptions options) const {
+    options.overwrite = true;
+    return quantize_checkpoint(in, out, options);
+  }
+};
+
+TEST(Quantize, TakesExpertsApart) {
+  for (const char* const model : {"qwen3_5_moe", "qwen3_vl_moe", "gpt_oss"}) {
+    for (const ElementType type : {ElementType::bf16, ElementType::f64}) {
+      const Experts experts(model, std::string(model) != "qwen3_5_moe", type);
+      experts.write();
+      const Checkpoint before = Checkpoint::open(experts.in);
+      for (const Layer& layer : find_layers(before).layers) {
+        if (!layer.expert) continue;
+        const auto [weight, bias] =
+            experts.expected(layer.expert->expert, layer.name.substr(layer.name.rfind('.') + 1));
+        EXPECT_EQ(read_weight(before, layer), weight) << layer.name;
+        EXPECT_EQ(read_weight_f64(before, layer), std::vector<double>(weight.begin(), weight.end())) << layer.name;
+      }
+      const QuantizeReport report = experts.quantize({.weight = {DType::s4, Granularity::group, 32}});
+      EXPECT_EQ(report.layers.size(), 10u);
+      EXPECT_TRUE(report.left_out.empty());
+      const Checkpoint after = Checkpoint::open(experts.out);
+      EXPECT_EQ(after.config().format, experts.transposed ? "octile" : "pack-quantized");
+      EXPECT_EQ(after.find("l.mlp.experts.gate_up_proj"), nullptr);
+      EXPECT_EQ(after.find("l.mlp.experts.down_proj_bias"), nullptr);
+      const LayerTable table = find_layers(after);
+      EXPECT_EQ(table.layers.size(), 10u);
+      for (std::int64_t e = 0; e < Experts::kExperts; ++e) {
+        for (const std::string part : {"gate_proj", "up_proj", "down_proj"}) {
+          const std::string name = "l.mlp.experts." + std::to_string(e) + "." + part;
+          const auto found = std::find_if(table.layers.begin(), table.layers.end(),
+                                          [&](const Layer& layer) { return layer.name == name; });
+          ASSERT_NE(found, table.layers.end()) << name;
+          const auto [weight, bias] = experts.expected(e, part);
+          Difference difference;
+          difference.add(weight, read_weight(after, *found));
+          EXPECT_GT(difference.sqnr(), 18) << name;
+          EXPECT_EQ(after.values(name + ".bias"), bias) << name;
+          EXPECT_EQ(after.get(name + ".bias").type, type);
+        }
+      }
+    }
+  }
+}
+
+TEST(Quantize, LeavesExpertsWhole) {
+  const auto reason = [](const auto& change, const QuantizeOptions& options = {}) {
+    Experts experts("qwen3_5_moe", false, ElementType::f32);
+    change(experts);
+    experts.write();
+    const QuantizeReport report = experts.quantize(options);
+    EXPECT_EQ(report.layers.size(), 1u);
+    EXPECT_EQ(report.left_out.size(), 1u);
+    const Checkpoint before = Checkpoint::open(experts.in), after = Checkpoint::open(experts.out);
+    for (const TensorInfo& tensor : before.shards().front().file.tensors()) {
+      if (!tensor.name.starts_with("l.mlp.")) continue;
+      EXPECT_EQ(after.values(tensor.name), before.values(tensor.name));
+    }
+    if (report.left_out.size() != 1) return std::string();
+    EXPECT_EQ(report.left_out[0].name, "l.mlp.experts");
+    EXPECT_EQ(after.config().ignore, (std::vector<std::string>{"l.mlp.experts", "lm_head"}));
+    return report.left_out[0].reason;
+  };
+  const auto none = [](Experts&) {};
+  EXPECT_EQ(reason(none, {.selection = {.ignore = {"*.experts"}, .only = {}}}), "in --ignore");
+  EXPECT_EQ(reason(none, {.selection = {.ignore = {"*.down_proj"}, .only = {}}}), "in --ignore");
+  EXPECT_EQ(reason(none, {.selection = {.ignore = {}, .only = {"*o_proj"}}}), "not in --only");
+  EXPECT_EQ(reason(none, {.weight = {DType::s8, Granularity::group, 64}}),
+            "32 inputs are no multiple of the group, 64");
+  EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin(), e.tensors.begin() + 2); }),
+            "experts without down_proj");
+  EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin() + 2, e.tensors.begin() + 4); }),
+            "experts without gate_up_proj");
+  EXPECT_EQ(reason([](Experts& e) { e.tensors.erase(e.tensors.begin() + 1); }),
+            "experts of which some layers have biases");
+  EXPECT_EQ(reason([](Experts& e) { e.tensors[0].shape = {3, 128, 16}; }), "experts of (3, 64, 64) and (3, 128, 16)");
+  EXPECT_EQ(reason([](Experts& e) { e.tensors[1].shape = {64, 3}; }), "experts with biases of (3, 64) and (64, 3)");
+  EXPECT_EQ(reason([](Experts& e) { write_text(e.in / "config.json", R"({"model_type": "llama4_text"})"); }),
+            "experts of llama4_text in one tensor");
+  EXPECT_EQ(reason([](Experts& e) { write_text(e.in / "config.json", "{}"); }),
+            "experts in one tensor: only the model_type of a config.json says how they lie in it");
+}
+
+TEST(Quantize, RefusesNamesOfExpertsThatAreThere) {
+  for (const char* const name : {"l.mlp.experts.1.up_proj.bias", "l.mlp.experts.1.up_proj.weight_scale"}) {
+    Experts experts("gpt_oss", true, ElementType::f32);
+    experts.tensors.push_back(normal(name, {32}, 9));
+    experts.write();
+    try {
+      experts.quantize({});
+      FAIL();
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find(std::string("would be written with \"") + name), std::string::npos)
+          << error.what();
     }
   }
 }

@@ -1,6 +1,8 @@
 """octile.Experts: the same as its layers one by one; Transformers' experts in it; and what is refused."""
 
 import copy
+import os
+import subprocess
 
 import numpy as np
 import octile
@@ -181,6 +183,20 @@ def test_left_in_float():
     model.model.layers[0].mlp.experts._is_expert_parallel = True
     report = octile.quantize_(model, octile.W8A8Dynamic())
     assert report.skipped[name] == "experts in one tensor: its experts are split among processes"
+
+
+@pytest.mark.skipif(not os.environ.get("OCTILE_COMMAND"), reason="OCTILE_COMMAND is not set")
+@pytest.mark.parametrize("which", CONFIGS)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_the_command(name, which, tmp_path):
+    """`octile quantize` and from_checkpoint() give what quantize_() gives."""
+    model, config = zoo.make(name), CONFIGS[which][0]
+    model.save_pretrained(tmp_path / "float")
+    how = ["--format", which] + (["--group", "32", "--method", "clip"] if which == "w4a16" else [])
+    folders = [str(tmp_path / "float"), str(tmp_path / "quantized")]
+    subprocess.run([os.environ["OCTILE_COMMAND"], "quantize", *folders, *how], check=True, stdout=subprocess.DEVNULL)
+    octile.quantize_(model, config)
+    assert zoo.same(from_checkpoint(tmp_path / "quantized"), model)
 
 
 @pytest.mark.parametrize("which", ["missing", "too many", "twice"])

@@ -23,6 +23,16 @@ std::string_view name(LayerKind kind);
 // How compressed-tensors stores such a layer: packed where the weight alone is quantized, or has 4 bits.
 LayerKind kind_of(const WeightFormat& weight, Activation activation);
 
+// Where a layer lies in a tensor of all experts, (E, OUT, IN) or (E, IN, OUT).
+struct ExpertPart {
+  std::string module;  // of all experts
+  std::int64_t expert = 0;
+  std::int64_t first = 0;  // of its channels among the expert's: first, first + step, ...
+  std::int64_t step = 1;
+  bool transposed = false;
+  std::string bias;  // the tensor of all experts' biases; empty: none
+};
+
 struct Layer {
   std::string name = {};  // of the module: without ".weight"
   LayerKind kind = LayerKind::plain;
@@ -33,6 +43,7 @@ struct Layer {
   bool dynamic_input = false;              // quantization_config says that the activation is quantized in each call
   std::optional<std::size_t> scheme = {};  // of ModelConfig::groups; none: nothing says more than the tensors
   std::vector<std::string> tensors = {};   // that hold the weight, which a quantizer replaces. Without the bias
+  std::optional<ExpertPart> expert = {};   // of a plain one: it is a part of its tensor
 
   std::string weight_tensor() const;
 };
@@ -56,9 +67,13 @@ struct Selection {
 };
 
 // A linear layer is a float matrix NAME.weight, stored (OUT, IN), whose name is not that of an embedding, a norm, a
-// head or a router. Quantized layers are known by their tensors; tensors that are wrong, or that disagree with the
-// quantization_config, throw FileError. Neither OUT nor IN is 0.
+// head or a router. Of experts that share a tensor each has layers of its own (fused_experts.h). Quantized layers are
+// known by their tensors; tensors that are wrong, or that disagree with the quantization_config, throw FileError.
+// Neither OUT nor IN is 0.
 LayerTable find_layers(const Checkpoint& checkpoint, const Selection& selection = {});
+
+// Of its weight, in the file.
+std::uint64_t size_of(const Checkpoint& checkpoint, const Layer& layer);
 
 // The layer must not be plain.
 QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer);
