@@ -19,6 +19,9 @@ namespace octile {
 inline constexpr std::int64_t kMaxGroupedRows = std::numeric_limits<std::int32_t>::max();
 // Of an expert that one thread takes by itself.
 inline constexpr std::int64_t kFewGroupedRows = 128;
+// Values of a weight that all threads read together: that takes so long that waking them up costs nothing, and threads
+// that have a weight each do not end at the same time.
+inline constexpr std::int64_t kLargeGroupedWeight = std::int64_t{1} << 24;
 
 // Rows first .. first + count - 1 of a matrix, or elements of a vector.
 template <class Void>
@@ -58,7 +61,8 @@ class Schedule {
   };
 
   // order: room for a number of each expert.
-  Schedule(const ConstTensor& offsets, const Size& size, std::int32_t* order) : offsets_(offsets), order_(order) {
+  Schedule(const ConstTensor& offsets, const Size& size, std::int32_t* order)
+      : offsets_(offsets), order_(order), large_(size.n * size.k > kLargeGroupedWeight) {
     double units = 0;
     for (std::int64_t e = 0; e + 1 < offsets.rows(); ++e) {
       if (rows(e) == 0) continue;
@@ -76,7 +80,7 @@ class Schedule {
   // many(expert) for those that all threads work at, few(expert, thread) for the others.
   template <class Many, class Few>
   void run(const Many& many, const Few& few) const {
-    const std::size_t alone = threads_ > 1 ? shared_out() : 0;
+    const std::size_t alone = threads_ > 1 && !large_ ? shared_out() : 0;
     for (const std::int32_t e : all().first(count_ - alone)) many(e);
     // Thread i begins with part alone * i / threads: the largest are dealt out to the threads, and come first.
     const auto of_thread = static_cast<std::int64_t>(alone) / threads_;
@@ -108,6 +112,7 @@ class Schedule {
 
   ConstTensor offsets_;
   std::int32_t* order_;
+  bool large_;
   std::size_t count_ = 0;
   int threads_ = 1;
 };

@@ -1,7 +1,7 @@
-// GroupedLinearPlan on the CPU: X is quantized once, its rows are gathered, and each expert's rows go through a
-// LinearPlan of the expert's shape. Experts with few rows are shared out among the threads, one expert a thread at a
-// time, so that each weight is read once and no thread waits for another between experts; those that would leave
-// threads idle go first, each with all threads.
+// GroupedLinearPlan on the CPU: X is quantized once; each expert's rows are gathered, and go through a LinearPlan of the
+// expert's shape. Experts with few rows are shared out among the threads, one expert a thread at a time, so that each
+// weight is read once and no thread waits for another between experts; those that would leave threads idle go first,
+// each with all threads.
 #include "octile/grouped_linear.h"
 
 #include <algorithm>
@@ -40,7 +40,8 @@ struct GroupedLinearImpl : Plan::Impl {
   std::int64_t expert_bytes = 0;         // of a packed weight
   std::size_t xq_at = 0;                 // (rows of X, xq_pitch) s8
   std::size_t x_scale_at = 0;
-  std::size_t gathered_at = 0;  // (m, gathered_pitch), X or Xq
+  // An expert's rows of X or Xq: m of them for all threads, and kFewGroupedRows for each thread.
+  std::size_t gathered_at = 0;
   std::size_t gathered_scale_at = 0;
   std::size_t z_at = 0;     // (m, n)
   std::size_t bias_at = 0;  // (experts, n) in z's type
@@ -276,24 +277,29 @@ struct Run {
     Tensor y;
   } rows = {};  // of all experts
 
-  // Quantized, gathered.
-  void prepare(int threads) {
+  // The rows of one expert, or of one thread's expert, in memory that is used again for the next one: it stays in the
+  // caches.
+  void gather(LinearArgs& one, std::int64_t first, std::int64_t count, std::int64_t place, int threads) const {
     const GroupedLinearDescription& d = impl.description;
-    rows.x = args.x;
-    rows.x_scale = args.x_scale;
-    if (impl.quantize) quantize();
-    if (!d.gather) return;
-    const std::int64_t m = args.token.rows();
-    const Tensor x{memory + impl.gathered_at, rows.x.dtype, {}, 2, {m, d.k}, {impl.gathered_pitch, 1}};
-    gather_rows(rows.x, args.token, x, threads);
-    rows.x = x;
+    const ConstTensor token = rows_at(args.token, first, count);
+    const auto from = [&](std::size_t at, DType type, std::int64_t pitch) {
+      return memory + at + static_cast<std::size_t>(place * pitch * bits(type) / 8);
+    };
+    const Tensor x{from(impl.gathered_at, rows.x.dtype, impl.gathered_pitch),
+                   rows.x.dtype,
+                   {},
+                   2,
+                   {count, d.k},
+                   {impl.gathered_pitch, 1}};
+    gather_rows(rows.x, token, x, threads);
+    one.x = x;
     if (!rows.x_scale.present()) return;
-    const Tensor scale{memory + impl.gathered_scale_at, rows.x_scale.dtype, {}, 1, {m, 0}, {1, 0}};
-    for (std::int64_t r = 0; r < m; ++r) {
-      const std::int64_t t = load_integer(args.token, r);
-      store(scale, r, 0, load<double>(rows.x_scale, t));
+    const Tensor scale{
+        from(impl.gathered_scale_at, rows.x_scale.dtype, 1), rows.x_scale.dtype, {}, 1, {count, 0}, {1, 0}};
+    for (std::int64_t r = 0; r < count; ++r) {
+      store(scale, r, 0, load<double>(rows.x_scale, load_integer(token, r)));
     }
-    rows.x_scale = scale;
+    one.x_scale = scale;
   }
 
   void quantize() {
@@ -310,12 +316,17 @@ struct Run {
     rows.x_scale = scale;
   }
 
-  LinearArgs of(std::int64_t e) const {
+  // place: which of the gathered rows are its.
+  LinearArgs of(std::int64_t e, std::int64_t place, int threads) const {
     const std::int64_t first = load_integer(args.offsets, e);
     const std::int64_t count = load_integer(args.offsets, e + 1) - first;
     LinearArgs one;
-    one.x = rows_at(rows.x, first, count);
-    if (rows.x_scale.present()) one.x_scale = rows_at(rows.x_scale, first, count);
+    if (impl.description.gather) {
+      gather(one, first, count, place, threads);
+    } else {
+      one.x = rows_at(rows.x, first, count);
+      if (rows.x_scale.present()) one.x_scale = rows_at(rows.x_scale, first, count);
+    }
     if (impl.description.packed_weight) {
       one.weight = rows_at(args.weight, e * impl.expert_bytes, impl.expert_bytes);
     } else {
@@ -375,8 +386,9 @@ GroupedLinearPlan GroupedLinearPlan::select(const GroupedLinearDescription& desc
   impl->order_at = impl->reserve(1, d.experts, DType::s32);
   if (d.gather) {
     impl->gathered_pitch = operand_pitch(d.k);
-    impl->gathered_at = impl->reserve(d.m, impl->gathered_pitch, product.x);
-    impl->gathered_scale_at = impl->reserve(1, d.m, scale_type(d.y));
+    const std::int64_t rows = d.m + few.m * threads_of_groups(d.threads);
+    impl->gathered_at = impl->reserve(rows, impl->gathered_pitch, product.x);
+    impl->gathered_scale_at = impl->reserve(1, rows, scale_type(d.y));
   }
   if (d.slots > 0) impl->z_at = impl->reserve(d.m, d.n, z_type(d));
   if (d.slots > 0 && d.bias) impl->bias_at = impl->reserve(d.experts, d.n, z_type(d));
@@ -430,9 +442,8 @@ void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, 
 
   Schedule schedule{bound.offsets, {d.threads, d.n, d.k}, reinterpret_cast<std::int32_t*>(memory + impl.order_at)};
   Run run{impl, bound, memory};
-  run.prepare(schedule.threads());
-  run.rows.y = bound.y;
-  run.rows.bias = bound.bias;
+  run.rows = {.x = bound.x, .x_scale = bound.x_scale, .bias = bound.bias, .y = bound.y};
+  if (impl.quantize) run.quantize();
   if (d.slots > 0) {
     run.rows.y = Tensor{memory + impl.z_at, z_type(d), {}, 2, {m, d.n}, {d.n, 1}};
     if (d.bias) {
@@ -447,10 +458,11 @@ void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, 
   std::byte* const scratch = memory + impl.scratch;
   schedule.run(
       [&](std::int64_t e) {
-        impl.many->run(run.of(e), {scratch, impl.many->workspace_size()});
+        impl.many->run(run.of(e, 0, schedule.threads()), {scratch, impl.many->workspace_size()});
       },
       [&](std::int64_t e, int thread) {
-        impl.few->run(run.of(e), {scratch + static_cast<std::size_t>(thread) * one, one});
+        const std::int64_t place = d.m + thread * std::min(d.m, kFewGroupedRows);
+        impl.few->run(run.of(e, place, 1), {scratch + static_cast<std::size_t>(thread) * one, one});
       });
   if (d.slots == 0) return;
   z_type(d) == DType::f64 ? sum_slots<double>(bound, run.rows.y, schedule.threads())
