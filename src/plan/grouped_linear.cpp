@@ -1,7 +1,7 @@
-// GroupedLinearPlan on the CPU: X is quantized once; each expert's rows are gathered, and go through a LinearPlan of the
-// expert's shape. Experts with few rows are shared out among the threads, one expert a thread at a time, so that each
-// weight is read once and no thread waits for another between experts; those that would leave threads idle go first,
-// each with all threads.
+// GroupedLinearPlan on the CPU: X is quantized once; each expert's rows are gathered, and go through a LinearPlan of
+// the expert's shape. Experts with few rows are shared out among the threads, one expert a thread at a time, so that
+// each weight is read once and no thread waits for another between experts; those that would leave threads idle go
+// first, each with all threads.
 #include "octile/grouped_linear.h"
 
 #include <algorithm>

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -70,6 +71,7 @@ class EveryPlan {
     quantizers();
     linears();
     backwards();
+    experts();
   }
 
  private:
@@ -306,6 +308,73 @@ class EveryPlan {
     }
     args.bias = vector_of("bias", d.y, d.n);
     args.y = matrix_of("y", d.y, d.m, d.n, true);
+    finish(plan, args);
+  }
+
+  Tensor integers_of(const std::string& name, std::int64_t rows, std::int64_t cols, std::int64_t below) {
+    const Tensor t = cols > 0 ? matrix_of(name, DType::s32, rows, cols) : vector_of(name, DType::s32, rows);
+    for (std::int64_t i = 0; i < rows * std::max<std::int64_t>(cols, 1); ++i) {
+      static_cast<std::int32_t*>(t.data)[i] = static_cast<std::int32_t>(i * 5 % below);
+    }
+    return t;
+  }
+
+  void experts() {
+    constexpr WeightFormat kZeroPoints = {DType::s4, Granularity::group, 32, true};
+    for (const DType x : {DType::f32, DType::bf16, DType::f64}) {
+      for (const bool gather : {false, true}) {
+        GroupedLinearDescription d{.experts = 4, .m = choice_.size.m, .n = choice_.size.n, .k = choice_.size.k};
+        d.x = d.y = x;
+        d.bias = true;
+        d.threads = choice_.threads;
+        d.kernel = choice_.kernel;
+        d.gather = gather;
+        d.slots = gather ? 2 : 0;
+        d.tokens = gather ? choice_.size.m / 2 : 0;
+        d.packed_weight = gather;
+        experts("w8a8", d);
+        d.weight = kZeroPoints;
+        experts("w4a8", d);
+        d.activation = Activation::none;
+        experts("w4a16", d);
+      }
+    }
+  }
+
+  // One with no row, one with one, the others with what there is.
+  void experts(const std::string& name, const GroupedLinearDescription& d) {
+    start("experts " + name + " " + std::string(octile::name(d.x)) + (d.gather ? " gathered and summed" : ""));
+    const GroupedLinearPlan plan = GroupedLinearPlan::select(d);
+    const DType real = scale_type(d.y);
+    const bool s4 = d.weight.type == DType::s4;
+    const std::int64_t rows = d.experts * d.n, groups = s4 ? d.k / d.weight.group : 0;
+    GroupedLinearArgs args;
+    args.x = matrix_of("x", d.x, d.gather ? d.tokens : d.m, d.k);
+    const Tensor offsets = vector_of("offsets", DType::s32, d.experts + 1);
+    const std::int64_t ends[] = {0, 0, 1, 1 + (d.m - 1) / 3, d.m};
+    std::copy(std::begin(ends), std::end(ends), static_cast<std::int32_t*>(offsets.data));
+    args.offsets = offsets;
+    if (d.gather) args.token = integers_of("token", d.m, 0, d.tokens);
+    args.weight = matrix_of("weight", d.weight.type, rows, d.k);
+    args.weight_scale = scales_of("weight_scale", real, rows, groups);
+    if (s4) args.weight_zero_point = matrix_of("weight_zero_point", DType::s32, rows, groups);
+    if (d.packed_weight) {
+      const LinearPackArgs pack{
+          args.weight, args.weight_scale, args.weight_zero_point,
+          vector_of("packed weight", DType::u8, static_cast<std::int64_t>(plan.packed_weight_size()))};
+      plan.pack(pack);
+      args.weight = pack.packed;
+      args.weight_scale = args.weight_zero_point = {};
+      std::erase_if(call_.pieces, [](const Piece& piece) {
+        return piece.name == "weight" || piece.name == "weight_scale" || piece.name == "weight_zero_point";
+      });
+    }
+    args.bias = matrix_of("bias", d.y, d.experts, d.n);
+    if (d.slots > 0) {
+      args.place = integers_of("place", d.tokens, d.slots, d.m);
+      args.router_weight = matrix_of("router_weight", real, d.tokens, d.slots);
+    }
+    args.y = matrix_of("y", d.y, d.slots > 0 ? d.tokens : d.m, d.n, true);
     finish(plan, args);
   }
 
