@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/access.h"
+#include "check/cases.h"
 #include "check/operands.h"
 #include "cpu/support/isa.h"
 #include "octile/octile.h"
@@ -193,6 +194,18 @@ LinearDescription linear_description(Bytes& in) {
   return d;
 }
 
+GroupedLinearDescription grouped_linear_description(Bytes& in) {
+  const LinearDescription e = linear_description(in);
+  GroupedLinearDescription d{.experts = in.rarely(30) ? in.size() : in.below(6), .m = e.m, .n = e.n, .k = e.k};
+  d.gather = in.below(2) == 1;
+  d.slots = in.rarely(30) ? in.size() : in.below(4);
+  if (d.gather || d.slots > 0) d.tokens = in.rarely(30) ? in.size() : in.below(12);
+  d.x = e.x, d.y = e.y, d.activation = e.activation, d.static_scale = e.static_scale, d.weight = e.weight;
+  if (d.activation == Activation::dynamic_per_tensor && !in.rarely(20)) d.activation = Activation::dynamic_per_token;
+  d.bias = e.bias, d.device = e.device, d.threads = e.threads, d.kernel = e.kernel;
+  return d;
+}
+
 LinearBackwardDescription linear_backward_description(Bytes& in) {
   LinearBackwardDescription d;
   d.m = in.size();
@@ -227,11 +240,35 @@ struct Operand : check::Operand {
 
 using Operands = std::vector<Operand>;
 
+template <class Args, class Description>
+std::vector<check::Operand> described(const Description& d, std::int64_t rows, Bytes&) {
+  return check::operands<Args>(d, rows);
+}
+
+// Some rows are nobody's, some experts have none, some slots no row.
+template <>
+std::vector<check::Operand> described<GroupedLinearArgs>(const GroupedLinearDescription& d, std::int64_t rows,
+                                                         Bytes& in) {
+  check::GroupedLinearCase c;
+  c.description = d;
+  c.rows = d.gather && d.tokens == 0 ? 0 : rows;
+  const auto below = [&](std::int64_t count) {
+    return static_cast<std::int32_t>(in.random() % static_cast<std::uint64_t>(count));
+  };
+  for (std::int64_t e = 0; e <= d.experts; ++e) c.offsets.push_back(below(c.rows + 1));
+  std::sort(c.offsets.begin(), c.offsets.end());
+  for (std::int64_t r = 0; d.gather && r < c.rows; ++r) c.token.push_back(below(d.tokens));
+  // Without values place has random ones, which are legal.
+  const bool few = d.slots < 100 && d.tokens < 100;
+  for (std::int64_t i = 0; few && i < d.slots * d.tokens; ++i) c.place.push_back(below(c.rows + 2) - 1);
+  return check::operands(c);
+}
+
 // The operands of a legal run. Those that a caller may leave out come by chance.
 template <class Args, class Description>
 Operands operands_of(const Description& d, std::int64_t rows, Bytes& in) {
   Operands all;
-  for (const check::Operand& o : check::operands<Args>(d, rows)) {
+  for (const check::Operand& o : described<Args>(d, rows, in)) {
     Operand& operand = all.emplace_back(Operand{o});
     if (!o.present() || (o.optional && in.below(2) == 0)) continue;
     const std::int64_t cols = o.size.cols.value_or(0);
@@ -274,10 +311,12 @@ OCTILE_KIND(FakeQuantizeArgs, fake_quantize, quantize, quantize_description(in, 
 OCTILE_KIND(FakeQuantizeBackwardArgs, fake_quantize_backward, quantize, quantize_description(in, false));
 OCTILE_KIND(LinearArgs, linear, linear, linear_description(in));
 OCTILE_KIND(LinearBackwardArgs, linear_backward, linear_backward, linear_backward_description(in));
+OCTILE_KIND(GroupedLinearArgs, grouped_linear, grouped_linear, grouped_linear_description(in));
 
 std::int64_t rows_of(const QuantizeDescription& d) { return d.rows; }
 std::int64_t rows_of(const LinearDescription& d) { return d.m; }
 std::int64_t rows_of(const LinearBackwardDescription& d) { return d.m; }
+std::int64_t rows_of(const GroupedLinearDescription& d) { return d.m; }
 
 // Multiplications of one run, or a number that is too many.
 double work_of(const QuantizeDescription& d, std::int64_t rows) {
@@ -285,6 +324,9 @@ double work_of(const QuantizeDescription& d, std::int64_t rows) {
 }
 double work_of(const LinearDescription& d, std::int64_t rows) {
   return static_cast<double>(rows) * static_cast<double>(d.n) * static_cast<double>(d.k);
+}
+double work_of(const GroupedLinearDescription& d, std::int64_t rows) {
+  return static_cast<double>(rows + d.tokens * d.slots) * static_cast<double>(d.n) * static_cast<double>(d.k + 1);
 }
 double work_of(const LinearBackwardDescription& d, std::int64_t rows) {
   return 2.0 * static_cast<double>(rows) * static_cast<double>(d.n) * static_cast<double>(d.k);
@@ -399,9 +441,12 @@ void put_real(std::uint8_t* at, DType dtype, double value) {
 void fill(const Operand& o, Bytes& in, bool wild) {
   auto* const data = static_cast<std::uint8_t*>(o.view.data);
   const int mode = in.below(5);
+  std::size_t next = 0;
   for_each_element(o.view, [&](std::size_t at) {
     std::uint8_t* const element = data + at;
-    if (o.content == check::Content::zero_point && o.view.dtype == DType::s32) {
+    if (next < o.values.size() && o.view.dtype == DType::s32 && !(wild && in.random() % 8 == 0)) {
+      std::memcpy(element, &o.values[next++], sizeof(std::int32_t));
+    } else if (o.content == check::Content::zero_point && o.view.dtype == DType::s32) {
       const auto span = static_cast<std::uint64_t>(std::max(o.range[1] - o.range[0], 0)) + 1;
       const std::int32_t value = wild && in.random() % 4 == 0
                                      ? static_cast<std::int32_t>(in.random())
@@ -607,6 +652,13 @@ void describe(const LinearDescription& d, octile_linear_description& c) {
   c.x = number(d.x), c.y = number(d.y), c.activation = number(d.activation), c.weight = number(d.weight);
   c.weight_layout = number(d.weight_layout), c.weight_zero_point = d.weight.zero_point, c.bias = d.bias;
   c.x_multiplier = d.x_multiplier;
+}
+
+void describe(const GroupedLinearDescription& d, octile_grouped_linear_description& c) {
+  c.experts = d.experts, c.m = d.m, c.n = d.n, c.k = d.k, c.tokens = d.tokens, c.slots = d.slots;
+  c.group = d.weight.group, c.static_scale = d.static_scale, c.x = number(d.x), c.y = number(d.y);
+  c.activation = number(d.activation), c.weight = number(d.weight), c.weight_zero_point = d.weight.zero_point;
+  c.bias = d.bias, c.gather = d.gather;
 }
 
 void describe(const LinearBackwardDescription& d, octile_linear_backward_description& c) {
@@ -865,7 +917,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Bytes in(data, size);
   using cpu::Isa;
   cpu::isa_ceiling = in.pick<Isa>({Isa::amx, Isa::baseline, Isa::avx2, Isa::avxvnni, Isa::avx512, Isa::avx512vnni});
-  switch (in.below(8)) {
+  switch (in.below(9)) {
     case 0:
       fuzz_one<LinearArgs>(in);
       break;
@@ -886,6 +938,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 6:
       fuzz_one<FakeQuantizeArgs>(in);
+      break;
+    case 7:
+      fuzz_one<GroupedLinearArgs>(in);
       break;
     default:
       fuzz_one<FakeQuantizeBackwardArgs>(in);
