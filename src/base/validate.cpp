@@ -102,8 +102,9 @@ void check_values_within(const TensorChecks& checks, std::string_view name, cons
   for_each_element(t, [&](std::int64_t i, std::int64_t r, std::int64_t c) {
     const std::int32_t value = static_cast<const std::int32_t*>(t.data)[i];
     if (low <= value && value <= high) return;
-    fail(Status::invalid_argument, checks.function(), ": ", name, "[", r, ", ", c, "] = ", value, " is outside ", low,
-         "..", high);
+    const std::string place = t.rank == 1 ? message(r) : message(r, ", ", c);
+    fail(Status::invalid_argument, checks.function(), ": ", name, "[", place, "] = ", value, " is outside ", low, "..",
+         high);
   });
 }
 

@@ -387,6 +387,7 @@ GroupedLinearPlan GroupedLinearPlan::select(const GroupedLinearDescription& desc
   if (d.gather) {
     impl->gathered_pitch = operand_pitch(d.k);
     const std::int64_t rows = d.m + few.m * threads_of_groups(d.threads);
+    check_bytes(kSelect, "the gathered rows", rows, impl->gathered_pitch);
     impl->gathered_at = impl->reserve(rows, impl->gathered_pitch, product.x);
     impl->gathered_scale_at = impl->reserve(1, rows, scale_type(d.y));
   }

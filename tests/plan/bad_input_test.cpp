@@ -197,7 +197,7 @@ TEST(BadArguments, GivenScales) {
         c.zero_point[1] = 200;
         c.args.given_zero_point = vector<const std::int32_t>(c.zero_point.data(), kRows);
       },
-      {invalid, {"zero_point[1, 0] = 200", "-128..127"}});
+      {invalid, {"zero_point[1] = 200", "-128..127"}});
 }
 
 TEST(BadArguments, OtherQuantizerPlans) {

@@ -216,12 +216,14 @@ TEST(Grouped, RefusesArguments) {
   expect_in("router_weight", refused([](auto& a) { a.router_weight = {}; }));
   expect_in("y is", refused([](auto& a) { a.y.shape[0] = 2; }));
   token[3] = 3;
-  expect_in("token[3, 0] = 3 is outside 0..2", refused([](auto&) {}));
+  expect_in("token[3] = 3 is outside 0..2", refused([](auto&) {}));
   token[3] = 0;
   experts.offsets[1] = 5;
   expect_in("offsets[2] = 4, expected 5 to 5", refused([](auto&) {}));
   experts.offsets = {0, 2, 6};
   expect_in("offsets[2] = 6, expected 2 to 5", refused([](auto&) {}));
+  experts.offsets = {-1, 2, 3};
+  expect_in("offsets[0] = -1, expected 0 to 5", refused([](auto&) {}));
 }
 
 // Which experts all threads work at, and which one thread takes.
