@@ -55,18 +55,18 @@ class Module {
   }
 
   std::vector<Layer> layers(const TensorInfo& tensor) const {
-    const auto [experts, inner, hidden, transposed] = sizes_;
+    const std::int64_t inner = sizes_.inner, hidden = sizes_.hidden;
     const bool alternate = checkpoint_.config().model_type == "gpt_oss";
     std::vector<Layer> all;
     const auto add = [&](std::int64_t e, const char* part, const Layer& sizes, std::int64_t first, std::int64_t step) {
       const TensorInfo* const bias = &tensor == down_ ? down_bias_ : up_bias_;
       Layer layer = sizes;
       layer.name = name_ + "." + std::to_string(e) + "." + part;
-      layer.expert = {name_, e, first, step, transposed, bias ? bias->name : ""};
+      layer.expert = {name_, e, first, step, sizes_.transposed, bias ? bias->name : ""};
       layer.tensors = {tensor.name};
       all.push_back(std::move(layer));
     };
-    for (std::int64_t e = 0; e < experts; ++e) {
+    for (std::int64_t e = 0; e < sizes_.experts; ++e) {
       if (&tensor == down_) {
         add(e, "down_proj", {.n = hidden, .k = inner}, 0, 1);
       } else {
