@@ -27,7 +27,8 @@ inline constexpr std::int64_t kLargeGroupedWeight = std::int64_t{1} << 24;
 template <class Void>
 BasicTensor<Void> rows_at(BasicTensor<Void> t, std::int64_t first, std::int64_t count) {
   using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
-  t.data = static_cast<Byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
+  // One without elements may have no memory.
+  if (t.data != nullptr) t.data = static_cast<Byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
   t.shape[0] = count;
   return t;
 }
