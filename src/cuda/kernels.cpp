@@ -28,10 +28,12 @@ namespace octile::cuda {
   ROW(w8a16_gemm_sm80) \
   ROW(w8a16_gemm_sm90) \
   ROW(w8a16_group_gemm_sm80) \
+  ROW(w4a16_gemm_simt_sm80) \
   ROW(w4a16_gemm_sm80) \
   ROW(w4a16_gemv_sm90) \
   ROW(w4a16_gemm_skinny_sm90) \
   ROW(w4a16_gemm_sm90) \
+  ROW(w4a8_gemm_simt_sm80) \
   ROW(w4a8_gemm_sm80) \
   ROW(w4a8_gemv_sm90) \
   ROW(w4a8_gemm_sm90) \

@@ -40,6 +40,12 @@ __device__ inline void copy_async_if(bool really, std::uint32_t to_shared, const
       : "memory");
 }
 
+// Four bytes; zeros where !really, and then `from` is any address.
+__device__ inline void copy_word_async(std::uint32_t to_shared, const void* from, bool really) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared), "l"(from), "r"(really ? 4 : 0)
+               : "memory");
+}
+
 // Closes a group of copies, perhaps an empty one.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

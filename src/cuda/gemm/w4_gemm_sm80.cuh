@@ -1,0 +1,614 @@
+// Products with a 4-bit weight by mma.sync, of w4a8_gemm_sm80 and w4a16_gemm_sm80: y (m, n), rows of a are tokens.
+//
+// The instructions compute y^T = weight * a^T. A block has a tile of kRows of the weight by kTokens, and streams kStep
+// terms of both at a time through a ring of stages by cp.async. A warp has all terms of its part of the tile. Of 32
+// terms, a slice, a lane has 8 in a row: a word of the weight for each of its rows, which it converts in registers, and
+// the same 8 of a, natural in shared memory, which one load brings. Its rows of the weight are neighbours, so that
+// sums go to y from registers, several elements at once.
+//
+// An Arithmetic says how words are converted and multiplied, kChunk slices at a time, and how their sums are folded
+// into totals with the scales of the chunk.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/ceil_div.h"
+#include "base/message.h"
+#include "cuda/device/floats.cuh"
+#include "cuda/device/grid.cuh"
+#include "cuda/device/int4.cuh"
+#include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
+#include "cuda/gemm/int4_weight.h"
+#include "cuda/launch.h"
+#include "cuda/operands.h"
+#include "plan/cost.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda::w4_sm80 {
+
+constexpr int kUnit = 16;       // bytes of a copy
+constexpr int kSliceTerms = 32;
+constexpr int kBand = 8;        // tiles of tokens that are visited together, so that they are found in L2
+
+template <int kRows_, int kTokens_, int kStep_, int kStages_, int kRowWarps_, int kTokenWarps_, int kBlocks_>
+struct TileShape {
+  static constexpr int kRows = kRows_;      // of the weight
+  static constexpr int kTokens = kTokens_;  // rows of a
+  static constexpr int kStep = kStep_;      // terms
+  static constexpr int kStages = kStages_;
+  static constexpr int kTokenWarps = kTokenWarps_;
+  static constexpr int kThreads = 32 * kRowWarps_ * kTokenWarps_;
+  static constexpr int kBlocks = kBlocks_;  // on an SM, which bounds the registers
+  static constexpr int kWarpRows = kRows / kRowWarps_;
+  static constexpr int kWarpTokens = kTokens / kTokenWarps_;
+  static constexpr int kRowBlocks = kWarpRows / 16;
+  static constexpr int kTokenBlocks = kWarpTokens / 8;
+  static constexpr int kLaneRows = 2 * kRowBlocks;  // neighbours
+  static_assert(kRowBlocks == 1 || kRowBlocks == 2);
+};
+
+struct Arguments {
+  NibbleWeight weight;
+  int group_shift;  // a term's group is term >> group_shift
+  const std::uint8_t* a;
+  std::int64_t a_pitch;  // bytes
+  int tokens;
+  int row_tiles, token_tiles;
+  RowScale<float> a_scale;  // w4a8
+  Bias bias;
+  void* y;
+  std::int64_t y_pitch;
+  DType y_type;
+  bool y_aligned;  // to the rows of a lane
+};
+
+// A stage in shared memory: tiles of the weight and of a; scales and zero points, one for each chunk and row.
+template <class Tile, class Arithmetic>
+struct Stage {
+  static constexpr int kChunks = Tile::kStep / (kSliceTerms * Arithmetic::kChunk);
+  static constexpr int kEntries = kChunks * Tile::kRows;
+  static constexpr int kLine = Tile::kStep * Arithmetic::kElement;  // of a
+  static constexpr int kA = Tile::kRows * Tile::kStep / 2;
+  static constexpr int kScales = kA + Tile::kTokens * kLine;
+  static constexpr int kZeros = kScales + (Arithmetic::kRow ? 0 : kEntries * 4);
+  static constexpr int kBytes = kZeros + kEntries * 4;
+  static_assert(kLine >= 128 && kChunks > 0 && kA % 128 == 0 && kScales % 128 == 0 && kBytes % 128 == 0);
+};
+
+// ---- From global to shared memory.
+
+// The weight lies there in units of 16 bytes, so that the lanes of a load meet different banks:
+//   packed  panels of kStep / 8 lines of 64 bytes; unit c of line l where c ^ 2 * (l / 2 % 2) would
+//   plain   rows of kStep / 2 bytes; with g and i a row's lane and place in that lane's rows, 128 bytes hold kLines rows
+//           of the same i and neighbouring g, and unit c of a row lies where c ^ g / kLines would
+template <class Tile>
+struct PlainPlace {
+  static constexpr int kRowBytes = Tile::kStep / 2;
+  static constexpr int kLines = 128 / kRowBytes;
+  static_assert(kLines == 1 || kLines == 2 || kLines == 4);
+
+  // The first unit of a row, of which XOR with 16 * unit makes another one; the next row of a lane is 128 bytes on.
+  __device__ static int first_unit(int row) {
+    const int g = row / Tile::kLaneRows % 8;
+    const int of_line = row / (8 * Tile::kLaneRows) * (8 / kLines) + g / kLines;
+    return (of_line * Tile::kLaneRows + row % Tile::kLaneRows) * 128 + g % kLines * kRowBytes + g / kLines * kUnit;
+  }
+};
+
+// One thread's part of copying tiles of the weight: one unit of every so many panels or rows.
+template <class Tile>
+class WeightFiller {
+ public:
+  __device__ WeightFiller(const NibbleWeight& w, int first_row) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int across = w.packed ? Tile::kStep / 2 : Tile::kStep / 32;  // units of a panel or row
+    const int line = thread / across;
+    const int unit = thread % across;
+    const int first = w.packed ? first_row / 16 : first_row;
+    lines_at_once_ = Tile::kThreads / across;
+    lines_ = (w.packed ? (w.rows + 15) / 16 : w.rows) - first - line;
+    from_ = w.values + (first + line) * w.pitch + unit * kUnit;
+    if (w.packed) {
+      term_ = unit / 4 * 8;
+      to_ = line * Tile::kStep * 8 + (unit ^ (unit / 8 % 2 * 2)) * kUnit;
+    } else {
+      term_ = unit * 32;
+      to_ = PlainPlace<Tile>::first_unit(line) ^ unit * kUnit;
+    }
+    stride_ = lines_at_once_ * w.pitch;
+    step_bytes_ = w.packed ? Tile::kStep * 8 : Tile::kStep / 2;
+  }
+
+  // The next step; steps are copied in order.
+  __device__ void copy(std::uint32_t stage, int terms) {
+    const bool inside = term_ < terms;
+    const std::uint8_t* from = from_;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i, from += stride_) {
+      copy_async_if(inside && lines_ > i * lines_at_once_, stage + to_ + i * Tile::kThreads * kUnit, from);
+    }
+    from_ += step_bytes_;
+    term_ += Tile::kStep;
+  }
+
+ private:
+  static constexpr int kTurns = Tile::kRows * Tile::kStep / 32 / Tile::kThreads;
+  static_assert(kTurns * Tile::kThreads * 32 == Tile::kRows * Tile::kStep);
+  static_assert(Tile::kThreads % (Tile::kStep / 2) == 0, "whole panels");
+  static_assert(Tile::kThreads * 32 / Tile::kStep % (8 * Tile::kLaneRows) == 0, "turns differ by whole 128 bytes");
+
+  const std::uint8_t* from_;
+  std::int64_t stride_;
+  int to_;
+  int term_;  // of this thread's unit
+  int lines_;
+  int lines_at_once_;
+  int step_bytes_;
+};
+
+// Of tiles of a: lines of a token's terms; a lane reads 8 of them, four tokens or two at once, so slice s of token i
+// lies where s ^ twist(i) would. Beyond k there are zeros: what stands in the weight there is finite.
+template <class Tile, int kElement>
+class TokenFiller {
+ public:
+  static constexpr int kLine = Tile::kStep * kElement;
+  __device__ static int twist(int token) { return kElement == 1 ? token & 3 : token & 1; }
+
+  __device__ TokenFiller(const Arguments& p, int first)
+      : line_(static_cast<int>(threadIdx.x) / kAcross),
+        tokens_(min(p.tokens - first, Tile::kTokens) - line_),
+        pitch_(p.a_pitch) {
+    const int unit = static_cast<int>(threadIdx.x) % kAcross;
+    term_ = unit * (kUnit / kElement);
+    from_ = p.a + (first + line_) * p.a_pitch + unit * kUnit;
+    to_ = line_ * kLine + ((unit * kUnit) ^ twist(line_) * (kSliceTerms * kElement));
+  }
+
+  __device__ void copy(std::uint32_t tile, int terms, const void* anything) {
+    const bool inside = term_ < terms;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const void* const from = inside ? from_ + i * kAtOnce * pitch_ : anything;
+      copy_async_if(tokens_ > i * kAtOnce, tile + to_ + i * kAtOnce * kLine, from, inside ? kUnit : 0);
+    }
+    from_ += kLine;
+    term_ += Tile::kStep;
+  }
+
+ private:
+  static constexpr int kAcross = kLine / kUnit;
+  static constexpr int kAtOnce = Tile::kThreads / kAcross;
+  static constexpr int kTurns = (Tile::kTokens + kAtOnce - 1) / kAtOnce;
+  static_assert(Tile::kThreads % kAcross == 0 && kAtOnce % 4 == 0);
+
+  int line_;
+  int tokens_;
+  std::int64_t pitch_;
+  int term_;
+  const std::uint8_t* from_;
+  int to_;
+};
+
+// Scales and zero points of a step; zeros beyond the weight.
+template <class Tile, class Arithmetic>
+__device__ void fill_groups(const Arguments& p, int first_row, int first_term, std::uint32_t stage) {
+  using S = Stage<Tile, Arithmetic>;
+  const NibbleWeight& w = p.weight;
+  const auto place = [&](int entry, int& row, int& group) {
+    const int term = first_term + entry / Tile::kRows * (kSliceTerms * Arithmetic::kChunk);
+    row = first_row + entry % Tile::kRows;
+    group = term >> p.group_shift;
+    return row < w.rows && term < w.terms;
+  };
+  int row, group;
+  if constexpr (!Arithmetic::kRow) {
+#pragma unroll
+    for (int entry = static_cast<int>(threadIdx.x); entry < S::kEntries; entry += Tile::kThreads) {
+      const bool inside = place(entry, row, group);
+      const auto* const scales = static_cast<const float*>(w.scales);
+      copy_word_async(stage + S::kScales + entry * 4, inside ? scales + w.scale.at(row, group) : scales, inside);
+    }
+  }
+  if (w.zeros == nullptr) return;
+  if (w.packed) {  // four bytes of four rows
+#pragma unroll 1
+    for (int entry = 4 * static_cast<int>(threadIdx.x); entry < S::kEntries; entry += 4 * Tile::kThreads) {
+      const bool inside = place(entry, row, group);
+      const auto* const zeros = static_cast<const std::uint8_t*>(w.zeros);
+      copy_word_async(stage + S::kZeros + entry, inside ? zeros + w.zero.at(row, group) : zeros, inside);
+    }
+  } else {
+#pragma unroll 1
+    for (int entry = static_cast<int>(threadIdx.x); entry < S::kEntries; entry += Tile::kThreads) {
+      const bool inside = place(entry, row, group);
+      const auto* const zeros = static_cast<const std::int32_t*>(w.zeros);
+      copy_word_async(stage + S::kZeros + entry * 4, inside ? zeros + w.zero.at(row, group) : zeros, inside);
+    }
+  }
+}
+
+// ---- From shared memory to registers.
+
+// The nibbles q of terms 0 to 7 as a packed weight has them: q + 8, the low nibbles terms 0 to 3.
+__device__ inline std::uint32_t packed_word(std::uint32_t word) {
+  word ^= 0x88888888u;
+  const std::uint32_t low = __byte_perm(word, word >> 4, 0x5140);
+  const std::uint32_t high = __byte_perm(word << 4, word, 0x7362);
+  return (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
+}
+
+// A lane's words of a slice.
+template <class Tile>
+class WordReader {
+ public:
+  __device__ WordReader(bool packed, int first_row, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    if (packed) {
+      const int row = first_row + g * Tile::kLaneRows;
+      const int unit = row % 16 / 4 ^ t / 2 * 2;
+      place_ = row / 16 * (Tile::kStep * 8) + t * 64 + unit * kUnit + row % 4 * 4;
+    } else {
+      place_ = PlainPlace<Tile>::first_unit(first_row + g * Tile::kLaneRows) + t * 4;
+    }
+  }
+
+  __device__ void read(bool packed, std::uint32_t stage, int slice, std::uint32_t (&words)[Tile::kLaneRows]) const {
+    if (packed) {
+      const std::uint32_t at = stage + place_ + slice * 256;
+      if constexpr (Tile::kLaneRows == 4) {
+        const uint4 v = load_shared(at);
+        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+      } else {
+        const uint2 v = load_shared_pair(at);
+        words[0] = v.x, words[1] = v.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Tile::kLaneRows; ++i) {
+        words[i] = packed_word(load_shared_word(stage + (place_ ^ slice * kUnit) + i * 128));
+      }
+    }
+  }
+
+ private:
+  int place_;
+};
+
+// 8 + z of a lane's rows, of an entry of a stage.
+template <class Tile>
+__device__ void read_zeros(bool packed, std::uint32_t zeros, int entry, unsigned (&u)[Tile::kLaneRows]) {
+  if (packed) {
+    const std::uint32_t bytes = load_shared_word(zeros + entry / 4 * 4) >> entry % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < Tile::kLaneRows; ++i) u[i] = bytes >> 8 * i & 255;
+  } else {
+#pragma unroll
+    for (int i = 0; i < Tile::kLaneRows; ++i) u[i] = 8 + load_shared_word(zeros + (entry + i) * 4);
+  }
+}
+
+template <int kCount>
+__device__ void read_scales(std::uint32_t from, float (&scales)[kCount]) {
+  if constexpr (kCount == 4) {
+    const uint4 v = load_shared(from);
+    scales[0] = __uint_as_float(v.x), scales[1] = __uint_as_float(v.y);
+    scales[2] = __uint_as_float(v.z), scales[3] = __uint_as_float(v.w);
+  } else {
+    const uint2 v = load_shared_pair(from);
+    scales[0] = __uint_as_float(v.x), scales[1] = __uint_as_float(v.y);
+  }
+}
+
+// ---- The kernel.
+
+// `values` of a lane's rows of one token, from this column of y on.
+template <int kCount>
+__device__ void store_rows(const Arguments& p, int token, int col, const float (&values)[kCount]) {
+  const std::int64_t at = token * p.y_pitch + col;
+  if (p.y_aligned && col + kCount <= p.weight.rows) {
+    if (p.y_type == DType::f32) {
+      float* const to = static_cast<float*>(p.y) + at;
+      if constexpr (kCount == 4) {
+        *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+      } else {
+        *reinterpret_cast<float2*>(to) = {values[0], values[1]};
+      }
+      return;
+    }
+    std::uint32_t words[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      words[i] = p.y_type == DType::f16 ? pack<__half>(values[2 * i], values[2 * i + 1])
+                                        : pack<__nv_bfloat16>(values[2 * i], values[2 * i + 1]);
+    }
+    std::uint16_t* const to = static_cast<std::uint16_t*>(p.y) + at;
+    if constexpr (kCount == 4) {
+      *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = words[0];
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (col + i < p.weight.rows) store_float(p.y, at + i, p.y_type, values[i]);
+  }
+}
+
+template <class Tile, class Arithmetic>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(const __grid_constant__ Arguments p) {
+  using S = Stage<Tile, Arithmetic>;
+  constexpr int kLaneRows = Tile::kLaneRows;
+  constexpr int kChunk = Arithmetic::kChunk;
+  constexpr int kSliceBytes = kSliceTerms * Arithmetic::kElement;  // of a token
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const std::uint32_t ring = shared_address(shared);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp_row = warp / Tile::kTokenWarps * Tile::kWarpRows;
+  const int warp_token = warp % Tile::kTokenWarps * Tile::kWarpTokens;
+  const int band = static_cast<int>(blockIdx.x) / (kBand * p.row_tiles);
+  const int in_band = static_cast<int>(blockIdx.x) % (kBand * p.row_tiles);
+  const int band_tiles = min(kBand, p.token_tiles - band * kBand);
+  const int first_token = (band * kBand + in_band % band_tiles) * Tile::kTokens;
+  const int first_row = in_band / band_tiles * Tile::kRows;
+  const bool packed = p.weight.packed;
+  const bool zeros = p.weight.zeros != nullptr;
+  const int terms = p.weight.terms;
+  const int steps = (terms + Tile::kStep - 1) / Tile::kStep;
+
+  WeightFiller<Tile> weight_filler(p.weight, first_row);
+  TokenFiller<Tile, Arithmetic::kElement> token_filler(p, first_token);
+  const auto fill = [&](int step, std::uint32_t stage) {
+    if (step < steps) {
+      weight_filler.copy(stage, terms);
+      token_filler.copy(stage + S::kA, terms, p.a);
+      fill_groups<Tile, Arithmetic>(p, first_row, step * Tile::kStep, stage);
+    }
+    commit_copies();
+  };
+  const WordReader<Tile> word_reader(packed, warp_row, lane);
+  const int lane_row = warp_row + lane / 4 * kLaneRows;
+  const int token = warp_token + lane / 4;
+  const std::uint32_t a_place = S::kA + token * S::kLine + lane % 4 * (8 * Arithmetic::kElement);
+  const int twist = TokenFiller<Tile, Arithmetic::kElement>::twist(token) * kSliceBytes;
+
+  Arithmetic arithmetic(zeros);
+  typename Arithmetic::Offset offsets[kLaneRows];
+  typename Arithmetic::Total totals[Tile::kTokenBlocks][Tile::kRowBlocks][4] = {};
+
+  wait_for_previous();
+  let_next_start();
+  constexpr int kAhead = Tile::kStages - 1;
+#pragma unroll 1
+  for (int step = 0; step < kAhead; ++step) fill(step, ring + step * S::kBytes);
+
+  std::uint32_t stage = ring;
+  std::uint32_t filling = ring + kAhead * S::kBytes;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    wait_for_copies<kAhead - 1>();
+    __syncthreads();
+    fill(step + kAhead, filling);
+    filling = stage;
+#pragma unroll 1
+    for (int chunk = 0; chunk < S::kChunks; ++chunk) {
+      const int entry = chunk * Tile::kRows + lane_row;
+      if (zeros) {
+        unsigned u[kLaneRows];
+        read_zeros<Tile>(packed, stage + S::kZeros, entry, u);
+#pragma unroll
+        for (int i = 0; i < kLaneRows; ++i) offsets[i] = typename Arithmetic::Offset(u[i]);
+      }
+      typename Arithmetic::Slice slices[kChunk][Tile::kRowBlocks];
+#pragma unroll
+      for (int s = 0; s < kChunk; ++s) {
+        std::uint32_t words[kLaneRows];
+        word_reader.read(packed, stage, chunk * kChunk + s, words);
+#pragma unroll
+        for (int r = 0; r < Tile::kRowBlocks; ++r) {
+          arithmetic.convert({words[2 * r], words[2 * r + 1]}, offsets[2 * r], offsets[2 * r + 1], slices[s][r]);
+        }
+      }
+      float scales[kLaneRows];
+      if constexpr (!Arithmetic::kRow) read_scales(stage + S::kScales + entry * 4, scales);
+#pragma unroll
+      for (int t = 0; t < Tile::kTokenBlocks; ++t) {
+        typename Arithmetic::Sum sums[Tile::kRowBlocks][4];
+#pragma unroll
+        for (int s = 0; s < kChunk; ++s) {
+          const int slice = ((chunk * kChunk + s) * kSliceBytes) ^ twist;
+          const auto a = Arithmetic::read(stage + a_place + t * (8 * S::kLine) + slice);
+#pragma unroll
+          for (int r = 0; r < Tile::kRowBlocks; ++r) {
+            if constexpr (Arithmetic::kRow) {
+              Arithmetic::multiply(totals[t][r], slices[s][r], a, false);
+            } else {
+              Arithmetic::multiply(sums[r], slices[s][r], a, s == 0);
+            }
+          }
+        }
+        if constexpr (!Arithmetic::kRow) {
+#pragma unroll
+          for (int r = 0; r < Tile::kRowBlocks; ++r) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              totals[t][r][e] = arithmetic.fold(sums[r][e], scales[2 * r + e / 2], totals[t][r][e]);
+            }
+          }
+        }
+      }
+    }
+    stage = stage == ring + kAhead * S::kBytes ? ring : stage + S::kBytes;
+  }
+
+  const int col = first_row + lane_row;
+  float scales[kLaneRows], bias[kLaneRows];
+#pragma unroll
+  for (int i = 0; i < kLaneRows; ++i) {
+    bias[i] = p.bias.at(col + i, p.weight.rows, -0.0f);
+    if constexpr (Arithmetic::kRow) {
+      const bool inside = col + i < p.weight.rows;
+      scales[i] = inside ? __ldcg(static_cast<const float*>(p.weight.scales) + p.weight.scale.at(col + i, 0)) : 0;
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < Tile::kTokenBlocks; ++t) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int of_y = first_token + warp_token + t * 8 + lane % 4 * 2 + e;
+      if (of_y >= p.tokens) continue;
+      const float a_scale = Arithmetic::kElement == 1 ? p.a_scale[of_y] : 1;
+      float values[kLaneRows];
+#pragma unroll
+      for (int i = 0; i < kLaneRows; ++i) {
+        const auto total = totals[t][i / 2][i % 2 * 2 + e];
+        values[i] = fmaf(Arithmetic::kRow ? arithmetic.fold_row(total, scales[i]) : static_cast<float>(total), a_scale,
+                         bias[i]);
+      }
+      store_rows(p, of_y, col, values);
+    }
+  }
+}
+
+// ---- The host's side.
+
+// Seconds on an SM of an H200.
+struct TileTimes {
+  double slice;  // of the tile, of many blocks
+  double alone;  // the same of a block that has its SM for itself
+};
+
+template <class Tile>
+struct Candidate {
+  TileTimes times;
+};
+
+constexpr double kLaunchSeconds = 6e-6;
+constexpr double kTileSeconds = 1.5e-6;       // besides its terms
+constexpr double kBytesPerSecond = 20e9;      // of memory, and SM
+constexpr double kSharedPerSecond = 35e9;     // from L2 to shared memory, and SM
+constexpr double kPlain = 1.15;               // times as long with a weight that is not packed
+
+template <class Tile, class Arithmetic>
+constexpr unsigned kSharedBytes = Tile::kStages * Stage<Tile, Arithmetic>::kBytes;
+
+struct Choice {
+  int tile = -1;
+  double seconds = std::numeric_limits<double>::infinity();
+};
+
+// Tiles: calls body(Candidate) for each.
+template <class Tiles>
+Choice choose(const GemmProblem& p, std::int64_t m) {
+  const CudaDevice& gpu = properties(p.device);
+  const double element = bits(p.a) / 8;
+  const double k = static_cast<double>(p.k);
+  const double groups = static_cast<double>(ceil_div(p.k, p.b.group));
+  const double row_bytes = k / 2 + groups * (p.b.zero_point ? 8 : 4);
+  const double memory = (static_cast<double>(p.n) * row_bytes + static_cast<double>(m) * k * element +
+                         static_cast<double>(m * p.n) * bits(p.y) / 8) /
+                        (kBytesPerSecond * gpu.sms);
+  const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
+  Choice best;
+  int number = 0;
+  Tiles::for_each([&]<class Tile>(const Candidate<Tile>& candidate) {
+    const int tile = number++;
+    const std::int64_t blocks = ceil_div(m, Tile::kTokens) * ceil_div(p.n, Tile::kRows);
+    const auto of_sm = static_cast<double>(ceil_div(blocks, gpu.sms));
+    const double slices = k / kSliceTerms * (p.b_packed ? 1 : kPlain) * (1 + 0.15 * folds);
+    const double copied = (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
+    const double each = std::max(slices * candidate.times.slice, copied);
+    const double tiles = std::max(of_sm * each, std::ceil(of_sm / Tile::kBlocks) * slices * candidate.times.alone);
+    const double seconds = kLaunchSeconds + kTileSeconds + std::max(tiles, memory) + 0.2 * std::min(tiles, memory);
+    if (seconds < best.seconds) best = {tile, seconds};
+  });
+  return best;
+}
+
+template <class Tiles, class Body>
+void with_tile(int number, const Body& body) {
+  int i = 0;
+  Tiles::for_each([&]<class Tile>(const Candidate<Tile>&) {
+    if (i++ == number) body.template operator()<Tile>();
+  });
+}
+
+inline std::string reason_against_problem(const GemmProblem& p) {
+  if (p.scale != DType::f32) return "has no f64";
+  if (p.k % kSliceTerms != 0) return "needs K to be a multiple of 32";
+  if (p.b.group != 32 && p.b.group != 64 && p.b.group != 128 && p.b.group != p.k)
+    return "takes groups of 32, 64 and 128 terms and of a row";
+  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  return reason_against(p.device, 80);
+}
+
+template <class Tiles>
+Cost cost(const GemmProblem& p) {
+  Cost cost = gemm_work(p);
+  cost.seconds = choose<Tiles>(p, p.m).seconds;
+  return cost;
+}
+
+template <class Tiles>
+std::string detail(const GemmProblem& p) {
+  std::string text;
+  with_tile<Tiles>(choose<Tiles>(p, p.m).tile, [&]<class Tile>() {
+    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", steps of ", Tile::kStep);
+  });
+  return text;
+}
+
+// cp.async copies aligned units.
+inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  if (o.a.strides[1] != 1 || !aligned_rows(o.a.data, o.a.strides[0] * (bits(p.a) / 8), kUnit)) return false;
+  return p.b_packed || aligned_rows(o.b.data, o.b.strides[0] / 2, kUnit);
+}
+
+// Calls body.operator()<Arithmetic>() with the problem's.
+template <class Tiles, const std::string_view& kName, class WithArithmetic>
+void load(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
+  with_arithmetic(p, [&]<class Arithmetic>() {
+    Tiles::for_each([&]<class Tile>(const Candidate<Tile>&) {
+      prepare(kName, w4_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
+    });
+  });
+}
+
+template <class Tiles, const std::string_view& kName, class WithArithmetic>
+void launch(const GemmProblem& problem, const GemmOperands& o, Stream stream, const WithArithmetic& with_arithmetic) {
+  if (o.a.rows() == 0 || problem.n == 0) return;
+  Arguments p = {};
+  p.weight = nibble_weight(problem, o);
+  p.group_shift = 31;
+  for (int shift = 5; shift <= 7; ++shift) {
+    if (problem.b.group == 1 << shift) p.group_shift = shift;
+  }
+  p.a = static_cast<const std::uint8_t*>(o.a.data);
+  p.a_pitch = o.a.strides[0] * (bits(problem.a) / 8);
+  p.tokens = static_cast<int>(o.a.rows());
+  if (problem.a == DType::s8) p.a_scale = row_scale<float>(o.a_scale);
+  p.bias = bias_of(problem, o);
+  p.y = o.y.data;
+  p.y_pitch = o.y.strides[0];
+  p.y_type = problem.y;
+  with_tile<Tiles>(choose<Tiles>(problem, o.a.rows()).tile, [&]<class Tile>() {
+    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+    p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
+    with_arithmetic(problem, [&]<class Arithmetic>() {
+      static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
+      const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
+      enqueue(kName, w4_gemm_kernel<Tile, Arithmetic>,
+              LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, stream, p);
+    });
+  });
+}
+
+}  // namespace octile::cuda::w4_sm80
