@@ -66,6 +66,11 @@ struct Arguments {
   std::int64_t y_pitch;
   DType y_type;
   bool y_aligned;  // to the rows of a lane
+  // Where several blocks share a tile, each multiplies this many of its steps, and its totals go to
+  // sums[part][token][row]; sum_parts_kernel does the rest.
+  int parts, part_steps;
+  float* sums;
+  std::int64_t sums_pitch;  // a multiple of 4
 };
 
 // A stage in shared memory: tiles of the weight and of a; scales and zero points, one for each chunk and row.
@@ -105,7 +110,7 @@ struct PlainPlace {
 template <class Tile>
 class WeightFiller {
  public:
-  __device__ WeightFiller(const NibbleWeight& w, int first_row) {
+  __device__ WeightFiller(const NibbleWeight& w, int first_row, int first_term) {
     const int thread = static_cast<int>(threadIdx.x);
     const int across = w.packed ? Tile::kStep / 2 : Tile::kStep / 32;  // units of a panel or row
     const int line = thread / across;
@@ -113,7 +118,7 @@ class WeightFiller {
     const int first = w.packed ? first_row / 16 : first_row;
     lines_at_once_ = Tile::kThreads / across;
     lines_ = (w.packed ? (w.rows + 15) / 16 : w.rows) - first - line;
-    from_ = w.values + (first + line) * w.pitch + unit * kUnit;
+    from_ = w.values + (first + line) * w.pitch + unit * kUnit + first_term / 2 * (w.packed ? 16 : 1);
     if (w.packed) {
       term_ = unit / 4 * 8;
       to_ = line * Tile::kStep * 8 + (unit ^ (unit / 8 % 2 * 2)) * kUnit;
@@ -121,6 +126,7 @@ class WeightFiller {
       term_ = unit * 32;
       to_ = PlainPlace<Tile>::first_unit(line) ^ unit * kUnit;
     }
+    term_ += first_term;
     stride_ = lines_at_once_ * w.pitch;
     step_bytes_ = w.packed ? Tile::kStep * 8 : Tile::kStep / 2;
   }
@@ -160,13 +166,13 @@ class TokenFiller {
   static constexpr int kLine = Tile::kStep * kElement;
   __device__ static int twist(int token) { return kElement == 1 ? token & 3 : token & 1; }
 
-  __device__ TokenFiller(const Arguments& p, int first)
+  __device__ TokenFiller(const Arguments& p, int first, int first_term)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         tokens_(min(p.tokens - first, Tile::kTokens) - line_),
         pitch_(p.a_pitch) {
     const int unit = static_cast<int>(threadIdx.x) % kAcross;
-    term_ = unit * (kUnit / kElement);
-    from_ = p.a + (first + line_) * p.a_pitch + unit * kUnit;
+    term_ = first_term + unit * (kUnit / kElement);
+    from_ = p.a + (first + line_) * p.a_pitch + first_term * kElement + unit * kUnit;
     to_ = line_ * kLine + ((unit * kUnit) ^ twist(line_) * (kSliceTerms * kElement));
   }
 
@@ -307,20 +313,21 @@ __device__ void read_scales(std::uint32_t from, float (&scales)[kCount]) {
 
 // ---- The kernel.
 
+template <int kCount>
+__device__ void store_floats(float* to, const float (&values)[kCount]) {
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
+  } else {
+    *reinterpret_cast<float2*>(to) = {values[0], values[1]};
+  }
+}
+
 // `values` of a lane's rows of one token, from this column of y on.
 template <int kCount>
 __device__ void store_rows(const Arguments& p, int token, int col, const float (&values)[kCount]) {
   const std::int64_t at = token * p.y_pitch + col;
   if (p.y_aligned && col + kCount <= p.weight.rows) {
-    if (p.y_type == DType::f32) {
-      float* const to = static_cast<float*>(p.y) + at;
-      if constexpr (kCount == 4) {
-        *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
-      } else {
-        *reinterpret_cast<float2*>(to) = {values[0], values[1]};
-      }
-      return;
-    }
+    if (p.y_type == DType::f32) return store_floats(static_cast<float*>(p.y) + at, values);
     std::uint32_t words[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) {
@@ -347,6 +354,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
   constexpr int kLaneRows = Tile::kLaneRows;
   constexpr int kChunk = Arithmetic::kChunk;
   constexpr int kSliceBytes = kSliceTerms * Arithmetic::kElement;  // of a token
+  constexpr int kUnroll = Tile::kTokenBlocks <= 2 ? 4 / kChunk : 1;
   extern __shared__ __align__(128) std::uint8_t shared[];
   const std::uint32_t ring = shared_address(shared);
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -361,15 +369,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
   const bool packed = p.weight.packed;
   const bool zeros = p.weight.zeros != nullptr;
   const int terms = p.weight.terms;
-  const int steps = (terms + Tile::kStep - 1) / Tile::kStep;
+  const int part = static_cast<int>(blockIdx.y);
+  const int first_term = part * p.part_steps * Tile::kStep;
+  const int steps = min((terms - first_term + Tile::kStep - 1) / Tile::kStep, p.part_steps);
 
-  WeightFiller<Tile> weight_filler(p.weight, first_row);
-  TokenFiller<Tile, Arithmetic::kElement> token_filler(p, first_token);
+  WeightFiller<Tile> weight_filler(p.weight, first_row, first_term);
+  TokenFiller<Tile, Arithmetic::kElement> token_filler(p, first_token, first_term);
   const auto fill = [&](int step, std::uint32_t stage) {
     if (step < steps) {
       weight_filler.copy(stage, terms);
       token_filler.copy(stage + S::kA, terms, p.a);
-      fill_groups<Tile, Arithmetic>(p, first_row, step * Tile::kStep, stage);
+      fill_groups<Tile, Arithmetic>(p, first_row, first_term + step * Tile::kStep, stage);
     }
     commit_copies();
   };
@@ -397,7 +407,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
     __syncthreads();
     fill(step + kAhead, filling);
     filling = stage;
-#pragma unroll 1
+#pragma unroll kUnroll
     for (int chunk = 0; chunk < S::kChunks; ++chunk) {
       const int entry = chunk * Tile::kRows + lane_row;
       if (zeros) {
@@ -464,8 +474,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
     for (int e = 0; e < 2; ++e) {
       const int of_y = first_token + warp_token + t * 8 + lane % 4 * 2 + e;
       if (of_y >= p.tokens) continue;
-      const float a_scale = Arithmetic::kElement == 1 ? p.a_scale[of_y] : 1;
       float values[kLaneRows];
+      if constexpr (Arithmetic::kSplits) {
+        if (p.parts > 1) {
+#pragma unroll
+          for (int i = 0; i < kLaneRows; ++i) values[i] = totals[t][i / 2][i % 2 * 2 + e];
+          if (col < p.sums_pitch)
+            store_floats(p.sums + (std::int64_t{part} * p.tokens + of_y) * p.sums_pitch + col, values);
+          continue;
+        }
+      }
+      const float a_scale = Arithmetic::kElement == 1 ? p.a_scale[of_y] : 1;
 #pragma unroll
       for (int i = 0; i < kLaneRows; ++i) {
         const auto total = totals[t][i / 2][i % 2 * 2 + e];
@@ -474,6 +493,29 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
       }
       store_rows(p, of_y, col, values);
     }
+  }
+}
+
+inline constexpr int kSumThreads = 128;
+
+// Adds up the parts, in order, and the bias: four columns of y a thread.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) sum_parts_kernel(const __grid_constant__ Arguments p) {
+  wait_for_previous();
+  let_next_start();
+  const int col = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * 4;
+  if (col >= p.weight.rows) return;
+  for (int token = static_cast<int>(blockIdx.y); token < p.tokens; token += static_cast<int>(gridDim.y)) {
+    const float* from = p.sums + token * p.sums_pitch + col;
+    float values[4] = {};
+#pragma unroll 4
+    for (int part = 0; part < p.parts; ++part, from += p.tokens * p.sums_pitch) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(from));
+      values[0] += v.x, values[1] += v.y, values[2] += v.z, values[3] += v.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] += p.bias.at(col + i, p.weight.rows, -0.0f);
+    store_rows(p, token, col, values);
   }
 }
 
@@ -501,33 +543,53 @@ constexpr unsigned kSharedBytes = Tile::kStages * Stage<Tile, Arithmetic>::kByte
 
 struct Choice {
   int tile = -1;
+  int parts = 1;  // of k
   double seconds = std::numeric_limits<double>::infinity();
 };
 
-// Tiles: calls body(Candidate) for each.
+constexpr int kMaxParts = 8;
+constexpr int kMinTerms = 1024;             // of a part
+constexpr std::size_t kMaxSums = 16 << 20;  // bytes
+constexpr double kSumSeconds = 2.5e-6;      // of the second kernel, besides its bytes
+
+constexpr std::int64_t sums_pitch(std::int64_t n) { return ceil_div(n, std::int64_t{4}) * 4; }
+inline std::size_t sums_size(std::int64_t m, std::int64_t n, int parts) {
+  return parts == 1 ? 0 : static_cast<std::size_t>(parts * m * sums_pitch(n)) * sizeof(float);
+}
+inline int steps_of_part(std::int64_t k, int parts, int step) {
+  return static_cast<int>(ceil_div(ceil_div(k, std::int64_t{step}), std::int64_t{parts}));
+}
+
+// Of a tile in a list. room: bytes of scratch.
 template <class Tiles>
-Choice choose(const GemmProblem& p, std::int64_t m) {
+Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums) {
   const CudaDevice& gpu = properties(p.device);
   const double element = bits(p.a) / 8;
   const double k = static_cast<double>(p.k);
   const double groups = static_cast<double>(ceil_div(p.k, p.b.group));
   const double row_bytes = k / 2 + groups * (p.b.zero_point ? 8 : 4);
+  const double bytes_per_second = kBytesPerSecond * gpu.sms;
   const double memory = (static_cast<double>(p.n) * row_bytes + static_cast<double>(m) * k * element +
                          static_cast<double>(m * p.n) * bits(p.y) / 8) /
-                        (kBytesPerSecond * gpu.sms);
+                        bytes_per_second;
   const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
   Choice best;
   int number = 0;
   Tiles::for_each([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
-    const std::int64_t blocks = ceil_div(m, Tile::kTokens) * ceil_div(p.n, Tile::kRows);
-    const auto of_sm = static_cast<double>(ceil_div(blocks, gpu.sms));
-    const double slices = k / kSliceTerms * (p.b_packed ? 1 : kPlain) * (1 + 0.15 * folds);
-    const double copied = (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
-    const double each = std::max(slices * candidate.times.slice, copied);
-    const double tiles = std::max(of_sm * each, std::ceil(of_sm / Tile::kBlocks) * slices * candidate.times.alone);
-    const double seconds = kLaunchSeconds + kTileSeconds + std::max(tiles, memory) + 0.2 * std::min(tiles, memory);
-    if (seconds < best.seconds) best = {tile, seconds};
+    for (int parts = 1; parts == 1 || (Tiles::kSplits && parts <= kMaxParts && p.k >= parts * kMinTerms); ++parts) {
+      if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
+      const std::int64_t blocks = ceil_div(m, Tile::kTokens) * ceil_div(p.n, Tile::kRows) * parts;
+      const auto of_sm = static_cast<double>(ceil_div(blocks, gpu.sms));
+      const double share = 1.0 / parts;
+      const double slices = share * k / kSliceTerms * (p.b_packed ? 1 : kPlain) * (1 + 0.15 * folds);
+      const double copied = share * (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
+      const double each = std::max(slices * candidate.times.slice, copied);
+      const double tiles = std::max(of_sm * each, std::ceil(of_sm / Tile::kBlocks) * slices * candidate.times.alone);
+      double seconds = kLaunchSeconds + kTileSeconds + std::max(tiles, memory) + 0.2 * std::min(tiles, memory);
+      if (parts > 1) seconds += kSumSeconds + 2 * static_cast<double>(sums_size(m, p.n, parts)) / bytes_per_second;
+      if (seconds < best.seconds) best = {tile, parts, seconds};
+    }
   });
   return best;
 }
@@ -558,11 +620,18 @@ Cost cost(const GemmProblem& p) {
 
 template <class Tiles>
 std::string detail(const GemmProblem& p) {
+  const Choice choice = choose<Tiles>(p, p.m);
   std::string text;
-  with_tile<Tiles>(choose<Tiles>(p, p.m).tile, [&]<class Tile>() {
-    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", steps of ", Tile::kStep);
+  with_tile<Tiles>(choice.tile, [&]<class Tile>() {
+    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", steps of ", Tile::kStep, ", ",
+                   choice.parts, choice.parts == 1 ? " part of k" : " parts of k");
   });
   return text;
+}
+
+template <class Tiles>
+std::size_t workspace(const GemmProblem& p) {
+  return sums_size(p.m, p.n, choose<Tiles>(p, p.m).parts);
 }
 
 // cp.async copies aligned units.
@@ -579,10 +648,12 @@ void load(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
       prepare(kName, w4_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
     });
   });
+  if constexpr (Tiles::kSplits) prepare(kName, sum_parts_kernel<kSumThreads>);
 }
 
 template <class Tiles, const std::string_view& kName, class WithArithmetic>
-void launch(const GemmProblem& problem, const GemmOperands& o, Stream stream, const WithArithmetic& with_arithmetic) {
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
+            const WithArithmetic& with_arithmetic) {
   if (o.a.rows() == 0 || problem.n == 0) return;
   Arguments p = {};
   p.weight = nibble_weight(problem, o);
@@ -598,7 +669,12 @@ void launch(const GemmProblem& problem, const GemmOperands& o, Stream stream, co
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
-  with_tile<Tiles>(choose<Tiles>(problem, o.a.rows()).tile, [&]<class Tile>() {
+  const Choice choice = choose<Tiles>(problem, o.a.rows(), launch.workspace.size);
+  p.sums = static_cast<float*>(launch.workspace.data);
+  p.sums_pitch = sums_pitch(problem.n);
+  with_tile<Tiles>(choice.tile, [&]<class Tile>() {
+    p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
+    p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
     p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
     p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
     p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
@@ -606,9 +682,17 @@ void launch(const GemmProblem& problem, const GemmOperands& o, Stream stream, co
       static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
       const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
       enqueue(kName, w4_gemm_kernel<Tile, Arithmetic>,
-              LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, stream, p);
+              LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, kSharedBytes<Tile, Arithmetic>},
+              launch.stream, p);
     });
   });
+  if constexpr (Tiles::kSplits) {
+    if (p.parts == 1) return;
+    p.y_aligned = aligned_for(o.y, 4);
+    const LaunchShape shape{{blocks_for(problem.n, 4 * kSumThreads), static_cast<unsigned>(std::min(p.tokens, 65535))},
+                            kSumThreads};
+    enqueue(kName, sum_parts_kernel<kSumThreads>, shape, launch.stream, p);
+  }
 }
 
 }  // namespace octile::cuda::w4_sm80

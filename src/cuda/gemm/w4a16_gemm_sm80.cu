@@ -17,6 +17,7 @@ constexpr std::string_view kName = "w4a16_gemm_sm80";
 template <class T, int kChunk_>
 struct Halves {
   static constexpr int kElement = 2;
+  static constexpr bool kSplits = true;
   static constexpr bool kRow = false;
   static constexpr int kChunk = kChunk_;
   using Sum = float;
@@ -64,13 +65,18 @@ struct Halves {
 };
 
 struct Tiles {
+  static constexpr bool kSplits = true;
   template <class Body>
   static void for_each(const Body& body) {
-    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{45e-9, 130e-9}});
-    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{60e-9, 150e-9}});
-    body(Candidate<TileShape<64, 32, 128, 4, 2, 2, 3>>{{80e-9, 170e-9}});
-    body(Candidate<TileShape<128, 64, 128, 3, 4, 2, 1>>{{170e-9, 170e-9}});
-    body(Candidate<TileShape<128, 128, 64, 4, 4, 2, 1>>{{320e-9, 320e-9}});
+    body(Candidate<TileShape<32, 8, 128, 8, 2, 1, 6>>{{25e-9, 110e-9}});
+    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{45e-9, 120e-9}});
+    body(Candidate<TileShape<64, 8, 256, 6, 4, 1, 4>>{{45e-9, 110e-9}});
+    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{60e-9, 140e-9}});
+    body(Candidate<TileShape<64, 32, 128, 4, 2, 2, 3>>{{80e-9, 160e-9}});
+    body(Candidate<TileShape<64, 64, 64, 6, 2, 2, 3>>{{110e-9, 200e-9}});
+    body(Candidate<TileShape<128, 64, 128, 3, 4, 2, 1>>{{190e-9, 210e-9}});
+    body(Candidate<TileShape<64, 128, 64, 4, 2, 2, 2>>{{190e-9, 260e-9}});
+    body(Candidate<TileShape<128, 128, 64, 4, 4, 2, 1>>{{350e-9, 350e-9}});
   }
 };
 
@@ -97,8 +103,9 @@ extern constinit const GemmKernel w4a16_gemm_sm80 = {
     .device = DeviceType::cuda,
     .supports = supports,
     .cost = cost<Tiles>,
+    .workspace = workspace<Tiles>,
     .launch = [](const GemmProblem& p, const GemmOperands& o,
-                 const Launch& launch) { w4_sm80::launch<Tiles, kName>(p, o, launch.stream, kWithArithmetic); },
+                 const Launch& launch) { w4_sm80::launch<Tiles, kName>(p, o, launch, kWithArithmetic); },
     .prepare = [](const GemmProblem& p) { load<Tiles, kName>(p, kWithArithmetic); },
     .detail = detail<Tiles>,
     .aligned = aligned,

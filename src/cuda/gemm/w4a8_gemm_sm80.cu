@@ -21,6 +21,7 @@ constexpr std::string_view kName = "w4a8_gemm_sm80";
 template <int kGroup>
 struct Bytes {
   static constexpr int kElement = 1;
+  static constexpr bool kSplits = false;
   static constexpr bool kRow = kGroup == 0;
   static constexpr int kChunk = kRow ? 4 : kGroup;
   using Sum = std::int32_t;
@@ -77,13 +78,18 @@ struct Bytes {
 };
 
 struct Tiles {
+  static constexpr bool kSplits = false;
   template <class Body>
   static void for_each(const Body& body) {
+    body(Candidate<TileShape<32, 8, 128, 8, 2, 1, 6>>{{25e-9, 110e-9}});
     body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{45e-9, 120e-9}});
+    body(Candidate<TileShape<64, 8, 256, 6, 4, 1, 4>>{{45e-9, 110e-9}});
     body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{50e-9, 130e-9}});
     body(Candidate<TileShape<64, 32, 128, 5, 2, 2, 3>>{{60e-9, 150e-9}});
-    body(Candidate<TileShape<128, 64, 128, 4, 4, 2, 1>>{{120e-9, 120e-9}});
-    body(Candidate<TileShape<128, 128, 128, 3, 4, 2, 1>>{{220e-9, 220e-9}});
+    body(Candidate<TileShape<64, 64, 128, 5, 2, 2, 3>>{{75e-9, 170e-9}});
+    body(Candidate<TileShape<128, 64, 128, 4, 4, 2, 1>>{{130e-9, 150e-9}});
+    body(Candidate<TileShape<64, 128, 128, 4, 2, 2, 2>>{{130e-9, 200e-9}});
+    body(Candidate<TileShape<128, 128, 128, 3, 4, 2, 1>>{{230e-9, 230e-9}});
   }
 };
 
@@ -109,7 +115,7 @@ extern constinit const GemmKernel w4a8_gemm_sm80 = {
     .supports = reason_against_problem,
     .cost = cost<Tiles>,
     .launch = [](const GemmProblem& p, const GemmOperands& o,
-                 const Launch& launch) { w4_sm80::launch<Tiles, kName>(p, o, launch.stream, kWithArithmetic); },
+                 const Launch& launch) { w4_sm80::launch<Tiles, kName>(p, o, launch, kWithArithmetic); },
     .prepare = [](const GemmProblem& p) { load<Tiles, kName>(p, kWithArithmetic); },
     .detail = detail<Tiles>,
     .aligned = aligned,
