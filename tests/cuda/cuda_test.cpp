@@ -753,7 +753,7 @@ TEST_F(Cuda, FourBitWeightsWithHugeScales) {
   EXPECT_GT(huge, 100);
 
   d.device = kGpu;
-  for (const char* kernel : {"w4a8_gemm_sm80", "w4a8_gemm_sm90"}) {
+  for (const char* kernel : {"w4a8_gemm_simt_sm80", "w4a8_gemm_sm80", "w4a8_gemm_sm90"}) {
     d.kernel = kernel;
     const OnGpu<std::int8_t> x_there(x);
     const OnGpu<std::uint8_t> weight(layer.weight);
@@ -801,11 +801,11 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   refused("w4a16_gemm_sm90", "needs K to be a multiple of 32");
   d.m = 1;
   refused("w4a16_gemv_sm90", "needs K to be a multiple of 32");
-  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_sm80");  // which takes everything
+  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a16_gemm_simt_sm80");  // which takes everything
   d.x = DType::s8;
   d.activation = Activation::dynamic_per_token;
   refused("w4a8_gemm_sm90", "needs K to be a multiple of 32");
-  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a8_gemm_sm80");
+  EXPECT_EQ(LinearPlan::select(d).sku(), "w4a8_gemm_simt_sm80");
   d.k = 128;
   d.y = DType::f64;
   refused("w4a8_gemm_sm90", "has no f64");

@@ -201,43 +201,65 @@ class TokenFiller {
   int to_;
 };
 
-// Scales and zero points of a step; zeros beyond the weight.
+// One thread's part of copying scales and zero points, one for each chunk and row of a step; zeros beyond the weight.
 template <class Tile, class Arithmetic>
-__device__ void fill_groups(const Arguments& p, int first_row, int first_term, std::uint32_t stage) {
-  using S = Stage<Tile, Arithmetic>;
-  const NibbleWeight& w = p.weight;
-  const auto place = [&](int entry, int& row, int& group) {
-    const int term = first_term + entry / Tile::kRows * (kSliceTerms * Arithmetic::kChunk);
-    row = first_row + entry % Tile::kRows;
-    group = term >> p.group_shift;
-    return row < w.rows && term < w.terms;
-  };
-  int row, group;
-  if constexpr (!Arithmetic::kRow) {
+class GroupFiller {
+ public:
+  __device__ GroupFiller(const Arguments& p, int first_row) : shift_(p.group_shift) {
+    const NibbleWeight& w = p.weight;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = first_row + thread % Tile::kRows;
+    scales_inside_ = row < w.rows;
+    chunk_ = thread / Tile::kRows;
+    scales_ = static_cast<const float*>(w.scales) + (scales_inside_ ? w.scale.at(row, 0) : 0);
+    scale_col_ = w.scale.col;
+    if (w.zeros == nullptr) return;
+    const int size = w.packed ? 1 : 4;
+    const int across = w.packed ? Tile::kRows / 4 : Tile::kRows;  // words of a chunk
+    const int zero_row = first_row + thread % across * (4 / size);
+    zeros_inside_ = zero_row < w.rows;
+    zero_chunk_ = thread / across;
+    zero_chunks_at_once_ = Tile::kThreads / across;
+    zeros_ = static_cast<const std::uint8_t*>(w.zeros) + (zeros_inside_ ? w.zero.at(zero_row, 0) * size : 0);
+    zero_col_ = w.zero.col * size;
+  }
+
+  __device__ void copy(std::uint32_t stage, int first_term, int terms) const {
+    const std::uint32_t to = stage + threadIdx.x * 4;
+    if constexpr (!Arithmetic::kRow) {
 #pragma unroll
-    for (int entry = static_cast<int>(threadIdx.x); entry < S::kEntries; entry += Tile::kThreads) {
-      const bool inside = place(entry, row, group);
-      const auto* const scales = static_cast<const float*>(w.scales);
-      copy_word_async(stage + S::kScales + entry * 4, inside ? scales + w.scale.at(row, group) : scales, inside);
+      for (int i = 0; i < kTurns; ++i) {
+        const int chunk = chunk_ + i * (Tile::kThreads / Tile::kRows);
+        if (chunk >= S::kChunks) break;
+        const int term = first_term + chunk * kTerms;
+        const bool inside = scales_inside_ && term < terms;
+        copy_word_async(to + S::kScales + i * Tile::kThreads * 4, inside ? scales_ + (term >> shift_) * scale_col_ : scales_,
+                        inside);
+      }
+    }
+    if (zeros_ == nullptr) return;
+    int to_zero = S::kZeros;
+#pragma unroll 1
+    for (int chunk = zero_chunk_; chunk < S::kChunks; chunk += zero_chunks_at_once_, to_zero += Tile::kThreads * 4) {
+      const int term = first_term + chunk * kTerms;
+      const bool inside = zeros_inside_ && term < terms;
+      copy_word_async(to + to_zero, inside ? zeros_ + (term >> shift_) * zero_col_ : zeros_, inside);
     }
   }
-  if (w.zeros == nullptr) return;
-  if (w.packed) {  // four bytes of four rows
-#pragma unroll 1
-    for (int entry = 4 * static_cast<int>(threadIdx.x); entry < S::kEntries; entry += 4 * Tile::kThreads) {
-      const bool inside = place(entry, row, group);
-      const auto* const zeros = static_cast<const std::uint8_t*>(w.zeros);
-      copy_word_async(stage + S::kZeros + entry, inside ? zeros + w.zero.at(row, group) : zeros, inside);
-    }
-  } else {
-#pragma unroll 1
-    for (int entry = static_cast<int>(threadIdx.x); entry < S::kEntries; entry += Tile::kThreads) {
-      const bool inside = place(entry, row, group);
-      const auto* const zeros = static_cast<const std::int32_t*>(w.zeros);
-      copy_word_async(stage + S::kZeros + entry * 4, inside ? zeros + w.zero.at(row, group) : zeros, inside);
-    }
-  }
-}
+
+ private:
+  using S = Stage<Tile, Arithmetic>;
+  static constexpr int kTerms = kSliceTerms * Arithmetic::kChunk;
+  static constexpr int kTurns = (S::kEntries + Tile::kThreads - 1) / Tile::kThreads;
+  static_assert(Tile::kThreads % Tile::kRows == 0);
+
+  int shift_;
+  bool scales_inside_, zeros_inside_;
+  int chunk_, zero_chunk_, zero_chunks_at_once_;
+  const float* scales_;
+  const std::uint8_t* zeros_ = nullptr;
+  std::int64_t scale_col_, zero_col_;
+};
 
 // ---- From shared memory to registers.
 
@@ -375,11 +397,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
 
   WeightFiller<Tile> weight_filler(p.weight, first_row, first_term);
   TokenFiller<Tile, Arithmetic::kElement> token_filler(p, first_token, first_term);
+  const GroupFiller<Tile, Arithmetic> group_filler(p, first_row);
   const auto fill = [&](int step, std::uint32_t stage) {
     if (step < steps) {
       weight_filler.copy(stage, terms);
       token_filler.copy(stage + S::kA, terms, p.a);
-      fill_groups<Tile, Arithmetic>(p, first_row, first_term + step * Tile::kStep, stage);
+      group_filler.copy(stage, first_term + step * Tile::kStep, terms);
     }
     commit_copies();
   };
@@ -532,7 +555,7 @@ struct Candidate {
   TileTimes times;
 };
 
-constexpr double kLaunchSeconds = 6e-6;
+constexpr double kLaunchSeconds = 7e-6;
 constexpr double kTileSeconds = 1.5e-6;       // besides its terms
 constexpr double kBytesPerSecond = 20e9;      // of memory, and SM
 constexpr double kSharedPerSecond = 35e9;     // from L2 to shared memory, and SM
