@@ -626,12 +626,13 @@ void with_tile(int number, const Body& body) {
 }
 
 inline std::string reason_against_problem(const GemmProblem& p) {
+  if (std::string reason = reason_against(p.device, 80); !reason.empty()) return reason;
   if (p.scale != DType::f32) return "has no f64";
   if (p.k % kSliceTerms != 0) return "needs K to be a multiple of 32";
   if (p.b.group != 32 && p.b.group != 64 && p.b.group != 128 && p.b.group != p.k)
     return "takes groups of 32, 64 and 128 terms and of a row";
   if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
-  return reason_against(p.device, 80);
+  return {};
 }
 
 template <class Tiles>

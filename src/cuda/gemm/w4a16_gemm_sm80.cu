@@ -90,6 +90,7 @@ constexpr auto kWithArithmetic = [](const GemmProblem& p, const auto& body) {
 };
 
 std::string supports(const GemmProblem& p) {
+  if (std::string reason = reason_against(p.device, 80); !reason.empty()) return reason;
   if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
   if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
   return reason_against_problem(p);
