@@ -528,6 +528,10 @@ __global__ void __launch_bounds__(kThreads) sum_parts_kernel(const __grid_consta
   let_next_start();
   const int col = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * 4;
   if (col >= p.weight.rows) return;
+  // Outside of the loop, out of which the compiler moves the loads of a bias but not the test whether there is one.
+  float bias[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) bias[i] = p.bias.at(col + i, p.weight.rows, -0.0f);
   for (int token = static_cast<int>(blockIdx.y); token < p.tokens; token += static_cast<int>(gridDim.y)) {
     const float* from = p.sums + token * p.sums_pitch + col;
     float values[4] = {};
@@ -537,7 +541,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts_kernel(const __grid_consta
       values[0] += v.x, values[1] += v.y, values[2] += v.z, values[3] += v.w;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] += p.bias.at(col + i, p.weight.rows, -0.0f);
+    for (int i = 0; i < 4; ++i) values[i] += bias[i];
     store_rows(p, token, col, values);
   }
 }
