@@ -68,15 +68,11 @@ struct Tiles {
   static constexpr bool kSplits = true;
   template <class Body>
   static void for_each(const Body& body) {
-    body(Candidate<TileShape<32, 8, 128, 8, 2, 1, 6>>{{25e-9, 110e-9}});
-    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{45e-9, 120e-9}});
-    body(Candidate<TileShape<64, 8, 256, 6, 4, 1, 4>>{{45e-9, 110e-9}});
-    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{60e-9, 140e-9}});
-    body(Candidate<TileShape<64, 32, 128, 4, 2, 2, 3>>{{80e-9, 160e-9}});
-    body(Candidate<TileShape<64, 64, 64, 6, 2, 2, 3>>{{110e-9, 200e-9}});
-    body(Candidate<TileShape<128, 64, 128, 3, 4, 2, 1>>{{190e-9, 210e-9}});
-    body(Candidate<TileShape<64, 128, 64, 4, 2, 2, 2>>{{190e-9, 260e-9}});
-    body(Candidate<TileShape<128, 128, 64, 4, 4, 2, 1>>{{350e-9, 350e-9}});
+    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{91e-9, 25e-9}});
+    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{105e-9, 25e-9}});
+    body(Candidate<TileShape<64, 32, 128, 4, 2, 2, 3>>{{140e-9, 42e-9}});
+    body(Candidate<TileShape<64, 64, 64, 6, 2, 2, 3>>{{213e-9, 85e-9}});
+    body(Candidate<TileShape<64, 128, 64, 4, 2, 2, 2>>{{323e-9, 118e-9}});
   }
 };
 

@@ -81,15 +81,11 @@ struct Tiles {
   static constexpr bool kSplits = false;
   template <class Body>
   static void for_each(const Body& body) {
-    body(Candidate<TileShape<32, 8, 128, 8, 2, 1, 6>>{{25e-9, 110e-9}});
-    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{45e-9, 120e-9}});
-    body(Candidate<TileShape<64, 8, 256, 6, 4, 1, 4>>{{45e-9, 110e-9}});
-    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{50e-9, 130e-9}});
-    body(Candidate<TileShape<64, 32, 128, 5, 2, 2, 3>>{{60e-9, 150e-9}});
-    body(Candidate<TileShape<64, 64, 128, 5, 2, 2, 3>>{{75e-9, 170e-9}});
-    body(Candidate<TileShape<128, 64, 128, 4, 4, 2, 1>>{{130e-9, 150e-9}});
-    body(Candidate<TileShape<64, 128, 128, 4, 2, 2, 2>>{{130e-9, 200e-9}});
-    body(Candidate<TileShape<128, 128, 128, 3, 4, 2, 1>>{{230e-9, 230e-9}});
+    body(Candidate<TileShape<64, 8, 256, 6, 4, 1, 4>>{{79e-9, 24e-9}});
+    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{89e-9, 13e-9}});
+    body(Candidate<TileShape<64, 32, 128, 5, 2, 2, 3>>{{120e-9, 17e-9}});
+    body(Candidate<TileShape<64, 64, 128, 5, 2, 2, 3>>{{147e-9, 66e-9}});
+    body(Candidate<TileShape<64, 128, 128, 4, 2, 2, 2>>{{203e-9, 95e-9}});
   }
 };
 
