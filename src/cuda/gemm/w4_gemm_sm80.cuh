@@ -169,7 +169,7 @@ class TokenFiller {
   __device__ TokenFiller(const Arguments& p, int first, int first_term)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         tokens_(min(p.tokens - first, Tile::kTokens) - line_),
-        pitch_(p.a_pitch) {
+        stride_(kAtOnce * p.a_pitch) {
     const int unit = static_cast<int>(threadIdx.x) % kAcross;
     term_ = first_term + unit * (kUnit / kElement);
     from_ = p.a + (first + line_) * p.a_pitch + first_term * kElement + unit * kUnit;
@@ -178,9 +178,10 @@ class TokenFiller {
 
   __device__ void copy(std::uint32_t tile, int terms, const void* anything) {
     const bool inside = term_ < terms;
+    const auto* from = inside ? from_ : static_cast<const std::uint8_t*>(anything);
+    const std::int64_t stride = inside ? stride_ : 0;
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      const void* const from = inside ? from_ + i * kAtOnce * pitch_ : anything;
+    for (int i = 0; i < kTurns; ++i, from += stride) {
       copy_async_if(tokens_ > i * kAtOnce, tile + to_ + i * kAtOnce * kLine, from, inside ? kUnit : 0);
     }
     from_ += kLine;
@@ -195,7 +196,7 @@ class TokenFiller {
 
   int line_;
   int tokens_;
-  std::int64_t pitch_;
+  std::int64_t stride_;
   int term_;
   const std::uint8_t* from_;
   int to_;
