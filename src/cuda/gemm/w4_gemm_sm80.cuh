@@ -32,9 +32,9 @@
 
 namespace octile::cuda::w4_sm80 {
 
-constexpr int kUnit = 16;       // bytes of a copy
+constexpr int kUnit = 16;  // bytes of a copy
 constexpr int kSliceTerms = 32;
-constexpr int kBand = 8;        // tiles of tokens that are visited together, so that they are found in L2
+constexpr int kBand = 8;  // tiles of tokens that are visited together, so that they are found in L2
 
 template <int kRows_, int kTokens_, int kStep_, int kStages_, int kRowWarps_, int kTokenWarps_, int kBlocks_>
 struct TileShape {
@@ -234,8 +234,8 @@ class GroupFiller {
         if (chunk >= S::kChunks) break;
         const int term = first_term + chunk * kTerms;
         const bool inside = scales_inside_ && term < terms;
-        copy_word_async(to + S::kScales + i * Tile::kThreads * 4, inside ? scales_ + (term >> shift_) * scale_col_ : scales_,
-                        inside);
+        copy_word_async(to + S::kScales + i * Tile::kThreads * 4,
+                        inside ? scales_ + (term >> shift_) * scale_col_ : scales_, inside);
       }
     }
     if (zeros_ == nullptr) return;
@@ -566,7 +566,7 @@ constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
 constexpr double kPlain = 1.15;            // times as long with a weight that is not packed
 
 template <class Tile, class Arithmetic>
-constexpr unsigned kSharedBytes = Tile::kStages * Stage<Tile, Arithmetic>::kBytes;
+constexpr unsigned kSharedBytes = Tile::kStages* Stage<Tile, Arithmetic>::kBytes;
 
 struct Choice {
   int tile = -1;
