@@ -99,11 +99,13 @@ DType float_type(const std::string& text) {
   return text == "f16" ? DType::f16 : text == "bf16" ? DType::bf16 : DType::f32;
 }
 
-// The rows that run here, or that --kernel names. Reference rows are slow: they have to be asked for.
+// The rows that run here, or that --kernel names. Reference rows are slow: they have to be asked for. Plans do not
+// choose them, and where an operation has no other row, what they choose instead is another benchmark's.
 bool row_wanted(const KernelInfo& row, const Options& options) {
   if (name(row.device) != options.device) return false;
   if (!options.kernel.empty()) return named(row.name, options.kernel);
-  if (is_reference(row.name) && (options.filter.empty() || !contains(row.name, options.filter))) return false;
+  const bool asked_for = !options.chosen && !options.filter.empty() && contains(row.name, options.filter);
+  if (is_reference(row.name) && !asked_for) return false;
   return row.reason.empty();
 }
 

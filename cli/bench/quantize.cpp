@@ -136,7 +136,7 @@ double bytes_of(const Tensor& t) {
   return t.present() ? static_cast<double>(t.rows()) * static_cast<double>(t.cols()) * bits(t.dtype) / 8 : 0;
 }
 
-// dB, and what both products have to do with dY: with K = 0 nothing comes after.
+// dB, and dY quantized for both products where one step does that: with K = 0 there are no others.
 LinearBackwardDescription dy_alone(const Benchmark& b, Product products, int threads) {
   LinearBackwardDescription d;
   d.m = b.shape.m;

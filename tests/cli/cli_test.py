@@ -350,6 +350,12 @@ class BenchTest(Case):
         self.assertEqual([line["row"] for line in lines], rows)
         self.assertTrue(all("_backward_dx_" in line["name"] for line in lines))
 
+    def test_chosen_leaves_reference_rows_out(self):
+        """What plans choose instead of s8_gradient_quantize on a CPU quantizes dY in two steps, which K = 0 leaves out."""
+        if rows(available=True, name="blocked_gradient_quantize_portable"):
+            names = {line["name"] for line in self.listed("--chosen", "--filter", "gradient_quantize", "--shape", "5x1x8")}
+            self.assertEqual(names, {"s8_gradient_quantize_blocks_5x8"})
+
     def check_lines(self, lines):
         for line in lines:
             with self.subTest(line["name"]):
