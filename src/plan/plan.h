@@ -38,7 +38,7 @@ struct ProductStep {
 };
 
 // Bytes from row to row of an s8 operand in a workspace. TMA needs multiples of 16, and a step of 128 bytes that
-// straddles two cache lines reads both (K = 4112: 505 T/s with w8a8_gemm_sm80, 800 at 4096).
+// straddles two cache lines reads both (w8a8_gemm_sm90, 4096 x K x 4096: 138 us at K = 4112, 90 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
 
 // What a linear layer's description has to be, in the words of `function`.

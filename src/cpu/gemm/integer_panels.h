@@ -13,7 +13,6 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
-#include <type_traits>
 #include <utility>
 
 #include "cpu/support/cost.h"

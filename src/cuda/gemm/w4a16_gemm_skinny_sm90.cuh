@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/grid.cuh"
 #include "cuda/device/wgmma.cuh"

@@ -17,7 +17,6 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/int4.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/int4_weight.h"

@@ -36,8 +36,8 @@ TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
 
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
-// Blocks that could share an SM but need not ask for more than half of its shared memory: while the quantizer of a still
-// runs on some SMs, they would pair up on the others.
+// Blocks that could share an SM but need not ask for more than half of its shared memory: while the quantizer of a
+// still runs on some SMs, they would pair up on the others.
 constexpr unsigned kAloneBytes = kMaxSharedBytes / 2 + 4096;
 
 template <class F>
@@ -59,10 +59,9 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const int clusters = std::min(F::blocks * at_once, count);
   constexpr unsigned kBytes = sizeof(Shared<F>);
   const unsigned bytes = count <= at_once ? std::max(kBytes, kAloneBytes) : kBytes;
-  enqueue(
-      kName, w4a8_gemm_kernel<F>,
-      LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, bytes, dim3(kClusterSize)},
-      stream, maps, arguments);
+  enqueue(kName, w4a8_gemm_kernel<F>,
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, bytes, dim3(kClusterSize)}, stream,
+          maps, arguments);
 }
 
 // Calls body(form) with the problem's form of this many rows of a.
@@ -131,7 +130,9 @@ std::string detail(const GemmProblem& p) {
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int rows_a : {kFew, kNarrow, kWide}) {
-    with_form(problem, rows_a, []<class F>(F) { prepare(kName, w4a8_gemm_kernel<F>, std::max<unsigned>(sizeof(Shared<F>), kAloneBytes)); });
+    with_form(problem, rows_a, []<class F>(F) {
+      prepare(kName, w4a8_gemm_kernel<F>, std::max<unsigned>(sizeof(Shared<F>), kAloneBytes));
+    });
   }
 }
 

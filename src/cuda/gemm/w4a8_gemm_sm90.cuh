@@ -20,7 +20,6 @@
 #include <type_traits>
 
 #include "cuda/device/int4.cuh"
-#include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"

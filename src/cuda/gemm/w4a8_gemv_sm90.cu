@@ -420,7 +420,8 @@ void with_form(const GemmProblem& p, std::int64_t tokens, const Body& body) {
       if (p.b.group == p.k) return body(Form<blocks, warps, ahead, true, Whole>());
       if (p.b.group == 128) return body(Form<blocks, warps, ahead, false, Whole>());
       if constexpr (blocks * 8 <= kMaxTokensSmallGroups) {
-        body(Form < blocks, blocks == 1 ? 16 : 8, 2, false, Unit < packed, true, zeros >> ());
+        constexpr int kWarps = blocks == 1 ? 16 : 8;
+        body(Form<blocks, kWarps, 2, false, Unit<packed, true, zeros>>());
       }
     };
     if (tokens <= 8) return with_blocks.template operator()<1, 32, 1>();
