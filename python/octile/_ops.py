@@ -1,7 +1,6 @@
 """The ops torch.ops.octile.*: their schemas, their shapes (fake kernels), and which implementation is behind them.
 
-    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C), computed or
-                     given
+    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C): its own or given
     dequantize       weight (N, columns) as floats, int8 or of 4 bits a value
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
