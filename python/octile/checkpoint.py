@@ -30,7 +30,8 @@ def load_checkpoint_(model, folder):
     folder: or one safetensors file, as `octile quantize` writes it of one.
 
     The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
-    W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all other tensors are loaded as load_state_dict() does. The model may be on the meta device.
+    W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all
+    other tensors are loaded as load_state_dict() does. The model may be on the meta device.
 
     Raises ValueError, and changes nothing, for a file that is broken, a scheme that no layer here computes, a tensor of
     the wrong type or shape, and where the names of checkpoint and model differ.

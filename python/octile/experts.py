@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from . import _c, _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
+from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear
 
 _grouped_linear = torch.ops.octile.grouped_linear.default
+_LAYERS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
 
 
 def sort_by_expert(experts, index):
@@ -25,7 +27,7 @@ def sort_by_expert(experts, index):
     bounds = torch.arange(experts + 1, device=flat.device, dtype=flat.dtype)
     offsets = torch.searchsorted(sorted_index, bounds, out_int32=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    return offsets, (order // max(index.shape[1], 1)).int(), place.view(index.shape).int()
+    return offsets, (order // index.shape[1]).int(), place.view(index.shape).int()
 
 
 def grouped_linear(x, layer, offsets, token=None, bias=None, place=None, router_weight=None):
@@ -52,12 +54,16 @@ class Experts(nn.Module):
     """The experts of a mixture with quantized weights, for inference.
 
     up, down: inference layers (W8A8Linear, W8A16Linear, W4A8Linear or W4A16Linear) whose output channels are those of all
-    experts, one expert's after the other's. gate: what turns rows of `up`'s output into rows of `down`'s input, silu(a) * b
-    of its halves by default. The biases (experts, OUT) are parameters of this module, or None.
+    experts, one expert's after the other's; without biases, and not packed yet. gate(module, rows): what turns rows of `up`'s
+    output into rows of `down`'s input, silu(a) * b of its halves by default. The biases (experts, OUT) are parameters of
+    this module, or None.
 
-    forward(x, index, weights): x (..., IN) float, index and weights (tokens, slots) as a router makes them. It sorts the
-    tokens by expert without waiting for a GPU, quantizes x once, and adds up a token's experts in the order of its slots,
-    in float32. Returns x's shape and type. No gradient passes through it.
+    forward(x, index, weights): x (..., IN) float, index (int32 or int64) and weights (tokens, slots) as a router makes them;
+    an index outside 0..experts - 1 adds nothing. It sorts the tokens by expert without waiting for a GPU, quantizes x once,
+    and adds up a token's experts in the order of its slots, in float32. Returns x's shape and type. No gradient passes
+    through it.
+
+    Raises ValueError for layers and biases that do not fit, and RuntimeError for such arguments.
     """
 
     def __init__(
@@ -66,9 +72,17 @@ class Experts(nn.Module):
         super().__init__()
         self.num_experts, self._names, self._gate = experts, tuple(names), gate
         self._kind = None  # Transformers' class that it was made of
+        if not isinstance(experts, int) or experts < 1:
+            raise ValueError(f"octile: experts is {experts!r}, expected a number from 1 on")
         for name, layer, bias in zip(names, (up, down), (up_bias, down_bias), strict=True):
-            if layer.out_features % max(experts, 1):
-                raise ValueError(f"octile: {layer.out_features} channels are not those of {experts} experts")
+            if reason := _unfit_layer(layer, experts, bias):
+                raise ValueError(f"octile: {name}: {reason}")
+        if gate is None and up.out_features != 2 * experts * down.in_features:
+            raise ValueError(
+                f"octile: {names[0]} gives each of {experts} experts {up.out_features // experts} values, expected twice the "
+                f"{down.in_features} that {names[1]} takes"
+            )
+        for name, layer, bias in zip(names, (up, down), (up_bias, down_bias), strict=True):
             layer.experts = experts
             setattr(self, name, layer)
             self.register_parameter(f"{name}_bias", bias)
@@ -77,11 +91,13 @@ class Experts(nn.Module):
         """x (..., IN) float; index, weights (tokens, slots); returns (..., OUT)."""
         up, down = (self._modules[name] for name in self._names)
         functional.check_input(x, up.in_features)
+        tokens = math.prod(x.shape[:-1])
+        _check_routing(index, weights, tokens)
         if not torch.compiler.is_compiling():
             functional.refuse_transforms(x, weights)
         if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
             raise RuntimeError("octile: no gradient passes through octile.Experts: call it under torch.no_grad()")
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        rows = x.reshape(tokens, x.shape[-1])
         rows = rows.to(functional.autocast_dtype(x))
         offsets, token, place = sort_by_expert(self.num_experts, index)
         up_bias, down_bias = (self._parameters[f"{name}_bias"] for name in self._names)
@@ -98,6 +114,32 @@ class Experts(nn.Module):
 
     def extra_repr(self):
         return f"experts={self.num_experts}"
+
+
+def _unfit_layer(layer, experts, bias=None):
+    """Why octile.Experts cannot have this layer with these biases; "" if it can."""
+    if not isinstance(layer, _LAYERS):
+        return f"a {type(layer).__name__}, expected {', '.join(kind.__name__ for kind in _LAYERS[:-1])} or W4A16Linear"
+    if layer.out_features % experts:
+        return f"{layer.out_features} channels are not those of {experts} experts"
+    if layer.bias is not None:
+        return "the layer has a bias; those of experts are up_bias and down_bias"
+    if layer.packed_weight is not None and layer.experts != experts:
+        return f"the layer is packed, not as {experts} experts are: octile.pack_() comes after octile.Experts()"
+    shape = experts, layer.out_features // experts
+    if bias is not None and bias.shape != shape:
+        return f"its bias is {tuple(bias.shape)}, expected {shape}"
+    return ""
+
+
+def _check_routing(index, weights, tokens):
+    """On a GPU nothing else would see that they are not of these tokens."""
+    if index.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(f"octile: index is {index.dtype}, expected torch.int32 or torch.int64")
+    if index.dim() != 2 or index.shape[0] != tokens or index.shape[1] == 0:
+        raise RuntimeError(f"octile: index is {tuple(index.shape)}, expected ({tokens}, slots): x has {tokens} tokens")
+    if weights.shape != index.shape:
+        raise RuntimeError(f"octile: weights is {tuple(weights.shape)}, expected the shape of index, {tuple(index.shape)}")
 
 
 # ---- Transformers' experts ----
@@ -134,7 +176,10 @@ def names(module):
 
 
 def as_linear(module, name, weight=None):
-    """A torch.nn.Linear over the weight of all experts, one's channels after the other's. weight: another than the module's."""
+    """A torch.nn.Linear over the weight of all experts, one's channels after the other's.
+
+    weight: another than the module's.
+    """
     weight = module._parameters[name].detach() if weight is None else weight
     if module.is_transposed:
         weight = weight.transpose(1, 2)
@@ -184,7 +229,7 @@ _IN_FILES |= {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 def names_in_files(model):
-    """Of a model's parts of experts, by gate_proj, up_proj and down_proj: where Transformers reads other ones, as w1 of Mixtral."""
+    """How files name the parts of a model's experts, by gate_proj, up_proj and down_proj: as Transformers reads them."""
     known = {part: part for part in _IN_FILES.values()}
     mapping = sys.modules.get("transformers.conversion_mapping")
     if not hasattr(mapping, "get_model_conversion_mapping") or not hasattr(model, "save_pretrained"):
@@ -218,7 +263,10 @@ def parts(module):
 
 
 def split(module, known):
-    """The layers of octile.Experts by their names under it, "3.gate_proj": views of its buffers. known: names_in_files()."""
+    """The layers of octile.Experts by their names under it, "3.gate_proj": views of its buffers.
+
+    known: names_in_files().
+    """
     layers, up, down = {}, *(module._modules[name] for name in module._names)
     plain = {up: up.plain_weight(), down: down.plain_weight()}
     for part in parts(module):
@@ -236,11 +284,16 @@ def split(module, known):
 
 
 def in_files(modules, name):
-    """Of a layer's name in files: the name of Transformers' experts that it belongs to, the expert and its part; or None."""
+    """Of a layer's name in files: the name of Transformers' experts that it belongs to, the expert and its part; or None.
+
+    Raises ValueError for experts that octile.Experts does not compute.
+    """
     parent, _, part = name.rpartition(".")
     parent, _, number = parent.rpartition(".")
     if part not in _IN_FILES or not number.isdecimal() or parent not in modules or not is_experts(modules[parent]):
         return None
+    if reason := unfit(modules[parent]):
+        raise ValueError(f"octile: {name} is of quantized experts, which {parent} cannot be: {reason}")
     return parent, int(number), _IN_FILES[part]
 
 
@@ -275,6 +328,8 @@ def join(where, module, layers):
         rows = {part: _rows(module, count, channels, part)[1] for part in own}
         if any(layer.format != first.format or type(layer) is not type(first) for layer in layers.values()):
             raise ValueError(f"octile: {where}: its experts are quantized in several ways")
+        if not isinstance(first, _LAYERS):
+            raise ValueError(f"octile: {where}: its experts are of {type(first).__name__}, which octile.Experts has none of")
 
         def whole(of, channels=channels, own=own, rows=rows):
             like = of(layers[0, own[0]])

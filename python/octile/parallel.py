@@ -374,6 +374,8 @@ def _refusal(layer, style, size, row):
         ):
             return reason
     else:
+        if layer.experts > 1:
+            return "its outputs are the channels of several experts"
         if layer.packed_weight is not None:
             return "it is packed: pack_() comes after parallelize_module()"
         if "bias" in layer._parameters:

@@ -210,9 +210,9 @@ class OctileQuantizer(Quantizer):
         self._layers, self._parts, self._convert, self._report = {}, {}, None, None
         if not report.converted:
             raise ValueError(f"octile: {type(model).__name__} has no layer to convert: {report.why_nothing()}")
-        if experts := [m.name for m in report.matrices if not m.quantized and m.reason.startswith("experts")]:
-            more = f" and {len(experts) - 4} more" if len(experts) > 4 else ""
-            warnings.warn(f"octile: experts in one tensor stay in float: {', '.join(experts[:4])}{more}", stacklevel=2)
+        if left := [m.name for m in report.matrices if not m.quantized and m.reason.startswith("experts")]:
+            more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+            warnings.warn(f"octile: experts in one tensor stay in float: {', '.join(left[:4])}{more}", stacklevel=2)
         model.octile_report = report
         if self._trains:  # its parameters are floats: to half(), to save_pretrained() and to Trainer it is any model
             self.remove_quantization_config(model)

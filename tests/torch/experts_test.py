@@ -1,6 +1,7 @@
 """octile.Experts: the same as its layers one by one; Transformers' experts in it; and what is refused."""
 
 import copy
+import json
 import os
 import subprocess
 
@@ -108,8 +109,40 @@ def test_refuses(generator):
         experts(torch.randn(TOKENS, K, requires_grad=True), index, weights)
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"x is \(9, 63\); the layer's in_features"):
         experts(torch.randn(TOKENS, K - 1), index, weights)
-    with pytest.raises(ValueError, match="960 channels are not those of 7 experts"):
-        octile.Experts(7, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
+    with torch.no_grad():
+        for bad_index, bad_weights, reason in (
+            (index[:5], weights[:5], r"index is \(5, 3\), expected \(9, slots\): x has 9 tokens"),
+            (index.repeat(2, 1), weights.repeat(2, 1), r"index is \(18, 3\)"),
+            (index[:, 0], weights[:, 0], r"index is \(9,\)"),
+            (index[:, :0], weights[:, :0], r"index is \(9, 0\)"),
+            (index.float(), weights, "index is torch.float32, expected torch.int32 or torch.int64"),
+            (index, weights[:, :1], r"weights is \(9, 1\), expected the shape of index, \(9, 3\)"),
+        ):
+            with pytest.raises(RuntimeError, match=reason):
+                experts(torch.randn(TOKENS, K), bad_index, bad_weights)
+
+
+def test_refuses_layers():
+    up, down = layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K)
+    packed = layer(octile.W8A8Linear, K, 2 * I).pack_()
+    biased = octile.W8A8Linear.from_linear(torch.nn.Linear(K, E * 2 * I))
+    static = octile.W8A8StaticLinear.from_linear(torch.nn.Linear(K, E * 2 * I, bias=False), 0.05)
+    bias = torch.nn.Parameter(torch.zeros(E * 2 * I))
+    for arguments, words, reason in (
+        ((7, up, down), {}, "gate_up_proj: 960 channels are not those of 7 experts"),
+        ((0, up, down), {}, "experts is 0, expected a number from 1 on"),
+        ((E, biased, down), {}, "gate_up_proj: the layer has a bias"),
+        ((E, packed, down), {}, "gate_up_proj: the layer is packed, not as 5 experts are"),
+        ((E, static, down), {}, "gate_up_proj: a W8A8StaticLinear, expected W8A8Linear"),
+        ((E, up, torch.nn.Linear(I, E * K)), {}, "down_proj: a Linear, expected W8A8Linear"),
+        ((E, up, layer(octile.W8A8Linear, K, K)), {}, "gives each of 5 experts 192 values, expected twice the 64"),
+        ((E, up, down), {"up_bias": bias}, r"gate_up_proj: its bias is \(960,\), expected \(5, 192\)"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            octile.Experts(*arguments, **words)
+    assert up.experts == 1  # as it was
+    octile.pack_(octile.Experts(E, up, down))
+    octile.Experts(E, up, down)  # packed as these experts are
 
 
 # ---- Transformers' ----
@@ -119,6 +152,7 @@ pytest.importorskip("transformers.integrations.moe")
 import transformers_zoo as zoo  # noqa: E402
 from octile.transformers import from_checkpoint  # noqa: E402
 from octile.transformers_quantizer import Quantizer  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 CONFIGS = {"w8a8": (octile.W8A8Dynamic(), 0.995), "w4a16": (octile.W4A16(group=32, method="clip"), 0.98)}
 MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "olmoe"]
@@ -183,6 +217,26 @@ def test_left_in_float():
     model.model.layers[0].mlp.experts._is_expert_parallel = True
     report = octile.quantize_(model, octile.W8A8Dynamic())
     assert report.skipped[name] == "experts in one tensor: its experts are split among processes"
+
+
+def test_checkpoints_of_other_experts(tmp_path):
+    model, fresh = zoo.make("mixtral"), zoo.make("mixtral")
+    octile.quantize_(model, octile.W8A8Dynamic())
+    octile.save_checkpoint(model, tmp_path)
+    fresh.model.layers[0].mlp.experts.has_post_expert_norm = True
+    with pytest.raises(ValueError, match="which model.layers.0.mlp.experts cannot be: it normalizes what each expert"):
+        octile.load_checkpoint_(fresh, tmp_path)
+    # With one scale for x.
+    tensors = load_file(tmp_path / "model.safetensors")
+    scales = {name.replace("weight_scale", "input_scale"): torch.tensor([0.05]) for name in tensors if "_scale" in name}
+    save_file(tensors | scales, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (group,) = config["quantization_config"]["config_groups"].values()
+    group["input_activations"] |= {"dynamic": False, "strategy": "tensor"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for load in (lambda: octile.load_checkpoint_(zoo.make("mixtral"), tmp_path), lambda: from_checkpoint(tmp_path)):
+        with pytest.raises(ValueError, match="experts: its experts are of W8A8StaticLinear"):
+            load()
 
 
 @pytest.mark.skipif(not os.environ.get("OCTILE_COMMAND"), reason="OCTILE_COMMAND is not set")

@@ -432,6 +432,8 @@ def refused_parallel(meshes, rank):
     packed.pack_()
     tuned = octile.W8A8Linear.from_linear(linear)
     tuned.bias = nn.Parameter(tuned.bias)
+    mixture = [octile.W8A8Linear.from_linear(nn.Linear(32, 128, bias=False)) for _ in range(2)]
+    octile.Experts(2, *mixture)
     cases = [
         (octile.Linear(8, 7), ColumnParallel(), "out_features is 7, which 2 ranks cannot share evenly"),
         (octile.Linear(7, 8), RowParallel(), "in_features is 7, which 2 ranks cannot share evenly"),
@@ -455,6 +457,7 @@ def refused_parallel(meshes, rank):
         ),
         (octile.W4A16Linear.from_linear(linear, group=32), RowParallel(exact=True), "its sums are of floats"),
         (tuned, RowParallel(), "its bias is a parameter"),
+        (mixture[0], ColumnParallel(), "its outputs are the channels of several experts"),
     ]
     cases += [
         (octile.W8A8Linear.from_linear(linear), ColumnParallel(exact=True), "its dX is a sum of floats"),
