@@ -59,6 +59,10 @@ void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtyp
     fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ": its first stride must be at least ", least,
          access == Access::read ? ", or 0 to repeat" : "");
   }
+  // The bytes of a packed weight, which are read as one piece.
+  if (rank == 1 && dtype == DType::u8 && shape[0] > 1 && t.strides[0] != 1) {
+    fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ": bytes have the stride 1");
+  }
   if (t.strides[0] < 0 || (dtype == DType::s4 && shape[0] > 1 && t.strides[0] % 2 != 0)) {
     fail(Status::shape_mismatch, function_, ": ", name, " is ", t,
          ": its first stride must not be negative, and must be even for s4");

@@ -36,7 +36,7 @@ struct GroupedLinearImpl : Plan::Impl {
   StaticScale static_scale;
   std::optional<QuantizePlan> quantize;  // where X is float and the products take it as s8
   std::optional<LinearPlan> many;        // an expert with all threads
-  std::optional<LinearPlan> few;         // an expert of at most kFewRows rows with one thread
+  std::optional<LinearPlan> few;         // an expert of at most kFewGroupedRows rows with one thread
   std::int64_t expert_bytes = 0;         // of a packed weight
   std::size_t xq_at = 0;                 // (rows of X, xq_pitch) s8
   std::size_t x_scale_at = 0;
@@ -203,7 +203,8 @@ constexpr std::int64_t kSummedColumns = 256;      // of a sum, at a time
 
 void gather_rows(const ConstTensor& x, const ConstTensor& token, const Tensor& out, int threads) {
   const std::int64_t row_bytes = x.cols() * bits(x.dtype) / 8;
-  const std::int64_t step = std::max<std::int64_t>(kGatheredBytes / std::max<std::int64_t>(row_bytes, 1), 1);
+  if (row_bytes == 0) return;
+  const std::int64_t step = std::max<std::int64_t>(kGatheredBytes / row_bytes, 1);
   cpu::parallel_for(threads, ceil_div(token.rows(), step), [&](std::int64_t part) {
     for (std::int64_t r = part * step; r < std::min(token.rows(), (part + 1) * step); ++r) {
       std::memcpy(rows_at(out, r, 1).data, rows_at(x, load_integer(token, r), 1).data,

@@ -270,6 +270,10 @@ TEST(PackedWeight, BadCallsAreRefused) {
   EXPECT_NE(error_of([&] { run(plan, off_line); }, Status::misaligned).find("LinearPlan::run: weight lies at"),
             std::string::npos);
   EXPECT_FALSE(plan.can_implement(off_line));
+  LinearArgs in_pieces = layer.packed_args(packed.get(), size);
+  in_pieces.weight.strides[0] = 0;
+  EXPECT_NE(error_of([&] { run(plan, in_pieces); }, Status::shape_mismatch).find("bytes have the stride 1"),
+            std::string::npos);
   LinearArgs twice = layer.packed_args(packed.get(), size);
   twice.weight_scale = layer.weight().weight_scale;
   EXPECT_NE(error_of([&] { run(plan, twice); }, Status::shape_mismatch).find("weight_scale"), std::string::npos);
