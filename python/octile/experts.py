@@ -139,7 +139,9 @@ def _check_routing(index, weights, tokens):
     if index.dim() != 2 or index.shape[0] != tokens or index.shape[1] == 0:
         raise RuntimeError(f"octile: index is {tuple(index.shape)}, expected ({tokens}, slots): x has {tokens} tokens")
     if weights.shape != index.shape:
-        raise RuntimeError(f"octile: weights is {tuple(weights.shape)}, expected the shape of index, {tuple(index.shape)}")
+        raise RuntimeError(
+            f"octile: weights is {tuple(weights.shape)}, expected the shape of index, {tuple(index.shape)}"
+        )
 
 
 # ---- Transformers' experts ----
@@ -329,7 +331,9 @@ def join(where, module, layers):
         if any(layer.format != first.format or type(layer) is not type(first) for layer in layers.values()):
             raise ValueError(f"octile: {where}: its experts are quantized in several ways")
         if not isinstance(first, _LAYERS):
-            raise ValueError(f"octile: {where}: its experts are of {type(first).__name__}, which octile.Experts has none of")
+            raise ValueError(
+                f"octile: {where}: its experts are of {type(first).__name__}, which octile.Experts has none of"
+            )
 
         def whole(of, channels=channels, own=own, rows=rows):
             like = of(layers[0, own[0]])
