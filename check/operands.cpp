@@ -93,6 +93,15 @@ Operand integers(std::string_view name, DType dtype, const Size& size) {
   return {.name = name, .dtype = dtype, .size = size, .content = Content::integer, .range = {low, high}};
 }
 
+Operand x_of(DType dtype, const Size& size) {
+  return dtype == DType::s8 ? integers("x", dtype, size) : Operand{.name = "x", .dtype = dtype, .size = size};
+}
+
+Operand weight_zero_point(const Size& size) {
+  return {
+      .name = "weight_zero_point", .dtype = DType::s32, .size = size, .content = Content::zero_point, .range = {-8, 7}};
+}
+
 Size weight_size(WeightLayout layout, std::int64_t n, std::int64_t k) {
   return layout == WeightLayout::out_in ? Size{n, k} : Size{k, n};
 }
@@ -154,19 +163,13 @@ template <>
 Operands operands<LinearArgs>(const LinearDescription& d, std::int64_t rows) {
   const DType real = scale_type(d.y);
   const Size scales = weight_scale_size(d.weight, d.n, d.k);
-  const Operand x =
-      d.x == DType::s8 ? integers("x", d.x, {rows, d.k}) : Operand{.name = "x", .dtype = d.x, .size = {rows, d.k}};
-  return {x,
+  return {x_of(d.x, {rows, d.k}),
           if_present(d.x == DType::s8, x_scale(d.activation, real, rows)),
           if_present(d.x_multiplier,
                      {.name = "x_multiplier", .dtype = real, .size = {d.k}, .content = Content::multiplier}),
           integers("weight", d.weight.type, weight_size(d.weight_layout, d.n, d.k)),
           weight_scale(d.weight, real, scales),
-          if_present(d.weight.zero_point, {.name = "weight_zero_point",
-                                           .dtype = DType::s32,
-                                           .size = scales,
-                                           .content = Content::zero_point,
-                                           .range = {-8, 7}}),
+          if_present(d.weight.zero_point, weight_zero_point(scales)),
           if_present(d.bias, {.name = "bias", .dtype = d.y, .size = {d.n}}),
           out("y", d.y, {rows, d.n})};
 }
@@ -197,19 +200,13 @@ Operands operands(const GroupedLinearCase& c) {
   const auto given = [](std::string_view name, const Size& size, const std::vector<std::int32_t>& values) {
     return Operand{.name = name, .dtype = DType::s32, .size = size, .content = Content::integer, .values = values};
   };
-  const Operand x =
-      d.x == DType::s8 ? integers("x", d.x, {rows, d.k}) : Operand{.name = "x", .dtype = d.x, .size = {rows, d.k}};
-  return {x,
+  return {x_of(d.x, {rows, d.k}),
           if_present(d.x == DType::s8, x_scale(d.activation, real, rows)),
           given("offsets", {d.experts + 1}, c.offsets),
           if_present(d.gather, given("token", {c.rows}, c.token)),
           integers("weight", d.weight.type, {d.experts * d.n, d.k}),
           weight_scale(d.weight, real, scales),
-          if_present(d.weight.zero_point, {.name = "weight_zero_point",
-                                           .dtype = DType::s32,
-                                           .size = scales,
-                                           .content = Content::zero_point,
-                                           .range = {-8, 7}}),
+          if_present(d.weight.zero_point, weight_zero_point(scales)),
           if_present(d.bias, {.name = "bias", .dtype = d.y, .size = {d.experts, d.n}}),
           if_present(d.slots > 0, given("place", {d.tokens, d.slots}, c.place)),
           if_present(d.slots > 0, {.name = "router_weight", .dtype = real, .size = {d.tokens, d.slots}}),

@@ -125,6 +125,20 @@ class EveryPlan {
   Tensor vector_of(const std::string& name, DType dtype, std::int64_t size, bool output = false) {
     return {take(name, size, dtype, output), dtype, {}, 1, {size, 0}, {1, 0}};
   }
+  // In place of the weight, its scales and zero points.
+  template <class WeightPlan, class Args>
+  void pack_weight(const WeightPlan& plan, Args& args) {
+    const LinearPackArgs pack{
+        args.weight, args.weight_scale, args.weight_zero_point,
+        vector_of("packed weight", DType::u8, static_cast<std::int64_t>(plan.packed_weight_size()))};
+    plan.pack(pack);
+    args.weight = pack.packed;
+    args.weight_scale = args.weight_zero_point = {};
+    std::erase_if(call_.pieces, [](const Piece& piece) {
+      return piece.name == "weight" || piece.name == "weight_scale" || piece.name == "weight_zero_point";
+    });
+  }
+
   Tensor scales_of(const std::string& name, DType dtype, std::int64_t rows, std::int64_t cols = 0) {
     const Tensor t = cols > 0 ? matrix_of(name, dtype, rows, cols) : vector_of(name, dtype, rows);
     fill(static_cast<std::byte*>(t.data), rows * std::max<std::int64_t>(cols, 1), dtype, true);
@@ -295,17 +309,7 @@ class EveryPlan {
     if (d.weight.zero_point) {
       args.weight_zero_point = matrix_of("weight_zero_point", DType::s32, d.n, d.k / d.weight.group);
     }
-    if (d.packed_weight) {
-      const LinearPackArgs pack{
-          args.weight, args.weight_scale, args.weight_zero_point,
-          vector_of("packed weight", DType::u8, static_cast<std::int64_t>(plan.packed_weight_size()))};
-      plan.pack(pack);
-      args.weight = pack.packed;
-      args.weight_scale = args.weight_zero_point = {};
-      std::erase_if(call_.pieces, [](const Piece& piece) {
-        return piece.name == "weight" || piece.name == "weight_scale" || piece.name == "weight_zero_point";
-      });
-    }
+    if (d.packed_weight) pack_weight(plan, args);
     args.bias = vector_of("bias", d.y, d.n);
     args.y = matrix_of("y", d.y, d.m, d.n, true);
     finish(plan, args);
@@ -358,17 +362,7 @@ class EveryPlan {
     args.weight = matrix_of("weight", d.weight.type, rows, d.k);
     args.weight_scale = scales_of("weight_scale", real, rows, groups);
     if (s4) args.weight_zero_point = matrix_of("weight_zero_point", DType::s32, rows, groups);
-    if (d.packed_weight) {
-      const LinearPackArgs pack{
-          args.weight, args.weight_scale, args.weight_zero_point,
-          vector_of("packed weight", DType::u8, static_cast<std::int64_t>(plan.packed_weight_size()))};
-      plan.pack(pack);
-      args.weight = pack.packed;
-      args.weight_scale = args.weight_zero_point = {};
-      std::erase_if(call_.pieces, [](const Piece& piece) {
-        return piece.name == "weight" || piece.name == "weight_scale" || piece.name == "weight_zero_point";
-      });
-    }
+    if (d.packed_weight) pack_weight(plan, args);
     args.bias = matrix_of("bias", d.y, d.experts, d.n);
     if (d.slots > 0) {
       args.place = integers_of("place", d.tokens, d.slots, d.m);

@@ -57,7 +57,7 @@ Choice choice_for(const GemmProblem& p) {
   constexpr Seconds kUpTo64 = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
   constexpr Seconds kUpTo128 = {12.5e-6, 0.66e-6, 0.66e-6, 1.26e-6};
   constexpr double kSharingSeconds = 0.4e-6;
-  // 65 to 79 tokens take up to 10 us longer than 88 to 128, why is not known.
+  // 65 to 79 tokens take up to 10 us longer than 88 to 128, for an unknown reason.
   constexpr int kUneven = 80;
   constexpr double kUnevenSeconds = 4e-6;
   constexpr double kWaveSeconds = 4e-6;
