@@ -96,11 +96,11 @@ def test_what_the_words_of_a_backward_mean(device):
         assert layer.backward == backward and f"backward={backward}" in str(layer)
         layer.rounding = "stochastic"
         assert layer.backward == backward
-        text = layer.explain(300, of="backward")
+        plan = layer.explain(300, of="backward").splitlines()[0]
         for word, block in (("int8", 256), ("int8-128", 128)):
-            assert (f"blocks of {block}" in text) == (word in pair(backward))
+            assert (f"blocks of {block}" in plan) == (word in pair(backward))
     layer.backward = "int8-whole"
-    assert layer.backward == "int8-whole" and "blocks of" not in layer.explain(300, of="backward")
+    assert layer.backward == "int8-whole" and "blocks of" not in layer.explain(300, of="backward").splitlines()[0]
     layer.backward = ("int8", "int8")
     assert layer.backward == "int8"
     layer.backward = "int8-256"
