@@ -1,10 +1,11 @@
-// Octile: E linear layers of one shape, each for rows of its own: the experts of a mixture.
+// Octile: E linear layers of one shape, each for rows of its own: the experts of a mixture. And their gradients.
 //
 // The rows are sorted by expert. The offsets lie on the plan's device, so that a run never waits for them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "octile/linear.h"
@@ -70,6 +71,58 @@ class OCTILE_API GroupedLinearPlan : public Plan {
   void pack(const LinearPackArgs& args) const;
   Verdict can_implement(const GroupedLinearArgs& args) const;
   void run(const GroupedLinearArgs& args, Workspace workspace = {}, Stream stream = {}) const;
+
+ private:
+  using Plan::Plan;
+};
+
+// The gradients of E layers from dY and the int8 tensors that the forward used; any subset, each expert's as
+// LinearBackwardPlan computes them from its rows: the same bits. An expert without rows has dW = 0 and dB = 0, or adds
+// nothing to dw; nobody's rows of dX are left as they are.
+struct GroupedLinearBackwardDescription {
+  std::int64_t experts = 0;
+  std::int64_t m =
+      0;  // maximum number of rows of all experts together, below 2^31; at most kMaxContraction for an int8 dW
+  std::int64_t n = 0;  // at most kMaxContraction for an int8 dX
+  std::int64_t k = 0;
+  DType dy = DType::f32;               // float type of dY, dX and dB; scales are scale_type(dy)
+  std::optional<DType> dw_dtype = {};  // of dW: dy's, or f32
+  bool dw_accumulate = false;          // dW is added to what dw holds: LinearBackwardDescription
+  Product dx = Product::dequantized;
+  Product dw = Product::dequantized;
+  bool db = false;
+  Activation activation = Activation::dynamic_per_token;  // or static_per_tensor: the scale that Xq was quantized with
+  double static_scale = 0;                                // with static_per_tensor: of X, for all experts
+  WeightFormat weight = WeightFormat::s8_per_channel;     // s8_per_channel or s8_per_tensor
+  Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
+  std::int64_t gradient_block = 0;                        // LinearBackwardDescription
+  Device device = {};
+  int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
+  std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+};
+
+// Values of offsets are checked on the CPU alone.
+struct GroupedLinearBackwardArgs {
+  ConstTensor dy = {};            // (M, N)
+  ConstTensor offsets = {};       // (E + 1), s32: ascending, 0 to M
+  ConstTensor weight = {};        // (E * N, K), s8, the experts' one below the other; for dX
+  ConstTensor weight_scale = {};  // (E * N), or (E) per tensor; for dX
+  ConstTensor x = {};             // (M, K), s8; for dW
+  ConstTensor x_scale = {};       // (M), or absent if static; for dW
+  Tensor dx = {};                 // (M, K)
+  Tensor dw = {};                 // (E * N, K)
+  Tensor db = {};                 // (E, N)
+  std::uint64_t seed = 0;         // of stochastic rounding: expert e has seed + e
+};
+
+class OCTILE_API GroupedLinearBackwardPlan : public Plan {
+ public:
+  static GroupedLinearBackwardPlan select(const GroupedLinearBackwardDescription& description);
+  // Of one output, as LinearBackwardPlan's.
+  const PrecisionGuarantee& precision_guarantee(Gradient gradient) const;
+  using Plan::precision_guarantee;
+  Verdict can_implement(const GroupedLinearBackwardArgs& args) const;
+  void run(const GroupedLinearBackwardArgs& args, Workspace workspace = {}, Stream stream = {}) const;
 
  private:
   using Plan::Plan;

@@ -484,6 +484,56 @@ OCTILE_API octile_status octile_grouped_linear_can_implement(const octile_plan* 
 OCTILE_API octile_status octile_grouped_linear_run(const octile_plan* plan, const octile_grouped_linear_args* args,
                                                    void* workspace, size_t workspace_size, void* stream);
 
+/* ---- Their gradients dX, dW, dB, any subset: octile/grouped_linear.h ---- */
+
+typedef struct {
+  size_t struct_size;
+  int64_t experts;
+  int64_t m; /* maximum of rows of all experts together; run accepts fewer */
+  int64_t n;
+  int64_t k;
+  double static_scale;    /* with STATIC_PER_TENSOR: positive and finite */
+  int32_t dy;             /* float type of dY, dX and dB. Default F32 */
+  int32_t dw_dtype;       /* of dW: SAME (the default) as dy, or F32 */
+  int32_t dx;             /* OCTILE_PRODUCT_..., default DEQUANTIZED */
+  int32_t dw;             /* OCTILE_PRODUCT_..., default DEQUANTIZED */
+  int32_t db;             /* boolean */
+  int32_t activation;     /* DYNAMIC_PER_TOKEN (the default) or STATIC_PER_TENSOR: what Xq was quantized with */
+  int32_t weight;         /* S8_PER_CHANNEL (the default) or S8_PER_TENSOR */
+  int32_t rounding;       /* of dY in the int8 products. Default NEAREST */
+  int32_t gradient_block; /* as in octile_linear_backward_description */
+  int32_t threads;        /* maximum number of CPU threads; 0: all */
+  int32_t dw_accumulate;  /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
+  int32_t reserved;       /* 0 */
+  octile_device device;   /* default the CPU */
+  const char* kernel;     /* NULL or "": the fastest */
+} octile_grouped_linear_backward_description;
+
+OCTILE_API octile_status
+octile_grouped_linear_backward_description_init(octile_grouped_linear_backward_description* description, size_t size);
+
+typedef struct {
+  size_t struct_size;
+  const octile_tensor* dy;           /* (M, N) */
+  const octile_tensor* offsets;      /* (E + 1), int 32: ascending, 0 to M */
+  const octile_tensor* weight;       /* (E * N, K); for dX */
+  const octile_tensor* weight_scale; /* (E * N), or (E) per tensor; for dX */
+  const octile_tensor* x;            /* (M, K); for dW */
+  const octile_tensor* x_scale;      /* (M), or absent if static; for dW */
+  const octile_tensor* dx;           /* out (M, K) */
+  const octile_tensor* dw;           /* out (E * N, K) */
+  const octile_tensor* db;           /* out (E, N) */
+  uint64_t seed;                     /* of stochastic rounding: expert e has seed + e */
+} octile_grouped_linear_backward_args;
+
+OCTILE_API octile_status octile_grouped_linear_backward_plan_create(
+    const octile_grouped_linear_backward_description* description, octile_plan** plan);
+OCTILE_API octile_status octile_grouped_linear_backward_can_implement(const octile_plan* plan,
+                                                                      const octile_grouped_linear_backward_args* args);
+OCTILE_API octile_status octile_grouped_linear_backward_run(const octile_plan* plan,
+                                                            const octile_grouped_linear_backward_args* args,
+                                                            void* workspace, size_t workspace_size, void* stream);
+
 /* ---- The kernel table ---- */
 
 typedef struct {

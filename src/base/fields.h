@@ -54,5 +54,8 @@ template <>
 inline constexpr auto kFields<GroupedLinearArgs> = OCTILE_FIELDS(a.x, a.x_scale, a.offsets, a.token, a.weight,
                                                                  a.weight_scale, a.weight_zero_point, a.bias, a.place,
                                                                  a.router_weight, a.y);
+template <>
+inline constexpr auto kFields<GroupedLinearBackwardArgs> = OCTILE_FIELDS(a.dy, a.offsets, a.weight, a.weight_scale, a.x,
+                                                                         a.x_scale, a.dx, a.dw, a.db);
 
 }  // namespace octile

@@ -63,12 +63,14 @@ static_assert(kNoPadding<octile_quantize_args> && kNoPadding<octile_dequantize_a
               kNoPadding<octile_quantize_backward_args> && kNoPadding<octile_dequantize_backward_args> &&
               kNoPadding<octile_fake_quantize_args> && kNoPadding<octile_fake_quantize_backward_args> &&
               kNoPadding<octile_linear_args> && kNoPadding<octile_linear_pack_args> &&
-              kNoPadding<octile_linear_backward_args> && kNoPadding<octile_grouped_linear_args>);
+              kNoPadding<octile_linear_backward_args> && kNoPadding<octile_grouped_linear_args> &&
+              kNoPadding<octile_grouped_linear_backward_args>);
 // These hold a double, which the trait does not count; their fields are added up instead.
 static_assert(sizeof(octile_quantize_description) == 4 * 8 + 12 * 4 + 8 + 2 * 8);
 static_assert(sizeof(octile_linear_description) == 6 * 8 + 12 * 4 + 8);
 static_assert(sizeof(octile_linear_backward_description) == 5 * 8 + 14 * 4 + 8 + 2 * 4);
 static_assert(sizeof(octile_grouped_linear_description) == 9 * 8 + 10 * 4 + 8 + 8);
+static_assert(sizeof(octile_grouped_linear_backward_description) == 6 * 8 + 12 * 4 + 8 + 8);
 static_assert(offsetof(octile_quantize_description, kernel) == 4 * 8 + 12 * 4 + 8);
 static_assert(offsetof(octile_linear_description, kernel) == 6 * 8 + 12 * 4);
 static_assert(offsetof(octile_linear_backward_description, kernel) == 5 * 8 + 14 * 4);

@@ -18,7 +18,8 @@
 struct octile_plan {
   std::variant<octile::QuantizePlan, octile::DequantizePlan, octile::QuantizeBackwardPlan,
                octile::DequantizeBackwardPlan, octile::FakeQuantizePlan, octile::FakeQuantizeBackwardPlan,
-               octile::LinearPlan, octile::LinearBackwardPlan, octile::GroupedLinearPlan>
+               octile::LinearPlan, octile::LinearBackwardPlan, octile::GroupedLinearPlan,
+               octile::GroupedLinearBackwardPlan>
       plan;
   // The C++ plan returns its texts by value; a C caller is given pointers that live as long as the plan.
   std::string sku;
@@ -161,6 +162,7 @@ OCTILE_DESCRIPTION(quantize, Quantize)
 OCTILE_DESCRIPTION(linear, Linear)
 OCTILE_DESCRIPTION(linear_backward, LinearBackward)
 OCTILE_DESCRIPTION(grouped_linear, GroupedLinear)
+OCTILE_DESCRIPTION(grouped_linear_backward, GroupedLinearBackward)
 
 // The three functions of a kind of plan, octile_linear_plan_create, octile_linear_can_implement and octile_linear_run,
 // by its name here and in C++, and those of its description.
@@ -185,6 +187,7 @@ OCTILE_PLAN(fake_quantize_backward, FakeQuantizeBackward, quantize, Quantize)
 OCTILE_PLAN(linear, Linear, linear, Linear)
 OCTILE_PLAN(linear_backward, LinearBackward, linear_backward, LinearBackward)
 OCTILE_PLAN(grouped_linear, GroupedLinear, grouped_linear, GroupedLinear)
+OCTILE_PLAN(grouped_linear_backward, GroupedLinearBackward, grouped_linear_backward, GroupedLinearBackward)
 
 // What a plan with packed weights has beside them.
 #define OCTILE_PACKING(name, Cpp)                                                                       \

@@ -273,5 +273,11 @@ inline constexpr auto kFields<GroupedLinearDescription> = OCTILE_FIELDS(a.expert
                                                                         a.slots, a.x, a.y, a.activation, a.static_scale,
                                                                         a.weight, a.packed_weight, a.bias, a.device,
                                                                         a.threads, a.kernel);
+template <>
+inline constexpr auto kFields<GroupedLinearBackwardDescription> = OCTILE_FIELDS(a.experts, a.m, a.n, a.k, a.dy,
+                                                                                a.dw_dtype, a.dx, a.dw, a.db,
+                                                                                a.activation, a.static_scale, a.weight,
+                                                                                a.rounding, a.gradient_block, a.device,
+                                                                                a.threads, a.dw_accumulate, a.kernel);
 
 }  // namespace octile

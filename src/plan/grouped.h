@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "base/access.h"
 #include "base/message.h"
@@ -33,8 +35,33 @@ BasicTensor<Void> rows_at(BasicTensor<Void> t, std::int64_t first, std::int64_t 
   return t;
 }
 
+// Those of expert e, where each has `rows`.
+template <class Void>
+BasicTensor<Void> expert_rows(const BasicTensor<Void>& t, std::int64_t e, std::int64_t rows) {
+  return rows_at(t, e * rows, rows);
+}
+
 // A matrix of one row as a vector.
-inline ConstTensor as_vector(ConstTensor row) { return {row.data, row.dtype, row.device, 1, {row.cols(), 0}, {1, 0}}; }
+template <class Void>
+BasicTensor<Void> as_vector(const BasicTensor<Void>& row) {
+  return {row.data, row.dtype, row.device, 1, {row.cols(), 0}, {1, 0}};
+}
+
+// What the descriptions of grouped plans have in common, beside what their dense plan's check sees.
+template <class Description>
+void check_grouped(std::string_view function, const Description& d) {
+  check_size(function, "experts", d.experts);
+  for (const auto& [name, size] : {std::pair{"m", d.m}, std::pair{"experts", d.experts}}) {
+    if (size > kMaxGroupedRows) {
+      fail(Status::unsupported, function, ": ", name, " = ", size, ", expected at most ", kMaxGroupedRows);
+    }
+  }
+  if (d.activation == Activation::dynamic_per_tensor) {
+    fail(Status::unsupported, function,
+         ": activation = dynamic_per_tensor, expected a scale per token, a static one or none");
+  }
+  check_bytes(function, "W", d.experts, d.n * std::max<std::int64_t>(d.k, 1));
+}
 
 inline void check_offsets(const TensorChecks& checks, const ConstTensor& offsets, std::int64_t rows) {
   std::int64_t before = 0;

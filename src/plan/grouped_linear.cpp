@@ -86,33 +86,22 @@ LinearDescription product_of(const GroupedLinearDescription& d) {
 }
 
 void check(const GroupedLinearDescription& d) {
-  check_size(kSelect, "experts", d.experts);
   check_size(kSelect, "tokens", d.tokens);
   check_size(kSelect, "slots", d.slots);
   check_linear(kSelect, expert_of(d));
-  if (d.m > kMaxGroupedRows || d.tokens > kMaxGroupedRows) {
-    fail(Status::unsupported, kSelect, ": m = ", d.m, ", tokens = ", d.tokens, ", expected at most ", kMaxGroupedRows);
+  if (d.tokens > kMaxGroupedRows) {
+    fail(Status::unsupported, kSelect, ": tokens = ", d.tokens, ", expected at most ", kMaxGroupedRows);
   }
-  if (d.experts > kMaxGroupedRows) {
-    fail(Status::unsupported, kSelect, ": experts = ", d.experts, ", expected at most ", kMaxGroupedRows);
-  }
-  if (d.activation == Activation::dynamic_per_tensor) {
-    fail(Status::unsupported, kSelect,
-         ": activation = dynamic_per_tensor, expected a scale per token, a static one or none");
-  }
-  check_bytes(kSelect, "W", d.experts, d.n * std::max<std::int64_t>(d.k, 1));
+  check_grouped(kSelect, d);
   check_bytes(kSelect, "place", d.tokens, d.slots);
 }
-
-// Rows of the experts' tensors.
-ConstTensor expert(const ConstTensor& t, std::int64_t e, std::int64_t rows) { return rows_at(t, e * rows, rows); }
 
 // One expert's, not packed.
 LinearPackArgs weight_of(const GroupedLinearDescription& d, const LinearPackArgs& all, std::int64_t e) {
   LinearPackArgs one;
-  one.weight = expert(all.weight, e, d.n);
-  one.weight_scale = expert(all.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
-  if (d.weight.zero_point) one.weight_zero_point = expert(all.weight_zero_point, e, d.n);
+  one.weight = expert_rows(all.weight, e, d.n);
+  one.weight_scale = expert_rows(all.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+  if (d.weight.zero_point) one.weight_zero_point = expert_rows(all.weight_zero_point, e, d.n);
   return one;
 }
 

@@ -52,74 +52,23 @@ WeightLayout dw_layout(const LinearBackwardDescription& d) { return d.dw_layout.
 bool is_int8(const LinearBackwardDescription& d) { return d.dx == Product::int8 || d.dw == Product::int8; }
 bool is_blocked(const LinearBackwardDescription& d) { return d.gradient_block > 0; }
 
-void check_block(const LinearBackwardDescription& d) {
+void check_block(std::string_view function, const LinearBackwardDescription& d) {
   const std::int64_t block = d.gradient_block;
   if (block == 0) return;
   if (block < kMinGradientBlock || block > kMaxGradientBlock || (block & (block - 1)) != 0) {
-    fail(Status::unsupported, kSelect, ": gradient_block = ", block, ", expected 0, 128, 256, 512 or 1024");
+    fail(Status::unsupported, function, ": gradient_block = ", block, ", expected 0, 128, 256, 512 or 1024");
   }
   if (!is_int8(d)) {
-    fail(Status::unsupported, kSelect, ": gradient_block = ", block, " with dx = ", name(d.dx), ", dw = ", name(d.dw),
+    fail(Status::unsupported, function, ": gradient_block = ", block, " with dx = ", name(d.dx), ", dw = ", name(d.dw),
          ", expected an int8 product");
   }
 }
 
-void check_contraction(std::string_view product, std::string_view size_name, std::int64_t size) {
+void check_contraction(std::string_view function, std::string_view product, std::string_view size_name,
+                       std::int64_t size) {
   if (size <= kMaxContraction) return;
-  fail(Status::unsupported, kSelect, ": ", size_name, " = ", size, " with an int8 ", product, ", expected at most ",
+  fail(Status::unsupported, function, ": ", size_name, " = ", size, " with an int8 ", product, ", expected at most ",
        kMaxContraction, ": a longer sum of s8 products can overflow s32");
-}
-
-void check(const LinearBackwardDescription& d) {
-  check_size(kSelect, "m", d.m);
-  check_size(kSelect, "n", d.n);
-  check_size(kSelect, "k", d.k);
-  check_bytes(kSelect, "X", d.m, d.k);
-  check_bytes(kSelect, "W", d.n, d.k);
-  check_bytes(kSelect, "dY", d.m, d.n);
-  check_choice(kSelect, "dy", d.dy, DType::s32);
-  check_choice(kSelect, "dw_dtype", dw_dtype(d), DType::s32);
-  check_choice(kSelect, "dx", d.dx, Product::int8);
-  check_choice(kSelect, "dw", d.dw, Product::int8);
-  check_choice(kSelect, "activation", d.activation, Activation::static_per_tensor);
-  check_weight_format(kSelect, d.weight, d.k);
-  check_choice(kSelect, "weight_layout", d.weight_layout, WeightLayout::in_out);
-  check_choice(kSelect, "dw_layout", dw_layout(d), WeightLayout::in_out);
-  check_choice(kSelect, "rounding", d.rounding, Rounding::stochastic);
-  if (!is_float(d.dy)) fail(Status::unsupported, kSelect, ": dy = ", d.dy, ", expected f16, bf16, f32 or f64");
-  if (dw_dtype(d) != d.dy && (dw_dtype(d) != DType::f32 || d.dy == DType::f64)) {
-    fail(Status::unsupported, kSelect, ": dw_dtype = ", dw_dtype(d), " with dy = ", d.dy,
-         ", expected dy's, or f32 for a 16-bit dy");
-  }
-  if (d.dw_accumulate && (d.dw == Product::none || dw_dtype(d) != scale_type(d.dy))) {
-    fail(Status::unsupported, kSelect, ": dw_accumulate with dw = ", name(d.dw), ", dw_dtype = ", dw_dtype(d),
-         ", expected a dW of ", scale_type(d.dy));
-  }
-  if (d.weight != WeightFormat::s8_per_channel && d.weight != WeightFormat::s8_per_tensor) {
-    fail(Status::unsupported, kSelect, ": weight = ", name(d.weight), ", expected s8_per_channel or s8_per_tensor");
-  }
-  if (d.dw != Product::none && d.activation == Activation::none) {
-    fail(Status::unsupported, kSelect, ": activation = none: dW needs the int8 X that the forward used");
-  }
-  if (d.dw != Product::none && d.activation == Activation::static_per_tensor) {
-    check_static_scale(kSelect, d.static_scale, scale_type(d.dy));
-  }
-  check_block(d);
-  if (d.dx == Product::int8) check_contraction("dX", "n", d.n);
-  if (d.dw == Product::int8) check_contraction("dW", "m", d.m);
-  check_threads(kSelect, d.threads);
-  check_device(kSelect, d.device);
-  if (d.kernel.empty()) check_tuning(kSelect, d.device);
-  const bool int8 = is_int8(d);
-  const bool dequantized = d.dx == Product::dequantized || d.dw == Product::dequantized;
-  const Task int8_product = is_blocked(d) ? Task{Operation::blocked_gemm} : Task{Operation::gemm, kW8A8};
-  const Task float_product{Operation::gemm, kW8A16};
-  const Task gradient{is_blocked(d) ? Operation::blocked_gradient_quantize : Operation::gradient_quantize};
-  check_requested_kernel(kSelect, {d.kernel,
-                                   d.device,
-                                   {int8 ? is_blocked(d) ? gradient : Task{Operation::quantize} : float_product,
-                                    int8 ? gradient : float_product, int8 ? int8_product : float_product,
-                                    dequantized || !int8 ? float_product : int8_product, Task{Operation::column_sum}}});
 }
 
 // The fields that all products of this plan share.
@@ -417,6 +366,59 @@ void run_product(const Run& run, const ProductSteps& steps, const ConstTensor& d
 
 }  // namespace
 
+void check_linear_backward(std::string_view function, const LinearBackwardDescription& d) {
+  check_size(function, "m", d.m);
+  check_size(function, "n", d.n);
+  check_size(function, "k", d.k);
+  check_bytes(function, "X", d.m, d.k);
+  check_bytes(function, "W", d.n, d.k);
+  check_bytes(function, "dY", d.m, d.n);
+  check_choice(function, "dy", d.dy, DType::s32);
+  check_choice(function, "dw_dtype", dw_dtype(d), DType::s32);
+  check_choice(function, "dx", d.dx, Product::int8);
+  check_choice(function, "dw", d.dw, Product::int8);
+  check_choice(function, "activation", d.activation, Activation::static_per_tensor);
+  check_weight_format(function, d.weight, d.k);
+  check_choice(function, "weight_layout", d.weight_layout, WeightLayout::in_out);
+  check_choice(function, "dw_layout", dw_layout(d), WeightLayout::in_out);
+  check_choice(function, "rounding", d.rounding, Rounding::stochastic);
+  if (!is_float(d.dy)) fail(Status::unsupported, function, ": dy = ", d.dy, ", expected f16, bf16, f32 or f64");
+  if (dw_dtype(d) != d.dy && (dw_dtype(d) != DType::f32 || d.dy == DType::f64)) {
+    fail(Status::unsupported, function, ": dw_dtype = ", dw_dtype(d), " with dy = ", d.dy,
+         ", expected dy's, or f32 for a 16-bit dy");
+  }
+  if (d.dw_accumulate && (d.dw == Product::none || dw_dtype(d) != scale_type(d.dy))) {
+    fail(Status::unsupported, function, ": dw_accumulate with dw = ", name(d.dw), ", dw_dtype = ", dw_dtype(d),
+         ", expected a dW of ", scale_type(d.dy));
+  }
+  if (d.weight != WeightFormat::s8_per_channel && d.weight != WeightFormat::s8_per_tensor) {
+    fail(Status::unsupported, function, ": weight = ", name(d.weight), ", expected s8_per_channel or s8_per_tensor");
+  }
+  if (d.dw != Product::none && d.activation == Activation::none) {
+    fail(Status::unsupported, function, ": activation = none: dW needs the int8 X that the forward used");
+  }
+  if (d.dw != Product::none && d.activation == Activation::static_per_tensor) {
+    check_static_scale(function, d.static_scale, scale_type(d.dy));
+  }
+  check_block(function, d);
+  if (d.dx == Product::int8) check_contraction(function, "dX", "n", d.n);
+  if (d.dw == Product::int8) check_contraction(function, "dW", "m", d.m);
+  check_threads(function, d.threads);
+  check_device(function, d.device);
+  if (d.kernel.empty()) check_tuning(function, d.device);
+  const bool int8 = is_int8(d);
+  const bool dequantized = d.dx == Product::dequantized || d.dw == Product::dequantized;
+  const Task int8_product = is_blocked(d) ? Task{Operation::blocked_gemm} : Task{Operation::gemm, kW8A8};
+  const Task float_product{Operation::gemm, kW8A16};
+  const Task gradient{is_blocked(d) ? Operation::blocked_gradient_quantize : Operation::gradient_quantize};
+  check_requested_kernel(function,
+                         {d.kernel,
+                          d.device,
+                          {int8 ? is_blocked(d) ? gradient : Task{Operation::quantize} : float_product,
+                           int8 ? gradient : float_product, int8 ? int8_product : float_product,
+                           dequantized || !int8 ? float_product : int8_product, Task{Operation::column_sum}}});
+}
+
 std::string_view name(Gradient value) {
   constexpr std::array<std::string_view, 3> kNames = {"dX", "dW", "dB"};
   const auto i = static_cast<std::size_t>(value);
@@ -425,7 +427,7 @@ std::string_view name(Gradient value) {
 
 LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& description) {
   const cpu::FloatEnvironment environment;
-  check(description);
+  check_linear_backward(kSelect, description);
   auto impl = std::make_shared<LinearBackwardImpl>();
   const LinearBackwardDescription& d = impl->description = description;
   impl->function = "LinearBackwardPlan::run";

@@ -41,8 +41,9 @@ struct ProductStep {
 // straddles two cache lines reads both (w8a8_gemm_sm90, 4096 x K x 4096: 138 us at K = 4112, 90 at 4096).
 constexpr std::int64_t operand_pitch(std::int64_t contraction) { return (contraction + 127) / 128 * 128; }
 
-// What a linear layer's description has to be, in the words of `function`.
+// What the description of a linear layer and of its gradients has to be, in the words of `function`.
 void check_linear(std::string_view function, const LinearDescription& description);
+void check_linear_backward(std::string_view function, const LinearBackwardDescription& description);
 
 // The quantizer of a linear layer's X; its product; and both as one step.
 QuantizeProblem quantize_problem(const LinearDescription& description);

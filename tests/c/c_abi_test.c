@@ -532,6 +532,38 @@ static void test_grouped_linear(void) {
   octile_plan_destroy(plan);
 }
 
+/* Two experts with one weight each: the first has one row, the second two. */
+static void test_grouped_linear_backward(void) {
+  octile_grouped_linear_backward_description d;
+  OK(octile_grouped_linear_backward_description_init(&d, sizeof d));
+  CHECK(d.activation == OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN && d.dx == OCTILE_PRODUCT_DEQUANTIZED && d.db == 0);
+  d.experts = 2, d.m = 3, d.n = 1, d.k = 1, d.db = 1;
+  signed char weight[2] = {3, 5}, x[3] = {10, 20, -4};
+  float weight_scale[2] = {1, 2}, x_scale[3] = {0.5f, 0.25f, 1}, dy[3] = {2, -1, 0.5f};
+  int32_t offsets[3] = {0, 1, 3};
+  float dx[3], dw[2], db[2];
+  octile_grouped_linear_backward_args args = {.struct_size = sizeof args,
+                                              .dy = MATRIX(dy, kF32, 3, 1),
+                                              .offsets = VECTOR(offsets, kS32, 3),
+                                              .weight = MATRIX(weight, kS8, 2, 1),
+                                              .weight_scale = VECTOR(weight_scale, kF32, 2),
+                                              .x = MATRIX(x, kS8, 3, 1),
+                                              .x_scale = VECTOR(x_scale, kF32, 3),
+                                              .dx = MATRIX(dx, kF32, 3, 1),
+                                              .dw = MATRIX(dw, kF32, 2, 1),
+                                              .db = MATRIX(db, kF32, 2, 1)};
+  octile_plan* plan = NULL;
+  OK(octile_grouped_linear_backward_plan_create(&d, &plan));
+  RUN(grouped_linear_backward, plan, &args);
+  FLOATS(dx, 2 * 3, -1 * 10, 0.5f * 10);
+  FLOATS(dw, 2 * 5, -1 * 5 - 0.5f * 4);
+  FLOATS(db, 2, -0.5f);
+  octile_plan_destroy(plan);
+
+  d.dx = OCTILE_PRODUCT_INT8, d.gradient_block = 100;
+  ERROR(octile_grouped_linear_backward_plan_create(&d, &plan), OCTILE_UNSUPPORTED, "gradient_block = 100");
+}
+
 static void test_bad_structures(void) {
   octile_plan* const untouched = (octile_plan*)&failures;
   octile_plan* plan = untouched;
@@ -872,6 +904,7 @@ int main(void) {
   test_linear_backward();
   test_gradient_blocks();
   test_grouped_linear();
+  test_grouped_linear_backward();
   test_bad_structures();
   test_bad_choices();
   test_bad_arguments();

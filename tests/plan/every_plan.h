@@ -72,6 +72,7 @@ class EveryPlan {
     linears();
     backwards();
     experts();
+    experts_backwards();
   }
 
  private:
@@ -345,7 +346,14 @@ class EveryPlan {
     }
   }
 
-  // One with no row, one with one, the others with what there is.
+  // The rows of four experts: none, one, the others what there is.
+  Tensor offsets_of(std::int64_t m) {
+    const Tensor offsets = vector_of("offsets", DType::s32, 5);
+    const std::int64_t ends[] = {0, 0, 1, 1 + (m - 1) / 3, m};
+    std::copy(std::begin(ends), std::end(ends), static_cast<std::int32_t*>(offsets.data));
+    return offsets;
+  }
+
   void experts(const std::string& name, const GroupedLinearDescription& d) {
     start("experts " + name + " " + std::string(octile::name(d.x)) + (d.gather ? " gathered and summed" : ""));
     const GroupedLinearPlan plan = GroupedLinearPlan::select(d);
@@ -354,10 +362,7 @@ class EveryPlan {
     const std::int64_t rows = d.experts * d.n, groups = s4 ? d.k / d.weight.group : 0;
     GroupedLinearArgs args;
     args.x = matrix_of("x", d.x, d.gather ? d.tokens : d.m, d.k);
-    const Tensor offsets = vector_of("offsets", DType::s32, d.experts + 1);
-    const std::int64_t ends[] = {0, 0, 1, 1 + (d.m - 1) / 3, d.m};
-    std::copy(std::begin(ends), std::end(ends), static_cast<std::int32_t*>(offsets.data));
-    args.offsets = offsets;
+    args.offsets = offsets_of(d.m);
     if (d.gather) args.token = integers_of("token", d.m, 0, d.tokens);
     args.weight = matrix_of("weight", d.weight.type, rows, d.k);
     args.weight_scale = scales_of("weight_scale", real, rows, groups);
@@ -414,6 +419,44 @@ class EveryPlan {
     args.db = vector_of("db", d.dy, d.n, true);
     args.seed = 3;
     finish(LinearBackwardPlan::select(d), args);
+  }
+
+  void experts_backwards() {
+    for (const DType dy : {DType::f32, DType::f16, DType::f64}) {
+      for (const Product product : {Product::dequantized, Product::int8}) {
+        GroupedLinearBackwardDescription d{.experts = 4,
+                                           .m = choice_.size.m,
+                                           .n = choice_.size.n,
+                                           .k = choice_.size.k,
+                                           .dy = dy,
+                                           .dx = product,
+                                           .dw = product,
+                                           .db = true,
+                                           .threads = choice_.threads,
+                                           .kernel = choice_.kernel};
+        const std::string title = std::string(name(dy)) + " " + std::string(name(product));
+        experts_backward(title, d);
+        if (product != Product::int8) continue;
+        d.gradient_block = 128;
+        experts_backward(title + " in blocks", d);
+      }
+    }
+  }
+
+  void experts_backward(const std::string& name, const GroupedLinearBackwardDescription& d) {
+    start("experts backward " + name);
+    const DType real = scale_type(d.dy);
+    GroupedLinearBackwardArgs args;
+    args.dy = matrix_of("dy", d.dy, d.m, d.n);
+    args.offsets = offsets_of(d.m);
+    args.weight = matrix_of("weight", DType::s8, d.experts * d.n, d.k);
+    args.weight_scale = scales_of("weight_scale", real, d.experts * d.n);
+    args.x = matrix_of("x", DType::s8, d.m, d.k);
+    args.x_scale = scales_of("x_scale", real, d.m);
+    args.dx = matrix_of("dx", d.dy, d.m, d.k, true);
+    args.dw = matrix_of("dw", d.dy, d.experts * d.n, d.k, true);
+    args.db = matrix_of("db", d.dy, d.experts, d.n, true);
+    finish(GroupedLinearBackwardPlan::select(d), args);
   }
 
   Choice choice_;
