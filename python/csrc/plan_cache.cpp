@@ -17,7 +17,7 @@ constexpr std::size_t kMaxPlans = 1024;
 constexpr std::size_t kThreadSlots = 64;
 constexpr std::size_t kKeyWords = 18;
 
-enum class Kind : std::uint64_t { quantize = 1, dequantize, linear, backward, grouped };
+enum class Kind : std::uint64_t { quantize = 1, dequantize, linear, backward, grouped, grouped_backward };
 
 struct Key {
   std::array<std::uint64_t, kKeyWords> words = {};
@@ -131,6 +131,9 @@ std::shared_ptr<const Plan> find_plan(const octile_linear_backward_description& 
 }
 std::shared_ptr<const Plan> find_plan(const octile_grouped_linear_description& description) {
   return find(Kind::grouped, description, octile_grouped_linear_plan_create);
+}
+std::shared_ptr<const Plan> find_plan(const octile_grouped_linear_backward_description& description) {
+  return find(Kind::grouped_backward, description, octile_grouped_linear_backward_plan_create);
 }
 
 CacheCounts cache_counts() { return cache().counts(); }

@@ -31,6 +31,7 @@ std::shared_ptr<const Plan> find_dequantize_plan(const octile_quantize_descripti
 std::shared_ptr<const Plan> find_plan(const octile_linear_description& description);
 std::shared_ptr<const Plan> find_plan(const octile_linear_backward_description& description);
 std::shared_ptr<const Plan> find_plan(const octile_grouped_linear_description& description);
+std::shared_ptr<const Plan> find_plan(const octile_grouped_linear_backward_description& description);
 
 // Plans in the cache now, and plans created so far.
 struct CacheCounts {

@@ -519,4 +519,80 @@ void grouped_linear(Value* stack) {
   stack[0] = y.release();
 }
 
+// ---- grouped_linear_backward(Tensor dy, Tensor offsets, Tensor? weight, Tensor? weight_scale, Tensor? x,
+//                              Tensor? x_scale, int dx, int dw, bool db, ScalarType dw_dtype, int rounding=0,
+//                              SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor) ----
+
+void grouped_linear_backward(Value* stack) {
+  Input dy("dy", stack[0]), offsets("offsets", stack[1]), weight = Input::optional("weight", stack[2]);
+  Input weight_scale = Input::optional("weight_scale", stack[3]);
+  Input x = Input::optional("x", stack[4]), x_scale = Input::optional("x_scale", stack[5]);
+  static const auto kDefaults = defaults(octile_grouped_linear_backward_description_init);
+  octile_grouped_linear_backward_description description = kDefaults;
+  description.dx = choice(stack[6]);
+  description.dw = choice(stack[7]);
+  description.db = boolean(stack[8]);
+  const auto dw_dtype = static_cast<std::int32_t>(stack[9]);
+  description.rounding = choice(stack[10]);
+  const std::uint64_t seed = stack[11];
+  description.gradient_block = choice(stack[12]);
+  const bool wants_dx = description.dx != OCTILE_PRODUCT_NONE, wants_dw = description.dw != OCTILE_PRODUCT_NONE;
+  const bool wants_db = description.db != 0;
+
+  look(dy, offsets, weight, weight_scale, x, x_scale);
+  dy.as_matrix();
+  offsets.as_vector();
+  description.experts = offsets.elements() - 1;
+  description.m = dy.rows();
+  description.n = dy.columns();
+  description.dy = dtype_of(dy.torch_dtype());
+  if (wants_dx) {
+    if (!weight.present() || !weight_scale.present()) fail("dx needs weight and weight_scale");
+    weight.as_matrix();
+    weight_scale.as_vector();
+    description.k = weight.columns();
+  }
+  if (wants_dw) {
+    if (!x.present() || !x_scale.present()) fail("dw needs x and x_scale");
+    x.as_matrix();
+    x_scale.as_vector();
+    if (dtype_of(dw_dtype) < 0) fail("dw_dtype is %s", name_of(dw_dtype));
+    description.k = x.columns();
+    description.dw_dtype = dtype_of(dw_dtype);
+  }
+  description.device = dy.device();
+  description.threads = threads_of(dy.device());
+  const std::shared_ptr<const Plan> plan = find_plan(description);
+
+  const std::int64_t n = description.n, k = description.k;
+  const Shape dx_shape = {description.m, k, k}, dw_shape = {description.experts * n, k, k};
+  const Shape db_shape = {description.experts, n, n};
+  Output dx(dy.torch_dtype(), dy.device()), dw(dw_dtype, dy.device()), db(dy.torch_dtype(), dy.device());
+  wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0);
+  wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0);
+  wants_db ? db.create_matrix(db_shape) : db.create_vector(0);
+
+  View views[9];
+  octile_grouped_linear_backward_args args = {};
+  args.struct_size = sizeof args;
+  args.seed = seed;
+  args.dy = views[0].matrix(dy);
+  args.offsets = views[1].vector(offsets);
+  if (wants_dx) {
+    args.weight = views[2].matrix(weight);
+    args.weight_scale = views[3].vector(weight_scale);
+    args.dx = views[4].matrix(dx, dx_shape);
+  }
+  if (wants_dw) {
+    args.x = views[5].matrix(x);
+    args.x_scale = views[6].vector(x_scale);
+    args.dw = views[7].matrix(dw, dw_shape);
+  }
+  if (wants_db) args.db = views[8].matrix(db, db_shape);
+  run(octile_grouped_linear_backward_run, *plan, args, dy.device());
+  stack[0] = dx.release();
+  stack[1] = dw.release();
+  stack[2] = db.release();
+}
+
 }  // namespace octile_torch

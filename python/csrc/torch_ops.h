@@ -17,5 +17,6 @@ void linear_s4(Value* stack);
 void linear_packed(Value* stack);
 void linear_backward(Value* stack);
 void grouped_linear(Value* stack);
+void grouped_linear_backward(Value* stack);
 
 }  // namespace octile_torch

@@ -31,6 +31,7 @@ constexpr Registration kOps[] = {
     {"linear_packed", linear_packed, 10, 1},
     {"linear_backward", linear_backward, 15, 3},
     {"grouped_linear", grouped_linear, 16, 1},
+    {"grouped_linear_backward", grouped_linear_backward, 13, 3},
 };
 // Reported to torch; __FILE__ would name a folder of the build machine.
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";

@@ -55,6 +55,7 @@ DequantizeArguments = STRUCTURES["octile_dequantize_args"]
 BackwardDescription = STRUCTURES["octile_linear_backward_description"]
 BackwardArguments = STRUCTURES["octile_linear_backward_args"]
 GroupedArguments = STRUCTURES["octile_grouped_linear_args"]
+GroupedBackwardArguments = STRUCTURES["octile_grouped_linear_backward_args"]
 
 
 class Error(RuntimeError):
@@ -205,6 +206,9 @@ class Library:
     def grouped(self, **fields):
         return self._plan("grouped_linear", fields)
 
+    def grouped_backward(self, **fields):
+        return self._plan("grouped_linear_backward", fields)
+
     def calibrator(self, features, second_moments=False, threads=0):
         structure = STRUCTURES["octile_calibrator_description"]
         description = structure(C.sizeof(structure), features, second_moments, threads)
@@ -254,5 +258,5 @@ def library():
 # A plan that falls out of the cache lives on until the call that uses it is over.
 @functools.lru_cache(maxsize=1024)
 def plan(kind, device_type, device_index, fields):
-    """The plan of a description. kind: "quantize", "dequantize", "linear", "backward" or "grouped"; fields: pairs."""
+    """The plan of a description. kind: a method of Library's that makes one, "linear" say; fields: pairs."""
     return getattr(library(), kind)(**dict(fields, device=Device(device_type, device_index)))

@@ -305,3 +305,36 @@ def grouped_linear(x, x_scale, offsets, token, weight, weight_scale, weight_zero
         views["weight"] = view_of_levels(tensors["weight"], k)
     run("grouped_linear", chosen, _c.GroupedArguments, views, x.device)
     return y
+
+
+@_op
+def grouped_linear_backward(dy, offsets, weight, weight_scale, x, x_scale, dx, dw, db, dw_dtype, *defaulted):
+    rounding, seed, gradient_block = (*defaulted, *(0,) * (3 - len(defaulted)))  # torch leaves out defaults
+    dy, offsets = _matrix("dy", dy), _vector("offsets", offsets)
+    (m, n), experts, k = dy.shape, offsets.numel() - 1, 0
+    views = {"dy": view(dy), "offsets": view(offsets)}
+    fields = {"experts": experts, "m": m, "n": n, "dy": _dtype("dy", dy.dtype), "dx": dx, "dw": dw, "db": int(db)}
+    fields |= {"rounding": rounding, "gradient_block": gradient_block}
+    if dx:
+        if weight is None or weight_scale is None:
+            _fail("dx needs weight and weight_scale")
+        weight, weight_scale = _matrix("weight", weight), _vector("weight_scale", weight_scale)
+        k = weight.shape[1]
+    if dw:
+        if x is None or x_scale is None:
+            _fail("dw needs x and x_scale")
+        x, x_scale = _matrix("x", x), _vector("x_scale", x_scale)
+        k = x.shape[1]
+        fields["dw_dtype"] = _dtype("dw_dtype", dw_dtype)
+    chosen = plan("grouped_backward", dy.device, k=k, **fields)
+    dx_out = torch.empty((m, k) if dx else (0,), dtype=dy.dtype, device=dy.device)
+    dw_out = torch.empty((experts * n, k) if dw else (0,), dtype=dw_dtype, device=dy.device)
+    db_out = torch.empty((experts, n) if db else (0,), dtype=dy.dtype, device=dy.device)
+    if dx:
+        views |= {"weight": view(weight), "weight_scale": view(weight_scale), "dx": view(dx_out)}
+    if dw:
+        views |= {"x": view(x), "x_scale": view(x_scale), "dw": view(dw_out)}
+    if db:
+        views["db"] = view(db_out)
+    run("grouped_linear_backward", chosen, _c.GroupedBackwardArguments, views, dy.device, seed)
+    return dx_out, dw_out, db_out

@@ -8,6 +8,7 @@
     linear_packed    linear or linear_s4 with the weight and its scales packed (docs/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
     grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h)
+    grouped_linear_backward  linear_backward of each expert's rows
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
 alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a
@@ -43,6 +44,9 @@ _SCHEMAS = {
     "grouped_linear": "(Tensor x, Tensor? x_scale, Tensor offsets, Tensor? token, Tensor weight, Tensor? weight_scale, "
     "Tensor? weight_zero_point, Tensor? bias, Tensor? place, Tensor? router_weight, int out_features, int activation, "
     "int weight_format, int group, bool zero_point, ScalarType dtype) -> Tensor",
+    "grouped_linear_backward": "(Tensor dy, Tensor offsets, Tensor? weight, Tensor? weight_scale, Tensor? x, "
+    "Tensor? x_scale, int dx, int dw, bool db, ScalarType dw_dtype, int rounding=0, SymInt seed=0, int gradient_block=0) "
+    "-> (Tensor, Tensor, Tensor)",
 }
 
 
@@ -115,6 +119,16 @@ def _fake_grouped_linear(x, x_scale, offsets, token, weight, weight_scale, weigh
     return x.new_empty((rows.shape[0], out_features), dtype=dtype)
 
 
+def _fake_grouped_linear_backward(dy, offsets, weight, weight_scale, x, x_scale, dx, dw, db, dw_dtype, *choices):
+    (m, n), experts = dy.shape, offsets.shape[0] - 1
+    k = weight.shape[1] if dx else x.shape[1] if dw else 0
+    return (
+        dy.new_empty((m, k) if dx else (0,)),
+        dy.new_empty((experts * n, k) if dw else (0,), dtype=dw_dtype),
+        dy.new_empty((experts, n) if db else (0,)),
+    )
+
+
 def _on_one_device(fake):
     """Torch calls the fake kernel for one tensor on meta among others too: its outputs are never written."""
 
@@ -138,6 +152,7 @@ _FAKES = {
     "linear_packed": _fake_linear_packed,
     "linear_backward": _fake_linear_backward,
     "grouped_linear": _fake_grouped_linear,
+    "grouped_linear_backward": _fake_grouped_linear_backward,
 }
 
 _KEYS = ("CPU", "CUDA")

@@ -29,8 +29,7 @@ _CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "r
 
 
 def plan(kind, device, **fields):
-    """The plan of this description, from the cache. kind: "quantize", "dequantize", "linear", "backward" or "grouped";
-    device: torch's."""
+    """The plan of this description, from the cache. kind: as in _c.plan(); device: torch's."""
     for name in _CHOICES & fields.keys():
         fields[name] = min(max(fields[name], -(2**31)), 2**31 - 1)  # ctypes would take the low half
     if device.type == "cpu":

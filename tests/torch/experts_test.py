@@ -87,6 +87,34 @@ def test_bits(name, generator):
         experts.gate_up_proj(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_backward_op_is_a_loop_over_experts(dtype, generator):
+    n, offsets = 40, torch.tensor([0, 3, 3, 23], dtype=torch.int32)
+    scale = torch.float64 if dtype is torch.float64 else torch.float32
+    dy = torch.randn(23, n, generator=generator).to(dtype)
+    weight, x = (
+        torch.randint(-127, 128, (rows, K), dtype=torch.int8, generator=generator) for rows in (3 * n, len(dy))
+    )
+    weight_scale, x_scale = (torch.rand(len(t), generator=generator).to(scale) for t in (weight, x))
+    for words in ((1, 1), (2, 2), (2, 1), (1, 0), (0, 2), (0, 0)):
+        for more in ((0, 0, 0), (1, 7, 128)):
+            block = more[2] if 2 in words else 0
+            got = torch.ops.octile.grouped_linear_backward(
+                dy, offsets, weight, weight_scale, x, x_scale, *words, True, scale, *more[:2], block
+            )
+            for e in range(3):
+                rows, part = slice(*offsets[e : e + 2]), slice(e * n, (e + 1) * n)
+                dx, dw, db = torch.ops.octile.linear_backward(
+                    dy[rows], weight[part], weight_scale[part], x[rows], x_scale[rows], *words, True, 0, False, scale, 0,
+                    more[0], more[1] + e, block,
+                )  # fmt: skip
+                if words[0]:
+                    assert torch.equal(got[0][rows], dx)
+                if words[1]:
+                    assert torch.equal(got[1][part], dw) and (e != 1 or not dw.any())
+                assert torch.equal(got[2][e], db)
+
+
 def test_sort_by_expert():
     index = torch.tensor([[2, 0], [0, 3], [-1, 2]])
     offsets, token, place = module_of.sort_by_expert(3, index)

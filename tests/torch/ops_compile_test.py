@@ -30,6 +30,7 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
     back = (dy, wq, w_scale, xq, x_scale)
     turned = (dy, turned_wq, w_scale, turned_xq, x_scale)
     f32 = torch.float32
+    offsets = torch.tensor([0, len(dy)], dtype=torch.int32, device=dy.device)
     return {
         "quantize": [
             (x, granularity, orientation)
@@ -72,6 +73,12 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             (dy.t().contiguous().t(), wq, w_scale, None, None, 2, 0, False, OUT_IN, False, dtype, OUT_IN),
         ],
         "grouped_linear": grouped(x, xq, x_scale, wq, w_scale, s4, s4_scale, zeros),
+        "grouped_linear_backward": [
+            (dy, offsets, wq, w_scale, xq, x_scale, 1, 1, True, f32),
+            (dy, offsets, wq, w_scale, xq, x_scale, 2, 2, False, dtype, _c.STOCHASTIC, 2**40 + 1, 128),
+            (dy, offsets, wq, w_scale, None, None, 2, 0, False, dtype),
+            (dy, offsets, None, None, xq, x_scale, 0, 1, True, dtype),
+        ],
     }
 
 
@@ -113,7 +120,9 @@ def every_call(*shape, **more):
 
 def runs(name, device):
     """Whether there is a kernel for the op: on a GPU none reads packed int8, nor takes experts."""
-    return name not in ("linear_packed", "grouped_linear") or torch.device(device).type == "cpu"
+    return (
+        name not in ("linear_packed", "grouped_linear", "grouped_linear_backward") or torch.device(device).type == "cpu"
+    )
 
 
 def flat(results):
