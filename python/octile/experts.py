@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from . import _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _c, _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear
 
 _grouped_linear = torch.ops.octile.grouped_linear.default
+_grouped_linear_backward = torch.ops.octile.grouped_linear_backward.default
 _LAYERS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
 
 
@@ -30,28 +31,103 @@ def sort_by_expert(experts, index):
     return offsets, (order // index.shape[1]).int(), place.view(index.shape).int()
 
 
-def grouped_linear(x, layer, offsets, token=None, bias=None, place=None, router_weight=None):
+def grouped_linear(x, layer, sorted_rows, bias=None, router_weight=None):
     """Each expert's rows through its part of `layer`, an inference layer whose channels are those of all experts.
 
-    x (rows, IN), or with token (tokens, IN). Returns (rows, OUT) in x's type; with place and router_weight (tokens, OUT),
-    each row the weighted sum of its slots' rows: docs/moe.md.
+    x (tokens, IN), sorted_rows from sort_by_expert(). Returns (rows, OUT) in x's type. With router_weight (tokens, slots) x
+    is (rows, IN), and the result (tokens, OUT): each row the weighted sum of its slots' rows. x, bias and router_weight
+    may ask for gradients; the layer has none.
     """
     buffers, format = layer._buffers, layer.format.fields()
-    packed, scale = buffers["packed_weight"], buffers["weight_scale"]
-    if packed is not None:
-        stored = packed, None, None
-    else:
-        channels = layer.out_features
-        scale = scale.expand(channels) if scale.dim() == 1 and scale.numel() == 1 else scale  # one for all
-        stored = buffers["quantized_weight"], scale, buffers["weight_zero_point"]
-    words = layer.out_features // layer.experts, layer._ACTIVATION, format["weight"], format["group"], layer.zero_point
+    packed = buffers["packed_weight"]
     if bias is not None and bias.dtype is not x.dtype:
         bias = bias.to(x.dtype)
-    return _grouped_linear(x, None, offsets, token, *stored, bias, place, router_weight, *words, x.dtype)
+    words = layer.out_features // layer.experts, layer._ACTIVATION, format["weight"], format["group"], layer.zero_point
+    asking = any(t is not None and t.requires_grad for t in (x, bias, router_weight)) and torch.is_grad_enabled()
+    plain = None, None, None
+    if packed is None or asking:
+        weight, scale, zero_point = (
+            layer._unpacked_weight() if packed is not None else (buffers[n] for n in layer._KEPT)
+        )
+        channels = layer.out_features
+        scale = scale.expand(channels) if scale.dim() == 1 and scale.numel() == 1 else scale  # one for all
+        plain = weight, scale, zero_point
+    if asking:
+        return _Grouped.apply(
+            x, bias, router_weight, *sorted_rows, packed, *plain, (words, layer._product, layer.in_features)
+        )
+    return _forward(x, bias, router_weight, sorted_rows, packed, plain, words, x.dtype)
+
+
+def _forward(x, bias, router_weight, sorted_rows, packed, plain, words, dtype):
+    offsets, token, place = sorted_rows
+    token, place = (token, None) if router_weight is None else (None, place)
+    stored = plain if packed is None else (packed, None, None)
+    return _grouped_linear(x, None, offsets, token, *stored, bias, place, router_weight, *words, dtype)
+
+
+class _Grouped(torch.autograd.Function):
+    """grouped_linear() of a frozen layer, with the gradients of x, the bias and the router's weights."""
+
+    @staticmethod
+    def forward(ctx, x, bias, router_weight, offsets, token, place, packed, weight, scale, zero_point, choices):
+        again = ctx.needs_input_grad[2]
+        of_router = (x, bias, packed) if again else (None, None, None)
+        ctx.save_for_backward(*of_router, router_weight, offsets, token, place, weight, scale, zero_point)
+        ctx.choices = choices
+        plain = weight, scale, zero_point
+        return _forward(x, bias, router_weight, (offsets, token, place), packed, plain, choices[0], x.dtype)
+
+    @staticmethod
+    @functional.once_differentiable
+    def backward(ctx, dy):
+        x, bias, packed, router_weight, offsets, token, place, *plain = ctx.saved_tensors
+        need_x, need_bias, need_router = ctx.needs_input_grad[:3]
+        words, product, in_features = ctx.choices
+        mine, flat = place < offsets[-1], place.view(-1)
+        d_router = None
+        if router_weight is not None:
+            of_rows = dy.index_select(0, token).to(router_weight.dtype)
+            if need_router:
+                stored = plain if packed is None else (packed, None, None)
+                bias = None if bias is None else bias.to(of_rows.dtype)
+                z = _grouped_linear(x, None, offsets, None, *stored, bias, None, None, *words, router_weight.dtype)
+                of_slots = (of_rows * z).sum(1).index_select(0, flat).view(place.shape)
+                d_router = torch.where(mine, of_slots, 0)
+            weight_of_rows = torch.empty_like(of_rows[:, 0]).index_copy(0, flat.long(), router_weight.reshape(-1))
+            dy = (of_rows * weight_of_rows[:, None]).to(dy.dtype)
+        dx, db = _gradients(dy, offsets, *plain, product if need_x else _c.NO_PRODUCT, need_bias, in_features)
+        if need_x and router_weight is None:
+            of_slots = dx.index_select(0, flat).view(*place.shape, in_features)
+            dx = torch.where(mine[..., None], of_slots, 0).sum(1)
+        return dx if need_x else None, db if need_bias else None, d_router, *(None,) * 8
+
+
+def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_features):
+    """dX (rows, IN), with a product, and dB (experts, OUT), if it is asked for; nobody's rows of dX are undefined."""
+    if product == _c.INT8:
+        weight = functional._levels(weight, zero_point, in_features)
+    block = functional.GRADIENT_BLOCK if product == _c.INT8 else 0
+    words = _c.NO_PRODUCT, need_bias, dy.dtype, _c.NEAREST, 0, block
+    if product != _c.NO_PRODUCT and functional._is_per_channel(weight, scale):
+        dx, _, db = _grouped_linear_backward(dy, offsets, weight, scale.flatten(), None, None, product, *words)
+        return dx, db
+    db = None
+    if need_bias:
+        none = None, None, None, None, _c.NO_PRODUCT
+        db = _grouped_linear_backward(dy, offsets, *none, *words)[2]
+    if product == _c.NO_PRODUCT:
+        return None, db
+    dx, n, bounds = dy.new_empty((dy.shape[0], in_features)), dy.shape[1], offsets.tolist()
+    for e, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        if begin < end:
+            part = (None if t is None else t[e * n : (e + 1) * n] for t in (weight, scale, zero_point))
+            dx[begin:end] = functional._through_groups(dy[begin:end], *part, in_features)
+    return dx, db
 
 
 class Experts(nn.Module):
-    """The experts of a mixture with quantized weights, for inference.
+    """The experts of a mixture with quantized weights.
 
     up, down: inference layers (W8A8Linear, W8A16Linear, W4A8Linear or W4A16Linear) whose output channels are those of all
     experts, one expert's after the other's; without biases, and not packed yet. gate(module, rows): what turns rows of `up`'s
@@ -60,8 +136,10 @@ class Experts(nn.Module):
 
     forward(x, index, weights): x (..., IN) float, index (int32 or int64) and weights (tokens, slots) as a router makes them;
     an index outside 0..experts - 1 adds nothing. It sorts the tokens by expert without waiting for a GPU, quantizes x once,
-    and adds up a token's experts in the order of its slots, in float32. Returns x's shape and type. No gradient passes
-    through it.
+    and adds up a token's experts in the order of its slots, in float32. Returns x's shape and type.
+
+    x, weights and the biases may ask for gradients, as with the inference layers; the quantized weights have none. For
+    the weights' gradient the second layer is computed once more.
 
     Raises ValueError for layers and biases that do not fit, and RuntimeError for such arguments.
     """
@@ -95,15 +173,13 @@ class Experts(nn.Module):
         _check_routing(index, weights, tokens)
         if not torch.compiler.is_compiling():
             functional.refuse_transforms(x, weights)
-        if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
-            raise RuntimeError("octile: no gradient passes through octile.Experts: call it under torch.no_grad()")
         rows = x.reshape(tokens, x.shape[-1])
         rows = rows.to(functional.autocast_dtype(x))
-        offsets, token, place = sort_by_expert(self.num_experts, index)
+        sorted_rows = sort_by_expert(self.num_experts, index)
         up_bias, down_bias = (self._parameters[f"{name}_bias"] for name in self._names)
-        inner = self._gated(grouped_linear(rows, up, offsets, token, up_bias))
+        inner = self._gated(grouped_linear(rows, up, sorted_rows, up_bias))
         wide = torch.float64 if rows.dtype is torch.float64 else torch.float32
-        y = grouped_linear(inner, down, offsets, None, down_bias, place, weights.to(wide))
+        y = grouped_linear(inner, down, sorted_rows, down_bias, weights.to(wide))
         return y.view(*x.shape[:-1], y.shape[1])
 
     def _gated(self, up):

@@ -35,29 +35,31 @@ LAYERS = {
 }
 
 
+def part_of(whole, e):
+    """The dense layer that expert e is."""
+    n = whole.out_features // E
+    words = {"group": whole.group} if whole.group is not None else {}
+    one_scale = whole.weight_scale is not None and whole.weight_scale.shape == (1,)
+    words |= {"per_channel": False} if one_scale else {}
+    part = type(whole)(whole.in_features, n, bias=False, **words)
+    weight, scale, _ = whole.plain_weight()
+    part.quantized_weight = weight[e * n : (e + 1) * n]
+    part.weight_scale = scale if one_scale else scale[e * n : (e + 1) * n]
+    part._product = whole._product
+    part._align()
+    return part
+
+
 def one_by_one(experts, x, index, weights):
     """Each expert by a dense layer, a token's experts added up by fma in the order of its slots."""
-
-    def dense(whole, e):
-        n = whole.out_features // E
-        part = type(whole)(
-            whole.in_features, n, bias=False, **{"group": whole.group} if whole.group is not None else {}
-        )
-        for name in ("quantized_weight", "weight_scale"):
-            setattr(
-                part, name, whole.plain_weight()[("quantized_weight", "weight_scale").index(name)][e * n : (e + 1) * n]
-            )
-        part._align()
-        return part
-
     y = np.zeros((len(x), experts.down_proj.out_features // E), np.float32)
     for t in range(len(x)):
         for s in range(index.shape[1]):
             e = int(index[t, s])
             if 0 <= e < E:
-                gate, up = dense(experts.gate_up_proj, e)(x[t : t + 1]).chunk(2, -1)
+                gate, up = part_of(experts.gate_up_proj, e)(x[t : t + 1]).chunk(2, -1)
                 inner = torch.nn.functional.silu(gate) * up
-                z = dense(experts.down_proj, e)(inner.float())
+                z = part_of(experts.down_proj, e)(inner.float())
                 y[t] = _FMA[np.float32](np.float32(weights[t, s]), z[0].numpy(), y[t])
     return torch.from_numpy(y)
 
@@ -115,6 +117,70 @@ def test_backward_op_is_a_loop_over_experts(dtype, generator):
                 assert torch.equal(got[2][e], db)
 
 
+GRADIENTS = LAYERS | {
+    "w8a8, one scale": (octile.W8A8Linear, {"per_channel": False}),
+    "w8a8, int8 dX": (octile.W8A8Linear, {"backward": "int8"}),
+    "w8a16 per channel": (octile.W8A16Linear, {}),
+}
+
+
+def gradients(experts, forward, *leaves):
+    """y, and the gradients of x, the router's weights and the biases."""
+    leaves = [t.detach().clone().requires_grad_() for t in leaves]
+    parameters = [experts.gate_up_proj_bias, experts.down_proj_bias]
+    for p in parameters:
+        p.grad = None
+    y = forward(*leaves)
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(8)).to(y.dtype))
+    return [y.detach(), *(t.grad for t in leaves + parameters)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name, dtype, generator):
+    """Those of a loop of dense layers; where sums are rounded in another order, nearly."""
+    kind, words = GRADIENTS[name]
+    biases = [torch.nn.Parameter(torch.randn(E, n, generator=generator, dtype=dtype)) for n in (2 * I, K)]
+    up, down = (layer(kind, k, n, **words).to(dtype) for k, n in ((K, 2 * I), (I, K)))
+    dense = [[part_of(whole, e) for e in range(E)] for whole in (up, down)]
+    experts = octile.Experts(E, up, down, up_bias=biases[0], down_bias=biases[1])
+    x, (index, weights) = torch.randn(TOKENS, K, generator=generator, dtype=dtype), routed(generator)
+    index[index == 2] = 3  # no row of it
+    index[0, 1], index[4, 0] = E, -1  # nobody's
+
+    def loop(x, weights):
+        y = 0
+        for s in range(SLOTS):
+            rows = []
+            for t in range(TOKENS):
+                e = int(index[t, s])
+                if not 0 <= e < E:
+                    rows.append(x.new_zeros(K))
+                    continue
+                gate, up = (dense[0][e](x[t : t + 1]) + biases[0][e]).chunk(2, -1)
+                z = dense[1][e](torch.nn.functional.silu(gate) * up) + biases[1][e]
+                rows.append(z[0] * weights[t, s])
+            y = y + torch.stack(rows)
+        return y
+
+    got = gradients(experts, lambda x, w: experts(x, index, w), x, weights.to(dtype))
+    expected = gradients(experts, loop, x, weights.to(dtype))
+    least = 0.9998 if dtype is torch.bfloat16 else 1 - 1e-6
+    if name == "w8a8, int8 dX":
+        least = 0.9998  # a row's gradients are added up and quantized in another order
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype is e.dtype and g.shape == e.shape and g.isfinite().all()
+        assert torch.nn.functional.cosine_similarity(g.flatten().double(), e.flatten().double(), dim=0) > least
+        assert torch.allclose(g.double().norm(), e.double().norm(), rtol=1e-2 if least < 0.9999 else 1e-5)
+    assert not got[3][2].any() and not got[4][2].any()
+    with torch.no_grad():
+        assert torch.equal(experts(x, index, weights.to(dtype)), got[0])
+    if dtype is not torch.float64:
+        octile.pack_(experts)
+        again = gradients(experts, lambda x, w: experts(x, index, w), x, weights.to(dtype))
+        assert all(map(torch.equal, got[1:], again[1:]))
+
+
 def test_sort_by_expert():
     index = torch.tensor([[2, 0], [0, 3], [-1, 2]])
     offsets, token, place = module_of.sort_by_expert(3, index)
@@ -125,16 +191,20 @@ def test_sort_by_expert():
 def test_compiles(generator):
     experts = octile.Experts(E, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
     x, (index, weights) = torch.randn(TOKENS, K, generator=generator), routed(generator)
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        y = torch.compile(experts, fullgraph=True, backend="aot_eager")(x, index, weights)
-        assert torch.equal(y, experts(x, index, weights))
+        assert torch.equal(compiled(x, index, weights), experts(x, index, weights))
+    got, expected = (
+        torch.autograd.grad(module(*leaves).sum(), leaves[::2])
+        for module in (compiled, experts)
+        for leaves in [(x.clone().requires_grad_(), index, weights.clone().requires_grad_())]
+    )
+    assert all(map(torch.equal, got, expected))
 
 
 def test_refuses(generator):
     experts = octile.Experts(E, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
     index, weights = routed(generator)
-    with pytest.raises(RuntimeError, match="no gradient passes through octile.Experts"):
-        experts(torch.randn(TOKENS, K, requires_grad=True), index, weights)
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"x is \(9, 63\); the layer's in_features"):
         experts(torch.randn(TOKENS, K - 1), index, weights)
     with torch.no_grad():
