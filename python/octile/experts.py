@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from . import _c, _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear
 
+_quantize = torch.ops.octile.quantize.default
 _grouped_linear = torch.ops.octile.grouped_linear.default
 _grouped_linear_backward = torch.ops.octile.grouped_linear_backward.default
 _LAYERS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
@@ -84,23 +85,36 @@ class _Grouped(torch.autograd.Function):
         x, bias, packed, router_weight, offsets, token, place, *plain = ctx.saved_tensors
         need_x, need_bias, need_router = ctx.needs_input_grad[:3]
         words, product, in_features = ctx.choices
-        mine, flat = place < offsets[-1], place.view(-1)
         d_router = None
         if router_weight is not None:
-            of_rows = dy.index_select(0, token).to(router_weight.dtype)
+            z = None
             if need_router:
                 stored = plain if packed is None else (packed, None, None)
-                bias = None if bias is None else bias.to(of_rows.dtype)
+                bias = None if bias is None else bias.to(router_weight.dtype)
                 z = _grouped_linear(x, None, offsets, None, *stored, bias, None, None, *words, router_weight.dtype)
-                of_slots = (of_rows * z).sum(1).index_select(0, flat).view(place.shape)
-                d_router = torch.where(mine, of_slots, 0)
-            weight_of_rows = torch.empty_like(of_rows[:, 0]).index_copy(0, flat.long(), router_weight.reshape(-1))
-            dy = (of_rows * weight_of_rows[:, None]).to(dy.dtype)
+            dy, d_router = _through_sum(dy, router_weight, (offsets, token, place), z)
         dx, db = _gradients(dy, offsets, *plain, product if need_x else _c.NO_PRODUCT, need_bias, in_features)
         if need_x and router_weight is None:
-            of_slots = dx.index_select(0, flat).view(*place.shape, in_features)
-            dx = torch.where(mine[..., None], of_slots, 0).sum(1)
+            dx = _of_tokens(dx, offsets, place)
         return dx if need_x else None, db if need_bias else None, d_router, *(None,) * 8
+
+
+def _through_sum(dy, router_weight, sorted_rows, z):
+    """Of dY (tokens, OUT): that of the sorted rows, and the gradient of the router's weights, where their z is given."""
+    offsets, token, place = sorted_rows
+    flat, d_router = place.view(-1), None
+    of_rows = dy.index_select(0, token).to(router_weight.dtype)
+    if z is not None:
+        of_slots = (of_rows * z).sum(1).index_select(0, flat).view(place.shape)
+        d_router = torch.where(place < offsets[-1], of_slots, 0)
+    weight_of_rows = torch.empty_like(of_rows[:, 0]).index_copy(0, flat.long(), router_weight.reshape(-1))
+    return (of_rows * weight_of_rows[:, None]).to(dy.dtype), d_router
+
+
+def _of_tokens(dx, offsets, place):
+    """dX of tokens: the sum of the rows that a token went to."""
+    of_slots = dx.index_select(0, place.view(-1)).view(*place.shape, dx.shape[1])
+    return torch.where((place < offsets[-1])[..., None], of_slots, 0).sum(1)
 
 
 def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_features):
@@ -124,6 +138,61 @@ def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_fe
             part = (None if t is None else t[e * n : (e + 1) * n] for t in (weight, scale, zero_point))
             dx[begin:end] = functional._through_groups(dy[begin:end], *part, in_features)
     return dx, db
+
+
+def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=None):
+    """grouped_linear() with float weights (experts, OUT, IN) that train: x and they are quantized in every call.
+
+    options: functional.Options, with an activation per token; products and rounding as in octile.Linear.
+    """
+    if bias is not None and bias.dtype is not x.dtype:
+        bias = bias.to(x.dtype)
+    seed = next(functional._seeds) if options.rounding and not torch.compiler.is_compiling() else 0
+    return _Trained.apply(x, weight, bias, router_weight, *sorted_rows, tuple(options), seed)
+
+
+class _Trained(torch.autograd.Function):
+    """trained_linear(): keeps x and the weight in int8, and gives all gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, router_weight, offsets, token, place, options, seed):
+        o = functional.Options(*options)
+        experts, n, k = weight.shape
+        wq, _, ws = functional.quantize_weight(weight.reshape(experts * n, k), o, False)
+        ws = ws.expand(experts * n) if ws.numel() == 1 else ws
+        xq, _, xs = _quantize(x, _c.PER_ROW, _c.ROW_MAJOR)
+        ctx.words = n, _c.DYNAMIC_PER_TOKEN, _c.S8_PER_CHANNEL, 0, False
+        ctx.save_for_backward(xq, xs, wq, ws, bias, router_weight, offsets, token, place)
+        ctx.options, ctx.seed, ctx.weight = o, seed, (weight.shape, weight.dtype)
+        gather, summed = (token, None) if router_weight is None else (None, place)
+        return _grouped_linear(xq, xs, offsets, gather, wq, ws, None, bias, summed, router_weight, *ctx.words, x.dtype)
+
+    @staticmethod
+    @functional.once_differentiable
+    def backward(ctx, dy):
+        xq, xs, wq, ws, bias, router_weight, offsets, token, place = ctx.saved_tensors
+        need_x, need_w, need_bias, need_router = ctx.needs_input_grad[:4]
+        o, (shape, dtype), d_router = ctx.options, ctx.weight, None
+        if router_weight is not None:
+            z, wide = None, router_weight.dtype
+            if need_router:
+                bias = None if bias is None else bias.to(wide)
+                z = _grouped_linear(xq, xs, offsets, None, wq, ws, None, bias, None, None, *ctx.words, wide)
+            dy, d_router = _through_sum(dy, router_weight, (offsets, token, place), z)
+        elif need_w:
+            xq, xs = xq.index_select(0, token), xs.index_select(0, token)
+        products = o.dx if need_x else _c.NO_PRODUCT, o.dw if need_w else _c.NO_PRODUCT
+        dx, dw, db = _grouped_linear_backward(
+            dy,
+            offsets,
+            *(wq, ws, xq, xs),
+            *(*products, need_bias, functional._dw_dtype(dy.dtype, dtype)),
+            *(o.rounding, ctx.seed, o.gradient_block if _c.INT8 in products else 0),
+        )
+        if need_x and router_weight is None:
+            dx = _of_tokens(dx, offsets, place)
+        dw = dw.to(dtype).view(shape) if need_w else None
+        return dx if need_x else None, dw, db if need_bias else None, d_router, *(None,) * 5
 
 
 class Experts(nn.Module):

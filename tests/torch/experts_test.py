@@ -181,6 +181,69 @@ def test_gradients(name, dtype, generator):
         assert all(map(torch.equal, got[1:], again[1:]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("backward", ["16bit", "int8", ("int8-128", "16bit"), "int8-whole"])
+def test_trained_linear(backward, dtype, generator):
+    """y and the gradients have the bits of octile.Linear over each expert's rows."""
+    n, (index, _) = 40, routed(generator)
+    index[index == 2] = 3  # no row of it
+    index[0, 1] = E  # nobody's
+    words, leaves = {"backward": backward}, []
+    for shape in ((TOKENS, K), (E, n, K), (E, n)):
+        leaves.append(torch.randn(shape, generator=generator).to(dtype).requires_grad_())
+    x, weight, bias = leaves
+    sorted_rows = offsets, token, place = module_of.sort_by_expert(E, index)
+    options = octile.functional.options("out_in", True, "per_token", backward, "nearest")
+    y = module_of.trained_linear(x, weight, sorted_rows, options, bias)
+    dy = torch.randn(y.shape, generator=generator).to(dtype)
+    got = torch.autograd.grad(y, leaves, dy)
+    of_rows = torch.zeros(len(token), K, dtype=dtype)
+    for e in range(E):
+        rows = slice(*offsets[e : e + 2])
+        dense = octile.Linear(K, n, dtype=dtype, **words)
+        dense.weight, dense.bias = (torch.nn.Parameter(t[e].detach().clone()) for t in (weight, bias))
+        part = x.detach()[token[rows].long()].requires_grad_()
+        expected = dense(part)
+        assert torch.equal(y[rows], expected)
+        of_rows[rows], dw, db = torch.autograd.grad(expected, (part, dense.weight, dense.bias), dy[rows])
+        assert torch.equal(got[1][e], dw) and torch.equal(got[2][e], db)
+    of_slots = torch.where((place < offsets[-1])[..., None], of_rows[place.long()], 0)
+    assert torch.equal(got[0], of_slots.sum(1))
+    assert not got[1][2].any() and got[1][3].any()
+
+
+@pytest.mark.parametrize("backward", ["16bit", "int8"])
+def test_trained_sum(backward, generator):
+    """The weighted sum of slots is that of the rows, and so are its gradients."""
+    (index, router), n = routed(generator), 40
+    index[0, 1] = E  # nobody's
+    sorted_rows = offsets, token, place = module_of.sort_by_expert(E, index)
+    options = octile.functional.options("out_in", True, "per_token", backward, "nearest")
+    x, weight, bias, router = (
+        t.requires_grad_()
+        for t in (
+            torch.randn(len(token), K, generator=generator),
+            torch.randn(E, n, K, generator=generator),
+            torch.randn(E, n, generator=generator),
+            router,
+        )
+    )
+    leaves = x, weight, bias, router
+    y = module_of.trained_linear(x, weight, sorted_rows, options, bias, router)
+    # The same rows, each a token of one expert.
+    one = module_of.sort_by_expert(E, torch.repeat_interleave(torch.arange(E), offsets.diff())[:, None])
+    mine = int(offsets[-1])
+    z = module_of.trained_linear(x[:mine], weight, one, options, bias)
+    z = torch.cat([z, z.new_zeros(len(token) - mine, n)])
+    expected = (z[place.long()] * router[..., None]).sum(1)
+    dy = torch.randn(y.shape, generator=generator)
+    assert torch.allclose(y, expected, rtol=1e-5, atol=1e-4)
+    got, wanted = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(expected, leaves, dy)
+    assert torch.equal(got[0][:mine], wanted[0][:mine])
+    assert torch.equal(got[1], wanted[1]) and torch.equal(got[2], wanted[2])
+    assert torch.allclose(got[3], wanted[3], rtol=1e-5, atol=1e-4)
+
+
 def test_sort_by_expert():
     index = torch.tensor([[2, 0], [0, 3], [-1, 2]])
     offsets, token, place = module_of.sort_by_expert(3, index)
