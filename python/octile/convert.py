@@ -340,7 +340,7 @@ def quantize_(model, config, filter=None):
     """Converts the linear layers of `model` in place, as `config` says; returns a Report.
 
     Linear layers are torch.nn.Linear and transformers' Conv1D; the fused experts of Transformers' models become an
-    octile.Experts, but for Int8Training and W8A8Static. config: Int8Training, W8A8Dynamic, W8A8Static,
+    octile.Experts, or train in int8 with Int8Training; W8A8Static leaves them. config: Int8Training, W8A8Dynamic, W8A8Static,
     W8A16, W4A16 or W4A8.
     filter(module, name) -> bool chooses among them; without one, all but those named lm_head. The modules stay the same
     objects, of another class, so that references to them and their hooks hold.
@@ -402,22 +402,29 @@ def _refused_experts(module, name, config, filter, sharers):
     """Why these experts are left; "" if they are not."""
     if reason := experts.unfit(module):
         return f"experts in one tensor: {reason}"
-    if isinstance(config, (Int8Training, W8A8Static)):
-        return f"experts in one tensor, which {type(config).__name__} leaves in float"
+    if isinstance(config, W8A8Static):
+        return "experts in one tensor, which W8A8Static leaves in float"
+    training = isinstance(config, Int8Training)
+    if training and config.activation != "per_token":
+        return f"experts in one tensor: activation is {config.activation!r}, and theirs are quantized per token"
     if filter is not None and not filter(module, name):
         return "the filter"
     for part in experts.names(module):
-        if len(sharers[id(module._parameters[part])]) > 1:
+        if len(sharers[id(module._parameters[part])]) > 1 and not training:
             return "experts in one tensor, which other modules hold too"
-        if reason := config.refusal(experts.as_linear(module, part), f"{name}.{part}"):
+        # Of one expert in training: a sum over channels is over its own.
+        one = module._parameters[part].detach()[:1] if training else None
+        if reason := config.refusal(experts.as_linear(module, part, one), f"{name}.{part}"):
             return f"experts in one tensor: {part}: {reason}"
     return ""
 
 
-def converted(convert, module, name):
+def converted(convert, module, name, config):
     """What takes the place of `module`, a linear layer or experts."""
     if not experts.is_experts(module):
         return convert(as_linear(module), name)
+    if isinstance(config, Int8Training):
+        return experts.TrainedExperts.from_module(module, config._options())
     parts = [convert(experts.as_linear(module, part), f"{name}.{part}") for part in experts.names(module)]
     return experts.from_module(module, *parts)
 
@@ -425,7 +432,7 @@ def converted(convert, module, name):
 def exchange(model, config, layers, report):
     """Converts these layers of `model`."""
     convert, changes = config.converter(model, layers, report)
-    made = {name: converted(convert, module, name) for name, module in layers.items()}
+    made = {name: converted(convert, module, name, config) for name, module in layers.items()}
     with torch.no_grad():
         for parameter, new in changes:
             parameter.copy_(new)

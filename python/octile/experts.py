@@ -195,7 +195,37 @@ class _Trained(torch.autograd.Function):
         return dx if need_x else None, dw, db if need_bias else None, d_router, *(None,) * 5
 
 
-class Experts(nn.Module):
+class _Routed(nn.Module):
+    """Experts by the rows of a router: two layers, and a gate between them."""
+
+    def forward(self, x, index, weights):
+        """x (..., IN) float; index, weights (tokens, slots); returns (..., OUT)."""
+        up, down = self._names
+        functional.check_input(x, self._in_features())
+        tokens = math.prod(x.shape[:-1])
+        _check_routing(index, weights, tokens)
+        if not torch.compiler.is_compiling():
+            functional.refuse_transforms(x, weights)
+        rows = x.reshape(tokens, x.shape[-1])
+        rows = rows.to(functional.autocast_dtype(x))
+        sorted_rows = sort_by_expert(self.num_experts, index)
+        up_bias, down_bias = (self._parameters.get(f"{name}_bias") for name in self._names)
+        inner = self._gated(self._rows(up, rows, sorted_rows, up_bias))
+        wide = torch.float64 if rows.dtype is torch.float64 else torch.float32
+        y = self._rows(down, inner, sorted_rows, down_bias, weights.to(wide))
+        return y.view(*x.shape[:-1], y.shape[1])
+
+    def _gated(self, up):
+        if self._gate is None:
+            gate, up = up.chunk(2, dim=-1)
+            return F.silu(gate) * up
+        return self._gate(self, up)
+
+    def extra_repr(self):
+        return f"experts={self.num_experts}"
+
+
+class Experts(_Routed):
     """The experts of a mixture with quantized weights.
 
     up, down: inference layers (W8A8Linear, W8A16Linear, W4A8Linear or W4A16Linear) whose output channels are those of all
@@ -234,31 +264,40 @@ class Experts(nn.Module):
             setattr(self, name, layer)
             self.register_parameter(f"{name}_bias", bias)
 
-    def forward(self, x, index, weights):
-        """x (..., IN) float; index, weights (tokens, slots); returns (..., OUT)."""
-        up, down = (self._modules[name] for name in self._names)
-        functional.check_input(x, up.in_features)
-        tokens = math.prod(x.shape[:-1])
-        _check_routing(index, weights, tokens)
-        if not torch.compiler.is_compiling():
-            functional.refuse_transforms(x, weights)
-        rows = x.reshape(tokens, x.shape[-1])
-        rows = rows.to(functional.autocast_dtype(x))
-        sorted_rows = sort_by_expert(self.num_experts, index)
-        up_bias, down_bias = (self._parameters[f"{name}_bias"] for name in self._names)
-        inner = self._gated(grouped_linear(rows, up, sorted_rows, up_bias))
-        wide = torch.float64 if rows.dtype is torch.float64 else torch.float32
-        y = grouped_linear(inner, down, sorted_rows, down_bias, weights.to(wide))
-        return y.view(*x.shape[:-1], y.shape[1])
+    def _in_features(self):
+        return self._modules[self._names[0]].in_features
 
-    def _gated(self, up):
-        if self._gate is None:
-            gate, up = up.chunk(2, dim=-1)
-            return F.silu(gate) * up
-        return self._gate(self, up)
+    def _rows(self, name, x, *sorted_rows_bias_and_weights):
+        return grouped_linear(x, self._modules[name], *sorted_rows_bias_and_weights)
 
-    def extra_repr(self):
-        return f"experts={self.num_experts}"
+
+class TrainedExperts(_Routed):
+    """Transformers' fused experts whose products are of int8, as octile.Linear's: what Int8Training makes of them.
+
+    The parameters are the same objects, in the same shapes. x and the weights are quantized in every call, x per token.
+    """
+
+    @classmethod
+    def from_module(cls, module, options):
+        """options: functional.Options, with an activation per token."""
+        new = cls.__new__(cls)
+        nn.Module.__init__(new)
+        new._options, new._names, new._kind = options, names(module), type(module)
+        new._gate = new._kind._apply_gate if module.has_gate else _activate
+        new._modules |= module._modules
+        new._parameters |= module._parameters
+        new.num_experts, new.is_transposed = len(new._parameters["down_proj"]), module.is_transposed
+        return new.train(module.training)
+
+    def _weight(self, name):
+        weight = self._parameters[name]
+        return weight.mT if self.is_transposed else weight
+
+    def _in_features(self):
+        return self._weight(self._names[0]).shape[2]
+
+    def _rows(self, name, x, sorted_rows, *bias_and_weights):
+        return trained_linear(x, self._weight(name), sorted_rows, self._options, *bias_and_weights)
 
 
 def _unfit_layer(layer, experts, bias=None):
@@ -297,7 +336,7 @@ _FLAGS = {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_c
 
 def is_experts(module):
     """Whether `module` holds fused experts as Transformers' grouped implementations compute them. Imports nothing."""
-    return module.__dict__.keys() >= _FLAGS and not isinstance(module, Experts)
+    return module.__dict__.keys() >= _FLAGS and not isinstance(module, _Routed)
 
 
 def unfit(module):

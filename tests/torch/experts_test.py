@@ -366,11 +366,36 @@ def test_one_scale_for_all():
     assert torch.equal(zoo.logits(model, "qwen3_moe"), y)
 
 
+@pytest.mark.parametrize("backward", ["16bit", "int8"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_int8_training(name, backward, generator):
+    """Experts alone: the parameters stay the same objects, and their gradients point where the float ones do."""
+    exact = zoo.make(name).train()
+    model = copy.deepcopy(exact)
+    parameters = dict(model.named_parameters())
+    config = octile.Int8Training(backward=backward)
+    report = octile.quantize_(model, config, lambda module, name: module_of.is_experts(module))
+    assert report.converted and all(n.endswith("experts") for n in report.converted)
+    after = dict(model.named_parameters())
+    assert after.keys() == parameters.keys() and all(after[n] is p for n, p in parameters.items())
+    assert model.state_dict().keys() == exact.state_dict().keys()
+    ids = torch.randint(0, 90, (2, 16), generator=generator)
+    for one in (model, exact):
+        one(ids, labels=ids).loss.backward()
+    of_experts = [n for n in after if ".experts." in n]
+    assert of_experts
+    for n, p in exact.named_parameters():
+        assert (after[n].grad is None) == (p.grad is None)
+        if p.grad is not None and n in of_experts:
+            got, expected = after[n].grad.double().flatten(), p.grad.double().flatten()
+            assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.98, n
+
+
 def test_left_in_float():
     model = zoo.make("qwen3_moe")
     name = "model.layers.0.mlp.experts"
-    report = octile.quantize_(copy.deepcopy(model), octile.Int8Training())
-    assert report.skipped[name] == "experts in one tensor, which Int8Training leaves in float"
+    report = octile.quantize_(copy.deepcopy(model), octile.Int8Training(activation="per_tensor"))
+    assert report.skipped[name].startswith("experts in one tensor: activation is 'per_tensor'")
     report = octile.quantize_(copy.deepcopy(model), octile.W8A16(group=64))
     assert report.skipped[name].startswith("experts in one tensor: down_proj: group is 64, which does not divide")
     report = octile.quantize_(copy.deepcopy(model), octile.W8A8Dynamic(), lambda module, name: "experts" not in name)
