@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from . import inference, training
-from .experts import Experts
+from .experts import Experts, TrainedExperts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,9 @@ class Report:
         for parameter, name, modules in held.values():
             if parameter.dim() < 2:
                 continue
-            ours = any(isinstance(module, training._Trainable) for module in modules)
+            ours = any(isinstance(module, training._Trainable) for module in modules) or (
+                isinstance(modules[0], TrainedExperts) and name.rpartition(".")[2] in modules[0]._names
+            )
             reason = "" if ours else self.skipped.get(name.rpartition(".")[0]) or _no_layer(modules[0], name)
             add(name, modules[0], parameter.shape, reason)
 
@@ -126,7 +128,7 @@ def _no_layer(module, name):
         return "a convolution"
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return "a recurrent layer"
-    if isinstance(module, Experts):
+    if isinstance(module, (Experts, TrainedExperts)):
         return "a bias of experts, which is added in float"
     if "expert" in f"{type(module).__name__}.{name}".lower():
         return f"experts in one tensor, which {type(module).__name__} multiplies itself: no layer to convert"

@@ -376,6 +376,9 @@ def test_int8_training(name, backward, generator):
     config = octile.Int8Training(backward=backward)
     report = octile.quantize_(model, config, lambda module, name: module_of.is_experts(module))
     assert report.converted and all(n.endswith("experts") for n in report.converted)
+    of_biases = [m.reason for m in report.matrices if m.name.endswith("_proj_bias")]
+    assert of_biases == ["a bias of experts, which is added in float"] * len(of_biases)
+    assert {m.quantized for m in report.matrices if m.name.endswith("experts.down_proj")} == {True}
     after = dict(model.named_parameters())
     assert after.keys() == parameters.keys() and all(after[n] is p for n, p in parameters.items())
     assert model.state_dict().keys() == exact.state_dict().keys()

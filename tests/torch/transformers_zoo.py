@@ -16,7 +16,7 @@ import warnings
 import octile
 import torch
 import transformers
-from octile.experts import is_experts
+from octile.experts import TrainedExperts, is_experts
 from octile.linears import is_linear
 
 
@@ -227,7 +227,7 @@ def trained(name, steps=120):
 
 
 def _routed(model, name, hook, ids):
-    kinds = [m for m in model.modules() if is_experts(m) or isinstance(m, octile.Experts)]
+    kinds = [m for m in model.modules() if is_experts(m) or isinstance(m, (octile.Experts, TrainedExperts))]
     hooks = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in kinds]
     y = logits(model, name, ids)
     for each in hooks:
