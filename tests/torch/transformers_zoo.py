@@ -310,7 +310,8 @@ def run(name, format, folder):
     if format == "int8-training":
         model.train()(**inputs(name)).logits.square().mean().backward()
         modules = dict(model.named_modules())
-        lack = [n for n in report.converted if modules[n].weight.grad is None]
+        weights = {n: [p for p in modules[n].parameters(recurse=False) if p.dim() > 1] for n in report.converted}
+        lack = [n for n, found in weights.items() if any(p.grad is None for p in found)]
         lack = [n for n in lack if "vis" not in n and "projector" not in n]  # no image is given
         assert not lack, f"no gradient of {lack}"
         model.eval().save_pretrained(saved)
