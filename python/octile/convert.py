@@ -405,6 +405,8 @@ def _refused_experts(module, name, config, filter, sharers):
     if isinstance(config, W8A8Static):
         return "experts in one tensor, which W8A8Static leaves in float"
     training = isinstance(config, Int8Training)
+    if training and isinstance(module, experts.TrainedExperts):
+        return "experts that train in int8 already"
     if training and config.activation != "per_token":
         return f"experts in one tensor: activation is {config.activation!r}, and theirs are quantized per token"
     if filter is not None and not filter(module, name):

@@ -336,7 +336,7 @@ _FLAGS = {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_c
 
 def is_experts(module):
     """Whether `module` holds fused experts as Transformers' grouped implementations compute them. Imports nothing."""
-    return module.__dict__.keys() >= _FLAGS and not isinstance(module, _Routed)
+    return module.__dict__.keys() >= _FLAGS and not isinstance(module, Experts)
 
 
 def unfit(module):
@@ -377,7 +377,7 @@ def as_linear(module, name, weight=None):
 
 def from_module(module, up, down):
     """octile.Experts in place of Transformers' module, with its weights quantized, and its own gate and biases."""
-    kind, own = type(module), names(module)
+    kind, own = getattr(module, "_kind", type(module)), names(module)
     biases = [module._parameters.get(f"{name}_bias") for name in own]
     experts = module._parameters[own[0]].shape[0]
     gate = kind._apply_gate if module.has_gate else _activate

@@ -392,6 +392,11 @@ def test_int8_training(name, backward, generator):
         if p.grad is not None and n in of_experts:
             got, expected = after[n].grad.double().flatten(), p.grad.double().flatten()
             assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.98, n
+    with pytest.warns(UserWarning, match="experts that train in int8 already"):
+        octile.quantize_(model, config, lambda module, name: module_of.is_experts(module))
+    for one in (model, exact):
+        octile.quantize_(one.eval(), octile.W8A8Dynamic())
+    assert torch.equal(zoo.logits(model, name), zoo.logits(exact, name))
 
 
 def test_left_in_float():
