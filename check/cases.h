@@ -76,7 +76,12 @@ struct GroupedLinearCase : CaseBase {
   std::vector<std::int32_t> place = {};  // with slots: of each token
 };
 
-using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase, GroupedLinearCase>;
+struct GroupedLinearBackwardCase : CaseBase {
+  GroupedLinearBackwardDescription description;
+  std::vector<std::int32_t> offsets;
+};
+
+using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase, GroupedLinearCase, GroupedLinearBackwardCase>;
 
 // All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
 // quick: an eleventh of them, spread evenly, and the special ones. Throws std::runtime_error for an operation that it

@@ -16,6 +16,22 @@ struct Sizes {
 constexpr std::array<Sizes, 6> kSharedByThreads = {
     {{97, 200, 257}, {130, 97, 512}, {200, 130, 700}, {400, 40, 300}, {7, 10, 300}, {2100, 9, 70}}};
 
+// Rows of experts: none, one, two and many.
+const std::vector<std::int64_t> kRowsOfExperts[] = {
+    {0, 1, 2, 40}, {3}, {0, 0, 0}, {1, 1, 1, 1, 1, 1, 1, 1}, {2, 133, 0, 5, 1}};
+
+// around: rows before the first expert's, and behind the last one's. Returns all rows.
+std::int64_t set_offsets(std::vector<std::int32_t>& offsets, const std::vector<std::int64_t>& rows,
+                         std::int64_t around) {
+  std::int64_t end = around;
+  for (const std::int64_t count : rows) {
+    offsets.push_back(static_cast<std::int32_t>(end));
+    end += count;
+  }
+  offsets.push_back(static_cast<std::int32_t>(end));
+  return end + around;
+}
+
 class LinearCases {
  public:
   std::vector<Case> w8a8() {
@@ -53,11 +69,9 @@ class LinearCases {
     return std::move(cases_);
   }
 
-  // Experts with no rows, one, two and many, and rows that are nobody's.
+  // sizes.m: rows that are nobody's.
   std::vector<Case> experts(GemmFormat format) {
-    const std::vector<std::int64_t> rows[] = {
-        {0, 1, 2, 40}, {3}, {0, 0, 0}, {1, 1, 1, 1, 1, 1, 1, 1}, {2, 133, 0, 5, 1}};
-    for (const auto& of_experts : rows) {
+    for (const auto& of_experts : kRowsOfExperts) {
       for (const Sizes sizes : {Sizes{0, 33, 64}, {2, 100, 257}, {0, 1, 31}, {1, 70, 128}}) {
         add_experts(format, of_experts, sizes);
       }
@@ -165,7 +179,6 @@ class LinearCases {
     cases_.emplace_back(c);
   }
 
-  // sizes.m: rows before the first expert's, and behind the last one's.
   void add_experts(GemmFormat format, const std::vector<std::int64_t>& rows, const Sizes& sizes) {
     const LinearDescription e = format == kW8A8 && turn_.one_in(2) ? rotated_w8a8() : rotated_grouped(format, sizes.k);
     GroupedLinearCase c;
@@ -180,13 +193,7 @@ class LinearCases {
     d.weight = e.weight;
     d.bias = e.bias;
     d.packed_weight = e.packed_weight;
-    d.m = sizes.m;
-    for (const std::int64_t count : rows) {
-      c.offsets.push_back(static_cast<std::int32_t>(d.m));
-      d.m += count;
-    }
-    c.offsets.push_back(static_cast<std::int32_t>(d.m));
-    d.m += sizes.m;
+    d.m = set_offsets(c.offsets, rows, sizes.m);
     turn_.dress(c, d.m);
     if (c.layout == Layout::repeating) c.layout = Layout::compact;  // offsets do not repeat
     // Where sums are rounded differently, so would be what overflows.
@@ -230,6 +237,17 @@ class LinearBackwardCases {
     for (const Sizes sizes : kSharedByThreads) {
       for (int turn = 0; turn < 3; ++turn) add(rotated(), sizes);
     }
+    return std::move(cases_);
+  }
+
+  std::vector<Case> experts() {
+    for (const auto& of_experts : kRowsOfExperts) {
+      for (const Sizes sizes : {Sizes{0, 33, 64}, {2, 100, 257}, {0, 1, 31}, {1, 150, 70}}) {
+        add_experts(of_experts, sizes);
+      }
+    }
+    // Several blocks of either contraction.
+    add_experts({2, 300, 1}, {1, 260, 40});
     return std::move(cases_);
   }
 
@@ -317,6 +335,32 @@ class LinearBackwardCases {
     cases_.emplace_back(c);
   }
 
+  void add_experts(const std::vector<std::int64_t>& rows, const Sizes& sizes) {
+    const LinearBackwardDescription e = rotated();
+    GroupedLinearBackwardCase c;
+    GroupedLinearBackwardDescription& d = c.description;
+    d.experts = static_cast<std::int64_t>(rows.size());
+    d.n = sizes.n;
+    d.k = sizes.k;
+    d.dy = e.dy;
+    d.dw_dtype = e.dw_dtype;
+    d.dw_accumulate = e.dw_accumulate;
+    d.dx = e.dx;
+    d.dw = e.dw;
+    d.db = e.db;
+    if (e.activation == Activation::static_per_tensor) {
+      d.activation = e.activation;
+      d.static_scale = turn_.pick(kStaticScales);
+    }
+    d.weight = e.weight;
+    d.rounding = e.rounding;
+    if (is_blocked()) d.gradient_block = turn_.pick(kGradientBlocks);
+    d.m = set_offsets(c.offsets, rows, sizes.m);
+    turn_.dress(c, d.m);
+    if (c.layout == Layout::repeating) c.layout = Layout::compact;  // offsets do not repeat
+    cases_.emplace_back(c);
+  }
+
   static constexpr std::array<std::int64_t, 6> kGradientBlocks = {128, 256, 128, 512, 128, 1024};
   static constexpr std::array<Sizes, 6> kSmall = {
       {{3, 31, 7}, {8, 16, 33}, {1, 64, 5}, {33, 7, 16}, {17, 34, 31}, {2, 1, 3}}};
@@ -353,6 +397,7 @@ std::vector<Case> special_linear_cases(Task task) {
     std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
   } else if (task.format.b == DType::s8) {
     append(all, LinearBackwardCases(task).shared_by_threads());
+    append(all, LinearBackwardCases(task).experts());
   }
   return all;
 }

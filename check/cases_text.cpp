@@ -34,15 +34,28 @@ std::string describe_one(const LinearBackwardCase& c) {
                  d.gradient_block > 0 ? message(" gradient_block=", d.gradient_block) : "");
 }
 
+std::string joined(const std::vector<std::int32_t>& offsets) {
+  std::string text;
+  for (const std::int32_t offset : offsets) text += message(text.empty() ? "" : ",", offset);
+  return text;
+}
+
 std::string describe_one(const GroupedLinearCase& c) {
   const GroupedLinearDescription& d = c.description;
-  std::string offsets;
-  for (const std::int32_t offset : c.offsets) offsets += message(offsets.empty() ? "" : ",", offset);
   return message("grouped_linear experts=", d.experts, " m=", c.rows, " of ", d.m, " n=", d.n, " k=", d.k,
                  " tokens=", d.tokens, " gather=", d.gather, " slots=", d.slots, " x=", d.x, " y=", d.y, ' ',
                  name(d.activation), " static_scale=", d.static_scale, ' ', name(d.weight),
                  d.packed_weight ? " packed" : "", " group=", d.weight.group, " zero_point=", d.weight.zero_point,
-                 " bias=", d.bias, " offsets=", offsets);
+                 " bias=", d.bias, " offsets=", joined(c.offsets));
+}
+
+std::string describe_one(const GroupedLinearBackwardCase& c) {
+  const GroupedLinearBackwardDescription& d = c.description;
+  return message("grouped_linear_backward experts=", d.experts, " m=", c.rows, " of ", d.m, " n=", d.n, " k=", d.k,
+                 " dy=", d.dy, " dw_dtype=", d.dw_dtype.value_or(d.dy), d.dw_accumulate ? " dw_accumulate" : "",
+                 " dx=", name(d.dx), " dw=", name(d.dw), " db=", d.db, ' ', name(d.activation),
+                 " static_scale=", d.static_scale, ' ', name(d.weight), ' ', name(d.rounding),
+                 " gradient_block=", d.gradient_block, " offsets=", joined(c.offsets));
 }
 
 }  // namespace

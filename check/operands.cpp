@@ -79,6 +79,17 @@ Operand weight_scale(const WeightFormat& weight, DType dtype, const Size& size) 
           .typical = weight.type == DType::s4 ? 0.1 : 0.01};
 }
 
+// Of all experts: one for each tensor is one for each expert.
+template <class Description>
+Size scales_of_experts(const Description& d) {
+  if (d.weight.granularity == Granularity::tensor) return {d.experts};
+  return weight_scale_size(d.weight, d.experts * d.n, d.k);
+}
+
+Operand given(std::string_view name, const Size& size, const std::vector<std::int32_t>& values) {
+  return {.name = name, .dtype = DType::s32, .size = size, .content = Content::integer, .values = values};
+}
+
 Operand x_scale(Activation activation, DType dtype, std::int64_t rows) {
   return if_present(activation != Activation::static_per_tensor,
                     {.name = "x_scale",
@@ -195,11 +206,7 @@ Operands operands(const GroupedLinearCase& c) {
   const GroupedLinearDescription& d = c.description;
   const DType real = scale_type(d.y);
   const std::int64_t rows = d.gather ? d.tokens : c.rows;
-  const bool per_tensor = d.weight.granularity == Granularity::tensor;
-  const Size scales = per_tensor ? Size{d.experts} : weight_scale_size(d.weight, d.experts * d.n, d.k);
-  const auto given = [](std::string_view name, const Size& size, const std::vector<std::int32_t>& values) {
-    return Operand{.name = name, .dtype = DType::s32, .size = size, .content = Content::integer, .values = values};
-  };
+  const Size scales = scales_of_experts(d);
   return {x_of(d.x, {rows, d.k}),
           if_present(d.x == DType::s8, x_scale(d.activation, real, rows)),
           given("offsets", {d.experts + 1}, c.offsets),
@@ -211,6 +218,23 @@ Operands operands(const GroupedLinearCase& c) {
           if_present(d.slots > 0, given("place", {d.tokens, d.slots}, c.place)),
           if_present(d.slots > 0, {.name = "router_weight", .dtype = real, .size = {d.tokens, d.slots}}),
           out("y", d.y, {d.slots > 0 ? d.tokens : c.rows, d.n})};
+}
+
+Operands operands(const GroupedLinearBackwardCase& c) {
+  const GroupedLinearBackwardDescription& d = c.description;
+  const DType real = scale_type(d.dy);
+  const bool dx = d.dx != Product::none, dw = d.dw != Product::none;
+  Operand dw_out = out("dw", d.dw_dtype.value_or(d.dy), {d.experts * d.n, d.k});
+  dw_out.accumulates = d.dw_accumulate;
+  return {{.name = "dy", .dtype = d.dy, .size = {c.rows, d.n}},
+          given("offsets", {d.experts + 1}, c.offsets),
+          if_present(dx, integers("weight", DType::s8, {d.experts * d.n, d.k})),
+          if_present(dx, weight_scale(d.weight, real, scales_of_experts(d))),
+          if_present(dw, integers("x", DType::s8, {c.rows, d.k})),
+          if_present(dw, x_scale(d.activation, real, c.rows)),
+          if_present(dx, out("dx", d.dy, {c.rows, d.k})),
+          if_present(dw, dw_out),
+          if_present(d.db, out("db", d.dy, {d.experts, d.n}))};
 }
 
 }  // namespace octile::check

@@ -59,6 +59,11 @@ struct Kind<GroupedLinearArgs> {
   using Plan = GroupedLinearPlan;
   using Description = GroupedLinearDescription;
 };
+template <>
+struct Kind<GroupedLinearBackwardArgs> {
+  using Plan = GroupedLinearBackwardPlan;
+  using Description = GroupedLinearBackwardDescription;
+};
 
 // Of a run of so many rows. A weight is not packed here.
 template <class Args>
@@ -67,6 +72,8 @@ std::vector<Operand> operands(const typename Kind<Args>::Description& d, std::in
 // Rows of each expert, the sorted rows' tokens and the tokens' places are the case's own.
 struct GroupedLinearCase;
 std::vector<Operand> operands(const GroupedLinearCase& c);
+struct GroupedLinearBackwardCase;
+std::vector<Operand> operands(const GroupedLinearBackwardCase& c);
 
 // Calls visit with the tensors among the arguments of a run, all at once.
 template <class Args, class Visit>

@@ -101,5 +101,6 @@ Trial trial_of(const QuantizerCase& c, std::uint64_t seed);
 Trial trial_of(const LinearCase& c, std::uint64_t seed);
 Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed);
 Trial trial_of(const GroupedLinearCase& c, std::uint64_t seed);
+Trial trial_of(const GroupedLinearBackwardCase& c, std::uint64_t seed);
 
 }  // namespace octile::check

@@ -119,59 +119,95 @@ class ForwardFacts {
 };
 
 // What the float sums of the backward depend on; its other outputs are bit for bit.
-void set_backward_facts(Tensors& tensors, const LinearBackwardDescription& d, const LinearBackwardArgs& args) {
-  const std::int64_t m = args.dy.rows();
-  const bool out_in = d.weight_layout == WeightLayout::out_in;
+class BackwardFacts {
+ public:
+  BackwardFacts(const LinearBackwardDescription& d, const LinearBackwardArgs& args) : d_(d) {
+    const std::int64_t m = args.dy.rows();
+    const bool out_in = d.weight_layout == WeightLayout::out_in;
+    if (d.dx == Product::dequantized) {
+      const bool per_channel = d.weight.granularity == Granularity::row;
+      const Magnitudes dy(m, d.n, [&](std::int64_t i, std::int64_t j) { return load<double>(args.dy, i, j); });
+      const Magnitudes w(d.n, d.k, [&](std::int64_t j, std::int64_t k) {
+        const int q = out_in ? load_integer(args.weight, j, k) : load_integer(args.weight, k, j);
+        return q * load<double>(args.weight_scale, per_channel ? j : 0);
+      });
+      dx_ = {{.a = d.dy, .terms = d.n, .max_scale = largest(args.weight_scale)}, product(dy, w), row_sums(dy)};
+    }
+    const Magnitudes dy_t(d.n, m, [&](std::int64_t j, std::int64_t i) { return load<double>(args.dy, i, j); });
+    if (d.dw == Product::dequantized) {
+      const bool per_token = d.activation == Activation::dynamic_per_token;
+      const Magnitudes x(m, d.k, [&](std::int64_t i, std::int64_t k) {
+        const double s = args.x_scale.present() ? load<double>(args.x_scale, per_token ? i : 0) : d.static_scale;
+        return (d.x_transposed ? load_integer(args.x, k, i) : load_integer(args.x, i, k)) * s;
+      });
+      // With dw_accumulate both round the product before it is added.
+      SumFacts facts{.a = d.dy, .terms = m + (d.dw_accumulate ? 2 : 0)};
+      facts.max_scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
+      dw_ = {facts, product(dy_t, x), row_sums(dy_t)};
+    }
+    if (d.db) db_ = {{.a = d.dy, .terms = m}, {}, row_sums(dy_t)};
+  }
+
+  SumFacts dx(std::int64_t i, std::int64_t k) const { return dx_.at(i, k); }
+  SumFacts dw(std::int64_t row, std::int64_t col) const {
+    return d_.dw_layout.value_or(d_.weight_layout) == WeightLayout::out_in ? dw_.at(row, col) : dw_.at(col, row);
+  }
+  SumFacts db(std::int64_t j) const {
+    SumFacts facts = db_.facts;
+    facts.magnitude = db_.sums[static_cast<std::size_t>(j)];
+    return facts;
+  }
+
+ private:
+  struct Output {
+    SumFacts facts = {};
+    std::optional<Magnitudes> product = {};
+    std::vector<double> sums = {};  // of a row of dY or of its transpose
+
+    SumFacts at(std::int64_t row, std::int64_t col) const {
+      SumFacts at = facts;
+      at.magnitude = product->at(row, col);
+      at.a_magnitude = sums[static_cast<std::size_t>(row)];
+      return at;
+    }
+  };
+
+  LinearBackwardDescription d_;
+  Output dx_, dw_, db_;
+};
+
+// Facts, of an output's element, by the names of BackwardFacts.
+template <class Description, class Facts>
+void set_backward_facts(Tensors& tensors, const Description& d, const std::shared_ptr<Facts>& facts) {
   const Task w8a16{Operation::gemm, kW8A16};
   if (d.dx == Product::dequantized) {
-    const bool per_channel = d.weight.granularity == Granularity::row;
-    const Magnitudes dy(m, d.n, [&](std::int64_t i, std::int64_t j) { return load<double>(args.dy, i, j); });
-    const Magnitudes w(d.n, d.k, [&](std::int64_t j, std::int64_t k) {
-      const int q = out_in ? load_integer(args.weight, j, k) : load_integer(args.weight, k, j);
-      return q * load<double>(args.weight_scale, per_channel ? j : 0);
-    });
-    SumFacts facts{.a = d.dy, .terms = d.n, .max_scale = largest(args.weight_scale)};
-    tensors.set_facts("dx", w8a16,
-                      [facts, sum = product(dy, w), dy_sums = row_sums(dy)](Bound, auto i, auto k) mutable {
-                        facts.magnitude = sum.at(i, k);
-                        facts.a_magnitude = dy_sums[static_cast<std::size_t>(i)];
-                        return facts;
-                      });
+    tensors.set_facts("dx", w8a16, [facts](Bound, auto i, auto k) { return facts->dx(i, k); });
   }
-  const Magnitudes dy_t(d.n, m, [&](std::int64_t j, std::int64_t i) { return load<double>(args.dy, i, j); });
   if (d.dw == Product::dequantized) {
-    const bool per_token = d.activation == Activation::dynamic_per_token;
-    const Magnitudes x(m, d.k, [&](std::int64_t i, std::int64_t k) {
-      const double s = args.x_scale.present() ? load<double>(args.x_scale, per_token ? i : 0) : d.static_scale;
-      return (d.x_transposed ? load_integer(args.x, k, i) : load_integer(args.x, i, k)) * s;
-    });
-    const bool dw_out_in = d.dw_layout.value_or(d.weight_layout) == WeightLayout::out_in;
-    // With dw_accumulate both round the product before it is added.
-    SumFacts facts{.a = d.dy, .terms = m + (d.dw_accumulate ? 2 : 0)};
-    facts.max_scale = args.x_scale.present() ? largest(args.x_scale) : d.static_scale;
-    tensors.set_facts(
-        "dw", w8a16,
-        [facts, dw_out_in, sum = product(dy_t, x), dy_sums = row_sums(dy_t)](Bound, auto r, auto c) mutable {
-          const auto [j, k] = dw_out_in ? std::pair(r, c) : std::pair(c, r);
-          facts.magnitude = sum.at(j, k);
-          facts.a_magnitude = dy_sums[static_cast<std::size_t>(j)];
-          return facts;
-        });
+    tensors.set_facts("dw", w8a16, [facts](Bound, auto r, auto c) { return facts->dw(r, c); });
   }
   if (d.db) {
-    SumFacts facts{.a = d.dy, .terms = m};
-    tensors.set_facts("db", {Operation::column_sum}, [facts, sums = row_sums(dy_t)](Bound, auto j, auto) mutable {
-      facts.magnitude = sums[static_cast<std::size_t>(j)];
-      return facts;
+    tensors.set_facts("db", {Operation::column_sum}, [facts](Bound, auto r, auto c) {
+      if constexpr (requires { facts->db(r, c); }) {
+        return facts->db(r, c);
+      } else {
+        return facts->db(r);
+      }
     });
   }
 }
 
-ConstTensor row_of(ConstTensor t, std::int64_t row) {
-  t.data = static_cast<const std::byte*>(t.data) + row * t.strides[0] * bits(t.dtype) / 8;
-  t.shape[0] = 1;
+ConstTensor rows_of(ConstTensor t, std::int64_t first, std::int64_t count) {
+  if (!t.present()) return t;
+  t.data = static_cast<const std::byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
+  t.shape[0] = count;
   return t;
 }
+
+ConstTensor row_of(const ConstTensor& t, std::int64_t row) { return rows_of(t, row, 1); }
+
+// The rows of expert e, where each has so many.
+ConstTensor of_expert(const ConstTensor& t, std::int64_t e, std::int64_t rows) { return rows_of(t, e * rows, rows); }
 
 ConstTensor column_of(ConstTensor t, std::int64_t col) {
   if (t.data) t.data = static_cast<const std::byte*>(t.data) + col * bits(t.dtype) / 8;
@@ -274,16 +310,10 @@ class GroupedFacts {
         const std::int64_t from = d.gather ? load_integer(args.token, first + r) : first + r;
         for (std::int64_t k = 0; k < d.k; ++k) store(x.view, r, k, load<double>(args.x, from, k));
       }
-      const auto of_expert = [&](ConstTensor t, std::int64_t rows) {
-        if (!t.present()) return t;
-        t.data = static_cast<const std::byte*>(t.data) + e * rows * t.strides[0] * bits(t.dtype) / 8;
-        t.shape[0] = rows;
-        return t;
-      };
-      LinearArgs one{.x = x.view, .weight = of_expert(args.weight, d.n)};
-      one.weight_scale = of_expert(args.weight_scale, d.weight.granularity == Granularity::tensor ? 1 : d.n);
-      one.weight_zero_point = of_expert(args.weight_zero_point, d.n);
-      const ConstTensor bias = of_expert(args.bias, 1);
+      LinearArgs one{.x = x.view, .weight = of_expert(args.weight, e, d.n)};
+      one.weight_scale = of_expert(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+      one.weight_zero_point = of_expert(args.weight_zero_point, e, d.n);
+      const ConstTensor bias = of_expert(args.bias, e, 1);
       if (d.bias) one.bias = {bias.data, bias.dtype, {}, 1, {d.n, 0}, {1, 0}};
       const LinearDescription dense{.n = d.n, .k = d.k, .x = d.x, .weight = d.weight, .bias = d.bias};
       const auto facts = std::make_shared<ForwardFacts>(dense, one);
@@ -318,6 +348,47 @@ class GroupedFacts {
   std::map<std::int64_t, std::pair<std::shared_ptr<ForwardFacts>, std::int64_t>> of_row_;
 };
 
+class GroupedBackwardFacts {
+ public:
+  GroupedBackwardFacts(const GroupedLinearBackwardDescription& d, const GroupedLinearBackwardArgs& args) : n_(d.n) {
+    for (std::int64_t e = 0; e < d.experts; ++e) {
+      const std::int64_t first = load_integer(args.offsets, e);
+      const std::int64_t count = load_integer(args.offsets, e + 1) - first;
+      LinearBackwardArgs one{.dy = rows_of(args.dy, first, count)};
+      one.weight = of_expert(args.weight, e, d.n);
+      one.weight_scale = of_expert(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+      one.x = rows_of(args.x, first, count);
+      one.x_scale = rows_of(args.x_scale, first, count);
+      const LinearBackwardDescription dense{.n = d.n,
+                                            .k = d.k,
+                                            .dy = d.dy,
+                                            .dw_accumulate = d.dw_accumulate,
+                                            .dx = d.dx,
+                                            .dw = d.dw,
+                                            .db = d.db,
+                                            .activation = d.activation,
+                                            .static_scale = d.static_scale,
+                                            .weight = d.weight};
+      for (std::int64_t r = 0; r < count; ++r) of_row_[first + r] = {e, r};
+      experts_.emplace_back(dense, one);
+    }
+  }
+
+  SumFacts dx(std::int64_t row, std::int64_t k) const {
+    const auto found = of_row_.find(row);
+    return found == of_row_.end() ? SumFacts{} : expert(found->second.first).dx(found->second.second, k);
+  }
+  SumFacts dw(std::int64_t row, std::int64_t k) const { return expert(row / n_).dw(row % n_, k); }
+  SumFacts db(std::int64_t e, std::int64_t j) const { return expert(e).db(j); }
+
+ private:
+  const BackwardFacts& expert(std::int64_t e) const { return experts_[static_cast<std::size_t>(e)]; }
+
+  std::int64_t n_;
+  std::vector<BackwardFacts> experts_;
+  std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> of_row_;  // expert, and row of it
+};
+
 }  // namespace
 
 Trial trial_of(const LinearCase& c, std::uint64_t seed) {
@@ -346,7 +417,7 @@ Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
   const std::vector<Tensor> views = tensors->add(operands<LinearBackwardArgs>(d, c.rows));
   const auto args = args_of<LinearBackwardArgs>(views, tensors->random());
   expect(*tensors, c, d, args, oracle::linear_backward);
-  set_backward_facts(*tensors, d, args);
+  set_backward_facts(*tensors, d, std::make_shared<BackwardFacts>(d, args));
   Trial trial{tensors, runner(tensors, d, args)};
   if (d.dx == Product::dequantized || d.dw == Product::dequantized) {
     trial.rows_alone = [d, args](const Attempt& attempt) { return gradient_rows_alone(d, args, attempt); };
@@ -366,6 +437,17 @@ Trial trial_of(const GroupedLinearCase& c, std::uint64_t seed) {
     tensors->set_facts("y", {Operation::gemm, {d.weight.type, true}},
                        [facts](Bound bound, auto i, auto j) { return facts->at(bound, i, j); });
   }
+  return {tensors, runner(tensors, d, args)};
+}
+
+Trial trial_of(const GroupedLinearBackwardCase& c, std::uint64_t seed) {
+  const GroupedLinearBackwardDescription& d = c.description;
+  const auto tensors = std::make_shared<Tensors>(c, seed);
+  if (d.dx == Product::dequantized || d.dw == Product::dequantized || d.db) tensors->keep_sums_finite();
+  const std::vector<Tensor> views = tensors->add(operands(c));
+  const auto args = args_of<GroupedLinearBackwardArgs>(views, tensors->random());
+  expect(*tensors, c, d, args, oracle::grouped_linear_backward);
+  set_backward_facts(*tensors, d, std::make_shared<GroupedBackwardFacts>(d, args));
   return {tensors, runner(tensors, d, args)};
 }
 

@@ -81,8 +81,7 @@ class OCTILE_API GroupedLinearPlan : public Plan {
 // nothing to dw; nobody's rows of dX are left as they are.
 struct GroupedLinearBackwardDescription {
   std::int64_t experts = 0;
-  std::int64_t m =
-      0;  // maximum number of rows of all experts together, below 2^31; at most kMaxContraction for an int8 dW
+  std::int64_t m = 0;  // maximum number of rows of all experts together, below 2^31
   std::int64_t n = 0;  // at most kMaxContraction for an int8 dX
   std::int64_t k = 0;
   DType dy = DType::f32;               // float type of dY, dX and dB; scales are scale_type(dy)
@@ -104,7 +103,7 @@ struct GroupedLinearBackwardDescription {
 // Values of offsets are checked on the CPU alone.
 struct GroupedLinearBackwardArgs {
   ConstTensor dy = {};            // (M, N)
-  ConstTensor offsets = {};       // (E + 1), s32: ascending, 0 to M
+  ConstTensor offsets = {};       // (E + 1), s32: ascending, 0 to M; for an int8 dW at most kMaxContraction apart
   ConstTensor weight = {};        // (E * N, K), s8, the experts' one below the other; for dX
   ConstTensor weight_scale = {};  // (E * N), or (E) per tensor; for dX
   ConstTensor x = {};             // (M, K), s8; for dW

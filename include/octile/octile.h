@@ -515,7 +515,7 @@ octile_grouped_linear_backward_description_init(octile_grouped_linear_backward_d
 typedef struct {
   size_t struct_size;
   const octile_tensor* dy;           /* (M, N) */
-  const octile_tensor* offsets;      /* (E + 1), int 32: ascending, 0 to M */
+  const octile_tensor* offsets;      /* (E + 1), int 32: ascending, 0 to M; for an int8 dW at most 131071 apart */
   const octile_tensor* weight;       /* (E * N, K); for dX */
   const octile_tensor* weight_scale; /* (E * N), or (E) per tensor; for dX */
   const octile_tensor* x;            /* (M, K); for dW */

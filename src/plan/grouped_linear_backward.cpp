@@ -1,6 +1,7 @@
 // GroupedLinearBackwardPlan on the CPU: each expert's rows go through a LinearBackwardPlan of the expert's shape, as in
 // GroupedLinearPlan: experts with few rows one a thread, the others with all threads.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
@@ -31,7 +32,7 @@ const GroupedLinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl
 }
 
 LinearBackwardDescription expert_of(const GroupedLinearBackwardDescription& d) {
-  return {.m = d.m,
+  return {.m = d.dw == Product::int8 ? std::min(d.m, kMaxContraction) : d.m,
           .n = d.n,
           .k = d.k,
           .dy = d.dy,
@@ -53,9 +54,21 @@ LinearBackwardDescription expert_of(const GroupedLinearBackwardDescription& d) {
 void check(const GroupedLinearBackwardDescription& d) {
   check_linear_backward(kSelect, expert_of(d));
   check_grouped(kSelect, d);
+  check_bytes(kSelect, "X", d.m, d.k);
+  check_bytes(kSelect, "dY", d.m, d.n);
   check_bytes(kSelect, "dB", d.experts, d.n);
   if (d.device.type != DeviceType::cpu) {
     fail(Status::unsupported, kSelect, ": device = ", d.device, ", expected the CPU: no other has these gradients");
+  }
+}
+
+// An int8 dW sums an expert's rows in s32.
+void check_contractions(const TensorChecks& checks, const ConstTensor& offsets) {
+  for (std::int64_t e = 0; e + 1 < offsets.rows(); ++e) {
+    const std::int64_t count = load_integer(offsets, e + 1) - load_integer(offsets, e);
+    if (count <= kMaxContraction) continue;
+    fail(Status::unsupported, checks.function(), ": expert ", e, " has ", count,
+         " rows with an int8 dW, expected at most ", kMaxContraction, ": a longer sum of s8 products can overflow s32");
   }
 }
 
@@ -72,6 +85,7 @@ GroupedLinearBackwardArgs bind(const GroupedLinearBackwardImpl& impl, const Grou
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
   b.offsets = checks.vector("offsets", args.offsets, DType::s32, d.experts + 1);
   check_offsets(checks, b.offsets, m);
+  if (d.dw == Product::int8) check_contractions(checks, b.offsets);
   if (d.dx != Product::none) {
     const bool per_channel = d.weight == WeightFormat::s8_per_channel;
     b.weight = checks.matrix("weight", args.weight, DType::s8, {channels, d.k});
@@ -119,6 +133,11 @@ LinearBackwardArgs expert_args(const GroupedLinearBackwardDescription& d, const 
   }
   if (d.db) one.db = as_vector(rows_at(all.db, e, 1));
   return one;
+}
+
+void clear_rows(const Tensor& t) {
+  const auto row_bytes = static_cast<std::size_t>(t.cols() * bits(t.dtype) / 8);
+  for (std::int64_t r = 0; row_bytes > 0 && r < t.rows(); ++r) std::memset(rows_at(t, r, 1).data, 0, row_bytes);
 }
 
 }  // namespace
@@ -179,10 +198,12 @@ void GroupedLinearBackwardPlan::run(const GroupedLinearBackwardArgs& args, Works
         impl.many->run(expert_args(d, bound, e), {scratch, impl.many->workspace_size()});
       },
       few);
-  if ((d.dw == Product::none || d.dw_accumulate) && !d.db) return;
-  // The sums over no rows.
-  cpu::parallel_for(threads_of_groups(d.threads), d.experts, [&](std::int64_t e, int thread) {
-    if (load_integer(bound.offsets, e) == load_integer(bound.offsets, e + 1)) few(e, thread);
+  const bool clears_dw = d.dw != Product::none && !d.dw_accumulate;
+  if (!clears_dw && !d.db) return;
+  cpu::parallel_for(threads_of_groups(d.threads), d.experts, [&](std::int64_t e) {
+    if (load_integer(bound.offsets, e) != load_integer(bound.offsets, e + 1)) return;
+    if (clears_dw) clear_rows(expert_rows(bound.dw, e, d.n));
+    if (d.db) clear_rows(expert_rows(bound.db, e, 1));
   });
 }
 

@@ -436,4 +436,37 @@ void linear_backward(const LinearBackwardDescription& d, const LinearBackwardArg
   d.dy == DType::f64 ? Backward<double>{d, args}.run() : Backward<float>{d, args}.run();
 }
 
+void grouped_linear_backward(const GroupedLinearBackwardDescription& d, const GroupedLinearBackwardArgs& args) {
+  const std::int64_t scales = d.weight.granularity == Granularity::tensor ? 1 : d.n;
+  for (std::int64_t e = 0; e < d.experts; ++e) {
+    const std::int64_t first = load_integer(args.offsets, e), count = load_integer(args.offsets, e + 1) - first;
+    const bool adds_nothing = count == 0 && d.dw_accumulate;
+    LinearBackwardArgs one{.dy = part_of(args.dy, first, count)};
+    one.weight = part_of(args.weight, e * d.n, d.n);
+    one.weight_scale = part_of(args.weight_scale, e * scales, scales);
+    one.x = part_of(args.x, first, count);
+    one.x_scale = part_of(args.x_scale, first, count);
+    one.dx = part_of(args.dx, first, count);
+    one.dw = part_of(args.dw, e * d.n, d.n);
+    one.db = part_of(args.db, e, 1);
+    one.db = {one.db.data, d.dy, {}, d.db ? 1 : 0, {d.n, 0}, {1, 0}};
+    one.seed = args.seed + static_cast<std::uint64_t>(e);
+    linear_backward({.m = count,
+                     .n = d.n,
+                     .k = d.k,
+                     .dy = d.dy,
+                     .dw_dtype = d.dw_dtype,
+                     .dw_accumulate = d.dw_accumulate,
+                     .dx = d.dx,
+                     .dw = adds_nothing ? Product::none : d.dw,
+                     .db = d.db,
+                     .activation = d.activation,
+                     .static_scale = d.static_scale,
+                     .weight = d.weight,
+                     .rounding = d.rounding,
+                     .gradient_block = d.gradient_block},
+                    one);
+  }
+}
+
 }  // namespace octile::oracle

@@ -20,5 +20,7 @@ void fake_quantize_backward(const QuantizeDescription& description, const FakeQu
 void linear(const LinearDescription& description, const LinearArgs& args);
 void grouped_linear(const GroupedLinearDescription& description, const GroupedLinearArgs& args);
 void linear_backward(const LinearBackwardDescription& description, const LinearBackwardArgs& args);
+void grouped_linear_backward(const GroupedLinearBackwardDescription& description,
+                             const GroupedLinearBackwardArgs& args);
 
 }  // namespace octile::oracle

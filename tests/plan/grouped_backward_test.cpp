@@ -2,6 +2,7 @@
 // however many threads share the experts; and what it refuses.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -213,6 +214,30 @@ TEST(GroupedBackward, ExpertsWithoutRowsAndRowsOfNobody) {
   EXPECT_NE(part(got.dx, 1, 4), std::vector<float>(24, -7.0f));
 }
 
+// Nothing is added to its dw, not even zeros: -0 stays.
+TEST(GroupedBackward, ExpertsWithoutRowsLeaveWhatTheyAddTo) {
+  for (const bool db : {false, true}) {
+    Experts<float> experts({.n = 16, .k = 24, .dw_accumulate = true, .db = db}, {0, 2, 0});
+    const auto plan = GroupedLinearBackwardPlan::select(experts.d);
+    experts.clear();
+    std::fill(experts.dw.begin(), experts.dw.end(), -0.0f);
+    std::vector<std::uint8_t> workspace(plan.workspace_size());
+    plan.run(experts.args(), {workspace.data(), workspace.size()});
+    EXPECT_TRUE(std::all_of(experts.dw.begin(), experts.dw.begin() + 16 * 24, [](float v) { return std::signbit(v); }));
+    EXPECT_EQ(experts.db[0], db ? 0.0f : -7.0f);
+  }
+}
+
+// More rows than an int8 dW sums, but not of one expert.
+TEST(GroupedBackward, LongestContraction) {
+  Experts<float> experts({.n = 1, .k = 1, .dx = Product::none, .dw = Product::int8}, {kMaxContraction, 2});
+  EXPECT_TRUE(experts.run(2) == experts.loop());
+  experts.offsets[1] += 1;
+  const auto plan = GroupedLinearBackwardPlan::select(experts.d);
+  EXPECT_NE(plan.can_implement(experts.args()).reason.find("expert 0 has 131072 rows with an int8 dW"),
+            std::string::npos);
+}
+
 template <class Call>
 std::string refusal(const Call& call) {
   try {
@@ -236,7 +261,8 @@ TEST(GroupedBackward, RefusesDescriptions) {
   expect_in("GroupedLinearBackwardPlan::select: k = -1", select([](auto& d) { d.k = -1; }));
   expect_in("experts = -1 is negative", select([](auto& d) { d.experts = -1; }));
   expect_in("m = 2147483648, expected at most", select([](auto& d) { d.m = std::int64_t{1} << 31; }));
-  expect_in("m = 131072 with an int8 dW", select([](auto& d) { d.m = 131072, d.dw = Product::int8; }));
+  expect_in("n = 131072 with an int8 dX", select([](auto& d) { d.n = 131072, d.dx = Product::int8; }));
+  EXPECT_EQ(select([](auto& d) { d.m = 131072, d.dw = Product::int8; }), "");  // an expert may have fewer
   expect_in("activation = dynamic_per_tensor", select([](auto& d) { d.activation = Activation::dynamic_per_tensor; }));
   expect_in("weight = s4_group", select([](auto& d) { d.weight = WeightFormat::s4_group, d.k = 128; }));
   expect_in("gradient_block = 128 with", select([](auto& d) { d.gradient_block = 128; }));
