@@ -71,6 +71,17 @@ std::int32_t choice(Value value) {
 
 bool boolean(Value value) { return (value & 0xff) != 0; }
 
+// Rows that are nobody's: a plan leaves them as they are, but no result of an op is undefined.
+void clear_rows_of_nobody(const octile_tensor& offsets, const octile_tensor& t) {
+  const auto* const bounds = static_cast<const std::int32_t*>(offsets.data);
+  const auto row_bytes = static_cast<std::size_t>(t.strides[0] * t.dtype.bits / 8);
+  const auto first = static_cast<std::size_t>(bounds[0]), rows = static_cast<std::size_t>(t.shape[0]);
+  const auto end = static_cast<std::size_t>(bounds[(offsets.shape[0] - 1) * offsets.strides[0]]);
+  auto* const data = static_cast<std::byte*>(t.data);
+  if (first * row_bytes > 0) std::memset(data, 0, first * row_bytes);
+  if ((rows - end) * row_bytes > 0) std::memset(data + end * row_bytes, 0, (rows - end) * row_bytes);
+}
+
 }  // namespace
 
 // ---- quantize ----
@@ -516,6 +527,7 @@ void grouped_linear(Value* stack) {
   if (router_weight.present()) args.router_weight = views[9].matrix(router_weight);
   args.y = views[10].matrix(y, shape);
   run(octile_grouped_linear_run, *plan, args, x.device());
+  if (!place.present()) clear_rows_of_nobody(*args.offsets, *args.y);
   stack[0] = y.release();
 }
 
@@ -590,6 +602,7 @@ void grouped_linear_backward(Value* stack) {
   }
   if (wants_db) args.db = views[8].matrix(db, db_shape);
   run(octile_grouped_linear_backward_run, *plan, args, dy.device());
+  if (wants_dx) clear_rows_of_nobody(*args.offsets, *args.dx);
   stack[0] = dx.release();
   stack[1] = dw.release();
   stack[2] = db.release();

@@ -280,6 +280,11 @@ def linear_backward(dy, weight, weight_scale, x, x_scale, dx, dw, db, *choices):
     return dx_out, dw_out, db_out
 
 
+def _clear_rows_of_nobody(offsets, t):
+    t[: int(offsets[0])] = 0
+    t[int(offsets[-1]) :] = 0
+
+
 @_op
 def grouped_linear(x, x_scale, offsets, token, weight, weight_scale, weight_zero_point, bias, place, *choices):
     router_weight, out_features, activation, weight_format, group, zero_point, dtype = choices
@@ -304,6 +309,8 @@ def grouped_linear(x, x_scale, offsets, token, weight, weight_scale, weight_zero
     if weight_format == _c.S4_GROUP and not packed:
         views["weight"] = view_of_levels(tensors["weight"], k)
     run("grouped_linear", chosen, _c.GroupedArguments, views, x.device)
+    if place is None:
+        _clear_rows_of_nobody(offsets, y)
     return y
 
 
@@ -337,4 +344,6 @@ def grouped_linear_backward(dy, offsets, weight, weight_scale, x, x_scale, dx, d
     if db:
         views["db"] = view(db_out)
     run("grouped_linear_backward", chosen, _c.GroupedBackwardArguments, views, dy.device, seed)
+    if dx:
+        _clear_rows_of_nobody(offsets, dx_out)
     return dx_out, dw_out, db_out

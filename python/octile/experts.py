@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from . import _c, _ops, functional  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _c, _ops, functional, quantizer  # noqa: F401  (_ops registers torch.ops.octile)
 from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear
 
 _quantize = torch.ops.octile.quantize.default
@@ -118,7 +118,7 @@ def _of_tokens(dx, offsets, place):
 
 
 def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_features):
-    """dX (rows, IN), with a product, and dB (experts, OUT), if it is asked for; nobody's rows of dX are undefined."""
+    """dX (rows, IN), with a product, and dB (experts, OUT), if it is asked for."""
     if product == _c.INT8:
         weight = functional._levels(weight, zero_point, in_features)
     block = functional.GRADIENT_BLOCK if product == _c.INT8 else 0
@@ -132,12 +132,26 @@ def _gradients(dy, offsets, weight, scale, zero_point, product, need_bias, in_fe
         db = _grouped_linear_backward(dy, offsets, *none, *words)[2]
     if product == _c.NO_PRODUCT:
         return None, db
-    dx, n, bounds = dy.new_empty((dy.shape[0], in_features)), dy.shape[1], offsets.tolist()
+    if torch.compiler.is_compiling():
+        return _through_columns(dy, offsets, weight, scale, zero_point, in_features), db
+    dx, n, bounds = dy.new_zeros((dy.shape[0], in_features)), dy.shape[1], offsets.tolist()
     for e, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if begin < end:
             part = (None if t is None else t[e * n : (e + 1) * n] for t in (weight, scale, zero_point))
             dx[begin:end] = functional._through_groups(dy[begin:end], *part, in_features)
     return dx, db
+
+
+def _through_columns(dy, offsets, weight, scale, zero_point, k):
+    """dX (rows, K) of a weight in groups, those of all experts in one call: a graph cannot have a loop over the experts'
+    rows. Two to twelve times as long as that."""
+    levels = quantizer.unpack(weight, k) if weight.dtype is torch.uint8 else weight
+    levels = levels.view(len(levels), scale.shape[1], -1)
+    if zero_point is not None:
+        levels = levels - zero_point.to(torch.int8)[..., None]
+    words = None, None, _c.DEQUANTIZED, _c.NO_PRODUCT, False, dy.dtype
+    of_group = zip(levels.unbind(1), scale.unbind(1), strict=True)
+    return torch.cat([_grouped_linear_backward(dy, offsets, q, s, *words)[0] for q, s in of_group], dim=1)
 
 
 def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=None):
@@ -147,7 +161,8 @@ def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=Non
     """
     if bias is not None and bias.dtype is not x.dtype:
         bias = bias.to(x.dtype)
-    seed = next(functional._seeds) if options.rounding and not torch.compiler.is_compiling() else 0
+    random = options.rounding and not torch.compiler.is_compiling()
+    seed = next(functional._seeds) << 32 if random else 0  # expert e has seed + e, which is no other call's
     return _Trained.apply(x, weight, bias, router_weight, *sorted_rows, tuple(options), seed)
 
 

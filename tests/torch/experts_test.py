@@ -9,6 +9,7 @@ import numpy as np
 import octile
 import pytest
 import torch
+from octile import _c
 from octile import experts as module_of
 from op_reference import _FMA
 
@@ -91,9 +92,9 @@ def test_bits(name, generator):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_backward_op_is_a_loop_over_experts(dtype, generator):
-    n, offsets = 40, torch.tensor([0, 3, 3, 23], dtype=torch.int32)
+    n, offsets = 40, torch.tensor([1, 4, 4, 24], dtype=torch.int32)  # two rows are nobody's
     scale = torch.float64 if dtype is torch.float64 else torch.float32
-    dy = torch.randn(23, n, generator=generator).to(dtype)
+    dy = torch.randn(25, n, generator=generator).to(dtype)
     weight, x = (
         torch.randint(-127, 128, (rows, K), dtype=torch.int8, generator=generator) for rows in (3 * n, len(dy))
     )
@@ -115,6 +116,8 @@ def test_backward_op_is_a_loop_over_experts(dtype, generator):
                 if words[1]:
                     assert torch.equal(got[1][part], dw) and (e != 1 or not dw.any())
                 assert torch.equal(got[2][e], db)
+            if words[0]:
+                assert not got[0][[0, -1]].any()
 
 
 GRADIENTS = LAYERS | {
@@ -181,69 +184,6 @@ def test_gradients(name, dtype, generator):
         assert all(map(torch.equal, got[1:], again[1:]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("backward", ["16bit", "int8", ("int8-128", "16bit"), "int8-whole"])
-def test_trained_linear(backward, dtype, generator):
-    """y and the gradients have the bits of octile.Linear over each expert's rows."""
-    n, (index, _) = 40, routed(generator)
-    index[index == 2] = 3  # no row of it
-    index[0, 1] = E  # nobody's
-    words, leaves = {"backward": backward}, []
-    for shape in ((TOKENS, K), (E, n, K), (E, n)):
-        leaves.append(torch.randn(shape, generator=generator).to(dtype).requires_grad_())
-    x, weight, bias = leaves
-    sorted_rows = offsets, token, place = module_of.sort_by_expert(E, index)
-    options = octile.functional.options("out_in", True, "per_token", backward, "nearest")
-    y = module_of.trained_linear(x, weight, sorted_rows, options, bias)
-    dy = torch.randn(y.shape, generator=generator).to(dtype)
-    got = torch.autograd.grad(y, leaves, dy)
-    of_rows = torch.zeros(len(token), K, dtype=dtype)
-    for e in range(E):
-        rows = slice(*offsets[e : e + 2])
-        dense = octile.Linear(K, n, dtype=dtype, **words)
-        dense.weight, dense.bias = (torch.nn.Parameter(t[e].detach().clone()) for t in (weight, bias))
-        part = x.detach()[token[rows].long()].requires_grad_()
-        expected = dense(part)
-        assert torch.equal(y[rows], expected)
-        of_rows[rows], dw, db = torch.autograd.grad(expected, (part, dense.weight, dense.bias), dy[rows])
-        assert torch.equal(got[1][e], dw) and torch.equal(got[2][e], db)
-    of_slots = torch.where((place < offsets[-1])[..., None], of_rows[place.long()], 0)
-    assert torch.equal(got[0], of_slots.sum(1))
-    assert not got[1][2].any() and got[1][3].any()
-
-
-@pytest.mark.parametrize("backward", ["16bit", "int8"])
-def test_trained_sum(backward, generator):
-    """The weighted sum of slots is that of the rows, and so are its gradients."""
-    (index, router), n = routed(generator), 40
-    index[0, 1] = E  # nobody's
-    sorted_rows = offsets, token, place = module_of.sort_by_expert(E, index)
-    options = octile.functional.options("out_in", True, "per_token", backward, "nearest")
-    x, weight, bias, router = (
-        t.requires_grad_()
-        for t in (
-            torch.randn(len(token), K, generator=generator),
-            torch.randn(E, n, K, generator=generator),
-            torch.randn(E, n, generator=generator),
-            router,
-        )
-    )
-    leaves = x, weight, bias, router
-    y = module_of.trained_linear(x, weight, sorted_rows, options, bias, router)
-    # The same rows, each a token of one expert.
-    one = module_of.sort_by_expert(E, torch.repeat_interleave(torch.arange(E), offsets.diff())[:, None])
-    mine = int(offsets[-1])
-    z = module_of.trained_linear(x[:mine], weight, one, options, bias)
-    z = torch.cat([z, z.new_zeros(len(token) - mine, n)])
-    expected = (z[place.long()] * router[..., None]).sum(1)
-    dy = torch.randn(y.shape, generator=generator)
-    assert torch.allclose(y, expected, rtol=1e-5, atol=1e-4)
-    got, wanted = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(expected, leaves, dy)
-    assert torch.equal(got[0][:mine], wanted[0][:mine])
-    assert torch.equal(got[1], wanted[1]) and torch.equal(got[2], wanted[2])
-    assert torch.allclose(got[3], wanted[3], rtol=1e-5, atol=1e-4)
-
-
 def test_sort_by_expert():
     index = torch.tensor([[2, 0], [0, 3], [-1, 2]])
     offsets, token, place = module_of.sort_by_expert(3, index)
@@ -251,9 +191,12 @@ def test_sort_by_expert():
     assert token.tolist() == [0, 1, 0, 2, 1, 2] and place.tolist() == [[2, 0], [1, 4], [5, 3]]
 
 
-def test_compiles(generator):
-    experts = octile.Experts(E, layer(octile.W8A8Linear, K, 2 * I), layer(octile.W8A8Linear, I, K))
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiles(name, generator):
+    kind, words = LAYERS[name]
+    experts = octile.Experts(E, layer(kind, K, 2 * I, **words), layer(kind, I, K, **words))
     x, (index, weights) = torch.randn(TOKENS, K, generator=generator), routed(generator)
+    torch._dynamo.reset()
     compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert torch.equal(compiled(x, index, weights), experts(x, index, weights))
@@ -262,7 +205,22 @@ def test_compiles(generator):
         for module in (compiled, experts)
         for leaves in [(x.clone().requires_grad_(), index, weights.clone().requires_grad_())]
     )
-    assert all(map(torch.equal, got, expected))
+    if name == "w8a8":
+        assert all(map(torch.equal, got, expected))
+    else:  # weights in groups are multiplied otherwise in a graph
+        for g, e in zip(got, expected, strict=True):
+            assert torch.allclose(g, e, rtol=1e-5, atol=1e-5 * e.abs().max())
+
+
+def test_rows_of_nobody_are_zero(generator):
+    offsets = torch.tensor([1, 3, 4], dtype=torch.int32)
+    weight = torch.randint(-127, 128, (2 * 8, 16), dtype=torch.int8, generator=generator)
+    x, scale = torch.randn(6, 16, generator=generator), torch.ones(2 * 8)
+    words = 8, _c.NONE, _c.S8_PER_CHANNEL, 0, False, torch.float32
+    for _ in range(10):
+        torch.full((6, 8), torch.nan)  # what the next tensor of this size has the memory of
+        y = torch.ops.octile.grouped_linear(x, None, offsets, None, weight, scale, None, None, None, None, *words)
+        assert not y[[0, 4, 5]].any() and y[1:4].all()
 
 
 def test_refuses(generator):
@@ -364,39 +322,6 @@ def test_one_scale_for_all():
     y = zoo.logits(model, "qwen3_moe")
     octile.pack_(model)
     assert torch.equal(zoo.logits(model, "qwen3_moe"), y)
-
-
-@pytest.mark.parametrize("backward", ["16bit", "int8"])
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
-def test_int8_training(name, backward, generator):
-    """Experts alone: the parameters stay the same objects, and their gradients point where the float ones do."""
-    exact = zoo.make(name).train()
-    model = copy.deepcopy(exact)
-    parameters = dict(model.named_parameters())
-    config = octile.Int8Training(backward=backward)
-    report = octile.quantize_(model, config, lambda module, name: module_of.is_experts(module))
-    assert report.converted and all(n.endswith("experts") for n in report.converted)
-    of_biases = [m.reason for m in report.matrices if m.name.endswith("_proj_bias")]
-    assert of_biases == ["a bias of experts, which is added in float"] * len(of_biases)
-    assert {m.quantized for m in report.matrices if m.name.endswith("experts.down_proj")} == {True}
-    after = dict(model.named_parameters())
-    assert after.keys() == parameters.keys() and all(after[n] is p for n, p in parameters.items())
-    assert model.state_dict().keys() == exact.state_dict().keys()
-    ids = torch.randint(0, 90, (2, 16), generator=generator)
-    for one in (model, exact):
-        one(ids, labels=ids).loss.backward()
-    of_experts = [n for n in after if ".experts." in n]
-    assert of_experts
-    for n, p in exact.named_parameters():
-        assert (after[n].grad is None) == (p.grad is None)
-        if p.grad is not None and n in of_experts:
-            got, expected = after[n].grad.double().flatten(), p.grad.double().flatten()
-            assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.98, n
-    with pytest.warns(UserWarning, match="experts that train in int8 already"):
-        octile.quantize_(model, config, lambda module, name: module_of.is_experts(module))
-    for one in (model, exact):
-        octile.quantize_(one.eval(), octile.W8A8Dynamic())
-    assert torch.equal(zoo.logits(model, name), zoo.logits(exact, name))
 
 
 def test_left_in_float():
