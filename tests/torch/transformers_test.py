@@ -193,8 +193,22 @@ def test_fused_experts_stay(folders):
     config = OctileConfig("w8a8", modules_to_not_convert=["experts"])
     model = AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=config)
     assert model.octile_report.skipped["model.layers.0.mlp.experts"] == "the filter"
+    config = OctileConfig("int8-training", activation="per_tensor")
     with pytest.warns(UserWarning, match="experts in one tensor stay in float: model.layers.0.mlp.experts"):
-        AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=OctileConfig("int8-training"))
+        AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=config)
+
+
+def test_fused_experts_train(folders, tmp_path):
+    """As quantize_() makes them, and Transformers reads what is saved."""
+    plain = AutoModelForCausalLM.from_pretrained(folders / "mixtral")
+    model = AutoModelForCausalLM.from_pretrained(folders / "mixtral", quantization_config=OctileConfig("int8-training"))
+    assert "model.layers.0.mlp.experts" in model.octile_report.converted
+    ids = torch.arange(8)[None]
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.model.layers[0].mlp.experts.parameters())
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
 
 
 def test_recipe_in_config_json(folders, tmp_path):

@@ -54,7 +54,7 @@ def test_zoo(name, which, tmp_path):
     assert (0.95 if which == "four" else 0.995) < cosine(y, exact) < 1 - 1e-9
     # Mamba never calls dt_proj, so that no calibration sees it; BERT's head trains with the table that it shares.
     fewer = which in ("static", "folded") and name == "mamba"
-    experts = name in ("mixtral", "qwen3_moe") and which in ("dynamic", "four")
+    experts = name in ("mixtral", "qwen3_moe") and which in ("training", "dynamic", "four")
     assert len(report.converted) == DYNAMIC[name] - fewer + (which == "training" and name == "bert") + experts
     assert 0.1 < report.share < 1 and report.parameters == plain.num_parameters()
 
