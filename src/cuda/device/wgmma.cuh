@@ -144,6 +144,7 @@ __device__ void wgmma_s8_of_zero(int (&sums)[64], std::uint32_t left, std::uint3
                  : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right),                             \
                    "r"(static_cast<int>(accumulate)), "n"(kDescriptorUpper<128>));                                 \
   }
+OCTILE_WGMMA_S8_RS(16, 32, 16, 17, 18, 19, 20, 21, 22)
 OCTILE_WGMMA_S8_RS(32, 64, 32, 33, 34, 35, 36, 37, 38)
 OCTILE_WGMMA_S8_RS(64, 128, 64, 65, 66, 67, 68, 69, 70)
 OCTILE_WGMMA_S8_RS(96, 192, 96, 97, 98, 99, 100, 101, 102)

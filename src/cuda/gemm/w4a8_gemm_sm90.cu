@@ -29,7 +29,7 @@ constexpr double kTileCycles = 4500;
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 3.5e12;
 
-int rows_b_of(int rows_a) { return rows_a == kFew ? 64 : 128; }
+int rows_b_of(int rows_a) { return rows_a <= kFew ? 64 : 128; }
 TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
   return transposed_order(m, n, rows_a, rows_b_of(rows_a));
 }
@@ -69,7 +69,7 @@ template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   const auto with_rows = [&]<int rows>(std::integral_constant<int, rows>) {
     const auto with = [&]<bool packed, bool zero_points>() {
-      if constexpr (packed || rows != kFew) {
+      if constexpr (packed || rows > kFew) {
         if (p.b.group == 32) return body(Form<rows, packed, zero_points, 1>());
         if (p.b.group == 64) return body(Form<rows, packed, zero_points, 2>());
         if (p.b.group == 128) return body(Form<rows, packed, zero_points, 4>());
@@ -78,6 +78,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
     };
     with_flags(with, p.b_packed, p.b.zero_point);
   };
+  if (rows_a == kFewest) return with_rows(std::integral_constant<int, kFewest>());
   if (rows_a == kFew) return with_rows(std::integral_constant<int, kFew>());
   if (rows_a == kNarrow) return with_rows(std::integral_constant<int, kNarrow>());
   with_rows(std::integral_constant<int, kWide>());
@@ -90,16 +91,17 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double products = rows_a * (3.2 + 1.9 * folds);
   // Of few rows the chain of waits counts, of one block on an SM or two.
-  const double step_cycles = rows_a != kFew ? 250 + products : count > clusters ? 750 : 510;
-  const int at_once = rows_a == kFew ? 2 * clusters : clusters;
+  const double few_cycles = rows_a == kFewest ? 400 : 510;
+  const double step_cycles = rows_a > kFew ? 250 + products : count > clusters ? 1.47 * few_cycles : few_cycles;
+  const int at_once = rows_a <= kFew ? 2 * clusters : clusters;
   const auto waves = static_cast<double>(ceil_div(count, at_once));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }
 
 int best_rows(const GemmProblem& p, std::int64_t m) {
   int best = kNarrow;
-  for (const int rows : {kWide, kFew}) {
-    if (rows == kFew && !p.b_packed) continue;
+  for (const int rows : {kWide, kFew, kFewest}) {
+    if (rows <= kFew && !p.b_packed) continue;
     if (expected_seconds(p, m, rows) < expected_seconds(p, m, best)) best = rows;
   }
   return best;
@@ -129,7 +131,7 @@ std::string detail(const GemmProblem& p) {
 
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  for (const int rows_a : {kFew, kNarrow, kWide}) {
+  for (const int rows_a : {kFewest, kFew, kNarrow, kWide}) {
     with_form(problem, rows_a, []<class F>(F) {
       prepare(kName, w4a8_gemm_kernel<F>, std::max<unsigned>(sizeof(Shared<F>), kAloneBytes));
     });

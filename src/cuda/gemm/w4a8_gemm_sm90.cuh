@@ -34,17 +34,18 @@ constexpr int kTileK = 128;  // of a stage
 constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
 constexpr int kFew = 64;
+constexpr int kFewest = 32;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 
 // rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
 template <int rows_a_, bool packed_, bool zero_points_, int slices_>
 struct Form {
   static constexpr int rows_a = rows_a_;
-  static constexpr int consumers = rows_a == kFew ? 1 : 2;  // warpgroups
+  static constexpr int consumers = rows_a <= kFew ? 1 : 2;  // warpgroups
   static constexpr int rows_b = 64 * consumers;             // of a tile of the weight; columns of y
   static constexpr int threads = (1 + consumers) * kWarpgroup;
-  static constexpr int blocks = rows_a == kFew ? 2 : 1;  // of an SM
-  static constexpr int consumer_registers = rows_a == kFew ? 200 : kConsumerRegisters;
+  static constexpr int blocks = rows_a <= kFew ? 2 : 1;  // of an SM
+  static constexpr int consumer_registers = rows_a <= kFew ? 200 : kConsumerRegisters;
   static constexpr bool packed = packed_;
   static constexpr bool zero_points = zero_points_;
   static constexpr int slices = slices_;
