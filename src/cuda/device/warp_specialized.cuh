@@ -32,9 +32,11 @@ struct RingPosition {
   int stage = 0;
   std::uint32_t parity = 0;
 
-  __device__ void next() {
-    if (++stage == stages) {
-      stage = 0;
+  // count: at most `stages`
+  __device__ void next(int count = 1) {
+    stage += count;
+    if (stage >= stages) {
+      stage -= stages;
       parity ^= 1;
     }
   }

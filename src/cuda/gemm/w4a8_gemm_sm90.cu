@@ -36,13 +36,9 @@ TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
 
 int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
-// Blocks that could share an SM but need not ask for more than half of its shared memory: while the quantizer of a
-// still runs on some SMs, they would pair up on the others.
-constexpr unsigned kAloneBytes = kMaxSharedBytes / 2 + 4096;
-
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  static_assert(sizeof(Shared<F>) <= F::kSharedBytes);
+  static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
   GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, F::rows_b, kTileK});
@@ -54,13 +50,10 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   arguments.bias = bias_of(problem, o);
   arguments.y = transpose_target<F::rows_a>(kName, o.y, false, maps.y);
 
-  const int count = arguments.order.count();
-  const int at_once = max_active_clusters(problem.device, kClusterSize);
-  const int clusters = std::min(F::blocks * at_once, count);
-  constexpr unsigned kBytes = sizeof(Shared<F>);
-  const unsigned bytes = count <= at_once ? std::max(kBytes, kAloneBytes) : kBytes;
+  const int clusters =
+      std::min(max_active_clusters(problem.device, kClusterSize), arguments.order.count());
   enqueue(kName, w4a8_gemm_kernel<F>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, bytes, dim3(kClusterSize)}, stream,
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)}, stream,
           maps, arguments);
 }
 
@@ -90,11 +83,10 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const int clusters = max_active_clusters(p.device, kClusterSize);
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double products = rows_a * (3.2 + 1.9 * folds);
-  // Of few rows the chain of waits counts, of one block on an SM or two.
-  const double few_cycles = rows_a == kFewest ? 400 : 510;
-  const double step_cycles = rows_a > kFew ? 250 + products : count > clusters ? 1.47 * few_cycles : few_cycles;
-  const int at_once = rows_a <= kFew ? 2 * clusters : clusters;
-  const auto waves = static_cast<double>(ceil_div(count, at_once));
+  // Of few rows the chain of waits counts.
+  const double few_cycles = rows_a == kFewest ? 240 : 300;
+  const double step_cycles = rows_a > kFew ? 250 + products : few_cycles;
+  const auto waves = static_cast<double>(ceil_div(count, clusters));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }
 
@@ -133,7 +125,7 @@ void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int rows_a : {kFewest, kFew, kNarrow, kWide}) {
     with_form(problem, rows_a, []<class F>(F) {
-      prepare(kName, w4a8_gemm_kernel<F>, std::max<unsigned>(sizeof(Shared<F>), kAloneBytes));
+      prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>));
     });
   }
 }

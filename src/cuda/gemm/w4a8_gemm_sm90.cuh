@@ -8,8 +8,9 @@
 // and a from shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In
 // each block one producer warp fills a ring of stages by TMA, a second loads scales and zero points. Consumer
 // warpgroups take 64 of the weight's rows each: while half of a stage is multiplied they convert the next half, and
-// fold the sums of each finished group into t. For few rows of a, a block has one consumer warpgroup, and an SM two
-// blocks: the folds are in the order of K, which no two blocks can share.
+// fold the sums of each finished group into t. With few rows of a, the time is that of a chain of waits from stage to
+// stage, and warpgroups take the stages of the same 64 rows in turns: the first one keeps t, and the helpers pass it
+// the sums of their groups, which it folds in the order of K.
 //
 // Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
 // all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
@@ -35,36 +36,62 @@ constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
 constexpr int kFew = 64;
 constexpr int kFewest = 32;
+#ifndef OCTILE_HELPERS
+#define OCTILE_HELPERS 2
+#endif
+#ifndef OCTILE_HELPERS32
+#define OCTILE_HELPERS32 2
+#endif
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 
 // rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
 template <int rows_a_, bool packed_, bool zero_points_, int slices_>
 struct Form {
   static constexpr int rows_a = rows_a_;
-  static constexpr int consumers = rows_a <= kFew ? 1 : 2;  // warpgroups
-  static constexpr int rows_b = 64 * consumers;             // of a tile of the weight; columns of y
+  static constexpr bool takes_turns = rows_a <= kFew;
+  static constexpr int helpers = !takes_turns ? 0 : rows_a == kFewest ? OCTILE_HELPERS32 : OCTILE_HELPERS;  // warpgroups
+  static constexpr int keepers = takes_turns ? 1 : 2;
+  static constexpr int consumers = keepers + helpers;
+  static constexpr int rows_b = 64 * keepers;  // of a tile of the weight; columns of y
   static constexpr int threads = (1 + consumers) * kWarpgroup;
-  static constexpr int blocks = rows_a <= kFew ? 2 : 1;  // of an SM
-  static constexpr int consumer_registers = rows_a <= kFew ? 200 : kConsumerRegisters;
+  static constexpr int producer_registers = consumers == 2 ? kProducerRegisters : 32;
+  static constexpr int consumer_registers = consumers == 2 ? kConsumerRegisters : consumers == 3 ? 160 : 112;
   static constexpr bool packed = packed_;
   static constexpr bool zero_points = zero_points_;
   static constexpr int slices = slices_;
   static constexpr int groups = slices == 0 ? 1 : 4 / slices;            // of a stage
   using Zeros = std::conditional_t<packed, std::uint8_t, std::int32_t>;  // 8 + z; z
 
-  static constexpr int kSharedBytes = (kMaxSharedBytes + 1024) / blocks - 1024;
+  static constexpr int slots = 2;                                        // of a helper: sums of a group
+  static constexpr int kSlotBytes = rows_a * 64 * 4 + kWarpgroup * 8 + 16;
   static constexpr int kGroupBytes =
       groups * rows_b * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
   static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
-  static constexpr int stages = (kSharedBytes - consumers * rows_a * (128 + 4) - 64) / kStageBytes;
+  static constexpr int stages =
+      (kMaxSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - 128) / kStageBytes;
+  // A stage that a warpgroup waits for has been filled the last time: parities are valid. A helper's last group but one
+  // has been passed on, so that all stages before those that fill its slots have been read.
+  static_assert(stages >= (ceil_div(slots, groups) + 2) * (helpers + 1));
+};
+
+// What helpers pass on: of each thread, the sums of a group and its two scales.
+template <class F, bool exists = (F::helpers > 0)>
+struct Passed {};
+template <class F>
+struct Passed<F, true> {
+  float4 sums[F::helpers][F::slots][F::rows_a / 8][kWarpgroup];
+  float2 scales[F::helpers][F::slots][kWarpgroup];
+  std::uint64_t full[F::helpers][F::slots];
+  std::uint64_t empty[F::helpers][F::slots];
 };
 
 template <class F>
 struct Shared {
   std::uint8_t a[F::stages][F::rows_a * kTileK];
   std::uint8_t b[F::stages][F::rows_b * kTileK / 2];
-  TransposeBuffer<F::rows_a> buffers[F::consumers];
-  float a_scales[F::consumers][F::rows_a];  // of the tile's rows of a
+  TransposeBuffer<F::rows_a> buffers[F::keepers];
+  Passed<F> passed;
+  float a_scales[F::keepers][F::rows_a];  // of the tile's rows of a
   float scales[F::stages][F::groups][F::rows_b];
   typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? F::rows_b : 4];
   std::uint64_t full[F::stages];
@@ -252,19 +279,21 @@ __device__ __noinline__ void recompute_column(const Arguments& p, int first_row,
 }
 
 // A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
-// stages.
-template <class F>
+// stages. Where warpgroups take turns, `turn` is its first stage of each tile.
+template <class F, bool helps>
 struct Consumer {
   static constexpr int kSums = F::rows_a / 2;  // of a thread
   static constexpr bool kRow = F::slices == 0;
   static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices converted at a time
   static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units of a stage that are summed together
   static constexpr int kUnits = 4 / kUnit;                            // of a stage
+  static constexpr int kTurns = F::helpers + 1;
 
   Shared<F>& shared;
   const Arguments& arguments;
   const Place<F>& place;
-  int group;
+  int group;  // 64 rows of the tile
+  int turn;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
   std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
@@ -273,8 +302,9 @@ struct Consumer {
   Reader reader = Reader(static_cast<unsigned>(4 * group + warp));
 
   int sums[kSums];  // of a group
-  float totals[kSums];
+  float totals[helps ? 1 : kSums];
   Fragment b[2][kUnit];
+  RingPosition<F::slots> slot[helps ? 1 : F::helpers > 0 ? F::helpers : 1];  // of each helper, or of this one
 
   // Each lane arrives for the scales and zero points that it has read.
   __device__ void release(int stage) const {
@@ -284,6 +314,15 @@ struct Consumer {
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
     ptx::mbarrier_wait(shared.full[at.stage], at.parity);
+  }
+
+  // `next`: behind `at`, the stage before of this warpgroup. A helper that passes on nothing before the end may be any
+  // number of stages ahead of the others, and waits for theirs too.
+  __device__ void wait_full(RingPosition<F::stages> at, const RingPosition<F::stages>& next) const {
+    if constexpr (helps && kRow) {
+      for (at.next(); at.stage != next.stage; at.next()) wait_full(at);
+    }
+    wait_full(next);
   }
 
   template <int unit>
@@ -309,11 +348,65 @@ struct Consumer {
     ptx::wgmma_commit();
   }
 
+  // The group's sums into t, or on to the warpgroup that keeps it.
   __device__ void fold(float2 scales) {
     wgmma_fence_operand(sums);
+    if constexpr (helps) {
+      pass([&](int i) { return __int2float_rn(sums[i]); }, scales);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      totals[i] = __fmaf_rn(__int2float_rn(sums[i]), i / 2 % 2 ? scales.y : scales.x, totals[i]);
+      for (int i = 0; i < kSums; ++i) {
+        totals[i] = __fmaf_rn(__int2float_rn(sums[i]), i / 2 % 2 ? scales.y : scales.x, totals[i]);
+      }
+    }
+  }
+
+  // sum(i): the i-th sum, a float or an int's bits.
+  template <class Sum>
+  __device__ void pass(const Sum& sum, float2 scales) {
+    auto& passed = shared.passed;
+    const int to = slot[0].stage;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    ptx::mbarrier_wait(passed.empty[turn - 1][to], slot[0].parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      passed.sums[turn - 1][to][i][thread] = {sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3)};
+    }
+    passed.scales[turn - 1][to][thread] = scales;
+    ptx::mbarrier_arrive(passed.full[turn - 1][to]);
+    slot[0].next();
+  }
+
+  // What helpers pass on of the stages after one of this warpgroup's, of which `stages` are left: take(i, four sums,
+  // scales).
+  template <class Take>
+  __device__ void collect(int stages, const Take& take) {
+    auto& passed = shared.passed;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+#pragma unroll
+    for (int helper = 0; helper < F::helpers; ++helper) {
+      if (helper >= stages) break;
+#pragma unroll
+      for (int g = 0; g < F::groups; ++g) {
+        const int from = slot[helper].stage;
+        ptx::mbarrier_wait(passed.full[helper][from], slot[helper].parity);
+        const float2 scales = passed.scales[helper][from][thread];
+#pragma unroll
+        for (int i = 0; i < kSums / 4; ++i) take(4 * i, passed.sums[helper][from][i][thread], scales);
+        ptx::mbarrier_arrive(passed.empty[helper][from]);
+        slot[helper].next();
+      }
+    }
+  }
+
+  __device__ void fold_of_helpers(int stages) {
+    if constexpr (F::helpers > 0) {
+      collect(stages, [&](int i, const float4& four, float2 scales) {
+        totals[i] = __fmaf_rn(four.x, scales.x, totals[i]);
+        totals[i + 1] = __fmaf_rn(four.y, scales.x, totals[i + 1]);
+        totals[i + 2] = __fmaf_rn(four.z, scales.y, totals[i + 2]);
+        totals[i + 3] = __fmaf_rn(four.w, scales.y, totals[i + 3]);
+      });
     }
   }
 
@@ -324,15 +417,18 @@ struct Consumer {
 
   // Multiplies a unit, and converts the next one meanwhile.
   template <int unit>
-  __device__ void advance(int stage, bool accumulate, const RingPosition<F::stages>& next, bool more) {
+  __device__ void advance(const RingPosition<F::stages>& at, bool accumulate, const RingPosition<F::stages>& next,
+                          bool more, int helped_before = 0) {
+    const int stage = at.stage;
     constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or the part of it in this stage
     const float2 scales = scales_of(stage, unit / kGroupUnits);
     enqueue<unit>(stage, accumulate);
+    if constexpr (unit == 0 && !helps && !kRow) fold_of_helpers(helped_before);
     ptx::wgmma_wait<1>();
     if constexpr (unit + 1 < kUnits) {
       convert<unit + 1>(stage);
     } else if (more) {
-      wait_full(next);
+      wait_full(at, next);
       convert<0>(next.stage);
     }
     if constexpr (kEnds) {
@@ -345,22 +441,51 @@ struct Consumer {
   // The main loop: totals of the tile. The first unit has been converted; at the end, that of the next tile has, if
   // any.
   __device__ void multiply(RingPosition<F::stages>& at, bool more) {
+    const int steps = arguments.steps;
     float2 scales = {};
 #pragma unroll
     for (float& total : totals) total = 0;
-    for (int step = 0; step < arguments.steps; ++step) {
-      const int stage = at.stage;
-      at.next();
-      const bool next = more || step + 1 < arguments.steps;
-      if constexpr (kRow) scales = scales_of(stage, 0);
-      advance<0>(stage, kRow && step > 0, at, next);
-      advance<1>(stage, kGroupUnits == 2, at, next);
+    if (turn >= steps) at = at.ahead(steps);
+    for (int step = turn; step < steps; step += kTurns) {
+      const RingPosition<F::stages> here = at;
+      const bool last = step + kTurns >= steps;
+      if (kTurns > 1 && last) {
+        at = at.ahead(steps - step + turn);
+      } else {
+        at.next(kTurns);
+      }
+      const bool next = more || !last;
+      if constexpr (kRow) scales = scales_of(here.stage, 0);
+      advance<0>(here, kRow && step > turn, at, next, step > turn ? F::helpers : 0);
+      advance<1>(here, kGroupUnits == 2, at, next);
       if constexpr (kUnits == 4) {
-        advance<2>(stage, false, at, next);
-        advance<3>(stage, false, at, next);
+        advance<2>(here, false, at, next);
+        advance<3>(here, false, at, next);
       }
     }
-    if constexpr (kRow) fold(scales);
+    if constexpr (kRow) {
+      finish_row(scales);
+    } else if constexpr (!helps) {
+      fold_of_helpers((steps - 1) % kTurns);
+    }
+  }
+
+  // The only group, whose sums are exact in any order.
+  __device__ void finish_row(float2 scales) {
+    wgmma_fence_operand(sums);
+    if constexpr (helps) {
+      if (turn < arguments.steps) pass([&](int i) { return __int_as_float(sums[i]); }, scales);
+    } else {
+      if constexpr (F::helpers > 0) {
+        collect(arguments.steps - 1, [&](int i, const float4& four, float2) {
+          sums[i] += __float_as_int(four.x);
+          sums[i + 1] += __float_as_int(four.y);
+          sums[i + 2] += __float_as_int(four.z);
+          sums[i + 3] += __float_as_int(four.w);
+        });
+      }
+      fold(scales);
+    }
   }
 
   // Starts copying the scales of a tile's rows of a to shared memory.
@@ -428,30 +553,38 @@ struct Consumer {
     return any != 0;
   }
 
+  // A tile of y.
+  __device__ void keep(RingPosition<F::stages>& at, bool more, int2 origin, const CUtensorMap& y) {
+    fetch_scales(origin.y);
+    multiply(at, more);
+    bool beyond[2];
+    finish(origin, y, beyond);
+    if constexpr (!F::zero_points) {
+      const unsigned four = 0xfu << lane / 4 * 4;
+      const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
+      const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
+      if (any_of_warpgroup((first | second) != 0)) {
+        // After the TMA stores.
+        if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
+        any_of_warpgroup(false);
+        if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
+        if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
+      }
+    }
+  }
+
   __device__ void run(const CUtensorMap& y) {
-    RingPosition<F::stages> at;
+    RingPosition<F::stages> at = RingPosition<F::stages>().ahead(turn);
     const int count = arguments.order.count();
-    if (place.cluster < count) {
+    if (place.cluster < count && turn < arguments.steps) {
       wait_full(at);
       convert<0>(at.stage);
     }
     for (int t = place.cluster; t < count; t += place.clusters) {
-      const int2 origin = place.origin(arguments.order[t]);
-      fetch_scales(origin.y);
-      multiply(at, t + place.clusters < count);
-      bool beyond[2];
-      finish(origin, y, beyond);
-      if constexpr (!F::zero_points) {
-        const unsigned four = 0xfu << lane / 4 * 4;
-        const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
-        const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
-        if (any_of_warpgroup((first | second) != 0)) {
-          // After the TMA stores.
-          if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
-          any_of_warpgroup(false);
-          if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
-          if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
-        }
+      if constexpr (helps) {
+        multiply(at, t + place.clusters < count);
+      } else {
+        keep(at, t + place.clusters < count, place.origin(arguments.order[t]), y);
       }
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
@@ -460,7 +593,7 @@ struct Consumer {
 };
 
 template <class F>
-__global__ void __launch_bounds__(F::threads, F::blocks)
+__global__ void __launch_bounds__(F::threads, 1)
     w4a8_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
@@ -469,15 +602,24 @@ __global__ void __launch_bounds__(F::threads, F::blocks)
   gemm_prologue([&] {
     maps.prefetch();
     init_barriers(shared.full, 1 + 32);
-    init_barriers(shared.empty, kClusterSize * 4 * F::consumers);
-    init_barriers(shared.scales_empty, kWarpgroup * F::consumers);
+    init_barriers(shared.empty, kClusterSize * 4 * F::keepers);
+    init_barriers(shared.scales_empty, kWarpgroup * F::keepers);
+    if constexpr (F::helpers > 0) {
+      for (auto& barriers : shared.passed.full) init_barriers(barriers, kWarpgroup);
+      for (auto& barriers : shared.passed.empty) init_barriers(barriers, kWarpgroup);
+    }
   });
   const auto produce = [&](int warp) {
     if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
     if (warp == 1) load_groups(shared, place, arguments);
   };
-  const auto consume = [&](int group, int warp) { Consumer<F>{shared, arguments, place, group, warp}.run(maps.y); };
-  produce_and_consume<kProducerRegisters, F::consumer_registers>(warp, produce, consume);
+  const auto consume = [&](int group, int warp) {
+    if constexpr (F::helpers > 0) {
+      if (group > 0) return Consumer<F, true>{shared, arguments, place, 0, group, warp}.run(maps.y);
+    }
+    Consumer<F, false>{shared, arguments, place, F::takes_turns ? 0 : group, 0, warp}.run(maps.y);
+  };
+  produce_and_consume<F::producer_registers, F::consumer_registers>(warp, produce, consume);
 }
 
 }  // namespace octile::cuda::w4a8
