@@ -178,6 +178,13 @@ __device__ inline void prefetch_tensormap(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(&map)) : "memory");
 }
 
+// One lane of a converged warp.
+__device__ inline bool elect_one() {
+  std::uint32_t one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, -1;\nselp.b32 %0, 1, 0, p;\n}\n" : "=r"(one));
+  return one != 0;
+}
+
 __device__ inline void tma_load(std::uint32_t to, const CUtensorMap& map, int col, int row, std::uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "

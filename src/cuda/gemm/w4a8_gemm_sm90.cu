@@ -41,7 +41,17 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
-  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, F::rows_b, kTileK});
+  Maps maps = {int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, F::rows_b, kTileK})};
+  if constexpr (F::packed) {  // a row per panel, of sixteen values a group
+    const NibbleWeight& w = arguments.weight;
+    const TmaTile tile = {F::rows_b / kPanelChannels, F::groups * kPanelChannels, false};
+    const auto panels = [&](const void* values, DType type) {
+      const std::int64_t cols = w.groups * kPanelChannels;
+      return tensor_map(kName, matrix(values, type, problem.device, ceil_div(w.rows, kPanelChannels), cols, cols), tile);
+    };
+    maps.scales = panels(w.scales, DType::f32);
+    if (F::zero_points) maps.zeros = panels(w.zeros, DType::u8);
+  }
   arguments.steps = steps_of(problem.k);
   arguments.order = order_of(o.a.rows(), problem.n, F::rows_a);
   arguments.a = static_cast<const std::int8_t*>(o.a.data);

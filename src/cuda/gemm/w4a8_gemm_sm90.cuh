@@ -6,7 +6,7 @@
 //
 // It computes y^T = weight * a^T: int8 WGMMA takes the weight from registers, where its nibbles have just become bytes,
 // and a from shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In
-// each block one producer warp fills a ring of stages by TMA, a second loads scales and zero points. Consumer
+// each block producer warps fill a ring of stages by TMA, scales and zero points of a packed weight included. Consumer
 // warpgroups take 64 of the weight's rows each: while half of a stage is multiplied they convert the next half, and
 // fold the sums of each finished group into t. With few rows of a, the time is that of a chain of waits from stage to
 // stage, and warpgroups take the stages of the same 64 rows in turns: the first one keeps t, and the helpers pass it
@@ -32,6 +32,7 @@
 namespace octile::cuda::w4a8 {
 
 constexpr int kTileK = 128;  // of a stage
+constexpr int kChannels = static_cast<int>(kPanelChannels);
 constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
 constexpr int kFew = 64;
@@ -64,8 +65,10 @@ struct Form {
 
   static constexpr int slots = 2;                                        // of a helper: sums of a group
   static constexpr int kSlotBytes = rows_a * 64 * 4 + kWarpgroup * 8 + 16;
-  static constexpr int kGroupBytes =
-      groups * rows_b * static_cast<int>(sizeof(float) + (zero_points ? sizeof(Zeros) : 0));
+  static constexpr int group_values = groups * rows_b;                   // scales of a stage, or zero points
+  // TMA writes to multiples of 128 bytes.
+  static constexpr int zero_values = zero_points ? std::max(group_values, 128) : 0;
+  static constexpr int kGroupBytes = group_values * static_cast<int>(sizeof(float)) + zero_values * static_cast<int>(sizeof(Zeros));
   static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
   static constexpr int stages =
       (kMaxSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - 128) / kStageBytes;
@@ -91,12 +94,30 @@ struct Shared {
   std::uint8_t b[F::stages][F::rows_b * kTileK / 2];
   TransposeBuffer<F::rows_a> buffers[F::keepers];
   Passed<F> passed;
-  float a_scales[F::keepers][F::rows_a];  // of the tile's rows of a
-  float scales[F::stages][F::groups][F::rows_b];
-  typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::groups][F::zero_points ? F::rows_b : 4];
+  alignas(16) float a_scales[F::keepers][F::rows_a];  // of the tile's rows of a
+  alignas(128) float scales[F::stages][F::group_values];
+  alignas(128) typename F::Zeros zeros[F::zero_points ? F::stages : 1][F::zero_points ? F::zero_values : 1];
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
-  std::uint64_t scales_empty[F::stages];
+  std::uint64_t groups_empty[F::stages];  // of a weight that is not packed
+
+  // Where the i-th group of a row of the tile has its scale and zero point in a stage.
+  __device__ static int place(int row, int i) {
+    return F::packed ? (row / kChannels * F::groups + i) * kChannels + row % kChannels
+                     : i * F::rows_b + row;
+  }
+};
+
+struct Maps : GemmMaps {
+  CUtensorMap scales;
+  CUtensorMap zeros;
+
+  template <class F>
+  __device__ void prefetch() const {
+    GemmMaps::prefetch();
+    if constexpr (F::packed) ptx::prefetch_tensormap(scales);
+    if constexpr (F::packed && F::zero_points) ptx::prefetch_tensormap(zeros);
+  }
 };
 
 struct Arguments {
@@ -113,30 +134,53 @@ struct Arguments {
 template <class F>
 using Place = TransposedPlace<F::rows_a, F::rows_b>;
 
-// One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
+// One thread: tiles of a, stage by stage. Each block loads half of them for both.
 template <class F>
-__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
-                              const Arguments& arguments) {
+__device__ void load_a(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
   constexpr int kHalf = F::rows_a / kClusterSize;
-  constexpr int kBytesB = sizeof(shared.b[0]);
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int2 origin = place.origin(arguments.order[t]);
+    const int row = place.origin(arguments.order[t]).y + place.rank * kHalf;
     for (int step = 0; step < arguments.steps; ++step) {
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      const std::uint32_t a = ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kTileK);
-      const std::uint32_t b = ptx::shared_address(shared.b[at.stage]);
-      const int term = step * kTileK;
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]) + kBytesB);
-      ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, origin.y + place.rank * kHalf}, full);
-      load_int4_tile<F::packed>(b, kBytesB, maps, term, origin.x, full);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]));
+      ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kTileK),
+                              maps.a, {step * kTileK, row}, full);
       at.next();
     }
   }
 }
 
-// One warp: scales and zero points of each stage; zeros out of bounds. Each lane's copies arrive when they have landed.
+// Another one: tiles of b, with the scales and zero points of a packed weight.
+template <class F>
+__device__ void load_b(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
+  constexpr int kBytes = sizeof(shared.b[0]);
+  constexpr int kGroupCols = F::groups * kChannels;  // of a stage, in each panel
+  constexpr int kScaleBytes = F::packed ? F::group_values * 4 : 0;
+  constexpr int kZeroBytes = F::packed && F::zero_points ? F::group_values : 0;
+  RingPosition<F::stages> at;
+  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+    const int row = place.origin(arguments.order[t]).x;
+    for (int step = 0; step < arguments.steps; ++step) {
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, kBytes + kScaleBytes + kZeroBytes);
+      load_int4_tile<F::packed>(ptx::shared_address(shared.b[at.stage]), kBytes, maps, step * kTileK, row, full);
+      const int col = F::slices == 0 ? 0 : step * kGroupCols;
+      if constexpr (kScaleBytes > 0) {
+        ptx::tma_load(ptx::shared_address(shared.scales[at.stage]), maps.scales, col, row / kChannels, full);
+      }
+      if constexpr (kZeroBytes > 0) {
+        ptx::tma_load(ptx::shared_address(shared.zeros[at.stage]), maps.zeros, col, row / kChannels, full);
+      }
+      at.next();
+    }
+  }
+}
+
+// One warp: scales and zero points of a weight that is not packed; zeros out of bounds. Each lane's copies arrive when
+// they have landed.
 template <class F>
 __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
   const NibbleWeight& w = arguments.weight;
@@ -147,7 +191,7 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int first = place.origin(arguments.order[t]).x;
     for (int step = 0; step < arguments.steps; ++step) {
-      ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
+      ptx::mbarrier_wait(shared.groups_empty[at.stage], at.parity ^ 1);
 #pragma unroll 1
       for (int i = 0; i < F::groups; ++i) {
         const int group = F::slices == 0 ? 0 : step * F::groups + i;
@@ -155,17 +199,13 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
 #pragma unroll
         for (int row = lane; row < F::rows_b; row += 32) {
           const bool exists = inside && first + row < w.rows;
-          ptx::cp_async_4(&shared.scales[at.stage][i][row], exists ? scales + w.scale.at(first + row, group) : scales,
+          const int to = shared.place(row, i);
+          ptx::cp_async_4(&shared.scales[at.stage][to], exists ? scales + w.scale.at(first + row, group) : scales,
                           exists);
-          if constexpr (F::zero_points && !F::packed) {
-            ptx::cp_async_4(&shared.zeros[at.stage][i][row], exists ? zeros + w.zero.at(first + row, group) : zeros,
+          if constexpr (F::zero_points) {
+            ptx::cp_async_4(&shared.zeros[at.stage][to], exists ? zeros + w.zero.at(first + row, group) : zeros,
                             exists);
           }
-        }
-        if (F::zero_points && F::packed && 4 * lane < F::rows_b) {  // of four rows
-          const bool exists = inside && first + 4 * lane < w.rows;
-          ptx::cp_async_4(&shared.zeros[at.stage][i][4 * lane],
-                          exists ? zeros + w.zero.at(first + 4 * lane, group) : zeros, exists);
         }
       }
       ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.full[at.stage]));
@@ -309,7 +349,7 @@ struct Consumer {
   // Each lane arrives for the scales and zero points that it has read.
   __device__ void release(int stage) const {
     ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
-    ptx::mbarrier_arrive(shared.scales_empty[stage]);
+    if constexpr (!F::packed) ptx::mbarrier_arrive(shared.groups_empty[stage]);
   }
 
   __device__ void wait_full(const RingPosition<F::stages>& at) const {
@@ -329,7 +369,7 @@ struct Consumer {
   __device__ void convert(int stage) {
     std::uint32_t offsets[2] = {};
     if constexpr (F::zero_points) {
-      const auto* const zeros = shared.zeros[stage][unit / kGroupUnits] + rows;
+      const auto* const zeros = &shared.zeros[stage][shared.place(rows, unit / kGroupUnits)];
 #pragma unroll
       for (int h = 0; h < 2; ++h) offsets[h] = (zeros[h] + (F::packed ? 0 : 8)) * 0x01010101u;
     }
@@ -412,7 +452,7 @@ struct Consumer {
 
   // Scales of the thread's two rows in the stage's i-th group.
   __device__ float2 scales_of(int stage, int i) const {
-    return *reinterpret_cast<const float2*>(&shared.scales[stage][i][rows]);
+    return *reinterpret_cast<const float2*>(&shared.scales[stage][shared.place(rows, i)]);
   }
 
   // Multiplies a unit, and converts the next one meanwhile.
@@ -594,24 +634,27 @@ struct Consumer {
 
 template <class F>
 __global__ void __launch_bounds__(F::threads, 1)
-    w4a8_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
+    w4a8_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
   const int warp = uniform_warp();
   const Place<F> place;
   gemm_prologue([&] {
-    maps.prefetch();
-    init_barriers(shared.full, 1 + 32);
+    maps.prefetch<F>();
+    init_barriers(shared.full, F::packed ? 2 : 2 + 32);
     init_barriers(shared.empty, kClusterSize * 4 * F::keepers);
-    init_barriers(shared.scales_empty, kWarpgroup * F::keepers);
+    init_barriers(shared.groups_empty, kWarpgroup * F::keepers);
     if constexpr (F::helpers > 0) {
       for (auto& barriers : shared.passed.full) init_barriers(barriers, kWarpgroup);
       for (auto& barriers : shared.passed.empty) init_barriers(barriers, kWarpgroup);
     }
   });
   const auto produce = [&](int warp) {
-    if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
-    if (warp == 1) load_groups(shared, place, arguments);
+    if (warp == 0 && ptx::elect_one()) load_a(shared, place, maps, arguments);
+    if (warp == 1 && ptx::elect_one()) load_b(shared, place, maps, arguments);
+    if constexpr (!F::packed) {
+      if (warp == 2) load_groups(shared, place, arguments);
+    }
   };
   const auto consume = [&](int group, int warp) {
     if constexpr (F::helpers > 0) {
