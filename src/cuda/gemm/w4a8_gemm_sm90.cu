@@ -94,7 +94,7 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double products = rows_a * (3.2 + 1.9 * folds);
   // Of few rows the chain of waits counts.
-  const double few_cycles = rows_a == kFewest ? 240 : 300;
+  const double few_cycles = rows_a == kFewest ? 230 : 270;
   const double step_cycles = rows_a > kFew ? 250 + products : few_cycles;
   const auto waves = static_cast<double>(ceil_div(count, clusters));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);

@@ -9,8 +9,8 @@
 // each block producer warps fill a ring of stages by TMA, scales and zero points of a packed weight included. Consumer
 // warpgroups take 64 of the weight's rows each: while half of a stage is multiplied they convert the next half, and
 // fold the sums of each finished group into t. With few rows of a, the time is that of a chain of waits from stage to
-// stage, and warpgroups take the stages of the same 64 rows in turns: the first one keeps t, and the helpers pass it
-// the sums of their groups, which it folds in the order of K.
+// stage. Then three helpers take the stages of the same 64 rows in turns, and pass the sums of their groups to a keeper,
+// which folds them in the order of K, and stores a tile while the helpers are at the next one.
 //
 // Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
 // all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
@@ -37,12 +37,7 @@ constexpr int kWide = 192;   // of a tile of a; rows of y
 constexpr int kNarrow = 128;
 constexpr int kFew = 64;
 constexpr int kFewest = 32;
-#ifndef OCTILE_HELPERS
-#define OCTILE_HELPERS 2
-#endif
-#ifndef OCTILE_HELPERS32
-#define OCTILE_HELPERS32 2
-#endif
+constexpr int kHelpers = 3;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 
 // rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
@@ -50,20 +45,20 @@ template <int rows_a_, bool packed_, bool zero_points_, int slices_>
 struct Form {
   static constexpr int rows_a = rows_a_;
   static constexpr bool takes_turns = rows_a <= kFew;
-  static constexpr int helpers = !takes_turns ? 0 : rows_a == kFewest ? OCTILE_HELPERS32 : OCTILE_HELPERS;  // warpgroups
+  static constexpr int helpers = takes_turns ? kHelpers : 0;  // warpgroups
   static constexpr int keepers = takes_turns ? 1 : 2;
   static constexpr int consumers = keepers + helpers;
   static constexpr int rows_b = 64 * keepers;  // of a tile of the weight; columns of y
   static constexpr int threads = (1 + consumers) * kWarpgroup;
-  static constexpr int producer_registers = consumers == 2 ? kProducerRegisters : 32;
-  static constexpr int consumer_registers = consumers == 2 ? kConsumerRegisters : consumers == 3 ? 160 : 112;
+  static constexpr int producer_registers = takes_turns ? 32 : kProducerRegisters;
+  static constexpr int consumer_registers = takes_turns ? 112 : kConsumerRegisters;
   static constexpr bool packed = packed_;
   static constexpr bool zero_points = zero_points_;
   static constexpr int slices = slices_;
   static constexpr int groups = slices == 0 ? 1 : 4 / slices;            // of a stage
   using Zeros = std::conditional_t<packed, std::uint8_t, std::int32_t>;  // 8 + z; z
 
-  static constexpr int slots = 2;                                        // of a helper: sums of a group
+  static constexpr int slots = rows_a == kFewest ? 2 : 1;                // of a helper: sums of a group
   static constexpr int kSlotBytes = rows_a * 64 * 4 + kWarpgroup * 8 + 16;
   static constexpr int group_values = groups * rows_b;                   // scales of a stage, or zero points
   // TMA writes to multiples of 128 bytes.
@@ -74,7 +69,7 @@ struct Form {
       (kMaxSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - 128) / kStageBytes;
   // A stage that a warpgroup waits for has been filled the last time: parities are valid. A helper's last group but one
   // has been passed on, so that all stages before those that fill its slots have been read.
-  static_assert(stages >= (ceil_div(slots, groups) + 2) * (helpers + 1));
+  static_assert(stages >= (ceil_div(slots, groups) + 2) * helpers);
 };
 
 // What helpers pass on: of each thread, the sums of a group and its two scales.
@@ -318,218 +313,24 @@ __device__ __noinline__ void recompute_column(const Arguments& p, int first_row,
   }
 }
 
-// A consumer warp: its warpgroup, its number in that, and, one per lane, the empty barriers of the blocks that fill its
-// stages. Where warpgroups take turns, `turn` is its first stage of each tile.
-template <class F, bool helps>
-struct Consumer {
+// A warp's part of a tile of y: t, and its way to memory.
+template <class F>
+struct Result {
   static constexpr int kSums = F::rows_a / 2;  // of a thread
-  static constexpr bool kRow = F::slices == 0;
-  static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices converted at a time
-  static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units of a stage that are summed together
-  static constexpr int kUnits = 4 / kUnit;                            // of a stage
-  static constexpr int kTurns = F::helpers + 1;
 
   Shared<F>& shared;
   const Arguments& arguments;
-  const Place<F>& place;
   int group;  // 64 rows of the tile
-  int turn;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
   int rows = 64 * group + 16 * warp + lane / 4 * 2;  // of the tile, the first of this thread's two
-  using Reader = NibbleBytes<F::rows_b, F::packed, F::zero_points>;
-  Reader reader = Reader(static_cast<unsigned>(4 * group + warp));
 
-  int sums[kSums];  // of a group
-  float totals[helps ? 1 : kSums];
-  Fragment b[2][kUnit];
-  RingPosition<F::slots> slot[helps ? 1 : F::helpers > 0 ? F::helpers : 1];  // of each helper, or of this one
-
-  // Each lane arrives for the scales and zero points that it has read.
-  __device__ void release(int stage) const {
-    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
-    if constexpr (!F::packed) ptx::mbarrier_arrive(shared.groups_empty[stage]);
-  }
-
-  __device__ void wait_full(const RingPosition<F::stages>& at) const {
-    ptx::mbarrier_wait(shared.full[at.stage], at.parity);
-  }
-
-  // `next`: behind `at`, the stage before of this warpgroup. A helper that passes on nothing before the end may be any
-  // number of stages ahead of the others, and waits for theirs too.
-  __device__ void wait_full(RingPosition<F::stages> at, const RingPosition<F::stages>& next) const {
-    if constexpr (helps && kRow) {
-      for (at.next(); at.stage != next.stage; at.next()) wait_full(at);
-    }
-    wait_full(next);
-  }
-
-  template <int unit>
-  __device__ void convert(int stage) {
-    std::uint32_t offsets[2] = {};
-    if constexpr (F::zero_points) {
-      const auto* const zeros = &shared.zeros[stage][shared.place(rows, unit / kGroupUnits)];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) offsets[h] = (zeros[h] + (F::packed ? 0 : 8)) * 0x01010101u;
-    }
-    reader.template convert<unit * kUnit>(b[unit % 2][0], shared.b[stage], offsets);
-    reader.template convert<unit * kUnit + kUnit - 1>(b[unit % 2][kUnit - 1], shared.b[stage], offsets);
-  }
-
-  template <int unit>
-  __device__ void enqueue(int stage, bool accumulate) {
-    const std::uint32_t a = smem_descriptor_in_cluster<false>(ptx::shared_address(shared.a[stage]));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      wgmma_s8(sums, b[unit % 2][i], a + 2 * (unit * kUnit + i), accumulate || i > 0);
-    }
-    ptx::wgmma_commit();
-  }
-
-  // The group's sums into t, or on to the warpgroup that keeps it.
-  __device__ void fold(float2 scales) {
-    wgmma_fence_operand(sums);
-    if constexpr (helps) {
-      pass([&](int i) { return __int2float_rn(sums[i]); }, scales);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        totals[i] = __fmaf_rn(__int2float_rn(sums[i]), i / 2 % 2 ? scales.y : scales.x, totals[i]);
-      }
-    }
-  }
-
-  // sum(i): the i-th sum, a float or an int's bits.
-  template <class Sum>
-  __device__ void pass(const Sum& sum, float2 scales) {
-    auto& passed = shared.passed;
-    const int to = slot[0].stage;
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    ptx::mbarrier_wait(passed.empty[turn - 1][to], slot[0].parity ^ 1);
-#pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) {
-      passed.sums[turn - 1][to][i][thread] = {sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3)};
-    }
-    passed.scales[turn - 1][to][thread] = scales;
-    ptx::mbarrier_arrive(passed.full[turn - 1][to]);
-    slot[0].next();
-  }
-
-  // What helpers pass on of the stages after one of this warpgroup's, of which `stages` are left: take(i, four sums,
-  // scales).
-  template <class Take>
-  __device__ void collect(int stages, const Take& take) {
-    auto& passed = shared.passed;
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-#pragma unroll
-    for (int helper = 0; helper < F::helpers; ++helper) {
-      if (helper >= stages) break;
-#pragma unroll
-      for (int g = 0; g < F::groups; ++g) {
-        const int from = slot[helper].stage;
-        ptx::mbarrier_wait(passed.full[helper][from], slot[helper].parity);
-        const float2 scales = passed.scales[helper][from][thread];
-#pragma unroll
-        for (int i = 0; i < kSums / 4; ++i) take(4 * i, passed.sums[helper][from][i][thread], scales);
-        ptx::mbarrier_arrive(passed.empty[helper][from]);
-        slot[helper].next();
-      }
-    }
-  }
-
-  __device__ void fold_of_helpers(int stages) {
-    if constexpr (F::helpers > 0) {
-      collect(stages, [&](int i, const float4& four, float2 scales) {
-        totals[i] = __fmaf_rn(four.x, scales.x, totals[i]);
-        totals[i + 1] = __fmaf_rn(four.y, scales.x, totals[i + 1]);
-        totals[i + 2] = __fmaf_rn(four.z, scales.y, totals[i + 2]);
-        totals[i + 3] = __fmaf_rn(four.w, scales.y, totals[i + 3]);
-      });
-    }
-  }
-
-  // Scales of the thread's two rows in the stage's i-th group.
-  __device__ float2 scales_of(int stage, int i) const {
-    return *reinterpret_cast<const float2*>(&shared.scales[stage][shared.place(rows, i)]);
-  }
-
-  // Multiplies a unit, and converts the next one meanwhile.
-  template <int unit>
-  __device__ void advance(const RingPosition<F::stages>& at, bool accumulate, const RingPosition<F::stages>& next,
-                          bool more, int helped_before = 0) {
-    const int stage = at.stage;
-    constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or the part of it in this stage
-    const float2 scales = scales_of(stage, unit / kGroupUnits);
-    enqueue<unit>(stage, accumulate);
-    if constexpr (unit == 0 && !helps && !kRow) fold_of_helpers(helped_before);
-    ptx::wgmma_wait<1>();
-    if constexpr (unit + 1 < kUnits) {
-      convert<unit + 1>(stage);
-    } else if (more) {
-      wait_full(at, next);
-      convert<0>(next.stage);
-    }
-    if constexpr (kEnds) {
-      ptx::wgmma_wait<0>();
-      if constexpr (unit + 1 == kUnits) release(stage);
-      if constexpr (!kRow) fold(scales);
-    }
-  }
-
-  // The main loop: totals of the tile. The first unit has been converted; at the end, that of the next tile has, if
-  // any.
-  __device__ void multiply(RingPosition<F::stages>& at, bool more) {
-    const int steps = arguments.steps;
-    float2 scales = {};
-#pragma unroll
-    for (float& total : totals) total = 0;
-    if (turn >= steps) at = at.ahead(steps);
-    for (int step = turn; step < steps; step += kTurns) {
-      const RingPosition<F::stages> here = at;
-      const bool last = step + kTurns >= steps;
-      if (kTurns > 1 && last) {
-        at = at.ahead(steps - step + turn);
-      } else {
-        at.next(kTurns);
-      }
-      const bool next = more || !last;
-      if constexpr (kRow) scales = scales_of(here.stage, 0);
-      advance<0>(here, kRow && step > turn, at, next, step > turn ? F::helpers : 0);
-      advance<1>(here, kGroupUnits == 2, at, next);
-      if constexpr (kUnits == 4) {
-        advance<2>(here, false, at, next);
-        advance<3>(here, false, at, next);
-      }
-    }
-    if constexpr (kRow) {
-      finish_row(scales);
-    } else if constexpr (!helps) {
-      fold_of_helpers((steps - 1) % kTurns);
-    }
-  }
-
-  // The only group, whose sums are exact in any order.
-  __device__ void finish_row(float2 scales) {
-    wgmma_fence_operand(sums);
-    if constexpr (helps) {
-      if (turn < arguments.steps) pass([&](int i) { return __int_as_float(sums[i]); }, scales);
-    } else {
-      if constexpr (F::helpers > 0) {
-        collect(arguments.steps - 1, [&](int i, const float4& four, float2) {
-          sums[i] += __float_as_int(four.x);
-          sums[i + 1] += __float_as_int(four.y);
-          sums[i + 2] += __float_as_int(four.z);
-          sums[i + 3] += __float_as_int(four.w);
-        });
-      }
-      fold(scales);
-    }
-  }
+  float totals[kSums];
 
   // Starts copying the scales of a tile's rows of a to shared memory.
-  __device__ void fetch_scales(int first) {
+  __device__ void begin(int first) {
+#pragma unroll
+    for (float& total : totals) total = 0;
     float* const to = shared.a_scales[group];
     const RowScale<float>& scale = arguments.a_scale;
     for (int row = static_cast<int>(threadIdx.x) % kWarpgroup; row < F::rows_a; row += kWarpgroup) {
@@ -542,7 +343,38 @@ struct Consumer {
     }
   }
 
-  // Stores the tile. beyond: whether a total of each of the thread's two columns of y was out of range.
+  // sum(i): the i-th sum of a group.
+  template <class Sum>
+  __device__ void fold(const Sum& sum, float2 scales) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) totals[i] = __fmaf_rn(sum(i), i / 2 % 2 ? scales.y : scales.x, totals[i]);
+  }
+
+  __device__ void store(int2 origin, const CUtensorMap& y) {
+    bool beyond[2];
+    finish(origin, y, beyond);
+    if constexpr (!F::zero_points) {
+      const unsigned four = 0xfu << lane / 4 * 4;
+      const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
+      const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
+      if (any_of_warpgroup((first | second) != 0)) {
+        // After the TMA stores.
+        if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
+        any_of_warpgroup(false);
+        if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
+        if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
+      }
+    }
+  }
+
+  // After the last tile.
+  __device__ void end() const {
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
+    __syncwarp();
+  }
+
+ private:
+  // beyond: whether a total of each of the thread's two columns of y was out of range.
   __device__ void finish(int2 origin, const CUtensorMap& y, bool (&beyond)[2]) {
     const int col = origin.x + rows;
     const Bias& b = arguments.bias;
@@ -592,28 +424,162 @@ struct Consumer {
         : "memory");
     return any != 0;
   }
+};
 
-  // A tile of y.
-  __device__ void keep(RingPosition<F::stages>& at, bool more, int2 origin, const CUtensorMap& y) {
-    fetch_scales(origin.y);
-    multiply(at, more);
-    bool beyond[2];
-    finish(origin, y, beyond);
-    if constexpr (!F::zero_points) {
-      const unsigned four = 0xfu << lane / 4 * 4;
-      const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
-      const unsigned second = __ballot_sync(~0u, beyond[1]) & four;
-      if (any_of_warpgroup((first | second) != 0)) {
-        // After the TMA stores.
-        if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
-        any_of_warpgroup(false);
-        if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
-        if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
-      }
+// A warp that multiplies: its warpgroup (64 rows of the tile, or a helper), its number in that, and, one per lane, the
+// empty barriers of the blocks that fill its stages.
+template <class F>
+struct Multiplier {
+  static constexpr int kSums = F::rows_a / 2;  // of a thread
+  static constexpr bool kRow = F::slices == 0;
+  static constexpr int kUnit = F::slices == 1 ? 1 : 2;                // slices converted at a time
+  static constexpr int kGroupUnits = F::slices == 4 || kRow ? 2 : 1;  // units of a stage that are summed together
+  static constexpr int kUnits = 4 / kUnit;                            // of a stage
+  static constexpr int kTurns = F::takes_turns ? F::helpers : 1;
+
+  Shared<F>& shared;
+  const Arguments& arguments;
+  int warpgroup;
+  int warp;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+  int turn = F::takes_turns ? warpgroup : 0;  // its first stage of each tile
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
+  Result<F> result = {shared, arguments, F::takes_turns ? 0 : warpgroup, warp};
+  using Reader = NibbleBytes<F::rows_b, F::packed, F::zero_points>;
+  Reader reader = Reader(static_cast<unsigned>(4 * result.group + warp));
+
+  int sums[kSums];  // of a group
+  Fragment b[2][kUnit];
+  RingPosition<F::slots> slot;  // of a helper
+
+  // Each lane arrives for the scales and zero points that it has read.
+  __device__ void release(int stage) const {
+    ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize);
+    if constexpr (!F::packed) ptx::mbarrier_arrive(shared.groups_empty[stage]);
+  }
+
+  __device__ void wait_full(const RingPosition<F::stages>& at) const {
+    ptx::mbarrier_wait(shared.full[at.stage], at.parity);
+  }
+
+  // `next`: behind `at`, the stage before of this warpgroup. A helper that passes on nothing before the end may be any
+  // number of stages ahead of the others, and waits for theirs too.
+  __device__ void wait_full(RingPosition<F::stages> at, const RingPosition<F::stages>& next) const {
+    if constexpr (F::takes_turns && kRow) {
+      for (at.next(); at.stage != next.stage; at.next()) wait_full(at);
+    }
+    wait_full(next);
+  }
+
+  template <int unit>
+  __device__ void convert(int stage) {
+    std::uint32_t offsets[2] = {};
+    if constexpr (F::zero_points) {
+      const auto* const zeros = &shared.zeros[stage][shared.place(result.rows, unit / kGroupUnits)];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) offsets[h] = (zeros[h] + (F::packed ? 0 : 8)) * 0x01010101u;
+    }
+    reader.template convert<unit * kUnit>(b[unit % 2][0], shared.b[stage], offsets);
+    reader.template convert<unit * kUnit + kUnit - 1>(b[unit % 2][kUnit - 1], shared.b[stage], offsets);
+  }
+
+  template <int unit>
+  __device__ void enqueue(int stage, bool accumulate) {
+    const std::uint32_t a = smem_descriptor_in_cluster<false>(ptx::shared_address(shared.a[stage]));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      wgmma_s8(sums, b[unit % 2][i], a + 2 * (unit * kUnit + i), accumulate || i > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // The group's sums into t, or on to the keeper of t.
+  __device__ void fold(float2 scales) {
+    wgmma_fence_operand(sums);
+    const auto sum = [&](int i) { return __int2float_rn(sums[i]); };
+    if constexpr (F::takes_turns) {
+      pass(sum, scales);
+    } else {
+      result.fold(sum, scales);
     }
   }
 
-  __device__ void run(const CUtensorMap& y) {
+  // sum(i): the i-th sum, a float or an int's bits.
+  template <class Sum>
+  __device__ void pass(const Sum& sum, float2 scales) {
+    auto& passed = shared.passed;
+    const int to = slot.stage;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    ptx::mbarrier_wait(passed.empty[turn][to], slot.parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      passed.sums[turn][to][i][thread] = {sum(4 * i), sum(4 * i + 1), sum(4 * i + 2), sum(4 * i + 3)};
+    }
+    passed.scales[turn][to][thread] = scales;
+    ptx::mbarrier_arrive(passed.full[turn][to]);
+    slot.next();
+  }
+
+  // Scales of the thread's two rows in the stage's i-th group.
+  __device__ float2 scales_of(int stage, int i) const {
+    return *reinterpret_cast<const float2*>(&shared.scales[stage][shared.place(result.rows, i)]);
+  }
+
+  // Multiplies a unit, and converts the next one meanwhile.
+  template <int unit>
+  __device__ void advance(const RingPosition<F::stages>& at, bool accumulate, const RingPosition<F::stages>& next,
+                          bool more) {
+    constexpr bool kEnds = (unit + 1) % kGroupUnits == 0;  // its group, or the part of it in this stage
+    const int stage = at.stage;
+    const float2 scales = scales_of(stage, unit / kGroupUnits);
+    enqueue<unit>(stage, accumulate);
+    ptx::wgmma_wait<1>();
+    if constexpr (unit + 1 < kUnits) {
+      convert<unit + 1>(stage);
+    } else if (more) {
+      wait_full(at, next);
+      convert<0>(next.stage);
+    }
+    if constexpr (kEnds) {
+      ptx::wgmma_wait<0>();
+      if constexpr (unit + 1 == kUnits) release(stage);
+      if constexpr (!kRow) fold(scales);
+    }
+  }
+
+  // The main loop: all of a tile's stages of this warpgroup. The first unit has been converted; at the end, that of the
+  // next tile has, if any.
+  __device__ void multiply(RingPosition<F::stages>& at, bool more) {
+    const int steps = arguments.steps;
+    float2 scales = {};
+    if (turn >= steps) at = at.ahead(steps);
+    for (int step = turn; step < steps; step += kTurns) {
+      const RingPosition<F::stages> here = at;
+      const bool last = step + kTurns >= steps;
+      if (kTurns > 1 && last) {
+        at = at.ahead(steps - step + turn);
+      } else {
+        at.next(kTurns);
+      }
+      const bool next = more || !last;
+      if constexpr (kRow) scales = scales_of(here.stage, 0);
+      advance<0>(here, kRow && step > turn, at, next);
+      advance<1>(here, kGroupUnits == 2, at, next);
+      if constexpr (kUnits == 4) {
+        advance<2>(here, false, at, next);
+        advance<3>(here, false, at, next);
+      }
+    }
+    if constexpr (kRow && F::takes_turns) {
+      wgmma_fence_operand(sums);
+      if (turn < steps) pass([&](int i) { return __int_as_float(sums[i]); }, scales);
+    } else if constexpr (kRow) {
+      fold(scales);
+    }
+  }
+
+  __device__ void run(const Place<F>& place, const CUtensorMap& y) {
     RingPosition<F::stages> at = RingPosition<F::stages>().ahead(turn);
     const int count = arguments.order.count();
     if (place.cluster < count && turn < arguments.steps) {
@@ -621,14 +587,85 @@ struct Consumer {
       convert<0>(at.stage);
     }
     for (int t = place.cluster; t < count; t += place.clusters) {
-      if constexpr (helps) {
-        multiply(at, t + place.clusters < count);
+      const bool more = t + place.clusters < count;
+      if constexpr (F::takes_turns) {
+        multiply(at, more);
       } else {
-        keep(at, t + place.clusters < count, place.origin(arguments.order[t]), y);
+        const int2 origin = place.origin(arguments.order[t]);
+        result.begin(origin.y);
+        multiply(at, more);
+        result.store(origin, y);
       }
     }
-    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
-    __syncwarp();
+    if constexpr (!F::takes_turns) result.end();
+  }
+};
+
+// A warp of the keeper.
+template <class F>
+struct Keeper {
+  static constexpr int kFours = F::rows_a / 8;
+
+  Shared<F>& shared;
+  const Arguments& arguments;
+  int warp;
+  Result<F> result = {shared, arguments, 0, warp};
+  RingPosition<F::slots> slot[kHelpers];  // of each helper
+
+  // What a helper passes on next: take(i, four sums, scales).
+  template <class Take>
+  __device__ void collect(int helper, const Take& take) {
+    auto& passed = shared.passed;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    const int from = slot[helper].stage;
+    ptx::mbarrier_wait(passed.full[helper][from], slot[helper].parity);
+    const float2 scales = passed.scales[helper][from][thread];
+    float4 sums[kFours];
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) sums[i] = passed.sums[helper][from][i][thread];
+    ptx::mbarrier_arrive(passed.empty[helper][from]);
+    slot[helper].next();
+    take(reinterpret_cast<const float(&)[4 * kFours]>(sums), scales);
+  }
+
+  __device__ void collect_tile() {
+    if constexpr (F::slices == 0) {  // the only group, whose sums are exact in any order
+      int sums[4 * kFours] = {};
+      float2 scales = {};
+#pragma unroll
+      for (int helper = 0; helper < kHelpers; ++helper) {
+        if (helper >= arguments.steps) break;
+        collect(helper, [&](const float(&more)[4 * kFours], float2 of_group) {
+          scales = of_group;
+#pragma unroll
+          for (int i = 0; i < 4 * kFours; ++i) sums[i] += __float_as_int(more[i]);
+        });
+      }
+      result.fold([&](int i) { return __int2float_rn(sums[i]); }, scales);
+    } else {
+      for (int first = 0; first < arguments.steps; first += kHelpers) {
+#pragma unroll
+        for (int helper = 0; helper < kHelpers; ++helper) {
+          if (first + helper >= arguments.steps) break;
+#pragma unroll 1
+          for (int g = 0; g < F::groups; ++g) {
+            collect(helper, [&](const float(&sums)[4 * kFours], float2 scales) {
+              result.fold([&](int i) { return sums[i]; }, scales);
+            });
+          }
+        }
+      }
+    }
+  }
+
+  __device__ void run(const Place<F>& place, const CUtensorMap& y) {
+    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
+      const int2 origin = place.origin(arguments.order[t]);
+      result.begin(origin.y);
+      collect_tile();
+      result.store(origin, y);
+    }
+    result.end();
   }
 };
 
@@ -656,11 +693,11 @@ __global__ void __launch_bounds__(F::threads, 1)
       if (warp == 2) load_groups(shared, place, arguments);
     }
   };
-  const auto consume = [&](int group, int warp) {
-    if constexpr (F::helpers > 0) {
-      if (group > 0) return Consumer<F, true>{shared, arguments, place, 0, group, warp}.run(maps.y);
+  const auto consume = [&](int warpgroup, int warp) {
+    if constexpr (F::takes_turns) {
+      if (warpgroup == F::helpers) return Keeper<F>{shared, arguments, warp}.run(place, maps.y);
     }
-    Consumer<F, false>{shared, arguments, place, F::takes_turns ? 0 : group, 0, warp}.run(maps.y);
+    Multiplier<F>{shared, arguments, warpgroup, warp}.run(place, maps.y);
   };
   produce_and_consume<F::producer_registers, F::consumer_registers>(warp, produce, consume);
 }
