@@ -38,7 +38,7 @@ int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
 template <class F>
 void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
+  static_assert(sizeof(Shared<F>) <= F::kSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
   Maps maps = {int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, F::rows_b, kTileK})};
@@ -60,26 +60,32 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   arguments.bias = bias_of(problem, o);
   arguments.y = transpose_target<F::rows_a>(kName, o.y, false, maps.y);
 
-  const int clusters =
-      std::min(max_active_clusters(problem.device, kClusterSize), arguments.order.count());
+  const int at_once = F::blocks * max_active_clusters(problem.device, kClusterSize);
+  const int clusters = std::min(at_once, arguments.order.count());
   enqueue(kName, w4a8_gemm_kernel<F>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)}, stream,
-          maps, arguments);
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)},
+          stream, maps, arguments);
+}
+
+// Whether there are so few tiles that each block has an SM.
+bool one_an_sm(const GemmProblem& p, std::int64_t m, int rows_a) {
+  return order_of(m, p.n, rows_a).count() <= max_active_clusters(p.device, kClusterSize);
 }
 
 // Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
-void with_form(const GemmProblem& p, int rows_a, const Body& body) {
+void with_form(const GemmProblem& p, int rows_a, bool turns, const Body& body) {
   const auto with_rows = [&]<int rows>(std::integral_constant<int, rows>) {
-    const auto with = [&]<bool packed, bool zero_points>() {
-      if constexpr (packed || rows > kFew) {
-        if (p.b.group == 32) return body(Form<rows, packed, zero_points, 1>());
-        if (p.b.group == 64) return body(Form<rows, packed, zero_points, 2>());
-        if (p.b.group == 128) return body(Form<rows, packed, zero_points, 4>());
-        body(Form<rows, packed, zero_points, 0>());
+    constexpr bool kFewRows = rows <= kFew;
+    const auto with = [&]<bool packed, bool zero_points, bool takes_turns>() {
+      if constexpr (packed || !kFewRows) {
+        if (p.b.group == 32) return body(Form<rows, packed, zero_points, 1, takes_turns && kFewRows>());
+        if (p.b.group == 64) return body(Form<rows, packed, zero_points, 2, takes_turns && kFewRows>());
+        if (p.b.group == 128) return body(Form<rows, packed, zero_points, 4, takes_turns && kFewRows>());
+        body(Form<rows, packed, zero_points, 0, takes_turns && kFewRows>());
       }
     };
-    with_flags(with, p.b_packed, p.b.zero_point);
+    with_flags(with, p.b_packed, p.b.zero_point, turns);
   };
   if (rows_a == kFewest) return with_rows(std::integral_constant<int, kFewest>());
   if (rows_a == kFew) return with_rows(std::integral_constant<int, kFew>());
@@ -93,10 +99,11 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const int clusters = max_active_clusters(p.device, kClusterSize);
   const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
   const double products = rows_a * (3.2 + 1.9 * folds);
-  // Of few rows the chain of waits counts.
-  const double few_cycles = rows_a == kFewest ? 230 : 270;
+  // Of few rows the chain of waits counts; a's traffic grows with the number of blocks.
+  const bool turns = one_an_sm(p, m, rows_a);
+  const double few_cycles = rows_a == kFewest ? (turns ? 280 : 560) : turns ? 280 + 150.0 * count / clusters : 720;
   const double step_cycles = rows_a > kFew ? 250 + products : few_cycles;
-  const auto waves = static_cast<double>(ceil_div(count, clusters));
+  const auto waves = static_cast<double>(ceil_div(count, rows_a <= kFew && !turns ? 2 * clusters : clusters));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }
 
@@ -134,15 +141,17 @@ std::string detail(const GemmProblem& p) {
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   for (const int rows_a : {kFewest, kFew, kNarrow, kWide}) {
-    with_form(problem, rows_a, []<class F>(F) {
-      prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>));
-    });
+    for (const bool turns : {false, true}) {
+      with_form(problem, rows_a, turns, []<class F>(F) { prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>)); });
+    }
   }
 }
 
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  with_form(problem, best_rows(problem, o.a.rows()), [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
+  const int rows = best_rows(problem, o.a.rows());
+  with_form(problem, rows, one_an_sm(problem, o.a.rows(), rows),
+            [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
 }
 
 }  // namespace

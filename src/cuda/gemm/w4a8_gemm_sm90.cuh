@@ -9,8 +9,9 @@
 // each block producer warps fill a ring of stages by TMA, scales and zero points of a packed weight included. Consumer
 // warpgroups take 64 of the weight's rows each: while half of a stage is multiplied they convert the next half, and
 // fold the sums of each finished group into t. With few rows of a, the time is that of a chain of waits from stage to
-// stage. Then three helpers take the stages of the same 64 rows in turns, and pass the sums of their groups to a keeper,
-// which folds them in the order of K, and stores a tile while the helpers are at the next one.
+// stage. An SM then has two blocks of one consumer warpgroup; or, where there are not enough blocks for that, three
+// helpers take the stages of the same 64 rows in turns, and pass the sums of their groups to a keeper, which folds them
+// in the order of K, and stores a tile while the helpers are at the next one.
 //
 // Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
 // all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
@@ -40,18 +41,20 @@ constexpr int kFewest = 32;
 constexpr int kHelpers = 3;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 
-// rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row.
-template <int rows_a_, bool packed_, bool zero_points_, int slices_>
+// rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row. takes_turns: helpers
+// and a keeper.
+template <int rows_a_, bool packed_, bool zero_points_, int slices_, bool takes_turns_>
 struct Form {
   static constexpr int rows_a = rows_a_;
-  static constexpr bool takes_turns = rows_a <= kFew;
+  static constexpr bool takes_turns = takes_turns_;
+  static constexpr int blocks = rows_a <= kFew && !takes_turns ? 2 : 1;  // of an SM
   static constexpr int helpers = takes_turns ? kHelpers : 0;  // warpgroups
-  static constexpr int keepers = takes_turns ? 1 : 2;
+  static constexpr int keepers = rows_a <= kFew ? 1 : 2;      // warpgroups with 64 rows of y each
   static constexpr int consumers = keepers + helpers;
   static constexpr int rows_b = 64 * keepers;  // of a tile of the weight; columns of y
   static constexpr int threads = (1 + consumers) * kWarpgroup;
   static constexpr int producer_registers = takes_turns ? 32 : kProducerRegisters;
-  static constexpr int consumer_registers = takes_turns ? 112 : kConsumerRegisters;
+  static constexpr int consumer_registers = takes_turns ? 112 : blocks == 2 ? 200 : kConsumerRegisters;
   static constexpr bool packed = packed_;
   static constexpr bool zero_points = zero_points_;
   static constexpr int slices = slices_;
@@ -65,8 +68,9 @@ struct Form {
   static constexpr int zero_values = zero_points ? std::max(group_values, 128) : 0;
   static constexpr int kGroupBytes = group_values * static_cast<int>(sizeof(float)) + zero_values * static_cast<int>(sizeof(Zeros));
   static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
+  static constexpr int kSharedBytes = (kMaxSharedBytes + 1024) / blocks - 1024;
   static constexpr int stages =
-      (kMaxSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - 128) / kStageBytes;
+      (kSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - 128) / kStageBytes;
   // A stage that a warpgroup waits for has been filled the last time: parities are valid. A helper's last group but one
   // has been passed on, so that all stages before those that fill its slots have been read.
   static_assert(stages >= (ceil_div(slots, groups) + 2) * helpers);
@@ -670,7 +674,7 @@ struct Keeper {
 };
 
 template <class F>
-__global__ void __launch_bounds__(F::threads, 1)
+__global__ void __launch_bounds__(F::threads, F::blocks)
     w4a8_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
