@@ -57,9 +57,6 @@ Choice choice_for(const GemmProblem& p) {
   constexpr Seconds kUpTo64 = {7.5e-6, 0.985e-6, 1.26e-6, 1.62e-6};
   constexpr Seconds kUpTo128 = {12.5e-6, 0.66e-6, 0.66e-6, 1.26e-6};
   constexpr double kSharingSeconds = 0.4e-6;
-  // 65 to 79 tokens take up to 10 us longer than 88 to 128, for an unknown reason.
-  constexpr int kUneven = 80;
-  constexpr double kUnevenSeconds = 4e-6;
   constexpr double kWaveSeconds = 4e-6;
   using F = AnyForm<tokens>;
   constexpr Seconds each = tokens == kFewTokens ? kUpTo32 : tokens == kMoreTokens ? kUpTo64 : kUpTo128;
@@ -72,7 +69,6 @@ Choice choice_for(const GemmProblem& p) {
     const auto waves = static_cast<double>(ceil_div(tiles, max_active_clusters(p.device, parts)));
     double seconds = each.fixed + (parts - 1) * kSharingSeconds + (waves - 1) * kWaveSeconds +
                      waves * static_cast<double>(ceil_div(steps, parts)) * step_seconds;
-    if (tokens == kMaxTokens && p.m < kUneven) seconds += kUnevenSeconds;
     if (seconds < best.seconds) best = {F::rows, parts, seconds};
   }
   return best;
@@ -90,9 +86,9 @@ Choice best_choice(const GemmProblem& p, std::int64_t tokens) {
 }
 
 template <class F>
-SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const NibbleWeight& w) {
+SkinnyMaps maps_of(const GemmProblem& problem, const GemmOperands& o, const NibbleWeight& w, int token_rows) {
   SkinnyMaps maps = {};
-  maps.tokens = tensor_map(kName, o.a, {F::tokens, F::terms / 2, true});
+  maps.tokens = tensor_map(kName, o.a, {token_rows, F::terms / 2, true});
   const auto map_of = [&](const void* data, DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
                           TmaTile tile) {
     return tensor_map(kName, matrix(data, dtype, problem.device, rows, cols, pitch), tile);
@@ -115,7 +111,8 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, int parts, S
   static_assert(sizeof(w4a16_skinny::Shared<F>) <= 227 * 1024);
   SkinnyArguments p;
   p.weight = nibble_weight(problem, o);
-  const SkinnyMaps maps = maps_of<F>(problem, o, p.weight);
+  p.token_rows = static_cast<int>(std::min<std::int64_t>(F::tokens, ceil_div(o.a.rows(), 8) * 8));
+  const SkinnyMaps maps = maps_of<F>(problem, o, p.weight, p.token_rows);
   if (p.weight.groups == 1) p.weight.scale.col = p.weight.zero.col = 0;
   p.group_folds = F::folds > 1 ? p.weight.group / 32 : 1;
   p.tokens = static_cast<int>(o.a.rows());

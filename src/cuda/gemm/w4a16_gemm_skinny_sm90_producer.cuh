@@ -19,6 +19,7 @@ namespace octile::cuda {
 struct SkinnyArguments {
   NibbleWeight weight;  // scale.col and zero.col are 0 where a row has one group
   int tokens = 0;
+  int token_rows = 0;  // of a stage that are loaded: TMA takes long over rows out of bounds
   int steps = 0;
   int parts = 1;        // of K: blocks of a cluster
   int group_folds = 1;  // groups of 64 are two folds
@@ -202,7 +203,7 @@ struct Producer {
     const std::uint32_t full = ptx::shared_address(&shared.tokens_raw[stage]);
     const std::uint32_t to = ptx::shared_address(shared.tokens[stage]);
     const int term = (place.first_step + step) * F::terms;
-    ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.tokens[0]));
+    ptx::mbarrier_arrive_expect_tx(full, static_cast<std::uint32_t>(p.token_rows * F::terms * 2));
     ptx::tma_load(to, map, term, 0, full);
     ptx::tma_load(to + F::tokens * 128, map, term + 64, 0, full);
   }

@@ -41,7 +41,11 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
   static_assert(sizeof(Shared<F>) <= F::kSharedBytes);
   Arguments arguments;
   arguments.weight = nibble_weight(problem, o);
-  Maps maps = {int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, F::rows_b, kTileK})};
+  const std::int64_t m = o.a.rows();
+  // Swizzled lines come in eights.
+  arguments.half_rows = static_cast<int>(std::min<std::int64_t>(F::rows_a / 2, ceil_div(m, 16) * 8));
+  arguments.last_row = static_cast<int>(std::max<std::int64_t>(m - F::rows_a, 0));
+  Maps maps = {int4_maps(kName, problem, o.a, arguments.weight, {arguments.half_rows, F::rows_b, kTileK})};
   if constexpr (F::packed) {  // a row per panel, of sixteen values a group
     const NibbleWeight& w = arguments.weight;
     const TmaTile tile = {F::rows_b / kPanelChannels, F::groups * kPanelChannels, false};
@@ -53,7 +57,7 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
     if (F::zero_points) maps.zeros = panels(w.zeros, DType::u8);
   }
   arguments.steps = steps_of(problem.k);
-  arguments.order = order_of(o.a.rows(), problem.n, F::rows_a);
+  arguments.order = order_of(m, problem.n, F::rows_a);
   arguments.a = static_cast<const std::int8_t*>(o.a.data);
   arguments.a_pitch = o.a.strides[0];
   arguments.a_scale = row_scale<float>(o.a_scale);

@@ -123,6 +123,8 @@ struct Arguments {
   NibbleWeight weight;
   int steps = 0;    // of k
   TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
+  int half_rows = 0;  // of a tile of a that each block loads
+  int last_row = 0;   // of a at which a tile may begin
   const std::int8_t* a = nullptr;
   std::int64_t a_pitch = 0;
   RowScale<float> a_scale;
@@ -131,21 +133,28 @@ struct Arguments {
 };
 
 template <class F>
-using Place = TransposedPlace<F::rows_a, F::rows_b>;
+struct Place : TransposedPlace<F::rows_a, F::rows_b> {
+  // First row of b and of a. The last tiles of a overlap those before: TMA takes long over rows out of bounds.
+  __device__ int2 origin(int number, const Arguments& arguments) const {
+    const int2 at = TransposedPlace<F::rows_a, F::rows_b>::origin(arguments.order[number]);
+    return {at.x, min(at.y, arguments.last_row)};
+  }
+};
 
 // One thread: tiles of a, stage by stage. Each block loads half of them for both.
 template <class F>
 __device__ void load_a(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
-  constexpr int kHalf = F::rows_a / kClusterSize;
+  const int rows = arguments.half_rows;
+  const int half = place.rank * rows;
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int row = place.origin(arguments.order[t]).y + place.rank * kHalf;
+    const int row = place.origin(t, arguments).y + half;
     for (int step = 0; step < arguments.steps; ++step) {
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, sizeof(shared.a[0]));
-      ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(shared.a[at.stage] + place.rank * kHalf * kTileK),
-                              maps.a, {step * kTileK, row}, full);
+      ptx::mbarrier_arrive_expect_tx(full, static_cast<std::uint32_t>(kClusterSize * rows * kTileK));
+      ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(shared.a[at.stage] + half * kTileK), maps.a,
+                              {step * kTileK, row}, full);
       at.next();
     }
   }
@@ -160,7 +169,7 @@ __device__ void load_b(Shared<F>& shared, const Place<F>& place, const Maps& map
   constexpr int kZeroBytes = F::packed && F::zero_points ? F::group_values : 0;
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int row = place.origin(arguments.order[t]).x;
+    const int row = place.origin(t, arguments).x;
     for (int step = 0; step < arguments.steps; ++step) {
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
@@ -188,7 +197,7 @@ __device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Argu
   const auto* const zeros = static_cast<const typename F::Zeros*>(w.zeros);
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int first = place.origin(arguments.order[t]).x;
+    const int first = place.origin(t, arguments).x;
     for (int step = 0; step < arguments.steps; ++step) {
       ptx::mbarrier_wait(shared.groups_empty[at.stage], at.parity ^ 1);
 #pragma unroll 1
@@ -595,7 +604,7 @@ struct Multiplier {
       if constexpr (F::takes_turns) {
         multiply(at, more);
       } else {
-        const int2 origin = place.origin(arguments.order[t]);
+        const int2 origin = place.origin(t, arguments);
         result.begin(origin.y);
         multiply(at, more);
         result.store(origin, y);
@@ -664,7 +673,7 @@ struct Keeper {
 
   __device__ void run(const Place<F>& place, const CUtensorMap& y) {
     for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-      const int2 origin = place.origin(arguments.order[t]);
+      const int2 origin = place.origin(t, arguments);
       result.begin(origin.y);
       collect_tile();
       result.store(origin, y);
