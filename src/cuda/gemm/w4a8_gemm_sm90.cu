@@ -51,7 +51,8 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
     const TmaTile tile = {F::rows_b / kPanelChannels, F::groups * kPanelChannels, false};
     const auto panels = [&](const void* values, DType type) {
       const std::int64_t cols = w.groups * kPanelChannels;
-      return tensor_map(kName, matrix(values, type, problem.device, ceil_div(w.rows, kPanelChannels), cols, cols), tile);
+      return tensor_map(kName, matrix(values, type, problem.device, ceil_div(w.rows, kPanelChannels), cols, cols),
+                        tile);
     };
     maps.scales = panels(w.scales, DType::f32);
     if (F::zero_points) maps.zeros = panels(w.zeros, DType::u8);
@@ -66,9 +67,10 @@ void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream strea
 
   const int at_once = F::blocks * max_active_clusters(problem.device, kClusterSize);
   const int clusters = std::min(at_once, arguments.order.count());
-  enqueue(kName, w4a8_gemm_kernel<F>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)},
-          stream, maps, arguments);
+  enqueue(
+      kName, w4a8_gemm_kernel<F>,
+      LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)},
+      stream, maps, arguments);
 }
 
 // Whether there are so few tiles that each block has an SM.
@@ -83,10 +85,10 @@ void with_form(const GemmProblem& p, int rows_a, bool turns, const Body& body) {
     constexpr bool kFewRows = rows <= kFew;
     const auto with = [&]<bool packed, bool zero_points, bool takes_turns>() {
       if constexpr (packed || !kFewRows) {
-        if (p.b.group == 32) return body(Form<rows, packed, zero_points, 1, takes_turns && kFewRows>());
-        if (p.b.group == 64) return body(Form<rows, packed, zero_points, 2, takes_turns && kFewRows>());
-        if (p.b.group == 128) return body(Form<rows, packed, zero_points, 4, takes_turns && kFewRows>());
-        body(Form<rows, packed, zero_points, 0, takes_turns && kFewRows>());
+        if (p.b.group == 32) return body(Form < rows, packed, zero_points, 1, takes_turns && kFewRows > ());
+        if (p.b.group == 64) return body(Form < rows, packed, zero_points, 2, takes_turns && kFewRows > ());
+        if (p.b.group == 128) return body(Form < rows, packed, zero_points, 4, takes_turns && kFewRows > ());
+        body(Form < rows, packed, zero_points, 0, takes_turns && kFewRows > ());
       }
     };
     with_flags(with, p.b_packed, p.b.zero_point, turns);

@@ -34,22 +34,22 @@ namespace octile::cuda::w4a8 {
 
 constexpr int kTileK = 128;  // of a stage
 constexpr int kChannels = static_cast<int>(kPanelChannels);
-constexpr int kWide = 192;   // of a tile of a; rows of y
+constexpr int kWide = 192;  // of a tile of a; rows of y
 constexpr int kNarrow = 128;
 constexpr int kFew = 64;
 constexpr int kFewest = 32;
 constexpr int kHelpers = 3;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 
-// rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row. takes_turns: helpers
-// and a keeper.
+// rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row. takes_turns:
+// helpers and a keeper.
 template <int rows_a_, bool packed_, bool zero_points_, int slices_, bool takes_turns_>
 struct Form {
   static constexpr int rows_a = rows_a_;
   static constexpr bool takes_turns = takes_turns_;
   static constexpr int blocks = rows_a <= kFew && !takes_turns ? 2 : 1;  // of an SM
-  static constexpr int helpers = takes_turns ? kHelpers : 0;  // warpgroups
-  static constexpr int keepers = rows_a <= kFew ? 1 : 2;      // warpgroups with 64 rows of y each
+  static constexpr int helpers = takes_turns ? kHelpers : 0;             // warpgroups
+  static constexpr int keepers = rows_a <= kFew ? 1 : 2;                 // warpgroups with 64 rows of y each
   static constexpr int consumers = keepers + helpers;
   static constexpr int rows_b = 64 * keepers;  // of a tile of the weight; columns of y
   static constexpr int threads = (1 + consumers) * kWarpgroup;
@@ -61,12 +61,13 @@ struct Form {
   static constexpr int groups = slices == 0 ? 1 : 4 / slices;            // of a stage
   using Zeros = std::conditional_t<packed, std::uint8_t, std::int32_t>;  // 8 + z; z
 
-  static constexpr int slots = rows_a == kFewest ? 2 : 1;                // of a helper: sums of a group
+  static constexpr int slots = rows_a == kFewest ? 2 : 1;  // of a helper: sums of a group
   static constexpr int kSlotBytes = rows_a * 64 * 4 + kWarpgroup * 8 + 16;
-  static constexpr int group_values = groups * rows_b;                   // scales of a stage, or zero points
+  static constexpr int group_values = groups * rows_b;  // scales of a stage, or zero points
   // TMA writes to multiples of 128 bytes.
   static constexpr int zero_values = zero_points ? std::max(group_values, 128) : 0;
-  static constexpr int kGroupBytes = group_values * static_cast<int>(sizeof(float)) + zero_values * static_cast<int>(sizeof(Zeros));
+  static constexpr int kGroupBytes =
+      group_values * static_cast<int>(sizeof(float)) + zero_values * static_cast<int>(sizeof(Zeros));
   static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
   static constexpr int kSharedBytes = (kMaxSharedBytes + 1024) / blocks - 1024;
   static constexpr int stages =
@@ -102,8 +103,7 @@ struct Shared {
 
   // Where the i-th group of a row of the tile has its scale and zero point in a stage.
   __device__ static int place(int row, int i) {
-    return F::packed ? (row / kChannels * F::groups + i) * kChannels + row % kChannels
-                     : i * F::rows_b + row;
+    return F::packed ? (row / kChannels * F::groups + i) * kChannels + row % kChannels : i * F::rows_b + row;
   }
 };
 
@@ -121,8 +121,8 @@ struct Maps : GemmMaps {
 
 struct Arguments {
   NibbleWeight weight;
-  int steps = 0;    // of k
-  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
+  int steps = 0;      // of k
+  TileOrder order;    // of the clusters' tiles: rows of the weight down, rows of a across
   int half_rows = 0;  // of a tile of a that each block loads
   int last_row = 0;   // of a at which a tile may begin
   const std::int8_t* a = nullptr;
