@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/access.h"
@@ -113,6 +114,13 @@ std::int64_t bytes_of_sums(const PanelKernel& kernel, std::int64_t rows) {
          static_cast<std::int64_t>(sizeof(std::int32_t));
 }
 
+// Whether rows of left stream past a block of right, and how many terms of it then stay in the L2 cache.
+bool streams(const PanelKernel& kernel, std::int64_t rows) { return kernel.stream_rows > 0 && rows > kernel.rows; }
+std::int64_t stream_depth(const PanelKernel& kernel, std::int64_t depth_bytes) {
+  const std::int64_t in_cache = second_level_cache() / 4 / (kMaxPanels * depth_bytes) / kS8Depth * kS8Depth;
+  return std::clamp(in_cache, kernel.depth, kMaxNarrowBlocks * kNarrowDepth);
+}
+
 // Workspace: rows of left, the second halves of those that are halved, a flag for each that is, sums of left over each
 // group, right in panels, then for each thread the sums of a part and the panels that it packs for itself: too much for
 // the stack of a thread.
@@ -130,7 +138,9 @@ struct Memory {
   std::int64_t size;
   bool packs;
   bool packs_in_parts;
-  bool as_caller;  // packs, as a caller would
+  bool streams_parts;  // packs_in_parts: as much as stays in the L2 cache, past which rows stream
+  bool dots;           // packs nothing: kernel.dot
+  bool as_caller;      // packs, as a caller would
 
   // Laid out for the maximum of rows of left; `run_rows` are there in this run. Few of them do not pay for panels of
   // all right, which is then packed part by part. A right in groups is packed as a caller would pack it where a part
@@ -143,10 +153,20 @@ struct Memory {
     const bool s4 = p.b.type == DType::s4;
     const bool only_as_caller =
         p.grouped() && (p.b.group > kPackedBytes || kernel.a == AForm::tiled || (s4 && p.b_major == Major::outer));
-    const bool may_pack = !p.b_packed && (only_as_caller || extent.rows > kMaxRows);
-    packs = !p.b_packed && (only_as_caller || run_rows > kMaxRows);
+    // Right that lies along its channels takes so long to pack that no two parts should do it.
+    const bool outer = (p.y_major == Major::outer ? p.a_major : p.b_major) == Major::outer;
+    const bool may_stream = kernel.stream_rows > 0 && !p.grouped() && p.a_block == 0;
+    const auto packs_for = [&](std::int64_t rows) {
+      if (p.b_packed || only_as_caller) return !p.b_packed;
+      return rows > (!may_stream ? kMaxRows : outer ? kStreamRows : std::numeric_limits<std::int64_t>::max());
+    };
+    const bool may_pack = packs_for(extent.rows);
+    packs = packs_for(run_rows);
     as_caller = packs && p.grouped();
-    packs_in_parts = !p.b_packed && !packs;
+    dots = !p.b_packed && !packs && may_stream && kernel.dot && !outer && run_rows <= kFewRows;
+    packs_in_parts = !p.b_packed && !packs && !dots;
+    const std::int64_t unstreamed = outer || kernel.dot ? kFewRows : kernel.rows;
+    streams_parts = packs_in_parts && may_stream && run_rows > unstreamed;
     const PackedLayout layout = packed_layout(p);
     Pieces pieces(workspace);
     left = pieces.take(rows * stride);
@@ -157,7 +177,12 @@ struct Memory {
                          : p.grouped() ? layout.size
                                        : round_up(extent.cols, kPanelChannels) * round_up(p.k, kS8Depth));
     sums_bytes = round_up(bytes_of_sums(kernel, extent.rows), kLine);
-    thread_bytes = sums_bytes + (p.b_packed || only_as_caller ? 0 : std::max(kPackedBytes, p.a_block) * kBlockChannels);
+    const std::int64_t part_depth = may_stream && extent.rows > unstreamed
+                                        ? std::min(stream_depth(kernel, kPanelChannels), round_up(p.k, kS8Depth))
+                                        : 0;
+    thread_bytes =
+        sums_bytes +
+        (p.b_packed || only_as_caller ? 0 : std::max({kPackedBytes, p.a_block, part_depth}) * kBlockChannels);
     threads = pieces.take(useful_threads(p.threads, product_units(extent.rows, extent.cols, p.k)) * thread_bytes);
     size = pieces.size();
   }
@@ -215,9 +240,6 @@ void convert_left(const PanelKernel& kernel, const GemmView& p, const Memory& me
 
 // ---- Parts of the product ----
 
-// Whether rows of left stream past a block of right.
-bool streams(const PanelKernel& kernel, std::int64_t rows) { return kernel.stream_rows > 0 && rows > kernel.rows; }
-
 // Parts in the order in which a thread goes through them. Rows of left are taken in bands that fit half a second-level
 // cache, and a band meets all panels before the next begins; within a band, all its rows meet a span of groups.
 //
@@ -227,13 +249,13 @@ class Order {
  public:
   Order(const PanelKernel& kernel, const GemmView& p, const Memory& memory, int threads)
       : rows_(p.rows), cols_(p.cols) {
-    if (!memory.packs_in_parts && cols_ * memory.channel_bytes <= second_level_cache() / 2 &&
+    if (!memory.packs_in_parts && !memory.dots && cols_ * memory.channel_bytes <= second_level_cache() / 2 &&
         rows_ >= threads * kTiledRows) {
       by_rows(kernel, threads);
       return;
     }
     constexpr std::int64_t kPartsOfAThread = 3;
-    if (streams(kernel, rows_) && !memory.packs_in_parts) {
+    if (memory.streams_parts || (streams(kernel, rows_) && !memory.packs_in_parts && !memory.dots)) {
       channels_ = kBlockChannels;
       spans_ = ceil_div(cols_, channels_);
       for (row_block_ = kStreamRows;; row_block_ /= 2) {
@@ -241,8 +263,8 @@ class Order {
         if (threads == 1 || row_block_ < kMaxRows || parts() >= kPartsOfAThread * threads) return;
       }
     }
-    // Where each part packs its own panels, one part has all rows.
-    for (std::int64_t span = memory.packs_in_parts ? kMaxSpan / 2 : kMaxSpan; span > 0; span /= 2) {
+    // Where each part packs its own panels, or its rows read right as it is, one part has all rows.
+    for (std::int64_t span = memory.packs_in_parts || memory.dots ? kMaxSpan / 2 : kMaxSpan; span > 0; span /= 2) {
       channels_ = span * kBlockChannels;
       row_block_ = (span > kMaxSpan / 2 ? kMaxRows / 2 : kMaxRows) / kernel.rows * kernel.rows;
       band_ = row_block_ * std::max<std::int64_t>(1, second_level_cache() / 2 / (row_block_ * memory.stride));
@@ -386,11 +408,16 @@ class Multiplication {
   void multiply(const Range& rows, const Range& cols, std::uint8_t* memory) const {
     Scratch s{reinterpret_cast<std::int32_t*>(memory), memory + memory_.sums_bytes, sums_stride(cols.count)};
     PartFinish finish(p_, rows, cols);
-    if (streams_) s.sums_stride = sums_stride(kBlockChannels);
+    if (streams_ && !memory_.dots) s.sums_stride = sums_stride(kBlockChannels);
     if (folds_ && !streams_) {
       std::fill_n(s.totals(), rows.count * s.sums_stride, 0.0f);
     } else if (!folds_) {
       load_channels(cols, finish.right_scale, s.correction);
+    }
+    if (memory_.dots) {
+      kernel_.dot({left({rows.first, 0}), memory_.stride, bytes(p_.right) + cols.first * p_.right.strides[0],
+                   p_.right.strides[0], p_.k, rows.count, cols.count, s.sums, s.sums_stride});
+      return finish.write(s.sums, s.sums_stride, s.correction);
     }
     for (std::int64_t j = 0; j < cols.count; j += kBlockChannels) {
       multiply_block(rows, {cols.first + j, std::min(kBlockChannels, cols.count - j)}, s, j, finish);
@@ -406,17 +433,15 @@ class Multiplication {
       const std::int64_t terms = kPackedBytes * 8 / bits(problem_.b.type);
       return std::min(terms / layout_.group_depth, layout_.groups) * layout_.group_depth;
     }
-    const std::int64_t depth_in_cache = second_level_cache() / 4 / (kMaxPanels * depth_bytes_);
-    const std::int64_t kernel_depth =
-        streams_ ? std::clamp(depth_in_cache, kernel_.depth, kMaxNarrowBlocks * kNarrowDepth) : kernel_.depth;
+    const std::int64_t kernel_depth = streams_ ? stream_depth(kernel_, depth_bytes_) : kernel_.depth;
     if (in_groups_ && !kernel_.find_narrow && !streams_) return layout_.groups * layout_.group_depth;
     if (in_groups_) return std::max<std::int64_t>(kernel_depth / layout_.group_depth, 1) * layout_.group_depth;
     const std::int64_t depth = round_up(p_.k, kS8Depth);
     if (packed_ && rows <= kernel_.rows) return depth;  // read once: no need to keep it in a cache
     const std::int64_t step = std::max(p_.block, kS8Depth);
-    const std::int64_t max = memory_.packs_in_parts ? std::min(kPackedBytes, kernel_.depth)
-                             : p_.block > 0         ? kMaxDepth
-                                                    : kernel_depth;
+    const std::int64_t max = memory_.packs_in_parts && !memory_.streams_parts ? std::min(kPackedBytes, kernel_.depth)
+                             : p_.block > 0                                   ? kMaxDepth
+                                                                              : kernel_depth;
     return round_up(ceil_div(depth, ceil_div(depth, std::max(max, step))), step);
   }
 

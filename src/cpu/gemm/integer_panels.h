@@ -70,6 +70,19 @@ struct TileRun {
   GroupRun group;
 };
 
+// Few rows of a times channels of b as its owner has them, contiguous along k and not packed:
+// sums[r, c] = sum over `depth` terms of (a[r] - 128) * b[c], a in AForm::offset.
+struct DotRun {
+  const std::uint8_t* a;  // (rows, depth)
+  std::int64_t a_stride;
+  const std::uint8_t* b;  // (channels, depth)
+  std::int64_t b_stride;
+  std::int64_t depth;
+  std::int64_t rows, channels;
+  std::int32_t* sums;  // (rows, channels), channels up to a multiple of 4 may be overwritten
+  std::int64_t sums_stride;
+};
+
 // A tile prefetches b this many bytes ahead in each panel.
 inline constexpr std::int64_t kAhead = 2048;
 
@@ -101,7 +114,8 @@ struct PanelKernel {
   // and y is finished tile by tile, by the tile itself or from sums that are still in the L1 cache. 0: tiles of `rows`,
   // and parts whose rows of y are long.
   int stream_rows = 0;
-  bool finishes = false;  // knows what `TileRun::finish` means
+  bool finishes = false;                 // knows what `TileRun::finish` means
+  void (*dot)(const DotRun&) = nullptr;  // null: a part packs what it needs of a weight that is not packed
 };
 
 // What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.

@@ -14,7 +14,8 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kTerms = 64;  // packed at a time: a line of each channel
+constexpr std::int64_t kTerms = 64;       // packed at a time: a line of each channel
+constexpr std::int64_t kPackAhead = 512;  // bytes of a channel
 
 #if defined(__x86_64__)
 
@@ -48,7 +49,9 @@ __attribute__((target("avx2"))) void pack_rows_avx2(const std::uint8_t* in, std:
       __m256i row[8];
 #pragma GCC unroll 8
       for (int r = 0; r < 8; ++r) {
-        row[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + (8 * half + r) * stride + 32 * line));
+        const std::uint8_t* from = in + (8 * half + r) * stride + 32 * line;
+        row[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        if (line == 0) __builtin_prefetch(from + kPackAhead, 0, 2);
       }
       transpose_lanes(row);
 #pragma GCC unroll 8
