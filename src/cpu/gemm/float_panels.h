@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/access.h"
+#include "cpu/gemm/transpose_lanes.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
 #include "plan/kernel.h"
@@ -56,30 +57,6 @@ struct TransposeRun {
   std::int64_t terms;
   Real* out;  // (terms, rows)
 };
-
-// The first two lanes of a and b interleaved, or the last two.
-template <int first, class Four>
-OCTILE_INLINE Four interleaved(const Four& a, const Four& b) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, first, first + 4, first + 1, first + 5);
-#else
-  typedef std::uint32_t Lanes __attribute__((vector_size(16)));
-  return __builtin_shuffle(a, b, Lanes{first, first + 4, first + 1, first + 5});
-#endif
-}
-
-// 4 x 4 lanes: lane j of v[i] becomes lane i of v[j].
-template <class Four>
-OCTILE_INLINE void transpose_lanes(Four (&v)[4]) {
-  const Four low02 = interleaved<0>(v[0], v[2]);
-  const Four high02 = interleaved<2>(v[0], v[2]);
-  const Four low13 = interleaved<0>(v[1], v[3]);
-  const Four high13 = interleaved<2>(v[1], v[3]);
-  v[0] = interleaved<0>(low02, low13);
-  v[1] = interleaved<2>(low02, low13);
-  v[2] = interleaved<0>(high02, high13);
-  v[3] = interleaved<2>(high02, high13);
-}
 
 // out[j * stride + i] = rows[i][c + j], 4 of each.
 OCTILE_INLINE void transpose_4x4(const float* const* rows, std::int64_t c, float* out, std::int64_t stride) {

@@ -44,14 +44,6 @@ struct FlipSigns {
   }
 };
 
-// Two's complement becomes q + 8.
-struct FlipNibbles {
-  template <Isa>
-  OCTILE_INLINE static void run(std::uint8_t* __restrict pairs, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) pairs[i] ^= 0x88;
-  }
-};
-
 struct HoldsLowest {
   template <Isa>
   OCTILE_INLINE static void run(const std::uint8_t* __restrict row, std::int64_t n, std::uint8_t* found) {
@@ -528,8 +520,7 @@ class Multiplication {
     if (problem_.b.type == DType::s8) return pack_panels(p_.right, cols, {term, terms}, {packed, run.b_stride});
     ConstTensor pairs = p_.right;
     pairs.strides = {p_.right.strides[0] / 2, 1};
-    pack_panels(pairs, cols, {term / 2, ceil_div(terms, 2)}, {packed, run.b_stride});
-    multiversion<FlipNibbles>(packed, run.panels * run.b_stride);
+    pack_panels(pairs, cols, {term / 2, ceil_div(terms, 2)}, {packed, run.b_stride, kFlipNibbles});
   }
 
   struct Place {
@@ -618,19 +609,22 @@ class Multiplication {
     group.segments_stride = kMaxGroups * kPanelChannels;
     const std::int64_t first = at.term / layout_.group_depth;
     const std::int64_t groups = run.depth / layout_.group_depth;
-    for (std::int64_t c = 0; c < run.panels * kPanelChannels; ++c) {
-      const std::int64_t channel = std::min(at.col + c, p_.cols - 1);  // beyond the last one anything will do
-      float scales[kMaxGroups];
-      if (o_.b_scale.strides[1] == 1) {
-        widen(o_.b_scale.dtype, o_.b_scale.data, channel * o_.b_scale.strides[0] + first, groups, scales);
-      } else {
-        for (std::int64_t g = 0; g < groups; ++g) scales[g] = load<float>(o_.b_scale, channel, first + g);
-      }
+    const std::int64_t channels = std::min(kBlockChannels, p_.cols - at.col);
+    constexpr std::int64_t kFloat = sizeof(float);  // there is no f64 with groups
+    ConstTensor lanes = o_.b_scale;
+    lanes.strides = {lanes.strides[0] * kFloat, lanes.strides[1]};
+    if (lanes.strides[1] == 1) {
+      pack_panels(lanes, {at.col, channels}, {first * kFloat, groups * kFloat},
+                  {reinterpret_cast<std::uint8_t*>(s.scales), kMaxGroups * kPanelChannels * kFloat});
+    }
+    for (std::int64_t c = 0; c < channels && (lanes.strides[1] != 1 || problem_.b.zero_point); ++c) {
       for (std::int64_t g = 0; g < groups; ++g) {
-        s.scales[c / kPanelChannels][g][c % kPanelChannels] = scales[g];
+        const std::int64_t panel = c / kPanelChannels;
+        const std::int64_t lane = c % kPanelChannels;
+        if (lanes.strides[1] != 1) s.scales[panel][g][lane] = load<float>(o_.b_scale, at.col + c, first + g);
         if (!problem_.b.zero_point) continue;
-        s.zero_points[c / kPanelChannels][g][c % kPanelChannels] =
-            static_cast<std::uint8_t>(8 + load_integer(o_.zero_point, channel, first + g));
+        s.zero_points[panel][g][lane] =
+            static_cast<std::uint8_t>(8 + load_integer(o_.zero_point, at.col + c, first + g));
       }
     }
     if (kernel_.a != AForm::offset || problem_.b.type != DType::s8) return group;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/gemm/transpose_lanes.h"
 #include "cpu/support/isa.h"
 #include "plan/packed_weight.h"
 
@@ -17,10 +18,15 @@ namespace {
 constexpr std::int64_t kTerms = 64;       // packed at a time: a line of each channel
 constexpr std::int64_t kPackAhead = 512;  // bytes of a channel
 
+// What there is of 16 channels and 64 terms.
+struct Block {
+  std::int64_t channels, terms;
+};
+
 #if defined(__x86_64__)
 
 // 8 x 8 lanes: lane c of row r becomes lane r of row c.
-__attribute__((target("avx2"), always_inline)) inline void transpose_lanes(__m256i (&row)[8]) {
+__attribute__((target("avx2"), always_inline)) inline void transpose_eight(__m256i (&row)[8]) {
   __m256i pairs[8];
   __m256i fours[8];
 #pragma GCC unroll 4
@@ -43,34 +49,93 @@ __attribute__((target("avx2"), always_inline)) inline void transpose_lanes(__m25
 }
 
 // 64 terms of 16 channels, each `stride` bytes after the one before.
-__attribute__((target("avx2"))) void pack_rows_avx2(const std::uint8_t* in, std::int64_t stride, std::uint8_t* out) {
+__attribute__((target("avx2"))) void pack_rows_avx2(const std::uint8_t* in, std::int64_t stride, const Panels& out) {
+  const __m256i flip = _mm256_set1_epi8(static_cast<char>(out.flip));
   for (int half = 0; half < 2; ++half) {
     for (int line = 0; line < 2; ++line) {
       __m256i row[8];
 #pragma GCC unroll 8
       for (int r = 0; r < 8; ++r) {
         const std::uint8_t* from = in + (8 * half + r) * stride + 32 * line;
-        row[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        row[r] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), flip);
         if (line == 0) __builtin_prefetch(from + kPackAhead, 0, 2);
       }
-      transpose_lanes(row);
+      transpose_eight(row);
 #pragma GCC unroll 8
       for (int q = 0; q < 8; ++q) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (8 * line + q) * kPanelLine + 32 * half), row[q]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.data + (8 * line + q) * kPanelLine + 32 * half), row[q]);
       }
     }
   }
 }
 
+#define OCTILE_TARGET __attribute__((target("avx512f"), always_inline)) inline
+// Lanes 0 and 2 of a and of b, or lanes 1 and 3; masks, since GCC 12 warns of the intrinsics without.
+template <int lanes>
+OCTILE_TARGET __m512i every_other(__m512i a, __m512i b) {
+  return _mm512_maskz_shuffle_i32x4(0xffff, a, b, lanes == 0 ? 0x88 : 0xdd);
+}
+OCTILE_TARGET __m512i low_lanes(__m512i a, __m512i b) { return _mm512_maskz_unpacklo_epi32(0xffff, a, b); }
+OCTILE_TARGET __m512i high_lanes(__m512i a, __m512i b) { return _mm512_maskz_unpackhi_epi32(0xffff, a, b); }
+OCTILE_TARGET __m512i low_pairs(__m512i a, __m512i b) { return _mm512_maskz_unpacklo_epi64(0xff, a, b); }
+OCTILE_TARGET __m512i high_pairs(__m512i a, __m512i b) { return _mm512_maskz_unpackhi_epi64(0xff, a, b); }
+#undef OCTILE_TARGET
+
+// The same, by 16 x 16 lanes. Channels and terms that are missing are 0, flipped.
+template <bool whole>
+__attribute__((target("avx512f,avx512bw"))) void pack_rows_avx512(const std::uint8_t* in, std::int64_t stride,
+                                                                  const Block& block, const Panels& out) {
+  const __m512i flip = _mm512_set1_epi8(static_cast<char>(out.flip));
+  const __mmask64 mask = block.terms >= kTerms ? ~std::uint64_t{0} : (std::uint64_t{1} << block.terms) - 1;
+  __m512i fours[16];  // 4 * i + c: in lane l of 128 bits column 4 * l + c of rows 4 * i and on
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    __m512i row[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      const std::uint8_t* from = in + (4 * i + r) * stride;
+      const __m512i line =
+          whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(4 * i + r < block.channels ? mask : 0, from);
+      row[r] = _mm512_xor_si512(line, flip);
+      __builtin_prefetch(from + kPackAhead, 0, 2);
+    }
+    const __m512i low[] = {low_lanes(row[0], row[1]), low_lanes(row[2], row[3])};
+    const __m512i high[] = {high_lanes(row[0], row[1]), high_lanes(row[2], row[3])};
+    fours[4 * i] = low_pairs(low[0], low[1]);
+    fours[4 * i + 1] = high_pairs(low[0], low[1]);
+    fours[4 * i + 2] = low_pairs(high[0], high[1]);
+    fours[4 * i + 3] = high_pairs(high[0], high[1]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even[] = {every_other<0>(fours[c], fours[4 + c]), every_other<0>(fours[8 + c], fours[12 + c])};
+    const __m512i odd[] = {every_other<1>(fours[c], fours[4 + c]), every_other<1>(fours[8 + c], fours[12 + c])};
+    std::uint8_t* to = out.data + c * kPanelLine;
+    _mm512_storeu_si512(to, every_other<0>(even[0], even[1]));
+    _mm512_storeu_si512(to + 4 * kPanelLine, every_other<0>(odd[0], odd[1]));
+    _mm512_storeu_si512(to + 8 * kPanelLine, every_other<1>(even[0], even[1]));
+    _mm512_storeu_si512(to + 12 * kPanelLine, every_other<1>(odd[0], odd[1]));
+  }
+}
+
 #endif
 
-void pack_rows(const std::uint8_t* in, std::int64_t stride, std::uint8_t* out) {
+// Whole blocks.
+void pack_rows(const std::uint8_t* in, std::int64_t stride, const Panels& out) {
 #if defined(__x86_64__)
+  if (usable(Isa::avx512)) return pack_rows_avx512<true>(in, stride, {kPanelChannels, kTerms}, out);
   if (usable(Isa::avx2)) return pack_rows_avx2(in, stride, out);
 #endif
-  for (std::int64_t r = 0; r < kPanelChannels; ++r) {
-    for (std::int64_t c = 0; c < kTerms; c += kLaneBytes) {
-      std::memcpy(out + c * kPanelChannels + r * kLaneBytes, in + r * stride + c, kLaneBytes);
+  typedef std::uint32_t Four __attribute__((vector_size(16)));
+  for (std::int64_t c = 0; c < kTerms; c += kPanelChannels) {
+    for (std::int64_t row = 0; row < kPanelChannels; row += 4) {
+      Four lanes[4];
+      for (int i = 0; i < 4; ++i) std::memcpy(&lanes[i], in + (row + i) * stride + c, sizeof(Four));
+      transpose_lanes(lanes);
+      for (int i = 0; i < 4; ++i) {
+        const Four flipped = lanes[i] ^ 0x01010101u * out.flip;
+        std::memcpy(out.data + (c / kLaneBytes + i) * kPanelLine + row * kLaneBytes, &flipped, sizeof flipped);
+      }
     }
   }
 }
@@ -94,18 +159,29 @@ void pack_line(const std::uint8_t* in, std::int64_t stride, std::uint8_t* out) {
 #endif
 }
 
-// One panel of which a few channels or terms may be missing, by way of 16 full rows.
-void pack_edge(const ConstTensor& b, const Range& channels, const Range& terms, std::uint8_t* out) {
+// One panel of which a few channels or terms may be missing, elsewhere than with AVX-512 by way of 16 full rows.
+void pack_edge(const ConstTensor& b, const Range& channels, const Range& terms, const Panels& out) {
   const auto* data =
       static_cast<const std::uint8_t*>(b.data) + channels.first * b.strides[0] + terms.first * b.strides[1];
   for (std::int64_t done = 0; done < terms.count; done += kTerms) {
-    std::uint8_t block[kPanelChannels * kTerms] = {};
     const std::int64_t count = std::min(kTerms, terms.count - done);
+    const Panels to = {out.data + done * kPanelChannels, 0, out.flip};
+#if defined(__x86_64__)
+    if (b.strides[1] == 1 && usable(Isa::avx512)) {
+      pack_rows_avx512<false>(data + done, b.strides[0], {channels.count, count}, to);
+      continue;
+    }
+#endif
+    std::uint8_t block[kPanelChannels * kTerms] = {};
     for (std::int64_t r = 0; r < channels.count; ++r) {
       const std::uint8_t* from = data + r * b.strides[0] + done * b.strides[1];
-      for (std::int64_t c = 0; c < count; ++c) block[r * kTerms + c] = from[c * b.strides[1]];
+      if (b.strides[1] == 1) {
+        std::memcpy(block + r * kTerms, from, static_cast<std::size_t>(count));
+      } else {
+        for (std::int64_t c = 0; c < count; ++c) block[r * kTerms + c] = from[c * b.strides[1]];
+      }
     }
-    pack_rows(block, kTerms, out + done * kPanelChannels);
+    pack_rows(block, kTerms, to);
   }
 }
 
@@ -120,7 +196,7 @@ void pack_panels(const ConstTensor& b, const Range& channels, const Range& terms
     for (std::int64_t j = 0; j < panels; ++j) {
       for (std::int64_t c = 0; c < whole; c += kTerms) {
         pack_rows(data + j * kPanelChannels * b.strides[0] + c, b.strides[0],
-                  out.data + j * out.stride + c * kPanelChannels);
+                  {out.data + j * out.stride + c * kPanelChannels, 0, out.flip});
       }
     }
   } else {
@@ -137,7 +213,8 @@ void pack_panels(const ConstTensor& b, const Range& channels, const Range& terms
     if (done == terms.count) continue;
     const std::int64_t first = j * kPanelChannels;
     pack_edge(b, {channels.first + first, std::min(kPanelChannels, channels.count - first)},
-              {terms.first + done, terms.count - done}, out.data + j * out.stride + done * kPanelChannels);
+              {terms.first + done, terms.count - done},
+              {out.data + j * out.stride + done * kPanelChannels, 0, out.flip});
   }
 }
 

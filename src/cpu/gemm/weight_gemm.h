@@ -240,15 +240,16 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
   const LeftPanels<float> left(o.a, {tiles, tile_rows, depth, depth}, reinterpret_cast<float*>(scratch + threads));
   left.pack(0, 0, tiles, scratch->sums);
   const std::int64_t part_panels = stream_panels(isa(), tile_rows);
-  const std::int64_t step = weight.packed() ? depth : weight.segment();
+  const std::int64_t segment = weight.segment();
+  const std::int64_t step = weight.packed() ? depth : kDepth / segment * segment;
   parallel_for(threads, ceil_div(layout.panels, part_panels), [&](std::int64_t part, int thread) {
     const std::int64_t first = part * part_panels;
     auto& [sums, buffers] = scratch[thread];
     std::fill_n(sums, tiles * tile_rows * kStreamCols, 0.0f);
     for (std::int64_t term = 0; term < depth; term += step) {
       const std::int64_t terms = std::min(step, depth - term);
-      StreamRun run{{}, nullptr, 1, terms, weight.order(), nullptr};
-      if (weight.packed()) run.groups = layout.groups, run.group_depth = layout.group_depth;
+      const std::int64_t run_depth = weight.packed() ? layout.group_depth : std::min(segment, terms);
+      StreamRun run{{}, nullptr, terms / run_depth, run_depth, weight.order(), nullptr};
       for (std::int64_t i = 0; i < part_panels; ++i) {
         run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i].buffer);
       }

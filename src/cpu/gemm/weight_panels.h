@@ -107,9 +107,13 @@ struct ByteVectors {
 // 16 channels' worth of a few lines, and what belongs to them.
 struct WeightBlock {
   const std::uint8_t* lines;
-  const void* scales;               // (16) f32 or f64
-  const std::uint8_t* zero_points;  // (16) 8 + z, or null
+  const void* scales;               // (groups, 16) f32 or f64
+  const std::uint8_t* zero_points;  // (groups, 16) 8 + z, or null
 };
+
+// Of a block of kDepth terms that is put together here; f32 scales are packed 16 groups at a time.
+inline constexpr std::int64_t kMaxBlockGroups = 16;
+static_assert(kMaxBlockGroups >= kDepth / 32);
 
 // b of the product, packed or not.
 class WeightPanels {
@@ -124,8 +128,8 @@ class WeightPanels {
 
   // Where a block that is not packed is put together; its lines follow it in a Storage.
   struct alignas(64) Buffer {
-    double scales[kPanelChannels];
-    std::uint8_t zero_points[kPanelChannels];
+    double scales[kMaxBlockGroups * kPanelChannels];
+    std::uint8_t zero_points[kMaxBlockGroups * kPanelChannels];
 
     std::uint8_t* lines() { return reinterpret_cast<std::uint8_t*>(this + 1); }
   };
@@ -137,12 +141,10 @@ class WeightPanels {
     alignas(64) std::uint8_t lines[kDepth * kPanelLine / Codec<Isa::baseline>::kLineTerms];
   };
 
-  // Terms term .. term + terms - 1, all of one group, of a panel.
+  // Terms term .. term + terms - 1 of a panel: a part of a group, or, with scales in f32, some whole groups.
   WeightBlock block(std::int64_t panel, std::int64_t term, std::int64_t terms, Buffer& buffer) const;
 
  private:
-  void gather_nibbles(std::int64_t panel, std::int64_t term, std::int64_t terms, std::uint8_t* lines) const;
-
   const GemmProblem& p_;
   const GemmOperands& o_;
   PackedLayout layout_;
