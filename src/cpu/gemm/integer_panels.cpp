@@ -457,6 +457,7 @@ class Multiplication {
     for (std::int64_t term = 0; term < depth; term += block) {
       run.depth = std::min(block, depth - term);
       run.accumulate = term > 0;
+      run.whole = packed_ && block >= depth;
       if (memory_.packs_in_parts) {
         pack(cols, term, run, s.packed);
       } else {

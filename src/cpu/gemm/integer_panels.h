@@ -17,6 +17,7 @@
 
 #include "cpu/support/cost.h"
 #include "plan/kernel.h"
+#include "plan/packed_weight.h"
 
 namespace octile::cpu {
 
@@ -66,6 +67,7 @@ struct TileRun {
   const TileFinish* finish;    // y is written instead of sums; null: it is not
   std::int64_t row;            // of the part, for `finish`
   std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
+  bool whole;                  // `depth` is all of a panel, behind which the next one lies
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
   GroupRun group;
 };
@@ -83,8 +85,10 @@ struct DotRun {
   std::int64_t sums_stride;
 };
 
-// A tile prefetches b this many bytes ahead in each panel.
+// A tile prefetches b this many bytes ahead in each panel, and scales so many groups. They lie apart from the panels, a
+// line for each group and panel: without this a machine waits for each of them where the weight comes from memory.
 inline constexpr std::int64_t kAhead = 2048;
+inline constexpr std::int64_t kScalesAhead = 4;
 
 inline constexpr std::int64_t kNarrowDepth = 64;      // terms that share a flag
 inline constexpr std::int64_t kMaxNarrowBlocks = 64;  // flags of a panel
@@ -144,7 +148,27 @@ struct TileOperands {
   const std::uint8_t* b;
   const std::uint8_t* narrow;
   std::int64_t later = 0;  // TileRun's, where b is the first panel
+  // From term `near` on b is fetched `far` bytes ahead: where a panel ends, what the next tile meets first.
+  std::int64_t near = 0;
+  std::int64_t far = kAhead;
 };
+
+// For a tile of `panels` that have so many terms left.
+inline void look_ahead(const TileRun& run, std::int64_t terms, int panels, std::int64_t depth_bytes, TileOperands& at) {
+  at.near = terms - kAhead / depth_bytes;
+  if (run.whole) at.far = kAhead + (panels - 1) * run.b_stride;
+}
+
+// Fetches the scales of group g + kScalesAhead, or of a group of the panels behind these.
+inline __attribute__((always_inline)) void fetch_scales(const GroupRun& run, bool whole, std::int64_t g, int first,
+                                                        int panels) {
+  std::int64_t later = g + kScalesAhead;
+  if (whole && later >= run.groups) later += (panels - 1) * run.groups;
+  for (int j = 0; j < panels; ++j) {
+    const std::int64_t segment = (first + j) * run.segments_stride + later * kPanelChannels;
+    __builtin_prefetch(run.scales + segment * static_cast<std::int64_t>(sizeof(float)));
+  }
+}
 
 // The whole run, by a tile's `run<row steps, column steps>(run, first column step)`.
 template <class Tile, std::size_t kIndex>

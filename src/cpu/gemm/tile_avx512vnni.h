@@ -30,6 +30,7 @@ struct Tile : Terms {
   OCTILE_TILE static void run(const TileRun& run, int first) {
     TileOperands at{run.a, run.b + first * run.b_stride, nullptr, first == 0 ? run.later : 0};
     if constexpr (kFold == Fold::none) {
+      look_ahead(run, run.depth, panels, Terms::kDepthBytes, at);
       __m512i sum[rows][panels];
       std::int32_t* sums = run.sums + first * kPanelChannels;
 #pragma GCC unroll 12
@@ -55,6 +56,10 @@ struct Tile : Terms {
     } else {
       const GroupRun group = run.group;  // stores to totals might change another's, for all that the compiler knows
       for (std::int64_t g = 0; g < group.groups; ++g) {
+        if constexpr (kFold == Fold::channels) {
+          fetch_scales(group, run.whole, g, first, panels);
+          look_ahead(run, (group.groups - g) * run.depth, panels, Terms::kDepthBytes, at);
+        }
         __m512i sum[rows][panels];
         start(group, first, g, sum);
         Terms::multiply(run, at, sum);

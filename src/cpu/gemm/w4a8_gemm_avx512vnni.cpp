@@ -21,12 +21,13 @@ struct Terms {
     for (int j = 0; j < panels; ++j) right[j] = at.b + j * run.b_stride;
     const std::uint8_t* left_at = at.a;
     const std::int64_t bytes = run.depth * kDepthBytes;
+    const std::int64_t ahead = rows > 4 || at.near > 0 ? kAhead : at.far;
     for (std::int64_t line_at = 0; line_at < bytes; line_at += kPanelLine, left_at += kS4Depth) {
       __m512i lower[panels];
       __m512i upper[panels];
 #pragma GCC unroll 8
       for (int j = 0; j < panels; ++j) {
-        _mm_prefetch(right[j] + line_at + kAhead, _MM_HINT_T0);
+        _mm_prefetch(right[j] + line_at + ahead, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(right[j] + line_at);
         lower[j] = _mm512_and_si512(line, low);
         upper[j] = _mm512_and_si512(line >> 4, low);

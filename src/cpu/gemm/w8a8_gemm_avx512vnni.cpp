@@ -22,11 +22,12 @@ struct Terms {
       if (rows >= 4 && panels == kMaxPanels && at.later != 0) {
         _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
       }
+      const std::int64_t ahead = rows > 4 || c < at.near ? kAhead : at.far;
       __m512i right[panels];
 #pragma GCC unroll 4
       for (int j = 0; j < panels; ++j) {
         const std::uint8_t* line = at.b + j * run.b_stride + c * kPanelChannels;
-        _mm_prefetch(line + kAhead, _MM_HINT_T0);
+        _mm_prefetch(line + ahead, _MM_HINT_T0);
         right[j] = _mm512_loadu_si512(line);
       }
 #pragma GCC unroll 12

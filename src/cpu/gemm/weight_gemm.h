@@ -124,13 +124,16 @@ constexpr std::int64_t kStreamCols = kMaxStreamPanels * kPanelChannels;
 
 // Bytes ahead in each panel; beyond a page the machine does not look by itself (21 to 28 GB/s on one thread of Zen 5).
 constexpr std::int64_t kPrefetch = 2048;
+constexpr std::int64_t kScalesAhead = 4;  // groups
 
 struct StreamRun {
   WeightBlock panels[kMaxStreamPanels];
   const float* left;  // (groups * group_depth, rows)
   std::int64_t groups, group_depth;
   NibbleOrder order;
-  float* sums;  // (rows, kStreamCols)
+  float* sums;               // (rows, kStreamCols)
+  std::int64_t next;         // bytes from the end of a panel to the panel in its place in the next part, or 0
+  std::int64_t next_scales;  // the same of its scales, in groups
 };
 
 template <std::int64_t kRows, template <Isa> class Codec>
@@ -162,12 +165,20 @@ struct StreamPanels {
     constexpr bool kLookUp = !kZeroPoints && kRows <= 4;
     const float* left = p.left;
     std::int64_t at = 0;  // bytes into each panel
+    const std::int64_t near = p.groups * p.group_depth / kLineTerms * kPanelLine - kPrefetch;
     for (std::int64_t group = 0; group < p.groups; ++group) {
+      // Scales lie apart from the panels, a line for each group, which no machine foresees.
+      const std::int64_t later = group + kScalesAhead;
+      const std::int64_t line = later < p.groups || p.next == 0 ? later : later + p.next_scales;
+      for (std::int64_t i = 0; i < kAll / kVectors; ++i) {
+        __builtin_prefetch(static_cast<const float*>(p.panels[i].scales) + line * kPanelChannels);
+      }
       for (std::int64_t i = 0; i < kAll && kZeroPoints; ++i) {
         codecs[i].set(p.panels[i / kVectors].zero_points + group * kPanelChannels + i % kVectors * V::kLanes);
       }
       for (std::int64_t first = 0; first < p.group_depth; first += kDepth) {
         Floats sum[kRows][kAll] = {};
+        const std::int64_t ahead = kPrefetch + (at < near ? 0 : p.next);
         for (std::int64_t end = at + std::min(kDepth, p.group_depth - first) / kLineTerms * kPanelLine; at < end;
              at += kPanelLine) {
           typename V::Words lanes[kAll];
@@ -175,10 +186,11 @@ struct StreamPanels {
           for (int i = 0; i < kAll; ++i) {
             const std::uint8_t* line = p.panels[i / kVectors].lines + at + i % kVectors * V::kLanes * kLaneBytes;
             std::memcpy(&lanes[i], line, sizeof lanes[i]);
-            if (i % kVectors == 0) __builtin_prefetch(line + kPrefetch);
           }
 #pragma GCC unroll 8
           for (int t = 0; t < kLineTerms; ++t) {
+            // One after the other, so that arithmetic goes on while they wait for a place.
+            for (int i = t; i < kAll / kVectors; i += kLineTerms) __builtin_prefetch(p.panels[i].lines + at + ahead);
             Floats w[kAll];
 #pragma GCC unroll 8
             for (int i = 0; i < kAll; ++i) {
@@ -249,7 +261,11 @@ void stream(const GemmProblem& p, const GemmOperands& o, const WeightPanels& wei
     for (std::int64_t term = 0; term < depth; term += step) {
       const std::int64_t terms = std::min(step, depth - term);
       const std::int64_t run_depth = weight.packed() ? layout.group_depth : std::min(segment, terms);
-      StreamRun run{{}, nullptr, terms / run_depth, run_depth, weight.order(), nullptr};
+      StreamRun run{{}, nullptr, terms / run_depth, run_depth, weight.order(), nullptr, 0, 0};
+      if (weight.packed()) {
+        run.next = (part_panels - 1) * layout.panel_bytes;
+        run.next_scales = (part_panels - 1) * layout.groups;
+      }
       for (std::int64_t i = 0; i < part_panels; ++i) {
         run.panels[i] = weight.block(std::min(first + i, layout.panels - 1), term, terms, buffers[i].buffer);
       }
