@@ -37,6 +37,7 @@ struct Tile : Terms {
     TileOperands at{run.a, run.b + panel * run.b_stride, run.narrow ? run.narrow + panel * kMaxNarrowBlocks : nullptr,
                     first == 0 ? run.later : 0};
     if constexpr (kFold == Fold::none) {
+      look_ahead(run, run.depth, halves / kHalves, Terms::kDepthBytes, at);
       __m256i sum[rows][halves];
       auto* sums = reinterpret_cast<__m256i*>(run.sums + first * kHalfChannels);
       const std::int64_t stride = run.sums_stride / kHalfChannels;
@@ -60,6 +61,10 @@ struct Tile : Terms {
     } else {
       const GroupRun group = run.group;  // stores to totals might change another's, for all that the compiler knows
       for (std::int64_t g = 0; g < group.groups; ++g) {
+        if constexpr (kFold == Fold::channels) {
+          fetch_scales(group, run.whole, g, panel, halves / kHalves);
+          look_ahead(run, (group.groups - g) * run.depth, halves / kHalves, Terms::kDepthBytes, at);
+        }
         __m256i sum[rows][halves];
         start(group, first, g, sum);
         Terms::multiply(run, at, sum);

@@ -50,10 +50,11 @@ struct Terms {
         _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
         if constexpr (narrow) _mm_prefetch(at.b + c * kPanelChannels + kPanelLine + at.later, _MM_HINT_T1);
       }
+      const std::int64_t ahead = halves <= kHalves || c < at.near ? kAhead : at.far;
 #pragma GCC unroll 8
       for (int j = 0; j < halves; ++j) {
         const std::uint8_t* half = at.b + j / 2 * run.b_stride + c * kPanelChannels + j % 2 * kPanelLine / 2;
-        if (j % 2 == 0) _mm_prefetch(half + kAhead, _MM_HINT_T0);
+        if (j % 2 == 0) _mm_prefetch(half + ahead, _MM_HINT_T0);
         const __m256i right = load(half);
         const __m256i magnitude = _mm256_abs_epi8(right);
         [[maybe_unused]] __m256i next, next_magnitude;

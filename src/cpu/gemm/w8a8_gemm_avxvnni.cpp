@@ -19,10 +19,11 @@ struct Terms {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
       if (rows >= 4 && at.later != 0) _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
       __m256i right[halves];
+      const std::int64_t ahead = halves <= kHalves || c < at.near ? kAhead : at.far;
 #pragma GCC unroll 8
       for (int j = 0; j < halves; ++j) {
         const std::uint8_t* half = at.b + j / 2 * run.b_stride + c * kPanelChannels + j % 2 * kPanelLine / 2;
-        if (j % 2 == 0) _mm_prefetch(half + kAhead, _MM_HINT_T0);
+        if (j % 2 == 0) _mm_prefetch(half + ahead, _MM_HINT_T0);
         right[j] = load(half);
       }
 #pragma GCC unroll 8
