@@ -482,7 +482,8 @@ class Multiplication {
         run.narrow = nullptr;
       }
       run.finish = finishes_ && term + block >= depth ? &to_y : nullptr;
-      // Where rows stream past right, each of the first tiles fetches a panel of the next block.
+      // Where rows stream past right, each of the first tiles fetches a panel of the next block, and the last of
+      // three two.
       const std::uint8_t* next = !streams_ || !panels_  ? nullptr
                                  : term + block < depth ? run.b + block * depth_bytes_
                                  : cols.first + kBlockChannels < p_.cols
@@ -491,6 +492,7 @@ class Multiplication {
       for (std::int64_t i = 0; i < rows.count; i += tile_rows) {
         run.rows = static_cast<int>(std::min(tile_rows, rows.count - i));
         run.row = i;
+        run.later_panels = i + tile_rows >= rows.count && i / tile_rows + 1 < run.panels ? 2 : 1;
         run.later = next && i < run.panels * tile_rows ? next - run.b + i / tile_rows * panel_bytes_ : 0;
         // A tile that meets all terms at once leaves nothing for later ones.
         const std::int64_t place = !streams_ ? i * s.sums_stride + at : block < depth ? i * s.sums_stride : 0;

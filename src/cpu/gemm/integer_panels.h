@@ -67,6 +67,7 @@ struct TileRun {
   const TileFinish* finish;    // y is written instead of sums; null: it is not
   std::int64_t row;            // of the part, for `finish`
   std::int64_t later;          // bytes from the first panel to one that a later tile meets, to be fetched; 0: none
+  int later_panels;            // so many of them, 1 or 2
   bool whole;                  // `depth` is all of a panel, behind which the next one lies
   const std::uint8_t* narrow;  // (panels, kMaxNarrowBlocks), from the kernel's find_narrow; null: nothing is known
   GroupRun group;

@@ -20,7 +20,9 @@ struct Terms {
   OCTILE_TILE_INLINE static void multiply(const TileRun& run, const TileOperands& at, __m512i (&sum)[rows][panels]) {
     for (std::int64_t c = 0; c < run.depth; c += kLaneBytes) {
       if (rows >= 4 && panels == kMaxPanels && at.later != 0) {
-        _mm_prefetch(at.b + c * kPanelChannels + at.later, _MM_HINT_T1);
+        const std::uint8_t* later = at.b + c * kPanelChannels + at.later;
+        _mm_prefetch(later, _MM_HINT_T1);
+        if (run.later_panels > 1) _mm_prefetch(later + run.b_stride, _MM_HINT_T1);
       }
       const std::int64_t ahead = rows > 4 || c < at.near ? kAhead : at.far;
       __m512i right[panels];
