@@ -46,6 +46,7 @@ struct Terms {
 
 constexpr int kDotChannels = 4;
 constexpr int kDotRows = 4;
+constexpr std::int64_t kNear = 1024;  // bytes of a channel that are fetched ahead
 
 // The sums of the lanes of four vectors.
 OCTILE_TILE_INLINE __m128i sum_lanes(const __m512i (&v)[kDotChannels]) {
@@ -79,10 +80,12 @@ OCTILE_TILE __attribute__((noinline)) void dot_tile(const DotRun& run, const Dot
 #pragma GCC unroll 4
     for (int j = 0; j < kDotChannels; ++j) sum[i][j] = _mm512_setzero_si512();
   }
-  const std::int64_t ahead = kDotChannels * run.b_stride;
   for (std::int64_t c = 0; c < at.depth; c += kPanelLine) {
     const std::int64_t rest = at.depth - c;
     const __mmask64 mask = rest >= kPanelLine ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
+    // The next channels are fetched as a whole, or, where memory is the bound, follow at the end of these.
+    const std::int64_t next = kDotChannels * run.b_stride;
+    const std::int64_t ahead = rows > 2 ? next : rest > kNear ? kNear : kNear + next - at.depth;
     __m512i left[rows];
 #pragma GCC unroll 4
     for (int i = 0; i < rows; ++i) left[i] = _mm512_loadu_si512(at.left + i * run.a_stride + c);
@@ -126,8 +129,8 @@ OCTILE_TILE_INLINE void dot_rows(std::int64_t rows, const DotRun& run, const Dot
 }
 
 OCTILE_TILE void dot(const DotRun& run) {
-  // Of equal depth, so that as many terms of a few rows and of the next channels stay in the L1 cache.
-  const std::int64_t max = run.rows <= kDotRows ? 3072 : 2048;
+  // Blocks of equal depth, that stay in the L1 cache; one or two rows do not come back to them.
+  const std::int64_t max = run.rows <= 2 ? run.depth : run.rows <= kDotRows ? 3072 : 2048;
   const std::int64_t depth = round_up(ceil_div(run.depth, ceil_div(run.depth, max)), kPanelLine);
   for (std::int64_t term = 0; term < run.depth; term += depth) {
     for (std::int64_t j = 0; j < run.channels; j += kDotChannels) {
