@@ -18,11 +18,12 @@ namespace octile::cpu {
 
 namespace {
 
-constexpr std::int64_t kMaxRows = 128;     // of a part; half of them where its span is more than half of kMaxSpan
-constexpr std::int64_t kStreamRows = 512;  // of a part where rows stream past right
-constexpr std::int64_t kMaxSpan = 8;       // column blocks in a part
-constexpr std::int64_t kNarrowRows = 16;   // rows from which it pays to look for narrow sums first
-constexpr std::int64_t kMaxDepth = 1024;   // of any kernel
+constexpr std::int64_t kMaxRows = 128;      // of a part; half of them where its span is more than half of kMaxSpan
+constexpr std::int64_t kStreamRows = 512;   // of a part where rows stream past right
+constexpr std::int64_t kMinOuterRows = 64;  // from which rows stream past what a part packs of an outer-major right
+constexpr std::int64_t kMaxSpan = 8;        // column blocks in a part
+constexpr std::int64_t kNarrowRows = 16;    // rows from which it pays to look for narrow sums first
+constexpr std::int64_t kMaxDepth = 1024;    // of any kernel
 constexpr std::int64_t kBlockChannels = kMaxPanels * kPanelChannels;
 constexpr std::int64_t kMaxChannels = kMaxSpan * kBlockChannels;
 static_assert(kMaxDepth <= kMaxNarrowBlocks * kNarrowDepth);
@@ -155,9 +156,10 @@ struct Memory {
     const bool may_pack = packs_for(extent.rows);
     packs = packs_for(run_rows);
     as_caller = packs && p.grouped();
-    dots = !p.b_packed && !packs && may_stream && kernel.dot && !outer && run_rows <= kFewRows;
+    dots = !p.b_packed && !packs && may_stream && !outer && run_rows <= kernel.dot_rows;
     packs_in_parts = !p.b_packed && !packs && !dots;
-    const std::int64_t unstreamed = outer || kernel.dot ? kFewRows : kernel.rows;
+    const std::int64_t unstreamed =
+        std::max(outer ? kMinOuterRows : 0, std::max<std::int64_t>(kernel.dot_rows, kernel.rows));
     streams_parts = packs_in_parts && may_stream && run_rows > unstreamed;
     const PackedLayout layout = packed_layout(p);
     Pieces pieces(workspace);

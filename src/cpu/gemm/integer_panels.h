@@ -121,6 +121,7 @@ struct PanelKernel {
   int stream_rows = 0;
   bool finishes = false;                 // knows what `TileRun::finish` means
   void (*dot)(const DotRun&) = nullptr;  // null: a part packs what it needs of a weight that is not packed
+  int dot_rows = 0;                      // so does one of more rows
 };
 
 // What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.

@@ -1,8 +1,6 @@
 // w8a8 with vpdpbusd on 64 bytes: 16 channels of 4 terms, u8 x s8, so a is kept with 128 added.
-#include <algorithm>
-
+#include "cpu/gemm/dots.h"
 #include "cpu/gemm/tile_avx512vnni.h"
-#include "cpu/support/rows.h"
 
 namespace octile::cpu {
 
@@ -44,10 +42,6 @@ struct Terms {
 
 // ---- Rows of b as they are ----
 
-constexpr int kDotChannels = 4;
-constexpr int kDotRows = 4;
-constexpr std::int64_t kNear = 1024;  // bytes of a channel that are fetched ahead
-
 // The sums of the lanes of four vectors.
 OCTILE_TILE_INLINE __m128i sum_lanes(const __m512i (&v)[kDotChannels]) {
   __m512i pairs[2];
@@ -63,102 +57,66 @@ OCTILE_TILE_INLINE __m128i sum_lanes(const __m512i (&v)[kDotChannels]) {
   return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
-struct DotPlace {
-  const std::uint8_t* left;
-  const std::uint8_t* right[kDotChannels];
-  std::int64_t depth;
-  std::int32_t* sums;
-  bool accumulate;
+struct Dots {
+  static constexpr int kRows = 4;
+
+  template <int rows, bool first>
+  OCTILE_TILE __attribute__((noinline)) static void tile(const DotRun& run, const DotPlace& at) {
+    __m512i sum[rows + 1][kDotChannels];
+#pragma GCC unroll 8
+    for (int i = 0; i <= rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kDotChannels; ++j) sum[i][j] = _mm512_setzero_si512();
+    }
+    const std::uint8_t* right[kDotChannels];
+#pragma GCC unroll 4
+    for (int j = 0; j < kDotChannels; ++j) right[j] = at.right[j];
+    const std::int64_t near = at.ahead(run, at.depth);
+    const std::int64_t far = at.ahead(run, 0);
+    const std::uint8_t* left_at = at.left;
+    const std::int64_t a_stride = run.a_stride;
+    const std::int64_t depth = at.depth;
+    for (std::int64_t c = 0; c < depth; c += kPanelLine) {
+      const std::int64_t rest = depth - c;
+      const __mmask64 mask = rest >= kPanelLine ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
+      const std::int64_t ahead = rest > kDotAhead ? near : far;
+      __m512i left[rows];
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; ++i) left[i] = _mm512_loadu_si512(left_at + i * a_stride + c);
+#pragma GCC unroll 4
+      for (int j = 0; j < kDotChannels; ++j) {
+        const __m512i line = _mm512_maskz_loadu_epi8(mask, right[j] + c);
+        if constexpr (first) {
+          _mm_prefetch(right[j] + c + ahead, _MM_HINT_T0);
+          sum[rows][j] = _mm512_dpbusd_epi32(sum[rows][j], _mm512_set1_epi8(-128), line);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; ++i) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], left[i], line);
+      }
+    }
+    // Without this GCC 12 keeps copies of the sums.
+#pragma GCC unroll 8
+    for (int i = 0; i <= rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kDotChannels; ++j) asm("" : "+v"(sum[i][j]));
+    }
+    auto* const correction = reinterpret_cast<__m128i*>(at.correction);
+    if constexpr (first) _mm_store_si128(correction, sum_lanes(sum[rows]));
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; ++i) {
+      auto* sums = reinterpret_cast<__m128i*>(at.sums + i * run.sums_stride);
+      const __m128i total = _mm_sub_epi32(sum_lanes(sum[i]), _mm_load_si128(correction));
+      _mm_storeu_si128(sums, at.accumulate ? _mm_add_epi32(total, _mm_loadu_si128(sums)) : total);
+    }
+  }
 };
-
-// `rows` of a times four channels. The first rows also find 128 * the channels' sums and fetch the next channels.
-template <int rows, bool first>
-OCTILE_TILE __attribute__((noinline)) void dot_tile(const DotRun& run, const DotPlace& at, __m128i& less) {
-  __m512i sum[rows + 1][kDotChannels];
-#pragma GCC unroll 8
-  for (int i = 0; i <= rows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kDotChannels; ++j) sum[i][j] = _mm512_setzero_si512();
-  }
-  for (std::int64_t c = 0; c < at.depth; c += kPanelLine) {
-    const std::int64_t rest = at.depth - c;
-    const __mmask64 mask = rest >= kPanelLine ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
-    // The next channels are fetched as a whole, or, where memory is the bound, follow at the end of these.
-    const std::int64_t next = kDotChannels * run.b_stride;
-    const std::int64_t ahead = rows > 2 ? next : rest > kNear ? kNear : kNear + next - at.depth;
-    __m512i left[rows];
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; ++i) left[i] = _mm512_loadu_si512(at.left + i * run.a_stride + c);
-#pragma GCC unroll 4
-    for (int j = 0; j < kDotChannels; ++j) {
-      const __m512i line = _mm512_maskz_loadu_epi8(mask, at.right[j] + c);
-      if constexpr (first) {
-        _mm_prefetch(at.right[j] + c + ahead, _MM_HINT_T0);
-        sum[rows][j] = _mm512_dpbusd_epi32(sum[rows][j], _mm512_set1_epi8(-128), line);
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < rows; ++i) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], left[i], line);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i <= rows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kDotChannels; ++j) asm("" : "+v"(sum[i][j]));
-  }
-  if constexpr (first) less = sum_lanes(sum[rows]);
-#pragma GCC unroll 4
-  for (int i = 0; i < rows; ++i) {
-    auto* sums = reinterpret_cast<__m128i*>(at.sums + i * run.sums_stride);
-    const __m128i total = _mm_sub_epi32(sum_lanes(sum[i]), less);
-    _mm_storeu_si128(sums, at.accumulate ? _mm_add_epi32(total, _mm_loadu_si128(sums)) : total);
-  }
-}
-
-template <bool first>
-OCTILE_TILE_INLINE void dot_rows(std::int64_t rows, const DotRun& run, const DotPlace& at, __m128i& less) {
-  switch (rows) {
-    case 1:
-      return dot_tile<1, first>(run, at, less);
-    case 2:
-      return dot_tile<2, first>(run, at, less);
-    case 3:
-      return dot_tile<3, first>(run, at, less);
-    default:
-      return dot_tile<kDotRows, first>(run, at, less);
-  }
-}
-
-OCTILE_TILE void dot(const DotRun& run) {
-  // Blocks of equal depth, that stay in the L1 cache; one or two rows do not come back to them.
-  const std::int64_t max = run.rows <= 2 ? run.depth : run.rows <= kDotRows ? 3072 : 2048;
-  const std::int64_t depth = round_up(ceil_div(run.depth, ceil_div(run.depth, max)), kPanelLine);
-  for (std::int64_t term = 0; term < run.depth; term += depth) {
-    for (std::int64_t j = 0; j < run.channels; j += kDotChannels) {
-      DotPlace at;
-      at.depth = std::min(depth, run.depth - term);
-      at.accumulate = term > 0;
-#pragma GCC unroll 4
-      for (int i = 0; i < kDotChannels; ++i) {
-        at.right[i] = run.b + std::min(j + i, run.channels - 1) * run.b_stride + term;
-      }
-      __m128i less;
-      at.left = run.a + term;
-      at.sums = run.sums + j;
-      dot_rows<true>(run.rows, run, at, less);
-      for (std::int64_t i = kDotRows; i < run.rows; i += kDotRows) {
-        at.left = run.a + i * run.a_stride + term;
-        at.sums = run.sums + i * run.sums_stride + j;
-        dot_rows<false>(run.rows - i, run, at, less);
-      }
-    }
-  }
-}
 
 constexpr PanelKernel kKernel = [] {
   PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::offset);
   kernel.stream_rows = 6;
   kernel.finishes = true;
-  kernel.dot = dot;
+  kernel.dot = dot<Dots>;
+  kernel.dot_rows = 48;
   return kernel;
 }();
 
@@ -168,7 +126,7 @@ extern constinit const GemmKernel w8a8_gemm_avx512vnni = {
     .name = "w8a8_gemm_avx512vnni",
     .task = {Operation::gemm, kW8A8},
     .supports = needs<Isa::avx512vnni>,
-    .cost = at_rate<700, true>,
+    .cost = at_rate<700, kKernel.dot_rows>,
     .workspace = panels_workspace<kKernel>,
     .launch = launch_panels<kKernel>,
 };

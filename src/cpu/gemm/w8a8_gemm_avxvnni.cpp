@@ -1,5 +1,6 @@
 // w8a8 with vpdpbusd on 32 bytes: half a panel, 8 channels of 4 terms, u8 x s8, so a is kept with 128 added.
 #define OCTILE_TILE __attribute__((target("avx2,fma,avxvnni")))
+#include "cpu/gemm/dots.h"
 #include "cpu/gemm/tile_avx2.h"
 
 namespace octile::cpu {
@@ -36,10 +37,84 @@ struct Terms {
   }
 };
 
+// ---- Rows of b as they are ----
+
+// The sums of the lanes of four vectors.
+OCTILE_TILE_INLINE __m128i sum_lanes(const __m256i (&v)[kDotChannels]) {
+  const __m256i fours = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+  return _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+}
+
+struct Dots {
+  static constexpr int kRows = 2;  // 3 x 4 sums with the correction, a and b fill 15 of 16 registers
+
+  template <int rows, bool first>
+  OCTILE_TILE __attribute__((noinline)) static void tile(const DotRun& run, const DotPlace& at) {
+    constexpr std::int64_t kStep = 32;
+    __m256i sum[rows + 1][kDotChannels];
+#pragma GCC unroll 4
+    for (int i = 0; i <= rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kDotChannels; ++j) sum[i][j] = _mm256_setzero_si256();
+    }
+    const std::uint8_t* right[kDotChannels];
+#pragma GCC unroll 4
+    for (int j = 0; j < kDotChannels; ++j) right[j] = at.right[j];
+    const std::uint8_t* left_at = at.left;
+    const std::int64_t a_stride = run.a_stride;
+    const std::int64_t depth = at.depth;
+    const std::int64_t near = at.ahead(run, depth);
+    const std::int64_t far = at.ahead(run, 0);
+    const auto step = [&](std::int64_t c, std::int64_t ahead)
+        __attribute__((always_inline, target("avx2,fma,avxvnni"))) {
+      __m256i left[rows];
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; ++i) left[i] = load(left_at + i * a_stride + c);
+#pragma GCC unroll 4
+      for (int j = 0; j < kDotChannels; ++j) {
+        const __m256i line = load(right[j] + c);
+        if constexpr (first) {
+          _mm_prefetch(right[j] + c + ahead, _MM_HINT_T0);
+          sum[rows][j] = _mm256_dpbusd_avx_epi32(sum[rows][j], _mm256_set1_epi8(-128), line);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; ++i) sum[i][j] = _mm256_dpbusd_avx_epi32(sum[i][j], left[i], line);
+      }
+    };
+    std::int64_t c = 0;
+    for (; c + kStep <= depth; c += kStep) step(c, depth - c > kDotAhead ? near : far);
+      // Without this GCC 12 keeps copies of the sums.
+#pragma GCC unroll 4
+    for (int i = 0; i <= rows; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kDotChannels; ++j) asm("" : "+x"(sum[i][j]));
+    }
+    alignas(32) std::uint8_t last[kDotChannels][kStep] = {};
+    if (c < depth) {
+      for (int j = 0; j < kDotChannels; ++j) {
+        std::memcpy(last[j], right[j] + c, static_cast<std::size_t>(depth - c));
+        right[j] = last[j];
+      }
+      left_at += c;
+      step(0, 0);
+    }
+    auto* const correction = reinterpret_cast<__m128i*>(at.correction);
+    if constexpr (first) _mm_store_si128(correction, sum_lanes(sum[rows]));
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; ++i) {
+      auto* sums = reinterpret_cast<__m128i*>(at.sums + i * run.sums_stride);
+      const __m128i total = _mm_sub_epi32(sum_lanes(sum[i]), _mm_load_si128(correction));
+      _mm_storeu_si128(sums, at.accumulate ? _mm_add_epi32(total, _mm_loadu_si128(sums)) : total);
+    }
+  }
+};
+
 constexpr PanelKernel kKernel = [] {
   PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::offset);
   kernel.stream_rows = 6;
   kernel.finishes = true;
+  kernel.dot = dot<Dots>;
+  kernel.dot_rows = 12;
   return kernel;
 }();
 
@@ -49,7 +124,7 @@ extern constinit const GemmKernel w8a8_gemm_avxvnni = {
     .name = "w8a8_gemm_avxvnni",
     .task = {Operation::gemm, kW8A8},
     .supports = needs<Isa::avxvnni>,
-    .cost = at_rate<350>,
+    .cost = at_rate<350, kKernel.dot_rows>,
     .workspace = panels_workspace<kKernel>,
     .launch = launch_panels<kKernel>,
 };

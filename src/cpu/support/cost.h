@@ -22,8 +22,6 @@ std::string needs(const GemmProblem& p) {
   return reason_against(isa);
 }
 
-inline constexpr std::int64_t kFewRows = 64;  // that meet the rows of a weight as they are, where a kernel can do that
-
 inline double weight_bytes(const GemmProblem& p) { return static_cast<double>(p.n) * static_cast<double>(p.k); }
 
 // Of the portable rows, which are compiled for several instruction sets.
@@ -38,11 +36,11 @@ inline Cost portable_float_cost(const GemmProblem& p) {
 }
 
 // Rates in operations per second and core. A weight that does not come packed is packed first, or part by part, or,
-// where its rows are multiplied as they are (`dots`), few rows of x pay a fifth.
-template <int giga, bool dots = false>
+// where few rows of x meet its rows as they are, costs a fifth of the rate.
+template <int giga, int dot_rows = 0>
 Cost at_rate(const GemmProblem& p) {
   const double threads = thread_count(p.threads);
-  const bool as_it_is = dots && !p.b_packed && !p.grouped() && p.b_major == Major::contraction && p.m <= kFewRows;
+  const bool as_it_is = !p.b_packed && !p.grouped() && p.b_major == Major::contraction && p.m <= dot_rows;
   Cost cost = gemm_cost(p, (as_it_is ? 0.8 : 1.0) * giga * 1e9 * threads, kBytesPerSecond * threads);
   if (!p.b_packed && !as_it_is) cost.seconds += weight_bytes(p) / (20e9 * threads);
   return cost;
