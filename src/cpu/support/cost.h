@@ -35,8 +35,8 @@ inline Cost portable_float_cost(const GemmProblem& p) {
   return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads, kBytesPerSecond * threads);
 }
 
-// Rates in operations per second and core. A weight that does not come packed is packed first, or part by part, or,
-// where few rows of x meet its rows as they are, costs a fifth of the rate.
+// Rates in operations per second and core. A weight that does not come packed is packed first, or part by part. Up to
+// `dot_rows` rows of x meet it as it is, at four fifths of the rate.
 template <int giga, int dot_rows = 0>
 Cost at_rate(const GemmProblem& p) {
   const double threads = thread_count(p.threads);
