@@ -16,7 +16,7 @@ namespace octile::cpu {
 namespace {
 
 constexpr std::int64_t kTerms = 64;       // packed at a time: a line of each channel
-constexpr std::int64_t kPackAhead = 512;  // bytes of a channel
+constexpr std::int64_t kPackAhead = 128;  // bytes of a channel
 
 // What there is of 16 channels and 64 terms.
 struct Block {
