@@ -16,7 +16,7 @@ namespace octile::cpu {
 namespace {
 
 constexpr std::int64_t kTerms = 64;       // packed at a time: a line of each channel
-constexpr std::int64_t kPackAhead = 128;  // bytes of a channel
+constexpr std::int64_t kPackAhead = 256;  // bytes of a channel
 
 // What there is of 16 channels and 64 terms.
 struct Block {
@@ -51,7 +51,10 @@ __attribute__((target("avx2"), always_inline)) inline void transpose_eight(__m25
 // 64 terms of 16 channels, each `stride` bytes after the one before.
 __attribute__((target("avx2"))) void pack_rows_avx2(const std::uint8_t* in, std::int64_t stride, const Panels& out) {
   const __m256i flip = _mm256_set1_epi8(static_cast<char>(out.flip));
+  // Unrolled, so that each load has a stride of its own, which the machine learns.
+#pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
     for (int line = 0; line < 2; ++line) {
       __m256i row[8];
 #pragma GCC unroll 8
