@@ -57,8 +57,14 @@ class GivenScales {
     };
     affine_ ? with(SpreadScales<true>()) : with(SpreadScales<false>());
   }
+  // Whether scales of single columns serve as they lie: the window is the whole row then, and nothing is spread.
+  bool takes(const Real* scales) {
+    in_place_ = affine_ ? nullptr : scales;
+    return !affine_;
+  }
   template <class Body>
   void visit(std::int64_t col, const Body& body) const {
+    if (in_place_) return body(ScaleEach<false, Real>{in_place_ + col, in_place_ + col, nullptr});
     if (in_steps_) return body(ScaleSteps<Real>{steps_, 1});
     affine_ ? body(ScaleEach<true, Real>{s_ + col, inverses_ + col, z_ + col})
             : body(ScaleEach<false, Real>{s_ + col, inverses_ + col, z_ + col});
@@ -67,6 +73,7 @@ class GivenScales {
  private:
   bool affine_;
   bool in_steps_ = false;
+  const Real* in_place_ = nullptr;
   OneScale<Real> steps_[kRowChunk<Real> / kAheadStep];
   alignas(64) Real s_[kWindow<Real>];
   alignas(64) Real inverses_[kWindow<Real>];
@@ -120,12 +127,14 @@ class ScaledRows {
         for (std::int64_t c = 0; c < cols_; c += s.group) run_one(w, r, c, s.group);
       }
     } else if (one_per_column()) {
-      for (std::int64_t c0 = 0; c0 < cols_; c0 += kWindow<Real>) {
-        const std::int64_t c1 = std::min(cols_, c0 + kWindow<Real>);
-        for (std::int64_t c = c0; c < c1; c += step()) spread(w, r0, c, c - c0);
+      const bool in_place = s.group == 1 && s.col_stride == 1 && w.given.takes(static_cast<const Real*>(s.data));
+      const std::int64_t window = in_place ? cols_ : kWindow<Real>;
+      for (std::int64_t c0 = 0; c0 < cols_; c0 += window) {
+        const std::int64_t c1 = std::min(cols_, c0 + window);
+        for (std::int64_t c = c0; c < c1 && !in_place; c += step()) spread(w, r0, c, c - c0);
         for (std::int64_t r = r0; r < r1; ++r) {
           for (std::int64_t c = c0; c < c1; c += step()) {
-            const RowPiece piece = {r, c, std::min(step(), c1 - c), r + 1, c};
+            const RowPiece piece = {r, c, std::min(step(), c1 - c), in_place ? r : r + 1, in_place ? c + kDistance : c};
             w.given.visit(c - c0, [&](const auto& scale) { call(piece, scale, w.out); });
           }
         }

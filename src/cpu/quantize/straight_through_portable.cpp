@@ -87,6 +87,7 @@ class GivenRanges {
       for (std::int64_t k = count - 1; k >= 0 && length > 1; --k) std::fill_n(array + k * length, length, array[k]);
     }
   }
+  static bool takes(const Real*) { return false; }
   template <class Body>
   void visit(std::int64_t col, const Body& body) const {
     body(RangeEach<Real>{scales_ + col, lowest_ + col, highest_ + col});
