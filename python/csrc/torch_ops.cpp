@@ -71,8 +71,10 @@ std::int32_t choice(Value value) {
 
 bool boolean(Value value) { return (value & 0xff) != 0; }
 
-// Rows that are nobody's: a plan leaves them as they are, but no result of an op is undefined.
+// Rows that are nobody's: a plan leaves them as they are, but no result of an op on a CPU is undefined. On a GPU the
+// host does not know which rows they are.
 void clear_rows_of_nobody(const octile_tensor& offsets, const octile_tensor& t) {
+  if (t.device.type != OCTILE_DEVICE_CPU) return;
   const auto* const bounds = static_cast<const std::int32_t*>(offsets.data);
   const auto row_bytes = static_cast<std::size_t>(t.strides[0] * t.dtype.bits / 8);
   const auto first = static_cast<std::size_t>(bounds[0]), rows = static_cast<std::size_t>(t.shape[0]);

@@ -7,7 +7,8 @@
     linear_s4        the same for a weight of 4 bits a value, x quantized inside or not at all
     linear_packed    linear or linear_s4 with the weight and its scales packed (docs/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
-    grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h)
+    grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h);
+                     rows that are no expert's are zeros on a CPU and undefined on a GPU
     grouped_linear_backward  linear_backward of each expert's rows
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
