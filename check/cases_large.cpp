@@ -31,12 +31,12 @@ constexpr std::array<Sizes, 8> kLarge = {{{4096, 4096, 256},
 
 // Weights in groups: around the sizes of tiles, long rows that blocks share (any number of blocks), and several waves
 // of tiles. Few terms in all, for the sake of the bound's arithmetic.
-constexpr std::array<Sizes, 26> kGrouped = {
+constexpr std::array<Sizes, 28> kGrouped = {
     {{1, 4096, 1024},  {1, 272, 14336},  {5, 2064, 1024},   {8, 512, 4096},   {9, 300, 4096},   {16, 1040, 2048},
      {17, 300, 4096},  {31, 528, 4096},  {32, 1000, 1024},  {33, 512, 4096},  {48, 1040, 1024}, {64, 640, 2048},
      {65, 272, 4096},  {100, 1000, 512}, {128, 512, 1024},  {129, 1032, 512}, {257, 528, 512},  {300, 1024, 288},
      {1024, 264, 96},  {4096, 136, 128}, {2100, 2064, 256}, {2100, 2064, 32}, {20, 5120, 1152}, {40, 8192, 640},
-     {100, 5120, 768}, {120, 2816, 1280}}};
+     {24, 10000, 384}, {56, 9000, 256},  {100, 5120, 768},  {120, 2816, 1280}}};
 
 // Gradients: more tiles of dX, and of dW, than SMs, and short sums for the sake of the bound's arithmetic.
 constexpr std::array<Sizes, 4> kGradients = {
