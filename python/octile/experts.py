@@ -32,12 +32,13 @@ def sort_by_expert(experts, index):
     return offsets, (order // index.shape[1]).int(), place.view(index.shape).int()
 
 
-def grouped_linear(x, layer, sorted_rows, bias=None, router_weight=None):
+def grouped_linear(x, layer, sorted_rows, bias=None, router_weight=None, exchange=None):
     """Each expert's rows through its part of `layer`, an inference layer whose channels are those of all experts.
 
     x (tokens, IN), sorted_rows from sort_by_expert(). Returns (rows, OUT) in x's type. With router_weight (tokens, slots) x
     is (rows, IN), and the result (tokens, OUT): each row the weighted sum of its slots' rows. x, bias and router_weight
-    may ask for gradients; the layer has none.
+    may ask for gradients; the layer has none. exchange: the expert_parallel.Exchange of experts that are split over ranks:
+    tokens are this rank's, rows those of its experts.
     """
     buffers, format = layer._buffers, layer.format.fields()
     packed = buffers["packed_weight"]
@@ -55,29 +56,41 @@ def grouped_linear(x, layer, sorted_rows, bias=None, router_weight=None):
         plain = weight, scale, zero_point
     if asking:
         return _Grouped.apply(
-            x, bias, router_weight, *sorted_rows, packed, *plain, (words, layer._product, layer.in_features)
+            x, bias, router_weight, *sorted_rows, packed, *plain, (words, layer._product, layer.in_features), exchange
         )
-    return _forward(x, bias, router_weight, sorted_rows, packed, plain, words, x.dtype)
+    return _forward(x, bias, router_weight, sorted_rows, packed, plain, words, exchange)
 
 
-def _forward(x, bias, router_weight, sorted_rows, packed, plain, words, dtype):
+def _forward(x, bias, router_weight, sorted_rows, packed, plain, words, exchange):
+    stored, dtype, x_scale = plain if packed is None else (packed, None, None), x.dtype, None
+    if exchange is not None and router_weight is None:
+        x, x_scale = exchange.x, exchange.x_scale
+    return _multiplied(x, x_scale, sorted_rows, stored, bias, router_weight, words, dtype, exchange)
+
+
+def _multiplied(x, x_scale, sorted_rows, stored, bias, router_weight, words, dtype, exchange):
+    """The rows of experts that take tokens, x, or the tokens of experts that take rows."""
     offsets, token, place = sorted_rows
-    token, place = (token, None) if router_weight is None else (None, place)
-    stored = plain if packed is None else (packed, None, None)
-    return _grouped_linear(x, None, offsets, token, *stored, bias, place, router_weight, *words, dtype)
+    if exchange is None or router_weight is None:
+        token, place = (token, None) if router_weight is None else (None, place)
+        return _grouped_linear(x, x_scale, offsets, token, *stored, bias, place, router_weight, *words, dtype)
+    travelling = exchange.returned(dtype)
+    bias = None if bias is None else bias.to(travelling)
+    z = _grouped_linear(x, x_scale, offsets, None, *stored, bias, None, None, *words, travelling)
+    return exchange.sum(z, router_weight, dtype)
 
 
 class _Grouped(torch.autograd.Function):
     """grouped_linear() of a frozen layer, with the gradients of x, the bias and the router's weights."""
 
     @staticmethod
-    def forward(ctx, x, bias, router_weight, offsets, token, place, packed, weight, scale, zero_point, choices):
+    def forward(ctx, x, bias, router_weight, offsets, token, place, packed, weight, scale, zero_point, choices, exchange):
         again = ctx.needs_input_grad[2]
         of_router = (x, bias, packed) if again else (None, None, None)
         ctx.save_for_backward(*of_router, router_weight, offsets, token, place, weight, scale, zero_point)
-        ctx.choices = choices
+        ctx.choices, ctx.exchange = choices, exchange
         plain = weight, scale, zero_point
-        return _forward(x, bias, router_weight, (offsets, token, place), packed, plain, choices[0], x.dtype)
+        return _forward(x, bias, router_weight, (offsets, token, place), packed, plain, choices[0], exchange)
 
     @staticmethod
     @functional.once_differentiable
@@ -92,15 +105,17 @@ class _Grouped(torch.autograd.Function):
                 stored = plain if packed is None else (packed, None, None)
                 bias = None if bias is None else bias.to(router_weight.dtype)
                 z = _grouped_linear(x, None, offsets, None, *stored, bias, None, None, *words, router_weight.dtype)
-            dy, d_router = _through_sum(dy, router_weight, (offsets, token, place), z)
+            dy, d_router = _through_sum(dy, router_weight, (offsets, token, place), z, ctx.exchange)
         dx, db = _gradients(dy, offsets, *plain, product if need_x else _c.NO_PRODUCT, need_bias, in_features)
         if need_x and router_weight is None:
-            dx = _of_tokens(dx, offsets, place)
-        return dx if need_x else None, db if need_bias else None, d_router, *(None,) * 8
+            dx = _of_tokens(dx, offsets, place, ctx.exchange)
+        return dx if need_x else None, db if need_bias else None, d_router, *(None,) * 9
 
 
-def _through_sum(dy, router_weight, sorted_rows, z):
+def _through_sum(dy, router_weight, sorted_rows, z, exchange):
     """Of dY (tokens, OUT): that of the sorted rows, and the gradient of the router's weights, where their z is given."""
+    if exchange is not None:
+        return exchange.through_sum(dy, router_weight, z)
     offsets, token, place = sorted_rows
     flat, d_router = place.view(-1), None
     of_rows = dy.index_select(0, token).to(router_weight.dtype)
@@ -111,8 +126,10 @@ def _through_sum(dy, router_weight, sorted_rows, z):
     return (of_rows * weight_of_rows[:, None]).to(dy.dtype), d_router
 
 
-def _of_tokens(dx, offsets, place):
+def _of_tokens(dx, offsets, place, exchange):
     """dX of tokens: the sum of the rows that a token went to."""
+    if exchange is not None:
+        return exchange.of_tokens(dx)
     of_slots = dx.index_select(0, place.view(-1)).view(*place.shape, dx.shape[1])
     return torch.where((place < offsets[-1])[..., None], of_slots, 0).sum(1)
 
@@ -154,7 +171,7 @@ def _through_columns(dy, offsets, weight, scale, zero_point, k):
     return torch.cat([_grouped_linear_backward(dy, offsets, q, s, *words)[0] for q, s in of_group], dim=1)
 
 
-def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=None):
+def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=None, exchange=None):
     """grouped_linear() with float weights (experts, OUT, IN) that train: x and they are quantized in every call.
 
     options: functional.Options, with an activation per token; products and rounding as in octile.Linear.
@@ -163,24 +180,29 @@ def trained_linear(x, weight, sorted_rows, options, bias=None, router_weight=Non
         bias = bias.to(x.dtype)
     random = options.rounding and not torch.compiler.is_compiling()
     seed = next(functional._seeds) << 32 if random else 0  # expert e has seed + e, which is no other call's
-    return _Trained.apply(x, weight, bias, router_weight, *sorted_rows, tuple(options), seed)
+    if random and exchange is not None:
+        seed += exchange.first
+    return _Trained.apply(x, weight, bias, router_weight, *sorted_rows, tuple(options), seed, exchange)
 
 
 class _Trained(torch.autograd.Function):
     """trained_linear(): keeps x and the weight in int8, and gives all gradients."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, router_weight, offsets, token, place, options, seed):
+    def forward(ctx, x, weight, bias, router_weight, offsets, token, place, options, seed, exchange):
         o = functional.Options(*options)
         experts, n, k = weight.shape
         wq, _, ws = functional.quantize_weight(weight.reshape(experts * n, k), o, False)
         ws = ws.expand(experts * n) if ws.numel() == 1 else ws
-        xq, _, xs = _quantize(x, _c.PER_ROW, _c.ROW_MAJOR)
+        if exchange is not None and router_weight is None:
+            xq, xs = exchange.x, exchange.x_scale
+        else:
+            xq, _, xs = _quantize(x, _c.PER_ROW, _c.ROW_MAJOR)
         ctx.words = n, _c.DYNAMIC_PER_TOKEN, _c.S8_PER_CHANNEL, 0, False
         ctx.save_for_backward(xq, xs, wq, ws, bias, router_weight, offsets, token, place)
-        ctx.options, ctx.seed, ctx.weight = o, seed, (weight.shape, weight.dtype)
-        gather, summed = (token, None) if router_weight is None else (None, place)
-        return _grouped_linear(xq, xs, offsets, gather, wq, ws, None, bias, summed, router_weight, *ctx.words, x.dtype)
+        ctx.options, ctx.seed, ctx.weight, ctx.exchange = o, seed, (weight.shape, weight.dtype), exchange
+        stored, sorted_rows = (wq, ws, None), (offsets, token, place)
+        return _multiplied(xq, xs, sorted_rows, stored, bias, router_weight, ctx.words, x.dtype, exchange)
 
     @staticmethod
     @functional.once_differentiable
@@ -193,7 +215,7 @@ class _Trained(torch.autograd.Function):
             if need_router:
                 bias = None if bias is None else bias.to(wide)
                 z = _grouped_linear(xq, xs, offsets, None, wq, ws, None, bias, None, None, *ctx.words, wide)
-            dy, d_router = _through_sum(dy, router_weight, (offsets, token, place), z)
+            dy, d_router = _through_sum(dy, router_weight, (offsets, token, place), z, ctx.exchange)
         elif need_w:
             xq, xs = xq.index_select(0, token), xs.index_select(0, token)
         products = o.dx if need_x else _c.NO_PRODUCT, o.dw if need_w else _c.NO_PRODUCT
@@ -205,16 +227,29 @@ class _Trained(torch.autograd.Function):
             *(o.rounding, ctx.seed, o.gradient_block if _c.INT8 in products else 0),
         )
         if need_x and router_weight is None:
-            dx = _of_tokens(dx, offsets, place)
+            dx = _of_tokens(dx, offsets, place, ctx.exchange)
         dw = dw.to(dtype).view(shape) if need_w else None
-        return dx if need_x else None, dw, db if need_bias else None, d_router, *(None,) * 5
+        return dx if need_x else None, dw, db if need_bias else None, d_router, *(None,) * 6
+
+
+@torch.compiler.disable
+def _in_eager_code(function, *arguments):
+    """How many rows travel depends on their values, which a graph cannot have."""
+    return function(*arguments)
 
 
 class _Routed(nn.Module):
     """Experts by the rows of a router: two layers, and a gate between them."""
 
+    _parallel = None  # the expert_parallel.ExpertShards of experts that are split over ranks
+
     def forward(self, x, index, weights):
         """x (..., IN) float; index, weights (tokens, slots); returns (..., OUT)."""
+        if self._parallel is not None:
+            return _in_eager_code(self._computed, x, index, weights)
+        return self._computed(x, index, weights)
+
+    def _computed(self, x, index, weights):
         up, down = self._names
         functional.check_input(x, self._in_features())
         tokens = math.prod(x.shape[:-1])
@@ -223,12 +258,22 @@ class _Routed(nn.Module):
             functional.refuse_transforms(x, weights)
         rows = x.reshape(tokens, x.shape[-1])
         rows = rows.to(functional.autocast_dtype(x))
-        sorted_rows = sort_by_expert(self.num_experts, index)
-        up_bias, down_bias = (self._parameters.get(f"{name}_bias") for name in self._names)
-        inner = self._gated(self._rows(up, rows, sorted_rows, up_bias))
         wide = torch.float64 if rows.dtype is torch.float64 else torch.float32
-        y = self._rows(down, inner, sorted_rows, down_bias, weights.to(wide))
+        exchange, weights = None, weights.to(wide)
+        if self._parallel is None:
+            sorted_rows = sort_by_expert(self.num_experts, index)
+        else:
+            exchange = self._parallel.exchange(self, rows, index, weights)
+            sorted_rows = exchange.sorted_rows
+        up_bias, down_bias = (self._here(f"{name}_bias") for name in self._names)
+        inner = self._gated(self._rows(up, rows, sorted_rows, up_bias, None, exchange))
+        y = self._rows(down, inner, sorted_rows, down_bias, weights, exchange)
         return y.view(*x.shape[:-1], y.shape[1])
+
+    def _here(self, name):
+        """A parameter: this rank's part."""
+        parameter = self._parameters.get(name)
+        return parameter if parameter is None or self._parallel is None else parameter.to_local()
 
     def _gated(self, up):
         if self._gate is None:
@@ -237,7 +282,8 @@ class _Routed(nn.Module):
         return self._gate(self, up)
 
     def extra_repr(self):
-        return f"experts={self.num_experts}"
+        here = "" if self._parallel is None else f", {self._parallel.held} of them on this rank"
+        return f"experts={self.num_experts}{here}"
 
 
 class Experts(_Routed):
@@ -282,8 +328,8 @@ class Experts(_Routed):
     def _in_features(self):
         return self._modules[self._names[0]].in_features
 
-    def _rows(self, name, x, *sorted_rows_bias_and_weights):
-        return grouped_linear(x, self._modules[name], *sorted_rows_bias_and_weights)
+    def _rows(self, name, x, *more):
+        return grouped_linear(x, self._modules[name], *more)
 
 
 class TrainedExperts(_Routed):
@@ -305,14 +351,14 @@ class TrainedExperts(_Routed):
         return new.train(module.training)
 
     def _weight(self, name):
-        weight = self._parameters[name]
+        weight = self._here(name)
         return weight.mT if self.is_transposed else weight
 
     def _in_features(self):
         return self._weight(self._names[0]).shape[2]
 
-    def _rows(self, name, x, sorted_rows, *bias_and_weights):
-        return trained_linear(x, self._weight(name), sorted_rows, self._options, *bias_and_weights)
+    def _rows(self, name, x, sorted_rows, *more):
+        return trained_linear(x, self._weight(name), sorted_rows, self._options, *more)
 
 
 def _unfit_layer(layer, experts, bias=None):
@@ -360,7 +406,7 @@ def unfit(module):
         return "its forward was replaced, on the instance"
     if module.has_post_expert_norm:
         return "it normalizes what each expert gives"
-    if module._is_expert_parallel:
+    if getattr(module, "_parallel", None) is not None or module._is_expert_parallel:
         return "its experts are split among processes"
     for name in names(module):
         w = module._parameters.get(name)
@@ -406,6 +452,7 @@ def to_module(module, dtype=None):
     """Transformers' module that these experts were made of, with the dequantized weights, in `dtype` or their own."""
     if module._kind is None:
         raise ValueError("octile: these experts were not made of a module of Transformers: there is none to go back to")
+    _refuse_split(module)
     new = module._kind.__new__(module._kind)
     torch.nn.Module.__init__(new)
     for name in module._names:
@@ -416,6 +463,11 @@ def to_module(module, dtype=None):
             new.register_parameter(f"{name}_bias", nn.Parameter(bias.detach().to(dtype or bias.dtype)))
     new._modules |= {name: child for name, child in module._modules.items() if name not in module._names}
     return new.train(module.training)
+
+
+def _refuse_split(module):
+    if module._parallel is not None:
+        raise ValueError("octile: these experts are split over ranks, and this one has a part: save their state_dict()")
 
 
 def _activate(module, up):
@@ -468,6 +520,7 @@ def split(module, known):
 
     known: names_in_files().
     """
+    _refuse_split(module)
     layers, up, down = {}, *(module._modules[name] for name in module._names)
     plain = {up: up.plain_weight(), down: down.plain_weight()}
     for part in parts(module):

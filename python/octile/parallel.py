@@ -206,21 +206,50 @@ def _placed(layout, dimensions):
     return Shard(layout.dim % dimensions) if isinstance(layout, Shard) else layout
 
 
-class Shards:
-    """How a layer is split over the ranks of a mesh, and its forward there."""
+class Buffers:
+    """Buffers of layers for inference over the ranks of a mesh: this rank's part, of which a state_dict makes DTensors."""
 
-    def __init__(self, style, mesh, row):
-        self.mesh, self.row, self.exact = mesh, row, style.exact
-        self.input, self.output = style.input_layouts[0], style.output_layouts[0]
-        self.local_output = style.use_local_output
-        self.group, self.size, self.rank = mesh.get_group().group_name, mesh.size(), mesh.get_local_rank()
-        self.placements = {}  # of an inference layer's buffers
+    exact = False
+
+    def __init__(self, mesh):
+        self.mesh, self.size, self.rank = mesh, mesh.size(), mesh.get_local_rank()
+        self.placements = {}  # by the names of buffers
 
     def __deepcopy__(self, memo):
         return self
 
     def __reduce__(self):
         raise TypeError("octile: a layer that is split over ranks cannot be pickled; save its state_dict()")
+
+    def cut(self, layer, name, dim):
+        """Leaves this rank its part of a buffer."""
+        self.placements[name] = Shard(dim)
+        layer._buffers[name] = layer._buffers[name].chunk(self.size, dim)[self.rank].contiguous()
+
+    def save(self, layer, state, prefix):
+        if layer.packed_weight is not None:
+            raise RuntimeError("octile: a layer that is split over ranks has no state_dict once it is packed")
+        for name, placement in self.placements.items():
+            state[prefix + name] = DTensor.from_local(state[prefix + name], self.mesh, (placement,), run_check=False)
+
+    def load(self, layer, state, prefix):
+        """Of DTensors, or of whole tensors, this rank's part."""
+        for name, placement in self.placements.items():
+            t, held = state.get(prefix + name), layer._buffers[name]  # None, once the layer is packed
+            if isinstance(t, DTensor):
+                state[prefix + name] = t.redistribute(self.mesh, (placement,)).to_local()
+            elif t is not None and held is not None and t.shape != held.shape:
+                state[prefix + name] = t.chunk(self.size, placement.dim)[self.rank]
+
+
+class Shards(Buffers):
+    """How a layer is split over the ranks of a mesh, and its forward there."""
+
+    def __init__(self, style, mesh, row):
+        super().__init__(mesh)
+        self.row, self.exact, self.group = row, style.exact, mesh.get_group().group_name
+        self.input, self.output = style.input_layouts[0], style.output_layouts[0]
+        self.local_output = style.use_local_output
 
     def check_options(self, o):
         """Raises ValueError where a layer that is split so cannot have these options."""
@@ -306,8 +335,6 @@ class Shards:
             return self._leave(layer._run(x, None if self.rank else bias), Partial())
         return self._leave(layer._run(x, bias), last)
 
-    # ---- Buffers of layers for inference: this rank's part, of which a state_dict makes DTensors. ----
-
     def split(self, layer):
         """Leaves this rank its part of the layer."""
         for name, t in layer._buffers.items():
@@ -315,28 +342,12 @@ class Shards:
                 continue
             of_inputs = name == "input_multiplier" or t.dim() == 2 and t.shape[1] > 1
             if of_inputs if self.row else name != "input_multiplier":
-                self.placements[name] = Shard(t.dim() - 1 if self.row else 0)
-                layer._buffers[name] = t.chunk(self.size, self.placements[name].dim)[self.rank].contiguous()
+                self.cut(layer, name, t.dim() - 1 if self.row else 0)
         if self.row:
             layer.in_features //= self.size
         else:
             layer.out_features //= self.size
         layer._align()
-
-    def save(self, layer, state, prefix):
-        if layer.packed_weight is not None:
-            raise RuntimeError("octile: a layer that is split over ranks has no state_dict once it is packed")
-        for name, placement in self.placements.items():
-            state[prefix + name] = DTensor.from_local(state[prefix + name], self.mesh, (placement,), run_check=False)
-
-    def load(self, layer, state, prefix):
-        """Of DTensors, or of whole tensors, this rank's part."""
-        for name, placement in self.placements.items():
-            t, held = state.get(prefix + name), layer._buffers[name]  # None, once the layer is packed
-            if isinstance(t, DTensor):
-                state[prefix + name] = t.redistribute(self.mesh, (placement,)).to_local()
-            elif t is not None and held is not None and t.shape != held.shape:
-                state[prefix + name] = t.chunk(self.size, placement.dim)[self.rank]
 
 
 def refused_options(o, exact, row, tokens):

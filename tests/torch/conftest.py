@@ -14,7 +14,7 @@ import torch  # noqa: E402
 # Workers of several processes fork from a server that has imported what takes long.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
-        "octile.parallel",
+        "octile.expert_parallel",
         "pytest",
         "torch._dynamo",
         "torch.distributed.checkpoint",

@@ -1,0 +1,334 @@
+"""Expert parallelism: octile.ExpertParallel. Four processes over gloo, as four ranks or as twice two."""
+
+import copy
+import os
+import sys
+import tempfile
+
+import octile
+import pytest
+import torch
+import torch.distributed as dist
+from octile import experts as module_of
+from octile.expert_parallel import ExpertParallel
+from torch import nn
+from torch.distributed.tensor.parallel import parallelize_module
+
+E, K, I, SLOTS = 8, 32, 64, 3
+LAYERS = {
+    "w8a8": (octile.W8A8Linear, {}),
+    "w8a8, one scale": (octile.W8A8Linear, {"per_channel": False}),
+    "w8a16": (octile.W8A16Linear, {}),
+    "w4a8": (octile.W4A8Linear, {"group": 32}),
+    "w4a16": (octile.W4A16Linear, {"group": 32}),
+}
+# Tokens of each rank of two and of four; and experts that none of them goes to.
+TOKENS = {2: (7, 4), 4: (5, 0, 9, 3)}
+UNUSED = {2: (1,), 4: (2, 3)}  # with four ranks, all of one rank's
+
+
+class Fused(nn.Module):
+    """Experts laid out as Transformers' are."""
+
+    has_gate, is_transposed = True, False
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        shapes = {"gate_up_proj": (E, 2 * I, K), "down_proj": (E, K, I)}
+        shapes |= {"gate_up_proj_bias": (E, 2 * I), "down_proj_bias": (E, K)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator) * 0.2))
+
+    def _apply_gate(self, up):
+        gate, up = up.chunk(2, -1)
+        return gate.sigmoid() * up
+
+
+def trained(backward="int8", **words):
+    words = {"per_channel": True, "rounding": "nearest"} | words
+    options = octile.functional.options("out_in", activation="per_token", backward=backward, **words)
+    return module_of.TrainedExperts.from_module(Fused(), options)
+
+
+def frozen(name, biases=True, experts=E):
+    torch.manual_seed(1)
+    kind, words = LAYERS[name]
+    up, down = (kind.from_linear(nn.Linear(k, experts * n, bias=False), **words) for k, n in ((K, 2 * I), (I, K)))
+    made = [nn.Parameter(torch.randn(experts, n)) if biases else None for n in (2 * I, K)]
+    return octile.Experts(experts, up, down, up_bias=made[0], down_bias=made[1])
+
+
+def inputs(n, dtype=torch.float32):
+    """x, index, weights and dY of all ranks' tokens; and which are each rank's."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = sum(TOKENS[n])
+    index = torch.stack([torch.randperm(E, generator=generator)[:SLOTS] for _ in range(tokens)])
+    for unused in UNUSED[n]:
+        index[index == unused] = 7
+    index[0, 1], index[4, 0] = E, -1  # nobody's
+    index[2, :2] = index[2, 2]  # an expert twice
+    x, dy = (torch.randn(tokens, K, generator=generator).to(dtype) for _ in range(2))
+    ends = torch.tensor(TOKENS[n]).cumsum(0).tolist()
+    rows = [slice(end - count, end) for count, end in zip(TOKENS[n], ends, strict=True)]
+    return (x, index, torch.rand(tokens, SLOTS, generator=generator), dy), rows
+
+
+def split(module, mesh, exact=True):
+    return parallelize_module(module, mesh, ExpertParallel(exact=exact))
+
+
+def step(module, x, index, weights, dy):
+    module.zero_grad()
+    x, weights = (t.clone().requires_grad_() for t in (x, weights))
+    y = module(x, index, weights)
+    y.backward(dy)
+    return [y.detach(), x.grad, weights.grad], {n: p.grad for n, p in module.named_parameters()}
+
+
+def assert_same(mine, whole, rows, what):
+    """y and the gradients of tokens, this rank's; gradients of parameters, of all tokens."""
+    for got, expected in zip(mine[0], whole[0], strict=True):
+        assert got.dtype is expected.dtype and torch.equal(got, expected[rows]), what
+    for name, expected in whole[1].items():
+        assert torch.equal(mine[1][name].full_tensor(), expected), (what, name)
+
+
+# ---- What each of the four processes checks. meshes: by the number of ranks. ----
+
+
+def bits(meshes, rank):
+    """y and the gradients are those of one process that has all tokens."""
+    for n, name, dtype in ((n, name, dtype) for n in (2, 4) for name in LAYERS for dtype in (torch.float32, torch.bfloat16)):
+        mesh, (arguments, rows) = meshes[n], inputs(n, dtype)
+        mine = rows[mesh.get_local_rank()]
+        own = [t[mine] for t in arguments]
+        whole = frozen(name)
+        expected = step(whole, *arguments)
+        module = split(frozen(name), mesh)
+        assert module.gate_up_proj.experts == E // n and module.num_experts == E
+        assert_same(step(module, *own), expected, mine, (n, name, dtype))
+        with torch.no_grad():
+            assert torch.equal(module(*own[:3]), expected[0][0][mine])
+            assert octile.pack_(module) == ["gate_up_proj", "down_proj"]
+            assert torch.equal(module(*own[:3]), expected[0][0][mine])
+            inexact = split(frozen(name), mesh, exact=False)(*own[:3])
+            assert inexact.dtype is dtype
+            bound = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+            torch.testing.assert_close(inexact, expected[0][0][mine], rtol=bound, atol=bound)
+        assert_same(step(module, *own), expected, mine, "packed")
+
+
+def training(meshes, rank):
+    """Losses, gradients and weights of some steps are those of one process."""
+    for n, backward in ((2, "int8"), (4, "16bit"), (4, ("int8-128", "16bit")), (4, "int8-whole")):
+        mesh, (arguments, rows) = meshes[n], inputs(n)
+        mine = rows[mesh.get_local_rank()]
+        own = [t[mine] for t in arguments]
+        whole, module = trained(backward), split(trained(backward), mesh)
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (whole, module)]
+        for _ in range(3):
+            expected, got = step(whole, *arguments), step(module, *own)
+            assert_same(got, expected, mine, (n, backward))
+            for optimizer in optimizers:
+                optimizer.step()
+        for name, p in whole.named_parameters():
+            torch.testing.assert_close(module.get_parameter(name).full_tensor(), p, rtol=1e-6, atol=1e-6)
+        compiled = torch.compile(module, backend="eager")
+        assert_same(step(compiled, *own)[:1] + ({},), (step(whole, *arguments)[0], {}), mine, "compiled")
+        # In 16 bits, where rows come back in them.
+        got, expected = (
+            step(m, a[0].bfloat16(), *a[1:3], a[3].bfloat16())
+            for m, a in ((split(trained(backward), mesh, exact=False), own), (trained(backward), arguments))
+        )
+        for g, e in zip(got[0], expected[0], strict=True):
+            torch.testing.assert_close(g, e[mine], rtol=0.05, atol=0.05)
+    # Every expert rounds by random numbers of its own, on whatever rank.
+    module = split(trained(rounding="stochastic"), meshes[4])
+    x = own[0].clone().requires_grad_()
+    module(x, *own[1:3]).backward(own[3])
+    assert x.grad.isfinite().all()
+
+
+def wire(meshes, rank):
+    """A token travels in int8, once to each rank that has an expert of its."""
+    mesh, (arguments, rows) = meshes[4], inputs(4)
+    x, index, weights = (t[rows[rank]] for t in arguments[:3])
+    sent, collective = [], dist.all_to_all_single
+
+    def recorded(output, given, *more, **words):
+        sent.append(given.numel() * given.element_size())
+        return collective(output, given, *more, **words)
+
+    valid = [{e // 2 for e in one if 0 <= e < E} for one in index.tolist()]
+    slots = sum(0 <= e < E for e in index.flatten().tolist())
+    dist.all_to_all_single = recorded
+    try:
+        for name, of_token in (("w8a8", K + 4), ("w4a8", K + 4), ("w4a16", 2 * K)):
+            for exact in (True, False):
+                module = split(frozen(name, biases=False), mesh, exact)
+                sent.clear()
+                with torch.no_grad():
+                    module(x.bfloat16(), index, weights)
+                assert sent[1] == sum(map(len, valid)) * (of_token + 4 * SLOTS)
+                back = torch.tensor(sent[2])
+                dist.all_reduce(back)
+                total = torch.tensor(slots)
+                dist.all_reduce(total)
+                assert len(sent) == 3 and back == total * K * (4 if exact else 2)
+    finally:
+        dist.all_to_all_single = collective
+
+
+def checkpoints(meshes, rank):
+    """DTensors: what four ranks save two load, and the other way round; frozen layers take whole tensors too."""
+    import torch.distributed.checkpoint as dcp
+
+    folder = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    for source, target in ((4, 2), (2, 4)):
+        for name, make in (("w4a8", lambda: frozen("w4a8")), ("trained", trained)):
+            given, of_given = inputs(target), meshes[target].get_local_rank()
+            own = [t[given[1][of_given]] for t in given[0][:3]]
+            where = f"{folder[0]}/{name}-{source}-{meshes[source].get_group().group_name if source == 2 else 'all'}"
+            module = split(make(), meshes[source])
+            for key, value in module.state_dict().items():
+                assert torch.equal(value.full_tensor(), make().state_dict()[key]), key
+            if source == 4 or rank < 2:
+                dcp.save(module.state_dict(), checkpoint_id=where, process_group=meshes[source].get_group())
+            dist.barrier()
+            files = [where]
+            dist.broadcast_object_list(files, 0)
+            other = split(make(), meshes[target])
+            with torch.no_grad():
+                expected = other(*own)
+                for t in (*other.parameters(), *other.buffers()):
+                    t.zero_()
+            state = other.state_dict()
+            dcp.load(state, checkpoint_id=files[0], process_group=meshes[target].get_group())
+            other.load_state_dict(state)
+            with torch.no_grad():
+                assert torch.equal(other(*own), expected)
+    module, whole = split(frozen("w4a8", biases=False), meshes[4]), frozen("w4a8", biases=False)
+    with torch.no_grad():
+        for t in module.buffers():
+            t.zero_()
+    module.load_state_dict(whole.state_dict())
+    (arguments, rows) = inputs(4)
+    with torch.no_grad():
+        assert torch.equal(module(*(t[rows[rank]] for t in arguments[:3])), whole(*arguments[:3])[rows[rank]])
+    with pytest.raises(TypeError, match="split over ranks cannot be pickled"):
+        copy.copy(module._parallel).__reduce__()
+    with pytest.raises(ValueError, match=r"split over ranks, and this one has a part: save their state_dict\(\)"):
+        module_of.split(module, {})
+    octile.pack_(module)
+    with pytest.raises(RuntimeError, match="no state_dict once it is packed"):
+        module.state_dict()
+
+
+def refused(meshes, rank):
+    mesh = meshes[4]
+    packed = frozen("w8a8")
+    octile.pack_(packed)
+    done = split(frozen("w8a8"), mesh)
+    for module, of, reason in (
+        (packed, mesh, r"gate_up_proj is packed: pack_\(\) comes after parallelize_module\(\)"),
+        (done, mesh, "split over 4 ranks: they are split already"),
+        (frozen("w8a8", experts=6), mesh, "there are 6, which 4 ranks cannot share evenly"),
+        (trained(per_channel=False), mesh, "one scale for its whole weight"),
+        (nn.Linear(8, 8), mesh, "ExpertParallel is for octile.Experts and for experts .*, not for Linear"),
+        (frozen("w8a8", experts=4 + 4 * (rank == 2)), mesh, "is 4 of Experts.* on rank 0 and 8 of Experts.* on rank 2"),
+        (frozen("w8a8" if rank == 1 else "w8a16"), mesh, "gate_up_proj is W8A16.* on rank 0 and W8A8.* on rank 1"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            split(module, of)
+    with pytest.raises(ValueError, match="exact=True on rank 0 and .*exact=False on rank 1"):
+        split(frozen("w8a8"), mesh, exact=rank == 0)
+    with pytest.raises(ValueError, match="split over one dimension of a mesh"):
+        ExpertParallel()._apply(frozen("w8a8"), meshes["2x2"])
+    (arguments, rows) = inputs(4)
+    x, index, weights = (t[rows[rank]] for t in arguments[:3])
+    with pytest.raises(RuntimeError, match="exact=True is not for float64"):
+        done(x.double(), index, weights)
+    assert split(frozen("w8a8"), mesh, exact=False)(x.double(), index, weights).dtype is torch.float64
+    slots = SLOTS - (rank == 2)
+    reason = "with 3 slots.* rank 2 with 2 slots" if rank != 2 else "rank 2 calls .* 2 slots.* rank 0 with 3 slots"
+    with pytest.raises(ValueError, match=reason):
+        done(x, index[:, :slots], weights[:, :slots])
+    with pytest.raises(ValueError, match="x of torch.float32, .* x of torch.float16|x of torch.float16, .* x of torch.flo"):
+        done(x.half() if rank == 3 else x, index, weights)
+    with pytest.raises(RuntimeError, match="octile.Experts calls them"):
+        done.gate_up_proj(x)
+    with pytest.raises(ValueError, match="takes no new weight"):
+        done.gate_up_proj.refit_(torch.ones(2 * 2 * I, K))
+    assert "8, 2 of them on this rank" in repr(done)
+
+
+CHECKS = [bits, training, wire, checkpoints, refused]
+
+
+def join(rank, port, ranks):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    names = {"mesh_dim_names": ("r", "s")}
+    meshes = {n: init_device_mesh("cpu", (ranks // n, n), **names)["s"] for n in (2, 4) if n <= ranks}
+    return meshes | {"2x2": init_device_mesh("cpu", (ranks // 2, 2), **names)}
+
+
+def work(rank, port, checks):
+    meshes = join(rank, port, 4)
+    for check in CHECKS:
+        if check.__name__ in checks:
+            check(meshes, rank)
+            dist.barrier()
+    os._exit(0)  # as in distributed_test.py
+
+
+def test_four_processes(start_processes):
+    """One group for all checks."""
+    checks = os.environ.get("OCTILE_EXPERT_CHECKS", "").split() or [check.__name__ for check in CHECKS]  # fewer by hand
+    start_processes(work, (checks,), 4)
+
+
+def of_transformers(rank, port):
+    """Mixtral and gpt-oss, converted and split: logits, loss and the gradients of the experts are one process's."""
+    mesh = join(rank, port, 2)[2]
+    import transformers_zoo as zoo
+
+    plan = {"model.layers.*.mlp.experts": ExpertParallel(exact=True)}
+    generator = torch.Generator().manual_seed(4)
+    ids = [torch.randint(0, 90, (2, length), generator=generator) for length in (9, 5)]
+    for name in ("mixtral", "gpt_oss"):
+        for config in (octile.W8A8Dynamic(), octile.W4A16(group=32)):
+            whole = zoo.make(name).eval()
+            octile.quantize_(whole, config)
+            model = parallelize_module(copy.deepcopy(whole), mesh, plan)
+            octile.pack_(model)
+            with torch.no_grad():
+                assert torch.equal(model(ids[rank]).logits, whole(ids[rank]).logits), (name, config)
+        whole = zoo.make(name).train()
+        octile.quantize_(whole, octile.Int8Training(backward="int8"))
+        model = parallelize_module(copy.deepcopy(whole), mesh, plan)
+        loss = model(ids[rank], labels=ids[rank]).loss
+        loss.backward()
+        # Gradients of two calls are added up in another order than those of one.
+        alone = [whole(one, labels=one).loss for one in ids]
+        assert torch.equal(loss, alone[rank])
+        sum(alone).backward()
+        for path, p in model.named_parameters():
+            if ".experts." in path:
+                assert p.grad.shape == p.shape
+                got, expected = p.grad.full_tensor().flatten().double(), whole.get_parameter(path).grad.flatten().double()
+                assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.9999, path
+        with pytest.warns(UserWarning, match="its experts are split among processes"):
+            octile.quantize_(model, octile.W8A8Dynamic(), lambda module, _: module_of.is_experts(module))
+    os._exit(0)
+
+
+def test_models_of_transformers(start_processes):
+    pytest.importorskip("transformers.integrations.moe")
+    sys.path.insert(0, os.path.dirname(__file__))
+    start_processes(of_transformers, (), 2)
