@@ -250,7 +250,8 @@ def refused(meshes, rank):
     x, index, weights = (t[rows[rank]] for t in arguments[:3])
     with pytest.raises(RuntimeError, match="exact=True is not for float64"):
         done(x.double(), index, weights)
-    assert split(frozen("w8a8"), mesh, exact=False)(x.double(), index, weights).dtype is torch.float64
+    wide = split(frozen("w8a8").double(), mesh, exact=False)
+    assert wide(x.double(), index, weights).dtype is torch.float64
     slots = SLOTS - (rank == 2)
     reason = "with 3 slots.* rank 2 with 2 slots" if rank != 2 else "rank 2 calls .* 2 slots.* rank 0 with 3 slots"
     with pytest.raises(ValueError, match=reason):
