@@ -9,7 +9,7 @@ Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, 
 A function              linear(x, w, b), of arrays of numpy, JAX and CuPy too; with octile.arrays alone where there is no torch
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
 Many GPUs               octile.fsdp.prepare_(model): torch's FSDP2 gathers the weights as int8; octile.parallel (imported by itself):
-                        ColumnParallel and RowParallel; octile.torchtitan: a converter
+                        ColumnParallel and RowParallel; ExpertParallel; octile.torchtitan: a converter
 Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
 Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
 vLLM                    octile.vllm: found by vLLM itself; refit_() for weights that change
@@ -80,6 +80,10 @@ else:
 
 
 def __getattr__(name):
+    if name == "ExpertParallel" and "fsdp" in globals():  # torch.distributed.tensor takes long to import
+        from .expert_parallel import ExpertParallel
+
+        return ExpertParallel
     if name in _OF_TORCH:
         raise ImportError(
             f"octile.{name} needs PyTorch, which is not installed; octile.linear and octile.arrays do not"

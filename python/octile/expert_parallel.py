@@ -217,9 +217,13 @@ class ExpertParallel(ParallelStyle):
                 f"{type(module).__name__}"
             )
         if device_mesh.ndim != 1:
-            raise ValueError(f"octile: experts are split over one dimension of a mesh, and {device_mesh} has {device_mesh.ndim}")
+            raise ValueError(
+                f"octile: experts are split over one dimension of a mesh, and {device_mesh} has {device_mesh.ndim}"
+            )
         layers = _layers(module)
-        facts = {"the experts to be split": f"{module.num_experts} of {agreement.described(module)}, exact={self.exact}"}
+        facts = {
+            "the experts to be split": f"{module.num_experts} of {agreement.described(module)}, exact={self.exact}"
+        }
         facts |= {name: agreement.described(layer) for name, layer in layers.items()}
         agreement.check(facts, device_mesh.get_group(), device_mesh.device_type)
         if reason := _refusal(module, device_mesh.size()):

@@ -84,7 +84,9 @@ class _Grouped(torch.autograd.Function):
     """grouped_linear() of a frozen layer, with the gradients of x, the bias and the router's weights."""
 
     @staticmethod
-    def forward(ctx, x, bias, router_weight, offsets, token, place, packed, weight, scale, zero_point, choices, exchange):
+    def forward(
+        ctx, x, bias, router_weight, offsets, token, place, packed, weight, scale, zero_point, choices, exchange
+    ):
         again = ctx.needs_input_grad[2]
         of_router = (x, bias, packed) if again else (None, None, None)
         ctx.save_for_backward(*of_router, router_weight, offsets, token, place, weight, scale, zero_point)
