@@ -1,6 +1,7 @@
 """Expert parallelism: octile.ExpertParallel. Four processes over gloo, as four ranks or as twice two."""
 
 import copy
+import functools
 import os
 import sys
 import tempfile
@@ -9,9 +10,11 @@ import octile
 import pytest
 import torch
 import torch.distributed as dist
+from octile import expert_parallel
 from octile import experts as module_of
 from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 E, K, I, SLOTS = 8, 32, 64, 3
 LAYERS = {
@@ -77,10 +80,10 @@ def split(module, mesh, exact=True):
     return parallelize_module(module, mesh, octile.ExpertParallel(exact=exact))
 
 
-def step(module, x, index, weights, dy):
+def step(module, x, index, weights, dy, call=None):
     module.zero_grad()
     x, weights = (t.clone().requires_grad_() for t in (x, weights))
-    y = module(x, index, weights)
+    y = (module if call is None else call)(x, index, weights)
     y.backward(dy)
     return [y.detach(), x.grad, weights.grad], {n: p.grad for n, p in module.named_parameters()}
 
@@ -135,9 +138,11 @@ def training(meshes, rank):
             for optimizer in optimizers:
                 optimizer.step()
         for name, p in whole.named_parameters():
-            torch.testing.assert_close(module.get_parameter(name).full_tensor(), p, rtol=1e-6, atol=1e-6)
-        compiled = torch.compile(module, backend="eager")
-        assert_same(step(compiled, *own)[:1] + ({},), (step(whole, *arguments)[0], {}), mine, "compiled")
+            assert torch.equal(module.get_parameter(name).full_tensor(), p)
+        expected = step(whole, *arguments)
+        assert_same(step(module, *own, torch.compile(module, backend="eager")), expected, mine, "compiled")
+        recomputed = functools.partial(checkpoint, module, use_reentrant=False)
+        assert_same(step(module, *own, recomputed), expected, mine, "recomputed")
         # In 16 bits, where rows come back in them.
         got, expected = (
             step(m, a[0].bfloat16(), *a[1:3], a[3].bfloat16())
@@ -150,6 +155,23 @@ def training(meshes, rank):
     x = own[0].clone().requires_grad_()
     module(x, *own[1:3]).backward(own[3])
     assert x.grad.isfinite().all()
+
+
+def two_dimensions(meshes, rank):
+    """FSDP2 over two replicas of two ranks each: the mean of the replicas' gradients."""
+    from torch.distributed.fsdp import fully_shard
+
+    both, (arguments, rows) = meshes["2x2"], inputs(4)
+    replicas = [slice(rows[first].start, rows[first + 1].stop) for first in (0, 2)]
+    alone = [step(trained(), *(t[replica] for t in arguments)) for replica in replicas]
+    module = split(trained(), both["s"])
+    fully_shard(module, mesh=both["r"])
+    values, gradients = step(module, *(t[rows[rank]] for t in arguments))
+    begin, mine = replicas[rank // 2].start, rows[rank]
+    for got, expected in zip(values, alone[rank // 2][0], strict=True):
+        assert torch.equal(got, expected[mine.start - begin : mine.stop - begin])
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient.full_tensor(), (alone[0][1][name] + alone[1][1][name]) / 2)
 
 
 def wire(meshes, rank):
@@ -269,7 +291,7 @@ def refused(meshes, rank):
     assert "8, 2 of them on this rank" in repr(done)
 
 
-CHECKS = [bits, training, wire, checkpoints, refused]
+CHECKS = [bits, training, two_dimensions, wire, checkpoints, refused]
 
 
 def join(rank, port, ranks):
@@ -285,6 +307,7 @@ def join(rank, port, ranks):
 
 def work(rank, port, checks):
     meshes = join(rank, port, 4)
+    expert_parallel.IN_CACHE = 2 * K  # two tokens at once
     for check in CHECKS:
         if check.__name__ in checks:
             check(meshes, rank)
