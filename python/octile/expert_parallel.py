@@ -160,6 +160,12 @@ class ExpertShards(Buffers):
         up = module._modules.get(module._names[0])
         self.quantized = up is None or up._ACTIVATION != _c.NONE
 
+    @staticmethod
+    @torch.compiler.disable  # importing it takes long, so it is here
+    def in_eager_code(function, *arguments):
+        """How many rows travel depends on their values, which a graph cannot have."""
+        return function(*arguments)
+
     def exchange(self, module, x, index, weights):
         if self.exact and x.dtype is torch.float64:
             raise RuntimeError("octile: exact=True is not for float64")

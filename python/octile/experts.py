@@ -234,12 +234,6 @@ class _Trained(torch.autograd.Function):
         return dx if need_x else None, dw, db if need_bias else None, d_router, *(None,) * 6
 
 
-@torch.compiler.disable
-def _in_eager_code(function, *arguments):
-    """How many rows travel depends on their values, which a graph cannot have."""
-    return function(*arguments)
-
-
 class _Routed(nn.Module):
     """Experts by the rows of a router: two layers, and a gate between them."""
 
@@ -248,7 +242,7 @@ class _Routed(nn.Module):
     def forward(self, x, index, weights):
         """x (..., IN) float; index, weights (tokens, slots); returns (..., OUT)."""
         if self._parallel is not None:
-            return _in_eager_code(self._computed, x, index, weights)
+            return self._parallel.in_eager_code(self._computed, x, index, weights)
         return self._computed(x, index, weights)
 
     def _computed(self, x, index, weights):

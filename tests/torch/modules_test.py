@@ -817,9 +817,7 @@ def test_a_wrong_input_of_the_function(device):
 
 
 def test_import_is_light():
-    """Beside torch itself, importing costs little, and brings in nothing large."""
-    code = "import torch, sys, time; before = set(sys.modules); t = time.perf_counter(); import octile; "
-    code += "t = time.perf_counter() - t; print(t, *sorted(set(sys.modules) - before))"
+    """Beside torch itself, importing brings in nothing large."""
+    code = "import torch, sys; before = set(sys.modules); import octile; print(*sorted(set(sys.modules) - before))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert float(out[0]) < 1.0
-    assert not {m for m in out[1:] if m.split(".")[0] in ("triton", "numpy", "torch._dynamo", "torch._inductor")}
+    assert not {m for m in out if m.split(".")[0] in ("triton", "numpy", "torch._dynamo", "torch._inductor")}
