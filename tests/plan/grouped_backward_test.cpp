@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "octile/octile.hpp"
+#include "refusal.h"
 
 namespace octile {
 
@@ -236,20 +237,6 @@ TEST(GroupedBackward, LongestContraction) {
   const auto plan = GroupedLinearBackwardPlan::select(experts.d);
   EXPECT_NE(plan.can_implement(experts.args()).reason.find("expert 0 has 131072 rows with an int8 dW"),
             std::string::npos);
-}
-
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_in(const std::string& text, const std::string& whole) {
-  EXPECT_NE(whole.find(text), std::string::npos) << whole;
 }
 
 TEST(GroupedBackward, RefusesDescriptions) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "octile/octile.hpp"
+#include "refusal.h"
 
 namespace octile {
 
@@ -158,20 +159,6 @@ TEST(Grouped, PackedWeightIsTheExpertsPackedWeights) {
     dense.pack(own);
     EXPECT_TRUE(std::equal(one.get(), one.get() + size, experts.packed.get() + e * size)) << e;
   }
-}
-
-template <class Call>
-std::string refusal(const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-void expect_in(const std::string& text, const std::string& whole) {
-  EXPECT_NE(whole.find(text), std::string::npos) << whole;
 }
 
 TEST(Grouped, RefusesDescriptions) {
