@@ -299,6 +299,13 @@ __device__ inline void stmatrix(std::uint32_t row, const std::uint32_t (&values)
                : "memory");
 }
 
+// Each matrix transposed: the address is that of a column.
+__device__ inline void stmatrix_trans(std::uint32_t col, const std::uint32_t (&values)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(col), "r"(values[0]),
+               "r"(values[1]), "r"(values[2]), "r"(values[3])
+               : "memory");
+}
+
 __device__ inline void stmatrix(std::uint32_t row, const std::uint32_t (&values)[2]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(values[0]), "r"(values[1])
                : "memory");

@@ -81,7 +81,8 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
 #define OCTILE_LIST_48 OCTILE_LIST_32 ", " OCTILE_E4 ", " OCTILE_E5
 #define OCTILE_LIST_56 OCTILE_LIST_48 ", " OCTILE_E6
 #define OCTILE_LIST_64 OCTILE_LIST_56 ", " OCTILE_E7
-#define OCTILE_LIST_80 OCTILE_LIST_64 ", " OCTILE_E8 ", " OCTILE_E9
+#define OCTILE_LIST_72 OCTILE_LIST_64 ", " OCTILE_E8
+#define OCTILE_LIST_80 OCTILE_LIST_72 ", " OCTILE_E9
 #define OCTILE_LIST_88 OCTILE_LIST_80 ", " OCTILE_E10
 #define OCTILE_LIST_96 OCTILE_LIST_88 ", " OCTILE_E11
 #define OCTILE_LIST_112 OCTILE_LIST_96 ", " OCTILE_E12 ", " OCTILE_E13
@@ -92,7 +93,8 @@ constexpr unsigned kDescriptorUpper = row_bytes / 2 | (row_bytes == 128 ? 1u : 2
 #define OCTILE_REGS_48(c, d) OCTILE_REGS_32(c, d), OCTILE_R8(c, d, 32), OCTILE_R8(c, d, 40)
 #define OCTILE_REGS_56(c, d) OCTILE_REGS_48(c, d), OCTILE_R8(c, d, 48)
 #define OCTILE_REGS_64(c, d) OCTILE_REGS_56(c, d), OCTILE_R8(c, d, 56)
-#define OCTILE_REGS_80(c, d) OCTILE_REGS_64(c, d), OCTILE_R8(c, d, 64), OCTILE_R8(c, d, 72)
+#define OCTILE_REGS_72(c, d) OCTILE_REGS_64(c, d), OCTILE_R8(c, d, 64)
+#define OCTILE_REGS_80(c, d) OCTILE_REGS_72(c, d), OCTILE_R8(c, d, 72)
 #define OCTILE_REGS_88(c, d) OCTILE_REGS_80(c, d), OCTILE_R8(c, d, 80)
 #define OCTILE_REGS_96(c, d) OCTILE_REGS_88(c, d), OCTILE_R8(c, d, 88)
 #define OCTILE_REGS_112(c, d) OCTILE_REGS_96(c, d), OCTILE_R8(c, d, 96), OCTILE_R8(c, d, 104)
@@ -117,6 +119,7 @@ OCTILE_WGMMA_S8(16, 32, 16, 17, 18, 19)
 OCTILE_WGMMA_S8(32, 64, 32, 33, 34, 35)
 OCTILE_WGMMA_S8(56, 112, 56, 57, 58, 59)
 OCTILE_WGMMA_S8(64, 128, 64, 65, 66, 67)
+OCTILE_WGMMA_S8(72, 144, 72, 73, 74, 75)
 OCTILE_WGMMA_S8(88, 176, 88, 89, 90, 91)
 OCTILE_WGMMA_S8(96, 192, 96, 97, 98, 99)
 OCTILE_WGMMA_S8(112, 224, 112, 113, 114, 115)

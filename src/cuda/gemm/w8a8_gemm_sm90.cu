@@ -26,9 +26,9 @@ using namespace w8a8;
 
 constexpr std::string_view kName = "w8a8_gemm_sm90";
 
-// The tiles and their cost on an H200, fitted to 152 timings (M from 129 to 14336: 2.3 % root mean square, and the
-// choice is within 2.2 % of the best). The clock is what the power limit allows at first; the larger the tile, the less
-// data moves, the higher the clock.
+// The tiles and their cost on an H200, the first four fitted to 152 timings (M from 129 to 14336: 2.3 % root mean
+// square), the others to 84 (M from 128 to 1536; 3 to 5 %, and the choice is within 4 % of the best). The clock is what
+// the power limit allows at first; the larger the tile, the less data moves, the higher the clock.
 template <class T_>
 struct Measured {
   using T = T_;
@@ -41,6 +41,11 @@ using Tile128 = Tile<128, 128, false, 6, 2, Schedule::ping_pong>;
 using Tile176 = Tile<128, 176, true, 5, 1, Schedule::ping_pong>;
 using Tile192 = Tile<128, 192, true, 5, 1, Schedule::ping_pong>;
 using Tile256 = Tile<128, 256, true, 4, 2, Schedule::cooperative>;
+using Tile192x128 = Tile<192, 128, false, 5, 1, Schedule::cooperative, 3>;
+using Tile192x192 = Tile<192, 192, false, 4, 1, Schedule::cooperative, 3>;
+// Of y^T. 16 rows of y more than 128, where 192 would be too many.
+using Transposed128x144 = Tile<128, 144, false, 5, 2, Schedule::ping_pong, 2, true>;
+using Transposed64x144 = Tile<64, 144, true, 7, 2, Schedule::ping_pong, 2, true>;
 
 // Calls body(measured) for every tile.
 template <class Body>
@@ -49,6 +54,10 @@ void for_each_tile(const Body& body) {
   body(Measured<Tile176>{1.726, 0.34e-6, 0.058});
   body(Measured<Tile192>{1.730, 0.36e-6, 0.037});
   body(Measured<Tile256>{1.850, 1.85e-6, 0.093});
+  body(Measured<Tile192x128>{1.937, 2.52e-6, 0.08});
+  body(Measured<Tile192x192>{1.941, 3.15e-6, 0.08});
+  body(Measured<Transposed128x144>{1.767, 0.56e-6, 0.08});
+  body(Measured<Transposed64x144>{1.230, -0.42e-6, 0.08});
 }
 
 constexpr double kProductsPerCycle = 4096;       // int8 multiply-adds of an SM
@@ -61,15 +70,17 @@ constexpr std::int64_t kBandRows = 2048;   // of an operand that a band of tiles
 
 struct Size {
   std::int64_t m, n, k;
+  bool transposable = false;  // tiles of y^T are possible
 };
 
 template <class T>
 TileOrder order_of(const Size& size) {
   constexpr int kRows = T::rows * T::cluster_rows;
   constexpr int kCols = T::cols * T::cluster_cols;
+  const auto [rows, cols] = T::transposed ? std::pair{size.n, size.m} : std::pair{size.m, size.n};
   // kBandRows rows of the operand that blocks do not share stay in L2 while the other one streams past.
   const std::int64_t band = kBandRows / (T::share_b ? kRows : kCols);
-  return {static_cast<int>(ceil_div(size.m, kRows)), static_cast<int>(ceil_div(size.n, kCols)), static_cast<int>(band),
+  return {static_cast<int>(ceil_div(rows, kRows)), static_cast<int>(ceil_div(cols, kCols)), static_cast<int>(band),
           T::share_b};
 }
 
@@ -81,6 +92,7 @@ int waves(const Size& size, int clusters) {
 
 template <class T>
 double expected_seconds(const Measured<T>& measured, const Size& size, DType y, int clusters) {
+  if (T::transposed && !size.transposable) return std::numeric_limits<double>::infinity();
   const double tile_cycles =
       static_cast<double>(ceil_div(size.k, kTileK)) * kTileK * T::rows * T::cols / kProductsPerCycle;
   const double tile_seconds = tile_cycles / (measured.gigahertz * 1e9) + measured.tile_seconds * bits(y) / 16;
@@ -107,6 +119,9 @@ void with_best_tile(const Size& size, DType y, int clusters, const Body& body) {
 // are not a multiple of 16 and not padded, nor an operand that is not K-major.
 bool repacks(Major major, std::int64_t k) { return major == Major::outer || k % kTmaAlignment != 0; }
 
+template <class T, class Y>
+constexpr bool kStores = !T::transposed || sizeof(Y) == 2;  // y of this type
+
 struct Order {
   int clusters;
   bool accumulate;
@@ -117,24 +132,32 @@ template <class T, class Y>
 void launch_tile(const GemmOperands& o, const Order& order) {
   static_assert(sizeof(Shared<T, Y>) <= kMaxSharedBytes);
   using Store = typename Shared<T, Y>::Store;
-  const CUtensorMap a = tensor_map(kName, o.a, {T::rows / T::cluster_cols, kTileK, true});
-  const CUtensorMap b = tensor_map(kName, o.b, {T::cols / T::cluster_rows, kTileK, true});
+  const ConstTensor& left = T::transposed ? o.b : o.a;
+  const ConstTensor& right = T::transposed ? o.a : o.b;
+  const CUtensorMap a = tensor_map(kName, left, {T::rows / T::cluster_cols, kTileK, true});
+  const CUtensorMap b = tensor_map(kName, right, {T::cols / T::cluster_rows, kTileK, true});
   const bool by_tma = mappable(o.y);
-  const CUtensorMap y = by_tma ? tensor_map(kName, o.y, {Store::rows, Store::cols, Store::swizzled}) : a;
+  // TMA writes 16 bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
+  const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
+  CUtensorMap y = a;
 
   Arguments<Y> arguments;
   arguments.steps = static_cast<int>(ceil_div(o.a.cols(), kTileK));
   arguments.order = order_of<T>({o.a.rows(), o.b.rows(), o.a.cols()});
-  arguments.a_scale = row_scale<float>(o.a_scale);
-  arguments.b_scale = row_scale<float>(o.b_scale);
+  arguments.a_scale = row_scale<float>(T::transposed ? o.b_scale : o.a_scale);
+  arguments.b_scale = row_scale<float>(T::transposed ? o.a_scale : o.b_scale);
   if (o.bias.present()) {
     arguments.bias = static_cast<const Y*>(o.bias.data);
     arguments.bias_stride = o.bias.strides[0];
   }
-  arguments.y = {static_cast<Y*>(o.y.data), o.y.strides[0], static_cast<int>(o.y.rows()), static_cast<int>(o.y.cols())};
-  // TMA writes 16 bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
-  const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
-  arguments.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
+  arguments.y = {static_cast<Y*>(o.y.data), o.y.strides[0], static_cast<int>(left.rows()),
+                 static_cast<int>(right.rows())};
+  if constexpr (T::transposed) {
+    y = tensor_map(kName, o.y, {Store::cols, Store::rows, true});
+  } else {
+    if (by_tma) y = tensor_map(kName, o.y, {Store::rows, Store::cols, Store::swizzled});
+    arguments.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
+  }
 
   // A tile that would reach beyond y begins earlier instead, and overlaps its neighbour: TMA is slow to fill in zeros.
   // M = 257 took 50.9 us where M = 384 took 40.0 (K 4096, N 14336).
@@ -144,7 +167,7 @@ void launch_tile(const GemmOperands& o, const Order& order) {
 
   const int clusters = std::min(order.clusters, arguments.order.count());
   enqueue(kName, w8a8_gemm_kernel<T, Y>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared<T, Y>), kClusterSize},
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), T::threads, sizeof(Shared<T, Y>), kClusterSize},
           order.stream, a, b, y, arguments);
 }
 
@@ -167,7 +190,11 @@ GemmOperands exchanged(GemmOperands o) {
   return o;
 }
 
-Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
+// TMA writes 16 bytes at a time, and tiles of y^T have no other way to memory.
+Size size_of(const GemmProblem& problem) {
+  const GemmProblem p = exchanged(problem);
+  return {p.m, p.n, p.k, !exchanges(problem) && bits(p.y) == 16 && p.n % 8 == 0};
+}
 
 std::string supports(const GemmProblem& problem) {
   if (std::string reason = reason_against(problem.device, 90, 91); !reason.empty()) return reason;
@@ -182,7 +209,7 @@ std::string supports(const GemmProblem& problem) {
 
 Cost cost(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
-  const Size size = size_of(p);
+  const Size size = size_of(problem);
   const auto m = static_cast<double>(size.m);
   const auto n = static_cast<double>(size.n);
   const auto k = static_cast<double>(size.k);
@@ -203,12 +230,13 @@ std::string detail(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
   const int clusters = max_active_clusters(p.device, kClusterSize);
   std::string text;
-  with_best_tile(size_of(p), p.y, clusters, [&]<class T>(const Measured<T>&) {
-    const TileOrder order = order_of<T>(size_of(p));
-    text = message(exchanges(problem) ? "y^T = b * a^T, " : "", "tile ", T::rows, "x", T::cols,
+  const Size size = size_of(problem);
+  with_best_tile(size, p.y, clusters, [&]<class T>(const Measured<T>&) {
+    const TileOrder order = order_of<T>(size);
+    text = message(exchanges(problem) || T::transposed ? "y^T = b * a^T, " : "", "tile ", T::rows, "x", T::cols,
                    T::ping_pong ? " ping-pong" : " cooperative", ", clusters ", T::cluster_rows, "x", T::cluster_cols,
                    ", ", T::stages, " stages, bands of ", order.band, order.bands_of_rows ? " rows" : " columns",
-                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size_of(p), clusters), " waves");
+                   " of ", order.rows, "x", order.cols, " clusters, ", waves<T>(size, clusters), " waves");
   });
   return text;
 }
@@ -222,7 +250,9 @@ std::size_t workspace(const GemmProblem& problem) {
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   with_narrow_type(problem.y, [&]<class Y>(Y) {
-    for_each_tile([&]<class T>(const Measured<T>&) { prepare(kName, w8a8_gemm_kernel<T, Y>, sizeof(Shared<T, Y>)); });
+    for_each_tile([&]<class T>(const Measured<T>&) {
+      if constexpr (kStores<T, Y>) prepare(kName, w8a8_gemm_kernel<T, Y>, sizeof(Shared<T, Y>));
+    });
   });
   prepare_repack();
 }
@@ -237,7 +267,7 @@ bool aligned(const GemmProblem& problem, const GemmOperands& operands) {
 void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
   const GemmProblem p = exchanged(problem);
   GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;
-  const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
+  const Size size = {o.a.rows(), o.b.rows(), o.a.cols(), size_of(problem).transposable && mappable(o.y)};
   if (size.m == 0 || size.n == 0) return;
   auto* const room = static_cast<std::byte*>(launch.workspace.data);
   if (!mappable(o.a) && !mappable(o.b)) {
@@ -248,7 +278,7 @@ void launch(const GemmProblem& problem, const GemmOperands& operands, const Laun
   const int clusters = max_active_clusters(p.device, kClusterSize);
   with_narrow_type(p.y, [&]<class Y>(Y) {
     with_best_tile(size, p.y, clusters, [&]<class T>(const Measured<T>&) {
-      launch_tile<T, Y>(o, {clusters, p.accumulate, launch.stream});
+      if constexpr (kStores<T, Y>) launch_tile<T, Y>(o, {clusters, p.accumulate, launch.stream});
     });
   });
 }

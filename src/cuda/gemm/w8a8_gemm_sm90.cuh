@@ -42,7 +42,8 @@ __device__ inline float4 scaled_four(const int* sums, float upper, float lower, 
 enum class Schedule { ping_pong, cooperative };
 
 // rows x cols: of y, of a block. The blocks of a cluster are stacked and share b, or lie side by side and share a.
-template <int rows_, int cols_, bool share_b_, int stages_, int store_buffers_, Schedule schedule_>
+template <int rows_, int cols_, bool share_b_, int stages_, int store_buffers_, Schedule schedule_,
+          int consumers_ = kConsumers, bool transposed_ = false>
 struct Tile {
   static constexpr int rows = rows_;
   static constexpr int cols = cols_;
@@ -50,12 +51,23 @@ struct Tile {
   static constexpr int stages = stages_;
   static constexpr int store_buffers = store_buffers_;  // of a warp, used in turn
   static constexpr Schedule schedule = schedule_;
+  static constexpr int consumers = consumers_;     // warpgroups
+  static constexpr bool transposed = transposed_;  // of y^T; y has 16 bits
+  static constexpr int threads = (1 + consumers) * kWarpgroup;
+  static constexpr int consumer_registers = consumers == kConsumers ? kConsumerRegisters : 152;
   static constexpr bool ping_pong = schedule == Schedule::ping_pong;
   static constexpr int cluster_rows = share_b ? kClusterSize : 1;
   static constexpr int cluster_cols = share_b ? 1 : kClusterSize;
-  static constexpr int blocks = (ping_pong ? rows : rows / kConsumers) / 64;  // of 64 rows, of a warpgroup
-  static constexpr int readers = ping_pong ? 4 : 4 * kConsumers;              // warps that read a stage
-  static constexpr int tiles = ping_pong ? kConsumers : 1;                    // at a time
+  static constexpr int blocks = (ping_pong ? rows : rows / consumers) / 64;  // of 64 rows, of a warpgroup
+  static constexpr int readers = ping_pong ? 4 : 4 * consumers;              // warps that read a stage
+  static constexpr int tiles = ping_pong ? consumers : 1;                    // at a time
+};
+
+// Where a warpgroup has 64 rows of y^T, for TMA: parts of these columns, lines of 128 bytes, swizzled.
+struct TransposedStore {
+  static constexpr int rows = 64;  // of y^T
+  static constexpr int cols = 48;
+  static constexpr int bytes = cols * 128;
 };
 
 template <class T, class Y>
@@ -64,14 +76,15 @@ struct Shared {
     std::uint8_t a[T::rows * kTileK];
     std::uint8_t b[T::cols * kTileK];
   };
-  using Store = StoreTile<Y, T::cols>;
+  using Store = std::conditional_t<T::transposed, TransposedStore, StoreTile<Y, T::cols>>;
+  static constexpr int kStorers = T::transposed ? T::consumers : 4 * T::consumers;  // warpgroups, or warps
 
   Stage stages[T::stages];
-  std::uint8_t store_buffers[kConsumers * 4][T::store_buffers][Store::bytes];  // of a warp
+  std::uint8_t store_buffers[kStorers][T::store_buffers][Store::bytes];
   float4 col_scales[T::tiles][T::cols / 2];  // {scale, scale, bias, bias} of two columns
   std::uint64_t full[T::stages];
   std::uint64_t empty[T::stages];
-  std::uint64_t turn[kConsumers];
+  std::uint64_t turn[T::consumers];
   std::uint64_t scales_full[T::tiles];
   std::uint64_t scales_empty[T::tiles];
 };
@@ -80,6 +93,7 @@ template <class Y>
 struct Arguments {
   int steps = 0;    // of k
   TileOrder order;  // of the clusters' tiles
+  // Of y, or of y^T:
   RowScale<float> a_scale;
   RowScale<float> b_scale;
   const Y* bias = nullptr;
@@ -89,6 +103,11 @@ struct Arguments {
   // The last row and column at which a tile may begin.
   int2 last = {std::numeric_limits<int>::max(), std::numeric_limits<int>::max()};
   int tma_cols = 0;  // TMA may store tiles that end here or before
+
+  // A missing bias is -0: fma(x, y, -0) is the rounded product, its sign included.
+  __device__ float bias_at(bool inside, int i) const {
+    return inside && bias ? widen(__ldcg(bias + i * bias_stride)) : -0.0f;
+  }
 };
 
 template <class T>
@@ -131,14 +150,13 @@ __device__ void load_operands(Shared& shared, const Place<T>& place, const CUten
   }
 }
 
-// One warp: scales and bias of each tile's columns, any stride, well ahead of their use. A missing bias is -0: fma(x,
-// y, -0) is the rounded product, its sign included.
+// One warp: scales and bias of each tile's columns, any stride, well ahead of their use.
 template <class T, class Y>
 __device__ void load_scales(Shared<T, Y>& shared, const Place<T>& place, const Arguments<Y>& arguments) {
   const auto column = [&](int j, float& scale, float& bias) {
     const bool inside = j < arguments.y.cols;
     scale = inside ? arguments.b_scale[j] : 0.0f;
-    bias = inside && arguments.bias ? widen(__ldcg(arguments.bias + j * arguments.bias_stride)) : -0.0f;
+    bias = arguments.bias_at(inside && !T::transposed, j);
   };
   RingPosition<T::tiles> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
@@ -166,7 +184,8 @@ struct Consumer {
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
   std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
-  std::uint32_t other_turn = ptx::mapa(ptx::shared_address(&shared.turn[group ^ 1]), ptx::cluster_rank());
+  std::uint32_t other_turn =
+      ptx::mapa(ptx::shared_address(&shared.turn[T::ping_pong ? group ^ 1 : 0]), ptx::cluster_rank());
 
   __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < kClusterSize); }
 
@@ -200,6 +219,51 @@ struct Consumer {
     for (int block = 0; block < T::blocks; ++block) wgmma_fence_operand(sums[block]);
   }
 
+  // 64 rows of y^T from `at` on, scales and biases of this thread's two rows: through the warpgroup's store buffers.
+  __device__ void store_transposed(const int (&sums)[T::cols / 2], int2 at, const float (&scales)[2],
+                                   const float (&biases)[2], const float4* cols, const CUtensorMap& y,
+                                   int& next) const {
+    using Store = TransposedStore;
+    static_assert(T::cols % Store::cols == 0 && T::store_buffers == 2);
+    constexpr int kEights = Store::cols / 8;
+    const bool leader = warp == 0 && lane == 0;
+    // The column and the 16 bytes of it whose address this lane gives.
+    const int col = lane / 16 * 8 + lane % 8;
+    const int chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;
+#pragma unroll
+    for (int part = 0; part < T::cols / Store::cols; ++part) {
+      const std::uint32_t buffer = ptx::shared_address(shared.store_buffers[group][next]);
+      next ^= 1;
+      if (leader) ptx::tma_store_wait_read<1>();
+      sync();
+#pragma unroll
+      for (int j = 0; j < kEights; j += 2) {
+        std::uint32_t values[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int eight = part * kEights + j + i;
+          const int* const four = sums + 4 * eight;
+          const float4 scale = cols[4 * eight + lane % 4];
+          values[2 * i] =
+              pack<Y>(scaled(four[0], scales[0], scale.x, biases[0]), scaled(four[1], scales[0], scale.y, biases[0]));
+          values[2 * i + 1] =
+              pack<Y>(scaled(four[2], scales[1], scale.x, biases[1]), scaled(four[3], scales[1], scale.y, biases[1]));
+        }
+        ptx::stmatrix_trans(buffer + static_cast<std::uint32_t>((8 * j + col) * 128 + chunk * 16), values);
+      }
+      ptx::fence_proxy_async();
+      sync();
+      if (leader) {
+        const int first = at.y + part * Store::cols;
+        if (first < arguments.y.cols && at.x < arguments.y.rows) ptx::tma_store(y, at.x, first, buffer);
+        ptx::tma_store_commit();
+      }
+    }
+  }
+
+  // All threads of this warpgroup.
+  __device__ void sync() const { ptx::bar_sync<kWarpgroup>(1 + group); }
+
   // 64 rows of y from `at` on, through this warp's store buffers. upper and lower: the scales of this thread's two
   // rows.
   __device__ void store(const int (&sums)[T::cols / 2], int2 at, float upper, float lower, const float4* cols,
@@ -215,6 +279,7 @@ struct Consumer {
     const int first_row = T::ping_pong ? 0 : group * T::blocks * 64;
     const int apart = T::tiles * place.clusters;
     std::uint32_t parity = 0;
+    int next_buffer = 0;
     RingPosition<T::stages> at;
     if constexpr (T::ping_pong) at = at.ahead(group * arguments.steps);
     int sums[T::blocks][T::cols / 2];
@@ -222,10 +287,13 @@ struct Consumer {
       int2 origin = place.origin(t, arguments);
       origin.x += first_row;
       float row_scales[T::blocks][2];
+      float biases[T::blocks][2];  // of y^T
 #pragma unroll
       for (int i = 0; i < 2 * T::blocks; ++i) {
         const int row = origin.x + 8 * i + 48 * (i / 2) + 16 * warp + lane / 4;
-        row_scales[i / 2][i % 2] = row < arguments.y.rows ? arguments.a_scale[row] : 0.0f;
+        const bool inside = row < arguments.y.rows;
+        row_scales[i / 2][i % 2] = inside ? arguments.a_scale[row] : 0.0f;
+        if constexpr (T::transposed) biases[i / 2][i % 2] = arguments.bias_at(inside, row);
       }
       // The other consumer has waited for all of its stages, so ours are at most one lap away: the parities are valid.
       if constexpr (T::ping_pong) ptx::mbarrier_wait(shared.turn[group], parity ^ (group == 0));
@@ -234,8 +302,14 @@ struct Consumer {
       ptx::mbarrier_wait(shared.scales_full[set], parity);
 #pragma unroll
       for (int block = 0; block < T::blocks; ++block) {
-        store(sums[block], {origin.x + 64 * block, origin.y}, row_scales[block][0], row_scales[block][1],
-              shared.col_scales[set], block * Shared<T, Y>::Store::count, y);
+        const int2 at = {origin.x + 64 * block, origin.y};
+        const float(&scales)[2] = row_scales[block];
+        const float4* const cols = shared.col_scales[set];
+        if constexpr (T::transposed) {
+          store_transposed(sums[block], at, scales, biases[block], cols, y, next_buffer);
+        } else {
+          store(sums[block], at, scales[0], scales[1], cols, block * Shared<T, Y>::Store::count, y);
+        }
       }
       // Every lane, though one behind a __syncwarp() would do: racecheck cannot follow that, and it costs nothing.
       ptx::mbarrier_arrive(shared.scales_empty[set]);
@@ -248,7 +322,7 @@ struct Consumer {
 };
 
 template <class T, class Y>
-__global__ void __launch_bounds__(kGemmThreads, 1)
+__global__ void __launch_bounds__(T::threads, 1)
     w8a8_gemm_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                      const __grid_constant__ CUtensorMap y, const __grid_constant__ Arguments<Y> arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
@@ -268,7 +342,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   // Not produce_and_consume: in this order the compiler places the code of the first loads here, not behind the
   // consumers'.
   if (warp >= 4) {
-    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    ptx::setmaxnreg_inc<T::consumer_registers>();
     Consumer<T, Y>{shared, arguments, warp / 4 - 1, warp % 4}.run(place, y);
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
