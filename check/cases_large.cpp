@@ -15,19 +15,23 @@ struct Sizes {
 
 // Around the sizes of tiles, and where a kernel for few rows may end.
 constexpr std::array<std::int64_t, 23> kManyRows = {1,  2,  4,  5,   8,   15,  16,  17,  32,  33,  48,  63,
-                                                    64, 65, 96, 100, 128, 129, 200, 256, 257, 300, 1024};
+                                                    64, 65, 96, 100, 128, 129, 200, 256, 257, 400, 1024};
 // Columns and contractions: whole tiles, multiples of 16, of 8, and of nothing.
 constexpr std::array<std::pair<std::int64_t, std::int64_t>, 8> kPlanes = {
     {{512, 512}, {1000, 512}, {4112, 1024}, {1024, 4096}, {640, 1000}, {4096, 1008}, {301, 4112}, {2056, 777}}};
-// Several waves of tiles; long sums for few outputs.
-constexpr std::array<Sizes, 8> kLarge = {{{4096, 4096, 256},
-                                          {3000, 5000, 272},
-                                          {8192, 1040, 128},
-                                          {1, 4096, 14336},
-                                          {16, 1024, 14336},
-                                          {64, 512, 28672},
-                                          {7, 14336, 4096},
-                                          {130, 264, 65536}}};
+// Several waves of tiles, and single ones of every height; long sums for few outputs.
+constexpr std::array<Sizes, 12> kLarge = {{{4096, 4096, 256},
+                                           {140, 8192, 256},
+                                           {280, 8192, 384},
+                                           {380, 8192, 256},
+                                           {560, 8192, 128},
+                                           {3000, 5000, 272},
+                                           {8192, 1040, 128},
+                                           {1, 4096, 14336},
+                                           {16, 1024, 14336},
+                                           {64, 512, 28672},
+                                           {7, 14336, 4096},
+                                           {130, 264, 65536}}};
 
 // Weights in groups: around the sizes of tiles, long rows that blocks share (any number of blocks), and several waves
 // of tiles. Few terms in all, for the sake of the bound's arithmetic.
