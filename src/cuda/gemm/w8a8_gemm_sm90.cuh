@@ -5,8 +5,10 @@
 //   a   (m, k) s8, rows contiguous       b   (n, k) s8, rows contiguous       y   (m, n), sums in s32 over all of k
 //
 // A persistent grid of clusters of two blocks, which share one operand by TMA multicast. In each block a producer warp
-// fills a ring of stages with swizzled tiles of a and b, 128 bytes of k at a time, and another loads the scales. Two
-// consumer warpgroups multiply by int8 WGMMA and store y through shared memory and TMA.
+// fills a ring of stages with swizzled tiles of a and b, 128 bytes of k at a time, and another loads the scales. Two or
+// three consumer warpgroups multiply by int8 WGMMA and store y through shared memory and TMA. WGMMA takes 64 rows of
+// its left operand at a time and 16 of the right one, so y^T = b * a^T suits numbers of tokens that 64 does not divide
+// well: then this file's a is the weight, and b the tokens.
 #pragma once
 
 #include <cstdint>
