@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -37,22 +38,25 @@ constexpr Registration kOps[] = {
 constexpr const char* kFile = "octile/python/csrc/torch_register.cpp";
 constexpr std::size_t kOpCount = sizeof kOps / sizeof *kOps;
 
+// NULL, or what went wrong.
+Error run_op(const Registration& op, Value* stack) {
+  try {
+    op.op(stack);
+    return nullptr;
+  } catch (const Failure& failure) {
+    return failure.error;
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  }
+}
+
 // Turns an error message into torch's exception, which passes through this frame: nothing here has a destructor.
 template <std::size_t index>
 void boxed(Value* stack, std::uint64_t inputs, std::uint64_t outputs) {
   constexpr const Registration& op = kOps[index];
   Error error = "the schema is of another version than _octile_torch.so";
-  if (inputs == op.inputs && outputs == op.outputs) {
-    try {
-      op.op(stack);
-      return;
-    } catch (const Failure& failure) {
-      error = failure.error;
-    } catch (const std::bad_alloc&) {
-      error = "out of memory";
-    }
-  }
-  shim.check(false, op.name, kFile, __LINE__, message("octile::%s: %s", op.name, error));
+  if (inputs == op.inputs && outputs == op.outputs) error = run_op(op, stack);
+  if (error != nullptr) shim.check(false, op.name, kFile, __LINE__, message("octile::%s: %s", op.name, error));
 }
 
 template <std::size_t... index>
@@ -111,6 +115,21 @@ extern "C" [[gnu::visibility("default")]] const char* octile_torch_register() {
     octile_use_task_runner(run_tasks);
   }
   return error;
+}
+
+// For a torch that lacks the interface: its caller implements the ops by octile_torch_call, with these.
+extern "C" [[gnu::visibility("default")]] const char* octile_torch_use(const octile_torch::Callbacks* callbacks) {
+  if (octile_abi_version() != OCTILE_ABI_VERSION) return "liboctile.so is of another version than _octile_torch.so";
+  octile_torch::use_callbacks(*callbacks);
+  return nullptr;
+}
+
+// Runs an op. The stack holds its arguments, and then its results. Returns NULL, or what went wrong, for this thread.
+extern "C" [[gnu::visibility("default")]] const char* octile_torch_call(const char* name, octile_torch::Value* stack) {
+  for (const octile_torch::Registration& op : octile_torch::kOps) {
+    if (std::strcmp(name, op.name) == 0) return octile_torch::run_op(op, stack);
+  }
+  return "is not known to _octile_torch.so";
 }
 
 // For the tests.

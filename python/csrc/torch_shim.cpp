@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "octile/octile.h"
+
 namespace octile_torch {
 
 Shim shim = {};
@@ -71,6 +73,14 @@ const char* fill(void* torch) {
   return missing;
 }
 
+decltype(CudaShim::current_stream) stream_callback = nullptr;
+
+template <auto kField, class Value>
+Status described(TensorHandle tensor, Value* value) {
+  *value = reinterpret_cast<const DescribedTensor*>(tensor)->*kField;
+  return 0;
+}
+
 }  // namespace
 
 const char* load_shim() {
@@ -88,6 +98,7 @@ const char* load_shim() {
 const CudaShim& cuda_shim() {
   static const CudaShim found = [] {
     CudaShim cuda = {};
+    if (stream_callback != nullptr) return CudaShim{stream_callback, nullptr, nullptr};
     void* torch = loaded("libtorch_cuda.so");
     const bool complete = torch != nullptr && find(torch, "aoti_torch_get_current_cuda_stream", &cuda.current_stream) &&
                           find(torch, "aoti_torch_cuda_caching_allocator_raw_alloc", &cuda.allocate) &&
@@ -95,6 +106,29 @@ const CudaShim& cuda_shim() {
     return complete ? cuda : CudaShim{};
   }();
   return found;
+}
+
+void use_callbacks(const Callbacks& callbacks) {
+  shim.empty_strided = callbacks.empty_strided;
+  shim.copy = callbacks.copy;
+  shim.call = callbacks.call;
+  shim.get_num_threads = callbacks.get_num_threads;
+  stream_callback = callbacks.current_stream;
+  shim.get_dim = described<&DescribedTensor::dimensions>;
+  shim.get_sizes = described<&DescribedTensor::sizes>;
+  shim.get_strides = described<&DescribedTensor::strides>;
+  shim.get_dtype = described<&DescribedTensor::dtype>;
+  shim.get_device_type = described<&DescribedTensor::device_type>;
+  shim.get_device_index = described<&DescribedTensor::device_index>;
+  shim.get_const_data = described<&DescribedTensor::data, const void*>;
+  shim.get_mutable_data = described<&DescribedTensor::data>;
+  shim.new_tensor = [](TensorHandle tensor, TensorHandle* same) -> Status { return *same = tensor, 0; };
+  shim.delete_tensor = [](TensorHandle) -> Status { return 0; };
+  shim.delete_value = [](Value*) -> Status { return 0; };
+  shim.get_current_device = [](std::int32_t*) -> Status { return 1; };  // so that workspaces are tensors
+  shim.cpu = OCTILE_DEVICE_CPU, shim.cuda = OCTILE_DEVICE_CUDA;
+  shim.f16 = OCTILE_DTYPE_F16, shim.bf16 = OCTILE_DTYPE_BF16, shim.f32 = OCTILE_DTYPE_F32, shim.f64 = OCTILE_DTYPE_F64;
+  shim.s8 = OCTILE_DTYPE_S8, shim.u8 = OCTILE_DTYPE_U8, shim.s32 = OCTILE_DTYPE_S32;
 }
 
 const char* message(const char* format, ...) {

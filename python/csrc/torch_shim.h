@@ -1,5 +1,6 @@
 // torch's stable C shim, as far as the ops need it. Declared here, and looked up in the libtorch that the process has
-// loaded: so this library is built without torch, and one binary serves every torch from 2.11 on.
+// loaded: so this library is built without torch, and one binary serves every torch from 2.11 on. For an older torch
+// python/octile/_ctypes_ops.py stands in.
 //
 // What holds for all of it:
 //   - A function that returns Status gives 0, or another number when it failed. Then it has written nothing. It lets
@@ -108,6 +109,23 @@ struct CudaShim {
 // Looked up in the first call, so that no GPU is needed before there is a tensor on one. Incomplete (every pointer
 // NULL) where libtorch_cuda is not loaded or lacks a function.
 const CudaShim& cuda_shim();
+
+// Instead of load_shim: what _ctypes_ops.py gives. A TensorHandle then points to one of these, which Python keeps until
+// the op returns; element and device types are those of octile.h.
+struct DescribedTensor {
+  void* data;
+  std::int64_t dimensions;
+  std::int64_t *sizes, *strides;
+  std::int32_t dtype, device_type, device_index;
+};
+struct Callbacks {
+  decltype(Shim::empty_strided) empty_strided;
+  decltype(Shim::copy) copy;
+  decltype(Shim::call) call;
+  decltype(Shim::get_num_threads) get_num_threads;
+  decltype(CudaShim::current_stream) current_stream;
+};
+void use_callbacks(const Callbacks& callbacks);
 
 // NULL, or what went wrong.
 using Error = const char*;

@@ -15,14 +15,14 @@ Choices are integers: the constants of octile.h, here under their names of _c.py
 alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a
 RuntimeError with the text of the library.
 
-BINDING says who implements them: "stable" (_octile_torch.so, over torch's stable C interface), or "ctypes"
-(_ctypes_ops.py) where that cannot be; BINDING_REASON says why it cannot. OCTILE_TORCH_BINDING forces one of the two.
+_octile_torch.so implements them. BINDING says how it meets torch: "stable" (over torch's stable C interface), or
+"ctypes" (_ctypes_ops.py) where that cannot be; BINDING_REASON says why it cannot. OCTILE_TORCH_BINDING forces one of the
+two.
 """
 
 import ctypes
 import functools
 import os
-import warnings
 
 import torch
 
@@ -51,6 +51,21 @@ _SCHEMAS = {
 }
 
 
+def _row_stride(columns):
+    """Of q: the next multiple of 16, which TMA needs."""
+    return (columns + 15) // 16 * 16
+
+
+def _transposed_row_stride(columns):
+    """Of q_transposed, whose rows are as long as a batch: a multiple of 16 that is never `columns` itself.
+
+    A compiler asks of every tensor whether it is dense. Here the answer is no for each batch size, and the compiler can
+    prove it (the two differ by at least 128), so one compiled graph serves all of them. Where `columns` is a multiple
+    of 128, which a GPU reads fastest, so is this.
+    """
+    return columns + (128 + -columns % 16)
+
+
 def _fake_quantize(x, granularity, orientation, given_scale=None):
     rows, columns = x.shape
 
@@ -59,8 +74,8 @@ def _fake_quantize(x, granularity, orientation, given_scale=None):
             return x.new_empty((0, 0), dtype=torch.int8)
         return x.new_empty_strided((rows, columns), (stride, 1), dtype=torch.int8)
 
-    q = make(orientation != _c.TRANSPOSED, rows, columns, _ctypes_ops.row_stride(columns))
-    q_transposed = make(orientation != _c.ROW_MAJOR, columns, rows, _ctypes_ops.transposed_row_stride(rows))
+    q = make(orientation != _c.TRANSPOSED, rows, columns, _row_stride(columns))
+    q_transposed = make(orientation != _c.ROW_MAJOR, columns, rows, _transposed_row_stride(rows))
     length = 1 if granularity == _c.PER_TENSOR else rows if granularity == _c.PER_ROW else columns
     scale = x.new_empty((length,), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     return q, q_transposed, scale
@@ -144,21 +159,8 @@ def _on_one_device(fake):
     return checked
 
 
-_FAKES = {
-    "quantize": _fake_quantize,
-    "dequantize": _fake_dequantize,
-    "linear": _fake_linear,
-    "linear_int8": _fake_linear_int8,
-    "linear_s4": _fake_linear_s4,
-    "linear_packed": _fake_linear_packed,
-    "linear_backward": _fake_linear_backward,
-    "grouped_linear": _fake_grouped_linear,
-    "grouped_linear_backward": _fake_grouped_linear_backward,
-}
-
-_KEYS = ("CPU", "CUDA")
 _BINARY = "_octile_torch.so"
-_binary = None  # what it was loaded as, if it implements the ops
+_binary = None
 
 
 def _wanted():
@@ -182,62 +184,40 @@ def _define():
     tags.append(getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
     for name, schema in _SCHEMAS.items():
         _library.define(name + schema, tags=tags)
-        torch.library.register_fake(f"octile::{name}", _on_one_device(_FAKES[name]), lib=_library)
-
-
-def _implement_in_python():
-    for name in _SCHEMAS:
-        for key in _KEYS:
-            _library.impl(name, getattr(_ctypes_ops, name), key)
+        torch.library.register_fake(f"octile::{name}", _on_one_device(globals()[f"_fake_{name}"]), lib=_library)
 
 
 def _bind():
-    reason = "OCTILE_TORCH_BINDING is ctypes" if _asked == "ctypes" else _implement_in_cpp()
+    """The binding, and why it is not the stable one."""
+    global _binary
+    path, folders = _c.beside(_BINARY)
+    if path is None:
+        searched = " or ".join(dict.fromkeys(map(str, folders)))
+        return _refuse(f"there is no {_BINARY} in {searched}: build it (CMake's target octile_torch)")
+    try:
+        # Needs the library that _plans has loaded, by its name.
+        _binary = ctypes.CDLL(str(path.resolve()))
+        register = _binary.octile_torch_register
+    except (OSError, AttributeError) as error:
+        return _refuse(f"{path} cannot be loaded: {error}")
+    register.restype = ctypes.c_char_p
+    reason = "OCTILE_TORCH_BINDING is ctypes" if _asked == "ctypes" else (register() or b"").decode()
     if reason and _asked == "stable":
-        _library._destroy()
-        raise ImportError(f"octile: OCTILE_TORCH_BINDING is stable, but {reason}")
+        return _refuse(f"OCTILE_TORCH_BINDING is stable, but {reason}")
     if reason:
-        _implement_in_python()
+        for name, function in _ctypes_ops.implementations(_binary, _SCHEMAS).items():
+            for key in ("CPU", "CUDA"):
+                _library.impl(name, function, key)
     return ("ctypes" if reason else "stable"), reason
 
 
-def _implement_in_cpp():
-    """Why _octile_torch.so cannot implement the ops; "" if it does."""
-    path, folders = _c.beside(_BINARY)
-    if path is None:
-        return _missing(f"there is no {_BINARY} in {' or '.join(dict.fromkeys(map(str, folders)))}")
-    try:
-        # Needs the library that _plans has loaded, by its name.
-        binary = ctypes.CDLL(str(path.resolve()))
-        register = binary.octile_torch_register
-    except (OSError, AttributeError) as error:
-        return _missing(f"{path} cannot be loaded: {error}")
-    register.restype = ctypes.c_char_p
-    reason = register()
-    if reason:
-        return reason.decode()
-    global _binary
-    _binary = binary
-    return ""
-
-
-def _missing(reason):
-    """Warns, unless a binding was asked for."""
-    if not _asked:
-        warnings.warn(
-            f"octile: {reason}. So the operators are called over ctypes, which costs about 20 microseconds per call: "
-            f"build {_BINARY} (CMake's target octile_torch), or set OCTILE_TORCH_BINDING=ctypes if that is meant",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return reason
+def _refuse(reason):
+    _library._destroy()
+    raise ImportError(f"octile: {reason}")
 
 
 def plan_counts():
     """How many plans the binding holds, and how many it has made."""
-    if _binary is None:
-        info = _c.plan.cache_info()
-        return info.currsize, info.misses
     held, made = ctypes.c_size_t(), ctypes.c_size_t()
     _binary.octile_torch_plan_counts(ctypes.byref(held), ctypes.byref(made))
     return held.value, made.value

@@ -43,6 +43,15 @@ def _device(of):
     return _c.Device(_c.CPU, 0) if of.type == "cpu" else _c.Device(_c.CUDA, of.index)
 
 
+def readable(t):
+    """t (R, C), or a copy of it whose rows a plan can read. Rows may lie apart, or all be the same one."""
+    rows, columns = t.shape
+    row, column = t.stride()
+    if (column == 1 or columns <= 1) and (row >= columns or row == 0 or rows <= 1):
+        return t
+    return t.contiguous()
+
+
 _ONE, _TWO = C.c_int64 * 1, C.c_int64 * 2
 
 

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import nn
 
-from . import _c, _ctypes_ops, _ops, _plans  # noqa: F401  (_ops registers torch.ops.octile)
+from . import _c, _ops, _plans  # noqa: F401  (_ops registers torch.ops.octile)
 
 METHODS = {"nearest": _c.METHOD_NEAREST, "clip": _c.CLIP_SEARCH, "feedback": _c.ERROR_FEEDBACK}
 
@@ -27,7 +27,7 @@ def nearest_s8_into(w, weight, scale, group):
         return
     if group:
         w, weight, scale = w.reshape(-1, group), weight.view(-1, group), scale.view(-1)
-    w = _ctypes_ops._readable(w)
+    w = _plans.readable(w)
     granularity = _c.PER_TENSOR if scale.numel() == 1 and len(w) != 1 else _c.PER_ROW
     fields = {"rows": w.shape[0], "cols": w.shape[1], "x": _plans.DTYPES[w.dtype]}
     plan = _plans.plan("quantize", w.device, **fields, granularity=granularity, orientation=_c.ROW_MAJOR)

@@ -95,27 +95,25 @@ def test_binding_is_cpp_where_it_can_be(run_with_torch):
     assert "Warning" not in text
 
 
+def test_forced_binding(run_with_torch):
+    status, text = run_with_torch(TELL, OCTILE_TORCH_BINDING="ctypes")
+    assert status == 0 and "binding ctypes | OCTILE_TORCH_BINDING is ctypes" in text and "Warning" not in text
+
+
 def test_without_the_binary(tmp_path, run_with_torch):
-    """Python does the same then, unless C++ was asked for."""
     if (PACKAGE / "octile" / BINARY).exists():
         pytest.skip("the installed package has its binary beside it")
     alone = shutil.copy(LIBRARY, tmp_path / "liboctile.so")
-    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone))
-    assert status == 0 and f"binding ctypes | there is no {BINARY} in {tmp_path}" in text
-    warned = f"RuntimeWarning: octile: there is no {BINARY} in {tmp_path}"
-    assert text.count(warned) == 1 and "the operators are called over ctypes" in text
-    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="ctypes")
-    assert status == 0 and "binding ctypes | OCTILE_TORCH_BINDING is ctypes" in text and "Warning" not in text
-    status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
-    assert status != 0 and f"OCTILE_TORCH_BINDING is stable, but there is no {BINARY}" in text
+    for binding in (None, "stable", "ctypes"):
+        status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING=binding)
+        assert status != 0 and f"ImportError: octile: there is no {BINARY} in {tmp_path}" in text
     twice = "import os\ntry:\n    from octile import _ops\n"
-    twice += "except ImportError:\n    del os.environ['OCTILE_TORCH_BINDING']\n"
-    status, text = run_with_torch(twice + TELL, OCTILE_LIBRARY=str(alone), OCTILE_TORCH_BINDING="stable")
-    assert status == 0 and "binding ctypes" in text
+    twice += f"except ImportError:\n    os.environ['OCTILE_LIBRARY'] = {str(binary().parent / 'liboctile.so')!r}\n"
+    status, text = run_with_torch(twice + TELL, OCTILE_LIBRARY=str(alone))
+    assert status == 0 and "binding" in text
     (tmp_path / BINARY).write_text("no library")
     status, text = run_with_torch(TELL, OCTILE_LIBRARY=str(alone))
-    assert status == 0 and f"binding ctypes | {tmp_path / BINARY} cannot be loaded" in text
-    assert f"RuntimeWarning: octile: {tmp_path / BINARY} cannot be loaded" in text
+    assert status != 0 and f"ImportError: octile: {tmp_path / BINARY} cannot be loaded" in text
 
 
 FIND = f"""

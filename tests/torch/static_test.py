@@ -7,7 +7,7 @@ import numpy as np
 import op_reference as reference
 import pytest
 import torch
-from octile import W8A8StaticLinear, _c, _ctypes_ops, _ops
+from octile import W8A8StaticLinear, _c
 from torch import nn
 
 ops = torch.ops.octile
@@ -83,13 +83,6 @@ def test_a_multiplier_of_dynamic_scales(device, generator):
     multiplier, scale = (torch.rand(64, generator=generator) + 0.5).to(device), torch.ones(3, device=device)
     y = ops.linear(x, weight, scale, None, _c.DYNAMIC_PER_TOKEN, OUT_IN, multiplier)
     assert torch.equal(y, ops.linear(x * multiplier, weight, scale, None, _c.DYNAMIC_PER_TOKEN, OUT_IN))
-
-
-@pytest.mark.skipif(_ops.BINDING != "stable", reason="both are needed")
-def test_both_bindings_give_the_same(generator):
-    x, weight = draw(generator, 4, 64), torch.ones(3, 64, dtype=torch.int8)
-    arguments = (x, weight, torch.ones(3), None, STATIC, OUT_IN, torch.rand(64, generator=generator), 0.01)
-    assert torch.equal(ops.linear(*arguments), _ctypes_ops.linear(*arguments))
 
 
 # ---- The layer ----
