@@ -32,6 +32,12 @@ std::int32_t threads_of(octile_device device) {
   return static_cast<std::int32_t>(count);
 }
 
+template <class Description>
+void place(octile_device device, Description* description) {
+  description->device = device;
+  description->threads = threads_of(device);
+}
+
 // Of the arguments that are present.
 template <class... Inputs>
 void look(Inputs&... inputs) {
@@ -114,8 +120,7 @@ void quantize(Value* stack) {
     given_scale.as_vector();
     description.scale = OCTILE_SCALE_GIVEN;
   }
-  description.device = x.device();
-  description.threads = threads_of(x.device());
+  place(x.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
   // _ctypes_ops.py has the reasons.
@@ -192,35 +197,32 @@ void dequantize(Value* stack) {
   description.x = dtype_of(dtype);
   description.q = weight.torch_dtype() == shim.u8 ? OCTILE_DTYPE_S4 : OCTILE_DTYPE_S8;
   description.mapping = zero_point.present() ? OCTILE_MAPPING_AFFINE : OCTILE_MAPPING_SYMMETRIC;
-  description.device = weight.device();
   const bool grouped = scale.dimensions() == 2 && columns > 0;
   if (grouped) {
     scale.as_matrix();
-    if (zero_point.present()) zero_point.as_matrix();
+    zero_point.as_matrix();
     description.group = group_of(scale, columns);
     if (description.group == 0) description.group = columns;
     description.granularity = OCTILE_GRANULARITY_GROUP;
   } else if (columns > 0) {
     scale.as_vector();
-    if (zero_point.present()) zero_point.as_vector();
+    zero_point.as_vector();
     description.granularity = scale.elements() == 1 ? OCTILE_GRANULARITY_TENSOR : OCTILE_GRANULARITY_ROW;
   }
-  description.threads = threads_of(weight.device());
+  place(weight.device(), &description);
   const std::shared_ptr<const Plan> plan = find_dequantize_plan(description);
 
   const Shape shape = {weight.rows(), columns, columns};
   Output x(dtype, weight.device());
   x.create_matrix(shape);
   if (shape.rows > 0 && columns > 0) {
-    View weight_view, scale_view, zero_point_view, x_view;
+    Views views;
     octile_dequantize_args args = {};
     args.struct_size = sizeof args;
-    args.q = description.q == OCTILE_DTYPE_S4 ? weight_view.nibbles(weight, columns) : weight_view.matrix(weight);
-    args.scale = grouped ? scale_view.matrix(scale) : scale_view.vector(scale);
-    if (zero_point.present()) {
-      args.zero_point = grouped ? zero_point_view.matrix(zero_point) : zero_point_view.vector(zero_point);
-    }
-    args.x = x_view.matrix(x, shape);
+    args.q = views.levels(weight, columns);
+    args.scale = views(scale);
+    args.zero_point = views(zero_point);
+    args.x = views(x, shape);
     run(octile_dequantize_run, *plan, args, weight.device());
   }
   stack[0] = x.release();
@@ -232,14 +234,10 @@ namespace {
 
 // Of int8 weights, by their scales: (N), (1) or (N, K / group).
 void describe_s8(Input& weight_scale, std::int64_t k, octile_linear_description* description) {
-  if (weight_scale.dimensions() == 2) {
-    weight_scale.as_matrix();
-    description->weight = OCTILE_WEIGHT_S8_GROUP;
-    description->group = group_of(weight_scale, k);
-  } else {
-    weight_scale.as_vector();
-    description->weight = granularity(weight_scale);
-  }
+  weight_scale.as_scales();
+  const bool grouped = weight_scale.dimensions() == 2;
+  description->weight = grouped ? OCTILE_WEIGHT_S8_GROUP : granularity(weight_scale);
+  if (grouped) description->group = group_of(weight_scale, k);
 }
 
 struct LinearOperands {
@@ -249,7 +247,7 @@ struct LinearOperands {
 // Common to all of them. The description lacks m, k, bias, device and threads, and n unless the weight is packed.
 void run_linear(octile_linear_description& description, LinearOperands operands, std::int32_t y_dtype, Value* result) {
   auto& [x, x_scale, x_multiplier, weight, weight_scale, weight_zero_point, bias] = operands;
-  const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP, packed = description.packed_weight != 0;
+  const bool packed = description.packed_weight != 0;
   if (!packed) {
     description.n = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.columns() : weight.rows();
   }
@@ -258,29 +256,24 @@ void run_linear(octile_linear_description& description, LinearOperands operands,
   description.k = x.columns();
   description.bias = bias.present();
   description.x_multiplier = x_multiplier.present();
-  description.device = x.device();
-  description.threads = threads_of(x.device());
+  place(x.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
   Output y(y_dtype, x.device());
   y.create_rows(x, n);
 
-  View x_view, x_scale_view, multiplier_view, weight_view, weight_scale_view, zero_point_view, bias_view, y_view;
+  const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP && !packed;
+  Views views;
   octile_linear_args args = {};
   args.struct_size = sizeof args;
-  args.x = x_view.matrix(x);
-  if (x_scale.present()) args.x_scale = x_scale_view.vector(x_scale);
-  if (x_multiplier.present()) args.x_multiplier = multiplier_view.vector(x_multiplier);
-  if (packed) {
-    args.weight = weight_view.vector(weight);
-  } else {
-    args.weight = s4 ? weight_view.nibbles(weight, x.columns()) : weight_view.matrix(weight);
-    args.weight_scale = weight_scale.dimensions() == 2 ? weight_scale_view.matrix(weight_scale)
-                                                       : weight_scale_view.vector(weight_scale);
-  }
-  if (weight_zero_point.present()) args.weight_zero_point = zero_point_view.matrix(weight_zero_point);
-  if (bias.present()) args.bias = bias_view.vector(bias);
-  args.y = y_view.matrix(y, {x.rows(), n, n});
+  args.x = views(x);
+  args.x_scale = views(x_scale);
+  args.x_multiplier = views(x_multiplier);
+  args.weight = s4 ? views.levels(weight, x.columns()) : views(weight);
+  args.weight_scale = views(weight_scale);
+  args.weight_zero_point = views(weight_zero_point);
+  args.bias = views(bias);
+  args.y = views(y, {x.rows(), n, n});
   run(octile_linear_run, *plan, args, x.device());
   *result = y.release();
 }
@@ -343,7 +336,7 @@ void linear_s4(Value* stack) {
   x.as_rows();
   weight.as_matrix();
   weight_scale.as_matrix();
-  if (zero_point.present()) zero_point.as_matrix();
+  zero_point.as_matrix();
   bias.as_vector();
   const std::int64_t k = x.columns();
   if (weight.torch_dtype() != shim.u8 || weight.columns() != (k + 1) / 2) {
@@ -381,31 +374,108 @@ void linear_packed(Value* stack) {
   run_linear(description, {x, none, multiplier, weight, none, none, bias}, x.torch_dtype(), &stack[0]);
 }
 
+// ---- grouped_linear(Tensor x, Tensor? x_scale, Tensor offsets, Tensor? token, Tensor weight, Tensor? weight_scale,
+//                     Tensor? weight_zero_point, Tensor? bias, Tensor? place, Tensor? router_weight, int out_features,
+//                     int activation, int weight_format, int group, bool zero_point, ScalarType dtype) -> Tensor ----
+
+void grouped_linear(Value* stack) {
+  Input x("x", stack[0]), x_scale = Input::optional("x_scale", stack[1]), offsets("offsets", stack[2]);
+  Input token = Input::optional("token", stack[3]), weight("weight", stack[4]);
+  Input weight_scale = Input::optional("weight_scale", stack[5]);
+  Input zero_point = Input::optional("weight_zero_point", stack[6]), bias = Input::optional("bias", stack[7]);
+  Input places = Input::optional("place", stack[8]), router_weight = Input::optional("router_weight", stack[9]);
+  static const auto kDefaults = defaults(octile_grouped_linear_description_init);
+  octile_grouped_linear_description description = kDefaults;
+  description.n = static_cast<std::int64_t>(stack[10]);
+  description.activation = choice(stack[11]);
+  description.weight = choice(stack[12]);
+  description.group = static_cast<std::int64_t>(stack[13]);
+  description.weight_zero_point = boolean(stack[14]);
+  const auto y_dtype = static_cast<std::int32_t>(stack[15]);
+  look(x, x_scale, offsets, token, weight, weight_scale, zero_point, bias, places, router_weight);
+  for (Input* matrix : {&x, &zero_point, &bias, &places, &router_weight}) matrix->as_matrix();
+  for (Input* vector : {&x_scale, &offsets, &token}) vector->as_vector();
+  const bool packed = weight.dimensions() < 2, s4 = description.weight == OCTILE_WEIGHT_S4_GROUP;
+  packed ? weight.as_vector() : weight.as_matrix();
+  weight_scale.as_scales();
+  if (dtype_of(y_dtype) < 0) fail("dtype is %s", name_of(y_dtype));
+  const std::int64_t rows = token.present() ? token.elements() : x.rows();
+  description.experts = offsets.elements() - 1;
+  description.m = rows;
+  description.k = x.columns();
+  description.gather = token.present();
+  description.slots = places.present() ? places.columns() : 0;
+  description.tokens = places.present() ? places.rows() : 0;
+  if (token.present()) description.tokens = std::max(description.tokens, x.rows());
+  description.x = dtype_of(x.torch_dtype());
+  description.y = dtype_of(y_dtype);
+  description.packed_weight = packed;
+  description.bias = bias.present();
+  place(x.device(), &description);
+  const std::shared_ptr<const Plan> plan = find_plan(description);
+
+  const Shape shape = {places.present() ? places.rows() : rows, description.n, description.n};
+  Output y(y_dtype, x.device());
+  y.create_matrix(shape);
+  Views views;
+  octile_grouped_linear_args args = {};
+  args.struct_size = sizeof args;
+  args.x = views(x);
+  args.x_scale = views(x_scale);
+  args.offsets = views(offsets);
+  args.token = views(token);
+  args.weight = s4 && !packed ? views.levels(weight, x.columns()) : views(weight);
+  args.weight_scale = views(weight_scale);
+  args.weight_zero_point = views(zero_point);
+  args.bias = views(bias);
+  args.place = views(places);
+  args.router_weight = views(router_weight);
+  args.y = views(y, shape);
+  run(octile_grouped_linear_run, *plan, args, x.device());
+  if (!places.present()) clear_rows_of_nobody(*args.offsets, *args.y);
+  stack[0] = y.release();
+}
+
 // ---- linear_backward(Tensor dy, Tensor? weight, Tensor? weight_scale, Tensor? x, Tensor? x_scale, int dx, int dw,
 //                      bool db, int weight_layout, bool x_transposed, ScalarType dw_dtype, int dw_layout,
-//                      int rounding=0, SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor) ----
+//                      int rounding=0, SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor)
+//      grouped_linear_backward(Tensor dy, Tensor offsets, Tensor? weight, Tensor? weight_scale, Tensor? x,
+//                              Tensor? x_scale, int dx, int dw, bool db, ScalarType dw_dtype, int rounding=0,
+//                              SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor) ----
 
-void linear_backward(Value* stack) {
-  Input dy("dy", stack[0]), weight = Input::optional("weight", stack[1]);
-  Input weight_scale = Input::optional("weight_scale", stack[2]);
-  Input x = Input::optional("x", stack[3]), x_scale = Input::optional("x_scale", stack[4]);
-  static const auto kDefaults = defaults(octile_linear_backward_description_init);
-  octile_linear_backward_description description = kDefaults;
-  description.dx = choice(stack[5]);
-  description.dw = choice(stack[6]);
-  description.db = boolean(stack[7]);
-  description.weight_layout = choice(stack[8]);
-  description.x_transposed = boolean(stack[9]);
-  const auto dw_dtype = static_cast<std::int32_t>(stack[10]);
-  const std::int32_t dw_layout = choice(stack[11]);
-  description.rounding = choice(stack[12]);
-  const std::uint64_t seed = stack[13];
-  description.gradient_block = choice(stack[14]);
+namespace {
+
+template <class Description, class Args>
+void backward(Value* stack, octile_status (*initialize)(Description*, std::size_t),
+              octile_status (*function)(const octile_plan*, const Args*, void*, std::size_t, void*)) {
+  constexpr bool kGrouped = requires(Description d) { d.experts; };
+  const Value* next = stack;
+  Input dy("dy", *next++), offsets = kGrouped ? Input("offsets", *next++) : Input("", 0);
+  Input weight = Input::optional("weight", *next++), weight_scale = Input::optional("weight_scale", *next++);
+  Input x = Input::optional("x", *next++), x_scale = Input::optional("x_scale", *next++);
+  static const Description kDefaults = defaults(initialize);
+  Description description = kDefaults;
+  description.dx = choice(*next++);
+  description.dw = choice(*next++);
+  description.db = boolean(*next++);
+  std::int32_t dw_layout = OCTILE_LAYOUT_OUT_IN;
+  bool weight_in_out = false, x_transposed = false;
+  if constexpr (!kGrouped) {
+    description.weight_layout = choice(*next++);
+    weight_in_out = description.weight_layout == OCTILE_LAYOUT_IN_OUT;
+    description.x_transposed = x_transposed = boolean(*next++);
+  }
+  const auto dw_dtype = static_cast<std::int32_t>(*next++);
+  if constexpr (!kGrouped) dw_layout = choice(*next++);
+  description.rounding = choice(*next++);
+  const std::uint64_t seed = *next++;
+  description.gradient_block = choice(*next);
   const bool wants_dx = description.dx != OCTILE_PRODUCT_NONE, wants_dw = description.dw != OCTILE_PRODUCT_NONE;
   const bool wants_db = description.db != 0;
 
-  look(dy, weight, weight_scale, x, x_scale);
+  look(dy, offsets, weight, weight_scale, x, x_scale);
   dy.as_matrix();
+  offsets.as_vector();
   description.m = dy.rows();
   description.n = dy.columns();
   description.dy = dtype_of(dy.torch_dtype());
@@ -413,8 +483,8 @@ void linear_backward(Value* stack) {
     if (!weight.present() || !weight_scale.present()) fail("dx needs weight and weight_scale");
     weight.as_matrix();
     weight_scale.as_vector();
-    description.k = description.weight_layout == OCTILE_LAYOUT_IN_OUT ? weight.rows() : weight.columns();
-    description.weight = granularity(weight_scale);
+    description.k = weight_in_out ? weight.rows() : weight.columns();
+    if constexpr (!kGrouped) description.weight = granularity(weight_scale);
   }
   // The library would take -1 for weight_layout's.
   if (dw_layout != OCTILE_LAYOUT_OUT_IN && dw_layout != OCTILE_LAYOUT_IN_OUT) {
@@ -425,189 +495,55 @@ void linear_backward(Value* stack) {
     x.as_matrix();
     x_scale.as_vector();
     if (dtype_of(dw_dtype) < 0) fail("dw_dtype is %s", name_of(dw_dtype));
-    description.k = description.x_transposed ? x.rows() : x.columns();
+    description.k = x_transposed ? x.rows() : x.columns();
     description.dw_dtype = dtype_of(dw_dtype);
-    description.dw_layout = dw_layout;
-    description.activation = activation_of(x_scale);
+    if constexpr (!kGrouped) {
+      description.dw_layout = dw_layout;
+      description.activation = activation_of(x_scale);
+    }
   }
-  description.device = dy.device();
-  description.threads = threads_of(dy.device());
-  const std::shared_ptr<const Plan> plan = find_plan(description);
-
-  const std::int64_t m = description.m, n = description.n, k = description.k;
-  const Shape dx_shape = {m, k, k}, dw_shape = dw_layout == OCTILE_LAYOUT_IN_OUT ? Shape{k, n, n} : Shape{n, k, k};
-  Output dx(dy.torch_dtype(), dy.device()), dw(dw_dtype, dy.device()), db(dy.torch_dtype(), dy.device());
-  wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0);
-  wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0);
-  db.create_vector(wants_db ? n : 0);
-
-  View dy_view, weight_view, weight_scale_view, x_view, x_scale_view, dx_view, dw_view, db_view;
-  octile_linear_backward_args args = {};
-  args.struct_size = sizeof args;
-  args.seed = seed;
-  args.dy = dy_view.matrix(dy);
-  if (wants_dx) {
-    args.weight = weight_view.matrix(weight);
-    args.weight_scale = weight_scale_view.vector(weight_scale);
-    args.dx = dx_view.matrix(dx, dx_shape);
-  }
-  if (wants_dw) {
-    args.x = x_view.matrix(x);
-    args.x_scale = x_scale_view.vector(x_scale);
-    args.dw = dw_view.matrix(dw, dw_shape);
-  }
-  if (wants_db) args.db = db_view.vector(db, n);
-  run(octile_linear_backward_run, *plan, args, dy.device());
-  stack[0] = dx.release();
-  stack[1] = dw.release();
-  stack[2] = db.release();
-}
-
-// ---- grouped_linear(Tensor x, Tensor? x_scale, Tensor offsets, Tensor? token, Tensor weight, Tensor? weight_scale,
-//                     Tensor? weight_zero_point, Tensor? bias, Tensor? place, Tensor? router_weight, int out_features,
-//                     int activation, int weight_format, int group, bool zero_point, ScalarType dtype) -> Tensor ----
-
-void grouped_linear(Value* stack) {
-  Input x("x", stack[0]), x_scale = Input::optional("x_scale", stack[1]), offsets("offsets", stack[2]);
-  Input token = Input::optional("token", stack[3]), weight("weight", stack[4]);
-  Input weight_scale = Input::optional("weight_scale", stack[5]);
-  Input zero_point = Input::optional("weight_zero_point", stack[6]), bias = Input::optional("bias", stack[7]);
-  Input place = Input::optional("place", stack[8]), router_weight = Input::optional("router_weight", stack[9]);
-  static const auto kDefaults = defaults(octile_grouped_linear_description_init);
-  octile_grouped_linear_description description = kDefaults;
-  description.n = static_cast<std::int64_t>(stack[10]);
-  description.activation = choice(stack[11]);
-  description.weight = choice(stack[12]);
-  description.group = static_cast<std::int64_t>(stack[13]);
-  description.weight_zero_point = boolean(stack[14]);
-  const auto y_dtype = static_cast<std::int32_t>(stack[15]);
-  look(x, x_scale, offsets, token, weight, weight_scale, zero_point, bias, place, router_weight);
-  for (Input* matrix : {&x, &zero_point, &bias, &place, &router_weight}) {
-    if (matrix->present()) matrix->as_matrix();
-  }
-  for (Input* vector : {&x_scale, &offsets, &token}) {
-    if (vector->present()) vector->as_vector();
-  }
-  const bool packed = weight.dimensions() < 2, s4 = description.weight == OCTILE_WEIGHT_S4_GROUP;
-  packed ? weight.as_vector() : weight.as_matrix();
-  const bool grouped = weight_scale.present() && weight_scale.dimensions() == 2;
-  if (weight_scale.present()) grouped ? weight_scale.as_matrix() : weight_scale.as_vector();
-  if (dtype_of(y_dtype) < 0) fail("dtype is %s", name_of(y_dtype));
-  const std::int64_t rows = token.present() ? token.elements() : x.rows();
-  description.experts = offsets.elements() - 1;
-  description.m = rows;
-  description.k = x.columns();
-  description.gather = token.present();
-  description.slots = place.present() ? place.columns() : 0;
-  description.tokens = place.present() ? place.rows() : 0;
-  if (token.present()) description.tokens = std::max(description.tokens, x.rows());
-  description.x = dtype_of(x.torch_dtype());
-  description.y = dtype_of(y_dtype);
-  description.packed_weight = packed;
-  description.bias = bias.present();
-  description.device = x.device();
-  description.threads = threads_of(x.device());
-  const std::shared_ptr<const Plan> plan = find_plan(description);
-
-  const Shape shape = {place.present() ? place.rows() : rows, description.n, description.n};
-  Output y(y_dtype, x.device());
-  y.create_matrix(shape);
-  View views[11];
-  octile_grouped_linear_args args = {};
-  args.struct_size = sizeof args;
-  args.x = views[0].matrix(x);
-  if (x_scale.present()) args.x_scale = views[1].vector(x_scale);
-  args.offsets = views[2].vector(offsets);
-  if (token.present()) args.token = views[3].vector(token);
-  args.weight = packed ? views[4].vector(weight) : s4 ? views[4].nibbles(weight, x.columns()) : views[4].matrix(weight);
-  if (weight_scale.present()) {
-    args.weight_scale = grouped ? views[5].matrix(weight_scale) : views[5].vector(weight_scale);
-  }
-  if (zero_point.present()) args.weight_zero_point = views[6].matrix(zero_point);
-  if (bias.present()) args.bias = views[7].matrix(bias);
-  if (place.present()) args.place = views[8].matrix(place);
-  if (router_weight.present()) args.router_weight = views[9].matrix(router_weight);
-  args.y = views[10].matrix(y, shape);
-  run(octile_grouped_linear_run, *plan, args, x.device());
-  if (!place.present()) clear_rows_of_nobody(*args.offsets, *args.y);
-  stack[0] = y.release();
-}
-
-// ---- grouped_linear_backward(Tensor dy, Tensor offsets, Tensor? weight, Tensor? weight_scale, Tensor? x,
-//                              Tensor? x_scale, int dx, int dw, bool db, ScalarType dw_dtype, int rounding=0,
-//                              SymInt seed=0, int gradient_block=0) -> (Tensor, Tensor, Tensor) ----
-
-void grouped_linear_backward(Value* stack) {
-  Input dy("dy", stack[0]), offsets("offsets", stack[1]), weight = Input::optional("weight", stack[2]);
-  Input weight_scale = Input::optional("weight_scale", stack[3]);
-  Input x = Input::optional("x", stack[4]), x_scale = Input::optional("x_scale", stack[5]);
-  static const auto kDefaults = defaults(octile_grouped_linear_backward_description_init);
-  octile_grouped_linear_backward_description description = kDefaults;
-  description.dx = choice(stack[6]);
-  description.dw = choice(stack[7]);
-  description.db = boolean(stack[8]);
-  const auto dw_dtype = static_cast<std::int32_t>(stack[9]);
-  description.rounding = choice(stack[10]);
-  const std::uint64_t seed = stack[11];
-  description.gradient_block = choice(stack[12]);
-  const bool wants_dx = description.dx != OCTILE_PRODUCT_NONE, wants_dw = description.dw != OCTILE_PRODUCT_NONE;
-  const bool wants_db = description.db != 0;
-
-  look(dy, offsets, weight, weight_scale, x, x_scale);
-  dy.as_matrix();
-  offsets.as_vector();
-  description.experts = offsets.elements() - 1;
-  description.m = dy.rows();
-  description.n = dy.columns();
-  description.dy = dtype_of(dy.torch_dtype());
-  if (wants_dx) {
-    if (!weight.present() || !weight_scale.present()) fail("dx needs weight and weight_scale");
-    weight.as_matrix();
-    weight_scale.as_vector();
-    description.k = weight.columns();
-  }
-  if (wants_dw) {
-    if (!x.present() || !x_scale.present()) fail("dw needs x and x_scale");
-    x.as_matrix();
-    x_scale.as_vector();
-    if (dtype_of(dw_dtype) < 0) fail("dw_dtype is %s", name_of(dw_dtype));
-    description.k = x.columns();
-    description.dw_dtype = dtype_of(dw_dtype);
-  }
-  description.device = dy.device();
-  description.threads = threads_of(dy.device());
+  std::int64_t experts = 1;
+  if constexpr (kGrouped) experts = description.experts = offsets.elements() - 1;
+  place(dy.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
   const std::int64_t n = description.n, k = description.k;
-  const Shape dx_shape = {description.m, k, k}, dw_shape = {description.experts * n, k, k};
-  const Shape db_shape = {description.experts, n, n};
+  const Shape dx_shape = {description.m, k, k}, db_shape = {experts, n, n};
+  const Shape dw_shape = dw_layout == OCTILE_LAYOUT_IN_OUT ? Shape{k, n, n} : Shape{experts * n, k, k};
   Output dx(dy.torch_dtype(), dy.device()), dw(dw_dtype, dy.device()), db(dy.torch_dtype(), dy.device());
   wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0);
   wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0);
-  wants_db ? db.create_matrix(db_shape) : db.create_vector(0);
+  wants_db && kGrouped ? db.create_matrix(db_shape) : db.create_vector(wants_db ? n : 0);
 
-  View views[9];
-  octile_grouped_linear_backward_args args = {};
+  Views views;
+  Args args = {};
   args.struct_size = sizeof args;
   args.seed = seed;
-  args.dy = views[0].matrix(dy);
-  args.offsets = views[1].vector(offsets);
-  if (wants_dx) {
-    args.weight = views[2].matrix(weight);
-    args.weight_scale = views[3].vector(weight_scale);
-    args.dx = views[4].matrix(dx, dx_shape);
+  args.dy = views(dy);
+  args.weight = views(weight);
+  args.weight_scale = views(weight_scale);
+  args.x = views(x);
+  args.x_scale = views(x_scale);
+  if (wants_dx) args.dx = views(dx, dx_shape);
+  if (wants_dw) args.dw = views(dw, dw_shape);
+  if (wants_db) args.db = kGrouped ? views(db, db_shape) : views(db, n);
+  if constexpr (kGrouped) args.offsets = views(offsets);
+  run(function, *plan, args, dy.device());
+  if constexpr (kGrouped) {
+    if (wants_dx) clear_rows_of_nobody(*args.offsets, *args.dx);
   }
-  if (wants_dw) {
-    args.x = views[5].matrix(x);
-    args.x_scale = views[6].vector(x_scale);
-    args.dw = views[7].matrix(dw, dw_shape);
-  }
-  if (wants_db) args.db = views[8].matrix(db, db_shape);
-  run(octile_grouped_linear_backward_run, *plan, args, dy.device());
-  if (wants_dx) clear_rows_of_nobody(*args.offsets, *args.dx);
   stack[0] = dx.release();
   stack[1] = dw.release();
   stack[2] = db.release();
+}
+
+}  // namespace
+
+void linear_backward(Value* stack) {
+  backward(stack, octile_linear_backward_description_init, octile_linear_backward_run);
+}
+void grouped_linear_backward(Value* stack) {
+  backward(stack, octile_grouped_linear_backward_description_init, octile_grouped_linear_backward_run);
 }
 
 }  // namespace octile_torch

@@ -109,15 +109,18 @@ std::int64_t Input::elements() const {
 
 void Input::as_vector() {
   if (dimensions_ > 1) fail("%s has %d dimensions, expected 1", name_, static_cast<int>(dimensions_));
+  form_ = Form::vector;
 }
 
 void Input::as_matrix() {
+  if (!present()) return;
   if (dimensions_ != 2) fail("%s has %d dimensions, expected 2", name_, static_cast<int>(dimensions_));
   as_rows();
 }
 
 void Input::as_rows() {
   if (dimensions_ == 0) fail("%s has no dimensions", name_);
+  form_ = Form::matrix;
   if (collapse()) return;
   copy();
   collapse();

@@ -61,15 +61,18 @@ class Input {
   octile_device device() const { return device_; }
 
   // Requires a vector (a number counts as one element), or a matrix whose rows a plan can read, which may take a copy.
-  // as_rows() merges all dimensions but the last. rows() and columns() are valid after the last two.
+  // as_rows() merges all dimensions but the last, as_scales() takes a matrix for groups and a vector for channels.
+  // rows() and columns() are valid of a matrix. An absent one is fine, and stays absent; as_rows() needs one.
   void as_vector();
   void as_matrix();
   void as_rows();
+  void as_scales() { dimensions_ == 2 ? as_matrix() : as_vector(); }
   std::int64_t rows() const { return shape_.rows; }
   std::int64_t columns() const { return shape_.columns; }
 
  private:
   friend class View;
+  friend class Views;
 
   void copy();
   // Fills shape_ if the rows can be read in place.
@@ -81,6 +84,7 @@ class Input {
   std::int64_t* sizes_ = nullptr;
   std::int64_t* strides_ = nullptr;
   std::int64_t dimensions_ = 0;
+  enum class Form : std::uint8_t { none, vector, matrix } form_ = Form::none;
   Shape shape_ = {};
   std::int32_t torch_dtype_ = 0;
   octile_device device_ = {};
@@ -150,6 +154,28 @@ class View {
   octile_tensor tensor_ = {};
   std::int64_t shape_[2] = {};
   std::int64_t strides_[2] = {};
+};
+
+// The views of one call. An input is the vector or matrix that as_...() made of it; without that it is NULL, as an absent
+// one is.
+class Views {
+ public:
+  const octile_tensor* operator()(const Input& input) {
+    if (!input.present() || input.form_ == Input::Form::none) return nullptr;
+    return input.form_ == Input::Form::vector ? next().vector(input) : next().matrix(input);
+  }
+  const octile_tensor* operator()(const Output& output, std::int64_t size) { return next().vector(output, size); }
+  const octile_tensor* operator()(const Output& output, Shape shape) { return next().matrix(output, shape); }
+  // A weight of `columns` values a row, which are bytes of two 4-bit values each where it is uint8.
+  const octile_tensor* levels(const Input& input, std::int64_t columns) {
+    return input.torch_dtype() == shim.u8 ? next().nibbles(input, columns) : next().matrix(input);
+  }
+
+ private:
+  View& next() { return views_[count_++]; }
+
+  View views_[11];
+  std::size_t count_ = 0;
 };
 
 }  // namespace octile_torch
