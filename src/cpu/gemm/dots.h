@@ -1,7 +1,10 @@
 // Few rows of a times channels of b as its owner has them, not packed: dot products along k, four channels at a time.
 #pragma once
 
+#include <immintrin.h>
+
 #include <algorithm>
+#include <cstddef>
 
 #include "cpu/gemm/integer_panels.h"
 #include "cpu/support/rows.h"
@@ -27,6 +30,19 @@ struct DotPlace {
     return run.rows > 2 ? next : rest > kDotAhead ? kDotAhead : kDotAhead + next - depth;
   }
 };
+
+// The sums of a tile's rows, less the correction: those of the last row, of the channels, if `first`.
+template <class Dots, bool first, class Vector, std::size_t kSums>
+OCTILE_TILE_INLINE void store_dots(const DotRun& run, const DotPlace& at, Vector (&sum)[kSums][kDotChannels]) {
+  auto* const correction = reinterpret_cast<__m128i*>(at.correction);
+  if constexpr (first) _mm_store_si128(correction, Dots::sum_lanes(sum[kSums - 1]));
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i + 1 < kSums; ++i) {
+    auto* sums = reinterpret_cast<__m128i*>(at.sums + static_cast<std::int64_t>(i) * run.sums_stride);
+    const __m128i total = _mm_sub_epi32(Dots::sum_lanes(sum[i]), _mm_load_si128(correction));
+    _mm_storeu_si128(sums, at.accumulate ? _mm_add_epi32(total, _mm_loadu_si128(sums)) : total);
+  }
+}
 
 // Dots::tile<rows, first>(run, at), for at most Dots::kRows: `first` finds the correction, and fetches what comes next.
 template <class Dots, bool first, int rows = 1>

@@ -19,6 +19,9 @@
 #include "plan/kernel.h"
 #include "plan/packed_weight.h"
 
+// Of a tile's functions, in a file that says OCTILE_TILE, their target.
+#define OCTILE_TILE_INLINE OCTILE_TILE inline __attribute__((always_inline))
+
 namespace octile::cpu {
 
 inline constexpr std::int64_t kMaxPanels = 4;  // of a tile
@@ -213,14 +216,17 @@ void multiply_panels(const PanelKernel& kernel, const GemmProblem& problem, cons
                      const Launch& launch);
 std::size_t panels_workspace(const PanelKernel& kernel, const GemmProblem& problem);
 
-// The same, as a row of the kernel table has them.
+// A row of the kernel table that multiplies with kKernel.
 template <const PanelKernel& kKernel>
-void launch_panels(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  multiply_panels(kKernel, problem, operands, launch);
-}
-template <const PanelKernel& kKernel>
-std::size_t panels_workspace(const GemmProblem& problem) {
-  return panels_workspace(kKernel, problem);
+constexpr GemmKernel panels_row(std::string_view name, octile::Task task, decltype(GemmKernel::supports) supports,
+                                decltype(GemmKernel::cost) cost) {
+  return {.name = name,
+          .task = task,
+          .supports = supports,
+          .cost = cost,
+          .workspace = [](const GemmProblem& p) { return panels_workspace(kKernel, p); },
+          .launch = [](const GemmProblem& p, const GemmOperands& o,
+                       const Launch& l) { multiply_panels(kKernel, p, o, l); }};
 }
 
 }  // namespace octile::cpu

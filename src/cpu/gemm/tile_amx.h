@@ -13,7 +13,6 @@
 #include "plan/packed_weight.h"
 
 #define OCTILE_TILE __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw")))
-#define OCTILE_TILE_INLINE OCTILE_TILE inline __attribute__((always_inline))
 
 namespace octile::cpu {
 

@@ -9,8 +9,6 @@
 #include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
 
-#define OCTILE_TILE_INLINE OCTILE_TILE inline __attribute__((always_inline))
-
 namespace octile::cpu {
 
 namespace {

@@ -1,4 +1,5 @@
-// Tiles of AVX-512 VNNI: a vector holds 16 channels of a row. Terms: integer_panels.h.
+// Tiles of AVX-512 VNNI: a vector holds 16 channels of a row. Terms: integer_panels.h. The file that
+// includes this says OCTILE_TILE, the target of its functions.
 #pragma once
 
 #include <immintrin.h>
@@ -7,9 +8,6 @@
 
 #include "cpu/gemm/integer_panels.h"
 #include "plan/packed_weight.h"
-
-#define OCTILE_TILE __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
-#define OCTILE_TILE_INLINE OCTILE_TILE inline __attribute__((always_inline))
 
 namespace octile::cpu {
 

@@ -37,13 +37,7 @@ Cost cost(const GemmProblem& p) { return at_rate<1000>(whole_tiles(p)); }
 
 }  // namespace
 
-extern constinit const GemmKernel w4a8_gemm_amx = {
-    .name = "w4a8_gemm_amx",
-    .task = {Operation::gemm, kW4A8},
-    .supports = supports,
-    .cost = cost,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w4a8_gemm_amx =
+    panels_row<kKernel>("w4a8_gemm_amx", {Operation::gemm, kW4A8}, supports, cost);
 
 }  // namespace octile::cpu

@@ -63,13 +63,7 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-extern constinit const GemmKernel w4a8_gemm_avx2 = {
-    .name = "w4a8_gemm_avx2",
-    .task = {Operation::gemm, kW4A8},
-    .supports = needs<Isa::avx2>,
-    .cost = at_rate<300>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w4a8_gemm_avx2 =
+    panels_row<kKernel>("w4a8_gemm_avx2", {Operation::gemm, kW4A8}, needs<Isa::avx2>, at_rate<300>);
 
 }  // namespace octile::cpu

@@ -1,4 +1,5 @@
 // w4a8 with vpdpbusd on 64 bytes: 16 channels of 4 terms, twice a line, b as the u8 operand and a as the s8 one.
+#define OCTILE_TILE __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 #include "cpu/gemm/tile_avx512vnni.h"
 
 namespace octile::cpu {
@@ -50,13 +51,7 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-extern constinit const GemmKernel w4a8_gemm_avx512vnni = {
-    .name = "w4a8_gemm_avx512vnni",
-    .task = {Operation::gemm, kW4A8},
-    .supports = needs<Isa::avx512vnni>,
-    .cost = at_rate<600>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w4a8_gemm_avx512vnni =
+    panels_row<kKernel>("w4a8_gemm_avx512vnni", {Operation::gemm, kW4A8}, needs<Isa::avx512vnni>, at_rate<600>);
 
 }  // namespace octile::cpu

@@ -43,14 +43,8 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-extern constinit const GemmKernel w4a8_gemm_neon = {
-    .name = "w4a8_gemm_neon",
-    .task = {Operation::gemm, kW4A8},
-    .supports = needs<Isa::neon>,
-    // Not measured: about 70 % of two dot products a cycle at 3 GHz.
-    .cost = at_rate<110>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+// Not measured: about 70 % of two dot products a cycle at 3 GHz.
+extern constinit const GemmKernel w4a8_gemm_neon =
+    panels_row<kKernel>("w4a8_gemm_neon", {Operation::gemm, kW4A8}, needs<Isa::neon>, at_rate<110>);
 
 }  // namespace octile::cpu

@@ -29,22 +29,10 @@ Cost cost(const GemmProblem& p) {
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_amx = {
-    .name = "w8a8_gemm_amx",
-    .task = {Operation::gemm, kW8A8},
-    .supports = supports,
-    .cost = cost,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_gemm_amx =
+    panels_row<kKernel>("w8a8_gemm_amx", {Operation::gemm, kW8A8}, supports, cost);
 
-extern constinit const GemmKernel w8a8_blocked_gemm_amx = {
-    .name = "w8a8_blocked_gemm_amx",
-    .task = {Operation::blocked_gemm},
-    .supports = supports,
-    .cost = cost,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_blocked_gemm_amx =
+    panels_row<kKernel>("w8a8_blocked_gemm_amx", {Operation::blocked_gemm}, supports, cost);
 
 }  // namespace octile::cpu

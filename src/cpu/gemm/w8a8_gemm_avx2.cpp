@@ -103,22 +103,10 @@ constexpr PanelKernel kKernel = [] {
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_avx2 = {
-    .name = "w8a8_gemm_avx2",
-    .task = {Operation::gemm, kW8A8},
-    .supports = needs<Isa::avx2>,
-    .cost = at_rate<180>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_gemm_avx2 =
+    panels_row<kKernel>("w8a8_gemm_avx2", {Operation::gemm, kW8A8}, needs<Isa::avx2>, at_rate<180>);
 
-extern constinit const GemmKernel w8a8_blocked_gemm_avx2 = {
-    .name = "w8a8_blocked_gemm_avx2",
-    .task = {Operation::blocked_gemm},
-    .supports = needs<Isa::avx2>,
-    .cost = at_rate<170>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_blocked_gemm_avx2 =
+    panels_row<kKernel>("w8a8_blocked_gemm_avx2", {Operation::blocked_gemm}, needs<Isa::avx2>, at_rate<170>);
 
 }  // namespace octile::cpu

@@ -1,4 +1,5 @@
 // w8a8 with vpdpbusd on 64 bytes: 16 channels of 4 terms, u8 x s8, so a is kept with 128 added.
+#define OCTILE_TILE __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 #include "cpu/gemm/dots.h"
 #include "cpu/gemm/tile_avx512vnni.h"
 
@@ -42,23 +43,23 @@ struct Terms {
 
 // ---- Rows of b as they are ----
 
-// The sums of the lanes of four vectors.
-OCTILE_TILE_INLINE __m128i sum_lanes(const __m512i (&v)[kDotChannels]) {
-  __m512i pairs[2];
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(kAllLanes, v[2 * i], v[2 * i + 1]),
-                                _mm512_maskz_unpackhi_epi32(kAllLanes, v[2 * i], v[2 * i + 1]));
-  }
-  const __m512i fours = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, pairs[0], pairs[1]),
-                                         _mm512_maskz_unpackhi_epi64(0xff, pairs[0], pairs[1]));
-  const __m256i half =
-      _mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, fours, 0), _mm512_maskz_extracti64x4_epi64(0xf, fours, 1));
-  return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-}
-
 struct Dots {
   static constexpr int kRows = 4;
+
+  // The sums of the lanes of four vectors.
+  OCTILE_TILE_INLINE static __m128i sum_lanes(const __m512i (&v)[kDotChannels]) {
+    __m512i pairs[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(kAllLanes, v[2 * i], v[2 * i + 1]),
+                                  _mm512_maskz_unpackhi_epi32(kAllLanes, v[2 * i], v[2 * i + 1]));
+    }
+    const __m512i fours = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, pairs[0], pairs[1]),
+                                           _mm512_maskz_unpackhi_epi64(0xff, pairs[0], pairs[1]));
+    const __m256i half = _mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, fours, 0),
+                                          _mm512_maskz_extracti64x4_epi64(0xf, fours, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  }
 
   template <int rows, bool first>
   OCTILE_TILE __attribute__((noinline)) static void tile(const DotRun& run, const DotPlace& at) {
@@ -100,14 +101,7 @@ struct Dots {
 #pragma GCC unroll 4
       for (int j = 0; j < kDotChannels; ++j) asm("" : "+v"(sum[i][j]));
     }
-    auto* const correction = reinterpret_cast<__m128i*>(at.correction);
-    if constexpr (first) _mm_store_si128(correction, sum_lanes(sum[rows]));
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; ++i) {
-      auto* sums = reinterpret_cast<__m128i*>(at.sums + i * run.sums_stride);
-      const __m128i total = _mm_sub_epi32(sum_lanes(sum[i]), _mm_load_si128(correction));
-      _mm_storeu_si128(sums, at.accumulate ? _mm_add_epi32(total, _mm_loadu_si128(sums)) : total);
-    }
+    store_dots<Dots, first>(run, at, sum);
   }
 };
 
@@ -122,22 +116,10 @@ constexpr PanelKernel kKernel = [] {
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_avx512vnni = {
-    .name = "w8a8_gemm_avx512vnni",
-    .task = {Operation::gemm, kW8A8},
-    .supports = needs<Isa::avx512vnni>,
-    .cost = at_rate<700, kKernel.dot_rows>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_gemm_avx512vnni = panels_row<kKernel>(
+    "w8a8_gemm_avx512vnni", {Operation::gemm, kW8A8}, needs<Isa::avx512vnni>, at_rate<700, kKernel.dot_rows>);
 
-extern constinit const GemmKernel w8a8_blocked_gemm_avx512vnni = {
-    .name = "w8a8_blocked_gemm_avx512vnni",
-    .task = {Operation::blocked_gemm},
-    .supports = needs<Isa::avx512vnni>,
-    .cost = at_rate<600>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_blocked_gemm_avx512vnni = panels_row<kKernel>(
+    "w8a8_blocked_gemm_avx512vnni", {Operation::blocked_gemm}, needs<Isa::avx512vnni>, at_rate<600>);
 
 }  // namespace octile::cpu

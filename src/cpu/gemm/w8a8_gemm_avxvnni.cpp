@@ -39,14 +39,14 @@ struct Terms {
 
 // ---- Rows of b as they are ----
 
-// The sums of the lanes of four vectors.
-OCTILE_TILE_INLINE __m128i sum_lanes(const __m256i (&v)[kDotChannels]) {
-  const __m256i fours = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
-  return _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
-}
-
 struct Dots {
   static constexpr int kRows = 2;  // 3 x 4 sums with the correction, a and b fill 15 of 16 registers
+
+  // The sums of the lanes of four vectors.
+  OCTILE_TILE_INLINE static __m128i sum_lanes(const __m256i (&v)[kDotChannels]) {
+    const __m256i fours = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    return _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+  }
 
   template <int rows, bool first>
   OCTILE_TILE __attribute__((noinline)) static void tile(const DotRun& run, const DotPlace& at) {
@@ -98,14 +98,7 @@ struct Dots {
       left_at += c;
       step(0, 0);
     }
-    auto* const correction = reinterpret_cast<__m128i*>(at.correction);
-    if constexpr (first) _mm_store_si128(correction, sum_lanes(sum[rows]));
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; ++i) {
-      auto* sums = reinterpret_cast<__m128i*>(at.sums + i * run.sums_stride);
-      const __m128i total = _mm_sub_epi32(sum_lanes(sum[i]), _mm_load_si128(correction));
-      _mm_storeu_si128(sums, at.accumulate ? _mm_add_epi32(total, _mm_loadu_si128(sums)) : total);
-    }
+    store_dots<Dots, first>(run, at, sum);
   }
 };
 
@@ -120,22 +113,10 @@ constexpr PanelKernel kKernel = [] {
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_avxvnni = {
-    .name = "w8a8_gemm_avxvnni",
-    .task = {Operation::gemm, kW8A8},
-    .supports = needs<Isa::avxvnni>,
-    .cost = at_rate<350, kKernel.dot_rows>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_gemm_avxvnni = panels_row<kKernel>(
+    "w8a8_gemm_avxvnni", {Operation::gemm, kW8A8}, needs<Isa::avxvnni>, at_rate<350, kKernel.dot_rows>);
 
-extern constinit const GemmKernel w8a8_blocked_gemm_avxvnni = {
-    .name = "w8a8_blocked_gemm_avxvnni",
-    .task = {Operation::blocked_gemm},
-    .supports = needs<Isa::avxvnni>,
-    .cost = at_rate<320>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+extern constinit const GemmKernel w8a8_blocked_gemm_avxvnni =
+    panels_row<kKernel>("w8a8_blocked_gemm_avxvnni", {Operation::blocked_gemm}, needs<Isa::avxvnni>, at_rate<320>);
 
 }  // namespace octile::cpu

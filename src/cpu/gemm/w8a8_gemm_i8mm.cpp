@@ -49,24 +49,12 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_i8mm = {
-    .name = "w8a8_gemm_i8mm",
-    .task = {Operation::gemm, kW8A8},
-    .supports = needs<Isa::i8mm>,
-    // Not measured: about 70 % of two dot products a cycle at 3 GHz.
-    .cost = at_rate<180>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+// Not measured: about 70 % of two dot products a cycle at 3 GHz.
+extern constinit const GemmKernel w8a8_gemm_i8mm =
+    panels_row<kKernel>("w8a8_gemm_i8mm", {Operation::gemm, kW8A8}, needs<Isa::i8mm>, at_rate<180>);
 
-extern constinit const GemmKernel w8a8_blocked_gemm_i8mm = {
-    .name = "w8a8_blocked_gemm_i8mm",
-    .task = {Operation::blocked_gemm},
-    .supports = needs<Isa::i8mm>,
-    // Not measured.
-    .cost = at_rate<160>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+// Not measured.
+extern constinit const GemmKernel w8a8_blocked_gemm_i8mm =
+    panels_row<kKernel>("w8a8_blocked_gemm_i8mm", {Operation::blocked_gemm}, needs<Isa::i8mm>, at_rate<160>);
 
 }  // namespace octile::cpu

@@ -49,24 +49,12 @@ constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
 
 }  // namespace
 
-extern constinit const GemmKernel w8a8_gemm_neon = {
-    .name = "w8a8_gemm_neon",
-    .task = {Operation::gemm, kW8A8},
-    .supports = needs<Isa::neon>,
-    // Not measured: about 70 % of two dot products a cycle at 3 GHz.
-    .cost = at_rate<130>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+// Not measured: about 70 % of two dot products a cycle at 3 GHz.
+extern constinit const GemmKernel w8a8_gemm_neon =
+    panels_row<kKernel>("w8a8_gemm_neon", {Operation::gemm, kW8A8}, needs<Isa::neon>, at_rate<130>);
 
-extern constinit const GemmKernel w8a8_blocked_gemm_neon = {
-    .name = "w8a8_blocked_gemm_neon",
-    .task = {Operation::blocked_gemm},
-    .supports = needs<Isa::neon>,
-    // Not measured.
-    .cost = at_rate<115>,
-    .workspace = panels_workspace<kKernel>,
-    .launch = launch_panels<kKernel>,
-};
+// Not measured.
+extern constinit const GemmKernel w8a8_blocked_gemm_neon =
+    panels_row<kKernel>("w8a8_blocked_gemm_neon", {Operation::blocked_gemm}, needs<Isa::neon>, at_rate<115>);
 
 }  // namespace octile::cpu
