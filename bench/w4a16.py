@@ -97,7 +97,7 @@ class Octile:
             "device": octile_torch.device(x.device),
             "kernel": kernel.encode(),
         }
-        plan = self.library.linear(**fields)
+        plan = self.library.plan("linear", **fields)
         y = torch.full((m, layer.n), float("nan"), dtype=x.dtype, device="cuda")
         views = {"x": self.tensor(x), "bias": self.tensor(layer.bias), "y": self.tensor(y)}
         weight = {"weight": (layer.bytes, layer.k), "weight_scale": (layer.scale, 0)}

@@ -125,7 +125,7 @@ class QuantizerCases {
     if (turn_.one_in(4)) {  // a range of the caller's own
       const bool affine = d.mapping == Mapping::affine;
       d.q_min = d.q == DType::u8 ? 0 : affine ? turn_.pick({-8, -5}) : turn_.pick({-8, -7});
-      d.q_max = d.q == DType::s4 ? turn_.pick({1, 6}) : turn_.pick({7, 100, 127});
+      d.q_max = is_packed(d.q) ? turn_.pick({1, 6}) : turn_.pick({7, 100, 127});
     }
     if (has_scale_source() && turn_.one_in(4)) d.min_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
     c.description = d;

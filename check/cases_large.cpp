@@ -86,11 +86,11 @@ class LargeCases {
           d.activation = turn_.pick(kActivations);
           if (d.activation == Activation::static_per_tensor) d.static_scale = 0.02;
         }
-        d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
+        d.weight = WeightFormat::in_groups(format.b);
         do {
           d.weight.group = turn_.pick(kGroups);
         } while (d.weight.group != 0 && d.k % d.weight.group != 0);
-        if (format.b == DType::s4) d.weight.zero_point = turn_.pick(kBools);
+        if (is_packed(format.b)) d.weight.zero_point = turn_.pick(kBools);
         d.bias = turn_.pick(kBools);
         d.packed_weight = turn % 2 == 1;
         dress(c, d.m);

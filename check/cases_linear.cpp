@@ -95,7 +95,7 @@ class LinearCases {
   static bool go_together(DType x, DType y) { return x == DType::s8 || (x == DType::f64) == (y == DType::f64); }
 
   void group_options(GemmFormat format, LinearDescription d) {
-    d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
+    d.weight = WeightFormat::in_groups(format.b);
     combine(
         [&](std::int64_t group, bool zero_point, bool bias, const Sizes& sizes) {
           d.weight.group = group;
@@ -104,7 +104,7 @@ class LinearCases {
           d.packed_weight = turn_.pick(kBools);
           add(d, sizes);
         },
-        kGroups, std::span(kBools.data(), format.b == DType::s4 ? 2 : 1), kBools,
+        kGroups, std::span(kBools.data(), is_packed(format.b) ? 2 : 1), kBools,
         std::array{Sizes{3, 7, 128}, Sizes{8, 33, 256}});
   }
 
@@ -157,11 +157,11 @@ class LinearCases {
       d.y = d.x == DType::f64 ? DType::f64 : turn_.pick({DType::f16, DType::bf16, DType::f32});
       d.activation = Activation::none;
     }
-    d.weight = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
+    d.weight = WeightFormat::in_groups(format.b);
     do {
       d.weight.group = turn_.pick(kGroups);
     } while (d.weight.group != 0 && k % d.weight.group != 0);
-    if (format.b == DType::s4) d.weight.zero_point = turn_.pick(kBools);
+    if (is_packed(format.b)) d.weight.zero_point = turn_.pick(kBools);
     if (format == kW8A16 && turn_.one_in(2)) d.weight = turn_.pick(kWeights);
     d.bias = turn_.pick(kBools);
     d.packed_weight = turn_.pick(kBools);

@@ -76,7 +76,7 @@ Operand weight_scale(const WeightFormat& weight, DType dtype, const Size& size) 
           .dtype = dtype,
           .size = size,
           .content = Content::scale,
-          .typical = weight.type == DType::s4 ? 0.1 : 0.01};
+          .typical = is_packed(weight.type) ? 0.1 : 0.01};
 }
 
 // Of all experts: one for each tensor is one for each expert.

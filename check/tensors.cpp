@@ -90,10 +90,10 @@ Placement place(Layout layout, DType dtype, const Size& size) {
                       0};
     first = layout == Layout::sliced ? 1 : 0;
   } else {
-    const bool packed = dtype == DType::s4;  // rows begin on a byte
-    const std::int64_t whole = packed ? (*size.cols + 1) / 2 * 2 : *size.cols;
-    first = layout == Layout::sliced ? (packed ? 6 : 5) : 0;
-    const std::int64_t pitch = layout == Layout::padded    ? whole + (packed ? 4 : 3)
+    const bool packed = is_packed(dtype);
+    const std::int64_t whole = row_elements(dtype, *size.cols);
+    first = layout == Layout::sliced ? (packed ? 3 * per_byte(dtype) : 5) : 0;
+    const std::int64_t pitch = layout == Layout::padded    ? whole + (packed ? 2 * per_byte(dtype) : 3)
                                : layout == Layout::pitched ? (whole / kPitch + 1) * kPitch
                                                            : whole + first + (first ? 8 : 0);
     p.view.strides = {layout == Layout::repeating ? 0 : pitch, 1};
@@ -124,7 +124,7 @@ const std::byte* address(const ConstTensor& t, std::int64_t r, std::int64_t c) {
 
 // The same bits, or both NaN.
 bool same(const ConstTensor& a, const ConstTensor& b, std::int64_t r, std::int64_t c) {
-  if (a.dtype == DType::s4) return load_integer(a, r, c) == load_integer(b, r, c);
+  if (is_packed(a.dtype)) return load_integer(a, r, c) == load_integer(b, r, c);
   if (std::memcmp(address(a, r, c), address(b, r, c), bytes_of(a.dtype, 1)) == 0) return true;
   return is_float(a.dtype) && std::isnan(load<double>(a, r, c)) && std::isnan(load<double>(b, r, c));
 }
@@ -379,7 +379,7 @@ Tensors::Comparison Tensors::Output::compare(const std::vector<Bound>& bounds) c
   if (!result.difference.empty()) return result;
   // The elements are fine; with them made equal, what differs still is a canary.
   std::vector<std::byte> rest = bytes;
-  if (view.dtype != DType::s4) {
+  if (!is_packed(view.dtype)) {
     for_each(view, [&](std::int64_t r, std::int64_t c) {
       const auto at = static_cast<std::size_t>(address(view, r, c) - bytes.data());
       std::copy_n(expected.begin() + static_cast<std::ptrdiff_t>(at), bytes_of(view.dtype, 1),

@@ -201,7 +201,7 @@ class IndexReader : public JsonDocument {
 
 json quantization_json(const QuantizationNote& note) {
   const WeightFormat& weight = note.weight;
-  const json weights = {{"num_bits", level_bits(weight.type)},
+  const json weights = {{"num_bits", bits(weight.type)},
                         {"type", "int"},
                         {"symmetric", !weight.zero_point},
                         {"strategy", weight.group > 0 ? "group" : "channel"},

@@ -145,7 +145,7 @@ std::string_view name(LayerKind kind) {
 }
 
 LayerKind kind_of(const WeightFormat& weight, Activation activation) {
-  const bool packs = weight.type == DType::s4 || activation == Activation::none;
+  const bool packs = is_packed(weight.type) || activation == Activation::none;
   return packs ? LayerKind::pack_quantized : LayerKind::int_quantized;
 }
 

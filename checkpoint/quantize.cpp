@@ -344,11 +344,11 @@ void check(const QuantizeOptions& options) {
   if (weight.granularity != Granularity::group && (weight.granularity != Granularity::row || weight.group != 0)) {
     throw OptionError("the scales of weights are per row or in groups");
   }
-  if (options.activation == Activation::dynamic_per_tensor || (weight.type == DType::s4 && is_static)) {
-    throw OptionError(std::to_string(level_bits(weight.type)) + "-bit weights with inputs quantized " +
+  if (options.activation == Activation::dynamic_per_tensor || (is_packed(weight.type) && is_static)) {
+    throw OptionError(std::to_string(bits(weight.type)) + "-bit weights with inputs quantized " +
                       std::string(name(options.activation)) + " are not written");
   }
-  if (weight.type != DType::s4 && weight.zero_point) throw OptionError("zero points are for 4-bit weights alone");
+  if (!is_packed(weight.type) && weight.zero_point) throw OptionError("zero points are for 4-bit weights alone");
   if (keeps_inputs && options.smoothing) {
     throw OptionError("smoothing is for quantized inputs, which this format does not have");
   }

@@ -102,9 +102,7 @@ QuantizedWeight LayerQuantizer::quantize(const Layer& layer, const std::vector<f
                                                            : matrix(data, layer.n, weight.groups());
   };
   args.scale = scale_view(weight.scale.data());
-  args.q = options_.weight.type == DType::s4
-               ? matrix_s4(weight.q.data(), layer.n, layer.k)
-               : matrix(reinterpret_cast<std::int8_t*>(weight.q.data()), layer.n, layer.k);
+  args.q = weight.values();
   if (options_.weight.zero_point) {
     weight.zero_point.resize(weight.scale.size());
     args.zero_point = scale_view(weight.zero_point.data());

@@ -29,8 +29,17 @@ bool fits(const TensorInfo& tensor, std::optional<ElementType> type) {
   return type ? tensor.type == *type : is_float(tensor.type);
 }
 
-// Of 4 or 8 bits.
-DType type_of(const QuantizationArgs& weights) { return weights.bits == 4 ? DType::s4 : DType::s8; }
+// Of a number of bits that is known.
+DType type_of(const QuantizationArgs& weights) { return *level_type(*weights.bits); }
+
+// "4 and 8"
+std::string known_bits(const char* before_last) {
+  std::string list;
+  for (const DType type : kLevelTypes) {
+    list += (list.empty() ? "" : type == *std::rbegin(kLevelTypes) ? before_last : ", ") + std::to_string(bits(type));
+  }
+  return list;
+}
 
 }  // namespace
 
@@ -123,9 +132,9 @@ const QuantizationGroup* QuantizedLayers::choose_group(Layer& layer) {
   }
   if (!group.weights) fail(layer.name, "its group of quantization_config has no weights");
   const QuantizationArgs& weights = *group.weights;
-  if (weights.type != "int" || (weights.bits != 4 && weights.bits != 8)) {
+  if (weights.type != "int" || !level_type(weights.bits.value_or(0))) {
     fail(layer.name, "weights of ", (weights.bits ? std::to_string(*weights.bits) : "no"), " bits, type ",
-         quoted(weights.type), "; int of 4 and 8 are known");
+         quoted(weights.type), "; int of ", known_bits(" and "), " are known");
   }
   const bool has_points = has(layer, "weight_zero_point");
   if (!weights.symmetric && !has_points) fail(layer.name, "has no weight_zero_point");
@@ -165,16 +174,17 @@ Layer QuantizedLayers::pack_quantized(const std::string& module) {
   layer.n = sizes[0];
   layer.k = sizes[1];
   const auto holds = [&](DType type) { return words_for(layer.k, type) == words[1]; };
-  if (layer.n != words[0] || layer.k < 0 || (!holds(DType::s4) && !holds(DType::s8))) {
-    fail(module, "weight_packed ", shape_text(words), " does not hold 4 bits each of weight_shape ",
-         shape_text({layer.n, layer.k}), ", nor 8");
+  const DType* const held = std::find_if(std::begin(kLevelTypes), std::end(kLevelTypes), holds);
+  if (layer.n != words[0] || layer.k < 0 || held == std::end(kLevelTypes)) {
+    fail(module, "weight_packed ", shape_text(words), " does not hold ", known_bits(" or "),
+         " bits each of weight_shape ", shape_text({layer.n, layer.k}));
   }
   if (layer.n == 0 || layer.k == 0) return layer;
   const QuantizationGroup* const group = choose_group(layer);
-  layer.weight.type = group ? type_of(*group->weights) : holds(DType::s4) ? DType::s4 : DType::s8;
+  layer.weight.type = group ? type_of(*group->weights) : *held;
   if (!holds(layer.weight.type)) {
-    fail(module, "weight_packed holds ", holds(DType::s4) ? "4" : "8",
-         " bits each, and quantization_config says num_bits ", level_bits(layer.weight.type));
+    fail(module, "weight_packed holds ", bits(*held), " bits each, and quantization_config says num_bits ",
+         bits(layer.weight.type));
   }
   check_scale(layer, group);
   check_input(layer, group);
@@ -187,7 +197,7 @@ Layer QuantizedLayers::pack_quantized(const std::string& module) {
 // Determines the granularity from quantization_config, or from the scale's shape where there is none.
 void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) const {
   const bool packs = layer.kind == LayerKind::pack_quantized;
-  const bool in_groups = packs || layer.weight.type == DType::s4;  // if need be of a whole row
+  const bool in_groups = packs || is_packed(layer.weight.type);  // if need be of a whole row
   const std::string strategy = group ? group->weights->strategy : "";
   const Shape scale = packs && !group ? matrix(layer, "weight_scale", std::nullopt) : get(layer, "weight_scale").shape;
   std::int64_t groups = 1;
@@ -199,8 +209,7 @@ void QuantizedLayers::check_scale(Layer& layer, const QuantizationGroup* group) 
       fail(layer.name, layer.k, " inputs do not come in ", groups, " groups");
     }
   } else if (group && in_groups && strategy != "channel") {
-    fail(layer.name, level_bits(layer.weight.type), "-bit weights per ", quoted(strategy),
-         "; group and channel are known");
+    fail(layer.name, bits(layer.weight.type), "-bit weights per ", quoted(strategy), "; group and channel are known");
   }
   expect(layer, "weight_scale", std::nullopt,
          in_groups || groups > 1 ? std::vector<Shape>{{layer.n, groups}}

@@ -33,7 +33,7 @@ struct ZeroPoints {
 std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer& layer, const std::string& suffix,
                                       const ZeroPoints& expected) {
   const auto [count, symmetric, type] = expected;
-  const int limit = type == DType::s4 ? 8 : 128;
+  const int limit = 1 << (bits(type) - 1);
   const std::vector<float> values = checkpoint.values(layer.name + "." + suffix);
   if (values.size() != count) {
     layer_error(checkpoint, layer.name, suffix, " has ", values.size(), " values for ", count, " scales");
@@ -53,12 +53,14 @@ std::vector<std::int32_t> zero_points(const Checkpoint& checkpoint, const Layer&
   return result;
 }
 
-// 4-bit levels, a byte each.
-void check_nibbles(const Checkpoint& checkpoint, const Layer& layer) {
+// Levels of fewer bits, a byte each.
+void check_levels(const Checkpoint& checkpoint, const Layer& layer) {
+  const int limit = 1 << (bits(layer.weight.type) - 1);
   for (const std::byte byte : checkpoint.bytes(layer.name + ".weight")) {
     const int level = static_cast<std::int8_t>(byte);
-    if (level >= -8 && level <= 7) continue;
-    layer_error(checkpoint, layer.name, "weight holds ", level, ", and quantization_config says num_bits 4");
+    if (level >= -limit && level < limit) continue;
+    layer_error(checkpoint, layer.name, "weight holds ", level, ", and quantization_config says num_bits ",
+                bits(layer.weight.type));
   }
 }
 
@@ -131,7 +133,7 @@ void check_values(const Checkpoint& checkpoint, const Layer& layer) {
     return;
   }
   int_parameters(checkpoint, layer);
-  if (layer.weight.type == DType::s4) check_nibbles(checkpoint, layer);
+  if (is_packed(layer.weight.type)) check_levels(checkpoint, layer);
 }
 
 QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer) {
@@ -143,7 +145,7 @@ QuantizedWeight read_quantized(const Checkpoint& checkpoint, const Layer& layer)
       std::memcpy(weight.q.data(), levels.data(), levels.size());
       return weight;
     }
-    check_nibbles(checkpoint, layer);
+    check_levels(checkpoint, layer);
     const std::byte* level = levels.data();
     for (std::int64_t row = 0; row < weight.n; ++row) {
       for (std::int64_t column = 0; column < weight.k; ++column) {

@@ -1,9 +1,11 @@
 #include "octile/checkpoint/quantized_weight.h"
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
+#include "base/access.h"
 #include "reject.h"
 
 namespace octile::checkpoint {
@@ -16,10 +18,7 @@ class WordMatrix {
   enum class Along : std::uint8_t { cols, rows };
 
   WordMatrix(std::int64_t rows, std::int64_t cols, DType type, Along along, bool is_awq = false)
-      : bits_(level_bits(type)),
-        along_(along),
-        is_awq_(is_awq),
-        cols_(along == Along::cols ? words_for(cols, type) : cols) {
+      : bits_(bits(type)), along_(along), is_awq_(is_awq), cols_(along == Along::cols ? words_for(cols, type) : cols) {
     size_ = (along == Along::cols ? rows : words_for(rows, type)) * cols_;
   }
 
@@ -46,7 +45,7 @@ class WordMatrix {
   Place place_of(std::int64_t row, std::int64_t col) const {
     // AWQ's output i of eight is nibble kAwqPlace[i] of the word.
     constexpr std::array<int, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
-    const std::int64_t log = bits_ == 4 ? 3 : 2;
+    const int log = std::countr_zero(32u / static_cast<unsigned>(bits_));
     std::int64_t& packed = along_ == Along::cols ? col : row;
     int i = static_cast<int>(packed & ((1 << log) - 1));
     packed >>= log;
@@ -63,7 +62,7 @@ class WordMatrix {
 
 using Along = WordMatrix::Along;
 
-int offset_of(DType type) { return 1 << (level_bits(type) - 1); }
+int offset_of(DType type) { return 1 << (bits(type) - 1); }
 
 template <class T>
 T at(std::span<const T> values, std::int64_t i) {
@@ -145,24 +144,10 @@ void check_eights(const PackedWords& packed, std::int64_t count, const char* wha
 
 }  // namespace
 
-int QuantizedWeight::level(std::int64_t row, std::int64_t column) const {
-  const std::uint8_t* const values = q.data() + row * row_bytes();
-  if (format.type == DType::s8) return static_cast<std::int8_t>(values[column]);
-  return ((values[column / 2] >> (column % 2 * 4) & 15) ^ 8) - 8;
-}
+int QuantizedWeight::level(std::int64_t row, std::int64_t column) const { return load_integer(values(), row, column); }
 
 void QuantizedWeight::put(std::int64_t row, std::int64_t column, int level) {
-  std::uint8_t* const values = q.data() + row * row_bytes();
-  if (format.type == DType::s8) {
-    values[column] = static_cast<std::uint8_t>(level);
-  } else {
-    values[column / 2] = static_cast<std::uint8_t>(values[column / 2] | (level & 15) << (column % 2 * 4));
-  }
-}
-
-ConstTensor QuantizedWeight::values() const {
-  if (format.type == DType::s4) return matrix_s4(q.data(), n, k);
-  return matrix(reinterpret_cast<const std::int8_t*>(q.data()), n, k);
+  store_integer(values(), row, column, level);
 }
 
 void dequantize_row(const QuantizedWeight& weight, std::int64_t row, std::span<float> values) {

@@ -42,7 +42,7 @@ json describe_checkpoint(const char* path) {
     layers[layer.name] = {{"kind", name(layer.kind)},
                           {"n", layer.n},
                           {"k", layer.k},
-                          {"bits", level_bits(layer.weight.type)},
+                          {"bits", bits(layer.weight.type)},
                           {"group", layer.weight.group},
                           {"zero_points", layer.weight.zero_point},
                           {"scheme", layer.scheme ? json(*layer.scheme) : json(nullptr)}};

@@ -123,9 +123,8 @@ void print_json(const Checkpoint& model, const LayerTable& table, const std::vec
 
 std::string scheme(const Layer& layer) {
   std::string text(name(layer.kind));
-  const bool is_packed = layer.kind == LayerKind::pack_quantized;
-  if (is_packed && layer.weight.type == DType::s8) text += " int8";
-  if (layer.kind == LayerKind::int_quantized && layer.weight.type == DType::s4) text += " int4";
+  const bool packs = layer.kind == LayerKind::pack_quantized, levels = packs || layer.kind == LayerKind::int_quantized;
+  if (levels && packs != is_packed(layer.weight.type)) text += " int" + std::to_string(bits(layer.weight.type));
   if (layer.weight.group > 0) text += " g" + std::to_string(layer.weight.group);
   if (layer.weight.zero_point) text += " zero";
   if (layer.static_input) text += " static";

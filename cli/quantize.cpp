@@ -16,6 +16,7 @@
 #include "base/output.h"
 #include "cli/cli.h"
 #include "cli/support/console.h"
+#include "cli/support/formats.h"
 #include "model_text.h"
 
 namespace octile::cli {
@@ -80,16 +81,6 @@ Examples:
   octile quantize FOLDER OUT --format w4a16 --group 32 --method clip
   octile quantize FOLDER OUT --format w8a8-static --calibration FILE --smooth 0.5)";
 
-struct Format {
-  WeightFormat weight;
-  Activation activation;
-};
-const std::map<std::string, Format> kFormats = {
-    {"w8a8", {WeightFormat::s8_per_channel, Activation::dynamic_per_token}},
-    {"w8a8-static", {WeightFormat::s8_per_channel, Activation::static_per_tensor}},
-    {"w8a16", {WeightFormat::s8_per_channel, Activation::none}},
-    {"w4a16", {WeightFormat::s4_group, Activation::none}},
-    {"w4a8", {WeightFormat::s4_group, Activation::dynamic_per_token}}};
 const std::map<std::string, WeightMethod> kMethods = {{"nearest", WeightMethod::nearest},
                                                       {"clip", WeightMethod::clip_search},
                                                       {"feedback", WeightMethod::error_feedback}};
@@ -267,13 +258,6 @@ void refuse_extras(const CLI::App& command, const Options& options) {
   throw CLI::ValidationError(options.from + " " + options.to + " " + CLI::detail::join(extras, " "),
                              "expected two paths, IN and OUT; --ignore and --only take one value each time: several "
                              "patterns have commas between them, or the option before each");
-}
-
-template <class Value>
-std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : values) names.push_back(name);
-  return names;
 }
 
 }  // namespace

@@ -60,14 +60,14 @@ class Run:
 def quantize(library, x, tensors, **fields):
     rows, columns = x.shape
     fields = {"rows": rows, "cols": columns, "x": DTYPES[x.dtype], "device": device(x.device), **fields}
-    plan = library.quantize(**fields)
+    plan = library.plan("quantize", **fields)
     return Run(plan, library.c.octile_quantize_run, octile_c.QuantizeArguments, {"x": x, **tensors})
 
 
 def linear(library, shape, tensors, **fields):
     fields = {"m": shape.m, "n": shape.n, "k": shape.k, "device": device(tensors["x"].device), **fields}
     fields |= {"x": DTYPES[tensors["x"].dtype], "y": DTYPES[tensors["y"].dtype], "bias": int("bias" in tensors)}
-    return Run(library.linear(**fields), library.c.octile_linear_run, octile_c.RunArguments, tensors)
+    return Run(library.plan("linear", **fields), library.c.octile_linear_run, octile_c.RunArguments, tensors)
 
 
 def backward(library, shape, tensors, seed=0, **fields):
@@ -78,6 +78,6 @@ def backward(library, shape, tensors, seed=0, **fields):
     if "dw" in tensors:
         fields["dw_dtype"] = DTYPES[tensors["dw"].dtype]
     fields["db"] = int("db" in tensors)
-    plan = library.backward(**fields)
+    plan = library.plan("linear_backward", **fields)
     arguments = octile_c.BackwardArguments
     return Run(plan, library.c.octile_linear_backward_run, arguments, tensors, seed=seed)

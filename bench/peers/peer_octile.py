@@ -40,7 +40,7 @@ class Library(octile_c.Library):
         fields |= {"activation": activation, "weight": weight, "packed_weight": int(packed)}
         if x_type is not None:
             fields["x"] = x_type
-        plan = self.linear(**fields)
+        plan = self.plan("linear", **fields)
 
         if weight == S4_GROUP:
             nibbles = p.w4.astype(np.uint8) & 15

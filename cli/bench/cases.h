@@ -52,8 +52,7 @@ namespace bench {
 Prepared forward_s8(const Benchmark&, int threads, bool packed);
 Prepared forward_s4(const Benchmark&, int threads, Activation activation, bool packed);
 // `block`: of an int8 product.
-Prepared backward_dx(const Benchmark&, int threads, Product arithmetic, std::int64_t block);
-Prepared backward_dw(const Benchmark&, int threads, Product arithmetic, std::int64_t block);
+Prepared backward(const Benchmark&, int threads, bool dx, Product arithmetic, std::int64_t block);
 Prepared backward_db(const Benchmark&, int threads);
 Prepared gradient_quantize(const Benchmark&, int threads);
 Prepared blocked_gradient_quantize(const Benchmark&, int threads);

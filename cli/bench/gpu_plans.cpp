@@ -130,25 +130,17 @@ Prepared prepared(const Plan& plan, const Args& args, const SharedOperands& o, c
 }
 
 LinearDescription linear(const Benchmark& b, const Gpu& gpu) {
-  LinearDescription d;
-  d.m = b.shape.m;
-  d.n = b.shape.n;
-  d.k = b.shape.k;
-  d.y = DType::f16;
-  d.bias = true;
-  d.device = gpu.device();
-  d.kernel = b.kernel;
-  return d;
+  return {.m = b.shape.m,
+          .n = b.shape.n,
+          .k = b.shape.k,
+          .y = DType::f16,
+          .bias = true,
+          .device = gpu.device(),
+          .kernel = b.kernel};
 }
 
 QuantizeDescription quantizer(const Benchmark& b, const Gpu& gpu) {
-  QuantizeDescription d;
-  d.rows = b.shape.m;
-  d.cols = b.shape.k;
-  d.x = DType::f16;
-  d.device = gpu.device();
-  d.kernel = b.kernel;
-  return d;
+  return {.rows = b.shape.m, .cols = b.shape.k, .x = DType::f16, .device = gpu.device(), .kernel = b.kernel};
 }
 
 }  // namespace

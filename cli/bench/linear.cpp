@@ -80,13 +80,9 @@ SharedOperands forward_operands(const Shape& s) {
   return o;
 }
 
-Prepared forward(const Benchmark& b, const LinearDescription& choices, const SharedOperands& o, LinearArgs args,
-                 int threads) {
+Prepared forward(const Benchmark& b, LinearDescription d, const SharedOperands& o, LinearArgs args, int threads) {
   const Shape s = b.shape;
-  LinearDescription d = choices;
-  d.m = s.m;
-  d.n = s.n;
-  d.k = s.k;
+  d.m = s.m, d.n = s.n, d.k = s.k;
   d.bias = true;
   d.threads = threads;
   d.kernel = b.kernel;
@@ -106,59 +102,33 @@ Prepared forward(const Benchmark& b, const LinearDescription& choices, const Sha
   return against_blas(plan, args, o, twin, threads);
 }
 
-LinearBackwardDescription backward_description(const Benchmark& b, int threads) {
-  LinearBackwardDescription d;
-  d.m = b.shape.m;
-  d.n = b.shape.n;
-  d.k = b.shape.k;
-  d.dx = Product::none;
-  d.dw = Product::none;
-  d.threads = threads;
-  d.kernel = b.kernel;
-  return d;
-}
-
 }  // namespace
 
-Prepared backward_dx(const Benchmark& b, int threads, Product arithmetic, std::int64_t block) {
+// dX, from the weight (n, k), or dW, from x (m, k): the operand that is quantized.
+Prepared backward(const Benchmark& b, int threads, bool dx, Product arithmetic, std::int64_t block) {
   const Shape s = b.shape;
-  LinearBackwardDescription d = backward_description(b, threads);
-  d.dx = arithmetic;
-  d.gradient_block = block;
+  const std::int64_t terms = dx ? s.n : s.m, rows = dx ? s.m : s.n;
+  const LinearBackwardDescription d = {.m = s.m,
+                                       .n = s.n,
+                                       .k = s.k,
+                                       .dx = dx ? arithmetic : Product::none,
+                                       .dw = dx ? Product::none : arithmetic,
+                                       .gradient_block = block,
+                                       .threads = threads,
+                                       .kernel = b.kernel};
   const auto o = std::make_shared<Operands>();
   o->dy = normal(s.m, s.n, 1);
-  o->w = normal(s.n, s.k, 2);
-  o->quantized = quantized_rows(o->w, s.n, s.k);
-  o->out = zeros<float>(s.m, s.k);
-  const LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n),
-                                   .weight = matrix(o->quantized.values.data(), s.n, s.k),
-                                   .weight_scale = vector(o->quantized.scale.data(), s.n),
-                                   .dx = matrix(o->out.data(), s.m, s.k)};
-  const FloatProduct twin = {.m = s.m, .n = s.k, .k = s.n, .a = o->dy.data(), .b = o->w.data()};
+  o->x = normal(terms, s.k, 2);
+  o->quantized = quantized_rows(o->x, terms, s.k);
+  o->out = zeros<float>(rows, s.k);
+  LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n)};
+  (dx ? args.weight : args.x) = matrix(o->quantized.values.data(), terms, s.k);
+  (dx ? args.weight_scale : args.x_scale) = vector(o->quantized.scale.data(), terms);
+  (dx ? args.dx : args.dw) = matrix(o->out.data(), rows, s.k);
+  const FloatProduct twin = {.m = rows, .n = s.k, .k = terms, .a = o->dy.data(), .transpose_a = !dx, .b = o->x.data()};
   Prepared p = against_blas(LinearBackwardPlan::select(d), args, o, twin, threads);
   p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::floats;
-  p.bytes = 4 * product(s.m, s.n) + product(s.n, s.k) + 4 * product(s.m, s.k);
-  return p;
-}
-
-Prepared backward_dw(const Benchmark& b, int threads, Product arithmetic, std::int64_t block) {
-  const Shape s = b.shape;
-  LinearBackwardDescription d = backward_description(b, threads);
-  d.dw = arithmetic;
-  d.gradient_block = block;
-  const auto o = std::make_shared<Operands>();
-  o->dy = normal(s.m, s.n, 1);
-  o->x = normal(s.m, s.k, 2);
-  o->quantized = quantized_rows(o->x, s.m, s.k);
-  o->out = zeros<float>(s.n, s.k);
-  const LinearBackwardArgs args = {.dy = matrix(o->dy.data(), s.m, s.n),
-                                   .x = matrix(o->quantized.values.data(), s.m, s.k),
-                                   .x_scale = vector(o->quantized.scale.data(), s.m),
-                                   .dw = matrix(o->out.data(), s.n, s.k)};
-  const FloatProduct twin = {.m = s.n, .n = s.k, .k = s.m, .a = o->dy.data(), .transpose_a = true, .b = o->x.data()};
-  Prepared p = against_blas(LinearBackwardPlan::select(d), args, o, twin, threads);
-  p.arithmetic = arithmetic == Product::int8 ? Arithmetic::s8 : Arithmetic::floats;
-  p.bytes = 4 * product(s.m, s.n) + product(s.m, s.k) + 4 * product(s.n, s.k);
+  p.bytes = 4 * product(s.m, s.n) + product(terms, s.k) + 4 * product(rows, s.k);
   return p;
 }
 

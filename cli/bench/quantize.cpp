@@ -138,16 +138,14 @@ double bytes_of(const Tensor& t) {
 
 // dB, and dY quantized for both products where one step does that: with K = 0 there are no others.
 LinearBackwardDescription dy_alone(const Benchmark& b, Product products, int threads) {
-  LinearBackwardDescription d;
-  d.m = b.shape.m;
-  d.n = b.shape.n;
-  d.dy = b.dtype;
-  d.dx = products;
-  d.dw = products;
-  d.db = true;
-  d.threads = threads;
-  d.kernel = b.kernel;
-  return d;
+  return {.m = b.shape.m,
+          .n = b.shape.n,
+          .dy = b.dtype,
+          .dx = products,
+          .dw = products,
+          .db = true,
+          .threads = threads,
+          .kernel = b.kernel};
 }
 
 Prepared quantize_gradient(const Benchmark& b, std::int64_t block, int threads) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <new>
 #include <random>
@@ -63,9 +64,11 @@ std::vector<std::int8_t> random_levels(DType type) {
   constexpr std::size_t kCount = 1'048'573;  // prime, so that no row repeats another
   std::vector<std::int8_t> drawn(kCount);
   std::mt19937 random(1);
+  const int width = bits(type), mask = (1 << width) - 1;
   for (std::int8_t& byte : drawn) {
-    byte = type == DType::s8 ? level(random, 127)
-                             : static_cast<std::int8_t>((level(random, 7) & 15) | (level(random, 7) << 4));
+    int levels = 0;
+    for (int at = 0; at < 8; at += width) levels |= (level(random, static_cast<float>(mask / 2)) & mask) << at;
+    byte = static_cast<std::int8_t>(levels);
   }
   return drawn;
 }
@@ -92,14 +95,15 @@ std::byte* filled(Memory& memory, DType type, std::int64_t elements) {
     case DType::f32:
       return memory.filled(random_floats<std::uint32_t>(0x3f800000, 0x7fffff, 0x80000000), bytes);
     default: {
-      static const std::vector<std::int8_t> s8 = random_levels(DType::s8), s4 = random_levels(DType::s4);
-      return memory.filled(type == DType::s8 ? s8 : s4, bytes);
+      static std::map<DType, std::vector<std::int8_t>> levels;
+      if (levels[type].empty()) levels[type] = random_levels(type);
+      return memory.filled(levels[type], bytes);
     }
   }
 }
 
 Tensor tensor(std::byte* data, DType type, Device device, std::int64_t rows, std::int64_t cols) {
-  return {data, type, device, 2, {rows, cols}, {type == DType::s4 ? (cols + 1) / 2 * 2 : cols, 1}};
+  return on(device, matrix_of<void>(type, data, rows, cols));
 }
 Tensor tensor(std::byte* data, DType type, Device device, std::int64_t size) {
   return {data, type, device, 1, {size, 0}, {1, 0}};
@@ -108,7 +112,7 @@ Tensor tensor(std::byte* data, DType type, Device device, std::int64_t size) {
 // The operands of a layer, of every plan for it.
 LinearArgs operands_of(const LinearDescription& d, Memory& memory, const Stand& stand) {
   const Device device = stand.device();
-  const std::int64_t row = d.weight.type == DType::s4 ? (d.k + 1) / 2 * 2 : d.k;
+  const std::int64_t row = row_elements(d.weight.type, d.k);
   const bool grouped = d.weight.granularity == Granularity::group;
   const std::int64_t groups = grouped && d.weight.group > 0 ? d.k / d.weight.group : 1;
   LinearArgs args;

@@ -13,6 +13,7 @@
 #include "base/output.h"
 #include "cli/bench/peaks.h"
 #include "cli/cli.h"
+#include "cli/support/formats.h"
 #include "cli/support/shape.h"
 #include "cli/tune/measure.h"
 #include "octile/linear.h"
@@ -133,18 +134,16 @@ std::vector<Shape> shapes_of(const Options& options) {
 }
 
 LinearDescription layer_of(const std::string& format, const Shape& shape, const Options& options, Device device) {
-  const bool s4 = format.starts_with("w4");
-  const std::int64_t group = options.group >= 0 ? options.group : s4 && shape.k % 128 == 0 ? 128 : 0;
+  const Format& named = kFormats.at(format);
+  const bool grouped = named.weight.granularity == Granularity::group;
+  const std::int64_t group = options.group >= 0 ? options.group : grouped && shape.k % 128 == 0 ? 128 : 0;
   LinearDescription d;
   d.m = shape.m;
   d.n = shape.n;
   d.k = shape.k;
   d.x = d.y = options.dtype == "f16" ? DType::f16 : options.dtype == "bf16" ? DType::bf16 : DType::f32;
-  d.activation = format.ends_with("a16") ? Activation::none : Activation::dynamic_per_token;
-  if (s4 || group > 0) {
-    d.weight = s4 ? WeightFormat::s4_group : WeightFormat::s8_group;
-    d.weight.group = group;
-  }
+  d.activation = named.activation;
+  d.weight = grouped || group > 0 ? WeightFormat::in_groups(named.weight.type, group) : named.weight;
   d.packed_weight = options.packed;
   d.device = device;
   d.threads = options.threads;
@@ -327,8 +326,11 @@ void add_tune(CLI::App& app) {
   command->add_option("--device", options->device, "cpu, or cuda: the first GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--format", options->formats, "w8a8, w8a16, w4a8 or w4a16; may be repeated (default: w8a8, w4a8)")
-      ->check(CLI::IsMember({"w8a8", "w8a16", "w4a8", "w4a16"}))
+  std::vector<std::string> formats = names_of(kFormats);
+  std::erase(formats, "w8a8-static");  // the products of w8a8
+  command
+      ->add_option("--format", options->formats, CLI::detail::join(formats) + "; may be repeated (default: w8a8, w4a8)")
+      ->check(CLI::IsMember(formats))
       ->type_name("FORMAT")
       ->allow_extra_args(false);
   command->add_option("--shape", options->shape_texts, "A product; may be repeated")

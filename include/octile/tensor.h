@@ -12,39 +12,25 @@ namespace octile {
 template <class T>
 struct DTypeOf;
 template <>
-struct DTypeOf<Half> {
-  static constexpr DType value = DType::f16;
-};
+struct DTypeOf<Half> : std::integral_constant<DType, DType::f16> {};
 template <>
-struct DTypeOf<BFloat16> {
-  static constexpr DType value = DType::bf16;
-};
+struct DTypeOf<BFloat16> : std::integral_constant<DType, DType::bf16> {};
 template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
+struct DTypeOf<float> : std::integral_constant<DType, DType::f32> {};
 template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
-};
+struct DTypeOf<double> : std::integral_constant<DType, DType::f64> {};
 template <>
-struct DTypeOf<std::int8_t> {
-  static constexpr DType value = DType::s8;
-};
+struct DTypeOf<std::int8_t> : std::integral_constant<DType, DType::s8> {};
 template <>
-struct DTypeOf<std::uint8_t> {
-  static constexpr DType value = DType::u8;
-};
+struct DTypeOf<std::uint8_t> : std::integral_constant<DType, DType::u8> {};
 template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::s32;
-};
+struct DTypeOf<std::int32_t> : std::integral_constant<DType, DType::s32> {};
 
 // A view: pointer, element type, shape and strides. It owns nothing and copies nothing.
 //   rank     0 (absent), 1 or 2
 //   strides  in elements. A matrix is row-major: strides[1] is 1, strides[0] is the leading dimension (>= columns; a
 //            padded one or a slice of columns is welcome; 0 repeats one row, for inputs only). A vector may have any
-//            stride >= 0, 0 repeats one value, for inputs only. For s4 strides[0] is even.
+//            stride >= 0, 0 repeats one value, for inputs only. Of s4 strides[0] is even.
 template <class Void>
 struct BasicTensor {
   Void* data = nullptr;
@@ -88,7 +74,15 @@ TensorOf<T> vector(T* data, std::int64_t size, std::int64_t stride = 1) {
 template <class Byte>
 requires std::is_same_v<std::remove_const_t<Byte>, std::uint8_t> TensorOf<Byte> matrix_s4(
     Byte* data, std::int64_t rows, std::int64_t cols, std::int64_t leading_dimension = 0) {
-  return {data, DType::s4, {}, 2, {rows, cols}, {leading_dimension == 0 ? (cols + 1) / 2 * 2 : leading_dimension, 1}};
+  return {data, DType::s4,    {},
+          2,    {rows, cols}, {leading_dimension == 0 ? row_elements(DType::s4, cols) : leading_dimension, 1}};
+}
+
+// A compact matrix (rows, cols) of a type that is not known before.
+template <class Void>
+requires std::is_void_v<Void> BasicTensor<Void> matrix_of(DType dtype, Void* data, std::int64_t rows,
+                                                          std::int64_t cols) {
+  return {data, dtype, {}, 2, {rows, cols}, {row_elements(dtype, cols), 1}};
 }
 
 // The same view on another device.

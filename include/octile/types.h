@@ -17,10 +17,24 @@ enum class DType : std::uint8_t { f16, bf16, f32, f64, s8, u8, s4, s32 };
 OCTILE_API std::string_view name(DType dtype);
 
 // Bits of one element: 4 for s4, 8 for s8 and u8, 16, 32, 64.
-OCTILE_API int bits(DType dtype);
+constexpr int bits(DType dtype) {
+  constexpr std::uint8_t kBits[] = {16, 16, 32, 64, 8, 8, 4, 32};
+  const auto i = static_cast<std::size_t>(dtype);
+  return i < sizeof kBits ? kBits[i] : 0;
+}
+
+// Whether a byte holds several elements, each signed, the first in the lowest bits; how many, or 1.
+constexpr bool is_packed(DType dtype) { return bits(dtype) > 0 && bits(dtype) < 8; }
+constexpr int per_byte(DType dtype) { return is_packed(dtype) ? 8 / bits(dtype) : 1; }
+
+// Elements from row to row of a compact matrix: rows start on a byte.
+constexpr std::int64_t row_elements(DType dtype, std::int64_t cols) {
+  const auto each = static_cast<std::uint64_t>(per_byte(dtype));
+  return static_cast<std::int64_t>((static_cast<std::uint64_t>(cols) + each - 1) / each * each);
+}
 
 constexpr bool is_float(DType dtype) { return dtype <= DType::f64; }
-constexpr bool is_quantized(DType dtype) { return dtype == DType::s8 || dtype == DType::u8 || dtype == DType::s4; }
+constexpr bool is_quantized(DType dtype) { return dtype == DType::s8 || dtype == DType::u8 || is_packed(dtype); }
 
 // The type of scales and multipliers, and of all arithmetic, for tensors of this float type: f64 for f64, else f32.
 constexpr DType scale_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
@@ -128,11 +142,15 @@ struct WeightFormat {
 
   static const WeightFormat s8_per_channel, s8_per_tensor, s8_group, s4_group;  // groups of 128
   friend constexpr bool operator==(const WeightFormat&, const WeightFormat&) = default;
+
+  static constexpr WeightFormat in_groups(DType type, std::int64_t group = 128) {
+    return {type, Granularity::group, group};
+  }
 };
 inline constexpr WeightFormat WeightFormat::s8_per_channel = {};
 inline constexpr WeightFormat WeightFormat::s8_per_tensor = {DType::s8, Granularity::tensor};
-inline constexpr WeightFormat WeightFormat::s8_group = {DType::s8, Granularity::group, 128};
-inline constexpr WeightFormat WeightFormat::s4_group = {DType::s4, Granularity::group, 128};
+inline constexpr WeightFormat WeightFormat::s8_group = in_groups(DType::s8);
+inline constexpr WeightFormat WeightFormat::s4_group = in_groups(DType::s4);
 
 OCTILE_API std::string_view name(DeviceType value);
 OCTILE_API std::string_view name(Granularity value);

@@ -165,11 +165,26 @@ std::int64_t group_of(const Input& weight_scale, std::int64_t k) {
   return groups > 1 ? k / groups : 0;
 }
 
-// A weight of `columns` values a row: int8, or bytes of two 4-bit values each.
+// The types of which a byte holds several values, and the formats of weights of them.
+struct Packed {
+  std::int64_t per_byte;
+  std::int32_t dtype, weight;
+};
+constexpr Packed kPacked[] = {{2, OCTILE_DTYPE_S4, OCTILE_WEIGHT_S4_GROUP}};
+
+// Of a weight of `columns` values a row; NULL: it is not of bytes, or of no such type.
+const Packed* packed_as(const Input& weight, std::int64_t columns) {
+  if (weight.torch_dtype() != shim.u8) return nullptr;
+  for (const Packed& one : kPacked) {
+    if (weight.columns() == columns / one.per_byte + (columns % one.per_byte != 0)) return &one;
+  }
+  return nullptr;
+}
+
+// A weight of `columns` values a row: int8, or bytes of several each.
 void check_levels(const Input& weight, std::int64_t columns) {
-  const bool s4 = weight.torch_dtype() == shim.u8;
-  const std::int64_t stored = s4 ? columns / 2 + columns % 2 : columns;
-  if ((s4 || weight.torch_dtype() == shim.s8) && weight.columns() == stored) return;
+  if (packed_as(weight, columns) != nullptr) return;
+  if (weight.torch_dtype() == shim.s8 && weight.columns() == columns) return;
   fail("weight has %lld columns of %s, expected %lld of int8 or %lld of uint8",
        static_cast<long long>(weight.columns()), name_of(weight.torch_dtype()), static_cast<long long>(columns),
        static_cast<long long>(columns / 2 + columns % 2));
@@ -195,7 +210,8 @@ void dequantize(Value* stack) {
   description.rows = weight.rows();
   description.cols = columns;
   description.x = dtype_of(dtype);
-  description.q = weight.torch_dtype() == shim.u8 ? OCTILE_DTYPE_S4 : OCTILE_DTYPE_S8;
+  const Packed* const packed = packed_as(weight, columns);
+  description.q = packed != nullptr ? packed->dtype : OCTILE_DTYPE_S8;
   description.mapping = zero_point.present() ? OCTILE_MAPPING_AFFINE : OCTILE_MAPPING_SYMMETRIC;
   const bool grouped = scale.dimensions() == 2 && columns > 0;
   if (grouped) {
@@ -219,7 +235,7 @@ void dequantize(Value* stack) {
     Views views;
     octile_dequantize_args args = {};
     args.struct_size = sizeof args;
-    args.q = views.levels(weight, columns);
+    args.q = packed != nullptr ? views.packed(weight, columns, packed->per_byte) : views(weight);
     args.scale = views(scale);
     args.zero_point = views(zero_point);
     args.x = views(x, shape);
@@ -262,14 +278,14 @@ void run_linear(octile_linear_description& description, LinearOperands operands,
   Output y(y_dtype, x.device());
   y.create_rows(x, n);
 
-  const bool s4 = description.weight == OCTILE_WEIGHT_S4_GROUP && !packed;
+  const Packed* const as = packed ? nullptr : packed_as(weight, x.columns());
   Views views;
   octile_linear_args args = {};
   args.struct_size = sizeof args;
   args.x = views(x);
   args.x_scale = views(x_scale);
   args.x_multiplier = views(x_multiplier);
-  args.weight = s4 ? views.levels(weight, x.columns()) : views(weight);
+  args.weight = as != nullptr ? views.packed(weight, x.columns(), as->per_byte) : views(weight);
   args.weight_scale = views(weight_scale);
   args.weight_zero_point = views(weight_zero_point);
   args.bias = views(bias);
@@ -339,14 +355,15 @@ void linear_s4(Value* stack) {
   zero_point.as_matrix();
   bias.as_vector();
   const std::int64_t k = x.columns();
-  if (weight.torch_dtype() != shim.u8 || weight.columns() != (k + 1) / 2) {
+  const Packed* const packed = packed_as(weight, k);
+  if (packed == nullptr) {
     fail("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
          name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
   }
   octile_linear_description description = linear_defaults();
   description.x = description.y = dtype_of(x.torch_dtype());
   description.activation = choice(stack[5]);
-  description.weight = OCTILE_WEIGHT_S4_GROUP;
+  description.weight = packed->weight;
   description.group = group_of(weight_scale, k);
   description.weight_zero_point = zero_point.present();
   run_linear(description, {x, none, none, weight, weight_scale, zero_point, bias}, x.torch_dtype(), &stack[0]);
@@ -395,7 +412,7 @@ void grouped_linear(Value* stack) {
   look(x, x_scale, offsets, token, weight, weight_scale, zero_point, bias, places, router_weight);
   for (Input* matrix : {&x, &zero_point, &bias, &places, &router_weight}) matrix->as_matrix();
   for (Input* vector : {&x_scale, &offsets, &token}) vector->as_vector();
-  const bool packed = weight.dimensions() < 2, s4 = description.weight == OCTILE_WEIGHT_S4_GROUP;
+  const bool packed = weight.dimensions() < 2;
   packed ? weight.as_vector() : weight.as_matrix();
   weight_scale.as_scales();
   if (dtype_of(y_dtype) < 0) fail("dtype is %s", name_of(y_dtype));
@@ -424,7 +441,8 @@ void grouped_linear(Value* stack) {
   args.x_scale = views(x_scale);
   args.offsets = views(offsets);
   args.token = views(token);
-  args.weight = s4 && !packed ? views.levels(weight, x.columns()) : views(weight);
+  const Packed* const as = packed ? nullptr : packed_as(weight, x.columns());
+  args.weight = as != nullptr ? views.packed(weight, x.columns(), as->per_byte) : views(weight);
   args.weight_scale = views(weight_scale);
   args.weight_zero_point = views(zero_point);
   args.bias = views(bias);
@@ -513,7 +531,7 @@ void backward(Value* stack, octile_status (*initialize)(Description*, std::size_
   Output dx(dy.torch_dtype(), dy.device()), dw(dw_dtype, dy.device()), db(dy.torch_dtype(), dy.device());
   wants_dx ? dx.create_matrix(dx_shape) : dx.create_vector(0);
   wants_dw ? dw.create_matrix(dw_shape) : dw.create_vector(0);
-  wants_db && kGrouped ? db.create_matrix(db_shape) : db.create_vector(wants_db ? n : 0);
+  wants_db&& kGrouped ? db.create_matrix(db_shape) : db.create_vector(wants_db ? n : 0);
 
   Views views;
   Args args = {};

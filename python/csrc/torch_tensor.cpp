@@ -241,9 +241,9 @@ const octile_tensor* View::matrix(const Input& input) {
   return fill(input.data_, input.torch_dtype_, input.device_, input.shape_);
 }
 
-const octile_tensor* View::nibbles(const Input& input, std::int64_t columns) {
-  fill(input.data_, input.torch_dtype_, input.device_, {input.rows(), columns, 2 * input.shape_.row_stride});
-  tensor_.dtype = {OCTILE_CODE_INT, 4, 1};
+const octile_tensor* View::packed(const Input& input, std::int64_t columns, std::int64_t per_byte) {
+  fill(input.data_, input.torch_dtype_, input.device_, {input.rows(), columns, per_byte * input.shape_.row_stride});
+  tensor_.dtype = {OCTILE_CODE_INT, static_cast<std::uint8_t>(8 / per_byte), 1};
   return &tensor_;
 }
 

@@ -141,10 +141,10 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // After as_vector; after as_matrix or as_rows; the same for bytes of two 4-bit values each.
+  // After as_vector; after as_matrix or as_rows; the same for bytes of several values each.
   const octile_tensor* vector(const Input& input);
   const octile_tensor* matrix(const Input& input);
-  const octile_tensor* nibbles(const Input& input, std::int64_t columns);
+  const octile_tensor* packed(const Input& input, std::int64_t columns, std::int64_t per_byte);
   const octile_tensor* vector(const Output& output, std::int64_t size);
   const octile_tensor* matrix(const Output& output, Shape shape);
 
@@ -156,8 +156,8 @@ class View {
   std::int64_t strides_[2] = {};
 };
 
-// The views of one call. An input is the vector or matrix that as_...() made of it; without that it is NULL, as an absent
-// one is.
+// The views of one call. An input is the vector or matrix that as_...() made of it; without that it is NULL, as an
+// absent one is.
 class Views {
  public:
   const octile_tensor* operator()(const Input& input) {
@@ -166,9 +166,8 @@ class Views {
   }
   const octile_tensor* operator()(const Output& output, std::int64_t size) { return next().vector(output, size); }
   const octile_tensor* operator()(const Output& output, Shape shape) { return next().matrix(output, shape); }
-  // A weight of `columns` values a row, which are bytes of two 4-bit values each where it is uint8.
-  const octile_tensor* levels(const Input& input, std::int64_t columns) {
-    return input.torch_dtype() == shim.u8 ? next().nibbles(input, columns) : next().matrix(input);
+  const octile_tensor* packed(const Input& input, std::int64_t columns, std::int64_t per_byte) {
+    return next().packed(input, columns, per_byte);
   }
 
  private:

@@ -16,6 +16,14 @@ CPU, CUDA = 1, 2  # OCTILE_DEVICE_...
 F16, BF16, F32, F64, S8, U8, S4, S32 = range(8)  # OCTILE_DTYPE_...
 NONE, DYNAMIC_PER_TOKEN, DYNAMIC_PER_TENSOR, STATIC_PER_TENSOR = range(4)  # OCTILE_ACTIVATION_...
 S8_PER_CHANNEL, S8_PER_TENSOR, S4_GROUP, S8_GROUP = range(4)  # OCTILE_WEIGHT_...
+PACKED = {4: S4_GROUP}  # formats with several values a byte, by their bits
+
+
+def packed_bits(stored, k):
+    """The bits of a value where rows of `stored` bytes hold k values, or None."""
+    return next((bits for bits in PACKED if stored == (k * bits + 7) // 8), None)
+
+
 PER_TENSOR, PER_ROW, PER_COLUMN, PER_GROUP = 0, 1, 2, 3  # OCTILE_GRANULARITY_...
 SYMMETRIC, AFFINE = 0, 1  # OCTILE_MAPPING_...
 GIVEN = 1  # OCTILE_SCALE_GIVEN
@@ -185,29 +193,11 @@ class Library:
             setattr(description, name, value)
         return description
 
-    def _plan(self, kind, fields, described=None):
-        description, handle = self._description(described or kind, fields), C.c_void_p()
+    def plan(self, kind, **fields):
+        description, handle = self._description("quantize" if kind == "dequantize" else kind, fields), C.c_void_p()
         create = getattr(self.c, f"octile_{kind}_plan_create")
         self.ok(create(C.byref(description), C.byref(handle)))
         return Plan(self, handle)
-
-    def linear(self, **fields):
-        return self._plan("linear", fields)
-
-    def quantize(self, **fields):
-        return self._plan("quantize", fields)
-
-    def dequantize(self, **fields):
-        return self._plan("dequantize", fields, described="quantize")
-
-    def backward(self, **fields):
-        return self._plan("linear_backward", fields)
-
-    def grouped(self, **fields):
-        return self._plan("grouped_linear", fields)
-
-    def grouped_backward(self, **fields):
-        return self._plan("grouped_linear_backward", fields)
 
     def calibrator(self, features, second_moments=False, threads=0):
         structure = STRUCTURES["octile_calibrator_description"]
@@ -258,5 +248,5 @@ def library():
 # A plan that falls out of the cache lives on until the call that uses it is over.
 @functools.lru_cache(maxsize=1024)
 def plan(kind, device_type, device_index, fields):
-    """The plan of a description. kind: a method of Library's that makes one, "linear" say; fields: pairs."""
-    return getattr(library(), kind)(**dict(fields, device=Device(device_type, device_index)))
+    """The plan of a description. kind: "linear", say, of octile_linear_plan_create; fields: pairs."""
+    return library().plan(kind, **dict(fields, device=Device(device_type, device_index)))

@@ -63,7 +63,9 @@ _Handle, _Number = C.c_void_p, C.c_int32
 @_callback(C.c_int64, _Sizes, _Sizes, _Number, _Number, _Number, C.POINTER(_Handle))
 def _empty_strided(dimensions, sizes, strides, dtype, device_type, index, made):
     device = torch.device("cpu") if device_type == _c.CPU else torch.device("cuda", index)
-    made[0] = _describe(torch.empty_strided(sizes[:dimensions], strides[:dimensions], dtype=_TYPES[dtype], device=device))
+    made[0] = _describe(
+        torch.empty_strided(sizes[:dimensions], strides[:dimensions], dtype=_TYPES[dtype], device=device)
+    )
 
 
 @_callback(_Handle, _Handle, _Number)

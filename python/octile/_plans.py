@@ -24,7 +24,6 @@ _ELEMENTS = {
     torch.float32: _c.Element(2, 32, 1),
     torch.float64: _c.Element(2, 64, 1),
 }
-_S4 = _c.Element(0, 4, 1)
 _CHOICES = {"activation", "weight", "weight_layout", "dx", "dw", "dw_layout", "rounding", "gradient_block"}
 
 
@@ -67,11 +66,12 @@ def view(t):
 
 
 def view_of_levels(t, columns):
-    """A weight of `columns` values a row: int8 (N, columns), or uint8 (N, ceil(columns / 2)) of 4 bits each."""
+    """A weight of `columns` values a row: int8 (N, columns), or uint8 with several a byte."""
     levels = view(t)
     if t.dtype is torch.uint8:
-        levels.dtype = _S4
-        levels.shape, levels.strides = _TWO(t.shape[0], columns), _TWO(2 * levels.strides[0], 1)
+        bits = _c.packed_bits(t.shape[1], columns)
+        levels.dtype = _c.Element(0, bits, 1)
+        levels.shape, levels.strides = _TWO(t.shape[0], columns), _TWO(8 // bits * levels.strides[0], 1)
     return levels
 
 

@@ -38,13 +38,13 @@ def _dense(name, t, *shape, dtype=None):
     return torch.as_strided(t.detach(), shape, strides)
 
 
-def _run(op, kind, arguments, tensors, **description):
+def _run(kind, arguments, tensors, **description):
     device = next(iter(tensors.values())).device
     for name, t in tensors.items():
         if t is not None and t.device != device:
             raise ValueError(f"octile: {name} is on {t.device}, another tensor on {device}")
     views = {name: None if t is None else _plans.view(t) for name, t in tensors.items()}
-    _plans.run(op, _plans.plan(kind, device, **description), arguments, views, device)
+    _plans.run(kind, _plans.plan(kind, device, **description), arguments, views, device)
 
 
 def _float(name, t):
@@ -68,7 +68,7 @@ def _quantize(fp, q, scale, rows, columns, granularity):
     if x.numel() == 0:
         tensors["scale"].fill_(1e-8)  # as of zeros; the library writes nothing then
     description = {"rows": rows, "cols": columns, "x": _float("fp_ptr", x), "granularity": granularity}
-    _run("quantize", "quantize", _c.QuantizeArguments, tensors, **description)
+    _run("quantize", _c.QuantizeArguments, tensors, **description)
 
 
 def quantize_global(fp_ptr, q_ptr, scale_out_ptr, N_ROWS, N_COLS, **launch):
@@ -120,14 +120,14 @@ def forward(
     }
     description = {"m": B, "n": OUT, "k": IN, "x": _c.S8, "y": _float("y_ptr", y), "bias": int(not absent)}
     description |= {"activation": _c.DYNAMIC_PER_TENSOR, "weight": format, "weight_layout": _c.IN_OUT}
-    _run("linear", "linear", _c.RunArguments, tensors, **description)
+    _run("linear", _c.RunArguments, tensors, **description)
 
 
 def _backward(dy, sizes, tensors, **description):
     b, inputs, out = sizes
     description = {"m": b, "n": out, "k": inputs, "dy": _float("dy_ptr", dy), "weight_layout": _c.IN_OUT} | description
     products = {"dx": _c.NO_PRODUCT, "dw": _c.NO_PRODUCT, "db": 0} | description
-    _run("linear_backward", "backward", _c.BackwardArguments, {"dy": dy} | tensors, **products)
+    _run("linear_backward", _c.BackwardArguments, {"dy": dy} | tensors, **products)
 
 
 def backward_dx(

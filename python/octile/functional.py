@@ -482,7 +482,7 @@ def run_static(x, wq, ws, b, multiplier, scale, in_features, product):
 
 
 def run_frozen(x, weight, scale, zero_point, b, in_features, activation, product):
-    """The layer with a weight that is quantized for good, int8 or uint8 of two 4-bit values, and no static scale."""
+    """The layer with a weight that is quantized for good, int8 or uint8 of several values each, and no static scale."""
     if _as_it_is(x, b, in_features):
         if weight.dtype is torch.uint8:
             return _linear_s4_at_once(x, weight, scale, zero_point, b, activation)

@@ -10,8 +10,8 @@ from . import _c, _plans
 @functools.lru_cache(maxsize=1024)
 def _plan_text(what, kind, device_type, device_index, fields):
     """`what` ("sku" or "explain") of a plan that nobody runs."""
-    number = _c.CPU if device_type == "cpu" else _c.CUDA
-    return getattr(getattr(_plans.library(), kind)(device=_c.Device(number, device_index), **dict(fields)), what)
+    device = _c.Device(_c.CPU if device_type == "cpu" else _c.CUDA, device_index)
+    return getattr(_plans.library().plan(kind, device=device, **dict(fields)), what)
 
 
 def plan_text(what, kind, device, **fields):

@@ -43,9 +43,9 @@ def aligned(weight):
     return weight.new_empty_strided((n, k), ((k + 15) // 16 * 16, 1)).copy_(weight)
 
 
-def nearest_s4(w, group):
-    """w (N, K) as bytes (N, ceil(K / 2)), the even element in the low nibble, and scales (N, K / group)."""
-    parts = [_rows_s4(rows, group) for rows in _some_rows(w)]
+def nearest_packed(w, group, bits):
+    """w (N, K) as bytes of 8 / bits values each, the first in the lowest bits, and scales (N, K / group)."""
+    parts = [_packed_rows(rows, group, bits) for rows in _some_rows(w)]
     return tuple(part[0] if len(parts) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
 
 
@@ -55,37 +55,39 @@ def _some_rows(w):
     return w.split(max(1, values // max(w.shape[1], 1)))
 
 
-def _rows_s4(w, group):
+def _packed_rows(w, group, bits):
     n, k = w.shape
+    high = (1 << bits - 1) - 1
     length = group or max(k, 1)
     values = w.to(torch.float64 if w.dtype is torch.float64 else torch.float32).reshape(n, k // length, length)
-    scale = _nearest_scale(values)
+    scale = _nearest_scale(values, high)
     scale = torch.where(scale.isfinite(), scale, torch.nan)
-    q = (values / scale).round().clamp(-8, 7).nan_to_num(0).to(torch.int8).reshape(n, k)
-    return pack(q), scale.squeeze(-1).contiguous()
+    q = (values / scale).round().clamp(-high - 1, high).nan_to_num(0).to(torch.int8).reshape(n, k)
+    return pack(q, bits), scale.squeeze(-1).contiguous()
 
 
-def _nearest_scale(values):
+def _nearest_scale(values, high):
     """Of each group (..., K), the scale of the minimum squared error among those of weight_quantizer.h."""
-    low, high = (values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0))
-    largest = torch.maximum(-low, high)
+    low, top = (values.amin(-1, keepdim=True).clamp(max=0), values.amax(-1, keepdim=True).clamp(min=0))
+    largest = torch.maximum(-low, top)
 
     def over(t, number):
         return t / torch.full_like(t, number)  # a GPU multiplies by 1 / number for a number's sake
 
-    scale = over(largest, 7).clamp(min=1e-8)
-    min_error = _squared_error(values, scale)
-    for candidate in (torch.maximum(over(-low, 8), over(high, 7)), over(largest, 7.5), over(largest, 8)):
+    scale = over(largest, high).clamp(min=1e-8)
+    min_error = _squared_error(values, scale, high)
+    full = torch.maximum(over(-low, high + 1), over(top, high))
+    for candidate in (full, over(largest, high + 0.5), over(largest, high + 1)):
         candidate = candidate.clamp(min=1e-8)
-        error = _squared_error(values, candidate)
+        error = _squared_error(values, candidate, high)
         better = error < min_error
         scale, min_error = torch.where(better, candidate, scale), torch.where(better, error, min_error)
     return scale
 
 
-def _squared_error(values, scale):
+def _squared_error(values, scale, high):
     """In the order of rounding_errors() in src/calibration/weight_scales.cpp, so that near ties are decided alike."""
-    error = (values * (torch.ones_like(scale) / scale)).clamp(-8, 7).round() * scale - values
+    error = (values * (torch.ones_like(scale) / scale)).clamp(-high - 1, high).round() * scale - values
     lanes = nn.functional.pad(error * error, (0, -error.shape[-1] % 16)).unflatten(-1, (-1, 16))
     sums = lanes[..., 0, :]
     for i in range(1, lanes.shape[-2]):
@@ -134,16 +136,22 @@ def warn_of_vanished(w, q, group=0):
         )
 
 
-def pack(q):
-    """int8 (N, K) of 4-bit values -> bytes (N, ceil(K / 2))."""
-    q = nn.functional.pad(q, (0, q.shape[1] % 2)).to(torch.uint8) & 15
-    return (q[:, 0::2] | (q[:, 1::2] << 4)).contiguous()  # also of a transposed weight
+def pack(q, bits=4):
+    """int8 (N, K) of values of few bits -> bytes (N, ceil(K * bits / 8))."""
+    each = 8 // bits
+    q = nn.functional.pad(q, (0, -q.shape[1] % each)).to(torch.uint8) & ((1 << bits) - 1)
+    packed = q[:, 0::each]
+    for i in range(1, each):
+        packed = packed | (q[:, i::each] << (bits * i))
+    return packed.contiguous()  # also of a transposed weight
 
 
 def unpack(packed, k):
-    """bytes (N, ceil(k / 2)) -> int8 (N, k)."""
-    values = torch.stack((packed & 15, packed >> 4), -1).flatten(1)[:, :k].to(torch.int8)
-    return torch.where(values > 7, values - 16, values)
+    """bytes (N, ceil(k * bits / 8)) -> int8 (N, k)."""
+    bits = _c.packed_bits(packed.shape[1], k)
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    values = torch.stack(parts, -1).flatten(1)[:, :k].to(torch.int8)
+    return torch.where(values >= 1 << bits - 1, values - (1 << bits), values)
 
 
 # ---- As files have them: int32 words of levels, each stored plus half its range, the first in the lowest bits ----

@@ -143,7 +143,7 @@ class _Trainable(nn.Module):
         wanted |= {"x_transposed": int(o.dw == _c.INT8), "rounding": o.rounding, "gradient_block": o.gradient_block}
         transposed = o.dx == _c.INT8 and not fsdp.gathers_int8(self.weight)
         wanted |= {"weight_layout": _c.IN_OUT if transposed else _c.OUT_IN}
-        return plan_text("explain", "backward", device, **wanted)
+        return plan_text("explain", "linear_backward", device, **wanted)
 
     def extra_repr(self):
         text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -9,11 +9,11 @@ from . import _c, _ops, quantizer  # noqa: F401  (_ops registers torch.ops.octil
 
 @dataclasses.dataclass(frozen=True)
 class WeightFormat:
-    """A weight (OUT, IN) of integers of `bits`, 8 or 4, and its float scales.
+    """A weight (OUT, IN) of integers of `bits`, 8 or fewer, and its float scales.
 
     group: None: a scale per output channel, or one for the whole weight; else a scale per `group` neighbours along IN:
-    32, 64 or 128, a divisor of IN, or 0 for a whole row. 4 bits have groups always. zero_point: integers that are
-    subtracted from the levels, shaped as the scales; 4 bits alone.
+    32, 64 or 128, a divisor of IN, or 0 for a whole row. Fewer than 8 bits have groups always. zero_point: integers that are
+    subtracted from the levels, shaped as the scales; not with 8 bits.
     """
 
     bits: int = 8
@@ -21,8 +21,8 @@ class WeightFormat:
     zero_point: bool = False
 
     def __post_init__(self):
-        if self.group not in (0, 32, 64, 128) and (self.group is not None or self.bits == 4):
-            nothing = "" if self.bits == 4 else ", and None for one per channel,"
+        if self.group not in (0, 32, 64, 128) and (self.group is not None or self.bits < 8):
+            nothing = "" if self.bits < 8 else ", and None for one per channel,"
             raise ValueError(
                 f"octile: group is {self.group}; 32, 64, 128, and 0 for a whole row{nothing or ','} are known"
             )
@@ -41,15 +41,15 @@ class WeightFormat:
     @property
     def code(self):
         """The constant OCTILE_WEIGHT_..."""
-        return _c.S4_GROUP if self.bits == 4 else _c.S8_PER_CHANNEL if self.group is None else _c.S8_GROUP
+        return _c.PACKED.get(self.bits, _c.S8_PER_CHANNEL if self.group is None else _c.S8_GROUP)
 
     def zeros(self, n, k, scale_dtype, per_channel=True, device=None):
-        """A weight of zeros: (weight, scale, zero_point or None). 4 bits: uint8 (N, ceil(K / 2)), else int8 (N, K)."""
+        """A weight of zeros: (weight, scale, zero_point or None). Several values a byte: uint8, else int8 (N, K)."""
         if self.group is None:
             shape = (n if per_channel else 1,)
         else:
             shape = (n, k // self.group if self.group else 1)
-        columns, dtype = ((k + 1) // 2, torch.uint8) if self.bits == 4 else (k, torch.int8)
+        columns, dtype = ((k * self.bits + 7) // 8, torch.uint8) if self.bits < 8 else (k, torch.int8)
         weight = torch.zeros(n, columns, device=device, dtype=dtype)
         points = torch.zeros(shape, device=device, dtype=torch.int32) if self.zero_point else None
         return weight, torch.ones(shape, device=device, dtype=scale_dtype), points
@@ -58,8 +58,8 @@ class WeightFormat:
         """(weight, scale) of the float weight w (N, K). Warns of rows or groups that vanish."""
         if method != "nearest":
             weight, scale = quantizer.by_the_library(w, self, method, second_moments)
-        elif self.bits == 4:
-            weight, scale = quantizer.nearest_s4(w, self.group)
+        elif self.bits < 8:
+            weight, scale = quantizer.nearest_packed(w, self.group, self.bits)
         else:
             weight, scale = quantizer.nearest_s8(w, self.group, per_channel)
         quantizer.warn_of_vanished(w, self.levels(weight, w.shape[1]), self.group or 0)
@@ -67,7 +67,7 @@ class WeightFormat:
 
     def levels(self, weight, k):
         """The integers, int8 (N, K)."""
-        return quantizer.unpack(weight, k) if self.bits == 4 else weight
+        return quantizer.unpack(weight, k) if self.bits < 8 else weight
 
     def dequantize(self, weight, scale, zero_point, k):
         """(N, K) in the type of the scales."""

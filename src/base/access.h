@@ -1,6 +1,7 @@
 // Reading and writing one element of a view. For the reference loops and for edges, not for inner loops.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -38,7 +39,7 @@ Real load(const ConstTensor& t, std::int64_t r, std::int64_t c = 0) {
   return visit_floats(t, place_of(t, r, c), [](const auto* x) { return static_cast<Real>(*x); });
 }
 
-// Element (r, c) of an integer view. s4: low nibble first, sign-extended; its strides count elements.
+// Element (r, c) of an integer view. Strides count elements, of packed types too.
 inline std::int32_t load_integer(const ConstTensor& t, std::int64_t r, std::int64_t c = 0) {
   const std::int64_t i = place_of(t, r, c);
   switch (t.dtype) {
@@ -48,14 +49,13 @@ inline std::int32_t load_integer(const ConstTensor& t, std::int64_t r, std::int6
       return static_cast<const std::uint8_t*>(t.data)[i];
     case DType::s32:
       return static_cast<const std::int32_t*>(t.data)[i];
-    case DType::s4: {
-      const int byte = static_cast<const std::uint8_t*>(t.data)[i / 2];
-      return (((i % 2 ? byte >> 4 : byte) & 15) ^ 8) - 8;
-    }
     default:
       break;
   }
-  return 0;
+  if (!is_packed(t.dtype)) return 0;
+  const int width = bits(t.dtype), sign = 1 << (width - 1), last = per_byte(t.dtype) - 1;
+  const int byte = static_cast<const std::uint8_t*>(t.data)[i >> std::popcount(static_cast<unsigned>(last))];
+  return ((byte >> (i & last) * width & (2 * sign - 1)) ^ sign) - sign;
 }
 
 // Rounds once to the view's float type. A double goes to f64 only.
@@ -70,7 +70,7 @@ void store(const Tensor& t, std::int64_t r, std::int64_t c, Real value) {
   });
 }
 
-// The odd last column of an s4 row leaves its high nibble 0.
+// The first element of a byte leaves the others 0.
 inline void store_integer(const Tensor& t, std::int64_t r, std::int64_t c, std::int32_t value) {
   const std::int64_t i = r * t.strides[0] + c * t.strides[1];
   switch (t.dtype) {
@@ -83,14 +83,13 @@ inline void store_integer(const Tensor& t, std::int64_t r, std::int64_t c, std::
     case DType::s32:
       static_cast<std::int32_t*>(t.data)[i] = value;
       break;
-    case DType::s4: {
-      std::uint8_t& byte = static_cast<std::uint8_t*>(t.data)[i / 2];
-      const int nibble = value & 15;
-      byte = static_cast<std::uint8_t>(i % 2 ? (byte & 15) | nibble << 4 : nibble);
-      break;
+    default: {
+      if (!is_packed(t.dtype)) break;
+      const int width = bits(t.dtype), last = per_byte(t.dtype) - 1, shift = static_cast<int>(i & last) * width;
+      std::uint8_t& byte = static_cast<std::uint8_t*>(t.data)[i >> std::popcount(static_cast<unsigned>(last))];
+      const int before = byte & ((1 << shift) - 1);
+      byte = static_cast<std::uint8_t>(before | (value & ((1 << width) - 1)) << shift);
     }
-    default:
-      break;
   }
 }
 

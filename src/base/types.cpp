@@ -1,18 +1,10 @@
 // The names of every choice, as they appear in explain(), in errors and on the command line.
 #include "octile/types.h"
 
-#include <array>
-
 #include "base/pick.h"
 #include "octile/error.h"
 
 namespace octile {
-
-int bits(DType dtype) {
-  static constexpr std::array<int, 8> kBits = {16, 16, 32, 64, 8, 8, 4, 32};
-  const auto i = static_cast<std::size_t>(dtype);
-  return i < kBits.size() ? kBits[i] : 0;
-}
 
 std::string_view name(DType value) { return pick({"f16", "bf16", "f32", "f64", "s8", "u8", "s4", "s32"}, value); }
 std::string_view name(DeviceType value) { return pick({"cpu", "cuda"}, value); }

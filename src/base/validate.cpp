@@ -63,9 +63,9 @@ void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtyp
   if (rank == 1 && dtype == DType::u8 && shape[0] > 1 && t.strides[0] != 1) {
     fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ": bytes have the stride 1");
   }
-  if (t.strides[0] < 0 || (dtype == DType::s4 && shape[0] > 1 && t.strides[0] % 2 != 0)) {
-    fail(Status::shape_mismatch, function_, ": ", name, " is ", t,
-         ": its first stride must not be negative, and must be even for s4");
+  if (t.strides[0] < 0 || (shape[0] > 1 && t.strides[0] % per_byte(dtype) != 0)) {
+    fail(Status::shape_mismatch, function_, ": ", name, " is ", t, ": its first stride must not be negative",
+         is_packed(dtype) ? message(", and must be a multiple of ", per_byte(dtype), " for ", dtype) : "");
   }
   std::int64_t last = 0;
   if (__builtin_mul_overflow(shape[0], t.strides[0], &last) || __builtin_mul_overflow(last, 64, &last) ||
@@ -159,16 +159,16 @@ void check_device(std::string_view function, Device device) {
 void check_weight_format(std::string_view function, const WeightFormat& weight, std::int64_t k) {
   check_choice(function, "weight.type", weight.type, DType::s32);
   check_choice(function, "weight.granularity", weight.granularity, Granularity::group);
-  const bool s4 = weight.type == DType::s4;
+  const bool packed = is_packed(weight.type);
   const bool grouped = weight.granularity == Granularity::group;
-  if (!s4 && weight.type != DType::s8) {
+  if (!packed && weight.type != DType::s8) {
     fail(Status::unsupported, function, ": a weight of ", weight.type, ", expected s8 or s4");
   }
-  if (weight.granularity == Granularity::column || (s4 && !grouped)) {
-    fail(Status::unsupported, function, ": weight = ", name(weight),
-         s4 ? ", expected s4_group" : ", expected s8_per_channel, s8_per_tensor or s8_group");
+  if (weight.granularity == Granularity::column || (packed && !grouped)) {
+    fail(Status::unsupported, function, ": weight = ", name(weight), ", expected ",
+         packed ? "" : "s8_per_channel, s8_per_tensor or ", weight.type, "_group");
   }
-  if (weight.zero_point && !s4) {
+  if (weight.zero_point && !packed) {
     fail(Status::unsupported, function, ": weight_zero_point with weight = ", name(weight), ", expected s4_group");
   }
   if (!grouped || weight.group == 0) return;

@@ -121,26 +121,17 @@ float octile_calibrator_max(const octile_calibrator* calibrator) {
   return calibrator ? calibrator->calibrator.max() : 0.0f;
 }
 
-octile_status octile_calibrator_channel_max(const octile_calibrator* calibrator, const octile_tensor* out) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_calibrator_channel_max";
-    octile::calibrator_of(kFunction, calibrator).channel_max(Converter(kFunction).tensor("out", out));
-  });
-}
-
-octile_status octile_calibrator_excess(const octile_calibrator* calibrator, const octile_tensor* out) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_calibrator_excess";
-    octile::calibrator_of(kFunction, calibrator).excess(Converter(kFunction).tensor("out", out));
-  });
-}
-
-octile_status octile_calibrator_second_moments(const octile_calibrator* calibrator, const octile_tensor* out) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_calibrator_second_moments";
-    octile::calibrator_of(kFunction, calibrator).second_moments(Converter(kFunction).tensor("out", out));
-  });
-}
+// What a calibrator has found, into `out`.
+#define OCTILE_FOUND(name)                                                                                \
+  octile_status octile_calibrator_##name(const octile_calibrator* calibrator, const octile_tensor* out) { \
+    return guarded([&] {                                                                                  \
+      constexpr std::string_view kFunction = "octile_calibrator_" #name;                                  \
+      octile::calibrator_of(kFunction, calibrator).name(Converter(kFunction).tensor("out", out));         \
+    });                                                                                                   \
+  }
+OCTILE_FOUND(channel_max)
+OCTILE_FOUND(excess)
+OCTILE_FOUND(second_moments)
 
 octile_status octile_smoothing_factors(const octile_smoothing_args* args, float* smoothed_max) {
   return guarded([&] {

@@ -61,20 +61,10 @@ void write_struct(std::string_view function, std::string_view what, Struct* want
   if (size > sizeof(Struct)) std::memset(bytes + sizeof(Struct), 0, size - sizeof(Struct));
 }
 
-struct Element {
-  std::uint8_t code;
-  std::uint8_t bits;
-  DType dtype;
-};
-
-constexpr std::array<Element, 8> kElements = {{{OCTILE_CODE_FLOAT, 16, DType::f16},
-                                               {OCTILE_CODE_BFLOAT, 16, DType::bf16},
-                                               {OCTILE_CODE_FLOAT, 32, DType::f32},
-                                               {OCTILE_CODE_FLOAT, 64, DType::f64},
-                                               {OCTILE_CODE_INT, 8, DType::s8},
-                                               {OCTILE_CODE_UINT, 8, DType::u8},
-                                               {OCTILE_CODE_INT, 4, DType::s4},
-                                               {OCTILE_CODE_INT, 32, DType::s32}}};
+constexpr std::uint8_t code_of(DType dtype) {
+  if (dtype == DType::bf16) return OCTILE_CODE_BFLOAT;
+  return is_float(dtype) ? OCTILE_CODE_FLOAT : dtype == DType::u8 ? OCTILE_CODE_UINT : OCTILE_CODE_INT;
+}
 
 constexpr std::int32_t kSame = -1;  // OCTILE_DTYPE_SAME, OCTILE_LAYOUT_SAME
 
@@ -112,8 +102,8 @@ class Converter {
   }
 
   DType dtype(std::string_view what, octile_element element) const {
-    for (const Element& known : kElements) {
-      if (element.code == known.code && element.bits == known.bits && element.lanes == 1) return known.dtype;
+    for (DType known{}; bits(known) > 0; known = static_cast<DType>(static_cast<int>(known) + 1)) {
+      if (element.code == code_of(known) && element.bits == bits(known) && element.lanes == 1) return known;
     }
     fail(Status::invalid_argument, function_, ": ", what, " has dtype code ", int{element.code}, ", bits ",
          int{element.bits}, ", lanes ", element.lanes,
@@ -135,7 +125,8 @@ class Converter {
     if (given->strides != nullptr) {
       std::copy_n(given->strides, t.rank, t.strides.begin());
     } else {
-      t.strides = t.rank == 1 ? std::array<std::int64_t, 2>{1, 0} : std::array<std::int64_t, 2>{compact_row(t), 1};
+      t.strides = t.rank == 1 ? std::array<std::int64_t, 2>{1, 0}
+                              : std::array<std::int64_t, 2>{row_elements(t.dtype, t.cols()), 1};
     }
     auto address = reinterpret_cast<std::uintptr_t>(given->data);
     if (given->byte_offset != 0 &&
@@ -198,13 +189,6 @@ class Converter {
     if (format.granularity == Granularity::group) format.group = group;
     format.zero_point = zero_point;
     return format;
-  }
-
-  // Rows of s4 start on a byte, so a compact one has an even number of elements. Unsigned, so that a wild size reaches
-  // the plan's checks without an overflow here.
-  static std::int64_t compact_row(const Tensor& t) {
-    const auto elements = static_cast<std::uint64_t>(t.cols());
-    return static_cast<std::int64_t>(t.dtype == DType::s4 ? elements + elements % 2 : elements);
   }
 
   std::string_view function_;

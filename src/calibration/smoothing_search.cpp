@@ -224,10 +224,7 @@ class Search {
   std::int64_t segment() const { return std::max<std::int64_t>(segment_length(d_.weight, d_.k), 1); }
   std::int64_t segments() const { return d_.k / segment(); }
 
-  Tensor q_of(SmoothedWeight& w) const {
-    if (d_.weight.type == DType::s4) return matrix_s4(w.q.data(), d_.n, d_.k);
-    return matrix(reinterpret_cast<std::int8_t*>(w.q.data()), d_.n, d_.k);
-  }
+  Tensor q_of(SmoothedWeight& w) const { return matrix_of<void>(d_.weight.type, w.q.data(), d_.n, d_.k); }
   Tensor scale_of(SmoothedWeight& w) const {
     if (d_.weight.granularity == Granularity::group) return matrix(w.scale.data(), d_.n, segments());
     return vector(w.scale.data(), d_.weight.granularity == Granularity::row ? d_.n : 1);

@@ -28,7 +28,7 @@ inline void write_scale(const WeightProblem& p, std::int64_t row, std::int64_t i
   }
 }
 
-// A row of integers, s8 or packed s4.
+// A row of integers, s8 or packed.
 void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* levels);
 
 // Couplings between the columns of a layer's input, from its second moments: H + damping = U D U^T.

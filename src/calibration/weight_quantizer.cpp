@@ -212,16 +212,16 @@ std::string_view name(ColumnOrder value) { return pick({"as_they_lie", "by_momen
 
 void write_levels(const WeightProblem& p, std::int64_t row, const std::int8_t* levels) {
   const std::int64_t k = p.description.k;
-  const std::int64_t at = row * p.q.strides[0];
   if (p.q.dtype == DType::s8) {
-    if (k > 0) std::memcpy(static_cast<std::int8_t*>(p.q.data) + at, levels, static_cast<std::size_t>(k));
+    if (k > 0) std::memcpy(static_cast<std::int8_t*>(p.q.data) + row * p.q.strides[0], levels, std::size_t(k));
     return;
   }
-  std::uint8_t* bytes = static_cast<std::uint8_t*>(p.q.data) + at / 2;
-  for (std::int64_t i = 0; i < k; i += 2) {
-    const int low = levels[i] & 15;
-    const int high = i + 1 < k ? levels[i + 1] & 15 : 0;
-    bytes[i / 2] = static_cast<std::uint8_t>(low | high << 4);
+  const int each = per_byte(p.q.dtype), width = bits(p.q.dtype), mask = (1 << width) - 1;
+  std::uint8_t* to = static_cast<std::uint8_t*>(p.q.data) + row * p.q.strides[0] / each;
+  for (std::int64_t i = 0; i < k; i += each) {
+    int byte = 0;
+    for (int j = 0; j < each && i + j < k; ++j) byte |= (levels[i + j] & mask) << (j * width);
+    *to++ = static_cast<std::uint8_t>(byte);
   }
 }
 

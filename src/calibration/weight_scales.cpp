@@ -91,34 +91,34 @@ Range range_of(const float* w, std::int64_t n) {
 
 ScaleRule::ScaleRule(const WeightQuantizerDescription& d)
     : affine_(d.weight.zero_point),
-      nearest_s4_(d.weight.type == DType::s4 && d.method == WeightMethod::nearest && !d.weight.zero_point),
+      searches_(is_packed(d.weight.type) && d.method == WeightMethod::nearest && !d.weight.zero_point),
       scale_(d.scale),
-      q_min_(d.weight.type == DType::s4 ? -8.0f : -127.0f),
-      q_max_(d.weight.type == DType::s4 ? 7.0f : 127.0f),
-      steps_(nearest_s4_                         ? 4
+      q_max_(static_cast<float>((1 << (bits(d.weight.type) - 1)) - 1)),
+      q_min_(is_packed(d.weight.type) ? -q_max_ - 1 : -q_max_),
+      steps_(searches_                           ? 4
              : d.method == WeightMethod::nearest ? 1
                                                  : d.clip_steps),
       min_clip_(d.min_clip) {}
 
 float ScaleRule::span(Range range, int step) const {
-  if (nearest_s4_) {
+  if (searches_) {
     const float largest = std::max(-range.low, range.high);
     switch (step) {
       case 0:
-        return largest / 7;
+        return largest / q_max_;
       case 1:
-        return std::max(-range.low / 8, range.high / 7);
+        return std::max(-range.low / (q_max_ + 1), range.high / q_max_);
       case 2:
-        return largest / 7.5f;
+        return largest / (q_max_ + 0.5f);
       default:
-        return largest / 8;
+        return largest / (q_max_ + 1);
     }
   }
   return affine_ ? (range.high - range.low) / (q_max_ - q_min_) : std::max(-range.low, range.high) / q_max_;
 }
 
 SegmentScale ScaleRule::of(Range range, int step) const {
-  if (!nearest_s4_ && step > 0) {
+  if (!searches_ && step > 0) {
     const auto c = static_cast<float>(1 - (1 - min_clip_) * step / (steps_ - 1));
     range = {range.low * c, range.high * c};
   }

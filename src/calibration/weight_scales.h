@@ -53,9 +53,9 @@ class ScaleRule {
   float span(Range range, int step) const;
 
   bool affine_;
-  bool nearest_s4_;  // and symmetric
+  bool searches_;  // nearest, of few levels, and symmetric: of 4 scales the best
   DType scale_;
-  float q_min_, q_max_;
+  float q_max_, q_min_;
   int steps_;
   double min_clip_;
 };

@@ -79,14 +79,9 @@ Scales scales_over(const QuantizeProblem& p, const ConstTensor& t, std::int64_t 
 }
 
 std::pair<int, int> range_of(DType q) {
-  switch (q) {
-    case DType::u8:
-      return {0, 255};
-    case DType::s4:
-      return {-8, 7};
-    default:
-      return {-128, 127};
-  }
+  if (q == DType::u8) return {0, 255};
+  const int levels = 1 << (bits(q) < 8 ? bits(q) : 8);
+  return {-levels / 2, levels / 2 - 1};
 }
 
 // A symmetric range has as many negative values as positive ones.
@@ -117,7 +112,7 @@ std::vector<KernelInfo> kernels() {
   for (const GemmKernel* kernel : gemm_kernels()) {
     GemmProblem p{.operation = kernel->task.operation};
     const GemmFormat format = kernel->task.format;
-    p.b = format.b == DType::s4 ? WeightFormat::s4_group : WeightFormat::s8_per_channel;
+    p.b = is_packed(format.b) ? WeightFormat::in_groups(format.b) : WeightFormat::s8_per_channel;
     if (format.float_a) p.a = DType::f32;
     if (format == kW8A16) p.b.granularity = Granularity::column;
     if (p.operation == Operation::blocked_gemm) p.a_block = kMinGradientBlock;

@@ -184,13 +184,11 @@ void bind_weight(const LinearImpl& impl, const LinearPackArgs& args, TensorCheck
     bound.b_scale = per_channel ? scale : repeated(scale, d.n);
     if (p.grouped()) bound.b_scale = as_column(bound.b_scale);
   }
-  if (d.weight.zero_point) {
-    const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, segments);
-    if (z.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
-    bound.zero_point = z;
-  } else {
-    checks.absent("weight_zero_point", args.weight_zero_point);
-  }
+  const bool affine = d.weight.zero_point;
+  const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, segments, affine);
+  const auto [low, high] = range_of(d.weight.type);
+  if (affine && z.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, low, high);
+  bound.zero_point = z;
 }
 
 struct BoundArgs {
@@ -214,11 +212,7 @@ BoundArgs bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& che
   } else {
     checks.absent("x_scale", args.x_scale);
   }
-  if (d.x_multiplier) {
-    bound.quantize.multiplier = checks.vector("x_multiplier", args.x_multiplier, p.scale, d.k);
-  } else {
-    checks.absent("x_multiplier", args.x_multiplier);
-  }
+  bound.quantize.multiplier = checks.vector("x_multiplier", args.x_multiplier, p.scale, d.k, d.x_multiplier);
 
   if (d.packed_weight) {
     bound.gemm.b = checks.vector("weight", args.weight, DType::u8, packed_layout(p).size);
@@ -228,11 +222,7 @@ BoundArgs bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& che
   } else {
     bind_weight(impl, {args.weight, args.weight_scale, args.weight_zero_point}, checks, bound.gemm);
   }
-  if (d.bias) {
-    bound.gemm.bias = checks.vector("bias", args.bias, d.y, d.n);
-  } else {
-    checks.absent("bias", args.bias);
-  }
+  bound.gemm.bias = checks.vector("bias", args.bias, d.y, d.n, d.bias);
   return bound;
 }
 

@@ -253,33 +253,25 @@ BoundArgs bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, T
   const auto weight_shape = out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
   BoundArgs b;
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
+  b.dx = checks.matrix("dx", args.dx, d.dy, {m, d.k}, d.dx != Product::none);
   if (d.dx != Product::none) {
     const bool per_channel = d.weight == WeightFormat::s8_per_channel;
     const ConstTensor weight = checks.matrix("weight", args.weight, DType::s8, weight_shape);
     const ConstTensor scale = checks.vector("weight_scale", args.weight_scale, scale_type(d.dy), per_channel ? d.n : 1);
     b.weight = out_in ? transposed(weight) : weight;
     b.weight_scale = per_channel ? scale : repeated(scale, d.n);
-    b.dx = checks.matrix("dx", args.dx, d.dy, {m, d.k});
-  } else {
-    checks.absent("dx", args.dx);
   }
   if (d.dw != Product::none) {
     const ConstTensor x =
         checks.matrix("x", args.x, DType::s8, d.x_transposed ? std::array{d.k, m} : std::array{m, d.k});
     b.x = d.x_transposed ? x : transposed(x);
     b.x_scale = bind_x_scale(checks, d.activation, impl.static_scale, args.x_scale, m);
-    const bool dw_out_in = dw_layout(d) == WeightLayout::out_in;
-    const auto dw_shape = dw_out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
-    const Tensor dw = checks.matrix("dw", args.dw, dw_dtype(d), dw_shape);
-    b.dw = dw_out_in ? dw : transposed(dw);
-  } else {
-    checks.absent("dw", args.dw);
   }
-  if (d.db) {
-    b.db = checks.vector("db", args.db, d.dy, d.n);
-  } else {
-    checks.absent("db", args.db);
-  }
+  const bool dw_out_in = dw_layout(d) == WeightLayout::out_in;
+  const auto dw_shape = dw_out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
+  const Tensor dw = checks.matrix("dw", args.dw, dw_dtype(d), dw_shape, d.dw != Product::none);
+  b.dw = dw_out_in ? dw : transposed(dw);
+  b.db = checks.vector("db", args.db, d.dy, d.n, d.db);
   return b;
 }
 

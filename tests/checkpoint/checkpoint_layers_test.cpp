@@ -285,7 +285,7 @@ TEST(Layers, PackQuantizedIsChecked) {
   };
   EXPECT_EQ(error_of(write({2, 4}, {2, 32}, {2, 2})), "");
   EXPECT_EQ(error_of(write({2, 4}, {2, 30}, {2, 1})), "");
-  EXPECT_ERROR(write({2, 4}, {2, 24}, {2, 1})(), "does not hold 4 bits each of weight_shape (2, 24)");
+  EXPECT_ERROR(write({2, 4}, {2, 24}, {2, 1})(), "does not hold 4 or 8 bits each of weight_shape (2, 24)");
   EXPECT_EQ(error_of(write({2, 4}, {2, 16}, {2, 4})), "");  // 8 bits each
   const Layer layer = find_layers(Checkpoint::open(path)).layers.at(0);
   EXPECT_EQ(layer.weight, (WeightFormat{DType::s8, Granularity::group, 4}));
@@ -293,7 +293,8 @@ TEST(Layers, PackQuantizedIsChecked) {
   const std::vector<float> values = read_weight(Checkpoint::open(path), layer);
   ASSERT_EQ(values.size(), 32u);
   for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(values[i], bytes[i % 4]) << i;
-  EXPECT_ERROR(write({2, 4}, {2, 64}, {2, 1})(), "weight_shape (2, 64), nor 8");  // 2 bits each
+  EXPECT_ERROR(write({2, 4}, {2, 64}, {2, 1})(),
+               "does not hold 4 or 8 bits each of weight_shape (2, 64)");  // 2 bits each
   EXPECT_ERROR(write({2, 4}, {3, 32}, {3, 1})(), "does not hold");
   EXPECT_ERROR(write({2, 4}, {2, -32}, {2, 1})(), "does not hold");
   EXPECT_ERROR(write({2, 4}, {2, 32, 1}, {2, 1})(), "weight_shape is I64 (3), expected I64 (2)");

@@ -161,7 +161,7 @@ TEST(BadArguments, QuantizeShapesAndTypes) {
         c.description.q = DType::s4;
         c.args.q = matrix_s4(reinterpret_cast<std::uint8_t*>(c.q.data()), kRows, kCols, 7);
       },
-      {mismatch, {"strides (7, 1)", "even for s4"}});
+      {mismatch, {"strides (7, 1)", "a multiple of 2 for s4"}});
 }
 
 TEST(BadArguments, QuantizePointers) {

@@ -443,7 +443,7 @@ def inputs(**values):
         ("four", None, put(block__0__weight_g_idx=torch.zeros(64)), r"weight_g_idx is F32 \(64\), expected I32 \(64\)"),
         ("four", None, put(block__0__weight_shape=None), '"block.0": has no weight_shape'),
         ("four", None, put(block__0__weight_shape=torch.tensor([96, 60])), "groups of 32 do not divide its 60 inputs"),
-        ("four", None, put(block__0__weight_packed=torch.ones(96, 7).int()), r"weight_packed \(96, 7\) does not hold 4 bits each"),
+        ("four", None, put(block__0__weight_packed=torch.ones(96, 7).int()), r"weight_packed \(96, 7\) does not hold 4 or 8 bits each"),
         ("four", None, put(block__0__weight_scale=torch.ones(96, 1)), r"weight_scale is F32 \(96, 1\), expected a float type \(96, 2\)"),
         ("four", None, put(block__0__weight_scale=-torch.ones(96, 2)), "weight_scale holds -1"),
     ],

@@ -24,10 +24,17 @@
 
 namespace octile::checkpoint {
 
-constexpr int level_bits(DType type) { return type == DType::s4 ? 4 : 8; }
+// The integers that files hold, and the one of so many bits.
+inline constexpr DType kLevelTypes[] = {DType::s4, DType::s8};
+constexpr std::optional<DType> level_type(std::int64_t width) {
+  for (const DType type : kLevelTypes) {
+    if (bits(type) == width) return type;
+  }
+  return std::nullopt;
+}
 // 32-bit words that hold so many levels.
 constexpr std::int64_t words_for(std::int64_t levels, DType type) {
-  const int per_word = 32 / level_bits(type);
+  const int per_word = 32 / bits(type);
   return levels / per_word + (levels % per_word != 0);
 }
 // Of a row of k.
@@ -39,19 +46,20 @@ struct QuantizedWeight {
   std::int64_t n = 0;
   std::int64_t k = 0;
   WeightFormat format = WeightFormat::s8_per_channel;
-  std::vector<std::uint8_t> q;           // (N, K); s4: two a byte, each row starts on a byte
+  std::vector<std::uint8_t> q;           // (N, K), each row starts on a byte
   std::vector<float> scale;              // (N, K / group), (N) or (1)
   std::vector<std::int32_t> zero_point;  // as the scales; empty: 0
   std::optional<float> input_scale;      // of a static activation: x = (q - input_zero_point) * input_scale
   std::int32_t input_zero_point = 0;
 
-  std::int64_t row_bytes() const { return (k * level_bits(format.type) + 7) / 8; }
+  std::int64_t row_bytes() const { return row_elements(format.type, k) / per_byte(format.type); }
   std::int64_t groups() const { return groups_of(format, k); }               // of a row
   std::int64_t run() const { return format.group == 0 ? k : format.group; }  // neighbours that share a scale
   int level(std::int64_t row, std::int64_t column) const;
   void put(std::int64_t row, std::int64_t column, int level);  // where q is 0
-  // For LinearPlan and DequantizePlan.
-  ConstTensor values() const;
+  // For LinearPlan and DequantizePlan; to be filled.
+  ConstTensor values() const { return matrix_of<const void>(format.type, q.data(), n, k); }
+  Tensor values() { return matrix_of<void>(format.type, q.data(), n, k); }
 };
 
 // One row of W', f32: (q - z) * s, rounded once.
