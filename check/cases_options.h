@@ -22,7 +22,13 @@ inline constexpr std::array kRoundings = {Rounding::nearest, Rounding::stochasti
 inline constexpr std::array kOrientations = {Orientation::row_major, Orientation::transposed, Orientation::both};
 inline constexpr std::array kMultipliers = {Multiplier::none, Multiplier::per_column, Multiplier::per_row};
 inline constexpr std::array kMasks = {Mask::inclusive, Mask::exclusive};
-inline constexpr std::array kQuantized = {DType::s8, DType::u8, DType::s4};
+inline const std::vector<DType> kQuantized = [] {
+  std::vector<DType> types;
+  for (int i = 0; i <= static_cast<int>(kLastDType); ++i) {
+    if (is_quantized(static_cast<DType>(i))) types.push_back(static_cast<DType>(i));
+  }
+  return types;
+}();
 inline constexpr std::array kActivations = {Activation::dynamic_per_token, Activation::dynamic_per_tensor,
                                             Activation::static_per_tensor};
 inline constexpr std::array kLayouts = {WeightLayout::out_in, WeightLayout::in_out};

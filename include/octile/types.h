@@ -13,6 +13,7 @@ namespace octile {
 // Element types. s4 is packed two per byte: element 2i in the low nibble of byte i, element 2i + 1 in the high one;
 // every row starts on a byte.
 enum class DType : std::uint8_t { f16, bf16, f32, f64, s8, u8, s4, s32 };
+inline constexpr DType kLastDType = DType::s32;
 
 OCTILE_API std::string_view name(DType dtype);
 

@@ -157,7 +157,7 @@ void check_device(std::string_view function, Device device) {
 }
 
 void check_weight_format(std::string_view function, const WeightFormat& weight, std::int64_t k) {
-  check_choice(function, "weight.type", weight.type, DType::s32);
+  check_choice(function, "weight.type", weight.type, kLastDType);
   check_choice(function, "weight.granularity", weight.granularity, Granularity::group);
   const bool packed = is_packed(weight.type);
   const bool grouped = weight.granularity == Granularity::group;

@@ -31,8 +31,8 @@ void check(const SmoothingSearchDescription& d) {
   check_size(kFunction, "n", d.n);
   check_size(kFunction, "k", d.k);
   check_bytes(kFunction, "W", d.n, d.k);
-  check_choice(kFunction, "x", d.x, DType::s32);
-  check_choice(kFunction, "w", d.w, DType::s32);
+  check_choice(kFunction, "x", d.x, kLastDType);
+  check_choice(kFunction, "w", d.w, kLastDType);
   check_choice(kFunction, "activation", d.activation, Activation::static_per_tensor);
   check_weight_format(kFunction, d.weight, d.k);
   if (!is_float(d.x)) fail(Status::unsupported, kFunction, ": x = ", d.x, ", expected f16, bf16, f32 or f64");

@@ -25,9 +25,9 @@ void check(std::string_view function, const WeightQuantizerDescription& d) {
   check_size(function, "n", d.n);
   check_size(function, "k", d.k);
   check_bytes(function, "W", d.n, d.k);
-  check_choice(function, "w", d.w, DType::s32);
+  check_choice(function, "w", d.w, kLastDType);
   check_weight_format(function, d.weight, d.k);
-  check_choice(function, "scale", d.scale, DType::s32);
+  check_choice(function, "scale", d.scale, kLastDType);
   check_choice(function, "method", d.method, WeightMethod::error_feedback);
   check_choice(function, "order", d.order, ColumnOrder::by_moment);
   if (!is_float(d.w)) fail(Status::unsupported, function, ": w = ", d.w, ", expected f16, bf16, f32 or f64");

@@ -33,8 +33,8 @@ const LinearImpl& linear(const std::shared_ptr<const Plan::Impl>& impl) {
 }
 
 void check_types(std::string_view function, const LinearDescription& d) {
-  check_choice(function, "x", d.x, DType::s32);
-  check_choice(function, "y", d.y, DType::s32);
+  check_choice(function, "x", d.x, kLastDType);
+  check_choice(function, "y", d.y, kLastDType);
   check_choice(function, "activation", d.activation, Activation::static_per_tensor);
   check_choice(function, "weight_layout", d.weight_layout, WeightLayout::in_out);
   if (!is_float(d.x) && d.x != DType::s8) {

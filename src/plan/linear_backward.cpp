@@ -365,8 +365,8 @@ void check_linear_backward(std::string_view function, const LinearBackwardDescri
   check_bytes(function, "X", d.m, d.k);
   check_bytes(function, "W", d.n, d.k);
   check_bytes(function, "dY", d.m, d.n);
-  check_choice(function, "dy", d.dy, DType::s32);
-  check_choice(function, "dw_dtype", dw_dtype(d), DType::s32);
+  check_choice(function, "dy", d.dy, kLastDType);
+  check_choice(function, "dw_dtype", dw_dtype(d), kLastDType);
   check_choice(function, "dx", d.dx, Product::int8);
   check_choice(function, "dw", d.dw, Product::int8);
   check_choice(function, "activation", d.activation, Activation::static_per_tensor);

@@ -67,8 +67,8 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_size(function, "rows", p.rows);
   check_size(function, "cols", p.cols);
   check_bytes(function, "a matrix", p.rows, p.cols);
-  check_choice(function, "x", p.x, DType::s32);
-  check_choice(function, "q", p.q, DType::s32);
+  check_choice(function, "x", p.x, kLastDType);
+  check_choice(function, "q", p.q, kLastDType);
   if (!is_float(p.x)) fail(Status::unsupported, function, ": x = ", p.x, ", expected f16, bf16, f32 or f64");
   if (!is_quantized(p.q)) fail(Status::unsupported, function, ": q = ", p.q, ", expected s8, u8 or s4");
   check_choice(function, "granularity", p.granularity, Granularity::group);
