@@ -4,7 +4,7 @@ config.json that says how they are quantized.
     int-quantized    weight int8 (OUT, IN), weight_scale (OUT, 1), (1) or (OUT, IN / group), static: input_scale (1)
     pack-quantized   weight_packed int32 (OUT, IN * bits / 32), weight_scale (OUT, IN / group), weight_shape (2)
 
-4-bit weights are read from both; save_checkpoint() packs them.
+Weights of few bits are read from both; save_checkpoint() packs them.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from . import _reader, awq_gptq, experts, quantizer
 from ._reader import printable
 from .calibration import read_safetensors
 from .convert import become
-from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
+from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
 from .linears import as_linear, is_conv1d, is_plain_linear
 
 SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
@@ -103,17 +103,15 @@ def make_layer(where, linear, checked, layer, tensors):
         raise ValueError(f"octile: {where}: 8-bit weights with zero points are not known")
     group = _group(where, weights)
     words = {"bias": False, "device": "meta", "dtype": linear.weight.dtype}
-    sizes, four = (linear.in_features, linear.out_features), weights["bits"] == 4
+    sizes, narrow = (linear.in_features, linear.out_features), weights["bits"] < 8
     # Older files have some that are 0.
-    points = tensors.get("weight_zero_point") if four and not weights.get("symmetric") else None
+    points = tensors.get("weight_zero_point") if narrow and not weights.get("symmetric") else None
     if activations:
         _check_activations(where, weights, activations)
     with torch.inference_mode(False):
-        if four:
-            kind = W4A8Linear if activations else W4A16Linear
-            layer = kind(*sizes, **words, group=group or 0, zero_point=points is not None)
-        elif not activations:
-            layer = W8A16Linear(*sizes, **words, group=group)
+        if kind := IN_WORDS.get((weights["bits"], bool(activations))):
+            words |= {"group": group or 0, "zero_point": points is not None} if narrow else {"group": group}
+            layer = kind(*sizes, **words)
         elif activations["dynamic"]:
             layer = W8A8Linear(*sizes, **words, group=group)
         else:
@@ -155,7 +153,7 @@ def _check_activations(where, weights, activations):
             "token and static per tensor are known"
         )
     in_groups = " in groups" if weights["strategy"] == "group" else ""
-    if not dynamic and (in_groups or weights["bits"] == 4):
+    if not dynamic and (in_groups or weights["bits"] < 8):
         raise ValueError(
             f"octile: {where}: {weights['bits']}-bit weights{in_groups} with static activations are not known"
         )
@@ -177,11 +175,13 @@ def _fill(layer, tensors, points):
         levels = quantizer.unpack_words(tensors["weight_packed"], layer.in_features, bits)
     else:
         levels = tensors["weight"].clone()
-    layer.quantized_weight = quantizer.pack(levels) if bits == 4 else levels
+    layer.quantized_weight = quantizer.pack(levels, bits) if bits < 8 else levels
     if points is not None and "weight_packed" not in tensors:
         layer.weight_zero_point = points.int()
     elif points is not None:
-        layer.weight_zero_point = quantizer.unpack_words(points.T.contiguous(), layer.out_features).T.contiguous().int()
+        layer.weight_zero_point = (
+            quantizer.unpack_words(points.T.contiguous(), layer.out_features, bits).T.contiguous().int()
+        )
     layer._align()
 
 

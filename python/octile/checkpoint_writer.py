@@ -10,10 +10,10 @@ from torch import nn
 from . import _c, quantizer
 from .calibration import replacing, save_safetensors
 from .experts import Experts, names_in_files, split
-from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear
+from .inference import IN_WORDS, W8A8Linear, W8A8StaticLinear
 
-_LAYERS = (W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear)
-_PACKED = (W8A16Linear, W4A16Linear, W4A8Linear)  # pack-quantized; the others are int-quantized
+_PACKED = tuple(IN_WORDS.values())  # pack-quantized; the others are int-quantized
+_LAYERS = (W8A8Linear, W8A8StaticLinear, *_PACKED)
 
 
 def save_checkpoint(model, folder, *, force=False):

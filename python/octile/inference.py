@@ -597,6 +597,10 @@ class W4A8Linear(_Int8):
         return cls._quantized(linear, words, method=method, second_moments=second_moments)
 
 
+# Those whose weights files keep in words: by their bits, and whether x is quantized.
+IN_WORDS = {(8, False): W8A16Linear, (4, False): W4A16Linear, (4, True): W4A8Linear}
+
+
 def _meet_others():
     """Lets Transformers save such layers, and PEFT adapt them. Each layer asks for it as it is made, copied or unpickled."""
     save_pretrained.install()
