@@ -123,7 +123,7 @@ void quantize(Value* stack) {
   place(x.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
-  // _ctypes_ops.py has the reasons.
+  // _ops.py has the reasons.
   const std::int64_t row_stride = (columns + 15) / 16 * 16, transposed_stride = (rows + 15) / 16 * 16 + 128;
   const bool row_major = orientation != OCTILE_ORIENTATION_TRANSPOSED;
   const bool transposed = orientation != OCTILE_ORIENTATION_ROW_MAJOR;

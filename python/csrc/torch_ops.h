@@ -1,5 +1,5 @@
 // The ops torch.ops.octile.*, for CPU and CUDA tensors. Their schemas, and what they mean, are in
-// python/octile/_ops.py; python/octile/_ctypes_ops.py does the same in Python.
+// python/octile/_ops.py.
 //
 // Each takes its arguments over from the stack, and leaves its results there. What they throw: Failure, std::bad_alloc.
 #pragma once

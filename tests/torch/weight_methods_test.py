@@ -71,7 +71,7 @@ def test_nearest_uses_all_levels_where_that_wins(draw, group):
     """Never behind a scale of the extremes over 7, nor behind the two rules of torchao for -8..7."""
     torch.manual_seed(3)
     w = DRAWS[draw]((48, 256))
-    q, scale = quantizer.nearest_s4(w, group)
+    q, scale = quantizer.nearest_packed(w, group, 4)
     groups = w.reshape(48, -1, group or 256)
     levels = quantizer.unpack(q, 256).reshape(groups.shape)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
@@ -95,7 +95,7 @@ def test_nearest_has_the_bits_of_the_library(dtype, group):
         w[3] = 0
         w[4] *= 1e-9
         ours, theirs = (
-            quantizer.nearest_s4(w, group),
+            quantizer.nearest_packed(w, group, 4),
             quantizer.by_the_library(w, WeightFormat(4, group), "nearest", None),
         )
         assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
