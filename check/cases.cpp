@@ -52,6 +52,13 @@ class QuantizerCases {
         if (shape.cols % group == 0) add(d, shape);
       }
     }
+    // One row of scales for all rows, in groups that do not divide a kernel's pieces.
+    for (const DType x : {DType::bf16, DType::f64}) {
+      for (const std::int64_t group : {3, 5, 600}) {
+        add_whole({.rows = 9, .cols = 9000, .x = x, .granularity = Granularity::group, .group = group}, Data::normal);
+        std::get<QuantizerCase>(cases_.back()).layout = Layout::repeating;
+      }
+    }
     if (operation_ == Operation::quantize || operation_ == Operation::fake_quantize ||
         operation_ == Operation::quantize_backward) {
       for (int turn = 0; turn < 20; ++turn) {
@@ -124,8 +131,10 @@ class QuantizerCases {
     }
     if (turn_.one_in(4)) {  // a range of the caller's own
       const bool affine = d.mapping == Mapping::affine;
-      d.q_min = d.q == DType::u8 ? 0 : affine ? turn_.pick({-8, -5}) : turn_.pick({-8, -7});
-      d.q_max = is_packed(d.q) ? turn_.pick({1, 6}) : turn_.pick({7, 100, 127});
+      const auto [low, high] = range_of(d.q);
+      const int min = std::max(low, -8);
+      d.q_min = d.q == DType::u8 ? 0 : affine ? turn_.pick({min, std::min(min + 3, -1)}) : turn_.pick({min, min + 1});
+      d.q_max = is_packed(d.q) ? turn_.pick({1, std::max(high - 1, 1)}) : turn_.pick({7, 100, 127});
     }
     if (has_scale_source() && turn_.one_in(4)) d.min_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
     c.description = d;

@@ -108,9 +108,11 @@ Operand x_of(DType dtype, const Size& size) {
   return dtype == DType::s8 ? integers("x", dtype, size) : Operand{.name = "x", .dtype = dtype, .size = size};
 }
 
-Operand weight_zero_point(const Size& size) {
-  return {
-      .name = "weight_zero_point", .dtype = DType::s32, .size = size, .content = Content::zero_point, .range = {-8, 7}};
+Operand weight_zero_point(DType weight, const Size& size) {
+  Operand points = integers("weight_zero_point", weight, size);
+  points.dtype = DType::s32;
+  points.content = Content::zero_point;
+  return points;
 }
 
 Size weight_size(WeightLayout layout, std::int64_t n, std::int64_t k) {
@@ -180,7 +182,7 @@ Operands operands<LinearArgs>(const LinearDescription& d, std::int64_t rows) {
                      {.name = "x_multiplier", .dtype = real, .size = {d.k}, .content = Content::multiplier}),
           integers("weight", d.weight.type, weight_size(d.weight_layout, d.n, d.k)),
           weight_scale(d.weight, real, scales),
-          if_present(d.weight.zero_point, weight_zero_point(scales)),
+          if_present(d.weight.zero_point, weight_zero_point(d.weight.type, scales)),
           if_present(d.bias, {.name = "bias", .dtype = d.y, .size = {d.n}}),
           out("y", d.y, {rows, d.n})};
 }
@@ -213,7 +215,7 @@ Operands operands(const GroupedLinearCase& c) {
           if_present(d.gather, given("token", {c.rows}, c.token)),
           integers("weight", d.weight.type, {d.experts * d.n, d.k}),
           weight_scale(d.weight, real, scales),
-          if_present(d.weight.zero_point, weight_zero_point(scales)),
+          if_present(d.weight.zero_point, weight_zero_point(d.weight.type, scales)),
           if_present(d.bias, {.name = "bias", .dtype = d.y, .size = {d.experts, d.n}}),
           if_present(d.slots > 0, given("place", {d.tokens, d.slots}, c.place)),
           if_present(d.slots > 0, {.name = "router_weight", .dtype = real, .size = {d.tokens, d.slots}}),

@@ -128,7 +128,7 @@ class ScaledRows {
       }
     } else if (one_per_column()) {
       const bool in_place = s.group == 1 && s.col_stride == 1 && w.given.takes(static_cast<const Real*>(s.data));
-      const std::int64_t window = in_place ? cols_ : kWindow<Real>;
+      const std::int64_t window = in_place ? cols_ : 2 * step();  // whole groups, at most kWindow
       for (std::int64_t c0 = 0; c0 < cols_; c0 += window) {
         const std::int64_t c1 = std::min(cols_, c0 + window);
         for (std::int64_t c = c0; c < c1 && !in_place; c += step()) spread(w, r0, c, c - c0);
