@@ -8,28 +8,33 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 action=${1:?build, test or bench}
 folder=${2:?a folder}
 shift 2
-parts="elementwise rows tiles integers bytes_forward float_dots"
+programs=""  # a part of the tests and the number of a layout
+for part in elementwise rows tiles integers bytes_forward float_dots; do
+  programs="$programs ${part}0 ${part}1 ${part}2 ${part}3"
+done
+for part in rows tiles bytes_forward float_dots rows_of_warpgroups warpgroups; do
+  programs="$programs ${part}4 ${part}5"
+done
 case $action in
 build)
   mkdir -p "$folder"
   flags="-std=c++20 -O3 -arch=sm_90a --fmad=false -I$root/tile --diag-suppress=554,20011,20012,20013,20014,20015 \
 -Xcompiler -ffp-contract=off,-fno-trapping-math,-fno-math-errno"
   {
-    for part in 0 1; do
+    for part in 0 1 2 3; do
       echo "nvcc $flags -Xcompiler -fPIC -shared -Xlinker -s -DTILE_PART=$part $root/tile/bench/cuda_bench.cu \
 -o $folder/bench$part.so"
     done
-    for part in $parts; do
-      for layout in 0 1 2 3; do
-        echo "nvcc $flags -Xlinker -s -DTILE_LAYOUT=$layout -DTILE_PART=$part $root/tile/tests/cuda_test.cu \
-$root/tile/fast.cpp -o $folder/$part$layout"
-      done
+    for program in $programs; do
+      part=${program%?}
+      echo "nvcc $flags -Xlinker -s -DTILE_LAYOUT=${program#"$part"} -DTILE_PART=$part $root/tile/tests/cuda_test.cu \
+$root/tile/fast.cpp -o $folder/$program"
     done
   } | xargs -P "$(nproc)" -I{} sh -c '{}'
   ;;
 test)
   wrong=0 ran=0
-  for program in $(for part in $parts; do ls "$folder/$part"[0-3] 2>/dev/null; done); do
+  for program in $(for program in $programs; do ls "$folder/$program" 2>/dev/null; done); do
     ran=$((ran + 1))
     printf '%s ' "$(basename "$program")"
     timeout 60 "$program" || wrong=$((wrong + 1))

@@ -1,6 +1,8 @@
 // Kernels in the tile language as C functions on device pointers, for tile/bench/cuda_bench.py. `variant` picks a
 // layout and block sizes; a variant that is not there gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
-// products.
+// products by mma.sync, 2 and 3 the products by WGMMA.
+#include <cstdio>
+
 #include "octile/tile/cuda.h"
 #include "puzzles/elementwise_kernels.h"
 #include "puzzles/linear_kernels.h"
@@ -51,6 +53,68 @@ struct Matmul {  // f16, summed in f32
         },
         [&](int, const auto& a, const auto& b) { total = dot(a, b, total); });
     t.store(z + i * n1 + j, cast<f16>(total), (i < n0) & (j < n1));
+  }
+};
+
+// s8 weights as (out, in): both operands with their terms side by side.
+struct ForwardAlong {
+  template <class T, class Xq, class Xs, class Wq, class Ws, class Bias, class Y, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, Xq x_q, Xs x_scale, Wq w_q, Ws w_scale, Bias bias, Y y, int batch, int in, int out,
+                              M bm, N bn, K bk) const {
+    const auto i = col(t.program_id(0) * bm + t.arange(bm));
+    const auto j = t.program_id(1) * bn + t.arange(bn);
+    auto total = t.full(bm, bn, 0);
+    t.pipeline(
+        c<3>, cdiv(in, bk),
+        [&](int step) {
+          const auto k = t.arange(bk) + step * bk;
+          return fetches(t.fetch(x_q + i * in + k, (i < batch) & (k < in), 0),
+                         t.fetch(w_q + col(j) * in + k, (col(j) < out) & (k < in), 0));
+        },
+        [&](int, const auto& a, const auto& b) { total = dot(a, trans(b), total); });
+    const auto scale = t.load(x_scale) * t.load(w_scale + j, j < out, 0.0f);
+    const auto b = t.load(bias + j, j < out, 0.0f);
+    t.store(y + i * out + j, cast<f16>(fma(cast<f32>(total), scale, b)), (i < batch) & (j < out));
+  }
+};
+
+// dX^T = (w_q w_scale) @ dY^T with operands in f16: the weights come from registers.
+struct BackwardDxHalf {
+  template <class T, class Dy, class Wq, class Ws, class Dx, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, Dy dy, Wq w_q, Ws w_scale, Dx dx, int batch, int in, int out, M bm, N bn,
+                              K bk) const {
+    const auto i = col(t.program_id(0) * bm + t.arange(bm));  // of in
+    const auto j = t.program_id(1) * bn + t.arange(bn);       // of the batch
+    auto total = t.full(bm, bn, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(out, bk),
+        [&](int step) {
+          const auto n = t.arange(bk) + step * bk;
+          return fetches(t.fetch(w_q + i * out + n, (i < in) & (n < out), 0), t.fetch(w_scale + n, n < out, 0.0f),
+                         t.fetch(dy + col(j) * out + n, (col(j) < batch) & (n < out), 0.0f));
+        },
+        [&](int, const auto& w, const auto& s, const auto& d) { total = dot(cast<f16>(w * s), trans(d), total); });
+    t.store(dx + j * in + i, cast<f16>(total), (i < in) & (j < batch));
+  }
+};
+
+// dW^T = dY^T @ x_q x_scale, in f16: the bytes are whole in it.
+struct BackwardDwHalf {
+  template <class T, class Xq, class Xs, class Dy, class Dw, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, Xq x_q, Xs x_scale, Dy dy, Dw dw, int batch, int in, int out, M bm, N bn,
+                              K bk) const {
+    const auto i = t.program_id(0) * bm + t.arange(bm);  // of out
+    const auto j = t.program_id(1) * bn + t.arange(bn);  // of in
+    auto total = t.full(bm, bn, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(batch, bk),
+        [&](int step) {
+          const auto m = col(t.arange(bk) + step * bk);
+          return fetches(t.fetch(dy + m * out + i, (m < batch) & (i < out), 0.0f),
+                         t.fetch(x_q + m * in + j, (m < batch) & (j < in), 0));
+        },
+        [&](int, const auto& d, const auto& x) { total = dot(trans(d), cast<f16>(x), total); });
+    t.store(dw + j * out + col(i), cast<f16>(total * t.load(x_scale)), (col(i) < out) & (j < in));
   }
 };
 
@@ -177,6 +241,91 @@ extern "C" int tile_forward(int variant, const void* const* p, int batch, int in
   };
   if (variant == 0) return run(Warps<2, 2, 4>{}, c<128>, c<128>, c<64>);
   if (variant == 1) return run(Warps<2, 4, 4>{}, c<128>, c<256>, c<128>);
+  return -1;
+}
+#endif
+
+#if !defined(TILE_PART) || TILE_PART >= 2
+namespace {
+// A launch of warpgroups; -2 if it fell back, with words.
+template <class L, class... A>
+int run_by_wgmma(void* stream, bool persistent, Grid grid, const A&... a) {
+  Cuda<L> executor;
+  executor.stream = stream;
+  executor.persistent = persistent;
+  const LaunchReport report = launch(executor, grid, a...);
+  if (!report.by_wgmma()) std::fprintf(stderr, "%s\n", report.text().c_str());
+  return report.by_wgmma() ? 0 : -2;
+}
+}  // namespace
+#endif
+
+#if !defined(TILE_PART) || TILE_PART == 2
+extern "C" int tile_matmul_wgmma(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle,
+                                 void* stream) {
+  const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);
+  const auto run = [&](auto b0, auto b1, auto b2, bool persistent) {
+    return run_by_wgmma<Warpgroups<2>>(stream, persistent, Grid{cdiv(n0, b0), cdiv(n1, b1)}, Matmul{}, x, y, z, n0, n1,
+                                       middle, b0, b1, b2, c<4>);
+  };
+  if (variant == 0) return run(c<128>, c<256>, c<64>, true);
+  if (variant == 1) return run(c<256>, c<128>, c<64>, true);
+  if (variant == 2) return run(c<128>, c<256>, c<64>, false);
+  if (variant == 3) return run(c<128>, c<256>, c<128>, true);
+  if (variant == 4) return run(c<128>, c<128>, c<64>, true);
+  return -1;
+}
+#endif
+
+#if !defined(TILE_PART) || TILE_PART == 3
+extern "C" int tile_forward_wgmma(int variant, const void* const* p, int batch, int in, int out, void* stream) {
+  const auto x = tensor<s8>(p[0]), w = tensor<s8>(p[2]);
+  const auto x_scale = tensor<f32>(p[1]), w_scale = tensor<f32>(p[3]);
+  const auto bias = tensor<f16>(p[4]), y = tensor<f16>(p[5]);
+  const auto run = [&](auto b0, auto b1, auto b2) {
+    return run_by_wgmma<Warpgroups<2, Warps<2, 4, 4>>>(stream, true, Grid{cdiv(batch, b0), cdiv(out, b1)}, Forward{}, x,
+                                                       x_scale, w, w_scale, bias, y, batch, in, out, c<1>, c<1>, b0, b1,
+                                                       b2);
+  };
+  if (variant == 0) return run(c<128>, c<256>, c<128>);
+  if (variant == 1) return run(c<256>, c<128>, c<128>);
+  return -1;
+}
+extern "C" int tile_forward_along(int variant, const void* const* p, int batch, int in, int out, void* stream) {
+  const auto x = tensor<s8>(p[0]), w = tensor<s8>(p[2]);
+  const auto x_scale = tensor<f32>(p[1]), w_scale = tensor<f32>(p[3]);
+  const auto bias = tensor<f16>(p[4]), y = tensor<f16>(p[5]);
+  const auto run = [&](auto b0, auto b1, auto b2) {
+    return run_by_wgmma<Warpgroups<2, Warps<2, 4, 4>>>(stream, true, Grid{cdiv(batch, b0), cdiv(out, b1)},
+                                                       ForwardAlong{}, x, x_scale, w, w_scale, bias, y, batch, in, out,
+                                                       b0, b1, b2);
+  };
+  if (variant == 0) return run(c<128>, c<256>, c<128>);
+  if (variant == 1) return run(c<256>, c<128>, c<128>);
+  return -1;
+}
+extern "C" int tile_dx(int variant, const void* const* p, int batch, int in, int out, void* stream) {
+  const auto dy = tensor<f16>(p[0]), dx = tensor<f16>(p[3]);
+  const auto w = tensor<s8>(p[1]);
+  const auto w_scale = tensor<f32>(p[2]);
+  const auto run = [&](auto b0, auto b1, auto b2) {
+    return run_by_wgmma<Warpgroups<2>>(stream, true, Grid{cdiv(in, b0), cdiv(batch, b1)}, BackwardDxHalf{}, dy, w,
+                                       w_scale, dx, batch, in, out, b0, b1, b2);
+  };
+  if (variant == 0) return run(c<128>, c<256>, c<64>);
+  if (variant == 1) return run(c<128>, c<128>, c<64>);
+  return -1;
+}
+extern "C" int tile_dw(int variant, const void* const* p, int batch, int in, int out, void* stream) {
+  const auto dy = tensor<f16>(p[2]), dw = tensor<f16>(p[3]);
+  const auto x = tensor<s8>(p[0]);
+  const auto x_scale = tensor<f32>(p[1]);
+  const auto run = [&](auto b0, auto b1, auto b2) {
+    return run_by_wgmma<Warpgroups<2>>(stream, true, Grid{cdiv(out, b0), cdiv(in, b1)}, BackwardDwHalf{}, x, x_scale,
+                                       dy, dw, batch, in, out, b0, b1, b2);
+  };
+  if (variant == 0) return run(c<256>, c<128>, c<64>);
+  if (variant == 1) return run(c<128>, c<128>, c<64>);
   return -1;
 }
 #endif

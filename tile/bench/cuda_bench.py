@@ -94,6 +94,126 @@ def sum_kernel(x, z, n0, length, B0: tl.constexpr, B1: tl.constexpr):
     tl.store(z + i, total, mask=i < n0)
 
 
+def configurations(blocks):
+    """Of Triton's autotuner: rows, columns and terms of a block, warps, stages."""
+    return [
+        triton.Config({"BM": m, "BN": n, "BK": k, "GROUP": 8}, num_warps=w, num_stages=s) for m, n, k, w, s in blocks
+    ]
+
+
+@triton.jit
+def place(n0, n1, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Programs in groups of rows, so that their operands stay in L2."""
+    program = tl.program_id(0)
+    rows, columns = tl.cdiv(n0, BM), tl.cdiv(n1, BN)
+    first = program // (GROUP * columns) * GROUP
+    height = tl.minimum(rows - first, GROUP)
+    within = program % (GROUP * columns)
+    return (first + within % height) * BM + tl.arange(0, BM), within // height * BN + tl.arange(0, BN)
+
+
+@triton.autotune(
+    configurations(((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 128, 64, 4, 4))),
+    key=["n0", "n1", "middle"],
+)
+@triton.jit
+def matmul_kernel(x, y, z, n0, n1, middle, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
+    i, j = place(n0, n1, BM, BN, GROUP)
+    k = tl.arange(0, BK)
+    a = x + (i % n0)[:, None] * middle + k[None, :]
+    b = y + k[:, None] * n1 + (j % n1)[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, middle, BK):
+        in_k = k < middle - step
+        total = tl.dot(tl.load(a, in_k[None, :], 0.0), tl.load(b, in_k[:, None], 0.0), total)
+        a += BK
+        b += BK * n1
+    inside = (i < n0)[:, None] & (j < n1)[None, :]
+    tl.store(z + i[:, None] * n1 + j[None, :], total.to(tl.float16), inside)
+
+
+@triton.autotune(
+    configurations(
+        (
+            (128, 256, 128, 8, 3),
+            (256, 128, 128, 8, 3),
+            (128, 128, 128, 4, 4),
+            (128, 128, 64, 4, 4),
+            (128, 256, 64, 8, 4),
+        )
+    ),
+    key=["batch", "inner", "out", "ALONG"],
+)
+@triton.jit
+def forward_kernel(
+    x, x_scale, w, w_scale, bias, y, batch, inner, out,
+    ALONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i, j = place(batch, out, BM, BN, GROUP)
+    k = tl.arange(0, BK)
+    a = x + (i % batch)[:, None] * inner + k[None, :]
+    b = w + k[:, None] + (j % out)[None, :] * inner if ALONG else w + k[:, None] * out + (j % out)[None, :]
+    total = tl.zeros((BM, BN), tl.int32)
+    for step in range(0, inner, BK):
+        in_k = k < inner - step
+        total = tl.dot(tl.load(a, in_k[None, :], 0), tl.load(b, in_k[:, None], 0), total, out_dtype=tl.int32)
+        a += BK
+        b += BK if ALONG else BK * out
+    scale = tl.load(x_scale) * tl.load(w_scale + j, j < out, 0.0)
+    result = total.to(tl.float32) * scale[None, :] + tl.load(bias + j, j < out, 0.0)[None, :]
+    inside = (i < batch)[:, None] & (j < out)[None, :]
+    tl.store(y + i[:, None] * out + j[None, :], result.to(tl.float16), inside)
+
+
+GRADIENT_BLOCKS = ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 4, 4))
+
+
+@triton.autotune(configurations(GRADIENT_BLOCKS), key=["batch", "inner", "out"])
+@triton.jit
+def dx_kernel(
+    dy, w, w_scale, dx, batch, inner, out,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i, j = place(batch, inner, BM, BN, GROUP)
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, out, BK):
+        n = step + tl.arange(0, BK)
+        a = tl.load(dy + (i % batch)[:, None] * out + n[None, :], (n < out)[None, :], 0.0)
+        b = tl.load(w + (j % inner)[:, None] * out + n[None, :], (n < out)[None, :], 0)
+        s = tl.load(w_scale + n, n < out, 0.0)
+        total = tl.dot(a, tl.trans((b * s[None, :]).to(tl.float16)), total)
+    inside = (i < batch)[:, None] & (j < inner)[None, :]
+    tl.store(dx + i[:, None] * inner + j[None, :], total.to(tl.float16), inside)
+
+
+@triton.autotune(configurations(GRADIENT_BLOCKS), key=["batch", "inner", "out"])
+@triton.jit
+def dw_kernel(
+    x, x_scale, dy, dw, batch, inner, out,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    i, j = place(inner, out, BM, BN, GROUP)
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(0, batch, BK):
+        m = step + tl.arange(0, BK)
+        a = tl.load(x + m[:, None] * inner + (i % inner)[None, :], (m < batch)[:, None], 0)
+        d = tl.load(dy + m[:, None] * out + (j % out)[None, :], (m < batch)[:, None], 0.0)
+        total = tl.dot(tl.trans(a.to(tl.float16)), d, total)
+    inside = (i < inner)[:, None] & (j < out)[None, :]
+    tl.store(dw + i[:, None] * out + j[None, :], (total * tl.load(x_scale)).to(tl.float16), inside)
+
+
+def autotuned(kernel, n0, n1, *arguments):
+    """One candidate: the best of the autotuner's."""
+
+    def grid(meta):
+        return (triton.cdiv(n0, meta["BM"]) * triton.cdiv(n1, meta["BN"]),)
+
+    kernel[grid](*arguments)
+    torch.cuda.synchronize()
+    return [(str(kernel.best_config), lambda: kernel[grid](*arguments))]
+
+
 def pointer(tensor):
     return ctypes.c_void_p(tensor.data_ptr())
 
@@ -289,7 +409,99 @@ def forward(library):
     compare("s8 forward 4096", 2 * n**3, "TOP/s", {"tile": tile, "cublas": cublas})
 
 
-BENCHMARKS = {masked_add: 0, softmax: 0, quantize: 0, long_sum: 0, matmul: 1, forward: 1}  # which library has it
+def close(y, exact, bound):
+    return bool(((y.double() - exact).abs() <= bound).all())
+
+
+def matmul_wgmma(library):
+    for n in (4096, 8192):
+        a, b = (torch.randn(n, n, device="cuda", dtype=torch.float16) for _ in range(2))
+        y = torch.empty(n, n, device="cuda", dtype=torch.float16)
+        exact = torch.mm(a, b).double()  # the sums of both are within n 2^-24 of the products' size, about 0.64 n
+        tile = variants(library.tile_matmul_wgmma, pointer(a), pointer(b), pointer(y), n, n, n)
+        for label, call in tile:
+            y.fill_(float("nan"))
+            call()
+            expect(f"matmul {n} by WGMMA, {label}", close(y, exact, 2.0**-10 * exact.abs() + 0.13 * n * n * 2.0**-24))
+        z = torch.empty_like(y)
+        sides = {
+            "tile": tile,
+            "triton": autotuned(matmul_kernel, n, n, a, b, z, n, n, n),
+            "cublas": [("torch", functools.partial(torch.mm, a, b, out=z))],
+        }
+        times = compare(f"f16 matmul {n} by WGMMA", 2 * n**3, "TFLOP/s", sides)
+        verdict(f"f16 matmul {n}, of Triton", times["triton"] / times["tile"], 0.95)
+        verdict(f"f16 matmul {n}, of cuBLAS", times["cublas"] / times["tile"], 0.85)
+
+
+def forward_wgmma(library):
+    n = 4096
+    xq, wq = (torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
+    xs, ws = torch.tensor([0.013], device="cuda"), torch.rand(n, device="cuda") * 0.01
+    bias, y = torch.randn(n, device="cuda").half(), torch.empty(n, n, device="cuda", dtype=torch.float16)
+    along = wq.t().contiguous()
+    exact = torch._int_mm(xq, wq).double() * (xs * ws).double() + bias.double()
+    for name, function, weights, is_along in (
+        ("weights (in, out)", library.tile_forward_wgmma, wq, False),
+        ("weights (out, in)", library.tile_forward_along, along, True),
+    ):
+        arguments = (ctypes.c_void_p * 6)(*(t.data_ptr() for t in (xq, xs, weights, ws, bias, y)))
+        tile = variants(function, arguments, n, n, n)
+        for label, call in tile:
+            y.fill_(float("nan"))
+            call()
+            expect(f"forward by WGMMA, {name}, {label}", close(y, exact, 2.0**-10 * exact.abs() + 1e-6))
+        z = torch.empty_like(y)
+        call = autotuned(forward_kernel, n, n, xq, xs, weights, ws, bias, z, n, n, n, is_along)
+        expect(f"Triton's forward, {name}", close(z, exact, 2.0**-10 * exact.abs() + 1e-6))
+        sides = {"tile": tile, "triton": call, "cublas": [("_int_mm", functools.partial(torch._int_mm, xq, along.t()))]}
+        times = compare(f"s8 forward 4096 by WGMMA, {name}", 2 * n**3, "TOP/s", sides)
+        verdict(f"s8 forward, {name}, of Triton", times["triton"] / times["tile"], 1.0)
+
+
+def gradients(library):
+    n = 4096
+    xq, wq = (torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
+    xs, ws = torch.tensor([0.013], device="cuda"), torch.rand(n, device="cuda") * 0.01
+    dy, out = torch.randn(n, n, device="cuda").half(), torch.empty(n, n, device="cuda", dtype=torch.float16)
+    z = torch.empty_like(out)
+    w = (wq * ws).half()
+    for name, function, tensors, exact, kernel, arguments in (
+        ("dX", library.tile_dx, (dy, wq, ws, out), torch.mm(dy, w.t()).double(), dx_kernel, (dy, wq, ws, z)),
+        (
+            "dW",
+            library.tile_dw,
+            (xq, xs, dy, out),
+            torch.mm(xq.half().t().float(), dy.float()).double() * xs.double(),
+            dw_kernel,
+            (xq, xs, dy, z),
+        ),
+    ):
+        pointers = (ctypes.c_void_p * 4)(*(t.data_ptr() for t in tensors))
+        tile = variants(function, pointers, n, n, n)
+        bound = 2.0**-9 * exact.abs() + 2.0**-11 * exact.abs().mean()
+        for label, call in tile:
+            out.fill_(float("nan"))
+            call()
+            expect(f"{name} by WGMMA, {label}", close(out, exact, bound))
+        call = autotuned(kernel, n, n, *arguments, n, n, n)
+        expect(f"Triton's {name}", close(z, exact, bound))
+        half = [("torch.mm of f16", lambda: torch.mm(dy, w, out=z))]
+        times = compare(f"{name} 4096 by WGMMA", 2 * n**3, "TFLOP/s", {"tile": tile, "triton": call, "cublas": half})
+        verdict(f"{name}, of Triton", times["triton"] / times["tile"], 1.8)
+
+
+BENCHMARKS = {
+    matmul_wgmma: 2,
+    forward_wgmma: 3,
+    gradients: 3,
+    masked_add: 0,
+    softmax: 0,
+    quantize: 0,
+    long_sum: 0,
+    matmul: 1,
+    forward: 1,
+}  # which library has it
 
 
 def main():

@@ -3,6 +3,7 @@
 // floats. Outputs start as poison on both sides.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -61,6 +62,10 @@ class Cases {
     integers();
     bytes_forward();
     float_dots();
+    if constexpr (L::kWgmma) {
+      rows_of_warpgroups();
+      warpgroups();
+    }
   }
 
   void elementwise() {
@@ -236,8 +241,91 @@ class Cases {
     }
   }
 
+  // Tiles whose rows lie as in WGMMA's sums.
+  void rows_of_warpgroups() {
+    reduce_tile<1, 128, 8>();
+    reduce_tile<1, 256, 4>();
+    reduce_tile<1, 512, 2>();
+    reduce_tile<2, 128, 4>();
+  }
+
+  // Rows that TMA can load, and rows that it cannot.
+  void warpgroups() {
+    for (const Three& s : {Three{128, 64, 64}, {200, 136, 80}, {64, 320, 208}, {8, 16, 16}, {300, 48, 544}}) {
+      products<64, 64>(s[0], s[1], s[2]);
+    }
+    products<128, 32>(200, 304, 160);
+    products<256, 128>(200, 256, 144);
+    products<64, 64>(100, 100, 100);
+    for (const Three& s : {Three{128, 64, 64}, {136, 88, 72}, {40, 50, 60}}) scaled_product(s[0], s[1], s[2]);
+  }
+
  private:
+  using Three = std::array<int, 3>;
   struct Out {};  // stands for the array that is compared
+
+  template <int kColumns, int kTerms>
+  void products(int n0, int n1, int middle) {
+    product<s32, s8, false, false, kColumns, kTerms>(n0, n1, middle);
+    product<s32, s8, false, true, kColumns, kTerms>(n0, n1, middle);
+    product<f32, f16, false, false, kColumns, kTerms>(n0, n1, middle);
+    product<f32, f16, false, true, kColumns, kTerms>(n0, n1, middle);
+    product<f32, f16, true, false, kColumns, kTerms>(n0, n1, middle);
+    product<f32, bf16, true, true, kColumns, kTerms>(n0, n1, middle);
+  }
+
+  template <class Sum, class T, bool kAcross, bool kAlong, int kColumns, int kTerms>
+  void product(int n0, int n1, int middle) {
+    using Kernel = Product<Sum, kAcross, kAlong>;
+    constexpr int kRows = 64 * 2;
+    const bool whole = std::is_same_v<Sum, s32>;
+    const auto values = [&](const char* name, std::vector<std::int64_t> shape) {
+      auto v = normal(name, std::move(shape), whole ? 60.0f : 1.0f);
+      if (whole) return v;
+      for (std::int64_t i = 0; i < v.size(); ++i) v.set(i, widen(scalar::Cast<T, Round::even>{}(v[i])));
+      return v;
+    };
+    auto x = values("x", {n0, middle}), y = values("y", {middle, n1});
+    auto ax = rounded<T>(absolute(x)), ay = rounded<T>(absolute(y)), tx = rounded<T>(x), ty = rounded<T>(y);
+    Array<Sum> z("z", {n0, n1}), mine("z", {n0, n1}), size("z", {n0, n1});
+    const Grid grid{cdiv(n0, kRows), cdiv(n1, kColumns)};
+    const auto on = [&](const auto& run, auto& a, auto& b, auto& to) {
+      run(Kernel{}, a, b, to, n0, n1, middle, c<kRows>, c<kColumns>, c<kTerms>);
+    };
+    const auto cpu = [&](auto&&... a) { octile::tile::launch(FastCpu{2}, grid, a...); };
+    poison(mine);
+    on(cpu, tx, ty, z);
+    on([&](auto&&... a) { machine_.template launch<L>(grid, a...); }, tx, ty, mine);
+    ++runs_;
+    if constexpr (std::is_same_v<Sum, s32>) return compare("product of bytes", z, mine);
+    on(cpu, ax, ay, size);
+    for (std::int64_t i = 0; i < z.size(); ++i) {
+      const float bound = 4.0f * static_cast<float>(middle + 8) * 0x1p-24f * static_cast<float>(size[i]) + 1e-30f;
+      if (!(std::fabs(static_cast<float>(z[i]) - static_cast<float>(mine[i])) <= bound)) {
+        return fail("product", i, static_cast<double>(z[i]), static_cast<double>(mine[i]));
+      }
+    }
+  }
+
+  void scaled_product(int n0, int n1, int middle) {
+    constexpr int kBatches = 3;
+    auto x = rounded<f16>(normal("x", {kBatches, n0, middle})), y = rounded<f16>(normal("y", {kBatches, middle, n1}));
+    auto s = normal("s", {middle});
+    Array<f16> z("z", {kBatches, n0, n1}), mine("z", {kBatches, n0, n1});
+    const Grid grid{cdiv(n0, 128), cdiv(n1, 64), kBatches};
+    const auto on = [&](const auto& run, auto& to) {
+      run(ScaledProduct{}, x, y, s, to, n0, n1, middle, c<128>, c<64>, c<64>);
+    };
+    poison(mine);
+    on([&](auto&&... a) { octile::tile::launch(FastCpu{2}, grid, a...); }, z);
+    on([&](auto&&... a) { machine_.template launch<L>(grid, a...); }, mine);
+    ++runs_;
+    for (std::int64_t i = 0; i < z.size(); ++i) {
+      // Sums of about 2 sqrt(middle), each within 4 middle / 2^24 of the sum of the products' sizes, rounded to f16.
+      const float bound = 0x1p-10f * std::fabs(z[i]) + 1e-3f;
+      if (!(std::fabs(z[i] - mine[i]) <= bound)) return fail("scaled product", i, z[i], mine[i]);
+    }
+  }
 
   template <int C>
   void in_place() {

@@ -58,6 +58,20 @@ TEST(CudaEmulation, MatrixUnitsOfBytes) {
   expect_the_results_of_the_cpu<Warps<2, 2, 4>>([](auto& cases) { cases.bytes_forward(); });
 }
 
+TEST(CudaEmulation, Warpgroups) {
+  expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.warpgroups(); });
+}
+TEST(CudaEmulation, OneWarpgroup) {
+  expect_the_results_of_the_cpu<Warpgroups<1>>([](auto& cases) {
+    cases.tiles();
+    cases.bytes_forward();
+    cases.float_dots();
+  });
+}
+TEST(CudaEmulation, RowsOfWarpgroups) {
+  expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.rows_of_warpgroups(); });
+}
+
 TEST(CudaMath, Exp2HasTheSameBits) {
   std::int64_t wrong = 0;
   for (std::uint64_t i = 0; i <= 0xffffffffu; i += 97) {

@@ -145,6 +145,64 @@ struct MatmulTransposed {  // z = x^T @ y from registers; x (middle, n0). Double
   }
 };
 
+// z = x (n0, middle) @ y (middle, n1), of integers or floats. Across: x lies as (middle, n0). Along: y lies as (n1,
+// middle).
+template <class Sum, bool kAcross, bool kAlong>
+struct Product {
+  template <class T, class X, class Y, class Z, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, X x, Y y, Z z, int n0, int n1, int middle, M b0, N b1, K b2) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    auto total = t.full(b0, b1, Sum{0});
+    t.pipeline(
+        c<3>, cdiv(middle, b2),
+        [&](int step) {
+          const auto k = t.arange(b2) + step * b2;
+          const auto left = [&] {
+            if constexpr (kAcross) return t.fetch(x + col(k) * n0 + i, (col(k) < middle) & (i < n0), Sum{0});
+            if constexpr (!kAcross) return t.fetch(x + col(i) * middle + k, (col(i) < n0) & (k < middle), Sum{0});
+          };
+          const auto right = [&] {
+            if constexpr (kAlong) return t.fetch(y + col(j) * middle + k, (col(j) < n1) & (k < middle), Sum{0});
+            if constexpr (!kAlong) return t.fetch(y + col(k) * n1 + j, (col(k) < middle) & (j < n1), Sum{0});
+          };
+          return fetches(left(), right());
+        },
+        [&](int, const auto& a, const auto& b) {
+          if constexpr (kAcross && kAlong) total = dot(trans(a), trans(b), total);
+          if constexpr (kAcross && !kAlong) total = dot(trans(a), b, total);
+          if constexpr (!kAcross && kAlong) total = dot(a, trans(b), total);
+          if constexpr (!kAcross && !kAlong) total = dot(a, b, total);
+        });
+    t.store(z + col(i) * n1 + j, total, (col(i) < n0) & (j < n1));
+  }
+};
+
+struct ScaledProduct {  // z[n] = (2 x[n]) @ (y[n] s) of each batch n, in f16: operands from registers, two sums of
+                        // products
+  template <class T, class X, class Y, class S, class Z, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, X x, Y y, S scale, Z z, int n0, int n1, int middle, M b0, N b1, K b2) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    const int batch = t.program_id(2);
+    auto total = t.full(b0, b1, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(middle, b2),
+        [&](int step) {
+          const auto k = t.arange(b2) + step * b2;
+          return fetches(t.fetch(x + batch * (n0 * middle) + i * middle + k, (i < n0) & (k < middle), 0.0f),
+                         t.fetch(y + batch * (n1 * middle) + col(k) * n1 + j, (col(k) < middle) & (j < n1), 0.0f),
+                         t.fetch(scale + k, k < middle, 0.0f));
+        },
+        [&](int, const auto& a, const auto& b, const auto& s) {
+          total = dot(cast<f16>(a * 2.0f), b, total);
+          total = dot(a, cast<f16>(b * col(s)), total);
+        });
+    const auto inside = (i < n0) & (j < n1);
+    t.store(z + batch * (n0 * n1) + i * n1 + j, cast<f16>(total * 0.125f), inside);
+  }
+};
+
 struct Nested {  // z[r] = sum over i of x[r, i] times the sum over j of y[i, j]: a pipeline for each step of another
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int steps, int length, auto b0, auto b1) const {
     const auto i = col(t.arange(b0));

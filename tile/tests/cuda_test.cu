@@ -1,5 +1,5 @@
 // The CUDA executor on a GPU against the fast CPU executor: the kernels and sizes of cuda_cases.h, with guards
-// around every tensor. TILE_LAYOUT picks one of four layouts and TILE_PART one group of cases, so that the programs
+// around every tensor. TILE_LAYOUT picks one of six layouts and TILE_PART one group of cases, so that the programs
 // compile side by side; without them everything is in one. tile/bench/cuda.sh builds and runs them all.
 #include <cuda_runtime.h>
 
@@ -16,13 +16,21 @@ class Device {
   Device(const Device&) = delete;
 
   int overwritten() const { return overwritten_; }
+  int by_wgmma() const { return by_wgmma_; }
 
   template <class L, Math kMath = Math::exact, class Kernel, class... Args>
   void launch(Grid grid, const Kernel& kernel, Args&&... args) {
     used_ = 0;
     gpu::check(cudaMemset(memory_, 0x5A, kBytes), "memory");
     const auto run = [&](auto... a) {
-      octile::tile::launch(Cuda<L, kMath>{}, grid, kernel, a...);
+      if constexpr (L::kWgmma) {
+        Cuda<L, kMath> executor;
+        executor.persistent = ++launches_ % 2 == 0;
+        executor.band = 1 + launches_ % 3;
+        by_wgmma_ += octile::tile::launch(executor, grid, kernel, a...).by_wgmma();
+      } else {
+        octile::tile::launch(Cuda<L, kMath>{}, grid, kernel, a...);
+      }
       gpu::check(cudaDeviceSynchronize(), "kernel");
       used_ = 0;
       (fetch(args, a), ...);
@@ -68,7 +76,7 @@ class Device {
 
   unsigned char* memory_ = nullptr;
   std::size_t used_ = 0;
-  int overwritten_ = 0;
+  int overwritten_ = 0, launches_ = 0, by_wgmma_ = 0;
 };
 
 template <class L>
@@ -82,6 +90,10 @@ int run(const char* layout) {
 #endif
   std::printf("%s: %d launches, %d wrong, %d outside of their tensors\n", layout, cases.runs(), cases.wrong(),
               device.overwritten());
+  if (L::kWgmma) {
+    std::printf("%s: %d of them by WGMMA\n", layout, device.by_wgmma());
+    if (device.by_wgmma() == 0) return 1;
+  }
   return cases.wrong() + device.overwritten();
 }
 
@@ -147,6 +159,12 @@ int main() try {
 #endif
 #if !defined(TILE_LAYOUT) || TILE_LAYOUT == 3
   wrong += run<Warps<2, 2, 4>>("Warps<2, 2, 4>");
+#endif
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 4
+  wrong += run<Warpgroups<2>>("Warpgroups<2>");
+#endif
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 5
+  wrong += run<Warpgroups<1>>("Warpgroups<1>");
 #endif
   return wrong != 0;
 } catch (const std::exception& error) {

@@ -275,7 +275,7 @@ class CheckedCpu::Program {
   template <class Context, class Stages, class Stage, class Body>
   void pipeline(Context& t, Stages stages, int steps, Stage& stage, Body& body) {
     const std::uint32_t epoch = recorder_.epoch();
-    const auto load = [&](const auto& fetch) {
+    const auto load = [&](const auto& fetch, auto) {
       recorder_.begin_fetch(epoch);
       auto loaded = t.load_fetch(fetch);
       recorder_.end_fetch();

@@ -30,10 +30,10 @@ template <class F, class... More>
 struct Fetches<F, More...> {
   F first;
   Fetches<More...> more;
-  // body(k, load(first), load(second), ...)
+  // body(k, load(first, c<0>), load(second, c<1>), ...)
   template <class Load, class Body, class... Loaded>
   TILE_FUNCTION void each(Load load, Body& body, int k, const Loaded&... loaded) const {
-    more.each(load, body, k, loaded..., load(first));
+    more.each(load, body, k, loaded..., load(first, c<sizeof...(Loaded)>));
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
 
 #include "octile/tile/cuda_math.h"
 #include "octile/tile/cuda_needs.h"
@@ -17,11 +18,15 @@ namespace octile::tile {
 // and 2^126 and the quotient is normal. Everything else stays exact.
 enum class Math : std::uint8_t { exact, fast };
 
-// L: Threads<rows, columns, vector> or Warps<rows, columns, vector>.
+// L: Threads<rows, columns, vector>, Warps<rows, columns, vector> or Warpgroups<groups>.
 template <class L = Threads<4, 32>, Math kMath = Math::exact>
 struct Cuda {
   void* stream = nullptr;  // a cudaStream_t
   bool backwards = false;  // emulated: the last thread goes first
+  // Of warpgroups: as many blocks as the GPU has SMs, each for several programs, or a block for each program; and how
+  // many programs along x run side by side before the next along y.
+  bool persistent = true;
+  int band = 16;
 
   using Layout = L;
   template <class S>
@@ -91,24 +96,28 @@ struct Cuda {
   TILE_FUNCTION static auto rearrange(const A& a, Source) {
     using T = typename A::Type;
     using From = typename A::Shape;
-    T* const shared = reinterpret_cast<T*>(gpu::arena());
-    gpu::barrier();
-    if (Mine<From>::owns(gpu::thread())) {
-      gpu::each_place<L, From>([&](const gpu::Place& at, int i) {
-        const int linear = SameOrder::of<From>(at.plane, at.row, at.column);
-        if constexpr (is_staged<A>) {
-          shared[linear] = a.at(at.plane * From::kRows + at.row, at.column);
-        } else {
-          shared[linear] = a.values[i];
-        }
+    if constexpr (gpu::stays_staged<L, A, Source>()) {
+      return StagedTransposed<A>{a};
+    } else {
+      T* const shared = reinterpret_cast<T*>(gpu::arena());
+      gpu::barrier<L>();
+      if (Mine<From>::owns(gpu::thread())) {
+        gpu::each_place<L, From>([&](const gpu::Place& at, int i) {
+          const int linear = SameOrder::of<From>(at.plane, at.row, at.column);
+          if constexpr (is_staged<A>) {
+            shared[linear] = a.at(at.plane * From::kRows + at.row, at.column);
+          } else {
+            shared[linear] = a.values[i];
+          }
+        });
+      }
+      gpu::barrier<L>();
+      Tile<Cuda, T, S> out;
+      gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
+        out.values[i] = shared[Source::template of<S>(at.plane, at.row, at.column)];
       });
+      return out;
     }
-    gpu::barrier();
-    Tile<Cuda, T, S> out;
-    gpu::each_place<L, S>([&](const gpu::Place& at, int i) {
-      out.values[i] = shared[Source::template of<S>(at.plane, at.row, at.column)];
-    });
-    return out;
   }
 
   template <class A, class B, class C>
@@ -205,15 +214,35 @@ struct Cuda {
   }
 };
 
+namespace gpu {
+
+// Which program of the grid a block runs.
+template <bool kWgmma>
+struct Position {
+  TILE_FUNCTION int id(int axis) const { return block_index(axis); }
+  TILE_FUNCTION int count(int axis) const { return block_count(axis); }
+};
+template <>
+struct Position<true> {
+  int ids[3], counts[3];
+  const Maps* maps;
+  Ring* ring;
+  TILE_FUNCTION int id(int axis) const { return ids[axis]; }
+  TILE_FUNCTION int count(int axis) const { return counts[axis]; }
+};
+
+}  // namespace gpu
+
 template <class L, Math kMath>
 class Cuda<L, kMath>::Program {
  public:
-  TILE_FUNCTION explicit Program(int pipeline_memory) : pipeline_memory_(pipeline_memory) {}
+  TILE_FUNCTION explicit Program(int pipeline_memory, const gpu::Position<L::kWgmma>& position = {})
+      : position_(position), pipeline_memory_(pipeline_memory) {}
 
-  TILE_FUNCTION int id(int axis) const { return gpu::block_index(axis); }
-  TILE_FUNCTION int count(int axis) const { return gpu::block_count(axis); }
+  TILE_FUNCTION int id(int axis) const { return position_.id(axis); }
+  TILE_FUNCTION int count(int axis) const { return position_.count(axis); }
   TILE_FUNCTION void barrier() {
-    gpu::barrier();
+    gpu::barrier<L>();
     held_by_several_ = false;
   }
 
@@ -242,6 +271,10 @@ class Cuda<L, kMath>::Program {
       store(p, read, mask, where);
     } else {
       wait_for_holders<S>();
+      if constexpr (gpu::stores_eights<L, P, M>()) {
+        gpu::store_eights<L>(p, mask, value.values);
+        return;
+      }
       if (!Mine<S>::owns(gpu::thread())) return;
       gpu::access<L>(
           p, mask, [&](T* to, int i) { gpu::store_vector<Mine<S>::kVector>(to, value.values + i); },
@@ -262,10 +295,15 @@ class Cuda<L, kMath>::Program {
   // A nested pipeline has its own memory, after this one's.
   template <class Context, int Stages, class Stage, class Body>
   TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body& body) {
-    const int memory = pipeline_memory_;
-    pipeline_memory_ += gpu::pipeline_bytes<Stages, Stage>;
-    gpu::pipeline<L, Cuda, Stages>(*this, memory, steps, stage, body);
-    pipeline_memory_ = memory;
+    if constexpr (L::kWgmma) {
+      gpu::consume<L, Cuda>(*this, position_.maps, *position_.ring, steps, stage, body);
+      return;
+    } else {
+      const int memory = pipeline_memory_;
+      pipeline_memory_ += gpu::pipeline_bytes<Stages, Stage>;
+      gpu::pipeline<L, Cuda, Stages>(*this, memory, steps, stage, body);
+      pipeline_memory_ = memory;
+    }
   }
 
  private:
@@ -277,6 +315,7 @@ class Cuda<L, kMath>::Program {
     }
   }
 
+  gpu::Position<L::kWgmma> position_;
   int pipeline_memory_;
   bool held_by_several_ = false;  // something loaded since the last barrier
 };
@@ -288,7 +327,7 @@ inline constexpr bool in_host_memory = false;
 template <class T>
 inline constexpr bool in_host_memory<Array<T>> = true;
 
-template <class Kernel, class... Args>
+template <class L, class Kernel, class... Args>
 struct Launch {};  // a name for Needs
 
 // Never called; compiling it records the kernel's needs.
@@ -363,13 +402,13 @@ void launch_blocks(const E& executor, Grid grid, int scratch, int shared, const 
 
 // Asynchronous, in the executor's stream. Tensors are in device memory.
 template <class L, Math kMath, class Kernel, class... Args>
-void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... args) {
+requires(!L::kWgmma) void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... args) {
 #if defined(__CUDACC__)
   static_assert(
       (!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
-  using Key = gpu::Launch<Kernel, std::remove_cvref_t<Args>...>;
+  using Key = gpu::Launch<L, Kernel, std::remove_cvref_t<Args>...>;
   if (grid.size() < 0) {
     using N = gpu::Needs<L, Key>;
     N none;
@@ -381,6 +420,227 @@ void launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... 
   gpu::launch_blocks(executor, grid, Noted::scratch, Noted::scratch + Noted::pipeline, kernel,
                      gpu::sent(argument(executor, args))...);
   (assume_written(args), ...);
+}
+
+// How a launch of warpgroups ran.
+struct LaunchReport {
+  std::string fallback;  // why it is one of the layout's Fallback; empty if it is not
+  int stages = 0, stage_bytes = 0, blocks = 0;
+
+  bool by_wgmma() const { return fallback.empty(); }
+  std::string text() const {
+    if (!by_wgmma()) return "mma.sync: " + fallback;
+    return "WGMMA: " + std::to_string(stages) + " stages of " + std::to_string(stage_bytes) + " bytes, " +
+           std::to_string(blocks) + " blocks";
+  }
+};
+
+namespace gpu {
+
+template <class L, class Key>
+struct WarpgroupsPlan : Plan {
+  Ring ring{};
+  int shared = 0;
+
+  template <class Kernel, class... Args>
+  WarpgroupsPlan(const Grid& grid, const Kernel& kernel, Args&... args) {
+    using Noted = gpu::Noted<Key>;
+    constexpr int kMaxShared = 227 * 1024, kBarriers = 16 * (kMaxSlots + 2);
+    ring.memory = (Noted::scratch + 1023) / 1024 * 1024;
+    ring.slot_bytes = Noted::slot;
+    for (int i = 0; i < kMaxTransposed; ++i) {
+      ring.transposed[i] = Noted::transposed[i] > 0 ? ring.transposed_bytes : -1;
+      ring.transposed_bytes += Noted::transposed[i];
+    }
+    const int rest = ring.memory + 2 * ring.transposed_bytes + kBarriers;
+    if (Noted::slot > 0) ring.slots = smaller(kMaxSlots, (kMaxShared - rest) / Noted::slot);
+    shared = rest + ring.slots * ring.slot_bytes;
+    if (grid.size() >= 1 << 30) problem = "the grid has 2^30 programs or more";
+    if (shared > kMaxShared || (Noted::slot > 0 && ring.slots < 2)) {
+      problem = "two stages of " + std::to_string(Noted::slot) + " bytes and " + std::to_string(ring.memory) +
+                " bytes for operands are more shared memory than a block has";
+    }
+    Probe probe;
+    const auto look = [&](int x, int y, int z) {
+      if (!problem.empty() || x >= grid.x || y >= grid.y || z >= grid.z) return;
+      typename Probe::Program program;
+      program.plan = this;
+      const int at[] = {x, y, z}, counts[] = {grid.x, grid.y, grid.z};
+      for (int i = 0; i < 3; ++i) program.ids[i] = at[i], program.counts[i] = counts[i];
+      Context<Probe> t{program};
+      kernel(t, argument(probe, args)...);
+    };
+    if (Noted::slot > 0) {
+      for (int i = 0; i < 3; ++i) look(i, 0, 0);
+      look(0, 1, 0);
+      look(0, 0, 1);
+      look(grid.x - 1, grid.y - 1, grid.z - 1);
+    }
+    finish();
+  }
+};
+
+#if defined(__CUDACC__)
+// The first thread of the last warpgroup asks for boxes, and the warps beside it transpose bytes; the others multiply.
+template <class E, class Kernel, class... A>
+__global__ void __launch_bounds__(E::Layout::kThreads + 128, 1)
+    run_warpgroups(Kernel kernel, const __grid_constant__ Maps maps, Ring ring, dim3 programs, int band, A... a) {
+  using L = typename E::Layout;
+  const int counts[3] = {static_cast<int>(programs.x), static_cast<int>(programs.y), static_cast<int>(programs.z)};
+  const int number = static_cast<int>(programs.x * programs.y * programs.z);
+  ring.barriers = shared_address(arena() + ring.memory + ring.slots * ring.slot_bytes + 2 * ring.transposed_bytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < ring.slots + 2; ++i) {
+      barrier_init(ring.barriers + Word(16 * i), i < ring.slots ? 1 : kTransposingWarps);
+      barrier_init(ring.barriers + Word(16 * i + 8), L::kThreads / 32);
+    }
+    barriers_are_made();
+  }
+  __syncthreads();
+  if (threadIdx.x >= L::kThreads) {
+    if constexpr (L::kGroups == 2) fewer_registers<56>();
+    const int warp = (static_cast<int>(threadIdx.x) - L::kThreads) / 32;
+    if (warp > 0) {
+      if (ring.transposed_bytes == 0 || warp > kTransposingWarps) return;
+      for (int i = static_cast<int>(blockIdx.x); i < number; i += static_cast<int>(gridDim.x)) {
+        typename Transposer<L>::Program program{{}, &ring, warp - 1, {}, {counts[0], counts[1], counts[2]}};
+        place_program(i, counts, band, program.ids);
+        Context<Transposer<L>> t{program};
+        kernel(t, received<Transposer<L>>(a)...);
+      }
+      return;
+    }
+    if (threadIdx.x > L::kThreads) return;
+    for (int i = static_cast<int>(blockIdx.x); i < number; i += static_cast<int>(gridDim.x)) {
+      typename Producer<L>::Program program{{}, &maps, &ring, {}, {counts[0], counts[1], counts[2]}};
+      place_program(i, counts, band, program.ids);
+      Context<Producer<L>> t{program};
+      kernel(t, received<Producer<L>>(a)...);
+    }
+  } else {
+    if constexpr (L::kGroups == 2) more_registers<224>();
+    for (int i = static_cast<int>(blockIdx.x); i < number; i += static_cast<int>(gridDim.x)) {
+      Position<true> position{{}, {counts[0], counts[1], counts[2]}, &maps, &ring};
+      place_program(i, counts, band, position.ids);
+      Context<E> t{typename E::Program(0, position)};
+      kernel(t, received<E>(a)...);
+    }
+  }
+}
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&value, attribute, device), "device");
+  return value;
+}
+
+// The driver's function is looked up, so that a program needs no libcuda to start.
+inline CUresult encode(TileMap& map) {
+  static const auto function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = {};
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+          "tensor maps");
+    if (result != cudaDriverEntryPointSuccess) throw std::runtime_error("octile: the driver has no tensor maps");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+  }();
+  const auto bytes = static_cast<cuuint64_t>(map.of.element);
+  const auto type = map.of.element == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : map.of.element == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                          : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  const int line = map.of.box_columns * map.of.element;
+  const auto swizzle = line == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : line == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                    : CU_TENSOR_MAP_SWIZZLE_32B;
+  const auto pitch = static_cast<cuuint64_t>(map.of.pitch) * bytes;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(map.of.columns), static_cast<cuuint64_t>(map.of.rows),
+                              static_cast<cuuint64_t>(map.depth)};
+  const cuuint64_t pitches[] = {pitch, map.depth > 1 ? static_cast<cuuint64_t>(map.step) * bytes : pitch};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(map.of.box_columns), static_cast<cuuint32_t>(map.of.box_rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  void* const start = const_cast<char*>(static_cast<const char*>(map.of.data)) + map.origin * map.of.element;
+  return function(&map.map, type, 3, start, sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+inline void encode_maps(Plan& plan) {
+  if (!plan.problem.empty()) return;
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) {
+    plan.problem = "this GPU has no WGMMA; it is of another generation";
+    return;
+  }
+  for (int i = 0; i < plan.maps.count; ++i) {
+    const CUresult result = encode(plan.maps.maps[i]);
+    if (result == CUDA_SUCCESS) continue;
+    plan.refuse({"", plan.maps.maps[i].line, 0},
+                "the driver makes no tensor map of it, error " + std::to_string(result));
+  }
+}
+#endif
+
+template <class E, class Kernel, class... A>
+int launch_warpgroups(const E& executor, const Grid& grid, const Plan& plan, const Ring& ring, int shared,
+                      const Kernel& kernel, const A&... a) {
+  constexpr int kThreads = E::Layout::kThreads;
+#if defined(__CUDACC__)
+  void (*const function)(Kernel, Maps, Ring, dim3, int, A...) = run_warpgroups<E, Kernel, A...>;
+  check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
+  int blocks = static_cast<int>(grid.size());
+  if (executor.persistent) blocks = smaller(blocks, device_attribute(cudaDevAttrMultiProcessorCount));
+  const dim3 programs(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
+  run_warpgroups<E>
+      <<<static_cast<unsigned>(blocks), kThreads + 128, static_cast<std::size_t>(shared),
+         static_cast<cudaStream_t>(executor.stream)>>>(kernel, plan.maps, ring, programs, executor.band, a...);
+  check(cudaGetLastError(), "launch");
+  return blocks;
+#else
+  const auto thread = [&] {
+    Ring mine = ring;
+    Position<true> position{{}, {grid.x, grid.y, grid.z}, &plan.maps, &mine};
+    const int number = block_index(0) + grid.x * (block_index(1) + grid.y * block_index(2));
+    place_program(number, position.counts, executor.band, position.ids);
+    Context<E> t{typename E::Program(0, position)};
+    kernel(t, received<E>(a)...);
+  };
+  emulation::run_grid(kThreads, static_cast<std::size_t>(shared), executor.backwards, {grid.x, grid.y, grid.z}, thread);
+  return static_cast<int>(grid.size());
+#endif
+}
+
+}  // namespace gpu
+
+// The same of warpgroups. Where they cannot run the kernel, its layout's Fallback does, and the report says why.
+template <class L, Math kMath, class Kernel, class... Args>
+requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, const Kernel& kernel, Args&&... args) {
+#if defined(__CUDACC__)
+  static_assert(
+      (!gpu::in_host_memory<std::remove_cvref_t<Args>> && ...),
+      "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
+#endif
+  using Key = gpu::Launch<L, Kernel, std::remove_cvref_t<Args>...>;
+  if (grid.size() < 0) {
+    using N = gpu::Needs<L, Key>;
+    N none;
+    gpu::note_needs<N>(kernel, argument(none, args)...);
+  }
+  LaunchReport report;
+  if (grid.size() == 0) return report;
+  gpu::WarpgroupsPlan<L, Key> plan(grid, kernel, args...);
+#if defined(__CUDACC__)
+  gpu::encode_maps(plan);
+#endif
+  if (!plan.problem.empty()) {
+    report.fallback = plan.problem;
+    launch(Cuda<typename L::Fallback, kMath>{executor.stream, executor.backwards}, grid, kernel, args...);
+    return report;
+  }
+  report.stages = plan.ring.slots;
+  report.stage_bytes = plan.ring.slot_bytes;
+  report.blocks = gpu::launch_warpgroups(executor, grid, plan, plan.ring, plan.shared, kernel,
+                                         gpu::sent(argument(executor, args))...);
+  (assume_written(args), ...);
+  return report;
 }
 
 }  // namespace octile::tile

@@ -125,6 +125,72 @@ TILE_FUNCTION void access(const P& p, const M& mask, Vector vector, Element elem
   }
 }
 
+// Stores of 8 and 16 bits in a layout of warpgroups: two neighbours of a row are a thread's, so four lanes exchange
+// theirs, and each stores eight.
+template <class L, class P, class M>
+TILE_FUNCTION constexpr bool stores_eights() {
+  using Mine = Part<L, typename P::Shape>;
+  return L::kWgmma && LazyMask<M> && sizeof(typename P::Element) <= 2 &&
+         unit_stride<std::remove_cvref_t<decltype(P::index)>>() && Mine::kHolders == 1 && Mine::kGroups % 4 == 0;
+}
+// Lane i of four gets what each of them has at i.
+TILE_FUNCTION void exchange_fours(Word (&w)[4]) {
+  const int lane = thread() & 3;
+  TILE_UNROLL
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool second = (lane & bit) != 0;
+    TILE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const Word got = shuffle_xor(second ? w[i] : w[i + bit], bit);
+      w[i] = second ? got : w[i];
+      w[i + bit] = second ? w[i + bit] : got;
+    }
+  }
+}
+// Calls visit(plane, row, column, eight elements) for all of this thread's.
+template <class L, class S, class T, class Visit>
+TILE_FUNCTION void each_eight(const T* values, Visit visit) {
+  using Mine = Part<L, S>;
+  const int me = thread(), thread_row = L::row(me);
+  TILE_UNROLL
+  for (int line = 0; line < S::kPlanes * Mine::kRows; ++line) {
+    TILE_UNROLL
+    for (int g = 0; g < Mine::kGroups; g += 4) {
+      Word w[4] = {};
+      TILE_UNROLL
+      for (int i = 0; i < 4; ++i) memcpy(&w[i], values + line * Mine::kRow + (g + i) * 2, 2 * sizeof(T));
+      exchange_fours(w);
+      T eight[8];
+      TILE_UNROLL
+      for (int i = 0; i < 4; ++i) memcpy(static_cast<void*>(eight + 2 * i), &w[i], 2 * sizeof(T));
+      visit(line / Mine::kRows, Mine::row(thread_row, line % Mine::kRows), (g + (me & 3)) * 8, eight);
+    }
+  }
+}
+template <class L, class P, class M, class T>
+TILE_FUNCTION void store_eights(const P& p, const M& mask, const T* values) {
+  using S = typename P::Shape;
+  T* const data = in_global_memory(p.tensor.data);
+  const bool aligned = rows_aligned<8 * static_cast<int>(sizeof(T))>(p);
+  if (aligned && holds_everywhere(mask)) {
+    each_eight<L, S>(values, [&](int plane, int row, int column, const T* eight) {
+      store_vector<8>(data + p.index.at(plane, row, column), eight);
+    });
+    return;
+  }
+  each_eight<L, S>(values, [&](int plane, int row, int column, const T* eight) {
+    if (aligned && holds_for(mask, plane, row, column, 8)) {
+      store_vector<8>(data + p.index.at(plane, row, column), eight);
+    } else {
+      TILE_UNROLL
+      for (int v = 0; v < 8; ++v) {
+        if (mask.at(plane, row, column + v)) data[p.index.at(plane, row, column + v)] = eight[v];
+      }
+    }
+  });
+}
+
 template <AtomicOp kOp, class T>
 TILE_FUNCTION void atomic(T* to, T value) {
 #if defined(__CUDA_ARCH__)

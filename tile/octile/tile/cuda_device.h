@@ -12,7 +12,7 @@
 #define TILE_UNROLL _Pragma("unroll")
 #define TILE_NO_UNROLL _Pragma("unroll 1")
 #define TILE_DEVICE(emulated, ...) __VA_ARGS__  // the statement on a GPU, and the emulation's call
-extern __shared__ __align__(128) unsigned char octile_tile_arena[];
+extern __shared__ __align__(1024) unsigned char octile_tile_arena[];
 #elif defined(__CUDACC__)
 #define TILE_UNROLL
 #define TILE_NO_UNROLL
@@ -41,7 +41,15 @@ TILE_FUNCTION int block_count([[maybe_unused]] int axis) {
 
 // The shared memory of the block.
 TILE_FUNCTION unsigned char* arena() { TILE_DEVICE(arena(), return octile_tile_arena); }
-TILE_FUNCTION void barrier() { TILE_DEVICE(barrier(), __syncthreads()); }
+// The threads that hold tiles.
+template <class L>
+TILE_FUNCTION void barrier() {
+  if constexpr (L::kWgmma) {
+    TILE_DEVICE(barrier(), asm volatile("bar.sync 0, %0;" ::"n"(L::kThreads) : "memory"));
+  } else {
+    TILE_DEVICE(barrier(), __syncthreads());
+  }
+}
 
 TILE_FUNCTION Word shuffle_xor([[maybe_unused]] Word value, [[maybe_unused]] int mask) {
   TILE_DEVICE(shuffle_xor(value, mask), return __shfl_xor_sync(0xffffffffu, value, mask));
@@ -163,6 +171,15 @@ TILE_FUNCTION void load_matrices([[maybe_unused]] Word (&m)[4], [[maybe_unused]]
 #else
   TILE_EMULATED(load_matrices<kTransposed>(m, row));
 #endif
+}
+
+// The other way, of words as they come without transposing.
+TILE_FUNCTION void store_matrices([[maybe_unused]] const Word (&m)[4], [[maybe_unused]] void* row) {
+  TILE_DEVICE(
+      store_matrices(m, row),
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                   "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+                   : "memory"));
 }
 
 // Rows g = lane / 4 and g + 8, columns 2 t and 2 t + 1 with t = lane % 4 of c (16 x 8) += a (16 x 16) @ b (16 x 8).

@@ -3,7 +3,7 @@
 // is within K 2^-24 sum |a| |b| of the exact one.
 #pragma once
 
-#include "octile/tile/cuda_staged.h"
+#include "octile/tile/cuda_wgmma.h"
 #include "octile/tile/scalar.h"
 
 namespace octile::tile::gpu {
@@ -157,31 +157,33 @@ TILE_FUNCTION void dot_plain(A a, B b, C* sum) {
 // Shared memory for operands that are not staged yet.
 template <class A, class S = typename A::Shape, class T = typename A::Type>
 TILE_FUNCTION constexpr int operand_bytes() {
-  return is_staged<A> ? 0 : (StagedLayout<T, S>::kBytes + 127) / 128 * 128;
+  return is_plainly_staged<A> ? 0 : (StagedLayout<T, S>::kBytes + 127) / 128 * 128;
 }
 
 template <class L, class A>
 TILE_FUNCTION auto staged_operand(const A& a, [[maybe_unused]] int offset) {
-  if constexpr (is_staged<A>) {
+  if constexpr (is_plainly_staged<A>) {
     return a;
   } else {
-    const Staged<typename A::Executor, typename A::Type, typename A::Shape> staged{offset};
-    stage_part<L>(a.values, staged);
-    return staged;
+    return copy_operand<L>(a, offset);
   }
 }
 
 template <class L, class A, class B, class C>
 TILE_FUNCTION void dot(const A& a, const B& b, C& sum) {
-  constexpr bool kStages = !is_staged<A> || !is_staged<B>;
-  if constexpr (kStages) barrier();
-  const auto left = staged_operand<L>(a, 0);
-  const auto right = staged_operand<L>(b, operand_bytes<A>());
-  if constexpr (kStages) barrier();
-  if constexpr (uses_mma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
-    dot_mma<L, typename C::Shape>(left, right, sum.values);
+  if constexpr (uses_wgmma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
+    dot_wgmma<L>(a, b, sum);
   } else {
-    dot_plain<L, typename C::Shape>(left, right, sum.values);
+    constexpr bool kStages = !is_plainly_staged<A> || !is_plainly_staged<B>;
+    if constexpr (kStages) barrier<L>();
+    const auto left = staged_operand<L>(a, 0);
+    const auto right = staged_operand<L>(b, operand_bytes<A>());
+    if constexpr (kStages) barrier<L>();
+    if constexpr (uses_mma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
+      dot_mma<L, typename C::Shape>(left, right, sum.values);
+    } else {
+      dot_plain<L, typename C::Shape>(left, right, sum.values);
+    }
   }
 }
 

@@ -65,12 +65,12 @@ struct Block {
 
   Block(int n, std::size_t bytes, bool reversed)
       : threads(static_cast<std::size_t>(n)),
-        memory(bytes + 128 + kGuard, 0xA5),
+        memory(bytes + 1024 + kGuard, 0xA5),
         arena_bytes(bytes),
         backwards(reversed) {
     slots[0].resize(threads.size());
     slots[1].resize(threads.size());
-    arena = memory.data() + (128 - reinterpret_cast<std::uintptr_t>(memory.data()) % 128) % 128;
+    arena = memory.data() + (1024 - reinterpret_cast<std::uintptr_t>(memory.data()) % 1024) % 1024;
   }
 
   static void enter() {
@@ -214,6 +214,18 @@ inline void load_matrices(Word (&m)[4], const void* row) {
   }
 }
 
+inline void store_matrices(const Word (&m)[4], void* row) {
+  static const char kKind[] = "stmatrix";
+  check_shared(row, 16);
+  Block& block = *Block::here();
+  const auto& all = block.meet(kKind, {shared_address(row)});
+  const int warp = block.current / 32 * 32, lane = block.current % 32;
+  for (int i = 0; i < 4; ++i) {
+    const Word to = all[static_cast<std::size_t>(warp + 8 * i + lane / 4)].words[0];
+    memcpy(block.arena + to + 4 * (lane % 4), &m[i], 4);
+  }
+}
+
 // Element (row, k) of a and (k, column) of b, as the manual of mma.sync places them: `kPack` elements a word.
 template <class T, class C>
 inline void multiply_matrices(C (&c)[4], const Word (&a)[4], const Word (&b)[2]) {
@@ -236,6 +248,68 @@ inline void multiply_matrices(C (&c)[4], const Word (&a)[4], const Word (&b)[2])
       c[i] += left * right;
     }
   }
+}
+
+// ---- WGMMA, as the manual places its operands and its sums ----
+
+// Element (row, term) of an operand that a descriptor names: 8 lines of a swizzle's bytes, and then its strides.
+template <class T, bool kAlong>
+inline auto matrix_element(std::uint64_t descriptor, int row, int term) {
+  const auto kind = static_cast<int>(descriptor >> 62);
+  const int line = kind == 1 ? 128 : kind == 2 ? 64 : kind == 3 ? 32 : 0;
+  if (line == 0) fail("a descriptor without a swizzle");
+  const auto start = static_cast<std::uint32_t>(descriptor & 0x3fff) * 16;
+  const auto panel = static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) * 16;
+  const auto eights = static_cast<std::uint32_t>(descriptor >> 32 & 0x3fff) * 16;
+  const int size = static_cast<int>(sizeof(T));
+  std::uint32_t at = start;
+  if (kAlong) {
+    at += static_cast<std::uint32_t>(row / 8) * eights + static_cast<std::uint32_t>(row % 8 * line + term * size);
+  } else {
+    if (size != 2 || line != 128) fail("only 16-bit operands may lie across, in lines of 128 bytes");
+    at += static_cast<std::uint32_t>(row / 64) * panel + static_cast<std::uint32_t>(term / 8) * eights +
+          static_cast<std::uint32_t>(term % 8 * line + row % 64 * size);
+  }
+  at ^= (at >> 7 & static_cast<std::uint32_t>(line / 16 - 1)) << 4;
+  Block& block = *Block::here();
+  check_shared(block.arena + at, size);
+  T value;
+  memcpy(static_cast<void*>(&value), block.arena + at, sizeof(T));
+  return widen(value);
+}
+
+template <class T, class Left, class Right, class Sum>
+inline void add_products(int n, Left left, Right right, Sum sum) {
+  const int me = thread(), warp = me / 32 % 4, lane = me % 32;
+  for (int i = 0; i < n / 2; ++i) {
+    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+    for (int k = 0; k < 32 / static_cast<int>(sizeof(T)); ++k) sum(i) += left(row, k) * right(column, k);
+  }
+}
+
+template <class T, bool kAlongA, bool kAlongB, int n, class Sum>
+inline void wgmma(std::uint64_t a, std::uint64_t b, Sum sum) {
+  static const char kKind[] = "wgmma";
+  Block::here()->meet(kKind, {0});
+  add_products<T>(
+      n, [&](int row, int k) { return matrix_element<T, kAlongA>(a, row, k); },
+      [&](int column, int k) { return matrix_element<T, kAlongB>(b, column, k); }, sum);
+}
+
+template <class T, bool kAlongB, int n, class Sum>
+inline void wgmma(const Word (&a)[4], std::uint64_t b, Sum sum) {
+  static const char kKind[] = "wgmma with registers";
+  Block& block = *Block::here();
+  const auto& all = block.meet(kKind, {a[0], a[1], a[2], a[3]});
+  const int group = block.current / 128 * 128;
+  const auto left = [&](int row, int k) {
+    const int from = group + row / 16 * 32 + row % 8 * 4 + k % 8 / 2;
+    T pair[2];
+    memcpy(static_cast<void*>(pair), &all[static_cast<std::size_t>(from)].words[row / 8 % 2 + 2 * (k / 8)], 4);
+    return widen(pair[k % 2]);
+  };
+  add_products<T>(
+      n, left, [&](int column, int k) { return matrix_element<T, kAlongB>(b, column, k); }, sum);
 }
 
 }  // namespace octile::tile::emulation

@@ -19,7 +19,7 @@ TILE_FUNCTION constexpr int smaller(int a, int b) { return a < b ? a : b; }
 template <int Rows, int Columns, int Vector = 4, int Blocks = 1>
 struct Threads {
   static constexpr int kRows = Rows, kColumns = Columns, kVector = Vector, kThreads = Rows * Columns, kBlocks = Blocks;
-  static constexpr bool kMma = false;
+  static constexpr bool kMma = false, kWgmma = false;
   static_assert(power_of_two(Rows) && power_of_two(Columns) && power_of_two(Vector));
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "octile: a block has whole warps, and up to 1024 threads.");
 
@@ -51,7 +51,7 @@ template <int Rows, int Columns, int Vector = 2, int Blocks = 1>
 struct Warps {
   static constexpr int kRows = 8 * Rows, kColumns = 4 * Columns, kVector = Vector, kThreads = 32 * Rows * Columns;
   static constexpr int kBlocks = Blocks;
-  static constexpr bool kMma = true;
+  static constexpr bool kMma = true, kWgmma = false;
   static_assert(power_of_two(Rows) && power_of_two(Columns) && (Vector == 2 || Vector == 4));
   static_assert(kThreads <= 1024, "octile: a block has up to 1024 threads.");
 
@@ -70,11 +70,40 @@ struct Warps {
   }
 };
 
+// Hopper: one or two warpgroups that multiply by WGMMA, each laid out as its accumulator, and one more warpgroup, which
+// loads ahead by TMA. Where TMA cannot load what a kernel fetches, the launch is one of the layout Other.
+template <int Groups = 2, class Other = Warps<4, 2>>
+struct Warpgroups {
+  static constexpr int kGroups = Groups, kRows = 32 * Groups, kColumns = 4, kVector = 2, kThreads = 128 * Groups;
+  static constexpr int kBlocks = 1;
+  static constexpr bool kMma = false, kWgmma = true;
+  using Fallback = Other;
+  static_assert(Groups == 1 || Groups == 2, "octile: one or two warpgroups multiply.");
+
+  TILE_FUNCTION static constexpr int row(int thread) { return thread >> 2; }
+  TILE_FUNCTION static constexpr int place(int thread) { return thread & 3; }
+  template <int kUsed>
+  TILE_FUNCTION static constexpr int column(int thread) {
+    return place(thread) & (kUsed - 1);
+  }
+  TILE_FUNCTION static constexpr int row_bit(int i) { return 2 + i; }
+  template <int kUsed>
+  TILE_FUNCTION static constexpr int column_bit(int i) {
+    return i;
+  }
+};
+
+// Whether the rows of a tile lie as in the accumulator of WGMMA: bit 3 of the row counts rows of a thread, the bits
+// above it warps, and the bits above these again rows of a thread.
+template <class L, class S>
+inline constexpr bool interleaves_rows = L::kWgmma&& S::kRows >= 2 * L::kRows;
+
 // The elements of a tile S that one thread holds: planes x rows x groups of columns x a vector of columns, in this
 // order. Where the tile has fewer rows or columns than the threads can hold, several threads hold the same elements,
 // and the first of them owns them.
 template <class L, class S>
 struct Part {
+  using Layout = L;
   static constexpr int kRows = larger(1, S::kRows / L::kRows);
   static constexpr int kVector = smaller(S::kColumns, L::kVector);
   static constexpr int kGroups = larger(1, S::kColumns / (L::kColumns * L::kVector));
@@ -86,6 +115,9 @@ struct Part {
   static constexpr int kHolders = kThreads / (kThreadRows * kThreadColumns);  // of one element
 
   TILE_FUNCTION static constexpr int row(int thread_row, int a) {
+    if constexpr (interleaves_rows<L, S>) {
+      return (a >> 1) * (2 * L::kRows) + (thread_row >> 3 << 4) + (a & 1) * 8 + (thread_row & 7);
+    }
     return a * L::kRows + (thread_row & (kThreadRows - 1));
   }
   TILE_FUNCTION static constexpr int column(int thread, int group) {  // the first of a vector

@@ -5,7 +5,8 @@
 #include "octile/tile/cuda_dot.h"
 #include "octile/tile/cuda_pipeline.h"
 #include "octile/tile/cuda_reduce.h"
-#include "octile/tile/tensor.h"
+#include "octile/tile/cuda_tma.h"
+#include "octile/tile/cuda_wgmma.h"
 
 namespace octile::tile::gpu {
 
@@ -13,6 +14,9 @@ template <class Key>
 struct Noted {
   static inline int scratch = 0;   // shared by all operations, one at a time
   static inline int pipeline = 0;  // after it: a part per pipeline, since pipelines nest
+  // Or, of warpgroups: a stage of any pipeline, and which of a stage's fetches are transposed, with their bytes.
+  static inline int slot = 0;
+  static inline int transposed[kMaxTransposed] = {};
 };
 template <class Key, int kScratch>
 struct NoteScratch {
@@ -32,15 +36,26 @@ struct NotePipeline {
   static inline bool noted = note();
 };
 
-template <class L, class Key>
-struct Needs {
-  template <class T, class S>
-  struct Storage {};
-  template <class I>
-  using Index = I;
-  using Overflow = NoOverflow;
-  struct Memory {};
+template <class Key, int kBytes>
+struct NoteSlot {
+  static bool note() {
+    Noted<Key>::slot = larger(Noted<Key>::slot, kBytes);
+    return true;
+  }
+  static inline bool noted = note();
+};
 
+template <class Key, int kPlace, int kBytes>
+struct NoteTransposed {
+  static bool note() {
+    Noted<Key>::transposed[kPlace] = larger(Noted<Key>::transposed[kPlace], kBytes);
+    return true;
+  }
+  static inline bool noted = note();
+};
+
+template <class L, class Key>
+struct Needs : Hollow<Needs<L, Key>> {
   template <class Note>
   TILE_FUNCTION static void note() {
 #if !defined(__CUDA_ARCH__)
@@ -52,26 +67,30 @@ struct Needs {
     note<NoteScratch<Key, kScratch>>();
   }
 
-  template <class S, class F, class... A>
-  TILE_FUNCTION static auto map(F, const A&...) {
-    using T = decltype(std::declval<F>()(widen(std::declval<typename A::Type>())...));
-    return Tile<Needs, T, S>{};
-  }
   template <int Axis, class F, class A>
-  TILE_FUNCTION static auto reduce(F, const A&) {
+  TILE_FUNCTION static auto reduce(F f, const A& a) {
     using S = typename A::Shape;
-    using T = Common<typename A::Type, typename A::Type>;
-    takes<reduce_bytes<L, Axis, S, T>()>();
-    return Tile<Needs, T, Reduced<S, Axis>>{};
+    takes<reduce_bytes<L, Axis, S, Common<typename A::Type, typename A::Type>>()>();
+    return Hollow<Needs>::template reduce<Axis>(f, a);
   }
   template <class S, class A, class Source>
-  TILE_FUNCTION static auto rearrange(const A&, Source) {
-    takes<S::kSize* static_cast<int>(sizeof(typename A::Type))>();
-    return Tile<Needs, typename A::Type, S>{};
+  TILE_FUNCTION static auto rearrange(const A& a, Source source) {
+    if constexpr (stays_staged<L, A, Source>()) {
+      return StagedTransposed<A>{a};
+    } else {
+      takes<S::kSize* static_cast<int>(sizeof(typename A::Type))>();
+      return Hollow<Needs>::template rearrange<S>(a, source);
+    }
   }
   template <class A, class B, class C>
   TILE_FUNCTION static C dot(const A&, const B&, C sum) {
-    takes<operand_bytes<A>() + operand_bytes<B>()>();
+    if constexpr (uses_wgmma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
+      takes<wgmma_bytes<A, B>()>();
+      if constexpr (right_operand<B>() == Operand::transposed_before)
+        note<NoteTransposed<Key, B::kFetch, transposed_bytes<B>()>>();
+    } else {
+      takes<operand_bytes<A>() + operand_bytes<B>()>();
+    }
     return sum;
   }
   template <class T>
@@ -79,23 +98,19 @@ struct Needs {
     return {};
   }
 
-  struct Program {
+  struct Program : Hollow<Needs>::Program {
     TILE_FUNCTION int id(int) const { return 0; }
     TILE_FUNCTION int count(int) const { return 1; }
-    TILE_FUNCTION void barrier() {}
-    template <class P, class M, class Other>
-    TILE_FUNCTION auto load(const P&, const M&, Other, Where) {
-      return Tile<Needs, std::remove_const_t<typename P::Element>, typename P::Shape>{};
-    }
-    template <class P, class V, class M>
-    TILE_FUNCTION void store(const P&, const V&, const M&, Where) {}
-    template <AtomicOp kOp, class P, class V, class M>
-    TILE_FUNCTION void atomic(const P&, const V&, const M&, Where) {}
     template <class Context, int Stages, class Stage, class Body>
     TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int, Stage& stage, Body& body) {
-      note<NotePipeline<Key, pipeline_bytes<Stages, Stage>, Stage, Body>>();
       int offset = 0;
-      stage(0).each(StagedFetches<Needs>{&offset}, body, 0);
+      if constexpr (L::kWgmma) {
+        note<NoteSlot<Key, boxed_bytes<decltype(stage(0))>>>();
+        stage(0).each(BoxedFetches<Needs, Program>{this, nullptr, &offset}, body, 0);
+      } else {
+        note<NotePipeline<Key, pipeline_bytes<Stages, Stage>, Stage, Body>>();
+        stage(0).each(StagedFetches<Needs>{&offset}, body, 0);
+      }
     }
   };
 };

@@ -58,7 +58,7 @@ TILE_FUNCTION void copy_chunks(const F& fetch, int offset) {
       unsigned char* const place = to + Layout::chunk_at(row, chunk);
       TILE_UNROLL
       for (int i = 0; i < kChunks / L::kThreads; ++i) {
-        copy_async(place + i * kRowsAtOnce * Layout::kRowBytes, from);
+        copy_async(place + i * kRowsAtOnce * Layout::kLine, from);
         from += step;
       }
     } else {
@@ -110,8 +110,8 @@ template <class L, class E, class Program>
 struct StageFetches {
   Program* program;
   int* offset;
-  template <class F>
-  TILE_FUNCTION int operator()(const F& fetch) const {
+  template <class F, class Position>
+  TILE_FUNCTION int operator()(const F& fetch, Position) const {
     stage_fetch<L, E>(*program, fetch, *offset);
     *offset += (FetchedLayout<F>::kBytes + 127) / 128 * 128;
     return 0;
@@ -120,8 +120,8 @@ struct StageFetches {
 template <class E>
 struct StagedFetches {
   int* offset;
-  template <class F>
-  TILE_FUNCTION auto operator()(const F&) const {
+  template <class F, class Position>
+  TILE_FUNCTION auto operator()(const F&, Position) const {
     const Staged<E, FetchedType<F>, FetchedShape<F>> staged{*offset};
     *offset += (FetchedLayout<F>::kBytes + 127) / 128 * 128;
     return staged;
@@ -135,7 +135,7 @@ TILE_FUNCTION void pipeline(Program& program, int memory, int steps, Stage& stag
   constexpr int kStages = stages_of<Stages>();
   constexpr int kBytes = fetched_bytes<decltype(stage(0))>;
   NoBody nothing;
-  barrier();  // earlier uses of this memory are complete
+  barrier<L>();  // earlier uses of this memory are complete
   TILE_NO_UNROLL
   for (int k = 0; k < kStages - 1; ++k) {
     int offset = memory + k * kBytes;
@@ -145,7 +145,7 @@ TILE_FUNCTION void pipeline(Program& program, int memory, int steps, Stage& stag
   int read = 0, write = kStages - 1;
   for (int k = 0; k < steps; ++k) {
     wait_for_copies<kStages - 2>();
-    barrier();
+    barrier<L>();
     int offset = memory + write * kBytes;
     if (k + kStages - 1 < steps) {
       stage(k + kStages - 1).each(StageFetches<L, E, Program>{&program, &offset}, nothing, k);

@@ -55,17 +55,18 @@ TILE_FUNCTION void fold(F f, T* x) {
 
 // Bits `kFirst` .. `kFirst + kCount - 1` of the thread's number, all of them above a warp: `n` values a thread, through
 // shared memory.
-template <int kThreads, int kFirst, int kCount, int n, class F, class T>
+template <class L, int kFirst, int kCount, int n, class F, class T>
 TILE_FUNCTION void fold_warps(F f, T* x) {
+  constexpr int kThreads = L::kThreads;
   constexpr int kPartners = 1 << kCount;
   constexpr int kTogether = smaller(n, 16 / static_cast<int>(sizeof(T)));  // up to 16 bytes of a thread side by side
   T* const shared = reinterpret_cast<T*>(arena());
   const int me = thread();
   const int first = me & ~((kPartners - 1) << kFirst);
-  barrier();
+  barrier<L>();
   TILE_UNROLL
   for (int i = 0; i < n; i += kTogether) store_vector<kTogether>(shared + i * kThreads + me * kTogether, x + i);
-  barrier();
+  barrier<L>();
   TILE_UNROLL
   for (int i = 0; i < n; i += kTogether) {
     T values[kPartners * kTogether];
@@ -109,7 +110,7 @@ TILE_FUNCTION void fold_columns(F f, T* x) {
       x[r] = x[r * n];
     }
   } else if constexpr (kWarpBits > 0) {
-    fold_warps<P::kThreads, P::column_bit(kBits - kWarpBits), kWarpBits, kRows * n>(f, x);
+    fold_warps<typename P::Layout, P::column_bit(kBits - kWarpBits), kWarpBits, kRows * n>(f, x);
     fold_columns<P, kBits - kWarpBits, kRows, n, kLanes...>(f, x);
   } else {
     constexpr int kBit = P::column_bit(kBits - 1);
@@ -157,7 +158,8 @@ template <class L, int Axis, class S, class T>
 TILE_FUNCTION constexpr int reduce_bytes() {
   using P = Part<L, S>;
   if (Axis == 0 || warp_bits<L, Axis, S>() == 0) return 0;
-  const int values = Axis == 1 ? S::kPlanes * P::kRow : S::kPlanes * P::kRows * vector_at_warps<L, S>();
+  const int below = interleaves_rows<L, S> ? 2 : 1;
+  const int values = Axis == 1 ? S::kPlanes * below * P::kRow : S::kPlanes * P::kRows * vector_at_warps<L, S>();
   return L::kThreads * static_cast<int>(sizeof(T)) * values;
 }
 
@@ -174,7 +176,7 @@ TILE_FUNCTION void fold_columns_anyhow(F f, f32* x) {
   constexpr int kWarpBits = warp_bits_on_top<P, kBits>();
   if constexpr (kWarpBits > 0) {
     fold_columns_anyhow<P, kBits - kWarpBits, n>(f, x);  // lanes first
-    fold_warps<P::kThreads, P::column_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
+    fold_warps<typename P::Layout, P::column_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
   } else if constexpr (kBits > 0) {
     TILE_UNROLL
     for (int i = 0; i < n; ++i) x[i] = f(x[i], shuffle_xor(x[i], 1 << P::column_bit(kBits - 1)));
@@ -216,14 +218,24 @@ TILE_FUNCTION void reduce(F f, T* x) {
   if constexpr (Axis == 0) {
     fold<S::kPlanes, P::kRows * P::kRow>(f, x);
   } else if constexpr (Axis == 1) {
+    // Rows of a thread that lie below the bits of the warps are folded after them.
+    constexpr int kBelow = interleaves_rows<L, S> ? 2 : 1, kLow = kBelow * P::kRow;
     TILE_UNROLL
     for (int p = 0; p < S::kPlanes; ++p) {
-      fold<P::kRows, P::kRow>(f, x + p * P::kRows * P::kRow);
+      fold<P::kRows / kBelow, kLow>(f, x + p * P::kRows * P::kRow);
       TILE_UNROLL
-      for (int i = 0; i < P::kRow; ++i) x[p * P::kRow + i] = x[p * P::kRows * P::kRow + i];
+      for (int i = 0; i < kLow; ++i) x[p * kLow + i] = x[p * P::kRows * P::kRow + i];
     }
     constexpr int n = S::kPlanes * P::kRow, kWarpBits = warp_bits<L, 1, S>();
-    if constexpr (kWarpBits > 0) fold_warps<L::kThreads, L::row_bit(kBits - kWarpBits), kWarpBits, n>(f, x);
+    if constexpr (kWarpBits > 0) fold_warps<L, L::row_bit(kBits - kWarpBits), kWarpBits, kBelow * n>(f, x);
+    if constexpr (kBelow > 1) {
+      TILE_UNROLL
+      for (int p = 0; p < S::kPlanes; ++p) {
+        fold<kBelow, P::kRow>(f, x + p * kLow);
+        TILE_UNROLL
+        for (int i = 0; i < P::kRow; ++i) x[p * P::kRow + i] = x[p * kLow + i];
+      }
+    }
     fold_rows<L, kBits - kWarpBits, n>(f, x);
   } else {
     constexpr int kRows = S::kPlanes * P::kRows;

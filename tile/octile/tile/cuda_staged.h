@@ -1,10 +1,11 @@
-// Tiles in shared memory: what dot reads, and what a pipeline loads ahead. Rows follow each other; the 16-byte chunks
-// of a row are permuted by the number of the row, so that eight rows at one column lie in different banks.
+// Tiles in shared memory: what dot reads, and what a pipeline loads ahead. Rows follow each other; what is wider than
+// 128 bytes is several panels of 128 bytes, one after the other. The 16-byte chunks of a row are permuted by the number
+// of the row, so that eight rows at one column lie in different banks: as TMA swizzles them, and WGMMA reads them.
 #pragma once
 
 #include "octile/tile/cuda_device.h"
 #include "octile/tile/cuda_layout.h"
-#include "octile/tile/value.h"
+#include "octile/tile/functions.h"
 
 namespace octile::tile {
 
@@ -18,10 +19,11 @@ struct StagedLayout {
   static constexpr int kBytes = larger(128, kRows* kRowBytes);
   static constexpr bool kChunks = kRowBytes >= 16;  // a row is whole chunks of 16 bytes
   static constexpr int kChunkElements = 16 / kElement;
+  static constexpr int kLine = smaller(kRowBytes, 128), kPanels = larger(1, kRowBytes / 128), kPanel = kRows * kLine;
 
   // Where chunk `chunk` of row `row` is, in bytes. Rows shorter than 128 bytes share a line of banks.
   TILE_FUNCTION static constexpr int chunk_at(int row, int chunk) {
-    if constexpr (kRowBytes >= 128) return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
+    if constexpr (kRowBytes >= 128) return (chunk >> 3) * kPanel + row * 128 + (((chunk ^ row) & 7) << 4);
     constexpr int kChunksInRow = larger(1, kRowBytes / 16), kRowsInLine = larger(1, 128 / larger(1, kRowBytes));
     return row * kRowBytes + ((chunk ^ ((row / kRowsInLine) & (kChunksInRow - 1))) << 4);
   }
@@ -33,29 +35,62 @@ struct StagedLayout {
 
 }  // namespace gpu
 
-template <class E, class T, class S>
+// kPlace: of a tile that a pipeline of warpgroups has loaded, which of its stage's fetches it is.
+template <class E, class T, class S, int kPlace = -1>
 struct Staged {
   using Executor = E;
   using Type = T;
   using Shape = S;
   using Layout = gpu::StagedLayout<T, S>;
 
+  static constexpr int kFetch = kPlace;
+
   int offset;  // in the shared memory of the block
+  int transposed =
+      -1;  // of bytes: where they lie with rows and columns exchanged, if a product on their left asks for it
 
   TILE_FUNCTION unsigned char* base() const { return gpu::arena() + offset; }
   TILE_FUNCTION T& at(int row, int column) const { return *reinterpret_cast<T*>(base() + Layout::at(row, column)); }
 };
 
+// A staged tile seen with its rows as columns.
 template <class A>
-inline constexpr bool is_staged = false;
-template <class E, class T, class S>
-inline constexpr bool is_staged<Staged<E, T, S>> = true;
+struct StagedTransposed {
+  using Executor = typename A::Executor;
+  using Type = typename A::Type;
+  using Shape = octile::tile::Shape<1, A::Shape::kColumns, A::Shape::kRows>;
+
+  A tile;
+  TILE_FUNCTION Type& at(int row, int column) const { return tile.at(column, row); }
+};
+
+template <class A>
+inline constexpr bool is_plainly_staged = false;
+template <class E, class T, class S, int kPlace>
+inline constexpr bool is_plainly_staged<Staged<E, T, S, kPlace>> = true;
+template <class A>
+inline constexpr bool is_staged_transposed = false;
+template <class A>
+inline constexpr bool is_staged_transposed<StagedTransposed<A>> = true;
+template <class A>
+inline constexpr bool is_staged = is_plainly_staged<A> || is_staged_transposed<A>;
 
 // A staged tile holds values and is accepted wherever a tile is.
-template <class E, class T, class S>
-inline constexpr bool is_tile<Staged<E, T, S>> = true;
+template <class E, class T, class S, int kPlace>
+inline constexpr bool is_tile<Staged<E, T, S, kPlace>> = true;
+template <class A>
+inline constexpr bool is_tile<StagedTransposed<A>> = true;
 
 namespace gpu {
+
+// In a layout of warpgroups trans() of a staged tile is another look at it.
+template <class L, class A, class Source>
+TILE_FUNCTION constexpr bool stays_staged() {
+  if constexpr (is_plainly_staged<A>) {
+    return L::kWgmma && A::Shape::kPlanes == 1 && std::is_same_v<Source, Transposed>;
+  }
+  return false;
+}
 
 // Writes this thread's part of a tile into shared memory.
 template <class L, class E, class T, class S>
@@ -83,8 +118,9 @@ TILE_FUNCTION void stage_part(const T* values, Staged<E, T, S> to) {
 }
 
 // And back.
-template <class L, class E, class T, class S>
-TILE_FUNCTION void read_part(T* values, Staged<E, T, S> from) {
+template <class L, class A, class T>
+TILE_FUNCTION void read_part(T* values, const A& from) {
+  using S = typename A::Shape;
   using P = Part<L, S>;
   const int me = thread(), thread_row = L::row(me);
   TILE_UNROLL

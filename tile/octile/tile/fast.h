@@ -137,7 +137,7 @@ class FastCpu::Program {
   template <class Context, class Stages, class Stage, class Body>
   static void pipeline(Context& t, Stages, int steps, Stage& stage, Body& body) {
     for (int k = 0; k < steps; ++k) {
-      stage(k).each([&](const auto& fetch) { return t.load_fetch(fetch); }, body, k);
+      stage(k).each([&](const auto& fetch, auto) { return t.load_fetch(fetch); }, body, k);
     }
   }
 

@@ -1,0 +1,576 @@
+// What a pipeline fetches, as boxes of tensors that TMA loads. The host runs the kernel for a few of its programs,
+// without values, and makes a tensor map of each fetch: the columns and rows that its mask bounds, and a third side for
+// whatever else the addresses of its boxes differ by. On the GPU one thread runs the kernel in the same way and asks
+// for the boxes.
+#pragma once
+
+#include <numeric>
+#include <string>
+
+#include "octile/tile/cuda_hollow.h"
+#include "octile/tile/cuda_hopper.h"
+#include "octile/tile/cuda_pipeline.h"
+#include "octile/tile/cuda_wgmma.h"
+
+#if defined(__CUDACC__)
+#include <cuda.h>  // types alone
+#include <cudaTypedefs.h>
+#endif
+
+namespace octile::tile::gpu {
+
+// ---- Masks: `index < n` of columns, of rows, or of the whole tile, joined by & ----
+
+enum class Side : std::uint8_t { columns, rows, whole, other };
+
+template <class M>
+TILE_FUNCTION constexpr Side side_of() {
+  using S = typename M::Shape;
+  if (S::kPlanes > 1 || (S::kRows > 1 && S::kColumns > 1)) return Side::other;
+  return S::kColumns > 1 ? Side::columns : S::kRows > 1 ? Side::rows : Side::whole;
+}
+
+template <class M>
+struct Bounds {
+  TILE_FUNCTION static constexpr int count(Side side) { return side == Side::other ? 1 : 0; }
+};
+template <>
+struct Bounds<Everything> {
+  TILE_FUNCTION static constexpr int count(Side) { return 0; }
+  template <Side kSide, class Visit>
+  TILE_FUNCTION static void visit(const Everything&, Visit) {}
+};
+template <class A>
+struct Bounds<Bound<A, Compare::less>> {
+  TILE_FUNCTION static constexpr int count(Side side) { return side == side_of<A>(); }
+  template <Side kSide, class Visit>
+  TILE_FUNCTION static void visit(const Bound<A, Compare::less>& bound, Visit visit) {
+    if constexpr (kSide == side_of<A>()) visit(bound.a, bound.n);
+  }
+};
+template <class A, class B>
+struct Bounds<BothMasks<A, B>> {
+  TILE_FUNCTION static constexpr int count(Side side) { return Bounds<A>::count(side) + Bounds<B>::count(side); }
+  template <Side kSide, class Visit>
+  TILE_FUNCTION static void visit(const BothMasks<A, B>& mask, Visit visit) {
+    Bounds<A>::template visit<kSide>(mask.a, visit);
+    Bounds<B>::template visit<kSide>(mask.b, visit);
+  }
+};
+
+// Whether TMA may load a fetch, as far as its type tells. Others are loaded by those who multiply.
+template <class F>
+TILE_FUNCTION constexpr bool is_box() {
+  using S = FetchedShape<F>;
+  using M = std::remove_cvref_t<decltype(F::mask)>;
+  using Index = std::remove_cvref_t<decltype(F::pointers.index)>;
+  if constexpr (!unit_stride<Index>()) {
+    return false;
+  } else {
+    return S::kPlanes == 1 && S::kRows >= 8 && FetchedLayout<F>::kRowBytes >= 32 &&
+           Bounds<M>::count(Side::other) == 0 && Bounds<M>::count(Side::columns) <= 1 &&
+           Bounds<M>::count(Side::rows) <= 1;
+  }
+}
+
+// A box, but for the map: its first column and row, and where that is in the tensor.
+struct Corner {
+  s64 column = 0, row = 0, rest = 0;  // rest: what they leave of the index
+  bool inside = true;
+};
+template <class F>
+TILE_FUNCTION Corner corner_of(const F& fetch) {
+  using M = std::remove_cvref_t<decltype(fetch.mask)>;
+  const auto& index = fetch.pointers.index;
+  Corner at;
+  Bounds<M>::template visit<Side::columns>(fetch.mask, [&](const auto& a, auto) { at.column = a.base; });
+  Bounds<M>::template visit<Side::rows>(fetch.mask, [&](const auto& a, auto) { at.row = a.base; });
+  Bounds<M>::template visit<Side::whole>(fetch.mask,
+                                         [&](const auto& a, auto n) { at.inside = at.inside && a.base < n; });
+  at.rest = index.base - at.column - at.row * (FetchedShape<F>::kRows > 1 ? s64{index.row} : s64{0});
+  return at;
+}
+
+// ---- Maps ----
+
+// The tensor that a fetch's boxes are of, as its pointers and its mask tell: what both sides find its map by.
+struct Boxed {
+  const void* data;
+  s64 columns, rows, pitch;  // in elements
+  int element, box_columns, box_rows;
+  TILE_FUNCTION bool operator==(const Boxed& b) const {
+    return data == b.data && columns == b.columns && rows == b.rows && pitch == b.pitch && element == b.element &&
+           box_columns == b.box_columns && box_rows == b.box_rows;
+  }
+};
+template <class F>
+TILE_FUNCTION Boxed boxed(const F& fetch) {
+  using S = FetchedShape<F>;
+  using M = std::remove_cvref_t<decltype(fetch.mask)>;
+  constexpr int kElement = static_cast<int>(sizeof(FetchedType<F>));
+  Boxed found{fetch.pointers.tensor.data,         S::kColumns,           S::kRows, fetch.pointers.index.row, kElement,
+              FetchedLayout<F>::kLine / kElement, smaller(S::kRows, 256)};
+  Bounds<M>::template visit<Side::columns>(fetch.mask, [&](const auto&, auto n) { found.columns = n; });
+  Bounds<M>::template visit<Side::rows>(fetch.mask, [&](const auto&, auto n) { found.rows = n; });
+  return found;
+}
+
+struct TileMap {
+#if defined(__CUDACC__)
+  CUtensorMap map;
+#endif
+  Boxed of;
+  s64 step, depth;  // of the third side
+  double per_step;  // 1 / step
+  s64 origin;       // the element (0, 0, 0)
+  unsigned line;    // of a fetch of it, for messages
+};
+
+inline constexpr int kMaxMaps = 6;
+struct Maps {
+  TileMap maps[kMaxMaps];
+  int count = 0;
+
+  TILE_FUNCTION const TileMap* find(const Boxed& boxed) const {
+    for (int i = 0; i < count; ++i) {
+      if (maps[i].of == boxed) return maps + i;
+    }
+    return nullptr;
+  }
+};
+
+struct Box {
+  int column, row, depth;
+};
+TILE_FUNCTION void stop() {
+#if defined(__CUDA_ARCH__)
+  __trap();
+#elif !defined(__CUDACC__)
+  emulation::fail("a pipeline fetches what no program did that the launch looked at");
+#endif
+}
+// The coordinates of a box. A program that fetches from elsewhere than those the host has run is stopped.
+template <class F>
+TILE_FUNCTION Box box_of(const F& fetch, const TileMap& map) {
+  const Corner at = corner_of(fetch);
+  if (!at.inside) return {0, static_cast<int>(map.of.rows), 0};
+  const s64 rest = at.rest - map.origin;
+  const int depth = rest == 0 ? 0 : static_cast<int>(static_cast<double>(rest) * map.per_step + 0.5);
+  if (depth * map.step != rest || depth < 0 || depth >= map.depth) stop();
+  return {static_cast<int>(at.column), static_cast<int>(at.row), depth};
+}
+
+template <class Fetches>
+inline constexpr int boxed_bytes = 0;
+template <class F, class... More>
+inline constexpr int boxed_bytes<Fetches<F, More...>> =
+    (is_box<F>() ? (FetchedLayout<F>::kBytes + 1023) / 1024 * 1024 : 0) + boxed_bytes<Fetches<More...>>;
+template <class Fetches>
+inline constexpr int expected_bytes = 0;
+template <class F, class... More>
+inline constexpr int expected_bytes<Fetches<F, More...>> =
+    (is_box<F>() ? FetchedLayout<F>::kBytes : 0) + expected_bytes<Fetches<More...>>;
+template <class Fetches>
+inline constexpr int fetch_count = 0;
+template <class... F>
+inline constexpr int fetch_count<Fetches<F...>> = sizeof...(F);
+
+// ---- On the host: what the programs of a launch fetch ----
+
+struct Plan {
+  Maps maps;
+  int depth = 0;  // of pipelines in pipelines
+  std::string problem;
+
+  void refuse(const Where& where, const std::string& why) {
+    if (problem.empty()) problem = "the fetch in line " + std::to_string(where.line) + ": " + why;
+  }
+
+  template <class F>
+  void look_at(const F& fetch) {
+    using M = std::remove_cvref_t<decltype(fetch.mask)>;
+    const Boxed of = boxed(fetch);
+    bool plain = true;
+    Bounds<M>::template visit<Side::columns>(fetch.mask, [&](const auto& a, auto) { plain = plain && a.column == 1; });
+    Bounds<M>::template visit<Side::rows>(fetch.mask, [&](const auto& a, auto) { plain = plain && a.row == 1; });
+    if (!plain) return refuse(fetch.where, "its mask is not of whole rows and columns");
+    if (of.columns < 1 || of.rows < 1) return refuse(fetch.where, "the tensor is empty");
+    if constexpr (!std::is_same_v<std::remove_cvref_t<decltype(fetch.other)>, Nothing>) {
+      if (fetch.other != 0) return refuse(fetch.where, "it is masked with a number that is not 0");
+    }
+    const s64 origin = corner_of(fetch).rest;
+    for (int i = 0; i < maps.count; ++i) {
+      TileMap& map = maps.maps[i];
+      if (!(map.of == of)) continue;
+      const s64 low = std::min(map.origin, origin), high = std::max(map.origin + map.step * (map.depth - 1), origin);
+      map.step = std::gcd(map.step, origin - map.origin);
+      map.origin = low;
+      map.depth = map.step == 0 ? 1 : (high - low) / map.step + 1;
+      return;
+    }
+    if (maps.count == kMaxMaps) return refuse(fetch.where, "there are more than " + std::to_string(kMaxMaps));
+    TileMap& map = maps.maps[maps.count++];
+    map.of = of;
+    map.step = 0;
+    map.depth = 1;
+    map.origin = origin;
+    map.line = fetch.where.line;
+  }
+
+  // After the last program.
+  void finish() {
+    for (int i = 0; i < maps.count; ++i) {
+      TileMap& map = maps.maps[i];
+      map.per_step = map.step == 0 ? 0.0 : 1.0 / static_cast<double>(map.step);
+      const Where where{"", map.line, 0};
+      const s64 pitch = map.of.pitch * map.of.element, step = map.step * map.of.element;
+      const auto address =
+          reinterpret_cast<std::uintptr_t>(map.of.data) + static_cast<std::uintptr_t>(map.origin * map.of.element);
+      if (address % 16 != 0) return refuse(where, "its tensor does not start at a multiple of 16 bytes");
+      if (pitch % 16 != 0 || pitch <= 0) {
+        return refuse(where, "its rows are " + std::to_string(pitch) + " bytes apart, no multiple of 16");
+      }
+      if (step % 16 != 0) {
+        return refuse(where, "its tiles are " + std::to_string(step) + " bytes apart, no multiple of 16");
+      }
+    }
+  }
+};
+
+struct Probe : Hollow<Probe> {
+  template <class T>
+  static Pointer<Probe, T> pointer(const Tensor<T>& tensor) {
+    return {tensor.data, {}};
+  }
+
+  struct Look {
+    Plan* plan;
+    Boxed* first;  // of each fetch, in step 0
+    bool is_first;
+    template <class F, class Position>
+    int operator()(const F& fetch, Position position) const {
+      if constexpr (is_box<F>()) {
+        if (is_first) first[position] = boxed(fetch);
+        if (!(first[position] == boxed(fetch))) plan->refuse(fetch.where, "its tensor is another one in another step");
+        plan->look_at(fetch);
+      }
+      return 0;
+    }
+  };
+
+  struct Program : Hollow<Probe>::Program {
+    Plan* plan = nullptr;
+    int ids[3] = {}, counts[3] = {1, 1, 1};
+    TILE_FUNCTION int id(int axis) const { return ids[axis]; }
+    TILE_FUNCTION int count(int axis) const { return counts[axis]; }
+
+    template <class Context, int Stages, class Stage, class Body>
+    TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body& body) {
+#if !defined(__CUDA_ARCH__)
+      if (++plan->depth > 1 && plan->problem.empty()) plan->problem = "a pipeline stands in another one's body";
+      NoBody nothing;
+      Boxed first[fetch_count<decltype(stage(0))> + 1] = {};
+      for (int k = 0; k < steps; k = k < 1 || k == steps - 1 ? k + 1 : steps - 1) {
+        stage(k).each(Look{plan, first, k == 0}, nothing, k);
+      }
+      if (steps > 0) stage(0).each(HollowFetches<Probe>{}, body, 0);
+      --plan->depth;
+#endif
+    }
+  };
+};
+
+// ---- The ring of stages ----
+
+// Behind the stages lie two times the bytes that are transposed, and behind these the barriers: a full and an empty one
+// for each stage and for each time.
+struct Ring {
+  int memory, slot_bytes, slots;
+  int transposed_bytes, transposed[kMaxTransposed];  // of each fetch, where in them; -1 if it is not transposed
+  Word barriers;
+  int slot = 0;
+  Word parity = 0;
+  int time = 0;
+  Word time_parity = 0;
+
+  TILE_FUNCTION int transposed_at() const { return memory + slots * slot_bytes + time * transposed_bytes; }
+  TILE_FUNCTION Word transposed_full() const { return barriers + static_cast<Word>(16 * (slots + time)); }
+  TILE_FUNCTION Word transposed_empty() const { return transposed_full() + 8; }
+  TILE_FUNCTION void next_time() {
+    time ^= 1;
+    time_parity ^= static_cast<Word>(time == 0);
+  }
+
+  TILE_FUNCTION Word full() const { return barriers + static_cast<Word>(16 * slot); }
+  TILE_FUNCTION Word empty() const { return full() + 8; }
+  TILE_FUNCTION int offset() const { return memory + slot * slot_bytes; }
+  TILE_FUNCTION void next() {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+inline constexpr int kMaxSlots = 8, kTransposingWarps = 3;
+
+// Whether a fetch may be transposed; whether it is, the ring says.
+template <class F, int kPlace>
+TILE_FUNCTION constexpr bool may_be_transposed() {
+  return is_box<F>() && std::is_same_v<FetchedType<F>, s8> && FetchedShape<F>::kRows >= 32 && kPlace < kMaxTransposed;
+}
+template <class Fetches, int kPlace = 0>
+inline constexpr bool any_may_be_transposed = false;
+template <class F, class... More, int kPlace>
+inline constexpr bool any_may_be_transposed<Fetches<F, More...>, kPlace> =
+    may_be_transposed<F, kPlace>() || any_may_be_transposed<Fetches<More...>, kPlace + 1>;
+template <class Fetches>
+TILE_FUNCTION bool is_transposed(const Ring& ring) {
+  if constexpr (any_may_be_transposed<Fetches>) return ring.transposed_bytes > 0;
+  return false;
+}
+
+// Transposes the bytes of a stage that has come.
+template <int kWarps>
+struct TransposeFetches {
+  const Ring* ring;
+  int warp;
+  int* offset;
+  template <class F, class Position>
+  TILE_FUNCTION int operator()(const F&, Position) const {
+    if constexpr (may_be_transposed<F, Position::value>()) {
+      using S = FetchedShape<F>;
+      using E = typename decltype(F::pointers)::Executor;
+      const int to = ring->transposed[Position::value];
+      if (to >= 0) {
+        transpose_bytes<kWarps>(Staged<E, s8, S>{*offset},
+                                Staged<E, s8, Shape<1, S::kColumns, S::kRows>>{ring->transposed_at() + to}, warp);
+      }
+    }
+    if constexpr (is_box<F>()) *offset += (FetchedLayout<F>::kBytes + 1023) / 1024 * 1024;
+    return 0;
+  }
+};
+
+// Programs in bands along x: those that run at the same time share rows and columns of operands.
+TILE_FUNCTION void place_program(int number, const int (&counts)[3], int band, int (&ids)[3]) {
+  const int plane = counts[0] * counts[1], z = number / plane, within = number - z * plane;
+  const int first = within / (band * counts[1]) * band, width = smaller(band, counts[0] - first);
+  const int rest = within - first * counts[1];
+  ids[0] = first + rest % width;
+  ids[1] = rest / width;
+  ids[2] = z;
+}
+
+// ---- The thread that asks for the boxes ----
+
+#if defined(__CUDACC__)
+template <class F>
+TILE_FUNCTION void tma_load(const F& fetch, const TileMap& map, Word to, Word full) {
+  using Layout = FetchedLayout<F>;
+  const Box at = box_of(fetch, map);
+  constexpr int kColumns = Layout::kLine / Layout::kElement, kRows = smaller(Layout::kRows, 256);
+  TILE_UNROLL
+  for (int panel = 0; panel < Layout::kPanels; ++panel) {
+    TILE_UNROLL
+    for (int row = 0; row < Layout::kRows; row += kRows) {
+      tma_load(to + Word(panel * Layout::kPanel + row * Layout::kLine), &map, at.column + panel * kColumns,
+               at.row + row, at.depth, full);
+    }
+  }
+}
+#endif
+
+template <class L>
+struct Producer : Hollow<Producer<L>> {
+  template <class T>
+  static Pointer<Producer, T> pointer(const Tensor<T>& tensor) {
+    return {tensor.data, {}};
+  }
+
+  struct Find {
+    const Maps* maps;
+    const TileMap** found;
+    template <class F, class Position>
+    TILE_FUNCTION int operator()(const F& fetch, Position position) const {
+      if constexpr (is_box<F>()) {
+        found[position] = maps->find(boxed(fetch));
+        if (found[position] == nullptr) stop();
+      }
+      return 0;
+    }
+  };
+  struct Load {
+    const TileMap* const* found;
+    Word* to;
+    Word full;
+    template <class F, class Position>
+    TILE_FUNCTION int operator()([[maybe_unused]] const F& fetch, Position) const {
+#if defined(__CUDACC__)
+      if constexpr (is_box<F>()) {
+        tma_load(fetch, *found[Position::value], *to, full);
+        *to += (FetchedLayout<F>::kBytes + 1023) / 1024 * 1024;
+      }
+#endif
+      return 0;
+    }
+  };
+
+  struct Program : Hollow<Producer<L>>::Program {
+    const Maps* maps;
+    Ring* ring;
+    int ids[3], counts[3];
+    TILE_FUNCTION int id(int axis) const { return ids[axis]; }
+    TILE_FUNCTION int count(int axis) const { return counts[axis]; }
+
+    template <class Context, int Stages, class Stage, class Body>
+    TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body&) {
+      using Fetched = decltype(stage(0));
+      if constexpr (expected_bytes < Fetched >> 0) {
+        if (steps <= 0) return;
+        NoBody nothing;
+        const TileMap* found[fetch_count<Fetched>] = {};
+        stage(0).each(Find{maps, found}, nothing, 0);
+        TILE_NO_UNROLL
+        for (int k = 0; k < steps; ++k) {
+#if defined(__CUDACC__)
+          barrier_wait(ring->empty(), ring->parity ^ 1);
+          barrier_expect(ring->full(), expected_bytes<Fetched>);
+#endif
+          Word to = shared_address(arena() + ring->offset());
+          stage(k).each(Load{found, &to, ring->full()}, nothing, k);
+          ring->next();
+        }
+      }
+    }
+  };
+};
+
+// ---- The warps that transpose bytes ----
+
+template <class L>
+struct Transposer : Hollow<Transposer<L>> {
+  template <class T>
+  static Pointer<Transposer, T> pointer(const Tensor<T>& tensor) {
+    return {tensor.data, {}};
+  }
+
+  struct Program : Hollow<Transposer<L>>::Program {
+    Ring* ring;
+    int warp;
+    int ids[3], counts[3];
+    TILE_FUNCTION int id(int axis) const { return ids[axis]; }
+    TILE_FUNCTION int count(int axis) const { return counts[axis]; }
+
+    template <class Context, int Stages, class Stage, class Body>
+    TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body&) {
+      using Fetched = decltype(stage(0));
+      if constexpr (expected_bytes < Fetched >> 0) {
+        NoBody nothing;
+        TILE_NO_UNROLL
+        for (int k = 0; k < steps; ++k) {
+#if defined(__CUDACC__)
+          if (is_transposed<Fetched>(*ring)) {
+            barrier_wait(ring->transposed_empty(), ring->time_parity ^ 1);
+            barrier_wait(ring->full(), ring->parity);
+            int offset = ring->offset();
+            stage(k).each(TransposeFetches<kTransposingWarps>{ring, warp, &offset}, nothing, k);
+            stores_to_matrices();
+            __syncwarp();
+            if ((threadIdx.x & 31) == 0) barrier_arrive(ring->transposed_full());
+            ring->next_time();
+          }
+#endif
+          ring->next();
+        }
+      }
+    }
+  };
+};
+
+// ---- Those who multiply ----
+
+template <class E, class Program>
+struct BoxedFetches {
+  Program* program;
+  const Ring* ring;
+  int* offset;
+  template <class F, class Position>
+  TILE_FUNCTION auto operator()(const F& fetch, Position) const {
+    if constexpr (is_box<F>()) {
+      Staged<E, FetchedType<F>, FetchedShape<F>, Position::value> staged{*offset};
+      if constexpr (may_be_transposed<F, Position::value>()) {
+        if (ring != nullptr) staged.transposed = ring->transposed_at() + ring->transposed[Position::value];
+      }
+      *offset += (FetchedLayout<F>::kBytes + 1023) / 1024 * 1024;
+      return staged;
+    } else {
+      return program->load(fetch.pointers, fetch.mask, fetch.other, fetch.where);
+    }
+  }
+};
+
+#if !defined(__CUDACC__)
+// Emulated, the first thread copies the boxes when their step has come.
+struct CopyBoxes {
+  const Maps* maps;
+  int* offset;
+  template <class F, class Position>
+  int operator()(const F& fetch, Position) const {
+    if constexpr (is_box<F>()) {
+      using T = FetchedType<F>;
+      using Layout = FetchedLayout<F>;
+      const TileMap* const map = maps->find(boxed(fetch));
+      if (map == nullptr) stop();
+      const Box at = box_of(fetch, *map);
+      const T* const data = static_cast<const T*>(map->of.data) + map->origin + at.depth * map->step;
+      for (int row = 0; row < Layout::kRows; ++row) {
+        for (int column = 0; column < FetchedShape<F>::kColumns; ++column) {
+          const s64 x = at.column + column, y = at.row + row;
+          const bool inside = x >= 0 && x < map->of.columns && y >= 0 && y < map->of.rows;
+          const T value = inside ? data[y * map->of.pitch + x] : T{};
+          memcpy(static_cast<void*>(arena() + *offset + Layout::at(row, column)), &value, sizeof(T));
+        }
+      }
+      *offset += (Layout::kBytes + 1023) / 1024 * 1024;
+    }
+    return 0;
+  }
+};
+#endif
+
+template <class L, class E, class Program, class Stage, class Body>
+TILE_FUNCTION void consume(Program& program, [[maybe_unused]] const Maps* maps, Ring& ring, int steps, Stage& stage,
+                           Body& body) {
+  using Fetched = decltype(stage(0));
+  constexpr bool kBoxes = expected_bytes < Fetched >> 0;
+  TILE_NO_UNROLL
+  for (int k = 0; k < steps; ++k) {
+    int offset = ring.offset();
+#if defined(__CUDA_ARCH__)
+    if constexpr (kBoxes) barrier_wait(ring.full(), ring.parity);
+    if (is_transposed<Fetched>(ring)) barrier_wait(ring.transposed_full(), ring.time_parity);
+#elif !defined(__CUDACC__)
+    NoBody nothing;
+    int copied = offset, read = offset;
+    barrier<L>();
+    if (thread() == 0) stage(k).each(CopyBoxes{maps, &copied}, nothing, k);
+    barrier<L>();
+    stage(k).each(TransposeFetches<L::kThreads / 32>{&ring, thread() >> 5, &read}, nothing, k);
+    barrier<L>();
+#endif
+    stage(k).each(BoxedFetches<E, Program>{&program, &ring, &offset}, body, k);
+    if constexpr (kBoxes) {
+#if defined(__CUDA_ARCH__)
+      __syncwarp();
+      if ((thread() & 31) == 0) {
+        barrier_arrive(ring.empty());
+        if (is_transposed<Fetched>(ring)) barrier_arrive(ring.transposed_empty());
+      }
+#endif
+      if (is_transposed<Fetched>(ring)) ring.next_time();
+      ring.next();
+    }
+  }
+}
+
+}  // namespace octile::tile::gpu
