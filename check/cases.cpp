@@ -169,6 +169,8 @@ std::vector<Case> ordinary_cases(Task task) {
       return linear_backward_cases(task);
     case Operation::linear:
       return one_step_only(w8a8_cases());
+    case Operation::grouped_gemm:
+      return expert_cases(task.format);
     case Operation::gemm:
       break;
     default:
@@ -193,6 +195,7 @@ std::vector<Case> special_cases(Task task) {
     case Operation::blocked_gemm:
     case Operation::linear:
     case Operation::gemm:
+    case Operation::grouped_gemm:
     case Operation::column_sum:
       return special_linear_cases(task);
     default:
@@ -216,6 +219,10 @@ std::vector<Case> cases(Task task, DeviceType device, bool quick) {
   }
   const std::vector<Case> special = special_cases(task);
   list.insert(list.end(), special.begin(), special.end());
+  // There one launch has all experts, in rows of their own.
+  if (device == DeviceType::cuda && task.operation == Operation::gemm) {
+    std::erase_if(list, [](const Case& c) { return std::holds_alternative<GroupedLinearCase>(c); });
+  }
   return list;
 }
 

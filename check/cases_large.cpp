@@ -229,6 +229,8 @@ std::vector<Case> large_cases(Task task) {
     case Operation::blocked_gradient_quantize:
     case Operation::blocked_gemm:
       return LargeCases().blocked_gradients();
+    case Operation::grouped_gemm:
+      return large_expert_cases(task.format);
     case Operation::gemm:
       break;
     default:

@@ -79,6 +79,38 @@ class LinearCases {
     return std::move(cases_);
   }
 
+  // Every option with every number of rows; no term at all.
+  std::vector<Case> more_experts(GemmFormat format) {
+    for (const auto& of_experts : kRowsOfExperts) {
+      for (const Sizes sizes : {Sizes{0, 16, 32}, {1, 64, 256}, {3, 130, 96}, {0, 77, 384}, {2, 5, 0}}) {
+        for (int turn = 0; turn < 3; ++turn) add_experts(format, of_experts, sizes);
+      }
+    }
+    return std::move(cases_);
+  }
+
+  // Around the sizes of tiles; whole ones, multiples of 16, and of nothing.
+  std::vector<Case> large_experts(GemmFormat format) {
+    std::vector<std::int64_t> many;
+    for (std::int64_t e = 0; e < 100; ++e) many.push_back(e * 7 % 5);
+    for (const auto& rows : {std::vector<std::int64_t>{0, 200, 1, 64, 33, 0, 129, 17}, {300, 5}, {15, 16, 17, 48}, many}) {
+      for (const Sizes sizes : {Sizes{0, 512, 512}, {2, 264, 1024}, {1, 136, 2048}, {0, 300, 272}, {3, 520, 256}}) {
+        if (static_cast<std::int64_t>(rows.size()) * sizes.n * sizes.k > 8'000'000) continue;
+        for (int turn = 0; turn < 6; ++turn) {
+          add_experts(format, rows, sizes);
+          auto& c = std::get<GroupedLinearCase>(cases_.back());
+          c.large = true;
+          // What rows of tensor cores take.
+          GroupedLinearDescription& d = c.description;
+          if (d.x == DType::f64 || (format.float_a && d.x == DType::f32)) d.x = DType::bf16;
+          if (d.y == DType::f64) d.y = DType::f32;
+          if (format.float_a) d.y = turn % 3 == 2 ? DType::f32 : d.x;
+        }
+      }
+    }
+    return std::move(cases_);
+  }
+
   // All of both operands -128 over the longest contraction: the s32 sum is 2^31 - 2^14, one short of overflow.
   static Case longest_contraction(DType y, bool packed) {
     LinearCase c;
@@ -202,6 +234,7 @@ class LinearCases {
     constexpr std::array<std::int64_t, 4> kSlots = {0, 1, 2, 5};
     d.gather = turn_.pick(kBools);
     d.slots = turn_.pick(kSlots);
+    d.clear_rest = d.slots == 0 && turn_.pick(kBools);
     if (d.gather || d.slots > 0) d.tokens = kTokens.size();
     for (std::int64_t r = 0; d.gather && r < c.rows; ++r) c.token.push_back(turn_.pick(kTokens));
     for (std::int64_t i = 0; i < d.slots * d.tokens; ++i) {
@@ -375,6 +408,10 @@ std::vector<Case> w8a8_cases() { return LinearCases().w8a8(); }
 
 std::vector<Case> grouped_cases(GemmFormat format) { return LinearCases().grouped(format); }
 
+std::vector<Case> expert_cases(GemmFormat format) { return LinearCases().more_experts(format); }
+
+std::vector<Case> large_expert_cases(GemmFormat format) { return LinearCases().large_experts(format); }
+
 std::vector<Case> linear_backward_cases(Task task) { return LinearBackwardCases(task).all(); }
 
 std::vector<Case> special_linear_cases(Task task) {
@@ -390,7 +427,8 @@ std::vector<Case> special_linear_cases(Task task) {
       for (const bool packed : kBools) all.push_back(LinearCases::longest_contraction(y, packed));
     }
   }
-  if (task.operation == Operation::gemm) append(all, LinearCases().experts(task.format));
+  if (has_format(task.operation)) append(all, LinearCases().experts(task.format));
+  if (task.operation == Operation::grouped_gemm) return all;
   if (linear || w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
   if (task.operation == Operation::gemm) append(all, LinearCases().shared_by_threads(task.format, true));
   if (linear) {

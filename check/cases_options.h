@@ -93,6 +93,8 @@ inline bool can_be_one_step(const LinearDescription& d) {
 std::vector<Case> w8a8_cases();
 std::vector<Case> large_cases(Task task);
 std::vector<Case> grouped_cases(GemmFormat format);
+std::vector<Case> expert_cases(GemmFormat format);
+std::vector<Case> large_expert_cases(GemmFormat format);
 std::vector<Case> linear_backward_cases(Task task);
 std::vector<Case> special_linear_cases(Task task);
 

@@ -46,7 +46,7 @@ std::string describe_one(const GroupedLinearCase& c) {
                  " tokens=", d.tokens, " gather=", d.gather, " slots=", d.slots, " x=", d.x, " y=", d.y, ' ',
                  name(d.activation), " static_scale=", d.static_scale, ' ', name(d.weight),
                  d.packed_weight ? " packed" : "", " group=", d.weight.group, " zero_point=", d.weight.zero_point,
-                 " bias=", d.bias, " offsets=", joined(c.offsets));
+                 " bias=", d.bias, " clear_rest=", d.clear_rest, " offsets=", joined(c.offsets));
 }
 
 std::string describe_one(const GroupedLinearBackwardCase& c) {

@@ -72,9 +72,10 @@ bool sums_columns(Task task) {
 Bounds bounds_of(std::string_view sku) {
   Bounds bounds;
   for (const std::string& row : rows_in(sku)) {
-    const Work work = work_of(row);
-    const bool gradients = sums_columns(work.task);
-    bounds[gradients ? Task{Operation::column_sum} : work.task].push_back(gradients ? Bound::sum : work.bound);
+    Work work = work_of(row);
+    if (sums_columns(work.task)) work = {{Operation::column_sum}, Bound::sum};
+    if (work.task.operation == Operation::grouped_gemm) work.task.operation = Operation::gemm;
+    bounds[work.task].push_back(work.bound);
   }
   return bounds;
 }

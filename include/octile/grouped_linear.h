@@ -24,7 +24,7 @@ namespace octile {
 //                  whose place is some expert's row;  Y[t, n] = round_to_y(acc)
 //
 // f32 is f64 when y is f64. X is quantized once per row of X, however many experts a token goes to. The bits of Y
-// depend on no thread count, and with s8 X on no backend.
+// depend on no thread count, and with an s8 X on no backend.
 struct GroupedLinearDescription {
   std::int64_t experts = 0;
   std::int64_t m = 0;  // maximum number of rows of all experts together, below 2^31; `run` accepts fewer
@@ -40,12 +40,14 @@ struct GroupedLinearDescription {
   WeightFormat weight = WeightFormat::s8_per_channel;
   bool packed_weight = false;  // `run` takes what `pack` wrote. The fastest
   bool bias = false;
+  bool clear_rest = false;  // nobody's rows of Y become 0 instead; without slots
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
 };
 
-// Values of offsets, token and place are checked on the CPU alone.
+// Values of offsets, token and place are checked on the CPU alone. On a GPU nothing is copied to the host: the offsets
+// may change between runs of a graph.
 struct GroupedLinearArgs {
   ConstTensor x = {};        // (M, K); with gather (tokens, K)
   ConstTensor x_scale = {};  // only if x is s8 and not static: one for each row of x

@@ -450,7 +450,7 @@ typedef struct {
   int32_t bias;              /* boolean */
   int32_t gather;            /* boolean: rows of X are tokens */
   int32_t threads;           /* maximum number of CPU threads; 0: all */
-  int32_t reserved;          /* 0 */
+  int32_t clear_rest;        /* boolean: rows of Y that are no expert's become 0; without slots */
   octile_device device;      /* default the CPU */
   const char* kernel;        /* NULL or "": the fastest */
 } octile_grouped_linear_description;

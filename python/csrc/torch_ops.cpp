@@ -428,6 +428,7 @@ void grouped_linear(Value* stack) {
   description.y = dtype_of(y_dtype);
   description.packed_weight = packed;
   description.bias = bias.present();
+  description.clear_rest = !places.present();
   place(x.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
@@ -450,7 +451,6 @@ void grouped_linear(Value* stack) {
   args.router_weight = views(router_weight);
   args.y = views(y, shape);
   run(octile_grouped_linear_run, *plan, args, x.device());
-  if (!places.present()) clear_rows_of_nobody(*args.offsets, *args.y);
   stack[0] = y.release();
 }
 

@@ -12,6 +12,10 @@ KernelRows kernels() { return {}; }
 OnDevice::OnDevice(Device) {}
 OnDevice::~OnDevice() = default;
 void write_empty_sum(const GemmOperands&, Stream) {}
+void prepare_sum_slots(DType) {}
+void prepare_clear_rest() {}
+void clear_rest(const ConstTensor&, const Tensor&, Stream) {}
+void sum_slots(const SlotOperands&, Stream) {}
 
 }  // namespace cuda
 

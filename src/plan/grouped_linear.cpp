@@ -1,7 +1,7 @@
-// GroupedLinearPlan on the CPU: X is quantized once; each expert's rows are gathered, and go through a LinearPlan of
-// the expert's shape. Experts with few rows are shared out among the threads, one expert a thread at a time, so that
-// each weight is read once and no thread waits for another between experts; those that would leave threads idle go
-// first, each with all threads.
+// GroupedLinearPlan: X is quantized once. On a GPU one grouped_gemm has all experts' rows, and a second kernel sums them
+// over slots. On the CPU each expert's rows are gathered, and go through a LinearPlan of the expert's shape. Experts with
+// few rows are shared out among the threads, one expert a thread at a time, so that each weight is read once and no
+// thread waits for another between experts; those that would leave threads idle go first, each with all threads.
 #include "octile/grouped_linear.h"
 
 #include <algorithm>
@@ -19,7 +19,6 @@
 #include "base/validate.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
-#include "octile/quantize.h"
 #include "plan/grouped.h"
 #include "plan/packed_weight.h"
 #include "plan/plan.h"
@@ -34,19 +33,23 @@ constexpr std::string_view kPack = "GroupedLinearPlan::pack";
 struct GroupedLinearImpl : Plan::Impl {
   GroupedLinearDescription description;
   StaticScale static_scale;
-  std::optional<QuantizePlan> quantize;  // where X is float and the products take it as s8
-  std::optional<LinearPlan> many;        // an expert with all threads
-  std::optional<LinearPlan> few;         // an expert of at most kFewGroupedRows rows with one thread
+  QuantizeStep quantize;                 // where X is float and the products take it as s8
+  std::optional<LinearPlan> many;        // an expert on the CPU with all threads; for a GPU it packs weights
   std::int64_t expert_bytes = 0;         // of a packed weight
   std::size_t xq_at = 0;                 // (rows of X, xq_pitch) s8
   std::size_t x_scale_at = 0;
+  std::size_t z_at = 0;  // (m, z_pitch)
+  std::int64_t xq_pitch = 0;
+  std::int64_t z_pitch = 0;
+  // On a GPU.
+  GemmStep product;
+  // On the CPU.
+  std::optional<LinearPlan> few;  // an expert of at most kFewGroupedRows rows with one thread
   // An expert's rows of X or Xq: m of them for all threads, and kFewGroupedRows for each thread.
   std::size_t gathered_at = 0;
   std::size_t gathered_scale_at = 0;
-  std::size_t z_at = 0;     // (m, n)
   std::size_t bias_at = 0;  // (experts, n) in z's type
   std::size_t order_at = 0;
-  std::int64_t xq_pitch = 0;
   std::int64_t gathered_pitch = 0;
 };
 
@@ -85,15 +88,35 @@ LinearDescription product_of(const GroupedLinearDescription& d) {
   return product;
 }
 
+// The same of all experts, on a GPU.
+GemmProblem grouped_problem(const GroupedLinearDescription& d) {
+  GemmProblem p = gemm_problem(product_of(d));
+  p.operation = Operation::grouped_gemm;
+  p.experts = d.experts;
+  p.gather = d.gather;
+  return p;
+}
+
 void check(const GroupedLinearDescription& d) {
   check_size(kSelect, "tokens", d.tokens);
   check_size(kSelect, "slots", d.slots);
-  check_linear(kSelect, expert_of(d));
+  LinearDescription expert = expert_of(d);
+  const bool on_gpu = d.device.type == DeviceType::cuda;
+  if (on_gpu) expert.kernel = {};  // other rows' names
+  check_linear(kSelect, expert);
+  const GemmProblem product = grouped_problem(d);
+  if (on_gpu) {
+    const Task task = task_of(product);
+    check_requested_kernel(kSelect, {d.kernel, d.device, {quantizes(d) ? Task{Operation::quantize} : task, task}});
+  }
   if (d.tokens > kMaxGroupedRows) {
     fail(Status::unsupported, kSelect, ": tokens = ", d.tokens, ", expected at most ", kMaxGroupedRows);
   }
   check_grouped(kSelect, d);
   check_bytes(kSelect, "place", d.tokens, d.slots);
+  if (d.clear_rest && d.slots > 0) {
+    fail(Status::unsupported, kSelect, ": clear_rest with slots = ", d.slots, ": all rows of y are tokens'");
+  }
 }
 
 // One expert's, not packed.
@@ -121,7 +144,7 @@ LinearPackArgs bind_weights(const GroupedLinearImpl& impl, const LinearPackArgs&
   }
   if (d.weight.zero_point) {
     const ConstTensor z = checks.matrix("weight_zero_point", args.weight_zero_point, DType::s32, {rows, d.k / group});
-    check_values_within(checks, "weight_zero_point", z, -8, 7);
+    if (z.device.type == DeviceType::cpu) check_values_within(checks, "weight_zero_point", z, -8, 7);
     bound.weight_zero_point = z;
   } else {
     checks.absent("weight_zero_point", args.weight_zero_point);
@@ -154,10 +177,11 @@ GroupedLinearArgs bind(const GroupedLinearImpl& impl, const GroupedLinearArgs& a
   bound.x_scale = if_present(d.x == DType::s8 && d.activation != Activation::static_per_tensor, "x_scale", args.x_scale,
                              [&] { return checks.vector("x_scale", args.x_scale, scale, x_rows); });
   bound.offsets = checks.vector("offsets", args.offsets, DType::s32, d.experts + 1);
-  check_offsets(checks, bound.offsets, m);
+  const bool on_cpu = d.device.type == DeviceType::cpu;
+  if (on_cpu) check_offsets(checks, bound.offsets, m);
   bound.token = if_present(d.gather, "token", args.token, [&] {
     const ConstTensor token = checks.vector("token", args.token, DType::s32, m);
-    check_values_within(checks, "token", token, 0, static_cast<int>(x_rows) - 1);
+    if (on_cpu) check_values_within(checks, "token", token, 0, static_cast<int>(x_rows) - 1);
     return token;
   });
   if (d.packed_weight) {
@@ -185,7 +209,83 @@ GroupedLinearArgs bind(const GroupedLinearImpl& impl, const GroupedLinearArgs& a
   return bound;
 }
 
-// ---- Rows in and out ----
+struct QuantizedX {
+  ConstTensor x, x_scale;
+};
+
+// X as the products take it, in the workspace.
+QuantizedX quantize(const GroupedLinearImpl& impl, const GroupedLinearArgs& args, std::byte* memory, Stream stream) {
+  const GroupedLinearDescription& d = impl.description;
+  const std::int64_t m = args.x.rows();
+  auto* const q = reinterpret_cast<std::int8_t*>(memory + impl.xq_at);
+  QuantizeOperands o{.x = args.x, .q = on(d.device, matrix(q, m, d.k, impl.xq_pitch))};
+  o.scale = {memory + impl.x_scale_at, 1, 0, d.k};
+  o.given_scale = {const_cast<void*>(impl.static_scale.data()), 0, 0, d.k, true};  // only read
+  if (m > 0) launch(impl, impl.quantize, o, memory, stream);
+  return {o.q, on(d.device, scale_vector(memory + impl.x_scale_at, scale_type(d.x), m, 1))};
+}
+
+// ---- On a GPU ----
+
+// b, b_scale and zero_point of expert 0, and how far it is to the next one's.
+void bind_experts(const GroupedLinearImpl& impl, const GroupedLinearArgs& args, GemmOperands& o) {
+  const GroupedLinearDescription& d = impl.description;
+  const GemmProblem& p = impl.product.problem;
+  o.experts.offsets = args.offsets;
+  o.experts.token = args.token;
+  if (d.bias) {
+    o.bias = as_vector(rows_at(args.bias, 0, 1));
+    o.bias.strides[0] = args.bias.strides[1];
+    o.experts.bias_stride = args.bias.strides[0];
+  }
+  if (d.packed_weight) {
+    o.b = rows_at(args.weight, 0, impl.expert_bytes);
+    o.experts.b_stride = impl.expert_bytes;
+    return;
+  }
+  const std::int64_t rows_of_scale = d.weight.granularity == Granularity::tensor ? 1 : d.n;
+  o.b = rows_at(args.weight, 0, d.n);
+  o.b_scale = rows_at(args.weight_scale, 0, rows_of_scale);
+  o.experts.b_stride = d.n * args.weight.strides[0];
+  o.experts.b_scale_stride = rows_of_scale * args.weight_scale.strides[0];
+  if (d.weight.granularity != Granularity::group) {
+    if (rows_of_scale == 1) o.b_scale = repeated(o.b_scale, d.n);
+    if (p.grouped()) o.b_scale = as_column(o.b_scale);
+  }
+  if (d.weight.zero_point) {
+    o.zero_point = rows_at(args.weight_zero_point, 0, d.n);
+    o.experts.zero_point_stride = d.n * args.weight_zero_point.strides[0];
+  }
+}
+
+void run_on_gpu(const GroupedLinearImpl& impl, const GroupedLinearArgs& args, std::byte* memory, Stream stream) {
+  const GroupedLinearDescription& d = impl.description;
+  const std::int64_t m = rows_of(d, args);
+  GemmOperands o;
+  bind_experts(impl, args, o);
+  o.y = args.y;
+  if (d.slots > 0) o.y = on(d.device, Tensor{memory + impl.z_at, z_type(d), {}, 2, {m, d.n}, {impl.z_pitch, 1}});
+  if (d.k == 0) {
+    if (m > 0 && d.experts > 0) write_empty_sum(o, d.device, stream);
+  } else {
+    o.a = args.x;
+    o.a_scale = args.x_scale;
+    if (d.x == DType::s8 && d.activation == Activation::static_per_tensor) {
+      o.a_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), args.x.rows(), 0);
+    }
+    if (impl.quantize.kernel) {
+      const QuantizedX x = quantize(impl, args, memory, stream);
+      o.a = x.x;
+      o.a_scale = x.x_scale;
+    }
+    launch(impl, impl.product, o, memory, stream);
+  }
+  const cuda::OnDevice current(d.device);
+  if (d.clear_rest && m > 0) cuda::clear_rest(args.offsets, args.y, stream);
+  if (d.slots > 0) cuda::sum_slots({o.y, args.offsets, args.place, args.router_weight, args.y}, stream);
+}
+
+// ---- Rows in and out, on the CPU ----
 
 constexpr std::int64_t kGatheredBytes = 1 << 16;  // of a part
 constexpr std::int64_t kSummedColumns = 256;      // of a sum, at a time
@@ -200,6 +300,14 @@ void gather_rows(const ConstTensor& x, const ConstTensor& token, const Tensor& o
                   static_cast<std::size_t>(row_bytes));
     }
   });
+}
+
+void clear_rest(const ConstTensor& offsets, const Tensor& y) {
+  const std::int64_t begin = load_integer(offsets, 0), end = load_integer(offsets, offsets.rows() - 1);
+  for (std::int64_t r = 0; r < y.rows(); ++r) {
+    if (begin <= r && r < end) continue;
+    for (std::int64_t j = 0; j < y.cols(); ++j) store(y, r, j, 0.0);
+  }
 }
 
 template <class Real, class Out>
@@ -292,20 +400,6 @@ struct Run {
     one.x_scale = scale;
   }
 
-  void quantize() {
-    const GroupedLinearDescription& d = impl.description;
-    const std::int64_t m = args.x.rows();
-    auto* const q = reinterpret_cast<std::int8_t*>(memory + impl.xq_at);
-    const Tensor scale{memory + impl.x_scale_at, scale_type(d.x), {}, 1, {m, 0}, {1, 0}};
-    QuantizeArgs x{.x = args.x, .q = matrix(q, m, d.k, impl.xq_pitch), .scale = scale};
-    if (d.activation == Activation::static_per_tensor) {
-      x.given_scale = scale_vector(impl.static_scale.data(), impl.static_scale.type(), m, 0);
-    }
-    impl.quantize->run(x, {memory + impl.scratch, impl.quantize->workspace_size()});
-    rows.x = x.q;
-    rows.x_scale = scale;
-  }
-
   // place: which of the gathered rows are its.
   LinearArgs of(std::int64_t e, std::int64_t place, int threads) const {
     const std::int64_t first = load_integer(args.offsets, e);
@@ -333,58 +427,81 @@ struct Run {
 
 }  // namespace
 
+namespace {
+
+void select_on_gpu(GroupedLinearImpl& impl) {
+  const GroupedLinearDescription& d = impl.description;
+  const GemmProblem p = grouped_problem(d);
+  impl.product = choose(gemm_kernels(), task_of(p), p, kSelect, d.kernel);
+  impl.add("product", impl.product);
+  const cuda::OnDevice current(d.device);
+  if (d.clear_rest) cuda::prepare_clear_rest();
+  if (d.slots > 0) {
+    cuda::prepare_sum_slots(d.y);
+    impl.explanation += "sum over slots: slot_sum_sm80\n";
+  }
+  LinearDescription packs = product_of(d);  // on the CPU
+  packs.m = 1;
+  packs.device = {};
+  packs.kernel = {};
+  impl.many = LinearPlan::select(packs);
+  impl.guarantee = guarantee_of(impl.product, "K");
+  impl.reserve_scratch(std::max(impl.product.workspace, impl.quantize.workspace));
+}
+
+void select_on_cpu(GroupedLinearImpl& impl) {
+  const GroupedLinearDescription& d = impl.description;
+  const LinearDescription product = product_of(d);
+  impl.many = LinearPlan::select(product);
+  LinearDescription few = product;
+  few.m = std::min(d.m, kFewGroupedRows);
+  few.threads = 1;
+  impl.few = LinearPlan::select(few);
+  impl.sku += (impl.sku.empty() ? "" : " + ") + impl.many->sku();
+  impl.explanation += message("an expert with all threads\n", impl.many->explain(), "an expert of at most ",
+                              kFewGroupedRows, " rows, with one thread: ", impl.few->sku(), "\n");
+  impl.order_at = impl.reserve(1, d.experts, DType::s32);
+  if (d.gather) {
+    impl.gathered_pitch = operand_pitch(d.k);
+    const std::int64_t rows = d.m + few.m * threads_of_groups(d.threads);
+    check_bytes(kSelect, "the gathered rows", rows, impl.gathered_pitch);
+    impl.gathered_at = impl.reserve(rows, impl.gathered_pitch, product.x);
+    impl.gathered_scale_at = impl.reserve(1, rows, scale_type(d.y));
+  }
+  if (d.slots > 0 && d.bias) impl.bias_at = impl.reserve(d.experts, d.n, z_type(d));
+  impl.guarantee = impl.many->precision_guarantee();
+  impl.reserve_scratch(std::max({impl.quantize.workspace, impl.many->workspace_size(),
+                                 impl.few->workspace_size() * static_cast<std::size_t>(threads_of_groups(d.threads))}));
+}
+
+}  // namespace
+
 GroupedLinearPlan GroupedLinearPlan::select(const GroupedLinearDescription& description) {
   const cpu::FloatEnvironment environment;
   check(description);
   const GroupedLinearDescription& d = description;
-  const LinearDescription product = product_of(d);
-  if (d.device.type != DeviceType::cpu) {
-    GemmProblem p = gemm_problem(product);
-    p.operation = Operation::grouped_linear;
-    require(ask(gemm_kernels(), {Operation::grouped_linear}, p, d.kernel), {Operation::grouped_linear}, kSelect);
-  }
   auto impl = std::make_shared<GroupedLinearImpl>();
   impl->description = d;
   impl->function = "GroupedLinearPlan::run";
   impl->static_scale = StaticScale(d.static_scale, scale_type(d.y));
-  impl->many = LinearPlan::select(product);
-  LinearDescription few = product;
-  few.m = std::min(d.m, kFewGroupedRows);
-  few.threads = 1;
-  impl->few = LinearPlan::select(few);
-  impl->expert_bytes = static_cast<std::int64_t>(impl->many->packed_weight_size());
   impl->explanation = message("grouped linear, ", d.experts, " experts, ", d.m, " rows",
                               d.gather ? message(" gathered from ", d.tokens, " tokens") : "",
                               d.slots > 0 ? message(" summed over ", d.slots, " slots") : "", "\n");
-  std::size_t scratch = std::max(impl->many->workspace_size(),
-                                 impl->few->workspace_size() * static_cast<std::size_t>(threads_of_groups(d.threads)));
   if (quantizes(d)) {
-    QuantizeDescription x = quantize_problem(expert_of(d));
+    QuantizeProblem x = quantize_problem(expert_of(d));
     x.rows = rows_of_x(d);
-    x.kernel = d.kernel;
-    impl->quantize = QuantizePlan::select(x);
-    impl->sku = impl->quantize->sku() + " + ";
-    impl->explanation += impl->quantize->explain();
-    scratch = std::max(scratch, impl->quantize->workspace_size());
+    impl->quantize = choose(quantize_kernels(), {Operation::quantize}, x, kSelect, d.kernel);
+    impl->add("quantize X", impl->quantize);
     impl->xq_pitch = operand_pitch(d.k);
     impl->xq_at = impl->reserve(x.rows, impl->xq_pitch, DType::s8);
     impl->x_scale_at = impl->reserve(1, x.rows, scale_type(d.x));
   }
-  impl->sku += impl->many->sku();
-  impl->explanation += message("an expert with all threads\n", impl->many->explain(), "an expert of at most ",
-                               kFewGroupedRows, " rows, with one thread: ", impl->few->sku(), "\n");
-  impl->order_at = impl->reserve(1, d.experts, DType::s32);
-  if (d.gather) {
-    impl->gathered_pitch = operand_pitch(d.k);
-    const std::int64_t rows = d.m + few.m * threads_of_groups(d.threads);
-    check_bytes(kSelect, "the gathered rows", rows, impl->gathered_pitch);
-    impl->gathered_at = impl->reserve(rows, impl->gathered_pitch, product.x);
-    impl->gathered_scale_at = impl->reserve(1, rows, scale_type(d.y));
-  }
-  if (d.slots > 0) impl->z_at = impl->reserve(d.m, d.n, z_type(d));
-  if (d.slots > 0 && d.bias) impl->bias_at = impl->reserve(d.experts, d.n, z_type(d));
-  impl->reserve_scratch(scratch);
-  impl->guarantee = impl->many->precision_guarantee();
+  const bool on_gpu = d.device.type == DeviceType::cuda;
+  impl->z_pitch = ceil_div(d.n, std::int64_t{4}) * 4;  // a GPU reads four columns at a time
+  if (d.slots > 0) impl->z_at = impl->reserve(d.m, impl->z_pitch, z_type(d));
+  on_gpu ? select_on_gpu(*impl) : select_on_cpu(*impl);
+  impl->expert_bytes = static_cast<std::int64_t>(impl->many->packed_weight_size());
+  if (on_gpu) impl->describe_times(d.device, d.threads);
   return GroupedLinearPlan(std::move(impl));
 }
 
@@ -421,7 +538,7 @@ Verdict GroupedLinearPlan::can_implement(const GroupedLinearArgs& args) const {
   });
 }
 
-void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, Stream) const {
+void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, Stream stream) const {
   const cpu::FloatEnvironment environment;
   const GroupedLinearImpl& impl = grouped(impl_);
   const GroupedLinearDescription& d = impl.description;
@@ -430,13 +547,18 @@ void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, 
   std::byte* const memory = finish_checks(checks, impl, workspace);
   const std::int64_t m = rows_of(d, bound);
   if (d.n == 0) return;
+  if (d.device.type == DeviceType::cuda) return run_on_gpu(impl, bound, memory, stream);
 
   Schedule schedule{bound.offsets, {d.threads, d.n, d.k}, reinterpret_cast<std::int32_t*>(memory + impl.order_at)};
   Run run{impl, bound, memory};
   run.rows = {.x = bound.x, .x_scale = bound.x_scale, .bias = bound.bias, .y = bound.y};
-  if (impl.quantize) run.quantize();
+  if (impl.quantize.kernel) {
+    const QuantizedX x = quantize(impl, bound, memory, stream);
+    run.rows.x = x.x;
+    run.rows.x_scale = x.x_scale;
+  }
   if (d.slots > 0) {
-    run.rows.y = Tensor{memory + impl.z_at, z_type(d), {}, 2, {m, d.n}, {d.n, 1}};
+    run.rows.y = Tensor{memory + impl.z_at, z_type(d), {}, 2, {m, d.n}, {impl.z_pitch, 1}};
     if (d.bias) {
       const Tensor bias{memory + impl.bias_at, z_type(d), {}, 2, {d.experts, d.n}, {d.n, 1}};
       for (const std::int32_t e : schedule.all()) {
@@ -455,6 +577,7 @@ void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, 
         const std::int64_t place = d.m + thread * std::min(d.m, kFewGroupedRows);
         impl.few->run(run.of(e, place, 1), {scratch + static_cast<std::size_t>(thread) * one, one});
       });
+  if (d.clear_rest) clear_rest(bound.offsets, bound.y);
   if (d.slots == 0) return;
   z_type(d) == DType::f64 ? sum_slots<double>(bound, run.rows.y, schedule.threads())
                           : sum_slots<float>(bound, run.rows.y, schedule.threads());

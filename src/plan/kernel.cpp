@@ -48,13 +48,13 @@ std::string_view name(Operation operation) {
                                                               "gradient_quantize", "blocked_gradient_quantize",
                                                               "w8a8_linear",       "gemm",
                                                               "w8a8_blocked_gemm", "column_sum",
-                                                              "grouped_linear"};
+                                                              "grouped_gemm"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
 std::string name(Task task) {
-  if (task.operation != Operation::gemm) return std::string(name(task.operation));
-  return message("w", bits(task.format.b), task.format.float_a ? "a16" : "a8", "_gemm");
+  if (!has_format(task.operation)) return std::string(name(task.operation));
+  return message("w", bits(task.format.b), task.format.float_a ? "a16_" : "a8_", name(task.operation));
 }
 
 Scales scales_over(const QuantizeProblem& p, const ConstTensor& t, std::int64_t cols) {
@@ -114,8 +114,9 @@ std::vector<KernelInfo> kernels() {
     const GemmFormat format = kernel->task.format;
     p.b = is_packed(format.b) ? WeightFormat::in_groups(format.b) : WeightFormat::s8_per_channel;
     if (format.float_a) p.a = DType::f32;
-    if (format == kW8A16) p.b.granularity = Granularity::column;
+    if (format == kW8A16 && p.operation == Operation::gemm) p.b.granularity = Granularity::column;
     if (p.operation == Operation::blocked_gemm) p.a_block = kMinGradientBlock;
+    if (p.operation == Operation::grouped_gemm) p.experts = 1;
     add(
         *kernel, p,
         [](GemmProblem& other) {

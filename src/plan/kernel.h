@@ -45,7 +45,7 @@ enum class Operation : std::uint8_t {
     //   acc_g = sum_{c in g} a[i, c] * b[j, c];  t = fma(f32(acc_g), a_scale[i, g], t), g ascending, from t = 0
     //   y[i, j] = t
   column_sum,         // y[0, j] = sum_i a[i, j]
-  grouped_linear,     // octile/grouped_linear.h in one launch. On the CPU its plan launches gemms instead
+  grouped_gemm,       // gemm of each expert's rows of a: ExpertOperands. On the CPU the plan launches gemms instead
 };
 // clang-format on
 
@@ -134,6 +134,8 @@ struct GemmProblem {
   bool accumulate = false;  // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
   bool dynamic = true;      // linear: the scale of a row is computed; otherwise a_scale is one given value
   bool multiplier = false;  // linear: a is multiplied by `multiplier`, per column, before it is quantized
+  std::int64_t experts = 0;  // grouped_gemm: m is the rows of all of them, n the channels of one
+  bool gather = false;       // grouped_gemm: `token` says which row of a a row of y is of
   Device device = {};
   int threads = 0;
 
@@ -151,22 +153,35 @@ inline constexpr GemmFormat kW8A16 = {DType::s8, true};
 inline constexpr GemmFormat kW4A8 = {DType::s4, false};
 inline constexpr GemmFormat kW4A16 = {DType::s4, true};
 
-// What a kernel computes: rows of the same task may stand in for each other. Only a gemm has a format.
+constexpr bool has_format(Operation operation) {
+  return operation == Operation::gemm || operation == Operation::grouped_gemm;
+}
+
+// What a kernel computes: rows of the same task may stand in for each other. Only gemms have a format.
 struct Task {
   Operation operation = Operation::quantize;
   GemmFormat format = {};
   friend constexpr auto operator<=>(Task, Task) = default;
 };
 constexpr Task task_of(const GemmProblem& p) {
-  return {p.operation, p.operation == Operation::gemm ? GemmFormat{p.b.type, is_float(p.a)} : GemmFormat{}};
+  return {p.operation, has_format(p.operation) ? GemmFormat{p.b.type, is_float(p.a)} : GemmFormat{}};
 }
 // Whether all rows of a product give the same bits, in any order of summation.
 constexpr bool is_exact(Task task) {
   return task.operation == Operation::linear || task.operation == Operation::blocked_gemm ||
-         (task.operation == Operation::gemm && !task.format.float_a);
+         (has_format(task.operation) && !task.format.float_a);
 }
 std::string_view name(Operation operation);
 std::string name(Task task);  // "w4a16_gemm"
+
+// What a grouped_gemm is given besides: b, b_scale, zero_point and bias are those of expert 0, and the next expert's lie
+// so many of their elements (a packed b's bytes) behind. Rows of y are those of all experts, sorted; the values of
+// offsets and token are in device memory.
+struct ExpertOperands {
+  ConstTensor offsets = {};  // (experts + 1), s32: expert e has the rows of y from offsets[e] on; others are not written
+  ConstTensor token = {};    // (m), s32: rows of a and a_scale; absent: those of y
+  std::int64_t b_stride = 0, b_scale_stride = 0, zero_point_stride = 0, bias_stride = 0;
+};
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two
 // strides is 1. Strides of scales may be 0. A packed b is bytes that hold its scales and zero points too. A scale that
@@ -178,8 +193,9 @@ struct GemmOperands {
   ConstTensor b_scale = {};     // by b's granularity: (n), (n, k / group) or, along the contraction, (k)
   ConstTensor multiplier = {};  // linear: (k)
   ConstTensor zero_point = {};  // (n, k / group), s32
-  ConstTensor bias = {};        // (n), dtype of y
+  ConstTensor bias = {};        // (n), dtype of y; of a grouped_gemm any float type's
   Tensor y = {};
+  ExpertOperands experts = {};
 };
 
 struct Launch {
@@ -238,6 +254,20 @@ KernelRows kernels();  // none where Octile is built without CUDA
 
 // y of an empty contraction: the bias, or zero.
 void write_empty_sum(const GemmOperands& operands, Stream stream);
+
+// The sum over slots: octile/grouped_linear.h. All of f32 or f64, but y.
+struct SlotOperands {
+  ConstTensor z = {};              // (m, n)
+  ConstTensor offsets = {};        // (experts + 1), s32
+  ConstTensor place = {};          // (tokens, slots), s32
+  ConstTensor router_weight = {};  // (tokens, slots)
+  Tensor y = {};                   // (tokens, n)
+};
+void prepare_sum_slots(DType y);
+// Nobody's rows of y become 0.
+void prepare_clear_rest();
+void clear_rest(const ConstTensor& offsets, const Tensor& y, Stream stream);
+void sum_slots(const SlotOperands& operands, Stream stream);
 }  // namespace cuda
 
 }  // namespace octile

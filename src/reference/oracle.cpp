@@ -414,7 +414,10 @@ void grouped(const GroupedLinearDescription& d, const GroupedLinearArgs& args) {
   const std::vector<Real> z = grouped_rows<Real>(d, args, d.slots > 0 ? scale_type(d.y) : d.y);
   const auto at = [&](std::int64_t r, std::int64_t n) { return z[static_cast<std::size_t>(r * d.n + n)]; };
   for (std::int64_t n = 0; n < d.n; ++n) {
-    for (std::int64_t r = begin; d.slots == 0 && r < end; ++r) store(args.y, r, n, at(r, n));
+    for (std::int64_t r = 0; d.slots == 0 && r < args.y.rows(); ++r) {
+      const bool of_expert = begin <= r && r < end;
+      if (of_expert || d.clear_rest) store(args.y, r, n, of_expert ? at(r, n) : 0);
+    }
     for (std::int64_t t = 0; d.slots > 0 && t < args.y.rows(); ++t) {
       Real sum{};
       for (std::int64_t s = 0; s < d.slots; ++s) {

@@ -826,6 +826,190 @@ TEST_F(Cuda, FourBitWeightsThatAreRefused) {
   EXPECT_EQ(plan.can_implement(args).status, Status::misaligned);
 }
 
+// ---- Experts ----
+
+// Experts with f16 tokens, a few of them each; host memory.
+struct ExpertValues {
+  GroupedLinearDescription d;
+  std::vector<std::uint16_t> x, bias;
+  std::vector<std::uint8_t> weight;  // of either type
+  std::vector<float> weight_scale, router_weight;
+  std::vector<std::int32_t> offsets, token, place;
+
+  explicit ExpertValues(const GroupedLinearDescription& description) : d(description) {
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
+    const std::int64_t groups = d.weight.granularity == Granularity::group ? d.k / d.weight.group : 1;
+    for (std::int64_t i = 0; i < d.tokens * d.k; ++i) x.push_back(Half(normal(random)).bits);
+    for (std::int64_t i = 0; i < d.experts * d.n; ++i) bias.push_back(Half(normal(random)).bits);
+    weight.resize(size(d.experts * d.n * d.k * bits(d.weight.type) / 8));
+    weight_scale.resize(size(d.experts * d.n * groups));
+    router_weight.resize(size(d.tokens * d.slots));
+    for (auto& v : weight) v = static_cast<std::uint8_t>(random());
+    for (float& v : weight_scale) v = 0.001f + 0.0001f * static_cast<float>(random() & 31);
+    for (float& v : router_weight) v = normal(random);
+    route(0);
+  }
+
+  // Other tokens for each expert; some rows are nobody's, and some experts have none.
+  void route(unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<std::int32_t> bounds;
+    for (std::int64_t e = 0; e <= d.experts; ++e) bounds.push_back(static_cast<std::int32_t>(random() % (d.m + 1)));
+    std::sort(bounds.begin(), bounds.end());
+    if (seed % 3 == 1) std::fill(bounds.begin(), bounds.end(), static_cast<std::int32_t>(d.m / 2));  // no rows at all
+    offsets = bounds;
+    token.assign(static_cast<std::size_t>(d.m), 0);
+    place.assign(static_cast<std::size_t>(d.tokens * d.slots), 0);
+    for (auto& t : token) t = static_cast<std::int32_t>(random() % d.tokens);
+    for (auto& r : place) r = static_cast<std::int32_t>(random() % (d.m + 2)) - 1;
+  }
+
+  struct Pointers {
+    const void *x, *weight, *weight_scale, *bias, *router_weight, *offsets, *token, *place;
+    void* y;
+  };
+  GroupedLinearArgs args(Device device, const Pointers& p) const {
+    GroupedLinearArgs a;
+    const auto s32 = [](const void* data) { return static_cast<const std::int32_t*>(data); };
+    const std::int64_t rows = d.experts * d.n;
+    a.x = matrix(static_cast<const Half*>(p.x), d.tokens, d.k);
+    a.offsets = vector(s32(p.offsets), d.experts + 1);
+    a.token = vector(s32(p.token), d.m);
+    if (d.weight.type == DType::s4) {
+      a.weight = matrix_s4(static_cast<const std::uint8_t*>(p.weight), rows, d.k);
+    } else {
+      a.weight = matrix(static_cast<const std::int8_t*>(p.weight), rows, d.k);
+    }
+    const auto* const scale = static_cast<const float*>(p.weight_scale);
+    const bool grouped = d.weight.granularity == Granularity::group;
+    a.weight_scale = grouped ? ConstTensor(matrix(scale, rows, d.k / d.weight.group)) : vector(scale, rows);
+    if (d.bias) a.bias = matrix(static_cast<const Half*>(p.bias), d.experts, d.n);
+    if (d.slots > 0) {
+      a.place = matrix(s32(p.place), d.tokens, d.slots);
+      a.router_weight = matrix(static_cast<const float*>(p.router_weight), d.tokens, d.slots);
+    }
+    a.y = matrix(static_cast<Half*>(p.y), d.slots > 0 ? d.tokens : d.m, d.n);
+    for (ConstTensor* t : {&a.x, &a.offsets, &a.token, &a.weight, &a.weight_scale, &a.bias, &a.place, &a.router_weight}) {
+      *t = on(device, *t);
+    }
+    a.y = on(device, a.y);
+    return a;
+  }
+
+  std::size_t size_of_y() const { return static_cast<std::size_t>((d.slots > 0 ? d.tokens : d.m) * d.n); }
+
+  Bits on_cpu() const {
+    GroupedLinearDescription cpu = d;
+    cpu.device = {};
+    const auto plan = GroupedLinearPlan::select(cpu);
+    Bits y(size_of_y(), kPoison << 8 | kPoison);
+    std::vector<std::byte> memory(plan.workspace_size());
+    plan.run(args({}, {x.data(), weight.data(), weight_scale.data(), bias.data(), router_weight.data(), offsets.data(),
+                       token.data(), place.data(), y.data()}),
+             {memory.data(), memory.size()});
+    return y;
+  }
+};
+
+GroupedLinearDescription experts(std::int64_t m, Activation activation, const WeightFormat& weight) {
+  GroupedLinearDescription d{.experts = 9, .m = m, .n = 136, .k = 256, .tokens = 40, .gather = true};
+  d.x = d.y = DType::f16;
+  d.activation = activation;
+  d.weight = weight;
+  d.bias = true;
+  d.device = kGpu;
+  return d;
+}
+
+// One graph serves every routing: nothing of it is known to the host.
+TEST_F(Cuda, ExpertsInAGraphFollowTheirOffsets) {
+  for (const WeightFormat& weight : {WeightFormat::s8_per_channel, WeightFormat::s8_group, WeightFormat::s4_group}) {
+    for (const Activation activation : {Activation::dynamic_per_token, Activation::none}) {
+      for (const std::int64_t slots : {0, 3}) {
+        for (const std::int64_t m : {1, 30, 300}) {
+          GroupedLinearDescription d = experts(m, activation, weight);
+          d.slots = slots;
+          ExpertValues values(d);
+          const auto plan = GroupedLinearPlan::select(d);
+          SCOPED_TRACE(plan.explain());
+          const OnGpu<std::uint16_t> x(values.x), bias(values.bias);
+          const OnGpu<std::uint8_t> bytes(values.weight);
+          const OnGpu<float> scale(values.weight_scale), router(values.router_weight);
+          const OnGpu<std::int32_t> offsets(values.offsets), token(values.token), place(values.place);
+          OnGpu<std::uint16_t> y(values.size_of_y());
+          const OnGpu<std::byte> memory(plan.workspace_size());
+          const GroupedLinearArgs args = values.args(kGpu, {x.data(), bytes.data(), scale.data(), bias.data(), router.data(),
+                                                            offsets.data(), token.data(), place.data(), y.data()});
+          const SideStream stream;
+          cudaGraph_t graph = nullptr;
+          expect(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+          const long before = allocations;
+          plan.run(args, {memory.data(), memory.size()}, stream);
+          EXPECT_EQ(allocations, before);
+          expect(cudaStreamEndCapture(stream.get(), &graph));
+          cudaGraphExec_t executable = nullptr;
+          expect(cudaGraphInstantiate(&executable, graph, 0));
+          for (unsigned seed = 0; seed < 6; ++seed) {
+            values.route(seed);
+            const auto copy = [&](const OnGpu<std::int32_t>& to, const std::vector<std::int32_t>& from) {
+              expect(cudaMemcpy(to.data(), from.data(), from.size() * 4, cudaMemcpyHostToDevice));
+            };
+            copy(offsets, values.offsets);
+            copy(token, values.token);
+            copy(place, values.place);
+            y.poison();
+            expect(cudaGraphLaunch(executable, stream.get()));
+            stream.wait();
+            const Bits replayed = y.values();
+            if (activation != Activation::none) {
+              EXPECT_EQ(replayed, values.on_cpu()) << "routing " << seed;
+            }
+            y.poison();
+            plan.run(args, {memory.data(), memory.size()}, stream);
+            stream.wait();
+            EXPECT_EQ(y.values(), replayed) << "routing " << seed;
+          }
+          cudaGraphExecDestroy(executable);
+          cudaGraphDestroy(graph);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, ExpertsThatAreRefused) {
+  const auto refused = [](GroupedLinearDescription d, const std::string& kernel, const std::string& text) {
+    d.kernel = kernel;
+    try {
+      GroupedLinearPlan::select(d);
+      ADD_FAILURE() << kernel << " was chosen";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  GroupedLinearDescription d = experts(8, Activation::dynamic_per_token, WeightFormat::s8_group);
+  refused(d, "w8a8_grouped_gemm_sm80", "takes a scale per channel or tensor, not groups");
+  d.weight = WeightFormat::s8_per_channel;
+  refused(d, "w8a8_grouped_gemm_simt_sm80", "takes scales of groups of a row");
+  d.packed_weight = true;
+  refused(d, "", "takes the weight as it is, not packed");
+  d.packed_weight = false;
+  d.m = (std::int64_t{1} << 30) + 1;
+  refused(d, "", "takes at most 2^30");
+  d.m = 8;
+  const ExpertValues values(d);
+  const auto plan = GroupedLinearPlan::select(d);
+  EXPECT_EQ(plan.sku().find("quantize"), 0u) << plan.sku();
+  EXPECT_NE(plan.sku().find(" + w8a8_grouped_gemm_"), std::string::npos) << plan.sku();
+  Bits y(values.size_of_y());
+  const GroupedLinearArgs host = values.args(
+      {}, {values.x.data(), values.weight.data(), values.weight_scale.data(), values.bias.data(), nullptr,
+           values.offsets.data(), values.token.data(), nullptr, y.data()});
+  EXPECT_EQ(plan.can_implement(host).status, Status::shape_mismatch);
+}
+
 // What a tuning file names is chosen; it decides for sums of floats only where it was named itself.
 TEST_F(Cuda, ATuningFileIsFollowed) {
   std::string folder = std::filesystem::temp_directory_path() / "octile_tuning_XXXXXX";

@@ -111,6 +111,7 @@ inline GroupedLinearDescription grouped_linear_description(Bytes& in) {
   GroupedLinearDescription d{.experts = in.rarely(30) ? in.size() : in.below(6), .m = e.m, .n = e.n, .k = e.k};
   d.gather = in.below(2) == 1;
   d.slots = in.rarely(30) ? in.size() : in.below(4);
+  d.clear_rest = in.below(4) == 0;
   if (d.gather || d.slots > 0) d.tokens = in.rarely(30) ? in.size() : in.below(12);
   d.x = e.x, d.y = e.y, d.activation = e.activation, d.static_scale = e.static_scale, d.weight = e.weight;
   if (d.activation == Activation::dynamic_per_tensor && !in.rarely(20)) d.activation = Activation::dynamic_per_token;
@@ -281,7 +282,7 @@ inline void describe(const GroupedLinearDescription& d, octile_grouped_linear_de
   c.experts = d.experts, c.m = d.m, c.n = d.n, c.k = d.k, c.tokens = d.tokens, c.slots = d.slots;
   c.group = d.weight.group, c.static_scale = d.static_scale, c.x = number(d.x), c.y = number(d.y);
   c.activation = number(d.activation), c.weight = number(d.weight), c.weight_zero_point = d.weight.zero_point;
-  c.bias = d.bias, c.gather = d.gather;
+  c.bias = d.bias, c.gather = d.gather, c.clear_rest = d.clear_rest;
 }
 
 inline void describe(const LinearBackwardDescription& d, octile_linear_backward_description& c) {

@@ -167,9 +167,11 @@ TEST(Grouped, RefusesDescriptions) {
     change(d);
     return refusal([&] { GroupedLinearPlan::select(d); });
   };
-  expect_in("no kernel for grouped_linear on cuda", select([](auto& d) { d.device = Device::cuda(0); }));
+  expect_in("no kernel for w8a8_grouped_gemm on cuda",
+            select([](auto& d) { d.device = Device::cuda(0), d.x = DType::s8; }));
   expect_in("activation = dynamic_per_tensor", select([](auto& d) { d.activation = Activation::dynamic_per_tensor; }));
   expect_in("experts = -1 is negative", select([](auto& d) { d.experts = -1; }));
+  expect_in("clear_rest with slots = 2", select([](auto& d) { d.clear_rest = true, d.slots = 2, d.tokens = 4; }));
   expect_in("slots = -2 is negative", select([](auto& d) { d.slots = -2; }));
   expect_in("GroupedLinearPlan::select: k = 131072", select([](auto& d) { d.k = kMaxContraction + 1; }));
   expect_in("m = 2147483648, expected at most", select([](auto& d) { d.m = std::int64_t{1} << 31; }));

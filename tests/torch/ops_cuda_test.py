@@ -1,8 +1,10 @@
 """The ops on a GPU: the CPU's bits, torch's stream, graphs, memory, and no waiting."""
 
+import copy
 import time
 
 import numpy as np
+import octile
 import op_reference as reference
 import pytest
 import torch
@@ -217,3 +219,90 @@ def test_the_second_gpu():
         assert all(t.device.index == 1 for t in flat(got)), name
         assert same(got, on_host()), name
     assert torch.cuda.current_device() == 0
+
+
+# ---- Experts ----
+
+LAYERS = {
+    "w8a8": (octile.W8A8Linear, {}),
+    "w8a16": (octile.W8A16Linear, {"group": 64}),
+    "w4a8": (octile.W4A8Linear, {"group": 64}),
+    "w4a16": (octile.W4A16Linear, {"group": 64}),
+}
+EXPERTS, SLOTS = 6, 3
+
+
+def experts_of(name, dtype=torch.bfloat16, seed=3):
+    kind, words = LAYERS[name]
+    torch.manual_seed(seed)
+    layers = (torch.nn.Linear(k, EXPERTS * n, bias=False, dtype=dtype) for n, k in ((2 * 192, 128), (128, 192)))
+    biases = {"up_bias": (EXPERTS, 2 * 192), "down_bias": (EXPERTS, 128)}
+    biases = {key: torch.nn.Parameter(torch.randn(*shape, dtype=dtype)) for key, shape in biases.items()}
+    return octile.Experts(EXPERTS, *(kind.from_linear(layer, **words) for layer in layers), **biases)
+
+
+def routed(tokens, dtype=torch.bfloat16, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    index = torch.rand(tokens, EXPERTS, generator=g).topk(SLOTS).indices
+    index[::5, 1] = -1  # nobody's
+    return torch.randn(tokens, 128, generator=g).to(dtype), index, torch.rand(tokens, SLOTS, generator=g)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_experts(name, packed):
+    """Those of the CPU, with int8 tokens to the bit; nothing waits; and a graph takes any routing."""
+    host = experts_of(name)
+    device = copy.deepcopy(host).to("cuda")
+    if packed:
+        octile.pack_(device)
+    x, index, weights = (t.cuda() for t in routed(40))
+    with torch.no_grad():
+        device(x, index, weights)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            device(x, index, weights)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = device(x, index, weights)
+        for seed in range(4):
+            routing = routed(40, seed=seed)
+            for there, here in zip((x, index, weights), routing, strict=True):
+                there.copy_(here)
+            graph.replay()
+            alone = device(x, index, weights)
+            assert torch.equal(y, alone)
+            expected = host(*routing)
+            # Between the layers torch's silu is not the CPU's to the bit.
+            assert torch.nn.functional.cosine_similarity(y.cpu().float(), expected.float()).min() > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["w8a8", "w4a8"])
+def test_grouped_linear(name, dtype):
+    """The CPU's bits, of rows that are gathered, and of sums over slots; nobody's rows are 0."""
+    layer = experts_of(name, dtype).gate_up_proj
+    x, index, weights = routed(30, dtype)
+    sorted_rows = octile.experts.sort_by_expert(EXPERTS, index)
+    assert int(sorted_rows[0][-1]) < len(sorted_rows[1])
+    rows = torch.randn(30 * SLOTS, 128).to(dtype)
+    with torch.no_grad():
+        for args, router in (((x, sorted_rows), None), ((rows, sorted_rows), weights)):
+            expected = octile.experts.grouped_linear(args[0], layer, args[1], None, router)
+            there = copy.deepcopy(layer).to("cuda")
+            moved = [t.cuda() for t in sorted_rows]
+            got = octile.experts.grouped_linear(
+                args[0].cuda(), there, moved, None, None if router is None else router.cuda()
+            )
+            assert same(got, expected)
+
+
+def test_gradients_of_experts_are_refused():
+    device = experts_of("w8a8").to("cuda")
+    x, index, weights = (t.cuda() for t in routed(5))
+    y = device(x.requires_grad_(), index, weights)
+    with pytest.raises(RuntimeError, match="no other has these gradients"):
+        y.float().sum().backward()

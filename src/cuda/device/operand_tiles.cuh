@@ -61,9 +61,41 @@ __device__ inline void copy_part(const Operand& o, std::uint32_t to_shared, cons
   }
 }
 
+// Lines of an operand that lie one behind the other, and those of a GatheredOperand: where a thread's begin. A line is
+// copied from the beginning of its first unit; `head` bytes before it.
+template <int kTurns, bool kGathered>
+struct FillerLines {
+  const std::int8_t* from;  // the unit that its first line begins in
+  // The same for all lines of a thread, since a turn and a step go on by multiples of 16 lines or bytes, or of 8 lines
+  // whose pitch is even.
+  int first_head;
+
+  __device__ const std::int8_t* at(const Operand& o, int turn, int lines_at_once) const {
+    return from + turn * lines_at_once * o.pitch;
+  }
+  __device__ int head(int) const { return first_head; }
+  __device__ void advance(std::int64_t bytes) { from += bytes; }
+};
+template <int kTurns>
+struct FillerLines<kTurns, true> {
+  const std::int8_t* from[kTurns];
+  std::uint32_t heads;  // 4 bits each
+  static_assert(kTurns <= 8);
+
+  template <class O>
+  __device__ const std::int8_t* at(const O&, int turn, int) const {
+    return from[turn];
+  }
+  __device__ int head(int turn) const { return static_cast<int>(heads >> 4 * turn & 15); }
+  __device__ void advance(std::int64_t bytes) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) from[i] += bytes;
+  }
+};
+
 // One thread's part of copying an operand's tiles: chunk `across` of every kLinesAtOnce'th line. Rows beyond the last
 // are not copied, and their products are not stored.
-template <class Tile, int kRows, bool kOuter, int kElement = 1>
+template <class Tile, int kRows, bool kOuter, int kElement = 1, bool kGathered = false>
 class Filler {
  public:
   static constexpr int kLineBytes = (kOuter ? kRows : Tile::kStep) * kElement;
@@ -72,14 +104,34 @@ class Filler {
   static constexpr int kBytes = kLines * (kLineBytes + (Tile::kShifts ? kChunk : 0));
 
   __device__ Filler(const Operand& o, int first_row, int first_term)
+    requires(!kGathered)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         across_(static_cast<int>(threadIdx.x) % kAcross),
-        rows_(kOuter ? min(o.rows - first_row, kRows) * kElement - across_ * kChunk : o.rows - first_row - line_),
-        from_(o.data + across_ * kChunk +
-              (kOuter ? (first_term + line_) * o.pitch + std::int64_t{first_row} * kElement
-                      : (first_row + line_) * o.pitch + std::int64_t{first_term} * kElement)),
-        head_(Tile::kShifts ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from_) % kChunk) : 0) {
-    from_ -= head_;
+        rows_(kOuter ? min(o.rows - first_row, kRows) * kElement - across_ * kChunk : o.rows - first_row - line_) {
+    lines_.from = o.data + across_ * kChunk +
+                  (kOuter ? (first_term + line_) * o.pitch + std::int64_t{first_row} * kElement
+                          : (first_row + line_) * o.pitch + std::int64_t{first_term} * kElement);
+    lines_.first_head = Tile::kShifts ? static_cast<int>(reinterpret_cast<std::uintptr_t>(lines_.from) % kChunk) : 0;
+    lines_.from -= lines_.first_head;
+  }
+  template <class O>
+  __device__ Filler(const O& o, int first_row, int first_term)
+    requires kGathered
+      : line_(static_cast<int>(threadIdx.x) / kAcross),
+        across_(static_cast<int>(threadIdx.x) % kAcross),
+        rows_(o.rows - first_row - line_) {
+    static_assert(!kOuter);
+    lines_.heads = 0;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int row = inside(i) ? o.row_of_a(first_row + line_ + i * kLinesAtOnce) : 0;
+      lines_.from[i] = o.data + row * o.pitch + std::int64_t{first_term} * kElement + across_ * kChunk;
+      if constexpr (Tile::kShifts) {
+        const auto head = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(lines_.from[i]) % kChunk);
+        lines_.heads |= head << 4 * i;
+        lines_.from[i] -= head;
+      }
+    }
   }
 
   // Whether lines that are not shifted, of k terms, end with a unit.
@@ -99,7 +151,7 @@ class Filler {
   __device__ void copy(const Operand& o, std::uint32_t tile) {
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
+      const std::int8_t* from = line(o, i);
       if constexpr (kWhole) {
         copy_async(tile + place(across_, i), from);
       } else {
@@ -117,7 +169,7 @@ class Filler {
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
       const bool units = term(step, i) < k;
-      const std::int8_t* from = units ? from_ + i * kLinesAtOnce * o.pitch : o.data;
+      const std::int8_t* from = units ? line(o, i) : o.data;
       copy_async_if(inside(i), tile + place(across_, i), from, units ? kChunk : 0);
     }
     advance(o);
@@ -128,9 +180,9 @@ class Filler {
 #pragma unroll 1
     for (int i = 0; i < kTurns; ++i) {
       if (!kOuter && rows_ <= i * kLinesAtOnce) break;
-      const std::int8_t* from = from_ + i * kLinesAtOnce * o.pitch;
+      const std::int8_t* from = line(o, i);
       const int left = k - term(step, i);
-      const int bytes = (kOuter ? (left > 0 ? rows_ : -kChunk) : min(left, Tile::kStep) * kElement) + head_;
+      const int bytes = (kOuter ? (left > 0 ? rows_ : -kChunk) : min(left, Tile::kStep) * kElement) + lines_.head(i);
       copy_part(o, tile + place(across_, i), from, bytes);
       if (Tile::kShifts && o.shifted && across_ == kAcross - 1)
         copy_part(o, tile + behind(i), from + kChunk, bytes - kChunk);
@@ -147,7 +199,7 @@ class Filler {
       const uint4 first = load_shared(at);
       const uint4 second = load_shared(across_ == kAcross - 1 ? tile + behind(i) : tile + place(across_ + 1, i));
       __syncwarp();
-      store_shared(at, shifted_bytes(first, second, static_cast<unsigned>(head_)));
+      store_shared(at, shifted_bytes(first, second, static_cast<unsigned>(lines_.head(i))));
     }
   }
 
@@ -158,7 +210,8 @@ class Filler {
   __device__ int term(int step, int turn) const {
     return step * Tile::kStep + (kOuter ? line_ + turn * kLinesAtOnce : across_ * (kChunk / kElement));
   }
-  __device__ void advance(const Operand& o) { from_ += Tile::kStep * (kOuter ? o.pitch : kElement); }
+  __device__ const std::int8_t* line(const Operand& o, int turn) const { return lines_.at(o, turn, kLinesAtOnce); }
+  __device__ void advance(const Operand& o) { lines_.advance(Tile::kStep * (kOuter ? o.pitch : kElement)); }
 
   static constexpr int kAcross = kLineBytes / kChunk;
   static constexpr int kLinesAtOnce = Tile::kThreads / kAcross;
@@ -178,11 +231,8 @@ class Filler {
 
   int line_;
   int across_;
-  int rows_;                 // from this thread's first on; outer-major: their bytes
-  const std::int8_t* from_;  // the unit that its first line begins in
-  // From there to the line's beginning. It is the same for all lines of a thread, since a turn and a step go on by
-  // multiples of 16 lines or bytes, or of 8 lines whose pitch is even.
-  int head_;
+  int rows_;  // from this thread's first on; outer-major: their bytes
+  FillerLines<kTurns, kGathered> lines_;
 };
 
 // ---- From shared memory to registers.

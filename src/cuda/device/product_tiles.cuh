@@ -56,14 +56,19 @@ struct Tiling {
   int left_tiles, right_tiles;
 };
 
-// The first row of left and of right of this block's tile: bands of kBand tiles of left; along a band, column of tiles
-// by column.
+// Which tile of left and of right: bands of kBand tiles of left; along a band, column of tiles by column.
+__device__ inline int2 tile_in_bands(int number, int left_tiles, int right_tiles) {
+  const int band = number / (kBand * right_tiles);
+  const int in_band = number % (kBand * right_tiles);
+  const int band_tiles = min(kBand, left_tiles - band * kBand);
+  return {band * kBand + in_band % band_tiles, in_band / band_tiles};
+}
+
+// The first row of left and of right of this block's tile.
 template <class Tile>
 __device__ int2 first_of_tile(const Tiling& t) {
-  const int band = static_cast<int>(blockIdx.x) / (kBand * t.right_tiles);
-  const int in_band = static_cast<int>(blockIdx.x) % (kBand * t.right_tiles);
-  const int band_tiles = min(kBand, t.left_tiles - band * kBand);
-  return {(band * kBand + in_band % band_tiles) * Tile::kLeft, in_band / band_tiles * Tile::kRight};
+  const int2 tile = tile_in_bands(static_cast<int>(blockIdx.x), t.left_tiles, t.right_tiles);
+  return {tile.x * Tile::kLeft, tile.y * Tile::kRight};
 }
 
 // The part of a warp within its tile.
@@ -74,9 +79,9 @@ __device__ int2 first_of_warp() {
 }
 
 // A stage of the ring: left's tile, right's tile, and kBeside bytes for what a kernel keeps beside them.
-template <class Tile, bool kLeftOuter, bool kRightOuter, int kRightElement = 1, int kBeside = 0>
+template <class Tile, bool kLeftOuter, bool kRightOuter, int kRightElement = 1, int kBeside = 0, bool kGathered = false>
 struct Stage {
-  using LeftFiller = Filler<Tile, Tile::kLeft, kLeftOuter>;
+  using LeftFiller = Filler<Tile, Tile::kLeft, kLeftOuter, 1, kGathered>;
   using RightFiller = Filler<Tile, Tile::kRight, kRightOuter, kRightElement>;
   static constexpr int kRightTile = LeftFiller::kBytes;
   static constexpr int kBesideTiles = kRightTile + RightFiller::kBytes;
@@ -101,7 +106,7 @@ struct Terms {
 //   read(to, stage, slice)   fragments into one of two sets of registers
 //   multiply(from, slice)    the set, into its sums
 // Fragments are read one slice ahead of their multiplication, across the steps too.
-template <class Tile, class Stage, class Work>
+template <class Tile, class Stage, class Tiling, class Work>
 __device__ void multiply_terms(const Tiling& t, int2 first, std::uint32_t ring, Work& work, Terms terms) {
   using LeftFiller = typename Stage::LeftFiller;
   using RightFiller = typename Stage::RightFiller;

@@ -7,16 +7,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/ceil_div.h"
+#include "cuda/device/experts.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/gemm/int4_weight.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -36,6 +40,7 @@ static_assert(kSimtRun == 8, "within one group, and one lane of a packed weight"
 
 struct NibbleCodec : NibbleWeight {
   static NibbleCodec of(const GemmProblem& problem, const GemmOperands& o) { return {nibble_weight(problem, o)}; }
+  __device__ void move_to(const Experts& experts, std::int64_t e) { move_to_expert(*this, experts, e); }
 
   __device__ int stored(std::int64_t j, int c) const { return nibble(j, c); }
   template <class Real>
@@ -64,6 +69,10 @@ struct ByteCodec {
             static_cast<int>(problem.b.group)};
   }
 
+  __device__ void move_to(const Experts& experts, std::int64_t e) {
+    values += e * experts.b;
+    scales = static_cast<const std::uint8_t*>(scales) + e * experts.b_scale;
+  }
   __device__ int stored(std::int64_t j, int c) const { return __ldcg(values + j * row_stride + c * col_stride); }
   __device__ static int offset(std::int64_t, int) { return 0; }
   template <class Real>
@@ -91,6 +100,7 @@ struct SimtOperands {
   std::int64_t y_col_stride = 0;
   DType y_type = DType::f32;
 
+  __device__ static int row_of_a(int row) { return row; }
   __device__ T load_a(std::int64_t row, std::int64_t c) const {
     return __ldcg(a + row * a_row_stride + c * a_col_stride);
   }
@@ -100,9 +110,32 @@ struct SimtOperands {
   }
 };
 
-// y (m, n) = round_to_y(sum_c a[i, c] * ((q[j, c] - z[j, c / g]) * s[j, c / g]) + bias[j])
+// Of one expert of several: m is the end of its rows of y.
 template <class T, class Codec>
-struct FloatProduct : SimtOperands<T, Codec> {
+struct ExpertSimtOperands : SimtOperands<T, Codec> {
+  Experts experts;
+  DType bias_type = DType::f32;
+
+  __device__ void move_to(const ExpertTile& t) {
+    this->m = t.end;
+    this->b.move_to(experts, t.expert);
+    if (this->bias) this->bias = static_cast<const std::uint8_t*>(this->bias) + t.expert * experts.bias;
+  }
+  __device__ int row_of_a(int row) const { return row < this->m ? experts.row_of_a(row) : 0; }
+  template <class Y>
+  __device__ RealOf<Y> bias_at(std::int64_t col) const {
+    const std::int64_t i = col * this->bias_stride;
+    if constexpr (std::is_same_v<Y, double>) {
+      return __ldcg(static_cast<const double*>(this->bias) + i);
+    } else {
+      return load_float(this->bias, i, bias_type);
+    }
+  }
+};
+
+// y (m, n) = round_to_y(sum_c a[i, c] * ((q[j, c] - z[j, c / g]) * s[j, c / g]) + bias[j])
+template <class T, class Codec, class Operands = SimtOperands<T, Codec>>
+struct FloatProduct : Operands {
   using Element = RealOf<T>;
   using Sum = Element;
   using Total = Element;
@@ -112,9 +145,10 @@ struct FloatProduct : SimtOperands<T, Codec> {
   __device__ static Sum multiply_add(Element a, Element b, Sum sum) { return fma(a, b, sum); }
 
   __device__ void read_a(int row, int c, Element (&run)[kSimtRun]) const {
+    const int row_of_a = this->row_of_a(row);
 #pragma unroll
     for (int i = 0; i < kSimtRun; ++i) {
-      run[i] = row < this->m && c + i < this->k ? widen(this->load_a(row, c + i)) : Element(0);
+      run[i] = row < this->m && c + i < this->k ? widen(this->load_a(row_of_a, c + i)) : Element(0);
     }
   }
   __device__ void read_b(int row, int c, Element (&run)[kSimtRun]) const {
@@ -129,7 +163,7 @@ struct FloatProduct : SimtOperands<T, Codec> {
     }
   }
   template <class Y>
-  __device__ Total finish(std::int64_t, std::int64_t col, Total sum) const {
+  __device__ Total finish(int, std::int64_t col, Total sum) const {
     return this->bias ? sum + this->template bias_at<Y>(col) : sum;
   }
 };
@@ -138,8 +172,8 @@ struct FloatProduct : SimtOperands<T, Codec> {
 // y[i, j] = round_to_y(fma(t, a_scale[i], bias[j]))
 //
 // Four terms an instruction. The terms of a step lie within one group.
-template <class Real, class Codec>
-struct ByteProduct : SimtOperands<std::int8_t, Codec> {
+template <class Real, class Codec, class Operands = SimtOperands<std::int8_t, Codec>>
+struct ByteProduct : Operands {
   using Element = int;
   using Sum = int;
   using Total = Real;
@@ -151,7 +185,8 @@ struct ByteProduct : SimtOperands<std::int8_t, Codec> {
   __device__ static Sum multiply_add(Element a, Element b, Sum sum) { return __dp4a(a, b, sum); }
 
   __device__ void read_a(int row, int c, int (&run)[kSimtRun / 4]) const {
-    pack(run, [&](int i) { return row < this->m && c + i < this->k ? this->load_a(row, c + i) : 0; });
+    const int row_of_a = this->row_of_a(row);
+    pack(run, [&](int i) { return row < this->m && c + i < this->k ? this->load_a(row_of_a, c + i) : 0; });
   }
   __device__ void read_b(int row, int c, int (&run)[kSimtRun / 4]) const {
     const bool inside = row < this->n && c < this->k;
@@ -159,8 +194,8 @@ struct ByteProduct : SimtOperands<std::int8_t, Codec> {
     pack(run, [&](int i) { return inside && c + i < this->k ? this->b.stored(row, c + i) - offset : 0; });
   }
   template <class Y>
-  __device__ Real finish(std::int64_t row, std::int64_t col, Real total) const {
-    const Real scale = a_scale[row];
+  __device__ Real finish(int row, std::int64_t col, Real total) const {
+    const Real scale = a_scale[this->row_of_a(row)];
     return this->bias ? fma(total, scale, Real(this->template bias_at<Y>(col))) : total * scale;
   }
 
@@ -176,9 +211,9 @@ struct ByteProduct : SimtOperands<std::int8_t, Codec> {
 // ---- The kernel.
 
 template <class Product>
-__device__ void store(const Product& p, std::int64_t row, std::int64_t col, typename Product::Total total) {
+__device__ void store(const Product& p, int row, std::int64_t col, typename Product::Total total) {
   const auto as = [&]<class Y>(Y) {
-    Y* const y = static_cast<Y*>(p.y) + row * p.y_row_stride + col * p.y_col_stride;
+    Y* const y = static_cast<Y*>(p.y) + std::int64_t{row} * p.y_row_stride + col * p.y_col_stride;
     *y = narrow<Y>(p.template finish<Y>(row, col, total));
   };
   if constexpr (sizeof(total) == 8) {
@@ -192,18 +227,15 @@ __device__ void store(const Product& p, std::int64_t row, std::int64_t col, type
   }
 }
 
+// A block's tile, from this row and column of y on.
 template <class Product>
-__global__ void __launch_bounds__(kSimtThreads, sizeof(typename Product::Total) == 8 ? 2 : 3)
-    simt_gemm_kernel(const __grid_constant__ Product p) {
+__device__ void simt_tile(const Product& p, int first_row, int first_col) {
   using Element = typename Product::Element;
   using Total = typename Product::Total;
   constexpr int kStep = kSimtTerms / Product::kTerms;  // elements
   constexpr int kRun = kSimtRun / Product::kTerms;
   __shared__ __align__(16) Element a_tile[kStep][kSimtPitch];
   __shared__ __align__(16) Element b_tile[kStep][kSimtPitch];
-  const int tiles = (p.n + kSimtTile - 1) / kSimtTile;
-  const int first_row = static_cast<int>(blockIdx.x) / tiles * kSimtTile;
-  const int first_col = static_cast<int>(blockIdx.x) % tiles * kSimtTile;
   const int down = static_cast<int>(threadIdx.x) / kSimtSide * kSimtEach;
   const int across = static_cast<int>(threadIdx.x) % kSimtSide * kSimtEach;
   // What a thread loads: a run of one row of each tile.
@@ -273,42 +305,73 @@ __global__ void __launch_bounds__(kSimtThreads, sizeof(typename Product::Total) 
   }
 }
 
+template <class Product>
+constexpr int kSimtBlocks = sizeof(typename Product::Total) == 8 ? 2 : 3;  // on an SM
+
+template <class Product>
+__global__ void __launch_bounds__(kSimtThreads, kSimtBlocks<Product>)
+    simt_gemm_kernel(const __grid_constant__ Product p) {
+  const int tiles = (p.n + kSimtTile - 1) / kSimtTile;
+  const int tile = static_cast<int>(blockIdx.x);
+  simt_tile(p, tile / tiles * kSimtTile, tile % tiles * kSimtTile);
+}
+
+// Of experts: Product has ExpertSimtOperands.
+template <class Product>
+__global__ void __launch_bounds__(kSimtThreads, kSimtBlocks<Product>)
+    simt_grouped_gemm_kernel(const __grid_constant__ Product all) {
+  const int tiles = (all.n + kSimtTile - 1) / kSimtTile;
+  const int tile = static_cast<int>(blockIdx.x);
+  wait_for_previous();
+  const ExpertTile t = find_tile<kSimtTile>(all.experts, tile / tiles);
+  if (t.expert < 0) return;
+  Product p = all;
+  p.move_to(t);
+  simt_tile(p, t.first + t.tile * kSimtTile, tile % tiles * kSimtTile);
+}
+
 // ---- The rows' host side.
 
 inline std::int64_t simt_tiles(std::int64_t m, std::int64_t n) {
   return ceil_div(m, kSimtTile) * ceil_div(n, kSimtTile);
 }
 
+// Tiles of y; of experts as many as they can have, or as they are expected to.
+inline std::int64_t simt_tiles(const GemmProblem& p, std::int64_t m) {
+  return p.experts > 0 ? max_tiles(p, m, kSimtTile) * ceil_div(p.n, kSimtTile) : simt_tiles(m, p.n);
+}
+
 inline std::string simt_supports(const GemmProblem& p) {
   if (!p.grouped()) return "takes scales of groups of a row";
   if (p.b_packed && p.b.type == DType::s8) return "takes an s8 weight as it is, not packed";
   if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
-  if (simt_tiles(p.m, p.n) > std::int64_t{1} << 30) return "takes at most 2^30 tiles of y";
+  if (simt_tiles(p, p.m) > std::int64_t{1} << 30) return "takes at most 2^30 tiles of y";
   return reason_against(p.device, 80);
 }
 
 // On an H200.
 inline Cost simt_cost(const GemmProblem& p) {
-  const double m = static_cast<double>(p.m);
-  const double n = static_cast<double>(p.n);
-  const double k = static_cast<double>(p.k);
-  const std::int64_t rounds = ceil_div(simt_tiles(p.m, p.n), 4 * properties(p.device).sms);
+  const bool experts = p.operation == Operation::grouped_gemm;
+  const double tiles = experts ? expected_tiles(p, kSimtTile) * static_cast<double>(ceil_div(p.n, kSimtTile))
+                               : static_cast<double>(simt_tiles(p.m, p.n));
+  const double rounds = std::ceil(tiles / (4 * properties(p.device).sms));
   const double per_second = p.a == DType::f64 ? 0.06e12 : 0.12e12;
-  const double seconds = static_cast<double>(rounds) * k * 4 * kSimtTile * kSimtTile * 2 / per_second;
-  const double bytes = (m * k * bits(p.a) + n * k * bits(p.b.type) + m * n * bits(p.y)) / 8;
-  return {2 * m * n * k, bytes, 5e-6 + seconds};
+  Cost cost = experts ? grouped_work(p) : gemm_work(p);
+  cost.seconds = 5e-6 + rounds * static_cast<double>(p.k) * 4 * kSimtTile * kSimtTile * 2 / per_second;
+  return cost;
 }
 
 template <class Product>
 void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  if (o.a.rows() == 0 || problem.n == 0) return;
+  constexpr bool kOfExperts = requires(Product p) { p.experts; };
+  if (o.y.rows() == 0 || problem.n == 0) return;
   Product p;
   p.b = decltype(p.b)::of(problem, o);
   p.a = static_cast<decltype(p.a)>(o.a.data);
   p.a_row_stride = o.a.strides[0];
   p.a_col_stride = o.a.strides[1];
   if constexpr (Product::kFolds) p.a_scale = row_scale<typename Product::Total>(o.a_scale);
-  p.m = static_cast<int>(o.a.rows());
+  p.m = static_cast<int>(o.y.rows());
   p.n = static_cast<int>(problem.n);
   p.k = static_cast<int>(problem.k);
   if (problem.bias) {
@@ -319,8 +382,15 @@ void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const Gem
   p.y_row_stride = o.y.strides[0];
   p.y_col_stride = o.y.strides[1];
   p.y_type = problem.y;
-  const auto blocks = static_cast<unsigned>(simt_tiles(p.m, p.n));
-  enqueue(kernel, simt_gemm_kernel<Product>, LaunchShape{blocks, kSimtThreads}, stream, p);
+  const LaunchShape shape{static_cast<unsigned>(simt_tiles(problem, o.y.rows())), kSimtThreads};
+  if constexpr (kOfExperts) {
+    if (problem.experts == 0) return;
+    p.experts = experts_of(problem, o);
+    p.bias_type = o.bias.dtype;
+    enqueue(kernel, simt_grouped_gemm_kernel<Product>, shape, stream, p);
+  } else {
+    enqueue(kernel, simt_gemm_kernel<Product>, shape, stream, p);
+  }
 }
 
 // What rows have for `prepare` and `launch`, of a float a and of an s8 one. kName is the row's.
@@ -345,6 +415,35 @@ template <class Codec, const std::string_view& kName>
 void launch_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   p.scale == DType::f64 ? enqueue_simt<ByteProduct<double, Codec>>(kName, p, o, launch.stream)
                         : enqueue_simt<ByteProduct<float, Codec>>(kName, p, o, launch.stream);
+}
+
+// The same of experts.
+
+template <class T, class Codec>
+using ExpertFloatProduct = FloatProduct<T, Codec, ExpertSimtOperands<T, Codec>>;
+template <class Real, class Codec>
+using ExpertByteProduct = ByteProduct<Real, Codec, ExpertSimtOperands<std::int8_t, Codec>>;
+
+template <class Codec, const std::string_view& kName>
+void load_expert_float_product(const GemmProblem& p) {
+  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_grouped_gemm_kernel<ExpertFloatProduct<T, Codec>>); });
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_expert_float_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<ExpertFloatProduct<T, Codec>>(kName, p, o, launch.stream); });
+}
+
+template <class Codec, const std::string_view& kName>
+void load_expert_byte_product(const GemmProblem& p) {
+  p.scale == DType::f64 ? prepare(kName, simt_grouped_gemm_kernel<ExpertByteProduct<double, Codec>>)
+                        : prepare(kName, simt_grouped_gemm_kernel<ExpertByteProduct<float, Codec>>);
+}
+
+template <class Codec, const std::string_view& kName>
+void launch_expert_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  p.scale == DType::f64 ? enqueue_simt<ExpertByteProduct<double, Codec>>(kName, p, o, launch.stream)
+                        : enqueue_simt<ExpertByteProduct<float, Codec>>(kName, p, o, launch.stream);
 }
 
 }  // namespace octile::cuda

@@ -1,9 +1,12 @@
-// y[i, j] = bias[j], or 0: the products whose contraction is empty.
+// y[i, j] = bias[j], or 0: the products whose contraction is empty. And bias[e, j] for the rows of expert e, and 0 for
+// nobody's.
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/device/experts.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
 
@@ -37,6 +40,88 @@ __global__ void __launch_bounds__(kThreads) empty_sum_kernel(const __grid_consta
   }
 }
 
+struct ExpertSum {
+  Experts experts;
+  void* y;
+  std::int64_t row_stride;
+  DType y_type;
+  int rows, cols;
+  const void* bias;  // null: none
+  std::int64_t bias_stride;
+  DType bias_type;
+};
+
+__global__ void __launch_bounds__(kThreads) expert_empty_sum_kernel(const __grid_constant__ ExpertSum s) {
+  wait_for_previous();
+  let_next_start();
+  const int col = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (col >= s.cols) return;
+  for (int row = static_cast<int>(blockIdx.y); row < s.rows; row += static_cast<int>(gridDim.y)) {
+    if (row < s.experts.offset(0)) continue;
+    // The last expert that begins at this row or before it has it, or nobody.
+    int expert = 0;
+    for (int last = s.experts.count; expert < last;) {
+      const int middle = (expert + last + 1) / 2;
+      s.experts.offset(middle) <= row ? static_cast<void>(expert = middle) : static_cast<void>(last = middle - 1);
+    }
+    if (expert == s.experts.count) continue;
+    const auto* const bias = static_cast<const std::uint8_t*>(s.bias) + expert * s.experts.bias;
+    const std::int64_t from = col * s.bias_stride, to = row * s.row_stride + col;
+    if (s.y_type == DType::f64) {
+      static_cast<double*>(s.y)[to] = s.bias ? __ldcg(reinterpret_cast<const double*>(bias) + from) : 0;
+    } else {
+      store_float(s.y, to, s.y_type, s.bias ? load_float(bias, from, s.bias_type) : 0);
+    }
+  }
+}
+
+void launch_expert_empty_sum(const GemmOperands& o, Stream stream) {
+  ExpertSum s = {};
+  s.experts.offsets = static_cast<const std::int32_t*>(o.experts.offsets.data);
+  s.experts.offsets_stride = o.experts.offsets.strides[0];
+  s.experts.count = static_cast<int>(o.experts.offsets.rows()) - 1;
+  s.y = o.y.data;
+  s.row_stride = o.y.strides[0];
+  s.y_type = o.y.dtype;
+  s.rows = static_cast<int>(o.y.rows());
+  s.cols = static_cast<int>(o.y.cols());
+  if (o.bias.present()) {
+    s.experts.bias = o.experts.bias_stride * (bits(o.bias.dtype) / 8);
+    s.bias = o.bias.data;
+    s.bias_stride = o.bias.strides[0];
+    s.bias_type = o.bias.dtype;
+  }
+  const auto rows = static_cast<unsigned>(std::min<std::int64_t>(s.rows, kMaxBlocks));
+  enqueue(kName, expert_empty_sum_kernel, LaunchShape{{blocks_for(s.cols, kThreads), rows}, kThreads}, stream, s);
+}
+
+struct Rest {
+  void* y;
+  std::int64_t row_stride, col_stride;
+  DType y_type;
+  int rows, cols;
+  const std::int32_t* offsets;  // the first and the last one
+  std::int64_t last_offset;
+};
+
+__global__ void __launch_bounds__(kThreads) clear_rest_kernel(const __grid_constant__ Rest p) {
+  wait_for_previous();
+  let_next_start();
+  const int begin = __ldcg(p.offsets), end = __ldcg(p.offsets + p.last_offset);
+  const int rest = p.rows - (end - begin);
+  for (int i = static_cast<int>(blockIdx.x); i < rest; i += static_cast<int>(gridDim.x)) {
+    const std::int64_t row = i < begin ? i : i + (end - begin);
+    for (int col = static_cast<int>(threadIdx.x); col < p.cols; col += kThreads) {
+      const std::int64_t to = row * p.row_stride + col * p.col_stride;
+      if (p.y_type == DType::f64) {
+        static_cast<double*>(p.y)[to] = 0;
+      } else {
+        store_float(p.y, to, p.y_type, 0);
+      }
+    }
+  }
+}
+
 template <class Bits>
 void launch_empty_sum(const GemmOperands& o, Stream stream) {
   const Sum<Bits> s{static_cast<Bits*>(o.y.data),
@@ -53,9 +138,25 @@ void launch_empty_sum(const GemmOperands& o, Stream stream) {
 
 }  // namespace
 
+void prepare_clear_rest() { prepare(kName, clear_rest_kernel); }
+
+void clear_rest(const ConstTensor& offsets, const Tensor& y, Stream stream) {
+  const Rest p{y.data,
+               y.strides[0],
+               y.strides[1],
+               y.dtype,
+               static_cast<int>(y.rows()),
+               static_cast<int>(y.cols()),
+               static_cast<const std::int32_t*>(offsets.data),
+               (offsets.rows() - 1) * offsets.strides[0]};
+  constexpr int kRestBlocks = 264;  // most calls have no such row
+  enqueue(kName, clear_rest_kernel, LaunchShape{static_cast<unsigned>(std::min(p.rows, kRestBlocks)), kThreads}, stream, p);
+}
+
 // The bias has y's type, so that bits are copied: all that matters of a type is its size.
 void write_empty_sum(const GemmOperands& o, Stream stream) {
   if (o.y.rows() == 0 || o.y.cols() == 0) return;
+  if (o.experts.offsets.present()) return launch_expert_empty_sum(o, stream);
   switch (bits(o.y.dtype)) {
     case 16:
       return launch_empty_sum<std::uint16_t>(o, stream);

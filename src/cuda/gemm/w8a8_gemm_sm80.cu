@@ -29,52 +29,9 @@ namespace {
 using namespace w8a8_sm80;
 
 constexpr char kName[] = "w8a8_gemm_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
-// Seconds on an SM of an H200. Fitted to one run; see docs/notes/gpu.md.
-struct TileTimes {
-  double each;   // 4096 terms of a tile, of many at a time
-  double end;    // what each of them takes besides
-  double alone;  // 4096 terms of a block that has its SM for itself
-};
-
-// kOuter: compiled for outer-major operands too.
-template <class Tile, bool kOuter>
-struct Candidate {
-  TileTimes times;
-};
-
-// Lines of 128 bytes cost fewer sectors of L2 than those of 64 where a pitch is no multiple of 64.
-using Widest = TileShape<128, 256, 128, 3, 2, 4, 1, 1, false>;
-using Wide = TileShape<128, 256, 64, 4, 2, 4, 1, 1, false>;
-using Large = TileShape<128, 128, 128, 3, 2, 2, 2, 1, false>;
-using Plain = TileShape<128, 128, 64, 4, 2, 2, 2, 1, false>;
-using Half = TileShape<64, 128, 128, 4, 1, 2, 2, 2, false>;
-using Deep = TileShape<64, 64, 128, 5, 1, 2, 2, 2, false>;
-using Square = TileShape<64, 64, 128, 4, 2, 2, 2>;
-using Low = TileShape<32, 64, 256, 4, 1, 2, 2, 4, false>;
-using Lowest = TileShape<16, 64, 256, 4, 1, 2, 2, 4>;
-
-template <class Body>
-void for_each_tile(const Body& body) {
-  body(Candidate<Widest, false>{{33.6e-6, 3.4e-6, 34.5e-6}});
-  body(Candidate<Wide, false>{{34.9e-6, 3.4e-6, 35.7e-6}});
-  body(Candidate<Large, false>{{17.0e-6, 1.9e-6, 22.5e-6}});
-  body(Candidate<Plain, true>{{17.7e-6, 1.9e-6, 23.4e-6}});
-  body(Candidate<Half, false>{{8.8e-6, 1.4e-6, 14.0e-6}});
-  body(Candidate<Deep, false>{{5.2e-6, 1.0e-6, 12.0e-6}});
-  body(Candidate<Square, true>{{5.7e-6, 0.8e-6, 13.5e-6}});
-  body(Candidate<Low, false>{{3.4e-6, 0.9e-6, 8.2e-6}});
-  body(Candidate<Lowest, false>{{2.6e-6, 0.7e-6, 5.9e-6}});
-}
-
-constexpr double kLaunchSeconds = 5e-6;
-constexpr double kBlockSeconds = 2e-6;  // of a block that has its SM for itself, besides its terms
 constexpr double kSumSeconds = 2.5e-6;  // of the second kernel, besides its bytes
 constexpr double kRepackSeconds = 2.5e-6;
-constexpr double kShiftedEach = 3.5;  // times as long with lines that are not aligned
-constexpr double kShiftedAlone = 2.5;
-constexpr double kHidden = 0.8;  // of the shorter one of arithmetic and memory
 constexpr int kMaxParts = 8;
 constexpr int kMinTerms = 512;             // of a part
 constexpr std::size_t kMaxSums = 8 << 20;  // bytes
@@ -124,29 +81,14 @@ Call call_of(const GemmProblem& p) {
 
 std::int64_t terms_of_part(std::int64_t k, int parts, int step) { return ceil_div(ceil_div(k, parts), step) * step; }
 
-template <class Tile, bool kLeftOuter = false, bool kRightOuter = false>
-constexpr unsigned kSharedBytes = kRingBytes<Tile, kLeftOuter, kRightOuter> + sizeof(TileFactors<Tile>);
-
+// Of the tiles alone.
 template <class Tile>
-bool fits(const CudaDevice& gpu) {
-  return kSharedBytes<Tile> <= gpu.shared_memory;
-}
-
-// Of the tiles alone. Blocks that share an SM hide each other's waits.
-template <class Tile>
-double tile_seconds(TileTimes times, const Call& call, const Choice& choice, const CudaDevice& gpu) {
-  const int parts = choice.parts;
-  if (call.shifted() && !choice.repacks) {
-    times.each *= kShiftedEach;
-    times.alone *= kShiftedAlone;
-  }
-  const std::int64_t blocks = ceil_div(call.left(), Tile::kLeft) * ceil_div(call.right(), Tile::kRight) * parts;
-  const std::int64_t fit = static_cast<std::int64_t>(gpu.shared_memory + 1024) / (kSharedBytes<Tile> + 1024);
-  const auto at_once = static_cast<double>(std::clamp<std::int64_t>(fit, 1, Tile::kBlocks));
-  const auto of_sm = static_cast<double>(ceil_div(blocks, gpu.sms));
-  const double depth = static_cast<double>(terms_of_part(call.k, parts, Tile::kStep)) / 4096;
-  return std::max(of_sm * (times.each * depth + times.end),
-                  std::ceil(of_sm / at_once) * (times.alone * depth + kBlockSeconds));
+double tile_seconds(const TileTimes& times, const Call& call, const Choice& choice, const CudaDevice& gpu) {
+  const std::int64_t blocks =
+      ceil_div(call.left(), Tile::kLeft) * ceil_div(call.right(), Tile::kRight) * choice.parts;
+  const bool shifted = call.shifted() && !choice.repacks;
+  return block_seconds<Tile>(times, static_cast<double>(blocks), terms_of_part(call.k, choice.parts, Tile::kStep),
+                             shifted, gpu);
 }
 
 Choice search(const Call& call) {
@@ -169,7 +111,7 @@ Choice search(const Call& call) {
         Choice choice = {tile, parts, repacks};
         if (call.size(choice) > call.room || call.sums_size(parts) > kMaxSums) continue;
         const double tiles = tile_seconds<Tile>(candidate.times, call, choice, gpu);
-        choice.seconds = kLaunchSeconds + std::max(tiles, memory) + (1 - kHidden) * std::min(tiles, memory);
+        choice.seconds = launch_seconds(tiles, memory);
         if (repacks) choice.seconds += kRepackSeconds + 2 * operands / bytes_per_second;
         if (parts > 1)
           choice.seconds += kSumSeconds + 2 * static_cast<double>(call.sums_size(parts)) / bytes_per_second;
@@ -191,15 +133,6 @@ Choice choose(const Call& call) {
   Found& f = found[static_cast<std::size_t>(call.m * 31 + call.n * 7 + call.k / 16) % kRemembered];
   if (f.choice.tile < 0 || f.call != call) f = {call, search(call)};
   return f.choice;
-}
-
-// Calls body.operator()<Tile, kOuter>() for the tile with this number.
-template <class Body>
-void with_tile(int number, const Body& body) {
-  int i = 0;
-  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>&) {
-    if (i++ == number) body.template operator()<Tile, kOuter>();
-  });
 }
 
 // ---- The launch.

@@ -2,6 +2,7 @@
 // y.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -12,6 +13,7 @@
 #include "cuda/device/operand_tiles.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/product_tiles.cuh"
+#include "cuda/launch.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda::w8a8_sm80 {
@@ -31,6 +33,12 @@ struct Product {
   int parts, part_terms;
   std::int32_t* sums;
   std::int64_t sums_pitch;  // a multiple of 4
+
+  template <class Real>
+  __device__ Real left_scale_of(int row) const {
+    return left_scale.at<Real>(row);
+  }
+  __device__ DType bias_type() const { return y_type; }
 };
 
 __device__ inline float to_real(int sum, float) { return __int2float_rn(sum); }
@@ -50,16 +58,17 @@ struct alignas(16) TileFactors {
   float bias[kLonger];
 
   // tile: its first row of left and of right. All loads are under way before the first store.
+  template <class Product>
   __device__ void read(const Product& p, int2 tile) {
-    const Tiling& t = p.tiling;
+    const auto& t = p.tiling;
     const int first_bias = p.bias_of_left ? tile.x : tile.y;
     const int bias_rows = p.bias.data == nullptr ? 0 : p.bias_of_left ? t.left.rows : t.right.rows;
     float of_left[kTurns<Tile::kLeft>], of_right[kTurns<Tile::kRight>], of_bias[kTurns<kLonger>];
-    load(of_left, [&](int i) { return tile.x + i < t.left.rows ? p.left_scale.at<float>(tile.x + i) : 0; });
-    load(of_right, [&](int i) { return tile.y + i < t.right.rows ? p.right_scale.at<float>(tile.y + i) : 0; });
+    load(of_left, [&](int i) { return tile.x + i < t.left.rows ? p.template left_scale_of<float>(tile.x + i) : 0; });
+    load(of_right, [&](int i) { return tile.y + i < t.right.rows ? p.right_scale.template at<float>(tile.y + i) : 0; });
     load(of_bias, [&](int i) {
       const int row = first_bias + i;
-      return row < bias_rows ? load_float(p.bias.data, row * p.bias.stride, p.y_type) : -0.0f;
+      return row < bias_rows ? load_float(p.bias.data, row * p.bias.stride, p.bias_type()) : -0.0f;
     });
     store(of_left, left);
     store(of_right, right);
@@ -85,7 +94,7 @@ struct alignas(16) TileFactors {
   }
 };
 
-template <class Tile, bool kLeftOuter, bool kRightOuter>
+template <class Tile, bool kLeftOuter, bool kRightOuter, class Product>
 struct Work : ByteWork<Tile, kLeftOuter, kRightOuter> {
   // tile: its first row of left and of right; part: those of this warp in it
   __device__ Work(const Product& product, int2 first_of_tile, int2 part, int depth, TileFactors<Tile>& shared)
@@ -107,7 +116,7 @@ struct Work : ByteWork<Tile, kLeftOuter, kRightOuter> {
 
 // Sums of kSlab rows of y and kWarpRight columns, kPitch apart, of each warp that has multiplied some terms of them,
 // kDepthPitch apart; in_tile is the first row and column.
-template <class Tile, int kSlab, int kPitch>
+template <class Tile, int kSlab, int kPitch, class Product>
 struct Slab {
   static constexpr int kDepthPitch = Tile::kWarps / Tile::kDepth * kSlab * kPitch;
   static constexpr int kCols = Tile::kWarpRight;
@@ -220,8 +229,8 @@ struct Slab {
           factor = factors.left[in_tile.x + i] * factors.right[in_tile.y + col];
           bias = factors.bias[at_bias];
         } else {
-          factor = p.left_scale.at<Real>(row() + i) * p.right_scale.at<Real>(column() + col);
-          bias = p.bias.data ? p.bias.at<Real>((p.bias_of_left ? tile.x : tile.y) + at_bias) : -Real{};
+          factor = p.template left_scale_of<Real>(row() + i) * p.right_scale.template at<Real>(column() + col);
+          bias = p.bias.data ? p.bias.template at<Real>((p.bias_of_left ? tile.x : tile.y) + at_bias) : -Real{};
         }
         Real value = finished(one(i, col), factor, bias);
         const std::int64_t to = (row() + i) * p.y_pitch + column() + col;
@@ -241,20 +250,18 @@ struct Slab {
 template <class Tile, bool kLeftOuter, bool kRightOuter>
 constexpr int kRingBytes = Tile::kStages* Stage<Tile, kLeftOuter, kRightOuter>::kBytes;
 
-template <class Tile, bool kLeftOuter, bool kRightOuter>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a8_gemm_kernel(const __grid_constant__ Product p) {
-  using Stage = Stage<Tile, kLeftOuter, kRightOuter>;
-  using Work = Work<Tile, kLeftOuter, kRightOuter>;
-  extern __shared__ __align__(128) std::uint8_t shared[];
+// A tile, from its first row of left and of right on; of its terms those of one part.
+template <class Tile, bool kLeftOuter, bool kRightOuter, bool kGathered, class Product>
+__device__ void multiply_and_store(const Product& p, int2 tile, int part, std::uint8_t* shared) {
+  using Stage = Stage<Tile, kLeftOuter, kRightOuter, 1, 0, kGathered>;
+  using Work = Work<Tile, kLeftOuter, kRightOuter, Product>;
   constexpr int kRing = kRingBytes<Tile, kLeftOuter, kRightOuter>;
   auto& factors = *reinterpret_cast<TileFactors<Tile>*>(shared + kRing);
-  const int2 tile = first_of_tile<Tile>(p.tiling);
   const int2 in_tile = first_of_warp<Tile>();
   constexpr int kPlaces = Tile::kWarps / Tile::kDepth;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int depth = warp / kPlaces;
-  const int part = static_cast<int>(blockIdx.y);
   wait_for_previous();
   let_next_start();
   Work work(p, tile, in_tile, depth, factors);
@@ -290,9 +297,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a8_gemm_kerne
       }
     }
     meet();
-    const Slab<Tile, kSlab, kPitch> slab = {p, slabs, factors, tile, {in_tile.x + first * 16, in_tile.y}, depth};
+    const Slab<Tile, kSlab, kPitch, Product> slab = {p, slabs, factors, tile, {in_tile.x + first * 16, in_tile.y}, depth};
     slab.store(part);
   }
+}
+
+template <class Tile, bool kLeftOuter, bool kRightOuter>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a8_gemm_kernel(const __grid_constant__ Product p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  multiply_and_store<Tile, kLeftOuter, kRightOuter, false>(p, first_of_tile<Tile>(p.tiling),
+                                                           static_cast<int>(blockIdx.y), shared);
 }
 
 inline constexpr int kSumThreads = 128;
@@ -335,6 +349,89 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts_kernel(const __grid_con
       store_four<decltype(accumulate)::value>(static_cast<Y*>(p.y) + row * p.y_pitch + col, out, cols, p.y_aligned);
     }
   });
+}
+
+// ---- The host's side.
+
+// Seconds on an SM of an H200. Fitted to one run; see docs/notes/gpu.md.
+struct TileTimes {
+  double each;   // 4096 terms of a tile, of many at a time
+  double end;    // what each of them takes besides
+  double alone;  // 4096 terms of a block that has its SM for itself
+};
+
+// kOuter: compiled for outer-major operands too.
+template <class Tile, bool kOuter>
+struct Candidate {
+  TileTimes times;
+};
+
+// Lines of 128 bytes cost fewer sectors of L2 than those of 64 where a pitch is no multiple of 64.
+using Widest = TileShape<128, 256, 128, 3, 2, 4, 1, 1, false>;
+using Wide = TileShape<128, 256, 64, 4, 2, 4, 1, 1, false>;
+using Large = TileShape<128, 128, 128, 3, 2, 2, 2, 1, false>;
+using Plain = TileShape<128, 128, 64, 4, 2, 2, 2, 1, false>;
+using Half = TileShape<64, 128, 128, 4, 1, 2, 2, 2, false>;
+using Deep = TileShape<64, 64, 128, 5, 1, 2, 2, 2, false>;
+using Square = TileShape<64, 64, 128, 4, 2, 2, 2>;
+using Low = TileShape<32, 64, 256, 4, 1, 2, 2, 4, false>;
+using Lowest = TileShape<16, 64, 256, 4, 1, 2, 2, 4>;
+
+template <class Body>
+void for_each_tile(const Body& body) {
+  body(Candidate<Widest, false>{{33.6e-6, 3.4e-6, 34.5e-6}});
+  body(Candidate<Wide, false>{{34.9e-6, 3.4e-6, 35.7e-6}});
+  body(Candidate<Large, false>{{17.0e-6, 1.9e-6, 22.5e-6}});
+  body(Candidate<Plain, true>{{17.7e-6, 1.9e-6, 23.4e-6}});
+  body(Candidate<Half, false>{{8.8e-6, 1.4e-6, 14.0e-6}});
+  body(Candidate<Deep, false>{{5.2e-6, 1.0e-6, 12.0e-6}});
+  body(Candidate<Square, true>{{5.7e-6, 0.8e-6, 13.5e-6}});
+  body(Candidate<Low, false>{{3.4e-6, 0.9e-6, 8.2e-6}});
+  body(Candidate<Lowest, false>{{2.6e-6, 0.7e-6, 5.9e-6}});
+}
+
+// Calls body.operator()<Tile, kOuter>() for the tile with this number.
+template <class Body>
+void with_tile(int number, const Body& body) {
+  int i = 0;
+  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>&) {
+    if (i++ == number) body.template operator()<Tile, kOuter>();
+  });
+}
+
+constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
+constexpr double kLaunchSeconds = 5e-6;
+constexpr double kBlockSeconds = 2e-6;  // of a block that has its SM for itself, besides its terms
+constexpr double kShiftedEach = 3.5;    // times as long with lines that are not aligned
+constexpr double kShiftedAlone = 2.5;
+constexpr double kHidden = 0.8;  // of the shorter one of arithmetic and memory
+
+template <class Tile, bool kLeftOuter = false, bool kRightOuter = false>
+constexpr unsigned kSharedBytes = kRingBytes<Tile, kLeftOuter, kRightOuter> + sizeof(TileFactors<Tile>);
+
+template <class Tile>
+bool fits(const CudaDevice& gpu) {
+  return kSharedBytes<Tile> <= gpu.shared_memory;
+}
+
+// Of so many blocks, each of so many terms of a tile, alone. Blocks that share an SM hide each other's waits.
+template <class Tile>
+double block_seconds(TileTimes times, double blocks, std::int64_t terms, bool shifted, const CudaDevice& gpu) {
+  if (shifted) {
+    times.each *= kShiftedEach;
+    times.alone *= kShiftedAlone;
+  }
+  const std::int64_t fit = static_cast<std::int64_t>(gpu.shared_memory + 1024) / (kSharedBytes<Tile> + 1024);
+  const auto at_once = static_cast<double>(std::clamp<std::int64_t>(fit, 1, Tile::kBlocks));
+  const double of_sm = std::ceil(blocks / gpu.sms);
+  const double depth = static_cast<double>(terms) / 4096;
+  return std::max(of_sm * (times.each * depth + times.end),
+                  std::ceil(of_sm / at_once) * (times.alone * depth + kBlockSeconds));
+}
+
+// Both at a time.
+inline double launch_seconds(double tiles, double memory) {
+  return kLaunchSeconds + std::max(tiles, memory) + (1 - kHidden) * std::min(tiles, memory);
 }
 
 }  // namespace octile::cuda::w8a8_sm80

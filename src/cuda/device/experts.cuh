@@ -1,0 +1,121 @@
+// Rows of y by expert: which expert's rows a block has. A grid has as many blocks as the experts' tiles can be; the
+// offsets are in device memory, so each warp of a block looks for its own, and blocks that are too many end at once.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "base/ceil_div.h"
+#include "cuda/gemm/int4_weight.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+struct Experts {
+  const std::int32_t* offsets;
+  std::int64_t offsets_stride;
+  const std::int32_t* token;  // null: rows of a are those of y
+  std::int64_t token_stride;
+  int count;
+  // Bytes from an expert's to the next one's.
+  std::int64_t b, b_scale, zero_point, bias;
+
+  __device__ int offset(int e) const { return __ldcg(offsets + e * offsets_stride); }
+  // The row of a that a row of y is of.
+  __device__ int row_of_a(int row) const { return token ? __ldcg(token + row * token_stride) : row; }
+};
+
+// Rows first .. end - 1 of y are those of an expert; a tile is one of so many of them.
+struct ExpertTile {
+  int expert;  // -1: there is no such tile
+  int first, end;
+  int tile, tiles;
+};
+
+// Tile number `number` of all experts' tiles of kRows rows. All lanes of a warp call it alike.
+template <int kRows>
+__device__ ExpertTile find_tile(const Experts& experts, int number) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int each = (experts.count + 31) / 32;
+  const int begin = min(lane * each, experts.count), end = min(begin + each, experts.count);
+  const auto tiles_of = [](int first, int last) { return (last - first + kRows - 1) / kRows; };
+  int before = experts.offset(begin);
+  int tiles = 0;
+#pragma unroll 4
+  for (int e = begin; e < end; ++e) {
+    const int next = experts.offset(e + 1);
+    tiles += tiles_of(before, next);
+    before = next;
+  }
+  int up_to = tiles;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const int other = __shfl_up_sync(kAll, up_to, i);
+    if (lane >= i) up_to += other;
+  }
+  const unsigned found = __ballot_sync(kAll, number < up_to);
+  if (found == 0) return {-1, 0, 0, 0, 0};
+  const int owner = __ffs(static_cast<int>(found)) - 1;
+  ExpertTile t = {begin, 0, 0, number - (up_to - tiles), 0};
+  if (lane == owner) {
+    t.first = experts.offset(begin);
+    for (;; ++t.expert) {
+      t.end = experts.offset(t.expert + 1);
+      t.tiles = tiles_of(t.first, t.end);
+      if (t.tile < t.tiles) break;
+      t.tile -= t.tiles;
+      t.first = t.end;
+    }
+  }
+  const auto of_owner = [&](int value) { return __shfl_sync(kAll, value, owner); };
+  return {of_owner(t.expert), of_owner(t.first), of_owner(t.end), of_owner(t.tile), of_owner(t.tiles)};
+}
+
+__device__ inline void move_to_expert(NibbleWeight& w, const Experts& experts, std::int64_t e) {
+  w.values += e * experts.b;
+  w.scales = static_cast<const std::uint8_t*>(w.scales) + e * experts.b_scale;
+  if (w.zeros) w.zeros = static_cast<const std::uint8_t*>(w.zeros) + e * experts.zero_point;
+}
+
+// ---- The host's side.
+
+inline Experts experts_of(const GemmProblem& p, const GemmOperands& o) {
+  const ExpertOperands& e = o.experts;
+  Experts experts = {};
+  experts.offsets = static_cast<const std::int32_t*>(e.offsets.data);
+  experts.offsets_stride = e.offsets.strides[0];
+  if (p.gather) {
+    experts.token = static_cast<const std::int32_t*>(e.token.data);
+    experts.token_stride = e.token.strides[0];
+  }
+  experts.count = static_cast<int>(p.experts);
+  experts.b = p.b_packed ? e.b_stride : e.b_stride * bits(p.b.type) / 8;
+  experts.b_scale = p.b_packed ? e.b_stride : e.b_scale_stride * (bits(p.scale) / 8);
+  experts.zero_point = p.b_packed ? e.b_stride : e.zero_point_stride * 4;
+  experts.bias = e.bias_stride * (bits(o.bias.dtype) / 8);
+  return experts;
+}
+
+// The most tiles of `rows` rows that experts can have together, and those that they are expected to have where each row
+// is of any expert.
+inline std::int64_t max_tiles(const GemmProblem& p, std::int64_t m, int rows) {
+  return (m + std::min(p.experts, m) * (rows - 1)) / rows;
+}
+inline double experts_with_rows(const GemmProblem& p) {
+  const auto experts = static_cast<double>(p.experts);
+  return experts == 0 ? 0 : -experts * std::expm1(-static_cast<double>(p.m) / experts);
+}
+inline double expected_tiles(const GemmProblem& p, int rows) {
+  const double experts = experts_with_rows(p);
+  return std::max(experts, static_cast<double>(p.m) / rows + 0.5 * experts);
+}
+
+// Operations, and bytes of the experts that have rows.
+inline Cost grouped_work(const GemmProblem& p) {
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  return {2 * m * n * k, (m * k * bits(p.a) + experts_with_rows(p) * n * k * bits(p.b.type) + m * n * bits(p.y)) / 8};
+}
+
+}  // namespace octile::cuda

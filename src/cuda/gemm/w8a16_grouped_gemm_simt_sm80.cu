@@ -1,0 +1,22 @@
+// w8a16_gemm of each expert's rows, with a scale per group, channel or tensor, for every GPU from Ampere on, every type, stride and alignment, in f32 or f64:
+// device/simt_gemm.cuh.
+#include "cuda/device/simt_gemm.cuh"
+
+namespace octile::cuda {
+
+namespace {
+constexpr std::string_view kName = "w8a16_grouped_gemm_simt_sm80";
+}
+
+extern constinit const GemmKernel w8a16_grouped_gemm_simt_sm80 = {
+    .name = kName,
+    .task = {Operation::grouped_gemm, kW8A16},
+    .device = DeviceType::cuda,
+    .supports = simt_supports,
+    .cost = simt_cost,
+    .launch = launch_expert_float_product<ByteCodec, kName>,
+    .prepare = load_expert_float_product<ByteCodec, kName>,
+    .bound = Bound::sum,
+};
+
+}  // namespace octile::cuda
