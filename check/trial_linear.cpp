@@ -431,7 +431,9 @@ Trial trial_of(const GroupedLinearCase& c, std::uint64_t seed) {
   const bool sums_in_float = d.activation == Activation::none;
   if (sums_in_float) tensors->keep_sums_finite();
   const auto args = args_of<GroupedLinearArgs>(tensors->add(operands(c)), 0);
-  expect(*tensors, c, d, args, oracle::grouped_linear);
+  GroupedLinearDescription unpacked = d;
+  unpacked.packed_weight = false;
+  expect(*tensors, c, unpacked, args, oracle::grouped_linear);
   if (sums_in_float && d.k > 0) {
     const auto facts = std::make_shared<GroupedFacts>(d, args);
     tensors->set_facts("y", {Operation::gemm, {d.weight.type, true}},

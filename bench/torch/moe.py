@@ -50,7 +50,8 @@ def quantize_rows(x, q, scale, k, BLOCK: tl.constexpr):
     values = tl.load(x + row * k + at, mask=at < k, other=0).to(tl.float32)
     s = tl.maximum(tl.max(tl.abs(values)) / 127, 1e-8)
     tl.store(scale + row, s)
-    tl.store(q + row * k + at, tl.extra.cuda.libdevice.rint(values / s).to(tl.int8), mask=at < k)
+    levels = values / s
+    tl.store(q + row * k + at, (levels + tl.where(levels < 0, -0.5, 0.5)).to(tl.int8), mask=at < k)
 
 
 @triton.jit
@@ -76,7 +77,7 @@ def multiply_experts(
     b = w + (expert * n + channel[None, :]) * k + term[:, None]
     acc = tl.zeros((M, N), tl.int32)
     for _ in range(0, k, K):
-        acc = tl.dot(tl.load(a, mask=here[:, None], other=0), tl.load(b), acc)
+        acc = tl.dot(tl.load(a, mask=here[:, None], other=0), tl.load(b), acc, out_dtype=tl.int32)
         a += K
         b += K
     scale = tl.load(x_scale + source, mask=here, other=0)[:, None] * tl.load(w_scale + expert * n + channel)[None, :]

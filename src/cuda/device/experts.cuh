@@ -103,19 +103,19 @@ inline Experts experts_of(const GemmProblem& p, const GemmOperands& o) {
 inline std::int64_t max_tiles(const GemmProblem& p, std::int64_t m, int rows) {
   return (m + std::min(p.experts, m) * (rows - 1)) / rows;
 }
-inline double experts_with_rows(const GemmProblem& p) {
+inline double experts_with_rows(const GemmProblem& p, std::int64_t m) {
   const auto experts = static_cast<double>(p.experts);
-  return experts == 0 ? 0 : -experts * std::expm1(-static_cast<double>(p.m) / experts);
+  return experts == 0 ? 0 : -experts * std::expm1(-static_cast<double>(m) / experts);
 }
-inline double expected_tiles(const GemmProblem& p, int rows) {
-  const double experts = experts_with_rows(p);
-  return std::max(experts, static_cast<double>(p.m) / rows + 0.5 * experts);
+inline double expected_tiles(const GemmProblem& p, std::int64_t m, int rows) {
+  const double experts = experts_with_rows(p, m);
+  return std::max(experts, static_cast<double>(m) / rows + 0.5 * experts);
 }
 
 // Operations, and bytes of the experts that have rows.
 inline Cost grouped_work(const GemmProblem& p) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
-  return {2 * m * n * k, (m * k * bits(p.a) + experts_with_rows(p) * n * k * bits(p.b.type) + m * n * bits(p.y)) / 8};
+  return {2 * m * n * k, (m * k * bits(p.a) + experts_with_rows(p, p.m) * n * k * bits(p.b.type) + m * n * bits(p.y)) / 8};
 }
 
 }  // namespace octile::cuda

@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/device/bands.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/operand_tiles.cuh"
@@ -18,7 +19,6 @@
 namespace octile::cuda {
 
 inline constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of an operand: they are counted in 32 bits
-inline constexpr int kBand = 8;  // tiles of left that are visited together, so that right's tiles are found in L2
 
 template <int kLeft_, int kRight_, int kStep_, int kStages_, int kLeftWarps_, int kRightWarps_, int kBlocks_,
           int kDepth_ = 1, bool kShifts_ = true>
@@ -55,14 +55,6 @@ struct Tiling {
   int k;
   int left_tiles, right_tiles;
 };
-
-// Which tile of left and of right: bands of kBand tiles of left; along a band, column of tiles by column.
-__device__ inline int2 tile_in_bands(int number, int left_tiles, int right_tiles) {
-  const int band = number / (kBand * right_tiles);
-  const int in_band = number % (kBand * right_tiles);
-  const int band_tiles = min(kBand, left_tiles - band * kBand);
-  return {band * kBand + in_band % band_tiles, in_band / band_tiles};
-}
 
 // The first row of left and of right of this block's tile.
 template <class Tile>

@@ -352,7 +352,7 @@ inline std::string simt_supports(const GemmProblem& p) {
 // On an H200.
 inline Cost simt_cost(const GemmProblem& p) {
   const bool experts = p.operation == Operation::grouped_gemm;
-  const double tiles = experts ? expected_tiles(p, kSimtTile) * static_cast<double>(ceil_div(p.n, kSimtTile))
+  const double tiles = experts ? expected_tiles(p, p.m, kSimtTile) * static_cast<double>(ceil_div(p.n, kSimtTile))
                                : static_cast<double>(simt_tiles(p.m, p.n));
   const double rounds = std::ceil(tiles / (4 * properties(p.device).sms));
   const double per_second = p.a == DType::f64 ? 0.06e12 : 0.12e12;

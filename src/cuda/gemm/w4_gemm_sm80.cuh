@@ -19,6 +19,8 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/device/bands.cuh"
+#include "cuda/device/experts.cuh"
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/int4.cuh"
@@ -34,7 +36,6 @@ namespace octile::cuda::w4_sm80 {
 
 constexpr int kUnit = 16;  // bytes of a copy
 constexpr int kSliceTerms = 32;
-constexpr int kBand = 8;  // tiles of tokens that are visited together, so that they are found in L2
 
 template <int kRows_, int kTokens_, int kStep_, int kStages_, int kRowWarps_, int kTokenWarps_, int kBlocks_>
 struct TileShape {
@@ -71,6 +72,18 @@ struct Arguments {
   int parts, part_steps;
   float* sums;
   std::int64_t sums_pitch;  // a multiple of 4
+
+  static constexpr bool kGrouped = false;
+  __device__ float a_scale_of(int token) const { return a_scale[token]; }
+};
+
+// Of experts, whose rows are gathered from a: of expert 0, or, with its rows from the block's tile to the end of its
+// tokens, of one of them.
+struct GroupedArguments : Arguments {
+  Experts experts;
+
+  static constexpr bool kGrouped = true;
+  __device__ float a_scale_of(int token) const { return a_scale[a_scale.data ? experts.row_of_a(token) : 0]; }
 };
 
 // A stage in shared memory: tiles of the weight and of a; scales and zero points, one for each chunk and row.
@@ -160,31 +173,49 @@ class WeightFiller {
 
 // Of tiles of a: lines of a token's terms; a lane reads 8 of them, four tokens or two at once, so slice s of token i
 // lies where s ^ twist(i) would. Beyond k there are zeros: what stands in the weight there is finite.
-template <class Tile, int kElement>
+template <class Tile, int kElement, bool kGrouped = false>
 class TokenFiller {
  public:
   static constexpr int kLine = Tile::kStep * kElement;
   __device__ static int twist(int token) { return kElement == 1 ? token & 3 : token & 1; }
 
+  template <class Arguments>
   __device__ TokenFiller(const Arguments& p, int first, int first_term)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         tokens_(min(p.tokens - first, Tile::kTokens) - line_),
         stride_(kAtOnce * p.a_pitch) {
     const int unit = static_cast<int>(threadIdx.x) % kAcross;
     term_ = first_term + unit * (kUnit / kElement);
-    from_ = p.a + (first + line_) * p.a_pitch + first_term * kElement + unit * kUnit;
+    if constexpr (kGrouped) {
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        const int row = tokens_ > i * kAtOnce ? p.experts.row_of_a(first + line_ + i * kAtOnce) : 0;
+        rows_[i] = p.a + row * p.a_pitch + first_term * kElement + unit * kUnit;
+      }
+    } else {
+      from_ = p.a + (first + line_) * p.a_pitch + first_term * kElement + unit * kUnit;
+    }
     to_ = line_ * kLine + ((unit * kUnit) ^ twist(line_) * (kSliceTerms * kElement));
   }
 
   __device__ void copy(std::uint32_t tile, int terms, const void* anything) {
     const bool inside = term_ < terms;
-    const auto* from = inside ? from_ : static_cast<const std::uint8_t*>(anything);
-    const std::int64_t stride = inside ? stride_ : 0;
+    if constexpr (kGrouped) {
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i, from += stride) {
-      copy_async_if(tokens_ > i * kAtOnce, tile + to_ + i * kAtOnce * kLine, from, inside ? kUnit : 0);
+      for (int i = 0; i < kTurns; ++i) {
+        const auto* from = inside ? rows_[i] : static_cast<const std::uint8_t*>(anything);
+        copy_async_if(tokens_ > i * kAtOnce, tile + to_ + i * kAtOnce * kLine, from, inside ? kUnit : 0);
+        rows_[i] += kLine;
+      }
+    } else {
+      const auto* from = inside ? from_ : static_cast<const std::uint8_t*>(anything);
+      const std::int64_t stride = inside ? stride_ : 0;
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i, from += stride) {
+        copy_async_if(tokens_ > i * kAtOnce, tile + to_ + i * kAtOnce * kLine, from, inside ? kUnit : 0);
+      }
+      from_ += kLine;
     }
-    from_ += kLine;
     term_ += Tile::kStep;
   }
 
@@ -199,6 +230,7 @@ class TokenFiller {
   std::int64_t stride_;
   int term_;
   const std::uint8_t* from_;
+  const std::uint8_t* rows_[kTurns];  // of tokens that are gathered
   int to_;
 };
 
@@ -371,33 +403,30 @@ __device__ void store_rows(const Arguments& p, int token, int col, const float (
   }
 }
 
-template <class Tile, class Arithmetic>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(const __grid_constant__ Arguments p) {
+// A tile, from its first token and row of the weight on; of its terms those of one part.
+template <class Tile, class Arithmetic, class Arguments>
+__device__ void multiply_and_store(const Arguments& p, int2 first, int part, std::uint8_t* shared) {
   using S = Stage<Tile, Arithmetic>;
   constexpr int kLaneRows = Tile::kLaneRows;
   constexpr int kChunk = Arithmetic::kChunk;
   constexpr int kSliceBytes = kSliceTerms * Arithmetic::kElement;  // of a token
   constexpr int kUnroll = Tile::kTokenBlocks <= 2 ? 4 / kChunk : 1;
-  extern __shared__ __align__(128) std::uint8_t shared[];
+  constexpr bool kGrouped = Arguments::kGrouped;
   const std::uint32_t ring = shared_address(shared);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int warp_row = warp / Tile::kTokenWarps * Tile::kWarpRows;
   const int warp_token = warp % Tile::kTokenWarps * Tile::kWarpTokens;
-  const int band = static_cast<int>(blockIdx.x) / (kBand * p.row_tiles);
-  const int in_band = static_cast<int>(blockIdx.x) % (kBand * p.row_tiles);
-  const int band_tiles = min(kBand, p.token_tiles - band * kBand);
-  const int first_token = (band * kBand + in_band % band_tiles) * Tile::kTokens;
-  const int first_row = in_band / band_tiles * Tile::kRows;
+  const int first_token = first.x;
+  const int first_row = first.y;
   const bool packed = p.weight.packed;
   const bool zeros = p.weight.zeros != nullptr;
   const int terms = p.weight.terms;
-  const int part = static_cast<int>(blockIdx.y);
   const int first_term = part * p.part_steps * Tile::kStep;
   const int steps = min((terms - first_term + Tile::kStep - 1) / Tile::kStep, p.part_steps);
 
   WeightFiller<Tile> weight_filler(p.weight, first_row, first_term);
-  TokenFiller<Tile, Arithmetic::kElement> token_filler(p, first_token, first_term);
+  TokenFiller<Tile, Arithmetic::kElement, kGrouped> token_filler(p, first_token, first_term);
   const GroupFiller<Tile, Arithmetic> group_filler(p, first_row);
   const auto fill = [&](int step, std::uint32_t stage) {
     if (step < steps) {
@@ -499,7 +528,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
       const int of_y = first_token + warp_token + t * 8 + lane % 4 * 2 + e;
       if (of_y >= p.tokens) continue;
       float values[kLaneRows];
-      if constexpr (Arithmetic::kSplits) {
+      if constexpr (Arithmetic::kSplits && !kGrouped) {
         if (p.parts > 1) {
 #pragma unroll
           for (int i = 0; i < kLaneRows; ++i) values[i] = totals[t][i / 2][i % 2 * 2 + e];
@@ -508,7 +537,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
           continue;
         }
       }
-      const float a_scale = Arithmetic::kElement == 1 ? p.a_scale[of_y] : 1;
+      const float a_scale = Arithmetic::kElement == 1 ? p.a_scale_of(of_y) : 1;
 #pragma unroll
       for (int i = 0; i < kLaneRows; ++i) {
         const auto total = totals[t][i / 2][i % 2 * 2 + e];
@@ -518,6 +547,31 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
       store_rows(p, of_y, col, values);
     }
   }
+}
+
+template <class Tile, class Arithmetic>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(const __grid_constant__ Arguments p) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const int2 tile = tile_in_bands(static_cast<int>(blockIdx.x), p.token_tiles, p.row_tiles);
+  multiply_and_store<Tile, Arithmetic>(p, {tile.x * Tile::kTokens, tile.y * Tile::kRows},
+                                       static_cast<int>(blockIdx.y), shared);
+}
+
+// Of the rows of experts.
+template <class Tile, class Arithmetic>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    w4_grouped_gemm_kernel(const __grid_constant__ GroupedArguments all) {
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  wait_for_previous();
+  const ExpertTile t = find_tile<Tile::kTokens>(all.experts, static_cast<int>(blockIdx.x) / all.row_tiles);
+  if (t.expert < 0) return;
+  GroupedArguments p = all;
+  p.tokens = t.end;
+  move_to_expert(p.weight, all.experts, t.expert);
+  if (p.bias.data) p.bias.data = static_cast<const std::uint8_t*>(p.bias.data) + t.expert * all.experts.bias;
+  const int of_expert = t.tile * p.row_tiles + static_cast<int>(blockIdx.x) % p.row_tiles;
+  const int2 tile = tile_in_bands(of_expert, t.tiles, p.row_tiles);
+  multiply_and_store<Tile, Arithmetic>(p, {t.first + tile.x * Tile::kTokens, tile.y * Tile::kRows}, 0, shared);
 }
 
 inline constexpr int kSumThreads = 128;
@@ -596,7 +650,9 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
   const double groups = static_cast<double>(ceil_div(p.k, p.b.group));
   const double row_bytes = k / 2 + groups * (p.b.zero_point ? 8 : 4);
   const double bytes_per_second = kBytesPerSecond * gpu.sms;
-  const double memory = (static_cast<double>(p.n) * row_bytes + static_cast<double>(m) * k * element +
+  const bool grouped = p.operation == Operation::grouped_gemm;
+  const double weights = grouped ? experts_with_rows(p, m) : 1;
+  const double memory = (weights * static_cast<double>(p.n) * row_bytes + static_cast<double>(m) * k * element +
                          static_cast<double>(m * p.n) * bits(p.y) / 8) /
                         bytes_per_second;
   const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
@@ -604,10 +660,11 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
   int number = 0;
   Tiles::for_each([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
-    for (int parts = 1; parts == 1 || (Tiles::kSplits && parts <= kMaxParts && p.k >= parts * kMinTerms); ++parts) {
+    for (int parts = 1; parts == 1 || (Tiles::kSplits && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms); ++parts) {
       if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
-      const std::int64_t blocks = ceil_div(m, Tile::kTokens) * ceil_div(p.n, Tile::kRows) * parts;
-      const auto of_sm = static_cast<double>(ceil_div(blocks, gpu.sms));
+      const double token_tiles =
+          grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));
+      const double of_sm = std::ceil(token_tiles * static_cast<double>(ceil_div(p.n, Tile::kRows) * parts) / gpu.sms);
       const double share = 1.0 / parts;
       const double slices = share * k / kSliceTerms * (p.b_packed ? 1 : kPlain) * (1 + 0.15 * folds);
       const double copied = of_sm * share * (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
@@ -638,6 +695,9 @@ inline std::string reason_against_problem(const GemmProblem& p) {
   if (p.b.group != 32 && p.b.group != 64 && p.b.group != 128 && p.b.group != p.k)
     return "takes groups of 32, 64 and 128 terms and of a row";
   if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  if (p.operation == Operation::grouped_gemm && max_tiles(p, p.m, 8) * ceil_div(p.n, 64) > std::int64_t{1} << 30) {
+    return "takes at most 2^30 tiles of y";
+  }
   return {};
 }
 
@@ -646,7 +706,7 @@ constexpr double kOnHopper = 1.3;
 
 template <class Tiles>
 Cost cost(const GemmProblem& p) {
-  Cost cost = gemm_work(p);
+  Cost cost = p.operation == Operation::grouped_gemm ? grouped_work(p) : gemm_work(p);
   cost.seconds = choose<Tiles>(p, p.m).seconds * (properties(p.device).major == 9 ? kOnHopper : 1);
   return cost;
 }
@@ -670,10 +730,19 @@ std::size_t workspace(const GemmProblem& p) {
 // cp.async copies aligned units.
 inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
   if (o.a.strides[1] != 1 || !aligned_rows(o.a.data, o.a.strides[0] * (bits(p.a) / 8), kUnit)) return false;
-  return p.b_packed || aligned_rows(o.b.data, o.b.strides[0] / 2, kUnit);
+  // Packed weights of experts lie at multiples of 64.
+  return p.b_packed || aligned_rows(o.b.data, (o.b.strides[0] | o.experts.b_stride) / 2, kUnit);
 }
 
 // Calls body.operator()<Arithmetic>() with the problem's.
+template <class Tiles, const std::string_view& kName, class WithArithmetic>
+void load_grouped(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
+  with_arithmetic(p, [&]<class Arithmetic>() {
+    Tiles::for_each([&]<class Tile>(const Candidate<Tile>&) {
+      prepare(kName, w4_grouped_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
+    });
+  });
+}
 template <class Tiles, const std::string_view& kName, class WithArithmetic>
 void load(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
   with_arithmetic(p, [&]<class Arithmetic>() {
@@ -684,11 +753,8 @@ void load(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
   if constexpr (Tiles::kSplits) prepare(kName, sum_parts_kernel<kSumThreads>);
 }
 
-template <class Tiles, const std::string_view& kName, class WithArithmetic>
-void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
-            const WithArithmetic& with_arithmetic) {
-  if (o.a.rows() == 0 || problem.n == 0) return;
-  Arguments p = {};
+// All but what depends on a tile.
+inline void set_operands(Arguments& p, const GemmProblem& problem, const GemmOperands& o) {
   p.weight = nibble_weight(problem, o);
   p.group_shift = 31;
   for (int shift = 5; shift <= 7; ++shift) {
@@ -696,12 +762,42 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   }
   p.a = static_cast<const std::uint8_t*>(o.a.data);
   p.a_pitch = o.a.strides[0] * (bits(problem.a) / 8);
-  p.tokens = static_cast<int>(o.a.rows());
+  p.tokens = static_cast<int>(o.y.rows());
   if (problem.a == DType::s8) p.a_scale = row_scale<float>(o.a_scale);
   p.bias = bias_of(problem, o);
   p.y = o.y.data;
   p.y_pitch = o.y.strides[0];
   p.y_type = problem.y;
+}
+
+template <class Tiles, const std::string_view& kName, class WithArithmetic>
+void launch_grouped(const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
+                    const WithArithmetic& with_arithmetic) {
+  const std::int64_t m = o.y.rows();
+  if (m == 0 || problem.n == 0 || problem.experts == 0) return;
+  GroupedArguments p = {};
+  set_operands(p, problem, o);
+  p.bias.type = o.bias.dtype;
+  p.experts = experts_of(problem, o);
+  with_tile<Tiles>(choose<Tiles>(problem, m).tile, [&]<class Tile>() {
+    p.part_steps = steps_of_part(problem.k, 1, Tile::kStep);
+    p.parts = 1;
+    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+    with_arithmetic(problem, [&]<class Arithmetic>() {
+      const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kTokens) * p.row_tiles);
+      enqueue(kName, w4_grouped_gemm_kernel<Tile, Arithmetic>,
+              LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, launch.stream, p);
+    });
+  });
+}
+
+template <class Tiles, const std::string_view& kName, class WithArithmetic>
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
+            const WithArithmetic& with_arithmetic) {
+  if (o.a.rows() == 0 || problem.n == 0) return;
+  Arguments p = {};
+  set_operands(p, problem, o);
   const Choice choice = choose<Tiles>(problem, o.a.rows(), launch.workspace.size);
   p.sums = static_cast<float*>(launch.workspace.data);
   p.sums_pitch = sums_pitch(problem.n);

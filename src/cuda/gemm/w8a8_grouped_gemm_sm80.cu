@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/message.h"
+#include "cuda/device/bands.cuh"
 #include "cuda/device/experts.cuh"
 #include "cuda/gemm/w8a8_gemm_sm80.cuh"
 #include "cuda/launch.h"
@@ -119,7 +120,7 @@ Choice choose(const GemmProblem& p, bool shifted) {
   for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>& candidate) {
     const int tile = number++;
     if (!kCompiled<Tile> || !fits<Tile>(gpu) || (shifted && !Tile::kShifts)) return;
-    const double blocks = expected_tiles(p, Tile::kLeft) * static_cast<double>(ceil_div(p.n, Tile::kRight));
+    const double blocks = expected_tiles(p, p.m, Tile::kLeft) * static_cast<double>(ceil_div(p.n, Tile::kRight));
     const double tiles = block_seconds<Tile>(candidate.times, blocks, p.k, shifted, gpu);
     const double seconds = launch_seconds(tiles, memory);
     if (seconds < best.seconds) best = {tile, seconds};
