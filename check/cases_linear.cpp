@@ -93,7 +93,8 @@ class LinearCases {
   std::vector<Case> large_experts(GemmFormat format) {
     std::vector<std::int64_t> many;
     for (std::int64_t e = 0; e < 100; ++e) many.push_back(e * 7 % 5);
-    for (const auto& rows : {std::vector<std::int64_t>{0, 200, 1, 64, 33, 0, 129, 17}, {300, 5}, {15, 16, 17, 48}, many}) {
+    for (const auto& rows :
+         {std::vector<std::int64_t>{0, 200, 1, 64, 33, 0, 129, 17}, {300, 5}, {15, 16, 17, 48}, many}) {
       for (const Sizes sizes : {Sizes{0, 512, 512}, {2, 264, 1024}, {1, 136, 2048}, {0, 300, 272}, {3, 520, 256}}) {
         if (static_cast<std::int64_t>(rows.size()) * sizes.n * sizes.k > 8'000'000) continue;
         for (int turn = 0; turn < 6; ++turn) {

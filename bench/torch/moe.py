@@ -246,9 +246,9 @@ def main():
             row, ours = {"shape": shape, "tokens": tokens}, None
             for name in a.formats:
                 graph, y = captured(layer.octile(name))
+                row[name] = measure(graph, flush, a.budget)
                 if name == "w8a8":
                     ours = y.clone()
-                row[name] = measure(graph, flush, a.budget)
                 del graph, y
             if not a.no_peers:
                 mean = layer.rows / layer.experts

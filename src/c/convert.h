@@ -255,8 +255,8 @@ inline constexpr auto kFields<LinearBackwardDescription> = OCTILE_FIELDS(
 template <>
 inline constexpr auto kFields<GroupedLinearDescription> = OCTILE_FIELDS(a.experts, a.m, a.n, a.k, a.tokens, a.gather,
                                                                         a.slots, a.x, a.y, a.activation, a.static_scale,
-                                                                        a.weight, a.packed_weight, a.bias,
-                                                                        a.clear_rest, a.device, a.threads, a.kernel);
+                                                                        a.weight, a.packed_weight, a.bias, a.clear_rest,
+                                                                        a.device, a.threads, a.kernel);
 template <>
 inline constexpr auto kFields<GroupedLinearBackwardDescription> = OCTILE_FIELDS(a.experts, a.m, a.n, a.k, a.dy,
                                                                                 a.dw_dtype, a.dx, a.dw, a.db,

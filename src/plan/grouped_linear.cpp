@@ -1,7 +1,8 @@
-// GroupedLinearPlan: X is quantized once. On a GPU one grouped_gemm has all experts' rows, and a second kernel sums them
-// over slots. On the CPU each expert's rows are gathered, and go through a LinearPlan of the expert's shape. Experts with
-// few rows are shared out among the threads, one expert a thread at a time, so that each weight is read once and no
-// thread waits for another between experts; those that would leave threads idle go first, each with all threads.
+// GroupedLinearPlan: X is quantized once. On a GPU one grouped_gemm has all experts' rows, and a second kernel sums
+// them over slots. On the CPU each expert's rows are gathered, and go through a LinearPlan of the expert's shape.
+// Experts with few rows are shared out among the threads, one expert a thread at a time, so that each weight is read
+// once and no thread waits for another between experts; those that would leave threads idle go first, each with all
+// threads.
 #include "octile/grouped_linear.h"
 
 #include <algorithm>
@@ -33,10 +34,10 @@ constexpr std::string_view kPack = "GroupedLinearPlan::pack";
 struct GroupedLinearImpl : Plan::Impl {
   GroupedLinearDescription description;
   StaticScale static_scale;
-  QuantizeStep quantize;                 // where X is float and the products take it as s8
-  std::optional<LinearPlan> many;        // an expert on the CPU with all threads; for a GPU it packs weights
-  std::int64_t expert_bytes = 0;         // of a packed weight
-  std::size_t xq_at = 0;                 // (rows of X, xq_pitch) s8
+  QuantizeStep quantize;           // where X is float and the products take it as s8
+  std::optional<LinearPlan> many;  // an expert on the CPU with all threads; for a GPU it packs weights
+  std::int64_t expert_bytes = 0;   // of a packed weight
+  std::size_t xq_at = 0;           // (rows of X, xq_pitch) s8
   std::size_t x_scale_at = 0;
   std::size_t z_at = 0;  // (m, z_pitch)
   std::int64_t xq_pitch = 0;

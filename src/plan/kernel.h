@@ -131,9 +131,9 @@ struct GemmProblem {
   std::int64_t a_block = 0;  // blocked_gemm: terms of a block, a multiple of 128; a is K-major, without a bias
   bool b_packed = false;     // b is the plan's packed weight: packed_weight.h
   bool bias = false;
-  bool accumulate = false;  // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
-  bool dynamic = true;      // linear: the scale of a row is computed; otherwise a_scale is one given value
-  bool multiplier = false;  // linear: a is multiplied by `multiplier`, per column, before it is quantized
+  bool accumulate = false;   // y = y + (the product, rounded to y's type), y of type `scale`; without a bias
+  bool dynamic = true;       // linear: the scale of a row is computed; otherwise a_scale is one given value
+  bool multiplier = false;   // linear: a is multiplied by `multiplier`, per column, before it is quantized
   std::int64_t experts = 0;  // grouped_gemm: m is the rows of all of them, n the channels of one
   bool gather = false;       // grouped_gemm: `token` says which row of a a row of y is of
   Device device = {};
@@ -174,12 +174,13 @@ constexpr bool is_exact(Task task) {
 std::string_view name(Operation operation);
 std::string name(Task task);  // "w4a16_gemm"
 
-// What a grouped_gemm is given besides: b, b_scale, zero_point and bias are those of expert 0, and the next expert's lie
-// so many of their elements (a packed b's bytes) behind. Rows of y are those of all experts, sorted; the values of
+// What a grouped_gemm is given besides: b, b_scale, zero_point and bias are those of expert 0, and the next expert's
+// lie so many of their elements (a packed b's bytes) behind. Rows of y are those of all experts, sorted; the values of
 // offsets and token are in device memory.
 struct ExpertOperands {
-  ConstTensor offsets = {};  // (experts + 1), s32: expert e has the rows of y from offsets[e] on; others are not written
-  ConstTensor token = {};    // (m), s32: rows of a and a_scale; absent: those of y
+  ConstTensor offsets =
+      {};                  // (experts + 1), s32: expert e has the rows of y from offsets[e] on; others are not written
+  ConstTensor token = {};  // (m), s32: rows of a and a_scale; absent: those of y
   std::int64_t b_stride = 0, b_scale_stride = 0, zero_point_stride = 0, bias_stride = 0;
 };
 

@@ -891,7 +891,8 @@ struct ExpertValues {
       a.router_weight = matrix(static_cast<const float*>(p.router_weight), d.tokens, d.slots);
     }
     a.y = matrix(static_cast<Half*>(p.y), d.slots > 0 ? d.tokens : d.m, d.n);
-    for (ConstTensor* t : {&a.x, &a.offsets, &a.token, &a.weight, &a.weight_scale, &a.bias, &a.place, &a.router_weight}) {
+    for (ConstTensor* t :
+         {&a.x, &a.offsets, &a.token, &a.weight, &a.weight_scale, &a.bias, &a.place, &a.router_weight}) {
       *t = on(device, *t);
     }
     a.y = on(device, a.y);
@@ -940,8 +941,9 @@ TEST_F(Cuda, ExpertsInAGraphFollowTheirOffsets) {
           const OnGpu<std::int32_t> offsets(values.offsets), token(values.token), place(values.place);
           OnGpu<std::uint16_t> y(values.size_of_y());
           const OnGpu<std::byte> memory(plan.workspace_size());
-          const GroupedLinearArgs args = values.args(kGpu, {x.data(), bytes.data(), scale.data(), bias.data(), router.data(),
-                                                            offsets.data(), token.data(), place.data(), y.data()});
+          const GroupedLinearArgs args =
+              values.args(kGpu, {x.data(), bytes.data(), scale.data(), bias.data(), router.data(), offsets.data(),
+                                 token.data(), place.data(), y.data()});
           const SideStream stream;
           cudaGraph_t graph = nullptr;
           expect(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
@@ -1004,9 +1006,9 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
   EXPECT_EQ(plan.sku().find("quantize"), 0u) << plan.sku();
   EXPECT_NE(plan.sku().find(" + w8a8_grouped_gemm_"), std::string::npos) << plan.sku();
   Bits y(values.size_of_y());
-  const GroupedLinearArgs host = values.args(
-      {}, {values.x.data(), values.weight.data(), values.weight_scale.data(), values.bias.data(), nullptr,
-           values.offsets.data(), values.token.data(), nullptr, y.data()});
+  const GroupedLinearArgs host =
+      values.args({}, {values.x.data(), values.weight.data(), values.weight_scale.data(), values.bias.data(), nullptr,
+                       values.offsets.data(), values.token.data(), nullptr, y.data()});
   EXPECT_EQ(plan.can_implement(host).status, Status::shape_mismatch);
 }
 

@@ -115,7 +115,8 @@ inline double expected_tiles(const GemmProblem& p, std::int64_t m, int rows) {
 // Operations, and bytes of the experts that have rows.
 inline Cost grouped_work(const GemmProblem& p) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
-  return {2 * m * n * k, (m * k * bits(p.a) + experts_with_rows(p, p.m) * n * k * bits(p.b.type) + m * n * bits(p.y)) / 8};
+  return {2 * m * n * k,
+          (m * k * bits(p.a) + experts_with_rows(p, p.m) * n * k * bits(p.b.type) + m * n * bits(p.y)) / 8};
 }
 
 }  // namespace octile::cuda

@@ -103,8 +103,7 @@ class Filler {
   // With the unit behind each line, after all lines.
   static constexpr int kBytes = kLines * (kLineBytes + (Tile::kShifts ? kChunk : 0));
 
-  __device__ Filler(const Operand& o, int first_row, int first_term)
-    requires(!kGathered)
+  __device__ Filler(const Operand& o, int first_row, int first_term) requires(!kGathered)
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         across_(static_cast<int>(threadIdx.x) % kAcross),
         rows_(kOuter ? min(o.rows - first_row, kRows) * kElement - across_ * kChunk : o.rows - first_row - line_) {
@@ -115,8 +114,7 @@ class Filler {
     lines_.from -= lines_.first_head;
   }
   template <class O>
-  __device__ Filler(const O& o, int first_row, int first_term)
-    requires kGathered
+  __device__ Filler(const O& o, int first_row, int first_term) requires kGathered
       : line_(static_cast<int>(threadIdx.x) / kAcross),
         across_(static_cast<int>(threadIdx.x) % kAcross),
         rows_(o.rows - first_row - line_) {

@@ -150,7 +150,8 @@ void clear_rest(const ConstTensor& offsets, const Tensor& y, Stream stream) {
                static_cast<const std::int32_t*>(offsets.data),
                (offsets.rows() - 1) * offsets.strides[0]};
   constexpr int kRestBlocks = 264;  // most calls have no such row
-  enqueue(kName, clear_rest_kernel, LaunchShape{static_cast<unsigned>(std::min(p.rows, kRestBlocks)), kThreads}, stream, p);
+  enqueue(kName, clear_rest_kernel, LaunchShape{static_cast<unsigned>(std::min(p.rows, kRestBlocks)), kThreads}, stream,
+          p);
 }
 
 // The bias has y's type, so that bits are copied: all that matters of a type is its size.

@@ -132,7 +132,8 @@ void sum_slots(const SlotOperands& o, Stream stream) {
     p.y = o.y.data;
     p.y_stride = o.y.strides[0];
     const auto bytes = static_cast<std::uintptr_t>(sizeof(Y) * kEach >= 16 ? 16 : 8);
-    p.y_aligned = (reinterpret_cast<std::uintptr_t>(p.y) | static_cast<std::uintptr_t>(p.y_stride) * sizeof(Y)) % bytes == 0;
+    p.y_aligned =
+        (reinterpret_cast<std::uintptr_t>(p.y) | static_cast<std::uintptr_t>(p.y_stride) * sizeof(Y)) % bytes == 0;
     const auto rows = static_cast<unsigned>(p.tokens < kMaxBlocks ? p.tokens : kMaxBlocks);
     enqueue(kName, slot_sum_kernel<Y>, LaunchShape{{blocks_for(p.cols, kColumns), rows}, kThreads}, stream, p);
   });

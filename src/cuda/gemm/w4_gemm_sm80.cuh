@@ -553,8 +553,8 @@ template <class Tile, class Arithmetic>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(const __grid_constant__ Arguments p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int2 tile = tile_in_bands(static_cast<int>(blockIdx.x), p.token_tiles, p.row_tiles);
-  multiply_and_store<Tile, Arithmetic>(p, {tile.x * Tile::kTokens, tile.y * Tile::kRows},
-                                       static_cast<int>(blockIdx.y), shared);
+  multiply_and_store<Tile, Arithmetic>(p, {tile.x * Tile::kTokens, tile.y * Tile::kRows}, static_cast<int>(blockIdx.y),
+                                       shared);
 }
 
 // Of the rows of experts.
@@ -660,7 +660,8 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
   int number = 0;
   Tiles::for_each([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
-    for (int parts = 1; parts == 1 || (Tiles::kSplits && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms); ++parts) {
+    for (int parts = 1; parts == 1 || (Tiles::kSplits && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
+         ++parts) {
       if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
       const double token_tiles =
           grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));

@@ -1,5 +1,5 @@
-// w4a8_gemm of each expert's rows, weights packed or not, for every GPU from Ampere on, every type, stride and alignment:
-// device/simt_gemm.cuh.
+// w4a8_gemm of each expert's rows, weights packed or not, for every GPU from Ampere on, every type, stride and
+// alignment: device/simt_gemm.cuh.
 #include "cuda/device/simt_gemm.cuh"
 
 namespace octile::cuda {

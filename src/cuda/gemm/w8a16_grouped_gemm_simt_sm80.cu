@@ -1,5 +1,5 @@
-// w8a16_gemm of each expert's rows, with a scale per group, channel or tensor, for every GPU from Ampere on, every type, stride and alignment, in f32 or f64:
-// device/simt_gemm.cuh.
+// w8a16_gemm of each expert's rows, with a scale per group, channel or tensor, for every GPU from Ampere on, every
+// type, stride and alignment, in f32 or f64: device/simt_gemm.cuh.
 #include "cuda/device/simt_gemm.cuh"
 
 namespace octile::cuda {

@@ -84,8 +84,7 @@ std::int64_t terms_of_part(std::int64_t k, int parts, int step) { return ceil_di
 // Of the tiles alone.
 template <class Tile>
 double tile_seconds(const TileTimes& times, const Call& call, const Choice& choice, const CudaDevice& gpu) {
-  const std::int64_t blocks =
-      ceil_div(call.left(), Tile::kLeft) * ceil_div(call.right(), Tile::kRight) * choice.parts;
+  const std::int64_t blocks = ceil_div(call.left(), Tile::kLeft) * ceil_div(call.right(), Tile::kRight) * choice.parts;
   const bool shifted = call.shifted() && !choice.repacks;
   return block_seconds<Tile>(times, static_cast<double>(blocks), terms_of_part(call.k, choice.parts, Tile::kStep),
                              shifted, gpu);

@@ -297,7 +297,8 @@ __device__ void multiply_and_store(const Product& p, int2 tile, int part, std::u
       }
     }
     meet();
-    const Slab<Tile, kSlab, kPitch, Product> slab = {p, slabs, factors, tile, {in_tile.x + first * 16, in_tile.y}, depth};
+    const Slab<Tile, kSlab, kPitch, Product> slab = {p,    slabs, factors, tile, {in_tile.x + first * 16, in_tile.y},
+                                                     depth};
     slab.store(part);
   }
 }

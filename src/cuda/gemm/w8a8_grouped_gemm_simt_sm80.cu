@@ -1,5 +1,5 @@
-// w8a8_gemm of each expert's rows, with a scale per group of the weight, for every GPU from Ampere on, every type, stride and alignment:
-// device/simt_gemm.cuh.
+// w8a8_gemm of each expert's rows, with a scale per group of the weight, for every GPU from Ampere on, every type,
+// stride and alignment: device/simt_gemm.cuh.
 #include "cuda/device/simt_gemm.cuh"
 
 namespace octile::cuda {

@@ -1,9 +1,9 @@
 // w8a8_gemm_sm80 of each expert's rows: y[i, j] = fma(Real(sum_c a[t, c] * b[e, j, c]), a_scale[t] * b_scale[e, j],
-// bias[e, j]) for the rows i of expert e, t the row of a that i is of; on every GPU from Ampere on, for every stride and
-// alignment.
+// bias[e, j]) for the rows i of expert e, t the row of a that i is of; on every GPU from Ampere on, for every stride
+// and alignment.
 //
-// A block finds its tile among the experts' (device/experts.cuh), and then is a block of the dense kernel. Rows of a are
-// gathered on the way into shared memory. Consecutive blocks have the tiles of one expert's weight.
+// A block finds its tile among the experts' (device/experts.cuh), and then is a block of the dense kernel. Rows of a
+// are gathered on the way into shared memory. Consecutive blocks have the tiles of one expert's weight.
 #include <cstdint>
 #include <limits>
 #include <string>
