@@ -7,6 +7,7 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/clusters.h"
 #include "cuda/device/floats.cuh"
 #include "cuda/gemm/w8a8_grouped_gemm_sm90.cuh"
 #include "cuda/launch.h"
@@ -22,37 +23,55 @@ using namespace w8a8_experts;
 
 constexpr std::string_view kName = "w8a8_grouped_gemm_sm90";
 
-// Of experts with many rows, and of those with few, whose weight has to stream.
-template <class Y>
-using Many = Tile<128, 192, sizeof(Y) == 4 ? 4 : 5, sizeof(Y) == 4 ? 3 : 1>;
-template <class Y>
-using Few = Tile<64, 256, sizeof(Y) == 4 ? 4 : 5, sizeof(Y) == 4 ? 3 : 1>;
+// Calls body.operator()<T>(number) for every tile. Experts with few rows have their weight stream past 64 of them.
+template <class Y, class Body>
+void for_each_tile(const Body& body) {
+  constexpr bool kWide = sizeof(Y) == 4;
+  body.template operator()<Tile<128, 192, 2, kWide ? 4 : 5, kWide ? 3 : 1>>(0);
+  body.template operator()<Tile<128, 192, 1, kWide ? 4 : 5, kWide ? 3 : 1>>(1);
+  body.template operator()<Tile<64, 256, 1, kWide ? 4 : 5, kWide ? 3 : 1>>(2);
+  body.template operator()<Tile<64, 128, 1, kWide ? 7 : 8, kWide ? 3 : 1>>(3);
+}
 
 constexpr double kProductsPerCycle = 4096;  // int8 multiply-adds of an SM
-constexpr double kCopiedPerCycle = 56;      // bytes from L2 to an SM
+constexpr double kCopiedPerCycle = 42;      // bytes from L2 to an SM
 constexpr double kGigahertz = 1.7;
 constexpr double kTileSeconds = 0.4e-6;  // besides its terms
 constexpr double kAroundSeconds = 7.5e-6;
 constexpr double kBytesPerSecond = 4.1e12;
 constexpr double kHidden = 0.85;  // of the shorter one of arithmetic and memory
 
-struct Size {
-  int rows, cols;
-};
-constexpr Size kTiles[] = {{128, 192}, {64, 256}};
+template <class T>
+int clusters_of(const GemmProblem& p) {  // that run at once
+  return T::cluster == 1 ? properties(p.device).sms : max_active_clusters(p.device, T::cluster);
+}
 
-double expected_seconds(const GemmProblem& p, const Size& tile) {
-  const int sms = properties(p.device).sms;
-  const double tiles = expected_tiles(p, p.m, tile.rows) * static_cast<double>(ceil_div(p.n, tile.cols));
+template <class T>
+double expected_seconds(const GemmProblem& p) {
+  const int clusters = clusters_of<T>(p);
+  const double tiles =
+      expected_tiles(p, p.m, T::rows * T::cluster) * static_cast<double>(ceil_div(p.n, T::cols));
   const auto terms = static_cast<double>(ceil_div(p.k, kTileK) * kTileK);
-  const double cycles = terms * std::max(tile.rows * tile.cols / kProductsPerCycle,
-                                         (tile.rows + tile.cols) / kCopiedPerCycle);
-  const double products = std::ceil(tiles / sms) * (cycles / (kGigahertz * 1e9) + kTileSeconds);
+  const double cycles = terms * std::max(T::rows * T::cols / kProductsPerCycle,
+                                         (T::rows + T::cols / T::cluster) / kCopiedPerCycle);
+  const double products = std::ceil(tiles / clusters) * (cycles / (kGigahertz * 1e9) + kTileSeconds);
   const double memory = grouped_work(p).bytes / kBytesPerSecond;
   return kAroundSeconds + std::max(products, memory) + (1 - kHidden) * std::min(products, memory);
 }
 
-bool few_rows(const GemmProblem& p) { return expected_seconds(p, kTiles[1]) < expected_seconds(p, kTiles[0]); }
+struct Choice {
+  int tile = -1;
+  double seconds = std::numeric_limits<double>::infinity();
+};
+
+Choice choose(const GemmProblem& p) {
+  Choice best;
+  for_each_tile<float>([&]<class T>(int number) {
+    const double seconds = expected_seconds<T>(p);
+    if (seconds < best.seconds) best = {number, seconds};
+  });
+  return best;
+}
 
 std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
@@ -63,29 +82,34 @@ std::string supports(const GemmProblem& p) {
   if (p.experts > kMaxExperts) return message("is for at most ", kMaxExperts, " experts");
   constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
   if (std::max(p.m, p.experts * p.n) > kMax) return "takes at most 2^30 rows of an operand";
-  if (max_tiles(p, p.m, 64) * ceil_div(p.n, 192) > kMax) return "takes at most 2^30 tiles of y";
+  if (max_tiles(p, p.m, 64) * ceil_div(p.n, 128) > kMax) return "takes at most 2^30 tiles of y";
   return {};
 }
 
 Cost cost(const GemmProblem& p) {
   Cost cost = grouped_work(p);
-  cost.seconds = std::min(expected_seconds(p, kTiles[0]), expected_seconds(p, kTiles[1]));
+  cost.seconds = choose(p).seconds;
   return cost;
 }
 
 std::string detail(const GemmProblem& p) {
-  const Size& tile = kTiles[few_rows(p)];
-  return message("tile ", tile.rows, "x", tile.cols, " ping-pong", p.gather ? ", rows gathered by cp.async" : "");
+  std::string text;
+  for_each_tile<float>([&, chosen = choose(p).tile]<class T>(int number) {
+    if (number != chosen) return;
+    text = message("tile ", T::rows, "x", T::cols, " ping-pong, clusters ", T::cluster, "x1",
+                   p.gather ? ", rows gathered by cp.async" : "");
+  });
+  return text;
 }
 
-template <class T, class Y, bool kGathers>
+template <class T, class Y>
 void launch_tile(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
   static_assert(sizeof(Shared<T, Y>) <= kMaxSharedBytes);
   using Store = typename Shared<T, Y>::Store;
   ConstTensor all = o.b;
   all.shape[0] = problem.experts * problem.n;
-  const CUtensorMap b = tensor_map(kName, all, {T::cols, kTileK, true});
-  const CUtensorMap a = kGathers ? b : tensor_map(kName, o.a, {T::rows, kTileK, true});
+  const CUtensorMap b = tensor_map(kName, all, {T::cols / T::cluster, kTileK, true});
+  const CUtensorMap a = problem.gather ? b : tensor_map(kName, o.a, {T::rows, kTileK, true});
   const bool by_tma = mappable(o.y);
   const CUtensorMap y = by_tma ? tensor_map(kName, o.y, {Store::rows, Store::cols, Store::swizzled}) : b;
 
@@ -107,28 +131,17 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, Stream strea
   // TMA writes 16 bytes at a time: where a row ends within them, the last column of tiles is left to store_edge.
   const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
   p.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : p.y.cols;
-  const std::int64_t tiles = max_tiles(problem, o.y.rows(), T::rows) * p.col_tiles;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(properties(problem.device).sms, tiles));
-  enqueue(kName, w8a8_grouped_gemm_kernel<T, Y, kGathers>, LaunchShape{blocks, kGemmThreads, sizeof(Shared<T, Y>)},
+  const std::int64_t tiles = max_tiles(problem, o.y.rows(), T::rows * T::cluster) * p.col_tiles;
+  const std::int64_t clusters = std::min<std::int64_t>(clusters_of<T>(problem), tiles);
+  enqueue(kName, w8a8_grouped_gemm_kernel<T, Y>,
+          LaunchShape{static_cast<unsigned>(clusters * T::cluster), kGemmThreads, sizeof(Shared<T, Y>), T::cluster},
           stream, a, b, y, p);
-}
-
-// Calls body.operator()<T, Y, gathers>() for both tiles.
-template <class Body>
-void with_tiles(const GemmProblem& p, const Body& body) {
-  with_narrow_type(p.y, [&]<class Y>(Y) {
-    const auto both = [&]<class T>(int number) {
-      p.gather ? body.template operator()<T, Y, true>(number) : body.template operator()<T, Y, false>(number);
-    };
-    both.template operator()<Many<Y>>(0);
-    both.template operator()<Few<Y>>(1);
-  });
 }
 
 void load(const GemmProblem& p) {
   prepare_tensor_maps(kName);
-  with_tiles(p, [&]<class T, class Y, bool kGathers>(int) {
-    prepare(kName, w8a8_grouped_gemm_kernel<T, Y, kGathers>, sizeof(Shared<T, Y>));
+  with_narrow_type(p.y, [&]<class Y>(Y) {
+    for_each_tile<Y>([&]<class T>(int) { prepare(kName, w8a8_grouped_gemm_kernel<T, Y>, sizeof(Shared<T, Y>)); });
   });
 }
 
@@ -140,9 +153,10 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   if (o.y.rows() == 0 || problem.n == 0 || problem.experts == 0) return;
   GemmProblem p = problem;
   p.m = o.y.rows();
-  const int chosen = few_rows(p);
-  with_tiles(p, [&]<class T, class Y, bool kGathers>(int number) {
-    if (number == chosen) launch_tile<T, Y, kGathers>(p, o, launch.stream);
+  with_narrow_type(p.y, [&, chosen = choose(p).tile]<class Y>(Y) {
+    for_each_tile<Y>([&]<class T>(int number) {
+      if (number == chosen) launch_tile<T, Y>(p, o, launch.stream);
+    });
   });
 }
 

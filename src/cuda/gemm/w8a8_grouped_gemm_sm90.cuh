@@ -5,9 +5,10 @@
 //   rows i of y are those of expert e, t the row of a that i is of
 //   a   (rows, k) s8, rows contiguous       b   (experts * n, k) s8, rows contiguous       y   (m, n)
 //
-// A persistent grid of blocks over the tiles of all experts. The producer warpgroup fills a ring of stages, 128 bytes of k
-// at a time: b by TMA, a by TMA or, where rows are gathered, by cp.async into the same swizzled lines. Each of two
-// consumer warpgroups has tiles of its own (ping-pong): one multiplies by int8 WGMMA while the other one stores.
+// A persistent grid over the tiles of all experts, of blocks or of clusters of two, which are stacked and share b by TMA
+// multicast. The producer warpgroup fills a ring of stages, 128 bytes of k at a time: b by TMA, a by TMA or, where rows
+// are gathered, by cp.async into the same swizzled lines. Each of two consumer warpgroups has tiles of its own
+// (ping-pong): one multiplies by int8 WGMMA while the other one stores.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +27,12 @@ namespace octile::cuda::w8a8_experts {
 inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
 inline constexpr int kMaxExperts = 512;
 
-// rows x cols: of y. Stages and store buffers of a warp; f32 has twice the bytes to store.
-template <int rows_, int cols_, int stages_, int store_buffers_>
+// rows x cols: of y, of a block. Stages and store buffers of a warp; f32 has twice the bytes to store.
+template <int rows_, int cols_, int cluster_, int stages_, int store_buffers_>
 struct Tile {
   static constexpr int rows = rows_;
   static constexpr int cols = cols_;
+  static constexpr int cluster = cluster_;  // blocks
   static constexpr int stages = stages_;
   static constexpr int store_buffers = store_buffers_;
   static constexpr int blocks = rows / 64;  // of 64 rows
@@ -70,16 +72,16 @@ struct Arguments {
   int tma_cols = 0;  // TMA may store tiles that end here or before
 };
 
-// One warp: where each expert's rows and tiles begin.
+// One warp, when the experts' first rows are known: how many tiles of kRows rows come before theirs.
 template <int kRows, class Shared>
-__device__ void schedule(Shared& shared, const Experts& experts) {
+__device__ void count_tiles(Shared& shared, int experts) {
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int each = (experts.count + 31) / 32;
-  const int begin = min(lane * each, experts.count), end = min(begin + each, experts.count);
+  const int each = (experts + 31) / 32;
+  const int begin = min(lane * each, experts), end = min(begin + each, experts);
+  const auto tiles_of = [&](int e) { return (shared.first_row[e + 1] - shared.first_row[e] + kRows - 1) / kRows; };
   int tiles = 0;
-#pragma unroll 4
-  for (int e = begin; e < end; ++e) tiles += (experts.offset(e + 1) - experts.offset(e) + kRows - 1) / kRows;
+  for (int e = begin; e < end; ++e) tiles += tiles_of(e);
   int up_to = tiles;
 #pragma unroll
   for (int i = 1; i < 32; i *= 2) {
@@ -88,15 +90,10 @@ __device__ void schedule(Shared& shared, const Experts& experts) {
   }
   int before = up_to - tiles;
   for (int e = begin; e < end; ++e) {
-    const int first = experts.offset(e);
-    shared.first_row[e] = first;
     shared.first_tile[e] = before;
-    before += (experts.offset(e + 1) - first + kRows - 1) / kRows;
+    before += tiles_of(e);
   }
-  if (lane == 31) {
-    shared.first_row[experts.count] = experts.offset(experts.count);
-    shared.first_tile[experts.count] = up_to;
-  }
+  if (lane == 31) shared.first_tile[experts] = up_to;
 }
 
 struct Place {
@@ -105,31 +102,48 @@ struct Place {
   int col;
 };
 
-// Tiles in rising order, as a role walks them.
+// The cluster's tiles, as a role walks them: first, first + apart .. below total.
 template <class T, class Shared>
 struct Walk {
   const Shared& shared;
   int col_tiles;
   int total;
+  int rank = static_cast<int>(blockIdx.x) % T::cluster;
+  int first = static_cast<int>(blockIdx.x) / T::cluster;
+  int apart = static_cast<int>(gridDim.x) / T::cluster;
   int expert = 0;
 
   __device__ Walk(const Shared& s, int columns, int experts)
       : shared(s), col_tiles(columns), total(s.first_tile[experts] * columns) {}
 
+  // In rising order.
   __device__ Place operator[](int number) {
     while (shared.first_tile[expert + 1] <= number / col_tiles) ++expert;
-    const int first = shared.first_tile[expert];
-    const int2 tile = tile_in_bands(number - first * col_tiles, shared.first_tile[expert + 1] - first, col_tiles);
-    return {expert, shared.first_row[expert] + tile.x * T::rows, shared.first_row[expert + 1], tile.y * T::cols};
+    const int before = shared.first_tile[expert];
+    const int2 tile = tile_in_bands(number - before * col_tiles, shared.first_tile[expert + 1] - before, col_tiles);
+    return {expert, shared.first_row[expert] + (tile.x * T::cluster + rank) * T::rows, shared.first_row[expert + 1],
+            tile.y * T::cols};
   }
 };
+
+// The part of b that this block loads for its cluster.
+template <class T, class Stage>
+__device__ void load_b(Stage& stage, const CUtensorMap& b, int col, int row, int rank, std::uint32_t full) {
+  if constexpr (T::cluster == 1) {
+    ptx::tma_load(ptx::shared_address(stage.b), b, col, row, full);
+  } else {
+    constexpr int kRows = T::cols / T::cluster;
+    ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(stage.b + rank * kRows * kTileK), b,
+                            {col, row + rank * kRows}, full);
+  }
+}
 
 // One thread: tiles of a and b, stage by stage.
 template <class T, class Shared, class Arguments>
 __device__ void load_operands(Shared& shared, const CUtensorMap& a, const CUtensorMap& b, const Arguments& p, int n) {
   Walk<T, Shared> walk(shared, p.col_tiles, p.experts.count);
   RingPosition<T::stages> at;
-  for (int t = static_cast<int>(blockIdx.x); t < walk.total; t += static_cast<int>(gridDim.x)) {
+  for (int t = walk.first; t < walk.total; t += walk.apart) {
     const Place place = walk[t];
     const int b_row = place.expert * n + place.col;
 #pragma unroll 1
@@ -139,7 +153,7 @@ __device__ void load_operands(Shared& shared, const CUtensorMap& a, const CUtens
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
       ptx::tma_load(ptx::shared_address(stage.a), a, step * kTileK, place.row, full);
-      ptx::tma_load(ptx::shared_address(stage.b), b, step * kTileK, b_row, full);
+      load_b<T>(stage, b, step * kTileK, b_row, walk.rank, full);
       at.next();
     }
   }
@@ -164,7 +178,7 @@ __device__ void gather_operands(Shared& shared, const CUtensorMap& b, const Argu
     ptx::mbarrier_arrive(shared.full[landed.stage]);
     landed.next();
   };
-  for (int t = static_cast<int>(blockIdx.x); t < walk.total; t += static_cast<int>(gridDim.x)) {
+  for (int t = walk.first; t < walk.total; t += walk.apart) {
     const Place place = walk[t];
     const int b_row = place.expert * n + place.col;
     int rows[kTurns];
@@ -181,7 +195,7 @@ __device__ void gather_operands(Shared& shared, const CUtensorMap& b, const Argu
       if (thread == 0) {
         const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
         ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.b));
-        ptx::tma_load(ptx::shared_address(stage.b), b, step * kTileK, b_row, full);
+        load_b<T>(stage, b, step * kTileK, b_row, walk.rank, full);
       }
       const std::uint32_t to = ptx::shared_address(stage.a) + place_in_line;
 #pragma unroll
@@ -209,11 +223,11 @@ struct Consumer {
   int group;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
+  // One per lane, of the blocks that fill this one's stages.
+  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % T::cluster));
+  std::uint32_t other_turn = ptx::mapa(ptx::shared_address(&shared.turn[group ^ 1]), ptx::cluster_rank());
 
-  // Predicated, so that the warp stays converged.
-  __device__ void arrive(std::uint64_t& barrier) const {
-    ptx::mbarrier_arrive_cluster(ptx::shared_address(&barrier), lane == 0);
-  }
+  __device__ void release(int stage) const { ptx::mbarrier_arrive_cluster(empty + 8 * stage, lane < T::cluster); }
 
   // sums (blocks x 64, cols) = a * b^T over all steps. Leaves `at` behind the last one. One step's WGMMAs are in flight
   // while the next one's are issued.
@@ -221,7 +235,7 @@ struct Consumer {
     int last = 0;
     for (int step = 0; step < p.steps; ++step) {
       ptx::mbarrier_wait(shared.full[at.stage], at.parity);
-      if (step + 1 == p.steps) arrive(shared.turn[group ^ 1]);
+      ptx::mbarrier_arrive_cluster(other_turn, step + 1 == p.steps && lane == 0);
       const std::uint32_t a = smem_descriptor(ptx::shared_address(shared.stages[at.stage].a));
       const std::uint32_t b = smem_descriptor(ptx::shared_address(shared.stages[at.stage].b));
       ptx::wgmma_fence();
@@ -234,12 +248,12 @@ struct Consumer {
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
-      if (step > 0) arrive(shared.empty[last]);
+      if (step > 0) release(last);
       last = at.stage;
       at.next();
     }
     ptx::wgmma_wait<0>();
-    arrive(shared.empty[last]);
+    release(last);
 #pragma unroll
     for (int block = 0; block < T::blocks; ++block) wgmma_fence_operand(sums[block]);
   }
@@ -287,12 +301,11 @@ struct Consumer {
 
   __device__ void run(const CUtensorMap& y) const {
     Walk<T, Shared<T, Y>> walk(shared, p.col_tiles, p.experts.count);
-    const int blocks = static_cast<int>(gridDim.x);
     std::uint32_t parity = 0;
     RingPosition<T::stages> at;
     at = at.ahead(group * p.steps);
     int sums[T::blocks][T::cols / 2];
-    for (int t = static_cast<int>(blockIdx.x) + group * blocks; t < walk.total; t += kConsumers * blocks) {
+    for (int t = walk.first + group * walk.apart; t < walk.total; t += kConsumers * walk.apart) {
       const Place place = walk[t];
       float row_scales[T::blocks][2];
 #pragma unroll
@@ -316,35 +329,41 @@ struct Consumer {
   }
 };
 
-template <class T, class Y, bool kGathers>
+template <class T, class Y>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     w8a8_grouped_gemm_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                              const __grid_constant__ CUtensorMap y, const __grid_constant__ Arguments<Y> p) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<T, Y>*>(shared_bytes);
   const int warp = uniform_warp();
+  const bool gathers = p.experts.token != nullptr;
   gemm_prologue([&] {
-    if (!kGathers) ptx::prefetch_tensormap(a);
+    ptx::prefetch_tensormap(a);
     ptx::prefetch_tensormap(b);
     ptx::prefetch_tensormap(y);
-    init_barriers(shared.full, kGathers ? 1 + kWarpgroup : 1);
-    init_barriers(shared.empty, 4);
+    init_barriers(shared.full, gathers ? 1 + kWarpgroup : 1);
+    init_barriers(shared.empty, 4 * T::cluster);
     init_barriers(shared.turn, 4);
   });
-  if (warp == 0) schedule<T::rows>(shared, p.experts);
+  for (int e = static_cast<int>(threadIdx.x); e <= p.experts.count; e += kGemmThreads) {
+    shared.first_row[e] = p.experts.offset(e);
+  }
+  __syncthreads();
+  if (warp == 0) count_tiles<T::rows * T::cluster>(shared, p.experts.count);
   __syncthreads();
   if (warp >= 4) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<T, Y>{shared, p, warp / 4 - 1, warp % 4}.run(y);
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if constexpr (kGathers) {
+    if (gathers) {
       gather_operands<T>(shared, b, p, p.y.cols);
-    } else {
-      if (threadIdx.x == 0) load_operands<T>(shared, a, b, p, p.y.cols);
+    } else if (threadIdx.x == 0) {
+      load_operands<T>(shared, a, b, p, p.y.cols);
     }
     __syncwarp();
   }
+  ptx::cluster_sync_relaxed();  // no block leaves while the other one still writes to its shared memory
 }
 
 }  // namespace octile::cuda::w8a8_experts
