@@ -33,44 +33,44 @@ struct ExpertTile {
   int tile, tiles;
 };
 
-// Tile number `number` of all experts' tiles of kRows rows. All lanes of a warp call it alike.
+// Tile number `number` of all experts' tiles of kRows rows. All lanes of a warp call it alike, and each looks at kEach
+// neighbouring experts; more than 32 kEach of them in turns.
 template <int kRows>
 __device__ ExpertTile find_tile(const Experts& experts, int number) {
   constexpr unsigned kAll = 0xffffffffu;
+  constexpr int kEach = 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int each = (experts.count + 31) / 32;
-  const int begin = min(lane * each, experts.count), end = min(begin + each, experts.count);
-  const auto tiles_of = [](int first, int last) { return (last - first + kRows - 1) / kRows; };
-  int before = experts.offset(begin);
-  int tiles = 0;
-#pragma unroll 4
-  for (int e = begin; e < end; ++e) {
-    const int next = experts.offset(e + 1);
-    tiles += tiles_of(before, next);
-    before = next;
-  }
-  int up_to = tiles;
+  for (int begin = 0; begin < experts.count; begin += 32 * kEach) {
+    const int mine = begin + lane * kEach;
+    int offsets[kEach + 1], tiles[kEach];
 #pragma unroll
-  for (int i = 1; i < 32; i *= 2) {
-    const int other = __shfl_up_sync(kAll, up_to, i);
-    if (lane >= i) up_to += other;
-  }
-  const unsigned found = __ballot_sync(kAll, number < up_to);
-  if (found == 0) return {-1, 0, 0, 0, 0};
-  const int owner = __ffs(static_cast<int>(found)) - 1;
-  ExpertTile t = {begin, 0, 0, number - (up_to - tiles), 0};
-  if (lane == owner) {
-    t.first = experts.offset(begin);
-    for (;; ++t.expert) {
-      t.end = experts.offset(t.expert + 1);
-      t.tiles = tiles_of(t.first, t.end);
-      if (t.tile < t.tiles) break;
-      t.tile -= t.tiles;
-      t.first = t.end;
+    for (int i = 0; i <= kEach; ++i) offsets[i] = experts.offset(min(mine + i, experts.count));
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sum += tiles[i] = (offsets[i + 1] - offsets[i] + kRows - 1) / kRows;
+    int up_to = sum;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int other = __shfl_up_sync(kAll, up_to, i);
+      if (lane >= i) up_to += other;
     }
+    const unsigned found = __ballot_sync(kAll, number < up_to);
+    if (found == 0) {
+      number -= __shfl_sync(kAll, up_to, 31);
+      continue;
+    }
+    const int owner = __ffs(static_cast<int>(found)) - 1;
+    ExpertTile t = {mine, offsets[0], offsets[1], number - (up_to - sum), tiles[0]};
+#pragma unroll
+    for (int i = 1; i < kEach; ++i) {
+      if (t.expert == mine + i - 1 && t.tile >= tiles[i - 1]) {
+        t = {mine + i, offsets[i], offsets[i + 1], t.tile - tiles[i - 1], tiles[i]};
+      }
+    }
+    const auto of_owner = [&](int value) { return __shfl_sync(kAll, value, owner); };
+    return {of_owner(t.expert), of_owner(t.first), of_owner(t.end), of_owner(t.tile), of_owner(t.tiles)};
   }
-  const auto of_owner = [&](int value) { return __shfl_sync(kAll, value, owner); };
-  return {of_owner(t.expert), of_owner(t.first), of_owner(t.end), of_owner(t.tile), of_owner(t.tiles)};
+  return {-1, 0, 0, 0, 0};
 }
 
 __device__ inline void move_to_expert(NibbleWeight& w, const Experts& experts, std::int64_t e) {

@@ -103,9 +103,28 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
 // ---- The host's side.
 
-// Which of the dense kernel's tiles: those of 64 terms are for operands that are never experts'.
-template <class Tile>
-constexpr bool kCompiled = Tile::kStep >= 128;
+// Of few rows, more blocks than the dense kernel's tiles: each begins with a search, and with copies that it waits for.
+using Narrow = TileShape<16, 64, 128, 5, 1, 2, 4, 2, false>;
+using Short = TileShape<32, 64, 128, 5, 1, 2, 3, 2, false>;
+
+// The dense kernel's tiles, without those of 64 terms, which are for operands that are never experts'; and more.
+template <class Body>
+void for_each_grouped_tile(const Body& body) {
+  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>& candidate) {
+    if constexpr (Tile::kStep >= 128) body.template operator()<Tile>(candidate.times);
+  });
+  body.template operator()<Narrow>(TileTimes{2.4e-6, 0.5e-6, 6.5e-6});
+  body.template operator()<Short>(TileTimes{3.2e-6, 0.6e-6, 8.5e-6});
+}
+
+// Calls body.operator()<Tile>() for the tile with this number.
+template <class Body>
+void with_grouped_tile(int number, const Body& body) {
+  int i = 0;
+  for_each_grouped_tile([&]<class Tile>(const TileTimes&) {
+    if (i++ == number) body.template operator()<Tile>();
+  });
+}
 
 struct Choice {
   int tile = -1;
@@ -117,11 +136,11 @@ Choice choose(const GemmProblem& p, bool shifted) {
   const double memory = grouped_work(p).bytes / (kBytesPerSecond * gpu.sms);
   Choice best;
   int number = 0;
-  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>& candidate) {
+  for_each_grouped_tile([&]<class Tile>(const TileTimes& times) {
     const int tile = number++;
-    if (!kCompiled<Tile> || !fits<Tile>(gpu) || (shifted && !Tile::kShifts)) return;
+    if (!fits<Tile>(gpu) || (shifted && !Tile::kShifts)) return;
     const double blocks = expected_tiles(p, p.m, Tile::kLeft) * static_cast<double>(ceil_div(p.n, Tile::kRight));
-    const double tiles = block_seconds<Tile>(candidate.times, blocks, p.k, shifted, gpu);
+    const double tiles = block_seconds<Tile>(times, blocks, p.k, shifted, gpu);
     const double seconds = launch_seconds(tiles, memory);
     if (seconds < best.seconds) best = {tile, seconds};
   });
@@ -148,17 +167,15 @@ Cost cost(const GemmProblem& p) {
 
 std::string detail(const GemmProblem& p) {
   std::string text;
-  with_tile(choose(p, is_shifted(p)).tile, [&]<class Tile, bool kOuter>() {
+  with_grouped_tile(choose(p, is_shifted(p)).tile, [&]<class Tile>() {
     text = message("tile ", Tile::kLeft, "x", Tile::kRight, ", steps of ", Tile::kStep);
   });
   return text;
 }
 
 void load(const GemmProblem& p) {
-  for_each_tile([&]<class Tile, bool kOuter>(const Candidate<Tile, kOuter>&) {
-    if constexpr (kCompiled<Tile>) {
-      if (fits<Tile>(properties(p.device))) prepare(kName, w8a8_grouped_gemm_kernel<Tile>, kSharedBytes<Tile>);
-    }
+  for_each_grouped_tile([&]<class Tile>(const TileTimes&) {
+    if (fits<Tile>(properties(p.device))) prepare(kName, w8a8_grouped_gemm_kernel<Tile>, kSharedBytes<Tile>);
   });
 }
 
@@ -185,13 +202,11 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   p.y_aligned = aligned_rows(p.y, p.y_pitch * element, std::min<std::int64_t>(4 * element, 16));
   GemmProblem run = problem;
   run.m = m;
-  with_tile(choose(run, p.a.shifted || p.b.shifted).tile, [&]<class Tile, bool kOuter>() {
-    if constexpr (kCompiled<Tile>) {
-      p.right_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRight));
-      const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kLeft) * p.right_tiles);
-      enqueue(kName, w8a8_grouped_gemm_kernel<Tile>, LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile>},
-              launch.stream, p);
-    }
+  with_grouped_tile(choose(run, p.a.shifted || p.b.shifted).tile, [&]<class Tile>() {
+    p.right_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRight));
+    const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kLeft) * p.right_tiles);
+    enqueue(kName, w8a8_grouped_gemm_kernel<Tile>, LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile>},
+            launch.stream, p);
   });
 }
 
