@@ -114,7 +114,7 @@ void for_each_grouped_tile(const Body& body) {
     if constexpr (Tile::kStep >= 128) body.template operator()<Tile>(candidate.times);
   });
   body.template operator()<Narrow>(TileTimes{2.4e-6, 0.5e-6, 6.5e-6});
-  body.template operator()<Short>(TileTimes{3.2e-6, 0.6e-6, 8.5e-6});
+  body.template operator()<Short>(TileTimes{3.2e-6, 1.2e-6, 8.5e-6});
 }
 
 // Calls body.operator()<Tile>() for the tile with this number.
@@ -126,6 +126,8 @@ void with_grouped_tile(int number, const Body& body) {
   });
 }
 
+constexpr double kFromL2 = 3;  // times as fast as from memory
+
 struct Choice {
   int tile = -1;
   double seconds = std::numeric_limits<double>::infinity();
@@ -133,13 +135,18 @@ struct Choice {
 
 Choice choose(const GemmProblem& p, bool shifted) {
   const CudaDevice& gpu = properties(p.device);
-  const double memory = grouped_work(p).bytes / (kBytesPerSecond * gpu.sms);
+  const double bytes_per_second = kBytesPerSecond * gpu.sms;
+  const double weight = static_cast<double>(p.n) * static_cast<double>(p.k);  // of an expert
   Choice best;
   int number = 0;
   for_each_grouped_tile([&]<class Tile>(const TileTimes& times) {
     const int tile = number++;
     if (!fits<Tile>(gpu) || (shifted && !Tile::kShifts)) return;
-    const double blocks = expected_tiles(p, p.m, Tile::kLeft) * static_cast<double>(ceil_div(p.n, Tile::kRight));
+    const double row_tiles = expected_tiles(p, p.m, Tile::kLeft);
+    const double blocks = row_tiles * static_cast<double>(ceil_div(p.n, Tile::kRight));
+    // Another tile of an expert's rows reads its weight again, from L2.
+    const double again = (row_tiles - experts_with_rows(p, p.m)) * weight / (kFromL2 * bytes_per_second);
+    const double memory = grouped_work(p).bytes / bytes_per_second + again;
     const double tiles = block_seconds<Tile>(times, blocks, p.k, shifted, gpu);
     const double seconds = launch_seconds(tiles, memory);
     if (seconds < best.seconds) best = {tile, seconds};
