@@ -93,21 +93,29 @@ class LinearCases {
   std::vector<Case> large_experts(GemmFormat format) {
     std::vector<std::int64_t> many;
     for (std::int64_t e = 0; e < 100; ++e) many.push_back(e * 7 % 5);
-    for (const auto& rows :
-         {std::vector<std::int64_t>{0, 200, 1, 64, 33, 0, 129, 17}, {300, 5}, {15, 16, 17, 48}, many}) {
-      for (const Sizes sizes : {Sizes{0, 512, 512}, {2, 264, 1024}, {1, 136, 2048}, {0, 300, 272}, {3, 520, 256}}) {
-        if (static_cast<std::int64_t>(rows.size()) * sizes.n * sizes.k > 8'000'000) continue;
-        for (int turn = 0; turn < 6; ++turn) {
-          add_experts(format, rows, sizes);
-          auto& c = std::get<GroupedLinearCase>(cases_.back());
-          c.large = true;
-          // What rows of tensor cores take.
-          GroupedLinearDescription& d = c.description;
-          if (d.x == DType::f64 || (format.float_a && d.x == DType::f32)) d.x = DType::bf16;
-          if (d.y == DType::f64) d.y = DType::f32;
-          if (format.float_a) d.y = turn % 3 == 2 ? DType::f32 : d.x;
-        }
+    const auto add_large = [&](const std::vector<std::int64_t>& rows, const Sizes& sizes, int turns) {
+      for (int turn = 0; turn < turns; ++turn) {
+        add_experts(format, rows, sizes);
+        auto& c = std::get<GroupedLinearCase>(cases_.back());
+        c.large = true;
+        // What rows of tensor cores take.
+        GroupedLinearDescription& d = c.description;
+        if (d.x == DType::f64 || (format.float_a && d.x == DType::f32)) d.x = DType::bf16;
+        if (d.y == DType::f64) d.y = DType::f32;
+        if (format.float_a) d.y = turn % 3 == 2 ? DType::f32 : d.x;
       }
+    };
+    const std::vector<std::int64_t> some = {0, 200, 1, 64, 33, 0, 129, 17};
+    for (const auto& rows : {some, {300, 5}, {15, 16, 17, 48}, many}) {
+      for (const Sizes sizes : {Sizes{0, 512, 512}, {2, 264, 1024}, {1, 136, 2048}, {0, 300, 272}, {3, 520, 256}}) {
+        if (static_cast<std::int64_t>(rows.size()) * sizes.n * sizes.k > 9'000'000) continue;
+        add_large(rows, sizes, 6);
+      }
+    }
+    if (format == kW8A8) {  // several waves of Hopper's tiles for few rows and for many
+      add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8192, 512}, 3);
+      add_large(some, {2, 4096, 2048}, 3);
+      add_large({2200, 0, 1900}, {1, 4096, 512}, 3);
     }
     return std::move(cases_);
   }

@@ -5,9 +5,9 @@
 //   rows i of y are those of expert e, t the row of a that i is of
 //   a   (rows, k) s8, rows contiguous       b   (experts * n, k) s8, rows contiguous       y   (m, n)
 //
-// A persistent grid over the tiles of all experts, of blocks or of clusters of two, which are stacked and share b by TMA
-// multicast. The producer warpgroup fills a ring of stages, 128 bytes of k at a time: b by TMA, a by TMA or, where rows
-// are gathered, by cp.async into the same swizzled lines. Each of two consumer warpgroups has tiles of its own
+// A persistent grid over the tiles of all experts, of blocks or of clusters of two, which are stacked and share b by
+// TMA multicast. The producer warpgroup fills a ring of stages, 128 bytes of k at a time: b by TMA, a by TMA or, where
+// rows are gathered, by cp.async into the same swizzled lines. Each of two consumer warpgroups has tiles of its own
 // (ping-pong): one multiplies by int8 WGMMA while the other one stores.
 #pragma once
 
@@ -160,8 +160,8 @@ __device__ void load_operands(Shared& shared, const CUtensorMap& a, const CUtens
 }
 
 // The warpgroup: rows of a by cp.async, 16 bytes of 16 of them at a time, and one thread b by TMA. What copies have
-// written is made visible to WGMMA kLag stages later. Rows beyond the expert's, and terms beyond k, are left as they are:
-// b has zeros there.
+// written is made visible to WGMMA kLag stages later. Rows beyond the expert's, and terms beyond k, are left as they
+// are: b has zeros there.
 template <class T, class Shared, class Arguments>
 __device__ void gather_operands(Shared& shared, const CUtensorMap& b, const Arguments& p, int n) {
   constexpr int kLag = 2;
@@ -260,9 +260,8 @@ struct Consumer {
 
   // Scales and biases of the tile's columns. A missing bias is -0: fma(x, y, -0) is the rounded product.
   __device__ void load_columns(const Place& place) const {
-    const auto* const scales =
-        reinterpret_cast<const float*>(reinterpret_cast<const std::uint8_t*>(p.b_scale.data) +
-                                       place.expert * p.experts.b_scale);
+    const auto* const scales = reinterpret_cast<const float*>(reinterpret_cast<const std::uint8_t*>(p.b_scale.data) +
+                                                              place.expert * p.experts.b_scale);
     const auto* const biases = static_cast<const std::uint8_t*>(p.bias) + place.expert * p.experts.bias;
     const auto column = [&](int j, float& scale, float& bias) {
       const bool inside = j < p.y.cols;
@@ -277,8 +276,8 @@ struct Consumer {
     }
   }
 
-  // 64 rows of y from `row` on. Rows that are not this expert's are another's, or nobody's: 16 rows go by TMA only if all
-  // of them are.
+  // 64 rows of y from `row` on. Rows that are not this expert's are another's, or nobody's: 16 rows go by TMA only if
+  // all of them are.
   __device__ void store(const int (&sums)[T::cols / 2], const Place& place, int block, const float (&scales)[2],
                         const CUtensorMap& map) const {
     using Store = typename Shared<T, Y>::Store;
@@ -290,13 +289,13 @@ struct Consumer {
     const auto scaled = [](int sum, float a_scale, float b_scale, float bias) {
       return __fmaf_rn(static_cast<float>(sum), __fmul_rn(a_scale, b_scale), bias);
     };
-    store_tiles<Y, Store>(
-        shared.store_buffers[4 * group + warp], block * Store::count, at, target, [&](int j) -> float4 {
-          const float4 col = cols[4 * j + lane % 4];
-          const int* const four = sums + 4 * j;
-          return {scaled(four[0], scales[0], col.x, col.z), scaled(four[1], scales[0], col.y, col.w),
-                  scaled(four[2], scales[1], col.x, col.z), scaled(four[3], scales[1], col.y, col.w)};
-        });
+    store_tiles<Y, Store>(shared.store_buffers[4 * group + warp], block * Store::count, at, target,
+                          [&](int j) -> float4 {
+                            const float4 col = cols[4 * j + lane % 4];
+                            const int* const four = sums + 4 * j;
+                            return {scaled(four[0], scales[0], col.x, col.z), scaled(four[1], scales[0], col.y, col.w),
+                                    scaled(four[2], scales[1], col.x, col.z), scaled(four[3], scales[1], col.y, col.w)};
+                          });
   }
 
   __device__ void run(const CUtensorMap& y) const {
