@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "check/cases_options.h"
+#include "plan/packed_weight.h"
 
 namespace octile::check {
 
@@ -92,7 +93,7 @@ class LargeCases {
         } while (d.weight.group != 0 && d.k % d.weight.group != 0);
         if (is_packed(format.b)) d.weight.zero_point = turn_.pick(kBools);
         d.bias = turn_.pick(kBools);
-        d.packed_weight = turn % 2 == 1;
+        d.packed_weight = turn % 2 == 1 && has_packed_form(format.b);
         dress(c, d.m);
         c.layout = turn_.pick({Layout::compact, Layout::compact, Layout::pitched});
         c.description = d;

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "check/cases_options.h"
+#include "plan/packed_weight.h"
 
 namespace octile::check {
 
@@ -142,7 +143,7 @@ class LinearCases {
           d.weight.group = group;
           d.weight.zero_point = zero_point;
           d.bias = bias;
-          d.packed_weight = turn_.pick(kBools);
+          d.packed_weight = turn_.pick(kBools) && has_packed_form(format.b);
           add(d, sizes);
         },
         kGroups, std::span(kBools.data(), is_packed(format.b) ? 2 : 1), kBools,
@@ -205,7 +206,7 @@ class LinearCases {
     if (is_packed(format.b)) d.weight.zero_point = turn_.pick(kBools);
     if (format == kW8A16 && turn_.one_in(2)) d.weight = turn_.pick(kWeights);
     d.bias = turn_.pick(kBools);
-    d.packed_weight = turn_.pick(kBools);
+    d.packed_weight = turn_.pick(kBools) && has_packed_form(format.b);
     return d;
   }
 

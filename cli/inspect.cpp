@@ -124,7 +124,8 @@ void print_json(const Checkpoint& model, const LayerTable& table, const std::vec
 std::string scheme(const Layer& layer) {
   std::string text(name(layer.kind));
   const bool packs = layer.kind == LayerKind::pack_quantized, levels = packs || layer.kind == LayerKind::int_quantized;
-  if (levels && packs != is_packed(layer.weight.type)) text += " int" + std::to_string(bits(layer.weight.type));
+  if (const int width = bits(layer.weight.type); levels && width != (packs ? 4 : 8))
+    text += " int" + std::to_string(width);
   if (layer.weight.group > 0) text += " g" + std::to_string(layer.weight.group);
   if (layer.weight.zero_point) text += " zero";
   if (layer.static_input) text += " static";

@@ -42,8 +42,8 @@ pid_t owner = 0;  // a fork of it must not remove what is being written
 
 std::atomic_flag busy = ATOMIC_FLAG_INIT;
 
-// While it lives, no signal's handler looks at the entries: signals wait in this thread, and handlers in other threads
-// wait for the flag. So a file is among the entries from the moment it is there.
+// While it lives, no signal handler reads the entries: signals are blocked in this thread, and handlers in other
+// threads wait for the flag. So a file is in the entries from the moment it exists.
 class Guard {
  public:
   Guard() {
@@ -196,7 +196,7 @@ bool is_open_as(int number, const struct stat& status) {
   return fstat(number, &open) == 0 && open.st_dev == status.st_dev && open.st_ino == status.st_ino;
 }
 
-// What is there and no file to replace. An empty descriptor: it is one.
+// Opens what exists and is no file to replace. An empty descriptor: it is a file.
 Descriptor open_to_write_into(const fs::path& path, const struct stat& status) {
   if (S_ISDIR(status.st_mode)) fail_on("write", path, EISDIR);
   if (S_ISBLK(status.st_mode)) throw OutputError("cannot write " + path.string() + ": it is a block device");

@@ -38,8 +38,8 @@ std::atomic<TaskRunner> the_runner = nullptr;
 thread_local bool inside_parallel_for = false;
 
 #if defined(__linux__)
-// What any thread of the process may use. The caller's part may be smaller: OpenMP binds each of its threads, the main
-// one among them, to a core where it is told to (OMP_PROC_BIND, vLLM), and threads inherit that.
+// The cores of the process. The calling thread may have fewer: with OMP_PROC_BIND (vLLM sets it) OpenMP binds each of
+// its threads to a core, the main thread too, and new threads inherit that.
 cpu_set_t cores_of_the_process() {
   cpu_set_t all;
   CPU_ZERO(&all);
@@ -90,8 +90,8 @@ struct Job {
   const void* context = nullptr;
 };
 
-// The parts that one thread begins with. Its own, so that from run to run it finds the same part of a weight in its
-// caches; when they are done it takes from the others', so that nobody waits for a thread that was interrupted.
+// The parts that one thread starts with: the same ones in every run, so that its caches hold their part of a weight.
+// When they are done it takes parts of other threads, so that no job waits for a thread that was interrupted.
 struct alignas(64) Share {
   std::atomic<std::int64_t> next = 0;
   std::int64_t end = 0;
@@ -103,7 +103,7 @@ struct alignas(64) Share {
 //   bits 17..31  how many workers may enter; worker i enters if i is below it
 //   bits 32..63  the job's number
 // The owner closes the job when no part is left, and returns when the last worker inside has left. A worker that wakes
-// too late finds it closed, so nobody waits for a thread that has nothing to do.
+// up later finds the job closed, so the owner never waits for a worker without a part.
 class Pool {
  public:
   Pool() = default;

@@ -20,7 +20,7 @@ class TensorChecks {
   TensorChecks(std::string_view function, Device device) : function_(function), device_(device) {}
 
   // A matrix (rows, cols): dtype, shape, strides, device, null and misaligned pointers. A Tensor is an output, a
-  // ConstTensor an input. Returns it with the strides that one row or one column leaves open made plain. Not expected:
+  // ConstTensor an input. Returns it with definite strides where a single row or column leaves them open. Not expected:
   // it must be absent, as this plan has no use for it.
   template <class Void>
   BasicTensor<Void> matrix(std::string_view name, const BasicTensor<Void>& t, DType dtype,

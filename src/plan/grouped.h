@@ -19,10 +19,10 @@ namespace octile {
 
 // Numbers of rows are s32.
 inline constexpr std::int64_t kMaxGroupedRows = std::numeric_limits<std::int32_t>::max();
-// Of an expert that one thread takes by itself.
+// Rows of an expert that one thread computes alone, at most.
 inline constexpr std::int64_t kFewGroupedRows = 128;
-// Values of a weight that all threads read together: that takes so long that waking them up costs nothing, and threads
-// that have a weight each do not end at the same time.
+// Values of a weight from which on all threads share it: waking them up costs little beside reading it, and threads with
+// a weight each would not finish together.
 inline constexpr std::int64_t kLargeGroupedWeight = std::int64_t{1} << 24;
 
 // Rows first .. first + count - 1 of a matrix, or elements of a vector.

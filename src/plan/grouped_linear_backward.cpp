@@ -86,31 +86,20 @@ GroupedLinearBackwardArgs bind(const GroupedLinearBackwardImpl& impl, const Grou
   b.offsets = checks.vector("offsets", args.offsets, DType::s32, d.experts + 1);
   check_offsets(checks, b.offsets, m);
   if (d.dw == Product::int8) check_contractions(checks, b.offsets);
+  b.dx = checks.matrix("dx", args.dx, d.dy, {m, d.k}, d.dx != Product::none);
   if (d.dx != Product::none) {
     const bool per_channel = d.weight == WeightFormat::s8_per_channel;
     b.weight = checks.matrix("weight", args.weight, DType::s8, {channels, d.k});
     b.weight_scale =
         checks.vector("weight_scale", args.weight_scale, scale_type(d.dy), per_channel ? channels : d.experts);
-    b.dx = checks.matrix("dx", args.dx, d.dy, {m, d.k});
-  } else {
-    checks.absent("dx", args.dx);
   }
   if (d.dw != Product::none) {
     b.x = checks.matrix("x", args.x, DType::s8, {m, d.k});
-    if (d.activation == Activation::static_per_tensor) {
-      checks.absent("x_scale", args.x_scale);
-    } else {
-      b.x_scale = checks.vector("x_scale", args.x_scale, scale_type(d.dy), m);
-    }
-    b.dw = checks.matrix("dw", args.dw, d.dw_dtype.value_or(d.dy), {channels, d.k});
-  } else {
-    checks.absent("dw", args.dw);
+    const bool given = d.activation != Activation::static_per_tensor;
+    b.x_scale = checks.vector("x_scale", args.x_scale, scale_type(d.dy), m, given);
   }
-  if (d.db) {
-    b.db = checks.matrix("db", args.db, d.dy, {d.experts, d.n});
-  } else {
-    checks.absent("db", args.db);
-  }
+  b.dw = checks.matrix("dw", args.dw, d.dw_dtype.value_or(d.dy), {channels, d.k}, d.dw != Product::none);
+  b.db = checks.matrix("db", args.db, d.dy, {d.experts, d.n}, d.db);
   return b;
 }
 

@@ -60,6 +60,9 @@ void check_a8(std::string_view function, const LinearDescription& d) {
 
 void check_formats(std::string_view function, const LinearDescription& d) {
   check_weight_format(function, d.weight, d.k);
+  if (d.packed_weight && !has_packed_form(d.weight.type)) {
+    fail(Status::unsupported, function, ": packed_weight with weight = ", name(d.weight), ", expected s8 or s4");
+  }
   if (d.activation != Activation::none) {
     check_a8(function, d);
   } else if (d.x == DType::s8) {

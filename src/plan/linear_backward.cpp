@@ -127,7 +127,7 @@ GemmProblem db_problem(const LinearBackwardDescription& d) {
   return p;
 }
 
-// dY as it is quantized, whichever way. Kernels are asked about one element at least; an empty dY is not quantized.
+// The quantizer of dY, for either product. Kernels are asked about at least one element; an empty dY is not quantized.
 // In blocks, the orientation says which products are int8.
 QuantizeProblem gradient_problem(const LinearBackwardDescription& d) {
   QuantizeProblem p;

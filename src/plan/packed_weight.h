@@ -13,6 +13,9 @@
 
 namespace octile {
 
+// Whether weights of this type can be packed.
+constexpr bool has_packed_form(DType type) { return type == DType::s8 || type == DType::s4; }
+
 inline constexpr std::int64_t kPanelChannels = 16;
 inline constexpr std::int64_t kLaneBytes = 4;
 inline constexpr std::int64_t kPanelLine = kPanelChannels * kLaneBytes;

@@ -77,9 +77,9 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   void add_line(std::string_view what, std::string_view kernel, const Cost& cost);
   // The same for a product, with the rows that are faster for fewer rows of X.
   void add_product(std::string_view what, const ProductStep& product);
-  // What the times in explain() stand for.
+  // Adds what the times in explain() mean.
   void describe_times(Device device, int threads);
-  // What products follow beside the cost model.
+  // Adds which tuning the products follow.
   void describe_tuning(Device device, std::string_view kernel);
 
   // Reserves bytes of the workspace and returns where they begin; the first reservations of a plan.

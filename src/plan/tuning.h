@@ -41,16 +41,16 @@ struct TuningFile {
 };
 
 // What a product's choice depends on, without m. Neither bias, zero points, accumulation nor multiplier are in it: they
-// hardly change which row is the fastest, and a row that has not what it takes is not chosen.
+// hardly change which row is the fastest, and a row that cannot do the problem is not chosen.
 std::string tuning_key(const GemmProblem& problem);
 
 // "cuda NVIDIA H200", "cpu AMD EPYC b00f21"; "" if there is no such device.
 std::string tuning_device(Device device);
 
-// The CPU, and the GPUs that there are.
+// The CPU and every GPU.
 std::vector<Device> all_devices();
 
-// Where `octile tune` writes by itself. Empty: neither XDG_CACHE_HOME nor HOME says where.
+// The default file of `octile tune`. Empty: neither XDG_CACHE_HOME nor HOME is set.
 std::filesystem::path default_tuning_path(std::string_view device);
 
 std::string text_of(const TuningFile& file);

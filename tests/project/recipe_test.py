@@ -103,6 +103,21 @@ class RecipeTest(unittest.TestCase):
         checked = run(made / "octile", "check", "--kernel", row.rsplit("_", 1)[1], "--quick")
         self.assertRegex(checked, r"[1-9]\d* passed, 0 failed")
 
+    def test_the_recipe_for_a_format_names_what_is_there(self):
+        """Its files are at most fifteen beside kernels, documents and tests, and hold the names that it gives them."""
+        text = (SOURCE / "CONTRIBUTING.md").read_text()
+        section = re.search(r"^## To add a weight format\n(.*?)^## ", text, re.MULTILINE | re.DOTALL).group(1)
+        section = re.sub(r"\s+", " ", section)
+        files = set(re.findall(r"`([a-z][\w/]*/[\w./]+\.\w+)`", section))
+        touched = [path for path in files if not re.match(r"docs/|src/reference/|src/cpu/|src/cuda/", path)]
+        self.assertGreater(len(touched), 10)
+        self.assertLessEqual(len(touched), 15 + 2)  # validate.cpp and packed_weight.h are for some formats alone
+        named = re.findall(r"`(\w+)(?:\(\))?` in `([\w./]+)`", section)
+        self.assertGreater(len(named), 5)
+        for name, path in named:
+            with self.subTest(path=path):
+                self.assertRegex((SOURCE / path).read_text(), rf"\b{name}\b")
+
     def test_files_that_the_recipes_name_are_there(self):
         text = (SOURCE / "CONTRIBUTING.md").read_text()
         named = [name for name in re.findall(r"`((?:src|include|cmake|check|checkpoint|docs|tests|tools|python)/[\w./]+)`", text)]
