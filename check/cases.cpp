@@ -25,6 +25,7 @@ class QuantizerCases {
   explicit QuantizerCases(Operation operation) : operation_(operation) {}
 
   std::vector<Case> all() {
+    if (operation_ == Operation::prologue_quantize) return prologues();
     combine([&](DType x, DType q, Granularity granularity,
                 Mapping mapping) { cross({.x = x, .q = q, .granularity = granularity, .mapping = mapping}); },
             kFloats, kQuantized, kGranularities, kMappings);
@@ -42,8 +43,35 @@ class QuantizerCases {
     return std::move(cases_);
   }
 
+  std::vector<Case> prologues() {
+    combine(
+        [&](DType x, Prologue prologue, bool gated, std::int64_t rows, std::int64_t cols) {
+          for (int turn = 0; turn < 2; ++turn) {
+            const Orientation orientation = turn_.pick(kOrientations);
+            add({.x = x, .orientation = orientation, .prologue = prologue, .gated = gated}, {rows, cols});
+          }
+        },
+        kNarrowFloats, kPrologues, kBools, kRows, kSizes);
+    return std::move(cases_);
+  }
+
   // Long enough for several threads, with groups of odd sizes; what quotients decide; all 16-bit values.
   std::vector<Case> special() {
+    if (operation_ == Operation::prologue_quantize) {
+      for (const Shape shape : {Shape{17, 1022}, {65, 1028}, {300, 1200}, {3, 5000}, {1, 20000}}) {
+        add({.x = turn_.pick(kNarrowFloats),
+             .orientation = Orientation::both,
+             .prologue = turn_.pick(kPrologues),
+             .gated = turn_.pick(kBools)},
+            shape);
+      }
+      combine(
+          [&](DType x, Prologue prologue, bool gated) {
+            add_whole({.rows = 256, .cols = 1024, .x = x, .prologue = prologue, .gated = gated}, Data::every_value);
+          },
+          std::array{DType::f16, DType::bf16}, kPrologues, kBools);
+      return std::move(cases_);
+    }
     for (const Shape shape : {Shape{3, 513}, {17, 1022}, {65, 1028}, {130, 514}, {130, 700}, {300, 1200}}) {
       for (const Granularity granularity : kGranularities) add(rotated(granularity), shape);
       for (const std::int64_t group : {2, 3, 7, 64, 257, 511, 600}) {
@@ -136,7 +164,8 @@ class QuantizerCases {
       d.q_min = d.q == DType::u8 ? 0 : affine ? turn_.pick({min, std::min(min + 3, -1)}) : turn_.pick({min, min + 1});
       d.q_max = is_packed(d.q) ? turn_.pick({1, std::max(high - 1, 1)}) : turn_.pick({7, 100, 127});
     }
-    if (has_scale_source() && turn_.one_in(4)) d.min_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
+    if ((has_scale_source() || d.prologue != Prologue::none) && turn_.one_in(4))
+      d.min_scale = turn_.pick({0x1p-79, 0x1p-40, 0.125});
     c.description = d;
     cases_.emplace_back(c);
   }

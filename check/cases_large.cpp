@@ -148,9 +148,11 @@ class LargeCases {
   }
 
   std::vector<Case> quantizers(Operation operation) {
-    const int turns = operation == Operation::quantize ? 4 : 1;
+    const bool has_prologue = operation == Operation::prologue_quantize;
+    const int turns = operation == Operation::quantize || has_prologue ? 4 : 1;
     for (const Matrix& size : kMatrices) {
       for (const Granularity granularity : kGranularities) {
+        if (has_prologue && granularity != Granularity::row) continue;
         for (int turn = 0; turn < turns; ++turn) add(operation, granularity, size);
       }
     }
@@ -190,8 +192,14 @@ class LargeCases {
     c.operation = operation;
     QuantizeDescription d{.rows = size.rows, .cols = size.cols, .granularity = granularity};
     d.x = turn_.pick({DType::f16, DType::f16, DType::bf16, DType::f32});
-    d.q = turn_.pick({DType::s8, DType::s8, DType::s8, DType::u8, DType::s4});
-    d.mapping = turn_.pick({Mapping::symmetric, Mapping::symmetric, Mapping::affine});
+    if (operation == Operation::prologue_quantize) {
+      d.orientation = turn_.pick(kOrientations);
+      d.prologue = turn_.pick(kPrologues);
+      d.gated = turn_.pick(kBools);
+    } else {
+      d.q = turn_.pick({DType::s8, DType::s8, DType::s8, DType::u8, DType::s4});
+      d.mapping = turn_.pick({Mapping::symmetric, Mapping::symmetric, Mapping::affine});
+    }
     if (operation == Operation::quantize || operation == Operation::fake_quantize) {
       d.scale = turn_.pick({ScaleSource::dynamic, ScaleSource::dynamic, ScaleSource::given});
       d.rounding = turn_.pick({Rounding::nearest, Rounding::nearest, Rounding::stochastic});

@@ -14,6 +14,7 @@ namespace octile::check {
 inline constexpr std::array<std::int64_t, 8> kRows = {0, 1, 2, 3, 8, 33, 64, 129};
 inline constexpr std::array<std::int64_t, 12> kSizes = {0, 1, 2, 7, 16, 31, 64, 100, 127, 128, 255, 300};
 inline constexpr std::array kFloats = {DType::f16, DType::bf16, DType::f32, DType::f64};
+inline constexpr std::array kNarrowFloats = {DType::f16, DType::bf16, DType::f32};
 inline constexpr std::array kGranularities = {Granularity::tensor, Granularity::row, Granularity::column,
                                               Granularity::group};
 inline constexpr std::array kScaleSources = {ScaleSource::dynamic, ScaleSource::given};
@@ -21,6 +22,7 @@ inline constexpr std::array kMappings = {Mapping::symmetric, Mapping::affine};
 inline constexpr std::array kRoundings = {Rounding::nearest, Rounding::stochastic};
 inline constexpr std::array kOrientations = {Orientation::row_major, Orientation::transposed, Orientation::both};
 inline constexpr std::array kMultipliers = {Multiplier::none, Multiplier::per_column, Multiplier::per_row};
+inline constexpr std::array kPrologues = {Prologue::gelu_tanh, Prologue::silu};
 inline constexpr std::array kMasks = {Mask::inclusive, Mask::exclusive};
 inline const std::vector<DType> kQuantized = [] {
   std::vector<DType> types;

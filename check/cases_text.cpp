@@ -13,7 +13,8 @@ std::string describe_one(const QuantizerCase& c) {
   return message(name(c.operation), " x=", d.x, " q=", d.q, " rows=", c.rows, " of ", d.rows, " cols=", d.cols, ' ',
                  name(d.granularity), " group=", d.group, ' ', name(d.scale), ' ', name(d.mapping), ' ',
                  name(d.rounding), ' ', name(d.orientation), " multiplier=", name(d.multiplier), " mask=", name(d.mask),
-                 " range=", d.q_min, "..", d.q_max, " min_scale=", d.min_scale, " scale_out=", c.scale_out);
+                 " range=", d.q_min, "..", d.q_max, " min_scale=", d.min_scale, " scale_out=", c.scale_out,
+                 d.prologue == Prologue::none ? "" : message(' ', name(d.prologue), d.gated ? " gated" : ""));
 }
 
 std::string describe_one(const LinearCase& c) {

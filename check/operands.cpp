@@ -135,7 +135,8 @@ Operands operands<QuantizeArgs>(const QuantizeDescription& d, std::int64_t rows)
           if_present(d.orientation != Orientation::transposed, out("q", d.q, q.whole())),
           if_present(d.orientation != Orientation::row_major, out("q_transposed", d.q, {d.cols, rows})),
           scale,
-          q.zero_point_out()};
+          q.zero_point_out(),
+          if_present(d.gated, q.real("up"))};
 }
 
 template <>

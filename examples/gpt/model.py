@@ -53,24 +53,33 @@ class Mlp(nn.Module):
     def __init__(self, width: int, bias: bool):
         super().__init__()
         self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.activation = nn.GELU(approximate="tanh")
         self.down = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(self.activation(self.up(x)))
+
+
+class SwiGLU(nn.Module):
+    """Shazeer, GLU Variants Improve Transformer."""
+
+    def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(gate) * up
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU (Shazeer, GLU Variants Improve Transformer). Gate and up are one layer; 8/3 of the width, in 128s."""
+    """Gate and up are one layer; 8/3 of the width, in 128s."""
 
     def __init__(self, width: int, bias: bool):
         super().__init__()
         hidden = math.ceil(8 * width / 3 / 128) * 128
         self.up = nn.Linear(width, 2 * hidden, bias=bias)
+        self.activation = SwiGLU()
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activation(gate, up))
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from torch.autograd import DeviceType
 KINDS = [
     ("Octile: products", r"octile.*(gemm|w8a8|w8a16)"),
     ("Octile: pass over dY", r"octile.*(two_pass|gradient_quantize)"),
-    ("Octile: quantize", r"octile.*quantize"),
+    ("Octile: quantize", r"octile.*(quantize|activate|transpose_bytes)"),
     ("Octile: dB", r"octile.*sum_rows"),
     ("Octile: other", r"octile"),
     ("attention", r"flash|fmha|sdpa|cudnn::fusion"),

@@ -134,6 +134,7 @@ enum {
   OCTILE_LAYOUT_OUT_IN = 0,
   OCTILE_LAYOUT_IN_OUT
 };
+enum { OCTILE_PROLOGUE_NONE = 0, OCTILE_PROLOGUE_GELU_TANH, OCTILE_PROLOGUE_SILU };
 enum { OCTILE_PRODUCT_NONE = 0, OCTILE_PRODUCT_DEQUANTIZED, OCTILE_PRODUCT_INT8 };
 enum { OCTILE_GRADIENT_DX = 0, OCTILE_GRADIENT_DW, OCTILE_GRADIENT_DB };
 
@@ -216,6 +217,8 @@ typedef struct {
     double min_scale;   /* of dynamic scales, 2^-79 to 1. Default 1e-8 */
     double least_scale; /* deprecated: the old name of min_scale */
   };
+  int32_t prologue; /* OCTILE_PROLOGUE_..., of octile_quantize_plan alone. Default NONE */
+  int32_t gated;    /* boolean: the prologue's result is multiplied by `up` */
 } octile_quantize_description;
 
 OCTILE_API octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size);
@@ -234,6 +237,7 @@ typedef struct {
   const octile_tensor* scale;            /* out. DYNAMIC: required. GIVEN: may be absent */
   const octile_tensor* zero_point;       /* out, with DYNAMIC and AFFINE */
   uint64_t seed;                         /* of stochastic rounding */
+  const octile_tensor* up;               /* (rows, cols), if gated */
 } octile_quantize_args;
 
 typedef struct {

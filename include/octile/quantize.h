@@ -42,6 +42,10 @@ struct QuantizeDescription {
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
+  // Of QuantizePlan: quantizes prologue(x), or with `gated` prologue(x) * up, rounded to x's type. For f16, bf16 and
+  // f32 to s8, symmetric with a dynamic scale for each row, to nearest, without a multiplier.
+  Prologue prologue = Prologue::none;
+  bool gated = false;
 };
 
 // Scales and zero points, wherever they appear below: shape (1) for tensor, (rows) for row, (cols) for column,
@@ -59,6 +63,7 @@ struct QuantizeArgs {
                            // segment that holds a NaN or an infinity (its integers are then 0)
   Tensor zero_point = {};  // dynamic affine: written
   std::uint64_t seed = 0;  // of stochastic rounding
+  ConstTensor up = {};     // (rows, cols), if gated
 };
 
 // x = (q - z) * s.

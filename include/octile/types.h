@@ -123,6 +123,9 @@ enum class Rounding : std::uint8_t { nearest, stochastic };
 enum class Orientation : std::uint8_t { row_major, transposed, both };
 // An optional factor on the quantizer's input, one per column or one per row of x.
 enum class Multiplier : std::uint8_t { none, per_column, per_row };
+// What a quantizer does to its input first. gelu_tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+// silu: x / (1 + exp(-x)). docs/contract.md has both to the bit.
+enum class Prologue : std::uint8_t { none, gelu_tanh, silu };
 // Which values count as in range for the straight-through gradient: q_min <= v <= q_max, or q_min < v < q_max.
 enum class Mask : std::uint8_t { inclusive, exclusive };
 
@@ -160,6 +163,7 @@ OCTILE_API std::string_view name(Mapping value);
 OCTILE_API std::string_view name(Rounding value);
 OCTILE_API std::string_view name(Orientation value);
 OCTILE_API std::string_view name(Multiplier value);
+OCTILE_API std::string_view name(Prologue value);
 OCTILE_API std::string_view name(Mask value);
 OCTILE_API std::string_view name(Activation value);
 OCTILE_API std::string_view name(const WeightFormat& value);  // "s8_per_channel", "s4_group"

@@ -94,13 +94,16 @@ void clear_rows_of_nobody(const octile_tensor& offsets, const octile_tensor& t) 
 
 // ---- quantize ----
 
-// quantize(Tensor x, int granularity, int orientation, Tensor? given_scale=None) -> (Tensor, Tensor, Tensor)
+// quantize(Tensor x, int granularity, int orientation, Tensor? given_scale=None, int prologue=0, Tensor? up=None)
+//     -> (Tensor, Tensor, Tensor)
 void quantize(Value* stack) {
   Input x("x", stack[0]);
   const std::int32_t granularity = choice(stack[1]), orientation = choice(stack[2]);
   Input given_scale = Input::optional("given_scale", stack[3]);
-  look(x, given_scale);
+  Input up = Input::optional("up", stack[5]);
+  look(x, given_scale, up);
   x.as_matrix();
+  if (up.present()) up.as_matrix();
   const std::int64_t rows = x.rows(), columns = x.columns();
   if (granularity < OCTILE_GRANULARITY_TENSOR || granularity > OCTILE_GRANULARITY_COLUMN) {
     fail("granularity is %d; 0 (tensor), 1 (row) and 2 (column) are known", granularity);
@@ -120,6 +123,8 @@ void quantize(Value* stack) {
     given_scale.as_vector();
     description.scale = OCTILE_SCALE_GIVEN;
   }
+  description.prologue = choice(stack[4]);
+  description.gated = up.present();
   place(x.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
@@ -139,7 +144,7 @@ void quantize(Value* stack) {
   scale.create_vector(scales);
   if (rows == 0 || columns == 0) scale.fill(kMinScale);  // the library writes nothing then
 
-  View x_view, given_view, q_view, transposed_view, scale_view;
+  View x_view, given_view, q_view, transposed_view, scale_view, up_view;
   octile_quantize_args args = {};
   args.struct_size = sizeof args;
   args.x = x_view.matrix(x);
@@ -147,6 +152,7 @@ void quantize(Value* stack) {
   if (row_major) args.q = q_view.matrix(q, q_shape);
   if (transposed) args.q_transposed = transposed_view.matrix(q_transposed, transposed_shape);
   args.scale = scale_view.vector(scale, scales);
+  if (up.present()) args.up = up_view.matrix(up);
   run(octile_quantize_run, *plan, args, x.device());
   stack[0] = q.release();
   stack[1] = q_transposed.release();

@@ -24,7 +24,7 @@ struct Registration {
 };
 
 constexpr Registration kOps[] = {
-    {"quantize", quantize, 4, 3},
+    {"quantize", quantize, 6, 3},
     {"dequantize", dequantize, 5, 1},
     {"linear", linear, 8, 1},
     {"linear_int8", linear_int8, 7, 1},

@@ -2,6 +2,7 @@
 
 Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the reference interface)
 Layers for inference    W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear
+Quantized inputs        GELU, SwiGLU, quantize_input(x): of layers that train, in the pass that computes them
 Whole models            quantize_(model, config): Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16 or W4A8
 Calibration             with calibrate(model) as calibration: model(x)
 Faster for few rows     pack_(model)
@@ -32,10 +33,13 @@ _OF_TORCH = [
     "Calibration",
     "CustomLinearFunction",
     "Experts",
+    "GELU",
     "Int8Training",
     "Linear",
     "QuantizedLinear",
+    "QuantizedInput",
     "Report",
+    "SwiGLU",
     "W4A8Linear",
     "W4A16Linear",
     "W8A8Dynamic",
@@ -51,6 +55,7 @@ _OF_TORCH = [
     "load_checkpoint_",
     "pack_",
     "quantize_",
+    "quantize_input",
     "save_checkpoint",
     "use_tuning",
 ]
@@ -70,8 +75,9 @@ else:
     from .compat import CustomLinearFunction
     from .convert import W4A8, W4A16, W8A16, Int8Training, Report, W8A8Dynamic, W8A8Static, quantize_
     from .experts import Experts
-    from .functional import linear
+    from .functional import QuantizedInput, linear
     from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
+    from .quantized_input import GELU, SwiGLU, quantize_input
     from .static_weights import cache_weights_
     from .training import Linear, QuantizedLinear, clear_weight_cache
     from .tuning import use_tuning

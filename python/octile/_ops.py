@@ -1,6 +1,7 @@
 """The ops torch.ops.octile.*: their schemas, their shapes (fake kernels), and which implementation is behind them.
 
-    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C): its own or given
+    quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C): its own or given; of a
+                     prologue of x, if one is asked for, or of that times up (R, C)
     dequantize       weight (N, columns) as floats, int8 or of 4 bits a value
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
@@ -29,7 +30,8 @@ import torch
 from . import _c, _ctypes_ops, _plans
 
 _SCHEMAS = {
-    "quantize": "(Tensor x, int granularity, int orientation, Tensor? given_scale=None) -> (Tensor, Tensor, Tensor)",
+    "quantize": "(Tensor x, int granularity, int orientation, Tensor? given_scale=None, int prologue=0, Tensor? up=None) "
+    "-> (Tensor, Tensor, Tensor)",
     "dequantize": "(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype) -> Tensor",
     "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout, "
     "Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor",
@@ -66,7 +68,7 @@ def _transposed_row_stride(columns):
     return columns + (128 + -columns % 16)
 
 
-def _fake_quantize(x, granularity, orientation, given_scale=None):
+def _fake_quantize(x, granularity, orientation, given_scale=None, prologue=0, up=None):
     rows, columns = x.shape
 
     def make(present, rows, columns, stride):

@@ -77,10 +77,10 @@ def view_of_levels(t, columns):
 
 @functools.lru_cache(maxsize=64)
 def _layout(op, arguments):
-    """The function, the names of the arguments that are tensors, and the type of all arguments as words: their size,
-    then pointers, in some a seed."""
+    """The function, the names of the arguments after their size, None for one that is no tensor, and the type of all
+    arguments as words."""
     function = getattr(library().c, f"octile_{op}_run")
-    names = [name for name, kind in arguments._fields_ if kind is C.POINTER(_c.Tensor)]
+    names = [name if kind is C.POINTER(_c.Tensor) else None for name, kind in arguments._fields_[1:]]
     return function, names, C.c_uint64 * (C.sizeof(arguments) // 8)
 
 

@@ -146,15 +146,30 @@ def check_input(x, in_features):
         ) from None
 
 
+class QuantizedInput(NamedTuple):
+    """The input of layers that train, x (..., K), quantized per token for all of them at once: what octile.quantize_input(),
+    octile.GELU and octile.SwiGLU return, and octile.Linear takes in place of a tensor."""
+
+    like: torch.Tensor  # stands for x in autograd: its shape, type and gradient. Its values are NaN
+    q: torch.Tensor  # int8 (M, K)
+    q_transposed: torch.Tensor | None  # int8 (K, M), for an int8 dW
+    scale: torch.Tensor  # (M)
+
+
+def _multiply(xq, xs, wq, ws, b, dtype, leading):
+    """y (*leading, N) in `dtype`."""
+    y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype)
+    if len(leading) != 1:
+        # Not a view for autograd, which would refuse to change it in place: y is nobody else's.
+        y = torch.ops.aten._unsafe_view(y, (*leading, wq.shape[0]))
+    return y
+
+
 def _quantize_and_multiply(x, wq, ws, b, activation, orientation, dtype):
     """y (..., N) in `dtype`, and x as it was quantized: (y, xq, xt, xs)."""
     granularity = _c.PER_ROW if activation == _c.DYNAMIC_PER_TOKEN else _c.PER_TENSOR
     xq, xt, xs = _quantize(_rows(x), granularity, orientation)
-    y = _linear_int8(xq, xs, wq, ws, b, _c.OUT_IN, dtype)
-    if x.dim() != 2:
-        # Not a view for autograd, which would refuse to change it in place: y is nobody else's.
-        y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], wq.shape[0]))
-    return y, xq, xt, xs
+    return _multiply(xq, xs, wq, ws, b, dtype, x.shape[:-1]), xq, xt, xs
 
 
 def _infer(x, wq, ws, b, activation, dtype):
@@ -179,7 +194,7 @@ def once_differentiable(backward):
     """torch's decorator of that name silently takes a gradient penalty for a constant where dY needs no gradient."""
 
     @functools.wraps(backward)
-    def wrapper(ctx, dy):
+    def wrapper(ctx, dy, *_):  # the other outputs have no gradient
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return backward(ctx, dy)
         with torch.no_grad():
@@ -195,12 +210,19 @@ class _Linear(torch.autograd.Function):
     """Positional, so that torch.compile can trace it."""
 
     @staticmethod
-    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype, gradient_block=0):
+    def forward(ctx, x, w, b, wq, wt, ws, layout, activation, dx, dw, rounding, seed, dtype, gradient_block=0, *levels):
+        """levels: (xq, xt, xs) of a QuantizedInput, whose `like` is x."""
         need_x, need_w = ctx.needs_input_grad[:2]
-        if need_w:
-            bias = b if b is None or b.dtype is dtype else b.to(dtype)
+        bias = b if b is None or b.dtype is dtype else b.to(dtype)
+        if levels:
+            xq, xt, xs = levels
+            y = _multiply(xq, xs, wq, ws, bias, dtype, x.shape[:-1])
+        elif need_w:
             orientation = _c.BOTH if dw == _c.INT8 else _c.ROW_MAJOR
             y, xq, xt, xs = _quantize_and_multiply(x, wq, ws, bias, activation, orientation, dtype)
+        else:
+            y = _infer(x, wq, ws, b, activation, dtype)
+        if need_w:
             if dw == _c.INT8 and xq.shape[0] > LONGEST_SUM:
                 raise ValueError(
                     f"octile: x has {xq.shape[0]} rows, and an int8 dW sums at most {LONGEST_SUM} exactly; "
@@ -208,7 +230,6 @@ class _Linear(torch.autograd.Function):
                 )
             x_saved, xs_saved = (xt if dw == _c.INT8 else xq), xs
         else:
-            y = _infer(x, wq, ws, b, activation, dtype)
             x_saved = xs_saved = None
         w_transposed = dx == _c.INT8 and wt is not None
         if need_x:
@@ -316,6 +337,31 @@ def run(x, w, b, o, static=None):
     if dtype is x_dtype and (b is None or b.dtype is dtype):
         return _linear_at_once(x, wq, ws, b, o.activation, _c.OUT_IN)
     return _infer(x, wq, ws, b, o.activation, dtype)
+
+
+def run_quantized(x, w, b, o, prepared=None):
+    """run() and traced() of a QuantizedInput. `prepared`: what gives (wq, wt, ws) of cache_weights_(), if w needs dX."""
+    if not torch.compiler.is_compiling():
+        refuse_transforms(x.like, w, b)
+    if o.activation != _c.DYNAMIC_PER_TOKEN:
+        raise ValueError("octile: x is quantized per token, and this layer's activation is 'per_tensor'")
+    dtype = autocast_dtype(x.like)
+    need_x = w_or_b = False
+    if torch.is_grad_enabled():
+        need_x = x.like.requires_grad
+        w_or_b = w.requires_grad or (b is not None and b.requires_grad)
+        if w.requires_grad and o.dw == _c.INT8 and x.q_transposed is None:
+            raise ValueError(
+                "octile: x was quantized for a 16-bit dW, and this layer's is int8; give both one `backward`"
+            )
+    both = need_x and o.dx == _c.INT8
+    wq, wt, ws = quantize_weight(w.detach(), o, both) if prepared is None else prepared(both)
+    if not (need_x or w_or_b):
+        b = b if b is None or b.dtype is dtype else b.to(dtype)
+        return _multiply(x.q, x.scale, wq, ws, b, dtype, x.like.shape[:-1])
+    seed = next(_seeds) if o.rounding and not torch.compiler.is_compiling() else 0
+    words = o.layout, o.activation, o.dx, o.dw, o.rounding, seed
+    return _Linear.apply(x.like, w, b, wq, wt, ws, *words, dtype, o.gradient_block, x.q, x.q_transposed, x.scale)
 
 
 def _is_per_channel(weight, scale):

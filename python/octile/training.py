@@ -65,7 +65,9 @@ class _Trainable(nn.Module):
     )
 
     def forward(self, x):
-        """x (..., IN) float; returns (..., OUT) in x's type, under autocast in autocast's."""
+        """x (..., IN) float or a QuantizedInput; returns (..., OUT) in x's type, under autocast in autocast's."""
+        if type(x) is functional.QuantizedInput:
+            return self._of_quantized(x)
         if self._parallel is not None:
             return self._parallel.trained(self, x)
         if torch.compiler.is_compiling():
@@ -80,6 +82,18 @@ class _Trainable(nn.Module):
         except (RuntimeError, IndexError):
             functional.check_input(x, self.in_features)
             raise
+
+    def _of_quantized(self, x):
+        if self._parallel is not None:
+            raise NotImplementedError("octile: a layer in parts (octile.parallel) takes tensors, no QuantizedInput")
+        functional.check_input(x.like, self.in_features)
+        prepared = None
+        if torch.compiler.is_compiling():
+            if (static := self._static_weight()) is not None:
+                prepared = lambda both: static  # noqa: E731
+        elif self._weight_cache is not None:
+            prepared = lambda both: self._weight_cache.get(self.weight, self._options, both)  # noqa: E731
+        return functional.run_quantized(x, self.weight, self.bias, self._options, prepared)
 
     def _static_weight(self):
         """The buffers of cache_weights_(), which a compiled graph reads; None without them."""

@@ -7,6 +7,7 @@ namespace octile::cpu {
 // clang-format off
 #define QUANTIZE_ROWS(ROW) \
   ROW(quantize_portable) \
+  ROW(prologue_quantize_portable) \
   ROW(dequantize_portable) \
   ROW(quantize_backward_portable) \
   ROW(dequantize_backward_portable) \

@@ -8,6 +8,7 @@ namespace octile::cuda {
 #define QUANTIZE_ROWS(ROW) \
   ROW(quantize_sm80) \
   ROW(quantize_sm90) \
+  ROW(prologue_quantize_sm80) \
   ROW(gradient_quantize_sm90) \
   ROW(blocked_gradient_quantize_sm90) \
   ROW(blocked_gradient_quantize_sm80) \

@@ -42,13 +42,13 @@ std::span<const GemmKernel* const> gemm_kernels() {
 }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 13> kNames = {"quantize",          "dequantize",
+  static constexpr std::array<std::string_view, 14> kNames = {"quantize",          "dequantize",
                                                               "quantize_backward", "dequantize_backward",
                                                               "fake_quantize",     "fake_quantize_backward",
                                                               "gradient_quantize", "blocked_gradient_quantize",
                                                               "w8a8_linear",       "gemm",
                                                               "w8a8_blocked_gemm", "column_sum",
-                                                              "grouped_gemm"};
+                                                              "grouped_gemm",      "prologue_quantize"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 

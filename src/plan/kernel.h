@@ -46,6 +46,7 @@ enum class Operation : std::uint8_t {
     //   y[i, j] = t
   column_sum,         // y[0, j] = sum_i a[i, j]
   grouped_gemm,       // gemm of each expert's rows of a: ExpertOperands. On the CPU the plan launches gemms instead
+  prologue_quantize,  // quantize of prologue(x), or of prologue(x) * up
 };
 // clang-format on
 
@@ -108,6 +109,7 @@ struct QuantizeOperands {
   Tensor q_transposed = {};         // out, (cols, rows), may be absent
   Tensor y = {};                    // out: x of dequantize, y of fake quantize, dx or dq of the backwards
   std::uint64_t seed = 0;
+  ConstTensor up = {};  // prologue_quantize, where the problem is gated
 };
 
 // Whether a row of an s8 operand, or a column, is contiguous.

@@ -40,6 +40,12 @@ void check_min_scale(std::string_view function, const QuantizeProblem& p) {
   fail(Status::invalid_argument, function, ": min_scale = ", p.min_scale, ": expected 2^-79 to 1");
 }
 
+// A quantizer with a prologue has rows of its own.
+Task task_of(Operation operation, const QuantizeDescription& description) {
+  return {operation == Operation::quantize && description.prologue != Prologue::none ? Operation::prologue_quantize
+                                                                                     : operation};
+}
+
 template <class Args>
 constexpr Operation kOperation = Operation::quantize;
 template <>
@@ -60,6 +66,23 @@ std::string_view plan_name(Operation operation) {
   return kNames[static_cast<std::size_t>(operation)];
 }
 
+void check_prologue(std::string_view function, Operation operation, const QuantizeProblem& p) {
+  if (p.prologue == Prologue::none) {
+    if (p.gated) fail(Status::invalid_argument, function, ": gated without a prologue");
+    return;
+  }
+  if (operation != Operation::quantize) {
+    fail(Status::unsupported, function, ": prologue = ", name(p.prologue), ": only QuantizePlan takes one");
+  }
+  const bool plain = p.granularity == Granularity::row && p.scale == ScaleSource::dynamic &&
+                     p.mapping == Mapping::symmetric && p.rounding == Rounding::nearest &&
+                     p.multiplier == Multiplier::none;
+  if (plain && p.x != DType::f64 && p.q == DType::s8) return;
+  fail(Status::unsupported, function, ": prologue = ", name(p.prologue), " with x = ", p.x, ", q = ", p.q,
+       ", granularity = ", name(p.granularity), ", ", name(p.scale), ' ', name(p.mapping), ", ", name(p.rounding),
+       ", multiplier = ", name(p.multiplier), ": expected f16, bf16 or f32, s8, row, dynamic symmetric, nearest, none");
+}
+
 // The description's checks, and its range made explicit.
 QuantizeProblem checked_problem(std::string_view function, Operation operation,
                                 const QuantizeDescription& description) {
@@ -78,9 +101,10 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_choice(function, "orientation", p.orientation, Orientation::both);
   check_choice(function, "multiplier", p.multiplier, Multiplier::per_row);
   check_choice(function, "mask", p.mask, Mask::exclusive);
+  check_choice(function, "prologue", p.prologue, Prologue::silu);
   check_threads(function, p.threads);
   check_device(function, p.device);
-  check_requested_kernel(function, {p.kernel, p.device, {Task{operation}}});
+  check_requested_kernel(function, {p.kernel, p.device, {task_of(operation, p)}});
   resolve_range(function, p);
   check_min_scale(function, p);
   if (p.granularity == Granularity::group && (p.group <= 0 || p.cols % p.group != 0)) {
@@ -91,6 +115,7 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
     fail(Status::unsupported, function, ": multiplier = ", name(p.multiplier), ", orientation = ", name(p.orientation),
          ": only QuantizePlan takes other than none and row_major");
   }
+  check_prologue(function, operation, p);
   return p;
 }
 
@@ -99,13 +124,16 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   auto impl = std::make_shared<QuantizerImpl>();
   const QuantizeProblem p = checked_problem(function, operation, description);
   impl->function = message(plan_name(operation), "::run");
-  impl->step = choose(quantize_kernels(), {operation}, p, function, p.kernel);
-  impl->explanation = message(name(operation), " ", p.rows, " x ", p.cols, " ", p.x, " <-> ", p.q, " [", p.q_min, ", ",
+  const Task task = task_of(operation, p);
+  impl->step = choose(quantize_kernels(), task, p, function, p.kernel);
+  impl->explanation = message(name(task), " ", p.rows, " x ", p.cols, " ", p.x, " <-> ", p.q, " [", p.q_min, ", ",
                               p.q_max, "], ", name(p.granularity));
   if (p.granularity == Granularity::group) impl->explanation += message(" of ", p.group);
-  impl->explanation += message(", ", name(p.scale), " ", name(p.mapping), ", ", name(p.rounding), ", ",
-                               name(p.orientation), ", on ", p.device, "\n");
-  impl->add(name(operation), impl->step);
+  impl->explanation +=
+      message(", ", name(p.scale), " ", name(p.mapping), ", ", name(p.rounding), ", ", name(p.orientation));
+  if (p.prologue != Prologue::none) impl->explanation += message(" of ", name(p.prologue), p.gated ? " times up" : "");
+  impl->explanation += message(", on ", p.device, "\n");
+  impl->add(name(task), impl->step);
   impl->describe_times(p.device, p.threads);
   impl->reserve_scratch(impl->step.workspace);
   impl->guarantee = {true, true, scale_type(p.x), "exact"};
@@ -213,6 +241,11 @@ QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args, Tenso
   } else {
     const std::int64_t size = shape[p.multiplier == Multiplier::per_column ? 1 : 0];
     o.multiplier = checks.vector("multiplier", args.multiplier, scale_type(p.x), size);
+  }
+  if (p.gated) {
+    o.up = checks.matrix("up", args.up, p.x, shape);
+  } else {
+    checks.absent("up", args.up);
   }
   bind_quantizer_scales(checks, p, shape, args, o);
   if (p.orientation == Orientation::transposed) {

@@ -6,6 +6,7 @@ namespace octile::reference {
 // clang-format off
 #define QUANTIZE_ROWS(ROW) \
   ROW(quantize_reference) \
+  ROW(prologue_quantize_reference) \
   ROW(dequantize_reference) \
   ROW(quantize_backward_reference) \
   ROW(dequantize_backward_reference) \

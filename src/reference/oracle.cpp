@@ -329,6 +329,7 @@ void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args&
     o.multiplier = args.multiplier;
     o.q = args.q;
     o.q_transposed = args.q_transposed;
+    o.up = args.up;
   }
   row.launch(resolved(d), o, {});
 }

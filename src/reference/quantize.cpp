@@ -10,7 +10,9 @@
 #include <limits>
 
 #include "base/access.h"
+#include "base/float_rows.h"
 #include "base/philox.h"
+#include "base/sigmoid.h"
 #include "plan/cost.h"
 #include "plan/kernel.h"
 #include "reference/kernels.h"
@@ -28,9 +30,30 @@ std::int32_t zero_point_at(const Scales& zero_points, std::int64_t r, std::int64
   return zero_points.data ? static_cast<const std::int32_t*>(zero_points.data)[zero_points.index(r, c)] : 0;
 }
 
+// sigma(t) of z = -t log2(e): base/sigmoid.h.
+float sigmoid(float z) {
+  const float limited = std::clamp(z, kMinExponent, kMaxExponent);
+  const float n = std::rint(limited);
+  const float f = limited - n;
+  float p = kExp2[4];
+  for (int k = 3; k >= 0; --k) p = std::fma(p, f, kExp2[k]);
+  p = std::fma(p, f, 1.0f);
+  return 1 / (1 + std::ldexp(p, static_cast<int>(n)));
+}
+
+// prologue(x), or prologue(x) * up, rounded to x's type.
+float activated(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, std::int64_t c) {
+  const auto x = load<float>(o.x, r, c);
+  if (!std::isfinite(x)) return x;  // it would be one or a NaN
+  const float z = p.prologue == Prologue::silu ? x * kSilu : x * std::fma(x * x, kGeluCubic, kGelu);
+  const float y = x * sigmoid(z);
+  return rounded_to(p.x, p.gated ? y * load<float>(o.up, r, c) : y);
+}
+
 // x * multiplier, rounded once.
 template <class Real>
 Real input(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, std::int64_t c) {
+  if (p.prologue != Prologue::none) return activated(p, o, r, c);
   const Real x = load<Real>(o.x, r, c);
   if (p.multiplier == Multiplier::none) return x;
   return x * load<Real>(o.multiplier, p.multiplier == Multiplier::per_column ? c : r);
@@ -240,6 +263,8 @@ constexpr QuantizeKernel row(std::string_view name, Operation operation, decltyp
 
 extern constinit const QuantizeKernel quantize_reference =
     row("quantize_reference", Operation::quantize, launch_quantize);
+extern constinit const QuantizeKernel prologue_quantize_reference =
+    row("prologue_quantize_reference", Operation::prologue_quantize, launch_quantize);
 extern constinit const QuantizeKernel dequantize_reference =
     row("dequantize_reference", Operation::dequantize, either<dequantize<float>, dequantize<double>>);
 extern constinit const QuantizeKernel quantize_backward_reference =

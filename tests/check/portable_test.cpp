@@ -30,8 +30,8 @@ TEST_P(PortableTest, AtEveryInstructionSet) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PortableTest,
                          testing::Values("quantize", "dequantize", "quantize_backward", "dequantize_backward",
-                                         "fake_quantize", "fake_quantize_backward", "w8a8_gemm", "w8a16_gemm",
-                                         "w4a16_gemm", "column_sum"),
+                                         "fake_quantize", "fake_quantize_backward", "prologue_quantize", "w8a8_gemm",
+                                         "w8a16_gemm", "w4a16_gemm", "column_sum"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

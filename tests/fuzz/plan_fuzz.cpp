@@ -191,9 +191,11 @@ Outcome run_c(const octile_plan* plan, const Operands& operands, Workspace works
   for (std::size_t i = 0; i < operands.size(); ++i) {
     words.push_back(operands[i].view.rank == 0 ? 0 : reinterpret_cast<std::uintptr_t>(&tensors[i].tensor));
   }
-  words.push_back(seed);
-  static_assert(sizeof args % 8 == 0);
-  REQUIRE(sizeof args == words.size() * 8 || sizeof args == words.size() * 8 - 8, Kind<Args>::name);
+  if constexpr (requires { args.seed; }) {
+    const auto at = reinterpret_cast<const char*>(&args.seed) - reinterpret_cast<const char*>(&args);
+    words.insert(words.begin() + at / 8, seed);
+  }
+  REQUIRE(sizeof args == words.size() * 8, Kind<Args>::name);
   std::memcpy(&args, words.data(), sizeof args);
   const auto verdict = static_cast<Status>(Kind<Args>::can_implement(plan, &args));
   const auto run = static_cast<Status>(Kind<Args>::run(plan, &args, workspace.data, workspace.size, nullptr));

@@ -62,6 +62,12 @@ inline QuantizeDescription quantize_description(Bytes& in, bool forward) {
     d.q_max = in.rarely(8) ? static_cast<int>(in.word()) : in.below(128);
   }
   common_choices(in, d.device, d.threads, d.kernel);
+  if (forward && in.rarely(6)) {
+    if (!in.rarely(4))
+      d = {.rows = d.rows, .cols = d.cols, .x = d.x, .orientation = d.orientation, .threads = d.threads};
+    d.prologue = in.choice<Prologue>(3);
+    d.gated = in.rarely(2);
+  }
   return d;
 }
 
@@ -263,6 +269,7 @@ inline void describe(const QuantizeDescription& d, octile_quantize_description& 
   c.x = number(d.x), c.q = number(d.q), c.granularity = number(d.granularity), c.scale = number(d.scale);
   c.mapping = number(d.mapping), c.rounding = number(d.rounding), c.orientation = number(d.orientation);
   c.multiplier = number(d.multiplier), c.mask = number(d.mask), c.q_min = d.q_min, c.q_max = d.q_max;
+  c.prologue = number(d.prologue), c.gated = d.gated;
 }
 
 // A format's number in C; one beyond them where C has no name for it.

@@ -112,6 +112,38 @@ TEST(BadDescription, Quantize) {
   }
 }
 
+TEST(BadDescription, Prologues) {
+  const auto unsupported = Status::unsupported;
+  const auto spoiled = [](const std::function<void(QuantizeDescription&)>& spoil) {
+    return [spoil](QuantizeDescription& d) { d.prologue = Prologue::silu, spoil(d); };
+  };
+  const std::string expected = "expected f16, bf16 or f32, s8, row, dynamic symmetric, nearest, none";
+  expect_select_error([](auto& d) { d.prologue = static_cast<Prologue>(3); },
+                      {Status::invalid_argument, {"prologue = 3"}});
+  expect_select_error([](auto& d) { d.gated = true; }, {Status::invalid_argument, {"gated without a prologue"}});
+  expect_select_error(spoiled([](auto& d) { d.x = DType::f64; }), {unsupported, {"silu with x = f64", expected}});
+  expect_select_error(spoiled([](auto& d) { d.q = DType::u8; }), {unsupported, {"q = u8", expected}});
+  expect_select_error(spoiled([](auto& d) { d.granularity = Granularity::tensor; }), {unsupported, {"tensor"}});
+  expect_select_error(spoiled([](auto& d) { d.scale = ScaleSource::given; }), {unsupported, {"given symmetric"}});
+  expect_select_error(spoiled([](auto& d) { d.mapping = Mapping::affine; }), {unsupported, {"dynamic affine"}});
+  expect_select_error(spoiled([](auto& d) { d.rounding = Rounding::stochastic; }), {unsupported, {"stochastic"}});
+  expect_select_error(spoiled([](auto& d) { d.multiplier = Multiplier::per_row; }), {unsupported, {"per_row"}});
+  const QuantizeDescription activated{.rows = 2, .cols = 2, .prologue = Prologue::silu};
+  expect_error([&] { FakeQuantizePlan::select(activated); }, {unsupported, {"only QuantizePlan takes one"}});
+}
+
+TEST(BadArguments, TheGateOfAPrologue) {
+  const auto mismatch = Status::shape_mismatch;
+  const auto gated = [](Quantizer& c, std::int64_t cols) {
+    c.description.prologue = Prologue::gelu_tanh;
+    c.description.gated = true;
+    c.args.up = matrix<const float>(c.other.data(), kRows, cols);
+  };
+  expect_run_error([&](auto& c) { gated(c, kCols), c.args.up = {}; }, {mismatch, {"up is absent"}});
+  expect_run_error([&](auto& c) { gated(c, kCols - 1); }, {mismatch, {"up", "(4, 5)", "(4, 6)"}});
+  expect_run_error([&](auto& c) { c.args.up = c.args.x; }, {mismatch, {"up is f32 (4, 6)", "no use for it"}});
+}
+
 TEST(BadDescription, OnlyQuantizeTakesMultipliersAndOrientations) {
   const QuantizeDescription multiplied{.rows = 2, .cols = 2, .multiplier = Multiplier::per_column};
   const QuantizeDescription turned{.rows = 2, .cols = 2, .orientation = Orientation::both};

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Times an activation and the quantizer after it, in both orientations: the fused pass beside torch.compile and a quantizer.
+
+Microseconds on a GPU, the median of --runs; the operands are larger than the L2 where M x K is. "GB/s" counts what has to be
+read and written: x, and up where there is one, and two int8 outputs.
+"""
+
+import argparse
+
+import octile  # noqa: F401
+import torch
+import torch.nn.functional as F  # noqa: N812
+from octile import _c
+
+SHAPES = [(16384, 16384), (16384, 8192), (4096, 14336), (16384, 11008), (16384, 4096)]
+KINDS = {"gelu": (_c.GELU_TANH, False), "silu": (_c.SILU, False), "swiglu": (_c.SILU, True)}
+
+
+def microseconds(function, runs):
+    for _ in range(3):
+        function()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
+    for begin, end in events:
+        begin.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    times = sorted(begin.elapsed_time(end) for begin, end in events)
+    return 1000 * times[len(times) // 2]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    a = parser.parse_args()
+    dtype = getattr(torch, a.dtype)
+    activations = {
+        "gelu": torch.compile(lambda x, _: F.gelu(x, approximate="tanh")),
+        "silu": torch.compile(lambda x, _: F.silu(x)),
+        "swiglu": torch.compile(lambda x, up: F.silu(x) * up),
+    }
+    quantize = torch.ops.octile.quantize
+    print("| kind | M x K | fused, us | GB/s | activation, us | quantizer, us | saved, us |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for kind, (prologue, gated) in KINDS.items():
+        for rows, columns in SHAPES:
+            x = torch.randn(rows, columns, device="cuda", dtype=dtype)
+            up = torch.randn_like(x) if gated else None
+            fused = microseconds(lambda: quantize(x, _c.PER_ROW, _c.BOTH, None, prologue, up), a.runs)
+            h = activations[kind](x, up)
+            alone = microseconds(lambda: activations[kind](x, up), a.runs)
+            after = microseconds(lambda: quantize(h, _c.PER_ROW, _c.BOTH), a.runs)
+            rate = rows * columns * (6 if gated else 4) / fused / 1000
+            row = f"{fused:.1f} | {rate:,.0f} | {alone:.1f} | {after:.1f} | {alone + after - fused:.1f}"
+            print(f"| {kind} | {rows} x {columns} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
