@@ -21,8 +21,8 @@ namespace octile {
 inline constexpr std::int64_t kMaxGroupedRows = std::numeric_limits<std::int32_t>::max();
 // Rows of an expert that one thread computes alone, at most.
 inline constexpr std::int64_t kFewGroupedRows = 128;
-// Values of a weight from which on all threads share it: waking them up costs little beside reading it, and threads with
-// a weight each would not finish together.
+// Values of a weight from which on all threads share it: waking them up costs little beside reading it, and threads
+// with a weight each would not finish together.
 inline constexpr std::int64_t kLargeGroupedWeight = std::int64_t{1} << 24;
 
 // Rows first .. first + count - 1 of a matrix, or elements of a vector.
