@@ -41,6 +41,7 @@ constexpr std::array<Shape, 10> kGpuForward = {{{4096, 4096, 4096},
 constexpr std::array<Shape, 5> kGpuW4 = {
     {{1, 4096, 14336}, {16, 4096, 14336}, {64, 4096, 14336}, {256, 4096, 14336}, {4096, 4096, 14336}}};
 constexpr std::array<Shape, 3> kGpuTraining = {{{4096, 4096, 4096}, {8192, 8192, 8192}, {4096, 4096, 14336}}};
+constexpr std::array<Shape, 3> kGpuExperts = {{{32, 4096, 14336}, {2048, 4096, 14336}, {2048, 2048, 768}}};
 constexpr std::array<Shape, 1> kGpuMatrix = {{{8192, 8192, 8192}}};
 
 // A function of the plans with its last arguments.
@@ -59,6 +60,9 @@ using namespace bench;
 constexpr Gradients kInt8Gradients = {.dx = int8, .dw = int8, .db = true};
 template <int block>
 constexpr Gradients kInt8Blocks = {.dx = int8, .dw = int8, .db = true, .block = block};
+
+constexpr Quantizing kGelu = {.prologue = Prologue::gelu_tanh};
+constexpr Quantizing kSwiGlu = {.orientation = both, .prologue = Prologue::silu, .gated = true};
 
 constexpr Case<int> kCases[] = {
     {"w8a8_gemm", "w8a8_forward", mkn, kForward, with<forward_s8, true>},
@@ -79,6 +83,8 @@ constexpr Case<int> kCases[] = {
     {"quantize", "s8_quantize_transposed", mk, kMatrix, with<quantize, Quantizing{.orientation = transposed}>},
     {"quantize", "s8_quantize_both", mk, kMatrix, with<quantize, Quantizing{.orientation = both}>},
     {"quantize", "s8_quantize_rows_smoothed", mk, kMatrix, with<quantize, Quantizing{.smoothed = true}>},
+    {"prologue_quantize", "s8_quantize_gelu", mk, kMatrix, with<quantize, kGelu>},
+    {"prologue_quantize", "s8_quantize_swiglu_both", mk, kMatrix, with<quantize, kSwiGlu>},
     {"quantize", "u8_quantize_rows", mk, kMatrix, with<quantize, Quantizing{.q = DType::u8, .mapping = affine}>},
     {"quantize", "s8_quantize_columns", mk, kMatrix, with<quantize, Quantizing{.granularity = column}>},
     {"quantize", "s8_quantize_columns_transposed", mk, kMatrix,
@@ -148,10 +154,20 @@ constexpr Case<const Gpu&> kGpuCases[] = {
      with<gpu_backward, kInt8Blocks<256>>},
     {"blocked_gradient_quantize", "s8_gradient_quantize_blocks_512", mn, kGpuMatrix,
      with<gpu_backward, kInt8Blocks<512>>},
-    {"quantize", "s8_quantize_rows", mk, kGpuMatrix, with<gpu_quantize, row, row_major>},
-    {"quantize", "s8_quantize_columns", mk, kGpuMatrix, with<gpu_quantize, column, row_major>},
-    {"quantize", "s8_quantize_tensor", mk, kGpuMatrix, with<gpu_quantize, tensor, row_major>},
-    {"quantize", "s8_quantize_both", mk, kGpuMatrix, with<gpu_quantize, row, both>},
+    {"w8a8_grouped_gemm", "w8a8_experts", mkn, kGpuExperts,
+     with<gpu_experts, Activation::dynamic_per_token, DType::s8, 0>},
+    {"w8a8_grouped_gemm", "w8a8_experts_groups", mkn, kGpuExperts,
+     with<gpu_experts, Activation::dynamic_per_token, DType::s8, 128>},
+    {"w8a16_grouped_gemm", "w8a16_experts", mkn, kGpuExperts, with<gpu_experts, Activation::none, DType::s8, 0>},
+    {"w4a8_grouped_gemm", "w4a8_experts", mkn, kGpuExperts,
+     with<gpu_experts, Activation::dynamic_per_token, DType::s4, 128>},
+    {"w4a16_grouped_gemm", "w4a16_experts", mkn, kGpuExperts, with<gpu_experts, Activation::none, DType::s4, 128>},
+    {"quantize", "s8_quantize_rows", mk, kGpuMatrix, with<gpu_quantize, Quantizing{}>},
+    {"quantize", "s8_quantize_columns", mk, kGpuMatrix, with<gpu_quantize, Quantizing{.granularity = column}>},
+    {"quantize", "s8_quantize_tensor", mk, kGpuMatrix, with<gpu_quantize, Quantizing{.granularity = tensor}>},
+    {"quantize", "s8_quantize_both", mk, kGpuMatrix, with<gpu_quantize, Quantizing{.orientation = both}>},
+    {"prologue_quantize", "s8_quantize_gelu", mk, kGpuMatrix, with<gpu_quantize, kGelu>},
+    {"prologue_quantize", "s8_quantize_swiglu_both", mk, kGpuMatrix, with<gpu_quantize, kSwiGlu>},
     {"dequantize", "s8_dequantize", mk, kGpuMatrix, gpu_elementwise<DequantizeArgs>},
     {"quantize_backward", "s8_quantize_backward", mk, kGpuMatrix, gpu_elementwise<QuantizeBackwardArgs>},
     {"dequantize_backward", "s8_dequantize_backward", mk, kGpuMatrix, gpu_elementwise<DequantizeBackwardArgs>},

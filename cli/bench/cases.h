@@ -9,6 +9,7 @@
 
 #include "check/gpu.h"
 #include "cli/support/shape.h"
+#include "octile/grouped_linear.h"
 #include "octile/linear.h"
 #include "octile/quantize.h"
 
@@ -64,6 +65,8 @@ struct Quantizing {
   Mapping mapping = Mapping::symmetric;
   ScaleSource scale = ScaleSource::dynamic;
   bool smoothed = false;  // X times a factor for each column
+  Prologue prologue = Prologue::none;
+  bool gated = false;
 };
 Prepared quantize(const Benchmark&, int threads, Quantizing q);
 // What comes after the quantizer, by what it is run with.
@@ -79,7 +82,9 @@ struct Gradients {
   std::int64_t block = 0;  // of the int8 products
 };
 Prepared gpu_backward(const Benchmark&, const Gpu&, const Gradients& gradients);
-Prepared gpu_quantize(const Benchmark&, const Gpu&, Granularity granularity, Orientation orientation);
+Prepared gpu_quantize(const Benchmark&, const Gpu&, Quantizing q);
+// Eight experts, each with an eighth of the rows. `group`: of a row of the weight; 0: a scale per channel.
+Prepared gpu_experts(const Benchmark&, const Gpu&, Activation activation, DType weight, std::int64_t group);
 template <class Args>
 Prepared gpu_elementwise(const Benchmark&, const Gpu&);
 }  // namespace bench

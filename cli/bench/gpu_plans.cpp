@@ -55,8 +55,18 @@ class Operands {
   Tensor s8(std::int64_t rows, std::int64_t cols) { return repeated(drawn().s8, rows, cols); }
   Tensor f16(std::int64_t size) { return flat(f16(1, size)); }
   Tensor scales(std::int64_t size) { return flat(repeated(std::vector<float>(64, kScale), 1, size)); }
+  Tensor scales(std::int64_t rows, std::int64_t groups) {
+    return repeated(std::vector<float>(64, kScale), rows, groups);
+  }
+  // As many of m rows for each expert.
+  Tensor offsets(std::int64_t experts, std::int64_t m) {
+    std::vector<std::int32_t> values;
+    for (std::int64_t e = 0; e <= experts; ++e) values.push_back(static_cast<std::int32_t>(e * m / experts));
+    return flat(repeated(values, 1, experts + 1));
+  }
   // (n, k) of 4 bits, and their scales.
-  void nibbles(std::int64_t n, std::int64_t k, std::int64_t groups, LinearArgs& args) {
+  template <class Args>
+  void nibbles(std::int64_t n, std::int64_t k, std::int64_t groups, Args& args) {
     args.weight = repeated(drawn().s4, n, (k + 1) / 2);
     args.weight = on(gpu_.device(), matrix_s4(static_cast<const std::uint8_t*>(args.weight.data), n, k));
     args.weight_scale = repeated(std::vector<float>(64, kNibbleScale), n, groups);
@@ -186,6 +196,40 @@ Prepared gpu_forward_s4(const Benchmark& b, const Gpu& gpu, Activation activatio
   return p;
 }
 
+Prepared gpu_experts(const Benchmark& b, const Gpu& gpu, Activation activation, DType weight, std::int64_t group) {
+  constexpr std::int64_t kExperts = 8;
+  const auto [m, k, n] = b.shape;
+  GroupedLinearDescription d;
+  d.experts = kExperts;
+  d.m = m, d.n = n, d.k = k;
+  d.x = d.y = DType::f16;
+  d.activation = activation;
+  d.weight = weight == DType::s4 ? WeightFormat::s4_group
+             : group == 0        ? WeightFormat::s8_per_channel
+                                 : WeightFormat::s8_group;
+  if (group > 0) d.weight.group = k % group == 0 ? group : 0;  // 0: a whole row
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  const GroupedLinearPlan plan = GroupedLinearPlan::select(d);
+  const std::int64_t groups = d.weight.group > 0 ? k / d.weight.group : 1;
+  const auto o = std::make_shared<Operands>(gpu);
+  GroupedLinearArgs args = {.x = o->f16(m, k)};
+  args.offsets = o->offsets(kExperts, m);
+  if (weight == DType::s4) {
+    o->nibbles(kExperts * n, k, groups, args);
+  } else {
+    args.weight = o->s8(kExperts * n, k);
+    args.weight_scale = group == 0 ? o->scales(kExperts * n) : o->scales(kExperts * n, groups);
+  }
+  args.y = o->empty<Half>(m, n);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.arithmetic = activation == Activation::none ? Arithmetic::floats : Arithmetic::s8;
+  p.operations = 2 * product(m, n) * static_cast<double>(k);
+  p.bytes = 2 * product(m, k) + product(kExperts * n, k) * bits(weight) / 8 + 2 * product(m, n);
+  if (group > 0) p.bytes += 4 * product(kExperts * n, groups);
+  return p;
+}
+
 // Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN). With
 // K = 0 nothing follows the pass over dY: two reads, and two writes of a byte. In blocks one read is enough.
 Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
@@ -229,22 +273,27 @@ Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradi
   return p;
 }
 
-Prepared gpu_quantize(const Benchmark& b, const Gpu& gpu, Granularity granularity, Orientation orientation) {
+Prepared gpu_quantize(const Benchmark& b, const Gpu& gpu, Quantizing q) {
   const auto [rows, cols, unused] = b.shape;
   QuantizeDescription d = quantizer(b, gpu);
-  d.granularity = granularity;
-  d.orientation = orientation;
+  d.granularity = q.granularity;
+  d.orientation = q.orientation;
+  d.prologue = q.prologue;
+  d.gated = q.gated;
   const QuantizePlan plan = QuantizePlan::select(d);
   const auto o = std::make_shared<Operands>(gpu);
   QuantizeArgs args = {.x = o->f16(rows, cols)};
   args.q = o->empty<std::int8_t>(rows, cols);
-  if (orientation == Orientation::both) args.q_transposed = o->empty<std::int8_t>(cols, rows);
-  args.scale = o->empty_scales(granularity == Granularity::row ? rows : granularity == Granularity::column ? cols : 1);
+  if (q.orientation == Orientation::both) args.q_transposed = o->empty<std::int8_t>(cols, rows);
+  args.scale = o->empty_scales(q.granularity == Granularity::row      ? rows
+                               : q.granularity == Granularity::column ? cols
+                                                                      : 1);
+  if (q.gated) args.up = o->f16(rows, cols);
   Prepared p = prepared(plan, args, o, gpu);
   const double elements = product(rows, cols);
-  const bool whole = granularity == Granularity::tensor || granularity == Granularity::column;
+  const bool whole = q.granularity == Granularity::tensor || q.granularity == Granularity::column;
   const bool twice = whole && 2 * elements > static_cast<double>(gpu.facts().l2_bytes);
-  p.bytes = elements * (orientation == Orientation::both ? 4 : 3) + (twice ? 2 * elements : 0);
+  p.bytes = elements * ((q.orientation == Orientation::both ? 4 : 3) + (q.gated ? 2 : 0) + (twice ? 2 : 0));
   return p;
 }
 

@@ -112,7 +112,9 @@ QuantizeDescription description(const Benchmark& b, const Quantizing& q, int thr
           .orientation = q.orientation,
           .multiplier = q.smoothed ? Multiplier::per_column : Multiplier::none,
           .threads = threads,
-          .kernel = b.kernel};
+          .kernel = b.kernel,
+          .prologue = q.prologue,
+          .gated = q.gated};
 }
 
 // One scale or zero point for each segment: 127 of them stand for 4.2 times the standard deviation of x.
@@ -184,8 +186,12 @@ Prepared quantize(const Benchmark& b, int threads, Quantizing q) {
     o->multiplier.assign(static_cast<std::size_t>(s.k), 0.75f);
     args.multiplier = vector(o->multiplier.data(), s.k);
   }
-  const double bytes =
-      bytes_of(o->x.matrix(s.m, s.k)) + second_reading(b, q) + bytes_of(args.q) + bytes_of(args.q_transposed);
+  double bytes = bytes_of(args.q) + bytes_of(args.q_transposed) + second_reading(b, q);
+  bytes += bytes_of(o->x.matrix(s.m, s.k)) * (q.gated ? 2 : 1);
+  if (q.gated) {
+    o->dy = Floats(b.dtype, normal(s.m, s.k, 2));
+    args.up = o->dy.matrix(s.m, s.k);
+  }
   return against_memcpy(QuantizePlan::select(description(b, q, threads)), args, o, bytes, threads);
 }
 
