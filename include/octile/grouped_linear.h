@@ -48,6 +48,7 @@ struct GroupedLinearDescription {
 
 // Values of offsets, token and place are checked on the CPU alone. On a GPU nothing is copied to the host: the offsets
 // may change between runs of a graph.
+// Offsets and tokens out of range then read and write outside of the tensors.
 struct GroupedLinearArgs {
   ConstTensor x = {};        // (M, K); with gather (tokens, K)
   ConstTensor x_scale = {};  // only if x is s8 and not static: one for each row of x

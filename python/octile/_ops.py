@@ -70,6 +70,10 @@ def _transposed_row_stride(columns):
 
 def _fake_quantize(x, granularity, orientation, given_scale=None, prologue=0, up=None):
     rows, columns = x.shape
+    if up is not None and (prologue == 0 or up.shape != x.shape or up.dtype != x.dtype):
+        raise RuntimeError(f"octile: up is {tuple(up.shape)} of {up.dtype}, x {tuple(x.shape)} of {x.dtype}")
+    if prologue != 0 and (granularity != _c.PER_ROW or given_scale is not None or x.dtype == torch.float64):
+        raise RuntimeError("octile: a prologue needs dynamic scales of rows, and x in f16, bf16 or f32")
 
     def make(present, rows, columns, stride):
         if not present:

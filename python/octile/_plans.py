@@ -70,6 +70,8 @@ def view_of_levels(t, columns):
     levels = view(t)
     if t.dtype is torch.uint8:
         bits = _c.packed_bits(t.shape[1], columns)
+        if bits is None:
+            raise ValueError(f"octile: weight is {tuple(t.shape)} of uint8, which does not hold {columns} values a row")
         levels.dtype = _c.Element(0, bits, 1)
         levels.shape, levels.strides = _TWO(t.shape[0], columns), _TWO(8 // bits * levels.strides[0], 1)
     return levels

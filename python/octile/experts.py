@@ -192,6 +192,8 @@ class _Trained(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, router_weight, offsets, token, place, options, seed, exchange):
+        if x.is_cuda and any(ctx.needs_input_grad):
+            raise RuntimeError(f"octile: gradients of experts are computed on CPUs alone; x is on {x.device}")
         o = functional.Options(*options)
         experts, n, k = weight.shape
         wq, _, ws = functional.quantize_weight(weight.reshape(experts * n, k), o, False)

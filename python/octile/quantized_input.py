@@ -69,6 +69,9 @@ def _quantized(x, up, prologue, backward):
         raise RuntimeError(
             f"octile: gate is {tuple(x.shape)} of {x.dtype}, up {tuple(up.shape)} of {up.dtype}; they have to be alike"
         )
+    if torch.compiler.is_compiling():  # autocast, as the layers do it there
+        x = x.to(functional.autocast_dtype(x))
+        up = None if up is None else up.to(x.dtype)
     int8 = functional.options("out_in", True, "per_token", backward, "nearest").dw == _c.INT8
     transposed = int8 and torch.is_grad_enabled()
     like, q, q_transposed, scale = _Quantize.apply(x, up, prologue, _c.BOTH if transposed else _c.ROW_MAJOR)

@@ -149,6 +149,8 @@ def pack(q, bits=4):
 def unpack(packed, k):
     """bytes (N, ceil(k * bits / 8)) -> int8 (N, k)."""
     bits = _c.packed_bits(packed.shape[1], k)
+    if bits is None:
+        raise ValueError(f"octile: {tuple(packed.shape)} of uint8 does not hold {k} values a row")
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     values = torch.stack(parts, -1).flatten(1)[:, :k].to(torch.int8)
     return torch.where(values >= 1 << bits - 1, values - (1 << bits), values)

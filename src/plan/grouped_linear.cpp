@@ -303,11 +303,17 @@ void gather_rows(const ConstTensor& x, const ConstTensor& token, const Tensor& o
   });
 }
 
-void clear_rest(const ConstTensor& offsets, const Tensor& y) {
+void clear_rest(const ConstTensor& offsets, const Tensor& y, int threads) {
   const std::int64_t begin = load_integer(offsets, 0), end = load_integer(offsets, offsets.rows() - 1);
-  for (std::int64_t r = 0; r < y.rows(); ++r) {
-    if (begin <= r && r < end) continue;
-    for (std::int64_t j = 0; j < y.cols(); ++j) store(y, r, j, 0.0);
+  const std::int64_t row_bytes = y.cols() * bits(y.dtype) / 8;
+  if (row_bytes == 0) return;
+  const std::int64_t step = std::max<std::int64_t>(kGatheredBytes / row_bytes, 1);
+  for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, begin}, {end, y.rows()}}) {
+    cpu::parallel_for(threads, ceil_div(last - first, step), [&, first = first, last = last](std::int64_t part) {
+      for (std::int64_t r = first + part * step; r < std::min(last, first + (part + 1) * step); ++r) {
+        std::memset(rows_at(y, r, 1).data, 0, static_cast<std::size_t>(row_bytes));
+      }
+    });
   }
 }
 
@@ -578,7 +584,7 @@ void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, 
         const std::int64_t place = d.m + thread * std::min(d.m, kFewGroupedRows);
         impl.few->run(run.of(e, place, 1), {scratch + static_cast<std::size_t>(thread) * one, one});
       });
-  if (d.clear_rest) clear_rest(bound.offsets, bound.y);
+  if (d.clear_rest) clear_rest(bound.offsets, bound.y, schedule.threads());
   if (d.slots == 0) return;
   z_type(d) == DType::f64 ? sum_slots<double>(bound, run.rows.y, schedule.threads())
                           : sum_slots<float>(bound, run.rows.y, schedule.threads());

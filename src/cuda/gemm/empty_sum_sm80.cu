@@ -1,5 +1,5 @@
-// y[i, j] = bias[j], or 0: the products whose contraction is empty. And bias[e, j] for the rows of expert e, and 0 for
-// nobody's.
+// y[i, j] = bias[j], or 0: the products whose contraction is empty. And bias[e, j] for the rows of expert e;
+// clear_rest: 0 for the rows of no expert.
 #include <algorithm>
 #include <cstdint>
 
