@@ -271,3 +271,23 @@ def test_differentiated_once(device, generator):
     (dx,) = torch.autograd.grad(layer(gelu(x)).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="can be differentiated once"):
         dx.sum().backward()
+
+
+def test_what_tracing_refuses():
+    x = torch.empty(4, 8, device="meta")
+    row = (_c.PER_ROW, _c.ROW_MAJOR)
+    octile._ops._fake_quantize(x, *row, None, 1, x)
+    for arguments in ((x, *row, None, 0, x), (x, *row, None, 1, x[:2]), (x, *row, None, 1, x.half())):
+        with pytest.raises(RuntimeError, match="up is"):
+            octile._ops._fake_quantize(*arguments)
+    for arguments in ((x.double(), *row, None, 1), (x, _c.PER_TENSOR, row[1], None, 1), (x, *row, x[:, 0], 1)):
+        with pytest.raises(RuntimeError, match="a prologue needs dynamic scales of rows"):
+            octile._ops._fake_quantize(*arguments)
+
+
+def test_bytes_that_hold_no_such_row():
+    packed = torch.zeros(2, 40, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="does not hold 128 values a row"):
+        octile.quantizer.unpack(packed, 128)
+    with pytest.raises(ValueError, match="does not hold 128 values a row"):
+        octile._plans.view_of_levels(packed, 128)
