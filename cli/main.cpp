@@ -29,7 +29,7 @@ constexpr const char* kFooter = R"(Each command has its own page: octile COMMAND
 
 Results go to the standard output, errors to the standard error, and so does progress where
 that is a terminal; --quiet shows none. With --json the standard output is one JSON document
-and nothing else; docs/json.md has its fields. No output is coloured.
+and nothing else; docs/reference/json.md has its fields. No output is coloured.
 
 Files appear whole or not at all, and nothing is left of a command that is interrupted. A file
 that is replaced keeps its permissions; of a symbolic link, the file behind it is replaced. A

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 constexpr double kMaxSeconds = 86'400;
 
 constexpr const char* kFooter =
-    R"(A puzzle is a small kernel to write in the tile language (docs/tile.md, docs/puzzles.md).
+    R"(A puzzle is a small kernel to write in the tile language (docs/reference/tile.md, docs/reference/puzzles.md).
 `new` writes a file to begin with; `check` compiles it, runs it and judges it. The file compiles
 as it is; the checker then reports an unwritten output. `check` runs it as you, with all your
 rights, for a minute at most (--timeout): read a stranger's file before you check it.

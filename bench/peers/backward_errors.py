@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How far each mode of the backward lies from f64: the tables of docs/backward-errors.md.
+"""How far each mode of the backward lies from f64: the tables of docs/explanation/backward-errors.md.
 
 It needs a PyTorch, of any kind. The int8 modes give the same bits on every machine.
 """

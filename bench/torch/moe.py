@@ -152,7 +152,7 @@ class Layer:
             self.w4 = self.packed()
 
     def packed(self):
-        """The packed weights, made where they lie: docs/packed-weights.md. Nibbles of a normal distribution."""
+        """The packed weights, made where they lie: docs/reference/packed-weights.md. Nibbles of a normal distribution."""
         values, scales = self.n * self.k // 2, self.n * self.k // GROUP * 4
         size = -(-(-(-values // 64) * 64 + scales) // 64) * 64
         w = torch.empty(self.experts, size, dtype=torch.uint8, device="cuda")

@@ -3,7 +3,7 @@
 
     python3 bench/torch/predict.py --width 4096 --layers 6 --tokens 16384 --length 1024
 
-The rates below are what an H200 reached with each kind of work alone (docs/benchmarks.md), so a step that is slower than
+The rates below are what an H200 reached with each kind of work alone (docs/explanation/measurements.md), so a step that is slower than
 told here has a reason worth looking for. The int8 backward is the one with a scale for a whole contraction.
 """
 

@@ -45,7 +45,7 @@ like, the layers are those of a model of 8 billion parameters. What the file has
 stays in it, and an interrupted run keeps what it had measured.
 
 The environment variable OCTILE_TUNING: "off", or the path of a file to follow instead.
-docs/tuning.md has the whole story.
+docs/how-to/tune.md has the whole story.
 
 Exit status: 0, or 1 if nothing could be timed or written, or 2 for a wrong command line.
 

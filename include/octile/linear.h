@@ -70,8 +70,8 @@ struct LinearPackArgs {
 class OCTILE_API LinearPlan : public Plan {
  public:
   static LinearPlan select(const LinearDescription& description);
-  // Bytes of the packed weight; 0 without packed_weight. The form (docs/packed-weights.md) holds the scales and zero
-  // points too, and depends on n, k and the weight's format alone: not on m, the machine or the kernel.
+  // Bytes of the packed weight; 0 without packed_weight. The form (docs/reference/packed-weights.md) holds the scales
+  // and zero points too, and depends on n, k and the weight's format alone: not on m, the machine or the kernel.
   std::size_t packed_weight_size() const;
   // Packs a weight on the CPU, once for all runs. The packed bytes must begin at a multiple of 64, here and in run, so
   // that a vector never crosses a cache line: std::aligned_alloc(64, packed_weight_size()).
@@ -112,7 +112,7 @@ struct LinearBackwardDescription {
   std::optional<WeightLayout> dw_layout = {};             // of dW: weight_layout's, or the other one
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
   // Terms of the contraction that share a scale of dY in the int8 products: 0 (all of them), 128, 256, 512 or 1024. The
-  // shorter the block, the smaller the error of a gradient, and the lower the speed (docs/training.md).
+  // shorter the block, the smaller the error of a gradient, and the lower the speed (docs/explanation/training.md).
   std::int64_t gradient_block = 0;
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it

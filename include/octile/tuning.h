@@ -1,7 +1,7 @@
 // Octile: measured choices of kernels.
 //
 // A plan takes the kernel that a cost model expects to be the fastest. `octile tune` times the kernels on this machine
-// and writes the fastest to a file, and plans then follow it: docs/tuning.md.
+// and writes the fastest to a file, and plans then follow it: docs/how-to/tune.md.
 #pragma once
 
 #include <string_view>

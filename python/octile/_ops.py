@@ -6,7 +6,7 @@
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
     linear_s4        the same for a weight of 4 bits a value, x quantized inside or not at all
-    linear_packed    linear or linear_s4 with the weight and its scales packed (docs/packed-weights.md)
+    linear_packed    linear or linear_s4 with the weight and its scales packed (docs/reference/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
     grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h);
                      rows that are no expert's are zeros on a CPU and undefined on a GPU

@@ -4,7 +4,7 @@
 
 Each rank has tokens of its own and a part of the experts. A token is quantized once, and goes once to each rank that has
 one of its experts; what an expert makes of it comes back, a row for each of its slots, and is added up at home.
-docs/moe.md has the rest.
+docs/how-to/experts.md has the rest.
 """
 
 import torch

@@ -282,7 +282,7 @@ def prepare_(model):
         optimizer = torch.optim.AdamW(model.parameters())
 
     To be called after quantize_() and before fully_shard() and the optimizer: each weight becomes a new parameter over
-    the same values. Sharded parameters stay float, and state_dict() holds plain tensors. docs/fsdp.md has the rest.
+    the same values. Sharded parameters stay float, and state_dict() holds plain tensors. docs/how-to/many-gpus.md has the rest.
 
     Raises ValueError, and changes nothing, if there is no octile.Linear, if a layer of octile's that trains cannot be
     gathered so, or if another module uses the weight of one as well.

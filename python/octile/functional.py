@@ -2,7 +2,7 @@
 
     y = dequantize(quantize(x)) @ dequantize(quantize(w))^T + b      x (..., K), w (N, K), b (N), y (..., N)
 
-The products are of int8 and exact; docs/contract.md has every rounding. Ops are called below autograd, inside one
+The products are of int8 and exact; docs/reference/contract.md has every rounding. Ops are called below autograd, inside one
 autograd.Function: it saves int8 tensors and their scales, in the orientation that the backward will read, and no 16-bit
 copy of x or w.
 """
@@ -34,12 +34,12 @@ _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", None) or (
     lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 )
 
-LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/contract.md
+LONGEST_SUM = 131_071  # of int8 products that 32 bits hold exactly, docs/reference/contract.md
 
 _LAYOUTS = {"out_in": _c.OUT_IN, "in_out": _c.IN_OUT}
 _ACTIVATIONS = {"per_token": _c.DYNAMIC_PER_TOKEN, "per_tensor": _c.DYNAMIC_PER_TENSOR}
 _PRODUCTS = {"16bit": _c.DEQUANTIZED, "int8": _c.INT8}
-GRADIENT_BLOCK = 256  # of "int8"; docs/training.md, "Which blocks"
+GRADIENT_BLOCK = 256  # of "int8"; docs/explanation/training.md, "Which blocks"
 # Of layers that train: the words for int8 products, and the blocks that they mean.
 GRADIENT_BLOCKS = {"int8": GRADIENT_BLOCK, "int8-whole": 0} | {f"int8-{size}": size for size in (128, 256, 512, 1024)}
 _BACKWARDS = _PRODUCTS | dict.fromkeys(GRADIENT_BLOCKS, _c.INT8)

@@ -138,7 +138,7 @@ class _Inference(nn.Module):
     def pack_(self):
         """Puts the weight and its scales into one buffer, packed_weight, in the order in which kernels read them.
 
-        The form is that of docs/packed-weights.md, the same for all machines. The layer then computes the same, faster
+        The form is that of docs/reference/packed-weights.md, the same for all machines. The layer then computes the same, faster
         for few rows; its state_dict has packed_weight instead of what went into it. Gradients need the weight as it was
         before: the first one unpacks it and keeps that as well, and a compiled graph that is older unpacks it each time.
         Returns the layer. Raises RuntimeError where no kernel reads it.

@@ -4,7 +4,7 @@
 
 A column-parallel layer has the bits of one GPU by itself: a scale belongs to one token or one channel, and a rank has
 whole ones. A row-parallel layer has a part of each token. With exact=True a token's scale is the maximum over the
-ranks, sums travel in s32, and are scaled after that: again the bits of one GPU. docs/fsdp.md has the rest.
+ranks, sums travel in s32, and are scaled after that: again the bits of one GPU. docs/how-to/many-gpus.md has the rest.
 """
 
 import math
@@ -24,7 +24,7 @@ _linear_backward = torch.ops.octile.linear_backward.default
 _collectives = torch.ops._c10d_functional
 
 EXACT_TERMS = 1024  # whose sum of int8 products, at most 2^24, is exact in f32
-LEAST_OF_X, LEAST_OF_DY = 1e-8, 2.0**-79  # docs/contract.md
+LEAST_OF_X, LEAST_OF_DY = 1e-8, 2.0**-79  # docs/reference/contract.md
 
 
 # ---- What travels. `group`: a group's name; `tokens`: the dimension along which ranks have different tokens, or -1. ----

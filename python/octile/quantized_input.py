@@ -5,7 +5,7 @@ GELU, SwiGLU     activations (gelu, swiglu: the same as functions)
 
 Each returns a QuantizedInput, which octile.Linear and QuantizedLinear take in place of a tensor, any number of them the
 same one. x is not written in 16 bits and read again. The integers are those of the activation rounded to x's type and then
-quantized, docs/contract.md, "Prologues".
+quantized, docs/reference/contract.md, "Prologues".
 """
 
 import math

@@ -177,7 +177,7 @@ def pack_words(q, bits=4):
     return words
 
 
-# ---- From the packed weight: docs/packed-weights.md ----
+# ---- From the packed weight: docs/reference/packed-weights.md ----
 
 _PANEL = 16
 

@@ -184,9 +184,9 @@ class Linear(_Trainable, nn.Linear):
 
     backward: "16bit" multiplies dY (M, OUT) with the dequantized operands. "int8" quantizes dY as well, with a scale for
     each block of 256 terms of the contraction: per token and 256 channels for dX (M, IN), per channel and 256 tokens for
-    dW (OUT, IN); docs/contract.md has the formula. "int8-128", "int8-256", "int8-512" and "int8-1024" name the block,
+    dW (OUT, IN); docs/reference/contract.md has the formula. "int8-128", "int8-256", "int8-512" and "int8-1024" name the block,
     "int8-whole" has one scale for all terms. A pair chooses for (dX, dW); where both are int8, their blocks are the same.
-    docs/training.md says which when.
+    docs/explanation/training.md says which when.
     activation: one scale "per_token" or "per_tensor" of x. rounding: of dY in the int8 products, "nearest" or
     "stochastic": with new random numbers on every call, but a compiled graph repeats the same ones in all of its runs.
 

@@ -74,5 +74,5 @@ class WeightFormat:
         return torch.ops.octile.dequantize(weight, scale, zero_point, k, scale.dtype)
 
     def unpack(self, packed, n, k):
-        """(weight, scale, zero_point or None) of packed bytes: docs/packed-weights.md."""
+        """(weight, scale, zero_point or None) of packed bytes: docs/reference/packed-weights.md."""
         return quantizer.unpack_panels(packed, n, k, self)

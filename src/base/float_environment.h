@@ -1,5 +1,5 @@
-// The floating-point environment that docs/contract.md assumes: rounding to nearest, subnormal numbers kept, no
-// exception trapped. The caller's may differ, and a new thread inherits its creator's.
+// The floating-point environment that docs/reference/contract.md assumes: rounding to nearest, subnormal numbers kept,
+// no exception trapped. The caller's may differ, and a new thread inherits its creator's.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The packed form of a linear layer's weight: docs/packed-weights.md. One form for all CPUs, which depends on the
-// weight's format and sizes alone.
+// The packed form of a linear layer's weight: docs/reference/packed-weights.md. One form for all CPUs, which depends on
+// the weight's format and sizes alone.
 //
 // Channels go in panels of 16, one per 32-bit lane. A lane holds 4 terms of an s8 weight or 8 of an s4 one, so that 64
 // bytes are 16 channels of as many terms, in order of terms.

@@ -590,7 +590,8 @@ TEST(WeightQuantizer, GainsOverNearest) {
   struct Bar {
     const char* what;
     Description d;
-    double clip, feedback;  // dB over a scale of the extremes at least; what was measured is in docs/smooth-quant.md
+    double clip,
+        feedback;  // dB over a scale of the extremes at least; what was measured is in docs/explanation/smooth-quant.md
   };
   const auto group = [](std::int64_t size, bool zero_point) {
     return Description{.weight = {DType::s4, Granularity::group, size, zero_point}};

@@ -1,9 +1,9 @@
-"""The fields of a verb's --json, and those that docs/json.md has."""
+"""The fields of a verb's --json, and those that docs/reference/json.md has."""
 
 import pathlib
 import re
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "json.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 
 
 def leaves(value, path=""):

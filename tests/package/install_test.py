@@ -68,13 +68,14 @@ class InstallTest(unittest.TestCase):
                              """$(pkg-config --cflags --libs octile)" """, **pkg_config)
             run(program, LD_LIBRARY_PATH=str(self.lib))
 
-    def test_pkg_config_as_the_readme_has_it(self):
+    def test_pkg_config_as_the_documents_have_it(self):
         """Without LD_LIBRARY_PATH; the library is in a folder that the dynamic linker does not know."""
         if not shutil.which("pkg-config"):
             self.skipTest("there is no pkg-config")
-        place = self.scratch / "plain"  # the line of the README does not quote
+        place = self.scratch / "plain"  # the line of the page does not quote
         place.symlink_to(self.prefix)
-        line, = [line for line in (SOURCE / "README.md").read_text().splitlines() if line.startswith("g++ -std=c++20 main.cpp")]
+        line, = [line for line in (SOURCE / "docs/how-to/serve-cpp.md").read_text().splitlines()
+                 if line.startswith("g++ -std=c++20 main.cpp")]
         program = self.scratch / "readme"
         environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
         environment["PKG_CONFIG_PATH"] = str(place / self.lib.relative_to(self.prefix) / "pkgconfig")
@@ -102,14 +103,14 @@ class InstallTest(unittest.TestCase):
     def test_documents_that_others_name_are_there(self):
         documents = self.prefix / "share" / "doc" / "octile"
         pages = [*documents.rglob("*.md")]
-        self.assertIn(documents / "docs" / "contract.md", pages)
+        self.assertIn(documents / "docs" / "reference" / "contract.md", pages)
         for page in pages:
             for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
                 if "://" not in link:
                     self.assertTrue((page.parent / link).exists(), f"{page.relative_to(documents)}: {link}")
         headers = [path for path in (self.prefix / "include").rglob("*") if path.is_file()]
         for path in [*headers, *pages]:
-            for name in re.findall(r"\bdocs/[\w-]+\.\w+", path.read_text()):
+            for name in re.findall(r"\bdocs/[\w/-]+\.\w+", path.read_text()):
                 self.assertTrue((documents / name).exists(), f"{path}: {name}")
 
     def test_by_another_user_than_the_builder(self):
@@ -136,7 +137,7 @@ class InstallTest(unittest.TestCase):
 
 @unittest.skipIf(FLAGS, "another compiler and its flags share no objects with a release build")
 class SubprojectTest(unittest.TestCase):
-    def test_add_subdirectory(self):
+    def test_fetch_content(self):
         # With the options of a release build, and beside it, its objects are in the compile cache, whose base_dir may make
         # paths relative.
         with tempfile.TemporaryDirectory(prefix="subproject-", dir=BUILD.parent) as scratch:

@@ -134,7 +134,7 @@ std::string error_of(const std::function<void()>& body, Status status) {
 
 }  // namespace
 
-// By the words of docs/packed-weights.md, not by the code.
+// By the words of docs/reference/packed-weights.md, not by the code.
 TEST(PackedWeight, ValuesOfS8LieWhereTheManualSays) {
   const Layer layer(s8_layer(), Random(1));
   const LinearPlan plan = LinearPlan::select(layer.d);

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's recipe for a new kernel, followed to the letter: its code blocks go into a copy of the sources, which is
+"""The recipe for a new kernel, docs/how-to/add-kernel.md, followed to the letter: its code blocks go into a copy of the sources, which is
 configured and built, and `octile check` finds the new row and compares it with the reference.
 
 What the recipe does not touch is not compiled again: a compiler launcher takes the objects of this build.
@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 import unittest
 from pathlib import Path
 
 SOURCE = Path(os.environ["OCTILE_SOURCE_DIR"])
 BUILD = Path(os.environ["OCTILE_BUILD_DIR"])
+PAGE = SOURCE / "docs" / "how-to" / "add-kernel.md"
 FOLDERS = ("bench", "check", "checkpoint", "cli", "cmake", "data", "docs", "examples", "include", "python", "src", "tile")
 
 # usage: launcher.py COPY COMPILER ARGUMENTS...: takes the object of the same name from the build if its source is the same.
@@ -42,10 +42,7 @@ sys.exit(subprocess.call(command))
 
 def blocks():
     """The recipe's code blocks: [(first comment, text)]."""
-    text = (SOURCE / "CONTRIBUTING.md").read_text()
-    section = re.search(r"^## To add a kernel\n(.*?)^## ", text, re.MULTILINE | re.DOTALL).group(1)
-    found = re.findall(r"^( *)```cpp\n(.*?)^\1```$", section, re.MULTILINE | re.DOTALL)
-    codes = [textwrap.dedent(code) for _, code in found]
+    codes = re.findall(r"^```cpp\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return [(re.match(r"// (.*)\n", code).group(1), code) for code in codes]
 
 
@@ -105,8 +102,7 @@ class RecipeTest(unittest.TestCase):
 
     def test_the_recipe_for_a_format_names_what_is_there(self):
         """Its files are at most fifteen beside kernels, documents and tests, and hold the names that it gives them."""
-        text = (SOURCE / "CONTRIBUTING.md").read_text()
-        section = re.search(r"^## To add a weight format\n(.*?)^## ", text, re.MULTILINE | re.DOTALL).group(1)
+        section = PAGE.read_text().split("\n## Add a weight format\n")[1]
         section = re.sub(r"\s+", " ", section)
         files = set(re.findall(r"`([a-z][\w/]*/[\w./]+\.\w+)`", section))
         touched = [path for path in files if not re.match(r"docs/|src/reference/|src/cpu/|src/cuda/", path)]
@@ -119,7 +115,7 @@ class RecipeTest(unittest.TestCase):
                 self.assertRegex((SOURCE / path).read_text(), rf"\b{name}\b")
 
     def test_files_that_the_recipes_name_are_there(self):
-        text = (SOURCE / "CONTRIBUTING.md").read_text()
+        text = PAGE.read_text() + (SOURCE / "CONTRIBUTING.md").read_text()
         named = [name for name in re.findall(r"`((?:src|include|cmake|check|checkpoint|docs|tests|tools|python)/[\w./]+)`", text)]
         self.assertGreater(len(named), 10)
         self.assertEqual([name for name in named if not (SOURCE / name).exists()], [])

@@ -1,7 +1,7 @@
-"""The documents keep up with the tree: "Follow one call" names files and functions that are there, each file once, and
-relative links lead somewhere. Public headers include the standard library and each other, nothing else.
+"""The documents keep up with the tree: "Follow one call" names files and functions that are there, each file once. Public
+headers include the standard library and each other, nothing else.
 
-The section "## Follow one call" of README.md has five numbered lists: from C++ to the CPU's kernels, to a GPU's, from Python to
+The section "## Follow one call" of docs/explanation/architecture.md has five numbered lists: from C++ to the CPU's kernels, to a GPU's, from Python to
 C++, `octile quantize` and a puzzle. Each item
 begins with the path of a file in backticks; the names in backticks after it are found in that file, or, written
 "`name` in `path`", in the file of that path.
@@ -26,11 +26,11 @@ def code(path):
 
 
 def walks():
-    """Of each list of README's "Follow one call": [(path, [names])], one entry per item, and the same for the names
+    """Of each list of "Follow one call": [(path, [names])], one entry per item, and the same for the names
     placed in other files."""
-    readme = (SOURCE / "README.md").read_text()
-    section = re.search(r"^## Follow one call\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
-    assert section, 'README.md has no section "## Follow one call"'
+    page = (SOURCE / "docs" / "explanation" / "architecture.md").read_text()
+    section = re.search(r"^## Follow one call\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, 'architecture.md has no section "## Follow one call"'
     found = []
     for number, item in re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |^\S|\Z)", section.group(1), re.MULTILINE | re.DOTALL):
         if number == "1":
@@ -49,18 +49,6 @@ def walks():
 def has(text, name):
     """Whether code has the name: all its parts as words, and the whole as written or, in a class, the last part."""
     return all(re.search(rf"\b{part}\b", text) for part in name.split("::"))
-
-
-def anchors(text):
-    """The anchors that GitHub gives to the headings of a Markdown text."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
-
-
-def documents():
-    folders = ["bench", "check", "cli", "data", "docs", "examples", "include", "python", "src", "tests", "tile", "tools"]
-    return [*SOURCE.glob("*.md"), *(path for folder in folders for path in SOURCE.glob(f"{folder}/**/*.md"))]
 
 
 class WalkTest(unittest.TestCase):
@@ -87,23 +75,6 @@ class WalkTest(unittest.TestCase):
                 row = f"extern constinit const {kind}Kernel {names[0]} ="
                 self.assertIn(row, code(path), f"{path} does not end with a row {names[0]}")
                 self.assertIn(f"ROW({names[0]})", code(steps[-3][0]))
-
-    def test_links_of_documents(self):
-        found = 0
-        for document in documents():
-            text = document.read_text()
-            prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-            for target in re.findall(r"\]\(([^)\s]+)\)", prose):
-                if re.match(r"[a-z]+:", target):
-                    continue
-                found += 1
-                with self.subTest(document=str(document), target=target):
-                    path, _, anchor = target.partition("#")
-                    linked = document.parent / path if path else document
-                    self.assertTrue(linked.exists(), f"{document} links to {target}, which is not there")
-                    if anchor and linked.suffix == ".md":
-                        self.assertIn(anchor, anchors(linked.read_text()), f"{document}: no heading {target}")
-        self.assertGreater(found, 0)
 
     def test_public_headers_stand_alone(self):
         standard = re.compile(r"^<[a-z_0-9]+(\.h)?>$")

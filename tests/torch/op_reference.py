@@ -1,4 +1,4 @@
-"""The number contract (docs/contract.md) for what the ops compute, one readable function each, in numpy."""
+"""The number contract (docs/reference/contract.md) for what the ops compute, one readable function each, in numpy."""
 
 import ctypes
 import ctypes.util

@@ -2,7 +2,7 @@
 
     OCTILE_LIBRARY=... PYTHONPATH=python python tests/torch/transformers_zoo.py [--models llama gpt2] [--formats w8a8]
 
-prints the table of docs/python.md. transformers_test.py runs a few of them. Of each model and format: the bits are those of
+prints the table of docs/reference/python.md. transformers_test.py runs a few of them. Of each model and format: the bits are those of
 quantize_(), the cosine to float, generate(), and that a saved model loads again bit for bit, on its own and by
 from_pretrained(). A ValueError of Octile's is a refusal, and the table has its words.
 """

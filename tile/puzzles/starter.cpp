@@ -81,7 +81,7 @@ std::string starter(const Puzzle& puzzle, const std::string& check, const std::s
   result += "//\n" + comment("Tensors: " + facts.tensors);
   result += comment("Launch: " + facts.launch);
   result += comment("Hint: " + facts.hint);
-  result += "// The language in one page: docs/tile.md\n";
+  result += "// The language in one page: docs/reference/tile.md\n";
   result += "//\n// Check it, at these sizes and at hidden ones:\n//   " + check + "\n";
   result += "// which compiles it like this:\n//   " + command + "\n";
   result += "#include \"puzzles/" + header_of(facts.number) + ".h\"\n\nusing namespace octile::tile;\n\n";

@@ -1,6 +1,7 @@
-"""docs/tile.md: every block of code on the page compiles and runs, and every block of output is what really comes out.
+"""docs/tutorials/first-kernel.md, docs/reference/tile.md and docs/how-to/puzzle.md: every block of code compiles and runs, and every block of output is
+what really comes out.
 
-Comments in the page say what a block is:
+Comments in the pages say what a block is:
   <!-- program: FILE -->   the code is FILE, a kernel
   <!-- launch -->          the code launches the last program, in a function's body; a block of text after it is what it prints
   <!-- puzzle N -->        the code is a kernel for puzzle N, the text after it is what octile puzzles check says
@@ -26,8 +27,8 @@ if not OCTILE:
     sys.exit(77)
 
 SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
-PAGE = pathlib.Path(os.environ.get("TILE_TUTORIAL_PAGE", SOURCE / "docs" / "tile.md"))
-PART = re.compile(r"<!-- (?P<mark>[^\n]*?) -->\n|```(?P<kind>cpp)?\n(?P<text>.*?)```\n", re.DOTALL)
+PAGES = [SOURCE / "docs" / page for page in ("tutorials/first-kernel.md", "reference/tile.md", "how-to/puzzle.md")]
+PART = re.compile(r"<!-- (?P<mark>[^\n]*?) -->\n|^```(?P<kind>cpp)?\n(?P<text>.*?)^```\n|^```sh\n.*?^```\n", re.DOTALL | re.MULTILINE)
 
 PROGRAM = """#include <iostream>
 
@@ -51,6 +52,7 @@ class Step:
     starter: str  # of the puzzle; empty for a program of the page itself
     kernel: str
     launch: str = ""  # the code that runs it, if it is no puzzle's
+    page: pathlib.Path | None = None
     output: re.Match | None = None  # the block of the page
     check: bool = False  # by octile puzzles check
 
@@ -79,11 +81,13 @@ def octile(*arguments, cwd):
 class Reader:
     """The steps of the page."""
 
-    def __init__(self, page, folder):
+    def __init__(self, folder):
         self.folder = folder
         self.starters = {}
         self.steps = []
         self.unmarked = []
+
+    def read(self, page):
         mark = ""
         for part in PART.finditer(page):
             if part["mark"]:
@@ -93,6 +97,8 @@ class Reader:
             elif part["kind"]:
                 self.code(mark, part["text"])
                 mark = ""
+            elif part["text"] is None:  # commands
+                continue
             elif self.steps and self.steps[-1].output is None:
                 self.steps[-1].output = part
             else:
@@ -139,16 +145,20 @@ class Tutorial(unittest.TestCase):
     def test_page(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            page = PAGE.read_text()
-            reader = Reader(page, folder)
+            reader = Reader(folder)
+            for page in PAGES:
+                before = len(reader.steps)
+                reader.read(page.read_text())
+                for step in reader.steps[before:]:
+                    step.page = page
             self.assertEqual(reader.unmarked, [])
             self.assertGreater(len(reader.steps), 10)
             said = self.run_steps(reader, folder)
         if os.environ.get("TILE_TUTORIAL_UPDATE"):
             for step, text in reversed(list(zip(reader.steps, said))):
                 if step.output:
-                    page = page[: step.output.start()] + f"```\n{text}```\n" + page[step.output.end() :]
-            PAGE.write_text(page)
+                    page = step.page.read_text()
+                    step.page.write_text(page[: step.output.start()] + f"```\n{text}```\n" + page[step.output.end() :])
             return
         for step, text in zip(reader.steps, said):
             with self.subTest(file=step.file):

@@ -74,8 +74,8 @@ __device__ void integers(std::uint32_t word, const Offset<__nv_bfloat16>& offset
   }
 }
 
-// Eight activations, permuted to match the pairs above. packed: the weight is packed (docs/packed-weights.md); else it
-// is in the order of LinearArgs.
+// Eight activations, permuted to match the pairs above. packed: the weight is packed
+// (docs/reference/packed-weights.md); else it is in the order of LinearArgs.
 template <bool packed>
 __device__ uint4 to_unpack_order(uint4 v) {
   if constexpr (packed) {

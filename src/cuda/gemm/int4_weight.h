@@ -1,4 +1,4 @@
-// A 4-bit weight in device memory: row-major as in LinearArgs, or packed (docs/packed-weights.md).
+// A 4-bit weight in device memory: row-major as in LinearArgs, or packed (docs/reference/packed-weights.md).
 #pragma once
 
 #include <cstdint>
