@@ -23,11 +23,13 @@ namespace octile::cuda {
   ROW(w8a8_gemm_sm90) \
   ROW(w8a8_gemm_skinny_sm90) \
   ROW(w8a8_blocked_gemm_sm90) \
+  ROW(w8a8_group_gemm_simt_sm80) \
   ROW(w8a8_group_gemm_sm80) \
   ROW(w8a8_blocked_gemm_sm80) \
   ROW(column_sum_sm80) \
   ROW(w8a16_gemm_sm80) \
   ROW(w8a16_gemm_sm90) \
+  ROW(w8a16_group_gemm_simt_sm80) \
   ROW(w8a16_group_gemm_sm80) \
   ROW(w4a16_gemm_simt_sm80) \
   ROW(w4a16_gemm_sm80) \
@@ -42,6 +44,7 @@ namespace octile::cuda {
   ROW(w8a8_grouped_gemm_sm80) \
   ROW(w8a8_grouped_gemm_sm90) \
   ROW(w8a8_grouped_gemm_simt_sm80) \
+  ROW(w8a16_grouped_gemm_sm80) \
   ROW(w8a16_grouped_gemm_simt_sm80) \
   ROW(w4a8_grouped_gemm_sm80) \
   ROW(w4a8_grouped_gemm_simt_sm80) \

@@ -1,5 +1,8 @@
-// Bytes within words.
+// Bytes within words, and from s8 to 16-bit floats.
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -33,5 +36,41 @@ __device__ inline uint4 shifted_bytes(const uint4& first, const uint4& second, u
   return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
           __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
 }
+
+// Bytes `first` and `second` of a word as two 16-bit floats.
+template <class T>
+struct FromBytes;
+
+template <>
+struct FromBytes<__half> {
+  using Pair = __half2;
+  std::uint32_t word;
+
+  __device__ explicit FromBytes(std::uint32_t bytes) : word(bytes ^ 0x80808080u) {}
+
+  // 0x64 before a byte u makes 1024 + u.
+  template <int kFirst, int kSecond>
+  __device__ Pair pair() const {
+    const std::uint32_t raised = __byte_perm(word, 0x64646464u, 0x4040 | kFirst | kSecond << 8);
+    return __hsub2(reinterpret_cast<const Pair&>(raised), __half2half2(__ushort_as_half(0x6480)));
+  }
+};
+
+template <>
+struct FromBytes<__nv_bfloat16> {
+  using Pair = __nv_bfloat162;
+  std::uint32_t low, sign;
+
+  __device__ explicit FromBytes(std::uint32_t bytes) : low(bytes & 0x7f7f7f7fu), sign(bytes & 0x80808080u) {}
+
+  // 0x43 before the lower seven bits u makes 128 + u, before the eighth alone 128 or 256: the byte is their difference.
+  template <int kFirst, int kSecond>
+  __device__ Pair pair() const {
+    constexpr int kOrder = 0x4040 | kFirst | kSecond << 8;
+    const std::uint32_t raised = __byte_perm(low, 0x43434343u, kOrder);
+    const std::uint32_t raise = __byte_perm(sign, 0x43434343u, kOrder);
+    return __hsub2(reinterpret_cast<const Pair&>(raised), reinterpret_cast<const Pair&>(raise));
+  }
+};
 
 }  // namespace octile::cuda

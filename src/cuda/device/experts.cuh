@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "base/ceil_div.h"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -73,7 +73,7 @@ __device__ ExpertTile find_tile(const Experts& experts, int number) {
   return {-1, 0, 0, 0, 0};
 }
 
-__device__ inline void move_to_expert(NibbleWeight& w, const Experts& experts, std::int64_t e) {
+__device__ inline void move_to_expert(GroupedWeight& w, const Experts& experts, std::int64_t e) {
   w.values += e * experts.b;
   w.scales = static_cast<const std::uint8_t*>(w.scales) + e * experts.b_scale;
   if (w.zeros) w.zeros = static_cast<const std::uint8_t*>(w.zeros) + e * experts.zero_point;

@@ -17,7 +17,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/output.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "plan/cost.h"

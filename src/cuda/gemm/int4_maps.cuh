@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "cuda/device/warp_specialized.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 #include "cuda/tensor_map.h"
 #include "plan/kernel.h"
 

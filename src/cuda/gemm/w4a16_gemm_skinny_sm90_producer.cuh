@@ -10,7 +10,7 @@
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/warp_specialized.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 
 namespace octile::cuda {
 

@@ -19,7 +19,7 @@
 #include "cuda/device/int4.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 
 namespace octile::cuda {
 

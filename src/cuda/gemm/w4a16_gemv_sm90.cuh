@@ -12,7 +12,7 @@
 
 #include "cuda/device/floats.cuh"
 #include "cuda/device/int4.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 
 namespace octile::cuda {
 

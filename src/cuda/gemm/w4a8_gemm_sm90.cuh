@@ -27,7 +27,7 @@
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm/int4_maps.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 #include "cuda/operands.h"
 
 namespace octile::cuda::w4a8 {

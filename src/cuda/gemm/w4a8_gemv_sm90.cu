@@ -23,7 +23,7 @@
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/dispatch.h"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 #include "cuda/gemm/w4a16_gemv_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"

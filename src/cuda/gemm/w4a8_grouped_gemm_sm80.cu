@@ -1,29 +1,13 @@
-// w4a8_gemm_sm80 of each expert's rows, on every GPU from Ampere on: a block finds its tile among the experts'
-// (device/experts.cuh), and then is a block of the dense kernel. Rows of a are gathered on the way into shared memory.
-// The bits of an expert's rows are its dense plan's.
+// w4a8_gemm_sm80 of each expert's rows: experts_row() of grouped_weight_gemm_sm80_launch.cuh. The bits of an expert's
+// rows are its dense plan's.
 #include "cuda/gemm/w4a8_gemm_sm80.cuh"
 
 namespace octile::cuda {
 
 namespace {
-
-using namespace w4a8_sm80;
-
 constexpr std::string_view kName = "w4a8_grouped_gemm_sm80";
+}
 
-}  // namespace
-
-extern constinit const GemmKernel w4a8_grouped_gemm_sm80 = {
-    .name = kName,
-    .task = {Operation::grouped_gemm, kW4A8},
-    .device = DeviceType::cuda,
-    .supports = reason_against_problem,
-    .cost = cost<Tiles>,
-    .launch = [](const GemmProblem& p, const GemmOperands& o,
-                 const Launch& launch) { launch_grouped<Tiles, kName>(p, o, launch, kWithArithmetic); },
-    .prepare = [](const GemmProblem& p) { load_grouped<Tiles, kName>(p, kWithArithmetic); },
-    .detail = detail<Tiles>,
-    .aligned = aligned,
-};
+extern constinit const GemmKernel w4a8_grouped_gemm_sm80 = grouped_weight_sm80::experts_row<w4a8_sm80::Format, kName>();
 
 }  // namespace octile::cuda

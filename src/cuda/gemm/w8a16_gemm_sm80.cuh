@@ -86,42 +86,6 @@ class ByteReader {
   std::uint32_t offset_;
 };
 
-// Bytes `first` and `second` of a word as two 16-bit floats.
-template <class T>
-struct FromBytes;
-
-template <>
-struct FromBytes<__half> {
-  using Pair = __half2;
-  std::uint32_t word;
-
-  __device__ explicit FromBytes(std::uint32_t bytes) : word(bytes ^ 0x80808080u) {}
-
-  // 0x64 before a byte u makes 1024 + u.
-  template <int kFirst, int kSecond>
-  __device__ Pair pair() const {
-    const std::uint32_t raised = __byte_perm(word, 0x64646464u, 0x4040 | kFirst | kSecond << 8);
-    return __hsub2(reinterpret_cast<const Pair&>(raised), __half2half2(__ushort_as_half(0x6480)));
-  }
-};
-
-template <>
-struct FromBytes<__nv_bfloat16> {
-  using Pair = __nv_bfloat162;
-  std::uint32_t low, sign;
-
-  __device__ explicit FromBytes(std::uint32_t bytes) : low(bytes & 0x7f7f7f7fu), sign(bytes & 0x80808080u) {}
-
-  // 0x43 before the lower seven bits u makes 128 + u, before the eighth alone 128 or 256: the byte is their difference.
-  template <int kFirst, int kSecond>
-  __device__ Pair pair() const {
-    constexpr int kOrder = 0x4040 | kFirst | kSecond << 8;
-    const std::uint32_t raised = __byte_perm(low, 0x43434343u, kOrder);
-    const std::uint32_t raise = __byte_perm(sign, 0x43434343u, kOrder);
-    return __hsub2(reinterpret_cast<const Pair&>(raised), reinterpret_cast<const Pair&>(raise));
-  }
-};
-
 // The scales of a step's terms as 16-bit floats in the ring, and on what they are scaled themselves. One warp writes.
 //
 // f16 has a small range: the scales are divided by a power of two such that the largest so far is in [256, 512), as

@@ -1,6 +1,10 @@
-// w8a16 forward, with a scale per group, channel or tensor, for every GPU from Ampere on, every type, stride and
-// alignment, in f32 or f64: device/simt_gemm.cuh.
-#include "cuda/device/simt_gemm.cuh"
+// w8a16_group_gemm_sm80, on every GPU from Ampere on:
+//
+//   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * q[j, c]) + bias[j])
+//
+// a f16 or bf16, q s8, a scale per group, channel or tensor. Products are exact; they are summed in f32, 64 terms or a
+// group of 32 at a time, and scaled in f32: grouped_weight_gemm_sm80.cuh. The order of the terms does not depend on m.
+#include "cuda/gemm/w8a16_group_gemm_sm80.cuh"
 
 namespace octile::cuda {
 
@@ -8,15 +12,6 @@ namespace {
 constexpr std::string_view kName = "w8a16_group_gemm_sm80";
 }
 
-extern constinit const GemmKernel w8a16_group_gemm_sm80 = {
-    .name = kName,
-    .task = {Operation::gemm, kW8A16},
-    .device = DeviceType::cuda,
-    .supports = simt_supports,
-    .cost = simt_cost,
-    .launch = launch_float_product<ByteCodec, kName>,
-    .prepare = load_float_product<ByteCodec, kName>,
-    .bound = Bound::sum,
-};
+extern constinit const GemmKernel w8a16_group_gemm_sm80 = grouped_weight_sm80::row<w8a16_sm80::Format, kName>();
 
 }  // namespace octile::cuda

@@ -1,4 +1,5 @@
-// A 4-bit weight in device memory: row-major as in LinearArgs, or packed (docs/reference/packed-weights.md).
+// A weight in device memory with a scale for each group of a row's terms. Bytes are row-major; nibbles are row-major as in
+// LinearArgs, or packed (docs/reference/packed-weights.md).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct GroupPlaces {
 #endif
 };
 
-struct NibbleWeight {
+struct GroupedWeight {
   const std::uint8_t* values = nullptr;
   std::int64_t pitch = 0;        // bytes of a row; packed: of a panel
   const void* scales = nullptr;  // f32 or f64
@@ -33,7 +34,9 @@ struct NibbleWeight {
   int group = 0;
   int groups = 0;
   bool packed = false;
+};
 
+struct NibbleWeight : GroupedWeight {
 #ifdef __CUDACC__
   // q + 8 of element (j, c).
   __device__ int nibble(std::int64_t j, int c) const {
@@ -58,8 +61,13 @@ struct NibbleWeight {
 #endif
 };
 
-inline NibbleWeight nibble_weight(const GemmProblem& p, const GemmOperands& o) {
-  NibbleWeight w;
+inline GroupPlaces places(const ConstTensor& t) {
+  return {kPanelChannels * t.strides[0], t.strides[0], t.strides[1]};
+}
+
+// Of values of either width.
+inline GroupedWeight grouped_weight(const GemmProblem& p, const GemmOperands& o) {
+  GroupedWeight w;
   w.values = static_cast<const std::uint8_t*>(o.b.data);
   w.rows = static_cast<int>(p.n);
   w.terms = static_cast<int>(p.k);
@@ -74,10 +82,7 @@ inline NibbleWeight nibble_weight(const GemmProblem& p, const GemmOperands& o) {
     w.scale = w.zero = {w.groups * kPanelChannels, 1, kPanelChannels};
     return w;
   }
-  const auto places = [](const ConstTensor& t) -> GroupPlaces {
-    return {kPanelChannels * t.strides[0], t.strides[0], t.strides[1]};
-  };
-  w.pitch = o.b.strides[0] / 2;
+  w.pitch = o.b.strides[0] * bits(p.b.type) / 8;
   w.scales = o.b_scale.data;
   w.scale = places(o.b_scale);
   if (p.b.zero_point) {
@@ -86,5 +91,7 @@ inline NibbleWeight nibble_weight(const GemmProblem& p, const GemmOperands& o) {
   }
   return w;
 }
+
+inline NibbleWeight nibble_weight(const GemmProblem& p, const GemmOperands& o) { return {grouped_weight(p, o)}; }
 
 }  // namespace octile::cuda

@@ -1,38 +1,29 @@
-// Products with a 4-bit weight by mma.sync, of w4a8_gemm_sm80 and w4a16_gemm_sm80: y (m, n), rows of a are tokens.
+// Products by mma.sync with a 4-bit or 8-bit weight that has a scale for each group of a row's terms, of w4a8_gemm_sm80,
+// w4a16_gemm_sm80, w8a8_group_gemm_sm80 and w8a16_group_gemm_sm80: y (m, n), rows of a are tokens.
 //
 // The instructions compute y^T = weight * a^T. A block has a tile of kRows of the weight by kTokens, and streams kStep
 // terms of both at a time through a ring of stages by cp.async. A warp has all terms of its part of the tile. Of 32
-// terms, a slice, a lane has 8 in a row: a word of the weight for each of its rows, which it converts in registers, and
-// the same 8 of a, natural in shared memory, which one load brings. Its rows of the weight are neighbours, so that
-// sums go to y from registers, several elements at once.
+// terms, a slice, a lane has 8 in a row: a word of the weight for each of its rows, or two of bytes, which it converts in
+// registers, and the same 8 of a, natural in shared memory, which one load brings. Its rows of the weight are
+// neighbours, so that sums go to y from registers, several elements at once.
 //
 // An Arithmetic says how words are converted and multiplied, kChunk slices at a time, and how their sums are folded
-// into totals with the scales of the chunk.
+// into totals with the scales of the chunk. Launches and rows: grouped_weight_gemm_sm80_launch.cuh.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
-#include "base/ceil_div.h"
-#include "base/message.h"
 #include "cuda/device/bands.cuh"
 #include "cuda/device/experts.cuh"
 #include "cuda/device/floats.cuh"
-#include "cuda/device/grid.cuh"
-#include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
-#include "cuda/gemm/int4_weight.h"
+#include "cuda/gemm/grouped_weight.h"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
-#include "plan/cost.h"
-#include "plan/kernel.h"
 
-namespace octile::cuda::w4_sm80 {
+namespace octile::cuda::grouped_weight_sm80 {
 
 constexpr int kUnit = 16;  // bytes of a copy
 constexpr int kSliceTerms = 32;
@@ -55,13 +46,13 @@ struct TileShape {
 };
 
 struct Arguments {
-  NibbleWeight weight;
+  GroupedWeight weight;
   int group_shift;  // a term's group is term >> group_shift
   const std::uint8_t* a;
   std::int64_t a_pitch;  // bytes
   int tokens;
   int row_tiles, token_tiles;
-  RowScale<float> a_scale;  // w4a8
+  RowScale<float> a_scale;  // of an s8 a
   Bias bias;
   void* y;
   std::int64_t y_pitch;
@@ -92,10 +83,10 @@ struct Stage {
   static constexpr int kChunks = Tile::kStep / (kSliceTerms * Arithmetic::kChunk);
   static constexpr int kEntries = kChunks * Tile::kRows;
   static constexpr int kLine = Tile::kStep * Arithmetic::kElement;  // of a
-  static constexpr int kA = Tile::kRows * Tile::kStep / 2;
+  static constexpr int kA = Tile::kRows * Tile::kStep * Arithmetic::kWeightBits / 8;
   static constexpr int kScales = kA + Tile::kTokens * kLine;
   static constexpr int kZeros = kScales + (Arithmetic::kRow ? 0 : kEntries * 4);
-  static constexpr int kBytes = kZeros + kEntries * 4;
+  static constexpr int kBytes = kZeros + (Arithmetic::kWeightBits == 4 ? kEntries * 4 : 0);
   static_assert(kLine >= 128 && kChunks > 0 && kA % 128 == 0 && kScales % 128 == 0 && kBytes % 128 == 0);
 };
 
@@ -103,45 +94,47 @@ struct Stage {
 
 // The weight lies there in units of 16 bytes, so that the lanes of a load meet different banks:
 //   packed  panels of kStep / 8 lines of 64 bytes; unit c of line l where c ^ 2 * (l / 2 % 2) would
-//   plain   rows of kStep / 2 bytes; with g and i a row's lane and place in that lane's rows, 128 bytes hold kLines rows
-//           of the same i and neighbouring g, and unit c of a row lies where c ^ g / kLines would
-template <class Tile>
+//   plain   rows of kStep values; with g and i a row's lane and place in that lane's rows, 128 bytes hold kLines rows
+//           of the same i and neighbouring g, and a slice of a row, one unit or two, lies where slice ^ g / kLines would
+template <class Tile, int kWeightBits>
 struct PlainPlace {
-  static constexpr int kRowBytes = Tile::kStep / 2;
+  static constexpr int kRowBytes = Tile::kStep * kWeightBits / 8;
   static constexpr int kLines = 128 / kRowBytes;
+  static constexpr int kSlice = kSliceTerms * kWeightBits / 8;
   static_assert(kLines == 1 || kLines == 2 || kLines == 4);
 
   // The first unit of a row, of which XOR with 16 * unit makes another one; the next row of a lane is 128 bytes on.
   __device__ static int first_unit(int row) {
     const int g = row / Tile::kLaneRows % 8;
     const int of_line = row / (8 * Tile::kLaneRows) * (8 / kLines) + g / kLines;
-    return (of_line * Tile::kLaneRows + row % Tile::kLaneRows) * 128 + g % kLines * kRowBytes + g / kLines * kUnit;
+    return (of_line * Tile::kLaneRows + row % Tile::kLaneRows) * 128 + g % kLines * kRowBytes +
+           g / kLines * kSlice % kRowBytes;
   }
 };
 
 // One thread's part of copying tiles of the weight: one unit of every so many panels or rows.
-template <class Tile>
+template <class Tile, int kWeightBits>
 class WeightFiller {
  public:
-  __device__ WeightFiller(const NibbleWeight& w, int first_row, int first_term) {
+  __device__ WeightFiller(const GroupedWeight& w, int first_row, int first_term) {
     const int thread = static_cast<int>(threadIdx.x);
-    const int across = w.packed ? Tile::kStep / 2 : Tile::kStep / 32;  // units of a panel or row
+    const int across = w.packed ? kPanelUnits : kRowUnits;
     const int line = thread / across;
     const int unit = thread % across;
     const int first = w.packed ? first_row / 16 : first_row;
     lines_at_once_ = Tile::kThreads / across;
     lines_ = (w.packed ? (w.rows + 15) / 16 : w.rows) - first - line;
-    from_ = w.values + (first + line) * w.pitch + unit * kUnit + first_term / 2 * (w.packed ? 16 : 1);
+    from_ = w.values + (first + line) * w.pitch + unit * kUnit + first_term * kWeightBits / 8 * (w.packed ? 16 : 1);
     if (w.packed) {
       term_ = unit / 4 * 8;
-      to_ = line * Tile::kStep * 8 + (unit ^ (unit / 8 % 2 * 2)) * kUnit;
+      to_ = line * (kPanelUnits * kUnit) + (unit ^ (unit / 8 % 2 * 2)) * kUnit;
     } else {
-      term_ = unit * 32;
-      to_ = PlainPlace<Tile>::first_unit(line) ^ unit * kUnit;
+      term_ = unit * (kUnit * 8 / kWeightBits);
+      to_ = PlainPlace<Tile, kWeightBits>::first_unit(line) ^ unit * kUnit;
     }
     term_ += first_term;
     stride_ = lines_at_once_ * w.pitch;
-    step_bytes_ = w.packed ? Tile::kStep * 8 : Tile::kStep / 2;
+    step_bytes_ = across * kUnit;
   }
 
   // The next step; steps are copied in order.
@@ -157,10 +150,12 @@ class WeightFiller {
   }
 
  private:
-  static constexpr int kTurns = Tile::kRows * Tile::kStep / 32 / Tile::kThreads;
-  static_assert(kTurns * Tile::kThreads * 32 == Tile::kRows * Tile::kStep);
-  static_assert(Tile::kThreads % (Tile::kStep / 2) == 0, "whole panels");
-  static_assert(Tile::kThreads * 32 / Tile::kStep % (8 * Tile::kLaneRows) == 0, "turns differ by whole 128 bytes");
+  static constexpr int kRowUnits = Tile::kStep * kWeightBits / 8 / kUnit;
+  static constexpr int kPanelUnits = 16 * kRowUnits;
+  static constexpr int kTurns = Tile::kRows * kRowUnits / Tile::kThreads;
+  static_assert(kTurns * Tile::kThreads == Tile::kRows * kRowUnits);
+  static_assert(kWeightBits == 8 || Tile::kThreads % kPanelUnits == 0, "whole panels");
+  static_assert(Tile::kThreads / kRowUnits % (8 * Tile::kLaneRows) == 0, "turns differ by whole 128 bytes");
 
   const std::uint8_t* from_;
   std::int64_t stride_;
@@ -239,7 +234,7 @@ template <class Tile, class Arithmetic>
 class GroupFiller {
  public:
   __device__ GroupFiller(const Arguments& p, int first_row) : shift_(p.group_shift) {
-    const NibbleWeight& w = p.weight;
+    const GroupedWeight& w = p.weight;
     const int thread = static_cast<int>(threadIdx.x);
     const int row = first_row + thread % Tile::kRows;
     scales_inside_ = row < w.rows;
@@ -304,8 +299,8 @@ __device__ inline std::uint32_t packed_word(std::uint32_t word) {
   return (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
 }
 
-// A lane's words of a slice.
-template <class Tile>
+// A lane's words of a slice, of a weight of nibbles.
+template <class Tile, int kWeightBits>
 class WordReader {
  public:
   __device__ WordReader(bool packed, int first_row, int lane) {
@@ -315,7 +310,7 @@ class WordReader {
       const int unit = row % 16 / 4 ^ t / 2 * 2;
       place_ = row / 16 * (Tile::kStep * 8) + t * 64 + unit * kUnit + row % 4 * 4;
     } else {
-      place_ = PlainPlace<Tile>::first_unit(first_row + g * Tile::kLaneRows) + t * 4;
+      place_ = PlainPlace<Tile, kWeightBits>::first_unit(first_row + g * Tile::kLaneRows) + t * 4;
     }
   }
 
@@ -334,6 +329,24 @@ class WordReader {
       for (int i = 0; i < Tile::kLaneRows; ++i) {
         words[i] = packed_word(load_shared_word(stage + (place_ ^ slice * kUnit) + i * 128));
       }
+    }
+  }
+
+ private:
+  int place_;
+};
+
+// The same of bytes, which are not packed: two words for each row.
+template <class Tile>
+class WordReader<Tile, 8> {
+ public:
+  __device__ WordReader(bool, int first_row, int lane)
+      : place_(PlainPlace<Tile, 8>::first_unit(first_row + lane / 4 * Tile::kLaneRows) + lane % 4 * 8) {}
+
+  __device__ void read(bool, std::uint32_t stage, int slice, uint2 (&words)[Tile::kLaneRows]) const {
+#pragma unroll
+    for (int i = 0; i < Tile::kLaneRows; ++i) {
+      words[i] = load_shared_pair(stage + (place_ ^ slice * kSliceTerms) + i * 128);
     }
   }
 
@@ -365,6 +378,75 @@ __device__ void read_scales(std::uint32_t from, float (&scales)[kCount]) {
     scales[0] = __uint_as_float(v.x), scales[1] = __uint_as_float(v.y);
   }
 }
+
+// ---- Arithmetics. One has besides kWeightBits, Words of a row, an Offset made of 8 + z, and convert().
+
+struct NoOffset {
+  NoOffset() = default;
+  __device__ explicit NoOffset(unsigned) {}
+};
+
+// 16-bit tokens by a weight as floats of their type.
+template <class T, int kChunk_>
+struct FloatArithmetic {
+  static constexpr int kElement = 2;
+  static constexpr bool kSplits = true;
+  static constexpr bool kRow = false;
+  static constexpr int kChunk = kChunk_;
+  using Sum = float;
+  using Total = float;
+  struct Slice {
+    std::uint32_t a[2][4];  // terms 0 to 3 of a lane's eight, and 4 to 7
+  };
+
+  __device__ static uint4 read(std::uint32_t from) { return load_shared(from); }
+
+  __device__ static void multiply(Sum (&sums)[4], const Slice& b, uint4 a, bool first) {
+    if (first) sums[0] = sums[1] = sums[2] = sums[3] = 0;
+    multiply_add_16(T(), sums, b.a[0], {a.x, a.y});
+    multiply_add_16(T(), sums, b.a[1], {a.z, a.w});
+  }
+
+  __device__ static float fold(Sum sum, float scale, float total) { return __fmaf_rn(sum, scale, total); }
+  __device__ static float fold_row(Sum sum, float) { return sum; }
+};
+
+// s8 tokens by a weight as bytes, exact sums of a group. kGroup: slices of a group; 0: a group is a row.
+template <int kGroup>
+struct ByteArithmetic {
+  static constexpr int kElement = 1;
+  static constexpr bool kSplits = false;
+  static constexpr bool kRow = kGroup == 0;
+  static constexpr int kChunk = kRow ? 4 : kGroup;
+  using Sum = std::int32_t;
+  using Total = std::conditional_t<kRow, std::int32_t, float>;
+  struct Slice {
+    std::uint32_t a[4];
+  };
+
+  float share;  // what counts 1 in a sum: 1 or 1/16
+  float base;
+
+  __device__ explicit ByteArithmetic(float share_) : share(share_), base(-0x1.8p23f * share_) {}
+
+  __device__ static uint2 read(std::uint32_t from) { return load_shared_pair(from); }
+
+  // A sum of a group is below 2^22 and starts at the bits of the float 1.5 * 2^23: those of that float plus the sum.
+  __device__ static void multiply(Sum (&sums)[4], const Slice& b, uint2 a, bool first) {
+    if (first) {
+      multiply_s8(sums, b.a, a.x, a.y, 0x4b400000);
+    } else {
+      multiply_add_s8(sums, b.a, a.x, a.y);
+    }
+  }
+
+  __device__ float fold(Sum sum, float scale, float total) const {
+    return __fmaf_rn(__fmaf_rn(__int_as_float(sum), share, base), scale, total);
+  }
+  __device__ float fold_row(Sum sum, float scale) const {
+    return __fmaf_rn(__int2float_rn(share == 1 ? sum : sum / 16), scale, 0);
+  }
+};
 
 // ---- The kernel.
 
@@ -419,13 +501,14 @@ __device__ void multiply_and_store(const Arguments& p, int2 first, int part, std
   const int warp_token = warp % Tile::kTokenWarps * Tile::kWarpTokens;
   const int first_token = first.x;
   const int first_row = first.y;
-  const bool packed = p.weight.packed;
-  const bool zeros = p.weight.zeros != nullptr;
+  constexpr int kWeightBits = Arithmetic::kWeightBits;
+  const bool packed = kWeightBits == 4 && p.weight.packed;
+  const bool zeros = kWeightBits == 4 && p.weight.zeros != nullptr;
   const int terms = p.weight.terms;
   const int first_term = part * p.part_steps * Tile::kStep;
   const int steps = min((terms - first_term + Tile::kStep - 1) / Tile::kStep, p.part_steps);
 
-  WeightFiller<Tile> weight_filler(p.weight, first_row, first_term);
+  WeightFiller<Tile, kWeightBits> weight_filler(p.weight, first_row, first_term);
   TokenFiller<Tile, Arithmetic::kElement, kGrouped> token_filler(p, first_token, first_term);
   const GroupFiller<Tile, Arithmetic> group_filler(p, first_row);
   const auto fill = [&](int step, std::uint32_t stage) {
@@ -436,7 +519,7 @@ __device__ void multiply_and_store(const Arguments& p, int2 first, int part, std
     }
     commit_copies();
   };
-  const WordReader<Tile> word_reader(packed, warp_row, lane);
+  const WordReader<Tile, kWeightBits> word_reader(packed, warp_row, lane);
   const int lane_row = warp_row + lane / 4 * kLaneRows;
   const int token = warp_token + lane / 4;
   const std::uint32_t a_place = S::kA + token * S::kLine + lane % 4 * (8 * Arithmetic::kElement);
@@ -472,11 +555,11 @@ __device__ void multiply_and_store(const Arguments& p, int2 first, int part, std
       typename Arithmetic::Slice slices[kChunk][Tile::kRowBlocks];
 #pragma unroll
       for (int s = 0; s < kChunk; ++s) {
-        std::uint32_t words[kLaneRows];
+        typename Arithmetic::Words words[kLaneRows];
         word_reader.read(packed, stage, chunk * kChunk + s, words);
 #pragma unroll
         for (int r = 0; r < Tile::kRowBlocks; ++r) {
-          arithmetic.convert({words[2 * r], words[2 * r + 1]}, offsets[2 * r], offsets[2 * r + 1], slices[s][r]);
+          arithmetic.convert(words[2 * r], words[2 * r + 1], offsets[2 * r], offsets[2 * r + 1], slices[s][r]);
         }
       }
       float scales[kLaneRows];
@@ -550,7 +633,7 @@ __device__ void multiply_and_store(const Arguments& p, int2 first, int part, std
 }
 
 template <class Tile, class Arithmetic>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(const __grid_constant__ Arguments p) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) grouped_weight_gemm_kernel(const __grid_constant__ Arguments p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int2 tile = tile_in_bands(static_cast<int>(blockIdx.x), p.token_tiles, p.row_tiles);
   multiply_and_store<Tile, Arithmetic>(p, {tile.x * Tile::kTokens, tile.y * Tile::kRows}, static_cast<int>(blockIdx.y),
@@ -560,7 +643,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w4_gemm_kernel(
 // Of the rows of experts.
 template <class Tile, class Arithmetic>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    w4_grouped_gemm_kernel(const __grid_constant__ GroupedArguments all) {
+    experts_gemm_kernel(const __grid_constant__ GroupedArguments all) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   wait_for_previous();
   const ExpertTile t = find_tile<Tile::kTokens>(all.experts, static_cast<int>(blockIdx.x) / all.row_tiles);
@@ -601,228 +684,4 @@ __global__ void __launch_bounds__(kThreads) sum_parts_kernel(const __grid_consta
   }
 }
 
-// ---- The host's side.
-
-// Seconds on an SM of an H200 for a slice of the tile.
-struct TileTimes {
-  double alone;    // of one block
-  double further;  // of each further one that is on the SM at the same time
-};
-
-template <class Tile>
-struct Candidate {
-  TileTimes times;
-};
-
-constexpr double kLaunchSeconds = 6.1e-6;
-constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
-constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
-constexpr double kPlain = 1.15;            // times as long with a weight that is not packed
-
-template <class Tile, class Arithmetic>
-constexpr unsigned kSharedBytes = Tile::kStages* Stage<Tile, Arithmetic>::kBytes;
-
-struct Choice {
-  int tile = -1;
-  int parts = 1;  // of k
-  double seconds = std::numeric_limits<double>::infinity();
-};
-
-constexpr int kMaxParts = 8;
-constexpr int kMinTerms = 1024;             // of a part
-constexpr std::size_t kMaxSums = 16 << 20;  // bytes
-constexpr double kSumSeconds = 1.5e-6;      // of the second kernel, besides its bytes
-
-constexpr std::int64_t sums_pitch(std::int64_t n) { return ceil_div(n, std::int64_t{4}) * 4; }
-inline std::size_t sums_size(std::int64_t m, std::int64_t n, int parts) {
-  return parts == 1 ? 0 : static_cast<std::size_t>(parts * m * sums_pitch(n)) * sizeof(float);
-}
-inline int steps_of_part(std::int64_t k, int parts, int step) {
-  return static_cast<int>(ceil_div(ceil_div(k, std::int64_t{step}), std::int64_t{parts}));
-}
-
-// Of a tile in a list. room: bytes of scratch.
-template <class Tiles>
-Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums) {
-  const CudaDevice& gpu = properties(p.device);
-  const double element = bits(p.a) / 8;
-  const double k = static_cast<double>(p.k);
-  const double groups = static_cast<double>(ceil_div(p.k, p.b.group));
-  const double row_bytes = k / 2 + groups * (p.b.zero_point ? 8 : 4);
-  const double bytes_per_second = kBytesPerSecond * gpu.sms;
-  const bool grouped = p.operation == Operation::grouped_gemm;
-  const double weights = grouped ? experts_with_rows(p, m) : 1;
-  const double memory = (weights * static_cast<double>(p.n) * row_bytes + static_cast<double>(m) * k * element +
-                         static_cast<double>(m * p.n) * bits(p.y) / 8) /
-                        bytes_per_second;
-  const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
-  Choice best;
-  int number = 0;
-  Tiles::for_each([&]<class Tile>(const Candidate<Tile>& candidate) {
-    const int tile = number++;
-    for (int parts = 1; parts == 1 || (Tiles::kSplits && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
-         ++parts) {
-      if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
-      const double token_tiles =
-          grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));
-      const double of_sm = std::ceil(token_tiles * static_cast<double>(ceil_div(p.n, Tile::kRows) * parts) / gpu.sms);
-      const double share = 1.0 / parts;
-      const double slices = share * k / kSliceTerms * (p.b_packed ? 1 : kPlain) * (1 + 0.15 * folds);
-      const double copied = of_sm * share * (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
-      const TileTimes& times = candidate.times;
-      const double multiplied =
-          slices * (of_sm * times.further + std::ceil(of_sm / Tile::kBlocks) * (times.alone - times.further));
-      const double tiles = std::max(multiplied, copied);
-      double seconds = kLaunchSeconds + std::max(tiles, memory) + 0.09 * std::min(tiles, memory);
-      if (parts > 1) seconds += kSumSeconds + 2 * static_cast<double>(sums_size(m, p.n, parts)) / bytes_per_second;
-      if (seconds < best.seconds) best = {tile, parts, seconds};
-    }
-  });
-  return best;
-}
-
-template <class Tiles, class Body>
-void with_tile(int number, const Body& body) {
-  int i = 0;
-  Tiles::for_each([&]<class Tile>(const Candidate<Tile>&) {
-    if (i++ == number) body.template operator()<Tile>();
-  });
-}
-
-inline std::string reason_against_problem(const GemmProblem& p) {
-  if (std::string reason = reason_against(p.device, 80); !reason.empty()) return reason;
-  if (p.scale != DType::f32) return "has no f64";
-  if (p.k % kSliceTerms != 0) return "needs K to be a multiple of 32";
-  if (p.b.group != 32 && p.b.group != 64 && p.b.group != 128 && p.b.group != p.k)
-    return "takes groups of 32, 64 and 128 terms and of a row";
-  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
-  if (p.operation == Operation::grouped_gemm && max_tiles(p, p.m, 8) * ceil_div(p.n, 64) > std::int64_t{1} << 30) {
-    return "takes at most 2^30 tiles of y";
-  }
-  return {};
-}
-
-// Hopper's own rows take less time there (docs/notes/gpu.md), and are not left for an estimate that is a little less.
-constexpr double kOnHopper = 1.3;
-
-template <class Tiles>
-Cost cost(const GemmProblem& p) {
-  Cost cost = p.operation == Operation::grouped_gemm ? grouped_work(p) : gemm_work(p);
-  cost.seconds = choose<Tiles>(p, p.m).seconds * (properties(p.device).major == 9 ? kOnHopper : 1);
-  return cost;
-}
-
-template <class Tiles>
-std::string detail(const GemmProblem& p) {
-  const Choice choice = choose<Tiles>(p, p.m);
-  std::string text;
-  with_tile<Tiles>(choice.tile, [&]<class Tile>() {
-    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", steps of ", Tile::kStep, ", ",
-                   choice.parts, choice.parts == 1 ? " part of k" : " parts of k");
-  });
-  return text;
-}
-
-template <class Tiles>
-std::size_t workspace(const GemmProblem& p) {
-  return sums_size(p.m, p.n, choose<Tiles>(p, p.m).parts);
-}
-
-// cp.async copies aligned units.
-inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
-  if (o.a.strides[1] != 1 || !aligned_rows(o.a.data, o.a.strides[0] * (bits(p.a) / 8), kUnit)) return false;
-  // Packed weights of experts lie at multiples of 64.
-  return p.b_packed || aligned_rows(o.b.data, (o.b.strides[0] | o.experts.b_stride) / 2, kUnit);
-}
-
-// Calls body.operator()<Arithmetic>() with the problem's.
-template <class Tiles, const std::string_view& kName, class WithArithmetic>
-void load_grouped(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
-  with_arithmetic(p, [&]<class Arithmetic>() {
-    Tiles::for_each([&]<class Tile>(const Candidate<Tile>&) {
-      prepare(kName, w4_grouped_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
-    });
-  });
-}
-template <class Tiles, const std::string_view& kName, class WithArithmetic>
-void load(const GemmProblem& p, const WithArithmetic& with_arithmetic) {
-  with_arithmetic(p, [&]<class Arithmetic>() {
-    Tiles::for_each([&]<class Tile>(const Candidate<Tile>&) {
-      prepare(kName, w4_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
-    });
-  });
-  if constexpr (Tiles::kSplits) prepare(kName, sum_parts_kernel<kSumThreads>);
-}
-
-// All but what depends on a tile.
-inline void set_operands(Arguments& p, const GemmProblem& problem, const GemmOperands& o) {
-  p.weight = nibble_weight(problem, o);
-  p.group_shift = 31;
-  for (int shift = 5; shift <= 7; ++shift) {
-    if (problem.b.group == 1 << shift) p.group_shift = shift;
-  }
-  p.a = static_cast<const std::uint8_t*>(o.a.data);
-  p.a_pitch = o.a.strides[0] * (bits(problem.a) / 8);
-  p.tokens = static_cast<int>(o.y.rows());
-  if (problem.a == DType::s8) p.a_scale = row_scale<float>(o.a_scale);
-  p.bias = bias_of(problem, o);
-  p.y = o.y.data;
-  p.y_pitch = o.y.strides[0];
-  p.y_type = problem.y;
-}
-
-template <class Tiles, const std::string_view& kName, class WithArithmetic>
-void launch_grouped(const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
-                    const WithArithmetic& with_arithmetic) {
-  const std::int64_t m = o.y.rows();
-  if (m == 0 || problem.n == 0 || problem.experts == 0) return;
-  GroupedArguments p = {};
-  set_operands(p, problem, o);
-  p.bias.type = o.bias.dtype;
-  p.experts = experts_of(problem, o);
-  with_tile<Tiles>(choose<Tiles>(problem, m).tile, [&]<class Tile>() {
-    p.part_steps = steps_of_part(problem.k, 1, Tile::kStep);
-    p.parts = 1;
-    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
-    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
-    with_arithmetic(problem, [&]<class Arithmetic>() {
-      const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kTokens) * p.row_tiles);
-      enqueue(kName, w4_grouped_gemm_kernel<Tile, Arithmetic>,
-              LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, launch.stream, p);
-    });
-  });
-}
-
-template <class Tiles, const std::string_view& kName, class WithArithmetic>
-void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
-            const WithArithmetic& with_arithmetic) {
-  if (o.a.rows() == 0 || problem.n == 0) return;
-  Arguments p = {};
-  set_operands(p, problem, o);
-  const Choice choice = choose<Tiles>(problem, o.a.rows(), launch.workspace.size);
-  p.sums = static_cast<float*>(launch.workspace.data);
-  p.sums_pitch = sums_pitch(problem.n);
-  with_tile<Tiles>(choice.tile, [&]<class Tile>() {
-    p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
-    p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
-    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
-    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
-    p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
-    with_arithmetic(problem, [&]<class Arithmetic>() {
-      static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
-      const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
-      enqueue(kName, w4_gemm_kernel<Tile, Arithmetic>,
-              LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, kSharedBytes<Tile, Arithmetic>},
-              launch.stream, p);
-    });
-  });
-  if constexpr (Tiles::kSplits) {
-    if (p.parts == 1) return;
-    p.y_aligned = aligned_for(o.y, 4);
-    const LaunchShape shape{{blocks_for(problem.n, 4 * kSumThreads), static_cast<unsigned>(std::min(p.tokens, 65535))},
-                            kSumThreads};
-    enqueue(kName, sum_parts_kernel<kSumThreads>, shape, launch.stream, p);
-  }
-}
-
-}  // namespace octile::cuda::w4_sm80
+}  // namespace octile::cuda::grouped_weight_sm80

@@ -1,0 +1,310 @@
+// Launches of grouped_weight_gemm_sm80.cuh, and the rows that a format makes of it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "base/ceil_div.h"
+#include "base/message.h"
+#include "cuda/device/grid.cuh"
+#include "cuda/gemm/grouped_weight_gemm_sm80.cuh"
+#include "plan/cost.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda::grouped_weight_sm80 {
+
+// Seconds on an SM of an H200 for a slice of the tile.
+struct TileTimes {
+  double alone;    // of one block
+  double further;  // of each further one that is on the SM at the same time
+};
+
+template <class Tile>
+struct Candidate {
+  TileTimes times;
+};
+
+constexpr double kLaunchSeconds = 6.1e-6;
+constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
+constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
+constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
+
+template <class Tile, class Arithmetic>
+constexpr unsigned kSharedBytes = Tile::kStages* Stage<Tile, Arithmetic>::kBytes;
+
+struct Choice {
+  int tile = -1;
+  int parts = 1;  // of k
+  double seconds = std::numeric_limits<double>::infinity();
+};
+
+constexpr int kMaxParts = 8;
+constexpr int kMinTerms = 1024;             // of a part
+constexpr std::size_t kMaxSums = 16 << 20;  // bytes
+constexpr double kSumSeconds = 1.5e-6;      // of the second kernel, besides its bytes
+
+constexpr std::int64_t sums_pitch(std::int64_t n) { return ceil_div(n, std::int64_t{4}) * 4; }
+inline std::size_t sums_size(std::int64_t m, std::int64_t n, int parts) {
+  return parts == 1 ? 0 : static_cast<std::size_t>(parts * m * sums_pitch(n)) * sizeof(float);
+}
+inline int steps_of_part(std::int64_t k, int parts, int step) {
+  return static_cast<int>(ceil_div(ceil_div(k, std::int64_t{step}), std::int64_t{parts}));
+}
+
+// Of the format's tiles. room: bytes of scratch.
+template <class Format>
+Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums) {
+  const CudaDevice& gpu = properties(p.device);
+  const double element = bits(p.a) / 8;
+  const double k = static_cast<double>(p.k);
+  const double groups = static_cast<double>(ceil_div(p.k, p.b.group));
+  const double row_bytes = k * bits(p.b.type) / 8 + groups * (p.b.zero_point ? 8 : 4);
+  const double bytes_per_second = kBytesPerSecond * gpu.sms;
+  const bool grouped = p.operation == Operation::grouped_gemm;
+  const double weights = grouped ? experts_with_rows(p, m) : 1;
+  const double memory = (weights * static_cast<double>(p.n) * row_bytes + static_cast<double>(m) * k * element +
+                         static_cast<double>(m * p.n) * bits(p.y) / 8) /
+                        bytes_per_second;
+  const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
+  Choice best;
+  int number = 0;
+  Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {
+    const int tile = number++;
+    for (int parts = 1; parts == 1 || (Format::kSplits && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
+         ++parts) {
+      if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
+      const double token_tiles =
+          grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));
+      const double of_sm = std::ceil(token_tiles * static_cast<double>(ceil_div(p.n, Tile::kRows) * parts) / gpu.sms);
+      const double share = 1.0 / parts;
+      const bool repacked = p.b.type == DType::s4 && !p.b_packed;
+      const double slices = share * k / kSliceTerms * (repacked ? kPlain : 1) * (1 + 0.15 * folds);
+      const double copied = of_sm * share * (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
+      const TileTimes& times = candidate.times;
+      const double multiplied =
+          slices * (of_sm * times.further + std::ceil(of_sm / Tile::kBlocks) * (times.alone - times.further));
+      const double tiles = std::max(multiplied, copied);
+      double seconds = kLaunchSeconds + std::max(tiles, memory) + 0.09 * std::min(tiles, memory);
+      if (parts > 1) seconds += kSumSeconds + 2 * static_cast<double>(sums_size(m, p.n, parts)) / bytes_per_second;
+      if (seconds < best.seconds) best = {tile, parts, seconds};
+    }
+  });
+  return best;
+}
+
+template <class Format, class Body>
+void with_tile(int number, const Body& body) {
+  int i = 0;
+  Format::for_each_tile([&]<class Tile>(const Candidate<Tile>&) {
+    if (i++ == number) body.template operator()<Tile>();
+  });
+}
+
+inline std::string reason_against_problem(const GemmProblem& p) {
+  if (std::string reason = reason_against(p.device, 80); !reason.empty()) return reason;
+  if (p.scale != DType::f32) return "has no f64";
+  if (!p.grouped()) return "takes scales of groups of a row";
+  if (p.b_packed && p.b.type == DType::s8) return "takes an s8 weight as it is, not packed";
+  const int multiple = p.b.type == DType::s8 ? kUnit : kSliceTerms;
+  if (p.k % multiple != 0) return message("needs K to be a multiple of ", multiple);
+  if (p.b.group != 32 && p.b.group != 64 && p.b.group != 128 && p.b.group != p.k)
+    return "takes groups of 32, 64 and 128 terms and of a row";
+  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or terms";
+  if (p.operation == Operation::grouped_gemm && max_tiles(p, p.m, 8) * ceil_div(p.n, 64) > std::int64_t{1} << 30) {
+    return "takes at most 2^30 tiles of y";
+  }
+  return {};
+}
+
+inline std::string reason_against_float_tokens(const GemmProblem& p) {
+  if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
+  if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
+  return {};
+}
+
+// Calls body.operator()<Arithmetic<T, chunk>>() with a's type and the slices that are added up before they are scaled.
+template <template <class, int> class Arithmetic, class Body>
+void with_chunk_and_type(const GemmProblem& p, const Body& body) {
+  const auto with = [&]<class T>() {
+    p.b.group == 32 ? body.template operator()<Arithmetic<T, 1>>() : body.template operator()<Arithmetic<T, 2>>();
+  };
+  p.a == DType::f16 ? with.template operator()<__half>() : with.template operator()<__nv_bfloat16>();
+}
+
+// Calls body.operator()<Arithmetic<slices of a group>>(), 0 for a row.
+template <template <int> class Arithmetic, class Body>
+void with_group(const GemmProblem& p, const Body& body) {
+  switch (p.b.group) {
+    case 32:
+      return body.template operator()<Arithmetic<1>>();
+    case 64:
+      return body.template operator()<Arithmetic<2>>();
+    case 128:
+      return body.template operator()<Arithmetic<4>>();
+    default:
+      return body.template operator()<Arithmetic<0>>();
+  }
+}
+
+// Hopper's own rows for nibbles take less time there (docs/notes/gpu.md), and are not left for an estimate that is a
+// little less.
+constexpr double kOnHopper = 1.3;
+
+template <class Format>
+Cost cost(const GemmProblem& p) {
+  Cost cost = p.operation == Operation::grouped_gemm ? grouped_work(p) : gemm_work(p);
+  const bool hoppers = p.b.type == DType::s4 && properties(p.device).major == 9;
+  cost.seconds = choose<Format>(p, p.m).seconds * (hoppers ? kOnHopper : 1);
+  return cost;
+}
+
+template <class Format>
+std::string detail(const GemmProblem& p) {
+  const Choice choice = choose<Format>(p, p.m);
+  std::string text;
+  with_tile<Format>(choice.tile, [&]<class Tile>() {
+    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", steps of ", Tile::kStep, ", ",
+                   choice.parts, choice.parts == 1 ? " part of k" : " parts of k");
+  });
+  return text;
+}
+
+template <class Format>
+std::size_t workspace(const GemmProblem& p) {
+  return sums_size(p.m, p.n, choose<Format>(p, p.m).parts);
+}
+
+// cp.async copies aligned units.
+inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  if (o.a.strides[1] != 1 || !aligned_rows(o.a.data, o.a.strides[0] * (bits(p.a) / 8), kUnit)) return false;
+  // Packed weights of experts lie at multiples of 64.
+  if (p.b_packed) return true;
+  const std::int64_t strides = o.b.strides[0] | o.experts.b_stride;
+  return o.b.strides[1] == 1 && aligned_rows(o.b.data, strides * bits(p.b.type) / 8, kUnit);
+}
+
+template <class Format, const std::string_view& kName>
+void load(const GemmProblem& p) {
+  Format::with_arithmetic(p, [&]<class Arithmetic>() {
+    Format::for_each_tile([&]<class Tile>(const Candidate<Tile>&) {
+      if (p.operation == Operation::grouped_gemm) {
+        prepare(kName, experts_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
+      } else {
+        prepare(kName, grouped_weight_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
+      }
+    });
+  });
+  if constexpr (Format::kSplits) prepare(kName, sum_parts_kernel<kSumThreads>);
+}
+
+// All but what depends on a tile.
+inline void set_operands(Arguments& p, const GemmProblem& problem, const GemmOperands& o) {
+  p.weight = grouped_weight(problem, o);
+  p.group_shift = 31;
+  for (int shift = 5; shift <= 7; ++shift) {
+    if (problem.b.group == 1 << shift) p.group_shift = shift;
+  }
+  p.a = static_cast<const std::uint8_t*>(o.a.data);
+  p.a_pitch = o.a.strides[0] * (bits(problem.a) / 8);
+  p.tokens = static_cast<int>(o.y.rows());
+  if (problem.a == DType::s8) p.a_scale = row_scale<float>(o.a_scale);
+  p.bias = bias_of(problem, o);
+  p.y = o.y.data;
+  p.y_pitch = o.y.strides[0];
+  p.y_type = problem.y;
+}
+
+template <class Format, const std::string_view& kName>
+void launch_experts(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+  const std::int64_t m = o.y.rows();
+  if (m == 0 || problem.n == 0 || problem.experts == 0) return;
+  GroupedArguments p = {};
+  set_operands(p, problem, o);
+  p.bias.type = o.bias.dtype;
+  p.experts = experts_of(problem, o);
+  with_tile<Format>(choose<Format>(problem, m).tile, [&]<class Tile>() {
+    p.part_steps = steps_of_part(problem.k, 1, Tile::kStep);
+    p.parts = 1;
+    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+    Format::with_arithmetic(problem, [&]<class Arithmetic>() {
+      const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kTokens) * p.row_tiles);
+      enqueue(kName, experts_gemm_kernel<Tile, Arithmetic>,
+              LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, launch.stream, p);
+    });
+  });
+}
+
+template <class Format, const std::string_view& kName>
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+  if (o.a.rows() == 0 || problem.n == 0) return;
+  Arguments p = {};
+  set_operands(p, problem, o);
+  const Choice choice = choose<Format>(problem, o.a.rows(), launch.workspace.size);
+  p.sums = static_cast<float*>(launch.workspace.data);
+  p.sums_pitch = sums_pitch(problem.n);
+  with_tile<Format>(choice.tile, [&]<class Tile>() {
+    p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
+    p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
+    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+    p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
+    Format::with_arithmetic(problem, [&]<class Arithmetic>() {
+      static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
+      const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
+      enqueue(kName, grouped_weight_gemm_kernel<Tile, Arithmetic>,
+              LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, kSharedBytes<Tile, Arithmetic>},
+              launch.stream, p);
+    });
+  });
+  if constexpr (Format::kSplits) {
+    if (p.parts == 1) return;
+    p.y_aligned = aligned_for(o.y, 4);
+    const LaunchShape shape{{blocks_for(problem.n, 4 * kSumThreads), static_cast<unsigned>(std::min(p.tokens, 65535))},
+                            kSumThreads};
+    enqueue(kName, sum_parts_kernel<kSumThreads>, shape, launch.stream, p);
+  }
+}
+
+// The row of a Format, which has
+//   kFormat, kBound, kSplits        whether parts of k may be added up by a second kernel
+//   reason_against(problem)         beside reason_against_problem
+//   for_each_tile(body)             calls body(Candidate<Tile>)
+//   with_arithmetic(problem, body)  calls body.operator()<Arithmetic>() with the problem's
+template <class Format>
+std::string supports(const GemmProblem& p) {
+  std::string reason = reason_against_problem(p);
+  return reason.empty() ? Format::reason_against(p) : reason;
+}
+
+template <class Format, const std::string_view& kName>
+constexpr GemmKernel row() {
+  return {.name = kName,
+          .task = {Operation::gemm, Format::kFormat},
+          .device = DeviceType::cuda,
+          .supports = supports<Format>,
+          .cost = cost<Format>,
+          .workspace = Format::kSplits ? workspace<Format> : nullptr,
+          .launch = launch<Format, kName>,
+          .prepare = load<Format, kName>,
+          .detail = detail<Format>,
+          .aligned = aligned,
+          .bound = Format::kBound};
+}
+
+// Of each expert's rows: a block finds its tile among the experts' (device/experts.cuh), and then is a block of the dense
+// kernel. Rows of a are gathered on the way into shared memory.
+template <class Format, const std::string_view& kName>
+constexpr GemmKernel experts_row() {
+  GemmKernel kernel = row<Format, kName>();
+  kernel.task.operation = Operation::grouped_gemm;
+  kernel.workspace = nullptr;
+  kernel.launch = launch_experts<Format, kName>;
+  return kernel;
+}
+
+}  // namespace octile::cuda::grouped_weight_sm80

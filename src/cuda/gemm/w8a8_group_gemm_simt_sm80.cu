@@ -1,0 +1,21 @@
+// w8a8 with a scale per group of the weight, for every GPU from Ampere on, every type, stride and alignment:
+// device/simt_gemm.cuh.
+#include "cuda/device/simt_gemm.cuh"
+
+namespace octile::cuda {
+
+namespace {
+constexpr std::string_view kName = "w8a8_group_gemm_simt_sm80";
+}
+
+extern constinit const GemmKernel w8a8_group_gemm_simt_sm80 = {
+    .name = kName,
+    .task = {Operation::gemm, kW8A8},
+    .device = DeviceType::cuda,
+    .supports = simt_supports,
+    .cost = simt_cost,
+    .launch = launch_byte_product<ByteCodec, kName>,
+    .prepare = load_byte_product<ByteCodec, kName>,
+};
+
+}  // namespace octile::cuda
