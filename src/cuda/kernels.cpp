@@ -31,6 +31,7 @@ namespace octile::cuda {
   ROW(w8a16_gemm_sm90) \
   ROW(w8a16_group_gemm_simt_sm80) \
   ROW(w8a16_group_gemm_sm80) \
+  ROW(w8a16_group_gemm_sm90) \
   ROW(w4a16_gemm_simt_sm80) \
   ROW(w4a16_gemm_sm80) \
   ROW(w4a16_gemv_sm90) \

@@ -1,20 +1,9 @@
-// w8a16_gemm_sm90 on the host: tiles, cost model, launch.
-#include <algorithm>
-#include <cstdint>
+// w8a16_gemm_sm90: y (m, n) = sum_c a[i, c] * (b[j, c] * c_scale[c]), of 16-bit a in either orientation, on Hopper.
 #include <string>
 #include <string_view>
-#include <type_traits>
 
-#include "base/ceil_div.h"
-#include "base/message.h"
-#include "cuda/clusters.h"
 #include "cuda/dispatch.h"
-#include "cuda/gemm/w8a16_gemm_sm90.cuh"
-#include "cuda/launch.h"
-#include "cuda/operands.h"
-#include "cuda/tensor_map.h"
-#include "plan/cost.h"
-#include "plan/kernel.h"
+#include "cuda/gemm/w8a16_gemm_sm90_launch.cuh"
 
 namespace octile::cuda {
 
@@ -24,155 +13,29 @@ using namespace w8a16;
 
 constexpr std::string_view kName = "w8a16_gemm_sm90";
 
-// Measured on an H200: the clock that the power limit leaves, the cycles of a step (a narrow tile is bound by its
-// conversions) and the overhead of a tile.
-template <class T>
-constexpr double kCyclesOfStep = T::rows_a == 256 ? 1024 : 700;
-constexpr double kTileCycles = 1200;
-constexpr double kGigahertz = 1.44;
-constexpr double kGridCycles = 5000;
-constexpr double kLaunchSeconds = 2.3e-6;
-constexpr double kBytesPerSecond = 2.9e12;  // a few tiles wait for memory; a guess
+std::string supports(const GemmProblem& p) { return p.grouped() ? "has no groups" : reason_against_problem(p); }
 
-struct Size {
-  std::int64_t m, n, k;
-};
-
-template <class T>
-TileOrder order_of(const Size& size) {
-  return transposed_order(size.m, size.n, T::rows_a, kRowsB);
-}
-
-int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
-
-template <class T>
-double expected_seconds(const Size& size, int clusters) {
-  const auto waves = static_cast<double>(ceil_div(order_of<T>(size).count(), clusters));
-  return (waves * (steps_of(size.k) * kCyclesOfStep<T> + kTileCycles) + kGridCycles) / (kGigahertz * 1e9) +
-         kLaunchSeconds;
-}
-
-// Calls body(tile) with the tile that is expected to be faster.
-template <class Body>
-auto with_best_tile(const Size& size, int clusters, const Body& body) {
-  const bool narrow = expected_seconds<NarrowTile>(size, clusters) < expected_seconds<WideTile>(size, clusters);
-  return narrow ? body(NarrowTile()) : body(WideTile());
-}
-
-// The matrix, or its transpose, whose rows are contiguous.
-template <class Tensor>
-Tensor lines_of(const Tensor& t, bool outer) {
-  if (!outer) return t;
-  Tensor transposed = t;
-  std::swap(transposed.shape[0], transposed.shape[1]);
-  std::swap(transposed.strides[0], transposed.strides[1]);
-  return transposed;
-}
-
-template <class F>
-void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  using T = typename F::T;
-  static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
-  const ConstTensor a = lines_of(o.a, F::a_outer);
-  const ConstTensor b = lines_of(o.b, F::b_outer);
-  const bool y_along_a = problem.y_major == Major::outer;
-  const Tensor y = lines_of(o.y, y_along_a);
-
-  GemmMaps maps;
-  maps.a = F::a_outer ? tensor_map(kName, a, {kTileK, 64, true})
-                      : tensor_map(kName, a, {F::rows_a / kClusterSize, kTileK, true});
-  if (F::b_outer) {
-    maps.b = maps.b_odd = tensor_map(kName, b, {kTileK, kRowsB, true});
-  } else {
-    maps.b = tensor_map(kName, every_second_row(b, 0), {kRowsB / 2, kTileK, true});
-    maps.b_odd = tensor_map(kName, every_second_row(b, 1), {kRowsB / 2, kTileK, true});
-  }
-  maps.y = maps.a;
-
-  Arguments arguments;
-  arguments.steps = steps_of(o.a.cols());
-  arguments.order = order_of<typename F::Tile>({o.a.rows(), o.b.rows(), o.a.cols()});
-  arguments.k = o.a.cols();
-  arguments.scale = row_scale<float>(o.b_scale);
-  arguments.y = transpose_target<F::rows_a>(kName, y, y_along_a, maps.y);
-  arguments.y.accumulate = problem.accumulate;
-
-  const int clusters = std::min(max_active_clusters(problem.device, kClusterSize), arguments.order.count());
-  enqueue(kName, w8a16_gemm_kernel<F>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared<F>), kClusterSize},
-          stream, maps, arguments);
-}
-
-// Calls body(form) with the problem's form of this tile.
-template <class Tile, class Body>
-void with_form(const GemmProblem& p, const Body& body) {
-  const auto with = [&]<bool half, bool a_outer, bool b_outer>() {
-    body(Form<std::conditional_t<half, __half, __nv_bfloat16>, Tile, a_outer, b_outer>());
+// For load() and launch().
+auto forms(const GemmProblem& p) {
+  return [&p]<class Tile, class Body>(Tile, const Body& body) {
+    const auto with = [&]<bool half, bool a_outer, bool b_outer>() {
+      body(Form<std::conditional_t<half, __half, __nv_bfloat16>, Tile, a_outer, b_outer>());
+    };
+    with_flags(with, p.a == DType::f16, p.a_major == Major::outer, p.b_major == Major::outer);
   };
-  with_flags(with, p.a == DType::f16, p.a_major == Major::outer, p.b_major == Major::outer);
-}
-
-Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
-
-std::string supports(const GemmProblem& problem) {
-  if (std::string reason = reason_against(problem.device, 90, 91); !reason.empty()) return reason;
-  if (problem.grouped()) return "has no groups";
-  if (problem.a != DType::f16 && problem.a != DType::bf16) return "takes f16 and bf16";
-  if (problem.scale != DType::f32) return "has no f64";
-  if (problem.b_packed) return "takes the weight as it is, not packed";
-  constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
-  if (std::max({problem.m, problem.n, problem.k}) > kMax) return "takes at most 2^30 rows or columns";
-  return {};
-}
-
-Cost cost(const GemmProblem& problem) {
-  const Size size = size_of(problem);
-  const int clusters = max_active_clusters(problem.device, kClusterSize);
-  const double seconds =
-      std::min(expected_seconds<WideTile>(size, clusters), expected_seconds<NarrowTile>(size, clusters));
-  Cost cost = gemm_work(problem);
-  cost.seconds = std::max(seconds, cost.bytes / kBytesPerSecond + kLaunchSeconds);
-  return cost;
-}
-
-std::string detail(const GemmProblem& problem) {
-  const Size size = size_of(problem);
-  return with_best_tile(size, max_active_clusters(problem.device, kClusterSize), [&]<class T>(T) {
-    const TileOrder order = order_of<T>(size);
-    return message("tile ", T::rows_a, "x", kRowsB, ", clusters 1x", kClusterSize, ", ", T::stages,
-                   " stages, bands of ", order.band, " columns of ", order.cols, "x", order.rows, " clusters");
-  });
-}
-
-void load(const GemmProblem& problem) {
-  prepare_tensor_maps(kName);
-  const auto prepare_form = [&]<class F>(F) { prepare(kName, w8a16_gemm_kernel<F>, sizeof(Shared<F>)); };
-  with_form<WideTile>(problem, prepare_form);
-  with_form<NarrowTile>(problem, prepare_form);
-}
-
-bool aligned(const GemmProblem& p, const GemmOperands& o) {
-  return mappable(lines_of(o.a, p.a_major == Major::outer)) && mappable(lines_of(o.b, p.b_major == Major::outer));
-}
-
-void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  if (o.a.rows() == 0 || o.b.rows() == 0) return;
-  const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
-  with_best_tile(size, max_active_clusters(problem.device, kClusterSize), [&]<class T>(T) {
-    with_form<T>(problem, [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
-  });
 }
 
 }  // namespace
 
 extern constinit const GemmKernel w8a16_gemm_sm90 = {
-    .name = "w8a16_gemm_sm90",
+    .name = kName,
     .task = {Operation::gemm, kW8A16},
     .device = DeviceType::cuda,
     .supports = supports,
     .cost = cost,
-    .launch = launch,
-    .prepare = load,
+    .launch = [](const GemmProblem& p, const GemmOperands& o,
+                 const Launch& at) { w8a16::launch(kName, p, o, at, forms(p)); },
+    .prepare = [](const GemmProblem& p) { load(kName, forms(p)); },
     .detail = detail,
     .aligned = aligned,
     .bound = Bound::rounded_scale,

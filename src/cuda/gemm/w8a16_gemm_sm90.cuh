@@ -8,6 +8,8 @@
 // shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In each block
 // a producer warp fills a ring of stages by TMA, another one loads the scales. Two consumer warpgroups take half of b's
 // rows each, and convert the next slice while the tensor cores work on this one.
+//
+// w8a16_group_gemm_sm90 is the same kernel with a scale for each row of b, left to the epilogue with the bias.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,6 +21,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
+#include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -195,11 +198,12 @@ struct Tile {
 using WideTile = Tile<256, 4>;
 using NarrowTile = Tile<128, 7>;
 
-// What a kernel is compiled for. outer: the operand is MN-major.
-template <class T_, class Tile_, bool a_outer_, bool b_outer_>
+// What a kernel is compiled for. outer: the operand is MN-major. channels: a row of b has a scale, and y a bias.
+template <class T_, class Tile_, bool a_outer_, bool b_outer_, bool channels_ = false>
 struct Form : Tile_ {
   using T = T_;
   using Tile = Tile_;
+  static constexpr bool channels = channels_;
   static constexpr bool a_outer = a_outer_;
   static constexpr bool b_outer = b_outer_;
   // WGMMA slices left in flight while a later one is converted; MN-major bytes take longer to convert.
@@ -227,6 +231,10 @@ struct Arguments {
   std::int64_t k = 0;
   RowScale<float> scale;
   TransposeTarget y;
+  // Of channels, rows of b.
+  RowScale<float> channel_scale;
+  Bias bias;
+  int channels = 0;
 };
 
 template <class F>
@@ -405,6 +413,19 @@ struct Consumer {
     wgmma_fence_operand(sums);
   }
 
+  // Scales and biases of this thread's two rows of b, neighbours, of the warpgroup's from `first` on.
+  __device__ void finish(float (&sums)[F::rows_a / 2], int first, float after) const {
+    const int row = first + 16 * warp + lane / 4 * 2;
+    float scale[2], bias[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      scale[i] = row + i < arguments.channels ? arguments.channel_scale[row + i] * after : 0;
+      bias[i] = arguments.bias.at(row + i, arguments.channels, -0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < F::rows_a / 2; ++i) sums[i] = __fmaf_rn(sums[i], scale[i / 2 % 2], bias[i / 2 % 2]);
+  }
+
   __device__ void run(const Place<F>& place, const CUtensorMap& y) {
     const float after = scaling<T>(arguments.scale, shared.largest).after;
     RingPosition<F::stages> at;
@@ -414,7 +435,8 @@ struct Consumer {
     for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
       const int2 origin = place.origin(arguments.order[t]);
       multiply(sums, b, at, t + place.clusters < arguments.order.count());
-      store_transposed<T>(sums, after, shared.buffers[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
+      if constexpr (F::channels) finish(sums, origin.x + 64 * group, after);
+      store_transposed<T>(sums, F::channels ? 1 : after, shared.buffers[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
                           kConsumerBarriers + group);
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
