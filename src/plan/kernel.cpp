@@ -124,6 +124,7 @@ std::vector<KernelInfo> kernels() {
         },
         [](GemmProblem& other) {
           if (other.b.type == DType::s8) other.b = WeightFormat::s8_group;
+          other.k = other.b.group;
         });
   }
   return rows;

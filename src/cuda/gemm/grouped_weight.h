@@ -1,5 +1,5 @@
-// A weight in device memory with a scale for each group of a row's terms. Bytes are row-major; nibbles are row-major as in
-// LinearArgs, or packed (docs/reference/packed-weights.md).
+// A weight in device memory with a scale for each group of a row's terms. Bytes are row-major; nibbles are row-major as
+// in LinearArgs, or packed (docs/reference/packed-weights.md).
 #pragma once
 
 #include <cstdint>
@@ -61,9 +61,7 @@ struct NibbleWeight : GroupedWeight {
 #endif
 };
 
-inline GroupPlaces places(const ConstTensor& t) {
-  return {kPanelChannels * t.strides[0], t.strides[0], t.strides[1]};
-}
+inline GroupPlaces places(const ConstTensor& t) { return {kPanelChannels * t.strides[0], t.strides[0], t.strides[1]}; }
 
 // Of values of either width.
 inline GroupedWeight grouped_weight(const GemmProblem& p, const GemmOperands& o) {

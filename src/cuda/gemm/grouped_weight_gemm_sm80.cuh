@@ -1,10 +1,10 @@
-// Products by mma.sync with a 4-bit or 8-bit weight that has a scale for each group of a row's terms, of w4a8_gemm_sm80,
-// w4a16_gemm_sm80, w8a8_group_gemm_sm80 and w8a16_group_gemm_sm80: y (m, n), rows of a are tokens.
+// Products by mma.sync with a 4-bit or 8-bit weight that has a scale for each group of a row's terms, of
+// w4a8_gemm_sm80, w4a16_gemm_sm80, w8a8_group_gemm_sm80 and w8a16_group_gemm_sm80: y (m, n), rows of a are tokens.
 //
 // The instructions compute y^T = weight * a^T. A block has a tile of kRows of the weight by kTokens, and streams kStep
 // terms of both at a time through a ring of stages by cp.async. A warp has all terms of its part of the tile. Of 32
-// terms, a slice, a lane has 8 in a row: a word of the weight for each of its rows, or two of bytes, which it converts in
-// registers, and the same 8 of a, natural in shared memory, which one load brings. Its rows of the weight are
+// terms, a slice, a lane has 8 in a row: a word of the weight for each of its rows, or two of bytes, which it converts
+// in registers, and the same 8 of a, natural in shared memory, which one load brings. Its rows of the weight are
 // neighbours, so that sums go to y from registers, several elements at once.
 //
 // An Arithmetic says how words are converted and multiplied, kChunk slices at a time, and how their sums are folded
@@ -34,6 +34,7 @@ struct TileShape {
   static constexpr int kTokens = kTokens_;  // rows of a
   static constexpr int kStep = kStep_;      // terms
   static constexpr int kStages = kStages_;
+  static constexpr int kRowWarps = kRowWarps_;
   static constexpr int kTokenWarps = kTokenWarps_;
   static constexpr int kThreads = 32 * kRowWarps_ * kTokenWarps_;
   static constexpr int kBlocks = kBlocks_;  // on an SM, which bounds the registers
@@ -130,7 +131,7 @@ class WeightFiller {
       to_ = line * (kPanelUnits * kUnit) + (unit ^ (unit / 8 % 2 * 2)) * kUnit;
     } else {
       term_ = unit * (kUnit * 8 / kWeightBits);
-      to_ = PlainPlace<Tile, kWeightBits>::first_unit(line) ^ unit * kUnit;
+      to_ = Place::first_unit(line) ^ unit * kUnit;
     }
     term_ += first_term;
     stride_ = lines_at_once_ * w.pitch;
@@ -155,7 +156,10 @@ class WeightFiller {
   static constexpr int kTurns = Tile::kRows * kRowUnits / Tile::kThreads;
   static_assert(kTurns * Tile::kThreads == Tile::kRows * kRowUnits);
   static_assert(kWeightBits == 8 || Tile::kThreads % kPanelUnits == 0, "whole panels");
-  static_assert(Tile::kThreads / kRowUnits % (8 * Tile::kLaneRows) == 0, "turns differ by whole 128 bytes");
+  // Rows so far apart have the same twist, and lie a whole number of 128 bytes apart.
+  using Place = PlainPlace<Tile, kWeightBits>;
+  static constexpr int kApart = Tile::kLaneRows * (Place::kLines == 1 ? Place::kRowBytes / Place::kSlice : 8);
+  static_assert(Tile::kThreads / kRowUnits % kApart == 0);
 
   const std::uint8_t* from_;
   std::int64_t stride_;
@@ -386,13 +390,13 @@ struct NoOffset {
   __device__ explicit NoOffset(unsigned) {}
 };
 
-// 16-bit tokens by a weight as floats of their type.
+// 16-bit tokens by a weight as floats of their type. kChunk_ 0: a group is a row.
 template <class T, int kChunk_>
 struct FloatArithmetic {
   static constexpr int kElement = 2;
   static constexpr bool kSplits = true;
-  static constexpr bool kRow = false;
-  static constexpr int kChunk = kChunk_;
+  static constexpr bool kRow = kChunk_ == 0;
+  static constexpr int kChunk = kRow ? 2 : kChunk_;
   using Sum = float;
   using Total = float;
   struct Slice {
@@ -402,13 +406,12 @@ struct FloatArithmetic {
   __device__ static uint4 read(std::uint32_t from) { return load_shared(from); }
 
   __device__ static void multiply(Sum (&sums)[4], const Slice& b, uint4 a, bool first) {
-    if (first) sums[0] = sums[1] = sums[2] = sums[3] = 0;
-    multiply_add_16(T(), sums, b.a[0], {a.x, a.y});
+    first ? multiply_16(T(), sums, b.a[0], {a.x, a.y}) : multiply_add_16(T(), sums, b.a[0], {a.x, a.y});
     multiply_add_16(T(), sums, b.a[1], {a.z, a.w});
   }
 
   __device__ static float fold(Sum sum, float scale, float total) { return __fmaf_rn(sum, scale, total); }
-  __device__ static float fold_row(Sum sum, float) { return sum; }
+  __device__ static float fold_row(Sum sum, float scale) { return sum * scale; }
 };
 
 // s8 tokens by a weight as bytes, exact sums of a group. kGroup: slices of a group; 0: a group is a row.
@@ -614,7 +617,10 @@ __device__ void multiply_and_store(const Arguments& p, int2 first, int part, std
       if constexpr (Arithmetic::kSplits && !kGrouped) {
         if (p.parts > 1) {
 #pragma unroll
-          for (int i = 0; i < kLaneRows; ++i) values[i] = totals[t][i / 2][i % 2 * 2 + e];
+          for (int i = 0; i < kLaneRows; ++i) {
+            const auto total = totals[t][i / 2][i % 2 * 2 + e];
+            values[i] = Arithmetic::kRow ? arithmetic.fold_row(total, scales[i]) : total;
+          }
           if (col < p.sums_pitch)
             store_floats(p.sums + (std::int64_t{part} * p.tokens + of_y) * p.sums_pitch + col, values);
           continue;
@@ -633,7 +639,8 @@ __device__ void multiply_and_store(const Arguments& p, int2 first, int part, std
 }
 
 template <class Tile, class Arithmetic>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) grouped_weight_gemm_kernel(const __grid_constant__ Arguments p) {
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    grouped_weight_gemm_kernel(const __grid_constant__ Arguments p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   const int2 tile = tile_in_bands(static_cast<int>(blockIdx.x), p.token_tiles, p.row_tiles);
   multiply_and_store<Tile, Arithmetic>(p, {tile.x * Tile::kTokens, tile.y * Tile::kRows}, static_cast<int>(blockIdx.y),

@@ -33,6 +33,12 @@ constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
 constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
 constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
 
+// A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
+template <class Tile, class Arithmetic>
+using Fitted = std::conditional_t<(Arithmetic::kChunk * kSliceTerms <= Tile::kStep), Tile,
+                                  TileShape<Tile::kRows, Tile::kTokens, 2 * Tile::kStep, Tile::kStages - 1,
+                                            Tile::kRowWarps, Tile::kTokenWarps, Tile::kBlocks>>;
+
 template <class Tile, class Arithmetic>
 constexpr unsigned kSharedBytes = Tile::kStages* Stage<Tile, Arithmetic>::kBytes;
 
@@ -126,11 +132,15 @@ inline std::string reason_against_float_tokens(const GemmProblem& p) {
   return {};
 }
 
-// Calls body.operator()<Arithmetic<T, chunk>>() with a's type and the slices that are added up before they are scaled.
+// Calls body.operator()<Arithmetic<T, chunk>>() with a's type and the slices that are added up before they are scaled,
+// 0 for a row. Fewer forms than there could be, since each is compiled for every tile.
 template <template <class, int> class Arithmetic, class Body>
 void with_chunk_and_type(const GemmProblem& p, const Body& body) {
   const auto with = [&]<class T>() {
-    p.b.group == 32 ? body.template operator()<Arithmetic<T, 1>>() : body.template operator()<Arithmetic<T, 2>>();
+    if constexpr (Arithmetic<T, 1>::kWeightBits == 8) {  // mostly has a scale per row
+      if (p.b.group == p.k) return body.template operator()<Arithmetic<T, 0>>();
+    }
+    p.b.group < 128 ? body.template operator()<Arithmetic<T, 1>>() : body.template operator()<Arithmetic<T, 4>>();
   };
   p.a == DType::f16 ? with.template operator()<__half>() : with.template operator()<__nv_bfloat16>();
 }
@@ -167,8 +177,8 @@ std::string detail(const GemmProblem& p) {
   const Choice choice = choose<Format>(p, p.m);
   std::string text;
   with_tile<Format>(choice.tile, [&]<class Tile>() {
-    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", steps of ", Tile::kStep, ", ",
-                   choice.parts, choice.parts == 1 ? " part of k" : " parts of k");
+    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,
+                   choice.parts == 1 ? " part of k" : " parts of k");
   });
   return text;
 }
@@ -187,18 +197,19 @@ inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
   return o.b.strides[1] == 1 && aligned_rows(o.b.data, strides * bits(p.b.type) / 8, kUnit);
 }
 
-template <class Format, const std::string_view& kName>
+template <class Format, const std::string_view& kName, bool kExperts>
 void load(const GemmProblem& p) {
   Format::with_arithmetic(p, [&]<class Arithmetic>() {
-    Format::for_each_tile([&]<class Tile>(const Candidate<Tile>&) {
-      if (p.operation == Operation::grouped_gemm) {
+    Format::for_each_tile([&]<class Listed>(const Candidate<Listed>&) {
+      using Tile = Fitted<Listed, Arithmetic>;
+      if constexpr (kExperts) {
         prepare(kName, experts_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
       } else {
         prepare(kName, grouped_weight_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
       }
     });
   });
-  if constexpr (Format::kSplits) prepare(kName, sum_parts_kernel<kSumThreads>);
+  if constexpr (Format::kSplits && !kExperts) prepare(kName, sum_parts_kernel<kSumThreads>);
 }
 
 // All but what depends on a tile.
@@ -226,12 +237,13 @@ void launch_experts(const GemmProblem& problem, const GemmOperands& o, const Lau
   set_operands(p, problem, o);
   p.bias.type = o.bias.dtype;
   p.experts = experts_of(problem, o);
-  with_tile<Format>(choose<Format>(problem, m).tile, [&]<class Tile>() {
-    p.part_steps = steps_of_part(problem.k, 1, Tile::kStep);
-    p.parts = 1;
-    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
-    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+  with_tile<Format>(choose<Format>(problem, m).tile, [&]<class Listed>() {
     Format::with_arithmetic(problem, [&]<class Arithmetic>() {
+      using Tile = Fitted<Listed, Arithmetic>;
+      p.part_steps = steps_of_part(problem.k, 1, Tile::kStep);
+      p.parts = 1;
+      p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+      p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
       const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kTokens) * p.row_tiles);
       enqueue(kName, experts_gemm_kernel<Tile, Arithmetic>,
               LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, launch.stream, p);
@@ -247,13 +259,14 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   const Choice choice = choose<Format>(problem, o.a.rows(), launch.workspace.size);
   p.sums = static_cast<float*>(launch.workspace.data);
   p.sums_pitch = sums_pitch(problem.n);
-  with_tile<Format>(choice.tile, [&]<class Tile>() {
-    p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
-    p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
-    p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
-    p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
-    p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
+  with_tile<Format>(choice.tile, [&]<class Listed>() {
     Format::with_arithmetic(problem, [&]<class Arithmetic>() {
+      using Tile = Fitted<Listed, Arithmetic>;
+      p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
+      p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
+      p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+      p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+      p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
       static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
       const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
       enqueue(kName, grouped_weight_gemm_kernel<Tile, Arithmetic>,
@@ -270,40 +283,38 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   }
 }
 
-// The row of a Format, which has
-//   kFormat, kBound, kSplits        whether parts of k may be added up by a second kernel
-//   reason_against(problem)         beside reason_against_problem
-//   for_each_tile(body)             calls body(Candidate<Tile>)
-//   with_arithmetic(problem, body)  calls body.operator()<Arithmetic>() with the problem's
 template <class Format>
 std::string supports(const GemmProblem& p) {
   std::string reason = reason_against_problem(p);
   return reason.empty() ? Format::reason_against(p) : reason;
 }
 
-template <class Format, const std::string_view& kName>
+// The row of a Format, which has
+//   kFormat, kBound, kSplits        whether parts of k may be added up by a second kernel
+//   reason_against(problem)         beside reason_against_problem
+//   for_each_tile(body)             calls body(Candidate<Tile>)
+//   with_arithmetic(problem, body)  calls body.operator()<Arithmetic>() with the problem's
+//
+// kExperts: of each expert's rows. A block finds its tile among the experts' (device/experts.cuh), and then is a block
+// of the dense kernel; rows of a are gathered on the way into shared memory.
+template <class Format, const std::string_view& kName, bool kExperts = false>
 constexpr GemmKernel row() {
-  return {.name = kName,
-          .task = {Operation::gemm, Format::kFormat},
-          .device = DeviceType::cuda,
-          .supports = supports<Format>,
-          .cost = cost<Format>,
-          .workspace = Format::kSplits ? workspace<Format> : nullptr,
-          .launch = launch<Format, kName>,
-          .prepare = load<Format, kName>,
-          .detail = detail<Format>,
-          .aligned = aligned,
-          .bound = Format::kBound};
-}
-
-// Of each expert's rows: a block finds its tile among the experts' (device/experts.cuh), and then is a block of the dense
-// kernel. Rows of a are gathered on the way into shared memory.
-template <class Format, const std::string_view& kName>
-constexpr GemmKernel experts_row() {
-  GemmKernel kernel = row<Format, kName>();
-  kernel.task.operation = Operation::grouped_gemm;
-  kernel.workspace = nullptr;
-  kernel.launch = launch_experts<Format, kName>;
+  GemmKernel kernel = {.name = kName,
+                       .task = {Operation::gemm, Format::kFormat},
+                       .device = DeviceType::cuda,
+                       .supports = supports<Format>,
+                       .cost = cost<Format>,
+                       .prepare = load<Format, kName, kExperts>,
+                       .detail = detail<Format>,
+                       .aligned = aligned,
+                       .bound = Format::kBound};
+  if constexpr (kExperts) {
+    kernel.task.operation = Operation::grouped_gemm;
+    kernel.launch = launch_experts<Format, kName>;
+  } else {
+    if (Format::kSplits) kernel.workspace = workspace<Format>;
+    kernel.launch = launch<Format, kName>;
+  }
   return kernel;
 }
 

@@ -48,11 +48,10 @@ struct Format {
 
   template <class Body>
   static void for_each_tile(const Body& body) {
-    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{91e-9, 25e-9}});
-    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{105e-9, 25e-9}});
-    body(Candidate<TileShape<64, 32, 128, 4, 2, 2, 3>>{{140e-9, 42e-9}});
-    body(Candidate<TileShape<64, 64, 64, 6, 2, 2, 3>>{{213e-9, 85e-9}});
-    body(Candidate<TileShape<64, 128, 64, 4, 2, 2, 2>>{{323e-9, 118e-9}});
+    body(Candidate<TileShape<64, 8, 128, 8, 4, 1, 4>>{{96e-9, 24e-9}});
+    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 4>>{{104e-9, 32e-9}});
+    body(Candidate<TileShape<128, 32, 128, 4, 4, 1, 3>>{{224e-9, 68e-9}});
+    body(Candidate<TileShape<128, 64, 64, 4, 4, 1, 2>>{{284e-9, 124e-9}});
   }
 
   template <class Body>

@@ -226,8 +226,9 @@ struct Shared {
 };
 
 struct Arguments {
-  int steps = 0;    // of k
-  TileOrder order;  // of the clusters' tiles: rows of b down, rows of a across
+  int steps = 0;     // of k
+  TileOrder order;   // of the clusters' tiles: rows of b down, rows of a across
+  int few_rows = 0;  // of a, if the first block of a cluster loads all: TMA takes long over boxes mostly out of bounds
   std::int64_t k = 0;
   RowScale<float> scale;
   TransposeTarget y;
@@ -240,11 +241,14 @@ struct Arguments {
 template <class F>
 using Place = TransposedPlace<F::rows_a, kRowsB>;
 
-// One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
+// One thread: tiles of a and b, stage by stage. Each block loads half of a for both. What follows a few rows of a is
+// what was there: it makes columns of sums that are not stored.
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
                               const Arguments& arguments) {
   constexpr int kHalf = F::rows_a / kClusterSize;
+  const bool few = !F::a_outer && arguments.few_rows > 0;
+  const unsigned bytes = few ? sizeof(Shared<F>::Stage::b) + arguments.few_rows * kTileK * 2 : sizeof(shared.stages[0]);
   RingPosition<F::stages> at;
   for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
     const int2 origin = place.origin(arguments.order[t]);
@@ -256,13 +260,13 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
       const int term = step * kTileK;
       const int row = origin.y + place.rank * kHalf;
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
+      ptx::mbarrier_arrive_expect_tx(full, bytes);
       if constexpr (F::a_outer) {
 #pragma unroll
         for (int i = 0; i < kHalf; i += 64) {
           ptx::tma_load_multicast(kBothBlocks, a + i * kTileK * 2, maps.a, {row + i, term}, full);
         }
-      } else {
+      } else if (!few || place.rank == 0) {
         ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, row}, full);
       }
       if constexpr (F::b_outer) {
@@ -436,8 +440,8 @@ struct Consumer {
       const int2 origin = place.origin(arguments.order[t]);
       multiply(sums, b, at, t + place.clusters < arguments.order.count());
       if constexpr (F::channels) finish(sums, origin.x + 64 * group, after);
-      store_transposed<T>(sums, F::channels ? 1 : after, shared.buffers[group], {origin.x + 64 * group, origin.y}, y, arguments.y,
-                          kConsumerBarriers + group);
+      store_transposed<T>(sums, F::channels ? 1 : after, shared.buffers[group], {origin.x + 64 * group, origin.y}, y,
+                          arguments.y, kConsumerBarriers + group);
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
     __syncwarp();

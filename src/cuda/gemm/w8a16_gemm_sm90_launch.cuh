@@ -75,8 +75,14 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   const Tensor y = lines_of(o.y, y_along_a);
 
   GemmMaps maps;
-  maps.a = F::a_outer ? tensor_map(kernel, a, {kTileK, 64, true})
-                      : tensor_map(kernel, a, {F::rows_a / kClusterSize, kTileK, true});
+  Arguments arguments;
+  constexpr int kHalf = F::rows_a / kClusterSize;
+  if (F::a_outer) {
+    maps.a = tensor_map(kernel, a, {kTileK, 64, true});
+  } else {
+    if (o.a.rows() <= kHalf) arguments.few_rows = static_cast<int>(o.a.rows());
+    maps.a = tensor_map(kernel, a, {arguments.few_rows > 0 ? arguments.few_rows : kHalf, kTileK, true});
+  }
   if (F::b_outer) {
     maps.b = maps.b_odd = tensor_map(kernel, b, {kTileK, kRowsB, true});
   } else {
@@ -85,7 +91,6 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   }
   maps.y = maps.a;
 
-  Arguments arguments;
   arguments.steps = steps_of(o.a.cols());
   arguments.order = order_of<typename F::Tile>({o.a.rows(), o.b.rows(), o.a.cols()});
   arguments.k = o.a.cols();

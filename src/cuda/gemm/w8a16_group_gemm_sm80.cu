@@ -2,8 +2,9 @@
 //
 //   y (m, n) = round_to_y(sum over groups g of s[j, g] * (sum over c in g of a[i, c] * q[j, c]) + bias[j])
 //
-// a f16 or bf16, q s8, a scale per group, channel or tensor. Products are exact; they are summed in f32, 64 terms or a
-// group of 32 at a time, and scaled in f32: grouped_weight_gemm_sm80.cuh. The order of the terms does not depend on m.
+// a f16 or bf16, q s8, a scale per group, channel or tensor. Products are exact; they are summed in f32, a row's all
+// at once, of groups 128 at a time, or 32 where they are shorter, and scaled in f32: grouped_weight_gemm_sm80.cuh. The
+// order of the terms does not depend on m.
 #include "cuda/gemm/w8a16_group_gemm_sm80.cuh"
 
 namespace octile::cuda {

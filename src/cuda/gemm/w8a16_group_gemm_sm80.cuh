@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/bytes.cuh"
+#include "cuda/device/int4.cuh"
 #include "cuda/gemm/grouped_weight_gemm_sm80_launch.cuh"
 
 namespace octile::cuda::w8a16_sm80 {
@@ -39,11 +40,10 @@ struct Format {
 
   template <class Body>
   static void for_each_tile(const Body& body) {
-    body(Candidate<TileShape<64, 8, 128, 5, 4, 1, 4>>{{91e-9, 25e-9}});
-    body(Candidate<TileShape<64, 16, 128, 4, 4, 1, 4>>{{105e-9, 25e-9}});
-    body(Candidate<TileShape<64, 32, 64, 6, 2, 2, 3>>{{140e-9, 42e-9}});
-    body(Candidate<TileShape<64, 64, 64, 5, 2, 2, 3>>{{213e-9, 85e-9}});
-    body(Candidate<TileShape<64, 128, 64, 4, 2, 2, 2>>{{323e-9, 118e-9}});
+    body(Candidate<TileShape<64, 8, 128, 6, 4, 1, 3>>{{64e-9, 27e-9}});
+    body(Candidate<TileShape<64, 16, 128, 6, 4, 1, 3>>{{72e-9, 32e-9}});
+    body(Candidate<TileShape<64, 32, 128, 4, 4, 1, 3>>{{116e-9, 48e-9}});
+    body(Candidate<TileShape<128, 64, 64, 4, 4, 1, 2>>{{244e-9, 84e-9}});
   }
 
   template <class Body>

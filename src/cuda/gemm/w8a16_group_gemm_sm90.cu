@@ -2,8 +2,8 @@
 //
 //   y (m, n) = round_to_y(s[j] * sum_c a[i, c] * q[j, c] + bias[j])
 //
-// a f16 or bf16, q s8. The kernel is w8a16_gemm_sm90's; nothing is rounded before the sums in f32, and the scale and the
-// bias take one fma at the end.
+// a f16 or bf16, q s8. The kernel is w8a16_gemm_sm90's; nothing is rounded before the sums in f32, and the scale and
+// the bias take one fma at the end.
 #include <string>
 #include <string_view>
 

@@ -1,4 +1,4 @@
-// w8a16_group_gemm_sm80 of each expert's rows: experts_row() of grouped_weight_gemm_sm80_launch.cuh. The order of the
+// w8a16_group_gemm_sm80 of each expert's rows: row() of grouped_weight_gemm_sm80_launch.cuh. The order of the
 // terms does not depend on m.
 #include "cuda/gemm/w8a16_group_gemm_sm80.cuh"
 
@@ -8,7 +8,6 @@ namespace {
 constexpr std::string_view kName = "w8a16_grouped_gemm_sm80";
 }
 
-extern constinit const GemmKernel w8a16_grouped_gemm_sm80 =
-    grouped_weight_sm80::experts_row<w8a16_sm80::Format, kName>();
+extern constinit const GemmKernel w8a16_grouped_gemm_sm80 = grouped_weight_sm80::row<w8a16_sm80::Format, kName, true>();
 
 }  // namespace octile::cuda

@@ -1,5 +1,5 @@
-// w8a8_group_gemm_sm80, w8a8 with a scale per group of the weight, on every GPU from Ampere on: y (m, n), over the groups
-// g of k in order,
+// w8a8_group_gemm_sm80, w8a8 with a scale per group of the weight, on every GPU from Ampere on: y (m, n), over the
+// groups g of k in order,
 //
 //   t = fma(f32(sum_c a[i, c] * q[j, c]), s[j, g], t), then y[i, j] = fma(t, a_scale[i], bias[j])
 //
