@@ -27,30 +27,34 @@ class SumOfTerms {
 struct Convolution {
   static Facts facts();
   static void run(auto& t, const auto& kernel) {
-    const int n0 = t.size(0), h = t.size(1), w = t.size(2), kh = t.size(3), kw = t.size(4);
+    const auto n0 = t.size(0), h = t.size(1), w = t.size(2), kh = t.size(3), kw = t.size(4);
     auto x = input(t, "x", {n0, h, w}), k = input(t, "k", {kh, kw});
     auto z = output(t, "z", {n0, h, w});
     const auto go = [&](auto b0, auto bh, auto bw) {
+      t.assume(kh == bh);
+      t.assume(kw == bw);
       t.launch({cdiv(n0, b0)}, kernel, x, k, z, n0, h, w, bh, bw, b0, c<8>);
     };
     t.blocks() == 0 ? go(c<1>, c<4>, c<4>) : t.blocks() == 1 ? go(c<2>, c<4>, c<4>) : go(c<4>, c<2>, c<8>);
-    expect(t, z, [&](std::int64_t i) {
-      const std::int64_t image = i / (h * w), row = i / w % h, column = i % w;
-      SumOfTerms sum;
-      for (std::int64_t oj = 0; oj < kh && row + oj < h; ++oj) {
-        for (std::int64_t ok = 0; ok < kw && column + ok < w; ++ok) {
-          sum.add(static_cast<double>(k[oj * kw + ok]) * x[(image * h + row + oj) * w + column + ok]);
+    if constexpr (has_values<decltype(t)>) {
+      expect(t, z, [&](std::int64_t i) {
+        const std::int64_t image = i / (h * w), row = i / w % h, column = i % w;
+        SumOfTerms sum;
+        for (std::int64_t oj = 0; oj < kh && row + oj < h; ++oj) {
+          for (std::int64_t ok = 0; ok < kw && column + ok < w; ++ok) {
+            sum.add(static_cast<double>(k[oj * kw + ok]) * x[(image * h + row + oj) * w + column + ok]);
+          }
         }
-      }
-      return sum.expected();
-    });
+        return sum.expected();
+      });
+    }
   }
 };
 
 struct BatchedMatmul {
   static Facts facts();
   static void run(auto& t, const auto& kernel) {
-    const int n0 = t.size(0), n1 = t.size(1), n2 = t.size(2), middle = t.size(3);
+    const auto n0 = t.size(0), n1 = t.size(1), n2 = t.size(2), middle = t.size(3);
     auto x = input(t, "x", {n2, n0, middle}), y = input(t, "y", {n2, middle, n1});
     auto z = output(t, "z", {n2, n0, n1});
     const auto go = [&](auto b2) {
@@ -58,14 +62,16 @@ struct BatchedMatmul {
                c<16>);
     };
     t.blocks() == 0 ? go(c<1>) : go(c<2>);
-    expect(t, z, [&](std::int64_t i) {
-      const std::int64_t row = i / n1, batch = row / n0;
-      SumOfTerms sum;
-      for (std::int64_t l = 0; l < middle; ++l) {
-        sum.add(static_cast<double>(x[row * middle + l]) * y[(batch * middle + l) * n1 + i % n1]);
-      }
-      return sum.expected();
-    });
+    if constexpr (has_values<decltype(t)>) {
+      expect(t, z, [&](std::int64_t i) {
+        const std::int64_t row = i / n1, batch = row / n0;
+        SumOfTerms sum;
+        for (std::int64_t l = 0; l < middle; ++l) {
+          sum.add(static_cast<double>(x[row * middle + l]) * y[(batch * middle + l) * n1 + i % n1]);
+        }
+        return sum.expected();
+      });
+    }
   }
 };
 
@@ -75,25 +81,28 @@ struct QuantizedMatmul {
 
   static Facts facts();
   static void run(auto& t, const auto& kernel) {
-    const int n0 = t.size(0), n1 = t.size(1), middle = t.size(2), groups = middle / kGroup;
-    const int words = cdiv(groups, kInAWord);  // of shifts
+    const auto n0 = t.size(0), n1 = t.size(1), middle = t.size(2), groups = middle / kGroup;
+    const auto words = cdiv(groups, kInAWord);  // of shifts
+    t.assume(middle % kGroup == 0);
     auto scale = input(t, "scale", {n0, groups});
     auto offset = input<s32>(t, "offset", {n0, words}), weight = input<s32>(t, "weight", {n0, groups});
     auto activation = input(t, "activation", {middle, n1});
     auto z = output(t, "z", {n0, n1});
     t.launch({cdiv(n0, 16), cdiv(n1, 16)}, kernel, scale, offset, weight, activation, z, n0, n1, middle, c<16>, c<16>,
              c<64>);
-    expect(t, z, [&](std::int64_t i) {
-      const std::int64_t row = i / n1;
-      SumOfTerms sum(1);
-      for (std::int64_t l = 0; l < middle; ++l) {
-        const std::int64_t group = l / kGroup;
-        const int shift = nibble(offset[row * words + group / kInAWord], group % kInAWord);
-        const int w = nibble(weight[row * groups + l / kInAWord], l % kInAWord) - shift;
-        sum.add(static_cast<double>(scale[row * groups + group]) * w * activation[l * n1 + i % n1]);
-      }
-      return sum.expected();
-    });
+    if constexpr (has_values<decltype(t)>) {
+      expect(t, z, [&](std::int64_t i) {
+        const std::int64_t row = i / n1;
+        SumOfTerms sum(1);
+        for (std::int64_t l = 0; l < middle; ++l) {
+          const std::int64_t group = l / kGroup;
+          const int shift = nibble(offset[row * words + group / kInAWord], group % kInAWord);
+          const int w = nibble(weight[row * groups + l / kInAWord], l % kInAWord) - shift;
+          sum.add(static_cast<double>(scale[row * groups + group]) * w * activation[l * n1 + i % n1]);
+        }
+        return sum.expected();
+      });
+    }
   }
 
  private:

@@ -18,6 +18,7 @@ class Trial {
   int size(int i) const { return outcome.the_case.sizes[static_cast<std::size_t>(i)]; }
   int blocks() const { return outcome.the_case.blocks; }
   Values values() const { return outcome.the_case.values; }
+  void assume(bool) const {}  // of a proof: every case is so
 
   struct Place {
     std::int64_t line, at, length;
@@ -38,6 +39,11 @@ class Trial {
   std::uint64_t state_ = 0;
   int drawn_ = 0;
 };
+
+template <class AnyTrial>
+inline constexpr bool has_values = requires(AnyTrial t) {
+  t.outcome;
+};  // not so of a proof
 
 // Large values for int8: half of the maximum is a tie but for the roundings of the scale and of the quotient.
 inline float enlarged(float value, Trial::Place place) {
@@ -91,6 +97,12 @@ Array<T> output(Trial& t, const char* name, std::vector<std::int64_t> shape) {
   Array<T> result(name, std::move(shape));
   t.outcome.min_bytes += result.size() * static_cast<std::int64_t>(sizeof(T));
   return result;
+}
+
+// Neither: the launches' own.
+template <class T>
+Array<T> between_launches(Trial&, const char* name, T value) {
+  return Array<T>(name, {1}, {value});
 }
 
 // expected(i) gives an Expected for element i.

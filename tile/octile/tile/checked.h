@@ -272,8 +272,9 @@ class CheckedCpu::Program {
 
   // As a GPU has it: steps are staged before the bodies of earlier ones have run, and a step may be staged again. So a
   // stage that depends on more than its step goes wrong here too.
-  template <class Context, class Stages, class Stage, class Body>
-  void pipeline(Context& t, Stages stages, int steps, Stage& stage, Body& body) {
+  template <class Context, class Stages, class Steps, class Stage, class Body>
+  void pipeline(Context& t, Stages stages, Steps number, Stage& stage, Body& body) {
+    const int steps = static_cast<int>(number);
     const std::uint32_t epoch = recorder_.epoch();
     const auto load = [&](const auto& fetch, auto) {
       recorder_.begin_fetch(epoch);

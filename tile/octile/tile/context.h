@@ -52,8 +52,14 @@ class Context {
   typename E::Program program;
 
   // Which program of the grid this is, and how many there are.
-  TILE_FUNCTION auto program_id(int axis) const { return program.id(axis); }
-  TILE_FUNCTION int num_programs(int axis) const { return program.count(axis); }
+  template <class Axis>
+  TILE_FUNCTION auto program_id(Axis axis) const {
+    return program.id(static_cast<int>(axis));
+  }
+  template <class Axis>
+  TILE_FUNCTION auto num_programs(Axis axis) const {
+    return program.count(static_cast<int>(axis));
+  }
 
   // 0, 1, ... N - 1, as a row.
   template <int N>
@@ -115,8 +121,8 @@ class Context {
 
   // for (k = 0 .. steps - 1) body(k, a, b, ...), where stage(k) returns fetches(t.fetch(...), ...). A GPU has the loads
   // of the next `Stages - 1` steps under way while it computes one.
-  template <int Stages, class Stage, class Body>
-  TILE_FUNCTION void pipeline(Constant<Stages> stages, int steps, Stage stage, Body body) {
+  template <int Stages, class Steps, class Stage, class Body>
+  TILE_FUNCTION void pipeline(Constant<Stages> stages, Steps steps, Stage stage, Body body) {
     program.pipeline(*this, stages, steps, stage, body);
   }
   template <class P, class M = Everything, class Other = Nothing>

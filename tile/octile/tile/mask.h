@@ -56,7 +56,8 @@ struct Bound {
 
  private:
   static constexpr int kColumns = Shape::kColumns;
-  using Distance = std::make_unsigned_t<Stored>;  // of any two indices
+  using Distance = typename std::conditional_t<std::is_integral_v<Stored>, std::make_unsigned<Stored>,
+                                               std::type_identity<Stored>>::type;  // of any two indices
 
   // The columns of a row that starts at `start` whose index is below n, or at most n: the first ones or the last ones.
   template <bool kToo>

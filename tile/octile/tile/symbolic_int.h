@@ -1,0 +1,205 @@
+// Integers of a kernel that may be symbols: what `int` is while a kernel is proved. With a number in it, it is one.
+#pragma once
+
+#include <exception>
+
+#include "octile/tile/checked_index.h"
+#include "octile/tile/context.h"
+#include "octile/tile/symbolic_trace.h"
+
+namespace octile::tile {
+
+// As an index tile holds it: exact.
+class SymbolicIndex {
+ public:
+  constexpr SymbolicIndex() = default;
+  template <class N>
+  requires std::is_integral_v<N>
+  constexpr SymbolicIndex(N number) : number_(static_cast<s64>(number)) {}  // NOLINT
+  explicit SymbolicIndex(const symbolic::Term& term);
+
+  constexpr bool is_number() const { return term_ == nullptr; }
+  symbolic::Term term() const;
+  explicit operator s64() const;  // throws if it is none
+
+  friend SymbolicIndex operator+(SymbolicIndex a, SymbolicIndex b) { return SymbolicIndex(a.term() + b.term()); }
+  friend SymbolicIndex operator*(SymbolicIndex a, SymbolicIndex b) { return SymbolicIndex(a.term() * b.term()); }
+  SymbolicIndex& operator+=(SymbolicIndex b) { return *this = *this + b; }
+  SymbolicIndex& operator*=(SymbolicIndex b) { return *this = *this * b; }
+
+ private:
+  s64 number_ = 0;
+  const symbolic::Term* term_ = nullptr;  // kept as long as the run
+};
+
+struct SymbolicOverflow {
+  std::vector<symbolic::Checked> checked;
+
+  void merge(const SymbolicOverflow& other);
+  template <class A>
+  void check(const A& affine);
+  void to_column();
+};
+struct NoSymbolicOverflow {  // a kernel's own integers are checked where they are computed
+  operator SymbolicOverflow() const { return {}; }
+  operator CheckedOverflow() const { return {}; }
+};
+
+// What `int` is.
+class SymbolicInt {
+ public:
+  SymbolicIndex value{};
+  NoSymbolicOverflow program_index_overflow{};
+
+  constexpr SymbolicInt() = default;
+  template <class N>
+  requires(std::is_arithmetic_v<N>) constexpr SymbolicInt(N number) : value(static_cast<s32>(number)) {}  // NOLINT
+  template <int N>
+  constexpr SymbolicInt(Constant<N>) : value(N) {}         // NOLINT
+  SymbolicInt(CheckedIndex index) : value(index.value) {}  // NOLINT
+  explicit SymbolicInt(const symbolic::Term& term) : value(term) {}
+
+  symbolic::Term term() const { return value.term(); }
+  explicit operator int() const { return static_cast<int>(static_cast<s64>(value)); }
+  explicit operator s64() const { return static_cast<s64>(value); }
+  operator CheckedIndex() const { return {static_cast<s64>(value), {}}; }
+  explicit operator float() const { return static_cast<float>(static_cast<s64>(value)); }
+
+  template <class B>
+  SymbolicInt& operator+=(B b) {
+    return *this = *this + b;
+  }
+  template <class B>
+  SymbolicInt& operator-=(B b) {
+    return *this = *this - b;
+  }
+  template <class B>
+  SymbolicInt& operator*=(B b) {
+    return *this = *this * b;
+  }
+  template <class B>
+  SymbolicInt& operator/=(B b) {
+    return *this = *this / b;
+  }
+  SymbolicInt& operator++() { return *this += 1; }
+  SymbolicInt& operator--() { return *this -= 1; }
+  SymbolicInt operator++(int) {
+    const SymbolicInt old = *this;
+    ++*this;
+    return old;
+  }
+};
+
+template <class A>
+concept SymbolicOperand = std::is_same_v<A, SymbolicInt> || is_constant<A> ||(std::is_integral_v<A> && sizeof(A) <= 4);
+template <class A, class B>
+concept SymbolicOperands = SymbolicOperand<A> && SymbolicOperand<B> &&
+    (std::is_same_v<A, SymbolicInt> || std::is_same_v<B, SymbolicInt>);
+
+namespace symbolic {
+
+enum class Operation { add, subtract, multiply, divide, remainder, bit_and, shift_left, shift_right };
+enum class Comparison { less, less_equal, equal };
+SymbolicInt computed(Operation operation, SymbolicInt a, SymbolicInt b);
+bool decided(Comparison comparison, SymbolicInt a, SymbolicInt b);
+// Of formulas: as above, for a stored tile or a number.
+Term computed(Space& space, Operation operation, const Term& a, const Term& b);
+Formula compared(Comparison comparison, const Term& a, const Term& b);
+
+}  // namespace symbolic
+
+#define TILE_SYMBOLIC_OPERATOR(op, name)                              \
+  template <class A, class B>                                         \
+  requires SymbolicOperands<A, B> SymbolicInt operator op(A a, B b) { \
+    return symbolic::computed(symbolic::Operation::name, a, b);       \
+  }
+TILE_SYMBOLIC_OPERATOR(+, add)
+TILE_SYMBOLIC_OPERATOR(-, subtract)
+TILE_SYMBOLIC_OPERATOR(*, multiply)
+TILE_SYMBOLIC_OPERATOR(/, divide)
+TILE_SYMBOLIC_OPERATOR(%, remainder)
+TILE_SYMBOLIC_OPERATOR(&, bit_and)
+TILE_SYMBOLIC_OPERATOR(<<, shift_left)
+TILE_SYMBOLIC_OPERATOR(>>, shift_right)
+#undef TILE_SYMBOLIC_OPERATOR
+inline SymbolicInt operator-(SymbolicInt a) { return 0 - a; }
+inline int operator&(CheckedIndex a, SymbolicInt b) { return static_cast<int>(a) & static_cast<int>(b); }
+inline int operator<<(CheckedIndex a, SymbolicInt b) { return static_cast<int>(a) << static_cast<int>(b); }
+inline int operator>>(CheckedIndex a, SymbolicInt b) { return static_cast<int>(a) >> static_cast<int>(b); }
+
+// A comparison decides: each outcome that is possible is followed.
+#define TILE_SYMBOLIC_COMPARISON(op, expression)                                     \
+  template <class A, class B>                                                        \
+  requires SymbolicOperands<A, B>                                                    \
+  bool operator op(A a, B b) {                                                       \
+    using symbolic::Comparison;                                                      \
+    const auto is = [](Comparison comparison, SymbolicInt left, SymbolicInt right) { \
+      return symbolic::decided(comparison, left, right);                             \
+    };                                                                               \
+    return expression;                                                               \
+  }
+TILE_SYMBOLIC_COMPARISON(<, is(Comparison::less, a, b))
+TILE_SYMBOLIC_COMPARISON(<=, is(Comparison::less_equal, a, b))
+TILE_SYMBOLIC_COMPARISON(>, is(Comparison::less, b, a))
+TILE_SYMBOLIC_COMPARISON(>=, is(Comparison::less_equal, b, a))
+TILE_SYMBOLIC_COMPARISON(==, is(Comparison::equal, a, b))
+TILE_SYMBOLIC_COMPARISON(!=, !is(Comparison::equal, a, b))
+#undef TILE_SYMBOLIC_COMPARISON
+
+template <class A, class B>
+requires SymbolicOperands<A, B> SymbolicInt cdiv(A a, B b) { return (SymbolicInt(a) + SymbolicInt(b) - 1) / b; }
+template <class A, class B>
+requires SymbolicOperands<A, B> SymbolicInt larger(A a, B b) { return a > b ? SymbolicInt(a) : SymbolicInt(b); }
+
+// As an operand of map.
+struct SymbolicScalar {
+  using Type = s32;
+  using Shape = Single;
+  s32 value;  // if it is a number
+  SymbolicInt number;
+};
+inline SymbolicScalar operand(SymbolicInt a) {
+  return {a.value.is_number() ? static_cast<s32>(static_cast<s64>(a.value)) : 0, a};
+}
+
+// for (int k : range(0, n, step)): of numbers, every one; of symbols, any two of them.
+class SymbolicRange {
+ public:
+  SymbolicRange(SymbolicInt first, SymbolicInt last, SymbolicInt step);
+  ~SymbolicRange();
+  SymbolicRange(const SymbolicRange&) = delete;
+  SymbolicRange& operator=(const SymbolicRange&) = delete;
+
+  struct Iterator {
+    SymbolicRange* range;
+    SymbolicInt operator*() const { return range->now_; }
+    Iterator& operator++() {
+      range->next();
+      return *this;
+    }
+    bool operator!=(const Iterator&) const { return range->goes_on(); }
+  };
+  Iterator begin() { return {this}; }
+  Iterator end() { return {this}; }
+
+ private:
+  void next();
+  bool goes_on();
+
+  SymbolicInt first_, last_, step_, now_;
+  bool symbolic_ = false, ended_ = false;
+  int loop_ = 0, passes_ = 0;
+  int exceptions_ = 0;
+  std::size_t depth_ = 0;
+};
+template <class A>
+requires std::is_same_v<A, SymbolicInt> SymbolicRange range(A last) { return {0, last, 1}; }
+template <class A, class B>
+requires SymbolicOperands<A, B> SymbolicRange range(A first, B last) { return {first, last, 1}; }
+template <class A, class B, class C>
+requires(SymbolicOperands<A, B> || SymbolicOperands<A, C> || SymbolicOperands<B, C>) SymbolicRange
+    range(A first, B last, C step) {
+  return {first, last, step};
+}
+
+}  // namespace octile::tile

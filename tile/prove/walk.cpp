@@ -1,0 +1,355 @@
+// The run of a kernel whose sizes are symbols: decisions, loops, and integers.
+#include <algorithm>
+#include <limits>
+
+#include "octile/tile/symbolic_int.h"
+
+namespace octile::tile {
+
+using symbolic::Formula;
+using symbolic::Term;
+using symbolic::Walk;
+
+namespace symbolic {
+
+namespace {
+
+thread_local Walk* under_way = nullptr;
+
+constexpr std::size_t kMaxDecisions = 64;
+
+std::vector<Formula> ranges(const std::vector<Pass>& loops) {
+  std::vector<Formula> result;
+  for (const Pass& pass : loops) result.push_back(pass.range);
+  return result;
+}
+
+}  // namespace
+
+Walk* walk_under_way() { return under_way; }
+Walk& the_walk() {
+  if (under_way == nullptr) throw NotDecided("a symbol outside of a proof");
+  return *under_way;
+}
+Under::Under(Walk* run) : outer_(std::exchange(under_way, run)) {}
+Under::~Under() { under_way = outer_; }
+
+void Lanes::take(const Lanes& other) {
+  for (const Undefined& u : other.undefined) {
+    const auto same = [&](const Undefined& mine) { return mine.where == u.where && mine.load.line == u.load.line; };
+    if (std::none_of(undefined.begin(), undefined.end(), same)) undefined.push_back(u);
+  }
+  for (const Checked& c : other.checked) {
+    const auto same = [&](const Checked& mine) { return mine.value == c.value && mine.bits == c.bits; };
+    if (std::none_of(checked.begin(), checked.end(), same)) checked.push_back(c);
+  }
+}
+
+Term TensorFacts::size() const {
+  Term result(1);
+  for (const Term& side : shape) result *= side;
+  return result;
+}
+
+std::vector<Formula> Walk::conditions() const {
+  std::vector<Formula> result = ranges(loops);
+  for (const Condition& condition : here_) result.push_back(condition.formula);
+  return result;
+}
+
+namespace {
+// (p, r, 0) of the result is (0, p, r).
+template <class T>
+T as_column(Space& space, const T& of) {
+  static const Term kZero, kPlanes = Term::atom(Space::kPlane), kRows = Term::atom(Space::kRow);
+  return space.replaced(of, [](int id) -> const Term* {
+    return id == Space::kPlane ? &kZero : id == Space::kRow ? &kPlanes : id == Space::kColumn ? &kRows : nullptr;
+  });
+}
+}  // namespace
+Term Walk::column(const Term& term) { return as_column(space, term); }
+Formula Walk::column(const Formula& formula) { return as_column(space, formula); }
+
+bool Walk::decide(const Formula& formula) {
+  if (formula.is(true)) return true;
+  if (formula.is(false)) return false;
+  std::vector<Formula> facts = conditions();
+  for (const Formula& fact : facts) {  // decided already
+    if (fact == formula) return true;
+    if (fact == !formula) return false;
+  }
+  bool choice = true;
+  if (decided_ < forced) {
+    choice = decisions[decided_];
+  } else {
+    if (decided_ >= kMaxDecisions) throw NotDecided("more than 64 conditions on sizes on one way through the kernel");
+    const bool second = std::any_of(loops.begin(), loops.end(), [](const Pass& pass) { return pass.number > 0; });
+    facts.push_back(formula);
+    const bool may_hold = feasible(facts);
+    facts.back() = !formula;
+    const bool may_fail = !may_hold || feasible(facts);
+    choice = may_hold;
+    decisions.resize(decided_);
+    decisions.push_back(choice);
+    if (may_hold && may_fail) {
+      skipped = skipped || (second && !all_second_passes);
+      if (!second || all_second_passes) open.push_back(decided_);
+    }
+  }
+  ++decided_;
+  // It holds as long as the iterations do that it speaks of.
+  std::vector<bool> atoms;
+  space.atoms_of(formula, atoms);
+  std::size_t depth = loops.size();
+  while (depth > 0 && !atoms[static_cast<std::size_t>(loops[depth - 1].iteration.parts().begin()->first[0])]) --depth;
+  here_.push_back({choice ? formula : !formula, depth});
+  if (depth == 0) {
+    path.conditions.push_back(here_.back().formula);
+    know(here_.back().formula);
+  }
+  return choice;
+}
+
+void Walk::know(const Formula& condition) {
+  const Formula::Node& node = condition.node();
+  if (node.kind != Formula::Kind::zero || node.term.parts().size() > 2) return;
+  const auto& [monomial, coefficient] = *node.term.parts().rbegin();
+  if (monomial.size() != 1 || (coefficient != 1 && coefficient != -1)) return;
+  if (node.term.parts().size() == 2 && !node.term.parts().begin()->first.empty()) return;
+  known_[monomial[0]] = Term(-coefficient * node.term.constant());
+}
+
+Term Walk::with_known_sizes(const Term& term) {
+  if (known_.empty()) return term;
+  return space.replaced(term, [&](int id) {
+    const auto found = known_.find(id);
+    return found == known_.end() ? nullptr : &found->second;
+  });
+}
+
+void Walk::demand(const Formula& must, const std::string& what, const Term& value) {
+  if (must.is(true)) return;
+  Demand demand{must, what, loops, conditions(), static_cast<int>(launches.size()) - 1, value, {}, {}};
+  demand.grid = {1, 1, 1};
+  if (!launches.empty()) {
+    demand.program = launches.back().program;
+    demand.grid = launches.back().grid;
+  }
+  path.demands.push_back(std::move(demand));
+}
+
+void Walk::add(Event event) {
+  event.launch = static_cast<int>(launches.size()) - 1;
+  event.program = launches.back().program;
+  event.grid = launches.back().grid;
+  event.position = position++;
+  event.since = event.access == Access::load ? since : -1;
+  event.loops = loops;
+  event.path = conditions();
+  path.events.push_back(std::move(event));
+}
+
+void Walk::enter(int number, const Term& first, const Term& last, const Term& step, int loop, bool pipeline) {
+  Pass pass;
+  pass.loop = loop;
+  pass.number = number;
+  pass.pipeline = pipeline;
+  pass.iteration = space.symbol("k" + std::to_string(loop) + (number == 0 ? "" : "b"), Atom::Owner::program);
+  const Term value = first + step * pass.iteration;
+  pass.range = less_equal(0, pass.iteration) &
+               (step.is_constant() && step.constant() < 0 ? less(last, value) : less(value, last));
+  space.say(pass.iteration, pass.range);
+  loops.push_back(pass);
+}
+
+void Walk::leave() {
+  loops.pop_back();
+  std::erase_if(here_, [&](const Condition& condition) { return condition.depth > loops.size(); });
+}
+
+Term Walk::opaque(const std::array<int, 3>& sides, std::int64_t low, std::int64_t high) {
+  std::string name = "v" + std::to_string(opaque_count_++) + "@";
+  for (std::size_t i = 0; i < decided_; ++i) name += decisions[i] ? "t" : "f";
+  std::vector<Term> operands;
+  if (!launches.empty()) operands.assign(launches.back().program.begin(), launches.back().program.end());
+  for (const Pass& pass : loops) operands.push_back(pass.iteration);
+  for (int axis = 0; axis < 3; ++axis) {
+    if (sides[static_cast<std::size_t>(axis)] > 1) operands.push_back(Term::atom(axis));
+  }
+  return space.value(name, operands, low, high);
+}
+
+// ---- Integers ----
+
+Term computed(Space& space, Operation operation, const Term& a, const Term& b) {
+  const auto power = [](const Term& count) {
+    if (!count.is_constant() || count.constant() < 0 || count.constant() > 31) {
+      throw NotDecided("a shift of an index by what is no number from 0 to 31");
+    }
+    return std::int64_t{1} << count.constant();
+  };
+  switch (operation) {
+    case Operation::add:
+      return a + b;
+    case Operation::subtract:
+      return a - b;
+    case Operation::multiply:
+      return a * b;
+    case Operation::divide:
+      return space.quotient(a, b);
+    case Operation::remainder:
+      return a - b * space.quotient(a, b);
+    case Operation::shift_left:
+      return a * Term(power(b));
+    case Operation::shift_right:
+      return space.floor_quotient(a, Term(power(b)));
+    case Operation::bit_and:
+      break;
+  }
+  const Term& mask = b.is_constant() ? b : a;
+  const Term& of = b.is_constant() ? a : b;
+  const std::int64_t bits = mask.constant();
+  if (!mask.is_constant() || bits < 0 || (bits & (bits + 1)) != 0) {
+    throw NotDecided("& of an index with what is not 2^n - 1");
+  }
+  return of - Term(bits + 1) * space.floor_quotient(of, Term(bits + 1));
+}
+
+Formula compared(Comparison comparison, const Term& a, const Term& b) {
+  if (comparison == Comparison::less) return less(a, b);
+  if (comparison == Comparison::less_equal) return less_equal(a, b);
+  return equal(a, b);
+}
+
+SymbolicInt computed(Operation operation, SymbolicInt a, SymbolicInt b) {
+  if (a.value.is_number() && b.value.is_number()) {
+    const s64 x = static_cast<s64>(a.value), y = static_cast<s64>(b.value);
+    s64 result = 0;
+    switch (operation) {
+      case Operation::add:
+        result = x + y;
+        break;
+      case Operation::subtract:
+        result = x - y;
+        break;
+      case Operation::multiply:
+        result = x * y;
+        break;
+      case Operation::divide:
+        result = y == 0 ? 0 : x / y;
+        break;
+      case Operation::remainder:
+        result = y == 0 ? x : x % y;
+        break;
+      case Operation::bit_and:
+        result = x & y;
+        break;
+      case Operation::shift_left:
+        result = x << (y & 31);
+        break;
+      case Operation::shift_right:
+        result = x >> (y & 31);
+        break;
+    }
+    return SymbolicInt(static_cast<s32>(result));
+  }
+  Walk& walk = the_walk();
+  const Term left = a.term(), right = b.term();
+  if (operation == Operation::divide || operation == Operation::remainder) {
+    walk.demand(!equal(right, 0), "a division by 0", right);
+  }
+  const Term result = computed(walk.space, operation, left, right);
+  if (operation == Operation::add || operation == Operation::subtract || operation == Operation::multiply ||
+      operation == Operation::shift_left) {
+    walk.demand(
+        less_equal(std::numeric_limits<s32>::min(), result) & less_equal(result, std::numeric_limits<s32>::max()),
+        "32 bits overflow", result);
+  }
+  return SymbolicInt(result);
+}
+
+bool decided(Comparison comparison, SymbolicInt a, SymbolicInt b) {
+  const Formula formula = compared(comparison, a.term(), b.term());
+  if (formula.is(true) || formula.is(false)) return formula.is(true);
+  return the_walk().decide(formula);
+}
+
+}  // namespace symbolic
+
+SymbolicIndex::SymbolicIndex(const Term& term) {
+  if (term.is_constant()) {
+    number_ = term.constant();
+  } else {
+    term_ = symbolic::the_walk().keep(term);
+  }
+}
+
+Term SymbolicIndex::term() const {
+  if (term_ == nullptr) return number_;
+  Walk* const walk = symbolic::walk_under_way();
+  return walk == nullptr ? *term_ : walk->with_known_sizes(*term_);
+}
+
+SymbolicIndex::operator s64() const {
+  if (term_ != nullptr) throw symbolic::NotDecided("a size becomes a number that the prover cannot follow");
+  return number_;
+}
+
+void SymbolicOverflow::merge(const SymbolicOverflow& other) {
+  symbolic::Lanes lanes;
+  lanes.checked = std::move(checked);
+  symbolic::Lanes more;
+  more.checked = other.checked;
+  lanes.take(more);
+  checked = std::move(lanes.checked);
+}
+
+void SymbolicOverflow::to_column() {
+  for (symbolic::Checked& c : checked) c.value = symbolic::the_walk().column(c.value);
+}
+
+// ---- Loops ----
+
+SymbolicRange::SymbolicRange(SymbolicInt first, SymbolicInt last, SymbolicInt step)
+    : first_(first), last_(last), step_(step), now_(first), exceptions_(std::uncaught_exceptions()) {
+  Walk* const walk = symbolic::walk_under_way();
+  symbolic_ = walk != nullptr;
+  if (!symbolic_) return;
+  loop_ = walk->next_loop();
+  depth_ = walk->loops.size();
+  const Term by = step.term();
+  if (by.is_constant() && by.constant() == 0) throw symbolic::NotDecided("a loop whose step is 0");
+  walk->demand(less_equal(last.term() + by, std::numeric_limits<s32>::max()), "32 bits overflow", last.term() + by);
+  if (!by.is_constant()) walk->demand(less(0, by), "a loop whose step is not above 0", by);
+}
+
+SymbolicRange::~SymbolicRange() {
+  if (!symbolic_ || ended_) return;
+  Walk* const walk = symbolic::walk_under_way();
+  if (walk == nullptr) return;
+  if (std::uncaught_exceptions() == exceptions_) walk->path.left_a_loop = true;
+  while (walk->loops.size() > depth_) walk->leave();
+}
+
+void SymbolicRange::next() {
+  if (!symbolic_) now_ = now_ + step_;
+}
+
+bool SymbolicRange::goes_on() {
+  if (!symbolic_) {
+    const s64 now = static_cast<s64>(now_.value), last = static_cast<s64>(last_.value);
+    return static_cast<s64>(step_.value) > 0 ? now < last : now > last;
+  }
+  Walk& walk = *symbolic::walk_under_way();
+  if (passes_ > 0) walk.leave();
+  if (passes_ == 2) {
+    ended_ = true;
+    return false;
+  }
+  walk.enter(passes_, first_.term(), last_.term(), step_.term(), loop_, false);
+  now_ = SymbolicInt(first_.term() + step_.term() * walk.loops.back().iteration);
+  ++passes_;
+  return true;
+}
+
+}  // namespace octile::tile

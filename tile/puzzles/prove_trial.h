@@ -1,0 +1,69 @@
+// A puzzle as a proof has it: its tensors and launches, for all sizes.
+#pragma once
+
+#include "octile/tile/prove.h"
+#include "puzzles/trial.h"
+
+namespace octile::tile::puzzles {
+
+class ProofTrial {
+ public:
+  ProofTrial(Prover& prover, const Facts& facts, int blocks) : prover(prover), facts_(facts), blocks_(blocks) {}
+  SymbolicInt size(int i) { return prover.size(facts_.size_names[static_cast<std::size_t>(i)]); }
+  int blocks() const { return blocks_; }
+  Values values() const { return Values::mixed; }
+  float next_float(Values, Trial::Place) const { return 0; }
+  void assume(bool condition) { prover.assume(condition); }
+  template <class Kernel, class... Args>
+  void launch(const SymbolicGrid& grid, const Kernel& kernel, Args... args) {
+    prover.launch(grid, kernel, args...);
+  }
+
+  Prover& prover;
+
+ private:
+  const Facts& facts_;
+  int blocks_;
+};
+
+using SymbolicShape = std::vector<SymbolicInt>;
+template <class T = f32, class F>
+SymbolicTensor<T> input(ProofTrial& t, const char* name, const SymbolicShape& shape, F) {
+  return t.prover.input<T>(name, shape);
+}
+template <class T = f32>
+SymbolicTensor<T> input(ProofTrial& t, const char* name, const SymbolicShape& shape) {
+  return t.prover.input<T>(name, shape);
+}
+inline SymbolicTensor<f32> scales(ProofTrial& t, const char* name, const SymbolicShape& shape) {
+  return t.prover.input<f32>(name, shape);
+}
+template <class T = f32>
+SymbolicTensor<T> output(ProofTrial& t, const char* name, const SymbolicShape& shape) {
+  return t.prover.output<T>(name, shape);
+}
+template <class T>
+SymbolicTensor<T> between_launches(ProofTrial& t, const char* name, T) {
+  return t.prover.input<T>(name, {1});
+}
+template <class T, class F>
+void expect(ProofTrial&, const SymbolicTensor<T>&, F) {}
+
+// P::run with symbols, for each of the block sizes that its cases have.
+template <class P, class... Kernels>
+std::vector<Proof> proofs(const Kernels&... kernels) {
+  const Facts facts = P::facts();
+  std::vector<Proof> result;
+  std::vector<int> known;
+  for (const Case& a_case : facts.cases) {
+    if (std::find(known.begin(), known.end(), a_case.blocks) != known.end()) continue;
+    known.push_back(a_case.blocks);
+    result.push_back(prove([&](Prover& prover) {
+      ProofTrial trial(prover, facts, a_case.blocks);
+      P::run(trial, kernels...);
+    }));
+  }
+  return result;
+}
+
+}  // namespace octile::tile::puzzles

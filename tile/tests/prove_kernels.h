@@ -1,0 +1,221 @@
+// Wrong kernels for the prover, of the kinds that the checker's tests have, at any size. Written as kernels are: what
+// `int` is, is the caller's.
+#pragma once
+
+namespace octile::tile::wrong {
+
+struct StartsTooEarly {
+  void operator()(auto& t, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>) - 3;
+    t.store(z + i, 1.0f, i < n);
+  }
+};
+struct RowsOverlapInAStore {
+  void operator()(auto& t, auto z, int n) const {
+    const auto i = col(t.arange(c<4>)) * 6 + t.arange(c<8>);
+    t.store(z + i, 1.0f, i < n);
+  }
+};
+struct OneMoreThanABlock {
+  void operator()(auto& t, auto z, int n) const {
+    const auto i = t.program_id(0) * 8 + t.arange(c<16>);
+    t.store(z + i, 1.0f, (t.arange(c<16>) <= 8) & (i < n));
+  }
+};
+struct ReadsItsNeighbour {
+  void operator()(auto& t, auto shared, auto z, int n) const {
+    const int p = t.program_id(0);
+    t.store(z + p, t.load(shared + (p + 1) % n));
+    t.store(shared + p, 1.0f);
+  }
+};
+struct ReadsWhatItStored {
+  void operator()(auto& t, auto z, int n) const {
+    const auto i = t.program_id(0) * 16 + t.arange(c<16>);
+    t.store(z + i, 1.0f, i < n);
+    t.store(z + i, t.load(z + i, i < n) + 1.0f, i < n);
+  }
+};
+struct ReversesInPlace {
+  void operator()(auto& t, auto x, int n) const {
+    const auto i = t.arange(c<64>);
+    const auto v = t.load(x + (n - 1 - i), i < n);
+    t.store(x + i, v, i < n);
+  }
+};
+struct RowsOverlapInALoop {
+  void operator()(auto& t, auto z, int n) const {
+    const auto j = t.arange(c<32>);
+    for (int row : range(cdiv(n, 20))) t.store(z + (j + row * 20), 1.0f, j + row * 20 < n);
+  }
+};
+struct OtherShape {
+  void operator()(auto& t, auto z, int n) const {
+    t.store(z + t.arange(c<64>), 0.0f, t.arange(c<64>) < n);
+    const auto i = col(t.arange(c<8>)) * 8 + t.arange(c<8>);
+    t.store(z + i, 1.0f, i < n);
+  }
+};
+struct LoadsAheadOfItsStores {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    t.pipeline(
+        c<3>, n - 1,
+        [&](int k) {
+          return fetches(t.fetch(z + (t.arange(c<16>) + 16 * k)), t.fetch(x + (t.arange(c<16>) + 16 * k)));
+        },
+        [&](int k, const auto& before, const auto& v) {
+          t.store(z + (t.arange(c<16>) + 16 * (k + 1)), before + v);
+          t.barrier();
+        });
+  }
+};
+struct IndexFromAMaskedLoad {
+  void operator()(auto& t, auto index, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + t.load(index + i, i < n), 1.0f);
+  }
+};
+struct MaskFromAMaskedLoad {
+  void operator()(auto& t, auto flags, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + i, 1.0f, t.load(flags + i, i < n) > 0);
+  }
+};
+struct HistogramWithoutALimit {
+  void operator()(auto& t, auto x, auto bins, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.atomic_add(bins + t.load(x + i, i < n, 0), 1, i < n);
+  }
+};
+struct StoresBesideAtomics {
+  void operator()(auto& t, auto total) const {
+    t.atomic_add(total, 1);
+    t.store(total + t.arange(c<1>), 0, t.arange(c<1>) + t.program_id(0) == 0);
+  }
+};
+struct AddsToWhatNobodyWrote {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + i, t.load(z + i, i < n) + t.load(x + i, i < n), i < n);
+  }
+};
+struct OffsetsPast32Bits {
+  void operator()(auto& t, auto z, int n) const {
+    const auto far = t.program_id(0) * 1500000 + t.arange(c<1>);
+    t.store(z + (far * 1000 - far * 999 - t.program_id(0) * 1499999), 1.0f, t.program_id(0) + t.arange(c<1>) < n);
+  }
+};
+
+// ---- And a second dozen, written before the prover knew them ----
+
+struct TransposesWithTheWrongStride {
+  void operator()(auto& t, auto x, auto z, int rows, int columns) const {
+    const auto i = col(t.program_id(0) * 16 + t.arange(c<16>));
+    const auto j = t.program_id(1) * 16 + t.arange(c<16>);
+    const auto in = (i < rows) & (j < columns);
+    t.store(z + j * columns + i, t.load(x + i * columns + j, in), in);
+  }
+};
+struct RotatesByOne {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + i + 1, t.load(x + i, i < n), i < n);
+  }
+};
+struct EvenElementsOnly {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = (t.program_id(0) * 32 + t.arange(c<32>)) * 2;
+    t.store(z + i, t.load(x + i, i < n), i < n);
+  }
+};
+struct LastBlockOfTheLoopMissing {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    for (int k : range(0, n - 32, 32)) {
+      const auto i = t.arange(c<32>) + k;
+      t.store(z + i, t.load(x + i, i < n), i < n);
+    }
+  }
+};
+struct StencilWithoutItsBorder {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    const auto v = t.load(x + (i - 1), i < n) + t.load(x + (i + 1), i < n);
+    t.store(z + i, v, i < n);
+  }
+};
+struct GridStrideWithoutTheStride {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    for (int k : range(0, n, 32)) {
+      const auto i = t.arange(c<32>) + k;
+      t.store(z + i, t.load(x + i, i < n), i < n);
+    }
+  }
+};
+struct DownsampledRowsOfTheInput {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + i, t.load(x + i * 2) + t.load(x + i * 2 + 1), i < n);
+  }
+};
+struct UpperTriangleOnly {
+  void operator()(auto& t, auto z, int n) const {
+    const auto i = col(t.program_id(0) * 8 + t.arange(c<8>));
+    const auto j = t.program_id(1) * 8 + t.arange(c<8>);
+    t.store(z + i * n + j, 1.0f, (i < n) & (j < n) & (j >= i));
+  }
+};
+struct SharedScratch {
+  void operator()(auto& t, auto x, auto scratch, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(scratch + t.arange(c<32>), t.load(x + i, i < n, 0.0f));
+    t.barrier();
+    t.store(z + i, t.load(scratch + t.arange(c<32>)), i < n);
+  }
+};
+struct BarrierInOneBranch {
+  void operator()(auto& t, auto scratch, auto z, int n) const {
+    const auto i = t.arange(c<32>);
+    t.store(scratch + t.program_id(0) * 32 + i, 1.0f);
+    if (n > 40) t.barrier();
+    t.store(z + t.program_id(0) * 32 + i, t.load(scratch + t.program_id(0) * 32 + (31 - i)));
+  }
+};
+struct BarrierBeforeTheLoopAlone {
+  void operator()(auto& t, auto scratch, auto z, int n) const {
+    const auto i = t.arange(c<32>);
+    t.store(scratch + i, 0.0f);
+    t.barrier();
+    for (int k : range(n)) {
+      const auto v = t.load(scratch + (31 - i));
+      t.store(z + (i + k * 32), v);
+      t.store(scratch + i, v + 1.0f);
+    }
+  }
+};
+struct GathersUnchecked {
+  void operator()(auto& t, auto index, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + i, t.load(x + t.load(index + i, i < n, 0), i < n), i < n);
+  }
+};
+struct ScattersWithTwins {
+  void operator()(auto& t, auto index, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + t.load(index + i, i < n, 0), t.load(x + i, i < n), i < n);
+  }
+};
+struct DividesByWhatMayBeZero {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    t.store(z + i, 100 / t.load(x + i, i < n, 1), i < n);
+  }
+};
+struct OneProgramTooMany {
+  void operator()(auto& t, auto x, auto z, int n) const {
+    const auto i = t.program_id(0) * 32 + t.arange(c<32>);
+    const auto from = i * (n / n);
+    t.store(z + (from & 1023), t.load(x + i, i < n, 0.0f), i < n);
+  }
+};
+
+}  // namespace octile::tile::wrong
