@@ -63,7 +63,6 @@ TEST(CudaEmulation, Warpgroups) {
 }
 TEST(CudaEmulation, OneWarpgroup) {
   expect_the_results_of_the_cpu<Warpgroups<1>>([](auto& cases) {
-    cases.tiles();
     cases.bytes_forward();
     cases.float_dots();
   });

@@ -9,8 +9,8 @@
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
-#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/grouped_weight.h"
+#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/w4a16_gemm_sm90_convert.cuh"
 
 namespace octile::cuda::w4a16 {

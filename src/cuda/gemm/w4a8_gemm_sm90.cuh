@@ -26,8 +26,8 @@
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/gemm/grouped_weight.h"
+#include "cuda/gemm/int4_maps.cuh"
 #include "cuda/operands.h"
 
 namespace octile::cuda::w4a8 {
