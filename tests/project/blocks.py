@@ -81,11 +81,20 @@ def helped(*command):
     return done.stdout
 
 
+def has_option(sources, option):
+    """Whether a script has it: by name, as the other of a BooleanOptionalAction, or as a field of a dataclass that makes options."""
+    name = option.removeprefix("--")
+    field = 'f"--{f.name}"' in sources and re.search(rf"^    {name}: ", sources, re.MULTILINE)
+    other = re.search(rf'"--{name.removeprefix("no-")}",.* action=argparse.BooleanOptionalAction', sources)
+    return f'"{option}"' in sources or bool(field or other)
+
+
 def wrong_words(text):
     """What is wrong with the commands of a block that is not run: verbs, options and files that are not there."""
     found = []
     for line in re.sub(r"\\\n", " ", text).splitlines():
         line = re.sub(r"(^|\s)#.*", "", line)
+        line = re.sub(r"""(["']).*?\1""", '""', line)  # a quoted ";" ends no command
         for command in re.split(r"&&|\||;", line):
             words = [word for word in command.split() if not re.match(r"[A-Z_]+=", word)]
             if not words:
@@ -109,7 +118,7 @@ def wrong_words(text):
                     sources = [SOURCE / script, *(SOURCE / "examples").rglob("*.py"), *(SOURCE / "bench/peers").rglob("*.py")]
                     known = "".join(path.read_text() for path in sources)
                     own = options if words[0] == "python3" else [o for o in options if o != "--nproc-per-node"]
-                    found += [f"{script} {option}" for option in own if option != "--help" and f'"{option}"' not in known]
+                    found += [f"{script} {option}" for option in own if option != "--help" and not has_option(known, option)]
             elif words[0] in ("cmake", "ctest") and "--preset" in words:
                 preset = words[words.index("--preset") + 1]
                 if f'"{preset}"' not in (SOURCE / "CMakePresets.json").read_text():

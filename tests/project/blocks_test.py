@@ -97,7 +97,8 @@ class BlocksTest(unittest.TestCase):
         for block in BLOCKS:
             if block.kind == "sh" and block.needs:
                 found += 1
-                self.assertEqual(wrong_words(block.text), [], block.place)
+                with self.subTest(place=block.place):
+                    self.assertEqual(wrong_words(block.text), [])
         self.assertGreater(found, 10)
 
 
