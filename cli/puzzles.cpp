@@ -47,6 +47,7 @@ Examples:
   octile puzzles list
   octile puzzles new 2
   octile puzzles check masked_add.cpp --report page.html
+  octile puzzles check masked_add.cpp --prove
   octile puzzles run all
   octile puzzles run 2 --wrong --report wrong.html)";
 
@@ -380,6 +381,8 @@ void add_check_solution(CLI::App& app) {
       ->check(a_time)
       ->capture_default_str();
   command->add_flag("--stated", check->stated, "Only the sizes of the task, not the hidden ones");
+  command->add_flag("--prove", check->prove,
+                    "Also prove that the kernel is safe at all sizes, or find a size at which it is not; needs Z3");
   command->add_flag("--verbose", check->verbose, "All that the compiler says, not only what it means");
   command->callback([check] {
     check->file = as_path(check->file);

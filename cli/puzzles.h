@@ -10,9 +10,9 @@ namespace octile::cli {
 // The command as it can be typed: by its name where that is found, else by its path.
 std::string this_command();
 
-// What a learner's program is compiled with: in the build directory, or where the command is installed. Throws
-// std::runtime_error that names what is missing.
-tile::puzzles::Toolbox find_toolbox();
+// What a learner's program is compiled with: in the build directory, or where the command is installed; `prove`: one
+// that proves its kernel. Throws std::runtime_error that names what is missing.
+tile::puzzles::Toolbox find_toolbox(bool prove = false);
 
 // octile puzzles check
 struct Check {
@@ -20,6 +20,7 @@ struct Check {
   std::string report;  // empty: none
   bool stated = false;
   bool verbose = false;
+  bool prove = false;
   double timeout = 60, compile_timeout = 60;  // seconds
   std::string called = {};                    // what the report names as its command
 };

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <sstream>
@@ -206,12 +207,33 @@ std::string whereabouts(const tile::puzzles::Watch& watch) {
   return ", " + (place.empty() ? "before it checked anything" : place);
 }
 
+// The file; or, for a proof, one that includes it with an int that may be a symbol. What it includes comes before.
+std::string source_of(const Check& check, const fs::path& folder) {
+  if (!check.prove) return check.file;
+  std::string text, line;
+  std::istringstream stream(read_file(check.file));
+  while (std::getline(stream, line)) {
+    const std::size_t first = line.find_first_not_of(" \t");
+    if (first != std::string::npos && line.compare(first, 8, "#include") == 0) text += line + "\n";
+  }
+  text +=
+      "#include \"puzzles/mistake.h\"\n#include \"puzzles/prove_trial.h\"\n"
+      "#define int octile::tile::SymbolicInt\n#define main main_of_the_file\n#include \"" +
+      check.file +
+      "\"\n#undef main\n#undef int\n"
+      "int main(int argc, char** argv) { return static_cast<int>(main_of_the_file(argc, argv)); }\n";
+  const std::string path = (folder / "proof.cpp").string();
+  std::ofstream(path) << text;
+  return path;
+}
+
 Compiled compile(const Check& check, const fs::path& folder, const std::string& program) {
   const std::string output = (folder / "said").string();
-  const GroupEnd end = run_group({"/bin/sh", "-c",
-                                  tile::puzzles::compile_only(check.file, program, find_toolbox()) +
-                                      " -ftemplate-backtrace-limit=0 -fno-diagnostics-color"},
-                                 check.compile_timeout, output);
+  const GroupEnd end =
+      run_group({"/bin/sh", "-c",
+                 tile::puzzles::compile_only(source_of(check, folder), program, find_toolbox(check.prove)) +
+                     " -ftemplate-backtrace-limit=0 -fno-diagnostics-color"},
+                check.compile_timeout, output);
   if (const std::string how = violent_end(end, check.compile_timeout, "--compile-timeout"); !how.empty()) {
     throw std::runtime_error("the compiler, with " + check.file + ", " + how);
   }
@@ -243,10 +265,12 @@ int run_solution(const Check& check, const fs::path& folder, const std::string& 
 
 }  // namespace
 
-int check_solution(const Check& check) {
+int check_solution(const Check& wanted) {
+  Check check = wanted;
   if (!fs::is_regular_file(check.file)) {
     throw std::runtime_error("there is no file " + check.file + "; octile puzzles new N writes one to begin with");
   }
+  if (check.prove) check.file = fs::absolute(check.file).string();  // it is included from elsewhere
   const GroupSignals signals;
   const TemporaryFolder folder;
   fs::create_directory(folder.path() / "program");

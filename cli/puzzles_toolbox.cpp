@@ -33,6 +33,15 @@ tile::puzzles::Toolbox toolbox(const std::vector<fs::path>& includes, const std:
   return result;
 }
 
+// The proofs come behind the puzzles, which call them, and before the language.
+std::vector<fs::path> with_solver(bool prove, const fs::path& folder, const std::string& solver,
+                                  std::vector<fs::path> libraries) {
+  if (!prove) return libraries;
+  libraries.insert(libraries.begin() + 1, folder / "liboctile_tile_prove.a");
+  libraries.emplace_back(solver);
+  return libraries;
+}
+
 }  // namespace
 
 std::string this_command() {
@@ -47,14 +56,21 @@ std::string this_command() {
   return self.string();
 }
 
-tile::puzzles::Toolbox find_toolbox() {
+tile::puzzles::Toolbox find_toolbox(bool prove) {
+#if defined(OCTILE_Z3)
+  constexpr const char* kSolver = OCTILE_Z3;
+#else
+  constexpr const char* kSolver = "";
+  if (prove) throw std::runtime_error("this octile was built without Z3 (libz3-dev), which proves kernels");
+#endif
   std::error_code ignored;
   const fs::path command = fs::canonical("/proc/self/exe", ignored).parent_path();
   const fs::path build(kBuildDirectory);
   if (fs::equivalent(command, build, ignored)) {
     return toolbox({fs::path(kSourceDirectory) / "tile"},
-                   {build / "tile/puzzles/liboctile_puzzles.a", build / "tile/report/liboctile_tile_report.a",
-                    build / "tile/liboctile_tile.a"});
+                   with_solver(prove, build / "tile/prove", kSolver,
+                               {build / "tile/puzzles/liboctile_puzzles.a",
+                                build / "tile/report/liboctile_tile_report.a", build / "tile/liboctile_tile.a"}));
   }
   const fs::path prefix = command.parent_path(), headers = prefix / kIncludeDirectory;
   if (!fs::exists(headers / "octile/tile/context.h")) {
@@ -63,7 +79,9 @@ tile::puzzles::Toolbox find_toolbox() {
   }
   const fs::path library = prefix / kLibraryDirectory;
   return toolbox({headers, prefix / kDataDirectory / "octile"},
-                 {library / "liboctile_puzzles.a", library / "liboctile_tile_report.a", library / "liboctile_tile.a"});
+                 with_solver(prove, library, kSolver,
+                             {library / "liboctile_puzzles.a", library / "liboctile_tile_report.a",
+                              library / "liboctile_tile.a"}));
 }
 
 }  // namespace octile::cli

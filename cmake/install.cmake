@@ -10,6 +10,9 @@ install(DIRECTORY include/octile TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTE
 if(TARGET octile_puzzles)
   # A solution to a puzzle is compiled against these, and linked with them.
   install(TARGETS octile_tile octile_tile_report octile_puzzles ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  if(TARGET octile_tile_prove)
+    install(TARGETS octile_tile_prove ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
   install(DIRECTORY tile/octile/tile DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/octile FILES_MATCHING PATTERN "*.h")
   install(DIRECTORY tile/puzzles DESTINATION ${CMAKE_INSTALL_DATADIR}/octile FILES_MATCHING PATTERN "*.h")
 endif()

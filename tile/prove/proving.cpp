@@ -21,7 +21,8 @@ using symbolic::Walk;
 namespace {
 
 constexpr std::size_t kMaxPaths = 200;
-constexpr int kMaxAttempts = 4;  // to refute a property, after which it is not decided
+constexpr std::int64_t kMaxRunElements = 1 << 22;
+constexpr int kMaxAttempts = 2;  // to refute a property, after which it is not decided
 
 std::size_t at_index(int i) { return static_cast<std::size_t>(i); }
 bool is_store(const symbolic::Event& event) { return event.access != tile::Access::load; }
@@ -353,7 +354,7 @@ bool Proving::suspect(const Query& query, Facts more) {
 
 bool Proving::refute(const Query& query) {
   unconfirmed_.clear();
-  std::vector<std::int64_t> bounds = {2, 5, 9, 20, 40, 80, 160, 350, 1100, 5000};
+  std::vector<std::int64_t> bounds = {2, 5, 9, 20, 40, 80, 160, 350, 1100, 5000, 20'000, 300'000};
   if (query.property == Property::overflow) bounds = {9, 160, 5000, limits_.max_elements};
   Claim claim;
   claim.property = query.property;
@@ -373,14 +374,15 @@ bool Proving::refute(const Query& query) {
       facts.push_back(symbolic::less_equal(size, bound));
       total += size;
     }
-    if (large) {
-      for (const symbolic::TensorFacts& tensor : tensors_) {
-        facts.push_back(symbolic::less_equal(tensor.size(), limits_.max_elements));
+    for (const symbolic::TensorFacts& tensor : tensors_) {  // else it could not be run
+      if (bound > 1100) {
+        facts.push_back(symbolic::less_equal(tensor.size(), large ? limits_.max_elements : kMaxRunElements));
       }
     }
     Model model;
-    if (solver_.ask(facts, Solver::Products::exact, milliseconds_left(700), &model) != Answer::possible) continue;
-    ++tried;
+    const Answer found = solver_.ask(facts, Solver::Products::exact, milliseconds_left(500), &model);
+    if (found != Answer::impossible) ++tried;
+    if (found != Answer::possible) continue;
     // Smaller ones, while there are.
     for (int i = 0; i < 40 && !large && seconds() < limits_.seconds; ++i) {
       Facts smaller = facts;
@@ -928,24 +930,27 @@ const Claim* Proof::refuted() const {
   return nullptr;
 }
 
+std::string text(const Proof& proof, const Claim& claim) {
+  std::string result = std::string("  ") + name(claim.answer) + ": " + name(claim.property);
+  if (!claim.tensor.empty() && claim.seen.empty()) {
+    result += "; " + claim.tensor;
+    if (claim.where.line > 0) {
+      result += std::string(", ") + name(claim.access) + " in line " + std::to_string(claim.where.line);
+    }
+  }
+  if (claim.counterexample) {
+    for (std::size_t i = 0; i < proof.sizes.size(); ++i) {
+      result += (i == 0 ? "; at " : ", ") + proof.sizes[i] + " = " + std::to_string(claim.counterexample->sizes[i]);
+    }
+  }
+  if (!claim.seen.empty()) result += ": " + claim.seen;
+  if (!claim.reason.empty()) result += ": " + claim.reason;
+  return result + "\n";
+}
+
 std::string text(const Proof& proof) {
   std::string result;
-  for (const Claim& claim : proof.claims) {
-    result += std::string("  ") + name(claim.answer) + ": " + name(claim.property);
-    if (!claim.tensor.empty() && claim.seen.empty()) {
-      result += "; " + claim.tensor;
-      if (claim.where.line > 0)
-        result += std::string(", ") + name(claim.access) + " in line " + std::to_string(claim.where.line);
-    }
-    if (claim.counterexample) {
-      for (std::size_t i = 0; i < proof.sizes.size(); ++i) {
-        result += (i == 0 ? "; at " : ", ") + proof.sizes[i] + " = " + std::to_string(claim.counterexample->sizes[i]);
-      }
-    }
-    if (!claim.seen.empty()) result += ": " + claim.seen;
-    if (!claim.reason.empty()) result += ": " + claim.reason;
-    result += "\n";
-  }
+  for (const Claim& claim : proof.claims) result += text(proof, claim);
   return result;
 }
 

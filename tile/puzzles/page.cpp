@@ -36,6 +36,7 @@ void write_page(const std::string& path, const Facts& facts, const Verdict& verd
                 {"tensors", facts.tensors},
                 {"launch", facts.launch},
                 {"tolerance", facts.tolerance}};
+  if (verdict.proof) page.facts.push_back({"proof", verdict.proof->text});
   page.command = command;
   for (const KernelSource& source : kernel_sources()) page.sources.push_back({source.file, source.text});
   page.tensors = outcome.tensors;

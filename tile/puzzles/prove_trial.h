@@ -49,21 +49,33 @@ SymbolicTensor<T> between_launches(ProofTrial& t, const char* name, T) {
 template <class T, class F>
 void expect(ProofTrial&, const SymbolicTensor<T>&, F) {}
 
-// P::run with symbols, for each of the block sizes that its cases have.
+std::vector<int> blocks_of(const Facts& facts);  // that its cases have
+
+// P::run with symbols.
+template <class P, class... Kernels>
+Proof proof(int blocks, const Kernels&... kernels) {
+  const Facts facts = P::facts();
+  return prove([&](Prover& prover) {
+    ProofTrial trial(prover, facts, blocks);
+    P::run(trial, kernels...);
+  });
+}
 template <class P, class... Kernels>
 std::vector<Proof> proofs(const Kernels&... kernels) {
-  const Facts facts = P::facts();
   std::vector<Proof> result;
-  std::vector<int> known;
-  for (const Case& a_case : facts.cases) {
-    if (std::find(known.begin(), known.end(), a_case.blocks) != known.end()) continue;
-    known.push_back(a_case.blocks);
-    result.push_back(prove([&](Prover& prover) {
-      ProofTrial trial(prover, facts, a_case.blocks);
-      P::run(trial, kernels...);
-    }));
-  }
+  for (const int blocks : blocks_of(P::facts())) result.push_back(proof<P>(blocks, kernels...));
   return result;
+}
+
+// Of the proofs of all block sizes, in a few lines.
+ProofVerdict verdict_of(const std::vector<Proof>& proofs, const std::vector<int>& blocks);
+
+// The main() of a learner's file in which an int is a SymbolicInt.
+template <class P, class... Kernels>
+int check(SymbolicInt argc, char** argv, const Kernels&... kernels) {
+  Try a_try = try_of<P>(kernels...);
+  a_try.prove = [&] { return verdict_of(proofs<P>(kernels...), blocks_of(P::facts())); };
+  return check_main(P::facts(), a_try, {argv, argv + static_cast<int>(argc)});
 }
 
 }  // namespace octile::tile::puzzles

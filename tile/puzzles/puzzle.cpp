@@ -136,8 +136,14 @@ Score score(const Outcome& outcome) {
 Verdict judge(const std::vector<Case>& cases, const Try& a_try) {
   constexpr int kThreads[] = {1, 2, 5};
   Verdict verdict;
-  for (const Case& a_case : cases) {
-    if (!a_case.stated && !a_try.hidden) continue;
+  std::vector<Case> all = cases;
+  if (a_try.prove) {
+    verdict.proof = a_try.prove();
+    if (verdict.proof->refuted) all.push_back(*verdict.proof->refuted);
+  }
+  for (const Case& a_case : all) {
+    const bool of_the_proof = &a_case == &all.back() && verdict.proof && verdict.proof->refuted;
+    if (!a_case.stated && !a_try.hidden && !of_the_proof) continue;
     const Outcome outcome = a_try.checked(a_case);
     ++verdict.cases;
     verdict.hidden += a_case.stated ? 0 : 1;

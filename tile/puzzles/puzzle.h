@@ -151,13 +151,21 @@ struct Score {
 };
 Score score(const Outcome& outcome);
 
+// What a proof of a kernel says; see octile/tile/prove.h.
+struct ProofVerdict {
+  bool proved = false;
+  std::string text;             // lines, indented
+  std::optional<Case> refuted;  // where the checked executor shows it
+};
+
 // Everything about the tries of one kernel.
 struct Verdict {
   int cases = 0, hidden = 0;
   std::optional<Outcome> wrong;   // the first checked try that is wrong or unsafe
   std::optional<Outcome> stated;  // the last stated case, right or not: what the report shows and the score counts
   double worst = 0;               // largest error as a share of its bound, at any size
-  std::string disagreement;       // of the fast executor with the checked one, or of a device: one line
+  std::optional<ProofVerdict> proof;
+  std::string disagreement;  // of the fast executor with the checked one, or of a device: one line
   bool right() const { return !wrong && disagreement.empty(); }
 };
 
@@ -191,6 +199,7 @@ struct Try {
   std::function<Outcome(const Case&, int threads)> fast = nullptr;  // has to give the same bits; nullptr: not tried
   bool hidden = true;
   std::function<void()> progress = {};  // after each case
+  std::function<ProofVerdict()> prove = {};
 };
 Verdict judge(const std::vector<Case>& cases, const Try& a_try);
 

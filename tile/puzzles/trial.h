@@ -209,10 +209,13 @@ inline Wrong leaves_out(Wrong wrong) {
 int check_main(const Facts& facts, const Try& a_try, const std::vector<std::string>& command);
 
 template <class P, class... Kernels>
+Try try_of(const Kernels&... kernels) {
+  return {[&](const Case& a_case) { return checked<P>(a_case, kernels...); },
+          [&](const Case& a_case, int threads) { return fast<P>(a_case, threads, kernels...); }};
+}
+template <class P, class... Kernels>
 int check(int argc, char** argv, const Kernels&... kernels) {
-  const Try a_try{[&](const Case& a_case) { return checked<P>(a_case, kernels...); },
-                  [&](const Case& a_case, int threads) { return fast<P>(a_case, threads, kernels...); }};
-  return check_main(P::facts(), a_try, {argv, argv + argc});
+  return check_main(P::facts(), try_of<P>(kernels...), {argv, argv + argc});
 }
 
 }  // namespace octile::tile::puzzles

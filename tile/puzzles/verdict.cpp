@@ -121,20 +121,21 @@ std::string text(const Score& score) {
 }
 
 std::string text(const Facts& facts, const Verdict& verdict) {
+  const std::string proof = verdict.proof ? verdict.proof->text : "";
   std::string result = std::to_string(facts.number) + " " + facts.name + ": ";
   if (verdict.wrong) {
     const bool unsafe = !verdict.wrong->clean(), wrong = !verdict.wrong->right();
     result += unsafe && wrong ? "wrong and unsafe" : unsafe ? "unsafe" : "wrong";
-    return result + ", " + text(facts, *verdict.wrong);
+    return result + ", " + text(facts, *verdict.wrong) + proof;
   }
-  if (!verdict.disagreement.empty()) return result + "wrong: " + verdict.disagreement + "\n";
+  if (!verdict.disagreement.empty()) return result + "wrong: " + verdict.disagreement + "\n" + proof;
   result += "right at " + plural(verdict.cases, "size");
   if (verdict.hidden > 0) result += ", " + std::to_string(verdict.hidden) + " of them hidden";
   if (verdict.worst > 0)
     result += "; errors are up to " + number(100 * verdict.worst, "%.3g") + " % of what is allowed";
   result += "\n";
   if (verdict.stated) result += "  " + text(score(*verdict.stated)) + "\n";
-  return result;
+  return result + proof;
 }
 
 }  // namespace octile::tile::puzzles

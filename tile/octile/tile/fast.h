@@ -134,8 +134,9 @@ class FastCpu::Program {
     });
   }
 
-  template <class Context, class Stages, class Stage, class Body>
-  static void pipeline(Context& t, Stages, int steps, Stage& stage, Body& body) {
+  template <class Context, class Stages, class Steps, class Stage, class Body>
+  static void pipeline(Context& t, Stages, Steps number, Stage& stage, Body& body) {
+    const int steps = static_cast<int>(number);
     for (int k = 0; k < steps; ++k) {
       stage(k).each([&](const auto& fetch, auto) { return t.load_fetch(fetch); }, body, k);
     }

@@ -58,7 +58,8 @@ struct Proof {
   bool proved() const;
   const Claim* refuted() const;
 };
-std::string text(const Proof& proof);
+std::string text(const Proof& proof);                      // a line for each property
+std::string text(const Proof& proof, const Claim& claim);  // its line
 
 struct ProofLimits {
   double seconds = 10;                                // of a proof

@@ -43,6 +43,7 @@ struct SymbolicOverflow {
 struct NoSymbolicOverflow {  // a kernel's own integers are checked where they are computed
   operator SymbolicOverflow() const { return {}; }
   operator CheckedOverflow() const { return {}; }
+  operator NoOverflow() const { return {}; }
 };
 
 // What `int` is.
@@ -123,9 +124,14 @@ TILE_SYMBOLIC_OPERATOR(<<, shift_left)
 TILE_SYMBOLIC_OPERATOR(>>, shift_right)
 #undef TILE_SYMBOLIC_OPERATOR
 inline SymbolicInt operator-(SymbolicInt a) { return 0 - a; }
-inline int operator&(CheckedIndex a, SymbolicInt b) { return static_cast<int>(a) & static_cast<int>(b); }
-inline int operator<<(CheckedIndex a, SymbolicInt b) { return static_cast<int>(a) << static_cast<int>(b); }
-inline int operator>>(CheckedIndex a, SymbolicInt b) { return static_cast<int>(a) >> static_cast<int>(b); }
+#define TILE_SYMBOLIC_BITS(op)            \
+  template <class B>                      \
+  requires std::is_same_v<B, SymbolicInt> \
+  int operator op(CheckedIndex a, B b) { return static_cast<int>(a) op static_cast<int>(b); }
+TILE_SYMBOLIC_BITS(&)
+TILE_SYMBOLIC_BITS(<<)
+TILE_SYMBOLIC_BITS(>>)
+#undef TILE_SYMBOLIC_BITS
 
 // A comparison decides: each outcome that is possible is followed.
 #define TILE_SYMBOLIC_COMPARISON(op, expression)                                     \
