@@ -20,7 +20,8 @@ using symbolic::Walk;
 
 namespace {
 
-constexpr std::size_t kMaxPaths = 200;
+constexpr std::size_t kMaxPaths = 64;
+struct TooManyWays {};
 constexpr std::int64_t kMaxRunElements = 1 << 22;
 constexpr int kMaxAttempts = 2;  // to refute a property, after which it is not decided
 
@@ -66,17 +67,24 @@ symbolic::Term Proving::program(int launch, int axis, const Term& count) {
 void Proving::explore() {
   for (bool again = true; again;) {
     again = false;
-    explore(again);
+    try {
+      explore(again);
+    } catch (const TooManyWays&) {
+      if (!all_second_passes_) throw NotDecided("more than 64 ways through the kernel, by conditions on sizes");
+      all_second_passes_ = false;  // at least to refute it
+      again = true;
+    }
   }
   collect();
 }
 
 void Proving::explore(bool& again) {
   paths_.clear();
+  skipped_ = false;
   std::vector<std::vector<bool>> open{{}};
   std::vector<symbolic::TensorFacts> as_said;
   while (!open.empty()) {
-    if (paths_.size() >= kMaxPaths) throw NotDecided("more than 200 ways through the kernel, by conditions on sizes");
+    if (paths_.size() >= kMaxPaths) throw TooManyWays{};
     if (seconds() > limits_.seconds) throw NotDecided("no time to follow all ways through the kernel");
     Walk walk(space_);
     walk.decisions = open.back();
@@ -365,6 +373,7 @@ bool Proving::refute(const Query& query) {
     claim.access = query.event->access;
   }
   int tried = 0;
+  std::int64_t at_least = 0;  // all sizes together, after a counterexample that is none
   for (const std::int64_t bound : bounds) {
     if (seconds() > limits_.seconds || tried >= 3) break;
     const bool large = bound == limits_.max_elements;
@@ -374,6 +383,7 @@ bool Proving::refute(const Query& query) {
       facts.push_back(symbolic::less_equal(size, bound));
       total += size;
     }
+    facts.push_back(symbolic::less_equal(at_least, total));
     for (const symbolic::TensorFacts& tensor : tensors_) {  // else it could not be run
       if (bound > 1100) {
         facts.push_back(symbolic::less_equal(tensor.size(), large ? limits_.max_elements : kMaxRunElements));
@@ -421,6 +431,7 @@ bool Proving::refute(const Query& query) {
       claims_[query.property] = claim;
       return true;
     }
+    at_least = 2 * model.at(total, space_) + 1;
   }
   return false;
 }
@@ -607,10 +618,6 @@ void Proving::check_order() {
     }
   }
   if (tensors.empty()) return;
-  if (skipped_) {
-    all_second_passes_ = true;
-    explore();
-  }
   check_order_of(tensors);
 }
 
@@ -874,6 +881,9 @@ Proof Proving::proof() {
   }
   if (reason.empty() && !carried_.empty()) {
     reason = "a loop carries an index from one iteration to the next, in line " + std::to_string(*carried_.begin());
+  }
+  if (reason.empty() && skipped_) {
+    reason = "more than 64 ways through two iterations of its loops, by conditions on sizes";
   }
   const std::pair<Property, void (Proving::*)()> checks[] = {
       {Property::bounds, &Proving::check_bounds},   {Property::race, &Proving::check_races},

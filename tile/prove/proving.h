@@ -92,7 +92,7 @@ class Proving {
   std::vector<std::pair<std::string, Term>> sizes_;
   std::map<std::string, Term> named_;
   std::set<int> stored_;
-  bool all_second_passes_ = false, skipped_ = false;
+  bool all_second_passes_ = true, skipped_ = false;
   std::vector<symbolic::Path> paths_;
   std::vector<symbolic::TensorFacts> tensors_;
   std::vector<symbolic::LaunchFacts> launches_;

@@ -133,7 +133,25 @@ struct Copy {
   }
 };
 
+struct LeavesAnOffset {  // to the next iteration, under a condition
+  void operator()(auto& t, auto z, auto n) const {
+    SymbolicInt offset = 0;
+    for (auto k : range(n)) {
+      if (k > 3) {
+        offset = 1;
+      } else {
+        t.store(z + k + offset, 1.0f);
+      }
+    }
+  }
+};
+
 TEST(Prove, WhatIsNotDecided) {
+  const Proof left = prove([](Prover& p) {
+    const auto n = p.size("n");
+    p.launch({1}, LeavesAnOffset{}, p.input<f32>("z", {n}), n);
+  });
+  EXPECT_NE(text(left).find("a loop carries an index"), std::string::npos) << text(left);
   const auto carried = [](Prover& p) {
     const auto n = p.size("n");
     p.launch({1}, Copy{}, p.input<f32>("x", {n}), p.output<f32>("z", {n}), n, c<32>);
