@@ -119,6 +119,7 @@ struct Options {
   std::string device = "cpu";
   std::string report;
   bool wrong = false;
+  bool prove = false;
   bool json = false;
 };
 
@@ -300,6 +301,20 @@ class Run {
   std::vector<Row> rows_;
 };
 
+// Each is compiled and run as a learner's file is.
+void prove(const std::string& which) {
+  int status = 0;
+  for (const Puzzle* puzzle : wanted(which)) {
+    Check check;
+    check.file = puzzle->facts.name;
+    check.prove = true;
+    check.solution = puzzle;
+    check.called = shell_word(this_command()) + " puzzles run " + puzzle->facts.name + " --prove";
+    status = std::max(status, check_solution(check));
+  }
+  if (status != 0) throw CLI::RuntimeError(status);
+}
+
 // ---- new ----
 
 void write_starter(const std::string& which, const std::string& wanted_path) {
@@ -336,9 +351,14 @@ void add_run(CLI::App& app) {
                                         "their names in the file's")
                            ->type_name("FILE");
   auto* const wrong = command->add_flag("--wrong", options->wrong, "Instead the wrong kernels, which must be caught");
-  command->add_flag("--json", options->json, "One JSON document instead of text");
+  auto* const json = command->add_flag("--json", options->json, "One JSON document instead of text");
+  command->add_flag("--prove", options->prove, "Also prove the kernels, which are compiled for it; needs Z3")
+      ->excludes(wrong)
+      ->excludes(report)
+      ->excludes(json);
   add_quiet(*command);
   command->callback([options, report, wrong] {
+    if (options->prove) return prove(options->which);
     options->report = as_path(options->report);
     if (options->device == "cuda" && (report->count() > 0 || wrong->count() > 0)) {
       throw CLI::ValidationError("--device", "a report and the wrong kernels need the checker, which is on the cpu");

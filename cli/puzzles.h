@@ -21,8 +21,9 @@ struct Check {
   bool stated = false;
   bool verbose = false;
   bool prove = false;
-  double timeout = 60, compile_timeout = 60;  // seconds
-  std::string called = {};                    // what the report names as its command
+  const tile::puzzles::Puzzle* solution = nullptr;  // instead of a file: Octile's own kernels, which are proved
+  double timeout = 60, compile_timeout = 60;        // seconds
+  std::string called = {};                          // what the report names as its command
 };
 // Compiles the file, runs it, and returns its exit status. Throws std::runtime_error if there is no such file.
 int check_solution(const Check& check);

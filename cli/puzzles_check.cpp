@@ -174,6 +174,7 @@ void show_complaints(const Compiled& compiler, const Check& check) {
     for (const std::string& line : compiler.lines) std::cout << line << "\n";
     return;
   }
+  if (all.empty()) return;
   std::vector<std::string> source;
   std::istringstream stream(read_file(check.file));
   for (std::string line; std::getline(stream, line);) source.push_back(line);
@@ -210,6 +211,11 @@ std::string whereabouts(const tile::puzzles::Watch& watch) {
 // The file; or, for a proof, one that includes it with an int that may be a symbol. What it includes comes before.
 std::string source_of(const Check& check, const fs::path& folder) {
   if (!check.prove) return check.file;
+  const std::string path = (folder / "proof.cpp").string();
+  if (check.solution != nullptr) {
+    std::ofstream(path) << tile::puzzles::proof_of_the_solution(*check.solution);
+    return path;
+  }
   std::string text, line;
   std::istringstream stream(read_file(check.file));
   while (std::getline(stream, line)) {
@@ -222,7 +228,6 @@ std::string source_of(const Check& check, const fs::path& folder) {
       check.file +
       "\"\n#undef main\n#undef int\n"
       "int main(int argc, char** argv) { return static_cast<int>(main_of_the_file(argc, argv)); }\n";
-  const std::string path = (folder / "proof.cpp").string();
   std::ofstream(path) << text;
   return path;
 }
@@ -267,10 +272,11 @@ int run_solution(const Check& check, const fs::path& folder, const std::string& 
 
 int check_solution(const Check& wanted) {
   Check check = wanted;
-  if (!fs::is_regular_file(check.file)) {
+  if (check.solution == nullptr && !fs::is_regular_file(check.file)) {
     throw std::runtime_error("there is no file " + check.file + "; octile puzzles new N writes one to begin with");
   }
-  if (check.prove) check.file = fs::absolute(check.file).string();  // it is included from elsewhere
+  if (check.prove && check.solution == nullptr)
+    check.file = fs::absolute(check.file).string();  // it is included from elsewhere
   const GroupSignals signals;
   const TemporaryFolder folder;
   fs::create_directory(folder.path() / "program");

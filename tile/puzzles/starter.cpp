@@ -75,6 +75,18 @@ std::string compile_command(const std::string& file, const Toolbox& toolbox) {
   return compile_only(file, program, toolbox) + " && " + shell_word(has_directory ? program : "./" + program);
 }
 
+std::string proof_of_the_solution(const Puzzle& puzzle) {
+  const std::string part = header_of(puzzle.facts.number);
+  std::string kernels;
+  for (const std::string& kernel : puzzle.facts.kernels) {
+    kernels += ", puzzles::" + part + "::" + (kernel == "MyKernel" ? puzzle.type : kernel) + "{}";
+  }
+  return "#include \"puzzles/" + part + ".h\"\n#include \"puzzles/mistake.h\"\n#include \"puzzles/prove_trial.h\"\n" +
+         "#define int octile::tile::SymbolicInt\n#include \"puzzles/" + part + "_kernels.h\"\n#undef int\n" +
+         "using namespace octile::tile;\nint main(int argc, char** argv) {\n  return puzzles::check<puzzles::" +
+         puzzle.type + ">(SymbolicInt(argc), argv" + kernels + ");\n}\n";
+}
+
 std::string starter(const Puzzle& puzzle, const std::string& check, const std::string& command) {
   const Facts& facts = puzzle.facts;
   std::string result = comment("Puzzle " + std::to_string(facts.number) + ": " + facts.task);

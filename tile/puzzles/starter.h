@@ -21,6 +21,8 @@ std::string as_path(const std::string& file);  // "-x.cpp" and "@x.cpp" as "./-x
 // Compiles `file`, "masked_add.cpp", to `program`; the other also runs it, under the name "masked_add".
 std::string compile_only(const std::string& file, const std::string& program, const Toolbox& toolbox);
 std::string compile_command(const std::string& file, const Toolbox& toolbox);
+// A program that checks and proves Octile's own kernels for it.
+std::string proof_of_the_solution(const Puzzle& puzzle);
 // `check` and `command` are shown: how to check the file, and compile_command().
 std::string starter(const Puzzle& puzzle, const std::string& check, const std::string& command);
 

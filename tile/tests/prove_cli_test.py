@@ -62,6 +62,13 @@ class Prove(unittest.TestCase):
         self.assertIn("n0 = 8193", page)
         self.assertIn("refuted: no two programs meet", page)
 
+    def test_a_solution(self):
+        done = octile("run", "13", "--prove", cwd=self.folder)
+        if "built without Z3" in done.stdout:
+            self.skipTest(done.stdout)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, r"13 quantize_global: right at .*\n.*\n.*\n  proved for all sizes, in ")
+
     def test_that_does_not_compile(self):
         done = self.check("i < n0);", "i < );")
         self.assertEqual(done.returncode, 1, done.stdout)
