@@ -200,6 +200,9 @@ std::vector<Case> ordinary_cases(Task task) {
       return one_step_only(w8a8_cases());
     case Operation::grouped_gemm:
       return expert_cases(task.format);
+    case Operation::grouped_gradient:
+    case Operation::grouped_gradient_quantize:
+      return expert_gradient_cases(task);
     case Operation::gemm:
       break;
     default:
@@ -225,6 +228,8 @@ std::vector<Case> special_cases(Task task) {
     case Operation::linear:
     case Operation::gemm:
     case Operation::grouped_gemm:
+    case Operation::grouped_gradient:
+    case Operation::grouped_gradient_quantize:
     case Operation::column_sum:
       return special_linear_cases(task);
     default:
@@ -249,8 +254,12 @@ std::vector<Case> cases(Task task, DeviceType device, bool quick) {
   const std::vector<Case> special = special_cases(task);
   list.insert(list.end(), special.begin(), special.end());
   // There one launch has all experts, in rows of their own.
-  if (device == DeviceType::cuda && task.operation == Operation::gemm) {
-    std::erase_if(list, [](const Case& c) { return std::holds_alternative<GroupedLinearCase>(c); });
+  const bool grouped = task.operation == Operation::grouped_gemm || task.operation == Operation::grouped_gradient ||
+                       task.operation == Operation::grouped_gradient_quantize;
+  if (device == DeviceType::cuda && !grouped) {
+    std::erase_if(list, [](const Case& c) {
+      return std::holds_alternative<GroupedLinearCase>(c) || std::holds_alternative<GroupedLinearBackwardCase>(c);
+    });
   }
   return list;
 }

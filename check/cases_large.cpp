@@ -234,6 +234,8 @@ std::vector<Case> large_cases(Task task) {
     case Operation::gradient_quantize:
     case Operation::linear:
     case Operation::column_sum:
+    case Operation::grouped_gradient:
+    case Operation::grouped_gradient_quantize:
       return {};
     case Operation::blocked_gradient_quantize:
     case Operation::blocked_gemm:

@@ -294,6 +294,28 @@ class LinearBackwardCases {
     return std::move(cases_);
   }
 
+  // Every kind with every number of rows; no term at all; around the sizes of tiles.
+  std::vector<Case> more_experts() {
+    for (const auto& of_experts : kRowsOfExperts) {
+      for (const Sizes sizes : {Sizes{0, 16, 32}, {1, 256, 64}, {3, 130, 96}, {0, 300, 77}, {2, 5, 0}, {1, 0, 24}}) {
+        for (int turn = 0; turn < 8; ++turn) add_experts(of_experts, sizes);
+      }
+    }
+    std::vector<std::int64_t> many;
+    for (std::int64_t e = 0; e < 150; ++e) many.push_back(e * 7 % 5);
+    const std::vector<std::int64_t> some = {0, 200, 1, 128, 33, 0, 129, 17};
+    for (const auto& rows : {some, {300, 5}, {127, 128, 256, 600}, many}) {
+      for (const Sizes sizes : {Sizes{0, 256, 128}, {2, 384, 264}, {3, 130, 96}}) {
+        if (static_cast<std::int64_t>(rows.size()) * sizes.n * sizes.k > 3'000'000) continue;
+        for (int turn = 0; turn < 8; ++turn) {
+          add_experts(rows, sizes);
+          std::get<GroupedLinearBackwardCase>(cases_.back()).large = true;
+        }
+      }
+    }
+    return std::move(cases_);
+  }
+
   // One case each for dX and dW, with a column of dY quantized to 127 beside weights of -128 over the longest sum.
   static std::vector<Case> longest_contractions() {
     LinearBackwardCase dx;
@@ -307,13 +329,20 @@ class LinearBackwardCases {
   }
 
  private:
+  // Where experts share a launch.
+  bool is_grouped() const {
+    return task_.operation == Operation::grouped_gradient || task_.operation == Operation::grouped_gradient_quantize;
+  }
   bool is_blocked() const {
     return task_.operation == Operation::blocked_gemm || task_.operation == Operation::blocked_gradient_quantize;
   }
 
   bool exercises(const LinearBackwardDescription& d) const {
     if (task_.operation == Operation::column_sum) return d.db;
-    if (is_blocked()) return d.dx == Product::int8 || d.dw == Product::int8;
+    if (task_.operation == Operation::grouped_gradient_quantize && d.db) return true;
+    if (is_blocked() || task_.operation == Operation::grouped_gradient_quantize) {
+      return d.dx == Product::int8 || d.dw == Product::int8;
+    }
     if (task_.operation == Operation::gradient_quantize) return d.dx == Product::int8 && d.dw == Product::int8;
     const Product wanted = task_.format == kW8A8 ? Product::int8 : Product::dequantized;
     return d.dx == wanted || d.dw == wanted;
@@ -398,6 +427,11 @@ class LinearBackwardCases {
     d.weight = e.weight;
     d.rounding = e.rounding;
     if (is_blocked()) d.gradient_block = turn_.pick(kGradientBlocks);
+    if (is_grouped()) {
+      if (d.dx == Product::int8 || d.dw == Product::int8) d.gradient_block = turn_.pick(kGradientBlocks);
+      if (d.db && d.dy == DType::f64) d.dy = DType::f32;
+    }
+    d.clear_rest = turn_.pick(kBools);
     d.m = set_offsets(c.offsets, rows, sizes.m);
     turn_.dress(c, d.m);
     if (c.layout == Layout::repeating) c.layout = Layout::compact;  // offsets do not repeat
@@ -424,6 +458,8 @@ std::vector<Case> large_expert_cases(GemmFormat format) { return LinearCases().l
 
 std::vector<Case> linear_backward_cases(Task task) { return LinearBackwardCases(task).all(); }
 
+std::vector<Case> expert_gradient_cases(Task task) { return LinearBackwardCases(task).more_experts(); }
+
 std::vector<Case> special_linear_cases(Task task) {
   const auto append = [](std::vector<Case>& all, const std::vector<Case>& more) {
     all.insert(all.end(), more.begin(), more.end());
@@ -431,6 +467,9 @@ std::vector<Case> special_linear_cases(Task task) {
   const bool w8a8 = task == Task{Operation::gemm, kW8A8};
   const bool linear = task.operation == Operation::linear;
   std::vector<Case> all;
+  if (task.operation == Operation::grouped_gradient || task.operation == Operation::grouped_gradient_quantize) {
+    return LinearBackwardCases(task).experts();
+  }
   if (w8a8) {
     all = LinearBackwardCases::longest_contractions();
     for (const DType y : {DType::f32, DType::f64}) {

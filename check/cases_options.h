@@ -98,6 +98,7 @@ std::vector<Case> grouped_cases(GemmFormat format);
 std::vector<Case> expert_cases(GemmFormat format);
 std::vector<Case> large_expert_cases(GemmFormat format);
 std::vector<Case> linear_backward_cases(Task task);
+std::vector<Case> expert_gradient_cases(Task task);
 std::vector<Case> special_linear_cases(Task task);
 
 }  // namespace octile::check

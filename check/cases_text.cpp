@@ -56,7 +56,7 @@ std::string describe_one(const GroupedLinearBackwardCase& c) {
                  " dy=", d.dy, " dw_dtype=", d.dw_dtype.value_or(d.dy), d.dw_accumulate ? " dw_accumulate" : "",
                  " dx=", name(d.dx), " dw=", name(d.dw), " db=", d.db, ' ', name(d.activation),
                  " static_scale=", d.static_scale, ' ', name(d.weight), ' ', name(d.rounding),
-                 " gradient_block=", d.gradient_block, " offsets=", joined(c.offsets));
+                 " gradient_block=", d.gradient_block, " clear_rest=", d.clear_rest, " offsets=", joined(c.offsets));
 }
 
 }  // namespace

@@ -66,7 +66,8 @@ bool lists(std::string_view sku, std::string_view row) {
 
 // The steps that quantize dY add dB up as column_sum does.
 bool sums_columns(Task task) {
-  return task.operation == Operation::gradient_quantize || task.operation == Operation::blocked_gradient_quantize;
+  return task.operation == Operation::gradient_quantize || task.operation == Operation::blocked_gradient_quantize ||
+         task.operation == Operation::grouped_gradient_quantize;
 }
 
 Bounds bounds_of(std::string_view sku) {
@@ -74,7 +75,7 @@ Bounds bounds_of(std::string_view sku) {
   for (const std::string& row : rows_in(sku)) {
     Work work = work_of(row);
     if (sums_columns(work.task)) work = {{Operation::column_sum}, Bound::sum};
-    if (work.task.operation == Operation::grouped_gemm) work.task.operation = Operation::gemm;
+    if (has_format(work.task.operation)) work.task.operation = Operation::gemm;
     bounds[work.task].push_back(work.bound);
   }
   return bounds;

@@ -81,7 +81,8 @@ class OCTILE_API GroupedLinearPlan : public Plan {
 
 // The gradients of E layers from dY and the int8 tensors that the forward used; any subset, each expert's as
 // LinearBackwardPlan computes them from its rows: the same bits. An expert without rows has dW = 0 and dB = 0, or adds
-// nothing to dw; nobody's rows of dX are left as they are.
+// nothing to dw; nobody's rows of dX are left as they are. On a GPU an int8 product needs a gradient_block, and
+// 16-bit sums have no order: LinearBackwardPlan's bound holds.
 struct GroupedLinearBackwardDescription {
   std::int64_t experts = 0;
   std::int64_t m = 0;  // maximum number of rows of all experts together, below 2^31
@@ -98,6 +99,7 @@ struct GroupedLinearBackwardDescription {
   WeightFormat weight = WeightFormat::s8_per_channel;     // s8_per_channel or s8_per_tensor
   Rounding rounding = Rounding::nearest;                  // of dY in the int8 products
   std::int64_t gradient_block = 0;                        // LinearBackwardDescription
+  bool clear_rest = false;                                // nobody's rows of dX become 0 instead
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice

@@ -508,7 +508,7 @@ typedef struct {
   int32_t gradient_block; /* as in octile_linear_backward_description */
   int32_t threads;        /* maximum number of CPU threads; 0: all */
   int32_t dw_accumulate;  /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
-  int32_t reserved;       /* 0 */
+  int32_t clear_rest;     /* boolean: nobody's rows of dX become 0 */
   octile_device device;   /* default the CPU */
   const char* kernel;     /* NULL or "": the fastest */
 } octile_grouped_linear_backward_description;

@@ -77,19 +77,6 @@ std::int32_t choice(Value value) {
 
 bool boolean(Value value) { return (value & 0xff) != 0; }
 
-// Rows that are nobody's: a plan leaves them as they are, but no result of an op on a CPU is undefined. On a GPU the
-// host does not know which rows they are.
-void clear_rows_of_nobody(const octile_tensor& offsets, const octile_tensor& t) {
-  if (t.device.type != OCTILE_DEVICE_CPU) return;
-  const auto* const bounds = static_cast<const std::int32_t*>(offsets.data);
-  const auto row_bytes = static_cast<std::size_t>(t.strides[0] * t.dtype.bits / 8);
-  const auto first = static_cast<std::size_t>(bounds[0]), rows = static_cast<std::size_t>(t.shape[0]);
-  const auto end = static_cast<std::size_t>(bounds[(offsets.shape[0] - 1) * offsets.strides[0]]);
-  auto* const data = static_cast<std::byte*>(t.data);
-  if (first * row_bytes > 0) std::memset(data, 0, first * row_bytes);
-  if ((rows - end) * row_bytes > 0) std::memset(data + end * row_bytes, 0, (rows - end) * row_bytes);
-}
-
 }  // namespace
 
 // ---- quantize ----
@@ -527,7 +514,10 @@ void backward(Value* stack, octile_status (*initialize)(Description*, std::size_
     }
   }
   std::int64_t experts = 1;
-  if constexpr (kGrouped) experts = description.experts = offsets.elements() - 1;
+  if constexpr (kGrouped) {
+    experts = description.experts = offsets.elements() - 1;
+    description.clear_rest = wants_dx;
+  }
   place(dy.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
@@ -553,9 +543,6 @@ void backward(Value* stack, octile_status (*initialize)(Description*, std::size_
   if (wants_db) args.db = kGrouped ? views(db, db_shape) : views(db, n);
   if constexpr (kGrouped) args.offsets = views(offsets);
   run(function, *plan, args, dy.device());
-  if constexpr (kGrouped) {
-    if (wants_dx) clear_rows_of_nobody(*args.offsets, *args.dx);
-  }
   stack[0] = dx.release();
   stack[1] = dw.release();
   stack[2] = db.release();

@@ -9,8 +9,8 @@
     linear_packed    linear or linear_s4 with the weight and its scales packed (docs/reference/packed-weights.md)
     linear_backward  dX, dW, dB, any subset
     grouped_linear   linear, linear_int8, linear_s4 or linear_packed of each expert's rows (octile/grouped_linear.h);
-                     rows that are no expert's are zeros on a CPU and undefined on a GPU
-    grouped_linear_backward  linear_backward of each expert's rows
+                     rows that are no expert's are zeros
+    grouped_linear_backward  linear_backward of each expert's rows; the same
 
 Choices are integers: the constants of octile.h, here under their names of _c.py. The ops are functional: outputs never
 alias inputs, nothing is mutated. They know nothing of autograd, and never wait for a GPU. An invalid call is a

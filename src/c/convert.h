@@ -229,9 +229,6 @@ Twin convert(std::string_view function, const C* given) {
   Twin twin;
   Converter(function).fields(kFields<Twin>, c, twin);
   if constexpr (requires { twin.seed; }) twin.seed = c.seed;
-  if constexpr (requires { c.reserved; }) {
-    if (c.reserved != 0) fail(Status::invalid_argument, function, ": reserved = ", c.reserved, ", expected 0");
-  }
   return twin;
 }
 
@@ -258,10 +255,8 @@ inline constexpr auto kFields<GroupedLinearDescription> = OCTILE_FIELDS(a.expert
                                                                         a.weight, a.packed_weight, a.bias, a.clear_rest,
                                                                         a.device, a.threads, a.kernel);
 template <>
-inline constexpr auto kFields<GroupedLinearBackwardDescription> = OCTILE_FIELDS(a.experts, a.m, a.n, a.k, a.dy,
-                                                                                a.dw_dtype, a.dx, a.dw, a.db,
-                                                                                a.activation, a.static_scale, a.weight,
-                                                                                a.rounding, a.gradient_block, a.device,
-                                                                                a.threads, a.dw_accumulate, a.kernel);
+inline constexpr auto kFields<GroupedLinearBackwardDescription> =
+    OCTILE_FIELDS(a.experts, a.m, a.n, a.k, a.dy, a.dw_dtype, a.dx, a.dw, a.db, a.activation, a.static_scale, a.weight,
+                  a.rounding, a.gradient_block, a.device, a.threads, a.dw_accumulate, a.clear_rest, a.kernel);
 
 }  // namespace octile

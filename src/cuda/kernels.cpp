@@ -12,6 +12,8 @@ namespace octile::cuda {
   ROW(gradient_quantize_sm90) \
   ROW(blocked_gradient_quantize_sm90) \
   ROW(blocked_gradient_quantize_sm80) \
+  ROW(grouped_gradient_quantize_sm90) \
+  ROW(grouped_gradient_quantize_sm80) \
   ROW(dequantize_sm80) \
   ROW(quantize_backward_sm80) \
   ROW(dequantize_backward_sm80) \
@@ -50,7 +52,10 @@ namespace octile::cuda {
   ROW(w4a8_grouped_gemm_sm80) \
   ROW(w4a8_grouped_gemm_simt_sm80) \
   ROW(w4a16_grouped_gemm_sm80) \
-  ROW(w4a16_grouped_gemm_simt_sm80)
+  ROW(w4a16_grouped_gemm_simt_sm80) \
+  ROW(w8a8_grouped_gradient_sm90) \
+  ROW(w8a8_grouped_gradient_sm80) \
+  ROW(w8a16_grouped_gradient_sm80)
 // clang-format on
 
 OCTILE_KERNEL_LIST

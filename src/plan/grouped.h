@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "base/access.h"
+#include "base/ceil_div.h"
 #include "base/message.h"
 #include "base/thread_pool.h"
 #include "base/validate.h"
@@ -77,6 +79,23 @@ inline void check_offsets(const TensorChecks& checks, const ConstTensor& offsets
 
 inline int threads_of_groups(int threads) {
   return std::min(threads > 0 ? threads : cpu::hardware_threads(), cpu::kMaxThreads);
+}
+
+inline constexpr std::int64_t kPartBytes = 1 << 16;  // of rows that a thread moves or clears at a time
+
+// Nobody's rows of y become 0.
+inline void clear_rest(const ConstTensor& offsets, const Tensor& y, int threads) {
+  const std::int64_t begin = load_integer(offsets, 0), end = load_integer(offsets, offsets.rows() - 1);
+  const std::int64_t row_bytes = y.cols() * bits(y.dtype) / 8;
+  if (row_bytes == 0) return;
+  const std::int64_t step = std::max<std::int64_t>(kPartBytes / row_bytes, 1);
+  for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, begin}, {end, y.rows()}}) {
+    cpu::parallel_for(threads, ceil_div(last - first, step), [&, first = first, last = last](std::int64_t part) {
+      for (std::int64_t r = first + part * step; r < std::min(last, first + (part + 1) * step); ++r) {
+        std::memset(rows_at(y, r, 1).data, 0, static_cast<std::size_t>(row_bytes));
+      }
+    });
+  }
 }
 
 // The experts of one run that have rows, the largest first.

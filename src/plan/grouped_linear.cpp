@@ -288,33 +288,18 @@ void run_on_gpu(const GroupedLinearImpl& impl, const GroupedLinearArgs& args, st
 
 // ---- Rows in and out, on the CPU ----
 
-constexpr std::int64_t kGatheredBytes = 1 << 16;  // of a part
-constexpr std::int64_t kSummedColumns = 256;      // of a sum, at a time
+constexpr std::int64_t kSummedColumns = 256;  // of a sum, at a time
 
 void gather_rows(const ConstTensor& x, const ConstTensor& token, const Tensor& out, int threads) {
   const std::int64_t row_bytes = x.cols() * bits(x.dtype) / 8;
   if (row_bytes == 0) return;
-  const std::int64_t step = std::max<std::int64_t>(kGatheredBytes / row_bytes, 1);
+  const std::int64_t step = std::max<std::int64_t>(kPartBytes / row_bytes, 1);
   cpu::parallel_for(threads, ceil_div(token.rows(), step), [&](std::int64_t part) {
     for (std::int64_t r = part * step; r < std::min(token.rows(), (part + 1) * step); ++r) {
       std::memcpy(rows_at(out, r, 1).data, rows_at(x, load_integer(token, r), 1).data,
                   static_cast<std::size_t>(row_bytes));
     }
   });
-}
-
-void clear_rest(const ConstTensor& offsets, const Tensor& y, int threads) {
-  const std::int64_t begin = load_integer(offsets, 0), end = load_integer(offsets, offsets.rows() - 1);
-  const std::int64_t row_bytes = y.cols() * bits(y.dtype) / 8;
-  if (row_bytes == 0) return;
-  const std::int64_t step = std::max<std::int64_t>(kGatheredBytes / row_bytes, 1);
-  for (const auto& [first, last] : {std::pair<std::int64_t, std::int64_t>{0, begin}, {end, y.rows()}}) {
-    cpu::parallel_for(threads, ceil_div(last - first, step), [&, first = first, last = last](std::int64_t part) {
-      for (std::int64_t r = first + part * step; r < std::min(last, first + (part + 1) * step); ++r) {
-        std::memset(rows_at(y, r, 1).data, 0, static_cast<std::size_t>(row_bytes));
-      }
-    });
-  }
 }
 
 template <class Real, class Out>

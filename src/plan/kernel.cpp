@@ -42,13 +42,22 @@ std::span<const GemmKernel* const> gemm_kernels() {
 }
 
 std::string_view name(Operation operation) {
-  static constexpr std::array<std::string_view, 14> kNames = {"quantize",          "dequantize",
-                                                              "quantize_backward", "dequantize_backward",
-                                                              "fake_quantize",     "fake_quantize_backward",
-                                                              "gradient_quantize", "blocked_gradient_quantize",
-                                                              "w8a8_linear",       "gemm",
-                                                              "w8a8_blocked_gemm", "column_sum",
-                                                              "grouped_gemm",      "prologue_quantize"};
+  static constexpr std::array<std::string_view, 16> kNames = {"quantize",
+                                                              "dequantize",
+                                                              "quantize_backward",
+                                                              "dequantize_backward",
+                                                              "fake_quantize",
+                                                              "fake_quantize_backward",
+                                                              "gradient_quantize",
+                                                              "blocked_gradient_quantize",
+                                                              "w8a8_linear",
+                                                              "gemm",
+                                                              "w8a8_blocked_gemm",
+                                                              "column_sum",
+                                                              "grouped_gemm",
+                                                              "prologue_quantize",
+                                                              "grouped_gradient_quantize",
+                                                              "grouped_gradient"};
   return kNames[static_cast<std::size_t>(operation)];
 }
 
@@ -106,7 +115,10 @@ std::vector<KernelInfo> kernels() {
   for (const QuantizeKernel* kernel : quantize_kernels()) {
     QuantizeProblem problem;
     // A block that every row takes.
-    if (kernel->task.operation == Operation::blocked_gradient_quantize) problem.group = 2 * kMinGradientBlock;
+    if (kernel->task.operation == Operation::blocked_gradient_quantize ||
+        kernel->task.operation == Operation::grouped_gradient_quantize) {
+      problem.group = 2 * kMinGradientBlock;
+    }
     add(*kernel, problem, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; });
   }
   for (const GemmKernel* kernel : gemm_kernels()) {
@@ -115,8 +127,11 @@ std::vector<KernelInfo> kernels() {
     p.b = is_packed(format.b) ? WeightFormat::in_groups(format.b) : WeightFormat::s8_per_channel;
     if (format.float_a) p.a = DType::f32;
     if (format == kW8A16 && p.operation == Operation::gemm) p.b.granularity = Granularity::column;
-    if (p.operation == Operation::blocked_gemm) p.a_block = kMinGradientBlock;
-    if (p.operation == Operation::grouped_gemm) p.experts = 1;
+    if (p.operation == Operation::grouped_gradient) p.b.granularity = Granularity::column;
+    if (p.operation == Operation::blocked_gemm || p.operation == Operation::grouped_gradient) {
+      p.a_block = kMinGradientBlock;
+    }
+    if (p.operation == Operation::grouped_gemm || p.operation == Operation::grouped_gradient) p.experts = 1;
     add(
         *kernel, p,
         [](GemmProblem& other) {

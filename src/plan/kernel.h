@@ -47,6 +47,9 @@ enum class Operation : std::uint8_t {
   column_sum,         // y[0, j] = sum_i a[i, j]
   grouped_gemm,       // gemm of each expert's rows of a: ExpertOperands. On the CPU the plan launches gemms instead
   prologue_quantize,  // quantize of prologue(x), or of prologue(x) * up
+  grouped_gradient_quantize,  // blocked_gradient_quantize of each expert's rows: QuantizeOperands
+  grouped_gradient,   // dX or dW of each expert, on a GPU: the product of a and b as blocked_gemm has it (w8a8), or as
+                      // gemm has it with a scale per column (w8a16): ExpertOperands
 };
 // clang-format on
 
@@ -94,6 +97,10 @@ std::pair<int, int> default_range(DType q, Mapping mapping);
 // columns, scale.data[r * row_stride + c / group * col_stride], q_transposed's per block of rows and column,
 // column_scale.data[r / group * row_stride + c * col_stride]. q, q_transposed and y may each be absent, with its scales
 // and multiplier.
+// grouped_gradient_quantize: the same of each expert's rows of x. Blocks of rows are an expert's: in q_transposed and
+// column_scale expert e's begin behind those of the experts before it, the last of each padded with zeros to a multiple
+// of kMinGradientBlock rows. The problem's rows are those of all blocks, max_blocks(..) * group. multiplier is that of
+// expert 0, y (experts, cols), and expert e's seed is seed + e.
 struct QuantizeOperands {
   ConstTensor x = {};           // (rows, cols): quantize, fake quantize, and the straight-through backwards
   ConstTensor q_in = {};        // dequantize
@@ -110,6 +117,9 @@ struct QuantizeOperands {
   Tensor y = {};                    // out: x of dequantize, y of fake quantize, dx or dq of the backwards
   std::uint64_t seed = 0;
   ConstTensor up = {};  // prologue_quantize, where the problem is gated
+  // grouped_gradient_quantize: (experts + 1), s32; and elements from an expert's multiplier to the next one's.
+  ConstTensor offsets = {};
+  std::int64_t multiplier_stride = 0;
 };
 
 // Whether a row of an s8 operand, or a column, is contiguous.
@@ -138,6 +148,7 @@ struct GemmProblem {
   bool multiplier = false;   // linear: a is multiplied by `multiplier`, per column, before it is quantized
   std::int64_t experts = 0;  // grouped_gemm: m is the rows of all of them, n the channels of one
   bool gather = false;       // grouped_gemm: `token` says which row of a a row of y is of
+  bool by_terms = false;  // grouped_gradient: experts have terms of their own (k is those of all), and m rows of y each
   Device device = {};
   int threads = 0;
 
@@ -156,7 +167,8 @@ inline constexpr GemmFormat kW4A8 = {DType::s4, false};
 inline constexpr GemmFormat kW4A16 = {DType::s4, true};
 
 constexpr bool has_format(Operation operation) {
-  return operation == Operation::gemm || operation == Operation::grouped_gemm;
+  return operation == Operation::gemm || operation == Operation::grouped_gemm ||
+         operation == Operation::grouped_gradient;
 }
 
 // What a kernel computes: rows of the same task may stand in for each other. Only gemms have a format.
@@ -176,14 +188,22 @@ constexpr bool is_exact(Task task) {
 std::string_view name(Operation operation);
 std::string name(Task task);  // "w4a16_gemm"
 
+// The most blocks of `size` rows that experts with `rows` rows together can have: the last of each may be short.
+constexpr std::int64_t max_blocks(std::int64_t experts, std::int64_t rows, std::int64_t size) {
+  return (rows + (experts < rows ? experts : rows) * (size - 1)) / size;
+}
+
 // What a grouped_gemm is given besides: b, b_scale, zero_point and bias are those of expert 0, and the next expert's
 // lie so many of their elements (a packed b's bytes) behind. Rows of y are those of all experts, sorted; the values of
 // offsets and token are in device memory.
+// A grouped_gradient has the same, or (by_terms) y (m, n) of expert 0, and terms of a and b that are those of all
+// experts, sorted; but those of an s8 a, and its scales, are in blocks as grouped_gradient_quantize writes them.
+// Nothing is added to the y of an expert without terms.
 struct ExpertOperands {
   ConstTensor offsets =
       {};                  // (experts + 1), s32: expert e has the rows of y from offsets[e] on; others are not written
   ConstTensor token = {};  // (m), s32: rows of a and a_scale; absent: those of y
-  std::int64_t b_stride = 0, b_scale_stride = 0, zero_point_stride = 0, bias_stride = 0;
+  std::int64_t b_stride = 0, b_scale_stride = 0, zero_point_stride = 0, bias_stride = 0, y_stride = 0;
 };
 
 // What a product kernel is given. Sizes come from here: a is (m, k), b is (n, k), y is (m, n), whichever of the two

@@ -39,7 +39,7 @@ struct LinearBackwardImpl : Plan::Impl {
   std::optional<ProductSteps> dx;
   std::optional<ProductSteps> dw;
   std::optional<GemmStep> db;
-  std::array<PrecisionGuarantee, 3> guarantees;  // of each Gradient
+  GradientGuarantees guarantees;
 };
 
 const LinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl) {
@@ -417,6 +417,28 @@ std::string_view name(Gradient value) {
   return i < kNames.size() ? kNames[i] : "unknown";
 }
 
+PrecisionGuarantee guarantee_of_db(DType dy) {
+  return {true, false, scale_type(dy), in_words(Bound::sum, {"M", dy, dy})};
+}
+
+PrecisionGuarantee GradientGuarantees::together() const {
+  PrecisionGuarantee all{true, true, DType::s32, "exact"};
+  for (const Gradient gradient : {Gradient::dx, Gradient::dw, Gradient::db}) {
+    const auto& one = of[static_cast<std::size_t>(gradient)];
+    if (!one || one->bit_stable) continue;
+    all = {true, false, one->accumulator,
+           message(all.bit_stable ? "" : all.error_bound + "; ", name(gradient), ": ", one->error_bound)};
+  }
+  return all;
+}
+
+const PrecisionGuarantee& GradientGuarantees::at(std::string_view function, Gradient gradient) const {
+  check_choice(function, "gradient", gradient, Gradient::db);
+  const auto& one = of[static_cast<std::size_t>(gradient)];
+  if (!one) fail(Status::invalid_argument, function, ": this plan does not compute ", name(gradient));
+  return *one;
+}
+
 LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& description) {
   const cpu::FloatEnvironment environment;
   check_linear_backward(kSelect, description);
@@ -436,32 +458,16 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
   add_steps(*impl);
   impl->describe_times(d.device, d.threads);
   impl->describe_tuning(d.device, d.kernel);
-  const auto promise = [](const auto& product, std::string_view terms) {
-    return product ? guarantee_of(product->product.all, terms) : PrecisionGuarantee{true, true, DType::s32, "exact"};
-  };
-  // gradient_quantize adds dB up as column_sum does.
-  const PrecisionGuarantee db{true, false, scale_type(d.dy), in_words(Bound::sum, {"M", d.dy, d.dy})};
-  impl->guarantees = {promise(impl->dx, "N"), promise(impl->dw, "M"), db};
-  impl->guarantee = PrecisionGuarantee{true, true, DType::s32, "exact"};
-  for (const Gradient gradient : {Gradient::dx, Gradient::dw, Gradient::db}) {
-    const PrecisionGuarantee& one = impl->guarantees[static_cast<std::size_t>(gradient)];
-    if (one.bit_stable || (gradient == Gradient::db && !d.db)) continue;
-    PrecisionGuarantee& all = impl->guarantee;
-    all = {true, false, one.accumulator,
-           message(all.bit_stable ? "" : all.error_bound + "; ", name(gradient), ": ", one.error_bound)};
-  }
+  GradientGuarantees& promises = impl->guarantees;
+  if (impl->dx) promises[Gradient::dx] = guarantee_of(impl->dx->product.all, "N");
+  if (impl->dw) promises[Gradient::dw] = guarantee_of(impl->dw->product.all, "M");
+  if (d.db) promises[Gradient::db] = guarantee_of_db(d.dy);  // gradient_quantize adds dB up as column_sum does
+  impl->guarantee = promises.together();
   return LinearBackwardPlan(std::move(impl));
 }
 
 const PrecisionGuarantee& LinearBackwardPlan::precision_guarantee(Gradient gradient) const {
-  constexpr std::string_view kFunction = "LinearBackwardPlan::precision_guarantee";
-  check_choice(kFunction, "gradient", gradient, Gradient::db);
-  const LinearBackwardDescription& d = backward(impl_).description;
-  const bool computed = gradient == Gradient::dx   ? d.dx != Product::none
-                        : gradient == Gradient::dw ? d.dw != Product::none
-                                                   : d.db;
-  if (!computed) fail(Status::invalid_argument, kFunction, ": this plan does not compute ", name(gradient));
-  return backward(impl_).guarantees[static_cast<std::size_t>(gradient)];
+  return backward(impl_).guarantees.at("LinearBackwardPlan::precision_guarantee", gradient);
 }
 
 Verdict LinearBackwardPlan::can_implement(const LinearBackwardArgs& args) const {

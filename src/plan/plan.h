@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -152,5 +154,18 @@ void write_empty_sum(const GemmOperands& operands, Device device, Stream stream)
 
 // What a product promises: its row's bound over `terms` ("K").
 PrecisionGuarantee guarantee_of(const GemmStep& step, std::string_view terms);
+
+// What a plan of gradients promises of each that it computes.
+struct GradientGuarantees {
+  std::array<std::optional<PrecisionGuarantee>, 3> of = {};
+
+  std::optional<PrecisionGuarantee>& operator[](Gradient gradient) { return of[static_cast<std::size_t>(gradient)]; }
+  PrecisionGuarantee together() const;
+  // Refuses one that is not computed.
+  const PrecisionGuarantee& at(std::string_view function, Gradient gradient) const;
+};
+
+// Of dB of a dY of this type.
+PrecisionGuarantee guarantee_of_db(DType dy);
 
 }  // namespace octile

@@ -242,6 +242,7 @@ std::string tuning_key(const GemmProblem& p) {
   if (p.b_major == Major::outer) key += " b_outer";
   if (p.y_major == Major::outer) key += " y_outer";
   if (p.a_block > 0) key += line(" block=", p.a_block);
+  if (p.by_terms) key += " by_terms";
   if (p.b_packed) key += " packed";
   if (p.device.type == DeviceType::cpu) {
     key += line(" threads=", p.threads > 0 ? p.threads : cpu::hardware_threads(), " isa=", cpu::name(cpu::isa()));

@@ -471,6 +471,10 @@ void grouped_linear_backward(const GroupedLinearBackwardDescription& d, const Gr
                      .gradient_block = d.gradient_block},
                     one);
   }
+  const std::int32_t begin = load_integer(args.offsets, 0), end = load_integer(args.offsets, d.experts);
+  for (std::int64_t r = 0; d.clear_rest && d.dx != Product::none && r < args.dx.rows(); ++r) {
+    for (std::int64_t k = 0; (r < begin || r >= end) && k < d.k; ++k) store(args.dx, r, k, 0);
+  }
 }
 
 }  // namespace octile::oracle

@@ -560,6 +560,13 @@ static void test_grouped_linear_backward(void) {
   FLOATS(db, 2, -0.5f);
   octile_plan_destroy(plan);
 
+  offsets[2] = 2; /* the last row is nobody's */
+  d.clear_rest = 1;
+  OK(octile_grouped_linear_backward_plan_create(&d, &plan));
+  RUN(grouped_linear_backward, plan, &args);
+  FLOATS(dx, 2 * 3, -1 * 10, 0);
+  octile_plan_destroy(plan);
+
   d.dx = OCTILE_PRODUCT_INT8, d.gradient_block = 100;
   ERROR(octile_grouped_linear_backward_plan_create(&d, &plan), OCTILE_UNSUPPORTED, "gradient_block = 100");
 }

@@ -1027,6 +1027,52 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
   EXPECT_EQ(plan.can_implement(host).status, Status::shape_mismatch);
 }
 
+TEST_F(Cuda, GradientsOfExpertsThatAreRefused) {
+  const auto refused = [](GroupedLinearBackwardDescription d, const std::string& kernel, const std::string& text) {
+    d.kernel = kernel;
+    try {
+      GroupedLinearBackwardPlan::select(d);
+      ADD_FAILURE() << kernel << " was chosen";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  GroupedLinearBackwardDescription d{.experts = 9, .m = 300, .n = 128, .k = 64, .dy = DType::f16};
+  d.dx = d.dw = Product::int8;
+  d.db = true;
+  d.device = kGpu;
+  refused(d, "", "gradient_block = 0 with dx = int8, dw = int8 on cuda:0, expected 128, 256, 512 or 1024");
+  d.gradient_block = 256;
+  refused(d, "w8a8_grouped_gradient", "no kernel is named w8a8_grouped_gradient");
+  d.gradient_block = 128;
+  refused(d, "grouped_gradient_quantize_sm90", "does blocks of 256 and 512 terms");
+  d.gradient_block = 256;
+  d.experts = 513;
+  refused(d, "w8a8_grouped_gradient_sm90", "is for at most 512 experts");
+  d.experts = 9;
+  d.dx = Product::none;
+  d.db = false;
+  d.m = (std::int64_t{1} << 30) + 1;
+  refused(d, "", "does at most");  // the quantizer
+  d.dx = d.dw = Product::dequantized;
+  d.gradient_block = 0;
+  refused(d, "", "takes at most 2^30 rows of an operand");
+  d.m = 300;
+  d.experts = (std::int64_t{1} << 30) / 2;
+  d.n = 2 * 128 + 1;
+  d.k = 1;
+  refused(d, "", "takes at most 2^30 tiles of y");
+  d.experts = 9;
+  d.dy = DType::f64;
+  d.db = true;
+  refused(d, "", "does f16, bf16 and f32 to s8");
+  d.db = false;
+  EXPECT_EQ(GroupedLinearBackwardPlan::select(d).sku(), "w8a16_grouped_gradient_sm80 + w8a16_grouped_gradient_sm80");
+  d.dx = Product::int8;
+  d.gradient_block = 128;
+  refused(d, "", "does f16, bf16 and f32 to s8");
+}
+
 // What a tuning file names is chosen; it decides for sums of floats only where it was named itself.
 TEST_F(Cuda, ATuningFileIsFollowed) {
   std::string folder = std::filesystem::temp_directory_path() / "octile_tuning_XXXXXX";

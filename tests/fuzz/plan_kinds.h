@@ -158,6 +158,7 @@ inline GroupedLinearBackwardDescription grouped_linear_backward_description(Byte
   d.activation = e.activation, d.static_scale = e.static_scale, d.weight = e.weight, d.rounding = e.rounding;
   if (d.activation == Activation::dynamic_per_tensor && !in.rarely(20)) d.activation = Activation::dynamic_per_token;
   d.gradient_block = e.gradient_block, d.device = e.device, d.threads = e.threads, d.kernel = e.kernel;
+  d.clear_rest = in.rarely(3);
   return d;
 }
 
@@ -306,7 +307,7 @@ inline void describe(const GroupedLinearBackwardDescription& d, octile_grouped_l
   c.dy = number(d.dy), c.dw_dtype = d.dw_dtype ? number(*d.dw_dtype) : OCTILE_DTYPE_SAME;
   c.dx = number(d.dx), c.dw = number(d.dw), c.db = d.db, c.activation = number(d.activation);
   c.weight = number(d.weight), c.rounding = number(d.rounding), c.dw_accumulate = d.dw_accumulate;
-  c.gradient_block = static_cast<std::int32_t>(d.gradient_block);
+  c.gradient_block = static_cast<std::int32_t>(d.gradient_block), c.clear_rest = d.clear_rest;
 }
 
 }  // namespace octile::fuzz

@@ -215,6 +215,15 @@ TEST(GroupedBackward, ExpertsWithoutRowsAndRowsOfNobody) {
   EXPECT_NE(part(got.dx, 1, 4), std::vector<float>(24, -7.0f));
 }
 
+TEST(GroupedBackward, ClearsRowsOfNobody) {
+  Experts<float> experts({.n = 16, .k = 24, .clear_rest = true}, {0, 2, 0});
+  const auto got = experts.run(2).dx;
+  const auto is_clear = [&](std::ptrdiff_t row) {
+    return std::all_of(got.begin() + row * 24, got.begin() + (row + 1) * 24, [](float v) { return v == 0; });
+  };
+  for (const std::ptrdiff_t row : {0, 1, 2, 3}) EXPECT_EQ(is_clear(row), row == 0 || row == 3) << row;
+}
+
 // Nothing is added to its dw, not even zeros: -0 stays.
 TEST(GroupedBackward, ExpertsWithoutRowsLeaveWhatTheyAddTo) {
   for (const bool db : {false, true}) {

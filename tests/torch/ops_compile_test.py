@@ -76,7 +76,7 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
         "grouped_linear_backward": [
             (dy, offsets, wq, w_scale, xq, x_scale, 1, 1, True, f32),
             (dy, offsets, wq, w_scale, xq, x_scale, 2, 2, False, dtype, _c.STOCHASTIC, 2**40 + 1, 128),
-            (dy, offsets, wq, w_scale, None, None, 2, 0, False, dtype),
+            (dy, offsets, wq, w_scale, None, None, 2, 0, False, dtype, _c.NEAREST, 0, 256),
             (dy, offsets, None, None, xq, x_scale, 0, 1, True, dtype),
         ],
     }
@@ -119,10 +119,8 @@ def every_call(*shape, **more):
 
 
 def runs(name, device):
-    """Whether there is a kernel for the op: on a GPU none reads packed int8, nor takes experts."""
-    return (
-        name not in ("linear_packed", "grouped_linear", "grouped_linear_backward") or torch.device(device).type == "cpu"
-    )
+    """Whether there is a kernel for the op: on a GPU none reads packed int8."""
+    return name != "linear_packed" or torch.device(device).type == "cpu"
 
 
 def flat(results):

@@ -300,9 +300,134 @@ def test_grouped_linear(name, dtype):
             assert same(got, expected)
 
 
-def test_gradients_of_experts_are_refused():
-    device = experts_of("w8a8").to("cuda")
-    x, index, weights = (t.cuda() for t in routed(5))
-    y = device(x.requires_grad_(), index, weights)
-    with pytest.raises(RuntimeError, match="no other has these gradients"):
-        y.float().sum().backward()
+# ---- Their gradients ----
+
+
+def backward_operands(dtype, experts=5, n=200, k=136):
+    g = torch.Generator().manual_seed(2)
+    offsets = torch.tensor([1, 4, 4, 150, 151, 470], dtype=torch.int32)  # two rows are nobody's
+    dy = torch.randn(int(offsets[-1]) + 1, n, generator=g).to(dtype)
+    weight, x = (torch.randint(-127, 128, (rows, k), dtype=torch.int8, generator=g) for rows in (experts * n, len(dy)))
+    weight_scale, x_scale = (torch.rand(len(t), generator=g) for t in (weight, x))
+    return dy, offsets, weight, weight_scale, x, x_scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_grouped_linear_backward(dtype):
+    """The CPU's bits in int8, and nearly its values in 16 bits; nobody's rows are 0; nothing waits."""
+    host = backward_operands(dtype)
+    device = [t.cuda() for t in host]
+    backward = torch.ops.octile.grouped_linear_backward
+    for words in ((2, 2, True), (2, 0, False), (0, 2, True), (1, 1, True), (1, 2, False), (0, 0, True)):
+        for dw_dtype, rounding, block in ((dtype, 0, 128), (torch.float32, 1, 256), (torch.float32, 0, 512)):
+            more = *words, dw_dtype, rounding, 9, block if 2 in words[:2] else 0
+            backward(*device, *more)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                got = backward(*device, *more)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            for product, a, b in zip((*words[:2], 1), got, backward(*host, *more), strict=True):
+                if product == 2:
+                    assert same(a, b), more
+                else:
+                    assert a.dtype is b.dtype and torch.allclose(a.cpu().float(), b.float(), rtol=2e-2, atol=2e-2 * 500)
+                    assert b.numel() == 0 or cosine(a.cpu(), b) > 0.9999
+            if words[0]:
+                assert not got[0][[0, -1]].any()
+            if words[1]:
+                assert not got[1][200:400].any()
+
+
+def test_grouped_linear_backward_in_a_graph():
+    """One graph follows the offsets."""
+    host = backward_operands(torch.bfloat16)
+    device = [t.cuda() for t in host]
+    for words in ((2, 2, True), (1, 1, True)):
+        more = *words, torch.float32, 0, 0, 256 if 2 in words else 0
+        torch.ops.octile.grouped_linear_backward(*device, *more)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = torch.ops.octile.grouped_linear_backward(*device, *more)
+        for offsets in (
+            [1, 4, 4, 150, 151, 470],
+            [0, 0, 0, 0, 0, 0],
+            [0, 471, 471, 471, 471, 471],
+            [0, 90, 180, 270, 360, 400],
+        ):
+            device[1].copy_(torch.tensor(offsets, dtype=torch.int32))
+            graph.replay()
+            alone = torch.ops.octile.grouped_linear_backward(*device, *more)
+            assert all(map(torch.equal, got, alone)), offsets
+            if words[0] == 2:
+                cpu = torch.ops.octile.grouped_linear_backward(host[0], torch.tensor(offsets).int(), *host[2:], *more)
+                assert same(got[0], cpu[0]) and same(got[1], cpu[1]), offsets
+
+
+def test_grouped_linear_backward_refuses():
+    device = [t.cuda() for t in backward_operands(torch.bfloat16)]
+    with pytest.raises(RuntimeError, match="gradient_block = 0 with dx = int8"):
+        torch.ops.octile.grouped_linear_backward(*device, 2, 2, False, torch.float32)
+
+
+def cosine(a, b):
+    return torch.nn.functional.cosine_similarity(a.flatten().double(), b.flatten().double(), dim=0)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_frozen_experts(name):
+    host = experts_of(name)
+    device = copy.deepcopy(host).to("cuda")
+    x, index, weights = routed(40)
+    results = []
+    for module in (host, device):
+        where = module.gate_up_proj_bias.device
+        leaves = [t.detach().to(where).requires_grad_() for t in (x, weights)]
+        y = module(leaves[0], index.to(where), leaves[1])
+        y.float().square().sum().backward()
+        results.append([t.grad.cpu() for t in (*leaves, module.gate_up_proj_bias, module.down_proj_bias)])
+    for on_host, on_device in zip(*results, strict=True):
+        assert on_device.isfinite().all() and cosine(on_host, on_device) > 0.999
+
+
+class Trained(torch.nn.Module):
+    """Two layers of experts whose weights train."""
+
+    def __init__(self, backward, dtype=torch.float32):
+        super().__init__()
+        g = torch.Generator().manual_seed(4)
+        self.up = torch.nn.Parameter(torch.randn(EXPERTS, 256, 128, generator=g).mul(0.05).to(dtype))
+        self.down = torch.nn.Parameter(torch.randn(EXPERTS, 128, 256, generator=g).mul(0.05).to(dtype))
+        self.bias = torch.nn.Parameter(torch.randn(EXPERTS, 256, generator=g).to(dtype))
+        self.options = octile.functional.options("out_in", True, "per_token", backward, "nearest")
+
+    def forward(self, x, index, weights):
+        rows = octile.experts.sort_by_expert(EXPERTS, index)
+        up = octile.experts.trained_linear(x, self.up, rows, self.options, self.bias)
+        return octile.experts.trained_linear(up.relu(), self.down, rows, self.options, None, weights)
+
+
+@pytest.mark.parametrize("backward", ["int8", "16bit"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_experts_train(backward, compiled):
+    """Beside the CPU; nothing waits."""
+    host = Trained(backward)
+    device = copy.deepcopy(host).cuda()
+    x, index, weights = routed(200)
+    forward = torch.compile(device, fullgraph=True, backend="aot_eager") if compiled else device
+
+    def step(module, run):
+        where = module.up.device
+        leaves = [t.detach().to(where).requires_grad_() for t in (x, weights)]
+        at, inputs = index.to(where), (*leaves, *module.parameters())
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("default" if compiled else "error")  # compiling may wait
+        try:
+            return torch.autograd.grad(run(leaves[0], at, leaves[1]).float().square().sum(), inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    for on_host, on_device in zip(step(host, host), step(device, forward), strict=True):
+        assert on_device.dtype is on_host.dtype and on_device.isfinite().all()
+        assert cosine(on_host, on_device.cpu()) > 0.999

@@ -33,10 +33,9 @@ struct ExpertTile {
   int tile, tiles;
 };
 
-// Tile number `number` of all experts' tiles of kRows rows. All lanes of a warp call it alike, and each looks at kEach
+// Tile number `number` of all experts' tiles of `rows` rows. All lanes of a warp call it alike, and each looks at kEach
 // neighbouring experts; more than 32 kEach of them in turns.
-template <int kRows>
-__device__ ExpertTile find_tile(const Experts& experts, int number) {
+__device__ inline ExpertTile find_tile(const Experts& experts, int number, int rows) {
   constexpr unsigned kAll = 0xffffffffu;
   constexpr int kEach = 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -47,7 +46,7 @@ __device__ ExpertTile find_tile(const Experts& experts, int number) {
     for (int i = 0; i <= kEach; ++i) offsets[i] = experts.offset(min(mine + i, experts.count));
     int sum = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sum += tiles[i] = (offsets[i + 1] - offsets[i] + kRows - 1) / kRows;
+    for (int i = 0; i < kEach; ++i) sum += tiles[i] = (offsets[i + 1] - offsets[i] + rows - 1) / rows;
     int up_to = sum;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
@@ -71,6 +70,62 @@ __device__ ExpertTile find_tile(const Experts& experts, int number) {
     return {of_owner(t.expert), of_owner(t.first), of_owner(t.end), of_owner(t.tile), of_owner(t.tiles)};
   }
   return {-1, 0, 0, 0, 0};
+}
+
+// In shared memory, of a block that goes from tile to tile.
+inline constexpr int kMaxExperts = 512;
+struct ExpertTable {
+  int first_row[kMaxExperts + 1];   // of an expert
+  int first_tile[kMaxExperts + 1];  // tiles of rows of all experts before it
+};
+
+// One warp, when the experts' first rows are known: how many tiles of `rows` rows come before theirs.
+__device__ inline void count_tiles(ExpertTable& table, int experts, int rows) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int each = (experts + 31) / 32;
+  const int begin = min(lane * each, experts), end = min(begin + each, experts);
+  const auto tiles_of = [&](int e) { return (table.first_row[e + 1] - table.first_row[e] + rows - 1) / rows; };
+  int tiles = 0;
+  for (int e = begin; e < end; ++e) tiles += tiles_of(e);
+  int up_to = tiles;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const int other = __shfl_up_sync(kAll, up_to, i);
+    if (lane >= i) up_to += other;
+  }
+  int before = up_to - tiles;
+  for (int e = begin; e < end; ++e) {
+    table.first_tile[e] = before;
+    before += tiles_of(e);
+  }
+  if (lane == 31) table.first_tile[experts] = up_to;
+}
+
+// All threads of the block.
+__device__ inline void fill_table(ExpertTable& table, const Experts& experts, int rows) {
+  for (int e = static_cast<int>(threadIdx.x); e <= experts.count; e += static_cast<int>(blockDim.x)) {
+    table.first_row[e] = experts.offset(e);
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) count_tiles(table, experts.count, rows);
+  __syncthreads();
+}
+
+template <int kRows>
+__device__ ExpertTile find_tile(const Experts& experts, int number) {
+  return find_tile(experts, number, kRows);
+}
+
+// How many tiles of `rows` rows the experts before e have. All lanes of a warp call it alike.
+__device__ inline int tiles_before(const Experts& experts, int e, int rows) {
+  int sum = 0;
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < e; i += 32) {
+    sum += (experts.offset(i + 1) - experts.offset(i) + rows - 1) / rows;
+  }
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
+  return sum;
 }
 
 __device__ inline void move_to_expert(GroupedWeight& w, const Experts& experts, std::int64_t e) {
@@ -100,9 +155,7 @@ inline Experts experts_of(const GemmProblem& p, const GemmOperands& o) {
 
 // The most tiles of `rows` rows that experts can have together, and those that they are expected to have where each row
 // is of any expert.
-inline std::int64_t max_tiles(const GemmProblem& p, std::int64_t m, int rows) {
-  return (m + std::min(p.experts, m) * (rows - 1)) / rows;
-}
+inline std::int64_t max_tiles(const GemmProblem& p, std::int64_t m, int rows) { return max_blocks(p.experts, m, rows); }
 inline double experts_with_rows(const GemmProblem& p, std::int64_t m) {
   const auto experts = static_cast<double>(p.experts);
   return experts == 0 ? 0 : -experts * std::expm1(-static_cast<double>(m) / experts);

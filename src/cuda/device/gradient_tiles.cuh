@@ -8,6 +8,10 @@
 // several rows below one another, and the lanes that share a row have all of its tile. Where T is 128, a tile is one
 // block of both contractions, and all is local: dY is read once. So it is where a cluster has all tiles of a block,
 // whose maxima it exchanges. Otherwise there are two passes.
+//
+// Of experts, each one's rows are such a matrix: the grid goes down the tiles of all their blocks of T rows, the last
+// of an expert's short, and finds in the offsets which rows those are. q2 has 128 terms for each tile, 0 where it has
+// no row.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +21,7 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/device/experts.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/tiles.cuh"
 #include "cuda/dispatch.h"
@@ -51,6 +56,9 @@ struct Arguments {
   int block_shift;  // a block is 1 << block_shift tiles long
   float q_min, q_max, min_scale;
   std::uint64_t seed;
+  // With experts. Tiles down, and their sums and maxima, are then those of the grid.
+  Experts experts;
+  std::int64_t column_factor_stride;  // elements from an expert's to the next one's
 };
 
 template <class T>
@@ -147,7 +155,7 @@ __device__ inline std::uint32_t stochastic_level(float x, const LevelRule& rule,
   return rule.s == rule.s ? __float_as_uint(level + tiles::kRounder) & 0xff : 0;
 }
 
-template <class T, bool kWhole>
+template <class T, bool kWhole, bool kExperts = false>
 struct Tile {
   using Its = Layout<T>;
   static constexpr int n = Its::n;
@@ -158,8 +166,11 @@ struct Tile {
   Shared<T>& shared;
   int thread, lane, group;  // lane: among those of a row
   int down, across;         // which tile
+  int end_down;             // of the tiles that blocks of rows may have: those of the matrix, or of the expert
+  int first_row;            // of the tile
   int rows, cols;           // of the tile that are inside the matrix
   int row, column;          // the first of this thread
+  int expert = 0, row_of_expert;
 
   __device__ Tile(const Arguments<T>& arguments, Shared<T>& memory)
       : a(arguments),
@@ -169,9 +180,22 @@ struct Tile {
         group(static_cast<int>(threadIdx.x / kLanes)) {
     down = static_cast<int>(blockIdx.y);
     across = static_cast<int>(blockIdx.z * gridDim.x + blockIdx.x);
-    rows = min(kTile, a.m.rows - down * kTile);
+    if constexpr (kExperts) {
+      const ExpertTile block = find_tile(a.experts, down >> a.block_shift, kTile << a.block_shift);
+      expert = block.expert;
+      const int of_expert = (block.tile << a.block_shift) + down % (1 << a.block_shift);
+      first_row = block.first + of_expert * kTile;
+      rows = min(kTile, block.end - first_row);
+      end_down = down - of_expert + (block.end - block.first + kTile - 1) / kTile;
+      row_of_expert = of_expert * kTile + group * kRows;
+    } else {
+      first_row = down * kTile;
+      rows = min(kTile, a.m.rows - first_row);
+      end_down = a.tiles_down;
+      row_of_expert = first_row + group * kRows;
+    }
     cols = min(kTile, a.m.cols - across * kTile);
-    row = down * kTile + group * kRows;
+    row = first_row + group * kRows;
     column = across * kTile + lane * n;
   }
 
@@ -197,12 +221,14 @@ struct Tile {
   // Zeros outside of the matrix.
   __device__ void load_factors() const {
     if (thread < kTile) {
-      shared.row_factor[thread] = thread < rows ? a.row_factor[down * kTile + thread] : 0.0f;
+      shared.row_factor[thread] = thread < rows ? a.row_factor[first_row + thread] : 0.0f;
       return;
     }
     const int place = thread - kTile;
     const int c = Its::column_at(place);
-    shared.column_factor[place] = c < cols ? a.column_factor[across * kTile + c] : 0.0f;
+    RowScale<float> factor = a.column_factor;
+    if (kExperts && factor.data) factor.data += expert * a.column_factor_stride;
+    shared.column_factor[place] = c < cols ? factor[across * kTile + c] : 0.0f;
   }
 
   // Each exchange leaves a lane with half as many rows, in the end with row lane / 2.
@@ -279,7 +305,7 @@ struct Tile {
       return;
     }
     const int r = thread - kTile;
-    if (r < rows) a.row_max[std::int64_t{across} * a.m.rows + down * kTile + r] = shared.row_max[r];
+    if (r < rows) a.row_max[std::int64_t{across} * a.m.rows + first_row + r] = shared.row_max[r];
     put_sum(r);
   }
 
@@ -301,7 +327,7 @@ struct Tile {
     const int own = tile - first;
     return {min(1 << a.block_shift, all - first), own, static_cast<int>(ptx::cluster_rank()) - own * step, step};
   }
-  __device__ Line line_down() const { return line_of(down, a.tiles_down, 1 << a.block_shift); }
+  __device__ Line line_down() const { return line_of(down, end_down, 1 << a.block_shift); }
   __device__ Line line_across() const { return line_of(across, a.tiles_across, 1); }
   __device__ static std::uint32_t largest_of(const std::uint32_t (&maxima)[kMaxSide][kTile], int at, int count) {
     std::uint32_t largest = 0;
@@ -355,7 +381,7 @@ struct Tile {
         largest = largest_of(shared.columns_of_cluster, thread, line_down().count);
       }
       if constexpr (kPass == Pass::levels) {
-        if (c < cols) largest = block_max(a.column_max + at, down, a.tiles_down, a.m.cols);
+        if (c < cols) largest = block_max(a.column_max + at, down, end_down, a.m.cols);
       }
       const LevelRule rule = tiles::level_rule(largest, a.q_max, a.min_scale);
       shared.column_low[thread] = rule.low;
@@ -367,7 +393,7 @@ struct Tile {
       return LevelRule::bad(rule.high) != 0;
     }
     const int r = thread - kTile;
-    const int at = down * kTile + r;
+    const int at = first_row + r;
     std::uint32_t largest = 0;
     if constexpr (kPass == Pass::fused) largest = shared.row_max[r];
     if constexpr (kPass == Pass::clustered) largest = largest_of(shared.rows_of_cluster, r, line_across().count);
@@ -544,9 +570,9 @@ struct Tile {
     for (int k = 0; k < kRows; ++k) {
       const float4 r = load4(&shared.rows[group][k].factor, 0);
       const LevelRule of_row = {r.w, r.y, r.z};
-      const Noise<n> noise(static_cast<std::uint64_t>(row + k) * static_cast<std::uint64_t>(a.m.cols) +
+      const Noise<n> noise(static_cast<std::uint64_t>(row_of_expert + k) * static_cast<std::uint64_t>(a.m.cols) +
                                static_cast<std::uint64_t>(column),
-                           a.seed);
+                           a.seed + static_cast<std::uint64_t>(expert));
       std::uint32_t bytes[Its::kHalves] = {};
 #pragma unroll
       for (int half = 0; half < Its::kHalves; ++half) {
@@ -578,7 +604,7 @@ struct Tile {
     constexpr int kStep = kThreads / 8;
     const int high = static_cast<int>(threadIdx.x % 8);
     const int first = static_cast<int>(threadIdx.x / 8);
-    const int left = rows - high * 16;
+    const int left = (kExperts ? kTile : rows) - high * 16;
     const std::int64_t step = kStep * a.m.q_transposed_stride;
     std::uint8_t* to = a.m.q_transposed + (across * kTile + first) * a.m.q_transposed_stride + down * kTile + high * 16;
     if (kWhole && left >= 16) {
@@ -616,10 +642,11 @@ struct Tile {
   }
 };
 
-template <class T, bool kWhole, Pass kPass, bool kStochastic>
+template <class T, bool kWhole, Pass kPass, bool kStochastic, bool kExperts = false>
 __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(const __grid_constant__ Arguments<T> a) {
   __shared__ Shared<T> shared;
-  const Tile<T, kWhole> tile(a, shared);
+  if constexpr (kExperts) wait_for_previous();
+  const Tile<T, kWhole, kExperts> tile(a, shared);
   if (tile.rows <= 0 || tile.cols <= 0) return;
   Vector<T> v[Layout<T>::kRows];
   if constexpr (kPass == Pass::clustered) tile.expect_maxima();
@@ -648,7 +675,7 @@ __global__ void __launch_bounds__(kThreads, Layout<T>::kBlocks) quantize_tiles(c
   }
 }
 
-// y[c] = the sum of column c over all tiles, rounded once.
+// y[c] = the sum of column c over all tiles, rounded once; with experts y[e, c], over those of expert e.
 template <class T>
 struct SumArguments {
   const float* partial_sums;  // (tiles, cols)
@@ -656,19 +683,32 @@ struct SumArguments {
   int tiles;
   T* y;
   std::int64_t y_stride;
+  Experts experts = {};
+  int block_shift = 0;
+  std::int64_t y_expert_stride = 0;
 };
 
 constexpr int kSumLines = 8;
 
-template <class T>
-__global__ void __launch_bounds__(32 * kSumLines) sum_tiles(const __grid_constant__ SumArguments<T> s) {
+template <class T, bool kExperts = false>
+__global__ void __launch_bounds__(32 * kSumLines) sum_tiles(const __grid_constant__ SumArguments<T> arguments) {
   __shared__ float of_lines[kSumLines][32];
+  SumArguments<T> s = arguments;
   const int lane = static_cast<int>(threadIdx.x);
   const int line = static_cast<int>(threadIdx.y);
-  const std::int64_t c = std::int64_t{blockIdx.x} * 32 + lane;
   constexpr int kAhead = 8;
   let_next_start();
   wait_for_previous();
+  std::int64_t c = std::int64_t{blockIdx.x} * 32 + lane;
+  if constexpr (kExperts) {
+    const unsigned across = static_cast<unsigned>((s.cols + 31) / 32);
+    const int e = static_cast<int>(blockIdx.x / across);
+    c = std::int64_t{blockIdx.x % across} * 32 + lane;
+    const std::int64_t before = std::int64_t{tiles_before(s.experts, e, kTile << s.block_shift)} << s.block_shift;
+    s.partial_sums += before * s.cols;
+    s.tiles = (s.experts.offset(e + 1) - s.experts.offset(e) + kTile - 1) / kTile;
+    s.y += e * s.y_expert_stride;
+  }
   float sum = 0;
   for (int tile = line; c < s.cols && tile < s.tiles; tile += kAhead * kSumLines) {
     float values[kAhead];
@@ -694,6 +734,12 @@ inline std::size_t sum_words(std::int64_t rows, std::int64_t cols) {
   return static_cast<std::size_t>(ceil_div(rows, kTile) * cols);
 }
 
+// Those of x, or of all that experts' blocks may have.
+inline std::int64_t rows_of_tiles(const QuantizeProblem& p, const QuantizeOperands& o) {
+  if (!o.offsets.present()) return o.x.rows();
+  return max_blocks(o.offsets.rows() - 1, o.x.rows(), p.group) * p.group;
+}
+
 // All but the maxima.
 template <class T>
 Arguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& o, void* workspace) {
@@ -712,7 +758,13 @@ Arguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& o, void
     a.column_scale_block_stride = o.column_scale.row_stride;
   }
   if (o.y.present()) a.partial_sums = static_cast<float*>(workspace);
-  a.tiles_down = static_cast<int>(ceil_div(o.x.rows(), kTile));
+  a.tiles_down = static_cast<int>(ceil_div(rows_of_tiles(p, o), kTile));
+  if (o.offsets.present()) {
+    a.experts.offsets = static_cast<const std::int32_t*>(o.offsets.data);
+    a.experts.offsets_stride = o.offsets.strides[0];
+    a.experts.count = static_cast<int>(o.offsets.rows()) - 1;
+    a.column_factor_stride = o.multiplier_stride;
+  }
   a.tiles_across = static_cast<int>(ceil_div(o.x.cols(), kTile));
   for (std::int64_t length = kTile; length < p.group; length *= 2) ++a.block_shift;
   a.q_min = static_cast<float>(p.q_min);
@@ -759,6 +811,15 @@ template <class T>
 void enqueue_sums(std::string_view name, const Arguments<T>& a, const Tensor& y, Stream stream) {
   const SumArguments<T> s = {a.partial_sums, a.m.cols, a.tiles_down, static_cast<T*>(y.data), y.strides[0]};
   enqueue(name, sum_tiles<T>, {dim3(blocks_for(s.cols, 32)), dim3(32, kSumLines)}, stream, s);
+}
+
+// The same of each expert: y (experts, cols).
+template <class T>
+void enqueue_sums_of_experts(std::string_view name, const Arguments<T>& a, const Tensor& y, Stream stream) {
+  const SumArguments<T> s = {a.partial_sums, a.m.cols,  a.tiles_down,  static_cast<T*>(y.data),
+                             y.strides[1],   a.experts, a.block_shift, y.strides[0]};
+  const auto experts = static_cast<unsigned>(a.experts.count);
+  enqueue(name, sum_tiles<T, true>, {dim3(blocks_for(s.cols, 32) * experts), dim3(32, kSumLines)}, stream, s);
 }
 
 }  // namespace octile::cuda::blocked_gradient

@@ -49,6 +49,10 @@ struct Factors {
   }
 };
 
+__device__ inline Factors moved(const Factors& f, std::int64_t bytes) {
+  return {f.data ? static_cast<const std::uint8_t*>(f.data) + bytes : nullptr, f.stride, f.value};
+}
+
 // What is multiplied: left (rows, k) by right (cols, k).
 struct Tiling {
   Operand left, right;

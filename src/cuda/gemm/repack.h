@@ -27,4 +27,16 @@ void prepare_repack();
 // One of the strides of each is 1.
 void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream);
 
+// Experts' terms, columns of the operand (whose columns are contiguous): in the copy each one's begin behind those of
+// the experts before it, padded to multiples of `block`, itself one of 128. What lies behind the last term of an expert
+// is 0 up to a multiple of 128, and then undefined.
+struct ExpertTerms {
+  ConstTensor offsets;
+  std::int64_t block;
+
+  std::int64_t padded(std::int64_t terms) const;
+};
+void prepare_repack_terms();
+void repack_terms(ConstTensor& operand, const ExpertTerms& terms, std::byte* memory, Stream stream);
+
 }  // namespace octile::cuda

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cuda/device/bytes.cuh"
+#include "cuda/device/experts.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/gemm/repack.h"
 #include "cuda/launch.h"
@@ -115,21 +116,19 @@ __global__ void __launch_bounds__(32 * kWarps) copy_rows(const __grid_constant__
   }
 }
 
-// Lines of `from` are columns of `to`.
+// Lines of `from`, from first_line on, are columns of `to`, from first_column on.
 template <bool aligned>
-__global__ void __launch_bounds__(32 * kWarps) transpose(From from, std::int8_t* to, std::int64_t to_pitch) {
-  let_next_start();
-  wait_for_previous();
+__device__ void transpose_tile(const From& from, std::int64_t first_line, std::int8_t* to, std::int64_t to_pitch,
+                               std::int64_t first_column) {
   // Row r of `to` in the tile, word w of it, lies at [r][w ^ r / 4]: neither side meets a bank twice.
   __shared__ std::uint32_t tile[kTile][kWords];
   const int lane = threadIdx.x % 32;
   const std::int64_t first_row = row_of_tiles();
-  const std::int64_t first_column = std::int64_t{blockIdx.x} * kTile;
   for (int w = threadIdx.x / 32; w < kWords; w += kWarps) {
     std::uint32_t lines[4];
     std::uint32_t words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) lines[i] = load_word<aligned>(from, first_column + 4 * w + i, first_row + 4 * lane);
+    for (int i = 0; i < 4; ++i) lines[i] = load_word<aligned>(from, first_line + 4 * w + i, first_row + 4 * lane);
     transpose_4x4(lines, words);
 #pragma unroll
     for (int i = 0; i < 4; ++i) tile[4 * lane + i][w ^ lane] = words[i];
@@ -143,6 +142,27 @@ __global__ void __launch_bounds__(32 * kWarps) transpose(From from, std::int8_t*
   }
 }
 
+template <bool aligned>
+__global__ void __launch_bounds__(32 * kWarps) transpose(From from, std::int8_t* to, std::int64_t to_pitch) {
+  let_next_start();
+  wait_for_previous();
+  const std::int64_t first = std::int64_t{blockIdx.x} * kTile;
+  transpose_tile<aligned>(from, first, to, to_pitch, first);
+}
+
+template <bool aligned>
+__global__ void __launch_bounds__(32 * kWarps)
+    transpose_terms(From from, Experts experts, int block, std::int8_t* to, std::int64_t to_pitch) {
+  let_next_start();
+  wait_for_previous();
+  const int number = static_cast<int>(blockIdx.x), tiles = block / kTile;
+  const ExpertTile terms = find_tile(experts, number / tiles, block);
+  const std::int64_t first = terms.first + terms.tile * std::int64_t{block} + number % tiles * kTile;
+  if (first >= terms.end) return;
+  from.lines = terms.end;
+  transpose_tile<aligned>(from, first, to, to_pitch, std::int64_t{number} * kTile);
+}
+
 bool words_aligned(const From& from) {
   return reinterpret_cast<std::uintptr_t>(from.data) % 4 == 0 && from.pitch % 4 == 0;
 }
@@ -153,11 +173,15 @@ From from_of(const ConstTensor& t) {
           rows ? t.cols() : t.rows()};
 }
 
-void enqueue_transpose(const ConstTensor& from, const ConstTensor& to, Stream stream) {
+LaunchShape transpose_shape(const ConstTensor& to) {
   constexpr unsigned kMaxAlongY = 65535;
   const unsigned blocks = blocks_for(to.rows(), kTile);
   const unsigned high = std::min(blocks, kMaxAlongY);
-  const LaunchShape shape{{blocks_for(to.cols(), kTile), high, ceil_div(blocks, high)}, {32 * kWarps}};
+  return {{blocks_for(to.cols(), kTile), high, ceil_div(blocks, high)}, {32 * kWarps}};
+}
+
+void enqueue_transpose(const ConstTensor& from, const ConstTensor& to, Stream stream) {
+  const LaunchShape shape = transpose_shape(to);
   const From columns = from_of(from);
   enqueue(kName, words_aligned(columns) ? transpose<true> : transpose<false>, shape, stream, columns,
           static_cast<std::int8_t*>(const_cast<void*>(to.data)), to.strides[0]);
@@ -169,6 +193,30 @@ void prepare_repack() {
   prepare(kName, copy_rows);
   prepare(kName, transpose<true>);
   prepare(kName, transpose<false>);
+}
+
+std::int64_t ExpertTerms::padded(std::int64_t terms) const {
+  return max_blocks(offsets.rows() - 1, terms, block) * block;
+}
+
+void prepare_repack_terms() {
+  prepare(kName, transpose_terms<true>);
+  prepare(kName, transpose_terms<false>);
+}
+
+void repack_terms(ConstTensor& operand, const ExpertTerms& terms, std::byte* memory, Stream stream) {
+  const From columns = {static_cast<const std::int8_t*>(operand.data), operand.strides[1], operand.cols(),
+                        operand.rows()};
+  operand.data = memory;
+  operand.shape[1] = terms.padded(operand.cols());
+  operand.strides = {repacked_pitch(operand.cols()), 1};
+  Experts experts = {};
+  experts.offsets = static_cast<const std::int32_t*>(terms.offsets.data);
+  experts.offsets_stride = terms.offsets.strides[0];
+  experts.count = static_cast<int>(terms.offsets.rows()) - 1;
+  enqueue(kName, words_aligned(columns) ? transpose_terms<true> : transpose_terms<false>, transpose_shape(operand),
+          stream, columns, experts, static_cast<int>(terms.block), reinterpret_cast<std::int8_t*>(memory),
+          operand.strides[0]);
 }
 
 void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream) {

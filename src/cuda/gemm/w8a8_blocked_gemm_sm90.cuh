@@ -7,6 +7,7 @@
 //
 // The frame is that of w8a8_gemm_sm90. Each consumer warpgroup has 64 rows of the tile, its sums in s32 and their
 // totals in f32. It has two sets of sums: while it folds one block into the totals, the tensor cores multiply the next.
+// `Tiles` says which tiles a block has, of one product or, in w8a8_grouped_gradient_sm90, of each expert's.
 #pragma once
 
 #include "cuda/gemm/w8a8_gemm_sm90.cuh"
@@ -67,22 +68,69 @@ struct BlockedArguments {
   int tma_cols = 0;  // TMA may store tiles that end here or before
 };
 
-// One warp: the scales of each block's rows. A load into registers would have the consumers wait for L2 in each block.
+// What a block multiplies, and where it goes.
+struct BlockedPart {
+  int2 a, b;  // {term, row} of the first step
+  int steps;
+  const float* scales;  // of the first block, from the first row on
+  int2 y;               // the first row and column
+  int end;              // of y's rows that are the part's
+};
+
+// The tiles of one product, as a role walks them.
 template <class Y>
-__device__ void load_scales(BlockedShared<Y>& shared, const Place<BlockedTile>& place,
-                            const BlockedArguments<Y>& arguments) {
+struct BlockedTiles {
+  static constexpr bool kExperts = false;  // whose parts may have no step, and end anywhere
+
+  const BlockedArguments<Y>& arguments;
+  Place<BlockedTile> place = {};
+  int at = place.cluster;
+
+  __device__ bool next(BlockedPart& part) {
+    if (at >= arguments.order.count()) return false;
+    const int2 origin = place.origin(at, arguments);
+    part = {{0, origin.x}, {0, origin.y}, arguments.steps, arguments.a_scale + origin.x, origin, arguments.y.rows};
+    at += place.clusters;
+    return true;
+  }
+};
+
+// One thread: tiles of a and b, stage by stage. Each block loads half of a for both.
+template <class Y, class Tiles>
+__device__ void load_operands(BlockedShared<Y>& shared, Tiles tiles, const CUtensorMap& a, const CUtensorMap& b) {
+  using T = BlockedTile;
+  constexpr int kSharedRows = T::rows / kClusterSize;
+  const int half = tiles.place.rank * kSharedRows;
+  RingPosition<T::stages> at;
+  for (BlockedPart part; tiles.next(part);) {
+#pragma unroll 1
+    for (int step = 0; step < part.steps; ++step) {
+      auto& stage = shared.stages[at.stage];
+      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, sizeof(stage));
+      ptx::tma_load_multicast(kBothBlocks, ptx::shared_address(stage.a + half * kTileK), a,
+                              {part.a.x + step * kTileK, part.a.y + half}, full);
+      ptx::tma_load(ptx::shared_address(stage.b), b, part.b.x + step * kTileK, part.b.y, full);
+      at.next();
+    }
+  }
+}
+
+// One warp: the scales of each block's rows. A load into registers would have the consumers wait for L2 in each block.
+template <class Y, class Tiles>
+__device__ void load_scales(BlockedShared<Y>& shared, Tiles tiles, const BlockedArguments<Y>& arguments) {
   using T = BlockedTile;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingPosition<kScaleBlocks> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int first = place.origin(t, arguments).x;
-    const float* scales = arguments.a_scale + first;
+  for (BlockedPart part; tiles.next(part);) {
+    const float* scales = part.scales;
 #pragma unroll 1
-    for (int step = 0; step < arguments.steps; step += arguments.block_steps) {
+    for (int step = 0; step < part.steps; step += arguments.block_steps) {
       ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
 #pragma unroll
       for (int row = 0; row < T::rows; row += 32) {
-        const bool inside = first + row + lane < arguments.y.rows;
+        const bool inside = part.y.x + row + lane < part.end;
         ptx::cp_async_4(&shared.scales[at.stage][row + lane], inside ? scales + row + lane : arguments.a_scale, inside);
       }
       ptx::cp_async_mbarrier_arrive(ptx::shared_address(&shared.scales_full[at.stage]));
@@ -178,8 +226,7 @@ struct BlockedConsumer {
   }
 
   // All blocks of a tile.
-  __device__ void multiply_tile(State& state, Totals& totals) const {
-    int left = arguments.steps;
+  __device__ void multiply_tile(State& state, Totals& totals, int left) const {
     Block even;
     Block odd;
 #pragma unroll 1
@@ -195,16 +242,28 @@ struct BlockedConsumer {
     }
   }
 
-  __device__ void run(const Place<T>& place, const CUtensorMap& y) const {
+  template <class Tiles>
+  __device__ void run(Tiles tiles, const CUtensorMap& y) const {
     using Store = typename BlockedShared<Y>::Store;
-    const StoreTarget<Y> target{y, arguments.y, arguments.tma_cols, arguments.accumulate};
     State state;
-    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-      const int2 origin = place.origin(t, arguments);
-      const int row = origin.x + 64 * group + 16 * warp;
+    for (BlockedPart part; tiles.next(part);) {
+      const int row = part.y.x + 64 * group + 16 * warp;
       Totals totals = {};
-      multiply_tile(state, totals);
-      store_tiles<Y, Store>(shared.store_buffers[4 * group + warp], 0, {row, origin.y}, target, [&](int j) {
+      if constexpr (Tiles::kExperts) {
+        if (part.steps > 0) {
+          multiply_tile(state, totals, part.steps);
+        } else if (arguments.accumulate) {
+          continue;
+        }
+      } else {
+        multiply_tile(state, totals, part.steps);
+      }
+      // Rows that are not the part's are another's: 16 rows go by TMA only if all of them are.
+      Destination<Y> to = arguments.y;
+      to.rows = part.end;
+      const bool whole = !Tiles::kExperts || row + Store::rows <= part.end;
+      const StoreTarget<Y> target{y, to, whole ? arguments.tma_cols : 0, arguments.accumulate};
+      store_tiles<Y, Store>(shared.store_buffers[4 * group + warp], 0, {row, part.y.y}, target, [&](int j) {
         return float4{totals[4 * j], totals[4 * j + 1], totals[4 * j + 2], totals[4 * j + 3]};
       });
     }
@@ -214,14 +273,8 @@ struct BlockedConsumer {
 };
 
 template <class Y>
-__global__ void __launch_bounds__(kGemmThreads, 1)
-    w8a8_blocked_gemm_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
-                             const __grid_constant__ CUtensorMap y,
-                             const __grid_constant__ BlockedArguments<Y> arguments) {
-  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
-  auto& shared = *reinterpret_cast<BlockedShared<Y>*>(shared_bytes);
-  const int warp = uniform_warp();
-  const Place<BlockedTile> place;
+__device__ void begin_blocked(BlockedShared<Y>& shared, const CUtensorMap& a, const CUtensorMap& b,
+                              const CUtensorMap& y) {
   gemm_prologue([&] {
     ptx::prefetch_tensormap(a);
     ptx::prefetch_tensormap(b);
@@ -231,16 +284,33 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     init_barriers(shared.scales_full, 32);
     init_barriers(shared.scales_empty, 32 * 4 * kConsumers);
   });
+}
+
+template <class Y, class Tiles>
+__device__ void multiply_blocked(BlockedShared<Y>& shared, const Tiles& tiles, const CUtensorMap& a,
+                                 const CUtensorMap& b, const CUtensorMap& y, const BlockedArguments<Y>& arguments) {
+  const int warp = uniform_warp();
   if (warp >= 4) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    BlockedConsumer<Y>{shared, arguments, warp / 4 - 1, warp % 4}.run(place, y);
+    BlockedConsumer<Y>{shared, arguments, warp / 4 - 1, warp % 4}.run(tiles, y);
   } else {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == 0) load_operands(shared, place, a, b, arguments);
-    if (warp == 1) load_scales(shared, place, arguments);
+    if (threadIdx.x == 0) load_operands(shared, tiles, a, b);
+    if (warp == 1) load_scales(shared, tiles, arguments);
     __syncwarp();
   }
   ptx::cluster_sync_relaxed();  // no block leaves while the other one still writes to its shared memory
+}
+
+template <class Y>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    w8a8_blocked_gemm_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+                             const __grid_constant__ CUtensorMap y,
+                             const __grid_constant__ BlockedArguments<Y> arguments) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<BlockedShared<Y>*>(shared_bytes);
+  begin_blocked(shared, a, b, y);
+  multiply_blocked(shared, BlockedTiles<Y>{arguments}, a, b, y, arguments);
 }
 
 }  // namespace octile::cuda::w8a8

@@ -71,10 +71,6 @@ struct ExpertProduct {
   __device__ DType bias_type() const { return type_of_bias; }
 };
 
-__device__ inline Factors moved(const Factors& f, std::int64_t bytes) {
-  return {f.data ? static_cast<const std::uint8_t*>(f.data) + bytes : nullptr, f.stride, f.value};
-}
-
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     w8a8_grouped_gemm_kernel(const __grid_constant__ Arguments p) {

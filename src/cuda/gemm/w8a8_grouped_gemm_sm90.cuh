@@ -25,7 +25,6 @@
 namespace octile::cuda::w8a8_experts {
 
 inline constexpr int kTileK = 128;  // bytes of k in a stage: one swizzled row
-inline constexpr int kMaxExperts = 512;
 
 // rows x cols: of y, of a block. Stages and store buffers of a warp; f32 has twice the bytes to store.
 template <int rows_, int cols_, int cluster_, int stages_, int store_buffers_>
@@ -49,8 +48,7 @@ struct Shared {
   Stage stages[T::stages];
   std::uint8_t store_buffers[kConsumers * 4][T::store_buffers][Store::bytes];  // of a warp
   float4 col_scales[kConsumers][T::cols / 2];  // {scale, scale, bias, bias} of two columns
-  int first_row[kMaxExperts + 1];              // of an expert
-  int first_tile[kMaxExperts + 1];             // tiles of rows of all experts before it
+  ExpertTable experts;
   std::uint64_t full[T::stages];
   std::uint64_t empty[T::stages];
   std::uint64_t turn[kConsumers];
@@ -72,30 +70,6 @@ struct Arguments {
   int tma_cols = 0;  // TMA may store tiles that end here or before
 };
 
-// One warp, when the experts' first rows are known: how many tiles of kRows rows come before theirs.
-template <int kRows, class Shared>
-__device__ void count_tiles(Shared& shared, int experts) {
-  constexpr unsigned kAll = 0xffffffffu;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int each = (experts + 31) / 32;
-  const int begin = min(lane * each, experts), end = min(begin + each, experts);
-  const auto tiles_of = [&](int e) { return (shared.first_row[e + 1] - shared.first_row[e] + kRows - 1) / kRows; };
-  int tiles = 0;
-  for (int e = begin; e < end; ++e) tiles += tiles_of(e);
-  int up_to = tiles;
-#pragma unroll
-  for (int i = 1; i < 32; i *= 2) {
-    const int other = __shfl_up_sync(kAll, up_to, i);
-    if (lane >= i) up_to += other;
-  }
-  int before = up_to - tiles;
-  for (int e = begin; e < end; ++e) {
-    shared.first_tile[e] = before;
-    before += tiles_of(e);
-  }
-  if (lane == 31) shared.first_tile[experts] = up_to;
-}
-
 struct Place {
   int expert;
   int row, end;  // the tile's first row, and the end of its expert's
@@ -114,14 +88,15 @@ struct Walk {
   int expert = 0;
 
   __device__ Walk(const Shared& s, int columns, int experts)
-      : shared(s), col_tiles(columns), total(s.first_tile[experts] * columns) {}
+      : shared(s), col_tiles(columns), total(s.experts.first_tile[experts] * columns) {}
 
   // In rising order.
   __device__ Place operator[](int number) {
-    while (shared.first_tile[expert + 1] <= number / col_tiles) ++expert;
-    const int before = shared.first_tile[expert];
-    const int2 tile = tile_in_bands(number - before * col_tiles, shared.first_tile[expert + 1] - before, col_tiles);
-    return {expert, shared.first_row[expert] + (tile.x * T::cluster + rank) * T::rows, shared.first_row[expert + 1],
+    const ExpertTable& e = shared.experts;
+    while (e.first_tile[expert + 1] <= number / col_tiles) ++expert;
+    const int before = e.first_tile[expert];
+    const int2 tile = tile_in_bands(number - before * col_tiles, e.first_tile[expert + 1] - before, col_tiles);
+    return {expert, e.first_row[expert] + (tile.x * T::cluster + rank) * T::rows, e.first_row[expert + 1],
             tile.y * T::cols};
   }
 };
@@ -344,12 +319,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     init_barriers(shared.empty, 4 * T::cluster);
     init_barriers(shared.turn, 4);
   });
-  for (int e = static_cast<int>(threadIdx.x); e <= p.experts.count; e += kGemmThreads) {
-    shared.first_row[e] = p.experts.offset(e);
-  }
-  __syncthreads();
-  if (warp == 0) count_tiles<T::rows * T::cluster>(shared, p.experts.count);
-  __syncthreads();
+  fill_table(shared.experts, p.experts, T::rows * T::cluster);
   if (warp >= 4) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<T, Y>{shared, p, warp / 4 - 1, warp % 4}.run(y);

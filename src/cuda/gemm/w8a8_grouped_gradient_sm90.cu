@@ -1,0 +1,163 @@
+// w8a8_grouped_gradient_sm90 on the host: cost model, launch.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "base/ceil_div.h"
+#include "base/message.h"
+#include "cuda/clusters.h"
+#include "cuda/device/floats.cuh"
+#include "cuda/gemm/repack.h"
+#include "cuda/gemm/w8a8_grouped_gradient_sm90.cuh"
+#include "cuda/launch.h"
+#include "cuda/tensor_map.h"
+#include "plan/kernel.h"
+
+namespace octile::cuda {
+
+namespace {
+
+using namespace w8a8;
+
+constexpr std::string_view kName = "w8a8_grouped_gradient_sm90";
+
+// Those of w8a8_blocked_gemm_sm90.
+constexpr double kCyclesPerSecond = 1.7e9;
+constexpr double kStepCycles = 575;      // of kTileK terms of a tile
+constexpr double kFoldCycles = 180;      // of a block, besides
+constexpr double kTileSeconds = 0.6e-6;  // besides the products, with 16-bit y; twice that with 32-bit y
+constexpr double kAroundSeconds = 6.4e-6;
+constexpr double kBytesPerSecond = 4e12;
+constexpr double kRepackSeconds = 2.3e-6;  // besides its bytes
+
+using T = BlockedTile;
+
+std::int64_t col_tiles(const GemmProblem& p) { return ceil_div(p.n, T::cols * kClusterSize); }
+
+// The most tiles of rows that there may be.
+std::int64_t row_tiles(const GemmProblem& p, std::int64_t m) {
+  return p.by_terms ? p.experts * ceil_div(p.m, T::rows) : max_tiles(p, m, T::rows);
+}
+
+// Of b with its terms in lines, those of all experts one behind the other.
+std::int64_t terms_of_b(const GemmProblem& p) {
+  return p.by_terms ? max_blocks(p.experts, p.k, p.a_block) * p.a_block : p.experts * p.k;
+}
+
+std::string supports(const GemmProblem& p) {
+  if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
+  if (p.scale != DType::f32) return "has no f64";
+  if (p.a_block == 0) return "needs dY in blocks";
+  if (p.y_major == Major::outer) return "writes contiguous rows of y";
+  if (p.experts > kMaxExperts) return message("is for at most ", kMaxExperts, " experts");
+  // TMA reads 16 bytes of a line from a multiple of 16 on.
+  if (!p.by_terms && p.k % kTmaAlignment != 0) return "needs N to be a multiple of 16 for dX";
+  constexpr std::int64_t kMax = std::int64_t{1} << 30;  // 32-bit indices
+  if (std::max({p.m * (p.by_terms ? p.experts : 1), p.n, terms_of_b(p)}) > kMax) {
+    return "takes at most 2^30 rows and terms of an operand";
+  }
+  if (row_tiles(p, p.m) * std::max<std::int64_t>(col_tiles(p), 1) > kMax) return "takes at most 2^30 tiles of y";
+  return {};
+}
+
+Cost cost(const GemmProblem& p) {
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const auto experts = static_cast<double>(std::max<std::int64_t>(p.experts, 1));
+  const double rows =
+      p.by_terms ? experts * static_cast<double>(ceil_div(p.m, T::rows)) : expected_tiles(p, p.m, T::rows);
+  const double terms = p.by_terms ? k / experts : k;
+  const double of_b = n * static_cast<double>(terms_of_b(p));
+  Cost cost = {2 * m * n * k,
+               m * k + of_b + (p.by_terms ? experts : 1) * m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1)};
+  const double waves =
+      std::ceil(rows * static_cast<double>(col_tiles(p)) / max_active_clusters(p.device, kClusterSize));
+  const double cycles = std::ceil(terms / kTileK) * kStepCycles +
+                        std::ceil(terms / static_cast<double>(std::max<std::int64_t>(p.a_block, 1))) * kFoldCycles;
+  const double products = kAroundSeconds + waves * (cycles / kCyclesPerSecond + kTileSeconds * bits(p.y) / 16);
+  cost.seconds = std::max(products, cost.bytes / kBytesPerSecond) + 2 * of_b / kBytesPerSecond + kRepackSeconds;
+  return cost;
+}
+
+std::size_t workspace(const GemmProblem& p) { return repacked_size(p.n, terms_of_b(p)); }
+
+void load(const GemmProblem& p) {
+  prepare_tensor_maps(kName);
+  with_narrow_type(p.y,
+                   [&]<class Y>(Y) { prepare(kName, w8a8_grouped_gradient_kernel<Y>, sizeof(GradientShared<Y>)); });
+  p.by_terms ? prepare_repack_terms() : prepare_repack();
+}
+
+// Plans quantize dY into aligned rows. Experts' weights lie one behind the other.
+bool aligned(const GemmProblem& p, const GemmOperands& o) {
+  return mappable(o.a) && o.a_scale.strides[0] == 1 && (p.by_terms || o.experts.b_stride == p.k * o.b.strides[1]) &&
+         (!p.by_terms || o.experts.y_stride == p.m * o.y.strides[0]);
+}
+
+template <class Y>
+void enqueue_product(const GemmProblem& p, const GemmOperands& o, const ConstTensor& all_of_b, Stream stream) {
+  using Shared = GradientShared<Y>;
+  static_assert(sizeof(Shared) <= kMaxSharedBytes);
+  using Store = typename Shared::Store;
+  const CUtensorMap a = tensor_map(kName, o.a, {T::rows / kClusterSize, kTileK, true});
+  const CUtensorMap b = tensor_map(kName, all_of_b, {T::cols, kTileK, true});
+  Tensor all_of_y = o.y;
+  if (p.by_terms) all_of_y.shape[0] = p.experts * p.m;
+  const bool by_tma = mappable(all_of_y);
+  const CUtensorMap y = by_tma ? tensor_map(kName, all_of_y, {Store::rows, Store::cols, Store::swizzled}) : a;
+
+  GradientArguments<Y> arguments;
+  arguments.steps = static_cast<int>(ceil_div(p.k, kTileK));
+  arguments.block_steps = static_cast<int>(p.a_block / kTileK);
+  arguments.a_scale = static_cast<const float*>(o.a_scale.data);
+  arguments.a_scale_pitch = o.a_scale.strides[1];
+  arguments.y = {static_cast<Y*>(all_of_y.data), all_of_y.strides[0], static_cast<int>(all_of_y.rows()),
+                 static_cast<int>(all_of_y.cols())};
+  // As in w8a8_blocked_gemm_sm90.
+  const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
+  arguments.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
+  arguments.accumulate = p.accumulate;
+  if (!p.accumulate && arguments.y.cols >= T::cols && whole) arguments.last.y = arguments.y.cols - T::cols;
+  arguments.experts = experts_of(p, o);
+  arguments.by_terms = p.by_terms;
+  arguments.row_tiles = static_cast<int>(ceil_div(p.m, T::rows));
+  arguments.col_tiles = static_cast<int>(col_tiles(p));
+  arguments.size = static_cast<int>(p.by_terms ? p.m : p.k);
+
+  const std::int64_t tiles = row_tiles(p, o.y.rows()) * arguments.col_tiles;
+  const std::int64_t clusters = std::min<std::int64_t>(max_active_clusters(p.device, kClusterSize), tiles);
+  enqueue(kName, w8a8_grouped_gradient_kernel<Y>,
+          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared), kClusterSize},
+          stream, a, b, y, arguments);
+}
+
+void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  if (o.y.rows() == 0 || p.n == 0 || p.experts == 0) return;
+  ConstTensor b = o.b;
+  auto* const copy = static_cast<std::byte*>(launch.workspace.data);
+  if (p.by_terms) {
+    repack_terms(b, {o.experts.offsets, p.a_block}, copy, launch.stream);
+  } else {
+    b.shape[1] = p.experts * p.k;
+    repack({&b}, copy, launch.stream);
+  }
+  with_narrow_type(p.y, [&]<class Y>(Y) { enqueue_product<Y>(p, o, b, launch.stream); });
+}
+
+}  // namespace
+
+extern constinit const GemmKernel w8a8_grouped_gradient_sm90 = {
+    .name = kName,
+    .task = {Operation::grouped_gradient, kW8A8},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .workspace = workspace,
+    .launch = launch,
+    .prepare = load,
+    .aligned = aligned,
+};
+
+}  // namespace octile::cuda
