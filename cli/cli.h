@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <memory>
 
 #include "cli/support/console.h"
 
@@ -15,6 +16,10 @@ void add_puzzles(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_compare(CLI::App& app);
+void add_manual(CLI::App& app);  // the last: it tells of the others
+
+// Of --help: the examples stand before the options.
+std::shared_ptr<CLI::FormatterBase> examples_first();
 
 // For a verb that shows its progress.
 inline void add_quiet(CLI::App& verb) {

@@ -49,14 +49,14 @@ Environment:
   TERM      "dumb": the progress is shown in plain lines
 
 Examples:
-  octile info                        what this machine has, and the kernel table
-  octile check                       compare every kernel with the oracle
-  octile bench --filter w8a8_forward time the int8 forward
+  octile info                         what this machine has, and the kernel table
+  octile check                        compare every kernel with the oracle
+  octile bench --filter w8a8_forward  time the int8 forward
   octile tune --model-config config.json
-                                     measure which kernels are the fastest for a model
+                                      measure which kernels are the fastest for a model
   octile quantize IN OUT --format w4a16
-                                     write a model's checkpoint with 4-bit weights
-  octile puzzles list                learn to write block kernels)";
+                                      write a model's checkpoint with 4-bit weights
+  octile puzzles list                 learn to write block kernels)";
 
 // "octile", or "octile puzzles run" once the commands' names have been read.
 std::string page(const CLI::App& app) {
@@ -75,6 +75,7 @@ int report(const std::string& what, int status) {
 
 int run(int argc, char** argv) {
   CLI::App app(kDescription, "octile");
+  app.formatter(octile::cli::examples_first());
   app.footer(kFooter);
   app.set_help_flag("-h,--help", "Show this page and exit");
   app.set_version_flag("-V,--version", std::string("octile ") + octile_version(), "Show the version and exit");
@@ -93,6 +94,7 @@ int run(int argc, char** argv) {
 #if OCTILE_PUZZLES
   octile::cli::add_puzzles(app);
 #endif
+  octile::cli::add_manual(app);
   app.parse_complete_callback([] {  // before any command runs, so that it is said once
     const std::string reason = octile::cpu::reason_against_requested_isa();
     if (!reason.empty()) throw CLI::ValidationError(reason);

@@ -62,14 +62,21 @@ install(FILES ${PROJECT_BINARY_DIR}/octile.pc DESTINATION ${CMAKE_INSTALL_LIBDIR
 
 if(TARGET octile_cli)
   install(TARGETS octile_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  find_program(OCTILE_HELP2MAN help2man DOC "Writes the man page; not needed")
-  if(OCTILE_HELP2MAN AND NOT CMAKE_CROSSCOMPILING AND NOT OCTILE_SANITIZE)
-    add_custom_command(OUTPUT ${PROJECT_BINARY_DIR}/octile.1
-                       COMMAND ${OCTILE_HELP2MAN} --no-info --section=1 --name=${PROJECT_DESCRIPTION}
-                               --output=${PROJECT_BINARY_DIR}/octile.1 $<TARGET_FILE:octile_cli>
-                       DEPENDS octile_cli VERBATIM)
-    add_custom_target(octile_man ALL DEPENDS ${PROJECT_BINARY_DIR}/octile.1)
+  if(NOT CMAKE_CROSSCOMPILING AND NOT OCTILE_SANITIZE)
+    # The command writes its own man page and the scripts that complete its command line.
+    set(octile_pages ${PROJECT_BINARY_DIR}/octile.1 ${PROJECT_BINARY_DIR}/octile.bash ${PROJECT_BINARY_DIR}/_octile
+                     ${PROJECT_BINARY_DIR}/octile.fish)
+    add_custom_command(OUTPUT ${octile_pages}
+                       COMMAND octile_cli manual man > octile.1
+                       COMMAND octile_cli completion bash > octile.bash
+                       COMMAND octile_cli completion zsh > _octile
+                       COMMAND octile_cli completion fish > octile.fish
+                       WORKING_DIRECTORY ${PROJECT_BINARY_DIR} DEPENDS octile_cli VERBATIM)
+    add_custom_target(octile_man ALL DEPENDS ${octile_pages})
     install(FILES ${PROJECT_BINARY_DIR}/octile.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    install(FILES ${PROJECT_BINARY_DIR}/octile.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME octile)
+    install(FILES ${PROJECT_BINARY_DIR}/_octile DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    install(FILES ${PROJECT_BINARY_DIR}/octile.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
   endif()
 endif()
 

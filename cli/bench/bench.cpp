@@ -46,11 +46,11 @@ clock's, its int8 peak is that of its specification at its highest clock.
 Exit status: 0, or 1 if nothing could be timed, or 2 for a wrong command line.
 
 Examples:
-  octile bench --filter w8a8                  everything int8
+  octile bench --filter w8a8                   everything int8
   octile bench --kernel w8a8_gemm_reference --shape 8x512x512
   octile bench --filter forward --shape 32x4096x11008 --shape 1x4096x11008 --threads 1
-  octile bench --filter quantize --dtype bf16 everything that quantizes, from and to bf16
-  octile bench --device cuda --chosen         the first GPU, what the plans choose there
+  octile bench --filter quantize --dtype bf16  everything that quantizes, from and to bf16
+  octile bench --device cuda --chosen          the first GPU, what the plans choose there
   octile bench --json > bench.json)";
 
 struct Options {

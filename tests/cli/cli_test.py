@@ -75,6 +75,63 @@ class HelpTest(Case):
                 self.assertLessEqual(len(line), 100, f"{page}: {line}")
 
 
+class ManualTest(Case):
+    """What the command says of itself: the page of the documents, the man page, completion."""
+
+    def verbs(self):
+        return re.findall(r"^## octile (.*)$", self.good("manual", "markdown"), re.MULTILINE)
+
+    def test_examples_come_first(self):
+        for verb in self.verbs():
+            page = self.good(*verb.split(), "--help")
+            if "Examples:" in page:
+                with self.subTest(verb):
+                    self.assertEqual(page.count("Examples:"), 1)
+                    self.assertLess(page.index("Examples:"), page.index("\nOptions:"))
+
+    def test_page_of_the_documents(self):
+        if not {"bench", "quantize", "puzzles run"} <= set(self.verbs()):
+            self.skipTest("not all of the command was built")
+        page = (SOURCE / "docs" / "reference" / "command.md").read_text()
+        self.assertEqual(page, self.good("manual", "markdown"), "octile manual markdown > docs/reference/command.md")
+
+    def test_man_page(self):
+        page = self.good("manual", "man")
+        self.assertTrue(page.startswith(".TH OCTILE 1 "))
+        for verb in self.verbs():
+            self.assertIn(f"\n.SH octile {verb}\n", page)
+        if shutil.which("groff"):
+            done = subprocess.run(["groff", "-man", "-Tascii", "-ww"], input=page, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def complete(self, script, *words):
+        """What bash proposes for the last of the words."""
+        line = " ".join(f"'{word}'" for word in words)
+        text = f"source '{script}'; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _octile; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.split()
+
+    def test_completion(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "octile.bash"
+            script.write_text(self.good("completion", "bash"))
+            self.assertEqual(self.complete(script, "octile", "che"), ["check"])
+            self.assertEqual(self.complete(script, "octile", "check", "--device", ""), ["cpu", "cuda"])
+            self.assertEqual(self.complete(script, "octile", "check", "--qu"), ["--quick", "--quiet"])
+            self.assertEqual(self.complete(script, "octile", "check", "--seed", ""), [])  # then bash proposes files
+            self.assertEqual(self.complete(script, "octile", "completion", "f"), ["fish"])
+            self.assertNotIn("manual", self.complete(script, "octile", ""))
+            for shell in ("zsh", "fish"):
+                other = Path(folder) / shell
+                other.write_text(self.good("completion", shell))
+                self.assertIn("octile", other.read_text())
+                if shutil.which(shell):
+                    subprocess.run([shell, "-n", str(other)], check=True)
+        self.bad(2, "completion", "tcsh", says=["tcsh"])
+        self.bad(2, "manual", "html", says=["html"])
+
+
 class MistakeTest(Case):
     def test_no_command(self):
         self.assertEqual(self.bad(2, says=["octile --help"]).stdout, "")

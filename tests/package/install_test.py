@@ -128,6 +128,9 @@ class InstallTest(unittest.TestCase):
         command = self.prefix / "bin" / "octile"
         version = run("pkg-config", "--modversion", "octile", PKG_CONFIG_PATH=str(self.lib / "pkgconfig")).strip()
         self.assertIn(version, run(command, "--version"))
+        for page in ("man/man1/octile.1", "bash-completion/completions/octile", "zsh/site-functions/_octile",
+                     "fish/vendor_completions.d/octile.fish"):
+            self.assertGreater((self.prefix / "share" / page).stat().st_size, 1000)
 
     def test_nothing_points_back_to_the_source_or_build_tree(self):
         for path in [*self.lib.glob("cmake/octile/*"), *self.lib.glob("pkgconfig/*")]:

@@ -123,6 +123,6 @@ def wrong_words(text):
                 preset = words[words.index("--preset") + 1]
                 if f'"{preset}"' not in (SOURCE / "CMakePresets.json").read_text():
                     found.append(f"preset {preset}")
-            elif words[0] not in ("pip", "cmake", "ctest", "g++", "taskset", "vllm", "jq", "sudo", "conan", ".venv/bin/python"):
+            elif words[0] not in ("pip", "cmake", "ctest", "g++", "taskset", "vllm", "jq", "sudo", "source", "conan", ".venv/bin/python"):
                 found.append(words[0])
     return found

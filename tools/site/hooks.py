@@ -146,6 +146,7 @@ def on_page_content(html, page, config, files):
         svg = re.sub(r"<\?xml.*?\?>|<!--.*?-->", "", (folder / path.group(1)).read_text(), flags=re.DOTALL)
         svg = re.sub(r"<style>.*?</style>", "", svg, count=1, flags=re.DOTALL) if "data-page-colours" in svg else svg
         label = alt.group(1) if alt else ""
-        return svg.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{label}" ', 1)
+        svg = svg.replace("<svg ", f'<svg class="drawing" aria-label="{label}" ', 1)
+        return f'<span class="drawing-frame" style="display: block">{svg}</span>'
 
     return re.sub(r"<img [^>]*\.svg[^>]*>", drawing, html)
