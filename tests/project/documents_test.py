@@ -1,11 +1,13 @@
 """The documents hold together: links and pictures lead somewhere, anchors are there, a page has no heading twice, and the
-site's navigation has every page.
+site's navigation has every page. The charts are drawn from the JSON that is there.
 
 The anchors are GitHub's, which tools/site/hooks.py gives to the site as well.
 """
 
 import os
 import re
+import subprocess
+import sys
 import unittest
 from pathlib import Path
 
@@ -54,6 +56,10 @@ class DocumentsTest(unittest.TestCase):
                 self.assertEqual(sorted(set(found)), sorted(found))
                 if document.is_relative_to(SOURCE / "docs"):
                     self.assertEqual(len(re.findall(r"^# ", prose(document), re.MULTILINE)), 1, "one title a page")
+
+    def test_charts_are_those_of_their_json(self):
+        done = subprocess.run([sys.executable, SOURCE / "tools" / "charts.py", "--check"], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_navigation_has_every_page_once(self):
         navigation = (SOURCE / "tools" / "site" / "mkdocs.yml").read_text().split("\nnav:\n")[1]
