@@ -150,3 +150,19 @@ def on_page_content(html, page, config, files):
         return f'<span class="drawing-frame" style="display: block">{svg}</span>'
 
     return re.sub(r"<img [^>]*\.svg[^>]*>", drawing, html)
+
+
+def on_post_page(output, page, config):
+    """The plugin `offline` asks for a script from another site; ours does the same."""
+    own = posixpath.relpath("assets/file-worker.js", posixpath.dirname(page.url) or ".")
+    return output.replace("https://unpkg.com/iframe-worker/shim", own)
+
+
+def on_post_build(config):
+    """Nothing is fetched from elsewhere when a page is read."""
+    site = Path(config.site_dir)
+    (site / "404.html").unlink(missing_ok=True)  # of a server, which there need not be
+    for page in site.rglob("*.html"):
+        found = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?://[^"]+)"', page.read_text())
+        if found:
+            raise SystemExit(f"{page.relative_to(site)} fetches {', '.join(found)}")
