@@ -112,6 +112,8 @@ def wrong_words(text):
             elif words[0] in ("python3", "torchrun"):
                 scripts = [word for word in words if word.endswith(".py")]
                 for script in scripts:
+                    if script in ("train_fsdp.py",):  # of the page itself
+                        continue
                     if not (SOURCE / script).is_file():
                         found.append(script)
                         continue
