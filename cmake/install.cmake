@@ -9,7 +9,7 @@ install(TARGETS octile EXPORT octile-targets
 install(DIRECTORY include/octile TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 if(TARGET octile_puzzles)
   # A solution to a puzzle is compiled against these, and linked with them.
-  install(TARGETS octile_tile octile_tile_report octile_puzzles ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(TARGETS octile_tile octile_tile_autotune octile_tile_report octile_puzzles ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   if(TARGET octile_tile_prove)
     install(TARGETS octile_tile_prove ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()

@@ -15,15 +15,16 @@ done
 for part in rows tiles bytes_forward float_dots rows_of_warpgroups warpgroups; do
   programs="$programs ${part}4 ${part}5"
 done
+programs="$programs tf326"
 case $action in
 build)
   mkdir -p "$folder"
   flags="-std=c++20 -O3 -arch=sm_90a --fmad=false -I$root/tile --diag-suppress=554,20011,20012,20013,20014,20015 \
 -Xcompiler -ffp-contract=off,-fno-trapping-math,-fno-math-errno"
   {
-    for part in 0 1 2 3; do
-      echo "nvcc $flags -Xcompiler -fPIC -shared -Xlinker -s -DTILE_PART=$part $root/tile/bench/cuda_bench.cu \
--o $folder/bench$part.so"
+    for part in 0 1 2 3 4; do
+      echo "nvcc $flags -I$root/src -Xcompiler -fPIC -shared -Xlinker -s -DTILE_PART=$part $root/tile/bench/cuda_bench.cu \
+$root/tile/autotune/store.cpp $root/src/base/output.cpp -o $folder/bench$part.so"
     done
     for program in $programs; do
       part=${program%?}

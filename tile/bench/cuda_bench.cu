@@ -1,8 +1,10 @@
 // Kernels in the tile language as C functions on device pointers, for tile/bench/cuda_bench.py. `variant` picks a
 // layout and block sizes; a variant that is not there gives -1. TILE_PART 0 has the memory-bound kernels, 1 the
-// products by mma.sync, 2 and 3 the products by WGMMA.
+// products by mma.sync, 2 and 3 the products by WGMMA, 4 attention and products of f32 as tf32.
 #include <cstdio>
 
+#include "bench/attention.h"
+#include "octile/tile/autotune.h"
 #include "octile/tile/cuda.h"
 #include "puzzles/elementwise_kernels.h"
 #include "puzzles/linear_kernels.h"
@@ -56,6 +58,24 @@ struct Matmul {  // f16, summed in f32
   }
 };
 
+struct MatmulAlong {  // z = x (n0, middle) @ y^T, y (n1, middle), in f32
+  template <class T, class X, class Y, class Z, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, X x, Y y, Z z, int n0, int n1, int middle, M b0, N b1, K b2) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    auto total = t.full(b0, b1, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(middle, b2),
+        [&](int step) {
+          const auto k = t.arange(b2) + step * b2;
+          return fetches(t.fetch(x + i * middle + k, (i < n0) & (k < middle), 0.0f),
+                         t.fetch(y + col(j) * middle + k, (col(j) < n1) & (k < middle), 0.0f));
+        },
+        [&](int, const auto& a, const auto& b) { total = dot(a, trans(b), total); });
+    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));
+  }
+};
+
 // s8 weights as (out, in): both operands with their terms side by side.
 struct ForwardAlong {
   template <class T, class Xq, class Xs, class Wq, class Ws, class Bias, class Y, class M, class N, class K>
@@ -98,23 +118,23 @@ struct BackwardDxHalf {
   }
 };
 
-// dW^T = dY^T @ x_q x_scale, in f16: the bytes are whole in it.
+// dW = x_q^T x_scale @ dY, in f16: the bytes are whole in it.
 struct BackwardDwHalf {
   template <class T, class Xq, class Xs, class Dy, class Dw, class M, class N, class K>
   TILE_KERNEL void operator()(T& t, Xq x_q, Xs x_scale, Dy dy, Dw dw, int batch, int in, int out, M bm, N bn,
                               K bk) const {
-    const auto i = t.program_id(0) * bm + t.arange(bm);  // of out
-    const auto j = t.program_id(1) * bn + t.arange(bn);  // of in
+    const auto i = t.program_id(0) * bm + t.arange(bm);  // of in
+    const auto j = t.program_id(1) * bn + t.arange(bn);  // of out
     auto total = t.full(bm, bn, 0.0f);
     t.pipeline(
         c<3>, cdiv(batch, bk),
         [&](int step) {
           const auto m = col(t.arange(bk) + step * bk);
-          return fetches(t.fetch(dy + m * out + i, (m < batch) & (i < out), 0.0f),
-                         t.fetch(x_q + m * in + j, (m < batch) & (j < in), 0));
+          return fetches(t.fetch(x_q + m * in + i, (m < batch) & (i < in), 0),
+                         t.fetch(dy + m * out + j, (m < batch) & (j < out), 0.0f));
         },
-        [&](int, const auto& d, const auto& x) { total = dot(trans(d), cast<f16>(x), total); });
-    t.store(dw + j * out + col(i), cast<f16>(total * t.load(x_scale)), (col(i) < out) & (j < in));
+        [&](int, const auto& x, const auto& d) { total = dot(cast<f16>(trans(x)), d, total); });
+    t.store(dw + col(i) * out + j, cast<f16>(total * t.load(x_scale)), (col(i) < in) & (j < out));
   }
 };
 
@@ -248,11 +268,9 @@ extern "C" int tile_forward(int variant, const void* const* p, int batch, int in
 #if !defined(TILE_PART) || TILE_PART >= 2
 namespace {
 // A launch of warpgroups; -2 if it fell back, with words.
-template <class L, class... A>
-int run_by_wgmma(void* stream, bool persistent, Grid grid, const A&... a) {
-  Cuda<L> executor;
+template <class L, Math kMath = Math::exact, class... A>
+int run_by_wgmma(Cuda<L, kMath> executor, void* stream, Grid grid, const A&... a) {
   executor.stream = stream;
-  executor.persistent = persistent;
   const LaunchReport report = launch(executor, grid, a...);
   if (!report.by_wgmma()) std::fprintf(stderr, "%s\n", report.text().c_str());
   return report.by_wgmma() ? 0 : -2;
@@ -264,16 +282,33 @@ int run_by_wgmma(void* stream, bool persistent, Grid grid, const A&... a) {
 extern "C" int tile_matmul_wgmma(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle,
                                  void* stream) {
   const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);
-  const auto run = [&](auto b0, auto b1, auto b2, bool persistent) {
-    return run_by_wgmma<Warpgroups<2>>(stream, persistent, Grid{cdiv(n0, b0), cdiv(n1, b1)}, Matmul{}, x, y, z, n0, n1,
-                                       middle, b0, b1, b2, c<4>);
+  const auto run = [&](auto b0, auto b1, auto b2, Cuda<Warpgroups<2>> executor) {
+    return run_by_wgmma(executor, stream, Grid{cdiv(n0, b0), cdiv(n1, b1)}, Matmul{}, x, y, z, n0, n1, middle, b0, b1,
+                        b2, c<4>);
   };
-  if (variant == 0) return run(c<128>, c<256>, c<64>, true);
-  if (variant == 1) return run(c<256>, c<128>, c<64>, true);
-  if (variant == 2) return run(c<128>, c<256>, c<64>, false);
-  if (variant == 3) return run(c<128>, c<256>, c<128>, true);
-  if (variant == 4) return run(c<128>, c<128>, c<64>, true);
+  if (variant == 0) return run(c<128>, c<256>, c<64>, {});
+  if (variant == 1) return run(c<128>, c<256>, c<64>, {.cluster = 2});
+  if (variant == 2) return run(c<256>, c<128>, c<64>, {.band = 8});
+  if (variant == 3) return run(c<256>, c<128>, c<64>, {.band = 8, .cluster = 2});
   return -1;
+}
+
+// The same, by the fastest of the choices that autotuned() has.
+extern "C" int tile_matmul_tuned(const void* px, const void* py, void* pz, int n0, int n1, int middle,
+                                 void* stream) try {
+  const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);
+  const Cuda<Warpgroups<2>> plain{.stream = stream}, narrow{.stream = stream, .band = 8};
+  autotuned(
+      {.name = "matmul_f16", .sizes = {n0, n1, middle}},
+      [&](auto executor, auto b0, auto b1, auto b2) {
+        launch(executor, Grid{cdiv(n0, b0), cdiv(n1, b1)}, Matmul{}, x, y, z, n0, n1, middle, b0, b1, b2, c<4>);
+      },
+      choice(plain, c<128>, c<256>, c<64>), choice(narrow, c<128>, c<256>, c<64>), choice(plain, c<256>, c<128>, c<64>),
+      choice(narrow, c<256>, c<128>, c<64>));
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return -2;
 }
 #endif
 
@@ -283,9 +318,8 @@ extern "C" int tile_forward_wgmma(int variant, const void* const* p, int batch, 
   const auto x_scale = tensor<f32>(p[1]), w_scale = tensor<f32>(p[3]);
   const auto bias = tensor<f16>(p[4]), y = tensor<f16>(p[5]);
   const auto run = [&](auto b0, auto b1, auto b2) {
-    return run_by_wgmma<Warpgroups<2, Warps<2, 4, 4>>>(stream, true, Grid{cdiv(batch, b0), cdiv(out, b1)}, Forward{}, x,
-                                                       x_scale, w, w_scale, bias, y, batch, in, out, c<1>, c<1>, b0, b1,
-                                                       b2);
+    return run_by_wgmma(Cuda<Warpgroups<2, Warps<2, 4, 4>>>{}, stream, Grid{cdiv(batch, b0), cdiv(out, b1)}, Forward{},
+                        x, x_scale, w, w_scale, bias, y, batch, in, out, c<1>, c<1>, b0, b1, b2);
   };
   if (variant == 0) return run(c<128>, c<256>, c<128>);
   if (variant == 1) return run(c<256>, c<128>, c<128>);
@@ -296,9 +330,8 @@ extern "C" int tile_forward_along(int variant, const void* const* p, int batch, 
   const auto x_scale = tensor<f32>(p[1]), w_scale = tensor<f32>(p[3]);
   const auto bias = tensor<f16>(p[4]), y = tensor<f16>(p[5]);
   const auto run = [&](auto b0, auto b1, auto b2) {
-    return run_by_wgmma<Warpgroups<2, Warps<2, 4, 4>>>(stream, true, Grid{cdiv(batch, b0), cdiv(out, b1)},
-                                                       ForwardAlong{}, x, x_scale, w, w_scale, bias, y, batch, in, out,
-                                                       b0, b1, b2);
+    return run_by_wgmma(Cuda<Warpgroups<2, Warps<2, 4, 4>>>{}, stream, Grid{cdiv(batch, b0), cdiv(out, b1)},
+                        ForwardAlong{}, x, x_scale, w, w_scale, bias, y, batch, in, out, b0, b1, b2);
   };
   if (variant == 0) return run(c<128>, c<256>, c<128>);
   if (variant == 1) return run(c<256>, c<128>, c<128>);
@@ -309,8 +342,8 @@ extern "C" int tile_dx(int variant, const void* const* p, int batch, int in, int
   const auto w = tensor<s8>(p[1]);
   const auto w_scale = tensor<f32>(p[2]);
   const auto run = [&](auto b0, auto b1, auto b2) {
-    return run_by_wgmma<Warpgroups<2>>(stream, true, Grid{cdiv(in, b0), cdiv(batch, b1)}, BackwardDxHalf{}, dy, w,
-                                       w_scale, dx, batch, in, out, b0, b1, b2);
+    return run_by_wgmma(Cuda<Warpgroups<2>>{}, stream, Grid{cdiv(in, b0), cdiv(batch, b1)}, BackwardDxHalf{}, dy, w,
+                        w_scale, dx, batch, in, out, b0, b1, b2);
   };
   if (variant == 0) return run(c<128>, c<256>, c<64>);
   if (variant == 1) return run(c<128>, c<128>, c<64>);
@@ -321,11 +354,37 @@ extern "C" int tile_dw(int variant, const void* const* p, int batch, int in, int
   const auto x = tensor<s8>(p[0]);
   const auto x_scale = tensor<f32>(p[1]);
   const auto run = [&](auto b0, auto b1, auto b2) {
-    return run_by_wgmma<Warpgroups<2>>(stream, true, Grid{cdiv(out, b0), cdiv(in, b1)}, BackwardDwHalf{}, x, x_scale,
-                                       dy, dw, batch, in, out, b0, b1, b2);
+    return run_by_wgmma(Cuda<Warpgroups<2>>{}, stream, Grid{cdiv(in, b0), cdiv(out, b1)}, BackwardDwHalf{}, x, x_scale,
+                        dy, dw, batch, in, out, b0, b1, b2);
   };
-  if (variant == 0) return run(c<256>, c<128>, c<64>);
+  if (variant == 0) return run(c<128>, c<256>, c<64>);
   if (variant == 1) return run(c<128>, c<128>, c<64>);
+  return -1;
+}
+#endif
+
+#if !defined(TILE_PART) || TILE_PART == 4
+extern "C" int tile_matmul_tf32(int variant, const void* px, const void* py, void* pz, int n, void* stream) {
+  const auto x = tensor<f32>(px), y = tensor<f32>(py), z = tensor<f32>(pz);
+  const auto run = [&](auto b0, auto b1, auto b2) {
+    return run_by_wgmma(Cuda<Warpgroups<2, Warps<4, 2>, true>>{}, stream, Grid{cdiv(n, b0), cdiv(n, b1)}, MatmulAlong{},
+                        x, y, z, n, n, n, b0, b1, b2);
+  };
+  if (variant == 0) return run(c<128>, c<256>, c<32>);
+  if (variant == 1) return run(c<128>, c<128>, c<32>);
+  return -1;
+}
+
+// Causal attention of `heads` heads of n rows of 128, in f16.
+extern "C" int tile_attention(int variant, const void* const* p, int heads, int n, float scale, void* stream) {
+  const auto q = tensor<f16>(p[0]), k = tensor<f16>(p[1]), v = tensor<f16>(p[2]), o = tensor<f16>(p[3]);
+  const auto run = [&](auto bm, auto bn, Cuda<Warpgroups<2>, Math::fast> executor) {
+    return run_by_wgmma(executor, stream, Grid{cdiv(cdiv(n, bm), 2), heads}, CausalAttention{}, q, k, v, o, n, scale,
+                        bm, bn, c<128>);
+  };
+  if (variant == 0) return run(c<128>, c<128>, {});
+  if (variant == 1) return run(c<128>, c<64>, {});
+  if (variant == 2) return run(c<128>, c<128>, {.persistent = false});
   return -1;
 }
 #endif

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.testing import do_bench
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 ROWS, COLUMNS = 32768, 4096
 LOG2E = tl.constexpr(1.44269504)
@@ -201,6 +202,65 @@ def dw_kernel(
         total = tl.dot(tl.trans(a.to(tl.float16)), d, total)
     inside = (i < inner)[:, None] & (j < out)[None, :]
     tl.store(dw + i[:, None] * out + j[None, :], (total * tl.load(x_scale)).to(tl.float16), inside)
+
+
+def set_blocks(arguments):
+    """The blocks of attention_kernel's tensor descriptors, for a configuration."""
+    for name, rows in (("q", "BM"), ("k", "BN"), ("v", "BN"), ("o", "BM")):
+        arguments[name].block_shape = [arguments[rows], arguments["HEAD"]]
+
+
+@triton.jit
+def attention_part(
+    total, weight, top, query, k, v, start, first, last, i, scale,
+    DIAGONAL: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    for j in range(first, last, BN):
+        j = tl.multiple_of(j, BN)
+        scores = tl.dot(query, k.load([start + j, 0]).T)
+        if DIAGONAL:
+            inside = i[:, None] >= (j + tl.arange(0, BN))[None, :]
+            scores = scores * scale + tl.where(inside, 0, -1.0e6)
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            scores -= new_top[:, None]
+        else:
+            new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+            scores = scores * scale - new_top[:, None]
+        p = tl.math.exp2(scores)
+        faded = tl.math.exp2(top - new_top)
+        added = tl.sum(p, 1)
+        total = total * faded[:, None]
+        total = tl.dot(p.to(tl.float16), v.load([start + j, 0]), total)
+        weight = weight * faded + added
+        top = new_top
+    return total, weight, top
+
+
+@triton.autotune(
+    [
+        triton.Config({"BM": 128, "BN": n}, num_warps=w, num_stages=s, pre_hook=set_blocks)
+        for n in (64, 128)
+        for w in (4, 8)
+        for s in (2, 3, 4)
+        if (n, w) != (128, 4)
+    ],
+    key=["n"],
+)
+@triton.jit
+def attention_kernel(q, k, v, o, scale, n, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """As in Triton's tutorial of fused attention, forward, causal."""
+    block = tl.program_id(0)
+    start = tl.program_id(1) * n
+    i = block * BM + tl.arange(0, BM)
+    total = tl.zeros([BM, HEAD], tl.float32)
+    weight = tl.zeros([BM], tl.float32) + 1.0
+    top = tl.zeros([BM], tl.float32) - float("inf")
+    query = q.load([start + block * BM, 0])
+    total, weight, top = attention_part(
+        total, weight, top, query, k, v, start, 0, block * BM, i, scale, False, BN)
+    total, weight, top = attention_part(
+        total, weight, top, query, k, v, start, block * BM, (block + 1) * BM, i, scale, True, BN)
+    o.store([start + block * BM, 0], (total / weight[:, None]).to(tl.float16))
 
 
 def autotuned(kernel, n0, n1, *arguments):
@@ -423,15 +483,34 @@ def matmul_wgmma(library):
             y.fill_(float("nan"))
             call()
             expect(f"matmul {n} by WGMMA, {label}", close(y, exact, 2.0**-10 * exact.abs() + 0.13 * n * n * 2.0**-24))
+        tuned = functools.partial(library.tile_matmul_tuned, pointer(a), pointer(b), pointer(y), n, n, n, stream())
+        y.fill_(float("nan"))
+        expect(f"autotuned matmul {n}", tuned() == 0)
+        expect(f"autotuned matmul {n}", close(y, exact, 2.0**-10 * exact.abs() + 0.13 * n * n * 2.0**-24))
         z = torch.empty_like(y)
         sides = {
-            "tile": tile,
+            "tile": [*tile, ("autotuned", tuned)],
             "triton": autotuned(matmul_kernel, n, n, a, b, z, n, n, n),
             "cublas": [("torch", functools.partial(torch.mm, a, b, out=z))],
         }
         times = compare(f"f16 matmul {n} by WGMMA", 2 * n**3, "TFLOP/s", sides)
         verdict(f"f16 matmul {n}, of Triton", times["triton"] / times["tile"], 0.95)
         verdict(f"f16 matmul {n}, of cuBLAS", times["cublas"] / times["tile"], 0.85)
+
+
+def matmul_tf32(library):
+    n = 4096
+    torch.backends.cuda.matmul.allow_tf32 = True
+    a, b = (torch.randn(n, n, device="cuda") for _ in range(2))
+    y, z = torch.empty_like(a), torch.empty_like(a)
+    exact = a.double() @ b.double().t()
+    tile = variants(library.tile_matmul_tf32, pointer(a), pointer(b), pointer(y), n)
+    for label, call in tile:
+        y.fill_(float("nan"))
+        call()
+        expect(f"matmul in tf32, {label}", close(y, exact, 2.0**-10 * exact.abs() + 0.3))
+    sides = {"tile": tile, "cublas": [("torch", functools.partial(torch.mm, a, b.t(), out=z))]}
+    compare("tf32 matmul 4096", 2 * n**3, "TFLOP/s", sides)
 
 
 def forward_wgmma(library):
@@ -491,7 +570,45 @@ def gradients(library):
         verdict(f"{name}, of Triton", times["triton"] / times["tile"], 1.8)
 
 
+def attention(library):
+    heads, n, head = 4 * 32, 4096, 128
+    q, k, v = (torch.randn(heads, n, head, device="cuda", dtype=torch.float16) for _ in range(3))
+    o = torch.empty_like(q)
+    by_head = [t.view(4, heads // 4, n, head) for t in (q, k, v)]
+    by_torch = functools.partial(torch.nn.functional.scaled_dot_product_attention, *by_head, is_causal=True)
+    few = slice(0, heads, 37)
+    scores = q[few].float() @ k[few].float().transpose(1, 2) * head**-0.5
+    scores.masked_fill_(torch.ones(n, n, device="cuda", dtype=torch.bool).triu(1), -float("inf"))
+    exact = torch.softmax(scores, dim=2) @ v[few].float()
+    del scores
+    scale = head**-0.5 * 1.44269504
+    pointers = (ctypes.c_void_p * 4)(*(t.data_ptr() for t in (q, k, v, o)))
+    tile = variants(library.tile_attention, pointers, heads, n, ctypes.c_float(scale))
+    for label, call in tile:
+        o.fill_(float("nan"))
+        call()
+        wrong = ((o[few].float() - exact).abs() > 2e-3 + 2e-3 * exact.abs()).sum().item()
+        expect(f"attention {label}", wrong == 0 and not bool(o.isnan().any()))
+    flat = [TensorDescriptor.from_tensor(t.view(heads * n, head), [128, head]) for t in (q, k, v, o)]
+    o.fill_(float("nan"))
+
+    def by_triton():
+        attention_kernel[lambda meta: (triton.cdiv(n, meta["BM"]), heads)](*flat, scale, n, head)
+
+    by_triton()
+    expect("Triton's attention", bool(((o[few].float() - exact).abs() <= 2e-3 + 2e-3 * exact.abs()).all()))
+    sides = {
+        "tile": tile,
+        "triton": [(str(attention_kernel.best_config), by_triton)],
+        "torch": [("scaled_dot_product_attention", by_torch)],
+    }
+    times = compare("causal attention 4 x 32 x 4096 x 128", 2 * heads * n * n * head, "TFLOP/s", sides)
+    verdict("attention, of Triton", times["triton"] / times["tile"], 0.9)
+
+
 BENCHMARKS = {
+    attention: 4,
+    matmul_tf32: 4,
     matmul_wgmma: 2,
     forward_wgmma: 3,
     gradients: 3,

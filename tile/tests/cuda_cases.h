@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/attention.h"
 #include "cuda_kernels.h"
 #include "octile/tile/cuda.h"
 #include "octile/tile/fast.h"
@@ -65,6 +66,7 @@ class Cases {
     if constexpr (L::kWgmma) {
       rows_of_warpgroups();
       warpgroups();
+      if constexpr (L::kTf32) tf32();
     }
   }
 
@@ -258,6 +260,16 @@ class Cases {
     products<256, 128>(200, 256, 144);
     products<64, 64>(100, 100, 100);
     for (const Three& s : {Three{128, 64, 64}, {136, 88, 72}, {40, 50, 60}}) scaled_product(s[0], s[1], s[2]);
+    running_sums(144, 72, 176);
+    for (const int n : {200, 40}) attention(n);
+  }
+
+  void tf32() {
+    for (const Three& s : {Three{128, 64, 64}, {200, 132, 100}}) {
+      product<f32, f32, false, false, 64, 32>(s[0], s[1], s[2]);
+      product<f32, f32, false, true, 64, 32>(s[0], s[1], s[2]);
+      product<f32, f32, true, true, 64, 16>(s[0], s[1], s[2]);
+    }
   }
 
  private:
@@ -278,11 +290,12 @@ class Cases {
   void product(int n0, int n1, int middle) {
     using Kernel = Product<Sum, kAcross, kAlong>;
     constexpr int kRows = 64 * 2;
-    const bool whole = std::is_same_v<Sum, s32>;
+    constexpr bool kWhole = std::is_same_v<Sum, s32>;
     const auto values = [&](const char* name, std::vector<std::int64_t> shape) {
-      auto v = normal(name, std::move(shape), whole ? 60.0f : 1.0f);
-      if (whole) return v;
-      for (std::int64_t i = 0; i < v.size(); ++i) v.set(i, widen(scalar::Cast<T, Round::even>{}(v[i])));
+      auto v = normal(name, std::move(shape), kWhole ? 60.0f : 1.0f);
+      if constexpr (!kWhole) {
+        for (std::int64_t i = 0; i < v.size(); ++i) v.set(i, widen(scalar::Cast<T, Round::even>{}(v[i])));
+      }
       return v;
     };
     auto x = values("x", {n0, middle}), y = values("y", {middle, n1});
@@ -297,12 +310,14 @@ class Cases {
     on(cpu, tx, ty, z);
     on([&](auto&&... a) { machine_.template launch<L>(grid, a...); }, tx, ty, mine);
     ++runs_;
-    if constexpr (std::is_same_v<Sum, s32>) return compare("product of bytes", z, mine);
-    on(cpu, ax, ay, size);
-    for (std::int64_t i = 0; i < z.size(); ++i) {
-      const float bound = 4.0f * static_cast<float>(middle + 8) * 0x1p-24f * static_cast<float>(size[i]) + 1e-30f;
-      if (!(std::fabs(static_cast<float>(z[i]) - static_cast<float>(mine[i])) <= bound)) {
-        return fail("product", i, static_cast<double>(z[i]), static_cast<double>(mine[i]));
+    if constexpr (std::is_same_v<Sum, s32>) {
+      compare("product of bytes", z, mine);
+    } else {
+      on(cpu, ax, ay, size);
+      for (std::int64_t i = 0; i < z.size(); ++i) {
+        float bound = 4.0f * static_cast<float>(middle + 8) * 0x1p-24f * size[i] + 1e-30f;
+        if (std::is_same_v<T, f32>) bound += 0x1p-9f * size[i];  // each factor 2^-10 off, at most
+        if (!(std::fabs(z[i] - mine[i]) <= bound)) return fail("product", i, z[i], mine[i]);
       }
     }
   }
@@ -324,6 +339,37 @@ class Cases {
       // Sums of about 2 sqrt(middle), each within 4 middle / 2^24 of the sum of the products' sizes, rounded to f16.
       const float bound = 0x1p-10f * std::fabs(z[i]) + 1e-3f;
       if (!(std::fabs(z[i] - mine[i]) <= bound)) return fail("scaled product", i, z[i], mine[i]);
+    }
+  }
+
+  // Of small integers, so that all sums are exact.
+  void running_sums(int n0, int n1, int middle) {
+    std::mt19937 random(11);
+    Array<s8> x("x", {middle, n0});
+    Array<f16> y("y", {middle, n1}), z("z", {n1, n0}), mine("z", {n1, n0});
+    for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, static_cast<s8>(static_cast<int>(random() % 7) - 3));
+    for (std::int64_t i = 0; i < y.size(); ++i) y.set(i, f16(static_cast<float>(random() % 5) - 2.0f));
+    check("running sums", z, mine, {cdiv(n0, 128), cdiv(n1, 64)}, RunningSums{}, x, y, Out{}, n0, n1, middle, c<128>,
+          c<64>, c<64>);
+  }
+
+  void attention(int n) {
+    constexpr int kHeads = 2, kHead = 64;
+    const auto values = [&](const char* name) { return rounded<f16>(normal(name, {kHeads, n, kHead})); };
+    auto q = values("q"), k = values("k"), v = values("v");
+    Array<f16> o("o", {kHeads, n, kHead}), mine("o", {kHeads, n, kHead});
+    const Grid grid{cdiv(cdiv(n, 128), 2), kHeads};
+    const float scale = 0.125f * kLog2E;
+    poison(mine);
+    const auto on = [&](const auto& run, auto& to) {
+      run(CausalAttention{}, q, k, v, to, n, scale, c<128>, c<64>, c<kHead>);
+    };
+    on([&](auto&&... a) { octile::tile::launch(FastCpu{2}, grid, a...); }, o);
+    on([&](auto&&... a) { machine_.template launch<L>(grid, a...); }, mine);
+    ++runs_;
+    for (std::int64_t i = 0; i < o.size(); ++i) {
+      const float bound = 0x1p-10f * std::fabs(o[i]) + 1e-4f;
+      if (!(std::fabs(o[i] - mine[i]) <= bound)) return fail("attention", i, o[i], mine[i]);
     }
   }
 

@@ -61,6 +61,9 @@ TEST(CudaEmulation, MatrixUnitsOfBytes) {
 TEST(CudaEmulation, Warpgroups) {
   expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.warpgroups(); });
 }
+TEST(CudaEmulation, WarpgroupsOfTf32) {
+  expect_the_results_of_the_cpu<Warpgroups<2, Warps<4, 2>, true>>([](auto& cases) { cases.tf32(); });
+}
 TEST(CudaEmulation, OneWarpgroup) {
   expect_the_results_of_the_cpu<Warpgroups<1>>([](auto& cases) {
     cases.bytes_forward();

@@ -203,6 +203,32 @@ struct ScaledProduct {  // z[n] = (2 x[n]) @ (y[n] s) of each batch n, in f16: o
   }
 };
 
+// z^T of sums z that are read and copied while products are added to them: the sum of all steps, halved after the
+// second, less the one before the last step. The bytes on the left are read from shared memory across.
+struct RunningSums {
+  template <class T, class X, class Y, class Z, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, X x, Y y, Z z, int n0, int n1, int middle, M b0, N b1, K b2) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    auto total = t.full(b0, b1, 0.0f), before = t.full(b0, b1, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(middle, b2),
+        [&](int step) {
+          const auto k = col(t.arange(b2) + step * b2);
+          return fetches(t.fetch(x + k * n0 + i, (k < middle) & (i < n0), 0),
+                         t.fetch(y + k * n1 + j, (k < middle) & (j < n1), 0.0f));
+        },
+        [&](int step, const auto& a, const auto& b) {
+          before = total;
+          const auto left = cast<f16>(trans(a));
+          const auto other = dot(left, b, total);
+          total = dot(left, b, total);
+          if (step == 1) total = (total + other) * 0.25f;
+        });
+    t.store(z + j * n0 + col(i), cast<f16>(total - before), (col(i) < n0) & (j < n1));
+  }
+};
+
 struct Nested {  // z[r] = sum over i of x[r, i] times the sum over j of y[i, j]: a pipeline for each step of another
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int steps, int length, auto b0, auto b1) const {
     const auto i = col(t.arange(b0));

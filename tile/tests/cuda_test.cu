@@ -1,5 +1,5 @@
 // The CUDA executor on a GPU against the fast CPU executor: the kernels and sizes of cuda_cases.h, with guards
-// around every tensor. TILE_LAYOUT picks one of six layouts and TILE_PART one group of cases, so that the programs
+// around every tensor. TILE_LAYOUT picks one of seven layouts and TILE_PART one group of cases, so that the programs
 // compile side by side; without them everything is in one. tile/bench/cuda.sh builds and runs them all.
 #include <cuda_runtime.h>
 
@@ -27,6 +27,7 @@ class Device {
         Cuda<L, kMath> executor;
         executor.persistent = ++launches_ % 2 == 0;
         executor.band = 1 + launches_ % 3;
+        executor.cluster = 1 + launches_ / 2 % 2;
         by_wgmma_ += octile::tile::launch(executor, grid, kernel, a...).by_wgmma();
       } else {
         octile::tile::launch(Cuda<L, kMath>{}, grid, kernel, a...);
@@ -162,6 +163,9 @@ int main() try {
 #endif
 #if !defined(TILE_LAYOUT) || TILE_LAYOUT == 4
   wrong += run<Warpgroups<2>>("Warpgroups<2>");
+#endif
+#if !defined(TILE_LAYOUT) || TILE_LAYOUT == 6
+  wrong += run<Warpgroups<2, Warps<4, 2>, true>>("Warpgroups<2>, tf32");
 #endif
 #if !defined(TILE_LAYOUT) || TILE_LAYOUT == 5
   wrong += run<Warpgroups<1>>("Warpgroups<1>");

@@ -143,7 +143,12 @@ class Context {
 
   template <class S, class T>
   TILE_FUNCTION static auto filled(T value) {
-    return E::template map<S>(scalar::Cast<T, Round::unstated>{}, Scalar<T>{value});
+    const auto tile = E::template map<S>(scalar::Cast<T, Round::unstated>{}, Scalar<T>{value});
+    if constexpr (may_run<E, T, S>) {
+      return Running<E, T, S>(tile);
+    } else {
+      return tile;
+    }
   }
 
   template <class T>

@@ -27,6 +27,8 @@ struct Cuda {
   // many programs along x run side by side before the next along y.
   bool persistent = true;
   int band = 16;
+  // 2: two blocks share operands, those of neighbouring programs along x, which load what both fetch once, if they do.
+  int cluster = 1;
 
   using Layout = L;
   template <class S>
@@ -41,8 +43,20 @@ struct Cuda {
   using Overflow = NoOverflow;
   struct Memory {};
 
+  // Of a running sum.
+  template <class T, class S>
+  TILE_FUNCTION static void settle(Tile<Cuda, T, S>& tile) {
+    gpu::wait_for_products<0>();
+    gpu::pin<Mine<S>::kSize>(tile.values);
+  }
+
   template <class S, class F, class... A>
   TILE_FUNCTION static auto map(F f, const A&... a) {
+    return map_values<S>(f, held<S>(settled(a))...);
+  }
+
+  template <class S, class F, class... A>
+  TILE_FUNCTION static auto map_values(F f, const A&... a) {
     using T = decltype(std::declval<F>()(widen(std::declval<typename A::Type>())...));
     Tile<Cuda, T, S> out;
     if constexpr (std::is_same_v<F, scalar::Exp2> && kMath == Math::fast) {
@@ -79,7 +93,8 @@ struct Cuda {
   }
 
   template <int Axis, class F, class A>
-  TILE_FUNCTION static auto reduce(F f, const A& a) {
+  TILE_FUNCTION static auto reduce(F f, const A& given) {
+    const auto& a = settled(given);
     using S = typename A::Shape;
     using T = Common<typename A::Type, typename A::Type>;
     T values[Mine<S>::kSize];
@@ -93,7 +108,8 @@ struct Cuda {
 
   // Through shared memory, in row-major order.
   template <class S, class A, class Source>
-  TILE_FUNCTION static auto rearrange(const A& a, Source) {
+  TILE_FUNCTION static auto rearrange(const A& given, Source) {
+    const auto& a = settled(given);
     using T = typename A::Type;
     using From = typename A::Shape;
     if constexpr (gpu::stays_staged<L, A, Source>()) {
@@ -120,10 +136,26 @@ struct Cuda {
     }
   }
 
+  // The products of a running sum are waited for where it is read, all others here: a sum that every step reads would
+  // be in flight where the loop's branches meet, and the compiler then waits after each instruction.
   template <class A, class B, class C>
-  TILE_FUNCTION static C dot(const A& a, const B& b, C sum) {
-    gpu::dot<L>(a, b, sum);
-    return sum;
+  TILE_FUNCTION static auto dot(const A& a, const B& b, const C& start) {
+    using T = typename C::Type;
+    using S = typename C::Shape;
+    if constexpr (gpu::uses_wgmma<L, typename A::Type, S, A::Shape::kColumns>()) {
+      Running<Cuda, T, S> sum(started(start));
+      gpu::dot_wgmma<L>(settled(a), settled(b), sum.tile);
+      if constexpr (std::is_same_v<C, Tile<Cuda, T, S>>) {
+        settle(sum.tile);
+        return sum.tile;
+      } else {
+        return sum;
+      }
+    } else {
+      Tile<Cuda, T, S> sum = settled(start);
+      gpu::dot<L>(settled(a), settled(b), sum);
+      return sum;
+    }
   }
 
   template <class T>
@@ -134,6 +166,31 @@ struct Cuda {
   class Program;
 
  private:
+  // A staged operand of the whole shape, from shared memory.
+  template <class S, class A>
+  TILE_FUNCTION static decltype(auto) held(const A& a) {
+    if constexpr (is_staged<A>) {
+      if constexpr (std::is_same_v<typename A::Shape, S>) {
+        Tile<Cuda, typename A::Type, S> read;
+        gpu::read_part<L>(read.values, a);
+        return read;
+      } else {
+        return (a);
+      }
+    } else {
+      return (a);
+    }
+  }
+
+  template <class T, class S>
+  TILE_FUNCTION static const Tile<Cuda, T, S>& started(const Tile<Cuda, T, S>& sum) {
+    return sum;
+  }
+  template <class T, class S>
+  TILE_FUNCTION static const Tile<Cuda, T, S>& started(const Running<Cuda, T, S>& sum) {
+    return sum.tile;
+  }
+
   template <class S, class A>
   TILE_FUNCTION static bool exp2_plainly(f32* out, const A& a) {
     bool plain = true;
@@ -214,6 +271,11 @@ struct Cuda {
   }
 };
 
+// What may be a sum of WGMMA's.
+template <class L, Math kMath, class T, class S>
+inline constexpr bool may_run<Cuda<L, kMath>, T, S> = L::kWgmma&& S::kPlanes == 1 &&
+                                                      sizeof(T) == 4 && gpu::has_rows_of_wgmma<L, S>();
+
 namespace gpu {
 
 // Which program of the grid a block runs.
@@ -262,7 +324,8 @@ class Cuda<L, kMath>::Program {
   }
 
   template <class P, class V, class M>
-  TILE_FUNCTION void store(const P& p, const V& value, const M& mask, Where where) {
+  TILE_FUNCTION void store(const P& p, const V& given, const M& mask, Where where) {
+    const auto& value = settled(given);
     using T = typename P::Element;
     using S = typename P::Shape;
     if constexpr (is_staged<V>) {
@@ -275,6 +338,9 @@ class Cuda<L, kMath>::Program {
         gpu::store_eights<L>(p, mask, value.values);
         return;
       }
+      if constexpr (gpu::may_store_columns<L, P, M>()) {
+        if (gpu::stores_columns<L>(p, mask)) return gpu::store_columns<L>(p, value.values);
+      }
       if (!Mine<S>::owns(gpu::thread())) return;
       gpu::access<L>(
           p, mask, [&](T* to, int i) { gpu::store_vector<Mine<S>::kVector>(to, value.values + i); },
@@ -283,7 +349,8 @@ class Cuda<L, kMath>::Program {
   }
 
   template <AtomicOp kOp, class P, class V, class M>
-  TILE_FUNCTION void atomic(const P& p, const V& value, const M& mask, Where) {
+  TILE_FUNCTION void atomic(const P& p, const V& given, const M& mask, Where) {
+    const auto& value = settled(given);
     wait_for_holders<typename P::Shape>();
     if (!Mine<typename P::Shape>::owns(gpu::thread())) return;
     gpu::each_place<L, typename P::Shape>([&](const gpu::Place& at, int i) {
@@ -425,13 +492,13 @@ requires(!L::kWgmma) void launch(Cuda<L, kMath> executor, Grid grid, const Kerne
 // How a launch of warpgroups ran.
 struct LaunchReport {
   std::string fallback;  // why it is one of the layout's Fallback; empty if it is not
-  int stages = 0, stage_bytes = 0, blocks = 0;
+  int stages = 0, stage_bytes = 0, blocks = 0, cluster = 1;
 
   bool by_wgmma() const { return fallback.empty(); }
   std::string text() const {
     if (!by_wgmma()) return "mma.sync: " + fallback;
     return "WGMMA: " + std::to_string(stages) + " stages of " + std::to_string(stage_bytes) + " bytes, " +
-           std::to_string(blocks) + " blocks";
+           std::to_string(blocks) + " blocks" + (cluster == 2 ? ", two of which share operands" : "");
   }
 };
 
@@ -445,7 +512,7 @@ struct WarpgroupsPlan : Plan {
   template <class Kernel, class... Args>
   WarpgroupsPlan(const Grid& grid, const Kernel& kernel, Args&... args) {
     using Noted = gpu::Noted<Key>;
-    constexpr int kMaxShared = 227 * 1024, kBarriers = 16 * (kMaxSlots + 2);
+    constexpr int kMaxShared = 227 * 1024, kBarriers = 16 * (kMaxSlots + 2) + kMessageBytes;
     ring.memory = (Noted::scratch + 1023) / 1024 * 1024;
     ring.slot_bytes = Noted::slot;
     for (int i = 0; i < kMaxTransposed; ++i) {
@@ -462,6 +529,7 @@ struct WarpgroupsPlan : Plan {
     }
     Probe probe;
     const auto look = [&](int x, int y, int z) {
+      seen.clear();
       if (!problem.empty() || x >= grid.x || y >= grid.y || z >= grid.z) return;
       typename Probe::Program program;
       program.plan = this;
@@ -470,18 +538,36 @@ struct WarpgroupsPlan : Plan {
       Context<Probe> t{program};
       kernel(t, argument(probe, args)...);
     };
+    const auto look_at_two = [&](int x, int y, int z) {  // neighbours along x, where there are any
+      look(x, y, z);
+      const std::vector<Seen> first = seen;
+      look(x + 1, y, z);
+      if (pairs && problem.empty()) compare(first, seen);
+    };
     if (Noted::slot > 0) {
-      for (int i = 0; i < 3; ++i) look(i, 0, 0);
+      pairs = grid.x % 2 == 0;
+      look_at_two(0, 0, 0);
+      look(2, 0, 0);
       look(0, 1, 0);
       look(0, 0, 1);
-      look(grid.x - 1, grid.y - 1, grid.z - 1);
+      look_at_two(larger(0, grid.x - 2), grid.y - 1, grid.z - 1);
     }
     finish();
+  }
+
+  // Before the maps are made.
+  void share(int cluster) {
+    bool any = false;
+    for (int i = 0; i < maps.count; ++i) {
+      maps.maps[i].shared = maps.maps[i].shared && pairs && cluster == 2;
+      any = any || maps.maps[i].shared;
+    }
+    ring.blocks = any ? 2 : 1;
   }
 };
 
 #if defined(__CUDACC__)
-// The first thread of the last warpgroup asks for boxes, and the warps beside it transpose bytes; the others multiply.
+// The first warp of the last warpgroup asks for boxes, and the warps beside it transpose bytes; the others multiply.
 template <class E, class Kernel, class... A>
 __global__ void __launch_bounds__(E::Layout::kThreads + 128, 1)
     run_warpgroups(Kernel kernel, const __grid_constant__ Maps maps, Ring ring, dim3 programs, int band, A... a) {
@@ -492,39 +578,49 @@ __global__ void __launch_bounds__(E::Layout::kThreads + 128, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < ring.slots + 2; ++i) {
       barrier_init(ring.barriers + Word(16 * i), i < ring.slots ? 1 : kTransposingWarps);
-      barrier_init(ring.barriers + Word(16 * i + 8), L::kThreads / 32);
+      barrier_init(ring.barriers + Word(16 * i + 8), L::kThreads / 32 * (i < ring.slots ? ring.blocks : 1));
     }
+    for (Word i = 0; i < 2; ++i) barrier_init(ring.message_barrier(i), 1);
     barriers_are_made();
   }
   __syncthreads();
+  if (ring.blocks == 2) {
+    ring.rank = cluster_rank();
+    cluster_barrier();
+  }
+  const int first = static_cast<int>(blockIdx.x) / ring.blocks, step = static_cast<int>(gridDim.x) / ring.blocks;
+  const int clusters = number / ring.blocks;
   if (threadIdx.x >= L::kThreads) {
     if constexpr (L::kGroups == 2) fewer_registers<56>();
-    const int warp = (static_cast<int>(threadIdx.x) - L::kThreads) / 32;
-    if (warp > 0) {
-      if (ring.transposed_bytes == 0 || warp > kTransposingWarps) return;
-      for (int i = static_cast<int>(blockIdx.x); i < number; i += static_cast<int>(gridDim.x)) {
+    const int warp = __shfl_sync(0xffffffffu, (static_cast<int>(threadIdx.x) - L::kThreads) / 32, 0);
+    if (warp == 0) {
+      for (int i = first; i < clusters; i += step) {
+        typename Producer<L>::Program program{{}, &maps, &ring, i, {}, {counts[0], counts[1], counts[2]}};
+        place_program(i, counts, band, ring.blocks, ring.rank, program.ids);
+        Context<Producer<L>> t{program};
+        kernel(t, received<Producer<L>>(a)...);
+      }
+      if (ring.blocks == 2) agree(ring, ~Word{0});  // nobody waits for boxes that do not come
+    } else if (ring.transposed_bytes > 0 && warp <= kTransposingWarps) {
+      for (int i = first; i < clusters; i += step) {
         typename Transposer<L>::Program program{{}, &ring, warp - 1, {}, {counts[0], counts[1], counts[2]}};
-        place_program(i, counts, band, program.ids);
+        place_program(i, counts, band, ring.blocks, ring.rank, program.ids);
         Context<Transposer<L>> t{program};
         kernel(t, received<Transposer<L>>(a)...);
       }
-      return;
-    }
-    if (threadIdx.x > L::kThreads) return;
-    for (int i = static_cast<int>(blockIdx.x); i < number; i += static_cast<int>(gridDim.x)) {
-      typename Producer<L>::Program program{{}, &maps, &ring, {}, {counts[0], counts[1], counts[2]}};
-      place_program(i, counts, band, program.ids);
-      Context<Producer<L>> t{program};
-      kernel(t, received<Producer<L>>(a)...);
     }
   } else {
     if constexpr (L::kGroups == 2) more_registers<224>();
-    for (int i = static_cast<int>(blockIdx.x); i < number; i += static_cast<int>(gridDim.x)) {
+    for (int i = first; i < clusters; i += step) {
       Position<true> position{{}, {counts[0], counts[1], counts[2]}, &maps, &ring};
-      place_program(i, counts, band, position.ids);
+      place_program(i, counts, band, ring.blocks, ring.rank, position.ids);
       Context<E> t{typename E::Program(0, position)};
       kernel(t, received<E>(a)...);
     }
+  }
+  if (ring.blocks == 2) {  // no block leaves while the other may write to its memory
+    __syncwarp();
+    cluster_barrier();
   }
 }
 
@@ -550,6 +646,8 @@ inline CUresult encode(TileMap& map) {
                     : map.of.element == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                           : CU_TENSOR_MAP_DATA_TYPE_UINT32;
   const int line = map.of.box_columns * map.of.element;
+  // Of what two blocks share, each loads half.
+  const auto rows = static_cast<cuuint32_t>(map.shared ? map.of.box_rows / 2 : map.of.box_rows);
   const auto swizzle = line == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                        : line == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                     : CU_TENSOR_MAP_SWIZZLE_32B;
@@ -557,7 +655,7 @@ inline CUresult encode(TileMap& map) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(map.of.columns), static_cast<cuuint64_t>(map.of.rows),
                               static_cast<cuuint64_t>(map.depth)};
   const cuuint64_t pitches[] = {pitch, map.depth > 1 ? static_cast<cuuint64_t>(map.step) * bytes : pitch};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(map.of.box_columns), static_cast<cuuint32_t>(map.of.box_rows), 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(map.of.box_columns), rows, 1};
   const cuuint32_t steps[] = {1, 1, 1};
   void* const start = const_cast<char*>(static_cast<const char*>(map.of.data)) + map.origin * map.of.element;
   return function(&map.map, type, 3, start, sizes, pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
@@ -587,19 +685,29 @@ int launch_warpgroups(const E& executor, const Grid& grid, const Plan& plan, con
   void (*const function)(Kernel, Maps, Ring, dim3, int, A...) = run_warpgroups<E, Kernel, A...>;
   check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
   int blocks = static_cast<int>(grid.size());
-  if (executor.persistent) blocks = smaller(blocks, device_attribute(cudaDevAttrMultiProcessorCount));
+  if (executor.persistent) {
+    const int processors = device_attribute(cudaDevAttrMultiProcessorCount);
+    blocks = smaller(blocks, processors - processors % ring.blocks);
+  }
   const dim3 programs(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
-  run_warpgroups<E>
-      <<<static_cast<unsigned>(blocks), kThreads + 128, static_cast<std::size_t>(shared),
-         static_cast<cudaStream_t>(executor.stream)>>>(kernel, plan.maps, ring, programs, executor.band, a...);
-  check(cudaGetLastError(), "launch");
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(ring.blocks), 1, 1};
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(static_cast<unsigned>(blocks));
+  launch.blockDim = dim3(kThreads + 128);
+  launch.dynamicSmemBytes = static_cast<std::size_t>(shared);
+  launch.stream = static_cast<cudaStream_t>(executor.stream);
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  check(cudaLaunchKernelEx(&launch, function, kernel, plan.maps, ring, programs, executor.band, a...), "launch");
   return blocks;
 #else
   const auto thread = [&] {
     Ring mine = ring;
     Position<true> position{{}, {grid.x, grid.y, grid.z}, &plan.maps, &mine};
     const int number = block_index(0) + grid.x * (block_index(1) + grid.y * block_index(2));
-    place_program(number, position.counts, executor.band, position.ids);
+    place_program(number, position.counts, executor.band, 1, 0, position.ids);
     Context<E> t{typename E::Program(0, position)};
     kernel(t, received<E>(a)...);
   };
@@ -626,7 +734,11 @@ requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, cons
   }
   LaunchReport report;
   if (grid.size() == 0) return report;
+  if (executor.cluster != 1 && executor.cluster != 2) {
+    throw std::invalid_argument("octile: a cluster has 1 or 2 blocks, not " + std::to_string(executor.cluster) + ".");
+  }
   gpu::WarpgroupsPlan<L, Key> plan(grid, kernel, args...);
+  plan.share(executor.cluster);
 #if defined(__CUDACC__)
   gpu::encode_maps(plan);
 #endif
@@ -637,6 +749,7 @@ requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, cons
   }
   report.stages = plan.ring.slots;
   report.stage_bytes = plan.ring.slot_bytes;
+  report.cluster = plan.ring.blocks;
   report.blocks = gpu::launch_warpgroups(executor, grid, plan, plan.ring, plan.shared, kernel,
                                          gpu::sent(argument(executor, args))...);
   (assume_written(args), ...);

@@ -191,6 +191,46 @@ TILE_FUNCTION void store_eights(const P& p, const M& mask, const T* values) {
   });
 }
 
+// Stores of 16 bits in a layout of warpgroups where neighbours of a column are neighbours in memory: a matrix of eight
+// rows by eight columns is transposed within a warp, and two lanes exchange theirs, so that each stores four rows.
+template <class L, class P, class M>
+TILE_FUNCTION constexpr bool may_store_columns() {
+  using S = typename P::Shape;
+  using Index = std::remove_cvref_t<decltype(P::index)>;
+  return L::kWgmma && LazyMask<M> && sizeof(typename P::Element) == 2 && AffineTile<Index> && S::kPlanes == 1 &&
+         interleaves_rows<L, S> && S::kColumns >= 8;
+}
+template <class L, class P, class M>
+TILE_FUNCTION bool stores_columns(const P& p, const M& mask) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(p.tensor.data + p.index.base) |
+                    static_cast<std::uintptr_t>(p.index.along(1) * 2);
+  return p.index.row == 1 && bits % 8 == 0 && holds_everywhere(mask);
+}
+template <class L, class P, class T>
+TILE_FUNCTION void store_columns(const P& p, const T* values) {
+  using Mine = Part<L, typename P::Shape>;
+  const int me = thread(), thread_row = L::row(me), lane = me & 31;
+  const bool odd = (lane & 1) != 0;
+  T* const data = in_global_memory(p.tensor.data);
+  TILE_UNROLL
+  for (int a = 0; a < Mine::kRows; a += 2) {
+    const int row = (Mine::row(thread_row, a) & ~7) + (odd ? 6 : 0) + 2 * (lane & 3);
+    TILE_UNROLL
+    for (int g = 0; g < Mine::kGroups; ++g) {
+      Word upper, lower;
+      memcpy(&upper, values + a * Mine::kRow + g * 2, 4);
+      memcpy(&lower, values + (a + 1) * Mine::kRow + g * 2, 4);
+      upper = transpose_matrix(upper);
+      lower = transpose_matrix(lower);
+      const Word got = shuffle_xor(odd ? upper : lower, 1);
+      const Word four[2] = {odd ? got : upper, odd ? lower : got};
+      T rows[4];
+      memcpy(static_cast<void*>(rows), four, 8);
+      store_vector<4>(data + p.index.at(0, row, g * 8 + (lane >> 2)), rows);
+    }
+  }
+}
+
 template <AtomicOp kOp, class T>
 TILE_FUNCTION void atomic(T* to, T value) {
 #if defined(__CUDA_ARCH__)

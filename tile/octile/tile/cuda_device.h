@@ -182,6 +182,17 @@ TILE_FUNCTION void store_matrices([[maybe_unused]] const Word (&m)[4], [[maybe_u
                    : "memory"));
 }
 
+// Two 16-bit elements a lane, as a matrix of 8 x 8 lies without transposing, to the same of the matrix transposed.
+TILE_FUNCTION Word transpose_matrix([[maybe_unused]] Word word) {
+#if defined(__CUDA_ARCH__)
+  Word out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(word));
+  return out;
+#else
+  TILE_EMULATED(transpose_matrix(word));
+#endif
+}
+
 // Rows g = lane / 4 and g + 8, columns 2 t and 2 t + 1 with t = lane % 4 of c (16 x 8) += a (16 x 16) @ b (16 x 8).
 template <class T, class C>
 TILE_FUNCTION void multiply_matrices([[maybe_unused]] C (&c)[4], [[maybe_unused]] const Word (&a)[4],

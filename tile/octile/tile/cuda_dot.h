@@ -169,21 +169,18 @@ TILE_FUNCTION auto staged_operand(const A& a, [[maybe_unused]] int offset) {
   }
 }
 
+// All that WGMMA does not do.
 template <class L, class A, class B, class C>
 TILE_FUNCTION void dot(const A& a, const B& b, C& sum) {
-  if constexpr (uses_wgmma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
-    dot_wgmma<L>(a, b, sum);
+  constexpr bool kStages = !is_plainly_staged<A> || !is_plainly_staged<B>;
+  if constexpr (kStages) barrier<L>();
+  const auto left = staged_operand<L>(a, 0);
+  const auto right = staged_operand<L>(b, operand_bytes<A>());
+  if constexpr (kStages) barrier<L>();
+  if constexpr (uses_mma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
+    dot_mma<L, typename C::Shape>(left, right, sum.values);
   } else {
-    constexpr bool kStages = !is_plainly_staged<A> || !is_plainly_staged<B>;
-    if constexpr (kStages) barrier<L>();
-    const auto left = staged_operand<L>(a, 0);
-    const auto right = staged_operand<L>(b, operand_bytes<A>());
-    if constexpr (kStages) barrier<L>();
-    if constexpr (uses_mma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
-      dot_mma<L, typename C::Shape>(left, right, sum.values);
-    } else {
-      dot_plain<L, typename C::Shape>(left, right, sum.values);
-    }
+    dot_plain<L, typename C::Shape>(left, right, sum.values);
   }
 }
 

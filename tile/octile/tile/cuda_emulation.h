@@ -226,6 +226,22 @@ inline void store_matrices(const Word (&m)[4], void* row) {
   }
 }
 
+inline Word transpose_matrix(Word word) {
+  static const char kKind[] = "movmatrix";
+  Block& block = *Block::here();
+  const auto& all = block.meet(kKind, {word});
+  const int warp = block.current / 32 * 32, lane = block.current % 32;
+  std::uint16_t pair[2];
+  for (int h = 0; h < 2; ++h) {
+    const int row = 2 * (lane % 4) + h, column = lane / 4;
+    const Word from = all[static_cast<std::size_t>(warp + 4 * row + column / 2)].words[0];
+    pair[h] = static_cast<std::uint16_t>(from >> (16 * (column % 2)));
+  }
+  Word out;
+  memcpy(&out, pair, 4);
+  return out;
+}
+
 // Element (row, k) of a and (k, column) of b, as the manual of mma.sync places them: `kPack` elements a word.
 template <class T, class C>
 inline void multiply_matrices(C (&c)[4], const Word (&a)[4], const Word (&b)[2]) {

@@ -27,8 +27,11 @@ TILE_FUNCTION void barriers_are_made() {
 TILE_FUNCTION void barrier_arrive([[maybe_unused]] Word barrier) {
   TILE_HOPPER(, asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"));
 }
+// By one lane of a warp whose lanes all come here.
 TILE_FUNCTION void barrier_expect([[maybe_unused]] Word barrier, [[maybe_unused]] int bytes) {
-  TILE_HOPPER(, asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+  TILE_HOPPER(, asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n"
+                             "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}\n" ::"r"(barrier),
+                             "r"(bytes)
                              : "memory"));
 }
 // Until the phase of this parity has ended; the one before the first has parity 1.
@@ -40,13 +43,52 @@ TILE_FUNCTION void barrier_wait([[maybe_unused]] Word barrier, [[maybe_unused]] 
                              : "memory"));
 }
 
-// A box of a tensor map, from the element (x, y, z) on, to shared memory.
+// A box of a tensor map, from the element (x, y, z) on, to shared memory. By one lane of a warp whose lanes all come
+// here: the compiler knows then that what it says of the box is uniform, and needs no loop for it.
 TILE_FUNCTION void tma_load([[maybe_unused]] Word to, [[maybe_unused]] const void* map, [[maybe_unused]] int x,
                             [[maybe_unused]] int y, [[maybe_unused]] int z, [[maybe_unused]] Word barrier) {
-  TILE_HOPPER(, asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                             "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+  TILE_HOPPER(, asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n"
+                             "@p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                             "[%0], [%1, {%2, %3, %4}], [%5];\n}\n" ::"r"(to),
                              "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
                              : "memory"));
+}
+
+// The same box for both blocks of a cluster of two, to the same places in each.
+TILE_FUNCTION void tma_load_to_both([[maybe_unused]] Word to, [[maybe_unused]] const void* map, [[maybe_unused]] int x,
+                                    [[maybe_unused]] int y, [[maybe_unused]] int z, [[maybe_unused]] Word barrier) {
+  TILE_HOPPER(, asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n"
+                             "@p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                             ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;\n}\n" ::"r"(to),
+                             "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(std::uint16_t{3})
+                             : "memory"));
+}
+
+// An address of this block's shared memory, in another block of the cluster.
+TILE_FUNCTION Word address_in([[maybe_unused]] Word address, [[maybe_unused]] int block) {
+  [[maybe_unused]] Word there = 0;
+  TILE_HOPPER(, asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                             : "=r"(there)
+                             : "r"(address), "r"(block));
+              return there);
+}
+TILE_FUNCTION void barrier_arrive_in_cluster([[maybe_unused]] Word barrier) {
+  TILE_HOPPER(, asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory"));
+}
+TILE_FUNCTION int cluster_rank() {
+  [[maybe_unused]] int rank = 0;
+  TILE_HOPPER(, asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank);
+}
+TILE_FUNCTION void cluster_barrier() {
+  TILE_HOPPER(, asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory"));
+}
+// A word for another block of the cluster, which counts as four bytes there. By one lane of a warp.
+TILE_FUNCTION void send_word([[maybe_unused]] Word to, [[maybe_unused]] Word word, [[maybe_unused]] Word barrier) {
+  TILE_HOPPER(
+      , asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n"
+                     "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];\n}\n" ::"r"(to),
+                     "r"(word), "r"(barrier)
+                     : "memory"));
 }
 
 template <int kCount>
@@ -82,9 +124,16 @@ TILE_FUNCTION void products_begin() {
   TILE_HOPPER(, asm volatile("wgmma.fence.sync.aligned;" ::: "memory"));
 #endif
 }
-TILE_FUNCTION void products_end() {  // and are waited for
+TILE_FUNCTION void products_end() {
 #if defined(__CUDA_ARCH__)
-  TILE_HOPPER(, asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory"));
+  TILE_HOPPER(, asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
+#endif
+}
+// Until those of all dots but the last `kPending` are done.
+template <int kPending>
+TILE_FUNCTION void wait_for_products() {
+#if defined(__CUDA_ARCH__)
+  TILE_HOPPER(, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory"));
 #endif
 }
 // Keeps the compiler from moving uses of the sums across what is above.
@@ -172,7 +221,7 @@ struct Wgmma;
       }                                                                                                              \
     }                                                                                                                \
     template <class T, bool kAlongB, int kRow, class C>                                                              \
-    __device__ __forceinline__ static void add_held(C* s, const Word (&a)[4], std::uint64_t b) {                     \
+    __device__ __forceinline__ static void add_held(C* s, const Word* a, std::uint64_t b) {                     \
       if constexpr (std::is_same_v<T, f16>) {                                                                        \
         TILE_WGMMA(count, n, "k16.f32.f16.f16", "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4, ", 1, 1, %" #o5,  \
                    "+f", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(!kAlongB));                         \
@@ -217,10 +266,10 @@ struct Wgmma {
 #endif
   }
   template <class T, bool kAlongB, int kRow, class C>
-  TILE_FUNCTION static void add_held([[maybe_unused]] C* s, [[maybe_unused]] const Word (&a)[4],
+  TILE_FUNCTION static void add_held([[maybe_unused]] C* s, [[maybe_unused]] const Word* a,
                                      [[maybe_unused]] std::uint64_t b) {
 #if !defined(__CUDACC__)
-    emulation::wgmma<T, kAlongB, n>(a, b, [s](int i) -> C& { return s[sum_at<kRow>(i)]; });
+    emulation::wgmma<T, kAlongB, n>({a[0], a[1], a[2], a[3]}, b, [s](int i) -> C& { return s[sum_at<kRow>(i)]; });
 #elif defined(__CUDA_ARCH__)
     __trap();
 #endif

@@ -71,12 +71,13 @@ struct Warps {
 };
 
 // Hopper: one or two warpgroups that multiply by WGMMA, each laid out as its accumulator, and one more warpgroup, which
-// loads ahead by TMA. Where TMA cannot load what a kernel fetches, the launch is one of the layout Other.
-template <int Groups = 2, class Other = Warps<4, 2>>
+// loads ahead by TMA. Where TMA cannot load what a kernel fetches, the launch is one of the layout Other. Tf32:
+// products of f32 are by tensor cores, too, which read 11 of the 24 bits of a factor.
+template <int Groups = 2, class Other = Warps<4, 2>, bool Tf32 = false>
 struct Warpgroups {
   static constexpr int kGroups = Groups, kRows = 32 * Groups, kColumns = 4, kVector = 2, kThreads = 128 * Groups;
   static constexpr int kBlocks = 1;
-  static constexpr bool kMma = false, kWgmma = true;
+  static constexpr bool kMma = false, kWgmma = true, kTf32 = Tf32;
   using Fallback = Other;
   static_assert(Groups == 1 || Groups == 2, "octile: one or two warpgroups multiply.");
 

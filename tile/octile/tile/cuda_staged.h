@@ -122,15 +122,22 @@ template <class L, class A, class T>
 TILE_FUNCTION void read_part(T* values, const A& from) {
   using S = typename A::Shape;
   using P = Part<L, S>;
+  constexpr bool kVectors = is_plainly_staged<A> && P::kVector > 1 && P::kVector * sizeof(T) <= 16;
   const int me = thread(), thread_row = L::row(me);
   TILE_UNROLL
   for (int p = 0; p < S::kPlanes; ++p) {
     TILE_UNROLL
     for (int a = 0; a < P::kRows; ++a) {
       TILE_UNROLL
-      for (int i = 0; i < P::kRow; ++i) {
-        const int column = P::column(me, i / P::kVector) + i % P::kVector;
-        values[(p * P::kRows + a) * P::kRow + i] = from.at(p * S::kRows + P::row(thread_row, a), column);
+      for (int g = 0; g < P::kGroups; ++g) {
+        T* const to = values + (p * P::kRows + a) * P::kRow + g * P::kVector;
+        const int row = p * S::kRows + P::row(thread_row, a), column = P::column(me, g);
+        if constexpr (kVectors) {
+          load_vector<P::kVector>(to, &from.at(row, column));
+        } else {
+          TILE_UNROLL
+          for (int v = 0; v < P::kVector; ++v) to[v] = from.at(row, column + v);
+        }
       }
     }
   }

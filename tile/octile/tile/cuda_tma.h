@@ -6,6 +6,7 @@
 
 #include <numeric>
 #include <string>
+#include <vector>
 
 #include "octile/tile/cuda_hollow.h"
 #include "octile/tile/cuda_hopper.h"
@@ -124,6 +125,7 @@ struct TileMap {
   double per_step;  // 1 / step
   s64 origin;       // the element (0, 0, 0)
   unsigned line;    // of a fetch of it, for messages
+  bool shared;      // by neighbouring programs along x, which then load half of each box for both
 };
 
 inline constexpr int kMaxMaps = 6;
@@ -139,6 +141,26 @@ struct Maps {
   }
 };
 
+// What tells where a box is, in registers: a map lies in the kernel's parameters, and four loads of it for each box,
+// one after the other, took longer than the products of a step.
+struct Place3d {
+  const TileMap* map = nullptr;
+  s64 step = 0, depth = 0, origin = 0;
+  double per_step = 0;
+  int rows = 0;
+  bool shared = false;
+
+  Place3d() = default;
+  TILE_FUNCTION explicit Place3d(const TileMap& of)
+      : map(&of),
+        step(of.step),
+        depth(of.depth),
+        origin(of.origin),
+        per_step(of.per_step),
+        rows(static_cast<int>(of.of.rows)),
+        shared(of.shared) {}
+};
+
 struct Box {
   int column, row, depth;
 };
@@ -151,9 +173,9 @@ TILE_FUNCTION void stop() {
 }
 // The coordinates of a box. A program that fetches from elsewhere than those the host has run is stopped.
 template <class F>
-TILE_FUNCTION Box box_of(const F& fetch, const TileMap& map) {
+TILE_FUNCTION Box box_of(const F& fetch, const Place3d& map) {
   const Corner at = corner_of(fetch);
-  if (!at.inside) return {0, static_cast<int>(map.of.rows), 0};
+  if (!at.inside) return {0, map.rows, 0};
   const s64 rest = at.rest - map.origin;
   const int depth = rest == 0 ? 0 : static_cast<int>(static_cast<double>(rest) * map.per_step + 0.5);
   if (depth * map.step != rest || depth < 0 || depth >= map.depth) stop();
@@ -178,9 +200,29 @@ inline constexpr int fetch_count<Fetches<F...>> = sizeof...(F);
 // ---- On the host: what the programs of a launch fetch ----
 
 struct Plan {
+  // What a program fetches, in its order: a map and where, or the steps of a pipeline.
+  struct Seen {
+    int map;  // -1: steps
+    Corner at;
+    int steps;
+  };
+
   Maps maps;
   int depth = 0;  // of pipelines in pipelines
   std::string problem;
+  std::vector<Seen> seen;  // by the last program
+  bool pairs = false;      // neighbouring programs along x have the same steps
+
+  // Two neighbours; called for several pairs.
+  void compare(const std::vector<Seen>& a, const std::vector<Seen>& b) {
+    pairs = pairs && a.size() == b.size();
+    for (std::size_t i = 0; pairs && i < a.size(); ++i) {
+      pairs = a[i].map == b[i].map && a[i].steps == b[i].steps;
+      const Corner &x = a[i].at, &y = b[i].at;
+      const bool same = x.column == y.column && x.row == y.row && x.rest == y.rest && x.inside == y.inside;
+      if (a[i].map >= 0 && !same) maps.maps[a[i].map].shared = false;
+    }
+  }
 
   void refuse(const Where& where, const std::string& why) {
     if (problem.empty()) problem = "the fetch in line " + std::to_string(where.line) + ": " + why;
@@ -198,7 +240,8 @@ struct Plan {
     if constexpr (!std::is_same_v<std::remove_cvref_t<decltype(fetch.other)>, Nothing>) {
       if (fetch.other != 0) return refuse(fetch.where, "it is masked with a number that is not 0");
     }
-    const s64 origin = corner_of(fetch).rest;
+    const Corner corner = corner_of(fetch);
+    const s64 origin = corner.rest;
     for (int i = 0; i < maps.count; ++i) {
       TileMap& map = maps.maps[i];
       if (!(map.of == of)) continue;
@@ -206,10 +249,13 @@ struct Plan {
       map.step = std::gcd(map.step, origin - map.origin);
       map.origin = low;
       map.depth = map.step == 0 ? 1 : (high - low) / map.step + 1;
+      seen.push_back({i, corner, 0});
       return;
     }
     if (maps.count == kMaxMaps) return refuse(fetch.where, "there are more than " + std::to_string(kMaxMaps));
+    seen.push_back({maps.count, corner, 0});
     TileMap& map = maps.maps[maps.count++];
+    map.shared = of.box_rows >= 16;  // half of it is eight rows, a unit of the swizzle
     map.of = of;
     map.step = 0;
     map.depth = 1;
@@ -270,6 +316,7 @@ struct Probe : Hollow<Probe> {
       if (++plan->depth > 1 && plan->problem.empty()) plan->problem = "a pipeline stands in another one's body";
       NoBody nothing;
       Boxed first[fetch_count<decltype(stage(0))> + 1] = {};
+      plan->seen.push_back({-1, {}, steps});
       for (int k = 0; k < steps; k = k < 1 || k == steps - 1 ? k + 1 : steps - 1) {
         stage(k).each(Look{plan, first, k == 0}, nothing, k);
       }
@@ -287,7 +334,10 @@ struct Probe : Hollow<Probe> {
 struct Ring {
   int memory, slot_bytes, slots;
   int transposed_bytes, transposed[kMaxTransposed];  // of each fetch, where in them; -1 if it is not transposed
+  int blocks;                                        // of a cluster, 1 or 2
   Word barriers;
+  int rank = 0;       // of this block in its cluster
+  Word messages = 0;  // to the other block's producer
   int slot = 0;
   Word parity = 0;
   int time = 0;
@@ -301,6 +351,9 @@ struct Ring {
     time_parity ^= static_cast<Word>(time == 0);
   }
 
+  TILE_FUNCTION Word message_barrier(Word i) const { return barriers + static_cast<Word>(16 * (slots + 2)) + 8 * i; }
+  TILE_FUNCTION Word message_word(Word i) const { return message_barrier(2) + 4 * i; }
+
   TILE_FUNCTION Word full() const { return barriers + static_cast<Word>(16 * slot); }
   TILE_FUNCTION Word empty() const { return full() + 8; }
   TILE_FUNCTION int offset() const { return memory + slot * slot_bytes; }
@@ -312,6 +365,7 @@ struct Ring {
   }
 };
 inline constexpr int kMaxSlots = 8, kTransposingWarps = 3;
+inline constexpr int kMessageBytes = 2 * 8 + 2 * 4;
 
 // Whether a fetch may be transposed; whether it is, the ring says.
 template <class F, int kPlace>
@@ -351,12 +405,14 @@ struct TransposeFetches {
   }
 };
 
-// Programs in bands along x: those that run at the same time share rows and columns of operands.
-TILE_FUNCTION void place_program(int number, const int (&counts)[3], int band, int (&ids)[3]) {
-  const int plane = counts[0] * counts[1], z = number / plane, within = number - z * plane;
-  const int first = within / (band * counts[1]) * band, width = smaller(band, counts[0] - first);
+// Programs in bands along x: those that run at the same time share rows and columns of operands. Clusters of `blocks`
+// neighbours along x are numbered; `rank` is the place in one.
+TILE_FUNCTION void place_program(int number, const int (&counts)[3], int band, int blocks, int rank, int (&ids)[3]) {
+  const int across = counts[0] / blocks, wide = larger(1, band / blocks);
+  const int plane = across * counts[1], z = number / plane, within = number - z * plane;
+  const int first = within / (wide * counts[1]) * wide, width = smaller(wide, across - first);
   const int rest = within - first * counts[1];
-  ids[0] = first + rest % width;
+  ids[0] = (first + rest % width) * blocks + rank;
   ids[1] = rest / width;
   ids[2] = z;
 }
@@ -364,19 +420,50 @@ TILE_FUNCTION void place_program(int number, const int (&counts)[3], int band, i
 // ---- The thread that asks for the boxes ----
 
 #if defined(__CUDACC__)
+// Returns what the other block of a cluster has to agree with.
 template <class F>
-TILE_FUNCTION void tma_load(const F& fetch, const TileMap& map, Word to, Word full) {
+TILE_FUNCTION Word tma_load(const F& fetch, const Place3d& map, const Ring& ring, Word to) {
   using Layout = FetchedLayout<F>;
   const Box at = box_of(fetch, map);
+  const Word full = ring.full();
   constexpr int kColumns = Layout::kLine / Layout::kElement, kRows = smaller(Layout::kRows, 256);
+  if constexpr (kRows >= 16) {
+    if (ring.blocks == 2 && map.shared) {
+      constexpr int kHalf = Layout::kRows / 2;
+      const int first = ring.rank * kHalf;
+      TILE_UNROLL
+      for (int panel = 0; panel < Layout::kPanels; ++panel) {
+        TILE_UNROLL
+        for (int row = 0; row < kHalf; row += kRows / 2) {
+          tma_load_to_both(to + Word(panel * Layout::kPanel + (first + row) * Layout::kLine), map.map,
+                           at.column + panel * kColumns, at.row + first + row, at.depth, full);
+        }
+      }
+      return static_cast<Word>(at.column) * 31 + static_cast<Word>(at.row) * 1021 + static_cast<Word>(at.depth);
+    }
+  }
   TILE_UNROLL
   for (int panel = 0; panel < Layout::kPanels; ++panel) {
     TILE_UNROLL
     for (int row = 0; row < Layout::kRows; row += kRows) {
-      tma_load(to + Word(panel * Layout::kPanel + row * Layout::kLine), &map, at.column + panel * kColumns,
+      tma_load(to + Word(panel * Layout::kPanel + row * Layout::kLine), map.map, at.column + panel * kColumns,
                at.row + row, at.depth, full);
     }
   }
+  return 0;
+}
+
+// A word of this block's producer for one of the other's; stops if that is another. What the host has seen of a few
+// programs, that neighbours take the same steps and share boxes, is so made sure for all.
+TILE_FUNCTION void agree(Ring& ring, Word word) {
+  const Word which = ring.messages & 1, parity = ring.messages >> 1 & 1, barrier = ring.message_barrier(which);
+  ++ring.messages;
+  barrier_expect(barrier, 4);
+  send_word(address_in(ring.message_word(which), ring.rank ^ 1), word, address_in(barrier, ring.rank ^ 1));
+  barrier_wait(barrier, parity);
+  Word theirs = 0;
+  TILE_HOPPER(, asm volatile("ld.shared.u32 %0, [%1];" : "=r"(theirs) : "r"(ring.message_word(which)) : "memory"));
+  if (theirs != word) stop();
 }
 #endif
 
@@ -389,25 +476,27 @@ struct Producer : Hollow<Producer<L>> {
 
   struct Find {
     const Maps* maps;
-    const TileMap** found;
+    Place3d* found;
     template <class F, class Position>
     TILE_FUNCTION int operator()(const F& fetch, Position position) const {
       if constexpr (is_box<F>()) {
-        found[position] = maps->find(boxed(fetch));
-        if (found[position] == nullptr) stop();
+        const TileMap* const map = maps->find(boxed(fetch));
+        if (map == nullptr) return stop(), 0;
+        found[position] = Place3d(*map);
       }
       return 0;
     }
   };
   struct Load {
-    const TileMap* const* found;
+    const Place3d* found;
+    const Ring* ring;
     Word* to;
-    Word full;
+    Word* boxes;
     template <class F, class Position>
     TILE_FUNCTION int operator()([[maybe_unused]] const F& fetch, Position) const {
 #if defined(__CUDACC__)
       if constexpr (is_box<F>()) {
-        tma_load(fetch, *found[Position::value], *to, full);
+        *boxes = *boxes * 65599 + tma_load(fetch, found[Position::value], *ring, *to);
         *to += (FetchedLayout<F>::kBytes + 1023) / 1024 * 1024;
       }
 #endif
@@ -418,6 +507,7 @@ struct Producer : Hollow<Producer<L>> {
   struct Program : Hollow<Producer<L>>::Program {
     const Maps* maps;
     Ring* ring;
+    int number;  // of the cluster's programs
     int ids[3], counts[3];
     TILE_FUNCTION int id(int axis) const { return ids[axis]; }
     TILE_FUNCTION int count(int axis) const { return counts[axis]; }
@@ -426,10 +516,14 @@ struct Producer : Hollow<Producer<L>> {
     TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body&) {
       using Fetched = decltype(stage(0));
       if constexpr (expected_bytes < Fetched >> 0) {
-        if (steps <= 0) return;
+        if (steps <= 0 && ring->blocks == 1) return;
         NoBody nothing;
-        const TileMap* found[fetch_count<Fetched>] = {};
-        stage(0).each(Find{maps, found}, nothing, 0);
+        Place3d found[fetch_count<Fetched>] = {};
+        if (steps > 0) stage(0).each(Find{maps, found}, nothing, 0);
+        [[maybe_unused]] Word boxes = 0;
+#if defined(__CUDACC__)
+        if (ring->blocks == 2) agree(*ring, static_cast<Word>(number) * 65599 + static_cast<Word>(steps));
+#endif
         TILE_NO_UNROLL
         for (int k = 0; k < steps; ++k) {
 #if defined(__CUDACC__)
@@ -437,9 +531,12 @@ struct Producer : Hollow<Producer<L>> {
           barrier_expect(ring->full(), expected_bytes<Fetched>);
 #endif
           Word to = shared_address(arena() + ring->offset());
-          stage(k).each(Load{found, &to, ring->full()}, nothing, k);
+          stage(k).each(Load{found, ring, &to, &boxes}, nothing, k);
           ring->next();
         }
+#if defined(__CUDACC__)
+        if (ring->blocks == 2) agree(*ring, boxes);
+#endif
       }
     }
   };
@@ -521,7 +618,7 @@ struct CopyBoxes {
       using Layout = FetchedLayout<F>;
       const TileMap* const map = maps->find(boxed(fetch));
       if (map == nullptr) stop();
-      const Box at = box_of(fetch, *map);
+      const Box at = box_of(fetch, Place3d(*map));
       const T* const data = static_cast<const T*>(map->of.data) + map->origin + at.depth * map->step;
       for (int row = 0; row < Layout::kRows; ++row) {
         for (int column = 0; column < FetchedShape<F>::kColumns; ++column) {
@@ -538,11 +635,28 @@ struct CopyBoxes {
 };
 #endif
 
+// A stage's memory may be filled again.
+template <class Fetched>
+TILE_FUNCTION void release([[maybe_unused]] const Ring& ring) {
+#if defined(__CUDA_ARCH__)
+  __syncwarp();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  if (ring.blocks == 1) {
+    if (lane == 0) barrier_arrive(ring.empty());
+  } else if (lane < 2) {  // both blocks fill it
+    barrier_arrive_in_cluster(address_in(ring.empty(), lane));
+  }
+  if (is_transposed<Fetched>(ring) && lane == 0) barrier_arrive(ring.transposed_empty());
+#endif
+}
+
+// A step's products may still be under way while the next one's are issued, so a stage is released a step later.
 template <class L, class E, class Program, class Stage, class Body>
 TILE_FUNCTION void consume(Program& program, [[maybe_unused]] const Maps* maps, Ring& ring, int steps, Stage& stage,
                            Body& body) {
   using Fetched = decltype(stage(0));
   constexpr bool kBoxes = expected_bytes < Fetched >> 0;
+  [[maybe_unused]] Ring last = ring;  // the stage of the step before
   TILE_NO_UNROLL
   for (int k = 0; k < steps; ++k) {
     int offset = ring.offset();
@@ -561,16 +675,20 @@ TILE_FUNCTION void consume(Program& program, [[maybe_unused]] const Maps* maps, 
     stage(k).each(BoxedFetches<E, Program>{&program, &ring, &offset}, body, k);
     if constexpr (kBoxes) {
 #if defined(__CUDA_ARCH__)
-      __syncwarp();
-      if ((thread() & 31) == 0) {
-        barrier_arrive(ring.empty());
-        if (is_transposed<Fetched>(ring)) barrier_arrive(ring.transposed_empty());
-      }
+      wait_for_products<1>();
+      if (k > 0) release<Fetched>(last);
+      last = ring;
 #endif
       if (is_transposed<Fetched>(ring)) ring.next_time();
       ring.next();
     }
   }
+#if defined(__CUDA_ARCH__)
+  if constexpr (kBoxes) {
+    wait_for_products<0>();
+    if (steps > 0) release<Fetched>(last);
+  }
+#endif
 }
 
 }  // namespace octile::tile::gpu

@@ -1,7 +1,7 @@
 // dot by WGMMA, in a layout of warpgroups: f16 and bf16 summed in f32, s8 in s32, exactly. What a pipeline has loaded
 // is read where it lies, also trans() of it; f16 and bf16 tiles on the left come from registers; anything else is
-// copied to shared memory first. s8 has its terms side by side in memory, so an s8 operand on the right whose rows are
-// terms is transposed: by the warps beside the one that loads, if a pipeline has loaded it.
+// copied to shared memory first. s8 and f32 (as tf32) have their terms side by side in memory, so such an operand on
+// the right whose rows are terms is transposed: s8 by the warps beside the one that loads, if a pipeline has loaded it.
 #pragma once
 
 #include "octile/tile/cuda_hopper.h"
@@ -9,14 +9,17 @@
 
 namespace octile::tile::gpu {
 
+template <class L, class S>
+TILE_FUNCTION constexpr bool has_rows_of_wgmma() {
+  if constexpr (L::kWgmma) return S::kPlanes == 1 && S::kRows >= 64 * L::kGroups && S::kColumns >= 8;
+  return false;
+}
 template <class L, class T, class S, int K>
 TILE_FUNCTION constexpr bool uses_wgmma() {
-  if constexpr (!L::kWgmma) {
-    return false;
-  } else {
-    return (sizeof(T) == 2 || std::is_same_v<T, s8>)&&S::kPlanes == 1 && S::kRows >= 64 * L::kGroups &&
-           S::kColumns >= 8 && K * sizeof(T) >= 32;
+  if constexpr (has_rows_of_wgmma<L, S>() && K * sizeof(T) >= 32) {
+    return sizeof(T) == 2 || std::is_same_v<T, s8> || (L::kTf32 && std::is_same_v<T, f32>);
   }
+  return false;
 }
 
 // Rows of 64 16-bit elements or more can be read as columns.
@@ -182,6 +185,16 @@ TILE_FUNCTION void multiply_all(const Left& left, const Right& right, C* sums) {
   constexpr int kSteps = K * static_cast<int>(sizeof(T)) / 32, kBlocks = P::kRows / 2;
   constexpr int kColumns = smaller(S::kColumns, 256);
   const int group = warpgroup();
+  Word held[std::is_pointer_v<Left> ? kSteps * kBlocks * 4 : 1];  // all of a, before the first product
+  if constexpr (std::is_pointer_v<Left>) {
+    using PA = Part<L, Shape<1, S::kRows, K>>;  // a thread's part of a tile (M, K)
+    TILE_UNROLL
+    for (int i = 0; i < kSteps * kBlocks * 4; ++i) {
+      const int step = i / 4 / kBlocks, block = i / 4 % kBlocks;
+      memcpy(&held[i], left + (2 * block + i % 2) * PA::kRow + (2 * step + i % 4 / 2) * 2, 4);
+    }
+    pin<kSteps * kBlocks * 4>(held);
+  }
   pin<P::kSize>(sums);
   products_begin();
   TILE_UNROLL
@@ -192,14 +205,8 @@ TILE_FUNCTION void multiply_all(const Left& left, const Right& right, C* sums) {
       for (int column = 0; column < S::kColumns; column += kColumns) {
         C* const sum = sums + 2 * block * P::kRow + column / 4;
         const std::uint64_t b = right.at(column, step);
-        if constexpr (std::is_pointer_v<Left>) {  // a thread's part of a tile (M, K)
-          using PA = Part<L, Shape<1, S::kRows, K>>;
-          Word a[4];
-          TILE_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            memcpy(&a[i], left + (2 * block + i % 2) * PA::kRow + (2 * step + i / 2) * 2, 4);
-          }
-          Wgmma<kColumns>::template add_held<T, Right::kAlong, P::kRow>(sum, a, b);
+        if constexpr (std::is_pointer_v<Left>) {
+          Wgmma<kColumns>::template add_held<T, Right::kAlong, P::kRow>(sum, held + (step * kBlocks + block) * 4, b);
         } else {
           const std::uint64_t a = left.at((block * L::kGroups + group) * 64, step);
           Wgmma<kColumns>::template add<T, Left::kAlong, Right::kAlong, P::kRow>(sum, a, b);
@@ -208,7 +215,6 @@ TILE_FUNCTION void multiply_all(const Left& left, const Right& right, C* sums) {
     }
   }
   products_end();
-  pin<P::kSize>(sums);
 }
 
 template <class L, class A, class B, class C>
@@ -258,6 +264,8 @@ TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
   } else {
     with_right(right);
   }
+  // Other operations use the memory of the copies, and the compiler the registers of a tile on the left.
+  if constexpr (kCopies || kLeft == Operand::held) wait_for_products<0>();
 }
 
 }  // namespace octile::tile::gpu

@@ -67,7 +67,7 @@ TILE_FUNCTION auto cast(const A& a) {
   static_assert(kFloatToInteger || kRound == Round::unstated || kRound == Round::even,
                 "octile: only a cast from a float to an integer rounds in another way than to nearest.");
   if constexpr (is_tile<A> && std::is_same_v<To, ElementOf<A>>) {
-    return a;
+    return settled(a);
   } else {
     return elementwise(scalar::Cast<To, kRound>{}, a);
   }

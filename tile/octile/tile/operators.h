@@ -178,9 +178,9 @@ TILE_FUNCTION auto operator!(const A& a) {
 #define TILE_ASSIGN(op)                                                                            \
   template <TileLike A, class B>                                                                   \
   TILE_FUNCTION A& operator op##=(A& a, const B& b) {                                              \
-    static_assert(std::is_same_v<decltype(a op b), A>,                                             \
+    static_assert(same_values<decltype(a op b), A>,                                                \
                   "octile: " #op "= would change the type or the shape of the tile on its left."); \
-    if constexpr (std::is_same_v<decltype(a op b), A>) a = a op b;                                 \
+    if constexpr (same_values<decltype(a op b), A>) a = a op b;                                    \
     return a;                                                                                      \
   }
 TILE_ASSIGN(+)

@@ -39,7 +39,7 @@ TILE_FUNCTION auto pointers(const Pointer<E, T>& tensor, const Index& index) {
   } else {
     static_assert(is_integer_type<typename Index::Type>, "octile: an index is an integer.");
     if constexpr (is_integer_type<typename Index::Type>) {
-      return Pointers<E, T, Index>{tensor, index};
+      return Pointers<E, T, typename ValuesOf<Index>::Type>{tensor, settled(index)};
     } else {
       return Pointers<E, T, Affine<E, s64, typename Index::Shape, false>>{tensor, {}};  // after the error, no other
     }

@@ -25,12 +25,23 @@ concept TileLike = requires {
 
 #define TILE_KEEPS_ITS_TYPE(Self)                                                                      \
   template <TileLike Other>                                                                            \
-  requires(!std::is_same_v<Other, Self>) TILE_FUNCTION Self& operator=(const Other&) {                 \
-    static_assert(std::is_same_v<Other, Self>,                                                         \
+  requires(!same_values<Other, Self>) TILE_FUNCTION Self& operator=(const Other&) {                    \
+    static_assert(same_values<Other, Self>,                                                            \
                   "octile: a variable keeps its type and its shape, and what is assigned has others; " \
                   "t.full(b, c<1>, v) starts a column.");                                              \
     return *this;                                                                                      \
   }
+
+template <class E, class T, class S>
+struct Running;
+
+// Tiles that one variable may hold: equal types, but for whether they are running.
+template <class A>
+struct ValuesOf {
+  using Type = A;
+};
+template <class A, class B>
+inline constexpr bool same_values = std::is_same_v<typename ValuesOf<A>::Type, typename ValuesOf<B>::Type>;
 
 template <class E, class T, class S>
 struct Tile : E::template Storage<T, S> {
@@ -38,12 +49,59 @@ struct Tile : E::template Storage<T, S> {
   using Type = T;
   using Shape = S;
   TILE_KEEPS_ITS_TYPE(Tile)
+  TILE_FUNCTION Tile& operator=(const Running<E, T, S>& other) { return *this = settled(other); }
 };
+
+// A sum of products that tensor cores may still be working on. Reading it waits for them, and so does copying it; a
+// product added to it, and assigning the result of one, do not. t.full() starts one where an executor says so.
+template <class E, class T, class S>
+inline constexpr bool may_run = false;
+
+template <class E, class T, class S>
+struct Running {
+  using Executor = E;
+  using Type = T;
+  using Shape = S;
+
+  mutable Tile<E, T, S> tile;  // waiting tells the compiler that the values change
+
+  TILE_FUNCTION explicit Running(const Tile<E, T, S>& values) : tile(values) {}
+  TILE_FUNCTION Running(const Running& other) : tile(settled(other)) {}
+  TILE_FUNCTION Running(Running&& other) noexcept : tile(other.tile) {}
+  TILE_FUNCTION Running& operator=(const Running& other) { return *this = settled(other); }
+  TILE_FUNCTION Running& operator=(Running&& other) noexcept {
+    tile = other.tile;
+    return *this;
+  }
+  TILE_FUNCTION Running& operator=(const Tile<E, T, S>& values) {
+    settled(*this);  // or products that are under way would overwrite the values
+    tile = values;
+    return *this;
+  }
+  TILE_KEEPS_ITS_TYPE(Running)
+};
+template <class E, class T, class S>
+struct ValuesOf<Running<E, T, S>> {
+  using Type = Tile<E, T, S>;
+};
+
+// The values of an operand, once they are there.
+template <class A>
+TILE_FUNCTION const A& settled(const A& a) {
+  return a;
+}
+template <class E, class T, class S>
+TILE_FUNCTION const Tile<E, T, S>& settled(const Running<E, T, S>& running) {
+  E::settle(running.tile);
+  return running.tile;
+}
 
 template <class A>
 inline constexpr bool is_tile = false;
 template <class E, class T, class S>
 inline constexpr bool is_tile<Tile<E, T, S>> = true;
+template <class E, class T, class S>
+inline constexpr bool is_tile<Running<E, T, S>> = true;
 
 // A number beside a tile: a C++ number, a c<N>, or the executor's program index.
 template <class A>
