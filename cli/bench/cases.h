@@ -85,6 +85,8 @@ Prepared gpu_backward(const Benchmark&, const Gpu&, const Gradients& gradients);
 Prepared gpu_quantize(const Benchmark&, const Gpu&, Quantizing q);
 // Eight experts, each with an eighth of the rows. `group`: of a row of the weight; 0: a scale per channel.
 Prepared gpu_experts(const Benchmark&, const Gpu&, Activation activation, DType weight, std::int64_t group);
+// Of the same experts.
+Prepared gpu_experts_backward(const Benchmark&, const Gpu&, const Gradients& gradients);
 template <class Args>
 Prepared gpu_elementwise(const Benchmark&, const Gpu&);
 }  // namespace bench

@@ -196,8 +196,9 @@ Prepared gpu_forward_s4(const Benchmark& b, const Gpu& gpu, Activation activatio
   return p;
 }
 
+constexpr std::int64_t kExperts = 8;
+
 Prepared gpu_experts(const Benchmark& b, const Gpu& gpu, Activation activation, DType weight, std::int64_t group) {
-  constexpr std::int64_t kExperts = 8;
   const auto [m, k, n] = b.shape;
   GroupedLinearDescription d;
   d.experts = kExperts;
@@ -265,6 +266,45 @@ Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradi
     bytes += product(m, k) + 2 * product(n, k);
   }
   if (d.db) args.db = o->empty_f16(n);
+  Prepared p = prepared(plan, args, o, gpu);
+  p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
+  const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
+  if (p.operations > 0) p.arithmetic = int8 ? Arithmetic::s8 : Arithmetic::floats;
+  p.bytes = bytes;
+  return p;
+}
+
+Prepared gpu_experts_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
+  const auto [m, k, n] = b.shape;
+  GroupedLinearBackwardDescription d;
+  d.experts = kExperts;
+  d.m = m, d.n = n, d.k = k;
+  d.dy = DType::f16;
+  d.dx = gradients.dx;
+  d.dw = gradients.dw;
+  d.db = gradients.db;
+  d.gradient_block = gradients.block;
+  d.device = gpu.device();
+  d.kernel = b.kernel;
+  const GroupedLinearBackwardPlan plan = GroupedLinearBackwardPlan::select(d);
+  const auto o = std::make_shared<Operands>(gpu);
+  GroupedLinearBackwardArgs args = {.dy = o->f16(m, n)};
+  args.offsets = o->offsets(kExperts, m);
+  const int products = (d.dx != Product::none) + (d.dw != Product::none);
+  double bytes = 2 * product(m, n) * (k == 0 ? 2 : 1);
+  if (d.dx != Product::none) {
+    args.weight = o->s8(kExperts * n, k);
+    args.weight_scale = o->scales(kExperts * n);
+    args.dx = o->empty<Half>(m, k);
+    bytes += product(kExperts * n, k) + 2 * product(m, k);
+  }
+  if (d.dw != Product::none) {
+    args.x = o->s8(m, k);
+    args.x_scale = o->scales(m);
+    args.dw = o->empty<Half>(kExperts * n, k);
+    bytes += product(m, k) + 2 * product(kExperts * n, k);
+  }
+  if (d.db) args.db = o->empty<Half>(kExperts, n);
   Prepared p = prepared(plan, args, o, gpu);
   p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
   const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
