@@ -243,18 +243,18 @@ std::string words_of(const Page& page) {
   return words;
 }
 
-// zsh runs it by bashcompinit. Where nothing is proposed, file names are.
+// zsh runs it by bashcompinit; path and words mean something else to zsh. Where nothing is proposed, file names are.
 void write_bash(std::ostream& out, const CLI::App& app, bool zsh) {
   if (zsh) out << "#compdef octile\nautoload -U +X bashcompinit && bashcompinit\n";
-  out << "_octile() {\n  local word path=octile current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} "
-         "words=''\n"
-         "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n    case \"$path $word\" in\n";
+  out << "_octile_proposals() {\n"
+         "  local word verb=octile proposed='' current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}\n"
+         "  for word in \"${COMP_WORDS[@]:1:$((COMP_CWORD-1))}\"; do\n    case \"$verb $word\" in\n";
   const std::vector<Page> pages = pages_of(app);
   std::string names;
   for (const Page& page : pages) {
     if (page.app != &app) names += (names.empty() ? "'" : "' | '") + page.name;
   }
-  out << "      " << names << "') path=\"$path $word\" ;;\n    esac\n  done\n  case \"$path $before\" in\n";
+  out << "      " << names << "') verb=\"$verb $word\" ;;\n    esac\n  done\n  case \"$verb $before\" in\n";
   for (const Page& page : pages) {
     for (const CLI::Option* option : options(*page.app, false)) {
       if (!takes_value(*option)) continue;
@@ -264,9 +264,11 @@ void write_bash(std::ostream& out, const CLI::App& app, bool zsh) {
       }
     }
   }
-  out << "  esac\n  case $path in\n";
-  for (const Page& page : pages) out << "    '" << page.name << "') words=" << quoted(words_of(page)) << " ;;\n";
-  out << "  esac\n  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n}\ncomplete -o default -F _octile octile\n";
+  out << "  esac\n  case $verb in\n";
+  for (const Page& page : pages) out << "    '" << page.name << "') proposed=" << quoted(words_of(page)) << " ;;\n";
+  out << "  esac\n  COMPREPLY=($(compgen -W \"$proposed\" -- \"$current\"))\n}\n"
+         "complete -o default -F _octile_proposals octile\n";
+  if (zsh) out << "[[ $funcstack[1] = _octile ]] && _bash_complete -o default -F _octile_proposals\n";  // the first Tab
 }
 
 void write_fish(std::ostream& out, const CLI::App& app) {

@@ -105,23 +105,31 @@ class ManualTest(Case):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def complete(self, script, *words):
-        """What bash proposes for the last of the words."""
+        """What the script's shell, bash or zsh, proposes for the last of the words."""
+        shell = script.suffix[1:]
+        before = "autoload -U compinit && compinit -D -u;" if shell == "zsh" else ""
+        after = "emulate sh;" if shell == "zsh" else ""
         line = " ".join(f"'{word}'" for word in words)
-        text = f"source '{script}'; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _octile; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+        text = (f"{before} source '{script}'; {after} COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _octile_proposals; "
+                "printf '%s\\n' \"${COMPREPLY[@]}\"")
+        done = subprocess.run([shell, *(["-f"] if shell == "zsh" else []), "-c", text], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        return done.stdout.split()
+        return [word for word in done.stdout.split() if shell == "bash" or word.startswith(words[-1])]  # as zsh does itself
 
     def test_completion(self):
         with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder) / "octile.bash"
-            script.write_text(self.good("completion", "bash"))
-            self.assertEqual(self.complete(script, "octile", "che"), ["check"])
-            self.assertEqual(self.complete(script, "octile", "check", "--device", ""), ["cpu", "cuda"])
-            self.assertEqual(self.complete(script, "octile", "check", "--qu"), ["--quick", "--quiet"])
-            self.assertEqual(self.complete(script, "octile", "check", "--seed", ""), [])  # then bash proposes files
-            self.assertEqual(self.complete(script, "octile", "completion", "f"), ["fish"])
-            self.assertNotIn("manual", self.complete(script, "octile", ""))
+            for shell in ("bash", "zsh"):
+                if not shutil.which(shell):
+                    continue
+                script = Path(folder) / f"octile.{shell}"
+                script.write_text(self.good("completion", shell))
+                self.assertEqual(self.complete(script, "octile", "che"), ["check"])
+                self.assertEqual(self.complete(script, "octile", "check", "--device", ""), ["cpu", "cuda"])
+                self.assertEqual(self.complete(script, "octile", "check", "--qu"), ["--quick", "--quiet"])
+                self.assertEqual(self.complete(script, "octile", "check", "--seed", ""), [])  # then the shell proposes files
+                self.assertEqual(self.complete(script, "octile", "bench", "--filter", "check", "--dig"), [])  # a value is no verb
+                self.assertEqual(self.complete(script, "octile", "completion", "f"), ["fish"])
+                self.assertNotIn("manual", self.complete(script, "octile", ""))
             for shell in ("zsh", "fish"):
                 other = Path(folder) / shell
                 other.write_text(self.good("completion", shell))
