@@ -82,7 +82,8 @@ struct TopKMask {  // all but the k largest of a row of at most b elements becom
     const auto p = x + t.program_id(0) * n;
     const auto j = t.arange(b);
     const auto i = col(t.arange(b));
-    const auto others = t.load(p + j, j < n, -kInfinity), own = t.load(p + i, i < n, -kInfinity);
+    const auto others = t.load(p + j, j < n, -kInfinity);
+    const auto own = t.load(p + i, i < n, -kInfinity);
     const auto before = (others > own) | ((others == own) & (j < i));
     const auto rank = sum(cast<s32>(before & (j < n)));
     t.store(z + t.program_id(0) * n + i, where(rank < k, own, -kInfinity), i < n);
