@@ -92,7 +92,8 @@ struct BlockedOuterAddBut {
     const auto i = t.program_id(axis) * b0 + t.arange(b0);
     const auto j = col(t.program_id(1 - axis) * b1 + t.arange(b1));
     const int end = mistake == one_size_for_both ? n0 : n1;
-    const auto row = t.load(x + i, i < n0, 0.0f), column = t.load(y + j, j < end, 0.0f);  // wrong: OneSizeForBoth
+    const auto row = t.load(x + i, i < n0, 0.0f);
+    const auto column = t.load(y + j, j < end, 0.0f);  // wrong: OneSizeForBoth
     const int step = mistake == rows_overlap ? n1 : n0, width = mistake == masks_one_side ? kNoEnd : n0;
     t.store(z + j * step + i, row + column, (i < width) & (j < n1));  // wrong: RowsOverlap, MasksOneSide
   }

@@ -562,7 +562,7 @@ struct Transposer : Hollow<Transposer<L>> {
     TILE_FUNCTION void pipeline(Context&, Constant<Stages>, int steps, Stage& stage, Body&) {
       using Fetched = decltype(stage(0));
       if constexpr (expected_bytes < Fetched >> 0) {
-        NoBody nothing;
+        [[maybe_unused]] NoBody nothing;
         TILE_NO_UNROLL
         for (int k = 0; k < steps; ++k) {
 #if defined(__CUDACC__)
