@@ -15,6 +15,7 @@ if(TARGET octile_puzzles)
   endif()
   install(DIRECTORY tile/octile/tile DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/octile FILES_MATCHING PATTERN "*.h")
   install(DIRECTORY tile/puzzles DESTINATION ${CMAKE_INSTALL_DATADIR}/octile FILES_MATCHING PATTERN "*.h")
+  install(FILES tile/report/write_report.h DESTINATION ${CMAKE_INSTALL_DATADIR}/octile/report)
 endif()
 # The documents, in the places where their links to one another and to the headers look for them.
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md TYPE DOC)

@@ -132,6 +132,15 @@ class InstallTest(unittest.TestCase):
                      "fish/vendor_completions.d/octile.fish"):
             self.assertGreater((self.prefix / "share" / page).stat().st_size, 1000)
 
+    def test_puzzles_without_the_sources(self):
+        if not (self.prefix / "share/octile/puzzles").exists() or "OCTILE_COMMAND" not in os.environ:
+            self.skipTest("the puzzles are an option of the build")
+        command, solution = self.prefix / "bin" / "octile", self.scratch / "constant_add.cpp"
+        run(command, "puzzles", "new", "1", solution)
+        kernel = "const auto i = t.arange(b0);\n    t.store(z + i, t.load(x + i) + 10.0f);"
+        solution.write_text(solution.read_text().replace("// Your kernel.", kernel))
+        self.assertIn("right", run(command, "puzzles", "check", "--stated", solution, CXX=CXX))
+
     def test_nothing_points_back_to_the_source_or_build_tree(self):
         for path in [*self.lib.glob("cmake/octile/*"), *self.lib.glob("pkgconfig/*")]:
             text = path.read_text()
