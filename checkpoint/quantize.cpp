@@ -359,7 +359,9 @@ void check(const QuantizeOptions& options) {
                             : options.smoothing                              ? "smoothing"
                             : options.method == WeightMethod::error_feedback ? "error feedback"
                                                                              : nullptr;
-  if (needs && !options.calibration) throw OptionError(std::string(needs) + " needs a calibration file");
+  if (needs && !options.calibration) {
+    throw OptionError(std::string(needs) + " needs a calibration file; see docs/how-to/quantize-checkpoint.md");
+  }
   if (options.calibration && !is_static && !options.smoothing && options.method == WeightMethod::nearest) {
     throw OptionError(
         "the calibration file has no effect without smoothing, a static scale of the inputs or a method "

@@ -92,7 +92,8 @@ def __getattr__(name):
         return ExpertParallel
     if name in _OF_TORCH:
         raise ImportError(
-            f"octile.{name} needs PyTorch, which is not installed; octile.linear and octile.arrays do not"
+            f"octile.{name} needs PyTorch, which is not installed; octile.linear and octile.arrays do not: "
+            "see docs/how-to/numpy.md"
         )
     if name == "homework":  # deprecated, as octile/homework.py
         warnings.warn("octile.homework is octile.compat now; the old name goes with 0.2", DeprecationWarning, 2)

@@ -12,6 +12,7 @@ import pathlib
 import re
 
 ABI_VERSION = 1  # OCTILE_ABI_VERSION
+SEE_IMPORT = "see docs/how-to/errors.md#import"
 CPU, CUDA = 1, 2  # OCTILE_DEVICE_...
 F16, BF16, F32, F64, S8, U8, S4, S32 = range(8)  # OCTILE_DTYPE_...
 NONE, DYNAMIC_PER_TOKEN, DYNAMIC_PER_TENSOR, STATIC_PER_TENSOR = range(4)  # OCTILE_ACTIVATION_...
@@ -80,7 +81,7 @@ def find():
     for path in (here / "liboctile.so", *sorted(here.glob("liboctile.so.*"))):
         if path.exists():
             return path
-    raise ImportError(f"octile: there is no liboctile.so in {here}, and OCTILE_LIBRARY is not set")
+    raise ImportError(f"octile: there is no liboctile.so in {here}, and OCTILE_LIBRARY is not set; {SEE_IMPORT}")
 
 
 def beside(name):
@@ -159,7 +160,7 @@ class Library:
         try:
             self.c = C.CDLL(str(pathlib.Path(path).resolve()))  # a bare name would be looked for elsewhere
         except OSError as error:
-            raise ImportError(f"octile: {path} cannot be loaded: {error}") from error
+            raise ImportError(f"octile: {path} cannot be loaded: {error}; {SEE_IMPORT}") from error
         for name in ("octile_last_error", "octile_version", "octile_plan_sku", "octile_plan_explain"):
             getattr(self.c, name).restype = C.c_char_p
         self.c.octile_plan_workspace_size.restype = C.c_size_t
@@ -174,7 +175,9 @@ class Library:
             getattr(self.c, f"octile_calibrator_{name}").argtypes = [C.c_void_p]
         version = self.c.octile_abi_version()
         if version != ABI_VERSION:
-            raise ImportError(f"octile: {path} has ABI version {version}; this package speaks version {ABI_VERSION}")
+            raise ImportError(
+                f"octile: {path} has ABI version {version}; this package speaks version {ABI_VERSION}; {SEE_IMPORT}"
+            )
 
     def ok(self, status):
         if status != 0:

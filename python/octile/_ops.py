@@ -219,7 +219,7 @@ def _bind():
 
 def _refuse(reason):
     _library._destroy()
-    raise ImportError(f"octile: {reason}")
+    raise ImportError(f"octile: {reason}; {_c.SEE_IMPORT}")
 
 
 def plan_counts():

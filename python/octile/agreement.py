@@ -38,5 +38,8 @@ def check(facts, group, device):
         for rank, one in zip(ranks, told, strict=True):
             if one.get(name) != told[0].get(name):
                 here, there = (of.get(name, "missing") for of in (told[0], one))
-                raise ValueError(f"octile: {name} is {here} on rank {ranks[0]} and {there} on rank {rank}")
+                raise ValueError(
+                    f"octile: {name} is {here} on rank {ranks[0]} and {there} on rank {rank}; "
+                    "see docs/how-to/errors.md#many-gpus"
+                )
     raise ValueError("octile: ranks name their layers in another order")

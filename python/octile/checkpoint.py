@@ -205,7 +205,10 @@ def _check_names(model, folder, tensors, layers):
     for kind, names in (("the model has no", unexpected), ("there is no", missing)):
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            raise ValueError(f"octile: {folder}: {kind} {', '.join(map(printable, names[:4]))}{more}")
+            raise ValueError(
+                f"octile: {folder}: {kind} {', '.join(map(printable, names[:4]))}{more}; "
+                "see docs/how-to/errors.md#checkpoints"
+            )
     for name, t in tensors.items():
         if t.is_floating_point() != rest[name].is_floating_point():
             raise ValueError(f"octile: {folder}: {name} is {t.dtype}, and in the model {rest[name].dtype}")

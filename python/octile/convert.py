@@ -200,7 +200,10 @@ class _ByMethod:
         if self.method not in quantizer.METHODS:
             raise ValueError(f"octile: method is {self.method!r}; {', '.join(quantizer.METHODS)} are known")
         if self.method == "feedback" and self.calibration is None:
-            raise ValueError('octile: method="feedback" needs a calibration, with second_moments=True')
+            raise ValueError(
+                'octile: method="feedback" needs a calibration, with second_moments=True; '
+                "see docs/how-to/serve-python.md#calibration"
+            )
 
     def _format(self):
         return WeightFormat(self._BITS, self.group)
@@ -356,7 +359,8 @@ def quantize_(model, config, filter=None):
     exchange(model, config, layers, report)
     report.count(model)
     if not report.converted:
-        warnings.warn(f"octile: quantize_() converted nothing: {report.why_nothing()}", stacklevel=2)
+        why = f"{report.why_nothing()}; see docs/how-to/not-converted.md"
+        warnings.warn(f"octile: quantize_() converted nothing: {why}", stacklevel=2)
     return report
 
 

@@ -78,5 +78,5 @@ for _name in ("numpy", "tolist", "__dlpack__", "untyped_storage"):
 def read_only(layer):
     return (
         f"the weight of a {type(layer).__name__} is read-only: it is dequantized from integers. Convert the layer with "
-        "to_linear(), change that, and quantize it again"
+        "to_linear(), change that, and quantize it again; see docs/how-to/errors.md#layers"
     )

@@ -138,12 +138,15 @@ def _rows(x):
     return x.reshape(m, x.shape[-1])
 
 
-def check_input(x, in_features):
-    """Raises where x is not (..., in_features). The library, which sees a weight beside x, blames that instead."""
+def check_input(x, in_features, dtype=None):
+    """Raises where x is not (..., in_features), or does not go with a layer in `dtype`. The library, which sees a weight
+    beside x, blames that instead."""
     if x.dim() == 0 or x.size(-1) != in_features:
         raise RuntimeError(
             f"octile: x is {tuple(x.shape)}; the layer's in_features, its last size, is {in_features}"
         ) from None
+    if dtype is not None and (x.dtype is torch.float64) != (dtype is torch.float64):
+        raise RuntimeError(f"octile: x is {x.dtype}, the layer {dtype}; float64 goes with float64 alone") from None
 
 
 class QuantizedInput(NamedTuple):
@@ -187,7 +190,10 @@ def _dw_dtype(dy, w):
     return torch.float32
 
 
-_TWICE = b"octile: a quantized layer can be differentiated once; its gradients are not functions of its inputs"
+_TWICE = (
+    b"octile: a quantized layer can be differentiated once; its gradients are not functions of its inputs; "
+    b"see docs/how-to/errors.md#layers"
+)
 
 
 def once_differentiable(backward):

@@ -418,7 +418,7 @@ class W8A8Linear(_Int8):
         try:
             return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], bias, self._product)
         except (RuntimeError, IndexError):
-            functional.check_input(x, self.in_features)
+            functional.check_input(x, self.in_features, buffers["weight_scale"].dtype)
             raise
 
 

@@ -80,7 +80,7 @@ class _Trainable(nn.Module):
         try:
             return functional.run(x, w, b, self._options, self._weight_cache)
         except (RuntimeError, IndexError):
-            functional.check_input(x, self.in_features)
+            functional.check_input(x, self.in_features, self.weight.dtype)
             raise
 
     def _of_quantized(self, x):

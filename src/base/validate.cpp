@@ -75,7 +75,8 @@ void TensorChecks::check(std::string_view name, const ConstTensor& t, DType dtyp
   if (t.data == nullptr) fail(Status::invalid_argument, function_, ": ", name, " is ", t, " with a null pointer");
   const auto size = static_cast<std::uintptr_t>(bits(dtype) / 8);
   if (size > 1 && reinterpret_cast<std::uintptr_t>(t.data) % size != 0) {
-    fail(Status::misaligned, function_, ": ", name, " is ", t, " at ", t.data, ", not a multiple of ", size, " bytes");
+    fail(Status::misaligned, function_, ": ", name, " is ", t, " at ", t.data, ", not a multiple of ", size,
+         " bytes; see docs/how-to/errors.md#alignment");
   }
   assert(count_ < seen_.size());
   seen_[count_++] = {name, t, access, extent_of(t)};
@@ -97,7 +98,8 @@ void TensorChecks::no_overlap() const {
       if (seen_[i].access == Access::read && seen_[j].access == Access::read) continue;
       if (!overlap(seen_[i].extent, seen_[j].extent)) continue;
       fail(Status::invalid_argument, function_, ": ", seen_[j].name, " at ", seen_[j].tensor.data, ", ",
-           seen_[j].tensor, ", overlaps ", seen_[i].name, " at ", seen_[i].tensor.data, ", ", seen_[i].tensor);
+           seen_[j].tensor, ", overlaps ", seen_[i].name, " at ", seen_[i].tensor.data, ", ", seen_[i].tensor,
+           "; see docs/how-to/errors.md#two-tensors-overlap");
     }
   }
 }

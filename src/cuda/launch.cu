@@ -50,7 +50,8 @@ const CudaDevices& known_devices() {
 void check(cudaError_t error, std::string_view kernel) {
   if (error == cudaSuccess) return;
   cudaGetLastError();
-  fail(Status::cuda_error, kernel, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error));
+  fail(Status::cuda_error, kernel, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error),
+       "; see docs/how-to/errors.md#cuda-errors");
 }
 
 std::string reason_against(Device device, int min, int end) {

@@ -158,8 +158,8 @@ void require(const Step<Problem, Operands>& step, Task task, std::string_view fu
   if (step.kernel) return;
   std::string no_gpu = step.problem.device.type == DeviceType::cuda ? cuda_devices().reason : "";
   if (!no_gpu.empty()) no_gpu = " (" + no_gpu + ")";
-  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, no_gpu, ":\n",
-       step.refused);
+  fail(Status::unsupported, function, ": no kernel for ", name(task), " on ", step.problem.device, no_gpu,
+       ", see docs/how-to/errors.md#no-kernel:\n", step.refused);
 }
 
 template <class Problem, class Operands>

@@ -131,7 +131,8 @@ PackedLayout packed_layout(const GemmProblem& p) {
 
 void check_alignment(std::string_view function, std::string_view name, const void* data) {
   if (reinterpret_cast<std::uintptr_t>(data) % kPanelLine != 0) {
-    fail(Status::misaligned, function, ": ", name, " lies at ", data, ", expected a multiple of ", kPanelLine);
+    fail(Status::misaligned, function, ": ", name, " lies at ", data, ", expected a multiple of ", kPanelLine,
+         "; see docs/how-to/errors.md#alignment");
   }
 }
 

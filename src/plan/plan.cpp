@@ -82,7 +82,7 @@ std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace
   if (needed == 0) return nullptr;
   if (!suffices) {
     fail(Status::workspace_too_small, impl.function, ": workspace of ", workspace.data ? workspace.size : 0,
-         " bytes, the plan needs ", needed);
+         " bytes, the plan needs ", needed, "; see docs/how-to/errors.md#workspace");
   }
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   return static_cast<std::byte*>(workspace.data) + (aligned(address) - address);

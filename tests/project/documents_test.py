@@ -49,6 +49,24 @@ class DocumentsTest(unittest.TestCase):
         self.assertGreater(found, 100)
         self.assertFalse(broken, "\n".join(broken))
 
+    def test_pages_that_messages_name(self):
+        """Where a source names a page, and a heading in it, they are there: messages lead to them."""
+        linked, broken = set(), []
+        for folder in set(FOLDERS) - {"docs", "data"}:
+            for path in (SOURCE / folder).rglob("*"):
+                if path.suffix not in {".h", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".c", ".txt"} or not path.is_file():
+                    continue
+                for page, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", path.read_text()):
+                    if not (SOURCE / page).exists() or (anchor and anchor not in anchors(SOURCE / page)):
+                        broken.append(f"{path.relative_to(SOURCE)}: there is no {page}#{anchor}")
+                    if path.is_relative_to(SOURCE / "src") or path.is_relative_to(SOURCE / "python"):
+                        linked.add(f"{page}#{anchor}" if anchor else page)
+        self.assertFalse(broken, "\n".join(broken))
+        errors = {name.partition("#")[2] for name in linked if name.startswith("docs/how-to/errors.md#")}
+        led_to = {"no-kernel", "workspace", "alignment", "two-tensors-overlap", "cuda-errors", "import", "layers", "checkpoints",
+                  "many-gpus"}
+        self.assertEqual(errors, led_to)
+
     def test_no_heading_twice(self):
         for document in documents():
             found = anchors(document)

@@ -270,7 +270,7 @@ def test_in_training_a_shared_table_counts_once():
     ("model", "wanted", "says"),
     [
         (nn.Sequential(nn.Conv2d(3, 4, 2), nn.Embedding(4, 4)), None, "no torch.nn.Linear and no Conv1D; its matrices: 1 in Conv2d"),
-        (nn.Sequential(nn.ReLU()), None, "the model has no torch.nn.Linear and no Conv1D$"),
+        (nn.Sequential(nn.ReLU()), None, "the model has no torch.nn.Linear and no Conv1D; see docs/how-to/not-converted.md$"),
         (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), lambda module, name: False, r"the filter \(2 layers\)"),
     ],
 )  # fmt: skip
