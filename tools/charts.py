@@ -24,11 +24,21 @@ SECTIONS = ["Inference on a GPU", "Training on a GPU", "Inference on a CPU", "Th
 REQUIRED = ["title", "section", "order", "about", "date", "chip", "commit", "command", "versions", "points"]
 # Told apart without colour too: the shape of the mark.
 MARKS = ["circle", "square", "diamond", "triangle", "cross", "ring", "down", "bar"]
-COLOURS = ["#d97706", "#0d9488", "#9333ea", "#64748b", "#be123c", "#2563eb", "#65a30d", "#a16207"]
+COLOURS = [f"var(--c{i})" for i in range(len(MARKS))]
+LIGHT = ["#d97706", "#0d9488", "#9333ea", "#64748b", "#be123c", "#2563eb", "#65a30d", "#a16207"]
+DARK = ["#f59e0b", "#2dd4bf", "#c084fc", "#94a3b8", "#fb7185", "#60a5fa", "#a3e635", "#eab308"]
 FASTER = {"T/s": True, "tokens/s": True, "GOPS": True, "us": False, "ms": False, "s": False}
-STYLE = """<style>
-svg { --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --ours: #3f51b5; --peer: #b0b7c3; --paper: #fff }
-@media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --ours: #8c9eff; --peer: #6b7280; --paper: #0d1117 } }
+
+
+def palette(colours):
+    return "; ".join(f"--c{i}: {colour}" for i, colour in enumerate(colours))
+
+
+# For a page of the repository; the site has its own (docs/assets/site.css).
+STYLE = f"""<style>
+svg {{ --ink: #1f2328; --soft: #59636e; --line: #d1d9e0; --ours: #3f51b5; --peer: #b0b7c3; --paper: #fff; {palette(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{
+svg {{ --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --ours: #8c9eff; --peer: #6b7280; --paper: #0d1117; {palette(DARK)} }} }}
 </style>"""
 
 
@@ -281,8 +291,8 @@ def headlines(documents):
 
 
 def headline_chart(documents):
-    svg, rows = Svg(760), headlines(documents)
-    left, right = 400, svg.width - 70
+    svg, rows = Svg(500), headlines(documents)  # on a phone too
+    left, right = 205, svg.width - 62
     high = max(ratio for _, _, ratio, _ in rows)
     y, last = 12, None
     top = y

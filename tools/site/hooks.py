@@ -146,10 +146,13 @@ def on_page_content(html, page, config, files):
         svg = re.sub(r"<\?xml.*?\?>|<!--.*?-->", "", (folder / path.group(1)).read_text(), flags=re.DOTALL)
         svg = re.sub(r"<style>.*?</style>", "", svg, count=1, flags=re.DOTALL) if "data-page-colours" in svg else svg
         label = alt.group(1) if alt else ""
-        svg = svg.replace("<svg ", f'<svg class="drawing" aria-label="{label}" ', 1)
+        width = re.search(r'<svg [^>]*viewBox="0 0 (\d+)', svg)
+        kind = "drawing narrow" if width and int(width.group(1)) <= 520 else "drawing"
+        svg = svg.replace("<svg ", f'<svg class="{kind}" aria-label="{label}" ', 1)
         return f'<span class="drawing-frame" style="display: block">{svg}</span>'
 
-    return re.sub(r"<img [^>]*\.svg[^>]*>", drawing, html)
+    html = re.sub(r"<img [^>]*\.svg[^>]*>", drawing, html)
+    return re.sub(r"<code>([^<\n]{1,24})</code>", r'<code class="whole">\1</code>', html)  # no break after the dashes of an option
 
 
 def on_post_page(output, page, config):
