@@ -32,24 +32,59 @@ namespace fs = std::filesystem;
 constexpr double kMaxSeconds = 86'400;
 
 constexpr const char* kFooter =
-    R"(A puzzle is a small kernel to write in the tile language (docs/reference/tile.md, docs/reference/puzzles.md).
-`new` writes a file to begin with; `check` compiles it, runs it and judges it. The file compiles
-as it is; the checker then reports an unwritten output. `check` runs it as you, with all your
-rights, for a minute at most (--timeout): read a stranger's file before you check it.
+    R"(A puzzle is a small kernel to write in the tile language (docs/reference/tile.md). Numbers 13 to 18 are
+the kernels of an int8 linear layer. docs/reference/puzzles.md has the tasks and what is checked.
 
-A kernel is run at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and
-0, with negative, large and zero inputs. Every access is checked: out of bounds, undefined
-lanes, memory that nobody wrote, races between programs, and the like.
-
-Numbers 13 to 18 are the kernels of an int8 linear layer.
+Begin with `new`, which writes a file, and `check`, which judges what you have written in it.
 
 Examples:
+  octile puzzles list                                     the tasks
+  octile puzzles new 2                                    write masked_add.cpp, to fill in
+  octile puzzles check masked_add.cpp                     is it right, and how much does it move
+  octile puzzles check masked_add.cpp --report page.html  see each access
+  octile puzzles run 2 --wrong                            typical mistakes, and their verdicts)";
+
+constexpr const char* kListFooter = R"(Examples:
   octile puzzles list
-  octile puzzles new 2
-  octile puzzles check masked_add.cpp --report page.html
-  octile puzzles check masked_add.cpp --prove
-  octile puzzles run all
-  octile puzzles run 2 --wrong --report wrong.html)";
+  octile puzzles list --json  with sizes, hints and tolerances)";
+
+constexpr const char* kRunFooter =
+    R"(On the CPU every access is checked, as in `octile puzzles check`. On a GPU the values are compared with the
+expected ones, and the memory around each tensor has to stay as it was.
+
+The exit status is 1 if a kernel is wrong, or with --wrong if one is not caught.
+
+Examples:
+  octile puzzles run all                             all solutions, at every size
+  octile puzzles run 8                               one of them
+  octile puzzles run 8 --wrong                       the verdicts on wrong kernels
+  octile puzzles run 2 --wrong --report wrong.html   a page for each of them
+  octile puzzles run 8 --prove                       a proof for all sizes
+  octile puzzles run all --device cuda               on the first GPU)";
+
+constexpr const char* kNewFooter =
+    R"(The file compiles as it is; the checker then reports an unwritten output. A file that exists is never
+replaced.
+
+Examples:
+  octile puzzles new 2                                    write masked_add.cpp, here
+  octile puzzles new masked_add    the same
+  octile puzzles new 2 second.cpp  under another name)";
+
+constexpr const char* kCheckFooter =
+    R"(The kernel runs at the sizes of the task and at hidden ones: odd, prime, rectangular, 1 and 0, with
+negative, large and zero inputs. Every access is checked: out of bounds, undefined lanes, memory that
+nobody wrote, races between programs, and the like.
+
+`check` compiles the file, with the compiler that CXX names, and runs it as you, with all your rights:
+read a stranger's file before you check it.
+
+Examples:
+  octile puzzles check masked_add.cpp
+  octile puzzles check masked_add.cpp --stated               only the sizes of the task
+  octile puzzles check masked_add.cpp --report page.html     a page that shows each access
+  octile puzzles check masked_add.cpp --prove                is it safe at all sizes
+  octile puzzles check masked_add.cpp --verbose              all that the compiler says)";
 
 // ---- Names ----
 
@@ -333,6 +368,7 @@ void write_starter(const std::string& which, const std::string& wanted_path) {
 
 void add_list(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("list", "Show the puzzles");
+  command->footer(kListFooter);
   const auto as_json = std::make_shared<bool>(false);
   command->add_flag("--json", *as_json, "One JSON document instead of the table, with sizes, hints and tolerances");
   command->callback([as_json] { list(*as_json); });
@@ -341,6 +377,7 @@ void add_list(CLI::App& app) {
 void add_run(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* const command = app.add_subcommand("run", "Check the kernels that come with the puzzles");
+  command->footer(kRunFooter);
   command->add_option("puzzle", options->which, "A number, a name, or all")->required();
   command->add_option("--device", options->device, "cpu: checked and fast; cuda: on the first GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}))
@@ -373,6 +410,7 @@ void add_run(CLI::App& app) {
 
 void add_new(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("new", "Write a file to solve a puzzle in");
+  command->footer(kNewFooter);
   const auto which = std::make_shared<std::string>(), path = std::make_shared<std::string>();
   command->add_option("puzzle", *which, "A number or a name")->required();
   command->add_option("file", *path, "Where; without it, the puzzle's name with .cpp, here")->type_name("FILE");
@@ -382,6 +420,7 @@ void add_new(CLI::App& app) {
 void add_check_solution(CLI::App& app) {
   const auto check = std::make_shared<Check>();
   CLI::App* const command = app.add_subcommand("check", "Compile a file that new wrote, run it, and judge it");
+  command->footer(kCheckFooter);
   const auto a_time = [](const std::string& text) -> std::string {
     double seconds = 0;
     const bool given = CLI::detail::lexical_cast(text, seconds) && seconds >= 0.01 && seconds <= kMaxSeconds;

@@ -486,7 +486,9 @@ def test_what_the_command_reads_and_no_layer_here(kind, config, tensors, says, t
 
 def test_names_that_a_terminal_would_obey(tmp_path):
     written("dynamic", None, put(**{"x\x1b[2J\u202e\x9b": torch.ones(1)}), tmp_path)
-    assert refused(tmp_path, "the model has no").endswith("the model has no x?[2J??; see docs/how-to/errors.md#checkpoints")
+    assert refused(tmp_path, "the model has no").endswith(
+        "the model has no x?[2J??; see docs/how-to/errors.md#checkpoints"
+    )
     written("dynamic", None, put(**{"\u200f\x9b.weight_scale": torch.ones(1)}), tmp_path / "two")
     refused_by_both(tmp_path / "two", r'"\?\?": has a weight_scale and no weight')
 
