@@ -36,6 +36,13 @@ macro(octile_enable_cuda)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
   find_package(CUDAToolkit ${octile_cuda_oldest} REQUIRED)
+  if(OCTILE_CUDA_COMPILE_ONLY)
+    include(CheckCompilerFlag)
+    check_compiler_flag(CUDA --Ofast-compile=max octile_cuda_has_fast_compile)
+    if(octile_cuda_has_fast_compile)
+      add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
+    endif()
+  endif()
 endmacro()
 
 # Kernels are compiled for all architectures asked for; those for one alone (x_sm90.cu) for that one.

@@ -491,18 +491,11 @@ bool has_threads() {
 TEST(EveryPlan, ComputesInItsOwnFloatingPointEnvironment) {
   expect_own_environment({.size = kSmall, .kernel = "reference"});
   if (!has_threads()) return;
-#if !defined(__SANITIZE_THREAD__)  // has nothing to say about one thread
-  expect_own_environment({.size = kForFourThreads, .threads = 1});
-#endif
-  expect_own_environment({.size = kForFourThreads, .threads = 4});
+  for (const int threads : {1, 4}) expect_own_environment({.size = kForFourThreads, .threads = threads});
 }
 
 #if defined(__unix__)
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kStack = 1 << 20;  // sanitizers put more on it
-#else
 constexpr std::size_t kStack = 128 << 10;  // what a thread of musl has
-#endif
 
 // Runs body on a thread with so little stack, as are threads that the library makes meanwhile.
 void on_a_small_stack(void (*body)()) {
