@@ -110,6 +110,13 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     source = page.file.src_uri
+    # Who searches finds messages first, then tasks, and headers, findings and sources last.
+    if source == "how-to/errors.md":
+        page.meta["search"] = {"boost": 8}
+    elif source.startswith(("how-to/", "tutorials/")):
+        page.meta["search"] = {"boost": 4}
+    elif source.startswith(("notes/", "source/", "reference/headers/")):
+        page.meta["search"] = {"boost": 0.5}
     here = posixpath.dirname(source)
     original = source.removeprefix("source/") if source.startswith("source/") else None
 
