@@ -13,6 +13,7 @@ Many GPUs               octile.fsdp.prepare_(model): torch's FSDP2 gathers the w
                         ColumnParallel and RowParallel; ExpertParallel; octile.torchtitan: a converter
 Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
 Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
+The tile language       octile.tile (imported by itself): load(file, kernel) compiles a kernel and launches it on tensors
 vLLM                    octile.vllm: found by vLLM itself; refit_() for weights that change
 The reference interface octile.compat: QuantizedLinear's kernels by name
 """

@@ -201,17 +201,17 @@ struct Sqrt {
   TILE_FUNCTION f32 operator()(f32 x) const { return sqrtf(x); }
 };
 
-// 2^x within 1.2 units in the last place; infinity, 0, NaN and subnormal results as they should be. x = n + r with
+// 2^x within 1 unit in the last place; infinity, 0, NaN and subnormal results as they should be. x = n + r with
 // |r| <= 1/2; 2^r is a polynomial; 2^n is multiplied in two halves, so that a subnormal result is rounded once.
 struct Exp2 {
   TILE_FUNCTION static f32 power(f32 r) {  // 2^r
     f32 p = 0.00015353359f;
-    p = p * r + 0.0013398875f;
-    p = p * r + 0.009618437f;
-    p = p * r + 0.055503324f;
-    p = p * r + 0.24022648f;
-    p = p * r + 0.6931472f;
-    p = p * r + 1.0f;
+    p = fmaf(p, r, 0.0013398875f);
+    p = fmaf(p, r, 0.009618437f);
+    p = fmaf(p, r, 0.055503324f);
+    p = fmaf(p, r, 0.24022648f);
+    p = fmaf(p, r, 0.6931472f);
+    p = fmaf(p, r, 1.0f);
     return p;
   }
 
