@@ -15,7 +15,7 @@ done
 for part in rows tiles bytes_forward float_dots rows_of_warpgroups warpgroups; do
   programs="$programs ${part}4 ${part}5"
 done
-programs="$programs tf326"
+programs="$programs tf326 large7"
 case $action in
 build)
   mkdir -p "$folder"

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "bench/attention.h"
+#include "bench/gradients.h"
 #include "octile/tile/autotune.h"
 #include "octile/tile/cuda.h"
 #include "puzzles/elementwise_kernels.h"
@@ -95,46 +96,6 @@ struct ForwardAlong {
     const auto scale = t.load(x_scale) * t.load(w_scale + j, j < out, 0.0f);
     const auto b = t.load(bias + j, j < out, 0.0f);
     t.store(y + i * out + j, cast<f16>(fma(cast<f32>(total), scale, b)), (i < batch) & (j < out));
-  }
-};
-
-// dX^T = (w_q w_scale) @ dY^T with operands in f16: the weights come from registers.
-struct BackwardDxHalf {
-  template <class T, class Dy, class Wq, class Ws, class Dx, class M, class N, class K>
-  TILE_KERNEL void operator()(T& t, Dy dy, Wq w_q, Ws w_scale, Dx dx, int batch, int in, int out, M bm, N bn,
-                              K bk) const {
-    const auto i = col(t.program_id(0) * bm + t.arange(bm));  // of in
-    const auto j = t.program_id(1) * bn + t.arange(bn);       // of the batch
-    auto total = t.full(bm, bn, 0.0f);
-    t.pipeline(
-        c<3>, cdiv(out, bk),
-        [&](int step) {
-          const auto n = t.arange(bk) + step * bk;
-          return fetches(t.fetch(w_q + i * out + n, (i < in) & (n < out), 0), t.fetch(w_scale + n, n < out, 0.0f),
-                         t.fetch(dy + col(j) * out + n, (col(j) < batch) & (n < out), 0.0f));
-        },
-        [&](int, const auto& w, const auto& s, const auto& d) { total = dot(cast<f16>(w * s), trans(d), total); });
-    t.store(dx + j * in + i, cast<f16>(total), (i < in) & (j < batch));
-  }
-};
-
-// dW = x_q^T x_scale @ dY, in f16: the bytes are whole in it.
-struct BackwardDwHalf {
-  template <class T, class Xq, class Xs, class Dy, class Dw, class M, class N, class K>
-  TILE_KERNEL void operator()(T& t, Xq x_q, Xs x_scale, Dy dy, Dw dw, int batch, int in, int out, M bm, N bn,
-                              K bk) const {
-    const auto i = t.program_id(0) * bm + t.arange(bm);  // of in
-    const auto j = t.program_id(1) * bn + t.arange(bn);  // of out
-    auto total = t.full(bm, bn, 0.0f);
-    t.pipeline(
-        c<3>, cdiv(batch, bk),
-        [&](int step) {
-          const auto m = col(t.arange(bk) + step * bk);
-          return fetches(t.fetch(x_q + m * in + i, (m < batch) & (i < in), 0),
-                         t.fetch(dy + m * out + j, (m < batch) & (j < out), 0.0f));
-        },
-        [&](int, const auto& x, const auto& d) { total = dot(cast<f16>(trans(x)), d, total); });
-    t.store(dw + col(i) * out + j, cast<f16>(total * t.load(x_scale)), (col(i) < in) & (j < out));
   }
 };
 
@@ -341,24 +302,24 @@ extern "C" int tile_dx(int variant, const void* const* p, int batch, int in, int
   const auto dy = tensor<f16>(p[0]), dx = tensor<f16>(p[3]);
   const auto w = tensor<s8>(p[1]);
   const auto w_scale = tensor<f32>(p[2]);
-  const auto run = [&](auto b0, auto b1, auto b2) {
-    return run_by_wgmma(Cuda<Warpgroups<2>>{}, stream, Grid{cdiv(in, b0), cdiv(batch, b1)}, BackwardDxHalf{}, dy, w,
-                        w_scale, dx, batch, in, out, b0, b1, b2);
+  const auto run = [&](auto b0, auto b1, auto b2, Cuda<Warpgroups<2>> executor) {
+    return run_by_wgmma(executor, stream, Grid{cdiv(in, b0), cdiv(batch, b1)}, BackwardDxHalf{}, dy, w, w_scale, dx,
+                        batch, in, out, b0, b1, b2);
   };
-  if (variant == 0) return run(c<128>, c<256>, c<64>);
-  if (variant == 1) return run(c<128>, c<128>, c<64>);
+  if (variant == 0) return run(c<128>, c<256>, c<64>, {});
+  if (variant == 1) return run(c<128>, c<256>, c<64>, {.cluster = 2});
   return -1;
 }
 extern "C" int tile_dw(int variant, const void* const* p, int batch, int in, int out, void* stream) {
   const auto dy = tensor<f16>(p[2]), dw = tensor<f16>(p[3]);
   const auto x = tensor<s8>(p[0]);
   const auto x_scale = tensor<f32>(p[1]);
-  const auto run = [&](auto b0, auto b1, auto b2) {
-    return run_by_wgmma(Cuda<Warpgroups<2>>{}, stream, Grid{cdiv(in, b0), cdiv(out, b1)}, BackwardDwHalf{}, x, x_scale,
-                        dy, dw, batch, in, out, b0, b1, b2);
+  const auto run = [&](auto b0, auto b1, auto b2, Cuda<Warpgroups<2>> executor) {
+    return run_by_wgmma(executor, stream, Grid{cdiv(in, b1), cdiv(out, b0)}, BackwardDwHalf{}, x, x_scale, dy, dw,
+                        batch, in, out, b0, b1, b2);
   };
-  if (variant == 0) return run(c<128>, c<256>, c<64>);
-  if (variant == 1) return run(c<128>, c<128>, c<64>);
+  if (variant == 0) return run(c<256>, c<128>, c<64>, {});
+  if (variant == 1) return run(c<256>, c<128>, c<64>, {.cluster = 2});
   return -1;
 }
 #endif

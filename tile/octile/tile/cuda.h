@@ -138,13 +138,15 @@ struct Cuda {
 
   // The products of a running sum are waited for where it is read, all others here: a sum that every step reads would
   // be in flight where the loop's branches meet, and the compiler then waits after each instruction.
-  template <class A, class B, class C>
-  TILE_FUNCTION static auto dot(const A& a, const B& b, const C& start) {
+  template <class A, class B, class Start>
+  TILE_FUNCTION static auto dot(const A& a, const B& b, Start&& start) {
+    using C = std::remove_cvref_t<Start>;
     using T = typename C::Type;
     using S = typename C::Shape;
     if constexpr (gpu::uses_wgmma<L, typename A::Type, S, A::Shape::kColumns>()) {
       Running<Cuda, T, S> sum(started(start));
-      gpu::dot_wgmma<L>(settled(a), settled(b), sum.tile);
+      constexpr bool kCarried = std::is_lvalue_reference_v<Start> && !std::is_same_v<C, Tile<Cuda, T, S>>;
+      gpu::dot_wgmma<L, kCarried>(settled(a), settled(b), sum.tile);
       if constexpr (std::is_same_v<C, Tile<Cuda, T, S>>) {
         settle(sum.tile);
         return sum.tile;
@@ -513,7 +515,9 @@ struct WarpgroupsPlan : Plan {
   WarpgroupsPlan(const Grid& grid, const Kernel& kernel, Args&... args) {
     using Noted = gpu::Noted<Key>;
     constexpr int kMaxShared = 227 * 1024, kBarriers = 16 * (kMaxSlots + 2) + kMessageBytes;
-    ring.memory = (Noted::scratch + 1023) / 1024 * 1024;
+    ring.copies_at = (Noted::scratch + 1023) / 1024 * 1024;
+    ring.copies_bytes = Noted::copies;
+    ring.memory = ring.copies_at + gpu::kCopies * ring.copies_bytes;
     ring.slot_bytes = Noted::slot;
     for (int i = 0; i < kMaxTransposed; ++i) {
       ring.transposed[i] = Noted::transposed[i] > 0 ? ring.transposed_bytes : -1;
@@ -648,9 +652,10 @@ inline CUresult encode(TileMap& map) {
   const int line = map.of.box_columns * map.of.element;
   // Of what two blocks share, each loads half.
   const auto rows = static_cast<cuuint32_t>(map.shared ? map.of.box_rows / 2 : map.of.box_rows);
-  const auto swizzle = line == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                       : line == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                    : CU_TENSOR_MAP_SWIZZLE_32B;
+  const auto swizzle = map.of.box_rows == 1 ? CU_TENSOR_MAP_SWIZZLE_NONE
+                       : line == 128        ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : line == 64         ? CU_TENSOR_MAP_SWIZZLE_64B
+                                            : CU_TENSOR_MAP_SWIZZLE_32B;
   const auto pitch = static_cast<cuuint64_t>(map.of.pitch) * bytes;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(map.of.columns), static_cast<cuuint64_t>(map.of.rows),
                               static_cast<cuuint64_t>(map.depth)};

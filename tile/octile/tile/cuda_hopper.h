@@ -72,8 +72,9 @@ TILE_FUNCTION Word address_in([[maybe_unused]] Word address, [[maybe_unused]] in
                              : "r"(address), "r"(block));
               return there);
 }
+// For what was only read: with .release.cluster it would be a fence of the whole GPU in the main loop.
 TILE_FUNCTION void barrier_arrive_in_cluster([[maybe_unused]] Word barrier) {
-  TILE_HOPPER(, asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory"));
+  TILE_HOPPER(, asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory"));
 }
 TILE_FUNCTION int cluster_rank() {
   [[maybe_unused]] int rank = 0;
@@ -110,6 +111,11 @@ TILE_FUNCTION int warpgroup() {
 #endif
 }
 
+// Of the threads of this warpgroup.
+TILE_FUNCTION void warpgroup_barrier() {
+  TILE_DEVICE(barrier(), asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup()) : "memory"));
+}
+
 // Makes this thread's stores to shared memory visible to WGMMA and TMA, after the barrier that follows.
 TILE_FUNCTION void stores_to_matrices() {
 #if defined(__CUDA_ARCH__)
@@ -135,6 +141,12 @@ TILE_FUNCTION void wait_for_products() {
 #if defined(__CUDA_ARCH__)
   TILE_HOPPER(, asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory"));
 #endif
+}
+// The same, of a number that the compiler knows in most kernels.
+TILE_FUNCTION void wait_for_products(int pending) {
+  if (pending >= 2) return wait_for_products<2>();
+  if (pending == 1) return wait_for_products<1>();
+  wait_for_products<0>();
 }
 // Keeps the compiler from moving uses of the sums across what is above.
 template <int n, class C>

@@ -16,6 +16,7 @@ struct Noted {
   static inline int pipeline = 0;  // after it: a part per pipeline, since pipelines nest
   // Or, of warpgroups: a stage of any pipeline, and which of a stage's fetches are transposed, with their bytes.
   static inline int slot = 0;
+  static inline int copies = 0;  // of operands, in a step
   static inline int transposed[kMaxTransposed] = {};
 };
 template <class Key, int kScratch>
@@ -40,6 +41,15 @@ template <class Key, int kBytes>
 struct NoteSlot {
   static bool note() {
     Noted<Key>::slot = larger(Noted<Key>::slot, kBytes);
+    return true;
+  }
+  static inline bool noted = note();
+};
+
+template <class Key, int kBytes>
+struct NoteCopies {
+  static bool note() {
+    Noted<Key>::copies = larger(Noted<Key>::copies, kBytes);
     return true;
   }
   static inline bool noted = note();
@@ -82,16 +92,18 @@ struct Needs : Hollow<Needs<L, Key>> {
       return Hollow<Needs>::template rearrange<S>(a, source);
     }
   }
-  template <class A, class B, class C>
-  TILE_FUNCTION static C dot(const A&, const B&, C sum) {
+  template <class A, class B, class Sum>
+  TILE_FUNCTION static auto dot(const A&, const B&, Sum&& sum) {
+    using C = std::remove_cvref_t<Sum>;
     if constexpr (uses_wgmma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
-      takes<wgmma_bytes<A, B>()>();
+      takes<wgmma_bytes<A, B>()>();  // if the sum is one that products are waited for
+      note<NoteCopies<Key, copied_in_step<A, B, std::is_lvalue_reference_v<Sum>>()>>();
       if constexpr (right_operand<B>() == Operand::transposed_before)
         note<NoteTransposed<Key, B::kFetch, transposed_bytes<B>()>>();
     } else {
       takes<operand_bytes<A>() + operand_bytes<B>()>();
     }
-    return sum;
+    return C(sum);
   }
   template <class T>
   static Pointer<Needs, T> pointer(const Tensor<T>&) {
@@ -106,7 +118,7 @@ struct Needs : Hollow<Needs<L, Key>> {
       int offset = 0;
       if constexpr (L::kWgmma) {
         note<NoteSlot<Key, boxed_bytes<decltype(stage(0))>>>();
-        stage(0).each(BoxedFetches<Needs, Program>{this, nullptr, &offset}, body, 0);
+        stage(0).each(BoxedFetches<Needs, Program>{this, nullptr, &offset, nullptr}, body, 0);
       } else {
         note<NotePipeline<Key, pipeline_bytes<Stages, Stage>, Stage, Body>>();
         stage(0).each(StagedFetches<Needs>{&offset}, body, 0);

@@ -35,6 +35,13 @@ struct StagedLayout {
 
 }  // namespace gpu
 
+// A step of a pipeline of warpgroups, as those who multiply run it.
+struct Step {
+  int products = 0;     // groups of them that read its stage
+  bool copied = false;  // whether one of them reads copies
+  int copies = 0;       // where these lie, in the shared memory of the block
+};
+
 // kPlace: of a tile that a pipeline of warpgroups has loaded, which of its stage's fetches it is.
 template <class E, class T, class S, int kPlace = -1>
 struct Staged {
@@ -48,6 +55,7 @@ struct Staged {
   int offset;  // in the shared memory of the block
   int transposed =
       -1;  // of bytes: where they lie with rows and columns exchanged, if a product on their left asks for it
+  Step* step = nullptr;  // of a tile with a place
 
   TILE_FUNCTION unsigned char* base() const { return gpu::arena() + offset; }
   TILE_FUNCTION T& at(int row, int column) const { return *reinterpret_cast<T*>(base() + Layout::at(row, column)); }
@@ -96,6 +104,22 @@ TILE_FUNCTION constexpr bool stays_staged() {
 template <class L, class E, class T, class S>
 TILE_FUNCTION void stage_part(const T* values, Staged<E, T, S> to) {
   using P = Part<L, S>;
+  if constexpr (L::kWgmma && sizeof(T) == 2 && S::kPlanes == 1 && P::kGroups % 2 == 0 && interleaves_rows<L, S>) {
+    // As it is, a warp's part is matrices of eight rows by eight columns.
+    const int lane = thread() & 31, thread_row = L::row(thread() & ~31);
+    TILE_UNROLL
+    for (int a = 0; a < P::kRows; a += 2) {
+      TILE_UNROLL
+      for (int g = 0; g < P::kGroups; g += 2) {
+        Word words[4];
+        TILE_UNROLL
+        for (int i = 0; i < 4; ++i) memcpy(&words[i], values + (a + i % 2) * P::kRow + (g + i / 2) * 2, 4);
+        store_matrices(
+            words, to.base() + decltype(to)::Layout::chunk_at(P::row(thread_row, a) + (lane & 15), g + (lane >> 4)));
+      }
+    }
+    return;
+  }
   const int me = thread(), thread_row = L::row(me);
   if (!P::owns(thread())) return;
   TILE_UNROLL

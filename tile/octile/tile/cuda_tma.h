@@ -68,9 +68,9 @@ TILE_FUNCTION constexpr bool is_box() {
   if constexpr (!unit_stride<Index>()) {
     return false;
   } else {
-    return S::kPlanes == 1 && S::kRows >= 8 && FetchedLayout<F>::kRowBytes >= 32 &&
-           Bounds<M>::count(Side::other) == 0 && Bounds<M>::count(Side::columns) <= 1 &&
-           Bounds<M>::count(Side::rows) <= 1;
+    return S::kPlanes == 1 && (S::kRows == 1 || S::kRows >= 8) &&
+           FetchedLayout<F>::kRowBytes >= (S::kRows == 1 ? 128 : 32) && Bounds<M>::count(Side::other) == 0 &&
+           Bounds<M>::count(Side::columns) <= 1 && Bounds<M>::count(Side::rows) <= 1;
   }
 }
 
@@ -113,6 +113,7 @@ TILE_FUNCTION Boxed boxed(const F& fetch) {
               FetchedLayout<F>::kLine / kElement, smaller(S::kRows, 256)};
   Bounds<M>::template visit<Side::columns>(fetch.mask, [&](const auto&, auto n) { found.columns = n; });
   Bounds<M>::template visit<Side::rows>(fetch.mask, [&](const auto&, auto n) { found.rows = n; });
+  if constexpr (S::kRows == 1) found.pitch = (found.columns * kElement + 15) / 16 * 16 / kElement;  // of no use
   return found;
 }
 
@@ -333,6 +334,7 @@ struct Probe : Hollow<Probe> {
 // for each stage and for each time.
 struct Ring {
   int memory, slot_bytes, slots;
+  int copies_at, copies_bytes;                       // of operands that are copied, kCopies times
   int transposed_bytes, transposed[kMaxTransposed];  // of each fetch, where in them; -1 if it is not transposed
   int blocks;                                        // of a cluster, 1 or 2
   Word barriers;
@@ -340,6 +342,7 @@ struct Ring {
   Word messages = 0;  // to the other block's producer
   int slot = 0;
   Word parity = 0;
+  int copy = 0;
   int time = 0;
   Word time_parity = 0;
 
@@ -357,6 +360,8 @@ struct Ring {
   TILE_FUNCTION Word full() const { return barriers + static_cast<Word>(16 * slot); }
   TILE_FUNCTION Word empty() const { return full() + 8; }
   TILE_FUNCTION int offset() const { return memory + slot * slot_bytes; }
+  TILE_FUNCTION int copies() const { return copies_at + copy * copies_bytes; }
+  TILE_FUNCTION void next_copy() { copy = copy + 1 == kCopies ? 0 : copy + 1; }
   TILE_FUNCTION void next() {
     if (++slot == slots) {
       slot = 0;
@@ -591,10 +596,12 @@ struct BoxedFetches {
   Program* program;
   const Ring* ring;
   int* offset;
+  Step* step;
   template <class F, class Position>
   TILE_FUNCTION auto operator()(const F& fetch, Position) const {
     if constexpr (is_box<F>()) {
       Staged<E, FetchedType<F>, FetchedShape<F>, Position::value> staged{*offset};
+      staged.step = step;
       if constexpr (may_be_transposed<F, Position::value>()) {
         if (ring != nullptr) staged.transposed = ring->transposed_at() + ring->transposed[Position::value];
       }
@@ -672,15 +679,17 @@ TILE_FUNCTION void consume(Program& program, [[maybe_unused]] const Maps* maps, 
     stage(k).each(TransposeFetches<L::kThreads / 32>{&ring, thread() >> 5, &read}, nothing, k);
     barrier<L>();
 #endif
-    stage(k).each(BoxedFetches<E, Program>{&program, &ring, &offset}, body, k);
+    Step step{.copies = ring.copies()};
+    stage(k).each(BoxedFetches<E, Program>{&program, &ring, &offset, &step}, body, k);
     if constexpr (kBoxes) {
 #if defined(__CUDA_ARCH__)
-      wait_for_products<1>();
+      wait_for_products(step.products);
       if (k > 0) release<Fetched>(last);
       last = ring;
 #endif
       if (is_transposed<Fetched>(ring)) ring.next_time();
       ring.next();
+      ring.next_copy();
     }
   }
 #if defined(__CUDA_ARCH__)

@@ -65,6 +65,41 @@ TILE_FUNCTION constexpr int wgmma_bytes() {
   return copied_bytes<A>(left_operand<A>()) + copied_bytes<B>(right_operand<B>());
 }
 
+// Whether an operand that no pipeline has fetched is copied to memory of the step's own: such products stay in flight
+// as others do. There are kCopies of this memory. A barrier follows each copy, and whoever comes there has waited for
+// the products of the step before the last one, so nobody still reads what is written after it. Not for a sum that
+// starts with them, since that is read at once.
+inline constexpr int kCopies = 3;
+template <class A>
+inline constexpr bool is_placed = false;
+template <class E, class T, class S, int kPlace>
+inline constexpr bool is_placed<Staged<E, T, S, kPlace>> = kPlace >= 0;
+template <class A>
+inline constexpr bool is_placed<StagedTransposed<A>> = is_placed<A>;
+template <class A>
+TILE_FUNCTION constexpr Operand left_operand_in_step() {
+  return left_operand<A>() == Operand::held ? Operand::copied : left_operand<A>();
+}
+template <class A, class B, bool kCarried>
+TILE_FUNCTION constexpr int copied_in_step() {
+  if (!kCarried || (!is_placed<A> && !is_placed<B>)) return 0;
+  return copied_bytes<A>(left_operand_in_step<A>()) + copied_bytes<B>(right_operand<B>());
+}
+template <class A, class B>
+TILE_FUNCTION Step* step_of(const A& a, const B& b) {
+  if constexpr (is_staged_transposed<A>) {
+    return step_of(a.tile, b);
+  } else if constexpr (is_staged_transposed<B>) {
+    return step_of(a, b.tile);
+  } else if constexpr (is_placed<A>) {
+    return a.step;
+  } else if constexpr (is_placed<B>) {
+    return b.step;
+  } else {
+    return nullptr;
+  }
+}
+
 // Bytes (K, N) to (N, K), 32 terms of 16 columns at a time and warp. Transposed as 16-bit elements, a lane gets two
 // terms of two columns from each matrix, and two permutations make four terms of each column of them. Which rows are in
 // which matrix keeps them in different banks.
@@ -217,37 +252,53 @@ TILE_FUNCTION void multiply_all(const Left& left, const Right& right, C* sums) {
   products_end();
 }
 
-template <class L, class A, class B, class C>
+template <class L, bool kCarried, class A, class B, class C>
 TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
   using T = typename A::Type;
   using S = typename C::Shape;
   constexpr int K = A::Shape::kColumns;
-  constexpr Operand kLeft = left_operand<A>(), kRight = right_operand<B>();
+  constexpr bool kInStep = copied_in_step<A, B, kCarried>() > 0;
+  constexpr Operand kLeft = kInStep ? left_operand_in_step<A>() : left_operand<A>(), kRight = right_operand<B>();
   constexpr bool kTransposes = kRight == Operand::transposed || kRight == Operand::transposed_before;
-  constexpr bool kCopies = wgmma_bytes<A, B>() > 0;
-  if constexpr (kCopies) barrier<L>();
+  constexpr bool kCopiesRight = copied_bytes<B>(kRight) > 0, kCopiesAny = kInStep || wgmma_bytes<A, B>() > 0;
+  [[maybe_unused]] Step* const step = step_of(a, b);
+  int memory = 0;
+  if constexpr (kInStep) {
+    memory = step->copies;
+    if (step->copied) {  // there is room for the operands of one dot
+      wait_for_products<0>();
+      barrier<L>();
+    }
+    step->copied = true;
+  } else if constexpr (kCopiesAny) {
+    barrier<L>();
+  }
   const auto left = [&] {
     if constexpr (kLeft == Operand::copied) {
-      return copy_operand<L>(a, 0);
+      return copy_operand<L>(a, memory);
     } else {
       return &a;
     }
   }();
   const auto right = [&] {
-    constexpr int kOffset = copied_bytes<A>(kLeft);
+    const int offset = memory + copied_bytes<A>(kLeft);
     if constexpr (kRight == Operand::copied) {
-      return copy_operand<L>(b, kOffset);
+      return copy_operand<L>(b, offset);
     } else if constexpr (kRight == Operand::transposed) {
-      return transpose_operand<L>(b, kOffset);
+      return transpose_operand<L>(b, offset);
     } else if constexpr (kRight == Operand::transposed_before) {
       return Staged<typename B::Executor, s8, TransposedShape<B>>{b.transposed};
     } else {
       return &b;
     }
   }();
-  if constexpr (kCopies) {
+  if constexpr (kCopiesAny) {
     stores_to_matrices();
-    barrier<L>();
+    if constexpr (kCopiesRight) {
+      barrier<L>();
+    } else {
+      warpgroup_barrier();  // the rows of a warpgroup are its own
+    }
   }
   const auto with_right = [&](const auto& from) {
     const auto matrix = right_matrix<kTransposes>(from);
@@ -264,8 +315,9 @@ TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
   } else {
     with_right(right);
   }
+  if (step != nullptr) ++step->products;
   // Other operations use the memory of the copies, and the compiler the registers of a tile on the left.
-  if constexpr (kCopies || kLeft == Operand::held) wait_for_products<0>();
+  if constexpr ((kCopiesAny && !kInStep) || kLeft == Operand::held) wait_for_products<0>();
 }
 
 }  // namespace octile::tile::gpu

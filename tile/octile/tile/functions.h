@@ -151,8 +151,10 @@ TILE_FUNCTION auto broadcast(const A& a, const B&) {
 
 // accumulator + a @ b, plane by plane. Products of s8 are summed in s32, exactly; all floats in f32, in an order of the
 // executor's own.
-template <TileLike A, TileLike B, TileLike C>
-TILE_FUNCTION auto dot(const A& a, const B& b, const C& accumulator) {
+template <TileLike A, TileLike B, class Accumulator>
+requires TileLike<std::remove_cvref_t<Accumulator>> TILE_FUNCTION auto dot(const A& a, const B& b,
+                                                                           Accumulator&& accumulator) {
+  using C = std::remove_cvref_t<Accumulator>;
   using SA = typename A::Shape;
   using SB = typename B::Shape;
   static_assert(SA::kColumns == SB::kRows, "octile: dot(a, b) needs as many columns of a as rows of b.");
@@ -165,9 +167,9 @@ TILE_FUNCTION auto dot(const A& a, const B& b, const C& accumulator) {
   static_assert(std::is_same_v<ElementOf<C>, std::conditional_t<is_float_type<ElementOf<A>>, f32, s32>>,
                 "octile: dot() sums floats in f32 and s8 in s32.");
   if constexpr (std::is_same_v<ElementOf<C>, f32> == is_float_type<ElementOf<A>>) {
-    return C::Executor::dot(a, b, accumulator);
+    return C::Executor::dot(a, b, static_cast<Accumulator&&>(accumulator));
   } else {
-    return accumulator;  // after the error, no other
+    return C(accumulator);  // after the error, no other
   }
 }
 
