@@ -113,7 +113,7 @@ class LinearCases {
         add_large(rows, sizes, 6);
       }
     }
-    if (format == kW8A8) {  // several waves of Hopper's tiles for few rows and for many
+    if (format != kW8A16) {  // several waves of Hopper's tiles for few rows and for many
       add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8192, 512}, 3);
       add_large(some, {2, 4096, 2048}, 3);
       add_large({2200, 0, 1900}, {1, 4096, 512}, 3);

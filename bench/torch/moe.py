@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""The experts of a mixture on a GPU: grouped_linear beside torch._grouped_mm (bf16) and an int8 product in Triton.
+"""The experts of a mixture on a GPU: grouped_linear beside torch._grouped_mm (bf16), an int8 product in Triton and
+vLLM's Marlin (4-bit weights, bf16 tokens).
 
-    python3 bench/torch/moe.py [--shapes qwen3-up ...] [--tokens 1 16 ...] [--formats w8a8 w4a8 w4a16] [--json FILE]
+    python3 bench/torch/moe.py [--shapes qwen3-up ...] [--tokens 1 16 ...] [--formats w8a8 w4a8 w4a16]
+                               [--vllm vllm/_moe_C_stable_libtorch.abi3.so of its wheel] [--json FILE]
 
 A layer from bf16 tokens to bf16: "up" gathers the rows of its experts, "down" sums a token's rows over its slots, weighted.
 Each contender is a graph, with nothing of it in L2; the median of the replays. Routing is random: distinct experts for
 each token, whose tokens the host does not know. What sorts them (octile.experts.sort_by_expert) is nobody's time, nor is
-the map of tiles that the Triton product wants. It quantizes rows as vLLM's does, and keeps rows of "down" in bf16.
+the map of tiles that Triton's product and Marlin want. Triton's quantizes rows as vLLM's does; both keep rows of "down"
+in bf16. A peer that cannot be had is named, and left out.
 """
 
 import argparse
@@ -133,10 +136,63 @@ class Triton:
         return p.y
 
 
+# ---- vLLM's Marlin ----
+
+
+def marlin_weight(q):
+    """(n, k) in -8 .. 7, in the order of Marlin's threads: tiles of 16 x 16, eight values a word."""
+    n, k = q.shape
+    order = []
+    for lane in range(32):
+        terms = [lane % 4 * 2 + i for i in (0, 1, 8, 9)]
+        of_lane = [16 * term + lane // 4 + 8 * half for half in (0, 1) for term in terms]
+        order += [place + 256 * tile for tile in range(4) for place in of_lane]
+    order = torch.tensor(order, device="cuda").view(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
+    tiles = (q.t() + 8).reshape(k // 16, 16, n // 16, 16).transpose(1, 2).reshape(-1, len(order))[:, order]
+    words = torch.zeros(k // 16, 2 * n, dtype=torch.int32, device="cuda")
+    for i in range(8):
+        words |= tiles.reshape(k // 16, -1, 8)[..., i].int() << 4 * i
+    return words
+
+
+class Marlin:
+    """Rows lie in the order of tokens and their slots."""
+
+    TYPE = 1 << 50 | 4 << 8 | 8 << 17  # vLLM's number of 4 bits, less 8
+
+    def __init__(self, layer):
+        p = self.layer = layer
+        mean = p.rows / p.experts
+        block = self.block = next((b for b in (8, 16, 32, 48) if mean < 0.9 * b), 64)  # as vLLM chooses it
+        most = p.rows + p.experts * (block - 1)
+        self.sorted, self.expert = (torch.empty(c, dtype=torch.int32, device="cuda") for c in (most, -(-most // block)))
+        self.count = torch.empty(1, dtype=torch.int32, device="cuda")
+        index = p.index.int().contiguous()
+        maps = (self.sorted, self.expert, self.count, None, None)
+        torch.ops._moe_C.moe_align_block_size(index, p.experts, block, *maps)
+        self.x = p.x if p.gather else p.x[p.place.view(-1).long()]
+        self.z = torch.empty(p.rows, p.n, dtype=torch.bfloat16, device="cuda")
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        self.space = torch.zeros(4 * sms, dtype=torch.int32, device="cuda")
+        if not hasattr(p, "marlin"):
+            p.marlin = torch.stack([marlin_weight(p.plain_s4(e)) for e in range(p.experts)])
+            p.marlin_scale = torch.full((p.experts, p.k // GROUP, p.n), p.s4_scale, device="cuda").bfloat16()
+
+    def __call__(self):
+        p = self.layer
+        weights = (p.marlin, None, p.marlin_scale, None, None, None, self.space)
+        tiles = (self.sorted, self.expert, self.count, p.weights, self.block, p.slots if p.gather else 1, not p.gather)
+        sizes = (self.TYPE, len(self.x), p.n, p.k, False, True, False, -1, -1, -1)
+        torch.ops._moe_C.moe_wna16_marlin_gemm(self.x, self.z, *weights, *tiles, *sizes)
+        return self.z if p.gather else torch.sum(self.z.view(p.tokens, p.slots, p.n), 1, out=p.y)
+
+
 # ---- A layer ----
 
 
 class Layer:
+    s4_scale = 2.0**-7  # exact in bf16, as Marlin takes it
+
     def __init__(self, shape, formats):
         self.experts, self.slots, self.k, self.n, self.gather = SHAPES[shape]
         g = self.generator = torch.Generator("cuda").manual_seed(1)
@@ -159,13 +215,19 @@ class Layer:
         for e in range(self.experts):
             q = (torch.randn(values, 2, generator=self.generator, device="cuda") * 2.5).round_().clamp_(-8, 7) + 8
             w[e, :values] = (q[:, 0] + 16 * q[:, 1]).to(torch.uint8)
-        w[:, values : values + scales] = torch.full((scales // 4,), 0.008, device="cuda").view(torch.uint8)
+        w[:, values : values + scales] = torch.full((scales // 4,), self.s4_scale, device="cuda").view(torch.uint8)
         return w.view(-1)
+
+    def plain_s4(self, e):
+        """The values (n, k) of an expert's packed weight."""
+        panels = self.w4.view(self.experts, -1)[e, : self.n * self.k // 2].view(self.n // 16, self.k // 8, 16, 4)
+        nibbles = torch.stack([panels & 15, panels >> 4], 3)  # terms 0 to 3, and 4 to 7
+        return nibbles.permute(0, 2, 1, 3, 4).reshape(self.n, self.k).to(torch.int8) - 8
 
     def route(self, tokens):
         g = self.generator
         index = torch.rand(tokens, self.experts, generator=g, device="cuda").topk(self.slots).indices
-        self.tokens, self.rows = tokens, tokens * self.slots
+        self.tokens, self.rows, self.index = tokens, tokens * self.slots, index
         self.weights = torch.softmax(torch.randn(tokens, self.slots, generator=g, device="cuda"), 1)
         self.offsets, self.token, self.place = experts.sort_by_expert(self.experts, index)
         count = tokens if self.gather else self.rows
@@ -226,6 +288,45 @@ def cosine(a, b):
     return torch.nn.functional.cosine_similarity(a.float().flatten(), b.float().flatten(), dim=0).item()
 
 
+# What each format is compared with.
+PEERS = {"w8a8": ("triton", "torch"), "w4a8": ("triton", "torch", "marlin"), "w4a16": ("marlin", "torch")}
+
+
+def peers(a):
+    """Those that can be had."""
+    if a.no_peers:
+        return []
+    names = ["triton", "torch"]
+    if a.vllm is None:
+        print("left out: marlin, which wants --vllm")
+    elif any(name != "w8a8" for name in a.formats):
+        torch.ops.load_library(a.vllm)
+        names.append("marlin")
+    return names
+
+
+def contenders(name, layer):
+    """(what, run) of a peer."""
+    if name == "torch":
+        return [(name, layer.torch())]
+    if name == "marlin":
+        return [(name, Marlin(layer))]
+    mean = layer.rows / layer.experts
+    fitting = [t for t in TILES if t[0] <= max(16, 2 * mean)][-3:]
+    return [((name, *tile), Triton(layer, tile)) for tile in fitting]
+
+
+def compare(what, layer, y, ours):
+    like = ours.get("w4a16" if what == "marlin" else "w8a8")
+    if like is None:
+        return
+    if what == "marlin" and layer.gather:
+        like = like[layer.place.view(-1).long()]
+    c = cosine(like, y)
+    if c < 0.999:
+        print(f"  {what} computes something else: cosine {c:.4f}")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
@@ -233,44 +334,41 @@ def main():
     p.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     p.add_argument("--budget", type=float, default=0.1, help="seconds of a contender's replays")
     p.add_argument("--no-peers", action="store_true")
+    p.add_argument("--vllm", type=pathlib.Path, help="_moe_C_stable_libtorch.abi3.so of vLLM's wheel, for Marlin")
     p.add_argument("--json", type=pathlib.Path)
     a = p.parse_args()
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    names = peers(a)
     results = []
     print(torch.cuda.get_device_name(), octile.__file__)
-    print("us".ljust(14), "tokens", *(f"{name:>9}" for name in a.formats), f"{'triton':>9} {'torch':>9}  best / w8a8")
+    heads = [f"{name:>9}" for name in (*a.formats, *names)]
+    print("us".ljust(14), "tokens", *heads, " best peer /", *a.formats)
     for shape in a.shapes:
         layer = Layer(shape, a.formats)
         for tokens in a.tokens:
             layer.route(tokens)
-            row, ours = {"shape": shape, "tokens": tokens}, None
+            row, ours = {"shape": shape, "tokens": tokens}, {}
             for name in a.formats:
                 graph, y = captured(layer.octile(name))
-                row[name] = measure(graph, flush, a.budget)
-                if name == "w8a8":
-                    ours = y.clone()
+                row[name], ours[name] = measure(graph, flush, a.budget), y.clone()
                 del graph, y
-            if not a.no_peers:
-                mean = layer.rows / layer.experts
-                fitting = [t for t in TILES if t[0] <= max(16, 2 * mean)][-3:]
+            for name in names:
                 times = {}
-                for tile in fitting:
-                    graph, y = captured(Triton(layer, tile))
-                    times[tile] = measure(graph, flush, a.budget / 2)
-                    if ours is not None and (c := cosine(ours, y)) < 0.999:
-                        print(f"  triton {tile} computes something else: cosine {c:.4f}")
+                for what, run in contenders(name, layer):
+                    graph, y = captured(run)
+                    times[what] = measure(graph, flush, a.budget / 2)
+                    compare(what, layer, y, ours)
                     del graph, y
-                row["triton"], row["tile"] = min((t, tile) for tile, t in times.items())
-                graph, y = captured(layer.torch())
-                row["torch"] = measure(graph, flush, a.budget / 2)
-                if ours is not None and (c := cosine(ours, y)) < 0.999:
-                    print(f"  torch computes something else: cosine {c:.4f}")
-                del graph, y
+                row[name] = min(times.values())
+                if name == "triton":
+                    row["tile"] = min((t, what) for what, t in times.items())[1][1:]
             results.append(row)
-            words = [f"{row[name]:9.1f}" if name in row else " " * 9 for name in (*a.formats, "triton", "torch")]
-            peers = [row[name] for name in ("triton", "torch") if name in row]
-            ratio = f"{min(peers) / row['w8a8']:.2f}" if peers and "w8a8" in row else ""
-            print(f"{shape:14} {tokens:6}", *words, "", ratio, *row.get("tile", ()), flush=True)
+            words = [f"{row[name]:9.1f}" for name in (*a.formats, *names)]
+            ratios = []
+            for name in a.formats:
+                of = [row[peer] for peer in PEERS[name] if peer in row]
+                ratios.append(f"{min(of) / row[name]:.2f}" if of else "-")
+            print(f"{shape:14} {tokens:6}", *words, "", *ratios, *row.get("tile", ()), flush=True)
         del layer
         torch.cuda.empty_cache()
     if a.json:

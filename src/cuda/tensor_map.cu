@@ -54,18 +54,21 @@ CUresult encode(std::string_view kernel, CUtensorMap& map, const Encoded& e) {
 
 void prepare_tensor_maps(std::string_view kernel) { encode_function(kernel); }
 
-CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile) {
+CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile, const TmaStack& stack) {
   const auto element = static_cast<cuuint64_t>(bits(t.dtype) / 8);
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.cols()), static_cast<cuuint64_t>(t.rows())};
-  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(t.strides[0]) * element};
-  const cuuint32_t shape[] = {static_cast<cuuint32_t>(tile.cols), static_cast<cuuint32_t>(tile.rows)};
-  const cuuint32_t steps[] = {1, 1};
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(t.cols()), static_cast<cuuint64_t>(t.rows()),
+                              static_cast<cuuint64_t>(stack.count)};
+  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(t.strides[0]) * element, static_cast<cuuint64_t>(stack.bytes)};
+  const cuuint32_t shape[] = {static_cast<cuuint32_t>(tile.cols), static_cast<cuuint32_t>(tile.rows), 1};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const cuuint32_t rank = stack.count > 0 ? 3 : 2;
   const CUtensorMapSwizzle swizzle = !tile.swizzled             ? CU_TENSOR_MAP_SWIZZLE_NONE
                                      : shape[0] * element == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                      : shape[0] * element == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                 : CU_TENSOR_MAP_SWIZZLE_128B;
   CUtensorMap map;
-  const CUresult result = encode(kernel, map, {t.data, element_type(t.dtype), 2, sizes, pitch, shape, steps, swizzle});
+  const CUresult result =
+      encode(kernel, map, {t.data, element_type(t.dtype), rank, sizes, pitch, shape, steps, swizzle});
   if (result != CUDA_SUCCESS) {
     fail(Status::cuda_error, kernel, ": no tensor map of ", t, ": error ", static_cast<int>(result));
   }

@@ -52,8 +52,15 @@ struct TmaTile {
   bool swizzled;  // rows of 128, 64 or 32 bytes
 };
 
-// Tiles of a mappable matrix of s8, f16, bf16 or f32. Out of bounds TMA reads zeros and writes nothing.
-CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile);
+// Matrices of one shape, so many bytes apart, a multiple of kTmaAlignment. None: a matrix alone.
+struct TmaStack {
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;
+};
+
+// Tiles of a mappable matrix of s8, f16, bf16 or f32, or of the matrices of a stack, whose number is then a third
+// coordinate; `t` is the first one. Out of bounds TMA reads zeros and writes nothing.
+CUtensorMap tensor_map(std::string_view kernel, const ConstTensor& t, const TmaTile& tile, const TmaStack& stack = {});
 
 // Contiguous panels of lines of 64 bytes; swizzled tiles of whole lines of several panels.
 struct LinePanels {

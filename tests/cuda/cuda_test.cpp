@@ -1015,6 +1015,27 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
   d.x = d.y = DType::f16;
   d.experts = 513;
   refused(d, "w8a8_grouped_gemm_sm90", "is for at most 512 experts");
+  d.weight = WeightFormat::s4_group;
+  d.packed_weight = true;
+  for (const auto& [kernel, activation] : {std::pair{"w4a8_grouped_gemm_sm90", Activation::dynamic_per_token},
+                                           std::pair{"w4a16_grouped_gemm_sm90", Activation::none}}) {
+    GroupedLinearDescription four_bits = d;
+    four_bits.activation = activation;
+    refused(four_bits, kernel, "is for at most 512 experts");
+    four_bits.experts = 9;
+    four_bits.packed_weight = false;
+    refused(four_bits, kernel, "takes packed weights");
+    four_bits.packed_weight = true;
+    four_bits.k = 272;
+    four_bits.weight.group = 0;
+    refused(four_bits, kernel, "needs K to be a multiple of 32");
+    four_bits.k = 256;
+    four_bits.m = std::int64_t{1} << 30;
+    four_bits.n = 1 << 13;
+    refused(four_bits, kernel, "takes at most 2^30 tiles of y");
+  }
+  d.weight = WeightFormat::s8_per_channel;
+  d.packed_weight = false;
   d.experts = 9;
   const ExpertValues values(d);
   const auto plan = GroupedLinearPlan::select(d);

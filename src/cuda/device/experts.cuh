@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/ceil_div.h"
+#include "cuda/device/bands.cuh"
 #include "cuda/gemm/grouped_weight.h"
 #include "plan/kernel.h"
 
@@ -111,6 +112,25 @@ __device__ inline void fill_table(ExpertTable& table, const Experts& experts, in
   if (threadIdx.x < 32) count_tiles(table, experts.count, rows);
   __syncthreads();
 }
+
+// All experts' tiles, `col_tiles` of them across, as a role of a persistent kernel walks them: in rising order.
+struct ExpertWalk {
+  const ExpertTable& table;
+  int experts;
+  int col_tiles;
+  int expert = 0;
+
+  __device__ int count() const { return table.first_tile[experts] * col_tiles; }
+
+  // {row, column} of a tile among those of `expert`, which is set.
+  __device__ int2 operator[](int number) {
+    while (table.first_tile[expert + 1] <= number / col_tiles) ++expert;
+    const int before = table.first_tile[expert];
+    return tile_in_bands(number - before * col_tiles, table.first_tile[expert + 1] - before, col_tiles);
+  }
+  __device__ int first_row() const { return table.first_row[expert]; }
+  __device__ int end_row() const { return table.first_row[expert + 1]; }
+};
 
 template <int kRows>
 __device__ ExpertTile find_tile(const Experts& experts, int number) {

@@ -193,6 +193,14 @@ __device__ inline void tma_load(std::uint32_t to, const CUtensorMap& map, int co
       : "memory");
 }
 
+__device__ inline void tma_load(std::uint32_t to, const CUtensorMap& map, int3 at, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(at.x), "r"(at.y), "r"(at.z), "r"(barrier)
+      : "memory");
+}
+
 // To the same address, and the same barrier, of every block of the cluster whose bit is set in `blocks`.
 __device__ inline void tma_load_multicast(std::uint16_t blocks, std::uint32_t to, const CUtensorMap& map, int2 at,
                                           std::uint32_t barrier) {

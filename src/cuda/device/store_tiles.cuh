@@ -125,6 +125,21 @@ __device__ void store_edge(const std::uint8_t* buffer, int2 at, const Destinatio
   }
 }
 
+// The first rows of a store tile that TMA could store whole.
+template <class Y, class Store>
+__device__ void store_rows(const std::uint8_t* buffer, int2 at, const Destination<Y>& y) {
+  constexpr int kUnits = Store::row_bytes / 16;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = lane / kUnits, unit = lane % kUnits;
+  static_assert(32 % kUnits == 0);
+  Y* to = y.data + (at.x + row) * y.pitch + at.y + unit * (16 / static_cast<int>(sizeof(Y)));
+  const int rows = min(Store::rows, y.rows - at.x);
+#pragma unroll 1  // as above
+  for (int r = row; r < rows; r += 32 / kUnits, to += 32 / kUnits * y.pitch) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(buffer + Store::offset(r, unit * 16));
+  }
+}
+
 // Where a GEMM's tiles go.
 template <class Y>
 struct StoreTarget {
@@ -132,15 +147,23 @@ struct StoreTarget {
   const Destination<Y>& y;
   int tma_cols;     // TMA may store tiles that end here or before
   bool accumulate;  // y += instead of y =; y is f32
+  static constexpr bool kClips = false;
+};
+
+// The rows of one of y's experts: those from y.rows on are another's, so TMA must not store tiles that reach there.
+template <class Y>
+struct ExpertStoreTarget : StoreTarget<Y> {
+  static constexpr bool kClips = true;
 };
 
 // 16 rows of `count` store tiles, whose first row and column are at `at`, by one warp. four(j): as above, of all
 // columns.
-template <class Y, class Store, int buffers, class Four>
+template <class Y, class Store, int buffers, class Target, class Four>
 __device__ void store_tiles(std::uint8_t (&memory)[buffers][Store::bytes], int first_buffer, int2 at,
-                            const StoreTarget<Y>& target, const Four& four) {
+                            const Target& target, const Four& four) {
   const bool leader = threadIdx.x % 32 == 0;
-  const bool by_tma = at.y + Store::count * Store::cols <= target.tma_cols;
+  const bool whole_cols = at.y + Store::count * Store::cols <= target.tma_cols;
+  const bool by_tma = whole_cols && (!Target::kClips || at.x + Store::rows <= target.y.rows);
 #pragma unroll
   for (int part = 0; part < Store::count; ++part) {
     const int col = at.y + part * Store::cols;
@@ -158,7 +181,10 @@ __device__ void store_tiles(std::uint8_t (&memory)[buffers][Store::bytes], int f
     }
     if (by_tma) ptx::fence_proxy_async();
     __syncwarp();
-    if (!by_tma) store_edge<Y, Store>(buffer, {at.x, col}, target.y);
+    if constexpr (Target::kClips) {
+      if (!by_tma && whole_cols) store_rows<Y, Store>(buffer, {at.x, col}, target.y);
+    }
+    if (!by_tma && !(Target::kClips && whole_cols)) store_edge<Y, Store>(buffer, {at.x, col}, target.y);
     if (leader) {
       if (by_tma) ptx::tma_store(target.map, col, at.x, ptx::shared_address(buffer));
       ptx::tma_store_commit();  // one group per tile, even if empty: the wait above counts them

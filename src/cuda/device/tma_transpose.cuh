@@ -23,6 +23,14 @@ struct TransposeTarget {
   bool along_a = false;     // lines run along the columns of the sums
   bool wide = false;        // f32
   bool accumulate = false;  // wide only
+  static constexpr bool kClips = false;
+};
+
+// The rows of one of y's experts: those from `rows` on are another's, so TMA must not store tiles that reach there.
+struct ExpertTarget : TransposeTarget {
+  static constexpr bool kClips = true;
+
+  __device__ ExpertTarget(const TransposeTarget& all, int end) : TransposeTarget(all) { rows = end; }
 };
 
 // Lines of 128 bytes with TMA's swizzle of 128 bytes. Of 256 columns:
@@ -118,9 +126,21 @@ __device__ void store_transposed_edge(const std::uint8_t* lines, int2 at, int ro
   }
 }
 
-template <class Y, bool along_a, int cols, class Finish>
+// The same of the first rows of a tile that TMA could store whole.
+template <class Y>
+__device__ void store_transposed_rows(const std::uint8_t* lines, int2 at, int rows, const TransposeTarget& y) {
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int unit = thread % 8;
+  auto* const to = reinterpret_cast<uint4*>(static_cast<Y*>(y.data) + at.x * y.pitch + at.y) + unit;
+  const std::int64_t pitch = y.pitch * static_cast<int>(sizeof(Y)) / 16;
+  for (int row = thread / 8; row < min(rows, y.rows - at.x); row += 16) {
+    to[row * pitch] = *reinterpret_cast<const uint4*>(lines + row * 128 + (unit ^ row % 8) * 16);
+  }
+}
+
+template <class Y, bool along_a, int cols, class Finish, class Target>
 __device__ void store_tiles(const float (&sums)[cols / 2], const Finish& finish, TransposeBuffer<cols>& buffer, int2 at,
-                            const CUtensorMap& map, const TransposeTarget& y, int barrier) {
+                            const CUtensorMap& map, const Target& y, int barrier) {
   constexpr int kRounds = sizeof(Y) / 2;
   constexpr int kRoundCols = cols / kRounds;
   constexpr int kTileCols = 128 / static_cast<int>(sizeof(Y));
@@ -142,6 +162,8 @@ __device__ void store_tiles(const float (&sums)[cols / 2], const Finish& finish,
       if (corner.x >= y.rows || corner.y >= y.cols) continue;
       if (corner.y + kTileCols > y.tma_cols) {
         store_transposed_edge<Y>(lines, corner, kTileRows, y);
+      } else if (Target::kClips && corner.x + kTileRows > y.rows) {
+        store_transposed_rows<Y>(lines, corner, kTileRows, y);
       } else if (leads && y.accumulate) {
         ptx::tma_reduce_add(map, corner.y, corner.x, ptx::shared_address(lines));
       } else if (leads) {
@@ -153,9 +175,9 @@ __device__ void store_tiles(const float (&sums)[cols / 2], const Finish& finish,
   }
 }
 
-template <class Y, bool along_a, int cols>
+template <class Y, bool along_a, int cols, class Target>
 __device__ void store_tiles(const float (&sums)[cols / 2], float scale, TransposeBuffer<cols>& buffer, int2 at,
-                            const CUtensorMap& map, const TransposeTarget& y, int barrier) {
+                            const CUtensorMap& map, const Target& y, int barrier) {
   const auto scaled = [scale](float x, unsigned) { return __fmul_rn(x, scale); };
   store_tiles<Y, along_a, cols>(sums, scaled, buffer, at, map, y, barrier);
 }

@@ -1,4 +1,4 @@
-// w4a16_gemm_sm90 on the host: error bound, tiles, cost model, launch.
+// w4a16_gemm_sm90 on the host: error bound, tiles, cost model.
 //
 // With u the unit roundoff of a's type, the error of a result is at most
 //   sum |a (q - z) s| ((2 + u) u + (k + 3) 2^-24) + sum |a| S 2^-26 (f16: S the largest scale of the row)
@@ -11,14 +11,9 @@
 #include <tuple>
 #include <type_traits>
 
-#include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/clusters.h"
 #include "cuda/dispatch.h"
-#include "cuda/gemm/w4a16_gemm_sm90.cuh"
-#include "cuda/gemm/w4a16_gemm_sm90_producer.cuh"
-#include "cuda/launch.h"
-#include "cuda/tensor_map.h"
+#include "cuda/gemm/w4a16_gemm_sm90_launch.cuh"
 #include "plan/cost.h"
 #include "plan/kernel.h"
 
@@ -37,53 +32,6 @@ using Tiles = std::tuple<Tile<160, 2, 4>, Tile<256, 1, 4>, Tile<192, 1, 3, 2>, T
 template <class Body>
 void with_each_tile(const Body& body) {
   std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
-}
-
-// Measured on an H200: the clock that the power limit leaves; the cycles of 64 columns, bound by WGMMA in wide tiles
-// and by conversions in narrow ones; the overhead of a tile, of a halved tile, and of the grid.
-template <class T>
-double k_tile_cycles(bool alone) {
-  if (T::blocks == 2) return alone ? 717 : 1120;
-  switch (T::rows_a) {
-    case 320:
-      return 1323;
-    case 256:
-      return 1036;
-    case 192:
-      return 886;
-    case 160:
-      return 813;
-    case 128:
-      return 782;
-    default:
-      return 727;
-  }
-}
-constexpr double kTileCycles = 2300;
-constexpr double kHalvedCycles = 2000;
-constexpr double kGridCycles = 8700;
-constexpr double kGigahertz = 1.62;
-constexpr double kHalvedGigahertz = 1.51;  // fewer blocks idle at the end
-constexpr double kLaunchSeconds = 0.5e-6;
-constexpr double kBytesPerSecond = 3.5e12;
-
-struct Size {
-  std::int64_t m, n, k;
-};
-
-template <class T>
-TileOrder order_of(const Size& size) {
-  return transposed_order(size.m, size.n, T::rows_a, kRowsB);
-}
-
-template <class T>
-int steps_of(std::int64_t k) {
-  return static_cast<int>(ceil_div(k, T::step));
-}
-
-template <class T>
-int clusters_at_once(int parts, Device device) {
-  return T::blocks * max_active_clusters(device, kClusterSize * parts);
 }
 
 struct Choice {
@@ -125,27 +73,6 @@ Choice best_choice(const Size& size, Device device) {
   return best;
 }
 
-template <class F>
-void launch_form(const GemmProblem& problem, const GemmOperands& o, const Choice& choice, Stream stream) {
-  static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
-  Arguments arguments;
-  arguments.weight = nibble_weight(problem, o);
-  GemmMaps maps = int4_maps(kName, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTileK});
-  arguments.steps = steps_of<typename F::Tile>(problem.k);
-  const int parts = arguments.parts = choice.parts;
-  arguments.order = order_of<typename F::Tile>({o.a.rows(), problem.n, problem.k});
-  arguments.halved = choice.halved;
-  arguments.bias = bias_of(problem, o);
-  arguments.y = transpose_target<F::width>(kName, o.y, false, maps.y);
-
-  const int clusters =
-      std::min(clusters_at_once<typename F::Tile>(parts, problem.device), arguments.order.count() + choice.halved);
-  const auto blocks = static_cast<unsigned>(kClusterSize * parts);
-  enqueue(kName, w4a16_gemm_kernel<F>,
-          LaunchShape{static_cast<unsigned>(clusters) * blocks, kGemmThreads, sizeof(Shared<F>), dim3(blocks)}, stream,
-          maps, arguments);
-}
-
 // Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
@@ -159,16 +86,6 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
 }
 
 Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
-
-std::string supports(const GemmProblem& p) {
-  if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
-  if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
-  if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
-  if (p.scale != DType::f32) return "has no f64";
-  if (p.k % 32 != 0) return "needs K to be a multiple of 32";
-  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or columns";
-  return {};
-}
 
 Cost cost(const GemmProblem& p) {
   Cost cost = gemm_work(p);
@@ -192,7 +109,9 @@ void load(const GemmProblem& problem) {
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
   const Choice choice = best_choice({o.a.rows(), problem.n, problem.k}, problem.device);
-  with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(problem, o, choice, launch.stream); });
+  with_form(problem, choice.rows_a, [&]<class F>(F) {
+    launch_form<F>(kName, problem, o, {choice.parts, choice.halved}, launch.stream);
+  });
 }
 
 }  // namespace
@@ -201,7 +120,7 @@ extern constinit const GemmKernel w4a16_gemm_sm90 = {
     .name = "w4a16_gemm_sm90",
     .task = {Operation::gemm, kW4A16},
     .device = DeviceType::cuda,
-    .supports = supports,
+    .supports = reason_against_problem,
     .cost = cost,
     .launch = launch,
     .prepare = load,

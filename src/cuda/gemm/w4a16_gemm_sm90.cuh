@@ -36,7 +36,7 @@ struct Consumer {
   static constexpr int known = F::k_tiles == 2 ? k_tile : -1;
   Shared<F>& shared;
   const Arguments& arguments;
-  const Place<F>& place;
+  Place<F> place;
   int group;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
@@ -200,12 +200,34 @@ struct Consumer {
     }
   }
 
-  template <class Y, class Finish>
-  __device__ void store(const Sums& sums, const Finish& finish, int2 at, const CUtensorMap& y) const {
+  template <class Y, class Finish, class Target>
+  __device__ void store(const Sums& sums, const Finish& finish, int2 at, const CUtensorMap& y,
+                        const Target& target) const {
 #pragma unroll
     for (int i = 0; i < F::products; ++i) {
-      store_tiles<Y, false, F::width>(sums[i], finish, shared.lines[group], {at.x, at.y + i * F::width}, y, arguments.y,
+      store_tiles<Y, false, F::width>(sums[i], finish, shared.lines[group], {at.x, at.y + i * F::width}, y, target,
                                       kConsumerBarriers + group);
+    }
+  }
+
+  template <class Finish, class Target>
+  __device__ void store(const Sums& sums, const Finish& finish, int2 at, const CUtensorMap& y,
+                        const Target& target) const {
+    if (target.wide) {
+      store<float>(sums, finish, at, y, target);
+    } else {
+      store<T>(sums, finish, at, y, target);
+    }
+  }
+
+  // Of one of the weight's rows. An expert's may be narrower than y.
+  __device__ float bias_at(int expert, int row) const {
+    if constexpr (F::experts) {
+      Bias bias = arguments.bias;
+      if (bias.data) bias.data = static_cast<const std::uint8_t*>(bias.data) + expert * arguments.experts.bias;
+      return bias.at(row, arguments.weight.rows, 0);
+    } else {
+      return arguments.bias.template at<T>(row, arguments.weight.rows, arguments.y.wide);
     }
   }
 
@@ -221,10 +243,7 @@ struct Consumer {
       const Task task = place[t];
       const int2 origin = task.origin;
       const int row = origin.x + first_row;
-      const auto bias_at = [&](int i) {
-        return arguments.bias.template at<T>(i, arguments.weight.rows, arguments.y.wide);
-      };
-      const float bias[2] = {bias_at(row), bias_at(row + 1)};
+      const float bias[2] = {bias_at(task.expert, row), bias_at(task.expert, row + 1)};
       if (place.is_halved(t)) fill_by(false);
       // A shuffle, so that the compiler knows the value is uniform.
       multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks(), scales);
@@ -237,10 +256,10 @@ struct Consumer {
       }
       const auto finish = [&](float x, unsigned h) { return __fmaf_rn(x, after[h], bias[h]); };
       const int2 corner = {origin.x + 64 * group, origin.y};
-      if (arguments.y.wide) {
-        store<float>(sums, finish, corner, y);
+      if constexpr (F::experts) {
+        store(sums, finish, corner, y, ExpertTarget(arguments.y, task.end));
       } else {
-        store<T>(sums, finish, corner, y);
+        store(sums, finish, corner, y, arguments.y);
       }
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<0>();
@@ -250,18 +269,24 @@ struct Consumer {
 
 template <class F>
 __global__ void __launch_bounds__(kGemmThreads, F::blocks)
-    w4a16_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ Arguments arguments) {
+    w4a16_gemm_kernel(const __grid_constant__ typename F::Maps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
   const int warp = uniform_warp();
-  const Place<F> place(arguments);
+  const bool gathers = F::experts && arguments.experts.token != nullptr;
   gemm_prologue([&] {
     maps.prefetch();
-    init(shared);
+    if constexpr (F::experts) maps.prefetch_panels(arguments.weight.zeros != nullptr);
+    init(shared, gathers);
   });
+  if constexpr (F::experts) fill_table(shared.experts, arguments.experts, F::rows_a);
+  const Place<F> place(shared, arguments);
   const auto produce = [&](int warp) {
+    if constexpr (F::experts) {
+      if (gathers) return gather_operands(shared, place, maps);
+    }
     if (threadIdx.x == 0) load_operands(shared, place, maps);
-    if (warp == 1 || warp == 2) load_scales(shared, place);
+    if (!F::experts && (warp == 1 || warp == 2)) load_scales(shared, place);
     __syncwarp();
     if (place.adds()) {  // add_parts
       ptx::cluster_arrive_release();

@@ -38,9 +38,9 @@ __device__ std::uint32_t offset_of(unsigned u) {
 }
 
 // Scales and zero points of a tile's rows, of the groups that begin in a step: one, or two of 32.
-struct GroupScales {
+struct alignas(128) GroupScales {
   float scale[2][128];
-  std::int32_t zero[2][128];  // packed: the first of every four rows has their bytes
+  std::int32_t zero[2][128];  // packed: bytes, four rows in each
 };
 
 // Steps from one group to the next, in a tile of `steps` steps.
@@ -87,7 +87,8 @@ class ScaleFetcher {
     if (w_.zeros == nullptr) return;
 #pragma unroll
     for (int h = 0; h < (packed ? 1 : 2); ++h) {
-      if (!packed || pair_ % 2 == 0) ptx::cp_async_4(&to.zero[i][2 * pair_ + h], inside ? zeros_[h] : w_.zeros, inside);
+      if (!packed || pair_ % 2 == 0)
+        ptx::cp_async_4(&to.zero[i][packed ? pair_ / 2 : 2 * pair_ + h], inside ? zeros_[h] : w_.zeros, inside);
       zeros_[h] += w_.zero.col * kZeroBytes;
     }
   }
@@ -172,7 +173,7 @@ class RowScales {
     next_[i] = *reinterpret_cast<const float2*>(&from.scale[i][row_]);
     if (!zeros_) return;
     if constexpr (packed) {
-      next_zero_[i].x = from.zero[i][row_ / 4 * 4];
+      next_zero_[i].x = from.zero[i][row_ / 4];
     } else {
       next_zero_[i] = *reinterpret_cast<const int2*>(&from.zero[i][row_]);
     }

@@ -1,11 +1,14 @@
 // Tile scheduler and producer warpgroup of w4a16_gemm_sm90. One thread issues TMA loads for a and the weight; two warps
-// load the scales through their own ring of stages.
+// load the scales through their own ring of stages. Of experts it loads the scales too, whose weights are packed; or it
+// is the whole warpgroup, which gathers rows of a by cp.async, in both blocks of a pair.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "cuda/device/experts.cuh"
+#include "cuda/device/gather.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
@@ -37,12 +40,18 @@ struct Tile {
   static constexpr int consumer_registers = blocks == 1 ? kConsumerRegisters : 104;
 };
 
-template <class T_, class Tile_, bool packed_>
+// experts: of each expert's rows.
+template <class T_, class Tile_, bool packed_, bool experts_ = false>
 struct Form : Tile_ {
   using T = T_;
   using Tile = Tile_;
   static constexpr bool packed = packed_;
+  static constexpr bool experts = experts_;
+  using Maps = std::conditional_t<experts, PanelMaps, GemmMaps>;
+  static_assert(packed || !experts);
 };
+
+struct Nothing {};
 
 template <class F>
 struct Shared {
@@ -57,6 +66,7 @@ struct Shared {
   std::uint64_t empty[F::stages];
   std::uint64_t scales_full[kScales];
   std::uint64_t scales_empty[kScales];
+  [[no_unique_address]] std::conditional_t<F::experts, ExpertTable, Nothing> experts;
 };
 
 struct Arguments {
@@ -67,11 +77,16 @@ struct Arguments {
   int halved = 0;   // of the last tiles, after whole waves
   Bias bias;
   TransposeTarget y;
+  Experts experts = {};
+  const std::uint8_t* a = nullptr;  // rows that are gathered
+  std::int64_t a_pitch = 0;
 };
 
-// A block's share of a tile: its first rows of the weight and of a, and its part of K.
+// A block's share of a tile: its first rows of the weight and of a, its part of K, and whose it is.
 struct Task {
   int2 origin;
+  int end;  // of the rows of y
+  int expert;
   int part;
   int parts;
   int first_step;
@@ -86,16 +101,18 @@ struct Task {
 };
 
 // The tile scheduler. The two blocks of a pair compute stacked tiles. Where the last wave would leave half of the
-// clusters idle, its tiles are halved: a pair then computes one tile, and each block half of its K.
+// clusters idle, its tiles are halved: a pair then computes one tile, and each block half of its K. Neither that nor
+// split-K is for experts, whose last tiles of rows overlap those before.
 template <class F>
 struct Place {
   const Arguments& p;
+  [[no_unique_address]] std::conditional_t<F::experts, ExpertWalk, Nothing> walk;
   int clusters;
   int cluster;
   int rank;  // in its pair
   Task whole;
 
-  __device__ explicit Place(const Arguments& arguments) : p(arguments) {
+  __device__ Place(const Shared<F>& shared, const Arguments& arguments) : p(arguments), walk(walk_of(shared, p)) {
     const int blocks = kClusterSize * p.parts;
     clusters = static_cast<int>(gridDim.x) / blocks;
     cluster = static_cast<int>(blockIdx.x) / blocks;
@@ -106,13 +123,31 @@ struct Place {
     whole.take_part(p.steps, 128 / F::step);
   }
 
-  __device__ int tasks() const { return p.order.count() + p.halved; }
-  __device__ bool is_halved(int index) const { return index >= p.order.count() - p.halved; }
+  __device__ int tasks() const {
+    if constexpr (F::experts) {
+      return walk.count();
+    } else {
+      return p.order.count() + p.halved;
+    }
+  }
+  __device__ bool is_halved(int index) const { return !F::experts && index >= p.order.count() - p.halved; }
   // Whether this block's last tile is split along K.
-  __device__ bool adds() const { return p.parts > 1 || cluster < kClusterSize * p.halved; }
+  __device__ bool adds() const { return !F::experts && (p.parts > 1 || cluster < kClusterSize * p.halved); }
 
-  __device__ Task operator[](int index) const {
+  // In rising order.
+  __device__ Task operator[](int index) {
     Task task = whole;
+    task.end = p.y.rows;
+    task.expert = 0;
+    if constexpr (F::experts) {
+      const int2 at = walk[index];
+      const int first = walk.first_row();
+      task.end = walk.end_row();
+      task.expert = walk.expert;
+      task.origin = {(at.y * kClusterSize + rank) * kRowsB,
+                     min(first + at.x * F::rows_a, max(task.end - F::rows_a, first))};
+      return task;
+    }
     int tile = index;
     int row = rank;
     if (is_halved(index)) {
@@ -128,6 +163,14 @@ struct Place {
     return task;
   }
 
+  __device__ static auto walk_of(const Shared<F>& shared, const Arguments& arguments) {
+    if constexpr (F::experts) {
+      return ExpertWalk{shared.experts, arguments.experts.count, arguments.order.rows};
+    } else {
+      return Nothing{};
+    }
+  }
+
   // The block of the cluster with this part of the same tile.
   __device__ std::uint32_t block_of(int part) const {
     return static_cast<std::uint32_t>(p.parts > 1 ? kClusterSize * part + rank : part);
@@ -135,20 +178,59 @@ struct Place {
 };
 
 template <class F>
-__device__ void init(Shared<F>& shared) {
-  init_barriers(shared.full, 1);
+__device__ void init(Shared<F>& shared, bool gathers) {
+  init_barriers(shared.full, gathers ? 1 + kWarpgroup : 1);
   init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
-  init_barriers(shared.scales_full, kRowsB / 2);
+  init_barriers(shared.scales_full, F::experts ? 1 : kRowsB / 2);
   init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
 }
 
+// One thread: the weight of an expert's tiles, with the scales and zero points.
+template <class F>
+struct ExpertWeight {
+  Shared<F>& shared;
+  const PanelMaps& maps;
+  const NibbleWeight& weight;
+  RingPosition<kScales> at = {};
+
+  // A tile of 64 columns, for `full` of its stage, and the groups that begin in it, if any do.
+  __device__ void load(void* to, const Task& task, int k_tile, std::uint32_t full) {
+    load_int4_panels(ptx::shared_address(to), maps, k_tile * kTileK, task.origin.x, task.expert, full);
+    const bool whole = weight.groups == 1;
+    if (whole ? k_tile == 0 : weight.group != 128 || k_tile % 2 == 0) {
+      load_groups(task, whole ? 0 : k_tile * kTileK / weight.group, weight.group == 32 && !whole ? 2 : 1);
+    }
+  }
+
+ private:
+  __device__ void load_groups(const Task& task, int first, int count) {
+    GroupScales& to = shared.scales[at.stage];
+    const std::uint32_t full = ptx::shared_address(&shared.scales_full[at.stage]);
+    const int bytes = kRowsB * (weight.zeros ? 5 : 4);
+    ptx::mbarrier_wait(shared.scales_empty[at.stage], at.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full, static_cast<std::uint32_t>(count * bytes));
+    for (int i = 0; i < count; ++i) {
+      load_panels(to.scale[i], maps.scales, first + i, task.origin.x, task.expert, full);
+      if (weight.zeros) load_panels(to.zero[i], maps.zeros, first + i, task.origin.x, task.expert, full);
+    }
+    at.next();
+  }
+};
+
 // One thread: tiles of a and b, stage by stage. Each block of a pair loads half of a for both, unless they split K.
 template <class F>
-__device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps) {
+__device__ void load_operands(Shared<F>& shared, Place<F> place, const typename F::Maps& maps) {
   constexpr int kHalf = F::rows_a / kClusterSize;
   constexpr int kHalfBytes = kHalf * kTileK * 2;
   const auto both = static_cast<std::uint16_t>(3u << kClusterSize * place.whole.part);
   RingPosition<F::stages> at;
+  [[maybe_unused]] auto weight = [&] {
+    if constexpr (F::experts) {
+      return ExpertWeight<F>{shared, maps, place.p.weight};
+    } else {
+      return Nothing{};
+    }
+  }();
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
     const Task task = place[t];
     const bool halved = place.is_halved(t);
@@ -169,16 +251,52 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
           ptx::tma_load_multicast(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf},
                                   full);
         }
-        load_int4_tile<F::packed>(b, sizeof(stage.b[k_tile]), maps, term, task.origin.x, full);
+        if constexpr (F::experts) {
+          weight.load(stage.b[k_tile], task, step * F::k_tiles + k_tile, full);
+        } else {
+          load_int4_tile<F::packed>(b, sizeof(stage.b[k_tile]), maps, term, task.origin.x, full);
+        }
       }
       at.next();
     }
   }
 }
 
+// The warpgroup, where rows of a are gathered: all of both.
+template <class F>
+__device__ void gather_operands(Shared<F>& shared, Place<F> place, const PanelMaps& maps) {
+  const Arguments& p = place.p;
+  RingPosition<F::stages> at;
+  Landings<F::stages> landings;
+  ExpertWeight<F> weight = {shared, maps, p.weight};
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const Task task = place[t];
+    const GatheredRows<F::rows_a> rows(p.experts, task.origin.y, task.end);
+    for (int step = 0; step < p.steps; ++step) {
+      auto& stage = shared.stages[at.stage];
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      if (threadIdx.x / 32 == 0 && ptx::elect_one()) {
+        const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
+        ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.b));
+#pragma unroll
+        for (int i = 0; i < F::k_tiles; ++i) weight.load(stage.b[i], task, step * F::k_tiles + i, full);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < F::k_tiles; ++i) {
+        const int first = (step * F::step + i * kTileK) * 2;  // byte
+        rows.copy(stage.a[i], p.a + first, p.a_pitch, p.weight.terms * 2 - first);
+      }
+      landings.commit(shared.full);
+      at.next();
+    }
+  }
+  landings.finish(shared.full);
+}
+
 // Two warps: the scales. Each lane's copies arrive when they have landed.
 template <class F>
-__device__ void load_scales(Shared<F>& shared, const Place<F>& place) {
+__device__ void load_scales(Shared<F>& shared, Place<F> place) {
   const NibbleWeight& weight = place.p.weight;
   ScaleFetcher<F::packed> fetcher(weight, static_cast<int>(threadIdx.x) - 32);
   RingPosition<kScales> at;

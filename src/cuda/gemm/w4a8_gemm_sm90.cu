@@ -1,4 +1,4 @@
-// w4a8_gemm_sm90 on the host: tiles, cost model, launch.
+// w4a8_gemm_sm90 on the host: tiles, cost model.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 #include "base/message.h"
 #include "cuda/clusters.h"
 #include "cuda/dispatch.h"
-#include "cuda/gemm/w4a8_gemm_sm90.cuh"
+#include "cuda/gemm/w4a8_gemm_sm90_launch.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "cuda/tensor_map.h"
@@ -23,54 +23,8 @@ using namespace w4a8;
 
 constexpr std::string_view kName = "w4a8_gemm_sm90";
 
-constexpr double kGigahertz = 1.77;
-constexpr double kGridCycles = 8500;
-constexpr double kTileCycles = 4500;
-constexpr double kLaunchSeconds = 2.3e-6;
-constexpr double kBytesPerSecond = 3.5e12;
-
-int rows_b_of(int rows_a) { return rows_a <= kFew ? 64 : 128; }
 TileOrder order_of(std::int64_t m, std::int64_t n, int rows_a) {
   return transposed_order(m, n, rows_a, rows_b_of(rows_a));
-}
-
-int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
-
-template <class F>
-void launch_form(const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  static_assert(sizeof(Shared<F>) <= F::kSharedBytes);
-  Arguments arguments;
-  arguments.weight = nibble_weight(problem, o);
-  const std::int64_t m = o.a.rows();
-  // Swizzled lines come in eights.
-  arguments.half_rows = static_cast<int>(std::min<std::int64_t>(F::rows_a / 2, ceil_div(m, 16) * 8));
-  arguments.last_row = static_cast<int>(std::max<std::int64_t>(m - F::rows_a, 0));
-  Maps maps = {int4_maps(kName, problem, o.a, arguments.weight, {arguments.half_rows, F::rows_b, kTileK})};
-  if constexpr (F::packed) {  // a row per panel, of sixteen values a group
-    const NibbleWeight& w = arguments.weight;
-    const TmaTile tile = {F::rows_b / kPanelChannels, F::groups * kPanelChannels, false};
-    const auto panels = [&](const void* values, DType type) {
-      const std::int64_t cols = w.groups * kPanelChannels;
-      return tensor_map(kName, matrix(values, type, problem.device, ceil_div(w.rows, kPanelChannels), cols, cols),
-                        tile);
-    };
-    maps.scales = panels(w.scales, DType::f32);
-    if (F::zero_points) maps.zeros = panels(w.zeros, DType::u8);
-  }
-  arguments.steps = steps_of(problem.k);
-  arguments.order = order_of(m, problem.n, F::rows_a);
-  arguments.a = static_cast<const std::int8_t*>(o.a.data);
-  arguments.a_pitch = o.a.strides[0];
-  arguments.a_scale = row_scale<float>(o.a_scale);
-  arguments.bias = bias_of(problem, o);
-  arguments.y = transpose_target<F::rows_a>(kName, o.y, false, maps.y);
-
-  const int at_once = F::blocks * max_active_clusters(problem.device, kClusterSize);
-  const int clusters = std::min(at_once, arguments.order.count());
-  enqueue(
-      kName, w4a8_gemm_kernel<F>,
-      LaunchShape{static_cast<unsigned>(clusters * kClusterSize), F::threads, sizeof(Shared<F>), dim3(kClusterSize)},
-      stream, maps, arguments);
 }
 
 // Whether there are so few tiles that each block has an SM.
@@ -103,12 +57,10 @@ void with_form(const GemmProblem& p, int rows_a, bool turns, const Body& body) {
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const int count = order_of(m, p.n, rows_a).count();
   const int clusters = max_active_clusters(p.device, kClusterSize);
-  const double folds = p.b.group == p.k ? 0 : 128.0 / static_cast<double>(p.b.group);
-  const double products = rows_a * (3.2 + 1.9 * folds);
   // Of few rows the chain of waits counts; a's traffic grows with the number of blocks.
   const bool turns = one_an_sm(p, m, rows_a);
   const double few_cycles = rows_a == kFewest ? (turns ? 280 : 560) : turns ? 280 + 150.0 * count / clusters : 720;
-  const double step_cycles = rows_a > kFew ? 250 + products : few_cycles;
+  const double step_cycles = rows_a > kFew ? wide_step_cycles(p, rows_a) : few_cycles;
   const auto waves = static_cast<double>(ceil_div(count, rows_a <= kFew && !turns ? 2 * clusters : clusters));
   return (waves * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles) / (kGigahertz * 1e9);
 }
@@ -120,14 +72,6 @@ int best_rows(const GemmProblem& p, std::int64_t m) {
     if (expected_seconds(p, m, rows) < expected_seconds(p, m, best)) best = rows;
   }
   return best;
-}
-
-std::string supports(const GemmProblem& p) {
-  if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
-  if (p.scale != DType::f32) return "has no f64";
-  if (p.k % 32 != 0) return "needs K to be a multiple of 32";
-  if (std::max({p.m, p.n, p.k}) > std::int64_t{1} << 30) return "takes at most 2^30 rows or columns";
-  return {};
 }
 
 Cost cost(const GemmProblem& p) {
@@ -157,7 +101,7 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   if (o.a.rows() == 0 || problem.n == 0) return;
   const int rows = best_rows(problem, o.a.rows());
   with_form(problem, rows, one_an_sm(problem, o.a.rows(), rows),
-            [&]<class F>(F) { launch_form<F>(problem, o, launch.stream); });
+            [&]<class F>(F) { launch_form<F>(kName, problem, o, launch.stream); });
 }
 
 }  // namespace
@@ -166,7 +110,7 @@ extern constinit const GemmKernel w4a8_gemm_sm90 = {
     .name = "w4a8_gemm_sm90",
     .task = {Operation::gemm, kW4A8},
     .device = DeviceType::cuda,
-    .supports = supports,
+    .supports = reason_against_problem,
     .cost = cost,
     .launch = launch,
     .prepare = load,

@@ -13,6 +13,9 @@
 // helpers take the stages of the same 64 rows in turns, and pass the sums of their groups to a keeper, which folds them
 // in the order of K, and stores a tile while the helpers are at the next one.
 //
+// Of experts (packed weights alone): the tiles of all of them, each of rows of one expert. Rows that are gathered come
+// by cp.async, in both blocks of a cluster.
+//
 // Without zero points the bytes are 16 q (NibbleBytes), and t is 16 times too large: exactly so, since
 // all its terms are multiples of the smallest f32, unless it exceeds 2^124. Columns of y where it does are recomputed.
 #pragma once
@@ -21,6 +24,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/experts.cuh"
+#include "cuda/device/gather.cuh"
 #include "cuda/device/int4.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
@@ -42,9 +47,10 @@ constexpr int kHelpers = 3;
 constexpr int kConsumerBarriers = 1;  // named barriers: this and the next
 
 // rows_a: of a tile of a, and of y. slices: of 32 in a group, 1, 2 or 4; 0: a group is a whole row. takes_turns:
-// helpers and a keeper.
-template <int rows_a_, bool packed_, bool zero_points_, int slices_, bool takes_turns_>
+// helpers and a keeper. experts: of each expert's rows.
+template <int rows_a_, bool packed_, bool zero_points_, int slices_, bool takes_turns_, bool experts_ = false>
 struct Form {
+  static constexpr bool experts = experts_;
   static constexpr int rows_a = rows_a_;
   static constexpr bool takes_turns = takes_turns_;
   static constexpr int blocks = rows_a <= kFew && !takes_turns ? 2 : 1;  // of an SM
@@ -70,11 +76,13 @@ struct Form {
       group_values * static_cast<int>(sizeof(float)) + zero_values * static_cast<int>(sizeof(Zeros));
   static constexpr int kStageBytes = rows_a * kTileK + rows_b * kTileK / 2 + kGroupBytes + 24;
   static constexpr int kSharedBytes = (kMaxSharedBytes + 1024) / blocks - 1024;
+  static constexpr int kTableBytes = experts ? sizeof(ExpertTable) : 0;
   static constexpr int stages =
-      (kSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - 128) / kStageBytes;
+      (kSharedBytes - keepers * rows_a * (128 + 4) - helpers * slots * kSlotBytes - kTableBytes - 128) / kStageBytes;
   // A stage that a warpgroup waits for has been filled the last time: parities are valid. A helper's last group but one
   // has been passed on, so that all stages before those that fill its slots have been read.
   static_assert(stages >= (ceil_div(slots, groups) + 2) * helpers);
+  static_assert(packed || !experts);
 };
 
 // What helpers pass on: of each thread, the sums of a group and its two scales.
@@ -88,6 +96,8 @@ struct Passed<F, true> {
   std::uint64_t empty[F::helpers][F::slots];
 };
 
+struct Nothing {};
+
 template <class F>
 struct Shared {
   std::uint8_t a[F::stages][F::rows_a * kTileK];
@@ -100,22 +110,11 @@ struct Shared {
   std::uint64_t full[F::stages];
   std::uint64_t empty[F::stages];
   std::uint64_t groups_empty[F::stages];  // of a weight that is not packed
+  [[no_unique_address]] std::conditional_t<F::experts, ExpertTable, Nothing> experts;
 
   // Where the i-th group of a row of the tile has its scale and zero point in a stage.
   __device__ static int place(int row, int i) {
     return F::packed ? (row / kChannels * F::groups + i) * kChannels + row % kChannels : i * F::rows_b + row;
-  }
-};
-
-struct Maps : GemmMaps {
-  CUtensorMap scales;
-  CUtensorMap zeros;
-
-  template <class F>
-  __device__ void prefetch() const {
-    GemmMaps::prefetch();
-    if constexpr (F::packed) ptx::prefetch_tensormap(scales);
-    if constexpr (F::packed && F::zero_points) ptx::prefetch_tensormap(zeros);
   }
 };
 
@@ -128,27 +127,70 @@ struct Arguments {
   const std::int8_t* a = nullptr;
   std::int64_t a_pitch = 0;
   RowScale<float> a_scale;
-  Bias bias;  // of y's type
+  Bias bias;
   TransposeTarget y;
+  DType y_type;
+  Experts experts = {};
 };
 
+// A tile: its first row of b and of a, and the rows of y and the weight that it is of.
+struct Spot {
+  int2 origin;
+  int end;  // of the rows
+  int expert;
+};
+
+// The tiles, as a role walks them in rising order. The last tiles of a, or of an expert's rows, overlap those before:
+// TMA takes long over rows out of bounds, and does not store a tile that has another expert's rows.
 template <class F>
-struct Place : TransposedPlace<F::rows_a, F::rows_b> {
-  // First row of b and of a. The last tiles of a overlap those before: TMA takes long over rows out of bounds.
-  __device__ int2 origin(int number, const Arguments& arguments) const {
-    const int2 at = TransposedPlace<F::rows_a, F::rows_b>::origin(arguments.order[number]);
-    return {at.x, min(at.y, arguments.last_row)};
+class Place : public TransposedPlace<F::rows_a, F::rows_b> {
+  using Base = TransposedPlace<F::rows_a, F::rows_b>;
+
+ public:
+  __device__ Place(const Shared<F>& shared, const Arguments& arguments)
+      : arguments_(arguments), walk_(walk_of(shared, arguments)) {}
+
+  __device__ int count() const {
+    if constexpr (F::experts) {
+      return walk_.count();
+    } else {
+      return arguments_.order.count();
+    }
   }
+
+  __device__ Spot operator[](int number) {
+    if constexpr (F::experts) {
+      const int2 tile = walk_[number];
+      const int first = walk_.first_row(), end = walk_.end_row();
+      const int row = min(first + tile.x * F::rows_a, max(end - F::rows_a, first));
+      return {{Base::origin({tile.y, 0}).x, row}, end, walk_.expert};
+    } else {
+      const int2 at = Base::origin(arguments_.order[number]);
+      return {{at.x, min(at.y, arguments_.last_row)}, arguments_.y.rows, 0};
+    }
+  }
+
+ private:
+  __device__ static auto walk_of(const Shared<F>& shared, const Arguments& arguments) {
+    if constexpr (F::experts) {
+      return ExpertWalk{shared.experts, arguments.experts.count, arguments.order.rows};
+    } else {
+      return Nothing{};
+    }
+  }
+
+  const Arguments& arguments_;
+  [[no_unique_address]] std::conditional_t<F::experts, ExpertWalk, Nothing> walk_;
 };
 
 // One thread: tiles of a, stage by stage. Each block loads half of them for both.
 template <class F>
-__device__ void load_a(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
+__device__ void load_a(Shared<F>& shared, Place<F> place, const PanelMaps& maps, const Arguments& arguments) {
   const int rows = arguments.half_rows;
   const int half = place.rank * rows;
   RingPosition<F::stages> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int row = place.origin(t, arguments).y + half;
+  for (int t = place.cluster; t < place.count(); t += place.clusters) {
+    const int row = place[t].origin.y + half;
     for (int step = 0; step < arguments.steps; ++step) {
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
@@ -160,44 +202,73 @@ __device__ void load_a(Shared<F>& shared, const Place<F>& place, const Maps& map
   }
 }
 
-// Another one: tiles of b, with the scales and zero points of a packed weight.
+// A stage of b, with the scales and zero points of a packed weight.
 template <class F>
-__device__ void load_b(Shared<F>& shared, const Place<F>& place, const Maps& maps, const Arguments& arguments) {
+__device__ void load_weight(Shared<F>& shared, const PanelMaps& maps, const Spot& spot, int step, int stage) {
   constexpr int kBytes = sizeof(shared.b[0]);
-  constexpr int kGroupCols = F::groups * kChannels;  // of a stage, in each panel
   constexpr int kScaleBytes = F::packed ? F::group_values * 4 : 0;
   constexpr int kZeroBytes = F::packed && F::zero_points ? F::group_values : 0;
+  const std::uint32_t full = ptx::shared_address(&shared.full[stage]);
+  const std::uint32_t to = ptx::shared_address(shared.b[stage]);
+  const int row = spot.origin.x;
+  const int group = F::slices == 0 ? 0 : step * F::groups;
+  ptx::mbarrier_arrive_expect_tx(full, kBytes + kScaleBytes + kZeroBytes);
+  if constexpr (F::experts) {
+    load_int4_panels(to, maps, step * kTileK, row, spot.expert, full);
+    load_panels(shared.scales[stage], maps.scales, group, row, spot.expert, full);
+    if constexpr (kZeroBytes > 0) load_panels(shared.zeros[stage], maps.zeros, group, row, spot.expert, full);
+  } else {
+    load_int4_tile<F::packed>(to, kBytes, maps, step * kTileK, row, full);
+    if constexpr (kScaleBytes > 0) load_panels(shared.scales[stage], maps.scales, group, row, full);
+    if constexpr (kZeroBytes > 0) load_panels(shared.zeros[stage], maps.zeros, group, row, full);
+  }
+}
+
+// Another one: the weight.
+template <class F>
+__device__ void load_b(Shared<F>& shared, Place<F> place, const PanelMaps& maps, const Arguments& arguments) {
   RingPosition<F::stages> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int row = place.origin(t, arguments).x;
+  for (int t = place.cluster; t < place.count(); t += place.clusters) {
+    const Spot spot = place[t];
     for (int step = 0; step < arguments.steps; ++step) {
-      const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, kBytes + kScaleBytes + kZeroBytes);
-      load_int4_tile<F::packed>(ptx::shared_address(shared.b[at.stage]), kBytes, maps, step * kTileK, row, full);
-      const int col = F::slices == 0 ? 0 : step * kGroupCols;
-      if constexpr (kScaleBytes > 0) {
-        ptx::tma_load(ptx::shared_address(shared.scales[at.stage]), maps.scales, col, row / kChannels, full);
-      }
-      if constexpr (kZeroBytes > 0) {
-        ptx::tma_load(ptx::shared_address(shared.zeros[at.stage]), maps.zeros, col, row / kChannels, full);
-      }
+      load_weight(shared, maps, spot, step, at.stage);
       at.next();
     }
   }
 }
 
+// The warpgroup, where rows of a are gathered: all of both.
+template <class F>
+__device__ void gather_operands(Shared<F>& shared, Place<F> place, const PanelMaps& maps, const Arguments& arguments) {
+  RingPosition<F::stages> at;
+  Landings<F::stages> landings;
+  const auto* const a = reinterpret_cast<const std::uint8_t*>(arguments.a);
+  for (int t = place.cluster; t < place.count(); t += place.clusters) {
+    const Spot spot = place[t];
+    const GatheredRows<F::rows_a> rows(arguments.experts, spot.origin.y, spot.end);
+    for (int step = 0; step < arguments.steps; ++step) {
+      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
+      if (threadIdx.x / 32 == 0 && ptx::elect_one()) load_weight(shared, maps, spot, step, at.stage);
+      rows.copy(shared.a[at.stage], a + step * kTileK, arguments.a_pitch, arguments.weight.terms - step * kTileK);
+      landings.commit(shared.full);
+      at.next();
+    }
+  }
+  landings.finish(shared.full);
+}
+
 // One warp: scales and zero points of a weight that is not packed; zeros out of bounds. Each lane's copies arrive when
 // they have landed.
 template <class F>
-__device__ void load_groups(Shared<F>& shared, const Place<F>& place, const Arguments& arguments) {
+__device__ void load_groups(Shared<F>& shared, Place<F> place, const Arguments& arguments) {
   const NibbleWeight& w = arguments.weight;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float* const scales = static_cast<const float*>(w.scales);
   const auto* const zeros = static_cast<const typename F::Zeros*>(w.zeros);
   RingPosition<F::stages> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int first = place.origin(t, arguments).x;
+  for (int t = place.cluster; t < place.count(); t += place.clusters) {
+    const int first = place[t].origin.x;
     for (int step = 0; step < arguments.steps; ++step) {
       ptx::mbarrier_wait(shared.groups_empty[at.stage], at.parity ^ 1);
 #pragma unroll 1
@@ -299,30 +370,47 @@ class NibbleBytes {
 constexpr float kNoBias = -0.0f;  // changes no sum, its sign included
 
 // One element of y before a_scale, straight from memory.
-template <class F>
-__device__ float recompute_sum(const Arguments& p, int row, int col) {
+__device__ inline float recompute_sum(const std::int8_t* a, const NibbleWeight& weight, int col) {
   float total = 0;
-  for (int g = 0; g < p.weight.groups; ++g) {
+  for (int g = 0; g < weight.groups; ++g) {
     int sum = 0;
-    const int first = g * p.weight.group;
-    const int offset = p.weight.offset(col, g);
-    for (int c = first; c < first + p.weight.group; ++c) {
-      sum += p.a[row * p.a_pitch + c] * (p.weight.nibble(col, c) - offset);
+    const int first = g * weight.group;
+    const int offset = weight.offset(col, g);
+    for (int c = first; c < first + weight.group; ++c) {
+      sum += a[c] * (weight.nibble(col, c) - offset);
     }
-    const float scale = __ldcg(static_cast<const float*>(p.weight.scales) + p.weight.scale.at(col, g));
+    const float scale = __ldcg(static_cast<const float*>(weight.scales) + weight.scale.at(col, g));
     total = __fmaf_rn(__int2float_rn(sum), scale, total);
   }
   return total;
 }
 
+// The row of a that a row of y is of.
+template <class F>
+__device__ int row_of_a(const Arguments& p, int row) {
+  return F::experts ? p.experts.row_of_a(row) : row;
+}
+
+// The bias of an expert.
+template <class F>
+__device__ Bias expert_bias(const Arguments& p, const Spot& spot) {
+  Bias bias = p.bias;
+  if (F::experts && bias.data) bias.data = static_cast<const std::uint8_t*>(bias.data) + spot.expert * p.experts.bias;
+  return bias;
+}
+
 // A column of y in a tile, by four threads.
 template <class F>
-__device__ __noinline__ void recompute_column(const Arguments& p, int first_row, int col) {
+__device__ __noinline__ void recompute_column(const Arguments& p, Spot spot, int col) {
   if (col >= p.weight.rows) return;
-  const float bias = p.bias.at(col, p.weight.rows, kNoBias);
-  for (int row = first_row + static_cast<int>(threadIdx.x) % 4; row < min(first_row + F::rows_a, p.y.rows); row += 4) {
-    const float value = __fmaf_rn(recompute_sum<F>(p, row, col), p.a_scale[row], bias);
-    store_float(p.y.data, row * p.y.pitch + col, p.bias.type, value);
+  NibbleWeight weight = p.weight;
+  if constexpr (F::experts) move_to_expert(weight, p.experts, spot.expert);
+  const float bias = expert_bias<F>(p, spot).at(col, p.weight.rows, kNoBias);
+  const int first = spot.origin.y;
+  for (int row = first + static_cast<int>(threadIdx.x) % 4; row < min(first + F::rows_a, spot.end); row += 4) {
+    const int of_a = row_of_a<F>(p, row);
+    const float value = __fmaf_rn(recompute_sum(p.a + of_a * p.a_pitch, weight, col), p.a_scale[of_a], bias);
+    store_float(p.y.data, row * p.y.pitch + col, p.y_type, value);
   }
 }
 
@@ -341,7 +429,7 @@ struct Result {
   float totals[kSums];
 
   // Starts copying the scales of a tile's rows of a to shared memory.
-  __device__ void begin(int first) {
+  __device__ void begin(const Spot& spot) {
 #pragma unroll
     for (float& total : totals) total = 0;
     float* const to = shared.a_scales[group];
@@ -350,8 +438,10 @@ struct Result {
       if (scale.data == nullptr) {
         to[row] = scale.value;
       } else {
-        const bool exists = first + row < arguments.y.rows;
-        ptx::cp_async_4(&to[row], exists ? scale.data + (first + row) * scale.stride : scale.data, exists);
+        const int of_y = spot.origin.y + row;
+        const bool exists = of_y < spot.end;
+        const float* const from = exists ? scale.data + row_of_a<F>(arguments, of_y) * scale.stride : scale.data;
+        ptx::cp_async_4(&to[row], from, exists);
       }
     }
   }
@@ -363,9 +453,9 @@ struct Result {
     for (int i = 0; i < kSums; ++i) totals[i] = __fmaf_rn(sum(i), i / 2 % 2 ? scales.y : scales.x, totals[i]);
   }
 
-  __device__ void store(int2 origin, const CUtensorMap& y) {
+  __device__ void store(const Spot& spot, const CUtensorMap& y) {
     bool beyond[2];
-    finish(origin, y, beyond);
+    finish(spot, y, beyond);
     if constexpr (!F::zero_points) {
       const unsigned four = 0xfu << lane / 4 * 4;
       const unsigned first = __ballot_sync(~0u, beyond[0]) & four;
@@ -374,8 +464,8 @@ struct Result {
         // After the TMA stores.
         if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
         any_of_warpgroup(false);
-        if (first != 0) recompute_column<F>(arguments, origin.y, origin.x + rows);
-        if (second != 0) recompute_column<F>(arguments, origin.y, origin.x + rows + 1);
+        if (first != 0) recompute_column<F>(arguments, spot, spot.origin.x + rows);
+        if (second != 0) recompute_column<F>(arguments, spot, spot.origin.x + rows + 1);
       }
     }
   }
@@ -388,9 +478,9 @@ struct Result {
 
  private:
   // beyond: whether a total of each of the thread's two columns of y was out of range.
-  __device__ void finish(int2 origin, const CUtensorMap& y, bool (&beyond)[2]) {
-    const int col = origin.x + rows;
-    const Bias& b = arguments.bias;
+  __device__ void finish(const Spot& spot, const CUtensorMap& y, bool (&beyond)[2]) {
+    const int col = spot.origin.x + rows;
+    const Bias b = expert_bias<F>(arguments, spot);
     const float bias[2] = {b.at(col, arguments.weight.rows, kNoBias), b.at(col + 1, arguments.weight.rows, kNoBias)};
     float check[2] = {};
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -415,15 +505,24 @@ struct Result {
     }
     beyond[0] = check[0] != 0;  // NaN
     beyond[1] = check[1] != 0;
-    TransposeBuffer<F::rows_a>& buffers = shared.buffers[group];
-    const int2 at = {origin.x + 64 * group, origin.y};
-    const int barrier = kConsumerBarriers + group;
-    if (arguments.bias.type == DType::f16) {
-      store_tiles<__half, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
-    } else if (arguments.bias.type == DType::bf16) {
-      store_tiles<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
+    if constexpr (F::experts) {
+      send(spot, y, ExpertTarget(arguments.y, spot.end));
     } else {
-      store_tiles<float, false, F::rows_a>(totals, 1.0f, buffers, at, y, arguments.y, barrier);
+      send(spot, y, arguments.y);
+    }
+  }
+
+  template <class Target>
+  __device__ void send(const Spot& spot, const CUtensorMap& y, const Target& target) {
+    TransposeBuffer<F::rows_a>& buffers = shared.buffers[group];
+    const int2 at = {spot.origin.x + 64 * group, spot.origin.y};
+    const int barrier = kConsumerBarriers + group;
+    if (arguments.y_type == DType::f16) {
+      store_tiles<__half, false, F::rows_a>(totals, 1.0f, buffers, at, y, target, barrier);
+    } else if (arguments.y_type == DType::bf16) {
+      store_tiles<__nv_bfloat16, false, F::rows_a>(totals, 1.0f, buffers, at, y, target, barrier);
+    } else {
+      store_tiles<float, false, F::rows_a>(totals, 1.0f, buffers, at, y, target, barrier);
     }
   }
 
@@ -592,9 +691,9 @@ struct Multiplier {
     }
   }
 
-  __device__ void run(const Place<F>& place, const CUtensorMap& y) {
+  __device__ void run(Place<F> place, const CUtensorMap& y) {
     RingPosition<F::stages> at = RingPosition<F::stages>().ahead(turn);
-    const int count = arguments.order.count();
+    const int count = place.count();
     if (place.cluster < count && turn < arguments.steps) {
       wait_full(at);
       convert<0>(at.stage);
@@ -604,10 +703,10 @@ struct Multiplier {
       if constexpr (F::takes_turns) {
         multiply(at, more);
       } else {
-        const int2 origin = place.origin(t, arguments);
-        result.begin(origin.y);
+        const Spot spot = place[t];
+        result.begin(spot);
         multiply(at, more);
-        result.store(origin, y);
+        result.store(spot, y);
       }
     }
     if constexpr (!F::takes_turns) result.end();
@@ -671,12 +770,12 @@ struct Keeper {
     }
   }
 
-  __device__ void run(const Place<F>& place, const CUtensorMap& y) {
-    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-      const int2 origin = place.origin(t, arguments);
-      result.begin(origin.y);
+  __device__ void run(Place<F> place, const CUtensorMap& y) {
+    for (int t = place.cluster; t < place.count(); t += place.clusters) {
+      const Spot spot = place[t];
+      result.begin(spot);
       collect_tile();
-      result.store(origin, y);
+      result.store(spot, y);
     }
     result.end();
   }
@@ -684,14 +783,15 @@ struct Keeper {
 
 template <class F>
 __global__ void __launch_bounds__(F::threads, F::blocks)
-    w4a8_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments arguments) {
+    w4a8_gemm_kernel(const __grid_constant__ PanelMaps maps, const __grid_constant__ Arguments arguments) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
   const int warp = uniform_warp();
-  const Place<F> place;
+  const bool gathers = F::experts && arguments.experts.token != nullptr;
   gemm_prologue([&] {
-    maps.prefetch<F>();
-    init_barriers(shared.full, F::packed ? 2 : 2 + 32);
+    maps.prefetch();
+    if constexpr (F::packed) maps.prefetch_panels(F::zero_points);
+    init_barriers(shared.full, gathers ? 1 + kWarpgroup : F::packed ? 2 : 2 + 32);
     init_barriers(shared.empty, kClusterSize * 4 * F::keepers);
     init_barriers(shared.groups_empty, kWarpgroup * F::keepers);
     if constexpr (F::helpers > 0) {
@@ -699,7 +799,12 @@ __global__ void __launch_bounds__(F::threads, F::blocks)
       for (auto& barriers : shared.passed.empty) init_barriers(barriers, kWarpgroup);
     }
   });
+  if constexpr (F::experts) fill_table(shared.experts, arguments.experts, F::rows_a);
+  const Place<F> place(shared, arguments);
   const auto produce = [&](int warp) {
+    if constexpr (F::experts) {
+      if (gathers) return gather_operands(shared, place, maps, arguments);
+    }
     if (warp == 0 && ptx::elect_one()) load_a(shared, place, maps, arguments);
     if (warp == 1 && ptx::elect_one()) load_b(shared, place, maps, arguments);
     if constexpr (!F::packed) {

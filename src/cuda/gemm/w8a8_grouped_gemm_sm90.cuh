@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "cuda/device/bands.cuh"
 #include "cuda/device/experts.cuh"
+#include "cuda/device/gather.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/store_tiles.cuh"
 #include "cuda/device/warp_specialized.cuh"
@@ -79,24 +79,19 @@ struct Place {
 // The cluster's tiles, as a role walks them: first, first + apart .. below total.
 template <class T, class Shared>
 struct Walk {
-  const Shared& shared;
-  int col_tiles;
+  ExpertWalk tiles;
   int total;
   int rank = static_cast<int>(blockIdx.x) % T::cluster;
   int first = static_cast<int>(blockIdx.x) / T::cluster;
   int apart = static_cast<int>(gridDim.x) / T::cluster;
-  int expert = 0;
 
   __device__ Walk(const Shared& s, int columns, int experts)
-      : shared(s), col_tiles(columns), total(s.experts.first_tile[experts] * columns) {}
+      : tiles{s.experts, experts, columns}, total(tiles.count()) {}
 
   // In rising order.
   __device__ Place operator[](int number) {
-    const ExpertTable& e = shared.experts;
-    while (e.first_tile[expert + 1] <= number / col_tiles) ++expert;
-    const int before = e.first_tile[expert];
-    const int2 tile = tile_in_bands(number - before * col_tiles, e.first_tile[expert + 1] - before, col_tiles);
-    return {expert, e.first_row[expert] + (tile.x * T::cluster + rank) * T::rows, e.first_row[expert + 1],
+    const int2 tile = tiles[number];
+    return {tiles.expert, tiles.first_row() + (tile.x * T::cluster + rank) * T::rows, tiles.end_row(),
             tile.y * T::cols};
   }
 };
@@ -134,60 +129,31 @@ __device__ void load_operands(Shared& shared, const CUtensorMap& a, const CUtens
   }
 }
 
-// The warpgroup: rows of a by cp.async, 16 bytes of 16 of them at a time, and one thread b by TMA. What copies have
-// written is made visible to WGMMA kLag stages later. Rows beyond the expert's, and terms beyond k, are left as they
-// are: b has zeros there.
+// The warpgroup: rows of a by cp.async, and one thread b by TMA.
 template <class T, class Shared, class Arguments>
 __device__ void gather_operands(Shared& shared, const CUtensorMap& b, const Arguments& p, int n) {
-  constexpr int kLag = 2;
-  constexpr int kTurns = T::rows / 16;
-  static_assert(kLag < T::stages);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int chunk = thread % 8, line = thread / 8;
-  const std::uint32_t place_in_line = line * kTileK + (chunk ^ line % 8) * 16;
   Walk<T, Shared> walk(shared, p.col_tiles, p.experts.count);
-  RingPosition<T::stages> at, landed;
-  int under_way = 0;
-  const auto land = [&] {
-    ptx::fence_proxy_async();
-    ptx::mbarrier_arrive(shared.full[landed.stage]);
-    landed.next();
-  };
+  RingPosition<T::stages> at;
+  Landings<T::stages> landings;
   for (int t = walk.first; t < walk.total; t += walk.apart) {
     const Place place = walk[t];
     const int b_row = place.expert * n + place.col;
-    int rows[kTurns];
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) {
-      const int row = place.row + line + 16 * i;
-      rows[i] = row < place.end ? p.experts.row_of_a(row) : -1;
-    }
-    int col = chunk * 16;
+    const GatheredRows<T::rows> rows(p.experts, place.row, place.end);
 #pragma unroll 1
-    for (int step = 0; step < p.steps; ++step, col += kTileK) {
+    for (int step = 0; step < p.steps; ++step) {
       auto& stage = shared.stages[at.stage];
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      if (thread == 0) {
+      if (threadIdx.x == 0) {
         const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
         ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.b));
         load_b<T>(stage, b, step * kTileK, b_row, walk.rank, full);
       }
-      const std::uint32_t to = ptx::shared_address(stage.a) + place_in_line;
-#pragma unroll
-      for (int i = 0; i < kTurns; ++i) {
-        copy_async_if(rows[i] >= 0 && col < p.k, to + i * 16 * kTileK, p.a + rows[i] * p.a_pitch + col);
-      }
-      commit_copies();
-      if (++under_way > kLag) {
-        wait_for_copies<kLag>();
-        land();
-        --under_way;
-      }
+      rows.copy(stage.a, p.a + step * kTileK, p.a_pitch, p.k - step * kTileK);
+      landings.commit(shared.full);
       at.next();
     }
   }
-  wait_for_copies<0>();
-  for (; under_way > 0; --under_way) land();
+  landings.finish(shared.full);
 }
 
 // A consumer warp: its warpgroup, and its number in that.
@@ -251,15 +217,15 @@ struct Consumer {
     }
   }
 
-  // 64 rows of y from `row` on. Rows that are not this expert's are another's, or nobody's: 16 rows go by TMA only if
-  // all of them are.
+  // 64 rows of y. Those that are not this expert's are another's, or nobody's.
   __device__ void store(const int (&sums)[T::cols / 2], const Place& place, int block, const float (&scales)[2],
                         const CUtensorMap& map) const {
     using Store = typename Shared<T, Y>::Store;
     const int2 at = {place.row + 64 * block + 16 * warp, place.col};
+    if (at.x >= place.end) return;
     Destination<Y> y = p.y;
     y.rows = place.end;
-    const StoreTarget<Y> target{map, y, at.x + 16 <= place.end ? p.tma_cols : 0, false};
+    const ExpertStoreTarget<Y> target{{map, y, p.tma_cols, false}};
     const float4* const cols = shared.col_scales[group];
     const auto scaled = [](int sum, float a_scale, float b_scale, float bias) {
       return __fmaf_rn(static_cast<float>(sum), __fmul_rn(a_scale, b_scale), bias);
@@ -294,6 +260,7 @@ struct Consumer {
       multiply(sums, at);
       at = at.ahead(p.steps);
       ptx::bar_sync<kWarpgroup>(1 + group);
+      if (lane == 0) ptx::tma_store_wait_read<0>();  // of the last tile: store() begins with the first buffer again
 #pragma unroll
       for (int block = 0; block < T::blocks; ++block) store(sums[block], place, block, row_scales[block], y);
       parity ^= 1;

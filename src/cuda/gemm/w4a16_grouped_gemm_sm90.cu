@@ -1,0 +1,113 @@
+// w4a16_gemm_sm90 of each expert's rows, whose error bound is its dense plan's.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+
+#include "base/message.h"
+#include "cuda/dispatch.h"
+#include "cuda/gemm/w4a16_gemm_sm90_launch.cuh"
+
+namespace octile::cuda {
+
+namespace {
+
+using namespace w4a16;
+
+constexpr std::string_view kName = "w4a16_grouped_gemm_sm90";
+
+using Tiles = std::tuple<Tile<256, 1, 4>, Tile<160, 1, 3, 2>, Tile<128, 1, 8>, Tile<64, 1, 6, 1, 2>>;
+
+template <class Body>
+void with_each_tile(const Body& body) {
+  std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
+}
+
+constexpr double kHidden = 0.85;  // of the shorter one of arithmetic and memory
+
+template <class T>
+double expected_seconds(const GemmProblem& p, std::int64_t m) {
+  const double tiles = expected_tiles(p, m, T::rows_a) * order_of<T>({m, p.n, p.k}).rows;
+  const double waves = std::ceil(tiles / clusters_at_once<T>(1, p.device));
+  const double tile_cycles = steps_of<T>(p.k) * T::k_tiles * k_tile_cycles<T>(false) + kTileCycles;
+  const double products = (waves * tile_cycles + kGridCycles) / (kGigahertz * 1e9);
+  const double memory = grouped_work(p).bytes / kBytesPerSecond;
+  return kLaunchSeconds + std::max(products, memory) + (1 - kHidden) * std::min(products, memory);
+}
+
+struct Choice {
+  int rows_a = 0;
+  double seconds = std::numeric_limits<double>::infinity();
+};
+
+Choice choose(const GemmProblem& p, std::int64_t m) {
+  Choice best;
+  with_each_tile([&]<class T>(T) {
+    const double seconds = expected_seconds<T>(p, m);
+    if (seconds < best.seconds) best = {T::rows_a, seconds};
+  });
+  return best;
+}
+
+// Calls body(form) with the problem's form of this many rows of a.
+template <class Body>
+void with_form(const GemmProblem& p, int rows_a, const Body& body) {
+  with_each_tile([&]<class Tile>(Tile) {
+    if (Tile::rows_a != rows_a) return;
+    p.a == DType::f16 ? body(Form<__half, Tile, true, true>()) : body(Form<__nv_bfloat16, Tile, true, true>());
+  });
+}
+
+std::string supports(const GemmProblem& p) {
+  if (std::string reason = reason_against_problem(p); !reason.empty()) return reason;
+  if (!p.b_packed) return "takes packed weights";
+  if (p.experts > kMaxExperts) return message("is for at most ", kMaxExperts, " experts");
+  if (max_tiles(p, p.m, 64) * ceil_div(p.n, 128) > std::int64_t{1} << 30) return "takes at most 2^30 tiles of y";
+  return {};
+}
+
+Cost cost(const GemmProblem& p) {
+  Cost cost = grouped_work(p);
+  cost.seconds = choose(p, p.m).seconds;
+  return cost;
+}
+
+std::string detail(const GemmProblem& p) {
+  return message("tile ", choose(p, p.m).rows_a, "x", kRowsB, ", clusters of ", kClusterSize,
+                 p.gather ? ", rows gathered by cp.async" : "");
+}
+
+void load(const GemmProblem& problem) {
+  prepare_tensor_maps(kName);
+  with_each_tile([&]<class T>(T) {
+    with_form(problem, T::rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
+  });
+}
+
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
+  const std::int64_t m = o.y.rows();
+  if (m == 0 || o.a.rows() == 0 || problem.n == 0 || problem.experts == 0) return;
+  with_form(problem, choose(problem, m).rows_a,
+            [&]<class F>(F) { launch_form<F>(kName, problem, o, {}, launch.stream); });
+}
+
+}  // namespace
+
+extern constinit const GemmKernel w4a16_grouped_gemm_sm90 = {
+    .name = "w4a16_grouped_gemm_sm90",
+    .task = {Operation::grouped_gemm, kW4A16},
+    .device = DeviceType::cuda,
+    .supports = supports,
+    .cost = cost,
+    .launch = launch,
+    .prepare = load,
+    .detail = detail,
+    .aligned = int4_mappable,
+    .bound = Bound::rounded_weight,
+};
+
+}  // namespace octile::cuda
