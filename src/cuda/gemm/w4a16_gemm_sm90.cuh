@@ -240,22 +240,28 @@ struct Consumer {
     fill_by(true);
     if (place.cluster < place.tasks()) begin(b, at, scales);
     for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
-      const Task task = place[t];
-      const int2 origin = task.origin;
-      const int row = origin.x + first_row;
-      const float bias[2] = {bias_at(task.expert, row), bias_at(task.expert, row + 1)};
+      Task task = place[t];
+      float bias[2];
+      const auto load_bias = [&] {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) bias[h] = bias_at(task.expert, task.origin.x + first_row + h);
+      };
+      if constexpr (!F::experts) load_bias();
       if (place.is_halved(t)) fill_by(false);
       // A shuffle, so that the compiler knows the value is uniform.
       multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks(), scales);
       float after[2] = {scales.after(0), scales.after(1)};
-      if (task.parts > 1) {
+      if constexpr (F::experts) {  // again, so that registers need not keep it
+        task = place[t];
+        load_bias();
+      } else if (task.parts > 1) {
         scale_rows(sums, after);
         after[0] = after[1] = 1;
         add_parts(sums, task);
         if (task.part > 0) continue;
       }
       const auto finish = [&](float x, unsigned h) { return __fmaf_rn(x, after[h], bias[h]); };
-      const int2 corner = {origin.x + 64 * group, origin.y};
+      const int2 corner = {task.origin.x + 64 * group, task.origin.y};
       if constexpr (F::experts) {
         store(sums, finish, corner, y, ExpertTarget(arguments.y, task.end));
       } else {

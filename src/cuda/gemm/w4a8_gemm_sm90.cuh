@@ -693,19 +693,19 @@ struct Multiplier {
 
   __device__ void run(Place<F> place, const CUtensorMap& y) {
     RingPosition<F::stages> at = RingPosition<F::stages>().ahead(turn);
-    const int count = place.count();
-    if (place.cluster < count && turn < arguments.steps) {
+    if (place.cluster < place.count() && turn < arguments.steps) {
       wait_full(at);
       convert<0>(at.stage);
     }
-    for (int t = place.cluster; t < count; t += place.clusters) {
-      const bool more = t + place.clusters < count;
+    for (int t = place.cluster; t < place.count(); t += place.clusters) {
+      const bool more = t + place.clusters < place.count();
       if constexpr (F::takes_turns) {
         multiply(at, more);
       } else {
-        const Spot spot = place[t];
+        Spot spot = place[t];
         result.begin(spot);
         multiply(at, more);
+        if constexpr (F::experts) spot = place[t];  // which then need not be kept in registers
         result.store(spot, y);
       }
     }
