@@ -140,7 +140,8 @@ std::vector<KernelInfo> kernels() {
         [](GemmProblem& other) {
           if (other.b.type == DType::s8) other.b = WeightFormat::s8_group;
           other.k = other.b.group;
-        });
+        },
+        [](GemmProblem& other) { other.b_packed = is_packed(other.b.type); });
   }
   return rows;
 }

@@ -1031,7 +1031,7 @@ TEST_F(Cuda, ExpertsThatAreRefused) {
     refused(four_bits, kernel, "needs K to be a multiple of 32");
     four_bits.k = 256;
     four_bits.m = std::int64_t{1} << 30;
-    four_bits.n = 1 << 13;
+    four_bits.n = 1 << 14;
     refused(four_bits, kernel, "takes at most 2^30 tiles of y");
   }
   d.weight = WeightFormat::s8_per_channel;

@@ -132,7 +132,9 @@ __device__ void store_rows(const std::uint8_t* buffer, int2 at, const Destinatio
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = lane / kUnits, unit = lane % kUnits;
   static_assert(32 % kUnits == 0);
-  Y* to = y.data + (at.x + row) * y.pitch + at.y + unit * (16 / static_cast<int>(sizeof(Y)));
+  const int col = at.y + unit * (16 / static_cast<int>(sizeof(Y)));
+  if (col >= y.cols) return;
+  Y* to = y.data + (at.x + row) * y.pitch + col;
   const int rows = min(Store::rows, y.rows - at.x);
 #pragma unroll 1  // as above
   for (int r = row; r < rows; r += 32 / kUnits, to += 32 / kUnits * y.pitch) {

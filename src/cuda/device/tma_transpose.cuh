@@ -131,7 +131,9 @@ template <class Y>
 __device__ void store_transposed_rows(const std::uint8_t* lines, int2 at, int rows, const TransposeTarget& y) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int unit = thread % 8;
-  auto* const to = reinterpret_cast<uint4*>(static_cast<Y*>(y.data) + at.x * y.pitch + at.y) + unit;
+  const int col = at.y + unit * (16 / static_cast<int>(sizeof(Y)));
+  if (col >= y.cols) return;
+  auto* const to = reinterpret_cast<uint4*>(static_cast<Y*>(y.data) + at.x * y.pitch + col);
   const std::int64_t pitch = y.pitch * static_cast<int>(sizeof(Y)) / 16;
   for (int row = thread / 8; row < min(rows, y.rows - at.x); row += 16) {
     to[row * pitch] = *reinterpret_cast<const uint4*>(lines + row * 128 + (unit ^ row % 8) * 16);

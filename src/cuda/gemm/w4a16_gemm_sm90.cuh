@@ -279,18 +279,14 @@ __global__ void __launch_bounds__(kGemmThreads, F::blocks)
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
   const int warp = uniform_warp();
-  const bool gathers = F::experts && arguments.experts.token != nullptr;
   gemm_prologue([&] {
     maps.prefetch();
     if constexpr (F::experts) maps.prefetch_panels(arguments.weight.zeros != nullptr);
-    init(shared, gathers);
+    init(shared);
   });
   if constexpr (F::experts) fill_table(shared.experts, arguments.experts, F::rows_a);
   const Place<F> place(shared, arguments);
   const auto produce = [&](int warp) {
-    if constexpr (F::experts) {
-      if (gathers) return gather_operands(shared, place, maps);
-    }
     if (threadIdx.x == 0) load_operands(shared, place, maps);
     if (!F::experts && (warp == 1 || warp == 2)) load_scales(shared, place);
     __syncwarp();

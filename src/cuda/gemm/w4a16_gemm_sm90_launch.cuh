@@ -100,8 +100,6 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
     set_panel_maps(kernel, problem, arguments.weight, kRowsB, 1, stack, maps);
     arguments.bias.type = o.bias.dtype;
     arguments.experts = experts_of(problem, o);
-    arguments.a = static_cast<const std::uint8_t*>(o.a.data);
-    arguments.a_pitch = o.a.strides[0] * (bits(problem.a) / 8);
     tiles = arguments.order.rows * max_tiles(problem, m, F::rows_a);
   }
   const auto clusters =

@@ -1,6 +1,5 @@
 // Tile scheduler and producer warpgroup of w4a16_gemm_sm90. One thread issues TMA loads for a and the weight; two warps
-// load the scales through their own ring of stages. Of experts it loads the scales too, whose weights are packed; or it
-// is the whole warpgroup, which gathers rows of a by cp.async, in both blocks of a pair.
+// load the scales through their own ring of stages. Of experts, whose weights are packed, it loads the scales too.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +7,6 @@
 #include <cstdint>
 
 #include "cuda/device/experts.cuh"
-#include "cuda/device/gather.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
@@ -78,8 +76,6 @@ struct Arguments {
   Bias bias;
   TransposeTarget y;
   Experts experts = {};
-  const std::uint8_t* a = nullptr;  // rows that are gathered
-  std::int64_t a_pitch = 0;
 };
 
 // A block's share of a tile: its first rows of the weight and of a, its part of K, and whose it is.
@@ -178,8 +174,8 @@ struct Place {
 };
 
 template <class F>
-__device__ void init(Shared<F>& shared, bool gathers) {
-  init_barriers(shared.full, gathers ? 1 + kWarpgroup : 1);
+__device__ void init(Shared<F>& shared) {
+  init_barriers(shared.full, 1);
   init_barriers(shared.empty, kClusterSize * 4 * kConsumers);
   init_barriers(shared.scales_full, F::experts ? 1 : kRowsB / 2);
   init_barriers(shared.scales_empty, kWarpgroup * kConsumers);
@@ -260,38 +256,6 @@ __device__ void load_operands(Shared<F>& shared, Place<F> place, const typename 
       at.next();
     }
   }
-}
-
-// The warpgroup, where rows of a are gathered: all of both.
-template <class F>
-__device__ void gather_operands(Shared<F>& shared, Place<F> place, const PanelMaps& maps) {
-  const Arguments& p = place.p;
-  RingPosition<F::stages> at;
-  Landings<F::stages> landings;
-  ExpertWeight<F> weight = {shared, maps, p.weight};
-  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
-    const Task task = place[t];
-    const GatheredRows<F::rows_a> rows(p.experts, task.origin.y, task.end);
-    for (int step = 0; step < p.steps; ++step) {
-      auto& stage = shared.stages[at.stage];
-      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      if (threadIdx.x / 32 == 0 && ptx::elect_one()) {
-        const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-        ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.b));
-#pragma unroll
-        for (int i = 0; i < F::k_tiles; ++i) weight.load(stage.b[i], task, step * F::k_tiles + i, full);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < F::k_tiles; ++i) {
-        const int first = (step * F::step + i * kTileK) * 2;  // byte
-        rows.copy(stage.a[i], p.a + first, p.a_pitch, p.weight.terms * 2 - first);
-      }
-      landings.commit(shared.full);
-      at.next();
-    }
-  }
-  landings.finish(shared.full);
 }
 
 // Two warps: the scales. Each lane's copies arrive when they have landed.

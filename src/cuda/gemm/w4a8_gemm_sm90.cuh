@@ -25,7 +25,6 @@
 #include <type_traits>
 
 #include "cuda/device/experts.cuh"
-#include "cuda/device/gather.cuh"
 #include "cuda/device/int4.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/tma_transpose.cuh"
@@ -238,26 +237,6 @@ __device__ void load_b(Shared<F>& shared, Place<F> place, const PanelMaps& maps,
   }
 }
 
-// The warpgroup, where rows of a are gathered: all of both.
-template <class F>
-__device__ void gather_operands(Shared<F>& shared, Place<F> place, const PanelMaps& maps, const Arguments& arguments) {
-  RingPosition<F::stages> at;
-  Landings<F::stages> landings;
-  const auto* const a = reinterpret_cast<const std::uint8_t*>(arguments.a);
-  for (int t = place.cluster; t < place.count(); t += place.clusters) {
-    const Spot spot = place[t];
-    const GatheredRows<F::rows_a> rows(arguments.experts, spot.origin.y, spot.end);
-    for (int step = 0; step < arguments.steps; ++step) {
-      ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      if (threadIdx.x / 32 == 0 && ptx::elect_one()) load_weight(shared, maps, spot, step, at.stage);
-      rows.copy(shared.a[at.stage], a + step * kTileK, arguments.a_pitch, arguments.weight.terms - step * kTileK);
-      landings.commit(shared.full);
-      at.next();
-    }
-  }
-  landings.finish(shared.full);
-}
-
 // One warp: scales and zero points of a weight that is not packed; zeros out of bounds. Each lane's copies arrive when
 // they have landed.
 template <class F>
@@ -385,9 +364,9 @@ __device__ inline float recompute_sum(const std::int8_t* a, const NibbleWeight& 
   return total;
 }
 
-// The row of a that a row of y is of.
+// Which scale of a is that of a row of y.
 template <class F>
-__device__ int row_of_a(const Arguments& p, int row) {
+__device__ int token_of(const Arguments& p, int row) {
   return F::experts ? p.experts.row_of_a(row) : row;
 }
 
@@ -408,8 +387,8 @@ __device__ __noinline__ void recompute_column(const Arguments& p, Spot spot, int
   const float bias = expert_bias<F>(p, spot).at(col, p.weight.rows, kNoBias);
   const int first = spot.origin.y;
   for (int row = first + static_cast<int>(threadIdx.x) % 4; row < min(first + F::rows_a, spot.end); row += 4) {
-    const int of_a = row_of_a<F>(p, row);
-    const float value = __fmaf_rn(recompute_sum(p.a + of_a * p.a_pitch, weight, col), p.a_scale[of_a], bias);
+    const float sum = recompute_sum(p.a + row * p.a_pitch, weight, col);
+    const float value = __fmaf_rn(sum, p.a_scale[token_of<F>(p, row)], bias);
     store_float(p.y.data, row * p.y.pitch + col, p.y_type, value);
   }
 }
@@ -440,7 +419,7 @@ struct Result {
       } else {
         const int of_y = spot.origin.y + row;
         const bool exists = of_y < spot.end;
-        const float* const from = exists ? scale.data + row_of_a<F>(arguments, of_y) * scale.stride : scale.data;
+        const float* const from = exists ? scale.data + token_of<F>(arguments, of_y) * scale.stride : scale.data;
         ptx::cp_async_4(&to[row], from, exists);
       }
     }
@@ -787,11 +766,10 @@ __global__ void __launch_bounds__(F::threads, F::blocks)
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
   const int warp = uniform_warp();
-  const bool gathers = F::experts && arguments.experts.token != nullptr;
   gemm_prologue([&] {
     maps.prefetch();
     if constexpr (F::packed) maps.prefetch_panels(F::zero_points);
-    init_barriers(shared.full, gathers ? 1 + kWarpgroup : F::packed ? 2 : 2 + 32);
+    init_barriers(shared.full, F::packed ? 2 : 2 + 32);
     init_barriers(shared.empty, kClusterSize * 4 * F::keepers);
     init_barriers(shared.groups_empty, kWarpgroup * F::keepers);
     if constexpr (F::helpers > 0) {
@@ -802,9 +780,6 @@ __global__ void __launch_bounds__(F::threads, F::blocks)
   if constexpr (F::experts) fill_table(shared.experts, arguments.experts, F::rows_a);
   const Place<F> place(shared, arguments);
   const auto produce = [&](int warp) {
-    if constexpr (F::experts) {
-      if (gathers) return gather_operands(shared, place, maps, arguments);
-    }
     if (warp == 0 && ptx::elect_one()) load_a(shared, place, maps, arguments);
     if (warp == 1 && ptx::elect_one()) load_b(shared, place, maps, arguments);
     if constexpr (!F::packed) {

@@ -2,13 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "base/message.h"
-#include "cuda/dispatch.h"
+#include "cuda/gemm/gather_rows.h"
 #include "cuda/gemm/w4a8_gemm_sm90_launch.cuh"
 
 namespace octile::cuda {
@@ -32,27 +30,30 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
     p.b.zero_point ? with.template operator()<true>() : with.template operator()<false>();
   };
   if (rows_a == kFewest) return with_rows.template operator()<kFewest>();
-  if (rows_a == kFew) return with_rows.template operator()<kFew>();
   if (rows_a == kNarrow) return with_rows.template operator()<kNarrow>();
   with_rows.template operator()<kWide>();
 }
 
-constexpr double kHidden = 0.85;  // of the shorter one of arithmetic and memory
+// Measured on an H200, layers of bench/torch/moe.py.
+constexpr double kFewestStepCycles = 750;
+constexpr double kStoreCycles = 30, kStoreWideCycles = 47;  // of a tile, for each of its rows; of f32
+constexpr double kHidden = 0.85;                            // of the shorter one of arithmetic and memory
 
 double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
   const double across = static_cast<double>(ceil_div(p.n, std::int64_t{kClusterSize} * rows_b_of(rows_a)));
   const double tiles = expected_tiles(p, m, rows_a) * across;
-  const int clusters = (rows_a <= kFew ? 2 : 1) * max_active_clusters(p.device, kClusterSize);
-  const double step_cycles = rows_a == kFewest ? 560 : rows_a == kFew ? 720 : wide_step_cycles(p, rows_a);
-  const double cycles = std::ceil(tiles / clusters) * (steps_of(p.k) * step_cycles + kTileCycles) + kGridCycles;
-  const double products = cycles / (kGigahertz * 1e9);
+  const int clusters = (rows_a == kFewest ? 2 : 1) * max_active_clusters(p.device, kClusterSize);
+  const double step_cycles = rows_a == kFewest ? kFewestStepCycles : wide_step_cycles(p, rows_a);
+  const double tile_cycles =
+      steps_of(p.k) * step_cycles + rows_a * (p.y == DType::f32 ? kStoreWideCycles : kStoreCycles);
+  const double products = (std::ceil(tiles / clusters) * tile_cycles + kGridCycles) / (kGigahertz * 1e9);
   const double memory = grouped_work(p).bytes / kBytesPerSecond;
   return kLaunchSeconds + std::max(products, memory) + (1 - kHidden) * std::min(products, memory);
 }
 
 int best_rows(const GemmProblem& p, std::int64_t m) {
   int best = kWide;
-  for (const int rows : {kNarrow, kFew, kFewest}) {
+  for (const int rows : {kNarrow, kFewest}) {
     if (expected_seconds(p, m, rows) < expected_seconds(p, m, best)) best = rows;
   }
   return best;
@@ -68,19 +69,20 @@ std::string supports(const GemmProblem& p) {
 
 Cost cost(const GemmProblem& p) {
   Cost cost = grouped_work(p);
-  cost.seconds = expected_seconds(p, p.m, best_rows(p, p.m));
+  cost.seconds = expected_seconds(p, p.m, best_rows(p, p.m)) + gather_seconds(p);
   return cost;
 }
 
 std::string detail(const GemmProblem& p) {
   const int rows = best_rows(p, p.m);
   return message("y^T = b * a^T, tile ", rows_b_of(rows), "x", rows, ", clusters of ", kClusterSize,
-                 p.gather ? ", rows gathered by cp.async" : "");
+                 p.gather ? ", rows of a gathered first" : "");
 }
 
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  for (const int rows_a : {kFewest, kFew, kNarrow, kWide}) {
+  if (problem.gather) prepare_gather_rows();
+  for (const int rows_a : {kFewest, kNarrow, kWide}) {
     with_form(problem, rows_a, []<class F>(F) { prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>)); });
   }
 }
@@ -88,7 +90,10 @@ void load(const GemmProblem& problem) {
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   const std::int64_t m = o.y.rows();
   if (m == 0 || o.a.rows() == 0 || problem.n == 0 || problem.experts == 0) return;
-  with_form(problem, best_rows(problem, m), [&]<class F>(F) { launch_form<F>(kName, problem, o, launch.stream); });
+  GemmOperands in_order = o;
+  if (problem.gather) gather_rows(problem, in_order, launch);
+  with_form(problem, best_rows(problem, m),
+            [&]<class F>(F) { launch_form<F>(kName, problem, in_order, launch.stream); });
 }
 
 }  // namespace
@@ -99,6 +104,7 @@ extern constinit const GemmKernel w4a8_grouped_gemm_sm90 = {
     .device = DeviceType::cuda,
     .supports = supports,
     .cost = cost,
+    .workspace = gathered_size,
     .launch = launch,
     .prepare = load,
     .detail = detail,

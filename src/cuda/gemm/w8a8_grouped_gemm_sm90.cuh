@@ -15,7 +15,6 @@
 #include <limits>
 
 #include "cuda/device/experts.cuh"
-#include "cuda/device/gather.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/store_tiles.cuh"
 #include "cuda/device/warp_specialized.cuh"
@@ -129,31 +128,60 @@ __device__ void load_operands(Shared& shared, const CUtensorMap& a, const CUtens
   }
 }
 
-// The warpgroup: rows of a by cp.async, and one thread b by TMA.
+// The warpgroup: rows of a by cp.async, 16 bytes of 16 of them at a time, and one thread b by TMA. What copies have
+// written is made visible to WGMMA kLag stages later. Rows beyond the expert's, and terms beyond k, are left as they
+// are: b has zeros there.
 template <class T, class Shared, class Arguments>
 __device__ void gather_operands(Shared& shared, const CUtensorMap& b, const Arguments& p, int n) {
+  constexpr int kLag = 2;
+  constexpr int kTurns = T::rows / 16;
+  static_assert(kLag < T::stages);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int chunk = thread % 8, line = thread / 8;
+  const std::uint32_t place_in_line = line * kTileK + (chunk ^ line % 8) * 16;
   Walk<T, Shared> walk(shared, p.col_tiles, p.experts.count);
-  RingPosition<T::stages> at;
-  Landings<T::stages> landings;
+  RingPosition<T::stages> at, landed;
+  int under_way = 0;
+  const auto land = [&] {
+    ptx::fence_proxy_async();
+    ptx::mbarrier_arrive(shared.full[landed.stage]);
+    landed.next();
+  };
   for (int t = walk.first; t < walk.total; t += walk.apart) {
     const Place place = walk[t];
     const int b_row = place.expert * n + place.col;
-    const GatheredRows<T::rows> rows(p.experts, place.row, place.end);
+    int rows[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const int row = place.row + line + 16 * i;
+      rows[i] = row < place.end ? p.experts.row_of_a(row) : -1;
+    }
+    int col = chunk * 16;
 #pragma unroll 1
-    for (int step = 0; step < p.steps; ++step) {
+    for (int step = 0; step < p.steps; ++step, col += kTileK) {
       auto& stage = shared.stages[at.stage];
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
-      if (threadIdx.x == 0) {
+      if (thread == 0) {
         const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
         ptx::mbarrier_arrive_expect_tx(full, sizeof(stage.b));
         load_b<T>(stage, b, step * kTileK, b_row, walk.rank, full);
       }
-      rows.copy(stage.a, p.a + step * kTileK, p.a_pitch, p.k - step * kTileK);
-      landings.commit(shared.full);
+      const std::uint32_t to = ptx::shared_address(stage.a) + place_in_line;
+#pragma unroll
+      for (int i = 0; i < kTurns; ++i) {
+        copy_async_if(rows[i] >= 0 && col < p.k, to + i * 16 * kTileK, p.a + rows[i] * p.a_pitch + col);
+      }
+      commit_copies();
+      if (++under_way > kLag) {
+        wait_for_copies<kLag>();
+        land();
+        --under_way;
+      }
       at.next();
     }
   }
-  landings.finish(shared.full);
+  wait_for_copies<0>();
+  for (; under_way > 0; --under_way) land();
 }
 
 // A consumer warp: its warpgroup, and its number in that.
