@@ -115,8 +115,12 @@ class LinearCases {
     }
     if (format != kW8A16) {  // several waves of Hopper's tiles for few rows and for many
       add_large({1, 5, 2, 8, 3, 1, 16, 4}, {0, 8192, 512}, 3);
-      add_large(some, {2, 4096, 2048}, 3);
-      add_large({2200, 0, 1900}, {1, 4096, 512}, 3);
+      if (format.float_a) {  // in f64, by one thread
+        add_large({600, 0, 450}, {1, 4096, 128}, 6);
+      } else {
+        add_large(some, {2, 4096, 2048}, 3);
+        add_large({2200, 0, 1900}, {1, 4096, 512}, 3);
+      }
     }
     return std::move(cases_);
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The experts of a mixture on a GPU: grouped_linear beside torch._grouped_mm (bf16), an int8 product in Triton, vLLM's
-Marlin (4-bit weights, bf16 tokens) and humming (4-bit weights; pip install humming-kernels).
+"""The experts of a mixture on a GPU: grouped_linear beside torch._grouped_mm (bf16), an int8 product in Triton and
+vLLM's Marlin (4-bit weights, bf16 tokens).
 
     python3 bench/torch/moe.py [--shapes qwen3-up ...] [--tokens 1 16 ...] [--formats w8a8 w4a8 w4a16]
                                [--vllm vllm/_moe_C_stable_libtorch.abi3.so of its wheel] [--json FILE]
@@ -187,32 +187,6 @@ class Marlin:
         return self.z if p.gather else torch.sum(self.z.view(p.tokens, p.slots, p.n), 1, out=p.y)
 
 
-# ---- humming ----
-
-
-class Humming:
-    """Rows of experts that lie one behind the other: those of "up" are gathered first, as torch's are."""
-
-    def __init__(self, layer, name):
-        p = self.layer = layer
-        if name not in p.humming:
-            from humming.layer import HummingLayer
-
-            x = {"dtype": "int8"} if name == "w4a8" else None
-            w = {"dtype": "int4", "group_size": GROUP}
-            made = HummingLayer(p.n, p.k, w, x, num_experts=p.experts, torch_dtype=torch.bfloat16).cuda()
-            made.load_from_unquantized(p.w16)
-            made.transform()
-            p.humming[name] = made
-        self.product, self.offsets = p.humming[name], p.offsets.long()
-
-    def __call__(self):
-        p = self.layer
-        x = p.x.index_select(0, p.token) if p.gather else p.x
-        z = self.product(x, expert_layout=self.offsets, compute_config={"gemm_type": "grouped_contiguous"})
-        return z if p.gather else p.sum_slots(z)
-
-
 # ---- A layer ----
 
 
@@ -221,7 +195,6 @@ class Layer:
 
     def __init__(self, shape, formats):
         self.experts, self.slots, self.k, self.n, self.gather = SHAPES[shape]
-        self.humming = {}
         g = self.generator = torch.Generator("cuda").manual_seed(1)
         rows = self.experts * self.n
         self.w8 = torch.empty(rows, self.k, dtype=torch.int8, device="cuda")
@@ -317,11 +290,7 @@ def cosine(a, b):
 
 
 # What each format is compared with.
-PEERS = {
-    "w8a8": ("triton", "torch"),
-    "w4a8": ("triton", "torch", "marlin", "humming4a8"),
-    "w4a16": ("torch", "marlin", "humming4a16"),
-}
+PEERS = {"w8a8": ("triton", "torch"), "w4a8": ("triton", "torch", "marlin"), "w4a16": ("torch", "marlin")}
 
 
 def peers(a):
@@ -334,12 +303,6 @@ def peers(a):
     elif any(name != "w8a8" for name in a.formats):
         torch.ops.load_library(a.vllm)
         names.append("marlin")
-    try:
-        import humming  # noqa: F401
-
-        names += [f"humming{name[1:]}" for name in a.formats if name != "w8a8"]
-    except ImportError as error:
-        print(f"left out: humming ({error})")
     return names
 
 
@@ -349,22 +312,19 @@ def contenders(name, layer):
         return [(name, layer.torch())]
     if name == "marlin":
         return [(name, Marlin(layer))]
-    if name.startswith("humming"):
-        return [(name, Humming(layer, f"w{name.removeprefix('humming')}"))]
     mean = layer.rows / layer.experts
     fitting = [t for t in TILES if t[0] <= max(16, 2 * mean)][-3:]
     return [((name, *tile), Triton(layer, tile)) for tile in fitting]
 
 
 def compare(what, layer, y, ours):
-    """Marlin has our 4-bit weights, the others those of 8 bits, or what these were made of."""
     like = ours.get("w4a16" if what == "marlin" else "w8a8")
     if like is None:
         return
     if what == "marlin" and layer.gather:
         like = like[layer.place.view(-1).long()]
     c = cosine(like, y)
-    if c < (0.98 if what[:7] == "humming" else 0.999):
+    if c < 0.999:
         print(f"  {what} computes something else: cosine {c:.4f}")
 
 

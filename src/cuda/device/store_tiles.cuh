@@ -125,20 +125,20 @@ __device__ void store_edge(const std::uint8_t* buffer, int2 at, const Destinatio
   }
 }
 
-// The first rows of a store tile that TMA could store whole.
+// The first rows of a store tile that TMA could store whole, to `to`; so many of its columns exist. Not inlined: its
+// registers would be missed elsewhere.
 template <class Y, class Store>
-__device__ void store_rows(const std::uint8_t* buffer, int2 at, const Destination<Y>& y) {
+__device__ __noinline__ void store_rows(const std::uint8_t* buffer, Y* to, std::int64_t pitch, int rows, int cols) {
   constexpr int kUnits = Store::row_bytes / 16;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = lane / kUnits, unit = lane % kUnits;
+  const int col = unit * (16 / static_cast<int>(sizeof(Y)));
   static_assert(32 % kUnits == 0);
-  const int col = at.y + unit * (16 / static_cast<int>(sizeof(Y)));
-  if (col >= y.cols) return;
-  Y* to = y.data + (at.x + row) * y.pitch + col;
-  const int rows = min(Store::rows, y.rows - at.x);
-#pragma unroll 1  // as above
-  for (int r = row; r < rows; r += 32 / kUnits, to += 32 / kUnits * y.pitch) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(buffer + Store::offset(r, unit * 16));
+  if (col >= cols) return;
+#pragma unroll 1
+  for (int r = row; r < rows; r += 32 / kUnits) {
+    *reinterpret_cast<uint4*>(to + r * pitch + col) =
+        *reinterpret_cast<const uint4*>(buffer + Store::offset(r, unit * 16));
   }
 }
 
@@ -184,7 +184,10 @@ __device__ void store_tiles(std::uint8_t (&memory)[buffers][Store::bytes], int f
     if (by_tma) ptx::fence_proxy_async();
     __syncwarp();
     if constexpr (Target::kClips) {
-      if (!by_tma && whole_cols) store_rows<Y, Store>(buffer, {at.x, col}, target.y);
+      if (!by_tma && whole_cols) {
+        Y* const to = target.y.data + at.x * target.y.pitch + col;
+        store_rows<Y, Store>(buffer, to, target.y.pitch, target.y.rows - at.x, target.y.cols - col);
+      }
     }
     if (!by_tma && !(Target::kClips && whole_cols)) store_edge<Y, Store>(buffer, {at.x, col}, target.y);
     if (leader) {
