@@ -29,9 +29,7 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
     };
     p.b.zero_point ? with.template operator()<true>() : with.template operator()<false>();
   };
-  if (rows_a == kFewest) return with_rows.template operator()<kFewest>();
-  if (rows_a == kNarrow) return with_rows.template operator()<kNarrow>();
-  with_rows.template operator()<kWide>();
+  rows_a == kFewest ? with_rows.template operator()<kFewest>() : with_rows.template operator()<kNarrow>();
 }
 
 // Measured on an H200, layers of bench/torch/moe.py.
@@ -52,11 +50,7 @@ double expected_seconds(const GemmProblem& p, std::int64_t m, int rows_a) {
 }
 
 int best_rows(const GemmProblem& p, std::int64_t m) {
-  int best = kWide;
-  for (const int rows : {kNarrow, kFewest}) {
-    if (expected_seconds(p, m, rows) < expected_seconds(p, m, best)) best = rows;
-  }
-  return best;
+  return expected_seconds(p, m, kFewest) < expected_seconds(p, m, kNarrow) ? kFewest : kNarrow;
 }
 
 std::string supports(const GemmProblem& p) {
@@ -82,7 +76,7 @@ std::string detail(const GemmProblem& p) {
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   if (problem.gather) prepare_gather_rows();
-  for (const int rows_a : {kFewest, kNarrow, kWide}) {
+  for (const int rows_a : {kFewest, kNarrow}) {
     with_form(problem, rows_a, []<class F>(F) { prepare(kName, w4a8_gemm_kernel<F>, sizeof(Shared<F>)); });
   }
 }
