@@ -52,6 +52,13 @@ class QuantizerCases {
           }
         },
         kNarrowFloats, kPrologues, kBools, kRows, kSizes);
+    combine(
+        [&](DType x, Prologue norm, bool residual, std::int64_t rows, std::int64_t cols) {
+          QuantizeDescription d = with_norm(turn_, {.x = x, .prologue = norm, .residual = residual});
+          d.orientation = turn_.pick(kOrientations);
+          add(d, {rows, cols});
+        },
+        kNarrowFloats, kNorms, kBools, kRows, kSizes);
     return std::move(cases_);
   }
 
@@ -64,6 +71,17 @@ class QuantizerCases {
              .prologue = turn_.pick(kPrologues),
              .gated = turn_.pick(kBools)},
             shape);
+      }
+      // Lanes of a norm's sum that have one value, two, and more than a thread keeps.
+      for (const std::int64_t cols : {1023, 1024, 1032, 2056, 4096, 5001, 8192, 8200, 20000}) {
+        for (const Prologue norm : kNorms) {
+          for (const DType x : kNarrowFloats) {
+            QuantizeDescription d = with_norm(turn_, {.x = x, .prologue = norm});
+            d.residual = turn_.pick(kBools);
+            d.orientation = turn_.pick(kOrientations);
+            add(d, {3, cols});
+          }
+        }
       }
       combine(
           [&](DType x, Prologue prologue, bool gated) {

@@ -194,8 +194,9 @@ class LargeCases {
     d.x = turn_.pick({DType::f16, DType::f16, DType::bf16, DType::f32});
     if (operation == Operation::prologue_quantize) {
       d.orientation = turn_.pick(kOrientations);
-      d.prologue = turn_.pick(kPrologues);
-      d.gated = turn_.pick(kBools);
+      d.prologue = turn_.pick({kPrologues[0], kPrologues[1], kNorms[0], kNorms[1]});
+      (is_norm(d.prologue) ? d.residual : d.gated) = turn_.pick(kBools);
+      if (is_norm(d.prologue)) d = with_norm(turn_, d);
     } else {
       d.q = turn_.pick({DType::s8, DType::s8, DType::s8, DType::u8, DType::s4});
       d.mapping = turn_.pick({Mapping::symmetric, Mapping::symmetric, Mapping::affine});

@@ -23,6 +23,7 @@ inline constexpr std::array kRoundings = {Rounding::nearest, Rounding::stochasti
 inline constexpr std::array kOrientations = {Orientation::row_major, Orientation::transposed, Orientation::both};
 inline constexpr std::array kMultipliers = {Multiplier::none, Multiplier::per_column, Multiplier::per_row};
 inline constexpr std::array kPrologues = {Prologue::gelu_tanh, Prologue::silu};
+inline constexpr std::array kNorms = {Prologue::rms_norm, Prologue::layer_norm};
 inline constexpr std::array kMasks = {Mask::inclusive, Mask::exclusive};
 inline const std::vector<DType> kQuantized = [] {
   std::vector<DType> types;
@@ -100,5 +101,12 @@ std::vector<Case> large_expert_cases(GemmFormat format);
 std::vector<Case> linear_backward_cases(Task task);
 std::vector<Case> expert_gradient_cases(Task task);
 std::vector<Case> special_linear_cases(Task task);
+
+// The options of a norm that take turns.
+inline QuantizeDescription with_norm(Rotation& turn, QuantizeDescription d) {
+  d.epsilon = turn.pick({1e-6, 1e-5, 0.0, 0.25});
+  d.norm_weight = turn.pick({DType::f32, d.x});
+  return d;
+}
 
 }  // namespace octile::check

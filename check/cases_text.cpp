@@ -14,7 +14,9 @@ std::string describe_one(const QuantizerCase& c) {
                  name(d.granularity), " group=", d.group, ' ', name(d.scale), ' ', name(d.mapping), ' ',
                  name(d.rounding), ' ', name(d.orientation), " multiplier=", name(d.multiplier), " mask=", name(d.mask),
                  " range=", d.q_min, "..", d.q_max, " min_scale=", d.min_scale, " scale_out=", c.scale_out,
-                 d.prologue == Prologue::none ? "" : message(' ', name(d.prologue), d.gated ? " gated" : ""));
+                 d.prologue == Prologue::none ? "" : message(' ', name(d.prologue), d.gated ? " gated" : ""),
+                 is_norm(d.prologue) ? message(" epsilon=", d.epsilon, " norm_weight=", d.norm_weight) : "",
+                 d.residual ? " residual" : "");
 }
 
 std::string describe_one(const LinearCase& c) {

@@ -128,6 +128,11 @@ Operands operands<QuantizeArgs>(const QuantizeDescription& d, std::int64_t rows)
   multiplier.size = {d.multiplier == Multiplier::per_column ? d.cols : rows};
   Operand scale = q.scale_out();
   scale.optional = q.given();
+  const bool norm = is_norm(d.prologue);
+  const bool centred = d.prologue == Prologue::layer_norm;
+  Operand mean = out("mean", DType::f32, {rows});
+  Operand rstd = out("rstd", DType::f32, {rows});
+  mean.optional = rstd.optional = true;
   return {q.real("x"),
           if_present(d.multiplier != Multiplier::none, multiplier),
           if_present(q.given(), q.scale("given_scale", Content::given_scale)),
@@ -136,7 +141,13 @@ Operands operands<QuantizeArgs>(const QuantizeDescription& d, std::int64_t rows)
           if_present(d.orientation != Orientation::row_major, out("q_transposed", d.q, {d.cols, rows})),
           scale,
           q.zero_point_out(),
-          if_present(d.gated, q.real("up"))};
+          if_present(d.gated, q.real("up")),
+          if_present(norm, {.name = "norm_weight", .dtype = d.norm_weight, .size = {d.cols}}),
+          if_present(centred, {.name = "norm_bias", .dtype = d.norm_weight, .size = {d.cols}}),
+          if_present(d.residual, q.real("residual")),
+          if_present(d.residual, out("sum", d.x, q.whole())),
+          if_present(centred, mean),
+          if_present(norm, rstd)};
 }
 
 template <>

@@ -2,12 +2,13 @@
 """Tokens a second of a Llama on a GPU by the format of its linear layers, with Transformers' generate().
 
     python3 bench/torch/generate.py [--kinds bf16 w8a8 ...] [--batch 1 8 64] [--layers 16] [--seconds 300] [--json FILE]
+                                    [--profile]
 
 The model has the layers of Llama 3 8B (4096, 14336 in the MLP, 32 heads, 8 for keys) with random weights; its head stays
 in bf16, as quantize_ leaves it. Decoding: a prompt of 128 tokens, greedy, a static cache. `compiled` is what generate()
 does with such a cache (mode "reduce-overhead"), `eager` is without torch.compile. A token's time is the difference of two
 calls over the difference of their tokens, in turns, the median of `--rounds`. Prefill: one forward of 2,048 tokens.
-torchao's and bitsandbytes' kinds are tried where they are installed.
+torchao's and bitsandbytes' kinds are tried where they are installed. --profile: the kernels of a compiled token instead.
 """
 
 import argparse
@@ -101,7 +102,8 @@ def seconds(body):
     return time.perf_counter() - begin
 
 
-def token_seconds(model, batch, rounds, compiled):
+def generator(model, batch, compiled):
+    """A function that generates so many tokens, warm."""
     ids = torch.randint(0, 32000, (batch, PROMPT), device="cuda")
 
     def generate(tokens):
@@ -110,14 +112,34 @@ def token_seconds(model, batch, rounds, compiled):
             cache_implementation="static", disable_compile=not compiled, max_length=None,
         )  # fmt: skip
 
-    for tokens in (LONG, SHORT):  # one cache size, so that one graph is compiled
+    for tokens in (LONG, SHORT, LONG):  # one cache size, so that one graph is compiled
         generate(tokens)
-    generate(LONG)
+    return generate
+
+
+def token_seconds(model, batch, rounds, compiled):
+    generate = generator(model, batch, compiled)
     times = {SHORT: [], LONG: []}
     for _ in range(rounds):
         for tokens in (SHORT, LONG):
             times[tokens].append(seconds(lambda tokens=tokens: generate(tokens)))
     return (statistics.median(times[LONG]) - statistics.median(times[SHORT])) / (LONG - SHORT)
+
+
+def kernels_of_a_token(model, batch):
+    """(name, calls, microseconds) of each kernel, longest first: a call of LONG tokens less one of SHORT, per token."""
+    generate = generator(model, batch, True)
+    totals = {}
+    for tokens, sign in ((SHORT, -1), (LONG, 1)):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            generate(tokens)
+            torch.cuda.synchronize()
+        for event in profile.events():
+            total = totals.setdefault(event.name, [0, 0.0])
+            total[0] += sign
+            total[1] += sign * event.time_range.elapsed_us()
+    table = [(name, calls / (LONG - SHORT), us / (LONG - SHORT)) for name, (calls, us) in totals.items()]
+    return sorted(table, key=lambda row: -row[2])
 
 
 def main():
@@ -128,6 +150,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--profile", action="store_true", help="the kernels of a token, compiled, and its time")
     options = parser.parse_args()
     begin, lines = time.time(), []
 
@@ -144,6 +167,16 @@ def main():
             model = model_of(options.layers)
             KINDS[kind](model)
             add(kind, "memory", torch.cuda.memory_allocated() / 2**20, "MiB")
+            if options.profile:
+                for batch in options.batch:
+                    torch._dynamo.reset()
+                    with torch.no_grad():
+                        add(kind, f"a token, batch {batch}", 1e6 * token_seconds(model, batch, 3, True), "us")
+                        rows = kernels_of_a_token(model, batch)
+                    add(kind, "its kernels", sum(us for _, _, us in rows), "us")
+                    for name, calls, us in rows[:40]:
+                        print(f"    {us:9.2f} us {calls:7.2f} x  {name[:150]}", flush=True)
+                continue
             ids = torch.randint(0, 32000, (1, PREFILL), device="cuda")
             with torch.no_grad():
                 run = lambda model=model, ids=ids: model(ids, logits_to_keep=1, use_cache=False)  # noqa: E731

@@ -83,6 +83,8 @@ class GatedMlp(nn.Module):
 
 
 class Block(nn.Module):
+    norms_add = False  # whether norms take what is added to x, and return the sum too
+
     def __init__(self, width: int, heads: int, bias: bool, split: bool, architecture: str):
         super().__init__()
         llama = architecture == "llama"
@@ -91,10 +93,20 @@ class Block(nn.Module):
         self.attention = Attention(width, heads, bias, split, rotary=llama)
         self.mlp = (GatedMlp if llama else Mlp)(width, bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, and what the next block adds to it first: in the pass of its norm, where that can."""
+        h, x = self.normalized(self.norm_attention, x, added)
         # Under autocast a norm answers in f32; the sums stay in the type of x.
-        x = x + self.attention(self.norm_attention(x)).to(x.dtype)
-        return x + self.mlp(self.norm_mlp(x)).to(x.dtype)
+        h, x = self.normalized(self.norm_mlp, x, self.attention(h).to(x.dtype))
+        return x, self.mlp(h).to(x.dtype)
+
+    def normalized(self, norm: nn.Module, x: torch.Tensor, added: torch.Tensor | None):
+        if added is None:
+            return norm(x), x
+        if self.norms_add:
+            return norm(added, x)
+        x = x + added
+        return norm(x), x
 
 
 class Gpt(nn.Module):
@@ -130,8 +142,10 @@ class Gpt(nn.Module):
         if self.positions is not None:
             x = x + self.positions(torch.arange(symbols.shape[1], device=symbols.device))
         x = x.to(residual)
+        added = None
         for block in self.blocks:
-            x = block(x)
+            x, added = block(x, added)
+        x = x if added is None else x + added
         logits = self.head(self.norm(x)).float()
         return F.cross_entropy(logits.view(-1, VOCABULARY), following.reshape(-1))
 

@@ -16,13 +16,14 @@ from .model import Gpt
 
 # What the linear layers of the blocks are. dX and dW of each: in 16 bits, or in int8, dY in blocks of 256 terms or with one
 # scale for the whole contraction; the forward is int8 in all of Octile's. "-fused": activations are computed by the pass that
-# quantizes them.
+# quantizes them, and "-norms": norms and the sums before them too.
 MODES = {
     "bf16": None,
     "octile-16bit": {"backward": "16bit"},
     "octile-mixed": {"backward": ("int8", "16bit")},
     "octile-int8": {"backward": "int8"},
     "octile-int8-fused": {"backward": "int8"},
+    "octile-int8-fused-norms": {"backward": "int8"},
     "octile-int8-128": {"backward": "int8-128"},
     "octile-int8-512": {"backward": "int8-512"},
     "octile-int8-whole": {"backward": "int8-whole"},
@@ -96,10 +97,22 @@ def convert(model: Gpt, settings: Settings) -> str:
         wanted.add(id(model.head))
     config = octile.Int8Training(activation=settings.activation, **fields)
     report = octile.quantize_(model, config, filter=lambda module, name: id(module) in wanted)
-    if settings.mode.endswith("-fused"):
-        fused = octile.SwiGLU if settings.architecture == "llama" else octile.GELU
+    llama = settings.architecture == "llama"
+    if "-fused" in settings.mode:
+        fused = octile.SwiGLU if llama else octile.GELU
         for block in model.blocks:
             block.mlp.activation = fused(backward=config.backward)
+    if settings.mode.endswith("-norms"):
+        for block in model.blocks:
+            block.norms_add = True
+            for name in ("norm_attention", "norm_mlp"):
+                norm = getattr(block, name)
+                with torch.device("meta"):
+                    new = (octile.RMSNorm if llama else octile.LayerNorm)(
+                        *norm.weight.shape, norm.eps, backward=config.backward
+                    )
+                new.load_state_dict(norm.state_dict(keep_vars=True), assign=True)
+                setattr(block, name, new)
     left = [n for n, m in model.blocks.named_modules() if type(m) is nn.Linear]
     if left:
         raise RuntimeError(f"not converted: {', '.join(left)}")

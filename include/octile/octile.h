@@ -134,7 +134,13 @@ enum {
   OCTILE_LAYOUT_OUT_IN = 0,
   OCTILE_LAYOUT_IN_OUT
 };
-enum { OCTILE_PROLOGUE_NONE = 0, OCTILE_PROLOGUE_GELU_TANH, OCTILE_PROLOGUE_SILU };
+enum {
+  OCTILE_PROLOGUE_NONE = 0,
+  OCTILE_PROLOGUE_GELU_TANH,
+  OCTILE_PROLOGUE_SILU,
+  OCTILE_PROLOGUE_RMS_NORM,
+  OCTILE_PROLOGUE_LAYER_NORM
+};
 enum { OCTILE_PRODUCT_NONE = 0, OCTILE_PRODUCT_DEQUANTIZED, OCTILE_PRODUCT_INT8 };
 enum { OCTILE_GRADIENT_DX = 0, OCTILE_GRADIENT_DW, OCTILE_GRADIENT_DB };
 
@@ -217,8 +223,11 @@ typedef struct {
     double min_scale;   /* of dynamic scales, 2^-79 to 1. Default 1e-8 */
     double least_scale; /* deprecated: the old name of min_scale */
   };
-  int32_t prologue; /* OCTILE_PROLOGUE_..., of octile_quantize_plan alone. Default NONE */
-  int32_t gated;    /* boolean: the prologue's result is multiplied by `up` */
+  int32_t prologue;    /* OCTILE_PROLOGUE_..., of octile_quantize_plan alone. Default NONE */
+  int32_t gated;       /* boolean: an activation's result is multiplied by `up` */
+  double epsilon;      /* of a norm. Default 1e-6 */
+  int32_t norm_weight; /* OCTILE_DTYPE_... of norm_weight and norm_bias: F32 or x's. Default F32 */
+  int32_t residual;    /* boolean: x + residual is normalized, and written to `sum` */
 } octile_quantize_description;
 
 OCTILE_API octile_status octile_quantize_description_init(octile_quantize_description* description, size_t size);
@@ -238,6 +247,12 @@ typedef struct {
   const octile_tensor* zero_point;       /* out, with DYNAMIC and AFFINE */
   uint64_t seed;                         /* of stochastic rounding */
   const octile_tensor* up;               /* (rows, cols), if gated */
+  const octile_tensor* norm_weight;      /* (cols), with RMS_NORM and LAYER_NORM */
+  const octile_tensor* norm_bias;        /* (cols), with LAYER_NORM */
+  const octile_tensor* residual;         /* (rows, cols), if residual */
+  const octile_tensor* sum;              /* out (rows, cols), if residual */
+  const octile_tensor* mean;             /* out (rows), F32, with LAYER_NORM; may be absent */
+  const octile_tensor* rstd;             /* out (rows), F32, of a norm: 1 / sqrt(.. + epsilon); may be absent */
 } octile_quantize_args;
 
 typedef struct {

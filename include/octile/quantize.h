@@ -42,10 +42,13 @@ struct QuantizeDescription {
   Device device = {};
   int threads = 0;          // maximum number of CPU threads; 0: all. Results do not depend on it
   std::string kernel = {};  // empty: the fastest. A row's name, or an arch ("reference"), restricts the choice
-  // Of QuantizePlan: quantizes prologue(x), or with `gated` prologue(x) * up, rounded to x's type. For f16, bf16 and
-  // f32 to s8, symmetric with a dynamic scale for each row, to nearest, without a multiplier.
+  // Of QuantizePlan: quantizes prologue(x), or of an activation with `gated` prologue(x) * up, rounded to x's type. For
+  // f16, bf16 and f32 to s8, symmetric with a dynamic scale for each row, to nearest, without a multiplier.
   Prologue prologue = Prologue::none;
   bool gated = false;
+  double epsilon = 1e-6;           // of a norm; its f32 is taken
+  DType norm_weight = DType::f32;  // of a norm's weight and bias: f32 or x's
+  bool residual = false;           // of a norm: of x + residual, rounded to x's type and written to `sum`
 };
 
 // Scales and zero points, wherever they appear below: shape (1) for tensor, (rows) for row, (cols) for column,
@@ -59,11 +62,17 @@ struct QuantizeArgs {
   ConstTensor given_zero_point = {};  // with ScaleSource::given and affine: within q_min..q_max
   Tensor q = {};                      // (rows, cols), unless transposed only
   Tensor q_transposed = {};           // (cols, rows), if transposed or both
-  Tensor scale = {};       // dynamic: written. given: if present, written with the given scale, or with NaN for a
-                           // segment that holds a NaN or an infinity (its integers are then 0)
-  Tensor zero_point = {};  // dynamic affine: written
-  std::uint64_t seed = 0;  // of stochastic rounding
-  ConstTensor up = {};     // (rows, cols), if gated
+  Tensor scale = {};             // dynamic: written. given: if present, written with the given scale, or with NaN for a
+                                 // segment that holds a NaN or an infinity (its integers are then 0)
+  Tensor zero_point = {};        // dynamic affine: written
+  std::uint64_t seed = 0;        // of stochastic rounding
+  ConstTensor up = {};           // (rows, cols), if gated
+  ConstTensor norm_weight = {};  // (cols), of a norm
+  ConstTensor norm_bias = {};    // (cols), of layer_norm
+  ConstTensor residual = {};     // (rows, cols), if residual
+  Tensor sum = {};               // (rows, cols), if residual
+  Tensor mean = {};              // (rows), f32, of layer_norm; may be absent
+  Tensor rstd = {};              // (rows), f32, of a norm: 1 / sqrt(.. + epsilon); may be absent
 };
 
 // x = (q - z) * s.

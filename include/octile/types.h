@@ -124,8 +124,9 @@ enum class Orientation : std::uint8_t { row_major, transposed, both };
 // An optional factor on the quantizer's input, one per column or one per row of x.
 enum class Multiplier : std::uint8_t { none, per_column, per_row };
 // What a quantizer does to its input first. gelu_tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-// silu: x / (1 + exp(-x)). docs/reference/contract.md has both to the bit.
-enum class Prologue : std::uint8_t { none, gelu_tanh, silu };
+// silu: x / (1 + exp(-x)). rms_norm: x / sqrt(mean(x^2) + epsilon) * weight of each row; layer_norm:
+// (x - mean(x)) / sqrt(variance + epsilon) * weight + bias. docs/reference/contract.md has all to the bit.
+enum class Prologue : std::uint8_t { none, gelu_tanh, silu, rms_norm, layer_norm };
 // Which values count as in range for the straight-through gradient: q_min <= v <= q_max, or q_min < v < q_max.
 enum class Mask : std::uint8_t { inclusive, exclusive };
 

@@ -81,6 +81,69 @@ bool boolean(Value value) { return (value & 0xff) != 0; }
 
 // ---- quantize ----
 
+namespace {
+
+void check_orientation(std::int32_t orientation) {
+  if (orientation < OCTILE_ORIENTATION_ROW_MAJOR || orientation > OCTILE_ORIENTATION_BOTH) {
+    fail("orientation is %d; 0 (row-major), 1 (transposed) and 2 (both) are known", orientation);
+  }
+}
+
+octile_quantize_description quantize_description(const Input& x, std::int32_t granularity, std::int32_t orientation) {
+  static const auto kDefaults = defaults(octile_quantize_description_init);
+  octile_quantize_description description = kDefaults;
+  description.rows = x.rows();
+  description.cols = x.columns();
+  description.x = dtype_of(x.torch_dtype());
+  description.granularity = granularity;
+  description.orientation = orientation;
+  return description;
+}
+
+// q, q_transposed and scale of a run.
+class Quantized {
+ public:
+  Quantized(const Input& x, const octile_quantize_description& description)
+      : q_(shim.s8, x.device()),
+        q_transposed_(shim.s8, x.device()),
+        scale_(x.torch_dtype() == shim.f64 ? shim.f64 : shim.f32, x.device()) {
+    const std::int64_t rows = x.rows(), columns = x.columns();
+    // _ops.py has the reasons.
+    const std::int64_t row_stride = (columns + 15) / 16 * 16, transposed_stride = (rows + 15) / 16 * 16 + 128;
+    row_major_ = description.orientation != OCTILE_ORIENTATION_TRANSPOSED;
+    transposed_ = description.orientation != OCTILE_ORIENTATION_ROW_MAJOR;
+    q_shape_ = row_major_ ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
+    transposed_shape_ = transposed_ ? Shape{columns, rows, transposed_stride} : Shape{0, 0, 1};
+    scales_ = description.granularity == OCTILE_GRANULARITY_TENSOR ? 1
+              : description.granularity == OCTILE_GRANULARITY_ROW  ? rows
+                                                                   : columns;
+    q_.create_matrix(q_shape_);
+    q_transposed_.create_matrix(transposed_shape_);
+    scale_.create_vector(scales_);
+    if (rows == 0 || columns == 0) scale_.fill(kMinScale);  // the library writes nothing then
+  }
+
+  void put_into(octile_quantize_args& args) {
+    if (row_major_) args.q = views_(q_, q_shape_);
+    if (transposed_) args.q_transposed = views_(q_transposed_, transposed_shape_);
+    args.scale = views_(scale_, scales_);
+  }
+  void release_to(Value* stack) {
+    stack[0] = q_.release();
+    stack[1] = q_transposed_.release();
+    stack[2] = scale_.release();
+  }
+
+ private:
+  Output q_, q_transposed_, scale_;
+  Shape q_shape_, transposed_shape_;
+  std::int64_t scales_;
+  bool row_major_, transposed_;
+  Views views_;
+};
+
+}  // namespace
+
 // quantize(Tensor x, int granularity, int orientation, Tensor? given_scale=None, int prologue=0, Tensor? up=None)
 //     -> (Tensor, Tensor, Tensor)
 void quantize(Value* stack) {
@@ -91,21 +154,11 @@ void quantize(Value* stack) {
   look(x, given_scale, up);
   x.as_matrix();
   if (up.present()) up.as_matrix();
-  const std::int64_t rows = x.rows(), columns = x.columns();
   if (granularity < OCTILE_GRANULARITY_TENSOR || granularity > OCTILE_GRANULARITY_COLUMN) {
     fail("granularity is %d; 0 (tensor), 1 (row) and 2 (column) are known", granularity);
   }
-  if (orientation < OCTILE_ORIENTATION_ROW_MAJOR || orientation > OCTILE_ORIENTATION_BOTH) {
-    fail("orientation is %d; 0 (row-major), 1 (transposed) and 2 (both) are known", orientation);
-  }
-
-  static const auto kDefaults = defaults(octile_quantize_description_init);
-  octile_quantize_description description = kDefaults;
-  description.rows = rows;
-  description.cols = columns;
-  description.x = dtype_of(x.torch_dtype());
-  description.granularity = granularity;
-  description.orientation = orientation;
+  check_orientation(orientation);
+  octile_quantize_description description = quantize_description(x, granularity, orientation);
   if (given_scale.present()) {
     given_scale.as_vector();
     description.scale = OCTILE_SCALE_GIVEN;
@@ -115,35 +168,69 @@ void quantize(Value* stack) {
   place(x.device(), &description);
   const std::shared_ptr<const Plan> plan = find_plan(description);
 
-  // _ops.py has the reasons.
-  const std::int64_t row_stride = (columns + 15) / 16 * 16, transposed_stride = (rows + 15) / 16 * 16 + 128;
-  const bool row_major = orientation != OCTILE_ORIENTATION_TRANSPOSED;
-  const bool transposed = orientation != OCTILE_ORIENTATION_ROW_MAJOR;
-  const Shape q_shape = row_major ? Shape{rows, columns, row_stride} : Shape{0, 0, 1};
-  const Shape transposed_shape = transposed ? Shape{columns, rows, transposed_stride} : Shape{0, 0, 1};
-  const std::int64_t scales = granularity == OCTILE_GRANULARITY_TENSOR ? 1
-                              : granularity == OCTILE_GRANULARITY_ROW  ? rows
-                                                                       : columns;
-  Output q(shim.s8, x.device()), q_transposed(shim.s8, x.device());
-  Output scale(x.torch_dtype() == shim.f64 ? shim.f64 : shim.f32, x.device());
-  q.create_matrix(q_shape);
-  q_transposed.create_matrix(transposed_shape);
-  scale.create_vector(scales);
-  if (rows == 0 || columns == 0) scale.fill(kMinScale);  // the library writes nothing then
-
-  View x_view, given_view, q_view, transposed_view, scale_view, up_view;
+  Quantized results(x, description);
+  Views view;
   octile_quantize_args args = {};
   args.struct_size = sizeof args;
-  args.x = x_view.matrix(x);
-  if (given_scale.present()) args.given_scale = given_view.vector(given_scale);
-  if (row_major) args.q = q_view.matrix(q, q_shape);
-  if (transposed) args.q_transposed = transposed_view.matrix(q_transposed, transposed_shape);
-  args.scale = scale_view.vector(scale, scales);
-  if (up.present()) args.up = up_view.matrix(up);
+  args.x = view(x);
+  args.given_scale = view(given_scale);
+  args.up = view(up);
+  results.put_into(args);
   run(octile_quantize_run, *plan, args, x.device());
-  stack[0] = q.release();
-  stack[1] = q_transposed.release();
-  stack[2] = scale.release();
+  results.release_to(stack);
+}
+
+// ---- norm_quantize ----
+
+// norm_quantize(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int prologue, int orientation, float epsilon)
+//     -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)
+void norm_quantize(Value* stack) {
+  Input x("x", stack[0]), weight("weight", stack[1]), bias = Input::optional("bias", stack[2]);
+  Input residual = Input::optional("residual", stack[3]);
+  const std::int32_t prologue = choice(stack[4]), orientation = choice(stack[5]);
+  look(x, weight, bias, residual);
+  x.as_matrix();
+  weight.as_vector();
+  if (bias.present()) bias.as_vector();
+  if (residual.present()) residual.as_matrix();
+  check_orientation(orientation);
+  if (prologue != OCTILE_PROLOGUE_RMS_NORM && prologue != OCTILE_PROLOGUE_LAYER_NORM) {
+    fail("prologue is %d; 3 (rms_norm) and 4 (layer_norm) are norms", prologue);
+  }
+
+  octile_quantize_description description = quantize_description(x, OCTILE_GRANULARITY_ROW, orientation);
+  description.prologue = prologue;
+  description.norm_weight = dtype_of(weight.torch_dtype());
+  description.residual = residual.present();
+  std::memcpy(&description.epsilon, &stack[6], sizeof description.epsilon);
+  place(x.device(), &description);
+  const std::shared_ptr<const Plan> plan = find_plan(description);
+
+  const std::int64_t rows = x.rows(), columns = x.columns();
+  const bool centred = prologue == OCTILE_PROLOGUE_LAYER_NORM;
+  const Shape sum_shape = residual.present() ? Shape{rows, columns, columns} : Shape{0, 0, 1};
+  Quantized results(x, description);
+  Output sum(x.torch_dtype(), x.device()), mean(shim.f32, x.device()), rstd(shim.f32, x.device());
+  sum.create_matrix(sum_shape);
+  mean.create_vector(centred ? rows : 0);
+  rstd.create_vector(rows);
+  if (columns == 0) mean.fill(0), rstd.fill(0);
+  Views view;
+  octile_quantize_args args = {};
+  args.struct_size = sizeof args;
+  args.x = view(x);
+  args.norm_weight = view(weight);
+  args.norm_bias = view(bias);
+  args.residual = view(residual);
+  if (residual.present()) args.sum = view(sum, sum_shape);
+  if (centred) args.mean = view(mean, rows);
+  args.rstd = view(rstd, rows);
+  results.put_into(args);
+  run(octile_quantize_run, *plan, args, x.device());
+  results.release_to(stack);
+  stack[3] = sum.release();
+  stack[4] = mean.release();
+  stack[5] = rstd.release();
 }
 
 namespace {

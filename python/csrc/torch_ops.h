@@ -10,6 +10,7 @@
 namespace octile_torch {
 
 void quantize(Value* stack);
+void norm_quantize(Value* stack);
 void dequantize(Value* stack);
 void linear(Value* stack);
 void linear_int8(Value* stack);

@@ -25,6 +25,7 @@ struct Registration {
 
 constexpr Registration kOps[] = {
     {"quantize", quantize, 6, 3},
+    {"norm_quantize", norm_quantize, 7, 6},
     {"dequantize", dequantize, 5, 1},
     {"linear", linear, 8, 1},
     {"linear_int8", linear_int8, 7, 1},

@@ -2,7 +2,8 @@
 
 Layers for training     Linear (a torch.nn.Linear), QuantizedLinear and CustomLinearFunction (the reference interface)
 Layers for inference    W8A8Linear, W8A8StaticLinear, W8A16Linear, W4A16Linear, W4A8Linear
-Quantized inputs        GELU, SwiGLU, quantize_input(x): of layers that train, in the pass that computes them
+Quantized inputs        GELU, SwiGLU, RMSNorm, LayerNorm, quantize_input(x): of layers that train, in the pass
+                        that computes them
 Whole models            quantize_(model, config): Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16 or W4A8
 Calibration             with calibrate(model) as calibration: model(x)
 Faster for few rows     pack_(model)
@@ -36,9 +37,11 @@ _OF_TORCH = [
     "Experts",
     "GELU",
     "Int8Training",
+    "LayerNorm",
     "Linear",
     "QuantizedLinear",
     "QuantizedInput",
+    "RMSNorm",
     "Report",
     "SwiGLU",
     "W4A8Linear",
@@ -78,7 +81,7 @@ else:
     from .experts import Experts
     from .functional import QuantizedInput, linear
     from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
-    from .quantized_input import GELU, SwiGLU, quantize_input
+    from .quantized_input import GELU, LayerNorm, RMSNorm, SwiGLU, quantize_input
     from .static_weights import cache_weights_
     from .training import Linear, QuantizedLinear, clear_weight_cache
     from .tuning import use_tuning

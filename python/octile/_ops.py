@@ -2,6 +2,8 @@
 
     quantize         x (R, C) float -> q (R, C), q_transposed (C, R), scale (1), (R) or (C): its own or given; of a
                      prologue of x, if one is asked for, or of that times up (R, C)
+    norm_quantize    quantize, with a scale for each row, of a norm of x or of x + residual: (q, q_transposed, scale, sum (R, C),
+                     mean (R), rstd (R)); what was not asked for, and an rms_norm's mean, is empty
     dequantize       weight (N, columns) as floats, int8 or of 4 bits a value
     linear           y = x * dequantize(weight)^T + bias, x (..., K) float, quantized inside
     linear_int8      the same for x (M, K) that is quantized already
@@ -32,6 +34,8 @@ from . import _c, _ctypes_ops, _plans
 _SCHEMAS = {
     "quantize": "(Tensor x, int granularity, int orientation, Tensor? given_scale=None, int prologue=0, Tensor? up=None) "
     "-> (Tensor, Tensor, Tensor)",
+    "norm_quantize": "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int prologue, int orientation, "
+    "float epsilon) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "dequantize": "(Tensor weight, Tensor weight_scale, Tensor? weight_zero_point, int columns, ScalarType dtype) -> Tensor",
     "linear": "(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout, "
     "Tensor? x_multiplier=None, float static_scale=0.0) -> Tensor",
@@ -85,6 +89,20 @@ def _fake_quantize(x, granularity, orientation, given_scale=None, prologue=0, up
     length = 1 if granularity == _c.PER_TENSOR else rows if granularity == _c.PER_ROW else columns
     scale = x.new_empty((length,), dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
     return q, q_transposed, scale
+
+
+def _fake_norm_quantize(x, weight, bias, residual, prologue, orientation, epsilon):
+    rows, columns = x.shape
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise RuntimeError(
+            f"octile: residual is {tuple(residual.shape)} of {residual.dtype}, x {tuple(x.shape)} of {x.dtype}"
+        )
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and (t.shape != (columns,) or t.dtype not in (torch.float32, x.dtype)):
+            raise RuntimeError(f"octile: {name} is {tuple(t.shape)} of {t.dtype}, x {tuple(x.shape)} of {x.dtype}")
+    vectors = (x.new_empty((n,), dtype=torch.float32) for n in (rows if prologue == _c.LAYER_NORM else 0, rows))
+    total = x.new_empty((0, 0) if residual is None else (rows, columns))
+    return *_fake_quantize(x, _c.PER_ROW, orientation), total, *vectors
 
 
 def _fake_dequantize(weight, weight_scale, weight_zero_point, columns, dtype):

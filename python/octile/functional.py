@@ -200,14 +200,15 @@ def once_differentiable(backward):
     """torch's decorator of that name silently takes a gradient penalty for a constant where dY needs no gradient."""
 
     @functools.wraps(backward)
-    def wrapper(ctx, dy, *_):  # the other outputs have no gradient
+    def wrapper(ctx, *given):
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return backward(ctx, dy)
+            return backward(ctx, *given)
         with torch.no_grad():
-            gradients = backward(ctx, dy)
+            gradients = backward(ctx, *given)
         refusing = [None if g is None else g.detach().requires_grad_() for g in gradients]
         # With dY, so that it is met as well by who differentiates by what dY was made of.
-        return tuple(torch._C._functions.DelayedError(_TWICE, len(refusing) + 1)(*refusing, dy))[:-1]
+        all_of_them = [*refusing, *(g for g in given if g is not None)]
+        return tuple(torch._C._functions.DelayedError(_TWICE, len(all_of_them))(*all_of_them))[: len(refusing)]
 
     return wrapper
 

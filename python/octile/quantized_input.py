@@ -1,7 +1,8 @@
 """What makes the inputs of layers that train int8 in the pass that computes them.
 
-quantize_input   of any x, once for several layers
-GELU, SwiGLU     activations (gelu, swiglu: the same as functions)
+quantize_input       of any x, once for several layers
+GELU, SwiGLU         activations (gelu, swiglu: the same as functions)
+RMSNorm, LayerNorm   norms, which may add a residual first (rms_norm, layer_norm)
 
 Each returns a QuantizedInput, which octile.Linear and QuantizedLinear take in place of a tensor, any number of them the
 same one. x is not written in 16 bits and read again. The integers are those of the activation rounded to x's type and then
@@ -18,6 +19,7 @@ from . import _c, functional
 from .functional import QuantizedInput
 
 _GELU, _SILU = _c.GELU_TANH, _c.SILU
+_norm_quantize = torch.ops.octile.norm_quantize.default
 
 
 def _activated(prologue, x):
@@ -46,7 +48,7 @@ class _Quantize(torch.autograd.Function):
 
     @staticmethod
     @functional.once_differentiable
-    def backward(ctx, dh):
+    def backward(ctx, dh, *_):  # the other outputs have no gradient
         x, up = ctx.saved_tensors
         prologue, (need_x, need_up) = ctx.prologue, ctx.needs_input_grad[:2]
         if dh is None or prologue == _c.NO_PROLOGUE:
@@ -57,6 +59,56 @@ class _Quantize(torch.autograd.Function):
         if need_up:
             dup = dh * _activated(prologue, x)
         return dx, dup, None, None
+
+
+class _Norm(torch.autograd.Function):
+    """A norm of x, or of x + residual and that sum, as the fields of a QuantizedInput."""
+
+    @staticmethod
+    def forward(ctx, x, residual, weight, bias, orientation, eps):
+        rows = functional._rows(x)
+        added = None if residual is None else functional._rows(residual)
+        prologue = _c.RMS_NORM if bias is None else _c.LAYER_NORM
+        q, q_transposed, scale, total, mean, rstd = _norm_quantize(
+            rows, weight, bias, added, prologue, orientation, eps
+        )
+        total = x if residual is None else torch.ops.aten._unsafe_view(total, x.shape)
+        ctx.mark_non_differentiable(q, q_transposed, scale)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(total, weight, mean, rstd)
+        ctx.centred, ctx.added = bias is not None, residual is not None
+        return x.new_full((), math.nan).expand(x.shape), total if ctx.added else None, q, q_transposed, scale
+
+    @staticmethod
+    @functional.once_differentiable
+    def backward(ctx, dh, dtotal, *_):
+        total, weight, mean, rstd = ctx.saved_tensors
+        need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
+        dx = dweight = dbias = None
+        if dh is not None:
+            wide = functional._rows(total).float()
+            h = (wide - mean[:, None] if ctx.centred else wide) * rstd[:, None]
+            dh = functional._rows(dh).float()
+            if need_x or need_residual:
+                dz = dh * weight
+                dx = dz - h * (dz * h).mean(-1, keepdim=True)
+                if ctx.centred:
+                    dx = dx - dz.mean(-1, keepdim=True)
+                dx = (dx * rstd[:, None]).view(total.shape)
+            if need_weight:
+                dweight = (dh * h).sum(0).to(weight.dtype)
+            if need_bias:
+                dbias = dh.sum(0).to(weight.dtype)
+        if dtotal is not None and (need_x or need_residual):
+            dx = dtotal if dx is None else dx + dtotal
+        dx = None if dx is None else dx.to(total.dtype)
+        return dx if need_x else None, dx if need_residual else None, dweight, dbias, None, None
+
+
+def _transposed(backward):
+    """Whether an int8 dW will read the transpose."""
+    int8 = functional.options("out_in", True, "per_token", backward, "nearest").dw == _c.INT8
+    return int8 and torch.is_grad_enabled()
 
 
 def _quantized(x, up, prologue, backward):
@@ -72,8 +124,7 @@ def _quantized(x, up, prologue, backward):
     if torch.compiler.is_compiling():  # autocast, as the layers do it there
         x = x.to(functional.autocast_dtype(x))
         up = None if up is None else up.to(x.dtype)
-    int8 = functional.options("out_in", True, "per_token", backward, "nearest").dw == _c.INT8
-    transposed = int8 and torch.is_grad_enabled()
+    transposed = _transposed(backward)
     like, q, q_transposed, scale = _Quantize.apply(x, up, prologue, _c.BOTH if transposed else _c.ROW_MAJOR)
     return QuantizedInput(like, q, q_transposed if transposed else None, scale)
 
@@ -95,6 +146,40 @@ def gelu(x, *, approximate="tanh", backward="int8"):
 def swiglu(gate, up, *, backward="int8"):
     """silu(gate) * up as a QuantizedInput. gate, up (..., K), float16, bfloat16 or float32; they may be slices."""
     return _quantized(gate, up, _SILU, backward)
+
+
+def _normalized(x, residual, weight, bias, eps, backward):
+    if not torch.compiler.is_compiling():
+        functional.refuse_transforms(x, residual, weight)
+    if x.dim() == 0 or weight.shape != x.shape[-1:]:
+        raise RuntimeError(f"octile: x is {tuple(x.shape)}, the norm's weight {tuple(weight.shape)}, expected (K,)")
+    if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
+        raise RuntimeError(
+            f"octile: x is {tuple(x.shape)} of {x.dtype}, residual {tuple(residual.shape)} of {residual.dtype}; "
+            "they have to be alike"
+        )
+    if weight.dtype not in (torch.float32, x.dtype) or (bias is not None and bias.dtype is not weight.dtype):
+        weight, bias = weight.float(), None if bias is None else bias.float()
+    transposed = _transposed(backward)
+    orientation = _c.BOTH if transposed else _c.ROW_MAJOR
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    like, total, q, q_transposed, scale = _Norm.apply(x, residual, weight, bias, orientation, eps)
+    quantized = QuantizedInput(like, q, q_transposed if transposed else None, scale)
+    return quantized if residual is None else (quantized, total)
+
+
+def rms_norm(x, weight, eps=None, *, residual=None, backward="int8"):
+    """torch.nn.functional.rms_norm(x, weight.shape, weight, eps) as a QuantizedInput.
+
+    x (..., K), float16, bfloat16 or float32; weight (K). With a residual shaped as x: of x + residual, rounded to x's type;
+    returns (QuantizedInput, that sum).
+    """
+    return _normalized(x, residual, weight, None, eps, backward)
+
+
+def layer_norm(x, weight, bias, eps=1e-5, *, residual=None, backward="int8"):
+    """torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps), likewise."""
+    return _normalized(x, residual, weight, bias, eps, backward)
 
 
 def _check_approximate(approximate):
@@ -131,3 +216,37 @@ class SwiGLU(nn.Module):
 
     def extra_repr(self):
         return f"backward={self.backward!r}"
+
+
+class RMSNorm(nn.Module):
+    """torch.nn.RMSNorm over the last dimension, in front of octile.Linear: the same parameter, but it returns a
+    QuantizedInput, and with a residual (QuantizedInput, x + residual). backward: that layer's.
+    """
+
+    def __init__(self, width, eps=None, *, backward="int8", device=None, dtype=None):
+        super().__init__()
+        functional.options("out_in", True, "per_token", backward, "nearest")
+        self.eps, self.backward = eps, backward
+        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+
+    def forward(self, x, residual=None):
+        return rms_norm(x, self.weight, self.eps, residual=residual, backward=self.backward)
+
+    def extra_repr(self):
+        return f"{self.weight.shape[0]}, eps={self.eps}, backward={self.backward!r}"
+
+
+class LayerNorm(nn.Module):
+    """torch.nn.LayerNorm over the last dimension, likewise."""
+
+    def __init__(self, width, eps=1e-5, *, backward="int8", device=None, dtype=None):
+        super().__init__()
+        functional.options("out_in", True, "per_token", backward, "nearest")
+        self.eps, self.backward = eps, backward
+        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
+
+    def forward(self, x, residual=None):
+        return layer_norm(x, self.weight, self.bias, self.eps, residual=residual, backward=self.backward)
+
+    extra_repr = RMSNorm.extra_repr

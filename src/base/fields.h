@@ -30,7 +30,8 @@ template <class Structure>
 inline constexpr int kFields = 0;
 template <>
 inline constexpr auto kFields<QuantizeArgs> = OCTILE_FIELDS(a.x, a.multiplier, a.given_scale, a.given_zero_point, a.q,
-                                                            a.q_transposed, a.scale, a.zero_point, a.up);
+                                                            a.q_transposed, a.scale, a.zero_point, a.up, a.norm_weight,
+                                                            a.norm_bias, a.residual, a.sum, a.mean, a.rstd);
 template <>
 inline constexpr auto kFields<DequantizeArgs> = OCTILE_FIELDS(a.q, a.scale, a.zero_point, a.x);
 template <>

@@ -14,7 +14,7 @@ std::string_view name(Mapping value) { return pick({"symmetric", "affine"}, valu
 std::string_view name(Rounding value) { return pick({"nearest", "stochastic"}, value); }
 std::string_view name(Orientation value) { return pick({"row_major", "transposed", "both"}, value); }
 std::string_view name(Multiplier value) { return pick({"none", "per_column", "per_row"}, value); }
-std::string_view name(Prologue value) { return pick({"none", "gelu_tanh", "silu"}, value); }
+std::string_view name(Prologue value) { return pick({"none", "gelu_tanh", "silu", "rms_norm", "layer_norm"}, value); }
 std::string_view name(Mask value) { return pick({"inclusive", "exclusive"}, value); }
 std::string_view name(Activation value) {
   return pick({"none", "dynamic_per_token", "dynamic_per_tensor", "static_per_tensor"}, value);

@@ -41,7 +41,8 @@ static_assert(same(OCTILE_MULTIPLIER_NONE, Multiplier::none) &&
               same(OCTILE_MULTIPLIER_PER_COLUMN, Multiplier::per_column) &&
               same(OCTILE_MULTIPLIER_PER_ROW, Multiplier::per_row));
 static_assert(same(OCTILE_PROLOGUE_NONE, Prologue::none) && same(OCTILE_PROLOGUE_GELU_TANH, Prologue::gelu_tanh) &&
-              same(OCTILE_PROLOGUE_SILU, Prologue::silu));
+              same(OCTILE_PROLOGUE_SILU, Prologue::silu) && same(OCTILE_PROLOGUE_RMS_NORM, Prologue::rms_norm) &&
+              same(OCTILE_PROLOGUE_LAYER_NORM, Prologue::layer_norm));
 static_assert(same(OCTILE_MASK_INCLUSIVE, Mask::inclusive) && same(OCTILE_MASK_EXCLUSIVE, Mask::exclusive));
 static_assert(same(OCTILE_ACTIVATION_NONE, Activation::none) &&
               same(OCTILE_ACTIVATION_DYNAMIC_PER_TOKEN, Activation::dynamic_per_token) &&
@@ -68,7 +69,7 @@ static_assert(kNoPadding<octile_quantize_args> && kNoPadding<octile_dequantize_a
               kNoPadding<octile_linear_backward_args> && kNoPadding<octile_grouped_linear_args> &&
               kNoPadding<octile_grouped_linear_backward_args>);
 // These hold a double, which the trait does not count; their fields are added up instead.
-static_assert(sizeof(octile_quantize_description) == 4 * 8 + 12 * 4 + 8 + 2 * 8 + 2 * 4);
+static_assert(sizeof(octile_quantize_description) == 4 * 8 + 12 * 4 + 8 + 2 * 8 + 2 * 4 + 8 + 2 * 4);
 static_assert(sizeof(octile_linear_description) == 6 * 8 + 12 * 4 + 8);
 static_assert(sizeof(octile_linear_backward_description) == 5 * 8 + 14 * 4 + 8 + 2 * 4);
 static_assert(sizeof(octile_grouped_linear_description) == 9 * 8 + 10 * 4 + 8 + 8);

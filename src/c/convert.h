@@ -240,7 +240,8 @@ template <>
 inline constexpr auto kFields<QuantizeDescription> = OCTILE_FIELDS(a.rows, a.cols, a.x, a.q, a.granularity, a.group,
                                                                    a.scale, a.mapping, a.rounding, a.orientation,
                                                                    a.multiplier, a.mask, a.q_min, a.q_max, a.min_scale,
-                                                                   a.device, a.threads, a.kernel, a.prologue, a.gated);
+                                                                   a.device, a.threads, a.kernel, a.prologue, a.gated,
+                                                                   a.epsilon, a.norm_weight, a.residual);
 template <>
 inline constexpr auto kFields<LinearDescription> = OCTILE_FIELDS(a.m, a.n, a.k, a.x, a.y, a.activation, a.static_scale,
                                                                  a.weight, a.weight_layout, a.bias, a.x_multiplier,

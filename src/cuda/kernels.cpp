@@ -9,6 +9,7 @@ namespace octile::cuda {
   ROW(quantize_sm80) \
   ROW(quantize_sm90) \
   ROW(prologue_quantize_sm80) \
+  ROW(norm_quantize_sm80) \
   ROW(gradient_quantize_sm90) \
   ROW(blocked_gradient_quantize_sm90) \
   ROW(blocked_gradient_quantize_sm80) \

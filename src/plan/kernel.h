@@ -46,7 +46,7 @@ enum class Operation : std::uint8_t {
     //   y[i, j] = t
   column_sum,         // y[0, j] = sum_i a[i, j]
   grouped_gemm,       // gemm of each expert's rows of a: ExpertOperands. On the CPU the plan launches gemms instead
-  prologue_quantize,  // quantize of prologue(x), or of prologue(x) * up
+  prologue_quantize,  // quantize of prologue(x), or of prologue(x) * up; norms have rows of their own
   grouped_gradient_quantize,  // blocked_gradient_quantize of each expert's rows: QuantizeOperands
   grouped_gradient,   // dX or dW of each expert, on a GPU: the product of a and b as blocked_gemm has it (w8a8), or as
                       // gemm has it with a scale per column (w8a16): ExpertOperands
@@ -116,7 +116,10 @@ struct QuantizeOperands {
   Tensor q_transposed = {};         // out, (cols, rows), may be absent
   Tensor y = {};                    // out: x of dequantize, y of fake quantize, dx or dq of the backwards
   std::uint64_t seed = 0;
-  ConstTensor up = {};  // prologue_quantize, where the problem is gated
+  // prologue_quantize: `up` where the problem is gated; `norm_weight` (cols) of a norm and `norm_bias` of layer_norm;
+  // residual (rows, cols) and `sum`, out, where the problem has one; mean and rstd (rows), out, may be absent.
+  ConstTensor up = {}, norm_weight = {}, norm_bias = {}, residual = {};
+  Tensor sum = {}, mean = {}, rstd = {};
   // grouped_gradient_quantize: (experts + 1), s32; and elements from an expert's multiplier to the next one's.
   ConstTensor offsets = {};
   std::int64_t multiplier_stride = 0;
@@ -256,6 +259,8 @@ struct Kernel {
 };
 
 using QuantizeKernel = Kernel<QuantizeProblem, QuantizeOperands>;
+constexpr bool is_norm(Prologue prologue) { return prologue == Prologue::rms_norm || prologue == Prologue::layer_norm; }
+
 using GemmKernel = Kernel<GemmProblem, GemmOperands>;
 
 // All rows of this library, and those of one folder.

@@ -66,7 +66,24 @@ std::string_view plan_name(Operation operation) {
   return kNames[static_cast<std::size_t>(operation)];
 }
 
+void check_norm(std::string_view function, const QuantizeProblem& p) {
+  if (!is_norm(p.prologue)) {
+    if (p.residual) fail(Status::invalid_argument, function, ": residual without a norm");
+    return;
+  }
+  if (p.gated) fail(Status::invalid_argument, function, ": gated with ", name(p.prologue), ", which is no activation");
+  const auto epsilon = static_cast<float>(p.epsilon);
+  if (!(epsilon >= 0 && std::isfinite(epsilon))) {
+    fail(Status::invalid_argument, function, ": epsilon = ", p.epsilon, ": expected at least 0 and finite in f32");
+  }
+  if (p.norm_weight != DType::f32 && p.norm_weight != p.x) {
+    fail(Status::unsupported, function, ": norm_weight = ", p.norm_weight, " with x = ", p.x,
+         ": expected f32 or x's type");
+  }
+}
+
 void check_prologue(std::string_view function, Operation operation, const QuantizeProblem& p) {
+  check_norm(function, p);
   if (p.prologue == Prologue::none) {
     if (p.gated) fail(Status::invalid_argument, function, ": gated without a prologue");
     return;
@@ -101,7 +118,8 @@ QuantizeProblem checked_problem(std::string_view function, Operation operation,
   check_choice(function, "orientation", p.orientation, Orientation::both);
   check_choice(function, "multiplier", p.multiplier, Multiplier::per_row);
   check_choice(function, "mask", p.mask, Mask::exclusive);
-  check_choice(function, "prologue", p.prologue, Prologue::silu);
+  check_choice(function, "prologue", p.prologue, Prologue::layer_norm);
+  check_choice(function, "norm_weight", p.norm_weight, kLastDType);
   check_threads(function, p.threads);
   check_device(function, p.device);
   check_requested_kernel(function, {p.kernel, p.device, {task_of(operation, p)}});
@@ -131,7 +149,10 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   if (p.granularity == Granularity::group) impl->explanation += message(" of ", p.group);
   impl->explanation +=
       message(", ", name(p.scale), " ", name(p.mapping), ", ", name(p.rounding), ", ", name(p.orientation));
-  if (p.prologue != Prologue::none) impl->explanation += message(" of ", name(p.prologue), p.gated ? " times up" : "");
+  if (p.prologue != Prologue::none) {
+    impl->explanation +=
+        message(" of ", name(p.prologue), p.gated ? " times up" : "", p.residual ? " of x + residual" : "");
+  }
   impl->explanation += message(", on ", p.device, "\n");
   impl->add(name(task), impl->step);
   impl->describe_times(p.device, p.threads);
@@ -231,6 +252,28 @@ std::array<std::int64_t, 2> shape_of(const QuantizerImpl& impl, std::string_view
   return {t.rows(), p.cols};
 }
 
+void bind_norm(TensorChecks& checks, const QuantizeProblem& p, std::array<std::int64_t, 2> shape,
+               const QuantizeArgs& args, QuantizeOperands& o) {
+  const bool norm = is_norm(p.prologue);
+  const bool centred = p.prologue == Prologue::layer_norm;
+  const auto vector = [&](bool wanted, std::string_view name, const auto& t, DType dtype, std::int64_t size) {
+    if (wanted) return checks.vector(name, t, dtype, size);
+    checks.absent(name, t);
+    return t;
+  };
+  const auto matrix = [&](std::string_view name, const auto& t) {
+    if (p.residual) return checks.matrix(name, t, p.x, shape);
+    checks.absent(name, t);
+    return t;
+  };
+  o.norm_weight = vector(norm, "norm_weight", args.norm_weight, p.norm_weight, shape[1]);
+  o.norm_bias = vector(centred, "norm_bias", args.norm_bias, p.norm_weight, shape[1]);
+  o.residual = matrix("residual", args.residual);
+  o.sum = matrix("sum", args.sum);
+  o.mean = vector(centred && args.mean.present(), "mean", args.mean, DType::f32, shape[0]);
+  o.rstd = vector(norm && args.rstd.present(), "rstd", args.rstd, DType::f32, shape[0]);
+}
+
 QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args, TensorChecks& checks) {
   const QuantizeProblem& p = impl.step.problem;
   const auto shape = shape_of(impl, "x", args.x);
@@ -247,6 +290,7 @@ QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args, Tenso
   } else {
     checks.absent("up", args.up);
   }
+  bind_norm(checks, p, shape, args, o);
   bind_quantizer_scales(checks, p, shape, args, o);
   if (p.orientation == Orientation::transposed) {
     checks.absent("q", args.q);

@@ -330,6 +330,8 @@ void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args&
     o.q = args.q;
     o.q_transposed = args.q_transposed;
     o.up = args.up;
+    o.norm_weight = args.norm_weight, o.norm_bias = args.norm_bias, o.residual = args.residual;
+    o.sum = args.sum, o.mean = args.mean, o.rstd = args.rstd;
   }
   row.launch(resolved(d), o, {});
 }
@@ -337,7 +339,8 @@ void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args&
 }  // namespace
 
 void quantize(const QuantizeDescription& d, const QuantizeArgs& args) {
-  launch(reference::quantize_reference, d, args, args.x);
+  const bool plain = d.prologue == Prologue::none;
+  launch(plain ? reference::quantize_reference : reference::prologue_quantize_reference, d, args, args.x);
 }
 void dequantize(const QuantizeDescription& d, const DequantizeArgs& args) {
   launch(reference::dequantize_reference, d, args, args.q);

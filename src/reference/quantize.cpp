@@ -6,11 +6,14 @@
 //
 // Reference rows of the kernel table, and the oracle that every other row is compared with.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "base/access.h"
 #include "base/float_rows.h"
+#include "base/norm.h"
 #include "base/philox.h"
 #include "base/sigmoid.h"
 #include "plan/cost.h"
@@ -41,7 +44,7 @@ float sigmoid(float z) {
   return 1 / (1 + std::ldexp(p, static_cast<int>(n)));
 }
 
-// prologue(x), or prologue(x) * up, rounded to x's type.
+// An activation of x, or that times up, rounded to x's type.
 float activated(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, std::int64_t c) {
   const auto x = load<float>(o.x, r, c);
   if (!std::isfinite(x)) return x;  // it would be one or a NaN
@@ -50,10 +53,47 @@ float activated(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_
   return rounded_to(p.x, p.gated ? y * load<float>(o.up, r, c) : y);
 }
 
+// Of `terms` values in the contract's order: value c is added to lane c % kNormLanes, then neighbours to each other.
+template <class Add>
+float sum_of(std::int64_t terms, const Add& add) {
+  std::array<float, kNormLanes> lanes = {};
+  for (std::int64_t c = 0; c < terms; ++c) lanes[c % kNormLanes] = add(c, lanes[c % kNormLanes]);
+  for (std::size_t n = kNormLanes / 2; n > 0; n /= 2) {
+    for (std::size_t i = 0; i < n; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+  }
+  return lanes[0];
+}
+
+// Row r of a norm, rounded to x's type; writes the outputs that a norm has besides.
+void normalize(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, float* h) {
+  const std::int64_t cols = o.x.cols();
+  const auto terms = static_cast<float>(cols);
+  for (std::int64_t c = 0; c < cols; ++c) {
+    h[c] = load<float>(o.x, r, c);
+    if (!p.residual) continue;
+    h[c] = rounded_to(p.x, h[c] + load<float>(o.residual, r, c));
+    store(o.sum, r, c, h[c]);
+  }
+  const bool centred = p.prologue == Prologue::layer_norm;
+  const float mean = centred ? sum_of(cols, [&](std::int64_t c, float sum) { return sum + h[c]; }) / terms : 0;
+  const auto from_mean = [&](std::int64_t c) { return centred ? h[c] - mean : h[c]; };
+  const float squares = sum_of(cols, [&](std::int64_t c, float sum) {
+    const float d = from_mean(c);
+    return std::fma(d, d, sum);
+  });
+  const float rstd = 1 / std::sqrt(squares / terms + static_cast<float>(p.epsilon));
+  if (o.mean.present()) store(o.mean, r, 0, mean);
+  if (o.rstd.present()) store(o.rstd, r, 0, rstd);
+  for (std::int64_t c = 0; c < cols; ++c) {
+    const float z = from_mean(c) * rstd;
+    const auto weight = load<float>(o.norm_weight, c);
+    h[c] = rounded_to(p.x, centred ? std::fma(z, weight, load<float>(o.norm_bias, c)) : z * weight);
+  }
+}
+
 // x * multiplier, rounded once.
 template <class Real>
 Real input(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, std::int64_t c) {
-  if (p.prologue != Prologue::none) return activated(p, o, r, c);
   const Real x = load<Real>(o.x, r, c);
   if (p.multiplier == Multiplier::none) return x;
   return x * load<Real>(o.multiplier, p.multiplier == Multiplier::per_column ? c : r);
@@ -224,6 +264,27 @@ void either(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) 
 }
 constexpr auto launch_quantize = either<quantize<float>, quantize<double>>;
 
+// h in f32, which has the values that x's type has rounded to, and the quantizer of that.
+void prologue_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  const std::int64_t rows = o.x.rows();
+  const std::int64_t cols = o.x.cols();
+  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* const h = values.data() + r * cols;
+    if (is_norm(p.prologue)) {
+      normalize(p, o, r, h);
+    } else {
+      for (std::int64_t c = 0; c < cols; ++c) h[c] = activated(p, o, r, c);
+    }
+  }
+  QuantizeProblem plain = p;
+  plain.x = DType::f32;
+  plain.prologue = Prologue::none;
+  QuantizeOperands of_h{.scale = o.scale, .q = o.q, .q_transposed = o.q_transposed};
+  of_h.x = {.data = values.data(), .dtype = DType::f32, .rank = 2, .shape = {rows, cols}, .strides = {cols, 1}};
+  launch_quantize(plain, of_h, launch);
+}
+
 // Three operations that read the same x. With a group: in blocks.
 void gradient_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   if (o.q.present()) {
@@ -264,7 +325,7 @@ constexpr QuantizeKernel row(std::string_view name, Operation operation, decltyp
 extern constinit const QuantizeKernel quantize_reference =
     row("quantize_reference", Operation::quantize, launch_quantize);
 extern constinit const QuantizeKernel prologue_quantize_reference =
-    row("prologue_quantize_reference", Operation::prologue_quantize, launch_quantize);
+    row("prologue_quantize_reference", Operation::prologue_quantize, prologue_quantize);
 extern constinit const QuantizeKernel dequantize_reference =
     row("dequantize_reference", Operation::dequantize, either<dequantize<float>, dequantize<double>>);
 extern constinit const QuantizeKernel quantize_backward_reference =

@@ -65,8 +65,11 @@ inline QuantizeDescription quantize_description(Bytes& in, bool forward) {
   if (forward && in.rarely(6)) {
     if (!in.rarely(4))
       d = {.rows = d.rows, .cols = d.cols, .x = d.x, .orientation = d.orientation, .threads = d.threads};
-    d.prologue = in.choice<Prologue>(3);
-    d.gated = in.rarely(2);
+    d.prologue = in.choice<Prologue>(5);
+    const bool norm = d.prologue == Prologue::rms_norm || d.prologue == Prologue::layer_norm;
+    d.gated = in.rarely(norm ? 20 : 2);
+    d.residual = in.rarely(norm ? 2 : 20);
+    d.norm_weight = in.rarely(8) ? in.choice<DType>(6) : in.rarely(2) ? d.x : DType::f32;
   }
   return d;
 }
@@ -270,7 +273,7 @@ inline void describe(const QuantizeDescription& d, octile_quantize_description& 
   c.x = number(d.x), c.q = number(d.q), c.granularity = number(d.granularity), c.scale = number(d.scale);
   c.mapping = number(d.mapping), c.rounding = number(d.rounding), c.orientation = number(d.orientation);
   c.multiplier = number(d.multiplier), c.mask = number(d.mask), c.q_min = d.q_min, c.q_max = d.q_max;
-  c.prologue = number(d.prologue), c.gated = d.gated;
+  c.prologue = number(d.prologue), c.gated = d.gated, c.norm_weight = number(d.norm_weight), c.residual = d.residual;
 }
 
 // A format's number in C; one beyond them where C has no name for it.

@@ -118,8 +118,8 @@ TEST(BadDescription, Prologues) {
     return [spoil](QuantizeDescription& d) { d.prologue = Prologue::silu, spoil(d); };
   };
   const std::string expected = "expected f16, bf16 or f32, s8, row, dynamic symmetric, nearest, none";
-  expect_select_error([](auto& d) { d.prologue = static_cast<Prologue>(3); },
-                      {Status::invalid_argument, {"prologue = 3"}});
+  expect_select_error([](auto& d) { d.prologue = static_cast<Prologue>(5); },
+                      {Status::invalid_argument, {"prologue = 5"}});
   expect_select_error([](auto& d) { d.gated = true; }, {Status::invalid_argument, {"gated without a prologue"}});
   expect_select_error(spoiled([](auto& d) { d.x = DType::f64; }), {unsupported, {"silu with x = f64", expected}});
   expect_select_error(spoiled([](auto& d) { d.q = DType::u8; }), {unsupported, {"q = u8", expected}});
@@ -142,6 +142,49 @@ TEST(BadArguments, TheGateOfAPrologue) {
   expect_run_error([&](auto& c) { gated(c, kCols), c.args.up = {}; }, {mismatch, {"up is absent"}});
   expect_run_error([&](auto& c) { gated(c, kCols - 1); }, {mismatch, {"up", "(4, 5)", "(4, 6)"}});
   expect_run_error([&](auto& c) { c.args.up = c.args.x; }, {mismatch, {"up is f32 (4, 6)", "no use for it"}});
+}
+
+TEST(BadDescription, Norms) {
+  const auto invalid = Status::invalid_argument;
+  const auto spoiled = [](const std::function<void(QuantizeDescription&)>& spoil) {
+    return [spoil](QuantizeDescription& d) { d.prologue = Prologue::rms_norm, spoil(d); };
+  };
+  expect_select_error([](auto& d) { d.residual = true; }, {invalid, {"residual without a norm"}});
+  expect_select_error(spoiled([](auto& d) { d.prologue = Prologue::silu, d.residual = true; }),
+                      {invalid, {"residual without a norm"}});
+  expect_select_error(spoiled([](auto& d) { d.gated = true; }), {invalid, {"gated with rms_norm"}});
+  for (const double epsilon : {-1e-6, 1e39, std::nan("")}) {
+    expect_select_error(spoiled([&](auto& d) { d.epsilon = epsilon; }), {invalid, {"epsilon = ", "at least 0"}});
+  }
+  expect_select_error(spoiled([](auto& d) { d.norm_weight = DType::f16; }),
+                      {Status::unsupported, {"norm_weight = f16 with x = f32", "f32 or x's type"}});
+  expect_select_error(spoiled([](auto& d) { d.norm_weight = static_cast<DType>(99); }),
+                      {invalid, {"norm_weight = 99"}});
+  expect_select_error(spoiled([](auto& d) { d.x = DType::f64; }), {Status::unsupported, {"rms_norm with x = f64"}});
+}
+
+TEST(BadArguments, OfNorms) {
+  const auto mismatch = Status::shape_mismatch;
+  const auto norm = [](Quantizer& c, Prologue prologue, bool residual) {
+    c.description.prologue = prologue;
+    c.description.residual = residual;
+    c.args.norm_weight = vector<const float>(c.other.data(), kCols);
+    if (prologue == Prologue::layer_norm) c.args.norm_bias = c.args.norm_weight;
+    if (residual) c.args.residual = matrix<const float>(c.other.data(), kRows, kCols);
+  };
+  const auto rms = Prologue::rms_norm;
+  expect_run_error([&](auto& c) { norm(c, rms, false), c.args.norm_weight = {}; },
+                   {mismatch, {"norm_weight is absent"}});
+  expect_run_error([&](auto& c) { norm(c, rms, false), c.args.norm_bias = c.args.norm_weight; },
+                   {mismatch, {"norm_bias", "no use for it"}});
+  expect_run_error([&](auto& c) { norm(c, Prologue::layer_norm, false), c.args.norm_bias = {}; },
+                   {mismatch, {"norm_bias is absent"}});
+  expect_run_error([&](auto& c) { norm(c, rms, true); }, {mismatch, {"sum is absent"}});
+  expect_run_error([&](auto& c) { norm(c, rms, true), c.args.residual = {}; }, {mismatch, {"residual is absent"}});
+  expect_run_error([&](auto& c) { norm(c, rms, false), c.args.residual = c.args.x; },
+                   {mismatch, {"residual", "no use"}});
+  expect_run_error([&](auto& c) { norm(c, rms, false), c.args.mean = c.args.scale; }, {mismatch, {"mean", "no use"}});
+  expect_run_error([&](auto& c) { c.args.rstd = c.args.scale; }, {mismatch, {"rstd", "no use"}});
 }
 
 TEST(BadDescription, OnlyQuantizeTakesMultipliersAndOrientations) {

@@ -104,7 +104,7 @@ def test_a_run(small_run):
     assert not list(folder.glob("*.part"))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "octile-int8-fused"])
+@pytest.mark.parametrize("mode", [*MODES, "octile-int8-fused", "octile-int8-fused-norms"])
 def test_kinds_of_layers_differ_by_little(small_run, texts, mode):
     """In this process, from the same values and bytes as the baseline above."""
     corpus = data.gather([str(texts)], 10**9)

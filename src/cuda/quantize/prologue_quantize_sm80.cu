@@ -8,9 +8,8 @@
 // What else was tried, and the times: docs/notes/gpu.md, "Prologues".
 #include <algorithm>
 
-#include "cuda/device/quantize_rows.cuh"
 #include "cuda/device/sigmoid.cuh"
-#include "cuda/quantize/segments_sm80.cuh"
+#include "cuda/quantize/prologue_quantize_sm80.cuh"
 
 namespace octile::cuda {
 
@@ -21,31 +20,9 @@ constexpr std::string_view kAnyRows = "prologue_quantize_sm80 (any rows)";
 constexpr std::string_view kTranspose = "prologue_quantize_sm80 (transpose)";
 
 template <class T>
-struct ActivateArguments {
+struct ActivateArguments : PrologueArguments {
   Rows<const T> x, up;
-  std::uint8_t* q;
-  std::int64_t q_stride;
-  std::int64_t rows, cols;
-  PlainRules rules;
-  float* scale;
-  std::int64_t scale_stride;
 };
-
-// The scale of the block's row; `lane` of `width` threads, whole warps or a part of one.
-__device__ inline PlainScale scale_of_row(const PlainRules& rules, float largest, int lane, int width) {
-  __shared__ float warp_max[kRowThreads / 32];
-  __shared__ PlainScale of_row;
-  if (width <= 32) return plain_scale(rules, max_of_lanes(largest, width), 1.0f);
-  largest = max_of_warp(largest);
-  if (lane % 32 == 0) warp_max[lane / 32] = largest;
-  __syncthreads();
-  if (lane < 32) {  // one warp divides for all
-    const PlainScale g = plain_scale(rules, max_of_warp(lane < width / 32 ? warp_max[lane] : 0.0f), 1.0f);
-    if (lane == 0) of_row = g;
-  }
-  __syncthreads();
-  return of_row;
-}
 
 // Blocks of kRowThreads on an SM: with a third the registers of a gated row spill (H200, 16384 x 16384 bf16, both
 // orientations: gelu 484 us, 522 with two; swiglu 589, 552 with two).
@@ -200,39 +177,22 @@ void launch_rows(const ActivateArguments<T>& a, bool whole, Stream stream) {
                                          : as(activate_rows<T, kVectorsOfLong, prologue, gated>, kVectorsOfLong);
 }
 
-std::int64_t pitch(std::int64_t cols) { return ceil_div(cols, 128) * 128; }
-
 void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  Tensor q = o.q;
-  if (!q.present()) q = {launch.workspace.data, p.q, p.device, 2, o.x.shape, {pitch(o.x.cols()), 1}};
+  const Tensor q = row_major_q(p, o, launch);
   with_narrow_type(p.x, [&](auto x) {
     using T = decltype(x);
-    ActivateArguments<T> a = {rows_of<T>(o.x), {}, static_cast<std::uint8_t*>(q.data), q.strides[0]};
+    ActivateArguments<T> a = {prologue_arguments(p, o, q), rows_of<T>(o.x)};
     if (p.gated) a.up = rows_of<T>(o.up);
-    a.rows = o.x.rows();
-    a.cols = o.x.cols();
-    a.rules = plain_rules(p);
-    a.scale = static_cast<float*>(o.scale.data);
-    a.scale_stride = o.scale.row_stride;
     const bool whole = a.x.aligned && (!p.gated || a.up.aligned) && integer_rows(q, kVectorSize<T>).aligned;
     with_prologue(p.prologue, p.gated,
                   [&]<Prologue prologue, bool gated>() { launch_rows<T, prologue, gated>(a, whole, launch.stream); });
   });
-  if (!o.q_transposed.present()) return;
-  const IntegerRows from = integer_rows(q, 16);
-  const IntegerRows to = integer_rows(o.q_transposed, 16);
-  const LaunchShape shape = {dim3(blocks_for(q.cols(), kTile), blocks_for(q.rows(), kTile)), dim3(kTileThreads)};
-  auto* const kernel = from.aligned && to.aligned ? transpose_bytes<true> : transpose_bytes<false>;
-  enqueue(kTranspose, kernel, shape, launch.stream, from, to, q.rows(), q.cols());
-}
-
-std::size_t workspace(const QuantizeProblem& p) {
-  return p.orientation == Orientation::transposed ? static_cast<std::size_t>(p.rows * pitch(p.cols)) : 0;
+  transpose_q(q, o.q_transposed, launch.stream);
 }
 
 std::string supports(const QuantizeProblem& p) {
-  if (p.rows > 65535 * kTile) return "counts tiles of 128 rows in 16 bits";
-  return quantizer_sm80_supports(p);
+  if (is_norm(p.prologue)) return "has no norms";
+  return prologue_sm80_supports(p);
 }
 
 // On an H200, 16384 x 16384 bf16.
@@ -252,11 +212,29 @@ void load(const QuantizeProblem& p) {
       prepare(kAnyRows, activate_any_rows<T, prologue, gated>);
     });
   });
+  prepare_transpose_q();
+}
+
+}  // namespace
+
+void transpose_q(const Tensor& q, const Tensor& q_transposed, Stream stream) {
+  if (!q_transposed.present()) return;
+  const IntegerRows from = integer_rows(q, 16);
+  const IntegerRows to = integer_rows(q_transposed, 16);
+  const LaunchShape shape = {dim3(blocks_for(q.cols(), kTile), blocks_for(q.rows(), kTile)), dim3(kTileThreads)};
+  auto* const kernel = from.aligned && to.aligned ? transpose_bytes<true> : transpose_bytes<false>;
+  enqueue(kTranspose, kernel, shape, stream, from, to, q.rows(), q.cols());
+}
+
+void prepare_transpose_q() {
   prepare(kTranspose, transpose_bytes<true>);
   prepare(kTranspose, transpose_bytes<false>);
 }
 
-}  // namespace
+std::string prologue_sm80_supports(const QuantizeProblem& p) {
+  if (p.rows > 65535 * kTile) return "counts tiles of 128 rows in 16 bits";
+  return quantizer_sm80_supports(p);
+}
 
 extern constinit const QuantizeKernel prologue_quantize_sm80 = {
     .name = "prologue_quantize_sm80",
@@ -264,7 +242,7 @@ extern constinit const QuantizeKernel prologue_quantize_sm80 = {
     .device = DeviceType::cuda,
     .supports = supports,
     .cost = cost,
-    .workspace = workspace,
+    .workspace = row_major_workspace,
     .launch = launch,
     .prepare = load,
 };

@@ -1,0 +1,54 @@
+// What quantizers with a prologue share: where q goes, the scale of a row, and the transpose of q.
+#pragma once
+
+#include "cuda/device/quantize_rows.cuh"
+#include "cuda/quantize/segments_sm80.cuh"
+
+namespace octile::cuda {
+
+struct PrologueArguments {
+  std::uint8_t* q;
+  std::int64_t q_stride;
+  std::int64_t rows, cols;
+  PlainRules rules;
+  float* scale;
+  std::int64_t scale_stride;
+};
+
+inline PrologueArguments prologue_arguments(const QuantizeProblem& p, const QuantizeOperands& o, const Tensor& q) {
+  return {static_cast<std::uint8_t*>(q.data), q.strides[0],      o.x.rows(), o.x.cols(), plain_rules(p),
+          static_cast<float*>(o.scale.data),  o.scale.row_stride};
+}
+
+// The caller's q, or one in the workspace where only the transpose is asked for.
+inline std::int64_t q_pitch(std::int64_t cols) { return ceil_div(cols, 128) * 128; }
+inline Tensor row_major_q(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  if (o.q.present()) return o.q;
+  return {launch.workspace.data, p.q, p.device, 2, o.x.shape, {q_pitch(o.x.cols()), 1}};
+}
+inline std::size_t row_major_workspace(const QuantizeProblem& p) {
+  return p.orientation == Orientation::transposed ? static_cast<std::size_t>(p.rows * q_pitch(p.cols)) : 0;
+}
+
+// prologue_quantize_sm80.cu: q_transposed, if it is present, becomes the transpose of q.
+void transpose_q(const Tensor& q, const Tensor& q_transposed, Stream stream);
+void prepare_transpose_q();
+std::string prologue_sm80_supports(const QuantizeProblem& p);
+
+// The scale of the block's row; `lane` of `width` threads, whole warps or a part of one.
+__device__ inline PlainScale scale_of_row(const PlainRules& rules, float largest, int lane, int width) {
+  __shared__ float warp_max[kRowThreads / 32];
+  __shared__ PlainScale of_row;
+  if (width <= 32) return plain_scale(rules, max_of_lanes(largest, width), 1.0f);
+  largest = max_of_warp(largest);
+  if (lane % 32 == 0) warp_max[lane / 32] = largest;
+  __syncthreads();
+  if (lane < 32) {  // one warp divides for all
+    const PlainScale g = plain_scale(rules, max_of_warp(lane < width / 32 ? warp_max[lane] : 0.0f), 1.0f);
+    if (lane == 0) of_row = g;
+  }
+  __syncthreads();
+  return of_row;
+}
+
+}  // namespace octile::cuda
