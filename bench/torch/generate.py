@@ -25,6 +25,7 @@ import transformers
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
 import octile  # noqa: E402
+from octile.fused_decoders import fuse_  # noqa: E402
 
 
 def torchao_kind(name, **options):
@@ -57,9 +58,10 @@ def bitsandbytes_kind(four_bits):
     return quantize
 
 
-def octile_kind(config):
+def octile_kind(config, change=lambda model: None):
     def quantize(model):
         octile.quantize_(model, config, lambda module, name: "lm_head" not in name)
+        change(model)
         octile.pack_(model)
 
     return quantize
@@ -68,8 +70,12 @@ def octile_kind(config):
 KINDS = {
     "bf16": lambda model: None,
     "w8a8": octile_kind(octile.W8A8Dynamic()),
+    "w8a8-joined": octile_kind(octile.W8A8Dynamic(), octile.join_),
+    "w8a8-fused": octile_kind(octile.W8A8Dynamic(), fuse_),
     "w4a8": octile_kind(octile.W4A8()),
+    "w4a8-joined": octile_kind(octile.W4A8(), octile.join_),
     "w4a16": octile_kind(octile.W4A16()),
+    "w4a16-joined": octile_kind(octile.W4A16(), octile.join_),
     "torchao-int8": torchao_kind("Int8DynamicActivationInt8WeightConfig"),
     "torchao-int8-weights": torchao_kind("Int8WeightOnlyConfig"),
     "torchao-int4": torchao_kind("Int4WeightOnlyConfig"),

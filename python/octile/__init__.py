@@ -6,7 +6,7 @@ Quantized inputs        GELU, SwiGLU, RMSNorm, LayerNorm, quantize_input(x): of 
                         that computes them
 Whole models            quantize_(model, config): Int8Training, W8A8Dynamic, W8A8Static, W8A16, W4A16 or W4A8
 Calibration             with calibrate(model) as calibration: model(x)
-Faster for few rows     pack_(model)
+Faster for few rows     pack_(model), join_(model)
 Checkpoints             load_checkpoint_(model, folder), save_checkpoint(model, folder)
 A function              linear(x, w, b), of arrays of numpy, JAX and CuPy too; with octile.arrays alone where there is no torch
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
@@ -56,6 +56,7 @@ _OF_TORCH = [
     "clear_weight_cache",
     "compat",
     "fsdp",
+    "join_",
     "load_checkpoint_",
     "pack_",
     "quantize_",
@@ -81,6 +82,7 @@ else:
     from .experts import Experts
     from .functional import QuantizedInput, linear
     from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A8StaticLinear, W8A16Linear, pack_
+    from .joined import join_
     from .quantized_input import GELU, LayerNorm, RMSNorm, SwiGLU, quantize_input
     from .static_weights import cache_weights_
     from .training import Linear, QuantizedLinear, clear_weight_cache

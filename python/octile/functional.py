@@ -150,13 +150,18 @@ def check_input(x, in_features, dtype=None):
 
 
 class QuantizedInput(NamedTuple):
-    """The input of layers that train, x (..., K), quantized per token for all of them at once: what octile.quantize_input(),
-    octile.GELU and octile.SwiGLU return, and octile.Linear takes in place of a tensor."""
+    """The input of layers, x (..., K), quantized per token for all of them at once: what octile.quantize_input(), octile.GELU,
+    octile.SwiGLU and the norms return, and octile.Linear and W8A8Linear take in place of a tensor."""
 
     like: torch.Tensor  # stands for x in autograd: its shape, type and gradient. Its values are NaN
     q: torch.Tensor  # int8 (M, K)
     q_transposed: torch.Tensor | None  # int8 (K, M), for an int8 dW
     scale: torch.Tensor  # (M)
+
+    @property
+    def shape(self):
+        """x's."""
+        return self.like.shape
 
 
 def _multiply(xq, xs, wq, ws, b, dtype, leading):
@@ -496,6 +501,19 @@ def run_int8(x, wq, ws, b, product):
             b = b.to(dtype)
         return _frozen(x, b, None, wq, ws, None, None, (_c.DYNAMIC_PER_TOKEN, 0.0, product, dtype, ()))
     return _infer(x, wq, ws, b, _c.DYNAMIC_PER_TOKEN, dtype)
+
+
+def run_int8_quantized(x, wq, ws, b, product):
+    """The same of a QuantizedInput."""
+    dtype = autocast_dtype(x.like)
+    if _needs_gradient(x.like, b):
+        if not _is_per_channel(wq, ws):
+            raise RuntimeError("octile: a layer with scales in groups passes no gradient on to a QuantizedInput")
+        block = GRADIENT_BLOCK if product == _c.INT8 else 0
+        words = _c.OUT_IN, _c.DYNAMIC_PER_TOKEN, product, _c.DEQUANTIZED, _c.NEAREST, 0, dtype, block
+        return _Linear.apply(x.like, wq, b, wq, None, ws, *words, x.q, None, x.scale)
+    b = b if b is None or b.dtype is dtype else b.to(dtype)
+    return _multiply(x.q, x.scale, wq, ws, b, dtype, x.shape[:-1])
 
 
 def _as_it_is(x, b, in_features):

@@ -35,6 +35,7 @@ class _Inference(nn.Module):
     _ACTIVATION = _c.NONE
     _product = _c.DEQUANTIZED  # of dX
     _parallel = None  # the parallel.Shards of a layer that is one part of several
+    _joined = None  # (the joined.Joined of layers that are multiplied as one, which of them this is)
     _unpacked = None  # (version of packed_weight, plain_weight()) of a packed layer that has had a gradient
     _KEPT = ("quantized_weight", "weight_scale", "weight_zero_point")  # buffers that to(dtype) leaves in their type
     in_out = False  # whether it was transformers' Conv1D, so that `weight` is (IN, OUT)
@@ -122,6 +123,8 @@ class _Inference(nn.Module):
     def _align(self):
         """Lays out the weight as the kernels like it, after something has made it anew."""
         self._unpacked = None
+        if self._joined is not None:
+            self._joined[0].follow()
         packed, weight = self._buffers["packed_weight"], self._buffers["quantized_weight"]
         if packed is not None and not packed.is_meta and packed.data_ptr() % 64:
             self._buffers["packed_weight"] = packed.clone()
@@ -145,6 +148,10 @@ class _Inference(nn.Module):
         """
         if self._buffers["packed_weight"] is not None:
             return self
+        if self._joined is not None:
+            raise RuntimeError(
+                "octile: there is no kernel that reads parts of a packed weight, and this layer is joined"
+            )
         device = self._device()
         if self._parallel is not None and self._parallel.exact:
             raise RuntimeError("octile: a packed layer has no sums of integers, which exact=True adds over ranks")
@@ -273,6 +280,8 @@ class _Inference(nn.Module):
         """x (..., IN) float; returns (..., OUT)."""
         if self._parallel is not None:
             return self._parallel.frozen(self, x)
+        if self._joined is not None:
+            return self._joined[0].output(self._joined[1], x)
         return self._run(x, self._buffers.get("bias", self._parameters.get("bias")))
 
     def _run(self, x, bias):
@@ -415,6 +424,10 @@ class W8A8Linear(_Int8):
         buffers = self._buffers
         if (packed := buffers["packed_weight"]) is not None:
             return self._run_packed(x, packed, bias)
+        if type(x) is functional.QuantizedInput:
+            functional.check_input(x.like, self.in_features)
+            stored = buffers["quantized_weight"], buffers["weight_scale"]
+            return functional.run_int8_quantized(x, *stored, bias, self._product)
         try:
             return functional.run_int8(x, buffers["quantized_weight"], buffers["weight_scale"], bias, self._product)
         except (RuntimeError, IndexError):

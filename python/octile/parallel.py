@@ -370,6 +370,8 @@ def _refusal(layer, style, size, row):
     trains = isinstance(layer, Linear)
     if layer._parallel is not None:
         return "it is split already"
+    if getattr(layer, "_joined", None) is not None:
+        return "it is joined with others"
     name, length = ("in_features", layer.in_features) if row else ("out_features", layer.out_features)
     if length % size:
         return f"{name} is {length}, which {size} ranks cannot share evenly"

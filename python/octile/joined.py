@@ -1,0 +1,129 @@
+"""Layers for inference that read the same input, multiplied as one.
+
+join_(model)   queries, keys and values; gate and up
+
+Each layer stays a module of its own: its buffers are parts of the joined ones, so state_dicts and checkpoints are as before.
+The first layer that is called with an x multiplies for all of them, and those after it take their parts.
+"""
+
+import copy
+
+import torch
+
+from .functional import QuantizedInput
+from .inference import W4A8Linear, W4A16Linear, W8A8Linear, W8A16Linear, _Inference
+
+NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_KINDS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
+_BUFFERS = (*_Inference._KEPT, "bias")
+
+
+class Joined:
+    """What the layers `parts` share: `layer`, which has all their channels, or None while they are on several devices."""
+
+    def __init__(self, parts):
+        self.parts, self.layer, self.held = parts, None, None
+        self.sizes = [part.out_features for part in parts]
+        self.build()
+        for index, part in enumerate(parts):
+            part._joined = (self, index)
+
+    def __getstate__(self):
+        return self.__dict__ | {"held": None}
+
+    def build(self):
+        """Joins the buffers, which the parts then see parts of."""
+        first = self.parts[0]
+        layer = copy.copy(first)
+        layer._joined, layer.out_features = None, sum(self.sizes)
+        layer._buffers = dict.fromkeys(first._buffers)
+        with torch.inference_mode(False), torch.no_grad():
+            for name in _BUFFERS:
+                if first._buffers[name] is not None:
+                    layer._buffers[name] = torch.cat([part._buffers[name] for part in self.parts])
+            layer._align()
+        for part, begin in zip(self.parts, self._begins(), strict=True):
+            for name, joined in layer._buffers.items():
+                if joined is not None:
+                    part._buffers[name] = joined.narrow(0, begin, part.out_features)
+            part._unpacked = None
+        self.layer = layer
+
+    def _begins(self):
+        return [sum(self.sizes[:index]) for index in range(len(self.sizes))]
+
+    def _whole(self):
+        """Whether each part's buffers are parts of the layer's, where they belong."""
+        return all(
+            joined is None or part._buffers[name].data_ptr() == joined[begin].data_ptr()
+            for part, begin in zip(self.parts, self._begins(), strict=True)
+            for name, joined in self.layer._buffers.items()
+        )
+
+    def follow(self):
+        """After something has made buffers of a part anew."""
+        self.held = None
+        if self.layer is not None and self._whole():
+            return
+        self.layer = None
+        devices = {str(part._device()) for part in self.parts}
+        if len(devices) == 1:
+            self.build()
+
+    def output(self, index, x):
+        """What part `index` makes of x."""
+        if self.layer is None:
+            part = self.parts[index]
+            return part._run(x, part._buffers["bias"])
+        held, key = self.held, x.like if type(x) is QuantizedInput else x
+        if held is None or held[0] is not key:
+            y = self.layer._run(x, self.layer._buffers["bias"])
+            held = self.held = (key, y.split(self.sizes, -1))
+        if index == len(self.sizes) - 1:
+            self.held = None
+        return held[1][index]
+
+
+def _refusal(layers):
+    """Why these cannot be joined, or None."""
+    first = layers[0]
+    if any(type(layer) not in _KINDS for layer in layers):
+        return "not all are W8A8Linear, W8A16Linear, W4A8Linear or W4A16Linear"
+    alike = {(type(layer), layer.in_features, layer.weight_dtype, layer._product) for layer in layers}
+    if len(alike) > 1 or any(layer.format != first.format for layer in layers):
+        return "their formats, types or in_features differ"
+    for layer in layers:
+        if layer._buffers["packed_weight"] is not None:
+            return "they are packed: join them first"
+        if layer._parallel is not None or layer.experts > 1 or layer._joined is not None or layer.in_out:
+            return "one is split, joined already, of experts or a Conv1D"
+        if "bias" in layer._parameters or (layer._buffers["bias"] is None) != (first._buffers["bias"] is None):
+            return "some have a bias and some have none, or a bias is a parameter"
+        if layer.weight_scale.dim() == 1 and layer.weight_scale.numel() != layer.out_features:
+            return "a scale is for a whole weight"
+    if len({str(layer._device()) for layer in layers}) > 1:
+        return "they are on several devices"
+    return None
+
+
+def join_(model, names=NAMES):
+    """Joins layers for inference that read the same input, in place; returns the names of those that were.
+
+    names: tuples of names of children of one module, in the order in which it calls them. Layers keep their buffers, which
+    become parts of joined ones without taking more memory, and an output is part of the joined one: for W8A8 and W4A8 with
+    the same bits, for layers whose x is not quantized with sums in another order. Forward hooks run as before. pack_()
+    passes them over. Raises ValueError for a name that is not one of a tuple of strings.
+    """
+    for group in names:
+        if isinstance(group, str) or not all(isinstance(name, str) for name in group):
+            raise ValueError(f"octile: names has {group!r}, expected tuples of names of layers")
+    done = []
+    for prefix, module in model.named_modules():
+        for group in names:
+            layers = [module._modules.get(name) for name in group]
+            if len(layers) < 2 or not all(isinstance(layer, _Inference) for layer in layers):
+                continue
+            if _refusal(layers) is None:
+                Joined(layers)
+                done += [f"{prefix}.{name}" if prefix else name for name in group]
+    return done

@@ -1,0 +1,242 @@
+"""Layers that are multiplied as one: their bits, what is saved, and what happens when their buffers change."""
+
+import copy
+
+import octile
+import pytest
+import torch
+from octile.fused_decoders import fuse_
+from torch import nn
+
+transformers = pytest.importorskip("transformers")
+
+CONFIGS = {
+    "w8a8": octile.W8A8Dynamic(),
+    "w8a16": octile.W8A16(),
+    "w4a8": octile.W4A8(group=32),
+    "w4a16": octile.W4A16(group=32),
+}
+EXACT = ("w8a8", "w4a8")
+JOINED = [f"model.layers.{i}.{name}" for i in range(2) for name in (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")]  # fmt: skip
+
+
+def llama(config, device, joined=True, kind=transformers.LlamaForCausalLM, **words):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**sizes, **words)).eval().to(device)
+    octile.quantize_(model, CONFIGS[config], lambda module, name: "lm_head" not in name)
+    if joined:
+        assert sorted(octile.join_(model)) == sorted(JOINED)
+    return model
+
+
+def same_logits(a, b, config, ids):
+    with torch.no_grad():
+        a, b = a(ids).logits, b(ids).logits
+    if config in EXACT:
+        assert torch.equal(a, b)
+    else:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def ids(device, rows=1, length=7):
+    return torch.randint(0, 128, (rows, length), generator=torch.Generator().manual_seed(3)).to(device)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_joined_layers_have_their_own_bits(config, device):
+    joined, alone = llama(config, device), llama(config, device, False)
+    for rows, length in ((1, 1), (3, 7)):
+        same_logits(joined, alone, config, ids(device, rows, length))
+
+
+def test_with_biases(device):
+    words = {"kind": transformers.Qwen2ForCausalLM}
+    same_logits(llama("w8a8", device, **words), llama("w8a8", device, False, **words), "w8a8", ids(device))
+
+
+def test_one_product_for_all(device, monkeypatch):
+    model, sizes = llama("w8a8", device), []
+    run = octile.W8A8Linear._run
+    monkeypatch.setattr(octile.W8A8Linear, "_run", lambda s, x, b: (sizes.append(s.out_features), run(s, x, b))[1])
+    with torch.no_grad():
+        model(ids(device))
+    assert sizes == 2 * [128, 64, 192, 64]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_what_is_saved(config, device, tmp_path):
+    joined, alone = llama(config, device), llama(config, device, False)
+    states = joined.state_dict(), alone.state_dict()
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values(), strict=True))
+    for model, name in ((joined, "joined"), (alone, "alone")):
+        model.save_pretrained(tmp_path / name)
+    for file in (tmp_path / "alone").iterdir():
+        assert file.read_bytes() == (tmp_path / "joined" / file.name).read_bytes(), file.name
+
+
+def test_memory_is_shared(device):
+    layer = llama("w4a16", device).model.layers[0].mlp
+    gate, up = layer.gate_proj, layer.up_proj
+    assert gate.quantized_weight.untyped_storage().data_ptr() == up.quantized_weight.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_loading(assign, device):
+    model, other = llama("w8a8", device), llama("w8a8", device, False)
+    for layer in other.modules():
+        if isinstance(layer, octile.W8A8Linear):
+            layer.weight_scale.mul_(2)
+            layer.quantized_weight.neg_()
+    model.load_state_dict(other.state_dict(), assign=assign)
+    same_logits(model, other, "w8a8", ids(device))
+    assert model.model.layers[0].mlp.up_proj._joined[0].layer is not None
+
+
+def test_conversions_and_copies(device):
+    model, alone = llama("w8a8", device), llama("w8a8", device, False)
+    same_logits(copy.deepcopy(model), alone, "w8a8", ids(device))
+    same_logits(model.to(torch.bfloat16), alone.to(torch.bfloat16), "w8a8", ids(device))
+    moved = copy.deepcopy(model).to("meta")
+    assert moved.model.layers[1].mlp.up_proj._joined[0].layer.quantized_weight.is_meta
+    q, k = (getattr(model.model.layers[0].self_attn, name) for name in ("q_proj", "k_proj"))
+    q.to("meta")  # one alone: the others multiply for themselves
+    assert q._joined[0].layer is None
+    x = torch.randn(2, 64, device=device)
+    assert torch.equal(k(x), alone.model.layers[0].self_attn.k_proj(x))
+
+
+def test_refit(device):
+    model, alone = llama("w8a8", device), llama("w8a8", device, False)
+    for one in (model, alone):
+        layer = one.model.layers[0].self_attn.k_proj
+        layer.refit_(torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(1)).to(device))
+    same_logits(model, alone, "w8a8", ids(device))
+
+
+def test_another_input_in_between(device):
+    attention = llama("w8a8", device).model.layers[0].self_attn
+    alone = llama("w8a8", device, False).model.layers[0].self_attn
+    x, z = torch.randn(2, 3, 64, device=device)
+    for name, t in (("q_proj", x), ("k_proj", z), ("v_proj", z), ("k_proj", x), ("q_proj", z), ("v_proj", x)):
+        assert torch.equal(getattr(attention, name)(t), getattr(alone, name)(t))
+    assert attention.q_proj._joined[0].held is None
+
+
+def test_gradients(device):
+    joined, alone = (llama("w8a8", device, j).model.layers[0].mlp for j in (True, False))
+    x = torch.randn(5, 64, device=device)
+    dx = []
+    for mlp in (joined, alone):
+        leaf = x.clone().requires_grad_()
+        dx.append(torch.autograd.grad(mlp(leaf).square().sum(), leaf)[0])
+    torch.testing.assert_close(*dx, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", ["w8a8", "w4a16"])
+def test_compiled_generation(config, device):
+    torch._dynamo.reset()
+    joined, alone = llama(config, device), llama(config, device, False)
+    compiled = torch.compile(joined, backend="aot_eager", fullgraph=True)
+    for length in (5, 1, 1):
+        same_logits(compiled, alone, config, ids(device, 1, length))
+    words = {"max_new_tokens": 6, "do_sample": False, "disable_compile": True, "cache_implementation": "static"}
+    tokens = [model.generate(ids(device), **words) for model in (joined, alone)]
+    if config in EXACT:
+        assert torch.equal(*tokens)
+    torch._dynamo.reset()
+
+
+# ---- Norms and activations that leave as int8 ----
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_fused_decoders(kind, device):
+    words = {"joined": False, "kind": getattr(transformers, f"{kind}ForCausalLM")}
+    fused, plain = (llama("w8a8", device, **words) for _ in range(2))
+    changed = [name for name in fuse_(fused) if "proj" not in name]
+    assert changed == [f"model.layers.{i}.{n}" for i in range(2) for n in (
+        "input_layernorm", "post_attention_layernorm", "mlp")]  # fmt: skip
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    with torch.no_grad():
+        a, b = (model(ids(device, 2)).logits.flatten() for model in (fused, plain))
+    assert torch.cosine_similarity(a, b, 0) > 0.9999
+    if kind == "Llama":
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)(ids(device, 2)).logits
+        assert torch.equal(compiled.flatten(), a)
+        torch._dynamo.reset()
+
+
+def test_gradients_of_a_fused_decoder(device):
+    models = [llama("w8a8", device, False) for _ in range(2)]
+    assert fuse_(models[0])
+    for model in models:
+        model(ids(device), labels=ids(device)).loss.backward()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_norms_of_another_kind_stay(device):
+    model = llama("w8a8", device, False, transformers.GemmaForCausalLM)
+    assert all("proj" in name for name in fuse_(model))
+    model = llama("w4a16", device, False)
+    assert all("proj" in name for name in fuse_(model))
+    model = llama("w8a8", device, False)
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+    model.model.layers[0].input_layernorm.forward = lambda x: 2 * x
+    changed = fuse_(model)
+    assert "model.layers.0.mlp" not in changed and "model.layers.0.input_layernorm" not in changed
+
+
+def test_group_scales_pass_no_gradient_to_quantized_inputs():
+    layer, x = quantized(group=32), torch.randn(3, 64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="passes no gradient on to a QuantizedInput"):
+        layer(octile.quantize_input(x, "16bit"))
+    with torch.no_grad():
+        assert torch.equal(layer(octile.quantize_input(x, "16bit")), layer(x))
+    with pytest.raises(RuntimeError, match="its last size, is 64"):
+        quantized()(octile.quantize_input(torch.randn(3, 48)))
+
+
+class Pair(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.gate_proj, self.up_proj = first, second
+
+
+def quantized(n=8, k=64, kind=octile.W8A8Linear, bias=False, **words):
+    return kind.from_linear(nn.Linear(k, n, bias), **words)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        lambda: (quantized(), nn.Linear(64, 8)),
+        lambda: (quantized(), quantized(kind=octile.W8A16Linear)),
+        lambda: (quantized(), quantized(k=32)),
+        lambda: (quantized(bias=True), quantized()),
+        lambda: (quantized(), quantized(per_channel=False)),
+        lambda: (quantized(group=32), quantized()),
+        lambda: (quantized(), quantized().pack_()),
+        lambda: (quantized(), quantized().to("meta")),
+    ],
+)
+def test_what_is_not_joined(pair):
+    pair = Pair(*pair())
+    assert octile.join_(pair) == [] and pair.gate_proj.__dict__.get("_joined") is None
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="names has 'q_proj', expected tuples"):
+        octile.join_(nn.Module(), names=("q_proj", "k_proj"))
+    pair = Pair(quantized(), quantized())
+    assert octile.join_(pair, names=[("up_proj", "gate_proj")]) == ["up_proj", "gate_proj"]
+    assert octile.join_(pair) == []
+    with pytest.raises(RuntimeError, match="this layer is joined"):
+        pair.up_proj.pack_()
+    assert octile.pack_(pair) == []
