@@ -65,6 +65,7 @@ def of_norms(a, dtype):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--norms", action="store_true", help="norms alone")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     a = parser.parse_args()
     dtype = getattr(torch, a.dtype)
@@ -77,7 +78,7 @@ def main():
     print("| kind | M x K | fused, us | GB/s | activation, us | quantizer, us | saved, us |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     of_norms(a, dtype)
-    for kind, (prologue, gated) in KINDS.items():
+    for kind, (prologue, gated) in ({} if a.norms else KINDS).items():
         for rows, columns in SHAPES:
             x = torch.randn(rows, columns, device="cuda", dtype=dtype)
             up = torch.randn_like(x) if gated else None
