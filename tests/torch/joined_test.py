@@ -240,3 +240,6 @@ def test_refusals():
     with pytest.raises(RuntimeError, match="this layer is joined"):
         pair.up_proj.pack_()
     assert octile.pack_(pair) == []
+    from octile import parallel
+
+    assert parallel._refusal(pair.up_proj, parallel.ColumnParallel(), 2, False) == "it is joined with others"
