@@ -63,6 +63,7 @@ constexpr Gradients kInt8Blocks = {.dx = int8, .dw = int8, .db = true, .block = 
 
 constexpr Quantizing kGelu = {.prologue = Prologue::gelu_tanh};
 constexpr Quantizing kSwiGlu = {.orientation = both, .prologue = Prologue::silu, .gated = true};
+constexpr Quantizing kRmsNorm = {.prologue = Prologue::rms_norm};
 
 constexpr Case<int> kCases[] = {
     {"w8a8_gemm", "w8a8_forward", mkn, kForward, with<forward_s8, true>},
@@ -85,6 +86,7 @@ constexpr Case<int> kCases[] = {
     {"quantize", "s8_quantize_rows_smoothed", mk, kMatrix, with<quantize, Quantizing{.smoothed = true}>},
     {"prologue_quantize", "s8_quantize_gelu", mk, kMatrix, with<quantize, kGelu>},
     {"prologue_quantize", "s8_quantize_swiglu_both", mk, kMatrix, with<quantize, kSwiGlu>},
+    {"prologue_quantize", "s8_quantize_rms_norm", mk, kMatrix, with<quantize, kRmsNorm>},
     {"quantize", "u8_quantize_rows", mk, kMatrix, with<quantize, Quantizing{.q = DType::u8, .mapping = affine}>},
     {"quantize", "s8_quantize_columns", mk, kMatrix, with<quantize, Quantizing{.granularity = column}>},
     {"quantize", "s8_quantize_columns_transposed", mk, kMatrix,
@@ -178,6 +180,7 @@ constexpr Case<const Gpu&> kGpuCases[] = {
     {"quantize", "s8_quantize_both", mk, kGpuMatrix, with<gpu_quantize, Quantizing{.orientation = both}>},
     {"prologue_quantize", "s8_quantize_gelu", mk, kGpuMatrix, with<gpu_quantize, kGelu>},
     {"prologue_quantize", "s8_quantize_swiglu_both", mk, kGpuMatrix, with<gpu_quantize, kSwiGlu>},
+    {"prologue_quantize", "s8_quantize_rms_norm", mk, kGpuMatrix, with<gpu_quantize, kRmsNorm>},
     {"dequantize", "s8_dequantize", mk, kGpuMatrix, gpu_elementwise<DequantizeArgs>},
     {"quantize_backward", "s8_quantize_backward", mk, kGpuMatrix, gpu_elementwise<QuantizeBackwardArgs>},
     {"dequantize_backward", "s8_dequantize_backward", mk, kGpuMatrix, gpu_elementwise<DequantizeBackwardArgs>},

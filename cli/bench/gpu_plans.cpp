@@ -329,6 +329,7 @@ Prepared gpu_quantize(const Benchmark& b, const Gpu& gpu, Quantizing q) {
                                : q.granularity == Granularity::column ? cols
                                                                       : 1);
   if (q.gated) args.up = o->f16(rows, cols);
+  if (q.prologue == Prologue::rms_norm) args.norm_weight = o->scales(cols);
   Prepared p = prepared(plan, args, o, gpu);
   const double elements = product(rows, cols);
   const bool whole = q.granularity == Granularity::tensor || q.granularity == Granularity::column;

@@ -192,6 +192,10 @@ Prepared quantize(const Benchmark& b, int threads, Quantizing q) {
     o->dy = Floats(b.dtype, normal(s.m, s.k, 2));
     args.up = o->dy.matrix(s.m, s.k);
   }
+  if (q.prologue == Prologue::rms_norm) {
+    o->multiplier.assign(static_cast<std::size_t>(s.k), 1.0f);
+    args.norm_weight = vector(o->multiplier.data(), s.k);
+  }
   return against_memcpy(QuantizePlan::select(description(b, q, threads)), args, o, bytes, threads);
 }
 
