@@ -23,6 +23,7 @@ namespace octile::cuda {
 
 #define GEMM_ROWS(ROW) \
   ROW(w8a8_gemm_sm80) \
+  ROW(w8a8_gemm_small_sm80) \
   ROW(w8a8_gemm_sm90) \
   ROW(w8a8_gemm_skinny_sm90) \
   ROW(w8a8_blocked_gemm_sm90) \
