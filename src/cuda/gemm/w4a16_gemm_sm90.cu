@@ -59,6 +59,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
   double cycles = waves * tile_cycles(static_cast<int>(ceil_div(units, parts))) + kGridCycles;
   if (halve) cycles += tile_cycles((units + 1) / 2) + kHalvedCycles;
   if (parts > 1) cycles += 2500 + 500 * parts;
+  if (parts > 2) cycles += (parts - 2) * std::max(0, 42 * T::rows_a - 2600);  // one block adds them all
   const double gigahertz = halve && waves > 0 ? kHalvedGigahertz : kGigahertz;
   return {T::rows_a, parts, halve ? rest : 0, cycles / (gigahertz * 1e9) + kLaunchSeconds};
 }
@@ -66,7 +67,7 @@ Choice choice_of(const Size& size, int parts, Device device) {
 Choice best_choice(const Size& size, Device device) {
   Choice best;
   with_each_tile([&]<class T>(T) {
-    for (int parts = 1; parts <= kMaxParts; parts *= 2) {
+    for (int parts = 1; parts <= kMaxParts; ++parts) {
       if (const Choice one = choice_of<T>(size, parts, device); one.seconds < best.seconds) best = one;
     }
   });

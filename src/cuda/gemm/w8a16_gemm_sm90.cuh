@@ -5,9 +5,10 @@
 //   a   (m, k) f16 or bf16       b   (n, k) s8       each K-major or MN-major, sums in f32
 //
 // It computes y^T = b * a^T: WGMMA takes b from registers, where it has just been dequantized to 16 bits, and a from
-// shared memory. A persistent grid of clusters of two blocks, which are stacked and share a by multicast. In each block
-// a producer warp fills a ring of stages by TMA, another one loads the scales. Two consumer warpgroups take half of b's
-// rows each, and convert the next slice while the tensor cores work on this one.
+// shared memory. A persistent grid of clusters of two stacked blocks, which share a by multicast, or of more, which
+// split K too (device/split_tiles.cuh). In each block a producer warp fills a ring of stages by TMA, another one loads
+// the scales. Two consumer warpgroups take half of b's rows each, and convert the next slice while the tensor cores
+// work on this one.
 //
 // w8a16_group_gemm_sm90 is the same kernel with a scale for each row of b, left to the epilogue with the bias.
 #pragma once
@@ -22,6 +23,7 @@
 #include "cuda/device/int4.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
+#include "cuda/device/split_tiles.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -188,14 +190,17 @@ constexpr int kSearchers = kGemmThreads - 32;  // for the largest scale: all but
 constexpr int kSearchBarrier = 1;              // named barriers; 0 is __syncthreads'
 constexpr int kConsumerBarriers = 2;           // and the next
 constexpr int kScaleBarriers = 4;              // one per stage
+constexpr int kAddBarrier = 11;                // of both consumers
+constexpr int kMaxParts = 4;
 
-// rows_a: of a tile of a, and of y. The narrow tile is for problems with fewer tiles than SMs.
+// rows_a: of a tile of a, and of y. The narrower tiles are for problems with fewer tiles than SMs.
 template <int rows_a_, int stages_>
 struct Tile {
   static constexpr int rows_a = rows_a_;
   static constexpr int stages = stages_;
 };
 using WideTile = Tile<256, 4>;
+using MiddleTile = Tile<192, 5>;
 using NarrowTile = Tile<128, 7>;
 
 // What a kernel is compiled for. outer: the operand is MN-major. channels: a row of b has a scale, and y a bias.
@@ -209,6 +214,7 @@ struct Form : Tile_ {
   // WGMMA slices left in flight while a later one is converted; MN-major bytes take longer to convert.
   static constexpr int in_flight = b_outer ? 1 : 2;
   static_assert(kAhead + in_flight <= kSlices);
+  static_assert(!a_outer || Tile_::rows_a % (64 * kClusterSize) == 0);
 };
 
 template <class F>
@@ -226,8 +232,7 @@ struct Shared {
 };
 
 struct Arguments {
-  int steps = 0;     // of k
-  TileOrder order;   // of the clusters' tiles: rows of b down, rows of a across
+  SplitTiles tiles;
   int few_rows = 0;  // of a, if the first block of a cluster loads all: TMA takes long over boxes mostly out of bounds
   std::int64_t k = 0;
   RowScale<float> scale;
@@ -239,10 +244,10 @@ struct Arguments {
 };
 
 template <class F>
-using Place = TransposedPlace<F::rows_a, kRowsB>;
+using Place = SplitPlace<F::rows_a, kRowsB, 1>;
 
-// One thread: tiles of a and b, stage by stage. Each block loads half of a for both. What follows a few rows of a is
-// what was there: it makes columns of sums that are not stored.
+// One thread: tiles of a and b, stage by stage. Each block of a pair loads half of a for both, unless they split K.
+// What follows a few rows of a is what was there: it makes columns of sums that are not stored.
 template <class F>
 __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const GemmMaps& maps,
                               const Arguments& arguments) {
@@ -250,30 +255,42 @@ __device__ void load_operands(Shared<F>& shared, const Place<F>& place, const Ge
   const bool few = !F::a_outer && arguments.few_rows > 0;
   const unsigned bytes = few ? sizeof(Shared<F>::Stage::b) + arguments.few_rows * kTileK * 2 : sizeof(shared.stages[0]);
   RingPosition<F::stages> at;
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    const int2 origin = place.origin(arguments.order[t]);
-    for (int step = 0; step < arguments.steps; ++step) {
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const SplitTask task = place[t];
+    const bool halved = place.is_halved(t);
+    // Rows of a, from `first` on, to one of the block's halves of the tile, or to that of both blocks.
+    const auto load_rows = [&](std::uint32_t a, int term, int first, std::uint32_t full) {
+      const int row = task.origin.y + first;
+#pragma unroll
+      for (int i = 0; i < (F::a_outer ? kHalf : 1); i += 64) {
+        const int2 from = F::a_outer ? int2{row + i, term} : int2{term, row};
+        const std::uint32_t to = a + (first + i) * kTileK * 2;
+        if (halved) {
+          ptx::tma_load(to, maps.a, from.x, from.y, full);
+        } else {
+          ptx::tma_load_multicast(place.pair(), to, maps.a, from, full);
+        }
+      }
+    };
+    for (int step = 0; step < task.steps; ++step) {
       auto& stage = shared.stages[at.stage];
       const std::uint32_t full = ptx::shared_address(&shared.full[at.stage]);
-      const std::uint32_t a = ptx::shared_address(stage.a + place.rank * kHalf * kTileK * 2);
+      const std::uint32_t a = ptx::shared_address(stage.a);
       const std::uint32_t b = ptx::shared_address(stage.b);
-      const int term = step * kTileK;
-      const int row = origin.y + place.rank * kHalf;
+      const int term = (task.first_step + step) * kTileK;
       ptx::mbarrier_wait(shared.empty[at.stage], at.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
-      if constexpr (F::a_outer) {
-#pragma unroll
-        for (int i = 0; i < kHalf; i += 64) {
-          ptx::tma_load_multicast(kBothBlocks, a + i * kTileK * 2, maps.a, {row + i, term}, full);
-        }
-      } else if (!few || place.rank == 0) {
-        ptx::tma_load_multicast(kBothBlocks, a, maps.a, {term, row}, full);
+      if (few) {
+        if (halved || place.rank == 0) load_rows(a, term, 0, full);
+      } else {
+        load_rows(a, term, halved ? 0 : place.rank * kHalf, full);
+        if (halved) load_rows(a, term, kHalf, full);
       }
       if constexpr (F::b_outer) {
-        ptx::tma_load(b, maps.b, origin.x, term, full);
+        ptx::tma_load(b, maps.b, task.origin.x, term, full);
       } else {
-        ptx::tma_load(b, maps.b, term, origin.x / 2, full);
-        ptx::tma_load(b + kRowsB / 2 * kTileK, maps.b_odd, term, origin.x / 2, full);
+        ptx::tma_load(b, maps.b, term, task.origin.x / 2, full);
+        ptx::tma_load(b + kRowsB / 2 * kTileK, maps.b_odd, term, task.origin.x / 2, full);
       }
       at.next();
     }
@@ -312,11 +329,15 @@ __device__ void load_scales(Shared<F>& shared, const Place<F>& place, const Argu
   };
   RingPosition<F::stages> at;
   int filled = 0;  // stages that hold scales
-  float2 next = pair_at(0);
-  for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-    for (int step = 0; step < arguments.steps; ++step) {
+  if (place.cluster >= place.tasks()) return;
+  SplitTask task = place[place.cluster];
+  float2 next = pair_at(task.first_step);
+  for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+    const int end = task.first_step + task.steps;
+    for (int step = task.first_step; step < end; ++step) {
       const Two<T> scale = {narrow<T>(ldexpf(next.x, shift)), narrow<T>(ldexpf(next.y, shift))};
-      next = pair_at(step + 1 == arguments.steps ? 0 : step + 1);
+      if (step + 1 == end && t + place.clusters < place.tasks()) task = place[t + place.clusters];
+      next = pair_at(step + 1 == end ? task.first_step : step + 1);
       if (filled == F::stages) {
         await_scales_read(at.stage);
       } else {
@@ -344,7 +365,7 @@ struct Consumer {
   int group;
   int warp;
   int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t empty = ptx::mapa(ptx::shared_address(shared.empty), static_cast<std::uint32_t>(lane % kClusterSize));
+  std::uint32_t empty = 0;
   BytesReader<T, F::b_outer> reader = BytesReader<T, F::b_outer>(static_cast<unsigned>(4 * group + warp));
 
   __device__ void release(int stage) const {
@@ -393,12 +414,12 @@ struct Consumer {
 
   // The main loop: sums (64, rows of a) = b * a^T over all steps. b: fragments of the first kAhead slices of stage
   // `at`; at the end, those of the next tile, if there is one.
-  __device__ void multiply(float (&sums)[F::rows_a / 2], Fragment (&b)[kSlices], RingPosition<F::stages>& at,
+  __device__ void multiply(float (&sums)[F::rows_a / 2], Fragment (&b)[kSlices], RingPosition<F::stages>& at, int steps,
                            bool more) {
     int last = 0;
-    for (int step = 0; step < arguments.steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       const int stage = at.stage;
-      const bool next = more || step + 1 < arguments.steps;
+      const bool next = more || step + 1 < steps;
       at.next();
       const auto slice = [&]<int i>(std::integral_constant<int, i>) {
         enqueue<i>(sums, b, stage, step > 0 || i > 0);
@@ -435,10 +456,19 @@ struct Consumer {
     RingPosition<F::stages> at;
     Fragment b[kSlices];
     float sums[F::rows_a / 2];
-    if (place.cluster < arguments.order.count()) begin(b, at);
-    for (int t = place.cluster; t < arguments.order.count(); t += place.clusters) {
-      const int2 origin = place.origin(arguments.order[t]);
-      multiply(sums, b, at, t + place.clusters < arguments.order.count());
+    empty = place.barrier_of(shared.empty, lane, true);
+    if (place.cluster < place.tasks()) begin(b, at);
+    for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
+      const SplitTask task = place[t];
+      const int2 origin = task.origin;
+      if (place.is_halved(t)) empty = place.barrier_of(shared.empty, lane, false);
+      // A shuffle, so that the compiler knows the value is uniform.
+      multiply(sums, b, at, __shfl_sync(~0u, task.steps, 0), t + place.clusters < place.tasks());
+      if (task.parts > 1) {
+        static_assert(sizeof(sums) * kConsumers * kWarpgroup <= sizeof(shared.stages));
+        add_parts<kAddBarrier>(sums, task, place, ptx::shared_address(shared.stages));
+        if (task.part > 0) continue;
+      }
       if constexpr (F::channels) finish(sums, origin.x + 64 * group, after);
       store_transposed<T>(sums, F::channels ? 1 : after, shared.buffers[group], {origin.x + 64 * group, origin.y}, y,
                           arguments.y, kConsumerBarriers + group);
@@ -454,7 +484,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   auto& shared = *reinterpret_cast<Shared<F>*>(shared_bytes);
   const int warp = uniform_warp();
-  const Place<F> place;
+  const Place<F> place(arguments.tiles);
   gemm_prologue([&] {
     maps.prefetch();
     init_barriers(shared.full, 1 + 32);
@@ -464,10 +494,12 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const auto produce = [&](int warp) {
     if (warp == 0) {
       if (threadIdx.x == 0) load_operands(shared, place, maps, arguments);
+      __syncwarp();
     } else {
       find_largest_scale(shared, arguments);
       if (warp == 1) load_scales(shared, place, arguments);
     }
+    place.join_adding();
   };
   const auto consume = [&](int group, int warp) {
     find_largest_scale(shared, arguments);
