@@ -54,7 +54,14 @@ constexpr double kCacheBytesPerSecond = 60e12;
 constexpr double kSharingSeconds = 0.5e-6;
 constexpr double kWaveSeconds = 4e-6;
 constexpr double kFixedSeconds = 4.8e-6;
-// Slower than all that, above 128 tokens: 5 to 30 % were measured, in clusters of three 40 %.
+// Of more than 128 tokens, up to 256 fitted to 120 timings with L2 filled by writes (8 % root mean square): beside
+// these, each step of k where blocks with other rows share tokens, and for each further cluster that reads the same
+// rows. Above 256: 5 to 30 % more than all that was measured, in clusters of three 40 %.
+constexpr double kManyFixedSeconds = 6.8e-6;
+constexpr double kOneWave = 0.85;
+constexpr double kMoreWaves = 0.95;
+constexpr double kSharedStepSeconds = 40e-9;
+constexpr double kGroupStepSeconds = 20e-9;
 constexpr double kManyTokens = 1.15;
 constexpr double kThreeParts = 1.35;
 
@@ -78,7 +85,13 @@ void complete(TileShape& shape, const Size& s, Device device) {
   const double products = static_cast<double>(waves) * T::tokens * T::rows * k / kProductsPerSecond;
   const double sharing = (shape.cluster() - 1 + shape.token_groups - 1) * kSharingSeconds;
   const double work = std::max(memory, products) + cache + sharing + static_cast<double>(waves - 1) * kWaveSeconds;
-  shape.seconds = kFixedSeconds + work * (s.m <= 128 ? 1 : shape.token_parts == 3 ? kThreeParts : kManyTokens);
+  if (s.m <= 128 || s.m > 256) {
+    shape.seconds = kFixedSeconds + work * (s.m <= 128 ? 1 : shape.token_parts == 3 ? kThreeParts : kManyTokens);
+    return;
+  }
+  const double of_step = (shape.row_parts > 1 ? kSharedStepSeconds : 0) + (shape.token_groups - 1) * kGroupStepSeconds;
+  const double factor = shape.token_parts == 3 ? kThreeParts : waves == 1 ? kOneWave : kMoreWaves;
+  shape.seconds = kManyFixedSeconds + factor * (work + of_step * k / kTileK);
 }
 
 // Calls body(tile) for every tile.

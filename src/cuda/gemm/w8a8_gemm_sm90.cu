@@ -40,6 +40,7 @@ struct Measured {
 using Tile128 = Tile<128, 128, false, 6, 2, Schedule::ping_pong>;
 using Tile176 = Tile<128, 176, true, 5, 1, Schedule::ping_pong>;
 using Tile192 = Tile<128, 192, true, 5, 1, Schedule::ping_pong>;
+using Tile224 = Tile<128, 224, true, 4, 1, Schedule::cooperative>;
 using Tile256 = Tile<128, 256, true, 4, 2, Schedule::cooperative>;
 using Tile192x128 = Tile<192, 128, false, 5, 1, Schedule::cooperative, 3>;
 using Tile192x192 = Tile<192, 192, false, 4, 1, Schedule::cooperative, 3>;
@@ -53,6 +54,7 @@ void for_each_tile(const Body& body) {
   body(Measured<Tile128>{1.692, 0.05e-6, 0.103});
   body(Measured<Tile176>{1.726, 0.34e-6, 0.058});
   body(Measured<Tile192>{1.730, 0.36e-6, 0.037});
+  body(Measured<Tile224>{1.850, 1.85e-6, 0.093});
   body(Measured<Tile256>{1.850, 1.85e-6, 0.093});
   body(Measured<Tile192x128>{1.937, 2.52e-6, 0.08});
   body(Measured<Tile192x192>{1.941, 3.15e-6, 0.08});
