@@ -91,7 +91,8 @@ def cdiv(a, b):
 
 
 def load(file, name, *, choices=None, key=(), checked=False, flags=()):
-    """The kernel `name`, a struct in the C++ file `file`, as something to launch: kernel[grid](arguments).
+    """The kernel `name`, a struct in the C++ file `file`, as something to launch: kernel[grid](arguments). A namespace
+    of the file's own goes before the name: "mine::Add".
 
     choices, key   see Choice: the constants that vary, and the parameters whose sizes a measurement holds for
     checked        CPU tensors run on the checked executor: a mistake, as a load out of bounds, raises CheckError
@@ -256,7 +257,7 @@ def _grid(grid, constants):
 def _parameters(file, name):
     """The parameters of a kernel after its context: their names, and the types of those that are numbers."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", file.read_text(), flags=re.DOTALL)
-    start = re.search(rf"\b(?:struct|class)\s+{re.escape(name)}\b[^;{{]*\{{", text)
+    start = re.search(rf"\b(?:struct|class)\s+{re.escape(name.split('::')[-1])}\b[^;{{]*\{{", text)
     if start is None:
         raise ValueError(f"octile: there is no struct {name} in {file}")
     call = re.search(r"\boperator\s*\(\s*\)\s*\(", text[start.end() :])
@@ -327,7 +328,7 @@ def _source(kernel, signature, cuda):
     return static_cast<int>(std::find(constants.begin(), constants.end(), given) - constants.begin());
   }};
   const TunedLaunch tuned = autotuned(
-      {{.name = "{kernel.name}_{elements}{fixed}", .sizes = std::vector<std::int64_t>(key, key + {len(kernel.key)})}},
+      {{.name = "{kernel.name.replace("::", ".")}_{elements}{fixed}", .sizes = std::vector<std::int64_t>(key, key + {len(kernel.key)})}},
       [&](auto executor{blocks}) {{ launch(executor, grid(place({{{given}}})), {arguments}); }},
       {", ".join(listed)});
   const std::vector<std::string> all = {{{words}}};
@@ -413,7 +414,7 @@ def _build(kernel, signature, cuda, architecture):
         command += ["--diag-suppress=554,177,20011,20012,20013,20014,20015", "-Xcompiler", ",".join(_CXX_FLAGS[:3])]
     else:
         command = [_compiler(), "-std=c++20", "-O3", "-march=native", "-fPIC", "-w", *_CXX_FLAGS]
-    command += [*include, *kernel.flags]
+    command += kernel.flags
     parts = ["tile/fast.cpp"]
     if kernel.checked:
         parts += ["tile/recorder.cpp", "tile/coalescing.cpp", "tile/checked_index.cpp"]
@@ -422,27 +423,28 @@ def _build(kernel, signature, cuda, architecture):
     source = _source(kernel, signature, cuda)
     files = _with_includes(kernel.file, []) + sorted((root / "tile/octile/tile").glob("*.h"))
     files += [root / part for part in parts]
-    target = _cache() / f"{kernel.name}-{_digest(command, source, files)}.so"
+    named = source.replace(str(kernel.file), kernel.file.name)
+    target = _cache() / f"{kernel.name.split('::')[-1]}-{_digest(command, named, files)}.so"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         main = pathlib.Path(folder) / "kernel.cpp"
         main.write_text(source)
-        _run([*command, "-c", str(main), "-o", f"{folder}/kernel.o"], kernel)
-        plain = [_compiler(), "-std=c++20", "-O2", "-fPIC", *_CXX_FLAGS, *include, *([] if cuda else kernel.flags)]
-        objects = [_object(root / part, plain, kernel) for part in parts]
+        _run([*command, *include, "-c", str(main), "-o", f"{folder}/kernel.o"], kernel)
+        plain = [_compiler(), "-std=c++20", "-O2", "-fPIC", *_CXX_FLAGS, *([] if cuda else kernel.flags)]
+        objects = [_object(root / part, plain, include, kernel) for part in parts]
         link = [command[0], "-shared", f"{folder}/kernel.o", *map(str, objects), "-o", f"{folder}/kernel.so"]
         _run([*link] if cuda else [*link, "-pthread"], kernel)
         os.replace(f"{folder}/kernel.so", target)
     return target
 
 
-def _object(file, command, kernel):
+def _object(file, command, include, kernel):
     """What all kernels link, compiled once."""
     target = _cache() / f"{file.stem}-{_digest(command, '', [file])}.o"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            _run([*command, "-c", str(file), "-o", f"{folder}/part.o"], kernel)
+            _run([*command, *include, "-c", str(file), "-o", f"{folder}/part.o"], kernel)
             os.replace(f"{folder}/part.o", target)
     return target
 
@@ -450,7 +452,7 @@ def _object(file, command, kernel):
 def _digest(command, source, files):
     digest = hashlib.sha256(repr(command).encode() + source.encode())
     for file in files:
-        digest.update(str(file).encode() + file.read_bytes())
+        digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:24]
 
 

@@ -17,7 +17,6 @@ namespace {
 using puzzles::elementwise::MaskedAdd;
 using puzzles::linear::Forward;
 using puzzles::linear::QuantizeRows;
-using puzzles::rows::LongSoftmax;
 using puzzles::rows::LongSum;
 
 struct SoftmaxHeld {  // a row in one tile, read once
@@ -27,6 +26,26 @@ struct SoftmaxHeld {  // a row in one tile, read once
     const auto v = t.load(x + from, j < length, -kInfinity);
     const auto e = exp2(kLog2E * (v - max(v)));
     t.store(z + from, e / sum(e), j < length);
+  }
+};
+
+struct SoftmaxTwoPasses {  // a row in blocks, read twice
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n0, int length, auto b0, auto b1) const {
+    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
+    const float log2e = kLog2E;
+    auto top = t.full(b0, c<1>, -kInfinity), total = t.full(b0, c<1>, 0.0f);  // top: of v log2(e)
+    for (int k : range(0, length, b1)) {
+      const auto j = t.arange(b1) + k;
+      const auto v = t.load(x + i * length + j, (i < n0) & (j < length), -kInfinity);
+      const auto next = maximum(top, max(v) * log2e);
+      total = total * exp2(top - next) + sum(exp2(fma(v, log2e, -next)));
+      top = next;
+    }
+    for (int k : range(0, length, b1)) {
+      const auto j = t.arange(b1) + k;
+      const auto inside = (i < n0) & (j < length);
+      t.store(z + i * length + j, exp2(fma(t.load(x + i * length + j, inside), log2e, -top)) / total, inside);
+    }
   }
 };
 
@@ -125,12 +144,14 @@ template <Math kMath>
 int softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {
   const auto x = tensor<f32>(px), z = tensor<f32>(pz);
   const auto run = [&](auto layout, auto b0, auto b1) {
-    launch(Cuda<decltype(layout), kMath>{stream}, Grid{cdiv(rows, b0)}, LongSoftmax{}, x, z, rows, columns, b0, b1);
+    launch(Cuda<decltype(layout), kMath>{stream}, Grid{cdiv(rows, b0)}, SoftmaxTwoPasses{}, x, z, rows, columns, b0,
+           b1);
     return 0;
   };
   if (variant == 0) return run(Threads<1, 256, 4, 5>{}, c<1>, c<4096>);
   if (variant == 1) return run(Threads<1, 128, 4, 6>{}, c<1>, c<4096>);
   if (variant == 2) return run(Threads<1, 128>{}, c<1>, c<2048>);
+  if (variant == 3) return run(Threads<1, 128, 4, 8>{}, c<1>, c<2048>);
   return -1;
 }
 extern "C" int tile_softmax(int variant, const void* px, void* pz, int rows, int columns, void* stream) {

@@ -4,14 +4,14 @@
 namespace octile::tile::ten {
 
 struct StridedAdd {  // z[i] = x[i * x_step] + y[i * y_step]
-  void operator()(auto& t, auto x, auto y, auto z, int n, int x_step, int y_step, auto b) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n, int x_step, int y_step, auto b) const {
     const auto i = t.program_id(0) * b + t.arange(b);
     t.store(z + i, t.load(x + i * x_step, i < n) + t.load(y + i * y_step, i < n), i < n);
   }
 };
 
 struct Copy2d {  // of a matrix whose rows begin x_pitch elements apart
-  void operator()(auto& t, auto x, auto z, int rows, int columns, int x_pitch, auto b0, auto b1) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, int rows, int columns, int x_pitch, auto b0, auto b1) const {
     const auto i = col(t.program_id(0) * b0 + t.arange(b0));
     const auto j = t.program_id(1) * b1 + t.arange(b1);
     const auto in = (i < rows) & (j < columns);
@@ -20,7 +20,8 @@ struct Copy2d {  // of a matrix whose rows begin x_pitch elements apart
 };
 
 struct LayerNorm {  // a row a program; keeps what the backward needs
-  void operator()(auto& t, auto x, auto gamma, auto beta, auto z, auto mean, auto rstd, int columns, auto b) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto gamma, auto beta, auto z, auto mean, auto rstd, int columns,
+                              auto b) const {
     const auto row = t.program_id(0);
     const auto p = x + row * columns;
     auto total = t.full(c<1>, 0.0f), squares = t.full(c<1>, 0.0f);
@@ -46,7 +47,8 @@ struct LayerNorm {  // a row a program; keeps what the backward needs
 };
 
 struct LayerNormBackward {  // dx = rstd * (g - mean(g) - v * mean(g * v)), g = dz * gamma, v = (x - mean) * rstd
-  void operator()(auto& t, auto x, auto gamma, auto mean, auto rstd, auto dz, auto dx, int columns, auto b) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto gamma, auto mean, auto rstd, auto dz, auto dx, int columns,
+                              auto b) const {
     const auto row = t.program_id(0);
     const auto m = t.load(mean + row), r = t.load(rstd + row);
     auto of_g = t.full(c<1>, 0.0f), of_gv = t.full(c<1>, 0.0f);
@@ -66,7 +68,7 @@ struct LayerNormBackward {  // dx = rstd * (g - mean(g) - v * mean(g * v)), g = 
 };
 
 struct Rope {  // turns the pairs (i, i + half) of each head of each token
-  void operator()(auto& t, auto x, auto cosine, auto sine, auto z, int heads, auto half) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto cosine, auto sine, auto z, int heads, auto half) const {
     const auto i = t.arange(half);
     const auto head = t.program_id(0) * (heads * (half * c<2>)) + t.program_id(1) * (half * c<2>);
     const auto c0 = t.load(cosine + t.program_id(0) * half + i), s0 = t.load(sine + t.program_id(0) * half + i);
@@ -78,7 +80,7 @@ struct Rope {  // turns the pairs (i, i + half) of each head of each token
 
 struct TopKMask {  // all but the k largest of a row of at most b elements become -infinity; of equal ones the first
                    // counts
-  void operator()(auto& t, auto x, auto z, int n, int k, auto b) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, int n, int k, auto b) const {
     const auto p = x + t.program_id(0) * n;
     const auto j = t.arange(b);
     const auto i = col(t.arange(b));
@@ -91,14 +93,14 @@ struct TopKMask {  // all but the k largest of a row of at most b elements becom
 };
 
 struct Histogram {  // of integers from 0 to below the number of bins
-  void operator()(auto& t, auto x, auto bins, int n, auto b) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto bins, int n, auto b) const {
     const auto i = t.program_id(0) * b + t.arange(b);
     t.atomic_add(bins + t.load(x + i, i < n, 0), 1, i < n);
   }
 };
 
 struct BatchedTranspose {
-  void operator()(auto& t, auto x, auto z, int rows, int columns, auto b0, auto b1) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto z, int rows, int columns, auto b0, auto b1) const {
     const auto batch = t.program_id(2) * (rows * columns);
     const auto i = t.program_id(0) * b0 + t.arange(b0);
     const auto j = t.program_id(1) * b1 + t.arange(b1);
@@ -108,7 +110,8 @@ struct BatchedTranspose {
 };
 
 struct SegmentedSum {  // segment s is x[offsets[s]] to before x[offsets[s + 1]], and none is longer than `longest`
-  void operator()(auto& t, auto x, auto offsets, auto z, int segments, int longest, auto b0, auto b1) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto offsets, auto z, int segments, int longest, auto b0,
+                              auto b1) const {
     const auto s = col(t.program_id(0) * b0 + t.arange(b0));
     const auto first = t.load(offsets + s, s < segments, 0), last = t.load(offsets + s + 1, s < segments, 0);
     auto total = t.full(b0, c<1>, 0.0f);
@@ -121,7 +124,7 @@ struct SegmentedSum {  // segment s is x[offsets[s]] to before x[offsets[s + 1]]
 };
 
 struct Int4Unpack {  // two to a byte, the lower four bits first, 8 more than they are
-  void operator()(auto& t, auto packed, auto z, int n, auto b) const {
+  TILE_KERNEL void operator()(auto& t, auto packed, auto z, int n, auto b) const {
     const auto i = t.program_id(0) * b + t.arange(b);
     const auto byte = cast<s32>(t.load(packed + (i >> 1), i < n, 0));
     t.store(z + i, cast<s8>(((byte >> ((i & 1) * 4)) & 15) - 8), i < n);
@@ -129,7 +132,7 @@ struct Int4Unpack {  // two to a byte, the lower four bits first, 8 more than th
 };
 
 struct SoftmaxWithLengths {  // of the first lengths[i] elements of row i; the rest becomes 0
-  void operator()(auto& t, auto x, auto lengths, auto z, int rows, int columns, auto b0, auto b1) const {
+  TILE_KERNEL void operator()(auto& t, auto x, auto lengths, auto z, int rows, int columns, auto b0, auto b1) const {
     const auto i = col(t.program_id(0) * b0 + t.arange(b0));
     const auto length = t.load(lengths + i, i < rows, 0);
     auto largest = t.full(b0, c<1>, -3.0e38f), total = t.full(b0, c<1>, 0.0f);
