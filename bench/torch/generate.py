@@ -25,7 +25,6 @@ import transformers
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
 import octile  # noqa: E402
-from octile.fused_decoders import fuse_  # noqa: E402
 
 
 def torchao_kind(name, **options):
@@ -71,7 +70,6 @@ KINDS = {
     "bf16": lambda model: None,
     "w8a8": octile_kind(octile.W8A8Dynamic()),
     "w8a8-joined": octile_kind(octile.W8A8Dynamic(), octile.join_),
-    "w8a8-fused": octile_kind(octile.W8A8Dynamic(), fuse_),
     "w4a8": octile_kind(octile.W4A8()),
     "w4a8-joined": octile_kind(octile.W4A8(), octile.join_),
     "w4a16": octile_kind(octile.W4A16()),

@@ -77,11 +77,14 @@ class _Norm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.centred, ctx.added = bias is not None, residual is not None
-        return x.new_full((), math.nan).expand(x.shape), total if ctx.added else None, q, q_transposed, scale
+        like = x.new_full((), math.nan).expand(x.shape)
+        # Not None in between: torch.compile of torch 2.11 then counts other outputs than were marked.
+        return (like, q, q_transposed, scale, total) if ctx.added else (like, q, q_transposed, scale)
 
     @staticmethod
     @functional.once_differentiable
-    def backward(ctx, dh, dtotal, *_):
+    def backward(ctx, dh, *others):
+        dtotal = others[3] if ctx.added else None
         total, weight, mean, rstd = ctx.saved_tensors
         need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
         dx = dweight = dbias = None
@@ -163,9 +166,9 @@ def _normalized(x, residual, weight, bias, eps, backward):
     transposed = _transposed(backward)
     orientation = _c.BOTH if transposed else _c.ROW_MAJOR
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    like, total, q, q_transposed, scale = _Norm.apply(x, residual, weight, bias, orientation, eps)
+    like, q, q_transposed, scale, *total = _Norm.apply(x, residual, weight, bias, orientation, eps)
     quantized = QuantizedInput(like, q, q_transposed if transposed else None, scale)
-    return quantized if residual is None else (quantized, total)
+    return (quantized, *total) if total else quantized
 
 
 def rms_norm(x, weight, eps=None, *, residual=None, backward="int8"):

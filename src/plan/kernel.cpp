@@ -119,7 +119,9 @@ std::vector<KernelInfo> kernels() {
         kernel->task.operation == Operation::grouped_gradient_quantize) {
       problem.group = 2 * kMinGradientBlock;
     }
-    add(*kernel, problem, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; });
+    const auto norm = [](QuantizeProblem& p) { p.prologue = Prologue::rms_norm; };
+    add(
+        *kernel, problem, [](QuantizeProblem& p) { p.granularity = Granularity::tensor; }, norm);
   }
   for (const GemmKernel* kernel : gemm_kernels()) {
     GemmProblem p{.operation = kernel->task.operation};

@@ -5,7 +5,6 @@ import copy
 import octile
 import pytest
 import torch
-from octile.fused_decoders import fuse_
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -148,49 +147,6 @@ def test_compiled_generation(config, device):
     if config in EXACT:
         assert torch.equal(*tokens)
     torch._dynamo.reset()
-
-
-# ---- Norms and activations that leave as int8 ----
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_fused_decoders(kind, device):
-    words = {"joined": False, "kind": getattr(transformers, f"{kind}ForCausalLM")}
-    fused, plain = (llama("w8a8", device, **words) for _ in range(2))
-    changed = [name for name in fuse_(fused) if "proj" not in name]
-    assert changed == [f"model.layers.{i}.{n}" for i in range(2) for n in (
-        "input_layernorm", "post_attention_layernorm", "mlp")]  # fmt: skip
-    assert list(fused.state_dict()) == list(plain.state_dict())
-    with torch.no_grad():
-        a, b = (model(ids(device, 2)).logits.flatten() for model in (fused, plain))
-    assert torch.cosine_similarity(a, b, 0) > 0.9999
-    if kind == "Llama":
-        torch._dynamo.reset()
-        with torch.no_grad():
-            compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)(ids(device, 2)).logits
-        assert torch.equal(compiled.flatten(), a)
-        torch._dynamo.reset()
-
-
-def test_gradients_of_a_fused_decoder(device):
-    models = [llama("w8a8", device, False) for _ in range(2)]
-    assert fuse_(models[0])
-    for model in models:
-        model(ids(device), labels=ids(device)).loss.backward()
-    for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_norms_of_another_kind_stay(device):
-    model = llama("w8a8", device, False, transformers.GemmaForCausalLM)
-    assert all("proj" in name for name in fuse_(model))
-    model = llama("w4a16", device, False)
-    assert all("proj" in name for name in fuse_(model))
-    model = llama("w8a8", device, False)
-    model.model.layers[0].mlp.act_fn = nn.GELU()
-    model.model.layers[0].input_layernorm.forward = lambda x: 2 * x
-    changed = fuse_(model)
-    assert "model.layers.0.mlp" not in changed and "model.layers.0.input_layernorm" not in changed
 
 
 def test_group_scales_pass_no_gradient_to_quantized_inputs():
