@@ -75,13 +75,22 @@ class Joined:
         if self.layer is None:
             part = self.parts[index]
             return part._run(x, part._buffers["bias"])
-        held, key = self.held, x.like if type(x) is QuantizedInput else x
-        if held is None or held[0] is not key:
+        held, like, state = self.held, x.like if type(x) is QuantizedInput else x, self._state(x)
+        if held is None or held[0] is not like or held[1] != state:
             y = self.layer._run(x, self.layer._buffers["bias"])
-            held = self.held = (key, y.split(self.sizes, -1))
+            held = self.held = (like, state, y.split(self.sizes, -1))
         if index == len(self.sizes) - 1:
             self.held = None
-        return held[1][index]
+        return held[2][index]
+
+    def _state(self, x):
+        """What else an output depends on: autograd's and autocast's modes, and how often x and buffers were changed in place."""
+        like = x.like if type(x) is QuantizedInput else x
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(like.device.type)
+        if torch.compiler.is_compiling():
+            return modes
+        tensors = [like, *(buffer for buffer in self.layer._buffers.values() if buffer is not None)]
+        return *modes, *(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def _refusal(layers):
@@ -111,7 +120,8 @@ def join_(model, names=NAMES):
 
     names: tuples of names of children of one module, in the order in which it calls them. Layers keep their buffers, which
     become parts of joined ones without taking more memory, and an output is part of the joined one: for W8A8 and W4A8 with
-    the same bits, for layers whose x is not quantized with sums in another order. Forward hooks run as before. pack_()
+    the same bits, for layers whose x is not quantized with sums in another order. Forward hooks run as before. Between the
+    calls of a group x must stay as it is: under torch.inference_mode and torch.compile a change in place goes unseen. pack_()
     passes them over. Raises ValueError for a name that is not one of a tuple of strings.
     """
     for group in names:

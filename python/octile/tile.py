@@ -19,6 +19,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import tempfile
@@ -424,7 +425,7 @@ def _build(kernel, signature, cuda, architecture):
     files = _with_includes(kernel.file, []) + sorted((root / "tile/octile/tile").glob("*.h"))
     files += [root / part for part in parts]
     named = source.replace(str(kernel.file), kernel.file.name)
-    target = _cache() / f"{kernel.name.split('::')[-1]}-{_digest(command, named, files)}.so"
+    target = _cache() / f"{kernel.name.split('::')[-1]}-{_digest([_processor(), *command], named, files)}.so"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -447,6 +448,16 @@ def _object(file, command, include, kernel):
             _run([*command, *include, "-c", str(file), "-o", f"{folder}/part.o"], kernel)
             os.replace(f"{folder}/part.o", target)
     return target
+
+
+@functools.cache
+def _processor():
+    """What -march=native stands for: a cache may be shared by machines."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def _digest(command, source, files):

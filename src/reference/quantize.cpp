@@ -57,7 +57,10 @@ float activated(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_
 template <class Add>
 float sum_of(std::int64_t terms, const Add& add) {
   std::array<float, kNormLanes> lanes = {};
-  for (std::int64_t c = 0; c < terms; ++c) lanes[c % kNormLanes] = add(c, lanes[c % kNormLanes]);
+  for (std::int64_t c = 0; c < terms; ++c) {
+    float& lane = lanes[static_cast<std::size_t>(c) % kNormLanes];
+    lane = add(c, lane);
+  }
   for (std::size_t n = kNormLanes / 2; n > 0; n /= 2) {
     for (std::size_t i = 0; i < n; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
   }

@@ -38,6 +38,10 @@ def arguments(m, n, k, dtype=torch.bfloat16, device="cpu"):
             for orientation in (_c.ROW_MAJOR, _c.TRANSPOSED, _c.BOTH)
         ]
         + [(x.t(), _c.PER_ROW, _c.BOTH), (x, _c.PER_ROW, _c.BOTH, x_scale)],
+        "norm_quantize": [
+            (x, multiplier, None, None, _c.RMS_NORM, _c.ROW_MAJOR, 1e-5),
+            (x, multiplier, multiplier, x, _c.LAYER_NORM, _c.BOTH, 1e-5),
+        ],
         "dequantize": [
             (wq, w_scale, None, k, dtype),
             (turned_wq.t(), one_scale, None, k, f32),

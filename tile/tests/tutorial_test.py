@@ -28,7 +28,7 @@ if not OCTILE:
 
 SOURCE = pathlib.Path(os.environ.get("OCTILE_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
 PAGES = [SOURCE / "docs" / page for page in ("tutorials/first-kernel.md", "reference/tile.md", "how-to/puzzle.md")]
-PART = re.compile(r"<!-- (?P<mark>[^\n]*?) -->\n|^```(?P<kind>cpp)?\n(?P<text>.*?)^```\n|^```sh\n.*?^```\n", re.DOTALL | re.MULTILINE)
+PART = re.compile(r"<!-- (?P<mark>[^\n]*?) -->\n|^```(?P<kind>cpp)?\n(?P<text>.*?)^```\n|^```(?:sh|python)\n.*?^```\n", re.DOTALL | re.MULTILINE)
 
 PROGRAM = """#include <iostream>
 
@@ -98,7 +98,7 @@ class Reader:
             elif part["kind"]:
                 self.code(mark, part["text"])
                 mark = ""
-            elif part["text"] is None:  # commands
+            elif part["text"] is None:  # commands, and Python, which tests/torch/docs_test.py runs
                 continue
             elif self.steps and self.steps[-1].output is None:
                 self.steps[-1].output = part
