@@ -165,41 +165,6 @@ struct Consumer {
     hold_all(sums);
   }
 
-  // Split-K: adds the parts' sums, in order, in the first part's block, through the stages, which are no longer filled.
-  __device__ void add_parts(Sums& all, const Task& task) {
-    constexpr int kFours = F::rows_a / 8;
-    constexpr int kInFlight = kFours % 8 == 0 ? 8 : 4;
-    constexpr int kBetween = kConsumers * kWarpgroup * 16;
-    static_assert(kFours * kBetween <= sizeof(shared.stages));
-    auto& sums = reinterpret_cast<float(&)[F::rows_a / 2]>(all);
-    const std::uint32_t mine = ptx::shared_address(shared.stages) + (threadIdx.x - kWarpgroup) * 16;
-    ptx::bar_sync<kNamedBarrier, kConsumers * kWarpgroup>();  // all stages are read
-    if (task.part > 0) {
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + i * kBetween), "f"(sums[4 * i]),
-                     "f"(sums[4 * i + 1]), "f"(sums[4 * i + 2]), "f"(sums[4 * i + 3])
-                     : "memory");
-      }
-    }
-    ptx::cluster_arrive_release();
-    ptx::cluster_wait();
-    if (task.part > 0) return;
-    for (int part = 1; part < task.parts; ++part) {
-      const std::uint32_t from = ptx::mapa(mine, place.block_of(part));
-#pragma unroll
-      for (int first = 0; first < kFours; first += kInFlight) {
-        float fours[kInFlight][4];
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          ptx::load_cluster(from + (first + i) * kBetween, fours[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4 * kInFlight; ++i) sums[4 * first + i] += fours[i / 4][i % 4];
-      }
-    }
-  }
-
   template <class Y, class Finish, class Target>
   __device__ void store(const Sums& sums, const Finish& finish, int2 at, const CUtensorMap& y,
                         const Target& target) const {
@@ -257,7 +222,9 @@ struct Consumer {
       } else if (task.parts > 1) {
         scale_rows(sums, after);
         after[0] = after[1] = 1;
-        add_parts(sums, task);
+        auto& all = reinterpret_cast<float(&)[F::rows_a / 2]>(sums);
+        static_assert(kConsumers * kWarpgroup * sizeof(all) <= sizeof(shared.stages));
+        add_parts<kNamedBarrier>(all, task, place, ptx::shared_address(shared.stages));
         if (task.part > 0) continue;
       }
       const auto finish = [&](float x, unsigned h) { return __fmaf_rn(x, after[h], bias[h]); };

@@ -8,6 +8,7 @@
 
 #include "cuda/device/experts.cuh"
 #include "cuda/device/output.cuh"
+#include "cuda/device/split_tiles.cuh"
 #include "cuda/device/tma_transpose.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/gemm/grouped_weight.h"
@@ -78,22 +79,11 @@ struct Arguments {
   Experts experts = {};
 };
 
-// A block's share of a tile: its first rows of the weight and of a, its part of K, and whose it is.
-struct Task {
-  int2 origin;
+// A block's share of a tile: its first rows of the weight and of a, its part of K in units of 128 columns, whole
+// groups, and of experts, whose it is.
+struct Task : SplitTask {
   int end;  // of the rows of y
   int expert;
-  int part;
-  int parts;
-  int first_step;
-  int steps;
-
-  // In units of 128 columns: whole groups.
-  __device__ void take_part(int all_steps, int unit) {
-    const int units = (all_steps + unit - 1) / unit;
-    first_step = units * part / parts * unit;
-    steps = min(units * (part + 1) / parts * unit, all_steps) - first_step;
-  }
 };
 
 // The tile scheduler. The two blocks of a pair compute stacked tiles. Where the last wave would leave half of the
