@@ -2,11 +2,12 @@
 """Tokens a second of a Llama on a GPU by the format of its linear layers, with Transformers' generate().
 
     python3 bench/torch/generate.py [--kinds bf16 w8a8 ...] [--batch 1 8 64] [--layers 16] [--seconds 300] [--json FILE]
-                                    [--profile]
+                                    [--ways graphs] [--profile]
 
 The model has the layers of Llama 3 8B (4096, 14336 in the MLP, 32 heads, 8 for keys) with random weights; its head stays
 in bf16, as quantize_ leaves it. Decoding: a prompt of 128 tokens, greedy, a static cache. `compiled` is what generate()
-does with such a cache (mode "reduce-overhead"), `eager` is without torch.compile. A token's time is the difference of two
+does with such a cache (mode "reduce-overhead"), `eager` is without torch.compile, `graphs` is octile.transformers.Decoding's
+loop, for every kind. A token's time is the difference of two
 calls over the difference of their tokens, in turns, the median of `--rounds`. Prefill: one forward of 2,048 tokens.
 torchao's and bitsandbytes' kinds are tried where they are installed. --profile: the kernels of a compiled token instead.
 """
@@ -24,7 +25,7 @@ import transformers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
-import octile  # noqa: E402
+import octile.transformers  # noqa: E402
 
 
 def torchao_kind(name, **options):
@@ -80,6 +81,7 @@ KINDS = {
     "bnb-8bit": bitsandbytes_kind(False),
     "bnb-nf4": bitsandbytes_kind(True),
 }
+WAYS = ("eager", "compiled", "graphs")
 PROMPT, SHORT, LONG, PREFILL = 128, 16, 80, 2048
 
 
@@ -106,14 +108,15 @@ def seconds(body):
     return time.perf_counter() - begin
 
 
-def generator(model, batch, compiled):
-    """A function that generates so many tokens, warm."""
+def generator(model, batch, way):
+    """A function that generates so many tokens, warm. way: "eager", "compiled" or "graphs"."""
+    decode = octile.transformers.Decoding() if way == "graphs" else None
     ids = torch.randint(0, 32000, (batch, PROMPT), device="cuda")
 
     def generate(tokens):
         model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
-            cache_implementation="static", disable_compile=not compiled, max_length=None,
+            cache_implementation="static", disable_compile=way == "eager", max_length=None, custom_generate=decode,
         )  # fmt: skip
 
     for tokens in (LONG, SHORT, LONG):  # one cache size, so that one graph is compiled
@@ -121,8 +124,8 @@ def generator(model, batch, compiled):
     return generate
 
 
-def token_seconds(model, batch, rounds, compiled):
-    generate = generator(model, batch, compiled)
+def token_seconds(model, batch, rounds, way):
+    generate = generator(model, batch, way)
     times = {SHORT: [], LONG: []}
     for _ in range(rounds):
         for tokens in (SHORT, LONG):
@@ -132,7 +135,7 @@ def token_seconds(model, batch, rounds, compiled):
 
 def kernels_of_a_token(model, batch):
     """(name, calls, microseconds) of each kernel, longest first: a call of LONG tokens less one of SHORT, per token."""
-    generate = generator(model, batch, True)
+    generate = generator(model, batch, "compiled")
     totals = {}
     for tokens, sign in ((SHORT, -1), (LONG, 1)):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -150,6 +153,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
@@ -175,7 +179,7 @@ def main():
                 for batch in options.batch:
                     torch._dynamo.reset()
                     with torch.no_grad():
-                        add(kind, f"a token, batch {batch}", 1e6 * token_seconds(model, batch, 3, True), "us")
+                        add(kind, f"a token, batch {batch}", 1e6 * token_seconds(model, batch, 3, "compiled"), "us")
                         rows = kernels_of_a_token(model, batch)
                     add(kind, "its kernels", sum(us for _, _, us in rows), "us")
                     for name, calls, us in rows[:40]:
@@ -191,13 +195,13 @@ def main():
                     PREFILL / statistics.median(seconds(run) for _ in range(2 * options.rounds)),
                     "tokens/s",
                 )
-                add(kind, "decode, eager, batch 1", 1 / token_seconds(model, 1, options.rounds, False), "tokens/s")
-                for batch in options.batch:
-                    if time.time() - begin > options.seconds:
-                        break
-                    torch._dynamo.reset()
-                    value = batch / token_seconds(model, batch, options.rounds, True)
-                    add(kind, f"decode, compiled, batch {batch}", value, "tokens/s")
+                for way in options.ways:
+                    for batch in options.batch[:1] if way == "eager" else options.batch:
+                        if time.time() - begin > options.seconds:
+                            break
+                        torch._dynamo.reset()
+                        value = batch / token_seconds(model, batch, options.rounds, way)
+                        add(kind, f"decode, {way}, batch {batch}", value, "tokens/s")
         except Exception as error:  # a peer that does not run here is a line of the table
             print(f"{kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
         model = run = None

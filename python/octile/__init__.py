@@ -12,7 +12,7 @@ A function              linear(x, w, b), of arrays of numpy, JAX and CuPy too; w
 Weights                 cache_weights_(model, optimizer) quantizes them once per step instead of in every call
 Many GPUs               octile.fsdp.prepare_(model): torch's FSDP2 gathers the weights as int8; octile.parallel (imported by itself):
                         ColumnParallel and RowParallel; ExpertParallel; octile.torchtitan: a converter
-Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint()
+Transformers            octile.transformers (imported by itself): OctileConfig for from_pretrained(), from_checkpoint(), Decoding
 Measured kernels        use_tuning(file): which choices of `octile tune` plans follow
 The tile language       octile.tile (imported by itself): load(file, kernel) compiles a kernel and launches it on tensors
 vLLM                    octile.vllm: found by vLLM itself; refit_() for weights that change

@@ -2,6 +2,7 @@
 
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=OctileConfig("w8a8"))
     from_checkpoint(folder)
+    model.generate(**inputs, cache_implementation="static", custom_generate=Decoding())
 
 Importing this registers OctileConfig and its quantizer with Transformers. A checkpoint is loaded by
 transformers_checkpoints.py.
@@ -22,11 +23,12 @@ from . import experts
 from ._reader import printable
 from .calibration import Calibration
 from .convert import W4A8, W4A16, W8A16, Int8Training, W8A8Dynamic, W8A8Static, choose, exchange, exchange_one
+from .decoding import Decoding
 from .linears import as_linear, is_linear
 from .transformers_checkpoints import METHOD, use_for
 from .transformers_quantizer import Quantizer, untie
 
-__all__ = ["OctileConfig", "OctileQuantizer", "from_checkpoint", "use_for"]
+__all__ = ["Decoding", "OctileConfig", "OctileQuantizer", "from_checkpoint", "use_for"]
 
 _TRAINING, _STATIC = "int8-training", "w8a8-static"
 _FORMATS = {"w8a8": W8A8Dynamic, _STATIC: W8A8Static, "w8a16": W8A16, "w4a16": W4A16, "w4a8": W4A8}

@@ -1,0 +1,254 @@
+"""Decoding with Transformers' generate() as one CUDA graph a token.
+
+generate() runs some hundred lines of Python for a token and then waits for it, so with fast linear layers the host takes
+longer than the GPU. Here a token is one graph: the model, the choice of the next token, the test for the end. The host
+starts it, and reads what came out two tokens later.
+"""
+
+import collections
+import weakref
+
+import torch
+import transformers
+from transformers.generation import logits_process
+
+__all__ = ["Decoding"]
+
+_LATE = 2  # tokens that the host starts before it reads the first of them
+_PLACES = 256  # a cache has a multiple of this many, so that prompts of similar lengths share a graph
+_PROCESSORS = ("Temperature", "TopK", "TopP", "MinP", "Typical", "Epsilon", "Eta")
+_PROCESSORS = tuple(getattr(logits_process, f"{name}LogitsWarper") for name in _PROCESSORS)
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+class Decoding:
+    """The loop of generate(), greedy or sampling, with a CUDA graph for each token.
+
+        decode = octile.transformers.Decoding()
+        model.generate(**inputs, cache_implementation="static", custom_generate=decode)
+
+    Greedy tokens are those of generate() where torch.compile leaves the logits' order as it was. compile: whether it makes
+    the model's kernels. early_start: whether these may start before the kernel in front of them has ended (programmatic
+    dependent launch, from Hopper on), where torch can make such kernels.
+
+    For each batch size a graph and its cache are kept, and used again by calls with as many or fewer places. They are made
+    anew for another model, other processors, or weights that have moved. What moves no weight, as switching a LoRA adapter
+    on or off, goes unseen: call clear() after it. Not for several threads at once.
+
+    generate(tokens_to=streamer) streams. Transformers 5.23 gives no `streamer` to loops such as this one, so with that word
+    nothing is streamed.
+
+    On a CPU the same loop runs without graphs. Raises ValueError for what it cannot do: beams, assistants, encoder-decoder
+    models, a cache other than generate()'s own static one, outputs other than tokens, processors that look at earlier
+    tokens, stopping criteria other than a length and end tokens, models on several devices.
+    """
+
+    def __init__(self, *, compile=True, early_start=True):
+        self._compile, self._early_start = compile, early_start
+        self.clear()
+
+    def clear(self):
+        """Frees all graphs and caches."""
+        self._model, self._forward, self._steps = lambda: None, None, {}
+
+    @torch.no_grad()
+    def __call__(
+        self, model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, streamer=None,
+        tokens_to=None, **words,
+    ):  # fmt: skip
+        """What generate() calls. Returns the tokens, those of the prompt included: (batch, length)."""
+        streamer = tokens_to if streamer is None else streamer
+        end, longest = _limits(stopping_criteria)
+        _check(model, input_ids, logits_processor, generation_config, synced_gpus, words)
+        length = input_ids.shape[1]
+        step = self._step(model, input_ids, longest, logits_processor, generation_config.do_sample, end, words)
+        pad = generation_config._pad_token_tensor
+        step.begin(model, input_ids, words, end, 0 if pad is None else pad)
+        length += 1
+        watched = end or streamer is not None  # else nothing is read before the last token
+        said, stop = collections.deque(), None
+        if watched:
+            said.append((length, *step.say()))
+        while length < longest and stop is None:
+            step.run()
+            length += 1
+            if watched:
+                said.append((length, *step.say()))
+                if len(said) > _LATE:
+                    stop = _hear(*said.popleft(), streamer)
+        while said and stop is None:
+            stop = _hear(*said.popleft(), streamer)
+        if streamer is not None:
+            streamer.end()
+        return step.ids[:, : stop or length].clone()
+
+    def _step(self, model, ids, longest, processors, sample, end, words):
+        if self._model() is not model:
+            self.clear()
+            self._model, self._forward = weakref.ref(model), model
+            if self._compile:
+                options = {}
+                if self._early_start and hasattr(torch._inductor.config.triton, "enable_pdl"):
+                    options["triton.enable_pdl"] = True
+                self._forward = torch.compile(model.__call__, dynamic=False, options=options)
+        weights = [*model.parameters(), *model.buffers()]
+        kind = (
+            tuple(weight.data_ptr() for weight in weights), model.training, sample, len(end), "position_ids" in words,
+            tuple((type(one), repr(vars(one))) for one in processors),
+        )  # fmt: skip
+        step = self._steps.get(ids.shape[0])
+        if step is None or step.kind != kind or step.places < longest:
+            self._steps.pop(ids.shape[0], None)
+            step = _Step(model, self._forward, ids, longest, processors, sample, end, "position_ids" in words)
+            step.kind = kind
+            self._steps[ids.shape[0]] = step
+        return step
+
+
+class _Step:
+    """A token of a batch, in memory of its own: a graph on a GPU."""
+
+    def __init__(self, model, forward, ids, longest, processors, sample, end, positions):
+        batch, self.places = ids.shape[0], -(-max(longest, ids.shape[1] + 1) // _PLACES) * _PLACES
+        self._forward, self._processors, self._sample = forward, processors, sample
+        self._cache = transformers.StaticCache(
+            config=model.config.get_text_config(decoder=True), max_cache_len=self.places
+        )
+        empty = lambda *shape: torch.zeros(shape, dtype=torch.long, device=ids.device)  # noqa: E731
+        self.ids, self._token, self._at, self._mask = empty(batch, self.places), empty(batch, 1), empty(1), None
+        self._positions = empty(batch, 1) if positions else None
+        self._unfinished, self._end, self._pad = empty(batch).bool(), empty(len(end)), empty(1)
+        self._said, self._graph = empty(batch + 1), None
+
+    def begin(self, model, ids, words, end, pad):
+        """The first token, from the prompt."""
+        mask = words.get("attention_mask")
+        if self._mask is None:
+            self._mask = torch.ones(ids.shape[0], self.places, dtype=torch.long, device=ids.device)
+            self._prefill(model, ids[:, :1], {})  # allocates the cache
+            if ids.is_cuda:
+                self._capture()
+        self._mask.fill_(1)
+        if mask is not None:
+            self._mask[:, : mask.shape[1]] = mask
+        self._cache.reset()
+        self._unfinished.fill_(True)
+        self._end.copy_(torch.tensor(end, dtype=torch.long))
+        self._pad.fill_(pad)
+        self.ids[:, : ids.shape[1]] = ids
+        self._at.fill_(ids.shape[1])
+        if self._positions is not None:
+            self._positions.copy_(words["position_ids"][:, -1:] + 1)
+        self._choose(self._prefill(model, ids, words))
+
+    def run(self):
+        """The next token."""
+        if self._graph is None:
+            self._next()
+        else:
+            self._graph.replay()
+
+    def say(self):
+        """The last token of each sequence, and whether any goes on; on the host when the event is done."""
+        if not self._said.is_cuda:
+            return self._said.clone(), None
+        host = torch.empty(self._said.shape, dtype=torch.long, pin_memory=True)
+        host.copy_(self._said, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+    def _prefill(self, model, ids, words):
+        words = {**words, "past_key_values": self._cache, "use_cache": True}
+        inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **words)
+        return model(**inputs, return_dict=True).logits[:, -1]
+
+    def _next(self):
+        words = {} if self._positions is None else {"position_ids": self._positions}
+        logits = self._forward(
+            input_ids=self._token, attention_mask=self._mask, past_key_values=self._cache, use_cache=True,
+            return_dict=True, **words,
+        ).logits[:, -1]  # fmt: skip
+        if self._positions is not None:
+            self._positions += 1
+        self._choose(logits)
+
+    def _choose(self, logits):
+        scores = self._processors(self.ids, logits.float())
+        if self._sample:
+            chosen = torch.multinomial(torch.softmax(scores, -1), 1)[:, 0]
+        else:
+            chosen = scores.argmax(-1)
+        self._token[:, 0] = torch.where(self._unfinished, chosen, self._pad)
+        self._unfinished &= (self._token != self._end).all(-1)
+        self.ids.index_copy_(1, self._at, self._token)
+        self._at += 1
+        torch.cat([self._token[:, 0], self._unfinished.any()[None]], out=self._said)
+
+    def _capture(self):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiles, and whatever a kernel does at its first launch
+                self._cache.reset()
+                self._at.zero_()
+                self._next()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._next()
+
+
+def _hear(length, said, event, streamer):
+    """Gives the streamer its tokens. Returns the length if that was the end of all sequences."""
+    if event is not None:
+        event.synchronize()
+    if streamer is not None:
+        streamer.put(said[:-1])
+    return None if said[-1] else length
+
+
+def _limits(stopping_criteria):
+    """The end tokens, and how many tokens there may be."""
+    end, longest = [], None
+    for one in stopping_criteria:
+        if isinstance(one, transformers.generation.EosTokenCriteria):
+            end += one.eos_token_id.flatten().tolist()
+        elif isinstance(one, transformers.generation.MaxLengthCriteria):
+            longest = one.max_length if longest is None else min(longest, one.max_length)
+        else:
+            raise ValueError(
+                f"octile: Decoding knows no stopping criterion {type(one).__name__}, only lengths and end tokens"
+            )
+    if longest is None:
+        raise ValueError("octile: Decoding needs max_new_tokens or max_length")
+    return end, longest
+
+
+def _check(model, ids, processors, config, synced_gpus, words):
+    cache = words.get("past_key_values")
+    known = {"attention_mask", "past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}
+    reasons = [
+        (config.num_beams != 1, f"num_beams is {config.num_beams}; Decoding has one"),
+        (synced_gpus, "Decoding has no synced_gpus"),
+        (model.config.is_encoder_decoder, f"{type(model).__name__} is an encoder-decoder model"),
+        (type(cache) is not transformers.StaticCache, 'Decoding needs cache_implementation="static"'),
+        (getattr(cache, "_is_user_defined", False), "Decoding has caches of its own; past_key_values was given"),
+        (config.return_dict_in_generate, "return_dict_in_generate is set; Decoding returns tokens alone"),
+    ]
+    reasons += [(getattr(config, name), f"{name} is set; Decoding returns tokens alone") for name in _OUTPUTS]
+    reasons += [
+        (not isinstance(one, _PROCESSORS), f"Decoding has no {type(one).__name__}, which may look at earlier tokens")
+        for one in processors
+    ]
+    positions = words.get("position_ids")
+    if positions is not None and positions.shape != ids.shape:
+        reasons.append((True, f"Decoding takes one position a token, not position_ids of {tuple(positions.shape)}"))
+    reasons += [(name not in known, f"Decoding passes no {name}") for name, value in words.items() if value is not None]
+    places = {weight.device for weight in model.parameters()}
+    reasons.append(
+        (places != {ids.device}, f"the model is on {', '.join(sorted(map(str, places)))}, input_ids on {ids.device}")
+    )
+    for refused, why in reasons:
+        if refused:
+            raise ValueError(f"octile: {why}")

@@ -1,0 +1,128 @@
+"""Decoding gives generate()'s tokens: lengths, ends, paddings, samples, a second call; and refuses what it cannot do."""
+
+import octile
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+Decoding = pytest.importorskip("octile.transformers").Decoding
+
+KINDS = [transformers.LlamaForCausalLM, transformers.Qwen3ForCausalLM, transformers.GPT2LMHeadModel,
+         transformers.Gemma2ForCausalLM]  # fmt: skip
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "pad_token_id": 0,
+         "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def model_of(device, kind=KINDS[0]):
+    more = {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**SIZES, **({} if "GPT2" in kind.__name__ else more))).eval()
+    octile.quantize_(model, octile.W8A8Dynamic(), lambda module, name: "lm_head" not in name)
+    return model.to(device)
+
+
+def prompt(device, batch=2, length=5):
+    ids = torch.randint(1, 128, (batch, length), generator=torch.Generator().manual_seed(batch)).to(device)
+    mask = torch.ones_like(ids)
+    mask[0, : length // 2] = 0  # padded on the left
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def tokens(model, inputs, decode=None, **words):
+    torch.manual_seed(3)
+    words = {"max_new_tokens": 20, "do_sample": False} | words
+    return model.generate(
+        **inputs, cache_implementation="static", disable_compile=True, custom_generate=decode, **words
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_generate(kind, device):
+    model, decode = model_of(device, kind), Decoding(compile=False)
+    ends = [7, 9, 20, 33, 50, 70, 86, 101]
+    for inputs, end in ((prompt(device), None), (prompt(device, 1, 9), ends), (prompt(device), ends)):
+        want = tokens(model, inputs, eos_token_id=end)
+        assert torch.equal(tokens(model, inputs, decode, eos_token_id=end), want)
+
+
+def test_an_end_before_the_last_place(device):
+    model, inputs = model_of(device), prompt(device)
+    free = tokens(model, inputs)
+    end = sorted({free[0, 9].item(), free[1, 12].item()})
+    want = tokens(model, inputs, eos_token_id=end)
+    assert want.shape[1] < free.shape[1]
+    decode = Decoding(compile=False)
+    assert torch.equal(tokens(model, inputs, decode, eos_token_id=end), want)
+    assert torch.equal(tokens(model, inputs, decode, eos_token_id=want[:, 5].tolist(), max_new_tokens=1), want[:, :6])
+
+
+def test_samples_of_generate():
+    model, inputs = model_of("cpu"), prompt("cpu")
+    words = {"do_sample": True, "temperature": 2.0, "top_p": 0.9, "top_k": 40}
+    want = tokens(model, inputs, **words)
+    assert not torch.equal(want, tokens(model, inputs))
+    assert torch.equal(tokens(model, inputs, Decoding(compile=False), **words), want)
+
+
+def test_samples_stay_among_the_likely(device):
+    model, inputs = model_of(device), prompt(device)
+    words = {"do_sample": True, "top_k": 1}
+    assert torch.equal(tokens(model, inputs, Decoding(compile=False), **words), tokens(model, inputs))
+
+
+def test_compiled(device):
+    if device.type == "cpu":
+        pytest.skip("takes 20 seconds, and is the same program on a GPU")
+    model, inputs = model_of(device), prompt(device)
+    assert torch.equal(tokens(model, inputs, Decoding()), tokens(model, inputs))
+
+
+def test_weights_that_moved(device):
+    model, inputs, decode = model_of(device), prompt(device), Decoding(compile=False)
+    tokens(model, inputs, decode)
+    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight)
+    want = tokens(model, inputs)
+    assert torch.equal(tokens(model, inputs, decode), want)
+    with torch.no_grad():
+        model.lm_head.weight.neg_()  # in place: the graph reads it
+    assert not torch.equal(tokens(model, inputs, decode), want)
+    other = model_of(device, KINDS[1])
+    assert torch.equal(tokens(other, inputs, decode), tokens(other, inputs))
+
+
+class Streamer(transformers.generation.BaseStreamer):
+    def __init__(self):
+        self.got, self.ended = [], False
+
+    def put(self, value):
+        self.got += value.tolist()
+
+    def end(self):
+        self.ended = True
+
+
+def test_streams_what_it_returns(device):
+    model, inputs = model_of(device), prompt(device, 1)
+    streamer = Streamer()
+    out = tokens(model, inputs, Decoding(compile=False), tokens_to=streamer)
+    assert streamer.ended and streamer.got == out[0, 5:].tolist()
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        ({"num_beams": 2}, "num_beams is 2"),
+        ({"repetition_penalty": 1.5}, "no RepetitionPenaltyLogitsProcessor"),
+        ({"max_time": 3.0}, "no stopping criterion MaxTimeCriteria"),
+        ({"return_dict_in_generate": True}, "returns tokens alone"),
+        ({"cache_implementation": "dynamic"}, 'cache_implementation="static"'),
+    ],
+)
+def test_refuses(words, why):
+    model, inputs = model_of("cpu"), prompt("cpu")
+    with pytest.raises(ValueError, match=f"octile: .*{why}"):
+        model.generate(
+            **inputs, **{"cache_implementation": "static", "max_new_tokens": 4, "custom_generate": Decoding()} | words
+        )
