@@ -60,7 +60,7 @@ struct QuantizeRowsHeld {
   }
 };
 
-struct Matmul {  // f16, summed in f32
+struct Matmul {  // f16 or bf16, summed in f32
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int n0, int n1, int middle, auto b0, auto b1, auto b2,
                               auto stages) const {
     const auto i = col(t.program_id(0) * b0 + t.arange(b0));
@@ -74,7 +74,7 @@ struct Matmul {  // f16, summed in f32
                          t.fetch(y + col(k) * n1 + j, (col(k) < middle) & (j < n1), 0.0f));
         },
         [&](int, const auto& a, const auto& b) { total = dot(a, b, total); });
-    t.store(z + i * n1 + j, cast<f16>(total), (i < n0) & (j < n1));
+    t.store(z + i * n1 + j, cast<typename decltype(z)::Element>(total), (i < n0) & (j < n1));
   }
 };
 
@@ -261,21 +261,28 @@ int run_by_wgmma(Cuda<L, kMath> executor, void* stream, Grid grid, const A&... a
 #endif
 
 #if !defined(TILE_PART) || TILE_PART == 2
-extern "C" int tile_matmul_wgmma(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle,
-                                 void* stream) {
-  const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);
+template <class T>
+int matmul_wgmma(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle, void* stream) {
+  const auto x = tensor<T>(px), y = tensor<T>(py), z = tensor<T>(pz);
   const auto run = [&](auto b0, auto b1, auto b2, Cuda<Warpgroups<2>> executor) {
     return run_by_wgmma(executor, stream, Grid{cdiv(n0, b0), cdiv(n1, b1)}, Matmul{}, x, y, z, n0, n1, middle, b0, b1,
                         b2, c<4>);
   };
   if (variant == 0) return run(c<128>, c<256>, c<64>, {});
-  if (variant == 1) return run(c<128>, c<256>, c<64>, {.cluster = 2});
+  if (variant == 1) return run(c<128>, c<256>, c<64>, {.band = 8});
   if (variant == 2) return run(c<256>, c<128>, c<64>, {.band = 8});
-  if (variant == 3) return run(c<256>, c<128>, c<64>, {.band = 8, .cluster = 2});
   return -1;
 }
+extern "C" int tile_matmul_f16(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle,
+                               void* stream) {
+  return matmul_wgmma<f16>(variant, px, py, pz, n0, n1, middle, stream);
+}
+extern "C" int tile_matmul_bf16(int variant, const void* px, const void* py, void* pz, int n0, int n1, int middle,
+                                void* stream) {
+  return matmul_wgmma<bf16>(variant, px, py, pz, n0, n1, middle, stream);
+}
 
-// The same, by the fastest of the choices that autotuned() has.
+// The same of f16, by the fastest of the choices that autotuned() has.
 extern "C" int tile_matmul_tuned(const void* px, const void* py, void* pz, int n0, int n1, int middle,
                                  void* stream) try {
   const auto x = tensor<f16>(px), y = tensor<f16>(py), z = tensor<f16>(pz);

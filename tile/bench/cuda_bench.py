@@ -130,7 +130,7 @@ def matmul_kernel(x, y, z, n0, n1, middle, BM: tl.constexpr, BN: tl.constexpr, B
         a += BK
         b += BK * n1
     inside = (i < n0)[:, None] & (j < n1)[None, :]
-    tl.store(z + i[:, None] * n1 + j[None, :], total.to(tl.float16), inside)
+    tl.store(z + i[:, None] * n1 + j[None, :], total.to(z.dtype.element_ty), inside)
 
 
 @triton.autotune(
@@ -474,28 +474,30 @@ def close(y, exact, bound):
 
 
 def matmul_wgmma(library):
-    for n in (4096, 8192):
-        a, b = (torch.randn(n, n, device="cuda", dtype=torch.float16) for _ in range(2))
-        y = torch.empty(n, n, device="cuda", dtype=torch.float16)
+    for name, n in (("f16", 4096), ("f16", 8192), ("bf16", 4096), ("bf16", 8192)):
+        dtype, ours = {"f16": (torch.float16, library.tile_matmul_f16), "bf16": (torch.bfloat16, library.tile_matmul_bf16)}[name]
+        a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
+        y, z = (torch.empty(n, n, device="cuda", dtype=dtype) for _ in range(2))
+        arguments = pointer(a), pointer(b), pointer(y), n, n, n
+        tile = variants(ours, *arguments)
+        if name == "f16":
+            tuned = functools.partial(library.tile_matmul_tuned, *arguments, stream())
+            expect(f"autotuned matmul {n}", tuned() == 0)
+            tile.append(("autotuned", tuned))
         exact = torch.mm(a, b).double()  # the sums of both are within n 2^-24 of the products' size, about 0.64 n
-        tile = variants(library.tile_matmul_wgmma, pointer(a), pointer(b), pointer(y), n, n, n)
+        bound = torch.finfo(dtype).eps * exact.abs() + 0.13 * n * n * 2.0**-24
         for label, call in tile:
             y.fill_(float("nan"))
             call()
-            expect(f"matmul {n} by WGMMA, {label}", close(y, exact, 2.0**-10 * exact.abs() + 0.13 * n * n * 2.0**-24))
-        tuned = functools.partial(library.tile_matmul_tuned, pointer(a), pointer(b), pointer(y), n, n, n, stream())
-        y.fill_(float("nan"))
-        expect(f"autotuned matmul {n}", tuned() == 0)
-        expect(f"autotuned matmul {n}", close(y, exact, 2.0**-10 * exact.abs() + 0.13 * n * n * 2.0**-24))
-        z = torch.empty_like(y)
+            expect(f"matmul of {name}, {n}, by WGMMA, {label}", close(y, exact, bound))
         sides = {
-            "tile": [*tile, ("autotuned", tuned)],
+            "tile": tile,
             "triton": autotuned(matmul_kernel, n, n, a, b, z, n, n, n),
             "cublas": [("torch", functools.partial(torch.mm, a, b, out=z))],
         }
-        times = compare(f"f16 matmul {n} by WGMMA", 2 * n**3, "TFLOP/s", sides)
-        verdict(f"f16 matmul {n}, of Triton", times["triton"] / times["tile"], 0.95)
-        verdict(f"f16 matmul {n}, of cuBLAS", times["cublas"] / times["tile"], 0.85)
+        times = compare(f"{name} matmul {n} by WGMMA", 2 * n**3, "TFLOP/s", sides)
+        verdict(f"{name} matmul {n}, of Triton", times["triton"] / times["tile"], 0.95)
+        verdict(f"{name} matmul {n}, of cuBLAS", times["cublas"] / times["tile"], 0.85)
 
 
 def matmul_tf32(library):

@@ -427,9 +427,8 @@ TILE_FUNCTION void place_program(int number, const int (&counts)[3], int band, i
 #if defined(__CUDACC__)
 // Returns what the other block of a cluster has to agree with.
 template <class F>
-TILE_FUNCTION Word tma_load(const F& fetch, const Place3d& map, const Ring& ring, Word to) {
+TILE_FUNCTION Word tma_load(const Box& at, const Place3d& map, const Ring& ring, Word to) {
   using Layout = FetchedLayout<F>;
-  const Box at = box_of(fetch, map);
   const Word full = ring.full();
   constexpr int kColumns = Layout::kLine / Layout::kElement, kRows = smaller(Layout::kRows, 256);
   if constexpr (kRows >= 16) {
@@ -455,6 +454,11 @@ TILE_FUNCTION Word tma_load(const F& fetch, const Place3d& map, const Ring& ring
                at.row + row, at.depth, full);
     }
   }
+  return 0;
+}
+
+TILE_FUNCTION int from_lane([[maybe_unused]] int value, [[maybe_unused]] int lane) {
+  TILE_HOPPER(, return __shfl_sync(0xffffffffu, value, lane));
   return 0;
 }
 
@@ -492,16 +496,31 @@ struct Producer : Hollow<Producer<L>> {
       return 0;
     }
   };
+  // A lane works out where the boxes of a step of its own are, for 32 steps at a time: a step's index arithmetic, one
+  // instruction after the other, took as long as its products.
+  struct Locate {
+    const Place3d* found;
+    Box* boxes;
+    template <class F, class Position>
+    TILE_FUNCTION int operator()(const F& fetch, Position) const {
+      if constexpr (is_box<F>()) boxes[Position::value] = box_of(fetch, found[Position::value]);
+      return 0;
+    }
+  };
   struct Load {
     const Place3d* found;
+    const Box* boxes;
+    int lane;  // whose boxes they are
     const Ring* ring;
     Word* to;
-    Word* boxes;
+    Word* sum;
     template <class F, class Position>
-    TILE_FUNCTION int operator()([[maybe_unused]] const F& fetch, Position) const {
+    TILE_FUNCTION int operator()(const F&, Position) const {
 #if defined(__CUDACC__)
       if constexpr (is_box<F>()) {
-        *boxes = *boxes * 65599 + tma_load(fetch, found[Position::value], *ring, *to);
+        const Box& mine = boxes[Position::value];
+        const Box at{from_lane(mine.column, lane), from_lane(mine.row, lane), from_lane(mine.depth, lane)};
+        *sum = *sum * 65599 + tma_load<F>(at, found[Position::value], *ring, *to);
         *to += (FetchedLayout<F>::kBytes + 1023) / 1024 * 1024;
       }
 #endif
@@ -525,22 +544,24 @@ struct Producer : Hollow<Producer<L>> {
         NoBody nothing;
         Place3d found[fetch_count<Fetched>] = {};
         if (steps > 0) stage(0).each(Find{maps, found}, nothing, 0);
-        [[maybe_unused]] Word boxes = 0;
+        [[maybe_unused]] Word sum = 0;
+        Box boxes[fetch_count<Fetched>] = {};
 #if defined(__CUDACC__)
         if (ring->blocks == 2) agree(*ring, static_cast<Word>(number) * 65599 + static_cast<Word>(steps));
 #endif
         TILE_NO_UNROLL
         for (int k = 0; k < steps; ++k) {
+          if (k % 32 == 0) stage(smaller(k + (thread() & 31), steps - 1)).each(Locate{found, boxes}, nothing, k);
 #if defined(__CUDACC__)
           barrier_wait(ring->empty(), ring->parity ^ 1);
           barrier_expect(ring->full(), expected_bytes<Fetched>);
 #endif
           Word to = shared_address(arena() + ring->offset());
-          stage(k).each(Load{found, ring, &to, &boxes}, nothing, k);
+          stage(0).each(Load{found, boxes, k % 32, ring, &to, &sum}, nothing, k);
           ring->next();
         }
 #if defined(__CUDACC__)
-        if (ring->blocks == 2) agree(*ring, boxes);
+        if (ring->blocks == 2) agree(*ring, sum);
 #endif
       }
     }
