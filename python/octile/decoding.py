@@ -10,6 +10,7 @@ import weakref
 
 import torch
 import transformers
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 from transformers.generation import logits_process
 
 __all__ = ["Decoding"]
@@ -40,7 +41,8 @@ class Decoding:
 
     On a CPU the same loop runs without graphs. Raises ValueError for what it cannot do: beams, assistants, encoder-decoder
     models, a cache other than generate()'s own static one, outputs other than tokens, processors that look at earlier
-    tokens, stopping criteria other than a length and end tokens, models on several devices.
+    tokens, stopping criteria other than a length and end tokens, models on several devices, states other than keys and values,
+    more tokens than a sliding window has.
     """
 
     def __init__(self, *, compile=True, early_start=True):
@@ -109,11 +111,9 @@ class _Step:
     """A token of a batch, in memory of its own: a graph on a GPU."""
 
     def __init__(self, model, forward, ids, longest, processors, sample, end, positions):
-        batch, self.places = ids.shape[0], -(-max(longest, ids.shape[1] + 1) // _PLACES) * _PLACES
+        batch, needed = ids.shape[0], max(longest, ids.shape[1] + 1)
+        self._cache, self.places = _cache(model, needed)
         self._forward, self._processors, self._sample = forward, processors, sample
-        self._cache = transformers.StaticCache(
-            config=model.config.get_text_config(decoder=True), max_cache_len=self.places
-        )
         empty = lambda *shape: torch.zeros(shape, dtype=torch.long, device=ids.device)  # noqa: E731
         self.ids, self._token, self._at, self._mask = empty(batch, self.places), empty(batch, 1), empty(1), None
         self._positions = empty(batch, 1) if positions else None
@@ -197,6 +197,27 @@ class _Step:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._next()
+
+
+def _cache(model, needed):
+    """A cache for `needed` places or more, and how many it has. Its counters are tensors, which a graph advances."""
+    config = model.config.get_text_config(decoder=True)
+    places = -(-needed // _PLACES) * _PLACES
+    cache = transformers.StaticCache(config=config, max_cache_len=places)
+    windows = [layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticSlidingWindowLayer)]
+    places = min([places, *windows])
+    if places < needed:
+        raise ValueError(
+            f"octile: Decoding has no cache for {needed} tokens and a sliding window of {places}, whose place Transformers counts "
+            "in Python"
+        )
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
+            raise ValueError(f"octile: Decoding has no {type(layer).__name__}, which {type(model).__name__} keeps")
+        cache.layers[index] = StaticLayer(places)  # a window that nothing leaves is no window
+    if not isinstance(getattr(cache.layers[0], "cumulative_length", None), torch.Tensor):
+        raise ValueError(f"octile: Decoding cannot follow caches of Transformers {transformers.__version__}")
+    return cache, places
 
 
 def _hear(length, said, event, streamer):

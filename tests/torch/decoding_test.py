@@ -92,6 +92,20 @@ def test_weights_that_moved(device):
     assert torch.equal(tokens(other, inputs, decode), tokens(other, inputs))
 
 
+def test_windows_and_other_states():
+    kind = transformers.Gemma2ForCausalLM
+    words = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16}
+    model, inputs = kind(kind.config_class(**words)).eval(), prompt("cpu")
+    short, decode = {"max_new_tokens": 11}, Decoding(compile=False)
+    assert torch.equal(tokens(model, inputs, decode, **short), tokens(model, inputs, **short))
+    with pytest.raises(ValueError, match="octile: .* for 17 tokens and a sliding window of 16"):
+        tokens(model, inputs, decode, max_new_tokens=12)
+    kind = transformers.JambaForCausalLM
+    words = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "use_mamba_kernels": False, "num_experts": 2}
+    with pytest.raises(ValueError, match="octile: "):
+        tokens(kind(kind.config_class(**words)).eval(), inputs, decode)
+
+
 class Streamer(transformers.generation.BaseStreamer):
     def __init__(self):
         self.got, self.ended = [], False
