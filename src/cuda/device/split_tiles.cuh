@@ -1,6 +1,7 @@
-// The tile scheduler of w8a16_gemm_sm90, which computes y^T and may split K: a persistent grid of clusters, in which
-// pairs of stacked blocks share a by multicast. With few tiles each pair of a cluster has a part of K; where the last
-// wave would leave half of the clusters idle, the two blocks of a pair split K. The first part's block adds the sums.
+// The tile scheduler of w8a16_gemm_sm90 and w4a16_gemm_sm90, which compute y^T and may split K: a persistent grid of
+// clusters, in which pairs of stacked blocks share a by multicast. With few tiles each pair of a cluster has a part of
+// K; where the last wave would leave half of the clusters idle, the two blocks of a pair split K. The first part's
+// block adds the sums.
 #pragma once
 
 #include <cstdint>

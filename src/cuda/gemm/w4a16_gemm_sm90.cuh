@@ -186,10 +186,11 @@ struct Consumer {
   }
 
   // Of one of the weight's rows. An expert's may be narrower than y.
-  __device__ float bias_at(int expert, int row) const {
+  template <class Task>
+  __device__ float bias_at(const Task& task, int row) const {
     if constexpr (F::experts) {
       Bias bias = arguments.bias;
-      if (bias.data) bias.data = static_cast<const std::uint8_t*>(bias.data) + expert * arguments.experts.bias;
+      if (bias.data) bias.data = static_cast<const std::uint8_t*>(bias.data) + task.expert * arguments.experts.bias;
       return bias.at(row, arguments.weight.rows, 0);
     } else {
       return arguments.bias.template at<T>(row, arguments.weight.rows, arguments.y.wide);
@@ -205,11 +206,11 @@ struct Consumer {
     fill_by(true);
     if (place.cluster < place.tasks()) begin(b, at, scales);
     for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
-      Task task = place[t];
+      auto task = place[t];
       float bias[2];
       const auto load_bias = [&] {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) bias[h] = bias_at(task.expert, task.origin.x + first_row + h);
+        for (int h = 0; h < 2; ++h) bias[h] = bias_at(task, task.origin.x + first_row + h);
       };
       if constexpr (!F::experts) load_bias();
       if (place.is_halved(t)) fill_by(false);
@@ -252,15 +253,12 @@ __global__ void __launch_bounds__(kGemmThreads, F::blocks)
     init(shared);
   });
   if constexpr (F::experts) fill_table(shared.experts, arguments.experts, F::rows_a);
-  const Place<F> place(shared, arguments);
+  const Place<F> place = place_of(shared, arguments);
   const auto produce = [&](int warp) {
-    if (threadIdx.x == 0) load_operands(shared, place, maps);
-    if (!F::experts && (warp == 1 || warp == 2)) load_scales(shared, place);
+    if (threadIdx.x == 0) load_operands(shared, place, maps, arguments.weight);
+    if (!F::experts && (warp == 1 || warp == 2)) load_scales(shared, place, arguments.weight);
     __syncwarp();
-    if (place.adds()) {  // add_parts
-      ptx::cluster_arrive_release();
-      ptx::cluster_wait();
-    }
+    place.join_adding();
   };
   const auto consume = [&](int group, int warp) { Consumer<F>{shared, arguments, place, group, warp}.run(maps.y); };
   produce_and_consume<F::producer_registers, F::consumer_registers>(warp, produce, consume);

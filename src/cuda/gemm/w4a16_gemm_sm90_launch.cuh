@@ -89,18 +89,18 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   arguments.weight = nibble_weight(problem, o);
   typename F::Maps maps = {
       int4_maps(kernel, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTileK}, stack)};
-  arguments.steps = steps_of<Tile>(problem.k);
-  const int parts = arguments.parts = division.parts;
-  arguments.order = order_of<Tile>({m, problem.n, problem.k});
-  arguments.halved = division.halved;
+  arguments.tiles.steps = steps_of<Tile>(problem.k);
+  const int parts = arguments.tiles.parts = division.parts;
+  arguments.tiles.order = order_of<Tile>({m, problem.n, problem.k});
+  arguments.tiles.halved = division.halved;
   arguments.bias = bias_of(problem, o);
   arguments.y = transpose_target<F::width>(kernel, o.y, false, maps.y);
-  std::int64_t tiles = arguments.order.count() + division.halved;
+  std::int64_t tiles = arguments.tiles.order.count() + division.halved;
   if constexpr (F::experts) {
     set_panel_maps(kernel, problem, arguments.weight, kRowsB, 1, stack, maps);
     arguments.bias.type = o.bias.dtype;
     arguments.experts = experts_of(problem, o);
-    tiles = arguments.order.rows * max_tiles(problem, m, F::rows_a);
+    tiles = arguments.tiles.order.rows * max_tiles(problem, m, F::rows_a);
   }
   const auto clusters =
       static_cast<unsigned>(std::min<std::int64_t>(clusters_at_once<Tile>(parts, problem.device), tiles));

@@ -1,5 +1,6 @@
-// Tile scheduler and producer warpgroup of w4a16_gemm_sm90. One thread issues TMA loads for a and the weight; two warps
-// load the scales through their own ring of stages. Of experts, whose weights are packed, it loads the scales too.
+// Producer warpgroup of w4a16_gemm_sm90, and where the tiles of experts are. One thread issues TMA loads for a and the
+// weight; two warps load the scales through their own ring of stages. Of experts, whose weights are packed, it loads
+// the scales too.
 #pragma once
 
 #include <cuda.h>
@@ -70,98 +71,56 @@ struct Shared {
 
 struct Arguments {
   NibbleWeight weight;
-  int steps = 0;    // of k
-  int parts = 1;    // of k
-  TileOrder order;  // of the clusters' tiles: rows of the weight down, rows of a across
-  int halved = 0;   // of the last tiles, after whole waves
+  SplitTiles tiles;
   Bias bias;
   TransposeTarget y;
   Experts experts = {};
 };
 
-// A block's share of a tile: its first rows of the weight and of a, its part of K in units of 128 columns, whole
-// groups, and of experts, whose it is.
-struct Task : SplitTask {
-  int end;  // of the rows of y
+// In units of 128 columns: whole groups.
+template <class F>
+using WholePlace = SplitPlace<F::rows_a, kRowsB, 128 / F::step>;
+
+// A share of an expert's tile: where its rows of y end, and whose it is.
+struct ExpertTask : SplitTask {
+  int end;
   int expert;
 };
 
-// The tile scheduler. The two blocks of a pair compute stacked tiles. Where the last wave would leave half of the
-// clusters idle, its tiles are halved: a pair then computes one tile, and each block half of its K. Neither that nor
-// split-K is for experts, whose last tiles of rows overlap those before.
+// Neither parts of K nor halves are for experts, whose last tiles of rows overlap those before.
 template <class F>
-struct Place {
-  const Arguments& p;
-  [[no_unique_address]] std::conditional_t<F::experts, ExpertWalk, Nothing> walk;
-  int clusters;
-  int cluster;
-  int rank;  // in its pair
-  Task whole;
+struct ExpertPlace : WholePlace<F> {
+  ExpertWalk walk;
 
-  __device__ Place(const Shared<F>& shared, const Arguments& arguments) : p(arguments), walk(walk_of(shared, p)) {
-    const int blocks = kClusterSize * p.parts;
-    clusters = static_cast<int>(gridDim.x) / blocks;
-    cluster = static_cast<int>(blockIdx.x) / blocks;
-    const int in_cluster = static_cast<int>(blockIdx.x) % blocks;
-    rank = in_cluster % kClusterSize;
-    whole.part = in_cluster / kClusterSize;
-    whole.parts = p.parts;
-    whole.take_part(p.steps, 128 / F::step);
-  }
+  __device__ ExpertPlace(const Shared<F>& shared, const Arguments& arguments)
+      : WholePlace<F>(arguments.tiles), walk{shared.experts, arguments.experts.count, arguments.tiles.order.rows} {}
 
-  __device__ int tasks() const {
-    if constexpr (F::experts) {
-      return walk.count();
-    } else {
-      return p.order.count() + p.halved;
-    }
-  }
-  __device__ bool is_halved(int index) const { return !F::experts && index >= p.order.count() - p.halved; }
-  // Whether this block's last tile is split along K.
-  __device__ bool adds() const { return !F::experts && (p.parts > 1 || cluster < kClusterSize * p.halved); }
+  __device__ int tasks() const { return walk.count(); }
+  __device__ bool is_halved(int) const { return false; }
+  __device__ void join_adding() const {}
 
   // In rising order.
-  __device__ Task operator[](int index) {
-    Task task = whole;
-    task.end = p.y.rows;
-    task.expert = 0;
-    if constexpr (F::experts) {
-      const int2 at = walk[index];
-      const int first = walk.first_row();
-      task.end = walk.end_row();
-      task.expert = walk.expert;
-      task.origin = {(at.y * kClusterSize + rank) * kRowsB,
-                     min(first + at.x * F::rows_a, max(task.end - F::rows_a, first))};
-      return task;
-    }
-    int tile = index;
-    int row = rank;
-    if (is_halved(index)) {
-      const int first = p.order.count() - p.halved;
-      tile = first + (index - first) / kClusterSize;
-      row = (index - first) % kClusterSize;
-      task.part = rank;
-      task.parts = kClusterSize;
-      task.take_part(p.steps, 128 / F::step);
-    }
-    const int2 at = p.order[tile];
-    task.origin = {(at.x * kClusterSize + row) * kRowsB, at.y * F::rows_a};
+  __device__ ExpertTask operator[](int index) {
+    const int2 at = walk[index];
+    const int first = walk.first_row();
+    ExpertTask task = {this->whole, walk.end_row(), walk.expert};
+    task.origin = {(at.y * kClusterSize + this->rank) * kRowsB,
+                   min(first + at.x * F::rows_a, max(task.end - F::rows_a, first))};
     return task;
   }
-
-  __device__ static auto walk_of(const Shared<F>& shared, const Arguments& arguments) {
-    if constexpr (F::experts) {
-      return ExpertWalk{shared.experts, arguments.experts.count, arguments.order.rows};
-    } else {
-      return Nothing{};
-    }
-  }
-
-  // The block of the cluster with this part of the same tile.
-  __device__ std::uint32_t block_of(int part) const {
-    return static_cast<std::uint32_t>(p.parts > 1 ? kClusterSize * part + rank : part);
-  }
 };
+
+template <class F>
+using Place = std::conditional_t<F::experts, ExpertPlace<F>, WholePlace<F>>;
+
+template <class F>
+__device__ Place<F> place_of(const Shared<F>& shared, const Arguments& arguments) {
+  if constexpr (F::experts) {
+    return Place<F>(shared, arguments);
+  } else {
+    return Place<F>(arguments.tiles);
+  }
+}
 
 template <class F>
 __device__ void init(Shared<F>& shared) {
@@ -180,7 +139,7 @@ struct ExpertWeight {
   RingPosition<kScales> at = {};
 
   // A tile of 64 columns, for `full` of its stage, and the groups that begin in it, if any do.
-  __device__ void load(void* to, const Task& task, int k_tile, std::uint32_t full) {
+  __device__ void load(void* to, const ExpertTask& task, int k_tile, std::uint32_t full) {
     load_int4_panels(ptx::shared_address(to), maps, k_tile * kTileK, task.origin.x, task.expert, full);
     const bool whole = weight.groups == 1;
     if (whole ? k_tile == 0 : weight.group != 128 || k_tile % 2 == 0) {
@@ -189,7 +148,7 @@ struct ExpertWeight {
   }
 
  private:
-  __device__ void load_groups(const Task& task, int first, int count) {
+  __device__ void load_groups(const ExpertTask& task, int first, int count) {
     GroupScales& to = shared.scales[at.stage];
     const std::uint32_t full = ptx::shared_address(&shared.scales_full[at.stage]);
     const int bytes = kRowsB * (weight.zeros ? 5 : 4);
@@ -205,20 +164,20 @@ struct ExpertWeight {
 
 // One thread: tiles of a and b, stage by stage. Each block of a pair loads half of a for both, unless they split K.
 template <class F>
-__device__ void load_operands(Shared<F>& shared, Place<F> place, const typename F::Maps& maps) {
+__device__ void load_operands(Shared<F>& shared, Place<F> place, const typename F::Maps& maps,
+                              const NibbleWeight& weights) {
   constexpr int kHalf = F::rows_a / kClusterSize;
   constexpr int kHalfBytes = kHalf * kTileK * 2;
-  const auto both = static_cast<std::uint16_t>(3u << kClusterSize * place.whole.part);
   RingPosition<F::stages> at;
   [[maybe_unused]] auto weight = [&] {
     if constexpr (F::experts) {
-      return ExpertWeight<F>{shared, maps, place.p.weight};
+      return ExpertWeight<F>{shared, maps, weights};
     } else {
       return Nothing{};
     }
   }();
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
-    const Task task = place[t];
+    const auto task = place[t];
     const bool halved = place.is_halved(t);
     for (int step = 0; step < task.steps; ++step) {
       auto& stage = shared.stages[at.stage];
@@ -234,8 +193,8 @@ __device__ void load_operands(Shared<F>& shared, Place<F> place, const typename 
           ptx::tma_load(a, maps.a, term, task.origin.y, full);
           ptx::tma_load(a + kHalfBytes, maps.a, term, task.origin.y + kHalf, full);
         } else {
-          ptx::tma_load_multicast(both, a + place.rank * kHalfBytes, maps.a, {term, task.origin.y + place.rank * kHalf},
-                                  full);
+          ptx::tma_load_multicast(place.pair(), a + place.rank * kHalfBytes, maps.a,
+                                  {term, task.origin.y + place.rank * kHalf}, full);
         }
         if constexpr (F::experts) {
           weight.load(stage.b[k_tile], task, step * F::k_tiles + k_tile, full);
@@ -250,12 +209,11 @@ __device__ void load_operands(Shared<F>& shared, Place<F> place, const typename 
 
 // Two warps: the scales. Each lane's copies arrive when they have landed.
 template <class F>
-__device__ void load_scales(Shared<F>& shared, Place<F> place) {
-  const NibbleWeight& weight = place.p.weight;
+__device__ void load_scales(Shared<F>& shared, Place<F> place, const NibbleWeight& weight) {
   ScaleFetcher<F::packed> fetcher(weight, static_cast<int>(threadIdx.x) - 32);
   RingPosition<kScales> at;
   for (int t = place.cluster; t < place.tasks(); t += place.clusters) {
-    const Task task = place[t];
+    const auto task = place[t];
     const int steps = steps_of_group(weight, task.steps * F::k_tiles);
     fetcher.start_tile(task.origin.x, weight.groups == 1 ? 0 : task.first_step * F::step);
     for (int step = 0; step < task.steps * F::k_tiles; step += steps) {
