@@ -362,8 +362,21 @@ inline Cost simt_cost(const GemmProblem& p) {
 }
 
 template <class Product>
+constexpr bool kOfExperts = requires(Product p) {
+  p.experts;
+};
+
+template <class Product>
+auto* simt_kernel() {
+  if constexpr (kOfExperts<Product>) {
+    return simt_grouped_gemm_kernel<Product>;
+  } else {
+    return simt_gemm_kernel<Product>;
+  }
+}
+
+template <class Product>
 void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, Stream stream) {
-  constexpr bool kOfExperts = requires(Product p) { p.experts; };
   if (o.y.rows() == 0 || problem.n == 0) return;
   Product p;
   p.b = decltype(p.b)::of(problem, o);
@@ -382,68 +395,53 @@ void enqueue_simt(std::string_view kernel, const GemmProblem& problem, const Gem
   p.y_row_stride = o.y.strides[0];
   p.y_col_stride = o.y.strides[1];
   p.y_type = problem.y;
-  const LaunchShape shape{static_cast<unsigned>(simt_tiles(problem, o.y.rows())), kSimtThreads};
-  if constexpr (kOfExperts) {
+  if constexpr (kOfExperts<Product>) {
     if (problem.experts == 0) return;
     p.experts = experts_of(problem, o);
     p.bias_type = o.bias.dtype;
-    enqueue(kernel, simt_grouped_gemm_kernel<Product>, shape, stream, p);
+  }
+  const LaunchShape shape{static_cast<unsigned>(simt_tiles(problem, o.y.rows())), kSimtThreads};
+  enqueue(kernel, simt_kernel<Product>(), shape, stream, p);
+}
+
+template <class T, class Codec, bool kExperts>
+using OperandsOf = std::conditional_t<kExperts, ExpertSimtOperands<T, Codec>, SimtOperands<T, Codec>>;
+
+// Calls body.operator()<Product>() with the product of a float a, or an s8 one, in the problem's types.
+template <class Codec, bool kFloat, bool kExperts, class Body>
+void with_simt_product(const GemmProblem& p, const Body& body) {
+  if constexpr (kFloat) {
+    with_float_type(
+        p.a, [&]<class T>(T) { body.template operator()<FloatProduct<T, Codec, OperandsOf<T, Codec, kExperts>>>(); });
   } else {
-    enqueue(kernel, simt_gemm_kernel<Product>, shape, stream, p);
+    using Operands = OperandsOf<std::int8_t, Codec, kExperts>;
+    p.scale == DType::f64 ? body.template operator()<ByteProduct<double, Codec, Operands>>()
+                          : body.template operator()<ByteProduct<float, Codec, Operands>>();
   }
 }
 
-// What rows have for `prepare` and `launch`, of a float a and of an s8 one. kName is the row's.
-
-template <class Codec, const std::string_view& kName>
-void load_float_product(const GemmProblem& p) {
-  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_gemm_kernel<FloatProduct<T, Codec>>); });
+template <class Codec, bool kFloat, const std::string_view& kName, bool kExperts>
+void load_simt(const GemmProblem& p) {
+  with_simt_product<Codec, kFloat, kExperts>(p, []<class Product>() { prepare(kName, simt_kernel<Product>()); });
 }
 
-template <class Codec, const std::string_view& kName>
-void launch_float_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<FloatProduct<T, Codec>>(kName, p, o, launch.stream); });
+template <class Codec, bool kFloat, const std::string_view& kName, bool kExperts>
+void launch_simt(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+  with_simt_product<Codec, kFloat, kExperts>(
+      p, [&]<class Product>() { enqueue_simt<Product>(kName, p, o, launch.stream); });
 }
 
-template <class Codec, const std::string_view& kName>
-void load_byte_product(const GemmProblem& p) {
-  p.scale == DType::f64 ? prepare(kName, simt_gemm_kernel<ByteProduct<double, Codec>>)
-                        : prepare(kName, simt_gemm_kernel<ByteProduct<float, Codec>>);
-}
-
-template <class Codec, const std::string_view& kName>
-void launch_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  p.scale == DType::f64 ? enqueue_simt<ByteProduct<double, Codec>>(kName, p, o, launch.stream)
-                        : enqueue_simt<ByteProduct<float, Codec>>(kName, p, o, launch.stream);
-}
-
-// The same of experts.
-
-template <class T, class Codec>
-using ExpertFloatProduct = FloatProduct<T, Codec, ExpertSimtOperands<T, Codec>>;
-template <class Real, class Codec>
-using ExpertByteProduct = ByteProduct<Real, Codec, ExpertSimtOperands<std::int8_t, Codec>>;
-
-template <class Codec, const std::string_view& kName>
-void load_expert_float_product(const GemmProblem& p) {
-  with_float_type(p.a, []<class T>(T) { prepare(kName, simt_grouped_gemm_kernel<ExpertFloatProduct<T, Codec>>); });
-}
-
-template <class Codec, const std::string_view& kName>
-void launch_expert_float_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  with_float_type(p.a, [&]<class T>(T) { enqueue_simt<ExpertFloatProduct<T, Codec>>(kName, p, o, launch.stream); });
-}
-
-template <class Codec, const std::string_view& kName>
-void load_expert_byte_product(const GemmProblem& p) {
-  p.scale == DType::f64 ? prepare(kName, simt_grouped_gemm_kernel<ExpertByteProduct<double, Codec>>)
-                        : prepare(kName, simt_grouped_gemm_kernel<ExpertByteProduct<float, Codec>>);
-}
-
-template <class Codec, const std::string_view& kName>
-void launch_expert_byte_product(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
-  p.scale == DType::f64 ? enqueue_simt<ExpertByteProduct<double, Codec>>(kName, p, o, launch.stream)
-                        : enqueue_simt<ExpertByteProduct<float, Codec>>(kName, p, o, launch.stream);
+// The row of a format whose weight Codec reads; kExperts: of each expert's rows.
+template <class Codec, const GemmFormat& kFormat, const std::string_view& kName, bool kExperts = false>
+constexpr GemmKernel simt_row() {
+  return {.name = kName,
+          .task = {kExperts ? Operation::grouped_gemm : Operation::gemm, kFormat},
+          .device = DeviceType::cuda,
+          .supports = simt_supports,
+          .cost = simt_cost,
+          .launch = launch_simt<Codec, kFormat.float_a, kName, kExperts>,
+          .prepare = load_simt<Codec, kFormat.float_a, kName, kExperts>,
+          .bound = kFormat.float_a ? Bound::sum : Bound::exact};
 }
 
 }  // namespace octile::cuda

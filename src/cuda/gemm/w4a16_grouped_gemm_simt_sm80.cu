@@ -8,15 +8,6 @@ namespace {
 constexpr std::string_view kName = "w4a16_grouped_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w4a16_grouped_gemm_simt_sm80 = {
-    .name = kName,
-    .task = {Operation::grouped_gemm, kW4A16},
-    .device = DeviceType::cuda,
-    .supports = simt_supports,
-    .cost = simt_cost,
-    .launch = launch_expert_float_product<NibbleCodec, kName>,
-    .prepare = load_expert_float_product<NibbleCodec, kName>,
-    .bound = Bound::sum,
-};
+extern constinit const GemmKernel w4a16_grouped_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A16, kName, true>();
 
 }  // namespace octile::cuda

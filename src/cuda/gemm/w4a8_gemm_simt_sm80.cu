@@ -7,14 +7,6 @@ namespace {
 constexpr std::string_view kName = "w4a8_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w4a8_gemm_simt_sm80 = {
-    .name = kName,
-    .task = {Operation::gemm, kW4A8},
-    .device = DeviceType::cuda,
-    .supports = simt_supports,
-    .cost = simt_cost,
-    .launch = launch_byte_product<NibbleCodec, kName>,
-    .prepare = load_byte_product<NibbleCodec, kName>,
-};
+extern constinit const GemmKernel w4a8_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A8, kName>();
 
 }  // namespace octile::cuda

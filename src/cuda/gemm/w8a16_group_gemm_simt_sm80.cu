@@ -8,15 +8,6 @@ namespace {
 constexpr std::string_view kName = "w8a16_group_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w8a16_group_gemm_simt_sm80 = {
-    .name = kName,
-    .task = {Operation::gemm, kW8A16},
-    .device = DeviceType::cuda,
-    .supports = simt_supports,
-    .cost = simt_cost,
-    .launch = launch_float_product<ByteCodec, kName>,
-    .prepare = load_float_product<ByteCodec, kName>,
-    .bound = Bound::sum,
-};
+extern constinit const GemmKernel w8a16_group_gemm_simt_sm80 = simt_row<ByteCodec, kW8A16, kName>();
 
 }  // namespace octile::cuda

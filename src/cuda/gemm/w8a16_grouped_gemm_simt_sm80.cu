@@ -8,15 +8,6 @@ namespace {
 constexpr std::string_view kName = "w8a16_grouped_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w8a16_grouped_gemm_simt_sm80 = {
-    .name = kName,
-    .task = {Operation::grouped_gemm, kW8A16},
-    .device = DeviceType::cuda,
-    .supports = simt_supports,
-    .cost = simt_cost,
-    .launch = launch_expert_float_product<ByteCodec, kName>,
-    .prepare = load_expert_float_product<ByteCodec, kName>,
-    .bound = Bound::sum,
-};
+extern constinit const GemmKernel w8a16_grouped_gemm_simt_sm80 = simt_row<ByteCodec, kW8A16, kName, true>();
 
 }  // namespace octile::cuda

@@ -8,14 +8,6 @@ namespace {
 constexpr std::string_view kName = "w8a8_grouped_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w8a8_grouped_gemm_simt_sm80 = {
-    .name = kName,
-    .task = {Operation::grouped_gemm, kW8A8},
-    .device = DeviceType::cuda,
-    .supports = simt_supports,
-    .cost = simt_cost,
-    .launch = launch_expert_byte_product<ByteCodec, kName>,
-    .prepare = load_expert_byte_product<ByteCodec, kName>,
-};
+extern constinit const GemmKernel w8a8_grouped_gemm_simt_sm80 = simt_row<ByteCodec, kW8A8, kName, true>();
 
 }  // namespace octile::cuda
