@@ -785,6 +785,11 @@ inline std::string refusal(const QuantizeProblem& p) {
   return {};
 }
 
+// Whether all is in whole aligned vectors.
+inline bool moves_whole(const QuantizeProblem& p, const QuantizeOperands& o) {
+  return with_narrow_type(p.x, [&](auto x) { return tiles::moves_whole<decltype(x)>(o); });
+}
+
 // Calls body.operator()<T, kWhole, kStochastic>().
 template <class Body>
 void with_variant(const QuantizeProblem& p, bool whole, const Body& body) {
@@ -807,19 +812,14 @@ LaunchShape shape_of(const Arguments<T>& a, int side) {
   return shape;
 }
 
-template <class T>
+// The sums of tiles to y (cols), or of each expert to y (experts, cols).
+template <bool kExperts, class T>
 void enqueue_sums(std::string_view name, const Arguments<T>& a, const Tensor& y, Stream stream) {
-  const SumArguments<T> s = {a.partial_sums, a.m.cols, a.tiles_down, static_cast<T*>(y.data), y.strides[0]};
-  enqueue(name, sum_tiles<T>, {dim3(blocks_for(s.cols, 32)), dim3(32, kSumLines)}, stream, s);
-}
-
-// The same of each expert: y (experts, cols).
-template <class T>
-void enqueue_sums_of_experts(std::string_view name, const Arguments<T>& a, const Tensor& y, Stream stream) {
-  const SumArguments<T> s = {a.partial_sums, a.m.cols,  a.tiles_down,  static_cast<T*>(y.data),
-                             y.strides[1],   a.experts, a.block_shift, y.strides[0]};
-  const auto experts = static_cast<unsigned>(a.experts.count);
-  enqueue(name, sum_tiles<T, true>, {dim3(blocks_for(s.cols, 32) * experts), dim3(32, kSumLines)}, stream, s);
+  const SumArguments<T> s = {
+      a.partial_sums, a.m.cols,      a.tiles_down, static_cast<T*>(y.data), y.strides[kExperts ? 1 : 0],
+      a.experts,      a.block_shift, y.strides[0]};
+  const unsigned experts = kExperts ? static_cast<unsigned>(a.experts.count) : 1;
+  enqueue(name, sum_tiles<T, kExperts>, {dim3(blocks_for(s.cols, 32) * experts), dim3(32, kSumLines)}, stream, s);
 }
 
 }  // namespace octile::cuda::blocked_gradient
