@@ -7,6 +7,13 @@
 
 namespace octile::cuda {
 
+// Rows of a and of b, and the contraction: those that a plan is selected for, or those of a run.
+struct GemmSize {
+  std::int64_t m, n, k;
+};
+inline GemmSize size_of(const GemmProblem& p) { return {p.m, p.n, p.k}; }
+inline GemmSize size_of(const GemmOperands& o) { return {o.a.rows(), o.b.rows(), o.a.cols()}; }
+
 // A vector of scales in device memory, or one value for all: what a plan keeps itself lies in host memory, and travels
 // with the launch.
 template <class Real>

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/device/floats.cuh"
+#include "cuda/operands.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -73,10 +74,8 @@ inline Bias bias_of(const GemmProblem& problem, const GemmOperands& o) {
 
 // Whether `count` neighbouring elements of y can be stored at once.
 inline bool aligned_for(const Tensor& y, int count) {
-  const auto bytes = static_cast<std::uintptr_t>(bits(y.dtype) / 8);
-  return (reinterpret_cast<std::uintptr_t>(y.data) | static_cast<std::uintptr_t>(y.strides[0]) * bytes) %
-             (bytes * static_cast<std::uintptr_t>(count)) ==
-         0;
+  const std::int64_t bytes = bits(y.dtype) / 8;
+  return aligned_rows(y.data, y.strides[0] * bytes, bytes * count);
 }
 
 }  // namespace octile::cuda

@@ -4,10 +4,15 @@
 // block adds the sums.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <string>
 
+#include "base/message.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp_specialized.cuh"
+#include "cuda/launch.h"
 
 namespace octile::cuda {
 
@@ -135,6 +140,41 @@ __device__ void add_parts(float (&sums)[count], const SplitTask& task, const Pla
       for (int i = 0; i < 4 * kInFlight; ++i) sums[4 * first + i] += fours[i / 4][i % 4];
     }
   }
+}
+
+// ---- The host's side.
+
+inline constexpr int kMaxParts = 4;  // of K, a pair of blocks each
+
+struct SplitChoice {
+  int rows_a = 0;
+  int parts = 1;
+  int halved = 0;  // of the last tiles
+  double seconds = std::numeric_limits<double>::infinity();
+};
+
+// The choice of the least seconds: choice_of(T(), parts) for each T that with_each_tile(body) calls body(T()) with.
+template <class WithEachTile, class ChoiceOf>
+SplitChoice best_split(const WithEachTile& with_each_tile, const ChoiceOf& choice_of) {
+  SplitChoice best;
+  with_each_tile([&](auto tile) {
+    for (int parts = 1; parts <= kMaxParts; ++parts) {
+      if (const SplitChoice one = choice_of(tile, parts); one.seconds < best.seconds) best = one;
+    }
+  });
+  return best;
+}
+
+inline std::string split_detail(const SplitChoice& choice, int rows_b) {
+  return message("tile ", choice.rows_a, "x", rows_b, ", clusters of ", kClusterSize, "x", choice.parts, ", ",
+                 choice.halved, " halved");
+}
+
+// Of so many tiles, and of so many clusters that run at once.
+inline LaunchShape split_shape(std::int64_t tiles, int clusters_at_once, int parts, std::size_t shared_bytes) {
+  const auto clusters = static_cast<unsigned>(std::min<std::int64_t>(clusters_at_once, tiles));
+  const auto blocks = static_cast<unsigned>(kClusterSize * parts);
+  return {clusters * blocks, kGemmThreads, static_cast<unsigned>(shared_bytes), dim3(blocks)};
 }
 
 }  // namespace octile::cuda

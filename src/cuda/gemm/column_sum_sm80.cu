@@ -13,6 +13,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -186,8 +187,7 @@ void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
   with_float_type(p.a, [&](auto a) {
     using T = decltype(a);
     const std::int64_t pitch = o.a.strides[0] * static_cast<std::int64_t>(sizeof(T));
-    const bool aligned = (reinterpret_cast<std::uintptr_t>(o.a.data) | static_cast<std::uintptr_t>(pitch)) % 16 == 0;
-    aligned ? launch_sum<T, kVectorSize<T>>(p, o, launch) : launch_sum<T, 1>(p, o, launch);
+    aligned_rows(o.a.data, pitch, 16) ? launch_sum<T, kVectorSize<T>>(p, o, launch) : launch_sum<T, 1>(p, o, launch);
   });
 }
 

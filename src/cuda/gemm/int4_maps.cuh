@@ -17,8 +17,8 @@ constexpr int kPanelRows = static_cast<int>(kPanelChannels);
 // Whether TMA can read a, and b where it is not packed.
 inline bool int4_mappable(const GemmProblem& problem, const GemmOperands& o) {
   if (!mappable(o.a)) return false;
-  const auto pitch = static_cast<std::uintptr_t>(o.b.strides[0] / 2);
-  return problem.b_packed || (pitch > 0 && (reinterpret_cast<std::uintptr_t>(o.b.data) | pitch) % kTmaAlignment == 0);
+  const std::int64_t pitch = o.b.strides[0] / 2;
+  return problem.b_packed || (pitch > 0 && aligned_rows(o.b.data, pitch, kTmaAlignment));
 }
 
 // One thread: a tile of the weight, `bytes` in all, from this column and row on: packed, or the even rows and then the

@@ -8,6 +8,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -93,29 +94,15 @@ __global__ void __launch_bounds__(kThreads) slot_sum_kernel(const __grid_constan
   }
 }
 
-template <class Body>
-void with_y(DType y, const Body& body) {
-  switch (y) {
-    case DType::f16:
-      return body(__half());
-    case DType::bf16:
-      return body(__nv_bfloat16());
-    case DType::f32:
-      return body(float());
-    default:
-      return body(double());
-  }
-}
-
 }  // namespace
 
 void prepare_sum_slots(DType y) {
-  with_y(y, []<class Y>(Y) { prepare(kName, slot_sum_kernel<Y>); });
+  with_float_type(y, []<class Y>(Y) { prepare(kName, slot_sum_kernel<Y>); });
 }
 
 void sum_slots(const SlotOperands& o, Stream stream) {
   if (o.y.rows() == 0 || o.y.cols() == 0) return;
-  with_y(o.y.dtype, [&]<class Y>(Y) {
+  with_float_type(o.y.dtype, [&]<class Y>(Y) {
     using Real = RealOf<Y>;
     Sum<Real> p = {};
     p.z = static_cast<const Real*>(o.z.data);
@@ -131,9 +118,8 @@ void sum_slots(const SlotOperands& o, Stream stream) {
     p.cols = static_cast<int>(o.y.cols());
     p.y = o.y.data;
     p.y_stride = o.y.strides[0];
-    const auto bytes = static_cast<std::uintptr_t>(sizeof(Y) * kEach >= 16 ? 16 : 8);
-    p.y_aligned =
-        (reinterpret_cast<std::uintptr_t>(p.y) | static_cast<std::uintptr_t>(p.y_stride) * sizeof(Y)) % bytes == 0;
+    constexpr std::int64_t kSize = sizeof(Y);
+    p.y_aligned = aligned_rows(p.y, p.y_stride * kSize, kSize * kEach >= 16 ? 16 : 8);
     const auto rows = static_cast<unsigned>(p.tokens < kMaxBlocks ? p.tokens : kMaxBlocks);
     enqueue(kName, slot_sum_kernel<Y>, LaunchShape{{blocks_for(p.cols, kColumns), rows}, kThreads}, stream, p);
   });

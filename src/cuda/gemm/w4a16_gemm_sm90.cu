@@ -5,13 +5,11 @@
 // plus half a unit in the last place of y. With one scale per row the first and the third term vanish.
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 
-#include "base/message.h"
 #include "cuda/dispatch.h"
 #include "cuda/gemm/w4a16_gemm_sm90_launch.cuh"
 #include "plan/cost.h"
@@ -34,15 +32,8 @@ void with_each_tile(const Body& body) {
   std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
 }
 
-struct Choice {
-  int rows_a = 0;
-  int parts = 1;
-  int halved = 0;  // of the last tiles
-  double seconds = std::numeric_limits<double>::infinity();
-};
-
 template <class T>
-Choice choice_of(const Size& size, int parts, Device device) {
+SplitChoice choice_of(const GemmSize& size, int parts, Device device) {
   const int steps = steps_of<T>(size.k);
   const int units = static_cast<int>(ceil_div(steps * T::step, 128));
   const int count = order_of<T>(size).count();
@@ -64,14 +55,9 @@ Choice choice_of(const Size& size, int parts, Device device) {
   return {T::rows_a, parts, halve ? rest : 0, cycles / (gigahertz * 1e9) + kLaunchSeconds};
 }
 
-Choice best_choice(const Size& size, Device device) {
-  Choice best;
-  with_each_tile([&]<class T>(T) {
-    for (int parts = 1; parts <= kMaxParts; ++parts) {
-      if (const Choice one = choice_of<T>(size, parts, device); one.seconds < best.seconds) best = one;
-    }
-  });
-  return best;
+SplitChoice best_choice(const GemmSize& size, Device device) {
+  return best_split([](const auto& body) { with_each_tile(body); },
+                    [&]<class T>(T, int parts) { return choice_of<T>(size, parts, device); });
 }
 
 // Calls body(form) with the problem's form of this many rows of a.
@@ -86,19 +72,13 @@ void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   with_flags(with, p.a == DType::f16, p.b_packed);
 }
 
-Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
-
 Cost cost(const GemmProblem& p) {
   Cost cost = gemm_work(p);
   cost.seconds = std::max(best_choice(size_of(p), p.device).seconds, cost.bytes / kBytesPerSecond + kLaunchSeconds);
   return cost;
 }
 
-std::string detail(const GemmProblem& p) {
-  const Choice choice = best_choice(size_of(p), p.device);
-  return message("tile ", choice.rows_a, "x", kRowsB, ", clusters of ", kClusterSize, "x", choice.parts, ", ",
-                 choice.halved, " halved");
-}
+std::string detail(const GemmProblem& p) { return split_detail(best_choice(size_of(p), p.device), kRowsB); }
 
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
@@ -109,10 +89,8 @@ void load(const GemmProblem& problem) {
 
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || problem.n == 0) return;
-  const Choice choice = best_choice({o.a.rows(), problem.n, problem.k}, problem.device);
-  with_form(problem, choice.rows_a, [&]<class F>(F) {
-    launch_form<F>(kName, problem, o, {choice.parts, choice.halved}, launch.stream);
-  });
+  const SplitChoice choice = best_choice({o.a.rows(), problem.n, problem.k}, problem.device);
+  with_form(problem, choice.rows_a, [&]<class F>(F) { launch_form<F>(kName, problem, o, choice, launch.stream); });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "cuda/clusters.h"
 #include "cuda/gemm/w4a16_gemm_sm90.cuh"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "cuda/tensor_map.h"
 #include "plan/kernel.h"
 
@@ -43,12 +44,8 @@ constexpr double kHalvedGigahertz = 1.51;  // fewer blocks idle at the end
 constexpr double kLaunchSeconds = 0.5e-6;
 constexpr double kBytesPerSecond = 3.5e12;
 
-struct Size {
-  std::int64_t m, n, k;
-};
-
 template <class T>
-TileOrder order_of(const Size& size) {
+TileOrder order_of(const GemmSize& size) {
   return transposed_order(size.m, size.n, T::rows_a, kRowsB);
 }
 
@@ -72,14 +69,9 @@ inline std::string reason_against_problem(const GemmProblem& p) {
   return {};
 }
 
-// How K and the last tiles are divided: Arguments.
-struct Division {
-  int parts = 1;
-  int halved = 0;
-};
-
+// choice: how K and the last tiles are divided.
 template <class F>
-void launch_form(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, const Division& division,
+void launch_form(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, const SplitChoice& choice,
                  Stream stream) {
   using Tile = typename F::Tile;
   static_assert(sizeof(Shared<F>) <= kMaxSharedBytes / F::blocks);
@@ -90,23 +82,21 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   typename F::Maps maps = {
       int4_maps(kernel, problem, o.a, arguments.weight, {F::rows_a / kClusterSize, kRowsB, kTileK}, stack)};
   arguments.tiles.steps = steps_of<Tile>(problem.k);
-  const int parts = arguments.tiles.parts = division.parts;
+  arguments.tiles.parts = choice.parts;
   arguments.tiles.order = order_of<Tile>({m, problem.n, problem.k});
-  arguments.tiles.halved = division.halved;
+  arguments.tiles.halved = choice.halved;
   arguments.bias = bias_of(problem, o);
   arguments.y = transpose_target<F::width>(kernel, o.y, false, maps.y);
-  std::int64_t tiles = arguments.tiles.order.count() + division.halved;
+  std::int64_t tiles = arguments.tiles.order.count() + choice.halved;
   if constexpr (F::experts) {
     set_panel_maps(kernel, problem, arguments.weight, kRowsB, 1, stack, maps);
     arguments.bias.type = o.bias.dtype;
     arguments.experts = experts_of(problem, o);
     tiles = arguments.tiles.order.rows * max_tiles(problem, m, F::rows_a);
   }
-  const auto clusters =
-      static_cast<unsigned>(std::min<std::int64_t>(clusters_at_once<Tile>(parts, problem.device), tiles));
-  const auto blocks = static_cast<unsigned>(kClusterSize * parts);
-  enqueue(kernel, w4a16_gemm_kernel<F>, LaunchShape{clusters * blocks, kGemmThreads, sizeof(Shared<F>), dim3(blocks)},
-          stream, maps, arguments);
+  const int at_once = clusters_at_once<Tile>(choice.parts, problem.device);
+  enqueue(kernel, w4a16_gemm_kernel<F>, split_shape(tiles, at_once, choice.parts, sizeof(Shared<F>)), stream, maps,
+          arguments);
 }
 
 }  // namespace octile::cuda::w4a16

@@ -22,8 +22,7 @@ constexpr int kTileK = 64;            // of a tile of K
 constexpr int kRowsB = 128;           // of a tile of the weight; columns of y
 constexpr int kNamedBarrier = 1;      // of both consumers
 constexpr int kConsumerBarriers = 2;  // of each: this and the next
-constexpr int kMaxParts = 4;
-constexpr int kScales = 5;  // stages of the scales' ring
+constexpr int kScales = 5;            // stages of the scales' ring
 
 // rows_a: of a tile of a, and of y, `width` per WGMMA. k_tiles: of a stage. blocks: per SM; two hide each other's
 // waits.

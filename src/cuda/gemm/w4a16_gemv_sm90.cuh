@@ -13,6 +13,7 @@
 #include "cuda/device/floats.cuh"
 #include "cuda/device/int4.cuh"
 #include "cuda/gemm/grouped_weight.h"
+#include "cuda/operands.h"
 
 namespace octile::cuda {
 
@@ -98,14 +99,12 @@ inline UnitPlaces unit_places(const NibbleWeight& w, int unit_step) {
 
 // Whether rows can be read 16 bytes at a time, and offsets within a block's tiles, at most 64, fit into 31 bits.
 inline bool units_aligned(const GemmProblem& p, const GemmOperands& o) {
-  const auto of_16 = [](const void* data, std::int64_t pitch_bytes) {
-    return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch_bytes)) % 16 == 0;
-  };
   const auto near = [](const ConstTensor& t) {
     return std::min(t.strides[0], t.strides[1]) >= 0 && std::max(t.strides[0], t.strides[1]) <= std::int64_t{1} << 19;
   };
-  if (!of_16(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8) || o.a.strides[0] > std::int64_t{1} << 30) return false;
-  return p.b_packed || (of_16(o.b.data, o.b.strides[0] / 2) && o.b.strides[0] <= std::int64_t{1} << 21 &&
+  if (!aligned_rows(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8, 16)) return false;
+  if (o.a.strides[0] > std::int64_t{1} << 30) return false;
+  return p.b_packed || (aligned_rows(o.b.data, o.b.strides[0] / 2, 16) && o.b.strides[0] <= std::int64_t{1} << 21 &&
                         near(o.b_scale) && (!p.b.zero_point || near(o.zero_point)));
 }
 

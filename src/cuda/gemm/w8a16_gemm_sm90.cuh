@@ -191,7 +191,6 @@ constexpr int kSearchBarrier = 1;              // named barriers; 0 is __syncthr
 constexpr int kConsumerBarriers = 2;           // and the next
 constexpr int kScaleBarriers = 4;              // one per stage
 constexpr int kAddBarrier = 11;                // of both consumers
-constexpr int kMaxParts = 4;
 
 // rows_a: of a tile of a, and of y. The narrower tiles are for problems with fewer tiles than SMs.
 template <int rows_a_, int stages_>

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <type_traits>
 
 #include "base/ceil_div.h"
-#include "base/message.h"
 #include "cuda/clusters.h"
 #include "cuda/dispatch.h"
 #include "cuda/gemm/w8a16_gemm_sm90.cuh"
@@ -47,26 +45,15 @@ double split_seconds(int parts) {
 constexpr double kLaunchSeconds = 2.3e-6;
 constexpr double kBytesPerSecond = 2.9e12;  // a few tiles wait for memory; a guess
 
-struct Size {
-  std::int64_t m, n, k;
-};
-
 template <class T>
-TileOrder order_of(const Size& size) {
+TileOrder order_of(const GemmSize& size) {
   return transposed_order(size.m, size.n, T::rows_a, kRowsB);
 }
 
 inline int steps_of(std::int64_t k) { return static_cast<int>(ceil_div(k, kTileK)); }
 
-struct Choice {
-  int rows_a = 0;
-  int parts = 1;
-  int halved = 0;  // of the last tiles
-  double seconds = std::numeric_limits<double>::infinity();
-};
-
 template <class T>
-Choice choice_of(const Size& size, int parts, Device device) {
+SplitChoice choice_of(const GemmSize& size, int parts, Device device) {
   const int steps = steps_of(size.k);
   const int count = order_of<T>(size).count();
   const int clusters = max_active_clusters(device, kClusterSize * parts);
@@ -83,14 +70,9 @@ Choice choice_of(const Size& size, int parts, Device device) {
 }
 
 template <bool channels>
-Choice best_choice(const Size& size, Device device) {
-  Choice best;
-  with_each_tile<channels>([&]<class T>(T) {
-    for (int parts = 1; parts <= kMaxParts; ++parts) {
-      if (const Choice one = choice_of<T>(size, parts, device); one.seconds < best.seconds) best = one;
-    }
-  });
-  return best;
+SplitChoice best_choice(const GemmSize& size, Device device) {
+  return best_split([](const auto& body) { with_each_tile<channels>(body); },
+                    [&]<class T>(T, int parts) { return choice_of<T>(size, parts, device); });
 }
 
 // The matrix, or its transpose, whose rows are contiguous.
@@ -104,7 +86,7 @@ Tensor lines_of(const Tensor& t, bool outer) {
 }
 
 template <class F>
-void launch_form(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, const Choice& choice,
+void launch_form(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, const SplitChoice& choice,
                  Stream stream) {
   using T = typename F::T;
   static_assert(sizeof(Shared<F>) <= kMaxSharedBytes);
@@ -131,7 +113,7 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   maps.y = maps.a;
 
   arguments.tiles = {steps_of(o.a.cols()), choice.parts, {}, choice.halved};
-  arguments.tiles.order = order_of<typename F::Tile>({o.a.rows(), o.b.rows(), o.a.cols()});
+  arguments.tiles.order = order_of<typename F::Tile>(size_of(o));
   arguments.k = o.a.cols();
   if constexpr (F::channels) {
     arguments.scale.value = 1;
@@ -144,15 +126,11 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   arguments.y = transpose_target<F::rows_a>(kernel, y, y_along_a, maps.y);
   arguments.y.accumulate = problem.accumulate;
 
-  const int clusters = std::min(max_active_clusters(problem.device, kClusterSize * choice.parts),
-                                arguments.tiles.order.count() + choice.halved);
-  const auto blocks = static_cast<unsigned>(kClusterSize * choice.parts);
-  enqueue(kernel, w8a16_gemm_kernel<F>,
-          LaunchShape{static_cast<unsigned>(clusters) * blocks, kGemmThreads, sizeof(Shared<F>), dim3(blocks)}, stream,
-          maps, arguments);
+  const int tiles = arguments.tiles.order.count() + choice.halved;
+  const int at_once = max_active_clusters(problem.device, kClusterSize * choice.parts);
+  enqueue(kernel, w8a16_gemm_kernel<F>, split_shape(tiles, at_once, choice.parts, sizeof(Shared<F>)), stream, maps,
+          arguments);
 }
-
-inline Size size_of(const GemmProblem& problem) { return {problem.m, problem.n, problem.k}; }
 
 inline std::string reason_against_problem(const GemmProblem& problem) {
   if (std::string reason = reason_against(problem.device, 90, 91); !reason.empty()) return reason;
@@ -174,9 +152,7 @@ Cost cost(const GemmProblem& problem) {
 
 template <bool channels>
 std::string detail(const GemmProblem& problem) {
-  const Choice choice = best_choice<channels>(size_of(problem), problem.device);
-  return message("tile ", choice.rows_a, "x", kRowsB, ", clusters of ", kClusterSize, "x", choice.parts, ", ",
-                 choice.halved, " halved");
+  return split_detail(best_choice<channels>(size_of(problem), problem.device), kRowsB);
 }
 
 inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
@@ -196,8 +172,7 @@ template <bool channels, class WithForm>
 void launch(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
             const WithForm& with_form) {
   if (o.a.rows() == 0 || o.b.rows() == 0) return;
-  const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
-  const Choice choice = best_choice<channels>(size, problem.device);
+  const SplitChoice choice = best_choice<channels>(size_of(o), problem.device);
   with_each_tile<channels>([&]<class T>(T tile) {
     if (T::rows_a != choice.rows_a) return;
     with_form(tile, [&]<class F>(F) { launch_form<F>(kernel, problem, o, choice, launch.stream); });

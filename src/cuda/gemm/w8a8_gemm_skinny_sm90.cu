@@ -28,10 +28,6 @@ namespace {
 constexpr std::string_view kName = "w8a8_gemm_skinny_sm90";
 constexpr std::int64_t kMaxTokens = 512;
 
-struct Size {
-  std::int64_t m, n, k;
-};
-
 // How blocks share the work.
 struct TileShape {
   int groups = 0;  // of SkinnyTile, as `rows`
@@ -67,7 +63,7 @@ constexpr double kThreeParts = 1.35;
 
 // The best tile_rows of a shape that is otherwise given, and its time.
 template <class T>
-void complete(TileShape& shape, const Size& s, Device device) {
+void complete(TileShape& shape, const GemmSize& s, Device device) {
   const int unit = shape.token_parts == 3 ? 24 : 8;
   const std::int64_t max_rows = T::rows / unit * unit;
   const std::int64_t at_once =
@@ -106,7 +102,7 @@ void for_each_tile(const Body& body) {
   body(SkinnyTile<2, 224>());
 }
 
-TileShape search_shape(const Size& s, Device device) {
+TileShape search_shape(const GemmSize& s, Device device) {
   TileShape best;
   for_each_tile([&]<class T>(T) {
     const int parts = static_cast<int>(ceil_div(s.m, T::tokens));
@@ -128,9 +124,9 @@ TileShape search_shape(const Size& s, Device device) {
 }
 
 // A search takes the host about a microsecond, so each thread remembers its results.
-TileShape best_shape(const Size& s, Device device) {
+TileShape best_shape(const GemmSize& s, Device device) {
   struct Found {
-    Size size = {};
+    GemmSize size = {};
     Device device = {};
     TileShape shape;
   };
@@ -183,8 +179,6 @@ bool with_few(std::int64_t tokens, std::int64_t k, const Body& body) {
   return false;
 }
 
-Size size_of(const GemmProblem& p) { return {p.m, p.n, p.k}; }
-
 std::string supports(const GemmProblem& p) {
   if (std::string reason = reason_against(p.device, 90, 91); !reason.empty()) return reason;
   if (p.grouped()) return "has no groups";
@@ -224,11 +218,11 @@ void load(const GemmProblem& problem) {
 // Rows of b that TMA cannot read are read 16 bytes at a time, beside few tokens.
 bool aligned(const GemmProblem&, const GemmOperands& o) {
   if (mappable(o.a) && mappable(o.b)) return true;
-  return aligned_to_16(o.b.data, o.b.strides[0]) && with_few(o.a.rows(), o.a.cols(), [](auto) {});
+  return aligned_rows(o.b.data, o.b.strides[0], 16) && with_few(o.a.rows(), o.a.cols(), [](auto) {});
 }
 
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  const Size size = {o.a.rows(), o.b.rows(), o.a.cols()};
+  const GemmSize size = size_of(o);
   if (size.m == 0 || size.n == 0) return;
   if (mappable(o.a) && mappable(o.b)) {
     const TileShape shape = best_shape(size, problem.device);

@@ -150,17 +150,8 @@ TileKernel<Product> kernel_for(bool left_outer, bool right_outer) {
   return kernel<Tile, false, false>();
 }
 
-void (*sum_parts_for(DType y))(Product) {
-  switch (y) {
-    case DType::f16:
-      return sum_parts_kernel<__half>;
-    case DType::bf16:
-      return sum_parts_kernel<__nv_bfloat16>;
-    case DType::f32:
-      return sum_parts_kernel<float>;
-    default:
-      return sum_parts_kernel<double>;
-  }
+auto* sum_parts_for(DType y) {
+  return with_float_type(y, []<class Y>(Y) { return &sum_parts_kernel<Y>; });
 }
 
 std::string supports(const GemmProblem& problem) {

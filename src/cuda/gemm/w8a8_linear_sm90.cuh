@@ -300,16 +300,12 @@ __global__ void __launch_bounds__(kSkinnyThreads, 1) w8a8_linear_kernel(const __
   if (p.x.cluster > 1) ptx::cluster_wait();  // no block leaves before all others have written to it
 }
 
-inline bool aligned_to_16(const void* data, std::int64_t pitch) {
-  return (reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(pitch)) % 16 == 0;
-}
-
 // What all launches share; launch_skinny adds the rest.
 inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperands& o) {
   SkinnyProduct p;
   p.x.data = o.a.data;
   p.x.pitch = o.a.strides[0];
-  p.x.aligned = aligned_to_16(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8);
+  p.x.aligned = aligned_rows(o.a.data, o.a.strides[0] * bits(o.a.dtype) / 8, 16);
   p.x.count = static_cast<int>(o.a.rows());
   p.x.k = static_cast<int>(o.a.cols());
   p.x.dynamic = problem.dynamic;
@@ -318,7 +314,7 @@ inline SkinnyProduct skinny_product(const GemmProblem& problem, const GemmOperan
   if (o.multiplier.present()) p.x.multiplier = row_scale<float>(o.multiplier);
   p.b = static_cast<const std::int8_t*>(o.b.data);
   p.b_pitch = o.b.strides[0];
-  p.b_copyable = aligned_to_16(o.b.data, o.b.strides[0]);
+  p.b_copyable = aligned_rows(o.b.data, o.b.strides[0], 16);
   p.rows = static_cast<int>(o.b.rows());
   p.b_scale = row_scale<float>(o.b_scale);
   p.bias = bias_of(problem, o);

@@ -10,6 +10,7 @@
 #include "cuda/device/quantize_rows.cuh"
 #include "cuda/quantize/quantize_sm80.cuh"
 #include "cuda/quantize/segments_sm80.cuh"
+#include "plan/cost.h"
 
 namespace octile::cuda {
 
@@ -209,6 +210,10 @@ bool keeps_runs(const QuantizeProblem& p) {
          !(p.q == DType::s4 && p.granularity == Granularity::group && length % 2 != 0);
 }
 
+bool keeps_runs(const QuantizeProblem& p) {
+  return with_float_type(p.x, [&](auto x) { return keeps_runs<decltype(x)>(p); });
+}
+
 // Whether quantize_rows can do it, if the tensors suit it too.
 bool is_plain(const QuantizeProblem& p) {
   return p.mapping == Mapping::symmetric && p.x != DType::f64 && p.q != DType::s4 &&
@@ -346,18 +351,13 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
 
 // On an H200, 8192 x 8192 f16: one pass over x, or two.
 Cost cost(const QuantizeProblem& p) {
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
-  const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
-  if (with_float_type(p.x, [&](auto x) { return keeps_runs<decltype(x)>(p); })) {
-    return {2 * elements, bytes, bytes / 3.9e12 + 2e-6};
-  }
-  return {2 * elements, bytes, (bytes + elements * bits(p.x) / 8) / 1.5e12 + 7e-6};
+  Cost cost = quantize_cost(p, 3.9e12);
+  const double x_bytes = static_cast<double>(p.rows) * static_cast<double>(p.cols) * bits(p.x) / 8;
+  cost.seconds = keeps_runs(p) ? cost.seconds + 2e-6 : (cost.bytes + x_bytes) / 1.5e12 + 7e-6;
+  return cost;
 }
 
-std::size_t workspace(const QuantizeProblem& p) {
-  const bool keeps = with_float_type(p.x, [&](auto x) { return keeps_runs<decltype(x)>(p); });
-  return keeps ? 0 : measure_segments_workspace(p);
-}
+std::size_t workspace(const QuantizeProblem& p) { return keeps_runs(p) ? 0 : measure_segments_workspace(p); }
 
 void load(const QuantizeProblem& p) {
   with_float_type(p.x, [&](auto x) {

@@ -7,6 +7,7 @@
 
 #include "cuda/device/two_pass.cuh"
 #include "cuda/quantize/quantize_sm90.cuh"
+#include "plan/cost.h"
 
 namespace octile::cuda {
 
@@ -151,13 +152,13 @@ std::string supports(const QuantizeProblem& p) {
 
 // On an H200, 8192 x 8192 f16.
 Cost cost(const QuantizeProblem& p) {
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
-  const double bytes = elements * (bits(p.x) + bits(p.q) * (p.orientation == Orientation::both ? 2 : 1)) / 8;
   const double rate = p.granularity == Granularity::row      ? 3.0e12
                       : p.granularity == Granularity::tensor ? 2.3e12
                       : takes_two_passes(p)                  ? 2.1e12
                                                              : 1.6e12;
-  return {2 * elements, bytes, bytes / rate + 4e-6};
+  Cost cost = quantize_cost(p, rate);
+  cost.seconds += 4e-6;
+  return cost;
 }
 
 std::size_t workspace(const QuantizeProblem& p) {
