@@ -2,19 +2,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 
-#include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/clusters.h"
-#include "cuda/device/floats.cuh"
-#include "cuda/gemm/repack.h"
+#include "cuda/gemm/w8a8_blocked_gemm_sm90_launch.cuh"
 #include "cuda/gemm/w8a8_grouped_gradient_sm90.cuh"
-#include "cuda/launch.h"
-#include "cuda/tensor_map.h"
-#include "plan/kernel.h"
 
 namespace octile::cuda {
 
@@ -23,15 +16,6 @@ namespace {
 using namespace w8a8;
 
 constexpr std::string_view kName = "w8a8_grouped_gradient_sm90";
-
-// Those of w8a8_blocked_gemm_sm90.
-constexpr double kCyclesPerSecond = 1.7e9;
-constexpr double kStepCycles = 575;      // of kTileK terms of a tile
-constexpr double kFoldCycles = 180;      // of a block, besides
-constexpr double kTileSeconds = 0.6e-6;  // besides the products, with 16-bit y; twice that with 32-bit y
-constexpr double kAroundSeconds = 6.4e-6;
-constexpr double kBytesPerSecond = 4e12;
-constexpr double kRepackSeconds = 2.3e-6;  // besides its bytes
 
 using T = BlockedTile;
 
@@ -74,10 +58,8 @@ Cost cost(const GemmProblem& p) {
                m * k + of_b + (p.by_terms ? experts : 1) * m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1)};
   const double waves =
       std::ceil(rows * static_cast<double>(col_tiles(p)) / max_active_clusters(p.device, kClusterSize));
-  const double cycles = std::ceil(terms / kTileK) * kStepCycles +
-                        std::ceil(terms / static_cast<double>(std::max<std::int64_t>(p.a_block, 1))) * kFoldCycles;
-  const double products = kAroundSeconds + waves * (cycles / kCyclesPerSecond + kTileSeconds * bits(p.y) / 16);
-  cost.seconds = std::max(products, cost.bytes / kBytesPerSecond) + 2 * of_b / kBytesPerSecond + kRepackSeconds;
+  cost.seconds = std::max(products_seconds(p, waves, terms), cost.bytes / kBytesPerSecond) +
+                 2 * of_b / kBytesPerSecond + kRepackSeconds;
   return cost;
 }
 
@@ -96,30 +78,16 @@ bool aligned(const GemmProblem& p, const GemmOperands& o) {
          (!p.by_terms || o.experts.y_stride == p.m * o.y.strides[0]);
 }
 
+// b is that of all experts.
 template <class Y>
-void enqueue_product(const GemmProblem& p, const GemmOperands& o, const ConstTensor& all_of_b, Stream stream) {
+void enqueue_product(const GemmProblem& p, const GemmOperands& o, Stream stream) {
   using Shared = GradientShared<Y>;
   static_assert(sizeof(Shared) <= kMaxSharedBytes);
-  using Store = typename Shared::Store;
-  const CUtensorMap a = tensor_map(kName, o.a, {T::rows / kClusterSize, kTileK, true});
-  const CUtensorMap b = tensor_map(kName, all_of_b, {T::cols, kTileK, true});
-  Tensor all_of_y = o.y;
-  if (p.by_terms) all_of_y.shape[0] = p.experts * p.m;
-  const bool by_tma = mappable(all_of_y);
-  const CUtensorMap y = by_tma ? tensor_map(kName, all_of_y, {Store::rows, Store::cols, Store::swizzled}) : a;
-
+  GemmOperands of_all = o;
+  if (p.by_terms) of_all.y.shape[0] = p.experts * p.m;
   GradientArguments<Y> arguments;
+  const BlockedMaps maps = set_operands<Y>(kName, p, of_all, arguments);
   arguments.steps = static_cast<int>(ceil_div(p.k, kTileK));
-  arguments.block_steps = static_cast<int>(p.a_block / kTileK);
-  arguments.a_scale = static_cast<const float*>(o.a_scale.data);
-  arguments.a_scale_pitch = o.a_scale.strides[1];
-  arguments.y = {static_cast<Y*>(all_of_y.data), all_of_y.strides[0], static_cast<int>(all_of_y.rows()),
-                 static_cast<int>(all_of_y.cols())};
-  // As in w8a8_blocked_gemm_sm90.
-  const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
-  arguments.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : arguments.y.cols;
-  arguments.accumulate = p.accumulate;
-  if (!p.accumulate && arguments.y.cols >= T::cols && whole) arguments.last.y = arguments.y.cols - T::cols;
   arguments.experts = experts_of(p, o);
   arguments.by_terms = p.by_terms;
   arguments.row_tiles = static_cast<int>(ceil_div(p.m, T::rows));
@@ -130,20 +98,20 @@ void enqueue_product(const GemmProblem& p, const GemmOperands& o, const ConstTen
   const std::int64_t clusters = std::min<std::int64_t>(max_active_clusters(p.device, kClusterSize), tiles);
   enqueue(kName, w8a8_grouped_gradient_kernel<Y>,
           LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared), kClusterSize},
-          stream, a, b, y, arguments);
+          stream, maps.a, maps.b, maps.y, arguments);
 }
 
-void launch(const GemmProblem& p, const GemmOperands& o, const Launch& launch) {
+void launch(const GemmProblem& p, const GemmOperands& operands, const Launch& launch) {
+  GemmOperands o = operands;
   if (o.y.rows() == 0 || p.n == 0 || p.experts == 0) return;
-  ConstTensor b = o.b;
   auto* const copy = static_cast<std::byte*>(launch.workspace.data);
   if (p.by_terms) {
-    repack_terms(b, {o.experts.offsets, p.a_block}, copy, launch.stream);
+    repack_terms(o.b, {o.experts.offsets, p.a_block}, copy, launch.stream);
   } else {
-    b.shape[1] = p.experts * p.k;
-    repack({&b}, copy, launch.stream);
+    o.b.shape[1] = p.experts * p.k;
+    repack({&o.b}, copy, launch.stream);
   }
-  with_narrow_type(p.y, [&]<class Y>(Y) { enqueue_product<Y>(p, o, b, launch.stream); });
+  with_narrow_type(p.y, [&]<class Y>(Y) { enqueue_product<Y>(p, o, launch.stream); });
 }
 
 }  // namespace
