@@ -109,4 +109,29 @@ bool with_vector_scales(const ConstTensor& matrix, const SegmentScales<float>& s
   return true;
 }
 
+// Enqueues walk_vectors with Vectors<T, Scales>(op, scales), where op.aligned() and the scales are for it, or else
+// walk_elements.
+template <template <class, class> class Vectors, template <class> class Op, class T>
+void enqueue_elementwise(std::string_view kernel, const ConstTensor& matrix, const Op<T>& op, Stream stream) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (op.aligned() && with_vector_scales<T>(matrix, op.scales, [&]<class Scales>(const Scales& scales) {
+          enqueue_vectors(kernel, matrix, Vectors<T, Scales>(op, scales), stream);
+        })) {
+      return;
+    }
+  }
+  enqueue_walk(kernel, matrix, op, stream);
+}
+
+template <template <class, class> class Vectors, template <class> class Op>
+void prepare_elementwise(std::string_view kernel, const QuantizeProblem& p) {
+  with_float_type(p.x, [&]<class T>(T) {
+    prepare(kernel, walk_elements<Op<T>>);
+    if constexpr (!std::is_same_v<T, double>) {
+      prepare(kernel, walk_vectors<Vectors<T, VectorScales<kVectorSize<T>, false>>>);
+      prepare(kernel, walk_vectors<Vectors<T, VectorScales<kVectorSize<T>, true>>>);
+    }
+  });
+}
+
 }  // namespace octile::cuda

@@ -19,6 +19,8 @@ struct Dequantize {
   SegmentScales<Real> scales;
   Rows<T> x;
 
+  bool aligned() const { return x.aligned && q.aligned && q.dtype != DType::s4; }
+
   struct Loaded {
     std::uint64_t levels;
     Segment<Real> g;
@@ -58,6 +60,8 @@ struct DequantizeBackward {
   SegmentScales<Real> scales;
   Rows<T> dq;
 
+  bool aligned() const { return dy.aligned && dq.aligned; }
+
   struct Loaded {
     Vector<T> dy;
     Segment<Real> g;
@@ -93,6 +97,8 @@ struct DequantizeVectors {
   IntegerRows q;
   Scales scales;
   Rows<T> x;
+
+  DequantizeVectors(const Dequantize<T>& op, const Scales& scales_) : q(op.q), scales(scales_), x(op.x) {}
 
   struct Loaded {
     std::uint32_t words[kElements / 4];
@@ -140,6 +146,9 @@ struct DequantizeBackwardVectors {
   Scales scales;
   Rows<T> dq;
 
+  DequantizeBackwardVectors(const DequantizeBackward<T>& op, const Scales& scales_)
+      : dy(op.dy), scales(scales_), dq(op.dq) {}
+
   struct Loaded {
     Vector<T> dy;
     typename Scales::Held g;
@@ -159,83 +168,33 @@ struct DequantizeBackwardVectors {
   }
 };
 
-void launch_dequantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  with_float_type(p.x, [&](auto x) {
-    using T = decltype(x);
+constexpr std::string_view kName = "dequantize_sm80";
+constexpr std::string_view kBackward = "dequantize_backward_sm80";
+
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  with_float_type(p.x, [&]<class T>(T) {
     const Dequantize<T> op = {integer_rows(o.q_in, kVectorSize<T>), given_scales<RealOf<T>>(o), rows_of<T>(o.y)};
-    if constexpr (!std::is_same_v<T, double>) {
-      if (op.x.aligned && op.q.aligned && op.q.dtype != DType::s4 &&
-          with_vector_scales<T>(o.q_in, op.scales, [&](const auto& scales) {
-            const DequantizeVectors<T, std::decay_t<decltype(scales)>> vectors = {op.q, scales, op.x};
-            enqueue_vectors("dequantize_sm80", o.q_in, vectors, launch.stream);
-          })) {
-        return;
-      }
-    }
-    enqueue_walk("dequantize_sm80", o.q_in, op, launch.stream);
+    enqueue_elementwise<DequantizeVectors>(kName, o.q_in, op, launch.stream);
   });
 }
 
-void dequantize_sm80_prepare(const QuantizeProblem& p) {
-  with_float_type(p.x, [](auto x) {
-    using T = decltype(x);
-    prepare("dequantize_sm80", walk_elements<Dequantize<T>>);
-    if constexpr (!std::is_same_v<T, double>) {
-      constexpr int n = kVectorSize<T>;
-      prepare("dequantize_sm80", walk_vectors<DequantizeVectors<T, VectorScales<n, false>>>);
-      prepare("dequantize_sm80", walk_vectors<DequantizeVectors<T, VectorScales<n, true>>>);
-    }
-  });
-}
-
-void launch_dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  with_float_type(p.x, [&](auto x) {
-    using T = decltype(x);
+void launch_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  with_float_type(p.x, [&]<class T>(T) {
     const DequantizeBackward<T> op = {rows_of<T>(o.dy), given_scales<RealOf<T>>(o), rows_of<T>(o.y)};
-    if constexpr (!std::is_same_v<T, double>) {
-      if (op.dy.aligned && op.dq.aligned && with_vector_scales<T>(o.dy, op.scales, [&](const auto& scales) {
-            const DequantizeBackwardVectors<T, std::decay_t<decltype(scales)>> vectors = {op.dy, scales, op.dq};
-            enqueue_vectors("dequantize_backward_sm80", o.dy, vectors, launch.stream);
-          })) {
-        return;
-      }
-    }
-    enqueue_walk("dequantize_backward_sm80", o.dy, op, launch.stream);
+    enqueue_elementwise<DequantizeBackwardVectors>(kBackward, o.dy, op, launch.stream);
   });
 }
 
-void dequantize_backward_sm80_prepare(const QuantizeProblem& p) {
-  with_float_type(p.x, [](auto x) {
-    using T = decltype(x);
-    prepare("dequantize_backward_sm80", walk_elements<DequantizeBackward<T>>);
-    if constexpr (!std::is_same_v<T, double>) {
-      constexpr int n = kVectorSize<T>;
-      prepare("dequantize_backward_sm80", walk_vectors<DequantizeBackwardVectors<T, VectorScales<n, false>>>);
-      prepare("dequantize_backward_sm80", walk_vectors<DequantizeBackwardVectors<T, VectorScales<n, true>>>);
-    }
-  });
+void load(const QuantizeProblem& p) { prepare_elementwise<DequantizeVectors, Dequantize>(kName, p); }
+
+void load_backward(const QuantizeProblem& p) {
+  prepare_elementwise<DequantizeBackwardVectors, DequantizeBackward>(kBackward, p);
 }
 
 }  // namespace
 
-extern constinit const QuantizeKernel dequantize_sm80 = {
-    .name = "dequantize_sm80",
-    .task = {Operation::dequantize},
-    .device = DeviceType::cuda,
-    .supports = quantizer_sm80_supports,
-    .cost = quantizer_sm80_cost,
-    .launch = launch_dequantize,
-    .prepare = dequantize_sm80_prepare,
-};
-
-extern constinit const QuantizeKernel dequantize_backward_sm80 = {
-    .name = "dequantize_backward_sm80",
-    .task = {Operation::dequantize_backward},
-    .device = DeviceType::cuda,
-    .supports = quantizer_sm80_supports,
-    .cost = quantizer_sm80_cost,
-    .launch = launch_dequantize_backward,
-    .prepare = dequantize_backward_sm80_prepare,
-};
+extern constinit const QuantizeKernel dequantize_sm80 = elementwise_row(kName, Operation::dequantize, launch, load);
+extern constinit const QuantizeKernel dequantize_backward_sm80 =
+    elementwise_row(kBackward, Operation::dequantize_backward, launch_backward, load_backward);
 
 }  // namespace octile::cuda

@@ -20,6 +20,8 @@ struct FakeQuantize {
   Rows<T> y;
   std::int64_t cols;
 
+  bool aligned() const { return x.aligned && y.aligned && !rules.stochastic; }
+
   struct Loaded {
     Vector<T> x;
     Segment<Real> g;
@@ -73,6 +75,9 @@ struct FakeQuantizeVectors {
   float q_min, q_max;
   Rows<T> y;
 
+  FakeQuantizeVectors(const FakeQuantize<T>& op, const Scales& scales_)
+      : x(op.x), scales(scales_), q_min(op.rules.q_min), q_max(op.rules.q_max), y(op.y) {}
+
   struct Loaded {
     Vector<T> x;
     typename Scales::Held g;
@@ -116,6 +121,7 @@ struct FakeQuantizeVectors {
   }
 };
 
+constexpr std::string_view kName = "fake_quantize_sm80";
 constexpr std::string_view kRows = "fake_quantize_sm80 (rows)";
 
 bool keeps_rows(const QuantizeProblem& p) {
@@ -154,17 +160,7 @@ void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& l
     const SegmentScales<Real> scales =
         p.scale == ScaleSource::given ? given_scales<Real>(o) : measure_segments<T>(p, o, launch);
     const FakeQuantize<T> op = {rows_of<T>(o.x), scales, rules_of<Real>(p, o), rows_of<T>(o.y), o.x.cols()};
-    if constexpr (!std::is_same_v<T, double>) {
-      if (op.x.aligned && op.y.aligned && p.rounding == Rounding::nearest &&
-          with_vector_scales<T>(o.x, scales, [&](const auto& of_vectors) {
-            const FakeQuantizeVectors<T, std::decay_t<decltype(of_vectors)>> vectors = {
-                op.x, of_vectors, op.rules.q_min, op.rules.q_max, op.y};
-            enqueue_vectors("fake_quantize_sm80", o.x, vectors, launch.stream);
-          })) {
-        return;
-      }
-    }
-    enqueue_walk("fake_quantize_sm80", o.x, op, launch.stream);
+    enqueue_elementwise<FakeQuantizeVectors>(kName, o.x, op, launch.stream);
   });
 }
 
@@ -174,21 +170,14 @@ std::size_t workspace(const QuantizeProblem& p) {
 
 void load(const QuantizeProblem& p) {
   if (p.scale == ScaleSource::dynamic) measure_segments_prepare(p);
-  with_float_type(p.x, [&](auto x) {
-    using T = decltype(x);
-    prepare("fake_quantize_sm80", walk_elements<FakeQuantize<T>>);
-    if constexpr (!std::is_same_v<T, double>) {
-      prepare("fake_quantize_sm80", walk_vectors<FakeQuantizeVectors<T, VectorScales<kVectorSize<T>, false>>>);
-      prepare("fake_quantize_sm80", walk_vectors<FakeQuantizeVectors<T, VectorScales<kVectorSize<T>, true>>>);
-      if (keeps_rows(p)) prepare_rows<T, FakeRows>(kRows);
-    }
-  });
+  prepare_elementwise<FakeQuantizeVectors, FakeQuantize>(kName, p);
+  if (keeps_rows(p)) with_narrow_type(p.x, []<class T>(T) { prepare_rows<T, FakeRows>(kRows); });
 }
 
 }  // namespace
 
 extern constinit const QuantizeKernel fake_quantize_sm80 = {
-    .name = "fake_quantize_sm80",
+    .name = kName,
     .task = {Operation::fake_quantize},
     .device = DeviceType::cuda,
     .supports = quantizer_sm80_supports,

@@ -12,6 +12,19 @@ namespace octile::cuda {
 std::string quantizer_sm80_supports(const QuantizeProblem& p);
 Cost quantizer_sm80_cost(const QuantizeProblem& p);
 
+// The row of one that needs nothing else.
+constexpr QuantizeKernel elementwise_row(std::string_view name, Operation operation,
+                                         decltype(QuantizeKernel::launch) launch,
+                                         decltype(QuantizeKernel::prepare) prepare) {
+  return {.name = name,
+          .task = {operation},
+          .device = DeviceType::cuda,
+          .supports = quantizer_sm80_supports,
+          .cost = quantizer_sm80_cost,
+          .launch = launch,
+          .prepare = prepare};
+}
+
 // The scales and zero points that kernels write: to the workspace, if the next kernel needs them, and to the outputs.
 template <class Real>
 struct ScaleOutputs {

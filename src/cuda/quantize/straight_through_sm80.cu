@@ -21,6 +21,8 @@ struct StraightThrough {
   Real low, high;  // of the range, both inclusive
   bool divide;
 
+  bool aligned() const { return x.aligned && dy.aligned && dx.aligned; }
+
   struct Loaded {
     Vector<T> x, dy;
     Segment<Real> g;
@@ -98,6 +100,9 @@ struct StraightThroughVectors {
   Rows<T> dx;
   float low, high;
 
+  StraightThroughVectors(const StraightThrough<T>& op, const Scales& scales_)
+      : x(op.x), dy(op.dy), scales(scales_), dx(op.dx), low(op.low), high(op.high) {}
+
   struct Loaded {
     Vector<T> x, dy;
     typename Scales::Held g;
@@ -160,11 +165,18 @@ struct StraightThroughVectors {
   }
 };
 
-void straight_through(std::string_view kernel, const QuantizeProblem& p, const QuantizeOperands& o,
-                      const Launch& launch, bool divide) {
+template <class T, class Scales>
+using DividingVectors = StraightThroughVectors<T, Scales, true>;
+template <class T, class Scales>
+using PassingVectors = StraightThroughVectors<T, Scales, false>;
+
+constexpr std::string_view kName = "quantize_backward_sm80";
+constexpr std::string_view kFake = "fake_quantize_backward_sm80";
+
+template <template <class, class> class Vectors, const std::string_view& kernel, bool divide>
+void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   const int inset = p.mask == Mask::exclusive ? 1 : 0;
-  with_float_type(p.x, [&](auto x) {
-    using T = decltype(x);
+  with_float_type(p.x, [&]<class T>(T) {
     using Real = RealOf<T>;
     const StraightThrough<T> op = {rows_of<T>(o.x),
                                    rows_of<T>(o.dy),
@@ -173,66 +185,20 @@ void straight_through(std::string_view kernel, const QuantizeProblem& p, const Q
                                    static_cast<Real>(p.q_min + inset),
                                    static_cast<Real>(p.q_max - inset),
                                    divide};
-    if constexpr (!std::is_same_v<T, double>) {
-      const auto enqueue_as = [&](const auto& scales, auto divides) {
-        const StraightThroughVectors<T, std::decay_t<decltype(scales)>, divides> vectors = {op.x,  op.dy,  scales,
-                                                                                            op.dx, op.low, op.high};
-        enqueue_vectors(kernel, o.x, vectors, launch.stream);
-      };
-      if (op.x.aligned && op.dy.aligned && op.dx.aligned &&
-          with_vector_scales<T>(o.x, op.scales, [&](const auto& scales) {
-            divide ? enqueue_as(scales, std::true_type()) : enqueue_as(scales, std::false_type());
-          })) {
-        return;
-      }
-    }
-    enqueue_walk(kernel, o.x, op, launch.stream);
+    enqueue_elementwise<Vectors>(kernel, o.x, op, launch.stream);
   });
 }
 
-void launch_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  straight_through("quantize_backward_sm80", p, o, launch, true);
-}
-
-void launch_fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  straight_through("fake_quantize_backward_sm80", p, o, launch, false);
-}
-
-void straight_through_sm80_prepare(const QuantizeProblem& p) {
-  with_float_type(p.x, [](auto x) {
-    using T = decltype(x);
-    prepare("quantize_backward_sm80", walk_elements<StraightThrough<T>>);
-    if constexpr (!std::is_same_v<T, double>) {
-      using OfRows = VectorScales<kVectorSize<T>, false>;
-      using OfColumns = VectorScales<kVectorSize<T>, true>;
-      prepare("quantize_backward_sm80", walk_vectors<StraightThroughVectors<T, OfRows, true>>);
-      prepare("quantize_backward_sm80", walk_vectors<StraightThroughVectors<T, OfColumns, true>>);
-      prepare("fake_quantize_backward_sm80", walk_vectors<StraightThroughVectors<T, OfRows, false>>);
-      prepare("fake_quantize_backward_sm80", walk_vectors<StraightThroughVectors<T, OfColumns, false>>);
-    }
-  });
+template <template <class, class> class Vectors, const std::string_view& kernel>
+void load(const QuantizeProblem& p) {
+  prepare_elementwise<Vectors, StraightThrough>(kernel, p);
 }
 
 }  // namespace
 
-extern constinit const QuantizeKernel quantize_backward_sm80 = {
-    .name = "quantize_backward_sm80",
-    .task = {Operation::quantize_backward},
-    .device = DeviceType::cuda,
-    .supports = quantizer_sm80_supports,
-    .cost = quantizer_sm80_cost,
-    .launch = launch_quantize_backward,
-    .prepare = straight_through_sm80_prepare,
-};
-
-extern constinit const QuantizeKernel fake_quantize_backward_sm80 = {
-    .name = "fake_quantize_backward_sm80",
-    .task = {Operation::fake_quantize_backward},
-    .device = DeviceType::cuda,
-    .supports = quantizer_sm80_supports,
-    .cost = quantizer_sm80_cost,
-    .launch = launch_fake_quantize_backward,
-    .prepare = straight_through_sm80_prepare,
-};
+extern constinit const QuantizeKernel quantize_backward_sm80 = elementwise_row(
+    kName, Operation::quantize_backward, launch<DividingVectors, kName, true>, load<DividingVectors, kName>);
+extern constinit const QuantizeKernel fake_quantize_backward_sm80 = elementwise_row(
+    kFake, Operation::fake_quantize_backward, launch<PassingVectors, kFake, false>, load<PassingVectors, kFake>);
 
 }  // namespace octile::cuda
