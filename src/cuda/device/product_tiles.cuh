@@ -14,6 +14,7 @@
 #include "cuda/device/operand_tiles.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -256,6 +257,41 @@ double seconds_of(const TileCost& cost, double m, double n, const GemmProblem& p
   const double rounds = std::ceil(tiles / properties(problem.device).sms);
   const double depth = static_cast<double>(problem.k) / 4096;
   return std::max(cost.alone * depth, cost.each * depth * rounds + cost.grid);
+}
+
+inline constexpr double kTileBytesPerSecond = 25e9;  // of memory, and SM
+
+// A large tile, and a smaller one, which serves products of few large ones.
+template <class Large, class Small>
+struct TilePair {
+  TileCost large, small;
+
+  Cost cost(const GemmProblem& problem) const {
+    const auto m = static_cast<double>(problem.m), n = static_cast<double>(problem.n);
+    Cost cost = gemm_work(problem);
+    const double memory = cost.bytes / (kTileBytesPerSecond * properties(problem.device).sms);
+    const double of_large = seconds_of<Large>(large, m, n, problem), of_small = seconds_of<Small>(small, m, n, problem);
+    cost.seconds = std::max(std::min(of_large, of_small), memory);
+    return cost;
+  }
+
+  // Calls body.operator()<Tile>() with the one that is expected to take less time for y.
+  template <class Body>
+  void with_best(const GemmProblem& problem, const Tensor& y, const Body& body) const {
+    const auto m = static_cast<double>(y.rows()), n = static_cast<double>(y.cols());
+    if (seconds_of<Large>(large, m, n, problem) < seconds_of<Small>(small, m, n, problem)) {
+      body.template operator()<Large>();
+    } else {
+      body.template operator()<Small>();
+    }
+  }
+};
+
+// Of each tile a block.
+template <class Tile, class Product>
+void enqueue_tiles(std::string_view name, const TileKernel<Product>& kernel, const Product& p, Stream stream) {
+  const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
+  enqueue(name, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, stream, p);
 }
 
 inline std::string reason_against_product(const GemmProblem& problem) {

@@ -79,7 +79,7 @@ inline std::string reason_against_gradient(const GemmProblem& p, int rows_of_a, 
 
 // Where each row is of any expert.
 template <class Tile>
-Cost gradient_cost(const GemmProblem& p, const TileCost& tile, double bytes_per_second) {
+Cost gradient_cost(const GemmProblem& p, const TileCost& tile) {
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const auto experts = static_cast<double>(p.experts);
   const double all_rows = p.by_terms ? m * experts : m;
@@ -90,7 +90,7 @@ Cost gradient_cost(const GemmProblem& p, const TileCost& tile, double bytes_per_
   const double rounds = std::ceil(row_tiles * std::ceil(n / Tile::kRight) / gpu_sms);
   const double depth = (p.by_terms ? k / std::max(experts, 1.0) : k) / 4096;
   const double arithmetic = std::max(tile.alone * depth, tile.each * depth * rounds + tile.grid);
-  cost.seconds = std::max(arithmetic, cost.bytes / (bytes_per_second * gpu_sms));
+  cost.seconds = std::max(arithmetic, cost.bytes / (kTileBytesPerSecond * gpu_sms));
   return cost;
 }
 

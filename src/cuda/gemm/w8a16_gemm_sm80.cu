@@ -24,7 +24,6 @@ namespace octile::cuda {
 namespace {
 
 constexpr char kName[] = "w8a16_gemm_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 using namespace w8a16_sm80;
 
@@ -43,14 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) w8a16_gemm_kern
   let_next_start();
   work.scales.read(0);
   multiply_tile<Tile, typename Work::Stage>(p.tiling, tile, shared_address(shared), work);
-
-  const int2 first = {tile.x + part.x, tile.y + part.y};
-  float* const slabs = reinterpret_cast<float*>(shared);
-  if (p.output.type == DType::f32) {
-    store_tile<float, Tile>(p.output, p.tiling, work, first, slabs);
-  } else {
-    store_tile<T, Tile>(p.output, p.tiling, work, first, slabs);
-  }
+  store_any<Tile, T>(p, work, {tile.x + part.x, tile.y + part.y}, shared);
 }
 
 // ---- The launch.
@@ -79,9 +71,7 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
                              operand_of(o.a, problem.a_major == Major::outer), o.a.cols());
   p.c_scale = factors_of(o.b_scale, problem.scale);
   p.output = output_of(problem, o.y, problem.y_major == Major::contraction);
-  const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
-  const TileKernel<Product> kernel = kernel_for<Tile>(problem);
-  enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);
+  enqueue_tiles<Tile>(kName, kernel_for<Tile>(problem), p, launch.stream);
 }
 
 template <class Real>
@@ -93,19 +83,13 @@ void launch_wide(const GemmProblem& problem, const GemmOperands& o, const Launch
 
 bool is_half(const GemmProblem& problem) { return problem.a == DType::f16 || problem.a == DType::bf16; }
 
-// The smaller tile serves products of few large ones.
-template <class Tile>
-constexpr TileCost kCost = Tile::kLeft == Large::kLeft ? TileCost{44e-6, 59e-6, 10e-6} : TileCost{18e-6, 37e-6, 9e-6};
+constexpr TilePair<Large, Small> kTiles = {kLargeCost, {18e-6, 37e-6, 9e-6}};
 
-template <class Tile>
-double seconds(double m, double n, const GemmProblem& problem) {
-  return seconds_of<Tile>(kCost<Tile>, m, n, problem);
-}
-
-double wide_seconds(double m, double n, const GemmProblem& problem) {
+double wide_seconds(const GemmProblem& problem) {
   const bool f64 = problem.a == DType::f64;
   constexpr double tile = kWideTile;
-  const double rounds = std::ceil(std::ceil(m / tile) * std::ceil(n / tile) / properties(problem.device).sms);
+  const auto tiles = static_cast<double>(ceil_div(problem.m, kWideTile) * ceil_div(problem.n, kWideTile));
+  const double rounds = std::ceil(tiles / properties(problem.device).sms);
   const double per_second = f64 ? 0.12e12 : 0.26e12;  // of an SM
   return 2 * tile * tile * static_cast<double>(problem.k) * rounds / per_second + 7e-6;
 }
@@ -116,14 +100,11 @@ std::string supports(const GemmProblem& problem) {
 }
 
 Cost cost(const GemmProblem& problem) {
-  const auto m = static_cast<double>(problem.m);
-  const auto n = static_cast<double>(problem.n);
-  const auto k = static_cast<double>(problem.k);
-  const double bytes = m * k * bits(problem.a) / 8 + n * k + m * n * bits(problem.y) / 8;
-  const double arithmetic = is_half(problem) ? std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem))
-                                             : wide_seconds(m, n, problem);
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
-  return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
+  if (is_half(problem)) return kTiles.cost(problem);
+  Cost cost = gemm_work(problem);
+  const double memory = cost.bytes / (kTileBytesPerSecond * properties(problem.device).sms);
+  cost.seconds = std::max(wide_seconds(problem), memory);
+  return cost;
 }
 
 void load(const GemmProblem& problem) {
@@ -138,10 +119,7 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   if (o.y.rows() == 0 || o.y.cols() == 0) return;
   if (problem.a == DType::f32) return launch_wide<float>(problem, o, launch);
   if (problem.a == DType::f64) return launch_wide<double>(problem, o, launch);
-  const auto m = static_cast<double>(o.y.rows());
-  const auto n = static_cast<double>(o.y.cols());
-  const bool large = seconds<Large>(m, n, problem) < seconds<Small>(m, n, problem);
-  (large ? launch_tile<Large> : launch_tile<Small>)(problem, o, launch);
+  kTiles.with_best(problem, o.y, [&]<class Tile>() { launch_tile<Tile>(problem, o, launch); });
 }
 
 }  // namespace

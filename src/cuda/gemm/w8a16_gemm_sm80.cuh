@@ -150,6 +150,8 @@ class TermScales {
 // orientations. Warps of 64 x 64, each of which dequantizes twice as much, 336 to 383; a block of 8 warps alone on its
 // SM, 256 x 128 or 128 x 256, 347 to 402, but with more shared memory than small GPUs have.
 using Large = TileShape<128, 128, 64, 3, 4, 1, 2>;
+inline constexpr TileCost kLargeCost = {44e-6, 59e-6, 10e-6};
+
 struct Product {
   Tiling tiling;  // left is b, right is a
   Factors c_scale;
@@ -263,6 +265,17 @@ struct Work {
   uint2 right[2][kPartBlocks / 2][2];
   uint2 scale[2];
 };
+
+// y has a's type, or f32.
+template <class Tile, class T, class Work>
+__device__ void store_any(const Product& p, const Work& work, int2 first, std::uint8_t* shared) {
+  float* const slabs = reinterpret_cast<float*>(shared);
+  if (p.output.type == DType::f32) {
+    store_tile<float, Tile>(p.output, p.tiling, work, first, slabs);
+  } else {
+    store_tile<T, Tile>(p.output, p.tiling, work, first, slabs);
+  }
+}
 
 // ---- f32 and f64.
 //

@@ -20,7 +20,6 @@ namespace {
 using namespace w8a16_sm80;
 
 constexpr char kName[] = "w8a16_grouped_gradient_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 using Tile = Large;
 static_assert(Tile::kLeft == kWideTile && Tile::kRight == kWideTile, "one grid for all types");
@@ -58,14 +57,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   Work work(p, part, static_cast<int>(threadIdx.x) % 32);
   work.scales.read(0);
   multiply_tile<Tile, typename Work::Stage>(p.tiling, tile, shared_address(shared), work);
-
-  const int2 first = {tile.x + part.x, tile.y + part.y};
-  float* const slabs = reinterpret_cast<float*>(shared);
-  if (p.output.type == DType::f32) {
-    store_tile<float, Tile>(p.output, p.tiling, work, first, slabs);
-  } else {
-    store_tile<T, Tile>(p.output, p.tiling, work, first, slabs);
-  }
+  store_any<Tile, T>(p, work, {tile.x + part.x, tile.y + part.y}, shared);
 }
 
 template <class T, bool kByTerms>
@@ -122,7 +114,7 @@ std::string supports(const GemmProblem& p) { return reason_against_gradient(p, T
 Cost cost(const GemmProblem& p) {
   const bool half = p.a == DType::f16 || p.a == DType::bf16;
   const TileCost wide = {600e-6, 600e-6, 7e-6};
-  return gradient_cost<Tile>(p, half ? TileCost{44e-6, 59e-6, 10e-6} : wide, kBytesPerSecond);
+  return gradient_cost<Tile>(p, half ? kLargeCost : wide);
 }
 
 void load(const GemmProblem& p) {

@@ -23,7 +23,6 @@ namespace {
 using namespace w8a8_blocked_sm80;
 
 constexpr char kName[] = "w8a8_blocked_gemm_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 using Small = TileShape<64, 64, 64, 6, 2, 2, 3>;
 
@@ -65,34 +64,18 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, const Launch
   p.scales = {static_cast<const float*>(o.a_scale.data), o.a_scale.strides[0], o.a_scale.strides[1]};
   p.block = static_cast<int>(problem.a_block);
   p.output = output_of(problem, o.y, problem.y_major == Major::outer);
-  const unsigned blocks = static_cast<unsigned>(p.tiling.left_tiles) * static_cast<unsigned>(p.tiling.right_tiles);
-  const TileKernel<Product> kernel = kernel_for<Tile>(problem);
-  enqueue(kName, kernel.function, LaunchShape{blocks, Tile::kThreads, kernel.shared_bytes}, launch.stream, p);
+  enqueue_tiles<Tile>(kName, kernel_for<Tile>(problem), p, launch.stream);
 }
 
-// The smaller tile serves products of few large ones. By estimate: w8a8_gemm_sm80's, a fifth slower.
-template <class Tile>
-constexpr TileCost kCost = Tile::kLeft == Large::kLeft ? TileCost{27e-6, 30e-6, 9e-6} : TileCost{9.3e-6, 22e-6, 7e-6};
-
-template <class Tile>
-double seconds(double m, double n, const GemmProblem& problem) {
-  return seconds_of<Tile>(kCost<Tile>, m, n, problem);
-}
+// By estimate: w8a8_gemm_sm80's, a fifth slower.
+constexpr TilePair<Large, Small> kTiles = {kLargeCost, {9.3e-6, 22e-6, 7e-6}};
 
 std::string supports(const GemmProblem& problem) {
   if (problem.scale != DType::f32) return "has no f64";
   return reason_against_product(problem);
 }
 
-Cost cost(const GemmProblem& problem) {
-  const auto m = static_cast<double>(problem.m);
-  const auto n = static_cast<double>(problem.n);
-  const auto k = static_cast<double>(problem.k);
-  const double bytes = (m + n) * k + m * n * bits(problem.y) / 8;
-  const double arithmetic = std::min(seconds<Large>(m, n, problem), seconds<Small>(m, n, problem));
-  const double memory = bytes / (kBytesPerSecond * properties(problem.device).sms);
-  return {2 * m * n * k, bytes, std::max(arithmetic, memory)};
-}
+Cost cost(const GemmProblem& problem) { return kTiles.cost(problem); }
 
 void load(const GemmProblem& problem) {
   for (const TileKernel<Product>& kernel : {kernel_for<Large>(problem), kernel_for<Small>(problem)}) {
@@ -102,10 +85,7 @@ void load(const GemmProblem& problem) {
 
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.y.rows() == 0 || o.y.cols() == 0) return;
-  const auto m = static_cast<double>(o.y.rows());
-  const auto n = static_cast<double>(o.y.cols());
-  const bool large = seconds<Large>(m, n, problem) < seconds<Small>(m, n, problem);
-  (large ? launch_tile<Large> : launch_tile<Small>)(problem, o, launch);
+  kTiles.with_best(problem, o.y, [&]<class Tile>() { launch_tile<Tile>(problem, o, launch); });
 }
 
 }  // namespace

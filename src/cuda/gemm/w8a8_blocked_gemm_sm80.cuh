@@ -12,6 +12,7 @@
 namespace octile::cuda::w8a8_blocked_sm80 {
 
 using Large = TileShape<128, 128, 64, 4, 4, 2, 1>;
+inline constexpr TileCost kLargeCost = {27e-6, 30e-6, 9e-6};
 
 struct BlockScales {
   const float* data;

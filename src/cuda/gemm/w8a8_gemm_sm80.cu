@@ -92,7 +92,7 @@ double tile_seconds(const TileTimes& times, const Call& call, const Choice& choi
 
 Choice search(const Call& call) {
   const CudaDevice& gpu = properties(call.device);
-  const double bytes_per_second = kBytesPerSecond * gpu.sms;
+  const double bytes_per_second = kTileBytesPerSecond * gpu.sms;
   const double operands = static_cast<double>(call.m + call.n) * static_cast<double>(call.k);
   const double y = static_cast<double>(call.m) * static_cast<double>(call.n) * bits(call.y) / 8;
   const double memory = (operands + y) / bytes_per_second;

@@ -400,7 +400,6 @@ void with_tile(int number, const Body& body) {
   });
 }
 
-constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 constexpr double kLaunchSeconds = 5e-6;
 constexpr double kBlockSeconds = 2e-6;  // of a block that has its SM for itself, besides its terms
 constexpr double kShiftedEach = 3.5;    // times as long with lines that are not aligned

@@ -16,6 +16,7 @@
 #include "cuda/launch.h"
 #include "cuda/operands.h"
 #include "cuda/tensor_map.h"
+#include "plan/cost.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda {
@@ -212,12 +213,9 @@ std::string supports(const GemmProblem& problem) {
 Cost cost(const GemmProblem& problem) {
   const GemmProblem p = exchanged(problem);
   const Size size = size_of(problem);
-  const auto m = static_cast<double>(size.m);
-  const auto n = static_cast<double>(size.n);
-  const auto k = static_cast<double>(size.k);
-  Cost cost;
-  cost.operations = 2 * m * n * k;
-  cost.bytes = (m + n) * k + m * n * bits(p.y) / 8 * (p.accumulate ? 2 : 1);
+  const auto m = static_cast<double>(size.m), n = static_cast<double>(size.n), k = static_cast<double>(size.k);
+  Cost cost = gemm_work(p);
+  if (p.accumulate) cost.bytes += m * n * bits(p.y) / 8;
   const int clusters = max_active_clusters(p.device, kClusterSize);
   with_best_tile(size, p.y, clusters, [&](const auto& tile) {
     cost.seconds = std::max(expected_seconds(tile, size, p.y, clusters), cost.bytes / kBytesPerSecond);

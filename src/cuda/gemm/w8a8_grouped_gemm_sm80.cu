@@ -131,7 +131,7 @@ struct Choice {
 
 Choice choose(const GemmProblem& p, bool shifted) {
   const CudaDevice& gpu = properties(p.device);
-  const double bytes_per_second = kBytesPerSecond * gpu.sms;
+  const double bytes_per_second = kTileBytesPerSecond * gpu.sms;
   const double weight = static_cast<double>(p.n) * static_cast<double>(p.k);  // of an expert
   Choice best;
   int number = 0;

@@ -20,7 +20,6 @@ namespace {
 using namespace w8a8_blocked_sm80;
 
 constexpr char kName[] = "w8a8_grouped_gradient_sm80";
-constexpr double kBytesPerSecond = 25e9;  // of memory, and SM
 
 using Tile = Large;
 using Rows = Stage<Tile, false, true>;  // of a contiguous along terms, of b across them
@@ -72,7 +71,7 @@ std::string supports(const GemmProblem& p) {
   return reason_against_gradient(p, Tile::kLeft, Tile::kRight);
 }
 
-Cost cost(const GemmProblem& p) { return gradient_cost<Tile>(p, {27e-6, 30e-6, 9e-6}, kBytesPerSecond); }
+Cost cost(const GemmProblem& p) { return gradient_cost<Tile>(p, kLargeCost); }
 
 void load(const GemmProblem& p) { prepare(kName, kernel_for(p), kSharedBytes); }
 
