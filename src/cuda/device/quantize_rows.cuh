@@ -203,15 +203,19 @@ inline unsigned width_for(std::int64_t vectors, int each) {
   return width;
 }
 
+// Of those threads, and of as many segments as make 256.
+inline dim3 block_for(std::int64_t vectors, int each) {
+  const unsigned width = width_for(vectors, each);
+  return {width, width <= 32 ? 256 / width : 1};
+}
+
 template <class T, int kVectors, class Kind>
 void enqueue_rows_as(std::string_view kernel, const RowsArguments<T>& a, int sms, Stream stream) {
-  const unsigned width = width_for(a.vectors, kVectors);
-  const unsigned height = width <= 32 ? 256 / width : 1;
-  std::int64_t blocks = ceil_div(a.rows, height);
+  const dim3 block = block_for(a.vectors, kVectors);
+  std::int64_t blocks = ceil_div(a.rows, block.y);
   if (Kind::factors) blocks = std::min<std::int64_t>(blocks, kFactorBlocks * sms);
   const unsigned shared = Kind::factors ? static_cast<unsigned>(a.vectors) * kVectorSize<T> * 4 : 0;
-  enqueue(kernel, quantize_rows<T, kVectors, Kind>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height), shared},
-          stream, a);
+  enqueue(kernel, quantize_rows<T, kVectors, Kind>, {dim3(static_cast<unsigned>(blocks)), block, shared}, stream, a);
 }
 
 // Rows of up to so many vectors.

@@ -202,16 +202,21 @@ inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
   return o.b.strides[1] == 1 && aligned_rows(o.b.data, strides * bits(p.b.type) / 8, kUnit);
 }
 
+template <class Tile, class Arithmetic, bool kExperts>
+auto* kernel_of() {
+  if constexpr (kExperts) {
+    return experts_gemm_kernel<Tile, Arithmetic>;
+  } else {
+    return grouped_weight_gemm_kernel<Tile, Arithmetic>;
+  }
+}
+
 template <class Format, const std::string_view& kName, bool kExperts>
 void load(const GemmProblem& p) {
   Format::with_arithmetic(p, [&]<class Arithmetic>() {
     Format::for_each_tile([&]<class Listed>(const Candidate<Listed>&) {
       using Tile = Fitted<Listed, Arithmetic>;
-      if constexpr (kExperts) {
-        prepare(kName, experts_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
-      } else {
-        prepare(kName, grouped_weight_gemm_kernel<Tile, Arithmetic>, kSharedBytes<Tile, Arithmetic>);
-      }
+      prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(), kSharedBytes<Tile, Arithmetic>);
     });
   });
   if constexpr (Format::kSplits && !kExperts) prepare(kName, sum_parts_kernel<kSumThreads>);
@@ -234,34 +239,17 @@ inline void set_operands(Arguments& p, const GemmProblem& problem, const GemmOpe
   p.y_type = problem.y;
 }
 
-template <class Format, const std::string_view& kName>
-void launch_experts(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  const std::int64_t m = o.y.rows();
-  if (m == 0 || problem.n == 0 || problem.experts == 0) return;
-  GroupedArguments p = {};
-  set_operands(p, problem, o);
-  p.bias.type = o.bias.dtype;
-  p.experts = experts_of(problem, o);
-  with_tile<Format>(choose<Format>(problem, m).tile, [&]<class Listed>() {
-    Format::with_arithmetic(problem, [&]<class Arithmetic>() {
-      using Tile = Fitted<Listed, Arithmetic>;
-      p.part_steps = steps_of_part(problem.k, 1, Tile::kStep);
-      p.parts = 1;
-      p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
-      p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
-      const auto blocks = static_cast<unsigned>(max_tiles(problem, m, Tile::kTokens) * p.row_tiles);
-      enqueue(kName, experts_gemm_kernel<Tile, Arithmetic>,
-              LaunchShape{blocks, Tile::kThreads, kSharedBytes<Tile, Arithmetic>}, launch.stream, p);
-    });
-  });
-}
-
-template <class Format, const std::string_view& kName>
+template <class Format, const std::string_view& kName, bool kExperts>
 void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
-  if (o.a.rows() == 0 || problem.n == 0) return;
-  Arguments p = {};
+  const std::int64_t m = o.y.rows();
+  if (m == 0 || problem.n == 0 || (kExperts && problem.experts == 0)) return;
+  std::conditional_t<kExperts, GroupedArguments, Arguments> p = {};
   set_operands(p, problem, o);
-  const Choice choice = choose<Format>(problem, o.a.rows(), launch.workspace.size);
+  if constexpr (kExperts) {
+    p.bias.type = o.bias.dtype;
+    p.experts = experts_of(problem, o);
+  }
+  const Choice choice = choose<Format>(problem, m, launch.workspace.size);
   p.sums = static_cast<float*>(launch.workspace.data);
   p.sums_pitch = sums_pitch(problem.n);
   with_tile<Format>(choice.tile, [&]<class Listed>() {
@@ -271,15 +259,15 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
       p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
       p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
       p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
-      p.token_tiles = ceil_div(p.tokens, Tile::kTokens);
+      p.token_tiles = static_cast<int>(kExperts ? max_tiles(problem, m, Tile::kTokens) : ceil_div(m, Tile::kTokens));
       static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
       const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
-      enqueue(kName, grouped_weight_gemm_kernel<Tile, Arithmetic>,
+      enqueue(kName, kernel_of<Tile, Arithmetic, kExperts>(),
               LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, kSharedBytes<Tile, Arithmetic>},
               launch.stream, p);
     });
   });
-  if constexpr (Format::kSplits) {
+  if constexpr (Format::kSplits && !kExperts) {
     if (p.parts == 1) return;
     p.y_aligned = aligned_for(o.y, 4);
     const LaunchShape shape{{blocks_for(problem.n, 4 * kSumThreads), static_cast<unsigned>(std::min(p.tokens, 65535))},
@@ -304,23 +292,17 @@ std::string supports(const GemmProblem& p) {
 // of the dense kernel; rows of a are gathered on the way into shared memory.
 template <class Format, const std::string_view& kName, bool kExperts = false>
 constexpr GemmKernel row() {
-  GemmKernel kernel = {.name = kName,
-                       .task = {Operation::gemm, Format::kFormat},
-                       .device = DeviceType::cuda,
-                       .supports = supports<Format>,
-                       .cost = cost<Format>,
-                       .prepare = load<Format, kName, kExperts>,
-                       .detail = detail<Format>,
-                       .aligned = aligned,
-                       .bound = Format::kBound};
-  if constexpr (kExperts) {
-    kernel.task.operation = Operation::grouped_gemm;
-    kernel.launch = launch_experts<Format, kName>;
-  } else {
-    if (Format::kSplits) kernel.workspace = workspace<Format>;
-    kernel.launch = launch<Format, kName>;
-  }
-  return kernel;
+  return {.name = kName,
+          .task = {kExperts ? Operation::grouped_gemm : Operation::gemm, Format::kFormat},
+          .device = DeviceType::cuda,
+          .supports = supports<Format>,
+          .cost = cost<Format>,
+          .workspace = Format::kSplits && !kExperts ? workspace<Format> : nullptr,
+          .launch = launch<Format, kName, kExperts>,
+          .prepare = load<Format, kName, kExperts>,
+          .detail = detail<Format>,
+          .aligned = aligned,
+          .bound = Format::kBound};
 }
 
 }  // namespace octile::cuda::grouped_weight_sm80

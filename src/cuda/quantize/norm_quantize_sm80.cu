@@ -251,10 +251,7 @@ __global__ void __launch_bounds__(kNormThreads<T>) normalize_any_rows(const Norm
   if (lane == 0) store_facts(a, r, norm, g.s);
   for_each_h([&](std::int64_t c, const Vector<T>& h) {
     const LevelBytes<n> bytes = plain_bytes(h, g, a.rules);
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (c + i < a.cols) a.q[r * a.q_stride + c + i] = static_cast<std::uint8_t>(bytes.words[i / 4] >> i % 4 * 8);
-    }
+    a.put_bytes(r, c, bytes);
   });
 }
 
@@ -315,12 +312,7 @@ std::string supports(const QuantizeProblem& p) {
   return prologue_sm80_supports(p);
 }
 
-Cost cost(const QuantizeProblem& p) {
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
-  const double bytes = elements * (bits(p.x) / 8 * (p.residual ? 3 : 1) + 1);
-  const double transposed = p.orientation == Orientation::row_major ? 0 : 2 * elements;
-  return {10 * elements, bytes + transposed, (bytes + transposed) / 2.8e12 + 4e-6};
-}
+Cost cost(const QuantizeProblem& p) { return prologue_cost(p, 10, p.residual ? 3 : 1); }
 
 void load(const QuantizeProblem& p) {
   with_norm(p, [&]<class T, bool centred>() {

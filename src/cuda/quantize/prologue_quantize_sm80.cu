@@ -83,10 +83,7 @@ __global__ void __launch_bounds__(kRowThreads) activate_any_rows(const ActivateA
   if (threadIdx.x == 0) a.scale[r * a.scale_stride] = g.s;
   for (std::int64_t c = threadIdx.x * n; c < a.cols; c += step) {
     const LevelBytes<n> bytes = plain_bytes(at(c), g, a.rules);
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      if (c + i < a.cols) a.q[r * a.q_stride + c + i] = static_cast<std::uint8_t>(bytes.words[i / 4] >> i % 4 * 8);
-    }
+    a.put_bytes(r, c, bytes);
   }
 }
 
@@ -169,9 +166,8 @@ void launch_rows(const ActivateArguments<T>& a, bool whole, Stream stream) {
     return enqueue(kAnyRows, activate_any_rows<T, prologue, gated>, shape, stream, a);
   }
   const auto as = [&](auto* kernel, int each) {
-    const unsigned width = width_for(vectors, each);
-    const unsigned height = width <= 32 ? 256 / width : 1;
-    enqueue(kRows, kernel, {dim3(blocks_for(a.rows, height)), dim3(width, height)}, stream, a);
+    const dim3 block = block_for(vectors, each);
+    enqueue(kRows, kernel, {dim3(blocks_for(a.rows, block.y)), block}, stream, a);
   };
   vectors <= kRowThreads* kVectorsOfMany ? as(activate_rows<T, kVectorsOfMany, prologue, gated>, kVectorsOfMany)
                                          : as(activate_rows<T, kVectorsOfLong, prologue, gated>, kVectorsOfLong);
@@ -195,13 +191,7 @@ std::string supports(const QuantizeProblem& p) {
   return prologue_sm80_supports(p);
 }
 
-// On an H200, 16384 x 16384 bf16.
-Cost cost(const QuantizeProblem& p) {
-  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
-  const double bytes = elements * (bits(p.x) / 8 * (p.gated ? 2 : 1) + 1);
-  const double transposed = p.orientation == Orientation::row_major ? 0 : 2 * elements;
-  return {30 * elements, bytes + transposed, (bytes + transposed) / 2.8e12 + 4e-6};
-}
+Cost cost(const QuantizeProblem& p) { return prologue_cost(p, 30, p.gated ? 2 : 1); }
 
 void load(const QuantizeProblem& p) {
   with_narrow_type(p.x, [&](auto x) {

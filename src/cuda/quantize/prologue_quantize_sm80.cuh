@@ -13,6 +13,15 @@ struct PrologueArguments {
   PlainRules rules;
   float* scale;
   std::int64_t scale_stride;
+
+  // n bytes of row r, as far as there are columns from c on.
+  template <int n>
+  __device__ void put_bytes(std::int64_t r, std::int64_t c, const LevelBytes<n>& bytes) const {
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      if (c + i < cols) q[r * q_stride + c + i] = static_cast<std::uint8_t>(bytes.words[i / 4] >> i % 4 * 8);
+    }
+  }
 };
 
 inline PrologueArguments prologue_arguments(const QuantizeProblem& p, const QuantizeOperands& o, const Tensor& q) {
@@ -28,6 +37,14 @@ inline Tensor row_major_q(const QuantizeProblem& p, const QuantizeOperands& o, c
 }
 inline std::size_t row_major_workspace(const QuantizeProblem& p) {
   return p.orientation == Orientation::transposed ? static_cast<std::size_t>(p.rows * q_pitch(p.cols)) : 0;
+}
+
+// On an H200, 16384 x 16384 bf16. operations: of an element; matrices: of x's type, that are read or written.
+inline Cost prologue_cost(const QuantizeProblem& p, int operations, int matrices) {
+  const double elements = static_cast<double>(p.rows) * static_cast<double>(p.cols);
+  const double transposed = p.orientation == Orientation::row_major ? 0 : 2 * elements;
+  const double bytes = elements * (bits(p.x) / 8 * matrices + 1) + transposed;
+  return {operations * elements, bytes, bytes / 2.8e12 + 4e-6};
 }
 
 // prologue_quantize_sm80.cu: q_transposed, if it is present, becomes the transpose of q.

@@ -8,6 +8,7 @@
 //   everything else          scales by a pass of their own (segments_sm80.cu), then the levels: QuantizeElements
 //                            row-major, quantize_tiles through shared memory
 #include "cuda/device/quantize_rows.cuh"
+#include "cuda/dispatch.h"
 #include "cuda/quantize/quantize_sm80.cuh"
 #include "cuda/quantize/segments_sm80.cuh"
 #include "plan/cost.h"
@@ -220,15 +221,13 @@ bool is_plain(const QuantizeProblem& p) {
          p.multiplier != Multiplier::per_row;
 }
 
-// Calls body with the kind of the problem.
+// Calls body.operator()<Kind>() with the kind of the problem.
 template <class Body>
 void with_row_kind(const QuantizeProblem& p, const Body& body) {
-  constexpr auto kYes = std::true_type();
-  constexpr auto kNo = std::false_type();
-  const auto with = [&](auto factors) {
-    p.rounding == Rounding::stochastic ? body(factors, kYes) : body(factors, kNo);
+  const auto with = [&]<bool factors, bool stochastic>() {
+    body.template operator()<RowKind<factors, stochastic, false>>();
   };
-  p.multiplier == Multiplier::none ? with(kNo) : with(kYes);
+  with_flags(with, p.multiplier != Multiplier::none, p.rounding == Rounding::stochastic);
 }
 
 // False if the tensors do not suit it.
@@ -271,9 +270,7 @@ bool launch_plain(const QuantizeProblem& p, const QuantizeOperands& o, const Lau
     a.x_stride = a.out_stride = length;
     a.scale_stride = a.given_scale.stride = 1;
   }
-  with_row_kind(p, [&](auto has_factors, auto stochastic) {
-    enqueue_rows<T, RowKind<has_factors, stochastic, false>>(kRows, a, p.device, launch.stream);
-  });
+  with_row_kind(p, [&]<class Kind>() { enqueue_rows<T, Kind>(kRows, a, p.device, launch.stream); });
   return true;
 }
 
@@ -315,10 +312,8 @@ void launch_runs(const QuantizeProblem& p, const QuantizeOperands& o, const Laun
                         integer_rows(o.q, n),  rules_of<Real>(p, o),
                         given_scales<Real>(o), scale_outputs<Real>(o, runs.per_row)};
   if (runs.per_row > 1 && length % n != 0) a.x.x.aligned = a.q.aligned = false;
-  const unsigned width = width_for(ceil_div(length, n), kVectorsOfMany);
-  const unsigned height = width <= 32 ? 256 / width : 1;
-  const std::int64_t blocks = ceil_div(runs.rows * runs.per_row, height);
-  enqueue(kRuns, quantize_runs<T>, {dim3(static_cast<unsigned>(blocks)), dim3(width, height)}, launch.stream, a);
+  const dim3 block = block_for(ceil_div(length, n), kVectorsOfMany);
+  enqueue(kRuns, quantize_runs<T>, {dim3(blocks_for(runs.rows * runs.per_row, block.y)), block}, launch.stream, a);
 }
 
 template <class T>
@@ -326,8 +321,7 @@ void prepare_runs(const QuantizeProblem& p) {
   prepare(kRuns, quantize_runs<T>);
   if constexpr (!std::is_same_v<T, double>) {
     if (!is_plain(p)) return;
-    with_row_kind(p,
-                  [](auto factors, auto stochastic) { prepare_rows<T, RowKind<factors, stochastic, false>>(kRows); });
+    with_row_kind(p, []<class Kind>() { prepare_rows<T, Kind>(kRows); });
     prepare(kUnalignedRows, quantize_unaligned_rows<T>);
   }
 }
