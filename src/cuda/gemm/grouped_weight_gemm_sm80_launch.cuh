@@ -61,6 +61,10 @@ inline int steps_of_part(std::int64_t k, int parts, int step) {
   return static_cast<int>(ceil_div(ceil_div(k, std::int64_t{step}), std::int64_t{parts}));
 }
 
+// Whether a second kernel may add up parts of k: of float tokens. The sums of s8 ones are rounded group by group.
+template <class Format>
+constexpr bool kSplits = Format::kFormat.float_a;
+
 // Of the format's tiles. room: bytes of scratch.
 template <class Format>
 Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums) {
@@ -80,7 +84,7 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
   int number = 0;
   Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
-    for (int parts = 1; parts == 1 || (Format::kSplits && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
+    for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
          ++parts) {
       if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
       const double token_tiles =
@@ -123,12 +127,6 @@ inline std::string reason_against_problem(const GemmProblem& p) {
   if (p.operation == Operation::grouped_gemm && max_tiles(p, p.m, 8) * ceil_div(p.n, 64) > std::int64_t{1} << 30) {
     return "takes at most 2^30 tiles of y";
   }
-  return {};
-}
-
-inline std::string reason_against_float_tokens(const GemmProblem& p) {
-  if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
-  if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
   return {};
 }
 
@@ -219,7 +217,7 @@ void load(const GemmProblem& p) {
       prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(), kSharedBytes<Tile, Arithmetic>);
     });
   });
-  if constexpr (Format::kSplits && !kExperts) prepare(kName, sum_parts_kernel<kSumThreads>);
+  if constexpr (kSplits<Format> && !kExperts) prepare(kName, sum_parts_kernel<kSumThreads>);
 }
 
 // All but what depends on a tile.
@@ -267,7 +265,7 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
               launch.stream, p);
     });
   });
-  if constexpr (Format::kSplits && !kExperts) {
+  if constexpr (kSplits<Format> && !kExperts) {
     if (p.parts == 1) return;
     p.y_aligned = aligned_for(o.y, 4);
     const LaunchShape shape{{blocks_for(problem.n, 4 * kSumThreads), static_cast<unsigned>(std::min(p.tokens, 65535))},
@@ -278,13 +276,15 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
 
 template <class Format>
 std::string supports(const GemmProblem& p) {
-  std::string reason = reason_against_problem(p);
-  return reason.empty() ? Format::reason_against(p) : reason;
+  if (std::string reason = reason_against_problem(p); !reason.empty()) return reason;
+  if (!Format::kFormat.float_a) return {};
+  if (p.a != DType::f16 && p.a != DType::bf16) return "takes f16 and bf16";
+  if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
+  return {};
 }
 
 // The row of a Format, which has
-//   kFormat, kBound, kSplits        whether parts of k may be added up by a second kernel
-//   reason_against(problem)         beside reason_against_problem
+//   kFormat
 //   for_each_tile(body)             calls body(Candidate<Tile>)
 //   with_arithmetic(problem, body)  calls body.operator()<Arithmetic>() with the problem's
 //
@@ -297,12 +297,12 @@ constexpr GemmKernel row() {
           .device = DeviceType::cuda,
           .supports = supports<Format>,
           .cost = cost<Format>,
-          .workspace = Format::kSplits && !kExperts ? workspace<Format> : nullptr,
+          .workspace = kSplits<Format> && !kExperts ? workspace<Format> : nullptr,
           .launch = launch<Format, kName, kExperts>,
           .prepare = load<Format, kName, kExperts>,
           .detail = detail<Format>,
           .aligned = aligned,
-          .bound = Format::kBound};
+          .bound = Format::kFormat.float_a ? Bound::sum : Bound::exact};
 }
 
 }  // namespace octile::cuda::grouped_weight_sm80

@@ -159,24 +159,40 @@ inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
   return mappable(lines_of(o.a, p.a_major == Major::outer)) && mappable(lines_of(o.b, p.b_major == Major::outer));
 }
 
-// with_form(tile, body) calls body(form) with the problem's form of this tile.
-template <bool channels, class WithForm>
-void load(std::string_view kernel, const WithForm& with_form) {
-  prepare_tensor_maps(kernel);
-  with_each_tile<channels>([&](auto tile) {
-    with_form(tile, [&]<class F>(F) { prepare(kernel, w8a16_gemm_kernel<F>, sizeof(Shared<F>)); });
+template <class Forms, const std::string_view& kName>
+void load(const GemmProblem& problem) {
+  prepare_tensor_maps(kName);
+  with_each_tile<Forms::channels>([&](auto tile) {
+    Forms::with_form(problem, tile, []<class F>(F) { prepare(kName, w8a16_gemm_kernel<F>, sizeof(Shared<F>)); });
   });
 }
 
-template <bool channels, class WithForm>
-void launch(std::string_view kernel, const GemmProblem& problem, const GemmOperands& o, const Launch& launch,
-            const WithForm& with_form) {
+template <class Forms, const std::string_view& kName>
+void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& launch) {
   if (o.a.rows() == 0 || o.b.rows() == 0) return;
-  const SplitChoice choice = best_choice<channels>(size_of(o), problem.device);
-  with_each_tile<channels>([&]<class T>(T tile) {
+  const SplitChoice choice = best_choice<Forms::channels>(size_of(o), problem.device);
+  with_each_tile<Forms::channels>([&]<class T>(T tile) {
     if (T::rows_a != choice.rows_a) return;
-    with_form(tile, [&]<class F>(F) { launch_form<F>(kernel, problem, o, choice, launch.stream); });
+    Forms::with_form(problem, tile, [&]<class F>(F) { launch_form<F>(kName, problem, o, choice, launch.stream); });
   });
+}
+
+// A row: Forms has
+//   channels                        whether scales are of b's rows, not of the terms
+//   supports, aligned               the row's
+//   with_form(problem, tile, body)  calls body(form) with the problem's form of this tile
+template <class Forms, const std::string_view& kName>
+constexpr GemmKernel row() {
+  return {.name = kName,
+          .task = {Operation::gemm, kW8A16},
+          .device = DeviceType::cuda,
+          .supports = Forms::supports,
+          .cost = cost<Forms::channels>,
+          .launch = launch<Forms, kName>,
+          .prepare = load<Forms, kName>,
+          .detail = detail<Forms::channels>,
+          .aligned = Forms::aligned,
+          .bound = Forms::channels ? Bound::sum : Bound::rounded_scale};
 }
 
 }  // namespace octile::cuda::w8a16

@@ -35,8 +35,6 @@ struct Halves : FloatArithmetic<T, kChunk> {
 
 struct Format {
   static constexpr GemmFormat kFormat = kW8A16;
-  static constexpr Bound kBound = Bound::sum;
-  static constexpr bool kSplits = true;
 
   template <class Body>
   static void for_each_tile(const Body& body) {
@@ -50,8 +48,6 @@ struct Format {
   static void with_arithmetic(const GemmProblem& p, const Body& body) {
     with_chunk_and_type<Halves>(p, body);
   }
-
-  static std::string reason_against(const GemmProblem& p) { return reason_against_float_tokens(p); }
 };
 
 }  // namespace octile::cuda::w8a16_sm80

@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "cuda/dispatch.h"
 #include "cuda/gemm/w8a16_gemm_sm90_launch.cuh"
 
 namespace octile::cuda {
@@ -18,41 +17,28 @@ using namespace w8a16;
 
 constexpr std::string_view kName = "w8a16_group_gemm_sm90";
 
-std::string supports(const GemmProblem& p) {
-  if (!p.grouped() || p.b.group != p.k) return "takes a scale per channel or tensor";
-  if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
-  return reason_against_problem(p);
-}
+struct Forms {
+  static constexpr bool channels = true;
 
-// For load() and launch().
-auto forms(const GemmProblem& p) {
-  return [&p]<class Tile, class Body>(Tile, const Body& body) {
-    const auto with = [&]<bool half>() {
-      body(Form<std::conditional_t<half, __half, __nv_bfloat16>, Tile, false, false, true>());
-    };
-    with_flags(with, p.a == DType::f16);
-  };
-}
+  static std::string supports(const GemmProblem& p) {
+    if (!p.grouped() || p.b.group != p.k) return "takes a scale per channel or tensor";
+    if (p.y != p.a && p.y != DType::f32) return "writes y in x's type or f32";
+    return reason_against_problem(p);
+  }
+  // Operands have their terms along rows; strided ones are another row's.
+  static bool aligned(const GemmProblem& p, const GemmOperands& o) {
+    return o.a.strides[1] == 1 && o.b.strides[1] == 1 && o.y.strides[1] == 1 && w8a16::aligned(p, o);
+  }
 
-// Operands have their terms along rows; strided ones are another row's.
-bool along_rows(const GemmProblem& p, const GemmOperands& o) {
-  return o.a.strides[1] == 1 && o.b.strides[1] == 1 && o.y.strides[1] == 1 && aligned(p, o);
-}
+  template <class Tile, class Body>
+  static void with_form(const GemmProblem& p, Tile, const Body& body) {
+    p.a == DType::f16 ? body(Form<__half, Tile, false, false, true>())
+                      : body(Form<__nv_bfloat16, Tile, false, false, true>());
+  }
+};
 
 }  // namespace
 
-extern constinit const GemmKernel w8a16_group_gemm_sm90 = {
-    .name = kName,
-    .task = {Operation::gemm, kW8A16},
-    .device = DeviceType::cuda,
-    .supports = supports,
-    .cost = cost<true>,
-    .launch = [](const GemmProblem& p, const GemmOperands& o,
-                 const Launch& at) { w8a16::launch<true>(kName, p, o, at, forms(p)); },
-    .prepare = [](const GemmProblem& p) { load<true>(kName, forms(p)); },
-    .detail = detail<true>,
-    .aligned = along_rows,
-    .bound = Bound::sum,
-};
+extern constinit const GemmKernel w8a16_group_gemm_sm90 = row<Forms, kName>();
 
 }  // namespace octile::cuda

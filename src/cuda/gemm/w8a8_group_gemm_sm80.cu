@@ -31,8 +31,6 @@ struct Bytes : ByteArithmetic<kGroup> {
 
 struct Format {
   static constexpr GemmFormat kFormat = kW8A8;
-  static constexpr Bound kBound = Bound::exact;
-  static constexpr bool kSplits = false;
 
   template <class Body>
   static void for_each_tile(const Body& body) {
@@ -46,8 +44,6 @@ struct Format {
   static void with_arithmetic(const GemmProblem& p, const Body& body) {
     with_group<Bytes>(p, body);
   }
-
-  static std::string reason_against(const GemmProblem&) { return {}; }
 };
 
 }  // namespace
