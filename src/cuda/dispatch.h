@@ -3,14 +3,14 @@
 
 namespace octile::cuda {
 
-// Calls body.operator()<flag...>().
+// Calls body.operator()<flag...>(), and returns what it does.
 template <bool... known, class Body>
-void with_flags(const Body& body) {
-  body.template operator()<known...>();
+auto with_flags(const Body& body) {
+  return body.template operator()<known...>();
 }
 template <bool... known, class Body, class... Flags>
-void with_flags(const Body& body, bool flag, Flags... rest) {
-  flag ? with_flags<known..., true>(body, rest...) : with_flags<known..., false>(body, rest...);
+auto with_flags(const Body& body, bool flag, Flags... rest) {
+  return flag ? with_flags<known..., true>(body, rest...) : with_flags<known..., false>(body, rest...);
 }
 
 }  // namespace octile::cuda

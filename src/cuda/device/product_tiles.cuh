@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "cuda/device/bands.cuh"
-#include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/operand_tiles.cuh"
 #include "cuda/launch.h"

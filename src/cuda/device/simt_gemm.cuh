@@ -422,7 +422,7 @@ void with_simt_product(const GemmProblem& p, const Body& body) {
 
 template <class Codec, bool kFloat, const std::string_view& kName, bool kExperts>
 void load_simt(const GemmProblem& p) {
-  with_simt_product<Codec, kFloat, kExperts>(p, []<class Product>() { prepare(kName, simt_kernel<Product>()); });
+  with_simt_product<Codec, kFloat, kExperts>(p, [&]<class Product>() { prepare(kName, simt_kernel<Product>()); });
 }
 
 template <class Codec, bool kFloat, const std::string_view& kName, bool kExperts>

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "cuda/device/experts.cuh"
-#include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/launch.h"

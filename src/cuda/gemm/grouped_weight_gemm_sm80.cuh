@@ -16,11 +16,10 @@
 
 #include "cuda/device/bands.cuh"
 #include "cuda/device/experts.cuh"
-#include "cuda/device/floats.cuh"
+#include "cuda/device/grid.cuh"
 #include "cuda/device/mma.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/gemm/grouped_weight.h"
-#include "cuda/launch.h"
 #include "cuda/operands.h"
 
 namespace octile::cuda::grouped_weight_sm80 {

@@ -10,8 +10,8 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
-#include "cuda/device/grid.cuh"
 #include "cuda/gemm/grouped_weight_gemm_sm80.cuh"
+#include "cuda/launch.h"
 #include "plan/cost.h"
 #include "plan/kernel.h"
 

@@ -1,12 +1,12 @@
 // Operands of the GEMMs with 4-bit weights: tensor maps of a and of the weight, and the weight's TMA loads.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/gemm/grouped_weight.h"
+#include "cuda/operands.h"
 #include "cuda/tensor_map.h"
 #include "plan/kernel.h"
 

@@ -24,7 +24,7 @@ inline std::size_t repacked_size(std::int64_t rows, std::int64_t columns) {
 
 void prepare_repack();
 // Enqueues copies of at most two operands, one behind the other in `memory`, and makes views of them of the operands.
-// One of the strides of each is 1.
+// One of the strides of each is 1. Null: none.
 void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream);
 
 // Experts' terms, columns of the operand (whose columns are contiguous): in the copy each one's begin behind those of

@@ -223,6 +223,7 @@ void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Str
   Rows rows = {};
   std::size_t count = 0;
   for (ConstTensor* const operand : operands) {
+    if (operand == nullptr) continue;
     const ConstTensor from = *operand;
     operand->data = memory;
     operand->strides = {repacked_pitch(from.cols()), 1};

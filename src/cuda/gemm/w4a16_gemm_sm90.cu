@@ -4,7 +4,6 @@
 //   sum |a (q - z) s| ((2 + u) u + (k + 3) 2^-24) + sum |a| S 2^-26 (f16: S the largest scale of the row)
 // plus half a unit in the last place of y. With one scale per row the first and the third term vanish.
 #include <algorithm>
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <tuple>

@@ -11,7 +11,6 @@
 #include "cuda/gemm/w4a16_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"
-#include "cuda/tensor_map.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda::w4a16 {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -41,16 +40,11 @@ double expected_seconds(const GemmProblem& p, std::int64_t m) {
   return kLaunchSeconds + std::max(products, memory) + (1 - kHidden) * std::min(products, memory);
 }
 
-struct Choice {
-  int rows_a = 0;
-  double seconds = std::numeric_limits<double>::infinity();
-};
-
-Choice choose(const GemmProblem& p, std::int64_t m) {
-  Choice best;
+SplitChoice choose(const GemmProblem& p, std::int64_t m) {
+  SplitChoice best;  // never split
   with_each_tile([&]<class T>(T) {
     const double seconds = expected_seconds<T>(p, m);
-    if (seconds < best.seconds) best = {T::rows_a, seconds};
+    if (seconds < best.seconds) best = {T::rows_a, 1, 0, seconds};
   });
   return best;
 }

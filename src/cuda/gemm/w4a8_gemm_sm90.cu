@@ -10,7 +10,6 @@
 #include "cuda/dispatch.h"
 #include "cuda/gemm/w4a8_gemm_sm90_launch.cuh"
 #include "cuda/launch.h"
-#include "cuda/operands.h"
 #include "cuda/tensor_map.h"
 #include "plan/cost.h"
 #include "plan/kernel.h"

@@ -11,10 +11,10 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/device/floats.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/output_tiles.cuh"
 #include "cuda/device/product_tiles.cuh"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/w8a16_gemm_sm80.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
@@ -51,17 +51,12 @@ template <class Tile, class T, bool kLeftOuter, bool kRightOuter>
 constexpr TileKernel<Product> kKernel = {w8a16_gemm_kernel<Tile, T, kLeftOuter, kRightOuter>,
                                          Tile::kStages* HalfStage<Tile, T, kLeftOuter, kRightOuter>::kBytes};
 
-template <class Tile, class T>
-TileKernel<Product> kernel_of(const GemmProblem& problem) {
-  const bool right_outer = problem.a_major == Major::outer;
-  if (problem.b_major == Major::outer)
-    return right_outer ? kKernel<Tile, T, true, true> : kKernel<Tile, T, true, false>;
-  return right_outer ? kKernel<Tile, T, false, true> : kKernel<Tile, T, false, false>;
-}
-
 template <class Tile>
 TileKernel<Product> kernel_for(const GemmProblem& problem) {
-  return problem.a == DType::f16 ? kernel_of<Tile, __half>(problem) : kernel_of<Tile, __nv_bfloat16>(problem);
+  const auto of = [&]<bool half, bool left_outer, bool right_outer>() {
+    return kKernel<Tile, std::conditional_t<half, __half, __nv_bfloat16>, left_outer, right_outer>;
+  };
+  return with_flags(of, problem.a == DType::f16, problem.b_major == Major::outer, problem.a_major == Major::outer);
 }
 
 template <class Tile>

@@ -5,11 +5,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "base/ceil_div.h"
 #include "cuda/clusters.h"
-#include "cuda/dispatch.h"
 #include "cuda/gemm/w8a16_gemm_sm90.cuh"
 #include "cuda/launch.h"
 #include "cuda/operands.h"

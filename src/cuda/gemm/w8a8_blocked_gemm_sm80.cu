@@ -7,11 +7,11 @@
 // a lane needs two scales for 16 rows. The sums of a block and the totals are live together, twice w8a8_gemm_sm80's
 // accumulators, so a warp has half its tile. A block's first matrix instructions start from 0; the sums of the block
 // before are folded into the totals just before that.
-#include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include "cuda/device/grid.cuh"
+#include "cuda/dispatch.h"
 #include "cuda/gemm/w8a8_blocked_gemm_sm80.cuh"
 #include "cuda/launch.h"
 #include "plan/kernel.h"
@@ -52,9 +52,8 @@ constexpr TileKernel<Product> kKernel = {w8a8_blocked_gemm_kernel<Tile, kRightOu
 
 template <class Tile>
 TileKernel<Product> kernel_for(const GemmProblem& problem) {
-  const bool is_short = problem.a_block <= kShortBlock;
-  if (problem.b_major == Major::outer) return is_short ? kKernel<Tile, true, true> : kKernel<Tile, true, false>;
-  return is_short ? kKernel<Tile, false, true> : kKernel<Tile, false, false>;
+  return with_flags([&]<bool right_outer, bool is_short>() { return kKernel<Tile, right_outer, is_short>; },
+                    problem.b_major == Major::outer, problem.a_block <= kShortBlock);
 }
 
 template <class Tile>

@@ -8,7 +8,6 @@
 // Lines that cp.async cannot copy as they are take 2.5 to 4 times as long; large operands with such lines are copied
 // first.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -212,11 +211,7 @@ void launch(const GemmProblem& problem, const GemmOperands& operands, const Laun
   const Choice choice = choose(call);
   auto* room = static_cast<std::byte*>(launch.workspace.data);
   if (choice.repacks) {
-    if (a.shifted && b.shifted) {
-      repack({&o.a, &o.b}, room, launch.stream);
-    } else {
-      repack({a.shifted ? &o.a : &o.b}, room, launch.stream);
-    }
+    repack({a.shifted ? &o.a : nullptr, b.shifted ? &o.b : nullptr}, room, launch.stream);
     call.a_outer = call.a_outer && !a.shifted;
     call.b_outer = call.b_outer && !b.shifted;
     a = operand_of(o.a, call.a_outer);

@@ -13,7 +13,6 @@
 #include "cuda/device/operand_tiles.cuh"
 #include "cuda/device/output.cuh"
 #include "cuda/device/product_tiles.cuh"
-#include "cuda/launch.h"
 #include "plan/kernel.h"
 
 namespace octile::cuda::w8a8_sm80 {

@@ -269,12 +269,8 @@ void launch(const GemmProblem& problem, const GemmOperands& operands, const Laun
   GemmOperands o = exchanges(problem) ? exchanged(operands) : operands;
   const Size size = {o.a.rows(), o.b.rows(), o.a.cols(), size_of(problem).transposable && mappable(o.y)};
   if (size.m == 0 || size.n == 0) return;
-  auto* const room = static_cast<std::byte*>(launch.workspace.data);
-  if (!mappable(o.a) && !mappable(o.b)) {
-    repack({&o.a, &o.b}, room, launch.stream);
-  } else if (!mappable(o.a) || !mappable(o.b)) {
-    repack({mappable(o.a) ? &o.b : &o.a}, room, launch.stream);
-  }
+  repack({mappable(o.a) ? nullptr : &o.a, mappable(o.b) ? nullptr : &o.b},
+         static_cast<std::byte*>(launch.workspace.data), launch.stream);
   const int clusters = max_active_clusters(p.device, kClusterSize);
   with_narrow_type(p.y, [&]<class Y>(Y) {
     with_best_tile(size, p.y, clusters, [&]<class T>(const Measured<T>&) {

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "cuda/device/experts.cuh"
 #include "cuda/device/mma.cuh"

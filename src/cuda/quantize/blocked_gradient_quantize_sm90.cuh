@@ -7,7 +7,6 @@
 //   sum_tiles        the tiles' sums of columns, in the order of the tiles
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 

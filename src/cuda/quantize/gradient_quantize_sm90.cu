@@ -5,7 +5,6 @@
 //   dB[n] = sum_m dY[m, n]
 //
 // One launch that reads dY twice: device/two_pass.cuh. The bits are those of two quantizers.
-#include <algorithm>
 #include <string>
 
 #include "cuda/device/two_pass.cuh"

@@ -4,7 +4,6 @@
 //   normalize_rows       x is read once, and x' and h stay in registers; a block keeps the weight for all its rows
 //   normalize_any_rows   rows that are long, odd or unaligned: x' and h are computed again in each of their passes
 #include <algorithm>
-#include <type_traits>
 
 #include "base/norm.h"
 #include "cuda/quantize/prologue_quantize_sm80.cuh"

@@ -6,8 +6,6 @@
 //   transpose_bytes     q (rows, cols) to q_transposed (cols, rows)
 //
 // What else was tried, and the times: docs/notes/gpu.md, "Prologues".
-#include <algorithm>
-
 #include "cuda/device/sigmoid.cuh"
 #include "cuda/quantize/prologue_quantize_sm80.cuh"
 

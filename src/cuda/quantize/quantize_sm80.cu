@@ -321,7 +321,7 @@ void prepare_runs(const QuantizeProblem& p) {
   prepare(kRuns, quantize_runs<T>);
   if constexpr (!std::is_same_v<T, double>) {
     if (!is_plain(p)) return;
-    with_row_kind(p, []<class Kind>() { prepare_rows<T, Kind>(kRows); });
+    with_row_kind(p, [&]<class Kind>() { prepare_rows<T, Kind>(kRows); });
     prepare(kUnalignedRows, quantize_unaligned_rows<T>);
   }
 }
