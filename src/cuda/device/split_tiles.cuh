@@ -4,7 +4,6 @@
 // block adds the sums.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -12,7 +11,6 @@
 #include "base/message.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp_specialized.cuh"
-#include "cuda/launch.h"
 
 namespace octile::cuda {
 
@@ -168,13 +166,6 @@ SplitChoice best_split(const WithEachTile& with_each_tile, const ChoiceOf& choic
 inline std::string split_detail(const SplitChoice& choice, int rows_b) {
   return message("tile ", choice.rows_a, "x", rows_b, ", clusters of ", kClusterSize, "x", choice.parts, ", ",
                  choice.halved, " halved");
-}
-
-// Of so many tiles, and of so many clusters that run at once.
-inline LaunchShape split_shape(std::int64_t tiles, int clusters_at_once, int parts, std::size_t shared_bytes) {
-  const auto clusters = static_cast<unsigned>(std::min<std::int64_t>(clusters_at_once, tiles));
-  const auto blocks = static_cast<unsigned>(kClusterSize * parts);
-  return {clusters * blocks, kGemmThreads, static_cast<unsigned>(shared_bytes), dim3(blocks)};
 }
 
 }  // namespace octile::cuda

@@ -5,12 +5,14 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/ceil_div.h"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/launch.h"
 
 namespace octile::cuda {
 
@@ -113,6 +115,14 @@ struct TransposedPlace : ClusterPlace {
 inline TileOrder transposed_order(std::int64_t m, std::int64_t n, int rows_a, int rows_b) {
   constexpr int kBand = 11;  // with six tiles of a, 66 clusters
   return {static_cast<int>(ceil_div(n, rows_b * kClusterSize)), static_cast<int>(ceil_div(m, rows_a)), kBand, true};
+}
+
+// A persistent grid, which goes over so many tiles: of as many clusters as there are tiles, or as run at once.
+inline LaunchShape persistent_shape(std::int64_t tiles, int at_once, int cluster, int threads,
+                                    std::size_t shared_bytes) {
+  const auto clusters = static_cast<unsigned>(std::min<std::int64_t>(tiles, at_once));
+  const auto blocks = static_cast<unsigned>(cluster);
+  return {clusters * blocks, static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes), dim3(blocks)};
 }
 
 __device__ inline int uniform_warp() {  // by a shuffle, so that the compiler knows it is uniform

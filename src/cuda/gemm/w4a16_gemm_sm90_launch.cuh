@@ -94,7 +94,8 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
     tiles = arguments.tiles.order.rows * max_tiles(problem, m, F::rows_a);
   }
   const int at_once = clusters_at_once<Tile>(choice.parts, problem.device);
-  enqueue(kernel, w4a16_gemm_kernel<F>, split_shape(tiles, at_once, choice.parts, sizeof(Shared<F>)), stream, maps,
+  enqueue(kernel, w4a16_gemm_kernel<F>,
+          persistent_shape(tiles, at_once, kClusterSize * choice.parts, kGemmThreads, sizeof(Shared<F>)), stream, maps,
           arguments);
 }
 

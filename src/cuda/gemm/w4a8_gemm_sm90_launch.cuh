@@ -66,10 +66,8 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
     arguments.experts = experts_of(problem, o);
     tiles = arguments.order.rows * max_tiles(problem, m, F::rows_a);
   }
-  const auto clusters = static_cast<unsigned>(std::min<std::int64_t>(at_once, tiles));
-  enqueue(kernel, w4a8_gemm_kernel<F>,
-          LaunchShape{clusters * kClusterSize, F::threads, sizeof(Shared<F>), dim3(kClusterSize)}, stream, maps,
-          arguments);
+  enqueue(kernel, w4a8_gemm_kernel<F>, persistent_shape(tiles, at_once, kClusterSize, F::threads, sizeof(Shared<F>)),
+          stream, maps, arguments);
 }
 
 }  // namespace octile::cuda::w4a8

@@ -125,9 +125,10 @@ void launch_form(std::string_view kernel, const GemmProblem& problem, const Gemm
   arguments.y.accumulate = problem.accumulate;
 
   const int tiles = arguments.tiles.order.count() + choice.halved;
-  const int at_once = max_active_clusters(problem.device, kClusterSize * choice.parts);
-  enqueue(kernel, w8a16_gemm_kernel<F>, split_shape(tiles, at_once, choice.parts, sizeof(Shared<F>)), stream, maps,
-          arguments);
+  const int cluster = kClusterSize * choice.parts;
+  const int at_once = max_active_clusters(problem.device, cluster);
+  enqueue(kernel, w8a16_gemm_kernel<F>, persistent_shape(tiles, at_once, cluster, kGemmThreads, sizeof(Shared<F>)),
+          stream, maps, arguments);
 }
 
 inline std::string reason_against_problem(const GemmProblem& problem) {

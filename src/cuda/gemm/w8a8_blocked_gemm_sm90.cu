@@ -39,10 +39,10 @@ void enqueue_product(const GemmProblem& p, const GemmOperands& o, Stream stream)
   arguments.steps = static_cast<int>(ceil_div(o.a.cols(), kTileK));
   arguments.order = order_of(size_of(o));
   if (!p.accumulate && arguments.y.rows >= T::rows) arguments.last.x = arguments.y.rows - T::rows;
-  const int clusters = std::min(max_active_clusters(p.device, kClusterSize), arguments.order.count());
+  const int at_once = max_active_clusters(p.device, kClusterSize);
   enqueue(kName, w8a8_blocked_gemm_kernel<Y>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared), kClusterSize},
-          stream, maps.a, maps.b, maps.y, arguments);
+          persistent_shape(arguments.order.count(), at_once, kClusterSize, kGemmThreads, sizeof(Shared)), stream,
+          maps.a, maps.b, maps.y, arguments);
 }
 
 bool repacks(const GemmProblem& p) { return p.b_major == Major::outer || p.k % kTmaAlignment != 0; }

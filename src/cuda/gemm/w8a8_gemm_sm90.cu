@@ -168,9 +168,8 @@ void launch_tile(const GemmOperands& o, const Order& order) {
   if (!order.accumulate && arguments.y.rows >= T::rows) arguments.last.x = arguments.y.rows - T::rows;
   if (!order.accumulate && arguments.y.cols >= T::cols && whole) arguments.last.y = arguments.y.cols - T::cols;
 
-  const int clusters = std::min(order.clusters, arguments.order.count());
   enqueue(kName, w8a8_gemm_kernel<T, Y>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), T::threads, sizeof(Shared<T, Y>), kClusterSize},
+          persistent_shape(arguments.order.count(), order.clusters, kClusterSize, T::threads, sizeof(Shared<T, Y>)),
           order.stream, a, b, y, arguments);
 }
 

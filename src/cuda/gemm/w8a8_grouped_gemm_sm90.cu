@@ -131,10 +131,9 @@ void launch_tile(const GemmProblem& problem, const GemmOperands& o, Stream strea
   const bool whole = o.y.cols() * static_cast<std::int64_t>(sizeof(Y)) % 16 == 0;
   p.tma_cols = !by_tma ? 0 : whole ? std::numeric_limits<int>::max() : p.y.cols;
   const std::int64_t tiles = max_tiles(problem, o.y.rows(), T::rows * T::cluster) * p.col_tiles;
-  const std::int64_t clusters = std::min<std::int64_t>(clusters_of<T>(problem), tiles);
   enqueue(kName, w8a8_grouped_gemm_kernel<T, Y>,
-          LaunchShape{static_cast<unsigned>(clusters * T::cluster), kGemmThreads, sizeof(Shared<T, Y>), T::cluster},
-          stream, a, b, y, p);
+          persistent_shape(tiles, clusters_of<T>(problem), T::cluster, kGemmThreads, sizeof(Shared<T, Y>)), stream, a,
+          b, y, p);
 }
 
 void load(const GemmProblem& p) {

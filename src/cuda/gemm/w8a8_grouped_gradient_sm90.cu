@@ -95,10 +95,10 @@ void enqueue_product(const GemmProblem& p, const GemmOperands& o, Stream stream)
   arguments.size = static_cast<int>(p.by_terms ? p.m : p.k);
 
   const std::int64_t tiles = row_tiles(p, o.y.rows()) * arguments.col_tiles;
-  const std::int64_t clusters = std::min<std::int64_t>(max_active_clusters(p.device, kClusterSize), tiles);
+  const int at_once = max_active_clusters(p.device, kClusterSize);
   enqueue(kName, w8a8_grouped_gradient_kernel<Y>,
-          LaunchShape{static_cast<unsigned>(clusters * kClusterSize), kGemmThreads, sizeof(Shared), kClusterSize},
-          stream, maps.a, maps.b, maps.y, arguments);
+          persistent_shape(tiles, at_once, kClusterSize, kGemmThreads, sizeof(Shared)), stream, maps.a, maps.b, maps.y,
+          arguments);
 }
 
 void launch(const GemmProblem& p, const GemmOperands& operands, const Launch& launch) {
