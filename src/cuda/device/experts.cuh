@@ -156,16 +156,22 @@ __device__ inline void move_to_expert(GroupedWeight& w, const Experts& experts, 
 
 // ---- The host's side.
 
+// offsets: (experts + 1).
+inline Experts experts_at(const ConstTensor& offsets) {
+  Experts experts = {};
+  experts.offsets = static_cast<const std::int32_t*>(offsets.data);
+  experts.offsets_stride = offsets.strides[0];
+  experts.count = static_cast<int>(offsets.rows()) - 1;
+  return experts;
+}
+
 inline Experts experts_of(const GemmProblem& p, const GemmOperands& o) {
   const ExpertOperands& e = o.experts;
-  Experts experts = {};
-  experts.offsets = static_cast<const std::int32_t*>(e.offsets.data);
-  experts.offsets_stride = e.offsets.strides[0];
+  Experts experts = experts_at(e.offsets);
   if (p.gather) {
     experts.token = static_cast<const std::int32_t*>(e.token.data);
     experts.token_stride = e.token.strides[0];
   }
-  experts.count = static_cast<int>(p.experts);
   experts.b = p.b_packed ? e.b_stride : e.b_stride * bits(p.b.type) / 8;
   experts.b_scale = p.b_packed ? e.b_stride : e.b_scale_stride * (bits(p.scale) / 8);
   experts.zero_point = p.b_packed ? e.b_stride : e.zero_point_stride * 4;

@@ -760,9 +760,7 @@ Arguments<T> arguments(const QuantizeProblem& p, const QuantizeOperands& o, void
   if (o.y.present()) a.partial_sums = static_cast<float*>(workspace);
   a.tiles_down = static_cast<int>(ceil_div(rows_of_tiles(p, o), kTile));
   if (o.offsets.present()) {
-    a.experts.offsets = static_cast<const std::int32_t*>(o.offsets.data);
-    a.experts.offsets_stride = o.offsets.strides[0];
-    a.experts.count = static_cast<int>(o.offsets.rows()) - 1;
+    a.experts = experts_at(o.offsets);
     a.column_factor_stride = o.multiplier_stride;
   }
   a.tiles_across = static_cast<int>(ceil_div(o.x.cols(), kTile));

@@ -76,9 +76,7 @@ __global__ void __launch_bounds__(kThreads) expert_empty_sum_kernel(const __grid
 
 void launch_expert_empty_sum(const GemmOperands& o, Stream stream) {
   ExpertSum s = {};
-  s.experts.offsets = static_cast<const std::int32_t*>(o.experts.offsets.data);
-  s.experts.offsets_stride = o.experts.offsets.strides[0];
-  s.experts.count = static_cast<int>(o.experts.offsets.rows()) - 1;
+  s.experts = experts_at(o.experts.offsets);
   s.y = o.y.data;
   s.row_stride = o.y.strides[0];
   s.y_type = o.y.dtype;

@@ -210,13 +210,9 @@ void repack_terms(ConstTensor& operand, const ExpertTerms& terms, std::byte* mem
   operand.data = memory;
   operand.shape[1] = terms.padded(operand.cols());
   operand.strides = {repacked_pitch(operand.cols()), 1};
-  Experts experts = {};
-  experts.offsets = static_cast<const std::int32_t*>(terms.offsets.data);
-  experts.offsets_stride = terms.offsets.strides[0];
-  experts.count = static_cast<int>(terms.offsets.rows()) - 1;
   enqueue(kName, words_aligned(columns) ? transpose_terms<true> : transpose_terms<false>, transpose_shape(operand),
-          stream, columns, experts, static_cast<int>(terms.block), reinterpret_cast<std::int8_t*>(memory),
-          operand.strides[0]);
+          stream, columns, experts_at(terms.offsets), static_cast<int>(terms.block),
+          reinterpret_cast<std::int8_t*>(memory), operand.strides[0]);
 }
 
 void repack(std::initializer_list<ConstTensor*> operands, std::byte* memory, Stream stream) {

@@ -26,11 +26,6 @@ constexpr std::string_view kName = "w4a16_gemm_sm90";
 using Tiles = std::tuple<Tile<160, 2, 4>, Tile<256, 1, 4>, Tile<192, 1, 3, 2>, Tile<160, 1, 3, 2>, Tile<128, 1, 8>,
                          Tile<96, 1, 4, 2>, Tile<64, 1, 6, 1, 2>>;
 
-template <class Body>
-void with_each_tile(const Body& body) {
-  std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
-}
-
 template <class T>
 SplitChoice choice_of(const GemmSize& size, int parts, Device device) {
   const int steps = steps_of<T>(size.k);
@@ -55,7 +50,7 @@ SplitChoice choice_of(const GemmSize& size, int parts, Device device) {
 }
 
 SplitChoice best_choice(const GemmSize& size, Device device) {
-  return best_split([](const auto& body) { with_each_tile(body); },
+  return best_split([](const auto& body) { with_each_tile<Tiles>(body); },
                     [&]<class T>(T, int parts) { return choice_of<T>(size, parts, device); });
 }
 
@@ -63,7 +58,7 @@ SplitChoice best_choice(const GemmSize& size, Device device) {
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
   const auto with = [&]<bool half, bool packed>() {
-    with_each_tile([&]<class Tile>(Tile) {
+    with_each_tile<Tiles>([&]<class Tile>(Tile) {
       using T = std::conditional_t<half, __half, __nv_bfloat16>;
       if (Tile::rows_a == rows_a) body(Form<T, Tile, packed>());
     });
@@ -81,7 +76,7 @@ std::string detail(const GemmProblem& p) { return split_detail(best_choice(size_
 
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
-  with_each_tile([&]<class T>(T) {
+  with_each_tile<Tiles>([&]<class T>(T) {
     with_form(problem, T::rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
   });
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "base/ceil_div.h"
 #include "cuda/clusters.h"
@@ -42,6 +43,12 @@ constexpr double kGigahertz = 1.62;
 constexpr double kHalvedGigahertz = 1.51;  // fewer blocks idle at the end
 constexpr double kLaunchSeconds = 0.5e-6;
 constexpr double kBytesPerSecond = 3.5e12;
+
+// Calls body(tile) for each of a tuple of tiles.
+template <class Tiles, class Body>
+void with_each_tile(const Body& body) {
+  std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
+}
 
 template <class T>
 TileOrder order_of(const GemmSize& size) {

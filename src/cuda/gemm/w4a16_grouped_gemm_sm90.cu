@@ -20,11 +20,6 @@ constexpr std::string_view kName = "w4a16_grouped_gemm_sm90";
 
 using Tiles = std::tuple<Tile<256, 1, 4>, Tile<128, 1, 8>>;
 
-template <class Body>
-void with_each_tile(const Body& body) {
-  std::apply([&](auto... tile) { (body(tile), ...); }, Tiles());
-}
-
 // Measured on an H200, layers of bench/torch/moe.py.
 constexpr double kStoreCycles = 12, kStoreWideCycles = 25;  // of a tile, for each of its rows; of f32
 constexpr double kHidden = 0.85;                            // of the shorter one of arithmetic and memory
@@ -42,7 +37,7 @@ double expected_seconds(const GemmProblem& p, std::int64_t m) {
 
 SplitChoice choose(const GemmProblem& p, std::int64_t m) {
   SplitChoice best;  // never split
-  with_each_tile([&]<class T>(T) {
+  with_each_tile<Tiles>([&]<class T>(T) {
     const double seconds = expected_seconds<T>(p, m);
     if (seconds < best.seconds) best = {T::rows_a, 1, 0, seconds};
   });
@@ -52,7 +47,7 @@ SplitChoice choose(const GemmProblem& p, std::int64_t m) {
 // Calls body(form) with the problem's form of this many rows of a.
 template <class Body>
 void with_form(const GemmProblem& p, int rows_a, const Body& body) {
-  with_each_tile([&]<class Tile>(Tile) {
+  with_each_tile<Tiles>([&]<class Tile>(Tile) {
     if (Tile::rows_a != rows_a) return;
     p.a == DType::f16 ? body(Form<__half, Tile, true, true>()) : body(Form<__nv_bfloat16, Tile, true, true>());
   });
@@ -80,7 +75,7 @@ std::string detail(const GemmProblem& p) {
 void load(const GemmProblem& problem) {
   prepare_tensor_maps(kName);
   if (problem.gather) prepare_gather_rows();
-  with_each_tile([&]<class T>(T) {
+  with_each_tile<Tiles>([&]<class T>(T) {
     with_form(problem, T::rows_a, []<class F>(F) { prepare(kName, w4a16_gemm_kernel<F>, sizeof(Shared<F>)); });
   });
 }

@@ -17,16 +17,9 @@ using namespace w8a8;
 
 constexpr std::string_view kName = "w8a8_blocked_gemm_sm90";
 
-constexpr std::int64_t kBandRows = 2048;  // of an operand that a band of tiles keeps in L2
-
 using T = BlockedTile;
 
-TileOrder order_of(const GemmSize& size) {
-  constexpr int kRows = T::rows * T::cluster_rows;
-  constexpr int kCols = T::cols * T::cluster_cols;
-  return {static_cast<int>(ceil_div(size.m, kRows)), static_cast<int>(ceil_div(size.n, kCols)),
-          static_cast<int>(kBandRows / kCols), false};
-}
+TileOrder order_of(const GemmSize& size) { return cluster_tiles<T>(size.m, size.n); }
 
 int waves(const GemmSize& size, int clusters) { return ceil_div(order_of(size).count(), clusters); }
 

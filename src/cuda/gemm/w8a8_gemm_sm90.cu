@@ -69,7 +69,6 @@ constexpr double kHiddenBytesPerSecond = 12e12;  // of operands, while the tenso
 constexpr double kBurstSeconds = 100e-6;
 constexpr double kBytesPerSecond = 4e12;   // of memory, alone
 constexpr double kRepackSeconds = 2.3e-6;  // besides its bytes
-constexpr std::int64_t kBandRows = 2048;   // of an operand that a band of tiles keeps in L2
 
 struct Size {
   std::int64_t m, n, k;
@@ -78,13 +77,7 @@ struct Size {
 
 template <class T>
 TileOrder order_of(const Size& size) {
-  constexpr int kRows = T::rows * T::cluster_rows;
-  constexpr int kCols = T::cols * T::cluster_cols;
-  const auto [rows, cols] = T::transposed ? std::pair{size.n, size.m} : std::pair{size.m, size.n};
-  // kBandRows rows of the operand that blocks do not share stay in L2 while the other one streams past.
-  const std::int64_t band = kBandRows / (T::share_b ? kRows : kCols);
-  return {static_cast<int>(ceil_div(rows, kRows)), static_cast<int>(ceil_div(cols, kCols)), static_cast<int>(band),
-          T::share_b};
+  return T::transposed ? cluster_tiles<T>(size.n, size.m) : cluster_tiles<T>(size.m, size.n);
 }
 
 template <class T>

@@ -15,6 +15,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/ceil_div.h"
 #include "cuda/device/store_tiles.cuh"
 #include "cuda/device/warp_specialized.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -353,6 +354,20 @@ __global__ void __launch_bounds__(T::threads, 1)
     __syncwarp();
   }
   ptx::cluster_sync_relaxed();  // no block leaves while the other one still writes to its shared memory
+}
+
+// ---- The host's side.
+
+inline constexpr std::int64_t kBandRows = 2048;  // of an operand that a band of tiles keeps in L2
+
+// The clusters' tiles. kBandRows rows of the operand that blocks do not share stay in L2 while the other one streams
+// past.
+template <class T>
+TileOrder cluster_tiles(std::int64_t rows, std::int64_t cols) {
+  constexpr int kRows = T::rows * T::cluster_rows;
+  constexpr int kCols = T::cols * T::cluster_cols;
+  constexpr int kBand = kBandRows / (T::share_b ? kRows : kCols);
+  return {static_cast<int>(ceil_div(rows, kRows)), static_cast<int>(ceil_div(cols, kCols)), kBand, T::share_b};
 }
 
 }  // namespace octile::cuda::w8a8

@@ -165,40 +165,34 @@ struct StraightThroughVectors {
   }
 };
 
-template <class T, class Scales>
-using DividingVectors = StraightThroughVectors<T, Scales, true>;
-template <class T, class Scales>
-using PassingVectors = StraightThroughVectors<T, Scales, false>;
+template <bool divide>
+struct Row {
+  static constexpr std::string_view kName = divide ? "quantize_backward_sm80" : "fake_quantize_backward_sm80";
+  template <class T, class Scales>
+  using Vectors = StraightThroughVectors<T, Scales, divide>;
 
-constexpr std::string_view kName = "quantize_backward_sm80";
-constexpr std::string_view kFake = "fake_quantize_backward_sm80";
+  static void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+    const int inset = p.mask == Mask::exclusive ? 1 : 0;
+    with_float_type(p.x, [&]<class T>(T) {
+      using Real = RealOf<T>;
+      const StraightThrough<T> op = {rows_of<T>(o.x),
+                                     rows_of<T>(o.dy),
+                                     given_scales<Real>(o),
+                                     rows_of<T>(o.y),
+                                     static_cast<Real>(p.q_min + inset),
+                                     static_cast<Real>(p.q_max - inset),
+                                     divide};
+      enqueue_elementwise<Vectors>(kName, o.x, op, launch.stream);
+    });
+  }
+  static void load(const QuantizeProblem& p) { prepare_elementwise<Vectors, StraightThrough>(kName, p); }
 
-template <template <class, class> class Vectors, const std::string_view& kernel, bool divide>
-void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  const int inset = p.mask == Mask::exclusive ? 1 : 0;
-  with_float_type(p.x, [&]<class T>(T) {
-    using Real = RealOf<T>;
-    const StraightThrough<T> op = {rows_of<T>(o.x),
-                                   rows_of<T>(o.dy),
-                                   given_scales<Real>(o),
-                                   rows_of<T>(o.y),
-                                   static_cast<Real>(p.q_min + inset),
-                                   static_cast<Real>(p.q_max - inset),
-                                   divide};
-    enqueue_elementwise<Vectors>(kernel, o.x, op, launch.stream);
-  });
-}
-
-template <template <class, class> class Vectors, const std::string_view& kernel>
-void load(const QuantizeProblem& p) {
-  prepare_elementwise<Vectors, StraightThrough>(kernel, p);
-}
+  static constexpr QuantizeKernel of(Operation operation) { return elementwise_row(kName, operation, launch, load); }
+};
 
 }  // namespace
 
-extern constinit const QuantizeKernel quantize_backward_sm80 = elementwise_row(
-    kName, Operation::quantize_backward, launch<DividingVectors, kName, true>, load<DividingVectors, kName>);
-extern constinit const QuantizeKernel fake_quantize_backward_sm80 = elementwise_row(
-    kFake, Operation::fake_quantize_backward, launch<PassingVectors, kFake, false>, load<PassingVectors, kFake>);
+extern constinit const QuantizeKernel quantize_backward_sm80 = Row<true>::of(Operation::quantize_backward);
+extern constinit const QuantizeKernel fake_quantize_backward_sm80 = Row<false>::of(Operation::fake_quantize_backward);
 
 }  // namespace octile::cuda
