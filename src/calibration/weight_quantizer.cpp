@@ -64,11 +64,7 @@ void bind_quantized(TensorChecks& checks, WeightProblem& p, Quantized<Void>& t) 
   } else {
     t.scale = checks.vector("scale", t.scale, DType::f32, d.weight.granularity == Granularity::row ? d.n : 1);
   }
-  if (d.weight.zero_point) {
-    t.zero_point = checks.matrix("zero_point", t.zero_point, DType::s32, {d.n, p.segments});
-  } else {
-    checks.absent("zero_point", t.zero_point);
-  }
+  t.zero_point = checks.matrix("zero_point", t.zero_point, DType::s32, {d.n, p.segments}, d.weight.zero_point);
 }
 
 void bind_statistics(TensorChecks& checks, WeightProblem& p, const ConstTensor& moments,

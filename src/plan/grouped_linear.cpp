@@ -54,10 +54,6 @@ struct GroupedLinearImpl : Plan::Impl {
   std::int64_t gathered_pitch = 0;
 };
 
-const GroupedLinearImpl& grouped(const std::shared_ptr<const Plan::Impl>& impl) {
-  return static_cast<const GroupedLinearImpl&>(*impl);
-}
-
 bool quantizes(const GroupedLinearDescription& d) { return d.activation != Activation::none && d.x != DType::s8; }
 DType z_type(const GroupedLinearDescription& d) { return d.slots > 0 ? scale_type(d.y) : d.y; }
 std::int64_t rows_of_x(const GroupedLinearDescription& d) { return d.gather ? d.tokens : d.m; }
@@ -170,21 +166,13 @@ GroupedLinearArgs bind(const GroupedLinearImpl& impl, const GroupedLinearArgs& a
   const DType scale = scale_type(d.y);
   GroupedLinearArgs bound;
   bound.x = checks.matrix("x", args.x, d.x, {x_rows, d.k});
-  const auto if_present = [&](bool present, std::string_view what, const ConstTensor& t, const auto& check) {
-    if (present) return check();
-    checks.absent(what, t);
-    return ConstTensor{};
-  };
-  bound.x_scale = if_present(d.x == DType::s8 && d.activation != Activation::static_per_tensor, "x_scale", args.x_scale,
-                             [&] { return checks.vector("x_scale", args.x_scale, scale, x_rows); });
+  const bool x_scaled = d.x == DType::s8 && d.activation != Activation::static_per_tensor;
+  bound.x_scale = checks.vector("x_scale", args.x_scale, scale, x_rows, x_scaled);
   bound.offsets = checks.vector("offsets", args.offsets, DType::s32, d.experts + 1);
   const bool on_cpu = d.device.type == DeviceType::cpu;
   if (on_cpu) check_offsets(checks, bound.offsets, m);
-  bound.token = if_present(d.gather, "token", args.token, [&] {
-    const ConstTensor token = checks.vector("token", args.token, DType::s32, m);
-    if (on_cpu) check_values_within(checks, "token", token, 0, static_cast<int>(x_rows) - 1);
-    return token;
-  });
+  bound.token = checks.vector("token", args.token, DType::s32, m, d.gather);
+  if (d.gather && on_cpu) check_values_within(checks, "token", bound.token, 0, static_cast<int>(x_rows) - 1);
   if (d.packed_weight) {
     bound.weight = checks.vector("weight", args.weight, DType::u8, d.experts * impl.expert_bytes);
     check_alignment(impl.function, "weight", bound.weight.data);
@@ -197,16 +185,11 @@ GroupedLinearArgs bind(const GroupedLinearImpl& impl, const GroupedLinearArgs& a
     bound.weight_scale = weights.weight_scale;
     bound.weight_zero_point = weights.weight_zero_point;
   }
-  bound.bias = if_present(d.bias, "bias", args.bias, [&] {
-    return checks.matrix("bias", args.bias, d.y, {d.experts, d.n});
-  });
-  bound.place = if_present(d.slots > 0, "place", args.place, [&] {
-    return checks.matrix("place", args.place, DType::s32, {tokens, d.slots});
-  });
-  bound.router_weight = if_present(d.slots > 0, "router_weight", args.router_weight, [&] {
-    return checks.matrix("router_weight", args.router_weight, scale, {tokens, d.slots});
-  });
-  bound.y = checks.matrix("y", args.y, d.y, {d.slots > 0 ? tokens : m, d.n});
+  const bool sums = d.slots > 0;
+  bound.bias = checks.matrix("bias", args.bias, d.y, {d.experts, d.n}, d.bias);
+  bound.place = checks.matrix("place", args.place, DType::s32, {tokens, d.slots}, sums);
+  bound.router_weight = checks.matrix("router_weight", args.router_weight, scale, {tokens, d.slots}, sums);
+  bound.y = checks.matrix("y", args.y, d.y, {sums ? tokens : m, d.n});
   return bound;
 }
 
@@ -417,10 +400,6 @@ struct Run {
   }
 };
 
-}  // namespace
-
-namespace {
-
 void select_on_gpu(GroupedLinearImpl& impl) {
   const GroupedLinearDescription& d = impl.description;
   const GemmProblem p = grouped_problem(d);
@@ -498,13 +477,13 @@ GroupedLinearPlan GroupedLinearPlan::select(const GroupedLinearDescription& desc
 }
 
 std::size_t GroupedLinearPlan::packed_weight_size() const {
-  const GroupedLinearImpl& impl = grouped(impl_);
+  const GroupedLinearImpl& impl = impl_->as<GroupedLinearImpl>();
   return static_cast<std::size_t>(impl.description.experts * impl.expert_bytes);
 }
 
 void GroupedLinearPlan::pack(const LinearPackArgs& args) const {
   const cpu::FloatEnvironment environment;
-  const GroupedLinearImpl& impl = grouped(impl_);
+  const GroupedLinearImpl& impl = impl_->as<GroupedLinearImpl>();
   if (!impl.description.packed_weight) {
     fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
   }
@@ -522,17 +501,13 @@ void GroupedLinearPlan::pack(const LinearPackArgs& args) const {
 }
 
 Verdict GroupedLinearPlan::can_implement(const GroupedLinearArgs& args) const {
-  const cpu::FloatEnvironment environment;
-  return verdict_of([&] {
-    TensorChecks checks(impl_->function, grouped(impl_).description.device);
-    bind(grouped(impl_), args, checks);
-    checks.no_overlap();
-  });
+  const GroupedLinearImpl& impl = impl_->as<GroupedLinearImpl>();
+  return verdict_on(impl, impl.description.device, args);
 }
 
 void GroupedLinearPlan::run(const GroupedLinearArgs& args, Workspace workspace, Stream stream) const {
   const cpu::FloatEnvironment environment;
-  const GroupedLinearImpl& impl = grouped(impl_);
+  const GroupedLinearImpl& impl = impl_->as<GroupedLinearImpl>();
   const GroupedLinearDescription& d = impl.description;
   TensorChecks checks(impl.function, d.device);
   const GroupedLinearArgs bound = bind(impl, args, checks);

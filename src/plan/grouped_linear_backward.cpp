@@ -44,10 +44,6 @@ struct GroupedLinearBackwardImpl : Plan::Impl {
   std::size_t order_at = 0;
 };
 
-const GroupedLinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl) {
-  return static_cast<const GroupedLinearBackwardImpl&>(*impl);
-}
-
 LinearBackwardDescription expert_of(const GroupedLinearBackwardDescription& d) {
   return {.m = d.dw == Product::int8 ? std::min(d.m, kMaxContraction) : d.m,
           .n = d.n,
@@ -106,10 +102,7 @@ void check_contractions(const TensorChecks& checks, const ConstTensor& offsets) 
 GroupedLinearBackwardArgs bind(const GroupedLinearBackwardImpl& impl, const GroupedLinearBackwardArgs& args,
                                TensorChecks& checks) {
   const GroupedLinearBackwardDescription& d = impl.description;
-  if (args.dy.rank != 2 || args.dy.rows() < 0 || args.dy.rows() > d.m) {
-    fail(Status::shape_mismatch, impl.function, ": dy is ", args.dy, ", expected at most ", d.m, " rows of ", d.n);
-  }
-  const std::int64_t m = args.dy.rows(), channels = d.experts * d.n;
+  const std::int64_t m = rows_of_call(impl.function, "dy", args.dy, {d.m, d.n}), channels = d.experts * d.n;
   GroupedLinearBackwardArgs b;
   b.seed = args.seed;
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
@@ -397,21 +390,18 @@ GroupedLinearBackwardPlan GroupedLinearBackwardPlan::select(const GroupedLinearB
 }
 
 const PrecisionGuarantee& GroupedLinearBackwardPlan::precision_guarantee(Gradient gradient) const {
-  return backward(impl_).guarantees.at("GroupedLinearBackwardPlan::precision_guarantee", gradient);
+  return impl_->as<GroupedLinearBackwardImpl>().guarantees.at("GroupedLinearBackwardPlan::precision_guarantee",
+                                                              gradient);
 }
 
 Verdict GroupedLinearBackwardPlan::can_implement(const GroupedLinearBackwardArgs& args) const {
-  const cpu::FloatEnvironment environment;
-  return verdict_of([&] {
-    TensorChecks checks(impl_->function, backward(impl_).description.device);
-    bind(backward(impl_), args, checks);
-    checks.no_overlap();
-  });
+  const GroupedLinearBackwardImpl& impl = impl_->as<GroupedLinearBackwardImpl>();
+  return verdict_on(impl, impl.description.device, args);
 }
 
 void GroupedLinearBackwardPlan::run(const GroupedLinearBackwardArgs& args, Workspace workspace, Stream stream) const {
   const cpu::FloatEnvironment environment;
-  const GroupedLinearBackwardImpl& impl = backward(impl_);
+  const GroupedLinearBackwardImpl& impl = impl_->as<GroupedLinearBackwardImpl>();
   const GroupedLinearBackwardDescription& d = impl.description;
   TensorChecks checks(impl.function, d.device);
   const GroupedLinearBackwardArgs bound = bind(impl, args, checks);

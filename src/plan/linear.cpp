@@ -28,10 +28,6 @@ struct LinearImpl : Plan::Impl {
   std::size_t x_scale_at = 0;  // (m), or (1) for dynamic_per_tensor
 };
 
-const LinearImpl& linear(const std::shared_ptr<const Plan::Impl>& impl) {
-  return static_cast<const LinearImpl&>(*impl);
-}
-
 void check_types(std::string_view function, const LinearDescription& d) {
   check_choice(function, "x", d.x, kLastDType);
   check_choice(function, "y", d.y, kLastDType);
@@ -203,10 +199,7 @@ struct BoundArgs {
 BoundArgs bind(const LinearImpl& impl, const LinearArgs& args, TensorChecks& checks) {
   const LinearDescription& d = impl.description;
   const GemmProblem& p = impl.product.all.problem;
-  if (args.x.rank != 2 || args.x.rows() < 0 || args.x.rows() > d.m) {
-    fail(Status::shape_mismatch, impl.function, ": x is ", args.x, ", expected at most ", d.m, " rows of ", d.k);
-  }
-  const std::int64_t m = args.x.rows();
+  const std::int64_t m = rows_of_call(impl.function, "x", args.x, {d.m, d.k});
   BoundArgs bound;
   bound.gemm.a = bound.quantize.x = checks.matrix("x", args.x, d.x, {m, d.k});
   bound.gemm.y = checks.matrix("y", args.y, d.y, {m, d.n});
@@ -305,13 +298,13 @@ LinearPlan LinearPlan::select(const LinearDescription& description) {
 }
 
 std::size_t LinearPlan::packed_weight_size() const {
-  const LinearImpl& impl = linear(impl_);
+  const LinearImpl& impl = impl_->as<LinearImpl>();
   return impl.description.packed_weight ? static_cast<std::size_t>(packed_layout(impl.product.all.problem).size) : 0;
 }
 
 void LinearPlan::pack(const LinearPackArgs& args) const {
   const cpu::FloatEnvironment environment;
-  const LinearImpl& impl = linear(impl_);
+  const LinearImpl& impl = impl_->as<LinearImpl>();
   if (!impl.description.packed_weight) {
     fail(Status::unsupported, kPack, ": the plan was selected with packed_weight = false");
   }
@@ -326,17 +319,13 @@ void LinearPlan::pack(const LinearPackArgs& args) const {
 }
 
 Verdict LinearPlan::can_implement(const LinearArgs& args) const {
-  const cpu::FloatEnvironment environment;
-  return verdict_of([&] {
-    TensorChecks checks(impl_->function, linear(impl_).description.device);
-    bind(linear(impl_), args, checks);
-    checks.no_overlap();
-  });
+  const LinearImpl& impl = impl_->as<LinearImpl>();
+  return verdict_on(impl, impl.description.device, args);
 }
 
 void LinearPlan::run(const LinearArgs& args, Workspace workspace, Stream stream) const {
   const cpu::FloatEnvironment environment;
-  const LinearImpl& impl = linear(impl_);
+  const LinearImpl& impl = impl_->as<LinearImpl>();
   const LinearDescription& d = impl.description;
   TensorChecks checks(impl.function, d.device);
   BoundArgs bound = bind(impl, args, checks);

@@ -42,10 +42,6 @@ struct LinearBackwardImpl : Plan::Impl {
   GradientGuarantees guarantees;
 };
 
-const LinearBackwardImpl& backward(const std::shared_ptr<const Plan::Impl>& impl) {
-  return static_cast<const LinearBackwardImpl&>(*impl);
-}
-
 DType dw_dtype(const LinearBackwardDescription& d) { return d.dw_dtype.value_or(d.dy); }
 WeightLayout dw_layout(const LinearBackwardDescription& d) { return d.dw_layout.value_or(d.weight_layout); }
 
@@ -246,10 +242,7 @@ struct BoundArgs {
 BoundArgs bind(const LinearBackwardImpl& impl, const LinearBackwardArgs& args, TensorChecks& checks) {
   const LinearBackwardDescription& d = impl.description;
   const bool out_in = d.weight_layout == WeightLayout::out_in;
-  if (args.dy.rank != 2 || args.dy.rows() < 0 || args.dy.rows() > d.m) {
-    fail(Status::shape_mismatch, impl.function, ": dy is ", args.dy, ", expected at most ", d.m, " rows of ", d.n);
-  }
-  const std::int64_t m = args.dy.rows();
+  const std::int64_t m = rows_of_call(impl.function, "dy", args.dy, {d.m, d.n});
   const auto weight_shape = out_in ? std::array{d.n, d.k} : std::array{d.k, d.n};
   BoundArgs b;
   b.dy = checks.matrix("dy", args.dy, d.dy, {m, d.n});
@@ -467,21 +460,17 @@ LinearBackwardPlan LinearBackwardPlan::select(const LinearBackwardDescription& d
 }
 
 const PrecisionGuarantee& LinearBackwardPlan::precision_guarantee(Gradient gradient) const {
-  return backward(impl_).guarantees.at("LinearBackwardPlan::precision_guarantee", gradient);
+  return impl_->as<LinearBackwardImpl>().guarantees.at("LinearBackwardPlan::precision_guarantee", gradient);
 }
 
 Verdict LinearBackwardPlan::can_implement(const LinearBackwardArgs& args) const {
-  const cpu::FloatEnvironment environment;
-  return verdict_of([&] {
-    TensorChecks checks(impl_->function, backward(impl_).description.device);
-    bind(backward(impl_), args, checks);
-    checks.no_overlap();
-  });
+  const LinearBackwardImpl& impl = impl_->as<LinearBackwardImpl>();
+  return verdict_on(impl, impl.description.device, args);
 }
 
 void LinearBackwardPlan::run(const LinearBackwardArgs& args, Workspace workspace, Stream stream) const {
   const cpu::FloatEnvironment environment;
-  const LinearBackwardImpl& impl = backward(impl_);
+  const LinearBackwardImpl& impl = impl_->as<LinearBackwardImpl>();
   TensorChecks checks(impl.function, impl.description.device);
   const BoundArgs b = bind(impl, args, checks);
   const Run run{impl, args, b, finish_checks(checks, impl, workspace), stream};

@@ -74,6 +74,13 @@ void Plan::Impl::reserve_scratch(std::size_t bytes) {
   workspace = std::max(workspace, scratch + aligned(bytes));
 }
 
+std::int64_t rows_of_call(std::string_view function, std::string_view name, const ConstTensor& t,
+                          std::array<std::int64_t, 2> described) {
+  const auto [rows, cols] = described;
+  if (t.rank == 2 && t.rows() >= 0 && t.rows() <= rows) return t.rows();
+  fail(Status::shape_mismatch, function, ": ", name, " is ", t, ", expected at most ", rows, " rows of ", cols);
+}
+
 std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace) {
   const std::size_t needed = bytes_of_workspace(impl);
   const bool suffices = needed > 0 && workspace.data != nullptr && workspace.size >= needed;

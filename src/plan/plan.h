@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/float_environment.h"
 #include "base/validate.h"
 #include "cuda/devices.h"
 #include "octile/linear.h"
@@ -52,7 +53,7 @@ QuantizeProblem quantize_problem(const LinearDescription& description);
 GemmProblem gemm_problem(const LinearDescription& description);
 GemmProblem linear_problem(const LinearDescription& description);
 
-// A plan's concrete Impl adds its description and its steps.
+// A plan's concrete Impl adds its description and its steps; as<> is it.
 struct __attribute__((visibility("hidden"))) Plan::Impl {
   std::string function;     // "LinearPlan::run"
   std::string sku;          // the kernels chosen
@@ -60,6 +61,11 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   std::string times;
   std::size_t workspace = 0;
   PrecisionGuarantee guarantee;
+
+  template <class Own>
+  const Own& as() const {
+    return static_cast<const Own&>(*this);
+  }
 
   // Takes a chosen step into the plan: prepares it, and adds it to sku and explanation.
   template <class Problem, class Operands>
@@ -92,6 +98,10 @@ struct __attribute__((visibility("hidden"))) Plan::Impl {
   bool scratch_begun = false;
 };
 
+// How many rows this call runs: the description's, {rows, columns}, or fewer.
+std::int64_t rows_of_call(std::string_view function, std::string_view name, const ConstTensor& t,
+                          std::array<std::int64_t, 2> described);
+
 // The last checks of a run: nothing overlaps, and the workspace is present and large enough. Returns its aligned start;
 // null if the plan needs none.
 std::byte* finish_checks(TensorChecks& checks, const Plan::Impl& impl, Workspace workspace);
@@ -105,11 +115,14 @@ void launch(const Plan::Impl& impl, const Step<Problem, Operands>& step, const O
   step.row(operands).launch(step.problem, operands, {scratch, stream});
 }
 
-// The Verdict of a check that throws.
-template <class Check>
-Verdict verdict_of(const Check& check) {
+// What can_implement says: whether the plan's `bind`, with which run begins, throws.
+template <class Impl, class Args>
+Verdict verdict_on(const Impl& impl, Device device, const Args& args) {
+  const cpu::FloatEnvironment environment;
   try {
-    check();
+    TensorChecks checks(impl.function, device);
+    bind(impl, args, checks);
+    checks.no_overlap();
     return {};
   } catch (const Error& error) {
     return {error.status(), error.what()};

@@ -19,10 +19,6 @@ struct QuantizerImpl : Plan::Impl {
   QuantizeStep step;
 };
 
-const QuantizerImpl& quantizer(const std::shared_ptr<const Plan::Impl>& impl) {
-  return static_cast<const QuantizerImpl&>(*impl);
-}
-
 void resolve_range(std::string_view function, QuantizeProblem& p) {
   const bool symmetric = p.mapping == Mapping::symmetric;
   const auto [type_min, type_max] = range_of(p.q);
@@ -164,13 +160,15 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
 struct Segments {
   const QuantizeProblem& problem;
   std::array<std::int64_t, 2> shape;  // of the matrix in this call
+  bool expected = true;               // as for TensorChecks
 };
 
 // Scales or zero points, checked for the shape that they have at this granularity, as strides over the matrix.
 template <class Void>
 Scales bind_segments(TensorChecks& checks, std::string_view what, const BasicTensor<Void>& t, DType dtype,
                      const Segments& segments) {
-  const auto& [p, shape] = segments;
+  const auto& [p, shape, expected] = segments;
+  if (!expected) return checks.absent(what, t), Scales{};
   switch (p.granularity) {
     case Granularity::tensor:
       return scales_over(p, checks.vector(what, t, dtype, 1), shape[1]);
@@ -203,14 +201,11 @@ void bind_given(TensorChecks& checks, const QuantizeProblem& p, std::array<std::
                 const std::array<const ConstTensor*, 2>& given, QuantizeOperands& o) {
   const auto& [scale, zero_point] = given;
   const bool named_given = p.scale == ScaleSource::given;
-  const Segments segments{p, shape};
-  o.given_scale = bind_segments(checks, named_given ? "given_scale" : "scale", *scale, scale_type(p.x), segments);
-  if (p.mapping == Mapping::symmetric) {
-    checks.absent("zero_point", *zero_point);
-    return;
-  }
-  o.given_zero_point = bind_segments(checks, "zero_point", *zero_point, DType::s32, segments);
-  if (readable(p)) check_values_within(checks, "zero_point", *zero_point, p.q_min, p.q_max);
+  const std::string_view what = named_given ? "given_scale" : "scale";
+  o.given_scale = bind_segments(checks, what, *scale, scale_type(p.x), {p, shape});
+  const bool affine = p.mapping == Mapping::affine;
+  o.given_zero_point = bind_segments(checks, "zero_point", *zero_point, DType::s32, {p, shape, affine});
+  if (affine && readable(p)) check_values_within(checks, "zero_point", *zero_point, p.q_min, p.q_max);
 }
 
 // The scale of a quantizer, given or dynamic, in and out.
@@ -230,48 +225,28 @@ void bind_quantizer_scales(TensorChecks& checks, const QuantizeProblem& p, std::
   }
   // Quantize reports a bad segment of a given scale here. Fake quantize has none: what is bad is NaN in y itself.
   constexpr bool kReportsGiven = std::is_same_v<Args, QuantizeArgs>;
-  if (dynamic || (kReportsGiven && args.scale.present())) {
-    o.scale = bind_segments(checks, "scale", args.scale, scale_type(p.x), {p, shape});
-  } else {
-    checks.absent("scale", args.scale);
-  }
-  if (dynamic && p.mapping == Mapping::affine) {
-    o.zero_point = bind_segments(checks, "zero_point", args.zero_point, DType::s32, {p, shape});
-  } else {
-    checks.absent("zero_point", args.zero_point);
-  }
+  const bool reports = dynamic || (kReportsGiven && args.scale.present());
+  o.scale = bind_segments(checks, "scale", args.scale, scale_type(p.x), {p, shape, reports});
+  const bool affine = dynamic && p.mapping == Mapping::affine;
+  o.zero_point = bind_segments(checks, "zero_point", args.zero_point, DType::s32, {p, shape, affine});
 }
 
-// The shape that this call runs: the description's, or fewer rows.
+// The shape that this call runs.
 std::array<std::int64_t, 2> shape_of(const QuantizerImpl& impl, std::string_view what, const ConstTensor& t) {
   const QuantizeProblem& p = impl.step.problem;
-  if (t.rank != 2 || t.rows() < 0 || t.rows() > p.rows) {
-    fail(Status::shape_mismatch, impl.function, ": ", what, " is ", t, ", expected at most ", p.rows, " rows of ",
-         p.cols);
-  }
-  return {t.rows(), p.cols};
+  return {rows_of_call(impl.function, what, t, {p.rows, p.cols}), p.cols};
 }
 
 void bind_norm(TensorChecks& checks, const QuantizeProblem& p, std::array<std::int64_t, 2> shape,
                const QuantizeArgs& args, QuantizeOperands& o) {
   const bool norm = is_norm(p.prologue);
   const bool centred = p.prologue == Prologue::layer_norm;
-  const auto vector = [&](bool wanted, std::string_view name, const auto& t, DType dtype, std::int64_t size) {
-    if (wanted) return checks.vector(name, t, dtype, size);
-    checks.absent(name, t);
-    return t;
-  };
-  const auto matrix = [&](std::string_view name, const auto& t) {
-    if (p.residual) return checks.matrix(name, t, p.x, shape);
-    checks.absent(name, t);
-    return t;
-  };
-  o.norm_weight = vector(norm, "norm_weight", args.norm_weight, p.norm_weight, shape[1]);
-  o.norm_bias = vector(centred, "norm_bias", args.norm_bias, p.norm_weight, shape[1]);
-  o.residual = matrix("residual", args.residual);
-  o.sum = matrix("sum", args.sum);
-  o.mean = vector(centred && args.mean.present(), "mean", args.mean, DType::f32, shape[0]);
-  o.rstd = vector(norm && args.rstd.present(), "rstd", args.rstd, DType::f32, shape[0]);
+  o.norm_weight = checks.vector("norm_weight", args.norm_weight, p.norm_weight, shape[1], norm);
+  o.norm_bias = checks.vector("norm_bias", args.norm_bias, p.norm_weight, shape[1], centred);
+  o.residual = checks.matrix("residual", args.residual, p.x, shape, p.residual);
+  o.sum = checks.matrix("sum", args.sum, p.x, shape, p.residual);
+  o.mean = checks.vector("mean", args.mean, DType::f32, shape[0], centred && args.mean.present());
+  o.rstd = checks.vector("rstd", args.rstd, DType::f32, shape[0], norm && args.rstd.present());
 }
 
 QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args, TensorChecks& checks) {
@@ -279,29 +254,15 @@ QuantizeOperands bind(const QuantizerImpl& impl, const QuantizeArgs& args, Tenso
   const auto shape = shape_of(impl, "x", args.x);
   QuantizeOperands o;
   o.x = checks.matrix("x", args.x, p.x, shape);
-  if (p.multiplier == Multiplier::none) {
-    checks.absent("multiplier", args.multiplier);
-  } else {
-    const std::int64_t size = shape[p.multiplier == Multiplier::per_column ? 1 : 0];
-    o.multiplier = checks.vector("multiplier", args.multiplier, scale_type(p.x), size);
-  }
-  if (p.gated) {
-    o.up = checks.matrix("up", args.up, p.x, shape);
-  } else {
-    checks.absent("up", args.up);
-  }
+  const std::int64_t factors = shape[p.multiplier == Multiplier::per_column ? 1 : 0];
+  const bool multiplies = p.multiplier != Multiplier::none;
+  o.multiplier = checks.vector("multiplier", args.multiplier, scale_type(p.x), factors, multiplies);
+  o.up = checks.matrix("up", args.up, p.x, shape, p.gated);
   bind_norm(checks, p, shape, args, o);
   bind_quantizer_scales(checks, p, shape, args, o);
-  if (p.orientation == Orientation::transposed) {
-    checks.absent("q", args.q);
-  } else {
-    o.q = checks.matrix("q", args.q, p.q, shape);
-  }
-  if (p.orientation == Orientation::row_major) {
-    checks.absent("q_transposed", args.q_transposed);
-  } else {
-    o.q_transposed = checks.matrix("q_transposed", args.q_transposed, p.q, {shape[1], shape[0]});
-  }
+  const bool transposes = p.orientation != Orientation::row_major;
+  o.q = checks.matrix("q", args.q, p.q, shape, p.orientation != Orientation::transposed);
+  o.q_transposed = checks.matrix("q_transposed", args.q_transposed, p.q, {shape[1], shape[0]}, transposes);
   o.seed = args.seed;
   return o;
 }
@@ -370,18 +331,14 @@ QuantizerPlan<Args> QuantizerPlan<Args>::select(const QuantizeDescription& descr
 
 template <class Args>
 Verdict QuantizerPlan<Args>::can_implement(const Args& args) const {
-  const cpu::FloatEnvironment environment;
-  return verdict_of([&] {
-    TensorChecks checks(impl_->function, quantizer(impl_).step.problem.device);
-    bind(quantizer(impl_), args, checks);
-    checks.no_overlap();
-  });
+  const QuantizerImpl& impl = impl_->as<QuantizerImpl>();
+  return verdict_on(impl, impl.step.problem.device, args);
 }
 
 template <class Args>
 void QuantizerPlan<Args>::run(const Args& args, Workspace workspace, Stream stream) const {
   const cpu::FloatEnvironment environment;
-  octile::run(quantizer(impl_), args, workspace, stream);
+  octile::run(impl_->as<QuantizerImpl>(), args, workspace, stream);
 }
 
 template class QuantizerPlan<QuantizeArgs>;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/access.h"
+#include "base/parts.h"
 #include "plan/kernel.h"
 #include "reference/kernels.h"
 
@@ -369,16 +370,6 @@ void linear(const LinearDescription& d, const LinearArgs& args) {
 
 namespace {
 
-// A part of a matrix or vector, from row `first` on.
-template <class Void>
-BasicTensor<Void> part_of(BasicTensor<Void> t, std::int64_t first, std::int64_t rows) {
-  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-  if (!t.present()) return t;
-  t.data = static_cast<Byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
-  t.shape[0] = rows;
-  return t;
-}
-
 // z a row at a time, so that no row can hang on another.
 template <class Real>
 std::vector<Real> grouped_rows(const GroupedLinearDescription& d, const GroupedLinearArgs& args, DType z_type) {
@@ -389,13 +380,12 @@ std::vector<Real> grouped_rows(const GroupedLinearDescription& d, const GroupedL
     for (std::int64_t r = load_integer(args.offsets, e); r < load_integer(args.offsets, e + 1); ++r) {
       const std::int64_t t = d.gather ? load_integer(args.token, r) : r;
       const Tensor y{row.data(), z_type, {}, 2, {1, d.n}, {d.n, 1}};
-      LinearArgs one{.x = part_of(args.x, t, 1), .x_scale = part_of(args.x_scale, t, 1), .y = y};
-      one.weight = part_of(args.weight, e * d.n, d.n);
+      LinearArgs one{.x = rows_at(args.x, t, 1), .x_scale = rows_at(args.x_scale, t, 1), .y = y};
+      one.weight = expert_rows(args.weight, e, d.n);
       const std::int64_t scales = d.weight.granularity == Granularity::tensor ? 1 : d.n;
-      one.weight_scale = part_of(args.weight_scale, e * scales, scales);
-      one.weight_zero_point = part_of(args.weight_zero_point, e * d.n, d.n);
-      one.bias = part_of(args.bias, e, 1);
-      one.bias = {one.bias.data, d.y, {}, d.bias ? 1 : 0, {d.n, 0}, {1, 0}};
+      one.weight_scale = expert_rows(args.weight_scale, e, scales);
+      one.weight_zero_point = expert_rows(args.weight_zero_point, e, d.n);
+      if (d.bias) one.bias = as_vector(rows_at(args.bias, e, 1));
       linear({.m = 1,
               .n = d.n,
               .k = d.k,
@@ -448,15 +438,14 @@ void grouped_linear_backward(const GroupedLinearBackwardDescription& d, const Gr
   for (std::int64_t e = 0; e < d.experts; ++e) {
     const std::int64_t first = load_integer(args.offsets, e), count = load_integer(args.offsets, e + 1) - first;
     const bool adds_nothing = count == 0 && d.dw_accumulate;
-    LinearBackwardArgs one{.dy = part_of(args.dy, first, count)};
-    one.weight = part_of(args.weight, e * d.n, d.n);
-    one.weight_scale = part_of(args.weight_scale, e * scales, scales);
-    one.x = part_of(args.x, first, count);
-    one.x_scale = part_of(args.x_scale, first, count);
-    one.dx = part_of(args.dx, first, count);
-    one.dw = part_of(args.dw, e * d.n, d.n);
-    one.db = part_of(args.db, e, 1);
-    one.db = {one.db.data, d.dy, {}, d.db ? 1 : 0, {d.n, 0}, {1, 0}};
+    LinearBackwardArgs one{.dy = rows_at(args.dy, first, count)};
+    one.weight = expert_rows(args.weight, e, d.n);
+    one.weight_scale = expert_rows(args.weight_scale, e, scales);
+    one.x = rows_at(args.x, first, count);
+    one.x_scale = rows_at(args.x_scale, first, count);
+    one.dx = rows_at(args.dx, first, count);
+    one.dw = expert_rows(args.dw, e, d.n);
+    if (d.db) one.db = as_vector(rows_at(args.db, e, 1));
     one.seed = args.seed + static_cast<std::uint64_t>(e);
     linear_backward({.m = count,
                      .n = d.n,
