@@ -28,15 +28,13 @@ Descriptor open_to_read(const fs::path& path) {
 std::string read_text(const fs::path& path, std::size_t max) {
   const Descriptor file = open_to_read(path);
   std::string text;
-  char block[1 << 16];
-  for (;;) {
-    const ssize_t size = read(file.number(), block, sizeof block);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0) fail_on("read", path, errno);
-    if (size == 0) return text;
-    text.append(block, static_cast<std::size_t>(size));
+  const bool complete = base::read_blocks(file, [&](std::string_view block) {
+    text += block;
     if (text.size() > max) reject(path.string(), ": more than ", max, " bytes of JSON");
-  }
+    return true;
+  });
+  if (!complete) fail_on("read", path, errno);
+  return text;
 }
 
 void write_text(Temporary& folder, const fs::path& name, std::string_view text, mode_t mode) {
@@ -51,14 +49,11 @@ void copy(const fs::path& from, Temporary& folder, const fs::path& name) {
   if (fstat(source.number(), &status) != 0) fail_on("read", from, errno);
   const fs::path to = folder.path() / name;
   const Descriptor target = folder.add_file(name, status.st_mode);
-  char block[1 << 16];
-  for (;;) {
-    const ssize_t size = read(source.number(), block, sizeof block);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0) fail_on("read", from, errno);
-    if (size == 0) break;
-    base::write_all(target, {block, static_cast<std::size_t>(size)}, to);
-  }
+  const bool complete = base::read_blocks(source, [&](std::string_view block) {
+    base::write_all(target, block, to);
+    return true;
+  });
+  if (!complete) fail_on("read", from, errno);
   if (fsync(target.number()) != 0) fail_on("write", to, errno);
 }
 

@@ -152,14 +152,12 @@ std::string read_file(const std::filesystem::path& path) {
   const base::Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.number() < 0) base::fail_on("read", path, errno);
   std::string contents;
-  char block[1 << 16];
-  for (;;) {
-    const ssize_t size = read(file.number(), block, sizeof block);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0) base::fail_on("read", path, errno);
-    if (size == 0) return contents;
-    contents.append(block, static_cast<std::size_t>(size));
-  }
+  const auto take = [&](std::string_view block) {
+    contents += block;
+    return true;
+  };
+  if (!base::read_blocks(file, take)) base::fail_on("read", path, errno);
+  return contents;
 }
 
 }  // namespace octile::cli

@@ -221,10 +221,6 @@ void fail_on(const char* action, const fs::path& path, int error) {
   throw OutputError(std::string("cannot ") + action + " " + path.string() + ": " + reason(error));
 }
 
-Descriptor::~Descriptor() {
-  if (number_ >= 0) close(number_);
-}
-
 void write_all(const Descriptor& file, std::string_view contents, const fs::path& path) {
   while (!contents.empty()) {
     const ssize_t written = write(file.number(), contents.data(), contents.size());

@@ -8,7 +8,8 @@
 #include <functional>
 #include <stdexcept>
 #include <string_view>
-#include <utility>
+
+#include "base/descriptor.h"
 
 namespace octile::base {
 
@@ -20,21 +21,6 @@ class OutputError : public std::runtime_error {
 
 // `error`: an errno.
 [[noreturn]] void fail_on(const char* action, const std::filesystem::path& path, int error);
-
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
 
 // `path` names the file in errors.
 void write_all(const Descriptor& file, std::string_view contents, const std::filesystem::path& path);

@@ -1,11 +1,8 @@
 #include "plan/tuning.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -18,6 +15,7 @@
 
 #include "base/message.h"
 #include "base/thread_pool.h"
+#include "base/tuning_file.h"
 #include "cpu/support/isa.h"
 #include "cpu/support/processor.h"
 #include "cuda/devices.h"
@@ -28,9 +26,10 @@ namespace octile {
 
 namespace {
 
+using base::in_quotes;
+
 constexpr std::string_view kTitle = "octile tuning 1";
 constexpr std::string_view kOff = "off";
-constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // 30,000 products
 
 // What stands in the file does not depend on the program's locale, as message() does.
 std::string text(std::integral auto value) { return std::to_string(value); }
@@ -48,51 +47,15 @@ std::string library_version() {
   return line(OCTILE_VERSION_MAJOR, ".", OCTILE_VERSION_MINOR, ".", OCTILE_VERSION_PATCH);
 }
 
-// Of an untrusted text, for a message.
-std::string quoted(std::string_view text) {
-  constexpr std::size_t kShown = 60;
-  std::string shown(text.substr(0, kShown));
-  std::replace_if(
-      shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
-  return message('"', shown, text.size() > kShown ? "...\"" : "\"");
-}
-
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
   fail(Status::invalid_argument, parts...);
 }
 
-class File {
- public:
-  explicit File(int number) : number_(number) {}
-  ~File() {
-    if (number_ >= 0) close(number_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int number() const { return number_; }
-
- private:
-  int number_;
-};
-
 std::string contents_of(const std::filesystem::path& path) {
-  const auto reason = [] { return std::generic_category().message(errno); };
-  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));  // a FIFO must not block
-  if (file.number() < 0) refuse("cannot be read: ", reason());
-  struct stat status = {};
-  if (fstat(file.number(), &status) != 0) refuse("cannot be read: ", reason());
-  if (!S_ISREG(status.st_mode)) refuse("is no regular file");
-  std::string text;
-  while (text.size() <= kMaxBytes) {  // whatever its size is said to be
-    char block[1 << 14];
-    const ssize_t size = read(file.number(), block, sizeof block);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0) refuse("cannot be read: ", reason());
-    if (size == 0) return text;
-    text.append(block, static_cast<std::size_t>(size));
-  }
-  refuse("is larger than ", kMaxBytes, " bytes");
+  const auto refused = [](const std::string& why) { refuse(why); };
+  if (const std::optional<std::string> text = base::tuning_text(path, refused)) return *text;
+  refuse("cannot be read: ", std::generic_category().message(ENOENT));
 }
 
 class Reader {
@@ -100,10 +63,11 @@ class Reader {
   explicit Reader(std::string_view text) : text_(text) {}
 
   TuningFile read() {
-    if (next_line() != kTitle) refuse("is no tuning file: its first line is ", quoted(line_), ", not \"", kTitle, '"');
+    if (next_line() != kTitle)
+      refuse("is no tuning file: its first line is ", in_quotes(line_), ", not \"", kTitle, '"');
     const std::string_view version = after("library ");
     if (version != library_version()) {
-      refuse("is of version ", quoted(version), " of the library, this is ", library_version(),
+      refuse("is of version ", in_quotes(version), " of the library, this is ", library_version(),
              ": run octile tune again");
     }
     TuningFile file;
@@ -114,7 +78,7 @@ class Reader {
       ++count;
     }
     if (number<std::size_t>(line_.substr(4)) != count)
-      refuse_line("has ", quoted(line_), " after ", count, " products");
+      refuse_line("has ", in_quotes(line_), " after ", count, " products");
     if (!text_.empty()) refuse("goes on after its end");
     return file;
   }
@@ -131,7 +95,7 @@ class Reader {
     return line_;
   }
   std::string_view after(std::string_view begin) {
-    if (!next_line().starts_with(begin)) refuse_line("is ", quoted(line_), ", expected \"", begin, "...\"");
+    if (!next_line().starts_with(begin)) refuse_line("is ", in_quotes(line_), ", expected \"", begin, "...\"");
     return line_.substr(begin.size());
   }
   template <class... Parts>
@@ -144,7 +108,7 @@ class Reader {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     bool good = error == std::errc{} && end == text.data() + text.size();
     if constexpr (std::is_floating_point_v<Number>) good = good && std::isfinite(value) && value > 0;
-    if (!good) refuse_line("has ", quoted(text), " where a number belongs");
+    if (!good) refuse_line("has ", in_quotes(text), " where a number belongs");
     return value;
   }
   // A row of the table, for the product that the line is about.
@@ -153,16 +117,16 @@ class Reader {
     if (text == kTwoSteps && task == name(Operation::linear)) return std::string(text);
     for (const GemmKernel* kernel : gemm_kernels()) {
       if (kernel->name != text) continue;
-      if (name(kernel->task) != task) refuse_line("has the kernel ", text, " for ", quoted(task));
+      if (name(kernel->task) != task) refuse_line("has the kernel ", text, " for ", in_quotes(task));
       return std::string(text);
     }
-    refuse_line("has ", quoted(text), ", which is no kernel of this library");
+    refuse_line("has ", in_quotes(text), ", which is no kernel of this library");
   }
   void add_choice(TuningFile& file) {
     std::string_view rest = line_;
     const auto word = [&] {
       const std::size_t end = rest.find(' ');
-      if (end == std::string_view::npos) refuse_line("is ", quoted(line_), ", which is no product");
+      if (end == std::string_view::npos) refuse_line("is ", in_quotes(line_), ", which is no product");
       const std::string_view text = rest.substr(0, end);
       rest.remove_prefix(end + 1);
       return text;
@@ -221,7 +185,7 @@ Tuning load(Device device, const std::string& requested) {
   if (there == here) return tuning;
   // One file is named for all plans, those for a CPU and those for a GPU.
   tuning.refused = type_of(there) != "cpu" && type_of(there) != "cuda" ? true : type_of(there) == type_of(here);
-  return not_used("is for ", quoted(there), ", this is ", here);
+  return not_used("is for ", in_quotes(there), ", this is ", here);
 }
 
 }  // namespace
@@ -273,25 +237,7 @@ std::vector<Device> all_devices() {
 }
 
 std::filesystem::path default_tuning_path(std::string_view device) {
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const char* const home = std::getenv("HOME");
-  std::filesystem::path folder;
-  if (cache && *cache == '/') {  // a relative one is to be ignored
-    folder = cache;
-  } else if (home && *home == '/') {
-    folder = std::filesystem::path(home) / ".cache";
-  } else {
-    return {};
-  }
-  constexpr std::size_t kMaxName = 150;
-  std::string name;
-  for (const char c : device.substr(0, kMaxName)) {
-    const auto byte = static_cast<unsigned char>(c);
-    const bool plain = byte < 0x80 && std::isalnum(byte);
-    if (plain) name += static_cast<char>(std::tolower(byte));
-    if (!plain && !name.empty() && name.back() != '-') name += '-';
-  }
-  return folder / "octile" / message(name, "-", library_version(), ".tuning");
+  return base::tuning_path("", device, message("-", library_version(), ".tuning"));
 }
 
 std::string text_of(const TuningFile& file) {

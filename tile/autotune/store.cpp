@@ -6,12 +6,10 @@
 //   end 1
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -27,6 +25,7 @@
 #include <utility>
 
 #include "base/output.h"
+#include "base/tuning_file.h"
 #include "octile/tile/tuning.h"
 
 namespace octile::tile::tuning {
@@ -34,9 +33,9 @@ namespace octile::tile::tuning {
 namespace {
 
 namespace fs = std::filesystem;
+using base::in_quotes;
 
 constexpr std::string_view kTitle = "octile tile tuning 1";
-constexpr std::size_t kMaxBytes = std::size_t{4} << 20;
 using Choices = std::map<std::string, Kept>;  // by key
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& why) {
@@ -44,36 +43,8 @@ using Choices = std::map<std::string, Kept>;  // by key
                            "; remove it, or name another one in OCTILE_TILE_TUNING");
 }
 
-// Of an untrusted text.
-std::string shown(std::string_view text) {
-  std::string plain(text.substr(0, 60));
-  std::replace_if(
-      plain.begin(), plain.end(), [](unsigned char byte) { return byte < 0x20 || byte > 0x7e; }, '?');
-  return '"' + plain + (text.size() > 60 ? "...\"" : "\"");
-}
-
-// Nothing where there is no file.
-std::optional<std::string> contents_of(const fs::path& path) {
-  const base::Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (file.number() < 0 && errno == ENOENT) return std::nullopt;
-  const auto unreadable = [&] { refuse(path, "cannot be read: " + std::generic_category().message(errno)); };
-  struct stat status = {};
-  if (file.number() < 0 || fstat(file.number(), &status) != 0) unreadable();
-  if (!S_ISREG(status.st_mode)) refuse(path, "is no regular file");
-  std::string text;
-  while (text.size() <= kMaxBytes) {
-    char block[1 << 14];
-    const ssize_t size = read(file.number(), block, sizeof block);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0) unreadable();
-    if (size == 0) return text;
-    text.append(block, static_cast<std::size_t>(size));
-  }
-  refuse(path, "is larger than " + std::to_string(kMaxBytes) + " bytes");
-}
-
 Choices read(const fs::path& path, const std::string& device) {
-  const std::optional<std::string> text = contents_of(path);
+  const std::optional<std::string> text = base::tuning_text(path, [&](const std::string& why) { refuse(path, why); });
   if (!text) return {};
   std::string_view rest = *text;
   int number = 0;
@@ -86,20 +57,20 @@ Choices read(const fs::path& path, const std::string& device) {
     return found;
   };
   const auto bad = [&](std::string_view found) {
-    refuse(path, "has in line " + std::to_string(number) + " " + shown(found) + ", which is no choice");
+    refuse(path, "has in line " + std::to_string(number) + " " + in_quotes(found) + ", which is no choice");
   };
   if (const auto first = line(); first != kTitle) {
-    refuse(path, "is none: its first line is " + shown(first) + ", not \"" + std::string(kTitle) + '"');
+    refuse(path, "is none: its first line is " + in_quotes(first) + ", not \"" + std::string(kTitle) + '"');
   }
   if (const auto there = line(); there != "device " + device) {
-    refuse(path, "has the line " + shown(there) + ", and this is " + shown(device));
+    refuse(path, "has the line " + in_quotes(there) + ", and this is " + in_quotes(device));
   }
   Choices choices;
   for (;;) {
     const std::string_view found = line();
     if (found.starts_with("end ")) {
       if (found.substr(4) != std::to_string(choices.size())) {
-        refuse(path, "has " + shown(found) + " after " + std::to_string(choices.size()) + " choices");
+        refuse(path, "has " + in_quotes(found) + " after " + std::to_string(choices.size()) + " choices");
       }
       break;
     }
@@ -130,29 +101,10 @@ std::string text_of(const Choices& choices, const std::string& device) {
 
 // Empty: only in this process.
 fs::path path_of(const std::string& file, const std::string& device) {
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
-  const std::string named = file.empty() ? variable("OCTILE_TILE_TUNING") : file;
+  const char* const variable = std::getenv("OCTILE_TILE_TUNING");
+  const std::string named = file.empty() && variable ? variable : file;
   if (named == "off") return {};
-  if (!named.empty()) return named;
-  fs::path folder = variable("XDG_CACHE_HOME");
-  if (!folder.is_absolute()) {  // a relative one is to be ignored
-    const fs::path home = variable("HOME");
-    if (!home.is_absolute()) return {};
-    folder = home / ".cache";
-  }
-  std::string name = "tile-";
-  for (const char byte : device.substr(0, 150)) {
-    const auto plain = static_cast<unsigned char>(byte);
-    if (plain < 0x80 && std::isalnum(plain)) {
-      name += static_cast<char>(std::tolower(plain));
-    } else if (name.back() != '-') {
-      name += '-';
-    }
-  }
-  return folder / "octile" / (name + ".tuning");
+  return named.empty() ? base::tuning_path("tile-", device, ".tuning") : fs::path(named);
 }
 
 // What this process has read and measured, by path and device.
@@ -178,7 +130,7 @@ std::string key_of(const Autotune& autotune) {
                                  [](unsigned char byte) { return byte > 0x20 && byte < 0x7f && byte != ':'; });
   if (!plain || autotune.name.empty() || autotune.name.size() > 200) {
     throw std::invalid_argument("octile: the name of a tuned kernel is 1 to 200 letters, digits and signs, not " +
-                                shown(autotune.name));
+                                in_quotes(autotune.name));
   }
   std::string key = autotune.name;
   for (const std::int64_t size : autotune.sizes) {
