@@ -6,7 +6,7 @@
 
 #include "base/access.h"
 #include "plan/cost.h"
-#include "plan/kernel.h"
+#include "plan/either.h"
 #include "plan/packed_weight.h"
 
 namespace octile::reference {
@@ -129,19 +129,13 @@ void integer_gemm(const GemmProblem& p, const GemmOperands& o) {
   p.grouped() ? in_groups<Real>(p, o) : per_channel<Real>(p, o);
 }
 
-using Loop = void (*)(const GemmProblem&, const GemmOperands&);
-
-// In f64 where the scales are.
-template <Loop kFloat, Loop kDouble>
-void either(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  p.scale == DType::f64 ? kDouble(p, o) : kFloat(p, o);
-}
-constexpr auto launch_integer = either<integer_gemm<float>, integer_gemm<double>>;
-constexpr auto launch_float = either<float_sum<float>, float_sum<double>>;
+using LaunchOf = decltype(GemmKernel::launch);
+constexpr LaunchOf launch_integer = either<integer_gemm<float>, integer_gemm<double>>;
+constexpr LaunchOf launch_float = either<float_sum<float>, float_sum<double>>;
 
 Cost reference_cost(const GemmProblem& p) { return gemm_cost(p, 0.3e9, 1e9); }
 
-constexpr GemmKernel row(std::string_view name, Task task, Bound bound, decltype(GemmKernel::launch) launch) {
+constexpr GemmKernel row(std::string_view name, Task task, Bound bound, LaunchOf launch) {
   return {.name = name, .task = task, .cost = reference_cost, .launch = launch, .bound = bound};
 }
 

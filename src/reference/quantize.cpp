@@ -17,7 +17,7 @@
 #include "base/philox.h"
 #include "base/sigmoid.h"
 #include "plan/cost.h"
-#include "plan/kernel.h"
+#include "plan/either.h"
 #include "reference/kernels.h"
 
 namespace octile::reference {
@@ -102,10 +102,13 @@ Real input(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, 
   return x * load<Real>(o.multiplier, p.multiplier == Multiplier::per_column ? c : r);
 }
 
-// rint(x / s) + z, or floor(x / s + u) + z, clamped to the range.
+// rint(x / s) + z, or floor(x / s + u) + z, clamped to the range; x / s of element (r, c).
 template <class Real>
-std::int32_t quantized(const QuantizeProblem& p, Real ratio, std::int32_t z, Real u) {
-  const Real rounded = p.rounding == Rounding::nearest ? std::rint(ratio) : std::floor(ratio + u);
+std::int32_t quantized(const QuantizeProblem& p, const QuantizeOperands& o, std::int64_t r, std::int64_t c, Real ratio,
+                       std::int32_t z) {
+  const auto index = static_cast<std::uint64_t>(r * o.x.cols() + c);
+  const Real rounded = p.rounding == Rounding::nearest ? std::rint(ratio)
+                                                       : std::floor(ratio + static_cast<Real>(uniform(index, o.seed)));
   return static_cast<std::int32_t>(
       std::clamp(rounded + static_cast<Real>(z), static_cast<Real>(p.q_min), static_cast<Real>(p.q_max)));
 }
@@ -190,11 +193,7 @@ void quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
     for (std::int64_t r = g.row; r < g.row + g.rows; ++r) {
       for (std::int64_t c = g.col; c < g.col + g.cols; ++c) {
         std::int32_t q = 0;
-        if (g.finite) {
-          const auto index = static_cast<std::uint64_t>(r * o.x.cols() + c);
-          const Real u = p.rounding == Rounding::stochastic ? static_cast<Real>(uniform(index, o.seed)) : Real{};
-          q = quantized(p, input<Real>(p, o, r, c) / g.s, g.z, u);
-        }
+        if (g.finite) q = quantized(p, o, r, c, input<Real>(p, o, r, c) / g.s, g.z);
         if (o.q.present()) store_integer(o.q, r, c, q);
         if (o.q_transposed.present()) store_integer(o.q_transposed, c, r, q);
       }
@@ -210,9 +209,7 @@ void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o) {
         const Real x = load<Real>(o.x, r, c);
         Real y = std::numeric_limits<Real>::quiet_NaN();
         if (p.scale == ScaleSource::given ? std::isfinite(x) : g.finite) {
-          const auto index = static_cast<std::uint64_t>(r * o.x.cols() + c);
-          const Real u = p.rounding == Rounding::stochastic ? static_cast<Real>(uniform(index, o.seed)) : Real{};
-          y = static_cast<Real>(quantized(p, x / g.s, g.z, u) - g.z) * g.s;
+          y = static_cast<Real>(quantized(p, o, r, c, x / g.s, g.z) - g.z) * g.s;
         }
         store(o.y, r, c, y);
       }
@@ -258,14 +255,7 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
   }
 }
 
-using Loop = void (*)(const QuantizeProblem&, const QuantizeOperands&);
-
-// In f64 where x is.
-template <Loop kFloat, Loop kDouble>
-void either(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  p.x == DType::f64 ? kDouble(p, o) : kFloat(p, o);
-}
-constexpr auto launch_quantize = either<quantize<float>, quantize<double>>;
+constexpr decltype(QuantizeKernel::launch) launch_quantize = either<quantize<float>, quantize<double>>;
 
 // h in f32, which has the values that x's type has rounded to, and the quantizer of that.
 void prologue_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {

@@ -3,7 +3,7 @@
 #include "cpu/support/cost.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
-#include "plan/kernel.h"
+#include "plan/either.h"
 
 namespace octile::cpu {
 
@@ -75,17 +75,13 @@ void column_sum(const GemmProblem& p, const GemmOperands& o) {
                [&](std::int64_t part) { sum_stripe<Real>(o, part * stripe, std::min(stripe, cols - part * stripe)); });
 }
 
-void launch(const GemmProblem& p, const GemmOperands& o, const Launch&) {
-  p.scale == DType::f64 ? column_sum<double>(p, o) : column_sum<float>(p, o);
-}
-
 }  // namespace
 
 extern constinit const GemmKernel column_sum_portable = {
     .name = "column_sum_portable",
     .task = {Operation::column_sum},
     .cost = portable_float_cost,
-    .launch = launch,
+    .launch = either<column_sum<float>, column_sum<double>>,
     .bound = Bound::sum,
 };
 

@@ -14,7 +14,7 @@
 #include "cpu/support/cost.h"
 #include "cpu/support/multiversion.h"
 #include "cpu/support/rows.h"
-#include "plan/kernel.h"
+#include "plan/either.h"
 
 namespace octile::cpu {
 
@@ -198,11 +198,12 @@ void multiply_block(const GemmView& p, SumsRun run, std::int64_t group, Finish<R
 
 // Workspace: packed rows of left, each on a cache line, one of zeros, then right transposed, where it has to be.
 template <class Real>
-void multiply(const GemmProblem& problem, const GemmView& p, std::uint8_t* workspace) {
+void multiply(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
+  const GemmView p(problem, operands);
   const std::int64_t stride = row_stride(p.k);
   const auto size = static_cast<std::int64_t>(packed_size());
   const bool transposes = p.right.strides[1] != 1;
-  std::uint8_t* zero = workspace;
+  auto* const zero = static_cast<std::uint8_t*>(launch.workspace.data);
   std::uint8_t* transposed = zero + stride * static_cast<std::int64_t>(sizeof(std::int16_t));
   std::uint8_t* packed = transposed + (transposes ? p.cols * stride : 0);
   const double k = static_cast<double>(p.k);
@@ -242,12 +243,6 @@ void multiply(const GemmProblem& problem, const GemmView& p, std::uint8_t* works
   }
 }
 
-void launch(const GemmProblem& problem, const GemmOperands& operands, const Launch& launch) {
-  const GemmView view(problem, operands);
-  auto* workspace = static_cast<std::uint8_t*>(launch.workspace.data);
-  problem.scale == DType::f64 ? multiply<double>(problem, view, workspace) : multiply<float>(problem, view, workspace);
-}
-
 std::string supports(const GemmProblem& p) { return p.b_packed ? "takes the weight as it is, not packed" : ""; }
 
 Cost cost(const GemmProblem& p) {
@@ -274,7 +269,7 @@ extern constinit const GemmKernel w8a8_gemm_portable = {
     .supports = supports,
     .cost = cost,
     .workspace = workspace,
-    .launch = launch,
+    .launch = either<multiply<float>, multiply<double>>,
 };
 
 extern constinit const GemmKernel w8a8_blocked_gemm_portable = {
@@ -282,7 +277,7 @@ extern constinit const GemmKernel w8a8_blocked_gemm_portable = {
     .task = {Operation::blocked_gemm},
     .cost = cost,
     .workspace = workspace,
-    .launch = launch,
+    .launch = either<multiply<float>, multiply<double>>,
 };
 
 }  // namespace octile::cpu

@@ -117,10 +117,6 @@ class GradientWalk {
     Segment<float> segments[kMaxTileCols];
   };
 
-  static double bytes_moved(const QuantizeOperands& o) {
-    const int outputs = (o.q.present() ? 1 : 0) + (o.q_transposed.present() ? 1 : 0);
-    return static_cast<double>(o.x.rows()) * static_cast<double>(o.x.cols()) * (bits(o.x.dtype) / 8 + outputs);
-  }
   static std::int64_t bytes_of_bands(const QuantizeProblem& p) {
     const int threads = useful_threads(p.threads, static_cast<double>(p.rows) * static_cast<double>(p.cols));
     return threads * kBandRows * band_stride(p);
@@ -151,13 +147,6 @@ class GradientWalk {
 
   const float* row_of_x(std::int64_t r, std::int64_t c, std::int64_t n, float* buffer) const {
     return widened(o_.x.dtype, o_.x.data, r * o_.x.strides[0] + c, n, buffer);
-  }
-
-  // From element (r, c) of x on, as fast as others are rounded.
-  Ahead ahead_of(std::int64_t r, std::int64_t c) const {
-    const int bytes = bits(o_.x.dtype) / 8;
-    return {static_cast<const char*>(o_.x.data), (r * o_.x.strides[0] + c) * bytes,
-            static_cast<int>(kAheadStep) * bytes / 64};
   }
 
   // A few rows of a tile.
@@ -232,7 +221,7 @@ class GradientWalk {
     const std::uint16_t* u = noise(part, row);
     LevelRun<float, std::uint8_t> run = levels();
     // Else write_band has fetched them.
-    const Ahead ahead = o_.q_transposed.present() ? Ahead() : ahead_of(row.row + kMeasuredRows, row.col);
+    const Ahead ahead = o_.q_transposed.present() ? Ahead() : ahead_of(o_.x, row.row + kMeasuredRows, row.col);
     OneScale<float> steps[kMaxTileCols / kAheadStep];
     for (std::int64_t k = 0; k < segments; ++k) scale[k * o_.scale.col_stride] = part.segments[k].s;
     for (std::int64_t i = 0; i * kAheadStep < row.cols; ++i) {
@@ -268,7 +257,7 @@ class GradientWalk {
       const float* x = row_of_x(row.row, row.col, row.cols, part.product);
       multiversion<MultiplyByOne>(x, row_factor(row.row), row.cols, static_cast<float*>(part.product));
       run.noise = noise(part, row);
-      run.ahead = done + i < next.rows ? ahead_of(next.row + done + i, next.col) : Ahead();
+      run.ahead = done + i < next.rows ? ahead_of(o_.x, next.row + done + i, next.col) : Ahead();
       run.out = part.band + i * stride;
       round_to_levels(run, ScaleEach<false, float>{part.scales, part.inverses, nullptr});
     }

@@ -1,32 +1,18 @@
 // x = (q - z) * s, and its gradient dq = dy * s.
+#include <type_traits>
+
 #include "cpu/quantize/scale_rows.h"
 #include "cpu/support/cost.h"
+#include "plan/either.h"
 
 namespace octile::cpu {
 
 namespace {
 
-struct Dequantize {
-  template <Isa, class Q, class Real, class Scale>
-  OCTILE_INLINE static void run(const Q* __restrict q, Scale scale, std::int64_t n, Ahead ahead, Real* __restrict y) {
-    std::int64_t i = 0;
-    for (; i + kAheadStep <= n; i += kAheadStep) {
-      ahead.prefetch();
-      dequantize(q + i, scale.from(i).step(), kAheadStep, y + i);
-    }
-    if (i < n) dequantize(q + i, scale.from(i).step(), n - i, y + i);
-  }
-
-  template <class Q, class Real, class Scale>
-  OCTILE_INLINE static void dequantize(const Q* __restrict q, const Scale& scale, std::int64_t n, Real* __restrict y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<Real>(q[i] - scale.z(i)) * scale.s(i);
-  }
-};
-
+// A run of integers or floats.
 struct MultiplyByScale {
-  template <Isa, class Real, class Scale>
-  OCTILE_INLINE static void run(const Real* __restrict x, Scale scale, std::int64_t n, Ahead ahead,
-                                Real* __restrict y) {
+  template <Isa, class X, class Real, class Scale>
+  OCTILE_INLINE static void run(const X* __restrict x, Scale scale, std::int64_t n, Ahead ahead, Real* __restrict y) {
     std::int64_t i = 0;
     for (; i + kAheadStep <= n; i += kAheadStep) {
       ahead.prefetch();
@@ -35,9 +21,15 @@ struct MultiplyByScale {
     if (i < n) multiply(x + i, scale.from(i).step(), n - i, y + i);
   }
 
-  template <class Real, class Scale>
-  OCTILE_INLINE static void multiply(const Real* __restrict x, const Scale& scale, std::int64_t n, Real* __restrict y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * scale.s(i);
+  template <class X, class Real, class Scale>
+  OCTILE_INLINE static void multiply(const X* __restrict x, const Scale& scale, std::int64_t n, Real* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      if constexpr (std::is_same_v<X, Real>) {
+        y[i] = x[i] * scale.s(i);
+      } else {
+        y[i] = static_cast<Real>(x[i] - scale.z(i)) * scale.s(i);
+      }
+    }
   }
 };
 
@@ -51,13 +43,13 @@ void dequantize(const QuantizeProblem& p, const QuantizeOperands& o) {
         const Ahead ahead = piece.ahead(o.q_in);
         Real* const y = out.target(at, buffer);
         if (o.q_in.dtype == DType::s8) {
-          multiversion<Dequantize>(static_cast<const std::int8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+          multiversion<MultiplyByScale>(static_cast<const std::int8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
         } else if (o.q_in.dtype == DType::u8) {
-          multiversion<Dequantize>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
+          multiversion<MultiplyByScale>(static_cast<const std::uint8_t*>(o.q_in.data) + from, scale, piece.n, ahead, y);
         } else {
           std::int8_t q[kRowChunk<Real>];
           unpack_s4(static_cast<const std::uint8_t*>(o.q_in.data), from, piece.n, q);
-          multiversion<Dequantize>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
+          multiversion<MultiplyByScale>(static_cast<const std::int8_t*>(q), scale, piece.n, ahead, y);
         }
         out.put(at, piece.n, y);
       });
@@ -76,28 +68,20 @@ void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
   });
 }
 
-void launch_dequantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  p.x == DType::f64 ? dequantize<double>(p, o) : dequantize<float>(p, o);
-}
-
-void launch_dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  p.x == DType::f64 ? dequantize_backward<double>(p, o) : dequantize_backward<float>(p, o);
-}
-
 }  // namespace
 
 extern constinit const QuantizeKernel dequantize_portable = {
     .name = "dequantize_portable",
     .task = {Operation::dequantize},
     .cost = portable_quantize_cost,
-    .launch = launch_dequantize,
+    .launch = either<dequantize<float>, dequantize<double>>,
 };
 
 extern constinit const QuantizeKernel dequantize_backward_portable = {
     .name = "dequantize_backward_portable",
     .task = {Operation::dequantize_backward},
     .cost = portable_quantize_cost,
-    .launch = launch_dequantize_backward,
+    .launch = either<dequantize_backward<float>, dequantize_backward<double>>,
 };
 
 }  // namespace octile::cpu

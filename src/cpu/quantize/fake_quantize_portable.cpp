@@ -2,6 +2,7 @@
 // dynamic scales in the whole of its segment.
 #include "cpu/quantize/segments.h"
 #include "cpu/support/cost.h"
+#include "plan/either.h"
 
 namespace octile::cpu {
 
@@ -36,13 +37,9 @@ class WriteFloats {
 };
 
 template <class Real>
-void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o, std::uint8_t* columns) {
-  SegmentWalk<Real, WriteFloats<Real>>(p, o, row_blocks_of(p, o.x, columns)).run();
-}
-
-void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+void fake_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   auto* columns = static_cast<std::uint8_t*>(launch.workspace.data);
-  p.x == DType::f64 ? fake_quantize<double>(p, o, columns) : fake_quantize<float>(p, o, columns);
+  SegmentWalk<Real, WriteFloats<Real>>(p, o, row_blocks_of(p, o.x, columns)).run();
 }
 
 std::size_t workspace(const QuantizeProblem& p) { return static_cast<std::size_t>(column_bytes(p)); }
@@ -54,7 +51,7 @@ extern constinit const QuantizeKernel fake_quantize_portable = {
     .task = {Operation::fake_quantize},
     .cost = portable_quantize_cost,
     .workspace = workspace,
-    .launch = launch,
+    .launch = either<fake_quantize<float>, fake_quantize<double>>,
 };
 
 }  // namespace octile::cpu

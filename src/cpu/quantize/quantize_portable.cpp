@@ -2,6 +2,7 @@
 // read. Stochastic: floor(x / s + u) + z.
 #include "cpu/quantize/segments.h"
 #include "cpu/support/cost.h"
+#include "plan/either.h"
 
 namespace octile::cpu {
 
@@ -122,11 +123,6 @@ class WriteIntegers {
   }
 
  private:
-  static double bytes_moved(const QuantizeOperands& o) {
-    const int outputs = (o.q.present() ? 1 : 0) + (o.q_transposed.present() ? 1 : 0);
-    return static_cast<double>(o.x.rows()) * static_cast<double>(o.x.cols()) * (bits(o.x.dtype) / 8 + outputs);
-  }
-
   std::uint8_t* row_of(const Piece<Real>& piece) const {
     return static_cast<std::uint8_t*>(o_.q.data) + piece.row * o_.q.strides[0] + piece.col;
   }
@@ -152,7 +148,8 @@ class WriteIntegers {
 bool transposes(const QuantizeProblem& p) { return p.orientation != Orientation::row_major; }
 
 template <class Real>
-void quantize(const QuantizeProblem& p, const QuantizeOperands& o, std::uint8_t* memory) {
+void quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
+  auto* const memory = static_cast<std::uint8_t*>(launch.workspace.data);
   std::uint8_t* const tiles = memory + column_bytes(p);
   Blocks blocks = row_blocks_of(p, o.x, memory);
   if (o.q_transposed.present()) {
@@ -169,11 +166,6 @@ void quantize(const QuantizeProblem& p, const QuantizeOperands& o, std::uint8_t*
   SegmentWalk<Real, WriteIntegers<Real>>(p, o, blocks).run();
 }
 
-void launch(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
-  auto* memory = static_cast<std::uint8_t*>(launch.workspace.data);
-  p.x == DType::f64 ? quantize<double>(p, o, memory) : quantize<float>(p, o, memory);
-}
-
 std::size_t workspace(const QuantizeProblem& p) {
   const std::int64_t tiles = transposes(p) ? quantizing_threads(p, p.rows) * 2 * Tile(p).bytes() : 0;
   return static_cast<std::size_t>(column_bytes(p) + tiles);
@@ -186,7 +178,7 @@ extern constinit const QuantizeKernel quantize_portable = {
     .task = {Operation::quantize},
     .cost = portable_quantize_cost,
     .workspace = workspace,
-    .launch = launch,
+    .launch = either<quantize<float>, quantize<double>>,
 };
 
 }  // namespace octile::cpu

@@ -20,11 +20,7 @@ struct RowPiece {
   std::int64_t next_row = 0, next_col = 0;
 
   std::int64_t at(const ConstTensor& t) const { return row * t.strides[0] + col; }
-  Ahead ahead(const ConstTensor& t) const {
-    const int size = bits(t.dtype);
-    return {static_cast<const char*>(t.data), (next_row * t.strides[0] + next_col) * size / 8,
-            static_cast<int>(kAheadStep) * size / 512};
-  }
+  Ahead ahead(const ConstTensor& t) const { return ahead_of(t, next_row, next_col); }
 };
 
 // Columns of which the scales are kept for all rows of a block. Three arrays of them fit half of an L1 cache: with

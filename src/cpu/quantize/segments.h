@@ -83,6 +83,12 @@ struct ColumnMemory {
   }
 };
 
+// What a quantizer reads and writes.
+inline double bytes_moved(const QuantizeOperands& o) {
+  const int outputs = (o.q.present() ? 1 : 0) + (o.q_transposed.present() ? 1 : 0);
+  return static_cast<double>(o.x.rows()) * static_cast<double>(o.x.cols()) * (bits(o.x.dtype) / 8 + outputs);
+}
+
 inline int quantizing_threads(const QuantizeProblem& p, std::int64_t rows) {
   return useful_threads(p.threads, static_cast<double>(rows) * static_cast<double>(p.cols));
 }
@@ -172,16 +178,13 @@ class SegmentWalk {
   // A given scale with nothing to check or to report needs no look at the data.
   bool must_measure() const { return p_.scale == ScaleSource::dynamic || Emit::kPoisonsSegments; }
 
-  Ahead ahead_of(std::int64_t r, std::int64_t c) const {
-    const int bytes = bits(o_.x.dtype) / 8;
-    return {static_cast<const char*>(o_.x.data), (r * o_.x.strides[0] + c) * bytes,
-            static_cast<int>(kAheadStep) * bytes / 64};
-  }
   // What is looked at after (r, c): in blocks as wide as x the rest of the row, else the next row.
   Ahead ahead_in_block(std::int64_t r, std::int64_t c) const {
-    return blocks_.cols < cols_ ? ahead_of(r + 1, c) : along_row(r, c);
+    return blocks_.cols < cols_ ? ahead_of(o_.x, r + 1, c) : along_row(r, c);
   }
-  Ahead along_row(std::int64_t r, std::int64_t c) const { return ahead_of(r, c + kDistance * 8 / bits(o_.x.dtype)); }
+  Ahead along_row(std::int64_t r, std::int64_t c) const {
+    return ahead_of(o_.x, r, c + kDistance * 8 / bits(o_.x.dtype));
+  }
 
   // Row r, columns c .. c + n - 1, times the multiplier.
   const Real* input(std::int64_t r, std::int64_t c, std::int64_t n, Real* buffer) const {
@@ -211,7 +214,7 @@ class SegmentWalk {
       Real buffer[kChunk<Real>];
       for (std::int64_t i = 0; i < n; i += kChunk<Real>) {
         const std::int64_t count = std::min(kChunk<Real>, n - i);
-        measure_as(input(r, c + i, count, buffer), 1, count, ahead_of(r, c + i), &extremes);
+        measure_as(input(r, c + i, count, buffer), 1, count, ahead_of(o_.x, r, c + i), &extremes);
       }
       return;
     }
@@ -376,7 +379,7 @@ class SegmentWalk {
           }
           segments[r - r0] = resolve(extremes, r, c / length);
         }
-        const Ahead ahead = r + 1 < r1 ? ahead_of(r + 1, c + done) : Ahead();
+        const Ahead ahead = r + 1 < r1 ? ahead_of(o_.x, r + 1, c + done) : Ahead();
         emit_run(part, r, c + done, width, r - r0, ahead, segments[r - r0], products);
       }
       part.emit.block(r0, c + done, r1 - r0, width);

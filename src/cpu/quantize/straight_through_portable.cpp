@@ -5,6 +5,7 @@
 #include "cpu/quantize/levels.h"
 #include "cpu/quantize/scale_rows.h"
 #include "cpu/support/cost.h"
+#include "plan/either.h"
 
 namespace octile::cpu {
 
@@ -157,28 +158,20 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
   });
 }
 
-void launch_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  p.x == DType::f64 ? straight_through<true, double>(p, o) : straight_through<true, float>(p, o);
-}
-
-void launch_fake_quantize_backward(const QuantizeProblem& p, const QuantizeOperands& o, const Launch&) {
-  p.x == DType::f64 ? straight_through<false, double>(p, o) : straight_through<false, float>(p, o);
-}
-
 }  // namespace
 
 extern constinit const QuantizeKernel quantize_backward_portable = {
     .name = "quantize_backward_portable",
     .task = {Operation::quantize_backward},
     .cost = portable_quantize_cost,
-    .launch = launch_quantize_backward,
+    .launch = either<straight_through<true, float>, straight_through<true, double>>,
 };
 
 extern constinit const QuantizeKernel fake_quantize_backward_portable = {
     .name = "fake_quantize_backward_portable",
     .task = {Operation::fake_quantize_backward},
     .cost = portable_quantize_cost,
-    .launch = launch_fake_quantize_backward,
+    .launch = either<straight_through<false, float>, straight_through<false, double>>,
 };
 
 }  // namespace octile::cpu

@@ -133,6 +133,13 @@ struct Ahead {
   }
 };
 
+// From element (row, col) of a matrix on.
+inline Ahead ahead_of(const ConstTensor& t, std::int64_t row, std::int64_t col) {
+  const int size = bits(t.dtype);
+  return {static_cast<const char*>(t.data), (row * t.strides[0] + col) * size / 8,
+          static_cast<int>(kAheadStep) * size / 512};
+}
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
 
