@@ -202,11 +202,6 @@ class QuantizerCases {
   std::vector<Case> cases_;
 };
 
-std::vector<Case> one_step_only(std::vector<Case> all) {
-  std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
-  return all;
-}
-
 std::vector<Case> ordinary_cases(Task task) {
   switch (task.operation) {
     case Operation::gradient_quantize:
@@ -256,6 +251,15 @@ std::vector<Case> special_cases(Task task) {
 }
 
 }  // namespace
+
+std::vector<Case> one_step_only(std::vector<Case> all) {
+  std::erase_if(all, [](const Case& c) {
+    const LinearDescription& d = std::get<LinearCase>(c).description;
+    return d.x == DType::s8 || d.activation == Activation::dynamic_per_tensor || d.packed_weight ||
+           d.weight.granularity == Granularity::group;
+  });
+  return all;
+}
 
 std::vector<Case> cases(Task task, DeviceType device, bool quick) {
   std::vector<Case> list = ordinary_cases(task);

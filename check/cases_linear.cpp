@@ -485,7 +485,7 @@ std::vector<Case> special_linear_cases(Task task) {
   if (linear || w8a8) append(all, LinearCases().shared_by_threads(kW8A8, false));
   if (task.operation == Operation::gemm) append(all, LinearCases().shared_by_threads(task.format, true));
   if (linear) {
-    std::erase_if(all, [](const Case& c) { return !can_be_one_step(std::get<LinearCase>(c).description); });
+    all = one_step_only(std::move(all));
   } else if (task.format.b == DType::s8) {
     append(all, LinearBackwardCases(task).shared_by_threads());
     append(all, LinearBackwardCases(task).experts());

@@ -86,12 +86,6 @@ class Rotation {
   std::uint64_t state_ = 0;
 };
 
-// A float X that is quantized with a scale per row or a given one: what w8a8_linear does in one step.
-inline bool can_be_one_step(const LinearDescription& d) {
-  return d.x != DType::s8 && d.activation != Activation::dynamic_per_tensor && !d.packed_weight &&
-         d.weight.granularity != Granularity::group;
-}
-
 // Of cases.cpp's list: what exercises products (cases_linear.cpp), and what is large (cases_large.cpp).
 std::vector<Case> w8a8_cases();
 std::vector<Case> large_cases(Task task);
@@ -101,6 +95,9 @@ std::vector<Case> large_expert_cases(GemmFormat format);
 std::vector<Case> linear_backward_cases(Task task);
 std::vector<Case> expert_gradient_cases(Task task);
 std::vector<Case> special_linear_cases(Task task);
+// Of these, those with a float X that is quantized with a scale per row or a given one: what w8a8_linear does in one
+// step.
+std::vector<Case> one_step_only(std::vector<Case> all);
 
 // The options of a norm that take turns.
 inline QuantizeDescription with_norm(Rotation& turn, QuantizeDescription d) {

@@ -38,32 +38,21 @@ struct Operand {
   bool present() const { return !name.empty(); }
 };
 
+template <class PlanOfIt, class DescriptionOfIt>
+struct KindOf {
+  using Plan = PlanOfIt;
+  using Description = DescriptionOfIt;
+};
 template <class Args>
-struct Kind {
-  using Plan = QuantizerPlan<Args>;
-  using Description = QuantizeDescription;
-};
+struct Kind : KindOf<QuantizerPlan<Args>, QuantizeDescription> {};
 template <>
-struct Kind<LinearArgs> {
-  using Plan = LinearPlan;
-  using Description = LinearDescription;
-};
+struct Kind<LinearArgs> : KindOf<LinearPlan, LinearDescription> {};
 template <>
-struct Kind<LinearBackwardArgs> {
-  using Plan = LinearBackwardPlan;
-  using Description = LinearBackwardDescription;
-};
-
+struct Kind<LinearBackwardArgs> : KindOf<LinearBackwardPlan, LinearBackwardDescription> {};
 template <>
-struct Kind<GroupedLinearArgs> {
-  using Plan = GroupedLinearPlan;
-  using Description = GroupedLinearDescription;
-};
+struct Kind<GroupedLinearArgs> : KindOf<GroupedLinearPlan, GroupedLinearDescription> {};
 template <>
-struct Kind<GroupedLinearBackwardArgs> {
-  using Plan = GroupedLinearBackwardPlan;
-  using Description = GroupedLinearBackwardDescription;
-};
+struct Kind<GroupedLinearBackwardArgs> : KindOf<GroupedLinearBackwardPlan, GroupedLinearBackwardDescription> {};
 
 // Of a run of so many rows. A weight is not packed here.
 template <class Args>

@@ -5,11 +5,13 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/access.h"
 #include "base/message.h"
+#include "base/parts.h"
 #include "check/runner.h"
 #include "reference/oracle.h"
 
@@ -197,17 +199,7 @@ void set_backward_facts(Tensors& tensors, const Description& d, const std::share
   }
 }
 
-ConstTensor rows_of(ConstTensor t, std::int64_t first, std::int64_t count) {
-  if (!t.present()) return t;
-  t.data = static_cast<const std::byte*>(t.data) + first * t.strides[0] * bits(t.dtype) / 8;
-  t.shape[0] = count;
-  return t;
-}
-
-ConstTensor row_of(const ConstTensor& t, std::int64_t row) { return rows_of(t, row, 1); }
-
-// The rows of expert e, where each has so many.
-ConstTensor of_expert(const ConstTensor& t, std::int64_t e, std::int64_t rows) { return rows_of(t, e * rows, rows); }
+ConstTensor row_of(const ConstTensor& t, std::int64_t row) { return rows_at(t, row, 1); }
 
 ConstTensor column_of(ConstTensor t, std::int64_t col) {
   if (t.data) t.data = static_cast<const std::byte*>(t.data) + col * bits(t.dtype) / 8;
@@ -310,11 +302,10 @@ class GroupedFacts {
         const std::int64_t from = d.gather ? load_integer(args.token, first + r) : first + r;
         for (std::int64_t k = 0; k < d.k; ++k) store(x.view, r, k, load<double>(args.x, from, k));
       }
-      LinearArgs one{.x = x.view, .weight = of_expert(args.weight, e, d.n)};
-      one.weight_scale = of_expert(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
-      one.weight_zero_point = of_expert(args.weight_zero_point, e, d.n);
-      const ConstTensor bias = of_expert(args.bias, e, 1);
-      if (d.bias) one.bias = {bias.data, bias.dtype, {}, 1, {d.n, 0}, {1, 0}};
+      LinearArgs one{.x = x.view, .weight = expert_rows(args.weight, e, d.n)};
+      one.weight_scale = expert_rows(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+      one.weight_zero_point = expert_rows(args.weight_zero_point, e, d.n);
+      if (d.bias) one.bias = as_vector(rows_at(args.bias, e, 1));
       const LinearDescription dense{.n = d.n, .k = d.k, .x = d.x, .weight = d.weight, .bias = d.bias};
       const auto facts = std::make_shared<ForwardFacts>(dense, one);
       for (std::int64_t r = 0; r < count; ++r) of_row_[first + r] = {facts, r};
@@ -354,11 +345,11 @@ class GroupedBackwardFacts {
     for (std::int64_t e = 0; e < d.experts; ++e) {
       const std::int64_t first = load_integer(args.offsets, e);
       const std::int64_t count = load_integer(args.offsets, e + 1) - first;
-      LinearBackwardArgs one{.dy = rows_of(args.dy, first, count)};
-      one.weight = of_expert(args.weight, e, d.n);
-      one.weight_scale = of_expert(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
-      one.x = rows_of(args.x, first, count);
-      one.x_scale = rows_of(args.x_scale, first, count);
+      LinearBackwardArgs one{.dy = rows_at(args.dy, first, count)};
+      one.weight = expert_rows(args.weight, e, d.n);
+      one.weight_scale = expert_rows(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
+      one.x = rows_at(args.x, first, count);
+      one.x_scale = rows_at(args.x_scale, first, count);
       const LinearBackwardDescription dense{.n = d.n,
                                             .k = d.k,
                                             .dy = d.dy,
@@ -389,68 +380,66 @@ class GroupedBackwardFacts {
   std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> of_row_;  // expert, and row of it
 };
 
-}  // namespace
-
-Trial trial_of(const LinearCase& c, std::uint64_t seed) {
-  const LinearDescription& d = c.description;
+// Of one layer, or of experts'.
+template <class Args, class Facts, class Case>
+Trial forward_trial(const Case& c, std::uint64_t seed, const std::vector<Operand>& operands,
+                    void (*oracle)(const typename Kind<Args>::Description&, const Args&)) {
+  const auto& d = c.description;
   const auto tensors = std::make_shared<Tensors>(c, seed);
   const bool sums_in_float = d.activation == Activation::none;
   if (sums_in_float) tensors->keep_sums_finite();
-  const auto args = args_of<LinearArgs>(tensors->add(operands<LinearArgs>(d, c.rows)), 0);
-
-  LinearDescription unpacked = d;
+  const auto args = args_of<Args>(tensors->add(operands), 0);
+  auto unpacked = d;
   unpacked.packed_weight = false;
-  expect(*tensors, c, unpacked, args, oracle::linear);
+  expect(*tensors, c, unpacked, args, oracle);
   Trial trial{tensors, runner(tensors, d, args)};
   if (!sums_in_float || d.k == 0) return trial;
-  const auto facts = std::make_shared<ForwardFacts>(d, args);
+  const auto facts = std::make_shared<Facts>(d, args);
   tensors->set_facts("y", {Operation::gemm, {d.weight.type, true}},
                      [facts](Bound bound, auto i, auto j) { return facts->at(bound, i, j); });
-  trial.rows_alone = [d, args](const Attempt& attempt) { return linear_rows_alone(d, args, attempt); };
+  if constexpr (std::is_same_v<Args, LinearArgs>) {
+    trial.rows_alone = [d, args](const Attempt& attempt) { return linear_rows_alone(d, args, attempt); };
+  }
   return trial;
 }
 
-Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
-  const LinearBackwardDescription& d = c.description;
+template <class Args, class Facts, class Case>
+Trial backward_trial(const Case& c, std::uint64_t seed, const std::vector<Operand>& operands,
+                     void (*oracle)(const typename Kind<Args>::Description&, const Args&)) {
+  const auto& d = c.description;
   const auto tensors = std::make_shared<Tensors>(c, seed);
-  if (d.dx == Product::dequantized || d.dw == Product::dequantized || d.db) tensors->keep_sums_finite();
-  const std::vector<Tensor> views = tensors->add(operands<LinearBackwardArgs>(d, c.rows));
-  const auto args = args_of<LinearBackwardArgs>(views, tensors->random());
-  expect(*tensors, c, d, args, oracle::linear_backward);
-  set_backward_facts(*tensors, d, std::make_shared<BackwardFacts>(d, args));
+  const bool dequantizes = d.dx == Product::dequantized || d.dw == Product::dequantized;
+  if (dequantizes || d.db) tensors->keep_sums_finite();
+  const std::vector<Tensor> views = tensors->add(operands);
+  const auto args = args_of<Args>(views, tensors->random());
+  expect(*tensors, c, d, args, oracle);
+  set_backward_facts(*tensors, d, std::make_shared<Facts>(d, args));
   Trial trial{tensors, runner(tensors, d, args)};
-  if (d.dx == Product::dequantized || d.dw == Product::dequantized) {
+  if constexpr (std::is_same_v<Args, LinearBackwardArgs>) {
+    if (!dequantizes) return trial;
     trial.rows_alone = [d, args](const Attempt& attempt) { return gradient_rows_alone(d, args, attempt); };
   }
   return trial;
 }
 
+}  // namespace
+
+Trial trial_of(const LinearCase& c, std::uint64_t seed) {
+  return forward_trial<LinearArgs, ForwardFacts>(c, seed, operands<LinearArgs>(c.description, c.rows), oracle::linear);
+}
+
+Trial trial_of(const LinearBackwardCase& c, std::uint64_t seed) {
+  return backward_trial<LinearBackwardArgs, BackwardFacts>(c, seed, operands<LinearBackwardArgs>(c.description, c.rows),
+                                                           oracle::linear_backward);
+}
+
 Trial trial_of(const GroupedLinearCase& c, std::uint64_t seed) {
-  const GroupedLinearDescription& d = c.description;
-  const auto tensors = std::make_shared<Tensors>(c, seed);
-  const bool sums_in_float = d.activation == Activation::none;
-  if (sums_in_float) tensors->keep_sums_finite();
-  const auto args = args_of<GroupedLinearArgs>(tensors->add(operands(c)), 0);
-  GroupedLinearDescription unpacked = d;
-  unpacked.packed_weight = false;
-  expect(*tensors, c, unpacked, args, oracle::grouped_linear);
-  if (sums_in_float && d.k > 0) {
-    const auto facts = std::make_shared<GroupedFacts>(d, args);
-    tensors->set_facts("y", {Operation::gemm, {d.weight.type, true}},
-                       [facts](Bound bound, auto i, auto j) { return facts->at(bound, i, j); });
-  }
-  return {tensors, runner(tensors, d, args)};
+  return forward_trial<GroupedLinearArgs, GroupedFacts>(c, seed, operands(c), oracle::grouped_linear);
 }
 
 Trial trial_of(const GroupedLinearBackwardCase& c, std::uint64_t seed) {
-  const GroupedLinearBackwardDescription& d = c.description;
-  const auto tensors = std::make_shared<Tensors>(c, seed);
-  if (d.dx == Product::dequantized || d.dw == Product::dequantized || d.db) tensors->keep_sums_finite();
-  const std::vector<Tensor> views = tensors->add(operands(c));
-  const auto args = args_of<GroupedLinearBackwardArgs>(views, tensors->random());
-  expect(*tensors, c, d, args, oracle::grouped_linear_backward);
-  set_backward_facts(*tensors, d, std::make_shared<GroupedBackwardFacts>(d, args));
-  return {tensors, runner(tensors, d, args)};
+  return backward_trial<GroupedLinearBackwardArgs, GroupedBackwardFacts>(c, seed, operands(c),
+                                                                         oracle::grouped_linear_backward);
 }
 
 }  // namespace octile::check
