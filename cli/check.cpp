@@ -12,7 +12,7 @@
 #include "check/sweep.h"
 #include "cli/cli.h"
 #include "cli/support/console.h"
-#include "cuda/devices.h"
+#include "cli/support/machine.h"
 #include "plan/choose.h"
 
 namespace octile::cli {
@@ -54,12 +54,6 @@ struct Options {
   bool json = false;
   bool verbose = false;
 };
-
-void require_device(const std::string& device) {
-  if (device == "cpu") return;
-  const CudaDevices cuda = cuda_devices();
-  if (cuda.devices.empty()) throw std::runtime_error("check --device cuda: " + cuda.reason);
-}
 
 void require_row(const std::string& kernel, const Options& options) {
   bool known = false;
@@ -145,7 +139,7 @@ void print_json(const check::Sweep& sweep, const Options& options) {
 void run(Options& options) {
   options.sweep.device = options.device == "cuda" ? DeviceType::cuda : DeviceType::cpu;
   for (const std::string& kernel : options.sweep.kernels) require_row(kernel, options);
-  require_device(options.device);
+  if (options.device == "cuda") require_gpu("check");
   check::Sweep sweep(options.sweep);
   Progress progress("check", sweep.steps());
   check::Sweep::Observer observer;

@@ -12,7 +12,6 @@
 #include "cli/bench/timing.h"
 #include "cli/cli.h"
 #include "cli/support/console.h"
-#include "cuda/devices.h"
 #include "octile/octile.h"
 #include "plan/choose.h"
 
@@ -340,10 +339,7 @@ void time_on_gpu(const std::vector<Benchmark>& benchmarks, const Options& option
 
 void time_kernels(Options options) {
   for (const std::string& text : options.shape_texts) options.shapes.push_back(parse_shape("--shape", text));
-  if (on_gpu(options)) {
-    const CudaDevices cuda = cuda_devices();
-    if (cuda.devices.empty()) throw std::runtime_error("bench --device cuda: " + cuda.reason);
-  }
+  if (on_gpu(options)) require_gpu("bench");
   const std::vector<Benchmark> benchmarks = selected(options);
   if (options.list) return print_list(benchmarks, options.json);
   on_gpu(options) ? time_on_gpu(benchmarks, options) : time_on_cpu(benchmarks, options);

@@ -231,41 +231,46 @@ Prepared gpu_experts(const Benchmark& b, const Gpu& gpu, Activation activation, 
   return p;
 }
 
-// Gradients in f16 as training has them: W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN). With
-// K = 0 nothing follows the pass over dY: two reads, and two writes of a byte. In blocks one read is enough.
-Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
+namespace {
+
+// Gradients in f16 as training has them. `d` has what is one plan's own. With K = 0 nothing follows the pass over dY:
+// two reads, and two writes of a byte. In blocks one read is enough.
+template <class Plan, class Args, class Description>
+Prepared gradients_of(Description d, const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
+  constexpr bool kGrouped = requires { d.experts; };
   const auto [m, k, n] = b.shape;
-  LinearBackwardDescription d;
   d.m = m, d.n = n, d.k = k;
   d.dy = DType::f16;
   d.dx = gradients.dx;
   d.dw = gradients.dw;
   d.db = gradients.db;
   d.gradient_block = gradients.block;
-  d.x_transposed = true;
-  d.weight_layout = WeightLayout::in_out;
-  d.dw_layout = WeightLayout::out_in;
   d.device = gpu.device();
   d.kernel = b.kernel;
-  const LinearBackwardPlan plan = LinearBackwardPlan::select(d);
+  const Plan plan = Plan::select(d);
   const auto o = std::make_shared<Operands>(gpu);
-  LinearBackwardArgs args = {.dy = o->f16(m, n)};
+  Args args = {.dy = o->f16(m, n)};
+  std::int64_t channels = n;
+  if constexpr (kGrouped) {
+    channels *= d.experts;
+    args.offsets = o->offsets(d.experts, m);
+  }
   const int products = (d.dx != Product::none) + (d.dw != Product::none);
   const bool pass_alone = products > 0 && k == 0;
   double bytes = 2 * product(m, n) * (!pass_alone ? 1 : d.gradient_block != 0 ? 2 : 3);
   if (d.dx != Product::none) {
-    args.weight = o->s8(k, n);
-    args.weight_scale = o->scales(n);
+    args.weight = kGrouped ? o->s8(channels, k) : o->s8(k, n);
+    args.weight_scale = o->scales(channels);
     args.dx = o->empty<Half>(m, k);
-    bytes += product(n, k) + 2 * product(m, k);
+    bytes += product(channels, k) + 2 * product(m, k);
   }
   if (d.dw != Product::none) {
-    args.x = o->s8(k, m);
+    args.x = kGrouped ? o->s8(m, k) : o->s8(k, m);
     args.x_scale = o->scales(m);
-    args.dw = o->empty<Half>(n, k);
-    bytes += product(m, k) + 2 * product(n, k);
+    args.dw = o->empty<Half>(channels, k);
+    bytes += product(m, k) + 2 * product(channels, k);
   }
-  if (d.db) args.db = o->empty_f16(n);
+  if (d.db) args.db = kGrouped ? o->empty<Half>(kExperts, n) : o->empty_f16(n);
   Prepared p = prepared(plan, args, o, gpu);
   p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
   const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
@@ -274,43 +279,21 @@ Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradi
   return p;
 }
 
+}  // namespace
+
+// W kept as (IN, OUT) for dX, X transposed for dW, which is (OUT, IN).
+Prepared gpu_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
+  LinearBackwardDescription d;
+  d.x_transposed = true;
+  d.weight_layout = WeightLayout::in_out;
+  d.dw_layout = WeightLayout::out_in;
+  return gradients_of<LinearBackwardPlan, LinearBackwardArgs>(d, b, gpu, gradients);
+}
+
 Prepared gpu_experts_backward(const Benchmark& b, const Gpu& gpu, const Gradients& gradients) {
-  const auto [m, k, n] = b.shape;
   GroupedLinearBackwardDescription d;
   d.experts = kExperts;
-  d.m = m, d.n = n, d.k = k;
-  d.dy = DType::f16;
-  d.dx = gradients.dx;
-  d.dw = gradients.dw;
-  d.db = gradients.db;
-  d.gradient_block = gradients.block;
-  d.device = gpu.device();
-  d.kernel = b.kernel;
-  const GroupedLinearBackwardPlan plan = GroupedLinearBackwardPlan::select(d);
-  const auto o = std::make_shared<Operands>(gpu);
-  GroupedLinearBackwardArgs args = {.dy = o->f16(m, n)};
-  args.offsets = o->offsets(kExperts, m);
-  const int products = (d.dx != Product::none) + (d.dw != Product::none);
-  double bytes = 2 * product(m, n) * (k == 0 ? 2 : 1);
-  if (d.dx != Product::none) {
-    args.weight = o->s8(kExperts * n, k);
-    args.weight_scale = o->scales(kExperts * n);
-    args.dx = o->empty<Half>(m, k);
-    bytes += product(kExperts * n, k) + 2 * product(m, k);
-  }
-  if (d.dw != Product::none) {
-    args.x = o->s8(m, k);
-    args.x_scale = o->scales(m);
-    args.dw = o->empty<Half>(kExperts * n, k);
-    bytes += product(m, k) + 2 * product(kExperts * n, k);
-  }
-  if (d.db) args.db = o->empty<Half>(kExperts, n);
-  Prepared p = prepared(plan, args, o, gpu);
-  p.operations = 2.0 * products * product(m, n) * static_cast<double>(k);
-  const bool int8 = d.dx == Product::int8 || d.dw == Product::int8;
-  if (p.operations > 0) p.arithmetic = int8 ? Arithmetic::s8 : Arithmetic::floats;
-  p.bytes = bytes;
-  return p;
+  return gradients_of<GroupedLinearBackwardPlan, GroupedLinearBackwardArgs>(d, b, gpu, gradients);
 }
 
 Prepared gpu_quantize(const Benchmark& b, const Gpu& gpu, Quantizing q) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <filesystem>
+#include <stdexcept>
 
 #include "base/thread_pool.h"
 #include "cli/support/console.h"
 #include "cpu/support/processor.h"
+#include "cuda/devices.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -95,15 +97,10 @@ std::vector<Isa> usable_isas() { return {}; }
 
 #endif
 
-std::string trimmed(const std::string& text) {
-  const auto first = text.find_first_not_of(" \t\n");
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
-}
-
 Cache cache_at(const std::filesystem::path& folder) {
-  const std::string level = trimmed(read_file(folder / "level"));
-  const std::string type = trimmed(read_file(folder / "type"));
-  const std::string size = trimmed(read_file(folder / "size"));  // "48K"
+  const std::string level = cpu::trimmed(read_file(folder / "level"));
+  const std::string type = cpu::trimmed(read_file(folder / "type"));
+  const std::string size = cpu::trimmed(read_file(folder / "size"));  // "48K"
   const std::int64_t unit = size.ends_with('K') ? 1 << 10 : size.ends_with('M') ? 1 << 20 : 1;
   const char* side = type == "Data" ? "d" : type == "Instruction" ? "i" : "";
   return {"L" + level + side, std::stoll(size) * unit};
@@ -131,5 +128,10 @@ std::int64_t Machine::last_cache_bytes() const {
 }
 
 Machine this_machine() { return {cpu::processor_name(), cpu::hardware_threads(), usable_isas(), described_caches()}; }
+
+void require_gpu(const std::string& verb) {
+  const CudaDevices cuda = cuda_devices();
+  if (cuda.devices.empty()) throw std::runtime_error(verb + " --device cuda: " + cuda.reason);
+}
 
 }  // namespace octile::cli

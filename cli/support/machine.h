@@ -28,4 +28,7 @@ struct Machine {
 
 Machine this_machine();
 
+// Throws std::runtime_error where the verb's --device cuda finds no GPU.
+void require_gpu(const std::string& verb);
+
 }  // namespace octile::cli

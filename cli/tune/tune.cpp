@@ -257,10 +257,7 @@ void tune(Options options) {
   use_tuning("off");  // the plans that are timed are the cost model's
   if (options.dtype.empty()) options.dtype = on_gpu(options) ? "f16" : "f32";
   const std::vector<Shape> shapes = shapes_of(options);
-  if (on_gpu(options)) {
-    const CudaDevices cuda = cuda_devices();
-    if (cuda.devices.empty()) throw std::runtime_error("tune --device cuda: " + cuda.reason);
-  }
+  if (on_gpu(options)) require_gpu("tune");
   Stand stand(on_gpu(options), !options.warm, options.threads);
   const std::string device = tuning_device(stand.device());
   const fs::path path = options.out.empty() ? default_tuning_path(device) : fs::path(options.out);

@@ -11,12 +11,12 @@
 
 namespace octile::cpu {
 
-namespace {
-
 std::string trimmed(const std::string& text) {
   const auto first = text.find_first_not_of(" \t\n");
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
 }
+
+namespace {
 
 // The value of the first line of /proc/cpuinfo that begins with `key`; "" if there is none.
 std::string cpuinfo(const std::string& key) {

@@ -12,4 +12,7 @@ std::string processor_name();
 // there is no such number.
 std::string processor_signature();
 
+// Without white space around it.
+std::string trimmed(const std::string& text);
+
 }  // namespace octile::cpu
