@@ -242,12 +242,8 @@ void Recorder::visit_load(const Run& run, int column, std::size_t k) {
   if (s.stored_at[k] >= loads_since_) {
     found(Problem::unordered, run.plane, run.row, column, index, last_store_site(k));
   }
-  if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
-    race(k, {s.writers.site[k], writer}, {site_, me_}, nullptr, 0);
-  }
-  if (const std::uint32_t other = s.atomics.other_than(k, me_)) {
-    race(k, {s.atomics.site[k], other}, {site_, me_}, nullptr, 0);
-  }
+  race_after(s.writers, k);
+  race_after(s.atomics, k);
   use(s.readers, k, 1, me_, site_);
   read_by(k, 1, lane_of(run.plane, run.row, column));
 }
@@ -261,14 +257,8 @@ void Recorder::visit_store(const Run& run, int column, std::size_t k) {
   } else if (const int other = unordered_with(k, lane); other >= 0) {
     found(Problem::unordered, run.plane, run.row, column, index, other);
   }
-  if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
-    race(k, {site_, me_}, {s.writers.site[k], writer}, &run, column);
-  } else if (const std::uint32_t reader = s.readers.other_than(k, me_)) {
-    race(k, {site_, me_}, {s.readers.site[k], reader}, &run, column);
-  }
-  if (const std::uint32_t other = s.atomics.other_than(k, me_)) {
-    race(k, {site_, me_}, {s.atomics.site[k], other}, &run, column);
-  }
+  if (!race_with(s.writers, k, run, column)) race_with(s.readers, k, run, column);
+  race_with(s.atomics, k, run, column);
   use(s.writers, k, 1, me_, site_);
   s.stored_at[k] = store_;
   s.stored_lane[k] = lane;
@@ -286,12 +276,8 @@ void Recorder::visit_atomic(const Run& run, int column, std::size_t k) {
     const int other = unordered_with(k, lane_of(run.plane, run.row, column));
     if (other >= 0) found(Problem::unordered, run.plane, run.row, column, static_cast<std::int64_t>(k), other);
   }
-  if (const std::uint32_t writer = s.writers.other_than(k, me_)) {
-    race(k, {s.writers.site[k], writer}, {site_, me_}, nullptr, 0);
-  }
-  if (const std::uint32_t reader = s.readers.other_than(k, me_)) {
-    race(k, {site_, me_}, {s.readers.site[k], reader}, &run, column);
-  }
+  race_after(s.writers, k);
+  race_with(s.readers, k, run, column);
   use(s.atomics, k, 1, me_, site_);
   s.stored_at[k] = store_;
   s.stored_lane[k] = Shadow::kAtomicLane;
@@ -310,6 +296,20 @@ void Recorder::race(std::size_t k, User store, User other, const Run* run, int c
   if (run != nullptr) f.first.lane = {run->plane, run->row, column};
   f.first.other_site = other.site;
   f.first.other_program = report_.program(other.program - std::int64_t{1});
+}
+
+// This access, after the stores of another program.
+void Recorder::race_after(const Shadow::Users& stores, std::size_t k) {
+  if (const std::uint32_t other = stores.other_than(k, me_)) {
+    race(k, {stores.site[k], other}, {site_, me_}, nullptr, 0);
+  }
+}
+
+// This store, and what another program has done. Whether there is one.
+bool Recorder::race_with(const Shadow::Users& users, std::size_t k, const Run& run, int column) {
+  const std::uint32_t other = users.other_than(k, me_);
+  if (other != 0) race(k, {site_, me_}, {users.site[k], other}, &run, column);
+  return other != 0;
 }
 
 Finding& Recorder::finding(Problem problem, int site, bool& is_new) {

@@ -101,37 +101,20 @@ Lanes value_of(Operator op, const Result& result, const std::vector<Operand>& op
     return lanes;
   }
   const Term a = as_number(space, operands[0]), b = operands.size() > 1 ? as_number(space, operands[1]) : Term();
-  const auto computes = [&](Operation operation) {
-    try {
-      lanes.number = computed(space, operation, a, b);
-    } catch (const NotDecided&) {  // only if somebody uses it
-      lanes = unknown(result);
-    }
-  };
   switch (op) {
     case Operator::add:
-      computes(Operation::add);
-      break;
     case Operator::subtract:
-      computes(Operation::subtract);
-      break;
     case Operator::multiply:
-      computes(Operation::multiply);
-      break;
     case Operator::divide:
-      computes(Operation::divide);
-      break;
     case Operator::remainder:
-      computes(Operation::remainder);
-      break;
     case Operator::bit_and:
-      computes(Operation::bit_and);
-      break;
     case Operator::shift_left:
-      computes(Operation::shift_left);
-      break;
     case Operator::shift_right:
-      computes(Operation::shift_right);
+      try {
+        lanes.number = computed(space, op, a, b);
+      } catch (const NotDecided&) {  // only if somebody uses it
+        lanes = unknown(result);
+      }
       break;
     case Operator::negate:
       lanes.number = -a;

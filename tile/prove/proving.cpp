@@ -326,16 +326,21 @@ Proving::Facts Proving::about_products(const std::vector<Term>& terms) {
   return facts;
 }
 
-void Proving::settle(Property property, tile::Answer answer, const Event* event, const std::string& reason) {
+Claim Proving::claim_of(Property property, tile::Answer answer, const Event* event) const {
   Claim claim;
   claim.property = property;
   claim.answer = answer;
-  claim.reason = reason;
   if (event->tensor >= 0) {
     claim.tensor = tensors_[at_index(event->tensor)].name;
     claim.where = event->where;
     claim.access = event->access;
   }
+  return claim;
+}
+
+void Proving::settle(Property property, tile::Answer answer, const Event* event, const std::string& reason) {
+  Claim claim = claim_of(property, answer, event);
+  claim.reason = reason;
   claims_.try_emplace(property, claim);
 }
 
@@ -364,14 +369,7 @@ bool Proving::refute(const Query& query) {
   unconfirmed_.clear();
   std::vector<std::int64_t> bounds = {2, 5, 9, 20, 40, 80, 160, 350, 1100, 5000, 20'000, 300'000};
   if (query.property == Property::overflow) bounds = {9, 160, 5000, limits_.max_elements};
-  Claim claim;
-  claim.property = query.property;
-  claim.answer = tile::Answer::refuted;
-  if (query.event->tensor >= 0) {
-    claim.tensor = tensors_[at_index(query.event->tensor)].name;
-    claim.where = query.event->where;
-    claim.access = query.event->access;
-  }
+  Claim claim = claim_of(query.property, tile::Answer::refuted, query.event);
   int tried = 0;
   std::int64_t at_least = 0;  // all sizes together, after a counterexample that is none
   for (const std::int64_t bound : bounds) {
@@ -512,7 +510,7 @@ void Proving::check_bounds() {
     bool holds = false;
     for (std::size_t i = 0; i < groupings(access.event.tensor).size() && !holds; ++i) holds = digits_hold(access, i);
     if (holds) continue;
-    Query query{Property::bounds, &access.event, nullptr, {}, lane_of(access.event), {}};
+    Query query{Property::bounds, &access.event, {}, lane_of(access.event), {}};
     query.facts = at(access.event, query.lane);
     const Term index = at_lane(access.event.index, query.lane);
     query.facts.push_back(!symbolic::between(0, index, tensors_[at_index(access.event.tensor)].size()));
@@ -534,7 +532,7 @@ void Proving::check_races() {
       }
       if (other.is(false)) continue;  // one program
       const Event& store = is_store(x) ? x : y;
-      Query query{Property::race, &store, nullptr, {}, lane_of(x), {}};
+      Query query{Property::race, &store, {}, lane_of(x), {}};
       query.facts = at(x, query.lane);
       const Lane lane = lane_of(y);
       append(query.facts, primed(at(y, lane)));
@@ -563,10 +561,6 @@ bool in_pass(const symbolic::Event& event, const Pass& pass) {
 bool in_loop(const symbolic::Event& event, int loop) {
   return std::any_of(event.loops.begin(), event.loops.end(), [&](const Pass& own) { return own.loop == loop; });
 }
-
-}  // namespace
-
-namespace {
 
 symbolic::Formula differ(const std::array<Term, 3>& a, const std::array<Term, 3>& b) {
   symbolic::Formula result(false);
@@ -598,7 +592,7 @@ void Proving::check_order() {
   for (Access& access : accesses_) {  // two lanes of one store
     const Event& event = access.event;
     if (event.access != tile::Access::store) continue;
-    Query query{Property::order, &event, nullptr, {}, lane_of(event), {}};
+    Query query{Property::order, &event, {}, lane_of(event), {}};
     const Lane other = lane_of(event, "b");
     const Formula lanes = differ(query.lane, other);
     if (lanes.is(false)) continue;
@@ -648,7 +642,7 @@ void Proving::check_order_of(const std::set<int>& tensors) {
         if (earlier.tensor != later.tensor || earlier.launch != later.launch) continue;
         const Waits needs = waits(earlier.access, later.access);
         if (needs == Waits::never) continue;
-        Query query{Property::order, &later, &earlier, {}, lane_of(later), {}};
+        Query query{Property::order, &later, {}, lane_of(later), {}};
         const Lane lane = lane_of(earlier, "b");
         query.facts = at(later, query.lane);
         append(query.facts, at(earlier, lane));
@@ -719,7 +713,7 @@ void Proving::check_defined() {
     } uses[] = {{event.mask_lanes, false}, {event.index_lanes, true}, {event.value_lanes, true}};
     for (const auto& use : uses) {
       for (const Undefined& u : use.lanes.undefined) {
-        Query query{Property::defined, &event, nullptr, {}, lane_of(event), {}};
+        Query query{Property::defined, &event, {}, lane_of(event), {}};
         query.facts = at(event, query.lane, use.masked);
         query.facts.push_back(at_lane(u.where, query.lane));
         suspect(query);
@@ -729,7 +723,7 @@ void Proving::check_defined() {
     if (event.access == tile::Access::store || tensor.written) continue;
     if (initialized(access, paths_[at_index(access.path)].events)) continue;
     if (event.launch > 0 && covered(event.tensor, event.launch - 1)) continue;
-    Query query{Property::defined, &event, nullptr, {}, lane_of(event), {}};
+    Query query{Property::defined, &event, {}, lane_of(event), {}};
     query.facts = at(event, query.lane);
     suspect(query);
   }
@@ -818,7 +812,7 @@ void Proving::check_written() {
     if (covered(static_cast<int>(tensor), static_cast<int>(launches_.size()))) continue;
     Event none;  // no access to blame
     none.tensor = static_cast<int>(tensor);
-    Query query{Property::written, &none, nullptr, unwritten_.facts, {}, {}};
+    Query query{Property::written, &none, unwritten_.facts, {}, {}};
     for (std::size_t i = 0; i < unwritten_.element.size(); ++i) {
       none.index += unwritten_.element[i] * unwritten_.grouping.strides[i];
     }
@@ -842,7 +836,7 @@ void Proving::check_overflow() {
       nobody.program = demand.program;
       nobody.grid = demand.grid;
       nobody.path = demand.path;
-      Query query{Property::overflow, &nobody, nullptr, at(nobody, {}), {}, {demand.value}};
+      Query query{Property::overflow, &nobody, at(nobody, {}), {}, {demand.value}};
       query.facts.push_back(!demand.must);
       if (!asked.insert(signature(query.facts)).second) continue;
       suspect(query);
@@ -856,7 +850,7 @@ void Proving::check_overflow() {
     } uses[] = {{event.mask_lanes, false}, {event.index_lanes, true}, {event.value_lanes, true}};
     for (const auto& use : uses) {
       for (const symbolic::Checked& checked : use.lanes.checked) {
-        Query query{Property::overflow, &event, nullptr, {}, lane_of(event), {}};
+        Query query{Property::overflow, &event, {}, lane_of(event), {}};
         query.facts = at(event, query.lane, use.masked);
         const Term value = at_lane(checked.value, query.lane);
         query.facts.push_back(!fits(value, checked.bits));

@@ -40,7 +40,6 @@ class Proving {
   struct Query {  // a violation, if it is possible
     Property property;
     const Event* event;
-    const Event* other = nullptr;
     Facts facts;
     Lane lane;
     std::vector<Term> help = {};  // whose products matter
@@ -58,8 +57,8 @@ class Proving {
   void check_written();
   void check_overflow();
 
-  bool settled(Property property) const { return claims_.contains(property); }
   bool suspect(const Query& query, Facts more = {});  // true: it is impossible
+  Claim claim_of(Property property, tile::Answer answer, const Event* event) const;
   void settle(Property property, tile::Answer answer, const Event* event, const std::string& reason);
   bool refute(const Query& query);
   bool confirm(Claim& claim);

@@ -181,29 +181,29 @@ Term Walk::opaque(const std::array<int, 3>& sides, std::int64_t low, std::int64_
 
 // ---- Integers ----
 
-Term computed(Space& space, Operation operation, const Term& a, const Term& b) {
+Term computed(Space& space, Operator op, const Term& a, const Term& b) {
   const auto power = [](const Term& count) {
     if (!count.is_constant() || count.constant() < 0 || count.constant() > 31) {
       throw NotDecided("a shift of an index by what is no number from 0 to 31");
     }
     return std::int64_t{1} << count.constant();
   };
-  switch (operation) {
-    case Operation::add:
+  switch (op) {
+    case Operator::add:
       return a + b;
-    case Operation::subtract:
+    case Operator::subtract:
       return a - b;
-    case Operation::multiply:
+    case Operator::multiply:
       return a * b;
-    case Operation::divide:
+    case Operator::divide:
       return space.quotient(a, b);
-    case Operation::remainder:
+    case Operator::remainder:
       return a - b * space.quotient(a, b);
-    case Operation::shift_left:
+    case Operator::shift_left:
       return a * Term(power(b));
-    case Operation::shift_right:
+    case Operator::shift_right:
       return space.floor_quotient(a, Term(power(b)));
-    case Operation::bit_and:
+    default:  // bit_and
       break;
   }
   const Term& mask = b.is_constant() ? b : a;
@@ -221,46 +221,43 @@ Formula compared(Comparison comparison, const Term& a, const Term& b) {
   return equal(a, b);
 }
 
-SymbolicInt computed(Operation operation, SymbolicInt a, SymbolicInt b) {
+namespace {
+
+s64 computed(Operator op, s64 x, s64 y) {
+  switch (op) {
+    case Operator::add:
+      return x + y;
+    case Operator::subtract:
+      return x - y;
+    case Operator::multiply:
+      return x * y;
+    case Operator::divide:
+      return y == 0 ? 0 : x / y;
+    case Operator::remainder:
+      return y == 0 ? x : x % y;
+    case Operator::shift_left:
+      return x << (y & 31);
+    case Operator::shift_right:
+      return x >> (y & 31);
+    default:  // bit_and
+      return x & y;
+  }
+}
+
+}  // namespace
+
+SymbolicInt computed(Operator op, SymbolicInt a, SymbolicInt b) {
   if (a.value.is_number() && b.value.is_number()) {
     const s64 x = static_cast<s64>(a.value), y = static_cast<s64>(b.value);
-    s64 result = 0;
-    switch (operation) {
-      case Operation::add:
-        result = x + y;
-        break;
-      case Operation::subtract:
-        result = x - y;
-        break;
-      case Operation::multiply:
-        result = x * y;
-        break;
-      case Operation::divide:
-        result = y == 0 ? 0 : x / y;
-        break;
-      case Operation::remainder:
-        result = y == 0 ? x : x % y;
-        break;
-      case Operation::bit_and:
-        result = x & y;
-        break;
-      case Operation::shift_left:
-        result = x << (y & 31);
-        break;
-      case Operation::shift_right:
-        result = x >> (y & 31);
-        break;
-    }
-    return SymbolicInt(static_cast<s32>(result));
+    return SymbolicInt(static_cast<s32>(computed(op, x, y)));
   }
   Walk& walk = the_walk();
   const Term left = a.term(), right = b.term();
-  if (operation == Operation::divide || operation == Operation::remainder) {
+  if (op == Operator::divide || op == Operator::remainder) {
     walk.demand(!equal(right, 0), "a division by 0", right);
   }
-  const Term result = computed(walk.space, operation, left, right);
-  if (operation == Operation::add || operation == Operation::subtract || operation == Operation::multiply ||
-      operation == Operation::shift_left) {
+  const Term result = computed(walk.space, op, left, right);
+  if (op == Operator::add || op == Operator::subtract || op == Operator::multiply || op == Operator::shift_left) {
     walk.demand(
         less_equal(std::numeric_limits<s32>::min(), result) & less_equal(result, std::numeric_limits<s32>::max()),
         "32 bits overflow", result);

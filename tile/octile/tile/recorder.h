@@ -145,6 +145,8 @@ class Recorder {
   void visit_store(const Run& run, int column, std::size_t k);
   void visit_atomic(const Run& run, int column, std::size_t k);
   void race(std::size_t k, User store, User other, const Run* run, int column);
+  void race_after(const Shadow::Users& stores, std::size_t k);
+  bool race_with(const Shadow::Users& users, std::size_t k, const Run& run, int column);
   Finding& finding(Problem problem, int site, bool& is_new);
   void record(const Run& run);
   void flush_records();

@@ -164,22 +164,18 @@ struct Abs {
 };
 
 // A NaN wins, whichever side it stands on, so that a reduction does not hide it.
-struct Maximum {
-  template <class A, class B>
-  TILE_FUNCTION auto operator()(A a, B b) const {
-    using T = Common<A, B>;
-    const T x = static_cast<T>(a), y = static_cast<T>(b);
-    return ((x > y) | (x != x)) ? x : y;
-  }
-};
-struct Minimum {
-  template <class A, class B>
-  TILE_FUNCTION auto operator()(A a, B b) const {
-    using T = Common<A, B>;
-    const T x = static_cast<T>(a), y = static_cast<T>(b);
-    return ((x < y) | (x != x)) ? x : y;
-  }
-};
+#define TILE_EXTREME(Name, op)                              \
+  struct Name {                                             \
+    template <class A, class B>                             \
+    TILE_FUNCTION auto operator()(A a, B b) const {         \
+      using T = Common<A, B>;                               \
+      const T x = static_cast<T>(a), y = static_cast<T>(b); \
+      return ((x op y) | (x != x)) ? x : y;                 \
+    }                                                       \
+  };
+TILE_EXTREME(Maximum, >)
+TILE_EXTREME(Minimum, <)
+#undef TILE_EXTREME
 
 // To the nearest integer, ties to even; keeps the sign of zero.
 TILE_FUNCTION f32 round_even(f32 x) {

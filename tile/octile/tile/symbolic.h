@@ -14,31 +14,6 @@ inline constexpr Kind kind_of = std::is_same_v<T, bool> ? Kind::boolean
                                 : is_float_type<T>      ? Kind::real
                                                         : Kind::integer;
 
-// The operators of scalar.h, as far as they matter to an index.
-enum class Operator {
-  add,
-  subtract,
-  multiply,
-  divide,
-  remainder,
-  bit_and,
-  bit_or,
-  shift_left,
-  shift_right,
-  less,
-  less_equal,
-  greater,
-  greater_equal,
-  equal,
-  not_equal,
-  negate,
-  invert,
-  maximum,
-  minimum,
-  select,
-  cast,
-  other
-};
 template <class F>
 struct OperatorOf {
   static constexpr Operator value = Operator::other;

@@ -66,22 +66,16 @@ class SymbolicInt {
   operator CheckedIndex() const { return {static_cast<s64>(value), {}}; }
   explicit operator float() const { return static_cast<float>(static_cast<s64>(value)); }
 
-  template <class B>
-  SymbolicInt& operator+=(B b) {
-    return *this = *this + b;
+#define TILE_SYMBOLIC_ASSIGN(op)     \
+  template <class B>                 \
+  SymbolicInt& operator op##=(B b) { \
+    return *this = *this op b;       \
   }
-  template <class B>
-  SymbolicInt& operator-=(B b) {
-    return *this = *this - b;
-  }
-  template <class B>
-  SymbolicInt& operator*=(B b) {
-    return *this = *this * b;
-  }
-  template <class B>
-  SymbolicInt& operator/=(B b) {
-    return *this = *this / b;
-  }
+  TILE_SYMBOLIC_ASSIGN(+)
+  TILE_SYMBOLIC_ASSIGN(-)
+  TILE_SYMBOLIC_ASSIGN(*)
+  TILE_SYMBOLIC_ASSIGN(/)
+#undef TILE_SYMBOLIC_ASSIGN
   SymbolicInt& operator++() { return *this += 1; }
   SymbolicInt& operator--() { return *this -= 1; }
   SymbolicInt operator++(int) {
@@ -99,12 +93,37 @@ concept SymbolicOperands = SymbolicOperand<A> && SymbolicOperand<B> &&
 
 namespace symbolic {
 
-enum class Operation { add, subtract, multiply, divide, remainder, bit_and, shift_left, shift_right };
+// The operators of scalar.h, as far as they matter to an index.
+enum class Operator {
+  add,
+  subtract,
+  multiply,
+  divide,
+  remainder,
+  bit_and,
+  bit_or,
+  shift_left,
+  shift_right,
+  less,
+  less_equal,
+  greater,
+  greater_equal,
+  equal,
+  not_equal,
+  negate,
+  invert,
+  maximum,
+  minimum,
+  select,
+  cast,
+  other
+};
 enum class Comparison { less, less_equal, equal };
-SymbolicInt computed(Operation operation, SymbolicInt a, SymbolicInt b);
+// With an operator of TILE_SYMBOLIC_OPERATOR.
+SymbolicInt computed(Operator op, SymbolicInt a, SymbolicInt b);
 bool decided(Comparison comparison, SymbolicInt a, SymbolicInt b);
 // Of formulas: as above, for a stored tile or a number.
-Term computed(Space& space, Operation operation, const Term& a, const Term& b);
+Term computed(Space& space, Operator op, const Term& a, const Term& b);
 Formula compared(Comparison comparison, const Term& a, const Term& b);
 
 }  // namespace symbolic
@@ -112,7 +131,7 @@ Formula compared(Comparison comparison, const Term& a, const Term& b);
 #define TILE_SYMBOLIC_OPERATOR(op, name)                              \
   template <class A, class B>                                         \
   requires SymbolicOperands<A, B> SymbolicInt operator op(A a, B b) { \
-    return symbolic::computed(symbolic::Operation::name, a, b);       \
+    return symbolic::computed(symbolic::Operator::name, a, b);        \
   }
 TILE_SYMBOLIC_OPERATOR(+, add)
 TILE_SYMBOLIC_OPERATOR(-, subtract)
