@@ -135,29 +135,21 @@ const char* octile_plan_sku(const octile_plan* plan) { return plan ? plan->sku.c
 const char* octile_plan_explain(const octile_plan* plan) { return plan ? plan->explanation.c_str() : ""; }
 
 octile_status octile_plan_precision(const octile_plan* plan, octile_precision* precision) {
-  return octile::guarded([&] {
-    constexpr std::string_view kFunction = "octile_plan_precision";
-    if (plan == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": plan is NULL");
-    octile::write_precision(kFunction, precision, plan->guarantee);
+  return octile::guarded([&, function = __func__] {
+    if (plan == nullptr) octile::fail(octile::Status::invalid_argument, function, ": plan is NULL");
+    octile::write_precision(function, precision, plan->guarantee);
   });
 }
 
 octile_status octile_linear_backward_precision(const octile_plan* plan, int32_t gradient, octile_precision* precision) {
-  return octile::guarded([&] {
-    constexpr std::string_view kFunction = "octile_linear_backward_precision";
-    const auto& backward = octile::plan_of<octile::LinearBackwardPlan>(kFunction, plan);
+  return octile::guarded([&, function = __func__] {
+    const auto& backward = octile::plan_of<octile::LinearBackwardPlan>(function, plan);
     octile::Gradient which{};
-    octile::c_interface::Converter(kFunction).choice(which, "gradient", gradient);
-    octile::write_precision(kFunction, precision, backward.precision_guarantee(which));
+    octile::c_interface::Converter(function).choice(which, "gradient", gradient);
+    octile::write_precision(function, precision, backward.precision_guarantee(which));
   });
 }
 
-#define OCTILE_DESCRIPTION(name, Cpp)                                                                     \
-  octile_status octile_##name##_description_init(octile_##name##_description* description, size_t size) { \
-    using Description = octile_##name##_description;                                                      \
-    return octile::init_struct(__func__, description, size,                                               \
-                               octile::c_interface::defaults<octile::Cpp##Description, Description>());   \
-  }
 OCTILE_DESCRIPTION(quantize, Quantize)
 OCTILE_DESCRIPTION(linear, Linear)
 OCTILE_DESCRIPTION(linear_backward, LinearBackward)
@@ -190,20 +182,18 @@ OCTILE_PLAN(grouped_linear, GroupedLinear, grouped_linear, GroupedLinear)
 OCTILE_PLAN(grouped_linear_backward, GroupedLinearBackward, grouped_linear_backward, GroupedLinearBackward)
 
 // What a plan with packed weights has beside them.
-#define OCTILE_PACKING(name, Cpp)                                                                       \
-  octile_status octile_##name##_packed_weight_size(const octile_plan* plan, size_t* size) {             \
-    return octile::guarded([&] {                                                                        \
-      constexpr std::string_view kFunction = "octile_" #name "_packed_weight_size";                     \
-      if (size == nullptr) octile::fail(octile::Status::invalid_argument, kFunction, ": size is NULL"); \
-      *size = octile::plan_of<octile::Cpp##Plan>(kFunction, plan).packed_weight_size();                 \
-    });                                                                                                 \
-  }                                                                                                     \
-  octile_status octile_##name##_pack(const octile_plan* plan, const octile_linear_pack_args* args) {    \
-    return octile::guarded([&] {                                                                        \
-      constexpr std::string_view kFunction = "octile_" #name "_pack";                                   \
-      octile::plan_of<octile::Cpp##Plan>(kFunction, plan)                                               \
-          .pack(octile::c_interface::convert<octile::LinearPackArgs>(kFunction, args));                 \
-    });                                                                                                 \
+#define OCTILE_PACKING(name, Cpp)                                                                      \
+  octile_status octile_##name##_packed_weight_size(const octile_plan* plan, size_t* size) {            \
+    return octile::guarded([&, function = __func__] {                                                  \
+      if (size == nullptr) octile::fail(octile::Status::invalid_argument, function, ": size is NULL"); \
+      *size = octile::plan_of<octile::Cpp##Plan>(function, plan).packed_weight_size();                 \
+    });                                                                                                \
+  }                                                                                                    \
+  octile_status octile_##name##_pack(const octile_plan* plan, const octile_linear_pack_args* args) {   \
+    return octile::guarded([&, function = __func__] {                                                  \
+      octile::plan_of<octile::Cpp##Plan>(function, plan)                                               \
+          .pack(octile::c_interface::convert<octile::LinearPackArgs>(function, args));                 \
+    });                                                                                                \
   }
 OCTILE_PACKING(linear, Linear)
 OCTILE_PACKING(grouped_linear, GroupedLinear)

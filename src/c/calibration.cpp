@@ -82,17 +82,15 @@ extern "C" {
 using octile::guarded;
 using octile::c_interface::convert;
 using octile::c_interface::Converter;
-using octile::c_interface::defaults;
 using octile::c_interface::read_struct;
 using octile::c_interface::write_struct;
 
 octile_status octile_calibrator_create(const octile_calibrator_description* description,
                                        octile_calibrator** calibrator) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_calibrator_create";
-    octile::check_pointer(kFunction, "calibrator", calibrator);
-    const auto c = read_struct(kFunction, "description", description);
-    const bool moments = Converter(kFunction).boolean("second_moments", c.second_moments);
+  return guarded([&, function = __func__] {
+    octile::check_pointer(function, "calibrator", calibrator);
+    const auto c = read_struct(function, "description", description);
+    const bool moments = Converter(function).boolean("second_moments", c.second_moments);
     *calibrator = new octile_calibrator{octile::Calibrator({c.features, moments, c.threads})};
   });
 }
@@ -100,16 +98,14 @@ octile_status octile_calibrator_create(const octile_calibrator_description* desc
 void octile_calibrator_destroy(octile_calibrator* calibrator) { delete calibrator; }
 
 octile_status octile_calibrator_observe(octile_calibrator* calibrator, const octile_tensor* x) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_calibrator_observe";
-    octile::calibrator_of(kFunction, calibrator).observe(Converter(kFunction).tensor("x", x));
+  return guarded([&, function = __func__] {
+    octile::calibrator_of(function, calibrator).observe(Converter(function).tensor("x", x));
   });
 }
 
 octile_status octile_calibrator_merge(octile_calibrator* calibrator, const octile_calibrator* other) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_calibrator_merge";
-    octile::calibrator_of(kFunction, calibrator).merge(octile::calibrator_of(kFunction, other));
+  return guarded([&, function = __func__] {
+    octile::calibrator_of(function, calibrator).merge(octile::calibrator_of(function, other));
   });
 }
 
@@ -124,9 +120,8 @@ float octile_calibrator_max(const octile_calibrator* calibrator) {
 // What a calibrator has found, into `out`.
 #define OCTILE_FOUND(name)                                                                                \
   octile_status octile_calibrator_##name(const octile_calibrator* calibrator, const octile_tensor* out) { \
-    return guarded([&] {                                                                                  \
-      constexpr std::string_view kFunction = "octile_calibrator_" #name;                                  \
-      octile::calibrator_of(kFunction, calibrator).name(Converter(kFunction).tensor("out", out));         \
+    return guarded([&, function = __func__] {                                                             \
+      octile::calibrator_of(function, calibrator).name(Converter(function).tensor("out", out));           \
     });                                                                                                   \
   }
 OCTILE_FOUND(channel_max)
@@ -134,10 +129,9 @@ OCTILE_FOUND(excess)
 OCTILE_FOUND(second_moments)
 
 octile_status octile_smoothing_factors(const octile_smoothing_args* args, float* smoothed_max) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_smoothing_factors";
-    octile::check_pointer(kFunction, "smoothed_max", smoothed_max);
-    *smoothed_max = octile::smoothing_factors(convert<octile::SmoothingArgs>(kFunction, args));
+  return guarded([&, function = __func__] {
+    octile::check_pointer(function, "smoothed_max", smoothed_max);
+    *smoothed_max = octile::smoothing_factors(convert<octile::SmoothingArgs>(function, args));
   });
 }
 
@@ -152,45 +146,35 @@ octile_status octile_smooth_before(const octile_smooth_before_args* args) {
   return guarded([&] { octile::smooth_before(convert<octile::SmoothBeforeArgs>("octile_smooth_before", args)); });
 }
 
-octile_status octile_smoothing_search_description_init(octile_smoothing_search_description* description, size_t size) {
-  return octile::init_struct(__func__, description, size,
-                             defaults<octile::SmoothingSearchDescription, octile_smoothing_search_description>());
-}
+OCTILE_DESCRIPTION(smoothing_search, SmoothingSearch)
+OCTILE_DESCRIPTION(weight_quantizer, WeightQuantizer)
 
 octile_status octile_search_smoothing(const octile_smoothing_search_description* description,
                                       const octile_smoothing_search_args* args,
                                       octile_smoothing_search_result* result) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_search_smoothing";
-    octile::check_result(kFunction, "result", result);
-    const auto d = convert<octile::SmoothingSearchDescription>(kFunction, description);
-    const auto found = octile::search_smoothing(d, convert<octile::SmoothingSearchArgs>(kFunction, args));
-    write_struct(kFunction, "result", result, {0, found.alpha, found.error, found.unsmoothed_error, found.smooth, 0});
+  return guarded([&, function = __func__] {
+    octile::check_result(function, "result", result);
+    const auto d = convert<octile::SmoothingSearchDescription>(function, description);
+    const auto found = octile::search_smoothing(d, convert<octile::SmoothingSearchArgs>(function, args));
+    write_struct(function, "result", result, {0, found.alpha, found.error, found.unsmoothed_error, found.smooth, 0});
   });
-}
-
-octile_status octile_weight_quantizer_description_init(octile_weight_quantizer_description* description, size_t size) {
-  return octile::init_struct(__func__, description, size,
-                             defaults<octile::WeightQuantizerDescription, octile_weight_quantizer_description>());
 }
 
 octile_status octile_quantize_weight(const octile_weight_quantizer_description* description,
                                      const octile_weight_quantizer_args* args) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_quantize_weight";
-    const auto d = convert<octile::WeightQuantizerDescription>(kFunction, description);
-    octile::quantize_weight(d, convert<octile::WeightQuantizerArgs>(kFunction, args));
+  return guarded([&, function = __func__] {
+    const auto d = convert<octile::WeightQuantizerDescription>(function, description);
+    octile::quantize_weight(d, convert<octile::WeightQuantizerArgs>(function, args));
   });
 }
 
 octile_status octile_weight_error(const octile_weight_quantizer_description* description,
                                   const octile_weight_quantizer_args* args, octile_weight_error_result* result) {
-  return guarded([&] {
-    constexpr std::string_view kFunction = "octile_weight_error";
-    octile::check_result(kFunction, "result", result);
-    const auto d = convert<octile::WeightQuantizerDescription>(kFunction, description);
-    const auto error = octile::weight_error(d, convert<octile::WeightErrorArgs>(kFunction, args));
-    write_struct(kFunction, "result", result, {0, error.noise, error.signal});
+  return guarded([&, function = __func__] {
+    octile::check_result(function, "result", result);
+    const auto d = convert<octile::WeightQuantizerDescription>(function, description);
+    const auto error = octile::weight_error(d, convert<octile::WeightErrorArgs>(function, args));
+    write_struct(function, "result", result, {0, error.noise, error.signal});
   });
 }
 

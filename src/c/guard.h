@@ -35,3 +35,11 @@ octile_status init_struct(std::string_view function, Struct* wanted, std::size_t
 }
 
 }  // namespace octile
+
+// octile_linear_description_init, by the description's name here and in C++: the defaults of its twin.
+#define OCTILE_DESCRIPTION(name, Cpp)                                                                     \
+  octile_status octile_##name##_description_init(octile_##name##_description* description, size_t size) { \
+    using Description = octile_##name##_description;                                                      \
+    return octile::init_struct(__func__, description, size,                                               \
+                               octile::c_interface::defaults<octile::Cpp##Description, Description>());   \
+  }
