@@ -46,7 +46,8 @@ void look(Inputs&... inputs) {
 
 template <class Args>
 void run(octile_status (*function)(const octile_plan*, const Args*, void*, std::size_t, void*), const Plan& plan,
-         const Args& args, octile_device device) {
+         Args& args, octile_device device) {
+  args.struct_size = sizeof args;
   void* stream = nullptr;
   if (device.type == OCTILE_DEVICE_CUDA) {
     const CudaShim& cuda = cuda_shim();
@@ -171,7 +172,6 @@ void quantize(Value* stack) {
   Quantized results(x, description);
   Views view;
   octile_quantize_args args = {};
-  args.struct_size = sizeof args;
   args.x = view(x);
   args.given_scale = view(given_scale);
   args.up = view(up);
@@ -217,7 +217,6 @@ void norm_quantize(Value* stack) {
   if (columns == 0) mean.fill(0), rstd.fill(0);
   Views view;
   octile_quantize_args args = {};
-  args.struct_size = sizeof args;
   args.x = view(x);
   args.norm_weight = view(weight);
   args.norm_bias = view(bias);
@@ -314,7 +313,6 @@ void dequantize(Value* stack) {
   if (shape.rows > 0 && columns > 0) {
     Views views;
     octile_dequantize_args args = {};
-    args.struct_size = sizeof args;
     args.q = packed != nullptr ? views.packed(weight, columns, packed->per_byte) : views(weight);
     args.scale = views(scale);
     args.zero_point = views(zero_point);
@@ -361,7 +359,6 @@ void run_linear(octile_linear_description& description, LinearOperands operands,
   const Packed* const as = packed ? nullptr : packed_as(weight, x.columns());
   Views views;
   octile_linear_args args = {};
-  args.struct_size = sizeof args;
   args.x = views(x);
   args.x_scale = views(x_scale);
   args.x_multiplier = views(x_multiplier);
@@ -517,7 +514,6 @@ void grouped_linear(Value* stack) {
   y.create_matrix(shape);
   Views views;
   octile_grouped_linear_args args = {};
-  args.struct_size = sizeof args;
   args.x = views(x);
   args.x_scale = views(x_scale);
   args.offsets = views(offsets);
@@ -618,7 +614,6 @@ void backward(Value* stack, octile_status (*initialize)(Description*, std::size_
 
   Views views;
   Args args = {};
-  args.struct_size = sizeof args;
   args.seed = seed;
   args.dy = views(dy);
   args.weight = views(weight);

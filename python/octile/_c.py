@@ -61,11 +61,8 @@ Device, Element, Tensor = (STRUCTURES[f"octile_{name}"] for name in ("device", "
 LinearDescription, RunArguments = STRUCTURES["octile_linear_description"], STRUCTURES["octile_linear_args"]
 PackArguments = STRUCTURES["octile_linear_pack_args"]
 QuantizeDescription, QuantizeArguments = STRUCTURES["octile_quantize_description"], STRUCTURES["octile_quantize_args"]
-DequantizeArguments = STRUCTURES["octile_dequantize_args"]
 BackwardDescription = STRUCTURES["octile_linear_backward_description"]
 BackwardArguments = STRUCTURES["octile_linear_backward_args"]
-GroupedArguments = STRUCTURES["octile_grouped_linear_args"]
-GroupedBackwardArguments = STRUCTURES["octile_grouped_linear_backward_args"]
 
 
 class Error(RuntimeError):

@@ -206,20 +206,11 @@ def _function_backward(ctx, dy):
     need_x, need_w, need_b = _needed(ctx)[:3]
     x_q, x_scale, w_q, w_scale, b = ctx.saved_tensors
     need_b = need_b and b is not None
-    dx, dw, db = functional._linear_backward(
-        functional._rows(dy),
-        w_q.t() if need_x else None,
-        w_scale if need_x else None,
-        x_q if need_w else None,
-        x_scale if need_w else None,
-        _c.DEQUANTIZED if need_x else _c.NO_PRODUCT,
-        _c.DEQUANTIZED if need_w else _c.NO_PRODUCT,
-        need_b,
-        _c.OUT_IN,
-        False,
-        functional._dw_dtype(dy.dtype, ctx.w_dtype),
-        _c.IN_OUT,
-    )
+    of_w = (w_q.t(), w_scale) if need_x else (None, None)
+    of_x = (x_q, x_scale) if need_w else (None, None)
+    products = _c.DEQUANTIZED if need_x else _c.NO_PRODUCT, _c.DEQUANTIZED if need_w else _c.NO_PRODUCT
+    layouts = _c.OUT_IN, False, functional._dw_dtype(dy.dtype, ctx.w_dtype), _c.IN_OUT
+    dx, dw, db = functional._linear_backward(functional._rows(dy), *of_w, *of_x, *products, need_b, *layouts)
     dx = dx.view(ctx.shape) if need_x else None
     return dx, dw.to(ctx.w_dtype) if need_w else None, db if need_b else None, None
 

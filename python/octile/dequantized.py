@@ -23,12 +23,8 @@ class DequantizedWeight(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        for place, argument in enumerate(function._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written = arguments[place] if place < len(arguments) else keywords.get(argument.name)
-                for one in written if isinstance(written, (list, tuple)) else [written]:
-                    if isinstance(one, cls):
-                        one._refuse()
+        for one in written(cls, function, arguments, keywords):
+            one._refuse()
         if function is torch.ops.aten.detach.default:  # no way around the refusal
             return cls(arguments[0]._layer)
         arguments, keywords = torch.utils._pytree.tree_map_only(cls, cls.dense, (arguments, keywords))
@@ -73,6 +69,14 @@ def _of_dense(name):
 
 for _name in ("numpy", "tolist", "__dlpack__", "untyped_storage"):
     setattr(DequantizedWeight, _name, _of_dense(_name))
+
+
+def written(cls, function, arguments, keywords):
+    """Those of a subclass of torch.Tensor that an operation writes to."""
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = arguments[place] if place < len(arguments) else keywords.get(argument.name)
+            yield from (one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, cls))
 
 
 def read_only(layer):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import _c, _ops  # noqa: F401  (_ops registers torch.ops.octile)
+from .dequantized import written
 
 # Not at once: `parallel`, `agreement` and DTensor, which need torch.distributed.
 
@@ -91,10 +92,10 @@ class ShardedWeight(torch.Tensor):
         plain = torch.utils._pytree.tree_map_only(cls, lambda w: w._values, (arguments, keywords))
         out = function(*plain[0], **plain[1])
         if function._schema.is_mutable:
-            for written in _written(cls, function, arguments, keywords):
-                written._state.writes += 1
-                if out is written._values:
-                    out = written
+            for one in written(cls, function, arguments, keywords):
+                one._state.writes += 1
+                if out is one._values:
+                    out = one
             return out
         is_view = any(returned.alias_info is not None for returned in function._schema.returns)
         if is_view or function in cls._COPIES:
@@ -161,13 +162,6 @@ class ShardedWeight(torch.Tensor):
         channels = self._whole.channels
         q, scale = (*all_gather_outputs, metadata) if alone else all_gather_outputs
         return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
-
-
-def _written(cls, function, arguments, keywords):
-    for place, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = arguments[place] if place < len(arguments) else keywords.get(argument.name)
-            yield from (one for one in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(one, cls))
 
 
 class GatheredWeight(torch.Tensor):

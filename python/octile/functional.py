@@ -262,24 +262,12 @@ class _Linear(torch.autograd.Function):
         x, xs, w, ws = ctx.saved_tensors
         layout, dx_product, dw_product, w_layout = ctx.choices
         x_dtype, w_dtype, b_dtype = ctx.dtypes
-        int8 = (need_x and dx_product == _c.INT8) or (need_w and dw_product == _c.INT8)
-        dx, dw, db = _linear_backward(
-            _rows(dy),
-            w if need_x else None,
-            ws if need_x else None,
-            x if need_w else None,
-            xs if need_w else None,
-            dx_product if need_x else _c.NO_PRODUCT,
-            dw_product if need_w else _c.NO_PRODUCT,
-            need_b,
-            w_layout,
-            dw_product == _c.INT8,
-            _dw_dtype(dy.dtype, w_dtype),
-            layout,
-            ctx.rounding,
-            ctx.seed,
-            ctx.gradient_block if int8 else 0,
-        )
+        of_w = (w, ws) if need_x else (None, None)
+        of_x = (x, xs) if need_w else (None, None)
+        products = dx_product if need_x else _c.NO_PRODUCT, dw_product if need_w else _c.NO_PRODUCT
+        layouts = w_layout, dw_product == _c.INT8, _dw_dtype(dy.dtype, w_dtype), layout
+        choices = ctx.rounding, ctx.seed, ctx.gradient_block if _c.INT8 in products else 0
+        dx, dw, db = _linear_backward(_rows(dy), *of_w, *of_x, *products, need_b, *layouts, *choices)
         if need_x:
             dx = dx if dx.dtype is x_dtype else dx.to(x_dtype)
             dx = dx if dy.dim() == 2 else dx.view(*ctx.leading, dx.shape[1])

@@ -160,25 +160,12 @@ class _Sharded(torch.autograd.Function):
             dy = _gather(dy, tokens, group, size)
         rows = functional._rows(dy)
         by_integers = need_x and exact and not row
-        dx_product = o.dx if need_x and not by_integers else _c.NO_PRODUCT
-        dw_product = o.dw if need_w else _c.NO_PRODUCT
-        dx, dw, db = _linear_backward(
-            rows,
-            w if dx_product else None,
-            ws if dx_product else None,
-            x,
-            xs,
-            dx_product,
-            dw_product,
-            need_b,
-            ctx.w_layout,
-            ctx.x_transposed,
-            functional._dw_dtype(dy.dtype, w_dtype) if need_w else dy.dtype,
-            _c.OUT_IN,
-            o.rounding,
-            ctx.seed,
-            o.gradient_block if _c.INT8 in (dx_product, dw_product) else 0,
-        )
+        products = o.dx if need_x and not by_integers else _c.NO_PRODUCT, o.dw if need_w else _c.NO_PRODUCT
+        of_w = (w, ws) if products[0] else (None, None)
+        dw_dtype = functional._dw_dtype(dy.dtype, w_dtype) if need_w else dy.dtype
+        layouts = ctx.w_layout, ctx.x_transposed, dw_dtype, _c.OUT_IN
+        choices = o.rounding, ctx.seed, o.gradient_block if _c.INT8 in products else 0
+        dx, dw, db = _linear_backward(rows, *of_w, x, xs, *products, need_b, *layouts, *choices)
         if by_integers:
             q, _, scale = quantize_shared(rows.to(ws.dtype) * ws, group, least=LEAST_OF_DY)
             # The product's layout is of a weight (OUT, IN), and here IN is what is left.
