@@ -1,9 +1,5 @@
 // octile tune: times the kernels that a plan may choose among, and keeps the fastest in a file that plans follow.
-#include <fcntl.h>
-#include <sys/file.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -11,6 +7,7 @@
 #include <sstream>
 
 #include "base/output.h"
+#include "base/tuning_file.h"
 #include "cli/bench/peaks.h"
 #include "cli/cli.h"
 #include "cli/support/formats.h"
@@ -152,20 +149,6 @@ LinearDescription layer_of(const std::string& format, const Shape& shape, const 
 
 // ---- The file ----
 
-// While it lives, no other octile tune writes into this folder.
-class FolderLock {
- public:
-  explicit FolderLock(const fs::path& folder) : folder_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    if (folder_.number() < 0) base::fail_on("write into", folder, errno);
-    while (flock(folder_.number(), LOCK_EX) != 0) {
-      if (errno != EINTR) return;  // a file system without locks: the last one to write wins
-    }
-  }
-
- private:
-  base::Descriptor folder_;
-};
-
 // What the file holds now, which has to be for this device.
 TuningFile read_before(const fs::path& path, const std::string& device) {
   std::error_code ignored;
@@ -180,7 +163,7 @@ TuningFile read_before(const fs::path& path, const std::string& device) {
 }
 
 void save(const fs::path& path, const std::string& device, const std::vector<Measured>& measured) {
-  const FolderLock lock(path.has_parent_path() ? path.parent_path() : ".");
+  const base::FolderLock lock(path.has_parent_path() ? path.parent_path() : ".");
   TuningFile file = read_before(path, device);
   for (const Measured& one : measured) file.choices[one.key][one.choice.m] = one.choice;
   base::write_file(path, text_of(file));

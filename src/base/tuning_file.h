@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "base/descriptor.h"
+#include "base/output.h"
 
 namespace octile::base {
 
@@ -48,6 +49,21 @@ std::optional<std::string> tuning_text(const std::filesystem::path& path, const 
   if (text.size() > kMaxTuningBytes) refuse("is larger than " + std::to_string(kMaxTuningBytes) + " bytes");
   return text;
 }
+
+// While it lives, no other program writes choices into this folder.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::filesystem::path& folder)
+      : folder_(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (folder_.number() < 0) fail_on("write into", folder, errno);
+    // A file system without locks: the last one to write wins.
+    while (flock(folder_.number(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+
+ private:
+  Descriptor folder_;
+};
 
 // The file of a device in the folder of caches: its name is `begin`, the device's letters and digits, and `end`. Empty:
 // neither XDG_CACHE_HOME nor HOME says where that is.

@@ -4,13 +4,8 @@
 //   device cuda NVIDIA H200
 //   0.000214 matmul 4096 4096 4096 : Warpgroups<2,Warps<4,2,2,1>> band=16 cluster=1 128 256 64
 //   end 1
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -183,10 +178,7 @@ void keep(const std::string& file, const std::string& device, const std::string&
   if (path.empty()) return;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
   fs::create_directories(folder);
-  const base::Descriptor locked(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (locked.number() < 0) base::fail_on("write into", folder, errno);
-  while (flock(locked.number(), LOCK_EX) != 0 && errno == EINTR) {
-  }
+  const base::FolderLock lock_of_files(folder);
   Choices all = read(path, device);  // other processes have added theirs
   all[key] = kept;
   base::write_file(path, text_of(all, device));
