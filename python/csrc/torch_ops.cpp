@@ -19,9 +19,12 @@ constexpr double kMinScale = 1e-8;
 
 template <class Description>
 Description defaults(octile_status (*initialize)(Description*, std::size_t)) {
-  Description description = {};  // a library that is older than the header leaves its end alone
-  initialize(&description, sizeof description);
-  return description;
+  static const Description kDefaults = [&] {
+    Description description = {};  // a library that is older than the header leaves its end alone
+    initialize(&description, sizeof description);
+    return description;
+  }();
+  return kDefaults;
 }
 
 // A plan's threads are torch's, so that torch.set_num_threads() is obeyed. GPUs have none.
@@ -91,8 +94,7 @@ void check_orientation(std::int32_t orientation) {
 }
 
 octile_quantize_description quantize_description(const Input& x, std::int32_t granularity, std::int32_t orientation) {
-  static const auto kDefaults = defaults(octile_quantize_description_init);
-  octile_quantize_description description = kDefaults;
+  octile_quantize_description description = defaults(octile_quantize_description_init);
   description.rows = x.rows();
   description.cols = x.columns();
   description.x = dtype_of(x.torch_dtype());
@@ -284,8 +286,7 @@ void dequantize(Value* stack) {
   check_levels(weight, columns);
   if (dtype_of(dtype) < 0) fail("dtype is %s", name_of(dtype));
 
-  static const auto kDefaults = defaults(octile_quantize_description_init);
-  octile_quantize_description description = kDefaults;
+  octile_quantize_description description = defaults(octile_quantize_description_init);
   description.rows = weight.rows();
   description.cols = columns;
   description.x = dtype_of(dtype);
@@ -371,11 +372,6 @@ void run_linear(octile_linear_description& description, LinearOperands operands,
   *result = y.release();
 }
 
-octile_linear_description linear_defaults() {
-  static const auto kDefaults = defaults(octile_linear_description_init);
-  return kDefaults;
-}
-
 }  // namespace
 
 // linear(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int activation, int weight_layout,
@@ -383,7 +379,7 @@ octile_linear_description linear_defaults() {
 void linear(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), weight_scale("weight_scale", stack[2]);
   Input bias = Input::optional("bias", stack[3]), multiplier = Input::optional("x_multiplier", stack[6]), none("", 0);
-  octile_linear_description description = linear_defaults();
+  octile_linear_description description = defaults(octile_linear_description_init);
   description.activation = choice(stack[4]);
   description.weight_layout = choice(stack[5]);
   std::memcpy(&description.static_scale, &stack[7], sizeof description.static_scale);
@@ -402,7 +398,7 @@ void linear(Value* stack) {
 void linear_int8(Value* stack) {
   Input x("x", stack[0]), x_scale("x_scale", stack[1]), weight("weight", stack[2]);
   Input weight_scale("weight_scale", stack[3]), bias = Input::optional("bias", stack[4]), none("", 0);
-  octile_linear_description description = linear_defaults();
+  octile_linear_description description = defaults(octile_linear_description_init);
   description.weight_layout = choice(stack[5]);
   const auto y_dtype = static_cast<std::int32_t>(stack[6]);
   look(x, x_scale, weight, weight_scale, bias);
@@ -437,7 +433,7 @@ void linear_s4(Value* stack) {
     fail("weight has %lld columns of %s, expected %lld of uint8", static_cast<long long>(weight.columns()),
          name_of(weight.torch_dtype()), static_cast<long long>((k + 1) / 2));
   }
-  octile_linear_description description = linear_defaults();
+  octile_linear_description description = defaults(octile_linear_description_init);
   description.x = description.y = dtype_of(x.torch_dtype());
   description.activation = choice(stack[5]);
   description.weight = packed->weight;
@@ -451,7 +447,7 @@ void linear_s4(Value* stack) {
 void linear_packed(Value* stack) {
   Input x("x", stack[0]), weight("weight", stack[1]), bias = Input::optional("bias", stack[2]);
   Input multiplier = Input::optional("x_multiplier", stack[8]), none("", 0);
-  octile_linear_description description = linear_defaults();
+  octile_linear_description description = defaults(octile_linear_description_init);
   description.packed_weight = 1;
   description.n = static_cast<std::int64_t>(stack[3]);
   description.activation = choice(stack[4]);
@@ -478,8 +474,7 @@ void grouped_linear(Value* stack) {
   Input weight_scale = Input::optional("weight_scale", stack[5]);
   Input zero_point = Input::optional("weight_zero_point", stack[6]), bias = Input::optional("bias", stack[7]);
   Input places = Input::optional("place", stack[8]), router_weight = Input::optional("router_weight", stack[9]);
-  static const auto kDefaults = defaults(octile_grouped_linear_description_init);
-  octile_grouped_linear_description description = kDefaults;
+  octile_grouped_linear_description description = defaults(octile_grouped_linear_description_init);
   description.n = static_cast<std::int64_t>(stack[10]);
   description.activation = choice(stack[11]);
   description.weight = choice(stack[12]);
@@ -547,8 +542,7 @@ void backward(Value* stack, octile_status (*initialize)(Description*, std::size_
   Input dy("dy", *next++), offsets = kGrouped ? Input("offsets", *next++) : Input("", 0);
   Input weight = Input::optional("weight", *next++), weight_scale = Input::optional("weight_scale", *next++);
   Input x = Input::optional("x", *next++), x_scale = Input::optional("x_scale", *next++);
-  static const Description kDefaults = defaults(initialize);
-  Description description = kDefaults;
+  Description description = defaults(initialize);
   description.dx = choice(*next++);
   description.dw = choice(*next++);
   description.db = boolean(*next++);

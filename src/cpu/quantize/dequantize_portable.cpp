@@ -70,18 +70,11 @@ void dequantize_backward(const QuantizeProblem& p, const QuantizeOperands& o) {
 
 }  // namespace
 
-extern constinit const QuantizeKernel dequantize_portable = {
-    .name = "dequantize_portable",
-    .task = {Operation::dequantize},
-    .cost = portable_quantize_cost,
-    .launch = either<dequantize<float>, dequantize<double>>,
-};
+extern constinit const QuantizeKernel dequantize_portable =
+    portable_row("dequantize_portable", Operation::dequantize, either<dequantize<float>, dequantize<double>>);
 
-extern constinit const QuantizeKernel dequantize_backward_portable = {
-    .name = "dequantize_backward_portable",
-    .task = {Operation::dequantize_backward},
-    .cost = portable_quantize_cost,
-    .launch = either<dequantize_backward<float>, dequantize_backward<double>>,
-};
+extern constinit const QuantizeKernel dequantize_backward_portable =
+    portable_row("dequantize_backward_portable", Operation::dequantize_backward,
+                 either<dequantize_backward<float>, dequantize_backward<double>>);
 
 }  // namespace octile::cpu

@@ -46,12 +46,7 @@ std::size_t workspace(const QuantizeProblem& p) { return static_cast<std::size_t
 
 }  // namespace
 
-extern constinit const QuantizeKernel fake_quantize_portable = {
-    .name = "fake_quantize_portable",
-    .task = {Operation::fake_quantize},
-    .cost = portable_quantize_cost,
-    .workspace = workspace,
-    .launch = either<fake_quantize<float>, fake_quantize<double>>,
-};
+extern constinit const QuantizeKernel fake_quantize_portable = portable_row(
+    "fake_quantize_portable", Operation::fake_quantize, either<fake_quantize<float>, fake_quantize<double>>, workspace);
 
 }  // namespace octile::cpu

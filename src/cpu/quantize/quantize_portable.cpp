@@ -173,12 +173,7 @@ std::size_t workspace(const QuantizeProblem& p) {
 
 }  // namespace
 
-extern constinit const QuantizeKernel quantize_portable = {
-    .name = "quantize_portable",
-    .task = {Operation::quantize},
-    .cost = portable_quantize_cost,
-    .workspace = workspace,
-    .launch = either<quantize<float>, quantize<double>>,
-};
+extern constinit const QuantizeKernel quantize_portable =
+    portable_row("quantize_portable", Operation::quantize, either<quantize<float>, quantize<double>>, workspace);
 
 }  // namespace octile::cpu

@@ -160,18 +160,12 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
 
 }  // namespace
 
-extern constinit const QuantizeKernel quantize_backward_portable = {
-    .name = "quantize_backward_portable",
-    .task = {Operation::quantize_backward},
-    .cost = portable_quantize_cost,
-    .launch = either<straight_through<true, float>, straight_through<true, double>>,
-};
+extern constinit const QuantizeKernel quantize_backward_portable =
+    portable_row("quantize_backward_portable", Operation::quantize_backward,
+                 either<straight_through<true, float>, straight_through<true, double>>);
 
-extern constinit const QuantizeKernel fake_quantize_backward_portable = {
-    .name = "fake_quantize_backward_portable",
-    .task = {Operation::fake_quantize_backward},
-    .cost = portable_quantize_cost,
-    .launch = either<straight_through<false, float>, straight_through<false, double>>,
-};
+extern constinit const QuantizeKernel fake_quantize_backward_portable =
+    portable_row("fake_quantize_backward_portable", Operation::fake_quantize_backward,
+                 either<straight_through<false, float>, straight_through<false, double>>);
 
 }  // namespace octile::cpu

@@ -30,6 +30,12 @@ inline double with_isa(double baseline, double avx2, double avx512, double avx51
 }
 
 inline Cost portable_quantize_cost(const QuantizeProblem& p) { return quantize_cost(p, 4e9 * thread_count(p.threads)); }
+// Of the quantizers.
+constexpr QuantizeKernel portable_row(std::string_view name, Operation operation,
+                                      decltype(QuantizeKernel::launch) launch,
+                                      decltype(QuantizeKernel::workspace) workspace = nullptr) {
+  return {.name = name, .task = {operation}, .cost = portable_quantize_cost, .workspace = workspace, .launch = launch};
+}
 inline Cost portable_float_cost(const GemmProblem& p) {
   const double threads = thread_count(p.threads);
   return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads, kBytesPerSecond * threads);
