@@ -51,23 +51,6 @@ bool numbers(const std::vector<Operand>& operands) {
   return std::all_of(operands.begin(), operands.end(), [](const Operand& o) { return is_number(o.kind); });
 }
 
-Formula comparison(Operator op, const Term& a, const Term& b) {
-  switch (op) {
-    case Operator::less:
-      return less(a, b);
-    case Operator::less_equal:
-      return less_equal(a, b);
-    case Operator::greater:
-      return less(b, a);
-    case Operator::greater_equal:
-      return less_equal(b, a);
-    case Operator::equal:
-      return equal(a, b);
-    default:
-      return !equal(a, b);
-  }
-}
-
 // The value alone; an operator that is not followed gives an unknown one.
 Lanes value_of(Operator op, const Result& result, const std::vector<Operand>& operands) {
   Space& space = the_walk().space;
@@ -94,7 +77,7 @@ Lanes value_of(Operator op, const Result& result, const std::vector<Operand>& op
     } else if (op == Operator::cast) {
       lanes.truth = as_truth(operands[0]);
     } else if (op >= Operator::less && op <= Operator::not_equal) {
-      lanes.truth = comparison(op, as_number(space, operands[0]), as_number(space, operands[1]));
+      lanes.truth = compared(op, as_number(space, operands[0]), as_number(space, operands[1]));
     } else {
       return unknown(result);
     }

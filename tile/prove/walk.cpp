@@ -215,10 +215,21 @@ Term computed(Space& space, Operator op, const Term& a, const Term& b) {
   return of - Term(bits + 1) * space.floor_quotient(of, Term(bits + 1));
 }
 
-Formula compared(Comparison comparison, const Term& a, const Term& b) {
-  if (comparison == Comparison::less) return less(a, b);
-  if (comparison == Comparison::less_equal) return less_equal(a, b);
-  return equal(a, b);
+Formula compared(Operator op, const Term& a, const Term& b) {
+  switch (op) {
+    case Operator::less:
+      return less(a, b);
+    case Operator::less_equal:
+      return less_equal(a, b);
+    case Operator::greater:
+      return less(b, a);
+    case Operator::greater_equal:
+      return less_equal(b, a);
+    case Operator::equal:
+      return equal(a, b);
+    default:  // not_equal
+      return !equal(a, b);
+  }
 }
 
 namespace {
@@ -265,8 +276,8 @@ SymbolicInt computed(Operator op, SymbolicInt a, SymbolicInt b) {
   return SymbolicInt(result);
 }
 
-bool decided(Comparison comparison, SymbolicInt a, SymbolicInt b) {
-  const Formula formula = compared(comparison, a.term(), b.term());
+bool decided(Operator op, SymbolicInt a, SymbolicInt b) {
+  const Formula formula = compared(op, a.term(), b.term());
   if (formula.is(true) || formula.is(false)) return formula.is(true);
   return the_walk().decide(formula);
 }

@@ -125,13 +125,9 @@ Term at_lane(const SymbolicIndex& base, const SymbolicIndex& plane, const Symbol
 
 template <AffineTile A, Compare kCompare>
 Formula formula_of(const Bound<A, kCompare>& bound, const Term& index) {
-  const Term n = bound.n.term();
-  if constexpr (kCompare == Compare::less) return less(index, n);
-  if constexpr (kCompare == Compare::less_equal) return less_equal(index, n);
-  if constexpr (kCompare == Compare::greater) return less(n, index);
-  if constexpr (kCompare == Compare::greater_equal) return less_equal(n, index);
-  if constexpr (kCompare == Compare::equal) return equal(index, n);
-  return !equal(index, n);
+  // Both enumerations have the comparisons in the same order.
+  constexpr auto kOperator = static_cast<Operator>(static_cast<int>(Operator::less) + static_cast<int>(kCompare));
+  return compared(kOperator, index, bound.n.term());
 }
 
 template <class A>

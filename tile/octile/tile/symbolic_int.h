@@ -118,13 +118,13 @@ enum class Operator {
   cast,
   other
 };
-enum class Comparison { less, less_equal, equal };
 // With an operator of TILE_SYMBOLIC_OPERATOR.
 SymbolicInt computed(Operator op, SymbolicInt a, SymbolicInt b);
-bool decided(Comparison comparison, SymbolicInt a, SymbolicInt b);
+// With a comparison.
+bool decided(Operator op, SymbolicInt a, SymbolicInt b);
 // Of formulas: as above, for a stored tile or a number.
 Term computed(Space& space, Operator op, const Term& a, const Term& b);
-Formula compared(Comparison comparison, const Term& a, const Term& b);
+Formula compared(Operator op, const Term& a, const Term& b);
 
 }  // namespace symbolic
 
@@ -153,23 +153,19 @@ TILE_SYMBOLIC_BITS(>>)
 #undef TILE_SYMBOLIC_BITS
 
 // A comparison decides: each outcome that is possible is followed.
-#define TILE_SYMBOLIC_COMPARISON(op, expression)                                     \
-  template <class A, class B>                                                        \
-  requires SymbolicOperands<A, B>                                                    \
-  bool operator op(A a, B b) {                                                       \
-    using symbolic::Comparison;                                                      \
-    const auto is = [](Comparison comparison, SymbolicInt left, SymbolicInt right) { \
-      return symbolic::decided(comparison, left, right);                             \
-    };                                                                               \
-    return expression;                                                               \
-  }
-TILE_SYMBOLIC_COMPARISON(<, is(Comparison::less, a, b))
-TILE_SYMBOLIC_COMPARISON(<=, is(Comparison::less_equal, a, b))
-TILE_SYMBOLIC_COMPARISON(>, is(Comparison::less, b, a))
-TILE_SYMBOLIC_COMPARISON(>=, is(Comparison::less_equal, b, a))
-TILE_SYMBOLIC_COMPARISON(==, is(Comparison::equal, a, b))
-TILE_SYMBOLIC_COMPARISON(!=, !is(Comparison::equal, a, b))
+#define TILE_SYMBOLIC_COMPARISON(op, name) \
+  template <class A, class B>              \
+  requires SymbolicOperands<A, B>          \
+  bool operator op(A a, B b) { return symbolic::decided(symbolic::Operator::name, a, b); }
+TILE_SYMBOLIC_COMPARISON(<, less)
+TILE_SYMBOLIC_COMPARISON(<=, less_equal)
+TILE_SYMBOLIC_COMPARISON(>, greater)
+TILE_SYMBOLIC_COMPARISON(>=, greater_equal)
+TILE_SYMBOLIC_COMPARISON(==, equal)
 #undef TILE_SYMBOLIC_COMPARISON
+template <class A, class B>
+requires SymbolicOperands<A, B>
+bool operator!=(A a, B b) { return !(a == b); }
 
 template <class A, class B>
 requires SymbolicOperands<A, B> SymbolicInt cdiv(A a, B b) { return (SymbolicInt(a) + SymbolicInt(b) - 1) / b; }
