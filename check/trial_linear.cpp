@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/access.h"
+#include "base/fields.h"
 #include "base/message.h"
 #include "base/parts.h"
 #include "check/runner.h"
@@ -350,16 +351,8 @@ class GroupedBackwardFacts {
       one.weight_scale = expert_rows(args.weight_scale, e, d.weight.granularity == Granularity::tensor ? 1 : d.n);
       one.x = rows_at(args.x, first, count);
       one.x_scale = rows_at(args.x_scale, first, count);
-      const LinearBackwardDescription dense{.n = d.n,
-                                            .k = d.k,
-                                            .dy = d.dy,
-                                            .dw_accumulate = d.dw_accumulate,
-                                            .dx = d.dx,
-                                            .dw = d.dw,
-                                            .db = d.db,
-                                            .activation = d.activation,
-                                            .static_scale = d.static_scale,
-                                            .weight = d.weight};
+      const auto dense = with_fields<LinearBackwardDescription>(
+          OCTILE_FIELDS(a.n, a.k, a.dy, a.dw_accumulate, a.dx, a.dw, a.db, a.activation, a.static_scale, a.weight), d);
       for (std::int64_t r = 0; r < count; ++r) of_row_[first + r] = {e, r};
       experts_.emplace_back(dense, one);
     }

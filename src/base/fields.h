@@ -1,5 +1,5 @@
 // The fields of a structure as a list: their names, and references to those of any structure that has fields of these
-// names. So one list serves a structure of the C++ interface and its twin in the C one.
+// names. So one list serves a structure of the C++ interface and its twin in the C one, or experts and one of them.
 #pragma once
 
 #include <string_view>
@@ -24,6 +24,14 @@ struct FieldList {
   FieldList {                                                   \
     [](auto& a) { return std::tie(__VA_ARGS__); }, #__VA_ARGS__ \
   }
+
+// A structure whose fields of the list are those of `from`; the others have their defaults.
+template <class To, class List, class From>
+To with_fields(const List& list, const From& from) {
+  To to;
+  list.tie(to) = list.tie(from);
+  return to;
+}
 
 // Of arguments: their tensors.
 template <class Structure>

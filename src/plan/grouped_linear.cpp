@@ -14,6 +14,7 @@
 
 #include "base/access.h"
 #include "base/ceil_div.h"
+#include "base/fields.h"
 #include "base/float_environment.h"
 #include "base/message.h"
 #include "base/thread_pool.h"
@@ -60,19 +61,9 @@ std::int64_t rows_of_x(const GroupedLinearDescription& d) { return d.gather ? d.
 
 // One expert's layer of X as the caller gives it.
 LinearDescription expert_of(const GroupedLinearDescription& d) {
-  return {.m = d.m,
-          .n = d.n,
-          .k = d.k,
-          .x = d.x,
-          .y = d.y,
-          .activation = d.activation,
-          .static_scale = d.static_scale,
-          .weight = d.weight,
-          .packed_weight = d.packed_weight,
-          .bias = d.bias,
-          .device = d.device,
-          .threads = d.threads,
-          .kernel = d.kernel};
+  return with_fields<LinearDescription>(OCTILE_FIELDS(a.m, a.n, a.k, a.x, a.y, a.activation, a.static_scale, a.weight,
+                                                      a.packed_weight, a.bias, a.device, a.threads, a.kernel),
+                                        d);
 }
 
 // The same of rows that are quantized.

@@ -8,6 +8,7 @@
 
 #include "base/access.h"
 #include "base/ceil_div.h"
+#include "base/fields.h"
 #include "base/float_environment.h"
 #include "base/message.h"
 #include "base/thread_pool.h"
@@ -45,23 +46,12 @@ struct GroupedLinearBackwardImpl : Plan::Impl {
 };
 
 LinearBackwardDescription expert_of(const GroupedLinearBackwardDescription& d) {
-  return {.m = d.dw == Product::int8 ? std::min(d.m, kMaxContraction) : d.m,
-          .n = d.n,
-          .k = d.k,
-          .dy = d.dy,
-          .dw_dtype = d.dw_dtype,
-          .dw_accumulate = d.dw_accumulate,
-          .dx = d.dx,
-          .dw = d.dw,
-          .db = d.db,
-          .activation = d.activation,
-          .static_scale = d.static_scale,
-          .weight = d.weight,
-          .rounding = d.rounding,
-          .gradient_block = d.gradient_block,
-          .device = d.device,
-          .threads = d.threads,
-          .kernel = d.kernel};
+  auto expert = with_fields<LinearBackwardDescription>(
+      OCTILE_FIELDS(a.m, a.n, a.k, a.dy, a.dw_dtype, a.dw_accumulate, a.dx, a.dw, a.db, a.activation, a.static_scale,
+                    a.weight, a.rounding, a.gradient_block, a.device, a.threads, a.kernel),
+      d);
+  if (d.dw == Product::int8) expert.m = std::min(d.m, kMaxContraction);
+  return expert;
 }
 
 bool is_int8(const GroupedLinearBackwardDescription& d) { return d.dx == Product::int8 || d.dw == Product::int8; }

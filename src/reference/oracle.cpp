@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/access.h"
+#include "base/fields.h"
 #include "base/parts.h"
 #include "plan/kernel.h"
 #include "reference/kernels.h"
@@ -386,16 +387,11 @@ std::vector<Real> grouped_rows(const GroupedLinearDescription& d, const GroupedL
       one.weight_scale = expert_rows(args.weight_scale, e, scales);
       one.weight_zero_point = expert_rows(args.weight_zero_point, e, d.n);
       if (d.bias) one.bias = as_vector(rows_at(args.bias, e, 1));
-      linear({.m = 1,
-              .n = d.n,
-              .k = d.k,
-              .x = d.x,
-              .y = z_type,
-              .activation = d.activation,
-              .static_scale = d.static_scale,
-              .weight = d.weight,
-              .bias = d.bias},
-             one);
+      auto dense = with_fields<LinearDescription>(
+          OCTILE_FIELDS(a.n, a.k, a.x, a.activation, a.static_scale, a.weight, a.bias), d);
+      dense.m = 1;
+      dense.y = z_type;
+      linear(dense, one);
       for (std::int64_t n = 0; n < d.n; ++n) z[static_cast<std::size_t>(r * d.n + n)] = load<Real>(y, 0, n);
     }
   }
@@ -447,21 +443,13 @@ void grouped_linear_backward(const GroupedLinearBackwardDescription& d, const Gr
     one.dw = expert_rows(args.dw, e, d.n);
     if (d.db) one.db = as_vector(rows_at(args.db, e, 1));
     one.seed = args.seed + static_cast<std::uint64_t>(e);
-    linear_backward({.m = count,
-                     .n = d.n,
-                     .k = d.k,
-                     .dy = d.dy,
-                     .dw_dtype = d.dw_dtype,
-                     .dw_accumulate = d.dw_accumulate,
-                     .dx = d.dx,
-                     .dw = adds_nothing ? Product::none : d.dw,
-                     .db = d.db,
-                     .activation = d.activation,
-                     .static_scale = d.static_scale,
-                     .weight = d.weight,
-                     .rounding = d.rounding,
-                     .gradient_block = d.gradient_block},
-                    one);
+    auto dense = with_fields<LinearBackwardDescription>(
+        OCTILE_FIELDS(a.n, a.k, a.dy, a.dw_dtype, a.dw_accumulate, a.dx, a.dw, a.db, a.activation, a.static_scale,
+                      a.weight, a.rounding, a.gradient_block),
+        d);
+    dense.m = count;
+    if (adds_nothing) dense.dw = Product::none;
+    linear_backward(dense, one);
   }
   const std::int32_t begin = load_integer(args.offsets, 0), end = load_integer(args.offsets, d.experts);
   for (std::int64_t r = 0; d.clear_rest && d.dx != Product::none && r < args.dx.rows(); ++r) {
