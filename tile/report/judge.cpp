@@ -64,6 +64,11 @@ Judgement judge(const Report& report, const ReportPage& page) {
     WrongElement element;
   };
   std::vector<Candidate> worst;
+  const auto keep_farthest = [&] {
+    std::stable_sort(worst.begin(), worst.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
+    if (worst.size() > kMaxWorst) worst.resize(kMaxWorst);
+  };
   bool any_expected = false;
   for (std::size_t t = 0; t < report.tensors.size(); ++t) {
     const TensorValues* const values = page::values_of(page, report.tensors[t]);
@@ -86,18 +91,12 @@ Judgement judge(const Report& report, const ReportPage& page) {
         worst.push_back({far,
                          {static_cast<int>(t), static_cast<std::int64_t>(i), values->values[i], values->expected[i],
                           written, -1, -1, -1}});
-        if (worst.size() >= 8 * kMaxWorst) {
-          std::stable_sort(worst.begin(), worst.end(),
-                           [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
-          worst.resize(kMaxWorst);
-        }
+        if (worst.size() >= 8 * kMaxWorst) keep_farthest();
       }
       first = false;
     }
   }
-  std::stable_sort(worst.begin(), worst.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.distance > b.distance; });
-  if (worst.size() > kMaxWorst) worst.resize(kMaxWorst);
+  keep_farthest();
   for (const Candidate& candidate : worst) {
     WrongElement& element = result.worst.emplace_back(candidate.element);
     const int last = last_store(report, element.tensor, element.index);
