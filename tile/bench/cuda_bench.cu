@@ -78,24 +78,6 @@ struct Matmul {  // f16 or bf16, summed in f32
   }
 };
 
-struct MatmulAlong {  // z = x (n0, middle) @ y^T, y (n1, middle), in f32
-  template <class T, class X, class Y, class Z, class M, class N, class K>
-  TILE_KERNEL void operator()(T& t, X x, Y y, Z z, int n0, int n1, int middle, M b0, N b1, K b2) const {
-    const auto i = col(t.program_id(0) * b0 + t.arange(b0));
-    const auto j = t.program_id(1) * b1 + t.arange(b1);
-    auto total = t.full(b0, b1, 0.0f);
-    t.pipeline(
-        c<3>, cdiv(middle, b2),
-        [&](int step) {
-          const auto k = t.arange(b2) + step * b2;
-          return fetches(t.fetch(x + i * middle + k, (i < n0) & (k < middle), 0.0f),
-                         t.fetch(y + col(j) * middle + k, (col(j) < n1) & (k < middle), 0.0f));
-        },
-        [&](int, const auto& a, const auto& b) { total = dot(a, trans(b), total); });
-    t.store(z + i * n1 + j, total, (i < n0) & (j < n1));
-  }
-};
-
 // s8 weights as (out, in): both operands with their terms side by side.
 struct ForwardAlong {
   template <class T, class Xq, class Xs, class Wq, class Ws, class Bias, class Y, class M, class N, class K>
@@ -326,29 +308,31 @@ extern "C" int tile_forward_along(int variant, const void* const* p, int batch, 
   if (variant == 1) return run(c<256>, c<128>, c<128>);
   return -1;
 }
+// p: dy, w_q, w_scale, dx, and room for the weight in f16.
 extern "C" int tile_dx(int variant, const void* const* p, int batch, int in, int out, void* stream) {
-  const auto dy = tensor<f16>(p[0]), dx = tensor<f16>(p[3]);
-  const auto w = tensor<s8>(p[1]);
+  const auto dy = tensor<f16>(p[0]), dx = tensor<f16>(p[3]), w = tensor<f16>(p[4]);
+  const auto w_q = tensor<s8>(p[1]);
   const auto w_scale = tensor<f32>(p[2]);
-  const auto run = [&](auto b0, auto b1, auto b2, Cuda<Warpgroups<2>> executor) {
-    return run_by_wgmma(executor, stream, Grid{cdiv(in, b0), cdiv(batch, b1)}, BackwardDxHalf{}, dy, w, w_scale, dx,
-                        batch, in, out, b0, b1, b2);
-  };
-  if (variant == 0) return run(c<128>, c<256>, c<64>, {});
-  if (variant == 1) return run(c<128>, c<256>, c<64>, {.cluster = 2});
+  const Cuda<Warpgroups<2>> executor{};
+  if (variant == 0) {
+    launch(Cuda<Threads<1, 256, 8>>{stream}, Grid{in, cdiv(out, 4096)}, DequantizeHalf{}, w_q, w_scale, w, in, out,
+           c<1>, c<4096>);
+    return run_by_wgmma(executor, stream, Grid{cdiv(batch, 256), cdiv(in, 128)}, MatmulAlong{}, dy, w, dx, batch, in,
+                        out, c<256>, c<128>, c<64>);
+  }
+  if (variant == 1) {
+    return run_by_wgmma(executor, stream, Grid{cdiv(in, 128), cdiv(batch, 256)}, BackwardDxHalf{}, dy, w_q, w_scale, dx,
+                        batch, in, out, c<128>, c<256>, c<64>);
+  }
   return -1;
 }
 extern "C" int tile_dw(int variant, const void* const* p, int batch, int in, int out, void* stream) {
   const auto dy = tensor<f16>(p[2]), dw = tensor<f16>(p[3]);
   const auto x = tensor<s8>(p[0]);
   const auto x_scale = tensor<f32>(p[1]);
-  const auto run = [&](auto b0, auto b1, auto b2, Cuda<Warpgroups<2>> executor) {
-    return run_by_wgmma(executor, stream, Grid{cdiv(in, b1), cdiv(out, b0)}, BackwardDwHalf{}, x, x_scale, dy, dw,
-                        batch, in, out, b0, b1, b2);
-  };
-  if (variant == 0) return run(c<256>, c<128>, c<64>, {});
-  if (variant == 1) return run(c<256>, c<128>, c<64>, {.cluster = 2});
-  return -1;
+  if (variant != 0) return -1;
+  return run_by_wgmma(Cuda<Warpgroups<2>>{}, stream, Grid{cdiv(in, 128), cdiv(out, 256)}, BackwardDwHalf{}, x, x_scale,
+                      dy, dw, batch, in, out, c<128>, c<256>, c<64>);
 }
 #endif
 

@@ -545,10 +545,10 @@ def gradients(library):
     xq, wq = (torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
     xs, ws = torch.tensor([0.013], device="cuda"), torch.rand(n, device="cuda") * 0.01
     dy, out = torch.randn(n, n, device="cuda").half(), torch.empty(n, n, device="cuda", dtype=torch.float16)
-    z = torch.empty_like(out)
+    z, room = torch.empty_like(out), torch.empty_like(out)
     w = (wq * ws).half()
     for name, function, tensors, exact, kernel, arguments in (
-        ("dX", library.tile_dx, (dy, wq, ws, out), torch.mm(dy, w.t()).double(), dx_kernel, (dy, wq, ws, z)),
+        ("dX", library.tile_dx, (dy, wq, ws, out, room), torch.mm(dy, w.t()).double(), dx_kernel, (dy, wq, ws, z)),
         (
             "dW",
             library.tile_dw,
@@ -558,7 +558,7 @@ def gradients(library):
             (xq, xs, dy, z),
         ),
     ):
-        pointers = (ctypes.c_void_p * 4)(*(t.data_ptr() for t in tensors))
+        pointers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
         tile = variants(function, pointers, n, n, n)
         bound = 2.0**-9 * exact.abs() + 2.0**-11 * exact.abs().mean()
         for label, call in tile:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bench/attention.h"
+#include "bench/gradients.h"
 #include "cuda_kernels.h"
 #include "octile/tile/cuda.h"
 #include "octile/tile/fast.h"
@@ -261,9 +262,23 @@ class Cases {
     products<64, 64>(100, 100, 100);
     for (const Three& s : {Three{128, 64, 64}, {136, 88, 72}, {40, 50, 60}}) scaled_product(s[0], s[1], s[2]);
     running_sums(144, 72, 176);
+    computed_factors();
     for (const int n : {200, 40}) attention(n);
   }
 
+  // Operands that a step computes. Of small integers and powers of two, so that all sums are exact.
+  void computed_factors() {
+    computed_factor<Factor::scaled_rows>();
+    computed_factor<Factor::columns>();
+    computed_factor<Factor::columns_before>();
+    computed_factor<Factor::right_rows>();
+    computed_factor<Factor::right_columns>();
+    computed_factor<Factor::masked>();
+    computed_factor<Factor::sum_with_row>();
+    computed_factor<Factor::assigned>();
+    computed_factor<Factor::assigned_columns>();
+    gradients(144, 80, 112);
+  }
   void tf32() {
     for (const Three& s : {Three{128, 64, 64}, {200, 132, 100}}) {
       product<f32, f32, false, false, 64, 32>(s[0], s[1], s[2]);
@@ -351,6 +366,44 @@ class Cases {
     for (std::int64_t i = 0; i < y.size(); ++i) y.set(i, f16(static_cast<float>(random() % 5) - 2.0f));
     check("running sums", z, mine, {cdiv(n0, 128), cdiv(n1, 64)}, RunningSums{}, x, y, Out{}, n0, n1, middle, c<128>,
           c<64>, c<64>);
+  }
+
+  template <Factor kFactor>
+  void computed_factor() {
+    constexpr int n0 = 144, n1 = 80, middle = 112;
+    std::mt19937 random(13);
+    const bool right = kFactor == Factor::right_rows || kFactor == Factor::right_columns;
+    Array<s8> x("x", {right ? n1 : n0, middle});
+    Array<f16> y("y", {right ? n0 : n1, middle});
+    Array<f32> scale("scale", {middle}), z("z", {n0, n1}), mine("z", {n0, n1});
+    for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, static_cast<s8>(static_cast<int>(random() % 255) - 127));
+    for (std::int64_t i = 0; i < y.size(); ++i) y.set(i, f16(static_cast<float>(random() % 5) - 2.0f));
+    for (std::int64_t i = 0; i < scale.size(); ++i) scale.set(i, random() % 2 == 0 ? 0.5f : 2.0f);
+    check("computed factor", z, mine, {cdiv(n0, 128), cdiv(n1, 64)}, ComputedFactor<kFactor>{}, x, y, scale, Out{}, n0,
+          n1, middle, c<128>, c<64>, c<64>);
+    if constexpr (kFactor == Factor::columns_before || kFactor == Factor::right_columns) {
+      check("computed factor, 32 terms", z, mine, {cdiv(n0, 128), cdiv(n1, 128)}, ComputedFactor<kFactor>{}, x, y,
+            scale, Out{}, n0, n1, middle, c<128>, c<128>, c<32>);
+    }
+  }
+  void gradients(int batch, int in, int out) {
+    std::mt19937 random(17);
+    Array<s8> x("x", {batch, in}), w("w", {in, out});
+    Array<f16> dy("dy", {batch, out}), dx("dx", {batch, in}), my_dx("dx", {batch, in}), dw("dw", {in, out}),
+        my_dw("dw", {in, out});
+    Array<f32> scales("w_scale", {out}), scale("x_scale", {1}, {0.25f});
+    for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, static_cast<s8>(static_cast<int>(random() % 15) - 7));
+    for (std::int64_t i = 0; i < w.size(); ++i) w.set(i, static_cast<s8>(static_cast<int>(random() % 15) - 7));
+    for (std::int64_t i = 0; i < dy.size(); ++i) dy.set(i, f16(static_cast<float>(random() % 5) - 2.0f));
+    for (std::int64_t i = 0; i < scales.size(); ++i) scales.set(i, random() % 2 == 0 ? 0.5f : 1.0f);
+    check("dX", dx, my_dx, {cdiv(in, 128), cdiv(batch, 64)}, BackwardDxHalf{}, dy, w, scales, Out{}, batch, in, out,
+          c<128>, c<64>, c<64>);
+    check("dW", dw, my_dw, {cdiv(in, 128), cdiv(out, 64)}, BackwardDwHalf{}, x, scale, dy, Out{}, batch, in, out,
+          c<128>, c<64>, c<64>);
+    Array<f16> half("w", {in, out}), my_half("w", {in, out});
+    check("dequantized", half, my_half, {in, cdiv(out, 64)}, DequantizeHalf{}, w, scales, Out{}, in, out, c<1>, c<64>);
+    check("dX of it", dx, my_dx, {cdiv(batch, 128), cdiv(in, 64)}, MatmulAlong{}, dy, half, Out{}, batch, in, out,
+          c<128>, c<64>, c<64>);
   }
 
   void attention(int n) {

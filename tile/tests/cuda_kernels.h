@@ -229,6 +229,74 @@ struct RunningSums {
   }
 };
 
+// z = x @ y in f32, with operands that a step computes: x is bytes (n0, middle) or (middle, n0), y 16-bit floats
+// (middle, n1) or (n1, middle).
+enum class Factor {
+  scaled_rows,      // x s on the left
+  columns,          // x^T on the left, after the cast
+  columns_before,   // x^T on the left, before it
+  right_rows,       // x s on the right
+  right_columns,    // (x s)^T on the right
+  masked,           // x where the term is below 40
+  sum_with_row,     // x^T + s
+  assigned,         // a tile that is assigned to, in some steps
+  assigned_columns  // the same, transposed
+};
+template <Factor kFactor>
+struct ComputedFactor {
+  template <class T, class X, class Y, class S, class Z, class M, class N, class K>
+  TILE_KERNEL void operator()(T& t, X x, Y y, S scale, Z z, int n0, int n1, int middle, M b0, N b1, K b2) const {
+    const auto i = t.program_id(0) * b0 + t.arange(b0);
+    const auto j = t.program_id(1) * b1 + t.arange(b1);
+    constexpr bool kColumns = kFactor == Factor::columns || kFactor == Factor::columns_before ||
+                              kFactor == Factor::right_rows || kFactor == Factor::sum_with_row ||
+                              kFactor == Factor::assigned_columns;
+    constexpr bool kRight = kFactor == Factor::right_rows || kFactor == Factor::right_columns;
+    auto total = t.full(b0, b1, 0.0f);
+    t.pipeline(
+        c<3>, cdiv(middle, b2),
+        [&](int step) {
+          const auto k = t.arange(b2) + step * b2;
+          const auto bytes_of = [&](const auto& of, int n) {
+            if constexpr (kColumns) return t.fetch(x + col(k) * n + of, (col(k) < middle) & (of < n), 0);
+            if constexpr (!kColumns) return t.fetch(x + col(of) * middle + k, (col(of) < n) & (k < middle), 0);
+          };
+          const auto bytes = [&] {
+            if constexpr (kRight) return bytes_of(j, n1);
+            if constexpr (!kRight) return bytes_of(i, n0);
+          };
+          const auto halves = [&] {
+            if constexpr (kRight) return t.fetch(y + col(i) * middle + k, (col(i) < n0) & (k < middle), 0.0f);
+            if constexpr (!kRight) return t.fetch(y + col(k) * n1 + j, (col(k) < middle) & (j < n1), 0.0f);
+          };
+          return fetches(bytes(), halves(), t.fetch(scale + k, k < middle, 0.0f));
+        },
+        [&](int step, const auto& a, const auto& b, const auto& s) {
+          if constexpr (kFactor == Factor::scaled_rows) total = dot(cast<f16>(a * s), b, total);
+          if constexpr (kFactor == Factor::columns) total = dot(trans(cast<f16>(a)), b, total);
+          if constexpr (kFactor == Factor::columns_before) total = dot(cast<f16>(trans(a) - 1), b, total);
+          if constexpr (kFactor == Factor::right_rows) total = dot(b, cast<f16>(a * col(s)), total);
+          if constexpr (kFactor == Factor::right_columns)
+            total = dot(b, trans(cast<f16>(fma(cast<f32>(a), s, s))), total);
+          if constexpr (kFactor == Factor::masked) {
+            total = dot(cast<f16>(where(t.arange(b2) + step * b2 < 40, a, 0)), b, total);
+          }
+          if constexpr (kFactor == Factor::sum_with_row) total = dot(cast<f16>(trans(a) + s), b, total);
+          if constexpr (kFactor == Factor::assigned) {
+            auto factor = cast<f16>(a * s);
+            if (step == 1) factor = cast<f16>(a * 2);
+            total = dot(factor, b, total);
+          }
+          if constexpr (kFactor == Factor::assigned_columns) {
+            auto sum = a + 1;
+            sum = sum + a;
+            total = dot(trans(cast<f16>(sum)), b, total);
+          }
+        });
+    t.store(z + col(i) * n1 + j, total, (col(i) < n0) & (j < n1));
+  }
+};
+
 struct Nested {  // z[r] = sum over i of x[r, i] times the sum over j of y[i, j]: a pipeline for each step of another
   TILE_KERNEL void operator()(auto& t, auto x, auto y, auto z, int steps, int length, auto b0, auto b1) const {
     const auto i = col(t.arange(b0));

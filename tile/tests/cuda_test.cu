@@ -222,7 +222,7 @@ class OnDevice {
       "dW 4096",
       [&](const auto& executor) {
         return launch(executor, Grid{n / 128, n / 256}, BackwardDwHalf{}, q.tensor(), s.tensor(), d.tensor(),
-                      out.tensor(), n, n, n, c<256>, c<128>, c<64>);
+                      out.tensor(), n, n, n, c<128>, c<256>, c<64>);
       },
       [&](int i, int j, int k) {
         return static_cast<double>(bytes[at(k, i)]) * scales[0] * static_cast<float>(halves[at(k, j)]);

@@ -52,8 +52,17 @@ struct Cuda {
 
   template <class S, class F, class... A>
   TILE_FUNCTION static auto map(F f, const A&... a) {
-    return map_values<S>(f, held<S>(settled(a))...);
+    const auto values = map_values<S>(f, held<S>(settled(a))...);
+    if constexpr (gpu::is_expression<L, S, F, A...>()) {
+      using X = gpu::Mapped<F, decltype(gpu::how_of(a))...>;
+      using T = typename std::remove_cvref_t<decltype(values)>::Type;
+      return Computed<Cuda, T, S, X>(values, X{f, gpu::how_of(a)...}, (gpu::is_changed(a) || ...));
+    } else {
+      return values;
+    }
   }
+  template <class T, class S>
+  TILE_FUNCTION static void note_change() {}
 
   template <class S, class F, class... A>
   TILE_FUNCTION static auto map_values(F f, const A&... a) {
@@ -112,8 +121,18 @@ struct Cuda {
     const auto& a = settled(given);
     using T = typename A::Type;
     using From = typename A::Shape;
-    if constexpr (gpu::stays_staged<L, A, Source>()) {
+    if constexpr (gpu::stays_staged<L, S, A, Source>()) {
       return StagedTransposed<A>{a};
+    } else if constexpr (gpu::is_transposed_expression<A, Source>()) {
+      using X = gpu::MappedTransposed<decltype(a.how)>;
+      Tile<Cuda, T, S> out;
+      if (a.changed) {
+        out = rearrange<S>(static_cast<const Tile<Cuda, T, From>&>(a), Source{});
+      } else {
+        gpu::each_place<L, S>(
+            [&](const gpu::Place& at, int i) { out.values[i] = gpu::element_of(a.how, at.column, at.row); });
+      }
+      return Computed<Cuda, T, S, X>(out, X{a.how}, a.changed);
     } else {
       T* const shared = reinterpret_cast<T*>(gpu::arena());
       gpu::barrier<L>();
@@ -140,7 +159,7 @@ struct Cuda {
   // be in flight where the loop's branches meet, and the compiler then waits after each instruction.
   template <class A, class B, class Start>
   TILE_FUNCTION static auto dot(const A& a, const B& b, Start&& start) {
-    using C = std::remove_cvref_t<Start>;
+    using C = typename PlainOf<std::remove_cvref_t<Start>>::Type;
     using T = typename C::Type;
     using S = typename C::Shape;
     if constexpr (gpu::uses_wgmma<L, typename A::Type, S, A::Shape::kColumns>()) {

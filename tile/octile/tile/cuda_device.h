@@ -230,4 +230,45 @@ TILE_FUNCTION Word choose_bytes(Word a, Word b, Word which) {
 #endif
 }
 
+// The upper two bytes of a word, s8 or u8. From a whole word ptxas makes one permutation and two conversions of it,
+// where from shifts it makes a shift, or two, for each.
+template <class T>
+TILE_FUNCTION void upper_bytes_to_floats(Word word, f32& first, f32& second) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, s8>) {
+    asm("{\n.reg .b8 a, b, c, d;\nmov.b32 {a, b, c, d}, %2;\ncvt.rn.f32.s8 %0, c;\ncvt.rn.f32.s8 %1, d;\n}"
+        : "=f"(first), "=f"(second)
+        : "r"(word));
+  } else {
+    asm("{\n.reg .b8 a, b, c, d;\nmov.b32 {a, b, c, d}, %2;\ncvt.rn.f32.u8 %0, c;\ncvt.rn.f32.u8 %1, d;\n}"
+        : "=f"(first), "=f"(second)
+        : "r"(word));
+  }
+#else
+  first = static_cast<f32>(static_cast<T>(word >> 16));
+  second = static_cast<f32>(static_cast<T>(word >> 24));
+#endif
+}
+
+// Two 16-bit floats in a word, each rounded to nearest: the first in the lower half.
+TILE_FUNCTION Word pack_halves(f32 lower, f32 upper) {
+#if defined(__CUDA_ARCH__)
+  Word pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+  return pair;
+#else
+  return Word{f32_to_f16(lower)} | Word{f32_to_f16(upper)} << 16;
+#endif
+}
+TILE_FUNCTION Word subtract_halves(Word a, Word b) {
+#if defined(__CUDA_ARCH__)
+  Word difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+#else
+  const auto half = [](Word word, int i) { return f16_to_f32(static_cast<std::uint16_t>(word >> (16 * i))); };
+  return pack_halves(half(a, 0) - half(b, 0), half(a, 1) - half(b, 1));
+#endif
+}
+
 }  // namespace octile::tile::gpu

@@ -112,8 +112,8 @@ TILE_FUNCTION int warpgroup() {
 }
 
 // Of the threads of this warpgroup.
-TILE_FUNCTION void warpgroup_barrier() {
-  TILE_DEVICE(barrier(), asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup()) : "memory"));
+TILE_FUNCTION void warpgroup_barrier([[maybe_unused]] int group) {
+  TILE_DEVICE(barrier(), asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"));
 }
 
 // Makes this thread's stores to shared memory visible to WGMMA and TMA, after the barrier that follows.

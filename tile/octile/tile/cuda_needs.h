@@ -77,6 +77,15 @@ struct Needs : Hollow<Needs<L, Key>> {
     note<NoteScratch<Key, kScratch>>();
   }
 
+  template <class S, class F, class... A>
+  TILE_FUNCTION static auto map(F f, const A&... a) {
+    return hollow_map<Needs, L, S>(f, a...);
+  }
+  template <class T, class S>  // of a computed tile, which trans() then takes to shared memory
+  TILE_FUNCTION static void note_change() {
+    takes<S::kSize* static_cast<int>(sizeof(T))>();
+  }
+
   template <int Axis, class F, class A>
   TILE_FUNCTION static auto reduce(F f, const A& a) {
     using S = typename A::Shape;
@@ -85,8 +94,10 @@ struct Needs : Hollow<Needs<L, Key>> {
   }
   template <class S, class A, class Source>
   TILE_FUNCTION static auto rearrange(const A& a, Source source) {
-    if constexpr (stays_staged<L, A, Source>()) {
+    if constexpr (stays_staged<L, S, A, Source>()) {
       return StagedTransposed<A>{a};
+    } else if constexpr (is_transposed_expression<A, Source>()) {
+      return hollow_transposed<Needs, S>(a);
     } else {
       takes<S::kSize* static_cast<int>(sizeof(typename A::Type))>();
       return Hollow<Needs>::template rearrange<S>(a, source);
@@ -94,7 +105,7 @@ struct Needs : Hollow<Needs<L, Key>> {
   }
   template <class A, class B, class Sum>
   TILE_FUNCTION static auto dot(const A&, const B&, Sum&& sum) {
-    using C = std::remove_cvref_t<Sum>;
+    using C = typename PlainOf<std::remove_cvref_t<Sum>>::Type;
     if constexpr (uses_wgmma<L, typename A::Type, typename C::Shape, A::Shape::kColumns>()) {
       takes<wgmma_bytes<A, B>()>();  // if the sum is one that products are waited for
       note<NoteCopies<Key, copied_in_step<A, B, std::is_lvalue_reference_v<Sum>>()>>();

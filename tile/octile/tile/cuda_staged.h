@@ -40,6 +40,7 @@ struct Step {
   int products = 0;     // groups of them that read its stage
   bool copied = false;  // whether one of them reads copies
   int copies = 0;       // where these lie, in the shared memory of the block
+  int group = 0;        // which warpgroup this is
 };
 
 // kPlace: of a tile that a pipeline of warpgroups has loaded, which of its stage's fetches it is.
@@ -91,11 +92,13 @@ inline constexpr bool is_tile<StagedTransposed<A>> = true;
 
 namespace gpu {
 
-// In a layout of warpgroups trans() of a staged tile is another look at it.
-template <class L, class A, class Source>
+// In a layout of warpgroups trans() of a staged tile is another look at it, and so is col() of a row.
+template <class L, class S, class A, class Source>
 TILE_FUNCTION constexpr bool stays_staged() {
   if constexpr (is_plainly_staged<A>) {
-    return L::kWgmma && A::Shape::kPlanes == 1 && std::is_same_v<Source, Transposed>;
+    using From = typename A::Shape;
+    constexpr bool kSwaps = std::is_same_v<S, Shape<1, From::kColumns, From::kRows>>;
+    return L::kWgmma && From::kPlanes == 1 && kSwaps && (std::is_same_v<Source, Transposed> || From::kRows == 1);
   }
   return false;
 }

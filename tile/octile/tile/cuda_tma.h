@@ -685,6 +685,7 @@ TILE_FUNCTION void consume(Program& program, [[maybe_unused]] const Maps* maps, 
   using Fetched = decltype(stage(0));
   constexpr bool kBoxes = expected_bytes < Fetched >> 0;
   [[maybe_unused]] Ring last = ring;  // the stage of the step before
+  const int group = warpgroup();
   TILE_NO_UNROLL
   for (int k = 0; k < steps; ++k) {
     int offset = ring.offset();
@@ -700,7 +701,7 @@ TILE_FUNCTION void consume(Program& program, [[maybe_unused]] const Maps* maps, 
     stage(k).each(TransposeFetches<L::kThreads / 32>{&ring, thread() >> 5, &read}, nothing, k);
     barrier<L>();
 #endif
-    Step step{.copies = ring.copies()};
+    Step step{.copies = ring.copies(), .group = group};
     stage(k).each(BoxedFetches<E, Program>{&program, &ring, &offset, &step}, body, k);
     if constexpr (kBoxes) {
 #if defined(__CUDA_ARCH__)

@@ -4,6 +4,7 @@
 // the right whose rows are terms is transposed: s8 by the warps beside the one that loads, if a pipeline has loaded it.
 #pragma once
 
+#include "octile/tile/cuda_computed.h"
 #include "octile/tile/cuda_hopper.h"
 #include "octile/tile/cuda_staged.h"
 
@@ -40,6 +41,7 @@ TILE_FUNCTION constexpr Operand left_operand() {
 template <class B>
 TILE_FUNCTION constexpr Operand right_operand() {
   if constexpr (is_staged_transposed<B>) return Operand::staged;
+  if constexpr (sizeof(typename B::Type) == 2 && copies_across<B>) return Operand::copied;
   if constexpr (is_plainly_staged<B> && std::is_same_v<typename B::Type, s8>) {
     if (B::kFetch >= 0 && B::kFetch < kMaxTransposed) return Operand::transposed_before;
   }
@@ -152,6 +154,15 @@ TILE_FUNCTION auto copy_operand(const A& a, int offset) {
   }
   return to;
 }
+template <class L, bool kLeft, class A>
+TILE_FUNCTION auto copy_factor(const A& a, int offset, [[maybe_unused]] int group) {
+  if constexpr (is_computed<A> && sizeof(typename A::Type) == 2) {
+    write_computed<L, kLeft>(a, offset, group);
+    return copy_of<A>(offset);
+  } else {
+    return copy_operand<L>(a, offset);
+  }
+}
 template <class L, class A>
 TILE_FUNCTION auto transpose_operand(const A& a, int offset) {
   using S = typename A::Shape;
@@ -215,11 +226,10 @@ TILE_FUNCTION auto right_matrix(const B& b) {
 }
 
 template <class L, class S, int K, class T, class Left, class Right, class C>
-TILE_FUNCTION void multiply_all(const Left& left, const Right& right, C* sums) {
+TILE_FUNCTION void multiply_all(const Left& left, const Right& right, C* sums, [[maybe_unused]] int group) {
   using P = Part<L, S>;
   constexpr int kSteps = K * static_cast<int>(sizeof(T)) / 32, kBlocks = P::kRows / 2;
   constexpr int kColumns = smaller(S::kColumns, 256);
-  const int group = warpgroup();
   Word held[std::is_pointer_v<Left> ? kSteps * kBlocks * 4 : 1];  // all of a, before the first product
   if constexpr (std::is_pointer_v<Left>) {
     using PA = Part<L, Shape<1, S::kRows, K>>;  // a thread's part of a tile (M, K)
@@ -262,6 +272,7 @@ TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
   constexpr bool kTransposes = kRight == Operand::transposed || kRight == Operand::transposed_before;
   constexpr bool kCopiesRight = copied_bytes<B>(kRight) > 0, kCopiesAny = kInStep || wgmma_bytes<A, B>() > 0;
   [[maybe_unused]] Step* const step = step_of(a, b);
+  const int group = step != nullptr ? step->group : warpgroup();
   int memory = 0;
   if constexpr (kInStep) {
     memory = step->copies;
@@ -275,7 +286,7 @@ TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
   }
   const auto left = [&] {
     if constexpr (kLeft == Operand::copied) {
-      return copy_operand<L>(a, memory);
+      return copy_factor<L, true>(a, memory, group);
     } else {
       return &a;
     }
@@ -283,7 +294,7 @@ TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
   const auto right = [&] {
     const int offset = memory + copied_bytes<A>(kLeft);
     if constexpr (kRight == Operand::copied) {
-      return copy_operand<L>(b, offset);
+      return copy_factor<L, false>(b, offset, group);
     } else if constexpr (kRight == Operand::transposed) {
       return transpose_operand<L>(b, offset);
     } else if constexpr (kRight == Operand::transposed_before) {
@@ -297,17 +308,17 @@ TILE_FUNCTION void dot_wgmma(const A& a, const B& b, C& sum) {
     if constexpr (kCopiesRight) {
       barrier<L>();
     } else {
-      warpgroup_barrier();  // the rows of a warpgroup are its own
+      warpgroup_barrier(group);  // the rows of a warpgroup are its own
     }
   }
   const auto with_right = [&](const auto& from) {
     const auto matrix = right_matrix<kTransposes>(from);
     if constexpr (kLeft == Operand::held) {
-      multiply_all<L, S, K, T>(static_cast<const T*>(a.values), matrix, sum.values);
+      multiply_all<L, S, K, T>(static_cast<const T*>(a.values), matrix, sum.values, group);
     } else if constexpr (kLeft == Operand::copied) {
-      multiply_all<L, S, K, T>(left_matrix(left), matrix, sum.values);
+      multiply_all<L, S, K, T>(left_matrix(left), matrix, sum.values, group);
     } else {
-      multiply_all<L, S, K, T>(left_matrix(*left), matrix, sum.values);
+      multiply_all<L, S, K, T>(left_matrix(*left), matrix, sum.values, group);
     }
   };
   if constexpr (kRight == Operand::staged) {
