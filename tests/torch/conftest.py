@@ -26,6 +26,15 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: ./dev test fast leaves it out, as it does what is named after compiling")
+
+
+def pytest_collection_modifyitems(items):
+    if os.environ.get("OCTILE_FAST"):
+        items[:] = [item for item in items if not item.get_closest_marker("slow") and "compil" not in item.name]
+
+
 def pytest_collection_finish():
     """What the imports have left is not looked through again: with torch a collection takes 0.3 s."""
     gc.collect()

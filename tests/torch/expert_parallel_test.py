@@ -315,6 +315,7 @@ def work(rank, port, checks):
     os._exit(0)  # as in distributed_test.py
 
 
+@pytest.mark.slow
 def test_four_processes(start_processes):
     """One group for all checks."""
     checks = os.environ.get("OCTILE_EXPERT_CHECKS", "").split() or [check.__name__ for check in CHECKS]  # fewer by hand
@@ -359,6 +360,7 @@ def of_transformers(rank, port):
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_models_of_transformers(start_processes):
     pytest.importorskip("transformers.integrations.moe")
     sys.path.insert(0, os.path.dirname(__file__))

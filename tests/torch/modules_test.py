@@ -816,6 +816,7 @@ def test_a_wrong_input_of_the_function(device):
         compiled(x)
 
 
+@pytest.mark.slow
 def test_import_is_light():
     """Beside torch itself, importing brings in nothing large."""
     code = "import torch, sys; before = set(sys.modules); import octile; print(*sorted(set(sys.modules) - before))"

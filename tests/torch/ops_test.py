@@ -739,6 +739,7 @@ def resident():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc/self/statm")
+@pytest.mark.slow
 def test_memory_is_given_back(generator):
     cpu = torch.device("cpu")
     layer = Layer((256, 512, 1024), torch.float32, cpu, generator)

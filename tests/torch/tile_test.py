@@ -53,6 +53,7 @@ def test_a_kernel_is_compiled_once_and_launched(folder):
     assert sorted((folder / "cache/octile/tile").glob("Scale-*.so")) == compiled
 
 
+@pytest.mark.slow
 def test_choices_are_measured_once_and_kept(folder):
     x, z = torch.randn(1000), torch.zeros(1000)
     scale = tile.load(folder / "kernels.h", "Scale", choices=choices(32, 1024), key=["n"], flags=FLAGS)

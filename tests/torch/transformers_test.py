@@ -572,6 +572,7 @@ MEMORY = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_memory_while_loading(tmp_path):
     """The quantized model and one float layer, in the types of the file and of the model; the whole model would be 57 MB.
     malloc gives back what is freed, so that it is not counted."""

@@ -34,6 +34,7 @@ def test_a_file_is_named_found_or_turned_off(tmp_path, monkeypatch):
     assert layer(x).shape == (71, 8)
 
 
+@pytest.mark.slow
 def test_the_environment_chooses():
     code = "import octile; print(octile.Linear(48, 32).explain(rows=3))"
     for value, says in (("off", "tuning: off"), ("/no/such/file", "the tuning file /no/such/file cannot be read")):
