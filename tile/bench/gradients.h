@@ -25,8 +25,7 @@ struct BackwardDxHalf {
   }
 };
 
-// dX in two launches: the weight in f16, once for all blocks, which would each compute it again; then MatmulAlong, dY @
-// w^T.
+// dX in two launches: the weight in f16, which every block would otherwise compute again; then MatmulAlong, dY @ w^T.
 struct DequantizeHalf {
   TILE_KERNEL void operator()(auto& t, auto w_q, auto w_scale, auto w, int in, int out, auto bm, auto bn) const {
     const auto i = col(t.program_id(0) * bm + t.arange(bm));

@@ -140,9 +140,9 @@ struct Run {
   T values[n];
 };
 
-// Bytes, each 128 more if it has a sign.
 template <class T>
 inline constexpr bool is_byte = std::is_same_v<T, s8> || std::is_same_v<T, u8>;
+// n bytes in a word, 128 added to each that has a sign.
 template <int n, class T>
 TILE_FUNCTION Word raised_bytes(const T* bytes) {
   Word word = 0;
