@@ -232,7 +232,7 @@ std::vector<Case> large_cases_of(Task task) {
   return task.operation == Operation::linear ? one_step_only(large_cases({Operation::gemm, kW8A8})) : large_cases(task);
 }
 
-// What a quick run needs too: long sums, and sizes that several threads share.
+// What a sample needs too: long sums, and sizes that several threads share.
 std::vector<Case> special_cases(Task task) {
   switch (task.operation) {
     case Operation::gradient_quantize:
@@ -261,16 +261,15 @@ std::vector<Case> one_step_only(std::vector<Case> all) {
   return all;
 }
 
-std::vector<Case> cases(Task task, DeviceType device, bool quick) {
+std::vector<Case> cases(Task task, DeviceType device, int every) {
   std::vector<Case> list = ordinary_cases(task);
   if (device == DeviceType::cuda) {
     const std::vector<Case> large = large_cases_of(task);
     list.insert(list.end(), large.begin(), large.end());
   }
-  if (quick) {
-    // 11 is prime to every period of the loops above, so that the sample meets every option.
+  if (every > 1) {
     std::vector<Case> sample;
-    for (std::size_t i = 0; i < list.size(); i += 11) sample.push_back(list[i]);
+    for (std::size_t i = 0; i < list.size(); i += static_cast<std::size_t>(every)) sample.push_back(list[i]);
     list = std::move(sample);
   }
   const std::vector<Case> special = special_cases(task);

@@ -142,7 +142,7 @@ void Sweep::run(const Observer& observer) {
 
 const std::vector<Case>& Sweep::cases_of(Task task) {
   auto [entry, added] = cases_.try_emplace(task);
-  if (added) entry->second = cases(task, options_.device, options_.quick);
+  if (added) entry->second = cases(task, options_.device, options_.every);
   return entry->second;
 }
 

@@ -126,7 +126,7 @@ void print_json(const check::Sweep& sweep, const Options& options) {
   json document = {{"device", options.device},
                    {"seed", options.sweep.seed},
                    {"threads", options.sweep.threads},
-                   {"quick", options.sweep.quick},
+                   {"quick", options.sweep.every > 1},
                    {"passed", sweep.passed()},
                    {"failed", sweep.failed()},
                    {"skipped", sweep.skipped()},
@@ -171,7 +171,8 @@ void add_check(CLI::App& app) {
   check->add_option("--seed", options->sweep.seed, "Of the random inputs")->capture_default_str();
   check->add_option("--threads", options->sweep.threads, "CPU threads of each plan; without it 1, 2 and 7 in turn")
       ->check(CLI::Range(1, 1024));
-  check->add_flag("--quick", options->sweep.quick, "About an eleventh of the cases");
+  check->add_flag_callback(
+      "--quick", [options] { options->sweep.every = check::kQuick; }, "About an eleventh of the cases");
   check->add_flag_callback(
       "--no-graph", [options] { options->sweep.graphs = false; }, "cuda: do not run the cases as graphs too");
   check->add_flag("--own-allocations", options->sweep.own_allocations,

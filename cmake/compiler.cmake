@@ -37,6 +37,41 @@ function(octile_compile_options target)
   endif()
 endfunction()
 
+# octile_precompile(TARGET): what the standard library declares is parsed once for all such targets. For clang under sanitizers alone:
+# there it saves a third of the time of a file, with g++ nothing, and the other builds still see a file that lacks an include.
+function(octile_precompile target)
+  if(NOT OCTILE_SANITIZE OR NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    return()
+  endif()
+  get_target_property(type ${target} TYPE)
+  set(headers algorithm array atomic bit chrono cmath cstdint cstring filesystem fstream functional iostream limits map memory mutex
+              numeric optional random set span sstream stdexcept string string_view thread tuple unordered_map utility variant vector)
+  # Executables have code of another kind, -fPIE, and are tests, but for a few.
+  set(home octile_precompiled)
+  if(type STREQUAL "EXECUTABLE")
+    set(home octile_precompiled_for_tests)
+    list(APPEND headers gtest/gtest.h)
+  endif()
+  if(NOT TARGET ${home})
+    set(source ${PROJECT_BINARY_DIR}/${home}.cpp)
+    file(CONFIGURE OUTPUT ${source} CONTENT "int main() {}\n")
+    if(type STREQUAL "EXECUTABLE")
+      add_executable(${home} ${source})
+      target_link_libraries(${home} PRIVATE GTest::gtest)
+    else()
+      add_library(${home} OBJECT ${source})
+    endif()
+    octile_compile_options(${home})
+    list(TRANSFORM headers REPLACE "(.+)" "<\\1>")
+    target_precompile_headers(${home} PRIVATE ${headers})
+    # The compile cache wants to know the headers by their contents.
+    target_compile_options(${home} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${home})
+  # Files of one target are optimized differently, or leave a sanitizer out; what the headers declare does not hang on it.
+  target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-validate-pch")
+endfunction()
+
 macro(octile_apply_sanitizers sanitizers)
   if(NOT "${sanitizers}" STREQUAL "")
     # The first finding ends the program, so that no test passes over one.

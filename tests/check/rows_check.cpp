@@ -1,5 +1,5 @@
 // `octile check` for sanitizers and emulators, without the command, whose libraries take long to compile.
-// octile_rows_check [--quick] [--threads N] [ROW]...: a row that is named must pass at least one case.
+// octile_rows_check [--every N] [--threads N] [--no-reference] [ROW]...: a row that is named must pass at least one case.
 #include <charconv>
 #include <cstdio>
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace {
 
-int run(const octile::check::SweepOptions& options) {
+int run(const octile::check::SweepOptions& options, bool named) {
   octile::check::Sweep sweep(options);
   sweep.run({});
   for (const octile::check::Failure& f : sweep.failures()) {
@@ -21,7 +21,7 @@ int run(const octile::check::SweepOptions& options) {
     for (const auto& [reason, cases] : row.skipped) {
       std::printf("  %lld skipped: %s\n", static_cast<long long>(cases), reason.c_str());
     }
-    good = good && (row.passed > 0 || options.kernels.empty());
+    good = good && (row.passed > 0 || !named);
   }
   return good ? 0 : 1;
 }
@@ -30,15 +30,25 @@ int run(const octile::check::SweepOptions& options) {
 
 int main(int argc, char** argv) {
   octile::check::SweepOptions options;
+  bool reference = true;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--quick") == 0) {
-      options.quick = true;
-    } else if (std::strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
+    int* const number = std::strcmp(argv[i], "--every") == 0     ? &options.every
+                        : std::strcmp(argv[i], "--threads") == 0 ? &options.threads
+                                                                 : nullptr;
+    if (number && i + 1 < argc) {
       ++i;
-      std::from_chars(argv[i], argv[i] + std::strlen(argv[i]), options.threads);
+      std::from_chars(argv[i], argv[i] + std::strlen(argv[i]), *number);
+    } else if (std::strcmp(argv[i], "--no-reference") == 0) {
+      reference = false;
     } else {
       options.kernels.emplace_back(argv[i]);
     }
   }
-  return run(options);
+  const bool named = !options.kernels.empty();
+  if (!named && !reference) {
+    for (const octile::KernelInfo& row : octile::kernels()) {
+      if (!row.name.ends_with("_reference")) options.kernels.emplace_back(row.name);
+    }
+  }
+  return run(options, named);
 }
