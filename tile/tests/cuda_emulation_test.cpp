@@ -61,17 +61,20 @@ TEST(CudaEmulation, MatrixUnitsOfBytes) {
 TEST(CudaEmulation, Warpgroups) {
   expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.warpgroups(); });
 }
+TEST(CudaEmulation, WarpgroupsAlone) {
+  expect_the_results_of_the_cpu<Warpgroups<2, NoFallback>>([](auto& cases) {
+    cases.by_wgmma();
+    cases.rows_of_warpgroups();
+  });
+}
 TEST(CudaEmulation, WarpgroupsOfTf32) {
-  expect_the_results_of_the_cpu<Warpgroups<2, Warps<4, 2>, true>>([](auto& cases) { cases.tf32(); });
+  expect_the_results_of_the_cpu<Warpgroups<2, NoFallback, true>>([](auto& cases) { cases.tf32(); });
 }
 TEST(CudaEmulation, OneWarpgroup) {
   expect_the_results_of_the_cpu<Warpgroups<1>>([](auto& cases) {
     cases.bytes_forward();
     cases.float_dots();
   });
-}
-TEST(CudaEmulation, RowsOfWarpgroups) {
-  expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.rows_of_warpgroups(); });
 }
 
 TEST(CudaMath, Exp2HasTheSameBits) {
