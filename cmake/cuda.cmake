@@ -42,6 +42,7 @@ macro(octile_enable_cuda)
     if(octile_cuda_has_fast_compile)
       add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
     endif()
+    string(REPLACE "-O3" "-O0" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")  # of host code
   endif()
 endmacro()
 
