@@ -42,6 +42,7 @@ macro(octile_enable_cuda)
     if(octile_cuda_has_fast_compile)
       add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
     endif()
+    string(REPLACE "-O3" "-O0" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")  # of host code
   endif()
 endmacro()
 
@@ -69,4 +70,16 @@ macro(octile_add_cuda_objects)
     string(REGEX REPLACE "[a-z]$" "" octile_sm "sm${architecture}")
     set_target_properties(octile_cuda_${octile_sm} PROPERTIES CUDA_ARCHITECTURES ${architecture}-real)
   endforeach()
+  if(OCTILE_CUDA_COMPILE_ONLY)
+    # Rows that are nothing but one template of a header, which three compilers then read once, and what has no row.
+    foreach(group "w4a(8|16)_(grouped_)?gemm_simt_sm80" "w8a(8|16)_group(ed)?_gemm_simt_sm80" "w4a16_(grouped_)?gemm_sm80"
+                  "w4a8_(grouped_)?gemm_sm80" "w8a16_group(ed)?_gemm_sm80" "(blocked|grouped)_gradient_quantize_sm80"
+                  "(blocked|grouped)_gradient_quantize_sm90" "(launch|tensor_map|segments_sm80)")
+      set(sources ${octile_cuda_sources} ${octile_cuda_sm90_sources})
+      list(FILTER sources INCLUDE REGEX "/${group}\\.cu$")
+      string(MAKE_C_IDENTIFIER "${group}" group)
+      set_source_files_properties(${sources} PROPERTIES UNITY_GROUP ${group})
+    endforeach()
+    set_target_properties(octile_cuda octile_cuda_sm90 PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  endif()
 endmacro()

@@ -12,7 +12,7 @@ programs=""  # a part of the tests and the number of a layout
 for part in elementwise rows tiles integers bytes_forward float_dots; do
   programs="$programs ${part}0 ${part}1 ${part}2 ${part}3"
 done
-for part in rows tiles bytes_forward float_dots rows_of_warpgroups warpgroups; do
+for part in rows tiles bytes_forward float_dots rows_of_warpgroups warpgroups by_wgmma; do
   programs="$programs ${part}4 ${part}5"
 done
 programs="$programs tf326 large7"

@@ -67,6 +67,7 @@ class Cases {
     if constexpr (L::kWgmma) {
       rows_of_warpgroups();
       warpgroups();
+      by_wgmma();
       if constexpr (L::kTf32) tf32();
     }
   }
@@ -104,11 +105,18 @@ class Cases {
   }
 
   void tiles() {
+    rearranged_tiles();
+    reductions();
+    pipelines();
+  }
+  void reductions() {
     reduce_tile<1, 1, 4>();
     reduce_tile<2, 4, 32>();
     reduce_tile<2, 32, 64>();
     reduce_tile<1, 2, 1024>();
     reduce_tile<1, 64, 8>();
+  }
+  void rearranged_tiles() {
     auto x = normal("x", {32, 32});
     Array<f32> z("z", {32 * 32 * 2 + 32}), mine("z", {32 * 32 * 2 + 32});
     check("rearrange", z, mine, {1}, Rearrange{}, x, Out{}, c<32>, c<32>);
@@ -118,6 +126,8 @@ class Cases {
     in_place<1>();
     in_place<8>();
     in_place<64>();
+  }
+  void pipelines() {
     for (const int n1 : {4, 100, 128}) {
       auto columns = normal("x", {9, n1});
       Array<f32> column_sums("z", {n1}), my_column_sums("z", {n1});
@@ -257,10 +267,24 @@ class Cases {
     for (const Three& s : {Three{128, 64, 64}, {200, 136, 80}, {64, 320, 208}, {8, 16, 16}, {300, 48, 544}}) {
       products<64, 64>(s[0], s[1], s[2]);
     }
-    products<128, 32>(200, 304, 160);
-    products<256, 128>(200, 256, 144);
     products<64, 64>(100, 100, 100);
     for (const Three& s : {Three{128, 64, 64}, {136, 88, 72}, {40, 50, 60}}) scaled_product(s[0], s[1], s[2]);
+  }
+
+  // TMA can load all of it. Not all products: of each way to lie in boxes, one.
+  template <bool kAllProducts = true>
+  void by_wgmma() {
+    if constexpr (kAllProducts) {
+      products<128, 32>(200, 304, 160);
+      products<256, 128>(200, 256, 144);
+    } else {
+      product<s32, s8, false, false, 128, 32>(200, 304, 160);
+      product<s32, s8, false, true, 128, 32>(200, 304, 160);
+      product<f32, f16, false, true, 128, 32>(200, 304, 160);
+      product<s32, s8, false, false, 256, 128>(200, 256, 144);
+      product<f32, f16, false, false, 256, 128>(200, 256, 144);
+      product<f32, bf16, true, true, 256, 128>(200, 256, 144);
+    }
     running_sums(144, 72, 176);
     computed_factors();
     for (const int n : {200, 40}) attention(n);

@@ -49,7 +49,10 @@ TEST(CudaEmulation, OneBlockARow) {
   expect_the_results_of_the_cpu<Threads<1, 128>>([](auto& cases) { cases.rows(); });
 }
 TEST(CudaEmulation, TwoWarpsARow) {
-  expect_the_results_of_the_cpu<Threads<2, 64>>([](auto& cases) { cases.tiles(); });
+  expect_the_results_of_the_cpu<Threads<2, 64>>([](auto& cases) {
+    cases.reductions();
+    cases.pipelines();
+  });
 }
 TEST(CudaEmulation, MatrixUnitsOfFloats) {
   expect_the_results_of_the_cpu<Warps<2, 2>>([](auto& cases) { cases.float_dots(); });
@@ -61,17 +64,18 @@ TEST(CudaEmulation, MatrixUnitsOfBytes) {
 TEST(CudaEmulation, Warpgroups) {
   expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.warpgroups(); });
 }
-TEST(CudaEmulation, WarpgroupsOfTf32) {
-  expect_the_results_of_the_cpu<Warpgroups<2, Warps<4, 2>, true>>([](auto& cases) { cases.tf32(); });
-}
-TEST(CudaEmulation, OneWarpgroup) {
-  expect_the_results_of_the_cpu<Warpgroups<1>>([](auto& cases) {
-    cases.bytes_forward();
-    cases.float_dots();
+TEST(CudaEmulation, WarpgroupsAlone) {
+  expect_the_results_of_the_cpu<Warpgroups<2, NoFallback>>([](auto& cases) {
+    cases.template by_wgmma<false>();
+    cases.rows_of_warpgroups();
   });
 }
-TEST(CudaEmulation, RowsOfWarpgroups) {
-  expect_the_results_of_the_cpu<Warpgroups<2>>([](auto& cases) { cases.rows_of_warpgroups(); });
+TEST(CudaEmulation, WarpgroupsOfTf32) {
+  expect_the_results_of_the_cpu<Warpgroups<2, NoFallback, true>>([](auto& cases) { cases.tf32(); });
+}
+TEST(CudaEmulation, OneWarpgroup) {  // what it falls back to is compiled above
+  expect_the_results_of_the_cpu<Warpgroups<1, Warps<2, 2, 4>>>([](auto& cases) { cases.bytes_forward(); });
+  expect_the_results_of_the_cpu<Warpgroups<1, Warps<2, 2>>>([](auto& cases) { cases.float_dots(); });
 }
 
 TEST(CudaMath, Exp2HasTheSameBits) {
@@ -133,18 +137,32 @@ TEST(CudaMath, DivisionIsRightWhereItIsHardest) {
   EXPECT_EQ(wrong, 0);
 }
 
+// A layout's part of a shape, as numbers: the test below is compiled once.
+struct PartOf {
+  int threads, size, row_size, vector, rows, shape_rows, shape_columns, shape_size;
+  bool (*owns)(int thread);
+  int (*thread_row)(int thread);
+  int (*row)(int thread_row, int line);
+  int (*column)(int thread, int group);
+};
+
+void expect_one_owner_of_each(const PartOf& p) {
+  std::vector<int> owners(static_cast<std::size_t>(p.shape_size));
+  for (int thread = 0; thread < p.threads; ++thread) {
+    for (int i = 0; i < p.size && p.owns(thread); ++i) {
+      const int line = i / p.row_size, group = i % p.row_size / p.vector;
+      const int row = line / p.rows * p.shape_rows + p.row(p.thread_row(thread), line % p.rows);
+      ++owners[static_cast<std::size_t>(row * p.shape_columns + p.column(thread, group) + i % p.vector)];
+    }
+  }
+  for (const int n : owners) ASSERT_EQ(n, 1);
+}
+
 TEST(CudaLayout, EveryElementHasOneOwner) {
   const auto check = []<class L, class S>(L, S) {
     using P = Part<L, S>;
-    std::vector<int> owners(static_cast<std::size_t>(S::kSize));
-    for (int thread = 0; thread < L::kThreads; ++thread) {
-      for (int i = 0; i < P::kSize && P::owns(thread); ++i) {
-        const int line = i / P::kRow, group = i % P::kRow / P::kVector;
-        const int row = line / P::kRows * S::kRows + P::row(L::row(thread), line % P::kRows);
-        ++owners[static_cast<std::size_t>(row * S::kColumns + P::column(thread, group) + i % P::kVector)];
-      }
-    }
-    for (const int n : owners) ASSERT_EQ(n, 1);
+    expect_one_owner_of_each({L::kThreads, P::kSize, P::kRow, P::kVector, P::kRows, S::kRows, S::kColumns, S::kSize,
+                              P::owns, L::row, P::row, P::column});
   };
   const auto shapes = [&]<class L>(L layout) {
     check(layout, Shape<1, 1, 1>{});

@@ -183,7 +183,7 @@ class OnDevice {
     std::vector<f16> first;
     for (int i = 0; i < kLaunches; ++i) {
       out.poison();
-      const LaunchReport report = launch_one(Cuda<Warpgroups<2>>{.band = 8 + i, .cluster = 1 + i % 2});
+      const LaunchReport report = launch_one(Cuda<Warpgroups<2, NoFallback>>{.band = 8 + i, .cluster = 1 + i % 2});
       gpu::check(cudaDeviceSynchronize(), name);
       if (!report.by_wgmma()) return std::printf("%s: %s\n", name, report.text().c_str()), void(++wrong);
       const std::vector<f16> values = out.values();

@@ -5,9 +5,9 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w4a16_gemm_simt_sm80";
+constexpr std::string_view kW4A16GemmSimtSm80 = "w4a16_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w4a16_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A16, kName>();
+extern constinit const GemmKernel w4a16_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A16, kW4A16GemmSimtSm80>();
 
 }  // namespace octile::cuda

@@ -10,9 +10,9 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w4a16_gemm_sm80";
+constexpr std::string_view kW4A16GemmSm80 = "w4a16_gemm_sm80";
 }
 
-extern constinit const GemmKernel w4a16_gemm_sm80 = grouped_weight_sm80::row<w4a16_sm80::Format, kName>();
+extern constinit const GemmKernel w4a16_gemm_sm80 = grouped_weight_sm80::row<w4a16_sm80::Format, kW4A16GemmSm80>();
 
 }  // namespace octile::cuda

@@ -5,9 +5,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w4a16_grouped_gemm_sm80";
+constexpr std::string_view kW4A16GroupedGemmSm80 = "w4a16_grouped_gemm_sm80";
 }
 
-extern constinit const GemmKernel w4a16_grouped_gemm_sm80 = grouped_weight_sm80::row<w4a16_sm80::Format, kName, true>();
+extern constinit const GemmKernel w4a16_grouped_gemm_sm80 =
+    grouped_weight_sm80::row<w4a16_sm80::Format, kW4A16GroupedGemmSm80, true>();
 
 }  // namespace octile::cuda

@@ -4,9 +4,9 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w4a8_gemm_simt_sm80";
+constexpr std::string_view kW4A8GemmSimtSm80 = "w4a8_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w4a8_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A8, kName>();
+extern constinit const GemmKernel w4a8_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A8, kW4A8GemmSimtSm80>();
 
 }  // namespace octile::cuda

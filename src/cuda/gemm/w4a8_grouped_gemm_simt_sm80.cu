@@ -5,9 +5,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w4a8_grouped_gemm_simt_sm80";
+constexpr std::string_view kW4A8GroupedGemmSimtSm80 = "w4a8_grouped_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w4a8_grouped_gemm_simt_sm80 = simt_row<NibbleCodec, kW4A8, kName, true>();
+extern constinit const GemmKernel w4a8_grouped_gemm_simt_sm80 =
+    simt_row<NibbleCodec, kW4A8, kW4A8GroupedGemmSimtSm80, true>();
 
 }  // namespace octile::cuda

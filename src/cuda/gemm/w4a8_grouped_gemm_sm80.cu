@@ -5,9 +5,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w4a8_grouped_gemm_sm80";
+constexpr std::string_view kW4A8GroupedGemmSm80 = "w4a8_grouped_gemm_sm80";
 }
 
-extern constinit const GemmKernel w4a8_grouped_gemm_sm80 = grouped_weight_sm80::row<w4a8_sm80::Format, kName, true>();
+extern constinit const GemmKernel w4a8_grouped_gemm_sm80 =
+    grouped_weight_sm80::row<w4a8_sm80::Format, kW4A8GroupedGemmSm80, true>();
 
 }  // namespace octile::cuda

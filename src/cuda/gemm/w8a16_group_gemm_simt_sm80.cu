@@ -5,9 +5,9 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w8a16_group_gemm_simt_sm80";
+constexpr std::string_view kW8A16GroupGemmSimtSm80 = "w8a16_group_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w8a16_group_gemm_simt_sm80 = simt_row<ByteCodec, kW8A16, kName>();
+extern constinit const GemmKernel w8a16_group_gemm_simt_sm80 = simt_row<ByteCodec, kW8A16, kW8A16GroupGemmSimtSm80>();
 
 }  // namespace octile::cuda

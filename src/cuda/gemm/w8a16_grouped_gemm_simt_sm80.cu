@@ -5,9 +5,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w8a16_grouped_gemm_simt_sm80";
+constexpr std::string_view kW8A16GroupedGemmSimtSm80 = "w8a16_grouped_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w8a16_grouped_gemm_simt_sm80 = simt_row<ByteCodec, kW8A16, kName, true>();
+extern constinit const GemmKernel w8a16_grouped_gemm_simt_sm80 =
+    simt_row<ByteCodec, kW8A16, kW8A16GroupedGemmSimtSm80, true>();
 
 }  // namespace octile::cuda

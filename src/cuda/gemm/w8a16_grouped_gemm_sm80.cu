@@ -5,9 +5,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w8a16_grouped_gemm_sm80";
+constexpr std::string_view kW8A16GroupedGemmSm80 = "w8a16_grouped_gemm_sm80";
 }
 
-extern constinit const GemmKernel w8a16_grouped_gemm_sm80 = grouped_weight_sm80::row<w8a16_sm80::Format, kName, true>();
+extern constinit const GemmKernel w8a16_grouped_gemm_sm80 =
+    grouped_weight_sm80::row<w8a16_sm80::Format, kW8A16GroupedGemmSm80, true>();
 
 }  // namespace octile::cuda

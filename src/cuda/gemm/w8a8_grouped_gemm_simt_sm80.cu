@@ -5,9 +5,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "w8a8_grouped_gemm_simt_sm80";
+constexpr std::string_view kW8A8GroupedGemmSimtSm80 = "w8a8_grouped_gemm_simt_sm80";
 }
 
-extern constinit const GemmKernel w8a8_grouped_gemm_simt_sm80 = simt_row<ByteCodec, kW8A8, kName, true>();
+extern constinit const GemmKernel w8a8_grouped_gemm_simt_sm80 =
+    simt_row<ByteCodec, kW8A8, kW8A8GroupedGemmSimtSm80, true>();
 
 }  // namespace octile::cuda

@@ -4,9 +4,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "blocked_gradient_quantize_sm80";
+constexpr std::string_view kBlockedGradientQuantizeSm80 = "blocked_gradient_quantize_sm80";
 }
 
-extern constinit const QuantizeKernel blocked_gradient_quantize_sm80 = blocked_gradient_sm80::row<kName, false>();
+extern constinit const QuantizeKernel blocked_gradient_quantize_sm80 =
+    blocked_gradient_sm80::row<kBlockedGradientQuantizeSm80, false>();
 
 }  // namespace octile::cuda

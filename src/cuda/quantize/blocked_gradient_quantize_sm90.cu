@@ -4,9 +4,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "blocked_gradient_quantize_sm90";
+constexpr std::string_view kBlockedGradientQuantizeSm90 = "blocked_gradient_quantize_sm90";
 }
 
-extern constinit const QuantizeKernel blocked_gradient_quantize_sm90 = blocked_gradient_sm90::row<kName, false>();
+extern constinit const QuantizeKernel blocked_gradient_quantize_sm90 =
+    blocked_gradient_sm90::row<kBlockedGradientQuantizeSm90, false>();
 
 }  // namespace octile::cuda

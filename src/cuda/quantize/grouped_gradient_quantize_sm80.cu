@@ -4,9 +4,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "grouped_gradient_quantize_sm80";
+constexpr std::string_view kGroupedGradientQuantizeSm80 = "grouped_gradient_quantize_sm80";
 }
 
-extern constinit const QuantizeKernel grouped_gradient_quantize_sm80 = blocked_gradient_sm80::row<kName, true>();
+extern constinit const QuantizeKernel grouped_gradient_quantize_sm80 =
+    blocked_gradient_sm80::row<kGroupedGradientQuantizeSm80, true>();
 
 }  // namespace octile::cuda

@@ -4,9 +4,10 @@
 namespace octile::cuda {
 
 namespace {
-constexpr std::string_view kName = "grouped_gradient_quantize_sm90";
+constexpr std::string_view kGroupedGradientQuantizeSm90 = "grouped_gradient_quantize_sm90";
 }
 
-extern constinit const QuantizeKernel grouped_gradient_quantize_sm90 = blocked_gradient_sm90::row<kName, true>();
+extern constinit const QuantizeKernel grouped_gradient_quantize_sm90 =
+    blocked_gradient_sm90::row<kGroupedGradientQuantizeSm90, true>();
 
 }  // namespace octile::cuda

@@ -45,6 +45,7 @@ std::string text(Warps<R, C, V, B>) {
   return "Warps<" + std::to_string(R) + "," + std::to_string(C) + "," + std::to_string(V) + "," + std::to_string(B) +
          ">";
 }
+inline std::string text(NoFallback) { return "NoFallback"; }
 template <int n, class Other, bool kTf32>
 std::string text(Warpgroups<n, Other, kTf32>) {
   return "Warpgroups<" + std::to_string(n) + "," + text(Other{}) + (kTf32 ? ",tf32>" : ">");

@@ -497,7 +497,7 @@ requires(!L::kWgmma) void launch(Cuda<L, kMath> executor, Grid grid, const Kerne
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
   using Key = gpu::Launch<L, Kernel, std::remove_cvref_t<Args>...>;
-  if (grid.size() < 0) {
+  if (false) {  // instantiated, which notes; no code is made of it
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);
@@ -751,7 +751,7 @@ requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, cons
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
   using Key = gpu::Launch<L, Kernel, std::remove_cvref_t<Args>...>;
-  if (grid.size() < 0) {
+  if (false) {  // instantiated, which notes; no code is made of it
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);
@@ -767,9 +767,14 @@ requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, cons
   gpu::encode_maps(plan);
 #endif
   if (!plan.problem.empty()) {
-    report.fallback = plan.problem;
-    launch(Cuda<typename L::Fallback, kMath>{executor.stream, executor.backwards}, grid, kernel, args...);
-    return report;
+    if constexpr (std::is_same_v<typename L::Fallback, NoFallback>) {
+      throw std::invalid_argument(
+          "octile: WGMMA cannot run this kernel, and its layout has no fallback: " + plan.problem + ".");
+    } else {
+      report.fallback = plan.problem;
+      launch(Cuda<typename L::Fallback, kMath>{executor.stream, executor.backwards}, grid, kernel, args...);
+      return report;
+    }
   }
   report.stages = plan.ring.slots;
   report.stage_bytes = plan.ring.slot_bytes;

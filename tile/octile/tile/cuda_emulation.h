@@ -5,6 +5,7 @@
 // memory starts as 0xA5.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <array>
@@ -28,13 +29,30 @@ using Word = std::uint32_t;
   std::abort();
 }
 
+// longjmp() where a fortified one would refuse: it knows of one stack.
+#if defined(__GLIBC__)
+extern "C" [[noreturn]] void octile_tile_jump(jmp_buf to, int value) noexcept __asm__("_longjmp");
+#else
+[[noreturn]] inline void octile_tile_jump(jmp_buf to, int value) { _longjmp(to, value); }
+#endif
+
 struct Block {
   struct Copy {
     void* to;
     const void* from;
   };
+  // Where a thread is left. Its context starts it; swapcontext() would be a system call each time.
+  struct Place {
+    jmp_buf place;
+  };
+  [[gnu::noinline]] static void go(Place& from, Place& to) {
+    if (_setjmp(from.place) == 0) octile_tile_jump(to.place, 1);
+  }
+
   struct Thread {
     ucontext_t context;
+    Place place;
+    bool started = false;
     std::unique_ptr<char[]> stack;
     std::deque<std::vector<Copy>> groups;  // the last one is open
     int parity = 0;
@@ -53,7 +71,7 @@ struct Block {
   std::size_t arena_bytes;
   int current = 0;
   bool backwards;  // the last thread first
-  ucontext_t scheduler;
+  Place scheduler;
   std::function<void()> body;
 
   static constexpr std::size_t kGuard = 8192;  // after the shared memory, unused
@@ -76,7 +94,9 @@ struct Block {
   static void enter() {
     Block& block = *here();
     block.body();
-    block.threads[static_cast<std::size_t>(block.current)].done = true;
+    Thread& thread = block.threads[static_cast<std::size_t>(block.current)];
+    thread.done = true;
+    go(thread.place, block.scheduler);
   }
 
   void run_block(std::array<int, 3> block_index, std::array<int, 3> block_count) {
@@ -91,10 +111,9 @@ struct Block {
       getcontext(&thread.context);
       thread.context.uc_stack.ss_sp = thread.stack.get();
       thread.context.uc_stack.ss_size = kStack;
-      thread.context.uc_link = &scheduler;
       thread.groups.assign(1, {});
       thread.parity = 0;
-      thread.done = false;
+      thread.started = thread.done = false;
       makecontext(&thread.context, enter, 0);
     }
     const int n = static_cast<int>(threads.size());
@@ -104,7 +123,7 @@ struct Block {
         current = backwards ? n - 1 - i : i;
         Thread& thread = threads[static_cast<std::size_t>(current)];
         if (thread.done) continue;
-        swapcontext(&scheduler, &thread.context);
+        resume(thread);
         running += !thread.done;
       }
       if (running == 0) break;
@@ -114,6 +133,12 @@ struct Block {
     for (std::size_t i = arena_bytes; i < arena_bytes + kGuard; ++i) {
       if (arena[i] != 0xA5) fail("writes past its shared memory");
     }
+  }
+
+  [[gnu::noinline]] void resume(Thread& thread) {
+    if (thread.started) return go(scheduler, thread.place);
+    thread.started = true;
+    if (_setjmp(scheduler.place) == 0) setcontext(&thread.context);
   }
 
   Thread& me() { return threads[static_cast<std::size_t>(current)]; }
@@ -127,7 +152,7 @@ struct Block {
     Slot& mine = all[static_cast<std::size_t>(current)];
     mine.kind = kind;
     for (int i = 0; i < n; ++i) mine.words[i] = words[i];
-    swapcontext(&thread.context, &scheduler);
+    go(thread.place, scheduler);
     for (const Slot& slot : all) {
       if (slot.kind != kind) fail("threads wait in different places");
     }

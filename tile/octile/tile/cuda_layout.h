@@ -70,6 +70,9 @@ struct Warps {
   }
 };
 
+// In place of a layout that a launch of warpgroups falls back to: then it throws instead, and half of it is compiled.
+struct NoFallback {};
+
 // Hopper: one or two warpgroups that multiply by WGMMA, each laid out as its accumulator, and one more warpgroup, which
 // loads ahead by TMA. Where TMA cannot load what a kernel fetches, the launch is one of the layout Other. Tf32:
 // products of f32 are by tensor cores, too, which read 11 of the 24 bits of a factor.
