@@ -84,8 +84,8 @@ struct GroupedLinearBackwardCase : CaseBase {
 using Case = std::variant<QuantizerCase, LinearCase, LinearBackwardCase, GroupedLinearCase, GroupedLinearBackwardCase>;
 
 // All cases that exercise rows of this operation on a device of this type, in a fixed order; a GPU has large ones too.
-// every: one case in so many, spread evenly, and the special ones. A prime above 7 is prime to every period of the list, so that the
-// sample meets every option. Throws std::runtime_error for an operation that it has no cases for.
+// every: one case in so many, spread evenly, and the special ones. A prime above 7 is prime to every period of the
+// list, so that the sample meets every option. Throws std::runtime_error for an operation that it has no cases for.
 std::vector<Case> cases(Task task, DeviceType device, int every);
 
 // Every parameter of a case, on one line.

@@ -20,8 +20,8 @@ struct SweepOptions {
   DeviceType device = DeviceType::cpu;
   std::vector<std::string> kernels;  // rows, or archs: their rows. Empty: all
   std::uint64_t seed = 1;
-  int threads = 0;  // 0: 1, 2 and 7 in turn
-  int every = 1;    // one case in so many (check/cases.h); a quick run has kQuick
+  int threads = 0;     // 0: 1, 2 and 7 in turn
+  int every = 1;       // one case in so many (check/cases.h); a quick run has kQuick
   bool graphs = true;  // on a GPU: once more as a CUDA graph
   bool own_allocations = false;
   bool digest = false;  // of each row's outputs
