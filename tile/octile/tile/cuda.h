@@ -497,7 +497,7 @@ requires(!L::kWgmma) void launch(Cuda<L, kMath> executor, Grid grid, const Kerne
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
   using Key = gpu::Launch<L, Kernel, std::remove_cvref_t<Args>...>;
-  if (false) {  // instantiated, which notes; no code is made of it
+  if (false) {  // instantiated to note what the kernel needs; never runs
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);
@@ -751,7 +751,7 @@ requires(L::kWgmma) LaunchReport launch(Cuda<L, kMath> executor, Grid grid, cons
       "octile: a GPU kernel takes device memory, as Tensor<T>{name, pointer, shape}; an Array is on the host.");
 #endif
   using Key = gpu::Launch<L, Kernel, std::remove_cvref_t<Args>...>;
-  if (false) {  // instantiated, which notes; no code is made of it
+  if (false) {  // instantiated to note what the kernel needs; never runs
     using N = gpu::Needs<L, Key>;
     N none;
     gpu::note_needs<N>(kernel, argument(none, args)...);

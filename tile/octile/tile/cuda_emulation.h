@@ -29,7 +29,7 @@ using Word = std::uint32_t;
   std::abort();
 }
 
-// longjmp() where a fortified one would refuse: it knows of one stack.
+// _longjmp() without the check of _FORTIFY_SOURCE, which takes a jump to another stack for an error.
 #if defined(__GLIBC__)
 extern "C" [[noreturn]] void octile_tile_jump(jmp_buf to, int value) noexcept __asm__("_longjmp");
 #else

@@ -70,7 +70,8 @@ struct Warps {
   }
 };
 
-// In place of a layout that a launch of warpgroups falls back to: then it throws instead, and half of it is compiled.
+// As Other of Warpgroups: a launch that WGMMA cannot run throws std::invalid_argument, and the second kernel that it would
+// fall back to is not compiled.
 struct NoFallback {};
 
 // Hopper: one or two warpgroups that multiply by WGMMA, each laid out as its accumulator, and one more warpgroup, which
