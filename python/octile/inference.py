@@ -123,11 +123,12 @@ class _Inference(nn.Module):
     def _align(self):
         """Lays out the weight as the kernels like it, after something has made it anew."""
         self._unpacked = None
-        if self._joined is not None:
-            self._joined[0].follow()
-        packed, weight = self._buffers["packed_weight"], self._buffers["quantized_weight"]
+        packed = self._buffers["packed_weight"]
         if packed is not None and not packed.is_meta and packed.data_ptr() % 64:
             self._buffers["packed_weight"] = packed.clone()
+        if self._joined is not None:
+            self._joined[0].follow()
+        weight = self._buffers["quantized_weight"]
         if weight is not None and weight.dtype is torch.int8:
             self._buffers["quantized_weight"] = quantizer.aligned(weight)
 
@@ -149,9 +150,8 @@ class _Inference(nn.Module):
         if self._buffers["packed_weight"] is not None:
             return self
         if self._joined is not None:
-            raise RuntimeError(
-                "octile: there is no kernel that reads parts of a packed weight, and this layer is joined"
-            )
+            self._joined[0].pack_()
+            return self
         device = self._device()
         if self._parallel is not None and self._parallel.exact:
             raise RuntimeError("octile: a packed layer has no sums of integers, which exact=True adds over ranks")
@@ -179,6 +179,8 @@ class _Inference(nn.Module):
         """quantized_weight, weight_scale and weight_zero_point (or None), of a packed layer too."""
         if self._buffers["packed_weight"] is None:
             return self.quantized_weight, self.weight_scale, self.weight_zero_point
+        if self._joined is not None:
+            return self._joined[0].plain_weight(self._joined[1])
         n, packed = self.out_features // self.experts, self._buffers["packed_weight"].chunk(self.experts)
         parts = [self.format.unpack(part, n, self.in_features) for part in packed]
         if len(parts) == 1:
@@ -206,6 +208,8 @@ class _Inference(nn.Module):
         """
         self._refuse_split()
         packed = self._buffers["packed_weight"] is not None
+        if packed and self._joined is not None:
+            raise RuntimeError("octile: a layer that is joined and packed takes no other weight: refit_() gives it one")
         _, scale, zero_point = self.plain_weight()
         weight = weight.detach().to(self._device(), scale.dtype)
         weight = self._divided((weight.t() if self.in_out else weight).contiguous())
@@ -254,7 +258,10 @@ class _Inference(nn.Module):
             else:
                 plain = [None if t is None else t.clone() for t in self.plain_weight()]
                 self._refit_plain(weight, *plain)
-                packed.copy_(self._pack(*plain))
+                if self._joined is None:
+                    packed.copy_(self._pack(*plain))
+                else:
+                    self._joined[0].repack(self._joined[1], plain)
             if bias is not None:
                 self.bias.copy_(bias)
         self._unpacked = None
@@ -626,14 +633,11 @@ def pack_(model):
     For serving few rows at a time; W4A16Linear gains the most. Layers stay as they are on a device whose kernels read no
     packed weight.
     """
-    packed = []
-    for name, module in model.named_modules():
-        if isinstance(module, _Inference) and module.packed_weight is None:
-            try:
-                module.pack_()
-            except RuntimeError as error:
-                if "no kernel" not in str(error):
-                    raise
-                continue
-            packed.append(name)
-    return packed
+    plain = [(n, m) for n, m in model.named_modules() if isinstance(m, _Inference) and m.packed_weight is None]
+    for _, module in plain:
+        try:
+            module.pack_()
+        except RuntimeError as error:
+            if "no kernel" not in str(error):
+                raise
+    return [name for name, module in plain if module.packed_weight is not None]

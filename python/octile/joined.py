@@ -3,7 +3,8 @@
 join_(model)   queries, keys and values; gate and up
 
 Each layer stays a module of its own: its buffers are parts of the joined ones, so state_dicts and checkpoints are as before.
-The first layer that is called with an x multiplies for all of them, and those after it take their parts.
+The first layer that is called with an x multiplies for all of them, and those after it take their parts. pack_() packs joined
+layers as one: the first has the packed weight of all of them then, and the others an empty one.
 """
 
 import copy
@@ -32,32 +33,67 @@ class Joined:
         return self.__dict__ | {"held": None}
 
     def build(self):
-        """Joins the buffers, which the parts then see parts of."""
+        """Joins the buffers, which the parts then see parts of; a packed weight is that of all already."""
         first = self.parts[0]
         layer = copy.copy(first)
         layer._joined, layer.out_features = None, sum(self.sizes)
-        layer._buffers = dict.fromkeys(first._buffers)
+        layer._buffers = dict.fromkeys(first._buffers) | {"packed_weight": first._buffers["packed_weight"]}
         with torch.inference_mode(False), torch.no_grad():
             for name in _BUFFERS:
                 if first._buffers[name] is not None:
                     layer._buffers[name] = torch.cat([part._buffers[name] for part in self.parts])
             layer._align()
         for part, begin in zip(self.parts, self._begins(), strict=True):
-            for name, joined in layer._buffers.items():
-                if joined is not None:
+            for name in _BUFFERS:
+                if (joined := layer._buffers[name]) is not None:
                     part._buffers[name] = joined.narrow(0, begin, part.out_features)
             part._unpacked = None
         self.layer = layer
+
+    def pack_(self):
+        """Packs the weights of all parts as one."""
+        layer = self.whole_layer()
+        layer.pack_()
+        for part in self.parts:
+            part._buffers |= dict.fromkeys(_Inference._KEPT)
+            part._buffers["packed_weight"] = layer._buffers["packed_weight"].new_empty(0)
+        self.parts[0]._buffers["packed_weight"] = layer._buffers["packed_weight"]
+        self.held = None
+
+    def whole_layer(self):
+        """The layer of all parts. Raises RuntimeError while they are on several devices."""
+        if self.layer is None:
+            devices = ", ".join(sorted({str(part._device()) for part in self.parts}))
+            raise RuntimeError(f"octile: joined layers that are packed belong on one device, and these are on {devices}")
+        return self.layer
+
+    def plain_weight(self, index):
+        """plain_weight() of this part of a packed layer."""
+        begin, size = self._begins()[index], self.sizes[index]
+        return tuple(None if t is None else t.narrow(0, begin, size) for t in self.whole_layer().plain_weight())
+
+    def repack(self, index, plain):
+        """Writes the plain weight of a part into the packed one, in place."""
+        layer, begin = self.whole_layer(), self._begins()[index]
+        whole = [None if t is None else t.clone() for t in layer.plain_weight()]
+        for held, new in zip(whole, plain, strict=True):
+            if new is not None:
+                held.narrow(0, begin, self.sizes[index]).copy_(new)
+        layer._buffers["packed_weight"].copy_(layer._pack(*whole))
+        self.held = layer._unpacked = None
 
     def _begins(self):
         return [sum(self.sizes[:index]) for index in range(len(self.sizes))]
 
     def _whole(self):
         """Whether each part's buffers are parts of the layer's, where they belong."""
+        if self.parts[0]._buffers["packed_weight"] is not self.layer._buffers["packed_weight"]:
+            return False
         return all(
-            joined is None or part._buffers[name].data_ptr() == joined[begin].data_ptr()
+            (joined := self.layer._buffers[name]) is None
+            or part._buffers[name].data_ptr() == joined[begin].data_ptr()
             for part, begin in zip(self.parts, self._begins(), strict=True)
-            for name, joined in self.layer._buffers.items()
+            for name in _BUFFERS
         )
 
     def follow(self):
@@ -74,6 +110,8 @@ class Joined:
         """What part `index` makes of x."""
         if self.layer is None:
             part = self.parts[index]
+            if part._buffers["packed_weight"] is not None:
+                self.whole_layer()
             return part._run(x, part._buffers["bias"])
         held, like, state = self.held, x.like if type(x) is QuantizedInput else x, self._state(x)
         if held is None or held[0] is not like or held[1] != state:
@@ -122,7 +160,8 @@ def join_(model, names=NAMES):
     become parts of joined ones without taking more memory, and an output is part of the joined one: for W8A8 and W4A8 with
     the same bits, for layers whose x is not quantized with sums in another order. Forward hooks run as before. Between the
     calls of a group x must stay as it is: under torch.inference_mode and torch.compile a change in place goes unseen. pack_()
-    passes them over. Raises ValueError for a name that is not one of a tuple of strings.
+    afterwards packs each group as one; its state_dict then loads into a model that is joined and packed alike. Raises
+    ValueError for a name that is not one of a tuple of strings.
     """
     for group in names:
         if isinstance(group, str) or not all(isinstance(name, str) for name in group):

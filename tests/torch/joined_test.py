@@ -174,6 +174,69 @@ def test_group_scales_pass_no_gradient_to_quantized_inputs():
         quantized()(octile.quantize_input(torch.randn(3, 48)))
 
 
+def packed(config, device, **words):
+    """A joined and packed model, and the same one as it was."""
+    model, alone = llama(config, device, **words), llama(config, device, False, **words)
+    linear = [name for name, module in model.named_modules() if hasattr(module, "pack_")]
+    if octile.pack_(model) == [] and device.type == "cuda":
+        pytest.skip("no kernel of a GPU reads its packed weight")
+    assert octile.pack_(model) == [] and octile.pack_(alone) == linear
+    assert octile.join_(alone) == []
+    return model, alone
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_packed_as_one(config, device, tmp_path):
+    model, alone = packed(config, device)
+    for rows, length in ((1, 1), (3, 7)):
+        same_logits(model, alone, config, ids(device, rows, length))
+    one, other = (m.model.layers[1].self_attn for m in (model, alone))
+    sizes = [getattr(one, name).packed_weight.numel() for name in ("q_proj", "k_proj", "v_proj")]
+    assert sizes[1:] == [0, 0] and sizes[0] == one.q_proj._joined[0].layer.packed_weight.numel()
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert torch.equal(getattr(one, name).weight[:], getattr(other, name).weight[:])
+    for m, folder in ((model, "joined"), (llama(config, device, False), "alone")):
+        m.save_pretrained(tmp_path / folder)
+    for file in (tmp_path / "alone").iterdir():
+        assert file.read_bytes() == (tmp_path / "joined" / file.name).read_bytes(), file.name
+
+
+def test_packed_changes_hands(device):
+    model, alone = packed("w4a8", device, kind=transformers.Qwen2ForCausalLM)
+    same_logits(copy.deepcopy(model), alone, "w4a8", ids(device))
+    other = copy.deepcopy(model)
+    for t in other.state_dict().values():
+        t.zero_()
+    for assign in (False, True):
+        other.load_state_dict(copy.deepcopy(model.state_dict()), assign=assign)
+        same_logits(other, alone, "w4a8", ids(device))
+    with pytest.raises(RuntimeError, match="size mismatch for model.layers.0.self_attn.q_proj.packed_weight"):
+        alone.load_state_dict(model.state_dict())
+    same_logits(other.to(torch.bfloat16), copy.deepcopy(alone).to(torch.bfloat16), "w4a8", ids(device))
+    mlp, x = other.model.layers[0].mlp, torch.randn(2, 64, device=device)
+    mlp.gate_proj.to("meta")
+    with pytest.raises(RuntimeError, match="belong on one device, and these are on .*meta"):
+        mlp.up_proj(x)
+
+
+def test_packed_takes_another_weight(device):
+    model, alone = packed("w4a8", device)
+    new = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    layers = [m.model.layers[0].self_attn.k_proj for m in (model, alone)]
+    place = layers[0]._joined[0].layer.packed_weight.data_ptr()
+    for layer in layers:
+        layer.refit_(new)
+    assert layers[0]._joined[0].layer.packed_weight.data_ptr() == place
+    same_logits(model, alone, "w4a8", ids(device))
+    with pytest.raises(RuntimeError, match="joined and packed takes no other weight"):
+        layers[0]._requantize(new)
+    x, dx = torch.randn(5, 64, device=device), []
+    for layer in layers:
+        leaf = x.clone().requires_grad_()
+        dx.append(torch.autograd.grad(layer(leaf).square().sum(), leaf)[0])
+    assert torch.equal(*dx)
+
+
 class Pair(nn.Module):
     def __init__(self, first, second):
         super().__init__()
@@ -208,9 +271,6 @@ def test_refusals():
     pair = Pair(quantized(), quantized())
     assert octile.join_(pair, names=[("up_proj", "gate_proj")]) == ["up_proj", "gate_proj"]
     assert octile.join_(pair) == []
-    with pytest.raises(RuntimeError, match="this layer is joined"):
-        pair.up_proj.pack_()
-    assert octile.pack_(pair) == []
     from octile import parallel
 
     assert parallel._refusal(pair.up_proj, parallel.ColumnParallel(), 2, False) == "it is joined with others"
