@@ -64,7 +64,9 @@ class Joined:
         """The layer of all parts. Raises RuntimeError while they are on several devices."""
         if self.layer is None:
             devices = ", ".join(sorted({str(part._device()) for part in self.parts}))
-            raise RuntimeError(f"octile: joined layers that are packed belong on one device, and these are on {devices}")
+            raise RuntimeError(
+                f"octile: joined layers that are packed belong on one device, and these are on {devices}"
+            )
         return self.layer
 
     def plain_weight(self, index):
@@ -90,8 +92,7 @@ class Joined:
         if self.parts[0]._buffers["packed_weight"] is not self.layer._buffers["packed_weight"]:
             return False
         return all(
-            (joined := self.layer._buffers[name]) is None
-            or part._buffers[name].data_ptr() == joined[begin].data_ptr()
+            (joined := self.layer._buffers[name]) is None or part._buffers[name].data_ptr() == joined[begin].data_ptr()
             for part, begin in zip(self.parts, self._begins(), strict=True)
             for name in _BUFFERS
         )

@@ -70,8 +70,8 @@ struct Warps {
   }
 };
 
-// As Other of Warpgroups: a launch that WGMMA cannot run throws std::invalid_argument, and the second kernel that it would
-// fall back to is not compiled.
+// As Other of Warpgroups: a launch that WGMMA cannot run throws std::invalid_argument, and the second kernel that it
+// would fall back to is not compiled.
 struct NoFallback {};
 
 // Hopper: one or two warpgroups that multiply by WGMMA, each laid out as its accumulator, and one more warpgroup, which
