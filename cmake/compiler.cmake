@@ -46,7 +46,7 @@ function(octile_precompile target)
   get_target_property(type ${target} TYPE)
   set(headers algorithm array atomic bit chrono cmath cstdint cstring filesystem fstream functional iostream limits map memory mutex
               numeric optional random set span sstream stdexcept string string_view thread tuple unordered_map utility variant vector)
-  # Executables have code of another kind, -fPIE, and are tests, but for a few.
+  # Executables, which are tests, have code of another kind: -fPIE.
   set(home octile_precompiled)
   if(type STREQUAL "EXECUTABLE")
     set(home octile_precompiled_for_tests)

@@ -150,6 +150,7 @@ def _lora_linear():
                 warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
                 return
             base, (buffers, bias) = self.get_base_layer(), self._before_merge
+            base._refuse_packed_as_one()
             for name, buffer in buffers.items():
                 held = base._buffers[name]
                 base._buffers[name] = buffer if buffer is None or held is None else buffer.to(held.device)

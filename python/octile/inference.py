@@ -145,6 +145,7 @@ class _Inference(nn.Module):
         The form is that of docs/reference/packed-weights.md, the same for all machines. The layer then computes the same, faster
         for few rows; its state_dict has packed_weight instead of what went into it. Gradients need the weight as it was
         before: the first one unpacks it and keeps that as well, and a compiled graph that is older unpacks it each time.
+        Layers that join_() has joined are packed together, as one.
         Returns the layer. Raises RuntimeError where no kernel reads it.
         """
         if self._buffers["packed_weight"] is not None:
@@ -207,9 +208,8 @@ class _Inference(nn.Module):
         Zero points become 0. The tensors that were there before are left as they are.
         """
         self._refuse_split()
+        self._refuse_packed_as_one()
         packed = self._buffers["packed_weight"] is not None
-        if packed and self._joined is not None:
-            raise RuntimeError("octile: a layer that is joined and packed takes no other weight: refit_() gives it one")
         _, scale, zero_point = self.plain_weight()
         weight = weight.detach().to(self._device(), scale.dtype)
         weight = self._divided((weight.t() if self.in_out else weight).contiguous())
@@ -229,6 +229,10 @@ class _Inference(nn.Module):
             raise ValueError(
                 "octile: a layer that is split over ranks takes no new weight, whose scales they may share"
             )
+
+    def _refuse_packed_as_one(self):
+        if self._buffers["packed_weight"] is not None and self._joined is not None:
+            raise RuntimeError("octile: a layer that is joined and packed takes no other weight: refit_() gives it one")
 
     def refit_(self, weight, bias=None):
         """Quantizes the float `weight`, shaped as `weight` is, into the memory that the layer has; returns the layer.

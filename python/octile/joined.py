@@ -112,7 +112,7 @@ class Joined:
         if self.layer is None:
             part = self.parts[index]
             if part._buffers["packed_weight"] is not None:
-                self.whole_layer()
+                self.whole_layer()  # raises: a part has no packed weight of its own
             return part._run(x, part._buffers["bias"])
         held, like, state = self.held, x.like if type(x) is QuantizedInput else x, self._state(x)
         if held is None or held[0] is not like or held[1] != state:

@@ -230,11 +230,28 @@ def test_packed_takes_another_weight(device):
     same_logits(model, alone, "w4a8", ids(device))
     with pytest.raises(RuntimeError, match="joined and packed takes no other weight"):
         layers[0]._requantize(new)
+    layers[1]._requantize(new)  # packed alone, it does
+    same_logits(model, alone, "w4a8", ids(device))
     x, dx = torch.randn(5, 64, device=device), []
     for layer in layers:
         leaf = x.clone().requires_grad_()
         dx.append(torch.autograd.grad(layer(leaf).square().sum(), leaf)[0])
     assert torch.equal(*dx)
+
+
+def test_an_adapter_merged_before_packing_stays(device):
+    peft = pytest.importorskip("peft")
+    model = llama("w4a8", device)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["k_proj"], init_lora_weights=False))
+    with pytest.warns(UserWarning, match="an adapter is merged into weights of 4 bits"):
+        wrapped.merge_adapter()
+    if octile.pack_(model) == []:
+        pytest.skip("no kernel of a GPU reads its packed weight")
+    layer = model.model.layers[0].self_attn.k_proj.base_layer
+    before = layer.weight[:].clone()
+    with pytest.raises(RuntimeError, match="joined and packed takes no other weight"):
+        wrapped.unmerge_adapter()
+    assert torch.equal(layer.weight[:], before)
 
 
 class Pair(nn.Module):
