@@ -11,6 +11,7 @@ where each GPU trains its own model: what sharding costs. Each step waits for th
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -70,11 +71,13 @@ def build(kind, a, device):
         convert_to_float8_training(model.blocks, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
     if not a.tiny:
         for block in model.blocks:
-            block.compile(fullgraph=True)
+            block.compile(fullgraph=True, dynamic=False)
     if not kind.endswith("alone"):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-        for layer in (*model.blocks, model):
-            fully_shard(layer, mp_policy=policy)
+        words = {"mp_policy": policy, "reshard_after_forward": not a.keep}
+        for first in range(0, a.layers, a.unit):
+            fully_shard(list(model.blocks[first : first + a.unit]), **words)
+        fully_shard(model, **words)
     return model
 
 
@@ -83,6 +86,8 @@ def measure(kind, model, optimizer, batch, a, device, gathers):
     alone = kind.endswith("alone")
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds, delivered = [], 0
+    gc.collect()
+    gc.disable()  # as torchtitan does between its collections
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for _ in range(a.warm + a.steps):
@@ -102,6 +107,7 @@ def measure(kind, model, optimizer, batch, a, device, gathers):
         wait()
         seconds.append(time.perf_counter() - begun)
         delivered = gathers.bytes
+    gc.enable()
     seconds = statistics.median(seconds[a.warm :])
     # The slowest rank.
     seconds = torch.tensor(seconds, device=device)
@@ -119,6 +125,8 @@ def main():
     p.add_argument("--width", type=int, default=4096)
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--length", type=int, default=1024)
+    p.add_argument("--unit", type=int, default=1, help="blocks that FSDP2 gathers together")
+    p.add_argument("--keep", action="store_true", help="weights stay gathered from forward to backward")
     p.add_argument("--backward", default="int8", help="of Octile's layers")
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")

@@ -5,6 +5,7 @@ int8 values and their scales. A scale is of one output channel, so these are the
 whole weight, and no collective looks for a maximum.
 """
 
+import inspect
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ class _State:
     """Of all views of one weight: how often it was written, the plain tensor that state_dict() gives away, and the int8
     values that were made of it."""
 
-    key = tensors = stream = given = None
+    key = tensors = scale = stream = given = None
     writes = 0
 
     def __init__(self, likeness=None):
@@ -40,15 +41,18 @@ class _Likeness:
     """Asks once whether the ranks that gather a model have the same one."""
 
     def __init__(self, facts):
-        self.facts, self.groups = facts, set()
+        self.facts, self.groups, self.mesh = facts, set(), None
 
     def check(self, mesh, device):
+        if mesh is self.mesh:
+            return
         group = mesh.get_group()
         if group.group_name not in self.groups:
             from . import agreement
 
             agreement.check(self.facts, group, device)
             self.groups.add(group.group_name)
+        self.mesh = mesh
 
 
 class _Whole(NamedTuple):
@@ -89,8 +93,7 @@ class ShardedWeight(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        plain = torch.utils._pytree.tree_map_only(cls, lambda w: w._values, (arguments, keywords))
-        out = function(*plain[0], **plain[1])
+        out = function(*[_plain(a) for a in arguments], **{name: _plain(a) for name, a in keywords.items()})
         if function._schema.is_mutable:
             for one in written(cls, function, arguments, keywords):
                 one._state.writes += 1
@@ -114,10 +117,44 @@ class ShardedWeight(torch.Tensor):
     def __repr__(self, *, tensor_contents=None):
         return f"ShardedWeight({self._values!r})"
 
+    @property
+    def fsdp_pre_all_gather(self):
+        return _Gather(self)
+
+    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
+        # FSDP2 fills the same tensors each time, and those of `out` are views of them. On one rank it has the first.
+        alone = len(all_gather_outputs) == 1
+        if out is not None:
+            if alone:
+                _local(out)._scale = metadata
+            return None
+        channels = self._whole.channels
+        q, scale = (*all_gather_outputs, metadata) if alone else all_gather_outputs
+        q, scale = q.view(torch.int8), scale.view(torch.float32)
+        return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
+
+
+def _plain(argument):
+    """An operation's argument, with the tensors inside for ShardedWeights."""
+    if type(argument) is ShardedWeight:
+        return argument._values
+    if isinstance(argument, (list, tuple)):
+        return [_plain(one) for one in argument]
+    return argument
+
+
+class _Gather(NamedTuple):
+    """Makes what FSDP2 gathers of a ShardedWeight. FSDP2 reads the signature before each call: of a method that takes
+    longer than the call."""
+
+    weight: ShardedWeight
+
     # With this signature, the older of two, FSDP2 does not want scales of the weight's size where shards are uneven.
-    def fsdp_pre_all_gather(self, mesh):
-        values, state = self._values, self._state
-        channels, in_features, group = self._whole
+    __signature__ = inspect.Signature([inspect.Parameter("mesh", inspect.Parameter.POSITIONAL_ONLY)])
+
+    def __call__(self, mesh):
+        values, state = self.weight._values, self.weight._state
+        channels, in_features, group = self.weight._whole
         if state.likeness is not None:
             state.likeness.check(mesh, values.device)
         if values.dim() != 2 or values.shape[1] != in_features:
@@ -125,7 +162,7 @@ class ShardedWeight(torch.Tensor):
                 f"octile: a weight {(channels, in_features)} is sharded as {tuple(values.shape)}; one that is gathered as int8 is "
                 "sharded along its output channels, fully_shard's default"
             )
-        stream = torch.cuda.current_stream(values.device) if values.is_cuda else None
+        stream = torch._C._cuda_getCurrentStream(values.get_device()) if values.is_cuda else None
         if group is None:
             versions = [t._version for t in (values, state.given, _local(state.given)) if t is not None]
             key = state.writes, versions, values.data_ptr(), values.shape
@@ -137,31 +174,29 @@ class ShardedWeight(torch.Tensor):
             changed = state.tensors is None or torch._C._current_graph_task_id() == -1
         if changed:
             if group is None:
-                q, _, scale = _quantize(values.detach(), _c.PER_ROW, _c.ROW_MAJOR)
+                q, _, scale = _quantize(values, _c.PER_ROW, _c.ROW_MAJOR)
             else:
                 from .parallel import quantize_shared
 
-                q, _, scale = quantize_shared(values.detach(), group)
+                q, _, scale = quantize_shared(values, group)
             missing = -(-channels // mesh.size()) - len(values)  # of the last ranks
             if missing > 0:
                 q, scale = nn.functional.pad(q, (0, 0, 0, missing)), nn.functional.pad(scale, (0, missing))
-            state.key, state.tensors, state.stream = key, (q.contiguous(), scale), stream
+            state.key, state.stream = key, stream
+            state.scale, state.tensors = scale, (_as_bf16(q.contiguous()), _as_bf16(scale))
         elif stream != state.stream:
-            stream.wait_stream(state.stream)
+            names = ("stream_id", "device_index", "device_type")
+            stream, before = (torch.cuda.Stream(**dict(zip(names, one))) for one in (stream, state.stream))
+            stream.wait_stream(before)
             for tensor in state.tensors:
                 tensor.record_stream(stream)
-        return state.tensors, state.tensors[1]
+        return state.tensors, state.scale
 
-    def fsdp_post_all_gather(self, all_gather_outputs, metadata, param_dtype, *, out=None):
-        # FSDP2 fills the same tensors each time, and those of `out` are views of them. On one rank it has the first.
-        alone = len(all_gather_outputs) == 1
-        if out is not None:
-            if alone:
-                _local(out)._scale = metadata
-            return None
-        channels = self._whole.channels
-        q, scale = (*all_gather_outputs, metadata) if alone else all_gather_outputs
-        return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
+
+def _as_bf16(tensor):
+    """The same bytes, as bfloat16 if their number is even: FSDP2 copies tensors of one type, which the rest of a group
+    mostly has, with fewer operations than bytes."""
+    return tensor.view(torch.bfloat16) if tensor.shape[-1] * tensor.element_size() % 2 == 0 else tensor
 
 
 class GatheredWeight(torch.Tensor):

@@ -11,6 +11,7 @@ import warnings
 import weakref
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -135,9 +136,17 @@ def _after_step(optimizer, *_):
         static.refresh()
 
 
+def _new_parameter(module, name, parameter):
+    cache = getattr(module, "_weight_cache", None)
+    if name == "weight" and isinstance(cache, StaticWeight):
+        cache.doubt(parameter)
+
+
 @functools.cache
-def _watch_optimizers():
-    """Once, for all optimizers: one may be made anew. A compiled step() breaks its graph here."""
+def _watch():
+    """Once, for all optimizers: one may be made anew. A compiled step() breaks its graph here. And once for all layers:
+    FSDP2 sets parameters faster on modules without a __setattr__ of their own."""
+    register_module_parameter_registration_hook(_new_parameter)
     register_optimizer_step_pre_hook(torch.compiler.disable(_before_step))
     register_optimizer_step_post_hook(torch.compiler.disable(_after_step))
 
@@ -151,7 +160,7 @@ class CachedWeights:
             layer._weight_cache = StaticWeight(layer, name)
             self._hooks.append(layer.register_load_state_dict_post_hook(_refresh_layer))
         self._statics = weakref.WeakSet(layer._weight_cache for layer in layers.values())
-        _watch_optimizers()
+        _watch()
 
     def refresh(self):
         """Quantizes every weight again. To be called after any change that is neither a step nor load_state_dict()."""

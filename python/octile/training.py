@@ -103,11 +103,6 @@ class _Trainable(nn.Module):
 
     # With cache_weights_(): whatever may change the weight without its version counter knowing.
 
-    def __setattr__(self, name, value):
-        super().__setattr__(name, value)
-        if name == "weight" and self._weight_cache is not None:
-            self._weight_cache.doubt(self._parameters.get("weight"))
-
     def train(self, mode=True):
         if mode != self.training and self._weight_cache is not None:
             self._weight_cache.doubt()
