@@ -1,9 +1,10 @@
-"""Two processes over gloo: DistributedDataParallel, and FSDP where the parameters come and go."""
+"""Two processes over gloo, or more in pairs: DistributedDataParallel, and FSDP where the parameters come and go."""
 
 import os
 
 import octile
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,12 +17,12 @@ def make_model(backward):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16))
     octile.quantize_(model, octile.Int8Training(backward=backward))
-    return model
+    return model.to(ranks.device)
 
 
 def batches():
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(STEPS, MICRO, 2, 8, 32, generator=generator)
+    return torch.randn(STEPS, MICRO, 2, 8, 32, generator=generator).to(ranks.device)
 
 
 def train(model, shard, synchronize):
@@ -63,7 +64,7 @@ def work(rank, port, what, backward):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
-        globals()[what](rank, backward)
+        globals()[what](ranks.meshes()[2], backward)
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -72,25 +73,30 @@ def work(rank, port, what, backward):
     os._exit(0)
 
 
-def ddp(rank, backward):
+def assert_alike(mine, mesh):
+    """The same bits on both."""
+    others = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(others, mine.detach(), group=mesh.get_group())
+    assert torch.equal(*others)
+
+
+def ddp(mesh, backward):
     for view in (False, True):
-        model = DistributedDataParallel(make_model(backward), gradient_as_bucket_view=view)
-        train(model, rank, only_last)
+        words = {"process_group": mesh.get_group(), "gradient_as_bucket_view": view}
+        model = DistributedDataParallel(make_model(backward), **words)
+        train(model, mesh.get_local_rank(), only_last)
         # Scales are per token, so that a batch in two halves has the values of the whole; gradients differ by their
         # float sums alone, which AdamW's division can carry into the third digit where a gradient is about 0.
         for mine, whole in zip(model.parameters(), reference(backward).parameters(), strict=True):
             torch.testing.assert_close(mine, whole, rtol=1e-2, atol=2e-3)
-            other = mine.detach().clone()
-            dist.broadcast(other, 0)
-            assert torch.equal(mine, other)  # the same on both
+            assert_alike(mine, mesh)
 
 
-def fsdp(rank, backward):
+def fsdp(mesh, backward):
     """A gathered parameter is written past its version counter at one address: nothing may be left from before."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2,))
+    rank = mesh.get_local_rank()
     for reshard in (True, False):
         model = make_model(backward)
         for layer in (model[0], model[2], model):
@@ -131,18 +137,17 @@ class Adapted(nn.Module):
         return x
 
 
-def frozen_ddp(rank, backward):
+def frozen_ddp(mesh, backward):
     """The quantized buffers stay where they are, whether DDP broadcasts them in each forward or not."""
-    whole = Adapted(backward)
+    whole = Adapted(backward).to(ranks.device)
     train(whole, None, Always)
     for broadcast in (False, True):
-        model = DistributedDataParallel(Adapted(backward), broadcast_buffers=broadcast)
-        train(model, rank, only_last)
+        words = {"process_group": mesh.get_group(), "broadcast_buffers": broadcast}
+        model = DistributedDataParallel(Adapted(backward).to(ranks.device), **words)
+        train(model, mesh.get_local_rank(), only_last)
         for mine, other in zip(model.module.parameters(), whole.parameters(), strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-2, atol=2e-3)
-            theirs = mine.detach().clone()
-            dist.broadcast(theirs, 0)
-            assert torch.equal(mine, theirs)
+            assert_alike(mine, mesh)
         for mine, other in zip(model.module.buffers(), whole.buffers(), strict=True):
             assert torch.equal(mine, other)
 

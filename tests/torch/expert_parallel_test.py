@@ -8,6 +8,7 @@ import tempfile
 
 import octile
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from octile import expert_parallel
@@ -24,9 +25,11 @@ LAYERS = {
     "w4a8": (octile.W4A8Linear, {"group": 32}),
     "w4a16": (octile.W4A16Linear, {"group": 32}),
 }
-# Tokens of each rank of two and of four; and experts that none of them goes to.
-TOKENS = {2: (7, 4), 4: (5, 0, 9, 3)}
-UNUSED = {2: (1,), 4: (2, 3)}  # with four ranks, all of one rank's
+# Tokens of each rank of one, two and four; and experts that none of them goes to.
+TOKENS = {1: (11,), 2: (7, 4), 4: (5, 0, 9, 3)}
+UNUSED = {1: (1,), 2: (1,), 4: (2, 3)}  # with four ranks, all of one rank's
+# What adds up integers: y's bits are the contract's. The gradients of frozen layers are sums of floats.
+OF_INTEGERS = ("w8a8", "w8a8, one scale", "w4a8")
 
 
 class Fused(nn.Module):
@@ -50,7 +53,7 @@ class Fused(nn.Module):
 def trained(backward="int8", **words):
     words = {"per_channel": True, "rounding": "nearest"} | words
     options = octile.functional.options("out_in", activation="per_token", backward=backward, **words)
-    return module_of.TrainedExperts.from_module(Fused(), options)
+    return module_of.TrainedExperts.from_module(Fused().to(ranks.device), options)
 
 
 def frozen(name, biases=True, experts=E):
@@ -58,7 +61,7 @@ def frozen(name, biases=True, experts=E):
     kind, words = LAYERS[name]
     up, down = (kind.from_linear(nn.Linear(k, experts * n, bias=False), **words) for k, n in ((K, 2 * I), (I, K)))
     made = [nn.Parameter(torch.randn(experts, n)) if biases else None for n in (2 * I, K)]
-    return octile.Experts(experts, up, down, up_bias=made[0], down_bias=made[1])
+    return octile.Experts(experts, up, down, up_bias=made[0], down_bias=made[1]).to(ranks.device)
 
 
 def inputs(n, dtype=torch.float32):
@@ -71,9 +74,10 @@ def inputs(n, dtype=torch.float32):
     index[0, 1], index[4, 0] = E, -1  # nobody's
     index[2, :2] = index[2, 2]  # an expert twice
     x, dy = (torch.randn(tokens, K, generator=generator).to(dtype) for _ in range(2))
+    given = x, index, torch.rand(tokens, SLOTS, generator=generator), dy
     ends = torch.tensor(TOKENS[n]).cumsum(0).tolist()
     rows = [slice(end - count, end) for count, end in zip(TOKENS[n], ends, strict=True)]
-    return (x, index, torch.rand(tokens, SLOTS, generator=generator), dy), rows
+    return [t.to(ranks.device) for t in given], rows
 
 
 def split(module, mesh, exact=True):
@@ -88,95 +92,116 @@ def step(module, x, index, weights, dy, call=None):
     return [y.detach(), x.grad, weights.grad], {n: p.grad for n, p in module.named_parameters()}
 
 
-def assert_same(mine, whole, rows, what):
-    """y and the gradients of tokens, this rank's; gradients of parameters, of all tokens."""
-    for got, expected in zip(mine[0], whole[0], strict=True):
-        assert got.dtype is expected.dtype and torch.equal(got, expected[rows]), what
+def assert_bits(got, expected, what, integers, dtype):
+    assert got.dtype is expected.dtype
+    if integers:
+        assert torch.equal(got, expected), what
+    else:
+        ranks.assert_sums(got, expected, what, dtype)
+
+
+def assert_same(mine, whole, rows, what, integers):
+    """y and the gradients of tokens, this rank's; gradients of parameters, of all tokens. integers: whether products are of
+    them; the gradients of the router's weights and of biases are sums of floats with any."""
+    dtype = mine[0][0].dtype
+    for name, got, expected in zip(("y", "dX", "router")[-len(mine[0]) :], mine[0], whole[0], strict=True):
+        assert_bits(got, expected[rows], (what, name), name in integers, dtype)
     for name, expected in whole[1].items():
-        assert torch.equal(mine[1][name].full_tensor(), expected), (what, name)
+        of_integers = "dW" in integers and "bias" not in name
+        assert_bits(mine[1][name].full_tensor(), expected, (what, name), of_integers, dtype)
 
 
-# ---- What each of the four processes checks. meshes: by the number of ranks. ----
+# ---- What each of the processes checks. meshes: ranks.meshes(). ----
 
 
-def bits(meshes, rank):
+def bits(meshes, rank, dtypes=(torch.float32, torch.bfloat16)):
     """y and the gradients are those of one process that has all tokens."""
-    for n, name, dtype in (
-        (n, name, dtype) for n in (2, 4) for name in LAYERS for dtype in (torch.float32, torch.bfloat16)
-    ):
+    for n, name, dtype in ((n, name, dtype) for n in ranks.counts(meshes)[1:] for name in LAYERS for dtype in dtypes):
         mesh, (arguments, rows) = meshes[n], inputs(n, dtype)
         mine = rows[mesh.get_local_rank()]
         own = [t[mine] for t in arguments]
-        whole = frozen(name)
+        whole, integers = frozen(name), ("y",) if name in OF_INTEGERS else ()
         expected = step(whole, *arguments)
         module = split(frozen(name), mesh)
         assert module.gate_up_proj.experts == E // n and module.num_experts == E
-        assert_same(step(module, *own), expected, mine, (n, name, dtype))
+        assert_same(step(module, *own), expected, mine, (n, name, dtype), integers)
         with torch.no_grad():
-            assert torch.equal(module(*own[:3]), expected[0][0][mine])
-            assert octile.pack_(module) == ["gate_up_proj", "down_proj"]
-            assert torch.equal(module(*own[:3]), expected[0][0][mine])
-        assert_same(step(module, *own), expected, mine, "packed")
+            assert_bits(module(*own[:3]), expected[0][0][mine], name, "y" in integers, dtype)
+            if ranks.device == "cpu" or ("w4" in name and dtype is torch.bfloat16):
+                assert octile.pack_(module) == ["gate_up_proj", "down_proj"]
+            assert_bits(module(*own[:3]), expected[0][0][mine], ("packed", name), "y" in integers, dtype)
+        assert_same(step(module, *own), expected, mine, ("packed", n, name, dtype), integers)
         # Rows in x's type: y is rounded otherwise, and the gradients are the same.
         got = step(split(frozen(name), mesh, exact=False), *own)
         bound = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
-        torch.testing.assert_close(got[0][0], expected[0][0][mine], rtol=bound, atol=bound)
-        assert_same((got[0][1:], got[1]), (expected[0][1:], expected[1]), mine, "not exact")
+        ranks.assert_near(got[0][0], expected[0][0][mine], bound, (n, name, dtype))
+        assert_same((got[0][1:], got[1]), (expected[0][1:], expected[1]), mine, "not exact", integers)
 
 
-def training(meshes, rank):
+def training(meshes, rank, dtype=torch.float32):
     """Losses, gradients and weights of some steps are those of one process."""
-    for n, backward in ((2, "int8"), (4, "16bit"), (4, ("int8-128", "16bit")), (4, "int8-whole")):
-        mesh, (arguments, rows) = meshes[n], inputs(n)
-        mine = rows[mesh.get_local_rank()]
+    every = dist.get_world_size()
+    cases = [(2, "int8"), (every, "16bit"), (every, ("int8-128", "16bit")), (every, "int8-whole")]
+    if ranks.device == "cuda":  # which has no "int8-whole" for experts, and else sums of floats to train by
+        cases = [(2, "int8"), (every, "int8-128")]
+    for n, backward in cases:
+        mesh, (arguments, rows) = meshes[n], inputs(n, dtype)
+        mine, integers = rows[mesh.get_local_rank()], ("y", "dX", "dW")
         own = [t[mine] for t in arguments]
         whole, module = trained(backward), split(trained(backward), mesh)
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.05) for m in (whole, module)]
+        # Biases, whose gradients are sums of floats, would take both apart on a GPU.
+        learned = [
+            [p for name, p in m.named_parameters() if ranks.device == "cpu" or "bias" not in name]
+            for m in (whole, module)
+        ]
+        optimizers = [torch.optim.AdamW(parameters, lr=0.05) for parameters in learned]
         for _ in range(3):
             expected, got = step(whole, *arguments), step(module, *own)
-            assert_same(got, expected, mine, (n, backward))
+            assert_same(got, expected, mine, (n, backward), integers)
             for optimizer in optimizers:
                 optimizer.step()
         for name, p in whole.named_parameters():
             assert torch.equal(module.get_parameter(name).full_tensor(), p)
         expected = step(whole, *arguments)
-        assert_same(step(module, *own, torch.compile(module, backend="eager")), expected, mine, "compiled")
+        if ranks.device == "cpu":
+            compiled = torch.compile(module, backend="eager")
+            assert_same(step(module, *own, compiled), expected, mine, "compiled", integers)
         recomputed = functools.partial(checkpoint, module, use_reentrant=False)
-        assert_same(step(module, *own, recomputed), expected, mine, "recomputed")
+        assert_same(step(module, *own, recomputed), expected, mine, "recomputed", integers)
         # In 16 bits, where rows come back in them.
         got, expected = (
             step(m, a[0].bfloat16(), *a[1:3], a[3].bfloat16())
             for m, a in ((split(trained(backward), mesh, exact=False), own), (trained(backward), arguments))
         )
         for g, e in zip(got[0], expected[0], strict=True):
-            torch.testing.assert_close(g, e[mine], rtol=0.05, atol=0.05)
+            ranks.assert_near(g, e[mine], 0.05, (n, backward))
     # Every expert rounds by random numbers of its own, on whatever rank.
-    module = split(trained(rounding="stochastic"), meshes[4])
+    module = split(trained(rounding="stochastic"), mesh)
     x = own[0].clone().requires_grad_()
     module(x, *own[1:3]).backward(own[3])
     assert x.grad.isfinite().all()
 
 
 def two_dimensions(meshes, rank):
-    """FSDP2 over two replicas of two ranks each: the mean of the replicas' gradients."""
+    """FSDP2 over replicas of two ranks each, two if there are four: the mean of the replicas' gradients."""
     from torch.distributed.fsdp import fully_shard
 
-    both, (arguments, rows) = meshes["2x2"], inputs(4)
-    replicas = [slice(rows[first].start, rows[first + 1].stop) for first in (0, 2)]
+    both, (arguments, rows) = meshes["2d"], inputs(dist.get_world_size())
+    replicas = [slice(rows[first].start, rows[first + 1].stop) for first in range(0, len(rows), 2)]
     alone = [step(trained(), *(t[replica] for t in arguments)) for replica in replicas]
     module = split(trained(), both["s"])
     fully_shard(module, mesh=both["r"])
     values, gradients = step(module, *(t[rows[rank]] for t in arguments))
     begin, mine = replicas[rank // 2].start, rows[rank]
-    for got, expected in zip(values, alone[rank // 2][0], strict=True):
-        assert torch.equal(got, expected[mine.start - begin : mine.stop - begin])
-    for name, gradient in gradients.items():
-        assert torch.equal(gradient.full_tensor(), (alone[0][1][name] + alone[1][1][name]) / 2)
+    own = slice(mine.start - begin, mine.stop - begin)
+    mean = {name: sum(of[1][name] for of in alone) / len(alone) for name in gradients}
+    assert_same((values, gradients), (alone[rank // 2][0], mean), own, rank, ("y", "dX", "dW"))
 
 
 def wire(meshes, rank):
     """A token travels in int8, once to each rank that has an expert of its."""
-    mesh, (arguments, rows) = meshes[4], inputs(4)
+    every = dist.get_world_size()
+    mesh, (arguments, rows) = meshes[every], inputs(every)
     x, index, weights = (t[rows[rank]] for t in arguments[:3])
     sent, collective = [], dist.all_to_all_single
 
@@ -184,7 +209,7 @@ def wire(meshes, rank):
         sent.append(given.numel() * given.element_size())
         return collective(output, given, *more, **words)
 
-    valid = [{e // 2 for e in one if 0 <= e < E} for one in index.tolist()]
+    valid = [{e // (E // every) for e in one if 0 <= e < E} for one in index.tolist()]
     slots = sum(0 <= e < E for e in index.flatten().tolist())
     dist.all_to_all_single = recorded
     try:
@@ -195,9 +220,9 @@ def wire(meshes, rank):
                 with torch.no_grad():
                     module(x.bfloat16(), index, weights)
                 assert sent[1] == sum(map(len, valid)) * (of_token + 4 * SLOTS)
-                back = torch.tensor(sent[2])
+                back = torch.tensor(sent[2], device=ranks.device)
                 dist.all_reduce(back)
-                total = torch.tensor(slots)
+                total = torch.tensor(slots, device=ranks.device)
                 dist.all_reduce(total)
                 assert len(sent) == 3 and back == total * K * (4 if exact else 2)
     finally:
@@ -205,20 +230,21 @@ def wire(meshes, rank):
 
 
 def checkpoints(meshes, rank):
-    """DTensors: what four ranks save two load, and the other way round; frozen layers take whole tensors too."""
+    """DTensors: what all ranks save fewer load, and the other way round; frozen layers take whole tensors too."""
     import torch.distributed.checkpoint as dcp
 
     folder = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder, 0)
-    for source, target in ((4, 2), (2, 4)):
+    fewer, every = ranks.counts(meshes)[-2:]
+    for source, target in ((every, fewer), (fewer, every)):
         for name, make in (("w4a8", lambda: frozen("w4a8")), ("trained", trained)):
             given, of_given = inputs(target), meshes[target].get_local_rank()
             own = [t[given[1][of_given]] for t in given[0][:3]]
-            where = f"{folder[0]}/{name}-{source}-{meshes[source].get_group().group_name if source == 2 else 'all'}"
+            where = f"{folder[0]}/{name}-{source}-{meshes[source].get_group().group_name if source == fewer else 'all'}"
             module = split(make(), meshes[source])
             for key, value in module.state_dict().items():
                 assert torch.equal(value.full_tensor(), make().state_dict()[key]), key
-            if source == 4 or rank < 2:
+            if source == every or rank < fewer:
                 dcp.save(module.state_dict(), checkpoint_id=where, process_group=meshes[source].get_group())
             dist.barrier()
             files = [where]
@@ -233,19 +259,19 @@ def checkpoints(meshes, rank):
             other.load_state_dict(state)
             with torch.no_grad():
                 assert torch.equal(other(*own), expected)
-    module, whole = split(frozen("w4a8", biases=False), meshes[4]), frozen("w4a8", biases=False)
+    module, whole = split(frozen("w4a8", biases=False), meshes[every]), frozen("w4a8", biases=False)
     with torch.no_grad():
         for t in module.buffers():
             t.zero_()
     module.load_state_dict(whole.state_dict())
-    (arguments, rows) = inputs(4)
+    (arguments, rows) = inputs(every)
     with torch.no_grad():
         assert torch.equal(module(*(t[rows[rank]] for t in arguments[:3])), whole(*arguments[:3])[rows[rank]])
     with pytest.raises(TypeError, match="split over ranks cannot be pickled"):
         copy.copy(module._parallel).__reduce__()
     with pytest.raises(ValueError, match=r"split over ranks, and this one has a part: save their state_dict\(\)"):
         module_of.split(module, {})
-    octile.pack_(module)
+    assert octile.pack_(module)
     with pytest.raises(RuntimeError, match="no state_dict once it is packed"):
         module.state_dict()
 
@@ -269,7 +295,7 @@ def refused(meshes, rank):
     with pytest.raises(ValueError, match="exact=True on rank 0 and .*exact=False on rank 1"):
         split(frozen("w8a8"), mesh, exact=rank == 0)
     with pytest.raises(ValueError, match="split over one dimension of a mesh"):
-        octile.ExpertParallel()._apply(frozen("w8a8"), meshes["2x2"])
+        octile.ExpertParallel()._apply(frozen("w8a8"), meshes["2d"])
     (arguments, rows) = inputs(4)
     x, index, weights = (t[rows[rank]] for t in arguments[:3])
     with pytest.raises(RuntimeError, match="exact=True is not for float64"):
@@ -294,15 +320,11 @@ def refused(meshes, rank):
 CHECKS = [bits, training, two_dimensions, wire, checkpoints, refused]
 
 
-def join(rank, port, ranks):
-    from torch.distributed.device_mesh import init_device_mesh
-
+def join(rank, port, size):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    names = {"mesh_dim_names": ("r", "s")}
-    meshes = {n: init_device_mesh("cpu", (ranks // n, n), **names)["s"] for n in (2, 4) if n <= ranks}
-    return meshes | {"2x2": init_device_mesh("cpu", (ranks // 2, 2), **names)}
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    return ranks.meshes()
 
 
 def work(rank, port, checks):

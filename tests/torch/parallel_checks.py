@@ -1,4 +1,4 @@
-"""Tensor parallelism, alone and under FSDP2: what the processes of fsdp_test.py check."""
+"""Tensor parallelism, alone and under FSDP2: what the processes of fsdp_test.py and many_gpus_check.py check."""
 
 import copy
 import itertools
@@ -9,6 +9,7 @@ import tempfile
 
 import octile
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from octile import _c, fsdp
@@ -24,11 +25,13 @@ BATCH, TOKENS, WIDTH, HIDDEN = 2, 64, 48, 64
 class Mlp(nn.Module):
     """Both layers with biases. K of `down` has more terms than one exact part, if asked for."""
 
-    def __init__(self, backward="int8", hidden=HIDDEN, dtype=None):
+    def __init__(self, backward="int8", hidden=None, dtype=None):
         super().__init__()
         torch.manual_seed(0)
+        hidden = hidden or HIDDEN
         self.up, self.down = nn.Linear(WIDTH, hidden, dtype=dtype), nn.Linear(hidden, WIDTH, dtype=dtype)
         octile.quantize_(self, octile.Int8Training(backward=backward))
+        self.to(ranks.device)
 
     def forward(self, x):
         return self.down(torch.relu(self.up(x)))
@@ -36,8 +39,13 @@ class Mlp(nn.Module):
 
 def inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(3)
-    x, dy = (torch.randn(BATCH, TOKENS, WIDTH, generator=generator).to(dtype) for _ in range(2))
+    x, dy = (torch.randn(BATCH, TOKENS, WIDTH, generator=generator).to(ranks.device, dtype) for _ in range(2))
     return x, dy
+
+
+def linear_of(inputs, outputs, dtype=None):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs, dtype=dtype).to(ranks.device)
 
 
 def part(t, mesh, dim):
@@ -65,15 +73,28 @@ def whole_of(gradients):
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in gradients.items()}
 
 
-def exact_bits(meshes, rank):
+def assert_gradients(got, expected, what=None, dtype=None):
+    """Those of weights are sums of integers, those of biases of floats. dtype: of dY, if that is not the parameters'."""
+    for name, gradient in whole_of(got).items():
+        if "bias" in name:
+            ranks.assert_sums(gradient, expected[name], (what, name), dtype)
+        else:
+            assert torch.equal(gradient, expected[name]), (what, name)
+
+
+CASES = [("int8-whole", torch.float32, None), ("int8", torch.float32, None), ("16bit", torch.float32, None)]
+CASES += [("int8-whole", torch.bfloat16, 4608), (("int8-128", "16bit"), torch.float16, None)]
+
+
+def exact_bits(meshes, rank, cases=CASES):
     """y and integer gradients of 1, 2 and 4 ranks are those of one process, with all tokens on each rank or a part."""
-    cases = [("int8-whole", torch.float32, HIDDEN), ("int8", torch.float32, HIDDEN), ("16bit", torch.float32, HIDDEN)]
-    cases += [("int8-whole", torch.bfloat16, 4608), (("int8-128", "16bit"), torch.float16, HIDDEN)]
     for backward, dtype, hidden in cases:
         x, dy = inputs(dtype)
         y, dx, gradients = step(Mlp(backward, hidden, dtype), x, dy)
         column = backward == "int8-whole"
-        for n, tokens in ((1, None), (2, None), (2, 0), (4, None), (4, 1)):
+        for n, tokens in ((1, None), (2, None), (2, 0), (2, 1), (4, None), (4, 1)):
+            if n not in meshes:
+                continue
             mesh = meshes[n]
             model = split(Mlp(backward, hidden, dtype), mesh, tokens, column)
             mine, theirs = (t if tokens is None else part(t, mesh, tokens) for t in (x, dy))
@@ -84,24 +105,24 @@ def exact_bits(meshes, rank):
                 assert torch.equal(got_dx, expected_dx), (backward, n, tokens)
             else:  # a sum of floats over ranks, and blocks of fewer channels
                 error = (got_dx - expected_dx).float().norm() / expected_dx.float().norm()
-                assert error < {torch.float32: 0.01, torch.float16: 0.01}[dtype], (backward, n, error)
-            for name, gradient in whole_of(got).items():
-                if backward == "16bit" or (backward[1] == "16bit" and "weight" in name):
-                    torch.testing.assert_close(gradient, gradients[name], rtol=1e-4, atol=1e-4)
-                else:
-                    assert torch.equal(gradient, gradients[name]), (backward, n, tokens, name)
+                assert error < 0.01, (backward, n, error)
+            got = whole_of(got)
+            of_floats = [name for name in got if backward == "16bit" or backward[1] == "16bit" and "weight" in name]
+            bound = 1e-4 if ranks.device == "cpu" or dtype is torch.float32 else 4 * torch.finfo(dtype).eps
+            for name in of_floats:
+                ranks.assert_near(got.pop(name), gradients[name], bound, (backward, n, tokens, name))
+            assert_gradients(got, gradients, (backward, n, tokens))
 
 
 def inexact_sums(meshes, rank):
     """What is not exact: sums of floats over ranks, each of what one process computes of its part."""
     mesh, n = meshes[2], 2
     generator = torch.Generator().manual_seed(1)
-    x, dy = torch.randn(24, 96, generator=generator), torch.randn(24, 512, generator=generator)
-    torch.manual_seed(0)
-    linear = nn.Linear(96, 512)
+    x, dy = (torch.randn(24, columns, generator=generator).to(ranks.device) for columns in (96, 512))
+    linear = linear_of(96, 512)
 
     def layer(weight, bias):
-        new = octile.Linear(weight.shape[1], weight.shape[0], bias is not None, backward="int8")
+        new = octile.Linear(weight.shape[1], weight.shape[0], bias is not None, backward="int8").to(ranks.device)
         new.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
         return new
 
@@ -148,8 +169,7 @@ def layouts(meshes, rank):
     """Whatever x comes in and y is wanted in, both are one process's; also in mixed types and without gradients."""
     mesh = meshes[2]
     x, dy = (t[0] for t in inputs())
-    torch.manual_seed(0)
-    linear = nn.Linear(WIDTH, WIDTH)
+    linear = linear_of(WIDTH, WIDTH)
 
     def make(style=None):
         layer = octile.Linear.from_linear(copy.deepcopy(linear), backward="int8-whole")
@@ -169,11 +189,10 @@ def layouts(meshes, rank):
             got_y, got_dx = (DTensor.from_local(t, mesh, (l,)) for t, l in ((got_y, wanted), (got_dx, given)))
         assert torch.equal(got_y.full_tensor(), y), (kind, words)
         assert torch.equal(got_dx.full_tensor(), dx), (kind, words)
-        for name, gradient in whole_of(got).items():
-            assert torch.equal(gradient, gradients[name]), (kind, words, name)
+        assert_gradients(got, gradients, (kind, words))
     # f32 under autocast is quantized as it is; y, dY and dX's product are in 16 bits.
     column, row = make(ColumnParallel(exact=True)), make(RowParallel(exact=True))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(ranks.device, torch.bfloat16):
         y, dx, gradients = step(make(), x, dy.bfloat16())
         for layer, dim in ((column, 1), (row, None)):
             got_y, got_dx, got = step(
@@ -182,12 +201,11 @@ def layouts(meshes, rank):
             assert got_y.dtype is torch.bfloat16 and got_dx.dtype is torch.float32
             assert torch.equal(got_y, part(y, mesh, 1) if dim else y)
             assert torch.equal(got_dx, dx if dim else part(dx, mesh, 1))
-            for name, gradient in whole_of(got).items():
-                assert torch.equal(gradient, gradients[name]), name
+            assert_gradients(got, gradients, "autocast", torch.bfloat16)
     for shape in ((0,), (2, 0, 3), ()):  # no token, or one
         for exact in (True, False):
             column, row = make(ColumnParallel(exact=exact)), make(RowParallel(exact=exact))
-            given = torch.zeros(*shape, WIDTH, requires_grad=True)
+            given = torch.zeros(*shape, WIDTH, device=ranks.device, requires_grad=True)
             made = row(column(given))
             made.sum().backward()
             assert made.shape == given.grad.shape == given.shape
@@ -197,12 +215,11 @@ def layouts(meshes, rank):
         column(x), row(part(x, mesh, 1))
     assert set(seen.of) == {_c.ROW_MAJOR}
     with pytest.raises(RuntimeError, match=r"x is \(4, 48\); the layer's in_features, its last size, is 24"):
-        row(torch.ones(4, WIDTH))
+        row(torch.ones(4, WIDTH, device=ranks.device))
     with pytest.raises(RuntimeError, match="exact=True is not for float64"):
         row(part(x.double(), mesh, 1))
-    uneven = DTensor.from_local(
-        torch.ones(2 - mesh.get_local_rank(), WIDTH), mesh, (Shard(0),), shape=(3, WIDTH), stride=(WIDTH, 1)
-    )
+    some = torch.ones(2 - mesh.get_local_rank(), WIDTH, device=ranks.device)
+    uneven = DTensor.from_local(some, mesh, (Shard(0),), shape=(3, WIDTH), stride=(WIDTH, 1))
     with pytest.raises(ValueError, match=r"x is \(3, 48\), and 2 ranks cannot share dimension 0 evenly"):
         make(ColumnParallel(input_layouts=Shard(0)))(uneven)
 
@@ -225,12 +242,12 @@ def written_by_one_rank(meshes, rank):
     weight of its forward."""
     from torch.distributed.fsdp import fully_shard
 
-    both = meshes["2x2"]
+    both = meshes["2d"]
     x, dy = (t[0] for t in inputs())
-    layer = parallelize_module(octile.Linear(WIDTH, 33, backward="int8-whole"), both["s"], RowParallel(exact=True))
+    layer, whole = (octile.Linear(WIDTH, 33, backward="int8-whole").to(ranks.device) for _ in range(2))
+    parallelize_module(layer, both["s"], RowParallel(exact=True))
     fsdp.prepare_(layer)
     fully_shard(layer, mesh=both["r"])
-    whole = octile.Linear(WIDTH, 33, backward="int8-whole")
     mine = part(x, both["s"], 1).requires_grad_()
     for writer in (None, 1, 2):
         with torch.no_grad():
@@ -249,27 +266,27 @@ def written_by_one_rank(meshes, rank):
             assert torch.equal(mine.grad, part(dx, both["s"], 1))
 
 
-def frozen_layers(meshes, rank):
+def frozen_layers(meshes, rank, dtype=torch.float32, rows=5, sizes=(128, 64)):
     """Layers for inference: column-parallel ones are exact; row-parallel ones are sums of floats, or of integers."""
     makers = {
         "w8a8": (octile.W8A8Linear.from_linear, {}),
         "w8a8_groups": (octile.W8A8Linear.from_linear, {"group": 32}),
         "static": (
             octile.W8A8StaticLinear.from_linear,
-            {"input_scale": 0.02, "input_multiplier": torch.rand(128) + 0.5},
+            {"input_scale": 0.02, "input_multiplier": torch.rand(sizes[0]) + 0.5},
         ),
         "w8a16": (octile.W8A16Linear.from_linear, {}),
         "w4a16": (octile.W4A16Linear.from_linear, {"group": 32}),
         "w4a8": (octile.W4A8Linear.from_linear, {"group": 0}),
     }
     generator = torch.Generator().manual_seed(1)
-    x, dy = torch.randn(5, 128, generator=generator), torch.randn(5, 64, generator=generator)
-    torch.manual_seed(0)
-    linear = nn.Linear(128, 64)
-    for n in (2, 4):
+    x, dy = (torch.randn(rows, columns, generator=generator).to(ranks.device, dtype) for columns in sizes)
+    linear = linear_of(*sizes).cpu()
+    small, rounded = (1e-5, 1e-4) if dtype is torch.float32 else (0.01, 0.02)
+    for n in ranks.counts(meshes)[1:]:
         mesh = meshes[n]
         for name, (make, words) in makers.items():
-            whole = make(linear, **words)
+            whole = make(linear, **words).to(ranks.device)
             state = {key: value.clone() for key, value in whole.state_dict().items()}
             y, dx, _ = step(whole, x, dy)
             is_float = name in ("w8a16", "w4a16")
@@ -277,16 +294,16 @@ def frozen_layers(meshes, rank):
                 row = isinstance(style, RowParallel)
                 if style.exact and name != "w8a8":
                     continue
-                layer = parallelize_module(make(linear, **words), mesh, style)
+                layer = parallelize_module(make(linear, **words).to(ranks.device), mesh, style)
                 got, got_dx, _ = step(layer, part(x, mesh, 1) if row else x, dy if row else part(dy, mesh, 1))
                 expected = y if row else part(y, mesh, 1)
                 expected_dx = part(dx, mesh, 1) if row else dx
                 if style.exact or (not row and not is_float):
                     assert torch.equal(got, expected), (name, style)
                 else:
-                    error = (got - expected).norm() / expected.norm()
-                    assert error < (1e-5 if is_float or name == "static" else 0.02), (name, style, error)
-                torch.testing.assert_close(got_dx, expected_dx, rtol=1e-4, atol=1e-4)
+                    error = (got - expected).float().norm() / expected.float().norm()
+                    assert error < (small if is_float or name == "static" else 0.02), (name, style, error)
+                ranks.assert_near(got_dx, expected_dx, rounded, (name, style))
                 saved = {key: value.clone() for key, value in layer.state_dict().items()}
                 for key, value in state.items():
                     held = saved[key].full_tensor() if isinstance(saved[key], DTensor) else saved[key]
@@ -297,9 +314,9 @@ def frozen_layers(meshes, rank):
                         layer.bias.zero_()
                     layer.load_state_dict(given)
                     assert torch.equal(layer(part(x, mesh, 1) if row else x), got)
-                if name == "w4a16":
+                if name == "w4a16" and (ranks.device == "cpu" or dtype is not torch.float32):
                     layer.pack_()
-                    torch.testing.assert_close(layer(part(x, mesh, 1) if row else x), got, rtol=1e-4, atol=1e-4)
+                    ranks.assert_near(layer(part(x, mesh, 1) if row else x), got, rounded, style)
                     with pytest.raises(RuntimeError, match="no state_dict once it is packed"):
                         layer.state_dict()
                     with pytest.raises(RuntimeError, match="Unexpected key.*quantized_weight"):
@@ -313,14 +330,14 @@ def two_dimensions(meshes, rank):
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.fsdp import fully_shard
 
-    both, alone = meshes["2x2"], meshes[1]
+    both, alone, all_ranks = meshes["2d"], meshes[1], meshes[dist.get_world_size()]
     x, dy = inputs()
 
-    def build(replicas, ranks, prepared=True, row=True):
+    def build(replicas, parts, prepared=True, row=True):
         """Over so many replicas of FSDP2 and ranks of tensor parallelism. None: without."""
         model = Mlp("int8-whole")
-        if ranks is not None:
-            split(model, ranks, column=row, row=row)
+        if parts is not None:
+            split(model, parts, column=row, row=row)
         if prepared and replicas is not None:
             assert fsdp.prepare_(model) == ["up", "down"]
         if replicas is not None:
@@ -362,11 +379,11 @@ def two_dimensions(meshes, rank):
     dist.broadcast_object_list(folder, 0)
     everywhere = {
         "2d": (both["r"], both["s"]),
-        "tp4": (None, meshes[4]),
-        "fsdp4": (meshes[4], None),
+        "tp": (None, all_ranks),
+        "fsdp": (all_ranks, None),
         "one": (None, None),
     }
-    for source in ("2d", "tp4"):
+    for source in ("2d", "tp"):
         model, optimizer = (model, optimizer) if source == "2d" else build(*everywhere[source])
         run(model, optimizer, steps=1)
         held = {name: value.detach() for name, value in whole_of(dict(model.named_parameters())).items()}
@@ -387,15 +404,20 @@ def two_dimensions(meshes, rank):
 
 def values_that_are_not_finite(meshes, rank):
     """A NaN that one rank alone has in a token is in this token's y on all ranks, and in no other."""
-    mesh = meshes[4]
+    mesh = meshes[dist.get_world_size()]
+    one, held = mesh.size() // 2, 32 // mesh.size()  # the rank that has it, and the channels of each
     x, dy = inputs()
     x, dy = x.flatten(0, 1), dy.flatten(0, 1)
+
+    def layer_of(backward):
+        return octile.Linear(WIDTH, 32, backward=backward).to(ranks.device)
+
     for bad in (math.nan, -math.inf):
         for exact in (True, False):
-            layer = parallelize_module(octile.Linear(WIDTH, 32, backward="int8"), mesh, RowParallel(exact=exact))
+            layer = parallelize_module(layer_of("int8"), mesh, RowParallel(exact=exact))
             good = layer(part(x, mesh, 1))
             mine = part(x, mesh, 1)
-            mine[7, 3] = bad if rank == 2 else mine[7, 3]
+            mine[7, 3] = bad if rank == one else mine[7, 3]
             mine.requires_grad_()
             y = layer(mine)
             assert y[7].isnan().all()
@@ -404,21 +426,21 @@ def values_that_are_not_finite(meshes, rank):
             y.sum().backward()
             assert mine.grad.isfinite().all()
         # dY of one rank: dX is NaN where one process's would be.
-        layer = parallelize_module(octile.Linear(WIDTH, 32, backward="int8-whole"), mesh, ColumnParallel(exact=True))
+        layer = parallelize_module(layer_of("int8-whole"), mesh, ColumnParallel(exact=True))
         mine = x.clone().requires_grad_()
         given = part(dy[:, :32], mesh, 1)
-        given[5, 0] = bad if rank == 1 else given[5, 0]
+        given[5, 0] = bad if rank == one else given[5, 0]
         layer(mine).backward(given)
         assert mine.grad[5].isnan().all() and mine.grad[:5].isfinite().all() and mine.grad[6:].isfinite().all()
         # In W of one rank of FSDP2: a channel of y, on all.
         from torch.distributed.fsdp import fully_shard
 
-        layer = octile.Linear(WIDTH, 32)
+        layer = layer_of("16bit")
         fsdp.prepare_(layer)
         fully_shard(layer, mesh=mesh)
         with torch.no_grad():
-            layer.weight.to_local()[3, 1] = bad if rank == 2 else 0
-        assert layer(x).isnan().any(0).nonzero().flatten().tolist() == [2 * 8 + 3]
+            layer.weight.to_local()[3, 1] = bad if rank == one else 0
+        assert layer(x).isnan().any(0).nonzero().flatten().tolist() == [one * held + 3]
 
 
 def refused_parallel(meshes, rank):
@@ -504,25 +526,25 @@ def refused_parallel(meshes, rank):
 
 def unlike_ranks(meshes, rank):
     """A rank with another option, another layer or another version is named on all ranks, before anything is computed."""
-    mesh = meshes[4]
-    backward = "int8-128" if rank == 2 else "int8"
-    with pytest.raises(ValueError, match="the layer to be split is .* on rank 0 and .* on rank 2"):
+    last = dist.get_world_size() - 1
+    mesh, backward = meshes[last + 1], "int8-128" if rank == last else "int8"
+    with pytest.raises(ValueError, match=f"the layer to be split is .* on rank 0 and .* on rank {last}"):
         parallelize_module(octile.Linear(8, 8, backward=backward), mesh, ColumnParallel())
     with pytest.raises(ValueError, match="the layer to be split is .*exact=True on rank 0 and .*exact=False on rank 1"):
         parallelize_module(octile.Linear(8, 8), mesh, RowParallel(exact=rank == 0))
     from torch.distributed.fsdp import fully_shard
 
     def first_gather(**words):
-        model = nn.Sequential(octile.Linear(8, 8, **words), nn.ReLU())
+        model = nn.Sequential(octile.Linear(8, 8, **words), nn.ReLU()).to(ranks.device)
         fsdp.prepare_(model)
         fully_shard(model, mesh=mesh)
-        return model(torch.randn(4, 8))
+        return model(torch.randn(4, 8, device=ranks.device))
 
-    with pytest.raises(ValueError, match=r"octile: 0 is Linear.* on rank 0 and .* on rank 2"):
+    with pytest.raises(ValueError, match=rf"octile: 0 is Linear.* on rank 0 and .* on rank {last}"):
         first_gather(backward=backward)
     held = octile.__version__
-    octile.__version__ = "0.0.9" if rank == 3 else held
-    with pytest.raises(ValueError, match=f"octile: octile is {held} on rank 0 and 0.0.9 on rank 3"):
+    octile.__version__ = "0.0.9" if rank == last else held
+    with pytest.raises(ValueError, match=f"octile: octile is {held} on rank 0 and 0.0.9 on rank {last}"):
         first_gather()
     octile.__version__ = held
     assert first_gather().shape == (4, 8)
@@ -535,8 +557,9 @@ def example_parallel(meshes, rank):
 
     text = torch.randint(97, 105, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     shape = {"width": 32, "layers": 1, "heads": 4, "length": 16, "batch": 8, "steps": 2, "accumulate": 1}
-    shape |= {"mode": "octile-int8-whole", "precision": "f32", "device": "cpu", "compile": "off", "split_qkv": True}
-    shape |= {"exact": True}
+    shape |= {"mode": "octile-int8-whole", "precision": "f32", "compile": "off", "split_qkv": True}
+    shape |= {"exact": True, "device": ranks.device}
+    text = text.to(ranks.device)
     curves = []
     for parallel in ("none", "tp", "2d"):
         trainer = gpt.Trainer(gpt.Settings(**shape, validation_windows=8, parallel=parallel), text, text)
@@ -544,6 +567,18 @@ def example_parallel(meshes, rank):
         curves.append([trainer.step(i, starts[i]).item() for i in range(2)] + [trainer.validate()])
     for curve in curves[1:]:
         torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curve), rtol=1e-4, atol=0)
+
+
+def compiled(mesh, backend):
+    """A block in one graph, collectives and all."""
+    x, dy = inputs()
+    expected, model = (split(Mlp("int8-whole"), mesh, 1, column=True) for _ in range(2))
+    model.compile(fullgraph=True, backend=backend)
+    x, dy = (part(t, mesh, 1) for t in (x, dy))
+    y, dx, gradients = step(expected, x, dy)
+    got_y, got_dx, got = step(model, x, dy)
+    assert torch.equal(got_y, y) and torch.equal(got_dx, dx)
+    assert_gradients(got, whole_of(gradients))
 
 
 def interrupted_checkpoint(meshes, rank):
