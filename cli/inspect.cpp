@@ -174,7 +174,7 @@ void print_text(const Checkpoint& model, const LayerTable& table, const std::vec
     }
   }
   if (!rows.empty()) std::cout << "\n" << format_table({"other tensor", "type", "shape", "bytes"}, rows, 2);
-  if (!table.left_out.empty()) std::cout << "\nno linear layers:\n" << reasons_text(table.left_out);
+  if (!table.left_out.empty()) std::cout << "\noctile quantize leaves as they are:\n" << reasons_text(table.left_out);
 }
 
 void inspect(const Options& options) {

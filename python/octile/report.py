@@ -55,7 +55,10 @@ class Report:
     def __str__(self):
         lines = [f"{self.config}: {len(self.converted)} layers converted, {len(self.skipped)} left as they were"]
         if self.bytes_before != self.bytes_after:
-            lines.append(f"  weights: {self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB")
+            divisor, unit = (1e6, "MB") if self.bytes_before >= 1e6 else (1e3, "kB")
+            lines.append(
+                f"  weights: {self.bytes_before / divisor:.1f} {unit} to {self.bytes_after / divisor:.1f} {unit}"
+            )
         lines.append(
             f"  {100 * self.share:.1f} % of the model's {self.parameters:,} parameters are weights of quantized layers"
         )

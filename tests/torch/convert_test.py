@@ -76,7 +76,7 @@ def test_training_keeps_parameters(device):
 def test_nothing_is_printed(capsys):
     report = quantize_(mlp(), W8A8Dynamic())
     assert capsys.readouterr() == ("", "")
-    assert "weights: 0.3 MB to 0.1 MB" in str(report) and repr(report) == str(report)
+    assert "weights: 263.7 kB to 68.6 kB" in str(report) and repr(report) == str(report)
 
 
 def test_filter():
