@@ -27,7 +27,7 @@ class _State:
     """Of all views of one weight: how often it was written, the plain tensor that state_dict() gives away, and the int8
     values that were made of it."""
 
-    key = tensors = scale = stream = given = None
+    key = tensors = stream = given = None
     writes = 0
 
     def __init__(self, likeness=None):
@@ -130,7 +130,6 @@ class ShardedWeight(torch.Tensor):
             return None
         channels = self._whole.channels
         q, scale = (*all_gather_outputs, metadata) if alone else all_gather_outputs
-        q, scale = q.view(torch.int8), scale.view(torch.float32)
         return GatheredWeight(q[:channels], scale[:channels], param_dtype), ()
 
 
@@ -182,21 +181,14 @@ class _Gather(NamedTuple):
             missing = -(-channels // mesh.size()) - len(values)  # of the last ranks
             if missing > 0:
                 q, scale = nn.functional.pad(q, (0, 0, 0, missing)), nn.functional.pad(scale, (0, missing))
-            state.key, state.stream = key, stream
-            state.scale, state.tensors = scale, (_as_bf16(q.contiguous()), _as_bf16(scale))
+            state.key, state.tensors, state.stream = key, (q.contiguous(), scale), stream
         elif stream != state.stream:
             names = ("stream_id", "device_index", "device_type")
-            stream, before = (torch.cuda.Stream(**dict(zip(names, one))) for one in (stream, state.stream))
+            stream, before = (torch.cuda.Stream(**dict(zip(names, one, strict=True))) for one in (stream, state.stream))
             stream.wait_stream(before)
             for tensor in state.tensors:
                 tensor.record_stream(stream)
-        return state.tensors, state.scale
-
-
-def _as_bf16(tensor):
-    """The same bytes, as bfloat16 if their number is even: FSDP2 copies tensors of one type, which the rest of a group
-    mostly has, with fewer operations than bytes."""
-    return tensor.view(torch.bfloat16) if tensor.shape[-1] * tensor.element_size() % 2 == 0 else tensor
+        return state.tensors, state.tensors[1]
 
 
 class GatheredWeight(torch.Tensor):
