@@ -232,6 +232,10 @@ def wire(meshes, rank):
             fully_shard(layer, mesh=meshes[n], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(x).sum().backward()
+        if kind == "int8":
+            sent, _ = next(model.parameters())._local_tensor.fsdp_pre_all_gather(meshes[n])
+            # Not as bfloat16, which torch's _foreach_copy_ converts to float and back on a GPU: NaNs lose bits.
+            assert [t.dtype for t in sent] == [torch.int8, torch.float32]
         with Gathered() as seen:
             for step in range(2):
                 for _ in range(3):

@@ -132,7 +132,7 @@ struct Memory {
   bool packs;
   bool packs_in_parts;
   bool streams_parts;  // packs_in_parts: as much as stays in the L2 cache, past which rows stream
-  bool dots;           // packs nothing: kernel.dot
+  bool dots;           // packs nothing: kernel.dot, or kernel.group_dot
   bool as_caller;      // packs, as a caller would
 
   // Laid out for the maximum of rows of left; `run_rows` are there in this run. Few of them do not pay for panels of
@@ -149,14 +149,16 @@ struct Memory {
     // Right that lies along its channels takes so long to pack that no two parts should do it.
     const bool outer = (p.y_major == Major::outer ? p.a_major : p.b_major) == Major::outer;
     const bool may_stream = kernel.stream_rows > 0 && !p.grouped() && p.a_block == 0;
+    const bool dot_groups =
+        kernel.group_dot && s4 && !p.b.zero_point && (p.b.group == 32 || p.b.group == 64 || p.b.group % 128 == 0);
+    dots = !p.b_packed && !outer && ((may_stream && run_rows <= kernel.dot_rows) || (dot_groups && run_rows == 1));
     const auto packs_for = [&](std::int64_t rows) {
       if (p.b_packed || only_as_caller) return !p.b_packed;
       return rows > (!may_stream ? kMaxRows : outer ? kStreamRows : std::numeric_limits<std::int64_t>::max());
     };
     const bool may_pack = packs_for(extent.rows);
-    packs = packs_for(run_rows);
+    packs = packs_for(run_rows) && !dots;
     as_caller = packs && p.grouped();
-    dots = !p.b_packed && !packs && may_stream && !outer && run_rows <= kernel.dot_rows;
     packs_in_parts = !p.b_packed && !packs && !dots;
     const std::int64_t unstreamed =
         std::max(outer ? kMinOuterRows : 0, std::max<std::int64_t>(kernel.dot_rows, kernel.rows));
@@ -407,6 +409,21 @@ class Multiplication {
       std::fill_n(s.totals(), rows.count * s.sums_stride, 0.0f);
     } else if (!folds_) {
       load_channels(cols, finish.right_scale, s.correction);
+    }
+    if (memory_.dots && in_groups_) {
+      const ConstTensor& scale = o_.b_scale;
+      kernel_.group_dot({.a = left({rows.first, 0}),
+                         .b = bytes(p_.right) + cols.first * p_.right.strides[0] / 2,
+                         .b_stride = p_.right.strides[0] / 2,
+                         .groups = layout_.groups,
+                         .depth = problem_.b.group,
+                         .channels = cols.count,
+                         .scales = static_cast<const float*>(scale.data) + cols.first * scale.strides[0],
+                         .scales_stride = scale.strides[0],
+                         .scales_group = scale.strides[1],
+                         .a_sums = memory_.left_sums,
+                         .totals = s.totals()});
+      return finish.write(s.totals(), s.sums_stride, nullptr);
     }
     if (memory_.dots) {
       kernel_.dot({left({rows.first, 0}), memory_.stride, bytes(p_.right) + cols.first * p_.right.strides[0],

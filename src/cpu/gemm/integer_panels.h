@@ -89,6 +89,21 @@ struct DotRun {
   std::int64_t sums_stride;
 };
 
+// A row of a times channels of b as its owner has them, s4 in groups, contiguous along k and not packed:
+// totals[c] folds acc = sum over `depth` terms of a * b[c] of each group in order, from 0: fma(f32(acc), scale, total).
+struct GroupDotRun {
+  const std::uint8_t* a;  // (k): of each 8 terms the even ones first
+  const std::uint8_t* b;  // (channels, k / 2): terms 2 i and 2 i + 1 in the low and the high half of a byte
+  std::int64_t b_stride;  // bytes
+  std::int64_t groups;
+  std::int64_t depth;  // 32, 64, or a multiple of 128
+  std::int64_t channels;
+  const float* scales;  // (channels, groups), with these strides
+  std::int64_t scales_stride, scales_group;
+  const std::int32_t* a_sums;  // (groups)
+  float* totals;               // (channels), up to a multiple of 4 may be overwritten
+};
+
 // A tile prefetches b this many bytes ahead in each panel, and scales so many groups. They lie apart from the panels, a
 // line for each group and panel: without this a machine waits for each of them where the weight comes from memory.
 inline constexpr std::int64_t kAhead = 2048;
@@ -122,9 +137,10 @@ struct PanelKernel {
   // and y is finished tile by tile, by the tile itself or from sums that are still in the L1 cache. 0: tiles of `rows`,
   // and parts whose rows of y are long.
   int stream_rows = 0;
-  bool finishes = false;                 // knows what `TileRun::finish` means
-  void (*dot)(const DotRun&) = nullptr;  // null: a part packs what it needs of a weight that is not packed
-  int dot_rows = 0;                      // so does one of more rows
+  bool finishes = false;                            // knows what `TileRun::finish` means
+  void (*dot)(const DotRun&) = nullptr;             // null: a part packs what it needs of a weight that is not packed
+  int dot_rows = 0;                                 // so does one of more rows
+  void (*group_dot)(const GroupDotRun&) = nullptr;  // the same of one row, and s4 in groups without zero points
 };
 
 // What is subtracted from the sums of a group, since the tile's operands are not a and b themselves.

@@ -47,7 +47,132 @@ struct Terms {
   }
 };
 
-constexpr PanelKernel kKernel = panel_kernel<Tile, Terms>(AForm::plain);
+// ---- One row of a, and rows of b as they are ----
+
+constexpr int kDotChannels = 4;
+constexpr std::int64_t kDotTerms = 128;  // of a channel, in a vector
+
+// Four channels, from a group on.
+struct Dots {
+  const std::uint8_t* left;
+  const std::uint8_t* right[kDotChannels];
+  const std::int32_t* left_sums;
+  const float* scales;  // (groups, 4)
+  __m128 total;
+};
+
+// The first so many bytes of a vector.
+OCTILE_TILE_INLINE __mmask64 first_bytes(std::int64_t count) {
+  return count >= kPanelLine ? ~__mmask64{0} : count <= 0 ? 0 : (__mmask64{1} << count) - 1;
+}
+
+// Adds 128 terms to the sums of their lanes, or `rest` of them if not `whole`: the others count as 0 in a.
+template <bool whole>
+OCTILE_TILE_INLINE void add_terms(const Dots& at, std::int64_t ahead, std::int64_t rest, __m512i (&sum)[kDotChannels]) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m512i flip = _mm512_set1_epi8(8);
+  const __mmask64 all = ~__mmask64{0};
+  const __m512i front = _mm512_maskz_loadu_epi8(whole ? all : first_bytes(rest), at.left);
+  const __m512i back = _mm512_maskz_loadu_epi8(whole ? all : first_bytes(rest - kPanelLine), at.left + kPanelLine);
+  const __m512i left_lower = _mm512_permutex2var_epi32(front, even, back);
+  const __m512i left_upper = _mm512_permutex2var_epi32(front, odd, back);
+#pragma GCC unroll 4
+  for (int j = 0; j < kDotChannels; ++j) {
+    _mm_prefetch(at.right[j] + ahead, _MM_HINT_T0);
+    const __m512i line = _mm512_maskz_loadu_epi8(whole ? all : first_bytes(rest / 2), at.right[j]);
+    // q + 8, which is q with its sign bit turned around: (line ^ flip) & low.
+    const __m512i lower = _mm512_ternarylogic_epi32(line, flip, low, 0x28);
+    const __m512i upper = _mm512_ternarylogic_epi32(_mm512_maskz_srli_epi32(kAllLanes, line, 4), flip, low, 0x28);
+    sum[j] = _mm512_dpbusd_epi32(sum[j], lower, left_lower);
+    sum[j] = _mm512_dpbusd_epi32(sum[j], upper, left_upper);
+  }
+}
+
+// A quarter of the sums has the channels' of 32 terms: of a group, of half of one, or of a quarter.
+template <int quarter>
+OCTILE_TILE_INLINE __m128i quarter_of(const __m512i (&sum)[kDotChannels]) {
+  __m512i pairs[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(kAllLanes, sum[2 * i], sum[2 * i + 1]),
+                                _mm512_maskz_unpackhi_epi32(kAllLanes, sum[2 * i], sum[2 * i + 1]));
+  }
+  const __m512i fours = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, pairs[0], pairs[1]),
+                                         _mm512_maskz_unpackhi_epi64(0xff, pairs[0], pairs[1]));
+  return _mm512_maskz_extracti32x4_epi32(0xf, fours, quarter);
+}
+
+// The next groups: `parts` that share a vector, or one that has vectors of its own.
+template <int parts, bool whole>
+OCTILE_TILE_INLINE void fold_groups(const GroupDotRun& run, std::int64_t ahead, std::int64_t rest, Dots& at) {
+  __m512i sum[kDotChannels];
+#pragma GCC unroll 4
+  for (int j = 0; j < kDotChannels; ++j) sum[j] = _mm512_setzero_si512();
+  std::int64_t terms = parts == 1 ? run.depth : kDotTerms;
+  do {
+    add_terms<whole>(at, ahead, rest, sum);
+    at.left += kDotTerms;
+#pragma GCC unroll 4
+    for (int j = 0; j < kDotChannels; ++j) at.right[j] += kDotTerms / 2;
+    terms -= kDotTerms;
+  } while (parts == 1 && terms > 0);
+  __m128i acc[4] = {quarter_of<0>(sum), quarter_of<1>(sum), quarter_of<2>(sum), quarter_of<3>(sum)};
+  if constexpr (parts < 4) {
+    acc[0] = _mm_add_epi32(acc[0], acc[1]);
+    acc[1] = _mm_add_epi32(acc[2], acc[3]);
+  }
+  if constexpr (parts < 2) acc[0] = _mm_add_epi32(acc[0], acc[1]);
+  const std::int64_t count = whole ? parts : rest * parts / kDotTerms;
+#pragma GCC unroll 4
+  for (int part = 0; part < parts; ++part) {
+    if (!whole && part >= count) break;
+    const __m128i less = _mm_set1_epi32(8 * at.left_sums[part]);
+    at.total = _mm_maskz_fmadd_ps(0xf, _mm_cvtepi32_ps(_mm_sub_epi32(acc[part], less)),
+                                  _mm_load_ps(at.scales + part * kDotChannels), at.total);
+  }
+  at.left_sums += parts;
+  at.scales += parts * kDotChannels;
+}
+
+template <int parts>
+OCTILE_TILE void dot_channels(const GroupDotRun& run) {
+  constexpr std::int64_t kScales = 256;  // groups whose scales are laid side by side at a time
+  alignas(64) float scales[kScales][kDotChannels];
+  for (std::int64_t channel = 0; channel < run.channels; channel += kDotChannels) {
+    Dots at{.left = run.a, .right = {}, .left_sums = run.a_sums, .scales = nullptr, .total = _mm_setzero_ps()};
+    const float* from[kDotChannels];
+    for (int j = 0; j < kDotChannels; ++j) {
+      const std::int64_t place = std::min(channel + j, run.channels - 1);
+      at.right[j] = run.b + place * run.b_stride;
+      from[j] = run.scales + place * run.scales_stride;
+    }
+    // The same terms of the next four.
+    const std::int64_t ahead = channel + 2 * kDotChannels <= run.channels ? kDotChannels * run.b_stride : 0;
+    for (std::int64_t g = 0; g < run.groups; g += kScales) {
+      const std::int64_t groups = std::min(kScales, run.groups - g);
+      for (std::int64_t i = 0; i < groups; ++i) {
+        for (int j = 0; j < kDotChannels; ++j) scales[i][j] = from[j][(g + i) * run.scales_group];
+      }
+      at.scales = scales[0];
+      std::int64_t i = 0;
+      for (; i + parts <= groups; i += parts) fold_groups<parts, true>(run, ahead, kDotTerms, at);
+      if (i < groups) fold_groups<parts, false>(run, ahead, (groups - i) * run.depth, at);
+    }
+    _mm_storeu_ps(run.totals + channel, at.total);
+  }
+}
+
+void group_dot(const GroupDotRun& run) {
+  run.depth == 32 ? dot_channels<4>(run) : run.depth == 64 ? dot_channels<2>(run) : dot_channels<1>(run);
+}
+
+constexpr PanelKernel kKernel = [] {
+  PanelKernel kernel = panel_kernel<Tile, Terms>(AForm::plain);
+  kernel.group_dot = group_dot;
+  return kernel;
+}();
 
 }  // namespace
 
