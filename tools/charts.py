@@ -137,7 +137,7 @@ def legend(svg, names, y, marks):
     x = 16
     for name in names:
         shape, colour = marks[name]
-        wide = 30 + 7.6 * len(name)
+        wide = 36 + 7.6 * len(name)
         if x + wide > svg.width - 10:
             x, y = 16, y + 20
         svg.mark(shape, x + 5, y - 4, colour)
