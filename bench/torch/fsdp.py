@@ -74,7 +74,7 @@ def build(kind, a, device):
             block.compile(fullgraph=True, dynamic=False)
     if not kind.endswith("alone"):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-        words = {"mp_policy": policy, "reshard_after_forward": not a.keep}
+        words = {"mp_policy": policy} | ({"reshard_after_forward": False} if a.keep else {})
         for first in range(0, a.layers, a.unit):
             fully_shard(list(model.blocks[first : first + a.unit]), **words)
         fully_shard(model, **words)

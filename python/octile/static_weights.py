@@ -137,8 +137,8 @@ def _after_step(optimizer, *_):
 
 
 def _new_parameter(module, name, parameter):
-    cache = getattr(module, "_weight_cache", None)
-    if name == "weight" and isinstance(cache, StaticWeight):
+    # From the dictionary: a wrapper's __getattr__ may look into the module that it wraps.
+    if name == "weight" and (cache := module.__dict__.get("_weight_cache")) is not None:
         cache.doubt(parameter)
 
 
@@ -211,7 +211,7 @@ def cache_weights_(model, *optimizers):
     come without the buffers, so torch.optim.swa_utils.AveragedModel, which pairs the buffers of the model and its copy,
     cannot be used on such a model.
 
-    Raises ValueError if there is no such layer, a weight is not a plain parameter (a sharded one) or was made in
+    Raises ValueError if there is no such layer, FSDP2 shards one, a weight is not a plain parameter or was made in
     inference mode, TypeError for an optimizer that is none of torch's, or only wraps one.
     """
     from .training import _Trainable
@@ -233,4 +233,8 @@ def cache_weights_(model, *optimizers):
             raise ValueError(f"octile: the weight of {name} was made in inference mode, where torch counts no changes")
         if BUFFERS[0] in layer._buffers:
             raise ValueError(f"octile: the weight of {name} is cached already")
+    # Between a forward and a backward its parameters are plain ones.
+    for name, module in model.named_modules():
+        if hasattr(type(module), "set_requires_gradient_sync"):  # of torch's FSDPModule
+            raise ValueError(f"octile: {name or 'the model'} is sharded by FSDP2, whose weights cannot be cached")
     return CachedWeights(layers)

@@ -140,6 +140,7 @@ std::shared_ptr<const Plan::Impl> select_quantizer(Operation operation, const Qu
   impl->function = message(plan_name(operation), "::run");
   const Task task = task_of(operation, p);
   impl->step = choose(quantize_kernels(), task, p, function, p.kernel);
+  impl->step.problem.kernel.clear();  // rows may copy the problem in run(), which allocates nothing
   impl->explanation = message(name(task), " ", p.rows, " x ", p.cols, " ", p.x, " <-> ", p.q, " [", p.q_min, ", ",
                               p.q_max, "], ", name(p.granularity));
   if (p.granularity == Granularity::group) impl->explanation += message(" of ", p.group);

@@ -195,6 +195,43 @@ class EveryPlan {
         }
       }
     }
+    for (const DType x : {DType::f32, DType::bf16}) {
+      for (const Orientation orientation : {Orientation::row_major, Orientation::both}) {
+        QuantizeDescription d = quantizer(x, DType::s8, Granularity::row, Mapping::symmetric);
+        d.orientation = orientation;
+        d.prologue = Prologue::silu;
+        d.gated = true;
+        prologues(d);
+        d.gated = false;
+        d.prologue = Prologue::layer_norm;
+        prologues(d);
+        d.prologue = Prologue::rms_norm;
+        d.residual = true;
+        prologues(d);
+      }
+    }
+  }
+
+  void prologues(QuantizeDescription d) {
+    const std::int64_t rows = d.rows, cols = d.cols;
+    start("quantize a prologue of " + std::string(name(d.x)));
+    QuantizeArgs quantize;
+    quantize.x = matrix_of("x", d.x, rows, cols);
+    if (d.gated) quantize.up = matrix_of("up", d.x, rows, cols);
+    const bool norm = d.prologue == Prologue::rms_norm || d.prologue == Prologue::layer_norm;
+    if (norm) quantize.norm_weight = vector_of("norm_weight", DType::f32, cols);
+    if (d.prologue == Prologue::layer_norm) quantize.norm_bias = vector_of("norm_bias", DType::f32, cols);
+    if (d.residual) {
+      quantize.residual = matrix_of("residual", d.x, rows, cols);
+      quantize.sum = matrix_of("sum", d.x, rows, cols, true);
+    }
+    if (norm) quantize.rstd = vector_of("rstd", DType::f32, rows, true);
+    quantize.q = matrix_of("q", d.q, rows, cols, true);
+    if (d.orientation == Orientation::both) {
+      quantize.q_transposed = matrix_of("q_transposed", d.q, cols, rows, true);
+    }
+    quantize.scale = vector_of("scale", DType::f32, rows, true);
+    finish(QuantizePlan::select(d), quantize);
   }
 
   void quantizers(QuantizeDescription d) {

@@ -377,6 +377,10 @@ def refusals(meshes, rank):
     model = prepared(Net(), meshes[2])
     with pytest.raises(ValueError, match="the weight of up is a DTensor, not a plain parameter"):
         octile.cache_weights_(model)
+    gathered = shard(Net(), meshes[2], reshard_after_forward=False)
+    gathered(x)
+    with pytest.raises(ValueError, match="is sharded by FSDP2, whose weights cannot be cached"):
+        octile.cache_weights_(gathered)
     model.up.per_channel = False
     with pytest.raises(ValueError, match="gathers as int8 is .* one scale per output channel"):
         model(x)

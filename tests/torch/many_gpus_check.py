@@ -85,6 +85,11 @@ def checks():
     }
 
 
+def begun_file(finished):
+    """Holds the name of the check that these processes have begun last."""
+    return pathlib.Path(f"{finished}.begun")
+
+
 def work(a):
     """One rank: the checks that a.finished does not name, in their order."""
     import ranks
@@ -103,6 +108,8 @@ def work(a):
     for name, check in checks().items():
         if name in finished or (a.checks and name not in a.checks):
             continue
+        if a.rank == 0:
+            begun_file(a.finished).write_text(name)
         begun = time.monotonic()
         ranks.sums.update({True: 0, False: 0})
         try:
@@ -131,8 +138,10 @@ def run_ranks(a, names, finished):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     words = [f"--device={a.device}", f"--ranks={a.ranks}", f"--port={port}", f"--finished={finished}", *names]
-    processes = [subprocess.Popen([sys.executable, __file__, f"--rank={rank}", *words]) for rank in range(a.ranks)]
+    processes = []
     try:
+        for rank in range(a.ranks):
+            processes.append(subprocess.Popen([sys.executable, __file__, f"--rank={rank}", *words]))
         seen, since = None, time.monotonic()
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes):
@@ -148,7 +157,11 @@ def run_ranks(a, names, finished):
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+        for process in processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                print(f"process {process.pid} does not end", flush=True)
 
 
 def main():
@@ -176,17 +189,20 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         finished = pathlib.Path(folder) / "finished"
         finished.touch()
-        while left := [name for name in names if name not in finished.read_text().split()]:
+        while set(names) - set(finished.read_text().split()):
+            begun_file(finished).write_text("")
             how = run_ranks(a, names, finished)
-            left = [name for name in names if name not in finished.read_text().split()]
-            if how is None and not left:
+            if how is None and set(names) <= set(finished.read_text().split()):
                 break
-            name = left[0] if left else "the end"
-            print(f"FAILED  {name}: {how or 'not finished'}", flush=True)
+            name = begun_file(finished).read_text()
+            print(f"FAILED  {name or 'the start of the processes'}: {how or 'not finished'}", flush=True)
             failed.append(name)
+            if not name:
+                break
             with finished.open("a") as file:
                 file.write(f"{name}\n")
-    print(f"{a.ranks} ranks, {a.device}: {len(names) - len(failed)} of {len(names)} checks passed")
+        passed = set(names) & set(finished.read_text().split()) - set(failed)
+    print(f"{a.ranks} ranks, {a.device}: {len(passed)} of {len(names)} checks passed")
     return 1 if failed else 0
 
 

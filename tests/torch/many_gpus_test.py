@@ -1,6 +1,8 @@
 """many_gpus_check.py, where there are GPUs for it."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -15,4 +17,9 @@ def test_many_gpus():
     if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
         pytest.skip("no NCCL")
     program = pathlib.Path(__file__).parent / "many_gpus_check.py"
-    subprocess.run([sys.executable, program], check=True, timeout=900)
+    process = subprocess.Popen([sys.executable, program], start_new_session=True)
+    try:
+        assert process.wait(900) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks too

@@ -151,7 +151,7 @@ struct Memory {
     const bool may_stream = kernel.stream_rows > 0 && !p.grouped() && p.a_block == 0;
     const bool dot_groups =
         kernel.group_dot && s4 && !p.b.zero_point && (p.b.group == 32 || p.b.group == 64 || p.b.group % 128 == 0);
-    dots = !p.b_packed && !outer && ((may_stream && run_rows <= kernel.dot_rows) || (dot_groups && run_rows == 1));
+    dots = !p.b_packed && !outer && ((may_stream && run_rows <= kernel.dot_rows) || (dot_groups && run_rows <= 1));
     const auto packs_for = [&](std::int64_t rows) {
       if (p.b_packed || only_as_caller) return !p.b_packed;
       return rows > (!may_stream ? kMaxRows : outer ? kStreamRows : std::numeric_limits<std::int64_t>::max());

@@ -188,7 +188,9 @@ struct Blocks {
   }
   bool enough(std::int64_t all_rows) const { return threads == 1 || ceil_div(all_rows, rows) >= 2 * threads; }
   // Of h, that are there at once.
-  std::int64_t kept_rows(std::int64_t all_rows) const { return std::min(all_rows, 2 * threads * rows); }
+  std::int64_t kept_rows(std::int64_t all_rows) const {
+    return ceil_div(all_rows, rows) <= 2 * threads ? all_rows : 2 * threads * rows;
+  }
 };
 
 QuantizeProblem quantizer_of(QuantizeProblem p, std::int64_t rows, int threads) {
