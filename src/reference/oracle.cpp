@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <tuple>
@@ -335,7 +336,9 @@ void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args&
     o.norm_weight = args.norm_weight, o.norm_bias = args.norm_bias, o.residual = args.residual;
     o.sum = args.sum, o.mean = args.mean, o.rstd = args.rstd;
   }
-  row.launch(resolved(d), o, {});
+  const QuantizeProblem p = resolved(d);
+  std::vector<std::byte> workspace(row.workspace ? row.workspace(p) : 0);
+  row.launch(p, o, {.workspace = {workspace.data(), workspace.size()}, .stream = nullptr});
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "base/access.h"
 #include "base/float_rows.h"
@@ -257,13 +256,16 @@ void straight_through(const QuantizeProblem& p, const QuantizeOperands& o) {
 
 constexpr decltype(QuantizeKernel::launch) launch_quantize = either<quantize<float>, quantize<double>>;
 
-// h in f32, which has the values that x's type has rounded to, and the quantizer of that.
+// h in f32, which has the values that x's type has rounded to, in the workspace, and the quantizer of that.
+std::size_t prologue_workspace(const QuantizeProblem& p) {
+  return static_cast<std::size_t>(p.rows * p.cols) * sizeof(float);
+}
 void prologue_quantize(const QuantizeProblem& p, const QuantizeOperands& o, const Launch& launch) {
   const std::int64_t rows = o.x.rows();
   const std::int64_t cols = o.x.cols();
-  std::vector<float> values(static_cast<std::size_t>(rows * cols));
+  auto* const values = static_cast<float*>(launch.workspace.data);
   for (std::int64_t r = 0; r < rows; ++r) {
-    float* const h = values.data() + r * cols;
+    float* const h = values + r * cols;
     if (is_norm(p.prologue)) {
       normalize(p, o, r, h);
     } else {
@@ -274,7 +276,7 @@ void prologue_quantize(const QuantizeProblem& p, const QuantizeOperands& o, cons
   plain.x = DType::f32;
   plain.prologue = Prologue::none;
   QuantizeOperands of_h{.scale = o.scale, .q = o.q, .q_transposed = o.q_transposed};
-  of_h.x = {.data = values.data(), .dtype = DType::f32, .rank = 2, .shape = {rows, cols}, .strides = {cols, 1}};
+  of_h.x = {.data = values, .dtype = DType::f32, .rank = 2, .shape = {rows, cols}, .strides = {cols, 1}};
   launch_quantize(plain, of_h, launch);
 }
 
@@ -309,16 +311,17 @@ Cost reference_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.1e9); 
 Cost gradient_cost(const QuantizeProblem& p) { return quantize_cost(p, 0.05e9); }
 
 constexpr QuantizeKernel row(std::string_view name, Operation operation, decltype(QuantizeKernel::launch) launch,
-                             decltype(QuantizeKernel::cost) cost = reference_cost) {
-  return {.name = name, .task = {operation}, .cost = cost, .launch = launch};
+                             decltype(QuantizeKernel::cost) cost = reference_cost,
+                             decltype(QuantizeKernel::workspace) workspace = nullptr) {
+  return {.name = name, .task = {operation}, .cost = cost, .workspace = workspace, .launch = launch};
 }
 
 }  // namespace
 
 extern constinit const QuantizeKernel quantize_reference =
     row("quantize_reference", Operation::quantize, launch_quantize);
-extern constinit const QuantizeKernel prologue_quantize_reference =
-    row("prologue_quantize_reference", Operation::prologue_quantize, prologue_quantize);
+extern constinit const QuantizeKernel prologue_quantize_reference = row(
+    "prologue_quantize_reference", Operation::prologue_quantize, prologue_quantize, reference_cost, prologue_workspace);
 extern constinit const QuantizeKernel dequantize_reference =
     row("dequantize_reference", Operation::dequantize, either<dequantize<float>, dequantize<double>>);
 extern constinit const QuantizeKernel quantize_backward_reference =
