@@ -338,7 +338,9 @@ void launch(const QuantizeKernel& row, const QuantizeDescription& d, const Args&
   }
   const QuantizeProblem p = resolved(d);
   std::vector<std::byte> workspace(row.workspace ? row.workspace(p) : 0);
-  row.launch(p, o, {.workspace = {workspace.data(), workspace.size()}, .stream = nullptr});
+  Launch launch{};
+  launch.workspace = {workspace.data(), workspace.size()};
+  row.launch(p, o, launch);
 }
 
 }  // namespace
