@@ -21,6 +21,18 @@ OCTILE_TILE_INLINE __m512i broadcast(const std::uint8_t* four) {
   return _mm512_set1_epi32(lane);
 }
 
+// In each quarter of a vector the sums of that quarter's lanes, one for each of the four vectors.
+OCTILE_TILE_INLINE __m512i sum_quarters(const __m512i (&sum)[4]) {
+  __m512i pairs[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(kAllLanes, sum[2 * i], sum[2 * i + 1]),
+                                _mm512_maskz_unpackhi_epi32(kAllLanes, sum[2 * i], sum[2 * i + 1]));
+  }
+  return _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, pairs[0], pairs[1]),
+                          _mm512_maskz_unpackhi_epi64(0xff, pairs[0], pairs[1]));
+}
+
 template <class Terms, Fold kFold>
 struct Tile : Terms {
   // (rows, panels) sums in registers, from panel `first` on.

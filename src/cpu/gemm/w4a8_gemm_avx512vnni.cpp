@@ -1,5 +1,6 @@
 // w4a8 with vpdpbusd on 64 bytes: 16 channels of 4 terms, twice a line, b as the u8 operand and a as the s8 one.
 #define OCTILE_TILE __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#include "cpu/gemm/dots.h"
 #include "cpu/gemm/tile_avx512vnni.h"
 
 namespace octile::cpu {
@@ -49,7 +50,6 @@ struct Terms {
 
 // ---- One row of a, and rows of b as they are ----
 
-constexpr int kDotChannels = 4;
 constexpr std::int64_t kDotTerms = 128;  // of a channel, in a vector
 
 // Four channels, from a group on.
@@ -90,20 +90,6 @@ OCTILE_TILE_INLINE void add_terms(const Dots& at, std::int64_t ahead, std::int64
   }
 }
 
-// A quarter of the sums has the channels' of 32 terms: of a group, of half of one, or of a quarter.
-template <int quarter>
-OCTILE_TILE_INLINE __m128i quarter_of(const __m512i (&sum)[kDotChannels]) {
-  __m512i pairs[2];
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(kAllLanes, sum[2 * i], sum[2 * i + 1]),
-                                _mm512_maskz_unpackhi_epi32(kAllLanes, sum[2 * i], sum[2 * i + 1]));
-  }
-  const __m512i fours = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, pairs[0], pairs[1]),
-                                         _mm512_maskz_unpackhi_epi64(0xff, pairs[0], pairs[1]));
-  return _mm512_maskz_extracti32x4_epi32(0xf, fours, quarter);
-}
-
 // The next groups: `parts` that share a vector, or one that has vectors of its own.
 template <int parts, bool whole>
 OCTILE_TILE_INLINE void fold_groups(const GroupDotRun& run, std::int64_t ahead, std::int64_t rest, Dots& at) {
@@ -118,7 +104,11 @@ OCTILE_TILE_INLINE void fold_groups(const GroupDotRun& run, std::int64_t ahead, 
     for (int j = 0; j < kDotChannels; ++j) at.right[j] += kDotTerms / 2;
     terms -= kDotTerms;
   } while (parts == 1 && terms > 0);
-  __m128i acc[4] = {quarter_of<0>(sum), quarter_of<1>(sum), quarter_of<2>(sum), quarter_of<3>(sum)};
+  // A quarter has the channels' sums of 32 terms: of a group, of half of one, or of a quarter.
+  const __m512i quarters = sum_quarters(sum);
+  __m128i acc[4] = {
+      _mm512_maskz_extracti32x4_epi32(0xf, quarters, 0), _mm512_maskz_extracti32x4_epi32(0xf, quarters, 1),
+      _mm512_maskz_extracti32x4_epi32(0xf, quarters, 2), _mm512_maskz_extracti32x4_epi32(0xf, quarters, 3)};
   if constexpr (parts < 4) {
     acc[0] = _mm_add_epi32(acc[0], acc[1]);
     acc[1] = _mm_add_epi32(acc[2], acc[3]);

@@ -48,14 +48,7 @@ struct Dots {
 
   // The sums of the lanes of four vectors.
   OCTILE_TILE_INLINE static __m128i sum_lanes(const __m512i (&v)[kDotChannels]) {
-    __m512i pairs[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      pairs[i] = _mm512_add_epi32(_mm512_maskz_unpacklo_epi32(kAllLanes, v[2 * i], v[2 * i + 1]),
-                                  _mm512_maskz_unpackhi_epi32(kAllLanes, v[2 * i], v[2 * i + 1]));
-    }
-    const __m512i fours = _mm512_add_epi32(_mm512_maskz_unpacklo_epi64(0xff, pairs[0], pairs[1]),
-                                           _mm512_maskz_unpackhi_epi64(0xff, pairs[0], pairs[1]));
+    const __m512i fours = sum_quarters(v);
     const __m256i half = _mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xf, fours, 0),
                                           _mm512_maskz_extracti64x4_epi64(0xf, fours, 1));
     return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
