@@ -339,6 +339,10 @@ def test_who_gets_which_seed():
     assert sorted((j.mode, *j.seeds) for j in jobs) == sorted((m, i) for m in modes for i in range(3))
 
 
+def test_the_report_names_every_mode():
+    assert set(report.NAMES) == set(report.COLORS) == set(training.MODES)
+
+
 def made_up(**more):
     def one(mode, seed, loss, seconds):
         return {"mode": mode, "seed": seed, "place": "GPU 0", "losses": [loss + 1, loss, loss], "step_seconds": [seconds],
