@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The experts of a mixture on a GPU: grouped_linear beside torch._grouped_mm (bf16), an int8 product in Triton and
-vLLM's Marlin (4-bit weights, bf16 tokens).
+"""The experts of a mixture on a GPU: grouped_linear beside torch._grouped_mm (bf16), an int8 product in Triton,
+vLLM's Marlin (4-bit weights, bf16 tokens) and humming (every format).
 
     python3 bench/torch/moe.py [--shapes qwen3-up ...] [--tokens 1 16 ...] [--formats w8a8 w4a8 w4a16]
                                [--vllm vllm/_moe_C_stable_libtorch.abi3.so of its wheel] [--json FILE]
@@ -8,8 +8,9 @@ vLLM's Marlin (4-bit weights, bf16 tokens).
 A layer from bf16 tokens to bf16: "up" gathers the rows of its experts, "down" sums a token's rows over its slots, weighted.
 Each contender is a graph, with nothing of it in L2; the median of the replays. Routing is random: distinct experts for
 each token, whose tokens the host does not know. What sorts them (octile.experts.sort_by_expert) is nobody's time, nor is
-the map of tiles that Triton's product and Marlin want. Triton's quantizes rows as vLLM's does; both keep rows of "down"
-in bf16. A peer that cannot be had is named, and left out.
+the map of tiles that Triton's product, Marlin and humming want. Triton's quantizes rows as vLLM's does; all three keep rows
+of "down" in bf16. humming takes the configuration that it chooses by itself, and compiles each on its first call. A peer
+that cannot be had is named, and left out.
 """
 
 import argparse
@@ -187,6 +188,56 @@ class Marlin:
         return self.z if p.gather else torch.sum(self.z.view(p.tokens, p.slots, p.n), 1, out=p.y)
 
 
+# ---- humming ----
+
+
+class Humming:
+    """Rows lie in the order of tokens and their slots; its weights are quantized anew from ours."""
+
+    CONFIGS = {"w8a8": ("int8", 0, "int8"), "w4a8": ("int4", GROUP, "int8"), "w4a16": ("int4", GROUP, None)}
+
+    def __init__(self, layer, name):
+        from humming.testing.data import generate_moe_tensors
+        from humming.tune import get_heuristics_config
+
+        p = self.layer = layer
+        weights = p.__dict__.setdefault("humming", {})
+        if name not in weights:
+            weights[name] = self.convert(p, name)
+        self.weights = weights[name]
+        meta = self.weights.humming_metas[""]
+        self.tuning = get_heuristics_config(meta, shape_m=p.rows, gemm_type="indexed")
+        self.slots = p.slots if p.gather else 1
+        index = p.index if p.gather else p.index.reshape(-1, 1)
+        _, _, *maps = generate_moe_tensors(index.int(), p.experts, "indexed", self.tuning["block_shape"][0])
+        self.maps = dict(zip(("sorted_ids", "expert_ids", "num_tokens_padded"), maps, strict=True))
+        self.x = p.x if p.gather else p.x[p.place.view(-1).long()]
+
+    @staticmethod
+    def convert(p, name):
+        from humming.layer import HummingLayer
+
+        weight, group, x = Humming.CONFIGS[name]
+        words = {"dtype": weight} | ({"group_size": group} if group else {})
+        layer = HummingLayer(
+            p.n, p.k, words, {"dtype": x} if x else None, num_experts=p.experts, torch_dtype=torch.bfloat16
+        ).cuda()
+        if name == "w8a8":
+            w = p.w8.view(p.experts, p.n, p.k).bfloat16() * (0.02 / 32)
+        else:
+            w = torch.stack([p.plain_s4(e).bfloat16() * p.s4_scale for e in range(p.experts)])
+        layer.load_from_unquantized(w)
+        layer.transform()
+        return layer
+
+    def __call__(self):
+        p = self.layer
+        z = self.weights(
+            self.x, top_k=self.slots, compute_config={"gemm_type": "indexed"}, tuning_config=self.tuning, **self.maps
+        )
+        return z if p.gather else torch.sum(z.view(p.tokens, p.slots, p.n), 1, out=p.y)
+
+
 # ---- A layer ----
 
 
@@ -290,7 +341,11 @@ def cosine(a, b):
 
 
 # What each format is compared with.
-PEERS = {"w8a8": ("triton", "torch"), "w4a8": ("triton", "torch", "marlin"), "w4a16": ("torch", "marlin")}
+PEERS = {
+    "w8a8": ("triton", "torch", "humming-w8a8"),
+    "w4a8": ("triton", "torch", "marlin", "humming-w4a8", "humming-w4a16"),
+    "w4a16": ("torch", "marlin", "humming-w4a16"),
+}
 
 
 def peers(a):
@@ -303,7 +358,13 @@ def peers(a):
     elif any(name != "w8a8" for name in a.formats):
         torch.ops.load_library(a.vllm)
         names.append("marlin")
-    return names
+    try:
+        import humming  # noqa: F401
+
+        names += [f"humming-{name}" for name in a.formats]
+    except ImportError as e:
+        print("left out:", e)
+    return [name for name in names if not a.peers or name in a.peers]
 
 
 def contenders(name, layer):
@@ -312,19 +373,22 @@ def contenders(name, layer):
         return [(name, layer.torch())]
     if name == "marlin":
         return [(name, Marlin(layer))]
+    if name.startswith("humming"):
+        return [(name, Humming(layer, name.removeprefix("humming-")))]
     mean = layer.rows / layer.experts
     fitting = [t for t in TILES if t[0] <= max(16, 2 * mean)][-3:]
     return [((name, *tile), Triton(layer, tile)) for tile in fitting]
 
 
 def compare(what, layer, y, ours):
-    like = ours.get("w4a16" if what == "marlin" else "w8a8")
-    if like is None:
+    by_humming = str(what).startswith("humming")
+    like = ours.get(what.removeprefix("humming-") if by_humming else "w4a16" if what == "marlin" else "w8a8")
+    if like is None or (by_humming and not layer.gather):  # which does not weigh the slots
         return
-    if what == "marlin" and layer.gather:
+    if (what == "marlin" or by_humming) and layer.gather:
         like = like[layer.place.view(-1).long()]
     c = cosine(like, y)
-    if c < 0.999:
+    if c < (0.99 if by_humming else 0.999):
         print(f"  {what} computes something else: cosine {c:.4f}")
 
 
@@ -335,6 +399,7 @@ def main():
     p.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     p.add_argument("--budget", type=float, default=0.1, help="seconds of a contender's replays")
     p.add_argument("--no-peers", action="store_true")
+    p.add_argument("--peers", nargs="+", help="only these: triton, torch, marlin, humming-w8a8, ...")
     p.add_argument("--vllm", type=pathlib.Path, help="_moe_C_stable_libtorch.abi3.so of vLLM's wheel, for Marlin")
     p.add_argument("--json", type=pathlib.Path)
     a = p.parse_args()
@@ -342,7 +407,7 @@ def main():
     names = peers(a)
     results = []
     print(torch.cuda.get_device_name(), octile.__file__)
-    heads = [f"{name:>9}" for name in (*a.formats, *names)]
+    heads = [f"{name[-13:]:>9}" for name in (*a.formats, *names)]
     print("us".ljust(14), "tokens", *heads, " best peer /", *a.formats)
     for shape in a.shapes:
         layer = Layer(shape, a.formats)
@@ -355,16 +420,20 @@ def main():
                 del graph, y
             for name in names:
                 times = {}
-                for what, run in contenders(name, layer):
-                    graph, y = captured(run)
-                    times[what] = measure(graph, flush, a.budget / 2)
-                    compare(what, layer, y, ours)
-                    del graph, y
+                try:
+                    for what, run in contenders(name, layer):
+                        graph, y = captured(run)
+                        times[what] = measure(graph, flush, a.budget / 2)
+                        compare(what, layer, y, ours)
+                        del graph, y
+                except Exception as e:  # a peer's
+                    print(f"  {name}: {' '.join(str(e).split())[:200]}")
+                    continue
                 row[name] = min(times.values())
                 if name == "triton":
                     row["tile"] = min((t, what) for what, t in times.items())[1][1:]
             results.append(row)
-            words = [f"{row[name]:9.1f}" for name in (*a.formats, *names)]
+            words = [f"{row.get(name, float('nan')):9.1f}" for name in (*a.formats, *names)]
             ratios = []
             for name in a.formats:
                 of = [row[peer] for peer in PEERS[name] if peer in row]
