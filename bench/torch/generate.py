@@ -9,7 +9,7 @@ in bf16, as quantize_ leaves it. Decoding: a prompt of 128 tokens, greedy, a sta
 does with such a cache (mode "reduce-overhead"), `eager` is without torch.compile, `graphs` is octile.transformers.Decoding's
 loop, for every kind. A token's time is the difference of two
 calls over the difference of their tokens, in turns, the median of `--rounds`. Prefill: one forward of 2,048 tokens.
-torchao's and bitsandbytes' kinds are tried where they are installed. --profile: the kernels of a compiled token instead.
+torchao's and bitsandbytes' kinds are tried where they are installed. --profile: the kernels of a token instead, in the last of --ways.
 """
 
 import argparse
@@ -133,9 +133,9 @@ def token_seconds(model, batch, rounds, way):
     return (statistics.median(times[LONG]) - statistics.median(times[SHORT])) / (LONG - SHORT)
 
 
-def kernels_of_a_token(model, batch):
+def kernels_of_a_token(model, batch, way):
     """(name, calls, microseconds) of each kernel, longest first: a call of LONG tokens less one of SHORT, per token."""
-    generate = generator(model, batch, "compiled")
+    generate = generator(model, batch, way)
     totals = {}
     for tokens, sign in ((SHORT, -1), (LONG, 1)):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -158,7 +158,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after this time")
     parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--profile", action="store_true", help="the kernels of a token, compiled, and its time")
+    parser.add_argument("--profile", action="store_true", help="the kernels of a token, in the last of --ways, and its time")
     options = parser.parse_args()
     begin, lines = time.time(), []
 
@@ -176,11 +176,12 @@ def main():
             KINDS[kind](model)
             add(kind, "memory", torch.cuda.memory_allocated() / 2**20, "MiB")
             if options.profile:
+                way = options.ways[-1]
                 for batch in options.batch:
                     torch._dynamo.reset()
                     with torch.no_grad():
-                        add(kind, f"a token, batch {batch}", 1e6 * token_seconds(model, batch, 3, "compiled"), "us")
-                        rows = kernels_of_a_token(model, batch)
+                        add(kind, f"a token, {way}, batch {batch}", 1e6 * token_seconds(model, batch, 3, way), "us")
+                        rows = kernels_of_a_token(model, batch, way)
                     add(kind, "its kernels", sum(us for _, _, us in rows), "us")
                     for name, calls, us in rows[:40]:
                         print(f"    {us:9.2f} us {calls:7.2f} x  {name[:150]}", flush=True)
