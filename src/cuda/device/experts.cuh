@@ -34,43 +34,71 @@ struct ExpertTile {
   int tile, tiles;
 };
 
-// Tile number `number` of all experts' tiles of `rows` rows. All lanes of a warp call it alike, and each looks at kEach
-// neighbouring experts; more than 32 kEach of them in turns.
-__device__ inline ExpertTile find_tile(const Experts& experts, int number, int rows) {
-  constexpr unsigned kAll = 0xffffffffu;
-  constexpr int kEach = 4;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int begin = 0; begin < experts.count; begin += 32 * kEach) {
-    const int mine = begin + lane * kEach;
-    int offsets[kEach + 1], tiles[kEach];
+// Finds tiles of `rows` rows of all experts. All lanes of a warp call it alike, and each knows kEach neighbouring
+// experts; more than 32 kEach of them are read in turns.
+class TileFinder {
+ public:
+  __device__ TileFinder(const Experts& experts, int rows) : experts_(experts), rows_(rows) { read(0); }
+
+  __device__ ExpertTile find(int number) {
+    if (experts_.count > kAtOnce && begin_ > 0) read(0);
+    for (;;) {
+      const int tiles = __shfl_sync(kAll, up_to_, 31);
+      if (number < tiles) return of_these(number);
+      number -= tiles;
+      if (begin_ + kAtOnce >= experts_.count) return {-1, 0, 0, 0, 0};
+      read(begin_ + kAtOnce);
+    }
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;
+  static constexpr int kEach = 4;
+  static constexpr int kAtOnce = 32 * kEach;
+
+  __device__ int tiles(int i) const { return (offsets_[i + 1] - offsets_[i] + rows_ - 1) / rows_; }
+
+  __device__ void read(int begin) {
+    begin_ = begin;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-    for (int i = 0; i <= kEach; ++i) offsets[i] = experts.offset(min(mine + i, experts.count));
-    int sum = 0;
+    for (int i = 0; i <= kEach; ++i) offsets_[i] = experts_.offset(min(begin + lane * kEach + i, experts_.count));
+    up_to_ = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sum += tiles[i] = (offsets[i + 1] - offsets[i] + rows - 1) / rows;
-    int up_to = sum;
+    for (int i = 0; i < kEach; ++i) up_to_ += tiles(i);
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      const int other = __shfl_up_sync(kAll, up_to, i);
-      if (lane >= i) up_to += other;
+      const int other = __shfl_up_sync(kAll, up_to_, i);
+      if (lane >= i) up_to_ += other;
     }
-    const unsigned found = __ballot_sync(kAll, number < up_to);
-    if (found == 0) {
-      number -= __shfl_sync(kAll, up_to, 31);
-      continue;
-    }
-    const int owner = __ffs(static_cast<int>(found)) - 1;
-    ExpertTile t = {mine, offsets[0], offsets[1], number - (up_to - sum), tiles[0]};
+  }
+
+  __device__ ExpertTile of_these(int number) const {
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kAll, number < up_to_))) - 1;
+    const int mine = begin_ + static_cast<int>(threadIdx.x) % 32 * kEach;
+    int before = up_to_;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) before -= tiles(i);
+    ExpertTile t = {mine, offsets_[0], offsets_[1], number - before, tiles(0)};
 #pragma unroll
     for (int i = 1; i < kEach; ++i) {
-      if (t.expert == mine + i - 1 && t.tile >= tiles[i - 1]) {
-        t = {mine + i, offsets[i], offsets[i + 1], t.tile - tiles[i - 1], tiles[i]};
+      if (t.expert == mine + i - 1 && t.tile >= tiles(i - 1)) {
+        t = {mine + i, offsets_[i], offsets_[i + 1], t.tile - tiles(i - 1), tiles(i)};
       }
     }
     const auto of_owner = [&](int value) { return __shfl_sync(kAll, value, owner); };
     return {of_owner(t.expert), of_owner(t.first), of_owner(t.end), of_owner(t.tile), of_owner(t.tiles)};
   }
-  return {-1, 0, 0, 0, 0};
+
+  const Experts& experts_;
+  int rows_;
+  int begin_;
+  int offsets_[kEach + 1];
+  int up_to_;  // tiles of the experts of this lane and of those before it
+};
+
+__device__ inline ExpertTile find_tile(const Experts& experts, int number, int rows) {
+  return TileFinder(experts, rows).find(number);
 }
 
 // In shared memory, of a block that goes from tile to tile.

@@ -42,6 +42,7 @@ struct TileShape {
   static constexpr int kRowBlocks = kWarpRows / 16;
   static constexpr int kTokenBlocks = kWarpTokens / 8;
   static constexpr int kLaneRows = 2 * kRowBlocks;  // neighbours
+  static constexpr bool kStreams = false;
   static_assert(kRowBlocks == 1 || kRowBlocks == 2);
 };
 

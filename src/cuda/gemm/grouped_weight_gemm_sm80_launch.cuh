@@ -10,6 +10,7 @@
 
 #include "base/ceil_div.h"
 #include "base/message.h"
+#include "cuda/gemm/experts_stream_sm80.cuh"
 #include "cuda/gemm/grouped_weight_gemm_sm80.cuh"
 #include "cuda/launch.h"
 #include "plan/cost.h"
@@ -17,10 +18,10 @@
 
 namespace octile::cuda::grouped_weight_sm80 {
 
-// Seconds on an SM of an H200 for a slice of the tile.
+// Seconds on an SM of an H200 for a slice of the tile, of one block and of each further one that is on the SM at the
+// same time. Of a stream: for a tile's beginning and end, and for each of its units.
 struct TileTimes {
-  double alone;    // of one block
-  double further;  // of each further one that is on the SM at the same time
+  double alone, further;
 };
 
 template <class Tile>
@@ -32,15 +33,29 @@ constexpr double kLaunchSeconds = 6.1e-6;
 constexpr double kBytesPerSecond = 21e9;   // of memory, and SM
 constexpr double kSharedPerSecond = 43e9;  // from L2 to shared memory, and SM
 constexpr double kPlain = 1.15;            // times as long with nibbles that are not packed
+constexpr double kSearchSeconds = 1e-6;    // of a block for its tile among the experts'
 
 // A step has a whole chunk: twice as many terms in one stage less, where the tile is made for smaller ones.
+template <class Tile, class Arithmetic, bool kFits = (Arithmetic::kChunk * kSliceTerms <= Tile::kStep)>
+struct FittedTo {
+  using Type = Tile;
+};
 template <class Tile, class Arithmetic>
-using Fitted = std::conditional_t<(Arithmetic::kChunk * kSliceTerms <= Tile::kStep), Tile,
-                                  TileShape<Tile::kRows, Tile::kTokens, 2 * Tile::kStep, Tile::kStages - 1,
-                                            Tile::kRowWarps, Tile::kTokenWarps, Tile::kBlocks>>;
+struct FittedTo<Tile, Arithmetic, false> {
+  using Type = TileShape<Tile::kRows, Tile::kTokens, 2 * Tile::kStep, Tile::kStages - 1, Tile::kRowWarps,
+                         Tile::kTokenWarps, Tile::kBlocks>;
+};
+template <class Tile, class Arithmetic>
+using Fitted = typename FittedTo<Tile, Arithmetic>::Type;
 
 template <class Tile, class Arithmetic>
-constexpr unsigned kSharedBytes = Tile::kStages* Stage<Tile, Arithmetic>::kBytes;
+constexpr unsigned shared_bytes() {
+  if constexpr (Tile::kStreams) {
+    return 0;
+  } else {
+    return Tile::kStages * Stage<Tile, Arithmetic>::kBytes;
+  }
+}
 
 struct Choice {
   int tile = -1;
@@ -81,26 +96,38 @@ Choice choose(const GemmProblem& p, std::int64_t m, std::size_t room = kMaxSums)
                         bytes_per_second;
   const double folds = p.b.group < 128 ? 128.0 / static_cast<double>(p.b.group) - 1 : 0;  // more than one in 128 terms
   Choice best;
+  const auto consider = [&](int tile, int parts, double tiles, double sums = 0) {
+    const double seconds = kLaunchSeconds + std::max(tiles, memory) + 0.09 * std::min(tiles, memory) + sums;
+    if (seconds < best.seconds) best = {tile, parts, seconds};
+  };
   int number = 0;
   Format::for_each_tile([&]<class Tile>(const Candidate<Tile>& candidate) {
     const int tile = number++;
-    for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
-         ++parts) {
-      if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
-      const double token_tiles =
-          grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));
-      const double of_sm = std::ceil(token_tiles * static_cast<double>(ceil_div(p.n, Tile::kRows) * parts) / gpu.sms);
-      const double share = 1.0 / parts;
-      const bool repacked = p.b.type == DType::s4 && !p.b_packed;
-      const double slices = share * k / kSliceTerms * (repacked ? kPlain : 1) * (1 + 0.15 * folds);
-      const double copied = of_sm * share * (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
-      const TileTimes& times = candidate.times;
-      const double multiplied =
-          slices * (of_sm * times.further + std::ceil(of_sm / Tile::kBlocks) * (times.alone - times.further));
-      const double tiles = std::max(multiplied, copied);
-      double seconds = kLaunchSeconds + std::max(tiles, memory) + 0.09 * std::min(tiles, memory);
-      if (parts > 1) seconds += kSumSeconds + 2 * static_cast<double>(sums_size(m, p.n, parts)) / bytes_per_second;
-      if (seconds < best.seconds) best = {tile, parts, seconds};
+    if constexpr (Tile::kStreams) {
+      if (!grouped || !p.b_packed || p.k == 0 || p.k % kUnitTerms != 0) return;
+      const double panels = expected_tiles(p, m, Tile::kTokens) * static_cast<double>(ceil_div(p.n, kPanelRows));
+      const double rounds = std::ceil(panels / (gpu.sms * Tile::kBlocks * Tile::kWarps));  // of all warps
+      const double units = k / kUnitTerms * (1 + 0.15 * folds);
+      consider(tile, 1, rounds * (candidate.times.alone + units * candidate.times.further));
+    } else {
+      for (int parts = 1; parts == 1 || (kSplits<Format> && !grouped && parts <= kMaxParts && p.k >= parts * kMinTerms);
+           ++parts) {
+        if (sums_size(m, p.n, parts) > std::min(room, kMaxSums)) break;
+        const double token_tiles =
+            grouped ? expected_tiles(p, m, Tile::kTokens) : static_cast<double>(ceil_div(m, Tile::kTokens));
+        const double of_sm = std::ceil(token_tiles * static_cast<double>(ceil_div(p.n, Tile::kRows) * parts) / gpu.sms);
+        const double share = 1.0 / parts;
+        const bool repacked = p.b.type == DType::s4 && !p.b_packed;
+        const double slices = share * k / kSliceTerms * (repacked ? kPlain : 1) * (1 + 0.15 * folds);
+        const double copied =
+            of_sm * share * (Tile::kRows * row_bytes + Tile::kTokens * k * element) / kSharedPerSecond;
+        const TileTimes& times = candidate.times;
+        const double multiplied =
+            slices * (of_sm * times.further + std::ceil(of_sm / Tile::kBlocks) * (times.alone - times.further));
+        const double sums =
+            parts == 1 ? 0 : kSumSeconds + 2 * static_cast<double>(sums_size(m, p.n, parts)) / bytes_per_second;
+        consider(tile, parts, std::max(multiplied, copied) + (grouped ? of_sm * kSearchSeconds : 0), sums);
+      }
     }
   });
   return best;
@@ -159,11 +186,10 @@ void with_group(const GemmProblem& p, const Body& body) {
 }
 
 // Hopper's own rows for nibbles take less time there (docs/notes/gpu.md), and are not left for an estimate that is a
-// little less. With fewer than 16 rows an expert they take more. Of dense W8A16 the estimate is 10 % too high (21
-// timings).
+// little less. Of dense W8A16 the estimate is 10 % too high (21 timings).
 template <class Format>
 double on_hopper(bool experts) {
-  if (Format::kFormat.b == DType::s4) return experts ? 1.15 : 1.3;
+  if (Format::kFormat.b == DType::s4) return experts ? 1.08 : 1.3;
   return Format::kFormat.float_a && !experts ? 0.9 : 1;
 }
 
@@ -180,8 +206,9 @@ std::string detail(const GemmProblem& p) {
   const Choice choice = choose<Format>(p, p.m);
   std::string text;
   with_tile<Format>(choice.tile, [&]<class Tile>() {
-    text = message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,
-                   choice.parts == 1 ? " part of k" : " parts of k");
+    text = Tile::kStreams ? message("y^T = b * a^T, a warp per 16x", Tile::kTokens, ", b straight from memory")
+                          : message("y^T = b * a^T, tile ", Tile::kRows, "x", Tile::kTokens, ", ", choice.parts,
+                                    choice.parts == 1 ? " part of k" : " parts of k");
   });
   return text;
 }
@@ -201,8 +228,11 @@ inline bool aligned(const GemmProblem& p, const GemmOperands& o) {
 }
 
 template <class Tile, class Arithmetic, bool kExperts>
-auto* kernel_of() {
-  if constexpr (kExperts) {
+auto* kernel_of([[maybe_unused]] const GemmProblem& p) {
+  if constexpr (Tile::kStreams) {
+    return p.b.zero_point ? experts_stream_kernel<Tile, Arithmetic, true>
+                          : experts_stream_kernel<Tile, Arithmetic, false>;
+  } else if constexpr (kExperts) {
     return experts_gemm_kernel<Tile, Arithmetic>;
   } else {
     return grouped_weight_gemm_kernel<Tile, Arithmetic>;
@@ -214,7 +244,9 @@ void load(const GemmProblem& p) {
   Format::with_arithmetic(p, [&]<class Arithmetic>() {
     Format::for_each_tile([&]<class Listed>(const Candidate<Listed>&) {
       using Tile = Fitted<Listed, Arithmetic>;
-      prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(), kSharedBytes<Tile, Arithmetic>);
+      if constexpr (kExperts || !Tile::kStreams) {
+        prepare(kName, kernel_of<Tile, Arithmetic, kExperts>(p), shared_bytes<Tile, Arithmetic>());
+      }
     });
   });
   if constexpr (kSplits<Format> && !kExperts) prepare(kName, sum_parts_kernel<kSumThreads>);
@@ -253,16 +285,20 @@ void launch(const GemmProblem& problem, const GemmOperands& o, const Launch& lau
   with_tile<Format>(choice.tile, [&]<class Listed>() {
     Format::with_arithmetic(problem, [&]<class Arithmetic>() {
       using Tile = Fitted<Listed, Arithmetic>;
-      p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
-      p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
-      p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
-      p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
-      p.token_tiles = static_cast<int>(kExperts ? max_tiles(problem, m, Tile::kTokens) : ceil_div(m, Tile::kTokens));
-      static_assert(kSharedBytes<Tile, Arithmetic> <= 99 * 1024, "the least of all GPUs");
-      const auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
-      enqueue(kName, kernel_of<Tile, Arithmetic, kExperts>(),
-              LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, kSharedBytes<Tile, Arithmetic>},
-              launch.stream, p);
+      if constexpr (kExperts || !Tile::kStreams) {
+        p.part_steps = steps_of_part(problem.k, choice.parts, Tile::kStep);
+        p.parts = static_cast<int>(ceil_div(problem.k, std::int64_t{p.part_steps} * Tile::kStep));
+        p.y_aligned = aligned_for(o.y, Tile::kLaneRows);
+        p.row_tiles = static_cast<int>(ceil_div(problem.n, Tile::kRows));
+        p.token_tiles = static_cast<int>(kExperts ? max_tiles(problem, m, Tile::kTokens) : ceil_div(m, Tile::kTokens));
+        static_assert(shared_bytes<Tile, Arithmetic>() <= 99 * 1024, "the least of all GPUs");
+        auto blocks = static_cast<unsigned>(p.row_tiles) * static_cast<unsigned>(p.token_tiles);
+        if constexpr (Tile::kStreams)
+          blocks = std::min(blocks, static_cast<unsigned>(properties(problem.device).sms * Tile::kBlocks));
+        enqueue(kName, kernel_of<Tile, Arithmetic, kExperts>(problem),
+                LaunchShape{{blocks, static_cast<unsigned>(p.parts)}, Tile::kThreads, shared_bytes<Tile, Arithmetic>()},
+                launch.stream, p);
+      }
     });
   });
   if constexpr (kSplits<Format> && !kExperts) {
