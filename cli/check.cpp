@@ -35,7 +35,7 @@ larger cases too, whose results are compared with the CPU's. Under compute-sanit
 --no-graph --own-allocations --quick.
 
 With --digest each row has a line "digest NAME HEX": 64 bits over all of its outputs, by which
-two builds or two machines can be compared bit for bit. The same options, the same cases.
+two builds or two machines can be compared bit for bit. The same options give the same cases.
 
 The last line is "N passed, N failed, N skipped", counting a row with a case as one. The
 exit status is 1 if any failed.

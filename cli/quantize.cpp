@@ -41,7 +41,7 @@ Formats:
   w8a8-static  the same, with one scale for all inputs of a layer, from the calibration
   w8a16        int8 weights; activations stay float
   w4a16        4-bit weights; activations stay float
-  w4a8         4-bit weights; activations quantized per token (vLLM does not load it)
+  w4a8         4-bit weights; activations quantized per token
 A weight has one scale per output channel, or with --group one per 32, 64 or 128 neighbouring
 inputs. w4a16 and w4a8 have groups of 128 by default; --group 0 means a whole row.
 

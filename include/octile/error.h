@@ -1,4 +1,4 @@
-// Octile: what goes wrong, and how it is told.
+// Octile: errors, and how they are reported.
 #pragma once
 
 #include <stdexcept>

@@ -15,16 +15,16 @@
 namespace octile {
 
 // Expert e has the rows offsets[e] .. offsets[e + 1] - 1; it may have none. Rows before offsets[0] or from offsets[E]
-// on are nobody's: a rank that holds some of the experts passes its part of the offsets.
+// on belong to no expert: a rank that holds some of the experts passes its part of the offsets.
 //
 //   z[r] = expert e's linear layer of X[gather ? token[r] : r], as LinearPlan computes it: the same bits
-//   without slots  Y[r] = z[r]; nobody's rows are left as they are
+//   without slots  Y[r] = z[r]; rows that belong to no expert are left unchanged
 //   with slots     z is f32, and row t of Y is a token's:
 //                  acc = fma(router_weight[t, s], z[place[t, s], n], acc) from acc = 0, s in ascending order, over those s
 //                  whose place is some expert's row;  Y[t, n] = round_to_y(acc)
 //
 // f32 is f64 when y is f64. X is quantized once per row of X, however many experts a token goes to. The bits of Y
-// depend on no thread count, and with an s8 X on no backend.
+// do not depend on the number of threads or, with an s8 X, on the backend.
 struct GroupedLinearDescription {
   std::int64_t experts = 0;
   std::int64_t m = 0;  // maximum number of rows of all experts together, below 2^31; `run` accepts fewer
@@ -81,8 +81,8 @@ class OCTILE_API GroupedLinearPlan : public Plan {
 
 // The gradients of E layers from dY and the int8 tensors that the forward used; any subset, each expert's as
 // LinearBackwardPlan computes them from its rows: the same bits. An expert without rows has dW = 0 and dB = 0, or adds
-// nothing to dw; nobody's rows of dX are left as they are. On a GPU an int8 product needs a gradient_block, and
-// 16-bit sums have no order: LinearBackwardPlan's bound holds.
+// nothing to dw; rows of dX that belong to no expert are left unchanged. On a GPU an int8 product needs a
+// gradient_block, and 16-bit sums have no fixed order: LinearBackwardPlan's bound holds.
 struct GroupedLinearBackwardDescription {
   std::int64_t experts = 0;
   std::int64_t m = 0;  // maximum number of rows of all experts together, below 2^31

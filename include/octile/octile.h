@@ -146,7 +146,7 @@ enum { OCTILE_GRADIENT_DX = 0, OCTILE_GRADIENT_DW, OCTILE_GRADIENT_DB };
 
 /* ---- Plans ---- */
 
-/* A plan of any of the kinds below. Its run and can_implement are those of its own kind; another kind's refuse it. */
+/* A plan of any of the kinds below. Use the run and can_implement of its own kind; those of other kinds reject it. */
 typedef struct octile_plan octile_plan;
 
 /* NULL is fine. */
@@ -182,8 +182,8 @@ OCTILE_API octile_status octile_linear_backward_precision(const octile_plan* pla
  * fails. */
 OCTILE_API octile_status octile_use_tuning(const char* file);
 
-/* Whose threads work for plans on a CPU, in this process: the library's own, or those of a pool that the program has
- * anyway, as OpenMP's. Two pools spin on the same cores, each while the other has work. run(tasks, task, context) calls
+/* Which threads run CPU plans in this process: the library's own, or those of a pool that the program already has, such
+ * as OpenMP's. With two pools, the idle one spins on the cores that the other uses. run(tasks, task, context) calls
  * task(context, i) once for each i from 0 to tasks - 1, at once as far as it has threads, and returns when all have
  * returned. NULL: the library's own threads again, as in a child after fork(). */
 typedef void (*octile_task)(void* context, int32_t index);
@@ -523,7 +523,7 @@ typedef struct {
   int32_t gradient_block; /* as in octile_linear_backward_description */
   int32_t threads;        /* maximum number of CPU threads; 0: all */
   int32_t dw_accumulate;  /* boolean: dW is added to what dw holds, F32 or, for F64, F64 */
-  int32_t clear_rest;     /* boolean: nobody's rows of dX become 0 */
+  int32_t clear_rest;     /* boolean: rows of dX that belong to no expert become 0 */
   octile_device device;   /* default the CPU */
   const char* kernel;     /* NULL or "": the fastest */
 } octile_grouped_linear_backward_description;

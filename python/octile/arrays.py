@@ -3,8 +3,8 @@
     weight = octile.arrays.quantize(w)    # once: int8, a scale per output channel
     y = octile.linear(x, weight, b)       # an array of x's library, in x's type
 
-On a GPU a CuPy call is put on CuPy's current stream and waits for nothing. Other libraries do not tell which stream they
-work on: there a call waits until the result is there.
+On a GPU a call with CuPy arrays is enqueued on CuPy's current stream and returns at once. Other libraries do not expose
+their stream; there the call returns when the result is ready.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _LAYOUTS = ("out_in", "in_out")
 
 
 class Weight(NamedTuple):
-    """A quantized weight, three arrays; to JAX a tree, for device_put().
+    """A quantized weight: three arrays. For JAX it is a pytree, so device_put() accepts it.
 
     levels: int8 (N, K), or uint8 (N, ceil(K / 2)) of 4 bits each, the even element in the low nibble. scale: (N), (1), or
     (N, K / group) in groups. zero_point: int32 like a scale in groups, or None.

@@ -27,7 +27,7 @@ def load_checkpoint_(model, folder):
 
     Its layouts are those of compressed-tensors, and AWQ's and GPTQ's of 4 bits.
 
-    folder: or one safetensors file, as `octile quantize` writes it of one.
+    folder: a folder or a single safetensors file; `octile quantize` writes the latter if its input is a single file.
 
     The torch.nn.Linear (and Conv1D) that the checkpoint holds quantized become W8A8Linear, W8A8StaticLinear, W8A16Linear,
     W4A16Linear or W4A8Linear, and Transformers' fused experts, which the checkpoint holds one by one, octile.Experts; all

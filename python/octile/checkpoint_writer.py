@@ -22,8 +22,8 @@ def save_checkpoint(model, folder, *, force=False):
     config.json is that of model.config, where it has one, with a quantization_config; a model of Transformers that
     generates has a generation_config.json too. Of an octile.Experts each expert's layers are written by themselves
     (experts.3.gate_proj). Layers that multiply their inputs (W8A8Static's multipliers), layers that were a Conv1D, and
-    experts that are transposed or interleaved are beyond what compressed-tensors can say: `format` is then "octile", which
-    it and Transformers refuse and load_checkpoint_() reads, and a UserWarning names the layers. Raises ValueError for a
+    experts that are transposed or interleaved cannot be expressed in compressed-tensors. `format` is then "octile":
+    compressed-tensors and Transformers refuse it, load_checkpoint_() reads it, and a UserWarning names the layers. Raises ValueError for a
     model with no quantized layer or several kinds of them, and FileExistsError where one of the files is there already,
     unless `force`.
     """

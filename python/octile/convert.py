@@ -99,8 +99,8 @@ class W8A8Dynamic:
     """torch.nn.Linear to octile.W8A8Linear: int8 weights, activations quantized per token in every call.
 
     per_channel: one weight scale per output channel, else one for the whole weight. group: instead a scale per `group`
-    neighbours along IN (32, 64, 128; 0: a whole row). backward: how dX is multiplied where the frozen model is trained
-    through, "16bit" or "int8". Raises ValueError for another group or backward, for a group without per_channel, and for
+    neighbours along IN (32, 64, 128; 0: a whole row). backward: how dX is computed when gradients pass through the
+    frozen layer, "16bit" or "int8". Raises ValueError for another group or backward, for a group without per_channel, and for
     an int8 backward with a group other than 0.
     """
 

@@ -28,16 +28,16 @@ class Decoding:
         decode = octile.transformers.Decoding()
         model.generate(**inputs, cache_implementation="static", custom_generate=decode)
 
-    Greedy tokens are those of generate() where torch.compile leaves the logits' order as it was. compile: whether it makes
-    the model's kernels. early_start: whether these may start before the kernel in front of them has ended (programmatic
-    dependent launch, from Hopper on), where torch can make such kernels.
+    Greedy tokens are those of generate(), unless torch.compile changes which logit is the largest. compile: whether to
+    compile the model with torch.compile. early_start: whether compiled kernels may start before the preceding kernel has
+    ended (programmatic dependent launch, Hopper and newer), if torch can generate such kernels.
 
-    For each batch size a graph and its cache are kept, and used again by calls with as many or fewer places. They are made
-    anew for another model, other processors, or weights that have moved. What moves no weight, as switching a LoRA adapter
-    on or off, goes unseen: call clear() after it. Not for several threads at once.
+    One graph and its cache are kept for each batch size and reused by calls that fit into that cache. They are rebuilt for
+    another model, for other processors, or when a weight has moved in memory. Changes that move no weight, such as
+    switching a LoRA adapter on or off, go undetected: call clear() after them. Not thread-safe.
 
-    generate(tokens_to=streamer) streams. Transformers 5.23 gives no `streamer` to loops such as this one, so with that word
-    nothing is streamed.
+    generate(tokens_to=streamer) streams. Transformers 5.23 does not pass `streamer` to custom loops, so that argument
+    streams nothing.
 
     On a CPU the same loop runs without graphs. Raises ValueError for what it cannot do: beams, assistants, encoder-decoder
     models, a cache other than generate()'s own static one, outputs other than tokens, processors that look at earlier

@@ -2,8 +2,8 @@
 
     parallelize_module(model, mesh, {"model.layers.*.mlp.experts": ExpertParallel(exact=True)})
 
-Each rank has tokens of its own and a part of the experts. A token is quantized once, and goes once to each rank that has
-one of its experts; what an expert makes of it comes back, a row for each of its slots, and is added up at home.
+Each rank has its own tokens and some of the experts. A token is quantized once and sent once to each rank that has one
+of its experts. The experts' outputs, one row per slot, return to the token's rank, which adds them up.
 docs/how-to/experts.md has the rest.
 """
 

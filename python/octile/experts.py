@@ -19,7 +19,7 @@ _LAYERS = (W8A8Linear, W8A16Linear, W4A8Linear, W4A16Linear)
 def sort_by_expert(experts, index):
     """The rows of a mixture, sorted by expert: (offsets, token, place), int32, on index's device; nothing waits for it.
 
-    index (tokens, slots): the expert of each token's slot; what is not in 0..experts - 1 is nobody's. The sorted rows of an
+    index (tokens, slots): the expert of each token's slot; values outside 0..experts - 1 belong to no expert. The sorted rows of an
     expert are in the order of tokens, then slots. offsets (experts + 1); token (rows): whose row it is; place (tokens,
     slots): where the row lies.
     """

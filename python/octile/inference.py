@@ -27,9 +27,9 @@ class _Inference(nn.Module):
     weight_dtype: the float type of the original weight, as to(dtype) and half() have converted it since.
 
     x may ask for a gradient: dX (..., IN) in x's type is dY times the dequantized weight, through the quantizer of x as if
-    it were not there (where a static scale clamps x: 0). The weight has none. The bias has one where it was made a
-    parameter: layer.bias = torch.nn.Parameter(layer.bias). The layer keeps nothing of x for that, but W8A8StaticLinear
-    one byte a value. Differentiable once; no forward mode, no torch.func transforms.
+    it were not there (where a static scale clamps x: 0). The weight has none. The bias has one if it was made a
+    parameter: layer.bias = torch.nn.Parameter(layer.bias). The layer saves nothing of x for the backward, except
+    W8A8StaticLinear, which saves one byte per value. Differentiable once; no forward mode, no torch.func transforms.
     """
 
     _ACTIVATION = _c.NONE
@@ -396,8 +396,8 @@ class W8A8Linear(_Int8):
 
     Buffers: quantized_weight int8 (OUT, IN), weight_scale float32 (OUT), or (1) unless per_channel, or (OUT, IN / group)
     with a group (32, 64 or 128, a divisor of IN; 0: a whole row), bias (OUT) or None. x (..., IN) of any float type is
-    quantized per token in every call. to(dtype) and half() convert the bias alone: the layer answers in x's type, under
-    autocast in autocast's.
+    quantized per token in every call. to(dtype) and half() convert only the bias: the output has x's type, or
+    autocast's type under autocast.
 
     backward: how dX is multiplied, "16bit" (the default: it adds nothing but the rounding of its type) or "int8" (dY is
     quantized too, per token and 256 channels: faster where there are many tokens, less than 1 % of noise where dY is

@@ -157,9 +157,9 @@ def _refusal(layers):
 def join_(model, names=NAMES):
     """Joins layers for inference that read the same input, in place; returns the names of those that were.
 
-    names: tuples of names of children of one module, in the order in which it calls them. Layers keep their buffers, which
-    become parts of joined ones without taking more memory, and an output is part of the joined one: for W8A8 and W4A8 with
-    the same bits, for layers whose x is not quantized with sums in another order. Forward hooks run as before. Between the
+    names: tuples of names of children of one module, in the order in which it calls them. The buffers of each layer become
+    views of the joined buffers, which takes no additional memory, and its output is a part of the joined output. W8A8 and
+    W4A8 keep the same bits; layers that do not quantize x add in another order. Forward hooks run as before. Between the
     calls of a group x must stay as it is: under torch.inference_mode and torch.compile a change in place goes unseen. pack_()
     afterwards packs each group as one; its state_dict then loads into a model that is joined and packed alike. Raises
     ValueError for a name that is not one of a tuple of strings.

@@ -435,8 +435,8 @@ class ColumnParallel(ColwiseParallel):
 class RowParallel(RowwiseParallel):
     """torch's RowwiseParallel for octile's layers; other layers are split as torch does.
 
-    A rank quantizes its part of each token and of each channel with scales of its own, and ranks add y in y's type. exact=True:
-    scales are the maximum over ranks, and they add integers, of four bytes: y and int8 gradients have the bits of one GPU.
+    Each rank quantizes its part of each token and channel with its own scales, and y is summed over ranks in y's type. With
+    exact=True, scales are maxima over ranks, and 4-byte integers are summed: y and int8 gradients have the bits of one GPU.
     For octile.Linear and for W8A8Linear without groups.
     """
 

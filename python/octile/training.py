@@ -174,8 +174,8 @@ class Linear(_Trainable, nn.Linear):
     """torch.nn.Linear whose products are of int8: x and the weight are quantized in every call.
 
     Parameters and state_dict are torch.nn.Linear's: weight (OUT, IN), bias (OUT), float, and what the optimizer sees.
-    x (..., IN) and the weight may be of any float type each; float64 goes with float64 alone. The gradient of the
-    weight has the weight's type, and leaves the kernel in it where that is float32 and x 16-bit.
+    x (..., IN) and the weight may have different float types, but float64 only goes with float64. The gradient of the
+    weight has the weight's type; for a float32 weight and a 16-bit x, the kernel writes it in float32.
 
     backward: "16bit" multiplies dY (M, OUT) with the dequantized operands. "int8" quantizes dY as well, with a scale for
     each block of 256 terms of the contraction: per token and 256 channels for dX (M, IN), per channel and 256 tokens for
@@ -227,7 +227,7 @@ class Linear(_Trainable, nn.Linear):
 class QuantizedLinear(_Trainable):
     """The layer of the reference interface, y = x @ weight + bias with int8 products: weight (IN, OUT), bias (OUT).
 
-    On a GPU where there is one and nothing else was asked for, in float16 (dtype: float16, bfloat16 or float32).
+    By default it is on the GPU, if there is one, and in float16 (dtype: float16, bfloat16 or float32).
     Initialised as that interface defines: kaiming_uniform_ takes the second size, OUT, for the fan-in.
     The other arguments are those of Linear; activation is "per_tensor" here.
     """

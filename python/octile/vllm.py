@@ -268,8 +268,8 @@ def refit_(layer, weight, row=0):
 
     The bits are those of octile.W8A8Linear. No address changes, so captured graphs stay valid, and on a GPU nothing is
     allocated; on a CPU the weight is packed, which takes a copy on the way. row: the first output channel that `weight` is
-    for, where a layer has several fused (q, k and v). A layer that is sharded takes its shard: of the outputs it gets the
-    bits of the whole layer, of the inputs it has scales of its own.
+    for, where a layer has several fused (q, k and v). For a sharded layer, pass the shard: a shard of the outputs gets the
+    bits of the whole layer, a shard of the inputs gets its own scales.
 
     Raises ValueError for another layer, shape or device.
     """
