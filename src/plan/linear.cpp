@@ -266,7 +266,7 @@ void select_steps(LinearImpl& impl, const GemmProblem& p) {
   GemmProblem packed = p;
   packed.b_packed = true;
   const GemmStep faster = ask(gemm_kernels(), task_of(p), packed, d.kernel);
-  if (!faster.kernel || faster.cost.seconds >= impl.product.all.cost.seconds) return;
+  if (!faster.kernel || faster.cost.seconds > 0.99 * impl.product.all.cost.seconds) return;
   impl.explanation += message("  packed_weight = true would be faster: ", faster.kernel->name, ": expected ",
                               milliseconds(faster.cost.seconds), "\n");
 }

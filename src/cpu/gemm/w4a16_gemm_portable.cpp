@@ -4,10 +4,20 @@
 
 namespace octile::cpu {
 
+namespace {
+
+Cost cost(const GemmProblem& p) {
+  Cost cost = portable_float_cost(p);
+  cost.seconds += packing_seconds(p, 30e9);
+  return cost;
+}
+
+}  // namespace
+
 extern constinit const GemmKernel w4a16_gemm_portable = {
     .name = "w4a16_gemm_portable",
     .task = {Operation::gemm, kW4A16},
-    .cost = portable_float_cost,
+    .cost = cost,
     .workspace = weight_workspace<NibbleVectors>,
     .launch = multiply_weight<NibbleVectors>,
     .bound = Bound::sum,

@@ -41,14 +41,19 @@ inline Cost portable_float_cost(const GemmProblem& p) {
   return gemm_cost(p, with_isa(40e9, 90e9, 200e9, 200e9) * threads, kBytesPerSecond * threads);
 }
 
-// Rates in operations per second and core. A weight that does not come packed is packed first, or part by part. Up to
-// `dot_rows` rows of x meet it as it is, at four fifths of the rate.
+// A weight that does not come packed is packed first, or part by part: so many values a second and core.
+inline double packing_seconds(const GemmProblem& p, double values_per_second) {
+  return p.b_packed ? 0 : weight_bytes(p) / (values_per_second * thread_count(p.threads));
+}
+
+// Rates in operations per second and core. Up to `dot_rows` rows of x multiply a weight as it is, at four fifths of the
+// rate.
 template <int giga, int dot_rows = 0>
 Cost at_rate(const GemmProblem& p) {
   const double threads = thread_count(p.threads);
   const bool as_it_is = !p.b_packed && !p.grouped() && p.b_major == Major::contraction && p.m <= dot_rows;
   Cost cost = gemm_cost(p, (as_it_is ? 0.8 : 1.0) * giga * 1e9 * threads, kBytesPerSecond * threads);
-  if (!p.b_packed && !as_it_is) cost.seconds += weight_bytes(p) / (20e9 * threads);
+  if (!as_it_is) cost.seconds += packing_seconds(p, 20e9);
   return cost;
 }
 
